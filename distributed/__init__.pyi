@@ -10,7 +10,7 @@ from .comm.comm_errors import CommunicatorBrokenError as CommunicatorBrokenError
 from .comm.comm_errors import PeerLostError as PeerLostError
 from .comm.comm_errors import RendezvousError as RendezvousError
 from .comm.communicator import Communicator as Communicator
-from .comm.communicator_group import CommunicatorGroup as CommunicatorGroup
+from .comm.communicator import CommunicatorGroup as CommunicatorGroup
 from .comm.gather import all_gather_bytes as all_gather_bytes
 from .comm.launchers import Place as Place
 from .comm.launchers import discover_place as discover_place
@@ -30,6 +30,8 @@ from .mirrors.atomr.parameter_server import AsyncParameterServer as AsyncParamet
 from .mirrors.atomr.parameter_server import RemoteParameterServer as RemoteParameterServer
 from .mirrors.atomr.parameter_server import ServerStats as ServerStats
 from .mirrors.atomr.parameter_server import StaleGradientError as StaleGradientError
+from .mirrors.atomr.rank_replicas import RankReplicas as RankReplicas
+from .mirrors.atomr.rank_replicas import serve_replica as serve_replica
 from .mirrors.atomr.replicas import ProcessReplica as ProcessReplica
 from .mirrors.atomr.replicas import ReplicaProtocol as ReplicaProtocol
 from .mirrors.atomr.replicas import ReplicaStep as ReplicaStep
@@ -41,16 +43,14 @@ from .mirrors.flodl.builder import DdpBuilder as DdpBuilder
 from .mirrors.flodl.coordinator import ReplicaStuckError as ReplicaStuckError
 from .mirrors.flodl.ddp import Ddp as Ddp
 from .mirrors.flodl.ddp import DdpConfig as DdpConfig
-from .mirrors.flodl.ddp_handle import DdpHandle as DdpHandle
-from .mirrors.flodl.ddp_handle import ReplicaFailedError as ReplicaFailedError
 from .mirrors.flodl.el_che import ElChe as ElChe
-from .mirrors.flodl.epoch_metrics import EpochMetrics as EpochMetrics
-from .mirrors.flodl.epoch_metrics import ReplicaEpoch as ReplicaEpoch
 from .mirrors.flodl.policies import ApplyPolicy as ApplyPolicy
 from .mirrors.flodl.policies import AverageBackend as AverageBackend
 from .mirrors.flodl.policies import AveragingPolicy as AveragingPolicy
 from .mirrors.flodl.replica_group import replica_communicators as replica_communicators
+from .mirrors.flodl.replica_threads import DdpHandle as DdpHandle
 from .mirrors.flodl.replica_threads import Replica as Replica
+from .mirrors.flodl.replica_threads import ReplicaFailedError as ReplicaFailedError
 from .mirrors.flodl.replica_threads import record_scalar as record_scalar
 from .mirrors.flodl.timeline import Event as Event
 from .mirrors.flodl.timeline import EventKind as EventKind
@@ -61,6 +61,8 @@ from .mirrors.flodl.trained_state import RunReport as RunReport
 from .mirrors.flodl.trained_state import TrainedState as TrainedState
 from .mirrors.flodl.trainer import HasGraph as HasGraph
 from .mirrors.flodl.trainer import Trainer as Trainer
+from .mirrors.flodl.workload import EpochMetrics as EpochMetrics
+from .mirrors.flodl.workload import ReplicaEpoch as ReplicaEpoch
 from .parallel.pipeline_parallel import PipelineParallelTrainer as PipelineParallelTrainer
 from .parallel.tensor_layers import ColumnParallelLinear as ColumnParallelLinear
 from .parallel.tensor_layers import RowParallelLinear as RowParallelLinear

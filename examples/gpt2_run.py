@@ -126,19 +126,6 @@ TENSOR_CORES = (
 )  # fmt: skip
 
 
-def flops_per_token(model: CausalLM, block_size: int) -> int:
-    """Operations of a training step, for each token: 6 N + 12 L T C (Chowdhery et al., "PaLM", 2022, appendix B).
-
-    N counts the weights that are multiplied with: all but the position embedding, which is only added (the token
-    embedding is the head). Each is one multiplication and one addition forward, and twice that backward. Scores and
-    sums of attention are 2 T C each forward, and twice that backward, in each of L layers. What causal attention leaves
-    out is counted, and what is computed twice with --checkpoint-blocks is not.
-    """
-    c = model.config
-    weights = model.num_parameters() - c.block_size * c.n_embd
-    return int(6 * weights + 12 * c.n_layer * block_size * c.n_embd)
-
-
 def peak_flops(device: Device, dtype: str) -> tuple[float, str]:
     """The operations a second that the device could make, and where the number is from.
 

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 from char_run import Run, Settings, latest_folder, load_run, new_folder, save_run
 from command_line import BAR, Parser, RunError, UsageError, choose_device, describe, how_to_run, run_cli
+from estimate import check_memory, duration, in_words, seconds_at_least, step_bytes
 from tqdm import tqdm
 
 import minigrad
@@ -85,6 +86,7 @@ def prepare_new(
     settings.check()
     corpus = load_text(data, settings)
     tokenizer = CharTokenizer.from_text(corpus.text)
+    check_memory(settings, tokenizer.vocab_size, device)
     model, trainer = settings.build(tokenizer.vocab_size, device)
     origin = {**corpus.metadata, "name": corpus.name, "data": data}
     return TrainingRun(Run(new_folder(out, kind.family), settings, origin, tokenizer, model, trainer), corpus)
@@ -115,7 +117,7 @@ class TrainingRun:
     def __init__(self, run: Run, corpus: Any, rank: int = 0, world_size: int = 1) -> None:
         self.run = run
         self.corpus = corpus  # a Corpus; train_gpt2.py has shards of tokens
-        self.rank = rank
+        self.rank, self.world_size = rank, world_size
         self.settings: Settings = run.settings
         self.model: CausalLM = run.model
         self.trainer: SimpleTrainer = run.trainer
@@ -174,7 +176,7 @@ class TrainingRun:
         if trainer.global_step >= s.steps:
             self.say(f"nothing to do: {folder} has {trainer.global_step} steps (a larger --steps goes on)")
             return 0
-        self.say(f"run: {folder}, steps {trainer.global_step + 1} to {s.steps}")
+        self.say(f"run: {folder}, steps {trainer.global_step + 1} to {s.steps}; {self.needs()}")
         started = time.perf_counter()
         with interrupts() as received:  # to the end of save: another rank's signal may end the loop before this one's
             signal_number = self.make_steps(received)
@@ -184,6 +186,15 @@ class TrainingRun:
             return 128 + signal_number
         self.finish(time.perf_counter() - started)
         return 0
+
+    def needs(self) -> str:
+        """The memory and the time that the run takes."""
+        s = self.settings
+        memory = step_bytes(s, self.run.tokenizer.vocab_size, -(-s.batch_size // self.world_size))
+        if self.model.device.type != "cpu":
+            return f"about {in_words(memory)} of memory"
+        at_best = duration(seconds_at_least(s, self.model.num_parameters()))
+        return f"about {in_words(memory)} of memory, {at_best} at best"
 
     def make_steps(self, received: list[int]) -> int:
         """Train to the last step, or to the first one after which a signal was ``received``: it is returned, or 0."""

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 from char_run import Run, Settings, latest_folder, new_folder, run_contents, run_of
 from command_line import Parser, UsageError, how_to_run, run_cli
+from estimate import check_memory
 from train_char_gpt import TrainingRun, check_text, load_text
 
 import minigrad
@@ -83,6 +84,7 @@ def prepare(
             settings.check()
             corpus = load_text(data, settings)
             tokenizer = CharTokenizer.from_text(corpus.text)
+            on_rank_0(comm, lambda: check_memory(settings, tokenizer.vocab_size, CPU, comm.world_size))
             model, made = settings.build(tokenizer.vocab_size, CPU, trainer)
         except ValueError as error:  # settings out of range, and every kind of bad input: alike on all ranks
             raise UsageError(error) from error

@@ -1,6 +1,6 @@
 """Train GPT-2, 124M parameters or another size, on one GPU, on several, or tiny on a CPU.
 
-    python examples/train_gpt2.py --preset tiny                        a few seconds on a CPU, nothing to download
+    python examples/train_gpt2.py                                      tiny: seconds on a CPU, nothing to download
     python examples/train_gpt2.py --device cuda --data text/           GPT-2 124M on a GPU, in bfloat16
     python -m minigrad.distributed.launch -n 8 examples/train_gpt2.py --device cuda --data tokens
     python examples/train_gpt2.py --device cuda --init-from gpt2/      goes on with published weights (a local folder)
@@ -24,7 +24,8 @@ from typing import Any
 import numpy as np
 from char_run import Run, latest_folder, new_folder, run_of
 from command_line import Parser, UsageError, describe, run_cli
-from gpt2_run import GPT2Settings, build, flops_per_token, from_flags, initial, peak_flops
+from estimate import check_memory, flops_per_token
+from gpt2_run import GPT2Settings, build, from_flags, initial, peak_flops
 from text_tokenizers import choose_tokenizer, end_of_text
 from token_shards import TOKENIZER_HELP, Shards, is_shards, make_shards, open_shards
 from train_char_gpt_ddp import TIMEOUT, Training, on_rank_0
@@ -157,6 +158,10 @@ def prepare_new(
         start = None
         if source.init is not None:
             flags, start = initial(source.init, flags)
+        if device.type == "cpu" and start is None and "preset" not in flags:
+            flags = {"preset": "tiny", **flags}
+            if comm.rank == 0:
+                print("on a CPU: --preset tiny (--preset gpt2 is for a GPU: --device cuda)", flush=True)
         settings = from_flags(flags)
         if given is None:
             tokenizer = choose_tokenizer(source.tokenizer or source.init or "auto")
@@ -164,6 +169,8 @@ def prepare_new(
             tokenizer = open_shards(given).tokenizer
         else:
             raise UsageError("--tokenizer is for text; the shards in --data have their own")
+        rows = settings.vocab_size or tokenizer.vocab_size
+        on_rank_0(comm, lambda: check_memory(settings, rows, device, comm.world_size))
         model, made = build(settings, tokenizer.vocab_size, device, trainer_of(settings.dtype, comm), start)
     except (ValueError, CheckpointError) as error:  # alike on all ranks
         raise UsageError(error) from error
@@ -226,7 +233,7 @@ class GPT2Training(Training):
         self.captured: CapturedStep | None = None
         if graph:
             self.captured = self.trainer.capture(self.loss_of, self.model.named_parameters())
-        self.flops: int = flops_per_token(run.model, run.settings.block_size)
+        self.flops: int = flops_per_token(run.settings, run.model.num_parameters())
         found = (1e12 * peak, "--peak") if peak else peak_flops(run.model.device, self.settings.dtype)
         self.peak: float = found[0] * comm.world_size
         self.peak_from: str = found[1]

@@ -8,21 +8,7 @@ from .autograd import Function
 from .checkpoint_activations import checkpoint
 from .creation import *
 from .device import Device, DeviceError, kernels, plain_families
-from .dtypes import (
-    bfloat16,
-    bool_,
-    default_dtype,
-    finfo,
-    float16,
-    float32,
-    float64,
-    iinfo,
-    int32,
-    int64,
-    promote_types,
-    set_default_dtype,
-    uint8,
-)
+from .dtypes import *
 from .dtypes import default_dtype as get_default_dtype
 from .einstein_sum import einsum
 from .engine import BackwardHook, backward

@@ -22,10 +22,8 @@ from .dtypes import default_dtype, float32, float64, is_floating, is_half, resul
 from .errors import bad_type, user_line
 from .grad_store import next_id
 from .modes import Mode, of_thread
-from .modes import enable_grad as enable_grad
 from .modes import is_grad_enabled as is_grad_enabled
 from .modes import no_grad as no_grad
-from .modes import set_grad_enabled as set_grad_enabled
 from .op_inputs import describe, explained, mixed_devices
 
 if TYPE_CHECKING:

@@ -4,13 +4,11 @@ graphs).
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from .modes import constant, current_graph, of_thread
+from .modes import constant, current_graph
 
 if TYPE_CHECKING:
     from .cuda.cuda_graph import Graph
@@ -88,16 +86,6 @@ def _says_more(frame: FrameType, before: str) -> bool:
         return False
     of_module = hasattr(frame.f_locals.get("self"), "forward")  # of a layer or a model: what it calls says more
     return not (before and of_module)
-
-
-@contextlib.contextmanager
-def by(graph: Graph) -> Iterator[None]:
-    """The calling thread captures ``graph``."""
-    of_thread.mode.graph = graph
-    try:
-        yield
-    finally:
-        of_thread.mode.graph = None
 
 
 def number(x: Any, make: type[Tensor], dtype: Any, device: Device) -> Tensor:

@@ -18,6 +18,8 @@ from .mixed_precision import autocasting
 from .modes import current_graph, detect_anomaly, enable_grad, is_grad_enabled, no_grad, of_thread
 from .random import Draws, recording, replaying
 
+Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]  # a function and its arguments
+
 
 def checkpoint(fn: Callable[..., Any], /, *inputs: Any, **kwargs: Any) -> Any:
     """``fn(*inputs, **kwargs)``, whose intermediate results are not kept for ``backward`` but computed again there.
@@ -45,7 +47,7 @@ def checkpoint(fn: Callable[..., Any], /, *inputs: Any, **kwargs: Any) -> Any:
             f"checkpoint: {_name(fn)} returned {type(result).__name__}; "
             "expected a tensor, or a tuple, list or dict of tensors"
         )
-    recomputation: Any = _Recomputation(fn, inputs, kwargs, draws, outputs, start)
+    recomputation: Any = _Recomputation((fn, inputs, kwargs), draws, outputs, start)
     for node in recomputation.region(outputs, start):
         if node.saved:
             node.saved = recomputation
@@ -78,16 +80,9 @@ def _row_sums(outputs: list[TensorCore]) -> list[Any]:
 class _Recomputation(Deferred):
     """Stands in ``saved`` of the nodes of one checkpointed call, and fills it again."""
 
-    def __init__(
-        self,
-        fn: Callable[..., Any],
-        inputs: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        draws: Draws,
-        outputs: list[TensorCore],
-        start: int,
-    ) -> None:
-        self.fn, self.inputs, self.kwargs, self.draws = fn, inputs, kwargs, draws
+    def __init__(self, call: Call, draws: Draws, outputs: list[TensorCore], start: int) -> None:
+        self.fn, inputs, kwargs = self.call = call
+        self.draws = draws
         self.autocast, self.anomaly = of_thread.mode.autocast, of_thread.mode.anomaly
         # Weak, because the nodes refer to this object: a graph goes with its last tensor, without the collector.
         self.roots = [None if node is None else weakref.ref(node) for node in self._nodes_of(outputs, start)]
@@ -121,9 +116,10 @@ class _Recomputation(Deferred):
                     "change a copy instead (.clone()), or after backward"
                 )
         start = next_id()
+        fn, inputs, kwargs = self.call
         # With anomaly detection as in the first run: within it no plan of ``fast`` runs.
         with enable_grad(), autocasting(self.autocast), detect_anomaly(self.anomaly), replaying(self.draws) as left:
-            outputs = list(_tensors(self.fn(*self.inputs, **self.kwargs)))
+            outputs = list(_tensors(fn(*inputs, **kwargs)))
             if next(left, None) is not None:
                 raise _mismatch(_name(self.fn), "fewer random draws")
         pairs = self._match(outputs, start)

@@ -22,8 +22,9 @@ def _finish(array: Any, device: Device, requires_grad: bool) -> Tensor:
     return x.requires_grad_() if requires_grad else x
 
 
-def _of_numbers(make: Callable[[], np.ndarray], dtype: np.dtype[Any] | None, device: str | Device) -> Tensor:
+def _of_numbers(make: Callable[[], np.ndarray], dtype: Any, device: str | Device) -> Tensor:
     """``make()``, a new array that numbers alone decide, as a tensor of this dtype; None: of the array's."""
+    dtype = None if dtype is None else dtypes.as_dtype(dtype)
     device = Device(device)
 
     def made() -> Tensor:
@@ -156,31 +157,26 @@ def arange(
         start, end = 0, start
     if step == 0:
         raise bad_value("arange: step must not be 0")
-    if dtype is not None:
-        dtype = dtypes.as_dtype(dtype)
-    elif any(isinstance(v, float) for v in (start, end, step)):
+    if dtype is None and any(isinstance(v, float) for v in (start, end, step)):
         dtype = dtypes.default_dtype()
     return _of_numbers(lambda: np.arange(start, end, step), dtype, device)
 
 
 def linspace(start: float, end: float, steps: int, *, dtype: Any = None, device: str | Device = CPU) -> Tensor:
     """``steps`` evenly spaced values from start to end, both included."""
-    dtype = dtypes.as_dtype(dtype or dtypes.default_dtype())
-    return _of_numbers(lambda: np.linspace(start, end, steps), dtype, device)
+    return _of_numbers(lambda: np.linspace(start, end, steps), dtype or dtypes.default_dtype(), device)
 
 
 def logspace(
     start: float, end: float, steps: int, base: float = 10.0, *, dtype: Any = None, device: str | Device = CPU
 ) -> Tensor:
     """``steps`` values from base**start to base**end, both included, whose exponents are evenly spaced."""
-    dtype = dtypes.as_dtype(dtype or dtypes.default_dtype())
-    return _of_numbers(lambda: np.logspace(start, end, steps, base=base), dtype, device)
+    return _of_numbers(lambda: np.logspace(start, end, steps, base=base), dtype or dtypes.default_dtype(), device)
 
 
 def eye(n: int, m: int | None = None, *, dtype: Any = None, device: str | Device = CPU) -> Tensor:
     """The (n, m) matrix with ones on the diagonal."""
-    dtype = dtypes.as_dtype(dtype or dtypes.default_dtype())
-    return _of_numbers(lambda: np.eye(n, m), dtype, device)
+    return _of_numbers(lambda: np.eye(n, m), dtype or dtypes.default_dtype(), device)
 
 
 def tril_indices(row: int, col: int, offset: int = 0, *, device: str | Device = CPU) -> Tensor:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from .errors import located
-from .modes import check_kernels, of_thread
+from .modes import check_kernels, holding, of_thread
 
 
 class DeviceError(RuntimeError):
@@ -51,7 +51,8 @@ class Device:
     @property
     def kernels(self) -> Any:
         """The backend package for this thread: its ``native`` one, or the plain one within ``kernels("plain")``."""
-        return _backend("plain") if of_thread.mode.kernels == "plain" else self.native
+        plain = of_thread.mode.kernels == "plain" and self.type == "cpu"
+        return _backend("plain") if plain else self.native
 
     @functools.cached_property
     def native(self) -> Any:
@@ -88,10 +89,6 @@ class _CudaDevice(Device):
     """A GPU. New memory lies on the thread's current device, so asking for the kernels makes this the current one."""
 
     _package: Any = None
-
-    @property
-    def kernels(self) -> Any:
-        return self.native
 
     @property
     def native(self) -> Any:
@@ -140,12 +137,8 @@ def kernels(name: str) -> Iterator[None]:
     ``backward`` computes with the kernels of its forward pass. ``MINIGRAD_KERNELS`` in the environment chooses for the
     whole process. Tensors on a GPU keep the kernels of their device. ValueError for another name.
     """
-    mode = of_thread.mode
-    before, mode.kernels = mode.kernels, check_kernels("kernels", name)
-    try:
+    with holding(of_thread.mode, kernels=check_kernels("kernels", name)):
         yield
-    finally:
-        mode.kernels = before
 
 
 def plain_families(device: str | Device = "cpu") -> tuple[str, ...]:

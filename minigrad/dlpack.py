@@ -55,12 +55,10 @@ class Relay:
     """Stands for an array of another library; bfloat16 it hands on as uint16, and remembers that it did, and whether
     the array is read-only, which CuPy does not look at."""
 
-    is_bfloat16: bool
-    is_read_only: bool
-
     def __init__(self, x: Any) -> None:
         self._x = x
-        self.is_bfloat16 = self.is_read_only = False
+        self.is_bfloat16: bool = False
+        self.is_read_only: bool = False
 
     def __dlpack__(self, **options: Any) -> Any:
         capsule = self._x.__dlpack__(**options)

@@ -15,6 +15,11 @@ import numpy as np
 from .errors import bad_type, bad_value, located
 from .plain_kernels.arrays import is_half as is_half
 
+__all__ = [
+    "bfloat16", "bool_", "default_dtype", "finfo", "float16", "float32", "float64", "iinfo", "int32", "int64",
+    "promote_types", "set_default_dtype", "uint8",
+]  # fmt: skip
+
 bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
 float16: np.dtype[Any] = np.dtype(np.float16)
 float32: np.dtype[Any] = np.dtype(np.float32)

@@ -96,10 +96,11 @@ def check_float(name: str, value: Any, least: float = 0.0, below: float = math.i
     return float(value)
 
 
-def check_bool(name: str, value: Any) -> None:
-    """ValueError unless ``value`` is True or False."""
+def check_bool(name: str, value: Any) -> bool:
+    """``value``. ValueError unless it is True or False."""
     if not isinstance(value, bool):
         raise bad_value(f"{name} is {value!r}, expected True or False")
+    return value
 
 
 def check_option(name: str, value: Any, options: Iterable[Any]) -> None:
@@ -124,11 +125,9 @@ class LocatedError(ValueError):
         place: what follows it in the text: a new line, and ``at file:line: source``; or nothing.
     """
 
-    place: str
-
     def __init__(self, message: str) -> None:
         line = user_line()
-        self.place = f"\n  at {line}" if line else ""
+        self.place: str = f"\n  at {line}" if line else ""
         super().__init__(message.replace(self.place, "") if line else message)  # it may quote an error of this line
 
     def __str__(self) -> str:

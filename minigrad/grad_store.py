@@ -111,10 +111,7 @@ class GradStore:
 
     def remove(self, key: Tensor | TensorId) -> Tensor | None:
         """Take the gradient of a tensor out of the store and return it, or None."""
-        try:
-            return self._grads.pop(key._id, None)  # type: ignore[union-attr]
-        except AttributeError:
-            return self._grads.pop(self._key(key), None)
+        return self._grads.pop(self._key(key), None)
 
     def accumulate(
         self, key: Tensor | TensorId, grad: Tensor, add: Callable[[Tensor, Tensor], Tensor] | None = None

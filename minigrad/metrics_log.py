@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -25,17 +26,17 @@ class JsonLinesLog:
         path: the file; missing folders are created.
 
     Raises:
-        OSError: naming the file.
+        OSError: naming the file; BlockingIOError, with the process in its text, while another process writes it.
     """
 
-    path: Path
-
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+        self.path: Path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
         self._fd = os.open(self.path, flags, 0o666)
         try:
+            if other := durable.other_holder(self._fd):
+                raise BlockingIOError(errno.EAGAIN, f"{other} is writing it", str(self.path))
             self._drop_cut_line()
         except BaseException:
             self.close()

@@ -20,7 +20,7 @@ import numpy as np
 from .autograd import TensorCore
 from .dtypes import as_dtype, bfloat16, float16, float32, float64, is_floating, is_half
 from .errors import bad_value
-from .modes import F, is_autocast_enabled, of_thread, refuse_generators
+from .modes import F, holding, is_autocast_enabled, of_thread, refuse_generators
 from .ops.elementwise import Cast
 
 _DEFAULT_DTYPE = {"cpu": bfloat16, "cuda": float16}  # PyTorch's
@@ -170,12 +170,8 @@ def autocasting(state: Autocasting | None) -> Iterator[None]:
     """What is within runs as under ``state`` (None: without any autocast) and casts weights anew: what it computes does
     not depend on what was cast before it.
     """
-    outer = (of_thread.mode.autocast, _thread.cache)
-    of_thread.mode.autocast, _thread.cache = state, {} if state is not None else None
-    try:
+    with holding(of_thread.mode, autocast=state), holding(_thread, cache=None if state is None else {}):
         yield
-    finally:
-        of_thread.mode.autocast, _thread.cache = outer
 
 
 def in_float32(function: F) -> F:

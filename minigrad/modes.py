@@ -58,6 +58,19 @@ class _OfThread(threading.local):
 of_thread: _OfThread = _OfThread()
 
 
+@contextlib.contextmanager
+def holding(target: Any, **values: Any) -> Iterator[None]:
+    """Within it, these attributes of ``target``, such as the calling thread's mode, have these values."""
+    before = {name: getattr(target, name) for name in values}
+    try:
+        for name, value in values.items():
+            setattr(target, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(target, name, value)
+
+
 def is_grad_enabled() -> bool:
     """Whether ops of the calling thread are recorded for ``backward``."""
     return of_thread.mode.enabled
@@ -168,9 +181,5 @@ def detect_anomaly(enabled: bool = True) -> Iterator[None]:
     the block too. Other errors of ``backward`` then name the line as well. Slow; for debugging. The counterpart of
     ``torch.autograd.detect_anomaly``; ``enabled=False`` turns it off within the block.
     """
-    mode = of_thread.mode
-    previous, mode.anomaly = mode.anomaly, enabled
-    try:
+    with holding(of_thread.mode, anomaly=enabled):
         yield
-    finally:
-        mode.anomaly = previous

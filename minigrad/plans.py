@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from .errors import bad_value
-from .modes import FAST_IS_OFF, of_thread
+from .modes import FAST_IS_OFF, holding, of_thread
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -58,16 +58,24 @@ Empty with ``MINIGRAD_FAST=0``: then no call comes here.
 
 def choose(method: Callable[..., Any], module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan | None:
     """The first plan for ``method`` that applies to these arguments."""
-    mode = of_thread.mode
-    off, recorder = mode.unfused, mode.recorder
-    if recorder is not None:
-        return _choose_on_record(method, module, args, kwargs)
-    if off is True:
+    off, recorder = of_thread.mode.unfused, of_thread.mode.recorder
+    if off is True and recorder is None:
         return None
+    chosen = None
+    against: dict[str, list[str]] = {}
     for plan in PLANS[method]:
-        if not (off and plan.name in off) and next(_reasons(plan, module, args, kwargs), None) is None:
-            return plan
-    return None
+        if off is True or (off and plan.name in off):
+            against[plan.name] = ["fast ways are off: MINIGRAD_FAST=0 or unfused()"]
+            continue
+        reasons = _reasons(plan, module, args, kwargs)
+        if (first := next(reasons, None)) is None:
+            chosen = plan
+            break
+        if recorder is not None:  # nobody else wants to know the others
+            against[plan.name] = [first, *reasons]
+    if recorder is not None:
+        recorder.chose(module, method.__name__.lstrip("_"), chosen, against)
+    return chosen
 
 
 def _reasons(plan: Plan, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[str]:
@@ -75,23 +83,6 @@ def _reasons(plan: Plan, module: Any, args: tuple[Any, ...], kwargs: dict[str, A
         return plan.reasons(module, *args, **kwargs)
     except TypeError:  # no line of the generator has run: the method itself says best what is wrong
         return iter(("the method has other arguments",))
-
-
-def _choose_on_record(
-    method: Callable[..., Any], module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Plan | None:
-    mode, chosen = of_thread.mode, None
-    against: dict[str, list[str]] = {}
-    for plan in PLANS[method]:
-        if mode.unfused is True or (mode.unfused and plan.name in mode.unfused):
-            against[plan.name] = ["fast ways are off: MINIGRAD_FAST=0 or unfused()"]
-        elif not (reasons := [*_reasons(plan, module, args, kwargs)]):
-            chosen = plan
-            break
-        else:
-            against[plan.name] = reasons
-    mode.recorder.chose(module, method.__name__.lstrip("_"), chosen, against)
-    return chosen
 
 
 def planned(method: F) -> F:
@@ -111,12 +102,8 @@ def planned(method: F) -> F:
 @contextlib.contextmanager
 def recording(recorder: CallRecorder) -> Iterator[None]:
     """Tell ``recorder`` of the calls of this thread."""
-    mode = of_thread.mode
-    before, mode.recorder = mode.recorder, recorder
-    try:
+    with holding(of_thread.mode, recorder=recorder):
         yield
-    finally:
-        mode.recorder = before
 
 
 @contextlib.contextmanager
@@ -128,10 +115,7 @@ def unfused(*names: str) -> Iterator[None]:
     """
     if not FAST_IS_OFF and (unknown := set(names) - {plan.name for plans in PLANS.values() for plan in plans}):
         raise bad_value(f"unfused: there is no plan {sorted(unknown)[0]!r}; explain shows their names")
-    mode = of_thread.mode
-    before = mode.unfused
-    mode.unfused = True if not names or before is True else frozenset(names) | (before or frozenset())
-    try:
+    before = of_thread.mode.unfused
+    off = True if not names or before is True else frozenset(names) | (before or frozenset())
+    with holding(of_thread.mode, unfused=off):
         yield
-    finally:
-        mode.unfused = before

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -136,23 +136,15 @@ def _whole(value: float) -> str:
 def _nested(array: np.ndarray, indent: int, summarize: bool, text: Callable[[Any], str]) -> str:
     if array.ndim == 0:
         return text(array.item())
-    n = options.edgeitems
-    shortened = summarize and array.shape[0] > 2 * n
+    places = _shortened(range(len(array)), summarize)
     if array.ndim == 1:
-        if summarize and not n:
-            parts = ["..."]
-        elif shortened:
-            parts = [*map(text, array[:n].tolist()), " ...", *map(text, array[-n:].tolist())]
-        else:
-            parts = [text(value) for value in array.tolist()]
+        gap = " ..." if options.edgeitems else "..."
+        parts = [gap if i is None else text(array[i].item()) for i in places]
         width = len(text(0)) + 2
         in_line = max(1, (options.linewidth - indent) // width)
         lines = [", ".join(parts[i : i + in_line]) for i in range(0, len(parts), in_line)]
         return "[" + (",\n" + " " * (indent + 1)).join(lines) + "]"
-    shown = [*range(n), *range(array.shape[0] - n, array.shape[0])] if shortened else range(array.shape[0])
-    parts = [_nested(array[i], indent + 1, summarize, text) for i in shown]
-    if shortened:
-        parts.insert(n, "...")
+    parts = ["..." if i is None else _nested(array[i], indent + 1, summarize, text) for i in places]
     return "[" + ("," + "\n" * (array.ndim - 1) + " " * (indent + 1)).join(parts) + "]"
 
 
@@ -183,7 +175,7 @@ def _cells(row: np.ndarray | None, summarize: bool, text: Callable[[Any], str]) 
     return f"<tr>{''.join(f'<td>{cell}</td>' for cell in texts)}</tr>"
 
 
-def _shortened(items: list[Any], summarize: bool) -> list[Any]:
+def _shortened(items: Sequence[Any], summarize: bool) -> list[Any]:
     """The first and last items with None between, if there are too many."""
     n = options.edgeitems
-    return [*items[:n], None, *items[-n:]] if summarize and len(items) > 2 * n else items
+    return [*items[:n], None, *items[len(items) - n :]] if summarize and len(items) > 2 * n else [*items]

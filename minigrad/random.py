@@ -16,6 +16,7 @@ import numpy as np
 
 from . import dtypes
 from .errors import bad_state, bad_type, bad_value
+from .modes import holding
 
 
 class Generator:
@@ -109,23 +110,12 @@ default_generator: Generator = _DefaultGenerator()
 Draws = list[tuple[Generator, tuple[int, int]]]
 
 
-@contextlib.contextmanager
-def _source_with(**values: Any) -> Iterator[None]:
-    """Within, the calling thread's source has these values."""
-    outer = {name: getattr(_source, name) for name in values}
-    vars(_source).update(values)
-    try:
-        yield
-    finally:
-        vars(_source).update(outer)
-
-
 def drawing_by(
     draw: Callable[[Generator], tuple[int, int]], refuse: Callable[[str, str], None]
 ) -> contextlib.AbstractContextManager[None]:
     """Within, ``draw(generator)`` is what the calling thread's generators give, and a call that sets the state of one
     is told to ``refuse``: why, and what to do instead."""
-    return _source_with(draw=draw, refuse=refuse)
+    return holding(_source, draw=draw, refuse=refuse)
 
 
 @contextlib.contextmanager
@@ -138,7 +128,7 @@ def recording(draws: Draws) -> Iterator[None]:
         draws.append((generator, found))
         return found
 
-    with _source_with(draw=draw):
+    with holding(_source, draw=draw):
         yield
 
 
@@ -156,7 +146,7 @@ def replaying(draws: Draws) -> Iterator[Iterator[object]]:
             raise bad_state("a random draw was made that was not made the first time")
         return found[0], found[1]
 
-    with _source_with(draw=draw):
+    with holding(_source, draw=draw):
         yield left
 
 
@@ -166,7 +156,7 @@ def drawing_from(generator: Generator) -> contextlib.AbstractContextManager[None
     So each of several threads that compute at once has random numbers of its own, the same in every run.
     ``manual_seed`` then seeds ``generator``, and the default generator's state is that of ``generator``.
     """
-    return _source_with(default=generator.current() if isinstance(generator, _DefaultGenerator) else generator)
+    return holding(_source, default=generator.current() if isinstance(generator, _DefaultGenerator) else generator)
 
 
 def generators_for(n: int) -> list[Generator]:

@@ -36,10 +36,12 @@ from .files.safetensors_format import (
     CheckpointError,
     FileHeader,
     encode,
+    faults_of,
     parse_json,
     read_arrays,
     read_bytes,
     read_header,
+    read_json,
     show,
 )
 
@@ -271,10 +273,7 @@ def _from_json(value: Any) -> Any:
 
 
 def _decode_state(raw: bytes) -> dict[str, Any]:
-    try:
-        state = _from_json(parse_json(raw))
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
+    state = _from_json(parse_json(raw))
     if not isinstance(state, dict):
         raise ValueError("the state is not a JSON object")
     return state
@@ -352,23 +351,18 @@ def _load(path: Path, expected_step: int | None = None) -> Checkpoint:
     if expected_step is not None and step != expected_step:
         raise CheckpointError(f"{path} holds step {step}: it was renamed", path)
     state_path = path / STATE
-    try:
+    with faults_of(state_path):
         state = _decode_state(read_bytes(state_path, MAX_STATE, *records.pop(STATE)))
         if type(state.get("step")) is not int or state["step"] != step:
             raise ValueError(f"its step is {show(state.get('step'))}, the manifest's is {step}")
-    except CheckpointError:
-        raise
-    except ValueError as error:
-        raise CheckpointError(f"{state_path}: {error}", state_path) from None
     tensors = {name.removesuffix(".safetensors"): read_arrays(path / name, *record) for name, record in records.items()}
     return Checkpoint(tensors, state, path, step)
 
 
 def _read_manifest(path: Path) -> tuple[int, dict[str, tuple[int, str]]]:
     manifest_path = path / MANIFEST
-    raw = read_bytes(manifest_path, 1 << 20)
-    try:
-        manifest = parse_json(raw)
+    manifest = read_json(manifest_path, 1 << 20)
+    with faults_of(manifest_path):
         if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
             raise ValueError("is not the manifest of a minigrad checkpoint")
         if manifest.get("version") != VERSION or type(manifest["version"]) is not int:
@@ -384,19 +378,14 @@ def _read_manifest(path: Path) -> tuple[int, dict[str, tuple[int, str]]]:
         if not isinstance(files, dict) or STATE not in files:
             raise ValueError(f"lists no {STATE}")
         return step, {name: _record(name, info) for name, info in files.items()}
-    except RecursionError:
-        raise CheckpointError(f"{manifest_path}: nested too deeply", manifest_path) from None
-    except ValueError as error:
-        raise CheckpointError(f"{manifest_path}: {error}", manifest_path) from None
 
 
 def _record(name: str, info: Any) -> tuple[int, str]:
     # A name goes into a path: nothing that could leave the folder.
     if name != STATE and not (name.endswith(".safetensors") and _STEM.fullmatch(name.removesuffix(".safetensors"))):
         raise ValueError(f"{show(name)} is not a file of a checkpoint")
-    if not isinstance(info, dict) or info.keys() != {"size", "sha256"}:
-        raise ValueError(f"the entry of {show(name)} is not a size and a sha256")
-    size, sha256 = info["size"], info["sha256"]
+    known = info if isinstance(info, dict) and info.keys() == {"size", "sha256"} else {}
+    size, sha256 = known.get("size"), known.get("sha256")
     if type(size) is not int or size < 0 or not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
         raise ValueError(f"the entry of {show(name)} is not a size and a sha256")
     return size, sha256

@@ -358,7 +358,7 @@ def check_wrong_arguments(comm: Communicator) -> None:
         (ValueError, "color is -1", lambda: comm.split(-1)),
         (ValueError, "color is 2147483648", lambda: comm.split(2**31)),
         (ValueError, "key is 2147483648", lambda: comm.split(0, 2**31)),
-        (TypeError, "key is 0.5", lambda: comm.split(0, 0.5)),  # type: ignore[arg-type]
+        (ValueError, "key is 0.5", lambda: comm.split(0, 0.5)),  # type: ignore[arg-type]
     ]
     if n > 1:
         other, both = (comm.rank + 1) % n, put(comm, np.ones(n))

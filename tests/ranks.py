@@ -96,6 +96,19 @@ def run_alone(source: str, warnings: str = "error", **environment: str) -> subpr
     )
 
 
+def alive(mark: str) -> list[str]:
+    """The processes whose command line holds ``mark``."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue  # it has just ended
+        if mark in command:
+            found.append(f"{folder.name}: {command}")
+    return found
+
+
 def _script(program: str | Path | Callable[..., object], folder: Path) -> Path:
     if isinstance(program, Path) or (isinstance(program, str) and "\n" not in program):
         return Path(program)

@@ -289,6 +289,7 @@ from minigrad import cpu_kernels, cuda_kernels, plain_kernels
 from minigrad.cuda_kernels.pointwise.pointwise import Pointwise
 
 def described(value):
+    value = inspect.unwrap(value)
     if inspect.isfunction(value) and value.__module__.startswith("minigrad"):
         parameters = inspect.signature(value).parameters.values()
         return [str(p.replace(annotation=inspect.Parameter.empty)) for p in parameters]

@@ -150,6 +150,8 @@ HOSTILE: list[tuple[str, bytes, str]] = [
     ("metadata not strings", file_bytes({"__metadata__": {"a": 1}}), "__metadata__"),
     ("metadata is a list", file_bytes({"__metadata__": []}), "__metadata__"),
     ("lone surrogate", file_bytes(b'{"\\ud800":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}'), "not Unicode"),
+    ("surrogate in metadata", file_bytes(b'{"__metadata__":{"a":"\\udfff"}}'), "__metadata__ is not Unicode"),
+    ("minus zero", file_bytes(b'{"a":{"dtype":"U8","shape":[0],"data_offsets":[-0,0]}}'), "-0 is not an integer"),
     ("bool of 2", file_bytes({"a": entry("BOOL", (1,), (0, 1))}, b"\2"), "neither 0 nor 1"),
     ("deep nesting", file_bytes(b'{"a":' * 100_000), "nested too deeply"),
     ("deep shape", file_bytes({"a": {"dtype": "F32", "data_offsets": [0, 0], "shape": [[[[[]]]]]}}), "not a shape"),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from minigrad.distributed.mirrors.flodl import builder, replica_threads
-from minigrad.distributed.mirrors.flodl.replica_threads import ReplicaThreads
+from minigrad.distributed.mirrors.flodl.replica_threads import DdpHandle
 
 
 class VirtualTime:
@@ -27,9 +27,9 @@ class VirtualTime:
         self._asleep: dict[str, float] = {}  # until when
         for module in (builder, replica_threads):
             monkeypatch.setattr(module, "time", self)
-        init, start, run, pause = (getattr(ReplicaThreads, name) for name in ("__init__", "start", "run", "_pause"))
+        init, start, run, pause = (getattr(DdpHandle, name) for name in ("__init__", "start", "run", "_pause"))
 
-        def patched_init(threads: ReplicaThreads, *arguments: Any) -> None:
+        def patched_init(threads: DdpHandle, *arguments: Any) -> None:
             init(threads, *arguments)
             notify: Callable[[], None] = threads.changed.notify_all
 
@@ -41,17 +41,17 @@ class VirtualTime:
 
             threads.changed.notify_all = notify_all  # type: ignore[method-assign]
 
-        def patched_start(threads: ReplicaThreads) -> None:
+        def patched_start(threads: DdpHandle) -> None:
             self._running = {f"replica-{replica.rank}" for replica in threads.replicas}
             start(threads)
 
-        def patched_run(threads: ReplicaThreads, replica: Any) -> None:
+        def patched_run(threads: DdpHandle, replica: Any) -> None:
             run(threads, replica)
             with self._changed:
                 self._running.discard(threading.current_thread().name)
                 self._go_on()
 
-        def patched_pause(threads: ReplicaThreads) -> None:
+        def patched_pause(threads: DdpHandle) -> None:
             name = threading.current_thread().name
             if name not in self._running:  # whoever waits for the end of the run
                 pause(threads)
@@ -71,7 +71,7 @@ class VirtualTime:
             ("run", patched_run),
             ("_pause", patched_pause),
         ):
-            monkeypatch.setattr(ReplicaThreads, name, function)
+            monkeypatch.setattr(DdpHandle, name, function)
 
     def perf_counter(self) -> float:
         """The time, in seconds."""

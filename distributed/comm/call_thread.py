@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import queue
 import threading
 from collections.abc import Callable
@@ -54,3 +55,13 @@ class CallThread:
         while (item := self._jobs.get()) is not None:
             item[0].run(item[1])
             del item  # and with it the arrays that the function refers to
+
+
+def in_threads(name: str, n: int, work: Callable[[int], Any]) -> list[QueuedCall]:
+    """Have ``work(i)`` called for each i below ``n``, each in a thread of its own, ``name-i``."""
+    jobs = []
+    for i in range(n):
+        thread = CallThread(f"{name}-{i}")
+        jobs.append(thread.submit(functools.partial(work, i)))
+        thread.stop()
+    return jobs

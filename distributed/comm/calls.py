@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import enum
 import functools
+import threading
 import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
+
+from .deadlines import check_seconds, remaining
 
 
 class ReduceOp(enum.Enum):
@@ -45,7 +48,8 @@ class Call:
     """One operation, checked, as an engine gets it.
 
     ``send`` and ``recv`` are contiguous raw arrays of the device (the same one for ``all_reduce``; only ``recv`` for
-    ``broadcast``, which on the root is also what is sent). ``peer`` is the root, destination or source.
+    ``broadcast``, which on the root is also what is sent). ``peer`` is the root, destination or source, -1 where there
+    is none.
     """
 
     kind: CallKind
@@ -54,7 +58,7 @@ class Call:
     send: Any = None
     recv: Any = None
     op: ReduceOp | None = None
-    peer: int | None = None
+    peer: int = -1
     tag: int = 0
 
     @property
@@ -87,7 +91,7 @@ class Call:
 
 
 @functools.lru_cache  # a training makes the same calls again and again
-def in_words(name: str, op: ReduceOp | None, shape: tuple[int, ...] | str, dtype: Any, peer: int | None) -> str:
+def in_words(name: str, op: ReduceOp | None, shape: tuple[int, ...] | str, dtype: Any, peer: int) -> str:
     """An operation in words; its shape may be words as well."""
     words = name
     if op is not None:
@@ -145,6 +149,45 @@ class Work(ABC):
 
         Raises the operation's error, or CommTimeoutError.
         """
+
+
+class PendingWork(Work):
+    """An operation of the communicator ``owner``, for which ``allowed`` seconds are; another thread calls ``end``."""
+
+    grace: ClassVar[float] = 0.0
+    """Seconds after the deadline in which that thread should have called it."""
+
+    def __init__(self, owner: Any, call: Call, allowed: float) -> None:
+        self.owner, self.call, self.allowed = owner, call, allowed
+        self.deadline: float = time.monotonic() + allowed
+        self.ended: threading.Event = threading.Event()
+        self.ended_at: float = 0.0
+        self.error: BaseException | None = None
+
+    def is_completed(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self.ended.is_set()
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Block until it has ended; raises its error."""
+        began = time.monotonic()
+        seconds = self.allowed if timeout is None else check_seconds("timeout", timeout)
+        if not self.ended.is_set():
+            until = self.deadline + self.grace if timeout is None else began + seconds
+            if not self.ended.wait(min(remaining(until), threading.TIMEOUT_MAX)):
+                self.expire(seconds)
+            self.owner.stats.waited_s += max(0.0, self.ended_at - began)
+        if self.error is not None:
+            raise self.error
+
+    @abstractmethod
+    def expire(self, seconds: float) -> None:
+        """Its rank has waited ``seconds`` in vain: end it with an error, unless it has just ended."""
+
+    def end(self, error: BaseException | None = None) -> None:
+        """It has ended, well or not: wake who waits for it."""
+        self.error, self.ended_at = error, time.monotonic()
+        self.ended.set()
 
 
 class FinishedWork(Work):

@@ -65,7 +65,7 @@ class Communicator(ABC):
     def broadcast(self, tensor: Tensor, root: int = 0, *, async_op: bool = False) -> Work:
         """Replace ``tensor`` on every rank by that of rank ``root``."""
         array = self._array("broadcast", "tensor", tensor, writes=True)
-        self._check_rank("broadcast", "root", root)
+        check_int("broadcast: root", root, 0, self.world_size - 1)
         return self._run(self._call(CallKind.BROADCAST, None, array, peer=root), async_op, tensor)
 
     def all_gather(self, send: Tensor, recv: Tensor, *, async_op: bool = False) -> Work:
@@ -122,14 +122,9 @@ class Communicator(ABC):
         All ranks must call it. ``color`` None takes part in no new group and returns None. The new communicator is
         closed by itself.
         """
-        if color is not None and (isinstance(color, bool) or not isinstance(color, int) or not 0 <= color < 2**31):
-            raise ValueError(
-                f"split: color is {color!r}, expected an integer from 0 to {2**31 - 1}, or None for no group"
-            )
-        if isinstance(key, bool) or not isinstance(key, int):
-            raise TypeError(f"split: key is {key!r}, expected an integer")
-        if not -(2**31) <= key < 2**31:
-            raise ValueError(f"split: key is {key}, expected an integer of 32 bits")
+        if color is not None:
+            check_int("split: color", color, 0, 2**31 - 1)
+        check_int("split: key", key, -(2**31), 2**31 - 1)
         self._check_usable("split")
         return self._split(color, key)
 
@@ -269,12 +264,45 @@ class Communicator(ABC):
         if dtype == bool_ and op not in (ReduceOp.MIN, ReduceOp.MAX):
             raise TypeError(f"{name}: {op.value} of bool is not defined; take MAX for 'any' or MIN for 'all'")
 
-    def _check_rank(self, name: str, what: str, rank: Any) -> None:
-        if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < self.world_size:
-            raise ValueError(f"{name}: {what} is {rank!r}, expected a rank from 0 to {self.world_size - 1}")
-
     def _check_peer(self, name: str, what: str, rank: Any, tag: Any) -> None:
-        self._check_rank(name, what, rank)
-        if rank == self.rank:
+        if check_int(f"{name}: {what}", rank, 0, self.world_size - 1) == self.rank:
             raise ValueError(f"{name}: {what} is {rank}, this rank itself; it has nobody to exchange with")
         check_int(f"{name}: tag", tag, 0, 2**15 - 1)
+
+
+class CommunicatorGroup:
+    """The communicators of a rank that is one of ``data`` x ``pipeline`` x ``tensor`` (boostr's ``CommunicatorGroup``).
+
+    Rank (d, p, t) is number (d * pipeline + p) * tensor + t of ``world``. The attributes are communicators, those of
+    one rank included:
+
+        data      the ranks with this one's p and t, which hold the same part of the model
+        pipeline  those with its d and t: the stages, in order
+        tensor    those with its d and p: the parts of a stage's layers
+        model     those with its d: the parts of one model
+
+    To make one is a collective of all ranks. Raises ValueError for sizes that do not multiply to the world's.
+    """
+
+    def __init__(self, world: Communicator, *, data: int = 1, pipeline: int = 1, tensor: int = 1) -> None:
+        for name, size in (("data", data), ("pipeline", pipeline), ("tensor", tensor)):
+            check_int(name, size, 1)
+        if data * pipeline * tensor != world.world_size:
+            raise ValueError(f"{data} x {pipeline} x {tensor} ranks (data, pipeline, tensor) of {world.world_size}")
+        stage, t = divmod(world.rank, tensor)
+        d, p = divmod(stage, pipeline)
+        self.world: Communicator = world
+        self.data: Communicator = self._part(p * tensor + t)
+        self.pipeline: Communicator = self._part(d * tensor + t)
+        self.tensor: Communicator = self._part(stage)
+        self.model: Communicator = self._part(d)
+
+    def _part(self, color: int) -> Communicator:
+        part = self.world.split(color)
+        assert part is not None
+        return part
+
+    def close(self) -> None:
+        """Close all but ``world``, whose owner closes it."""
+        for part in (self.model, self.tensor, self.pipeline, self.data):
+            part.close()

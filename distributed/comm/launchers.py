@@ -8,7 +8,7 @@ eight jobs of one.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,25 +80,22 @@ def discover_place(
     if not speaking:
         return Place(0, 1, 0 if local_rank is None else local_rank, "single", False, address, port)
     launcher = speaking[0]
-    found_rank = _number(launcher.rank, environ)
-    size_name = next((name for name in launcher.size if name in environ), None)
-    if size_name is None or found_rank is None:
-        there, missing = launcher.rank, " or ".join(launcher.size)
-        if found_rank is None:
-            there, missing = next(name for name in (*launcher.size, *launcher.local) if name in environ), launcher.rank
+    own, size = _first([launcher.rank], environ), _first(launcher.size, environ)
+    if own is None or size is None:
+        there = next(name for name in (launcher.rank, *launcher.size, *launcher.local) if name in environ)
+        missing = launcher.rank if own is None else " or ".join(launcher.size)
         raise RendezvousError(
             f"{there}={environ[there]} is set, but {missing} is not: who launched this process should set both "
             "(or pass rank= and world_size=)"
         )
-    found_size = _number(size_name, environ) or 0
-    _check(launcher.rank, found_rank, size_name, found_size)
-    for name in launcher.local:
-        if local_rank is None and name in environ:
-            local_rank = _number(name, environ)
-            if local_rank is not None and local_rank >= found_size:
-                raise RendezvousError(f"{name}={local_rank} contradicts {size_name}={found_size}")
-    mpi = _mpi_says(found_rank, found_size, environ)
-    return Place(found_rank, found_size, local_rank, launcher.source, mpi, address, port)
+    _check(*own, *size)
+    local = _first(launcher.local, environ)
+    if local_rank is None and local is not None:
+        local_rank = local[1]
+        if local_rank >= size[1]:
+            raise RendezvousError(f"{local[0]}={local_rank} contradicts {size[0]}={size[1]}")
+    mpi = _mpi_says(own[1], size[1], environ)
+    return Place(own[1], size[1], local_rank, launcher.source, mpi, address, port)
 
 
 def _launchers(environ: Mapping[str, str]) -> list[_Launcher]:
@@ -123,10 +120,14 @@ def _mpi_says(rank: int, world_size: int, environ: Mapping[str, str]) -> bool:
     )
 
 
-def _number(name: str, environ: Mapping[str, str]) -> int | None:
-    text = environ.get(name)
-    if text is None:
-        return None
+def _first(names: Sequence[str], environ: Mapping[str, str]) -> tuple[str, int] | None:
+    """The first of these variables that is set, and its number."""
+    name = next((name for name in names if name in environ), None)
+    return None if name is None else (name, _number(name, environ))
+
+
+def _number(name: str, environ: Mapping[str, str]) -> int:
+    text = environ[name]
     if not (text.isascii() and text.isdecimal() and len(text) < 10):
         raise RendezvousError(f"{name}={text!r} is no number >= 0")
     return int(text)
@@ -157,10 +158,10 @@ def check_alone(place: Place, environ: Mapping[str, str] = os.environ) -> None:
     """Raise RendezvousError if the place is a world of one, and any launcher started more ranks than that."""
     said = "world_size=1 was passed" if place.source == "arguments" else f"{place.source} speaks of one rank"
     for launcher in _launchers(environ):
-        name = next((name for name in launcher.size if name in environ), None)
-        if name is not None and _speaks(launcher, environ) and (_number(name, environ) or 0) > 1:
+        size = _first(launcher.size, environ) if _speaks(launcher, environ) else None
+        if size is not None and size[1] > 1:
             raise RendezvousError(
-                f"{said}, but {launcher.source} started {environ[name]} ranks ({name}); each would train a model of "
+                f"{said}, but {launcher.source} started {size[1]} ranks ({size[0]}); each would train a model of "
                 "its own. Leave rank and world_size out, unset the variables of the launcher that did not start this "
                 "process, or build NoOpCommunicator() yourself"
             )

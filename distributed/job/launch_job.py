@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import math
 import os
@@ -13,13 +14,15 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TextIO
+from typing import IO, Any, TextIO
 
 from ..comm.mpi import rank_parent
 
 SCRATCH = "minigrad-launch-"  # begins the name of a job's folder of shared memory, which has its messages
+ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # what asks a job to end
 TIMED_OUT = 124  # timeout(1)'s code
 REPEATED = 0.5  # seconds within which a second signal is the same: timeout(1) sends each to the process and its group
 TAG = re.compile(r"\[\d+,(\d+)\]<std(?:out|err)>: ?")  # what mpirun puts before each line
@@ -87,29 +90,25 @@ class LaunchJob:
         sweep(memory or tempfile.gettempdir())
         scratch = tempfile.mkdtemp(prefix=SCRATCH, dir=memory)
         held = lock(scratch)
-        old = {
-            number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        }
-        try:
-            mpirun = subprocess.Popen(
-                self.command(),
-                env=self.environment(scratch),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                start_new_session=True,  # Ctrl-C reaches the launcher alone
-                preexec_fn=lambda: rank_parent.die_with_parent(signal.SIGTERM),
-            )
+        with handled(self._on_signal):
             try:
-                return self._supervise(mpirun)
+                mpirun = subprocess.Popen(
+                    self.command(),
+                    env=self.environment(scratch),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    start_new_session=True,  # Ctrl-C reaches the launcher alone
+                    preexec_fn=lambda: rank_parent.die_with_parent(signal.SIGTERM),
+                )
+                try:
+                    return self._supervise(mpirun)
+                finally:
+                    self._kill(mpirun)
             finally:
-                self._kill(mpirun)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
-            if held is not None:
-                os.close(held)
-            for number, handler in old.items():
-                signal.signal(number, handler)
+                shutil.rmtree(scratch, ignore_errors=True)
+                if held is not None:
+                    os.close(held)
 
     def _on_signal(self, number: int, frame: object) -> None:
         if self.stop is None:
@@ -140,6 +139,7 @@ class LaunchJob:
         deadline = math.inf if self.timeout is None else time.monotonic() + self.timeout
         until = math.inf  # the end of the grace
         while mpirun.poll() is None and not self.hurry and time.monotonic() < min(deadline, until):
+            self._look_around()
             if self.stop and not self.passed_on:
                 if self.stop == signal.SIGPIPE or len(self.told[rank_parent.STARTED]) < self.ranks:
                     return False
@@ -150,6 +150,9 @@ class LaunchJob:
             else:
                 self.changed.wait(0.05)
         return mpirun.poll() is None and time.monotonic() >= deadline
+
+    def _look_around(self) -> None:
+        """Called many times a second while the job runs: for a job that depends on more than its ranks."""
 
     def _pass_on(self, mpirun: subprocess.Popen[bytes], number: int) -> None:
         """Send a signal to every rank, on all hosts, through mpirun and the ranks' parents."""
@@ -272,6 +275,17 @@ class LaunchJob:
 
     def _say(self, line: str) -> None:
         self._print(f"launch: {line}", sys.stderr)
+
+
+@contextlib.contextmanager
+def handled(handler: Callable[[int, Any], None], numbers: Iterable[int] = ENDINGS) -> Iterator[None]:
+    """While the block runs, these signals call ``handler``. For the main thread, which alone may set handlers."""
+    old = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, before in old.items():
+            signal.signal(number, before)
 
 
 def listed(ranks: list[int]) -> str:

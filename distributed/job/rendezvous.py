@@ -188,8 +188,8 @@ class DistributedTrainConfig:
     rank:             this one's number, 0 to world_size - 1
     local_rank:       its number on its machine, which is that of its GPU; None: what the launcher says
     role:             ``coordinator`` is rank 0, ``worker`` every other rank; None: the one that follows from the rank
-    coordinator_addr: ``HOST:PORT`` where ranks on GPUs meet that no launcher of MPI has started; None: the launcher's,
-                      or MASTER_ADDR and MASTER_PORT
+    coordinator_addr: ``HOST:PORT`` where ranks meet that no launcher of MPI has started; None: the launcher's, or for
+                      GPUs MASTER_ADDR and MASTER_PORT
     backend:          ``cpu`` is MPI (or this process alone), ``cuda`` NCCL
 
     Raises ValueError for every value that is wrong or has no meaning with the others: nothing falls back in silence.
@@ -219,11 +219,6 @@ class DistributedTrainConfig:
             raise ValueError(f"role is {self.role!r}, but rank {self.rank} is the {expected}: rank 0 coordinates")
         if self.coordinator_addr is not None:
             parse_address(self.coordinator_addr)
-            if self.backend != "cuda":
-                raise ValueError(
-                    f"coordinator_addr {self.coordinator_addr!r} is for backend 'cuda'. With backend {self.backend!r} "
-                    "the ranks meet through MPI's launcher: leave the address out"
-                )
             if self.world_size == 1:
                 raise ValueError(
                     f"coordinator_addr {self.coordinator_addr!r}: one rank meets nobody; leave the address out"
@@ -234,15 +229,26 @@ class DistributedTrainConfig:
         """Whether this is rank 0, which writes logs and checkpoints."""
         return self.rank == 0
 
+    @property
+    def by_hand(self) -> bool:
+        """Whether these are ranks on CPUs that meet at an address: nothing has launched them."""
+        return self.coordinator_addr is not None and self.backend == "cpu"
+
     def check_place(self, place: Place) -> None:
         """Raise ValueError if a launcher has said anything else (``discover_place``)."""
         if place.source == "single":
-            if self.world_size > 1 and self.backend != "cuda":
+            if self.world_size > 1 and self.backend != "cuda" and not self.by_hand:
                 raise ValueError(
                     f"world_size is {self.world_size}, but nothing launched this process: start the ranks with "
-                    f"python -m minigrad.distributed.launch -n {self.world_size}"
+                    f"python -m minigrad.distributed.launch -n {self.world_size}, or each with its --rank and one "
+                    "--coordinator HOST:PORT"
                 )
             return
+        if self.by_hand:
+            raise ValueError(
+                f"coordinator_addr {self.coordinator_addr!r} is for backend 'cuda', or where nothing launched the "
+                f"ranks. With backend 'cpu' those of {place.source} meet through MPI's launcher: leave the address out"
+            )
         for name, mine, said in (
             ("world_size", self.world_size, place.world_size),
             ("rank", self.rank, place.rank),

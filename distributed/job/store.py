@@ -21,15 +21,16 @@ import os
 import selectors
 import socket
 import struct
+import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from ..comm.comm_errors import RendezvousError
 from ..comm.deadlines import RENDEZVOUS_TIMEOUT, check_seconds, remaining
 from .store_channel import LENGTH, MAC, Channel, mac, parts, receive, sent_whole
 
-MAX_VALUE = 4096  # bytes that a rank may contribute
+MAX_VALUE = 16384  # bytes that a rank may contribute
 MAX_WORLD = 2**16
 MIN_SECRET = 16  # bytes; a recorded handshake allows guessing at leisure
 
@@ -43,7 +44,7 @@ _PENDING = 128  # connections that have not proved themselves; one more and the 
 _HANDSHAKE_SECONDS = 5.0
 _PATIENCE = 1.0  # seconds after the deadline in which rank 0 may still say who is missing
 _REPORT_SECONDS = 0.5  # how often those who have joined hear who is missing
-_JOINED, _MISSING, _ERROR, _VALUE, _RESULT = b"J", b"M", b"E", b"V", b"R"
+_JOINED, _MISSING, _ERROR, _VALUE, _RESULT, _WORD = b"J", b"M", b"E", b"V", b"R", b"W"
 
 
 class Store:
@@ -94,7 +95,7 @@ class Store:
     # ------------------------------------------------------------------ what it is for
 
     def all_gather(self, value: bytes) -> list[bytes]:
-        """Every rank's ``value`` (at most 4096 bytes each), in order of rank. All ranks must call it."""
+        """Every rank's ``value`` (at most 16384 bytes each), in order of rank. All ranks must call it."""
         if len(value) > MAX_VALUE:
             raise ValueError(f"the value has {len(value)} bytes, at most {MAX_VALUE} are exchanged")
         if self._world_size == 1:
@@ -104,6 +105,23 @@ class Store:
         except BaseException:
             self.close()
             raise
+
+    def tell(self, text: str) -> None:
+        """After ``all_gather``: send a short text without waiting, rank 0 to all others, and they to rank 0."""
+        for channel in self._channels.values():
+            channel.offer(_WORD + text.encode()[:_TEXT])
+
+    def hear(self, timeout: float | None = None) -> Iterator[tuple[int, str | None]]:
+        """Who has told something, and what; None, once, from a rank that is gone. Waits at most ``timeout`` seconds."""
+        ranks = {channel.socket: rank for rank, channel in self._channels.items()}
+        for connection in _readable(ranks, timeout):
+            rank = ranks[connection]
+            try:
+                text = self._channels[rank].receive(1 + _TEXT, time.monotonic() + _HANDSHAKE_SECONDS)[1]
+                yield rank, text.decode(errors="replace")
+            except OSError:
+                self._channels.pop(rank).socket.close()
+                yield rank, None
 
     def close(self) -> None:
         """Close all connections. May be called twice."""
@@ -277,6 +295,10 @@ class Store:
                 if connection.getsockname() == connection.getpeername():  # TCP lets a socket meet itself
                     connection.close()
                     raise ConnectionRefusedError("nobody listens")
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # rank 0's machine may be gone
+                if sys.platform == "linux":  # after a minute; elsewhere the system says when
+                    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15)
+                    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
             except OSError as error:
                 problem = f"no connection: {error}"
             else:
@@ -376,7 +398,7 @@ class _Guest:
         self.nonce, self.heard, self.born = os.urandom(_NONCE), bytearray(), time.monotonic()
 
 
-def _readable(sockets: Iterable[socket.socket], timeout: float) -> list[socket.socket]:
+def _readable(sockets: Iterable[socket.socket], timeout: float | None) -> list[socket.socket]:
     with selectors.DefaultSelector() as selector:
         for connection in sockets:
             selector.register(connection, selectors.EVENT_READ)

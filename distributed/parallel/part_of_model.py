@@ -21,8 +21,7 @@ from minigrad.optim import LrSchedule, NonFiniteGradientError, clip_grads_with_n
 from minigrad.tensor import Tensor
 
 from ..comm.comm_errors import CommTimeoutError, PeerLostError
-from ..comm.communicator import Communicator
-from ..comm.communicator_group import CommunicatorGroup
+from ..comm.communicator import Communicator, CommunicatorGroup
 from ..comm.gather import all_gather_json, all_gather_rows
 from ..train.buckets import DEFAULT_BUCKET_BYTES, all_reduce_hook
 from ..train.grad_sync import agree_on_settings, mismatch

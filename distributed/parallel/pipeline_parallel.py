@@ -24,16 +24,11 @@ from minigrad.optim import GradAccumulator, LrSchedule
 from minigrad.tensor import Tensor
 
 from ..comm.calls import Work
-from ..comm.communicator import Communicator
-from ..comm.communicator_group import CommunicatorGroup
+from ..comm.communicator import Communicator, CommunicatorGroup
 from ..comm.gather import all_gather_bytes
 from ..train.grad_sync import mean_over_ranks
 from ..train.train_kinds import Batch, TrainerConfig
-from ..train.trainer_errors import (
-    FinalStageDroppedReplyError,
-    NoStagesError,
-    StageDroppedReplyError,
-)
+from ..train.trainer_errors import FinalStageDroppedReplyError, NoStagesError, StageDroppedReplyError
 from .part_of_model import PartOfModelTrainer
 
 FORWARD, BACKWARD = 1, 2  # tags

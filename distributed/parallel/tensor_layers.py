@@ -1,5 +1,5 @@
 """Layers whose weights are split over the ranks: column- and row-parallel linear, vocabulary-parallel embedding and
-cross-entropy.
+cross-entropy; and the operations that move what they need between ranks.
 
     column-parallel      y_r = x W_r^T          W by rows:     every rank has all of x and a part of y
     row-parallel         y = sum_r x_r W_r^T    W by columns:  every rank has a part of x and all of y
@@ -7,13 +7,18 @@ cross-entropy.
 A column-parallel layer, something elementwise, and a row-parallel layer need one all-reduce in forward and one in
 backward. What every rank has whole (inputs, outputs, targets) must be the same on all ranks, and all ranks call the
 same layers in the same order. Source: Shoeybi et al., "Megatron-LM" (2019), whose names and defaults these layers have.
+
+Each operation says what it does in both directions: where forward gives every rank the same x, backward adds up what
+each made of it; without that, gradients further down would be those of one rank's part only.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, ClassVar
 
+from minigrad.autograd import Function
 from minigrad.errors import bad_index, bad_value
 from minigrad.nn import Embedding, Linear, Module, Parameter
 from minigrad.nn import functional as F
@@ -22,7 +27,73 @@ from minigrad.tensor import Tensor
 from ..comm.calls import ReduceOp
 from ..comm.communicator import Communicator
 from ..comm.gather import all_gather_columns, part_of
-from .tensor_ops import CopyToRanks, GatherFromRanks, SplitToRanks, SumOverRanks
+
+
+class _OverRanks(Function):
+    """An operation that knows the other ranks, and how many columns ``n`` all of them have together. ``there`` and
+    ``back`` are those of the methods below that are its forward and its backward."""
+
+    __slots__ = ("communicator", "n")
+    communicator: Communicator
+    n: int
+    widens = False
+    there: ClassVar[Callable[[Any, Any], Any]]
+    back: ClassVar[Callable[[Any, Any], Any]]
+
+    def forward(self, x: Any, *, communicator: Communicator, n: int | None = None) -> Any:
+        self.communicator, self.n = communicator, x.shape[-1] if n is None else n
+        return type(self).there(self, x)
+
+    def backward(self, dy: Any) -> Any:
+        return type(self).back(self, dy)
+
+    def same(self, x: Any) -> Any:
+        """The array itself."""
+        return x
+
+    def sum_of(self, x: Any) -> Any:
+        """The sum of all ranks' arrays, in new memory."""
+        total = Tensor.wrap(self.kernels.copy(x), self.device)
+        self.communicator.all_reduce(total)
+        return total.data
+
+    def own(self, whole: Any) -> Any:
+        """This rank's part of (..., n)."""
+        begin, end = part_of(whole.shape[-1], self.communicator)
+        return self.kernels.copy(whole[..., begin:end])
+
+    def gathered(self, part: Any) -> Any:
+        """The ranks' parts side by side: (..., n)."""
+        return all_gather_columns(self.communicator, part, self.n)
+
+
+class CopyToRanks(_OverRanks):
+    """y = x on every rank;  dx = sum of dy over the ranks, each of which used x for another part."""
+
+    __slots__ = ()
+    is_view = True
+    there, back = _OverRanks.same, _OverRanks.sum_of
+
+
+class SumOverRanks(_OverRanks):
+    """y = sum of x over the ranks;  dx = dy, which is the same on every rank."""
+
+    __slots__ = ()
+    there, back = _OverRanks.sum_of, _OverRanks.same
+
+
+class GatherFromRanks(_OverRanks):
+    """y (..., n) = the ranks' x (..., n_r) side by side;  dx = this rank's part of dy."""
+
+    __slots__ = ()
+    there, back = _OverRanks.gathered, _OverRanks.own
+
+
+class SplitToRanks(_OverRanks):
+    """y (..., n_r) = this rank's part of x (..., n);  dx = the ranks' dy side by side."""
+
+    __slots__ = ()
+    there, back = _OverRanks.own, _OverRanks.gathered
 
 
 class SplitModule(Module):

@@ -11,8 +11,7 @@ from minigrad.optim import LrSchedule
 from minigrad.random import Generator, drawing_from
 from minigrad.tensor import Tensor
 
-from ..comm.communicator import Communicator
-from ..comm.communicator_group import CommunicatorGroup
+from ..comm.communicator import Communicator, CommunicatorGroup
 from ..train.grad_sync import agree_on_params, compare_replicas, digest_of
 from ..train.params import Named
 from ..train.train_kinds import Batch, TrainerConfig, mean_gradient

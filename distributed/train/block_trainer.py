@@ -8,6 +8,7 @@ stretched. Here each rank's SHA-256 is gathered, and compared with what each ran
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,13 @@ from minigrad.creation import full
 from minigrad.dtypes import float64, is_floating
 from minigrad.errors import check_int
 from minigrad.grad_store import GradStore
+from minigrad.metrics_log import JsonLinesLog
 from minigrad.nn import Module
 from minigrad.optim import GradScaler, LrSchedule, NonFiniteGradientError, Optimizer
 from minigrad.serialization import Checkpoint, CheckpointError
 from minigrad.tensor import Tensor
 
-from ..comm.calls import ReduceOp
+from ..comm.calls import CommStats, ReduceOp
 from ..comm.communicator import Communicator
 from ..comm.gather import all_gather_json
 from ..comm.noop import NoOpCommunicator
@@ -33,16 +35,10 @@ from ..job.rendezvous import DistributedTrainConfig
 from .amp_trainer import Scaled
 from .blocks import BlockBuckets, BlockLayout, BlockScaling, BlockUpdater
 from .buckets import CommHook, all_reduce_hook
-from .checkpoint import (
-    load_distributed_checkpoint,
-    random_state,
-    restore_random_state,
-    save_distributed_checkpoint,
-)
+from .checkpoint import load_distributed_checkpoint, random_state, restore_random_state, save_distributed_checkpoint
 from .config import TrainingConfig, TrainingMetrics
 from .distributed_trainer import BucketedTrainer
 from .grad_sync import digest_of
-from .step_log import StepLog
 
 
 class BlockDistributedTrainer(Scaled, BucketedTrainer):
@@ -74,7 +70,8 @@ class BlockDistributedTrainer(Scaled, BucketedTrainer):
             and those in which a rank waited for it, the largest of any rank, since the line before.
         max_steps: what ``reached_max_steps`` compares with; None: never reached.
 
-    Raises ValueError for a configuration that contradicts the communicator.
+    ``is_coordinator`` says whether this is rank 0. Raises ValueError for a configuration that contradicts the
+    communicator.
     """
 
     def __init__(
@@ -107,6 +104,7 @@ class BlockDistributedTrainer(Scaled, BucketedTrainer):
         self.layout: BlockLayout = BlockLayout.of(model, blocks)
         self.max_steps: int | None = None if max_steps is None else check_int("max_steps", max_steps, 1)
         self.dist_config: DistributedTrainConfig = config
+        self.is_coordinator: bool = config.is_coordinator
         self._loss_fn = loss_fn
         self._log = StepLog(communicator, log, log_every)
         self._step.precision = BlockScaling(scaler)
@@ -117,11 +115,6 @@ class BlockDistributedTrainer(Scaled, BucketedTrainer):
         self._buffers_before: dict[str, Any] = {}
         self._weight, self._unit = 0.0, 0.0
         self.broadcast_params(self._replicated())
-
-    @property
-    def is_coordinator(self) -> bool:
-        """Whether this is rank 0."""
-        return self.dist_config.is_coordinator
 
     @property
     def reached_max_steps(self) -> bool:
@@ -307,3 +300,61 @@ class BlockDistributedTrainer(Scaled, BucketedTrainer):
     def close(self) -> None:
         """Close the log. The communicator stays open: its owner closes it."""
         self._log.close()
+
+
+class StepLog:
+    """Appends a line to ``path`` every ``every`` steps; nothing without a path.
+
+    A line has the metrics, tokens per second of all ranks, and the seconds of communication and those in which a rank
+    waited for it, the largest of any rank, since the line before. Raises ValueError for an ``every`` below 1.
+    """
+
+    def __init__(self, communicator: Communicator, path: str | os.PathLike[str] | None, every: int = 1) -> None:
+        check_int("log_every", every, 1)
+        self._communicator = communicator
+        self.every: int = every if path is not None else 0
+        self._file = JsonLinesLog(path) if path is not None and communicator.rank == 0 else None
+        self._before = CommStats()
+        self._begin()
+
+    def _begin(self) -> None:
+        self.tokens: int = 0
+        """Elements of the batches since the last line, for the caller to count."""
+        self._since = time.perf_counter()
+
+    def after(self, metrics: TrainingMetrics, skipped_steps: int) -> None:
+        """Write a line if one is due; then a collective of all ranks."""
+        if not self.every or metrics.step % self.every:
+            return
+        comm, stats, before = self._communicator, self._communicator.stats, self._before
+        mine = [self.tokens, stats.busy_s - before.busy_s, stats.waited_s - before.waited_s]
+        everyone = all_gather_json(comm, mine)
+        if self._file is not None:
+            self._file.write(
+                {
+                    **vars(metrics),
+                    "tokens_per_second": sum(tokens for tokens, _, _ in everyone) / (time.perf_counter() - self._since),
+                    "communication_seconds": max(busy for _, busy, _ in everyone),
+                    "waited_seconds": max(waited for _, _, waited in everyone),
+                    "world_size": comm.world_size,
+                    "skipped_steps": skipped_steps,
+                }
+            )
+        self._begin()
+        self._before = CommStats(stats.operations, stats.bytes_sent, stats.busy_s, stats.waited_s)
+
+    def sync(self) -> None:
+        """Until what was written is safe."""
+        if self._file is not None:
+            self._file.sync()
+
+    def resume_after(self, step: int) -> None:
+        """Remove the lines of later steps."""
+        if self._file is not None:
+            self._file.truncate_after(step)
+        self._begin()
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()

@@ -27,6 +27,7 @@ from minigrad.tensor import Tensor
 from ..comm.calls import ReduceOp, Work
 from ..comm.comm_errors import CommError
 from ..comm.communicator import Communicator
+from .params import misfit
 from .step import merged
 
 DEFAULT_BUCKET_BYTES = 25 * 2**20
@@ -113,9 +114,9 @@ class GradientBucketManager:
 
     ``inspect`` is shown each bucket's own gradients just before they are sent.
 
-    The buffers stay for the next window and are the only memory held: a gradient that is marked ready moves into its
-    bucket. Raises ValueError for a ``bucket_size_bytes`` that is no positive integer, a parameter given twice, or
-    groups that do not hold each parameter once.
+    ``num_buckets`` says how many there are. The buffers stay for the next window and are the only memory held: a
+    gradient that is marked ready moves into its bucket. Raises ValueError for a ``bucket_size_bytes`` that is no
+    positive integer, a parameter given twice, or groups that do not hold each parameter once.
     """
 
     def __init__(
@@ -141,12 +142,8 @@ class GradientBucketManager:
         self._communicator, self._hook, self._inspect = communicator, hook, inspect
         self._buckets = [bucket for group in groups for bucket in _fill(group, bucket_size_bytes)]
         self._bucket_of = {id: bucket for bucket in self._buckets for id in bucket.views}
+        self.num_buckets: int = len(self._buckets)
         self._launched = 0
-
-    @property
-    def num_buckets(self) -> int:
-        """How many buckets there are."""
-        return len(self._buckets)
 
     def __contains__(self, id: TensorId) -> bool:
         return id in self._bucket_of
@@ -168,10 +165,7 @@ class GradientBucketManager:
             raise ValueError(f"the gradient of tensor {int(id)} was marked ready twice in one window")
         view, flat = bucket.views[id], bucket.flat
         if (grad.shape, grad.dtype, grad.device) != (tuple(view.shape), flat.dtype, flat.device):
-            raise ValueError(
-                f"the gradient of tensor {int(id)} has shape {grad.shape}, {grad.dtype}, on {grad.device}; its "
-                f"parameter has {tuple(view.shape)}, {flat.dtype}, on {flat.device}"
-            )
+            raise misfit(f"the gradient of tensor {int(id)}", grad, Tensor.wrap(view, flat.device))
         grad.device.kernels.elementwise.assign(view, grad.data)
         grad.data = view
         bucket.ready.add(id)

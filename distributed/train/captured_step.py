@@ -15,7 +15,6 @@ next one.
 from __future__ import annotations
 
 import collections
-import functools
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -31,9 +30,11 @@ from minigrad.optim import GradScaler, NonFiniteGradientError
 from minigrad.optim.clip_more import clip_grad_norm_async
 from minigrad.tensor import Tensor
 
+from ..comm.calls import ReduceOp
 from ..comm.comm_errors import CommError
-from .captured_ranks import MARKS, CapturedRanks
+from ..comm.communicator import Communicator
 from .config import NonFiniteLossError, TrainingMetrics
+from .grad_sync import agree_on_settings, mismatch
 from .params import Named, Params, named_params
 from .step import Recorder, Step
 
@@ -41,14 +42,65 @@ AHEAD = 4  # launches whose results the host may not know yet
 END_SECONDS = 10.0  # for launches to end after an abort
 CALLS_CAPTURED = True  # for minigrad.capturing.explain
 LOSS, RANGE, OVERFLOW = 1, 3, 4  # why an update is left out, as in cuda_kernels/platform/graphs.py
+MARKS = "step", "learning rate", "number of the capture"
+"""What a rank sends with its losses in each launch, as float64; the device makes no update where the ranks' differ."""
+
+
+def gathered(comm: Communicator, losses: Any, marks: Callable[[], Sequence[float]]) -> Any:
+    """Captured: this rank's marks, then each rank's n losses, float64, and its marks.
+
+    ``marks()`` is called before each launch.
+    """
+    graph = current_graph()
+    assert graph is not None
+    kernels, n, count = comm.device.kernels, len(losses), len(MARKS)
+    numbers = graph.number(lambda: np.array(marks(), np.float64))
+    mine = kernels.empty((n + count,), np.float64)
+    found = kernels.empty((count + comm.world_size * (n + count),), np.float64)
+    kernels.elementwise.assign(mine[:n], losses)
+    kernels.elementwise.assign(mine[n:], numbers.data)
+    kernels.elementwise.assign(found[:count], numbers.data)
+    comm.all_gather(Tensor.wrap(mine, comm.device), Tensor.wrap(found[count:], comm.device))
+    return found
+
+
+def on_any(comm: Communicator, flag: Any) -> Any:
+    """Captured: int32 (1,), whether it is not 0 on any rank."""
+    found = comm.device.kernels.empty((1,), np.int32)
+    comm.device.kernels.elementwise.assign(found, flag)
+    comm.all_reduce(Tensor.wrap(found, comm.device), ReduceOp.MAX)
+    return found
+
+
+def losses_of(comm: Any, event: Any, found: np.ndarray) -> list[list[float]]:
+    """Each rank's losses, of what ``gathered`` has made for the host when ``event`` has happened.
+
+    Raises, and aborts the communicator, after its timeout, and CollectiveMismatchError if the ranks' marks differ.
+    """
+    count = len(MARKS)
+    rows = found[count:].reshape(comm.world_size, -1)
+
+    def check_marks() -> None:
+        own, marks = found[:count].tolist(), rows[:, -count:].tolist()
+        odd = [rank for rank in range(comm.world_size) if marks[rank] != own]
+        if odd:
+            here = f"{dict(zip(MARKS, own))} on this rank, {comm.rank}"
+            text = (
+                "the ranks did not launch the same step of the same graph, and no weight was changed: "
+                f"{here}, {dict(zip(MARKS, marks[odd[0]]))} on rank {odd[0]}"
+            )
+            raise mismatch(comm, text, "the launch of a graph", odd)
+
+    comm.wait_for(event, check_marks)
+    losses: list[list[float]] = rows[:, :-count].tolist()
+    return losses
 
 
 class PendingMetrics:
     """What a step of ``CapturedStep`` did: ``result()`` waits for it."""
 
     def __init__(self, owner: CapturedStep | None, metrics: TrainingMetrics | None = None) -> None:
-        self._owner = owner
-        self._metrics = metrics
+        self._owner, self._metrics = owner, metrics
         self._error: Exception | None = None
         self._raised = False
 
@@ -58,8 +110,8 @@ class PendingMetrics:
         Raises what ``trainer.step`` would have: NonFiniteLossError, NonFiniteGradientError; IndexError for an index out
         of range; and RuntimeError for a step that was left out after one of these.
         """
-        if self._owner is not None:
-            self._owner._settle_until(self)
+        while self._owner is not None:
+            self._owner._settle_first()
         if self._error is not None:
             self._raised = True
             raise self._error
@@ -69,14 +121,15 @@ class PendingMetrics:
         self._owner, self._metrics, self._error = None, metrics, error
 
 
-class _Launched:
+class _Launched(PendingMetrics):
     """A launch whose results are on their way."""
 
     def __init__(
-        self, pending: PendingMetrics, graph: cuda_graph.Graph, results: Tensor, step: Step, lr_before: float
+        self, owner: CapturedStep, step: Step, graph: cuda_graph.Graph, results: Tensor, lr_before: float
     ) -> None:
+        super().__init__(owner)
         kernels = results.device.kernels
-        self.pending, self.graph, self._step, self._lr_before = pending, graph, step, lr_before
+        self.graph, self._step, self._lr_before = graph, step, lr_before
         self.number, self.lr = step.global_step, step.optimizer.lr
         self.host: np.ndarray = kernels.to_host(results.data, wait=False)
         self.event = kernels.streams.Event()
@@ -94,9 +147,9 @@ class GraphRecorder(Recorder):
 
     on_device = True
 
-    def __init__(self, device: Device, params: Named, ranks: CapturedRanks | None, marks: Callable[..., Any]) -> None:
+    def __init__(self, step: Step, device: Device, params: Named) -> None:
         super().__init__()
-        self._device, self._params, self._ranks, self._marks = device, params, ranks, marks
+        self._step, self._device, self._params = step, device, params
         self._captures = 0
         self._overflow: Any = None  # the device's flag: scaled gradients overflowed
         self.stopped: Any = None
@@ -139,12 +192,14 @@ class GraphRecorder(Recorder):
         graph.stopped = self.stopped
         outside = never if graph.raw.outside_range is None else graph.raw.outside_range
         overflow = never if self._overflow is None else self._overflow.reshape(1)
-        if self._ranks is not None:
+        step, comm = self._step, self._step.reducer.communicator
+        if comm is not None:
             self.present = [name for name, p in self._params if p in grads]
             self._captures += 1
-            losses = self._ranks.gather(losses, functools.partial(self._marks, self._captures))
-            outside = self._ranks.any(outside)
-            ranks, marks = self._ranks.communicator.world_size, len(MARKS)
+            number = self._captures
+            losses = gathered(comm, losses, lambda: (step.global_step + 1, step.optimizer.lr, number))
+            outside = on_any(comm, outside)
+            ranks, marks = comm.world_size, len(MARKS)
         results = kernels.empty((2 + losses.size,), np.float64)
         kernels.elementwise.assign(results[2:], losses)
         kernels.graphs.decide.launch(
@@ -168,10 +223,8 @@ class CapturedStep:
         if len(devices) != 1:
             raise ValueError(f"the parameters are on {len(devices)} devices; a captured step is of one")
         self._device: Device = devices.pop()
-        communicator = step.reducer.communicator
-        several = communicator is not None and communicator.world_size > 1
-        self._ranks: CapturedRanks | None = CapturedRanks(communicator) if communicator and several else None
-        self._recorder = GraphRecorder(self._device, self._params, self._ranks, self._marks)
+        self._comm: Communicator | None = step.reducer.communicator  # of several ranks
+        self._recorder = GraphRecorder(step, self._device, self._params)
         self._memory: Any = None  # of the reducer
         self._new: dict[str, Any] | None = None  # what the ranks have to compare of a new graph
         self._graphed = cuda_graph.Graphed(self._record, self._device, max_graphs)
@@ -202,15 +255,14 @@ class CapturedStep:
         static = self._graphed.static(inputs, self.settle)
         if static is None:
             self.settle()
-            if self._ranks is not None:
-                self._ranks.compare({"the inputs of a captured step": _shapes(inputs)})
+            if self._comm is not None:
+                agree_on_settings(self._comm, {"the inputs of a captured step": _shapes(inputs)})
             return PendingMetrics(None, self._eager(named, inputs))
         self._compare_new()
         before = step.optimizer.lr
         static(inputs)
-        pending = PendingMetrics(self)
-        self._launched.append(_Launched(pending, static.graph, static.outputs, step, before))
-        return pending
+        self._launched.append(_Launched(self, step, static.graph, static.outputs, before))
+        return self._launched[-1]
 
     @property
     def graphs(self) -> int:
@@ -239,10 +291,10 @@ class CapturedStep:
     def _compare_new(self) -> None:
         """What was captured just now must be the same on all ranks, else nobody keeps it."""
         new, self._new = self._new, None
-        if new is None or self._ranks is None:
+        if new is None or self._comm is None:
             return
         try:
-            self._ranks.compare(new)
+            agree_on_settings(self._comm, new)
         except Exception:
             self._graphed.clear()
             raise
@@ -252,7 +304,7 @@ class CapturedStep:
         graph, step, recorder = current_graph(), self._step, self._recorder
         assert graph is not None
         named = step.reducer.begin(step, self._params, 0.0)
-        memory, shapes, self._new = self._memory, _shapes(inputs), None
+        shapes, self._new = _shapes(inputs), None
         recorder.begin()
         eager, step.recorder = step.recorder, recorder
         graph.before(step.set_scheduled_lr)
@@ -269,21 +321,13 @@ class CapturedStep:
         assert recorder.outputs is not None
         self._new = {"the inputs of a captured step": shapes, "the parameters with a gradient": recorder.present}
         graph.count(self._count)
-        optimizer, settings = step.optimizer, step.config
-        trained = [p.requires_grad for _, p in self._params]
-        graph.valid_while(
-            lambda: (
-                step.optimizer is optimizer
-                and step.config is settings
-                and self._memory is memory
-                and [p.requires_grad for _, p in self._params] == trained
-            )
-        )
-        return recorder.outputs
 
-    def _marks(self, capture: int) -> tuple[float, ...]:
-        """What must be the same on all ranks in a launch: ``MARKS``."""
-        return self._step.global_step + 1, self._step.optimizer.lr, capture
+        def used() -> tuple[Any, ...]:
+            return step.optimizer, step.config, self._memory, [p.requires_grad for _, p in self._params]
+
+        captured = used()
+        graph.valid_while(lambda: used() == captured)
+        return recorder.outputs
 
     def _count(self, steps: int) -> None:
         self._step.global_step += steps
@@ -298,10 +342,6 @@ class CapturedStep:
         if failed is not None and not failed._raised and failed._error is not None:
             failed._raised = True
             raise failed._error
-
-    def _settle_until(self, pending: PendingMetrics) -> None:
-        while pending._owner is not None:
-            self._settle_first()
 
     def _settle_first(self) -> None:
         done, step = self._launched.popleft(), self._step
@@ -320,18 +360,18 @@ class CapturedStep:
             means = [sum(each, 0.0) / count for each in losses]  # over a window, then over the ranks
             loss = means[0] if len(means) == 1 else sum(count * x for x in means) / (count * len(means))
             shown = None if step.config.max_grad_norm is None else norm
-            done.pending._done(TrainingMetrics(done.number, loss, shown, done.lr))
+            done._done(TrainingMetrics(done.number, loss, shown, done.lr))
             step.precision.adapt()
         elif left_out:
             done.take_back()
-            done.pending._done(None)
+            done._done(None)
         else:
             self._fail(done, code, norm, losses)
 
     def _wait(self, launched: _Launched) -> list[list[float]]:
         """Each rank's losses, when the launch is over."""
-        if self._ranks is not None:
-            return self._ranks.result(launched.event, launched.host[2:])
+        if self._comm is not None:
+            return losses_of(self._comm, launched.event, launched.host[2:])
         launched.event.synchronize()
         return [launched.host[2:].tolist()]
 
@@ -345,8 +385,8 @@ class CapturedStep:
                 time.sleep(1e-3)
             if not one.event.query() or one.host[0]:
                 one.take_back()
-            one.pending._done(None, error)
-        self._failed = done.pending
+            one._done(None, error)
+        self._failed = done
 
     def _fail(self, done: _Launched, code: int, norm: float, losses: list[list[float]]) -> None:
         """The device has stopped at this launch: take back it and those after it, all over, and let it go on."""
@@ -357,21 +397,19 @@ class CapturedStep:
         error: Exception
         if code == LOSS:
             bad = [(x, rank) for rank, each in enumerate(losses) for x in each if not math.isfinite(x)]
-            error = NonFiniteLossError.of(bad[0][0], done.number, bad[0][1] if self._ranks else None)
+            error = NonFiniteLossError.of(bad[0][0], done.number, bad[0][1] if self._comm else None)
         elif code == RANGE:
             error = IndexError(f"step {done.number}: an index or a class target is out of range; no weight was changed")
         else:
             error = NonFiniteGradientError(
                 f"step {done.number}: the gradient norm is {norm}; nothing was changed", norm
             )
-        done.pending._done(None, error)
-        self._failed = done.pending
+        done._done(None, error)
+        self._failed = done
         while self._launched:
             after = self._launched.pop()
             after.take_back()
-            after.pending._done(
-                None, RuntimeError(f"the step was left out, because step {done.number} failed: {error}")
-            )
+            after._done(None, RuntimeError(f"the step was left out, because step {done.number} failed: {error}"))
         done.take_back()
 
 
@@ -393,111 +431,6 @@ class CapturedPass:
         """Give the graph's memory back."""
         if self._static is not None:
             self._static.graph.close()
-
-
-class Capturing:
-    """What a trainer offers of CUDA graphs."""
-
-    def __init__(self, step: Step) -> None:
-        self._step = step
-        self._passes: dict[str, CapturedPass] = {}
-
-    def capture(self, loss_function: Callable[..., Tensor], params: Params, *, max_graphs: int = 8) -> CapturedStep:
-        """The whole step, ``loss_function(*inputs)`` to the update, as one CUDA graph.
-
-        ::
-
-            step = trainer.capture(model.loss, model.named_parameters())
-            for x, y in batches:
-                pending = step(x, y)
-            print(pending.result())
-
-        The first inputs of some shapes are an eager step, the second are captured, and from then on a step is one
-        launch, for which the host does not wait: ``result()`` of what it returns does. Weights, moments, random numbers
-        and metrics are those of eager steps to the last bit. On the CPU all steps are eager. ``loss_function`` returns
-        a tensor of one element; what it does in Python happens in the capture only. The ``max_graphs`` combinations of
-        shapes used last are kept. ``global_step`` counts launches.
-
-        On several ranks, with DistributedTrainer, BucketedTrainer or AmpTrainer over NCCL, the exchange of gradients is
-        part of the graph. All ranks call the step alike, with inputs of the same shapes, whose micro-batches count
-        alike; the first call for some shapes and the capture compare them. A loss or gradient that is not finite on one
-        rank is an error of all.
-
-        Raises ValueError for parameters on several devices, other trainers and other communicators of several ranks.
-        """
-        step, comm = self._step, self._step.reducer.communicator
-        if comm is not None and comm.world_size > 1:
-            if not step.reducer.capturable:
-                raise ValueError(
-                    f"{step.name} on {comm.world_size} ranks exchanges values by the host in each step, which a graph "
-                    "cannot hold; capture with DistributedTrainer, BucketedTrainer or AmpTrainer, or on one rank"
-                )
-            if not comm.captures:
-                raise ValueError(
-                    f"{type(comm).__name__} exchanges data by the host, which a graph cannot hold; capture on "
-                    f"{comm.world_size} ranks needs NcclCommunicator"
-                )
-        step.recorder.wait_for_captures()
-        captured = CapturedStep(step, loss_function, params, max_graphs)
-        step.recorder.captured.append(captured)
-        return captured
-
-    def launch(self, *inputs: Tensor) -> PendingMetrics:
-        """A step of what ``capture`` was called with last. Raises RuntimeError before that."""
-        captured: list[CapturedStep] = self._step.recorder.captured
-        if not captured:
-            raise RuntimeError("launch: no step was captured; call capture(loss_function, params) first")
-        return captured[-1](*inputs)
-
-    def capture_forward_pass(self, function: Callable[..., Any], *inputs: Tensor) -> Any:
-        """Capture ``function(*inputs)`` for ``launch_forward_graph`` (boostr); returns its tensors, without values yet.
-
-        Run the function once before, so that its kernels are loaded. With inputs on the CPU nothing is captured, and
-        None returned: a launch then calls the function.
-        """
-        self._close_passes()
-        device = next((x.device for x in inputs if x.device.type == "cuda"), Device("cpu"))
-        self._passes["forward"] = CapturedPass(function, inputs, device)
-        return self._passes["forward"].outputs
-
-    def capture_backward_pass(self, function: Callable[[Any], Any]) -> Any:
-        """Capture, for ``launch_backward_graph``, a function of what the forward pass returns, such as
-        ``lambda loss: loss.backward()``; returns what it returns.
-        """
-        forward = self._pass("forward", "capture_backward_pass")
-        self._passes["backward"] = CapturedPass(lambda: function(forward.outputs), (), forward.device)
-        return self._passes["backward"].outputs
-
-    def launch_forward_graph(self, *inputs: Tensor) -> Any:
-        """The captured forward pass for these inputs, of the same shapes; its tensors are overwritten by the next."""
-        return self._pass("forward", "launch_forward_graph")(*inputs)
-
-    def launch_backward_graph(self) -> Any:
-        """The captured backward pass, of what the forward pass gave last."""
-        return self._pass("backward", "launch_backward_graph")()
-
-    @property
-    def graphs_captured(self) -> bool:
-        """Whether both passes are captured (boostr)."""
-        return len(self._passes) == 2
-
-    def clear_graphs(self) -> None:
-        """Forget all captures and free their memory."""
-        captured = self._step.recorder.captured
-        for step in captured:
-            step.clear()
-        captured.clear()
-        self._close_passes()
-
-    def _close_passes(self) -> None:
-        for one in self._passes.values():
-            one.close()
-        self._passes.clear()
-
-    def _pass(self, name: str, asked: str) -> CapturedPass:
-        if name not in self._passes:
-            raise RuntimeError(f"{asked}: there is no {name} pass; call capture_{name}_pass first")
-        return self._passes[name]
 
 
 def _shapes(inputs: Sequence[Any]) -> str:

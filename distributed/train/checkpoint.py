@@ -39,10 +39,7 @@ def save_distributed_checkpoint(
     failed; earlier checkpoints are then intact.
     """
 
-    def save() -> dict[str, Any]:
-        return {"path": str(save_checkpoint(folder, tensors, state, keep))}
-
-    return Path(by_rank_0(communicator, save, "save", folder)["path"])
+    return Path(by_rank_0(communicator, lambda: str(save_checkpoint(folder, tensors, state, keep)), "save", folder))
 
 
 def load_distributed_checkpoint(
@@ -96,24 +93,22 @@ def restore_random_state(communicator: Communicator, state: Mapping[str, Any]) -
     minigrad.default_generator.load_state_dict({"seed": seed, "offset": offset})
 
 
-def by_rank_0(
-    communicator: Communicator, work: Callable[[], dict[str, Any]], what: str, folder: str | os.PathLike[str]
-) -> dict[str, Any]:
-    """What ``work()`` of rank 0 returned, on all ranks. If it fails, rank 0 raises its error, and the others
-    CheckpointError."""
+def by_rank_0(communicator: Communicator, work: Callable[[], Any], what: str, folder: str | os.PathLike[str]) -> Any:
+    """The JSON value that ``work()`` of rank 0 returned, on all ranks. If it fails, rank 0 raises its error, and the
+    others CheckpointError."""
     failure: Exception | None = None
-    outcome: dict[str, Any] = {}
+    value = None
     if communicator.rank == 0:
         try:
-            outcome = work()
+            value = work()
         except Exception as error:  # raised below, when the others know
-            failure, outcome = error, {"error": str(error)}
-    found: dict[str, Any] = all_gather_json(communicator, outcome)[0]
+            failure = error
+    value, problem = all_gather_json(communicator, [value, None if failure is None else str(failure)])[0]
     if failure is not None:
         raise failure
-    if "error" in found:
-        raise CheckpointError(f"rank 0 could not {what}: {found['error']}", Path(folder))
-    return found
+    if problem is not None:
+        raise CheckpointError(f"rank 0 could not {what}: {problem}", Path(folder))
+    return value
 
 
 class AsyncCheckpointer:
@@ -159,11 +154,7 @@ class AsyncCheckpointer:
     ) -> None:
         """``save`` by rank 0, whose arguments alone count. A collective: what rank 0 raises, all ranks learn."""
 
-        def save() -> dict[str, Any]:
-            self.save(folder, tensors, state, keep)
-            return {}
-
-        by_rank_0(communicator, save, "save", folder)
+        by_rank_0(communicator, lambda: self.save(folder, tensors, state, keep), "save", folder)
 
     def wait(self) -> Path | None:
         """Return the folder of the checkpoint that was saved last, when it is on the disk; None if none was begun since

@@ -2,7 +2,7 @@
 
     python -m minigrad.distributed.launch -n 2 -m minigrad.distributed.train examples/distributed_gpt.yaml
     python -m minigrad.distributed.train CONFIG.yaml                       one process, or torchrun, mpirun, srun
-    python -m minigrad.distributed.train CONFIG.yaml --world-size 2 --rank 0 --coordinator node1:29500      on GPUs
+    python -m minigrad.distributed.train CONFIG.yaml --world-size 2 --rank 0 --coordinator node1:29500      by hand
 
 Flags outweigh the file; nothing outweighs a launcher, which must agree with both. Every key of the file is a flag, too:
 --training.max_steps 500. Rank 0 writes metrics.jsonl and the checkpoints into the output folder; --resume goes on from
@@ -32,6 +32,7 @@ from ..comm.communicator import Communicator
 from ..comm.gather import all_gather_json
 from ..comm.launchers import discover_place
 from .block_trainer import BlockDistributedTrainer
+from .by_hand import run_by_hand
 from .config import NonFiniteLossError, TrainingMetrics
 from .grad_sync import ReplicaMismatchError, agree_on_settings
 from .settings import FLAGS, Settings, SettingsError, read_overrides, read_settings, resolve
@@ -60,6 +61,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         given = {key: value for key in FLAGS.values() if (value := getattr(options, key)) is not None}
         settings = read_settings(options.config, {**given, **read_overrides(rest)})
         config = resolve(settings.training.distributed, discover_place())
+        if config.by_hand:
+            alike = {**settings.named(), "file": options.config, "resume": options.resume, "dry-run": options.dry_run}
+            return run_by_hand(config, alike, sys.argv[1:] if arguments is None else arguments)
         with config.connect(timeout=settings.training.timeout) as comm:
             run = Run(comm, settings, options.resume, options.dry_run)
             try:

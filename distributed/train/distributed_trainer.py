@@ -20,7 +20,7 @@ from .buckets import DEFAULT_BUCKET_BYTES, CommHook, GradientBucketManager, all_
 from .config import TrainingConfig, TrainingMetrics, check_kind
 from .grad_sync import assert_replicas_identical, broadcast_params
 from .params import Params
-from .reducers import Buckets, OneRank, Overlapped
+from .reducers import Buckets, Overlapped
 from .simple_trainer import SimpleTrainer
 
 
@@ -42,7 +42,8 @@ class DistributedTrainer(SimpleTrainer):
     ``bucket_size_bytes`` is the size of the flat buffers that are reduced at once. ``hook`` averages one of them (see
     ``CommHook``; ``BFloat16Compression`` halves what is sent).
 
-    ``communicator`` connects the ranks. Raises TypeError for a configuration or a communicator of another kind.
+    ``communicator`` connects the ranks, of which this is number ``rank`` of ``world_size``. Raises TypeError for a
+    configuration or a communicator of another kind.
     """
 
     _example = "TrainingConfig(learning_rate=1e-3), init_process_group()"
@@ -62,18 +63,10 @@ class DistributedTrainer(SimpleTrainer):
         check_kind(self, "communicator", communicator, Communicator, self._example)
         GradientBucketManager([], communicator, bucket_size_bytes, hook)  # checks them
         self.communicator: Final[Communicator] = communicator
-        kind = OneRank if communicator.world_size == 1 else self._reducer
-        self._step.reducer = kind(communicator, bucket_size_bytes, hook)
-
-    @property
-    def rank(self) -> int:
-        """This rank's number, from 0."""
-        return self.communicator.rank
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks."""
-        return self.communicator.world_size
+        self.rank: Final[int] = communicator.rank
+        self.world_size: Final[int] = communicator.world_size
+        if self.world_size > 1:
+            self._step.reducer = self._reducer(communicator, bucket_size_bytes, hook)
 
     @property
     def num_buckets(self) -> int:

@@ -24,7 +24,7 @@ from ..comm.comm_errors import CollectiveMismatchError
 from ..comm.communicator import Communicator
 from ..comm.gather import all_gather_bytes, all_gather_json, all_gather_rows
 from ..comm.place import bytes_of, on_host
-from .buckets import DEFAULT_BUCKET_BYTES, GradientBucketManager
+from .buckets import DEFAULT_BUCKET_BYTES, CommHook, GradientBucketManager, all_reduce_hook
 from .params import Named, Params, named_params
 from .step import merged
 
@@ -70,10 +70,9 @@ def shard_batches(num_batches: int, rank: int, world_size: int) -> range:
     Disjoint and complete over the ranks; empty where there are fewer batches than ranks. Raises ValueError for a
     ``world_size`` below 1, a rank outside of it, and a negative ``num_batches``.
     """
-    for name, value, least in (("num_batches", num_batches, 0), ("world_size", world_size, 1), ("rank", rank, 0)):
-        check_int(f"shard_batches: {name}", value, least)
-    if rank >= world_size:
-        raise ValueError(f"shard_batches: rank is {rank}, expected one from 0 to {world_size - 1}")
+    check_int("shard_batches: num_batches", num_batches, 0)
+    check_int("shard_batches: world_size", world_size, 1)
+    check_int("shard_batches: rank", rank, 0, world_size - 1)
     return range(rank, num_batches, world_size)
 
 
@@ -85,13 +84,19 @@ def agree_on_settings(communicator: Communicator, settings: Mapping[str, Any]) -
 
     A collective of all ranks.
     """
-    everyone = all_gather_json(communicator, {key: repr(value) for key, value in settings.items()})
+    found = difference(all_gather_json(communicator, {key: repr(value) for key, value in settings.items()}))
+    if found is not None:
+        raise mismatch(communicator, found[1], "agree_on_settings", [found[0]])
+
+
+def difference(everyone: Sequence[Mapping[str, str]]) -> tuple[int, str] | None:
+    """The first rank whose settings are not rank 0's, and a sentence that says what differs; None if all agree."""
     for rank, other in enumerate(everyone):
         for key in sorted(everyone[0].keys() | other.keys()):
-            if other.get(key) != everyone[0].get(key):
-                here, there = other.get(key), everyone[0].get(key)
-                text = f"the ranks' settings differ: {key} is {here} on rank {rank}, {there} on rank 0"
-                raise mismatch(communicator, text, "agree_on_settings", [rank])
+            here, there = other.get(key), everyone[0].get(key)
+            if here != there:
+                return rank, f"the ranks' settings differ: {key} is {here} on rank {rank}, {there} on rank 0"
+    return None
 
 
 def agree_on_params(communicator: Communicator, params: Params) -> Named:
@@ -170,18 +175,23 @@ def compare_replicas(communicator: Communicator, named: Named) -> None:
 
 
 def all_reduce_grads(
-    communicator: Communicator, grads: GradStore, params: Params, bucket_size_bytes: int = DEFAULT_BUCKET_BYTES
+    communicator: Communicator,
+    grads: GradStore,
+    params: Params,
+    bucket_size_bytes: int = DEFAULT_BUCKET_BYTES,
+    hook: CommHook = all_reduce_hook,
 ) -> GradStore:
     """The gradients' mean over all ranks, for those of ``params`` that are trained (boostr's ``all_reduce_grads``).
 
     A collective of all ranks; ``grads`` is consumed. A gradient that this rank does not have counts as zeros, one that
-    no rank has is missing in the result too. ``grads`` itself is returned where there is one rank.
+    no rank has is missing in the result too. ``grads`` itself is returned where there is one rank. ``hook`` may combine
+    the ranks' buckets in another way.
     """
     if communicator.world_size == 1:
         return grads
     named = [(name, p) for name, p in agree_on_params(communicator, params) if p.requires_grad]
     windows = exchange_window(communicator, Window(0.0, 1.0, 1, 0.0, 0.0, [grads.contains(p) for _, p in named]))
-    manager = GradientBucketManager([p for _, p in named], communicator, bucket_size_bytes)
+    manager = GradientBucketManager([p for _, p in named], communicator, bucket_size_bytes, hook)
     for _, p in reversed(named):
         if (grad := grads.remove(p)) is not None:
             # A tensor of its own for each: two parameters may have been given the same gradient.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 
+from minigrad.dtypes import float16
 from minigrad.grad_store import GradStore, TensorId
 from minigrad.optim import Optimizer
 from minigrad.tensor import Tensor
@@ -69,8 +71,23 @@ def wanted_grads(grads: GradStore, named: Named) -> GradStore:
         g, x = grad.data, p.data
         fits = g.shape == x.shape and (g.dtype is x.dtype or g.dtype == x.dtype)
         if not fits or grad.device is not p.device:
-            raise ValueError(
-                f"the gradient of parameter {name} has shape {grad.shape}, {grad.dtype}, on {grad.device}; the "
-                f"parameter has {p.shape}, {p.dtype}, on {p.device}"
-            )
+            raise misfit(f"the gradient of parameter {name}", grad, p)
     return GradStore(wanted)
+
+
+def misfit(what: str, grad: Tensor, p: Tensor) -> ValueError:
+    """The error for a gradient that does not fit its parameter."""
+    return ValueError(
+        f"{what} has shape {grad.shape}, {grad.dtype}, on {grad.device}; the parameter has {p.shape}, {p.dtype}, on "
+        f"{p.device}"
+    )
+
+
+def has_float16(named: Named) -> bool:
+    """Whether a trained parameter is float16."""
+    return any(p.dtype == float16 for _, p in named if p.requires_grad)
+
+
+def power_of_two(x: float) -> float:
+    """The largest one that is not above ``x``, by which dividing rounds nothing; 1 for 0."""
+    return math.ldexp(1.0, math.frexp(x)[1] - 1) if x else 1.0

@@ -11,7 +11,6 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from minigrad.dtypes import float16
 from minigrad.grad_store import GradStore, TensorId
 from minigrad.optim import GradAccumulator
 from minigrad.optim.optimizer_state import options_of
@@ -30,50 +29,20 @@ from .grad_sync import (
     mean_over_ranks,
     mismatch,
 )
-from .params import Named, Params, named_params
-from .step import Reducer, Step
+from .params import Named, Params, has_float16, named_params, power_of_two
+from .step import Reducer, Step, no_weight
 
 
-class OneRank(Reducer):
-    """A world of one rank whose micro-batches have weights."""
-
-    unit: float = 1.0
+class Buckets(Reducer):
+    """Averages the gradients over the ranks in flat buffers, when the window is full."""
 
     def __init__(self, communicator: Communicator, bucket_size_bytes: int, hook: CommHook) -> None:
         self.communicator: Communicator = communicator
         self.world_size: int = communicator.world_size
         self.bucket_size_bytes: int = bucket_size_bytes
         self.hook: CommHook = hook
-
-    def begin(self, step: Step, params: Params, weight: float) -> Named:
-        """Where gradients are float16, the first weight of a window decides the unit."""
-        named = step.named(params)
-        if weight and not step.accumulator.weight and _has_float16(named):
-            self.unit = _power_of_two(weight)
-        return named
-
-    def reduce(self, step: Step, named: Named) -> tuple[Iterable[GradStore], float] | None:
-        """The mean over the weights; ValueError if these are 0."""
-        if step.accumulator.current_step and not step.accumulator.weight:
-            step.accumulator.reset()
-            raise _no_weight(step)
-        return super().reduce(step, named)
-
-
-class Buckets(OneRank):
-    """Averages the gradients over the ranks in flat buffers, when the window is full."""
-
-    unit: float = 1.0
-
-    def __init__(self, communicator: Communicator, bucket_size_bytes: int, hook: CommHook) -> None:
-        super().__init__(communicator, bucket_size_bytes, hook)
         self.manager: GradientBucketManager | None = None
         self._agreed: tuple[list[tuple[str, int, bool]], Named] | None = None
-
-    @property
-    def num_buckets(self) -> int:
-        """Flat buffers of a step; 0 before the first one."""
-        return 0 if self.manager is None else self.manager.num_buckets
 
     def begin(self, step: Step, params: Params, weight: float) -> Named:
         """Where the parameters are new, the ranks compare them, their values, and the trainers' settings.
@@ -89,8 +58,8 @@ class Buckets(OneRank):
             agreed = agree_on_params(comm, named)
             compare_replicas(comm, agreed)
             first = self._agreed is None and not step.global_step and not step.accumulator.current_step
-            if first and _has_float16(agreed):
-                self.unit = _power_of_two(mean_over_ranks(comm, {"weight": weight})["weight"])
+            if first and has_float16(agreed):
+                self.unit = power_of_two(mean_over_ranks(comm, {"weight": weight})["weight"])
             self._agreed, self.manager = (key, agreed), None
         return step.named(self._agreed[1])
 
@@ -138,8 +107,8 @@ class Buckets(OneRank):
             return None
         self.check(step, windows)
         total = sum(window.weight for window in windows)
-        if _has_float16(named):
-            self.unit *= _power_of_two(total / sum(window.count for window in windows))
+        if has_float16(named):
+            self.unit *= power_of_two(total / sum(window.count for window in windows))
         mean_loss = sum(window.weight * window.loss for window in windows if window.weight) / total
         absent = [p for i, p in enumerate(trained) if not any(window.present[i] for window in windows)]
         return manager.wait_each(absent, comm.world_size / total), mean_loss
@@ -148,6 +117,7 @@ class Buckets(OneRank):
         """The buckets of these parameters, which stay for later windows."""
         if self.manager is None:
             self.manager = self.new_buckets(trained)
+            self.num_buckets = self.manager.num_buckets
         return self.manager
 
     def new_buckets(self, trained: list[Tensor]) -> GradientBucketManager:
@@ -175,7 +145,7 @@ class Buckets(OneRank):
                     text = f"the {what} is {here} on rank {rank}, {there} on rank 0; no weight changed"
                     raise mismatch(self.communicator, text, "step", [rank])
         if not sum(window.weight for window in windows):
-            raise _no_weight(step)
+            raise no_weight(step)
         bad = [
             f"{window.loss} on rank {rank}"
             for rank, window in enumerate(windows)
@@ -236,20 +206,5 @@ class _Filler:
         self._manager.mark_grad_ready(id, grad)
 
 
-def _no_weight(step: Step) -> ValueError:
-    return ValueError(
-        f"step {step.global_step + 1}: the micro-batches of all ranks have weight 0, so there is no mean gradient"
-    )
-
-
 def _trained(named: Named) -> list[Tensor]:
     return [p for _, p in named if p.requires_grad]
-
-
-def _has_float16(named: Named) -> bool:
-    return any(p.dtype == float16 for p in _trained(named))
-
-
-def _power_of_two(x: float) -> float:
-    """The largest one that is not above ``x``, by which dividing rounds nothing; 1 for 0."""
-    return math.ldexp(1.0, math.frexp(x)[1] - 1) if x else 1.0

@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 import itertools
 import math
+import re
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -150,13 +151,16 @@ class Settings:
     data: DataSection = dataclasses.field(default_factory=DataSection)
     training: TrainingSection = dataclasses.field(default_factory=TrainingSection)
 
+    def named(self) -> dict[str, Any]:
+        """All settings but those of ``training.distributed``, by dotted name."""
+        found = _by_name(dataclasses.asdict(self), "")
+        return {name: value for name, value in found if not name.startswith("training.distributed")}
+
     def fixed(self) -> dict[str, Any]:
         """The settings that make the run what it is, by dotted name."""
-        free = ["output_dir", "max_steps", "epochs", "log_interval", "save_interval", "keep", "timeout", "distributed"]
-        out: dict[str, Any] = {"data.tokens": self.data.tokens}
-        out |= {f"model.{key}": value for key, value in dataclasses.asdict(self.model).items()}
-        out |= {f"training.{k}": v for k, v in dataclasses.asdict(self.training).items() if k not in free}
-        return out
+        free = ["output_dir", "max_steps", "epochs", "log_interval", "save_interval", "keep", "timeout"]
+        changeable = {"data.source", *(f"training.{key}" for key in free)}
+        return {name: value for name, value in self.named().items() if name not in changeable}
 
 
 # entrenar's command-line flags, and the keys that they set.
@@ -214,11 +218,11 @@ def read_settings(path: str | Path, overrides: Mapping[str, str] | None = None) 
         ) from error
 
     class Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML is not typed
-        """Plain values only, and no key twice."""
+        """Plain values only, and no key twice; 1e-3 is a number, as in YAML 1.2."""
 
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
             seen = set()
-            for key_node, _ in node.value:
+            for key_node, value_node in node.value:
                 key = self.construct_object(key_node, deep=True)
                 line = f"{path}, line {key_node.start_mark.line + 1}"
                 if not isinstance(key, str) or "." in key:
@@ -226,8 +230,16 @@ def read_settings(path: str | Path, overrides: Mapping[str, str] | None = None) 
                 if key in seen:
                     raise SettingsError(f"{line}: {key} is given twice")
                 seen.add(key)
+                try:
+                    self.construct_object(value_node, deep=True)
+                except SettingsError:
+                    raise
+                except (ValueError, AttributeError) as error:  # a wrong !!tag, 31 February, a number of 5,000 digits
+                    raise SettingsError(f"{line}: {key}: {error}") from error
             return dict(super().construct_mapping(node, deep))
 
+    number = re.compile(r"[-+]?(\.\d+|\d+(\.\d*)?)[eE][-+]?\d+$", re.ASCII)
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+.0123456789"))
     try:
         content = yaml.load(Path(path).read_text(encoding="utf-8"), Loader)
     except (OSError, UnicodeDecodeError) as error:
@@ -236,7 +248,9 @@ def read_settings(path: str | Path, overrides: Mapping[str, str] | None = None) 
         raise SettingsError(f"{path} is no valid YAML: {' '.join(str(error).split())}") from error
     content = {} if content is None else content
     if isinstance(content, dict):
-        content = _overridden(content, {key: _plain(yaml, text) for key, text in (overrides or {}).items()})
+        content = _overridden(
+            content, {key: _plain(yaml, Loader, key, text) for key, text in (overrides or {}).items()}
+        )
     settings = _section(Settings, content, "")
     _check(settings)
     return settings
@@ -254,7 +268,7 @@ def resolve(section: DistributedSection | None, place: Place) -> DistributedTrai
             raise SettingsError("training.distributed needs world_size: nothing launched this process")
         given["world_size"] = place.world_size
     if given["rank"] is None:
-        if alone and given["world_size"] != 1 and given["backend"] == "cuda":
+        if alone and given["world_size"] != 1 and (given["backend"] == "cuda" or given["coordinator_addr"]):
             raise SettingsError(f"which of the {given['world_size']} ranks is this? Nothing launched it: pass --rank")
         given["rank"] = place.rank
     try:
@@ -268,10 +282,12 @@ def resolve(section: DistributedSection | None, place: Place) -> DistributedTrai
 # ------------------------------------------------------------------ reading
 
 
-def _plain(yaml: Any, text: str) -> Any:
-    """A value of the command line: as in the file, but 1e-3 is a number."""
-    value = yaml.safe_load(text)
-    return float(value) if isinstance(value, str) and _is_number(value) else value
+def _plain(yaml: Any, loader: Any, key: str, text: str) -> Any:
+    """A value of the command line, as in the file."""
+    try:
+        return yaml.load(text, loader)
+    except (yaml.YAMLError, ValueError, AttributeError) as error:
+        raise SettingsError(f"{key}: {text[:40]!r} is no value of YAML: {' '.join(str(error).split())}") from error
 
 
 def _overridden(content: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -343,10 +359,7 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         elif type(value) is choice:
             return value
     wanted = " or ".join(_NAMES.get(str(choice), choice.__name__) for choice in choices)
-    hint_text = ""
-    if type(value) is str and float in choices and _is_number(value):
-        hint_text = f" (YAML reads {value} as text; write it with a dot, as 1.0e-3)"
-    raise SettingsError(f"{where} is {_show(value)}, expected {wanted}{hint_text}")
+    raise SettingsError(f"{where} is {_show(value)}, expected {wanted}")
 
 
 _NAMES = {
@@ -357,14 +370,6 @@ _NAMES = {
     "list[str]": "a list of paths",
     "<class 'NoneType'>": "null",
 }
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _show(value: Any) -> str:

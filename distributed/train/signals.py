@@ -12,6 +12,7 @@ from minigrad.creation import tensor
 
 from ..comm.calls import ReduceOp
 from ..comm.communicator import Communicator
+from ..job.launch_job import handled
 
 
 @contextlib.contextmanager
@@ -31,12 +32,8 @@ def interrupts() -> Iterator[list[int]]:
         received.append(number)
         os.write(2, b"\nfinishing this step, then saving (again: stop at once)\n")  # print may be amid a line here
 
-    previous = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with handled(note, (signal.SIGINT, signal.SIGTERM)):
         yield received
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 def interrupted(communicator: Communicator, received: list[int]) -> int:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
+from minigrad.device import Device
 from minigrad.grad_store import GradStore
 from minigrad.optim import LrSchedule, Optimizer
+from minigrad.tensor import Tensor
 
-from .captured_step import Capturing
+from .captured_step import CapturedPass, CapturedStep, PendingMetrics
 from .config import TrainingConfig, TrainingMetrics, check_kind
 from .params import Params
 from .step import Step
 from .step_state import restore_step, save_step
 
 
-class SimpleTrainer(Capturing):
+class SimpleTrainer:
     """Turns the gradients of micro-batches into optimizer steps, in one process.
 
     ::
@@ -43,7 +45,8 @@ class SimpleTrainer(Capturing):
     ) -> None:
         config = TrainingConfig() if config is None else config
         check_kind(self, "config", config, TrainingConfig, self._example)
-        super().__init__(Step(type(self).__name__, config, optimizer, schedule))
+        self._step: Step = Step(type(self).__name__, config, optimizer, schedule)
+        self._passes: dict[str, CapturedPass] = {}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(step {self.global_step}, {self.config}, {self.optimizer})"
@@ -109,3 +112,102 @@ class SimpleTrainer(Capturing):
         changes. At the next step several ranks compare again what they have.
         """
         restore_step(self._step, params, arrays, meta)
+
+    # ------------------------------------------------------------------ CUDA graphs
+
+    def capture(self, loss_function: Callable[..., Tensor], params: Params, *, max_graphs: int = 8) -> CapturedStep:
+        """The whole step, ``loss_function(*inputs)`` to the update, as one CUDA graph.
+
+        ::
+
+            step = trainer.capture(model.loss, model.named_parameters())
+            for x, y in batches:
+                pending = step(x, y)
+            print(pending.result())
+
+        The first inputs of some shapes are an eager step, the second are captured, and from then on a step is one
+        launch, for which the host does not wait: ``result()`` of what it returns does. Weights, moments, random numbers
+        and metrics are those of eager steps to the last bit. On the CPU all steps are eager. ``loss_function`` returns
+        a tensor of one element; what it does in Python happens in the capture only. The ``max_graphs`` combinations of
+        shapes used last are kept. ``global_step`` counts launches.
+
+        On several ranks, with DistributedTrainer, BucketedTrainer or AmpTrainer over NCCL, the exchange of gradients is
+        part of the graph. All ranks call the step alike, with inputs of the same shapes, whose micro-batches count
+        alike; the first call for some shapes and the capture compare them. A loss or gradient that is not finite on one
+        rank is an error of all.
+
+        Raises ValueError for parameters on several devices, other trainers and other communicators of several ranks.
+        """
+        step, comm = self._step, self._step.reducer.communicator
+        if comm is not None:
+            if not step.reducer.capturable:
+                raise ValueError(
+                    f"{step.name} on {comm.world_size} ranks exchanges values by the host in each step, which a graph "
+                    "cannot hold; capture with DistributedTrainer, BucketedTrainer or AmpTrainer, or on one rank"
+                )
+            if not comm.captures:
+                raise ValueError(
+                    f"{type(comm).__name__} exchanges data by the host, which a graph cannot hold; capture on "
+                    f"{comm.world_size} ranks needs NcclCommunicator"
+                )
+        step.recorder.wait_for_captures()
+        captured = CapturedStep(step, loss_function, params, max_graphs)
+        step.recorder.captured.append(captured)
+        return captured
+
+    def launch(self, *inputs: Tensor) -> PendingMetrics:
+        """A step of what ``capture`` was called with last. Raises RuntimeError before that."""
+        captured: list[CapturedStep] = self._step.recorder.captured
+        if not captured:
+            raise RuntimeError("launch: no step was captured; call capture(loss_function, params) first")
+        return captured[-1](*inputs)
+
+    def capture_forward_pass(self, function: Callable[..., Any], *inputs: Tensor) -> Any:
+        """Capture ``function(*inputs)`` for ``launch_forward_graph`` (boostr); returns its tensors, without values yet.
+
+        Run the function once before, so that its kernels are loaded. With inputs on the CPU nothing is captured, and
+        None returned: a launch then calls the function.
+        """
+        self._close_passes()
+        device = next((x.device for x in inputs if x.device.type == "cuda"), Device("cpu"))
+        self._passes["forward"] = CapturedPass(function, inputs, device)
+        return self._passes["forward"].outputs
+
+    def capture_backward_pass(self, function: Callable[[Any], Any]) -> Any:
+        """Capture, for ``launch_backward_graph``, a function of what the forward pass returns, such as
+        ``lambda loss: loss.backward()``; returns what it returns.
+        """
+        forward = self._pass("forward", "capture_backward_pass")
+        self._passes["backward"] = CapturedPass(lambda: function(forward.outputs), (), forward.device)
+        return self._passes["backward"].outputs
+
+    def launch_forward_graph(self, *inputs: Tensor) -> Any:
+        """The captured forward pass for these inputs, of the same shapes; its tensors are overwritten by the next."""
+        return self._pass("forward", "launch_forward_graph")(*inputs)
+
+    def launch_backward_graph(self) -> Any:
+        """The captured backward pass, of what the forward pass gave last."""
+        return self._pass("backward", "launch_backward_graph")()
+
+    @property
+    def graphs_captured(self) -> bool:
+        """Whether both passes are captured (boostr)."""
+        return len(self._passes) == 2
+
+    def clear_graphs(self) -> None:
+        """Forget all captures and free their memory."""
+        captured = self._step.recorder.captured
+        for step in captured:
+            step.clear()
+        captured.clear()
+        self._close_passes()
+
+    def _close_passes(self) -> None:
+        for one in self._passes.values():
+            one.close()
+        self._passes.clear()
+
+    def _pass(self, name: str, asked: str) -> CapturedPass:
+        if name not in self._passes:
+            raise RuntimeError(f"{asked}: there is no {name} pass; call capture_{name}_pass first")
+        return self._passes[name]

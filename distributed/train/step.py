@@ -32,7 +32,7 @@ from minigrad.tensor import Tensor
 
 from ..comm.communicator import Communicator
 from .config import NonFiniteLossError, TrainingConfig, TrainingMetrics
-from .params import Named, Params, add_missing, by_own_id, named_params, wanted_grads
+from .params import Named, Params, add_missing, by_own_id, has_float16, named_params, power_of_two, wanted_grads
 
 
 class Step:
@@ -122,30 +122,41 @@ class Step:
 
 
 class Reducer:
-    """Makes a window's gradients those of all ranks. Here there is one rank: they are so already."""
+    """Makes a window's gradients those of all ranks. Here there is one rank: they are so already.
+
+    Gradients are multiplied by the weights of their micro-batches. Where some are float16, the first weight of a window
+    decides the unit, so that what they are multiplied by stays near 1.
+    """
 
     communicator: Communicator | None = None
+    """What connects several ranks."""
     world_size: int = 1
     capturable: bool = True
     """Whether a CUDA graph can hold the reduction."""
     unit: float = 1.0
     """What the weights of micro-batches are divided by."""
-
-    @property
-    def num_buckets(self) -> int:
-        """Flat buffers of a step."""
-        return 0
+    num_buckets: int = 0
+    """Flat buffers of a step, once there was one."""
 
     def begin(self, step: Step, params: Params, weight: float) -> Named:
         """The parameters in the order of all ranks, before a micro-batch of this weight."""
-        return step.named(params)
+        named = step.named(params)
+        if weight not in (0.0, self.unit) and not step.accumulator.weight and has_float16(named):
+            self.unit = power_of_two(weight)
+        return named
 
     def backward(self, step: Step, named: Named, loss: Tensor, weight: float) -> GradStore:
         """The gradients of a micro-batch, without those that the reducer has taken already."""
         return step.backward(loss)
 
     def reduce(self, step: Step, named: Named) -> tuple[Iterable[GradStore], float] | None:
-        """End the window: its mean gradients, in parts that may still be on their way, and its mean loss."""
+        """End the window: its mean gradients, in parts that may still be on their way, and its mean loss.
+
+        Raises ValueError for weights that are 0 together.
+        """
+        if step.accumulator.current_step and not step.accumulator.weight:
+            step.accumulator.reset()
+            raise no_weight(step)
         window = step.accumulator.flush()
         return None if window is None else ([window[0]], window[1])
 
@@ -252,6 +263,13 @@ class Recorder:
         step.global_step += 1
         step.precision.adapt()
         return TrainingMetrics(step.global_step, loss, norm, step.optimizer.lr)
+
+
+def no_weight(step: Step) -> ValueError:
+    """The error for a window that has micro-batches, and no weight."""
+    return ValueError(
+        f"step {step.global_step + 1}: the micro-batches of all ranks have weight 0, so there is no mean gradient"
+    )
 
 
 def merged(parts: Iterable[GradStore]) -> GradStore:

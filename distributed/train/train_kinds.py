@@ -56,12 +56,11 @@ class OptimizerKind:
 
     def build(self, params: Iterable[Any] = ()) -> Optimizer:
         """A new optimizer for these parameters (tensors, or pairs (name, tensor)), perhaps none."""
-        named = list(params)
-        given = [named] if named else []
+        named = list(params) or None
         if isinstance(self.config, SgdConfig):
-            return SGD.from_config(self.config, *given)
+            return SGD.from_config(self.config, named)
         if isinstance(self.config, AdamWConfig):
-            return AdamW.from_config(self.config, *given)
+            return AdamW.from_config(self.config, named)
         raise TypeError(f"an OptimizerKind holds an SgdConfig or an AdamWConfig, not a {type(self.config).__name__}")
 
 
@@ -218,16 +217,16 @@ Batch = Sequence[TrainSample] | tuple[Any, Any]
 
 def batch_arrays(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
     """(features, labels), each with one sample per row. Raises ZeroSamplesError where there is none."""
-    if not isinstance(batch, tuple) or isinstance(next(iter(batch), None), TrainSample):
+    if not len(batch):
+        raise ZeroSamplesError("trainer: zero samples: the batch is empty")
+    if not isinstance(batch, tuple) or isinstance(batch[0], TrainSample):
         if not all(isinstance(sample, TrainSample) for sample in batch):
             raise TypeError("a batch is a list of TrainSample, or a tuple (features, labels) of arrays or tensors")
         x, y = _stacked([s.features for s in batch]), _stacked([s.label for s in batch])
     elif len(batch) == 2:
         x, y = host_array(batch[0]), host_array(batch[1])
-    elif batch:
-        raise TypeError(f"a batch is a tuple (features, labels), not one of {len(batch)} things")
     else:
-        raise ZeroSamplesError("trainer: zero samples: the batch is empty")
+        raise TypeError(f"a batch is a tuple (features, labels), not one of {len(batch)} things")
     if not x.ndim or not y.ndim or len(x) != len(y):
         raise ValueError(f"features {x.shape} and labels {y.shape}: expected one row per sample in both")
     if not len(x):
@@ -243,4 +242,4 @@ def host_array(value: Any) -> np.ndarray:
 
 
 def _stacked(values: list[Any]) -> np.ndarray:
-    return np.stack([host_array(value) for value in values]) if values else np.zeros((0,), np.float32)
+    return np.stack([host_array(value) for value in values])

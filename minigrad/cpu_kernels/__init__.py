@@ -1,6 +1,6 @@
 """The CPU backend: NumPy and Numba on raw arrays, one module per family, and the plain families of PLAIN_ONLY."""
 
-from ..plain_kernels import activation, batch_norm, comparison, indexing, log_sigmoid, movement, trigonometry
+from ..plain_kernels import batch_norm, movement
 from ..plain_kernels.arrays import (
     Array,
     as_array,
@@ -18,19 +18,24 @@ from ..plain_kernels.arrays import (
     zeros,
 )
 from . import (
+    activation,
     adagrad,
     adamw,
     attention,
+    comparison,
     cross_entropy,
     dropout,
+    elementwise,
     embedding,
     gelu,
     grad_norm,
     group_norm,
+    indexing,
     lamb,
     layer_norm,
     linear,
     linear_cross_entropy,
+    log_sigmoid,
     matmul,
     memory,
     random,
@@ -39,16 +44,14 @@ from . import (
     sgd,
     softmax,
     stages,
+    trigonometry,
 )
-from .elementwise import elementwise
 from .memory import heap
 from .reduce import reduce
 from .toolbox import bfloat16_product, threads
 
-PLAIN_ONLY: tuple[str, ...] = (
-    "activation", "batch_norm", "comparison", "indexing", "log_sigmoid", "movement", "trigonometry",
-)  # fmt: skip
-"""The families that are the plain ones: NumPy's passes over memory are as fast as compiled ones."""
+PLAIN_ONLY: tuple[str, ...] = ("batch_norm", "movement")
+"""The families that are the plain ones."""
 
 fuses_add_norm = False  # no norm adds two arrays first
 in_host_memory = True  # arrays are NumPy's

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 import numba
 import numpy as np
 
-from .elementwise import elementwise
+from . import elementwise
 from .toolbox.multi_tensor import GRAD, PARAM, STATE, Table, run_of
 from .toolbox.threads import task_kernel
 

@@ -1,12 +1,30 @@
-"""Elementwise arithmetic: the plain family, and erf, which NumPy lacks."""
+"""Functions of each element: the plain ones, in chunks where arrays are large; and erf, which NumPy lacks."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 
 from ..plain_kernels import elementwise as plain
+from .toolbox.array_program import FEW, Chunked, in_chunks, into_first
 from .toolbox.jit import kernel
 from .toolbox.vector_math import erf_fast
+
+div: Any  # and all others of the plain family
+globals().update(in_chunks(plain, without=("add_into", "assign", "cast", "erf")))
+assign = plain.assign
+add_into = into_first(np.add)
+_casts: dict[Any, Chunked] = {}
+
+
+def cast(x: np.ndarray, dtype: Any) -> np.ndarray:
+    """A copy of ``x`` in another dtype."""
+    if x.size < FEW:
+        return plain.cast(x, dtype)
+    if dtype not in _casts:
+        _casts[dtype] = Chunked(lambda x: plain.cast(x, dtype))
+    return _casts[dtype](x)
 
 
 @kernel
@@ -15,12 +33,8 @@ def _erf(x, y):
         y[i] = erf_fast(x[i])
 
 
-class elementwise(plain):
-    """Operations on each element."""
-
-    @staticmethod
-    def erf(x: np.ndarray) -> np.ndarray:
-        """Error function, of the shape and dtype of x, float32 or float64. Any strides."""
-        y = np.empty(x.shape, x.dtype)
-        _erf(np.ascontiguousarray(x).reshape(-1), y.reshape(-1))
-        return y
+def erf(x: np.ndarray) -> np.ndarray:
+    """Error function, of the shape and dtype of x, float32 or float64. Any strides."""
+    y = np.empty(x.shape, x.dtype)
+    _erf(np.ascontiguousarray(x).reshape(-1), y.reshape(-1))
+    return y

@@ -18,8 +18,7 @@ import math
 
 import numpy as np
 
-from . import cross_entropy, grad_norm, linear
-from .elementwise import elementwise
+from . import cross_entropy, elementwise, grad_norm, linear
 from .linear import _PAIRS, _product_rows, _weight_gradient
 from .matmul import NO_BIAS
 from .reduce import reduce

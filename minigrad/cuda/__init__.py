@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from .. import hints
 from ..device import Device
 from ..errors import bad_value
 
@@ -20,31 +21,6 @@ if TYPE_CHECKING:
     from .cuda_graph import Graph as Graph
     from .cuda_graph import graph as graph
     from .cuda_graph import graphed as graphed
-
-__all__ = [
-    "CaptureError",
-    "Event",
-    "Graph",
-    "OutOfMemoryError",
-    "Stream",
-    "current_device",
-    "device_count",
-    "empty_cache",
-    "get_device_capability",
-    "get_device_name",
-    "get_gemm",
-    "graph",
-    "graphed",
-    "is_available",
-    "max_memory_allocated",
-    "mem_get_info",
-    "memory_allocated",
-    "memory_reserved",
-    "reset_peak_memory_stats",
-    "set_device",
-    "set_gemm",
-    "synchronize",
-]
 
 
 def is_available() -> bool:
@@ -161,6 +137,10 @@ def _index(device: Device | str | int | None) -> int:
 
 
 _OF_GRAPHS = ("Graph", "graph", "graphed")
+_OF_KERNELS = ("CaptureError", "Event", "OutOfMemoryError", "Stream")
+
+if not TYPE_CHECKING:
+    __all__ = [*_OF_GRAPHS, *_OF_KERNELS, *hints.defined_in(__name__)]
 
 
 def __getattr__(name: str) -> Any:
@@ -168,7 +148,7 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module("minigrad.cuda.cuda_graph"), name)
     if name == "CaptureError":
         return importlib.import_module("minigrad.cuda_kernels.platform.recording").CaptureError
-    if name in ("Event", "Stream", "OutOfMemoryError"):
+    if name in _OF_KERNELS:
         package = Device("cuda:0").kernels_package()
         return getattr(package.memory if name == "OutOfMemoryError" else package.streams, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

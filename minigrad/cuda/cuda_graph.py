@@ -17,6 +17,7 @@ import numpy as np
 from .. import capturing, random
 from ..device import Device
 from ..errors import bad_index, bad_type, bad_value
+from ..modes import holding, of_thread
 from ..tensor import Tensor
 
 CALLS_CAPTURED = True  # for capturing.explain
@@ -70,7 +71,8 @@ class Graph:
         """Capture what is within. Raises CaptureError where a replay could not do it again; the device is then as
         before, and the graph closed.
         """
-        with self.raw.capture(), _drawing(self), capturing.by(self):
+        drawing = random.drawing_by(self._draw, self._graphs.recording.refuse)
+        with self.raw.capture(), drawing, holding(of_thread.mode, graph=self):
             yield self
 
     def before(self, function: Callable[[], None]) -> None:
@@ -157,12 +159,6 @@ class Graph:
 
 def _state_of(generator: random.Generator) -> np.ndarray:
     return np.array([generator.seed, generator.offset], np.uint64)
-
-
-@contextlib.contextmanager
-def _drawing(graph: Graph) -> Iterator[None]:
-    with random.drawing_by(graph._draw, graph._graphs.recording.refuse):
-        yield
 
 
 def graph(cuda_graph: Graph) -> contextlib.AbstractContextManager[Graph]:

@@ -3,11 +3,10 @@
 from typing import TYPE_CHECKING
 
 from .. import hints as _hints
-from .batches import FixedBatches, RandomBatches, min_tokens, train_val_split
+from .batches import EpochBatches, FixedBatches, RandomBatches, min_tokens, train_val_split
 from .bpe import BytePairTokenizer
 from .corpus import Corpus, load_corpus
 from .errors import DataError
-from .loader import EpochBatches
 from .prefetch import Prefetcher
 from .sampler import EpochSampler, shard
 from .token_files import open_tokens, write_tokens

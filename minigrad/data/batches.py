@@ -1,4 +1,4 @@
-"""Batches of token windows: random ones to train on, fixed ones to evaluate on.
+"""Batches of token windows: random ones or whole epochs to train on, fixed ones to evaluate on.
 
 A window of T + 1 tokens gives T predictions: ``x`` is its first T tokens, ``y`` the T that follow each of them.
 """
@@ -6,7 +6,7 @@ A window of T + 1 tokens gives T predictions: ``x`` is its first T tokens, ``y``
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from ..device import CPU
 from .errors import DataError
-from .sampler import shard
+from .sampler import EpochSampler, shard
 
 Batch = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 
@@ -113,6 +113,84 @@ class FixedBatches:
     def __iter__(self) -> Iterator[Batch]:
         for first in range(0, len(self._starts), self.batch_size):
             yield _split(self._windows[self._starts[first : first + self.batch_size]])
+
+
+class EpochBatches:
+    """Adjacent windows of T + 1 tokens, T apart, each once per epoch, shuffled anew for each epoch.
+
+    Iterating yields what is left of the current epoch; iterating again yields the next epoch::
+
+        for epoch in range(batches.epoch, epochs):
+            for x, y in batches:  # int64, (B, T) each
+                ...
+
+    Which windows a batch has, which part of them is this rank's, and what a checkpoint needs, is up to an
+    `EpochSampler`.
+
+    Args:
+        tokens: ``(N,)`` integers, N > T; any integer dtype, also a memory map. What is left after the last whole
+            window, fewer than T + 1 tokens, is never seen.
+        batch_size: B, of all ranks together.
+        block_size: T.
+        seed: non-negative, below 2**64.
+        drop_last: False: the last batch of an epoch may hold fewer than B windows. True: it is left out then, and
+            which windows that concerns differs from epoch to epoch.
+        rank, world_size: this rank's number, and how many there are. Each gets its part of every batch.
+
+    Raises:
+        DataError: the tokens are too few, or an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        tokens: npt.NDArray[Any],
+        batch_size: int,
+        block_size: int,
+        seed: int,
+        drop_last: bool = False,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        self._windows = _windows(tokens, batch_size, block_size, "training")[::block_size]
+        self.block_size = block_size
+        self.sampler: EpochSampler = EpochSampler(len(self._windows), batch_size, seed, drop_last, rank, world_size)
+
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch of the next batch, from 0."""
+        return self.sampler.epoch
+
+    @property
+    def position(self) -> int:
+        """Number of the next batch in its epoch, from 0; also inside of the loop, so that a checkpoint written after a
+        step resumes with the batch that follows.
+        """
+        return self.sampler.position
+
+    def __len__(self) -> int:
+        """Batches in an epoch."""
+        return len(self.sampler)
+
+    def __iter__(self) -> Iterator[Batch]:
+        for chosen in self.sampler:
+            yield _split(self._windows[chosen])
+
+    def state_dict(self) -> dict[str, int | bool]:
+        """Where the iteration stands, and the settings that give this a meaning; JSON values, equal on all ranks."""
+        return {**self.sampler.state_dict(), "block_size": self.block_size}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go to where `state_dict` was called, by however many ranks.
+
+        Raises:
+            DataError: the state is not one, or of other settings or another number of windows; nothing is changed then.
+        """
+        if not isinstance(state, Mapping) or "block_size" not in state:
+            raise DataError("this is not the state of EpochBatches")
+        block_size = state["block_size"]
+        if type(block_size) is not int or block_size != self.block_size:
+            raise DataError(f"the state is of block_size {block_size!r}, here it is {self.block_size}")
+        self.sampler.load_state_dict({key: value for key, value in state.items() if key != "block_size"})
 
 
 def train_val_split(

@@ -127,10 +127,10 @@ def text_files(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:
     """
     if not paths:
         raise DataError("no data: give at least one file or folder, or leave --data out for the default corpus")
-    unique: dict[Path, Path] = {}
+    unique: dict[str, Path] = {}
     for given in map(Path, paths):
         for path in _expand(given):
-            unique.setdefault(path.resolve(), path)
+            unique.setdefault(os.path.realpath(path), path)  # which knows no error: reading will say it
     return list(unique.values())
 
 

@@ -56,9 +56,6 @@ class EpochSampler:
         DataError: an argument is out of range.
     """
 
-    epoch: int
-    position: int
-
     def __init__(
         self, n: int, batch_size: int, seed: int, drop_last: bool = False, rank: int = 0, world_size: int = 1
     ) -> None:
@@ -78,8 +75,8 @@ class EpochSampler:
         self.drop_last = drop_last
         self.rank = rank
         self.world_size = world_size
-        self.epoch = 0
-        self.position = 0
+        self.epoch: int = 0
+        self.position: int = 0
         self._order: tuple[int, npt.NDArray[np.int64]] | None = None
 
     def __len__(self) -> int:

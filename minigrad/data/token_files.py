@@ -9,7 +9,6 @@ A text of a billion tokens then costs no memory to open: batches read the pages 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import stat
 from collections.abc import Iterable
@@ -94,28 +93,20 @@ def write_tokens(
     """
     path = Path(path)
     header = _header_bytes(format)
-    temporary = durable.temporary_sibling(path)  # a killed writer leaves it; nothing reads it
     count = 0
-    try:
-        with open(temporary, "xb", buffering=0) as file:
-            durable.write_all(file.fileno(), bytes(header))
-            for row in [tokens] if isinstance(tokens, np.ndarray) else tokens:
-                durable.write_all(file.fileno(), _as_uint16(row, count).tobytes())
-                count += len(row)
-            if not count:
-                raise DataError(f"there are no tokens to write to {path}")
-            if format == "llm.c":
-                if count > _MAX_COUNT:
-                    raise DataError(f"{count:,} tokens are more than the header of llm.c can count ({_MAX_COUNT:,})")
-                file.seek(0)
-                durable.write_all(file.fileno(), np.array([_MAGIC, _VERSION, count], "<i4").tobytes())
-            durable.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
-    durable.fsync_directory(path.parent)
+    with durable.replacing(path) as temporary, open(temporary, "xb", buffering=0) as file:
+        durable.write_all(file.fileno(), bytes(header))
+        for row in [tokens] if isinstance(tokens, np.ndarray) else tokens:
+            durable.write_all(file.fileno(), _as_uint16(row, count).tobytes())
+            count += len(row)
+        if not count:
+            raise DataError(f"there are no tokens to write to {path}")
+        if format == "llm.c":
+            if count > _MAX_COUNT:
+                raise DataError(f"{count:,} tokens are more than the header of llm.c can count ({_MAX_COUNT:,})")
+            file.seek(0)
+            durable.write_all(file.fileno(), np.array([_MAGIC, _VERSION, count], "<i4").tobytes())
+        durable.fsync(file.fileno())
     return count
 
 

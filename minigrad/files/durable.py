@@ -106,21 +106,27 @@ def temporary_sibling(path: Path) -> Path:
     return path.with_name(f"{TEMPORARY}{path.name}-{secrets.token_hex(4)}")
 
 
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """The name of a file to write and flush, which takes the place of ``path`` at the end, but not after an error."""
+    temporary = temporary_sibling(path)
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+    fsync_directory(path.parent)
+
+
 def replace_file(path: Path, chunks: Iterable[memoryview | bytes]) -> tuple[int, str]:
     """Replace the content of `path` atomically and durably; size and sha256 as `write_new_file`."""
     with folder_lock(path.parent) as locked:
         if locked:
             remove_orphans(path.parent, f"{TEMPORARY}{path.name}-")
-        temporary = temporary_sibling(path)
-        try:
-            record = write_new_file(temporary, chunks)
-            os.replace(temporary, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
-        fsync_directory(path.parent)
-        return record
+        with replacing(path) as temporary:
+            return write_new_file(temporary, chunks)
 
 
 def remove_orphans(folder: Path, prefix: str) -> None:
@@ -134,6 +140,31 @@ def remove_orphans(folder: Path, prefix: str) -> None:
                 else:
                     with contextlib.suppress(OSError):
                         os.unlink(path)
+
+
+def other_holder(fd: int) -> str:
+    """Take the exclusive advisory lock of an open file; if another process has it, that process, in words, else "".
+
+    The kernel releases the lock when the file is closed, or the process dies.
+    """
+    if fcntl is None:
+        return ""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+            return ""  # a file system without such locks
+        inode, found = os.fstat(fd).st_ino, "another process"
+        with contextlib.suppress(OSError):
+            locks = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+            pid = next((words[4] for words in locks if words[1] == "FLOCK" and words[5].endswith(f":{inode}")), "")
+            if pid == str(os.getpid()):
+                return ""
+            found = f"process {pid}" if pid else found
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+            found = f"{found} ({command[:100]})" if pid else found
+        return found
+    return ""
 
 
 @contextlib.contextmanager

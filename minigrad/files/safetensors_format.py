@@ -11,6 +11,7 @@ returned, and no second copy of the weights is held.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
@@ -74,6 +75,19 @@ class CheckpointError(LocatedError):
         self.previous = previous
 
 
+@contextlib.contextmanager
+def faults_of(path: Path) -> Iterator[None]:
+    """A ValueError that is raised within is a fault of this file: a `CheckpointError` that names it."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except RecursionError:
+        raise CheckpointError(f"{path}: nested too deeply", path) from None
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error}", path) from None
+
+
 class Entry(NamedTuple):
     """One tensor of a header; `begin` and `end` count from the end of the header."""
 
@@ -107,6 +121,8 @@ def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _integer(digits: str) -> int:
+    if digits == "-0":  # which other readers refuse as a size
+        raise ValueError("-0 is not an integer here")
     if len(digits) > 1000:
         raise ValueError(f"a number of {len(digits)} digits")
     return int(digits)
@@ -154,6 +170,8 @@ def parse_header(raw: bytes, data_size: int) -> FileHeader:
     metadata = document.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise ValueError("__metadata__ is not a map of strings to strings")
+    if any(_has_surrogate(text) for pair in metadata.items() for text in pair):
+        raise ValueError("__metadata__ is not Unicode text")
     entries = [(name, _entry(name, info)) for name, info in document.items()]
     entries.sort(key=lambda item: (item[1].begin, item[1].end))
     position = 0
@@ -169,7 +187,7 @@ def parse_header(raw: bytes, data_size: int) -> FileHeader:
 
 def _entry(name: str, info: Any) -> Entry:
     where = f"tensor {show(name)}"
-    if any("\ud800" <= character <= "\udfff" for character in name):
+    if _has_surrogate(name):
         raise ValueError(f"{where}: the name is not Unicode text")
     if not isinstance(info, dict) or info.keys() != {"dtype", "shape", "data_offsets"}:
         raise ValueError(f"{where}: expected exactly dtype, shape and data_offsets, found {show(info)}")
@@ -191,6 +209,10 @@ def _entry(name: str, info: Any) -> Entry:
         span = offsets[1] - offsets[0]
         raise ValueError(f"{where}: shape {show(shape)} of {code} takes {nbytes:,} bytes, its offsets span {span:,}")
     return Entry(dtype, tuple(shape), offsets[0], offsets[1])
+
+
+def _has_surrogate(text: str) -> bool:
+    return any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _is_sizes(value: Any) -> bool:
@@ -315,6 +337,17 @@ def read_bytes(path: Path, limit: int, size: int | None = None, sha256: str | No
         return raw
 
 
+def read_json(path: Path, limit: int) -> Any:
+    """What a small JSON file says.
+
+    Raises:
+        CheckpointError: naming the file.
+    """
+    raw = read_bytes(path, limit)
+    with faults_of(path):
+        return parse_json(raw)
+
+
 def _read_header(file: _File) -> FileHeader:
     if file.size < 8:
         raise file.error(f"has {file.size} bytes, fewer than the 8 of a safetensors length")
@@ -323,12 +356,8 @@ def _read_header(file: _File) -> FileHeader:
         raise file.error(f"its header claims {length:,} bytes, the limit is {MAX_HEADER:,}")
     if length > file.size - 8:
         raise file.error(f"its header claims {length:,} bytes, {file.size - 8:,} follow")
-    try:
+    with faults_of(file.path):
         return parse_header(file.read(length), file.size - 8 - length)
-    except CheckpointError:
-        raise
-    except ValueError as error:
-        raise file.error(str(error)) from None
 
 
 def read_header(path: Path) -> FileHeader:

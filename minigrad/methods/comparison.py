@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from .. import dtypes
 from ..autograd import TensorCore
 from ..errors import bad_type
 from ..ops import comparison
+from .math import of_each
 
 if TYPE_CHECKING:
     from ..tensor import Operand, Tensor
@@ -81,17 +82,9 @@ class ComparisonMethods:
         """Whether shape and all values are equal."""
         return self.shape == other.shape and bool((self == other).all())
 
-    def isnan(self: Tensor) -> Tensor:
-        """Where the value is NaN."""
-        return comparison.IsNan.apply(self)
-
-    def isinf(self: Tensor) -> Tensor:
-        """Where the value is infinite."""
-        return comparison.IsInf.apply(self)
-
-    def isfinite(self: Tensor) -> Tensor:
-        """Where the value is neither NaN nor infinite."""
-        return comparison.IsFinite.apply(self)
+    isnan: Final = of_each(comparison.IsNan, "Where the value is NaN.")
+    isinf: Final = of_each(comparison.IsInf, "Where the value is infinite.")
+    isfinite: Final = of_each(comparison.IsFinite, "Where the value is neither NaN nor infinite.")
 
     def isposinf(self: Tensor) -> Tensor:
         """Where the value is +inf."""

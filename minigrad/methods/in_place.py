@@ -2,18 +2,45 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from .. import dtypes, shapes
 from ..autograd import TensorCore
 from ..errors import bad_state, bad_type, bad_value
-from ..indices import bool_mask, parse_index, scatter_source
 from ..modes import is_grad_enabled
 from ..random import Generator, draw
+from ..shapes import bool_mask, parse_index, scatter_source
+from .comparison import ComparisonMethods
+from .indexing import IndexingMethods
+from .math import MathMethods
 
 if TYPE_CHECKING:
     from ..tensor import Operand, Tensor
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _in_place(method: F) -> F:
+    """The method that writes what ``method`` gives over the values of its tensor."""
+    name = f"{method.__name__}_"
+
+    def changed(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        new, own = method(self.detach(), *args, **kwargs).data, self.data
+        if dtypes.category(new.dtype) > dtypes.category(own.dtype):
+            raise bad_type(f"{name}: the result is {new.dtype}, which a {own.dtype} tensor cannot hold; use x = x + y")
+        if new.shape != own.shape:
+            raise bad_value(f"{name}: the result has shape {new.shape}, the tensor {own.shape}; use x = x + y")
+        self._change(name, *args, *kwargs.values())
+        self.device.kernels.elementwise.assign(own, new)
+        return self
+
+    functools.update_wrapper(changed, method)
+    changed.__name__, changed.__doc__ = name, f"``{method.__name__}`` in place."
+    changed.__code__ = changed.__code__.replace(co_name=name)  # what tracebacks and captures call it
+    return changed  # type: ignore[return-value]  # functools.wraps keeps the signature
 
 
 class InPlaceMethods:
@@ -33,64 +60,18 @@ class InPlaceMethods:
             raise bad_state(f"{name}: this tensor's memory is read-only (expanded or borrowed); use .clone() first")
         self.bump_version()
 
-    def _write(self: Tensor, name: str, compute: Callable[..., Tensor], other: Operand) -> Tensor:
-        other = self._operand(other)
-        y = compute(self.detach(), other)
-        if dtypes.category(y.dtype) > dtypes.category(self.dtype):
-            raise bad_type(f"{name}: the result is {y.dtype}, which a {self.dtype} tensor cannot hold; use x = x + y")
-        if y.shape != self.shape:
-            raise bad_value(f"{name}: the result has shape {y.shape}, the tensor {self.shape}; use x = x + y")
-        self._change(name, other)
-        self.device.kernels.elementwise.assign(self.data, y.data)
-        return self
-
-    def add_(self: Tensor, other: Operand) -> Tensor:
-        """self += other, in place."""
-        return self._write("add_", lambda x, y: x + y, other)
-
-    def sub_(self: Tensor, other: Operand) -> Tensor:
-        """self -= other, in place."""
-        return self._write("sub_", lambda x, y: x - y, other)
-
-    def mul_(self: Tensor, other: Operand) -> Tensor:
-        """self *= other, in place."""
-        return self._write("mul_", lambda x, y: x * y, other)
-
-    def div_(self: Tensor, other: Operand) -> Tensor:
-        """self /= other, in place."""
-        return self._write("div_", lambda x, y: x / y, other)
-
-    def floor_divide_(self: Tensor, other: Operand) -> Tensor:
-        """self //= other, in place."""
-        return self._write("floor_divide_", lambda x, y: x // y, other)
-
-    def remainder_(self: Tensor, other: Operand) -> Tensor:
-        """self %= other, in place."""
-        return self._write("remainder_", lambda x, y: x % y, other)
-
-    def pow_(self: Tensor, exponent: Operand) -> Tensor:
-        """self **= exponent, in place."""
-        return self._write("pow_", lambda x, y: x**y, exponent)
-
-    def bitwise_and_(self: Tensor, other: Operand) -> Tensor:
-        """self &= other, in place."""
-        return self._write("bitwise_and_", lambda x, y: x & y, other)
-
-    def bitwise_or_(self: Tensor, other: Operand) -> Tensor:
-        """self |= other, in place."""
-        return self._write("bitwise_or_", lambda x, y: x | y, other)
-
-    def bitwise_xor_(self: Tensor, other: Operand) -> Tensor:
-        """self ^= other, in place."""
-        return self._write("bitwise_xor_", lambda x, y: x ^ y, other)
-
-    def bitwise_left_shift_(self: Tensor, other: Operand) -> Tensor:
-        """self <<= other, in place."""
-        return self._write("bitwise_left_shift_", lambda x, y: x << y, other)
-
-    def bitwise_right_shift_(self: Tensor, other: Operand) -> Tensor:
-        """self >>= other, in place."""
-        return self._write("bitwise_right_shift_", lambda x, y: x >> y, other)
+    add_: Final = _in_place(MathMethods.add)
+    sub_: Final = _in_place(MathMethods.sub)
+    mul_: Final = _in_place(MathMethods.mul)
+    div_: Final = _in_place(MathMethods.div)
+    floor_divide_: Final = _in_place(MathMethods.floor_divide)
+    remainder_: Final = _in_place(MathMethods.remainder)
+    pow_: Final = _in_place(MathMethods.pow)
+    bitwise_and_: Final = _in_place(ComparisonMethods.bitwise_and)
+    bitwise_or_: Final = _in_place(ComparisonMethods.bitwise_or)
+    bitwise_xor_: Final = _in_place(ComparisonMethods.bitwise_xor)
+    bitwise_left_shift_: Final = _in_place(ComparisonMethods.bitwise_left_shift)
+    bitwise_right_shift_: Final = _in_place(ComparisonMethods.bitwise_right_shift)
 
     __iadd__ = add_
     __isub__ = sub_
@@ -105,73 +86,24 @@ class InPlaceMethods:
     __ilshift__ = bitwise_left_shift_
     __irshift__ = bitwise_right_shift_
 
-    def neg_(self: Tensor) -> Tensor:
-        """``neg`` in place."""
-        return self._write("neg_", lambda x, _: x.neg(), 0)
-
-    def abs_(self: Tensor) -> Tensor:
-        """``abs`` in place."""
-        return self._write("abs_", lambda x, _: x.abs(), 0)
-
-    def exp_(self: Tensor) -> Tensor:
-        """``exp`` in place."""
-        return self._write("exp_", lambda x, _: x.exp(), 0)
-
-    def log_(self: Tensor) -> Tensor:
-        """``log`` in place."""
-        return self._write("log_", lambda x, _: x.log(), 0)
-
-    def sqrt_(self: Tensor) -> Tensor:
-        """``sqrt`` in place."""
-        return self._write("sqrt_", lambda x, _: x.sqrt(), 0)
-
-    def rsqrt_(self: Tensor) -> Tensor:
-        """``rsqrt`` in place."""
-        return self._write("rsqrt_", lambda x, _: x.rsqrt(), 0)
-
-    def reciprocal_(self: Tensor) -> Tensor:
-        """``reciprocal`` in place."""
-        return self._write("reciprocal_", lambda x, _: x.reciprocal(), 0)
-
-    def square_(self: Tensor) -> Tensor:
-        """``square`` in place."""
-        return self._write("square_", lambda x, _: x.square(), 0)
-
-    def sigmoid_(self: Tensor) -> Tensor:
-        """``sigmoid`` in place."""
-        return self._write("sigmoid_", lambda x, _: x.sigmoid(), 0)
-
-    def tanh_(self: Tensor) -> Tensor:
-        """``tanh`` in place."""
-        return self._write("tanh_", lambda x, _: x.tanh(), 0)
-
-    def relu_(self: Tensor) -> Tensor:
-        """``relu`` in place."""
-        return self._write("relu_", lambda x, _: x.relu(), 0)
-
-    def round_(self: Tensor) -> Tensor:
-        """``round`` in place."""
-        return self._write("round_", lambda x, _: x.round(), 0)
-
-    def floor_(self: Tensor) -> Tensor:
-        """``floor`` in place."""
-        return self._write("floor_", lambda x, _: x.floor(), 0)
-
-    def ceil_(self: Tensor) -> Tensor:
-        """``ceil`` in place."""
-        return self._write("ceil_", lambda x, _: x.ceil(), 0)
-
-    def trunc_(self: Tensor) -> Tensor:
-        """``trunc`` in place."""
-        return self._write("trunc_", lambda x, _: x.trunc(), 0)
-
-    def clamp_(self: Tensor, min: Operand | None = None, max: Operand | None = None) -> Tensor:
-        """``clamp`` in place."""
-        return self._write("clamp_", lambda x, _: x.clamp(min, max), 0)
-
-    def lerp_(self: Tensor, end: Tensor, weight: Operand) -> Tensor:
-        """``lerp`` in place."""
-        return self._write("lerp_", lambda x, y: x.lerp(y, weight), end)
+    neg_: Final = _in_place(MathMethods.neg)
+    abs_: Final = _in_place(MathMethods.abs)
+    exp_: Final = _in_place(MathMethods.exp)
+    log_: Final = _in_place(MathMethods.log)
+    sqrt_: Final = _in_place(MathMethods.sqrt)
+    rsqrt_: Final = _in_place(MathMethods.rsqrt)
+    reciprocal_: Final = _in_place(MathMethods.reciprocal)
+    square_: Final = _in_place(MathMethods.square)
+    sigmoid_: Final = _in_place(MathMethods.sigmoid)
+    tanh_: Final = _in_place(MathMethods.tanh)
+    relu_: Final = _in_place(MathMethods.relu)
+    round_: Final = _in_place(MathMethods.round)
+    floor_: Final = _in_place(MathMethods.floor)
+    ceil_: Final = _in_place(MathMethods.ceil)
+    trunc_: Final = _in_place(MathMethods.trunc)
+    clamp_: Final = _in_place(MathMethods.clamp)
+    lerp_: Final = _in_place(MathMethods.lerp)
+    masked_scatter_: Final = _in_place(IndexingMethods.masked_scatter)
 
     def copy_(self: Tensor, other: Any) -> Tensor:
         """The values of ``other``, of any device, broadcast and cast to this tensor's shape and dtype, in place."""
@@ -219,10 +151,6 @@ class InPlaceMethods:
         self._change("masked_fill_")
         self.device.kernels.indexing.assign_at(self.data, everywhere.data, value)
         return self
-
-    def masked_scatter_(self: Tensor, mask: Tensor, source: Tensor) -> Tensor:
-        """``masked_scatter`` in place."""
-        return self._write("masked_scatter_", lambda x, y: x.masked_scatter(mask, y), source)
 
     def index_put_(self: Tensor, indices: Sequence[Tensor], values: Operand, accumulate: bool = False) -> Tensor:
         """self[indices] = values, in place; with ``accumulate`` they are added, also where a place occurs twice."""

@@ -11,10 +11,10 @@ import numpy as np
 from .. import dtypes, shapes
 from ..autograd import TensorCore
 from ..errors import bad_type, bad_value, check_option
-from ..indices import check_range, parse_index, scatter_source
 from ..modes import cast_inputs, constant
 from ..ops import indexing
 from ..random import Generator, draw
+from ..shapes import check_range, parse_index, scatter_source
 
 if TYPE_CHECKING:
     from ..tensor import Operand, Tensor

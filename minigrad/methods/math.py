@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -13,10 +13,10 @@ from ..device import CPU
 from ..dtypes import float32, float64
 from ..errors import bad_type, bad_value, check_choice, user_line
 from ..grad_store import next_id
-from ..indices import bool_mask
 from ..modes import of_thread
 from ..ops import elementwise, trigonometry
 from ..random import Generator, draw
+from ..shapes import bool_mask
 
 if TYPE_CHECKING:
     from ..tensor import Operand, Tensor
@@ -94,6 +94,17 @@ def combine(op: type[Function], x: TensorCore, y: TensorCore) -> Tensor:
         z.node = None
         z.requires_grad = False
     return z
+
+
+def of_each(op: type[Function], doc: str) -> Callable[[Tensor], Tensor]:
+    """The method that applies an operation of one tensor; it has the operation's name, in small letters."""
+
+    def method(self: Tensor) -> Tensor:
+        return op.apply(self)
+
+    method.__name__, method.__doc__ = op.__name__.lower(), doc
+    method.__code__ = method.__code__.replace(co_name=method.__name__)  # what tracebacks and captures call it
+    return method
 
 
 class MathMethods:
@@ -202,13 +213,8 @@ class MathMethods:
         op = elementwise.PowScalar if isinstance(exponent, int | float) else elementwise.Pow
         return op.apply(self, exponent)
 
-    def neg(self: Tensor) -> Tensor:
-        """-self."""
-        return elementwise.Neg.apply(self)
-
-    def abs(self: Tensor) -> Tensor:
-        """Absolute value."""
-        return elementwise.Abs.apply(self)
+    neg: Final = of_each(elementwise.Neg, "-self.")
+    abs: Final = of_each(elementwise.Abs, "Absolute value.")
 
     __mul__ = mul
     multiply = mul
@@ -222,134 +228,55 @@ class MathMethods:
     subtract = sub
     divide = div
 
-    def exp(self: Tensor) -> Tensor:
-        """e to the power of self."""
-        return elementwise.Exp.apply(self)
-
-    def exp2(self: Tensor) -> Tensor:
-        """2 to the power of self."""
-        return elementwise.Exp2.apply(self)
-
-    def expm1(self: Tensor) -> Tensor:
-        """exp(self) - 1, exact for small values."""
-        return elementwise.Expm1.apply(self)
-
-    def log(self: Tensor) -> Tensor:
-        """Natural logarithm."""
-        return elementwise.Log.apply(self)
-
-    def log2(self: Tensor) -> Tensor:
-        """Logarithm to base 2."""
-        return elementwise.Log2.apply(self)
-
-    def log10(self: Tensor) -> Tensor:
-        """Logarithm to base 10."""
-        return elementwise.Log10.apply(self)
-
-    def log1p(self: Tensor) -> Tensor:
-        """log(1 + self), exact for small values."""
-        return elementwise.Log1p.apply(self)
-
-    def sqrt(self: Tensor) -> Tensor:
-        """Square root."""
-        return elementwise.Sqrt.apply(self)
-
-    def rsqrt(self: Tensor) -> Tensor:
-        """1 / sqrt(self)."""
-        return elementwise.Rsqrt.apply(self)
+    exp: Final = of_each(elementwise.Exp, "e to the power of self.")
+    exp2: Final = of_each(elementwise.Exp2, "2 to the power of self.")
+    expm1: Final = of_each(elementwise.Expm1, "exp(self) - 1, exact for small values.")
+    log: Final = of_each(elementwise.Log, "Natural logarithm.")
+    log2: Final = of_each(elementwise.Log2, "Logarithm to base 2.")
+    log10: Final = of_each(elementwise.Log10, "Logarithm to base 10.")
+    log1p: Final = of_each(elementwise.Log1p, "log(1 + self), exact for small values.")
+    sqrt: Final = of_each(elementwise.Sqrt, "Square root.")
+    rsqrt: Final = of_each(elementwise.Rsqrt, "1 / sqrt(self).")
 
     def square(self: Tensor) -> Tensor:
         """self * self; of bool in int64."""
         return elementwise.Square.apply(self.long() if self.dtype == dtypes.bool_ else self)
 
-    def reciprocal(self: Tensor) -> Tensor:
-        """1 / self."""
-        return elementwise.Reciprocal.apply(self)
-
-    def sin(self: Tensor) -> Tensor:
-        """Sine."""
-        return elementwise.Sin.apply(self)
-
-    def cos(self: Tensor) -> Tensor:
-        """Cosine."""
-        return elementwise.Cos.apply(self)
-
-    def tan(self: Tensor) -> Tensor:
-        """Tangent."""
-        return elementwise.Tan.apply(self)
-
-    def sinh(self: Tensor) -> Tensor:
-        """Hyperbolic sine."""
-        return trigonometry.Sinh.apply(self)
-
-    def cosh(self: Tensor) -> Tensor:
-        """Hyperbolic cosine."""
-        return trigonometry.Cosh.apply(self)
-
-    def tanh(self: Tensor) -> Tensor:
-        """Hyperbolic tangent."""
-        return elementwise.Tanh.apply(self)
-
-    def asin(self: Tensor) -> Tensor:
-        """Inverse sine, in [-pi / 2, pi / 2]."""
-        return trigonometry.Asin.apply(self)
-
-    def acos(self: Tensor) -> Tensor:
-        """Inverse cosine, in [0, pi]."""
-        return trigonometry.Acos.apply(self)
-
-    def atan(self: Tensor) -> Tensor:
-        """Inverse tangent, in (-pi / 2, pi / 2)."""
-        return trigonometry.Atan.apply(self)
+    reciprocal: Final = of_each(elementwise.Reciprocal, "1 / self.")
+    sin: Final = of_each(elementwise.Sin, "Sine.")
+    cos: Final = of_each(elementwise.Cos, "Cosine.")
+    tan: Final = of_each(elementwise.Tan, "Tangent.")
+    sinh: Final = of_each(trigonometry.Sinh, "Hyperbolic sine.")
+    cosh: Final = of_each(trigonometry.Cosh, "Hyperbolic cosine.")
+    tanh: Final = of_each(elementwise.Tanh, "Hyperbolic tangent.")
+    asin: Final = of_each(trigonometry.Asin, "Inverse sine, in [-pi / 2, pi / 2].")
+    acos: Final = of_each(trigonometry.Acos, "Inverse cosine, in [0, pi].")
+    atan: Final = of_each(trigonometry.Atan, "Inverse tangent, in (-pi / 2, pi / 2).")
 
     def atan2(self: Tensor, other: Tensor) -> Tensor:
         """The angle, in [-pi, pi], of the points with y = self and x = other."""
         return trigonometry.Atan2.apply(self, self._operand(other))
 
-    def asinh(self: Tensor) -> Tensor:
-        """Inverse hyperbolic sine."""
-        return trigonometry.Asinh.apply(self)
-
-    def acosh(self: Tensor) -> Tensor:
-        """Inverse hyperbolic cosine, of values of at least 1."""
-        return trigonometry.Acosh.apply(self)
-
-    def atanh(self: Tensor) -> Tensor:
-        """Inverse hyperbolic tangent, of values in [-1, 1]."""
-        return trigonometry.Atanh.apply(self)
-
-    def erf(self: Tensor) -> Tensor:
-        """Error function."""
-        return elementwise.Erf.apply(self)
-
-    def sigmoid(self: Tensor) -> Tensor:
-        """1 / (1 + exp(-self))."""
-        return elementwise.Sigmoid.apply(self)
-
-    def relu(self: Tensor) -> Tensor:
-        """max(self, 0), with gradient 0 at 0."""
-        return elementwise.Relu.apply(self)
+    asinh: Final = of_each(trigonometry.Asinh, "Inverse hyperbolic sine.")
+    acosh: Final = of_each(trigonometry.Acosh, "Inverse hyperbolic cosine, of values of at least 1.")
+    atanh: Final = of_each(trigonometry.Atanh, "Inverse hyperbolic tangent, of values in [-1, 1].")
+    erf: Final = of_each(elementwise.Erf, "Error function.")
+    sigmoid: Final = of_each(elementwise.Sigmoid, "1 / (1 + exp(-self)).")
+    relu: Final = of_each(elementwise.Relu, "max(self, 0), with gradient 0 at 0.")
 
     def sign(self: Tensor) -> Tensor:
         """-1, 0 or 1."""
         return self.clone() if self.dtype == dtypes.bool_ else elementwise.Sign.apply(self)
 
-    def floor(self: Tensor) -> Tensor:
-        """Largest integer not above."""
-        return elementwise.Floor.apply(self)
-
-    def ceil(self: Tensor) -> Tensor:
-        """Smallest integer not below."""
-        return elementwise.Ceil.apply(self)
+    floor: Final = of_each(elementwise.Floor, "Largest integer not above.")
+    ceil: Final = of_each(elementwise.Ceil, "Smallest integer not below.")
 
     def round(self: Tensor, *, decimals: int = 0) -> Tensor:
         """Nearest integer (or number of so many ``decimals``), halves to even."""
         scale = 10.0**decimals
         return (self * scale).round() / scale if decimals else elementwise.Round.apply(self)
 
-    def trunc(self: Tensor) -> Tensor:
-        """Integer part."""
-        return elementwise.Trunc.apply(self)
+    trunc: Final = of_each(elementwise.Trunc, "Integer part.")
 
     def clamp(self: Tensor, min: Operand | None = None, max: Operand | None = None) -> Tensor:
         """Values limited to [min, max], numbers or tensors; None does not limit."""
@@ -403,9 +330,7 @@ class MathMethods:
         dtypes.check_number("masked_fill", value, self.dtype)
         return elementwise.MaskedFill.apply(self, bool_mask("masked_fill", mask), value=value)
 
-    def clone(self: Tensor) -> Tensor:
-        """A copy in new memory; gradients flow through it."""
-        return elementwise.Clone.apply(self)
+    clone: Final = of_each(elementwise.Clone, "A copy in new memory; gradients flow through it.")
 
     def bernoulli(self: Tensor, *, generator: Generator | None = None) -> Tensor:
         """A new tensor: 1 with the probability that this one (floating, in [0, 1]) gives for the place, else 0."""

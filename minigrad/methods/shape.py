@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from .. import dtypes, shapes
 from ..errors import bad_value
-from ..indices import repeated_positions
 from ..modes import constant
 from ..ops import movement
-from ..shapes import Dim
+from ..shapes import Dim, repeated_positions
 
 if TYPE_CHECKING:
     from ..tensor import Tensor

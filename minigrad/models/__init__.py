@@ -12,8 +12,7 @@ from .gpt2 import GPT2
 from .gpt2_config import GPT2Config
 from .gpt2_memory import gpt2_memory
 from .hub_config import HubConfig
-from .llama import Llama
-from .llama_config import LlamaConfig, RopeScaling
+from .llama import Llama, LlamaConfig, RopeScaling
 
 __all__ = ["GPT2", "CausalLM", "GPT2Config", "Llama", "LlamaConfig", "RopeScaling", "from_pretrained", "gpt2_memory"]
 

@@ -23,8 +23,6 @@ from .pretrained import HubModel
 class CausalLM(HubModel):
     """A model that predicts the next token: it embeds the tokens, which then go through blocks, a norm and a head."""
 
-    lm_head: nn.Linear | None  # None: the token embedding
-
     @property
     def device(self) -> Device:
         """Where the weights are."""
@@ -96,12 +94,15 @@ class CausalLM(HubModel):
             raise bad_value(f"{name}: {count} tokens, but block_size is {limit}; pass the last {limit}")
         return start
 
-    def _init_weights(self, *into_stream: str) -> None:
-        """GPT-2's: matrices normal with standard deviation 0.02, divided by sqrt(2 n_layer) for those that write into
-        the residual stream, whose names end so; biases 0."""
+    def _add_head(self, *into_stream: str) -> None:
+        """Make the head, unless it is the token embedding, and draw GPT-2's initial weights: matrices normal with
+        standard deviation 0.02, divided by sqrt(2 n_layer) for those that write into the residual stream, whose names
+        end so; biases 0."""
+        c = self.config
+        self.lm_head: nn.Linear | None = None if c.tied else nn.Linear(c.n_embd, c.vocab_size, bias=False)
         for name, parameter in self.named_parameters():
             if parameter.ndim == 2:
-                scale = math.sqrt(2 * self.config.n_layer) if name.endswith(into_stream) else 1.0
+                scale = math.sqrt(2 * c.n_layer) if name.endswith(into_stream) else 1.0
                 nn.init.normal_(parameter, std=0.02 / scale)
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)

@@ -35,6 +35,48 @@ def stream(
 
     Raises ValueError for arguments out of range, before the first token.
     """
+    _check(tokens, max_new_tokens, temperature, top_k, top_p)
+    ends = [] if eos_token_id is None else [*eos_token_id] if isinstance(eos_token_id, Sequence) else [eos_token_id]
+    if not all(type(end) is int and end >= 0 for end in ends):
+        raise bad_value(f"generate: eos_token_id={eos_token_id!r}; expected a token, or several")
+    generator = None if seed is None else Generator(seed)
+
+    def continued() -> Iterator[Tensor]:
+        block_size = model.config.block_size
+        room = min(block_size, tokens.shape[1] + max_new_tokens)
+        modes = [(module, module.training) for module in model.modules()]
+        model.eval()
+        try:
+            caches: list[nn.KVCache] | None = None
+            ended: Tensor | None = None  # (B, 1): which sequences are at their end
+            last, pieces = tokens[:, -1:], [tokens]
+            for _ in range(max_new_tokens):
+                with no_grad():
+                    if caches is None or caches[0].length == block_size:
+                        # Nothing cached, or the window slides: all positions change, so the cache starts anew.
+                        pieces = [cat(pieces, dim=1)[:, -block_size:]]
+                        caches = model.new_caches(tokens.shape[0], room)
+                        logits = model(pieces[0], caches)[:, -1:]
+                    else:
+                        logits = model(last, caches)
+                    chosen = sample(logits, temperature, top_k, top_p, generator)
+                    if ended is not None:
+                        chosen = where(ended, last, chosen)  # an ended sequence repeats its last token
+                    for end in ends:
+                        ended = chosen == end if ended is None else ended | (chosen == end)
+                    pieces.append(chosen)
+                    last = chosen
+                yield chosen
+                if ended is not None and bool(ended.all()):
+                    return
+        finally:
+            for module, mode in modes:
+                module.training = mode
+
+    return continued()
+
+
+def _check(tokens: Tensor, max_new_tokens: int, temperature: float, top_k: int | None, top_p: float | None) -> None:
     if not isinstance(tokens, Tensor):
         raise bad_type(f"generate: tokens are a {type(tokens).__name__}; expected a tensor of integers (B, T)")
     if tokens.ndim != 2 or not tokens.shape[1]:
@@ -47,53 +89,6 @@ def stream(
         raise bad_value(f"generate: top_p={top_p!r}; expected a probability above 0, at most 1")
     if not isinstance(max_new_tokens, numbers.Integral) or max_new_tokens < 0:
         raise bad_value(f"generate: max_new_tokens={max_new_tokens!r}; expected an integer of 0 or more")
-    ends = [] if eos_token_id is None else [*eos_token_id] if isinstance(eos_token_id, Sequence) else [eos_token_id]
-    if not all(type(end) is int and end >= 0 for end in ends):
-        raise bad_value(f"generate: eos_token_id={eos_token_id!r}; expected a token, or several")
-    generator = None if seed is None else Generator(seed)
-    return _stream(model, tokens, max_new_tokens, temperature, top_k, top_p, generator, ends)
-
-
-def _stream(
-    model: nn.Module,
-    tokens: Tensor,
-    max_new_tokens: int,
-    temperature: float,
-    top_k: int | None,
-    top_p: float | None,
-    generator: Generator | None,
-    ends: list[int],
-) -> Iterator[Tensor]:
-    block_size = model.config.block_size
-    room = min(block_size, tokens.shape[1] + max_new_tokens)
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        caches: list[nn.KVCache] | None = None
-        ended: Tensor | None = None  # (B, 1): which sequences are at their end
-        last, pieces = tokens[:, -1:], [tokens]
-        for _ in range(max_new_tokens):
-            with no_grad():
-                if caches is None or caches[0].length == block_size:
-                    # Nothing cached, or the window slides: all positions change, so the cache starts anew.
-                    pieces = [cat(pieces, dim=1)[:, -block_size:]]
-                    caches = model.new_caches(tokens.shape[0], room)
-                    logits = model(pieces[0], caches)[:, -1:]
-                else:
-                    logits = model(last, caches)
-                chosen = sample(logits, temperature, top_k, top_p, generator)
-                if ended is not None:
-                    chosen = where(ended, last, chosen)  # an ended sequence repeats its last token
-                for end in ends:
-                    ended = chosen == end if ended is None else ended | (chosen == end)
-                pieces.append(chosen)
-                last = chosen
-            yield chosen
-            if ended is not None and bool(ended.all()):
-                return
-    finally:
-        for module, mode in modes:
-            module.training = mode
 
 
 def sample(

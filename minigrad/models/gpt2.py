@@ -28,25 +28,18 @@ class GPT2(CausalLM):
     hub_buffers: ClassVar[re.Pattern[str]] = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)")
     # Conv1D's
     hub_transposed: ClassVar[re.Pattern[str]] = re.compile(r"h\.\d+\.(attn|mlp)\.(c_attn|c_proj|c_fc)\.weight")
-    wte: nn.Embedding
-    wpe: nn.Embedding
-    drop: nn.Dropout
-    h: nn.ModuleList
-    ln_f: nn.LayerNorm
-    lm_head: nn.Linear | None
 
     def __init__(self, config: GPT2Config) -> None:
         super().__init__(config)
-        self.wte = nn.Embedding(config.vocab_size, config.n_embd)
-        self.wpe = nn.Embedding(config.block_size, config.n_embd)
-        self.drop = nn.Dropout(config.dropout)
-        self.h = nn.ModuleList(
+        self.wte: nn.Embedding = nn.Embedding(config.vocab_size, config.n_embd)
+        self.wpe: nn.Embedding = nn.Embedding(config.block_size, config.n_embd)
+        self.drop: nn.Dropout = nn.Dropout(config.dropout)
+        self.h: nn.ModuleList = nn.ModuleList(
             nn.Block(config.n_embd, config.n_head, config.dropout, config.bias, eps=config.eps, hidden=config.n_inner)
             for _ in range(config.n_layer)
         )
-        self.ln_f = nn.LayerNorm(config.n_embd, config.eps, bias=config.bias)
-        self.lm_head = None if config.tied else nn.Linear(config.n_embd, config.vocab_size, bias=False)
-        self._init_weights("c_proj.weight")
+        self.ln_f: nn.LayerNorm = nn.LayerNorm(config.n_embd, config.eps, bias=config.bias)
+        self._add_head("c_proj.weight")
 
     @property
     def embedding(self) -> nn.Embedding:

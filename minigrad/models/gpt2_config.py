@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Annotated, Any
 
 from ..errors import bad_value
-from .hub_config import HubConfig, check_dropout, check_sizes
-
-# Sizes, and what they are called in config.json.
-SIZES = {
-    "vocab_size": "vocab_size", "block_size": "n_positions", "n_layer": "n_layer", "n_head": "n_head",
-    "n_embd": "n_embd",
-}  # fmt: skip
+from .hub_config import Bos, Eos, HubConfig, Stored, check_dropout, check_sizes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,18 +20,18 @@ class GPT2Config:
 
     """
 
-    vocab_size: int = 50257
-    block_size: int = 1024
-    n_layer: int = 12
-    n_head: int = 12
-    n_embd: int = 768
+    vocab_size: Annotated[int, Stored("vocab_size")] = 50257
+    block_size: Annotated[int, Stored("n_positions")] = 1024
+    n_layer: Annotated[int, Stored("n_layer")] = 12
+    n_head: Annotated[int, Stored("n_head")] = 12
+    n_embd: Annotated[int, Stored("n_embd")] = 768
     dropout: float = 0.0
     bias: bool = True
-    tied: bool = True
+    tied: Annotated[bool, Stored("tie_word_embeddings", HubConfig.boolean, (True,))] = True
     n_inner: int | None = None
-    eps: float = 1e-5
-    bos_token_id: int | tuple[int, ...] | None = None
-    eos_token_id: int | tuple[int, ...] | None = None
+    eps: Annotated[float, Stored("layer_norm_epsilon", HubConfig.number, (1e-5,))] = 1e-5
+    bos_token_id: Bos = None
+    eos_token_id: Eos = None
     checkpoint_blocks: bool = False
 
     def __post_init__(self) -> None:
@@ -76,17 +70,13 @@ class GPT2Config:
         if dropout is None and len(set(drops.values())) > 1:
             shown = ", ".join(f"{name} {value:g}" for name, value in drops.items())
             raise hub.error(f"{shown}: there is one dropout probability here; pass dropout=")
-        sizes: dict[str, Any] = {ours: hub.integer(theirs) for ours, theirs in SIZES.items()}
-        n_inner = hub.integer("n_inner", 4 * sizes["n_embd"])
+        fields = Stored.read_all(cls, hub)
+        n_inner = hub.integer("n_inner", 4 * fields["n_embd"])
         return cls(
-            **sizes,
+            **fields,
             dropout=drops["resid_pdrop"] if dropout is None else dropout,
             bias=hub.boolean("bias", True),
-            tied=hub.boolean("tie_word_embeddings", True),
-            n_inner=None if n_inner == 4 * sizes["n_embd"] else n_inner,
-            eps=hub.number("layer_norm_epsilon", 1e-5),
-            bos_token_id=hub.token_ids("bos_token_id"),
-            eos_token_id=hub.token_ids("eos_token_id"),
+            n_inner=None if n_inner == 4 * fields["n_embd"] else n_inner,
         )
 
     def to_hub(self) -> dict[str, Any]:
@@ -97,11 +87,7 @@ class GPT2Config:
             "attn_pdrop": self.dropout,
             "embd_pdrop": self.dropout,
             "resid_pdrop": self.dropout,
-            **{theirs: getattr(self, ours) for ours, theirs in SIZES.items()},
+            **Stored.write_all(self),
             "n_inner": self.n_inner,
-            "layer_norm_epsilon": self.eps,
-            "tie_word_embeddings": self.tied,
-            "bos_token_id": self.bos_token_id,
-            "eos_token_id": self.eos_token_id,
             **({} if self.bias else {"bias": False}),
         }

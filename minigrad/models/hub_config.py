@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NamedTuple, TypeAlias, get_type_hints
 
 from ..errors import bad_value
-from ..files.safetensors_format import CheckpointError, parse_json, read_bytes, show
+from ..files.safetensors_format import CheckpointError, read_json, show
 
 CONFIG = "config.json"
 MAX_CONFIG = 1 << 20  # bytes; published ones have a few thousand
@@ -41,18 +42,11 @@ REFUSED: dict[str, tuple[Any, ...]] = {
 class HubConfig:
     """The fields of one ``config.json``; errors are `CheckpointError` and name the file."""
 
-    path: Path
-    values: Any
-
     def __init__(self, folder: Path) -> None:
-        self.path = folder / CONFIG
+        self.path: Path = folder / CONFIG
         if not folder.is_dir():
             raise CheckpointError(f"{folder} is not a folder; models are read from local folders", folder)
-        raw = read_bytes(self.path, MAX_CONFIG)
-        try:
-            self.values = parse_json(raw)
-        except ValueError as error:
-            raise self.error(str(error)) from None
+        self.values: Any = read_json(self.path, MAX_CONFIG)
         if not isinstance(self.values, dict):
             raise self.error("it is not a JSON object")
         self._used = set(INERT)
@@ -134,7 +128,37 @@ class HubConfig:
         unknown = [name for name, value in self.values.items() if name not in self._used and value not in (None, False)]
         if unknown:
             names = ", ".join(show(name) for name in unknown)
-            warnings.warn(f"{self.path}: not known here, and without effect: {names}", UserWarning, stacklevel=4)
+            warnings.warn(f"{self.path}: not known here, and without effect: {names}", UserWarning, stacklevel=3)
+
+
+class Stored(NamedTuple):
+    """How ``config.json`` says a field of a configuration, whose type is annotated with this."""
+
+    name: str
+    read: Callable[..., Any] = HubConfig.integer
+    default: tuple[Any, ...] = ()  # what a missing field means; none: it is an error
+
+    @staticmethod
+    def fields(kind: type) -> dict[str, Stored]:
+        """Of all fields that are so annotated."""
+        kinds = get_type_hints(kind, include_extras=True)
+        found = {name: getattr(hint, "__metadata__", (None,))[0] for name, hint in kinds.items()}
+        return {name: stored for name, stored in found.items() if isinstance(stored, Stored)}
+
+    @staticmethod
+    def read_all(kind: type, hub: HubConfig) -> dict[str, Any]:
+        """The values of these fields."""
+        return {name: s.read(hub, s.name, *s.default) for name, s in Stored.fields(kind).items()}
+
+    @staticmethod
+    def write_all(config: Any) -> dict[str, Any]:
+        """The fields of ``config.json`` that say these."""
+        return {s.name: getattr(config, name) for name, s in Stored.fields(type(config)).items()}
+
+
+TokenIds = int | tuple[int, ...] | None
+Bos: TypeAlias = Annotated[TokenIds, Stored("bos_token_id", HubConfig.token_ids)]
+Eos: TypeAlias = Annotated[TokenIds, Stored("eos_token_id", HubConfig.token_ids)]
 
 
 def check_sizes(config: Any, *names: str) -> None:

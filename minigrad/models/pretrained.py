@@ -23,7 +23,7 @@ from ..device import CPU, Device
 from ..dtypes import default_dtype, float32
 from ..errors import bad_value, located
 from ..files import durable
-from ..files.safetensors_format import CheckpointError, encode, iter_arrays, parse_json, read_bytes, read_header, show
+from ..files.safetensors_format import CheckpointError, encode, faults_of, iter_arrays, read_header, read_json, show
 from ..tensor import Tensor
 from .hub_config import CONFIG, HubConfig
 
@@ -80,7 +80,37 @@ class HubModel(nn.Module):
             CheckpointError: a file is missing or damaged, the configuration asks for what this model cannot do, or
                 tensors are missing, unexpected or of the wrong shape; the message names them all.
         """
-        return load(cls, folder, dtype=dtype, device=device, dropout=dropout)
+        folder = Path(folder)
+        hub = HubConfig(folder)
+        kind = hub.get("model_type")
+        if kind != cls.model_type:
+            raise hub.error(f"model_type is {show(kind)}, and {cls.__name__} reads {cls.model_type!r}")
+        with faults_of(hub.path):
+            config = cls.config_class.from_hub(hub, dropout)
+        hub.finish()
+        files = _weight_files(folder)
+        stored = _stored_shapes(cls, files, folder)
+        # Sizes are claims until the weights have them: none may make this process ask for more memory than they take.
+        if config.n_layer > len(stored):
+            raise hub.error(f"{config.n_layer} layers, but the weights are {len(stored)} tensors")
+        largest = max((size for shape, _ in stored.values() for size in shape), default=0)
+        for size in ("vocab_size", "n_embd", "n_inner", "head_size"):
+            if (getattr(config, size) or 0) > largest:
+                value = getattr(config, size)
+                raise hub.error(f"{size} is {value} here, but the largest size of a weight is {largest}")
+        try:
+            with nn.init.skip_init():
+                model = cls(config)
+                if dtype is not None or default_dtype() != float32:
+                    model.to(dtype=float32 if dtype is None else dtype)
+                model.to(device=device)
+        except (MemoryError, ValueError) as error:
+            raise hub.error(f"a model of these sizes cannot be made: {error}") from error
+        _check(model, stored, folder)
+        with no_grad():
+            _copy(model, files)
+        model.eval()
+        return model
 
     def save_pretrained(self, folder: str | os.PathLike[str], *, max_shard_size: int | str = "5GB") -> None:
         """Write ``config.json`` and safetensors that `from_pretrained` and Hugging Face's transformers load.
@@ -92,7 +122,36 @@ class HubModel(nn.Module):
         Raises:
             CheckpointError: the files could not be written. The folder then has no ``config.json`` and does not load.
         """
-        save(self, folder, max_shard_size)
+        folder = Path(folder)
+        limit = _bytes(max_shard_size)
+        tensors = _tensors(self)
+        shards = _shards(tensors, limit)
+        names = [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
+        if len(shards) == 1:
+            names = [WEIGHTS]
+        config = {**self.config.to_hub(), "model_type": self.model_type}
+        config["torch_dtype"] = str(self.embedding.weight.dtype)
+        try:
+            durable.make_directories(folder)
+            # Without config.json the folder does not load: weights of two models are never taken for one.
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(folder / CONFIG)
+            places: dict[str, str] = {}
+            for file, shard in zip(names, shards, strict=True):
+                arrays = {name: tensors[name].array() for name in shard}
+                durable.replace_file(folder / file, encode(arrays, {"format": "pt"}))
+                places.update(dict.fromkeys(shard, file))
+            if len(shards) > 1:
+                total = sum(tensor.nbytes for tensor in tensors.values())
+                _write_json(
+                    folder / INDEX, {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}
+                )
+            for path in folder.iterdir():
+                if (_OURS.fullmatch(path.name) and path.name not in names) or (path.name == INDEX and len(shards) == 1):
+                    path.unlink()
+            _write_json(folder / CONFIG, config)
+        except OSError as error:
+            raise CheckpointError(f"{folder} could not be written: {error.strerror or error}", folder) from error
 
     def hub_zeros(self) -> dict[str, tuple[int, ...]]:
         """Tensors that the stored format has and this model has not, with their shapes; they are 0."""
@@ -100,47 +159,6 @@ class HubModel(nn.Module):
 
 
 # ---- reading -------------------------------------------------------------------------------------------------------
-
-
-def load(
-    cls: type[Model], folder: str | os.PathLike[str], *, dtype: Any, device: str | Device, dropout: float | None
-) -> Model:
-    """`CausalLM.from_pretrained`."""
-    folder = Path(folder)
-    hub = HubConfig(folder)
-    kind = hub.get("model_type")
-    if kind != cls.model_type:
-        raise hub.error(f"model_type is {show(kind)}, and {cls.__name__} reads {cls.model_type!r}")
-    try:
-        config = cls.config_class.from_hub(hub, dropout)
-    except CheckpointError:
-        raise
-    except ValueError as error:
-        raise hub.error(str(error)) from None
-    hub.finish()
-    files = _weight_files(folder)
-    stored = _stored_shapes(cls, files, folder)
-    # Sizes are claims until the weights have them: none may make this process ask for more memory than they take.
-    if config.n_layer > len(stored):
-        raise hub.error(f"{config.n_layer} layers, but the weights are {len(stored)} tensors")
-    largest = max((size for shape, _ in stored.values() for size in shape), default=0)
-    for size in ("vocab_size", "n_embd", "n_inner", "head_size"):
-        if (getattr(config, size) or 0) > largest:
-            value = getattr(config, size)
-            raise hub.error(f"{size} is {value} here, but the largest size of a weight is {largest}")
-    try:
-        with nn.init.skip_init():
-            model = cls(config)
-            if dtype is not None or default_dtype() != float32:
-                model.to(dtype=float32 if dtype is None else dtype)
-            model.to(device=device)
-    except (MemoryError, ValueError) as error:
-        raise hub.error(f"a model of these sizes cannot be made: {error}") from error
-    _check(model, stored, folder)
-    with no_grad():
-        _copy(model, files)
-    model.eval()
-    return model
 
 
 def _weight_files(folder: Path) -> dict[Path, dict[str, Any]]:
@@ -152,17 +170,14 @@ def _weight_files(folder: Path) -> dict[Path, dict[str, Any]]:
         others = sorted(p.name for p in folder.glob("*.bin"))
         pickles = f"; {others[0]} is a pickle, which can run any code: convert it to safetensors" if others else ""
         raise CheckpointError(f"{folder} has neither {WEIGHTS} nor {INDEX}{pickles}", folder)
-    raw = read_bytes(path, MAX_INDEX)
-    try:
-        document = parse_json(raw)
+    document = read_json(path, MAX_INDEX)
+    with faults_of(path):
         places = document.get("weight_map") if isinstance(document, dict) else None
         if not isinstance(places, dict) or not places:
-            raise bad_value("it has no weight_map")
+            raise ValueError("it has no weight_map")
         for name, file in places.items():
             if not isinstance(file, str) or not _SHARD.fullmatch(file):
-                raise bad_value(f"the file of {show(name)}, {show(file)}, is not the name of a file in the folder")
-    except ValueError as error:
-        raise CheckpointError(f"{path}: {error}", path) from None
+                raise ValueError(f"the file of {show(name)}, {show(file)}, is not the name of a file in the folder")
     files = {folder / file: read_header(folder / file).tensors for file in sorted(set(places.values()))}
     for name, file in places.items():
         if name not in files[folder / file]:
@@ -246,38 +261,6 @@ def _copy(model: HubModel, files: dict[Path, dict[str, Any]]) -> None:
 
 
 # ---- writing -------------------------------------------------------------------------------------------------------
-
-
-def save(model: HubModel, folder: str | os.PathLike[str], max_shard_size: int | str) -> None:
-    """`CausalLM.save_pretrained`."""
-    folder = Path(folder)
-    limit = _bytes(max_shard_size)
-    tensors = _tensors(model)
-    shards = _shards(tensors, limit)
-    names = [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
-    if len(shards) == 1:
-        names = [WEIGHTS]
-    config = {**model.config.to_hub(), "model_type": model.model_type}
-    config["torch_dtype"] = str(model.embedding.weight.dtype)
-    try:
-        durable.make_directories(folder)
-        # Without config.json the folder does not load: weights of two models are never taken for one.
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(folder / CONFIG)
-        places: dict[str, str] = {}
-        for file, shard in zip(names, shards, strict=True):
-            arrays = {name: tensors[name].array() for name in shard}
-            durable.replace_file(folder / file, encode(arrays, {"format": "pt"}))
-            places.update(dict.fromkeys(shard, file))
-        if len(shards) > 1:
-            total = sum(tensor.nbytes for tensor in tensors.values())
-            _write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))})
-        for path in folder.iterdir():
-            if (_OURS.fullmatch(path.name) and path.name not in names) or (path.name == INDEX and len(shards) == 1):
-                path.unlink()
-        _write_json(folder / CONFIG, config)
-    except OSError as error:
-        raise CheckpointError(f"{folder} could not be written: {error.strerror or error}", folder) from error
 
 
 def _write_json(path: Path, document: Any) -> None:

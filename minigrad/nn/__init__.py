@@ -4,42 +4,13 @@ from typing import TYPE_CHECKING
 
 from .. import hints as _hints
 from . import functional, init
-from .activation_modules import (
-    ELU,
-    GLU,
-    SELU,
-    Hardswish,
-    Hardtanh,
-    LeakyReLU,
-    LogSigmoid,
-    LogSoftmax,
-    Mish,
-    ReLU,
-    ReLU6,
-    Sigmoid,
-    SiLU,
-    Softmax,
-    Softplus,
-    Tanh,
-)
 from .channel_norms import BatchNorm1d, GroupNorm
 from .containers import ModuleDict, ModuleList, ParameterDict, ParameterList, Sequential
+from .function_modules import *
 from .kv_cache import KVCache
 from .layers import GELU, Dropout, Embedding, LayerNorm, Linear, RMSNorm
 from .llama_parts import GroupedQueryAttention, SwiGLU
-from .loss_modules import (
-    BCELoss,
-    BCEWithLogitsLoss,
-    CrossEntropyLoss,
-    HuberLoss,
-    KLDivLoss,
-    L1Loss,
-    MSELoss,
-    NLLLoss,
-    SmoothL1Loss,
-)
 from .module import Module, Parameter, RemovableHandle
-from .shape_layers import Flatten, Identity, Unflatten
 from .transformer import MLP, Block, CausalSelfAttention, SelfAttention
 
 # fmt: off

@@ -14,21 +14,17 @@ from .module import Module, Parameter
 class GroupNorm(Module):
     """Normalise groups of neighbouring channels of each sample, then scale and shift (weight 1, bias 0)."""
 
-    num_groups: int
-    num_channels: int
-    eps: float
-    weight: Parameter | None
-    bias: Parameter | None
-
     def __init__(
         self, num_groups: int, num_channels: int, eps: float = 1e-5, affine: bool = True, *, dtype: Any = None
     ) -> None:
         super().__init__()
         if num_groups < 1 or num_channels % num_groups:
             raise bad_value(f"GroupNorm: num_channels={num_channels} is not a multiple of num_groups={num_groups}")
-        self.num_groups, self.num_channels, self.eps = num_groups, num_channels, eps
-        self.weight = Parameter(ones(num_channels, dtype=dtype)) if affine else None
-        self.bias = Parameter(zeros(num_channels, dtype=dtype)) if affine else None
+        self.num_groups = num_groups
+        self.num_channels = num_channels
+        self.eps = eps
+        self.weight: Parameter | None = Parameter(ones(num_channels, dtype=dtype)) if affine else None
+        self.bias: Parameter | None = Parameter(zeros(num_channels, dtype=dtype)) if affine else None
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, num_channels, ...) -> the same shape."""
@@ -49,12 +45,6 @@ class BatchNorm1d(Module):
     by those of the batch.
     """
 
-    num_features: int
-    eps: float
-    momentum: float | None
-    weight: Parameter | None
-    bias: Parameter | None
-
     def __init__(
         self,
         num_features: int,
@@ -66,9 +56,11 @@ class BatchNorm1d(Module):
         dtype: Any = None,
     ) -> None:
         super().__init__()
-        self.num_features, self.eps, self.momentum = num_features, eps, momentum
-        self.weight = Parameter(ones(num_features, dtype=dtype)) if affine else None
-        self.bias = Parameter(zeros(num_features, dtype=dtype)) if affine else None
+        self.num_features = num_features
+        self.eps = eps
+        self.momentum = momentum
+        self.weight: Parameter | None = Parameter(ones(num_features, dtype=dtype)) if affine else None
+        self.bias: Parameter | None = Parameter(zeros(num_features, dtype=dtype)) if affine else None
         tracked = track_running_stats
         self.register_buffer("running_mean", zeros(num_features, dtype=dtype) if tracked else None)
         self.register_buffer("running_var", ones(num_features, dtype=dtype) if tracked else None)

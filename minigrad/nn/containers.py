@@ -3,78 +3,88 @@
 from __future__ import annotations
 
 from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, ClassVar, Generic, TypeVar, overload
 
 from ..errors import bad_type, located
 from ..tensor import Tensor
 from .module import Module, Parameter
 
 T = TypeVar("T")
+Self = TypeVar("Self", bound="_ListOf[Any]")
 
 
-class ModuleList(Module):
-    """A list of modules, children named by their index."""
-
-    def __init__(self, modules: Iterable[Module] = ()) -> None:
-        super().__init__()
-        for module in modules:
-            self.append(module)
-
-    def append(self, module: Module) -> ModuleList:
-        """Add a module at the end; returns the list."""
-        setattr(self, str(len(self)), self._checked(module))
-        return self
-
-    def extend(self, modules: Iterable[Module]) -> ModuleList:
-        """Add modules at the end; returns the list."""
-        for module in list(modules):
-            self.append(module)
-        return self
-
-    def insert(self, index: int, module: Module) -> None:
-        """Add a module before the one at ``index``; the numbers of those behind it grow by one."""
-        entries = list(self._modules.items())
-        entries.insert(index, ("0", self._checked(module)))
-        for name in list(self._modules):
-            delattr(self, name)
-        for i, (name, child) in enumerate(entries):
-            setattr(self, str(i) if name.isdecimal() else name, child)
-
-    def _checked(self, module: Any) -> Module:
-        if not isinstance(module, Module):
-            hint = f"; pass them one by one: {type(self).__name__}(*layers)" if isinstance(module, list | tuple) else ""
-            raise bad_type(f"{type(self).__name__} holds Modules, not {type(module).__name__}{hint}")
-        return module
-
-    def __setitem__(self, index: int, module: Module) -> None:
-        setattr(self, list(self._modules)[index], self._checked(module))
-
-    @overload
-    def __getitem__(self, index: int) -> Module: ...
-    @overload
-    def __getitem__(self, index: slice) -> ModuleList: ...
-    def __getitem__(self, index: int | slice) -> Module:
-        """The module at ``index``; of a slice, a container of the same kind that shares the modules."""
-        if isinstance(index, slice):
-            return self._of(list(self._modules.items())[index])
-        return list(self._modules.values())[index]
-
-    def _of(self, entries: list[tuple[str, Module]]) -> ModuleList:
-        return ModuleList(module for _, module in entries)
-
-    def __iter__(self) -> Iterator[Module]:
-        return iter(self._modules.values())
-
-    def __len__(self) -> int:
-        return len(self._modules)
+def _module(owner: Module, value: Any) -> Module:
+    name = type(owner).__name__
+    if not isinstance(value, Module):
+        listed = isinstance(owner, ModuleList) and isinstance(value, list | tuple)
+        hint = f"; pass them one by one: {name}(*layers)" if listed else ""
+        raise bad_type(f"{name} holds Modules, not {type(value).__name__}{hint}")
+    return value
 
 
-class NamedValues(Module, Generic[T]):
-    """What a dictionary of modules and one of parameters have in common."""
+def _parameter(owner: Module, value: Any) -> Parameter:
+    if not isinstance(value, Tensor):
+        name = type(owner).__name__
+        raise bad_type(f"{name} holds Parameters, not {type(value).__name__}; make it an nn.Parameter")
+    return value if isinstance(value, Parameter) else Parameter(value)
+
+
+class _Holding(Module, Generic[T]):
+    """What holds values of one kind: modules or parameters."""
+
+    _kind: ClassVar[str]  # the table of a module in which they are
+
+    def _checked(self, value: Any) -> T:
+        raise NotImplementedError
 
     @property
     def _table(self) -> dict[str, T]:
-        raise NotImplementedError
+        table: dict[str, T] = self.__dict__[self._kind]
+        return table
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+
+class _ListOf(_Holding[T]):
+    """A list of values, named by their index."""
+
+    def append(self: Self, value: Any) -> Self:
+        """Add a value at the end; returns the list."""
+        setattr(self, str(len(self)), self._checked(value))
+        return self
+
+    def extend(self: Self, values: Iterable[Any]) -> Self:
+        """Add values at the end; returns the list."""
+        for value in list(values):
+            self.append(value)
+        return self
+
+    def __setitem__(self, index: int, value: Any) -> None:
+        setattr(self, list(self._table)[index], self._checked(value))
+
+    def __getitem__(self, index: int) -> T:
+        """The value at ``index``."""
+        return list(self._table.values())[index]
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._table.values())
+
+
+class _DictOf(_Holding[T]):
+    """A dictionary of values, named by their keys, in order of insertion."""
+
+    def update(self, values: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> None:
+        """Add or replace values."""
+        for key, value in dict(values).items():
+            self[key] = value
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        value = self._checked(value)
+        if not isinstance(key, str) or not key or "." in key or (key not in self._table and hasattr(self, key)):
+            name = type(self).__name__
+            raise located(KeyError(f"{name}: {key!r} is no key; expected a name without dots that is no attribute"))
+        setattr(self, key, value)
 
     def __getitem__(self, key: str) -> T:
         return self._table[key]
@@ -87,9 +97,6 @@ class NamedValues(Module, Generic[T]):
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._table)
-
-    def __len__(self) -> int:
-        return len(self._table)
 
     def keys(self) -> KeysView[str]:
         """The names."""
@@ -114,33 +121,38 @@ class NamedValues(Module, Generic[T]):
         for key in list(self._table):
             delattr(self, key)
 
-    def _checked_key(self, key: Any) -> str:
-        if not isinstance(key, str) or not key or "." in key or (key not in self._table and hasattr(self, key)):
-            name = type(self).__name__
-            raise located(KeyError(f"{name}: {key!r} is no key; expected a name without dots that is no attribute"))
-        return key
 
+class ModuleList(_ListOf[Module]):
+    """A list of modules, children named by their index."""
 
-class ModuleDict(NamedValues[Module]):
-    """A dictionary of modules, children named by their keys, in order of insertion."""
+    _kind = "_modules"
+    _checked = _module
 
-    def __init__(self, modules: Mapping[str, Module] | Iterable[tuple[str, Module]] = ()) -> None:
+    def __init__(self, modules: Iterable[Module] = ()) -> None:
         super().__init__()
-        self.update(modules)
+        self.extend(modules)
 
-    def update(self, modules: Mapping[str, Module] | Iterable[tuple[str, Module]]) -> None:
-        """Add or replace modules."""
-        for key, module in dict(modules).items():
-            self[key] = module
+    def insert(self, index: int, module: Module) -> None:
+        """Add a module before the one at ``index``; the numbers of those behind it grow by one."""
+        entries = list(self._modules.items())
+        entries.insert(index, ("0", self._checked(module)))
+        for name in list(self._modules):
+            delattr(self, name)
+        for i, (name, child) in enumerate(entries):
+            setattr(self, str(i) if name.isdecimal() else name, child)
 
-    def __setitem__(self, key: str, module: Module) -> None:
-        if not isinstance(module, Module):
-            raise bad_type(f"ModuleDict holds Modules, not {type(module).__name__}")
-        setattr(self, self._checked_key(key), module)
+    @overload
+    def __getitem__(self, index: int) -> Module: ...
+    @overload
+    def __getitem__(self, index: slice) -> ModuleList: ...
+    def __getitem__(self, index: int | slice) -> Module:
+        """The module at ``index``; of a slice, a container of the same kind that shares the modules."""
+        if isinstance(index, slice):
+            return self._of(list(self._modules.items())[index])
+        return super().__getitem__(index)
 
-    @property
-    def _table(self) -> dict[str, Module]:
-        return self._modules
+    def _of(self, entries: list[tuple[str, Module]]) -> ModuleList:
+        return ModuleList(module for _, module in entries)
 
 
 class Sequential(ModuleList):
@@ -170,60 +182,34 @@ class Sequential(ModuleList):
         return x
 
 
-class ParameterList(Module):
+class ParameterList(_ListOf[Parameter]):
     """A list of parameters, named by their index; tensors become parameters on the same memory."""
+
+    _kind = "_parameters"
+    _checked = _parameter
 
     def __init__(self, values: Iterable[Tensor] = ()) -> None:
         super().__init__()
         self.extend(values)
 
-    def append(self, value: Tensor) -> ParameterList:
-        """Add a parameter at the end; returns the list."""
-        setattr(self, str(len(self)), _parameter(self, value))
-        return self
 
-    def extend(self, values: Iterable[Tensor]) -> ParameterList:
-        """Add parameters at the end; returns the list."""
-        for value in list(values):
-            self.append(value)
-        return self
+class ModuleDict(_DictOf[Module]):
+    """A dictionary of modules, children named by their keys, in order of insertion."""
 
-    def __getitem__(self, index: int) -> Parameter:
-        return list(self)[index]
+    _kind = "_modules"
+    _checked = _module
 
-    def __setitem__(self, index: int, value: Tensor) -> None:
-        setattr(self, list(self._parameters)[index], _parameter(self, value))
-
-    def __iter__(self) -> Iterator[Parameter]:
-        return iter(self._parameters.values())
-
-    def __len__(self) -> int:
-        return len(self._parameters)
+    def __init__(self, modules: Mapping[str, Module] | Iterable[tuple[str, Module]] = ()) -> None:
+        super().__init__()
+        self.update(modules)
 
 
-class ParameterDict(NamedValues[Parameter]):
+class ParameterDict(_DictOf[Parameter]):
     """A dictionary of parameters in order of insertion; tensors become parameters on the same memory."""
+
+    _kind = "_parameters"
+    _checked = _parameter
 
     def __init__(self, parameters: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]] = ()) -> None:
         super().__init__()
         self.update(parameters)
-
-    def update(self, parameters: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]) -> None:
-        """Add or replace parameters."""
-        for key, value in dict(parameters).items():
-            self[key] = value
-
-    def __setitem__(self, key: str, value: Tensor) -> None:
-        setattr(self, self._checked_key(key), _parameter(self, value))
-
-    @property
-    def _table(self) -> dict[str, Parameter]:
-        parameters: dict[str, Parameter] = self._parameters
-        return parameters
-
-
-def _parameter(owner: Module, value: Any) -> Parameter:
-    if not isinstance(value, Tensor):
-        name = type(owner).__name__
-        raise bad_type(f"{name} holds Parameters, not {type(value).__name__}; make it an nn.Parameter")
-    return value if isinstance(value, Parameter) else Parameter(value)

@@ -13,13 +13,17 @@ import numpy as np
 
 from .. import hints as _hints
 from .. import shapes
-from ..autograd import no_grad
 from ..creation import one_hot as one_hot
 from ..creation import ones, where, zeros
 from ..dtypes import bool_, finfo, float32, int64, is_floating, is_half
 from ..errors import bad_index, bad_state, bad_type, bad_value, check_choice
+from ..functions import log_softmax as log_softmax
+from ..functions import relu as relu
+from ..functions import sigmoid as sigmoid
+from ..functions import softmax as softmax
+from ..functions import tanh as tanh
 from ..mixed_precision import autocast_to_float32, in_float32
-from ..modes import cast_inputs, is_autocast_enabled
+from ..modes import cast_inputs, is_autocast_enabled, no_grad
 from ..ops import activation, attention, elementwise
 from ..ops import batch_norm as batch_norm_ops
 from ..ops import dropout as dropout_ops
@@ -33,21 +37,7 @@ from ..ops import rms_norm as rms_norm_ops
 from ..ops import rope as rope_ops
 from ..random import Generator, default_generator
 from ..tensor import Tensor, check_tensor, floating, in_dtype_of
-from .losses import binary_cross_entropy as binary_cross_entropy
-from .losses import binary_cross_entropy_with_logits as binary_cross_entropy_with_logits
-from .losses import cross_entropy as cross_entropy
-from .losses import huber_loss as huber_loss
-from .losses import kl_div as kl_div
-from .losses import l1_loss as l1_loss
-from .losses import linear_cross_entropy as linear_cross_entropy
-from .losses import mse_loss as mse_loss
-from .losses import nll_loss as nll_loss
-from .losses import smooth_l1_loss as smooth_l1_loss
-
-
-def relu(x: Tensor) -> Tensor:
-    """max(x, 0), with gradient 0 at 0."""
-    return x.relu()
+from .losses import *
 
 
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:
@@ -136,16 +126,6 @@ def logsigmoid(x: Tensor) -> Tensor:
     return log_sigmoid_ops.LogSigmoid.apply(floating("logsigmoid", x))
 
 
-def sigmoid(x: Tensor) -> Tensor:
-    """1 / (1 + exp(-x))."""
-    return x.sigmoid()
-
-
-def tanh(x: Tensor) -> Tensor:
-    """Hyperbolic tangent."""
-    return x.tanh()
-
-
 def pad(x: Tensor, pad: Sequence[int], mode: str = "constant", value: float = 0.0) -> Tensor:
     """Borders: ``pad`` is (before, after) of the last dimension, then of the last but one, ...
 
@@ -170,19 +150,9 @@ PAD_MODES: dict[str, Any] = {"reflect": "reflect", "replicate": "edge", "circula
 """PyTorch's names, and NumPy's."""
 
 
-def softmax(x: Tensor, dim: int | None = None, *, axis: int | None = None) -> Tensor:
-    """exp(x) along ``dim``, divided by its sum."""
-    return x.softmax(dim, axis=axis)
-
-
 def softmin(x: Tensor, dim: int) -> Tensor:
     """``softmax`` of -x."""
     return (-x).softmax(dim)
-
-
-def log_softmax(x: Tensor, dim: int | None = None, *, axis: int | None = None) -> Tensor:
-    """log(softmax(x)) along ``dim``, computed without overflow."""
-    return x.log_softmax(dim, axis=axis)
 
 
 @autocast_to_float32

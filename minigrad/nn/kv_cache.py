@@ -20,15 +20,13 @@ class KVCache:
     Generation feeds one new token at a time; the cache spares computing all earlier ones again.
     """
 
-    length: int
-    tensors: tuple[Tensor, Tensor]  # keys and values
-    decoder: Any  # what ``minigrad.fast`` keeps here for the next token
-
     def __init__(self, batch: int, n_head: int, max_tokens: int, head_size: int, like: Tensor) -> None:
         shape = (batch, n_head, max_tokens, head_size)
         self._keys = empty(shape, dtype=like.dtype, device=like.device)
         self._values = empty(shape, dtype=like.dtype, device=like.device)
-        self.tensors, self.decoder, self.length = (self._keys, self._values), None, 0
+        self.tensors: tuple[Tensor, Tensor] = (self._keys, self._values)  # keys and values
+        self.decoder: Any = None  # what ``minigrad.fast`` keeps here for the next token
+        self.length: int = 0
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Append (B, nh, T, hs) keys and values; returns all so far. ValueError when the cache is full."""

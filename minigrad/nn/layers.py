@@ -19,14 +19,11 @@ class Linear(Module):
     """y = x W^T + b: (..., in_features) -> (..., out_features). Weight (out, in); initialised as in PyTorch, uniform
     in +-1 / sqrt(in_features)."""
 
-    in_features: int
-    out_features: int
-    weight: Parameter
-
     def __init__(self, in_features: int, out_features: int, bias: bool = True, *, dtype: Any = None) -> None:
         super().__init__()
-        self.in_features, self.out_features = in_features, out_features
-        self.weight = Parameter(empty(out_features, in_features, dtype=dtype))
+        self.in_features = in_features
+        self.out_features = out_features
+        self.weight: Parameter = Parameter(empty(out_features, in_features, dtype=dtype))
         init.kaiming_uniform_(self.weight, a=math.sqrt(5))
         self.bias: Parameter | None = None
         if bias:
@@ -48,19 +45,15 @@ class Embedding(Module):
     Row ``padding_idx`` begins as zeros and gets no gradient.
     """
 
-    num_embeddings: int
-    embedding_dim: int
-    padding_idx: int | None
-    weight: Parameter
-
     def __init__(
         self, num_embeddings: int, embedding_dim: int, padding_idx: int | None = None, *, dtype: Any = None
     ) -> None:
         super().__init__()
-        self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
-        self.weight = Parameter(empty(num_embeddings, embedding_dim, dtype=dtype))
+        self.num_embeddings = num_embeddings
+        self.embedding_dim = embedding_dim
+        self.weight: Parameter = Parameter(empty(num_embeddings, embedding_dim, dtype=dtype))
         init.normal_(self.weight)
-        self.padding_idx = None if padding_idx is None else F.padding_row(padding_idx, num_embeddings)
+        self.padding_idx: int | None = None if padding_idx is None else F.padding_row(padding_idx, num_embeddings)
         if self.padding_idx is not None:
             with no_grad():
                 self.weight[self.padding_idx] = 0.0
@@ -81,11 +74,6 @@ class LayerNorm(Module):
     ``elementwise_affine=False`` neither scales nor shifts, ``bias=False`` scales only.
     """
 
-    normalized_shape: tuple[int, ...]
-    eps: float
-    weight: Parameter | None
-    bias: Parameter | None
-
     def __init__(
         self,
         normalized_shape: int | tuple[int, ...],
@@ -96,9 +84,11 @@ class LayerNorm(Module):
         dtype: Any = None,
     ) -> None:
         super().__init__()
-        self.normalized_shape, self.eps = shape_argument((normalized_shape,)), eps
-        self.weight = Parameter(ones(self.normalized_shape, dtype=dtype)) if elementwise_affine else None
-        self.bias = Parameter(zeros(self.normalized_shape, dtype=dtype)) if elementwise_affine and bias else None
+        self.normalized_shape: tuple[int, ...] = shape_argument((normalized_shape,))
+        shape = self.normalized_shape
+        self.eps = eps
+        self.weight: Parameter | None = Parameter(ones(shape, dtype=dtype)) if elementwise_affine else None
+        self.bias: Parameter | None = Parameter(zeros(shape, dtype=dtype)) if elementwise_affine and bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., *normalized_shape) -> the same shape."""
@@ -112,10 +102,6 @@ class LayerNorm(Module):
 class RMSNorm(Module):
     """Divide by the root mean square over the last dimensions, of sizes ``normalized_shape``, then scale (weight 1)."""
 
-    normalized_shape: tuple[int, ...]
-    eps: float | None
-    weight: Parameter | None
-
     def __init__(
         self,
         normalized_shape: int | tuple[int, ...],
@@ -125,8 +111,10 @@ class RMSNorm(Module):
         dtype: Any = None,
     ) -> None:
         super().__init__()
-        self.normalized_shape, self.eps = shape_argument((normalized_shape,)), eps
-        self.weight = Parameter(ones(self.normalized_shape, dtype=dtype)) if elementwise_affine else None
+        self.normalized_shape: tuple[int, ...] = shape_argument((normalized_shape,))
+        shape = self.normalized_shape
+        self.eps = eps
+        self.weight: Parameter | None = Parameter(ones(shape, dtype=dtype)) if elementwise_affine else None
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., *normalized_shape) -> the same shape."""
@@ -157,8 +145,6 @@ class Dropout(Module):
 
 class GELU(Module):
     """x Phi(x); ``approximate="tanh"`` is GPT-2's form."""
-
-    approximate: str
 
     def __init__(self, approximate: str = "none") -> None:
         check_choice("GELU", "approximate", approximate, ("none", "tanh"))

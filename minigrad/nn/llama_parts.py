@@ -22,17 +22,6 @@ class GroupedQueryAttention(Module):
     for it has n_kv_head heads. Parameters are named as in Hugging Face's Llama.
     """
 
-    n_head: int
-    n_kv_head: int
-    head_size: int
-    dropout: float
-    rope_base: float
-    rope_frequencies: Sequence[float] | None
-    q_proj: Linear
-    k_proj: Linear
-    v_proj: Linear
-    o_proj: Linear
-
     def __init__(
         self,
         n_embd: int,
@@ -54,12 +43,16 @@ class GroupedQueryAttention(Module):
         head_size = n_embd // n_head if head_size is None else head_size
         if head_size < 2 or head_size % 2:
             raise bad_value(f"GroupedQueryAttention: head_size={head_size}; rotation needs an even number of channels")
-        self.n_head, self.n_kv_head, self.head_size = n_head, n_kv_head, head_size
-        self.dropout, self.rope_base, self.rope_frequencies = dropout, rope_base, rope_frequencies
-        self.q_proj = Linear(n_embd, n_head * head_size, bias)
-        self.k_proj = Linear(n_embd, n_kv_head * head_size, bias)
-        self.v_proj = Linear(n_embd, n_kv_head * head_size, bias)
-        self.o_proj = Linear(n_head * head_size, n_embd, bias)
+        self.n_head = n_head
+        self.n_kv_head: int = n_kv_head
+        self.head_size: int = head_size
+        self.dropout = dropout
+        self.rope_base = rope_base
+        self.rope_frequencies = rope_frequencies
+        self.q_proj: Linear = Linear(n_embd, n_head * head_size, bias)
+        self.k_proj: Linear = Linear(n_embd, n_kv_head * head_size, bias)
+        self.v_proj: Linear = Linear(n_embd, n_kv_head * head_size, bias)
+        self.o_proj: Linear = Linear(n_head * head_size, n_embd, bias)
 
     def forward(self, x: Tensor, cache: KVCache | None = None) -> Tensor:
         """(B, T, C) -> (B, T, C). With a cache as ``CausalSelfAttention``; positions continue those in it."""
@@ -84,16 +77,12 @@ class SwiGLU(Module):
     weights of ``MLP``.
     """
 
-    gate_proj: Linear
-    up_proj: Linear
-    down_proj: Linear
-
     def __init__(self, n_embd: int, hidden: int | None = None, bias: bool = False) -> None:
         super().__init__()
         hidden = round(8 * n_embd / 3) if hidden is None else hidden
-        self.gate_proj = Linear(n_embd, hidden, bias)
-        self.up_proj = Linear(n_embd, hidden, bias)
-        self.down_proj = Linear(hidden, n_embd, bias)
+        self.gate_proj: Linear = Linear(n_embd, hidden, bias)
+        self.up_proj: Linear = Linear(n_embd, hidden, bias)
+        self.down_proj: Linear = Linear(hidden, n_embd, bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, C) -> (B, T, C)."""

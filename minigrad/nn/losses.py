@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from .. import hints
 from ..dtypes import float32, float64, int64
 from ..errors import bad_index, bad_type, bad_value, check_choice
 from ..mixed_precision import autocast_to_float32
@@ -14,14 +15,10 @@ from ..ops import linear as linear_ops
 from ..ops.linear_cross_entropy import LinearCrossEntropy
 from ..tensor import Tensor, check_tensor, floating, in_dtype_of
 
-
-def check_reduction(name: str, reduction: str, known: tuple[str, ...] = ("mean", "sum", "none")) -> None:
-    """ValueError unless ``reduction`` is one of ``known``."""
-    if reduction not in known:
-        check_choice(name, "reduction", reduction, known)
+REDUCTIONS = ("mean", "sum", "none")
 
 
-def reduced(losses: Tensor, reduction: str) -> Tensor:
+def _reduced(losses: Tensor, reduction: str) -> Tensor:
     """The mean or sum of ``losses``, or themselves."""
     return losses.mean() if reduction == "mean" else losses.sum() if reduction == "sum" else losses
 
@@ -43,7 +40,7 @@ def cross_entropy(
     the target with s / C of every class. The mean is over the targets' weights (probabilities: over the rows); of no
     target at all it is NaN. Raises TypeError for other targets, IndexError naming a target out of range.
     """
-    check_reduction("cross_entropy", reduction)
+    check_choice("cross_entropy", "reduction", reduction, REDUCTIONS)
     if not 0 <= label_smoothing <= 1:
         raise bad_value(f"cross_entropy: label_smoothing={label_smoothing}; expected [0, 1]")
     class_dim = 0 if check_tensor("cross_entropy", input).ndim == 1 else 1
@@ -130,7 +127,8 @@ def linear_cross_entropy(
 
     Raises TypeError and IndexError as ``cross_entropy``, ValueError for other shapes and for reduction="none".
     """
-    check_reduction("linear_cross_entropy", reduction, ("mean", "sum"))
+    if reduction not in ("mean", "sum"):
+        raise bad_value(f"linear_cross_entropy: reduction={reduction!r}; expected 'mean' or 'sum'")
     x, weight = floating("linear_cross_entropy", input), check_tensor("linear_cross_entropy", linear_weight)
     if check_tensor("linear_cross_entropy", target).dtype.kind not in "iu":
         raise bad_type(
@@ -167,7 +165,7 @@ def _soft_cross_entropy(
     losses = -target * floating("cross_entropy", input).log_softmax(class_dim)
     if weight is not None:
         losses = losses * weight.detach().reshape(classes, *(1,) * (input.ndim - class_dim - 1))
-    return reduced(losses.sum(class_dim), reduction)
+    return _reduced(losses.sum(class_dim), reduction)
 
 
 def _channels_last(x: Tensor) -> Tensor:
@@ -183,7 +181,7 @@ def nll_loss(
     ``weight`` (C,) scales each class; targets equal to ``ignore_index`` count for nothing. The mean is over the
     targets' weights; of no target at all it is NaN. Raises IndexError for a target out of range.
     """
-    check_reduction("nll_loss", reduction)
+    check_choice("nll_loss", "reduction", reduction, REDUCTIONS)
     class_dim = 0 if input.ndim == 1 else 1
     if not input.ndim or target.shape != input.shape[:class_dim] + input.shape[class_dim + 1 :]:
         raise bad_value(f"nll_loss: input {input.shape}, target {target.shape}; expected (N, C) and (N,)")
@@ -206,14 +204,14 @@ def nll_loss(
 def mse_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
     """(input - target)^2, of equal shapes."""
     _check_pair("mse_loss", input, target, reduction)
-    return reduced((input - target).square(), reduction)
+    return _reduced((input - target).square(), reduction)
 
 
 @autocast_to_float32
 def l1_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
     """|input - target|, of equal shapes."""
     _check_pair("l1_loss", input, target, reduction)
-    return reduced((input - target).abs(), reduction)
+    return _reduced((input - target).abs(), reduction)
 
 
 @autocast_to_float32
@@ -222,7 +220,7 @@ def huber_loss(input: Tensor, target: Tensor, reduction: str = "mean", delta: fl
     _check_pair("huber_loss", input, target, reduction)
     if not delta > 0:
         raise bad_value(f"huber_loss: delta={delta}; expected a number above 0")
-    return reduced(elementwise.Huber.apply(input, target, delta=delta), reduction)
+    return _reduced(elementwise.Huber.apply(input, target, delta=delta), reduction)
 
 
 @autocast_to_float32
@@ -252,7 +250,7 @@ def binary_cross_entropy(
     log = input.masked_fill(zero, 1.0).log().masked_fill(zero, -100.0).clamp(min=-100.0)
     log_of_rest = (-input).masked_fill(one, 0.0).log1p().masked_fill(one, -100.0).clamp(min=-100.0)
     losses = -(target * log + (1 - target) * log_of_rest)
-    return reduced(losses if weight is None else losses * weight, reduction)
+    return _reduced(losses if weight is None else losses * weight, reduction)
 
 
 @autocast_to_float32
@@ -275,7 +273,7 @@ def binary_cross_entropy_with_logits(
     if pos_weight is not None:
         positive = positive * pos_weight
     losses = -(positive + (1 - target) * log_sigmoid.LogSigmoid.apply(-input))
-    return reduced(losses if weight is None else losses * weight, reduction)
+    return _reduced(losses if weight is None else losses * weight, reduction)
 
 
 @autocast_to_float32
@@ -293,12 +291,14 @@ def kl_div(input: Tensor, target: Tensor, reduction: str = "mean", log_target: b
         losses = target * log - target * input
     if reduction == "batchmean":
         return losses.sum() / (input.shape[0] if input.ndim else 1)
-    return reduced(losses, reduction)
+    return _reduced(losses, reduction)
 
 
-def _check_pair(
-    name: str, input: Tensor, target: Tensor, reduction: str, known: tuple[str, ...] = ("mean", "sum", "none")
-) -> None:
-    check_reduction(name, reduction, known)
+def _check_pair(name: str, input: Tensor, target: Tensor, reduction: str, known: tuple[str, ...] = REDUCTIONS) -> None:
+    check_choice(name, "reduction", reduction, known)
     if input.shape != target.shape:
         raise bad_value(f"{name}: input {input.shape} and target {target.shape} differ in shape")
+
+
+if not TYPE_CHECKING:
+    __all__ = hints.defined_in(__name__)

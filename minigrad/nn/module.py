@@ -15,7 +15,7 @@ from ..errors import bad_type, bad_value, located
 from ..modes import of_thread
 from ..plans import PLANS, choose
 from ..tensor import Tensor
-from . import module_state, summary
+from . import module_state
 
 
 class Parameter(Tensor):
@@ -331,7 +331,7 @@ class Module:
 
     def summary(self) -> str:
         """A table of all parameters and buffers with their shapes, numbers of elements and memory, and the totals."""
-        return summary.table(type(self).__name__, [*self.named_parameters()], [*self.named_buffers()])
+        return module_state.table(type(self).__name__, [*self.named_parameters()], [*self.named_buffers()])
 
     def extra_repr(self) -> str:
         """What ``repr`` shows between the parentheses; layers say their sizes."""

@@ -1,4 +1,4 @@
-"""The tensors of a module, loaded and converted: what ``Module.load_state_dict`` and ``Module.to`` do."""
+"""The tensors of a module, converted, loaded and listed: what ``Module.to``, ``load_state_dict`` and ``summary`` do."""
 
 from __future__ import annotations
 
@@ -70,3 +70,36 @@ def load(module: Any, state: Mapping[str, Any], strict: bool) -> None:
 def _equal(a: Any, b: Any) -> bool:
     a, b = (np.asarray(t.data if isinstance(t, Tensor) else t) for t in (a, b))
     return bool(np.array_equal(a, b, equal_nan=is_floating(a.dtype) and is_floating(b.dtype)))
+
+
+def table(title: str, parameters: list[tuple[str, Tensor]], buffers: list[tuple[str, Tensor]]) -> str:
+    """A line for each parameter and buffer: name, shape, dtype, number of elements, memory; then the totals."""
+    rows = [("name", "shape", "dtype", "parameters", "memory")]
+    total = size = 0
+    for name, tensor in (*parameters, *buffers):
+        count, used = tensor.numel(), tensor.numel() * tensor.element_size()
+        is_parameter = len(rows) <= len(parameters)
+        note = f"{count:,}" if is_parameter else "buffer"
+        if is_parameter and not tensor.requires_grad:
+            note += " (frozen)"
+        rows.append((name, str(tensor.shape), str(tensor.dtype), note, _memory(used)))
+        total += count if is_parameter else 0
+        size += used
+    rows.append((f"total of {title}", "", "", f"{total:,}", _memory(size)))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join(align(cell, width) for align, cell, width in zip(ALIGN, row, widths, strict=True)) for row in rows
+    ]
+    rule = "-" * max(map(len, lines))
+    return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1]])
+
+
+ALIGN = (str.ljust, str.ljust, str.ljust, str.rjust, str.rjust)
+
+
+def _memory(size: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"

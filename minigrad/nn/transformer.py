@@ -24,23 +24,18 @@ class SelfAttention(Module):
     One projection makes queries, keys and values. Dropout acts on the attention probabilities and on the output.
     """
 
-    n_head: int
-    dropout: float
-    is_causal: bool
-    c_attn: Linear
-    c_proj: Linear
-    resid_dropout: Dropout
-
     def __init__(
         self, n_embd: int, n_head: int, dropout: float = 0.0, bias: bool = True, is_causal: bool = False
     ) -> None:
         super().__init__()
         if n_head < 1 or n_embd % n_head:
             raise bad_value(f"{type(self).__name__}: n_embd={n_embd} is not a multiple of n_head={n_head}")
-        self.n_head, self.dropout, self.is_causal = n_head, dropout, is_causal
-        self.c_attn = Linear(n_embd, 3 * n_embd, bias)
-        self.c_proj = Linear(n_embd, n_embd, bias)
-        self.resid_dropout = Dropout(dropout)
+        self.n_head = n_head
+        self.dropout = dropout
+        self.is_causal = is_causal
+        self.c_attn: Linear = Linear(n_embd, 3 * n_embd, bias)
+        self.c_proj: Linear = Linear(n_embd, n_embd, bias)
+        self.resid_dropout: Dropout = Dropout(dropout)
 
     def forward(
         self, x: Tensor, cache: KVCache | None = None, attn_mask: Tensor | None = None, residual: Tensor | None = None
@@ -99,18 +94,13 @@ class CausalSelfAttention(SelfAttention):
 class MLP(Module):
     """Linear to ``hidden`` channels (4 C by default), GELU (tanh form), linear back: (B, T, C) -> (B, T, C)."""
 
-    c_fc: Linear
-    gelu: GELU
-    c_proj: Linear
-    dropout: Dropout
-
     def __init__(self, n_embd: int, dropout: float = 0.0, bias: bool = True, hidden: int | None = None) -> None:
         super().__init__()
         hidden = 4 * n_embd if hidden is None else hidden
-        self.c_fc = Linear(n_embd, hidden, bias)
-        self.gelu = GELU("tanh")
-        self.c_proj = Linear(hidden, n_embd, bias)
-        self.dropout = Dropout(dropout)
+        self.c_fc: Linear = Linear(n_embd, hidden, bias)
+        self.gelu: GELU = GELU("tanh")
+        self.c_proj: Linear = Linear(hidden, n_embd, bias)
+        self.dropout: Dropout = Dropout(dropout)
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """(B, T, C) -> (B, T, C). A ``residual`` (B, T, C) is added to the result."""
@@ -125,11 +115,6 @@ class Block(Module):
     ``eps`` is that of the norms, ``hidden`` the channels within the MLP.
     """
 
-    ln_1: LayerNorm
-    attn: SelfAttention
-    ln_2: LayerNorm
-    mlp: MLP
-
     def __init__(
         self,
         n_embd: int,
@@ -142,10 +127,10 @@ class Block(Module):
         hidden: int | None = None,
     ) -> None:
         super().__init__()
-        self.ln_1 = LayerNorm(n_embd, eps, bias=bias)
-        self.attn = SelfAttention(n_embd, n_head, dropout, bias, is_causal)
-        self.ln_2 = LayerNorm(n_embd, eps, bias=bias)
-        self.mlp = MLP(n_embd, dropout, bias, hidden)
+        self.ln_1: LayerNorm = LayerNorm(n_embd, eps, bias=bias)
+        self.attn: SelfAttention = SelfAttention(n_embd, n_head, dropout, bias, is_causal)
+        self.ln_2: LayerNorm = LayerNorm(n_embd, eps, bias=bias)
+        self.mlp: MLP = MLP(n_embd, dropout, bias, hidden)
 
     def forward(self, x: Tensor, cache: KVCache | None = None, attn_mask: Tensor | None = None) -> Tensor:
         """(B, T, C) -> (B, T, C). ``cache`` and ``attn_mask`` are as in ``SelfAttention``."""

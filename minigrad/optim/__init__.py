@@ -3,19 +3,16 @@
 from typing import TYPE_CHECKING
 
 from .. import hints as _hints
-from .adagrad import AdaGrad, AdaGradConfig
-from .adam import Adam
-from .adamw import AdamW, AdamWConfig
+from .adamw import Adam, AdamW, AdamWConfig
 from .clip import NonFiniteGradientError, clip_grad_norm, grad_norm
 from .clip_more import clip_grad_norm_async, clip_grad_norm_per_param, clip_grad_value, clip_grads_with_norm
 from .ema import EMA
 from .grad_accumulator import GradAccumulator
 from .grad_scaler import GradScaler, LossScaleStrategy
-from .lamb import Lamb, LambConfig
 from .lr_schedule import *
 from .muon import Muon, orthogonalize
 from .optimizer import Optimizer, decay_groups
-from .sgd import SGD, SgdConfig
+from .optimizers import SGD, AdaGrad, AdaGradConfig, Lamb, LambConfig, SgdConfig
 
 # fmt: off
 __all__ = [

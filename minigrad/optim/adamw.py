@@ -1,14 +1,18 @@
-"""AdamW: Adam with decoupled weight decay, all parameters in one launch."""
+"""AdamW: Adam with decoupled weight decay, all parameters in one launch; and Adam, by the same kernel."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+import operator
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-from .multi_tensor import MultiTensorOptimizer
-from .optimizer import Named
+from ..errors import check_float
+from .multi_tensor import Configured, MultiTensorOptimizer
+from .optimizer import Checks, check_betas
+
+ADAM_CHECKS: Checks = {**dict.fromkeys(("lr", "eps", "weight_decay"), check_float), "betas": check_betas}
 
 
 @dataclass(frozen=True)
@@ -22,7 +26,7 @@ class AdamWConfig:
     weight_decay: float = 0.01
 
 
-class AdamW(MultiTensorOptimizer):
+class AdamW(Configured[AdamWConfig]):
     """AdamW with PyTorch's arithmetic. For a parameter p with gradient g in its own t-th update:
 
         p <- p - lr * weight_decay * p
@@ -43,7 +47,9 @@ class AdamW(MultiTensorOptimizer):
     Source: Loshchilov & Hutter, "Decoupled weight decay regularization" (2019).
     """
 
-    non_negative: tuple[str, ...] = ("lr", "eps", "weight_decay")
+    _family = operator.attrgetter("adamw")
+    config_type = AdamWConfig
+    checks: ClassVar[Checks] = ADAM_CHECKS
     state_arrays: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
 
     def __init__(
@@ -60,23 +66,39 @@ class AdamW(MultiTensorOptimizer):
             self.extra_arrays: tuple[str, ...] = ("master",)
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
-    @classmethod
-    def from_config(cls, config: AdamWConfig, params: Iterable[Named] | None = None) -> AdamW:
-        """An AdamW with these options."""
-        return cls(params, config.lr, (config.beta1, config.beta2), config.eps, config.weight_decay)
-
-    @property
-    def config(self) -> AdamWConfig:
-        """The options of groups that name no others."""
-        beta1, beta2 = self.defaults["betas"]
-        return AdamWConfig(self.defaults["lr"], beta1, beta2, self.defaults["eps"], self.defaults["weight_decay"])
-
-    @staticmethod
-    def family(kernels: Any) -> Any:
-        return kernels.adamw
-
     def _row(self, group: dict[str, Any], t: int) -> tuple[float, ...]:
         return adam_row(group, t, 1.0 - group["lr"] * group["weight_decay"])
+
+
+class Adam(MultiTensorOptimizer):
+    """Adam with PyTorch's arithmetic: AdamW, except that the decay is part of the gradient and so of the moments.
+
+        g <- g + weight_decay * p
+        m <- beta1 * m + (1 - beta1) * g
+        v <- beta2 * v + (1 - beta2) * g * g
+        p <- p - lr * (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps)
+
+    Counts, state and versions are as in AdamW.
+
+    Source: Kingma & Ba, "Adam: a method for stochastic optimization" (2015).
+    """
+
+    _family = operator.attrgetter("adamw")
+    checks: ClassVar[Checks] = ADAM_CHECKS
+    state_arrays: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
+
+    def __init__(
+        self,
+        params: Any = None,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    def _row(self, group: dict[str, Any], t: int) -> tuple[float, ...]:
+        return *adam_row(group, t, 1.0), group["weight_decay"]
 
 
 def adam_row(group: Mapping[str, Any], t: int, decay: float) -> tuple[float, ...]:

@@ -41,15 +41,11 @@ class EMA:
     TensorFlow's.
     """
 
-    decay: float
-    warmup: bool
-    updates: int
-
     def __init__(self, module: Module, decay: float = 0.999, warmup: bool = False) -> None:
-        self.decay = check_float("decay", decay, below=1.0)
+        self.decay: float = check_float("decay", decay, below=1.0)
         check_bool("warmup", warmup)
-        self.warmup = warmup
-        self.updates = 0
+        self.warmup: bool = warmup
+        self.updates: int = 0
         """Calls of ``update`` so far."""
         self._applied = False
         self._params: dict[str, Tensor] = dict(module.named_parameters())

@@ -32,33 +32,20 @@ class GradAccumulator:
     """
 
     def __init__(self, accum_steps: int) -> None:
-        self._accum_steps = check_int("accum_steps", accum_steps, 1)
+        self.accum_steps: int = check_int("accum_steps", accum_steps, 1)
         self.reset()
 
     def __repr__(self) -> str:
-        return f"GradAccumulator({self._accum_steps}, {self._current_step} in the window)"
+        return f"GradAccumulator({self.accum_steps}, {self.current_step} in the window)"
 
     def reset(self) -> None:
         """Drop what the present window has so far."""
         self._sums: dict[int, Tensor] = {}  # by the number of the id
         self._loss_sum = 0.0
-        self._weight = 0.0
-        self._current_step = 0
-
-    @property
-    def accum_steps(self) -> int:
-        """Micro-batches of a full window."""
-        return self._accum_steps
-
-    @property
-    def current_step(self) -> int:
-        """Micro-batches in the present window, 0 to accum_steps - 1."""
-        return self._current_step
-
-    @property
-    def weight(self) -> float:
+        self.weight: float = 0.0
         """The sum of the weights of the present window's micro-batches."""
-        return self._weight
+        self.current_step: int = 0
+        """Micro-batches in the present window, 0 to accum_steps - 1."""
 
     def accumulate(
         self, grads: GradStore, loss: float, *, take: bool = False, weight: float = 1.0
@@ -103,9 +90,9 @@ class GradAccumulator:
                 total.device.kernels.elementwise.add_into(total.data, added.data)
         self._sums.update(new)
         self._loss_sum += weight * loss if weight else 0.0
-        self._weight += weight
-        self._current_step += 1
-        return self._current_step >= self._accum_steps
+        self.weight += weight
+        self.current_step += 1
+        return self.current_step >= self.accum_steps
 
     def pop(self, key: Tensor | TensorId) -> Tensor | None:
         """Take the sum of one tensor's gradients out of the window, for somebody who goes on with it, or None."""
@@ -117,10 +104,10 @@ class GradAccumulator:
         The gradients returned are the caller's; the next window starts empty. A window of weight 0 has no gradients,
         and the loss 0.
         """
-        if self._current_step == 0:
+        if self.current_step == 0:
             return None
         mean = GradStore(self._sums)
-        weight = self._weight or 1.0
+        weight = self.weight or 1.0
         _scale(self._sums.values(), 1.0 / weight)
         loss = self._loss_sum / weight
         self.reset()
@@ -143,10 +130,10 @@ class GradAccumulator:
             for number, total in self._sums.items()
         }
         return arrays, {
-            "accum_steps": self._accum_steps,
-            "current_step": self._current_step,
+            "accum_steps": self.accum_steps,
+            "current_step": self.current_step,
             "loss_sum": self._loss_sum,
-            "weight": self._weight,
+            "weight": self.weight,
         }
 
     def load_state_dict(
@@ -159,11 +146,11 @@ class GradAccumulator:
 
         Raises ValueError, before anything is changed, if it does not fit.
         """
-        if meta.get("accum_steps") != self._accum_steps:
+        if meta.get("accum_steps") != self.accum_steps:
             raise bad_value(
-                f"the saved window has accum_steps {meta.get('accum_steps')!r}, this one {self._accum_steps}"
+                f"the saved window has accum_steps {meta.get('accum_steps')!r}, this one {self.accum_steps}"
             )
-        count = check_int("current_step", meta.get("current_step"), 0, self._accum_steps - 1)
+        count = check_int("current_step", meta.get("current_step"), 0, self.accum_steps - 1)
         for key in ("loss_sum", "weight"):
             if isinstance(meta.get(key), bool) or not isinstance(meta.get(key), int | float):
                 raise bad_value(f"{key} is {meta.get(key)!r}, expected a number")
@@ -178,8 +165,8 @@ class GradAccumulator:
                     f"array {key!r} has shape {array.shape}, {array.dtype}; its parameter has {p.shape}, {p.dtype}"
                 )
             sums[p._id] = Tensor.wrap(p.device.kernels.from_host(np.array(array, p.dtype, order="C")), p.device)
-        self._sums, self._current_step = sums, count
-        self._loss_sum, self._weight = float(meta["loss_sum"]), float(meta["weight"])
+        self._sums, self.current_step = sums, count
+        self._loss_sum, self.weight = float(meta["loss_sum"]), float(meta["weight"])
 
 
 def check_weight(weight: Any) -> None:

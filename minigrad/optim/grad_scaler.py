@@ -37,7 +37,7 @@ class LossScaleStrategy:
     def __post_init__(self) -> None:
         check_option("kind", self.kind, ("none", "fixed", "dynamic"))
         check_float("initial_scale", self.initial_scale, MIN_SCALE)
-        _check_growth(self.growth_factor, self.backoff_factor, self.growth_interval)
+        GradScaler(1.0, self.growth_factor, self.backoff_factor, self.growth_interval)  # checks these
 
     @classmethod
     def none(cls) -> LossScaleStrategy:
@@ -99,11 +99,10 @@ class GradScaler:
         growth_interval: int = 2000,
         enabled: bool = True,
     ) -> None:
-        _check_growth(growth_factor, backoff_factor, growth_interval)
+        self.set_growth_factor(growth_factor)
+        self.set_backoff_factor(backoff_factor)
+        self.set_growth_interval(growth_interval)
         self._scale = check_float("init_scale", init_scale, MIN_SCALE)
-        self.growth_factor: float = float(growth_factor)
-        self.backoff_factor: float = float(backoff_factor)
-        self.growth_interval: int = growth_interval
         self._enabled, self._adapts = bool(enabled), True
         self._good_steps = 0
         # Since the last update: which gradients were unscaled, and the flags that tell whether they were finite.
@@ -251,8 +250,7 @@ class GradScaler:
 
     def set_growth_factor(self, new_factor: float) -> None:
         """Use this factor from now on."""
-        _check_growth(new_factor, self.backoff_factor, self.growth_interval)
-        self.growth_factor = float(new_factor)
+        self.growth_factor: float = check_float("growth_factor", new_factor, 1.0)
 
     def get_backoff_factor(self) -> float:
         """The factor after an overflow."""
@@ -260,8 +258,7 @@ class GradScaler:
 
     def set_backoff_factor(self, new_factor: float) -> None:
         """Use this factor from now on."""
-        _check_growth(self.growth_factor, new_factor, self.growth_interval)
-        self.backoff_factor = float(new_factor)
+        self.backoff_factor: float = check_float("backoff_factor", new_factor, below=1.0)
 
     def get_growth_interval(self) -> int:
         """Good steps before the scale grows."""
@@ -269,8 +266,7 @@ class GradScaler:
 
     def set_growth_interval(self, new_interval: int) -> None:
         """Use this interval from now on."""
-        _check_growth(self.growth_factor, self.backoff_factor, new_interval)
-        self.growth_interval = new_interval
+        self.growth_interval: int = check_int("growth_interval", new_interval, 1)
 
     def state_dict(self) -> dict[str, Any]:
         """Scale and count, as JSON values."""
@@ -284,12 +280,6 @@ class GradScaler:
             raise bad_value(f"the saved scale is {scale:g}, this scaler's is fixed at {self._scale:g}")
         self._scale, self._good_steps = scale, count
         self._unscaled.clear()
-
-
-def _check_growth(growth_factor: Any, backoff_factor: Any, growth_interval: Any) -> None:
-    check_float("growth_factor", growth_factor, 1.0)
-    check_float("backoff_factor", backoff_factor, below=1.0)
-    check_int("growth_interval", growth_interval, 1)
 
 
 def _overflowed(flags: list[tuple[Device, Any]]) -> bool:

@@ -14,8 +14,8 @@ import numbers
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, TypeAlias
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, TypeAlias, get_type_hints
 
 from .. import hints
 from ..errors import bad_type, bad_value, check_float, check_int
@@ -47,31 +47,23 @@ def _check_share(name: str, value: object) -> None:
         raise bad_value(f"{name} is {value!r}, expected a number in (0, 1]")
 
 
-Rate: TypeAlias = float  # finite, >= 0
-Share: TypeAlias = float  # in (0, 1]
-Steps: TypeAlias = int  # >= 0
-Length: TypeAlias = int  # >= 1
-Cycle: TypeAlias = int  # >= 2
-CHECKS: dict[str, Callable[[str, Any], object]] = {
-    "Rate": check_float,
-    "Share": _check_share,
-    "Steps": functools.partial(check_int, least=0),
-    "Length": functools.partial(check_int, least=1),
-    "Cycle": functools.partial(check_int, least=2),
-}
+Rate: TypeAlias = Annotated[float, check_float]  # finite, >= 0
+Share: TypeAlias = Annotated[float, _check_share]  # in (0, 1]
+Steps: TypeAlias = Annotated[int, functools.partial(check_int, least=0)]
+Length: TypeAlias = Annotated[int, functools.partial(check_int, least=1)]
+Cycle: TypeAlias = Annotated[int, functools.partial(check_int, least=2)]
 
 
 class _Checked(LrSchedule):
-    """A dataclass whose fields are checked by the names of their types, and in which ``min_lr`` is the least rate."""
+    """A dataclass whose fields are checked by what their types are annotated with, and ``min_lr`` is the least rate."""
 
     def __post_init__(self) -> None:
-        options: dict[str, Any] = {}
-        for field in fields(self):  # type: ignore[arg-type]  # each subclass is a dataclass
-            options[field.name] = getattr(self, field.name)
-            if field.type in CHECKS:
-                CHECKS[field.type](f"{type(self).__name__}: {field.name}", options[field.name])
-        if "min_lr" in options:
-            _check_order(self, "min_lr", "base_lr" if "base_lr" in options else "max_lr")
+        kinds = get_type_hints(type(self), include_extras=True)
+        for name, kind in kinds.items():
+            for check in getattr(kind, "__metadata__", ()):
+                check(f"{type(self).__name__}: {name}", getattr(self, name))
+        if "min_lr" in kinds:
+            _check_order(self, "min_lr", "base_lr" if "base_lr" in kinds else "max_lr")
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 from abc import abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
-from operator import is_
-from typing import Any
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
@@ -18,8 +19,11 @@ from ..errors import bad_value
 from ..grad_store import GradStore, check_grads
 from ..modes import current_graph
 from ..tensor import Tensor
-from .optimizer import Optimizer, Update
+from .optimizer import Named, Optimizer, Update
 from .optimizer_state import ParamState
+
+C = TypeVar("C")
+O = TypeVar("O", bound=Optimizer)
 
 
 @dataclass(eq=False)
@@ -44,8 +48,8 @@ class UpdateBatch:
     def is_current(self, states: dict[int, ParamState]) -> bool:
         """Whether parameters and states are still those of the table, and masters those of their parameters."""
         return (
-            all(map(is_, [p.data for p in self.params], self.arrays))
-            and all(map(is_, map(states.get, self.ids), self.states))
+            all(map(operator.is_, [p.data for p in self.params], self.arrays))
+            and all(map(operator.is_, map(states.get, self.ids), self.states))
             and ("master" not in self.kinds or all(map(_is_followed, self.params, self.states)))
         )
 
@@ -74,16 +78,13 @@ class MultiTensorOptimizer(Optimizer):
     """
 
     capturable = True
+    _family: ClassVar[operator.attrgetter[Any]]
+    """The optimizer's module in a kernel package: it has ``Table`` and ``step``."""
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
         self.master_weights: bool = bool(self.extra_arrays)
         self._batches: dict[Any, list[UpdateBatch]] = {}
         super().__init__(params, defaults)
-
-    @staticmethod
-    @abstractmethod
-    def family(kernels: Any) -> Any:
-        """The optimizer's module in a kernel package: it has ``Table`` and ``step``."""
 
     @abstractmethod
     def _row(self, group: dict[str, Any], t: int) -> tuple[float, ...]:
@@ -95,7 +96,7 @@ class MultiTensorOptimizer(Optimizer):
         graph = current_graph()
         for batch, arrays in self._batches_for(grads, graph):
             kernels = batch.params[0].device.kernels
-            family = self.family(kernels)
+            family = self._family(kernels)
             scalars = self._scalars(batch) if graph is None else self._captured(graph, batch)
             if batch.table is None:
                 _step_in_float32(kernels, family, batch, arrays, scalars)
@@ -148,7 +149,7 @@ class MultiTensorOptimizer(Optimizer):
         self._make_states(params, kinds)
         states = [self._state_of(p) for p in params]
         arrays = [p.data for p in params]
-        family = self.family(params[0].device.kernels)
+        family = self._family(params[0].device.kernels)
         if "master" in kinds:
             columns = [[state.arrays[kind] for state in states] for kind in ("master", *self.state_arrays)]
             table = family.Table(*columns, weights=arrays)
@@ -160,14 +161,6 @@ class MultiTensorOptimizer(Optimizer):
         else:
             table = family.Table(arrays, *([state.arrays[kind] for state in states] for kind in kinds))
         return UpdateBatch(kinds, [update.group for update in updates], params, arrays, states, table)
-
-    def dtype_of(self, p: Tensor, kind: str) -> Any:
-        """The dtype of an array of a parameter's state."""
-        return float32 if self.master_weights and is_half(p.data.dtype) else p.data.dtype
-
-    def extra_kinds(self, p: Tensor) -> tuple[str, ...]:
-        """Those of ``extra_arrays`` that the state of this parameter has."""
-        return self.extra_arrays if is_half(p.data.dtype) else ()
 
     def _keep_masters(self, params: list[Tensor]) -> None:
         """Make the masters of new parameters, and make those anew whose parameter somebody else has changed."""
@@ -197,6 +190,29 @@ class MultiTensorOptimizer(Optimizer):
         """Forget the moments and all counts; groups and options stay."""
         super().reset()
         self._batches.clear()
+
+
+class Configured(MultiTensorOptimizer, Generic[C]):
+    """An optimizer with a record of its options, as boostr has it: ``betas`` are ``beta1`` and ``beta2`` there."""
+
+    config_type: ClassVar[type]
+
+    @classmethod
+    def from_config(cls: type[O], config: C, params: Iterable[Named] | None = None) -> O:
+        """An optimizer with these options."""
+        options = dict(vars(config))
+        if "beta1" in options:
+            options["betas"] = options.pop("beta1"), options.pop("beta2")
+        return cls(params, **options)
+
+    @property
+    def config(self) -> C:
+        """The options of groups that name no others."""
+        options = dict(self.defaults)
+        if "betas" in options:
+            options["beta1"], options["beta2"] = options.pop("betas")
+        config: C = self.config_type(**options)
+        return config
 
 
 def _count(batch: UpdateBatch, updates: int) -> None:

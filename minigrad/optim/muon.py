@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from ..autograd import no_grad
 from ..dtypes import is_half
 from ..errors import bad_value, check_bool, check_float, check_int
 from ..grad_store import GradStore
 from ..tensor import Tensor
-from .optimizer import Optimizer, Update
+from .optimizer import Checks, Optimizer, Update, check_share
 
 NEWTON_SCHULZ = 3.4445, -4.7750, 2.0315
 """Coefficients of the quintic that drives singular values from (0, 1] to about 1, between 0.7 and 1.2, in 5 steps."""
@@ -56,7 +56,12 @@ class Muon(Optimizer):
     Source: Jordan et al., "Muon: an optimizer for hidden layers in neural networks" (2024).
     """
 
-    non_negative: tuple[str, ...] = ("lr", "weight_decay")
+    checks: ClassVar[Checks] = {
+        **dict.fromkeys(("lr", "weight_decay"), check_float),
+        "momentum": check_share,
+        "nesterov": check_bool,
+        "ns_steps": functools.partial(check_int, least=1),
+    }
     state_arrays: tuple[str, ...] = ("momentum_buffer",)
 
     def __init__(
@@ -71,23 +76,11 @@ class Muon(Optimizer):
         options = {"momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay, "ns_steps": ns_steps}
         super().__init__(params, {"lr": lr, **options})
 
-    def checked(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """A copy of the options, with plain numbers. Raises ValueError if one is unknown or out of range."""
-        options = super().checked(options)
-        options["momentum"] = check_float("momentum", options["momentum"], below=1.0)
-        options["ns_steps"] = check_int("ns_steps", options["ns_steps"], 1)
-        check_bool("nesterov", options["nesterov"])
-        return options
-
-    def add_param_group(self, group: Mapping[str, Any]) -> None:
-        """Add parameters: ``{"params": [...], "lr": 1e-4}``. On an error nothing is added."""
-        super().add_param_group(group)
-        for p in self.param_groups[-1]["params"]:
-            if p.ndim != 2:
-                name = self.name_of(p)
-                for member in self.param_groups.pop()["params"]:
-                    del self._names[member.id]
-                raise bad_value(f"parameter {name} of shape {p.shape} is no matrix; give it to an AdamW beside Muon")
+    def _check_param(self, i: int, name: str | None, p: Any) -> None:
+        super()._check_param(i, name, p)
+        if p.ndim != 2:
+            label = i if name is None else name
+            raise bad_value(f"parameter {label} of shape {p.shape} is no matrix; give it to an AdamW beside Muon")
 
     def update(self, grads: GradStore) -> None:
         """``step`` without counting it: for those who make one step in several parts, such as one bucket at a time."""

@@ -7,17 +7,18 @@ not stored on tensors, so ``step`` takes the GradStore that ``loss.backward()`` 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 from .. import hints
 from ..errors import bad_state, bad_type, bad_value, check_float
 from ..grad_store import GradStore, check_grads
 from ..modes import current_graph
 from ..tensor import Tensor
-from .optimizer_state import OptimizerState, ParamState
+from .optimizer_state import OptimizerState
 
 Named = Tensor | tuple[str, Tensor]
+Checks: TypeAlias = Mapping[str, Callable[[str, Any], Any]]
 
 
 class Update(NamedTuple):
@@ -43,8 +44,9 @@ class Optimizer(OptimizerState, ABC):
     capturable: bool = False
     """Whether ``step`` may be part of a CUDA graph: all that differs from step to step is then computed by the host
     before each launch, and read by the kernels from the device."""
-    non_negative: tuple[str, ...] = ("lr",)
-    """Options that are finite numbers >= 0."""
+
+    checks: ClassVar[Checks] = {"lr": check_float}
+    """By the name of an option, what gives its value as a plain one, or raises ValueError."""
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
         if isinstance(params, Tensor) or hasattr(params, "named_parameters") or not isinstance(params, Iterable | None):
@@ -52,13 +54,7 @@ class Optimizer(OptimizerState, ABC):
                 f"{type(self).__name__}: params is a {type(params).__name__}; pass a list of parameters: [p], or "
                 "model.parameters()"
             )
-        self.defaults: dict[str, Any] = defaults
-        self.defaults = self.checked(defaults)
-        self.param_groups: list[dict[str, Any]] = []
-        self.state: dict[int, ParamState] = {}
-        self.timestep: int = 0
-        self._names = {}
-        self._valid: dict[int, dict[str, Any]] = {}  # of each group, the options that were last found in order
+        super().__init__(defaults)
         if params is None:
             return
         entries = list(params.values() if isinstance(params, Mapping) else _ordered(params))
@@ -98,8 +94,7 @@ class Optimizer(OptimizerState, ABC):
         self._names.update(names)
         self.param_groups.append({"params": params, **options})
 
-    @staticmethod
-    def _check_param(i: int, name: str | None, p: Any) -> None:
+    def _check_param(self, i: int, name: str | None, p: Any) -> None:
         if not isinstance(p, Tensor):
             raise bad_type(
                 f"{_label(name, i)} is a {type(p).__name__}; an optimizer takes tensors, or pairs (name, tensor)"
@@ -116,10 +111,7 @@ class Optimizer(OptimizerState, ABC):
         for key in options:
             if key not in self.defaults:
                 raise bad_value(f"{type(self).__name__} has no option {key!r}; it has {', '.join(self.defaults)}")
-        checked = {**options, **{name: check_float(name, options[name]) for name in self.non_negative}}
-        if "betas" in options:
-            checked["betas"] = check_betas(options["betas"])
-        return checked
+        return {name: self.checks[name](name, x) if name in self.checks else x for name, x in options.items()}
 
     def kinds_of(self, options: Mapping[str, Any]) -> tuple[str, ...]:
         """Those of ``state_arrays`` that the state of a parameter in a group with these options has."""
@@ -237,11 +229,16 @@ def decay_groups(params: Iterable[Named], weight_decay: float) -> list[dict[str,
     ]
 
 
-def check_betas(betas: Any) -> tuple[float, float]:
+def check_share(name: str, value: Any) -> float:
+    """``value`` as a float. Raises ValueError unless it is a number with 0 <= value < 1."""
+    return check_float(name, value, below=1.0)
+
+
+def check_betas(name: str, betas: Any) -> tuple[float, float]:
     """``betas`` as two floats. Raises ValueError unless they are two numbers with 0 <= beta < 1."""
     if not isinstance(betas, tuple | list) or len(betas) != 2:
-        raise bad_value(f"betas is {betas!r}, expected two numbers, such as (0.9, 0.999)")
-    return check_float("betas[0]", betas[0], below=1.0), check_float("betas[1]", betas[1], below=1.0)
+        raise bad_value(f"{name} is {betas!r}, expected two numbers, such as (0.9, 0.999)")
+    return check_share(f"{name}[0]", betas[0]), check_share(f"{name}[1]", betas[1])
 
 
 def _label(name: str | None, i: int) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..device import Device
+from ..dtypes import float32, is_half
 from ..errors import bad_value
 from ..tensor import Tensor
 
@@ -32,33 +33,37 @@ class OptimizerState:
     """Names of the arrays that a parameter's state may have, all of the parameter's shape and dtype."""
     extra_arrays: tuple[str, ...] = ()
     """Names of arrays that the states of some parameters have beside these."""
-    defaults: dict[str, Any]
-    """The options of groups that name no others."""
-    param_groups: list[dict[str, Any]]
-    state: dict[int, ParamState]
-    timestep: int
-    """Calls of ``step`` so far, also of those that found no gradients."""
-    _names: dict[int, str]
+
+    def __init__(self, defaults: dict[str, Any]) -> None:
+        self.defaults: dict[str, Any] = defaults
+        """The options of groups that name no others."""
+        self.defaults = self.checked(defaults)
+        self.param_groups: list[dict[str, Any]] = []
+        self.state: dict[int, ParamState] = {}
+        self.timestep: int = 0
+        """Calls of ``step`` so far, also of those that found no gradients."""
+        self._names: dict[int, str] = {}
+        self._valid: dict[int, dict[str, Any]] = {}  # of each group, the options that were last found in order
 
     def checked(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """A copy of the options, with plain numbers. Raises ValueError if one is unknown or out of range."""
+        raise NotImplementedError
+
+    def kinds_of(self, options: Mapping[str, Any]) -> tuple[str, ...]:
+        """Those of ``state_arrays`` that the state of a parameter in a group with these options has."""
         raise NotImplementedError
 
     def name_of(self, p: Tensor) -> str:
         """The name that ``p`` was given with, or its position in order of addition; keys of the saved state use it."""
         return self._names[p.id]
 
-    def kinds_of(self, options: Mapping[str, Any]) -> tuple[str, ...]:
-        """Those of ``state_arrays`` that the state of a parameter in a group with these options has."""
-        raise NotImplementedError
-
     def dtype_of(self, p: Tensor, kind: str) -> Any:
-        """The dtype of an array of a parameter's state."""
-        return p.data.dtype
+        """The dtype of an array of a parameter's state: float32 beside a master of a half dtype."""
+        return float32 if self.extra_arrays and is_half(p.data.dtype) else p.data.dtype
 
     def extra_kinds(self, p: Tensor) -> tuple[str, ...]:
         """Those of ``extra_arrays`` that the state of this parameter has."""
-        return ()
+        return self.extra_arrays if is_half(p.data.dtype) else ()
 
     def reset(self) -> None:
         """Forget the moments and all counts; groups and options stay."""
@@ -178,38 +183,31 @@ def _mismatches(optimizer: OptimizerState, arrays: Mapping[str, np.ndarray], met
     if len(saved_groups) != len(optimizer.param_groups):
         return [f"it has {len(saved_groups)} parameter groups, this optimizer {len(optimizer.param_groups)}"]
     problems = [] if _is_count(meta["timestep"]) else [f"timestep is {meta['timestep']!r}, expected an integer >= 0"]
-    for i, (group, saved) in enumerate(zip(optimizer.param_groups, saved_groups, strict=True)):
-        problems += [f"group {i}: {problem}" for problem in _group_mismatches(optimizer, group, saved)]
     required: dict[str, tuple[str, ...]] = {}
-    for saved in saved_groups:
-        required.update(_required_arrays(optimizer, saved))
+    for i, (group, saved) in enumerate(zip(optimizer.param_groups, saved_groups, strict=True)):
+        problems += [f"group {i}: {problem}" for problem in _group_mismatches(optimizer, group, saved, required)]
     return problems + _array_mismatches(optimizer, arrays, meta["steps"], required)
 
 
-def _group_mismatches(optimizer: OptimizerState, group: Mapping[str, Any], saved: Any) -> list[str]:
+def _group_mismatches(
+    optimizer: OptimizerState, group: Mapping[str, Any], saved: Any, required: dict[str, tuple[str, ...]]
+) -> list[str]:
+    """What does not fit; the arrays that each parameter of the saved group must have are added to ``required``."""
     if not isinstance(saved, Mapping) or not isinstance(saved.get("params"), list):
         return ["it is saved without a list of parameters"]
     here, there = [optimizer.name_of(p) for p in group["params"]], saved["params"]
     problems = [f"parameter {name!r} is not in the saved group" for name in here if name not in there]
     problems += [f"the saved parameter {name!r} is not in this group" for name in there if name not in here]
-    options = {k: v for k, v in saved.items() if k != "params"}
+    options = options_of(saved)
     lacking = optimizer.defaults.keys() - options.keys()
     if lacking:
         return problems + [f"it is saved without {', '.join(sorted(lacking))}"]
     try:
-        optimizer.checked(options)
+        kinds = optimizer.kinds_of(optimizer.checked(options))
+        required.update({name: kinds for name in there if isinstance(name, str)})
     except ValueError as error:
         problems.append(str(error))
     return problems
-
-
-def _required_arrays(optimizer: OptimizerState, saved: Any) -> dict[str, tuple[str, ...]]:
-    """The arrays that each parameter of a saved group must have, as far as its options can be understood."""
-    try:
-        kinds = optimizer.kinds_of(optimizer.checked({k: v for k, v in saved.items() if k != "params"}))
-        return dict.fromkeys(saved["params"], kinds)
-    except (AttributeError, KeyError, TypeError, ValueError):  # these are reported with the group
-        return {}
 
 
 def _array_mismatches(

@@ -45,11 +45,19 @@ class elementwise:
     tanh: np.ufunc = np.tanh
     floor: np.ufunc = np.floor
     ceil: np.ufunc = np.ceil
-    round: Callable[..., Any] = np.round
     trunc: np.ufunc = np.trunc
     maximum: np.ufunc = np.maximum
     minimum: np.ufunc = np.minimum
-    where: Callable[..., Any] = np.where
+
+    @staticmethod
+    def where(condition: Any, x: Any, y: Any) -> Any:
+        """x where the condition holds, else y."""
+        return np.where(condition, x, y)
+
+    @staticmethod
+    def round(x: np.ndarray) -> np.ndarray:
+        """The nearest whole numbers, of two equally near the even one."""
+        return np.rint(x) if x.dtype.kind == "f" else x.copy()
 
     @staticmethod
     @quiet
@@ -76,9 +84,7 @@ class elementwise:
     @quiet
     def pow(x: Any, y: Any) -> Any:
         """x ** y. Of integers with a negative exponent in y the integer part: 0, or 1 and -1 for these."""
-        if not (
-            isinstance(y, np.ndarray) and y.dtype.kind == "i" and np.result_type(x, y).kind == "i" and (y < 0).any()
-        ):
+        if np.result_type(x, y).kind != "i" or isinstance(y, int) or not np.any(np.less(y, 0)):
             return np.power(x, y)
         odd = np.where(y % 2 == 1, x, 1)
         return np.where(y < 0, np.where(np.abs(x) == 1, odd, 0), np.power(x, np.maximum(y, 0)))
@@ -121,7 +127,12 @@ class elementwise:
     @quiet
     def nan_to_num(x: np.ndarray, nan: float, posinf: float | None, neginf: float | None) -> np.ndarray:
         """x with NaN and the infinities replaced; None means the largest (smallest) finite number of the dtype."""
-        return np.nan_to_num(x, nan=nan, posinf=posinf, neginf=neginf)
+        if x.dtype.kind != "f":
+            return x.copy()
+        limits = np.finfo(x.dtype)
+        above, below = limits.max if posinf is None else posinf, limits.min if neginf is None else neginf
+        y = np.where(x == np.inf, above, np.where(x == -np.inf, below, x))
+        return np.where(np.isnan(x), nan, y)
 
     @staticmethod
     def relu(x: np.ndarray) -> np.ndarray:
@@ -192,36 +203,36 @@ class activation:
     @staticmethod
     def leaky_relu(x: np.ndarray, slope: float) -> np.ndarray:
         """x where x > 0, else slope * x."""
-        return np.where(x > 0, x, x * x.dtype.type(slope))
+        return np.where(x > 0, x, x * slope)
 
     @staticmethod
     def leaky_relu_backward(dy: np.ndarray, x: np.ndarray, slope: float) -> np.ndarray:
         """dy where x > 0, else slope * dy."""
-        return np.where(x > 0, dy, dy * dy.dtype.type(slope))
+        return np.where(x > 0, dy, dy * slope)
 
     @staticmethod
     def elu(x: np.ndarray, alpha: float) -> np.ndarray:
         """x where x > 0, else alpha * (exp(x) - 1)."""
-        return np.where(x > 0, x, x.dtype.type(alpha) * np.expm1(np.minimum(x, 0)))
+        return np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0)))
 
     @staticmethod
     def elu_backward(dy: np.ndarray, x: np.ndarray, alpha: float) -> np.ndarray:
         """dy where x > 0, else alpha * exp(x) * dy."""
-        return dy * np.where(x > 0, 1, x.dtype.type(alpha) * np.exp(np.minimum(x, 0)))
+        return dy * np.where(x > 0, 1, alpha * np.exp(np.minimum(x, 0)))
 
     @staticmethod
     @quiet
     def softplus(x: np.ndarray, beta: float, threshold: float) -> np.ndarray:
         """log(1 + exp(beta x)) / beta; x itself where beta x > threshold."""
-        z = x * x.dtype.type(beta)
-        y = (np.maximum(z, 0) + np.log1p(np.exp(-np.abs(z)))) / x.dtype.type(beta)
+        z = x * beta
+        y = (np.maximum(z, 0) + np.log1p(np.exp(-np.abs(z)))) / beta
         return np.where(z > threshold, x, y)
 
     @staticmethod
     @quiet
     def softplus_backward(dy: np.ndarray, x: np.ndarray, beta: float, threshold: float) -> np.ndarray:
         """dy * sigmoid(beta x); dy itself where beta x > threshold."""
-        z = x * x.dtype.type(beta)
+        z = x * beta
         decay = np.exp(-np.abs(z))
         return np.where(z > threshold, dy, dy * (np.where(z < 0, decay, 1) / (decay + 1)))
 
@@ -233,14 +244,14 @@ class log_sigmoid:
     @quiet
     def forward(x: np.ndarray) -> np.ndarray:
         """y of the shape and (floating) dtype of x."""
-        return np.asarray(np.minimum(x, 0) - np.log1p(np.exp(-np.abs(x))))
+        return np.minimum(x, 0) - np.log1p(np.exp(-np.abs(x)))
 
     @staticmethod
     @quiet
     def backward(dy: np.ndarray, x: np.ndarray) -> np.ndarray:
         """dx from dy and the input of ``forward``."""
         decay = np.exp(-np.abs(x))
-        return np.asarray(dy * (np.where(x > 0, decay, 1) / (decay + 1)))
+        return dy * (np.where(x > 0, decay, 1) / (decay + 1))
 
 
 class gelu:

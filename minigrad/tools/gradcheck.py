@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from ..autograd import enable_grad
 from ..dtypes import float64
 from ..errors import bad_value
+from ..modes import enable_grad
 from ..random import Generator
 from ..tensor import Tensor
 
@@ -56,10 +58,7 @@ def gradcheck(
             k = outputs[0].device.kernels
             for y in outputs:
                 weights.append(Tensor.wrap(k.random.normal(y.shape, float64, *generator.next()), y.device))
-        total = (outputs[0].double() * weights[0]).sum()
-        for y, v in zip(outputs[1:], weights[1:], strict=True):
-            total = total + (y.double() * v).sum()
-        return total
+        return functools.reduce(operator.add, [(y.double() * v).sum() for y, v in zip(outputs, weights, strict=True)])
 
     with enable_grad():
         loss = objective()

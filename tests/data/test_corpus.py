@@ -102,6 +102,9 @@ def test_what_is_not_text_is_named_with_the_offset(tree, raw, byte, offset):
 
 def test_paths_that_cannot_be_read(tmp_path, monkeypatch):
     raises(DataError, "none does not exist", lambda: load_corpus(tmp_path / "none"))
+    (tmp_path / "loop").symlink_to("loop")
+    raises(DataError, "loop cannot be read: Too many levels", lambda: load_corpus(tmp_path / "loop"))
+    (tmp_path / "loop").unlink()
     raises(DataError, "built-in corpora are", lambda: load_corpus("shakespear"))
     raises(DataError, "holds no files", lambda: load_corpus(tmp_path))
     raises(DataError, "at least one file", lambda: load_corpus([]))

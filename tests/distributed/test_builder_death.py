@@ -15,9 +15,8 @@ from minigrad.distributed.comm.threads.faults import Fault, FaultPlan
 from minigrad.distributed.comm.threads.thread import ThreadCommunicator
 from minigrad.distributed.mirrors.flodl import replica_group
 from minigrad.distributed.mirrors.flodl.coordinator import CadencePlan, Coordinator
-from minigrad.distributed.mirrors.flodl.ddp_handle import ReplicaFailedError
 from minigrad.distributed.mirrors.flodl.policies import AverageBackend, AveragingPolicy
-from minigrad.distributed.mirrors.flodl.replica_threads import ReplicaThreads
+from minigrad.distributed.mirrors.flodl.replica_threads import DdpHandle, ReplicaFailedError
 from minigrad.distributed.mirrors.flodl.workload import Batch
 
 
@@ -101,8 +100,8 @@ def test_death_in_the_midst_of_an_average_in_host_memory(policy, monkeypatch):
     original = replica_group.pack
     monkeypatch.setattr(replica_group, "pack", pack)
     handle = builder(policy=policy, backend=AverageBackend.CPU, replicas=3, num_epochs=1000, anchor=1).run()
-    with handle._threads.changed:
-        handle._threads.wait(lambda: False)
+    with handle.changed:
+        handle.wait(lambda: False)
     monkeypatch.undo()
     with pytest.warns(RuntimeWarning, match=r"\(replica 1: MemoryError: .*average of replica 0, 2$"):
         state = handle.join()
@@ -124,7 +123,7 @@ def test_death_a_stuck_replica_is_left_behind_at_its_deadline(policy):
 def test_death_is_watched_by_those_who_began_to_wait_before_the_replica_was_busy():
     """All wait, with nothing to watch; one is woken alone, gets a batch, and never comes back."""
     coordinator = Coordinator(CadencePlan(2, 8, 1, SYNC, batch_timeout=0.3), time.perf_counter)
-    threads = ReplicaThreads(coordinator, [], None, [], None)  # type: ignore[arg-type]
+    threads = DdpHandle(coordinator, [], None, [], None)  # type: ignore[arg-type]
     for rank in (0, 1):
         assert isinstance(coordinator.next(rank), Batch)
     coordinator.batch_done(0, 4, 0.0, 1.0)

@@ -11,7 +11,7 @@ import pytest
 from replica_builder import SYNC, X, Y, arrays, assert_same_bits, builder, loss_of
 
 import minigrad
-from minigrad.distributed.mirrors.flodl.ddp_handle import ReplicaFailedError
+from minigrad.distributed.mirrors.flodl.replica_threads import ReplicaFailedError
 
 
 class Noted:

@@ -320,7 +320,7 @@ def test_cuda_communicator_is_aborted_also_where_the_device_cannot_be_told(
         graph, x = reduction(comm)
         graph.stopped = x.data
         monkeypatch.setattr(graph.raw, "write_beside", lambda *_: 1 / 0)
-        comm._abort()
+        comm._end()
 
     good(fn)
     assert len(machine.calls("abort")) == 2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,8 @@ from minigrad.distributed import (
     NoOpCommunicator,
     OptimizerKind,
     PipelineParallelTrainer,
+    RankReplicas,
+    ReplicaProtocol,
     RowParallelLinear,
     TensorParallelTrainer,
     ThreadReplica,
@@ -35,6 +37,7 @@ from minigrad.distributed import (
     TrainingConfig,
     VocabParallelEmbedding,
     run_threads,
+    serve_replica,
     vocab_parallel_cross_entropy,
 )
 from minigrad.nn import functional as F
@@ -54,15 +57,27 @@ def weights(model: nn.Module) -> list[np.ndarray]:
     return [p.detach().cpu().numpy() for p in model.parameters()]
 
 
-def data_parallel(devices: list[Device]) -> list[np.ndarray]:
-    def build(device: Device) -> nn.Module:
-        mg.manual_seed(0)
-        return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).to(device=device).double()
+def normed(device: Device) -> nn.Module:
+    mg.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).to(device=device).double()
 
-    with ThreadReplica(lambda: build(devices[0])) as first, ThreadReplica(lambda: build(devices[1])) as second:
-        trainer = DataParallelTrainer(CONFIG, [first, second], model=build(devices[0]), timeout=300)
-        found = [trainer.step((X, Y)).loss for _ in range(2)]
-        return [np.array(found), *weights(trainer.model), *(b.cpu().numpy() for b in trainer.model.buffers())]
+
+def trained_by(replicas: Iterable[ReplicaProtocol], device: Device) -> list[np.ndarray]:
+    trainer = DataParallelTrainer(CONFIG, replicas, model=normed(device), timeout=300)
+    found = [trainer.step((X, Y)).loss for _ in range(2)]
+    return [np.array(found), *weights(trainer.model), *(b.cpu().numpy() for b in trainer.model.buffers())]
+
+
+def data_parallel(devices: list[Device]) -> list[np.ndarray]:
+    with ThreadReplica(lambda: normed(devices[0])) as first, ThreadReplica(lambda: normed(devices[1])) as second:
+        return trained_by([first, second], devices[0])
+
+
+def data_parallel_ranks(comm: Communicator) -> list[Any]:
+    if comm.rank:
+        return [serve_replica(comm, normed(comm.device)) or 0]
+    with ThreadReplica(lambda: normed(comm.device)) as local, RankReplicas(comm) as ranks:
+        return trained_by([local, *ranks], comm.device)
 
 
 def on_ranks(fn: Callable[[Communicator], list[Any]]) -> Callable[[list[Device]], list[np.ndarray]]:
@@ -145,6 +160,7 @@ def alone(devices: list[Device]) -> list[np.ndarray]:
 CASES = {
     "alone": alone,
     "data parallel": data_parallel,
+    "data parallel, of ranks": on_ranks(data_parallel_ranks),
     "tensor parallel": tensor_parallel,
     "vocabulary parallel": vocab_parallel,
     "pipeline parallel": pipeline_parallel,
@@ -161,14 +177,25 @@ def test_cuda_trainers_give_what_they_give_on_the_cpu(name: str) -> None:
 
 
 def test_cuda_weights_and_gradients_of_replicas_and_server_stay_on_devices() -> None:
-    models = [nn.Linear(3, 64).to(device=device) for device in (*DEVICES, DEVICES[0])]
+    models = [nn.Linear(3, 256).to(device=device) for device in (*DEVICES, DEVICES[0])]
+    batch = X.astype(np.float32), Y
+
+    def of_ranks(comm: Communicator) -> None:
+        if comm.rank:
+            serve_replica(comm, models[1])
+        else:
+            with RankReplicas(comm) as ranks:
+                trainer.set_replicas(ranks)
+                trainer.step(batch)
+
     with ThreadReplica(lambda: models[0]) as first, ThreadReplica(lambda: models[1]) as second:
         trainer = DataParallelTrainer(CONFIG, [first, second], model=models[2], timeout=300)
         with copies_to_host() as seen:
-            trainer.step((X.astype(np.float32), Y))
+            trainer.step(batch)
+            run_threads(2, of_ranks, 300, devices=DEVICES)
             server = AsyncParameterServer(models[0].weight, OptimizerKind.sgd(0.1), 1)
             server.push_gradient(0, 0, models[1].weight.detach())
             weight = server.pull_weights()[0]
-    assert weight.device is DEVICES[0] and max(size for _, size in seen) < 3 * 64 * 4
+    assert weight.device is DEVICES[0] and max(size for _, size in seen) < 3 * 256 * 4
     wanted = weights(models[0])[0] - np.float32(0.1) * weights(models[1])[0]
     np.testing.assert_allclose(weight.cpu().numpy(), wanted, rtol=1e-6)

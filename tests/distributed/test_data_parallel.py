@@ -11,20 +11,29 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from ranks import requires_mpi, run_ranks
 from refusals import raises
 from replica_models import Failing, Net, broken, rows, trained_alone
 
 from minigrad.distributed import (
+    CollectiveMismatchError,
+    CommError,
+    Communicator,
     DataParallelTrainer,
+    Fault,
+    FaultPlan,
     LossKind,
     NonFiniteLossError,
+    NoOpCommunicator,
     NoReplicasError,
     OptimizerKind,
     ProcessReplica,
+    RankReplicas,
     ReplicaDroppedReplyError,
     ReplicaError,
     ReplicaStep,
@@ -34,8 +43,9 @@ from minigrad.distributed import (
     TrainerConfig,
     TrainSample,
     ZeroSamplesError,
+    run_threads,
+    serve_replica,
 )
-from minigrad.distributed.mirrors.atomr.replicas import Worker, compute_step
 from minigrad.optim import AdamW, CosineAnnealing, NonFiniteGradientError
 
 SGD = OptimizerKind.sgd(0.05, momentum=0.9, weight_decay=0.1)
@@ -350,10 +360,9 @@ def test_dp_errors_steps_that_wait_for_a_dead_or_closed_replica_are_answered() -
 
 
 def test_dp_errors_closing_twice_waits_once() -> None:
-    worker = Worker(lambda step: compute_step(Net(), step), "replica")
-    began = time.monotonic()
+    replica, began = ThreadReplica(Net), time.monotonic()
     for _ in range(2):
-        worker.close(timeout=30)
+        replica.close(timeout=30)
     assert time.monotonic() - began < 10
 
 
@@ -509,3 +518,203 @@ def test_peer_loss_processes_equal_one_device_and_a_killed_one_is_replaced(stack
 def test_a_process_takes_a_function_that_it_can_import():
     with pytest.raises(TypeError, match="cannot be sent to another process .*; pass a function that a module defines"):
         ProcessReplica(lambda: None)
+
+
+# ---------------------------------------------------------------------- replicas that are other ranks
+
+X, Y = rows(6)
+BAD = np.concatenate([X[:1], X[1:2] + 2000.0, X[2:]])  # replica 1 of 2 fails
+
+
+def on_ranks(n: int, build: Callable[[], Any], train: Callable[[Communicator], None], **options: Any) -> None:
+    """``train`` in rank 0, and the others serve it."""
+
+    def run(comm: Communicator) -> None:
+        if comm.rank:
+            serve_replica(comm, build())
+        else:
+            train(comm)
+
+    run_threads(n, run, **{"timeout": 60.0, **options})
+
+
+CASES: dict[str, tuple[Any, dict[str, Any], int, int | None]] = {
+    "uneven": (config(clip=0.4), {}, 7, None),
+    "in parts, with dropout": (config(size=2), {"dropout": 0.5}, 10, None),
+    "tied": (config(loss=LossKind.cross_entropy()), {"tied": True, "classes": 5}, 7, 5),
+    "frozen, with buffers": (config(), {"frozen": ("first", "bias"), "running": True}, 7, None),
+    "weights of classes": (config(loss=LossKind.weighted_cross_entropy(WEIGHTS)), {"running": True}, 8, 4),
+    "fewer samples than ranks": (config(), {"running": True}, 1, None),
+}
+
+
+def compare(comm: Communicator, name: str, dtype: str, trainer: int = 0) -> None:
+    """Of float32, weights are the same to the bit; of float64, the last bits may differ, as do those of losses."""
+    kind, options, samples, classes = CASES[name]
+    build = partial(Net, dtype=dtype, **options)
+    if comm.rank != trainer:
+        serve_replica(comm, build(seed=9, frozen=("unused",)), trainer)  # its own values and freezing do not matter
+        return
+    with ExitStack() as stack:
+        groups = stack.enter_context(RankReplicas(comm)), threads(stack, comm.world_size - 1, build)
+        ours, theirs = (DataParallelTrainer(kind, replicas, model=build(), seed=5) for replicas in groups)
+        batches = [rows(samples, seed, classes, dtype) for seed in range(3)]
+        stats = [[step(batch) for batch in batches] for step in (ours.step, theirs.step)]
+    want: Any = theirs.model
+    assert_same(ours, stats[0], want, [(s.loss, s.grad_norm) for s in stats[1]])
+    assert dtype == "float64" or bits(ours)[:2] == bits(theirs)[:2]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", CASES)
+def test_ranks_are_replicas_in_threads(name: str, dtype: str) -> None:
+    run_threads(4, lambda comm: compare(comm, name, dtype, trainer=2 if name == "tied" else 0), timeout=60)
+
+
+def test_ranks_beside_a_thread_are_one_device() -> None:
+    kind, batches = config(loss=LossKind.weighted_cross_entropy(WEIGHTS)), [rows(9, seed, 4) for seed in range(3)]
+
+    def train(comm: Communicator) -> None:
+        with ExitStack() as stack:
+            replicas = [*threads(stack, 1), *stack.enter_context(RankReplicas(comm))]
+            trainer, model = DataParallelTrainer(kind, replicas, model=Net()), Net()
+            stats = [trainer.step(batch) for batch in batches]
+        assert_same(trainer, stats, model, trained_alone(model, kind, batches).stats)
+
+    on_ranks(3, Net, train)
+
+
+def test_a_rank_sends_each_gradient_once_and_no_weights() -> None:
+    build = partial(Net, 20_000)
+    size = sum(p.data.nbytes for p in build().parameters())
+
+    def train(comm: Communicator) -> None:
+        with RankReplicas(comm) as replicas:
+            DataParallelTrainer(config(loss=LossKind.cross_entropy()), replicas, model=build()).step(rows(4, 0, 20_000))
+        assert (
+            size < comm.stats.bytes_sent < 1.1 * size
+        )  # as any rank: its zeros of the sum; a broadcast is not counted
+
+    on_ranks(3, build, train)
+
+
+def errors(comm: Communicator) -> None:
+    """Those after which the ranks can be used."""
+    far, nothing = Y.copy(), config(loss=LossKind.weighted_cross_entropy([0, 0, 0, 1]))
+    far[3, 2] = np.inf
+    with RankReplicas(comm) as replicas:
+        trainer = DataParallelTrainer(config(), replicas, model=Net())
+        stats, model = [trainer.step((X, Y))], Net()
+        error: Any = assert_step_fails(trainer, (BAD, Y), ReplicaError, "replica 1 raised ValueError: a feature is")
+        assert (error.rank, error.kind) == (1, "ValueError") and "in forward" in error.trace
+        assert_step_fails(trainer, (X, far), NonFiniteLossError, "the loss of step 2 is inf on replica 1")
+        assert_step_fails(trainer, (X + 0j, Y), ReplicaError, "replica 1 raised .*complex128")
+        weightless = DataParallelTrainer(nothing, replicas, model=Net())
+        assert_step_fails(weightless, (X, np.zeros(6, np.int64)), ValueError, "weight 0 together")
+        first, second = replicas
+        trainer.set_replicas([first, Refusing(), second])
+        assert_step_fails(trainer, (X, Y), ReplicaError, "replica 1 raised OSError: not today")
+        trainer.set_replicas(replicas)
+        stats.append(trainer.step((X, Y)))
+        assert_same(trainer, stats, model, trained_alone(model, config(), [(X, Y)] * 2).stats)
+    assert_step_fails(trainer, (X, Y), ReplicaDroppedReplyError, "replica 0: it was closed")
+
+
+class Refusing:
+    def make_step(self, step: Any) -> Any:
+        raise OSError("not today")
+
+
+def test_errors_name_the_replica_and_leave_the_ranks_usable() -> None:
+    on_ranks(3, partial(Failing, "raise"), errors)
+
+
+class Steep(Net):
+    """Where ``unused`` is 0, its gradient is not finite if replica 1 of 2 has a feature other than 0."""
+
+    def forward(self, x: Any) -> Any:
+        return super().forward(x) + (self.unused.sum() * x.abs().sum()).sqrt() if x.abs().sum().item() else x[:, :4]
+
+
+def test_a_gradient_that_is_not_finite_names_replica_and_parameter() -> None:
+    def train(comm: Communicator) -> None:
+        model = Steep()
+        model.unused.data[...] = 0.0
+        with RankReplicas(comm) as replicas:
+            trainer = DataParallelTrainer(config(), replicas, model=model)
+            half = X * (np.arange(6) % 2)[:, None]
+            assert_step_fails(trainer, (half, Y), NonFiniteGradientError, "step 1: .* unused on replica 1 is not fin")
+
+    on_ranks(3, Steep, train)
+
+
+def loss_of_a_rank(comm: Communicator) -> None:
+    """Rank 2, which is replica 1, fails; others take its place."""
+    trainer = DataParallelTrainer(config(), RankReplicas(comm), model=Net())
+    stats, model = [trainer.step((X, Y))], Net()
+    for _ in range(2):
+        assert_step_fails(trainer, (BAD, Y), ReplicaDroppedReplyError, "dropped reply: replica 1: .* rank 2")
+    with ExitStack() as stack:
+        trainer.set_replicas(threads(stack, 2))
+        stats.append(trainer.step((X, Y)))
+    assert_same(trainer, stats, model, trained_alone(model, config(), [(X, Y)] * 2).stats)
+
+
+@pytest.mark.parametrize(("how", "kind"), [("exit", SystemExit), ("sleep", CommError)])
+def test_peer_loss_a_rank_that_ends_or_is_late_is_replaced(how: str, kind: type[BaseException]) -> None:
+    with pytest.raises(kind) as caught:
+        on_ranks(3, partial(Failing, how), loss_of_a_rank, timeout=1.5)
+    assert 0 not in caught.value.rank_errors  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("call", [3, 5, 8, 11])
+def test_a_rank_that_dies_in_any_operation_changes_nothing(call: int) -> None:
+    def train(comm: Communicator) -> None:
+        trainer = DataParallelTrainer(config(), RankReplicas(comm), model=Net())
+        assert_step_fails(trainer, (X, Y), ReplicaDroppedReplyError, "dropped reply: replica 1: .*rank 2")
+
+    with pytest.raises(Exception, match="rank 2 was killed") as caught:
+        on_ranks(3, Net, train, timeout=5, fault=FaultPlan([Fault("kill", rank=2, call=call)]))
+    assert 0 not in caught.value.rank_errors  # type: ignore[attr-defined]
+
+
+def test_another_model_or_no_rank_is_an_error() -> None:
+    def train(comm: Communicator) -> None:
+        trainer = DataParallelTrainer(config(), RankReplicas(comm), model=Net(5))
+        assert_step_fails(trainer, (X, Y), ReplicaDroppedReplyError, "replica 0: .* rank 1 has .*, rank 0 has")
+
+    with pytest.raises(CollectiveMismatchError, match="parameters differ: rank 1 has"):
+        on_ranks(3, Net, train)
+    alone = DataParallelTrainer(config(), RankReplicas(NoOpCommunicator()), model=Net())
+    assert_step_fails(alone, (X, Y), NoReplicasError, "no replicas")
+
+
+PROCESSES = """
+import sys
+sys.path[:0] = sys.argv[1:]
+from minigrad.distributed import MpiCommunicator
+from test_data_parallel import *
+
+with MpiCommunicator(timeout=60) as comm:
+    for name in CASES:
+        for dtype in ("float32", "float64"):
+            compare(comm, name, dtype, trainer=comm.world_size - 1)
+    if comm.world_size == 2:
+        print("passed", flush=True)
+    elif comm.rank:
+        serve_replica(comm, Failing("raise"))
+        serve_replica(comm, Failing("kill"))
+    else:
+        errors(comm)
+        loss_of_a_rank(comm)
+        print("passed", flush=True)
+"""
+
+
+@requires_mpi
+@pytest.mark.parametrize("n", [2, 3])
+def test_peer_loss_processes_are_threads_and_a_killed_one_is_replaced(n: int) -> None:
+    here = Path(__file__).parent
+    result = run_ranks(n, PROCESSES, here, here.parent, timeout=300)
+    assert result.lines(0) == ["passed"], result.text
+    assert n == 2 or "rank 2 failed first: killed by SIGKILL" in result.stderr

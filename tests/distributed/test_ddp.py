@@ -198,8 +198,8 @@ def test_gradients_of_an_earlier_call_stay_as_they_are() -> None:
     [
         ([1], r"weighted_all_reduce: batch_counts len \(1\) != device count \(2\)"),
         ([0, 0], "weighted_all_reduce: total batch count is 0"),
-        ([2, -1], "expected numbers >= 0"),
-        ([2, math.nan], "expected numbers >= 0"),
+        ([2, -1], "expected a finite number >= 0"),
+        ([2, math.nan], "expected a finite number >= 0"),
     ],
 )
 def test_weighted_all_reduce_errors(counts: list[Any], words: str) -> None:

@@ -14,26 +14,13 @@ from typing import Any
 
 import pytest
 from in_threads import wait_until
-from ranks import requires_mpi, run_ranks
+from ranks import alive, requires_mpi, run_ranks
 
 from minigrad.distributed.job import launch, launch_job
 
 pytestmark = [requires_mpi, pytest.mark.long]
 
 WHO = 'import os, sys, time\nrank = int(os.environ["OMPI_COMM_WORLD_RANK"])\n'  # ranks without MPI start fast
-
-
-def alive(mark: str) -> list[str]:
-    """The processes whose command line holds ``mark``."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue  # it has just ended
-        if mark in command:
-            found.append(f"{folder.name}: {command}")
-    return found
 
 
 @pytest.mark.short

@@ -91,8 +91,8 @@ def test_all_get_the_values_of_all_in_order(world_size):
 
     want = [b""] * world_size, [bytes([world_size]) * store.MAX_VALUE] * world_size, [b"x"] * world_size
     assert meet(range(world_size), world_size, free_port(), fn) == dict.fromkeys(range(world_size), want)
-    with Store(0, 1, LOCAL, free_port()) as s, pytest.raises(ValueError, match="at most 4096"):
-        s.all_gather(bytes(4097))
+    with Store(0, 1, LOCAL, free_port()) as s, pytest.raises(ValueError, match=f"at most {store.MAX_VALUE}"):
+        s.all_gather(bytes(store.MAX_VALUE + 1))
 
 
 def test_ranks_come_in_any_order():

@@ -532,7 +532,7 @@ NO_BATCH = r"step takes loss_fn\(model, \*batch\) .* not a {} first"
     [
         (ValueError, "devices is empty", lambda: given(0)),
         (ValueError, "the model is on cpu", lambda: given(1, devices=["cuda"])),
-        (ValueError, "slow rank 2, expected a rank from 0 to 1", lambda: setup(2, DdpConfig(speed_hint=(2, 2.0)))),
+        (ValueError, "slow_rank is 2, expected an integer from 0", lambda: setup(2, DdpConfig(speed_hint=(2, 2.0)))),
         (ValueError, "timeout is 0", lambda: setup(2, timeout=0)),
         (ValueError, r"got shapes \[\]", lambda: setup(1).step(loss_of)),
         (ValueError, "same number of rows", lambda: setup(1).step(loss_of, batch(0)[0], batch(0, 3)[1])),

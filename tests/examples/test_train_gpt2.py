@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import importlib.machinery
 import json
@@ -289,7 +290,8 @@ def test_operations_are_those_of_the_products(script: Any) -> None:
     products = sum(2 * 24 * p[0] * p[1] for p in shapes.values() if len(p) == 2)  # of 24 tokens
     products += sum(2 * 24 * p[0] for p in shapes.values() if len(p) == 1)
     attention = 2 * 3 * 2 * (2 * 2 * 8 * 8 * 8)  # layers, sequences, heads, two products of (8, 8) and (8, 8)
-    assert script("gpt2_run").flops_per_token(model, 8) == 3 * (products + attention) / 24
+    settings = script("gpt2_run").GPT2Settings(n_layer=2, n_head=2, n_embd=16, block_size=8)
+    assert script("estimate").flops_per_token(settings, model.num_parameters()) == 3 * (products + attention) / 24
 
 
 def test_the_peak_is_the_cards_or_measured(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,3 +328,37 @@ def test_two_processes_train_as_one(here: Here) -> None:
     one, two = (load_checkpoint(here.folder / name).tensors["model"] for name in ("alone", "two"))
     for name in one:
         np.testing.assert_allclose(two[name], one[name], atol=1e-3, err_msg=name)
+
+
+def test_without_a_gpu_the_default_is_tiny(here: Here, texts: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    flags = "--steps 1 --warmup 1 --eval-batches 1 --sample-every 0 --peak 1"
+    assert here.main("--data", texts, *flags.split()) == 0
+    said = capfd.readouterr().out
+    assert "on a CPU: --preset tiny (--preset gpt2 is for a GPU: --device cuda)" in said
+    assert "2 layers, 2 heads, 64 channels" in said and "at best" in said
+
+
+def test_what_does_not_fit_is_refused_with_what_would(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    estimate, gpt2_run = script("estimate"), script("gpt2_run")
+    cpu = minigrad.Device("cpu")
+    settings = gpt2_run.from_flags({})
+    assert 20e9 < estimate.step_bytes(settings, 50304, 64) < 60e9
+    monkeypatch.setattr(estimate, "free_memory", lambda device: 16 * 10**9)
+    with pytest.raises(script("command_line").UsageError) as caught:
+        estimate.check_memory(settings, 50304, cpu)
+    said = str(caught.value)
+    assert "12 layers, 768 channels and 64 sequences of 1024" in said and "16.0 GB are free on cpu" in said
+    fits = int(re.search(r"--batch-size (\d+) fits", said)[1])
+    assert estimate.step_bytes(settings, 50304, fits) <= 16e9 < estimate.step_bytes(settings, 50304, 2 * fits)
+    assert "--preset tiny" in said and "--device cuda" in said
+    estimate.check_memory(dataclasses.replace(settings, batch_size=fits), 50304, cpu)
+
+
+def test_memory_and_time_are_estimated_from_the_sizes(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    estimate, char_run = script("estimate"), script("char_run")
+    free, settings = estimate.free_memory(minigrad.Device("cpu")), char_run.Settings()
+    assert free is None or 1e8 < free < 1e14
+    monkeypatch.setattr(estimate, "cpu_flops", lambda: 1e11)
+    tokens, operations = 6000 * 12 * 64, 6 * (800_000 - 64 * 128) + 12 * 4 * 64 * 128
+    assert estimate.seconds_at_least(settings, 800_000) == pytest.approx(tokens * operations / 1e11)
+    assert [estimate.duration(s) for s in (3, 600, 7200 * 2, 864_000)] == ["3 s", "10 min", "4 h", "10 days"]

@@ -7,7 +7,7 @@ goes block by block, so that a block is still in the cache when it is combined a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -43,15 +43,14 @@ class Mail:
 
     def send(self, array: Any, peer: int) -> Messages:
         """Start to send a contiguous 1-D array; none if it is empty."""
-        if not array.size:
-            return []
-        return [(self.wire.Isend(array.view(np.uint8), self.members[peer], self.tag), peer)]
+        return self._begin(self.wire.Isend, array, peer)
 
     def recv(self, array: Any, peer: int) -> Messages:
         """Start to receive into a contiguous 1-D array; none if it is empty."""
-        if not array.size:
-            return []
-        return [(self.wire.Irecv(array.view(np.uint8), self.members[peer], self.tag), peer)]
+        return self._begin(self.wire.Irecv, array, peer)
+
+    def _begin(self, move: Callable[..., Any], array: Any, peer: int) -> Messages:
+        return [(move(array.view(np.uint8), self.members[peer], self.tag), peer)] if array.size else []
 
 
 def cut(size: int, parts: int) -> list[slice]:
@@ -107,7 +106,6 @@ def each_to_each(mail: Mail, call: Call) -> Steps:
 def broadcast(mail: Mail, call: Call) -> Steps:
     """The root sends each rank one block, and all pass theirs on (van de Geijn): no rank sends more than two copies."""
     x, root = call.recv.reshape(-1), call.peer
-    assert root is not None
     for part in rounds(x, BLOCK_BYTES * mail.size):
         blocks = [part[where] for where in cut(part.size, mail.size)]
         if mail.rank == root:
@@ -121,7 +119,6 @@ def broadcast(mail: Mail, call: Call) -> Steps:
 
 def message(mail: Mail, call: Call) -> Steps:
     """To or from rank ``call.peer``."""
-    assert call.peer is not None
     move = mail.send if call.kind is CallKind.SEND else mail.recv
     for part in rounds(call.array.reshape(-1), MESSAGE_BYTES):
         yield move(part, call.peer)

@@ -143,7 +143,6 @@ class MpiCommunicator(Communicator):
 
     def _between_two(self, call: Call) -> Steps:
         peer = call.peer
-        assert peer is not None
         base, sends = self._tag + FIRST_PEER_TAG + 4 * call.tag, call.kind is CallKind.SEND
         theirs = np.empty(call_header.SIZE, np.uint8)
         mine = call_header.pack(call, step=call.step)
@@ -219,7 +218,7 @@ class MpiCommunicator(Communicator):
         for other in self._progress.pending(self):
             if other is not operation:
                 self._kept.append(other)
-                other.finish(self._error)
+                other.end(self._error)
         self._tell()
         return self._error
 
@@ -252,11 +251,6 @@ class MpiCommunicator(Communicator):
             return [rank for rank, member in enumerate(self._members) if member in gone]
         except (mpi.Exception, NotImplementedError):
             return []  # this MPI does not know which
-
-    @property
-    def failed(self) -> bool:
-        """Whether an error has ended its work."""
-        return self._error is not None
 
     def give_up(self, error: BaseException, thread: int | None) -> None:
         """The program, or the thread of this number, has died of ``error``: nobody is left who would make the calls

@@ -94,7 +94,7 @@ class Runtime:
         mpi = self.mpi
         for comm in list(self.communicators):
             comm.close()
-        broken = self.crashed or any(comm.failed for comm in self.communicators)
+        broken = self.crashed or any(comm._error is not None for comm in self.communicators)
         if mpi.Is_finalized():
             return
         if not broken:

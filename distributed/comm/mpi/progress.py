@@ -13,72 +13,42 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from ..call_thread import QueuedCall
-from ..calls import Call, Work
-from ..comm_errors import CommTimeoutError
-from ..deadlines import check_seconds, remaining
+from ..calls import Call, PendingWork
 
 Messages = list[tuple[Any, int]]  # requests, each with the rank at the other end
 Steps = Iterator[Messages]
 
 SPIN = 100e-6  # seconds for which the thread asks without a pause; a caller who has nothing else to do, 20 times that
 SHORTEST_PAUSE, LONGEST_PAUSE = 50e-6, 1e-3  # seconds
-REACTION = 2.0  # seconds after its deadline in which the driving thread should have ended an operation
 _let_others_run = getattr(os, "sched_yield", lambda: time.sleep(0))  # Linux has the call
 
 
-class Owner(Protocol):
-    """The communicator, as its operations see it."""
+class Operation(PendingWork):
+    """One call under way. Its owner, the communicator, has three methods for it: ``idle(call)`` raises if something is
+    known that makes waiting senseless; ``broke(operation, error)`` makes the error that all its unfinished operations
+    get; ``late(operation, missing_ranks, seconds)`` makes the error of one that took too long."""
 
-    timeout: float
-    stats: Any
+    grace = 2.0
 
-    def idle(self, call: Call) -> None:
-        """Nothing has arrived for a while: raise if something is known that makes waiting senseless."""
-
-    def broke(self, operation: Operation, error: BaseException) -> BaseException:
-        """The operation failed; returns the error that all unfinished operations of the communicator get."""
-
-    def late(self, operation: Operation, missing: list[int], seconds: float) -> CommTimeoutError:
-        """The error for an operation that waits for ``missing`` ranks longer than ``seconds``."""
-
-
-@dataclass(eq=False)
-class Operation(Work):
-    """One call under way, for which ``allowed`` seconds are."""
-
-    progress: Progress
-    owner: Owner
-    call: Call
-    channel: Hashable
-    steps: Steps
-    allowed: float
-
-    def __post_init__(self) -> None:
-        self.deadline: float = time.monotonic() + self.allowed
+    def __init__(
+        self, progress: Progress, owner: Any, call: Call, channel: Hashable, steps: Steps, allowed: float
+    ) -> None:
+        super().__init__(owner, call, allowed)
+        self.progress, self.channel, self.steps = progress, channel, steps
         self.messages: Messages = []
-        self.error: BaseException | None = None
-        self.over: bool = False
-        self.ended: threading.Event | None = None  # only if another thread drives it
 
-    def is_completed(self) -> bool:
-        """Whether it has ended, well or not."""
-        return self.over
-
-    def wait(self, timeout: float | None = None) -> None:
-        """Block until it has ended; raises its error."""
-        if not self.over:
-            began = time.monotonic()
-            until = self.deadline + REACTION if timeout is None else began + check_seconds("timeout", timeout)
-            assert self.ended is not None
-            if not self.ended.wait(min(remaining(until), threading.TIMEOUT_MAX)):
-                self.progress.expire(self, self.allowed if timeout is None else timeout)
-            self.owner.stats.waited_s += time.monotonic() - began
-        if self.error is not None:
-            raise self.error
+    def expire(self, seconds: float) -> None:
+        """End it, for its caller waits no longer."""
+        mine = self.progress.driving.acquire(timeout=self.grace)  # not to be had if the library hangs
+        try:
+            if not self.is_completed():
+                self.end(self.owner.broke(self, self.owner.late(self, self.missing() if mine else [], seconds)))
+        finally:
+            if mine:
+                self.progress.driving.release()
 
     def advance(self, arrived: Callable[[list[Any]], bool]) -> bool:
         """Go on as far as possible without waiting; whether anything moved."""
@@ -89,19 +59,12 @@ class Operation(Work):
                 self.messages = next(self.steps)
         except StopIteration:
             self.messages = []
-            self.finish(None)
+            self.end()
         return moved
 
     def missing(self) -> list[int]:
         """The ranks whose messages have not arrived."""
         return sorted({rank for request, rank in self.messages if not request.Test()})
-
-    def finish(self, error: BaseException | None) -> None:
-        """Mark it as ended and wake who waits."""
-        self.error = error
-        self.over = True
-        if self.ended is not None:
-            self.ended.set()
 
 
 class Progress:
@@ -133,7 +96,6 @@ class Progress:
 
     def submit(self, operation: Operation) -> None:
         """Give an operation to the thread."""
-        operation.ended = threading.Event()
         with self._news:
             operation.owner.stats.begin()
             self._channels.setdefault(operation.channel, deque()).append(operation)
@@ -148,35 +110,26 @@ class Progress:
         began = time.monotonic()
         try:
             pause = _Pause(20 * SPIN)
-            while not (operation.over or self._channels or self._jobs):  # of another thread, which must not wait
+            # Until another thread, which must not wait, has something.
+            while not (operation.is_completed() or self._channels or self._jobs):
                 self._drive(operation, pause)
         except BaseException as error:  # such as KeyboardInterrupt: the others still wait for the rest
-            operation.finish(operation.owner.broke(operation, error))
+            operation.end(operation.owner.broke(operation, error))
             raise
         finally:
             self.driving.release()
             spent = time.monotonic() - began
             operation.owner.stats.busy_s += spent
             operation.owner.stats.waited_s += spent
-        if not operation.over:
+        if not operation.is_completed():
             self.submit(operation)
         operation.wait()
 
-    def pending(self, owner: Owner) -> list[Operation]:
+    def pending(self, owner: Any) -> list[Operation]:
         """The operations of a communicator that have not ended."""
         with self._news:
-            return [op for queue in self._channels.values() for op in queue if op.owner is owner and not op.over]
-
-    def expire(self, operation: Operation, seconds: float) -> None:
-        """End an operation for which its caller waits no longer."""
-        mine = self.driving.acquire(timeout=REACTION)  # not to be had if the library hangs
-        try:
-            if not operation.over:
-                error = operation.owner.late(operation, operation.missing() if mine else [], seconds)
-                operation.finish(operation.owner.broke(operation, error))
-        finally:
-            if mine:
-                self.driving.release()
+            known = [op for queue in self._channels.values() for op in queue if op.owner is owner]
+        return [op for op in known if not op.is_completed()]
 
     # ------------------------------------------------------------------ driving
 
@@ -196,7 +149,7 @@ class Progress:
             for operation in heads:
                 with self.driving:
                     moved |= self._drive(operation, None if moved or len(heads) > 1 else pause)
-                if operation.over:
+                if operation.is_completed():
                     self._leave(operation)
             if len(heads) > 1:
                 pause.reset() if moved else pause.take()
@@ -204,7 +157,7 @@ class Progress:
     def _drive(self, operation: Operation, pause: _Pause | None) -> bool:
         """Advance an operation; if nothing moves, look at the clock and, with ``pause``, rest."""
         try:
-            if operation.over or operation.advance(self.arrived):
+            if operation.is_completed() or operation.advance(self.arrived):
                 if pause is not None:
                     pause.reset()
                 return True
@@ -213,7 +166,7 @@ class Progress:
             if pause is None or pause.long:
                 operation.owner.idle(operation.call)
         except Exception as error:
-            operation.finish(operation.owner.broke(operation, error))
+            operation.end(operation.owner.broke(operation, error))
             return True
         if pause is not None:
             pause.take()
@@ -222,7 +175,7 @@ class Progress:
     def _leave(self, operation: Operation) -> None:
         with self._news:
             queue = self._channels[operation.channel]
-            while queue and queue[0].over:
+            while queue and queue[0].is_completed():
                 queue.popleft().owner.stats.end(time.monotonic())
             if not queue:
                 del self._channels[operation.channel]

@@ -17,13 +17,11 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import time
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,7 +31,7 @@ from minigrad.cuda import cuda_graph
 from minigrad.device import Device, DeviceError
 
 from .. import call_header
-from ..call_thread import CallThread
+from ..call_thread import CallThread, QueuedCall, in_threads
 from ..calls import Call, CallKind, Work
 from ..comm_errors import CommError, CommTimeoutError, CommunicatorBrokenError, PeerLostError, RendezvousError
 from ..communicator import Communicator
@@ -135,28 +133,21 @@ class NcclCommunicator(Communicator):
         self._set_up(connect, rendezvous_timeout, check)
 
     @classmethod
-    def group(
-        cls,
-        devices: Sequence[Device],
-        *,
-        timeout: float = DEFAULT_TIMEOUT,
-        rendezvous_timeout: float = RENDEZVOUS_TIMEOUT,
-        check: bool = True,
-    ) -> list[NcclCommunicator]:
-        """The communicators of GPUs of this process, in order of rank, each for a thread of its own.
+    def group(cls, devices: Sequence[Device], **options: Any) -> list[NcclCommunicator]:
+        """The communicators of GPUs of this process, in order of rank, each for a thread of its own. The ``options``
+        are the constructor's: ``timeout``, ``rendezvous_timeout``, ``check``.
 
         One thread may use them all if it starts an operation on each of them (``async_op``) before it waits. Close them
         at once, from several threads: NCCL's destruction waits for all of them.
         """
         identifier = unique_id()
-        make = functools.partial(cls, timeout=timeout, rendezvous_timeout=rendezvous_timeout, check=check)
-        with ThreadPoolExecutor(len(devices)) as pool:
-            made = [pool.submit(make, len(devices), rank, device, identifier) for rank, device in enumerate(devices)]
+        n = len(devices)
+        made = in_threads("group", n, lambda rank: cls(n, rank, devices[rank], identifier, **options))
         errors = [error for future in made if (error := future.exception()) is not None]
         if errors:
             for future in made:
                 if future.exception() is None:
-                    future.result()._abort()
+                    future.result()._end()
             raise errors[0]
         return [future.result() for future in made]
 
@@ -237,12 +228,9 @@ class NcclCommunicator(Communicator):
             self._check_usable("the launch of a graph")
         call = Call(CallKind.LAUNCH, self._sequence, self.step)
         deadline = time.monotonic() + self.timeout
-        try:
-            self._await(lambda seconds: bool(event.query()), lambda: None, call, deadline, self.timeout, str(call))
+        with self._aborting(call):
+            self._await(lambda seconds: bool(event.query()), lambda: None, call, deadline, self.timeout)
             check()
-        except Exception as error:
-            failure = self._broken(error, call)
-            raise failure from (None if failure is error else error)
 
     def _flush(self) -> None:
         """Start the sends and receives that were collected."""
@@ -268,32 +256,33 @@ class NcclCommunicator(Communicator):
         if launch is self._collecting:
             self._flush()
         began = time.monotonic()
-        try:
-            with self._handles.cupy.cuda.Device(self.device.index):
-                self._await(launch.over, lambda: launch.compare(self._handles, self.rank), call, deadline, seconds)
-                launch.compare(self._handles, self.rank)
-                launch.settle(self._handles)
-        except Exception as error:
-            failure = self._broken(error, call)
-            raise failure from (None if failure is error else error)
+        with self._aborting(call), self._handles.cupy.cuda.Device(self.device.index):
+            self._await(launch.over, lambda: launch.compare(self._handles, self.rank), call, deadline, seconds)
+            launch.compare(self._handles, self.rank)
+            launch.settle(self._handles)
         self._under_way.remove(launch)
         self.stats.busy_s += launch.seconds
         self.stats.waited_s += min(time.monotonic() - began, launch.seconds)
 
-    def _broken(self, error: BaseException, call: Call) -> CommError:
-        """Abort because of the error; what to raise."""
-        failure = self._fail(self._translated(error, call))
-        self._abort()
-        return failure
+    @contextlib.contextmanager
+    def _aborting(self, call: Call) -> Iterator[None]:
+        """Abort because of an error within it, which is raised as one of ``call``."""
+        try:
+            yield
+        except Exception as error:
+            failure = self._fail(self._translated(error, call))
+            self._end()
+            raise failure from (None if failure is error else error)
+
+    def _done(self, job: QueuedCall, call: Call) -> Any:
+        """What a job of the communicator's thread returned. Aborts if it failed or is late."""
+        with self._aborting(call):
+            if not job.wait(self.timeout):
+                raise self._expired(call, self.timeout)
+            return job.result()
 
     def _await(
-        self,
-        over: Callable[[float], bool],
-        look: Callable[[], None],
-        call: Call,
-        deadline: float,
-        seconds: float,
-        words: str | None = None,
+        self, over: Callable[[float], bool], look: Callable[[], None], call: Call, deadline: float, seconds: float
     ) -> None:
         """Block until ``over``, which may block for so many seconds, says so; now and then ``look``."""
         nap, peek = 0.0, time.monotonic() + _PEEK_SECONDS
@@ -304,7 +293,7 @@ class NcclCommunicator(Communicator):
                 look()
                 self._check_async()
             if now >= deadline:
-                raise self._expired(call, seconds, words)
+                raise self._expired(call, seconds)
             time.sleep(nap)
             nap = min(nap + 1e-6, _LONGEST_NAP)
 
@@ -325,8 +314,8 @@ class NcclCommunicator(Communicator):
             if error.args != (_IN_PROGRESS,):
                 raise
 
-    def _expired(self, call: Call, seconds: float, words: str | None = None) -> CommTimeoutError:
-        words = call_header.read(call_header.pack(call)).call if words is None else words
+    def _expired(self, call: Call, seconds: float) -> CommTimeoutError:
+        words = call_header.read(call_header.pack(call)).call
         first = self._under_way[0].calls[0] if self._under_way else call
         behind = "" if first is call else f"; the first operation that is not over is {first} ({first.sequence})"
         peer = call.peer if call.between_two else None
@@ -356,9 +345,7 @@ class NcclCommunicator(Communicator):
         self._sync()
         call = self._call(CallKind.SPLIT)
         job = self._thread.submit(lambda: self._handles.comm.commSplit(-1 if color is None else color, key))
-        if not job.wait(self.timeout) or job.error is not None:
-            raise self._broken(job.error or self._expired(call, self.timeout), call) from job.error
-        comm = job.result()
+        comm = self._done(job, call)
         if comm is None:
             return None
         child = type(self).__new__(type(self))
@@ -378,11 +365,8 @@ class NcclCommunicator(Communicator):
             self._end("abort" if self._error is not None else "destroy")
             self._thread.stop()
 
-    def _abort(self) -> None:
-        """End whatever NCCL does, so that its kernels leave the GPU."""
-        self._end("abort")
-
-    def _end(self, how: str) -> None:
+    def _end(self, how: str = "abort") -> None:
+        """Abort, so that NCCL's kernels leave the GPU, or destroy what is over."""
         comm, self._handles.comm = self._handles.comm, None
         if comm is not None:  # both may wait for peers that are gone
             if how == "abort":
@@ -474,4 +458,4 @@ _OPEN: set[NcclCommunicator] = set()
 @atexit.register
 def _abort_all() -> None:
     for communicator in list(_OPEN):
-        communicator._abort()
+        communicator._end()

@@ -123,7 +123,6 @@ class NcclLaunch:
         A group of all headers before the group of all messages would hold each message back until every partner of the
         group is there, and could deadlock where the messages alone do not.
         """
-        assert call.peer is not None
         if call.kind is CallKind.SEND:
             mine = handles.cupy.asarray(call_header.pack(call))
             comm.send(_pointer(mine), call_header.SIZE, _UINT8, call.peer, handles.stream.ptr)
@@ -183,10 +182,7 @@ class CapturedWork(Work):
         with self._cuda.Device(owner.device.index):
             self._ready, self._end = (self._cuda.Event(disable_timing=True) for _ in range(2))
             self._ready.record(self._cuda.get_current_stream())
-        job = owner._thread.submit(self._issue)
-        if not job.wait(owner.timeout) or job.error is not None:
-            error = job.error or owner._expired(self._call, owner.timeout)
-            raise owner._broken(error, self._call) from job.error
+        owner._done(owner._thread.submit(self._issue), self._call)
 
     def _issue(self) -> None:
         """In the communicator's thread, as all calls of NCCL."""

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, wait
 from typing import TypeVar
 
 import numpy as np
@@ -20,41 +21,16 @@ from minigrad.errors import check_int
 from minigrad.modes import of_thread
 from minigrad.random import drawing_from, generators_for
 
+from ..call_thread import in_threads
 from ..calls import Call, CallKind, Work
-from ..comm_errors import CommError
 from ..communicator import Communicator
-from ..deadlines import DEFAULT_TIMEOUT, check_seconds, remaining
+from ..deadlines import DEFAULT_TIMEOUT
 from .faults import Fault, FaultPlan, RankKilledError, with_flipped_bit
 from .thread_group import Group, RankPart, words_of
 
 GRACE = 1.0  # seconds that a rank has beyond its last deadline to end
 
 _T = TypeVar("_T")
-
-
-class ThreadWork(Work):
-    """An operation of one rank."""
-
-    def __init__(self, owner: ThreadCommunicator, part: RankPart) -> None:
-        self._owner, self._part = owner, part
-        self._deadline = time.monotonic() + owner.timeout
-
-    def is_completed(self) -> bool:
-        """Whether it has ended, well or not."""
-        return self._part.ended.is_set()
-
-    def wait(self, timeout: float | None = None) -> None:
-        """Block until it has ended; raises the group's failure if it did not end well."""
-        began = time.monotonic()
-        deadline = self._deadline if timeout is None else began + check_seconds("timeout", timeout)
-        part = self._part
-        if not part.ended.is_set():
-            if not part.ended.wait(min(remaining(deadline), threading.TIMEOUT_MAX)):
-                self._owner.expire(part, self._owner.timeout if timeout is None else timeout)
-            self._owner.stats.waited_s += max(0.0, part.ended_at - began)
-        self._owner.forget_ended()
-        if part.failed:
-            raise self._owner.failure_in(part.call)
 
 
 class ThreadCommunicator(Communicator):
@@ -78,7 +54,7 @@ class ThreadCommunicator(Communicator):
         self._group, self._faults = group, faults
         self._collectives = 0
         self._messages: Counter[tuple[int, int, int]] = Counter()  # by source, destination, tag
-        self._started: deque[ThreadWork] = deque()
+        self._started: deque[RankPart] = deque()
         self._children: list[ThreadCommunicator] = []
 
     @classmethod
@@ -119,7 +95,8 @@ class ThreadCommunicator(Communicator):
             ready = self.device.kernels.streams.Event()
             ready.record()
         key, ranks = self._place(call)
-        work = ThreadWork(self, self._group.post(key, ranks, self, call, send, arrives, ready))
+        work = RankPart(self, self._group, call, ready)
+        self._group.post(key, ranks, work, send, arrives)
         self.forget_ended()
         self._started.append(work)
         if call.kind is CallKind.BARRIER:
@@ -129,7 +106,6 @@ class ThreadCommunicator(Communicator):
     def _place(self, call: Call) -> tuple[Hashable, tuple[int, ...]]:
         """Which operation this call is a part of, the same on all ranks that it needs."""
         if call.between_two:
-            assert call.peer is not None
             here, there = self.rank, call.peer
             stream = (here, there, call.tag) if call.kind is CallKind.SEND else (there, here, call.tag)
             self._messages[stream] += 1
@@ -155,12 +131,11 @@ class ThreadCommunicator(Communicator):
         return child
 
     def _shut(self) -> None:
-        error = self._error
         try:
-            if error is None:
+            if self._error is None:
                 self._sync()
         finally:
-            self._abandon(error if error is not None else self._error)
+            self._abandon(self._error)
 
     def _abandon(self, error: BaseException | None) -> None:
         """Leave the group; in case of an error the sub-groups too, where others may wait for this rank."""
@@ -171,22 +146,10 @@ class ThreadCommunicator(Communicator):
             for child in self._children:
                 child._abandon(error)
 
-    # ------------------------------------------------------------------ for its work
-
     def forget_ended(self) -> None:
         """Let go of operations that have ended, and of their arrays."""
         while self._started and self._started[0].is_completed():
             self._started.popleft()
-
-    def expire(self, part: RankPart, seconds: float) -> None:
-        """The rank has waited ``seconds`` in vain."""
-        self._group.expire(part, seconds)
-
-    def failure_in(self, call: Call) -> CommError:
-        """The group's failure as this rank's error, raised by ``call``; the communicator is broken from now on."""
-        failure = self._group.failure
-        assert failure is not None
-        return self._fail(failure.kind(failure.reason, **call.where(self.rank), ranks=failure.ranks))
 
 
 def run_threads(
@@ -210,44 +173,34 @@ def run_threads(
     """
     comms = ThreadCommunicator.group(n, timeout, fault, devices)
     generators, here = generators_for(n), of_thread.mode
-    results: dict[int, _T] = {}
     errors: dict[int, BaseException] = {}  # in order of time
-    changed = threading.Condition()
-    ended: set[int] = set()
 
-    def run(rank: int) -> None:
+    def run(rank: int) -> _T:
         mode = of_thread.mode
         mode.kernels, mode.unfused = here.kernels, here.unfused
         try:
             with comms[rank] as comm, drawing_from(generators[rank]):
                 comm.device.activate()
                 try:
-                    results[rank] = fn(comm)  # type: ignore[arg-type]
+                    return fn(comm)  # type: ignore[arg-type]
                 except BaseException as error:
                     errors[rank] = error  # before the others hear of it
                     raise
         except BaseException as error:
             errors.setdefault(rank, error)
-        finally:
-            with changed:
-                ended.add(rank)
-                changed.notify_all()
+            raise
 
     try:
-        for rank in range(n):
-            threading.Thread(target=run, args=(rank,), name=f"rank-{rank}", daemon=True).start()
-        with changed:
-            changed.wait_for(lambda: len(ended) == n or errors)
-            if errors:
-                changed.wait_for(lambda: len(ended) == n, timeout=min(timeout + GRACE, threading.TIMEOUT_MAX))
-            running = sorted(set(range(n)) - ended)
+        jobs = in_threads("rank", n, run)
+        wait(jobs, return_when=FIRST_EXCEPTION)
+        wait(jobs, min(timeout + GRACE, threading.TIMEOUT_MAX))  # if all went well, they have ended
     except BaseException as error:  # Ctrl-C: the ranks must not go on alone
         for comm in comms:
             comm._abandon(error)
         raise
     if not errors:
-        return [results[rank] for rank in range(n)]
-    raise _first(errors, running)
+        return [job.result() for job in jobs]
+    raise _first(errors, [rank for rank, job in enumerate(jobs) if not job.done()])
 
 
 def _first(errors: dict[int, BaseException], running: list[int]) -> BaseException:

@@ -18,14 +18,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ..call_thread import CallThread
-from ..calls import Call, ReduceOp
+from ..calls import Call, PendingWork, ReduceOp
 from ..combine import DEVICE_BLOCK_BYTES, combine, units
 from ..comm_errors import CollectiveMismatchError, CommError, CommTimeoutError, PeerLostError
-from ..communicator import Communicator
 from ..place import is_on_host
 
 BLOCK_BYTES = 1 << 20  # what one thread handles at once; between blocks it needs the interpreter lock
@@ -34,34 +32,34 @@ SMALL_BYTES = 1 << 16  # below this, waking another thread takes longer than the
 _Task = tuple[ReduceOp | None, list[Any], list[Any]]  # arguments of ``combine``
 
 
-class RankPart:
-    """One rank's part of an operation."""
+class RankPart(PendingWork):
+    """One rank's part of an operation of a group. ``ready`` is an event of a GPU, before which the arrays must not be
+    touched, or None."""
 
-    def __init__(self, owner: Communicator, call: Call, operation: _Operation, ready: Any = None) -> None:
-        self.owner = owner
-        self.call = call
-        self.ready = ready  # an event of a GPU, before which the arrays must not be touched
-        self.operation = operation
-        self.ended: threading.Event = threading.Event()
-        self.ended_at: float = 0.0
+    def __init__(self, owner: Any, group: Group, call: Call, ready: Any) -> None:
+        super().__init__(owner, call, owner.timeout)
+        self.group, self.ready = group, ready
+        self.operation: _Operation | None = None
         self.failed: bool = False
-        owner.stats.begin()
 
-    def end(self, failed: bool) -> None:
-        """Wake who waits for it."""
+    def wait(self, timeout: float | None = None) -> None:
+        """Block until it has ended; raises the group's failure, as this rank's error, if it did not end well."""
+        super().wait(timeout)
+        self.owner.forget_ended()
+        if self.failed:
+            assert self.group.failure is not None
+            raise self.owner._fail(self.group.failure(**self.call.where(self.owner.rank)))
+
+    def expire(self, seconds: float) -> None:
+        """The group fails, unless it has just ended."""
+        self.group.expire(self, seconds)
+
+    def finish(self, failed: bool) -> None:
+        """End it, unless that has happened; with the group's lock held."""
         if not self.ended.is_set():
-            self.failed, self.ended_at = failed, time.monotonic()
+            self.failed = failed
+            self.end()
             self.owner.stats.end(self.ended_at)
-            self.ended.set()
-
-
-@dataclass(frozen=True)
-class Failure:
-    """What went wrong first; each rank makes its own error of it."""
-
-    kind: type[CommError]
-    reason: str
-    ranks: tuple[int, ...]
 
 
 class _Operation:
@@ -87,9 +85,9 @@ class _Operation:
             return len({(call.dtype, math.prod(call.shape)) for call in calls}) <= 1
         return len({str(call) for call in calls}) <= 1
 
-    def who_called_what(self) -> str:
+    def disagreement(self) -> str:
         words = [f"rank {rank} called {words_of(part.call)}" for rank, part in sorted(self.parts.items())]
-        return "; ".join(words + [f"rank {rank} none" for rank in self.missing])
+        return "the ranks do not agree: " + "; ".join(words + [f"rank {rank} none" for rank in self.missing])
 
     def prepare(self) -> None:
         """All have posted and agree: list the work."""
@@ -104,7 +102,7 @@ class _Operation:
     def end(self, failed: bool) -> None:
         """Wake all ranks, and let go of their arrays: part and operation know each other."""
         for part in self.all_parts:
-            part.end(failed)
+            part.finish(failed)
         self.parts.clear()
         self.all_parts.clear()
         self.sends.clear()
@@ -133,7 +131,7 @@ class Group:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.failure: Failure | None = None
+        self.failure: functools.partial[CommError] | None = None  # each rank makes its own error of it
         self._lock = threading.Lock()
         self._incomplete: dict[Hashable, _Operation] = {}
         self._queue: deque[_Operation] = deque()
@@ -144,61 +142,56 @@ class Group:
 
     # ------------------------------------------------------------------ what the ranks call
 
-    def post(
-        self, key: Hashable, ranks: tuple[int, ...], by: Communicator, call: Call, send: Any, arrives: bool, ready: Any
-    ) -> RankPart:
-        """Add the part of rank ``by`` to operation ``key`` of ``ranks``; unless it ``arrives``, only this rank knows of
-        it. ``ready`` is the event of a GPU when the arrays are computed, or None.
-
-        What it returns has already failed if the group has.
+    def post(self, key: Hashable, ranks: tuple[int, ...], part: RankPart, send: Any, arrives: bool) -> None:
+        """Add a rank's part to operation ``key`` of ``ranks``; unless it ``arrives``, only this rank knows of it. It
+        fails at once if the group has failed.
         """
+        rank, call, stats = part.owner.rank, part.call, part.owner.stats
         with self._lock:
+            stats.begin()
             if self.failure is not None:
-                part = RankPart(by, call, _Operation(ranks))
-                part.end(failed=True)
-                return part
-            operation = self._incomplete.setdefault(key, _Operation(ranks))
-            part = RankPart(by, call, operation, ready)
+                part.finish(failed=True)
+                return
+            operation = part.operation = self._incomplete.setdefault(key, _Operation(ranks))
             operation.all_parts.append(part)
-            self._last_call[by.rank] = f"{call.kind} (operation {call.sequence})"
+            self._last_call[rank] = f"{call.kind} (operation {call.sequence})"
             if arrives:
-                operation.parts[by.rank] = part
+                operation.parts[rank] = part
                 if send is not None:
-                    operation.sends[by.rank] = send
+                    operation.sends[rank] = send
             self._check_present(operation)
             if self.failure is not None or operation.missing:
-                return part
+                return
             if not operation.agrees():
-                self._fail(CollectiveMismatchError, self._mismatch(operation), operation.ranks)
-                return part
+                self._fail(CollectiveMismatchError, operation.disagreement(), operation.ranks)
+                return
             del self._incomplete[key]
             operation.prepare()
             self._queue.append(operation)
             if len(self._queue) > 1:
-                return part  # its turn comes
+                return  # its turn comes
             if operation.nbytes > SMALL_BYTES:
                 self._call_helpers()
-                return part
+                return
         began = time.monotonic()
         self._work(operation)
-        by.stats.waited_s += time.monotonic() - began
-        return part
+        stats.waited_s += time.monotonic() - began
 
     def expire(self, part: RankPart, seconds: float) -> None:
         """A rank has waited ``seconds`` for this: the group fails, unless it has just ended."""
         with self._lock:
             operation = part.operation
-            if part.ended.is_set():
+            if operation is None or part.ended.is_set():
                 return
             waiting = f"rank {part.owner.rank} waited {seconds:g} s in {words_of(part.call)}"
             if not operation.missing:
                 self._fail(CommTimeoutError, f"{waiting}, which has begun but not ended", ())
             elif not operation.agrees():
-                self._fail(CollectiveMismatchError, self._mismatch(operation), operation.ranks)
+                self._fail(CollectiveMismatchError, operation.disagreement(), operation.ranks)
             else:
                 late = ", ".join(f"rank {rank} ({self._doing(rank, part)})" for rank in operation.missing)
                 self._fail(CommTimeoutError, f"{waiting} for {late}", operation.missing)
-            part.end(failed=True)
+            part.finish(failed=True)
 
     def leave(self, rank: int, error: BaseException | None) -> None:
         """A rank goes, in peace or because of ``error``; whoever needs it learns that."""
@@ -234,9 +227,6 @@ class Group:
             reason = "; ".join(f"rank {rank} {self._left[rank]}" for rank in gone)
             self._fail(PeerLostError, f"{reason}, needed by {waiting or 'an operation'}", tuple(gone))
 
-    def _mismatch(self, operation: _Operation) -> str:
-        return f"the ranks do not agree: {operation.who_called_what()}"
-
     def _doing(self, rank: int, waiting: RankPart) -> str:
         if rank == waiting.owner.rank:
             return "itself: what it sent was lost"
@@ -245,7 +235,7 @@ class Group:
 
     def _fail(self, kind: type[CommError], reason: str, ranks: Sequence[int]) -> None:
         if self.failure is None:
-            self.failure = Failure(kind, reason, tuple(ranks))
+            self.failure = functools.partial(kind, reason, ranks=tuple(ranks))
         for operation in self._incomplete.values():
             operation.end(failed=True)
         self._incomplete.clear()

@@ -6,7 +6,7 @@ atomr-accel-train's, whose replicas were stubs).
       └────────────────────> replica 1: forward, backward ──> gradients ─┘
 
 Nothing is kept in replicas: each step sends them the weights. So a step that fails changes nothing, and goes on with
-other replicas after ``set_replicas``.
+other replicas after ``set_replicas``. Those of other ranks add up their gradients themselves (``RankReplicas``).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class DataParallelTrainer:
     ::
 
         config = TrainerConfig(8, 1.0, OptimizerKind.adamw(3e-4), LossKind.cross_entropy())
-        with ProcessReplica(build_model) as first, ProcessReplica(build_model) as second:
+        with ThreadReplica(build_model) as first, ThreadReplica(build_model) as second:
             trainer = DataParallelTrainer(config, [first, second], model=build_model())
             for x, y in batches:
                 stats = trainer.step((x, y))
@@ -258,6 +258,6 @@ def _dropped(rank: int, reason: str) -> ReplicaDroppedReplyError:
 
 def _forwarded(rank: int, error: BaseException) -> ReplicaError:
     kind, trace = type(error).__name__, ""
-    if isinstance(error, ReplicaError):  # from another process
+    if isinstance(error, ReplicaError):  # from another rank
         kind, trace = error.kind, error.trace
     return ReplicaError(f"replica {rank} raised {kind}: {error}; no weight was changed", rank, kind, trace)

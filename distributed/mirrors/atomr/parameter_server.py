@@ -3,6 +3,7 @@ versions old (mirrors atomr-accel-train's)."""
 
 from __future__ import annotations
 
+import json
 import threading
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -19,7 +20,7 @@ from minigrad.optim import LrSchedule, NonFiniteGradientError
 from minigrad.tensor import Tensor
 
 from ...comm.communicator import Communicator
-from ...comm.place import on_device, on_host
+from ...comm.messages import recv_bytes, send_bytes
 from ...train.config import TrainingConfig
 from ...train.simple_trainer import SimpleTrainer
 from ...train.train_kinds import OptimizerKind
@@ -169,23 +170,21 @@ class AsyncParameterServer:
     def _serve(self, comm: Communicator, rank: int) -> None:
         like = {name: self._params[name].detach().to(comm.device) for name in sorted(self._params)}
         while True:
-            what, version = _receive_numbers(comm, rank, 2)
+            what, version = _receive_json(comm, rank)
             if what == CLOSE:
                 return
             if what == PULL:
                 weights, version = self.pull_weights()
-                _send_numbers(comm, rank, version, 0, 0, 0, 0)
+                _send_json(comm, rank, version)
                 _send(comm, rank, [as_tensor(weights[name], device=comm.device) for name in like])
                 continue
             gradient = _receive(comm, rank, like)
             try:
-                _send_numbers(comm, rank, self.push_gradient(rank, version, gradient), 0, 0, 0, 0)
+                _send_json(comm, rank, self.push_gradient(rank, version, gradient))
             except ERRORS as error:
-                text = np.frombuffer(str(error).encode(), np.uint8)
-                stale = (error.staleness, error.max_staleness) if isinstance(error, StaleGradientError) else (0, 0)
                 kind = next(i for i, known in enumerate(ERRORS) if isinstance(error, known))
-                _send_numbers(comm, rank, 0, len(text), kind, *stale)
-                _send(comm, rank, [on_device(text, comm.device)])
+                stale = (error.staleness, error.max_staleness) if isinstance(error, StaleGradientError) else ()
+                _send_json(comm, rank, [kind, str(error), *stale])
 
     def _checked(self, who: str, gradient: Values) -> GradStore:
         """The gradient as the optimizer takes it, copied."""
@@ -231,7 +230,7 @@ class RemoteParameterServer:
 
     def pull_weights(self) -> tuple[dict[str, Tensor], int]:
         """(a copy of the weights, their version)."""
-        _send_numbers(self._communicator, self._server, PULL, 0)
+        _send_json(self._communicator, self._server, [PULL, 0])
         version = self._version()
         return _receive(self._communicator, self._server, self._weights), version
 
@@ -247,13 +246,13 @@ class RemoteParameterServer:
                     f"the gradient of {name} has shape {grads[name].shape}, {grads[name].dtype}; the weight has "
                     f"{p.shape}, {p.dtype}"
                 )
-        _send_numbers(self._communicator, self._server, PUSH, version)
+        _send_json(self._communicator, self._server, [PUSH, version])
         _send(self._communicator, self._server, grads.values())
         return self._version()
 
     def close(self) -> None:
         """Ask no more."""
-        _send_numbers(self._communicator, self._server, CLOSE, 0)
+        _send_json(self._communicator, self._server, [CLOSE, 0])
 
     def __enter__(self) -> RemoteParameterServer:
         return self
@@ -262,15 +261,12 @@ class RemoteParameterServer:
         self.close()
 
     def _version(self) -> int:
-        comm, server = self._communicator, self._server
-        version, length, kind, *stale = _receive_numbers(comm, server, 5)
-        if not length:
+        version = _receive_json(self._communicator, self._server)
+        if isinstance(version, int):
             return version
-        text = on_device(np.empty(length, np.uint8), comm.device)
-        comm.recv(text, server)
-        message = on_host(text).tobytes().decode()
+        kind, message, *stale = version
         if ERRORS[kind] is StaleGradientError:
-            raise StaleGradientError(message, comm.rank, *stale)
+            raise StaleGradientError(message, self._communicator.rank, *stale)
         raise NonFiniteGradientError(message, np.nan) if ERRORS[kind] is NonFiniteGradientError else ValueError(message)
 
 
@@ -286,11 +282,9 @@ def _receive(comm: Communicator, rank: int, like: Mapping[str, Tensor]) -> dict[
     return out
 
 
-def _send_numbers(comm: Communicator, rank: int, *numbers: int) -> None:
-    _send(comm, rank, [on_device(np.array(numbers, np.int64), comm.device)])
+def _send_json(comm: Communicator, rank: int, value: Any) -> None:
+    send_bytes(comm, json.dumps(value).encode(), rank)
 
 
-def _receive_numbers(comm: Communicator, rank: int, count: int) -> list[int]:
-    numbers = on_device(np.empty(count, np.int64), comm.device)
-    comm.recv(numbers, rank)
-    return [int(number) for number in on_host(numbers)]
+def _receive_json(comm: Communicator, rank: int) -> Any:
+    return json.loads(recv_bytes(comm, rank))

@@ -209,9 +209,9 @@ class ProcessReplica(Worker):
 
     def _exchange(self, step: ReplicaStep) -> ReplicaStepResult:
         about = [sorted(step.trained), step.loss.name, step.loss.weights, step.batch_size, step.seed]
-        message = _message(about, batch={"features": step.features, "labels": step.labels}, state=step.state)
+        request = message(about, batch={"features": step.features, "labels": step.labels}, state=step.state)
         try:
-            self._pipe.send_bytes(message)
+            self._pipe.send_bytes(request)
             reply = self._pipe.recv_bytes()
         except (EOFError, OSError) as error:
             self._process.join(END_SECONDS)
@@ -219,7 +219,7 @@ class ProcessReplica(Worker):
             raise ReplicaDroppedReplyError(
                 f"process {self._process.pid} " + (f"ended with exit code {code}" if code is not None else "is gone")
             ) from error
-        found, arrays = _parts(reply)
+        found, arrays = parts(reply)
         if isinstance(found, dict):
             raise ReplicaError(found["message"], kind=found["kind"], trace=found["trace"])
         loss, norm, samples, weight = found
@@ -238,34 +238,34 @@ def _serve(pipe: Connection, build: Callable[[], Module]) -> None:
         try:
             if model is None:
                 model = build()
-            (trained, name, weights, *rest), arrays = _parts(request)
+            (trained, name, weights, *rest), arrays = parts(request)
             loss = LossKind(name, None if weights is None else tuple(weights))
             state, batch = arrays["state"], arrays["batch"]
             step = ReplicaStep(batch["features"], batch["labels"], state, frozenset(trained), loss, *rest)
             made = compute_step(model, step)
             numbers = [float(made.loss), float(made.grad_norm), made.samples, made.weight]
-            reply = _message(numbers, gradients=made.gradients, buffers=made.buffers)
+            reply = message(numbers, gradients=made.gradients, buffers=made.buffers)
         except Exception as error:
             trace = traceback.format_exc()
-            reply = _message({"kind": type(error).__name__, "message": str(error), "trace": trace})
+            reply = message({"kind": type(error).__name__, "message": str(error), "trace": trace})
         try:
             pipe.send_bytes(reply)
         except OSError:
             os._exit(0)  # the parent is gone: there is nobody to report to
 
 
-def _message(rest: Any, **groups: Values) -> bytes:
+def message(rest: Any, **groups: Values) -> bytes:
     """Groups of arrays as safetensors, the rest as JSON."""
     arrays = {f"{group}.{name}": array for group, named in groups.items() for name, array in named.items()}
     return b"".join(safetensors_format.encode(arrays, {"rest": json.dumps(rest)}))
 
 
-def _parts(message: bytes) -> tuple[Any, Mapping[str, dict[str, np.ndarray]]]:
+def parts(raw: bytes) -> tuple[Any, Mapping[str, dict[str, np.ndarray]]]:
     """The rest, and the arrays by group and name."""
-    end = 8 + int.from_bytes(message[:8], "little")
-    header = safetensors_format.parse_header(message[8:end], len(message) - end)
+    end = 8 + int.from_bytes(raw[:8], "little")
+    header = safetensors_format.parse_header(raw[8:end], len(raw) - end)
     groups: defaultdict[str, dict[str, np.ndarray]] = defaultdict(dict)
     for key, e in header.tensors.items():
         group, _, name = key.partition(".")
-        groups[group][name] = np.frombuffer(message, e.dtype, math.prod(e.shape), end + e.begin).reshape(e.shape)
+        groups[group][name] = np.frombuffer(raw, e.dtype, math.prod(e.shape), end + e.begin).reshape(e.shape)
     return json.loads(header.metadata["rest"]), groups

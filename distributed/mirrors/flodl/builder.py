@@ -13,8 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from minigrad.autograd import no_grad
 from minigrad.device import CPU, Device
 from minigrad.errors import check_float, check_int, check_option
@@ -24,20 +22,20 @@ from minigrad.random import default_generator, generators_for
 
 from ...comm.communicator import Communicator
 from ...comm.deadlines import check_seconds
+from ...comm.noop import NoOpCommunicator
 from ...comm.threads.thread import ThreadCommunicator
 from ...train.config import TrainingConfig
 from ...train.simple_trainer import SimpleTrainer
 from .coordinator import CadencePlan, Coordinator
-from .ddp_handle import DdpHandle
 from .el_che import ElChe
-from .epoch_metrics import EpochMetrics
 from .options import check_function, check_speed_hint, clamped_overhead, made_optimizer, member_of, takes
 from .policies import AverageBackend, AveragingPolicy, DivergenceGuard, OvershootLimit
 from .replica_data import EpochOrder, ReplicaLoader, fetcher
 from .replica_group import check_alike, check_kinds, replica_communicators
-from .replica_threads import Replica, ReplicaSchedule, ReplicaThreads, TrainFn
+from .replica_threads import DdpHandle, Replica, ReplicaSchedule, TrainFn
 from .timeline import NoTimeline, Timeline, check_timeline
 from .trained_state import TrainedState, tensors_of
+from .workload import EpochMetrics
 
 LEAST = {"batch_size": 1, "num_epochs": 0, "replicas": 1, "prefetch": 0, "anchor": 1, "max_anchor": 1}
 LEAST |= {"max_batch_diff": 0, "max_overshoot": 0, "checkpoint_every": 1}
@@ -172,41 +170,42 @@ class DdpBuilder:
         if self.resume is not None and not isinstance(self.resume, TrainedState):
             raise TypeError(f"DdpBuilder: resume is {self.resume!r}, expected a TrainedState")
         self._check_communicators()
-        self._plan, self._order, self._fetch = self._planned()
+        self._make_plan()
         self._cadence(self._plan)  # checks what it is made of
 
     def run(self) -> DdpHandle:
         """Make the replicas and start them; with one replica, train to the end."""
-        plan, order, fetch = self._plan, self._order, self._fetch
+        plan, order = self._plan, self._order
         replicas = self._make_replicas(plan)
         el_che, guard, overshoot = self._cadence(plan)
         coordinator = Coordinator(plan, time.perf_counter, el_che, guard, overshoot, self.timeline or NoTimeline())
-        loaders = [ReplicaLoader(order, fetch, replica.device, self.prefetch, self.seed) for replica in replicas]
+        loaders = [ReplicaLoader(order, self._fetch, replica.device, self.prefetch, self.seed) for replica in replicas]
         callbacks = self.epoch_fn, self.metrics_fn, self.checkpoint_fn
-        threads = ReplicaThreads(coordinator, replicas, order, loaders, self.train_fn, *callbacks)
+        resumed = self.resume is not None
+        handle = DdpHandle(coordinator, replicas, order, loaders, self.train_fn, *callbacks, resumed)
         if plan.world == 1:
-            threads.run(replicas[0])
+            handle.run(replicas[0])
             for error in coordinator.failures.values():
                 if not isinstance(error, Exception):
                     raise error  # Ctrl-C
         else:
-            threads.start()
-        return DdpHandle(threads, resumed=self.resume is not None)
+            handle.start()
+        return handle
 
     # ------------------------------------------------------------------ checks
 
-    def _planned(self) -> tuple[CadencePlan, EpochOrder, Callable[[np.ndarray], Any]]:
+    def _make_plan(self) -> None:
         assert self.batch_size is not None and self.num_epochs is not None
         world = len(self._places)
-        samples, fetch = fetcher(self.dataset)
-        order = EpochOrder(samples, self.batch_size, self.seed)
+        samples, self._fetch = fetcher(self.dataset)
+        self._order = order = EpochOrder(samples, self.batch_size, self.seed)
         sync = self._policy is AveragingPolicy.SYNC
         if sync and len(order) < world:
             raise ValueError(
                 f"DdpBuilder: {samples} samples are {len(order)} batches of {self.batch_size}, too few for a step of "
                 f"{world} replicas"
             )
-        plan = CadencePlan(
+        self._plan = CadencePlan(
             world=world,
             batches=len(order),
             epochs=self.num_epochs,
@@ -221,7 +220,6 @@ class DdpBuilder:
             device_indices=[place.index for place in self._places],
             **({} if self.resume is None else self._resumed(self.resume, order)),
         )
-        return plan, order, fetch
 
     def _checked_devices(self) -> list[Device]:
         if self.devices is None:
@@ -298,8 +296,8 @@ class DdpBuilder:
             optimizer = made_optimizer("optim_factory", self.optim_factory, model, own_scale)
             own = None if schedule is None else ReplicaSchedule(schedule, scale)
             trainer = SimpleTrainer(TrainingConfig(max_grad_norm=self.max_grad_norm), optimizer, own)
-            comm = comms[rank] if comms else None
-            replicas.append(Replica(rank, world, model, trainer, own, comm, default_generator, self._places[rank]))
+            place = self._places[rank]
+            replicas.append(Replica(rank, world, model, trainer, own, comms[rank], default_generator, place))
         if world > 1:
             for replica, generator in zip(replicas, generators_for(world), strict=True):
                 replica.generator = generator
@@ -312,7 +310,7 @@ class DdpBuilder:
         if self.communicators is not None:
             return list(self.communicators)
         if len(self._places) == 1:
-            return []
+            return [NoOpCommunicator()]
         if self._backend is AverageBackend.COMMUNICATOR:
             return replica_communicators(self._places, self.batch_timeout)
         return list(ThreadCommunicator.group(len(self._places), self.batch_timeout))
@@ -320,8 +318,10 @@ class DdpBuilder:
     def _cadence(self, plan: CadencePlan) -> tuple[ElChe | None, DivergenceGuard | None, OvershootLimit | None]:
         if plan.world == 1 or plan.policy is AveragingPolicy.SYNC:
             return None, None, None
-        anchors = self.anchor, self.max_anchor
-        el_che = ElChe.adapted(plan.world, *anchors, self.overhead_target, self.speed_hint, self.max_batch_diff)
+        el_che = ElChe(plan.world, min(self.anchor, self.max_anchor)).with_overhead_target(self.overhead_target)
+        el_che.with_max_anchor(self.max_anchor).with_max_batch_diff(self.max_batch_diff)
+        if self.speed_hint is not None:
+            el_che.with_speed_ratio(*self.speed_hint)
         guard = None if self.divergence_threshold is None else DivergenceGuard(self.divergence_threshold)
         overshoot = OvershootLimit(plan.batches // plan.world, self.max_overshoot)
         return el_che, guard, overshoot if plan.policy is AveragingPolicy.ASYNC else None

@@ -17,11 +17,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .el_che import ElChe
-from .epoch_metrics import EpochMetrics
 from .policies import NUDGE, AverageBackend, AveragingPolicy, DivergenceGuard, OvershootLimit, should_average
 from .timeline import EventKind, NoTimeline, Timeline
 from .trained_state import RunReport
-from .workload import Batch, Workload
+from .workload import Batch, EpochMetrics, Workload
 
 
 class ReplicaStuckError(TimeoutError):
@@ -229,9 +228,8 @@ class Coordinator:
     def next_deadline(self) -> float:
         """When ``check`` has to look again, on the clock; infinity for never."""
         times = [since + self.plan.batch_timeout for since in self._busy_since if since is not None]
-        if self._may_abort():
-            assert self.round is not None
-            times.append(self.round.started + self.plan.snapshot_timeout)
+        if (round := self._abortable()) is not None:
+            times.append(round.started + self.plan.snapshot_timeout)
         return min(times, default=float("inf"))
 
     def check(self) -> bool:
@@ -244,11 +242,10 @@ class Coordinator:
                 error = ReplicaStuckError(f"replica {rank} has not ended {doing} within {self.plan.batch_timeout:g} s")
                 self.failed(rank, error)
                 changed = True
-        if self._may_abort():
-            assert self.round is not None
-            if now - self.round.started >= self.plan.snapshot_timeout:
-                self._late = set(range(self.plan.world)) - self.round.taken.keys()
-                self.round, self.aborted, changed = None, self.aborted + 1, True
+        round = self._abortable()
+        if round is not None and now - round.started >= self.plan.snapshot_timeout:
+            self._late = set(range(self.plan.world)) - round.taken.keys()
+            self.round, self.aborted, changed = None, self.aborted + 1, True
         return changed
 
     # ------------------------------------------------------------------ tasks
@@ -267,9 +264,14 @@ class Coordinator:
                 if not any(self.steps) and not self.work.held:
                     return Stop()  # nobody has work, and the last average is behind us
                 self._start_round()
-        if self.round is None or self.round.overlaps:
+        round = self.round
+        if round is None or round.overlaps:
             return Wait(self._blocked(rank) or "no batch left")
-        return self._stand_still(rank, self.round)
+        self._take_part(rank, round)
+        if not round.awaits(rank):
+            return Wait("average")
+        round.begun.add(rank)
+        return round
 
     def _try_batch(self, rank: int) -> Batch | None:
         reason = self._blocked(rank)
@@ -278,7 +280,9 @@ class Coordinator:
         self._throttled[rank] = reason == "throttle"
         if reason is not None:
             return None
-        batch = self.work.take(rank, self._share(rank), self.clock())
+        # This replica's part of the pace of all, waiting included; not known until all have done a batch.
+        share = self.total_batches[rank] / sum(self.total_batches) if min(self.total_batches) else None
+        batch = self.work.take(rank, share, self.clock())
         if batch is not None and batch.epoch > self._newest_epoch:
             self._newest_epoch = batch.epoch
             self.timeline.event(EventKind.EPOCH_START, epoch=batch.epoch)
@@ -313,10 +317,10 @@ class Coordinator:
             for r in range(self.plan.world)
         )
 
-    def _may_abort(self) -> bool:
+    def _abortable(self) -> Average | None:
         """Without an average after each batch, a round that a replica is late for can be made later."""
-        round = self.round
-        return round is not None and round.collected is None and self.plan.policy is not AveragingPolicy.SYNC
+        later = self.plan.policy is not AveragingPolicy.SYNC
+        return self.round if later and self.round is not None and self.round.collected is None else None
 
     @property
     def draining(self) -> bool:
@@ -325,10 +329,6 @@ class Coordinator:
         return work.last_epochs_open() and any(
             self._running[r] is None and not work.has_work(r) for r in range(self.plan.world)
         )
-
-    def _share(self, rank: int) -> float | None:
-        """This replica's part of the pace of all, waiting included; None until all have done a batch."""
-        return self.total_batches[rank] / sum(self.total_batches) if min(self.total_batches) else None
 
     # ------------------------------------------------------------------ rounds
 
@@ -351,14 +351,6 @@ class Coordinator:
             self.timeline.event(started, round=round.number)
             if not round.overlaps:
                 self._busy_since = [round.collected] * self.plan.world
-
-    def _stand_still(self, rank: int, round: Average) -> Average | Wait:
-        """The replica takes part in the average when all others do."""
-        self._take_part(rank, round)
-        if not round.awaits(rank):
-            return Wait("average")
-        round.begun.add(rank)
-        return round
 
     def _close_round(self, round: Average) -> None:
         assert round.collected is not None

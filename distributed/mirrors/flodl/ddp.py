@@ -15,7 +15,6 @@ import functools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -31,7 +30,7 @@ from ...comm.deadlines import DEFAULT_TIMEOUT
 from ...train.buckets import GradientBucketManager, all_reduce_hook
 from ...train.config import TrainingConfig
 from ...train.grad_sync import agree_on_params
-from ...train.params import Named
+from ...train.params import Named, misfit
 from .options import check_speed_hint, clamped_overhead
 from .replica_group import check_alike, check_kinds, close_all, replica_communicators
 from .timeline import Timeline, check_timeline
@@ -189,9 +188,8 @@ class Ddp:
             raise ValueError(
                 f"weighted_all_reduce: batch_counts len ({len(batch_counts)}) != device count ({self.world_size})"
             )
-        for count in batch_counts:
-            if not _is_number(count) or count < 0:
-                raise ValueError(f"weighted_all_reduce: batch_counts are {list(batch_counts)}, expected numbers >= 0")
+        for rank, count in enumerate(batch_counts):
+            check_float(f"weighted_all_reduce: batch_counts[{rank}]", count)
         if sum(batch_counts) == 0:
             raise ValueError("weighted_all_reduce: total batch count is 0")
         self._reduce(grads, batch_counts)
@@ -253,16 +251,9 @@ def _check_gradients(member: _Member, store: GradStore) -> None:
     for name, p in member.trained:
         grad = store.get(p)
         if grad is not None and (grad.shape, grad.dtype, grad.device) != (p.shape, p.dtype, p.device):
-            raise ValueError(
-                f"Ddp: the gradient of {name} on replica {member.communicator.rank} has shape {grad.shape}, "
-                f"{grad.dtype}, on {grad.device}; the parameter has {p.shape}, {p.dtype}, on {p.device}"
-            )
+            raise misfit(f"Ddp: the gradient of {name} on replica {member.communicator.rank}", grad, p)
 
 
 def _wait(work: Iterable[Work]) -> None:
     for operation in list(work):  # all are begun before the first is waited for
         operation.wait()
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -47,6 +47,7 @@ class ElChe:
         anchor: batches of the slowest rank between two averagings; ``max_anchor`` is the largest that it may become.
         overhead_target: averaging's share of the time to aim at.
         max_batch_diff: the most by which a report after the first may change a count; None for no limit.
+        batch_counts: batches of each rank until the next averaging, each >= 1.
     """
 
     def __init__(self, world_size: int, anchor: int) -> None:
@@ -62,22 +63,7 @@ class ElChe:
         self.max_batch_diff: int | None = None
         self._hint = [1.0] * world_size  # speeds relative to the slowest rank, until they are measured
         self._ms: list[float | None] = [None] * world_size
-        self._counts = self._ideal_counts()
-
-    @classmethod
-    def adapted(
-        cls,
-        world_size: int,
-        anchor: int,
-        max_anchor: int,
-        overhead_target: float,
-        speed_hint: tuple[int, float] | None,
-        max_batch_diff: int | None = None,
-    ) -> ElChe:
-        """One with all settings, those below; ``speed_hint`` is (slowest rank, ratio), None: all are equally fast."""
-        made = cls(world_size, min(anchor, max_anchor)).with_overhead_target(overhead_target)
-        made.with_max_anchor(max_anchor).with_max_batch_diff(max_batch_diff)
-        return made if speed_hint is None else made.with_speed_ratio(*speed_hint)
+        self.batch_counts: list[int] = self._ideal_counts()
 
     # ------------------------------------------------------------------ settings
 
@@ -104,24 +90,19 @@ class ElChe:
         check_int("slow_rank", slow_rank, 0, self.world_size - 1)
         self._hint = [check_float("ratio", ratio, 1.0)] * self.world_size
         self._hint[slow_rank] = 1.0
-        self._counts = self._ideal_counts()
+        self.batch_counts = self._ideal_counts()
         return self
 
     # ------------------------------------------------------------------ what it says
 
-    @property
-    def batch_counts(self) -> list[int]:
-        """Batches of each rank until the next averaging, each >= 1."""
-        return list(self._counts)
-
     def batches(self, rank: int) -> int:
         """Batches of one rank until the next averaging."""
-        return self._counts[rank]
+        return self.batch_counts[rank]
 
     @property
     def total_batches(self) -> int:
         """Batches of all ranks together until the next averaging."""
-        return sum(self._counts)
+        return sum(self.batch_counts)
 
     @property
     def ms_per_batch(self) -> list[float]:
@@ -144,7 +125,7 @@ class ElChe:
         Ranks keep at least one batch each while there are enough; with fewer batches than ranks the last ranks get 0.
         """
         check_int("max_total", max_total, 0)
-        counts, total = self._counts, sum(self._counts)
+        counts, total = self.batch_counts, sum(self.batch_counts)
         if total <= max_total:
             return list(counts)
         clamped = [max(count * max_total // total, 1) for count in counts]
@@ -168,11 +149,7 @@ class ElChe:
         Raises ValueError, before anything is changed, for lists of another length and for times that are negative or
         not finite.
         """
-        for name, values in (("wall_ms", wall_ms), ("actual_batches", actual_batches)):
-            if len(values) != self.world_size:
-                raise ValueError(f"report_timing: {name} has {len(values)} entries for {self.world_size} ranks")
-        walls = [check_float(f"wall_ms[{r}]", wall) for r, wall in enumerate(wall_ms)]
-        batches = [check_float(f"actual_batches[{r}]", count) for r, count in enumerate(actual_batches)]
+        walls, batches = self._checked("wall_ms", wall_ms), self._checked("actual_batches", actual_batches)
         sync = check_float("sync_ms", sync_ms)
 
         first = not self.is_calibrated
@@ -183,6 +160,11 @@ class ElChe:
             self._tune_anchor(sync / max(walls))
         if self.is_calibrated:
             self._move_counts(first)
+
+    def _checked(self, name: str, values: Sequence[float]) -> list[float]:
+        if len(values) != self.world_size:
+            raise ValueError(f"report_timing: {name} has {len(values)} entries for {self.world_size} ranks")
+        return [check_float(f"{name}[{r}]", value) for r, value in enumerate(values)]
 
     def nudge_anchor_down(self, factor: float) -> None:
         """Average more often: the anchor times ``factor`` (clamped to 0.1 ... 1), rounded up, never below 1."""
@@ -200,21 +182,23 @@ class ElChe:
     def _set_anchor(self, anchor: int) -> None:
         if anchor != self.anchor:
             self.anchor = anchor
-            self._counts = self._ideal_counts()
+            self.batch_counts = self._ideal_counts()
 
     def _move_counts(self, first: bool) -> None:
         ideal = self._ideal_counts()
         if first:
-            self._counts = ideal
+            self.batch_counts = ideal
             return
         ms = self.ms_per_batch
         slowest = ms.index(max(ms))
-        behind = self._counts[slowest] != self.anchor  # the dead zone is for noise, not for the anchor's own changes
-        for r, count in enumerate(self._counts):
+        self.batch_counts = list(self.batch_counts)  # those who read it before keep what they have
+        # The dead zone is for noise, not for the anchor's own changes.
+        behind = self.batch_counts[slowest] != self.anchor
+        for r, count in enumerate(self.batch_counts):
             change = ideal[r] - count
             if behind or abs(change) > DEAD_ZONE * count:
                 limit = abs(change) if self.max_batch_diff is None else self.max_batch_diff
-                self._counts[r] = count + min(max(change, -limit), limit)
+                self.batch_counts[r] = count + min(max(change, -limit), limit)
 
     def _ideal_counts(self) -> list[int]:
         if self.is_calibrated:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from minigrad.dtypes import is_floating
 from minigrad.nn import Module, Parameter
 from minigrad.tensor import Tensor
 
+from ...comm.call_thread import in_threads
 from ...comm.calls import ReduceOp
 from ...comm.combine import combine
 from ...comm.communicator import Communicator
@@ -91,12 +91,10 @@ def check_alike(models: Sequence[Module], devices: Sequence[Device]) -> tuple[li
 
 def close_all(communicators: Sequence[Communicator]) -> None:
     """Close the communicators of one group, all at once: NCCL's wait for each other."""
-    if not communicators:
-        return
-    with ThreadPoolExecutor(len(communicators)) as pool:
-        ended = [pool.submit(communicator.close) for communicator in communicators]
-    for future in ended:
-        future.result()
+    jobs = in_threads("close", len(communicators), lambda rank: communicators[rank].close())
+    for error in [job.exception() for job in jobs]:
+        if error is not None:
+            raise error
 
 
 def _no_nccl(devices: Sequence[Device]) -> str | None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +16,7 @@ from minigrad.optim import LrSchedule, Optimizer, clip_grad_norm
 from minigrad.random import Generator, drawing_from, generators_for
 from minigrad.tensor import Tensor
 
-from ...comm.call_thread import CallThread
+from ...comm.call_thread import in_threads
 from ...comm.comm_errors import CommError
 from ...train.buckets import GradientBucketManager
 from ...train.config import TrainingConfig, TrainingMetrics
@@ -138,14 +136,14 @@ class ReplicaSet:
 
     def round(self, jobs: list[list[ReplicaJob]]) -> ReplicaRound:
         """Every replica's jobs at once, then one step. One that fails puts the buffers back, and changes nothing."""
-        before = [[(b, b.device.kernels.copy(b.data)) for _, b in model.named_buffers()] for model in self.models]
+        before = [(b, b.device.kernels.copy(b.data)) for model in self.models for _, b in model.named_buffers()]
         steps = [replica.global_step for replica in self.trainers]
         try:
             return self._round(jobs)
         except Exception:
             # A replica that has made the step keeps its buffers; one that is late may still write into them.
             if self._unusable is None and [replica.global_step for replica in self.trainers] == steps:
-                for buffer, values in itertools.chain(*before):
+                for buffer, values in before:
                     buffer.device.kernels.elementwise.assign(buffer.data, values)
                     buffer.bump_version()
             raise
@@ -223,15 +221,11 @@ class ReplicaSet:
             self.ddp.devices[rank].activate()
             return task(rank)
 
-        futures: list[Future[_T]] = []
-        for rank in range(len(self.models)):
-            thread = CallThread(f"replica-{rank}")
-            futures.append(thread.submit(functools.partial(work, rank)))
-            thread.stop()
+        futures = in_threads("replica", len(self.models), work)
         wait(futures, min(self.timeout, threading.TIMEOUT_MAX))
         late = [rank for rank, future in enumerate(futures) if not future.done()]
         if late:
             self._unusable = f"replica {', '.join(map(str, late))} has not ended {what} within {self.timeout:g} s"
             raise ReplicaDroppedReplyError(self._unusable, late[0])
         self._unusable = None
-        return futures
+        return [*futures]

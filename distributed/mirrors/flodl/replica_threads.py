@@ -1,14 +1,14 @@
-"""The threads of a ``DdpBuilder`` run: each trains one replica, as the coordinator says.
+"""DdpHandle: a ``DdpBuilder`` run under way, whose threads each train one replica, as the coordinator says.
 
 What is decided is in ``coordinator``; here is what blocks: waiting, training, averaging, and the callbacks.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,16 +23,16 @@ from minigrad.optim import LrSchedule
 from minigrad.random import Generator, drawing_from
 from minigrad.tensor import Tensor
 
+from ...comm.call_thread import in_threads
 from ...comm.comm_errors import CommError
 from ...comm.communicator import Communicator
 from ...train.simple_trainer import SimpleTrainer
 from .coordinator import Average, Coordinator, Stop, Wait
-from .epoch_metrics import EpochMetrics
 from .replica_data import EpochOrder, ReplicaLoader
 from .replica_group import average, catch_up, on_host, weighted_mean
 from .timeline import EventKind
 from .trained_state import TrainedState, tensors_of
-from .workload import Batch
+from .workload import Batch, EpochMetrics
 
 log: logging.Logger = logging.getLogger("minigrad.distributed")
 
@@ -78,7 +78,7 @@ class Replica:
     model: Module
     trainer: SimpleTrainer
     schedule: ReplicaSchedule | None
-    communicator: Communicator | None
+    communicator: Communicator
     generator: Generator
     device: Device = CPU
     epoch: int = -1
@@ -126,9 +126,21 @@ class Replica:
         self.generator.load_state_dict(meta["generator"])
 
 
-@dataclass(eq=False)
-class ReplicaThreads:
-    """Runs the replicas until all epochs are done or one fails."""
+class ReplicaFailedError(RuntimeError):
+    """No replica is left that could give a state. ``failures`` are the errors by rank; the first is the cause."""
+
+    def __init__(self, message: str, failures: dict[int, BaseException]) -> None:
+        super().__init__(message)
+        self.failures: dict[int, BaseException] = failures
+
+
+@dataclass(eq=False, repr=False)
+class DdpHandle:
+    """A run under way (flodl's ``DdpHandle``), whose threads train until all epochs are done or a replica fails. As a
+    context manager it ends the run at the end of the block.
+
+    ``world_size`` is the number of replicas, ``devices`` where they are.
+    """
 
     coordinator: Coordinator
     replicas: list[Replica]
@@ -138,25 +150,94 @@ class ReplicaThreads:
     epoch_fn: Callable[[int, Replica], None] | None = None
     metrics_fn: Callable[[EpochMetrics], None] | None = None
     checkpoint_fn: Callable[[int, TrainedState], None] | None = None
+    resumed: bool = False
 
     def __post_init__(self) -> None:
+        self.devices: list[Device] = [replica.device for replica in self.replicas]
+        self.world_size: int = len(self.devices)
+        self._state: TrainedState | None = None
         self.changed: threading.Condition = threading.Condition()
         self.metrics: deque[EpochMetrics] = deque()
         self._publishing = threading.RLock()
         self._states: dict[int, tuple[dict[str, np.ndarray], dict[str, Any]]] = {}
 
+    # ------------------------------------------------------------------ what its owner calls
+
+    def poll_metrics(self) -> list[EpochMetrics]:
+        """Epochs that have ended since the last call, in order; returns at once."""
+        with self.changed:
+            ended = list(self.metrics)
+            self.metrics.clear()
+        return ended
+
+    def next_metrics(self) -> EpochMetrics | None:
+        """The next epoch's metrics, as soon as it has ended; None when the run is over and all have been given."""
+        with self.changed:
+            self.wait(lambda: bool(self.metrics))
+            return self.metrics.popleft() if self.metrics else None
+
+    def stop(self) -> None:
+        """Let each replica end after its batch; ``join`` then gives the average of what they have."""
+        with self.changed:
+            self.coordinator.stop()
+            self.changed.notify_all()
+
+    def join(self) -> TrainedState:
+        """Wait for the end; the state of the run.
+
+        If a replica was lost, the others stop, and the state is their average, with a RuntimeWarning that says what
+        happened. A replica is lost ``batch_timeout`` after it went silent, so this always returns.
+
+        Raises ReplicaFailedError if no replica is left, or those that are have not trained.
+        """
+        with self.changed:
+            self.wait(lambda: False)
+        if self._state is None:
+            self._state = self._end()
+        return self._state
+
+    def _end(self) -> TrainedState:
+        """The state of the run, or the average of the replicas that are left."""
+        c = self.coordinator
+        alive = [replica for replica in self.replicas if replica.rank not in c.failures]
+        if c.failures:
+            words = "; ".join(f"replica {r}: {type(e).__name__}: {e}" for r, e in sorted(c.failures.items()))
+            if not alive or not (self.resumed or any(c.total_batches[replica.rank] for replica in alive)):
+                first = next(iter(c.failures.values()))
+                raise ReplicaFailedError(f"no trained replica is left: {words}", dict(c.failures)) from first
+            left = ", ".join(str(replica.rank) for replica in alive)
+            warnings.warn(
+                f"training ended in epoch {c.epochs_done} because a replica was lost ({words}); the state is the "
+                f"average of replica {left}",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        if c.failures or c.stopping:
+            weights = [max(c.steps[replica.rank], 1) for replica in alive]
+            tensors = weighted_mean([replica.tensors for replica in alive], weights)
+            return self.state(tensors, c.epochs_done, [])
+        return self.state(alive[0].tensors, c.epochs_done, [replica.state_dict() for replica in alive])
+
+    def __enter__(self) -> DdpHandle:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+        with self.changed:
+            self.wait(lambda: False)
+
+    # ------------------------------------------------------------------ running
+
     def start(self) -> None:
         """One thread for each replica; they do not keep the program alive."""
-        for replica in self.replicas:
-            name = f"replica-{replica.rank}"
-            threading.Thread(target=self.run, args=(replica,), name=name, daemon=True).start()
+        in_threads("replica", len(self.replicas), lambda rank: self.run(self.replicas[rank]))
 
     def run(self, replica: Replica) -> None:
         """Train one replica to its end, in this thread."""
         rank = replica.rank
         try:
             replica.device.activate()
-            with replica.communicator or contextlib.nullcontext(), drawing_from(replica.generator):
+            with replica.communicator, drawing_from(replica.generator):
                 try:
                     self._loop(replica)
                 except BaseException as error:
@@ -242,13 +323,12 @@ class ReplicaThreads:
         if task.overlaps:
             self._average_beside(replica, task)
             return
-        rank, coordinator, delta = replica.rank, self.coordinator, 0.0
-        if replica.communicator is not None:
-            try:
-                delta = average(replica.communicator, replica.tensors, [max(steps, 1) for steps in coordinator.steps])
-            except CommError as error:
-                self._blame(rank, error)
-                return
+        rank, coordinator = replica.rank, self.coordinator
+        try:
+            delta = average(replica.communicator, replica.tensors, [max(steps, 1) for steps in coordinator.steps])
+        except CommError as error:
+            self._blame(rank, error)
+            return
         if task.checkpoint is not None:
             self._checkpoint(replica, task.deltas, task.checkpoint)
         with self.changed:
@@ -337,14 +417,3 @@ class ReplicaThreads:
             failures=dict(c.failures),
             report=c.report(),
         )
-
-    def final_state(self) -> TrainedState:
-        """After all have ended: the state of the run, or the average of those that are left."""
-        c = self.coordinator
-        alive = [replica for replica in self.replicas if replica.rank not in c.failures]
-        if c.failures or c.stopping:
-            weights = [max(c.steps[replica.rank], 1) for replica in alive]
-            tensors = weighted_mean([replica.tensors for replica in alive], weights)
-            return self.state(tensors, c.epochs_done, [])
-        trainers = [replica.state_dict() for replica in self.replicas]
-        return self.state(alive[0].tensors, c.epochs_done, trainers)

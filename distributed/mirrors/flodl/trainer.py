@@ -82,7 +82,7 @@ class Trainer:
     SimpleTrainer's.
 
     Attributes, to be read only:
-        devices: where the replicas are.
+        devices: where the replicas are; ``world_size`` is how many.
         models: the replicas' models, in order of rank; the first is the one that was passed. Between steps all are
             equal.
         balancer: how batches are divided, where there is no ElChe.
@@ -97,12 +97,13 @@ class Trainer:
         head: Any,
         builder: Builder,
         optimizer: OptimizerFactory,
-        config: DdpConfig,
-        devices: Sequence[str | Device] | None,
-        schedule: LrSchedule | None,
-        timeout: float,
+        config: DdpConfig | None = None,
+        *,
+        devices: Sequence[str | Device] | None = None,
+        schedule: LrSchedule | None = None,
+        timeout: float = DEFAULT_TIMEOUT,
     ) -> None:
-        first = _graph(head)
+        first, config = _graph(head), _config_for(devices) if config is None else config
         _check_given(config, schedule, builder)
         places = [_device_of(first)] if devices is None else [Device(device) for device in devices]
         if not places:
@@ -112,14 +113,20 @@ class Trainer:
                 f"the model is on {_device_of(first)}, the first device is {places[0]}; move it with .to()"
             )
         n = len(places)
-        if n > 1 and config.speed_hint is not None and config.speed_hint[0] >= n:
-            raise ValueError(
-                f"speed_hint names the slow rank {config.speed_hint[0]}, expected a rank from 0 to {n - 1}"
-            )
+        self.balancer: AutoBalancer = AutoBalancer(n)
+        self.el_che: ElChe | None = None
+        if n > 1 and config.max_anchor != 0:
+            limit, target = config.max_anchor or DEFAULT_MAX_ANCHOR, config.overhead_target or DEFAULT_OVERHEAD_TARGET
+            self.el_che = ElChe(n, min(INITIAL_ANCHOR, limit)).with_overhead_target(target).with_max_anchor(limit)
+        if n > 1 and config.speed_hint is not None:
+            self.balancer.apply_speed_hint(*config.speed_hint)
+            if self.el_che is not None:
+                self.el_che.with_speed_ratio(*config.speed_hint)
         check_seconds("timeout", timeout)
         self._timeline: Timeline = config.timeline or NoTimeline()
         self._heads = [head, *(builder(place) for place in places[1:])]
         self.devices: list[Device] = places
+        self.world_size: int = n
         self.models: list[Module] = [_graph(head) for head in self._heads]
         for model in self.models:
             model.train()
@@ -129,23 +136,13 @@ class Trainer:
             unscaled = schedule
             schedule = Lambda(lambda step: unscaled.get_lr(step) * config.lr_scale)
         clipping = TrainingConfig(max_grad_norm=config.max_grad_norm)
-        self.balancer: AutoBalancer = AutoBalancer(n)
-        if n > 1 and config.speed_hint is not None:
-            self.balancer.apply_speed_hint(*config.speed_hint)
-        self.el_che: ElChe | None = None
-        if n > 1 and config.max_anchor != 0:
-            limit, target = config.max_anchor or DEFAULT_MAX_ANCHOR, config.overhead_target or DEFAULT_OVERHEAD_TARGET
-            self.el_che = ElChe.adapted(n, INITIAL_ANCHOR, limit, target, config.speed_hint)
         self._queue: list[ReplicaJob] = []
         self._data: tuple[EpochOrder, Callable[[np.ndarray], Any], bool] | None = None
         self._replicas: ReplicaSet | None = None
-        self._trainers: list[SimpleTrainer] = []
-        if n == 1:
-            self._trainers = [SimpleTrainer(clipping, optimizers[0], schedule)]
-        else:
-            self._replicas = ReplicaSet(
-                self._heads, self.models, places, optimizers, clipping, schedule, self._timeline, timeout
-            )
+        self._trainers: list[SimpleTrainer] = [SimpleTrainer(clipping, optimizers[0], schedule)]
+        if n > 1:
+            parts = self._heads, self.models, places, optimizers, clipping, schedule, self._timeline, timeout
+            self._replicas = ReplicaSet(*parts)
             self._trainers = [*self._replicas.trainers]
         if self.prints_summary:
             print(f"minigrad: {n} replica{'s' * (n > 1)} on {', '.join(map(str, places))}", file=sys.stderr)
@@ -167,26 +164,15 @@ class Trainer:
         """
         if not isinstance(model, Module):
             raise TypeError(f"setup takes a Module, not {type(model).__name__}; setup_head takes one with graph()")
-        config = _config_for(devices) if config is None else config
-        return cls(model, builder, optimizer, config, devices, schedule, timeout)
+        return cls(model, builder, optimizer, config, devices=devices, schedule=schedule, timeout=timeout)
 
     @classmethod
-    def setup_head(
-        cls,
-        head: HasGraph,
-        head_factory: Builder,
-        optimizer: OptimizerFactory,
-        config: DdpConfig | None = None,
-        *,
-        devices: Sequence[str | Device] | None = None,
-        schedule: LrSchedule | None = None,
-        timeout: float = DEFAULT_TIMEOUT,
-    ) -> Trainer:
-        """``setup`` for a wrapper around a model: ``head_factory(device)`` makes others, and losses are given them."""
+    def setup_head(cls, head: HasGraph, head_factory: Builder, *rest: Any, **options: Any) -> Trainer:
+        """``setup`` for a wrapper around a model: ``head_factory(device)`` makes others, and losses are given them. The
+        other arguments are those of ``setup``."""
         if isinstance(head, Module) or not isinstance(head, HasGraph):
             raise TypeError(f"setup_head takes a wrapper with graph(), not {type(head).__name__}; setup takes a Module")
-        config = _config_for(devices) if config is None else config
-        return cls(head, head_factory, optimizer, config, devices, schedule, timeout)
+        return cls(head, head_factory, *rest, **options)
 
     setup_with = setup
     setup_head_with = setup_head
@@ -202,11 +188,6 @@ class Trainer:
         return DdpBuilder(model_factory, optim_factory, train_fn, **options)
 
     # ------------------------------------------------------------------ what it has
-
-    @property
-    def world_size(self) -> int:
-        """Number of replicas."""
-        return len(self.models)
 
     @property
     def optimizers(self) -> list[Optimizer]:

@@ -185,12 +185,12 @@ def _emit_entry(context: Any, module: Any, frame_type: Any, argument_types: Any)
     address, packed = (builder.load(cgutils.gep_inbounds(builder, source, 0, i)) for i in range(2))
     parameter_types = (types.int64, types.int64, *argument_types)
     values = (task, tasks, *cgutils.unpack_tuple(builder, packed))
-    status = _emit_call(context, builder, address, parameter_types, values)
+    status = emit_call(context, builder, address, parameter_types, values)
     builder.ret(builder.zext(cgutils.is_not_null(builder, status), INT64))
     return entry
 
 
-def _emit_call(context: Any, builder: Any, address: Any, parameter_types: Any, values: Any) -> Any:
+def emit_call(context: Any, builder: Any, address: Any, parameter_types: Any, values: Any) -> Any:
     """Call the machine code of a kernel; the status, 0 unless it failed."""
     convention = context.call_conv
     kernel_type = convention.get_function_type(types.none, parameter_types)
@@ -223,7 +223,7 @@ def call_at(_: Any, address: Any, callee: Any, arguments: Any) -> Any:
             value if isinstance(after, types.Array) else context.cast(builder, value, before, after)
             for value, before, after in zip(cgutils.unpack_tuple(builder, values[2]), arguments.types, given)
         ]
-        status = _emit_call(context, builder, values[0], given, cast)
+        status = emit_call(context, builder, values[0], given, cast)
         return builder.zext(cgutils.is_not_null(builder, status), INT64)
 
     return types.int64(types.int64, callee, arguments), generate

@@ -1,0 +1,200 @@
+"""RankReplicas: replicas that are the other ranks of a communicator, threads, processes or GPUs.
+
+    the trainer's rank                        every other rank, in ``serve_replica``
+    its samples, the loss  ── send ───────>
+    weights and buffers    ── broadcast ──>   forward, backward
+                           <── all_gather ──  mean loss, its weight, buffers; or an error
+                           <── all_reduce ──  the gradient, times the rank's share of the weight
+
+So weights and gradients stay on the communicator's device, and the trainer gets one gradient, the weighted mean.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import traceback
+from collections.abc import Container, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import replace
+
+from minigrad.creation import as_tensor, full_like
+from minigrad.grad_store import GradStore
+from minigrad.nn import Module
+from minigrad.tensor import Tensor
+
+from ...comm.calls import Work
+from ...comm.comm_errors import CommError
+from ...comm.communicator import Communicator
+from ...comm.gather import all_gather_bytes
+from ...comm.messages import recv_bytes, send_bytes
+from ...train.blocks import non_finite
+from ...train.grad_sync import all_reduce_grads, broadcast_params
+from ...train.train_kinds import LossKind
+from ...train.trainer_errors import ReplicaDroppedReplyError, ReplicaError
+from .replicas import ReplicaProtocol, ReplicaStep, ReplicaStepResult, Values, compute_step, message, parts
+
+Made = Mapping[int, ReplicaStepResult | Exception]  # by rank
+
+
+class RankReplicas:
+    """A replica for each other rank of ``communicator``, in order of rank; all take part in a step, or none.
+
+    ::
+
+        if comm.rank == 0:
+            with RankReplicas(comm) as replicas:
+                trainer = DataParallelTrainer(config, replicas, model=model)
+                ...
+        else:
+            serve_replica(comm, model)
+
+    They can be mixed with other replicas, which are best named first: asking the last rank returns when all ranks have
+    answered. That is by the deadline of the communicator; the trainer's ``timeout`` is for the others. What the ranks
+    made together is in the first one's result, and counts with the weight of all.
+
+    A rank that is late or gone breaks the communicator, and the trainer can go on with other replicas. A rank's
+    exception does not, nor does a loss or gradient that is not finite.
+    """
+
+    def __init__(self, communicator: Communicator) -> None:
+        self._communicator = communicator
+        self._ranks = [rank for rank in range(communicator.world_size) if rank != communicator.rank]
+        self._asked: dict[int, tuple[ReplicaStep, Future[ReplicaStepResult]]] = {}
+        self._dropped: Made = {}  # why there are no more steps
+
+    def __iter__(self) -> Iterator[ReplicaProtocol]:
+        return (_Rank(self, rank) for rank in self._ranks)
+
+    def ask(self, rank: int, step: ReplicaStep) -> Future[ReplicaStepResult]:
+        """Note a rank's part of a step. When all have one, the step is made."""
+        if rank in self._asked:
+            self._asked = {}  # of a step that another replica refused
+        asked = self._asked
+        asked[rank] = step, Future()
+        if len(asked) == len(self._ranks):
+            self._asked = {}
+            made = self._dropped or self._make({rank: step for rank, (step, _) in asked.items()})
+            for rank_asked, (_, future) in asked.items():
+                result = made.get(rank_asked, ReplicaStepResult(0.0, 0.0, 0))
+                if isinstance(result, Exception):
+                    future.set_exception(result)
+                else:
+                    future.set_result(result)
+        return asked[rank][1]
+
+    def close(self) -> None:
+        """Ask no more; the ranks return from ``serve_replica``."""
+        if not self._dropped:
+            self._drop(self._ranks, "it was closed")
+            for rank in self._ranks:
+                send_bytes(self._communicator, b"", rank)
+
+    def __enter__(self) -> RankReplicas:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _drop(self, ranks: Iterable[int], reason: str) -> None:
+        self._dropped = {rank: ReplicaDroppedReplyError(reason) for rank in ranks}
+
+    def _make(self, steps: Mapping[int, ReplicaStep]) -> Made:
+        requests = {rank: _request(step) for rank, step in steps.items()}
+        step = steps[self._ranks[0]]
+        state = _on_device(self._communicator, step.state, step.trained)
+        self._drop(steps, "an earlier step was interrupted")
+        try:
+            for rank, request in requests.items():
+                send_bytes(self._communicator, request, rank)
+            broadcast_params(self._communicator, state.items(), self._communicator.rank)
+            made = _reduce(self._communicator, state)
+        except CommError as error:
+            self._drop([rank for rank in error.ranks if rank in steps] or steps, str(error))
+            return self._dropped
+        self._dropped = {}
+        return made
+
+
+class _Rank:
+    def __init__(self, replicas: RankReplicas, rank: int) -> None:
+        self.make_step = functools.partial(replicas.ask, rank)
+
+
+def serve_replica(communicator: Communicator, model: Module, trainer: int = 0) -> None:
+    """Compute for the RankReplicas of rank ``trainer``, until they are closed. ``model`` has the structure and dtypes
+    of the trainer's; its values do not matter.
+
+    A trainer that asks nothing for the communicator's ``timeout`` is an error, and so is another structure.
+    """
+    while request := recv_bytes(communicator, trainer):
+        (trained, name, weights, *rest), arrays = parts(request)
+        state = _on_device(communicator, model.state_dict(), trained)
+        broadcast_params(communicator, state.items(), trainer)
+        gradients: Values = {}
+        try:
+            loss = LossKind(name, None if weights is None else tuple(weights))
+            step = ReplicaStep(
+                arrays["batch"]["features"], arrays["batch"]["labels"], state, frozenset(trained), loss, *rest
+            )
+            made = compute_step(model, step)
+            gradients = made.gradients
+            bad = non_finite({name: as_tensor(grad) for name, grad in gradients.items()})
+            numbers = [float(made.loss), float(made.grad_norm), made.samples, made.weight]
+            reply = message([*numbers, bad], buffers=made.buffers)
+        except Exception as error:
+            about = {"message": str(error), "kind": type(error).__name__, "trace": traceback.format_exc()}
+            reply = message(about)
+        _reduce(communicator, state, reply, gradients)
+
+
+def _request(step: ReplicaStep) -> bytes:
+    about = [sorted(step.trained), step.loss.name, step.loss.weights, step.batch_size, step.seed]
+    return message(about, batch={"features": step.features, "labels": step.labels})
+
+
+def _answer(reply: bytes, state: Mapping[str, Tensor]) -> ReplicaStepResult | ReplicaError:
+    """What a rank replied. Of gradients it holds only those that are not finite, for the trainer to see."""
+    about, arrays = parts(reply)
+    if isinstance(about, dict):
+        return ReplicaError(**about)
+    loss, norm, samples, weight, bad = about
+    gradients = {name: full_like(state[name], math.nan) for name in bad}
+    return ReplicaStepResult(loss, norm, samples, gradients, arrays["buffers"], weight)
+
+
+def _on_device(communicator: Communicator, state: Values, trained: Container[str]) -> dict[str, Tensor]:
+    """A model's tensors on the communicator's device: themselves, where they are there already."""
+    return {
+        name: as_tensor(value).detach().to(communicator.device).contiguous().requires_grad_(name in trained)
+        for name, value in state.items()
+    }
+
+
+def _reduce(
+    communicator: Communicator, state: Mapping[str, Tensor], reply: bytes = b"", gradients: Values | None = None
+) -> Made:
+    """The ranks' answers. If there is a mean, the first has all gradients and all weight, and the others weigh 0."""
+    replies = {rank: raw for rank, raw in enumerate(all_gather_bytes(communicator, reply)) if raw}
+    made = {rank: _answer(raw, state) for rank, raw in replies.items()}
+    results = {rank: result for rank, result in made.items() if isinstance(result, ReplicaStepResult)}
+    weights = {rank: result.weight or 0.0 for rank, result in results.items()}
+    total = sum(weights.values())
+    bad = any(result.gradients or not math.isfinite(result.loss) for result in results.values())
+    if bad or not total or len(results) < len(made):
+        return made
+    grads = GradStore()
+    for name, grad in (gradients or {}).items():
+        grads.insert(state[name], as_tensor(grad).to(communicator.device))
+    hook = functools.partial(_add_up, weights.get(communicator.rank, 0.0) / total)
+    summed = all_reduce_grads(communicator, grads, state.items(), hook=hook)
+    mean = {name: summed[p] for name, p in state.items() if summed.contains(p)}
+    loss = sum(result.loss * (weights[rank] / total) for rank, result in results.items())
+    results = {rank: replace(result, weight=0.0) for rank, result in results.items()}
+    first = min(results)
+    return {**results, first: replace(results[first], loss=loss, gradients=mean, weight=total)}
+
+
+def _add_up(share: float, communicator: Communicator, bucket: Tensor) -> Work:
+    bucket.device.kernels.grad_norm.scale_([bucket.data], share)
+    return communicator.all_reduce(bucket, async_op=True)

@@ -1,0 +1,108 @@
+"""What a training run will need, before it begins: memory and time, from its sizes."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+from char_run import Settings
+from command_line import UsageError
+
+import minigrad
+from minigrad.device import Device
+from minigrad.models import GPT2Config
+from minigrad.models.gpt2_memory import gpt2_memory
+
+PROCESS = 300 << 20  # bytes of Python, the libraries and the kernels
+
+
+def check_memory(settings: Settings, vocab_size: int, device: Device, world_size: int = 1) -> None:
+    """Raise UsageError for a step that does not fit into the free memory, with a micro-batch that does.
+
+    A Llama counts as the GPT-2 of its sizes.
+    """
+    free = free_memory(device)
+    ranks = int(os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", 1)) if device.type == "cpu" else 1  # that share the memory
+    needed = ranks * step_bytes(settings, vocab_size, settings.batch_size // world_size)
+    if free is None or needed <= free:
+        return
+    smaller = [n for n in (2**k for k in range(10, -1, -1)) if n * world_size < settings.batch_size]
+    fits = next((n for n in smaller if ranks * step_bytes(settings, vocab_size, n) <= free), None)
+    advice = [] if fits is None else [f"--batch-size {fits * world_size} fits"]
+    if getattr(settings, "preset", "tiny") != "tiny":
+        advice.append("--preset tiny is for trying it")
+    if device.type == "cpu" and settings.family == "gpt2":
+        advice.append("--device cuda trains on a GPU")
+    raise UsageError(
+        f"a step of {settings.n_layer} layers, {settings.n_embd} channels and {settings.batch_size} sequences of "
+        f"{settings.block_size} needs about {in_words(needed)} of memory, and {in_words(free)} are free on {device}; "
+        + ("; ".join(advice) or "take fewer layers, channels or tokens")
+    )
+
+
+def step_bytes(settings: Settings, vocab_size: int, batch_size: int) -> int:
+    """The peak of a training step of ``batch_size`` sequences, about."""
+    sizes = (settings.block_size, settings.n_layer, settings.n_head, settings.n_embd)
+    config = GPT2Config(vocab_size, *sizes, checkpoint_blocks=getattr(settings, "checkpoint_blocks", False))
+    dtype = getattr(minigrad, getattr(settings, "dtype", "float32"))
+    return PROCESS + gpt2_memory(config, max(1, batch_size), dtype=dtype).peak
+
+
+def free_memory(device: Device) -> int | None:
+    """Bytes that a program can have: of the GPU, or of the machine, or of the container; None where nobody tells."""
+    if device.type == "cuda":
+        return minigrad.cuda.mem_get_info(device)[0]
+    found = []
+    try:
+        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        found.append(int(lines["MemAvailable"].split()[0]) * 1024)
+        group = Path("/sys/fs/cgroup")
+        found.append(int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
+    except (OSError, KeyError, ValueError):  # not Linux, or no limit ("max")
+        if not found and hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+            found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return min(found, default=None)
+
+
+def flops_per_token(settings: Settings, parameters: int) -> int:
+    """Operations of a training step, for each token: 6 N + 12 L T C (Chowdhery et al., "PaLM", 2022, appendix B).
+
+    N counts the weights that are multiplied with: all but the position embedding, which is only added (the token
+    embedding is the head). Each is one multiplication and one addition forward, and twice that backward. Scores and
+    sums of attention are 2 T C each forward, and twice that backward, in each of L layers. What causal attention leaves
+    out is counted, and what is computed twice with --checkpoint-blocks is not.
+    """
+    weights = parameters - settings.block_size * settings.n_embd
+    return 6 * weights + 12 * settings.n_layer * settings.block_size * settings.n_embd
+
+
+def seconds_at_least(settings: Settings, parameters: int) -> float:
+    """The time of the steps' products on this CPU, at the speed of a large product."""
+    tokens = settings.steps * settings.grad_accum * settings.batch_size * settings.block_size
+    return tokens * flops_per_token(settings, parameters) / cpu_flops()
+
+
+def cpu_flops() -> float:
+    """Operations a second of a product of NumPy's, which waits for no kernel to be compiled; the best of four."""
+    x = np.ones((512, 512), np.float32)
+    best = float("inf")
+    for _ in range(4):
+        before = time.perf_counter()
+        x @ x
+        best = min(best, time.perf_counter() - before)
+    return 2 * len(x) ** 3 / best
+
+
+def in_words(bytes_: int) -> str:
+    """Bytes as people say them."""
+    return f"{bytes_ / 1e9:.1f} GB" if bytes_ >= 1e8 else f"{bytes_ / 1e6:.0f} MB"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them."""
+    for limit, unit, size in ((90, "s", 1), (5400, "min", 60), (172800, "h", 3600)):
+        if seconds < limit:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds / 86400:,.0f} days"

@@ -1,0 +1,296 @@
+"""Elementwise functions of NumPy arrays, run on parts that stay in cache, by all threads.
+
+NumPy computes ``np.where(x > 0, x, slope * x)`` in three passes over memory, in one thread. Here the function is called
+once with stand-ins (``Traced``) that note each step, and the steps become a *program*. Its kernel goes through the
+arrays by CHUNK elements, and runs all steps on a chunk, before the next, by the loops of ``numpy_loops.py``:
+
+    chunk of x ──> greater ──> mask ─┐
+       │                             ├─> where ──> chunk of the result
+       └─────> multiply ─> product ──┘
+
+So the plain kernel's formula is the only one, its results are NumPy's own bits, and nothing is compiled for it. A
+function that asks for a value (``if x.any()``), or takes what has no loop, has no program and runs as it is. NumPy's
+warnings (of overflow in a sum, say) come with small arrays only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from .numpy_loops import Loop, call_loop, cast_loop, fill, numpy_loop, where_loop
+from .register_tile import keep_alive
+from .threads import get_num_threads, task_kernel
+
+CHUNK = 1024  # elements: the operands of some steps fit into the first cache
+LONG_CHUNK = 8192  # of a program of one step, which uses none of them again
+FEW = 8192  # elements of an array that NumPy computes faster than a program starts
+WORTH = 131072  # elements times steps, from which on a program is faster
+TASK = 32768  # elements times steps of a task, about
+MOST_ARGS = 4
+BOOL = np.dtype(bool)
+
+
+class NoProgramError(Exception):
+    """The function cannot be noted down as steps."""
+
+
+class Traced(np.lib.mixins.NDArrayOperatorsMixin):
+    """Stands for an array, or a number (a ``kind`` of int or float), while a program is made; knows its dtype only."""
+
+    def __init__(self, program: Program, slot: int, dtype: Any) -> None:
+        self.program, self.slot, self.dtype = program, slot, dtype
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Traced:
+        dtype = options.pop("dtype", None)
+        if method != "__call__" or options or ufunc.nout != 1:
+            raise NoProgramError
+        signature: dict[str, Any] = {} if dtype is None else {"signature": (dtype,) * ufunc.nargs}
+        kinds = (*(x.dtype if isinstance(x, Traced) else _kind(x) for x in inputs), None)
+        try:
+            dtypes = ufunc.resolve_dtypes(kinds, **signature)
+        except TypeError as error:  # there is none for these, as NumPy will say
+            raise NoProgramError from error
+        return self.program.step(numpy_loop(ufunc, dtypes), dtypes, inputs, repeats=ufunc in (np.maximum, np.minimum))
+
+    def __array_function__(self, function: Any, _: Any, args: Any, options: Any) -> Any:
+        if function is np.result_type:
+            return np.result_type(*(_example(x) for x in args))
+        if function is not np.where or len(args) != 3 or options:
+            raise NoProgramError
+        dtype = np.result_type(*(_example(x) for x in args[1:]))
+        return self.program.step(where_loop(dtype), (BOOL, dtype, dtype, dtype), args, repeats=True)
+
+    def astype(self, dtype: np.dtype[Any]) -> Traced:
+        """A step that converts."""
+        return self.program.step(cast_loop(self.dtype, dtype), (self.dtype, dtype), (self,), repeats=False)
+
+    def __bool__(self) -> bool:
+        raise NoProgramError
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(name) if name.startswith("_") else NoProgramError
+
+
+def _kind(x: Any) -> Any:
+    if isinstance(x, np.ndarray | np.generic):
+        return x.dtype
+    return BOOL if isinstance(x, bool) else type(x)
+
+
+def _example(x: Any) -> Any:
+    """What np.result_type takes for x: Python's numbers adapt to the dtypes of the others."""
+    kind = x.dtype if isinstance(x, Traced) else _kind(x)
+    return kind(0) if isinstance(kind, type) else kind
+
+
+class Program:
+    """The steps of a function for operands of certain dtypes."""
+
+    def __init__(self, function: Callable[..., Any], kinds: tuple[Any, ...]) -> None:
+        self._dtypes: list[Any] = list(kinds)  # of each slot: first the inputs, constants and results after them
+        self._constants: dict[int, Any] = {}
+        self._steps: list[tuple[Loop, list[int]]] = []
+        self._repeated: set[int] = set()  # slots that must be vectors, should they be numbers
+        traced = [k if k is None else Traced(self, i, k) for i, k in enumerate(kinds)]
+        result = function(*traced)
+        if not isinstance(result, Traced) or not self._steps or result.slot != self._steps[-1][1][-1]:
+            raise NoProgramError
+        self.result: np.dtype[Any] = result.dtype
+        self.steps = len(self._steps)
+        self._inputs = [i for i, k in enumerate(kinds) if k is not None and any(i in slots for _, slots in self._steps)]
+        self._assign_places()
+
+    def step(
+        self, loop: Loop | None, dtypes: tuple[np.dtype[Any], ...], inputs: tuple[Any, ...], repeats: bool
+    ) -> Traced:
+        """Note a step, and before it conversions of its inputs to what the loop takes.
+
+        ``repeats``: it has numbers repeated in a vector; others have them at stride 0, which is faster for them.
+        """
+        if loop is None:
+            raise NoProgramError
+        slots = [self._converted(x, dtype) for x, dtype in zip(inputs, dtypes, strict=False)]
+        if repeats:
+            self._repeated.update(slots)
+        return self._noted(loop, slots, dtypes[-1])
+
+    def _noted(self, loop: Loop, slots: list[int], dtype: np.dtype[Any]) -> Traced:
+        self._dtypes.append(dtype)
+        self._steps.append((loop, [*slots, len(self._dtypes) - 1]))
+        return Traced(self, len(self._dtypes) - 1, dtype)
+
+    def _converted(self, x: Any, dtype: np.dtype[Any]) -> int:
+        if not isinstance(x, Traced):
+            self._dtypes.append(dtype)
+            self._constants[len(self._dtypes) - 1] = np.asarray(x, dtype)
+            return len(self._dtypes) - 1
+        if isinstance(x.dtype, type):  # a number: it takes the dtype of the first loop that it meets
+            if self._dtypes[x.slot] not in (x.dtype, dtype):
+                raise NoProgramError
+            self._dtypes[x.slot] = dtype
+        elif x.dtype != dtype:
+            loop = cast_loop(x.dtype, dtype)
+            if loop is None:
+                raise NoProgramError
+            return self._noted(loop, [x.slot], dtype).slot
+        return x.slot
+
+    def _assign_places(self) -> None:
+        """Operands keep a place each (inputs, constants, the result), temporaries share those that are free again."""
+        last = {slot: i for i, (_, slots) in enumerate(self._steps) for slot in slots}
+        result = self._steps[-1][1][-1]
+        operands = [*self._inputs, *self._constants, result]
+        place = {slot: i for i, slot in enumerate(operands)}
+        free: list[int] = []
+        self._places = len(operands)
+        table = np.full((len(self._steps), 2 + 2 * MOST_ARGS), -1, np.int64)
+        for i, (loop, slots) in enumerate(self._steps):
+            if slots[-1] not in place:
+                if not free:
+                    free.append(self._places)
+                    self._places += 1
+                place[slots[-1]] = free.pop()
+            table[i, :2] = loop
+            for j, slot in enumerate(slots):
+                table[i, 2 + 2 * j : 4 + 2 * j] = place[slot], self._dtypes[slot].itemsize
+            free += {place[slot] for slot in slots if last[slot] == i and slot not in operands}
+        self._table = table
+        self._vectors = [slot in self._repeated for slot in operands]
+
+    def run(self, inputs: tuple[Any, ...], out: np.ndarray | None = None) -> np.ndarray:
+        """The result for inputs of the program's dtypes that broadcast, in ``out``, or in a new array."""
+        operands = [*(np.asarray(inputs[i], self._dtypes[i]) for i in self._inputs), *self._constants.values()]
+        arrays = [x for x in operands if x.ndim]
+        flags: Any = [["readonly"]] * len(arrays) + [["writeonly", "allocate"]]
+        walk = np.nditer([*arrays, out], ["external_loop"], flags, [*(x.dtype for x in arrays), self.result])
+        views = list(walk.itviews)
+        shape = views[0].shape
+        wide = iter(views)
+        table = np.zeros((len(operands) + 1, 2 + len(shape)), np.int64)
+        for row, x, vector in zip(table, [*operands, views[-1]], self._vectors, strict=True):
+            if x.ndim:
+                x = next(wide)
+                row[2:] = x.strides
+            row[:2] = x.__array_interface__["data"][0], x.itemsize if vector and not x.ndim else 0
+        chunk = LONG_CHUNK if self.steps == 1 else CHUNK
+        parts = views[0].size // shape[-1] * -(-shape[-1] // chunk)
+        threads = get_num_threads()
+        tasks = min(parts, threads * max(1, views[0].size * self.steps // (TASK * threads)))
+        _run.launch(None, tasks, self._table, table, np.array(shape, np.int64), self._places, chunk)
+        return walk.operands[-1]
+
+
+@task_kernel
+def _run(task, tasks, steps, table, shape, places, chunk):
+    operands, dims = table.shape[0], shape.shape[0]
+    inner = shape[dims - 1]
+    chunks = (inner + chunk - 1) // chunk  # of a row
+    rows = 1
+    for d in range(dims - 1):
+        rows *= shape[d]
+    memory = np.empty(places * chunk * 8 + 64, np.uint8)
+    address, stride = np.empty(places, np.int64), np.empty(operands, np.int64)
+    args, strides, count = np.empty(MOST_ARGS, np.int64), np.empty(MOST_ARGS, np.int64), np.empty(1, np.int64)
+    for k in range(places):
+        address[k] = (memory.ctypes.data + 63) // 64 * 64 + k * chunk * 8
+    for k in range(operands):
+        size = table[k, 1]
+        stride[k] = size if size else table[k, dims + 1]
+        if size:  # a vector of one number: NumPy's loops are fastest for operands without stride 0
+            fill(address[k], table[k, 0], size, min(chunk, inner))
+    for part in range(task * rows * chunks // tasks, (task + 1) * rows * chunks // tasks):
+        row = part // chunks
+        first = (part - row * chunks) * chunk
+        count[0] = min(chunk, inner - first)
+        for k in range(operands):
+            if table[k, 1] == 0:
+                address[k] = table[k, 0] + first * stride[k]
+        for d in range(dims - 2, -1, -1):
+            above = row // shape[d]
+            for k in range(operands):
+                if table[k, 1] == 0:
+                    address[k] += (row - above * shape[d]) * table[k, 2 + d]
+            row = above
+        for s in range(steps.shape[0]):
+            for a in range(MOST_ARGS):
+                place = steps[s, 2 + 2 * a]
+                if place >= 0:
+                    args[a] = address[place]
+                    strides[a] = stride[place] if place < operands else steps[s, 3 + 2 * a]
+            call_loop(steps[s, 0], steps[s, 1], args.ctypes.data, count.ctypes.data, strides.ctypes.data)
+    keep_alive((memory, args, strides, count))
+
+
+class Chunked:
+    """A function of arrays and numbers, computed by its program where its arrays are large."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self._programs: dict[Any, Program | None] = {}
+
+    def __call__(self, *inputs: Any, out: np.ndarray | None = None) -> Any:
+        """The result, in ``out`` if it is given."""
+        arrays = [x for x in inputs if isinstance(x, np.ndarray)]
+        kinds = tuple(None if x is None else _kind(x) for x in inputs)
+        if kinds not in self._programs:
+            self._programs[kinds] = self._program(kinds)
+        program = self._programs[kinds]
+        size = max(x.size for x in arrays)
+        if program is not None and size * program.steps >= WORTH and all(x.flags.aligned for x in arrays):
+            with contextlib.suppress(ValueError, OverflowError):  # NumPy will say what does not broadcast or fit
+                return program.run(inputs, out)
+        return self.function(*inputs) if out is None else self.function(*inputs, out)
+
+    def _program(self, kinds: tuple[Any, ...]) -> Program | None:
+        try:
+            return Program(self.function, kinds)
+        except NoProgramError:
+            return None
+
+
+def chunked(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which looks no further than at the sizes of small arrays."""
+    large = Chunked(function)
+    plain = inspect.unwrap(function)
+    inputs = plain.nin if isinstance(plain, np.ufunc) else plain.__code__.co_argcount
+
+    def of_one(x: Any) -> Any:
+        return function(x) if x.size < FEW else large(x)
+
+    def of_two(x: Any, y: Any) -> Any:
+        if getattr(x, "size", 0) < FEW and getattr(y, "size", 0) < FEW:
+            return function(x, y)
+        return large(x, y)
+
+    def of_several(*inputs: Any) -> Any:
+        if all(getattr(x, "size", 0) < FEW for x in inputs):
+            return function(*inputs)
+        return large(*inputs)
+
+    by_inputs: dict[int, Callable[..., Any]] = {1: of_one, 2: of_two}
+    return functools.update_wrapper(by_inputs.get(inputs, of_several), function)
+
+
+def into_first(function: np.ufunc) -> Callable[[np.ndarray, Any], None]:
+    """The function whose result goes into its first input."""
+    large = Chunked(function)
+
+    def into(x: np.ndarray, y: Any) -> None:
+        if x.size < FEW or np.may_share_memory(x, y):
+            function(x, y, x)  # the name ``out`` would cost a tenth of a microsecond
+        else:
+            large(x, y, out=x)
+
+    return into
+
+
+def in_chunks(family: type, without: tuple[str, ...] = ()) -> dict[str, Callable[..., Any]]:
+    """The functions of a plain family by name, each as ``chunked``; not those named in ``without``."""
+    names = [name for name in vars(family) if not name.startswith("_") and name not in without]
+    return {name: chunked(getattr(family, name)) for name in names}

@@ -1,0 +1,217 @@
+"""Inner loops: functions that compute one elementwise step on n elements of any strides, by their address.
+
+NumPy's own serve for its ufuncs: ``np.add`` of float32 is one C function, in vector instructions of this machine, that
+a Numba kernel can call on a part of its arrays. The structure of a ufunc is part of NumPy's C interface
+(``PyUFuncObject`` in ``ufuncobject.h``). What NumPy has no such loop for is compiled here: choice, and conversions.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic, overload
+
+from ...plain_kernels.arrays import is_half
+from .jit import OPTIONS, inline, kernel
+from .threads import INT64, compiled_address, emit_call
+
+_LOOP_TYPE = ir.FunctionType(
+    ir.VoidType(), [INT64] * 4
+)  # C: void loop(char **args, intp *n, intp *strides, void *data)
+
+
+class Loop(NamedTuple):
+    """Where a loop is, and the ``data`` that NumPy passes to it; COMPILED for one that Numba has compiled."""
+
+    address: int
+    data: int
+
+
+COMPILED = -1
+
+
+class _UFunc(ctypes.Structure):
+    _fields_ = (
+        ("head", ctypes.c_byte * object.__basicsize__),
+        ("nin", ctypes.c_int),
+        ("nout", ctypes.c_int),
+        ("nargs", ctypes.c_int),
+        ("identity", ctypes.c_int),
+        ("functions", ctypes.POINTER(ctypes.c_void_p)),
+        ("data", ctypes.POINTER(ctypes.c_void_p)),
+        ("ntypes", ctypes.c_int),
+        ("reserved", ctypes.c_int),
+        ("name", ctypes.c_char_p),
+    )
+
+
+@functools.cache
+def numpy_loop(ufunc: np.ufunc, dtypes: tuple[np.dtype[Any], ...]) -> Loop | None:
+    """The loop of a ufunc for operands of exactly these dtypes, the result's last; None if it has none."""
+    inner = _UFunc.from_address(id(ufunc))
+    if (inner.nin, inner.nargs, (inner.name or b"").decode()) != (ufunc.nin, ufunc.nargs, ufunc.__name__):
+        raise RuntimeError(f"NumPy {np.__version__}: a ufunc is not laid out as its C interface says")
+    chars = "".join(dtype.char for dtype in dtypes)
+    word = f"{chars[: ufunc.nin]}->{chars[ufunc.nin :]}"
+    if word not in ufunc.types:
+        return None
+    i = ufunc.types.index(word)
+    return Loop(inner.functions[i] or 0, (inner.data[i] or 0) if inner.data else 0)
+
+
+@intrinsic
+def call_loop(_: Any, address: Any, data: Any, args: Any, n: Any, strides: Any) -> Any:
+    """In a kernel: call a loop. ``args``, ``n`` and ``strides`` are the addresses of int64 arrays."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        address, data, *arrays = values
+        compiled = builder.icmp_signed("==", data, ir.Constant(INT64, COMPILED))
+        with builder.if_else(compiled) as (of_numba, of_numpy):
+            with of_numba:
+                nothing = ir.Constant(INT64, 0)  # where a compiled loop has the classes of its numbers
+                emit_call(context, builder, address, (types.int64,) * 5, [*arrays, nothing, nothing])
+            with of_numpy:
+                builder.call(builder.inttoptr(address, _LOOP_TYPE.as_pointer()), [*arrays, data])
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 5), generate
+
+
+# Loops that are compiled here ---------------------------------------------------------------------------------------
+#
+# Arguments ``source`` and ``target`` are the classes of numbers. float16 and bfloat16, which Numba lacks, are int16 and
+# uint16 to it.
+
+
+def _reinterpreted(signature: Any, convert: Callable[..., Any]) -> Any:
+    return lambda _, x: (signature, lambda context, builder, sig, values: convert(builder, values[0]))
+
+
+_HALF, _FLOAT, _INT16, _INT32 = ir.HalfType(), ir.FloatType(), ir.IntType(16), ir.IntType(32)
+_bits: Any = intrinsic(_reinterpreted(types.uint32(types.float32), lambda b, x: b.bitcast(x, _INT32)))
+_of_bits: Any = intrinsic(_reinterpreted(types.float32(types.uint32), lambda b, x: b.bitcast(x, _FLOAT)))
+_of_half: Any = intrinsic(_reinterpreted(types.float32(types.int16), lambda b, x: b.fpext(b.bitcast(x, _HALF), _FLOAT)))
+_to_half: Any = intrinsic(
+    _reinterpreted(types.int16(types.float32), lambda b, x: b.bitcast(b.fptrunc(x, _HALF), _INT16))
+)
+
+
+def _convert(x, target):
+    """x as the number class ``target``; to a half width rounded to the nearest, ties to even."""
+
+
+def _conversion(x, target):
+    if x == types.uint16:
+        return lambda x, target: _of_bits(np.uint32(np.uint32(x) << np.uint32(16)))
+    if x == types.int16:
+        return lambda x, target: _of_half(x)
+    if target.dtype == types.int16:
+        return lambda x, target: _to_half(x)
+    if target.dtype != types.uint16:
+        return lambda x, target: target(x)
+
+    def to_bfloat16(x, target):
+        bits = _bits(x)
+        rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+        nan = (bits >> np.uint32(16)) & np.uint32(0x8000) | np.uint32(0x7FC0)
+        return np.uint16(rounded if x == x else nan)
+
+    return to_bfloat16
+
+
+overload(_convert, jit_options=OPTIONS)(_conversion)
+
+
+@intrinsic
+def _numbers(_: Any, address: Any, kind: Any) -> Any:
+    """The address as a pointer to numbers of the class ``kind``."""
+    pointer = types.CPointer(kind.dtype)
+    return pointer(types.int64, kind), lambda context, builder, signature, values: builder.inttoptr(
+        values[0], context.get_value_type(pointer)
+    )
+
+
+@inline
+def _array(address, n, kind):
+    return numba.carray(_numbers(address, kind), n)
+
+
+@kernel
+def _cast(args, n, strides, source, target):
+    """y = x as another class of numbers."""
+    x, y = _array(args, 2, np.int64)
+    step_x, step_y = _array(strides, 2, np.int64)
+    count = _array(n, 1, np.int64)[0]
+    xs, ys = _array(x, count, source), _array(y, count, target)
+    if step_x == xs.itemsize and step_y == ys.itemsize:
+        for i in range(count):
+            ys[i] = _convert(xs[i], target)
+    else:
+        for i in range(count):
+            _array(y + i * step_y, 1, target)[0] = _convert(_array(x + i * step_x, 1, source)[0], target)
+
+
+@kernel
+def _where(args, n, strides, source, target):
+    """z = x where the condition holds, else y."""
+    condition, x, y, z = _array(args, 4, np.int64)
+    steps = _array(strides, 4, np.int64)
+    count = _array(n, 1, np.int64)[0]
+    xs, ys, zs = _array(x, count, source), _array(y, count, source), _array(z, count, source)
+    conditions = _array(condition, count, np.uint8)
+    if steps[0] == 1 and steps[1] == xs.itemsize and steps[2] == xs.itemsize and steps[3] == xs.itemsize:
+        for i in range(count):
+            zs[i] = ys[i] ^ ((xs[i] ^ ys[i]) & (source(0) - source(conditions[i])))  # a branch would stop vectors
+    else:
+        for i in range(count):
+            place = x + i * steps[1] if _array(condition + i * steps[0], 1, np.uint8)[0] else y + i * steps[2]
+            _array(z + i * steps[3], 1, source)[0] = _array(place, 1, source)[0]
+
+
+@kernel
+def fill(target, source, itemsize, count):
+    """``count`` copies of the item at the address ``source``."""
+    if itemsize == 4:
+        _array(target, count, np.uint32)[:] = _array(source, 1, np.uint32)[0]
+    elif itemsize == 8:
+        _array(target, count, np.uint64)[:] = _array(source, 1, np.uint64)[0]
+    else:
+        _array(target, count, np.uint8)[:] = _array(source, 1, np.uint8)[0]
+
+
+_FLOAT32 = np.dtype(np.float32)
+_BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+
+
+@functools.cache
+def cast_loop(source: np.dtype[Any], target: np.dtype[Any]) -> Loop | None:
+    """The loop y = x as another dtype; None where one would have to know what NumPy makes of numbers out of range."""
+    if (target.kind in "iu" and source.kind != "b") or (
+        _FLOAT32 not in (source, target) and (is_half(source) or is_half(target))
+    ):
+        return None
+    return _compiled(_cast, _class_of(source), _class_of(target))
+
+
+def _class_of(dtype: np.dtype[Any]) -> Any:
+    if is_half(dtype):
+        return np.int16 if dtype.kind == "f" else np.uint16
+    return dtype.type
+
+
+@functools.cache
+def where_loop(dtype: np.dtype[Any]) -> Loop:
+    """The loop z = x where the condition (bool) holds, else y, for operands of this dtype."""
+    return _compiled(_where, _BITS[dtype.itemsize], np.uint8)
+
+
+def _compiled(loop: Any, source: Any, target: Any) -> Loop:
+    classes = (numba.typeof(source), numba.typeof(target))
+    return Loop(compiled_address(loop, *[types.int64] * 3, *classes), COMPILED)

@@ -1,0 +1,210 @@
+"""SGD, AdaGrad, LAMB and LARS: all parameters in one launch, or two where steps have the length of what they change."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ..errors import bad_value, check_bool, check_float
+from .adamw import ADAM_CHECKS
+from .multi_tensor import Configured, UpdateBatch
+from .optimizer import Checks, Update
+
+
+@dataclass(frozen=True)
+class SgdConfig:
+    """Options of SGD, as boostr has them."""
+
+    lr: float = 0.01
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    dampening: float = 0.0
+    nesterov: bool = False
+
+
+class SGD(Configured[SgdConfig]):
+    """Stochastic gradient descent with PyTorch's arithmetic. For a parameter p with gradient g:
+
+        g <- g + weight_decay * p
+        b <- momentum * b + (1 - dampening) * g       (in the parameter's first update b <- g)
+        g <- g + momentum * b  with nesterov, else  g <- b
+        p <- p - lr * g
+
+    Without momentum the two lines in the middle are left out and there is no state but the count. A group whose
+    momentum is turned on later starts from a buffer of zeros. The buffer (``momentum_buffer``) has the dtype of the
+    parameter. A step bumps the parameters' versions.
+
+    Raises ValueError for nesterov without momentum or with dampening, as PyTorch does.
+
+    Source: Sutskever, Martens, Dahl & Hinton, "On the importance of initialization and momentum in deep learning"
+    (2013).
+    """
+
+    _family = operator.attrgetter("sgd")
+    config_type = SgdConfig
+    checks: ClassVar[Checks] = {
+        **dict.fromkeys(("lr", "momentum", "dampening", "weight_decay"), check_float),
+        "nesterov": check_bool,
+    }
+    state_arrays: tuple[str, ...] = ("momentum_buffer",)
+
+    def __init__(
+        self,
+        params: Any = None,
+        lr: float = 0.01,
+        momentum: float = 0.0,
+        dampening: float = 0.0,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,
+    ) -> None:
+        options = {"momentum": momentum, "dampening": dampening, "weight_decay": weight_decay, "nesterov": nesterov}
+        super().__init__(params, {"lr": lr, **options})
+
+    def checked(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """A copy of the options, with plain numbers. Raises ValueError if one is unknown or out of range."""
+        options = super().checked(options)
+        if options["nesterov"] and (options["momentum"] == 0 or options["dampening"] != 0):
+            raise bad_value(
+                f"nesterov with momentum {options['momentum']} and dampening {options['dampening']}: it needs "
+                "momentum > 0 and dampening = 0"
+            )
+        return options
+
+    def kinds_of(self, options: Mapping[str, Any]) -> tuple[str, ...]:
+        """A buffer where there is momentum."""
+        return self.state_arrays if options["momentum"] else ()
+
+    def _row(self, group: dict[str, Any], t: int) -> tuple[float, ...]:
+        momentum = group["momentum"]
+        keep, take = (0.0, 1.0) if t == 1 else (momentum, 1.0 - group["dampening"])
+        return group["lr"], group["weight_decay"], keep, take, momentum, float(group["nesterov"])
+
+
+@dataclass(frozen=True)
+class AdaGradConfig:
+    """Options of AdaGrad, as boostr has them."""
+
+    lr: float = 0.01
+    eps: float = 1e-10
+    weight_decay: float = 0.0
+    initial_accumulator_value: float = 0.0
+    lr_decay: float = 0.0
+
+
+class AdaGrad(Configured[AdaGradConfig]):
+    """AdaGrad with PyTorch's arithmetic. For a parameter p with gradient g:
+
+        g <- g + weight_decay * p
+        s <- s + g * g                       s starts at initial_accumulator_value
+        p <- p - lr / (1 + (t - 1) * lr_decay) * g / (sqrt(s) + eps)        at the t-th update of p
+
+    The sums (``sum``) have the dtype of the parameter. A step bumps the parameters' versions.
+
+    Source: Duchi, Hazan & Singer, "Adaptive subgradient methods for online learning and stochastic optimization"
+    (2011).
+    """
+
+    _family = operator.attrgetter("adagrad")
+    config_type = AdaGradConfig
+    checks: ClassVar[Checks] = dict.fromkeys(vars(AdaGradConfig()), check_float)
+    state_arrays: tuple[str, ...] = ("sum",)
+
+    def __init__(
+        self,
+        params: Any = None,
+        lr: float = 0.01,
+        lr_decay: float = 0.0,
+        weight_decay: float = 0.0,
+        initial_accumulator_value: float = 0.0,
+        eps: float = 1e-10,
+    ) -> None:
+        super().__init__(params, vars(AdaGradConfig(lr, eps, weight_decay, initial_accumulator_value, lr_decay)))
+
+    def _prepare(self, updates: list[Update], kinds: tuple[str, ...]) -> UpdateBatch:
+        new = [update for update in updates if update.param._id not in self.state]
+        self._make_states(update.param for update in new)
+        for group, p, _ in new:
+            value = self.param_groups[group]["initial_accumulator_value"]
+            if value:
+                p.device.kernels.elementwise.assign(self.state[p._id].arrays["sum"], value)
+        return super()._prepare(updates, kinds)
+
+    def _row(self, group: dict[str, Any], t: int) -> tuple[float, ...]:
+        return group["lr"] / (1 + (t - 1) * group["lr_decay"]), group["weight_decay"], group["eps"]
+
+
+def _check_limit(name: str, value: Any) -> float | None:
+    return None if value is None else check_float(name, value)
+
+
+@dataclass(frozen=True)
+class LambConfig:
+    """Options of Lamb, as boostr has them; ``LambConfig.lars()`` are those of LARS, which
+    ``Lamb.from_config(LambConfig.lars(), params)`` makes.
+    """
+
+    lr: float = 1e-3
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-6
+    weight_decay: float = 0.01
+    max_trust_ratio: float | None = 10.0
+    use_adam: bool = True
+
+    @classmethod
+    def lars(cls) -> LambConfig:
+        """LARS with boostr's defaults."""
+        return cls(lr=0.1, beta2=0.0, weight_decay=1e-4, use_adam=False)
+
+
+class Lamb(Configured[LambConfig]):
+    """LAMB: Adam's direction, and for each tensor a step of the length lr * norm(p). For a parameter p in its own t-th
+    update, with gradient g:
+
+        m <- beta1 * m + (1 - beta1) * g
+        v <- beta2 * v + (1 - beta2) * g * g
+        u  = (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay * p
+        p <- p - lr * min(norm(p) / norm(u), max_trust_ratio) * u
+
+    With ``use_adam=False`` it is LARS, algorithm 1 of the paper, in which beta1 is the momentum and there is no v:
+
+        m <- beta1 * m + (1 - beta1) * (g + weight_decay * p)
+        p <- p - lr * min(norm(p) / norm(m), max_trust_ratio) * m
+
+    Where a norm is 0 the ratio is 1. ``max_trust_ratio=None`` sets no limit. The norms are summed in float64, the
+    state has the dtype of the parameter. A step bumps the parameters' versions.
+
+    Source: You et al., "Large batch optimization for deep learning: training BERT in 76 minutes" (2020); LARS is of
+    You, Gitman & Ginsburg, "Large batch training of convolutional networks" (2017).
+    """
+
+    _family = operator.attrgetter("lamb")
+    config_type = LambConfig
+    checks: ClassVar[Checks] = {**ADAM_CHECKS, "max_trust_ratio": _check_limit, "use_adam": check_bool}
+    state_arrays: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
+
+    def __init__(
+        self,
+        params: Any = None,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.01,
+        max_trust_ratio: float | None = 10.0,
+        use_adam: bool = True,
+    ) -> None:
+        options = {"max_trust_ratio": max_trust_ratio, "use_adam": use_adam}
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, **options})
+
+    def kinds_of(self, options: Mapping[str, Any]) -> tuple[str, ...]:
+        """Both moments, or the first alone for LARS."""
+        return self.state_arrays if options["use_adam"] else self.state_arrays[:1]
+
+    def _row(self, group: dict[str, Any], t: int) -> tuple[float, ...]:
+        beta1, beta2 = group["betas"]
+        limit = math.inf if group["max_trust_ratio"] is None else group["max_trust_ratio"]
+        correction, root = 1.0 - beta1**t, math.sqrt(1.0 - beta2**t)
+        return group["lr"], group["weight_decay"], beta1, beta2, correction, root, group["eps"], limit

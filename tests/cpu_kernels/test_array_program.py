@@ -1,0 +1,170 @@
+"""Elementwise functions in chunks: NumPy's own bits, whatever the layout, the dtype and the number of threads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minigrad import cpu_kernels, plain_kernels
+from minigrad.cpu_kernels.toolbox import array_program
+from minigrad.cpu_kernels.toolbox.array_program import Chunked, NoProgramError, Program
+from minigrad.dtypes import bfloat16
+
+RNG = np.random.default_rng(0)
+ROWS, COLUMNS = 517, 771  # no multiple of a chunk
+SPECIAL = (np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-45, 3e38)
+
+
+def values(dtype: Any, shape: tuple[int, ...] = (ROWS, COLUMNS)) -> np.ndarray:
+    """Numbers around 0, with those that formulas go wrong for."""
+    x = np.asarray(RNG.normal(0, 4, shape)).astype(dtype)
+    if x.dtype.kind == "f":
+        x.reshape(-1)[: len(SPECIAL)] = np.asarray(SPECIAL).astype(dtype)
+    return x
+
+
+NUMBERS = {"slope": 0.1, "alpha": 0.7, "beta": 1.5, "threshold": 20.0, "nan": 0.5, "low": -1, "high": 1.5}
+NUMBERS |= {"posinf": None, "neginf": -2.0}
+FAMILIES = ("elementwise", "comparison", "trigonometry", "activation", "log_sigmoid")
+APART = ("add_into", "assign", "cast", "erf")
+FUNCTIONS = [(f, n) for f in FAMILIES for n in vars(getattr(plain_kernels, f)) if n[0] != "_" and n not in APART]
+
+
+def inputs_of(family: str, name: str, dtype: Any) -> list[Any]:
+    function = getattr(getattr(plain_kernels, family), name)
+    if isinstance(ufunc := getattr(function, "__wrapped__", function), np.ufunc):
+        return [values(dtype) for _ in range(ufunc.nin)]
+    names = ufunc.__code__.co_varnames[: ufunc.__code__.co_argcount]
+    if "bit" in name or "shift" in name:
+        return [np.abs(values(np.int64)) % 7 for _ in names]
+    return [
+        values(bool) if n == "condition" else NUMBERS.get(n, None) if n in NUMBERS else values(dtype) for n in names
+    ]
+
+
+def same(found: np.ndarray, expected: np.ndarray) -> None:
+    assert (found.dtype, found.shape, found.strides) == (expected.dtype, expected.shape, expected.strides)
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int64"])
+@pytest.mark.parametrize(("family", "name"), FUNCTIONS)
+def test_every_function_has_the_bits_of_the_plain_one(family: str, name: str, dtype: str) -> None:
+    plain = getattr(getattr(plain_kernels, family), name)
+    inputs = inputs_of(family, name, dtype)
+    try:
+        with np.errstate(all="ignore"):
+            expected = plain(*inputs)
+    except (TypeError, ZeroDivisionError, ValueError) as error:
+        with pytest.raises(type(error)):
+            getattr(getattr(cpu_kernels, family), name)(*inputs)
+        return
+    same(getattr(getattr(cpu_kernels, family), name)(*inputs), expected)
+
+
+@pytest.mark.parametrize(("family", "name"), FUNCTIONS)
+def test_floats_have_a_program(family: str, name: str) -> None:
+    if "bit" in name or "shift" in name:
+        kinds = [np.dtype(np.int64)] * (1 if name == "bitwise_not" else 2)
+    else:
+        kinds = [x.dtype if isinstance(x, np.ndarray) else x and type(x) for x in inputs_of(family, name, "float32")]
+    assert Program(getattr(getattr(plain_kernels, family), name), tuple(kinds)).steps >= 1
+
+
+LAYOUTS = {
+    "a row": lambda x: (x, x[0]),
+    "a column": lambda x: (x, x[:, :1]),
+    "a number": lambda x: (x, 0.3),
+    "a scalar": lambda x: (np.float32(0.3), x),
+    "transposed": lambda x: (x.T, x.T.copy()),
+    "both transposed": lambda x: (x.T, (x + 1).T),
+    "every other": lambda x: (x[:, :-1:2], x[:, 1::2]),
+    "reversed": lambda x: (x[::-1, ::-1], x),
+    "outer": lambda x: (x.reshape(-1, 1, 1)[:9000], x[:5, :3]),
+    "cube": lambda x: (x[:512, :768].reshape(8, 64, 768).transpose(1, 0, 2), x[0, :768]),
+    "one dimension": lambda x: (x.reshape(-1), x.reshape(-1)),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("function", [np.subtract, np.maximum, np.less, lambda x, y: x * y - x / 2])
+def test_layouts(function: Any, layout: str) -> None:
+    x, y = LAYOUTS[layout](values(np.float32))
+    with np.errstate(all="ignore"):
+        expected = function(x, y)
+    program = Program(function, tuple(a.dtype if isinstance(a, np.ndarray | np.generic) else type(a) for a in (x, y)))
+    same(program.run((x, y)), expected)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_any_number_of_threads_gives_the_same_bits(threads: int) -> None:
+    x = values(np.float32)
+    before = cpu_kernels.threads.get_num_threads()
+    cpu_kernels.threads.set_num_threads(threads)
+    try:
+        same(cpu_kernels.activation.softplus(x, 1.0, 20.0), plain_kernels.activation.softplus(x, 1.0, 20.0))
+    finally:
+        cpu_kernels.threads.set_num_threads(before)
+
+
+def test_sums_in_place_and_memory_that_is_shared() -> None:
+    x, y = values(np.float32), values(np.float32)
+    with np.errstate(all="ignore"):
+        for other in (lambda total: y, lambda total: y[0], lambda total: total, lambda total: total[::-1]):
+            total = x.copy()
+            cpu_kernels.elementwise.add_into(total, other(total))
+            np.testing.assert_array_equal(total, x + other(x))
+
+
+@pytest.mark.parametrize("target", [np.float16, bfloat16, np.float64, np.int64, bool])
+@pytest.mark.parametrize("source", [np.float32, np.float16, bfloat16, np.float64, np.int64, bool])
+def test_conversions(source: Any, target: Any) -> None:
+    x = values(np.float32)
+    if np.dtype(target).kind == "i":
+        x = np.nan_to_num(x, posinf=7, neginf=-7).clip(-1000, 1000)
+    with np.errstate(all="ignore"):
+        x = x.astype(source)
+        found, expected = cpu_kernels.elementwise.cast(x, np.dtype(target)), x.astype(target)
+    if expected.dtype.itemsize == 2:
+        found, expected = found.view(np.uint16), expected.view(np.uint16)
+    same(found, expected)
+
+
+def test_every_float32_rounds_to_bfloat16_as_ml_dtypes_does() -> None:
+    bits = RNG.integers(0, 2**32, 1 << 20, dtype=np.uint32)
+    x = bits.view(np.float32)
+    with np.errstate(all="ignore"):
+        np.testing.assert_array_equal(
+            cpu_kernels.elementwise.cast(x, bfloat16).view(np.uint16), x.astype(bfloat16).view(np.uint16)
+        )
+
+
+def test_shapes_that_do_not_broadcast_and_numbers_out_of_range_are_refused_as_by_numpy() -> None:
+    x = values(np.float32)
+    with pytest.raises(ValueError, match=r"could not be broadcast together with shapes \(517,771\) \(517,770\)"):
+        cpu_kernels.elementwise.add(x, x[:, :-1])
+    with pytest.raises(OverflowError, match="300"):
+        cpu_kernels.elementwise.add(np.zeros((ROWS, COLUMNS), np.uint8), 300)
+    assert cpu_kernels.comparison.lt(np.zeros((ROWS, COLUMNS), np.uint8), 300).all()
+
+
+def test_what_asks_for_values_has_no_program_and_runs_as_it_is() -> None:
+    def halved(x: np.ndarray) -> np.ndarray:
+        return x / 2 if (x > 1e30).any() else x / 4
+
+    with pytest.raises(NoProgramError):
+        Program(halved, (np.dtype("float32"),))
+    x = values(np.float32)
+    same(Chunked(halved)(x), halved(x))
+
+
+def test_small_arrays_and_large_ones_take_their_way_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = []
+    monkeypatch.setattr(Program, "run", lambda self, inputs, out=None: ran.append(inputs[0].size) or inputs[0])
+    add = Chunked(np.add)
+    for size in (array_program.FEW, array_program.WORTH - 1, array_program.WORTH):
+        x = np.ones(size, np.float32)
+        add(x, x)
+    assert ran == [array_program.WORTH]

@@ -1,0 +1,47 @@
+"""Sums at positions have the bits of the plain ones, and refuse what those refuse."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minigrad import cpu_kernels, plain_kernels
+
+DTYPES = [np.float32, np.float64, np.float16, np.int64]
+
+
+def both(name: str, x: np.ndarray, *arguments: Any) -> None:
+    results = []
+    for kernels in (cpu_kernels, plain_kernels):
+        results.append(x.copy())
+        getattr(kernels.indexing, name)(results[-1], *arguments)
+    np.testing.assert_array_equal(*results)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("shape", "axis"), [((5, 7, 3), 1), ((40,), 0), ((6, 4), 0), ((6, 4), 1)])
+def test_repeated_and_negative_positions(shape: tuple[int, ...], axis: int, dtype: Any) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.integers(-9, 9, shape).astype(dtype)
+    many = (*shape[:axis], 11, *shape[axis + 1 :])
+    y = rng.normal(0, 5, many).astype(dtype)
+    both("scatter_add", x, axis, rng.integers(-shape[axis], shape[axis], many), y)
+    both("scatter_add", x, axis, rng.integers(0, shape[axis], many)[:1], y[:1])
+    rows = rng.integers(-shape[0], shape[0], (3, 4))
+    y = rng.normal(0, 5, (3, 4, *shape[1:])).astype(dtype)
+    both("add_at", x, rows, y, False)
+    both("add_at", x, (rows,), y, False)
+    both("add_at", x, rows[:1, :1], y[:1, :1], True)
+    both("add_at", x, (rows,), y[:1, :1, ...], False)  # y broadcasts
+
+
+@pytest.mark.parametrize("place", [6, -7])
+def test_positions_out_of_range_change_nothing(place: int) -> None:
+    x = np.zeros((6, 3), np.float32)
+    with pytest.raises(IndexError):
+        cpu_kernels.indexing.add_at(x, np.array([place]), np.ones((1, 3), np.float32), False)
+    with pytest.raises(IndexError):
+        cpu_kernels.indexing.scatter_add(x, 0, np.full((1, 3), place), np.ones((1, 3), np.float32))
+    assert not x.any()
