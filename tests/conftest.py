@@ -1,5 +1,6 @@
-"""What all tests share: ``gpu`` tests are skipped where there is no GPU and ``compiled`` ones with plain kernels,
-Hypothesis draws the same cases always, and engines of products that were measured on this machine choose nothing.
+"""What all tests share: ``pytest`` alone runs the short set, ``gpu`` tests are skipped where there is no GPU and
+``compiled`` ones with plain kernels, Hypothesis draws the same cases always, and engines of products that were measured
+on this machine choose nothing.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator
 
 import hypothesis
 import pytest
+import short_set
 
 # No deadline: the first call of a kernel compiles it.
 hypothesis.settings.register_profile("minigrad", deadline=None, derandomize=True, database=None)
@@ -41,6 +43,8 @@ def set_threads() -> Iterator[Callable[[int], None]]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", dest="all_tests", action="store_true", help="all tests, not only the short set")
+    parser.addoption("--short", action="store_true", help="the short set also of what is chosen by name, -k or -m")
     parser.addoption("--every-kernel", action="store_true", help="fail if no test ran a CUDA kernel (simulator)")
 
 
@@ -49,12 +53,18 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(importlib.import_module("kernel_launches").Launches(config))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    config.stash[short_set.WHOLE] = list(items)
+    if short_set.is_short(config):
+        chosen = short_set.short(items)
+        config.hook.pytest_deselected(items=list(set(items) - set(chosen)))
+        items[:] = chosen  # in the order of files, so that kernels are compiled before other processes need them
+    else:
+        items.sort(key=lambda item: item.path.name not in LONG)
     if os.environ.get("MINIGRAD_KERNELS") == "plain":
         for item in items:
             if item.get_closest_marker("compiled"):
                 item.add_marker(pytest.mark.skip(reason="about compiled kernels, and MINIGRAD_KERNELS=plain"))
-    items.sort(key=lambda item: item.path.name not in LONG)
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if marked:
         backend = importlib.import_module("minigrad.cuda_kernels")
@@ -63,6 +73,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             usable, reason = False, "NUMBA_ENABLE_CUDASIM is set, and the simulator is no GPU"
         for item in [] if usable else marked:
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
+    """Below pytest's last line: what did not run."""
+    yield
+    if short_set.is_short(session.config) and not hasattr(session.config, "workerinput"):
+        session.config.get_terminal_writer().line(short_set.LAST_WORDS)
 
 
 @pytest.hookimpl(trylast=True)

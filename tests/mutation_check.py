@@ -4,7 +4,8 @@
 negated or doubled, a factor, a term or a call is dropped, two arguments are exchanged, a condition is turned round.
 Each break is one run of the tests that ``AREAS`` names for the file. A break is noticed if the tests fail, or do not
 end in ``--limit`` seconds. ``--breaks`` of them are drawn for each file, with a seed. ``--only`` selects files by their
-stem. It prints each break and the share that was noticed.
+stem. It prints each break and the share that was noticed. With ``--short`` a break that the short set of these tests
+does not notice is tried with all of them, and it prints both shares.
 """
 
 from __future__ import annotations
@@ -295,10 +296,10 @@ def source_hash(package: Path) -> str:
     return run.stdout.strip()
 
 
-def run_tests(package: Path, area: Area, path: Path, limit: float) -> str:
+def run_tests(package: Path, area: Area, path: Path, limit: float, *options: str) -> str:
     """``passed``, ``failed`` or ``too long``."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", *test_files(area, path)]
-    command += ["-k", area.select] if area.select else []
+    command += [*options, *(["-k", area.select] if area.select else [])]
     with subprocess.Popen(
         command,
         cwd=package.parents[1],
@@ -318,8 +319,11 @@ def run_tests(package: Path, area: Area, path: Path, limit: float) -> str:
     return "passed" if run.returncode == 0 else "failed"
 
 
-def try_break(package: Path, area: Area, made: Break, limit: float) -> str:
-    """The outcome of the tests with one break in the copy, which is mended afterwards."""
+def try_break(package: Path, area: Area, made: Break, limit: float, runs: list[list[str]]) -> int:
+    """Which of the runs, each with options of its own, is the first that notices the break; their number if none does.
+
+    The break is in the copy, and is mended afterwards.
+    """
     inside = made.path.relative_to("minigrad") if made.path.parts[0] == "minigrad" else made.path
     file = package / inside
     old, stamp = file.read_text(encoding="utf-8"), file.stat()
@@ -328,12 +332,14 @@ def try_break(package: Path, area: Area, made: Break, limit: float) -> str:
     if compiled and Path(compiled).is_dir():
         # What other files compiled is still right; Numba compiles this one anew by its time and size.
         shutil.copytree(compiled, source_hash(package), dirs_exist_ok=True)
-    outcome = run_tests(package, area, made.path, limit)
+    first = 0
+    while first < len(runs) and run_tests(package, area, made.path, limit, *runs[first]) == "passed":
+        first += 1
     if compiled:
         shutil.rmtree(source_hash(package), ignore_errors=True)
     file.write_text(old, encoding="utf-8")
     os.utime(file, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
-    return outcome
+    return first
 
 
 def main() -> None:
@@ -342,12 +348,14 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", help="stems of files")
     parser.add_argument("--breaks", type=int, default=2, help="breaks drawn for each file; 0: all")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--short", action="store_true", help="ask the short set first, then all tests")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds for one run of the tests")
     args = parser.parse_args()
     if unknown := [name for name in args.areas if name not in AREAS]:
         parser.error(f"there is no area {unknown[0]}; there are {', '.join(AREAS)}")
 
-    noticed, total, survivors, right = 0, 0, [], set()
+    runs = [["--short"], []] if args.short else [[]]
+    noticed, survivors, right = [0] * (len(runs) + 1), [], set()  # by the run that noticed first; none: the last
     with tempfile.TemporaryDirectory() as name:
         package = make_copy(Path(name))
         for area in (AREAS[name] for name in args.areas or AREAS):
@@ -362,13 +370,16 @@ def main() -> None:
                 count = min(args.breaks or len(made), len(made))
                 for one in random.Random(f"{args.seed} {path}").sample(made, count):
                     started = time.perf_counter()
-                    outcome = try_break(package, area, one, args.limit)
+                    first = try_break(package, area, one, args.limit, runs)
                     line = f"{path} {one.function}, {one.what}"
-                    total, noticed = total + 1, noticed + (outcome != "passed")
-                    verdict = "SURVIVED" if outcome == "passed" else "noticed"
+                    noticed[first] += 1
+                    verdict = "SURVIVED" if first == len(runs) else "LONG" if first else "noticed"
                     print(f"{verdict:9}{time.perf_counter() - started:6.1f} s  {line}", flush=True)
-                    survivors += [line] if outcome == "passed" else []
-    print(f"\n{noticed} of {total} breaks noticed ({100 * noticed / max(total, 1):.1f} %)")
+                    survivors += [line] if first == len(runs) else []
+    total, found = sum(noticed), sum(noticed[:-1])
+    print(f"\n{found} of {total} breaks noticed ({100 * found / max(total, 1):.1f} %)")
+    if args.short:
+        print(f"the short set notices {noticed[0]} of them ({100 * noticed[0] / max(found, 1):.1f} %)")
     for line in survivors:
         print(f"survived: {line}")
 

@@ -1,13 +1,12 @@
 """docs/add_an_op.md, followed to the letter in a copy of the tree, ends with green tests on the CPU and on CUDA."""
 
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import code_blocks
+import pytest
+from processes import python
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -33,6 +32,7 @@ def follow(page: Path, tree: Path) -> list[Path]:
     return changed
 
 
+@pytest.mark.long
 def test_an_operation_that_is_added_by_the_page_passes_all_contracts(tmp_path):
     for folder in ("minigrad", "cuda_kernels", "distributed", "tests", "examples", "benchmarks", "docs"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
@@ -44,12 +44,11 @@ def test_an_operation_that_is_added_by_the_page_passes_all_contracts(tmp_path):
     places = {"PYTHONPATH": str(tmp_path), "MINIGRAD_CACHE_DIR": str(tmp_path / "cache")}
     tests = "tests/test_contracts.py", "tests/test_typing.py", "tests/ops/test_isru.py"
     for command in (
-        [sys.executable, "-c", "import minigrad; print(minigrad.nn.functional.isru(minigrad.tensor([0.75])).item())"],
-        [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *tests],
-        [sys.executable, "-m", "ruff", "check", *map(str, changed)],
+        ["-c", "import minigrad; print(minigrad.nn.functional.isru(minigrad.tensor([0.75])).item())"],
+        ["-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *tests],
+        ["-m", "ruff", "check", *changed],
     ):
-        environment = {**os.environ, **places, "NUMBA_ENABLE_CUDASIM": "1"}
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=500)
+        done = python(*command, cwd=tmp_path, env={**places, "NUMBA_ENABLE_CUDASIM": "1"}, timeout=500)
         assert done.returncode == 0, done.stdout + done.stderr
         if "-c" in command:
             assert float(done.stdout) == 0.6000000238418579

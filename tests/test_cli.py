@@ -26,6 +26,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return folder, result.stdout
 
 
+@pytest.mark.long
 def test_train_is_the_example(trained, tmp_path):
     result = example_scripts.run("train_char_gpt.py", *TINY, "--steps", 8, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
@@ -34,6 +35,7 @@ def test_train_is_the_example(trained, tmp_path):
         assert (trained[0] / checkpoint / file).read_bytes() == (tmp_path / checkpoint / file).read_bytes()
 
 
+@pytest.mark.long
 def test_train_says_how_to_go_on_and_that_works(trained):
     folder, shown = trained
     assert shown.splitlines()[-1] == "next: minigrad sample runs/char-gpt"
@@ -42,12 +44,14 @@ def test_train_says_how_to_go_on_and_that_works(trained):
     assert texts[0] == texts[1] != texts[2]
 
 
+@pytest.mark.long
 def test_a_resumed_run_is_the_same_command(trained):
     result = run("train", "--resume", cwd=trained[0])
     assert result.returncode == 0
     assert "nothing to do: runs/char-gpt has 8 steps" in result.stdout
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("command", ["train", "sample"])
 def test_help_speaks_of_the_command_alone(command, tmp_path):
     shown = run(command, "--help", cwd=tmp_path).stdout
@@ -58,6 +62,7 @@ def test_help_speaks_of_the_command_alone(command, tmp_path):
     assert len(uses) > 1 and len(columns) == 1  # the remarks stand below each other
 
 
+@pytest.mark.long
 def test_help_and_version_of_the_command_itself(tmp_path):
     for flag in ("-h", "--help"):
         shown, of_env = run(flag, cwd=tmp_path), run("env", flag, cwd=tmp_path)
@@ -76,6 +81,7 @@ def test_env_is_the_report(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out == "the report\n"
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [

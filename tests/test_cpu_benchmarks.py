@@ -89,6 +89,7 @@ def test_each_part_of_a_profile_is_a_kernel_module(module):
     assert profile.part_of("gelu") == profile.OTHER
 
 
+@pytest.mark.long
 def test_a_profile_shows_a_block_as_one_part_or_apart(tmp_path):
     shares = []
     for flags in ([], ["--apart"]):

@@ -105,6 +105,7 @@ def each_call(kind: str) -> Iterator[Faults]:
             return
 
 
+@pytest.mark.long(but=4)
 @pytest.mark.parametrize("kind", ["error", "full", "short", "kill"])
 @pytest.mark.parametrize("same_step", [False, True], ids=["next step", "same step"])
 def test_any_call_of_a_save_may_fail(tmp_path, kind, same_step):

@@ -36,6 +36,7 @@ def test_readme_shows_code_that_runs():
     assert code_blocks.python_blocks(ROOT / "README.md"), "README.md has no block marked python"
 
 
+@pytest.mark.long(but=2)
 @pytest.mark.parametrize(
     ("path", "block"), [pytest.param(p, b, id=f"{p.relative_to(ROOT)}:{b.line}") for p, b in python_blocks()]
 )

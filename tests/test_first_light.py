@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from processes import python
 
+pytestmark = pytest.mark.long
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 
 # The process is as unusable as a CUDA context after an illegal address: what follows a failure would fail as well.
@@ -103,6 +104,7 @@ def test_it_goes_on_where_it_was_cut_off(first_light, tmp_path):
     assert (tmp_path / "ran").read_text() == "a"
 
 
+@pytest.mark.short
 def test_bad_options_and_a_machine_without_a_gpu(first_light, monkeypatch, tmp_path, capsys):
     out = ["--out", str(tmp_path / "report.json")]
     monkeypatch.setattr(first_light, "refusal", lambda: "there is no GPU to measure: no NVIDIA driver")
@@ -120,7 +122,8 @@ def test_bad_options_and_a_machine_without_a_gpu(first_light, monkeypatch, tmp_p
 @pytest.mark.parametrize("processes", [0, 1])
 def test_a_process_that_lost_cuda_runs_no_further_test(processes, tmp_path, monkeypatch):
     """Alone it ends and says why; pytest-xdist goes on in another one."""
-    (tmp_path / "conftest.py").write_text((Path(__file__).parent / "conftest.py").read_text())
+    for name in ("conftest.py", "short_set.py"):
+        (tmp_path / name).write_text((Path(__file__).parent / name).read_text())
     (tmp_path / "test_lost.py").write_text(
         "import minigrad\n"
         "from minigrad.cuda_kernels.platform import memory\n"

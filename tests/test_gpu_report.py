@@ -66,6 +66,7 @@ NOT_IN_THE_SIMULATOR = {
 }
 
 
+@pytest.mark.long
 def test_everything_that_is_measured_runs_and_is_right(tmp_path, monkeypatch):
     monkeypatch.setenv("MINIGRAD_CACHE_DIR", str(tmp_path))
     done = command("-c", REHEARSAL, simulated=True)
@@ -123,6 +124,7 @@ def test_pytorch_is_asked_for_the_same():
     assert done.stdout.strip() == "compared", done.stderr
 
 
+@pytest.mark.long
 def test_the_rehearsal(tmp_path):
     """``--rehearse``: no GPU is needed, and what the simulator lacks is skipped."""
     path, script = tmp_path / "report.json", str(BENCHMARKS / "gpu_report.py")
@@ -145,6 +147,7 @@ sys.exit(gpu_report.main(["--out", sys.argv[1], "--only", "launch with"]))
 """
 
 
+@pytest.mark.long
 def test_the_whole_command_with_its_process(tmp_path):
     path = tmp_path / "report.json"
     done = command("-c", WHOLE, str(path), simulated=True)

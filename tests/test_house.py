@@ -9,6 +9,7 @@ import house
 import pytest
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", house.MEASURES)
 def test_a_measure_is_within_its_limit(name):
     today, (goal, limit, reason) = house.MEASURES[name](), house.BUDGETS[name]

@@ -59,6 +59,7 @@ DAMAGES = {
 }
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_damaged_entries_are_compiled_again(warm: Path, damage: Callable[[bytes], bytes]) -> None:
     for path in entries(warm):
@@ -76,6 +77,7 @@ def give_away(folder: Path) -> None:
     os.chown(folder, 12345, -1)
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("change", [lambda folder: folder.chmod(0o777), give_away], ids=["writable", "another's"])
 def test_a_folder_that_others_may_change_is_not_used(warm: Path, change: Callable[[Path], None]) -> None:
     (folder,) = warm.iterdir()
@@ -92,6 +94,7 @@ def test_a_folder_that_others_may_change_is_not_used(warm: Path, change: Callabl
     assert "owned or writable by somebody else" in result.stderr
 
 
+@pytest.mark.long
 def test_a_root_in_which_others_may_rename_is_not_used(warm: Path) -> None:
     try:
         warm.chmod(0o777)
@@ -102,11 +105,13 @@ def test_a_root_in_which_others_may_rename_is_not_used(warm: Path) -> None:
         warm.chmod(0o700)
 
 
+@pytest.mark.long
 def test_an_empty_variable_is_as_none(tmp_path: Path) -> None:
     result = run(Path(), MINIGRAD_CACHE_DIR="", XDG_CACHE_HOME=str(tmp_path))
     assert result.stdout.splitlines()[0].startswith(str(tmp_path / "minigrad"))
 
 
+@pytest.mark.long
 def test_a_root_that_is_no_folder_is_reported(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")
@@ -127,6 +132,7 @@ def test_folders_of_old_versions_are_removed_after_a_month(tmp_path: Path) -> No
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cpu-recent", "other"]
 
 
+@pytest.mark.long
 def test_processes_that_start_together_with_an_empty_cache(tmp_path: Path) -> None:
     """Each compiles or finds a kernel that another has written; none fails, warns or leaves parts of files."""
     for result in good([*outcomes(range(4), lambda _: run(tmp_path)).values()]):

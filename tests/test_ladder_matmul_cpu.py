@@ -27,6 +27,7 @@ def test_these_are_the_rungs(ladder):
     assert tuple(ladder.RUNGS) == RUNGS
 
 
+@pytest.mark.long(but=2)
 @pytest.mark.parametrize("rung", RUNGS)
 def test_a_rung_is_the_product(ladder, rung):
     random = np.random.default_rng(0)
@@ -47,6 +48,7 @@ def test_a_rung_adds_to_y(ladder, rung):
     np.testing.assert_allclose(y, 1 + a.astype(np.float64) @ b, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.long
 def test_the_table(tmp_path):
     out = tmp_path / "table.json"
     options = *("--size", 48, "--turns", 1, "--seconds", 0, "--threads", 2), *("--against", "numpy", "--json", out)

@@ -101,6 +101,7 @@ def test_version_is_stated_once():
     assert minigrad.__version__ == PYPROJECT["project"]["version"]
 
 
+@pytest.mark.long
 def test_installed_wheel_imports(installed):
     code = (
         "import minigrad, minigrad.distributed, minigrad.cuda_kernels, importlib.util\n"
@@ -112,6 +113,7 @@ def test_installed_wheel_imports(installed):
     assert top == "None"
 
 
+@pytest.mark.long
 def test_installed_wheel_brings_the_command_and_its_scripts(wheel, installed):
     with zipfile.ZipFile(wheel) as archive:
         (path,) = [name for name in archive.namelist() if name.endswith(".dist-info/entry_points.txt")]

@@ -133,8 +133,7 @@ def test_keep(tmp_path):
         save(tmp_path, left[-1], keep=keep)
         assert steps(tmp_path) == left
     for keep in (0, -1, 1.5, True):
-        with pytest.raises(CheckpointError, match="keep must be at least 1"):
-            save(tmp_path, 8, keep=keep)  # type: ignore[arg-type]
+        raises(CheckpointError, "keep must be at least 1", save, tmp_path, 8, keep)
 
 
 def test_saving_before_later_steps_deletes_neither_them_nor_itself(tmp_path):

@@ -1,14 +1,11 @@
 """The product of operands rounded to bfloat16, against exact products, and who may choose it."""
 
-import os
-import subprocess
-import sys
-
 import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from processes import python
 
 import minigrad as mg
 from minigrad.cpu_kernels.matmul import THIN_ROWS, matmul
@@ -197,8 +194,7 @@ def test_high_is_float32_on_a_cpu():
 
 def test_a_cpu_without_the_instruction_says_so():
     program = "import minigrad as mg\nmg.set_float32_matmul_precision('medium')"
-    environment = dict(os.environ, NUMBA_CPU_NAME="generic", NUMBA_CPU_FEATURES="")
-    result = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    result = python("-c", program, env={"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""})
     assert result.returncode == 1
     assert "RuntimeError" in result.stderr
     assert "avx512_bf16" in result.stderr

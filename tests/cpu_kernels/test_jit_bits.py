@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
+import pytest
 from numba.core.caching import IndexDataCacheFile
 from numba.core.codegen import JITCodeLibrary
+from processes import python
 
 from minigrad.cpu_kernels.toolbox import jit
 
@@ -30,13 +29,10 @@ print([results[N] for N in sorted(results)])
 
 
 def bits(cache: Path, *rows: int) -> str:
-    environment = {**os.environ, "MINIGRAD_CACHE_DIR": str(cache)}
-    command = [sys.executable, "-c", SCRIPT, *map(str, rows)]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stderr
-    return result.stdout
+    return python("-c", SCRIPT, *rows, env={"MINIGRAD_CACHE_DIR": str(cache)}, check=True).stdout
 
 
+@pytest.mark.long
 def test_bits_depend_neither_on_the_cache_nor_on_what_was_loaded_first(tmp_path):
     compiled = bits(tmp_path, 8, 32)
     assert bits(tmp_path, 8, 32) == compiled  # from the cache

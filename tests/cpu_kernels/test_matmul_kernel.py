@@ -1,14 +1,12 @@
 """The matrix product against NumPy in float64: every size, stride, batch and bias, on any number of threads."""
 
-import os
 import platform
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from processes import python
 from refusals import raises
 
 from minigrad.cpu_kernels import linear
@@ -202,6 +200,7 @@ print(register_tile.VECTOR_BYTES)
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("cpu", "features", "vector_bytes"),
     [("generic", "", 16), ("haswell", "+avx,+avx2,+fma,+sse4.2,+popcnt,+bmi,+bmi2", 32)],
@@ -212,10 +211,7 @@ def test_other_vector_widths(cpu, features, vector_bytes):
         pytest.skip("the other CPUs of this test are x86")
     if vector_bytes > register_tile.VECTOR_BYTES:
         pytest.skip("this CPU has no AVX2")
-    environment = dict(os.environ, NUMBA_CPU_NAME=cpu, NUMBA_CPU_FEATURES=features)
-    result = subprocess.run(
-        [sys.executable, "-c", OTHER_VECTORS], env=environment, capture_output=True, text=True, check=False
-    )
+    result = python("-c", OTHER_VECTORS, env={"NUMBA_CPU_NAME": cpu, "NUMBA_CPU_FEATURES": features})
     assert result.returncode == 0, result.stderr
     assert int(result.stdout) == vector_bytes
 

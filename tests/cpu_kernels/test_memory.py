@@ -46,6 +46,7 @@ def run(setting):
     return enabled == "True", int(faults)
 
 
+@pytest.mark.long
 @needs_glibc
 def test_freed_blocks_are_reused_without_page_faults():
     enabled, faults = run("1")
@@ -141,6 +142,7 @@ def test_memory_is_given_back_on_request():
     assert (kept + barrier).sum().item() == 2000
 
 
+@pytest.mark.long
 def test_debug_reports_when_the_process_ends():
     done = python("import minigrad as mg; mg.ones(3).exp()", MINIGRAD_DEBUG="1")
     assert "minigrad: memory:" in done.stderr and "page faults, peak" in done.stderr
@@ -158,6 +160,7 @@ kept = [np.empty(1_000_000) for _ in range(20)]
 """
 
 
+@pytest.mark.long
 @needs_glibc
 def test_debug_shows_how_much_memory_was_used_before():
     """20 arrays of 8 MB in one place, 20 in places of their own: about half are hits."""
@@ -198,6 +201,7 @@ print(full - busy, full - mg.memory_stats()["resident"])
 """
 
 
+@pytest.mark.long
 @needs_glibc
 def test_an_idle_process_gives_its_free_memory_back_and_a_busy_one_does_not():
     while_busy, when_idle = map(int, python(IDLE, MINIGRAD_MALLOPT="1").stdout.split())

@@ -220,8 +220,7 @@ def test_the_environment_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
     assert mg.cuda.get_gemm() == "numba"
     monkeypatch.setattr(choices, "_gemm", None)
     monkeypatch.setenv("MINIGRAD_GEMM", "cublas")
-    with pytest.raises(ValueError, match="MINIGRAD_GEMM='cublas': expected one of 'tuned', 'numba', 'cublaslt'"):
-        mg.cuda.get_gemm()
+    raises(ValueError, "MINIGRAD_GEMM='cublas': expected one of 'tuned', 'numba', 'cublaslt'", mg.cuda.get_gemm)
     raises(ValueError, "set_gemm 'fast': expected one of", lambda: mg.cuda.set_gemm("fast"))
 
 

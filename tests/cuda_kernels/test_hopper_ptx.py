@@ -211,8 +211,7 @@ def test_descriptors_say_where_operands_lie(
 
 def test_descriptors_without_meaning() -> None:
     for descriptor, problem in ((1 << 14, "no meaning"), (1 << 49, "base offset")):
-        with pytest.raises(SimulationError, match=problem):
-            hopper_twins.operand_addresses(descriptor, 64, "k")
+        raises(SimulationError, problem, hopper_twins.operand_addresses, descriptor, 64, "k")
 
 
 def product(

@@ -202,8 +202,7 @@ def test_an_older_card_is_told_what_the_kernel_needs(monkeypatch: pytest.MonkeyP
     def modern(n: Any) -> None: ...
 
     monkeypatch.setattr(memory, "capability", lambda device: (7, 5))
-    with pytest.raises(libcuda.CudaError, match=r"modern\(int64\) needs compute capability 8\.0, cuda:0 has 7\.5"):
-        modern._load(0)
+    raises(libcuda.CudaError, r"modern\(int64\) needs compute capability 8\.0, cuda:0 has 7\.5", modern._load, 0)
 
 
 def test_a_debugging_line_compares_with_what_the_card_reaches(monkeypatch: pytest.MonkeyPatch) -> None:

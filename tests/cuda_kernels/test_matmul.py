@@ -12,6 +12,7 @@ from refusals import raises
 from simulated import ordered
 
 from minigrad.cuda_kernels import matmul
+from minigrad.cuda_kernels.ladders import ladder_matmul
 from minigrad.cuda_kernels.platform import array, choices, launch, memory
 from minigrad.cuda_kernels.products import hopper, simt, tensor_core, tiles
 from minigrad.dtypes import as_dtype
@@ -191,3 +192,10 @@ def test_more_elements_than_a_launch_takes(monkeypatch):
 def test_plans_fill_a_gpu(sizes, without, on_tensor_cores):
     assert tiles.plan(*sizes, (128, 64, 32)) == without
     assert tiles.plan(*sizes, tensor_core.SIDES) == on_tensor_cores
+
+
+@pytest.mark.parametrize("step", ladder_matmul.STEPS)
+def test_a_step_of_the_ladder_is_the_product(step):
+    a, b = RNG.standard_normal((19, 20), np.float32), RNG.standard_normal((20, 24), np.float32)
+    with ordered(1):
+        check(ladder_matmul.multiply(step, array.from_host(a), array.from_host(b)), a, b)

@@ -179,8 +179,7 @@ def test_the_engine_of_operations(launched: list[str], monkeypatch: pytest.Monke
         np.testing.assert_allclose(y.numpy(force=True).astype("f8"), product(x, weight.T), rtol=2**-8, atol=1e-5)
         assert kernel in launched
     monkeypatch.setattr(memory, "capability", lambda _: (8, 0))
-    with pytest.raises(ValueError, match=r"for compute capability \(9, 0\); cuda:0 has \(8, 0\)"):
-        minigrad.cuda.set_gemm("hopper")
+    raises(ValueError, r"for compute capability \(9, 0\); cuda:0 has \(8, 0\)", minigrad.cuda.set_gemm, "hopper")
 
 
 def test_a_captured_launch_keeps_its_maps() -> None:

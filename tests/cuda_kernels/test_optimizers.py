@@ -445,5 +445,4 @@ def test_the_simulator_knows_which_addresses_are_in_use() -> None:
     address = x.pointer
     del x, p
     for nowhere in (address, 4096):
-        with pytest.raises(simulated_memory.SimulationError, match="no device memory"):
-            ptx.pointer_float32(nowhere)
+        raises(simulated_memory.SimulationError, "no device memory", ptx.pointer_float32, nowhere)

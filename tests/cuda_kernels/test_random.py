@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from refusals import raises
 
 from minigrad import cuda_kernels, plain_kernels
 from minigrad.cuda_kernels import to_host as host
@@ -46,10 +47,8 @@ def test_what_cannot_be_drawn() -> None:
         lambda: random.integers(3, 3, 2, 0, 0),
         lambda: cuda_kernels.dropout.forward(cuda_kernels.zeros(3, "float32"), 1.5, 0, 0),
     ):
-        with pytest.raises(ValueError, match="expected"):
-            call()
-    with pytest.raises(TypeError, match="float32 or float64"):
-        random.normal(3, "int64", 0, 0)
+        raises(ValueError, "expected", call)
+    raises(TypeError, "float32 or float64", random.normal, 3, "int64", 0, 0)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

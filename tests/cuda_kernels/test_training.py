@@ -12,8 +12,9 @@ from harness import host
 import minigrad as mg
 from minigrad import nn
 from minigrad.cuda_kernels.platform import memory
-from minigrad.models import GPT2, GPT2Config, Llama, LlamaConfig, generation
+from minigrad.models import GPT2, GPT2Config, Llama, LlamaConfig, generation, gpt2_memory
 from minigrad.optim import AdamW, clip_grad_norm
+from minigrad.tools.step_memory import memory_report
 
 
 def gpt2() -> Any:
@@ -112,3 +113,21 @@ def test_explain_tells_which_plans_run():
     text = str(mg.explain(model, mg.tensor([[1, 5, 0, 3]], device="cuda")))
     assert "forward runs as 'sums in products'" in text
     assert "forward not as 'whole block': these kernels have no stages" in text
+
+
+def test_a_step_of_gpt2_in_bfloat16_keeps_what_is_predicted() -> None:
+    """On a device with tensor cores, and as its allocator says."""
+    config = GPT2Config(128, 8, 1, 1, 8)
+    model = GPT2(config)
+    model.to("cuda")
+    x, y = (mg.tensor(t, device="cuda") for t in np.random.default_rng(0).integers(0, 128, (2, 1, 8)))
+
+    def loss() -> mg.Tensor:
+        with mg.autocast("cuda", mg.bfloat16):
+            return model.loss(x, y)
+
+    report, expected = memory_report(model, loss), gpt2_memory(config, 1, dtype=mg.bfloat16, moments=0)
+    assert report.activations == expected.activations
+    for kind in ("weights", "gradients", "weight_copies", "optimizer"):
+        assert getattr(report, kind) == getattr(expected, kind), kind
+    assert 0.5 * expected.temporary < report.temporary < 2 * expected.temporary  # an estimate

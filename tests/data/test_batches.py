@@ -133,8 +133,6 @@ def test_wrong_arguments_are_named():
     raises(DataError, "max_batches", lambda: FixedBatches(TOKENS, 1, 8, 0))
     raises(DataError, "step must not be negative", lambda: RandomBatches(TOKENS, 1, 8, 0).batch(-1))
     for seed in (-1, 2**64):
-        with pytest.raises(DataError, match="seed"):
-            RandomBatches(TOKENS, 1, 8, seed)
+        raises(DataError, "seed", RandomBatches, TOKENS, 1, 8, seed)
     for fraction in (0.0, 1.0, -1.0, float("nan")):
-        with pytest.raises(DataError, match="val_fraction"):
-            train_val_split(TOKENS, fraction)
+        raises(DataError, "val_fraction", train_val_split, TOKENS, fraction)

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import platform
-import subprocess
 import sys
 import threading
 import time
@@ -16,6 +15,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from processes import python
 from refusals import raises
 
 from minigrad.data import CharTokenizer, DataError, corpus, load_corpus
@@ -37,8 +37,7 @@ def test_the_default_needs_nothing_and_is_english():
 
 def test_the_default_is_the_same_text_in_each_process():
     command = "from minigrad.data.corpus import load_corpus; print(load_corpus().metadata['sha256'])"
-    environment = {**os.environ, "PYTHONHASHSEED": "12345"}
-    other = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True, env=environment)
+    other = python("-c", command, env={"PYTHONHASHSEED": "12345"}, check=True)
     assert other.stdout.strip() == load_corpus().metadata["sha256"]
 
 

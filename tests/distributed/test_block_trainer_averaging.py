@@ -25,6 +25,7 @@ from block_trainer_nets import (
 )
 from data_parallel import state_bits
 from in_threads import in_threads
+from refusals import raises
 
 from minigrad import Tensor, nn
 from minigrad.device import CPU
@@ -58,8 +59,7 @@ def test_must_weight_identity_after_every_step_and_when_broken(comm: ThreadCommu
     assert error.value.ranks == (2,)
     net.blocks[1].weight.data[0, 0] = 0
     net.blocks[0].statistic.mean.data[0] = comm.rank
-    with pytest.raises(ReplicaMismatchError, match="blocks.0.statistic.mean"):
-        trainer.verify_replicas()
+    raises(ReplicaMismatchError, "blocks.0.statistic.mean", trainer.verify_replicas)
 
 
 def test_must_mean_semantics_means_of_1_and_5_with_3_and_1_samples_give_2():
@@ -105,6 +105,7 @@ def test_must_all_parameters_are_reduced_exactly_once_also_frozen_and_missing_on
             assert np.array_equal(got[1][name], start[name])
 
 
+@pytest.mark.long
 def test_must_large_gradients_of_134_mb_are_reduced():
     n = 134_217_750 // 4 + 1  # entrenar's own 350M example; its server refuses the message
 
@@ -237,10 +238,8 @@ def test_must_order_layouts_of_the_models():
     assert BlockLayout.of(llama).names[:3] == ["block 2", "block 1", "block 0"]
     every = [p for model in (gpt, llama) for _, named in BlockLayout.of(model).groups for _, p in named]
     assert sorted(p.id for p in every) == sorted(p.id for model in (gpt, llama) for p in model.parameters())
-    with pytest.raises(ValueError, match="Linear has 0 ModuleLists"):
-        BlockLayout.of(nn.Linear(2, 2))
-    with pytest.raises(ValueError, match="blocks is 'x'; GPT2 has the ModuleLists h"):
-        BlockLayout.of(gpt, "x")
+    raises(ValueError, "Linear has 0 ModuleLists", lambda: BlockLayout.of(nn.Linear(2, 2)))
+    raises(ValueError, "blocks is 'x'; GPT2 has the ModuleLists h", BlockLayout.of, gpt, "x")
 
 
 def test_must_order_bucketed_is_unbucketed_bit_for_bit():

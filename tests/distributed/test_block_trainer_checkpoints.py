@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from block_trainer_nets import CONFIG, Net, One, batch, held, parts
 from data_parallel import state_bits
+from refusals import raises
 
 import minigrad
 from minigrad.distributed import (
@@ -51,8 +52,7 @@ def test_must_checkpoint_of_another_dtype_is_not_cast_in_silence(tmp_path):
         if dtype is np.float64:
             trainer.save_checkpoint(tmp_path)
         else:
-            with pytest.raises(CheckpointError, match="does not fit rank 0: the weights' hash is"):
-                trainer.load_checkpoint(tmp_path)
+            raises(CheckpointError, "does not fit rank 0: the weights' hash is", trainer.load_checkpoint, tmp_path)
 
 
 def test_must_checkpoint_hashes_every_ranks_weights_and_writes_nothing_if_they_differ(tmp_path):
@@ -62,8 +62,7 @@ def test_must_checkpoint_hashes_every_ranks_weights_and_writes_nothing_if_they_d
         trainer.train_batch(*batch(0))
         trainer.save_checkpoint(tmp_path / "run")
         net.norm.weight.data[0] += comm.rank
-        with pytest.raises(ReplicaMismatchError, match="norm.weight"):
-            trainer.save_checkpoint(tmp_path / "broken")
+        raises(ReplicaMismatchError, "norm.weight", lambda: trainer.save_checkpoint(tmp_path / "broken"))
 
     run_threads(2, body, timeout=20)
     assert not (tmp_path / "broken").exists()
@@ -72,8 +71,7 @@ def test_must_checkpoint_hashes_every_ranks_weights_and_writes_nothing_if_they_d
 
     def other(comm: ThreadCommunicator) -> None:
         trainer = BlockDistributedTrainer(Net(dtype=np.float32), comm, CONFIG)
-        with pytest.raises(CheckpointError, match="does not fit rank 0"):
-            trainer.load_checkpoint(tmp_path / "run")
+        raises(CheckpointError, "does not fit rank 0", lambda: trainer.load_checkpoint(tmp_path / "run"))
         with pytest.raises(CheckpointError):
             trainer.load_checkpoint(tmp_path / "nowhere")
 

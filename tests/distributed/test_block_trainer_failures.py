@@ -9,6 +9,7 @@ import pytest
 from block_trainer_nets import CONFIG, C, Net, One, Spoil, batch, held, parts, train
 from data_parallel import state_bits
 from in_threads import in_threads
+from refusals import raises
 
 from minigrad import Tensor, nn
 from minigrad.distributed import (
@@ -102,14 +103,12 @@ def test_must_mismatch_raises_on_every_rank_before_averaging(comm: ThreadCommuni
     if what == "shape" and odd:
         net.head.weight = nn.Parameter(Tensor(np.zeros((C, 4))))
     if what in ("shape", "dtype"):
-        with pytest.raises(CollectiveMismatchError, match="rank 1 has"):
-            BlockDistributedTrainer(net, comm)
+        raises(CollectiveMismatchError, "rank 1 has", BlockDistributedTrainer, net, comm)
         return
     if what == "blocks":
         net.others = nn.ModuleList([nn.Linear(2, 2, bias=False)])
         trainer = BlockDistributedTrainer(net, comm, CONFIG, blocks="others" if odd else "blocks")
-        with pytest.raises(CollectiveMismatchError, match="the blocks is"):
-            trainer.train_batch(*batch(0))
+        raises(CollectiveMismatchError, "the blocks is", lambda: trainer.train_batch(*batch(0)))
         return
     trainer = BlockDistributedTrainer(net, comm, CONFIG)
     if what == "samples":
@@ -121,8 +120,7 @@ def test_must_mismatch_raises_on_every_rank_before_averaging(comm: ThreadCommuni
         trainer.train_batch(*batch(0))
     trainer._step.global_step += odd
     before = held(net)
-    with pytest.raises(CollectiveMismatchError, match="the (global step|number of the step) is"):
-        trainer.train_batch(*batch(1))
+    raises(CollectiveMismatchError, "the (global step|number of the step) is", lambda: trainer.train_batch(*batch(1)))
     assert held(net) == before
 
 

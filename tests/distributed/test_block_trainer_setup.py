@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from block_trainer_nets import Net, batch, held
+from refusals import raises
 
 from minigrad.distributed import (
     BlockDistributedTrainer,
@@ -38,8 +39,7 @@ from minigrad.distributed import (
     ],
 )
 def test_must_config_refuses_invalid_values(fields, message):
-    with pytest.raises(ValueError, match=message):
-        DistributedTrainConfig(**fields)
+    raises(ValueError, message, lambda: DistributedTrainConfig(**fields))
 
 
 def test_must_config_fits_the_communicator():
@@ -48,8 +48,7 @@ def test_must_config_fits_the_communicator():
     for config in (DistributedTrainConfig(2), DistributedTrainConfig(1, backend="cuda")):
         with pytest.raises(ValueError, match="the communicator's that of rank 0 of 1 on cpu"):
             BlockDistributedTrainer(Net(), NoOpCommunicator(), config=config)
-    with pytest.raises(ValueError, match="log_every is 0"):
-        BlockDistributedTrainer(Net(), NoOpCommunicator(), log_every=0)
+    raises(ValueError, "log_every is 0", lambda: BlockDistributedTrainer(Net(), NoOpCommunicator(), log_every=0))
 
 
 def test_a_trainer_knows_when_its_steps_are_made():
@@ -88,5 +87,4 @@ def test_must_sharding_vectors_are_disjoint_and_complete(n, world, want):
 
 @pytest.mark.parametrize("arguments", [(3, 0, 0), (3, 2, 2), (3, -1, 2), (-1, 0, 1), (3.0, 0, 1), (3, 0, True)])
 def test_must_sharding_refuses(arguments):
-    with pytest.raises(ValueError, match="shard_batches: "):
-        shard_batches(*arguments)
+    raises(ValueError, "shard_batches: ", lambda: shard_batches(*arguments))

@@ -252,6 +252,7 @@ print("passed")
 """
 
 
+@pytest.mark.long
 @requires_mpi
 def test_sync_params_and_weighted_all_reduce_between_processes() -> None:
     here = Path(__file__).parent

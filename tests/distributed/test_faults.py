@@ -13,7 +13,7 @@ from ranks import RanksResult, requires_mpi, run_ranks
 
 from minigrad.distributed.job import launch
 
-pytestmark = requires_mpi
+pytestmark = [requires_mpi, pytest.mark.long]
 
 KILL, STOP = "os.kill(os.getpid(), signal.SIGKILL)", "os.kill(os.getpid(), signal.SIGSTOP)"
 RAISE = "raise ValueError('on purpose')"
@@ -74,6 +74,7 @@ def assert_survivors_raised(result: RanksResult, kind: str, op: str = "all_reduc
     assert result.seconds < 30
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize(
     ("act", "how", "code", "words"),
     [

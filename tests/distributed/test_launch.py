@@ -18,11 +18,12 @@ from ranks import alive, requires_mpi, run_ranks
 
 from minigrad.distributed.job import launch, launch_job
 
-pytestmark = requires_mpi
+pytestmark = [requires_mpi, pytest.mark.long]
 
 WHO = 'import os, sys, time\nrank = int(os.environ["OMPI_COMM_WORLD_RANK"])\n'  # ranks without MPI start fast
 
 
+@pytest.mark.short
 def test_lines_arguments_and_threads():
     """Whole lines with their rank before them, on the stream that they were written to; arguments pass unchanged."""
     program = WHO + (
@@ -82,6 +83,7 @@ def test_the_job_ends_when_nobody_reads_its_output():
         process.stderr.close()
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize(
     ("act", "code", "words"),
     [
@@ -253,6 +255,7 @@ def test_independent_copies_are_warned_of():
     assert run_ranks(1, program.format("")).stderr == ""
 
 
+@pytest.mark.short
 def test_what_is_missing_is_said(monkeypatch, capsys):
     def nothing(name: str) -> None:
         raise launch.importlib.metadata.PackageNotFoundError(name)
@@ -265,6 +268,7 @@ def test_what_is_missing_is_said(monkeypatch, capsys):
     assert 'pip install "minigrad-cuda[mpi]"' in capsys.readouterr().err
 
 
+@pytest.mark.short
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -282,6 +286,7 @@ def test_wrong_command_lines(arguments, words, capsys):
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.short
 def test_leftovers_of_a_killed_launcher_are_swept(tmp_path):
     for name in ("dead", "alive", "young"):
         (tmp_path / f"{launch_job.SCRATCH}{name}").mkdir()
@@ -297,6 +302,7 @@ def test_leftovers_of_a_killed_launcher_are_swept(tmp_path):
     assert left == {"alive", "young", "other"}
 
 
+@pytest.mark.short
 def test_hosts_become_mpiruns():
     hosts = launch.parse_hosts("a,b:2")
     job = launch_job.LaunchJob(Path("mpirun"), 3, hosts, 1, ["x.py"], None, 1.0)

@@ -156,21 +156,25 @@ def passes(ranks: int, program: str, *arguments: str, timeout: float) -> None:
     assert all(result.lines(rank) == ["passed"] for rank in range(ranks)), result.text
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_it_is_a_communicator(ranks):
     passes(ranks, SUITE, "slow" if ranks == 2 else "quick", timeout=120)
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_all_ranks_hold_the_bits_of_the_sum_in_order_of_rank(ranks):
     passes(ranks, BITS, timeout=120)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_operations_side_by_side(ranks):
     passes(ranks, BESIDE, timeout=60)
 
 
+@pytest.mark.long
 def test_a_thread_that_waits_holds_up_no_other():
     passes(2, THREADS, timeout=40)
 

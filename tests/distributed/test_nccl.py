@@ -350,8 +350,7 @@ def test_the_first_operation_that_is_not_over_is_named(machine):
             return time.sleep(0.3)
         comm.all_reduce(Tensor(np.ones(3)), async_op=True)
         work = comm.all_reduce(Tensor(np.ones(4)), async_op=True)
-        with pytest.raises(CommTimeoutError, match=r"first operation that is not over is all_reduce\(sum\) of \(3,\)"):
-            work.wait()
+        raises(CommTimeoutError, r"first operation that is not over is all_reduce\(sum\) of \(3,\)", work.wait)
         return None
 
     good(machine, 2, fn, timeout=0.15)

@@ -266,6 +266,7 @@ with MpiCommunicator(timeout=60) as comm:
 """
 
 
+@pytest.mark.long
 @requires_mpi
 def test_workers_in_processes() -> None:
     here = Path(__file__).parent

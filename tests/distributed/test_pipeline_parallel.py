@@ -235,6 +235,7 @@ print("passed")
 """
 
 
+@pytest.mark.long
 @requires_mpi
 def test_pipelines_and_tensor_parallel_on_processes_equal_the_unsharded_model() -> None:
     result = run_ranks(3, PROGRAM, Path(__file__).resolve().parents[1], timeout=300)

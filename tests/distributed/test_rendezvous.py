@@ -188,8 +188,7 @@ def test_one_launcher_cannot_deny_what_another_says(mpi, monkeypatch, one, sever
 def test_mpi_must_see_the_world_that_the_launcher_made(mpi, monkeypatch, found):
     set_environ(monkeypatch, OPEN_MPI)
     mpi.rank, mpi.world_size = found
-    with pytest.raises(RendezvousError, match=r"Open MPI says rank 1 of 4, MPI says rank . of .*distributed\.launch"):
-        init_process_group()
+    raises(RendezvousError, r"Open MPI says rank 1 of 4, MPI says rank . of .*distributed\.launch", init_process_group)
     assert mpi.closed
 
 

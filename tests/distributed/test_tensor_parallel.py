@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from in_threads import in_threads
+from refusals import raises
 from replica_models import VOCABULARY, TensorCase, Words, assert_same_part, rows
 
 from minigrad import Tensor, nn
@@ -137,8 +138,7 @@ def test_cross_entropy_equals_that_of_the_whole_logits(world: int, weighted: boo
         close(loss_r.backward()[mine], want[:, begin:end])
         with pytest.raises(IndexError, match="target 5 at position 0 is out of range for 5 classes"):
             vocab_parallel_cross_entropy(mine, Tensor(np.full(6, 5)), 5, comm)
-        with pytest.raises(ValueError, match=r"expected \(N, "):
-            vocab_parallel_cross_entropy(mine, Tensor(target[:5]), 5, comm)
+        raises(ValueError, r"expected \(N, ", lambda: vocab_parallel_cross_entropy(mine, Tensor(target[:5]), 5, comm))
         with pytest.raises(ValueError, match=r"weight \(4,\); expected \(5,\)"):
             vocab_parallel_cross_entropy(mine, Tensor(target), 5, comm, Tensor(np.ones(4)))
 
@@ -154,10 +154,8 @@ def test_layers_begin_with_the_weights_of_one_whole_layer() -> None:
         ]
         found = [tensor.numpy() for layer in layers for tensor in layer.whole().values()]
         assert all(array.dtype == np.float32 and array.std() > 0 for array in found)
-        with pytest.raises(ValueError, match=r"a weight of shape \(5, 5\), expected \(5, 6\)"):
-            layers[0].take(nn.Linear(5, 5))
-        with pytest.raises(ValueError, match=r"a weight of shape \(6, 4\), expected \(5, 4\)"):
-            layers[2].take(nn.Embedding(6, 4))
+        raises(ValueError, r"a weight of shape \(5, 5\), expected \(5, 6\)", lambda: layers[0].take(nn.Linear(5, 5)))
+        raises(ValueError, r"a weight of shape \(6, 4\), expected \(5, 4\)", lambda: layers[2].take(nn.Embedding(6, 4)))
         return [array.tobytes() for array in found]
 
     results = run_threads(3, check, timeout=30)
@@ -218,8 +216,7 @@ def test_other_parameters_that_differ_are_refused(comm: Communicator) -> None:
     trainer = TensorParallelTrainer(config(), model, comm)
     norm.bias.data[0] = comm.rank
     before = [p.data.copy() for p in model.parameters()]
-    with pytest.raises(ReplicaMismatchError, match="'1.bias'"):
-        trainer.step(rows(6))
+    raises(ReplicaMismatchError, "'1.bias'", lambda: trainer.step(rows(6)))
     assert all(np.array_equal(p.data, old) for p, old in zip(model.parameters(), before, strict=True))
     norm.bias.data[0] = 0.0
     assert trainer.step(rows(6)).grad_norm > 0
@@ -243,13 +240,11 @@ def test_batches_that_give_no_step() -> None:
             ((x, y[: 5 - comm.rank]), ValueError if comm.rank else other, "features"),
         ]
         for batch, error, match in cases:
-            with pytest.raises(error, match=match):
-                trainer.step(batch)
+            raises(error, match, trainer.step, batch)
             assert np.array_equal(model.weight.data, before) and trainer.global_step == 0
         assert trainer.step((x, y)).loss > 0
         zero = TensorParallelTrainer(config(LossKind.weighted_cross_entropy([0, 1, 1, 1])), model, comm)
-        with pytest.raises(ValueError, match="weight 0 together"):
-            zero.step((x, np.zeros(5, np.int64)))
+        raises(ValueError, "weight 0 together", lambda: zero.step((x, np.zeros(5, np.int64))))
 
     run_threads(2, check, timeout=30)
 

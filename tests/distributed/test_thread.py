@@ -41,6 +41,7 @@ def test_it_is_a_communicator(check, n):
     run_threads(n, check, timeout=30)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("check", SLOW_CHECKS, ids=name_of)
 def test_it_bears_much_work(check):
     run_threads(2, check, timeout=60)
@@ -262,6 +263,7 @@ assert run_threads(4, fn, timeout=60) == [True] * 4
 """
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize(("layer", "module"), [("tbb", "tbbpool"), ("omp", "omppool"), ("workqueue", "workqueue")])
 def test_ranks_may_launch_parallel_kernels_at_the_same_time(layer, module):
     """Numba's workqueue layer ends the process when two threads launch kernels; the kernels take turns there."""

@@ -6,13 +6,14 @@ import dataclasses
 import math
 import shutil
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import python
 from ranks import requires_mpi, run_ranks
+from refusals import raises
 from train_runs import go, weights, write
 
 from minigrad.data import BytePairTokenizer
@@ -105,13 +106,11 @@ def test_should_launcher_defaults_are_entrenars():
 def test_must_config_files_refuse_by_name(tmp_path, text, message):
     path = tmp_path / "config.yaml"
     path.write_text(text)
-    with pytest.raises(SettingsError, match=message):
-        read_settings(path)
+    raises(SettingsError, message, read_settings, path)
 
 
 def test_must_config_files_that_cannot_be_read(tmp_path, monkeypatch, capsys):
-    with pytest.raises(SettingsError, match=r"nowhere.yaml cannot be read"):
-        read_settings(tmp_path / "nowhere.yaml")
+    raises(SettingsError, r"nowhere.yaml cannot be read", lambda: read_settings(tmp_path / "nowhere.yaml"))
     monkeypatch.setitem(sys.modules, "yaml", None)
     assert train.main([str(EXAMPLE)]) == 2
     assert 'install the extra `yaml`: pip install "minigrad-cuda[yaml]"' in capsys.readouterr().err
@@ -155,8 +154,7 @@ def test_should_launcher_flags_outweigh_the_file_and_a_launcher_fills_in(tmp_pat
     ],
 )
 def test_must_config_contradictions_raise(section, place, message):
-    with pytest.raises(SettingsError, match=message):
-        resolve(section, place)
+    raises(SettingsError, message, resolve, section, place)
 
 
 def test_should_tcp_coordinator_is_where_nccl_ranks_meet(monkeypatch):
@@ -172,8 +170,7 @@ def test_should_tcp_coordinator_is_where_nccl_ranks_meet(monkeypatch):
     DistributedTrainConfig(1).connect()
     monkeypatch.setattr(rendezvous, "discover_place", lambda: SECOND)
     DistributedTrainConfig(2, 1, backend="cuda").connect()
-    with pytest.raises(ValueError, match="world_size is 3, but Open MPI says 2"):
-        DistributedTrainConfig(3, 1).connect()
+    raises(ValueError, "world_size is 3, but Open MPI says 2", lambda: DistributedTrainConfig(3, 1).connect())
     (backend, options), (alone, _), (launched, rest) = asked
     assert (backend, alone, launched) == ("nccl", None, "nccl")
     assert (options["rank"], options["world_size"], options["local_rank"]) == (1, 2, 0)
@@ -312,8 +309,7 @@ def test_should_determinism_the_same_file_gives_the_same_weights(tmp_path):
 def test_a_run_replaces_nothing_and_keeps_its_settings(tmp_path):
     path = write(tmp_path)
     go(NoOpCommunicator(), path)
-    with pytest.raises(SettingsError, match="holds a run already: add --resume"):
-        go(NoOpCommunicator(), path)
+    raises(SettingsError, "holds a run already: add --resume", lambda: go(NoOpCommunicator(), path))
     with pytest.raises(SettingsError, match=r"training.lr is 0.5; the run in .* has 0.001 and keeps it"):
         go(NoOpCommunicator(), write(tmp_path, lr=0.5), resume=True)
     with pytest.raises(CheckpointError):
@@ -340,8 +336,7 @@ def test_errors_of_the_command_are_one_line(tmp_path, capsys):
 
 
 def test_one_process_runs_from_the_command_line(tmp_path):
-    command = [sys.executable, "-W", "error", "-m", "minigrad.distributed.train", str(write(tmp_path))]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = python("-W", "error", "-m", "minigrad.distributed.train", write(tmp_path))
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "done: step 6; all 1 ranks hold the same weights, bit for bit"
 
@@ -363,6 +358,7 @@ sys.exit(main([path, *flags]))
 """
 
 
+@pytest.mark.long
 @requires_mpi
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_a_signal_or_a_death_loses_no_whole_step(tmp_path, number):
@@ -385,6 +381,7 @@ def test_a_signal_or_a_death_loses_no_whole_step(tmp_path, number):
     assert load_checkpoint(tmp_path / "alone").step == 6
 
 
+@pytest.mark.long
 @requires_mpi
 def test_should_launcher_processes_log_and_resume_bit_for_bit_on_every_rank(tmp_path):
     path = write(tmp_path, dropout=0.2, accumulation_steps=2)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from data_parallel import KINDS, LR, Net, Scenario, feed, make_trainer, parameters, shares, state_bits, store, train
 from in_threads import in_threads
+from refusals import raises
 
 from minigrad import Tensor
 from minigrad.distributed import (
@@ -85,8 +86,7 @@ def test_what_is_not_finite_on_one_rank_stops_all_and_training_goes_on(kind, cli
                 elif i == 0:
                     assert feed(trainer, net, loss) is None  # also a bad one: the others cannot know yet
                 else:
-                    with pytest.raises(error, match=words.format(step + 1)):
-                        feed(trainer, net, loss)
+                    raises(error, words.format(step + 1), feed, trainer, net, loss)
             if step == spoiled:
                 assert state_bits(trainer, net) == before  # no weight, moment or count; and the window is empty
                 for i in range(2):  # the same window again, without the fault
@@ -114,8 +114,7 @@ def test_the_fused_optimizer_notices_that_a_sum_overflows_before_updates(comm: T
 
     assert step(huge / 1e3) is not None  # large, but the sum is not
     before = [p.data.tobytes() for p in params]
-    with pytest.raises(NonFiniteGradientError, match="step 2: the gradient norm is .*over all ranks"):
-        step(huge)
+    raises(NonFiniteGradientError, "step 2: the gradient norm is .*over all ranks", step, huge)
     assert [p.data.tobytes() for p in params] == before and trainer.timestep == 1
     assert step(1.0) is not None and trainer.timestep == 2
 
@@ -176,8 +175,7 @@ def test_a_rank_that_loads_another_state_is_found(comm: ThreadCommunicator, what
     elif comm.rank == 2:
         net.side.data[0, 0] += 1.0
     trainer.load_state_dict(net.named_parameters(), arrays, meta)
-    with pytest.raises(error, match=words):
-        feed(trainer, net, good(comm, net, 0, 0))
+    raises(error, words, lambda: feed(trainer, net, good(comm, net, 0, 0)))
 
 
 @in_threads(3)

@@ -69,6 +69,7 @@ print("passed")
 TESTS = Path(__file__).parents[1]
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("n", [2, 3, 4])
 def test_processes_are_one_process(n):
     result = run_ranks(n, TRAINING, TESTS, timeout=100)

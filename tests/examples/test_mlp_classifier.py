@@ -45,6 +45,7 @@ def test_the_accuracy_is_that_of_new_points(monkeypatch, capsys):
     assert 180 < right < 300  # it has learned something and not everything, so the number means something
 
 
+@pytest.mark.long
 def test_it_learns_the_spirals(monkeypatch, capsys):
     assert load(SPIRALS, monkeypatch, "--steps", 700, "--width", 0).main() == 0
     (right,) = re.findall(r"^(\d+) of 400 new points right", capsys.readouterr().out, re.MULTILINE)

@@ -20,6 +20,7 @@ from minigrad.data import BytePairTokenizer
 from minigrad.models import GPT2, GPT2Config, Llama, LlamaConfig, from_pretrained
 
 FINETUNE, GENERATE = "finetune_pretrained.py", "generate.py"
+pytestmark = pytest.mark.long
 TEXT = "The quick brown fox jumps over the lazy dog — überall. " * 60
 SHORT = ("--text", "text.txt", "--steps", 30, "--batch-size", 2, "--block-size", 16, "--lr", 3e-3, "--warmup", 3)
 
@@ -51,6 +52,7 @@ def home(made: Path, tmp_path: Path) -> Path:
 # ---------------------------------------------------------------------- fine-tuning
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_finetuning_learns_the_text_and_saves_the_same_kind_of_folder(home: Path, name: str) -> None:
     before = content(home / name)
@@ -118,6 +120,7 @@ def text(*arguments: Any, cwd: Path) -> str:
     return result.stdout.removesuffix("\n")
 
 
+@pytest.mark.short
 def test_it_writes_what_the_model_generates(made: Path) -> None:
     model = from_pretrained(made / "llama")
     tokenizer = BytePairTokenizer.from_pretrained(made / "llama")
@@ -148,6 +151,7 @@ def test_it_writes_with_a_run_of_characters(finished: tuple[Path, Any]) -> None:
 # ---------------------------------------------------------------------- bad input
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize(
     ("script", "arguments", "parts"),
     [

@@ -11,6 +11,7 @@ from example_scripts import TINY, assert_refused, content, finish, run
 
 SAMPLE = "sample.py"
 RUN = "runs/char-gpt"
+pytestmark = pytest.mark.long
 
 
 def text(*arguments: object, cwd: Path, **options: object) -> str:
@@ -40,6 +41,7 @@ def test_an_earlier_checkpoint_writes_another_text(finished):
     assert text(RUN, *arguments, cwd=finished[0]) != text(RUN, *arguments, "--step", 8, cwd=finished[0])
 
 
+@pytest.mark.short
 def test_sampling_only_reads(home):
     before = content(home)
     text("--chars", 3, "--top-k", 5, "--top-p", 0.9, cwd=home)
@@ -63,6 +65,7 @@ def test_text_that_the_terminal_cannot_show_is_escaped(finished):
     assert (result.returncode, result.stdout, result.stderr) == (0, "\\u201c\n", "")
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [

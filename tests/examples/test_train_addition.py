@@ -35,6 +35,7 @@ def written(model: Any, tokens: np.ndarray) -> np.ndarray:
     return tokens
 
 
+@pytest.mark.long
 def test_the_share_is_what_the_model_writes_on_sums_it_never_saw(monkeypatch, capsys):
     addition = load(ADDITION, monkeypatch, "--steps", 300, "--batch-size", 128, "--held-out", 400, "--seed", 5)
     seen = recorded(monkeypatch, addition, "train")

@@ -17,10 +17,14 @@ from typing import Any
 import pytest
 from example_scripts import TINY, assert_refused, command, content, finish, run
 
+from minigrad import cuda_kernels
 from minigrad.serialization import load_checkpoint, save_checkpoint
 
 TRAIN = "train_char_gpt.py"
 RUN = Path("runs/char-gpt")
+pytestmark = pytest.mark.long
+NEEDS_PROC = pytest.mark.skipif(not Path("/proc/self").exists(), reason="in /proc not even root can write")
+NEEDS_NO_CUDA = pytest.mark.skipif(cuda_kernels.availability()[0], reason="this machine has CUDA")
 POSIX = pytest.mark.skipif(os.name == "nt", reason="signals and terminals are POSIX's")
 
 
@@ -41,6 +45,7 @@ def assert_same_run(folder: Path, expected: Path) -> None:
 # ---------------------------------------------------------------------- a run from start to end
 
 
+@pytest.mark.short
 def test_a_run_shows_and_writes_what_it_promises(finished):
     folder, result = finished
     shown = result.stdout
@@ -65,6 +70,7 @@ def test_a_run_shows_and_writes_what_it_promises(finished):
     assert [path.name for path in folder.iterdir()] == ["runs"]  # nothing elsewhere
 
 
+@pytest.mark.short
 def test_the_metrics_are_one_json_object_a_line(finished):
     lines = [json.loads(line) for line in (finished[0] / RUN / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "loss" in line]
@@ -76,6 +82,7 @@ def test_the_metrics_are_one_json_object_a_line(finished):
     assert steps[0]["lr"] == 1e-3 / 4  # the first of four warmup steps
 
 
+@pytest.mark.short
 def test_a_checkpoint_holds_all_that_a_resume_needs(finished):
     saved = load_checkpoint(finished[0] / RUN)
     assert saved.step == saved.state["trainer"]["global_step"] == 24
@@ -180,6 +187,7 @@ def texts(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
@@ -205,6 +213,8 @@ def texts(tmp_path: Path) -> Path:
         ("--out good.txt", ["good.txt is a file"]),
         ("--out good.txt/run", ["good.txt/run", "Not a directory"]),
         ("--out full", ["full is not empty", "nothing is overwritten"]),
+        pytest.param("--out /proc/run", ["cannot write into /proc/run"], marks=NEEDS_PROC),
+        pytest.param("--device cuda", ["--device cuda", "cannot be used"], marks=NEEDS_NO_CUDA),
         ("--resume", ["no run with a checkpoint under runs"]),
         ("--resume --out nowhere", ["nowhere is not a folder"]),
         ("--resume --out full", ["full holds no checkpoint"]),
@@ -214,19 +224,6 @@ def test_bad_input_is_one_line_and_touches_nothing(texts, arguments, parts):
     before = content(texts)
     assert_refused(run(TRAIN, *arguments.split(), cwd=texts), 2, *parts)
     assert content(texts) == before
-
-
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="there is no /proc, in which not even root can write")
-def test_a_folder_that_cannot_be_written_is_refused(texts):
-    before = content(texts)
-    assert_refused(run(TRAIN, "--out", "/proc/run", cwd=texts), 2, "cannot write into /proc/run")
-    assert content(texts) == before
-
-
-def test_cuda_where_there_is_none(texts):
-    if importlib.import_module("minigrad.cuda_kernels").availability()[0]:
-        pytest.skip("this machine has CUDA")
-    assert_refused(run(TRAIN, "--device", "cuda", cwd=texts), 2, "--device cuda", "cannot be used")
 
 
 def test_a_run_is_never_overwritten_and_keeps_its_settings_and_text(home):
@@ -258,6 +255,7 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize(("file", "damage"), [("trainer.safetensors", flip), ("state.json", Path.unlink)])
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_offered(home, file, damage):
     damage(home / RUN / "step-00000024" / file)

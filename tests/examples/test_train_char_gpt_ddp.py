@@ -21,7 +21,7 @@ from minigrad.serialization import load_checkpoint
 
 SCRIPT = EXAMPLES / "train_char_gpt_ddp.py"
 CONSTANT_RATE = ("--lr", "1e-3", "--min-lr", "1e-3")  # whatever --steps is
-pytestmark = requires_mpi
+pytestmark = [requires_mpi, pytest.mark.long]
 
 
 def launch(n: int, folder: Path, *arguments: object, code: int = 0) -> RanksResult:
@@ -159,6 +159,7 @@ def late(examples: str, *arguments: str) -> None:
     script.run_cli(script.main)
 
 
+@pytest.mark.short
 def test_a_signal_that_comes_after_another_rank_told_of_it_breaks_no_checkpoint(tmp_path: Path) -> None:
     result = run_ranks(1, late, EXAMPLES, *TINY, "--save-every", 99999, "--out", tmp_path / "run", timeout=120)
     assert result.returncode == 128 + signal.SIGINT and "error" not in result.stderr, result.text

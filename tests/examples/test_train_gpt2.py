@@ -148,8 +148,7 @@ def test_tiktoken_is_taken_where_it_is_installed(script: Any, monkeypatch: pytes
     assert tokenizers.in_words(chosen) == "tiktoken's gpt2 tokens" and tokenizers.end_of_text(chosen) == 50256
     np.testing.assert_array_equal(tokenizers.plain_tokens(chosen, "abc"), [50000, 50001, 50002])
     assert tokenizers.tokenizer_of(chosen.to_dict()).decode(np.array([50001])) == "b"
-    with pytest.raises(command_line.UsageError, match="cannot load its encoding 'r50k' .no network"):
-        tokenizers.TiktokenTokenizer("r50k")
+    raises(command_line.UsageError, "cannot load its encoding 'r50k' .no network", tokenizers.TiktokenTokenizer, "r50k")
     monkeypatch.setitem(sys.modules, "tiktoken", None)
     raises(command_line.UsageError, "tiktoken is not installed", lambda: tokenizers.choose_tokenizer("gpt2"))
 
@@ -316,6 +315,7 @@ def test_the_peak_is_the_cards_or_measured(script: Any, monkeypatch: pytest.Monk
 # ---------------------------------------------------------------------- several ranks
 
 
+@pytest.mark.long
 @requires_mpi
 def test_two_processes_train_as_one(here: Here) -> None:
     rest = ("--dropout", 0, "--dtype", "float32", "--sample-every", 0)

@@ -25,6 +25,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_it_trains_a_llama_and_resumes_bit_for_bit(trained: Path, tmp_path: Path) -> None:
     saved = load_checkpoint(trained / RUN)
     assert saved.step == 24 and saved.state["family"] == "llama" and saved.state["settings"]["n_kv_head"] == 1
@@ -43,6 +44,7 @@ def test_the_sampling_script_knows_it(trained: Path) -> None:
     assert result.stdout.startswith("The ")
 
 
+@pytest.mark.long
 def test_a_run_is_resumed_by_its_own_script(trained: Path) -> None:
     assert_refused(run("train_char_gpt.py", "--resume", cwd=trained), 2, "is a run of train_llama_char.py")
 

@@ -62,6 +62,7 @@ def test_distances_are_those_to_the_lines(monkeypatch):
     np.testing.assert_allclose(found[0, 6], 5)
 
 
+@pytest.mark.long
 def test_the_accuracy_is_that_of_images_it_never_saw(monkeypatch, capsys):
     vit = load(VIT, monkeypatch, "--steps", 250, "--images", 1000, "--held-out", 200, "--batch-size", 32, "--seed", 2)
     seen = recorded(monkeypatch, vit, "train")
@@ -82,3 +83,9 @@ def test_the_accuracy_is_that_of_images_it_never_saw(monkeypatch, capsys):
     for digit, answer in zip(digits, read):
         expected[digit, answer] += 1
     assert np.array_equal(table, expected)
+
+
+def test_two_steps_are_a_run(monkeypatch, capsys):
+    sizes = ("--steps", 2, "--images", 8, "--held-out", 4, "--batch-size", 2)
+    assert load(VIT, monkeypatch, *sizes).main() == 0
+    assert "of 4 held-out digits right" in capsys.readouterr().out

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import threading
 
 import numpy as np
 import pytest
 from graph_cases import operations
+from processes import python
 from refusals import raises
 
 import minigrad as mg
@@ -56,8 +54,7 @@ def test_the_environment_turns_all_off() -> None:
         "import minigrad as mg; block = mg.nn.Block(8, 2); y = block(mg.ones(4, 8, 8)); print(type(y.node).__name__)\n"
         "with mg.unfused('whole block'): print(mg.explain(block, y))"
     )
-    environment = {**os.environ, "MINIGRAD_FAST": "0"}
-    run = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    run = python("-c", program, env={"MINIGRAD_FAST": "0"}, check=True)
     assert run.stdout.splitlines()[:2] == ["Add", "no fast way is tried: MINIGRAD_FAST=0"]
 
 
@@ -171,13 +168,7 @@ def test_the_plain_graph_is_drawn_on_request() -> None:
 
 
 def test_a_bad_value_of_the_environment_is_refused() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", "import minigrad"],
-        env={**os.environ, "MINIGRAD_FAST": "false"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = python("-c", "import minigrad", env={"MINIGRAD_FAST": "false"})
     assert done.returncode and "MINIGRAD_FAST in the environment is 'false'; expected '0'" in done.stderr
 
 

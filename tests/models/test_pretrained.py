@@ -215,8 +215,7 @@ def test_a_save_that_fails_leaves_a_folder_that_does_not_load(folder: Path, monk
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("minigrad.models.pretrained.durable.replace_file", full)
-    with pytest.raises(CheckpointError, match=r"model could not be written: No space left on device"):
-        model.save_pretrained(folder)
+    raises(CheckpointError, r"model could not be written: No space left on device", model.save_pretrained, folder)
     raises(CheckpointError, r"config.json: the file is missing", lambda: from_pretrained(folder))
 
 

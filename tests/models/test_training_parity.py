@@ -16,6 +16,7 @@ from gpt_training import STEPS, train_minigrad
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "gpt_training.json").read_text())
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-3), ("float64", 1e-9)])
 def test_the_curves_are_pytorchs(dtype: str, tolerance: float) -> None:
     """As tests/golden/make_gpt_training.py has stored them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from refusals import raises
 
 import minigrad as mg
 from minigrad import nn
@@ -55,8 +56,7 @@ def test_a_list_grows_and_changes() -> None:
     assert type(part) is nn.ModuleList and names(part) == ["0", "1"] and part[0] is m[1] and part[1] is m[2]
     assert nn.Sequential()(part) is part
     for wrong in (lambda: m.append(3), lambda: m.insert(0, 3), lambda: m.extend([3]), lambda: m.__setitem__(0, 3)):  # type: ignore[arg-type, list-item, call-overload, unused-ignore]  # the error is the test
-        with pytest.raises(TypeError, match="ModuleList holds Modules, not int"):
-            wrong()
+        raises(TypeError, "ModuleList holds Modules, not int", wrong)
     for use in (lambda: m[4], lambda: m.__setitem__(4, nn.ReLU())):
         with pytest.raises(IndexError):
             use()
@@ -79,8 +79,7 @@ def test_a_sequence_with_names() -> None:
             nn.Sequential({name: nn.ReLU()})
     with pytest.raises(TypeError, match="Sequential holds Modules, not int"):
         nn.Sequential({"a": 3})  # type: ignore[dict-item]  # the error is the test
-    with pytest.raises(TypeError, match="Sequential holds Modules, not dict"):
-        nn.Sequential(nn.ReLU(), {"a": nn.ReLU()})
+    raises(TypeError, "Sequential holds Modules, not dict", lambda: nn.Sequential(nn.ReLU(), {"a": nn.ReLU()}))
 
 
 def test_a_list_and_a_dictionary_of_parameters() -> None:
@@ -105,8 +104,7 @@ def test_a_list_and_a_dictionary_of_parameters() -> None:
     m.named.clear()
     assert not m.named.items() and [n for n, _ in m.named_parameters()] == [f"many.{i}" for i in range(4)]
     for wrong in (lambda: m.many.append(3), lambda: m.many.__setitem__(0, [1.0]), lambda: nn.ParameterDict({"a": 1})):  # type: ignore[arg-type, dict-item, call-overload, unused-ignore]  # the error is the test
-        with pytest.raises(TypeError, match="holds Parameters, not (int|list); make it an nn.Parameter"):
-            wrong()
+        raises(TypeError, "holds Parameters, not (int|list); make it an nn.Parameter", wrong)
     for key in ("a.b", "", "values", "training"):
         with pytest.raises(KeyError, match="is no key; expected a name without dots"):
             m.named[key] = mg.ones(1)

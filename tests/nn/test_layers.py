@@ -98,8 +98,7 @@ def test_dropout() -> None:
     assert layer.eval()(x) is x and nn.Dropout(0.0)(x) is x
     assert not nn.Dropout(1.0)(x).detach().numpy().any()
     for p in (-0.1, 1.1, math.nan):
-        with pytest.raises(ValueError, match="expected a probability"):
-            nn.Dropout(p)
+        raises(ValueError, "expected a probability", nn.Dropout, p)
 
 
 # ---------------------------------------------------------------------- the other normalisations
@@ -180,8 +179,7 @@ def test_normalisations_of_half_width_with_float32_parameters(dtype: str) -> Non
 def test_normalisations_refuse_other_sizes() -> None:
     for layer in (nn.GroupNorm(2, 4), nn.BatchNorm1d(4)):
         for x in (mg.ones(2, 5), mg.ones(4)):
-            with pytest.raises(ValueError, match=rf"{type(layer).__name__}: x of shape .*; expected \(N, 4"):
-                layer(x)
+            raises(ValueError, rf"{type(layer).__name__}: x of shape .*; expected \(N, 4", layer, x)
     raises(ValueError, "num_channels=5 is not a multiple of num_groups=2", lambda: nn.GroupNorm(2, 5))
     raises(ValueError, r"does not end in normalized_shape \(5,\)", lambda: nn.RMSNorm(5)(mg.ones(2, 4)))
     assert repr(nn.RMSNorm(5)) == "RMSNorm((5,), eps=None)" and repr(nn.GroupNorm(2, 4)) == "GroupNorm(2, 4, eps=1e-05)"

@@ -76,10 +76,8 @@ def test_attributes_find_their_table() -> None:
     del m.plain, m.child
     assert list(m.children()) == [] == list(m.parameters())
     for name in ("plain", "never"):
-        with pytest.raises(AttributeError, match=f"Module has no attribute '{name}'"):
-            getattr(m, name)
-        with pytest.raises(AttributeError, match=name):
-            delattr(m, name)
+        raises(AttributeError, f"Module has no attribute '{name}'", getattr, m, name)
+        raises(AttributeError, name, delattr, m, name)
     assert not hasattr(m, "child") and getattr(m, "child", 3) == 3
 
 
@@ -319,8 +317,7 @@ def test_dir_and_misspelt_names() -> None:
     model.register_buffer("scale", mg.ones(1))
     assert {"weight", "bias", "forward"} <= set(dir(model[0])) and {"0", "scale"} <= set(dir(model))
     for owner, wrong, right in ((model[0], "wieght", "weight"), (model, "scales", "scale"), (nn, "Liner", "Linear")):
-        with pytest.raises(AttributeError, match=f"no attribute '{wrong}'; did you mean '{right}'\\?\n"):
-            getattr(owner, wrong)
+        raises(AttributeError, f"no attribute '{wrong}'; did you mean '{right}'\\?\n", getattr, owner, wrong)
     for owner in (model, mg, nn, mg.optim, mg.optim.SGD(model.parameters())):
         with pytest.raises(AttributeError, match="has no attribute 'qqq'\n"):
             owner.qqq  # noqa: B018

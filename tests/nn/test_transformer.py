@@ -101,8 +101,7 @@ def test_misuse_of_the_cache() -> None:
 
 def test_heads_must_divide_the_channels() -> None:
     for heads in (0, 5, 24):
-        with pytest.raises(ValueError, match="not a multiple of n_head"):
-            CausalSelfAttention(C, heads)
+        raises(ValueError, "not a multiple of n_head", CausalSelfAttention, C, heads)
 
 
 # ---------------------------------------------------------------------- dropout

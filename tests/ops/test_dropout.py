@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from harness import every_check, host, simulated, unary
+from refusals import raises
 
 import minigrad as mg
 import minigrad.nn.functional as F
@@ -66,3 +67,7 @@ def test_p_1_drops_all(device):
     y = drop(x, 1.0)
     assert y.tolist() == [0, 0, 0]
     assert y.sum().backward()[x].tolist() == [0, 0, 0]
+
+
+def test_a_probability_above_1():
+    raises(ValueError, "dropout: p=1.5; expected a probability, 0 to 1", F.dropout, mg.ones(2), 1.5)

@@ -306,8 +306,7 @@ def test_methods_and_operators_agree(device):
 def test_an_integer_is_not_divided_by_zero(divide, device):
     ints = mg.tensor([1, -2, 3], device=device)
     for x, y in ((ints, 0), (ints, mg.tensor([1, 0, 2], device=device)), (7, mg.tensor([0], device=device))):
-        with pytest.raises(ZeroDivisionError, match="integer division by 0"):
-            divide(x, y)
+        raises(ZeroDivisionError, "integer division by 0", divide, x, y)
     assert divide(ints[:0], 5).shape == (0,)
     found = host(divide(mg.tensor([1.0, 0.0], device=device), 0.0))
     with np.errstate(all="ignore"):

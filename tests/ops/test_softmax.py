@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from harness import Op, assert_like_torch, every_check, needs_torch, torch, uniform
+from refusals import raises
 
 import minigrad as mg
 import minigrad.nn.functional as F
@@ -66,3 +67,8 @@ def test_extreme_rows_are_pytorchs(name, dtype, row, device):
 
 def test_integers_count_as_floats(device):
     assert mg.tensor([1, 1], device=device).softmax(0).tolist() == [0.5, 0.5]
+
+
+def test_a_dimension_that_is_not_there(device):
+    x = mg.ones(2, 3, device=device)
+    raises(IndexError, r"softmax: dim 2 is out of range for a tensor of 2 dimensions \(-2 to 1\)", lambda: x.softmax(2))

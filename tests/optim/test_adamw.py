@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from optimizer_cases import bits, make_grads, make_params
+from refusals import raises
 
 from minigrad.optim import AdamW, decay_groups
 from minigrad.tensor import Tensor
@@ -68,8 +69,7 @@ def test_what_is_no_parameter_is_named() -> None:
         ([p, Tensor([1.0])], ValueError, r"parameter 1 of shape \(1,\) does not require grad"),
         ([{"lr": 0.1}], TypeError, "a dict with the key 'params'"),
     ]:
-        with pytest.raises(error, match=message):
-            AdamW(params)
+        raises(error, message, AdamW, params)
 
 
 def test_decay_groups() -> None:
@@ -123,8 +123,7 @@ def test_a_state_that_does_not_fit_is_reported_and_nothing_is_changed() -> None:
     ]
     before = bits(optimizer, params)
     for bad_arrays, bad_meta, message in wrong:
-        with pytest.raises(ValueError, match=f"(?s)does not fit.*{message}"):
-            optimizer.load_state_dict(bad_arrays, bad_meta)
+        raises(ValueError, f"(?s)does not fit.*{message}", optimizer.load_state_dict, bad_arrays, bad_meta)
         assert bits(optimizer, params) == before
 
 

@@ -91,8 +91,7 @@ def test_inside_of_applied_only_reading_is_allowed() -> None:
     saved = ema.state_dict()
     with ema.applied():
         for call in (ema.update, lambda: ema.load_state_dict(*saved), lambda: ema.applied().__enter__()):
-            with pytest.raises(RuntimeError, match=r"inside of applied\(\)"):
-                call()
+            raises(RuntimeError, r"inside of applied\(\)", call)
         assert ema.state_dict()[1] == saved[1]
     ema.update()
 
@@ -128,8 +127,7 @@ def test_a_state_that_does_not_fit_is_reported_and_nothing_is_changed() -> None:
         (arrays, {**meta, "decay": 2}, "decay is 2"),
         (arrays, {**meta, "warmup": 1}, "warmup is 1"),
     ]:
-        with pytest.raises(ValueError, match=f"(?s)do not fit.*{message}"):
-            ema.load_state_dict(bad_arrays, bad_meta)
+        raises(ValueError, f"(?s)do not fit.*{message}", ema.load_state_dict, bad_arrays, bad_meta)
     assert ema.state_dict()[1] == meta
 
 

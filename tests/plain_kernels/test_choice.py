@@ -1,11 +1,10 @@
 """Which kernels run: ``minigrad.kernels``, MINIGRAD_KERNELS, and the families that are declared plain."""
 
 import os
-import subprocess
-import sys
 import threading
 
 import pytest
+from processes import python
 
 import minigrad as mg
 from minigrad import cpu_kernels, plain_kernels
@@ -58,20 +57,16 @@ def test_plain_families_are_named():
     assert told.endswith(", ".join(plain_kernels.PLAIN_ONLY))
 
 
-def python(source: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", source]
-    return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=120)
-
-
 def test_the_environment_chooses_and_plain_kernels_need_no_compiler():
     source = (
         "import sys, minigrad as mg; m = mg.nn.Linear(3, 2); m(mg.ones(4, 3)).sum().backward();"
         "print(mg.Device('cpu').kernels.__name__, 'numba' in sys.modules)"
     )
-    done = python(source, MINIGRAD_KERNELS="plain", MINIGRAD_DEBUG="1")
+    done = python("-c", source, env={"MINIGRAD_KERNELS": "plain", "MINIGRAD_DEBUG": "1"})
     assert done.stdout == "minigrad.plain_kernels False\n", done.stderr
     assert "plain: plain kernels: activation, " in done.stderr
-    done = python(source, MINIGRAD_KERNELS="cpu", MINIGRAD_DEBUG="1")
+    done = python("-c", source, env={"MINIGRAD_KERNELS": "cpu", "MINIGRAD_DEBUG": "1"})
     assert done.stdout == "minigrad.cpu_kernels True\n", done.stderr
     assert f"cpu: plain kernels: {', '.join(cpu_kernels.PLAIN_ONLY)}\n" in done.stderr
-    assert "there are no kernels 'fast'; expected 'plain'" in python("import minigrad", MINIGRAD_KERNELS="fast").stderr
+    done = python("-c", "import minigrad", env={"MINIGRAD_KERNELS": "fast"})
+    assert "there are no kernels 'fast'; expected 'plain'" in done.stderr
