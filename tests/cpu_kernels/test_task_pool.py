@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from processes import python
 
 from minigrad.cpu_kernels.toolbox.threads import task_kernel
 
@@ -34,3 +35,18 @@ def test_no_memory_is_an_error(tasks):
     _allocate.launch(x.dtype, tasks, x, 8)
     with pytest.raises(MemoryError):
         _allocate.launch(x.dtype, tasks, x, 1 << 59)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [({}, "2000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")],
+)
+def test_threads_wait_shortly_unless_the_environment_says_how_long(monkeypatch, given, expected):
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    # libgomp reads the variable when it is loaded, so nothing may have loaded it before.
+    program = (
+        "import os, sys; import numba; maps = open('/proc/self/maps').read() if sys.platform == 'linux' else ''\n"
+        "assert 'libgomp' not in maps; import minigrad.cpu_kernels; print(os.environ.get('GOMP_SPINCOUNT'))"
+    )
+    assert python("-c", program, env=given).stdout.split() == [expected]

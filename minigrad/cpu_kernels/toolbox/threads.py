@@ -4,8 +4,10 @@ All parallel work runs on Numba's pool. A second pool (OpenBLAS under ``np.matmu
 the first: on two cores the naive combination is ten times slower than one pool, which is why float products are our
 own.
 
-The layer is chosen here, before Numba starts it: TBB when it is installed (``pip install tbb``; it behaves best beside
-other load), else OpenMP, else Numba's workqueue (30 times the launch cost). ``NUMBA_THREADING_LAYER`` overrides.
+The layer is chosen here, before Numba starts it: TBB when it is installed (``pip install tbb``), else OpenMP, else
+Numba's workqueue (30 times the launch cost). ``NUMBA_THREADING_LAYER`` overrides. OpenMP's threads spin while they wait,
+by default for milliseconds, in which another program has no core. Here it is microseconds, as long as a step's kernels
+follow each other: GOMP_SPINCOUNT and OMP_WAIT_POLICY in the environment override (docs/lab/threads.md).
 
 Numba compiles a ``prange`` loop through four nested wrappers, and links and optimises everything that the loop calls
 anew in each of them: most of the compile time of a large kernel. Here one ``prange`` loop, compiled once for the whole
@@ -78,6 +80,8 @@ def _choose_layer() -> str:
     return "workqueue"
 
 
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "2000")  # read when OpenMP is loaded
 LAYER = _choose_layer()
 numba.config.THREADING_LAYER = LAYER
 
