@@ -61,7 +61,12 @@ BUDGETS = {
     "exceptions of the find-it rule": Budget(0, 0, "one name for a family in every folder"),
     "circles between folders": Budget(0, 0, "a room can be read without those above it"),
     "circles of files": Budget(1, 1, "Tensor and its methods: the price of explicit methods"),
-    "tests: lines of code": Budget(32_000, 33_840, "tests are read, too; 500 are those of the same"),
+    "tests: lines of code": Budget(
+        32_000,
+        34_460,
+        "tests are read, too; 500 are those of the same, 500 those of starts by hand, replicas that are ranks, helpers that "
+        "compile kernels and functions in chunks",
+    ),
     "longest function": Budget(60, 60, "a function is seen whole"),
     "most parameters": Budget(8, 8, "more belong into a record"),
 }

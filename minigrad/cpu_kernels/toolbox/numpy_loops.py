@@ -90,17 +90,15 @@ def call_loop(_: Any, address: Any, data: Any, args: Any, n: Any, strides: Any) 
 # uint16 to it.
 
 
-def _reinterpreted(signature: Any, convert: Callable[..., Any]) -> Any:
+def _changed(signature: Any, convert: Callable[..., Any]) -> Any:
     return lambda _, x: (signature, lambda context, builder, sig, values: convert(builder, values[0]))
 
 
 _HALF, _FLOAT, _INT16, _INT32 = ir.HalfType(), ir.FloatType(), ir.IntType(16), ir.IntType(32)
-_bits: Any = intrinsic(_reinterpreted(types.uint32(types.float32), lambda b, x: b.bitcast(x, _INT32)))
-_of_bits: Any = intrinsic(_reinterpreted(types.float32(types.uint32), lambda b, x: b.bitcast(x, _FLOAT)))
-_of_half: Any = intrinsic(_reinterpreted(types.float32(types.int16), lambda b, x: b.fpext(b.bitcast(x, _HALF), _FLOAT)))
-_to_half: Any = intrinsic(
-    _reinterpreted(types.int16(types.float32), lambda b, x: b.bitcast(b.fptrunc(x, _HALF), _INT16))
-)
+_bits: Any = intrinsic(_changed(types.uint32(types.float32), lambda b, x: b.bitcast(x, _INT32)))
+_of_bits: Any = intrinsic(_changed(types.float32(types.uint32), lambda b, x: b.bitcast(x, _FLOAT)))
+_of_half: Any = intrinsic(_changed(types.float32(types.int16), lambda b, x: b.fpext(b.bitcast(x, _HALF), _FLOAT)))
+_to_half: Any = intrinsic(_changed(types.int16(types.float32), lambda b, x: b.bitcast(b.fptrunc(x, _HALF), _INT16)))
 
 
 def _convert(x, target):
