@@ -117,7 +117,8 @@ class TrainingRun:
     def __init__(self, run: Run, corpus: Any, rank: int = 0, world_size: int = 1) -> None:
         self.run = run
         self.corpus = corpus  # a Corpus; train_gpt2.py has shards of tokens
-        self.rank, self.world_size = rank, world_size
+        self.rank: int = rank
+        self.world_size: int = world_size
         self.settings: Settings = run.settings
         self.model: CausalLM = run.model
         self.trainer: SimpleTrainer = run.trainer

@@ -158,7 +158,9 @@ class PendingWork(Work):
     """Seconds after the deadline in which that thread should have called it."""
 
     def __init__(self, owner: Any, call: Call, allowed: float) -> None:
-        self.owner, self.call, self.allowed = owner, call, allowed
+        self.owner: Any = owner
+        self.call: Call = call
+        self.allowed: float = allowed
         self.deadline: float = time.monotonic() + allowed
         self.ended: threading.Event = threading.Event()
         self.ended_at: float = 0.0

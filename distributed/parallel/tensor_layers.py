@@ -28,6 +28,8 @@ from ..comm.calls import ReduceOp
 from ..comm.communicator import Communicator
 from ..comm.gather import all_gather_columns, part_of
 
+Between = Callable[[Any, Any], Any]
+
 
 class _OverRanks(Function):
     """An operation that knows the other ranks, and how many columns ``n`` all of them have together. ``there`` and
@@ -37,8 +39,8 @@ class _OverRanks(Function):
     communicator: Communicator
     n: int
     widens = False
-    there: ClassVar[Callable[[Any, Any], Any]]
-    back: ClassVar[Callable[[Any, Any], Any]]
+    there: ClassVar[Between]
+    back: ClassVar[Between]
 
     def forward(self, x: Any, *, communicator: Communicator, n: int | None = None) -> Any:
         self.communicator, self.n = communicator, x.shape[-1] if n is None else n
@@ -72,28 +74,32 @@ class CopyToRanks(_OverRanks):
 
     __slots__ = ()
     is_view = True
-    there, back = _OverRanks.same, _OverRanks.sum_of
+    there: ClassVar[Between] = _OverRanks.same
+    back: ClassVar[Between] = _OverRanks.sum_of
 
 
 class SumOverRanks(_OverRanks):
     """y = sum of x over the ranks;  dx = dy, which is the same on every rank."""
 
     __slots__ = ()
-    there, back = _OverRanks.sum_of, _OverRanks.same
+    there: ClassVar[Between] = _OverRanks.sum_of
+    back: ClassVar[Between] = _OverRanks.same
 
 
 class GatherFromRanks(_OverRanks):
     """y (..., n) = the ranks' x (..., n_r) side by side;  dx = this rank's part of dy."""
 
     __slots__ = ()
-    there, back = _OverRanks.gathered, _OverRanks.own
+    there: ClassVar[Between] = _OverRanks.gathered
+    back: ClassVar[Between] = _OverRanks.own
 
 
 class SplitToRanks(_OverRanks):
     """y (..., n_r) = this rank's part of x (..., n);  dx = the ranks' dy side by side."""
 
     __slots__ = ()
-    there, back = _OverRanks.own, _OverRanks.gathered
+    there: ClassVar[Between] = _OverRanks.own
+    back: ClassVar[Between] = _OverRanks.gathered
 
 
 class SplitModule(Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,8 @@ from .toolbox.vector_math import erf_fast
 
 div: Any  # and all others of the plain family
 globals().update(in_chunks(plain, without=("add_into", "assign", "cast", "erf")))
-assign = plain.assign
-add_into = into_first(np.add)
+assign: Callable[..., None] = plain.assign
+add_into: Callable[..., None] = into_first(np.add)
 _casts: dict[Any, Chunked] = {}
 
 

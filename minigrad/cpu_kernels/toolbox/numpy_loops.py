@@ -174,7 +174,7 @@ def _where(args, n, strides, source, target):
 
 
 @kernel
-def fill(target, source, itemsize, count):
+def fill(target: int, source: int, itemsize: int, count: int) -> None:
     """``count`` copies of the item at the address ``source``."""
     if itemsize == 4:
         _array(target, count, np.uint32)[:] = _array(source, 1, np.uint32)[0]
