@@ -63,6 +63,7 @@ def test_the_graph_is_freed_with_its_root_and_without_the_collector() -> None:
         gc.enable()
 
 
+@pytest.mark.long
 def test_memory_plateaus_over_1000_steps() -> None:
     model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 4))
     optimizer = mg.optim.AdamW(model.parameters(), lr=1e-3)

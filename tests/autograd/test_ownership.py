@@ -98,6 +98,7 @@ def test_gradient_through_views_owns_its_memory() -> None:
     np.testing.assert_array_equal(grads[x].numpy(), seed.numpy().T)
 
 
+@pytest.mark.long
 def test_gradients_of_a_gpt_share_no_memory() -> None:
     from minigrad.models import GPT2, GPT2Config
 

@@ -79,12 +79,14 @@ def test_ranks_train_as_under_the_launcher(hand, tmp_path):
     assert "launch: rank 0 failed first: exit code 2\n" in told or "launch: rank 1 failed first: exit code 2\n" in told
 
 
+@pytest.mark.long
 def test_a_rank_that_does_not_come_is_named(hand, tmp_path):
     path = write(tmp_path)
     for code, _, err in ended(hand.start(path, 0, 3, timeout=6), hand.start(path, 2, 3, timeout=6)):
         assert code == 1 and "rank 1 of 3 did not come to 127.0.0.1:" in err, err
 
 
+@pytest.mark.long
 def test_ranks_that_do_not_fit_are_refused_by_name(hand, tmp_path):
     path = write(tmp_path)
     first, second = hand.start(path, 0, 3, timeout=20), hand.start(path, 1, 3, timeout=20)
@@ -104,6 +106,7 @@ def established(address: str) -> list[str]:
     return [ends for _, here, there, state, *_ in lines if state == "01" and port in (ends := here + there)]
 
 
+@pytest.mark.long
 def test_settings_that_differ_are_named(hand, tmp_path):
     path = write(tmp_path)
     for code, _, err in ended(hand.start(path, 0), hand.start(path, 1, 2, "--seed", "7")):
@@ -118,6 +121,7 @@ def running(hand: Hand, path: Path) -> list[Any]:
     return [first, second]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("rank", "number", "codes", "words"),
     [
@@ -143,6 +147,7 @@ def test_a_process_that_ends_ends_all(hand, tmp_path, rank, number, codes, words
         assert "which is saved; add --resume to go on" in found[0][1]
 
 
+@pytest.mark.long
 def test_a_launched_rank_that_is_killed_is_named_everywhere(hand, tmp_path):
     processes = running(hand, write(tmp_path, max_steps=1_000_000))
     launched = [line.partition(":")[0] for line in alive(str(tmp_path)) if "rank_parent" not in line]
@@ -153,6 +158,7 @@ def test_a_launched_rank_that_is_killed_is_named_everywhere(hand, tmp_path):
     wait_until(lambda: not alive(str(tmp_path)), 12.0)
 
 
+@pytest.mark.long
 def test_hosts_are_those_of_the_processes(hand, tmp_path):
     """In order of their first ranks, each with its number of them."""
     path, where = write(tmp_path), "by_hand.socket.gethostname = lambda: {!r}; by_hand.HandJob.run = lambda job: {}"

@@ -474,6 +474,7 @@ def test_configuration_is_checked() -> None:
 # ---------------------------------------------------------------------- replicas that are processes
 
 
+@pytest.mark.long
 def test_peer_loss_processes_equal_one_device_and_a_killed_one_is_replaced(stack: ExitStack) -> None:
     build = partial(Failing, "raise", running=True)
     replicas = [stack.enter_context(ProcessReplica(build)) for _ in range(3)]
@@ -571,6 +572,7 @@ def test_ranks_are_replicas_in_threads(name: str, dtype: str) -> None:
     run_threads(4, lambda comm: compare(comm, name, dtype, trainer=2 if name == "tied" else 0), timeout=60)
 
 
+@pytest.mark.long
 def test_ranks_beside_a_thread_are_one_device() -> None:
     kind, batches = config(loss=LossKind.weighted_cross_entropy(WEIGHTS)), [rows(9, seed, 4) for seed in range(3)]
 
@@ -711,6 +713,7 @@ with MpiCommunicator(timeout=60) as comm:
 """
 
 
+@pytest.mark.long
 @requires_mpi
 @pytest.mark.parametrize("n", [2, 3])
 def test_peer_loss_processes_are_threads_and_a_killed_one_is_replaced(n: int) -> None:
