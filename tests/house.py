@@ -64,7 +64,7 @@ BUDGETS = {
     "circles of files": Budget(1, 1, "Tensor and its methods: the price of explicit methods"),
     "tests: lines of code": Budget(
         32_000,
-        34_470,
+        34_510,
         "tests are read, too; 500 are those of the same, 500 those of starts by hand, replicas that are ranks, helpers "
         "that compile kernels and functions in chunks",
     ),

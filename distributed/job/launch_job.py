@@ -279,8 +279,12 @@ class LaunchJob:
 
 @contextlib.contextmanager
 def handled(handler: Callable[[int, Any], None], numbers: Iterable[int] = ENDINGS) -> Iterator[None]:
-    """While the block runs, these signals call ``handler``. For the main thread, which alone may set handlers."""
-    old = {number: signal.signal(number, handler) for number in numbers}
+    """While the block runs, these signals call ``handler``; not SIGHUP under nohup, which ignores it.
+
+    For the main thread, which alone may set handlers.
+    """
+    ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
+    old = {number: signal.signal(number, handler) for number in {*numbers} - ignored}
     try:
         yield
     finally:

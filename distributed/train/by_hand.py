@@ -7,14 +7,19 @@ it, and return its exit code. Whichever of them is gone, the job ends.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
+import math
 import os
 import signal
 import socket
 import sys
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ..comm.comm_errors import RendezvousError
@@ -28,6 +33,8 @@ from .settings import SettingsError
 # Of each process; the launched ranks learn their places from MPI.
 OWN = [f"--training.distributed.{key}=null" for key in ("rank", "local_rank", "role", "coordinator_addr")]
 
+ANSWER_SECONDS = 10.0  # after the grace that the ranks have, in which a process that was to end still waits for rank 0
+
 
 @dataclass(eq=False)
 class HandJob(LaunchJob):
@@ -35,14 +42,20 @@ class HandJob(LaunchJob):
 
     store: Store
     places: list[str]
+    heard: set[int] = field(default_factory=set)  # ranks whose processes got a signal
+
+    def _on_signal(self, number: int, frame: object, rank: int = 0) -> None:
+        """The first signal of each process is the same wish; a second one of the same process ends all at once."""
+        if self.stop is None or rank in self.heard:
+            super()._on_signal(number, frame)
+        self.heard.add(rank)
 
     def _look_around(self) -> None:
         for rank, word in self.store.hear(0):
             number = signal.Signals(int(word or signal.SIGTERM))
             what = f"got {number.name}" if word else "is gone, so the job ends"
             self._say(f"the process of rank {rank}, started by hand on {self.places[rank]}, {what}")
-            if word or not self.stop:
-                self._on_signal(number, None)
+            self._on_signal(number, None, rank if word else -1)
 
     def _say(self, line: str) -> None:
         super()._say(line)
@@ -56,16 +69,20 @@ def run_by_hand(config: DistributedTrainConfig, settings: Mapping[str, Any], arg
     and the Python that they were started with. Raises FileNotFoundError without mpirun, RendezvousError for ranks that
     are missing, and SettingsError for settings that differ.
     """
+    if config.local_rank is not None:
+        raise SettingsError("local_rank is for GPUs, or for a launcher to say; leave it out")
     mpirun, secret = find_mpirun(), os.environ.get("MINIGRAD_RENDEZVOUS_SECRET")
     alike = {**settings, "backend": config.backend, "the folder": os.getcwd(), "the Python": sys.executable}
-    mine = [socket.gethostname(), {key: repr(value) for key, value in alike.items()}]
+    mine = [socket.gethostname(), _boot_id(), {key: _short(repr(value)) for key, value in alike.items()}]
     with Store(config.rank, config.world_size, *parse_address(str(config.coordinator_addr)), secret=secret) as store:
         values = store.all_gather(json.dumps(mine).encode())
         # Ranks that were started for GPUs send no JSON.
-        told: list[Any] = [json.loads(v) if v.startswith(b"[") else ["", {"backend": "another"}] for v in values]
-        places, found = [place for place, _ in told], difference([said for _, said in told])
+        told: list[Any] = [json.loads(v) if v.startswith(b"[") else ["", "", {"backend": "another"}] for v in values]
+        places, found = [place for place, *_ in told], difference([said for *_, said in told])
         if found is not None:
             raise SettingsError(found[1])
+        if len({(place, boot) for place, boot, _ in told}) > len(set(places)):
+            raise SettingsError(f"several machines are called {places[0]}: MPI needs host names that differ")
         if config.rank:
             print(f"rank {config.rank} of {config.world_size}: its output is at rank 0, on {places[0]}", flush=True)
             return _follow(store, config.rank)
@@ -74,17 +91,35 @@ def run_by_hand(config: DistributedTrainConfig, settings: Mapping[str, Any], arg
         job = HandJob(mpirun, config.world_size, hosts, None, program, None, GRACE, store, places)
         code = job.run()
         store.tell(str(code))
-        list(store.hear(0))  # what is left unread would cut the connections before the code has arrived
+        while list(store.hear(0)):  # what is left unread would cut the connections before the code has arrived
+            pass
         return code
+
+
+def _boot_id() -> str:
+    """By which machines of one name differ, where Linux tells."""
+    path = Path("/proc/sys/kernel/random/boot_id")
+    return path.read_text() if path.exists() else ""
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 100 else f"{text[:60]}... (sha256 {hashlib.sha256(text.encode()).hexdigest()[:16]})"
 
 
 def _follow(store: Store, rank: int) -> int:
     """Show what rank 0's process says, and tell it of signals, until it tells the exit code."""
-    with handled(lambda number, frame: store.tell(str(number))):
-        while True:
-            for _, word in store.hear():
+    signals: list[int] = []
+    deadline = math.inf
+    with handled(lambda number, frame: signals.append(number)):
+        while time.monotonic() < deadline:
+            while signals:
+                store.tell(str(signals.pop(0)))
+                deadline = min(deadline, time.monotonic() + GRACE + ANSWER_SECONDS)
+            for _, word in store.hear(0.2):
                 if word is None:
                     raise RendezvousError("the process of rank 0 is gone, and with it the job", rank=rank, ranks=[0])
                 if word.isdecimal():
                     return int(word)
-                print(word, file=sys.stderr, flush=True)
+                with contextlib.suppress(BrokenPipeError):  # nobody reads it any more; the job goes on
+                    print(word, file=sys.stderr, flush=True)
+    raise RendezvousError("the process of rank 0 does not answer", rank=rank, ranks=[0])

@@ -17,6 +17,8 @@ from ranks import alive, requires_mpi
 from train_runs import go, weights, write
 
 from minigrad.distributed import DistributedTrainConfig, RendezvousError, run_threads
+from minigrad.distributed.job import launch_job
+from minigrad.distributed.train import by_hand
 
 pytest.importorskip("yaml", reason="PyYAML is not installed; install the extra `yaml`")
 pytestmark = requires_mpi
@@ -156,6 +158,39 @@ def test_a_launched_rank_that_is_killed_is_named_everywhere(hand, tmp_path):
     for code, _, err in ended(*processes, seconds=60):
         assert code == 137 and "launch: rank 1 failed first: killed by SIGKILL" in err, err
     wait_until(lambda: not alive(str(tmp_path)), 12.0)
+
+
+def test_each_process_may_say_once_that_the_job_is_to_end(monkeypatch):
+    job = by_hand.HandJob(Path(), 2, [], None, [], None, 1.0, None, [])
+    for rank, later, hurry in ((1, 0, False), (0, 9, False), (1, 0.1, True)):
+        now = time.monotonic() + later
+        monkeypatch.setattr(time, "monotonic", lambda now=now: now)
+        job._on_signal(signal.SIGTERM, None, rank)
+        assert (job.stop, job.hurry) == (signal.SIGTERM, hurry)
+
+
+def test_a_hangup_that_nohup_ignores_stays_ignored(monkeypatch):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with launch_job.handled(lambda number, frame: pytest.fail("SIGHUP was handled")):
+            os.kill(os.getpid(), signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.long
+def test_a_process_ends_though_rank_0_does_not_answer(hand, tmp_path):
+    path = write(tmp_path, max_steps=1_000_000)
+    first = hand.start(path, 0)
+    second = hand.start(path, 1, before="by_hand.GRACE = by_hand.ANSWER_SECONDS = 1.0")
+    while "step     1" not in (line := first.stdout.readline()):
+        assert line, ended(first, second)
+    first.send_signal(signal.SIGSTOP)
+    second.send_signal(signal.SIGTERM)
+    ((code, _, err),) = ended(second, seconds=20)
+    first.send_signal(signal.SIGCONT)
+    assert code == 1 and "the process of rank 0 does not answer" in err
+    ended(first)
 
 
 @pytest.mark.long

@@ -616,9 +616,11 @@ def errors(comm: Communicator) -> None:
         first, second = replicas
         trainer.set_replicas([first, Refusing(), second])
         assert_step_fails(trainer, (X, Y), ReplicaError, "replica 1 raised OSError: not today")
+        trainer.set_replicas([second, first])  # the first one's request of that step is forgotten
+        stats.append(trainer.step((X, Y)))
         trainer.set_replicas(replicas)
         stats.append(trainer.step((X, Y)))
-        assert_same(trainer, stats, model, trained_alone(model, config(), [(X, Y)] * 2).stats)
+        assert_same(trainer, stats, model, trained_alone(model, config(), [(X, Y)] * 3).stats)
     assert_step_fails(trainer, (X, Y), ReplicaDroppedReplyError, "replica 0: it was closed")
 
 

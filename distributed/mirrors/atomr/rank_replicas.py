@@ -69,7 +69,7 @@ class RankReplicas(Closing):
 
     def ask(self, rank: int, step: ReplicaStep) -> Future[ReplicaStepResult]:
         """Note a rank's part of a step. When all have one, the step is made."""
-        if rank in self._asked:
+        if rank in self._asked or any(asked.state is not step.state for asked, _ in self._asked.values()):
             self._asked = {}  # of a step that another replica refused
         asked = self._asked
         asked[rank] = step, Future()
@@ -98,7 +98,6 @@ class RankReplicas(Closing):
         requests = {rank: _request(step) for rank, step in steps.items()}
         step = steps[self._ranks[0]]
         state = _on_device(self._communicator, step.state, step.trained)
-        self._drop(steps, "an earlier step was interrupted")
         try:
             for rank, request in requests.items():
                 send_bytes(self._communicator, request, rank)
@@ -107,6 +106,9 @@ class RankReplicas(Closing):
         except CommError as error:
             self._drop([rank for rank in error.ranks if rank in steps] or steps, str(error))
             return self._dropped
+        except BaseException as error:
+            self._drop(steps, f"an earlier step ended with {type(error).__name__}: {error}")
+            raise
         self._dropped = {}
         return made
 
