@@ -59,7 +59,9 @@ def free_memory(device: Device) -> int | None:
         lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
         found.append(int(lines["MemAvailable"].split()[0]) * 1024)
         group = Path("/sys/fs/cgroup")
-        found.append(int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
+        cached = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())["inactive_file"]
+        used = int((group / "memory.current").read_text()) - int(cached)
+        found.append(int((group / "memory.max").read_text()) - used)
     except (OSError, KeyError, ValueError):  # not Linux, or no limit ("max")
         if not found and hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
             found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))

@@ -82,6 +82,7 @@ class JsonLinesLog(Closing):
     def close(self) -> None:
         """Close the file; again is harmless."""
         if self._fd >= 0:
+            durable.release(self._fd)
             os.close(self._fd)
             self._fd = -1
 

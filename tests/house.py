@@ -44,10 +44,10 @@ BUDGETS = {
     "core: lines of code": Budget(2_500, 2_500, "the same"),
     "library: lines of code": Budget(
         36_500,
-        38_470,
+        38_520,
         "a house is small if it has few lines; 1,000 are the plain kernels, 500 settings of the train command, groups "
         "of ranks, checkpoints beside training, flodl's checks and overlap, and what a GPU needs before its first day, "
-        "900 functions in chunks, kernels compiled ahead, starts by hand, and replicas that are ranks",
+        "1,000 functions in chunks, kernels compiled ahead, starts by hand, and replicas that are ranks",
     ),
     "wings: lines of code": Budget(3_000, 3_000, "the course and the dashboard, which nothing below imports"),
     "distributed: rooms": Budget(6, 6, "what is met at a folder's top is what a user can name"),
@@ -64,7 +64,7 @@ BUDGETS = {
     "circles of files": Budget(1, 1, "Tensor and its methods: the price of explicit methods"),
     "tests: lines of code": Budget(
         32_000,
-        34_510,
+        34_540,
         "tests are read, too; 500 are those of the same, 500 those of starts by hand, replicas that are ranks, helpers "
         "that compile kernels and functions in chunks",
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numba
 import numpy as np
 
 from ..plain_kernels import elementwise as plain
@@ -21,8 +22,9 @@ _casts: dict[Any, Chunked] = {}
 
 def cast(x: np.ndarray, dtype: Any) -> np.ndarray:
     """A copy of ``x`` in another dtype."""
-    if x.size < FEW:
+    if x.size < FEW or numba.config.DISABLE_JIT:
         return plain.cast(x, dtype)
+    dtype = np.dtype(dtype)
     if dtype not in _casts:
         _casts[dtype] = Chunked(lambda x: plain.cast(x, dtype))
     return _casts[dtype](x)

@@ -142,29 +142,42 @@ def remove_orphans(folder: Path, prefix: str) -> None:
                         os.unlink(path)
 
 
+_held: dict[tuple[int, int], int] = {}  # of files that this process has locked: device and number, and the descriptor
+
+
 def other_holder(fd: int) -> str:
     """Take the exclusive advisory lock of an open file; if another process has it, that process, in words, else "".
 
-    The kernel releases the lock when the file is closed, or the process dies.
+    The kernel frees the lock when the process dies; ``release`` before.
     """
     if fcntl is None:
         return ""
+    info = os.fstat(fd)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-            return ""  # a file system without such locks
-        inode, found = os.fstat(fd).st_ino, "another process"
+        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES) or (info.st_dev, info.st_ino) in _held:
+            return ""  # a file system without such locks, or this process has it
+        found = "another process"
         with contextlib.suppress(OSError):
             locks = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
-            pid = next((words[4] for words in locks if words[1] == "FLOCK" and words[5].endswith(f":{inode}")), "")
-            if pid == str(os.getpid()):
-                return ""
-            found = f"process {pid}" if pid else found
+            pid = next((w[4] for w in locks if w[1] == "FLOCK" and w[5].endswith(f":{info.st_ino}")), None)
+            found = found if pid is None else f"process {pid}"
             command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-            found = f"{found} ({command[:100]})" if pid else found
+            found = f"{found} ({command[:100]})"
         return found
+    _held[info.st_dev, info.st_ino] = fd
     return ""
+
+
+def release(fd: int) -> None:
+    """Give the lock of an open file back: closing is not enough, because a process forked meanwhile shares it."""
+    info = os.fstat(fd)
+    if _held.get((info.st_dev, info.st_ino)) == fd:
+        del _held[info.st_dev, info.st_ino]
+    if fcntl is not None:
+        with contextlib.suppress(OSError):
+            fcntl.flock(fd, fcntl.LOCK_UN)
 
 
 @contextlib.contextmanager
@@ -198,7 +211,6 @@ def folder_lock(folder: Path, timeout: float = 60.0) -> Iterator[bool]:
             time.sleep(0.02)
         yield locked
     finally:
-        if locked:  # closing is not enough: a process forked meanwhile shares the lock
-            with contextlib.suppress(OSError):
-                fcntl.flock(fd, fcntl.LOCK_UN)
+        if locked:
+            release(fd)
         os.close(fd)

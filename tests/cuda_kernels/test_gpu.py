@@ -22,7 +22,7 @@ from minigrad import cuda_kernels
 pytestmark = pytest.mark.gpu
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-
+sys.path.append(str(BENCHMARKS))
 
 if cuda_kernels.availability()[0]:
     import gpu_cases

@@ -21,6 +21,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import numba
 import numpy as np
 
 from .numpy_loops import Loop, call_loop, cast_loop, fill, numpy_loop, where_loop
@@ -88,6 +89,8 @@ def _kind(x: Any) -> Any:
 def _example(x: Any) -> Any:
     """What np.result_type takes for x: Python's numbers adapt to the dtypes of the others."""
     kind = x.dtype if isinstance(x, Traced) else _kind(x)
+    if isinstance(kind, type) and kind not in (int, float):
+        raise NoProgramError
     return kind(0) if isinstance(kind, type) else kind
 
 
@@ -133,7 +136,8 @@ class Program:
             self._constants[len(self._dtypes) - 1] = np.asarray(x, dtype)
             return len(self._dtypes) - 1
         if isinstance(x.dtype, type):  # a number: it takes the dtype of the first loop that it meets
-            if self._dtypes[x.slot] not in (x.dtype, dtype):
+            known = self._dtypes[x.slot]
+            if not isinstance(known, type) and known != dtype:
                 raise NoProgramError
             self._dtypes[x.slot] = dtype
         elif x.dtype != dtype:
@@ -167,7 +171,8 @@ class Program:
 
     def run(self, inputs: tuple[Any, ...], out: np.ndarray | None = None) -> np.ndarray:
         """The result for inputs of the program's dtypes that broadcast, in ``out``, or in a new array."""
-        operands = [*(np.asarray(inputs[i], self._dtypes[i]) for i in self._inputs), *self._constants.values()]
+        with np.errstate(all="ignore"):  # a number that is infinite to the dtype
+            operands = [*(np.asarray(inputs[i], self._dtypes[i]) for i in self._inputs), *self._constants.values()]
         arrays = [x for x in operands if x.ndim]
         flags: Any = [["readonly"]] * len(arrays) + [["writeonly", "allocate"]]
         walk = np.nditer([*arrays, out], ["external_loop"], flags, [*(x.dtype for x in arrays), self.result])
@@ -229,6 +234,11 @@ def _run(task, tasks, steps, table, shape, places, chunk):
     keep_alive((memory, args, strides, count))
 
 
+def _plainly_laid_out(x: np.ndarray) -> bool:
+    """Whether loops run over it as NumPy's would: those of reversed or unaligned arrays work on copies."""
+    return x.flags.aligned and min(x.strides, default=0) >= 0
+
+
 class Chunked:
     """A function of arrays and numbers, computed by its program where its arrays are large."""
 
@@ -244,8 +254,8 @@ class Chunked:
             self._programs[kinds] = self._program(kinds)
         program = self._programs[kinds]
         size = max(x.size for x in arrays)
-        if program is not None and size * program.steps >= WORTH and all(x.flags.aligned for x in arrays):
-            with contextlib.suppress(ValueError, OverflowError):  # NumPy will say what does not broadcast or fit
+        if program is not None and size * program.steps >= WORTH and all(map(_plainly_laid_out, arrays)):
+            with contextlib.suppress(ValueError, OverflowError, TypeError):  # NumPy will say what does not fit
                 return program.run(inputs, out)
         return self.function(*inputs) if out is None else self.function(*inputs, out)
 
@@ -258,12 +268,14 @@ class Chunked:
 
 def chunked(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function, which looks no further than at the sizes of small arrays."""
+    if numba.config.DISABLE_JIT:
+        return function
     large = Chunked(function)
     plain = inspect.unwrap(function)
     inputs = plain.nin if isinstance(plain, np.ufunc) else plain.__code__.co_argcount
 
     def of_one(x: Any) -> Any:
-        return function(x) if x.size < FEW else large(x)
+        return function(x) if getattr(x, "size", 0) < FEW else large(x)
 
     def of_two(x: Any, y: Any) -> Any:
         if getattr(x, "size", 0) < FEW and getattr(y, "size", 0) < FEW:
@@ -284,7 +296,7 @@ def into_first(function: np.ufunc) -> Callable[[np.ndarray, Any], None]:
     large = Chunked(function)
 
     def into(x: np.ndarray, y: Any) -> None:
-        if x.size < FEW or np.may_share_memory(x, y):
+        if x.size < FEW or np.may_share_memory(x, y) or numba.config.DISABLE_JIT:
             function(x, y, x)  # the name ``out`` would cost a tenth of a microsecond
         else:
             large(x, y, out=x)

@@ -68,7 +68,8 @@ class Team:
 
     def __init__(self, folder: Path) -> None:
         self.kernels: dict[str, Any] = {}  # Numba's dispatchers, by name
-        self.most_helpers: int = min(len(SLOTS), config.NUMBA_NUM_THREADS) if sys.executable and fcntl else 0
+        able = sys.executable and fcntl and not getattr(sys, "frozen", False)
+        self.most_helpers: int = min(len(SLOTS), config.NUMBA_NUM_THREADS) if able else 0
         self._folder = folder
         self._locks = os.open(folder / "locks", os.O_RDWR | os.O_CREAT, 0o600)  # to close any such would free all locks
         self._mutex = threading.Lock()

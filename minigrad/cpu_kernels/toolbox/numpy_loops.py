@@ -54,9 +54,12 @@ class _UFunc(ctypes.Structure):
 
 @functools.cache
 def numpy_loop(ufunc: np.ufunc, dtypes: tuple[np.dtype[Any], ...]) -> Loop | None:
-    """The loop of a ufunc for operands of exactly these dtypes, the result's last; None if it has none."""
+    """The loop of a ufunc for operands of exactly these dtypes, the result's last; None if it has none for them."""
+    if not DTYPES.issuperset(dtypes):
+        return None
     inner = _UFunc.from_address(id(ufunc))
-    if (inner.nin, inner.nargs, (inner.name or b"").decode()) != (ufunc.nin, ufunc.nargs, ufunc.__name__):
+    counts = (inner.nin, inner.nout, inner.nargs) == (ufunc.nin, ufunc.nout, ufunc.nargs)
+    if not counts or (inner.name or b"").decode() != ufunc.__name__:
         raise RuntimeError(f"NumPy {np.__version__}: a ufunc is not laid out as its C interface says")
     chars = "".join(dtype.char for dtype in dtypes)
     word = f"{chars[: ufunc.nin]}->{chars[ufunc.nin :]}"
@@ -86,32 +89,24 @@ def call_loop(_: Any, address: Any, data: Any, args: Any, n: Any, strides: Any) 
 
 # Loops that are compiled here ---------------------------------------------------------------------------------------
 #
-# Arguments ``source`` and ``target`` are the classes of numbers. float16 and bfloat16, which Numba lacks, are int16 and
-# uint16 to it.
+# Arguments ``source`` and ``target`` are the classes of numbers. bfloat16, which Numba lacks, is uint16 to it.
 
 
 def _changed(signature: Any, convert: Callable[..., Any]) -> Any:
     return lambda _, x: (signature, lambda context, builder, sig, values: convert(builder, values[0]))
 
 
-_HALF, _FLOAT, _INT16, _INT32 = ir.HalfType(), ir.FloatType(), ir.IntType(16), ir.IntType(32)
-_bits: Any = intrinsic(_changed(types.uint32(types.float32), lambda b, x: b.bitcast(x, _INT32)))
-_of_bits: Any = intrinsic(_changed(types.float32(types.uint32), lambda b, x: b.bitcast(x, _FLOAT)))
-_of_half: Any = intrinsic(_changed(types.float32(types.int16), lambda b, x: b.fpext(b.bitcast(x, _HALF), _FLOAT)))
-_to_half: Any = intrinsic(_changed(types.int16(types.float32), lambda b, x: b.bitcast(b.fptrunc(x, _HALF), _INT16)))
+_bits: Any = intrinsic(_changed(types.uint32(types.float32), lambda b, x: b.bitcast(x, ir.IntType(32))))
+_of_bits: Any = intrinsic(_changed(types.float32(types.uint32), lambda b, x: b.bitcast(x, ir.FloatType())))
 
 
 def _convert(x, target):
-    """x as the number class ``target``; to a half width rounded to the nearest, ties to even."""
+    """x as the number class ``target``; to bfloat16 rounded to the nearest, ties to even."""
 
 
 def _conversion(x, target):
     if x == types.uint16:
         return lambda x, target: _of_bits(np.uint32(np.uint32(x) << np.uint32(16)))
-    if x == types.int16:
-        return lambda x, target: _of_half(x)
-    if target.dtype == types.int16:
-        return lambda x, target: _to_half(x)
     if target.dtype != types.uint16:
         return lambda x, target: target(x)
 
@@ -185,29 +180,25 @@ def fill(target: int, source: int, itemsize: int, count: int) -> None:
 
 
 _FLOAT32 = np.dtype(np.float32)
-_BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+DTYPES: frozenset[np.dtype[Any]] = frozenset(map(np.dtype, ("?", "u1", "i4", "i8", "f4", "f8")))
+"""What loops are for: 1, 4 or 8 bytes in this machine's order. Loops of others may work on Python's objects."""
+_BITS = {1: np.uint8, 4: np.uint32, 8: np.uint64}
 
 
 @functools.cache
 def cast_loop(source: np.dtype[Any], target: np.dtype[Any]) -> Loop | None:
     """The loop y = x as another dtype; None where one would have to know what NumPy makes of numbers out of range."""
-    if (target.kind in "iu" and source.kind != "b") or (
-        _FLOAT32 not in (source, target) and (is_half(source) or is_half(target))
-    ):
+    halves = [dtype for dtype in (source, target) if dtype not in DTYPES]
+    bfloat16 = all(dtype.kind == "V" and is_half(dtype) for dtype in halves) and _FLOAT32 in (source, target)
+    if (halves and not bfloat16) or (target.kind in "iu" and source.kind != "b"):
         return None
-    return _compiled(_cast, _class_of(source), _class_of(target))
-
-
-def _class_of(dtype: np.dtype[Any]) -> Any:
-    if is_half(dtype):
-        return np.int16 if dtype.kind == "f" else np.uint16
-    return dtype.type
+    return _compiled(_cast, *(np.uint16 if dtype in halves else dtype.type for dtype in (source, target)))
 
 
 @functools.cache
-def where_loop(dtype: np.dtype[Any]) -> Loop:
-    """The loop z = x where the condition (bool) holds, else y, for operands of this dtype."""
-    return _compiled(_where, _BITS[dtype.itemsize], np.uint8)
+def where_loop(dtype: np.dtype[Any]) -> Loop | None:
+    """The loop z = x where the condition (bool) holds, else y, for operands of this dtype; None if it has none."""
+    return None if dtype not in DTYPES else _compiled(_where, _BITS[dtype.itemsize], np.uint8)
 
 
 def _compiled(loop: Any, source: Any, target: Any) -> Loop:

@@ -94,6 +94,19 @@ def _threads_of_pool() -> Callable[[], int]:
     return ctypes.PYFUNCTYPE(ctypes.c_int)(pool.get_num_threads)
 
 
+_forked = False
+
+
+def _after_fork() -> None:
+    """GNU's OpenMP ends a process that uses the threads of its parent."""
+    global _forked
+    _forked = LAYER == "omp" and _threads_of_pool.cache_info().currsize > 0
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
 def get_num_threads() -> int:
     """Threads that a parallel kernel launched from the calling thread uses."""
     return _threads_of_pool()()
@@ -320,8 +333,9 @@ class TaskKernel:
 
         ``key`` stands for the types of the arguments (usually a dtype): calls with equal keys must have equal types.
         """
-        if tasks == 1:
-            self.kernel(0, 1, *arguments)
+        if tasks == 1 or _forked:
+            for task in range(tasks):
+                self.kernel(task, tasks, *arguments)
             return
         frame = np.empty(FRAME_BYTES, np.uint8)
         entry = _prepare(frame, self.address(key, arguments), arguments)
