@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 OURS = __name__.partition(".")[0]
-KERNELS = f"{OURS}.cuda_kernels."
+KERNELS = f"{OURS}.cuda_kernels.", f"{OURS}.cpu_kernels."
 PLUMBING = "apply", "asked", "run", "forward", "backward", "wrapped", "__call__", "__init__"  # say less than callers
 CALLS_CAPTURED = True
 """The mark of a module that calls what the program wants to be captured."""

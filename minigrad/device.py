@@ -50,9 +50,13 @@ class Device:
 
     @property
     def kernels(self) -> Any:
-        """The backend package for this thread: its ``native`` one, or the plain one within ``kernels("plain")``."""
-        plain = of_thread.mode.kernels == "plain" and self.type == "cpu"
-        return _backend("plain") if plain else self.native
+        """The backend package for this thread: the ``native`` one, the plain one within ``kernels("plain")``, or while
+        a graph of the CPU is captured the one that notes its calls.
+        """
+        chosen = of_thread.mode.kernels
+        if chosen is None or self.type != "cpu":
+            return self.native
+        return _backend("plain") if chosen == "plain" else chosen
 
     @functools.cached_property
     def native(self) -> Any:

@@ -44,7 +44,7 @@ class Mode:
         self.anomaly: bool = False  # within detect_anomaly
         self.graph: Any = None  # the CUDA graph that the thread captures
         self.autocast: Any = None  # the Autocasting of mixed_precision.py, where one is enabled
-        self.kernels: str | None = _CHOSEN  # "plain": tensors on the CPU have the plain kernels; see device.kernels
+        self.kernels: Any = _CHOSEN  # those of tensors on the CPU: "plain", or a backend; see Device.kernels
         # Which plans of minigrad.fast are off: all (True), none (False), or those of these names.
         self.unfused: bool | frozenset[str] = FAST_IS_OFF
         self.recorder: Any = None  # what is told of each module's call (a plans.Recorder)

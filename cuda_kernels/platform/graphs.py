@@ -44,6 +44,16 @@ RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: the pool may ask the driver for m
 BLOCK_BYTES = 1 << 16  # bytes of varying numbers that travel in one copy
 
 
+def state_address(words: Array) -> int:
+    """Where kernels find a generator's seed and offset."""
+    return int(words.pointer)
+
+
+def clear(x: Array) -> None:
+    """Zeros, in a contiguous array."""
+    memory.clear(x.pointer, x.nbytes)
+
+
 class Pool:
     """Memory for one graph: given again within its capture, and never to anybody else."""
 

@@ -132,7 +132,7 @@ class _Launched(PendingMetrics):
         self.graph, self._step, self._lr_before = graph, step, lr_before
         self.number, self.lr = step.global_step, step.optimizer.lr
         self.host: np.ndarray = kernels.to_host(results.data, wait=False)
-        self.event = kernels.streams.Event()
+        self.event = kernels.graphs.Event()
         self.event.record()
 
     def take_back(self) -> None:
@@ -261,8 +261,11 @@ class CapturedStep:
         self._compare_new()
         before = step.optimizer.lr
         static(inputs)
-        self._launched.append(_Launched(self, step, static.graph, static.outputs, before))
-        return self._launched[-1]
+        launched = _Launched(self, step, static.graph, static.outputs, before)
+        self._launched.append(launched)
+        if self._device.type == "cpu":  # which has done it
+            self.settle()
+        return launched
 
     @property
     def graphs(self) -> int:
@@ -393,7 +396,7 @@ class CapturedStep:
         kernels = self._device.kernels
         for flag in (self._recorder.stopped, done.graph.raw.outside_range):
             if flag is not None:
-                kernels.memory.clear(flag.pointer, flag.nbytes)
+                kernels.graphs.clear(flag)
         error: Exception
         if code == LOSS:
             bad = [(x, rank) for rank, each in enumerate(losses) for x in each if not math.isfinite(x)]
@@ -419,8 +422,8 @@ class CapturedPass:
     def __init__(self, function: Callable[..., Any], inputs: tuple[Any, ...], device: Device) -> None:
         self.device: Device = device
         self._function = function
-        self._static = cuda_graph.Static(function, inputs, device) if device.type == "cuda" else None
-        self.outputs: Any = None if self._static is None else self._static.outputs
+        self._static = cuda_graph.Static(function, inputs, device)
+        self.outputs: Any = self._static.outputs
 
     def __call__(self, *inputs: Any) -> Any:
         """Launch it, or on the CPU call the function."""

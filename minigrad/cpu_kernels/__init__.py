@@ -48,7 +48,7 @@ from . import (
 )
 from .memory import heap
 from .reduce import reduce
-from .toolbox import bfloat16_product, threads
+from .toolbox import bfloat16_product, graphs, threads
 
 PLAIN_ONLY: tuple[str, ...] = ("batch_norm", "movement")
 """The families that are the plain ones."""

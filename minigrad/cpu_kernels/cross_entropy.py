@@ -171,8 +171,13 @@ def _fused_rows(dlosses, x, targets, ignore_index, smoothing, class_weight, loss
 
 
 @task_kernel
-def _fused(task, tasks, address, dlosses, x, targets, ignore_index, smoothing, class_weight, losses, lse):
+def _fused(task, tasks, address, dlosses, logits, x, targets, ignore_index, smoothing, class_weight, losses, lse):
     a, b = task * x.shape[0] // tasks, (task + 1) * x.shape[0] // tasks
+    if logits.ctypes.data != x.ctypes.data:
+        for i in range(a, b):
+            source, target = logits[i], x[i]
+            for j in range(source.shape[0]):
+                target[j] = source[j]
     call_at(
         address, _fused_rows,
         (dlosses[a:b], x[a:b], targets[a:b], ignore_index, smoothing, class_weight, losses[a:b], lse[a:b]),
@@ -263,12 +268,8 @@ def forward_backward(
         raise ValueError(
             f"dlogits must be a contiguous {logits.dtype} array of shape {logits.shape}, got {dx.dtype} {dx.shape}"
         )
-    if dx is not logits:
-        np.copyto(dx, logits)
     arguments = _arguments(targets, ignore_index, label_smoothing, class_weight, logits.dtype)
-    if dx.size <= TASK_ELEMENTS:
-        _fused_rows(dlosses, dx, *arguments, losses, lse)
-    else:
-        tasks = min(N, get_num_threads())
-        _fused.launch(dx.dtype, tasks, FUSED_ROWS.address(dx.dtype), dlosses, dx, *arguments, losses, lse)
+    tasks = 1 if dx.size <= TASK_ELEMENTS else min(N, get_num_threads())
+    of_rows, logits = FUSED_ROWS.address(dx.dtype), np.ascontiguousarray(logits)
+    _fused.launch(dx.dtype, tasks, of_rows, dlosses, logits, dx, *arguments, losses, lse)
     return losses, lse, dx

@@ -9,7 +9,7 @@ import numba
 import numpy as np
 
 from ..plain_kernels import elementwise as plain
-from .toolbox.array_program import FEW, Chunked, in_chunks, into_first
+from .toolbox.array_program import FEW, Chunked, for_graphs, in_chunks, into_first
 from .toolbox.jit import kernel
 from .toolbox.vector_math import erf_fast
 
@@ -22,12 +22,17 @@ _casts: dict[Any, Chunked] = {}
 
 def cast(x: np.ndarray, dtype: Any) -> np.ndarray:
     """A copy of ``x`` in another dtype."""
-    if x.size < FEW or numba.config.DISABLE_JIT:
-        return plain.cast(x, dtype)
+    return plain.cast(x, dtype) if x.size < FEW or numba.config.DISABLE_JIT else _cast_to(dtype)(x)
+
+
+def _cast_to(dtype: Any) -> Chunked:
     dtype = np.dtype(dtype)
     if dtype not in _casts:
         _casts[dtype] = Chunked(lambda x: plain.cast(x, dtype))
-    return _casts[dtype](x)
+    return _casts[dtype]
+
+
+for_graphs(cast, lambda x, dtype: _cast_to(dtype).program_for(x), lambda x, dtype: _cast_to(dtype)(x, worth=2))
 
 
 @kernel

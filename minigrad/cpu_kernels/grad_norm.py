@@ -171,18 +171,19 @@ def clip_(arrays: Iterable[np.ndarray], max_norm: float, eps: float) -> np.ndarr
     return np.array(norm)
 
 
-def unscale_(arrays: Iterable[np.ndarray], inverse_scale: float) -> np.ndarray:
+def unscale_(arrays: Iterable[np.ndarray], inverse_scale: float | np.ndarray) -> np.ndarray:
     """array *= inverse_scale in place, and whether an element of any array was infinite or NaN: int32 (), 0 or 1.
 
     Raises ValueError, naming the position, for a read-only array, before anything is changed.
     """
     groups, others = _writable(arrays, "unscale_")
+    inverse_scale = float(np.asarray(inverse_scale).item())  # in a graph an array, which varies
     finite = all_finite(others)
     _scale_others(others, inverse_scale)
     for group in groups:
         chunks = _table(group)
         each = np.empty(chunks.sizes.size, np.bool_)
-        chunks.launch(_unscale_chunks, float(inverse_scale), each)
+        chunks.launch(_unscale_chunks, inverse_scale, each)
         finite = finite and bool(each.all())
     return np.array(not finite, np.int32)
 

@@ -98,7 +98,7 @@ def _add_chunks(partial, dweight, dbias):
 
 @task_kernel
 def _backward(task, tasks, address, dy, x, weight, mean, rstd, dx, dweight, dbias, partial, rows):
-    """The task's share of the chunks; a single task adds them, too."""
+    """The task's share of the chunks."""
     chunks = partial.shape[1]
     for chunk in range(task * chunks // tasks, (task + 1) * chunks // tasks):
         a, b = chunk * rows, (chunk + 1) * rows
@@ -106,8 +106,11 @@ def _backward(task, tasks, address, dy, x, weight, mean, rstd, dx, dweight, dbia
             address, _backward_rows,
             (dy[a:b], x[a:b], weight, mean[a:b], rstd[a:b], dx[a:b], partial[0, chunk], partial[1, chunk]),
         )  # fmt: skip
-    if tasks == 1:
-        _add_chunks(partial, dweight, dbias)
+
+
+@task_kernel
+def _sum_chunks(task, tasks, partial, dweight, dbias):
+    _add_chunks(partial, dweight, dbias)
 
 
 # ---------------------------------------------------------------- launchers
@@ -133,11 +136,8 @@ def forward(
     weight = np.ones(C, dtype) if weight is None else contiguous(weight)
     bias = np.zeros(C, dtype) if bias is None else contiguous(bias)
     x = contiguous(x)
-    if x.size <= TASK_ELEMENTS:
-        _forward_rows(x, weight, bias, float(eps), y, mean, rstd)
-    else:
-        tasks = min(N, get_num_threads())
-        _forward.launch(dtype, tasks, FORWARD_ROWS.address(dtype), x, weight, bias, float(eps), y, mean, rstd)
+    tasks = 1 if x.size <= TASK_ELEMENTS else min(N, get_num_threads())
+    _forward.launch(dtype, tasks, FORWARD_ROWS.address(dtype), x, weight, bias, float(eps), y, mean, rstd)
     return y, mean, rstd
 
 
@@ -149,15 +149,11 @@ def backward(
     dx, dweight, dbias = empty((N, C), dtype), empty(C, dtype), empty(C, dtype)
     weight = np.ones(C, dtype) if weight is None else contiguous(weight)
     dy, x = contiguous(dy), contiguous(x)
-    if N <= BACKWARD_ROWS:
-        _backward_rows(dy, x, weight, mean, rstd, dx, dweight, dbias)
-        return dx, dweight, dbias
     rows = max(BACKWARD_ROWS, -(-N // BACKWARD_CHUNKS))
     partial = empty((2, -(-N // rows), C), dtype)
     tasks = 1 if x.size <= TASK_ELEMENTS else get_num_threads()
     _backward.launch(
         dtype, tasks, GRADIENT_ROWS.address(dtype), dy, x, weight, mean, rstd, dx, dweight, dbias, partial, rows
     )
-    if tasks > 1:
-        _add_chunks(partial, dweight, dbias)
+    _sum_chunks.launch(dtype, 1, partial, dweight, dbias)
     return dx, dweight, dbias

@@ -24,33 +24,34 @@ from .matmul import NO_BIAS
 from .reduce import reduce
 from .toolbox.product_loops import PARALLEL_WORK, THIN_ROWS, grid_of
 from .toolbox.register_tile import TILE_BYTES
-from .toolbox.threads import call_at, get_num_threads, step_of, task_kernel
+from .toolbox.threads import call_at, get_num_threads, task_kernel
 
 CHUNK_BYTES = 256 << 20  # of logits that exist at a time
 _fused_rows = cross_entropy._fused_rows
 
 
 @task_kernel
-def _steps(
-    task, tasks, addresses, ignore_index, x, weight, targets, dlosses, losses, lse, dlogits, dx, dweight, longest, grid,
-    none, no_bias, no_weights, pairs,
+def _rows(
+    task, tasks, addresses, ignore_index, x, weight, targets, dlosses, losses, lse, dlogits, dx, none, no_bias,
+    no_weights, pairs,
 ):  # fmt: skip
     product, fused = addresses
     products = product, none, no_bias, pairs
-    step, task = step_of(task)
-    failed, N = 0, x.shape[0]
-    if step == 0:
-        r, t = task * N // tasks, (task + 1) * N // tasks
-        z = dlogits[r:t]
-        failed += _product_rows(products, x[r:t], weight, True, no_bias, False, z, z, z, 0)
-        failed += call_at(
-            fused, _fused_rows, (dlosses[r:t], z, targets[r:t], ignore_index, 0.0, no_weights, losses[r:t], lse[r:t])
-        )
-        rows = dx[r:t]
-        failed += _product_rows(products, z, weight, False, no_bias, False, rows, rows, rows, 0)
-    else:
-        failed += _weight_gradient(products, task, tasks, dlogits, x, dweight, no_bias, False, longest, grid)
+    r, t = task * x.shape[0] // tasks, (task + 1) * x.shape[0] // tasks
+    z, rows = dlogits[r:t], dx[r:t]
+    failed = _product_rows(products, x[r:t], weight, True, no_bias, False, z, z, z, 0)
+    failed += call_at(
+        fused, _fused_rows, (dlosses[r:t], z, targets[r:t], ignore_index, 0.0, no_weights, losses[r:t], lse[r:t])
+    )
+    failed += _product_rows(products, z, weight, False, no_bias, False, rows, rows, rows, 0)
     if failed:
+        raise MemoryError("no memory for the kernel's workspace")
+
+
+@task_kernel
+def _weights(task, tasks, product, dlogits, x, dweight, longest, grid, none, no_bias, pairs):
+    products = product, none, no_bias, pairs
+    if _weight_gradient(products, task, tasks, dlogits, x, dweight, no_bias, False, longest, grid):
         raise MemoryError("no memory for the kernel's workspace")
 
 
@@ -126,10 +127,10 @@ def _in_two_steps(
     dlosses.fill(of_loss)
     dlogits, dx, dweight = np.empty((N, M), dtype), np.empty((N, C), dtype), np.empty((M, C), dtype)
     no_bias, none = NO_BIAS[dtype.char], linear.EMPTY[dtype.char]
-    bound = _steps.bind(
-        dtype, (linear.PRODUCTS.address(dtype), cross_entropy.FUSED_ROWS.address(dtype)), int(ignore_index), x, weight,
-        np.ascontiguousarray(targets), dlosses, losses, lse, dlogits, dx, dweight, linear._depth_block(N, M, C), grid,
-        none, no_bias, np.empty(0, dtype), _PAIRS,
+    product, longest = linear.PRODUCTS.address(dtype), linear._depth_block(N, M, C)
+    _rows.launch(
+        dtype, count, (product, cross_entropy.FUSED_ROWS.address(dtype)), int(ignore_index), x, weight,
+        np.ascontiguousarray(targets), dlosses, losses, lse, dlogits, dx, none, no_bias, np.empty(0, dtype), _PAIRS,
     )  # fmt: skip
-    bound.run(np.array((count, count)), count > 1)
+    _weights.launch(dtype, count, product, dlogits, x, dweight, longest, grid, none, no_bias, _PAIRS)
     return losses, dx, dweight

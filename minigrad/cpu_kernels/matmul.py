@@ -38,7 +38,7 @@ from .toolbox.register_tile import (
     round_up,
     tile_columns,
 )
-from .toolbox.threads import get_num_threads, task_kernel
+from .toolbox.threads import constant, get_num_threads, task_kernel
 
 
 @task_kernel
@@ -174,4 +174,4 @@ def _batch_offsets(x: np.ndarray, batch: tuple[int, ...]) -> np.ndarray:
     for axis, size in zip(range(leading - len(batch), leading), batch, strict=True):
         stride = x.strides[axis] // x.itemsize if axis >= 0 and x.shape[axis] > 1 else 0
         offsets = np.add.outer(offsets, np.arange(size) * stride).reshape(-1)
-    return offsets
+    return constant(offsets)

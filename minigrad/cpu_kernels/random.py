@@ -23,6 +23,7 @@ import numpy as np
 
 from ..plain_kernels import random as plain
 from .toolbox.jit import OPTIONS, kernel
+from .toolbox.multi_tensor import pointer_at
 from .toolbox.threads import TaskKernel, task_kernel, tasks_of
 
 CHUNK = 16384  # elements of one task; a multiple of 4, so that tasks start on blocks
@@ -32,6 +33,8 @@ CHUNK = 16384  # elements of one task; a multiple of 4, so that tasks start on b
 MULTIPLIER_0, MULTIPLIER_1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 WEYL_0, WEYL_1 = np.uint32(0x9E3779B9), np.uint32(0xBB67AE85)
 ONE, TWO, THREE, FOUR = np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(4)
+ON_DEVICE = np.uint64(1 << 63)
+_WORD: np.ndarray = np.empty(0, np.uint64)
 HALF_WORD, LOW_WORD = np.uint64(32), np.uint64(0xFFFFFFFF)
 
 
@@ -79,19 +82,29 @@ def unit_float32(word: np.uint32) -> np.float32:
     return np.float32(np.int32(word >> np.uint32(8))) * np.float32(2.0**-24)
 
 
+@_device
+def _now(seed, offset):
+    """The seed and offset of a draw: those given, or in a graph what its launch has put at the address ``seed``."""
+    if offset < ON_DEVICE:
+        return seed, offset
+    words = pointer_at(np.int64(seed), _WORD)
+    return words[0], words[1] + (offset - ON_DEVICE)
+
+
 @kernel
 def fill_bits(words: np.ndarray, first_block: int | np.uint64, seed: int | np.uint64, offset: int | np.uint64) -> None:
     """words (n,) uint32, contiguous <- the draw's words from block ``first_block`` on."""
     n = words.shape[0]
+    seed, offset = _now(np.uint64(seed), np.uint64(offset))
     for b in range(n // 4):
         j = np.uint64(b) * FOUR
-        w0, w1, w2, w3 = philox_block(np.uint64(first_block) + np.uint64(b), np.uint64(seed), np.uint64(offset))
+        w0, w1, w2, w3 = philox_block(np.uint64(first_block) + np.uint64(b), seed, offset)
         words[j] = w0
         words[j + ONE] = w1
         words[j + TWO] = w2
         words[j + THREE] = w3
     if n % 4:
-        last = philox_block(np.uint64(first_block) + np.uint64(n // 4), np.uint64(seed), np.uint64(offset))
+        last = philox_block(np.uint64(first_block) + np.uint64(n // 4), seed, offset)
         for lane in range(n % 4):
             words[n // 4 * 4 + lane] = last[lane]
 
@@ -109,7 +122,7 @@ def fill_dropout(
     zero = real(0)
     kept = real(1) / (real(1) - real(p))
     threshold = np.float32(p)
-    seed, offset = np.uint64(seed), np.uint64(offset)
+    seed, offset = _now(np.uint64(seed), np.uint64(offset))
     n = np.uint64(row.shape[0])
     first = np.uint64(start)
     head = min((FOUR - first % FOUR) % FOUR, n)  # elements before the first whole block
@@ -195,7 +208,16 @@ def _integers(task, tasks, out, seed, offset, low, span):
         out[i] = np.int64(np.uint64(low) + high)
 
 
-state: Callable[[int, int], tuple[np.uint64, np.uint64]] = plain.state
+STATES: set[int] = set()
+"""Where the graphs of this process keep their generators' seed and offset: uint64 (2,)."""
+
+
+def state(seed: int, offset: int) -> tuple[np.uint64, np.uint64]:
+    """Both as uint64; in a graph the address of the two, and the number of the draw beyond ON_DEVICE. ValueError as in
+    the plain kernels."""
+    if seed in STATES and offset >= ON_DEVICE:
+        return np.uint64(seed), np.uint64(offset)
+    return plain.state(seed, offset)
 
 
 def philox_bits(n: int, seed: int, offset: int) -> np.ndarray:

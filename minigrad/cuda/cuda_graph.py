@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from .. import capturing, random
-from ..device import Device
+from ..device import CPU, Device
 from ..errors import bad_index, bad_type, bad_value
 from ..modes import holding, of_thread
 from ..tensor import Tensor
@@ -47,13 +48,19 @@ class Graph:
     def __init__(self, device: Device | str | int | None = None) -> None:
         name = device if isinstance(device, Device | str) else f"cuda:{device}" if device is not None else "cuda"
         found = Device(name)
-        if found.type != "cuda":
-            raise bad_value(f"a graph is of a CUDA device, not of {found}")
-        index = found.index if device is not None else None
-        self._graphs: Any = found.kernels_package().graphs
-        self.raw: Any = self._graphs.RecordedGraph(index)
+        package = found.kernels_package()
+        if found.type == "cpu" and of_thread.mode.kernels == "plain":
+            raise bad_value("a graph on the CPU is of the compiled kernels, and the plain ones are chosen here")
+        self._graphs: Any = package.graphs
+        self.raw: Any = self._graphs.RecordedGraph(found.index if device is not None else None)
         self.raw.explain = capturing.explain
-        self.device: Device = Device(f"cuda:{self.raw.device}")
+        self.device: Device = CPU
+        self._kernels: Any = None
+        if found.type == "cuda":
+            self.device = Device(f"cuda:{self.raw.device}")
+        else:
+            self.raw.error = importlib.import_module("minigrad.cuda").CaptureError
+            self._kernels = self._graphs.noted(package)
         self._before: list[Callable[[], None]] = []
         self._counts: list[Callable[[int], None]] = []
         self._valid: list[Callable[[], bool]] = []
@@ -72,7 +79,7 @@ class Graph:
         before, and the graph closed.
         """
         drawing = random.drawing_by(self._draw, self._graphs.recording.refuse)
-        with self.raw.capture(), drawing, holding(of_thread.mode, graph=self):
+        with self.raw.capture(), drawing, holding(of_thread.mode, graph=self, kernels=self._kernels):
             yield self
 
     def before(self, function: Callable[[], None]) -> None:
@@ -114,7 +121,7 @@ class Graph:
             self.count(functools.partial(self._advance, generator))
         words, number = known
         self._draws[generator] = words, number + 1
-        return int(words.pointer), ON_DEVICE | number
+        return self._graphs.state_address(words), ON_DEVICE | number
 
     def _advance(self, generator: random.Generator, made: int) -> None:
         if made > 0:  # draws of a launch that is left out are draws all the same
@@ -138,8 +145,8 @@ class Graph:
     def check(self) -> None:
         """Wait, and raise IndexError if an index was out of range in a replay since the last call."""
         flag = self.raw.outside_range
-        if flag is not None and int(flag):
-            self.device.kernels.memory.clear(flag.pointer, flag.nbytes)
+        if flag is not None and self.device.kernels.to_host(flag).any():
+            self._graphs.clear(flag)
             raise bad_index("an index or a class target was out of range in a replay of the graph")
 
     def stop(self) -> None:
@@ -175,6 +182,8 @@ class Static:
     def __init__(self, function: Callable[..., Any], inputs: tuple[Tensor, ...], device: Device) -> None:
         kernels = device.kernels
         self.inputs: list[Tensor] = [Tensor.wrap(kernels.empty(x.shape, x.dtype), device) for x in inputs]
+        for static, x in zip(self.inputs, inputs):
+            _copy_into(static, x)
         self.graph: Graph = Graph(device)
         with self.graph.capture():
             self.outputs: Any = function(*self.inputs)
@@ -192,7 +201,7 @@ class Static:
 
 def _copy_into(static: Tensor, x: Tensor) -> None:
     kernels = static.device.kernels
-    if x.device.type == "cpu":
+    if x.device is not static.device:
         kernels.array.upload(static.data, x.data)
     else:
         kernels.elementwise.assign(static.data, x.data)
@@ -230,8 +239,8 @@ class Graphed:
         for i, x in enumerate(inputs):
             if not isinstance(x, Tensor):
                 raise bad_type(f"input {i} is a {type(x).__name__}; a graph's inputs are tensors")
-        device = self.device or next((x.device for x in inputs if x.device.type == "cuda"), None)
-        if device is None or device.type != "cuda":
+        device = self.device or next((x.device for x in inputs if x.device.type == "cuda"), CPU)
+        if device is CPU and of_thread.mode.kernels == "plain":
             return None
         key = device, *((x.shape, x.dtype) for x in inputs)
         found = self._graphs.pop(key, None)

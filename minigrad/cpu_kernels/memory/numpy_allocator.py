@@ -7,6 +7,7 @@ imports minigrad, come from it. Source: NumPy's C interface, "Memory management 
 from __future__ import annotations
 
 import ctypes
+import functools
 import importlib
 from collections.abc import Callable
 from typing import Any
@@ -46,26 +47,55 @@ class _Handler(ctypes.Structure):
     )
 
 
-def install(
-    name: str, context: np.ndarray, new: Callable[..., Any], new_zeros: Callable[..., Any] = _new_zeros
-) -> None:
-    """Let ``new(context, size)`` and ``new_zeros(context, count, size)``, compiled here, allocate the calling thread's
-    arrays from now on; ``context`` is int64.
+def allocator(
+    name: str,
+    context: np.ndarray,
+    new: Callable[..., Any],
+    new_zeros: Callable[..., Any] = _new_zeros,
+    resize: Callable[..., Any] = _resize,
+    delete: Callable[..., Any] = _delete,
+) -> Any:
+    """An allocator for ``use``, of functions compiled here: ``new(context, size)``, ``new_zeros(context, count, size)``,
+    ``resize(context, address, size)`` and ``delete(context, address, size)``. ``context``, int64, must outlive its arrays.
     """
-    of_new, of_three, of_delete = (
-        _size(_context, _size),
-        _size(_context, _size, _size),
-        types.void(_context, _size, _size),
+    of_new, of_three = _size(_context, _size), _size(_context, _size, _size)
+    signatures = (new, of_new), (new_zeros, of_three), (resize, of_three), (delete, types.void(_context, _size, _size))
+    addresses = [_compiled(fn, signature) for fn, signature in signatures]
+    handler = _Handler(name.encode(), 1, context.ctypes.data, *addresses)
+    capsule: Any = python("PyCapsule_New", ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
+        ctypes.addressof(handler), b"mem_handler", None
     )
-    signatures = ((new, of_new), (new_zeros, of_three), (_resize, of_three), (_delete, of_delete))
-    functions = [numba.cfunc(signature)(fn) for fn, signature in signatures]
-    handler = _Handler(name.encode(), 1, context.ctypes.data, *(fn.address for fn in functions))
-    new_capsule, address_in = ctypes.pythonapi.PyCapsule_New, ctypes.pythonapi.PyCapsule_GetPointer
-    new_capsule.restype, new_capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-    address_in.restype, address_in.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    python("Py_IncRef", None, ctypes.py_object)(handler)  # arrays are freed until the very end of the process
+    return capsule
+
+
+@functools.cache
+def _compiled(fn: Callable[..., Any], signature: Any) -> int:
+    function = numba.cfunc(signature)(fn)
+    python("Py_IncRef", None, ctypes.py_object)(function)
+    return int(function.address)
+
+
+def python(name: str, result: Any, *arguments: Any) -> Any:
+    """A function of Python's C interface."""
+    return ctypes.PYFUNCTYPE(result, *arguments)((name, ctypes.pythonapi))
+
+
+@functools.cache
+def _setter() -> Callable[[Any], Any]:
+    """NumPy's ``PyDataMem_SetHandler``."""
     multiarray = importlib.import_module("numpy._core._multiarray_umath")
+    address_in = python("PyCapsule_GetPointer", ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
     table = ctypes.cast(address_in(multiarray._ARRAY_API, None), ctypes.POINTER(ctypes.c_void_p))
-    set_handler = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object)(table[SET_HANDLER])
-    set_handler(new_capsule(ctypes.addressof(handler), b"mem_handler", None))
-    for kept in (context, handler, *functions):  # arrays are freed until the very end of the process
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+    return ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object)(table[SET_HANDLER])
+
+
+def use(allocator: Any) -> Any:
+    """Let the calling thread's arrays come from this allocator from now on; the one before."""
+    return _setter()(allocator)
+
+
+def install(name: str, context: np.ndarray, new: Callable[..., Any], new_zeros: Callable[..., Any] = _new_zeros) -> None:
+    """``use`` an allocator until the end of the process."""
+    python("Py_IncRef", None, ctypes.py_object)(context)
+    use(allocator(name, context, new, new_zeros))

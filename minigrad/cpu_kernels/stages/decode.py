@@ -32,7 +32,7 @@ from ...plain_kernels.elementwise import GELU_CUBIC, GELU_SLOPE
 from ..toolbox.jit import inline, kernel
 from ..toolbox.multi_tensor import address_of, pointer_at
 from ..toolbox.register_tile import advance, bound, not_inlined, pointer
-from ..toolbox.threads import BoundKernel, get_num_threads, step_of, task_kernel
+from ..toolbox.threads import BoundKernel, Launches, get_num_threads, step_of, task_kernel
 from ..toolbox.vector_math import exp_fast, maxnum, normal_cdf, sigmoid_fast
 
 SMALLEST = -87.0  # beside the largest exponential, 1, smaller ones than e^-87 are nothing; they would be subnormal
@@ -360,16 +360,14 @@ class DecodePlan:
         wide = F if first.gate[0] is None else 2 * F
         of_layer = [(H + 2 * G) * D * C, H * room * D, H * D * C, wide * C, F * C]
         self._work = B * np.array([0, *of_layer * layers, vocab * C])
-        self._tasks: dict[int, tuple[np.ndarray, bool]] = {}
+        self._steps: dict[int, Launches] = {}
 
     def run(self) -> None:
         """All steps, with the position, the logits and the tokens that are in ``state``."""
         count = get_num_threads()
-        tasks = self._tasks.get(count)
-        if tasks is None:
-            each = np.where(self._work >= PARALLEL_WORK, count, 1)
-            tasks = self._tasks[count] = each, bool((each > 1).any())
-        self._kernel.run(*tasks)
+        if count not in self._steps:
+            self._steps[count] = self._kernel.steps(np.where(self._work >= PARALLEL_WORK, count, 1).tolist())
+        self._steps[count].run()
 
 
 def _addresses(arrays: Iterable[np.ndarray | None]) -> np.ndarray:

@@ -400,6 +400,6 @@ def backward(
         (of_v, of_w, of_wo, of_wqkv, of_c, of_b, of_bo, of_bqkv), plan.longest, plan.grids, dy, x.reshape(N, C), kept,
         *weights, empty(plan.scratch, dtype), dx.reshape(N, C), *grads, none, no_bias, _PAIRS,
     )  # fmt: skip
-    bound.run(plan.steps, plan.steps[0] > 1)
+    bound.steps(plan.steps.tolist()).run()
     found = (dx, *grads)
     return found if False not in needs else tuple(grad if needs[i] else None for i, grad in enumerate(found))

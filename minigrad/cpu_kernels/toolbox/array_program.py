@@ -26,7 +26,7 @@ import numpy as np
 
 from .numpy_loops import Loop, call_loop, cast_loop, fill, numpy_loop, where_loop
 from .register_tile import keep_alive
-from .threads import get_num_threads, task_kernel
+from .threads import constant, get_num_threads, task_kernel
 
 CHUNK = 1024  # elements: the operands of some steps fit into the first cache
 LONG_CHUNK = 8192  # of a program of one step, which uses none of them again
@@ -169,17 +169,21 @@ class Program:
         self._table = table
         self._vectors = [slot in self._repeated for slot in operands]
 
+    def _as_array(self, x: Any, slot: int) -> np.ndarray:
+        return x if isinstance(x, np.ndarray) else constant(np.array(x, self._dtypes[slot]))
+
     def run(self, inputs: tuple[Any, ...], out: np.ndarray | None = None) -> np.ndarray:
         """The result for inputs of the program's dtypes that broadcast, in ``out``, or in a new array."""
         with np.errstate(all="ignore"):  # a number that is infinite to the dtype
-            operands = [*(np.asarray(inputs[i], self._dtypes[i]) for i in self._inputs), *self._constants.values()]
+            given = [self._as_array(inputs[i], i) for i in self._inputs]
+        operands = [*given, *self._constants.values()]
         arrays = [x for x in operands if x.ndim]
         flags: Any = [["readonly"]] * len(arrays) + [["writeonly", "allocate"]]
         walk = np.nditer([*arrays, out], ["external_loop"], flags, [*(x.dtype for x in arrays), self.result])
         views = list(walk.itviews)
         shape = views[0].shape
         wide = iter(views)
-        table = np.zeros((len(operands) + 1, 2 + len(shape)), np.int64)
+        table = constant(np.zeros((len(operands) + 1, 2 + len(shape)), np.int64))
         for row, x, vector in zip(table, [*operands, views[-1]], self._vectors, strict=True):
             if x.ndim:
                 x = next(wide)
@@ -189,7 +193,7 @@ class Program:
         parts = views[0].size // shape[-1] * -(-shape[-1] // chunk)
         threads = get_num_threads()
         tasks = min(parts, threads * max(1, views[0].size * self.steps // (TASK * threads)))
-        _run.launch(None, tasks, self._table, table, np.array(shape, np.int64), self._places, chunk)
+        _run.launch(None, tasks, self._table, table, constant(np.array(shape, np.int64)), self._places, chunk)
         return walk.operands[-1]
 
 
@@ -246,15 +250,19 @@ class Chunked:
         self.function = function
         self._programs: dict[Any, Program | None] = {}
 
-    def __call__(self, *inputs: Any, out: np.ndarray | None = None) -> Any:
-        """The result, in ``out`` if it is given."""
-        arrays = [x for x in inputs if isinstance(x, np.ndarray)]
+    def program_for(self, *inputs: Any) -> Program | None:
+        """The program for inputs of these kinds, None where there can be none."""
         kinds = tuple(None if x is None else _kind(x) for x in inputs)
         if kinds not in self._programs:
             self._programs[kinds] = self._program(kinds)
-        program = self._programs[kinds]
-        size = max(x.size for x in arrays)
-        if program is not None and size * program.steps >= WORTH and all(map(_plainly_laid_out, arrays)):
+        return self._programs[kinds]
+
+    def __call__(self, *inputs: Any, out: np.ndarray | None = None, worth: int = WORTH) -> Any:
+        """The result, in ``out`` if it is given; by the program for ``worth`` elements of steps or more."""
+        arrays = [x for x in inputs if isinstance(x, np.ndarray)]
+        program = self.program_for(*inputs)
+        size = max((x.size for x in arrays), default=0)
+        if program is not None and size * program.steps >= worth and all(map(_plainly_laid_out, arrays)):
             with contextlib.suppress(ValueError, OverflowError, TypeError):  # NumPy will say what does not fit
                 return program.run(inputs, out)
         return self.function(*inputs) if out is None else self.function(*inputs, out)
@@ -288,20 +296,27 @@ def chunked(function: Callable[..., Any]) -> Callable[..., Any]:
         return large(*inputs)
 
     by_inputs: dict[int, Callable[..., Any]] = {1: of_one, 2: of_two}
-    return functools.update_wrapper(by_inputs.get(inputs, of_several), function)
+    wrapped = functools.update_wrapper(by_inputs.get(inputs, of_several), function)
+    return for_graphs(wrapped, large.program_for, functools.partial(large, worth=2))
+
+
+def for_graphs(function: Any, prepare: Callable[..., Any], at_any_size: Callable[..., Any]) -> Any:
+    """``function``, in whose place a graph calls ``prepare`` and ``at_any_size``: few launches are better than a call."""
+    function.prepare, function.at_any_size = prepare, at_any_size
+    return function
 
 
 def into_first(function: np.ufunc) -> Callable[[np.ndarray, Any], None]:
     """The function whose result goes into its first input."""
     large = Chunked(function)
 
-    def into(x: np.ndarray, y: Any) -> None:
-        if x.size < FEW or np.may_share_memory(x, y) or numba.config.DISABLE_JIT:
+    def into(x: np.ndarray, y: Any, few: int = FEW, worth: int = WORTH) -> None:
+        if x.size < few or np.may_share_memory(x, y) or numba.config.DISABLE_JIT:
             function(x, y, x)  # the name ``out`` would cost a tenth of a microsecond
         else:
-            large(x, y, out=x)
+            large(x, y, out=x, worth=worth)
 
-    return into
+    return for_graphs(into, large.program_for, functools.partial(into, few=2, worth=2))
 
 
 def in_chunks(family: type, without: tuple[str, ...] = ()) -> dict[str, Callable[..., Any]]:

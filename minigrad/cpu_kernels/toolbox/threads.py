@@ -31,9 +31,9 @@ import importlib
 import os
 import sys
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
@@ -272,25 +272,67 @@ def _run(entry, frame, tasks):
 
 
 @kernel
-def _run_serially(entry, frame, tasks):
+def _walk_serially(table):
     failures = 0
-    for step in range(len(tasks)):
-        failures += _enter(entry, frame.ctypes.data, step << STEP_SHIFT, 1)
+    for i in range(table.shape[0]):
+        for task in range(table[i, 3]):
+            failures += _enter(table[i, 0], table[i, 1], table[i, 2] + task, table[i, 3])
     return failures
 
 
 @parallel_kernel
-def _run_steps(entry, frame, tasks):
+def _walk(table):
     failures = 0
-    address = frame.ctypes.data
-    for step in range(len(tasks)):
-        count, first = tasks[step], step << STEP_SHIFT
-        if count == 1:
-            failures += _enter(entry, address, first, 1)
+    for i in range(table.shape[0]):
+        entry, frame, first, tasks = table[i, 0], table[i, 1], table[i, 2], table[i, 3]
+        if tasks == 1:
+            failures += _enter(entry, frame, first, 1)
         else:
-            for task in numba.prange(count):
-                failures += _enter(entry, address, first + task, count)
+            for task in numba.prange(tasks):
+                failures += _enter(entry, frame, first + task, tasks)
     return failures
+
+
+class Launch(NamedTuple):
+    """A task kernel with its arguments, which may be launched again as long as the arrays among them are there."""
+
+    entry: int
+    frame: np.ndarray
+    first: int  # task; the others follow
+    tasks: int
+    arguments: tuple[Any, ...]
+
+
+class Launches:
+    """Launches in their order, each of which waits for the one before, as one call. Those of one task run in the
+    calling thread."""
+
+    def __init__(self, launches: Iterable[Launch]) -> None:
+        launches = list(launches)
+        self._frames = [one.frame for one in launches]
+        rows = [(one.entry, one.frame.ctypes.data, one.first, one.tasks) for one in launches]
+        self._table = np.array(rows, np.int64).reshape(-1, 4)
+        self._parallel = bool((self._table[:, 3] > 1).any())
+
+    def run(self) -> None:
+        """Do them all. Raises MemoryError if a kernel got no memory for its workspace."""
+        if (_walk if self._parallel and not _forked else _walk_serially)(self._table):
+            raise MemoryError("no memory for a kernel's workspace")
+
+
+class Recording(threading.local):
+    """What the calling thread launches, where somebody wants to know."""
+
+    launches: list[Launch] | None = None
+    constant: Callable[[np.ndarray], np.ndarray]
+
+
+recording = Recording()
+
+
+def constant(array: np.ndarray) -> np.ndarray:
+    """``array``, of the host's: sizes or addresses that do not depend on the values of a launch's other arrays."""
+    return array if recording.launches is None else recording.constant(array)
 
 
 class BoundKernel:
@@ -299,19 +341,12 @@ class BoundKernel:
     Its first argument is ``task`` + 2^32 ``step`` (see `step_of`).
     """
 
-    def __init__(self, name: str, address: int, arguments: tuple[Any, ...]) -> None:
-        self._name, self._arguments = name, arguments  # the frame borrows the arguments' memory
-        self._frame = np.empty(FRAME_BYTES, np.uint8)
-        self._entry = _prepare(self._frame, address, arguments)
+    def __init__(self, kernel: TaskKernel, key: Hashable, arguments: tuple[Any, ...]) -> None:
+        self._launch = kernel.prepared(key, 1, arguments)
 
-    def run(self, tasks: np.ndarray, parallel: bool) -> None:
-        """Run step i as ``tasks[i]`` (int64) tasks, in order, in one call; those of one task in the calling thread.
-
-        ``parallel``: whether any step has more than one.
-        """
-        run = _run_steps if parallel else _run_serially
-        if run(self._entry, self._frame, tasks):
-            raise MemoryError(f"{self._name}: no memory for the kernel's workspace")
+    def steps(self, tasks: Iterable[int]) -> Launches:
+        """Step i as ``tasks[i]`` tasks, in order."""
+        return Launches([self._launch._replace(first=i << STEP_SHIFT, tasks=n) for i, n in enumerate(tasks)])
 
 
 @inline
@@ -333,6 +368,9 @@ class TaskKernel:
 
         ``key`` stands for the types of the arguments (usually a dtype): calls with equal keys must have equal types.
         """
+        launches = recording.launches
+        if launches is not None:
+            launches.append(self.prepared(key, tasks, arguments))
         if tasks == 1 or _forked:
             for task in range(tasks):
                 self.kernel(task, tasks, *arguments)
@@ -342,9 +380,14 @@ class TaskKernel:
         if _run(entry, frame, tasks):
             raise MemoryError(f"{self.kernel.__name__}: no memory for the kernel's workspace")
 
+    def prepared(self, key: Hashable, tasks: int, arguments: tuple[Any, ...]) -> Launch:
+        """A launch with these arguments, which is not made yet."""
+        frame = constant(np.empty(FRAME_BYTES, np.uint8))
+        return Launch(_prepare(frame, self.address(key, arguments), arguments), frame, 0, tasks, arguments)
+
     def bind(self, key: Hashable, *arguments: Any) -> BoundKernel:
-        """The kernel with arguments that stay, for `BoundKernel.run`."""
-        return BoundKernel(self.kernel.__name__, self.address(key, arguments), arguments)
+        """The kernel with arguments that stay, for `BoundKernel.steps`."""
+        return BoundKernel(self, key, arguments)
 
     def address(self, key: Hashable, arguments: tuple[Any, ...]) -> int:
         """Where the machine code for arguments of these types is."""

@@ -1,0 +1,446 @@
+"""A step of a program on the CPU, recorded once and done again without Python: the counterpart of a CUDA graph.
+
+    kernels, graph = noted(cpu_kernels), RecordedGraph()
+    with graph.capture():
+        y = kernels.softmax.forward(x, -1)      computed now, and noted down
+    graph.launch()                              y is computed from what x holds now
+
+A program computes by calling functions of its backend; ``noted`` is the backend, which also notes these calls.
+
+* Where a call's results come from launches of task kernels alone, these are noted. Neighbours in the list are then one
+  call of compiled code. Whether they do is tried at once: the results are spoiled, the launches made again, and the bits
+  compared. A kernel need not know of graphs for that, but for ``threads.constant``.
+* Any other call is noted as it is, and made again: NumPy's functions, and those in VALUES, where values decide what is
+  done.
+* A result that is a view of an input needs nothing.
+
+Arrays of the capture lie in an arena of the graph (``memory/arena.py``). What varies is computed anew by the host before
+each launch: ``varying`` numbers keep their place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from ..memory.arena import Arena
+from ..random import STATES
+from . import threads
+from .multi_tensor import address_of
+from .threads import Launch, Launches
+
+VALUES = "grad_norm.", "linear_cross_entropy.backward"
+"""Functions whose launches are others for other values, by the beginnings of their names."""
+CHECKS = "cross_entropy.check_targets", "embedding.check_indices"
+"""Functions that give the position of a bad number, -1 in all launches that go on."""
+VIEWS = "as_array", "contiguous", "indexing.index", "movement.", "reinterpret"
+"""Functions that give views of their input where they can, and then do nothing."""
+SAME = "attention.supports_half", "empty", "matmul.supports_half", "may_share_memory", "quiet"
+"""Functions that need not be called again."""
+UPDATES = "adagrad.step", "adamw.step", "lamb.step", "sgd.step"
+"""Functions that are not called in the capture, which is no step."""
+OTHERS = "Array", "graphs", "heap", "memory", "threads"
+"""What is in a backend and is no family."""
+INTO: dict[str, Callable[..., None]] = {
+    "zeros": lambda y, shape: y.fill(0),
+    "copy": np.copyto,
+    "contiguous": np.copyto,
+}
+"""What fills the place of a result quicker than a copy of a new one."""
+READ = "it reads a value", "keep it as a tensor, and read it after the launch"
+WRITE = "it takes an array of the host's", "pass it as an input, or make the tensor before the capture"
+INDEXING = "use where or masked_fill, which keep the shape"
+LOSS, GRADIENT, RANGE, OVERFLOW, STOPPED = 1, 2, 3, 4, 5  # why an update is left out, as on a GPU
+
+
+class _Thread(threading.local):
+    graph: RecordedGraph | None = None  # that notes what this thread calls
+
+
+_thread = _Thread()
+
+
+def _current() -> RecordedGraph | None:
+    return _thread.graph
+
+
+def _refuse(what: str, remedy: str) -> None:
+    if (graph := _thread.graph) is not None:
+        raise graph.error(graph.explain(what, remedy))
+
+
+def _varying(now: Callable[[], np.ndarray]) -> np.ndarray:
+    return now() if _thread.graph is None else _thread.graph.varying(now)
+
+
+recording = SimpleNamespace(READ=READ, current=_current, refuse=_refuse, varying=_varying)
+"""What ``minigrad.capturing`` asks, with the names of ``cuda_kernels/platform/recording.py``."""
+
+
+class Event:
+    """Something that has happened."""
+
+    def record(self) -> None:
+        """Now."""
+
+    def synchronize(self) -> None:
+        """It has."""
+
+    def query(self) -> bool:
+        """It has."""
+        return True
+
+
+def state_address(words: np.ndarray) -> int:
+    """Where kernels find a generator's seed and offset."""
+    STATES.add(address_of(words))
+    return address_of(words)
+
+
+def clear(x: np.ndarray) -> None:
+    """Zeros."""
+    x.fill(0)
+
+
+class RecordedGraph:
+    """What a thread computes with ``noted`` kernels between the beginning and the end of ``capture``.
+
+    ``keep`` holds what launches need beside the arena. ``explain`` makes an error's text of what was done during the
+    capture, and what to do instead.
+    """
+
+    device: None = None
+
+    def __init__(self, index: int | None = None) -> None:
+        self.pool: Arena = Arena()
+        self.keep: list[Any] = []
+        self.explain: Callable[[str, str], str] = "during capture {}: a launch could not do that again; {}".format
+        self.error: type[Exception] = RuntimeError
+        self.allowed: np.ndarray | None = None
+        self.outside_range: np.ndarray | None = None
+        """int32 (1,), or None: 1 if a check failed in a launch; what comes after it was left out."""
+        self._numbers: list[tuple[np.ndarray, Callable[[], np.ndarray]]] = []
+        self._nodes: list[Callable[[], bool | None]] = []
+        self._new: list[Launch] = []  # since the last node
+        self._before: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._decisions: set[Callable[[], bool]] = set()
+        self._captured = False
+        self._open = True
+
+    def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not ending():
+            self.close()
+
+    def close(self) -> None:
+        """Forget it, and give its memory back."""
+        self._captured = False
+        for what in (self._nodes, self._decisions, self._new, self._numbers, self.keep):
+            what.clear()
+        if self._open:
+            self._open = False
+            self.pool.close()
+
+    @contextlib.contextmanager
+    def capture(self) -> Iterator[RecordedGraph]:
+        """Note what the calling thread calls. Raises ``error`` if it captures already, or if this graph is captured."""
+        if _thread.graph is not None:
+            raise self.error("this thread captures a graph already; captures cannot be nested")
+        if self._captured or self._nodes:
+            raise self.error("this graph was captured before; make a new one")
+        _thread.graph = self
+        try:
+            with self.pool.used():
+                yield self
+            self._add(_nothing)
+            self._captured = True
+        finally:
+            _thread.graph = None
+            for x, old in self._before.values():
+                x[...] = old
+            self._before.clear()
+            if not self._captured:
+                self.outside_range = None
+                self.close()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """What is within is done at once, in other memory, and no part of the graph."""
+        _thread.graph = None
+        try:
+            with self.pool.unused():
+                yield
+        finally:
+            _thread.graph = self
+
+    def varying(self, now: Callable[[], np.ndarray]) -> np.ndarray:
+        """An array that each launch fills with ``now()`` first."""
+        with self.pool.unused():
+            numbers = np.array(now())
+        self._numbers.append((numbers, now))
+        return numbers
+
+    def number(self, numbers: np.ndarray) -> np.ndarray:
+        """The numbers, which may be ``varying``, as an array of the device."""
+        self.keep.append(numbers)
+        return numbers
+
+    def write_beside(self, target: np.ndarray, numbers: np.ndarray) -> None:
+        """Copy the numbers to ``target``."""
+        target[...] = numbers
+
+    # Calls ------------------------------------------------------------------------------------------------------------
+
+    def call(self, name: str, function: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Call a function of the backend, and note it."""
+        if name in ("from_dlpack", "from_host", "to_host"):
+            _refuse(*(READ if name == "to_host" else WRITE))
+        if name == "indexing.index" and any(x.dtype == np.bool_ for x in _arrays(arguments[1])):
+            _refuse("it counts the values that are true", INDEXING)
+        if name in SAME:
+            return function(*arguments, **named)
+        if name in UPDATES:
+            return self._repeat(name, function, arguments, named, [], [])
+        tried = not name.startswith(VALUES + CHECKS)
+        inputs = list(_arrays((arguments, named)))
+        with self.pool.unused():
+            before = [x.copy() for x in inputs] if tried else []
+            getattr(function, "prepare", _nothing)(*arguments, **named)
+        recording = threads.recording
+        constants: list[np.ndarray] = []
+
+        def constant(array: np.ndarray) -> np.ndarray:
+            with self.pool.unused():  # earlier launches write where the arena has it
+                constants.append(array.copy())
+            return constants[-1]
+
+        recording.launches, recording.constant = [], constant
+        try:
+            result = _with_places(getattr(function, "at_any_size", function)(*arguments, **named))
+            launches = recording.launches
+        finally:
+            recording.launches = None
+        with self.pool.unused():
+            results = list(_arrays(result))
+            self._note_changes(inputs, before)
+            if name in CHECKS:
+                self._check(function, result, arguments, named)
+            elif tried and launches and self._suffice(launches, inputs, before, results):
+                self._new += launches
+                self.keep += constants
+                self.keep += [x for one in launches for x in _arrays(one.arguments) if not self.pool.holds(x)]
+            elif not (results and name.startswith(VIEWS) and all(_is_part(x, inputs) for x in results)):
+                if result is not None and not results:
+                    _refuse(*READ)
+                self._repeat(name, function, arguments, named, results, inputs)
+        return result
+
+    def _note_changes(self, inputs: list[np.ndarray], before: list[np.ndarray]) -> None:
+        """Remember what arrays of the program held before the capture, which is no step."""
+        for x, old in zip(inputs, before):
+            if x.flags.writeable and not self.pool.holds(x) and x.tobytes() != old.tobytes():
+                self._before.setdefault(address_of(x), (x, old))
+
+    def _suffice(
+        self,
+        launches: list[Launch],
+        inputs: list[np.ndarray],
+        before: list[np.ndarray],
+        results: list[np.ndarray],
+    ) -> bool:
+        """Whether the launches alone do to the inputs and results what the call has done."""
+        told = [*inputs, *results]
+        after = [x.copy() for x in told]
+        for x in (*results, *(x for one in launches for x in _arrays(one.arguments))):
+            if x.flags.writeable and self.pool.holds(x) and not _is_part(x, inputs):
+                x.fill(1 if x.dtype.kind in "biu" else np.nan)
+        _restore(inputs, before)
+        Launches(launches).run()
+        if all(x.tobytes() == done.tobytes() for x, done in zip(told, after, strict=True)):
+            return True
+        _restore(told, after)
+        return False
+
+    def _repeat(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        named: dict[str, Any],
+        results: list[np.ndarray],
+        inputs: list[np.ndarray],
+    ) -> None:
+        """Call the function in each launch, and copy what it returns to where the results of the capture are."""
+        arguments, named = self._lent((arguments, named))
+        targets = [None if _is_part(x, inputs) else self._lent(x) for x in results]
+        into = INTO.get(name)
+        if into is not None and targets[0] is not None:
+            self._add(functools.partial(into, targets[0], arguments[0]))
+            return
+
+        def again() -> None:
+            for target, new in zip(targets, _arrays(_with_places(function(*arguments, **named))), strict=True):
+                if target is not None:
+                    np.copyto(target, new)
+
+        self._add(again)
+
+    def _check(self, function: Callable[..., Any], result: Any, arguments: Any, named: dict[str, Any]) -> None:
+        if self.outside_range is None:
+            self.outside_range = np.zeros(1, np.int32)
+        flag = self.outside_range
+        arguments, named = self._lent((arguments, named))
+
+        def check() -> bool:
+            good = bool(function(*arguments, **named) == result)
+            if not good:
+                flag[0] = 1
+            return good
+
+        self._add(check)
+
+    def decide(self, *arguments: np.ndarray) -> None:
+        """Leave out the rest of a launch where ``decision`` says so."""
+        node = functools.partial(_decision, *self._lent(arguments))
+        self._decisions.add(node)
+        self._add(node)
+
+    def _lent(self, x: Any) -> Any:
+        """``x`` with arrays of the arena that do not keep their memory from being used again."""
+        if isinstance(x, np.ndarray):
+            return self.pool.alias(x) if self.pool.holds(x) else x
+        if isinstance(x, dict):
+            return {name: self._lent(value) for name, value in x.items()}
+        return type(x)(map(self._lent, x)) if type(x) in (list, tuple) else x
+
+    def _add(self, node: Callable[[], bool | None]) -> None:
+        if self._new:
+            self._nodes.append(Launches(self._new).run)
+            self._new = []
+        self._nodes.append(node)
+
+    # Launches ---------------------------------------------------------------------------------------------------------
+
+    def launch(self) -> None:
+        """Do all of it again. Raises ``error`` before a capture, and what a call raises."""
+        if not self._captured:
+            raise self.error("there is nothing to launch: the graph was not captured, or closed")
+        _refuse("it launches a graph", "launch after the capture")
+        for numbers, now in self._numbers:
+            numbers[...] = now()
+        going = True
+        for node in self._nodes:
+            if (going or node in self._decisions) and node() is False:
+                going = False
+
+    def __repr__(self) -> str:
+        return f"Graph({'captured' if self._captured else 'empty'}, cpu, {self.pool.nbytes} bytes)"
+
+
+def _decision(
+    results: np.ndarray, norm: np.ndarray, overflow: np.ndarray, outside: np.ndarray, stopped: np.ndarray
+) -> bool:
+    """Whether an update may be made. ``results``: 0 or why not, the norm, and then, which are there, the losses."""
+    code = 0
+    if outside[0]:
+        code = RANGE
+    elif not np.isfinite(results[2:]).all():
+        code = LOSS
+    elif overflow[0]:
+        code = OVERFLOW
+    elif not np.isfinite(norm[0]):
+        code = GRADIENT
+    if stopped[0]:
+        code = STOPPED
+    elif code not in (0, OVERFLOW):
+        stopped[0] = 1
+    results[:2] = code, norm[0]
+    return code == 0
+
+
+def _decide(
+    tasks: int, results: Any, ranks: int, losses: int, marks: int, norm: Any, overflow: Any, outside: Any, stopped: Any,
+    allowed: Any,
+) -> None:  # fmt: skip
+    """The kernel of ``cuda_kernels/platform/graphs.py``, on one rank."""
+    assert _thread.graph is not None
+    _thread.graph.decide(results, norm, overflow, outside, stopped)
+
+
+decide = SimpleNamespace(launch=_decide)
+
+
+# Arrays ---------------------------------------------------------------------------------------------------------------
+
+
+def _arrays(x: Any) -> Iterator[np.ndarray]:
+    """The arrays in nested tuples, lists and dicts."""
+    if isinstance(x, np.ndarray):
+        yield x
+    elif isinstance(x, tuple | list):
+        for part in x:
+            yield from _arrays(part)
+    elif isinstance(x, dict):
+        yield from _arrays(tuple(x.values()))
+
+
+def _with_places(x: Any) -> Any:
+    """``x`` with arrays of no dimensions for NumPy's scalars."""
+    if isinstance(x, tuple | list):
+        return type(x)(map(_with_places, x))
+    return np.array(x) if isinstance(x, np.generic) else x
+
+
+def _is_part(x: np.ndarray, arrays: list[np.ndarray]) -> bool:
+    return any(np.may_share_memory(x, y) for y in arrays)
+
+
+def _restore(arrays: list[np.ndarray], values: list[np.ndarray]) -> None:
+    for x, old in zip(arrays, values, strict=True):
+        if x.flags.writeable:
+            x[...] = old
+
+
+def _nothing(*arguments: Any, **named: Any) -> None:
+    """What there is to prepare for most functions."""
+
+
+# The backend ----------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def noted(backend: Any) -> Noted:
+    """The backend that notes its calls: one for all graphs, as one graph may go on where another ended."""
+    return Noted(backend)
+
+
+class Noted:
+    """A backend, or a family, whose functions note their calls where the calling thread captures a graph."""
+
+    stages = None
+
+    def __init__(self, what: Any, prefix: str = "") -> None:
+        self._what, self._prefix = what, prefix
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._what, name)
+        if not self._prefix and name not in OTHERS and isinstance(found, type | ModuleType):
+            found = Noted(found, f"{name}.")
+        elif callable(found) and not isinstance(found, type):
+            found = _noted(self._prefix + name, found)
+        setattr(self, name, found)
+        return found
+
+
+def _noted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*arguments: Any, **named: Any) -> Any:
+        graph = _thread.graph
+        return function(*arguments, **named) if graph is None else graph.call(name, function, arguments, named)
+
+    return call
