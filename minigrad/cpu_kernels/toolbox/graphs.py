@@ -24,6 +24,7 @@ import contextlib
 import functools
 import sys
 import threading
+import zlib
 from collections.abc import Callable, Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -38,6 +39,11 @@ from .threads import Launch, Launches
 
 VALUES = "grad_norm.", "linear_cross_entropy.backward"
 """Functions whose launches are others for other values, by the beginnings of their names."""
+IN_PLACE = (
+    "elementwise.add_into", "elementwise.assign", "embedding.backward_into", "indexing.add_at", "indexing.assign_at",
+    "indexing.scatter", "indexing.scatter_add", "indexing.scatter_reduce", "linear.add_weight_gradient",
+)  # fmt: skip
+"""Functions that change an input."""
 CHECKS = "cross_entropy.check_targets", "embedding.check_indices"
 """Functions that give the position of a bad number, -1 in all launches that go on."""
 VIEWS = "as_array", "contiguous", "indexing.index", "movement.", "reinterpret"
@@ -208,63 +214,65 @@ class RecordedGraph:
         if name in UPDATES:
             return self._repeat(name, function, arguments, named, [], [])
         tried = not name.startswith(VALUES + CHECKS)
-        inputs = list(_arrays((arguments, named)))
+        inputs, changed = list(_arrays((arguments, named))), name in IN_PLACE
         with self.pool.unused():
-            before = [x.copy() for x in inputs] if tried else []
+            before = [x.copy() if changed else _digest(x) for x in inputs] if tried else []
             getattr(function, "prepare", _nothing)(*arguments, **named)
-        recording = threads.recording
-        constants: list[np.ndarray] = []
-
-        def constant(array: np.ndarray) -> np.ndarray:
-            with self.pool.unused():  # earlier launches write where the arena has it
-                constants.append(array.copy())
-            return constants[-1]
-
-        recording.launches, recording.constant = [], constant
-        try:
-            result = _with_places(getattr(function, "at_any_size", function)(*arguments, **named))
-            launches = recording.launches
-        finally:
-            recording.launches = None
+        result, launches, constants = self._noting(function, arguments, named)
         with self.pool.unused():
             results = list(_arrays(result))
-            self._note_changes(inputs, before)
+            if changed:
+                for x, old in zip(inputs, before, strict=True):
+                    if not self.pool.holds(x) and x.flags.writeable:  # the capture is no step
+                        self._before.setdefault(address_of(x), (x, old))
+            elif tried and before != [_digest(x) for x in inputs]:
+                raise self.error(f"{name} has changed an input, so it belongs to IN_PLACE in {__name__}")
             if name in CHECKS:
                 self._check(function, result, arguments, named)
-            elif tried and launches and self._suffice(launches, inputs, before, results):
+            elif tried and launches and self._suffice(launches, inputs, before if changed else [], results):
                 self._new += launches
                 self.keep += constants
                 self.keep += [x for one in launches for x in _arrays(one.arguments) if not self.pool.holds(x)]
             elif not (results and name.startswith(VIEWS) and all(_is_part(x, inputs) for x in results)):
                 if result is not None and not results:
                     _refuse(*READ)
-                self._repeat(name, function, arguments, named, results, inputs)
+                self._repeat(name, function, arguments, named, results, inputs, launches)
         return result
 
-    def _note_changes(self, inputs: list[np.ndarray], before: list[np.ndarray]) -> None:
-        """Remember what arrays of the program held before the capture, which is no step."""
-        for x, old in zip(inputs, before):
-            if x.flags.writeable and not self.pool.holds(x) and x.tobytes() != old.tobytes():
-                self._before.setdefault(address_of(x), (x, old))
+    def _noting(self, function: Any, arguments: Any, named: Any) -> tuple[Any, list[Launch], list[np.ndarray]]:
+        """The result of a call, its launches and their constants, which earlier launches must not overwrite."""
+        recording, constants = threads.recording, list[np.ndarray]()
+
+        def constant(array: np.ndarray) -> np.ndarray:
+            with self.pool.unused():
+                constants.append(array.copy())
+            return constants[-1]
+
+        recording.launches, recording.constant = [], constant
+        try:
+            result = _with_places(getattr(function, "at_any_size", function)(*arguments, **named))
+            return result, recording.launches, constants
+        finally:
+            recording.launches = None
 
     def _suffice(
-        self,
-        launches: list[Launch],
-        inputs: list[np.ndarray],
-        before: list[np.ndarray],
-        results: list[np.ndarray],
+        self, launches: list[Launch], inputs: list[np.ndarray], before: list[np.ndarray], results: list[np.ndarray]
     ) -> bool:
-        """Whether the launches alone do to the inputs and results what the call has done."""
-        told = [*inputs, *results]
-        after = [x.copy() for x in told]
+        """Whether the launches alone do to the results, and to inputs that were ``before``, what the call has done.
+
+        If not, the inputs are as the call has left them, and the results are spoiled.
+        """
+        told = results + (inputs if before else [])
+        done = [_digest(x) for x in told]
+        after = [x.copy() for x in inputs] if before else []
         for x in (*results, *(x for one in launches for x in _arrays(one.arguments))):
             if x.flags.writeable and self.pool.holds(x) and not _is_part(x, inputs):
                 x.fill(1 if x.dtype.kind in "biu" else np.nan)
         _restore(inputs, before)
         Launches(launches).run()
-        if all(x.tobytes() == done.tobytes() for x, done in zip(told, after, strict=True)):
+        if done == [_digest(x) for x in told]:
             return True
-        _restore(told, after)
+        _restore(inputs, after)
         return False
 
     def _repeat(
@@ -275,8 +283,12 @@ class RecordedGraph:
         named: dict[str, Any],
         results: list[np.ndarray],
         inputs: list[np.ndarray],
+        spoiled: Any = (),
     ) -> None:
-        """Call the function in each launch, and copy what it returns to where the results of the capture are."""
+        """Call the function in each launch, and copy what it returns to where the results of the capture are.
+
+        ``spoiled`` results are made anew.
+        """
         arguments, named = self._lent((arguments, named))
         targets = [None if _is_part(x, inputs) else self._lent(x) for x in results]
         into = INTO.get(name)
@@ -289,6 +301,8 @@ class RecordedGraph:
                 if target is not None:
                     np.copyto(target, new)
 
+        if spoiled and results:
+            again()
         self._add(again)
 
     def _check(self, function: Callable[..., Any], result: Any, arguments: Any, named: dict[str, Any]) -> None:
@@ -401,8 +415,12 @@ def _is_part(x: np.ndarray, arrays: list[np.ndarray]) -> bool:
     return any(np.may_share_memory(x, y) for y in arrays)
 
 
+def _digest(x: np.ndarray) -> int:
+    return zlib.crc32(np.ascontiguousarray(x).view(np.uint8) if x.size else b"")
+
+
 def _restore(arrays: list[np.ndarray], values: list[np.ndarray]) -> None:
-    for x, old in zip(arrays, values, strict=True):
+    for x, old in zip(arrays, values):
         if x.flags.writeable:
             x[...] = old
 
