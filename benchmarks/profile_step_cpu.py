@@ -33,7 +33,6 @@ import minigrad
 
 # Parts by the module of cpu_kernels. The head and its loss count as product; what is named nowhere as OTHER.
 PARTS = {
-    "transformer block": ("transformer_block",),
     "matrix product": ("matmul", "linear", "linear_cross_entropy", "bfloat16_product"),
     "attention": ("attention",),
     "optimizer and clipping": ("adamw", "grad_norm", "multi_tensor"),
@@ -95,7 +94,7 @@ def profile(
     clock = Clock()
     clock.install()
     _, step = build(PRESETS[preset], threads)
-    with minigrad.unfused("whole block", "embeddings") if apart else contextlib.nullcontext():
+    with minigrad.unfused("feed forward", "sums in products") if apart else contextlib.nullcontext():
         for _ in range(3):
             step()
         clock.seconds.clear()

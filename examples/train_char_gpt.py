@@ -6,7 +6,8 @@
     python examples/train_char_gpt.py --resume                goes on where the last run stopped, bit for bit
     python examples/sample.py --prompt "The "                 writes with the trained model
 
-Ctrl-C finishes the step, saves, and says how to resume.
+Steps are captured: the third and all later ones are one list of kernel launches that compiled code walks. Ctrl-C
+finishes the step, saves, and says how to resume.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from minigrad import Tensor
 from minigrad.data import CharTokenizer, Corpus, FixedBatches, RandomBatches, load_corpus, min_tokens, train_val_split
 from minigrad.device import Device
 from minigrad.distributed import CommError, NonFiniteLossError, SimpleTrainer, TrainingMetrics
+from minigrad.distributed.train.captured_step import CapturedStep
 from minigrad.distributed.train.signals import interrupts
 from minigrad.metrics_log import JsonLinesLog, read_json_lines
 from minigrad.models import CausalLM
@@ -128,12 +130,19 @@ class TrainingRun:
         self.val_batches: FixedBatches = FixedBatches(val, s.batch_size, s.block_size, s.eval_batches)
         self.tokens_per_step: int = s.batch_size * s.block_size * s.grad_accum
         self.saved_step: int | None = run.trainer.global_step or None
+        self.captured: CapturedStep | None = None
+        if self.captures():
+            self.captured = self.trainer.capture(self.loss_of, self.model.named_parameters())
         self.log: JsonLinesLog | None = self.open_log()
 
     def tokens(self) -> tuple[Any, Any]:
         """The tokens to train on, and those for validation."""
         s = self.settings
         return train_val_split(self.run.tokenizer.encode(self.corpus.text), s.val_fraction, s.block_size)
+
+    def captures(self) -> bool:
+        """Whether a step is captured: from the third on it is a list of launches, without Python between them."""
+        return self.world_size == 1
 
     def open_log(self) -> JsonLinesLog | None:
         """metrics.jsonl, up to the run's step. Raises UsageError if nothing can be written into the folder."""
@@ -263,18 +272,24 @@ class TrainingRun:
 
     def step(self) -> TrainingMetrics:
         """One optimizer step, of ``grad_accum`` micro-batches. Batches depend on nothing but seed and step."""
+        assert self.captured is not None
         self.model.train()
-        first = self.trainer.global_step * self.settings.grad_accum
-        for i in range(self.settings.grad_accum):
-            loss = self.loss(*self.batches.batch(first + i))
-            metrics = self.trainer.step(self.model.named_parameters(), loss.backward(), loss.item())
-        assert metrics is not None  # the window is full after grad_accum micro-batches
+        count = self.settings.grad_accum
+        first = self.trainer.global_step * count
+        batches = [self.batches.batch(first + i) for i in range(count)]
+        x, y = (np.stack(each) if count > 1 else each[0] for each in zip(*batches))
+        metrics = self.captured(minigrad.from_numpy(x), minigrad.from_numpy(y)).result()
+        assert metrics is not None  # the window is full, and no loss scale leaves a step out
         return metrics
 
-    def loss(self, x: np.ndarray, y: np.ndarray) -> Tensor:
+    def loss_of(self, x: Tensor, y: Tensor) -> Tensor:
         """Mean cross-entropy of a batch, (B, T) tokens and (B, T) targets."""
+        return self.model.loss(x, y)
+
+    def loss(self, x: np.ndarray, y: np.ndarray) -> Tensor:
+        """The same for tokens on the host."""
         device = self.model.device
-        return self.model.loss(minigrad.from_numpy(x).to(device=device), minigrad.from_numpy(y).to(device=device))
+        return self.loss_of(minigrad.from_numpy(x).to(device=device), minigrad.from_numpy(y).to(device=device))
 
     def after_step(self, metrics: TrainingMetrics) -> None:
         """Validate, show a sample, save: each when it is its turn."""

@@ -147,6 +147,8 @@ class Training(TrainingRun):
         s, trainer, params = self.settings, self.trainer, list(self.model.named_parameters())
         self.model.train()
         self.seed()
+        if self.captured is not None:
+            return super().step()
         for i in range(s.grad_accum):
             x, y = self.batches.batch(trainer.global_step * s.grad_accum + i)
             if len(x):

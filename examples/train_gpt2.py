@@ -40,13 +40,11 @@ from minigrad.distributed import (
     Communicator,
     RendezvousError,
     SimpleTrainer,
-    TrainingMetrics,
     agree_on_settings,
     all_gather_bytes,
     init_process_group,
     load_distributed_checkpoint,
 )
-from minigrad.distributed.train.captured_step import CapturedStep
 from minigrad.serialization import CheckpointError
 
 COMMUNICATORS = ("auto", "nccl", "mpi", "none")
@@ -74,8 +72,7 @@ def main() -> int:
     )  # fmt: skip
     parser.add_argument(
         "--graph", action=argparse.BooleanOptionalAction, default=None,
-        help="launch a step as one CUDA graph; on the CPU the same calls compute at once "
-        "(default: with --device cuda in one process, unless blocks are checkpointed)",
+        help="launch a step as one graph (default: in one process, unless blocks are checkpointed)",
     )  # fmt: skip
     parser.add_argument("--threads", type=int, default=None, metavar="int", help="CPU threads (default all cores)")
     parser.add_argument(
@@ -227,12 +224,8 @@ class GPT2Training(Training):
             raise UsageError(f"--graph: on several ranks a CUDA graph needs NCCL, not {type(comm).__name__}")
         if graph and run.settings.batch_size % comm.world_size:
             raise UsageError(f"--graph: the ranks need equal parts, but {comm.world_size} do not divide --batch-size")
+        self.graph: bool = comm.world_size == 1 and not blocks if graph is None else graph
         super().__init__(comm, run, shards)
-        if graph is None:
-            graph = run.model.device.type == "cuda" and comm.world_size == 1 and not blocks
-        self.captured: CapturedStep | None = None
-        if graph:
-            self.captured = self.trainer.capture(self.loss_of, self.model.named_parameters())
         self.flops: int = flops_per_token(run.settings, run.model.num_parameters())
         found = (1e12 * peak, "--peak") if peak else peak_flops(run.model.device, self.settings.dtype)
         self.peak: float = found[0] * comm.world_size
@@ -272,34 +265,15 @@ class GPT2Training(Training):
         device = self.model.device.type
         return super().how_to_resume() + (f" --device {device}" if device != "cpu" else "")
 
-    def step(self) -> TrainingMetrics:
-        """One optimizer step; by the captured graph, or by the same operations one by one."""
-        if self.captured is None and self.comm.world_size > 1:
-            return super().step()
-        s, trainer = self.settings, self.trainer
-        self.model.train()
-        self.seed()
-        first = trainer.global_step * s.grad_accum
-        batches = [self.batches.batch(first + i) for i in range(s.grad_accum)]
-        if self.captured is not None:
-            x, y = (np.stack(each) if s.grad_accum > 1 else each[0] for each in zip(*batches))
-            metrics = self.captured(minigrad.from_numpy(x), minigrad.from_numpy(y)).result()
-        else:
-            for x, y in batches:
-                metrics = trainer.backward_and_step(self.loss(x, y), self.model.named_parameters())
-        assert metrics is not None  # the window is full, and bfloat16 leaves no step out
-        return metrics
+    def captures(self) -> bool:
+        """Whether a step is captured."""
+        return self.graph
 
     def loss_of(self, x: Tensor, y: Tensor) -> Tensor:
         """Mean cross-entropy of a batch, in the run's dtype."""
         trainer: SimpleTrainer = self.trainer
         with trainer.autocast() if isinstance(trainer, AmpTrainer) else contextlib.nullcontext():
             return self.model.loss(x, y)
-
-    def loss(self, x: np.ndarray, y: np.ndarray) -> Tensor:
-        """The same for tokens on the host."""
-        device = self.model.device
-        return self.loss_of(minigrad.from_numpy(x).to(device=device), minigrad.from_numpy(y).to(device=device))
 
     def prompt(self) -> np.ndarray:
         """Samples begin a new text, or go on with the training's first token."""

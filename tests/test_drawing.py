@@ -126,8 +126,7 @@ def test_what_is_refused() -> None:
 
 def test_a_chain_runs_straight_down_and_the_picture_is_compact() -> None:
     model = nn.Sequential(nn.Block(8, 2), nn.Block(8, 2))
-    with mg.unfused("whole block"):
-        picture = ElementTree.fromstring(mg.draw(model(leaf(1, 3, 8)).sum(), model))
+    picture = ElementTree.fromstring(mg.draw(model(leaf(1, 3, 8)).sum(), model))
     middles, widths = [], []
     for group in picture.iter(f"{SVG}g"):
         rect = group.find(f"{SVG}rect")

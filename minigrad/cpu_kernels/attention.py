@@ -25,7 +25,6 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-from numba.core import types
 
 from ..plain_kernels import attention as plain
 from .random import fill_dropout
@@ -49,7 +48,7 @@ from .toolbox.register_tile import (
     tile_columns,
     whole_vectors,
 )
-from .toolbox.threads import StageKernel, get_num_threads, task_kernel
+from .toolbox.threads import get_num_threads, task_kernel
 from .toolbox.vector_math import exp_nonpositive
 
 # Multiples of TILE_ROWS; KEY_BLOCK of tile_columns too (TILE_ROWS is 8 or 6, tile_columns a power of 2 up to 32).
@@ -425,23 +424,6 @@ def _backward(
 
 
 # ---------------------------------------------------------------- launchers
-
-_INTEGER, _TRIPLE = types.int64, types.UniTuple(types.int64, 3)
-_OPTIONS = types.boolean, types.float64, types.float64, types.uint64, types.uint64
-FORWARD = StageKernel(
-    _forward.kernel,
-    lambda array: (
-        _INTEGER, _INTEGER, *[array(1)] * 3, array(4), array(3), *[_TRIPLE] * 3, _INTEGER, _INTEGER, *_OPTIONS,
-        _INTEGER,
-    ),
-)  # fmt: skip
-BACKWARD = StageKernel(
-    _backward.kernel,
-    lambda array: (
-        _INTEGER, _INTEGER, *[array(1)] * 5, array(3), *[array(1)] * 3, *[_TRIPLE] * 5, types.UniTuple(types.int64, 7),
-        _INTEGER, _INTEGER, *_OPTIONS,
-    ),
-)  # fmt: skip
 
 
 def _operand(x: np.ndarray) -> tuple[np.ndarray, tuple[int, int, int]]:

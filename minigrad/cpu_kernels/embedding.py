@@ -27,15 +27,6 @@ def _gather(task, tasks, weight, indices, y):
 
 
 @task_kernel
-def _gather_and_add(task, tasks, weight, indices, positions, y):
-    n = indices.shape[0]
-    for i in range(task * n // tasks, (task + 1) * n // tasks):
-        source, place, target = weight[indices[i]], positions[i % positions.shape[0]], y[i]
-        for j in range(source.shape[0]):
-            target[j] = source[j] + place[j]
-
-
-@task_kernel
 def _scatter_add(task, tasks, dy, indices, dweight, columns):
     """dweight[indices[i]] += dy[i] for i in order, in the task's ``columns`` columns."""
     first, last = task * columns, min((task + 1) * columns, dy.shape[1])
@@ -78,20 +69,6 @@ def forward(weight: np.ndarray, indices: np.ndarray) -> np.ndarray:
     weight = np.ascontiguousarray(weight)
     _gather.launch(weight.dtype, tasks_of_rows(indices.size, C, TASK_ELEMENTS), weight, flat, rows_y)
     return y.view(dtype) if C else y
-
-
-def forward_at_positions(weight: np.ndarray, indices: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """weight (V, C) and positions (T, C) of float32 or float64, indices (B, T) int64 (checked) -> (B, T, C):
-    y[b, t] = weight[indices[b, t]] + positions[t]. The gradient of positions is a sum over b.
-    """
-    (B, T), C = indices.shape, weight.shape[1]
-    y = np.empty((B, T, C), weight.dtype)
-    weight, positions = np.ascontiguousarray(weight), np.ascontiguousarray(positions)
-    flat, rows_y = np.ascontiguousarray(indices).reshape(-1), y.reshape(B * T, C)
-    _gather_and_add.launch(
-        (weight.dtype, positions.dtype), tasks_of_rows(B * T, C, TASK_ELEMENTS), weight, flat, positions, rows_y
-    )
-    return y
 
 
 def backward_into(dy: np.ndarray, indices: np.ndarray, dweight: np.ndarray) -> None:

@@ -121,7 +121,6 @@ FORWARD_ROWS = StageKernel(
 GRADIENT_ROWS = StageKernel(
     _backward_rows, lambda array: (*[array(2)] * 2, *[array(1)] * 3, array(2), array(1), array(1))
 )
-ADD_CHUNKS = StageKernel(_add_chunks, lambda array: (array(3), array(1), array(1)))
 
 
 def forward(

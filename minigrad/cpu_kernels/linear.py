@@ -50,7 +50,6 @@ from .toolbox.register_tile import (
 )
 from .toolbox.threads import StageKernel, call_at, get_num_threads, task_kernel
 
-HALVED_ROWS = 128  # with fewer the tiles' results are as many as their terms
 FAR_WEIGHTS = 1 << 20  # elements; more are in no cache when the next block's sums are added to them
 GELU, SLOPE = {"tanh": GELU_TANH, "none": GELU_ERF}, {"tanh": SLOPE_TANH, "none": SLOPE_ERF}
 
@@ -180,16 +179,12 @@ def _division(rows: int, columns: int, depth: int, itemsize: int, work: int) -> 
     return grid_of(1, rows, columns, TILE_BYTES // itemsize, count), count
 
 
-def _depth_block(rows: int, outputs: int, inputs: int) -> int:
-    """How many of ``rows`` rows of dy and x are summed, at most, before they are added to dW (outputs, inputs).
+def _depth_block(outputs: int, inputs: int) -> int:
+    """How many rows of dy and x are summed, at most, before they are added to dW (outputs, inputs).
 
-    Half of them where rows are few but more to read than dW is: two threads can then each sum their own half, in their
-    own cache, and exchange dW alone (see ``transformer_block``). More where dW is large, which is read and written
-    for each block. It depends on the sizes only, so bits do not depend on the threads.
+    More where dW is large, which is read and written for each block. It depends on the sizes only, so bits do not
+    depend on the threads.
     """
-    halved = HALVED_ROWS <= rows <= 2 * DEPTH_BLOCK and rows * (outputs + inputs) > 2 * outputs * inputs
-    if halved:
-        return -(-rows // 2)
     return DEPTH_BLOCK if outputs * inputs > FAR_WEIGHTS else DEPTH_BLOCK_TRANSPOSED
 
 
@@ -264,7 +259,7 @@ def backward(
     target = none if dx is None else dx
     _products.launch(
         dtype, count, dy, none if dx is None else weight, False, no_bias, False, target, target, target, 0, grid,
-        x, dweight, no_bias if dbias is None else dbias, of_bias, False, _depth_block(rows, outputs, inputs), sums_grid,
+        x, dweight, no_bias if dbias is None else dbias, of_bias, False, _depth_block(outputs, inputs), sums_grid,
     )  # fmt: skip
     return dx, dweight, dbias
 
@@ -279,7 +274,7 @@ def add_weight_gradient(dweight: np.ndarray, dy: np.ndarray, x: np.ndarray) -> N
     none, no_bias = EMPTY[dy.dtype.char], NO_BIAS[dy.dtype.char]
     _products.launch(
         dy.dtype, count, dy, none, False, no_bias, False, none, none, none, 0, NONE,
-        x, dweight, no_bias, False, True, _depth_block(rows, outputs, inputs), grid,
+        x, dweight, no_bias, False, True, _depth_block(outputs, inputs), grid,
     )  # fmt: skip
 
 

@@ -127,7 +127,7 @@ def _in_two_steps(
     dlosses.fill(of_loss)
     dlogits, dx, dweight = np.empty((N, M), dtype), np.empty((N, C), dtype), np.empty((M, C), dtype)
     no_bias, none = NO_BIAS[dtype.char], linear.EMPTY[dtype.char]
-    product, longest = linear.PRODUCTS.address(dtype), linear._depth_block(N, M, C)
+    product, longest = linear.PRODUCTS.address(dtype), linear._depth_block(M, C)
     _rows.launch(
         dtype, count, (product, cross_entropy.FUSED_ROWS.address(dtype)), int(ignore_index), x, weight,
         np.ascontiguousarray(targets), dlosses, losses, lse, dlogits, dx, none, no_bias, np.empty(0, dtype), _PAIRS,

@@ -24,7 +24,7 @@ import numpy as np
 from ..plain_kernels import random as plain
 from .toolbox.jit import OPTIONS, kernel
 from .toolbox.multi_tensor import pointer_at
-from .toolbox.threads import TaskKernel, task_kernel, tasks_of
+from .toolbox.threads import GENERATORS, TaskKernel, task_kernel, tasks_of
 
 CHUNK = 16384  # elements of one task; a multiple of 4, so that tasks start on blocks
 
@@ -208,14 +208,10 @@ def _integers(task, tasks, out, seed, offset, low, span):
         out[i] = np.int64(np.uint64(low) + high)
 
 
-STATES: set[int] = set()
-"""Where the graphs of this process keep their generators' seed and offset: uint64 (2,)."""
-
-
 def state(seed: int, offset: int) -> tuple[np.uint64, np.uint64]:
     """Both as uint64; in a graph the address of the two, and the number of the draw beyond ON_DEVICE. ValueError as in
     the plain kernels."""
-    if seed in STATES and offset >= ON_DEVICE:
+    if seed in GENERATORS and offset >= ON_DEVICE:
         return np.uint64(seed), np.uint64(offset)
     return plain.state(seed, offset)
 

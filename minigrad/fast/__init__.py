@@ -10,15 +10,14 @@ from ..modes import FAST_IS_OFF
 from ..plans import PLANS
 from .add_norm import AddNorm, AddNormAcrossBlocks
 from .decode import Decode
-from .gpt2 import Embeddings, FusedFeedForward, SumsInProducts, WholeBlock
+from .gpt2 import FusedFeedForward, SumsInProducts
 
 if not FAST_IS_OFF:
     PLANS.update(
         {
-            nn.Block.forward: (WholeBlock(), AddNorm(), SumsInProducts()),
+            nn.Block.forward: (AddNorm(), SumsInProducts()),
             nn.MLP.forward: (FusedFeedForward(),),
             LlamaBlock.forward: (AddNorm(),),
-            models.GPT2._embed: (Embeddings(),),
             models.CausalLM._through: (AddNormAcrossBlocks(),),
             models.CausalLM.forward: (Decode(),),
         }

@@ -7,7 +7,6 @@ from typing import ClassVar
 
 from .. import nn
 from ..creation import arange
-from ..plans import planned
 from ..tensor import Tensor
 from .causal_lm import CausalLM
 from .gpt2_config import GPT2Config
@@ -51,7 +50,6 @@ class GPT2(CausalLM):
         """The blocks, and the norm after the last one."""
         return self.h, self.ln_f
 
-    @planned
     def _embed(self, tokens: Tensor, start: int) -> Tensor:
         """The sum of the embeddings of tokens (B, T) and of their positions, from ``start`` on: (B, T, C)."""
         positions = arange(start, start + tokens.shape[1], device=tokens.device)

@@ -108,7 +108,7 @@ def memory_report(
         arrays = [array for state in optimizer.state.values() for array in state.arrays.values()]
         report.optimizer = sum(array.nbytes for array in arrays)
 
-    with _meter(parameters) as meter, unfused("whole block", "sums in products", "embeddings"):
+    with _meter(parameters) as meter, unfused("sums in products"):
         with recording(calls):
             loss = compute_loss()
         if not isinstance(loss, TensorCore) or not loss.requires_grad:

@@ -94,35 +94,6 @@ def layer_norm(k, x, w, b, dy):
     return y, *k.layer_norm.backward(dy, x, w, mean, rstd)
 
 
-SEQUENCES, TOKENS, CHANNELS, INNER, HEADS = 28, 16, 24, 40, 3
-WEIGHTS = [(CHANNELS,), (3 * CHANNELS, CHANNELS), (CHANNELS, CHANNELS), (CHANNELS,)]
-WEIGHTS += [(INNER, CHANNELS), (CHANNELS, INNER)]
-
-
-@case(*[(SEQUENCES, TOKENS, CHANNELS)] * 2, *(shape for pair in WEIGHTS for shape in (pair, pair[:1])))
-def transformer_block(k, x, dy, *weights):
-    if k.stages is None:
-        return block_one_by_one(x, dy, weights)
-    options, block = (HEADS, (1e-3, 1e-3), True, "tanh", (CHANNELS // HEADS) ** -0.5), k.stages.transformer_block
-    y, kept = block.forward(x, weights, options, True)
-    alone, _ = block.forward(x, weights, options, False)
-    return y, alone, *block.backward(dy, x, weights[::2], kept, options, (True,) * 13)
-
-
-def block_one_by_one(x, dy, weights):
-    """The results and gradients of the module, whose operations run one by one with plain kernels."""
-    import minigrad as mg
-
-    block = mg.nn.Block(CHANNELS, HEADS, hidden=INNER, eps=1e-3).to(mg.float64)
-    names = [name for name, _ in block.named_parameters()]
-    block.load_state_dict(dict(zip(names, weights, strict=True)))
-    start = mg.tensor(x, requires_grad=True)
-    with mg.kernels("plain"):
-        y = block(start)
-        grads = y.backward(mg.tensor(dy))
-    return (y.detach().numpy(),) * 2 + tuple(grads[leaf].numpy() for leaf in (start, *block.parameters()))
-
-
 @case((N, C), (C,), (N, C))
 def rms_norm(k, x, w, dy):
     y, rstd = k.rms_norm.forward(x, w, 1e-5)

@@ -55,8 +55,10 @@ def allocator(
     resize: Callable[..., Any] = _resize,
     delete: Callable[..., Any] = _delete,
 ) -> Any:
-    """An allocator for ``use``, of functions compiled here: ``new(context, size)``, ``new_zeros(context, count, size)``,
-    ``resize(context, address, size)`` and ``delete(context, address, size)``. ``context``, int64, must outlive its arrays.
+    """An allocator for ``use``, of functions compiled here: ``new(context, size)``,
+    ``new_zeros(context, count, size)``, ``resize(context, address, size)`` and ``delete(context, address, size)``.
+
+    ``context``, int64, must outlive the arrays.
     """
     of_new, of_three = _size(_context, _size), _size(_context, _size, _size)
     signatures = (new, of_new), (new_zeros, of_three), (resize, of_three), (delete, types.void(_context, _size, _size))
@@ -95,7 +97,7 @@ def use(allocator: Any) -> Any:
     return _setter()(allocator)
 
 
-def install(name: str, context: np.ndarray, new: Callable[..., Any], new_zeros: Callable[..., Any] = _new_zeros) -> None:
+def install(name: str, context: np.ndarray, *functions: Callable[..., Any]) -> None:
     """``use`` an allocator until the end of the process."""
     python("Py_IncRef", None, ctypes.py_object)(context)
-    use(allocator(name, context, new, new_zeros))
+    use(allocator(name, context, *functions))

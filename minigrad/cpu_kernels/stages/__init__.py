@@ -1,5 +1,5 @@
-"""Several families in one launch: a block, a token. Only ``minigrad.fast`` uses them."""
+"""Several families in one launch: a token. Only ``minigrad.fast`` uses them."""
 
-from . import decode, transformer_block
+from . import decode
 
-__all__ = ["decode", "transformer_block"]
+__all__ = ["decode"]

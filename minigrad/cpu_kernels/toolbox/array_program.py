@@ -31,6 +31,7 @@ from .threads import constant, get_num_threads, task_kernel
 CHUNK = 1024  # elements: the operands of some steps fit into the first cache
 LONG_CHUNK = 8192  # of a program of one step, which uses none of them again
 FEW = 8192  # elements of an array that NumPy computes faster than a program starts
+NEVER = 1 << 62
 WORTH = 131072  # elements times steps, from which on a program is faster
 TASK = 32768  # elements times steps of a task, about
 MOST_ARGS = 4
@@ -301,7 +302,7 @@ def chunked(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def for_graphs(function: Any, prepare: Callable[..., Any], at_any_size: Callable[..., Any]) -> Any:
-    """``function``, in whose place a graph calls ``prepare`` and ``at_any_size``: few launches are better than a call."""
+    """``function``, in whose place a graph calls ``prepare`` and ``at_any_size``: launches are better than calls."""
     function.prepare, function.at_any_size = prepare, at_any_size
     return function
 
@@ -310,13 +311,16 @@ def into_first(function: np.ufunc) -> Callable[[np.ndarray, Any], None]:
     """The function whose result goes into its first input."""
     large = Chunked(function)
 
-    def into(x: np.ndarray, y: Any, few: int = FEW, worth: int = WORTH) -> None:
-        if x.size < few or np.may_share_memory(x, y) or numba.config.DISABLE_JIT:
+    def into(x: np.ndarray, y: Any) -> None:
+        if x.size < FEW or np.may_share_memory(x, y) or numba.config.DISABLE_JIT:
             function(x, y, x)  # the name ``out`` would cost a tenth of a microsecond
         else:
-            large(x, y, out=x, worth=worth)
+            large(x, y, out=x)
 
-    return for_graphs(into, large.program_for, functools.partial(into, few=2, worth=2))
+    def at_any_size(x: np.ndarray, y: Any) -> None:
+        large(x, y, out=x, worth=NEVER if np.may_share_memory(x, y) else 2)
+
+    return for_graphs(into, large.program_for, at_any_size)
 
 
 def in_chunks(family: type, without: tuple[str, ...] = ()) -> dict[str, Callable[..., Any]]:

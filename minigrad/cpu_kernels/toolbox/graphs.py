@@ -1,6 +1,6 @@
 """A step of a program on the CPU, recorded once and done again without Python: the counterpart of a CUDA graph.
 
-    kernels, graph = noted(cpu_kernels), RecordedGraph()
+    kernels, graph = noted(cpu_kernels), HostGraph()
     with graph.capture():
         y = kernels.softmax.forward(x, -1)      computed now, and noted down
     graph.launch()                              y is computed from what x holds now
@@ -8,14 +8,14 @@
 A program computes by calling functions of its backend; ``noted`` is the backend, which also notes these calls.
 
 * Where a call's results come from launches of task kernels alone, these are noted. Neighbours in the list are then one
-  call of compiled code. Whether they do is tried at once: the results are spoiled, the launches made again, and the bits
-  compared. A kernel need not know of graphs for that, but for ``threads.constant``.
+  call of compiled code. Whether they do is tried at once: the results are spoiled, the launches made again, and the
+  bits compared. A kernel need not know of graphs for that, but for ``threads.constant``.
 * Any other call is noted as it is, and made again: NumPy's functions, and those in VALUES, where values decide what is
   done.
 * A result that is a view of an input needs nothing.
 
-Arrays of the capture lie in an arena of the graph (``memory/arena.py``). What varies is computed anew by the host before
-each launch: ``varying`` numbers keep their place.
+Arrays of the capture lie in an arena of the graph (``memory/arena.py``). What varies is computed anew by the host
+before each launch: ``varying`` numbers keep their place.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from typing import Any
 import numpy as np
 
 from ..memory.arena import Arena
-from ..random import STATES
 from . import threads
 from .multi_tensor import address_of
 from .threads import Launch, Launches
@@ -66,14 +65,14 @@ INDEXING = "use where or masked_fill, which keep the shape"
 LOSS, GRADIENT, RANGE, OVERFLOW, STOPPED = 1, 2, 3, 4, 5  # why an update is left out, as on a GPU
 
 
-class _Thread(threading.local):
-    graph: RecordedGraph | None = None  # that notes what this thread calls
+class _Capturing(threading.local):
+    graph: HostGraph | None = None  # that notes what this thread calls
 
 
-_thread = _Thread()
+_thread = _Capturing()
 
 
-def _current() -> RecordedGraph | None:
+def _current() -> HostGraph | None:
     return _thread.graph
 
 
@@ -90,7 +89,7 @@ recording = SimpleNamespace(READ=READ, current=_current, refuse=_refuse, varying
 """What ``minigrad.capturing`` asks, with the names of ``cuda_kernels/platform/recording.py``."""
 
 
-class Event:
+class HostEvent:
     """Something that has happened."""
 
     def record(self) -> None:
@@ -106,7 +105,7 @@ class Event:
 
 def state_address(words: np.ndarray) -> int:
     """Where kernels find a generator's seed and offset."""
-    STATES.add(address_of(words))
+    threads.GENERATORS.add(address_of(words))
     return address_of(words)
 
 
@@ -115,7 +114,7 @@ def clear(x: np.ndarray) -> None:
     x.fill(0)
 
 
-class RecordedGraph:
+class HostGraph:
     """What a thread computes with ``noted`` kernels between the beginning and the end of ``capture``.
 
     ``keep`` holds what launches need beside the arena. ``explain`` makes an error's text of what was done during the
@@ -154,7 +153,7 @@ class RecordedGraph:
             self.pool.close()
 
     @contextlib.contextmanager
-    def capture(self) -> Iterator[RecordedGraph]:
+    def capture(self) -> Iterator[HostGraph]:
         """Note what the calling thread calls. Raises ``error`` if it captures already, or if this graph is captured."""
         if _thread.graph is not None:
             raise self.error("this thread captures a graph already; captures cannot be nested")
@@ -378,16 +377,15 @@ def _decision(
     return code == 0
 
 
-def _decide(
-    tasks: int, results: Any, ranks: int, losses: int, marks: int, norm: Any, overflow: Any, outside: Any, stopped: Any,
-    allowed: Any,
-) -> None:  # fmt: skip
+def _decide(tasks: int, results: np.ndarray, *arguments: Any) -> None:
     """The kernel of ``cuda_kernels/platform/graphs.py``, on one rank."""
+    _, _, _, norm, overflow, outside, stopped, _ = arguments
     assert _thread.graph is not None
     _thread.graph.decide(results, norm, overflow, outside, stopped)
 
 
 decide = SimpleNamespace(launch=_decide)
+RecordedGraph, Event = HostGraph, HostEvent
 
 
 # Arrays ---------------------------------------------------------------------------------------------------------------

@@ -328,6 +328,8 @@ class Recording(threading.local):
 
 
 recording = Recording()
+GENERATORS: set[int] = set()
+"""Where the graphs of this process keep their random generators' seed and offset: uint64 (2,)."""
 
 
 def constant(array: np.ndarray) -> np.ndarray:
