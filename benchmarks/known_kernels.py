@@ -21,7 +21,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 LIST = ROOT / "minigrad/cpu_kernels/toolbox/known_kernels.txt"
-STEP = ["--steps", "1", "--sample-every", "0"]
+STEP = ["--steps", "3", "--sample-every", "0"]
 PROGRAMS = {
     "c": ["train_char_gpt.py", *STEP],
     "g": ["train_gpt2.py", "--preset", "tiny", *STEP],
