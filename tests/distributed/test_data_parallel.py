@@ -32,6 +32,7 @@ from minigrad.distributed import (
     NoOpCommunicator,
     NoReplicasError,
     OptimizerKind,
+    PeerLostError,
     ProcessReplica,
     RankReplicas,
     ReplicaDroppedReplyError,
@@ -46,6 +47,7 @@ from minigrad.distributed import (
     run_threads,
     serve_replica,
 )
+from minigrad.distributed.mirrors.atomr import rank_replicas
 from minigrad.optim import AdamW, CosineAnnealing, NonFiniteGradientError
 
 SGD = OptimizerKind.sgd(0.05, momentum=0.9, weight_decay=0.1)
@@ -516,6 +518,31 @@ def test_peer_loss_processes_equal_one_device_and_a_killed_one_is_replaced(stack
     assert_same(trainer, stats, model, trained_alone(model, kind, batches).stats)
 
 
+def test_a_process_has_weights_and_gradients_in_memory_that_it_shares(stack: ExitStack) -> None:
+    """The pipe carries less than a gradient, whatever it was used for before."""
+    build = partial(Net, 20_000)
+    replica = stack.enter_context(ProcessReplica(build))
+    sent = []
+    pipe: Any = replica._pipe
+    replica._pipe = type("Pipe", (), {"close": pipe.close})()  # type: ignore[assignment]
+    replica._pipe.send_bytes = lambda data: sent.append(len(data)) or pipe.send_bytes(data)  # type: ignore
+    replica._pipe.recv_bytes = lambda: sent.append(len(data := pipe.recv_bytes())) or data  # type: ignore
+    kind = config(loss=LossKind.cross_entropy())
+    groups = [replica], threads(stack, 1, build)
+    ours, theirs = (DataParallelTrainer(kind, replicas, model=build()) for replicas in groups)
+    for seed in range(3):
+        stats = [trainer.step(rows(4, seed, 20_000)) for trainer in (ours, theirs)]
+        assert stats[0].loss == stats[1].loss
+    assert bits(ours) == bits(theirs)
+    assert max(sent) < 2000, sent
+    other = DataParallelTrainer(kind, [replica], model=Net(20_000, "float32"))
+    assert_step_fails(other, rows(4, 0, 20_000), ReplicaError, "first is float64 here, float32 in the trainer's model")
+    other = DataParallelTrainer(kind, [replica], model=Net(30_000))
+    assert_step_fails(other, rows(4, 0, 20_000), ReplicaError, "shape: head is .5, 30000. in the state")
+    ours.step(rows(4, 4, 20_000)), theirs.step(rows(4, 4, 20_000))
+    assert bits(ours) == bits(theirs)
+
+
 def test_a_process_takes_a_function_that_it_can_import():
     with pytest.raises(TypeError, match="cannot be sent to another process .*; pass a function that a module defines"):
         ProcessReplica(lambda: None)
@@ -680,6 +707,45 @@ def test_a_rank_that_dies_in_any_operation_changes_nothing(call: int) -> None:
     with pytest.raises(Exception, match="rank 2 was killed") as caught:
         on_ranks(3, Net, train, timeout=5, fault=FaultPlan([Fault("kill", rank=2, call=call)]))
     assert 0 not in caught.value.rank_errors  # type: ignore[attr-defined]
+
+
+def test_a_part_of_the_ranks_is_refused() -> None:
+    def train(comm: Communicator) -> None:
+        with RankReplicas(comm) as replicas:
+            first, second = replicas
+            trainer = DataParallelTrainer(config(), replicas, model=Net())
+            raises(ValueError, r"ranks \[1, 2\] those of \[1\] are given.*split", lambda: trainer.set_replicas([first]))
+            raises(ValueError, r"\[1, 1, 2\]", lambda: trainer.set_replicas([first, second, first]))
+            assert trainer.replicas == (first, second)
+            trainer.step((X, Y))
+
+    on_ranks(3, Net, train)
+
+
+def test_peer_loss_an_exception_of_the_trainers_rank_ends_the_others_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes on with replicas of its own, while they have long ended."""
+    ended, whole = threading.Semaphore(0), rank_replicas.broadcast_params
+
+    def broadcast(comm: Communicator, *rest: Any) -> None:
+        if comm.rank == 0:
+            raise MemoryError("no more")
+        whole(comm, *rest)
+
+    def run(comm: Communicator) -> None:
+        if comm.rank:
+            raises(PeerLostError, "rank 0", lambda: serve_replica(comm, Net()))
+            ended.release()
+            return
+        with ExitStack() as stack:
+            trainer = DataParallelTrainer(config(), stack.enter_context(RankReplicas(comm)), model=Net())
+            raises(ReplicaError, "raised MemoryError: no more", lambda: trainer.step((X, Y)))
+            assert ended.acquire(timeout=20) and ended.acquire(timeout=20)
+            assert_step_fails(trainer, (X, Y), ReplicaDroppedReplyError, "ended with MemoryError: no more")
+            trainer.set_replicas(threads(stack, 2))
+            trainer.step((X, Y))
+
+    monkeypatch.setattr(rank_replicas, "broadcast_params", broadcast)
+    run_threads(3, run, timeout=60)
 
 
 def test_another_model_or_no_rank_is_an_error() -> None:

@@ -32,6 +32,7 @@ from ...train.config import NonFiniteLossError, TrainingMetrics
 from ...train.step_state import restore_step, save_step
 from ...train.train_kinds import Batch, StepStats, TrainerConfig, batch_arrays
 from ...train.trainer_errors import NoReplicasError, ReplicaDroppedReplyError, ReplicaError, ZeroSamplesError
+from .rank_replicas import RankReplica
 from .replicas import ReplicaProtocol, ReplicaStep, ReplicaStepResult
 
 REPLY_TIMEOUT = 60.0  # seconds
@@ -88,11 +89,14 @@ class DataParallelTrainer:
         return tuple(self._replicas)
 
     def set_replicas(self, replicas: Iterable[ReplicaProtocol]) -> None:
-        """Use these from the next step on; the former are not closed. A step needs at least one."""
+        """Use these from the next step on; the former are not closed. A step needs at least one, and of
+        RankReplicas all: ValueError for a part of them."""
         replicas = list(replicas)
         for rank, replica in enumerate(replicas):
             if not callable(getattr(replica, "make_step", None)):
                 raise TypeError(f"replica {rank} is a {type(replica).__name__}, which has no method make_step")
+            if isinstance(replica, RankReplica):
+                replica.whole.check_all_in(replicas)
         self._replicas = replicas
 
     def step(self, batch: Batch) -> StepStats:
