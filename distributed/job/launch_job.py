@@ -306,12 +306,8 @@ def listed(ranks: list[int]) -> str:
 
 def describe(code: int) -> str:
     """How a process ended, in words."""
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return f"killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"killed by signal {-code}"
+    names = {number.value: number.name for number in signal.Signals}
+    return f"exit code {code}" if code >= 0 else f"killed by {names.get(-code, f'signal {-code}')}"
 
 
 def lock(folder: str) -> int | None:

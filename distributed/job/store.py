@@ -26,6 +26,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
+from minigrad.errors import check_int
 from minigrad.modes import Closing
 
 from ..comm.comm_errors import RendezvousError
@@ -57,7 +58,8 @@ class Store(Closing):
     everything that the store does; those who have joined give rank 0 one more second to tell them who is missing.
     Rank 0 listens on the interface of ``address`` alone.
 
-    Raises RendezvousError, naming the missing ranks as far as rank 0 could still tell this one.
+    Raises ValueError for numbers out of range, and RendezvousError, naming the missing ranks as far as rank 0 could
+    still tell this one.
     """
 
     def __init__(
@@ -72,12 +74,9 @@ class Store(Closing):
     ) -> None:
         self._deadline = time.monotonic() + check_seconds("timeout", timeout)
         self._rank, self._world_size, self._timeout = rank, world_size, timeout
-        if not (isinstance(world_size, int) and 1 <= world_size <= MAX_WORLD):
-            raise self._error(f"world_size is {world_size!r}, expected an integer from 1 to {MAX_WORLD}")
-        if not (isinstance(rank, int) and 0 <= rank < world_size):
-            raise self._error(f"rank is {rank!r}, expected an integer from 0 to {world_size - 1}")
-        if not (isinstance(port, int) and 0 < port < 2**16):
-            raise self._error(f"the port is {port!r}, expected an integer from 1 to 65535")
+        check_int("world_size", world_size, 1, MAX_WORLD)
+        check_int("rank", rank, 0, world_size - 1)
+        check_int("the port", port, 1, 2**16 - 1)
         self._place = f"{address}:{port}"
         self._channels: dict[int, Channel] = {}
         self._refused: list[str] = []

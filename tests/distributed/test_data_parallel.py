@@ -47,7 +47,7 @@ from minigrad.distributed import (
     run_threads,
     serve_replica,
 )
-from minigrad.distributed.mirrors.atomr import rank_replicas
+from minigrad.distributed.mirrors.atomr import rank_replicas, replicas
 from minigrad.optim import AdamW, CosineAnnealing, NonFiniteGradientError
 
 SGD = OptimizerKind.sgd(0.05, momentum=0.9, weight_decay=0.1)
@@ -434,8 +434,8 @@ def test_non_finite_names_replica_parameter_and_step(stack: ExitStack) -> None:
         ({"gradients": {"unused": np.zeros(3, np.float32)}}, r"has shape \(3,\), float32; the parameter"),
         ({"gradients": {"other": np.zeros(3)}}, "a gradient of 'other', which is no trained parameter"),
         ({"gradients": {"bias": np.zeros(5)}}, "a gradient of 'bias', which is no trained parameter"),
-        ({"samples": -1}, "samples=-1, expected a finite number"),
-        ({"weight": np.nan}, "weight=nan, expected a finite number"),
+        ({"samples": -1}, "replica 1 answered for samples is -1, expected a finite number"),
+        ({"weight": np.nan}, "weight is nan, expected a finite number"),
         ({"buffers": {"other": np.zeros(3)}}, r"replica 1: buffer other is \(3,\) float64; the model has no such"),
     ],
 )
@@ -518,29 +518,21 @@ def test_peer_loss_processes_equal_one_device_and_a_killed_one_is_replaced(stack
     assert_same(trainer, stats, model, trained_alone(model, kind, batches).stats)
 
 
-def test_a_process_has_weights_and_gradients_in_memory_that_it_shares(stack: ExitStack) -> None:
+def test_a_process_has_weights_and_gradients_in_memory_that_it_shares(stack: ExitStack, monkeypatch: Any) -> None:
     """The pipe carries less than a gradient, whatever it was used for before."""
-    build = partial(Net, 20_000)
-    replica = stack.enter_context(ProcessReplica(build))
-    sent = []
-    pipe: Any = replica._pipe
-    replica._pipe = type("Pipe", (), {"close": pipe.close})()  # type: ignore[assignment]
-    replica._pipe.send_bytes = lambda data: sent.append(len(data)) or pipe.send_bytes(data)  # type: ignore
-    replica._pipe.recv_bytes = lambda: sent.append(len(data := pipe.recv_bytes())) or data  # type: ignore
-    kind = config(loss=LossKind.cross_entropy())
-    groups = [replica], threads(stack, 1, build)
-    ours, theirs = (DataParallelTrainer(kind, replicas, model=build()) for replicas in groups)
-    for seed in range(3):
-        stats = [trainer.step(rows(4, seed, 20_000)) for trainer in (ours, theirs)]
-        assert stats[0].loss == stats[1].loss
-    assert bits(ours) == bits(theirs)
-    assert max(sent) < 2000, sent
-    other = DataParallelTrainer(kind, [replica], model=Net(20_000, "float32"))
-    assert_step_fails(other, rows(4, 0, 20_000), ReplicaError, "first is float64 here, float32 in the trainer's model")
-    other = DataParallelTrainer(kind, [replica], model=Net(30_000))
-    assert_step_fails(other, rows(4, 0, 20_000), ReplicaError, "shape: head is .5, 30000. in the state")
-    ours.step(rows(4, 4, 20_000)), theirs.step(rows(4, 4, 20_000))
-    assert bits(ours) == bits(theirs)
+    kind, build, piped = config(loss=LossKind.cross_entropy()), partial(Net, 20_000), []
+    message, parts = replicas.message, replicas.parts
+    monkeypatch.setattr(replicas, "message", lambda *args: piped.append(message(*args)) or piped[-1])
+    monkeypatch.setattr(replicas, "parts", lambda raw: piped.append(raw) or parts(raw))
+    process = stack.enter_context(ProcessReplica(build))
+    ours, theirs = (DataParallelTrainer(kind, [r], model=build()) for r in (process, *threads(stack, 1, build)))
+    for seed, wrong in enumerate((Net(20_000, "float32"), Net(30_000))):
+        for trainer in (ours, theirs, ours, theirs):
+            trainer.step(rows(4, seed, 20_000))
+        assert bits(ours) == bits(theirs)
+        other, words = DataParallelTrainer(kind, [process], model=wrong), ("first is float64 here", "shape: head")[seed]
+        assert_step_fails(other, rows(4, 0, 20_000), ReplicaError, words)
+    assert max(map(len, piped)) < 2000
 
 
 def test_a_process_takes_a_function_that_it_can_import():
@@ -712,19 +704,16 @@ def test_a_rank_that_dies_in_any_operation_changes_nothing(call: int) -> None:
 def test_a_part_of_the_ranks_is_refused() -> None:
     def train(comm: Communicator) -> None:
         with RankReplicas(comm) as replicas:
-            first, second = replicas
-            trainer = DataParallelTrainer(config(), replicas, model=Net())
-            raises(ValueError, r"ranks \[1, 2\] those of \[1\] are given.*split", lambda: trainer.set_replicas([first]))
-            raises(ValueError, r"\[1, 1, 2\]", lambda: trainer.set_replicas([first, second, first]))
-            assert trainer.replicas == (first, second)
+            trainer, (one, two) = DataParallelTrainer(config(), replicas, model=Net()), replicas
+            raises(ValueError, r"ranks \[1, 2\] those of \[1\] are.*split", lambda: trainer.set_replicas([one]))
+            raises(ValueError, r"\[1, 1, 2\]", lambda: trainer.set_replicas([one, two, one]))
             trainer.step((X, Y))
 
     on_ranks(3, Net, train)
 
 
-def test_peer_loss_an_exception_of_the_trainers_rank_ends_the_others_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It goes on with replicas of its own, while they have long ended."""
-    ended, whole = threading.Semaphore(0), rank_replicas.broadcast_params
+def test_peer_loss_an_exception_of_the_trainers_rank_ends_the_others_at_once(monkeypatch: Any) -> None:
+    ended, whole = threading.Barrier(3), rank_replicas.broadcast_params
 
     def broadcast(comm: Communicator, *rest: Any) -> None:
         if comm.rank == 0:
@@ -734,15 +723,11 @@ def test_peer_loss_an_exception_of_the_trainers_rank_ends_the_others_at_once(mon
     def run(comm: Communicator) -> None:
         if comm.rank:
             raises(PeerLostError, "rank 0", lambda: serve_replica(comm, Net()))
-            ended.release()
-            return
-        with ExitStack() as stack:
-            trainer = DataParallelTrainer(config(), stack.enter_context(RankReplicas(comm)), model=Net())
-            raises(ReplicaError, "raised MemoryError: no more", lambda: trainer.step((X, Y)))
-            assert ended.acquire(timeout=20) and ended.acquire(timeout=20)
+        else:
+            trainer = DataParallelTrainer(config(), RankReplicas(comm), model=Net())
+            assert_step_fails(trainer, (X, Y), ReplicaError, "raised MemoryError: no more")
             assert_step_fails(trainer, (X, Y), ReplicaDroppedReplyError, "ended with MemoryError: no more")
-            trainer.set_replicas(threads(stack, 2))
-            trainer.step((X, Y))
+        ended.wait(20)
 
     monkeypatch.setattr(rank_replicas, "broadcast_params", broadcast)
     run_threads(3, run, timeout=60)

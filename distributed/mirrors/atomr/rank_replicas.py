@@ -118,7 +118,6 @@ class RankReplicas(Closing):
             self._drop(steps, f"an earlier step ended with {type(error).__name__}: {error}")
             self._communicator.__exit__(type(error), error, None)  # the others wait for what will not come
             raise
-        self._dropped = {}
         return made
 
 

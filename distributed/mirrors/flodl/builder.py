@@ -287,6 +287,7 @@ class DdpBuilder:
             with no_grad():
                 for (_, mine), (_, first) in zip(tensors_of(model), tensors_of(models[0]), strict=True):
                     mine.copy_(first)
+        generators = [default_generator] if world == 1 else generators_for(world)
         replicas: list[Replica] = []
         for rank, model in enumerate(models):
             if self.resume is not None:
@@ -297,10 +298,7 @@ class DdpBuilder:
             own = None if schedule is None else ReplicaSchedule(schedule, scale)
             trainer = SimpleTrainer(TrainingConfig(max_grad_norm=self.max_grad_norm), optimizer, own)
             place = self._places[rank]
-            replicas.append(Replica(rank, world, model, trainer, own, comms[rank], default_generator, place))
-        if world > 1:
-            for replica, generator in zip(replicas, generators_for(world), strict=True):
-                replica.generator = generator
+            replicas.append(Replica(rank, world, model, trainer, own, comms[rank], generators[rank], place))
         if self.resume is not None:
             for replica, saved in zip(replicas, self.resume.replicas, strict=True):
                 replica.load_state_dict(*saved)

@@ -65,13 +65,11 @@ def check_alike(models: Sequence[Module], devices: Sequence[Device]) -> tuple[li
     """
     params: list[Named] = [[*model.named_parameters()] for model in models]
     buffers: list[Named] = [[*model.named_buffers()] for model in models]
-    for what, lists in (("parameters", params), ("buffers", buffers)):
-        for rank, named in enumerate(lists):
-            if len(named) != len(lists[0]):
-                raise ValueError(f"Ddp: replica {rank} has {len(named)} {what}, expected {len(lists[0])}")
     owners: dict[int, int] = {}
     for what, lists in (("parameter", params), ("buffer", buffers)):
         for rank, named in enumerate(lists):
+            if len(named) != len(lists[0]):
+                raise ValueError(f"Ddp: replica {rank} has {len(named)} {what}s, expected {len(lists[0])}")
             for (name, tensor), (first_name, first) in zip(named, lists[0], strict=True):
                 label = f"Ddp: {what} {name} of replica {rank}"
                 if tensor.device is not devices[rank]:
