@@ -88,6 +88,7 @@ def test_should_launcher_defaults_are_entrenars():
         ("training: {max_steps: 1, lr: -1}", "training: .*lr"),
         ("training: {max_steps: 1, beta2: 1.0}", "training: .*1.0"),
         ("training: {max_steps: 1, max_grad_norm: 0}", "training: max_grad_norm is 0"),
+        ("training: {max_steps: 1, mixed_precision: fp8}", "mixed_precision is 'fp8', expected bf16, fp16 or null"),
         ("training: {max_steps: 1, timeout: .inf}", "training: timeout is inf"),
         ("training.lr: 1.0", "the key 'training.lr' is no text without a dot"),
         ("training: {max_steps: 1, distributed: {world_size: '2'}}", "distributed.world_size is '2', expected an int"),

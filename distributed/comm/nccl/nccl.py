@@ -29,6 +29,7 @@ import numpy as np
 from minigrad import capturing, cuda
 from minigrad.cuda import cuda_graph
 from minigrad.device import Device, DeviceError
+from minigrad.errors import check_int
 
 from .. import call_header
 from ..call_thread import CallThread, QueuedCall, in_threads
@@ -140,8 +141,8 @@ class NcclCommunicator(Communicator):
         One thread may use them all if it starts an operation on each of them (``async_op``) before it waits. Close them
         at once, from several threads: NCCL's destruction waits for all of them.
         """
+        n = check_int("the number of devices", len(devices), 1)
         identifier = unique_id()
-        n = len(devices)
         made = in_threads("group", n, lambda rank: cls(n, rank, devices[rank], identifier, **options))
         errors = [error for future in made if (error := future.exception()) is not None]
         if errors:
