@@ -45,7 +45,6 @@ from ...train.trainer_errors import ReplicaDroppedReplyError, ReplicaError
 
 Arrays = Mapping[str, np.ndarray]
 Values = Mapping[str, np.ndarray | Tensor]
-Layout = list[tuple[str, str, list[int]]]  # of arrays: each one's name, dtype and shape
 END_SECONDS = 5.0  # that a process has to end after it was told to
 
 
@@ -189,7 +188,7 @@ class ProcessReplica(Worker):
                 "defines at its top, or a functools.partial of one"
             ) from error
         self._file = _unnamed_file()
-        self._layout: Layout = []  # of the file
+        self._layout: Any = []  # name, dtype and shape of each array in the file, as the child knows them
         self._memory: Arrays = {}
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
@@ -219,7 +218,7 @@ class ProcessReplica(Worker):
         layout = [(name, str(value.dtype), list(value.shape)) for name, value in step.state.items()]
         request = request_of(step, layout if layout != self._layout else None)
         if layout != self._layout:
-            self._memory, self._layout = _shared(self._file, layout), layout
+            self._memory, self._layout = _shared(self._file, layout), []
         for name, value in step.state.items():
             self._memory[name][0, ...] = host_array(value)
         try:
@@ -231,6 +230,7 @@ class ProcessReplica(Worker):
             raise ReplicaDroppedReplyError(
                 f"process {self._process.pid} " + (f"ended with exit code {code}" if code is not None else "is gone")
             ) from error
+        self._layout = layout
         result = result_of(reply, lambda name: self._memory[name][1, ...].copy())  # the next step writes there again
         if isinstance(result, ReplicaError):
             raise result
@@ -264,7 +264,7 @@ def _unnamed_file() -> IO[bytes]:
     return os.fdopen(os.memfd_create("replica"), "w+b") if sys.platform == "linux" else tempfile.TemporaryFile()
 
 
-def _shared(file: IO[bytes], layout: Layout) -> dict[str, np.ndarray]:
+def _shared(file: IO[bytes], layout: Any) -> dict[str, np.ndarray]:
     """Arrays (2, *shape) in a file's memory: a tensor of the trainer's, and its gradient from the replica."""
     sizes = [-(-2 * np.dtype(dtype).itemsize * math.prod(shape) // 64) * 64 for _, dtype, shape in layout]
     file.truncate(max(sum(sizes), os.fstat(file.fileno()).st_size, 1))  # what was in use does not go
