@@ -128,16 +128,15 @@ class DataParallelTrainer:
 
     def _collect(self, x: np.ndarray, y: np.ndarray) -> list[ReplicaStepResult]:
         """Every replica's answer, in order of rank."""
-        n, step = len(self._replicas), self.global_step + 1
+        n, step, config = len(self._replicas), self.global_step + 1, self.config
         state = self.model.state_dict()
         trained = frozenset(name for name, p in self._named if p.requires_grad)
-        loss, size = self.config.loss, self.config.batch_size_per_device
         futures: list[Future[ReplicaStepResult]] = []
         for rank, replica in enumerate(self._replicas):
             seed = int(np.random.SeedSequence([self.seed, step, rank]).generate_state(1, np.uint64)[0])
-            request = ReplicaStep(x[rank::n], y[rank::n], state, trained, loss, size, seed)
+            part = x[rank::n], y[rank::n], state, trained, config.loss, config.batch_size_per_device, seed
             try:
-                future = replica.make_step(request)
+                future = replica.make_step(ReplicaStep(*part))
             except Exception as refusal:
                 raise _forwarded(rank, refusal) from refusal
             if not isinstance(future, Future):
@@ -235,8 +234,7 @@ class DataParallelTrainer:
 
     def load_state_dict(self, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> None:
         """Take over what ``state_dict`` returned. Raises ValueError for what does not fit, with nothing changed."""
-        seed = meta.get("seed") if isinstance(meta, Mapping) else None
-        seed = check_int("the saved seed", seed, 0)
+        seed = check_int("the saved seed", meta.get("seed") if isinstance(meta, Mapping) else None, 0)
         restore_step(self._step, self._named, arrays, meta)
         self.seed = seed
 

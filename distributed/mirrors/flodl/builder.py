@@ -293,8 +293,7 @@ class DdpBuilder:
             if self.resume is not None:
                 self.resume.load_into(model)
             model.train()
-            own_scale = scale if schedule is None else 1.0
-            optimizer = made_optimizer("optim_factory", self.optim_factory, model, own_scale)
+            optimizer = made_optimizer("optim_factory", self.optim_factory, model, scale if schedule is None else 1.0)
             own = None if schedule is None else ReplicaSchedule(schedule, scale)
             trainer = SimpleTrainer(TrainingConfig(max_grad_norm=self.max_grad_norm), optimizer, own)
             place = self._places[rank]

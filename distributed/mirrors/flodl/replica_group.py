@@ -76,12 +76,10 @@ def check_alike(models: Sequence[Module], devices: Sequence[Device]) -> tuple[li
                     raise ValueError(f"{label} is on {tensor.device}, expected {devices[rank]}")
                 if owners.setdefault(id(tensor), rank) != rank:
                     raise ValueError(f"{label} is that of replica {owners[id(tensor)]}; each replica needs its own")
-                for aspect, here, there in (
-                    ("name", name, first_name),
-                    ("shape", tensor.shape, first.shape),
-                    ("dtype", tensor.dtype, first.dtype),
-                    ("requires_grad", tensor.requires_grad, first.requires_grad),
-                ):
+                if name != first_name:
+                    raise ValueError(f"{label} has name {name}, expected {first_name}")
+                for aspect in ("shape", "dtype", "requires_grad"):
+                    here, there = getattr(tensor, aspect), getattr(first, aspect)
                     if here != there:
                         raise ValueError(f"{label} has {aspect} {here}, expected {there}")
     return params, buffers
@@ -159,8 +157,7 @@ def catch_up(tensors: Sequence[Tensor], before: Sequence[Tensor], mean: Sequence
 def on_host(tensor: Tensor) -> np.ndarray:
     """A copy of the tensor's values."""
     kernels = tensor.device.kernels
-    copy: np.ndarray = kernels.to_host(kernels.copy(tensor.data))
-    return copy
+    return np.asarray(kernels.to_host(kernels.copy(tensor.data)))
 
 
 def pack(tensors: Sequence[Tensor], share: float) -> Flats:
