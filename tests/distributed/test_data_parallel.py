@@ -32,6 +32,7 @@ from minigrad.distributed import (
     NoOpCommunicator,
     NoReplicasError,
     OptimizerKind,
+    PeerLostError,
     ProcessReplica,
     RankReplicas,
     ReplicaDroppedReplyError,
@@ -46,6 +47,7 @@ from minigrad.distributed import (
     run_threads,
     serve_replica,
 )
+from minigrad.distributed.mirrors.atomr import rank_replicas, replicas
 from minigrad.optim import AdamW, CosineAnnealing, NonFiniteGradientError
 
 SGD = OptimizerKind.sgd(0.05, momentum=0.9, weight_decay=0.1)
@@ -132,23 +134,17 @@ def test_dp_step_api_round_robin_and_surplus_replicas() -> None:
     assert [r.steps[0].features.ravel().tolist() for r in replicas] == [[0, 4, 8], [1, 5, 9], [2, 6], [3, 7]]
     assert trainer.step((x[:2], y[:2])).loss == 0.5
     assert [len(r.steps[1].labels) for r in replicas] == [1, 1, 0, 0]
-
-
-def test_each_step_and_replica_has_random_numbers_of_its_own() -> None:
-    replicas = [Echo() for _ in range(3)]
-    trainer = DataParallelTrainer(config(), replicas, model=Net())
-    for step in range(3):
-        trainer.step(rows(6, step))
-    assert len({request.seed for replica in replicas for request in replica.steps}) == 9
+    assert len({request.seed for replica in replicas for request in replica.steps}) == 8  # each has its random numbers
 
 
 def test_dp_step_api_unequal_sample_weighting() -> None:
     x, y = np.array([[1.0], [10.0], [3.0]]), np.zeros((3, 1))
     trainer = DataParallelTrainer(config(), [Echo(), Echo()], model=Net())
     assert trainer.step((x, y)).loss == pytest.approx((2.0 * 2 + 10.0) / 3, rel=1e-15)
-    by_weight = [Echo(weight=3.0), Echo(weight=0.0, loss=float("nan"))]
-    trainer.set_replicas(by_weight)
+    trainer.set_replicas([Echo(weight=3.0), Echo(weight=0.0, loss=float("nan"))])
     assert trainer.step((x, y)).loss == 2.0
+    trainer.set_replicas([Echo(loss=np.float32(3), samples=np.int64(3)), Echo(loss=7, samples=1)])  # NumPy's numbers
+    assert trainer.step(rows(4)).loss == 4.0
 
 
 def test_the_gradient_norm_is_that_of_the_mean_gradient() -> None:
@@ -310,12 +306,9 @@ def test_dp_errors_batches_that_are_none(stack: ExitStack) -> None:
     assert_step_fails(trainer, (x, y[:3]), ValueError, r"features \(4, 5\) and labels \(3, 4\)")
     assert_step_fails(trainer, (x, y, y), TypeError, "not one of 3 things")
     assert_step_fails(trainer, [1, 2], TypeError, "a list of TrainSample")
-    assert_step_fails(
-        DataParallelTrainer(config(loss=LossKind.weighted_cross_entropy([0, 0, 0, 1])), threads(stack, 2), model=Net()),
-        (x, np.zeros(4, np.int64)),
-        ValueError,
-        "weight 0 together",
-    )
+    kind = config(loss=LossKind.weighted_cross_entropy([0, 0, 0, 1]))
+    trainer = DataParallelTrainer(kind, threads(stack, 2), model=Net())
+    assert_step_fails(trainer, (x, np.zeros(4, np.int64)), ValueError, "weight 0 together")
 
 
 @pytest.mark.parametrize(
@@ -396,11 +389,6 @@ def test_dp_errors_answers_of_ones_own_protocol_that_cannot_be_used(made: Any, m
     assert_step_fails(DataParallelTrainer(config(), [Echo(), Own()], model=Net()), rows(4), TypeError, match)
 
 
-def test_dp_step_api_takes_numpys_numbers() -> None:
-    replicas = [Echo(loss=np.float32(3), samples=np.int64(3)), Echo(loss=7, samples=1)]
-    assert DataParallelTrainer(config(), replicas, model=Net()).step(rows(4)).loss == 4.0
-
-
 def test_dp_errors_a_threads_exception_is_forwarded_with_its_rank(stack: ExitStack) -> None:
     replicas = [*threads(stack, 2, partial(Failing, "raise")), Silent()]
     trainer = DataParallelTrainer(config(), replicas, model=Net(), timeout=threading.TIMEOUT_MAX)
@@ -432,8 +420,8 @@ def test_non_finite_names_replica_parameter_and_step(stack: ExitStack) -> None:
         ({"gradients": {"unused": np.zeros(3, np.float32)}}, r"has shape \(3,\), float32; the parameter"),
         ({"gradients": {"other": np.zeros(3)}}, "a gradient of 'other', which is no trained parameter"),
         ({"gradients": {"bias": np.zeros(5)}}, "a gradient of 'bias', which is no trained parameter"),
-        ({"samples": -1}, "samples=-1, expected a finite number"),
-        ({"weight": np.nan}, "weight=nan, expected a finite number"),
+        ({"samples": -1}, "replica 1 answered for samples is -1, expected a finite number"),
+        ({"weight": np.nan}, "weight is nan, expected a finite number"),
         ({"buffers": {"other": np.zeros(3)}}, r"replica 1: buffer other is \(3,\) float64; the model has no such"),
     ],
 )
@@ -514,6 +502,23 @@ def test_peer_loss_processes_equal_one_device_and_a_killed_one_is_replaced(stack
     stats.append(trainer.step(batches[3]))
     model = Net(running=True)
     assert_same(trainer, stats, model, trained_alone(model, kind, batches).stats)
+
+
+def test_a_process_has_weights_and_gradients_in_memory_that_it_shares(stack: ExitStack, monkeypatch: Any) -> None:
+    """The pipe carries less than a gradient, whatever it was used for before."""
+    kind, build, piped = config(loss=LossKind.cross_entropy()), partial(Net, 20_000), []
+    message, parts = replicas.message, replicas.parts
+    monkeypatch.setattr(replicas, "message", lambda *args: piped.append(message(*args)) or piped[-1])
+    monkeypatch.setattr(replicas, "parts", lambda raw: piped.append(raw) or parts(raw))
+    process = stack.enter_context(ProcessReplica(build))
+    ours, theirs = (DataParallelTrainer(kind, [r], model=build()) for r in (process, *threads(stack, 1, build)))
+    for seed, wrong in enumerate((Net(20_000, "float32"), Net(30_000))):
+        for trainer in (ours, theirs, ours, theirs):
+            trainer.step(rows(4, seed, 20_000))
+        assert bits(ours) == bits(theirs)
+        other, words = DataParallelTrainer(kind, [process], model=wrong), ("first is float64 here", "shape: head")[seed]
+        assert_step_fails(other, rows(4, 0, 20_000), ReplicaError, words)
+    assert max(map(len, piped)) < 2000
 
 
 def test_a_process_takes_a_function_that_it_can_import():
@@ -680,6 +685,38 @@ def test_a_rank_that_dies_in_any_operation_changes_nothing(call: int) -> None:
     with pytest.raises(Exception, match="rank 2 was killed") as caught:
         on_ranks(3, Net, train, timeout=5, fault=FaultPlan([Fault("kill", rank=2, call=call)]))
     assert 0 not in caught.value.rank_errors  # type: ignore[attr-defined]
+
+
+def test_a_part_of_the_ranks_is_refused() -> None:
+    def train(comm: Communicator) -> None:
+        with RankReplicas(comm) as replicas:
+            trainer, (one, two) = DataParallelTrainer(config(), replicas, model=Net()), replicas
+            raises(ValueError, r"ranks \[1, 2\] those of \[1\] are.*split", lambda: trainer.set_replicas([one]))
+            raises(ValueError, r"\[1, 1, 2\]", lambda: trainer.set_replicas([one, two, one]))
+            trainer.step((X, Y))
+
+    on_ranks(3, Net, train)
+
+
+def test_peer_loss_an_exception_of_the_trainers_rank_ends_the_others_at_once(monkeypatch: Any) -> None:
+    ended, whole = threading.Barrier(3), rank_replicas.broadcast_params
+
+    def broadcast(comm: Communicator, *rest: Any) -> None:
+        if comm.rank == 0:
+            raise MemoryError("no more")
+        whole(comm, *rest)
+
+    def run(comm: Communicator) -> None:
+        if comm.rank:
+            raises(PeerLostError, "rank 0", lambda: serve_replica(comm, Net()))
+        else:
+            trainer = DataParallelTrainer(config(), RankReplicas(comm), model=Net())
+            assert_step_fails(trainer, (X, Y), ReplicaError, "raised MemoryError: no more")
+            assert_step_fails(trainer, (X, Y), ReplicaDroppedReplyError, "ended with MemoryError: no more")
+        ended.wait(20)
+
+    monkeypatch.setattr(rank_replicas, "broadcast_params", broadcast)
+    run_threads(3, run, timeout=60)
 
 
 def test_another_model_or_no_rank_is_an_error() -> None:

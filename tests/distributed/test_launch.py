@@ -303,11 +303,13 @@ def test_leftovers_of_a_killed_launcher_are_swept(tmp_path):
 
 
 @pytest.mark.short
-def test_hosts_become_mpiruns():
+def test_hosts_become_mpiruns(monkeypatch):
+    monkeypatch.setenv("MINIGRAD_FAST", "0")
+    monkeypatch.setenv("MINIGRAD_RENDEZVOUS_SECRET", "secret")
     hosts = launch.parse_hosts("a,b:2")
     job = launch_job.LaunchJob(Path("mpirun"), 3, hosts, 1, ["x.py"], None, 1.0)
     command = " ".join(job.command())
     assert "--host a:1,b:2" in command
     assert "-n 3 " in command
-    assert "-x NUMBA_NUM_THREADS" in command
+    assert "-x NUMBA_NUM_THREADS" in command and "-x MINIGRAD_FAST" in command and "SECRET" not in command
     assert "OMPI_MCA_btl" not in job.environment("scratch")  # between hosts Open MPI chooses the network

@@ -186,6 +186,8 @@ def test_an_mpirun_of_another_mpi_is_refused():
         "try:\n    MpiCommunicator()\nexcept RendezvousError as error:\n    print(error)\n",
         PMI_RANK="1", PMI_SIZE="2", OMPI_MCA_btl="self",
     )  # fmt: skip
+    if "mpi4py finds no MPI library" in out.stderr:
+        pytest.skip("mpi4py finds libmpi only where mpirun says where it is")
     assert out.returncode == 0, out.stderr
     assert "PMI started 2 ranks" in out.stdout and "sees only this one" in out.stdout
 

@@ -224,7 +224,7 @@ def workers_and_server(comm: Communicator) -> str:
             remote.push_gradient(99, ones)
         with pytest.raises(NonFiniteGradientError, match=f"worker {comm.rank}: "):
             remote.push_gradient(remote.pull_weights()[1], {**ones, "a": ones["a"] * np.float32(np.nan)})
-        with pytest.raises(ValueError, match=r"the gradient of a has shape \(1,\), float32; the weight has \(100,\)"):
+        with pytest.raises(ValueError, match=r"the gradient of a has shape \(1,\), expected \(100,\)"):
             remote.push_gradient(0, {**ones, "a": np.ones(1, np.float32)})
     return "worker"
 
@@ -243,9 +243,7 @@ def test_a_worker_of_another_rank_hears_that_its_gradient_is_stale() -> None:
             return
         with RemoteParameterServer(comm, weights) as remote:
             for gradient in ({}, {**weights, "v": Tensor(START)}):
-                raises(
-                    ValueError, "the gradient has the names .*, the weights .'w'.", remote.push_gradient, 0, gradient
-                )
+                raises(ValueError, "worker 1: the gradient lacks .* and has", remote.push_gradient, 0, gradient)
             raises(ValueError, "version is 0.5, expected an integer", remote.push_gradient, 0.5, weights)
             assert remote.push_gradient(0, weights) == 1
             with pytest.raises(StaleGradientError, match=r"worker 1: .* 1 behind version 1; at most 0") as e:

@@ -88,6 +88,7 @@ def test_should_launcher_defaults_are_entrenars():
         ("training: {max_steps: 1, lr: -1}", "training: .*lr"),
         ("training: {max_steps: 1, beta2: 1.0}", "training: .*1.0"),
         ("training: {max_steps: 1, max_grad_norm: 0}", "training: max_grad_norm is 0"),
+        ("training: {max_steps: 1, mixed_precision: fp8}", "mixed_precision is 'fp8', expected bf16, fp16 or null"),
         ("training: {max_steps: 1, timeout: .inf}", "training: timeout is inf"),
         ("training.lr: 1.0", "the key 'training.lr' is no text without a dot"),
         ("training: {max_steps: 1, distributed: {world_size: '2'}}", "distributed.world_size is '2', expected an int"),
@@ -226,7 +227,8 @@ def test_another_number_of_ranks_goes_on_with_the_batches_that_are_left(tmp_path
     go(NoOpCommunicator(), write(tmp_path, max_steps=6, output_dir=tmp_path / "whole"))
     whole, seen[:] = seen[:], []
     go(NoOpCommunicator(), write(tmp_path, max_steps=1))
-    run_threads(2, lambda comm: go(comm, write(tmp_path, max_steps=2), resume=True), timeout=30)
+    path = write(tmp_path, max_steps=2)
+    run_threads(2, lambda comm: go(comm, path, resume=True), timeout=30)
     go(NoOpCommunicator(), write(tmp_path, max_steps=5), resume=True)
     assert seen[0] == whole[0] and set(seen[:3]) == set(whole[:3]) and seen[3:] == whole[3:]
 

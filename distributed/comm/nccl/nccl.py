@@ -29,6 +29,7 @@ import numpy as np
 from minigrad import capturing, cuda
 from minigrad.cuda import cuda_graph
 from minigrad.device import Device, DeviceError
+from minigrad.errors import check_int
 
 from .. import call_header
 from ..call_thread import CallThread, QueuedCall, in_threads
@@ -51,8 +52,7 @@ def unique_id() -> bytes:
 
     Raises DeviceError if CuPy or NCCL is missing.
     """
-    identifier: bytes = _load()[1].get_unique_id()
-    return identifier
+    return bytes(_load()[1].get_unique_id())
 
 
 def check_device(device: Device) -> None:
@@ -140,8 +140,8 @@ class NcclCommunicator(Communicator):
         One thread may use them all if it starts an operation on each of them (``async_op``) before it waits. Close them
         at once, from several threads: NCCL's destruction waits for all of them.
         """
+        n = check_int("the number of devices", len(devices), 1)
         identifier = unique_id()
-        n = len(devices)
         made = in_threads("group", n, lambda rank: cls(n, rank, devices[rank], identifier, **options))
         errors = [error for future in made if (error := future.exception()) is not None]
         if errors:
@@ -319,11 +319,9 @@ class NcclCommunicator(Communicator):
         first = self._under_way[0].calls[0] if self._under_way else call
         behind = "" if first is call else f"; the first operation that is not over is {first} ({first.sequence})"
         peer = call.peer if call.between_two else None
+        who, end = ("Another rank", "; NCCL cannot tell which one") if peer is None else (f"Rank {peer}", "")
         return CommTimeoutError(
-            f"{words} was not over within {seconds:g} s{behind}. "
-            + ("Another rank" if peer is None else f"Rank {peer}")
-            + " is stalled or gone, or never made the call"
-            + ("; NCCL cannot tell which one" if peer is None else ""),
+            f"{words} was not over within {seconds:g} s{behind}. {who} is stalled or gone, or never made the call{end}",
             ranks=[] if peer is None else [peer],
             **call.where(self.rank),
         )

@@ -15,12 +15,14 @@ import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, wait
+from numbers import Real
 from typing import Any
 
 import numpy as np
 
 from minigrad.creation import as_tensor
-from minigrad.errors import check_int
+from minigrad.dtypes import is_floating
+from minigrad.errors import check_float, check_int
 from minigrad.grad_store import GradStore
 from minigrad.nn import Module
 from minigrad.optim import LrSchedule, NonFiniteGradientError
@@ -32,6 +34,7 @@ from ...train.config import NonFiniteLossError, TrainingMetrics
 from ...train.step_state import restore_step, save_step
 from ...train.train_kinds import Batch, StepStats, TrainerConfig, batch_arrays
 from ...train.trainer_errors import NoReplicasError, ReplicaDroppedReplyError, ReplicaError, ZeroSamplesError
+from .rank_replicas import RankReplica
 from .replicas import ReplicaProtocol, ReplicaStep, ReplicaStepResult
 
 REPLY_TIMEOUT = 60.0  # seconds
@@ -74,7 +77,6 @@ class DataParallelTrainer:
         self._named = list(model.named_parameters())
         self._step = config.new_step(type(self).__name__, self._named, schedule)
         self._step.holding = True  # replicas' answers are a window's micro-batches, however many there are
-        self._replicas: list[ReplicaProtocol] = []
         self.set_replicas(replicas)
 
     @property
@@ -85,14 +87,17 @@ class DataParallelTrainer:
     @property
     def replicas(self) -> tuple[ReplicaProtocol, ...]:
         """Those that the next step will use."""
-        return tuple(self._replicas)
+        return self._replicas
 
     def set_replicas(self, replicas: Iterable[ReplicaProtocol]) -> None:
-        """Use these from the next step on; the former are not closed. A step needs at least one."""
-        replicas = list(replicas)
+        """Use these from the next step on; the former are not closed. A step needs at least one, and of
+        RankReplicas all: ValueError for a part of them."""
+        replicas = tuple(replicas)
         for rank, replica in enumerate(replicas):
             if not callable(getattr(replica, "make_step", None)):
                 raise TypeError(f"replica {rank} is a {type(replica).__name__}, which has no method make_step")
+            if isinstance(replica, RankReplica):
+                replica.whole.check_all_in(replicas)
         self._replicas = replicas
 
     def step(self, batch: Batch) -> StepStats:
@@ -123,16 +128,15 @@ class DataParallelTrainer:
 
     def _collect(self, x: np.ndarray, y: np.ndarray) -> list[ReplicaStepResult]:
         """Every replica's answer, in order of rank."""
-        n, step = len(self._replicas), self.global_step + 1
+        n, step, config = len(self._replicas), self.global_step + 1, self.config
         state = self.model.state_dict()
         trained = frozenset(name for name, p in self._named if p.requires_grad)
-        loss, size = self.config.loss, self.config.batch_size_per_device
         futures: list[Future[ReplicaStepResult]] = []
         for rank, replica in enumerate(self._replicas):
             seed = int(np.random.SeedSequence([self.seed, step, rank]).generate_state(1, np.uint64)[0])
-            request = ReplicaStep(x[rank::n], y[rank::n], state, trained, loss, size, seed)
+            part = x[rank::n], y[rank::n], state, trained, config.loss, config.batch_size_per_device, seed
             try:
-                future = replica.make_step(request)
+                future = replica.make_step(ReplicaStep(*part))
             except Exception as refusal:
                 raise _forwarded(rank, refusal) from refusal
             if not isinstance(future, Future):
@@ -140,7 +144,7 @@ class DataParallelTrainer:
             futures.append(future)
         wait(futures, self.timeout, "FIRST_EXCEPTION")
         done = [future.done() for future in futures]  # asked once: an answer after that is late
-        errors = {rank: _error(future) for rank, future in enumerate(futures) if done[rank]}
+        errors = {r: CancelledError() if f.cancelled() else f.exception() for r, f in enumerate(futures) if done[r]}
         failed = {rank: error for rank, error in errors.items() if error is not None}
         for rank, error in failed.items():
             if not isinstance(error, CancelledError | ReplicaDroppedReplyError):
@@ -157,11 +161,10 @@ class DataParallelTrainer:
             raise TypeError(f"replica {rank} answered with a {type(result).__name__}, expected a ReplicaStepResult")
         step, known = self.global_step + 1, dict(self._named)
         for what, number in (("samples", result.samples), ("weight", _weight(result))):
-            if not _is_number(number) or not 0 <= number < math.inf:
-                raise ValueError(f"replica {rank} answered with {what}={number!r}, expected a finite number >= 0")
+            check_float(f"what replica {rank} answered for {what}", number)
         if not _weight(result):
             return
-        if not _is_number(result.loss):
+        if not isinstance(result.loss, Real) or isinstance(result.loss, bool):
             raise TypeError(f"replica {rank} answered with loss={result.loss!r}, expected a number")
         if not math.isfinite(result.loss):
             raise NonFiniteLossError(
@@ -213,14 +216,13 @@ class DataParallelTrainer:
         means = {}
         for name in used[0][1].buffers:
             copies = [np.asarray(result.buffers[name]) for _, result in used]
-            means[name] = copies[0]
             if all(np.array_equal(copy, copies[0]) for copy in copies):
-                continue
-            if not Tensor(copies[0]).is_floating_point():
+                means[name] = copies[0]
+            elif is_floating(copies[0].dtype):
+                mean = sum(copy.astype(np.float64) * (r.samples / total) for copy, (_, r) in zip(copies, used))
+                means[name] = np.asarray(mean).astype(copies[0].dtype)
+            else:
                 means[name] = np.maximum.reduce(copies)
-                continue
-            mean = sum(copy.astype(np.float64) * (r.samples / total) for copy, (_, r) in zip(copies, used))
-            means[name] = np.asarray(mean).astype(copies[0].dtype)
         return means
 
     # ------------------------------------------------------------------ saving and resuming
@@ -232,22 +234,13 @@ class DataParallelTrainer:
 
     def load_state_dict(self, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> None:
         """Take over what ``state_dict`` returned. Raises ValueError for what does not fit, with nothing changed."""
-        seed = meta.get("seed") if isinstance(meta, Mapping) else None
-        seed = check_int("the saved seed", seed, 0)
+        seed = check_int("the saved seed", meta.get("seed") if isinstance(meta, Mapping) else None, 0)
         restore_step(self._step, self._named, arrays, meta)
         self.seed = seed
 
 
 def _weight(result: ReplicaStepResult) -> float:
     return result.samples if result.weight is None else result.weight
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
-
-
-def _error(future: Future[ReplicaStepResult]) -> BaseException | None:
-    return CancelledError() if future.cancelled() else future.exception()
 
 
 def _dropped(rank: int, reason: str) -> ReplicaDroppedReplyError:

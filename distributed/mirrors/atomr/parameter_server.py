@@ -141,11 +141,9 @@ class AsyncParameterServer:
         """(a copy of the weights, their version): arrays, or, of weights on a GPU, tensors there."""
         with self._lock:
             self._pulled += 1
-            copies = {
-                name: p.detach().clone() if p.device.type == "cuda" else p.data.copy()
-                for name, p in self._params.items()
-            }
+            clones = {name: p.detach().clone() for name, p in self._params.items()}
             version = self._trainer.global_step
+        copies = {name: clone if clone.device.type == "cuda" else clone.data for name, clone in clones.items()}
         return (copies["weights"] if self._single else copies), version
 
     def stats(self) -> ServerStats:
@@ -194,18 +192,9 @@ class AsyncParameterServer:
             raise TypeError(
                 f"{who}: the gradient is a {type(gradient).__name__}, expected {wanted}, as the weights are"
             )
-        arrays = {"weights": gradient} if self._single else gradient
-        if arrays.keys() != self._params.keys():
-            missing, unknown = sorted(self._params.keys() - arrays.keys()), sorted(arrays.keys() - self._params.keys())
-            raise ValueError(f"{who}: the gradient lacks {missing} and has {unknown}, which are no weights")
         grads = GradStore()
-        for name, p in self._params.items():
-            grad = as_tensor(arrays[name]).detach()
-            if grad.shape != p.shape:
-                raise ValueError(f"{who}: the gradient of {name} has shape {grad.shape}, expected {p.shape}")
-            if grad.dtype != p.dtype:
-                raise TypeError(f"{who}: the gradient of {name} has dtype {grad.dtype}, expected {p.dtype}")
-            grads.insert(p, grad.to(p.device).clone())
+        for name, grad in _fitting(who, {"weights": gradient} if self._single else gradient, self._params).items():
+            grads.insert(self._params[name], grad.to(self._params[name].device).clone())
         return grads
 
 
@@ -238,15 +227,7 @@ class RemoteParameterServer(Closing):
     def push_gradient(self, version: int, gradient: Mapping[str, Any]) -> int:
         """As the server's ``push_gradient``, whose errors are raised here."""
         version = check_int("version", version, 0)
-        if gradient.keys() != self._weights.keys():
-            raise ValueError(f"the gradient has the names {sorted(gradient)}, the weights {sorted(self._weights)}")
-        grads = {name: as_tensor(gradient[name]).detach() for name in self._weights}
-        for name, p in self._weights.items():
-            if (grads[name].shape, grads[name].dtype) != (p.shape, p.dtype):
-                raise ValueError(
-                    f"the gradient of {name} has shape {grads[name].shape}, {grads[name].dtype}; the weight has "
-                    f"{p.shape}, {p.dtype}"
-                )
+        grads = _fitting(f"worker {self._communicator.rank}", gradient, self._weights)
         _send_json(self._communicator, self._server, [PUSH, version])
         _send(self._communicator, self._server, grads.values())
         return self._version()
@@ -263,6 +244,20 @@ class RemoteParameterServer(Closing):
         if ERRORS[kind] is StaleGradientError:
             raise StaleGradientError(message, self._communicator.rank, *stale)
         raise NonFiniteGradientError(message, np.nan) if ERRORS[kind] is NonFiniteGradientError else ValueError(message)
+
+
+def _fitting(who: str, gradient: Mapping[str, Any], weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The gradient in order of the weights. Raises ValueError or TypeError for one that does not fit."""
+    if gradient.keys() != weights.keys():
+        missing, unknown = sorted(weights.keys() - gradient.keys()), sorted(gradient.keys() - weights.keys())
+        raise ValueError(f"{who}: the gradient lacks {missing} and has {unknown}, which are no weights")
+    grads = {name: as_tensor(gradient[name]).detach() for name in weights}
+    for name, p in weights.items():
+        if grads[name].shape != p.shape:
+            raise ValueError(f"{who}: the gradient of {name} has shape {grads[name].shape}, expected {p.shape}")
+        if grads[name].dtype != p.dtype:
+            raise TypeError(f"{who}: the gradient of {name} has dtype {grads[name].dtype}, expected {p.dtype}")
+    return grads
 
 
 def _send(comm: Communicator, rank: int, tensors: Iterable[Tensor]) -> None:

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import functools
 import math
-import traceback
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 
@@ -31,9 +30,8 @@ from ...comm.gather import all_gather_bytes
 from ...comm.messages import recv_bytes, send_bytes
 from ...train.blocks import non_finite
 from ...train.grad_sync import all_reduce_grads, broadcast_params
-from ...train.train_kinds import LossKind
-from ...train.trainer_errors import ReplicaDroppedReplyError, ReplicaError
-from .replicas import ReplicaProtocol, ReplicaStep, ReplicaStepResult, Values, compute_step, message, parts
+from ...train.trainer_errors import ReplicaDroppedReplyError
+from .replicas import ReplicaProtocol, ReplicaStep, ReplicaStepResult, Values, answer, parts, request_of, result_of
 
 Made = Mapping[int, ReplicaStepResult | Exception]  # by rank
 
@@ -61,11 +59,21 @@ class RankReplicas(Closing):
     def __init__(self, communicator: Communicator) -> None:
         self._communicator = communicator
         self._ranks = [rank for rank in range(communicator.world_size) if rank != communicator.rank]
+        self._replicas = [RankReplica(self, rank) for rank in self._ranks]
         self._asked: dict[int, tuple[ReplicaStep, Future[ReplicaStepResult]]] = {}
         self._dropped: Made = {}  # why there are no more steps
 
     def __iter__(self) -> Iterator[ReplicaProtocol]:
-        return (_Rank(self, rank) for rank in self._ranks)
+        return iter(self._replicas)
+
+    def check_all_in(self, replicas: Iterable[ReplicaProtocol]) -> None:
+        """Raise ValueError unless each rank is among these once."""
+        given = [rank for rank, mine in zip(self._ranks, self._replicas) for other in replicas if other is mine]
+        if given != self._ranks:
+            raise ValueError(
+                f"of RankReplicas on the ranks {self._ranks} those of {given} are given, but a step needs all, once: "
+                "pass them all, or make RankReplicas of a communicator of fewer ranks (communicator.split)"
+            )
 
     def ask(self, rank: int, step: ReplicaStep) -> Future[ReplicaStepResult]:
         """Note a rank's part of a step. When all have one, the step is made."""
@@ -95,7 +103,7 @@ class RankReplicas(Closing):
         self._dropped = {rank: ReplicaDroppedReplyError(reason) for rank in ranks}
 
     def _make(self, steps: Mapping[int, ReplicaStep]) -> Made:
-        requests = {rank: _request(step) for rank, step in steps.items()}
+        requests = {rank: request_of(step) for rank, step in steps.items()}
         step = steps[self._ranks[0]]
         state = _on_device(self._communicator, step.state, step.trained)
         try:
@@ -108,14 +116,17 @@ class RankReplicas(Closing):
             return self._dropped
         except BaseException as error:
             self._drop(steps, f"an earlier step ended with {type(error).__name__}: {error}")
+            self._communicator.__exit__(type(error), error, None)  # the others wait for what will not come
             raise
-        self._dropped = {}
         return made
 
 
-class _Rank:
-    def __init__(self, replicas: RankReplicas, rank: int) -> None:
-        self.make_step = functools.partial(replicas.ask, rank)
+class RankReplica:
+    """One of RankReplicas, which is ``whole``."""
+
+    def __init__(self, whole: RankReplicas, rank: int) -> None:
+        self.whole: RankReplicas = whole
+        self.make_step: Callable[[ReplicaStep], Future[ReplicaStepResult]] = functools.partial(whole.ask, rank)
 
 
 def serve_replica(communicator: Communicator, model: Module, trainer: int = 0) -> None:
@@ -124,40 +135,18 @@ def serve_replica(communicator: Communicator, model: Module, trainer: int = 0) -
 
     A trainer that asks nothing for the communicator's ``timeout`` is an error, and so is another structure.
     """
+    gradients: dict[str, Tensor] = {}
+
+    def keep(made: Values) -> list[str]:
+        gradients.update({name: as_tensor(grad) for name, grad in made.items()})
+        return non_finite(gradients)
+
     while request := recv_bytes(communicator, trainer):
-        (trained, name, weights, *rest), arrays = parts(request)
+        gradients.clear()
+        (trained, *rest), batch = parts(request)
         state = _on_device(communicator, model.state_dict(), trained)
         broadcast_params(communicator, state.items(), trainer)
-        gradients: Values = {}
-        try:
-            loss = LossKind(name, None if weights is None else tuple(weights))
-            step = ReplicaStep(
-                arrays["batch"]["features"], arrays["batch"]["labels"], state, frozenset(trained), loss, *rest
-            )
-            made = compute_step(model, step)
-            gradients = made.gradients
-            bad = non_finite({name: as_tensor(grad) for name, grad in gradients.items()})
-            numbers = [float(made.loss), float(made.grad_norm), made.samples, made.weight]
-            reply = message([*numbers, bad], buffers=made.buffers)
-        except Exception as error:
-            about = {"message": str(error), "kind": type(error).__name__, "trace": traceback.format_exc()}
-            reply = message(about)
-        _reduce(communicator, state, reply, gradients)
-
-
-def _request(step: ReplicaStep) -> bytes:
-    about = [sorted(step.trained), step.loss.name, step.loss.weights, step.batch_size, step.seed]
-    return message(about, batch={"features": step.features, "labels": step.labels})
-
-
-def _answer(reply: bytes, state: Mapping[str, Tensor]) -> ReplicaStepResult | ReplicaError:
-    """What a rank replied. Of gradients it holds only those that are not finite, for the trainer to see."""
-    about, arrays = parts(reply)
-    if isinstance(about, dict):
-        return ReplicaError(**about)
-    loss, norm, samples, weight, bad = about
-    gradients = {name: full_like(state[name], math.nan) for name in bad}
-    return ReplicaStepResult(loss, norm, samples, gradients, arrays["buffers"], weight)
+        _reduce(communicator, state, answer(lambda: model, [trained, *rest], batch, state, keep), gradients)
 
 
 def _on_device(communicator: Communicator, state: Values, trained: Container[str]) -> dict[str, Tensor]:
@@ -173,7 +162,8 @@ def _reduce(
 ) -> Made:
     """The ranks' answers. If there is a mean, the first has all gradients and all weight, and the others weigh 0."""
     replies = {rank: raw for rank, raw in enumerate(all_gather_bytes(communicator, reply)) if raw}
-    made = {rank: _answer(raw, state) for rank, raw in replies.items()}
+    # Of gradients, the trainer sees those that are not finite.
+    made = {rank: result_of(raw, lambda name: full_like(state[name], math.nan)) for rank, raw in replies.items()}
     results = {rank: result for rank, result in made.items() if isinstance(result, ReplicaStepResult)}
     weights = {rank: result.weight or 0.0 for rank, result in results.items()}
     total = sum(weights.values())

@@ -3,27 +3,31 @@
 A replica keeps nothing between steps: each request brings the weights. So one that is new, or late, or was dead can
 never spoil a step, and none has to be brought up to date.
 
-What goes between processes is safetensors and JSON. Nothing is unpickled but the function that a child starts with,
-which it gets from its parent.
+Weights and gradients of a process lie in memory that it shares with its parent; samples and numbers go through a pipe,
+as safetensors and JSON. Nothing is unpickled but the function that a child starts with, which it gets from its parent.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import itertools
 import json
 import math
+import mmap
 import multiprocessing
 import os
 import signal
+import sys
+import tempfile
 import threading
 import traceback
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from multiprocessing.reduction import ForkingPickler
-from typing import Any, Protocol
+from multiprocessing.reduction import ForkingPickler, recv_handle, send_handle
+from typing import IO, Any, Protocol
 
 import numpy as np
 
@@ -168,6 +172,10 @@ class ProcessReplica(Worker):
     """A replica in a process of its own, started afresh (spawn). ``build`` is a function of a module, or a
     ``functools.partial`` of one: the process imports it and calls it for its model at its first step.
 
+    Both processes have the same host memory for weights and gradients: a step writes the weights there, the child its
+    gradients, and a pipe carries samples, numbers and buffers. So what is on a GPU is copied to the host and back; take
+    ``RankReplicas`` for several GPUs.
+
     Close it, or use it in a ``with`` statement; it also ends with this process.
     """
 
@@ -179,11 +187,15 @@ class ProcessReplica(Worker):
                 f"ProcessReplica: {build!r} cannot be sent to another process ({error}); pass a function that a module "
                 "defines at its top, or a functools.partial of one"
             ) from error
+        self._file = _unnamed_file()
+        self._layout: Any = []  # name, dtype and shape of each array in the file, as the child knows them
+        self._memory: Arrays = {}
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, build), name="replica", daemon=True)
         self._process.start()
         theirs.close()  # so that the process's end is the end of the pipe
+        send_handle(self._pipe, self._file.fileno(), self._process.pid)
         super().__init__(self._exchange, f"replica-{self._process.pid}")
 
     @property
@@ -200,10 +212,15 @@ class ProcessReplica(Worker):
             self._process.join()
         super().close(timeout)
         self._pipe.close()
+        self._file.close()
 
     def _exchange(self, step: ReplicaStep) -> ReplicaStepResult:
-        about = [sorted(step.trained), step.loss.name, step.loss.weights, step.batch_size, step.seed]
-        request = message(about, batch={"features": step.features, "labels": step.labels}, state=step.state)
+        layout = [(name, str(value.dtype), list(value.shape)) for name, value in step.state.items()]
+        request = request_of(step, layout if layout != self._layout else None)
+        if layout != self._layout:
+            self._memory, self._layout = _shared(self._file, layout), []
+        for name, value in step.state.items():
+            self._memory[name][0, ...] = host_array(value)
         try:
             self._pipe.send_bytes(request)
             reply = self._pipe.recv_bytes()
@@ -213,53 +230,93 @@ class ProcessReplica(Worker):
             raise ReplicaDroppedReplyError(
                 f"process {self._process.pid} " + (f"ended with exit code {code}" if code is not None else "is gone")
             ) from error
-        found, arrays = parts(reply)
-        if isinstance(found, dict):
-            raise ReplicaError(found["message"], kind=found["kind"], trace=found["trace"])
-        loss, norm, samples, weight = found
-        return ReplicaStepResult(loss, norm, samples, arrays["gradients"], arrays["buffers"], weight)
+        self._layout = layout
+        result = result_of(reply, lambda name: self._memory[name][1, ...].copy())  # the next step writes there again
+        if isinstance(result, ReplicaError):
+            raise result
+        return result
 
 
 def _serve(pipe: Connection, build: Callable[[], Module]) -> None:
     """What a replica's process does until its parent closes the pipe or ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's affair
-    model: Module | None = None
-    while True:
-        try:
-            request = pipe.recv_bytes()
-        except (EOFError, OSError):
-            return
-        try:
-            if model is None:
-                model = build()
-            (trained, name, weights, *rest), arrays = parts(request)
-            loss = LossKind(name, None if weights is None else tuple(weights))
-            state, batch = arrays["state"], arrays["batch"]
-            step = ReplicaStep(batch["features"], batch["labels"], state, frozenset(trained), loss, *rest)
-            made = compute_step(model, step)
-            numbers = [float(made.loss), float(made.grad_norm), made.samples, made.weight]
-            reply = message(numbers, gradients=made.gradients, buffers=made.buffers)
-        except Exception as error:
-            trace = traceback.format_exc()
-            reply = message({"kind": type(error).__name__, "message": str(error), "trace": trace})
-        try:
-            pipe.send_bytes(reply)
-        except OSError:
-            os._exit(0)  # the parent is gone: there is nobody to report to
+    model = functools.cache(build)
+    memory: Arrays = {}
+
+    def keep(gradients: Values) -> list[str]:
+        for name, grad in gradients.items():
+            if grad.dtype != memory[name].dtype:
+                raise TypeError(f"{name} is {grad.dtype} here, {memory[name].dtype} in the trainer's model")
+            memory[name][1, ...] = host_array(grad)
+        return [*gradients]
+
+    with contextlib.suppress(EOFError, OSError), os.fdopen(recv_handle(pipe), "r+b") as file:
+        while True:
+            (layout, *about), batch = parts(pipe.recv_bytes())
+            if layout is not None:
+                memory = _shared(file, layout)
+            state = {name: both[0, ...] for name, both in memory.items()}
+            pipe.send_bytes(answer(model, about, batch, state, keep))
 
 
-def message(rest: Any, **groups: Values) -> bytes:
-    """Groups of arrays as safetensors, the rest as JSON."""
-    arrays = {f"{group}.{name}": array for group, named in groups.items() for name, array in named.items()}
+def _unnamed_file() -> IO[bytes]:
+    """In memory, where the system has such files."""
+    return os.fdopen(os.memfd_create("replica"), "w+b") if sys.platform == "linux" else tempfile.TemporaryFile()
+
+
+def _shared(file: IO[bytes], layout: Any) -> dict[str, np.ndarray]:
+    """Arrays (2, *shape) in a file's memory: a tensor of the trainer's, and its gradient from the replica."""
+    sizes = [-(-2 * np.dtype(dtype).itemsize * math.prod(shape) // 64) * 64 for _, dtype, shape in layout]
+    file.truncate(max(sum(sizes), os.fstat(file.fileno()).st_size, 1))  # what was in use does not go
+    memory = mmap.mmap(file.fileno(), 0)
+    places = zip(layout, itertools.accumulate(sizes, initial=0))
+    return {name: np.ndarray((2, *shape), dtype, memory, begin) for (name, dtype, shape), begin in places}
+
+
+# ---------------------------------------------------------------------- what goes to a replica elsewhere, and back
+
+
+def request_of(step: ReplicaStep, *first: Any) -> bytes:
+    """What a step says but for its state, after what else there is to say."""
+    about = [*first, sorted(step.trained), step.loss.name, step.loss.weights, step.batch_size, step.seed]
+    return message(about, {"features": step.features, "labels": step.labels})
+
+
+def answer(
+    build: Callable[[], Module], about: Any, batch: Arrays, state: Values, keep: Callable[[Values], list[str]]
+) -> bytes:
+    """Make the step of a request, and reply. ``keep`` is given the gradients, and returns the names to reply."""
+    trained, name, weights, *rest = about
+    try:
+        loss = LossKind(name, None if weights is None else tuple(weights))
+        step = ReplicaStep(batch["features"], batch["labels"], state, frozenset(trained), loss, *rest)
+        made = compute_step(build(), step)
+        numbers = [float(made.loss), float(made.grad_norm), made.samples, made.weight]
+        return message([*numbers, keep(made.gradients)], made.buffers)
+    except Exception as error:
+        return message({"message": str(error), "kind": type(error).__name__, "trace": traceback.format_exc()}, {})
+
+
+def result_of(reply: bytes, gradient: Callable[[str], np.ndarray | Tensor]) -> ReplicaStepResult | ReplicaError:
+    """What a replica replied, with the gradients of the names."""
+    about, buffers = parts(reply)
+    if isinstance(about, dict):
+        return ReplicaError(**about)
+    loss, norm, samples, weight, names = about
+    return ReplicaStepResult(loss, norm, samples, {name: gradient(name) for name in names}, buffers, weight)
+
+
+def message(rest: Any, arrays: Values) -> bytes:
+    """Arrays as safetensors, the rest as JSON."""
     return b"".join(safetensors_format.encode(arrays, {"rest": json.dumps(rest)}))
 
 
-def parts(raw: bytes) -> tuple[Any, Mapping[str, dict[str, np.ndarray]]]:
-    """The rest, and the arrays by group and name."""
+def parts(raw: bytes) -> tuple[Any, dict[str, np.ndarray]]:
+    """The rest, and the arrays by name."""
     end = 8 + int.from_bytes(raw[:8], "little")
     header = safetensors_format.parse_header(raw[8:end], len(raw) - end)
-    groups: defaultdict[str, dict[str, np.ndarray]] = defaultdict(dict)
-    for key, e in header.tensors.items():
-        group, _, name = key.partition(".")
-        groups[group][name] = np.frombuffer(raw, e.dtype, math.prod(e.shape), end + e.begin).reshape(e.shape)
-    return json.loads(header.metadata["rest"]), groups
+    arrays = {
+        name: np.frombuffer(raw, e.dtype, math.prod(e.shape), end + e.begin).reshape(e.shape)
+        for name, e in header.tensors.items()
+    }
+    return json.loads(header.metadata["rest"]), arrays

@@ -29,10 +29,7 @@ class AutoBalancer:
         sizes = balancer.shard_sizes(32)  # [16, 16]
         balancer.update(sizes, [5.0, 15.0])  # milliseconds of each rank; after 10 steps the shares are 0.75 and 0.25
 
-    Attributes, to be read only:
-        ratios: each rank's share of the batch; they add up to 1.
-        throughput: smoothed samples per millisecond of each rank; 0 where nothing has been measured.
-        step_count: steps reported so far.
+    ``step_count`` is the number of steps reported so far.
     """
 
     def __init__(
@@ -44,46 +41,55 @@ class AutoBalancer:
         check_int("world_size", world_size, 1)
         self._calibration_steps = check_int("calibration_steps", calibration_steps, 1)
         self._interval = check_int("rebalance_interval", rebalance_interval, 1)
-        self.ratios: list[float] = [1.0 / world_size] * world_size
-        self.throughput: list[float] = [0.0] * world_size
+        self._ratios = [1.0 / world_size] * world_size
+        self._throughput = [0.0] * world_size
         self.step_count: int = 0
+
+    @property
+    def ratios(self) -> list[float]:
+        """Each rank's share of the batch; they add up to 1."""
+        return list(self._ratios)
+
+    @property
+    def throughput(self) -> list[float]:
+        """Smoothed samples per millisecond of each rank; 0 where nothing has been measured."""
+        return list(self._throughput)
 
     @property
     def is_balanced(self) -> bool:
         """Whether all shares are equal, but for rounding."""
-        return all(abs(ratio - self.ratios[0]) < 1e-6 for ratio in self.ratios)
+        return all(abs(ratio - self._ratios[0]) < 1e-6 for ratio in self._ratios)
 
     def apply_speed_hint(self, slow_rank: int, ratio: float) -> None:
         """Begin with shares as if all other ranks were ``ratio`` >= 1 times as fast as ``slow_rank``."""
-        n = len(self.ratios)
+        n = len(self._ratios)
         check_int("slow_rank", slow_rank, 0, n - 1)
-        check_float("ratio", ratio, 1.0)
-        self.ratios = balanced_ratios([1.0 if r == slow_rank else float(ratio) for r in range(n)])
+        check_float("ratio (how many times as fast the others are)", ratio, 1.0)
+        self._ratios = balanced_ratios([1.0 if r == slow_rank else float(ratio) for r in range(n)])
 
     def shard_sizes(self, batch_size: int) -> list[int]:
         """How many of ``batch_size`` samples each rank gets at present; see the function of this name."""
-        return shard_sizes(batch_size, self.ratios)
+        return shard_sizes(batch_size, self._ratios)
 
     def update(self, sizes: Sequence[int], ms: Sequence[float]) -> bool:
         """Count a step in which rank r computed ``sizes[r]`` samples in ``ms[r]`` milliseconds.
 
         A rank without samples or time tells nothing about its throughput. Returns whether the shares were set anew.
         """
-        n = len(self.ratios)
+        n = len(self._ratios)
         if len(sizes) != n or len(ms) != n:
             raise ValueError(f"update: {len(sizes)} sizes and {len(ms)} times for {n} ranks")
         if any(not math.isfinite(value) or value < 0 for value in (*sizes, *ms)):
             raise ValueError(f"update: sizes {list(sizes)} and times {list(ms)}, expected finite numbers >= 0")
-        self.throughput = list(self.throughput)  # those who read it before keep what they have
         for r, (size, time) in enumerate(zip(sizes, ms, strict=True)):
             if size > 0 and time > 0:
-                old, new = self.throughput[r], size / time
-                self.throughput[r] = EMA_ALPHA * new + (1.0 - EMA_ALPHA) * old if old else new
+                old, new = self._throughput[r], size / time
+                self._throughput[r] = EMA_ALPHA * new + (1.0 - EMA_ALPHA) * old if old else new
         self.step_count += 1
         since = self.step_count - self._calibration_steps
-        if since < 0 or since % self._interval or not any(self.throughput):
+        if since < 0 or since % self._interval or not any(self._throughput):
             return False
-        self.ratios = balanced_ratios(self.throughput)
+        self._ratios = balanced_ratios(self._throughput)
         return True
 
 

@@ -287,20 +287,17 @@ class DdpBuilder:
             with no_grad():
                 for (_, mine), (_, first) in zip(tensors_of(model), tensors_of(models[0]), strict=True):
                     mine.copy_(first)
+        generators = [default_generator] if world == 1 else generators_for(world)
         replicas: list[Replica] = []
         for rank, model in enumerate(models):
             if self.resume is not None:
                 self.resume.load_into(model)
             model.train()
-            own_scale = scale if schedule is None else 1.0
-            optimizer = made_optimizer("optim_factory", self.optim_factory, model, own_scale)
+            optimizer = made_optimizer("optim_factory", self.optim_factory, model, scale if schedule is None else 1.0)
             own = None if schedule is None else ReplicaSchedule(schedule, scale)
             trainer = SimpleTrainer(TrainingConfig(max_grad_norm=self.max_grad_norm), optimizer, own)
             place = self._places[rank]
-            replicas.append(Replica(rank, world, model, trainer, own, comms[rank], default_generator, place))
-        if world > 1:
-            for replica, generator in zip(replicas, generators_for(world), strict=True):
-                replica.generator = generator
+            replicas.append(Replica(rank, world, model, trainer, own, comms[rank], generators[rank], place))
         if self.resume is not None:
             for replica, saved in zip(replicas, self.resume.replicas, strict=True):
                 replica.load_state_dict(*saved)

@@ -47,7 +47,6 @@ class ElChe:
         anchor: batches of the slowest rank between two averagings; ``max_anchor`` is the largest that it may become.
         overhead_target: averaging's share of the time to aim at.
         max_batch_diff: the most by which a report after the first may change a count; None for no limit.
-        batch_counts: batches of each rank until the next averaging, each >= 1.
     """
 
     def __init__(self, world_size: int, anchor: int) -> None:
@@ -63,7 +62,7 @@ class ElChe:
         self.max_batch_diff: int | None = None
         self._hint = [1.0] * world_size  # speeds relative to the slowest rank, until they are measured
         self._ms: list[float | None] = [None] * world_size
-        self.batch_counts: list[int] = self._ideal_counts()
+        self._counts = self._ideal_counts()
 
     # ------------------------------------------------------------------ settings
 
@@ -88,21 +87,26 @@ class ElChe:
         the object. (flodl takes a ratio below 1 for 1.)
         """
         check_int("slow_rank", slow_rank, 0, self.world_size - 1)
-        self._hint = [check_float("ratio", ratio, 1.0)] * self.world_size
+        self._hint = [check_float("ratio (how many times as fast the others are)", ratio, 1.0)] * self.world_size
         self._hint[slow_rank] = 1.0
-        self.batch_counts = self._ideal_counts()
+        self._counts = self._ideal_counts()
         return self
 
     # ------------------------------------------------------------------ what it says
 
+    @property
+    def batch_counts(self) -> list[int]:
+        """Batches of each rank until the next averaging, each >= 1."""
+        return list(self._counts)
+
     def batches(self, rank: int) -> int:
         """Batches of one rank until the next averaging."""
-        return self.batch_counts[rank]
+        return self._counts[rank]
 
     @property
     def total_batches(self) -> int:
         """Batches of all ranks together until the next averaging."""
-        return sum(self.batch_counts)
+        return sum(self._counts)
 
     @property
     def ms_per_batch(self) -> list[float]:
@@ -125,7 +129,7 @@ class ElChe:
         Ranks keep at least one batch each while there are enough; with fewer batches than ranks the last ranks get 0.
         """
         check_int("max_total", max_total, 0)
-        counts, total = self.batch_counts, sum(self.batch_counts)
+        counts, total = self._counts, sum(self._counts)
         if total <= max_total:
             return list(counts)
         clamped = [max(count * max_total // total, 1) for count in counts]
@@ -182,23 +186,22 @@ class ElChe:
     def _set_anchor(self, anchor: int) -> None:
         if anchor != self.anchor:
             self.anchor = anchor
-            self.batch_counts = self._ideal_counts()
+            self._counts = self._ideal_counts()
 
     def _move_counts(self, first: bool) -> None:
         ideal = self._ideal_counts()
         if first:
-            self.batch_counts = ideal
+            self._counts = ideal
             return
         ms = self.ms_per_batch
         slowest = ms.index(max(ms))
-        self.batch_counts = list(self.batch_counts)  # those who read it before keep what they have
         # The dead zone is for noise, not for the anchor's own changes.
-        behind = self.batch_counts[slowest] != self.anchor
-        for r, count in enumerate(self.batch_counts):
+        behind = self._counts[slowest] != self.anchor
+        for r, count in enumerate(self._counts):
             change = ideal[r] - count
             if behind or abs(change) > DEAD_ZONE * count:
                 limit = abs(change) if self.max_batch_diff is None else self.max_batch_diff
-                self.batch_counts[r] = count + min(max(change, -limit), limit)
+                self._counts[r] = count + min(max(change, -limit), limit)
 
     def _ideal_counts(self) -> list[int]:
         if self.is_calibrated:

@@ -27,10 +27,8 @@ def takes(function: Callable[..., Any], *arguments: str) -> bool:
     """Whether a function can be called with these arguments; True for those in C that do not say."""
     try:
         inspect.signature(function).bind(*arguments)
-    except TypeError:
-        return False
-    except ValueError:
-        return True
+    except (TypeError, ValueError) as error:
+        return isinstance(error, ValueError)
     return True
 
 

@@ -65,25 +65,21 @@ def check_alike(models: Sequence[Module], devices: Sequence[Device]) -> tuple[li
     """
     params: list[Named] = [[*model.named_parameters()] for model in models]
     buffers: list[Named] = [[*model.named_buffers()] for model in models]
-    for what, lists in (("parameters", params), ("buffers", buffers)):
-        for rank, named in enumerate(lists):
-            if len(named) != len(lists[0]):
-                raise ValueError(f"Ddp: replica {rank} has {len(named)} {what}, expected {len(lists[0])}")
     owners: dict[int, int] = {}
     for what, lists in (("parameter", params), ("buffer", buffers)):
         for rank, named in enumerate(lists):
+            if len(named) != len(lists[0]):
+                raise ValueError(f"Ddp: replica {rank} has {len(named)} {what}s, expected {len(lists[0])}")
             for (name, tensor), (first_name, first) in zip(named, lists[0], strict=True):
                 label = f"Ddp: {what} {name} of replica {rank}"
                 if tensor.device is not devices[rank]:
                     raise ValueError(f"{label} is on {tensor.device}, expected {devices[rank]}")
                 if owners.setdefault(id(tensor), rank) != rank:
                     raise ValueError(f"{label} is that of replica {owners[id(tensor)]}; each replica needs its own")
-                for aspect, here, there in (
-                    ("name", name, first_name),
-                    ("shape", tensor.shape, first.shape),
-                    ("dtype", tensor.dtype, first.dtype),
-                    ("requires_grad", tensor.requires_grad, first.requires_grad),
-                ):
+                if name != first_name:
+                    raise ValueError(f"{label} has name {name}, expected {first_name}")
+                for aspect in ("shape", "dtype", "requires_grad"):
+                    here, there = getattr(tensor, aspect), getattr(first, aspect)
                     if here != there:
                         raise ValueError(f"{label} has {aspect} {here}, expected {there}")
     return params, buffers
@@ -161,8 +157,7 @@ def catch_up(tensors: Sequence[Tensor], before: Sequence[Tensor], mean: Sequence
 def on_host(tensor: Tensor) -> np.ndarray:
     """A copy of the tensor's values."""
     kernels = tensor.device.kernels
-    copy: np.ndarray = kernels.to_host(kernels.copy(tensor.data))
-    return copy
+    return np.asarray(kernels.to_host(kernels.copy(tensor.data)))
 
 
 def pack(tensors: Sequence[Tensor], share: float) -> Flats:

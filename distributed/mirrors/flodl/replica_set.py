@@ -51,9 +51,8 @@ class ReplicaJob:
 
     def to(self, device: Device) -> ReplicaJob:
         """The same with the tensors of its batch on a device."""
-        return ReplicaJob(
-            self.loss_fn, tuple(x.to(device) if isinstance(x, Tensor) else x for x in self.batch), self.rows
-        )
+        batch = tuple(x.to(device) if isinstance(x, Tensor) else x for x in self.batch)
+        return ReplicaJob(self.loss_fn, batch, self.rows)
 
     def shards(self, sizes: Sequence[int]) -> Iterator[list[ReplicaJob]]:
         """The rows dealt out, ``sizes[r]`` to replica r: one job each, or none where that is 0."""

@@ -19,6 +19,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from minigrad.errors import check_int
 from minigrad.files import durable
 
@@ -174,17 +176,15 @@ class Timeline:
         if not events:
             return "no events"
         begin, step = events[0].at_ms, max(_end(events) - events[0].at_ms, 1e-9) / width
+        lefts = begin + step * np.arange(width)
         lines = []
         for rank in self.ranks:
-            busy = [0.0] * width
+            busy = np.zeros(width)
             for start, end in _batches(events, rank):
-                first, last = _column(start, begin, step, width), _column(end, begin, step, width)
-                for i in range(first, last + 1):
-                    left = begin + i * step
-                    busy[i] += max(0.0, min(end, left + step) - max(start, left)) / step
+                busy += np.maximum(np.minimum(end, lefts + step) - np.maximum(start, lefts), 0.0) / step
             marks = ("#" if share >= 0.5 else "-" if share >= IDLE_SHARE else "." for share in busy)
             lines.append(f"replica {rank}  " + "".join(marks))
-        averages = {_column(e.at_ms, begin, step, width) for e in events if e.kind in AVERAGE_ENDS}
+        averages = {min(width - 1, int((e.at_ms - begin) / step)) for e in events if e.kind in AVERAGE_ENDS}
         lines.append("averaged   " + "".join("|" if i in averages else " " for i in range(width)))
         lines.append(f"           0 to {width * step:.0f} ms; # computes, - partly, . waits")
         return "\n".join(line.rstrip() for line in lines)
@@ -246,10 +246,6 @@ def _between(events: list[Event], starts: Sequence[EventKind], ends: Sequence[Ev
 
 def _batches(events: list[Event], rank: int) -> list[tuple[float, float]]:
     return [(e.at_ms, e.end_ms) for e in events if e.kind is EventKind.BATCH and e.rank == rank]
-
-
-def _column(ms: float, begin: float, step: float, width: int) -> int:
-    return min(width - 1, max(0, int((ms - begin) / step)))
 
 
 def check_timeline(name: str, value: object) -> None:

@@ -151,7 +151,7 @@ class Trainer(Closing):
     @classmethod
     def setup(
         cls,
-        model: Module,
+        model: Module | HasGraph,
         builder: Builder,
         optimizer: OptimizerFactory,
         config: DdpConfig | None = None,
@@ -162,21 +162,13 @@ class Trainer(Closing):
     ) -> Trainer:
         """A trainer that divides every batch among the replicas; but on GPUs of different names it deals whole batches
         out, with ElChe. With a configuration (flodl's ``setup_with``) it does so unless that says ``max_anchor=0``.
+
+        Of a wrapper around a model (flodl's ``setup_head``), ``builder(device)`` makes others, and losses are given
+        them.
         """
-        if not isinstance(model, Module):
-            raise TypeError(f"setup takes a Module, not {type(model).__name__}; setup_head takes one with graph()")
         return cls(model, builder, optimizer, config, devices=devices, schedule=schedule, timeout=timeout)
 
-    @classmethod
-    def setup_head(cls, head: HasGraph, head_factory: Builder, *rest: Any, **options: Any) -> Trainer:
-        """``setup`` for a wrapper around a model: ``head_factory(device)`` makes others, and losses are given them. The
-        other arguments are those of ``setup``."""
-        if isinstance(head, Module) or not isinstance(head, HasGraph):
-            raise TypeError(f"setup_head takes a wrapper with graph(), not {type(head).__name__}; setup takes a Module")
-        return cls(head, head_factory, *rest, **options)
-
-    setup_with = setup
-    setup_head_with = setup_head
+    setup_with = setup_head = setup_head_with = setup
 
     @staticmethod
     def builder(
@@ -325,6 +317,8 @@ def _check_given(config: Any, schedule: Any, builder: Any) -> None:
 
 
 def _graph(head: Any) -> Module:
+    if not isinstance(head, Module | HasGraph):
+        raise TypeError(f"setup takes a Module, or a wrapper with graph(), not {type(head).__name__}")
     model = head if isinstance(head, Module) else head.graph()
     if not isinstance(model, Module):
         raise TypeError(f"graph() of {type(head).__name__} returned {type(model).__name__}, expected a Module")
