@@ -495,7 +495,45 @@ def check_half(op: Op, device: str) -> None:
                 assert_close(g, h, 2 * unit, f"{op} of {shapes} in {dtype}: gradient of input {i}", terms)
 
 
-CHECKS = (check_values, check_torch, check_gradients, check_layouts, check_shapes, check_dtypes, check_half)
+def check_capture(op: Op, device: str) -> None:
+    """A launch of a graph of the operation and its derivative gives the bits that the calls give for other inputs."""
+    for shapes in op.shapes_on(device)[:: 1 if device == "cpu" else 4]:
+        arrays = op.inputs(shapes)
+        inputs = tensors(arrays, "float32", device, op.needs(arrays))
+        y = op.run(*inputs)
+        gradient = mg.tensor(weights_like(host(y)).astype(y.dtype), device=device) if y.requires_grad else None
+
+        def results(inputs: Sequence[mg.Tensor] = inputs, gradient: mg.Tensor | None = gradient) -> list[mg.Tensor]:
+            y = op.run(*inputs)
+            grads = {} if gradient is None else y.backward(gradient)
+            return [y, *(grads[x] for x in inputs if x in grads)]
+
+        graph = mg.cuda.Graph(device)
+        try:
+            with graph.capture():
+                found = results()
+        except mg.cuda.CaptureError as error:  # it says what to do instead
+            assert "during capture" in str(error)  # noqa: PT017
+            continue
+        for x, array in zip(inputs, arrays, strict=True):
+            other = array.reshape(-1)[::-1].reshape(array.shape).copy()
+            x.detach().copy_(mg.tensor(other.astype(x.dtype), device=device))
+        graph.replay()
+        launched = [host(x.detach()).copy() for x in found]
+        for i, (one, other) in enumerate(zip(launched, results(), strict=True)):
+            assert one.tobytes() == host(other.detach()).tobytes(), f"{op} of {shapes}: result {i}"
+
+
+CHECKS = (
+    check_values,
+    check_torch,
+    check_gradients,
+    check_layouts,
+    check_shapes,
+    check_dtypes,
+    check_half,
+    check_capture,
+)
 
 
 def check_name(check: Callable[..., None]) -> str:

@@ -149,7 +149,7 @@ def backward(
     weight = np.ones(C, dtype) if weight is None else contiguous(weight)
     dy, x = contiguous(dy), contiguous(x)
     rows = max(BACKWARD_ROWS, -(-N // BACKWARD_CHUNKS))
-    partial = empty((2, -(-N // rows), C), dtype)
+    partial = empty((2, -(-N // rows) or 1, C), dtype)
     tasks = 1 if x.size <= TASK_ELEMENTS else get_num_threads()
     _backward.launch(
         dtype, tasks, GRADIENT_ROWS.address(dtype), dy, x, weight, mean, rstd, dx, dweight, dbias, partial, rows

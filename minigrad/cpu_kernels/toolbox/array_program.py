@@ -263,7 +263,7 @@ class Chunked:
         arrays = [x for x in inputs if isinstance(x, np.ndarray)]
         program = self.program_for(*inputs)
         size = max((x.size for x in arrays), default=0)
-        if program is not None and size * program.steps >= worth and all(map(_plainly_laid_out, arrays)):
+        if program is not None and 1 < size and size * program.steps >= worth and all(map(_plainly_laid_out, arrays)):
             with contextlib.suppress(ValueError, OverflowError, TypeError):  # NumPy will say what does not fit
                 return program.run(inputs, out)
         return self.function(*inputs) if out is None else self.function(*inputs, out)
