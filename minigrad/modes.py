@@ -42,7 +42,7 @@ class Mode:
     def __init__(self) -> None:
         self.enabled: bool = True
         self.anomaly: bool = False  # within detect_anomaly
-        self.graph: Any = None  # the CUDA graph that the thread captures
+        self.graph: Any = None  # the graph that the thread captures
         self.autocast: Any = None  # the Autocasting of mixed_precision.py, where one is enabled
         self.kernels: Any = _CHOSEN  # those of tensors on the CPU: "plain", or a backend; see Device.kernels
         # Which plans of minigrad.fast are off: all (True), none (False), or those of these names.

@@ -53,7 +53,7 @@ class Generator:
         return self.seed, offset
 
     def advance(self, draws: int) -> None:
-        """Count draws that were made elsewhere, by a launch of a CUDA graph."""
+        """Count draws that were made elsewhere, by a launch of a graph."""
         with self._lock:
             self.offset += draws
 

@@ -1,4 +1,4 @@
-"""A Step as one CUDA graph: ``SimpleTrainer.capture``.
+"""A Step as one graph: ``SimpleTrainer.capture``.
 
     first call of some shapes    the trainer's own step, eagerly
     second                       capture: forward, backward, window, clipping and update become one graph
@@ -234,8 +234,8 @@ class CapturedStep:
     def __call__(self, *inputs: Tensor) -> PendingMetrics:
         """One step; with ``grad_accum_steps`` n > 1 the inputs' first dimension is n, the window's micro-batches.
 
-        The inputs may be on the CPU; those in pinned memory are copied while the host goes on. On the CPU, and for the
-        first inputs of some shapes, this is the trainer's own step, whose errors it raises at once.
+        The inputs may be on the CPU; those in pinned memory are copied while the host goes on. For the first inputs of
+        some shapes this is the trainer's own step. Errors of that, and of all steps on the CPU, are raised at once.
 
         Raises ValueError within an unfinished window, and an error that an earlier launch found and nobody has seen.
         """
@@ -421,19 +421,16 @@ class CapturedPass:
 
     def __init__(self, function: Callable[..., Any], inputs: tuple[Any, ...], device: Device) -> None:
         self.device: Device = device
-        self._function = function
         self._static = cuda_graph.Static(function, inputs, device)
         self.outputs: Any = self._static.outputs
 
     def __call__(self, *inputs: Any) -> Any:
-        """Launch it, or on the CPU call the function."""
-        self.outputs = self._function(*inputs) if self._static is None else self._static(inputs)
-        return self.outputs
+        """Launch it."""
+        return self._static(inputs)
 
     def close(self) -> None:
         """Give the graph's memory back."""
-        if self._static is not None:
-            self._static.graph.close()
+        self._static.graph.close()
 
 
 def _shapes(inputs: Sequence[Any]) -> str:

@@ -113,10 +113,10 @@ class SimpleTrainer:
         """
         restore_step(self._step, params, arrays, meta)
 
-    # ------------------------------------------------------------------ CUDA graphs
+    # ------------------------------------------------------------------ graphs
 
     def capture(self, loss_function: Callable[..., Tensor], params: Params, *, max_graphs: int = 8) -> CapturedStep:
-        """The whole step, ``loss_function(*inputs)`` to the update, as one CUDA graph.
+        """The whole step, ``loss_function(*inputs)`` to the update, as one graph.
 
         ::
 
@@ -127,8 +127,9 @@ class SimpleTrainer:
 
         The first inputs of some shapes are an eager step, the second are captured, and from then on a step is one
         launch, for which the host does not wait: ``result()`` of what it returns does. Weights, moments, random numbers
-        and metrics are those of eager steps to the last bit. On the CPU all steps are eager. ``loss_function`` returns
-        a tensor of one element; what it does in Python happens in the capture only. The ``max_graphs`` combinations of
+        and metrics are those of eager steps to the last bit. On the CPU a step is over when the call returns, and with
+        plain kernels all steps are eager. ``loss_function`` returns a tensor of one element; what it does in Python
+        happens in the capture only. The ``max_graphs`` combinations of
         shapes used last are kept. ``global_step`` counts launches.
 
         On several ranks, with DistributedTrainer, BucketedTrainer or AmpTrainer over NCCL, the exchange of gradients is
@@ -165,8 +166,7 @@ class SimpleTrainer:
     def capture_forward_pass(self, function: Callable[..., Any], *inputs: Tensor) -> Any:
         """Capture ``function(*inputs)`` for ``launch_forward_graph`` (boostr); returns its tensors, without values yet.
 
-        Run the function once before, so that its kernels are loaded. With inputs on the CPU nothing is captured, and
-        None returned: a launch then calls the function.
+        Run the function once before, so that its kernels are loaded.
         """
         self._close_passes()
         device = next((x.device for x in inputs if x.device.type == "cuda"), Device("cpu"))

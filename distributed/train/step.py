@@ -7,7 +7,7 @@ A trainer is a Step with its own members. The classes below are those of one pro
     reducer     makes a window's gradients those of all ranks     (reducers.py: in buckets, beside backward)
     precision   scales the loss, and unscales the gradients       (amp_trainer.py: mixed precision)
     updater     clips, and steps the optimizer                    (fused_optimizer.py: bucket by bucket)
-    recorder    decides on the update, and counts it              (captured_step.py: as part of a CUDA graph)
+    recorder    decides on the update, and counts it              (captured_step.py: as part of a graph)
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class Reducer:
     """What connects several ranks."""
     world_size: int = 1
     capturable: bool = True
-    """Whether a CUDA graph can hold the reduction."""
+    """Whether a graph can hold the reduction."""
     unit: float = 1.0
     """What the weights of micro-batches are divided by."""
     num_buckets: int = 0

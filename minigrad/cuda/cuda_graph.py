@@ -1,4 +1,4 @@
-"""CUDA graphs of tensor programs: ``minigrad.cuda.Graph`` (PyTorch's ``torch.cuda.CUDAGraph``).
+"""Graphs of tensor programs: ``minigrad.cuda.Graph`` (PyTorch's ``torch.cuda.CUDAGraph``), of a GPU or of the CPU.
 
 A graph repeats kernels with the addresses and numbers of its capture. What the framework itself changes from step to
 step, the counts of optimizers and random generators and the learning rates, is computed by the host before each launch
@@ -26,13 +26,13 @@ ON_DEVICE = 1 << 63  # in a draw's offset: the seed is an address (cuda_kernels/
 
 
 class Graph:
-    """Work of a GPU, captured once and launched as a whole.
+    """Work of a device (default: the current GPU), captured once and launched as a whole.
 
     ::
 
         graph = minigrad.cuda.Graph()
         with graph.capture():
-            y = model(x)              # nothing is computed yet
+            y = model(x)              # on a GPU nothing is computed yet
         x.copy_(batch)                # the inputs are the tensors of the capture, and so are the outputs
         graph.replay()                # y is the output for what x holds now
 
@@ -42,7 +42,8 @@ class Graph:
     parameters (``Muon``). Tensors that were made in the capture keep their memory for the next replay; nobody else is
     given it until the graph is closed or garbage.
 
-    An index or class target out of range, which an operation would refuse, is found by ``check``.
+    An index or class target out of range, which an operation would refuse, is found by ``check``. On the CPU the rest
+    of that launch is left out, and some operations raise at once.
     """
 
     def __init__(self, device: Device | str | int | None = None) -> None:
@@ -266,11 +267,11 @@ class Graphed:
 
 
 def graphed(function: Callable[..., Any], *, max_graphs: int = 8) -> Graphed:
-    """``function`` of tensors, launched as a CUDA graph (``torch.cuda.make_graphed_callables``, but of whole steps:
+    """``function`` of tensors, launched as a graph (``torch.cuda.make_graphed_callables``, but of whole steps:
     ``backward`` and the optimizer's step may be in the function).
 
-    The first call with inputs of some shapes and dtypes runs the function as it is, and so do calls with inputs on the
-    CPU. The second captures it; from then on the inputs are copied into the graph's own tensors and the graph is
+    The first call with inputs of some shapes and dtypes runs the function as it is, and so do all calls of plain
+    kernels. The second captures it; from then on the inputs are copied into the graph's own tensors and the graph is
     launched. The ``max_graphs`` graphs used last are kept. Raises TypeError for inputs that are not tensors.
     """
     return Graphed(function, None, max_graphs)

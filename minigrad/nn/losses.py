@@ -94,20 +94,20 @@ def _labels(name: str, target: Tensor, classes: int, ignore_index: int) -> Tenso
 
 
 def _captured(x: Tensor) -> bool:
-    """Whether operations on x become part of a CUDA graph, where the host sees no values."""
+    """Whether operations on x become part of a graph, where the host sees no values."""
     graph = current_graph()
     return graph is not None and x.device is graph.device
 
 
 def _divisor(total: Tensor, dtype: Any) -> Any:
-    """What 0-d ``total`` holds; in a CUDA graph, whose every launch has its own, a tensor."""
+    """What 0-d ``total`` holds; in a graph, whose every launch has its own, a tensor."""
     if _captured(total):
         return total.to(float64 if dtype == float64 else float32)
     return float(total.item())
 
 
 def _count(labels: Tensor, ignore_index: int, dtype: Any) -> Any:
-    """How many labels count; in a CUDA graph, whose every launch has its own count, as an array."""
+    """How many labels count; in a graph, whose every launch has its own count, as an array."""
     k = labels.device.kernels
     count = k.reduce.sum(k.comparison.ne(labels.data.reshape(-1), ignore_index), (0,), False, "int64")
     if _captured(labels):

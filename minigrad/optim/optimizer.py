@@ -42,7 +42,7 @@ class Optimizer(OptimizerState, ABC):
     """
 
     capturable: bool = False
-    """Whether ``step`` may be part of a CUDA graph: all that differs from step to step is then computed by the host
+    """Whether ``step`` may be part of a graph: all that differs from step to step is then computed by the host
     before each launch, and read by the kernels from the device."""
 
     checks: ClassVar[Checks] = {"lr": check_float}
