@@ -450,7 +450,10 @@ def calls_of(function: Callable[[], object]) -> list[FrameType]:
 
 
 def walk_gpt2_step() -> list[str]:
-    """The files that a step of a small GPT-2 runs through: loss, backward and AdamW's step, after two others."""
+    """The files that a step of a small GPT-2 runs through: loss, backward and AdamW's step, after two others.
+
+    Compiled kernels are launched as a graph, plain ones are called.
+    """
     import minigrad
     from minigrad.models import GPT2, GPT2Config
     from minigrad.optim import AdamW
@@ -460,12 +463,13 @@ def walk_gpt2_step() -> list[str]:
     optimizer = AdamW(model.parameters(), lr=1e-3)
     x, y = minigrad.randint(0, 65, (4, 32)), minigrad.randint(0, 65, (4, 32))
 
-    def step() -> None:
+    def step(x: minigrad.Tensor, y: minigrad.Tensor) -> None:
         optimizer.step(model.loss(x, y).backward())
 
-    step()
-    step()
-    return sorted({str(ours(frame)) for frame in calls_of(step)})
+    launched = minigrad.cuda.graphed(step)
+    for _ in range(2):
+        launched(x, y)
+    return sorted({str(ours(frame)) for frame in calls_of(lambda: launched(x, y))})
 
 
 def walk_cuda_matmul() -> dict[str, list[str]]:

@@ -129,8 +129,8 @@ class SimpleTrainer:
         launch, for which the host does not wait: ``result()`` of what it returns does. Weights, moments, random numbers
         and metrics are those of eager steps to the last bit. On the CPU a step is over when the call returns, and with
         plain kernels all steps are eager. ``loss_function`` returns a tensor of one element; what it does in Python
-        happens in the capture only. The ``max_graphs`` combinations of
-        shapes used last are kept. ``global_step`` counts launches.
+        happens in the capture only. The ``max_graphs`` combinations of shapes used last are kept. ``global_step``
+        counts launches.
 
         On several ranks, with DistributedTrainer, BucketedTrainer or AmpTrainer over NCCL, the exchange of gradients is
         part of the graph. All ranks call the step alike, with inputs of the same shapes, whose micro-batches count
@@ -164,7 +164,7 @@ class SimpleTrainer:
         return captured[-1](*inputs)
 
     def capture_forward_pass(self, function: Callable[..., Any], *inputs: Tensor) -> Any:
-        """Capture ``function(*inputs)`` for ``launch_forward_graph`` (boostr); returns its tensors, without values yet.
+        """Capture ``function(*inputs)`` for ``launch_forward_graph`` (boostr); returns its tensors.
 
         Run the function once before, so that its kernels are loaded.
         """
