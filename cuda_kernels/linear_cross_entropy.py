@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from . import cross_entropy, elementwise, linear, matmul, movement, reduce
+from . import cross_entropy, elementwise, linear, matmul, movement
 from .platform.array import Array, full
 from .products.choose import HALVES
 
@@ -22,8 +22,8 @@ FLOAT16_FACTOR = 64.0  # dz of float16 are so many times as large: that of an im
 def forward(
     x: Array, weight: Array, targets: Array, ignore_index: int, divisor: Any, needs: tuple[bool, bool]
 ) -> tuple[Array, Array | None, Array | None]:
-    """x (N, C), weight (M, C), targets (N,) int64 (checked), N > 0 -> the sum of the losses / ``divisor``, and what
-    ``backward`` makes dx (N, C) and dweight (M, C) of, None for what ``needs`` does not ask for.
+    """x (N, C), weight (M, C), targets (N,) int64 (checked), N > 0 -> the losses (N,), and what ``backward`` makes dx
+    (N, C) and dweight (M, C) of, None for what ``needs`` does not ask for.
     """
     cast, half = elementwise.cast, x.dtype if x.dtype.name in HALVES else None
     if half is not None and not matmul.supports_half(x):
@@ -53,8 +53,7 @@ def forward(
         dweight = dweight if first is None else first
         parts.append(dpart)
         del dlogits  # before the next chunk's
-    total = reduce.sum(_joined(losses), (0,), False)
-    return elementwise.div(total, divisor), _joined(parts) if needs[0] else None, dweight
+    return _joined(losses), _joined(parts) if needs[0] else None, dweight
 
 
 def backward(

@@ -3,7 +3,7 @@
 The logits z are made in chunks of rows of ``CHUNK_BYTES``. Where a gradient is wanted, each chunk becomes dz in place
 and is used at once for dx = dz W and dW += dz^T x.
 
-A single chunk of no more classes than rows runs in one launch of two steps, on rows that stay with one core:
+A single chunk of no more classes than rows is two launches, the first on rows that stay with one core:
 
     rows       z = x W^T, losses and dz in the place of z, dx = dz W
     weights    dW = dz^T x
@@ -14,20 +14,27 @@ kernel that ``linear`` and ``cross_entropy`` launch, at its address, so all bits
 
 from __future__ import annotations
 
-import math
+from typing import Any
 
 import numpy as np
 
-from . import cross_entropy, elementwise, grad_norm, linear
+from . import cross_entropy, grad_norm, linear
 from .linear import _PAIRS, _product_rows, _weight_gradient
 from .matmul import NO_BIAS
-from .reduce import reduce
 from .toolbox.product_loops import PARALLEL_WORK, THIN_ROWS, grid_of
 from .toolbox.register_tile import TILE_BYTES
 from .toolbox.threads import call_at, get_num_threads, task_kernel
 
 CHUNK_BYTES = 256 << 20  # of logits that exist at a time
 _fused_rows = cross_entropy._fused_rows
+
+
+@task_kernel
+def _divide(task, tasks, dlosses, divisor):
+    count = np.float64(divisor[0])
+    share = 1 / count if count != 0 else np.nan
+    for i in range(dlosses.shape[0]):
+        dlosses[i] = share
 
 
 @task_kernel
@@ -59,40 +66,43 @@ def _weights(task, tasks, product, dlogits, x, dweight, longest, grid, none, no_
 
 
 def forward(
-    x: np.ndarray, weight: np.ndarray, targets: np.ndarray, ignore_index: int, divisor: float, needs: tuple[bool, bool]
+    x: np.ndarray, weight: np.ndarray, targets: np.ndarray, ignore_index: int, divisor: Any, needs: tuple[bool, bool]
 ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
-    """x (N, C), weight (M, C), targets (N,) int64 (checked), N > 0 -> the sum of the losses / ``divisor``, dx (N, C)
-    and dweight (M, C), None for what ``needs`` does not ask for. Half floats count as float32.
+    """x (N, C), weight (M, C), targets (N,) int64 (checked), N > 0 -> the losses (N,), and the gradients of their sum /
+    ``divisor``: dx (N, C) and dweight (M, C), None for what ``needs`` does not ask for. Half floats count as float32.
     """
     if x.dtype.itemsize == 2:
         x, weight = x.astype(np.float32), weight.astype(np.float32)
-    rows, of_loss = len(x), 1 / divisor if divisor else math.nan
+    rows, dlosses = len(x), np.empty(len(x), x.dtype)
+    _divide.launch(x.dtype, 1, dlosses, np.asarray(divisor, x.dtype).reshape(1))
     step = max(1, CHUNK_BYTES // max(1, len(weight) * x.itemsize))
     step = -(-rows // -(-rows // step))  # chunks of like sizes
     if all(needs) and rows <= step and _in_one_launch(x, weight):
-        losses, *gradients = _in_two_steps(x, weight, targets, ignore_index, of_loss)
-        return elementwise.div(reduce.sum(losses, (0,), False), divisor), *gradients
+        return _in_two_steps(x, weight, targets, ignore_index, dlosses)
     options = ignore_index, 0.0, None
-    found = np.empty(rows, x.dtype)
-    dx = np.empty_like(x, order="C") if needs[0] else None
+    losses: list[np.ndarray] = []
+    parts: list[Any] = []
     dweight: np.ndarray | None = None
     for start in range(0, rows, step):
         here = slice(start, start + step)
         part, labels = x[here], targets[here]
         logits = linear.forward(part, weight)
         if True not in needs:
-            found[here] = cross_entropy.forward(logits, labels, *options)[0]
+            losses.append(cross_entropy.forward(logits, labels, *options)[0])
             continue
-        dlosses = np.full(len(part), of_loss, x.dtype)
-        found[here], _, dlogits = cross_entropy.forward_backward(dlosses, logits, labels, *options, dlogits=logits)
+        found, _, dlogits = cross_entropy.forward_backward(dlosses[here], logits, labels, *options, dlogits=logits)
         dpart, first, _ = linear.backward(dlogits, part, weight, (needs[0], needs[1] and dweight is None, False))
         if dweight is not None:
             linear.add_weight_gradient(dweight, dlogits, part)
         dweight = dweight if first is None else first
-        if dx is not None:
-            dx[here] = dpart
+        losses.append(found)
+        parts.append(dpart)
         del logits, dlogits  # before the next chunk's
-    return elementwise.div(reduce.sum(found, (0,), False), divisor), dx, dweight
+    return _joined(losses), _joined(parts) if needs[0] else None, dweight
+
+
+def _joined(parts: list[Any]) -> Any:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def backward(
@@ -112,19 +122,18 @@ def _in_one_launch(x: np.ndarray, weight: np.ndarray) -> bool:
 
 
 def _in_two_steps(
-    x: np.ndarray, weight: np.ndarray, targets: np.ndarray, ignore_index: int, of_loss: float
+    x: np.ndarray, weight: np.ndarray, targets: np.ndarray, ignore_index: int, dlosses: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """x (N, C), weight (M, C), targets (N,) int64 (checked) -> losses (N,), dx (N, C), dweight (M, C), in one launch.
 
-    ``of_loss`` is the gradient of each row's loss.
+    ``dlosses`` (N,) are the gradients of the rows' losses.
     """
     (N, C), M, dtype = x.shape, len(weight), x.dtype
     count = get_num_threads()
     if N * M * C * 3 < PARALLEL_WORK or N // count <= THIN_ROWS:
         count = 1
     grid = _PAIRS[1] if count == 1 else grid_of(1, M, C, TILE_BYTES // dtype.itemsize, count)
-    losses, lse, dlosses = np.empty(N, dtype), np.empty(N, dtype), np.empty(N, dtype)
-    dlosses.fill(of_loss)
+    losses, lse = np.empty(N, dtype), np.empty(N, dtype)
     dlogits, dx, dweight = np.empty((N, M), dtype), np.empty((N, C), dtype), np.empty((M, C), dtype)
     no_bias, none = NO_BIAS[dtype.char], linear.EMPTY[dtype.char]
     product, longest = linear.PRODUCTS.address(dtype), linear._depth_block(M, C)

@@ -14,7 +14,7 @@ class LinearCrossEntropy(Function):
 
     The kernels make the logits z in chunks of rows. Where a gradient is wanted, forward turns each chunk into dz in
     place and uses it at once, and backward only multiplies with the loss's gradient. dW adds up in float32 at least.
-    On a GPU backward also divides by ``divisor``, which may be an array there: so the host waits for nothing.
+    On a GPU backward also divides by ``divisor``, which in a graph is an array: so the host waits for nothing.
 
     Source: Hsu et al., "Liger Kernel" (2024), FusedLinearCrossEntropy.
     """
@@ -23,18 +23,18 @@ class LinearCrossEntropy(Function):
     widens = False  # half floats stay, where the products take them; the losses are float32
     shape: tuple[int, ...]
     ignore_index: int
-    divisor: Any  # a number, or on a GPU also a 0-d array
+    divisor: Any  # a number, or in a graph a 0-d array
 
     def forward(self, x: Any, weight: Any, targets: Any, *, ignore_index: int, divisor: Any) -> Any:
         self.ignore_index, self.divisor, self.shape = ignore_index, divisor, x.shape
-        inputs = rows_of(x), weight, targets.reshape(-1)
-        loss, *gradients = self.compute(*inputs)
+        inputs, k = (rows_of(x), weight, targets.reshape(-1)), self.kernels
+        losses, *gradients = self.compute(*inputs)
         if True in self.needs:
             self.saved = (*inputs, *gradients)
-        return loss
+        return k.elementwise.div(k.reduce.sum(losses, (0,), False), divisor)
 
     def compute(self, x: Any, weight: Any, targets: Any) -> Any:
-        """The loss, and its gradients of x and W, as far as they are wanted."""
+        """The losses of the rows, and the gradients of x and W, as far as they are wanted."""
         kernels = self.kernels.linear_cross_entropy
         return kernels.forward(x, weight, targets, self.ignore_index, self.divisor, self.needs[:2])
 

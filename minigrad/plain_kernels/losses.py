@@ -108,7 +108,8 @@ class linear_cross_entropy:
         divisor: float,
         needs: tuple[bool, bool],
     ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
-        """The sum of the losses / ``divisor``, dx (N, C) and dweight (M, C), None for what ``needs`` does not ask for.
+        """The losses (N,), and the gradients of their sum / ``divisor``: dx (N, C) and dweight (M, C), None for what
+        ``needs`` does not ask for.
 
         Half floats count as float32.
         """
@@ -116,14 +117,12 @@ class linear_cross_entropy:
             x, weight = x.astype(np.float32), weight.astype(np.float32)
         logits, of_loss = linear.forward(x, weight), 1 / divisor if divisor else math.nan
         losses, lse = cross_entropy.forward(logits, targets, ignore_index, 0.0, None)
-        with np.errstate(all="ignore"):
-            loss = np.asarray(losses.sum() / x.dtype.type(divisor))
         if True not in needs:
-            return loss, None, None
+            return losses, None, None
         dlosses = np.full(len(x), of_loss, x.dtype)
         dlogits = cross_entropy.backward(dlosses, logits, targets, lse, ignore_index, 0.0, None)
         dx, dweight, _ = linear.backward(dlogits, x, weight, (*needs, False))
-        return loss, dx, dweight
+        return losses, dx, dweight
 
     @staticmethod
     def backward(
