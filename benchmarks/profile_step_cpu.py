@@ -1,7 +1,6 @@
 """Where the time of one training step goes: minigrad's step of ``train_step_cpu.py``, part by part.
 
-    python benchmarks/profile_step_cpu.py --preset M            a transformer block is one operation, and one row
-    python benchmarks/profile_step_cpu.py --preset M --apart    its operations run one by one, each counted to its part
+    python benchmarks/profile_step_cpu.py --preset M
 
 Every function that the operations call in ``minigrad.cpu_kernels`` is timed by the wall clock, and counted to its part;
 functions that they call in turn are not counted again. Python is the rest of the step: modules, graph, trainer. Idle is
@@ -12,7 +11,6 @@ do not count as idle.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import functools
 import importlib
 import inspect
@@ -28,8 +26,6 @@ from typing import Any
 
 from train_step_contenders import PRESETS, Minigrad
 from turns import conditions
-
-import minigrad
 
 # Parts by the module of cpu_kernels. The head and its loss count as product; what is named nowhere as OTHER.
 PARTS = {
@@ -84,29 +80,22 @@ def part_of(module: str) -> str:
     return next((part for part, modules in PARTS.items() if module in modules), OTHER)
 
 
-def profile(
-    preset: str, threads: int, steps: int, apart: bool, build: Callable[..., Any] = Minigrad.build
-) -> dict[str, Any]:
-    """The report: milliseconds of a step and the share of each part in it, in percent.
-
-    ``apart``: each operation of a transformer block by itself, which takes longer than the step does otherwise.
-    """
+def profile(preset: str, threads: int, steps: int, build: Callable[..., Any] = Minigrad.build) -> dict[str, Any]:
+    """The report: milliseconds of a step and the share of each part in it, in percent."""
     clock = Clock()
     clock.install()
     _, step = build(PRESETS[preset], threads)
-    with minigrad.unfused("feed forward", "sums in products") if apart else contextlib.nullcontext():
-        for _ in range(3):
-            step()
-        clock.seconds.clear()
-        wall, processor = time.perf_counter(), time.process_time()
-        for _ in range(steps):
-            step()
-        wall, processor = time.perf_counter() - wall, time.process_time() - processor
+    for _ in range(3):
+        step()
+    clock.seconds.clear()
+    wall, processor = time.perf_counter(), time.process_time()
+    for _ in range(steps):
+        step()
+    wall, processor = time.perf_counter() - wall, time.process_time() - processor
     shares = {part: 100 * clock.seconds[part] / wall for part in (*PARTS, OTHER)}
     shares["Python"] = 100 - sum(shares.values())
     return {
         "preset": preset,
-        "apart": apart,
         **conditions(threads, steps),
         "milliseconds": 1e3 * wall / steps,
         "percent": shares,
@@ -118,8 +107,7 @@ def show(report: dict[str, Any]) -> None:
     """Print the report as a table in Markdown."""
     print(f"preset {report['preset']}, {report['threads']} threads, {report['machine']['cpu']}")
     print(f"load average {report['load_average']:.1f}: nothing else should run on this machine meanwhile")
-    how = ", operations of transformer blocks one by one" if report["apart"] else ""
-    print(f"{report['milliseconds']:.2f} ms a step{how}\n\n| Part | share of the step |\n|---|---|")
+    print(f"{report['milliseconds']:.2f} ms a step\n\n| Part | share of the step |\n|---|---|")
     for part, percent in report["percent"].items():
         print(f"| {part} | {percent:.1f} % |")
     print(f"| idle, of all threads | {report['idle_percent']:.1f} % |")
@@ -131,10 +119,9 @@ def main() -> None:
     parser.add_argument("--preset", choices=list(PRESETS), default="M")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="(default: all cores)")
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--apart", action="store_true", help="run the operations of transformer blocks one by one")
     parser.add_argument("--json", type=Path, help="write the report here as well")
     args = parser.parse_args()
-    report = profile(args.preset, args.threads, args.steps, args.apart)
+    report = profile(args.preset, args.threads, args.steps)
     show(report)
     if args.json:
         args.json.write_text(json.dumps(report, indent=1) + "\n")

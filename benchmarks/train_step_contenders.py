@@ -73,12 +73,9 @@ PRESETS = {
 Step = Callable[[], float]
 
 
-def torch_gpt(preset: Preset) -> Any:
-    """The GPT-2 as a ``torch.nn.Module``, with the preset's weights; called with tokens and targets, it is the loss."""
-    import torch
-    from torch import nn
-    from torch.nn import functional as F
-
+def written_gpt(library: Any, preset: Preset) -> Any:
+    """The GPT-2 as a user of ``library``, torch or minigrad, writes it; called with tokens and targets it is the loss."""
+    nn, F = library.nn, library.nn.functional
     C, heads = preset.n_embd, preset.n_head
 
     class Attention(nn.Module):
@@ -86,7 +83,7 @@ def torch_gpt(preset: Preset) -> Any:
             super().__init__()
             self.c_attn, self.c_proj = nn.Linear(C, 3 * C), nn.Linear(C, C)
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x: Any) -> Any:
             B, T, _ = x.shape
             q, k, v = (t.view(B, T, heads, C // heads).transpose(1, 2) for t in self.c_attn(x).split(C, dim=2))
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -97,7 +94,7 @@ def torch_gpt(preset: Preset) -> Any:
             super().__init__()
             self.c_fc, self.c_proj = nn.Linear(C, 4 * C), nn.Linear(4 * C, C)
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x: Any) -> Any:
             return self.c_proj(F.gelu(self.c_fc(x), approximate="tanh"))
 
     class Block(nn.Module):
@@ -105,7 +102,7 @@ def torch_gpt(preset: Preset) -> Any:
             super().__init__()
             self.ln_1, self.attn, self.ln_2, self.mlp = nn.LayerNorm(C), Attention(), nn.LayerNorm(C), MLP()
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x: Any) -> Any:
             x = x + self.attn(self.ln_1(x))
             return x + self.mlp(self.ln_2(x))
 
@@ -113,17 +110,24 @@ def torch_gpt(preset: Preset) -> Any:
         def __init__(self) -> None:
             super().__init__()
             self.wte, self.wpe = nn.Embedding(preset.vocab_size, C), nn.Embedding(preset.block_size, C)
-            self.h = nn.ModuleList(Block() for _ in range(preset.n_layer))
+            self.h = nn.ModuleList([Block() for _ in range(preset.n_layer)])
             self.ln_f = nn.LayerNorm(C)
 
-        def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-            x = self.wte(tokens) + self.wpe(torch.arange(tokens.shape[1], device=tokens.device))
+        def forward(self, tokens: Any, targets: Any) -> Any:
+            x = self.wte(tokens) + self.wpe(library.arange(tokens.shape[1], device=tokens.device))
             for block in self.h:
                 x = block(x)
             logits = F.linear(self.ln_f(x), self.wte.weight)
             return F.cross_entropy(logits.view(-1, preset.vocab_size), targets.view(-1))
 
-    model = GPT()
+    return GPT()
+
+
+def torch_gpt(preset: Preset) -> Any:
+    """PyTorch's, with the preset's weights."""
+    import torch
+
+    model = written_gpt(torch, preset)
     model.load_state_dict({name: torch.from_numpy(array) for name, array in preset.weights().items()})
     return model
 
@@ -148,33 +152,61 @@ def minigrad_gpt(preset: Preset) -> Any:
 
 
 class Minigrad:
-    """This library."""
+    """This library: its GPT-2, or the one that PyTorch's user writes too; the step in Python, or captured."""
+
+    written = False
+    captured = False
 
     @staticmethod
     def missing() -> str | None:
         """Why it cannot run, or None."""
         return None if importlib.util.find_spec("minigrad") else "pip install -e ."
 
-    @staticmethod
-    def build(preset: Preset, threads: int, device: str = "cpu") -> tuple[str, Step]:
+    @classmethod
+    def build(cls, preset: Preset, threads: int, device: str = "cpu") -> tuple[str, Step]:
         """The version, and a function that makes one step and returns its loss."""
         import minigrad
         from minigrad.distributed import SimpleTrainer, TrainingConfig
         from minigrad.optim import AdamW, decay_groups
 
         minigrad.set_num_threads(threads)
-        model = minigrad_gpt(preset).to(device)
+        model = (written_gpt(minigrad, preset) if cls.written else minigrad_gpt(preset)).to(device)
+        model.load_state_dict(preset.weights())
+        loss_of = model if cls.written else model.loss
         optimizer = AdamW(decay_groups(model.named_parameters(), WEIGHT_DECAY), lr=LR, betas=BETAS)
         trainer = SimpleTrainer.with_optimizer(TrainingConfig(max_grad_norm=MAX_NORM), optimizer)
         tokens, targets = (minigrad.from_numpy(array).to(device) for array in preset.batch())
 
+        launch = trainer.capture(loss_of, model.named_parameters()) if cls.captured else None
+
         def step() -> float:
-            loss = model.loss(tokens, targets)
-            metrics = trainer.step(model.named_parameters(), loss.backward(), loss.item())
+            if launch is not None:
+                metrics = launch(tokens, targets).result()
+            else:
+                loss = loss_of(tokens, targets)
+                metrics = trainer.step(model.named_parameters(), loss.backward(), loss.item())
             assert metrics is not None
             return metrics.loss
 
         return minigrad.__version__, step
+
+
+class MinigradCaptured(Minigrad):
+    """The step captured."""
+
+    captured = True
+
+
+class MinigradWritten(Minigrad):
+    """The model written by hand."""
+
+    written = True
+
+
+class MinigradWrittenCaptured(Minigrad):
+    """Both."""
+
+    written = captured = True
 
 
 class MinigradBfloat16(Minigrad):
@@ -189,13 +221,13 @@ class MinigradBfloat16(Minigrad):
 
         return None if bfloat16_product.AVAILABLE else "this CPU has no avx512_bf16"
 
-    @staticmethod
-    def build(preset: Preset, threads: int, device: str = "cpu") -> tuple[str, Step]:
+    @classmethod
+    def build(cls, preset: Preset, threads: int, device: str = "cpu") -> tuple[str, Step]:
         """The version, and a function that makes one step and returns its loss."""
         import minigrad
 
         minigrad.set_float32_matmul_precision("medium")
-        return Minigrad.build(preset, threads, device)
+        return super().build(preset, threads, device)
 
 
 class TorchEager:
@@ -373,6 +405,9 @@ class Tinygrad:
 
 CONTENDERS: dict[str, Any] = {
     "minigrad": Minigrad,
+    "minigrad-captured": MinigradCaptured,
+    "minigrad-user": MinigradWritten,
+    "minigrad-user-captured": MinigradWrittenCaptured,
     "torch-eager": TorchEager,
     "torch-compile": TorchCompiled,
     "jax": Jax,

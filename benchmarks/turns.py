@@ -122,13 +122,13 @@ def conditions(threads: int, rounds: int) -> dict[str, Any]:
     }
 
 
-def those_that_run(names: list[str], contenders: dict[str, Any]) -> list[str]:
-    """minigrad and the named contenders that are installed; the others are skipped, with the reason printed."""
+def those_that_run(names: list[str], contenders: dict[str, Any], ours: str = "minigrad") -> list[str]:
+    """``ours`` and the named contenders that are installed; the others are skipped, with the reason printed."""
     running = []
-    for name in ["minigrad", *(name for name in names if name != "minigrad")]:
+    for name in [ours, *(name for name in names if name != ours)]:
         if (reason := contenders[name].missing()) is None:
             running.append(name)
-        elif name == "minigrad":
+        elif name == ours:
             raise SystemExit(f"minigrad cannot run: {reason}")
         else:
             print(f"{name}: skipped, {reason}")

@@ -51,7 +51,10 @@ def test_losses_that_differ_end_the_benchmark(module):
     raises(SystemExit, "other does another computation", check, wrong)
 
 
-@pytest.mark.parametrize("name", ["torch-eager", "jax", "tinygrad"])
+OURS = ["minigrad-captured", "minigrad-user", "minigrad-user-captured"]
+
+
+@pytest.mark.parametrize("name", [*OURS, "torch-eager", "jax", "tinygrad"])
 def test_a_contender_makes_the_same_steps(module, name):
     contenders = module("train_step_contenders").CONTENDERS
     if (reason := contenders[name].missing()) is not None:
@@ -90,16 +93,11 @@ def test_each_part_of_a_profile_is_a_kernel_module(module):
 
 
 @pytest.mark.long
-def test_a_profile_shows_a_block_as_one_part_or_apart(tmp_path):
-    shares = []
-    for flags in ([], ["--apart"]):
-        report = tmp_path / "report.json"
-        options = "--preset", "X", "--threads", 1, "--steps", 2, "--json", report
-        python(BENCHMARKS / "profile_step_cpu.py", *options, *flags, check=True)
-        shares.append(json.loads(report.read_text())["percent"])
-    block, apart = "transformer block", ("matrix product", "attention", "elementwise, norm, softmax, loss")
-    assert shares[0].pop(block) > 0 and shares[0].pop("attention") == 0 and all(x > 0 for x in shares[0].values())
-    assert shares[1].pop(block) < 1 and all(shares[1][part] > 0 for part in apart)
+def test_a_profile_shows_all_parts(tmp_path):
+    report = tmp_path / "report.json"
+    options = "--preset", "X", "--threads", 1, "--steps", 2, "--json", report
+    python(BENCHMARKS / "profile_step_cpu.py", *options, check=True)
+    assert all(share > 0 for share in json.loads(report.read_text())["percent"].values())
 
 
 def test_speed_contenders_of_ddp_take_turns_and_what_counts_are_medians(module, monkeypatch):
