@@ -74,7 +74,7 @@ Step = Callable[[], float]
 
 
 def written_gpt(library: Any, preset: Preset) -> Any:
-    """The GPT-2 as a user of ``library``, torch or minigrad, writes it; called with tokens and targets it is the loss."""
+    """The GPT-2 as written by a user of torch or minigrad, the ``library``; of tokens and targets it gives the loss."""
     nn, F = library.nn, library.nn.functional
     C, heads = preset.n_embd, preset.n_head
 
