@@ -1,486 +1,137 @@
-"""Graphs: a launch does to the last bit what the program would have done, and says no where it could not."""
+"""Graphs of every shape, and how backward is called."""
 
 from __future__ import annotations
 
-import contextlib
-import gc
-from collections.abc import Callable
+import weakref
 from typing import Any
 
 import numpy as np
 import pytest
-from harness import devices, host
+from graph_cases import leaf
 from refusals import raises
 
 import minigrad as mg
-from minigrad import nn, optim
-from minigrad.cuda import CaptureError
-from minigrad.distributed import AmpTrainer, MixedPrecisionConfig, NonFiniteLossError, SimpleTrainer, TrainingConfig
-from minigrad.models import GPT2, GPT2Config
-from minigrad.nn import functional as F
-
-cuda = mg.cuda
-GENERATOR = mg.random.default_generator
-DEVICE = ""
 
 
-@pytest.fixture(params=devices()[0], autouse=True)
-def device(request: pytest.FixtureRequest) -> str:
-    """The device of a test's tensors and graphs."""
-    global DEVICE
-    DEVICE = request.param
-    return DEVICE
+def test_a_chain_of_100_000_operations() -> None:
+    x = mg.tensor(2.0, dtype="float64", requires_grad=True)
+    y = x
+    for _ in range(50_000):
+        y = (y + 1.0) * 1.0001
+    assert y.backward()[x].item() == pytest.approx(1.0001**50_000, rel=1e-10)
 
 
-def drawn(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+def test_a_long_chain_is_dropped_without_backward() -> None:
+    x = mg.tensor(2.0, requires_grad=True)
+    y = x
+    for _ in range(100_000):
+        y = -y
+    oldest = weakref.ref(x)
+    del x, y  # frees node after node: must not recurse
+    assert oldest() is None
 
 
-def on_device(array: np.ndarray) -> mg.Tensor:
-    return mg.tensor(array, device=DEVICE)
+def test_diamonds_are_walked_once_per_node() -> None:
+    """2^200 paths, 400 nodes."""
+    x = mg.tensor(1.0, dtype="float64", requires_grad=True)
+    y = x
+    for _ in range(200):
+        y = y * 0.5 + y * 0.5
+    assert y.backward()[x].item() == 1
 
 
-def mlp(p: float = 0.3) -> nn.Module:
-    mg.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 4), nn.Dropout(p), nn.Linear(4, 2)).to(device=DEVICE)
+@pytest.mark.parametrize("uses", [1, 2, 3, 7])
+def test_a_tensor_used_many_times(uses: int) -> None:
+    x, y = leaf(4), leaf(4, seed=1)
+    total = x * 0
+    for i in range(uses):
+        total = total + (x + y if i % 2 else x * y)
+    grads = total.sum().backward()
+    plain = uses // 2
+    np.testing.assert_allclose(grads[x].numpy(), plain + (uses - plain) * y.detach().numpy())
+    np.testing.assert_allclose(grads[y].numpy(), plain + (uses - plain) * x.detach().numpy())
 
 
-def weights(model: nn.Module) -> list[np.ndarray]:
-    return [host(p.detach()).copy() for p in model.parameters()]
+@pytest.mark.parametrize("uses", [2, 3, 5])
+def test_a_number_used_many_times(uses: int) -> None:
+    x = leaf()
+    y = x * 3  # NumPy's sum of two 0-d arrays is no array
+    total = x
+    for _ in range(uses):
+        total = total + y + x
+    np.testing.assert_allclose(total.backward()[x].numpy(), 1 + 4 * uses)
 
 
-def same_bits(xs: list[np.ndarray], ys: list[np.ndarray]) -> bool:
-    return len(xs) == len(ys) and all(x.tobytes() == y.tobytes() for x, y in zip(xs, ys, strict=True))
+def test_the_same_tensor_as_both_inputs() -> None:
+    x = leaf(3)
+    np.testing.assert_array_equal((x + x).sum().backward()[x].numpy(), np.full(3, 2.0))
+    np.testing.assert_allclose((x * x).sum().backward()[x].numpy(), 2 * x.detach().numpy())
+    np.testing.assert_array_equal((x - x).sum().backward()[x].numpy(), np.zeros(3))
 
 
-# Graphs and functions of tensors --------------------------------------------------------------------------------------
+def test_only_leaves_below_the_loss_that_need_it_have_gradients() -> None:
+    x, constant, other = leaf(3), mg.ones(3, dtype="float64"), leaf(3)
+    y = x * constant + constant
+    unused = other * x  # recorded, but above the loss, not below it
+    grads = (y * y).sum().backward()
+    assert grads.keys() == [x.id] and unused.requires_grad
+    raises(KeyError, "is not a leaf", lambda: grads[y])
 
 
-def test_random_draws_go_on_with_each_replay_and_with_those_between() -> None:
-    mg.manual_seed(3)
-    eager = [mg.rand(6) for _ in range(7)]
-    mg.manual_seed(3)
-    graph = cuda.Graph(DEVICE)
-    with graph.capture():
-        a, b = mg.rand(6, device=DEVICE), mg.rand(6, device=DEVICE)
-    found = []
-    for between in (1, 0):
-        graph.replay()
-        found += [host(a).copy(), host(b).copy()] + [mg.rand(6).numpy() for _ in range(between)]
-    assert same_bits(found, [x.numpy() for x in eager[:5]])
-    mg.manual_seed(3)  # the seed is the device's too
-    graph.replay()
-    assert same_bits([host(a)], [eager[0].numpy()]) and GENERATOR.offset == 2
+def test_backward_of_a_leaf_is_the_seed_in_its_own_memory() -> None:
+    x = mg.tensor(3.0, requires_grad=True)
+    seed = mg.tensor(5.0)
+    grad = x.backward(seed)[x]
+    assert grad.item() == 5
+    grad.fill_(0)
+    assert seed.item() == 5
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "options"),
-    [
-        (optim.AdamW, {}),
-        (optim.Adam, {"weight_decay": 0.1}),
-        (optim.SGD, {"momentum": 0.9, "nesterov": True}),
-        (optim.AdaGrad, {"lr_decay": 0.1}),
-        (optim.Lamb, {}),
-    ],
-)
-def test_a_graph_of_a_step_is_the_step_bit_for_bit(optimizer: type[optim.Optimizer], options: dict[str, Any]) -> None:
-    def run(graphed: bool) -> tuple[list[np.ndarray], list[float], Any]:
-        model = mlp()
-        opt = optimizer(model.named_parameters(), lr=0.1, **options)
-
-        def step(x: mg.Tensor) -> mg.Tensor:
-            loss = model(x).pow(2).mean()
-            opt.step(loss.backward())
-            return loss
-
-        call = cuda.graphed(step) if graphed else step
-        losses = []
-        for i in range(4):
-            opt.set_lr(0.1 / (i + 1))
-            losses.append(call(on_device(drawn(2, 4, seed=i))).detach().item())
-        return weights(model), losses, opt.state_dict()
-
-    eager, launched = run(False), run(True)
-    assert same_bits(eager[0], launched[0]) and eager[1] == launched[1]
-    assert eager[2][1] == launched[2][1] and same_bits([*eager[2][0].values()], [*launched[2][0].values()])
+def test_gradients_have_the_dtype_of_their_leaf() -> None:
+    x, y = leaf(3, dtype=np.float32), leaf(3, dtype=np.float64)
+    z = x * y
+    grads = z.sum().backward()
+    assert z.dtype == np.float64
+    assert grads[x].dtype == np.float32 and grads[y].dtype == np.float64
 
 
-def test_an_optimizer_whose_scalars_would_be_those_of_the_capture_refuses() -> None:
-    p = nn.Parameter(on_device(drawn(4, 4)))
-    optimizer, graph = optim.Muon([p]), cuda.Graph(DEVICE)
-    with pytest.raises(RuntimeError, match=r"Muon.step during capture: .*use AdamW"), graph.capture():
-        optimizer.step((p * p).sum().backward())
+def test_retain_graph_gives_the_same_twice() -> None:
+    x = leaf(5)
+    loss = (x.exp() * x).sum()
+    first = loss.backward(retain_graph=True)[x].numpy().copy()
+    np.testing.assert_array_equal(loss.backward(retain_graph=True)[x].numpy(), first)
+    np.testing.assert_array_equal(loss.backward()[x].numpy(), first)
+    raises(RuntimeError, "second time: .*retain_graph=True", lambda: loss.backward())
 
 
-I = np.array([0, 2, 1])
-FORBIDDEN: list[tuple[str, str, Callable[[mg.Tensor, mg.Tensor], Any]]] = [
-    ("numpy", "read it after the launch", lambda x, i: x.numpy()),
-    ("item", "read it after the launch", lambda x, i: x.sum().item()),
-    ("tolist", "read it after the launch", lambda x, i: x.tolist()),
-    ("__bool__", "read it after the launch", lambda x, i: 1 if (x > 0).any() else 0),
-    ("__float__", "read it after the launch", lambda x, i: float(x.sum())),
-    ("equal", "read it after the launch", lambda x, i: x.equal(x)),
-    ("__repr__", "read it after the launch", lambda x, i: repr(x)),
-    ("tensor", "pass it as an input", lambda x, i: x + mg.tensor([1.0, 2.0, 3.0], device=DEVICE)),
-    ("__getitem__", "instead of a boolean mask, use where", lambda x, i: x[x > 0]),
-    ("masked_select", "use where or masked_fill", lambda x, i: x.masked_select(x > 0)),
-    ("nonzero", "the shape of its result depends on values", lambda x, i: x.nonzero()),
-    ("unique", "the shape of its result depends on values", lambda x, i: x.unique()),
-    ("repeat_interleave", "the shape of its result depends on values", lambda x, i: x.repeat_interleave(i)),
-    ("bincount", "the shape of its result depends on values", lambda x, i: i.bincount()),
-    ("one_hot", "pass num_classes", lambda x, i: F.one_hot(i)),
-    ("multinomial", "call it before the capture, or after the launch", lambda x, i: x.softmax(0).multinomial(1)),
-    ("manual_seed", "do it before a launch", lambda x, i: mg.manual_seed(3)),
-    ("load_state_dict", "do it before a launch", lambda x, i: GENERATOR.load_state_dict({"seed": 1, "offset": 0})),
-    ("clip_grad_norm", "use clip_grad_norm_async", lambda x, i: optim.clip_grad_norm(leaf(x).square().backward(), 1.0)),
-    ("unscale_grads", "AmpTrainer.capture", lambda x, i: optim.GradScaler().unscale_grads(leaf(x).square().backward())),
-]
-FORBIDDEN_ON_A_GPU: list[tuple[str, str, Callable[[mg.Tensor, mg.Tensor], Any]]] = [
-    ("to", "read it after the launch", lambda x, i: x.to(device="cpu")),
-    ("cpu", "read it after the launch", lambda x, i: x.cpu()),
-    ("to", "pass it as an input", lambda x, i: x + mg.ones(3).to(device=DEVICE)),
-    ("copy_", "pass it as an input", lambda x, i: x.copy_(mg.ones(3))),
-    ("synchronize", "wait after the launch", lambda x, i: cuda.synchronize()),
-    ("synchronize", "wait after the launch", lambda x, i: cuda.Event().synchronize()),
-    ("__getitem__", "tensors of integers with dimensions", lambda x, i: x[i[0]]),
-    ("__getitem__", "made before the capture", lambda x, i: x[[0, 1]]),
-    ("__setitem__", "instead of a boolean mask, use where", lambda x, i: x.__setitem__(x > 0, x[:1])),
-    ("std", "use var and sqrt", lambda x, i: x.std()),
-]
+def test_a_freed_graph_says_so_where_it_is_reached() -> None:
+    x = leaf(5)
+    shared = x.exp()
+    shared.sum().backward()
+    raises(RuntimeError, "backward through Exp a second time", lambda: (shared * 2).sum().backward())
 
 
-def with_set(x: mg.Tensor, where: mg.Tensor, value: float) -> mg.Tensor:
-    x[where] = value
-    return x
+def test_a_gradient_is_needed_for_more_than_one_element() -> None:
+    x = leaf(2, 3)
+    raises(RuntimeError, r"shape \(2, 3\): only a scalar.*\.sum\(\)", lambda: (x * 2).backward())
+    assert (leaf(1, 1) * 2).backward()  # one element is enough
+    raises(RuntimeError, r"shape \(0,\)", lambda: (leaf(0) * 2).backward())
 
 
-def leaf(x: mg.Tensor) -> mg.Tensor:
-    return x[0].detach().requires_grad_()
+@pytest.mark.parametrize("gradient", [mg.ones(3), mg.ones(2, 3, dtype="float32"), mg.ones(()), np.ones((3, 2))])
+def test_gradient_must_fit(gradient: Any) -> None:
+    with pytest.raises(ValueError, match=r"gradient has shape .* but the tensor has \(2, 3\) and float64"):
+        (leaf(2, 3) * 2).backward(gradient)
 
 
-@pytest.mark.parametrize(("name", "remedy", "action"), FORBIDDEN + FORBIDDEN_ON_A_GPU)
-def test_what_a_launch_could_not_do_again_raises_and_the_device_goes_on(
-    name: str, remedy: str, action: Callable[..., Any]
-) -> None:
-    if name == "numpy" if DEVICE == "cuda" else (name, remedy, action) in FORBIDDEN_ON_A_GPU:
-        pytest.skip("of the other device")
-    x, i = on_device(drawn(3)), on_device(I)
-    action(x.clone(), i)  # what kernels keep for themselves is there now
-    assert (x * 2.0).sum().tolist() is not None
-    gc.collect()
-    before = cuda.memory_reserved() if DEVICE == "cuda" else 0
-    graph = cuda.Graph(DEVICE)
-    with (
-        pytest.raises(CaptureError, match=rf"^{name}\(\) during capture: .*{remedy}.*\n  at .*test_graphs.py"),
-        graph.capture(),
-    ):
-        y = x * 2.0
-        action(y, i)
-    raises(CaptureError, "nothing to launch", lambda: graph.replay())
-    del y
-    gc.collect()
-    assert (cuda.memory_reserved() if DEVICE == "cuda" else 0) == before
-    assert (x * 2.0).sum().item() == pytest.approx(2 * drawn(3).sum(), rel=1e-6)
-
-
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda x, i: mg.where(x > 0, x, 0.5) + x.where(x > 1, -1),
-        lambda x, i: mg.where(x > 0, 2, x).masked_fill(x < -1, 0.0),
-        lambda x, i: x[i] * x[mg.arange(3, device=DEVICE)],
-        lambda x, i: mg.eye(3, device=DEVICE) @ x + mg.linspace(0, 1, 3, device=DEVICE),
-        lambda x, i: x[mg.tril_indices(2, 2, device=DEVICE)] + x[mg.triu_indices(2, 2, device=DEVICE)],
-        lambda x, i: F.cross_entropy(x.expand(3, 3), i),
-        lambda x, i: F.cross_entropy(x.expand(3, 3), i, weight=x.abs(), ignore_index=2),
-        lambda x, i: x.gather(0, i) * x.take_along_dim(i, 0) + x.index_select(0, i) * x.var().sqrt(),
-        lambda x, i: x.scatter(0, i, 2 * x) + x.scatter(0, i[:1], 0.5) * x.scatter_add(0, i[:2] // 2, x),
-        lambda x, i: x.scatter_reduce(0, i // 2, x, "prod") + x.scatter_reduce(0, i // 2, x, "amax"),
-        lambda x, i: x.index_add(0, i, x) + x.index_copy(0, i[:2], x[1:]) + x.index_fill(0, i[:1], 3.0),
-        lambda x, i: x.index_put((i[:2],), x[:2]) + x.index_put((i // 2,), x, accumulate=True),
-        lambda x, i: mg.cat([*x.sort(descending=True), *x.topk(2), *(y.reshape(1) for y in x.max(0))]),
-        lambda x, i: x.median() + x.expand(3, 3).median(1).values,
-        lambda x, i: F.one_hot(i, 4),
-        lambda x, i: F.nll_loss(x.expand(3, 3), i, ignore_index=2) + F.nll_loss(x.expand(3, 3), i, weight=x.abs()),
-        lambda x, i: F.nll_loss(x.expand(3, 3).half(), i),
-        lambda x, i: x.expand(2, 3).repeat_interleave(2, 0) + x.repeat_interleave(4).reshape(4, 3),
-        lambda x, i: (x + x).masked_fill_(x > 0, 0.5) + with_set(x - 1, x > 0, 0.5),
-    ],
-)
-def test_what_takes_the_place_of_them_is_captured(function: Callable[..., mg.Tensor]) -> None:
-    x, i = on_device(drawn(3)), on_device(I)
-    graph = cuda.Graph(DEVICE)
-    with graph.capture():
-        y = function(x, i)
-    for seed in range(2):
-        x.copy_(on_device(drawn(3, seed=seed)))
-        graph.replay()
-        assert host(y).tobytes() == host(function(x, i)).tobytes()
-
-
-def test_a_moving_average_with_warmup_goes_on_with_each_replay() -> None:
-    def run(captured: bool) -> tuple[int, list[bytes]]:
-        model = mlp()
-        ema = optim.EMA(model, decay=0.9, warmup=True)
-        graph = cuda.Graph(DEVICE)
-        if captured:
-            with graph.capture():
-                ema.update()
-        for i in range(3):
-            for p in model.parameters():
-                p.detach().fill_(float(i))
-            (graph.replay if captured else ema.update)()
-        with ema.applied():
-            return ema.updates, [w.tobytes() for w in weights(model)]
-
-    assert run(True) == run(False)
-
-
-def test_a_cache_of_keys_and_values_is_refused() -> None:
-    model = GPT2(GPT2Config(vocab_size=5, block_size=4, n_layer=1, n_head=1, n_embd=4)).to(device=DEVICE).eval()
-    tokens = on_device(np.array([[1]]))
+def test_without_requires_grad() -> None:
     with mg.no_grad():
-        model(tokens, model.new_caches(1, 4))
-        words = r"^attend\(\) during capture: the cache counts its tokens.*a pass without caches\n  at .*test_graphs.py"
-        with pytest.raises(CaptureError, match=words), cuda.Graph(DEVICE).capture():
-            model(tokens, model.new_caches(1, 4))
-        with cuda.Graph(DEVICE).capture():
-            model(tokens)
+        y = (leaf(3) * 2).sum()
+    raises(RuntimeError, "no_grad or detached", lambda: y.backward())
 
 
-def test_captures_are_neither_nested_nor_repeated() -> None:
-    graph = cuda.Graph(DEVICE)
-    with graph.capture(), pytest.raises(CaptureError, match="cannot be nested"), cuda.Graph(DEVICE).capture():
-        pass
-    with pytest.raises(CaptureError, match="captured before"), graph.capture():
-        pass
-
-
-def test_memory_freed_within_the_capture_is_used_again_in_it() -> None:
-    x = on_device(drawn(1000))
-    graph = cuda.Graph(DEVICE)
-    with graph.capture():
-        y = x
-        for _ in range(10):
-            y = y * 1.5
-    assert graph.pool_bytes <= 3 * 4224
-    graph.replay()
-    np.testing.assert_allclose(host(y), drawn(1000) * 1.5**10, rtol=1e-6)
-
-
-@pytest.mark.parametrize("bad", [-9, 4, 2**40])
-@pytest.mark.parametrize(
-    "loss",
-    [
-        lambda x, i: x[i].sum(),
-        lambda x, i: x[:, i].sum(),
-        lambda x, i: (F.embedding(i, x) * F.embedding(i, x)).sum(),
-        lambda x, i: F.cross_entropy(x[:3], i),
-        lambda x, i: F.cross_entropy(x[:3], i, weight=x[0].abs(), label_smoothing=0.1),
-        lambda x, i: F.linear_cross_entropy(x[:3], x, i),
-        lambda x, i: x[0].gather(0, i).square().sum() + x.index_select(1, i).sum(),
-        lambda x, i: (x.scatter(1, i.reshape(1, 3), x) * x.index_add(0, i, x[:3])).sum(),
-        lambda x, i: (x[0].scatter_reduce(0, i, x[1], "prod") * x[0].scatter_reduce(0, i, x[1], "amax")).sum(),
-        lambda x, i: (F.one_hot(i, 4) * x[:3]).sum(),
-    ],
-)
-def test_an_index_out_of_range_goes_nowhere(loss: Callable[..., mg.Tensor], bad: int) -> None:
-    """Forward and backward stay within their arrays, which the simulator checks; good indices count as ever."""
-    x, i = on_device(drawn(4, 4)).requires_grad_(), on_device(np.array([0, 3, 1]))
-    loss(x, i).backward()
-    graph = cuda.Graph(DEVICE)
-    with graph.capture():
-        y = loss(x, i)
-        grad = y.backward()[x]
-    for indices in ([0, 3, bad], [2, 3, 1]):
-        i.copy_(on_device(np.array(indices)))
-        with pytest.raises(IndexError, match="out of") if bad in indices else contextlib.nullcontext():
-            graph.replay()
-            graph.check()
-    expected = loss(x, i)
-    assert host(y.detach()).tobytes() == host(expected.detach()).tobytes()
-    assert host(grad).tobytes() == host(expected.backward()[x]).tobytes()
-
-
-# Trainers -------------------------------------------------------------------------------------------------------------
-
-Run = tuple[list[Any], list[np.ndarray], Any]
-
-
-def train_gpt(captured: bool, count: int) -> Run:
-    mg.manual_seed(0)
-    config = GPT2Config(block_size=2, vocab_size=4, n_layer=1, n_head=1, n_embd=4, dropout=0.2)
-    model = GPT2(config).to(device=DEVICE)
-    settings = TrainingConfig(max_grad_norm=0.5, grad_accum_steps=count)
-    trainer = SimpleTrainer(settings, schedule=optim.CosineAnnealing(1e-2, 1e-3, 2, 10))
-    step, found = trainer.capture(model.loss, model.named_parameters()), []
-    for i in range(4):
-        shape = (count, 2, 2) if count > 1 else (2, 2)
-        x, y = (mg.tensor(np.random.default_rng([i, j]).integers(0, 4, shape), device=DEVICE) for j in (0, 1))
-        if captured:
-            found.append(step(x, y))
-            continue
-        for k in range(count):
-            loss = model.loss(*((x[k], y[k]) if count > 1 else (x, y)))
-            metrics = trainer.step(model.named_parameters(), loss.backward(), loss.item())
-        found.append(metrics)
-    metrics = [m.result() for m in found] if captured else found
-    assert step.graphs == captured
-    return metrics, weights(model), trainer.state_dict(model.named_parameters())
-
-
-@pytest.mark.parametrize("count", [1, 2])
-def test_captured_steps_of_gpt2_are_the_eager_ones_bit_for_bit(count: int) -> None:
-    eager, captured = train_gpt(False, count), train_gpt(True, count)
-    assert eager[0] == captured[0]
-    assert eager[0][2].grad_norm > 0.5 and eager[0][2].lr != eager[0][3].lr  # clipped, and scheduled
-    assert same_bits(eager[1], captured[1])
-    assert eager[2][1] == captured[2][1] and same_bits([*eager[2][0].values()], [*captured[2][0].values()])
-
-
-def linear_trainer(**settings: Any) -> tuple[nn.Module, SimpleTrainer, Callable[..., mg.Tensor]]:
-    model = mlp(p=0.2)
-    trainer = SimpleTrainer(TrainingConfig(learning_rate=0.1, **settings))
-    return model, trainer, lambda x: model(x).pow(2).mean()
-
-
-def stepper(
-    captured: bool, trainer: SimpleTrainer, model: nn.Module, loss_of: Callable[..., mg.Tensor], **options: Any
-) -> Callable[..., Any]:
-    """The captured step, or the same by hand."""
-    if captured:
-        return trainer.capture(loss_of, model.named_parameters(), **options)
-
-    def eager(x: mg.Tensor) -> Any:
-        loss = loss_of(x)
-        scaled = trainer.scale_loss(loss) if isinstance(trainer, AmpTrainer) else loss
-        return trainer.step(model.named_parameters(), scaled.backward(), loss.item())
-
-    return eager
-
-
-def test_new_shapes_are_captured_anew_and_the_oldest_graphs_go() -> None:
-    def run(max_graphs: int | None) -> list[np.ndarray]:
-        model, trainer, loss_of = linear_trainer()
-        step: Any = stepper(max_graphs is not None, trainer, model, loss_of, max_graphs=max_graphs)
-        for i, n in enumerate((2, 3, 2, 3, 2, 3, 1, 2)):
-            step(on_device(drawn(n, 4, seed=i)))
-        if max_graphs:
-            step.settle()
-            assert step.graphs == min(2, max_graphs)
-        return weights(model)
-
-    eager = run(None)
-    assert same_bits(eager, run(8)) and same_bits(eager, run(1))
-
-
-def test_activations_that_are_computed_again_are_so_in_each_launch() -> None:
-    def run(captured: bool) -> list[np.ndarray]:
-        model, trainer, _ = linear_trainer()
-        step = stepper(captured, trainer, model, lambda x: mg.checkpoint(model, x).pow(2).mean())
-        for i in range(3):
-            done = step(on_device(drawn(2, 4, seed=i)))
-            if captured:
-                done.result()
-        return weights(model)
-
-    assert same_bits(run(False), run(True))
-
-
-def test_a_resumed_run_equals_the_uninterrupted_one() -> None:
-    model, trainer, loss_of = linear_trainer()
-    step = trainer.capture(loss_of, model.named_parameters())
-    saved: Any = None
-    for i in range(6):
-        if i == 3:
-            saved = trainer.state_dict(model.named_parameters()), weights(model), GENERATOR.state_dict()
-        step(on_device(drawn(2, 4, seed=i)))
-    step.settle()
-    final = weights(model)
-    (arrays, meta), values, rng = saved
-    assert meta["global_step"] == 3
-    trainer.load_state_dict(model.named_parameters(), arrays, meta)  # in the same process: its graph is stale now
-    for p, value in zip(model.parameters(), values, strict=True):
-        p.detach().copy_(on_device(value))
-    GENERATOR.load_state_dict(rng)
-    for i in range(3, 6):
-        step(on_device(drawn(2, 4, seed=i)))
-    step.settle()
-    assert same_bits(final, weights(model))
-
-
-@pytest.mark.parametrize("kind", ["loss", "gradient"])
-def test_a_step_that_is_not_finite_changes_nothing_and_stops_those_after_it(kind: str) -> None:
-    model, trainer, _ = linear_trainer()
-
-    def loss_of(x: mg.Tensor, bad: mg.Tensor) -> mg.Tensor:
-        y = model(x).pow(2).mean()
-        return y + bad.sum() if kind == "loss" else y + (model[0].weight * bad.sum()).pow(2).sqrt().sum() * 0.0
-
-    good, bad = np.zeros(1, np.float32), np.array([np.inf if kind == "loss" else 0.0], np.float32)
-    step = trainer.capture(loss_of, model.named_parameters())
-    x = on_device(drawn(2, 4))
-    one = np.ones(1, np.float32) if kind == "gradient" else good  # the gradient of sqrt at 0 is 0 times infinity
-    for _ in range(3):
-        step(x, on_device(one)).result()
-    before = weights(model)
-    expected = NonFiniteLossError if kind == "loss" else optim.NonFiniteGradientError
-    if DEVICE == "cpu":
-        raises(expected, "step 4", lambda: step(x, on_device(bad)))
-    else:
-        pending = [step(x, on_device(b)) for b in (bad, one)]
-        raises(expected, "step 4", lambda: pending[0].result())
-        raises(RuntimeError, "left out, because step 4 failed", lambda: pending[1].result())
-    assert same_bits(before, weights(model)) and trainer.global_step == 3 and trainer.optimizer.timestep == 3
-    metrics = step(x, on_device(one)).result()
-    assert metrics is not None and metrics.step == 4 and not same_bits(before, weights(model))
-
-
-def test_an_error_that_nobody_asked_for_is_raised_by_a_later_step() -> None:
-    model, trainer, loss_of = linear_trainer()
-    step = trainer.capture(loss_of, model.named_parameters())
-    for _ in range(2):
-        step(on_device(drawn(2, 4)))
-    with pytest.raises(NonFiniteLossError, match="step 3"):
-        step(on_device(np.full((2, 4), np.inf, np.float32)))
-        for _ in range(5):
-            step(on_device(drawn(2, 4)))
-    assert trainer.global_step == 2
-
-
-@pytest.mark.filterwarnings("ignore:overflow")
-def test_scaled_gradients_that_overflow_are_left_out_on_the_device() -> None:
-    def run(captured: bool) -> tuple[Any, ...]:
-        model = mlp(p=0.0)
-        scale = optim.LossScaleStrategy.dynamic(2.0**126, growth_interval=2)
-        trainer = AmpTrainer(TrainingConfig(learning_rate=0.1), MixedPrecisionConfig(loss_scale=scale))
-        step = stepper(captured, trainer, model, lambda x: model(x).pow(2).mean())
-        found = []
-        for i in range(6):
-            done = step(on_device(drawn(2, 4, seed=i) * (1.0, 1.0, 100.0, 1.0, 1.0, 1.0)[i]))
-            found.append(done.result() if captured else done)
-        return found, weights(model), trainer.skipped_steps, trainer.loss_scale, trainer.optimizer.timestep
-
-    eager, captured = run(False), run(True)
-    assert None in captured[0][1:] and eager[0] == captured[0] and eager[2:] == captured[2:]
-    assert same_bits(eager[1], captured[1])
-
-
-def test_boostrs_forward_and_backward_passes() -> None:
-    mg.manual_seed(0)
-    model = nn.Linear(4, 2).to(device=DEVICE)
-    trainer = SimpleTrainer()
-    raises(RuntimeError, "capture_forward_pass first", lambda: trainer.launch_forward_graph())
-    x = on_device(drawn(3, 4))
-    trainer.capture_forward_pass(lambda x: model(x).pow(2).mean(), x)
-    trainer.capture_backward_pass(lambda loss: loss.backward())
-    assert trainer.graphs_captured
-    for seed in (1, 2):
-        x = on_device(drawn(3, 4, seed=seed))
-        loss = trainer.launch_forward_graph(x)
-        grads = trainer.launch_backward_graph()
-        expected = model(x).pow(2).mean()
-        assert loss.detach().item() == expected.detach().item()
-        assert same_bits([host(grads[model.weight])], [host(expected.backward()[model.weight])])
-    trainer.clear_graphs()
-    assert not trainer.graphs_captured
+def test_nan_and_inf_pass_without_warnings() -> None:
+    x = mg.tensor([0.0, -1.0, np.inf], requires_grad=True)
+    large = mg.tensor([3e38, 3e38, 3e38])
+    grad = ((x.log() + x).sum() * large).sum().backward()[x]  # backward overflows
+    assert not np.isfinite(grad.numpy()).any()

@@ -1,4 +1,4 @@
-"""CUDA graphs: their memory, and what only a GPU decides. ``tests/autograd/test_graphs.py`` has all devices' graphs."""
+"""CUDA graphs: their memory, and what only a GPU decides. ``autograd/test_captured_graphs.py`` has all devices'."""
 
 from __future__ import annotations
 
