@@ -31,6 +31,7 @@ import numpy as np
 
 from .errors import bad_type
 from .files import durable
+from .files.durable import StrPath
 from .files.safetensors_format import (
     Arrays,
     CheckpointError,
@@ -84,9 +85,7 @@ class Checkpoint(NamedTuple):
 # ---- weights alone -------------------------------------------------------------------------------------------------
 
 
-def save_safetensors(
-    path: str | os.PathLike[str], arrays: Mapping[str, Any], metadata: Mapping[str, str] | None = None
-) -> Path:
+def save_safetensors(path: StrPath, arrays: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> Path:
     """Write named arrays to one safetensors file, atomically and durably.
 
     Args:
@@ -111,7 +110,7 @@ def save_safetensors(
     return path
 
 
-def load_safetensors(path: str | os.PathLike[str]) -> Arrays:
+def load_safetensors(path: StrPath) -> Arrays:
     """Read a safetensors file into fresh arrays.
 
     Raises:
@@ -120,7 +119,7 @@ def load_safetensors(path: str | os.PathLike[str]) -> Arrays:
     return read_arrays(Path(path))
 
 
-def safetensors_header(path: str | os.PathLike[str]) -> FileHeader:
+def safetensors_header(path: StrPath) -> FileHeader:
     """Dtypes and shapes (``.tensors``) and ``.metadata`` of a safetensors file, without reading its data.
 
     Raises:
@@ -133,10 +132,7 @@ def safetensors_header(path: str | os.PathLike[str]) -> FileHeader:
 
 
 def save_checkpoint(
-    folder: str | os.PathLike[str],
-    tensors: Mapping[str, Mapping[str, Any]],
-    state: Mapping[str, Any],
-    keep: int | None = 2,
+    folder: StrPath, tensors: Mapping[str, Mapping[str, Any]], state: Mapping[str, Any], keep: int | None = 2
 ) -> Path:
     """Save one checkpoint and delete those that are no longer wanted.
 
@@ -282,7 +278,7 @@ def _decode_state(raw: bytes) -> dict[str, Any]:
 # ---- loading a checkpoint ------------------------------------------------------------------------------------------
 
 
-def list_checkpoints(folder: str | os.PathLike[str]) -> list[CheckpointEntry]:
+def list_checkpoints(folder: StrPath) -> list[CheckpointEntry]:
     """The checkpoints in `folder`, oldest first; unverified. Empty if there is no such folder.
 
     Raises:
@@ -305,7 +301,7 @@ def _entries(folder: Path) -> list[CheckpointEntry]:
     return sorted(entries)
 
 
-def load_checkpoint(folder: str | os.PathLike[str], step: int | None = None) -> Checkpoint:
+def load_checkpoint(folder: StrPath, step: int | None = None) -> Checkpoint:
     """Load the newest checkpoint of `folder`, or that of `step`, verified completely.
 
     Args:

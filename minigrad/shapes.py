@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .tensor import Tensor
 
 Dim = int | Sequence[int] | None
+Sizes = int | tuple[int, ...]
 
 
 def normalize_dim(dim: Any, ndim: int, what: str = "dim") -> int:

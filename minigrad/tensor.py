@@ -16,7 +16,7 @@ import numpy as np
 
 from . import dlpack, dtypes, hints, printing, shapes
 from .autograd import TensorCore
-from .device import CPU, Device
+from .device import CPU, Device, Place
 from .engine import BackwardHook, backward
 from .errors import bad_state, bad_type, bad_value
 from .grad_store import GradStore, TensorId
@@ -52,9 +52,7 @@ class Tensor(
     __slots__ = ()
     __array_priority__ = 1000  # ndarray + Tensor asks the Tensor
 
-    def __init__(
-        self, data: Any, *, dtype: Any = None, device: str | Device = CPU, requires_grad: bool = False
-    ) -> None:
+    def __init__(self, data: Any, *, dtype: Any = None, device: Place = CPU, requires_grad: bool = False) -> None:
         device = Device(device)
         if isinstance(data, TensorCore):
             data = data.device.kernels.to_host(data.data)

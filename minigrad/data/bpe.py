@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..files import durable
+from ..files.durable import StrPath
 from ..files.safetensors_format import CheckpointError, parse_json, read_bytes, show
 from .errors import DataError
 from .tokenizer import Tokens, checked_ids, lone_surrogate
@@ -152,7 +153,7 @@ class BytePairTokenizer:
         return cls(_made(_document(model["vocab"], model["merges"], PATTERNS[pattern], special_tokens))[0])
 
     @classmethod
-    def from_file(cls, path: str | os.PathLike[str]) -> BytePairTokenizer:
+    def from_file(cls, path: StrPath) -> BytePairTokenizer:
         """Read a ``tokenizer.json`` of Hugging Face's `tokenizers`, with a byte-level BPE model.
 
         Raises:
@@ -161,7 +162,7 @@ class BytePairTokenizer:
         return _at(path, lambda: cls(_made(_read_json(path))[0]))
 
     @classmethod
-    def from_pretrained(cls, folder: str | os.PathLike[str]) -> BytePairTokenizer:
+    def from_pretrained(cls, folder: StrPath) -> BytePairTokenizer:
         """Read the ``tokenizer.json`` of a model's folder in Hugging Face's format.
 
         Raises:
@@ -181,10 +182,7 @@ class BytePairTokenizer:
 
     @classmethod
     def from_gpt2_files(
-        cls,
-        vocab: str | os.PathLike[str],
-        merges: str | os.PathLike[str],
-        special_tokens: Sequence[str] = ("<|endoftext|>",),
+        cls, vocab: StrPath, merges: StrPath, special_tokens: Sequence[str] = ("<|endoftext|>",)
     ) -> BytePairTokenizer:
         """Read GPT-2's ``vocab.json`` (or ``encoder.json``) and ``merges.txt`` (or ``vocab.bpe``).
 
@@ -226,7 +224,7 @@ class BytePairTokenizer:
         """JSON values from which `from_dict` makes an equal tokenizer; for checkpoints."""
         return {"kind": "byte pairs", "tokenizer": json.loads(self._tokenizer.to_str())}
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: StrPath) -> None:
         """Write a ``tokenizer.json`` that `from_file` and Hugging Face's `tokenizers` read; replaced at once, durably.
 
         Raises:
@@ -234,7 +232,7 @@ class BytePairTokenizer:
         """
         durable.replace_file(Path(path), [self._tokenizer.to_str().encode()])
 
-    def save_gpt2_files(self, vocab: str | os.PathLike[str], merges: str | os.PathLike[str]) -> None:
+    def save_gpt2_files(self, vocab: StrPath, merges: StrPath) -> None:
         """Write ``vocab.json`` and ``merges.txt`` as GPT-2 has them. Give `from_gpt2_files` the special tokens again.
 
         Raises:
@@ -407,7 +405,7 @@ def _check_text(text: str) -> None:
 # ---- files ---------------------------------------------------------------------------------------------------------
 
 
-def _at(path: str | os.PathLike[str], read: Callable[[], T]) -> T:
+def _at(path: StrPath, read: Callable[[], T]) -> T:
     """`read()`, its errors beginning with the path."""
     try:
         return read()
@@ -415,7 +413,7 @@ def _at(path: str | os.PathLike[str], read: Callable[[], T]) -> T:
         raise DataError(f"{os.fspath(path)}: {error}") from None
 
 
-def _read(path: str | os.PathLike[str]) -> bytes:
+def _read(path: StrPath) -> bytes:
     try:
         return read_bytes(Path(path), MAX_BYTES)
     except CheckpointError as error:
@@ -429,7 +427,7 @@ def _decoded(raw: bytes) -> str:
         raise DataError(f"not UTF-8 at byte {error.start:,}") from None
 
 
-def _read_json(path: str | os.PathLike[str]) -> Any:
+def _read_json(path: StrPath) -> Any:
     """JSON of bounded size, without duplicate keys."""
     raw = _read(path)
     try:

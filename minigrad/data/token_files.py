@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..files import durable
+from ..files.durable import StrPath
 from .errors import DataError
 
 TokenFormat: TypeAlias = Literal["nanogpt", "llm.c"]
@@ -30,7 +31,7 @@ _VERSION = 1
 _MAX_COUNT = 2**31 - 1  # of llm.c: its header counts in int32
 
 
-def open_tokens(path: str | os.PathLike[str], format: TokenFormat = "nanogpt") -> np.memmap[Any, Any]:
+def open_tokens(path: StrPath, format: TokenFormat = "nanogpt") -> np.memmap[Any, Any]:
     """Map the tokens of a file into memory, read-only.
 
     Args:
@@ -71,9 +72,7 @@ def open_tokens(path: str | os.PathLike[str], format: TokenFormat = "nanogpt") -
 
 
 def write_tokens(
-    path: str | os.PathLike[str],
-    tokens: npt.NDArray[Any] | Iterable[npt.NDArray[Any]],
-    format: TokenFormat = "nanogpt",
+    path: StrPath, tokens: npt.NDArray[Any] | Iterable[npt.NDArray[Any]], format: TokenFormat = "nanogpt"
 ) -> int:
     """Write tokens to a file, which appears under its name when it is complete and flushed to the disk.
 

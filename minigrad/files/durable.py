@@ -16,6 +16,7 @@ import shutil
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TypeAlias
 
 try:
     import fcntl
@@ -23,6 +24,7 @@ except ImportError:  # Windows has no fcntl: no folder lock and no F_FULLFSYNC t
     fcntl = None  # type: ignore[assignment]
 
 TEMPORARY = ".tmp-"
+StrPath: TypeAlias = str | os.PathLike[str]
 _WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
 

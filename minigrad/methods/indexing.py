@@ -278,11 +278,7 @@ class IndexingMethods:
         return added.new_zeros(size).scatter_add(0, self.long(), added)
 
     def multinomial(
-        self: Tensor,
-        num_samples: int,
-        replacement: bool = False,
-        *,
-        generator: Generator | None = None,
+        self: Tensor, num_samples: int, replacement: bool = False, *, generator: Generator | None = None
     ) -> Tensor:
         """Indices (int64, shape (..., num_samples)) drawn in proportion to the last dimension's weights.
 

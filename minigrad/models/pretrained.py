@@ -19,10 +19,11 @@ import numpy as np
 
 from .. import nn
 from ..autograd import no_grad
-from ..device import CPU, Device
+from ..device import CPU, Place
 from ..dtypes import default_dtype, float32
 from ..errors import bad_value, located
 from ..files import durable
+from ..files.durable import StrPath
 from ..files.safetensors_format import CheckpointError, encode, faults_of, iter_arrays, read_header, read_json, show
 from ..tensor import Tensor
 from .hub_config import CONFIG, HubConfig
@@ -60,12 +61,7 @@ class HubModel(nn.Module):
 
     @classmethod
     def from_pretrained(
-        cls: type[Model],
-        folder: str | os.PathLike[str],
-        *,
-        dtype: Any = None,
-        device: str | Device = CPU,
-        dropout: float | None = None,
+        cls: type[Model], folder: StrPath, *, dtype: Any = None, device: Place = CPU, dropout: float | None = None
     ) -> Model:
         """Read ``config.json`` and the safetensors of a local folder in Hugging Face's format; in evaluation mode.
 
@@ -112,7 +108,7 @@ class HubModel(nn.Module):
         model.eval()
         return model
 
-    def save_pretrained(self, folder: str | os.PathLike[str], *, max_shard_size: int | str = "5GB") -> None:
+    def save_pretrained(self, folder: StrPath, *, max_shard_size: int | str = "5GB") -> None:
         """Write ``config.json`` and safetensors that `from_pretrained` and Hugging Face's transformers load.
 
         Args:

@@ -8,7 +8,7 @@ from typing import Any
 from ..autograd import no_grad
 from ..creation import empty, ones, zeros
 from ..errors import bad_value, check_choice
-from ..shapes import shape_argument
+from ..shapes import Sizes, shape_argument
 from ..tensor import Tensor
 from . import functional as F
 from . import init
@@ -76,7 +76,7 @@ class LayerNorm(Module):
 
     def __init__(
         self,
-        normalized_shape: int | tuple[int, ...],
+        normalized_shape: Sizes,
         eps: float = 1e-5,
         elementwise_affine: bool = True,
         bias: bool = True,
@@ -103,12 +103,7 @@ class RMSNorm(Module):
     """Divide by the root mean square over the last dimensions, of sizes ``normalized_shape``, then scale (weight 1)."""
 
     def __init__(
-        self,
-        normalized_shape: int | tuple[int, ...],
-        eps: float | None = None,
-        elementwise_affine: bool = True,
-        *,
-        dtype: Any = None,
+        self, normalized_shape: Sizes, eps: float | None = None, elementwise_affine: bool = True, *, dtype: Any = None
     ) -> None:
         super().__init__()
         self.normalized_shape: tuple[int, ...] = shape_argument((normalized_shape,))

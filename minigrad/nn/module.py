@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from .. import hints
-from ..device import Device
+from ..device import Place
 from ..errors import bad_type, bad_value, located
 from ..modes import Closing, of_thread
 from ..plans import PLANS, choose
@@ -274,7 +274,7 @@ class Module:
             parameter.requires_grad_(requires_grad)
         return self
 
-    def to(self, *args: Any, dtype: Any = None, device: str | Device | None = None) -> Module:
+    def to(self, *args: Any, dtype: Any = None, device: Place | None = None) -> Module:
         """Convert parameters and buffers in place, keeping their ids; returns the module.
 
         Only floating ones change their dtype; all move to another device.
@@ -286,7 +286,7 @@ class Module:
         """Parameters and buffers on the CPU."""
         return self.to(device="cpu")
 
-    def cuda(self, device: str | Device | int = "cuda") -> Module:
+    def cuda(self, device: Place | int = "cuda") -> Module:
         """Parameters and buffers on a GPU (default: the first), by its Device, name or index."""
         return self.to(device=f"cuda:{device}" if isinstance(device, int) else device)
 

@@ -137,10 +137,7 @@ class GradAccumulator:
         }
 
     def load_state_dict(
-        self,
-        arrays: Mapping[str, np.ndarray],
-        meta: Mapping[str, Any],
-        params: Iterable[Tensor | tuple[str, Tensor]],
+        self, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any], params: Iterable[Tensor | tuple[str, Tensor]]
     ) -> None:
         """Go on with a window that ``state_dict`` returned.
 
