@@ -6,7 +6,7 @@ A window of T + 1 tokens gives T predictions: ``x`` is its first T tokens, ``y``
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -115,7 +115,7 @@ class FixedBatches:
             yield _split(self._windows[self._starts[first : first + self.batch_size]])
 
 
-class EpochBatches:
+class EpochBatches(EpochSampler):
     """Adjacent windows of T + 1 tokens, T apart, each once per epoch, shuffled anew for each epoch.
 
     Iterating yields what is left of the current epoch; iterating again yields the next epoch::
@@ -124,8 +124,9 @@ class EpochBatches:
             for x, y in batches:  # int64, (B, T) each
                 ...
 
-    Which windows a batch has, which part of them is this rank's, and what a checkpoint needs, is up to an
-    `EpochSampler`.
+    Which windows a batch has, which part of them is this rank's, and what a checkpoint needs, is as in `EpochSampler`.
+    ``epoch`` and ``position`` are those of the next batch, also inside of the loop: a checkpoint written after a step
+    resumes with the batch that follows.
 
     Args:
         tokens: ``(N,)`` integers, N > T; any integer dtype, also a memory map. What is left after the last whole
@@ -153,44 +154,19 @@ class EpochBatches:
     ) -> None:
         self._windows = _windows(tokens, batch_size, block_size, "training")[::block_size]
         self.block_size = block_size
-        self.sampler: EpochSampler = EpochSampler(len(self._windows), batch_size, seed, drop_last, rank, world_size)
+        super().__init__(len(self._windows), batch_size, seed, drop_last, rank, world_size)
 
     @property
-    def epoch(self) -> int:
-        """Number of the epoch of the next batch, from 0."""
-        return self.sampler.epoch
+    def sampler(self) -> EpochSampler:
+        """What stands at ``epoch`` and ``position``: the batches themselves."""
+        return self
 
-    @property
-    def position(self) -> int:
-        """Number of the next batch in its epoch, from 0; also inside of the loop, so that a checkpoint written after a
-        step resumes with the batch that follows.
-        """
-        return self.sampler.position
-
-    def __len__(self) -> int:
-        """Batches in an epoch."""
-        return len(self.sampler)
-
-    def __iter__(self) -> Iterator[Batch]:
-        for chosen in self.sampler:
+    def __iter__(self) -> Iterator[Any]:
+        for chosen in super().__iter__():
             yield _split(self._windows[chosen])
 
-    def state_dict(self) -> dict[str, int | bool]:
-        """Where the iteration stands, and the settings that give this a meaning; JSON values, equal on all ranks."""
-        return {**self.sampler.state_dict(), "block_size": self.block_size}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to where `state_dict` was called, by however many ranks.
-
-        Raises:
-            DataError: the state is not one, or of other settings or another number of windows; nothing is changed then.
-        """
-        if not isinstance(state, Mapping) or "block_size" not in state:
-            raise DataError("this is not the state of EpochBatches")
-        block_size = state["block_size"]
-        if type(block_size) is not int or block_size != self.block_size:
-            raise DataError(f"the state is of block_size {block_size!r}, here it is {self.block_size}")
-        self.sampler.load_state_dict({key: value for key, value in state.items() if key != "block_size"})
+    def _settings(self) -> dict[str, int | bool]:
+        return {**super()._settings(), "block_size": self.block_size}
 
 
 def train_val_split(

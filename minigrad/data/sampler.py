@@ -84,7 +84,7 @@ class EpochSampler:
         whole, rest = divmod(self.n, self.batch_size)
         return whole + (rest > 0 and not self.drop_last)
 
-    def __iter__(self) -> Iterator[npt.NDArray[np.int64]]:
+    def __iter__(self) -> Iterator[Any]:
         epoch = self.epoch
         while self.epoch == epoch:
             first = self.position * self.batch_size

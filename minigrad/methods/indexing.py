@@ -10,7 +10,7 @@ import numpy as np
 
 from .. import dtypes, shapes
 from ..autograd import TensorCore
-from ..errors import bad_type, bad_value, check_option
+from ..errors import bad_type, bad_value, check_option, expect
 from ..modes import cast_inputs, constant
 from ..ops import indexing
 from ..random import Generator, draw
@@ -218,8 +218,7 @@ class IndexingMethods:
         dim = shapes.normalize_dim(dim, self.ndim)
         if not self.ndim:
             return ValuesAndIndices(*(x.reshape(()) for x in self.reshape(1).topk(k)))
-        if not 0 <= k <= self.shape[dim]:
-            raise bad_value(f"topk: k={k}; expected 0 to {self.shape[dim]}, the size of dim {dim}")
+        expect(0 <= k <= self.shape[dim], "topk: k", k, f"0 to {self.shape[dim]}, the size of dim {dim}")
         order = self.argsort(dim, largest)[(slice(None),) * dim + (slice(k),)]
         return ValuesAndIndices(self._at(dim, order), order)
 
@@ -292,8 +291,7 @@ class IndexingMethods:
         bad = not w.isfinite().all() or (w < 0).any() or (w.sum(-1) == 0).any()
         if bad or not w.ndim or not w.shape[-1]:
             raise bad_value("multinomial: weights must be finite, non-negative, and not all zero in a row")
-        if num_samples < 0:
-            raise bad_value(f"multinomial: num_samples={num_samples}; expected 0 or more")
+        expect(num_samples >= 0, "multinomial: num_samples", num_samples, "0 or more")
         once = not replacement and num_samples > 1
         shape = w.shape if once else (*w.shape[:-1], num_samples)
         if once and w.numel() and num_samples > (w > 0).sum(-1).amin():

@@ -31,7 +31,8 @@ class CausalLM(HubModel):
     @property
     def _trunk(self) -> tuple[nn.ModuleList, nn.Module]:
         """The blocks, and the norm after the last one."""
-        raise located(NotImplementedError(f"{type(self).__name__} has no trunk"))
+        _, blocks, norm = self.parts
+        return getattr(self, blocks), getattr(self, norm)
 
     @property
     def _head(self) -> nn.Linear | nn.Embedding:

@@ -13,7 +13,7 @@ from ..autograd import no_grad
 from ..creation import cat, from_numpy, where
 from ..device import CPU
 from ..dtypes import float64
-from ..errors import bad_type, bad_value
+from ..errors import bad_type, bad_value, expect
 from ..random import Generator, draw
 from ..tensor import Tensor
 
@@ -37,8 +37,8 @@ def stream(
     """
     _check(tokens, max_new_tokens, temperature, top_k, top_p)
     ends = [] if eos_token_id is None else [*eos_token_id] if isinstance(eos_token_id, Sequence) else [eos_token_id]
-    if not all(type(end) is int and end >= 0 for end in ends):
-        raise bad_value(f"generate: eos_token_id={eos_token_id!r}; expected a token, or several")
+    valid = all(type(end) is int and end >= 0 for end in ends)
+    expect(valid, "generate: eos_token_id", eos_token_id, "a token, or several")
     generator = None if seed is None else Generator(seed)
 
     def continued() -> Iterator[Tensor]:
@@ -81,14 +81,14 @@ def _check(tokens: Tensor, max_new_tokens: int, temperature: float, top_k: int |
         raise bad_type(f"generate: tokens are a {type(tokens).__name__}; expected a tensor of integers (B, T)")
     if tokens.ndim != 2 or not tokens.shape[1]:
         raise bad_value(f"generate: tokens of shape {tokens.shape}; expected (B, T) with T >= 1")
-    if not isinstance(temperature, numbers.Real) or temperature < 0 or not math.isfinite(temperature):
-        raise bad_value(f"generate: temperature={temperature!r}; expected 0 (greedy) or a positive number")
-    if top_k is not None and not (isinstance(top_k, numbers.Integral) and top_k >= 1):
-        raise bad_value(f"generate: top_k={top_k!r}; expected an integer of at least 1")
-    if top_p is not None and not (isinstance(top_p, numbers.Real) and 0 < top_p <= 1):
-        raise bad_value(f"generate: top_p={top_p!r}; expected a probability above 0, at most 1")
-    if not isinstance(max_new_tokens, numbers.Integral) or max_new_tokens < 0:
-        raise bad_value(f"generate: max_new_tokens={max_new_tokens!r}; expected an integer of 0 or more")
+    warm = isinstance(temperature, numbers.Real) and 0 <= temperature < math.inf
+    expect(warm, "generate: temperature", temperature, "0 (greedy) or a positive number")
+    top = top_k is None or (isinstance(top_k, numbers.Integral) and top_k >= 1)
+    expect(top, "generate: top_k", top_k, "an integer of at least 1")
+    share = top_p is None or (isinstance(top_p, numbers.Real) and 0 < top_p <= 1)
+    expect(share, "generate: top_p", top_p, "a probability above 0, at most 1")
+    count = isinstance(max_new_tokens, numbers.Integral) and max_new_tokens >= 0
+    expect(count, "generate: max_new_tokens", max_new_tokens, "an integer of 0 or more")
 
 
 def sample(

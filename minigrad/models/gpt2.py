@@ -24,6 +24,7 @@ class GPT2(CausalLM):
 
     model_type = "gpt2"
     config_class = GPT2Config
+    parts = "wte", "h", "ln_f"
     hub_prefix = "transformer."
     hub_buffers: ClassVar[re.Pattern[str]] = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)")
     # Conv1D's
@@ -40,16 +41,6 @@ class GPT2(CausalLM):
         )
         self.ln_f: nn.LayerNorm = nn.LayerNorm(config.n_embd, config.eps, bias=config.bias)
         self._add_head("c_proj.weight")
-
-    @property
-    def embedding(self) -> nn.Embedding:
-        """The token embedding."""
-        return self.wte
-
-    @property
-    def _trunk(self) -> tuple[nn.ModuleList, nn.LayerNorm]:
-        """The blocks, and the norm after the last one."""
-        return self.h, self.ln_f
 
     @planned
     def _embed(self, tokens: Tensor, start: int) -> Tensor:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 
 from .. import nn
-from ..errors import bad_value, check_choice
+from ..errors import bad_value, check_choice, expect
 from ..tensor import Tensor
 from .causal_lm import CausalLM
 from .hub_config import Bos, Eos, HubConfig, Stored, check_dropout, check_sizes
@@ -37,8 +37,7 @@ class RopeScaling:
 
     def __post_init__(self) -> None:
         check_choice("RopeScaling", "kind", self.kind, ("linear", "llama3"))
-        if not 1 <= self.factor < math.inf:
-            raise bad_value(f"RopeScaling: factor={self.factor}; expected a number of at least 1")
+        expect(1 <= self.factor < math.inf, "RopeScaling: factor", self.factor, "a number of at least 1")
         if not 0 < self.low_freq_factor < self.high_freq_factor < math.inf:
             raise bad_value(
                 f"RopeScaling: low_freq_factor={self.low_freq_factor}, high_freq_factor={self.high_freq_factor}; "
@@ -101,8 +100,7 @@ class LlamaConfig:
                 f"LlamaConfig: n_head={self.n_head} is not a multiple of n_kv_head={self.n_kv_head}; "
                 f"n_kv_head={self.n_head} gives each head its own keys and values"
             )
-        if not 0 < self.rope_base < math.inf:
-            raise bad_value(f"LlamaConfig: rope_base={self.rope_base}; expected a positive number")
+        expect(0 < self.rope_base < math.inf, "LlamaConfig: rope_base", self.rope_base, "a positive number")
         check_dropout(self)
 
     @property
@@ -226,6 +224,7 @@ class Llama(CausalLM):
 
     model_type = "llama"
     config_class = LlamaConfig
+    parts = "embed_tokens", "layers", "norm"
     hub_prefix = "model."
     hub_buffers: ClassVar[re.Pattern[str]] = re.compile(r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
     hub_transposed: ClassVar[re.Pattern[str]] = re.compile(r"(?!)")  # none
@@ -236,16 +235,6 @@ class Llama(CausalLM):
         self.layers: nn.ModuleList = nn.ModuleList(LlamaBlock(config) for _ in range(config.n_layer))
         self.norm: nn.RMSNorm = nn.RMSNorm(config.n_embd, config.eps)
         self._add_head("o_proj.weight", "down_proj.weight")
-
-    @property
-    def embedding(self) -> nn.Embedding:
-        """The token embedding."""
-        return self.embed_tokens
-
-    @property
-    def _trunk(self) -> tuple[nn.ModuleList, nn.RMSNorm]:
-        """The blocks, and the norm after the last one."""
-        return self.layers, self.norm
 
     def _embed(self, tokens: Tensor, start: int) -> Tensor:
         """The embeddings of tokens (B, T): (B, T, C). Their positions count in the attention."""

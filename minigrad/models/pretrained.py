@@ -21,7 +21,7 @@ from .. import nn
 from ..autograd import no_grad
 from ..device import CPU, Place
 from ..dtypes import default_dtype, float32
-from ..errors import bad_value, located
+from ..errors import bad_value
 from ..files import durable
 from ..files.durable import StrPath
 from ..files.safetensors_format import CheckpointError, encode, faults_of, iter_arrays, read_header, read_json, show
@@ -46,6 +46,7 @@ class HubModel(nn.Module):
 
     model_type: ClassVar[str]  # "model_type" in config.json
     config_class: ClassVar[Any]  # with from_hub and to_hub
+    parts: ClassVar[tuple[str, str, str]]  # names of the token embedding, the blocks, and the norm after them
     hub_prefix: ClassVar[str]  # before the names of all tensors but the head's
     hub_buffers: ClassVar[re.Pattern[str]]  # tensors in old files that are no weights: masks and frequencies
     hub_transposed: ClassVar[re.Pattern[str]]  # weights that are stored (in, out)
@@ -57,7 +58,8 @@ class HubModel(nn.Module):
     @property
     def embedding(self) -> nn.Embedding:
         """The token embedding."""
-        raise located(NotImplementedError(f"{type(self).__name__} has no embedding"))
+        found: nn.Embedding = getattr(self, self.parts[0])
+        return found
 
     @classmethod
     def from_pretrained(

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..autograd import no_grad
 from ..creation import empty, ones, zeros
-from ..errors import bad_value, check_choice
+from ..errors import check_choice, expect
 from ..shapes import Sizes, shape_argument
 from ..tensor import Tensor
 from . import functional as F
@@ -125,8 +125,7 @@ class Dropout(Module):
 
     def __init__(self, p: float = 0.5) -> None:
         super().__init__()
-        if not 0 <= p <= 1:
-            raise bad_value(f"Dropout: p={p}; expected a probability")
+        expect(0 <= p <= 1, "Dropout: p", p, "a probability")
         self.p = p
 
     def forward(self, x: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import hints
 from ..dtypes import float32, float64, int64
-from ..errors import bad_index, bad_type, bad_value, check_choice
+from ..errors import bad_index, bad_type, bad_value, check_choice, expect
 from ..mixed_precision import autocast_to_float32
 from ..modes import cast_inputs, current_graph
 from ..ops import cross_entropy as cross_entropy_ops
@@ -41,8 +41,7 @@ def cross_entropy(
     target at all it is NaN. Raises TypeError for other targets, IndexError naming a target out of range.
     """
     check_choice("cross_entropy", "reduction", reduction, REDUCTIONS)
-    if not 0 <= label_smoothing <= 1:
-        raise bad_value(f"cross_entropy: label_smoothing={label_smoothing}; expected [0, 1]")
+    expect(0 <= label_smoothing <= 1, "cross_entropy: label_smoothing", label_smoothing, "[0, 1]")
     class_dim = 0 if check_tensor("cross_entropy", input).ndim == 1 else 1
     if check_tensor("cross_entropy", target).is_floating_point() and input.ndim and target.shape == input.shape:
         return _soft_cross_entropy(input, target, weight, class_dim, reduction, label_smoothing)
@@ -127,8 +126,7 @@ def linear_cross_entropy(
 
     Raises TypeError and IndexError as ``cross_entropy``, ValueError for other shapes and for reduction="none".
     """
-    if reduction not in ("mean", "sum"):
-        raise bad_value(f"linear_cross_entropy: reduction={reduction!r}; expected 'mean' or 'sum'")
+    check_choice("linear_cross_entropy", "reduction", reduction, ("mean", "sum"))
     x, weight = floating("linear_cross_entropy", input), check_tensor("linear_cross_entropy", linear_weight)
     if check_tensor("linear_cross_entropy", target).dtype.kind not in "iu":
         raise bad_type(
@@ -218,8 +216,7 @@ def l1_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
 def huber_loss(input: Tensor, target: Tensor, reduction: str = "mean", delta: float = 1.0) -> Tensor:
     """(input - target)^2 / 2 up to a distance of ``delta`` > 0, and from there on straight, of equal shapes."""
     _check_pair("huber_loss", input, target, reduction)
-    if not delta > 0:
-        raise bad_value(f"huber_loss: delta={delta}; expected a number above 0")
+    expect(delta > 0, "huber_loss: delta", delta, "a number above 0")
     return _reduced(elementwise.Huber.apply(input, target, delta=delta), reduction)
 
 
@@ -227,8 +224,7 @@ def huber_loss(input: Tensor, target: Tensor, reduction: str = "mean", delta: fl
 def smooth_l1_loss(input: Tensor, target: Tensor, reduction: str = "mean", beta: float = 1.0) -> Tensor:
     """``huber_loss`` of ``delta=beta``, divided by beta: |input - target| - beta / 2 beyond beta; 0 is ``l1_loss``."""
     _check_pair("smooth_l1_loss", input, target, reduction)
-    if not beta >= 0:
-        raise bad_value(f"smooth_l1_loss: beta={beta}; expected a number not below 0")
+    expect(beta >= 0, "smooth_l1_loss: beta", beta, "a number not below 0")
     return huber_loss(input, target, reduction, beta) / beta if beta else l1_loss(input, target, reduction)
 
 

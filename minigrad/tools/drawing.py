@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..autograd import Function, shape_and_dtype
+from ..engine import reachable
 from ..errors import bad_type, bad_value
 from ..plans import unfused
 from ..tensor import Tensor
@@ -103,28 +104,23 @@ def _vertex(tensor: Tensor) -> Any:
 def _boxes(tensor: Tensor, named: dict[int, str], limit: int) -> list[_Box]:
     """A box for each node and leaf, each in the layer below its lowest input (leaves just above their first use)."""
     root = _vertex(tensor)
-    about = {root: (tensor.shape, tensor.dtype)}
-    todo = [root]
-    for vertex in todo:  # grows while it is walked
-        for edge in vertex.edges if isinstance(vertex, Function) else ():
-            if edge is not None and edge not in about:
-                about[edge] = shape_and_dtype(edge)
-                todo.append(edge)
-        if len(todo) > limit:
-            raise bad_value(f"draw: the graph has more than {limit} boxes; draw a smaller one, or pass limit=")
+    nodes, leaves = reachable(root)
+    if len(nodes) + sum(map(len, leaves.values())) > limit:
+        raise bad_value(f"draw: the graph has more than {limit} boxes; draw a smaller one, or pass limit=")
     boxes: dict[Any, _Box] = {}
-    for vertex in sorted((v for v in todo if isinstance(v, Function)), key=lambda node: node.order):
+    for vertex in nodes:
         sources = [edge for edge in vertex.edges if edge is not None]
-        layer = 1 + max((boxes[s].layer for s in sources if s in boxes and isinstance(s, Function)), default=0)
-        lines = [type(vertex).__name__, _about(*about[vertex])]
-        boxes[vertex] = _Box("result" if vertex is root else "operation", lines, layer)
+        layer = 1 + max((boxes[s].layer for s in sources if isinstance(s, Function)), default=0)
+        boxes[vertex] = _Box(
+            "result" if vertex is root else "operation", [type(vertex).__name__, _about(vertex)], layer
+        )
         for source in sources:
             if not isinstance(source, Function):
-                leaf = boxes.setdefault(source, _Box("leaf", ["leaf", _about(*about[source])], layer - 1))
+                leaf = boxes.setdefault(source, _Box("leaf", ["leaf", _about(source)], layer - 1))
                 leaf.layer = min(leaf.layer, layer - 1)
             boxes[vertex].inputs.append(boxes[source])
     if not boxes:
-        boxes[root] = _Box("leaf", ["leaf", _about(*about[root])], 0)
+        boxes[root] = _Box("leaf", ["leaf", _about(root)], 0)
     for number, (vertex, box) in enumerate(boxes.items()):
         box.name = f"n{number}"
         if id(vertex) in named:
@@ -133,7 +129,8 @@ def _boxes(tensor: Tensor, named: dict[int, str], limit: int) -> list[_Box]:
     return list(boxes.values())
 
 
-def _about(shape: tuple[int, ...], dtype: Any) -> str:
+def _about(vertex: Any) -> str:
+    shape, dtype = shape_and_dtype(vertex)
     return f"{'×'.join(map(str, shape)) or 'scalar'} {dtype}"
 
 
