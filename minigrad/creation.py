@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -32,8 +32,7 @@ def _of_numbers(make: Callable[[], np.ndarray], dtype: Any, device: Place) -> Te
         with np.errstate(over="ignore"):  # to infinity, as everywhere
             return Tensor.wrap(device.kernels.from_host(array.astype(dtype or array.dtype, copy=False)), device)
 
-    found: Tensor = constant(made)
-    return found
+    return constant(made)
 
 
 def tensor(data: Any, *, dtype: Any = None, device: Place = CPU, requires_grad: bool = False) -> Tensor:
@@ -327,5 +326,4 @@ def where(condition: Tensor, x: Operand, y: Operand) -> Tensor:
     return x.where(condition, y)
 
 
-if not TYPE_CHECKING:
-    __all__ = hints.defined_in(__name__)
+hints.list_names(__name__)

@@ -1,8 +1,10 @@
-"""What this installation can use, and the command that would mend what it cannot: ``python -m minigrad.env``.
+"""usage: minigrad env
 
-The functions return data; only ``main`` prints. Optional packages are imported in processes of their own, because a
-broken one may raise anything, start MPI, or take the process down.
-"""
+Shows the versions, CPU, threads, kernel cache, devices and optional packages that this installation can use, and for
+the rest the command that would mend it. It takes no arguments and changes nothing."""
+
+# The functions return data; only ``main`` prints. Optional packages are imported in processes of their own, because a
+# broken one may raise anything, start MPI, or take the process down.
 
 from __future__ import annotations
 

@@ -91,14 +91,12 @@ class Tensor(
     @property
     def shape(self) -> tuple[int, ...]:
         """Sizes of the dimensions."""
-        shape: tuple[int, ...] = self.data.shape
-        return shape
+        return self.data.shape
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """The dtype (NumPy's)."""
-        dtype: np.dtype[Any] = self.data.dtype
-        return dtype
+        return self.data.dtype
 
     @property
     def ndim(self) -> int:
@@ -217,8 +215,7 @@ class Tensor(
             raise bad_state("numpy() of a tensor that requires grad would leave the graph; use .detach().numpy()")
         if self.device.type != "cpu":
             raise bad_state(f"numpy() of a tensor on {self.device}; use .cpu().numpy()")
-        array: np.ndarray = self.data
-        return array
+        return self.data
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         array = self.numpy()
@@ -242,8 +239,7 @@ class Tensor(
             raise bad_state(
                 "__cuda_array_interface__ of a tensor that requires grad would leave the graph; use .detach() first"
             )
-        interface: dict[str, Any] = self.data.__cuda_array_interface__
-        return interface
+        return self.data.__cuda_array_interface__
 
     def item(self) -> Any:
         """The one element as a Python number; RuntimeError if there are more or none."""

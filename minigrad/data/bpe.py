@@ -21,7 +21,7 @@ from ..files import durable
 from ..files.durable import StrPath
 from ..files.safetensors_format import CheckpointError, parse_json, read_bytes, show
 from .errors import DataError
-from .tokenizer import Tokens, checked_ids, lone_surrogate
+from .tokenizer import Tokens, checked_ids, encoded
 
 T = TypeVar("T")
 MAX_BYTES = 64 << 20
@@ -136,7 +136,7 @@ class BytePairTokenizer:
         if not all(special_tokens) or len(set(special_tokens)) < len(special_tokens):
             raise DataError("a special token is empty, or comes twice")
         for each in (text, *special_tokens):
-            _check_text(each)
+            encoded(each)
         library = _library()
         size = vocab_size - len(special_tokens)
         learning, _ = _made(_document({chr(code): i for i, code in enumerate(sorted(_BYTES))}, [], PATTERNS[pattern]))
@@ -194,7 +194,7 @@ class BytePairTokenizer:
             DataError: naming the fault.
         """
         found = _at(vocab, lambda: _read_json(vocab))
-        lines = _at(merges, lambda: _decoded(_read(merges))).splitlines()
+        lines = _at(merges, lambda: _read_text(merges)).splitlines()
         pairs = [line.split(" ") for line in lines if line and not line.startswith("#version")]
 
         def made() -> BytePairTokenizer:
@@ -275,7 +275,7 @@ class BytePairTokenizer:
         """
         if template and not special_tokens:
             raise DataError("encode(template=True) adds special tokens: it goes with special_tokens=True")
-        _check_text(text)
+        encoded(text)
         chosen = self._tokenizer if special_tokens else self._plain
         return np.array(chosen.encode(text, add_special_tokens=template).ids, dtype=np.int64)
 
@@ -395,13 +395,6 @@ def _bytes(token: str) -> bytes:
         raise DataError(f"model.vocab: {show(token)} is neither a byte-level token nor an added one") from None
 
 
-def _check_text(text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise lone_surrogate(text[error.start], error.start) from None
-
-
 # ---- files ---------------------------------------------------------------------------------------------------------
 
 
@@ -420,9 +413,9 @@ def _read(path: StrPath) -> bytes:
         raise DataError(error.args[0].removeprefix(f"{path}: ")) from None
 
 
-def _decoded(raw: bytes) -> str:
+def _read_text(path: StrPath) -> str:
     try:
-        return raw.decode("utf-8")
+        return _read(path).decode("utf-8")
     except UnicodeDecodeError as error:
         raise DataError(f"not UTF-8 at byte {error.start:,}") from None
 

@@ -34,20 +34,9 @@ from ..modes import Closing
 Arrays: TypeAlias = dict[str, np.ndarray[Any, Any]]
 
 DTYPES: dict[str, Any] = {
-    "F64": "<f8",
-    "F32": "<f4",
-    "F16": "<f2",
-    "BF16": bfloat16,
-    "I64": "<i8",
-    "I32": "<i4",
-    "I16": "<i2",
-    "I8": "|i1",
-    "U64": "<u8",
-    "U32": "<u4",
-    "U16": "<u2",
-    "U8": "|u1",
-    "BOOL": "|b1",
-}
+    "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": bfloat16, "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "|i1",
+    "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "|u1", "BOOL": "|b1",
+}  # fmt: skip
 CODES = {np.dtype(dtype).str: code for code, dtype in DTYPES.items()}
 OTHER_CODES = {"F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F6_E2M3", "F6_E3M2", "F4", "C64"}
 

@@ -117,8 +117,7 @@ class MathMethods:
         if isinstance(other, TensorCore):
             return other
         if isinstance(other, np.generic):  # np.float64 is a Python float too, and NumPy would widen the result to it
-            number: float = other.item()
-            return number
+            return other.item()
         if isinstance(other, int | float):
             return other
         if isinstance(other, np.ndarray | list | tuple):

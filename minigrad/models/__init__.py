@@ -9,8 +9,7 @@ from ..device import CPU, Place
 from ..files.durable import StrPath
 from .causal_lm import CausalLM
 from .gpt2 import GPT2
-from .gpt2_config import GPT2Config
-from .gpt2_memory import gpt2_memory
+from .gpt2_config import GPT2Config, gpt2_memory
 from .hub_config import HubConfig
 from .llama import Llama, LlamaConfig, RopeScaling
 

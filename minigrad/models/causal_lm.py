@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from .. import nn
 from ..autograd import no_grad
@@ -22,6 +22,13 @@ from .pretrained import HubModel
 
 class CausalLM(HubModel):
     """A model that predicts the next token: it embeds the tokens, which then go through blocks, a norm and a head."""
+
+    parts: ClassVar[tuple[str, str, str]]  # names of the token embedding, the blocks, and the norm after them
+
+    @property
+    def embedding(self) -> nn.Embedding:
+        """The token embedding."""
+        return getattr(self, self.parts[0])
 
     @property
     def device(self) -> Device:
@@ -64,8 +71,7 @@ class CausalLM(HubModel):
                 x = checkpoint(block, x)
             else:
                 x = block(x, caches[i] if caches else None)
-        y: Tensor = norm(x)
-        return y
+        return norm(x)
 
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Mean cross-entropy (nats per token) of targets (B, T) given tokens (B, T).

@@ -28,15 +28,10 @@ INERT = (
 )  # fmt: skip
 # What would change the numbers, with the values that do not.
 REFUSED: dict[str, tuple[Any, ...]] = {
-    "attn_logit_softcapping": (None,),
-    "cross_attention_hidden_size": (None,),
-    "final_logit_softcapping": (None,),
-    "is_encoder_decoder": (False,),
-    "pruned_heads": (None, {}),
-    "quantization_config": (None,),
-    "sliding_window": (None,),
-    "use_sliding_window": (False,),
-}
+    "attn_logit_softcapping": (None,), "cross_attention_hidden_size": (None,), "final_logit_softcapping": (None,),
+    "is_encoder_decoder": (False,), "pruned_heads": (None, {}), "quantization_config": (None,),
+    "sliding_window": (None,), "use_sliding_window": (False,),
+}  # fmt: skip
 
 
 class HubConfig:

@@ -51,8 +51,7 @@ class RopeScaling:
             return frequencies / self.factor
         turns = self.original_block_size * frequencies / (2 * math.pi)  # in the original context
         kept = np.clip((turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor), 0, 1)
-        lowered: np.ndarray = kept * frequencies + (1 - kept) * frequencies / self.factor
-        return lowered
+        return kept * frequencies + (1 - kept) * frequencies / self.factor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,14 +131,11 @@ class LlamaConfig:
 
     def to_hub(self) -> dict[str, Any]:
         """The fields of ``config.json``, in the form of transformers 4, which 5 reads too."""
-        scaling = self.rope_scaling
-        stored: dict[str, Any] | None = None
-        if scaling is not None:
-            stored = {"rope_type": scaling.kind, "factor": scaling.factor}
-            if scaling.kind == "llama3":
-                stored["low_freq_factor"] = scaling.low_freq_factor
-                stored["high_freq_factor"] = scaling.high_freq_factor
-                stored["original_max_position_embeddings"] = scaling.original_block_size
+        stored = None if self.rope_scaling is None else dataclasses.asdict(self.rope_scaling)
+        if stored is not None:
+            names = {"kind": "rope_type", "original_block_size": "original_max_position_embeddings"}
+            given = stored if stored["kind"] == "llama3" else ("kind", "factor")
+            stored = {names.get(name, name): stored[name] for name in given}
         return {
             "architectures": ["LlamaForCausalLM"],
             "hidden_act": "silu",
@@ -209,8 +205,7 @@ class LlamaBlock(nn.Module):
     def forward(self, x: Tensor, cache: nn.KVCache | None = None) -> Tensor:
         """(B, T, C) -> (B, T, C)."""
         x = x + self.self_attn(self.input_layernorm(x), cache)
-        y: Tensor = x + self.mlp(self.post_attention_layernorm(x))
-        return y
+        return x + self.mlp(self.post_attention_layernorm(x))
 
 
 class Llama(CausalLM):
@@ -224,7 +219,7 @@ class Llama(CausalLM):
 
     model_type = "llama"
     config_class = LlamaConfig
-    parts = "embed_tokens", "layers", "norm"
+    parts: ClassVar[tuple[str, str, str]] = "embed_tokens", "layers", "norm"
     hub_prefix = "model."
     hub_buffers: ClassVar[re.Pattern[str]] = re.compile(r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
     hub_transposed: ClassVar[re.Pattern[str]] = re.compile(r"(?!)")  # none
@@ -238,5 +233,4 @@ class Llama(CausalLM):
 
     def _embed(self, tokens: Tensor, start: int) -> Tensor:
         """The embeddings of tokens (B, T): (B, T, C). Their positions count in the attention."""
-        x: Tensor = self.embed_tokens(tokens)
-        return x
+        return self.embed_tokens(tokens)

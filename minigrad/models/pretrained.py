@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import re
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
 from .. import nn
 from ..autograd import no_grad
+from ..creation import zeros
 from ..device import CPU, Place
 from ..dtypes import default_dtype, float32
-from ..errors import bad_value
+from ..errors import bad_value, located
 from ..files import durable
 from ..files.durable import StrPath
 from ..files.safetensors_format import CheckpointError, encode, faults_of, iter_arrays, read_header, read_json, show
@@ -46,7 +46,6 @@ class HubModel(nn.Module):
 
     model_type: ClassVar[str]  # "model_type" in config.json
     config_class: ClassVar[Any]  # with from_hub and to_hub
-    parts: ClassVar[tuple[str, str, str]]  # names of the token embedding, the blocks, and the norm after them
     hub_prefix: ClassVar[str]  # before the names of all tensors but the head's
     hub_buffers: ClassVar[re.Pattern[str]]  # tensors in old files that are no weights: masks and frequencies
     hub_transposed: ClassVar[re.Pattern[str]]  # weights that are stored (in, out)
@@ -58,8 +57,7 @@ class HubModel(nn.Module):
     @property
     def embedding(self) -> nn.Embedding:
         """The token embedding."""
-        found: nn.Embedding = getattr(self, self.parts[0])
-        return found
+        raise located(NotImplementedError(f"{type(self).__name__} has no embedding"))
 
     @classmethod
     def from_pretrained(
@@ -136,14 +134,11 @@ class HubModel(nn.Module):
                 os.unlink(folder / CONFIG)
             places: dict[str, str] = {}
             for file, shard in zip(names, shards, strict=True):
-                arrays = {name: tensors[name].array() for name in shard}
-                durable.replace_file(folder / file, encode(arrays, {"format": "pt"}))
+                durable.replace_file(folder / file, encode({name: tensors[name] for name in shard}, {"format": "pt"}))
                 places.update(dict.fromkeys(shard, file))
             if len(shards) > 1:
-                total = sum(tensor.nbytes for tensor in tensors.values())
-                _write_json(
-                    folder / INDEX, {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}
-                )
+                total = {"total_size": sum(tensor.data.nbytes for tensor in tensors.values())}
+                _write_json(folder / INDEX, {"metadata": total, "weight_map": dict(sorted(places.items()))})
             for path in folder.iterdir():
                 if (_OURS.fullmatch(path.name) and path.name not in names) or (path.name == INDEX and len(shards) == 1):
                     path.unlink()
@@ -274,44 +269,23 @@ def _bytes(size: int | str) -> int:
     return found
 
 
-class _Tensor(NamedTuple):
-    """A tensor as a folder has it: a parameter, perhaps transposed, or zeros of a shape."""
-
-    parameter: Tensor | None
-    transposed: bool
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
-
-    def array(self) -> np.ndarray[Any, Any]:
-        if self.parameter is None:
-            return np.zeros(self.shape, self.dtype)
-        array: np.ndarray[Any, Any] = self.parameter.detach().cpu().numpy()
-        return array.T if self.transposed else array
-
-
-def _tensors(model: HubModel) -> dict[str, _Tensor]:
+def _tensors(model: HubModel) -> dict[str, Tensor]:
     """All tensors of a folder by their stored names, in the model's order."""
+    own = {name: p.detach() for name, p in model.named_parameters()}
     dtype = model.embedding.weight.dtype
-    own = {
-        name: _Tensor(p, model.hub_transposed.fullmatch(name) is not None, p.shape, dtype)
-        for name, p in model.named_parameters()
-    }
-    own.update({name: _Tensor(None, False, shape, dtype) for name, shape in model.hub_zeros().items()})
-    return {name if name == HEAD else model.hub_prefix + name: tensor for name, tensor in own.items()}
+    own.update({name: zeros(shape, dtype=dtype) for name, shape in model.hub_zeros().items()})
+    turned = {name: tensor.T if model.hub_transposed.fullmatch(name) else tensor for name, tensor in own.items()}
+    return {name if name == HEAD else model.hub_prefix + name: tensor for name, tensor in turned.items()}
 
 
-def _shards(tensors: dict[str, _Tensor], limit: int) -> list[list[str]]:
+def _shards(tensors: dict[str, Tensor], limit: int) -> list[list[str]]:
     """Names in groups of at most ``limit`` bytes; a larger tensor is a group alone."""
     groups: list[list[str]] = [[]]
     filled = 0
     for name, tensor in tensors.items():
-        if groups[-1] and filled + tensor.nbytes > limit:
+        if groups[-1] and filled + tensor.data.nbytes > limit:
             groups.append([])
             filled = 0
         groups[-1].append(name)
-        filled += tensor.nbytes
+        filled += tensor.data.nbytes
     return groups

@@ -271,5 +271,4 @@ class KLDivLoss(_Loss, function=F.kl_div):
         return f"reduction={self.reduction!r}, log_target={self.log_target}"
 
 
-if not TYPE_CHECKING:
-    __all__ = hints.defined_in(__name__)
+hints.list_names(__name__)

@@ -42,8 +42,7 @@ def _draws(fill: _Fill) -> _Fill:
         if _skipped.get():
             return x
         with no_grad():
-            result: Tensor = fill(x, *args, **kwargs)
-            return result
+            return fill(x, *args, **kwargs)
 
     return cast(_Fill, filled)
 

@@ -62,8 +62,7 @@ class GroupedQueryAttention(Module):
         start = 0 if cache is None else cache.length
         positions = arange(start, start + T, device=x.device).unsqueeze(1)  # one for all heads
         q, k = (F.rope(t, positions, self.rope_base, frequencies=self.rope_frequencies) for t in (q, k))
-        out: Tensor = self.o_proj(causal_attention(q, k, v, self.dropout if self.training else 0.0, cache))
-        return out
+        return self.o_proj(causal_attention(q, k, v, self.dropout if self.training else 0.0, cache))
 
     def extra_repr(self) -> str:
         """Heads and options."""
@@ -86,5 +85,4 @@ class SwiGLU(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, C) -> (B, T, C)."""
-        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-        return out
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .. import hints
 from ..dtypes import float32, float64, int64
@@ -58,7 +58,7 @@ def cross_entropy(
         )
     classes = input.shape[class_dim]
     _check_class_weight(weight, classes)
-    logits = input if class_dim == input.ndim - 1 else _channels_last(input)
+    logits = input if class_dim == input.ndim - 1 else input.permute(0, *range(2, input.ndim), 1)
     if logits.ndim != 2:
         logits = logits.reshape(-1, classes) if input.numel() else logits.reshape(target.numel(), classes)
     k = input.device.kernels
@@ -126,7 +126,8 @@ def linear_cross_entropy(
 
     Raises TypeError and IndexError as ``cross_entropy``, ValueError for other shapes and for reduction="none".
     """
-    check_choice("linear_cross_entropy", "reduction", reduction, ("mean", "sum"))
+    if reduction not in ("mean", "sum"):
+        raise bad_value(f"linear_cross_entropy: reduction={reduction!r}; expected 'mean' or 'sum'")
     x, weight = floating("linear_cross_entropy", input), check_tensor("linear_cross_entropy", linear_weight)
     if check_tensor("linear_cross_entropy", target).dtype.kind not in "iu":
         raise bad_type(
@@ -164,10 +165,6 @@ def _soft_cross_entropy(
     if weight is not None:
         losses = losses * weight.detach().reshape(classes, *(1,) * (input.ndim - class_dim - 1))
     return _reduced(losses.sum(class_dim), reduction)
-
-
-def _channels_last(x: Tensor) -> Tensor:
-    return x.permute(0, *range(2, x.ndim), 1)
 
 
 @autocast_to_float32
@@ -296,5 +293,4 @@ def _check_pair(name: str, input: Tensor, target: Tensor, reduction: str, known:
         raise bad_value(f"{name}: input {input.shape} and target {target.shape} differ in shape")
 
 
-if not TYPE_CHECKING:
-    __all__ = hints.defined_in(__name__)
+hints.list_names(__name__)

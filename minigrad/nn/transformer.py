@@ -135,5 +135,4 @@ class Block(Module):
     def forward(self, x: Tensor, cache: KVCache | None = None, attn_mask: Tensor | None = None) -> Tensor:
         """(B, T, C) -> (B, T, C). ``cache`` and ``attn_mask`` are as in ``SelfAttention``."""
         x = x + self.attn(self.ln_1(x), cache, attn_mask)
-        y: Tensor = x + self.mlp(self.ln_2(x))
-        return y
+        return x + self.mlp(self.ln_2(x))

@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 
 from ..errors import check_float
 from .multi_tensor import Configured, MultiTensorOptimizer
-from .optimizer import Checks, check_betas
+from .optimizer import check_betas
+from .optimizer_state import Checks
 
 ADAM_CHECKS: Checks = {**dict.fromkeys(("lr", "eps", "weight_decay"), check_float), "betas": check_betas}
 

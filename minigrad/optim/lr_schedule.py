@@ -15,7 +15,7 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, TypeAlias, get_type_hints
+from typing import Annotated, TypeAlias, get_type_hints
 
 from .. import hints
 from ..errors import bad_type, bad_value, check_float, check_int
@@ -299,5 +299,4 @@ def _check_order(schedule: LrSchedule, low: str, high: str) -> None:
         )
 
 
-if not TYPE_CHECKING:
-    __all__ = hints.defined_in(__name__)
+hints.list_names(__name__)

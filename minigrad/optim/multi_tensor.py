@@ -211,8 +211,7 @@ class Configured(MultiTensorOptimizer, Generic[C]):
         options = dict(self.defaults)
         if "betas" in options:
             options["beta1"], options["beta2"] = options.pop("betas")
-        config: C = self.config_type(**options)
-        return config
+        return self.config_type(**options)
 
 
 def _count(batch: UpdateBatch, updates: int) -> None:

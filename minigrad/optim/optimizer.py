@@ -7,8 +7,8 @@ not stored on tensors, so ``step`` takes the GradStore that ``loss.backward()`` 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import hints
 from ..errors import bad_state, bad_type, bad_value, check_float
@@ -18,7 +18,6 @@ from ..tensor import Tensor
 from .optimizer_state import OptimizerState
 
 Named = Tensor | tuple[str, Tensor]
-Checks: TypeAlias = Mapping[str, Callable[[str, Any], Any]]
 
 
 class Update(NamedTuple):
@@ -44,9 +43,6 @@ class Optimizer(OptimizerState, ABC):
     capturable: bool = False
     """Whether ``step`` may be part of a CUDA graph: all that differs from step to step is then computed by the host
     before each launch, and read by the kernels from the device."""
-
-    checks: ClassVar[Checks] = {"lr": check_float}
-    """By the name of an option, what gives its value as a plain one, or raises ValueError."""
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
         if isinstance(params, Tensor) or hasattr(params, "named_parameters") or not isinstance(params, Iterable | None):
@@ -105,13 +101,6 @@ class Optimizer(OptimizerState, ABC):
             )
         if not p.requires_grad:
             raise bad_value(f"{_label(name, i)} of shape {p.shape} does not require grad; call .requires_grad_() first")
-
-    def checked(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """A copy of the options, with plain numbers. Raises ValueError if one is unknown or out of range."""
-        for key in options:
-            if key not in self.defaults:
-                raise bad_value(f"{type(self).__name__} has no option {key!r}; it has {', '.join(self.defaults)}")
-        return {name: self.checks[name](name, x) if name in self.checks else x for name, x in options.items()}
 
     def kinds_of(self, options: Mapping[str, Any]) -> tuple[str, ...]:
         """Those of ``state_arrays`` that the state of a parameter in a group with these options has."""

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
 from ..device import Device
 from ..dtypes import float32, is_half
-from ..errors import bad_value
+from ..errors import bad_value, check_float
 from ..tensor import Tensor
 
 Arrays = dict[str, np.ndarray]
+Checks: TypeAlias = Mapping[str, Callable[[str, Any], Any]]
 
 
 @dataclass
@@ -34,6 +35,9 @@ class OptimizerState:
     extra_arrays: tuple[str, ...] = ()
     """Names of arrays that the states of some parameters have beside these."""
 
+    checks: ClassVar[Checks] = {"lr": check_float}
+    """By the name of an option, what gives its value as a plain one, or raises ValueError."""
+
     def __init__(self, defaults: dict[str, Any]) -> None:
         self.defaults: dict[str, Any] = defaults
         """The options of groups that name no others."""
@@ -47,7 +51,10 @@ class OptimizerState:
 
     def checked(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """A copy of the options, with plain numbers. Raises ValueError if one is unknown or out of range."""
-        raise NotImplementedError
+        for key in options:
+            if key not in self.defaults:
+                raise bad_value(f"{type(self).__name__} has no option {key!r}; it has {', '.join(self.defaults)}")
+        return {name: self.checks[name](name, x) if name in self.checks else x for name, x in options.items()}
 
     def kinds_of(self, options: Mapping[str, Any]) -> tuple[str, ...]:
         """Those of ``state_arrays`` that the state of a parameter in a group with these options has."""

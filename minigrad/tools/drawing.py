@@ -220,7 +220,7 @@ def _separate(layer: list[_Box], wanted: list[float]) -> None:
 
     Boxes that would be too close are pooled at their mean (isotonic regression; Barlow, Brunk 1972).
     """
-    starts = [0.0, *itertools.accumulate(_distance(a, b) for a, b in itertools.pairwise(layer))]
+    starts = [0.0, *itertools.accumulate((a.width + b.width) / 2 + GAP for a, b in itertools.pairwise(layer))]
     pools: list[tuple[float, float, int]] = []  # mean, weight, members
     for box, start, x in zip(layer, starts, wanted, strict=True):
         mean, weight, members = x - start, WEIGHTS[box.kind], 1
@@ -232,10 +232,6 @@ def _separate(layer: list[_Box], wanted: list[float]) -> None:
     means = [mean for mean, _, members in pools for _ in range(members)]
     for box, start, mean in zip(layer, starts, means, strict=True):
         box.x = start + mean
-
-
-def _distance(a: _Box, b: _Box) -> float:
-    return (a.width + b.width) / 2 + GAP
 
 
 def _svg(layers: list[list[_Box]], boxes: list[_Box]) -> str:
