@@ -54,13 +54,12 @@ class Autocasting:
         """The inputs of an operation whose ``Function.autocast`` is ``policy``. float64 and integers stay."""
         if self.keep and any(isinstance(x, TensorCore) and x._id in self.keep for x in inputs):
             policy = "float32"
+        target: Any = float32 if policy == "float32" else None
         if policy == "widest":
             found = {x.data.dtype for x in inputs if isinstance(x, TensorCore) and is_floating(x.data.dtype)}
             if len(found) < 2:
                 return inputs
             target = float64 if float64 in found else float32
-        else:
-            target = float32 if policy == "float32" else None
         return tuple(
             _converted(x, self.dtypes[x.device.type] if target is None else target) if self._eligible(x) else x
             for x in inputs

@@ -39,6 +39,7 @@ class _OfFunction(Module):
             cls._function = function
             dataclasses.dataclass(eq=False, repr=False)(cls)
             cls._names = tuple(field.name for field in dataclasses.fields(cls))  # type: ignore[arg-type]  # it is one now
+            cls._shown = cls._shown or ", ".join(f"{name}={{{name}!r}}" for name in cls._names)
             set_options: Any = cls.__init__
 
             @functools.wraps(set_options)
@@ -55,10 +56,6 @@ class _OfFunction(Module):
 
     def _options(self) -> list[Any]:
         return [getattr(self, name) for name in self._names]
-
-    def extra_repr(self) -> str:
-        """The options."""
-        return ", ".join(f"{name}={getattr(self, name)!r}" for name in self._names)
 
 
 class _OfOne(_OfFunction):
@@ -187,6 +184,7 @@ class _Loss(_OfFunction):
     """A loss with a ``reduction``: "mean", "sum" or "none"."""
 
     _reductions: ClassVar[tuple[str, ...]] = REDUCTIONS
+    _shown = "reduction={reduction!r}"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -195,10 +193,6 @@ class _Loss(_OfFunction):
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """Two tensors, of the shapes that the function takes -> the loss."""
         return type(self)._function(input, target, *self._options())
-
-    def extra_repr(self) -> str:
-        """The reduction."""
-        return f"reduction={self.reduction!r}"
 
 
 class CrossEntropyLoss(_Loss, function=F.cross_entropy):
@@ -265,10 +259,7 @@ class KLDivLoss(_Loss, function=F.kl_div):
     reduction: str = "mean"
     log_target: bool = False
     _reductions = ("mean", "batchmean", "sum", "none")
-
-    def extra_repr(self) -> str:
-        """The options."""
-        return f"reduction={self.reduction!r}, log_target={self.log_target}"
+    _shown = "reduction={reduction!r}, log_target={log_target}"
 
 
 hints.list_names(__name__)

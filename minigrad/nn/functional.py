@@ -39,6 +39,7 @@ from ..random import Generator, default_generator
 from ..shapes import Sizes
 from ..tensor import Tensor, check_tensor, floating, in_dtype_of
 from .losses import *
+from .losses import Weight
 
 
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:
@@ -170,7 +171,7 @@ def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -
     return (x1 * x2).sum(dim)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, residual: Tensor | None = None) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Weight = None, *, residual: Tensor | None = None) -> Tensor:
     """x W^T + b: x (..., in), weight (out, in), bias (out,) or None -> (..., out).
 
     With a ``residual`` (..., out), ``residual + linear(x, weight, bias)`` in one operation.
@@ -183,7 +184,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, residual: T
     return linear_ops.Linear.apply(x, weight, bias, residual)
 
 
-def _check_linear(name: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+def _check_linear(name: str, x: Tensor, weight: Tensor, bias: Weight) -> None:
     sizes, of_weight = check_tensor(name, x).data.shape, weight.data.shape
     if (
         len(of_weight) != 2
@@ -211,7 +212,7 @@ def _added(residual: Tensor, x: Tensor, weight: Tensor) -> bool:
 def feed_forward(
     x: Tensor,
     weight: Tensor,
-    bias: Tensor | None,
+    bias: Weight,
     weight2: Tensor,
     bias2: Tensor | None,
     approximate: str = "none",
@@ -282,7 +283,7 @@ def padding_row(padding_idx: int, rows: int) -> int:
 
 
 def layer_norm(
-    x: Tensor, normalized_shape: Sizes, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+    x: Tensor, normalized_shape: Sizes, weight: Weight = None, bias: Weight = None, eps: float = 1e-5
 ) -> Tensor:
     """(x - mean) / sqrt(var + eps) * weight + bias over the last dimensions, whose sizes are ``normalized_shape``."""
     shape = _last_sizes("layer_norm", x, normalized_shape)
@@ -291,7 +292,7 @@ def layer_norm(
     return in_dtype_of(x, layer_norm_ops.LayerNorm.apply(floating("layer_norm", x), weight, bias, eps=eps))
 
 
-def rms_norm(x: Tensor, normalized_shape: Sizes, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
+def rms_norm(x: Tensor, normalized_shape: Sizes, weight: Weight = None, eps: float | None = None) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight over the last dimensions, whose sizes are ``normalized_shape``.
 
     ``eps`` defaults to the distance from 1 to the next number of x's dtype, as in PyTorch.
@@ -302,9 +303,7 @@ def rms_norm(x: Tensor, normalized_shape: Sizes, weight: Tensor | None = None, e
     return in_dtype_of(x, rms_norm_ops.RMSNorm.apply(x, weight, eps=eps))
 
 
-def group_norm(
-    x: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
-) -> Tensor:
+def group_norm(x: Tensor, num_groups: int, weight: Weight = None, bias: Weight = None, eps: float = 1e-5) -> Tensor:
     """(x - mean) / sqrt(var + eps) * weight + bias: x (N, C, ...), weight and bias (C,) -> the same shape as x.
 
     Mean and variance are those of C / num_groups neighbouring channels of one sample.
@@ -322,8 +321,8 @@ def batch_norm(
     x: Tensor,
     running_mean: Tensor | None,
     running_var: Tensor | None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
+    weight: Weight = None,
+    bias: Weight = None,
     training: bool = False,
     momentum: float = 0.1,
     eps: float = 1e-5,
@@ -376,9 +375,7 @@ def _sizes(name: str, shape: tuple[int, ...], **parameters: Tensor | None) -> No
             raise bad_value(f"{name}: {parameter} has shape {p.shape}, expected {shape}")
 
 
-def _affine(
-    name: str, x: Tensor, shape: tuple[int, ...], weight: Tensor | None, bias: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def _affine(name: str, x: Tensor, shape: tuple[int, ...], weight: Weight, bias: Weight) -> tuple[Tensor, Tensor]:
     """Weight and bias of the given shape, 1 and 0 where there is none."""
     if (weight is not None and weight.data.shape != shape) or (bias is not None and bias.data.shape != shape):
         _sizes(name, shape, weight=weight, bias=bias)

@@ -74,6 +74,8 @@ class LayerNorm(Module):
     ``elementwise_affine=False`` neither scales nor shifts, ``bias=False`` scales only.
     """
 
+    _shown = "{normalized_shape}, eps={eps}"
+
     def __init__(
         self,
         normalized_shape: Sizes,
@@ -94,13 +96,11 @@ class LayerNorm(Module):
         """(..., *normalized_shape) -> the same shape."""
         return F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
 
-    def extra_repr(self) -> str:
-        """Sizes."""
-        return f"{self.normalized_shape}, eps={self.eps}"
-
 
 class RMSNorm(Module):
     """Divide by the root mean square over the last dimensions, of sizes ``normalized_shape``, then scale (weight 1)."""
+
+    _shown = "{normalized_shape}, eps={eps}"
 
     def __init__(
         self, normalized_shape: Sizes, eps: float | None = None, elementwise_affine: bool = True, *, dtype: Any = None
@@ -115,13 +115,11 @@ class RMSNorm(Module):
         """(..., *normalized_shape) -> the same shape."""
         return F.rms_norm(x, self.normalized_shape, self.weight, self.eps)
 
-    def extra_repr(self) -> str:
-        """Sizes."""
-        return f"{self.normalized_shape}, eps={self.eps}"
-
 
 class Dropout(Module):
     """In training, zero each element with probability p and scale the rest by 1 / (1 - p)."""
+
+    _shown = "p={p}"
 
     def __init__(self, p: float = 0.5) -> None:
         super().__init__()
@@ -132,13 +130,11 @@ class Dropout(Module):
         """Any shape -> the same."""
         return F.dropout(x, self.p, self.training)
 
-    def extra_repr(self) -> str:
-        """The probability."""
-        return f"p={self.p}"
-
 
 class GELU(Module):
     """x Phi(x); ``approximate="tanh"`` is GPT-2's form."""
+
+    _shown = "approximate={approximate!r}"
 
     def __init__(self, approximate: str = "none") -> None:
         check_choice("GELU", "approximate", approximate, ("none", "tanh"))
@@ -148,7 +144,3 @@ class GELU(Module):
     def forward(self, x: Tensor) -> Tensor:
         """Any shape -> the same."""
         return F.gelu(x, self.approximate)
-
-    def extra_repr(self) -> str:
-        """The form."""
-        return f"approximate={self.approximate!r}"

@@ -22,6 +22,8 @@ class GroupedQueryAttention(Module):
     for it has n_kv_head heads. Parameters are named as in Hugging Face's Llama.
     """
 
+    _shown = "n_head={n_head}, n_kv_head={n_kv_head}, is_causal=True, dropout={dropout}"
+
     def __init__(
         self,
         n_embd: int,
@@ -63,10 +65,6 @@ class GroupedQueryAttention(Module):
         positions = arange(start, start + T, device=x.device).unsqueeze(1)  # one for all heads
         q, k = (F.rope(t, positions, self.rope_base, frequencies=self.rope_frequencies) for t in (q, k))
         return self.o_proj(causal_attention(q, k, v, self.dropout if self.training else 0.0, cache))
-
-    def extra_repr(self) -> str:
-        """Heads and options."""
-        return f"n_head={self.n_head}, n_kv_head={self.n_kv_head}, is_causal=True, dropout={self.dropout}"
 
 
 class SwiGLU(Module):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 from .. import hints
 from ..dtypes import float32, float64, int64
@@ -15,6 +15,7 @@ from ..ops import linear as linear_ops
 from ..ops.linear_cross_entropy import LinearCrossEntropy
 from ..tensor import Tensor, check_tensor, floating, in_dtype_of
 
+Weight: TypeAlias = Tensor | None  # None: 1 everywhere, or for a bias 0
 REDUCTIONS = ("mean", "sum", "none")
 
 
@@ -27,7 +28,7 @@ def _reduced(losses: Tensor, reduction: str) -> Tensor:
 def cross_entropy(
     input: Tensor,
     target: Tensor,
-    weight: Tensor | None = None,
+    weight: Weight = None,
     ignore_index: int = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
@@ -149,13 +150,13 @@ def linear_cross_entropy(
     return in_dtype_of(x, loss)
 
 
-def _check_class_weight(weight: Tensor | None, classes: int) -> None:
+def _check_class_weight(weight: Weight, classes: int) -> None:
     if weight is not None and weight.shape != (classes,):
         raise bad_value(f"cross_entropy: weight of shape {weight.shape}; expected ({classes},)")
 
 
 def _soft_cross_entropy(
-    input: Tensor, target: Tensor, weight: Tensor | None, class_dim: int, reduction: str, label_smoothing: float
+    input: Tensor, target: Tensor, weight: Weight, class_dim: int, reduction: str, label_smoothing: float
 ) -> Tensor:
     classes = input.shape[class_dim]
     _check_class_weight(weight, classes)
@@ -169,7 +170,7 @@ def _soft_cross_entropy(
 
 @autocast_to_float32
 def nll_loss(
-    input: Tensor, target: Tensor, weight: Tensor | None = None, ignore_index: int = -100, reduction: str = "mean"
+    input: Tensor, target: Tensor, weight: Weight = None, ignore_index: int = -100, reduction: str = "mean"
 ) -> Tensor:
     """-input[target]: log-probabilities (C,), (N, C) or (N, C, d1, ...), class indices of shape (), (N,), (N, d1, ...).
 
@@ -226,9 +227,7 @@ def smooth_l1_loss(input: Tensor, target: Tensor, reduction: str = "mean", beta:
 
 
 @autocast_to_float32
-def binary_cross_entropy(
-    input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: str = "mean"
-) -> Tensor:
+def binary_cross_entropy(input: Tensor, target: Tensor, weight: Weight = None, reduction: str = "mean") -> Tensor:
     """-weight (target log p + (1 - target) log(1 - p)) of probabilities p = input, of equal shapes.
 
     ``weight`` broadcasts to the input. Logarithms count as -100 at least, as in PyTorch; where p is exactly 0 or 1, the
@@ -248,11 +247,7 @@ def binary_cross_entropy(
 
 @autocast_to_float32
 def binary_cross_entropy_with_logits(
-    input: Tensor,
-    target: Tensor,
-    weight: Tensor | None = None,
-    reduction: str = "mean",
-    pos_weight: Tensor | None = None,
+    input: Tensor, target: Tensor, weight: Weight = None, reduction: str = "mean", pos_weight: Weight = None
 ) -> Tensor:
     """-weight (pos_weight target log p + (1 - target) log(1 - p)) with p = sigmoid(input), of equal shapes.
 

@@ -329,9 +329,11 @@ class Module:
         """A table of all parameters and buffers with their shapes, numbers of elements and memory, and the totals."""
         return module_state.table(type(self).__name__, [*self.named_parameters()], [*self.named_buffers()])
 
+    _shown: ClassVar[str] = ""
+
     def extra_repr(self) -> str:
-        """What ``repr`` shows between the parentheses; layers say their sizes."""
-        return ""
+        """What ``repr`` shows between the parentheses: layers say their sizes, by default attributes in ``_shown``."""
+        return self._shown.format_map(self.__dict__)
 
     def __repr__(self) -> str:
         lines = [f"({name}): {child!r}" for name, child in self._modules.items()]

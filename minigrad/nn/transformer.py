@@ -24,6 +24,8 @@ class SelfAttention(Module):
     One projection makes queries, keys and values. Dropout acts on the attention probabilities and on the output.
     """
 
+    _shown = "n_head={n_head}, is_causal={is_causal}, dropout={dropout}"
+
     def __init__(
         self, n_embd: int, n_head: int, dropout: float = 0.0, bias: bool = True, is_causal: bool = False
     ) -> None:
@@ -72,10 +74,6 @@ class SelfAttention(Module):
         if check_tensor(type(self).__name__, x).ndim != 3 or x.shape[2] != C:
             raise bad_value(f"{type(self).__name__}: x of shape {x.shape}; expected (B, T, C) with C = {C} channels")
         return x.shape
-
-    def extra_repr(self) -> str:
-        """Heads and options."""
-        return f"n_head={self.n_head}, is_causal={self.is_causal}, dropout={self.dropout}"
 
 
 def _causal_too(mask: Tensor, T: int) -> Tensor:
