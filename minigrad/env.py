@@ -8,6 +8,7 @@ the rest the command that would mend it. It takes no arguments and changes nothi
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.metadata
 import json
@@ -117,19 +118,15 @@ def cpu() -> Cpu:
 
 
 def _cpu_name() -> str:
-    try:
+    with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
             key, _, value = line.partition(":")
             if key.strip() == "model name":
                 return value.strip()
-    except OSError:
-        pass
     if sys.platform == "darwin":
-        try:
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
             command = ["sysctl", "-n", "machdep.cpu.brand_string"]
             return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
-        except (OSError, subprocess.SubprocessError):
-            pass
     return platform.processor() or platform.machine()
 
 
@@ -152,13 +149,10 @@ def threads() -> Threads:
                 reason = f"TBB cannot be loaded ({error}): pip install tbb"
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
-    return Threads(pool.LAYER, reason, pool.get_num_threads(), int(numba.config.NUMBA_NUM_THREADS), cores, _blas())
-
-
-def _blas() -> str:
     config: Any = np.show_config(mode="dicts")
     blas = config.get("Build Dependencies", {}).get("blas", {})
-    return f"{blas.get('name', 'unknown')} {blas.get('version', '')}".strip()
+    name = f"{blas.get('name', 'unknown')} {blas.get('version', '')}".strip()
+    return Threads(pool.LAYER, reason, pool.get_num_threads(), int(numba.config.NUMBA_NUM_THREADS), cores, name)
 
 
 def kernel_cache() -> Cache:
@@ -168,11 +162,9 @@ def kernel_cache() -> Cache:
     folder = Path(jit.CACHE_DIRECTORY)
     sizes = []
     for path in folder.rglob("*"):
-        try:
+        with contextlib.suppress(OSError):  # another process has just replaced it
             if path.is_file():
                 sizes.append(path.stat().st_size)
-        except OSError:  # another process has just replaced it
-            continue
     return Cache(folder, len(sizes), sum(sizes))
 
 
@@ -189,16 +181,9 @@ def extras() -> tuple[Status, ...]:
     with ThreadPoolExecutor() as executor:
         found = dict(zip(_PROBES, executor.map(_probe, _PROBES, _PROBES.values()), strict=True))
     cuda = [found[name] for name in ("numba_cuda", "cupy", "NCCL")]
-    return (
-        _extra("bpe", found["tokenizers"]),
-        _cuda_extra(12, cuda),
-        _cuda_extra(13, cuda),
-        _extra("inspect", found["minigrad.cuda_kernels.inspect"]),
-        _extra("mpi", found["mpi4py"]),
-        _extra("plot", found["matplotlib"]),
-        _extra("test", found["pytest"]),
-        _extra("torch", found["torch"], "pip install torch"),
-    )
+    one = {"bpe": "tokenizers", "inspect": "minigrad.cuda_kernels.inspect", "mpi": "mpi4py", "plot": "matplotlib"}
+    bpe, *others = (_extra(name, found[probe]) for name, probe in {**one, "test": "pytest", "torch": "torch"}.items())
+    return bpe, _cuda_extra(12, cuda), _cuda_extra(13, cuda), *others
 
 
 _PROBES = {
@@ -307,8 +292,8 @@ def _cuda_extra(major: int, packages: list[Status]) -> Status:
     return Status(name, True, ", ".join([part.detail for part in packages] + [found]))
 
 
-def _extra(name: str, part: Status, command: str = "") -> Status:
-    remedy = command or f'pip install "minigrad-cuda[{name}]"'
+def _extra(name: str, part: Status) -> Status:
+    remedy = "pip install torch" if name == "torch" else f'pip install "minigrad-cuda[{name}]"'
     return Status(name, part.usable, part.detail, "" if part.usable else remedy)
 
 

@@ -64,9 +64,9 @@ class LossScaleStrategy:
         """A new scaler of this strategy; None if there is none."""
         if self.kind == "none":
             return None
-        if self.kind == "fixed":
-            return GradScaler.fixed(self.initial_scale)
-        return GradScaler(self.initial_scale, self.growth_factor, self.backoff_factor, self.growth_interval)
+        scaler = GradScaler(self.initial_scale, self.growth_factor, self.backoff_factor, self.growth_interval)
+        scaler._adapts = self.kind == "dynamic"
+        return scaler
 
 
 class GradScaler:
