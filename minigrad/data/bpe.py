@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..files import durable
 from ..files.durable import StrPath
-from ..files.safetensors_format import CheckpointError, parse_json, read_bytes, show
+from ..files.safetensors_format import parse_json, read_bytes, show
 from .errors import DataError
 from .tokenizer import Tokens, checked_ids, encoded
 
-T = TypeVar("T")
 MAX_BYTES = 64 << 20
 # Lists and objects, and commas: they bound the memory that a file can ask for. Llama 3's has 280,000 and 690,000.
 MAX_CONTAINERS, MAX_COMMAS = 1_000_000, 4_000_000
@@ -159,7 +157,8 @@ class BytePairTokenizer:
         Raises:
             DataError: naming the file and the fault.
         """
-        return _at(path, lambda: cls(_made(_read_json(path))[0]))
+        with _file(path):
+            return cls(_made(_read_json(path))[0])
 
     @classmethod
     def from_pretrained(cls, folder: StrPath) -> BytePairTokenizer:
@@ -193,19 +192,18 @@ class BytePairTokenizer:
         Raises:
             DataError: naming the fault.
         """
-        found = _at(vocab, lambda: _read_json(vocab))
-        lines = _at(merges, lambda: _read_text(merges)).splitlines()
+        with _file(vocab):
+            found = _read_json(vocab)
+        with _file(merges):
+            lines = read_bytes(Path(merges), MAX_BYTES).decode().splitlines()
         pairs = [line.split(" ") for line in lines if line and not line.startswith("#version")]
-
-        def made() -> BytePairTokenizer:
+        with _file(vocab):
             if not isinstance(found, dict):
                 raise DataError(f"a vocabulary is an object, found {show(found)}")
             for token in special_tokens:
                 if token not in found:
                     raise DataError(f"the special token {show(token)} is not in the vocabulary: name others, or none")
             return cls(_made(_document(found, pairs, BYTE_LEVEL, special_tokens))[0])
-
-        return _at(vocab, made)
 
     @classmethod
     def from_dict(cls, state: Mapping[str, Any]) -> BytePairTokenizer:
@@ -398,32 +396,17 @@ def _bytes(token: str) -> bytes:
 # ---- files ---------------------------------------------------------------------------------------------------------
 
 
-def _at(path: StrPath, read: Callable[[], T]) -> T:
-    """`read()`, its errors beginning with the path."""
+@contextlib.contextmanager
+def _file(path: StrPath) -> Iterator[None]:
+    """A ValueError that is raised within is a fault of this file: a `DataError` that begins with its path."""
     try:
-        return read()
-    except DataError as error:
-        raise DataError(f"{os.fspath(path)}: {error}") from None
-
-
-def _read(path: StrPath) -> bytes:
-    try:
-        return read_bytes(Path(path), MAX_BYTES)
-    except CheckpointError as error:
-        raise DataError(error.args[0].removeprefix(f"{path}: ")) from None
-
-
-def _read_text(path: StrPath) -> str:
-    try:
-        return _read(path).decode("utf-8")
+        yield
     except UnicodeDecodeError as error:
-        raise DataError(f"not UTF-8 at byte {error.start:,}") from None
+        raise DataError(f"{path}: not UTF-8 at byte {error.start:,}") from None
+    except ValueError as error:
+        raise DataError(f"{path}: {str(error.args[0]).removeprefix(f'{path}: ')}") from None
 
 
 def _read_json(path: StrPath) -> Any:
     """JSON of bounded size, without duplicate keys."""
-    raw = _read(path)
-    try:
-        return parse_json(raw, MAX_CONTAINERS, MAX_COMMAS)
-    except ValueError as error:
-        raise DataError(str(error)) from None
+    return parse_json(read_bytes(Path(path), MAX_BYTES), MAX_CONTAINERS, MAX_COMMAS)

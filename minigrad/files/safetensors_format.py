@@ -72,10 +72,9 @@ def faults_of(path: Path) -> Iterator[None]:
         yield
     except CheckpointError:
         raise
-    except RecursionError:
-        raise CheckpointError(f"{path}: nested too deeply", path) from None
-    except ValueError as error:
-        raise CheckpointError(f"{path}: {error}", path) from None
+    except (ValueError, RecursionError) as error:
+        fault = "nested too deeply" if isinstance(error, RecursionError) else error
+        raise CheckpointError(f"{path}: {fault}", path) from None
 
 
 class Entry(NamedTuple):
