@@ -30,21 +30,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .errors import bad_type
-from .files import durable
+from .files import durable, safetensors_format
 from .files.durable import StrPath
-from .files.safetensors_format import (
-    Arrays,
-    CheckpointError,
-    FileHeader,
-    encode,
-    faults_of,
-    parse_json,
-    read_arrays,
-    read_bytes,
-    read_header,
-    read_json,
-    show,
-)
+from .files.safetensors_format import Arrays, CheckpointError, FileHeader, faults_of, parse_json, read_arrays, show
 
 # fmt: off
 __all__ = [
@@ -104,7 +92,7 @@ def save_safetensors(path: StrPath, arrays: Mapping[str, Any], metadata: Mapping
         raise bad_type(f"save_safetensors: arrays is a {type(arrays).__name__}, expected a mapping from names{hint}")
     path = Path(path)
     try:
-        durable.replace_file(path, encode(arrays, metadata))
+        durable.replace_file(path, safetensors_format.encode(arrays, metadata))
     except OSError as error:
         raise CheckpointError(f"{path} could not be written: {_reason(error)}", path) from error
     return path
@@ -125,7 +113,7 @@ def safetensors_header(path: StrPath) -> FileHeader:
     Raises:
         CheckpointError: as `load_safetensors`.
     """
-    return read_header(Path(path))
+    return safetensors_format.read_header(Path(path))
 
 
 # ---- saving a checkpoint -------------------------------------------------------------------------------------------
@@ -159,7 +147,7 @@ def save_checkpoint(
     for name in tensors:
         if not isinstance(name, str) or not _STEM.fullmatch(name):
             raise CheckpointError(f"{show(name)} cannot name a file of tensors: use letters, digits, '_' and '-'")
-    files = {f"{name}.safetensors": encode(arrays) for name, arrays in tensors.items()}
+    files = {f"{name}.safetensors": safetensors_format.encode(arrays) for name, arrays in tensors.items()}
     state_bytes = _encode_state(state)
     try:
         durable.make_directories(folder)
@@ -348,7 +336,7 @@ def _load(path: Path, expected_step: int | None = None) -> Checkpoint:
         raise CheckpointError(f"{path} holds step {step}: it was renamed", path)
     state_path = path / STATE
     with faults_of(state_path):
-        state = _decode_state(read_bytes(state_path, MAX_STATE, *records.pop(STATE)))
+        state = _decode_state(safetensors_format.read_bytes(state_path, MAX_STATE, *records.pop(STATE)))
         if type(state.get("step")) is not int or state["step"] != step:
             raise ValueError(f"its step is {show(state.get('step'))}, the manifest's is {step}")
     tensors = {name.removesuffix(".safetensors"): read_arrays(path / name, *record) for name, record in records.items()}
@@ -357,7 +345,7 @@ def _load(path: Path, expected_step: int | None = None) -> Checkpoint:
 
 def _read_manifest(path: Path) -> tuple[int, dict[str, tuple[int, str]]]:
     manifest_path = path / MANIFEST
-    manifest = read_json(manifest_path, 1 << 20)
+    manifest = safetensors_format.read_json(manifest_path, 1 << 20)
     with faults_of(manifest_path):
         if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
             raise ValueError("is not the manifest of a minigrad checkpoint")
