@@ -95,9 +95,8 @@ class CausalLM(HubModel):
         if tokens.ndim != 2:
             raise bad_value(f"{name}: tokens of shape {tokens.shape}; expected (B, T)")
         start = caches[0].length if caches else 0
-        if start + tokens.shape[1] > self.config.block_size:
-            count = start + tokens.shape[1]
-            limit = self.config.block_size
+        count, limit = start + tokens.shape[1], self.config.block_size
+        if count > limit:
             raise bad_value(f"{name}: {count} tokens, but block_size is {limit}; pass the last {limit}")
         return start
 

@@ -161,20 +161,19 @@ def _rope_from_hub(hub: HubConfig) -> tuple[float, RopeScaling | None]:
     hub.only("partial_rotary_factor", 1.0, 1, None)
     if values.get("partial_rotary_factor", 1) != 1:
         raise hub.error(f"{where}: partial_rotary_factor is not supported, only 1")
-    factors = {"default": (), "linear": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor")}
-    if not isinstance(kind, str) or kind not in factors:
+    llama3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+    kinds: dict[Any, tuple[str, ...]] = {"default": (), "linear": ("factor",), "llama3": llama3}
+    if not isinstance(kind, str) or kind not in kinds:
         raise hub.error(f"{where}: the rope type {kind!r:.60} is not supported, only default, linear and llama3")
-    known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *factors[kind]}
-    known |= {"original_max_position_embeddings"} if kind == "llama3" else set()
-    unknown = sorted(values.keys() - known)
+    unknown = sorted(values.keys() - {"rope_type", "type", "rope_theta", "partial_rotary_factor", *kinds[kind]})
     if unknown:
         raise hub.error(f"{where}: {unknown[0]!r:.60} is not supported with the rope type {kind}")
     if kind == "default":
         return base, None
-    missing = sorted(known - {"rope_type", "type", "rope_theta", "partial_rotary_factor"} - values.keys())
+    missing = sorted(set(kinds[kind]) - values.keys())
     if missing:
         raise hub.error(f"{where}: {missing[0]} is missing")
-    numbers: dict[str, Any] = {name: hub.check_number(f"{where}: {name}", values[name]) for name in factors[kind]}
+    numbers: dict[str, Any] = {name: hub.check_number(f"{where}: {name}", values[name]) for name in kinds[kind][:3]}
     if kind == "linear":
         return base, RopeScaling(kind, **numbers)
     original = values["original_max_position_embeddings"]

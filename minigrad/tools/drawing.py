@@ -111,27 +111,24 @@ def _boxes(tensor: Tensor, named: dict[int, str], limit: int) -> list[_Box]:
     for vertex in nodes:
         sources = [edge for edge in vertex.edges if edge is not None]
         layer = 1 + max((boxes[s].layer for s in sources if isinstance(s, Function)), default=0)
-        boxes[vertex] = _Box(
-            "result" if vertex is root else "operation", [type(vertex).__name__, _about(vertex)], layer
-        )
+        boxes[vertex] = _Box("result" if vertex is root else "operation", _lines(vertex, named), layer)
         for source in sources:
             if not isinstance(source, Function):
-                leaf = boxes.setdefault(source, _Box("leaf", ["leaf", _about(source)], layer - 1))
+                leaf = boxes.setdefault(source, _Box("leaf", _lines(source, named), layer - 1))
                 leaf.layer = min(leaf.layer, layer - 1)
             boxes[vertex].inputs.append(boxes[source])
     if not boxes:
-        boxes[root] = _Box("leaf", ["leaf", _about(root)], 0)
-    for number, (vertex, box) in enumerate(boxes.items()):
+        boxes[root] = _Box("leaf", _lines(root, named), 0)
+    for number, box in enumerate(boxes.values()):
         box.name = f"n{number}"
-        if id(vertex) in named:
-            named_box = _Box(box.kind, [named[id(vertex)], *box.lines[box.kind == "leaf" :]], box.layer)
-            box.lines, box.width, box.height = named_box.lines, named_box.width, named_box.height
     return list(boxes.values())
 
 
-def _about(vertex: Any) -> str:
+def _lines(vertex: Any, named: dict[int, str]) -> list[str]:
+    """The text of a box: name and operation, shape and dtype."""
     shape, dtype = shape_and_dtype(vertex)
-    return f"{'×'.join(map(str, shape)) or 'scalar'} {dtype}"
+    names = [*filter(None, [named.get(id(vertex))]), *([type(vertex).__name__] if isinstance(vertex, Function) else [])]
+    return [*(names or ["leaf"]), f"{'×'.join(map(str, shape)) or 'scalar'} {dtype}"]
 
 
 def _layers(boxes: list[_Box]) -> list[list[_Box]]:
