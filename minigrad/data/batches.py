@@ -219,6 +219,4 @@ def _windows(tokens: npt.NDArray[Any], batch_size: int, block_size: int, part: s
 
 
 def _split(windows: npt.NDArray[Any]) -> Batch:
-    x = windows[:, :-1].astype(np.int64, order="C")
-    y = windows[:, 1:].astype(np.int64, order="C")
-    return x, y
+    return windows[:, :-1].astype(np.int64, order="C"), windows[:, 1:].astype(np.int64, order="C")

@@ -147,6 +147,15 @@ def remove_orphans(folder: Path, prefix: str) -> None:
 _held: dict[tuple[int, int], int] = {}  # of files that this process has locked: device and number, and the descriptor
 
 
+def _take(fd: int) -> bool | None:
+    """Whether the exclusive lock of an open file was free, and is taken now; None if its file system has no locks."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return False if error.errno in (errno.EWOULDBLOCK, errno.EACCES) else None
+    return True
+
+
 def other_holder(fd: int) -> str:
     """Take the exclusive advisory lock of an open file; if another process has it, that process, in words, else "".
 
@@ -155,11 +164,8 @@ def other_holder(fd: int) -> str:
     if fcntl is None:
         return ""
     info = os.fstat(fd)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES) or (info.st_dev, info.st_ino) in _held:
-            return ""  # a file system without such locks, or this process has it
+    taken = _take(fd)
+    if taken is False and (info.st_dev, info.st_ino) not in _held:
         found = "another process"
         with contextlib.suppress(OSError):
             locks = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
@@ -168,8 +174,9 @@ def other_holder(fd: int) -> str:
             command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
             found = f"{found} ({command[:100]})"
         return found
-    _held[info.st_dev, info.st_ino] = fd
-    return ""
+    if taken:
+        _held[info.st_dev, info.st_ino] = fd
+    return ""  # also of a file system without such locks, and where this process has it
 
 
 def release(fd: int) -> None:
@@ -195,23 +202,16 @@ def folder_lock(folder: Path, timeout: float = 60.0) -> Iterator[bool]:
         yield False
         return
     fd = os.open(folder, os.O_RDONLY)
-    locked = False
+    locked: bool | None = None
     try:
         deadline = time.monotonic() + timeout
-        while True:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                locked = True
-                break
-            except OSError as error:
-                if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-                    break
+        while (locked := _take(fd)) is False:
             if time.monotonic() > deadline:
                 raise TimeoutError(
                     errno.ETIMEDOUT, f"another process has been writing here for {timeout:g} s", str(folder)
                 )
             time.sleep(0.02)
-        yield locked
+        yield bool(locked)
     finally:
         if locked:
             release(fd)

@@ -235,8 +235,7 @@ class ShapeMethods:
         """The slices along ``dim``, without it."""
         self._needs_dimension("unbind")
         before = (slice(None),) * shapes.normalize_dim(dim, self.ndim)
-        places = [(*before, i) for i in range(self.shape[len(before)])]
-        return tuple(self[place] for place in places)
+        return tuple(self[(*before, i)] for i in range(self.shape[len(before)]))
 
     def _needs_dimension(self: Tensor, name: str) -> None:
         if not self.ndim:

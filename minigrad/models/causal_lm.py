@@ -86,8 +86,7 @@ class CausalLM(HubModel):
             )
         if unmodified(self):
             return F.linear_cross_entropy(self._features(tokens), self._head.weight, targets)
-        logits = self(tokens)
-        return F.cross_entropy(logits.reshape(-1, self.config.vocab_size), targets.reshape(-1))
+        return F.cross_entropy(self(tokens).reshape(-1, self.config.vocab_size), targets.reshape(-1))
 
     def _start(self, tokens: Tensor, caches: list[nn.KVCache] | None) -> int:
         """The position of the first of ``tokens`` (B, T); ValueError for other shapes or beyond block_size tokens."""

@@ -137,8 +137,8 @@ def _sample_on_host(
         scores -= scores.max(-1, keepdims=True)  # the largest is 0: nothing overflows
     scores /= temperature
     if top_k is not None and top_k < vocab:
-        smallest = np.partition(scores, vocab - top_k, -1)[:, vocab - top_k, None]  # not sorted: linear time
-        scores[scores < smallest] = -np.inf
+        # Not sorted: linear time.
+        scores[scores < np.partition(scores, vocab - top_k, -1)[:, vocab - top_k, None]] = -np.inf
     weights = np.exp(scores, out=scores)
     order = None
     if top_p is not None and top_p < 1:

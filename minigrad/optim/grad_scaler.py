@@ -168,8 +168,7 @@ class GradScaler:
             return
         if any(store is grads for store, _ in self._unscaled):
             raise bad_state("unscale_: these gradients have been unscaled already; call update() per step")
-        flags = self.unscale_on_device(grads)
-        self._unscaled.append((grads, flags))
+        self._unscaled.append((grads, self.unscale_on_device(grads)))
 
     def unscale_on_device(self, grads: GradStore) -> list[tuple[Device, Any]]:
         """``unscale_`` whose answer stays where it is: for each device of gradients, int32 (), whether one of them was
