@@ -13,7 +13,7 @@ from .device import CPU, Device, Place
 from .errors import bad_type, bad_value, check_choice
 from .modes import constant
 from .ops import indexing, movement
-from .random import Generator, default_generator, draw
+from .random import Source, default_generator, draw
 from .tensor import Operand, Tensor
 
 
@@ -186,29 +186,27 @@ def triu_indices(row: int, col: int, offset: int = 0, *, device: Place = CPU) ->
     return _of_numbers(lambda: np.stack(np.triu_indices(row, offset, col)), dtypes.int64, device)
 
 
-def _draw(kind: str, shape: Any, dtype: Any, device: Place, generator: Generator | None, grad: bool) -> Tensor:
+def _draw(kind: str, shape: Any, dtype: Any, device: Place, generator: Source, grad: bool) -> Tensor:
     device = Device(device)
     dtype = dtypes.as_dtype(dtype or dtypes.default_dtype())
     return _finish(draw(kind, device.kernels, shapes.shape_argument(shape), dtype, generator), device, grad)
 
 
 def rand(
-    *shape: Any, dtype: Any = None, device: Place = CPU, generator: Generator | None = None, requires_grad: bool = False
+    *shape: Any, dtype: Any = None, device: Place = CPU, generator: Source = None, requires_grad: bool = False
 ) -> Tensor:
     """Uniform random values in [0, 1)."""
     return _draw("uniform", shape, dtype, device, generator, requires_grad)
 
 
 def randn(
-    *shape: Any, dtype: Any = None, device: Place = CPU, generator: Generator | None = None, requires_grad: bool = False
+    *shape: Any, dtype: Any = None, device: Place = CPU, generator: Source = None, requires_grad: bool = False
 ) -> Tensor:
     """Standard normal random values."""
     return _draw("normal", shape, dtype, device, generator, requires_grad)
 
 
-def randint(
-    low: int, high: Any, shape: Any = None, *, device: Place = CPU, generator: Generator | None = None
-) -> Tensor:
+def randint(low: int, high: Any, shape: Any = None, *, device: Place = CPU, generator: Source = None) -> Tensor:
     """Random integers (int64) in [low, high): ``randint(low, high, shape)``, or ``randint(high, shape)`` from 0."""
     if shape is None:
         low, high, shape = 0, low, high
@@ -219,29 +217,25 @@ def randint(
     return Tensor.wrap(device.kernels.random.integers(low, high, shapes.shape_argument((shape,)), *place), device)
 
 
-def rand_like(
-    x: Tensor, *, dtype: Any = None, generator: Generator | None = None, requires_grad: bool = False
-) -> Tensor:
+def rand_like(x: Tensor, *, dtype: Any = None, generator: Source = None, requires_grad: bool = False) -> Tensor:
     """Uniform random values in [0, 1), of the shape, dtype and device of ``x``."""
     return rand(x.shape, dtype=dtype or x.dtype, device=x.device, generator=generator, requires_grad=requires_grad)
 
 
-def randn_like(
-    x: Tensor, *, dtype: Any = None, generator: Generator | None = None, requires_grad: bool = False
-) -> Tensor:
+def randn_like(x: Tensor, *, dtype: Any = None, generator: Source = None, requires_grad: bool = False) -> Tensor:
     """Standard normal random values of the shape, dtype and device of ``x``."""
     return randn(x.shape, dtype=dtype or x.dtype, device=x.device, generator=generator, requires_grad=requires_grad)
 
 
 def randint_like(
-    x: Tensor, low: int, high: int | None = None, *, dtype: Any = None, generator: Generator | None = None
+    x: Tensor, low: int, high: int | None = None, *, dtype: Any = None, generator: Source = None
 ) -> Tensor:
     """Random integers in [low, high), or [0, low), of the shape, dtype (also a floating one) and device of ``x``."""
     low, high = (0, low) if high is None else (low, high)
     return randint(low, high, x.shape, device=x.device, generator=generator).to(dtypes.as_dtype(dtype or x.dtype))
 
 
-def randperm(n: int, *, device: Place = CPU, generator: Generator | None = None) -> Tensor:
+def randperm(n: int, *, device: Place = CPU, generator: Source = None) -> Tensor:
     """A random permutation (int64) of 0 ... n - 1."""
     device = Device(device)
     return Tensor.wrap(device.kernels.random.permutation(n, *(generator or default_generator).next()), device)

@@ -16,7 +16,7 @@ import numpy as np
 from . import dtypes, hints
 from .autograd import TensorCore
 from .errors import bad_type, bad_value
-from .random import Generator
+from .random import Source
 from .shapes import Dim
 from .tensor import Operand, Tensor
 
@@ -311,14 +311,12 @@ def bucketize(input: Operand, boundaries: Tensor, *, right: bool = False) -> Ten
 
 
 # Of methods whose tensor has a name of its own here, as in PyTorch.
-def bernoulli(p: Tensor, *, generator: Generator | None = None) -> Tensor:
+def bernoulli(p: Tensor, *, generator: Source = None) -> Tensor:
     """0 or 1, 1 with the probability ``p``; see ``Tensor.bernoulli``."""
     return _bernoulli(p, generator=generator)
 
 
-def multinomial(
-    weights: Tensor, num_samples: int, replacement: bool = False, *, generator: Generator | None = None
-) -> Tensor:
+def multinomial(weights: Tensor, num_samples: int, replacement: bool = False, *, generator: Source = None) -> Tensor:
     """Indices drawn in proportion to ``weights``; see ``Tensor.multinomial``."""
     return _multinomial(weights, num_samples, replacement, generator=generator)
 

@@ -10,7 +10,7 @@ import contextlib
 import secrets
 import threading
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -71,6 +71,9 @@ class Generator:
 
     def __repr__(self) -> str:
         return f"Generator(seed={self.seed}, offset={self.offset})"
+
+
+Source: TypeAlias = Generator | None  # of random numbers; None: the default generator
 
 
 class _Source(threading.local):
@@ -166,7 +169,7 @@ def generators_for(n: int) -> list[Generator]:
     return [Generator(int(word[0])) for word in words]
 
 
-def draw(kind: str, kernels: Any, shape: Any, dtype: Any, generator: Generator | None) -> Any:
+def draw(kind: str, kernels: Any, shape: Any, dtype: Any, generator: Source) -> Any:
     """An array of ``kind`` "uniform", in [0, 1), or "normal". float16 and bfloat16 are float32's, uniform ones cut, not
     rounded, so that they stay below 1 (to multiples of 2^-11 and 2^-8, as PyTorch's).
     """

@@ -15,7 +15,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from ..device import CPU
 from .errors import DataError
-from .sampler import EpochSampler, shard
+from .sampler import EpochSampler, Row, shard
 
 Batch = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 
@@ -42,7 +42,7 @@ class RandomBatches:
 
     def __init__(
         self,
-        tokens: npt.NDArray[Any] | Sequence[npt.NDArray[Any]],
+        tokens: Row | Sequence[Row],
         batch_size: int,
         block_size: int,
         seed: int,
@@ -94,9 +94,7 @@ class FixedBatches:
         DataError: the tokens are too few, or an argument is out of range.
     """
 
-    def __init__(
-        self, tokens: npt.NDArray[Any], batch_size: int, block_size: int, max_batches: int | None = None
-    ) -> None:
+    def __init__(self, tokens: Row, batch_size: int, block_size: int, max_batches: int | None = None) -> None:
         self._windows = _windows(tokens, batch_size, block_size, "validation")
         if max_batches is not None and max_batches < 1:
             raise DataError(f"max_batches must be at least 1, got {max_batches}")
@@ -144,7 +142,7 @@ class EpochBatches(EpochSampler):
 
     def __init__(
         self,
-        tokens: npt.NDArray[Any],
+        tokens: Row,
         batch_size: int,
         block_size: int,
         seed: int,
@@ -169,9 +167,7 @@ class EpochBatches(EpochSampler):
         return {**super()._settings(), "block_size": self.block_size}
 
 
-def train_val_split(
-    tokens: npt.NDArray[Any], val_fraction: float = 0.1, block_size: int = 1
-) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+def train_val_split(tokens: Row, val_fraction: float = 0.1, block_size: int = 1) -> tuple[Row, Row]:
     """Split a text in two, without copying: training part first, validation part the last ``int(N * val_fraction)``.
 
     Raises:
@@ -204,7 +200,7 @@ def _check_fraction(val_fraction: float) -> None:
         raise DataError(f"val_fraction must lie between 0 and 1, got {val_fraction}")
 
 
-def _windows(tokens: npt.NDArray[Any], batch_size: int, block_size: int, part: str) -> npt.NDArray[Any]:
+def _windows(tokens: Row, batch_size: int, block_size: int, part: str) -> Row:
     """All windows ``(N - T, T + 1)`` as a view."""
     if batch_size < 1 or block_size < 1:
         raise DataError(f"batch_size and block_size must be at least 1, got {batch_size} and {block_size}")
@@ -218,5 +214,5 @@ def _windows(tokens: npt.NDArray[Any], batch_size: int, block_size: int, part: s
     return sliding_window_view(tokens, block_size + 1)
 
 
-def _split(windows: npt.NDArray[Any]) -> Batch:
+def _split(windows: Row) -> Batch:
     return windows[:, :-1].astype(np.int64, order="C"), windows[:, 1:].astype(np.int64, order="C")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from ..device import CPU
 from .errors import DataError
+
+Row: TypeAlias = npt.NDArray[Any]  # of tokens: (N,), integers of any dtype
 
 # Mixed into the seed, so that the order shares no random numbers with weights, dropout or `RandomBatches`.
 _STREAM = 0x6570_6F63_6862_6174  # "epochbat"

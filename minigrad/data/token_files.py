@@ -21,6 +21,7 @@ import numpy.typing as npt
 from ..files import durable
 from ..files.durable import StrPath
 from .errors import DataError
+from .sampler import Row
 
 TokenFormat: TypeAlias = Literal["nanogpt", "llm.c"]
 
@@ -71,9 +72,7 @@ def open_tokens(path: StrPath, format: TokenFormat = "nanogpt") -> np.memmap[Any
         raise DataError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
 
-def write_tokens(
-    path: StrPath, tokens: npt.NDArray[Any] | Iterable[npt.NDArray[Any]], format: TokenFormat = "nanogpt"
-) -> int:
+def write_tokens(path: StrPath, tokens: Row | Iterable[Row], format: TokenFormat = "nanogpt") -> int:
     """Write tokens to a file, which appears under its name when it is complete and flushed to the disk.
 
     Args:
@@ -129,7 +128,7 @@ def _read_count(path: Path, file: BinaryIO) -> int:
     return int(count)
 
 
-def _as_uint16(row: npt.NDArray[Any], before: int) -> npt.NDArray[np.uint16]:
+def _as_uint16(row: Row, before: int) -> npt.NDArray[np.uint16]:
     row = np.asarray(row)
     if row.ndim != 1 or (row.size and row.dtype.kind not in "iu"):
         raise DataError(f"tokens must be rows of integers, got shape {row.shape} of {row.dtype}")

@@ -10,7 +10,7 @@ from .. import dtypes, shapes
 from ..autograd import TensorCore
 from ..errors import bad_state, bad_type, bad_value
 from ..modes import is_grad_enabled
-from ..random import Generator, draw
+from ..random import Source, draw
 from ..shapes import bool_mask, parse_index, scatter_source
 from .comparison import ComparisonMethods
 from .indexing import IndexingMethods
@@ -128,11 +128,11 @@ class InPlaceMethods:
         """Every element 0, in place."""
         return self.fill_(0)
 
-    def uniform_(self: Tensor, low: float = 0.0, high: float = 1.0, generator: Generator | None = None) -> Tensor:
+    def uniform_(self: Tensor, low: float = 0.0, high: float = 1.0, generator: Source = None) -> Tensor:
         """Uniform random values in [low, high), in place."""
         return _drawn(self, "uniform", high - low, low, generator)
 
-    def normal_(self: Tensor, mean: float = 0.0, std: float = 1.0, generator: Generator | None = None) -> Tensor:
+    def normal_(self: Tensor, mean: float = 0.0, std: float = 1.0, generator: Source = None) -> Tensor:
         """Normal random values, in place."""
         return _drawn(self, "normal", std, mean, generator)
 
@@ -176,7 +176,7 @@ class InPlaceMethods:
         return _scattered("scatter_add_", self, dim, index, src)
 
 
-def _drawn(x: Tensor, kind: str, scale: float, shift: float, generator: Generator | None) -> Tensor:
+def _drawn(x: Tensor, kind: str, scale: float, shift: float, generator: Source) -> Tensor:
     """x, filled with random numbers of this kind, times ``scale``, plus ``shift``."""
     x._change(f"{kind}_")
     k = x.device.kernels

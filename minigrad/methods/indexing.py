@@ -13,7 +13,7 @@ from ..autograd import TensorCore
 from ..errors import bad_type, bad_value, check_option, expect
 from ..modes import cast_inputs, constant
 from ..ops import indexing
-from ..random import Generator, draw
+from ..random import Source, draw
 from ..shapes import check_range, parse_index, scatter_source
 
 if TYPE_CHECKING:
@@ -276,9 +276,7 @@ class IndexingMethods:
             added = weights.detach() if weights.dtype == dtypes.float32 else weights.detach().double()
         return added.new_zeros(size).scatter_add(0, self.long(), added)
 
-    def multinomial(
-        self: Tensor, num_samples: int, replacement: bool = False, *, generator: Generator | None = None
-    ) -> Tensor:
+    def multinomial(self: Tensor, num_samples: int, replacement: bool = False, *, generator: Source = None) -> Tensor:
         """Indices (int64, shape (..., num_samples)) drawn in proportion to the last dimension's weights.
 
         Without ``replacement`` no index comes twice in a row: each draw is from those that are left (by exponential

@@ -15,7 +15,7 @@ from ..errors import bad_type, bad_value, check_choice, user_line
 from ..grad_store import next_id
 from ..modes import of_thread
 from ..ops import elementwise, trigonometry
-from ..random import Generator, draw
+from ..random import Source, draw
 from ..shapes import bool_mask
 
 if TYPE_CHECKING:
@@ -331,7 +331,7 @@ class MathMethods:
 
     clone: Final = of_each(elementwise.Clone, "A copy in new memory; gradients flow through it.")
 
-    def bernoulli(self: Tensor, *, generator: Generator | None = None) -> Tensor:
+    def bernoulli(self: Tensor, *, generator: Source = None) -> Tensor:
         """A new tensor: 1 with the probability that this one (floating, in [0, 1]) gives for the place, else 0."""
         if not self.is_floating_point():
             raise bad_type(f"bernoulli of a {self.dtype} tensor: probabilities are floating; convert with .float()")

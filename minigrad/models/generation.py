@@ -14,7 +14,7 @@ from ..creation import cat, from_numpy, where
 from ..device import CPU
 from ..dtypes import float64
 from ..errors import bad_type, bad_value, expect
-from ..random import Generator, draw
+from ..random import Generator, Source, draw
 from ..tensor import Tensor
 
 NOT_FINITE = "generate: the model's logits are NaN, inf, or -inf for all tokens"
@@ -91,9 +91,7 @@ def _check(tokens: Tensor, max_new_tokens: int, temperature: float, top_k: int |
     expect(count, "generate: max_new_tokens", max_new_tokens, "an integer of 0 or more")
 
 
-def sample(
-    logits: Tensor, temperature: float, top_k: int | None, top_p: float | None, generator: Generator | None
-) -> Tensor:
+def sample(logits: Tensor, temperature: float, top_k: int | None, top_p: float | None, generator: Source) -> Tensor:
     """One token id per row of logits (B, vocab), or (B, 1, vocab), -> (B, 1). ValueError for logits with NaN or inf.
 
     In float64, where the logits are; both ways draw the same token.
@@ -105,7 +103,7 @@ def sample(
 
 
 def _sample_on_device(
-    logits: Tensor, temperature: float, top_k: int | None, top_p: float | None, generator: Generator | None
+    logits: Tensor, temperature: float, top_k: int | None, top_p: float | None, generator: Source
 ) -> Tensor:
     """The host reads one value, whether the logits were finite, and neither logits nor token."""
     vocab = logits.shape[-1]
@@ -128,7 +126,7 @@ def _sample_on_device(
 
 
 def _sample_on_host(
-    logits: Tensor, temperature: float, top_k: int | None, top_p: float | None, generator: Generator | None
+    logits: Tensor, temperature: float, top_k: int | None, top_p: float | None, generator: Source
 ) -> Tensor:
     """The same with NumPy: a row is little work, and an operation on arrays costs less there than one on tensors."""
     vocab = logits.shape[-1]

@@ -35,7 +35,7 @@ from ..ops import linear as linear_ops
 from ..ops import log_sigmoid as log_sigmoid_ops
 from ..ops import rms_norm as rms_norm_ops
 from ..ops import rope as rope_ops
-from ..random import Generator, default_generator
+from ..random import Source, default_generator
 from ..shapes import Sizes
 from ..tensor import Tensor, check_tensor, floating, in_dtype_of
 from .losses import *
@@ -414,7 +414,7 @@ def rope(
     return rope_ops.Rope.apply(floating("rope", x), positions.detach(), **options)
 
 
-def dropout(x: Tensor, p: float = 0.5, training: bool = True, generator: Generator | None = None) -> Tensor:
+def dropout(x: Tensor, p: float = 0.5, training: bool = True, generator: Source = None) -> Tensor:
     """Zero each element with probability p and scale the rest by 1 / (1 - p); the identity if not training."""
     if not 0 <= p <= 1:
         raise bad_value(f"dropout: p={p}; expected a probability, 0 to 1")
@@ -433,7 +433,7 @@ def scaled_dot_product_attention(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
-    generator: Generator | None = None,
+    generator: Source = None,
 ) -> Tensor:
     """softmax(scale q k^T + mask) v: query (B, H, Tq, D), key and value (B, H, Tk, D) -> (B, H, Tq, D).
 
@@ -469,7 +469,7 @@ def packed_attention(
     dropout_p: float = 0.0,
     is_causal: bool = False,
     scale: float | None = None,
-    generator: Generator | None = None,
+    generator: Source = None,
     n_head: int | None = None,
 ) -> Tensor:
     """Self-attention of queries, keys and values that one projection made: qkv (B, T, 3, H, D) -> (B, T, H, D), or as
@@ -493,7 +493,7 @@ def packed_attention(
 
 @in_float32
 def _masked_attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, dropout_p: float, scale: float, generator: Generator | None
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, dropout_p: float, scale: float, generator: Source
 ) -> Tensor:
     repeat = query.shape[1] // key.shape[1]
     if repeat > 1:
