@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import numpy as np
 
 from . import dtypes, hints
 from .autograd import TensorCore
 from .errors import bad_type, bad_value
+from .modes import F
 from .random import Source
 from .shapes import Dim
 from .tensor import Operand, Tensor
 
-_F = TypeVar("_F", bound=Callable[..., Any])
 
-
-def _function(method: _F) -> _F:
+def _function(method: F) -> F:
     """The method as a function, which tells what to pass if its first argument is no tensor."""
     name = method.__name__
 

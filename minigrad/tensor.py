@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -149,11 +149,7 @@ class Tensor(
             raise bad_type("len() of a 0-d tensor")
         return self.shape[0]
 
-    if TYPE_CHECKING:
-
-        def __hash__(self) -> int: ...
-    else:
-        __hash__ = object.__hash__  # by identity, though == is elementwise; a method of ours would be a slow one
+    __hash__ = object.__hash__  # by identity, though == is elementwise; a method of ours would be a slow one
 
     def __repr__(self) -> str:
         return printing.represent(self)

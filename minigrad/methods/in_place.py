@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 from .. import dtypes, shapes
 from ..autograd import TensorCore
 from ..errors import bad_state, bad_type, bad_value
-from ..modes import is_grad_enabled
+from ..modes import F, is_grad_enabled
 from ..random import Source, draw
 from ..shapes import bool_mask, parse_index, scatter_source
 from .comparison import ComparisonMethods
@@ -18,9 +18,6 @@ from .math import MathMethods
 
 if TYPE_CHECKING:
     from ..tensor import Operand, Tensor
-
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _in_place(method: F) -> F:

@@ -5,19 +5,18 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import numpy as np
 
-from ..autograd import no_grad
 from ..creation import empty, empty_like
 from ..errors import bad_value
+from ..modes import F, no_grad
 from ..random import Source
 from ..tensor import Tensor
 
-_Fill = TypeVar("_Fill", bound=Callable[..., Tensor])
 _skipped: ContextVar[bool] = ContextVar("skipped", default=False)
 
 
@@ -34,7 +33,7 @@ def skip_init() -> Iterator[None]:
         _skipped.reset(token)
 
 
-def _draws(fill: _Fill) -> _Fill:
+def _draws(fill: F) -> F:
     """A function that fills a tensor with random numbers, outside of the graph; nothing under `skip_init`."""
 
     @functools.wraps(fill)
@@ -44,7 +43,7 @@ def _draws(fill: _Fill) -> _Fill:
         with no_grad():
             return fill(x, *args, **kwargs)
 
-    return cast(_Fill, filled)
+    return filled  # type: ignore[return-value]  # functools.wraps keeps the signature
 
 
 @no_grad()
