@@ -336,9 +336,8 @@ class MathMethods:
         if not self.is_floating_point():
             raise bad_type(f"bernoulli of a {self.dtype} tensor: probabilities are floating; convert with .float()")
         if not ((self >= 0) & (self <= 1)).all():
-            raise bad_value(
-                f"bernoulli: expected probabilities in [0, 1], not {self.amin().item()} to {self.amax().item()}"
-            )
+            low, high = self.amin().item(), self.amax().item()
+            raise bad_value(f"bernoulli: expected probabilities in [0, 1], not {low} to {high}")
         k = self.device.kernels
         values = draw("uniform", k, self.shape, dtypes.float64, generator)
         return self.wrap(k.elementwise.cast(k.comparison.lt(values, self.data), self.dtype), self.device)

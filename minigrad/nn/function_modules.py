@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from .. import hints
 from ..errors import check_choice
@@ -21,6 +20,9 @@ else:
     def dataclass_transform(**_: bool) -> Callable[[type], type]:
         """What tells type checkers that subclasses are dataclasses; Python has it from 3.11 on."""
         return lambda cls: cls
+
+
+O = TypeVar("O", bound="_OfFunction")
 
 
 @dataclass_transform(eq_default=False)
@@ -40,14 +42,12 @@ class _OfFunction(Module):
             dataclasses.dataclass(eq=False, repr=False)(cls)
             cls._names = tuple(field.name for field in dataclasses.fields(cls))  # type: ignore[arg-type]  # it is one now
             cls._shown = cls._shown or ", ".join(f"{name}={{{name}!r}}" for name in cls._names)
-            set_options: Any = cls.__init__
 
-            @functools.wraps(set_options)
-            def initialise(self: _OfFunction, *args: Any, **kwargs: Any) -> None:
-                Module.__init__(self)
-                set_options(self, *args, **kwargs)
-
-            cls.__init__ = initialise  # type: ignore[assignment]  # of the same signature
+    def __new__(cls: type[O], *_: Any, **options: Any) -> O:
+        """An initialised module, whose options a dataclass's ``__init__`` then sets."""
+        self = super().__new__(cls)
+        Module.__init__(self)
+        return self
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):  # type: ignore[arg-type]  # each subclass is a dataclass

@@ -84,9 +84,7 @@ def table(title: str, parameters: list[tuple[str, Tensor]], buffers: list[tuple[
         size += used
     rows.append((f"total of {title}", "", "", f"{total:,}", _memory(size)))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join(align(cell, width) for align, cell, width in zip(ALIGN, row, widths, strict=True)) for row in rows
-    ]
+    lines = ["  ".join(align(cell, width) for align, cell, width in zip(ALIGN, row, widths)) for row in rows]
     rule = "-" * max(map(len, lines))
     return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1]])
 

@@ -291,10 +291,9 @@ def _between(low: float, high: float, share: float) -> float:
 
 
 def _check_order(schedule: LrSchedule, low: str, high: str) -> None:
-    if getattr(schedule, low) > getattr(schedule, high):
-        raise bad_value(
-            f"{type(schedule).__name__}: {low} is {getattr(schedule, low)}, more than {high}, {getattr(schedule, high)}"
-        )
+    a, b = getattr(schedule, low), getattr(schedule, high)
+    if a > b:
+        raise bad_value(f"{type(schedule).__name__}: {low} is {a}, more than {high}, {b}")
 
 
 hints.list_names(__name__)

@@ -91,16 +91,13 @@ class Optimizer(OptimizerState, ABC):
         self.param_groups.append({"params": params, **options})
 
     def _check_param(self, i: int, name: str | None, p: Any) -> None:
+        label = _label(name, i)
         if not isinstance(p, Tensor):
-            raise bad_type(
-                f"{_label(name, i)} is a {type(p).__name__}; an optimizer takes tensors, or pairs (name, tensor)"
-            )
+            raise bad_type(f"{label} is a {type(p).__name__}; an optimizer takes tensors, or pairs (name, tensor)")
         if not p.is_leaf:
-            raise bad_value(
-                f"{_label(name, i)} of shape {p.shape} was computed by an operation; only leaves are optimized"
-            )
+            raise bad_value(f"{label} of shape {p.shape} was computed by an operation; only leaves are optimized")
         if not p.requires_grad:
-            raise bad_value(f"{_label(name, i)} of shape {p.shape} does not require grad; call .requires_grad_() first")
+            raise bad_value(f"{label} of shape {p.shape} does not require grad; call .requires_grad_() first")
 
     def kinds_of(self, options: Mapping[str, Any]) -> tuple[str, ...]:
         """Those of ``state_arrays`` that the state of a parameter in a group with these options has."""
