@@ -281,12 +281,8 @@ def list_checkpoints(folder: StrPath) -> list[CheckpointEntry]:
 
 
 def _entries(folder: Path) -> list[CheckpointEntry]:
-    entries = []
-    for name in os.listdir(folder):
-        match = _NAME.fullmatch(name)
-        if match and (folder / name).is_dir():
-            entries.append(CheckpointEntry(int(match[1]), int(match[2] or 0), folder / name))
-    return sorted(entries)
+    named = [(_NAME.fullmatch(name), folder / name) for name in os.listdir(folder)]
+    return sorted(CheckpointEntry(int(m[1]), int(m[2] or 0), path) for m, path in named if m and path.is_dir())
 
 
 def load_checkpoint(folder: StrPath, step: int | None = None) -> Checkpoint:

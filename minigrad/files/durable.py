@@ -62,15 +62,11 @@ def fsync_directory(folder: Path) -> None:
 
 def make_directories(folder: Path) -> None:
     """Create `folder` and its missing parents, and flush the name of each one created."""
-    missing = []
-    current = folder
-    while not current.exists():
-        missing.append(current)
-        current = current.parent
-    for path in reversed(missing):
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(path)
-        fsync_directory(path.parent)
+    for path in [*reversed(folder.parents), folder]:
+        if not path.exists():
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(path)
+            fsync_directory(path.parent)
     if not folder.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, "is a file, not a folder", str(folder))
 
