@@ -80,9 +80,8 @@ class BytePairTokenizer:
         if lacking := set(range(256)) - {raw[0] for raw in table.values() if len(raw) == 1}:
             raise DataError(f"the vocabulary lacks the byte 0x{min(lacking):02x}: it is not a byte-level one")
         if missing := set(range(len(table))) - table.keys():
-            raise DataError(
-                f"{len(table):,} tokens must have the ids 0 to {len(table) - 1:,}: {min(missing):,} is missing"
-            )
+            n = len(table)
+            raise DataError(f"{n:,} tokens must have the ids 0 to {n - 1:,}: {min(missing):,} is missing")
         self._table = [table[index] for index in range(len(table))]
         merged = {"".join(merge) for merge in model["merges"]}
         if posing := next((c for c in contents if c in model["vocab"] and (c in merged or len(c) == 1)), None):

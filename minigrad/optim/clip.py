@@ -107,14 +107,13 @@ def scale_grads(grads: Iterable[Tensor], factor: float) -> None:
 def non_finite(norm: float, chosen: dict[int, Tensor]) -> NonFiniteGradientError:
     """The error for gradients of this norm: how many are not finite, and which is the first."""
     bad = [(number, grad) for number, grad in chosen.items() if not math.isfinite(norm_of([grad]))]
-    where = (
-        f"; {len(bad)} of {len(chosen)} gradients are not finite" if bad else ", from finite gradients: it overflows"
-    )
-    if bad:
-        number, grad = bad[0]
-        where += f", the first is that of tensor {number} of shape {grad.shape}"
-    first = bad[0][0] if bad else None
-    return NonFiniteGradientError(f"the gradient norm is {norm}{where}; nothing was changed", norm, first)
+    if not bad:
+        finite = "from finite gradients: it overflows; nothing was changed"
+        return NonFiniteGradientError(f"the gradient norm is {norm}, {finite}", norm)
+    number, grad = bad[0]
+    first = f"the first is that of tensor {number} of shape {grad.shape}; nothing was changed"
+    text = f"the gradient norm is {norm}; {len(bad)} of {len(chosen)} gradients are not finite, {first}"
+    return NonFiniteGradientError(text, norm, number)
 
 
 def check_positive(name: str, value: float) -> None:

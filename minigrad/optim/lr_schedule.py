@@ -225,10 +225,9 @@ class WarmRestarts(_Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.period_mult < 1:
-            raise bad_value(
-                f"WarmRestarts: period_mult is {self.period_mult}, expected at least 1: periods never shrink"
-            )
+        mult = self.period_mult
+        if mult < 1:
+            raise bad_value(f"WarmRestarts: period_mult is {mult}, expected at least 1: periods never shrink")
 
     def _lr(self, step: int) -> float:
         if self.period_mult == 1:

@@ -159,13 +159,12 @@ class OptimizerState:
         self.timestep = meta["timestep"]
         for group, saved in zip(self.param_groups, meta["param_groups"], strict=True):
             group.update(self.checked(options_of(saved)))
-        for name in meta["steps"]:
-            self.state[params[name]._id] = ParamState(params[name].device)
+        for name, step in meta["steps"].items():
+            self.state[params[name]._id] = ParamState(params[name].device, step)
         for kind in (*self.state_arrays, *self.extra_arrays):
             self._make_states([params[name] for name in meta["steps"] if f"{kind}.{name}" in arrays], (kind,))
-        for name, step in meta["steps"].items():
+        for name in meta["steps"]:
             state = self.state[params[name]._id]
-            state.step = step
             kernels = state.device.kernels
             for kind, array in state.arrays.items():
                 kernels.elementwise.assign(array, kernels.from_host(np.asarray(arrays[f"{kind}.{name}"])))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import re
 import tracemalloc
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -237,10 +238,9 @@ def _meter(parameters: list[Any]) -> Iterator[Callable[[], int]]:
 
 def _alike(modules: dict[str, int]) -> dict[str, int]:
     """With the numbers of layers as stars: ``h.0.attn`` and ``h.1.attn`` are one."""
-    found: dict[str, int] = {}
+    found: Counter[str] = Counter()
     for name, size in modules.items():
-        name = re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
-        found[name] = found.get(name, 0) + size
+        found[re.sub(r"(?<![^.])\d+(?![^.])", "*", name)] += size
     return found
 
 
