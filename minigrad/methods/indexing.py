@@ -14,7 +14,7 @@ from ..errors import bad_type, bad_value, check_option, expect
 from ..modes import cast_inputs, constant
 from ..ops import indexing
 from ..random import Source, draw
-from ..shapes import check_range, parse_index, scatter_source
+from ..shapes import Axis, check_range, parse_index, scatter_source
 
 if TYPE_CHECKING:
     from ..tensor import Operand, Tensor
@@ -58,7 +58,7 @@ class IndexingMethods:
         check_range("gather", index, self.shape[dim])
         return indexing.Gather.apply(self, index, axis=dim)
 
-    def take_along_dim(self: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:
+    def take_along_dim(self: Tensor, indices: Tensor, dim: Axis = None) -> Tensor:
         """``gather`` that broadcasts the other dimensions; without ``dim`` from the flattened tensor."""
         if dim is None:
             return self.flatten().gather(0, indices.flatten())
@@ -229,11 +229,7 @@ class IndexingMethods:
         return indexing.Gather.apply(self, index, axis=shapes.normalize_dim(dim, self.ndim))
 
     def unique(
-        self: Tensor,
-        sorted: bool = True,
-        return_inverse: bool = False,
-        return_counts: bool = False,
-        dim: int | None = None,
+        self: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False, dim: Axis = None
     ) -> Any:
         """The different values of the flattened tensor, sorted even if not asked; no gradient.
 
