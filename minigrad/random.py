@@ -74,10 +74,11 @@ class Generator:
 
 
 Source: TypeAlias = Generator | None  # of random numbers; None: the default generator
+Draw: TypeAlias = Callable[[Generator], tuple[int, int]]
 
 
 class _Source(threading.local):
-    draw: Callable[[Generator], tuple[int, int]] | None = None  # what ``next`` asks in the calling thread
+    draw: Draw | None = None  # what ``next`` asks in the calling thread
     refuse: Callable[[str, str], None] | None = None  # raises if it captures what it does to the device
     default: Generator | None = None  # what the default generator stands for in the calling thread
 
@@ -113,9 +114,7 @@ default_generator: Generator = _DefaultGenerator()
 Draws = list[tuple[Generator, tuple[int, int]]]
 
 
-def drawing_by(
-    draw: Callable[[Generator], tuple[int, int]], refuse: Callable[[str, str], None]
-) -> contextlib.AbstractContextManager[None]:
+def drawing_by(draw: Draw, refuse: Callable[[str, str], None]) -> contextlib.AbstractContextManager[None]:
     """Within, ``draw(generator)`` is what the calling thread's generators give, and a call that sets the state of one
     is told to ``refuse``: why, and what to do instead."""
     return holding(_source, draw=draw, refuse=refuse)

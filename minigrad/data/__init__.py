@@ -1,12 +1,11 @@
 """Text, tokens and batches, on plain strings and NumPy arrays; and batches made ahead, for any device."""
 
 from .. import hints as _hints
-from .batches import EpochBatches, FixedBatches, RandomBatches, min_tokens, train_val_split
+from .batches import EpochBatches, EpochSampler, FixedBatches, RandomBatches, min_tokens, shard, train_val_split
 from .bpe import BytePairTokenizer
 from .corpus import Corpus, load_corpus
 from .errors import DataError
 from .prefetch import Prefetcher
-from .sampler import EpochSampler, shard
 from .token_files import open_tokens, write_tokens
 from .tokenizer import CharTokenizer
 

@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 from ..files import durable
 from ..files.durable import StrPath
+from .batches import Row
 from .errors import DataError
-from .sampler import Row
 
 TokenFormat: TypeAlias = Literal["nanogpt", "llm.c"]
 

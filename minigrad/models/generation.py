@@ -98,13 +98,11 @@ def sample(logits: Tensor, temperature: float, top_k: int | None, top_p: float |
     """
     if temperature == 0:
         return logits.argmax(-1, keepdim=True).reshape(len(logits), 1)
-    draws = _sample_on_host if logits.device.kernels.in_host_memory else _sample_on_device
+    draws = _on_host if logits.device.kernels.in_host_memory else _on_device
     return draws(logits, temperature, top_k, top_p, generator)
 
 
-def _sample_on_device(
-    logits: Tensor, temperature: float, top_k: int | None, top_p: float | None, generator: Source
-) -> Tensor:
+def _on_device(logits: Tensor, temperature: float, top_k: int | None, top_p: float | None, generator: Source) -> Tensor:
     """The host reads one value, whether the logits were finite, and neither logits nor token."""
     vocab = logits.shape[-1]
     scores = logits.reshape(-1, vocab).double()
@@ -125,9 +123,7 @@ def _sample_on_device(
     return chosen if order is None else order._at(-1, chosen)
 
 
-def _sample_on_host(
-    logits: Tensor, temperature: float, top_k: int | None, top_p: float | None, generator: Source
-) -> Tensor:
+def _on_host(logits: Tensor, temperature: float, top_k: int | None, top_p: float | None, generator: Source) -> Tensor:
     """The same with NumPy: a row is little work, and an operation on arrays costs less there than one on tensors."""
     vocab = logits.shape[-1]
     scores = logits.numpy(force=True).reshape(-1, vocab).astype(np.float64)  # a copy

@@ -36,6 +36,7 @@ _SHARD = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}\.safetensors")  # a nam
 _OURS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 
+Shapes = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]  # and dtypes, by name
 Model = TypeVar("Model", bound="HubModel")
 
 
@@ -188,11 +189,9 @@ def _own_name(cls: type[HubModel], name: str) -> str | None:
     return None if cls.hub_buffers.fullmatch(own) else own
 
 
-def _stored_shapes(
-    cls: type[HubModel], files: dict[Path, dict[str, Any]], folder: Path
-) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+def _stored_shapes(cls: type[HubModel], files: dict[Path, dict[str, Any]], folder: Path) -> Shapes:
     """Shape as the model has it, and dtype, of all stored tensors by the model's names."""
-    stored: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
+    stored: Shapes = {}
     for path, tensors in files.items():
         for name, entry in tensors.items():
             own = _own_name(cls, name)
@@ -207,7 +206,7 @@ def _stored_shapes(
     return stored
 
 
-def _check(model: HubModel, stored: dict[str, tuple[tuple[int, ...], np.dtype[Any]]], folder: Path) -> None:
+def _check(model: HubModel, stored: Shapes, folder: Path) -> None:
     """One error for all tensors that are missing, unexpected, or of another shape or kind."""
     expected = {name: p.shape for name, p in model.named_parameters()}
     redundant = model.hub_zeros()

@@ -208,9 +208,7 @@ class Module:
             fn(module)
         return self
 
-    def _named_tensors(
-        self, table: str, prefix: str, skip_transient: bool = False
-    ) -> Iterator[tuple[str, Tensor, bool]]:
+    def _named_tensors(self, table: str, prefix: str, saved_only: bool = False) -> Iterator[tuple[str, Tensor, bool]]:
         """(name, tensor, seen before under another name) of every entry of the table in the tree."""
         seen = set()
         for path, module in self.named_modules(prefix):
@@ -219,7 +217,7 @@ class Module:
                 continue
             start = f"{path}." if path else ""
             for key, tensor in tensors.items():
-                if tensor is None or (skip_transient and key in module._transient):
+                if tensor is None or (saved_only and key in module._transient):
                     continue
                 yield start + key, tensor, id(tensor) in seen
                 seen.add(id(tensor))
@@ -311,7 +309,7 @@ class Module:
     def state_dict(self) -> dict[str, Tensor]:
         """Parameters (shared ones once) and persistent buffers by name; the tensors share memory with the module."""
         state = {name: parameter.detach() for name, parameter in self.named_parameters()}
-        for name, buffer, again in self._named_tensors("_buffers", "", skip_transient=True):
+        for name, buffer, again in self._named_tensors("_buffers", "", saved_only=True):
             if not again:
                 state[name] = buffer.detach()
         return state

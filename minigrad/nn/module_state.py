@@ -39,7 +39,7 @@ def load(module: Any, state: Mapping[str, Any], strict: bool) -> None:
     own: dict[str, Tensor] = {}
     names: dict[int, list[str]] = {}  # of one tensor
     for table in ("_parameters", "_buffers"):
-        for name, tensor, _ in module._named_tensors(table, "", skip_transient=True):
+        for name, tensor, _ in module._named_tensors(table, "", saved_only=True):
             own[name] = tensor
             names.setdefault(id(tensor), []).append(name)
     problems = [f"missing: {found[0]}" for found in names.values() if strict and not any(n in state for n in found)]
