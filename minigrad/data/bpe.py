@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ..files import durable
-from ..files.durable import StrPath
 from ..files.safetensors_format import parse_json, read_bytes, show
 from .errors import DataError
 from .tokenizer import Tokens, checked_ids, encoded
@@ -150,7 +149,7 @@ class BytePairTokenizer:
         return cls(_made(_document(model["vocab"], model["merges"], PATTERNS[pattern], special_tokens))[0])
 
     @classmethod
-    def from_file(cls, path: StrPath) -> BytePairTokenizer:
+    def from_file(cls, path: durable.StrPath) -> BytePairTokenizer:
         """Read a ``tokenizer.json`` of Hugging Face's `tokenizers`, with a byte-level BPE model.
 
         Raises:
@@ -160,7 +159,7 @@ class BytePairTokenizer:
             return cls(_made(_read_json(path))[0])
 
     @classmethod
-    def from_pretrained(cls, folder: StrPath) -> BytePairTokenizer:
+    def from_pretrained(cls, folder: durable.StrPath) -> BytePairTokenizer:
         """Read the ``tokenizer.json`` of a model's folder in Hugging Face's format.
 
         Raises:
@@ -180,7 +179,7 @@ class BytePairTokenizer:
 
     @classmethod
     def from_gpt2_files(
-        cls, vocab: StrPath, merges: StrPath, special_tokens: Sequence[str] = ("<|endoftext|>",)
+        cls, vocab: durable.StrPath, merges: durable.StrPath, special_tokens: Sequence[str] = ("<|endoftext|>",)
     ) -> BytePairTokenizer:
         """Read GPT-2's ``vocab.json`` (or ``encoder.json``) and ``merges.txt`` (or ``vocab.bpe``).
 
@@ -221,7 +220,7 @@ class BytePairTokenizer:
         """JSON values from which `from_dict` makes an equal tokenizer; for checkpoints."""
         return {"kind": "byte pairs", "tokenizer": json.loads(self._tokenizer.to_str())}
 
-    def save(self, path: StrPath) -> None:
+    def save(self, path: durable.StrPath) -> None:
         """Write a ``tokenizer.json`` that `from_file` and Hugging Face's `tokenizers` read; replaced at once, durably.
 
         Raises:
@@ -229,7 +228,7 @@ class BytePairTokenizer:
         """
         durable.replace_file(Path(path), [self._tokenizer.to_str().encode()])
 
-    def save_gpt2_files(self, vocab: StrPath, merges: StrPath) -> None:
+    def save_gpt2_files(self, vocab: durable.StrPath, merges: durable.StrPath) -> None:
         """Write ``vocab.json`` and ``merges.txt`` as GPT-2 has them. Give `from_gpt2_files` the special tokens again.
 
         Raises:
@@ -396,7 +395,7 @@ def _bytes(token: str) -> bytes:
 
 
 @contextlib.contextmanager
-def _file(path: StrPath) -> Iterator[None]:
+def _file(path: durable.StrPath) -> Iterator[None]:
     """A ValueError that is raised within is a fault of this file: a `DataError` that begins with its path."""
     try:
         yield
@@ -406,6 +405,6 @@ def _file(path: StrPath) -> Iterator[None]:
         raise DataError(f"{path}: {str(error.args[0]).removeprefix(f'{path}: ')}") from None
 
 
-def _read_json(path: StrPath) -> Any:
+def _read_json(path: durable.StrPath) -> Any:
     """JSON of bounded size, without duplicate keys."""
     return parse_json(read_bytes(Path(path), MAX_BYTES), MAX_CONTAINERS, MAX_COMMAS)

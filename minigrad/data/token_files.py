@@ -19,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ..files import durable
-from ..files.durable import StrPath
 from .batches import Row
 from .errors import DataError
 
@@ -32,7 +31,7 @@ _VERSION = 1
 _MAX_COUNT = 2**31 - 1  # of llm.c: its header counts in int32
 
 
-def open_tokens(path: StrPath, format: TokenFormat = "nanogpt") -> np.memmap[Any, Any]:
+def open_tokens(path: durable.StrPath, format: TokenFormat = "nanogpt") -> np.memmap[Any, Any]:
     """Map the tokens of a file into memory, read-only.
 
     Args:
@@ -72,7 +71,7 @@ def open_tokens(path: StrPath, format: TokenFormat = "nanogpt") -> np.memmap[Any
         raise DataError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
 
-def write_tokens(path: StrPath, tokens: Row | Iterable[Row], format: TokenFormat = "nanogpt") -> int:
+def write_tokens(path: durable.StrPath, tokens: Row | Iterable[Row], format: TokenFormat = "nanogpt") -> int:
     """Write tokens to a file, which appears under its name when it is complete and flushed to the disk.
 
     Args:
