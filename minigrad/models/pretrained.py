@@ -92,8 +92,8 @@ class HubModel(nn.Module):
             raise hub.error(f"{config.n_layer} layers, but the weights are {len(stored)} tensors")
         largest = max((size for shape, _ in stored.values() for size in shape), default=0)
         for size in ("vocab_size", "n_embd", "n_inner", "head_size"):
-            if (getattr(config, size) or 0) > largest:
-                value = getattr(config, size)
+            value = getattr(config, size) or 0
+            if value > largest:
                 raise hub.error(f"{size} is {value} here, but the largest size of a weight is {largest}")
         try:
             with nn.init.skip_init():
@@ -123,11 +123,9 @@ class HubModel(nn.Module):
         limit = _bytes(max_shard_size)
         tensors = _tensors(self)
         shards = _shards(tensors, limit)
-        names = [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
-        if len(shards) == 1:
-            names = [WEIGHTS]
-        config = {**self.config.to_hub(), "model_type": self.model_type}
-        config["torch_dtype"] = str(self.embedding.weight.dtype)
+        n, dtype = len(shards), str(self.embedding.weight.dtype)
+        names = [f"model-{i + 1:05d}-of-{n:05d}.safetensors" for i in range(n)] if n > 1 else [WEIGHTS]
+        config = {**self.config.to_hub(), "model_type": self.model_type, "torch_dtype": dtype}
         try:
             durable.make_directories(folder)
             # Without config.json the folder does not load: weights of two models are never taken for one.

@@ -59,7 +59,10 @@ class SelfAttention(Module):
             raise bad_value("attention takes a KV cache or an attn_mask, not both")
         if cache is not None and not self.is_causal:
             raise bad_value("a KV cache is for causal attention; here each token sees those that come later too")
-        B, T, C = self._sizes(x)
+        C = self.c_proj.in_features
+        if check_tensor(type(self).__name__, x).ndim != 3 or x.shape[2] != C:
+            raise bad_value(f"{type(self).__name__}: x of shape {x.shape}; expected (B, T, C) with C = {C} channels")
+        B, T, _ = x.shape
         qkv, dropout = self.c_attn(x), self.dropout if self.training else 0.0
         if cache is not None:
             return cache.attend(qkv, dropout)
@@ -68,12 +71,6 @@ class SelfAttention(Module):
         q, k, v = (t.transpose(1, 2) for t in qkv.reshape(B, T, 3, self.n_head, C // self.n_head).unbind(2))
         mask = _causal_too(attn_mask, T) if self.is_causal else attn_mask
         return F.scaled_dot_product_attention(q, k, v, mask, dropout).transpose(1, 2).reshape(B, T, C)
-
-    def _sizes(self, x: Tensor) -> tuple[int, ...]:
-        C = self.c_proj.in_features
-        if check_tensor(type(self).__name__, x).ndim != 3 or x.shape[2] != C:
-            raise bad_value(f"{type(self).__name__}: x of shape {x.shape}; expected (B, T, C) with C = {C} channels")
-        return x.shape
 
 
 def _causal_too(mask: Tensor, T: int) -> Tensor:
