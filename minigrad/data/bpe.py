@@ -92,11 +92,8 @@ class BytePairTokenizer:
 
     def _check_template(self) -> None:
         with _library_errors("post_processor"):
-            plain, without, within = (
-                self._plain.encode("a").ids,
-                self._tokenizer.encode("a", add_special_tokens=False).ids,
-                self._tokenizer.encode("a").ids,
-            )
+            plain, within = (tokenizer.encode("a").ids for tokenizer in (self._plain, self._tokenizer))
+            without = self._tokenizer.encode("a", add_special_tokens=False).ids
         if without != plain:
             raise DataError("post_processor: the text must stand in it once")
         if max(within) >= len(self._table):
@@ -136,12 +133,8 @@ class BytePairTokenizer:
         library = _library()
         size = vocab_size - len(special_tokens)
         learning, _ = _made(_document({chr(code): i for i, code in enumerate(sorted(_BYTES))}, [], PATTERNS[pattern]))
-        trainer = library.trainers.BpeTrainer(
-            vocab_size=size,
-            min_frequency=2,
-            show_progress=False,
-            initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet(),
-        )
+        options = {"vocab_size": size, "min_frequency": 2, "show_progress": False}
+        trainer = library.trainers.BpeTrainer(**options, initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet())
         longest_first = sorted(special_tokens, key=len, reverse=True)
         pieces = re.split("|".join(map(re.escape, longest_first)), text) if special_tokens else [text]
         learning.train_from_iterator(pieces, trainer)

@@ -149,12 +149,6 @@ def gpt2_memory(
     activations["LinearCrossEntropy"] = N * (2 * h * C + 8) + 4 * V * C
     activations["Embedding"] = 8 * (N + T)
     weights = 4 * (matrices + vectors + config.block_size * C)
-    return MemoryReport(
-        weights=weights,
-        optimizer=moments * weights,
-        gradients=weights,
-        weight_copies=h * matrices if is_half(kind) else 0,
-        activations=activations,
-        modules={},
-        temporary=temporary,
-    )
+    report = MemoryReport(weights, optimizer=moments * weights, gradients=weights, activations=activations)
+    report.weight_copies, report.temporary = h * matrices if is_half(kind) else 0, temporary
+    return report

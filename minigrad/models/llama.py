@@ -189,14 +189,9 @@ class LlamaBlock(nn.Module):
         super().__init__()
         c = config
         self.input_layernorm: nn.RMSNorm = nn.RMSNorm(c.n_embd, c.eps)
+        heads: dict[str, Any] = {"head_size": c.head_size, "rope_frequencies": c.rope_frequencies}
         self.self_attn: nn.GroupedQueryAttention = nn.GroupedQueryAttention(
-            c.n_embd,
-            c.n_head,
-            c.n_kv_head,
-            c.dropout,
-            c.attention_bias,
-            head_size=c.head_size,
-            rope_frequencies=c.rope_frequencies,
+            c.n_embd, c.n_head, c.n_kv_head, c.dropout, c.attention_bias, **heads
         )
         self.post_attention_layernorm: nn.RMSNorm = nn.RMSNorm(c.n_embd, c.eps)
         self.mlp: nn.SwiGLU = nn.SwiGLU(c.n_embd, c.n_inner, c.mlp_bias)

@@ -123,16 +123,9 @@ class GradAccumulator:
         rest = [number for number in self._sums if number not in names]
         if rest:
             raise bad_value(f"the window has gradients of tensors {rest}, which are not among the {len(names)} params")
-        arrays = {
-            f"grad.{names[number]}": np.array(total.device.kernels.to_host(total.data))
-            for number, total in self._sums.items()
-        }
-        return arrays, {
-            "accum_steps": self.accum_steps,
-            "current_step": self.current_step,
-            "loss_sum": self._loss_sum,
-            "weight": self.weight,
-        }
+        arrays = {f"grad.{names[n]}": np.array(x.device.kernels.to_host(x.data)) for n, x in self._sums.items()}
+        steps = {"accum_steps": self.accum_steps, "current_step": self.current_step}
+        return arrays, {**steps, "loss_sum": self._loss_sum, "weight": self.weight}
 
     def load_state_dict(
         self, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any], params: Iterable[Tensor | tuple[str, Tensor]]

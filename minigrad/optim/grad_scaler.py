@@ -182,10 +182,8 @@ class GradScaler:
             )
         graph = current_graph()
         inverse: Any = 1.0 / self._scale if graph is None else graph.varying(lambda: np.array([1.0 / self._scale]))
-        flags = [
-            (device, device.kernels.grad_norm.unscale_(arrays, inverse))
-            for device, arrays in by_device(grads.values()).items()
-        ]
+        places = by_device(grads.values()).items()
+        flags = [(device, device.kernels.grad_norm.unscale_(arrays, inverse)) for device, arrays in places]
         for grad in grads.values():
             grad.bump_version()
         return flags

@@ -209,10 +209,8 @@ def decay_groups(params: Iterable[Named], weight_decay: float) -> list[dict[str,
     """
     entries = [(entry[1] if isinstance(entry, tuple) else entry, entry) for entry in params]
     trained = [(p.ndim >= 2, entry) for p, entry in entries if p.requires_grad]
-    return [
-        {"params": [entry for decays, entry in trained if decays], "weight_decay": weight_decay},
-        {"params": [entry for decays, entry in trained if not decays], "weight_decay": 0.0},
-    ]
+    matrices, others = ([entry for decays, entry in trained if decays == wanted] for wanted in (True, False))
+    return [{"params": matrices, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
 
 
 def check_share(name: str, value: Any) -> float:
