@@ -198,8 +198,6 @@ v = numba_cuda.__version__
 """,
     "cupy": "import cupy; v = cupy.__version__",
     "NCCL": """
-import warnings
-warnings.simplefilter("ignore")
 from cupy.cuda import nccl
 if not nccl.available:
     raise RuntimeError("libnccl cannot be loaded; no CuPy wheel contains it")
@@ -253,7 +251,7 @@ def _isolated(code: str) -> tuple[str, str]:
         "    text = type(error).__name__ + ': ' + ' '.join(str(error).split())\n"
         "    print('\\nmissing ' + missing if missing else '\\nraised ' + text)\n"
     )
-    command = [sys.executable, "-c", program]
+    command = [sys.executable, "-W", "ignore", "-c", program]
     try:
         run = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=PROBE_TIMEOUT

@@ -88,9 +88,7 @@ _source = _Source()
 
 def _of_current(name: str) -> property:
     """The attribute of the generator that the default one stands for."""
-    return property(
-        lambda self: getattr(self.current(), name), lambda self, value: setattr(self.current(), name, value)
-    )
+    return property(lambda own: getattr(own.current(), name), lambda own, new: setattr(own.current(), name, new))
 
 
 class _DefaultGenerator(Generator):

@@ -203,9 +203,8 @@ def folder_lock(folder: Path, timeout: float = 60.0) -> Iterator[bool]:
         deadline = time.monotonic() + timeout
         while (locked := _take(fd)) is False:
             if time.monotonic() > deadline:
-                raise TimeoutError(
-                    errno.ETIMEDOUT, f"another process has been writing here for {timeout:g} s", str(folder)
-                )
+                busy = f"another process has been writing here for {timeout:g} s"
+                raise TimeoutError(errno.ETIMEDOUT, busy, str(folder))
             time.sleep(0.02)
         yield bool(locked)
     finally:

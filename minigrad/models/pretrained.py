@@ -222,9 +222,8 @@ def _check(model: HubModel, stored: Shapes, folder: Path) -> None:
     if problems:
         shown, rest = problems[:20], len(problems) - 20
         listing = "\n  ".join(shown + ([f"and {rest} more"] if rest > 0 else []))
-        raise CheckpointError(
-            f"{folder}: the weights do not fit the {type(model).__name__} of {CONFIG}:\n  {listing}", folder
-        )
+        kind = type(model).__name__
+        raise CheckpointError(f"{folder}: the weights do not fit the {kind} of {CONFIG}:\n  {listing}", folder)
 
 
 def _copy(model: HubModel, files: dict[Path, dict[str, Any]]) -> None:

@@ -251,9 +251,8 @@ def check_indices(indices: Any, weight: Tensor) -> Tensor:
     if weight.ndim != 2:
         raise bad_value(f"embedding: weight of shape {weight.shape}; expected (num, dim)")
     if indices.device is not weight.device:
-        raise bad_state(
-            f"embedding: indices on {indices.device}, weight on {weight.device}; move them to one with .to(device)"
-        )
+        place = weight.device
+        raise bad_state(f"embedding: indices on {indices.device}, weight on {place}; move them to one with .to(device)")
     labels: Tensor = indices if indices.data.dtype == int64 else indices.long()
     bad = weight.device.kernels.embedding.check_indices(labels.data, weight.shape[0])
     if bad >= 0:

@@ -50,9 +50,7 @@ class EMA:
         self._applied = False
         self._params: dict[str, Tensor] = dict(module.named_parameters())
         self._dtypes = {name: p.dtype for name, p in self._params.items()}
-        self._averages = {
-            name: Tensor.wrap(p.device.kernels.copy(_wide(p)), p.device) for name, p in self._params.items()
-        }
+        self._averages = {k: Tensor.wrap(p.device.kernels.copy(_wide(p)), p.device) for k, p in self._params.items()}
         batches: dict[Any, list[str]] = {}
         for name, average in self._averages.items():
             batches.setdefault((average.device, average.dtype), []).append(name)
