@@ -4,11 +4,11 @@ and Muon: momentum whose matrices are made orthogonal before they are added.
 
 from __future__ import annotations
 
-import functools
 import math
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 from ..autograd import no_grad
@@ -53,10 +53,7 @@ class SGD(Configured[SgdConfig]):
 
     _family = operator.attrgetter("sgd")
     config_type = SgdConfig
-    checks: ClassVar[Checks] = {
-        **dict.fromkeys(("lr", "momentum", "dampening", "weight_decay"), check_float),
-        "nesterov": check_bool,
-    }
+    checks: ClassVar[Checks] = {**dict.fromkeys(vars(SgdConfig()), check_float), "nesterov": check_bool}
     state_arrays: tuple[str, ...] = ("momentum_buffer",)
 
     def __init__(
@@ -261,12 +258,7 @@ class Muon(Optimizer):
     Source: Jordan et al., "Muon: an optimizer for hidden layers in neural networks" (2024).
     """
 
-    checks: ClassVar[Checks] = {
-        **dict.fromkeys(("lr", "weight_decay"), check_float),
-        "momentum": check_share,
-        "nesterov": check_bool,
-        "ns_steps": functools.partial(check_int, least=1),
-    }
+    checks: ClassVar[Checks] = {**SGD.checks, "momentum": check_share, "ns_steps": partial(check_int, least=1)}
     state_arrays: tuple[str, ...] = ("momentum_buffer",)
 
     def __init__(
