@@ -5,7 +5,6 @@ and Muon: momentum whose matrices are made orthogonal before they are added.
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -51,7 +50,7 @@ class SGD(Configured[SgdConfig]):
     (2013).
     """
 
-    _family = operator.attrgetter("sgd")
+    _family = "sgd"
     config_type = SgdConfig
     checks: ClassVar[Checks] = {**dict.fromkeys(vars(SgdConfig()), check_float), "nesterov": check_bool}
     state_arrays: tuple[str, ...] = ("momentum_buffer",)
@@ -112,7 +111,7 @@ class AdaGrad(Configured[AdaGradConfig]):
     (2011).
     """
 
-    _family = operator.attrgetter("adagrad")
+    _family = "adagrad"
     config_type = AdaGradConfig
     checks: ClassVar[Checks] = dict.fromkeys(vars(AdaGradConfig()), check_float)
     state_arrays: tuple[str, ...] = ("sum",)
@@ -186,7 +185,7 @@ class Lamb(Configured[LambConfig]):
     You, Gitman & Ginsburg, "Large batch training of convolutional networks" (2017).
     """
 
-    _family = operator.attrgetter("lamb")
+    _family = "lamb"
     config_type = LambConfig
     checks: ClassVar[Checks] = {**ADAM_CHECKS, "max_trust_ratio": _check_limit, "use_adam": check_bool}
     state_arrays: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
