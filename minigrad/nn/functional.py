@@ -36,7 +36,6 @@ from ..ops import log_sigmoid as log_sigmoid_ops
 from ..ops import rms_norm as rms_norm_ops
 from ..ops import rope as rope_ops
 from ..random import Source, default_generator
-from ..shapes import Sizes
 from ..tensor import Tensor, check_tensor, floating, in_dtype_of
 from .losses import *
 from .losses import Weight
@@ -282,7 +281,7 @@ def padding_row(padding_idx: int, rows: int) -> int:
 
 
 def layer_norm(
-    x: Tensor, normalized_shape: Sizes, weight: Weight = None, bias: Weight = None, eps: float = 1e-5
+    x: Tensor, normalized_shape: shapes.Sizes, weight: Weight = None, bias: Weight = None, eps: float = 1e-5
 ) -> Tensor:
     """(x - mean) / sqrt(var + eps) * weight + bias over the last dimensions, whose sizes are ``normalized_shape``."""
     shape = _last_sizes("layer_norm", x, normalized_shape)
@@ -291,7 +290,7 @@ def layer_norm(
     return in_dtype_of(x, layer_norm_ops.LayerNorm.apply(floating("layer_norm", x), weight, bias, eps=eps))
 
 
-def rms_norm(x: Tensor, normalized_shape: Sizes, weight: Weight = None, eps: float | None = None) -> Tensor:
+def rms_norm(x: Tensor, normalized_shape: shapes.Sizes, weight: Weight = None, eps: float | None = None) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight over the last dimensions, whose sizes are ``normalized_shape``.
 
     ``eps`` defaults to the distance from 1 to the next number of x's dtype, as in PyTorch.
@@ -358,7 +357,7 @@ def batch_norm(
     return y.to(x.dtype)
 
 
-def _last_sizes(name: str, x: Tensor, normalized_shape: Sizes) -> tuple[int, ...]:
+def _last_sizes(name: str, x: Tensor, normalized_shape: shapes.Sizes) -> tuple[int, ...]:
     """``normalized_shape`` as a tuple; ValueError if x does not end in it."""
     if type(normalized_shape) is tuple and x.data.shape[-1:] == normalized_shape:  # as LayerNorm gives it
         return normalized_shape
