@@ -12,8 +12,7 @@ from command_line import UsageError
 
 import minigrad
 from minigrad.device import Device
-from minigrad.models import GPT2Config
-from minigrad.models.gpt2_memory import gpt2_memory
+from minigrad.models import GPT2Config, gpt2_memory
 
 PROCESS = 300 << 20  # bytes of Python, the libraries and the kernels
 

@@ -1,7 +1,5 @@
 """minigrad: a small deep-learning framework to read, to learn from, and to train transformers with."""
 
-from typing import TYPE_CHECKING
-
 from . import cuda, nn, optim
 from . import hints as _hints
 from .autograd import Function
@@ -84,16 +82,15 @@ __all__ = [
 ]
 # fmt: on
 
-if not TYPE_CHECKING:  # to type checkers, a name that is not there is an error
-    _save = (
-        "minigrad.serialization has save_safetensors(path, model.state_dict()) and load_safetensors(path) for weights, "
-        "save_checkpoint and load_checkpoint to resume"
-    )
-    _instead = {
-        "save": _save,
-        "load": _save,
-        "inference_mode": "use no_grad",
-        "compile": "the kernels are compiled by themselves",
-        "utils": "data sets and loaders are in minigrad.data",
-    }
-    __getattr__ = _hints.of_module(__name__, _instead)
+_save = (
+    "minigrad.serialization has save_safetensors(path, model.state_dict()) and load_safetensors(path) for weights, "
+    "save_checkpoint and load_checkpoint to resume"
+)
+_instead = {
+    "save": _save,
+    "load": _save,
+    "inference_mode": "use no_grad",
+    "compile": "the kernels are compiled by themselves",
+    "utils": "data sets and loaders are in minigrad.data",
+}
+_hints.answer_for(__name__, _instead)

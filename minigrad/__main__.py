@@ -1,9 +1,14 @@
-"""The command ``minigrad``, also as ``python -m minigrad``.
+"""usage: minigrad COMMAND [flags]
 
-``minigrad train`` and ``minigrad sample`` are the scripts ``examples/train_char_gpt.py`` and ``examples/sample.py``: an
-installation brings the examples along. They are imported when they are asked for, as scripts import each other: from
-their folder.
-"""
+  minigrad train   train a character-level GPT, on Python's own documentation or any text
+  minigrad sample  write text with a trained one
+  minigrad env     what this installation can use, and the command that would mend the rest
+
+minigrad train --help and minigrad sample --help list the flags. minigrad --version prints the version."""
+
+# ``minigrad train`` and ``minigrad sample`` are the scripts ``examples/train_char_gpt.py`` and ``examples/sample.py``:
+# an installation brings the examples along. They are imported when they are asked for, as scripts import each other:
+# from their folder. ``minigrad`` is also ``python -m minigrad``.
 
 from __future__ import annotations
 
@@ -14,21 +19,6 @@ from pathlib import Path
 
 from . import __version__, env
 
-HELP = """\
-usage: minigrad COMMAND [flags]
-
-  minigrad train   train a character-level GPT, on Python's own documentation or any text
-  minigrad sample  write text with a trained one
-  minigrad env     what this installation can use, and the command that would mend the rest
-
-minigrad train --help and minigrad sample --help list the flags. minigrad --version prints the version."""
-
-ENV_HELP = """\
-usage: minigrad env
-
-Shows the versions, CPU, threads, kernel cache, devices and optional packages that this installation can use, and for
-the rest the command that would mend it. It takes no arguments and changes nothing."""
-
 SCRIPTS = {"train": "train_char_gpt", "sample": "sample"}
 COMMANDS = (*SCRIPTS, "env")
 
@@ -37,7 +27,7 @@ def main() -> int:
     """Do what the command line says; returns the exit code, 2 for one that cannot be followed."""
     command, *arguments = sys.argv[1:] or [""]
     if command in ("-h", "--help"):
-        print(HELP)
+        print(__doc__)
         return 0
     if command == "--version":
         print(f"minigrad {__version__}")
@@ -49,7 +39,7 @@ def main() -> int:
         return refuse(f"{said}{guess} (minigrad --help lists the commands: {', '.join(COMMANDS)})")
     if command == "env":
         if arguments in (["-h"], ["--help"]):
-            print(ENV_HELP)
+            print(env.__doc__)
             return 0
         return refuse(f"minigrad env takes no arguments, not {arguments[0]}") if arguments else env.main()
     return run_script(SCRIPTS[command], f"minigrad {command}", arguments)

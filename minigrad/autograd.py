@@ -136,20 +136,9 @@ class Function:
     """
 
     __slots__ = (
-        "__weakref__",
-        "device",
-        "edges",
-        "half",
-        "kernels",
-        "line",
-        "needs",
-        "order",
-        "out_dtype",
-        "out_shape",
-        "saved",
-        "saved_at",
-        "versions",
-    )
+        "__weakref__", "device", "edges", "half", "kernels", "line", "needs", "order", "out_dtype", "out_shape",
+        "saved", "saved_at", "versions",
+    )  # fmt: skip
 
     promotes: ClassVar[bool] = False  # cast the inputs to their common dtype, by PyTorch's rules, before forward
     floats: ClassVar[bool] = False  # and integer inputs to the default floating dtype

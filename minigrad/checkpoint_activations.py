@@ -167,12 +167,10 @@ class _Recomputation(Deferred):
                 todo.append((old, new))
         while todo:
             old, new = todo.pop()
-            if new in pairs:
-                if pairs[new] is not old:
+            if new in pairs or old in matched:
+                if pairs.get(new) is not old:
                     raise _mismatch(name, "another graph")
                 continue
-            if old in matched:
-                raise _mismatch(name, "another graph")
             matched.add(old)
             if type(old) is not type(new) or len(old.edges) != len(new.edges):
                 raise _mismatch(name, f"{type(old).__name__} at first, then {type(new).__name__}")

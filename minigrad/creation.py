@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from . import capturing, dlpack, dtypes, hints, shapes
 from .autograd import TensorCore
-from .device import CPU, Device
+from .device import CPU, Device, Place
 from .errors import bad_type, bad_value, check_choice
 from .modes import constant
 from .ops import indexing, movement
-from .random import Generator, default_generator, draw
+from .random import Source, default_generator, draw
 from .tensor import Operand, Tensor
 
 
@@ -22,7 +22,7 @@ def _finish(array: Any, device: Device, requires_grad: bool) -> Tensor:
     return x.requires_grad_() if requires_grad else x
 
 
-def _of_numbers(make: Callable[[], np.ndarray], dtype: Any, device: str | Device) -> Tensor:
+def _of_numbers(make: Callable[[], np.ndarray], dtype: Any, device: Place) -> Tensor:
     """``make()``, a new array that numbers alone decide, as a tensor of this dtype; None: of the array's."""
     dtype = None if dtype is None else dtypes.as_dtype(dtype)
     device = Device(device)
@@ -32,16 +32,15 @@ def _of_numbers(make: Callable[[], np.ndarray], dtype: Any, device: str | Device
         with np.errstate(over="ignore"):  # to infinity, as everywhere
             return Tensor.wrap(device.kernels.from_host(array.astype(dtype or array.dtype, copy=False)), device)
 
-    found: Tensor = constant(made)
-    return found
+    return constant(made)
 
 
-def tensor(data: Any, *, dtype: Any = None, device: str | Device = CPU, requires_grad: bool = False) -> Tensor:
+def tensor(data: Any, *, dtype: Any = None, device: Place = CPU, requires_grad: bool = False) -> Tensor:
     """A tensor of a copy of ``data`` (numbers, nested lists, arrays, tensors); Python floats become float32."""
     return Tensor(data, dtype=dtype, device=device, requires_grad=requires_grad)
 
 
-def as_tensor(data: Any, *, dtype: Any = None, device: str | Device | None = None) -> Tensor:
+def as_tensor(data: Any, *, dtype: Any = None, device: Place | None = None) -> Tensor:
     """``data`` as a tensor, copied only if it must be: a tensor is taken as it is, a NumPy array shares its memory.
 
     So does an array on a GPU, of a library that speaks DLPack or has ``__cuda_array_interface__`` only.
@@ -71,7 +70,7 @@ def from_numpy(array: np.ndarray) -> Tensor:
     return Tensor.wrap(array)
 
 
-def from_dlpack(x: Any, *, device: str | Device | None = None, copy: bool | None = None) -> Tensor:
+def from_dlpack(x: Any, *, device: Place | None = None, copy: bool | None = None) -> Tensor:
     """A tensor on the memory of ``x``, an object with ``__dlpack__``: an array or tensor of another library.
 
     ``device``: where the result shall be; ``x`` must be there. ``copy=True`` always copies, None and False never do.
@@ -103,26 +102,24 @@ def from_dlpack(x: Any, *, device: str | Device | None = None, copy: bool | None
     return tensor.clone() if copy else tensor
 
 
-def full(
-    shape: Any, value: float, *, dtype: Any = None, device: str | Device = CPU, requires_grad: bool = False
-) -> Tensor:
+def full(shape: Any, value: float, *, dtype: Any = None, device: Place = CPU, requires_grad: bool = False) -> Tensor:
     """A tensor of ``shape`` filled with ``value``; the dtype follows the value unless given."""
     dtype = dtypes.as_dtype(dtype or (dtypes.default_dtype() if isinstance(value, float) else np.asarray(value).dtype))
     device = Device(device)
     return _finish(device.kernels.full(shapes.shape_argument((shape,)), value, dtype), device, requires_grad)
 
 
-def zeros(*shape: Any, dtype: Any = None, device: str | Device = CPU, requires_grad: bool = False) -> Tensor:
+def zeros(*shape: Any, dtype: Any = None, device: Place = CPU, requires_grad: bool = False) -> Tensor:
     """Zeros: ``zeros(2, 3)`` or ``zeros((2, 3))``."""
     return full(shapes.shape_argument(shape), 0.0, dtype=dtype, device=device, requires_grad=requires_grad)
 
 
-def ones(*shape: Any, dtype: Any = None, device: str | Device = CPU, requires_grad: bool = False) -> Tensor:
+def ones(*shape: Any, dtype: Any = None, device: Place = CPU, requires_grad: bool = False) -> Tensor:
     """Ones: ``ones(2, 3)`` or ``ones((2, 3))``."""
     return full(shapes.shape_argument(shape), 1.0, dtype=dtype, device=device, requires_grad=requires_grad)
 
 
-def empty(*shape: Any, dtype: Any = None, device: str | Device = CPU, requires_grad: bool = False) -> Tensor:
+def empty(*shape: Any, dtype: Any = None, device: Place = CPU, requires_grad: bool = False) -> Tensor:
     """Uninitialised memory of the shape."""
     device = Device(device)
     array = device.kernels.empty(shapes.shape_argument(shape), dtypes.as_dtype(dtype or dtypes.default_dtype()))
@@ -150,7 +147,7 @@ def empty_like(x: Tensor, *, dtype: Any = None, requires_grad: bool = False) -> 
 
 
 def arange(
-    start: float, end: float | None = None, step: float = 1, *, dtype: Any = None, device: str | Device = CPU
+    start: float, end: float | None = None, step: float = 1, *, dtype: Any = None, device: Place = CPU
 ) -> Tensor:
     """start, start + step, ... below end; ``arange(n)`` counts from 0. int64 for integers, else the default dtype."""
     if end is None:
@@ -162,64 +159,54 @@ def arange(
     return _of_numbers(lambda: np.arange(start, end, step), dtype, device)
 
 
-def linspace(start: float, end: float, steps: int, *, dtype: Any = None, device: str | Device = CPU) -> Tensor:
+def linspace(start: float, end: float, steps: int, *, dtype: Any = None, device: Place = CPU) -> Tensor:
     """``steps`` evenly spaced values from start to end, both included."""
     return _of_numbers(lambda: np.linspace(start, end, steps), dtype or dtypes.default_dtype(), device)
 
 
 def logspace(
-    start: float, end: float, steps: int, base: float = 10.0, *, dtype: Any = None, device: str | Device = CPU
+    start: float, end: float, steps: int, base: float = 10.0, *, dtype: Any = None, device: Place = CPU
 ) -> Tensor:
     """``steps`` values from base**start to base**end, both included, whose exponents are evenly spaced."""
     return _of_numbers(lambda: np.logspace(start, end, steps, base=base), dtype or dtypes.default_dtype(), device)
 
 
-def eye(n: int, m: int | None = None, *, dtype: Any = None, device: str | Device = CPU) -> Tensor:
+def eye(n: int, m: int | None = None, *, dtype: Any = None, device: Place = CPU) -> Tensor:
     """The (n, m) matrix with ones on the diagonal."""
     return _of_numbers(lambda: np.eye(n, m), dtype or dtypes.default_dtype(), device)
 
 
-def tril_indices(row: int, col: int, offset: int = 0, *, device: str | Device = CPU) -> Tensor:
+def tril_indices(row: int, col: int, offset: int = 0, *, device: Place = CPU) -> Tensor:
     """Indices (int64, shape (2, count)) of the lower triangle of a (row, col) matrix, row by row; see ``tril``."""
     return _of_numbers(lambda: np.stack(np.tril_indices(row, offset, col)), dtypes.int64, device)
 
 
-def triu_indices(row: int, col: int, offset: int = 0, *, device: str | Device = CPU) -> Tensor:
+def triu_indices(row: int, col: int, offset: int = 0, *, device: Place = CPU) -> Tensor:
     """Indices (int64, shape (2, count)) of the upper triangle of a (row, col) matrix, row by row; see ``triu``."""
     return _of_numbers(lambda: np.stack(np.triu_indices(row, offset, col)), dtypes.int64, device)
 
 
-def _draw(kind: str, shape: Any, dtype: Any, device: str | Device, generator: Generator | None, grad: bool) -> Tensor:
+def _draw(kind: str, shape: Any, dtype: Any, device: Place, generator: Source, grad: bool) -> Tensor:
     device = Device(device)
     dtype = dtypes.as_dtype(dtype or dtypes.default_dtype())
     return _finish(draw(kind, device.kernels, shapes.shape_argument(shape), dtype, generator), device, grad)
 
 
 def rand(
-    *shape: Any,
-    dtype: Any = None,
-    device: str | Device = CPU,
-    generator: Generator | None = None,
-    requires_grad: bool = False,
+    *shape: Any, dtype: Any = None, device: Place = CPU, generator: Source = None, requires_grad: bool = False
 ) -> Tensor:
     """Uniform random values in [0, 1)."""
     return _draw("uniform", shape, dtype, device, generator, requires_grad)
 
 
 def randn(
-    *shape: Any,
-    dtype: Any = None,
-    device: str | Device = CPU,
-    generator: Generator | None = None,
-    requires_grad: bool = False,
+    *shape: Any, dtype: Any = None, device: Place = CPU, generator: Source = None, requires_grad: bool = False
 ) -> Tensor:
     """Standard normal random values."""
     return _draw("normal", shape, dtype, device, generator, requires_grad)
 
 
-def randint(
-    low: int, high: Any, shape: Any = None, *, device: str | Device = CPU, generator: Generator | None = None
-) -> Tensor:
+def randint(low: int, high: Any, shape: Any = None, *, device: Place = CPU, generator: Source = None) -> Tensor:
     """Random integers (int64) in [low, high): ``randint(low, high, shape)``, or ``randint(high, shape)`` from 0."""
     if shape is None:
         low, high, shape = 0, low, high
@@ -230,29 +217,25 @@ def randint(
     return Tensor.wrap(device.kernels.random.integers(low, high, shapes.shape_argument((shape,)), *place), device)
 
 
-def rand_like(
-    x: Tensor, *, dtype: Any = None, generator: Generator | None = None, requires_grad: bool = False
-) -> Tensor:
+def rand_like(x: Tensor, *, dtype: Any = None, generator: Source = None, requires_grad: bool = False) -> Tensor:
     """Uniform random values in [0, 1), of the shape, dtype and device of ``x``."""
     return rand(x.shape, dtype=dtype or x.dtype, device=x.device, generator=generator, requires_grad=requires_grad)
 
 
-def randn_like(
-    x: Tensor, *, dtype: Any = None, generator: Generator | None = None, requires_grad: bool = False
-) -> Tensor:
+def randn_like(x: Tensor, *, dtype: Any = None, generator: Source = None, requires_grad: bool = False) -> Tensor:
     """Standard normal random values of the shape, dtype and device of ``x``."""
     return randn(x.shape, dtype=dtype or x.dtype, device=x.device, generator=generator, requires_grad=requires_grad)
 
 
 def randint_like(
-    x: Tensor, low: int, high: int | None = None, *, dtype: Any = None, generator: Generator | None = None
+    x: Tensor, low: int, high: int | None = None, *, dtype: Any = None, generator: Source = None
 ) -> Tensor:
     """Random integers in [low, high), or [0, low), of the shape, dtype (also a floating one) and device of ``x``."""
     low, high = (0, low) if high is None else (low, high)
     return randint(low, high, x.shape, device=x.device, generator=generator).to(dtypes.as_dtype(dtype or x.dtype))
 
 
-def randperm(n: int, *, device: str | Device = CPU, generator: Generator | None = None) -> Tensor:
+def randperm(n: int, *, device: Place = CPU, generator: Source = None) -> Tensor:
     """A random permutation (int64) of 0 ... n - 1."""
     device = Device(device)
     return Tensor.wrap(device.kernels.random.permutation(n, *(generator or default_generator).next()), device)
@@ -337,5 +320,4 @@ def where(condition: Tensor, x: Operand, y: Operand) -> Tensor:
     return x.where(condition, y)
 
 
-if not TYPE_CHECKING:
-    __all__ = hints.defined_in(__name__)
+hints.list_names(__name__)

@@ -14,7 +14,7 @@ import importlib
 import os
 import sys
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 from .errors import located
 from .modes import check_kernels, holding, of_thread
@@ -120,6 +120,7 @@ class _CudaDevice(Device):
 
 
 CPU = Device("cpu")
+Place: TypeAlias = str | Device  # a device, or its name
 
 
 @functools.cache

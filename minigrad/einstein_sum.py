@@ -113,13 +113,10 @@ def _product(a: Tensor, a_labels: Labels, b: Tensor, b_labels: Labels, kept: set
     outer = a.shape[: len(batch) + len(rows)]
     shape = (*outer, *b.shape[len(shared) :])
     if not inner:
-        return a.reshape(*outer, *(1,) * len(columns)) * _with_rows(b, len(batch), len(rows)), [*batch, *rows, *columns]
+        b = b.reshape(*b.shape[: len(batch)], *(1,) * len(rows), *b.shape[len(batch) :])
+        return a.reshape(*outer, *(1,) * len(columns)) * b, [*batch, *rows, *columns]
     k = math.prod(b.shape[len(batch) : len(shared)])
     batches = (math.prod(outer[: len(batch)]),) if batch else ()
     left = a.reshape(*batches, math.prod(outer[len(batch) :]), k)
     right = b.reshape(*batches, k, math.prod(shape[len(outer) :]))
     return (left @ right).reshape(shape), [*batch, *rows, *columns]
-
-
-def _with_rows(b: Tensor, batch: int, rows: int) -> Tensor:
-    return b.reshape(*b.shape[:batch], *(1,) * rows, *b.shape[batch:])

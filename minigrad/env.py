@@ -1,11 +1,14 @@
-"""What this installation can use, and the command that would mend what it cannot: ``python -m minigrad.env``.
+"""usage: minigrad env
 
-The functions return data; only ``main`` prints. Optional packages are imported in processes of their own, because a
-broken one may raise anything, start MPI, or take the process down.
-"""
+Shows the versions, CPU, threads, kernel cache, devices and optional packages that this installation can use, and for
+the rest the command that would mend it. It takes no arguments and changes nothing."""
+
+# The functions return data; only ``main`` prints. Optional packages are imported in processes of their own, because a
+# broken one may raise anything, start MPI, or take the process down.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.metadata
 import json
@@ -115,19 +118,15 @@ def cpu() -> Cpu:
 
 
 def _cpu_name() -> str:
-    try:
+    with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
             key, _, value = line.partition(":")
             if key.strip() == "model name":
                 return value.strip()
-    except OSError:
-        pass
     if sys.platform == "darwin":
-        try:
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
             command = ["sysctl", "-n", "machdep.cpu.brand_string"]
             return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
-        except (OSError, subprocess.SubprocessError):
-            pass
     return platform.processor() or platform.machine()
 
 
@@ -150,13 +149,10 @@ def threads() -> Threads:
                 reason = f"TBB cannot be loaded ({error}): pip install tbb"
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
-    return Threads(pool.LAYER, reason, pool.get_num_threads(), int(numba.config.NUMBA_NUM_THREADS), cores, _blas())
-
-
-def _blas() -> str:
     config: Any = np.show_config(mode="dicts")
     blas = config.get("Build Dependencies", {}).get("blas", {})
-    return f"{blas.get('name', 'unknown')} {blas.get('version', '')}".strip()
+    name = f"{blas.get('name', 'unknown')} {blas.get('version', '')}".strip()
+    return Threads(pool.LAYER, reason, pool.get_num_threads(), int(numba.config.NUMBA_NUM_THREADS), cores, name)
 
 
 def kernel_cache() -> Cache:
@@ -166,11 +162,9 @@ def kernel_cache() -> Cache:
     folder = Path(jit.CACHE_DIRECTORY)
     sizes = []
     for path in folder.rglob("*"):
-        try:
+        with contextlib.suppress(OSError):  # another process has just replaced it
             if path.is_file():
                 sizes.append(path.stat().st_size)
-        except OSError:  # another process has just replaced it
-            continue
     return Cache(folder, len(sizes), sum(sizes))
 
 
@@ -187,16 +181,9 @@ def extras() -> tuple[Status, ...]:
     with ThreadPoolExecutor() as executor:
         found = dict(zip(_PROBES, executor.map(_probe, _PROBES, _PROBES.values()), strict=True))
     cuda = [found[name] for name in ("numba_cuda", "cupy", "NCCL")]
-    return (
-        _extra("bpe", found["tokenizers"]),
-        _cuda_extra(12, cuda),
-        _cuda_extra(13, cuda),
-        _extra("inspect", found["minigrad.cuda_kernels.inspect"]),
-        _extra("mpi", found["mpi4py"]),
-        _extra("plot", found["matplotlib"]),
-        _extra("test", found["pytest"]),
-        _extra("torch", found["torch"], "pip install torch"),
-    )
+    one = {"bpe": "tokenizers", "inspect": "minigrad.cuda_kernels.inspect", "mpi": "mpi4py", "plot": "matplotlib"}
+    bpe, *others = (_extra(name, found[probe]) for name, probe in {**one, "test": "pytest", "torch": "torch"}.items())
+    return bpe, _cuda_extra(12, cuda), _cuda_extra(13, cuda), *others
 
 
 _PROBES = {
@@ -211,8 +198,6 @@ v = numba_cuda.__version__
 """,
     "cupy": "import cupy; v = cupy.__version__",
     "NCCL": """
-import warnings
-warnings.simplefilter("ignore")
 from cupy.cuda import nccl
 if not nccl.available:
     raise RuntimeError("libnccl cannot be loaded; no CuPy wheel contains it")
@@ -266,7 +251,7 @@ def _isolated(code: str) -> tuple[str, str]:
         "    text = type(error).__name__ + ': ' + ' '.join(str(error).split())\n"
         "    print('\\nmissing ' + missing if missing else '\\nraised ' + text)\n"
     )
-    command = [sys.executable, "-c", program]
+    command = [sys.executable, "-W", "ignore", "-c", program]
     try:
         run = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=PROBE_TIMEOUT
@@ -305,8 +290,8 @@ def _cuda_extra(major: int, packages: list[Status]) -> Status:
     return Status(name, True, ", ".join([part.detail for part in packages] + [found]))
 
 
-def _extra(name: str, part: Status, command: str = "") -> Status:
-    remedy = command or f'pip install "minigrad-cuda[{name}]"'
+def _extra(name: str, part: Status) -> Status:
+    remedy = "pip install torch" if name == "torch" else f'pip install "minigrad-cuda[{name}]"'
     return Status(name, part.usable, part.detail, "" if part.usable else remedy)
 
 

@@ -117,6 +117,12 @@ def check_choice(name: str, option: str, value: Any, known: tuple[Any, ...]) -> 
         raise bad_value(f"{name}: {option}={value!r}; expected {expected} or {known[-1]!r}")
 
 
+def expect(good: bool, name: str, value: Any, wanted: str) -> None:
+    """ValueError, with the name of an argument, its value and what was expected, unless ``good``."""
+    if not good:
+        raise bad_value(f"{name}={value!r}; expected {wanted}")
+
+
 class LocatedError(ValueError):
     """A ValueError whose text ends with the line of the user's call, wherever in minigrad it is raised.
 

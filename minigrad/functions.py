@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final
 
 import numpy as np
 
 from . import dtypes, hints
 from .autograd import TensorCore
 from .errors import bad_type, bad_value
-from .random import Generator
+from .modes import F
+from .random import Source
 from .shapes import Dim
 from .tensor import Operand, Tensor
 
-_F = TypeVar("_F", bound=Callable[..., Any])
 
-
-def _function(method: _F) -> _F:
+def _function(method: F) -> F:
     """The method as a function, which tells what to pass if its first argument is no tensor."""
     name = method.__name__
 
@@ -311,14 +309,12 @@ def bucketize(input: Operand, boundaries: Tensor, *, right: bool = False) -> Ten
 
 
 # Of methods whose tensor has a name of its own here, as in PyTorch.
-def bernoulli(p: Tensor, *, generator: Generator | None = None) -> Tensor:
+def bernoulli(p: Tensor, *, generator: Source = None) -> Tensor:
     """0 or 1, 1 with the probability ``p``; see ``Tensor.bernoulli``."""
     return _bernoulli(p, generator=generator)
 
 
-def multinomial(
-    weights: Tensor, num_samples: int, replacement: bool = False, *, generator: Generator | None = None
-) -> Tensor:
+def multinomial(weights: Tensor, num_samples: int, replacement: bool = False, *, generator: Source = None) -> Tensor:
     """Indices drawn in proportion to ``weights``; see ``Tensor.multinomial``."""
     return _multinomial(weights, num_samples, replacement, generator=generator)
 
@@ -327,5 +323,4 @@ _bernoulli: Final = _function(Tensor.bernoulli)
 _multinomial: Final = _function(Tensor.multinomial)
 
 
-if not TYPE_CHECKING:
-    __all__ = hints.defined_in(__name__)
+hints.list_names(__name__)

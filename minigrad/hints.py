@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Callable
 from typing import Any
 
 from .errors import located
@@ -22,13 +21,10 @@ HINTS: dict[str, dict[str, str]] = {
         "astype": "use .to(dtype)",
         "retain_grad": "gradients are of leaves; cut with .detach().requires_grad_(), go on with .backward(gradient)",
     },
-    "Module": {
-        "zero_grad": _ZERO,
-        "cuda": "devices go by name: .to('cuda'); `python -m minigrad.env` says which there are",
-    },
+    "Module": {"zero_grad": _ZERO},
     "Optimizer": dict.fromkeys(("zero_grad", "zero_grads"), f"{_ZERO}; leave the call out"),
 }
-"""By the name of a class, or of a module (``of_module``): what takes the place of names that are not there."""
+"""By the name of a class, or of a module (``answer_for``): what takes the place of names that are not there."""
 _searched: list[str] = []
 """The modules in which a name that another module lacks may be, in the order in which they were loaded."""
 
@@ -73,9 +69,15 @@ def defined_in(module: str) -> list[str]:
     return [name for name, value in found if name[0] != "_" and getattr(value, "__module__", None) == module]
 
 
-def of_module(module: str, instead: dict[str, str], *, searched: bool = False) -> Callable[[str], Any]:
-    """A module's ``__getattr__``, which is called for names that it has not; ``instead`` says what to use in place of
-    some. With ``searched``, other modules look here for a name that they lack.
+def list_names(module: str) -> None:
+    """Give a module the ``__all__`` of what it defines itself; to type checkers, that are all names anyway."""
+    vars(sys.modules[module])["__all__"] = defined_in(module)
+
+
+def answer_for(module: str, instead: dict[str, str], *, searched: bool = False) -> None:
+    """Give a module a ``__getattr__``, which is called for names that it has not, and of which type checkers need not
+    know; ``instead`` says what to use in place of some. With ``searched``, other modules look here for a name that they
+    lack.
     """
     HINTS[module] = instead
     if searched:
@@ -87,4 +89,4 @@ def of_module(module: str, instead: dict[str, str], *, searched: bool = False) -
         found = vars(sys.modules[module])
         raise missing(module, name, list(found.get("__all__", found)), f"module {module!r}")
 
-    return named
+    vars(sys.modules[module])["__getattr__"] = named

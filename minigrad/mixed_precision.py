@@ -54,26 +54,20 @@ class Autocasting:
         """The inputs of an operation whose ``Function.autocast`` is ``policy``. float64 and integers stay."""
         if self.keep and any(isinstance(x, TensorCore) and x._id in self.keep for x in inputs):
             policy = "float32"
+        target: Any = float32 if policy == "float32" else None
         if policy == "widest":
             found = {x.data.dtype for x in inputs if isinstance(x, TensorCore) and is_floating(x.data.dtype)}
             if len(found) < 2:
                 return inputs
-            widest = float64 if float64 in found else float32
-            return tuple(_converted(x, widest) if self._eligible(x) else x for x in inputs)
-        if policy == "float32":
-            return tuple(
-                _converted(x, float32)
-                if isinstance(x, TensorCore) and is_half(x.data.dtype) and self._eligible(x)
-                else x
-                for x in inputs
-            )
+            target = float64 if float64 in found else float32
         return tuple(
-            _converted(x, self.dtypes[x.device.type]) if self._eligible(x) and x.data.dtype != float64 else x
+            _converted(x, self.dtypes[x.device.type] if target is None else target) if self._eligible(x) else x
             for x in inputs
         )
 
     def _eligible(self, x: Any) -> bool:
-        return isinstance(x, TensorCore) and is_floating(x.data.dtype) and x.device.type in self.dtypes
+        floating = isinstance(x, TensorCore) and is_floating(x.data.dtype) and x.data.dtype != float64
+        return floating and x.device.type in self.dtypes
 
 
 def _converted(x: TensorCore, dtype: np.dtype[Any]) -> TensorCore:

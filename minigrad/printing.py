@@ -92,8 +92,7 @@ def _values(array: np.ndarray, indent: int) -> str:
     if array.size == 0:
         return "[]"
     summarize = array.size > options.threshold
-    shown = _edges(array) if summarize else array
-    return _nested(array, indent, summarize, _formatter(shown))
+    return _nested(array, indent, summarize, _formatter(_edges(array) if summarize else array))
 
 
 def _edges(array: np.ndarray) -> np.ndarray:

@@ -10,7 +10,7 @@ import contextlib
 import secrets
 import threading
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -73,8 +73,12 @@ class Generator:
         return f"Generator(seed={self.seed}, offset={self.offset})"
 
 
+Source: TypeAlias = Generator | None  # of random numbers; None: the default generator
+Draw: TypeAlias = Callable[[Generator], tuple[int, int]]
+
+
 class _Source(threading.local):
-    draw: Callable[[Generator], tuple[int, int]] | None = None  # what ``next`` asks in the calling thread
+    draw: Draw | None = None  # what ``next`` asks in the calling thread
     refuse: Callable[[str, str], None] | None = None  # raises if it captures what it does to the device
     default: Generator | None = None  # what the default generator stands for in the calling thread
 
@@ -84,9 +88,7 @@ _source = _Source()
 
 def _of_current(name: str) -> property:
     """The attribute of the generator that the default one stands for."""
-    return property(
-        lambda self: getattr(self.current(), name), lambda self, value: setattr(self.current(), name, value)
-    )
+    return property(lambda own: getattr(own.current(), name), lambda own, new: setattr(own.current(), name, new))
 
 
 class _DefaultGenerator(Generator):
@@ -110,9 +112,7 @@ default_generator: Generator = _DefaultGenerator()
 Draws = list[tuple[Generator, tuple[int, int]]]
 
 
-def drawing_by(
-    draw: Callable[[Generator], tuple[int, int]], refuse: Callable[[str, str], None]
-) -> contextlib.AbstractContextManager[None]:
+def drawing_by(draw: Draw, refuse: Callable[[str, str], None]) -> contextlib.AbstractContextManager[None]:
     """Within, ``draw(generator)`` is what the calling thread's generators give, and a call that sets the state of one
     is told to ``refuse``: why, and what to do instead."""
     return holding(_source, draw=draw, refuse=refuse)
@@ -166,7 +166,7 @@ def generators_for(n: int) -> list[Generator]:
     return [Generator(int(word[0])) for word in words]
 
 
-def draw(kind: str, kernels: Any, shape: Any, dtype: Any, generator: Generator | None) -> Any:
+def draw(kind: str, kernels: Any, shape: Any, dtype: Any, generator: Source) -> Any:
     """An array of ``kind`` "uniform", in [0, 1), or "normal". float16 and bfloat16 are float32's, uniform ones cut, not
     rounded, so that they stay below 1 (to multiples of 2^-11 and 2^-8, as PyTorch's).
     """

@@ -30,20 +30,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .errors import bad_type
-from .files import durable
-from .files.safetensors_format import (
-    Arrays,
-    CheckpointError,
-    FileHeader,
-    encode,
-    faults_of,
-    parse_json,
-    read_arrays,
-    read_bytes,
-    read_header,
-    read_json,
-    show,
-)
+from .files import durable, safetensors_format
+from .files.durable import StrPath
+from .files.safetensors_format import Arrays, CheckpointError, FileHeader, faults_of, parse_json, read_arrays, show
 
 # fmt: off
 __all__ = [
@@ -84,9 +73,7 @@ class Checkpoint(NamedTuple):
 # ---- weights alone -------------------------------------------------------------------------------------------------
 
 
-def save_safetensors(
-    path: str | os.PathLike[str], arrays: Mapping[str, Any], metadata: Mapping[str, str] | None = None
-) -> Path:
+def save_safetensors(path: StrPath, arrays: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> Path:
     """Write named arrays to one safetensors file, atomically and durably.
 
     Args:
@@ -105,13 +92,13 @@ def save_safetensors(
         raise bad_type(f"save_safetensors: arrays is a {type(arrays).__name__}, expected a mapping from names{hint}")
     path = Path(path)
     try:
-        durable.replace_file(path, encode(arrays, metadata))
+        durable.replace_file(path, safetensors_format.encode(arrays, metadata))
     except OSError as error:
         raise CheckpointError(f"{path} could not be written: {_reason(error)}", path) from error
     return path
 
 
-def load_safetensors(path: str | os.PathLike[str]) -> Arrays:
+def load_safetensors(path: StrPath) -> Arrays:
     """Read a safetensors file into fresh arrays.
 
     Raises:
@@ -120,23 +107,20 @@ def load_safetensors(path: str | os.PathLike[str]) -> Arrays:
     return read_arrays(Path(path))
 
 
-def safetensors_header(path: str | os.PathLike[str]) -> FileHeader:
+def safetensors_header(path: StrPath) -> FileHeader:
     """Dtypes and shapes (``.tensors``) and ``.metadata`` of a safetensors file, without reading its data.
 
     Raises:
         CheckpointError: as `load_safetensors`.
     """
-    return read_header(Path(path))
+    return safetensors_format.read_header(Path(path))
 
 
 # ---- saving a checkpoint -------------------------------------------------------------------------------------------
 
 
 def save_checkpoint(
-    folder: str | os.PathLike[str],
-    tensors: Mapping[str, Mapping[str, Any]],
-    state: Mapping[str, Any],
-    keep: int | None = 2,
+    folder: StrPath, tensors: Mapping[str, Mapping[str, Any]], state: Mapping[str, Any], keep: int | None = 2
 ) -> Path:
     """Save one checkpoint and delete those that are no longer wanted.
 
@@ -163,7 +147,7 @@ def save_checkpoint(
     for name in tensors:
         if not isinstance(name, str) or not _STEM.fullmatch(name):
             raise CheckpointError(f"{show(name)} cannot name a file of tensors: use letters, digits, '_' and '-'")
-    files = {f"{name}.safetensors": encode(arrays) for name, arrays in tensors.items()}
+    files = {f"{name}.safetensors": safetensors_format.encode(arrays) for name, arrays in tensors.items()}
     state_bytes = _encode_state(state)
     try:
         durable.make_directories(folder)
@@ -282,7 +266,7 @@ def _decode_state(raw: bytes) -> dict[str, Any]:
 # ---- loading a checkpoint ------------------------------------------------------------------------------------------
 
 
-def list_checkpoints(folder: str | os.PathLike[str]) -> list[CheckpointEntry]:
+def list_checkpoints(folder: StrPath) -> list[CheckpointEntry]:
     """The checkpoints in `folder`, oldest first; unverified. Empty if there is no such folder.
 
     Raises:
@@ -297,15 +281,11 @@ def list_checkpoints(folder: str | os.PathLike[str]) -> list[CheckpointEntry]:
 
 
 def _entries(folder: Path) -> list[CheckpointEntry]:
-    entries = []
-    for name in os.listdir(folder):
-        match = _NAME.fullmatch(name)
-        if match and (folder / name).is_dir():
-            entries.append(CheckpointEntry(int(match[1]), int(match[2] or 0), folder / name))
-    return sorted(entries)
+    named = [(_NAME.fullmatch(name), folder / name) for name in os.listdir(folder)]
+    return sorted(CheckpointEntry(int(m[1]), int(m[2] or 0), path) for m, path in named if m and path.is_dir())
 
 
-def load_checkpoint(folder: str | os.PathLike[str], step: int | None = None) -> Checkpoint:
+def load_checkpoint(folder: StrPath, step: int | None = None) -> Checkpoint:
     """Load the newest checkpoint of `folder`, or that of `step`, verified completely.
 
     Args:
@@ -352,7 +332,7 @@ def _load(path: Path, expected_step: int | None = None) -> Checkpoint:
         raise CheckpointError(f"{path} holds step {step}: it was renamed", path)
     state_path = path / STATE
     with faults_of(state_path):
-        state = _decode_state(read_bytes(state_path, MAX_STATE, *records.pop(STATE)))
+        state = _decode_state(safetensors_format.read_bytes(state_path, MAX_STATE, *records.pop(STATE)))
         if type(state.get("step")) is not int or state["step"] != step:
             raise ValueError(f"its step is {show(state.get('step'))}, the manifest's is {step}")
     tensors = {name.removesuffix(".safetensors"): read_arrays(path / name, *record) for name, record in records.items()}
@@ -361,7 +341,7 @@ def _load(path: Path, expected_step: int | None = None) -> Checkpoint:
 
 def _read_manifest(path: Path) -> tuple[int, dict[str, tuple[int, str]]]:
     manifest_path = path / MANIFEST
-    manifest = read_json(manifest_path, 1 << 20)
+    manifest = safetensors_format.read_json(manifest_path, 1 << 20)
     with faults_of(manifest_path):
         if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
             raise ValueError("is not the manifest of a minigrad checkpoint")

@@ -18,7 +18,7 @@ MINIGRAD_RENDEZVOUS_SECRET     what ranks of one job share, see ``minigrad.distr
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from . import hints
 from .device import CPU
@@ -83,5 +83,4 @@ def release_memory() -> int:
     return int(CPU.native.heap.release())
 
 
-if not TYPE_CHECKING:
-    __all__ = hints.defined_in(__name__)
+hints.list_names(__name__)

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from .tensor import Tensor
 
 Dim = int | Sequence[int] | None
+Axis = int | None
+Sizes = int | tuple[int, ...]
 
 
 def normalize_dim(dim: Any, ndim: int, what: str = "dim") -> int:
@@ -42,7 +44,7 @@ def normalize_dims(dim: Dim, axis: Dim, ndim: int) -> tuple[int, ...]:
     return tuple(sorted(dims)) if ndim else ()
 
 
-def some_dim(name: str, dim: int | None, axis: int | None, ndim: int) -> int:
+def some_dim(name: str, dim: Axis, axis: Axis, ndim: int) -> int:
     """One dimension from ``dim`` or ``axis``; TypeError if neither is given."""
     found = one_dim(dim, axis, ndim)
     if found is None:
@@ -50,7 +52,7 @@ def some_dim(name: str, dim: int | None, axis: int | None, ndim: int) -> int:
     return found
 
 
-def one_dim(dim: int | None, axis: int | None, ndim: int) -> int | None:
+def one_dim(dim: Axis, axis: Axis, ndim: int) -> Axis:
     """One dimension from ``dim`` or ``axis``, or None if neither is given."""
     dim = _either(dim, axis)
     return None if dim is None else normalize_dim(dim, ndim)

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import inspect
 import math
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from . import dlpack, dtypes, hints, printing, shapes
 from .autograd import TensorCore
-from .device import CPU, Device
+from .device import CPU, Device, Place
 from .engine import BackwardHook, backward
 from .errors import bad_state, bad_type, bad_value
 from .grad_store import GradStore, TensorId
@@ -52,9 +52,7 @@ class Tensor(
     __slots__ = ()
     __array_priority__ = 1000  # ndarray + Tensor asks the Tensor
 
-    def __init__(
-        self, data: Any, *, dtype: Any = None, device: str | Device = CPU, requires_grad: bool = False
-    ) -> None:
+    def __init__(self, data: Any, *, dtype: Any = None, device: Place = CPU, requires_grad: bool = False) -> None:
         device = Device(device)
         if isinstance(data, TensorCore):
             data = data.device.kernels.to_host(data.data)
@@ -93,14 +91,12 @@ class Tensor(
     @property
     def shape(self) -> tuple[int, ...]:
         """Sizes of the dimensions."""
-        shape: tuple[int, ...] = self.data.shape
-        return shape
+        return self.data.shape
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """The dtype (NumPy's)."""
-        dtype: np.dtype[Any] = self.data.dtype
-        return dtype
+        return self.data.dtype
 
     @property
     def ndim(self) -> int:
@@ -153,11 +149,7 @@ class Tensor(
             raise bad_type("len() of a 0-d tensor")
         return self.shape[0]
 
-    if TYPE_CHECKING:
-
-        def __hash__(self) -> int: ...
-    else:
-        __hash__ = object.__hash__  # by identity, though == is elementwise; a method of ours would be a slow one
+    __hash__ = object.__hash__  # by identity, though == is elementwise; a method of ours would be a slow one
 
     def __repr__(self) -> str:
         return printing.represent(self)
@@ -244,8 +236,7 @@ class Tensor(
             raise bad_state(
                 "__cuda_array_interface__ of a tensor that requires grad would leave the graph; use .detach() first"
             )
-        interface: dict[str, Any] = self.data.__cuda_array_interface__
-        return interface
+        return self.data.__cuda_array_interface__
 
     def item(self) -> Any:
         """The one element as a Python number; RuntimeError if there are more or none."""

@@ -1,14 +1,11 @@
 """Text, tokens and batches, on plain strings and NumPy arrays; and batches made ahead, for any device."""
 
-from typing import TYPE_CHECKING
-
 from .. import hints as _hints
-from .batches import EpochBatches, FixedBatches, RandomBatches, min_tokens, train_val_split
+from .batches import EpochBatches, EpochSampler, FixedBatches, RandomBatches, min_tokens, shard, train_val_split
 from .bpe import BytePairTokenizer
 from .corpus import Corpus, load_corpus
 from .errors import DataError
 from .prefetch import Prefetcher
-from .sampler import EpochSampler, shard
 from .token_files import open_tokens, write_tokens
 from .tokenizer import CharTokenizer
 
@@ -20,9 +17,8 @@ __all__ = [
 ]
 # fmt: on
 
-if not TYPE_CHECKING:  # to type checkers, a name that is not there is an error
-    _instead = {
-        "DataLoader": "RandomBatches and EpochBatches give batches of tokens; of arrays, index with randperm(n)",
-        "Dataset": "open_tokens reads token files, load_corpus texts",
-    }
-    __getattr__ = _hints.of_module(__name__, _instead)
+_instead = {
+    "DataLoader": "RandomBatches and EpochBatches give batches of tokens; of arrays, index with randperm(n)",
+    "Dataset": "open_tokens reads token files, load_corpus texts",
+}
+_hints.answer_for(__name__, _instead)

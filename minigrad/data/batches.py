@@ -1,4 +1,4 @@
-"""Batches of token windows: random ones or whole epochs to train on, fixed ones to evaluate on.
+"""Which samples make up which batch, and batches of token windows: random ones, whole epochs, fixed ones to evaluate.
 
 A window of T + 1 tokens gives T predictions: ``x`` is its first T tokens, ``y`` the T that follow each of them.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,12 +15,124 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from ..device import CPU
 from .errors import DataError
-from .sampler import EpochSampler, shard
 
+Row: TypeAlias = npt.NDArray[Any]  # of tokens: (N,), integers of any dtype
 Batch = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 
-# Mixed into the seed, so that the windows do not share random numbers with weights or dropout of the same seed.
+# Mixed into the seed, so that neither windows nor orders share random numbers with weights or dropout of that seed.
 _STREAM = 0x6D69_6E69_6261_7463  # "minibatc"
+_EPOCHS = 0x6570_6F63_6862_6174  # "epochbat"
+
+
+def shard(n: int, rank: int, world_size: int) -> slice:
+    """The part of n samples that is rank's own: neighbours, and no two ranks' counts differ by more than one.
+
+    The parts of all ranks are disjoint and complete; with n < world_size some are empty.
+
+    Raises:
+        DataError: unless 0 <= rank < world_size.
+    """
+    if not 0 <= rank < world_size:
+        raise DataError(f"rank is {rank} of {world_size}, expected a rank from 0 to world_size - 1")
+    return slice(rank * n // world_size, (rank + 1) * n // world_size)
+
+
+class EpochSampler:
+    """Batches of sample numbers, shuffled anew for each epoch. Each rank gets its own part of a batch.
+
+    Iterating yields what is left of the current epoch; iterating again yields the next epoch::
+
+        for indices in sampler:  # int64, (batch_size / world_size,) or one more
+            x, y = images[indices], labels[indices]
+
+    The order of an epoch is a pure function of ``(seed, epoch)``, and a rank's part one of the batch alone. So all
+    ranks make equally many steps, whatever remains at the end of an epoch, and any number of ranks sees the same
+    batches. In an epoch's last batch a rank's part may be empty: it then takes part in the step with weight 0.
+
+    Args:
+        n: number of samples.
+        batch_size: samples per batch, of all ranks together.
+        seed: non-negative, below 2**64.
+        drop_last: False: the last batch of an epoch may be smaller. True: it is left out then, and which samples that
+            concerns differs from epoch to epoch.
+        rank, world_size: this rank's number, and how many there are.
+
+    Attributes:
+        epoch: number of the epoch of the next batch, from 0.
+        position: number of the next batch in it, from 0.
+
+    Raises:
+        DataError: an argument is out of range.
+    """
+
+    def __init__(
+        self, n: int, batch_size: int, seed: int, drop_last: bool = False, rank: int = 0, world_size: int = 1
+    ) -> None:
+        if n < 1 or batch_size < 1:
+            raise DataError(f"n and batch_size must be at least 1, got {n} and {batch_size}")
+        if not 0 <= seed < 2**64:
+            raise DataError(f"seed must be in [0, 2**64), got {seed}")
+        if drop_last and n < batch_size:
+            raise DataError(
+                f"{n} samples do not fill one batch of {batch_size}, and drop_last drops what is not full: use a "
+                "smaller batch size or drop_last=False"
+            )
+        shard(n, rank, world_size)  # checks both
+        self.n = n
+        self.batch_size = batch_size
+        self.seed = seed
+        self.drop_last = drop_last
+        self.rank = rank
+        self.world_size = world_size
+        self.epoch: int = 0
+        self.position: int = 0
+        self._order: tuple[int, npt.NDArray[np.int64]] | None = None
+
+    def __len__(self) -> int:
+        """Batches in an epoch."""
+        whole, rest = divmod(self.n, self.batch_size)
+        return whole + (rest > 0 and not self.drop_last)
+
+    def __iter__(self) -> Iterator[Any]:
+        epoch = self.epoch
+        while self.epoch == epoch:
+            first = self.position * self.batch_size
+            batch = self._permutation(epoch)[first : first + self.batch_size]
+            self.position += 1
+            if self.position == len(self):
+                self.epoch, self.position = epoch + 1, 0
+            yield batch[shard(len(batch), self.rank, self.world_size)]
+
+    def _permutation(self, epoch: int) -> npt.NDArray[np.int64]:
+        if self._order is None or self._order[0] != epoch:
+            self._order = epoch, CPU.kernels.random.permutation(self.n, self.seed ^ _EPOCHS, epoch)
+        return self._order[1]
+
+    def state_dict(self) -> dict[str, int | bool]:
+        """Where the iteration stands, and the settings that give this a meaning; JSON values, equal on all ranks."""
+        return {"epoch": self.epoch, "position": self.position, **self._settings()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go to where `state_dict` was called, by however many ranks.
+
+        Raises:
+            DataError: the state is not one, or of other settings or another number of samples; nothing is changed then.
+        """
+        settings = self._settings()
+        if not isinstance(state, Mapping) or state.keys() != {"epoch", "position", *settings}:
+            raise DataError(f"this is not the state of an {type(self).__name__}")
+        for name, value in settings.items():
+            if type(state[name]) is not type(value) or state[name] != value:
+                raise DataError(f"the state is of {name} {state[name]!r}, here it is {value!r}")
+        epoch, position = state["epoch"], state["position"]
+        if type(epoch) is not int or not 0 <= epoch < 2**63:
+            raise DataError(f"{epoch!r} is not the number of an epoch")
+        if type(position) is not int or not 0 <= position < len(self):
+            raise DataError(f"position {position!r} is not in [0, {len(self)}), the batches of an epoch")
+        self.epoch, self.position = epoch, position
+
+    def _settings(self) -> dict[str, int | bool]:
+        return {"seed": self.seed, "batch_size": self.batch_size, "drop_last": self.drop_last, "samples": self.n}
 
 
 class RandomBatches:
@@ -42,7 +154,7 @@ class RandomBatches:
 
     def __init__(
         self,
-        tokens: npt.NDArray[Any] | Sequence[npt.NDArray[Any]],
+        tokens: Row | Sequence[Row],
         batch_size: int,
         block_size: int,
         seed: int,
@@ -94,9 +206,7 @@ class FixedBatches:
         DataError: the tokens are too few, or an argument is out of range.
     """
 
-    def __init__(
-        self, tokens: npt.NDArray[Any], batch_size: int, block_size: int, max_batches: int | None = None
-    ) -> None:
+    def __init__(self, tokens: Row, batch_size: int, block_size: int, max_batches: int | None = None) -> None:
         self._windows = _windows(tokens, batch_size, block_size, "validation")
         if max_batches is not None and max_batches < 1:
             raise DataError(f"max_batches must be at least 1, got {max_batches}")
@@ -115,7 +225,7 @@ class FixedBatches:
             yield _split(self._windows[self._starts[first : first + self.batch_size]])
 
 
-class EpochBatches:
+class EpochBatches(EpochSampler):
     """Adjacent windows of T + 1 tokens, T apart, each once per epoch, shuffled anew for each epoch.
 
     Iterating yields what is left of the current epoch; iterating again yields the next epoch::
@@ -124,8 +234,9 @@ class EpochBatches:
             for x, y in batches:  # int64, (B, T) each
                 ...
 
-    Which windows a batch has, which part of them is this rank's, and what a checkpoint needs, is up to an
-    `EpochSampler`.
+    Which windows a batch has, which part of them is this rank's, and what a checkpoint needs, is as in `EpochSampler`.
+    ``epoch`` and ``position`` are those of the next batch, also inside of the loop: a checkpoint written after a step
+    resumes with the batch that follows.
 
     Args:
         tokens: ``(N,)`` integers, N > T; any integer dtype, also a memory map. What is left after the last whole
@@ -143,7 +254,7 @@ class EpochBatches:
 
     def __init__(
         self,
-        tokens: npt.NDArray[Any],
+        tokens: Row,
         batch_size: int,
         block_size: int,
         seed: int,
@@ -153,49 +264,22 @@ class EpochBatches:
     ) -> None:
         self._windows = _windows(tokens, batch_size, block_size, "training")[::block_size]
         self.block_size = block_size
-        self.sampler: EpochSampler = EpochSampler(len(self._windows), batch_size, seed, drop_last, rank, world_size)
+        super().__init__(len(self._windows), batch_size, seed, drop_last, rank, world_size)
 
     @property
-    def epoch(self) -> int:
-        """Number of the epoch of the next batch, from 0."""
-        return self.sampler.epoch
+    def sampler(self) -> EpochSampler:
+        """What stands at ``epoch`` and ``position``: the batches themselves."""
+        return self
 
-    @property
-    def position(self) -> int:
-        """Number of the next batch in its epoch, from 0; also inside of the loop, so that a checkpoint written after a
-        step resumes with the batch that follows.
-        """
-        return self.sampler.position
-
-    def __len__(self) -> int:
-        """Batches in an epoch."""
-        return len(self.sampler)
-
-    def __iter__(self) -> Iterator[Batch]:
-        for chosen in self.sampler:
+    def __iter__(self) -> Iterator[Any]:
+        for chosen in super().__iter__():
             yield _split(self._windows[chosen])
 
-    def state_dict(self) -> dict[str, int | bool]:
-        """Where the iteration stands, and the settings that give this a meaning; JSON values, equal on all ranks."""
-        return {**self.sampler.state_dict(), "block_size": self.block_size}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to where `state_dict` was called, by however many ranks.
-
-        Raises:
-            DataError: the state is not one, or of other settings or another number of windows; nothing is changed then.
-        """
-        if not isinstance(state, Mapping) or "block_size" not in state:
-            raise DataError("this is not the state of EpochBatches")
-        block_size = state["block_size"]
-        if type(block_size) is not int or block_size != self.block_size:
-            raise DataError(f"the state is of block_size {block_size!r}, here it is {self.block_size}")
-        self.sampler.load_state_dict({key: value for key, value in state.items() if key != "block_size"})
+    def _settings(self) -> dict[str, int | bool]:
+        return {**super()._settings(), "block_size": self.block_size}
 
 
-def train_val_split(
-    tokens: npt.NDArray[Any], val_fraction: float = 0.1, block_size: int = 1
-) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+def train_val_split(tokens: Row, val_fraction: float = 0.1, block_size: int = 1) -> tuple[Row, Row]:
     """Split a text in two, without copying: training part first, validation part the last ``int(N * val_fraction)``.
 
     Raises:
@@ -228,7 +312,7 @@ def _check_fraction(val_fraction: float) -> None:
         raise DataError(f"val_fraction must lie between 0 and 1, got {val_fraction}")
 
 
-def _windows(tokens: npt.NDArray[Any], batch_size: int, block_size: int, part: str) -> npt.NDArray[Any]:
+def _windows(tokens: Row, batch_size: int, block_size: int, part: str) -> Row:
     """All windows ``(N - T, T + 1)`` as a view."""
     if batch_size < 1 or block_size < 1:
         raise DataError(f"batch_size and block_size must be at least 1, got {batch_size} and {block_size}")
@@ -242,7 +326,5 @@ def _windows(tokens: npt.NDArray[Any], batch_size: int, block_size: int, part: s
     return sliding_window_view(tokens, block_size + 1)
 
 
-def _split(windows: npt.NDArray[Any]) -> Batch:
-    x = windows[:, :-1].astype(np.int64, order="C")
-    y = windows[:, 1:].astype(np.int64, order="C")
-    return x, y
+def _split(windows: Row) -> Batch:
+    return windows[:, :-1].astype(np.int64, order="C"), windows[:, 1:].astype(np.int64, order="C")

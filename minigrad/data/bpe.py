@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..files import durable
-from ..files.safetensors_format import CheckpointError, parse_json, read_bytes, show
+from ..files.safetensors_format import parse_json, read_bytes, show
 from .errors import DataError
-from .tokenizer import Tokens, checked_ids, lone_surrogate
+from .tokenizer import Tokens, checked_ids, encoded
 
-T = TypeVar("T")
 MAX_BYTES = 64 << 20
 # Lists and objects, and commas: they bound the memory that a file can ask for. Llama 3's has 280,000 and 690,000.
 MAX_CONTAINERS, MAX_COMMAS = 1_000_000, 4_000_000
@@ -81,9 +79,8 @@ class BytePairTokenizer:
         if lacking := set(range(256)) - {raw[0] for raw in table.values() if len(raw) == 1}:
             raise DataError(f"the vocabulary lacks the byte 0x{min(lacking):02x}: it is not a byte-level one")
         if missing := set(range(len(table))) - table.keys():
-            raise DataError(
-                f"{len(table):,} tokens must have the ids 0 to {len(table) - 1:,}: {min(missing):,} is missing"
-            )
+            n = len(table)
+            raise DataError(f"{n:,} tokens must have the ids 0 to {n - 1:,}: {min(missing):,} is missing")
         self._table = [table[index] for index in range(len(table))]
         merged = {"".join(merge) for merge in model["merges"]}
         if posing := next((c for c in contents if c in model["vocab"] and (c in merged or len(c) == 1)), None):
@@ -95,11 +92,8 @@ class BytePairTokenizer:
 
     def _check_template(self) -> None:
         with _library_errors("post_processor"):
-            plain, without, within = (
-                self._plain.encode("a").ids,
-                self._tokenizer.encode("a", add_special_tokens=False).ids,
-                self._tokenizer.encode("a").ids,
-            )
+            plain, within = (tokenizer.encode("a").ids for tokenizer in (self._plain, self._tokenizer))
+            without = self._tokenizer.encode("a", add_special_tokens=False).ids
         if without != plain:
             raise DataError("post_processor: the text must stand in it once")
         if max(within) >= len(self._table):
@@ -135,16 +129,12 @@ class BytePairTokenizer:
         if not all(special_tokens) or len(set(special_tokens)) < len(special_tokens):
             raise DataError("a special token is empty, or comes twice")
         for each in (text, *special_tokens):
-            _check_text(each)
+            encoded(each)
         library = _library()
         size = vocab_size - len(special_tokens)
         learning, _ = _made(_document({chr(code): i for i, code in enumerate(sorted(_BYTES))}, [], PATTERNS[pattern]))
-        trainer = library.trainers.BpeTrainer(
-            vocab_size=size,
-            min_frequency=2,
-            show_progress=False,
-            initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet(),
-        )
+        options = {"vocab_size": size, "min_frequency": 2, "show_progress": False}
+        trainer = library.trainers.BpeTrainer(**options, initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet())
         longest_first = sorted(special_tokens, key=len, reverse=True)
         pieces = re.split("|".join(map(re.escape, longest_first)), text) if special_tokens else [text]
         learning.train_from_iterator(pieces, trainer)
@@ -152,16 +142,17 @@ class BytePairTokenizer:
         return cls(_made(_document(model["vocab"], model["merges"], PATTERNS[pattern], special_tokens))[0])
 
     @classmethod
-    def from_file(cls, path: str | os.PathLike[str]) -> BytePairTokenizer:
+    def from_file(cls, path: durable.StrPath) -> BytePairTokenizer:
         """Read a ``tokenizer.json`` of Hugging Face's `tokenizers`, with a byte-level BPE model.
 
         Raises:
             DataError: naming the file and the fault.
         """
-        return _at(path, lambda: cls(_made(_read_json(path))[0]))
+        with _file(path):
+            return cls(_made(_read_json(path))[0])
 
     @classmethod
-    def from_pretrained(cls, folder: str | os.PathLike[str]) -> BytePairTokenizer:
+    def from_pretrained(cls, folder: durable.StrPath) -> BytePairTokenizer:
         """Read the ``tokenizer.json`` of a model's folder in Hugging Face's format.
 
         Raises:
@@ -181,10 +172,7 @@ class BytePairTokenizer:
 
     @classmethod
     def from_gpt2_files(
-        cls,
-        vocab: str | os.PathLike[str],
-        merges: str | os.PathLike[str],
-        special_tokens: Sequence[str] = ("<|endoftext|>",),
+        cls, vocab: durable.StrPath, merges: durable.StrPath, special_tokens: Sequence[str] = ("<|endoftext|>",)
     ) -> BytePairTokenizer:
         """Read GPT-2's ``vocab.json`` (or ``encoder.json``) and ``merges.txt`` (or ``vocab.bpe``).
 
@@ -195,19 +183,18 @@ class BytePairTokenizer:
         Raises:
             DataError: naming the fault.
         """
-        found = _at(vocab, lambda: _read_json(vocab))
-        lines = _at(merges, lambda: _decoded(_read(merges))).splitlines()
+        with _file(vocab):
+            found = _read_json(vocab)
+        with _file(merges):
+            lines = read_bytes(Path(merges), MAX_BYTES).decode().splitlines()
         pairs = [line.split(" ") for line in lines if line and not line.startswith("#version")]
-
-        def made() -> BytePairTokenizer:
+        with _file(vocab):
             if not isinstance(found, dict):
                 raise DataError(f"a vocabulary is an object, found {show(found)}")
             for token in special_tokens:
                 if token not in found:
                     raise DataError(f"the special token {show(token)} is not in the vocabulary: name others, or none")
             return cls(_made(_document(found, pairs, BYTE_LEVEL, special_tokens))[0])
-
-        return _at(vocab, made)
 
     @classmethod
     def from_dict(cls, state: Mapping[str, Any]) -> BytePairTokenizer:
@@ -226,7 +213,7 @@ class BytePairTokenizer:
         """JSON values from which `from_dict` makes an equal tokenizer; for checkpoints."""
         return {"kind": "byte pairs", "tokenizer": json.loads(self._tokenizer.to_str())}
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: durable.StrPath) -> None:
         """Write a ``tokenizer.json`` that `from_file` and Hugging Face's `tokenizers` read; replaced at once, durably.
 
         Raises:
@@ -234,7 +221,7 @@ class BytePairTokenizer:
         """
         durable.replace_file(Path(path), [self._tokenizer.to_str().encode()])
 
-    def save_gpt2_files(self, vocab: str | os.PathLike[str], merges: str | os.PathLike[str]) -> None:
+    def save_gpt2_files(self, vocab: durable.StrPath, merges: durable.StrPath) -> None:
         """Write ``vocab.json`` and ``merges.txt`` as GPT-2 has them. Give `from_gpt2_files` the special tokens again.
 
         Raises:
@@ -277,7 +264,7 @@ class BytePairTokenizer:
         """
         if template and not special_tokens:
             raise DataError("encode(template=True) adds special tokens: it goes with special_tokens=True")
-        _check_text(text)
+        encoded(text)
         chosen = self._tokenizer if special_tokens else self._plain
         return np.array(chosen.encode(text, add_special_tokens=template).ids, dtype=np.int64)
 
@@ -397,42 +384,20 @@ def _bytes(token: str) -> bytes:
         raise DataError(f"model.vocab: {show(token)} is neither a byte-level token nor an added one") from None
 
 
-def _check_text(text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise lone_surrogate(text[error.start], error.start) from None
-
-
 # ---- files ---------------------------------------------------------------------------------------------------------
 
 
-def _at(path: str | os.PathLike[str], read: Callable[[], T]) -> T:
-    """`read()`, its errors beginning with the path."""
+@contextlib.contextmanager
+def _file(path: durable.StrPath) -> Iterator[None]:
+    """A ValueError that is raised within is a fault of this file: a `DataError` that begins with its path."""
     try:
-        return read()
-    except DataError as error:
-        raise DataError(f"{os.fspath(path)}: {error}") from None
-
-
-def _read(path: str | os.PathLike[str]) -> bytes:
-    try:
-        return read_bytes(Path(path), MAX_BYTES)
-    except CheckpointError as error:
-        raise DataError(error.args[0].removeprefix(f"{path}: ")) from None
-
-
-def _decoded(raw: bytes) -> str:
-    try:
-        return raw.decode("utf-8")
+        yield
     except UnicodeDecodeError as error:
-        raise DataError(f"not UTF-8 at byte {error.start:,}") from None
-
-
-def _read_json(path: str | os.PathLike[str]) -> Any:
-    """JSON of bounded size, without duplicate keys."""
-    raw = _read(path)
-    try:
-        return parse_json(raw, MAX_CONTAINERS, MAX_COMMAS)
+        raise DataError(f"{path}: not UTF-8 at byte {error.start:,}") from None
     except ValueError as error:
-        raise DataError(str(error)) from None
+        raise DataError(f"{path}: {str(error.args[0]).removeprefix(f'{path}: ')}") from None
+
+
+def _read_json(path: durable.StrPath) -> Any:
+    """JSON of bounded size, without duplicate keys."""
+    return parse_json(read_bytes(Path(path), MAX_BYTES), MAX_CONTAINERS, MAX_COMMAS)

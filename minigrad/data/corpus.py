@@ -16,7 +16,7 @@ import time
 import urllib.error
 import urllib.request
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
@@ -140,19 +140,16 @@ def short_name(paths: Sequence[str | os.PathLike[str]]) -> str:
     return shown + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")
 
 
-def _expand(path: Path) -> Iterator[Path]:
+def _expand(path: Path) -> list[Path]:
     if not path.is_dir():
-        yield path
-        return
-    found = False
+        return [path]
+    found: list[Path] = []
     for folder, folders, files in os.walk(path, onerror=_fail):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in sorted(files):
-            if not name.startswith("."):
-                found = True
-                yield Path(folder, name)
+        found += [Path(folder, name) for name in sorted(files) if not name.startswith(".")]
     if not found:
         raise DataError(f"the folder {path} holds no files (hidden ones are skipped)")
+    return found
 
 
 def _fail(error: OSError) -> None:

@@ -50,7 +50,7 @@ class Prefetcher(Closing, Iterator[Any]):
         state = getattr(batches, "state_dict", None)
         self._state = None if state is None else state()
         self._line = _Line(depth)
-        prepare = _as_it_is if self._device is None else pinned if self._device.type == "cuda" else _tensors
+        prepare = None if self._device is None else pinned if self._device.type == "cuda" else _tensors
         arguments = (self._line, source, prepare, state)  # not self: who drops it shall end the thread
         self._thread = threading.Thread(target=_load, args=arguments, name="prefetch", daemon=True)
         self._thread.start()
@@ -117,11 +117,11 @@ class _Line:
             self._changed.notify_all()
 
 
-def _load(line: _Line, source: Iterator[Any], prepare: Callable[[Any], Any], state: Callable[[], Any] | None) -> None:
+def _load(line: _Line, source: Iterator[Any], prepare: Any, state: Callable[[], Any] | None) -> None:
     """What the thread does."""
     try:
         for batch in source:
-            if not line.put((prepare(batch), None if state is None else state(), None)):
+            if not line.put((batch if prepare is None else prepare(batch), None if state is None else state(), None)):
                 return
             del batch
     except BaseException as error:
@@ -138,10 +138,6 @@ def to_device(batch: Any, device: Device) -> Any:
 def pinned(batch: Any) -> Any:
     """The batch with its arrays and the CPU's tensors as tensors in pinned memory."""
     return _each(_tensors(batch), lambda x: x.pin_memory() if isinstance(x, Tensor) and x.device.type == "cpu" else x)
-
-
-def _as_it_is(batch: Any) -> Any:
-    return batch
 
 
 def _tensors(batch: Any) -> Any:

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..files import durable
+from .batches import Row
 from .errors import DataError
 
 TokenFormat: TypeAlias = Literal["nanogpt", "llm.c"]
@@ -30,7 +31,7 @@ _VERSION = 1
 _MAX_COUNT = 2**31 - 1  # of llm.c: its header counts in int32
 
 
-def open_tokens(path: str | os.PathLike[str], format: TokenFormat = "nanogpt") -> np.memmap[Any, Any]:
+def open_tokens(path: durable.StrPath, format: TokenFormat = "nanogpt") -> np.memmap[Any, Any]:
     """Map the tokens of a file into memory, read-only.
 
     Args:
@@ -70,11 +71,7 @@ def open_tokens(path: str | os.PathLike[str], format: TokenFormat = "nanogpt") -
         raise DataError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
 
-def write_tokens(
-    path: str | os.PathLike[str],
-    tokens: npt.NDArray[Any] | Iterable[npt.NDArray[Any]],
-    format: TokenFormat = "nanogpt",
-) -> int:
+def write_tokens(path: durable.StrPath, tokens: Row | Iterable[Row], format: TokenFormat = "nanogpt") -> int:
     """Write tokens to a file, which appears under its name when it is complete and flushed to the disk.
 
     Args:
@@ -130,7 +127,7 @@ def _read_count(path: Path, file: BinaryIO) -> int:
     return int(count)
 
 
-def _as_uint16(row: npt.NDArray[Any], before: int) -> npt.NDArray[np.uint16]:
+def _as_uint16(row: Row, before: int) -> npt.NDArray[np.uint16]:
     row = np.asarray(row)
     if row.ndim != 1 or (row.size and row.dtype.kind not in "iu"):
         raise DataError(f"tokens must be rows of integers, got shape {row.shape} of {row.dtype}")

@@ -120,16 +120,17 @@ def checked_ids(tokens: npt.ArrayLike | Sequence[int], vocab_size: int) -> npt.N
     return ids
 
 
-def lone_surrogate(character: str, position: int) -> DataError:
-    """The error for half of a UTF-16 pair, which no encoding has."""
-    return DataError(f"U+{ord(character):04X} at position {position:,} is a lone surrogate, not a character")
+def encoded(text: str, encoding: str = "utf-8") -> bytes:
+    """The bytes of a text. DataError for half of a UTF-16 pair, which no encoding has."""
+    try:
+        return text.encode(encoding)
+    except UnicodeEncodeError as error:
+        lone = f"U+{ord(text[error.start]):04X} at position {error.start:,}"
+        raise DataError(f"{lone} is a lone surrogate, not a character") from None
 
 
 def _code_points(text: str) -> npt.NDArray[np.uint32]:
-    try:
-        return np.frombuffer(text.encode("utf-32-le"), dtype="<u4")
-    except UnicodeEncodeError as error:
-        raise lone_surrogate(text[error.start], error.start) from None
+    return np.frombuffer(encoded(text, "utf-32-le"), dtype="<u4")
 
 
 def _text(codes: npt.NDArray[np.uint32]) -> str:

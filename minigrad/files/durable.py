@@ -16,6 +16,7 @@ import shutil
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TypeAlias
 
 try:
     import fcntl
@@ -23,6 +24,7 @@ except ImportError:  # Windows has no fcntl: no folder lock and no F_FULLFSYNC t
     fcntl = None  # type: ignore[assignment]
 
 TEMPORARY = ".tmp-"
+StrPath: TypeAlias = str | os.PathLike[str]
 _WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
 
@@ -60,15 +62,11 @@ def fsync_directory(folder: Path) -> None:
 
 def make_directories(folder: Path) -> None:
     """Create `folder` and its missing parents, and flush the name of each one created."""
-    missing = []
-    current = folder
-    while not current.exists():
-        missing.append(current)
-        current = current.parent
-    for path in reversed(missing):
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(path)
-        fsync_directory(path.parent)
+    for path in [*reversed(folder.parents), folder]:
+        if not path.exists():
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(path)
+            fsync_directory(path.parent)
     if not folder.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, "is a file, not a folder", str(folder))
 
@@ -145,6 +143,15 @@ def remove_orphans(folder: Path, prefix: str) -> None:
 _held: dict[tuple[int, int], int] = {}  # of files that this process has locked: device and number, and the descriptor
 
 
+def _take(fd: int) -> bool | None:
+    """Whether the exclusive lock of an open file was free, and is taken now; None if its file system has no locks."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return False if error.errno in (errno.EWOULDBLOCK, errno.EACCES) else None
+    return True
+
+
 def other_holder(fd: int) -> str:
     """Take the exclusive advisory lock of an open file; if another process has it, that process, in words, else "".
 
@@ -153,11 +160,8 @@ def other_holder(fd: int) -> str:
     if fcntl is None:
         return ""
     info = os.fstat(fd)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES) or (info.st_dev, info.st_ino) in _held:
-            return ""  # a file system without such locks, or this process has it
+    taken = _take(fd)
+    if taken is False and (info.st_dev, info.st_ino) not in _held:
         found = "another process"
         with contextlib.suppress(OSError):
             locks = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
@@ -166,8 +170,9 @@ def other_holder(fd: int) -> str:
             command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
             found = f"{found} ({command[:100]})"
         return found
-    _held[info.st_dev, info.st_ino] = fd
-    return ""
+    if taken:
+        _held[info.st_dev, info.st_ino] = fd
+    return ""  # also of a file system without such locks, and where this process has it
 
 
 def release(fd: int) -> None:
@@ -193,23 +198,15 @@ def folder_lock(folder: Path, timeout: float = 60.0) -> Iterator[bool]:
         yield False
         return
     fd = os.open(folder, os.O_RDONLY)
-    locked = False
+    locked: bool | None = None
     try:
         deadline = time.monotonic() + timeout
-        while True:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                locked = True
-                break
-            except OSError as error:
-                if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-                    break
+        while (locked := _take(fd)) is False:
             if time.monotonic() > deadline:
-                raise TimeoutError(
-                    errno.ETIMEDOUT, f"another process has been writing here for {timeout:g} s", str(folder)
-                )
+                busy = f"another process has been writing here for {timeout:g} s"
+                raise TimeoutError(errno.ETIMEDOUT, busy, str(folder))
             time.sleep(0.02)
-        yield locked
+        yield bool(locked)
     finally:
         if locked:
             release(fd)

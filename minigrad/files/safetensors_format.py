@@ -34,20 +34,9 @@ from ..modes import Closing
 Arrays: TypeAlias = dict[str, np.ndarray[Any, Any]]
 
 DTYPES: dict[str, Any] = {
-    "F64": "<f8",
-    "F32": "<f4",
-    "F16": "<f2",
-    "BF16": bfloat16,
-    "I64": "<i8",
-    "I32": "<i4",
-    "I16": "<i2",
-    "I8": "|i1",
-    "U64": "<u8",
-    "U32": "<u4",
-    "U16": "<u2",
-    "U8": "|u1",
-    "BOOL": "|b1",
-}
+    "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": bfloat16, "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "|i1",
+    "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "|u1", "BOOL": "|b1",
+}  # fmt: skip
 CODES = {np.dtype(dtype).str: code for code, dtype in DTYPES.items()}
 OTHER_CODES = {"F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F6_E2M3", "F6_E3M2", "F4", "C64"}
 
@@ -83,10 +72,9 @@ def faults_of(path: Path) -> Iterator[None]:
         yield
     except CheckpointError:
         raise
-    except RecursionError:
-        raise CheckpointError(f"{path}: nested too deeply", path) from None
-    except ValueError as error:
-        raise CheckpointError(f"{path}: {error}", path) from None
+    except (ValueError, RecursionError) as error:
+        fault = "nested too deeply" if isinstance(error, RecursionError) else error
+        raise CheckpointError(f"{path}: {fault}", path) from None
 
 
 class Entry(NamedTuple):
@@ -270,7 +258,7 @@ def _storable(name: Any, array: Any) -> np.ndarray[Any, Any]:
 class _File(Closing):
     """A regular file opened for one pass; its faults are `CheckpointError`."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, size: int | None = None) -> None:
         self.path = path
         # O_NONBLOCK: opening a named pipe in place of a file must not wait for ever.
         flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
@@ -285,6 +273,8 @@ class _File(Closing):
             if not stat.S_ISREG(info.st_mode):
                 raise self.error("is not a regular file")
             self.size = info.st_size
+            if size is not None and size != self.size:
+                raise self.error(f"has {self.size:,} bytes, the manifest says {size:,}")
             self._file = io.FileIO(fd, "rb")
         except BaseException:
             os.close(fd)
@@ -313,9 +303,7 @@ class _File(Closing):
         self.read_into(memoryview(buffer))
         return bytes(buffer)
 
-    def check(self, size: int | None, sha256: str | None) -> None:
-        if size is not None and size != self.size:
-            raise self.error(f"has {self.size:,} bytes, the manifest says {size:,}")
+    def check(self, sha256: str | None) -> None:
         if sha256 is not None and sha256 != self.digest.hexdigest():
             raise self.error("its sha256 is not the manifest's: the content is damaged")
 
@@ -326,12 +314,11 @@ def read_bytes(path: Path, limit: int, size: int | None = None, sha256: str | No
     Raises:
         CheckpointError: naming the file.
     """
-    with _File(path) as file:
-        file.check(size, None)
+    with _File(path, size) as file:
         if file.size > limit:
             raise file.error(f"has {file.size:,} bytes, the limit is {limit:,}")
         raw = file.read(file.size)
-        file.check(None, sha256)
+        file.check(sha256)
         return raw
 
 
@@ -387,8 +374,7 @@ def iter_arrays(
     Raises:
         CheckpointError: naming the file and the fault.
     """
-    with _File(path) as file:
-        file.check(size, None)
+    with _File(path, size) as file:
         header = _read_header(file)
         for name, entry in header.tensors.items():
             try:
@@ -400,4 +386,4 @@ def iter_arrays(
             if entry.dtype == np.bool_ and octets.size and octets.max() > 1:
                 raise file.error(f"tensor {show(name)}: a bool is neither 0 nor 1")
             yield name, array
-        file.check(None, sha256)
+        file.check(sha256)

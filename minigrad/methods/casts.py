@@ -13,7 +13,7 @@ import numpy as np
 
 from .. import dtypes, shapes
 from ..autograd import TensorCore
-from ..device import CPU, Device
+from ..device import CPU, Device, Place
 from ..ops import elementwise
 
 if TYPE_CHECKING:
@@ -30,11 +30,7 @@ class CastsMethods:
         return self if same else elementwise.Cast.apply(self, dtype=dtype)
 
     def to(
-        self: Tensor,
-        *args: Any,
-        dtype: Any = None,
-        device: str | Device | None = None,
-        non_blocking: builtins.bool = False,
+        self: Tensor, *args: Any, dtype: Any = None, device: Place | None = None, non_blocking: builtins.bool = False
     ) -> Tensor:
         """A tensor of another dtype or device: ``to("cuda")``, ``to(minigrad.float64)``, ``to(dtype=..., device=...)``,
         or those of another tensor, ``to(other)``. Itself if nothing changes.
@@ -61,7 +57,7 @@ class CastsMethods:
         """On the CPU."""
         return self.to(device=CPU)
 
-    def cuda(self: Tensor, device: str | Device | builtins.int = "cuda", non_blocking: builtins.bool = False) -> Tensor:
+    def cuda(self: Tensor, device: Place | builtins.int = "cuda", non_blocking: builtins.bool = False) -> Tensor:
         """On a GPU (default: the first), by its Device, name or index."""
         target = f"cuda:{device}" if isinstance(device, builtins.int) else device
         return self.to(device=target, non_blocking=non_blocking)

@@ -62,7 +62,7 @@ class ComparisonMethods:
     __ge__ = ge
 
     def isclose(
-        self: Tensor, other: Operand, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
+        self: Tensor, other: Operand, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
     ) -> Tensor:
         """Where |self - other| <= atol + rtol |other|; equal infinities are close, NaN if ``equal_nan``."""
         other = self.tensor_type(other, device=self.device) if not isinstance(other, TensorCore) else other
@@ -72,9 +72,7 @@ class ComparisonMethods:
         close = (self == other) | (near & other.isfinite())
         return close | (self.isnan() & other.isnan()) if equal_nan else close
 
-    def allclose(
-        self: Tensor, other: Tensor, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
-    ) -> bool:
+    def allclose(self: Tensor, other: Tensor, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> bool:
         """Whether ``isclose`` holds everywhere."""
         return bool(self.isclose(other, rtol, atol, equal_nan).all())
 

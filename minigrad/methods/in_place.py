@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 from .. import dtypes, shapes
 from ..autograd import TensorCore
 from ..errors import bad_state, bad_type, bad_value
-from ..modes import is_grad_enabled
-from ..random import Generator, draw
-from ..shapes import bool_mask, parse_index, scatter_source
+from ..modes import F, is_grad_enabled
+from ..random import Source, draw
 from .comparison import ComparisonMethods
 from .indexing import IndexingMethods
 from .math import MathMethods
 
 if TYPE_CHECKING:
     from ..tensor import Operand, Tensor
-
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _in_place(method: F) -> F:
@@ -128,18 +124,18 @@ class InPlaceMethods:
         """Every element 0, in place."""
         return self.fill_(0)
 
-    def uniform_(self: Tensor, low: float = 0.0, high: float = 1.0, generator: Generator | None = None) -> Tensor:
+    def uniform_(self: Tensor, low: float = 0.0, high: float = 1.0, generator: Source = None) -> Tensor:
         """Uniform random values in [low, high), in place."""
         return _drawn(self, "uniform", high - low, low, generator)
 
-    def normal_(self: Tensor, mean: float = 0.0, std: float = 1.0, generator: Generator | None = None) -> Tensor:
+    def normal_(self: Tensor, mean: float = 0.0, std: float = 1.0, generator: Source = None) -> Tensor:
         """Normal random values, in place."""
         return _drawn(self, "normal", std, mean, generator)
 
     def __setitem__(self: Tensor, where: Any, value: Any) -> None:
         value = self._operand(value)
         self._change("item assignment", value)
-        first, where, _ = parse_index(where)
+        first, where, _ = shapes.parse_index(where)
         kernels = self.device.kernels.indexing
         target = self.data if first is None else kernels.index(self.data, first)
         kernels.assign_at(target, where, value.data if isinstance(value, TensorCore) else value)
@@ -147,7 +143,7 @@ class InPlaceMethods:
     def masked_fill_(self: Tensor, mask: Tensor, value: float) -> Tensor:
         """``value`` where the bool ``mask``, which broadcasts, holds, in place."""
         dtypes.check_number("masked_fill_", value, self.dtype)
-        everywhere = bool_mask("masked_fill_", mask).expand(self.shape)
+        everywhere = shapes.bool_mask("masked_fill_", mask).expand(self.shape)
         self._change("masked_fill_")
         self.device.kernels.indexing.assign_at(self.data, everywhere.data, value)
         return self
@@ -161,7 +157,7 @@ class InPlaceMethods:
         if isinstance(values, TensorCore) and values.dtype != self.dtype:
             raise bad_type(f"index_put_: values are {values.dtype}, the tensor {self.dtype}; convert with .to(dtype)")
         self._change("index_put_", values)
-        first, where, _ = parse_index(tuple(indices))
+        first, where, _ = shapes.parse_index(tuple(indices))
         k = self.device.kernels.indexing
         target = self.data if first is None else k.index(self.data, first)
         k.add_at(target, where, values.data if isinstance(values, TensorCore) else values, distinct=False)
@@ -176,7 +172,7 @@ class InPlaceMethods:
         return _scattered("scatter_add_", self, dim, index, src)
 
 
-def _drawn(x: Tensor, kind: str, scale: float, shift: float, generator: Generator | None) -> Tensor:
+def _drawn(x: Tensor, kind: str, scale: float, shift: float, generator: Source) -> Tensor:
     """x, filled with random numbers of this kind, times ``scale``, plus ``shift``."""
     x._change(f"{kind}_")
     k = x.device.kernels
@@ -188,7 +184,7 @@ def _drawn(x: Tensor, kind: str, scale: float, shift: float, generator: Generato
 def _scattered(name: str, x: Tensor, dim: int, index: Tensor, src: Operand) -> Tensor:
     """x after ``scatter_`` or ``scatter_add_``, which the kernel is named after."""
     axis = shapes.normalize_dim(dim, x.ndim)
-    source = scatter_source(name, x, axis, index, x._operand(src))
+    source = shapes.scatter_source(name, x, axis, index, x._operand(src))
     x._change(name, source)
     k = x.device.kernels.indexing
     scatter = k.scatter if name == "scatter_" else k.scatter_add

@@ -10,11 +10,11 @@ import numpy as np
 
 from .. import dtypes, shapes
 from ..autograd import TensorCore
-from ..errors import bad_type, bad_value, check_option
+from ..errors import bad_type, bad_value, check_option, expect
 from ..modes import cast_inputs, constant
 from ..ops import indexing
-from ..random import Generator, draw
-from ..shapes import check_range, parse_index, scatter_source
+from ..random import Source, draw
+from ..shapes import Axis, check_range, parse_index, scatter_source
 
 if TYPE_CHECKING:
     from ..tensor import Operand, Tensor
@@ -58,7 +58,7 @@ class IndexingMethods:
         check_range("gather", index, self.shape[dim])
         return indexing.Gather.apply(self, index, axis=dim)
 
-    def take_along_dim(self: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:
+    def take_along_dim(self: Tensor, indices: Tensor, dim: Axis = None) -> Tensor:
         """``gather`` that broadcasts the other dimensions; without ``dim`` from the flattened tensor."""
         if dim is None:
             return self.flatten().gather(0, indices.flatten())
@@ -218,8 +218,7 @@ class IndexingMethods:
         dim = shapes.normalize_dim(dim, self.ndim)
         if not self.ndim:
             return ValuesAndIndices(*(x.reshape(()) for x in self.reshape(1).topk(k)))
-        if not 0 <= k <= self.shape[dim]:
-            raise bad_value(f"topk: k={k}; expected 0 to {self.shape[dim]}, the size of dim {dim}")
+        expect(0 <= k <= self.shape[dim], "topk: k", k, f"0 to {self.shape[dim]}, the size of dim {dim}")
         order = self.argsort(dim, largest)[(slice(None),) * dim + (slice(k),)]
         return ValuesAndIndices(self._at(dim, order), order)
 
@@ -230,11 +229,7 @@ class IndexingMethods:
         return indexing.Gather.apply(self, index, axis=shapes.normalize_dim(dim, self.ndim))
 
     def unique(
-        self: Tensor,
-        sorted: bool = True,
-        return_inverse: bool = False,
-        return_counts: bool = False,
-        dim: int | None = None,
+        self: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False, dim: Axis = None
     ) -> Any:
         """The different values of the flattened tensor, sorted even if not asked; no gradient.
 
@@ -277,13 +272,7 @@ class IndexingMethods:
             added = weights.detach() if weights.dtype == dtypes.float32 else weights.detach().double()
         return added.new_zeros(size).scatter_add(0, self.long(), added)
 
-    def multinomial(
-        self: Tensor,
-        num_samples: int,
-        replacement: bool = False,
-        *,
-        generator: Generator | None = None,
-    ) -> Tensor:
+    def multinomial(self: Tensor, num_samples: int, replacement: bool = False, *, generator: Source = None) -> Tensor:
         """Indices (int64, shape (..., num_samples)) drawn in proportion to the last dimension's weights.
 
         Without ``replacement`` no index comes twice in a row: each draw is from those that are left (by exponential
@@ -296,8 +285,7 @@ class IndexingMethods:
         bad = not w.isfinite().all() or (w < 0).any() or (w.sum(-1) == 0).any()
         if bad or not w.ndim or not w.shape[-1]:
             raise bad_value("multinomial: weights must be finite, non-negative, and not all zero in a row")
-        if num_samples < 0:
-            raise bad_value(f"multinomial: num_samples={num_samples}; expected 0 or more")
+        expect(num_samples >= 0, "multinomial: num_samples", num_samples, "0 or more")
         once = not replacement and num_samples > 1
         shape = w.shape if once else (*w.shape[:-1], num_samples)
         if once and w.numel() and num_samples > (w > 0).sum(-1).amin():

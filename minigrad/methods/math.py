@@ -15,7 +15,7 @@ from ..errors import bad_type, bad_value, check_choice, user_line
 from ..grad_store import next_id
 from ..modes import of_thread
 from ..ops import elementwise, trigonometry
-from ..random import Generator, draw
+from ..random import Source, draw
 from ..shapes import bool_mask
 
 if TYPE_CHECKING:
@@ -117,8 +117,7 @@ class MathMethods:
         if isinstance(other, TensorCore):
             return other
         if isinstance(other, np.generic):  # np.float64 is a Python float too, and NumPy would widen the result to it
-            number: float = other.item()
-            return number
+            return other.item()
         if isinstance(other, int | float):
             return other
         if isinstance(other, np.ndarray | list | tuple):
@@ -332,14 +331,13 @@ class MathMethods:
 
     clone: Final = of_each(elementwise.Clone, "A copy in new memory; gradients flow through it.")
 
-    def bernoulli(self: Tensor, *, generator: Generator | None = None) -> Tensor:
+    def bernoulli(self: Tensor, *, generator: Source = None) -> Tensor:
         """A new tensor: 1 with the probability that this one (floating, in [0, 1]) gives for the place, else 0."""
         if not self.is_floating_point():
             raise bad_type(f"bernoulli of a {self.dtype} tensor: probabilities are floating; convert with .float()")
         if not ((self >= 0) & (self <= 1)).all():
-            raise bad_value(
-                f"bernoulli: expected probabilities in [0, 1], not {self.amin().item()} to {self.amax().item()}"
-            )
+            low, high = self.amin().item(), self.amax().item()
+            raise bad_value(f"bernoulli: expected probabilities in [0, 1], not {low} to {high}")
         k = self.device.kernels
         values = draw("uniform", k, self.shape, dtypes.float64, generator)
         return self.wrap(k.elementwise.cast(k.comparison.lt(values, self.data), self.dtype), self.device)

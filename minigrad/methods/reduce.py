@@ -9,7 +9,7 @@ from .. import dtypes, shapes
 from ..autograd import TensorCore
 from ..errors import bad_type, bad_value
 from ..ops import movement, reduce, softmax
-from ..shapes import Dim
+from ..shapes import Axis, Dim
 from .indexing import ValuesAndIndices
 
 if TYPE_CHECKING:
@@ -124,9 +124,7 @@ class ReduceMethods:
             self._nonempty("norm", dim, axis)
         return reduce.Norm.apply(self, axes=axes, keepdim=keep, p=p)
 
-    def prod(
-        self: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype: Any = None, axis: int | None = None
-    ) -> Tensor:
+    def prod(self: Tensor, dim: Axis = None, keepdim: bool = False, *, dtype: Any = None, axis: Axis = None) -> Tensor:
         """Product along ``dim`` (default all), cast to ``dtype`` first; integers and bool give int64.
 
         The gradient is right at zeros too.
@@ -171,7 +169,7 @@ class ReduceMethods:
         """Smallest value over ``dim``; ties share the gradient evenly."""
         return reduce.AMin.apply(self, axes=self._nonempty("amin", dim, axis), keepdim=keepdim or keepdims)
 
-    def max(self: Tensor, dim: Tensor | int | None = None, keepdim: bool = False, *, axis: int | None = None) -> Any:
+    def max(self: Tensor, dim: Tensor | Axis = None, keepdim: bool = False, *, axis: Axis = None) -> Any:
         """The largest value, along ``dim`` the pair (values, indices), or ``maximum`` with a tensor.
 
         Along ``dim`` the first of equals gets the gradient.
@@ -183,7 +181,7 @@ class ReduceMethods:
             return reduce.Max.apply(self, axes=self._nonempty("max", None, None), keepdim=False)
         return self._select(self.argmax(found, keepdim=True), found, keepdim)
 
-    def min(self: Tensor, dim: Tensor | int | None = None, keepdim: bool = False, *, axis: int | None = None) -> Any:
+    def min(self: Tensor, dim: Tensor | Axis = None, keepdim: bool = False, *, axis: Axis = None) -> Any:
         """The smallest value, along ``dim`` the pair (values, indices), or ``minimum`` with a tensor.
 
         Along ``dim`` the first of equals gets the gradient.
@@ -195,7 +193,7 @@ class ReduceMethods:
             return reduce.Min.apply(self, axes=self._nonempty("min", None, None), keepdim=False)
         return self._select(self.argmin(found, keepdim=True), found, keepdim)
 
-    def median(self: Tensor, dim: int | None = None, keepdim: bool = False, *, axis: int | None = None) -> Any:
+    def median(self: Tensor, dim: Axis = None, keepdim: bool = False, *, axis: Axis = None) -> Any:
         """The value in the middle (of an even number the lower one), or along ``dim`` the pair (values, indices).
 
         NaN if there is one. Of all values, those that tie share the gradient evenly; along ``dim``, that of the index
@@ -215,12 +213,12 @@ class ReduceMethods:
         place = (n - missing).where(missing > 0, (n - 1) // 2)
         return self._select(order._at(found, place), found, keepdim)
 
-    def argmax(self: Tensor, dim: int | None = None, keepdim: bool = False, *, axis: int | None = None) -> Tensor:
+    def argmax(self: Tensor, dim: Axis = None, keepdim: bool = False, *, axis: Axis = None) -> Tensor:
         """Index (int64) of the first largest value, along ``dim`` or of the flattened tensor."""
         self._nonempty("argmax", dim, axis)
         return reduce.ArgMax.apply(self, axis=shapes.one_dim(dim, axis, self.ndim), keepdim=keepdim)
 
-    def argmin(self: Tensor, dim: int | None = None, keepdim: bool = False, *, axis: int | None = None) -> Tensor:
+    def argmin(self: Tensor, dim: Axis = None, keepdim: bool = False, *, axis: Axis = None) -> Tensor:
         """Index (int64) of the first smallest value, along ``dim`` or of the flattened tensor."""
         self._nonempty("argmin", dim, axis)
         return reduce.ArgMin.apply(self, axis=shapes.one_dim(dim, axis, self.ndim), keepdim=keepdim)
@@ -288,11 +286,11 @@ class ReduceMethods:
         shape = (1, *x.shape)
         return movement.Cat.apply(x.reshape(shape), y.reshape(shape), axis=0).logsumexp(0)
 
-    def softmax(self: Tensor, dim: int | None = None, *, axis: int | None = None) -> Tensor:
+    def softmax(self: Tensor, dim: Axis = None, *, axis: Axis = None) -> Tensor:
         """exp(self) along ``dim``, divided by its sum."""
         return softmax.Softmax.apply(self, axis=shapes.some_dim("softmax", dim, axis, self.ndim))
 
-    def log_softmax(self: Tensor, dim: int | None = None, *, axis: int | None = None) -> Tensor:
+    def log_softmax(self: Tensor, dim: Axis = None, *, axis: Axis = None) -> Tensor:
         """log(softmax(self)) along ``dim``, computed without overflow."""
         return softmax.LogSoftmax.apply(self, axis=shapes.some_dim("log_softmax", dim, axis, self.ndim))
 

@@ -10,7 +10,7 @@ from .. import dtypes, shapes
 from ..errors import bad_value
 from ..modes import constant
 from ..ops import movement
-from ..shapes import Dim, repeated_positions
+from ..shapes import Axis, Dim, repeated_positions
 
 if TYPE_CHECKING:
     from ..tensor import Tensor
@@ -156,7 +156,7 @@ class ShapeMethods:
         repeats = shapes.shape_argument(dims)
         return self.repeat(*((1,) * (self.ndim - len(repeats)) + repeats))
 
-    def repeat_interleave(self: Tensor, repeats: Any, dim: int | None = None) -> Tensor:
+    def repeat_interleave(self: Tensor, repeats: Any, dim: Axis = None) -> Tensor:
         """Each element (of ``dim``, else of the flattened tensor) ``repeats`` times in a row; a number or one each."""
         if dim is None:
             return self.flatten().repeat_interleave(repeats, 0)
@@ -235,8 +235,7 @@ class ShapeMethods:
         """The slices along ``dim``, without it."""
         self._needs_dimension("unbind")
         before = (slice(None),) * shapes.normalize_dim(dim, self.ndim)
-        places = [(*before, i) for i in range(self.shape[len(before)])]
-        return tuple(self[place] for place in places)
+        return tuple(self[(*before, i)] for i in range(self.shape[len(before)]))
 
     def _needs_dimension(self: Tensor, name: str) -> None:
         if not self.ndim:

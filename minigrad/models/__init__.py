@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
-from ..device import CPU, Device
+from ..device import CPU, Place
+from ..files.durable import StrPath
 from .causal_lm import CausalLM
 from .gpt2 import GPT2
-from .gpt2_config import GPT2Config
-from .gpt2_memory import gpt2_memory
+from .gpt2_config import GPT2Config, gpt2_memory
 from .hub_config import HubConfig
 from .llama import Llama, LlamaConfig, RopeScaling
 
@@ -20,11 +19,7 @@ FAMILIES: dict[str, type[CausalLM]] = {family.model_type: family for family in (
 
 
 def from_pretrained(
-    folder: str | os.PathLike[str],
-    *,
-    dtype: Any = None,
-    device: str | Device = CPU,
-    dropout: float | None = None,
+    folder: StrPath, *, dtype: Any = None, device: Place = CPU, dropout: float | None = None
 ) -> CausalLM:
     """The model of a folder in Hugging Face's format, of the family that its ``config.json`` names.
 

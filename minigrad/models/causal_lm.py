@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from .. import nn
 from ..autograd import no_grad
@@ -23,6 +23,13 @@ from .pretrained import HubModel
 class CausalLM(HubModel):
     """A model that predicts the next token: it embeds the tokens, which then go through blocks, a norm and a head."""
 
+    parts: ClassVar[tuple[str, str, str]]  # names of the token embedding, the blocks, and the norm after them
+
+    @property
+    def embedding(self) -> nn.Embedding:
+        """The token embedding."""
+        return getattr(self, self.parts[0])
+
     @property
     def device(self) -> Device:
         """Where the weights are."""
@@ -31,7 +38,8 @@ class CausalLM(HubModel):
     @property
     def _trunk(self) -> tuple[nn.ModuleList, nn.Module]:
         """The blocks, and the norm after the last one."""
-        raise located(NotImplementedError(f"{type(self).__name__} has no trunk"))
+        _, blocks, norm = self.parts
+        return getattr(self, blocks), getattr(self, norm)
 
     @property
     def _head(self) -> nn.Linear | nn.Embedding:
@@ -63,8 +71,7 @@ class CausalLM(HubModel):
                 x = checkpoint(block, x)
             else:
                 x = block(x, caches[i] if caches else None)
-        y: Tensor = norm(x)
-        return y
+        return norm(x)
 
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Mean cross-entropy (nats per token) of targets (B, T) given tokens (B, T).
@@ -79,8 +86,7 @@ class CausalLM(HubModel):
             )
         if unmodified(self):
             return F.linear_cross_entropy(self._features(tokens), self._head.weight, targets)
-        logits = self(tokens)
-        return F.cross_entropy(logits.reshape(-1, self.config.vocab_size), targets.reshape(-1))
+        return F.cross_entropy(self(tokens).reshape(-1, self.config.vocab_size), targets.reshape(-1))
 
     def _start(self, tokens: Tensor, caches: list[nn.KVCache] | None) -> int:
         """The position of the first of ``tokens`` (B, T); ValueError for other shapes or beyond block_size tokens."""
@@ -88,9 +94,8 @@ class CausalLM(HubModel):
         if tokens.ndim != 2:
             raise bad_value(f"{name}: tokens of shape {tokens.shape}; expected (B, T)")
         start = caches[0].length if caches else 0
-        if start + tokens.shape[1] > self.config.block_size:
-            count = start + tokens.shape[1]
-            limit = self.config.block_size
+        count, limit = start + tokens.shape[1], self.config.block_size
+        if count > limit:
             raise bad_value(f"{name}: {count} tokens, but block_size is {limit}; pass the last {limit}")
         return start
 

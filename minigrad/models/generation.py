@@ -13,8 +13,8 @@ from ..autograd import no_grad
 from ..creation import cat, from_numpy, where
 from ..device import CPU
 from ..dtypes import float64
-from ..errors import bad_type, bad_value
-from ..random import Generator, draw
+from ..errors import bad_type, bad_value, expect
+from ..random import Generator, Source, draw
 from ..tensor import Tensor
 
 NOT_FINITE = "generate: the model's logits are NaN, inf, or -inf for all tokens"
@@ -37,8 +37,8 @@ def stream(
     """
     _check(tokens, max_new_tokens, temperature, top_k, top_p)
     ends = [] if eos_token_id is None else [*eos_token_id] if isinstance(eos_token_id, Sequence) else [eos_token_id]
-    if not all(type(end) is int and end >= 0 for end in ends):
-        raise bad_value(f"generate: eos_token_id={eos_token_id!r}; expected a token, or several")
+    valid = all(type(end) is int and end >= 0 for end in ends)
+    expect(valid, "generate: eos_token_id", eos_token_id, "a token, or several")
     generator = None if seed is None else Generator(seed)
 
     def continued() -> Iterator[Tensor]:
@@ -81,32 +81,28 @@ def _check(tokens: Tensor, max_new_tokens: int, temperature: float, top_k: int |
         raise bad_type(f"generate: tokens are a {type(tokens).__name__}; expected a tensor of integers (B, T)")
     if tokens.ndim != 2 or not tokens.shape[1]:
         raise bad_value(f"generate: tokens of shape {tokens.shape}; expected (B, T) with T >= 1")
-    if not isinstance(temperature, numbers.Real) or temperature < 0 or not math.isfinite(temperature):
-        raise bad_value(f"generate: temperature={temperature!r}; expected 0 (greedy) or a positive number")
-    if top_k is not None and not (isinstance(top_k, numbers.Integral) and top_k >= 1):
-        raise bad_value(f"generate: top_k={top_k!r}; expected an integer of at least 1")
-    if top_p is not None and not (isinstance(top_p, numbers.Real) and 0 < top_p <= 1):
-        raise bad_value(f"generate: top_p={top_p!r}; expected a probability above 0, at most 1")
-    if not isinstance(max_new_tokens, numbers.Integral) or max_new_tokens < 0:
-        raise bad_value(f"generate: max_new_tokens={max_new_tokens!r}; expected an integer of 0 or more")
+    warm = isinstance(temperature, numbers.Real) and 0 <= temperature < math.inf
+    expect(warm, "generate: temperature", temperature, "0 (greedy) or a positive number")
+    top = top_k is None or (isinstance(top_k, numbers.Integral) and top_k >= 1)
+    expect(top, "generate: top_k", top_k, "an integer of at least 1")
+    share = top_p is None or (isinstance(top_p, numbers.Real) and 0 < top_p <= 1)
+    expect(share, "generate: top_p", top_p, "a probability above 0, at most 1")
+    count = isinstance(max_new_tokens, numbers.Integral) and max_new_tokens >= 0
+    expect(count, "generate: max_new_tokens", max_new_tokens, "an integer of 0 or more")
 
 
-def sample(
-    logits: Tensor, temperature: float, top_k: int | None, top_p: float | None, generator: Generator | None
-) -> Tensor:
+def sample(logits: Tensor, temperature: float, top_k: int | None, top_p: float | None, generator: Source) -> Tensor:
     """One token id per row of logits (B, vocab), or (B, 1, vocab), -> (B, 1). ValueError for logits with NaN or inf.
 
     In float64, where the logits are; both ways draw the same token.
     """
     if temperature == 0:
         return logits.argmax(-1, keepdim=True).reshape(len(logits), 1)
-    draws = _sample_on_host if logits.device.kernels.in_host_memory else _sample_on_device
+    draws = _on_host if logits.device.kernels.in_host_memory else _on_device
     return draws(logits, temperature, top_k, top_p, generator)
 
 
-def _sample_on_device(
-    logits: Tensor, temperature: float, top_k: int | None, top_p: float | None, generator: Generator | None
-) -> Tensor:
+def _on_device(logits: Tensor, temperature: float, top_k: int | None, top_p: float | None, generator: Source) -> Tensor:
     """The host reads one value, whether the logits were finite, and neither logits nor token."""
     vocab = logits.shape[-1]
     scores = logits.reshape(-1, vocab).double()
@@ -127,9 +123,7 @@ def _sample_on_device(
     return chosen if order is None else order._at(-1, chosen)
 
 
-def _sample_on_host(
-    logits: Tensor, temperature: float, top_k: int | None, top_p: float | None, generator: Generator | None
-) -> Tensor:
+def _on_host(logits: Tensor, temperature: float, top_k: int | None, top_p: float | None, generator: Source) -> Tensor:
     """The same with NumPy: a row is little work, and an operation on arrays costs less there than one on tensors."""
     vocab = logits.shape[-1]
     scores = logits.numpy(force=True).reshape(-1, vocab).astype(np.float64)  # a copy
@@ -137,8 +131,8 @@ def _sample_on_host(
         scores -= scores.max(-1, keepdims=True)  # the largest is 0: nothing overflows
     scores /= temperature
     if top_k is not None and top_k < vocab:
-        smallest = np.partition(scores, vocab - top_k, -1)[:, vocab - top_k, None]  # not sorted: linear time
-        scores[scores < smallest] = -np.inf
+        # Not sorted: linear time.
+        scores[scores < np.partition(scores, vocab - top_k, -1)[:, vocab - top_k, None]] = -np.inf
     weights = np.exp(scores, out=scores)
     order = None
     if top_p is not None and top_p < 1:

@@ -23,6 +23,7 @@ class GPT2(CausalLM):
 
     model_type = "gpt2"
     config_class = GPT2Config
+    parts: ClassVar[tuple[str, str, str]] = "wte", "h", "ln_f"
     hub_prefix = "transformer."
     hub_buffers: ClassVar[re.Pattern[str]] = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)")
     # Conv1D's
@@ -40,21 +41,10 @@ class GPT2(CausalLM):
         self.ln_f: nn.LayerNorm = nn.LayerNorm(config.n_embd, config.eps, bias=config.bias)
         self._add_head("c_proj.weight")
 
-    @property
-    def embedding(self) -> nn.Embedding:
-        """The token embedding."""
-        return self.wte
-
-    @property
-    def _trunk(self) -> tuple[nn.ModuleList, nn.LayerNorm]:
-        """The blocks, and the norm after the last one."""
-        return self.h, self.ln_f
-
     def _embed(self, tokens: Tensor, start: int) -> Tensor:
         """The sum of the embeddings of tokens (B, T) and of their positions, from ``start`` on: (B, T, C)."""
         positions = arange(start, start + tokens.shape[1], device=tokens.device)
-        x: Tensor = self.drop(self.wte(tokens) + self.wpe(positions))
-        return x
+        return self.drop(self.wte(tokens) + self.wpe(positions))
 
     def hub_zeros(self) -> dict[str, tuple[int, ...]]:
         """The biases that transformers' GPT-2 always has."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeAlias, get_type_hints
 
-from ..errors import bad_value
+from ..errors import expect
 from ..files.safetensors_format import CheckpointError, read_json, show
 
 CONFIG = "config.json"
@@ -28,15 +28,10 @@ INERT = (
 )  # fmt: skip
 # What would change the numbers, with the values that do not.
 REFUSED: dict[str, tuple[Any, ...]] = {
-    "attn_logit_softcapping": (None,),
-    "cross_attention_hidden_size": (None,),
-    "final_logit_softcapping": (None,),
-    "is_encoder_decoder": (False,),
-    "pruned_heads": (None, {}),
-    "quantization_config": (None,),
-    "sliding_window": (None,),
-    "use_sliding_window": (False,),
-}
+    "attn_logit_softcapping": (None,), "cross_attention_hidden_size": (None,), "final_logit_softcapping": (None,),
+    "is_encoder_decoder": (False,), "pruned_heads": (None, {}), "quantization_config": (None,),
+    "sliding_window": (None,), "use_sliding_window": (False,),
+}  # fmt: skip
 
 
 class HubConfig:
@@ -165,11 +160,10 @@ def check_sizes(config: Any, *names: str) -> None:
     """ValueError unless the fields of these names are positive integers."""
     for name in names:
         value = getattr(config, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise bad_value(f"{type(config).__name__}: {name}={value!r}; expected a positive integer")
+        positive = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+        expect(positive, f"{type(config).__name__}: {name}", value, "a positive integer")
 
 
 def check_dropout(config: Any) -> None:
     """ValueError unless ``dropout`` is a probability below 1."""
-    if not 0 <= config.dropout < 1:
-        raise bad_value(f"{type(config).__name__}: dropout={config.dropout}; expected [0, 1)")
+    expect(0 <= config.dropout < 1, f"{type(config).__name__}: dropout", config.dropout, "[0, 1)")

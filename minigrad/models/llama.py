@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 
 from .. import nn
-from ..errors import bad_value, check_choice
+from ..errors import bad_value, check_choice, expect
 from ..tensor import Tensor
 from .causal_lm import CausalLM
 from .hub_config import Bos, Eos, HubConfig, Stored, check_dropout, check_sizes
@@ -37,8 +37,7 @@ class RopeScaling:
 
     def __post_init__(self) -> None:
         check_choice("RopeScaling", "kind", self.kind, ("linear", "llama3"))
-        if not 1 <= self.factor < math.inf:
-            raise bad_value(f"RopeScaling: factor={self.factor}; expected a number of at least 1")
+        expect(1 <= self.factor < math.inf, "RopeScaling: factor", self.factor, "a number of at least 1")
         if not 0 < self.low_freq_factor < self.high_freq_factor < math.inf:
             raise bad_value(
                 f"RopeScaling: low_freq_factor={self.low_freq_factor}, high_freq_factor={self.high_freq_factor}; "
@@ -52,8 +51,7 @@ class RopeScaling:
             return frequencies / self.factor
         turns = self.original_block_size * frequencies / (2 * math.pi)  # in the original context
         kept = np.clip((turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor), 0, 1)
-        lowered: np.ndarray = kept * frequencies + (1 - kept) * frequencies / self.factor
-        return lowered
+        return kept * frequencies + (1 - kept) * frequencies / self.factor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,8 +99,7 @@ class LlamaConfig:
                 f"LlamaConfig: n_head={self.n_head} is not a multiple of n_kv_head={self.n_kv_head}; "
                 f"n_kv_head={self.n_head} gives each head its own keys and values"
             )
-        if not 0 < self.rope_base < math.inf:
-            raise bad_value(f"LlamaConfig: rope_base={self.rope_base}; expected a positive number")
+        expect(0 < self.rope_base < math.inf, "LlamaConfig: rope_base", self.rope_base, "a positive number")
         check_dropout(self)
 
     @property
@@ -134,14 +131,11 @@ class LlamaConfig:
 
     def to_hub(self) -> dict[str, Any]:
         """The fields of ``config.json``, in the form of transformers 4, which 5 reads too."""
-        scaling = self.rope_scaling
-        stored: dict[str, Any] | None = None
-        if scaling is not None:
-            stored = {"rope_type": scaling.kind, "factor": scaling.factor}
-            if scaling.kind == "llama3":
-                stored["low_freq_factor"] = scaling.low_freq_factor
-                stored["high_freq_factor"] = scaling.high_freq_factor
-                stored["original_max_position_embeddings"] = scaling.original_block_size
+        stored = None if self.rope_scaling is None else dataclasses.asdict(self.rope_scaling)
+        if stored is not None:
+            names = {"kind": "rope_type", "original_block_size": "original_max_position_embeddings"}
+            given = stored if stored["kind"] == "llama3" else ("kind", "factor")
+            stored = {names.get(name, name): stored[name] for name in given}
         return {
             "architectures": ["LlamaForCausalLM"],
             "hidden_act": "silu",
@@ -167,20 +161,19 @@ def _rope_from_hub(hub: HubConfig) -> tuple[float, RopeScaling | None]:
     hub.only("partial_rotary_factor", 1.0, 1, None)
     if values.get("partial_rotary_factor", 1) != 1:
         raise hub.error(f"{where}: partial_rotary_factor is not supported, only 1")
-    factors = {"default": (), "linear": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor")}
-    if not isinstance(kind, str) or kind not in factors:
+    llama3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+    kinds: dict[Any, tuple[str, ...]] = {"default": (), "linear": ("factor",), "llama3": llama3}
+    if not isinstance(kind, str) or kind not in kinds:
         raise hub.error(f"{where}: the rope type {kind!r:.60} is not supported, only default, linear and llama3")
-    known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *factors[kind]}
-    known |= {"original_max_position_embeddings"} if kind == "llama3" else set()
-    unknown = sorted(values.keys() - known)
+    unknown = sorted(values.keys() - {"rope_type", "type", "rope_theta", "partial_rotary_factor", *kinds[kind]})
     if unknown:
         raise hub.error(f"{where}: {unknown[0]!r:.60} is not supported with the rope type {kind}")
     if kind == "default":
         return base, None
-    missing = sorted(known - {"rope_type", "type", "rope_theta", "partial_rotary_factor"} - values.keys())
+    missing = sorted(set(kinds[kind]) - values.keys())
     if missing:
         raise hub.error(f"{where}: {missing[0]} is missing")
-    numbers: dict[str, Any] = {name: hub.check_number(f"{where}: {name}", values[name]) for name in factors[kind]}
+    numbers: dict[str, Any] = {name: hub.check_number(f"{where}: {name}", values[name]) for name in kinds[kind][:3]}
     if kind == "linear":
         return base, RopeScaling(kind, **numbers)
     original = values["original_max_position_embeddings"]
@@ -196,14 +189,9 @@ class LlamaBlock(nn.Module):
         super().__init__()
         c = config
         self.input_layernorm: nn.RMSNorm = nn.RMSNorm(c.n_embd, c.eps)
+        heads: dict[str, Any] = {"head_size": c.head_size, "rope_frequencies": c.rope_frequencies}
         self.self_attn: nn.GroupedQueryAttention = nn.GroupedQueryAttention(
-            c.n_embd,
-            c.n_head,
-            c.n_kv_head,
-            c.dropout,
-            c.attention_bias,
-            head_size=c.head_size,
-            rope_frequencies=c.rope_frequencies,
+            c.n_embd, c.n_head, c.n_kv_head, c.dropout, c.attention_bias, **heads
         )
         self.post_attention_layernorm: nn.RMSNorm = nn.RMSNorm(c.n_embd, c.eps)
         self.mlp: nn.SwiGLU = nn.SwiGLU(c.n_embd, c.n_inner, c.mlp_bias)
@@ -211,8 +199,7 @@ class LlamaBlock(nn.Module):
     def forward(self, x: Tensor, cache: nn.KVCache | None = None) -> Tensor:
         """(B, T, C) -> (B, T, C)."""
         x = x + self.self_attn(self.input_layernorm(x), cache)
-        y: Tensor = x + self.mlp(self.post_attention_layernorm(x))
-        return y
+        return x + self.mlp(self.post_attention_layernorm(x))
 
 
 class Llama(CausalLM):
@@ -226,6 +213,7 @@ class Llama(CausalLM):
 
     model_type = "llama"
     config_class = LlamaConfig
+    parts: ClassVar[tuple[str, str, str]] = "embed_tokens", "layers", "norm"
     hub_prefix = "model."
     hub_buffers: ClassVar[re.Pattern[str]] = re.compile(r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
     hub_transposed: ClassVar[re.Pattern[str]] = re.compile(r"(?!)")  # none
@@ -237,17 +225,6 @@ class Llama(CausalLM):
         self.norm: nn.RMSNorm = nn.RMSNorm(config.n_embd, config.eps)
         self._add_head("o_proj.weight", "down_proj.weight")
 
-    @property
-    def embedding(self) -> nn.Embedding:
-        """The token embedding."""
-        return self.embed_tokens
-
-    @property
-    def _trunk(self) -> tuple[nn.ModuleList, nn.RMSNorm]:
-        """The blocks, and the norm after the last one."""
-        return self.layers, self.norm
-
     def _embed(self, tokens: Tensor, start: int) -> Tensor:
         """The embeddings of tokens (B, T): (B, T, C). Their positions count in the attention."""
-        x: Tensor = self.embed_tokens(tokens)
-        return x
+        return self.embed_tokens(tokens)

@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import re
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
 from .. import nn
 from ..autograd import no_grad
-from ..device import CPU, Device
+from ..creation import zeros
+from ..device import CPU, Place
 from ..dtypes import default_dtype, float32
 from ..errors import bad_value, located
 from ..files import durable
+from ..files.durable import StrPath
 from ..files.safetensors_format import CheckpointError, encode, faults_of, iter_arrays, read_header, read_json, show
 from ..tensor import Tensor
 from .hub_config import CONFIG, HubConfig
@@ -35,6 +36,7 @@ _SHARD = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}\.safetensors")  # a nam
 _OURS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 
+Shapes = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]  # and dtypes, by name
 Model = TypeVar("Model", bound="HubModel")
 
 
@@ -60,12 +62,7 @@ class HubModel(nn.Module):
 
     @classmethod
     def from_pretrained(
-        cls: type[Model],
-        folder: str | os.PathLike[str],
-        *,
-        dtype: Any = None,
-        device: str | Device = CPU,
-        dropout: float | None = None,
+        cls: type[Model], folder: StrPath, *, dtype: Any = None, device: Place = CPU, dropout: float | None = None
     ) -> Model:
         """Read ``config.json`` and the safetensors of a local folder in Hugging Face's format; in evaluation mode.
 
@@ -95,8 +92,8 @@ class HubModel(nn.Module):
             raise hub.error(f"{config.n_layer} layers, but the weights are {len(stored)} tensors")
         largest = max((size for shape, _ in stored.values() for size in shape), default=0)
         for size in ("vocab_size", "n_embd", "n_inner", "head_size"):
-            if (getattr(config, size) or 0) > largest:
-                value = getattr(config, size)
+            value = getattr(config, size) or 0
+            if value > largest:
                 raise hub.error(f"{size} is {value} here, but the largest size of a weight is {largest}")
         try:
             with nn.init.skip_init():
@@ -112,7 +109,7 @@ class HubModel(nn.Module):
         model.eval()
         return model
 
-    def save_pretrained(self, folder: str | os.PathLike[str], *, max_shard_size: int | str = "5GB") -> None:
+    def save_pretrained(self, folder: StrPath, *, max_shard_size: int | str = "5GB") -> None:
         """Write ``config.json`` and safetensors that `from_pretrained` and Hugging Face's transformers load.
 
         Args:
@@ -126,11 +123,9 @@ class HubModel(nn.Module):
         limit = _bytes(max_shard_size)
         tensors = _tensors(self)
         shards = _shards(tensors, limit)
-        names = [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
-        if len(shards) == 1:
-            names = [WEIGHTS]
-        config = {**self.config.to_hub(), "model_type": self.model_type}
-        config["torch_dtype"] = str(self.embedding.weight.dtype)
+        n, dtype = len(shards), str(self.embedding.weight.dtype)
+        names = [f"model-{i + 1:05d}-of-{n:05d}.safetensors" for i in range(n)] if n > 1 else [WEIGHTS]
+        config = {**self.config.to_hub(), "model_type": self.model_type, "torch_dtype": dtype}
         try:
             durable.make_directories(folder)
             # Without config.json the folder does not load: weights of two models are never taken for one.
@@ -138,14 +133,11 @@ class HubModel(nn.Module):
                 os.unlink(folder / CONFIG)
             places: dict[str, str] = {}
             for file, shard in zip(names, shards, strict=True):
-                arrays = {name: tensors[name].array() for name in shard}
-                durable.replace_file(folder / file, encode(arrays, {"format": "pt"}))
+                durable.replace_file(folder / file, encode({name: tensors[name] for name in shard}, {"format": "pt"}))
                 places.update(dict.fromkeys(shard, file))
             if len(shards) > 1:
-                total = sum(tensor.nbytes for tensor in tensors.values())
-                _write_json(
-                    folder / INDEX, {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}
-                )
+                total = {"total_size": sum(tensor.data.nbytes for tensor in tensors.values())}
+                _write_json(folder / INDEX, {"metadata": total, "weight_map": dict(sorted(places.items()))})
             for path in folder.iterdir():
                 if (_OURS.fullmatch(path.name) and path.name not in names) or (path.name == INDEX and len(shards) == 1):
                     path.unlink()
@@ -195,11 +187,9 @@ def _own_name(cls: type[HubModel], name: str) -> str | None:
     return None if cls.hub_buffers.fullmatch(own) else own
 
 
-def _stored_shapes(
-    cls: type[HubModel], files: dict[Path, dict[str, Any]], folder: Path
-) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+def _stored_shapes(cls: type[HubModel], files: dict[Path, dict[str, Any]], folder: Path) -> Shapes:
     """Shape as the model has it, and dtype, of all stored tensors by the model's names."""
-    stored: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
+    stored: Shapes = {}
     for path, tensors in files.items():
         for name, entry in tensors.items():
             own = _own_name(cls, name)
@@ -214,7 +204,7 @@ def _stored_shapes(
     return stored
 
 
-def _check(model: HubModel, stored: dict[str, tuple[tuple[int, ...], np.dtype[Any]]], folder: Path) -> None:
+def _check(model: HubModel, stored: Shapes, folder: Path) -> None:
     """One error for all tensors that are missing, unexpected, or of another shape or kind."""
     expected = {name: p.shape for name, p in model.named_parameters()}
     redundant = model.hub_zeros()
@@ -232,9 +222,8 @@ def _check(model: HubModel, stored: dict[str, tuple[tuple[int, ...], np.dtype[An
     if problems:
         shown, rest = problems[:20], len(problems) - 20
         listing = "\n  ".join(shown + ([f"and {rest} more"] if rest > 0 else []))
-        raise CheckpointError(
-            f"{folder}: the weights do not fit the {type(model).__name__} of {CONFIG}:\n  {listing}", folder
-        )
+        kind = type(model).__name__
+        raise CheckpointError(f"{folder}: the weights do not fit the {kind} of {CONFIG}:\n  {listing}", folder)
 
 
 def _copy(model: HubModel, files: dict[Path, dict[str, Any]]) -> None:
@@ -276,44 +265,23 @@ def _bytes(size: int | str) -> int:
     return found
 
 
-class _Tensor(NamedTuple):
-    """A tensor as a folder has it: a parameter, perhaps transposed, or zeros of a shape."""
-
-    parameter: Tensor | None
-    transposed: bool
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
-
-    def array(self) -> np.ndarray[Any, Any]:
-        if self.parameter is None:
-            return np.zeros(self.shape, self.dtype)
-        array: np.ndarray[Any, Any] = self.parameter.detach().cpu().numpy()
-        return array.T if self.transposed else array
-
-
-def _tensors(model: HubModel) -> dict[str, _Tensor]:
+def _tensors(model: HubModel) -> dict[str, Tensor]:
     """All tensors of a folder by their stored names, in the model's order."""
+    own = {name: p.detach() for name, p in model.named_parameters()}
     dtype = model.embedding.weight.dtype
-    own = {
-        name: _Tensor(p, model.hub_transposed.fullmatch(name) is not None, p.shape, dtype)
-        for name, p in model.named_parameters()
-    }
-    own.update({name: _Tensor(None, False, shape, dtype) for name, shape in model.hub_zeros().items()})
-    return {name if name == HEAD else model.hub_prefix + name: tensor for name, tensor in own.items()}
+    own.update({name: zeros(shape, dtype=dtype) for name, shape in model.hub_zeros().items()})
+    turned = {name: tensor.T if model.hub_transposed.fullmatch(name) else tensor for name, tensor in own.items()}
+    return {name if name == HEAD else model.hub_prefix + name: tensor for name, tensor in turned.items()}
 
 
-def _shards(tensors: dict[str, _Tensor], limit: int) -> list[list[str]]:
+def _shards(tensors: dict[str, Tensor], limit: int) -> list[list[str]]:
     """Names in groups of at most ``limit`` bytes; a larger tensor is a group alone."""
     groups: list[list[str]] = [[]]
     filled = 0
     for name, tensor in tensors.items():
-        if groups[-1] and filled + tensor.nbytes > limit:
+        if groups[-1] and filled + tensor.data.nbytes > limit:
             groups.append([])
             filled = 0
         groups[-1].append(name)
-        filled += tensor.nbytes
+        filled += tensor.data.nbytes
     return groups

@@ -14,6 +14,8 @@ from .module import Module, Parameter
 class GroupNorm(Module):
     """Normalise groups of neighbouring channels of each sample, then scale and shift (weight 1, bias 0)."""
 
+    _shown = "{num_groups}, {num_channels}, eps={eps}"
+
     def __init__(
         self, num_groups: int, num_channels: int, eps: float = 1e-5, affine: bool = True, *, dtype: Any = None
     ) -> None:
@@ -31,10 +33,6 @@ class GroupNorm(Module):
         if x.ndim < 2 or x.shape[1] != self.num_channels:
             raise bad_value(f"GroupNorm: x of shape {x.shape}; expected (N, {self.num_channels}, ...)")
         return F.group_norm(x, self.num_groups, self.weight, self.bias, self.eps)
-
-    def extra_repr(self) -> str:
-        """Sizes."""
-        return f"{self.num_groups}, {self.num_channels}, eps={self.eps}"
 
 
 class BatchNorm1d(Module):

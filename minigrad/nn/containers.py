@@ -39,8 +39,7 @@ class _Holding(Module, Generic[T]):
 
     @property
     def _table(self) -> dict[str, T]:
-        table: dict[str, T] = self.__dict__[self._kind]
-        return table
+        return self.__dict__[self._kind]
 
     def __len__(self) -> int:
         return len(self._table)

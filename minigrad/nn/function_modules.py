@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from .. import hints
 from ..errors import check_choice
@@ -21,6 +20,9 @@ else:
     def dataclass_transform(**_: bool) -> Callable[[type], type]:
         """What tells type checkers that subclasses are dataclasses; Python has it from 3.11 on."""
         return lambda cls: cls
+
+
+O = TypeVar("O", bound="_OfFunction")
 
 
 @dataclass_transform(eq_default=False)
@@ -39,14 +41,13 @@ class _OfFunction(Module):
             cls._function = function
             dataclasses.dataclass(eq=False, repr=False)(cls)
             cls._names = tuple(field.name for field in dataclasses.fields(cls))  # type: ignore[arg-type]  # it is one now
-            set_options: Any = cls.__init__
+            cls._shown = cls._shown or ", ".join(f"{name}={{{name}!r}}" for name in cls._names)
 
-            @functools.wraps(set_options)
-            def initialise(self: _OfFunction, *args: Any, **kwargs: Any) -> None:
-                Module.__init__(self)
-                set_options(self, *args, **kwargs)
-
-            cls.__init__ = initialise  # type: ignore[assignment]  # of the same signature
+    def __new__(cls: type[O], *_: Any, **options: Any) -> O:
+        """An initialised module, whose options a dataclass's ``__init__`` then sets."""
+        self = super().__new__(cls)
+        Module.__init__(self)
+        return self
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):  # type: ignore[arg-type]  # each subclass is a dataclass
@@ -55,10 +56,6 @@ class _OfFunction(Module):
 
     def _options(self) -> list[Any]:
         return [getattr(self, name) for name in self._names]
-
-    def extra_repr(self) -> str:
-        """The options."""
-        return ", ".join(f"{name}={getattr(self, name)!r}" for name in self._names)
 
 
 class _OfOne(_OfFunction):
@@ -187,6 +184,7 @@ class _Loss(_OfFunction):
     """A loss with a ``reduction``: "mean", "sum" or "none"."""
 
     _reductions: ClassVar[tuple[str, ...]] = REDUCTIONS
+    _shown = "reduction={reduction!r}"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -195,10 +193,6 @@ class _Loss(_OfFunction):
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """Two tensors, of the shapes that the function takes -> the loss."""
         return type(self)._function(input, target, *self._options())
-
-    def extra_repr(self) -> str:
-        """The reduction."""
-        return f"reduction={self.reduction!r}"
 
 
 class CrossEntropyLoss(_Loss, function=F.cross_entropy):
@@ -265,11 +259,7 @@ class KLDivLoss(_Loss, function=F.kl_div):
     reduction: str = "mean"
     log_target: bool = False
     _reductions = ("mean", "batchmean", "sum", "none")
-
-    def extra_repr(self) -> str:
-        """The options."""
-        return f"reduction={self.reduction!r}, log_target={self.log_target}"
+    _shown = "reduction={reduction!r}, log_target={log_target}"
 
 
-if not TYPE_CHECKING:
-    __all__ = hints.defined_in(__name__)
+hints.list_names(__name__)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from .. import shapes
 from ..creation import one_hot as one_hot
 from ..creation import ones, where, zeros
 from ..dtypes import bool_, finfo, float32, int64, is_floating, is_half
-from ..errors import bad_index, bad_state, bad_type, bad_value, check_choice
+from ..errors import bad_index, bad_state, bad_type, bad_value, check_choice, expect
 from ..functions import log_softmax as log_softmax
 from ..functions import relu as relu
 from ..functions import sigmoid as sigmoid
@@ -35,9 +35,10 @@ from ..ops import linear as linear_ops
 from ..ops import log_sigmoid as log_sigmoid_ops
 from ..ops import rms_norm as rms_norm_ops
 from ..ops import rope as rope_ops
-from ..random import Generator, default_generator
+from ..random import Source, default_generator
 from ..tensor import Tensor, check_tensor, floating, in_dtype_of
 from .losses import *
+from .losses import Weight
 
 
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:
@@ -169,7 +170,7 @@ def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -
     return (x1 * x2).sum(dim)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, residual: Tensor | None = None) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Weight = None, *, residual: Tensor | None = None) -> Tensor:
     """x W^T + b: x (..., in), weight (out, in), bias (out,) or None -> (..., out).
 
     With a ``residual`` (..., out), ``residual + linear(x, weight, bias)`` in one operation.
@@ -182,7 +183,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, residual: T
     return linear_ops.Linear.apply(x, weight, bias, residual)
 
 
-def _check_linear(name: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+def _check_linear(name: str, x: Tensor, weight: Tensor, bias: Weight) -> None:
     sizes, of_weight = check_tensor(name, x).data.shape, weight.data.shape
     if (
         len(of_weight) != 2
@@ -210,7 +211,7 @@ def _added(residual: Tensor, x: Tensor, weight: Tensor) -> bool:
 def feed_forward(
     x: Tensor,
     weight: Tensor,
-    bias: Tensor | None,
+    bias: Weight,
     weight2: Tensor,
     bias2: Tensor | None,
     approximate: str = "none",
@@ -249,9 +250,8 @@ def check_indices(indices: Any, weight: Tensor) -> Tensor:
     if weight.ndim != 2:
         raise bad_value(f"embedding: weight of shape {weight.shape}; expected (num, dim)")
     if indices.device is not weight.device:
-        raise bad_state(
-            f"embedding: indices on {indices.device}, weight on {weight.device}; move them to one with .to(device)"
-        )
+        place = weight.device
+        raise bad_state(f"embedding: indices on {indices.device}, weight on {place}; move them to one with .to(device)")
     labels: Tensor = indices if indices.data.dtype == int64 else indices.long()
     bad = weight.device.kernels.embedding.check_indices(labels.data, weight.shape[0])
     if bad >= 0:
@@ -281,11 +281,7 @@ def padding_row(padding_idx: int, rows: int) -> int:
 
 
 def layer_norm(
-    x: Tensor,
-    normalized_shape: int | tuple[int, ...],
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
+    x: Tensor, normalized_shape: shapes.Sizes, weight: Weight = None, bias: Weight = None, eps: float = 1e-5
 ) -> Tensor:
     """(x - mean) / sqrt(var + eps) * weight + bias over the last dimensions, whose sizes are ``normalized_shape``."""
     shape = _last_sizes("layer_norm", x, normalized_shape)
@@ -294,9 +290,7 @@ def layer_norm(
     return in_dtype_of(x, layer_norm_ops.LayerNorm.apply(floating("layer_norm", x), weight, bias, eps=eps))
 
 
-def rms_norm(
-    x: Tensor, normalized_shape: int | tuple[int, ...], weight: Tensor | None = None, eps: float | None = None
-) -> Tensor:
+def rms_norm(x: Tensor, normalized_shape: shapes.Sizes, weight: Weight = None, eps: float | None = None) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight over the last dimensions, whose sizes are ``normalized_shape``.
 
     ``eps`` defaults to the distance from 1 to the next number of x's dtype, as in PyTorch.
@@ -307,9 +301,7 @@ def rms_norm(
     return in_dtype_of(x, rms_norm_ops.RMSNorm.apply(x, weight, eps=eps))
 
 
-def group_norm(
-    x: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
-) -> Tensor:
+def group_norm(x: Tensor, num_groups: int, weight: Weight = None, bias: Weight = None, eps: float = 1e-5) -> Tensor:
     """(x - mean) / sqrt(var + eps) * weight + bias: x (N, C, ...), weight and bias (C,) -> the same shape as x.
 
     Mean and variance are those of C / num_groups neighbouring channels of one sample.
@@ -327,8 +319,8 @@ def batch_norm(
     x: Tensor,
     running_mean: Tensor | None,
     running_var: Tensor | None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
+    weight: Weight = None,
+    bias: Weight = None,
     training: bool = False,
     momentum: float = 0.1,
     eps: float = 1e-5,
@@ -365,7 +357,7 @@ def batch_norm(
     return y.to(x.dtype)
 
 
-def _last_sizes(name: str, x: Tensor, normalized_shape: int | tuple[int, ...]) -> tuple[int, ...]:
+def _last_sizes(name: str, x: Tensor, normalized_shape: shapes.Sizes) -> tuple[int, ...]:
     """``normalized_shape`` as a tuple; ValueError if x does not end in it."""
     if type(normalized_shape) is tuple and x.data.shape[-1:] == normalized_shape:  # as LayerNorm gives it
         return normalized_shape
@@ -381,9 +373,7 @@ def _sizes(name: str, shape: tuple[int, ...], **parameters: Tensor | None) -> No
             raise bad_value(f"{name}: {parameter} has shape {p.shape}, expected {shape}")
 
 
-def _affine(
-    name: str, x: Tensor, shape: tuple[int, ...], weight: Tensor | None, bias: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def _affine(name: str, x: Tensor, shape: tuple[int, ...], weight: Weight, bias: Weight) -> tuple[Tensor, Tensor]:
     """Weight and bias of the given shape, 1 and 0 where there is none."""
     if (weight is not None and weight.data.shape != shape) or (bias is not None and bias.data.shape != shape):
         _sizes(name, shape, weight=weight, bias=bias)
@@ -422,7 +412,7 @@ def rope(
     return rope_ops.Rope.apply(floating("rope", x), positions.detach(), **options)
 
 
-def dropout(x: Tensor, p: float = 0.5, training: bool = True, generator: Generator | None = None) -> Tensor:
+def dropout(x: Tensor, p: float = 0.5, training: bool = True, generator: Source = None) -> Tensor:
     """Zero each element with probability p and scale the rest by 1 / (1 - p); the identity if not training."""
     if not 0 <= p <= 1:
         raise bad_value(f"dropout: p={p}; expected a probability, 0 to 1")
@@ -441,7 +431,7 @@ def scaled_dot_product_attention(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
-    generator: Generator | None = None,
+    generator: Source = None,
 ) -> Tensor:
     """softmax(scale q k^T + mask) v: query (B, H, Tq, D), key and value (B, H, Tk, D) -> (B, H, Tq, D).
 
@@ -460,8 +450,7 @@ def scaled_dot_product_attention(
         raise bad_value(f"scaled_dot_product_attention: {shapes_}; batch, key and value sizes must agree")
     if Hkv != H and not (enable_gqa and Hkv and H % Hkv == 0):
         raise bad_value(f"scaled_dot_product_attention: {H} query heads, {Hkv} key heads; enable_gqa needs a multiple")
-    if not 0 <= dropout_p < 1:
-        raise bad_value(f"scaled_dot_product_attention: dropout_p={dropout_p}; expected [0, 1)")
+    expect(0 <= dropout_p < 1, "scaled_dot_product_attention: dropout_p", dropout_p, "[0, 1)")
     scale = 1 / math.sqrt(D) if scale is None else scale
     if attn_mask is not None:
         if is_causal:
@@ -478,7 +467,7 @@ def packed_attention(
     dropout_p: float = 0.0,
     is_causal: bool = False,
     scale: float | None = None,
-    generator: Generator | None = None,
+    generator: Source = None,
     n_head: int | None = None,
 ) -> Tensor:
     """Self-attention of queries, keys and values that one projection made: qkv (B, T, 3, H, D) -> (B, T, H, D), or as
@@ -502,7 +491,7 @@ def packed_attention(
 
 @in_float32
 def _masked_attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, dropout_p: float, scale: float, generator: Generator | None
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, dropout_p: float, scale: float, generator: Source
 ) -> Tensor:
     repeat = query.shape[1] // key.shape[1]
     if repeat > 1:
@@ -520,6 +509,5 @@ def _masked_attention(
     return dropout(probabilities, dropout_p, generator=generator) @ value
 
 
-if not TYPE_CHECKING:  # to type checkers, a name that is not there is an error
-    _others = ("conv1d", "conv2d", "conv3d", "max_pool2d", "avg_pool2d")
-    __getattr__ = _hints.of_module(__name__, dict.fromkeys(_others, _hints.OTHER_LAYERS), searched=True)
+_others = ("conv1d", "conv2d", "conv3d", "max_pool2d", "avg_pool2d")
+_hints.answer_for(__name__, dict.fromkeys(_others, _hints.OTHER_LAYERS), searched=True)

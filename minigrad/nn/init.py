@@ -5,19 +5,18 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import numpy as np
 
-from ..autograd import no_grad
 from ..creation import empty, empty_like
 from ..errors import bad_value
-from ..random import Generator
+from ..modes import F, no_grad
+from ..random import Source
 from ..tensor import Tensor
 
-_Fill = TypeVar("_Fill", bound=Callable[..., Tensor])
 _skipped: ContextVar[bool] = ContextVar("skipped", default=False)
 
 
@@ -34,7 +33,7 @@ def skip_init() -> Iterator[None]:
         _skipped.reset(token)
 
 
-def _draws(fill: _Fill) -> _Fill:
+def _draws(fill: F) -> F:
     """A function that fills a tensor with random numbers, outside of the graph; nothing under `skip_init`."""
 
     @functools.wraps(fill)
@@ -42,10 +41,9 @@ def _draws(fill: _Fill) -> _Fill:
         if _skipped.get():
             return x
         with no_grad():
-            result: Tensor = fill(x, *args, **kwargs)
-            return result
+            return fill(x, *args, **kwargs)
 
-    return cast(_Fill, filled)
+    return filled  # type: ignore[return-value]  # functools.wraps keeps the signature
 
 
 @no_grad()
@@ -75,20 +73,20 @@ def eye_(x: Tensor) -> Tensor:
 
 
 @_draws
-def normal_(x: Tensor, mean: float = 0.0, std: float = 1.0, generator: Generator | None = None) -> Tensor:
+def normal_(x: Tensor, mean: float = 0.0, std: float = 1.0, generator: Source = None) -> Tensor:
     """Normal with the given mean and standard deviation."""
     return x.normal_(mean, std, generator)
 
 
 @_draws
-def uniform_(x: Tensor, low: float = 0.0, high: float = 1.0, generator: Generator | None = None) -> Tensor:
+def uniform_(x: Tensor, low: float = 0.0, high: float = 1.0, generator: Source = None) -> Tensor:
     """Uniform in [low, high)."""
     return x.uniform_(low, high, generator)
 
 
 @_draws
 def trunc_normal_(
-    x: Tensor, mean: float = 0.0, std: float = 1.0, a: float = -2.0, b: float = 2.0, generator: Generator | None = None
+    x: Tensor, mean: float = 0.0, std: float = 1.0, a: float = -2.0, b: float = 2.0, generator: Source = None
 ) -> Tensor:
     """Normal with the given mean and standard deviation, values outside [a, b] drawn again."""
     inside = (_normal_cdf((b - mean) / std) - _normal_cdf((a - mean) / std)) if std > 0 else 0.0
@@ -104,33 +102,33 @@ def trunc_normal_(
 
 
 @_draws
-def kaiming_uniform_(x: Tensor, a: float = 0.0, generator: Generator | None = None) -> Tensor:
+def kaiming_uniform_(x: Tensor, a: float = 0.0, generator: Source = None) -> Tensor:
     """Uniform in +-sqrt(6 / ((1 + a^2) fan_in)) (He et al. 2015); ``a`` is the slope of the leaky ReLU that follows."""
     bound = math.sqrt(6 / ((1 + a * a) * max(fan_in(x), 1)))
     return x.uniform_(-bound, bound, generator)
 
 
 @_draws
-def kaiming_normal_(x: Tensor, a: float = 0.0, generator: Generator | None = None) -> Tensor:
+def kaiming_normal_(x: Tensor, a: float = 0.0, generator: Source = None) -> Tensor:
     """Normal with variance 2 / ((1 + a^2) fan_in) (He et al. 2015)."""
     return x.normal_(0.0, math.sqrt(2 / ((1 + a * a) * max(fan_in(x), 1))), generator)
 
 
 @_draws
-def xavier_uniform_(x: Tensor, gain: float = 1.0, generator: Generator | None = None) -> Tensor:
+def xavier_uniform_(x: Tensor, gain: float = 1.0, generator: Source = None) -> Tensor:
     """Uniform in +-gain sqrt(6 / (fan_in + fan_out)) (Glorot and Bengio 2010)."""
     bound = gain * math.sqrt(6 / max(fan_in(x) + fan_out(x), 1))
     return x.uniform_(-bound, bound, generator)
 
 
 @_draws
-def xavier_normal_(x: Tensor, gain: float = 1.0, generator: Generator | None = None) -> Tensor:
+def xavier_normal_(x: Tensor, gain: float = 1.0, generator: Source = None) -> Tensor:
     """Normal with standard deviation gain sqrt(2 / (fan_in + fan_out)) (Glorot and Bengio 2010)."""
     return x.normal_(0.0, gain * math.sqrt(2 / max(fan_in(x) + fan_out(x), 1)), generator)
 
 
 @_draws
-def orthogonal_(x: Tensor, gain: float = 1.0, generator: Generator | None = None) -> Tensor:
+def orthogonal_(x: Tensor, gain: float = 1.0, generator: Source = None) -> Tensor:
     """``gain`` times a matrix (out, product of the other sizes) drawn uniformly among those with orthonormal rows, or
     columns if there are fewer of them (Saxe et al. 2013)."""
     columns = fan_in(x)

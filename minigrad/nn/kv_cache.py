@@ -22,8 +22,7 @@ class KVCache:
 
     def __init__(self, batch: int, n_head: int, max_tokens: int, head_size: int, like: Tensor) -> None:
         shape = (batch, n_head, max_tokens, head_size)
-        self._keys = empty(shape, dtype=like.dtype, device=like.device)
-        self._values = empty(shape, dtype=like.dtype, device=like.device)
+        self._keys, self._values = (empty(shape, dtype=like.dtype, device=like.device) for _ in range(2))
         self.tensors: tuple[Tensor, Tensor] = (self._keys, self._values)  # keys and values
         self.decoder: Any = None  # what ``minigrad.fast`` keeps here for the next token
         self.length: int = 0

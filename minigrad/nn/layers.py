@@ -7,8 +7,8 @@ from typing import Any
 
 from ..autograd import no_grad
 from ..creation import empty, ones, zeros
-from ..errors import bad_value, check_choice
-from ..shapes import shape_argument
+from ..errors import check_choice, expect
+from ..shapes import Sizes, shape_argument
 from ..tensor import Tensor
 from . import functional as F
 from . import init
@@ -74,9 +74,11 @@ class LayerNorm(Module):
     ``elementwise_affine=False`` neither scales nor shifts, ``bias=False`` scales only.
     """
 
+    _shown = "{normalized_shape}, eps={eps}"
+
     def __init__(
         self,
-        normalized_shape: int | tuple[int, ...],
+        normalized_shape: Sizes,
         eps: float = 1e-5,
         elementwise_affine: bool = True,
         bias: bool = True,
@@ -94,21 +96,14 @@ class LayerNorm(Module):
         """(..., *normalized_shape) -> the same shape."""
         return F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
 
-    def extra_repr(self) -> str:
-        """Sizes."""
-        return f"{self.normalized_shape}, eps={self.eps}"
-
 
 class RMSNorm(Module):
     """Divide by the root mean square over the last dimensions, of sizes ``normalized_shape``, then scale (weight 1)."""
 
+    _shown = "{normalized_shape}, eps={eps}"
+
     def __init__(
-        self,
-        normalized_shape: int | tuple[int, ...],
-        eps: float | None = None,
-        elementwise_affine: bool = True,
-        *,
-        dtype: Any = None,
+        self, normalized_shape: Sizes, eps: float | None = None, elementwise_affine: bool = True, *, dtype: Any = None
     ) -> None:
         super().__init__()
         self.normalized_shape: tuple[int, ...] = shape_argument((normalized_shape,))
@@ -120,31 +115,26 @@ class RMSNorm(Module):
         """(..., *normalized_shape) -> the same shape."""
         return F.rms_norm(x, self.normalized_shape, self.weight, self.eps)
 
-    def extra_repr(self) -> str:
-        """Sizes."""
-        return f"{self.normalized_shape}, eps={self.eps}"
-
 
 class Dropout(Module):
     """In training, zero each element with probability p and scale the rest by 1 / (1 - p)."""
 
+    _shown = "p={p}"
+
     def __init__(self, p: float = 0.5) -> None:
         super().__init__()
-        if not 0 <= p <= 1:
-            raise bad_value(f"Dropout: p={p}; expected a probability")
+        expect(0 <= p <= 1, "Dropout: p", p, "a probability")
         self.p = p
 
     def forward(self, x: Tensor) -> Tensor:
         """Any shape -> the same."""
         return F.dropout(x, self.p, self.training)
 
-    def extra_repr(self) -> str:
-        """The probability."""
-        return f"p={self.p}"
-
 
 class GELU(Module):
     """x Phi(x); ``approximate="tanh"`` is GPT-2's form."""
+
+    _shown = "approximate={approximate!r}"
 
     def __init__(self, approximate: str = "none") -> None:
         check_choice("GELU", "approximate", approximate, ("none", "tanh"))
@@ -154,7 +144,3 @@ class GELU(Module):
     def forward(self, x: Tensor) -> Tensor:
         """Any shape -> the same."""
         return F.gelu(x, self.approximate)
-
-    def extra_repr(self) -> str:
-        """The form."""
-        return f"approximate={self.approximate!r}"

@@ -22,6 +22,8 @@ class GroupedQueryAttention(Module):
     for it has n_kv_head heads. Parameters are named as in Hugging Face's Llama.
     """
 
+    _shown = "n_head={n_head}, n_kv_head={n_kv_head}, is_causal=True, dropout={dropout}"
+
     def __init__(
         self,
         n_embd: int,
@@ -62,12 +64,7 @@ class GroupedQueryAttention(Module):
         start = 0 if cache is None else cache.length
         positions = arange(start, start + T, device=x.device).unsqueeze(1)  # one for all heads
         q, k = (F.rope(t, positions, self.rope_base, frequencies=self.rope_frequencies) for t in (q, k))
-        out: Tensor = self.o_proj(causal_attention(q, k, v, self.dropout if self.training else 0.0, cache))
-        return out
-
-    def extra_repr(self) -> str:
-        """Heads and options."""
-        return f"n_head={self.n_head}, n_kv_head={self.n_kv_head}, is_causal=True, dropout={self.dropout}"
+        return self.o_proj(causal_attention(q, k, v, self.dropout if self.training else 0.0, cache))
 
 
 class SwiGLU(Module):
@@ -86,5 +83,4 @@ class SwiGLU(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, C) -> (B, T, C)."""
-        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-        return out
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 from .. import hints
 from ..dtypes import float32, float64, int64
-from ..errors import bad_index, bad_type, bad_value, check_choice
+from ..errors import bad_index, bad_type, bad_value, check_choice, expect
 from ..mixed_precision import autocast_to_float32
 from ..modes import cast_inputs, current_graph
 from ..ops import cross_entropy as cross_entropy_ops
@@ -15,6 +15,7 @@ from ..ops import linear as linear_ops
 from ..ops.linear_cross_entropy import LinearCrossEntropy
 from ..tensor import Tensor, check_tensor, floating, in_dtype_of
 
+Weight: TypeAlias = Tensor | None  # None: 1 everywhere, or for a bias 0
 REDUCTIONS = ("mean", "sum", "none")
 
 
@@ -27,7 +28,7 @@ def _reduced(losses: Tensor, reduction: str) -> Tensor:
 def cross_entropy(
     input: Tensor,
     target: Tensor,
-    weight: Tensor | None = None,
+    weight: Weight = None,
     ignore_index: int = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
@@ -41,8 +42,7 @@ def cross_entropy(
     target at all it is NaN. Raises TypeError for other targets, IndexError naming a target out of range.
     """
     check_choice("cross_entropy", "reduction", reduction, REDUCTIONS)
-    if not 0 <= label_smoothing <= 1:
-        raise bad_value(f"cross_entropy: label_smoothing={label_smoothing}; expected [0, 1]")
+    expect(0 <= label_smoothing <= 1, "cross_entropy: label_smoothing", label_smoothing, "[0, 1]")
     class_dim = 0 if check_tensor("cross_entropy", input).ndim == 1 else 1
     if check_tensor("cross_entropy", target).is_floating_point() and input.ndim and target.shape == input.shape:
         return _soft_cross_entropy(input, target, weight, class_dim, reduction, label_smoothing)
@@ -59,7 +59,7 @@ def cross_entropy(
         )
     classes = input.shape[class_dim]
     _check_class_weight(weight, classes)
-    logits = input if class_dim == input.ndim - 1 else _channels_last(input)
+    logits = input if class_dim == input.ndim - 1 else input.permute(0, *range(2, input.ndim), 1)
     if logits.ndim != 2:
         logits = logits.reshape(-1, classes) if input.numel() else logits.reshape(target.numel(), classes)
     k = input.device.kernels
@@ -150,13 +150,13 @@ def linear_cross_entropy(
     return in_dtype_of(x, loss)
 
 
-def _check_class_weight(weight: Tensor | None, classes: int) -> None:
+def _check_class_weight(weight: Weight, classes: int) -> None:
     if weight is not None and weight.shape != (classes,):
         raise bad_value(f"cross_entropy: weight of shape {weight.shape}; expected ({classes},)")
 
 
 def _soft_cross_entropy(
-    input: Tensor, target: Tensor, weight: Tensor | None, class_dim: int, reduction: str, label_smoothing: float
+    input: Tensor, target: Tensor, weight: Weight, class_dim: int, reduction: str, label_smoothing: float
 ) -> Tensor:
     classes = input.shape[class_dim]
     _check_class_weight(weight, classes)
@@ -168,13 +168,9 @@ def _soft_cross_entropy(
     return _reduced(losses.sum(class_dim), reduction)
 
 
-def _channels_last(x: Tensor) -> Tensor:
-    return x.permute(0, *range(2, x.ndim), 1)
-
-
 @autocast_to_float32
 def nll_loss(
-    input: Tensor, target: Tensor, weight: Tensor | None = None, ignore_index: int = -100, reduction: str = "mean"
+    input: Tensor, target: Tensor, weight: Weight = None, ignore_index: int = -100, reduction: str = "mean"
 ) -> Tensor:
     """-input[target]: log-probabilities (C,), (N, C) or (N, C, d1, ...), class indices of shape (), (N,), (N, d1, ...).
 
@@ -218,8 +214,7 @@ def l1_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
 def huber_loss(input: Tensor, target: Tensor, reduction: str = "mean", delta: float = 1.0) -> Tensor:
     """(input - target)^2 / 2 up to a distance of ``delta`` > 0, and from there on straight, of equal shapes."""
     _check_pair("huber_loss", input, target, reduction)
-    if not delta > 0:
-        raise bad_value(f"huber_loss: delta={delta}; expected a number above 0")
+    expect(delta > 0, "huber_loss: delta", delta, "a number above 0")
     return _reduced(elementwise.Huber.apply(input, target, delta=delta), reduction)
 
 
@@ -227,15 +222,12 @@ def huber_loss(input: Tensor, target: Tensor, reduction: str = "mean", delta: fl
 def smooth_l1_loss(input: Tensor, target: Tensor, reduction: str = "mean", beta: float = 1.0) -> Tensor:
     """``huber_loss`` of ``delta=beta``, divided by beta: |input - target| - beta / 2 beyond beta; 0 is ``l1_loss``."""
     _check_pair("smooth_l1_loss", input, target, reduction)
-    if not beta >= 0:
-        raise bad_value(f"smooth_l1_loss: beta={beta}; expected a number not below 0")
+    expect(beta >= 0, "smooth_l1_loss: beta", beta, "a number not below 0")
     return huber_loss(input, target, reduction, beta) / beta if beta else l1_loss(input, target, reduction)
 
 
 @autocast_to_float32
-def binary_cross_entropy(
-    input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: str = "mean"
-) -> Tensor:
+def binary_cross_entropy(input: Tensor, target: Tensor, weight: Weight = None, reduction: str = "mean") -> Tensor:
     """-weight (target log p + (1 - target) log(1 - p)) of probabilities p = input, of equal shapes.
 
     ``weight`` broadcasts to the input. Logarithms count as -100 at least, as in PyTorch; where p is exactly 0 or 1, the
@@ -255,11 +247,7 @@ def binary_cross_entropy(
 
 @autocast_to_float32
 def binary_cross_entropy_with_logits(
-    input: Tensor,
-    target: Tensor,
-    weight: Tensor | None = None,
-    reduction: str = "mean",
-    pos_weight: Tensor | None = None,
+    input: Tensor, target: Tensor, weight: Weight = None, reduction: str = "mean", pos_weight: Weight = None
 ) -> Tensor:
     """-weight (pos_weight target log p + (1 - target) log(1 - p)) with p = sigmoid(input), of equal shapes.
 
@@ -300,5 +288,4 @@ def _check_pair(name: str, input: Tensor, target: Tensor, reduction: str, known:
         raise bad_value(f"{name}: input {input.shape} and target {target.shape} differ in shape")
 
 
-if not TYPE_CHECKING:
-    __all__ = hints.defined_in(__name__)
+hints.list_names(__name__)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from .. import hints
-from ..device import Device
+from ..device import Place
 from ..errors import bad_type, bad_value, located
 from ..modes import Closing, of_thread
 from ..plans import PLANS, choose
@@ -208,9 +208,7 @@ class Module:
             fn(module)
         return self
 
-    def _named_tensors(
-        self, table: str, prefix: str, skip_transient: bool = False
-    ) -> Iterator[tuple[str, Tensor, bool]]:
+    def _named_tensors(self, table: str, prefix: str, saved_only: bool = False) -> Iterator[tuple[str, Tensor, bool]]:
         """(name, tensor, seen before under another name) of every entry of the table in the tree."""
         seen = set()
         for path, module in self.named_modules(prefix):
@@ -219,7 +217,7 @@ class Module:
                 continue
             start = f"{path}." if path else ""
             for key, tensor in tensors.items():
-                if tensor is None or (skip_transient and key in module._transient):
+                if tensor is None or (saved_only and key in module._transient):
                     continue
                 yield start + key, tensor, id(tensor) in seen
                 seen.add(id(tensor))
@@ -274,7 +272,7 @@ class Module:
             parameter.requires_grad_(requires_grad)
         return self
 
-    def to(self, *args: Any, dtype: Any = None, device: str | Device | None = None) -> Module:
+    def to(self, *args: Any, dtype: Any = None, device: Place | None = None) -> Module:
         """Convert parameters and buffers in place, keeping their ids; returns the module.
 
         Only floating ones change their dtype; all move to another device.
@@ -286,7 +284,7 @@ class Module:
         """Parameters and buffers on the CPU."""
         return self.to(device="cpu")
 
-    def cuda(self, device: str | Device | int = "cuda") -> Module:
+    def cuda(self, device: Place | int = "cuda") -> Module:
         """Parameters and buffers on a GPU (default: the first), by its Device, name or index."""
         return self.to(device=f"cuda:{device}" if isinstance(device, int) else device)
 
@@ -311,7 +309,7 @@ class Module:
     def state_dict(self) -> dict[str, Tensor]:
         """Parameters (shared ones once) and persistent buffers by name; the tensors share memory with the module."""
         state = {name: parameter.detach() for name, parameter in self.named_parameters()}
-        for name, buffer, again in self._named_tensors("_buffers", "", skip_transient=True):
+        for name, buffer, again in self._named_tensors("_buffers", "", saved_only=True):
             if not again:
                 state[name] = buffer.detach()
         return state
@@ -329,9 +327,11 @@ class Module:
         """A table of all parameters and buffers with their shapes, numbers of elements and memory, and the totals."""
         return module_state.table(type(self).__name__, [*self.named_parameters()], [*self.named_buffers()])
 
+    _shown: ClassVar[str] = ""
+
     def extra_repr(self) -> str:
-        """What ``repr`` shows between the parentheses; layers say their sizes."""
-        return ""
+        """What ``repr`` shows between the parentheses: layers say their sizes, by default attributes in ``_shown``."""
+        return self._shown.format_map(self.__dict__)
 
     def __repr__(self) -> str:
         lines = [f"({name}): {child!r}" for name, child in self._modules.items()]

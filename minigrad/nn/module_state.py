@@ -37,15 +37,12 @@ def load(module: Any, state: Mapping[str, Any], strict: bool) -> None:
             "minigrad.serialization.load_safetensors(path) reads one"
         )
     own: dict[str, Tensor] = {}
-    first: dict[int, str] = {}
-    names: dict[str, list[str]] = {}
+    names: dict[int, list[str]] = {}  # of one tensor
     for table in ("_parameters", "_buffers"):
-        for name, tensor, _ in module._named_tensors(table, "", skip_transient=True):
+        for name, tensor, _ in module._named_tensors(table, "", saved_only=True):
             own[name] = tensor
-            names.setdefault(first.setdefault(id(tensor), name), []).append(name)
-    problems = [
-        f"missing: {name}" for name, all_names in names.items() if strict and not any(n in state for n in all_names)
-    ]
+            names.setdefault(id(tensor), []).append(name)
+    problems = [f"missing: {found[0]}" for found in names.values() if strict and not any(n in state for n in found)]
     problems += [f"unexpected: {name}" for name in state if strict and name not in own]
     for name, tensor in own.items():
         if name in state:
@@ -87,9 +84,7 @@ def table(title: str, parameters: list[tuple[str, Tensor]], buffers: list[tuple[
         size += used
     rows.append((f"total of {title}", "", "", f"{total:,}", _memory(size)))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join(align(cell, width) for align, cell, width in zip(ALIGN, row, widths, strict=True)) for row in rows
-    ]
+    lines = ["  ".join(align(cell, width) for align, cell, width in zip(ALIGN, row, widths)) for row in rows]
     rule = "-" * max(map(len, lines))
     return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1]])
 

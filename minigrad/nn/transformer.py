@@ -24,6 +24,8 @@ class SelfAttention(Module):
     One projection makes queries, keys and values. Dropout acts on the attention probabilities and on the output.
     """
 
+    _shown = "n_head={n_head}, is_causal={is_causal}, dropout={dropout}"
+
     def __init__(
         self, n_embd: int, n_head: int, dropout: float = 0.0, bias: bool = True, is_causal: bool = False
     ) -> None:
@@ -57,7 +59,10 @@ class SelfAttention(Module):
             raise bad_value("attention takes a KV cache or an attn_mask, not both")
         if cache is not None and not self.is_causal:
             raise bad_value("a KV cache is for causal attention; here each token sees those that come later too")
-        B, T, C = self._sizes(x)
+        C = self.c_proj.in_features
+        if check_tensor(type(self).__name__, x).ndim != 3 or x.shape[2] != C:
+            raise bad_value(f"{type(self).__name__}: x of shape {x.shape}; expected (B, T, C) with C = {C} channels")
+        B, T, _ = x.shape
         qkv, dropout = self.c_attn(x), self.dropout if self.training else 0.0
         if cache is not None:
             return cache.attend(qkv, dropout)
@@ -66,16 +71,6 @@ class SelfAttention(Module):
         q, k, v = (t.transpose(1, 2) for t in qkv.reshape(B, T, 3, self.n_head, C // self.n_head).unbind(2))
         mask = _causal_too(attn_mask, T) if self.is_causal else attn_mask
         return F.scaled_dot_product_attention(q, k, v, mask, dropout).transpose(1, 2).reshape(B, T, C)
-
-    def _sizes(self, x: Tensor) -> tuple[int, ...]:
-        C = self.c_proj.in_features
-        if check_tensor(type(self).__name__, x).ndim != 3 or x.shape[2] != C:
-            raise bad_value(f"{type(self).__name__}: x of shape {x.shape}; expected (B, T, C) with C = {C} channels")
-        return x.shape
-
-    def extra_repr(self) -> str:
-        """Heads and options."""
-        return f"n_head={self.n_head}, is_causal={self.is_causal}, dropout={self.dropout}"
 
 
 def _causal_too(mask: Tensor, T: int) -> Tensor:
@@ -135,5 +130,4 @@ class Block(Module):
     def forward(self, x: Tensor, cache: KVCache | None = None, attn_mask: Tensor | None = None) -> Tensor:
         """(B, T, C) -> (B, T, C). ``cache`` and ``attn_mask`` are as in ``SelfAttention``."""
         x = x + self.attn(self.ln_1(x), cache, attn_mask)
-        y: Tensor = x + self.mlp(self.ln_2(x))
-        return y
+        return x + self.mlp(self.ln_2(x))

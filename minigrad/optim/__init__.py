@@ -1,7 +1,5 @@
 """Optimizers, learning-rate schedules, gradient clipping and accumulation, averages of weights."""
 
-from typing import TYPE_CHECKING
-
 from .. import hints as _hints
 from .adamw import Adam, AdamW, AdamWConfig
 from .clip import NonFiniteGradientError, clip_grad_norm, grad_norm
@@ -10,9 +8,8 @@ from .ema import EMA
 from .grad_accumulator import GradAccumulator
 from .grad_scaler import GradScaler, LossScaleStrategy
 from .lr_schedule import *
-from .muon import Muon, orthogonalize
 from .optimizer import Optimizer, decay_groups
-from .optimizers import SGD, AdaGrad, AdaGradConfig, Lamb, LambConfig, SgdConfig
+from .optimizers import SGD, AdaGrad, AdaGradConfig, Lamb, LambConfig, Muon, SgdConfig, orthogonalize
 
 # fmt: off
 __all__ = [
@@ -24,11 +21,10 @@ __all__ = [
 ]
 # fmt: on
 
-if not TYPE_CHECKING:  # to type checkers, a name that is not there is an error
-    _instead = {
-        "lr_scheduler": "schedules are here, such as CosineAnnealing; optimizer.set_lr(schedule.get_lr(step)), or give "
-        "one to a trainer",
-        "clip_grad_norm_": f"use {_hints.CLIP_GRADS}",
-        "RMSprop": "use AdamW or SGD",
-    }
-    __getattr__ = _hints.of_module(__name__, _instead, searched=True)
+_instead = {
+    "lr_scheduler": "schedules are here, such as CosineAnnealing; optimizer.set_lr(schedule.get_lr(step)), or give "
+    "one to a trainer",
+    "clip_grad_norm_": f"use {_hints.CLIP_GRADS}",
+    "RMSprop": "use AdamW or SGD",
+}
+_hints.answer_for(__name__, _instead, searched=True)

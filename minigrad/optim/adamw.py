@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ..errors import check_float
 from .multi_tensor import Configured, MultiTensorOptimizer
-from .optimizer import Checks, check_betas
+from .optimizer import check_betas
+from .optimizer_state import Checks
 
 ADAM_CHECKS: Checks = {**dict.fromkeys(("lr", "eps", "weight_decay"), check_float), "betas": check_betas}
 
@@ -47,7 +47,7 @@ class AdamW(Configured[AdamWConfig]):
     Source: Loshchilov & Hutter, "Decoupled weight decay regularization" (2019).
     """
 
-    _family = operator.attrgetter("adamw")
+    _family = "adamw"
     config_type = AdamWConfig
     checks: ClassVar[Checks] = ADAM_CHECKS
     state_arrays: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
@@ -83,7 +83,7 @@ class Adam(MultiTensorOptimizer):
     Source: Kingma & Ba, "Adam: a method for stochastic optimization" (2015).
     """
 
-    _family = operator.attrgetter("adamw")
+    _family = "adamw"
     checks: ClassVar[Checks] = ADAM_CHECKS
     state_arrays: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
 

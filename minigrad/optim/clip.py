@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeAlias
 
 from ..autograd import bump
 from ..device import Device
@@ -17,6 +17,7 @@ from ..errors import bad_value, located
 from ..grad_store import GradStore, TensorId, check_grads
 from ..tensor import Tensor
 
+Chosen: TypeAlias = Iterable[Tensor | TensorId] | None  # whose gradients; None: all
 EPSILON = 1e-6  # of PyTorch: the clipped norm is max_norm * norm / (norm + 1e-6)
 
 
@@ -32,7 +33,7 @@ class NonFiniteGradientError(RuntimeError):
         self.first: int | None = first
 
 
-def grad_norm(grads: GradStore, params: Iterable[Tensor | TensorId] | None = None) -> float:
+def grad_norm(grads: GradStore, params: Chosen = None) -> float:
     """The norm of the gradients, taken as one vector, as ``clip_grad_norm`` returns it, without clipping.
 
     ``params`` (tensors or ids) restricts it to their gradients. 0.0 where there are none; a norm that is infinite or
@@ -42,11 +43,7 @@ def grad_norm(grads: GradStore, params: Iterable[Tensor | TensorId] | None = Non
 
 
 def clip_grad_norm(
-    grads: GradStore,
-    max_norm: float,
-    params: Iterable[Tensor | TensorId] | None = None,
-    *,
-    error_if_nonfinite: bool = True,
+    grads: GradStore, max_norm: float, params: Chosen = None, *, error_if_nonfinite: bool = True
 ) -> float:
     """Scale the gradients by max_norm / (norm + 1e-6) if their norm, taken as one vector, is more than ``max_norm``.
 
@@ -74,7 +71,7 @@ def clip_grad_norm(
     return norm
 
 
-def chosen_grads(grads: GradStore, params: Iterable[Tensor | TensorId] | None) -> dict[int, Tensor]:
+def chosen_grads(grads: GradStore, params: Chosen) -> dict[int, Tensor]:
     """The gradients in question by the numbers of their ids, in an order that does not depend on how the store was
     filled.
     """
@@ -110,14 +107,13 @@ def scale_grads(grads: Iterable[Tensor], factor: float) -> None:
 def non_finite(norm: float, chosen: dict[int, Tensor]) -> NonFiniteGradientError:
     """The error for gradients of this norm: how many are not finite, and which is the first."""
     bad = [(number, grad) for number, grad in chosen.items() if not math.isfinite(norm_of([grad]))]
-    where = (
-        f"; {len(bad)} of {len(chosen)} gradients are not finite" if bad else ", from finite gradients: it overflows"
-    )
-    if bad:
-        number, grad = bad[0]
-        where += f", the first is that of tensor {number} of shape {grad.shape}"
-    first = bad[0][0] if bad else None
-    return NonFiniteGradientError(f"the gradient norm is {norm}{where}; nothing was changed", norm, first)
+    if not bad:
+        finite = "from finite gradients: it overflows; nothing was changed"
+        return NonFiniteGradientError(f"the gradient norm is {norm}, {finite}", norm)
+    number, grad = bad[0]
+    first = f"the first is that of tensor {number} of shape {grad.shape}; nothing was changed"
+    text = f"the gradient norm is {norm}; {len(bad)} of {len(chosen)} gradients are not finite, {first}"
+    return NonFiniteGradientError(text, norm, number)
 
 
 def check_positive(name: str, value: float) -> None:

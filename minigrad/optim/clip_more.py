@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 import numpy as np
 
@@ -11,12 +10,10 @@ from ..autograd import bump
 from ..errors import bad_value, located
 from ..grad_store import GradStore, TensorId
 from ..tensor import Tensor
-from .clip import EPSILON, check_positive, chosen_grads, non_finite, norm_of, scale_grads
+from .clip import EPSILON, Chosen, check_positive, chosen_grads, non_finite, norm_of, scale_grads
 
 
-def clip_grad_norm_async(
-    grads: GradStore, max_norm: float, params: Iterable[Tensor | TensorId] | None = None
-) -> Tensor:
+def clip_grad_norm_async(grads: GradStore, max_norm: float, params: Chosen = None) -> Tensor:
     """``clip_grad_norm(..., error_if_nonfinite=False)`` whose norm stays on the gradients' device: float64 (), so that
     the program goes on before a GPU has computed it. ``norm.item()`` waits.
 
@@ -36,9 +33,7 @@ def clip_grad_norm_async(
     return Tensor.wrap(norm, device)
 
 
-def clip_grads_with_norm(
-    grads: GradStore, max_norm: float, total_norm: float, params: Iterable[Tensor | TensorId] | None = None
-) -> None:
+def clip_grads_with_norm(grads: GradStore, max_norm: float, total_norm: float, params: Chosen = None) -> None:
     """Scale the gradients by max_norm / (total_norm + 1e-6) if ``total_norm`` is more than ``max_norm``: the second
     half of ``clip_grad_norm``, for a norm measured elsewhere, such as over the gradients of several processes.
 
@@ -52,11 +47,7 @@ def clip_grads_with_norm(
 
 
 def clip_grad_norm_per_param(
-    grads: GradStore,
-    max_norm: float,
-    params: Iterable[Tensor | TensorId] | None = None,
-    *,
-    error_if_nonfinite: bool = True,
+    grads: GradStore, max_norm: float, params: Chosen = None, *, error_if_nonfinite: bool = True
 ) -> list[tuple[TensorId, float]]:
     """``clip_grad_norm`` for each gradient by itself; returns (id, norm before clipping) of each, in the fixed order.
 
@@ -74,7 +65,7 @@ def clip_grad_norm_per_param(
     return [(TensorId(number), norm) for number, norm in zip(chosen, norms)]
 
 
-def clip_grad_value(grads: GradStore, max_value: float, params: Iterable[Tensor | TensorId] | None = None) -> None:
+def clip_grad_value(grads: GradStore, max_value: float, params: Chosen = None) -> None:
     """Limit every element of the gradients to [-max_value, max_value]; NaN stays NaN.
 
     Raises ValueError unless max_value > 0.

@@ -50,13 +50,12 @@ class EMA:
         self._applied = False
         self._params: dict[str, Tensor] = dict(module.named_parameters())
         self._dtypes = {name: p.dtype for name, p in self._params.items()}
-        self._averages = {name: p.device.kernels.copy(_wide(p)) for name, p in self._params.items()}
-        self._devices = {name: p.device for name, p in self._params.items()}
+        self._averages = {k: Tensor.wrap(p.device.kernels.copy(_wide(p)), p.device) for k, p in self._params.items()}
         batches: dict[Any, list[str]] = {}
-        for name, p in self._params.items():
-            batches.setdefault((p.device, self._averages[name].dtype), []).append(name)
+        for name, average in self._averages.items():
+            batches.setdefault((average.device, average.dtype), []).append(name)
         self._batches: list[tuple[Device, list[str], Any]] = [
-            (device, names, device.kernels.sgd.Table([self._averages[name] for name in names]))
+            (device, names, device.kernels.sgd.Table([self._averages[name].data for name in names]))
             for (device, _), names in batches.items()
         ]
 
@@ -101,12 +100,7 @@ class EMA:
         self._refuse_while_applied("applied")
         self._check_fits()
         weights = {name: p.data for name, p in self._params.items()}
-        self._show(
-            {
-                name: a if a.dtype == self._dtypes[name] else p.device.kernels.elementwise.cast(a, self._dtypes[name])
-                for (name, p), a in zip(self._params.items(), self._averages.values(), strict=True)
-            }
-        )
+        self._show({name: average.to(self._dtypes[name]).data for name, average in self._averages.items()})
         self._applied = True
         try:
             yield
@@ -126,16 +120,16 @@ class EMA:
     def _check_fits(self) -> None:
         for name, p in self._params.items():
             average = self._averages[name]
-            if p.data.shape != average.shape or p.dtype != self._dtypes[name] or p.device is not self._devices[name]:
+            if p.shape != average.shape or p.dtype != self._dtypes[name] or p.device is not average.device:
                 raise bad_value(
                     f"parameter {name} is now {p.dtype} of shape {p.shape} on {p.device}, where averaging "
-                    f"began {self._dtypes[name]} of shape {tuple(average.shape)} on {self._devices[name]}; "
+                    f"began {self._dtypes[name]} of shape {average.shape} on {average.device}; "
                     "make a new EMA after such a change"
                 )
 
     def state_dict(self) -> tuple[Arrays, dict[str, Any]]:
         """All that an exact resume needs, copied: the averages by the parameters' names, and the rest as JSON."""
-        arrays = {name: np.array(self._devices[name].kernels.to_host(a)) for name, a in self._averages.items()}
+        arrays = {name: np.array(a.device.kernels.to_host(a.data)) for name, a in self._averages.items()}
         return arrays, {"decay": self.decay, "warmup": self.warmup, "updates": self.updates}
 
     def load_state_dict(self, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> None:
@@ -152,7 +146,7 @@ class EMA:
             if given.shape != average.shape or given.dtype != average.dtype:
                 problems.append(
                     f"average {name!r} has shape {tuple(given.shape)} and dtype {given.dtype}, this one has "
-                    f"{tuple(average.shape)} and {average.dtype}"
+                    f"{average.shape} and {average.dtype}"
                 )
         for check in (
             lambda: check_int("updates", meta.get("updates"), 0),
@@ -166,8 +160,7 @@ class EMA:
         if problems:
             raise bad_value("the saved averages do not fit:\n  " + "\n  ".join(problems))
         for name, average in self._averages.items():
-            kernels = self._devices[name].kernels
-            kernels.elementwise.assign(average, kernels.from_host(np.asarray(arrays[name])))
+            average.copy_(np.asarray(arrays[name]))
         self.decay, self.warmup, self.updates = float(meta["decay"]), meta["warmup"], meta["updates"]
 
 

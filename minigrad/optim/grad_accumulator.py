@@ -120,36 +120,23 @@ class GradAccumulator:
         are called: by name, or by position. Raises ValueError if a gradient belongs to none of them.
         """
         names = {p._id: name for name, p in _named(params)}
-        unknown = [number for number in self._sums if number not in names]
-        if unknown:
-            raise bad_value(
-                f"the window has gradients of tensors {unknown}, which are not among the {len(names)} params"
-            )
-        arrays = {
-            f"grad.{names[number]}": np.array(total.device.kernels.to_host(total.data))
-            for number, total in self._sums.items()
-        }
-        return arrays, {
-            "accum_steps": self.accum_steps,
-            "current_step": self.current_step,
-            "loss_sum": self._loss_sum,
-            "weight": self.weight,
-        }
+        rest = [number for number in self._sums if number not in names]
+        if rest:
+            raise bad_value(f"the window has gradients of tensors {rest}, which are not among the {len(names)} params")
+        arrays = {f"grad.{names[n]}": np.array(x.device.kernels.to_host(x.data)) for n, x in self._sums.items()}
+        steps = {"accum_steps": self.accum_steps, "current_step": self.current_step}
+        return arrays, {**steps, "loss_sum": self._loss_sum, "weight": self.weight}
 
     def load_state_dict(
-        self,
-        arrays: Mapping[str, np.ndarray],
-        meta: Mapping[str, Any],
-        params: Iterable[Tensor | tuple[str, Tensor]],
+        self, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any], params: Iterable[Tensor | tuple[str, Tensor]]
     ) -> None:
         """Go on with a window that ``state_dict`` returned.
 
         Raises ValueError, before anything is changed, if it does not fit.
         """
-        if meta.get("accum_steps") != self.accum_steps:
-            raise bad_value(
-                f"the saved window has accum_steps {meta.get('accum_steps')!r}, this one {self.accum_steps}"
-            )
+        steps = meta.get("accum_steps")
+        if steps != self.accum_steps:
+            raise bad_value(f"the saved window has accum_steps {steps!r}, this one {self.accum_steps}")
         count = check_int("current_step", meta.get("current_step"), 0, self.accum_steps - 1)
         for key in ("loss_sum", "weight"):
             if isinstance(meta.get(key), bool) or not isinstance(meta.get(key), int | float):

@@ -64,9 +64,9 @@ class LossScaleStrategy:
         """A new scaler of this strategy; None if there is none."""
         if self.kind == "none":
             return None
-        if self.kind == "fixed":
-            return GradScaler.fixed(self.initial_scale)
-        return GradScaler(self.initial_scale, self.growth_factor, self.backoff_factor, self.growth_interval)
+        scaler = GradScaler(self.initial_scale, self.growth_factor, self.backoff_factor, self.growth_interval)
+        scaler._adapts = self.kind == "dynamic"
+        return scaler
 
 
 class GradScaler:
@@ -168,8 +168,7 @@ class GradScaler:
             return
         if any(store is grads for store, _ in self._unscaled):
             raise bad_state("unscale_: these gradients have been unscaled already; call update() per step")
-        flags = self.unscale_on_device(grads)
-        self._unscaled.append((grads, flags))
+        self._unscaled.append((grads, self.unscale_on_device(grads)))
 
     def unscale_on_device(self, grads: GradStore) -> list[tuple[Device, Any]]:
         """``unscale_`` whose answer stays where it is: for each device of gradients, int32 (), whether one of them was
@@ -183,10 +182,8 @@ class GradScaler:
             )
         graph = current_graph()
         inverse: Any = 1.0 / self._scale if graph is None else graph.varying(lambda: np.array([1.0 / self._scale]))
-        flags = [
-            (device, device.kernels.grad_norm.unscale_(arrays, inverse))
-            for device, arrays in by_device(grads.values()).items()
-        ]
+        places = by_device(grads.values()).items()
+        flags = [(device, device.kernels.grad_norm.unscale_(arrays, inverse)) for device, arrays in places]
         for grad in grads.values():
             grad.bump_version()
         return flags

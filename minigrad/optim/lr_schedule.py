@@ -15,7 +15,7 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, TypeAlias, get_type_hints
+from typing import Annotated, TypeAlias, get_type_hints
 
 from .. import hints
 from ..errors import bad_type, bad_value, check_float, check_int
@@ -88,7 +88,23 @@ class LinearWarmup(_Checked):
 
 
 @dataclass(frozen=True)
-class CosineAnnealing(_Checked):
+class _Decaying(_Checked):
+    base_lr: Rate
+    min_lr: Rate
+    warmup_steps: Steps
+
+    def _stable_then_decay(self, step: int, stable_steps: int, decay_steps: int, shape: DecayShape) -> float:
+        """Linear warmup to ``base_lr``, the stable steps there, and the decay to ``min_lr``."""
+        decayed = step - self.warmup_steps - stable_steps
+        if decayed < 0:
+            return self.base_lr * _warmup(step, self.warmup_steps)
+        if decayed >= decay_steps:
+            return self.min_lr
+        return _between(self.min_lr, self.base_lr, shape.remaining(decayed / decay_steps))
+
+
+@dataclass(frozen=True)
+class CosineAnnealing(_Decaying):
     """Linear warmup to ``base_lr``, then half a cosine down to ``min_lr`` at ``total_steps``, then ``min_lr``.
 
     min_lr + (base_lr - min_lr) * (1 + cos(pi * u)) / 2,  u = (step - warmup_steps) / (total_steps - warmup_steps)
@@ -96,9 +112,6 @@ class CosineAnnealing(_Checked):
     ``total_steps`` includes the warmup. Source: Loshchilov & Hutter, "SGDR" (2017), one period.
     """
 
-    base_lr: Rate
-    min_lr: Rate
-    warmup_steps: Steps
     total_steps: Length
 
     def __post_init__(self) -> None:
@@ -106,12 +119,7 @@ class CosineAnnealing(_Checked):
         _check_order(self, "warmup_steps", "total_steps")
 
     def _lr(self, step: int) -> float:
-        if step < self.warmup_steps:
-            return self.base_lr * _warmup(step, self.warmup_steps)
-        if step >= self.total_steps:
-            return self.min_lr
-        progress = (step - self.warmup_steps) / (self.total_steps - self.warmup_steps)
-        return _between(self.min_lr, self.base_lr, _half_cosine(progress))
+        return self._stable_then_decay(step, 0, self.total_steps - self.warmup_steps, DecayShape.Cosine)
 
 
 class DecayShape(enum.Enum):
@@ -132,7 +140,7 @@ class DecayShape(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Wsd(_Checked):
+class Wsd(_Decaying):
     """Warmup, stable, decay: linear warmup, ``stable_steps`` at ``base_lr``, ``decay_steps`` down to ``min_lr``.
 
     In the decay: min_lr + (base_lr - min_lr) * decay_shape(u),  u = (step - warmup_steps - stable_steps) / decay_steps
@@ -140,9 +148,6 @@ class Wsd(_Checked):
     ``decay_shape`` is a DecayShape or its name in lower case. Source: Hu et al., "MiniCPM" (2024).
     """
 
-    base_lr: Rate
-    min_lr: Rate
-    warmup_steps: Steps
     stable_steps: Steps
     decay_steps: Steps
     decay_shape: DecayShape | str = DecayShape.Linear
@@ -158,14 +163,7 @@ class Wsd(_Checked):
             ) from None
 
     def _lr(self, step: int) -> float:
-        if step < self.warmup_steps:
-            return self.base_lr * _warmup(step, self.warmup_steps)
-        decayed = step - self.warmup_steps - self.stable_steps
-        if decayed < 0:
-            return self.base_lr
-        if decayed >= self.decay_steps:
-            return self.min_lr
-        return _between(self.min_lr, self.base_lr, DecayShape(self.decay_shape).remaining(decayed / self.decay_steps))
+        return self._stable_then_decay(step, self.stable_steps, self.decay_steps, DecayShape(self.decay_shape))
 
 
 @dataclass(frozen=True)
@@ -227,10 +225,9 @@ class WarmRestarts(_Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.period_mult < 1:
-            raise bad_value(
-                f"WarmRestarts: period_mult is {self.period_mult}, expected at least 1: periods never shrink"
-            )
+        mult = self.period_mult
+        if mult < 1:
+            raise bad_value(f"WarmRestarts: period_mult is {mult}, expected at least 1: periods never shrink")
 
     def _lr(self, step: int) -> float:
         if self.period_mult == 1:
@@ -293,11 +290,9 @@ def _between(low: float, high: float, share: float) -> float:
 
 
 def _check_order(schedule: LrSchedule, low: str, high: str) -> None:
-    if getattr(schedule, low) > getattr(schedule, high):
-        raise bad_value(
-            f"{type(schedule).__name__}: {low} is {getattr(schedule, low)}, more than {high}, {getattr(schedule, high)}"
-        )
+    a, b = getattr(schedule, low), getattr(schedule, high)
+    if a > b:
+        raise bad_value(f"{type(schedule).__name__}: {low} is {a}, more than {high}, {b}")
 
 
-if not TYPE_CHECKING:
-    __all__ = hints.defined_in(__name__)
+hints.list_names(__name__)

@@ -78,7 +78,7 @@ class MultiTensorOptimizer(Optimizer):
     """
 
     capturable = True
-    _family: ClassVar[operator.attrgetter[Any]]
+    _family: ClassVar[str]
     """The optimizer's module in a kernel package: it has ``Table`` and ``step``."""
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
@@ -96,7 +96,7 @@ class MultiTensorOptimizer(Optimizer):
         graph = current_graph()
         for batch, arrays in self._batches_for(grads, graph):
             kernels = batch.params[0].device.kernels
-            family = self._family(kernels)
+            family = getattr(kernels, self._family)
             scalars = self._scalars(batch) if graph is None else self._captured(graph, batch)
             if batch.table is None:
                 _step_in_float32(kernels, family, batch, arrays, scalars)
@@ -149,7 +149,7 @@ class MultiTensorOptimizer(Optimizer):
         self._make_states(params, kinds)
         states = [self._state_of(p) for p in params]
         arrays = [p.data for p in params]
-        family = self._family(params[0].device.kernels)
+        family = getattr(params[0].device.kernels, self._family)
         if "master" in kinds:
             columns = [[state.arrays[kind] for state in states] for kind in ("master", *self.state_arrays)]
             table = family.Table(*columns, weights=arrays)
@@ -211,8 +211,7 @@ class Configured(MultiTensorOptimizer, Generic[C]):
         options = dict(self.defaults)
         if "betas" in options:
             options["beta1"], options["beta2"] = options.pop("betas")
-        config: C = self.config_type(**options)
-        return config
+        return self.config_type(**options)
 
 
 def _count(batch: UpdateBatch, updates: int) -> None:

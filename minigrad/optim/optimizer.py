@@ -7,8 +7,8 @@ not stored on tensors, so ``step`` takes the GradStore that ``loss.backward()`` 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import hints
 from ..errors import bad_state, bad_type, bad_value, check_float
@@ -18,7 +18,6 @@ from ..tensor import Tensor
 from .optimizer_state import OptimizerState
 
 Named = Tensor | tuple[str, Tensor]
-Checks: TypeAlias = Mapping[str, Callable[[str, Any], Any]]
 
 
 class Update(NamedTuple):
@@ -44,9 +43,6 @@ class Optimizer(OptimizerState, ABC):
     capturable: bool = False
     """Whether ``step`` may be part of a graph: all that differs from step to step is then computed by the host
     before each launch, and read by the kernels from the device."""
-
-    checks: ClassVar[Checks] = {"lr": check_float}
-    """By the name of an option, what gives its value as a plain one, or raises ValueError."""
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
         if isinstance(params, Tensor) or hasattr(params, "named_parameters") or not isinstance(params, Iterable | None):
@@ -95,23 +91,13 @@ class Optimizer(OptimizerState, ABC):
         self.param_groups.append({"params": params, **options})
 
     def _check_param(self, i: int, name: str | None, p: Any) -> None:
+        label = _label(name, i)
         if not isinstance(p, Tensor):
-            raise bad_type(
-                f"{_label(name, i)} is a {type(p).__name__}; an optimizer takes tensors, or pairs (name, tensor)"
-            )
+            raise bad_type(f"{label} is a {type(p).__name__}; an optimizer takes tensors, or pairs (name, tensor)")
         if not p.is_leaf:
-            raise bad_value(
-                f"{_label(name, i)} of shape {p.shape} was computed by an operation; only leaves are optimized"
-            )
+            raise bad_value(f"{label} of shape {p.shape} was computed by an operation; only leaves are optimized")
         if not p.requires_grad:
-            raise bad_value(f"{_label(name, i)} of shape {p.shape} does not require grad; call .requires_grad_() first")
-
-    def checked(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """A copy of the options, with plain numbers. Raises ValueError if one is unknown or out of range."""
-        for key in options:
-            if key not in self.defaults:
-                raise bad_value(f"{type(self).__name__} has no option {key!r}; it has {', '.join(self.defaults)}")
-        return {name: self.checks[name](name, x) if name in self.checks else x for name, x in options.items()}
+            raise bad_value(f"{label} of shape {p.shape} does not require grad; call .requires_grad_() first")
 
     def kinds_of(self, options: Mapping[str, Any]) -> tuple[str, ...]:
         """Those of ``state_arrays`` that the state of a parameter in a group with these options has."""
@@ -223,10 +209,8 @@ def decay_groups(params: Iterable[Named], weight_decay: float) -> list[dict[str,
     """
     entries = [(entry[1] if isinstance(entry, tuple) else entry, entry) for entry in params]
     trained = [(p.ndim >= 2, entry) for p, entry in entries if p.requires_grad]
-    return [
-        {"params": [entry for decays, entry in trained if decays], "weight_decay": weight_decay},
-        {"params": [entry for decays, entry in trained if not decays], "weight_decay": 0.0},
-    ]
+    matrices, others = ([entry for decays, entry in trained if decays == wanted] for wanted in (True, False))
+    return [{"params": matrices, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
 
 
 def check_share(name: str, value: Any) -> float:

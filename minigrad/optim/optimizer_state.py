@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
 from ..device import Device
 from ..dtypes import float32, is_half
-from ..errors import bad_value
+from ..errors import bad_value, check_float
 from ..tensor import Tensor
 
 Arrays = dict[str, np.ndarray]
+Kinds: TypeAlias = tuple[str, ...]  # names of arrays
+Checks: TypeAlias = Mapping[str, Callable[[str, Any], Any]]
 
 
 @dataclass
@@ -29,10 +31,13 @@ class ParamState:
 class OptimizerState:
     """The part of an Optimizer that is not its arithmetic. A report of what does not fit names everything at once."""
 
-    state_arrays: tuple[str, ...] = ()
+    state_arrays: Kinds = ()
     """Names of the arrays that a parameter's state may have, all of the parameter's shape and dtype."""
-    extra_arrays: tuple[str, ...] = ()
+    extra_arrays: Kinds = ()
     """Names of arrays that the states of some parameters have beside these."""
+
+    checks: ClassVar[Checks] = {"lr": check_float}
+    """By the name of an option, what gives its value as a plain one, or raises ValueError."""
 
     def __init__(self, defaults: dict[str, Any]) -> None:
         self.defaults: dict[str, Any] = defaults
@@ -47,9 +52,12 @@ class OptimizerState:
 
     def checked(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """A copy of the options, with plain numbers. Raises ValueError if one is unknown or out of range."""
-        raise NotImplementedError
+        for key in options:
+            if key not in self.defaults:
+                raise bad_value(f"{type(self).__name__} has no option {key!r}; it has {', '.join(self.defaults)}")
+        return {name: self.checks[name](name, x) if name in self.checks else x for name, x in options.items()}
 
-    def kinds_of(self, options: Mapping[str, Any]) -> tuple[str, ...]:
+    def kinds_of(self, options: Mapping[str, Any]) -> Kinds:
         """Those of ``state_arrays`` that the state of a parameter in a group with these options has."""
         raise NotImplementedError
 
@@ -61,7 +69,7 @@ class OptimizerState:
         """The dtype of an array of a parameter's state: float32 beside a master of a half dtype."""
         return float32 if self.extra_arrays and is_half(p.data.dtype) else p.data.dtype
 
-    def extra_kinds(self, p: Tensor) -> tuple[str, ...]:
+    def extra_kinds(self, p: Tensor) -> Kinds:
         """Those of ``extra_arrays`` that the state of this parameter has."""
         return self.extra_arrays if is_half(p.data.dtype) else ()
 
@@ -70,13 +78,13 @@ class OptimizerState:
         self.state.clear()
         self.timestep = 0
 
-    def _make_states(self, params: Iterable[Tensor], kinds: tuple[str, ...] | None = None) -> None:
+    def _make_states(self, params: Iterable[Tensor], kinds: Kinds | None = None) -> None:
         """Give each parameter those of the arrays (default: all of ``state_arrays``) that its state lacks, of zeros:
         for each kind a single flat array per device and dtype, of which every parameter's is a view that begins at a
         multiple of four elements, where a GPU's widest access can.
         """
         kinds = self.state_arrays if kinds is None else kinds
-        new: dict[tuple[Device, Any, tuple[str, ...]], list[Tensor]] = {}
+        new: dict[tuple[Device, Any, Kinds], list[Tensor]] = {}
         for p in params:
             state = self.state.get(p._id)
             lacking = kinds if state is None else tuple([kind for kind in kinds if kind not in state.arrays])
@@ -152,13 +160,12 @@ class OptimizerState:
         self.timestep = meta["timestep"]
         for group, saved in zip(self.param_groups, meta["param_groups"], strict=True):
             group.update(self.checked(options_of(saved)))
-        for name in meta["steps"]:
-            self.state[params[name]._id] = ParamState(params[name].device)
+        for name, step in meta["steps"].items():
+            self.state[params[name]._id] = ParamState(params[name].device, step)
         for kind in (*self.state_arrays, *self.extra_arrays):
             self._make_states([params[name] for name in meta["steps"] if f"{kind}.{name}" in arrays], (kind,))
-        for name, step in meta["steps"].items():
+        for name in meta["steps"]:
             state = self.state[params[name]._id]
-            state.step = step
             kernels = state.device.kernels
             for kind, array in state.arrays.items():
                 kernels.elementwise.assign(array, kernels.from_host(np.asarray(arrays[f"{kind}.{name}"])))
@@ -183,14 +190,14 @@ def _mismatches(optimizer: OptimizerState, arrays: Mapping[str, np.ndarray], met
     if len(saved_groups) != len(optimizer.param_groups):
         return [f"it has {len(saved_groups)} parameter groups, this optimizer {len(optimizer.param_groups)}"]
     problems = [] if _is_count(meta["timestep"]) else [f"timestep is {meta['timestep']!r}, expected an integer >= 0"]
-    required: dict[str, tuple[str, ...]] = {}
+    required: dict[str, Kinds] = {}
     for i, (group, saved) in enumerate(zip(optimizer.param_groups, saved_groups, strict=True)):
         problems += [f"group {i}: {problem}" for problem in _group_mismatches(optimizer, group, saved, required)]
     return problems + _array_mismatches(optimizer, arrays, meta["steps"], required)
 
 
 def _group_mismatches(
-    optimizer: OptimizerState, group: Mapping[str, Any], saved: Any, required: dict[str, tuple[str, ...]]
+    optimizer: OptimizerState, group: Mapping[str, Any], saved: Any, required: dict[str, Kinds]
 ) -> list[str]:
     """What does not fit; the arrays that each parameter of the saved group must have are added to ``required``."""
     if not isinstance(saved, Mapping) or not isinstance(saved.get("params"), list):
@@ -211,10 +218,7 @@ def _group_mismatches(
 
 
 def _array_mismatches(
-    optimizer: OptimizerState,
-    arrays: Mapping[str, np.ndarray],
-    steps: Mapping[str, Any],
-    required: Mapping[str, tuple[str, ...]],
+    optimizer: OptimizerState, arrays: Mapping[str, np.ndarray], steps: Mapping[str, Any], required: Mapping[str, Kinds]
 ) -> list[str]:
     params = {optimizer.name_of(p): p for group in optimizer.param_groups for p in group["params"]}
     problems, expected = [], set()

@@ -1,17 +1,24 @@
-"""SGD, AdaGrad, LAMB and LARS: all parameters in one launch, or two where steps have the length of what they change."""
+"""SGD, AdaGrad, LAMB and LARS: all parameters in one launch, or two where steps have the length of what they change;
+and Muon: momentum whose matrices are made orthogonal before they are added.
+"""
 
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
-from ..errors import bad_value, check_bool, check_float
+from ..autograd import no_grad
+from ..dtypes import is_half
+from ..errors import bad_value, check_bool, check_float, check_int
+from ..grad_store import GradStore
+from ..tensor import Tensor
 from .adamw import ADAM_CHECKS
 from .multi_tensor import Configured, UpdateBatch
-from .optimizer import Checks, Update
+from .optimizer import Optimizer, Update, check_share
+from .optimizer_state import Checks
 
 
 @dataclass(frozen=True)
@@ -43,12 +50,9 @@ class SGD(Configured[SgdConfig]):
     (2013).
     """
 
-    _family = operator.attrgetter("sgd")
+    _family = "sgd"
     config_type = SgdConfig
-    checks: ClassVar[Checks] = {
-        **dict.fromkeys(("lr", "momentum", "dampening", "weight_decay"), check_float),
-        "nesterov": check_bool,
-    }
+    checks: ClassVar[Checks] = {**dict.fromkeys(vars(SgdConfig()), check_float), "nesterov": check_bool}
     state_arrays: tuple[str, ...] = ("momentum_buffer",)
 
     def __init__(
@@ -107,7 +111,7 @@ class AdaGrad(Configured[AdaGradConfig]):
     (2011).
     """
 
-    _family = operator.attrgetter("adagrad")
+    _family = "adagrad"
     config_type = AdaGradConfig
     checks: ClassVar[Checks] = dict.fromkeys(vars(AdaGradConfig()), check_float)
     state_arrays: tuple[str, ...] = ("sum",)
@@ -181,7 +185,7 @@ class Lamb(Configured[LambConfig]):
     You, Gitman & Ginsburg, "Large batch training of convolutional networks" (2017).
     """
 
-    _family = operator.attrgetter("lamb")
+    _family = "lamb"
     config_type = LambConfig
     checks: ClassVar[Checks] = {**ADAM_CHECKS, "max_trust_ratio": _check_limit, "use_adam": check_bool}
     state_arrays: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
@@ -208,3 +212,92 @@ class Lamb(Configured[LambConfig]):
         limit = math.inf if group["max_trust_ratio"] is None else group["max_trust_ratio"]
         correction, root = 1.0 - beta1**t, math.sqrt(1.0 - beta2**t)
         return group["lr"], group["weight_decay"], beta1, beta2, correction, root, group["eps"], limit
+
+
+NEWTON_SCHULZ = 3.4445, -4.7750, 2.0315
+"""Coefficients of the quintic that drives singular values from (0, 1] to about 1, between 0.7 and 1.2, in 5 steps."""
+
+
+def orthogonalize(x: Tensor, steps: int = 5) -> Tensor:
+    """About U V' of the singular value decomposition U S V' of a matrix, by Newton-Schulz iteration.
+
+    ``x`` is a floating matrix of any shape; nothing is recorded for backward. The singular values of the
+    result lie between about 0.7 and 1.2, except those that are 0 or very small beside the others.
+
+    Raises ValueError for what is no matrix. Source: Jordan et al., "Muon: an optimizer for hidden layers in neural
+    networks" (2024).
+    """
+    if x.ndim != 2:
+        raise bad_value(f"orthogonalize takes a matrix, not shape {x.shape}")
+    a, b, c = NEWTON_SCHULZ
+    with no_grad():
+        tall = x.shape[0] > x.shape[1]
+        y = x.detach().T if tall else x.detach()
+        y = y * (1.0 / (math.sqrt(x.device.kernels.grad_norm.sum_of_squares([x.data])) + 1e-7))
+        for _ in range(steps):
+            gram = y @ y.T
+            y = a * y + (b * gram + c * (gram @ gram)) @ y
+        return (y.T if tall else y).contiguous()
+
+
+class Muon(Optimizer):
+    """Muon, for the weight matrices of hidden layers. For a matrix p of shape (rows, columns) with gradient g:
+
+        b <- momentum * b + g
+        u  = orthogonalize(g + momentum * b)  with nesterov, else  orthogonalize(b)
+        p <- p - lr * weight_decay * p
+        p <- p - lr * sqrt(max(1, rows / columns)) * u
+
+    It takes matrices only. Biases and norms, and by its author's advice also embeddings and the output layer, belong to
+    an AdamW of their own: give each optimizer its parameters and call ``step`` of both. The buffer
+    (``momentum_buffer``) has the dtype of the parameter.
+
+    Raises ValueError for a parameter that is no matrix.
+
+    Source: Jordan et al., "Muon: an optimizer for hidden layers in neural networks" (2024).
+    """
+
+    checks: ClassVar[Checks] = {**SGD.checks, "momentum": check_share, "ns_steps": partial(check_int, least=1)}
+    state_arrays: tuple[str, ...] = ("momentum_buffer",)
+
+    def __init__(
+        self,
+        params: Any = None,
+        lr: float = 0.02,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        weight_decay: float = 0.0,
+        ns_steps: int = 5,
+    ) -> None:
+        options = {"momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay, "ns_steps": ns_steps}
+        super().__init__(params, {"lr": lr, **options})
+
+    def _check_param(self, i: int, name: str | None, p: Any) -> None:
+        super()._check_param(i, name, p)
+        if p.ndim != 2:
+            label = i if name is None else name
+            raise bad_value(f"parameter {label} of shape {p.shape} is no matrix; give it to an AdamW beside Muon")
+
+    def update(self, grads: GradStore) -> None:
+        """``step`` without counting it: for those who make one step in several parts, such as one bucket at a time."""
+        updates = self._collect(grads)
+        for update in updates:
+            self._check_updatable(update.param)
+        self._make_states(update.param for update in updates)
+        states = [self._state_of(update.param) for update in updates]
+        for update, state in zip(updates, states, strict=True):
+            self._update_one(update, Tensor.wrap(state.arrays["momentum_buffer"], update.param.device))
+            state.step += 1
+
+    @no_grad()
+    def _update_one(self, update: Update, buffer: Tensor) -> None:
+        group, p = self.param_groups[update.group], update.param
+        g, weight = (Tensor.wrap(a, p.device) for a in (update.grad, p.data))
+        if is_half(p.dtype):  # computed in float32, rounded once
+            g, weight = g.float(), weight.float()
+        b = buffer.to(g.dtype) * group["momentum"] + g
+        buffer.copy_(b)
+        u = orthogonalize(g + b * group["momentum"] if group["nesterov"] else b, group["ns_steps"])
+        rows, columns = p.shape
+        length = group["lr"] * math.sqrt(max(1.0, rows / max(columns, 1)))
+        p.copy_(weight * (1.0 - group["lr"] * group["weight_decay"]) - u * length)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..autograd import Function, shape_and_dtype
+from ..engine import reachable
 from ..errors import bad_type, bad_value
 from ..plans import unfused
 from ..tensor import Tensor
@@ -103,38 +104,31 @@ def _vertex(tensor: Tensor) -> Any:
 def _boxes(tensor: Tensor, named: dict[int, str], limit: int) -> list[_Box]:
     """A box for each node and leaf, each in the layer below its lowest input (leaves just above their first use)."""
     root = _vertex(tensor)
-    about = {root: (tensor.shape, tensor.dtype)}
-    todo = [root]
-    for vertex in todo:  # grows while it is walked
-        for edge in vertex.edges if isinstance(vertex, Function) else ():
-            if edge is not None and edge not in about:
-                about[edge] = shape_and_dtype(edge)
-                todo.append(edge)
-        if len(todo) > limit:
-            raise bad_value(f"draw: the graph has more than {limit} boxes; draw a smaller one, or pass limit=")
+    nodes, leaves = reachable(root)
+    if len(nodes) + sum(map(len, leaves.values())) > limit:
+        raise bad_value(f"draw: the graph has more than {limit} boxes; draw a smaller one, or pass limit=")
     boxes: dict[Any, _Box] = {}
-    for vertex in sorted((v for v in todo if isinstance(v, Function)), key=lambda node: node.order):
+    for vertex in nodes:
         sources = [edge for edge in vertex.edges if edge is not None]
-        layer = 1 + max((boxes[s].layer for s in sources if s in boxes and isinstance(s, Function)), default=0)
-        lines = [type(vertex).__name__, _about(*about[vertex])]
-        boxes[vertex] = _Box("result" if vertex is root else "operation", lines, layer)
+        layer = 1 + max((boxes[s].layer for s in sources if isinstance(s, Function)), default=0)
+        boxes[vertex] = _Box("result" if vertex is root else "operation", _lines(vertex, named), layer)
         for source in sources:
             if not isinstance(source, Function):
-                leaf = boxes.setdefault(source, _Box("leaf", ["leaf", _about(*about[source])], layer - 1))
+                leaf = boxes.setdefault(source, _Box("leaf", _lines(source, named), layer - 1))
                 leaf.layer = min(leaf.layer, layer - 1)
             boxes[vertex].inputs.append(boxes[source])
     if not boxes:
-        boxes[root] = _Box("leaf", ["leaf", _about(*about[root])], 0)
-    for number, (vertex, box) in enumerate(boxes.items()):
+        boxes[root] = _Box("leaf", _lines(root, named), 0)
+    for number, box in enumerate(boxes.values()):
         box.name = f"n{number}"
-        if id(vertex) in named:
-            named_box = _Box(box.kind, [named[id(vertex)], *box.lines[box.kind == "leaf" :]], box.layer)
-            box.lines, box.width, box.height = named_box.lines, named_box.width, named_box.height
     return list(boxes.values())
 
 
-def _about(shape: tuple[int, ...], dtype: Any) -> str:
-    return f"{'×'.join(map(str, shape)) or 'scalar'} {dtype}"
+def _lines(vertex: Any, named: dict[int, str]) -> list[str]:
+    """The text of a box: name and operation, shape and dtype."""
+    shape, dtype = shape_and_dtype(vertex)
+    names = [*filter(None, [named.get(id(vertex))]), *([type(vertex).__name__] if isinstance(vertex, Function) else [])]
+    return [*(names or ["leaf"]), f"{'×'.join(map(str, shape)) or 'scalar'} {dtype}"]
 
 
 def _layers(boxes: list[_Box]) -> list[list[_Box]]:
@@ -223,7 +217,7 @@ def _separate(layer: list[_Box], wanted: list[float]) -> None:
 
     Boxes that would be too close are pooled at their mean (isotonic regression; Barlow, Brunk 1972).
     """
-    starts = [0.0, *itertools.accumulate(_distance(a, b) for a, b in itertools.pairwise(layer))]
+    starts = [0.0, *itertools.accumulate((a.width + b.width) / 2 + GAP for a, b in itertools.pairwise(layer))]
     pools: list[tuple[float, float, int]] = []  # mean, weight, members
     for box, start, x in zip(layer, starts, wanted, strict=True):
         mean, weight, members = x - start, WEIGHTS[box.kind], 1
@@ -235,10 +229,6 @@ def _separate(layer: list[_Box], wanted: list[float]) -> None:
     means = [mean for mean, _, members in pools for _ in range(members)]
     for box, start, mean in zip(layer, starts, means, strict=True):
         box.x = start + mean
-
-
-def _distance(a: _Box, b: _Box) -> float:
-    return (a.width + b.width) / 2 + GAP
 
 
 def _svg(layers: list[list[_Box]], boxes: list[_Box]) -> str:

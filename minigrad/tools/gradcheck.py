@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..dtypes import float64
-from ..errors import bad_value
+from ..errors import bad_value, expect
 from ..modes import enable_grad
 from ..random import Generator
 from ..tensor import Tensor
@@ -40,8 +40,7 @@ def gradcheck(
     checked = [(i, x) for i, x in enumerate(inputs) if isinstance(x, Tensor) and x.requires_grad]
     if not checked:
         raise bad_value("gradcheck: no input requires grad")
-    if not eps > 0:
-        raise bad_value(f"gradcheck: eps={eps}; expected a small positive number")
+    expect(eps > 0, "gradcheck: eps", eps, "a small positive number")
     for i, x in checked:
         if x.dtype != float64:
             raise bad_value(f"gradcheck: input {i} is {x.dtype}; finite differences need float64")

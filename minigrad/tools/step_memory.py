@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import re
 import tracemalloc
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -149,10 +150,10 @@ def _count(report: MemoryReport, loss: TensorCore, owned: dict[int, Any], calls:
             if id(saved) in seen:
                 continue
             seen.add(id(saved))
-            arrays, name, copies = _held(saved, node.kernels.Array), "checkpoint", set()
+            # Inputs, and sums by which ``checkpoint`` compares results.
+            arrays, name, copies = _arrays(vars(saved), node.kernels.Array), "checkpoint", set()
         else:
-            arrays, name = list(_arrays(saved, node.kernels.Array)), type(node).__name__
-            copies = _copied_weights(node)
+            arrays, name, copies = _arrays(saved, node.kernels.Array), type(node).__name__, _copied_weights(node)
         for array in arrays:
             base = _base(array)
             if id(base) in counted:
@@ -178,9 +179,9 @@ def _copied_weights(node: Function) -> set[int]:
     return copies
 
 
-def _held(deferred: Deferred, kind: type) -> list[Any]:
-    """The arrays of what is computed later: inputs, and sums by which ``checkpoint`` compares results."""
-    arrays, values = [], list(vars(deferred).values())
+def _arrays(held: Any, kind: type) -> list[Any]:
+    """The arrays in tuples, lists and dicts, and those of tensors."""
+    arrays, values = [], [held]
     for value in values:  # grows while it is walked
         if isinstance(value, TensorCore):
             arrays.append(value.data)
@@ -195,14 +196,6 @@ def _module_of(node: Function, intervals: list[tuple[int, int, str]]) -> str:
     """The name of the module within whose forward the node was recorded; of several, the one that began last."""
     around = [(start, name) for start, end, name in intervals if start < node.order < end]
     return max(around)[1] if around else ""
-
-
-def _arrays(saved: Any, kind: type) -> Iterator[Any]:
-    if isinstance(saved, kind):
-        yield saved
-    elif isinstance(saved, tuple | list):
-        for item in saved:
-            yield from _arrays(item, kind)
 
 
 def _base(array: Any) -> Any:
@@ -237,10 +230,9 @@ def _meter(parameters: list[Any]) -> Iterator[Callable[[], int]]:
 
 def _alike(modules: dict[str, int]) -> dict[str, int]:
     """With the numbers of layers as stars: ``h.0.attn`` and ``h.1.attn`` are one."""
-    found: dict[str, int] = {}
+    found: Counter[str] = Counter()
     for name, size in modules.items():
-        name = re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
-        found[name] = found.get(name, 0) + size
+        found[re.sub(r"(?<![^.])\d+(?![^.])", "*", name)] += size
     return found
 
 

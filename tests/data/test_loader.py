@@ -53,7 +53,7 @@ def test_after_the_last_batch_of_an_epoch_the_next_epoch_follows():
         ({"position": True}, "position True"),
         ({"epoch": -1}, "-1 is not the number of an epoch"),
         ({"epoch": "1"}, "'1' is not the number"),
-        ({"more": 1}, "not the state of an EpochSampler"),
+        ({"more": 1}, "not the state of an EpochBatches"),
     ],
 )
 def test_a_foreign_state_is_refused(change, message):
