@@ -147,7 +147,7 @@ def median(x: Array) -> Array:
     if x.dtype.kind != "f":
         return middle
     largest = max(x, tuple(range(x.ndim)), False)
-    return elementwise.where(comparison.isnan(largest), largest, middle)
+    return elementwise.where(comparison.ne(largest, largest), largest, middle)
 
 
 def prod(x: Array, axis: int, keepdim: bool, dtype: Any) -> Array:

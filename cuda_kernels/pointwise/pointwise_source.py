@@ -17,8 +17,8 @@ from __future__ import annotations
 from .layout import MIDDLE
 
 
-def source(n: int, width: int, numbers: list[bool], marks: bool) -> str:
-    """The kernel ``run`` of ``n`` inputs (``numbers``: which may be one) and ``width`` elements of a thread.
+def source(n: int, width: int, numbers: list[bool], marks: bool) -> list[str]:
+    """The lines of the kernel ``run`` of ``n`` inputs (``numbers``: which may be one), ``width`` elements a thread.
 
     ``marks``: write only where the result is true.
     """
@@ -49,7 +49,7 @@ def source(n: int, width: int, numbers: list[bool], marks: bool) -> str:
     lines += [f"            p{a} += np.int64(row) * t{a}" for a in arrays]
     lines += [f"        first = np.int64(column) * {width}", *(f"        p{a} += first * s{a}" for a in arrays)]
     one = _one if width == 1 else _four
-    return "\n".join(lines + one(n, numbers, marks)) + "\n"
+    return lines + one(n, numbers, marks)
 
 
 def _one(n: int, numbers: list[bool], marks: bool) -> list[str]:
