@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from minigrad.plain_kernels.optimizers import writable
+
 from . import elementwise
 from .optimizers.multi_tensor import REALS, WORDS, Cut, block_of, chunk_of
 from .platform import memory, recording
@@ -193,12 +195,9 @@ def _groups(arrays: Iterable[Array], writer: str = "") -> tuple[list[list[Array]
 
     ``writer``: the function that writes to them, whose copies must be assigned at the end.
     """
-    arrays, copies = list(arrays), []
+    copies = []
     groups: dict[np.dtype, list[Array]] = {}
-    for position, array in enumerate(arrays if writer else ()):
-        if not array.writeable:
-            raise ValueError(f"array {position} of shape {array.shape} is read-only; {writer} writes in place")
-    for array in arrays:
+    for array in writable(arrays, writer) if writer else arrays:
         here = array
         if array.dtype.char not in "fd":
             here = elementwise.cast(array, np.float64 if array.dtype.kind in "iub" and not writer else np.float32)
