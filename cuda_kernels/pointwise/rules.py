@@ -99,16 +99,6 @@ def _right_shift(real):
     return lambda x, y: x >> y if zero <= y and y < bits else (-real(1) if x < zero else zero)
 
 
-@rule
-def _isinf(real):
-    return (lambda x: math.fabs(x) == real(np.inf)) if is_float(real) else (lambda x: x != x)  # no integer is
-
-
-@rule
-def _isfinite(real):
-    return (lambda x: math.fabs(x) < real(np.inf)) if is_float(real) else (lambda x: x == x)
-
-
 _OF_NUMPY: dict[Any, Any] = {
     np.abs: _abs,
     np.reciprocal: _reciprocal,
@@ -123,8 +113,8 @@ _OF_NUMPY: dict[Any, Any] = {
     np.logical_xor: rule(lambda real: lambda x, y: (x != real(0)) != (y != real(0))),
     np.left_shift: _left_shift,
     np.right_shift: _right_shift,
-    np.isinf: _isinf,
-    np.isfinite: _isfinite,
+    np.isfinite: rule(lambda real: lambda x: x - x == real(0)),  # infinity - infinity is NaN
+    np.isinf: rule(lambda real: lambda x: x - x != real(0) and x == x),
 }
 
 

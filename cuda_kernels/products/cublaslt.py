@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import sys
 import threading
 import time
 import weakref
@@ -328,22 +327,11 @@ def _run(p: Problem, epilogue: int, tf32: bool) -> bool:
             recording.simulate(_start, *settings)
         else:
             _start(*settings)
-        if launch.DEBUG >= 2 and recording.current() is None:
-            _report(call, started)
+        if launch.DEBUG >= 2:
+            (M, N, K), moved = p.sizes, sum(x.nbytes for x in p[:5] if x is not None)
+            name = f"cublaslt {operand} to {y.dtype.name}, {count} of ({M}, {K}) ({K}, {N})"
+            launch.report(name, started, moved, 2 * M * N * K * count)
     return True
-
-
-def _report(call: LibraryCall, started: int) -> None:
-    """The line of MINIGRAD_DEBUG=2, as for our own kernels."""
-    M, N, K = call.sizes
-    name = f"cublaslt {call.operand} to {call.out}, {call.matrices} of ({M}, {K}) ({K}, {N})"
-    if SIMULATED:
-        print(f"minigrad: {name} in the simulator", file=sys.stderr)
-        return
-    memory.synchronize()
-    seconds = (time.perf_counter_ns() - started) * 1e-9
-    rate = 2e-12 * M * N * K * call.matrices / seconds
-    print(f"minigrad: {name} {seconds * 1e6:.1f} us, {rate:.2f} TFLOP/s", file=sys.stderr)
 
 
 def _start(
