@@ -200,7 +200,7 @@ class Variant:
                     mode = GATHER
                 if not fixed >> 2 * j & 3:
                     modes |= mode << 2 * j
-            if plan.split:
+            if len(plan.parts) > 1:
                 whole = (z, *arrays)
                 offsets = (part.offsets[-1], *part.offsets[:-1])
                 moved = [a.view(a.shape, a.strides, by) for a, by in zip(whole, offsets, strict=True)]
