@@ -50,7 +50,8 @@ make("erf", rule=rules.of_math("erf"))
 (_NAN_TO_NUM,) = make("nan_to_num", registers=40)
 (where,) = make(
     "where", resolve=lambda condition, *kinds: (np.dtype(bool), *[_result(*kinds)] * 3),
-    eager=("bool float32 float32",), lazy=("bool float64 float64", "bool int64 int64", "bool bfloat16 bfloat16", "int32 int64 int64"),
+    eager=("bool float32 float32",),
+    lazy=("bool float64 float64", "bool int64 int64", "bool bfloat16 bfloat16", "int32 int64 int64"),
 )  # fmt: skip
 
 
