@@ -143,7 +143,10 @@ def step(table: Table, grads: Sequence[Array], scalars: np.ndarray) -> None:
     cut = table.cut
     if not cut.count:
         return
-    rows, ends = recording.mapped(scalars, _rows), recording.mapped(scalars, _limits)
+    rows, ends = (
+        recording.mapped(scalars, _rows),
+        recording.mapped(scalars, lambda s: np.ascontiguousarray(s[:, [0, 7]])),
+    )
     addresses, rows_there, limits = table.send(grads, rows, ends)
     sums = empty((cut.count, 2), np.float64, table.device)
     steps = empty(len(grads), table.dtype, table.device)
@@ -158,7 +161,3 @@ def step(table: Table, grads: Sequence[Array], scalars: np.ndarray) -> None:
 def _rows(scalars: np.ndarray) -> np.ndarray:
     _, weight_decay, beta1, beta2, correction, root, eps, _ = scalars.T
     return np.stack([weight_decay, beta1, 1.0 - beta1, beta2, 1.0 - beta2, correction, root, eps], axis=1)
-
-
-def _limits(scalars: np.ndarray) -> np.ndarray:
-    return np.stack([scalars[:, 0], scalars[:, 7]], axis=1)

@@ -77,8 +77,6 @@ def _product(a: Array, b: Array, bias: Array | None, step: int = 0, other: Array
 
         dtype = np.result_type(a.dtype, b.dtype)
         a, b = (x if x.dtype == dtype else elementwise.cast(x, dtype) for x in (a, b))
-    if bias is not None and (bias.shape != shape[-1:] or bias.dtype != dtype):
-        raise ValueError(f"matmul: bias is {bias!r}; expected {shape[-1:]} of {dtype.name}, one value per column of b")
     if step:
         other = empty(shape, dtype, a.device) if other is None else contiguous(other)
     if bias is not None:

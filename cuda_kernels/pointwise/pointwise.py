@@ -170,7 +170,8 @@ class Variant:
         run = compiled("run", source, operation.family["__file__"], names)
         wide = any(dtype.itemsize == 8 for dtype in (*stored, *computed, result))
         steps, arrays = f"int64 x{len(stored) + 1}", ", ".join(f"{dtype.name}*" for dtype in (result, *stored))
-        words = f"{arrays}, {', '.join(map(number_word, computed))}, int32, uint32 x2, int64, {steps}, int32, {steps}"
+        values = ", ".join("int32" if c.itemsize < 4 else c.name for c in computed)
+        words = f"{arrays}, {values}, int32, uint32 x2, int64, {steps}, int32, {steps}"
         self.kernel: launch.Kernel = launch.kernel(
             words + f", uint32, {steps}" * layout.MIDDLE,
             registers=operation.registers64 if wide else operation.registers,
@@ -266,11 +267,6 @@ def kind(x: Any) -> Any:
     if isinstance(x, int | float):
         return int if isinstance(x, int) else float
     raise TypeError(f"a kernel takes arrays of the device and numbers, not {type(x).__name__}")
-
-
-def number_word(computed: np.dtype[Any]) -> str:
-    """The signature's word for a number of this dtype."""
-    return "int32" if computed.itemsize < 4 else computed.name
 
 
 def as_number(x: Any, computed: np.dtype[Any]) -> int | float:

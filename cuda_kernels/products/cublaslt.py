@@ -313,7 +313,7 @@ def _run(p: Problem, epilogue: int, tf32: bool) -> bool:
     call = LibraryCall(
         y.device, operand, y.dtype.name, COMPUTE_64F if operand == "float64" else compute, p.sizes, count,
         b._replace(step=b_step), a._replace(step=a_step), (b_transposed, a_transposed), epilogue & ~ADD,
-        tuple(map(_alignment, addresses)),
+        tuple(min(address & -address, 256) or 256 for address in addresses),  # powers of two
     )  # fmt: skip
     with memory.on_device(y.device):
         with _lock:
@@ -371,8 +371,3 @@ def _readable(x: Array) -> Array:
     except ValueError:
         return contiguous(x)
     return x if min(x.steps) >= 0 else contiguous(x)
-
-
-def _alignment(address: int) -> int:
-    """The largest power of two, up to 256, that divides an address."""
-    return min(address & -address, 256) or 256

@@ -137,18 +137,13 @@ def select(x: Array, where: Any) -> Selection:
     places, shape = _places(x, view, arrays)
     dims = [d for part in arrays for d in part.dims]
     if arrays[-1].position - arrays[0].position == len(arrays) - 1:
-        first = dims[0] if dims else _dim_at(parts, arrays[0].position)
+        first = dims[0] if dims else sum(p is None or isinstance(p, slice) for p in parts[: arrays[0].position])
     else:  # as NumPy: what arrays that stand apart select comes first
         first = 0
         view = view.transpose(*dims, *(d for d in range(view.ndim) if d not in dims))
     last = first + len(dims)
     result = (*view.shape[:first], *shape, *view.shape[last:])
     return Selection(view, first, last, places, result, all(p.array.dtype.kind == "b" for p in arrays))
-
-
-def _dim_at(parts: list[Any], position: int) -> int:
-    """The view's dimension where an array without dimensions stands."""
-    return sum(1 for part in parts[:position] if part is None or isinstance(part, slice))
 
 
 def _host_array(part: Any) -> Any:

@@ -19,13 +19,9 @@ class _Shared:
         """Shared memory of the block; shape 0 means the launch's dynamic bytes, from their beginning."""
         if shape == 0:
             return simulator.allocate_shared(shape, dtype, alignment, lambda: simulator.block().dynamic.view(dtype))
-        return simulator.allocate_shared(shape, dtype, alignment, lambda: _poisoned(shape, dtype))
-
-
-def _poisoned(shape: Any, dtype: Any) -> np.ndarray:
-    """New memory."""
-    count = int(np.prod(shape))
-    return np.full(count * np.dtype(dtype).itemsize, POISON, np.uint8).view(dtype).reshape(shape)
+        nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        new = functools.partial(np.full, nbytes, POISON, np.uint8)
+        return simulator.allocate_shared(shape, dtype, alignment, lambda: new().view(dtype).reshape(shape))
 
 
 class _Local:

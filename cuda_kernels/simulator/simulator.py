@@ -281,12 +281,6 @@ def collective(reason: str, value: Any, mask: int = WHOLE_WARP) -> tuple[dict[in
     return block.wait(reason, int(mask) & WHOLE_WARP, value), block.current.lane
 
 
-def group_collective(reason: str, value: Any) -> tuple[dict[int, Any], int]:
-    """What the 128 threads of the warpgroup bring to an instruction of all of them, and this one's number there."""
-    block = _now.block
-    return block.wait(reason, WHOLE_GROUP, value), block.current.number % WARPGROUP
-
-
 def block() -> SimulatedBlock:
     """The block that runs."""
     return _now.block
@@ -315,11 +309,6 @@ def begin_copy(address: Any, data: np.ndarray) -> None:
     array, offset = shared_at(address)
     array.begin_copy(offset, len(data))
     _now.block.current.copies[-1].append((array, offset, data))
-
-
-def commit_copies() -> None:
-    """The copies that the running thread began since the last call become a group."""
-    _now.block.current.copies.append([])
 
 
 def wait_for_copies(groups: int) -> None:
