@@ -21,7 +21,7 @@ import numpy as np
 from minigrad.plain_kernels.optimizers import writable
 
 from . import elementwise
-from .optimizers.multi_tensor import REALS, WORDS, Cut, block_of, chunk_of
+from .optimizers.multi_tensor import POINTERS, REALS, Cut, block_of, chunk_of
 from .platform import memory, recording
 from .platform.array import Array, contiguous, empty, to_host, zeros
 from .platform.language import FULL_WARP, cuda, device_function, math
@@ -37,7 +37,7 @@ REMEMBERED = 16  # lists of sizes that a thread remembers
 
 
 def _kernels(real: Any) -> tuple[Kernel, Kernel, Kernel]:
-    word, pointer, itemsize = real.__name__, WORDS[real].pointer, np.dtype(real).itemsize
+    word, pointer, itemsize = real.__name__, POINTERS[real], np.dtype(real).itemsize
     may_leave = real is np.float32
     load, _, store = fours(itemsize)
 

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from .optimizers.multi_tensor import REALS, WORDS, Table, block_of, chunk_of, row_of
+from .optimizers.multi_tensor import POINTERS, PRODUCTS, REALS, Table, block_of, chunk_of, row_of
 from .platform import recording
 from .platform.array import Array, empty
 from .platform.language import cuda, device_function, math
@@ -67,7 +67,7 @@ def _ratios(real: Any) -> Kernel:
 def _lamb(real: Any, lamb: bool) -> tuple[Kernel, Kernel]:
     """``lamb``: with v in the table. Rows of the kernels: weight_decay, beta1, 1 - beta1, beta2, 1 - beta2, correction,
     root, eps."""
-    pointer, product = WORDS[real].pointer, WORDS[real].product
+    pointer, product = POINTERS[real], PRODUCTS[real]
     columns, itemsize = 3 if lamb else 2, np.dtype(real).itemsize
     name, word = "lamb" if lamb else "lars", real.__name__
     most = {(False, 4): 32, (False, 8): 40, (True, 4): 48, (True, 8): 64}[lamb, itemsize]

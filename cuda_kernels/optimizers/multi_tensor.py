@@ -20,7 +20,7 @@ The multi-tensor launch by pointer table is NVIDIA Apex's.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -44,17 +44,10 @@ HALVES = ("bfloat16", "float16")
 Scalars = tuple[Any, Any, Any, Any, Any, Any, Any, Any]
 
 
-class Words(NamedTuple):
-    """What a kernel of float32 or float64 is made of: pointers, and products that no sum absorbs."""
-
-    pointer: Any  # from an address
-    product: Any
-
-
-WORDS: dict[Any, Words] = {
-    np.float32: Words(ptx.pointer_float32, libdevice.fmul_rn),
-    np.float64: Words(ptx.pointer_float64, libdevice.dmul_rn),
-}
+POINTERS: dict[Any, Any] = {np.float32: ptx.pointer_float32, np.float64: ptx.pointer_float64}
+"""From an address."""
+PRODUCTS: dict[Any, Any] = {np.float32: libdevice.fmul_rn, np.float64: libdevice.dmul_rn}
+"""That no sum absorbs."""
 
 
 @device_function
@@ -83,7 +76,7 @@ def updater(name: str, word: str, states: int, element: Callable[..., Any], regi
     """
     half = word in HALVES
     real = np.float32 if half else np.dtype(word).type
-    pointer = WORDS[real].pointer
+    pointer = POINTERS[real]
     pointer_half = ptx.pointer_uint16 if half else pointer
     itemsize, half_size = np.dtype(real).itemsize, 2 if half else np.dtype(real).itemsize
     columns, ends = 1 + states + half, 4 * half_size - 1 & 15
