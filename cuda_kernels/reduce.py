@@ -60,7 +60,7 @@ def _fold(name: str, x: Array, axes: tuple[int, ...], keepdim: bool, dtype: Any)
     wide = dtype
     if (name, word_of(dtype), word_of(dtype)) not in FOLDS:
         wide = np.dtype(np.int64 if dtype.kind in "iub" else np.float32)
-    if (name, word_of(x.dtype), word_of(wide)) not in FOLDS or x.dtype.kind == "u":
+    if x.dtype != wide and ((name, word_of(x.dtype), word_of(wide)) not in FOLDS or x.dtype.kind == "u"):
         x = elementwise.cast(x, wide)
     y = _reduce(lambda x, outer, n, inner: fold(name, x, outer, n, inner, wide), x, axes, keepdim)
     return y if wide == dtype else elementwise.cast(y, dtype)
@@ -80,7 +80,7 @@ def mean(x: Array, axes: tuple[int, ...], keepdim: bool) -> Array:
 def _extremum(name: str, x: Array, axes: tuple[int, ...], keepdim: bool) -> Array:
     if 0 in (x.shape[axis] for axis in axes):
         raise ValueError(f"{name} of no values: the shape is {x.shape}, the axes are {axes}")
-    return _reduce(lambda x, outer, n, inner: fold(name, x, outer, n, inner, x.dtype), x, axes, keepdim)
+    return _fold(name, x, axes, keepdim, x.dtype)
 
 
 def max(x: Array, axes: tuple[int, ...], keepdim: bool) -> Array:
@@ -118,20 +118,14 @@ def argmin(x: Array, axis: int | None, keepdim: bool) -> Array:
     return _index("argmin", x, axis, keepdim)
 
 
-def _truth(name: str, x: Array, axes: tuple[int, ...], keepdim: bool) -> Array:
-    if x.dtype != np.bool_:
-        x = comparison.ne(x, 0)
-    return _reduce(lambda x, outer, n, inner: fold(name, x, outer, n, inner, x.dtype), x, axes, keepdim)
-
-
 def any(x: Array, axes: tuple[int, ...], keepdim: bool) -> Array:
     """Whether any value over ``axes`` is not zero."""
-    return _truth("max", x, axes, keepdim)
+    return _fold("max", comparison.ne(x, 0) if x.dtype.kind != "b" else x, axes, keepdim, np.bool_)
 
 
 def all(x: Array, axes: tuple[int, ...], keepdim: bool) -> Array:
     """Whether all values over ``axes`` are not zero."""
-    return _truth("min", x, axes, keepdim)
+    return _fold("min", comparison.ne(x, 0) if x.dtype.kind != "b" else x, axes, keepdim, np.bool_)
 
 
 def logsumexp(x: Array, axes: tuple[int, ...], keepdim: bool) -> Array:

@@ -211,13 +211,7 @@ class SimulatedBlock:
         return at_barrier
 
 
-class SimulatedLaunch:
-    """What the running kernel's ``cuda`` names refer to."""
-
-    block: SimulatedBlock
-
-
-_now = SimulatedLaunch()
+_now: Any = SimpleNamespace()  # ``block``, to which the running kernel's ``cuda`` names refer
 _running = threading.Lock()
 _seed = os.environ.get("MINIGRAD_CUDASIM_ORDER")  # a seed for ``order``
 _order: random.Random | None = random.Random(int(_seed)) if _seed else None
@@ -283,7 +277,8 @@ def collective(reason: str, value: Any, mask: int = WHOLE_WARP) -> tuple[dict[in
 
 def block() -> SimulatedBlock:
     """The block that runs."""
-    return _now.block
+    found: SimulatedBlock = _now.block
+    return found
 
 
 def shared_address(array: Any, i: Any) -> np.int32:
