@@ -30,17 +30,18 @@ def _bounded(x: Any, other: Any) -> Any:
 
 
 _KINDS = ("float64", "int64", "int32", "uint8", "bool", "bfloat16", "float16")
-eq, ne, lt, le = made_from(plain, globals(), "eq ne lt le", _Comparison, lazy=_KINDS)
+ne: Pointwise  # and the others that are made here
+_, _, _LT, _LE = made_from(plain, globals(), "eq ne lt le", _Comparison, lazy=_KINDS)
 
 
 def gt(x: Any, y: Any) -> Array:
     """x > y."""
-    return lt(y, x)
+    return _LT(y, x)
 
 
 def ge(x: Any, y: Any) -> Array:
     """x >= y."""
-    return le(y, x)
+    return _LE(y, x)
 
 
 _NAMES = "logical_not logical_and logical_or logical_xor"

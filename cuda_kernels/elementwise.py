@@ -35,20 +35,20 @@ def _result(*kinds: Any) -> np.dtype[Any]:
 _EXAMPLES: dict[Any, Any] = {int: 0, float: 0.0}  # Python's numbers adapt to the dtype of the others
 _NUMBERS = ("float64", "int64", "int32", "uint8", "bool")
 _REALS = ("float64", "int64")
-make = functools.partial(made_from, plain, globals())
-add, maximum, minimum = make("add maximum minimum", lazy=_NUMBERS)
-make("sub", lazy=_NUMBERS[:-1])
-make("mul", lazy=(*_NUMBERS, "float32 bool to float32"))
-make("div neg abs square floor ceil trunc sign relu", lazy=_REALS)
-make("round", rule=rules.of_numpy(np.rint), lazy=_REALS)
-make("reciprocal exp exp2 log log2 log10 log1p expm1 sqrt tanh")
-make("sin cos tan", width=1, slow_path=True)
-make("rsqrt", resolve=like(np.sqrt))
-make("sigmoid", resolve=like(np.exp))
-make("erf", rule=rules.of_math("erf"))
-(_CLAMP,) = make("clamp", resolve=lambda *kinds: (_result(*kinds),) * 4, lazy=_REALS)
-(_NAN_TO_NUM,) = make("nan_to_num", registers=40)
-(where,) = make(
+_make = functools.partial(made_from, plain, globals())
+_ADD, _MAXIMUM, _MINIMUM = _make("add maximum minimum", lazy=_NUMBERS)
+_make("sub", lazy=_NUMBERS[:-1])
+_make("mul", lazy=(*_NUMBERS, "float32 bool to float32"))
+_make("div neg abs square floor ceil trunc sign relu", lazy=_REALS)
+_make("round", rule=rules.of_numpy(np.rint), lazy=_REALS)
+_make("reciprocal exp exp2 log log2 log10 log1p expm1 sqrt tanh")
+_make("sin cos tan", width=1, slow_path=True)
+_make("rsqrt", resolve=like(np.sqrt))
+_make("sigmoid", resolve=like(np.exp))
+_make("erf", rule=rules.of_math("erf"))
+(_CLAMP,) = _make("clamp", resolve=lambda *kinds: (_result(*kinds),) * 4, lazy=_REALS)
+(_NAN_TO_NUM,) = _make("nan_to_num", registers=40)
+(_WHERE,) = _make(
     "where", resolve=lambda condition, *kinds: (np.dtype(bool), *[_result(*kinds)] * 3),
     eager=("bool float32 float32",),
     lazy=("bool float64 float64", "bool int64 int64", "bool bfloat16 bfloat16", "int32 int64 int64"),
@@ -57,7 +57,7 @@ make("erf", rule=rules.of_math("erf"))
 
 def select(condition: Array, x: Array) -> Array:
     """x where the condition holds, else 0 (also where x is NaN or infinite, unlike a product with the mask)."""
-    return where(condition, x, 0)
+    return _WHERE(condition, x, 0)
 
 
 def clamp(x: Array, low: Any, high: Any) -> Array:
@@ -65,8 +65,8 @@ def clamp(x: Array, low: Any, high: Any) -> Array:
     if low is not None and high is not None:
         return _CLAMP(x, low, high)
     if low is not None:
-        return maximum(x, low)
-    return minimum(x, high) if high is not None else x
+        return _MAXIMUM(x, low)
+    return _MINIMUM(x, high) if high is not None else x
 
 
 def nan_to_num(x: Array, nan: float, posinf: float | None, neginf: float | None) -> Array:
@@ -106,7 +106,7 @@ def fill(x: Array, value: Any) -> None:
 
 def add_into(x: Array, y: Any) -> None:
     """x += y."""
-    add(x, _apart(x, y), out=x)
+    _ADD(x, _apart(x, y), out=x)
 
 
 def assign(x: Array, y: Any) -> None:

@@ -28,6 +28,7 @@ from .pointwise.philox import HALF_WORD, LOW_WORD, philox_block, unit_float32
 from .ptx import ptx
 from .ptx.fours import storer_inside
 
+state: Callable[[int, int], Any] = plain.state
 ELEVEN = np.uint64(11)
 TOP_BIT = np.uint64(1 << 63)
 
@@ -140,7 +141,7 @@ def draw(what: Kernel, y: Array, per_block: int, seed: int, offset: int, *more: 
     Raises ValueError unless seed is in 0..2^64 - 1 and offset in 0..2^63 - 1.
     """
     if recording.current() is None:  # else they are an address, and an offset with ``ON_DEVICE``
-        plain.state(seed, offset)
+        state(seed, offset)
     what.launch_each(-(-y.size // per_block), y, y.size, seed, offset, *more)
     return y
 
