@@ -76,6 +76,11 @@ def supports_device(device: int) -> bool:
     return memory.capability(device) == CAPABILITY
 
 
+def supports(p: Problem) -> bool:
+    """Whether TMA can read the operands of a product."""
+    return _operands(p, COLUMNS[0]) is not None
+
+
 def multiply(p: Problem) -> None:
     """Compute a product of half floats; what TMA cannot read ``tensor_core.py`` computes.
 

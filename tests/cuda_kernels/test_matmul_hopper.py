@@ -42,7 +42,7 @@ def aligned(x: np.ndarray, kind: str) -> Any:
 
 def compute(p: Any) -> None:
     """The product by the kernels of this engine."""
-    assert hopper._operands(p, 256)
+    assert hopper.supports(p)
     hopper.multiply(p)
 
 
@@ -145,7 +145,7 @@ def test_values_of_the_ends() -> None:
 def test_which_products_it_supports(monkeypatch: pytest.MonkeyPatch) -> None:
     def supports(a: Any, b: Any, dtype: Any = bf16) -> bool:
         shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
-        return hopper._operands(problem(array.empty(shape, dtype, 0), a, b), 256) is not None
+        return hopper.supports(problem(array.empty(shape, dtype, 0), a, b))
 
     a, b = array.from_host(draw(16, 24)), array.from_host(draw(24, 32))
     assert supports(a, b) and supports(a, b, f32)
