@@ -2,7 +2,7 @@
 
 An array whose memory is dense is reduced as it lies, one run of neighbouring axes after the other, the last run first;
 any other is copied. ``fold.py`` has the kernels of sums, products and extrema, ``argmax_fold.py`` those of indices and
-logsumexp, ``scan.py`` and ``cumprod_gradient.py`` those of cumulative sums and products, ``median.py`` the selection.
+logsumexp, ``scan.py`` and ``cumprod_gradient.py`` those of cumulative sums and products.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ import numpy as np
 
 from . import comparison, elementwise
 from .platform.array import Array, contiguous, contiguous_strides, from_host
-from .rowwise import median as rank_selection
+from .rowwise import gather_scatter as at
 from .rowwise.argmax_fold import pair_fold
 from .rowwise.cumprod_gradient import cumprod_gradient
 from .rowwise.fold import FOLDS, fold, word_of
 from .rowwise.scan import scan
+from .rowwise.sorting import sort_rows
 
 
 def _dense(x: Array) -> tuple[Array, list[int]]:
@@ -137,11 +138,10 @@ def median(x: Array) -> Array:
     """The value in the middle (of an even number the lower one) of all; NaN if there is one, and of none."""
     if not x.size:
         return from_host(np.full((), np.nan, x.dtype), x.device)
-    middle = rank_selection.select(_dense(x)[0], (x.size - 1) // 2)
-    if x.dtype.kind != "f":
-        return middle
-    largest = max(x, tuple(range(x.ndim)), False)
-    return elementwise.where(comparison.ne(largest, largest), largest, middle)
+    flat = _dense(x)[0].reshape(1, x.size, 1)
+    _, order = sort_rows(flat.reshape(1, x.size))
+    middle, last = (at.take(flat, order[0, k : k + 1]).reshape(()) for k in ((x.size - 1) // 2, x.size - 1))
+    return middle if x.dtype.kind != "f" else elementwise.where(comparison.ne(last, last), last, middle)
 
 
 def prod(x: Array, axis: int, keepdim: bool, dtype: Any) -> Array:
