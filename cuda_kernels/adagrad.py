@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from .optimizers.multi_tensor import REALS, WORDS, Table, updater
+from .optimizers.multi_tensor import PRODUCTS, REALS, Table, updater
 from .platform.array import Array
 from .platform.language import math
 from .platform.launch import Kernel
@@ -30,7 +30,7 @@ SCALARS = ("lr", "weight_decay", "eps")
 
 
 def _adagrad(real: Any) -> Kernel:
-    product = WORDS[real].product
+    product = PRODUCTS[real]
 
     def element(row, p, g, s, unused):
         lr, weight_decay, eps = row[0], row[1], row[2]

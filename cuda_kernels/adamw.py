@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from .optimizers.multi_tensor import HALVES, WORDS, Table, updater
+from .optimizers.multi_tensor import HALVES, PRODUCTS, Table, updater
 from .platform.array import Array
 from .platform.language import math
 
@@ -35,7 +35,7 @@ L2_SCALARS = (*SCALARS, "l2")
 
 
 def _element(real: Any) -> Callable[..., Any]:
-    product = WORDS[real].product
+    product = PRODUCTS[real]
 
     def element(row, p, g, m, v):
         decay, weight, beta2, one_minus_beta2, step_size, root, eps, l2 = row

@@ -17,15 +17,15 @@ from .platform.language import cuda
 from .platform.launch import Kernel, kernel
 from .pointwise.philox import philox_block, unit_float32
 from .ptx.fours import fours, load_inside, storer_inside
-from .random import draw, state
+from .random import draw
 
 
 def _dropout(real: Any) -> Kernel:
     word = real.__name__
     load_four, store = fours(np.dtype(real).itemsize).load_constant, storer_inside(np.dtype(real).itemsize)
 
-    @kernel(f"{word}*, int64, {word}*, uint64 x2, float32, {word}", registers=40, vector_loads=True, of=word)
-    def forward(y: Any, n: Any, x: Any, seed: Any, offset: Any, p: Any, kept: Any) -> None:
+    @kernel(f"{word}*, int64, uint64 x2, {word}*, float32, {word}", registers=40, vector_loads=True, of=word)
+    def forward(y: Any, n: Any, seed: Any, offset: Any, x: Any, p: Any, kept: Any) -> None:
         """A thread has four elements; their words are one block's."""
         block = cuda.grid(1)
         i = 4 * block
@@ -46,8 +46,6 @@ _KERNELS = {np.dtype(real): _dropout(real) for real in (np.float32, np.float64)}
 
 def forward(x: Array, p: float, seed: int, offset: int) -> Array:
     """x float32 or float64, any shape (copied if not contiguous) -> y of the same shape; 0 <= p <= 1."""
-    if not 0 <= p <= 1:
-        raise ValueError(f"p={p}: expected a probability from 0 to 1")
     x = contiguous(x)
     if x.pointer % 16:
         x = copy(x)
@@ -55,7 +53,7 @@ def forward(x: Array, p: float, seed: int, offset: int) -> Array:
     real = x.dtype.type
     with np.errstate(divide="ignore"):
         kept = real(1) / (real(1) - real(p))
-    return draw(_KERNELS[x.dtype], y, 4, x, *state(seed, offset), p, kept)
+    return draw(_KERNELS[x.dtype], y, 4, seed, offset, x, p, kept)
 
 
 def backward(dy: Array, p: float, seed: int, offset: int) -> Array:

@@ -61,17 +61,11 @@ _BACKWARD = {
 }
 
 
-def _select(operations: dict[str, Pointwise], approximate: str) -> Pointwise:
-    if approximate not in operations:
-        raise ValueError(f"approximate={approximate!r}: expected 'none' (erf) or 'tanh'")
-    return operations[approximate]
-
-
 def forward(x: Array, approximate: str) -> Array:
     """x of a floating dtype, any shape -> y of the same shape."""
-    return _select(_FORWARD, approximate)(x)
+    return _FORWARD[approximate](x)
 
 
 def backward(dy: Array, x: Array, approximate: str) -> Array:
     """dx = dy * dy/dx(x), shapes all equal."""
-    return _select(_BACKWARD, approximate)(dy, x)
+    return _BACKWARD[approximate](dy, x)

@@ -18,8 +18,10 @@ from typing import Any
 
 import numpy as np
 
+from minigrad.plain_kernels.optimizers import writable
+
 from . import elementwise
-from .optimizers.multi_tensor import REALS, WORDS, Cut, block_of, chunk_of
+from .optimizers.multi_tensor import POINTERS, REALS, Cut, block_of, chunk_of
 from .platform import memory, recording
 from .platform.array import Array, contiguous, empty, to_host, zeros
 from .platform.language import FULL_WARP, cuda, device_function, math
@@ -35,7 +37,7 @@ REMEMBERED = 16  # lists of sizes that a thread remembers
 
 
 def _kernels(real: Any) -> tuple[Kernel, Kernel, Kernel]:
-    word, pointer, itemsize = real.__name__, WORDS[real].pointer, np.dtype(real).itemsize
+    word, pointer, itemsize = real.__name__, POINTERS[real], np.dtype(real).itemsize
     may_leave = real is np.float32
     load, _, store = fours(itemsize)
 
@@ -193,12 +195,9 @@ def _groups(arrays: Iterable[Array], writer: str = "") -> tuple[list[list[Array]
 
     ``writer``: the function that writes to them, whose copies must be assigned at the end.
     """
-    arrays, copies = list(arrays), []
+    copies = []
     groups: dict[np.dtype, list[Array]] = {}
-    for position, array in enumerate(arrays if writer else ()):
-        if not array.writeable:
-            raise ValueError(f"array {position} of shape {array.shape} is read-only; {writer} writes in place")
-    for array in arrays:
+    for array in writable(arrays, writer) if writer else arrays:
         here = array
         if array.dtype.char not in "fd":
             here = elementwise.cast(array, np.float64 if array.dtype.kind in "iub" and not writer else np.float32)

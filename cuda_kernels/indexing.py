@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,11 +19,13 @@ from .platform.array import Array, contiguous, contiguous_strides, copy, empty, 
 from .platform.language import cuda
 from .platform.launch import Kernel, kernel
 from .rowwise import gather_scatter as at
+from .rowwise.gather_scatter import MOST_WORDS
 from .rowwise.index_arrays import as_indices, harmless, is_basic, select
 from .rowwise.sorting import sort_rows
-from .rowwise.strided_copy import MOST_WORDS, RANK, Dimension, collapse, copy_into, places_of
+from .rowwise.strided_copy import Dimension, collapse, copy_into
 
 REDUCTIONS = ("prod", "amax", "amin")
+RANK = 5  # dimensions of ``flat_places``
 
 
 # x[where] -------------------------------------------------------------------------------------------------------------
@@ -168,9 +170,14 @@ def flat_places(places, indices, n, n1, n2, n3, n4, s0, s1, s2, s3, s4, size, st
         place = indices[i]
         if place < 0:
             place += size
-        strides = s0, s1, s2, s3, s4
-        place = base + place * step + places_of(i, n1, n2, n3, n4, strides, strides)[0]
-        places[i] = place
+        place = base + place * step
+        rest = np.uint32(i)
+        for count, stride in ((n4, s4), (n3, s3), (n2, s2), (n1, s1)):
+            if rest > 0:  # else the other coordinates are all 0
+                outer = rest // count
+                place += np.int64(rest - outer * count) * stride
+                rest = outer
+        places[i] = place + np.int64(rest) * s0
 
 
 def _flat_places(shape: tuple[int, ...], axis: int, indices: Array) -> Array:
@@ -184,7 +191,9 @@ def _flat_places(shape: tuple[int, ...], axis: int, indices: Array) -> Array:
     return places
 
 
-def _fill_places(places: Array, indices: Array, dimensions: list[Dimension], base: int, size: int, step: int) -> None:
+def _fill_places(
+    places: Array, indices: Array, dimensions: Sequence[Dimension], base: int, size: int, step: int
+) -> None:
     """One launch, or one for each coordinate of the outer dimension if one cannot count so many."""
     n = places.size
     if len(dimensions) > RANK or (n > MOST_WORDS and len(dimensions) > 1):
@@ -194,7 +203,7 @@ def _fill_places(places: Array, indices: Array, dimensions: list[Dimension], bas
             part = slice(i * each, (i + 1) * each)
             _fill_places(places[part], indices[part], inner, base + i * outer.sx, size, step)
         return
-    dimensions = [Dimension(1, 0, 0)] * (RANK - len(dimensions)) + dimensions
+    dimensions = [*[Dimension(1, 0, 0)] * (RANK - len(dimensions)), *dimensions]
     counts, coordinate_strides = (d.n for d in dimensions[1:]), (d.sx for d in dimensions)
     flat_places.launch_each(n, places, indices, n, *counts, *coordinate_strides, size, step, base)
 

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from .optimizers.multi_tensor import REALS, WORDS, Table, block_of, chunk_of, row_of
+from .optimizers.multi_tensor import POINTERS, PRODUCTS, REALS, Table, block_of, chunk_of, row_of
 from .platform import recording
 from .platform.array import Array, empty
 from .platform.language import cuda, device_function, math
@@ -67,7 +67,7 @@ def _ratios(real: Any) -> Kernel:
 def _lamb(real: Any, lamb: bool) -> tuple[Kernel, Kernel]:
     """``lamb``: with v in the table. Rows of the kernels: weight_decay, beta1, 1 - beta1, beta2, 1 - beta2, correction,
     root, eps."""
-    pointer, product = WORDS[real].pointer, WORDS[real].product
+    pointer, product = POINTERS[real], PRODUCTS[real]
     columns, itemsize = 3 if lamb else 2, np.dtype(real).itemsize
     name, word = "lamb" if lamb else "lars", real.__name__
     most = {(False, 4): 32, (False, 8): 40, (True, 4): 48, (True, 8): 64}[lamb, itemsize]
@@ -143,7 +143,10 @@ def step(table: Table, grads: Sequence[Array], scalars: np.ndarray) -> None:
     cut = table.cut
     if not cut.count:
         return
-    rows, ends = recording.mapped(scalars, _rows), recording.mapped(scalars, _limits)
+    rows, ends = (
+        recording.mapped(scalars, _rows),
+        recording.mapped(scalars, lambda s: np.ascontiguousarray(s[:, [0, 7]])),
+    )
     addresses, rows_there, limits = table.send(grads, rows, ends)
     sums = empty((cut.count, 2), np.float64, table.device)
     steps = empty(len(grads), table.dtype, table.device)
@@ -158,7 +161,3 @@ def step(table: Table, grads: Sequence[Array], scalars: np.ndarray) -> None:
 def _rows(scalars: np.ndarray) -> np.ndarray:
     _, weight_decay, beta1, beta2, correction, root, eps, _ = scalars.T
     return np.stack([weight_decay, beta1, 1.0 - beta1, beta2, 1.0 - beta2, correction, root, eps], axis=1)
-
-
-def _limits(scalars: np.ndarray) -> np.ndarray:
-    return np.stack([scalars[:, 0], scalars[:, 7]], axis=1)

@@ -14,20 +14,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from .platform.array import Array, contiguous
+from .platform.array import Array
 from .rowwise import norm
 
 _KERNELS: dict[Any, norm.RowNormKernels] = norm.norm_kernels("layer_norm", centred=True)
 _ADD: dict[Any, Any] = norm.residual_kernels("add_layer_norm", centred=True)
 
 
-def _optional(x: Array | None) -> Array | None:
-    return None if x is None else contiguous(x)
-
-
 def forward(x: Array, weight: Array | None, bias: Array | None, eps: float) -> tuple[Array, Array, Array]:
     """x (N, C), weight and bias (C,), both or neither -> y (N, C), mean (N,), rstd (N,); all of x's dtype."""
-    y, _, mean, rstd = norm.forward(_KERNELS[x.dtype], contiguous(x), None, _optional(weight), _optional(bias), eps)
+    y, _, mean, rstd = norm.forward(_KERNELS[x.dtype], x, None, weight, bias, eps)
     return y, mean, rstd
 
 
@@ -36,12 +32,10 @@ def add_forward(x: Array, residual: Array, weight: Array, bias: Array, eps: floa
 
     The residual is of x's dtype, or half floats to a float32 x.
     """
-    inputs = contiguous(x), contiguous(residual), contiguous(weight), contiguous(bias)
-    return norm.forward(_ADD[x.dtype, residual.dtype.name], *inputs, eps)
+    return norm.forward(_ADD[x.dtype, residual.dtype.name], x, residual, weight, bias, eps)
 
 
 def backward(dy: Array, x: Array, weight: Array | None, mean: Array, rstd: Array) -> tuple[Array, Array, Array]:
     """dy, x (N, C), mean and rstd (N,) of forward -> dx (N, C), dweight (C,), dbias (C,)."""
-    inputs = contiguous(dy), contiguous(x), _optional(weight)
-    dx, (dweight, dbias) = norm.backward(_KERNELS[x.dtype], 2, *inputs, mean, rstd)
+    dx, (dweight, dbias) = norm.backward(_KERNELS[x.dtype], 2, dy, x, weight, mean, rstd)
     return dx, dweight, dbias

@@ -13,19 +13,22 @@ Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+
+from minigrad.plain_kernels import random as plain
 
 from .platform import recording
 from .platform.array import Array, empty
 from .platform.language import cuda, device_function, libdevice, math
 from .platform.launch import Kernel, kernel
-from .pointwise.philox import HALF_WORD, LOW_WORD, ON_DEVICE, philox_block, unit_float32
+from .pointwise.philox import HALF_WORD, LOW_WORD, philox_block, unit_float32
 from .ptx import ptx
 from .ptx.fours import storer_inside
 
+state: Callable[[int, int], Any] = plain.state
 ELEVEN = np.uint64(11)
 TOP_BIT = np.uint64(1 << 63)
 
@@ -132,61 +135,50 @@ def integers_int64(y: Any, n: Any, seed: Any, offset: Any, low: Any, span: Any) 
 # Launchers ------------------------------------------------------------------------------------------------------------
 
 
-def state(seed: int, offset: int) -> tuple[int, int]:
-    """(seed, offset), checked. Raises ValueError unless seed is in 0..2^64 - 1 and offset in 0..2^63 - 1."""
-    if not 0 <= seed < 2**64:
-        raise ValueError(f"seed={seed}: expected an integer from 0 to 2**64 - 1")
-    if not 0 <= offset < (ON_DEVICE if recording.current() is None else 2**64):
-        raise ValueError(f"offset={offset}: expected an integer from 0 to 2**63 - 1")
-    return seed, offset
+def draw(what: Kernel, y: Array, per_block: int, seed: int, offset: int, *more: Any) -> Array:
+    """Launch ``what``, whose threads make ``per_block`` elements each, on all of ``y``; returns it.
 
-
-def draw(what: Kernel, y: Array, per_block: int, *arguments: Any) -> Array:
-    """Launch ``what``, whose threads make ``per_block`` elements each, on all of ``y``; returns it."""
-    what.launch_each(-(-y.size // per_block), y, y.size, *arguments)
+    Raises ValueError unless seed is in 0..2^64 - 1 and offset in 0..2^63 - 1.
+    """
+    if recording.current() is None:  # else they are an address, and an offset with ``ON_DEVICE``
+        state(seed, offset)
+    what.launch_each(-(-y.size // per_block), y, y.size, seed, offset, *more)
     return y
 
 
 def philox_bits(n: int, seed: int, offset: int) -> Array:
     """The first n words of the draw: uint32 (n,)."""
-    return draw(bits, empty(n, np.uint32), 4, *state(seed, offset))
+    return draw(bits, empty(n, np.uint32), 4, seed, offset)
 
 
-def uniform(shape: int | Sequence[int], dtype: Any, seed: int, offset: int) -> Array:
+def uniform(shape: int | tuple[int, ...], dtype: Any, seed: int, offset: int) -> Array:
     """Uniform in [0, 1), float32 (multiples of 2^-24) or float64 (multiples of 2^-53)."""
-    y = _real(shape, dtype)
+    y = empty(shape, dtype)
     if y.dtype == np.float32:
-        return draw(uniform_float32, y, 4, *state(seed, offset))
-    return draw(uniform_float64, y, 2, *state(seed, offset))
+        return draw(uniform_float32, y, 4, seed, offset)
+    return draw(uniform_float64, y, 2, seed, offset)
 
 
-def normal(shape: int | Sequence[int], dtype: Any, seed: int, offset: int) -> Array:
+def normal(shape: int | tuple[int, ...], dtype: Any, seed: int, offset: int) -> Array:
     """Standard normal, float32 or float64: the same float64 numbers, rounded. One word for each element; |z| < 6.8."""
-    y = _real(shape, dtype)
-    return draw(_NORMAL[y.dtype], y, 4, *state(seed, offset), 2.0**-32)
+    y = empty(shape, dtype)
+    return draw(_NORMAL[y.dtype], y, 4, seed, offset, 2.0**-32)
 
 
-def _real(shape: int | Sequence[int], dtype: Any) -> Array:
-    y = empty(shape if isinstance(shape, int) else tuple(shape), dtype)
-    if y.dtype not in (np.float32, np.float64):
-        raise TypeError(f"dtype {y.dtype}: random draws are float32 or float64; cast the result")
-    return y
-
-
-def integers(low: int, high: int, shape: int | Sequence[int], seed: int, offset: int) -> Array:
+def integers(low: int, high: int, shape: int | tuple[int, ...], seed: int, offset: int) -> Array:
     """int64 in [low, high), by multiplication of 64 random bits: no value's probability is off by more than 2^-64.
 
     Raises ValueError if the range is empty or leaves int64.
     """
     if not -(2**63) <= low < high < 2**63:
         raise ValueError(f"integers(low={low}, high={high}): expected -2**63 <= low < high < 2**63")
-    y = empty(shape if isinstance(shape, int) else tuple(shape), np.int64)
-    return draw(integers_int64, y, 2, *state(seed, offset), low % 2**64, high - low)
+    y = empty(shape, np.int64)
+    return draw(integers_int64, y, 2, seed, offset, low % 2**64, high - low)
 
 
 def permutation(n: int, seed: int, offset: int) -> Array:
     """A random permutation of 0..n-1, int64: the stable order of n random 64-bit keys."""
     from . import indexing
 
-    keys = draw(sort_keys, empty(n, np.int64), 2, *state(seed, offset))
+    keys = draw(sort_keys, empty(n, np.int64), 2, seed, offset)
     return indexing.argsort(keys, 0, False)

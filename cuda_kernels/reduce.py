@@ -2,7 +2,7 @@
 
 An array whose memory is dense is reduced as it lies, one run of neighbouring axes after the other, the last run first;
 any other is copied. ``fold.py`` has the kernels of sums, products and extrema, ``argmax_fold.py`` those of indices and
-logsumexp, ``scan.py`` and ``cumprod_gradient.py`` those of cumulative sums and products, ``median.py`` the selection.
+logsumexp, ``scan.py`` and ``cumprod_gradient.py`` those of cumulative sums and products.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ import numpy as np
 
 from . import comparison, elementwise
 from .platform.array import Array, contiguous, contiguous_strides, from_host
-from .rowwise import median as rank_selection
+from .rowwise import gather_scatter as at
 from .rowwise.argmax_fold import pair_fold
 from .rowwise.cumprod_gradient import cumprod_gradient
 from .rowwise.fold import FOLDS, fold, word_of
 from .rowwise.scan import scan
+from .rowwise.sorting import sort_rows
 
 
 def _dense(x: Array) -> tuple[Array, list[int]]:
@@ -60,7 +61,7 @@ def _fold(name: str, x: Array, axes: tuple[int, ...], keepdim: bool, dtype: Any)
     wide = dtype
     if (name, word_of(dtype), word_of(dtype)) not in FOLDS:
         wide = np.dtype(np.int64 if dtype.kind in "iub" else np.float32)
-    if (name, word_of(x.dtype), word_of(wide)) not in FOLDS or x.dtype.kind == "u":
+    if x.dtype != wide and ((name, word_of(x.dtype), word_of(wide)) not in FOLDS or x.dtype.kind == "u"):
         x = elementwise.cast(x, wide)
     y = _reduce(lambda x, outer, n, inner: fold(name, x, outer, n, inner, wide), x, axes, keepdim)
     return y if wide == dtype else elementwise.cast(y, dtype)
@@ -80,7 +81,7 @@ def mean(x: Array, axes: tuple[int, ...], keepdim: bool) -> Array:
 def _extremum(name: str, x: Array, axes: tuple[int, ...], keepdim: bool) -> Array:
     if 0 in (x.shape[axis] for axis in axes):
         raise ValueError(f"{name} of no values: the shape is {x.shape}, the axes are {axes}")
-    return _reduce(lambda x, outer, n, inner: fold(name, x, outer, n, inner, x.dtype), x, axes, keepdim)
+    return _fold(name, x, axes, keepdim, x.dtype)
 
 
 def max(x: Array, axes: tuple[int, ...], keepdim: bool) -> Array:
@@ -118,20 +119,14 @@ def argmin(x: Array, axis: int | None, keepdim: bool) -> Array:
     return _index("argmin", x, axis, keepdim)
 
 
-def _truth(name: str, x: Array, axes: tuple[int, ...], keepdim: bool) -> Array:
-    if x.dtype != np.bool_:
-        x = comparison.ne(x, 0)
-    return _reduce(lambda x, outer, n, inner: fold(name, x, outer, n, inner, x.dtype), x, axes, keepdim)
-
-
 def any(x: Array, axes: tuple[int, ...], keepdim: bool) -> Array:
     """Whether any value over ``axes`` is not zero."""
-    return _truth("max", x, axes, keepdim)
+    return _fold("max", comparison.ne(x, 0) if x.dtype.kind != "b" else x, axes, keepdim, np.bool_)
 
 
 def all(x: Array, axes: tuple[int, ...], keepdim: bool) -> Array:
     """Whether all values over ``axes`` are not zero."""
-    return _truth("min", x, axes, keepdim)
+    return _fold("min", comparison.ne(x, 0) if x.dtype.kind != "b" else x, axes, keepdim, np.bool_)
 
 
 def logsumexp(x: Array, axes: tuple[int, ...], keepdim: bool) -> Array:
@@ -143,11 +138,10 @@ def median(x: Array) -> Array:
     """The value in the middle (of an even number the lower one) of all; NaN if there is one, and of none."""
     if not x.size:
         return from_host(np.full((), np.nan, x.dtype), x.device)
-    middle = rank_selection.select(_dense(x)[0], (x.size - 1) // 2)
-    if x.dtype.kind != "f":
-        return middle
-    largest = max(x, tuple(range(x.ndim)), False)
-    return elementwise.where(comparison.isnan(largest), largest, middle)
+    flat = _dense(x)[0].reshape(1, x.size, 1)
+    _, order = sort_rows(flat.reshape(1, x.size))
+    middle, last = (at.take(flat, order[0, k : k + 1]).reshape(()) for k in ((x.size - 1) // 2, x.size - 1))
+    return middle if x.dtype.kind != "f" else elementwise.where(comparison.ne(last, last), last, middle)
 
 
 def prod(x: Array, axis: int, keepdim: bool, dtype: Any) -> Array:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .platform.array import Array, contiguous
+from .platform.array import Array
 from .rowwise import norm
 
 _KERNELS: dict[Any, norm.RowNormKernels] = norm.norm_kernels("rms_norm", centred=False)
@@ -22,7 +22,7 @@ _ADD: dict[Any, Any] = norm.residual_kernels("add_rms_norm", centred=False)
 
 def forward(x: Array, weight: Array, eps: float) -> tuple[Array, Array]:
     """x (N, C), weight (C,) -> y (N, C), rstd (N,); all of x's dtype. Inputs that are not contiguous are copied."""
-    y, _, _, rstd = norm.forward(_KERNELS[x.dtype], contiguous(x), None, contiguous(weight), None, eps)
+    y, _, _, rstd = norm.forward(_KERNELS[x.dtype], x, None, weight, None, eps)
     return y, rstd
 
 
@@ -31,13 +31,11 @@ def add_forward(x: Array, residual: Array, weight: Array, eps: float) -> tuple[A
 
     The residual is of x's dtype, or half floats to a float32 x.
     """
-    inputs = contiguous(x), contiguous(residual), contiguous(weight)
-    y, h, _, rstd = norm.forward(_ADD[x.dtype, residual.dtype.name], *inputs, None, eps)
+    y, h, _, rstd = norm.forward(_ADD[x.dtype, residual.dtype.name], x, residual, weight, None, eps)
     return y, h, rstd
 
 
 def backward(dy: Array, x: Array, weight: Array, rstd: Array) -> tuple[Array, Array]:
     """dy, x (N, C) and rstd (N,) of forward -> dx (N, C), dweight (C,)."""
-    inputs = contiguous(dy), contiguous(x), contiguous(weight)
-    dx, (dweight,) = norm.backward(_KERNELS[x.dtype], 1, *inputs, rstd, rstd)
+    dx, (dweight,) = norm.backward(_KERNELS[x.dtype], 1, dy, x, weight, rstd, rstd)
     return dx, dweight

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from .optimizers.multi_tensor import REALS, WORDS, Table, updater
+from .optimizers.multi_tensor import PRODUCTS, REALS, Table, updater
 from .platform.array import Array
 from .platform.launch import Kernel
 
@@ -31,7 +31,7 @@ SCALARS = ("lr", "weight_decay", "keep", "take", "momentum", "nesterov")
 
 
 def _sgd(real: Any, states: int) -> Kernel:
-    product = WORDS[real].product
+    product = PRODUCTS[real]
 
     def descend(row, p, g, b, unused):
         if row[1] != real(0):

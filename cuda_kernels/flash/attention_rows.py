@@ -7,6 +7,7 @@ the plain version of ``flash.py``, which computes the same on tiles.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -54,7 +55,7 @@ def dot(x: Any, i: Any, y: Any, j: Any, D: Any, zero: Any) -> Any:
     return s
 
 
-def _kernels(real: Any) -> tuple[Kernel, Kernel, Kernel]:
+def _forward(real: Any) -> Kernel:
     word = np.dtype(real).name
 
     @kernel(f"{word}* x5, int64, {SIZES}, {word} x2, int64 x9", threads=128, registers=56, of=word)
@@ -93,72 +94,66 @@ def _kernels(real: Any) -> tuple[Kernel, Kernel, Kernel]:
             for c in range(D):
                 y[place + c] *= inverse
 
-    @kernel(
-        f"{word}* x8, int64, {SIZES}, {word} x2, int64 x15",
-        threads=128, registers={"float32": 56, "float64": 64}[word], of=word,
-    )  # fmt: skip
-    def dq(
-        grads, delta, dy, q, k, v, y, lse, n, Hq, H, Tq, Tk, D, causal, threshold, seed, offset, scale, kept,
-        dy_b, dy_h, dy_t, q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, y_b, y_h, y_t,
-    ):  # fmt: skip
-        """grads: dq (B, Tq, Hq, D), and delta (n,) = sum over D of dy y."""
-        row = np.int64(cuda.grid(1))
-        if row < n:
-            b, h, i = place_of(row, Tq, Hq)
-            kv = h // (Hq // H)
-            query, gradient = b * q_b + h * q_h + i * q_t, b * dy_b + h * dy_h + i * dy_t
-            key, value = b * k_b + kv * k_h, b * v_b + kv * v_h
-            place = ((b * Tq + i) * Hq + h) * D
-            zero = real(0)
-            shared_part = dot(dy, gradient, y, b * y_b + h * y_h + i * y_t, D, zero)
-            delta[row] = shared_part
-            for c in range(D):
-                grads[place + c] = zero
-            for j in range(min(Tk, i + 1) if causal else Tk):
-                p = math.exp(scale * dot(q, query, k, key + j * k_t, D, zero) - lse[row])
-                dp = dot(dy, gradient, v, value + j * v_t, D, zero)
-                if threshold > np.float32(0):
-                    dp = zero if dropped(row * Tk + j, threshold, seed, offset) else dp * kept
-                ds = p * (dp - shared_part) * scale
-                for c in range(D):
-                    grads[place + c] += ds * k[key + j * k_t + c]
+    return forward
 
-    @kernel(f"{word}* x8, int64, {SIZES}, {word} x2, int64 x12", threads=128, registers=80, resident=6, of=word)
-    def dk_dv(
-        dk, dv, dy, q, k, v, lse, delta, n, Hq, H, Tq, Tk, D, causal, threshold, seed, offset, scale, kept,
-        dy_b, dy_h, dy_t, q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t,
+
+def _gradient(real: Any, keeps_keys: bool) -> Kernel:
+    """dk and dv where a thread has a key, else dq; it writes delta too, which the other reads. As in ``flash.py``."""
+    word = np.dtype(real).name
+    registers, resident = (80, 6) if keeps_keys else ({"float32": 56, "float64": 64}[word], 0)
+
+    @kernel(
+        f"{word}* x9, int64, {SIZES}, {word} x2, int64 x15", threads=128, registers=registers, resident=resident,
+        name=f"{'dk_dv' if keeps_keys else 'dq'}_{word}",
+    )  # fmt: skip
+    def gradient(
+        dx, dx2, x, x2, z, z2, y, lse, delta, n, Hq, H, Tq, Tk, D, causal, threshold, seed, offset, scale, kept,
+        x_b, x_h, x_t, x2_b, x2_h, x2_t, z_b, z_h, z_t, z2_b, z2_h, z2_t, y_b, y_h, y_t,
     ):  # fmt: skip
-        """dk and dv (B, Tk, H, D), n = B H Tk rows, each the sum over the queries of its head group."""
+        """dx and dx2 (B, T, heads, D), n rows; delta = sum over D of dy y, of each query."""
         row = np.int64(cuda.grid(1))
         if row < n:
-            b, kv, j = place_of(row, Tk, H)
             group = Hq // H
-            key, value = b * k_b + kv * k_h + j * k_t, b * v_b + kv * v_h + j * v_t
-            place = ((b * Tk + j) * H + kv) * D
+            b, h, i = place_of(row, Tk if keeps_keys else Tq, H if keeps_keys else Hq)
+            mine, mine2 = b * x_b + h * x_h + i * x_t, b * x2_b + h * x2_h + i * x2_t
+            place = ((b * (Tk if keeps_keys else Tq) + i) * (H if keeps_keys else Hq) + h) * D
             zero = real(0)
+            shared_part = zero
+            if not keeps_keys:
+                shared_part = dot(x2, mine2, y, b * y_b + h * y_h + i * y_t, D, zero)
+                delta[row] = shared_part
             for c in range(D):
-                dk[place + c] = zero
-                dv[place + c] = zero
-            for h in range(kv * group, kv * group + group):
-                for i in range(j if causal else 0, Tq):
-                    query, gradient = b * q_b + h * q_h + i * q_t, b * dy_b + h * dy_h + i * dy_t
-                    other = (b * Hq + h) * Tq + i
-                    p = math.exp(scale * dot(q, query, k, key, D, zero) - lse[other])
-                    dp = dot(dy, gradient, v, value, D, zero)
+                dx[place + c] = zero
+                if keeps_keys:
+                    dx2[place + c] = zero
+            if keeps_keys:
+                first_head, heads, begin, end = h * group, group, (i if causal else 0), Tq
+            else:
+                first_head, heads, begin, end = h // group, np.int64(1), 0, (min(Tk, i + 1) if causal else Tk)
+            for other in range(first_head, first_head + heads):
+                for j in range(begin, end):
+                    there, there2 = b * z_b + other * z_h + j * z_t, b * z2_b + other * z2_h + j * z2_t
+                    query, key = ((b * Hq + other) * Tq + j, i) if keeps_keys else (row, j)
+                    p = math.exp(scale * dot(x, mine, z, there, D, zero) - lse[query])
+                    dp = dot(x2, mine2, z2, there2, D, zero)
                     weight = p
                     if threshold > np.float32(0):
-                        factor = zero if dropped(other * Tk + j, threshold, seed, offset) else kept
-                        dp *= factor
-                        weight *= factor
-                    ds = p * (dp - delta[other]) * scale
+                        gone = dropped(query * Tk + key, threshold, seed, offset)
+                        dp = zero if gone else dp * kept
+                        weight = zero if gone else weight * kept
+                    ds = p * (dp - (delta[query] if keeps_keys else shared_part)) * scale
                     for c in range(D):
-                        dk[place + c] += ds * q[query + c]
-                        dv[place + c] += weight * dy[gradient + c]
+                        dx[place + c] += ds * z[there + c]
+                        if keeps_keys:
+                            dx2[place + c] += weight * z2[there2 + c]
 
-    return forward, dq, dk_dv
+    return gradient
 
 
-_KERNELS = {np.dtype(real): _kernels(real) for real in (np.float32, np.float64)}
+_KERNELS = {
+    np.dtype(real): (_forward(real), *(_gradient(real, keeps_keys) for keeps_keys in (False, True)))
+    for real in (np.float32, np.float64)
+}
 
 
 def contiguous_rows(x: Array) -> Array:
@@ -173,12 +168,20 @@ def forward(y: Array, lse: Array, inputs: Arrays, settings: tuple[Any, ...]) -> 
     run.launch(-(-n // 32), y, lse, *inputs, n, *settings, *steps_of(*inputs), threads=32)
 
 
+def passes(grads: Arrays, operands: Arrays) -> Iterator[tuple[int, Arrays, Arrays, int, int]]:
+    """Of each pass of backward, over the queries and over the keys: number, results, sides, heads, and rows of a head.
+
+    ``grads``: dq, dk, dv; ``operands``: dy, q, k, v.
+    """
+    (dq, dk, dv), (dy, q, k, v) = grads, operands
+    yield 0, (dq, dq), (q, dy, k, v), q.shape[0] * q.shape[1], q.shape[2]
+    yield 1, (dk, dv), (k, v, q, dy), k.shape[0] * k.shape[1], k.shape[2]
+
+
 def backward(grads: Arrays, delta: Array, inputs: Arrays, settings: tuple[Any, ...]) -> None:
     """``attention.backward`` into ``grads``, dq, dk, dv (B, T, heads, D), of ``inputs``, dy, q, k, v, y, lse; delta (B,
     Hq, Tq) is scratch."""
-    (dq, dk, dv), (*operands, lse) = grads, inputs
-    dy, q, k, v, y = operands = [contiguous_rows(x) for x in operands]
-    _, queries, keys = _KERNELS[y.dtype]
-    arguments, n, rows = (*settings, *steps_of(*operands)), lse.size, k.shape[0] * k.shape[1] * k.shape[2]
-    queries.launch(-(-n // 32), dq, delta, *operands, lse, n, *arguments, threads=32)
-    keys.launch(-(-rows // 32), dk, dv, dy, q, k, v, lse, delta, rows, *arguments[:-3], threads=32)
+    *operands, y, lse = *map(contiguous_rows, inputs[:-1]), inputs[-1]
+    for i, results, sides, heads, rows in passes(grads, tuple(operands)):
+        n, steps, run = heads * rows, steps_of(*sides, y), _KERNELS[y.dtype][1 + i]
+        run.launch(-(-n // 32), *results, *sides, y, lse, delta, n, *settings, *steps, threads=32)

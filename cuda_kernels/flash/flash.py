@@ -18,7 +18,7 @@ from ..platform import libcuda
 from ..platform.array import Array
 from ..platform.language import SIMULATED, cuda, device_function, math
 from ..platform.launch import Kernel, kernel
-from .attention_rows import SIZES, Arrays, contiguous_rows, steps_of
+from .attention_rows import SIZES, Arrays, contiguous_rows, passes, steps_of
 from .flash_tiles import flash_tiles, row_max, row_sum
 
 LARGEST = {np.dtype(np.float32): 128, np.dtype(np.float64): 64}  # head sizes
@@ -275,14 +275,9 @@ def forward(y: Array, lse: Array, inputs: Arrays, settings: tuple[Any, ...]) -> 
 
 def backward(grads: Arrays, delta: Array, inputs: Arrays, settings: tuple[Any, ...]) -> None:
     """``attention.backward``, as ``attention_rows.backward``."""
-    (dq, dk, dv), (*operands, lse) = grads, inputs
-    dy, q, k, v, y = (contiguous_rows(x) for x in operands)
-    f, _, queries, keys = _choose(q)
-    (B, Hq, Tq, _), (H, Tk) = q.shape, k.shape[1:3]
-    settings, wide = _in_units(f, settings), int(all(map(_wide, (dy, q, k, v))))
-    for run, results, sides, heads, rows in (
-        (queries, (dq, dq), (q, dy, k, v), B * Hq, Tq),
-        (keys, (dk, dv), (k, v, q, dy), B * H, Tk),
-    ):
+    *operands, y, lse = *map(contiguous_rows, inputs[:-1]), inputs[-1]
+    f, _, *kernels = _choose(y)
+    settings, wide = _in_units(f, settings), int(all(map(_wide, operands)))
+    for i, results, sides, heads, rows in passes(grads, tuple(operands)):
         tiles, steps = -(-rows // f.side), steps_of(*sides, y)
-        run.launch(heads * tiles, *results, *sides, y, lse, delta, *settings, *steps, heads, tiles, wide)
+        kernels[i].launch(heads * tiles, *results, *sides, y, lse, delta, *settings, *steps, heads, tiles, wide)

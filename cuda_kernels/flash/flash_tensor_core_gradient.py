@@ -33,7 +33,7 @@ from ..platform.memory import TENSOR_CORES
 from ..pointwise.conversion import conversions
 from ..ptx import ptx
 from ..rowwise.collective import warp_sum
-from .attention_rows import Arrays, steps_of
+from .attention_rows import Arrays, passes, steps_of
 from .flash_tensor_core import SIDE, THREADS, aligned, products, tile_functions
 
 f32: type[np.float32] = np.float32
@@ -232,15 +232,12 @@ KEYS = {
 
 def backward(grads: Arrays, delta: Array, inputs: Arrays, settings: tuple[Any, ...]) -> None:
     """``attention.backward``, as ``attention_rows.backward``; of what ``flash_tensor_core.forward`` takes."""
-    (*sizes, _, _, _, scale, _), (dq, dk, dv), lse = settings, grads, inputs[-1]
-    dy, q, k, v, y = (aligned(x) for x in inputs[:-1])
-    (B, Hq, Tq, D), (H, Tk), n = q.shape, k.shape[1:3], lse.size
-    kind = q.dtype.name, 64 if D <= 64 else 128
-    DELTA[kind[0]].launch(-(-n // 4), delta, dy, y, Hq, Tq, D, n, *steps_of(dy, y))
-    for kernels, results, operands, heads, rows in (
-        (QUERIES, (dq, dq), (q, dy, k, v), B * Hq, Tq),
-        (KEYS, (dk, dv), (k, v, q, dy), B * H, Tk),
-    ):
+    (*sizes, _, _, _, scale, _), lse = settings, inputs[-1]
+    *operands, y = (aligned(x) for x in inputs[:-1])
+    (_, Hq, Tq, D), n = y.shape, lse.size
+    kind = y.dtype.name, 64 if D <= 64 else 128
+    DELTA[kind[0]].launch(-(-n // 4), delta, operands[0], y, Hq, Tq, D, n, *steps_of(operands[0], y))
+    for i, results, sides, heads, rows in passes(grads, tuple(operands)):
         tiles, scales = -(-rows // SIDE), (scale / python_math.log(2), scale)
-        arguments = *sizes, *scales, *steps_of(*operands), heads, tiles
-        kernels[kind].launch(heads * tiles, *results, *operands, lse, delta, *arguments)
+        arguments = *sizes, *scales, *steps_of(*sides), heads, tiles
+        (QUERIES, KEYS)[i][kind].launch(heads * tiles, *results, *sides, lse, delta, *arguments)

@@ -20,9 +20,11 @@ The multi-tensor launch by pointer table is NVIDIA Apex's.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+
+from minigrad.plain_kernels.optimizers import ParamTable
 
 from ..platform import memory, recording
 from ..platform.array import Array, from_host
@@ -42,17 +44,10 @@ HALVES = ("bfloat16", "float16")
 Scalars = tuple[Any, Any, Any, Any, Any, Any, Any, Any]
 
 
-class Words(NamedTuple):
-    """What a kernel of float32 or float64 is made of: pointers, and products that no sum absorbs."""
-
-    pointer: Any  # from an address
-    product: Any
-
-
-WORDS: dict[Any, Words] = {
-    np.float32: Words(ptx.pointer_float32, libdevice.fmul_rn),
-    np.float64: Words(ptx.pointer_float64, libdevice.dmul_rn),
-}
+POINTERS: dict[Any, Any] = {np.float32: ptx.pointer_float32, np.float64: ptx.pointer_float64}
+"""From an address."""
+PRODUCTS: dict[Any, Any] = {np.float32: libdevice.fmul_rn, np.float64: libdevice.dmul_rn}
+"""That no sum absorbs."""
 
 
 @device_function
@@ -81,7 +76,7 @@ def updater(name: str, word: str, states: int, element: Callable[..., Any], regi
     """
     half = word in HALVES
     real = np.float32 if half else np.dtype(word).type
-    pointer = WORDS[real].pointer
+    pointer = POINTERS[real]
     pointer_half = ptx.pointer_uint16 if half else pointer
     itemsize, half_size = np.dtype(real).itemsize, 2 if half else np.dtype(real).itemsize
     columns, ends = 1 + states + half, 4 * half_size - 1 & 15
@@ -175,7 +170,7 @@ def block_of(threads: int, most: int = THREADS) -> int:
     return min(most, 32 * max(1, ceil_div(threads, 32)))
 
 
-class Table:
+class Table(ParamTable):
     """Addresses and chunks of the arrays that one launch updates; build it once, use it for many steps.
 
     ``params`` and each of ``states`` are sequences of equally many arrays of one device and dtype, float32 or float64,
@@ -185,33 +180,19 @@ class Table:
     Raises ValueError or TypeError, naming the position, for an array that cannot be updated through its address.
     """
 
-    def __init__(
-        self, params: Sequence[Array], *states: Sequence[Array], weights: Sequence[Array] | None = None
-    ) -> None:
-        if any(len(arrays) != len(params) for arrays in states):
-            counts = " and ".join(str(len(arrays)) for arrays in states)
-            raise ValueError(f"{len(params)} parameters, {counts} state arrays: expected as many of each")
-        self.dtype: np.dtype[Any] = np.dtype(params[0].dtype if params else np.float32)
+    def __init__(self, params: Any, *states: Any, weights: Any = None) -> None:
+        super().__init__(params, *states, weights=weights)
         self.device: int = params[0].device if params else memory.current_device()
-        if self.dtype not in (np.float32, np.float64):
-            raise TypeError(f"the optimizer kernels update float32 or float64 parameters, not {self.dtype}")
-        self.arrays: tuple[list[Array], ...] = (list(params), *map(list, states))
         self.grad_dtype: np.dtype[Any] = self.dtype
-        if weights is not None:
+        columns: list[Any] = [*self.arrays]
+        if self.weights is not None:
+            columns.append(self.weights)
             self.grad_dtype = np.dtype(weights[0].dtype if weights else np.float16)
-            if len(weights) != len(params) or self.dtype != np.float32 or self.grad_dtype.itemsize != 2:
-                raise TypeError(
-                    f"{len(params)} masters of {self.dtype} and {len(weights)} weights of {self.grad_dtype}: expected "
-                    "as many of both, float32, and float16 or bfloat16"
-                )
-            self.arrays += (list(weights),)
-        for i, arrays in enumerate(zip(*self.arrays, strict=True)):
-            for column, array in enumerate(arrays):
-                self._check_array(i, array, arrays[0].size, self.dtype if column <= len(states) else self.grad_dtype)
-                if not array.writeable:
-                    raise ValueError(f"array {i} of shape {array.shape} is read-only, so it cannot be updated in place")
+            self._check_updated(self.weights, self.grad_dtype)
+        for column in columns:
+            self._check_devices(column)
         self.states: int = len(states)
-        addresses = np.array([[array.pointer for array in column] for column in self.arrays], np.int64)
+        addresses = np.array([[array.pointer for array in column] for column in columns], np.int64)
         with recording.outside() as graph:
             self.cut: Cut = Cut([p.size for p in params], CHUNK, self.device)
             self.addresses: Array = from_host(np.ascontiguousarray(addresses.T), self.device)
@@ -219,22 +200,18 @@ class Table:
         if graph is not None:
             graph.keep.append(self)
 
-    def check(self, grads: Sequence[Array], scalars: np.ndarray, columns: int) -> None:
-        """Raise ValueError or TypeError, naming the position, for arguments that do not fit the table.
+    def check(self, grads: Any, scalars: np.ndarray, columns: int) -> None:
+        """As of ``ParamTable``, quickly where all is well. ValueError, too, for a gradient of another device."""
+        like = self.arrays[0] if self.weights is None else self.weights
+        alike = [g.dtype == p.dtype and g.shape == p.shape and g.strides == p.strides for g, p in zip(grads, like)]
+        if False in alike or len(grads) != len(like) or scalars.shape != (len(like), columns) or scalars.dtype != float:
+            super().check(grads, scalars, columns)
+        self._check_devices(grads)
 
-        grads:   one array for each parameter: the table's dtype and device, as many elements, C-contiguous
-        scalars: float64 NumPy (number of parameters, columns); a row is the same for all elements of a parameter
-        """
-        sizes = self.cut.sizes
-        if len(grads) != len(sizes) or scalars.shape != (len(grads), columns) or scalars.dtype != np.float64:
-            raise ValueError(
-                f"{len(grads)} gradients and scalars of shape {scalars.shape}, {scalars.dtype}: expected "
-                f"{len(sizes)} gradients and float64 scalars of shape ({len(sizes)}, {columns})"
-            )
-        for i, (p, g) in enumerate(zip(self.arrays[0], grads, strict=True)):
-            same = g.dtype == self.grad_dtype == p.dtype and g.shape == p.shape and g.strides == p.strides
-            if not same or g.device != self.device:
-                self._check_array(i, g, sizes[i], self.grad_dtype)
+    def _check_devices(self, arrays: Sequence[Array]) -> None:
+        for i, array in enumerate(arrays):
+            if array.device != self.device:
+                raise ValueError(f"array {i} is on cuda:{array.device}, the table on cuda:{self.device}")
 
     def send(self, grads: Sequence[Array], scalars: np.ndarray, *more: np.ndarray) -> list[Array]:
         """The gradients' addresses, the scalars in the table's dtype with ``ROW_LENGTH`` columns, and ``more``: on the
@@ -260,13 +237,3 @@ class Table:
             addresses, rows = self.send(grads, scalars)
             arguments = self.addresses, cut.device_sizes, addresses, cut.chunks, rows, cut.length
             step.launch(cut.count, *arguments, threads=cut.threads(4))
-
-    def _check_array(self, i: int, array: Array, size: int, dtype: np.dtype[Any]) -> None:
-        if array.dtype != dtype:
-            raise TypeError(f"array {i} has dtype {array.dtype}, the table has {dtype}")
-        if array.size != size:
-            raise ValueError(f"array {i} of shape {array.shape} has {array.size} elements, its parameter has {size}")
-        if not array.contiguous:
-            raise ValueError(f"array {i} of shape {array.shape} is not C-contiguous; contiguous() makes it so")
-        if array.device != self.device:
-            raise ValueError(f"array {i} is on cuda:{array.device}, the table on cuda:{self.device}")

@@ -29,8 +29,8 @@ from typing import Any
 
 import numpy as np
 
-from . import libcuda, memory, recording
-from .array import Array, empty, from_host, zeros
+from . import families, libcuda, memory, recording
+from .array import Array, from_host, zeros
 from .language import SIMULATED, cuda, cupy
 from .launch import kernel
 from .memory import Memory
@@ -279,8 +279,7 @@ class RecordedGraph:
         """``sizes``, int64, or zeros where ``allowed`` is 0: what a kernel then goes over is empty."""
         if self.allowed is None:
             return sizes
-        found = empty(sizes.shape, np.int64, self.device)
-        sizes_if.launch_each(sizes.size, found, sizes, self.allowed, sizes.size)
+        found: Array = families.elementwise.where(self.allowed, sizes, 0)
         return found
 
     # Launches ---------------------------------------------------------------------------------------------------------
@@ -309,13 +308,6 @@ class RecordedGraph:
 def note_outside(flag: Any, first_bad: Any, n: Any) -> None:
     if cuda.threadIdx.x == 0 and first_bad[0] < n:
         flag[0] = 1
-
-
-@kernel("int64* x2, int32*, int64", threads=128, registers=16)
-def sizes_if(found: Any, sizes: Any, allowed: Any, n: Any) -> None:
-    i = cuda.grid(1)
-    if i < n:
-        found[i] = sizes[i] if allowed[0] != 0 else 0
 
 
 LOSS, GRADIENT, RANGE, OVERFLOW, STOPPED, APART = 1, 2, 3, 4, 5, 6  # why an update is left out

@@ -144,8 +144,8 @@ class Kernel(compiler.Declaration):
                 status = _cu_launch_kernel(*settings)
         if status:
             raise libcuda.CudaError(f"launching {self._call(args, (x, y, z))}: {libcuda.describe(status)}")
-        if DEBUG >= 2 and recording.current() is None:
-            self._report((x, y, z), args, started)
+        if DEBUG >= 2:
+            report(f"{self.name} grid {(x, y, z)}", started, *self.work(args), call=self._call(args, (x, y, z)))
 
     def launch_each(self, n: int, *args: Any) -> None:
         """Start the kernel with a thread for each of n elements, in blocks of its size or one smaller block."""
@@ -181,8 +181,8 @@ class Kernel(compiler.Declaration):
         call = self._call(args, grid)
         if math.prod(threads) > math.prod(self.threads) or threads[2] > 64 or max(grid[1:]) > 65535 or grid[0] >= 2**31:
             raise simulated_memory.SimulationError(f"{call} with blocks of {threads}: a GPU refuses that")
-        if DEBUG >= 2 and recording.current() is None:
-            print(f"minigrad: {self.name} grid {grid} in the simulator", file=sys.stderr)
+        if DEBUG >= 2:
+            report(f"{self.name} grid {grid}", 0, 0, 0)
         recording.simulate(self._run_simulated, grid, threads, kept, call)
 
     def _run_simulated(
@@ -198,20 +198,6 @@ class Kernel(compiler.Declaration):
             simulator.run(self.function, grid, threads, self.shared_bytes, tuple(values))
         except simulated_memory.SimulationError as error:
             raise simulated_memory.SimulationError(f"{call}: {error}") from error
-
-    def _report(self, grid: tuple[int, int, int], args: tuple[Any, ...], started: int) -> None:
-        try:
-            memory.synchronize()
-        except Exception as error:
-            raise libcuda.CudaError(f"running {self._call(args, grid)}: {error}") from error
-        print(self._described(grid, args, (time.perf_counter_ns() - started) * 1e-9), file=sys.stderr)
-
-    def _described(self, grid: tuple[int, int, int], args: tuple[Any, ...], seconds: float) -> str:
-        """One line: kernel, grid, microseconds, and what that is of the device's limits."""
-        line = f"minigrad: {self.name} grid {grid} {seconds * 1e6:.1f} us"
-        if self is multiply_adds:  # it is being measured
-            return line
-        return f"{line}, {limits.compared(*self.work(args), seconds, multiply_adds.launch)}"
 
     def work(self, args: tuple[Any, ...]) -> tuple[int, int]:
         """(bytes, floating-point operations) of a launch; bytes are each array's once where nothing else is stated."""
@@ -256,6 +242,25 @@ def kernel(
     return declare
 
 
+def report(name: str, started: int, nbytes: int, flops: int, call: str = "") -> None:
+    """The line of MINIGRAD_DEBUG=2 about a launch, once the device is done with it; none during capture."""
+    if recording.current() is not None:
+        return
+    if SIMULATED:
+        print(f"minigrad: {name} in the simulator", file=sys.stderr)
+        return
+    try:
+        memory.synchronize()
+    except Exception as error:
+        raise libcuda.CudaError(f"running {call or name}: {error}") from error
+    print(described(name, (time.perf_counter_ns() - started) * 1e-9, nbytes, flops), file=sys.stderr)
+
+
+def described(name: str, seconds: float, nbytes: int, flops: int) -> str:
+    """The line: what was launched, microseconds, and what that is of the device's limits."""
+    return f"minigrad: {name} {seconds * 1e6:.1f} us, {limits.compared(nbytes, flops, seconds, multiply_adds.launch)}"
+
+
 def _three(sizes: int | tuple[int, ...]) -> tuple[int, int, int]:
     """A grid's or a block's three sizes. Raises TypeError for what is neither an integer nor up to three."""
     if isinstance(sizes, int):
@@ -283,7 +288,5 @@ if not SIMULATED:
     except OSError:  # no driver: kernels can be compiled and inspected, and nothing can be launched
         _cu_launch_kernel = None
 
-multiply_adds: Kernel = kernel("float32*, int32, float32", registers=40, flops=limits.multiply_add_flops)(
-    limits.multiply_adds
-)
-"""What a float32 rate is measured by, for ``MINIGRAD_DEBUG=2``."""
+multiply_adds: Kernel = kernel("float32*, int32, float32", registers=40)(limits.multiply_adds)
+"""What a float32 rate is measured by, for ``MINIGRAD_DEBUG=2``; of no stated work, so that its own line needs none."""

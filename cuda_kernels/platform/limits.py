@@ -29,11 +29,6 @@ def multiply_adds(y: Any, n: Any, x: Any) -> None:
     y[cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x] = total
 
 
-def multiply_add_flops(y: Any, n: int, x: float) -> int:
-    """The operations of a launch of ``multiply_adds``."""
-    return int(32 * n * y.size)
-
-
 def compared(nbytes: int, flops: int, seconds: float, launch: Callable[..., None]) -> str:
     """GB/s in per cent of a copy's, or TFLOP/s in per cent of multiply-adds; ``launch`` starts ``multiply_adds``.
 

@@ -17,7 +17,6 @@ import numpy as np
 from ..platform.language import SIMULATED, device_function, libdevice
 from ..ptx import ptx
 
-FLOAT16: np.dtype[Any] = np.dtype(np.float16)
 BFLOAT16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
 
 Convert = Callable[[Any], Any]
@@ -35,11 +34,7 @@ def load_as(stored: np.dtype[Any], computed: np.dtype[Any]) -> Convert:
     """A device function from an element of ``stored`` as it lies in memory to a number of ``computed``."""
     truth = computed.kind == "b" and stored.kind != "b"
     change = _truth if truth else _number(loaded(stored), loaded(computed))
-    if stored == FLOAT16:
-        return _then(ptx.float16_to_float, change)
-    if stored == BFLOAT16:
-        return _then(ptx.bfloat16_to_float, change)
-    return change
+    return _then(_HALVES[stored.name][0], change) if stored.name in _HALVES else change
 
 
 @functools.cache
@@ -48,12 +43,10 @@ def store_as(computed: np.dtype[Any], stored: np.dtype[Any]) -> Convert:
     source = loaded(computed)
     if stored.kind == "b":
         return _truth
-    if stored == FLOAT16:
-        narrow = _to_odd if source == np.float64 else _number(source, np.dtype(np.float32))
-        return _then(narrow, ptx.float_to_float16)
-    if stored == BFLOAT16:
-        return _then(_number(source, np.dtype(np.float32)), ptx.float_to_bfloat16)
-    return _number(source, stored)
+    if stored.name not in _HALVES:
+        return _number(source, stored)
+    odd = stored == np.float16 and source == np.float64
+    return _then(_to_odd if odd else _number(source, np.dtype(np.float32)), _HALVES[stored.name][1])
 
 
 @device_function
@@ -91,14 +84,16 @@ def _number(source: np.dtype[Any], target: np.dtype[Any]) -> Convert:
     return convert
 
 
+_AS_IT_IS = device_function(lambda x: x)
+_HALVES = {
+    "float16": (ptx.float16_to_float, ptx.float_to_float16),
+    "bfloat16": (ptx.bfloat16_to_float, ptx.float_to_bfloat16),
+}
+
+
 def element_conversions(word: str) -> tuple[Convert, Convert]:
     """From an element of dtype ``word``, as it lies in memory, to what sums are formed of, and back."""
-    halves = {
-        "float16": (ptx.float16_to_float, ptx.float_to_float16),
-        "bfloat16": (ptx.bfloat16_to_float, ptx.float_to_bfloat16),
-    }
-    as_it_is = device_function(lambda x: x)
-    return halves.get(word, (as_it_is, as_it_is))
+    return _HALVES.get(word, (_AS_IT_IS, _AS_IT_IS))
 
 
 def conversions(word: str) -> tuple[Any, Any]:

@@ -35,13 +35,12 @@ class LayoutPart(NamedTuple):
 
 
 class LaunchPlan(NamedTuple):
-    """The output's shape, size and strides (None: C order), and the launches; ``split`` if there are several."""
+    """The output's shape, size and strides (None: C order), and the launches."""
 
     shape: tuple[int, ...]
     size: int
     strides: tuple[int, ...] | None
     parts: tuple[LayoutPart, ...]
-    split: bool
 
 
 @functools.lru_cache(maxsize=8192)
@@ -62,20 +61,16 @@ def plan(
     if not fits:
         into = "" if out is None else f" into {out[0]}"
         raise ValueError(f"operands could not be broadcast together with shapes {' '.join(map(str, shapes))}{into}")
-    strides = None
-    if out is not None:
-        shape, strides = out
-    else:
-        strides = _kept_order(shape, inputs, itemsize)
+    shape, strides = out or (shape, _kept_order(shape, inputs, itemsize))
     size = math.prod(shape)
     if not size:
-        return LaunchPlan(shape, 0, None, (), False)
+        return LaunchPlan(shape, 0, None, ())
     itemsizes = [itemsize, *(1 if x is None else x[2] for x in inputs)]
     steps = [_steps(shape, (shape, contiguous_strides(shape, itemsize) if strides is None else strides, itemsize))]
     steps += [_steps(shape, x) for x in inputs]
     parts: list[LayoutPart] = []
     _divide(width, _collapse(shape, steps), [0] * len(steps), itemsizes, parts)
-    return LaunchPlan(shape, size, strides, tuple(parts), len(parts) > 1)
+    return LaunchPlan(shape, size, strides, tuple(parts))
 
 
 def _kept_order(shape: tuple[int, ...], inputs: tuple[Layout | None, ...], itemsize: int) -> tuple[int, ...] | None:

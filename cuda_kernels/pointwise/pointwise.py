@@ -1,6 +1,7 @@
 """Elementwise kernels made from scalar rules: z[i] = rule(x0[i], x1[i], ...), for arrays of any strides and numbers.
 
-A rule is a plain Python function of numbers, made for the type that it computes in, whose constants have that type:
+Most operations are made from the plain kernels' formulas (``made_from``). Others have a rule of their own, a Python
+function of numbers, made for the type that it computes in, whose constants have that type:
 
     def silu(real):
         one = real(1)
@@ -24,11 +25,12 @@ written by ``pointwise_source.py`` for a number of inputs; which dimensions it s
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -38,6 +40,7 @@ from ..platform.array import Array, empty
 from ..platform.language import THREADS, cuda
 from ..ptx.fours import fours
 from . import conversion, layout, pointwise_source
+from .formulas import compiled, inputs_of, of_formula
 from .layout import GATHER, NUMBER, VECTOR
 
 FLOAT32_END = 2.0**128 - 2.0**103  # from here on, and for NaN, float32 has no finite number
@@ -60,6 +63,7 @@ class Pointwise:
     width:     elements of a thread, 4 or 1
     marks:     write only where the rule is true
     slow_path: see ``compiler.Declaration``
+    family:    the names of the module that it is of (default: of the caller)
     """
 
     name: str
@@ -74,9 +78,10 @@ class Pointwise:
     width: int = 4
     marks: bool = False
     slow_path: bool = False
+    family: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.family: dict[str, Any] = sys._getframe(2).f_globals
+        self.family = self.family or sys._getframe(2).f_globals
         self.module: str = self.family["__name__"].rpartition(".")[2]
         self._variants: dict[tuple[Any, ...], Variant] = {}
         for words in self.eager:
@@ -162,17 +167,18 @@ class Variant:
             }
         numbers = [conversion.loaded(dtype).itemsize == dtype.itemsize for dtype in stored]
         source = pointwise_source.source(len(stored), operation.width, numbers, operation.marks)
-        exec(compile(source, operation.family["__file__"], "exec"), names)
+        run = compiled("run", source, operation.family["__file__"], names)
         wide = any(dtype.itemsize == 8 for dtype in (*stored, *computed, result))
         steps, arrays = f"int64 x{len(stored) + 1}", ", ".join(f"{dtype.name}*" for dtype in (result, *stored))
-        words = f"{arrays}, {', '.join(map(number_word, computed))}, int32, uint32 x2, int64, {steps}, int32, {steps}"
+        values = ", ".join("int32" if c.itemsize < 4 else c.name for c in computed)
+        words = f"{arrays}, {values}, int32, uint32 x2, int64, {steps}, int32, {steps}"
         self.kernel: launch.Kernel = launch.kernel(
             words + f", uint32, {steps}" * layout.MIDDLE,
             registers=operation.registers64 if wide else operation.registers,
             name=_name(operation.name, stored, result),
             slow_path=operation.slow_path,
             vector_loads=operation.width == 4 and any(dtype.itemsize >= 4 for dtype in stored),
-        )(names["run"])
+        )(run)
 
     def launch(self, z: Array, inputs: tuple[Any, ...], plan: layout.LaunchPlan) -> None:
         """Compute into ``z``."""
@@ -195,7 +201,7 @@ class Variant:
                     mode = GATHER
                 if not fixed >> 2 * j & 3:
                     modes |= mode << 2 * j
-            if plan.split:
+            if len(plan.parts) > 1:
                 whole = (z, *arrays)
                 offsets = (part.offsets[-1], *part.offsets[:-1])
                 moved = [a.view(a.shape, a.strides, by) for a, by in zip(whole, offsets, strict=True)]
@@ -206,6 +212,24 @@ class Variant:
             self.kernel.launch(
                 (part.groups + threads - 1) // threads, *moved, *numbers, modes, *part.arguments, threads=threads
             )
+
+
+def made_from(
+    plain: type, family: dict[str, Any], names: str = "", kind: type[Pointwise] = Pointwise, **settings: Any
+) -> list[Pointwise]:
+    """The operations of a plain family of these names (default: all), which become names of a module's, ``family``.
+
+    ``settings``: fields of ``Pointwise``.
+    """
+    made = []
+    for name in names.split() or [name for name in vars(plain) if not name.startswith("_")]:
+        formula = getattr(plain, name)
+        function = inspect.unwrap(formula)
+        resolve = like(function) if isinstance(function, np.ufunc) else floating
+        stated = {"rule": of_formula(formula), "resolve": resolve, "inputs": inputs_of(formula), **settings}
+        family[name] = kind(name, family=family, **stated)
+        made.append(family[name])
+    return made
 
 
 def _name(operation: str, stored: tuple[np.dtype[Any], ...], result: np.dtype[Any]) -> str:
@@ -243,11 +267,6 @@ def kind(x: Any) -> Any:
     if isinstance(x, int | float):
         return int if isinstance(x, int) else float
     raise TypeError(f"a kernel takes arrays of the device and numbers, not {type(x).__name__}")
-
-
-def number_word(computed: np.dtype[Any]) -> str:
-    """The signature's word for a number of this dtype."""
-    return "int32" if computed.itemsize < 4 else computed.name
 
 
 def as_number(x: Any, computed: np.dtype[Any]) -> int | float:

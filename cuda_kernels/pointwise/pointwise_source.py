@@ -6,10 +6,13 @@ For two inputs and a thread of one element it is
         group = cuda.grid(1)
         if group < groups:
             ...                                     # the places pz, p0, p1 of the thread's first element
-            if modes & 3 == 2: a0 = raw0(v0)        # a number
-            else: a0 = x0[p0]
+            if modes >> 0 & 3 == 2:                 # a number
+                a0_0 = raw0(v0)
+            else:
+                a0_0 = x0[p0]
             ...
-            z[pz] = store(rule(load0(a0), load1(a1)))
+            r0 = store(rule(load0(a0_0), load1(a1_0)))
+            z[pz] = r0
 """
 
 from __future__ import annotations
@@ -17,8 +20,8 @@ from __future__ import annotations
 from .layout import MIDDLE
 
 
-def source(n: int, width: int, numbers: list[bool], marks: bool) -> str:
-    """The kernel ``run`` of ``n`` inputs (``numbers``: which may be one) and ``width`` elements of a thread.
+def source(n: int, width: int, numbers: list[bool], marks: bool) -> list[str]:
+    """The lines of the kernel ``run`` of ``n`` inputs (``numbers``: which may be one), ``width`` elements a thread.
 
     ``marks``: write only where the result is true.
     """
@@ -48,58 +51,37 @@ def source(n: int, width: int, numbers: list[bool], marks: bool) -> str:
         ]
     lines += [f"            p{a} += np.int64(row) * t{a}" for a in arrays]
     lines += [f"        first = np.int64(column) * {width}", *(f"        p{a} += first * s{a}" for a in arrays)]
-    one = _one if width == 1 else _four
-    return "\n".join(lines + one(n, numbers, marks)) + "\n"
-
-
-def _one(n: int, numbers: list[bool], marks: bool) -> list[str]:
-    lines = []
+    others = range(1, width)
+    if width > 1:
+        lines += ["        left = inner - first"]
+        lines += [f"        k{k} = np.int64({k}) if left > {k} else np.int64(0)" for k in others]  # a place that exists
     for j in range(n):
-        if numbers[j]:
-            lines += [f"        a{j} = raw{j}(v{j}) if modes >> {2 * j} & 3 == 2 else x{j}[p{j}]"]
-        else:
-            lines += [f"        a{j} = x{j}[p{j}]"]
-    value = f"rule({', '.join(f'load{j}(a{j})' for j in range(n))})"
+        lines += _branches(_reading(j, width, numbers[j]))
+    values = [f"rule({', '.join(f'load{j}(a{j}_{k})' for j in range(n))})" for k in range(width)]
     if marks:
-        return [*lines, f"        if {value}:", "            z[pz] = one"]
-    return [*lines, f"        z[pz] = store({value})"]
+        return lines + [line for value in values for line in (f"        if {value}:", "            z[pz] = one")]
+    lines += [f"        r{k} = store({value})" for k, value in enumerate(values)]
+    singly = ["z[pz] = r0", *(line for k in others for line in (f"if left > {k}:", f"    z[pz + {k} * sz] = r{k}"))]
+    at_once = [(f"modes >> {2 * n} & 3 == 1 and left > 3", ["write(z, pz, (r0, r1, r2, r3))"])] if width > 1 else []
+    return lines + _branches([*at_once, ("", singly)])
 
 
-def _four(n: int, numbers: list[bool], marks: bool) -> list[str]:
-    lines = ["        left = inner - first"]
-    for k in (1, 2, 3):
-        lines += [f"        k{k} = np.int64({k}) if left > {k} else np.int64(0)"]  # a place that exists
-    for j in range(n):
-        names = ", ".join(f"a{j}_{k}" for k in range(4))
-        test = "if"
-        if numbers[j]:
-            lines += [
-                f"        if modes >> {2 * j} & 3 == 2:",
-                *(f"            a{j}_{k} = raw{j}(v{j})" for k in range(4)),
-            ]
-            test = "elif"
-        lines += [
-            f"        {test} modes >> {2 * j} & 3 == 1 and left > 3:",
-            f"            {names} = read{j}(x{j}, p{j})",
-            f"        elif modes >> {2 * j} & 3 == 3:",
-            f"            a{j}_0 = x{j}[p{j}]",
-            *(f"            a{j}_{k} = a{j}_0" for k in (1, 2, 3)),
-            "        else:",
-            f"            a{j}_0 = x{j}[p{j}]",
-            *(f"            a{j}_{k} = x{j}[p{j} + k{k} * s{j}]" for k in (1, 2, 3)),
-        ]
-    values = [f"rule({', '.join(f'load{j}(a{j}_{k})' for j in range(n))})" for k in range(4)]
-    if marks:
-        for k in range(4):
-            lines += [f"        if {values[k]}:", "            z[pz] = one"]
-        return lines
-    lines += [f"        r{k} = store({values[k]})" for k in range(4)]
-    lines += [
-        f"        if modes >> {2 * n} & 3 == 1 and left > 3:",
-        "            write(z, pz, (r0, r1, r2, r3))",
-        "        else:",
-        "            z[pz] = r0",
-    ]
-    for k in (1, 2, 3):
-        lines += [f"            if left > {k}:", f"                z[pz + {k} * sz] = r{k}"]
-    return lines
+def _reading(j: int, width: int, number: bool) -> list[tuple[str, list[str]]]:
+    """How a thread gets its elements of input j: conditions, and lines."""
+    mode, names = f"modes >> {2 * j} & 3", [f"a{j}_{k}" for k in range(width)]
+    first, others = f"{names[0]} = x{j}[p{j}]", list(enumerate(names))[1:]
+    ways = [(f"{mode} == 2", [f"{name} = raw{j}(v{j})" for name in names])] if number else []
+    if width > 1:
+        ways.append((f"{mode} == 1 and left > 3", [f"{', '.join(names)} = read{j}(x{j}, p{j})"]))
+        ways.append((f"{mode} == 3", [first, *(f"{name} = {names[0]}" for _, name in others)]))
+    return [*ways, ("", [first, *(f"{name} = x{j}[p{j} + k{k} * s{j}]" for k, name in others)])]
+
+
+def _branches(ways: list[tuple[str, list[str]]]) -> list[str]:
+    """if, elif, else: of conditions and lines; the last condition is empty."""
+    if len(ways) == 1:
+        return [f"        {line}" for line in ways[0][1]]
+    found = []
+    for word, (condition, lines) in zip(["if", *["elif"] * (len(ways) - 2), "else"], ways, strict=True):
+        found += [f"        {word} {condition}".rstrip() + ":", *(f"            {line}" for line in lines)]
+    return found

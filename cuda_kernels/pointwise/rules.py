@@ -1,10 +1,12 @@
-"""Scalar rules that several families share: made for a type ``real``, device functions of numbers of that type.
+"""Scalar rules: made for a type ``real``, device functions of numbers of that type.
 
-See ``pointwise.py`` for how kernels are made from them, and how they are composed.
+``formulas.py`` makes rules of plain formulas, and finds those of NumPy's functions here. See ``pointwise.py`` for how
+kernels are made from them, and how they are composed.
 """
 
 from __future__ import annotations
 
+import functools
 import math as host_math
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +18,7 @@ from ..platform.language import device_function, libdevice, math
 
 def rule(make: Callable[[Any], Callable[..., Any]]) -> Any:
     """The rule whose function for the type ``real`` is ``make(real)``: ``rule(lambda real: lambda x: real(1) / x)``."""
-    return lambda real: device_function(make(real))
+    return functools.cache(lambda real: device_function(make(real)))
 
 
 def of_numbers(function: Callable[..., Any]) -> Any:
@@ -35,20 +37,16 @@ def of_math(name: str) -> Any:
     return of_numbers(lambda x: function(x))
 
 
-def of_libdevice(name: str) -> Any:
-    """The rule of one of libdevice's functions of one number."""
+def of_libdevice(name: str, of_floats: bool = False) -> Any:
+    """The rule of one of libdevice's functions of one number; ``of_floats``: it leaves integers as they are."""
 
     def make(real: Any) -> Any:
+        if of_floats and not is_float(real):
+            return lambda x: x
         function = libdevice_function(name, real)
         return lambda x: function(x)
 
     return rule(make)
-
-
-def rounding(name: str) -> Any:
-    """As ``of_libdevice``, for a function that leaves integers as they are."""
-    of_floats = of_libdevice(name)
-    return lambda real: of_floats(real) if is_float(real) else same(real)
 
 
 same: Any = of_numbers(lambda x: x)
@@ -73,21 +71,65 @@ def smaller_of(x: Any, y: Any) -> Any:
     return x if x < y or x != x else y
 
 
-sigmoid: Any = rule(lambda real: lambda x: real(1) / (real(1) + math.exp(-x)))
-"""1 / (1 + e^-x); e^-x = inf gives the right 0."""
+# NumPy's functions ----------------------------------------------------------------------------------------------------
 
 
 @rule
-def softplus(real: Any) -> Any:
-    """log(1 + e^x), which neither overflows nor cancels."""
-
-    def softplus(x):
-        tail = math.log1p(math.exp(-math.fabs(x)))
-        return tail if x < real(0) else x + tail
-
-    return softplus
+def _abs(real):
+    return (lambda x: math.fabs(x)) if is_float(real) else (lambda x: -x if x < real(0) else x)
 
 
+@rule
+def _reciprocal(real):
+    one, zero = real(1), real(0)
+    if is_float(real):
+        return lambda x: one / x
+    return lambda x: one if x == one else (-one if x == -one else zero)
+
+
+@rule
+def _left_shift(real):
+    zero, bits = real(0), real(8 * np.dtype(real).itemsize)
+    return lambda x, y: x << y if zero <= y and y < bits else zero
+
+
+@rule
+def _right_shift(real):
+    zero, bits = real(0), real(8 * np.dtype(real).itemsize)
+    return lambda x, y: x >> y if zero <= y and y < bits else (-real(1) if x < zero else zero)
+
+
+_OF_NUMPY: dict[Any, Any] = {
+    np.abs: _abs,
+    np.reciprocal: _reciprocal,
+    np.maximum: lambda real: larger_of,
+    np.minimum: lambda real: smaller_of,
+    np.exp2: of_libdevice("exp2"),
+    **{rounds: of_libdevice(rounds.__name__, of_floats=True) for rounds in (np.floor, np.ceil, np.rint, np.trunc)},
+    np.arctan2: of_numbers(lambda x, y: math.atan2(x, y)),
+    np.logical_not: is_zero,
+    np.logical_and: rule(lambda real: lambda x, y: x != real(0) and y != real(0)),
+    np.logical_or: rule(lambda real: lambda x, y: x != real(0) or y != real(0)),
+    np.logical_xor: rule(lambda real: lambda x, y: (x != real(0)) != (y != real(0))),
+    np.left_shift: _left_shift,
+    np.right_shift: _right_shift,
+    np.isfinite: rule(lambda real: lambda x: x - x == real(0)),  # infinity - infinity is NaN
+    np.isinf: rule(lambda real: lambda x: x - x != real(0) and x == x),
+}
+
+
+def of_numpy(function: Any) -> Any:
+    """The rule of one of NumPy's functions that is no operator; most are functions of a number in ``math``."""
+    if function in _OF_NUMPY:
+        return _OF_NUMPY[function]
+    return of_math(function.__name__.replace("arc", "a"))
+
+
+# GELU -----------------------------------------------------------------------------------------------------------------
+
+
+sigmoid: Any = rule(lambda real: lambda x: real(1) / (real(1) + math.exp(-x)))
+"""1 / (1 + e^-x); e^-x = inf gives the right 0."""
 GELU_SLOPE, GELU_CUBIC = 2 * host_math.sqrt(2 / host_math.pi), 0.044715  # of "tanh": 2u = SLOPE x (1 + CUBIC x^2)
 
 

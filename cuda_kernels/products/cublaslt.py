@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import sys
 import threading
 import time
 import weakref
@@ -314,7 +313,7 @@ def _run(p: Problem, epilogue: int, tf32: bool) -> bool:
     call = LibraryCall(
         y.device, operand, y.dtype.name, COMPUTE_64F if operand == "float64" else compute, p.sizes, count,
         b._replace(step=b_step), a._replace(step=a_step), (b_transposed, a_transposed), epilogue & ~ADD,
-        tuple(map(_alignment, addresses)),
+        tuple(min(address & -address, 256) or 256 for address in addresses),  # powers of two
     )  # fmt: skip
     with memory.on_device(y.device):
         with _lock:
@@ -328,22 +327,11 @@ def _run(p: Problem, epilogue: int, tf32: bool) -> bool:
             recording.simulate(_start, *settings)
         else:
             _start(*settings)
-        if launch.DEBUG >= 2 and recording.current() is None:
-            _report(call, started)
+        if launch.DEBUG >= 2:
+            (M, N, K), moved = p.sizes, sum(x.nbytes for x in p[:5] if x is not None)
+            name = f"cublaslt {operand} to {y.dtype.name}, {count} of ({M}, {K}) ({K}, {N})"
+            launch.report(name, started, moved, 2 * M * N * K * count)
     return True
-
-
-def _report(call: LibraryCall, started: int) -> None:
-    """The line of MINIGRAD_DEBUG=2, as for our own kernels."""
-    M, N, K = call.sizes
-    name = f"cublaslt {call.operand} to {call.out}, {call.matrices} of ({M}, {K}) ({K}, {N})"
-    if SIMULATED:
-        print(f"minigrad: {name} in the simulator", file=sys.stderr)
-        return
-    memory.synchronize()
-    seconds = (time.perf_counter_ns() - started) * 1e-9
-    rate = 2e-12 * M * N * K * call.matrices / seconds
-    print(f"minigrad: {name} {seconds * 1e6:.1f} us, {rate:.2f} TFLOP/s", file=sys.stderr)
 
 
 def _start(
@@ -383,8 +371,3 @@ def _readable(x: Array) -> Array:
     except ValueError:
         return contiguous(x)
     return x if min(x.steps) >= 0 else contiguous(x)
-
-
-def _alignment(address: int) -> int:
-    """The largest power of two, up to 256, that divides an address."""
-    return min(address & -address, 256) or 256

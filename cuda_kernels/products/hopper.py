@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 
 from ..platform import libcuda, memory
-from ..platform.array import Array, merged
+from ..platform.array import merged
 from ..platform.language import SIMULATED, cuda
 from ..platform.launch import Kernel, kernel
 from ..platform.signatures import TENSOR_MAP
@@ -108,18 +108,14 @@ def _operands(p: Problem, columns: int) -> tuple[Read, Read] | None:
     fits = max(*p.sizes, p.matrices * p.sizes[0]) <= MOST and len(p.batch) < 2
     if not (halves and fits and p.y.size and p.sizes[2] and supports_device(p.y.device)):
         return None
-    left, right = _read(p, p.a, -1, ROWS), _read(p, p.b, -2, columns)
+    a, b = ((x.pointer, x.dtype.name, x.shape, x.steps, x.device) for x in (p.a, p.b))
+    left, right = _read(a, p.y.shape[:-2], -1, ROWS), _read(b, p.y.shape[:-2], -2, columns)
     return None if left is None or right is None else (left, right)
 
 
-def _read(p: Problem, x: Array, k_axis: int, rows: int) -> Read | None:
-    """How TMA reads an operand in tiles of so many rows (of a) or columns (of b)."""
-    array = x.pointer, x.dtype.name, x.shape, x.steps, x.device
-    return _found(array, p.y.shape[:-2], k_axis, rows)
-
-
 @functools.lru_cache(maxsize=4096)
-def _found(array: tuple[Any, ...], leading: tuple[int, ...], k_axis: int, rows: int) -> Read | None:
+def _read(array: tuple[Any, ...], leading: tuple[int, ...], k_axis: int, rows: int) -> Read | None:
+    """How TMA reads an operand in tiles of so many rows (of a) or columns (of b)."""
     pointer, dtype, shape, steps, device = array
     batch = merged(zip(leading, steps))
     if len(batch) > 1:

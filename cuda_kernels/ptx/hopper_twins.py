@@ -310,7 +310,7 @@ def wgmma(dtype: str, columns: int, kinds: str) -> Callable[[Any, Any, Any], Sum
             raise SimulationError(f"wgmma adds to sums of zeros({columns}), or of a wgmma of {columns} columns")
         if sums.unfenced is not None and sums.unfenced == _fences(0):
             raise SimulationError("wgmma: its sums were written without a wgmma_fence after that")
-        brought, _ = simulator.group_collective(f"wgmma {columns}{kinds}", (sums, int(a), int(b)))
+        brought = simulator.block().wait(f"wgmma {columns}{kinds}", simulator.WHOLE_GROUP, (sums, int(a), int(b)))
         if simulator.WARPGROUP not in brought:  # the first thread to go on computes for all
             brought[simulator.WARPGROUP] = multiply(brought)
         matrix, ranges = brought[simulator.WARPGROUP]

@@ -18,8 +18,9 @@ from ..pointwise.conversion import element_conversions
 from ..pointwise.rules import larger_of, smaller_of
 from ..ptx import ptx
 from .sorting import sort_rows
-from .strided_copy import MOST_WORDS, WIDTHS, words_from
+from .strided_copy import WIDTHS, words_from
 
+MOST_WORDS = 2**31 - 1  # of a launch, whose places are 32-bit numbers
 LOW_BITS = np.uint64(2**63 - 1)  # of the keys of numbers >= 0, whose highest bit is set
 
 

@@ -30,19 +30,6 @@ def first_outside(flag, indices, n, low, high, kept):
         ptx.atomic_min(flag, 0, i)
 
 
-@kernel("int64* x2, int64 x2, int32", registers=14)
-def append_index(places, indices, n, size, first):
-    """places = places * size + indices, negative ones counted from the end; without places before if ``first``."""
-    i = cuda.grid(1)
-    if i < n:
-        place = indices[i]
-        if place < 0:
-            place += size
-        if not first:
-            place += places[i] * size
-        places[i] = place
-
-
 @kernel("int64*, bool*, int64*, int64", registers=14)
 def compact(places, mask, ends, n):
     """The places where the mask holds; ``ends`` counts them up to and with each."""
@@ -90,6 +77,8 @@ def nonzero(mask: Array) -> Array:
 
 _INSIDE = of_numbers(lambda x, low, high, kept: x if x == kept or (low <= x and x < high) else np.int64(0))
 _REPLACE_OUTSIDE = Pointwise("replace_outside", _INSIDE, floating, 4, eager=("int64",), lazy=())
+_APPENDED = of_numbers(lambda places, i, size: places * size + (i + size if i < np.int64(0) else i))
+_APPEND = Pointwise("append_index", _APPENDED, floating, 3, eager=("int64",), lazy=())
 
 
 # Brackets -------------------------------------------------------------------------------------------------------------
@@ -148,18 +137,13 @@ def select(x: Array, where: Any) -> Selection:
     places, shape = _places(x, view, arrays)
     dims = [d for part in arrays for d in part.dims]
     if arrays[-1].position - arrays[0].position == len(arrays) - 1:
-        first = dims[0] if dims else _dim_at(parts, arrays[0].position)
+        first = dims[0] if dims else sum(p is None or isinstance(p, slice) for p in parts[: arrays[0].position])
     else:  # as NumPy: what arrays that stand apart select comes first
         first = 0
         view = view.transpose(*dims, *(d for d in range(view.ndim) if d not in dims))
     last = first + len(dims)
     result = (*view.shape[:first], *shape, *view.shape[last:])
     return Selection(view, first, last, places, result, all(p.array.dtype.kind == "b" for p in arrays))
-
-
-def _dim_at(parts: list[Any], position: int) -> int:
-    """The view's dimension where an array without dimensions stands."""
-    return sum(1 for part in parts[:position] if part is None or isinstance(part, slice))
 
 
 def _host_array(part: Any) -> Any:
@@ -207,13 +191,10 @@ def _places(x: Array, view: Array, arrays: list[_Part]) -> tuple[Array, tuple[in
         raise IndexError(
             f"shape mismatch: indexing arrays could not be broadcast together with shapes {shapes}"
         ) from None
-    places = empty(math.prod(shape), np.int64, x.device)
-    n = places.size
-    for k, (part, indices) in enumerate(zip(arrays, found, strict=True)):
-        size = math.prod(view.shape[d] for d in part.dims)
-        spread = contiguous(expand(indices, shape))
-        append_index.launch_each(n, places, spread, n, size, k == 0)
-    return places, shape
+    places: Any = 0
+    for part, indices in zip(arrays, found, strict=True):
+        places = _APPEND(places, indices, math.prod(view.shape[d] for d in part.dims))
+    return contiguous(expand(places, shape)).reshape(-1), shape
 
 
 def _indices(part: _Part, x: Array) -> Array:

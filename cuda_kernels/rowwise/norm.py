@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..platform.array import Array, empty
+from ..platform.array import Array, contiguous, empty
 from ..platform.language import cuda, math
 from ..platform.launch import Kernel, kernel
 from ..pointwise.conversion import element_conversions
@@ -272,13 +272,14 @@ def residual_kernels(label: str, centred: bool) -> dict[Any, tuple[Kernel, Kerne
 def forward(
     kernels: Any, x: Array, residual: Array | None, weight: Array | None, bias: Array | None, eps: float
 ) -> tuple[Array, Array, Array, Array]:
-    """``kernels``: (short, rows, long, ...). Contiguous inputs -> y, x + residual (or x), mean, rstd."""
+    """``kernels``: (short, rows, long, ...) -> y, x + residual (or x), mean, rstd. Any strides, which are copied."""
     N, C = x.shape
+    x, *others = contiguous(x), *(None if a is None else contiguous(a) for a in (residual, weight, bias))
     y, mean, rstd = (empty(shape, x.dtype, x.device) for shape in (x.shape, N, N))
     h = x if residual is None else empty(x.shape, x.dtype, x.device)
     width = 16 // x.itemsize
     chosen, threads = row_kernel(kernels[:3], 4, N, C, x.itemsize)
-    pointers = (x, *(x if a is None else a for a in (residual, weight, bias)), y, h, mean, rstd)
+    pointers = (x, *(x if a is None else a for a in others), y, h, mean, rstd)
     vectors = aligned(width, C, *pointers[:6])
     affine = int(weight is not None)
     if x.size:
@@ -290,8 +291,9 @@ def forward(
 def backward(
     kernels: RowNormKernels, sums: int, dy: Array, x: Array, weight: Array | None, mean: Array, rstd: Array
 ) -> tuple[Array, tuple[Array, ...]]:
-    """Contiguous inputs -> dx and the ``sums`` (1 or 2) gradients of the parameters, (C,) each."""
+    """-> dx and the ``sums`` (1 or 2) gradients of the parameters, (C,) each. Any strides, which are copied."""
     N, C = x.shape
+    dy, x = contiguous(dy), contiguous(x)
     dx = empty(x.shape, x.dtype, x.device)
     part = max(PART_ROWS, ceil_div(N, MOST_PARTS))
     parts = ceil_div(N, part)
@@ -299,7 +301,7 @@ def backward(
     width = 16 // x.itemsize
     chosen, accesses = (kernels.backward_short, 1) if C <= 32 * width else (kernels.backward_rows, 2)
     threads = row_threads(1, C, accesses * width, chosen.threads[0])[0]
-    w, affine = (x, 0) if weight is None else (weight, 1)
+    w, affine = (x, 0) if weight is None else (contiguous(weight), 1)
     if not x.size:
         pass
     elif C <= threads * accesses * width:

@@ -15,47 +15,43 @@ from typing import Any
 
 import numpy as np
 
-from ..platform.array import Array, empty
+from ..platform.array import Array, empty, reinterpret
 from ..platform.language import THREADS, cuda
 from ..platform.launch import Kernel, kernel
+from ..pointwise.pointwise import Pointwise
+from ..pointwise.rules import rule
 
 SORTED = 1024
 
 
-def _key(kind: str, bits: int) -> Kernel:
-    width = max(bits, 32)
-    word = np.dtype(f"uint{width}").type
-    top, everything = word(1 << (width - 1)), word((1 << width) - 1)
-    infinity = word(0x7F800000 if width == 32 else 0x7FF0000000000000)
-    floating, signed = kind == "f", kind == "i"
+def _key(kind: str) -> Pointwise:
+    """From the bits of values of a kind (f, i or u) to keys, of which ``inverted`` turns none or all of the bits."""
 
-    @kernel(f"bits{bits}*, bits{width}*, int64, uint{width}", registers=10, of=f"{kind}{bits}")
-    def key(x, keys, n, inverted):
-        i = cuda.grid(1)
-        if i < n:
-            b = word(x[i])
-            if floating:
-                size = b & (everything ^ top)
-                if size > infinity:
-                    b = everything  # NaN
-                elif size == word(0):
-                    b = top
-                elif b & top:
-                    b = everything ^ b
-                else:
-                    b = b | top
-            elif signed:
-                b = b ^ top
-            keys[i] = b ^ inverted
+    @rule
+    def key(word):
+        width = 8 * np.dtype(word).itemsize
+        top, everything = word(1 << (width - 1)), word((1 << width) - 1)
+        infinity = word(0x7F800000 if width == 32 else 0x7FF0000000000000)
 
-    return key
+        def of_float(bits, inverted):
+            size = bits & (everything ^ top)
+            if size > infinity:
+                return everything ^ inverted  # NaN
+            if size == word(0):
+                return top ^ inverted
+            return (everything ^ bits if bits & top else bits | top) ^ inverted
+
+        return {"f": of_float, "i": lambda bits, inverted: bits ^ top ^ inverted}.get(kind, lambda b, i: b ^ i)
+
+    eager = {"f": ("uint32", "uint64"), "i": ("uint32", "uint64"), "u": ("uint8 uint32 to uint32",)}[kind]
+    return Pointwise(f"key_{kind}", key, lambda bits, inverted: (_word(bits),) * 3, 2, eager=eager, lazy=())
 
 
-_KEY = {
-    np.dtype(name): _key("u" if name == "bool" else name[0], 8 * np.dtype(name).itemsize)
-    for name in ("float32", "float64", "int32", "int64", "uint8")
-}
-_KEY[np.dtype(bool)] = _KEY[np.dtype(np.uint8)]
+def _word(bits: np.dtype[Any]) -> np.dtype[Any]:
+    return np.dtype(np.uint32 if bits.itemsize < 8 else np.uint64)
+
+
+_KEY = {kind: _key(kind) for kind in "fiu"}
 
 
 def _sort_tiles(width: int) -> Kernel:
@@ -140,10 +136,10 @@ def _parts(rows: int) -> list[tuple[slice, int]]:
 def sort_rows(x: Array, descending: bool = False) -> tuple[Array, Array]:
     """x (rows, n), contiguous -> the sorted keys (unsigned) and the indices (int64) that sort each row, stably."""
     rows, n = x.shape
-    word: np.dtype[Any] = np.dtype(np.uint32 if x.itemsize < 8 else np.uint64)
-    keys, order = empty(x.shape, word, x.device), empty(x.shape, np.int64, x.device)
+    bits, word = reinterpret(x, f"u{x.itemsize}"), _word(x.dtype)
     inverted = (1 << 8 * word.itemsize) - 1 if descending else 0
-    _KEY[x.dtype].launch_each(x.size, x, keys, x.size, inverted)
+    keys = _KEY["u" if x.dtype.kind == "b" else x.dtype.kind](bits, inverted)
+    order = empty(x.shape, np.int64, x.device)
     if not x.size:
         return keys, order
     tile = min(SORTED, 1 << max((n - 1).bit_length(), 1))

@@ -19,13 +19,9 @@ class _Shared:
         """Shared memory of the block; shape 0 means the launch's dynamic bytes, from their beginning."""
         if shape == 0:
             return simulator.allocate_shared(shape, dtype, alignment, lambda: simulator.block().dynamic.view(dtype))
-        return simulator.allocate_shared(shape, dtype, alignment, lambda: _poisoned(shape, dtype))
-
-
-def _poisoned(shape: Any, dtype: Any) -> np.ndarray:
-    """New memory."""
-    count = int(np.prod(shape))
-    return np.full(count * np.dtype(dtype).itemsize, POISON, np.uint8).view(dtype).reshape(shape)
+        nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        new = functools.partial(np.full, nbytes, POISON, np.uint8)
+        return simulator.allocate_shared(shape, dtype, alignment, lambda: new().view(dtype).reshape(shape))
 
 
 class _Local:
@@ -48,14 +44,6 @@ def _shuffle(reason: str, source: Callable[[int, int], int]) -> Callable[[int, A
     return shuffle
 
 
-def _vote(reason: str, join: Callable[[dict[int, Any]], Any]) -> Callable[[int, Any], Any]:
-    def vote(mask: int, value: Any) -> Any:
-        values, _ = simulator.collective(reason, value, mask)
-        return join(values)
-
-    return vote
-
-
 class _Cuda:
     """The part of ``numba.cuda`` that the kernels use."""
 
@@ -69,20 +57,10 @@ class _Cuda:
         self.shfl_sync = _shuffle("shfl_sync", lambda lane, source: source)
         self.shfl_xor_sync = _shuffle("shfl_xor_sync", lambda lane, mask: lane ^ mask)
         self.shfl_up_sync = _shuffle("shfl_up_sync", lambda lane, delta: lane - delta)
-        self.shfl_down_sync = _shuffle("shfl_down_sync", lambda lane, delta: lane + delta)
-        self.ballot_sync = _vote("ballot_sync", lambda v: np.uint32(sum(1 << lane for lane, x in v.items() if x)))
-        self.any_sync = _vote("any_sync", lambda v: any(v.values()))
-        self.all_sync = _vote("all_sync", lambda v: all(v.values()))
         self.syncthreads = lambda: simulator.block().wait("block")
         self.syncwarp = lambda mask=0xFFFFFFFF: simulator.collective("syncwarp", None, mask)
         # rounded once
         self.fma = lambda a, b, c: type(c)(np.longdouble(a) * np.longdouble(b) + np.longdouble(c))
-        self.popc = lambda x: bin(int(x) & ((1 << 8 * x.itemsize) - 1 if isinstance(x, np.generic) else -1)).count("1")
-
-    @property
-    def laneid(self) -> int:
-        """This thread's place in its warp."""
-        return simulator.block().current.lane
 
     def grid(self, ndim: int) -> Any:
         """This thread's place in the grid."""
@@ -142,7 +120,6 @@ class _Libdevice:
         y = np.float32(x)
         return np.nextafter(y, np.float32(0)) if abs(np.float64(y)) > abs(x) else y
 
-    rsqrt = rsqrtf = staticmethod(lambda x: np.reciprocal(np.sqrt(x)))
     sinpi, cospi = staticmethod(lambda x: np.sin(np.pi * x)), staticmethod(lambda x: np.cos(np.pi * x))
 
 

@@ -211,13 +211,7 @@ class SimulatedBlock:
         return at_barrier
 
 
-class SimulatedLaunch:
-    """What the running kernel's ``cuda`` names refer to."""
-
-    block: SimulatedBlock
-
-
-_now = SimulatedLaunch()
+_now: Any = SimpleNamespace()  # ``block``, to which the running kernel's ``cuda`` names refer
 _running = threading.Lock()
 _seed = os.environ.get("MINIGRAD_CUDASIM_ORDER")  # a seed for ``order``
 _order: random.Random | None = random.Random(int(_seed)) if _seed else None
@@ -281,15 +275,10 @@ def collective(reason: str, value: Any, mask: int = WHOLE_WARP) -> tuple[dict[in
     return block.wait(reason, int(mask) & WHOLE_WARP, value), block.current.lane
 
 
-def group_collective(reason: str, value: Any) -> tuple[dict[int, Any], int]:
-    """What the 128 threads of the warpgroup bring to an instruction of all of them, and this one's number there."""
-    block = _now.block
-    return block.wait(reason, WHOLE_GROUP, value), block.current.number % WARPGROUP
-
-
 def block() -> SimulatedBlock:
     """The block that runs."""
-    return _now.block
+    found: SimulatedBlock = _now.block
+    return found
 
 
 def shared_address(array: Any, i: Any) -> np.int32:
@@ -315,11 +304,6 @@ def begin_copy(address: Any, data: np.ndarray) -> None:
     array, offset = shared_at(address)
     array.begin_copy(offset, len(data))
     _now.block.current.copies[-1].append((array, offset, data))
-
-
-def commit_copies() -> None:
-    """The copies that the running thread began since the last call become a group."""
-    _now.block.current.copies.append([])
 
 
 def wait_for_copies(groups: int) -> None:

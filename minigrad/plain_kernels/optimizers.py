@@ -34,13 +34,10 @@ class ParamTable:
             raise ValueError(f"{len(params)} parameters, {counts} state arrays: expected as many of each")
         self.dtype: np.dtype[Any] = np.dtype(params[0].dtype if params else np.float32)
         if self.dtype not in (np.float32, np.float64):
-            raise TypeError(f"the CPU's optimizer kernels update float32 or float64 parameters, not {self.dtype}")
+            raise TypeError(f"the optimizer kernels update float32 or float64 parameters, not {self.dtype}")
         self.arrays: tuple[list[np.ndarray], ...] = (list(params), *map(list, states))
-        for i, arrays in enumerate(zip(*self.arrays, strict=True)):
-            for array in arrays:
-                check_array(i, array, self.dtype, arrays[0].size)
-                if not array.flags.writeable:
-                    raise ValueError(f"array {i} of shape {array.shape} is read-only, so it cannot be updated in place")
+        for arrays in self.arrays:
+            self._check_updated(arrays, self.dtype)
         self.weights: list[np.ndarray] | None = None if weights is None else list(weights)
         if self.weights is not None:
             halves = {w.dtype.name for w in self.weights} or {"float16"}
@@ -50,8 +47,19 @@ class ParamTable:
                     "expected as many of both, float32, and float16 or bfloat16"
                 )
 
+    def _check_updated(self, arrays: Sequence[np.ndarray], dtype: np.dtype[Any]) -> None:
+        for i, (array, p) in enumerate(zip(arrays, self.arrays[0], strict=True)):
+            check_array(i, array, dtype, p.size)
+            if not array.flags.writeable:
+                raise ValueError(f"array {i} of shape {array.shape} is read-only, so it cannot be updated in place")
+
     def checked(self, grads: Sequence[np.ndarray], scalars: np.ndarray, columns: int) -> Sequence[np.ndarray]:
-        """The gradients, in the dtype of the parameters.
+        """The gradients, in the dtype of the parameters; arguments as ``check``."""
+        self.check(grads, scalars, columns)
+        return grads if self.weights is None else [g.astype(np.float32) for g in grads]
+
+    def check(self, grads: Sequence[np.ndarray], scalars: np.ndarray, columns: int) -> None:
+        """Whether these are arguments of a step.
 
         grads:   one array for each parameter: its dtype (that of the weights, if there are some), as many elements,
                  C-contiguous
@@ -69,7 +77,6 @@ class ParamTable:
         if False in [g.dtype == p.dtype and g.size == p.size and g.flags.c_contiguous for g, p in pairs]:
             for i, (g, p) in enumerate(pairs):
                 check_array(i, g, p.dtype, p.size)
-        return grads if self.weights is None else [g.astype(np.float32) for g in grads]
 
     def rows(
         self, grads: Sequence[np.ndarray], scalars: np.ndarray, columns: int
@@ -89,7 +96,7 @@ def check_array(i: int, array: np.ndarray, dtype: np.dtype[Any], size: int) -> N
     if array.size != size:
         raise ValueError(f"array {i} of shape {array.shape} has {array.size} elements, its parameter has {size}")
     if not array.flags.c_contiguous:
-        raise ValueError(f"array {i} of shape {array.shape} is not C-contiguous; np.ascontiguousarray makes it so")
+        raise ValueError(f"array {i} of shape {array.shape} is not C-contiguous; contiguous() makes it so")
 
 
 class sgd:
@@ -217,7 +224,7 @@ class grad_norm:
 
         Raises ValueError, naming the position, for a read-only array, before anything is changed.
         """
-        for array in _writable(arrays, "scale_"):
+        for array in writable(arrays, "scale_"):
             real = array.dtype if array.dtype.char in "fd" else np.dtype(np.float32)  # float16 would round the factor
             np.copyto(array, array.astype(real, copy=False) * real.type(factor), casting="unsafe")
 
@@ -241,7 +248,7 @@ class grad_norm:
 
         Raises ValueError, naming the position, for a read-only array, before anything is changed.
         """
-        arrays = _writable(arrays, "unscale_")
+        arrays = writable(arrays, "unscale_")
         finite = grad_norm.all_finite(arrays)
         grad_norm.scale_(arrays, inverse_scale)
         return np.array(not finite, np.int32)
@@ -252,7 +259,8 @@ class grad_norm:
         return all(bool(np.isfinite(array).all()) for array in arrays)
 
 
-def _writable(arrays: Iterable[np.ndarray], what: str) -> list[np.ndarray]:
+def writable(arrays: Iterable[Any], what: str) -> list[Any]:
+    """The arrays. Raises ValueError, naming the position, for one that ``what`` cannot write to."""
     arrays = list(arrays)
     for position, array in enumerate(arrays):
         if not array.flags.writeable:

@@ -190,7 +190,7 @@ def test_a_captured_launch_keeps_its_maps() -> None:
     with graph.capture():
         compute(problem(y, left, right))
     tensor_map._encoded.cache_clear()
-    hopper._found.cache_clear()
+    hopper._read.cache_clear()
     for _ in range(2):
         graph.replay()
         check(y, product(a, b))

@@ -16,7 +16,7 @@ import minigrad
 from minigrad import cuda_kernels, plain_kernels
 from minigrad.cuda_kernels import comparison, elementwise, gelu, log_sigmoid
 from minigrad.cuda_kernels.platform import launch
-from minigrad.cuda_kernels.platform.array import from_host, to_host
+from minigrad.cuda_kernels.platform.array import copy, from_host, to_host
 from minigrad.cuda_kernels.platform.language import device_function
 from minigrad.cuda_kernels.pointwise import layout, pointwise, rules
 
@@ -114,6 +114,7 @@ def test_arrays_too_large_for_one_launch(shape, launched, monkeypatch):
     z = elementwise.add(from_host(x), from_host(y).transpose().transpose())
     np.testing.assert_array_equal(to_host(z), x + y)
     assert len(launched) >= x.size // 16
+    np.testing.assert_array_equal(to_host(copy(from_host(x)[..., ::2])), x[..., ::2])
     layout.plan.cache_clear()
 
 

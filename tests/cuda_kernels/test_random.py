@@ -45,10 +45,8 @@ def test_what_cannot_be_drawn() -> None:
         lambda: random.uniform(3, "float32", -1, 0),
         lambda: random.uniform(3, "float32", 0, 2**64),
         lambda: random.integers(3, 3, 2, 0, 0),
-        lambda: cuda_kernels.dropout.forward(cuda_kernels.zeros(3, "float32"), 1.5, 0, 0),
     ):
         raises(ValueError, "expected", call)
-    raises(TypeError, "float32 or float64", random.normal, 3, "int64", 0, 0)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
