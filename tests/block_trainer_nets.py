@@ -10,15 +10,7 @@ from data_parallel import assert_close
 
 import minigrad
 from minigrad import Tensor, nn
-from minigrad.distributed import (
-    BlockDistributedTrainer,
-    CommHook,
-    Communicator,
-    SimpleTrainer,
-    TrainingConfig,
-    Work,
-    all_reduce_hook,
-)
+from minigrad import distributed as dist
 
 C, ROWS = 6, 12
 
@@ -152,22 +144,22 @@ def held(net: nn.Module) -> dict[str, bytes]:
     return {name: array.tobytes() for name, array in contents(net).items()}
 
 
-def noting(sent: list[int]) -> CommHook:
+def noting(sent: list[int]) -> dist.CommHook:
     """The plain all-reduce, which notes the size of each bucket."""
 
-    def hook(communicator: Communicator, bucket: Tensor) -> Work:
+    def hook(communicator: dist.Communicator, bucket: Tensor) -> dist.Work:
         sent.append(bucket.numel())
-        return all_reduce_hook(communicator, bucket)
+        return dist.all_reduce_hook(communicator, bucket)
 
     return hook
 
 
-CONFIG = TrainingConfig(0.02, max_grad_norm=0.5)
+CONFIG = dist.TrainingConfig(0.02, max_grad_norm=0.5)
 
 
-def alone(net: Net, steps: int = 4, config: TrainingConfig = CONFIG, schedule: Any = None) -> Any:
+def alone(net: Net, steps: int = 4, config: dist.TrainingConfig = CONFIG, schedule: Any = None) -> Any:
     """One process with the whole batch; metrics, and what the model holds."""
-    trainer = SimpleTrainer(config, schedule=schedule)
+    trainer = dist.SimpleTrainer(config, schedule=schedule)
     metrics = []
     for step in range(steps):
         loss = net.loss(*map(Tensor, batch(step)))
@@ -184,9 +176,11 @@ def assert_like_one_process(got: Any, want: Any) -> None:
         assert_close(got[1][name], array, 1e-11, name)
 
 
-def train(comm: Communicator, net: Net, sizes: tuple[int, ...], steps: int = 4, accum: int = 1, **options: Any) -> Any:
-    config = TrainingConfig(0.02, max_grad_norm=0.5, grad_accum_steps=accum)
-    trainer = BlockDistributedTrainer(net, comm, config, **options)
+def train(
+    comm: dist.Communicator, net: Net, sizes: tuple[int, ...], steps: int = 4, accum: int = 1, **options: Any
+) -> Any:
+    config = dist.TrainingConfig(0.02, max_grad_norm=0.5, grad_accum_steps=accum)
+    trainer = dist.BlockDistributedTrainer(net, comm, config, **options)
     metrics = []
     for step in range(steps):
         x, y = batch(step, parts(sizes, comm.rank))

@@ -20,15 +20,8 @@ from in_threads import wait_until
 from refusals import raises
 
 from minigrad import Tensor
-from minigrad.distributed import (
-    CollectiveMismatchError,
-    CommError,
-    CommTimeoutError,
-    Communicator,
-    CommunicatorBrokenError,
-    PeerLostError,
-    ReduceOp,
-)
+from minigrad import distributed as dist
+from minigrad.distributed import Communicator, ReduceOp
 from minigrad.dtypes import SUPPORTED, bool_, float16, float32, float64, int64, is_floating
 
 Check = Callable[[Communicator], None]
@@ -318,8 +311,7 @@ def check_split(comm: Communicator) -> None:
     inner.barrier()
     inner.close()
     half.close()
-    with pytest.raises(CommunicatorBrokenError):
-        half.barrier()
+    raises(dist.CommunicatorBrokenError, "", half.barrier)
     first = comm.split(0 if rank == 0 else None)
     assert (first is None) == (rank > 0)
     if first is not None:
@@ -453,7 +445,7 @@ def check_close(comm: Communicator) -> None:
     assert "closed" in repr(own)
     t = put(comm, np.ones(1))
     for call in (lambda: own.all_reduce(t), lambda: own.broadcast(t), lambda: own.split(0), own.barrier, own.sync):
-        raises(CommunicatorBrokenError, "closed", call)
+        raises(dist.CommunicatorBrokenError, "closed", call)
 
 
 def in_a_group_of_its_own(comm: Communicator) -> Communicator:
@@ -463,7 +455,9 @@ def in_a_group_of_its_own(comm: Communicator) -> Communicator:
     return own
 
 
-def expect_failure(comm: Communicator, kinds: type[CommError] | tuple[type[CommError], ...], call: Any) -> CommError:
+def expect_failure(
+    comm: Communicator, kinds: type[dist.CommError] | tuple[type[dist.CommError], ...], call: Any
+) -> dist.CommError:
     """``call`` raises an error of this kind that says where, and from then on the communicator refuses work."""
     with pytest.raises(kinds) as caught:
         call()
@@ -471,7 +465,7 @@ def expect_failure(comm: Communicator, kinds: type[CommError] | tuple[type[CommE
     assert error.rank == comm.rank and error.step == comm.step and error.op is not None
     assert f"rank {comm.rank}" in str(error) and error.op in str(error)
     for again in (comm.barrier, comm.sync, lambda: comm.all_reduce(put(comm, np.ones(3)))):
-        with pytest.raises(CommunicatorBrokenError) as refused:
+        with pytest.raises(dist.CommunicatorBrokenError) as refused:
             again()
         assert refused.value.__cause__ is not None
     assert "broken" in repr(comm)
@@ -487,7 +481,7 @@ def _mismatch(name: str, ours: Callable[[Communicator], Any], theirs: Callable[[
         comm.barrier()
         comm.step = 17
         odd = comm.rank == comm.world_size - 1
-        error = expect_failure(comm, CollectiveMismatchError, lambda: (theirs if odd else ours)(comm))
+        error = expect_failure(comm, dist.CollectiveMismatchError, lambda: (theirs if odd else ours)(comm))
         for rank in range(comm.world_size):
             assert f"rank {rank} called" in str(error)
         assert "step 17" in str(error)
@@ -522,18 +516,18 @@ def break_by_other_order(comm: Communicator) -> None:
         for work in works:
             work.wait()
 
-    expect_failure(comm, (CollectiveMismatchError, CommunicatorBrokenError), call)
+    expect_failure(comm, (dist.CollectiveMismatchError, dist.CommunicatorBrokenError), call)
 
 
 def break_by_other_message(comm: Communicator) -> None:
     """A message of another size than is expected: an error that names both sizes for both ranks, some error for the
     others."""
     if comm.rank == 0:
-        error = expect_failure(comm, CollectiveMismatchError, lambda: comm.send(_ones(comm, 3), 1))
+        error = expect_failure(comm, dist.CollectiveMismatchError, lambda: comm.send(_ones(comm, 3), 1))
     elif comm.rank == 1:
-        error = expect_failure(comm, CollectiveMismatchError, lambda: comm.recv(_ones(comm, 4), 0))
+        error = expect_failure(comm, dist.CollectiveMismatchError, lambda: comm.recv(_ones(comm, 4), 0))
     else:
-        expect_failure(comm, (CollectiveMismatchError, PeerLostError, CommTimeoutError), comm.barrier)
+        expect_failure(comm, (dist.CollectiveMismatchError, dist.PeerLostError, dist.CommTimeoutError), comm.barrier)
         return
     assert "(3,)" in str(error) and "(4,)" in str(error)
 
@@ -545,10 +539,10 @@ def break_by_silence(comm: Communicator) -> None:
     silent = comm.world_size - 1
     if comm.rank == silent:
         time.sleep(0.9)
-        expect_failure(comm, (CommTimeoutError, PeerLostError), lambda: comm.all_reduce(_ones(comm, 3)))
+        expect_failure(comm, (dist.CommTimeoutError, dist.PeerLostError), lambda: comm.all_reduce(_ones(comm, 3)))
         return
     began = time.monotonic()
-    error = expect_failure(comm, CommTimeoutError, lambda: comm.all_reduce(_ones(comm, 3)))
+    error = expect_failure(comm, dist.CommTimeoutError, lambda: comm.all_reduce(_ones(comm, 3)))
     assert isinstance(error, TimeoutError)
     assert error.ranks == (silent,)
     assert time.monotonic() - began < 2.3
@@ -558,11 +552,11 @@ def break_by_silence_in_a_message(comm: Communicator) -> None:
     """Nobody sends what rank 0 waits for."""
     comm.timeout = 0.3
     if comm.rank == 0:
-        error = expect_failure(comm, CommTimeoutError, lambda: comm.recv(_ones(comm, 3), 1))
+        error = expect_failure(comm, dist.CommTimeoutError, lambda: comm.recv(_ones(comm, 3), 1))
         assert error.ranks == (1,)
     else:
         comm.timeout = 5.0
-        expect_failure(comm, (CommTimeoutError, PeerLostError), comm.barrier)
+        expect_failure(comm, (dist.CommTimeoutError, dist.PeerLostError), comm.barrier)
 
 
 def break_by_short_wait(comm: Communicator) -> None:
@@ -570,12 +564,12 @@ def break_by_short_wait(comm: Communicator) -> None:
     comm.barrier()
     if comm.rank == comm.world_size - 1:
         time.sleep(0.6)
-        expect_failure(comm, (CommTimeoutError, PeerLostError), comm.barrier)
+        expect_failure(comm, (dist.CommTimeoutError, dist.PeerLostError), comm.barrier)
         return
     work = comm.all_reduce(_ones(comm, 3), async_op=True)
     assert not work.is_completed()
     began = time.monotonic()
-    expect_failure(comm, CommTimeoutError, lambda: work.wait(0.1))
+    expect_failure(comm, dist.CommTimeoutError, lambda: work.wait(0.1))
     assert time.monotonic() - began < 0.5
     assert work.is_completed()
 
@@ -591,7 +585,7 @@ def break_by_close(comm: Communicator) -> None:
     if comm.rank == 1:
         time.sleep(0.2)
     began = time.monotonic()
-    error = expect_failure(comm, PeerLostError, lambda: comm.all_reduce(_ones(comm, 3)))
+    error = expect_failure(comm, dist.PeerLostError, lambda: comm.all_reduce(_ones(comm, 3)))
     assert isinstance(error, ConnectionError)
     assert error.ranks == (gone,)
     assert time.monotonic() - began < 5.0
@@ -606,7 +600,7 @@ def break_by_exception(comm: Communicator) -> None:
             comm.recv(_ones(comm, 3), 1, async_op=True)
             raise ZeroDivisionError("planned")
         return
-    error = expect_failure(comm, PeerLostError, comm.barrier)
+    error = expect_failure(comm, dist.PeerLostError, comm.barrier)
     assert error.ranks == (gone,)
 
 

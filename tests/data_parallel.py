@@ -16,20 +16,7 @@ from typing import Any
 import numpy as np
 
 from minigrad import GradStore, Tensor, nn
-from minigrad.distributed import (
-    BucketedTrainer,
-    CommHook,
-    Communicator,
-    DistributedTrainer,
-    FusedDistributedOptimizer,
-    FusedOptimizerConfig,
-    SimpleTrainer,
-    TrainingConfig,
-    TrainingMetrics,
-    Work,
-    all_reduce_hook,
-    run_threads,
-)
+from minigrad import distributed as dist
 from minigrad.dtypes import finfo
 from minigrad.optim import AdamWConfig, LrSchedule, Optimizer
 
@@ -133,7 +120,7 @@ def shares(world: int, steps: int = 3, accum: int = 1, sizes: Sequence[int] | No
 class Record:
     """How things are after a step: arrays by the parameter's name; moments with the count of updates."""
 
-    metrics: TrainingMetrics
+    metrics: dist.TrainingMetrics
     weights: dict[str, np.ndarray]
     moments: dict[str, tuple[int, np.ndarray, np.ndarray]]
 
@@ -145,7 +132,7 @@ class Record:
         )
 
 
-def record(trainer: SimpleTrainer, net: nn.Module, metrics: TrainingMetrics | None) -> Record:
+def record(trainer: dist.SimpleTrainer, net: nn.Module, metrics: dist.TrainingMetrics | None) -> Record:
     assert metrics is not None
     moments = {}
     for name, p in net.named_parameters():
@@ -159,7 +146,7 @@ def weights_of(net: nn.Module) -> dict[str, np.ndarray]:
     return {name: p.data.copy() for name, p in net.named_parameters()}
 
 
-def state_bits(trainer: SimpleTrainer, net: nn.Module) -> Any:
+def state_bits(trainer: dist.SimpleTrainer, net: nn.Module) -> Any:
     """All that a step may change, to the last bit."""
     arrays, meta = trainer.state_dict(net.named_parameters())
     return (
@@ -172,7 +159,7 @@ def state_bits(trainer: SimpleTrainer, net: nn.Module) -> Any:
 def alone(scenario: Scenario) -> list[Record]:
     """One process, which has the whole batch at once."""
     net = scenario.net()
-    trainer = SimpleTrainer(TrainingConfig(LR, max_grad_norm=scenario.clip), schedule=scenario.schedule)
+    trainer = dist.SimpleTrainer(dist.TrainingConfig(LR, max_grad_norm=scenario.clip), schedule=scenario.schedule)
     records = []
     for step, window in enumerate(scenario.steps):
         everyone = [share for rank in window for share in rank if share.rows]
@@ -187,46 +174,46 @@ def alone(scenario: Scenario) -> list[Record]:
 
 def make_trainer(
     kind: str,
-    comm: Communicator,
+    comm: dist.Communicator,
     clip: float | None = None,
     accum: int = 1,
     bucket: int = 200,
     schedule: LrSchedule | None = None,
-    hook: CommHook = all_reduce_hook,
+    hook: dist.CommHook = dist.all_reduce_hook,
     lr: float = LR,
     optimizer: Optimizer | None = None,
-) -> DistributedTrainer:
+) -> dist.DistributedTrainer:
     if kind == "fused":
         assert optimizer is None
-        fused = FusedOptimizerConfig(AdamWConfig(lr=lr), bucket, clip, accum)
-        return FusedDistributedOptimizer(fused, comm, schedule, hook=hook)
-    cls = {"distributed": DistributedTrainer, "bucketed": BucketedTrainer}[kind]
-    config = TrainingConfig(lr, max_grad_norm=clip, grad_accum_steps=accum)
+        fused = dist.FusedOptimizerConfig(AdamWConfig(lr=lr), bucket, clip, accum)
+        return dist.FusedDistributedOptimizer(fused, comm, schedule, hook=hook)
+    cls = {"distributed": dist.DistributedTrainer, "bucketed": dist.BucketedTrainer}[kind]
+    config = dist.TrainingConfig(lr, max_grad_norm=clip, grad_accum_steps=accum)
     return cls(config, comm, optimizer, schedule, bucket_size_bytes=bucket, hook=hook)
 
 
 def feed(
-    trainer: SimpleTrainer, net: nn.Module, loss: Tensor | None, weight: float = 1.0, named: Any = None
-) -> TrainingMetrics | None:
+    trainer: dist.SimpleTrainer, net: nn.Module, loss: Tensor | None, weight: float = 1.0, named: Any = None
+) -> dist.TrainingMetrics | None:
     """One micro-batch, in the way that is the trainer's own; none at all if ``loss`` is None."""
     params = list(net.named_parameters()) if named is None else named
     if loss is None:
-        assert isinstance(trainer, DistributedTrainer)
+        assert isinstance(trainer, dist.DistributedTrainer)
         return trainer.step(params, GradStore(), 0.0, weight=0.0)
-    if isinstance(trainer, BucketedTrainer):
+    if isinstance(trainer, dist.BucketedTrainer):
         return trainer.backward_and_step(loss, params, weight)
-    if isinstance(trainer, DistributedTrainer):
+    if isinstance(trainer, dist.DistributedTrainer):
         return trainer.step(params, loss.backward(), loss.item(), weight)
     return trainer.step(params, loss.backward(), loss.item())
 
 
 def train(
-    comm: Communicator,
+    comm: dist.Communicator,
     kind: str,
     scenario: Scenario,
     bucket: int = 200,
-    hook: CommHook = all_reduce_hook,
-    on_trainer: Callable[[DistributedTrainer], None] = lambda trainer: None,
+    hook: dist.CommHook = dist.all_reduce_hook,
+    on_trainer: Callable[[dist.DistributedTrainer], None] = lambda trainer: None,
 ) -> list[Record]:
     """One rank's part. The ranks start with different weights, and pass their parameters in different orders."""
     root = comm.world_size - 1  # which begins with the weights of seed 0
@@ -259,7 +246,7 @@ def train(
 
 def run(kind: str, scenario: Scenario, bucket: int = 200, **options: Any) -> list[Record]:
     """All ranks as threads; checks that they agree to the last bit after every step, and returns what rank 0 has."""
-    results = run_threads(scenario.world, lambda comm: train(comm, kind, scenario, bucket, **options), timeout=30)
+    results = dist.run_threads(scenario.world, lambda comm: train(comm, kind, scenario, bucket, **options), timeout=30)
     for rank, records in enumerate(results):
         for step, (mine, first) in enumerate(zip(records, results[0])):
             assert mine.bits() == first.bits(), f"rank {rank} differs from rank 0 after step {step + 1}"
@@ -318,16 +305,16 @@ class Watched:
         self.gates = gates or {}
         self.count = 0
 
-    def __call__(self, communicator: Communicator, bucket: Tensor) -> Work:
+    def __call__(self, communicator: dist.Communicator, bucket: Tensor) -> dist.Work:
         number = self.count % len(self.launched)
         self.count += 1
         self.events.append(("launch", number))
         self.launched[number].set()
-        return WatchedWork(self, number, all_reduce_hook(communicator, bucket))
+        return WatchedWork(self, number, dist.all_reduce_hook(communicator, bucket))
 
 
-class WatchedWork(Work):
-    def __init__(self, owner: Watched, number: int, work: Work) -> None:
+class WatchedWork(dist.Work):
+    def __init__(self, owner: Watched, number: int, work: dist.Work) -> None:
         self.owner, self.number, self.work = owner, number, work
 
     def is_completed(self) -> bool:

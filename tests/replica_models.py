@@ -11,19 +11,7 @@ from typing import Any
 import numpy as np
 
 from minigrad import Tensor, nn
-from minigrad.distributed import (
-    ColumnParallelLinear,
-    Communicator,
-    LossKind,
-    OptimizerKind,
-    PipelineParallelTrainer,
-    RowParallelLinear,
-    SimpleTrainer,
-    TensorParallelTrainer,
-    TrainerConfig,
-    TrainingConfig,
-    VocabParallelEmbedding,
-)
+from minigrad import distributed as dist
 from minigrad.nn import functional as F
 from minigrad.optim import LrSchedule
 
@@ -122,12 +110,12 @@ class Part:
 
 
 def trained_alone(
-    model: nn.Module, config: TrainerConfig, batches: Sequence[Any], schedule: LrSchedule | None = None
+    model: nn.Module, config: dist.TrainerConfig, batches: Sequence[Any], schedule: LrSchedule | None = None
 ) -> Part:
     """One process, which has the whole model and each batch at once."""
     named = list(model.named_parameters())
     optimizer = config.optimizer.build([(name, p) for name, p in named if p.requires_grad])
-    trainer = SimpleTrainer(TrainingConfig(max_grad_norm=config.max_grad_norm), optimizer, schedule)
+    trainer = dist.SimpleTrainer(dist.TrainingConfig(max_grad_norm=config.max_grad_norm), optimizer, schedule)
     part = Part()
     for x, y in batches:
         loss = config.loss(model(Tensor(x)), Tensor(y))
@@ -184,10 +172,10 @@ class PipelineCase:
         return -(-self.samples // self.size)
 
     @property
-    def config(self) -> TrainerConfig:
+    def config(self) -> dist.TrainerConfig:
         weights = (0.5, 3.0, 0.0, 1.25) if self.loss == "weighted_cross_entropy" else None
-        optimizer = OptimizerKind.adamw(0.02, 0.8, 0.95, 1e-6, 0.1)
-        return TrainerConfig(self.size, self.clip, optimizer, LossKind(self.loss, weights))
+        optimizer = dist.OptimizerKind.adamw(0.02, 0.8, 0.95, 1e-6, 0.1)
+        return dist.TrainerConfig(self.size, self.clip, optimizer, dist.LossKind(self.loss, weights))
 
     def batches(self) -> list[Any]:
         classes = None if self.loss == "mse" else 4
@@ -213,9 +201,9 @@ class PipelineCase:
     def alone(self) -> Part:
         return trained_alone(self.stages(), self.config, self.batches())
 
-    def train(self, comm: Communicator) -> Part:
+    def train(self, comm: dist.Communicator) -> Part:
         stage = self.stages()[comm.rank]
-        trainer = PipelineParallelTrainer(self.config, stage, comm)
+        trainer = dist.PipelineParallelTrainer(self.config, stage, comm)
         steps = [trainer.step(batch) for batch in self.batches()]
         weights = {f"{comm.rank}.{name}": t.numpy().copy() for name, t in stage.state_dict().items()}
         return Part([(s.loss, s.grad_norm) for s in steps], weights, trainer.most_in_flight)
@@ -228,7 +216,7 @@ class Words(nn.Module):
     """Embedding, a block of two linear layers beside it, normalisation, and a head, perhaps tied to the embedding;
     split over the ranks if there is a communicator. Indices (rows, T) -> logits (rows, T, VOCABULARY)."""
 
-    def __init__(self, comm: Communicator | None = None, tied: bool = True, gather: bool = False) -> None:
+    def __init__(self, comm: dist.Communicator | None = None, tied: bool = True, gather: bool = False) -> None:
         super().__init__()
         options: Any = {"dtype": "float64"}
         rng = np.random.default_rng(4)
@@ -239,10 +227,10 @@ class Words(nn.Module):
                 p.data[...] = rng.standard_normal(p.shape)
         self.embed, self.up, self.down, self.head = whole
         if comm is not None:
-            self.embed = VocabParallelEmbedding(VOCABULARY, 5, comm, **options)
-            self.up = ColumnParallelLinear(5, 9, comm, gather_output=False, **options)
-            self.down = RowParallelLinear(9, 5, comm, input_is_parallel=True, **options)
-            self.head = ColumnParallelLinear(5, VOCABULARY, comm, False, gather_output=gather, **options)
+            self.embed = dist.VocabParallelEmbedding(VOCABULARY, 5, comm, **options)
+            self.up = dist.ColumnParallelLinear(5, 9, comm, gather_output=False, **options)
+            self.down = dist.RowParallelLinear(9, 5, comm, input_is_parallel=True, **options)
+            self.head = dist.ColumnParallelLinear(5, VOCABULARY, comm, False, gather_output=gather, **options)
             for layer, values in zip((self.embed, self.up, self.down, self.head), whole):
                 layer.take(values)
         self.norm = nn.LayerNorm(5, **options)
@@ -266,10 +254,10 @@ class TensorCase:
     size: int = 3
 
     @property
-    def config(self) -> TrainerConfig:
+    def config(self) -> dist.TrainerConfig:
         weights = (0.5, 3.0, 0.0, 1.25, 1.0, 2.0, 0.1)
-        loss = LossKind.weighted_cross_entropy(weights) if self.weighted else LossKind.cross_entropy()
-        return TrainerConfig(self.size, self.clip, OptimizerKind.adamw(0.02, 0.8, 0.95, 1e-6, 0.1), loss)
+        loss = dist.LossKind.weighted_cross_entropy(weights) if self.weighted else dist.LossKind.cross_entropy()
+        return dist.TrainerConfig(self.size, self.clip, dist.OptimizerKind.adamw(0.02, 0.8, 0.95, 1e-6, 0.1), loss)
 
     def batches(self) -> list[Any]:
         rng = np.random.default_rng(5)
@@ -285,11 +273,13 @@ class TensorCase:
     def alone(self) -> Part:
         return trained_alone(self.freeze(Words(None, self.tied)), self.config, self.batches())
 
-    def train(self, comm: Communicator) -> tuple[Part, Words]:
+    def train(self, comm: dist.Communicator) -> tuple[Part, Words]:
         """The model's weights, those of all ranks put together."""
         model = Words(comm, self.tied, self.gather)
         self.freeze(model)
-        trainer = TensorParallelTrainer(self.config, model, comm, split_classes=None if self.gather else VOCABULARY)
+        trainer = dist.TensorParallelTrainer(
+            self.config, model, comm, split_classes=None if self.gather else VOCABULARY
+        )
         steps = [trainer.step(batch) for batch in self.batches()]
         weights = {f"norm.{name}": p.data for name, p in model.norm.named_parameters()}
         for name in ("embed", "up", "down", "head"):

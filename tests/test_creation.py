@@ -94,8 +94,7 @@ def test_shapes_spread_or_as_one(make: Callable[..., Tensor]) -> None:
     for bad in ((2.5,), ("a",), (None,)):
         with pytest.raises(TypeError):
             make(*bad)
-    with pytest.raises(ValueError):
-        make(-1)
+    raises(ValueError, "", make, -1)
 
 
 def test_values() -> None:

@@ -72,8 +72,7 @@ def test_threads(set_threads: Any) -> None:
     set_threads(1)
     assert mg.get_num_threads() == 1
     for bad in (0, -1, 10_000, True, 1.5):
-        with pytest.raises(ValueError):
-            mg.set_num_threads(bad)  # type: ignore[arg-type]  # what is tested
+        raises(ValueError, "", mg.set_num_threads, bad)  # type: ignore[arg-type]  # what is tested
     assert mg.get_num_threads() == 1
 
 

@@ -107,16 +107,14 @@ def test_seeds_out_of_range(seed: Any) -> None:
     generator = Generator(5)
     raises(ValueError, r"expected an integer in \[0, 2\*\*64\)", lambda: generator.manual_seed(seed))
     assert generator.state_dict() == {"seed": 5, "offset": 0}
-    with pytest.raises(ValueError):
-        Generator(seed)
+    raises(ValueError, "", Generator, seed)
 
 
 @pytest.mark.parametrize("state", [{"seed": 1, "offset": -1}, {"seed": -1, "offset": 0}, {"seed": 1, "offset": 0.5}])
 def test_a_bad_state_changes_nothing(state: Any) -> None:
     generator = Generator(5)
     generator.next()
-    with pytest.raises(ValueError):
-        generator.load_state_dict(state)
+    raises(ValueError, "", generator.load_state_dict, state)
     assert generator.state_dict() == {"seed": 5, "offset": 1}
 
 
@@ -173,8 +171,7 @@ def test_randperm_is_a_permutation_and_every_one_is_equally_likely() -> None:
     counts = collections.Counter(tuple(mg.randperm(3, generator=generator).tolist()) for _ in range(6000))
     assert len(counts) == 6
     assert sum((n - 1000) ** 2 / 1000 for n in counts.values()) < 20.5  # 99.9 % of 5 degrees of freedom
-    with pytest.raises(ValueError):
-        mg.randperm(-1)
+    raises(ValueError, "", mg.randperm, -1)
 
 
 # ---------------------------------------------------------------------- multinomial

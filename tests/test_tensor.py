@@ -68,8 +68,7 @@ def test_array_protocol() -> None:
     copied = np.array(x)
     copied[0] = 9
     assert x.tolist() == [1.5, 2.5]
-    with pytest.raises(ValueError):
-        np.asarray(x, dtype=np.float64, copy=False)
+    raises(ValueError, "", lambda: np.asarray(x, dtype=np.float64, copy=False))
     assert np.isclose(np.sin(x)[0], np.sin(1.5)) and np.stack([x, x]).shape == (2, 2)
 
 

@@ -102,8 +102,7 @@ def test_state_survives_json_and_files(tmp_path):
         tokenizer.save(tmp_path / "t.json")
         assert BytePairTokenizer.from_file(tmp_path / "t.json") == tokenizer
     for state in (None, {}, {"kind": "characters"}, {"kind": "byte pairs", "tokenizer": None}):
-        with pytest.raises(DataError):
-            BytePairTokenizer.from_dict(state)
+        raises(DataError, "", BytePairTokenizer.from_dict, state)
 
 
 def test_gpt2_files(tmp_path):

@@ -109,5 +109,4 @@ def test_what_is_no_file(tmp_path):
     raises(DataError, "not a regular file", lambda: open_tokens(tmp_path))
     raises(DataError, "'gpt' is not a format of token files", lambda: open_tokens(tmp_path / "t.bin", "gpt"))
     raises(DataError, "'gpt' is not a format", lambda: write_tokens(tmp_path / "t.bin", TOKENS, "gpt"))
-    with pytest.raises(OSError):
-        write_tokens(tmp_path / "no" / "t.bin", TOKENS)
+    raises(OSError, "", lambda: write_tokens(tmp_path / "no" / "t.bin", TOKENS))

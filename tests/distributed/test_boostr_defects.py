@@ -19,22 +19,16 @@ from in_threads import in_threads
 
 import minigrad
 from minigrad import GradStore, Tensor
-from minigrad.distributed import (
-    Communicator,
-    DistributedTrainer,
-    GradientBucketManager,
-    ThreadCommunicator,
-    Work,
-    all_reduce_hook,
-    run_threads,
-)
+from minigrad import distributed as dist
 from minigrad.optim import SGD
 
 ALL_KINDS = pytest.mark.parametrize("kind", KINDS)
 LINEAR = pytest.mark.parametrize("kind", ["distributed", "bucketed"])  # those that take an SGD
 
 
-def sgd_trainer(kind: str, comm: Communicator, params: Sequence[Tensor], **options: Any) -> DistributedTrainer:
+def sgd_trainer(
+    kind: str, comm: dist.Communicator, params: Sequence[Tensor], **options: Any
+) -> dist.DistributedTrainer:
     """One whose step takes the mean gradient itself off the weights."""
     return make_trainer(kind, comm, optimizer=SGD(params, lr=1.0), **options)
 
@@ -42,7 +36,7 @@ def sgd_trainer(kind: str, comm: Communicator, params: Sequence[Tensor], **optio
 @LINEAR
 @pytest.mark.parametrize("form", ["named", "ids"])
 @in_threads(3)
-def test_defect_02_the_order_of_dictionaries_pairs_nothing_wrongly(comm: ThreadCommunicator, kind, form):
+def test_defect_02_the_order_of_dictionaries_pairs_nothing_wrongly(comm: dist.ThreadCommunicator, kind, form):
     # Equally large parameters: pairing the wrong ones raises nothing, it only gives wrong numbers.
     params = parameters(*[(4,)] * 6)
     trainer = sgd_trainer(kind, comm, params, bucket=16)
@@ -58,17 +52,17 @@ def test_defect_02_the_order_of_dictionaries_pairs_nothing_wrongly(comm: ThreadC
             np.testing.assert_array_equal(before[i] - p.data, 10.0 * i + 1.0)  # the mean of ranks 0, 1, 2
 
 
-class _Late(Work):
+class _Late(dist.Work):
     """Reduces only in ``wait``: who reads earlier gets this rank's own gradient."""
 
-    def __init__(self, communicator: Communicator, bucket: Tensor) -> None:
+    def __init__(self, communicator: dist.Communicator, bucket: Tensor) -> None:
         self.communicator, self.bucket = communicator, bucket
 
     def is_completed(self) -> bool:
         return False
 
     def wait(self, timeout: float | None = None) -> None:
-        all_reduce_hook(self.communicator, self.bucket).wait()
+        dist.all_reduce_hook(self.communicator, self.bucket).wait()
 
 
 @ALL_KINDS
@@ -81,7 +75,7 @@ def test_defect_05_nothing_is_read_before_it_has_arrived(kind):
 def test_defect_06_only_gradients_of_parameters_are_kept_sent_and_measured(kind):
     scenario = Scenario(shares(2))
 
-    def body(comm: ThreadCommunicator, leaves: bool) -> Any:
+    def body(comm: dist.ThreadCommunicator, leaves: bool) -> Any:
         net = scenario.net()
         trainer = make_trainer(kind, comm, clip=1e6, accum=2)
         for i in range(2):
@@ -94,7 +88,7 @@ def test_defect_06_only_gradients_of_parameters_are_kept_sent_and_measured(kind)
             assert set(trainer._step.accumulator._sums) <= {p.id for p in net.parameters()}
         return metrics, [p.data.tobytes() for p in net.parameters()], comm.stats.bytes_sent
 
-    assert run_threads(2, partial(body, leaves=True), timeout=30) == run_threads(
+    assert dist.run_threads(2, partial(body, leaves=True), timeout=30) == dist.run_threads(
         2, partial(body, leaves=False), timeout=30
     )
 
@@ -103,7 +97,7 @@ def test_defect_06_only_gradients_of_parameters_are_kept_sent_and_measured(kind)
 @pytest.mark.parametrize("accum", [1, 2])
 @pytest.mark.parametrize("weight", [1, 3])
 @in_threads(3)
-def test_defect_07_gradients_that_share_memory_count_once(comm: ThreadCommunicator, kind, weight, accum):
+def test_defect_07_gradients_that_share_memory_count_once(comm: dist.ThreadCommunicator, kind, weight, accum):
     # Reduced or scaled in place for each of k names, a shared gradient would come out up to W^(k-1) times too large.
     params = parameters((3,), (3,), (3,))
     trainer = sgd_trainer(kind, comm, params, accum=accum)
@@ -118,9 +112,9 @@ def test_defect_07_gradients_that_share_memory_count_once(comm: ThreadCommunicat
 
 
 @in_threads(2)
-def test_defect_08_transposed_gradients_enter_a_bucket_as_they_are_meant(comm: ThreadCommunicator):
+def test_defect_08_transposed_gradients_enter_a_bucket_as_they_are_meant(comm: dist.ThreadCommunicator):
     transposed, strided = parameters((3, 4), (5,))
-    manager = GradientBucketManager([transposed, strided], comm)
+    manager = dist.GradientBucketManager([transposed, strided], comm)
     values = np.arange(12, dtype=np.float32).reshape(4, 3) * (1 + comm.rank)
     manager.mark_grad_ready(transposed.id, Tensor(values).T)
     manager.mark_grad_ready(strided.id, Tensor(np.arange(10, dtype=np.float32))[::2])
@@ -131,13 +125,13 @@ def test_defect_08_transposed_gradients_enter_a_bucket_as_they_are_meant(comm: T
 
 @ALL_KINDS
 @in_threads(2)
-def test_defect_09_errors_of_a_hook_are_raised(comm: ThreadCommunicator, kind):
+def test_defect_09_errors_of_a_hook_are_raised(comm: dist.ThreadCommunicator, kind):
     broken = [True]
 
-    def hook(communicator: Communicator, bucket: Tensor) -> Work:
+    def hook(communicator: dist.Communicator, bucket: Tensor) -> dist.Work:
         if broken[0] and bucket.numel() == 3:
             raise ArithmeticError("the hook's own")
-        return all_reduce_hook(communicator, bucket)
+        return dist.all_reduce_hook(communicator, bucket)
 
     params = parameters((2,), (3,), (4,))
     trainer = make_trainer(kind, comm, bucket=4, hook=hook)
@@ -154,7 +148,7 @@ def test_defect_09_errors_of_a_hook_are_raised(comm: ThreadCommunicator, kind):
 @ALL_KINDS
 @pytest.mark.parametrize("who", ["nobody", "rank 0", "rank 1"])
 @in_threads(2)
-def test_defect_10_ranks_without_gradients_neither_hang_nor_miss_a_step(comm: ThreadCommunicator, kind, who):
+def test_defect_10_ranks_without_gradients_neither_hang_nor_miss_a_step(comm: dist.ThreadCommunicator, kind, who):
     params = parameters((2,), (3,))
     trainer = make_trainer(kind, comm)
     for step in range(1, 4):

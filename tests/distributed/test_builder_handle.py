@@ -152,8 +152,7 @@ def test_builder_workers_set_their_learning_rate_and_record_scalars():
     state = handle.join()
     assert metrics is not None and metrics.scalars["rows"] == BATCH
     assert rates[0] == 0.25 and state.replicas[0][1]["optimizer"]["param_groups"][0]["lr"] == 0.25
-    with pytest.raises(RuntimeError, match=r"record_scalar\('rows'\) is for the train_fn of a DdpBuilder"):
-        record_scalar("rows", 1)
+    raises(RuntimeError, r"record_scalar\('rows'\) is for the train_fn of a DdpBuilder", record_scalar, "rows", 1)
 
 
 def test_builder_replicas_must_be_alike():

@@ -18,17 +18,8 @@ from replica_models import bits
 
 import minigrad as mg
 from minigrad import Tensor, cuda_kernels
+from minigrad import distributed as dist
 from minigrad.device import Device
-from minigrad.distributed import (
-    BlockDistributedTrainer,
-    Communicator,
-    NcclCommunicator,
-    NonFiniteBlockGradientError,
-    Trainer,
-    TrainingConfig,
-    replica_communicators,
-    run_threads,
-)
 from minigrad.distributed.mirrors.flodl import replica_group
 
 if not cuda_kernels.simulated():
@@ -49,10 +40,10 @@ def machine(machine: FakeMachine, monkeypatch: pytest.MonkeyPatch) -> FakeMachin
     return machine
 
 
-def on_both(fn: Callable[[Communicator], Any]) -> list[Any]:
+def on_both(fn: Callable[[dist.Communicator], Any]) -> list[Any]:
     """What ``fn`` returns on each of two devices, in threads."""
-    comms = replica_communicators(DEVICES, timeout=300)
-    assert all(type(comm) is NcclCommunicator for comm in comms)
+    comms = dist.replica_communicators(DEVICES, timeout=300)
+    assert all(type(comm) is dist.NcclCommunicator for comm in comms)
     return good(on_ranks(comms, fn))
 
 
@@ -72,7 +63,7 @@ def test_must_no_cpu_staging_over_nccl_on_cuda(
     assert max(headers) <= nccl_programs.RECORD, "what NCCL's headers say of a call"
     reduced = [count for name, _, _, _, count, *_ in machine.calls("allReduce")]
     assert sum(reduced) >= 2 * 3 * 4 * 160, "the gradients themselves went by NCCL"
-    cpu = run_threads(2, lambda comm: nccl_programs.train(kind, comm, 3))
+    cpu = dist.run_threads(2, lambda comm: nccl_programs.train(kind, comm, 3))
     for got in cuda:
         for name, p in cpu[0].items():
             found, wanted = (t.detach().cpu().numpy() for t in (got[name], p))
@@ -85,13 +76,13 @@ def test_cuda_rehearsal_of_what_runs_on_gpus(machine: FakeMachine, name: str) ->
 
 
 def test_must_non_finite_block_on_cuda_changes_nothing(machine: FakeMachine) -> None:
-    def fn(comm: Communicator) -> None:
+    def fn(comm: dist.Communicator) -> None:
         model = nccl_programs.Blocks().to(device=comm.device)
-        trainer = BlockDistributedTrainer(model, comm, TrainingConfig(learning_rate=0.01))
+        trainer = dist.BlockDistributedTrainer(model, comm, dist.TrainingConfig(learning_rate=0.01))
         before = bits(model)
         x = nccl_programs.ROWS[nccl_programs.PARTS[comm.rank]].copy()
         x[0, 0] = np.inf if comm.rank else 0.0
-        with pytest.raises(NonFiniteBlockGradientError, match="rank 1"):
+        with pytest.raises(dist.NonFiniteBlockGradientError, match="rank 1"):
             trainer.train_batch(x)
         assert bits(model) == before
 
@@ -107,7 +98,7 @@ def test_cuda_replicas_of_one_process_use_nccl(machine: FakeMachine, host: list[
 
     found = []
     for devices in (DEVICES, ["cpu"]):
-        with Trainer.setup(net(devices[0]), net, nccl_programs.sgd, devices=devices) as trainer:
+        with dist.Trainer.setup(net(devices[0]), net, nccl_programs.sgd, devices=devices) as trainer:
             for _ in range(2):
                 host.clear()
                 trainer.step(lambda model, x, y: model.loss(x, y), Tensor(x), Tensor(y))
@@ -135,4 +126,4 @@ def test_cuda_group_of_nccl_that_fails_says_so(machine: FakeMachine) -> None:
 
     machine.nccl.NcclCommunicator = failing
     with pytest.raises(mg.distributed.RendezvousError, match="no such GPU|not all of the 2 ranks"):
-        NcclCommunicator.group(DEVICES, rendezvous_timeout=0.2)
+        dist.NcclCommunicator.group(DEVICES, rendezvous_timeout=0.2)

@@ -177,8 +177,7 @@ def test_arguments_out_of_range_are_refused(wrong, words: str) -> None:
 
 def test_a_refused_report_changes_nothing() -> None:
     cadence = report(ElChe(2, 10), [500, 1000], 0)
-    with pytest.raises(ValueError):
-        cadence.report_timing([1.0, 1.0], [1, 1], -1)
+    raises(ValueError, "", cadence.report_timing, [1.0, 1.0], [1, 1], -1)
     assert (cadence.ms_per_batch, cadence.batch_counts) == ([50.0, 100.0], [20, 10])
 
 

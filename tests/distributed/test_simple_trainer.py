@@ -87,8 +87,7 @@ def test_the_configuration_has_boostrs_fields_defaults_and_builders():
     ],
 )
 def test_the_configuration_refuses_values_out_of_range(field, value):
-    with pytest.raises(ValueError):
-        TrainingConfig(**{field: value})
+    raises(ValueError, "", lambda: TrainingConfig(**{field: value}))
 
 
 def test_a_trainer_makes_an_adamw_of_its_configuration():
@@ -412,8 +411,7 @@ def test_a_damaged_state_is_refused_and_nothing_changes(damage):
     arrays, meta = trainer.state_dict(params)
     damages()[damage](arrays, meta)
     before = state_bits(trainer, params)
-    with pytest.raises(ValueError):
-        trainer.load_state_dict(params, arrays, meta)
+    raises(ValueError, "", trainer.load_state_dict, params, arrays, meta)
     assert state_bits(trainer, params) == before
 
 

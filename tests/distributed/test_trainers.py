@@ -36,18 +36,7 @@ from in_threads import in_threads
 from refusals import raises
 
 from minigrad import GradStore, Tensor, nn
-from minigrad.distributed import (
-    BucketedTrainer,
-    FaultPlan,
-    FusedDistributedOptimizer,
-    FusedOptimizerConfig,
-    NoOpCommunicator,
-    SimpleTrainer,
-    ThreadCommunicator,
-    TrainingConfig,
-    TrainingMetrics,
-    run_threads,
-)
+from minigrad import distributed as dist
 from minigrad.dtypes import bfloat16, float16
 from minigrad.optim import SGD, CosineAnnealing
 
@@ -161,7 +150,7 @@ def test_float16_gradients_do_not_overflow_with_numbers_of_tokens_as_weights(kin
     counts = rng.integers(4096, 30000, (3, 3, 2))
     counts[0, 0, 0] = 0  # a micro-batch of padding alone
 
-    def body(comm: ThreadCommunicator) -> list[np.ndarray]:
+    def body(comm: dist.ThreadCommunicator) -> list[np.ndarray]:
         p = nn.Parameter(Tensor(np.zeros(4, np.float16)))
         named = [("p", p)]
         trainer = make_trainer(kind, comm, accum=2, optimizer=SGD(named, lr=1.0))
@@ -174,7 +163,7 @@ def test_float16_gradients_do_not_overflow_with_numbers_of_tokens_as_weights(kin
             found.append(before - p.data)
         return found
 
-    for found in run_threads(world, body, timeout=30):
+    for found in dist.run_threads(world, body, timeout=30):
         for step, moved in enumerate(found):
             w = counts[step, :world].reshape(-1, 1)
             mean = (w * slopes[step, :world].reshape(-1, 4).astype(np.float64)).sum(0) / w.sum()
@@ -183,9 +172,11 @@ def test_float16_gradients_do_not_overflow_with_numbers_of_tokens_as_weights(kin
 
 @ALL_KINDS
 def test_parameters_may_be_frozen_and_join_between_steps(kind):
-    def body(comm: ThreadCommunicator) -> list[Record]:
+    def body(comm: dist.ThreadCommunicator) -> list[Record]:
         net = Scenario(shares(2)).net()
-        trainer = make_trainer(kind, comm) if comm.world_size > 1 else SimpleTrainer(TrainingConfig(LR, 0.01, None))
+        trainer = (
+            make_trainer(kind, comm) if comm.world_size > 1 else dist.SimpleTrainer(dist.TrainingConfig(LR, 0.01, None))
+        )
         records = []
         for step in range(4):
             net.side.requires_grad_(step != 1)
@@ -195,8 +186,8 @@ def test_parameters_may_be_frozen_and_join_between_steps(kind):
             records.append(record(trainer, net, feed(trainer, net, loss)))
         return records
 
-    (want,) = run_threads(1, body, timeout=30)
-    for got in run_threads(2, body, timeout=30):
+    (want,) = dist.run_threads(1, body, timeout=30)
+    for got in dist.run_threads(2, body, timeout=30):
         assert_same_run([replace(r, metrics=replace(r.metrics, grad_norm=None)) for r in got], want)
 
 
@@ -217,11 +208,11 @@ def test_no_sync_makes_windows_longer_and_sends_nothing(kind):
     scenario = Scenario(shares(2, accum=3), ends="no_sync", clip=0.3)
     assert_same_run(run(kind, scenario), alone(scenario))
 
-    def body(comm: ThreadCommunicator) -> None:
+    def body(comm: dist.ThreadCommunicator) -> None:
         net = scenario.net()
         trainer = make_trainer(kind, comm, accum=2)
 
-        def micro_batch(i: int) -> TrainingMetrics | None:
+        def micro_batch(i: int) -> dist.TrainingMetrics | None:
             return feed(trainer, net, net.loss(*scenario.batch(i, (1, 2))))
 
         micro_batch(0)  # in the first step the ranks also compare what they have
@@ -239,7 +230,7 @@ def test_no_sync_makes_windows_longer_and_sends_nothing(kind):
             assert comm.stats.operations == operations + trainer.num_buckets + 1  # all gradients, and a record
             assert comm.stats.bytes_sent == sent + sum(p.data.nbytes for p in net.parameters()) + 49
 
-    run_threads(2, body, timeout=30)
+    dist.run_threads(2, body, timeout=30)
 
 
 @ALL_KINDS
@@ -252,7 +243,7 @@ def test_flush_ends_windows_of_unequal_length(kind):
 @ALL_KINDS
 @pytest.mark.parametrize("world", [1, 3])
 @in_threads("world")
-def test_flush_without_any_window_is_no_step(comm: ThreadCommunicator, kind, world):
+def test_flush_without_any_window_is_no_step(comm: dist.ThreadCommunicator, kind, world):
     net = Scenario(shares(1)).net()
     trainer = make_trainer(kind, comm)
     before = state_bits(trainer, net)
@@ -264,13 +255,13 @@ def test_flush_without_any_window_is_no_step(comm: ThreadCommunicator, kind, wor
 
 
 @ALL_KINDS
-@pytest.mark.parametrize("communicator", [NoOpCommunicator, lambda: ThreadCommunicator.group(1)[0]])
+@pytest.mark.parametrize("communicator", [dist.NoOpCommunicator, lambda: dist.ThreadCommunicator.group(1)[0]])
 @pytest.mark.parametrize(("accum", "clip"), [(1, None), (2, 0.3)])
 def test_a_world_of_one_is_a_simple_trainer_bit_for_bit(kind, accum, clip, communicator):
     scenario = Scenario(shares(1, steps=4, accum=accum), dtype=np.float32, clip=clip, accum=accum)
     net, other = scenario.net(), scenario.net()
     trainer = make_trainer(kind, communicator(), clip, accum)
-    simple = SimpleTrainer(TrainingConfig(LR, 0.01, clip, accum))
+    simple = dist.SimpleTrainer(dist.TrainingConfig(LR, 0.01, clip, accum))
     trainer.broadcast_params(net.named_parameters())
     for step, window in enumerate(scenario.steps):
         for share in window[0]:
@@ -286,7 +277,7 @@ def test_a_world_of_one_is_a_simple_trainer_bit_for_bit(kind, accum, clip, commu
 def test_only_ratios_of_weights_matter_and_weight_0_counts_nothing(kind, world):
     scenario = Scenario(shares(2))
 
-    def body(comm: ThreadCommunicator, factor: float, empty: bool) -> dict[str, np.ndarray]:
+    def body(comm: dist.ThreadCommunicator, factor: float, empty: bool) -> dict[str, np.ndarray]:
         net = scenario.net()
         trainer = make_trainer(kind, comm, accum=3 if empty else 2, clip=0.3)
         for step in range(2):
@@ -298,9 +289,9 @@ def test_only_ratios_of_weights_matter_and_weight_0_counts_nothing(kind, world):
             assert metrics is not None
         return weights_of(net)
 
-    first = run_threads(world, partial(body, factor=1.0, empty=False), timeout=30)[0]
+    first = dist.run_threads(world, partial(body, factor=1.0, empty=False), timeout=30)[0]
     for factor, empty in [(0.001, False), (1.0, True), (1e9, True)]:
-        again = run_threads(world, partial(body, factor=factor, empty=empty), timeout=30)[0]
+        again = dist.run_threads(world, partial(body, factor=factor, empty=empty), timeout=30)[0]
         for name, array in first.items():
             assert_close(again[name], array, 1e-12, name)
 
@@ -313,8 +304,8 @@ def test_delays_change_no_bit(kind):
     scenario = Scenario(shares(3, accum=2, sizes=(5, 4, 3)), accum=2)
     want = run(kind, scenario, 100)
     for seed in range(3):
-        plan = FaultPlan.random(seed, 3, calls=30, count=25, kinds=["delay"], max_delay=0.004)
-        for records in run_threads(3, lambda comm: train(comm, kind, scenario, 100), timeout=30, fault=plan):
+        plan = dist.FaultPlan.random(seed, 3, calls=30, count=25, kinds=["delay"], max_delay=0.004)
+        for records in dist.run_threads(3, lambda comm: train(comm, kind, scenario, 100), timeout=30, fault=plan):
             assert [r.bits() for r in records] == [r.bits() for r in want]
 
 
@@ -322,7 +313,7 @@ def test_delays_change_no_bit(kind):
 def test_what_rank_0_saves_all_ranks_go_on_with_bit_for_bit(kind):
     scenario = Scenario(shares(2, steps=4, accum=2), accum=2)
 
-    def body(comm: ThreadCommunicator, weights: dict[str, np.ndarray] | None, state: Any) -> Any:
+    def body(comm: dist.ThreadCommunicator, weights: dict[str, np.ndarray] | None, state: Any) -> Any:
         net = scenario.net(seed=0 if state is None else 5)
         trainer = make_trainer(kind, comm, accum=2)
         if state is not None:
@@ -338,13 +329,13 @@ def test_what_rank_0_saves_all_ranks_go_on_with_bit_for_bit(kind):
                         trainer.state_dict(net.named_parameters())
         return weights, state, state_bits(trainer, net)
 
-    (weights, state, bits), _ = run_threads(2, partial(body, weights=None, state=None), timeout=30)
-    for *_, again in run_threads(2, partial(body, weights=weights, state=state), timeout=30):
+    (weights, state, bits), _ = dist.run_threads(2, partial(body, weights=None, state=None), timeout=30)
+    for *_, again in dist.run_threads(2, partial(body, weights=weights, state=state), timeout=30):
         assert again == bits
 
 
 def test_without_a_loss_the_metrics_have_none():
-    def body(comm: ThreadCommunicator) -> list[float]:
+    def body(comm: dist.ThreadCommunicator) -> list[float]:
         net = Scenario(shares(2)).net()
         trainer = make_trainer("fused", comm, accum=2)
         losses = []
@@ -357,7 +348,7 @@ def test_without_a_loss_the_metrics_have_none():
         return losses
 
     for world in (1, 2):
-        for losses in run_threads(world, body, timeout=30):
+        for losses in dist.run_threads(world, body, timeout=30):
             np.testing.assert_array_equal(losses, [math.nan, 1.5, math.nan, math.nan, math.nan])
 
 
@@ -365,22 +356,25 @@ def test_without_a_loss_the_metrics_have_none():
     ("make", "words"),
     [
         (
-            partial(FusedDistributedOptimizer, TrainingConfig()),
+            partial(dist.FusedDistributedOptimizer, dist.TrainingConfig()),
             r"TrainingConfig, .*: FusedDistributedOptimizer\(Fus",
         ),
-        (partial(BucketedTrainer, FusedOptimizerConfig()), r"FusedOptimizerConfig, .*: BucketedTrainer\(Training"),
-        (lambda comm: SimpleTrainer({}), "config is of type dict, expected a TrainingConfig"),  # type: ignore[arg-type]
-        (lambda comm: SimpleTrainer(TrainingConfig), "config is TrainingConfig, expected"),  # type: ignore[arg-type]
-        (lambda comm: BucketedTrainer(None, 2), "communicator is of type int"),  # type: ignore[arg-type]
-        (lambda comm: FusedDistributedOptimizer(None, None), "communicator is of type NoneType"),  # type: ignore[arg-type]
+        (
+            partial(dist.BucketedTrainer, dist.FusedOptimizerConfig()),
+            r"FusedOptimizerConfig, .*: BucketedTrainer\(Training",
+        ),
+        (lambda comm: dist.SimpleTrainer({}), "config is of type dict, expected a TrainingConfig"),  # type: ignore[arg-type]
+        (lambda comm: dist.SimpleTrainer(dist.TrainingConfig), "config is TrainingConfig, expected"),  # type: ignore[arg-type]
+        (lambda comm: dist.BucketedTrainer(None, 2), "communicator is of type int"),  # type: ignore[arg-type]
+        (lambda comm: dist.FusedDistributedOptimizer(None, None), "communicator is of type NoneType"),  # type: ignore[arg-type]
     ],
 )
 def test_a_configuration_or_communicator_of_another_kind_is_refused(make, words) -> None:
-    raises(TypeError, words, lambda: make(NoOpCommunicator()))
+    raises(TypeError, words, lambda: make(dist.NoOpCommunicator()))
 
 
 @pytest.mark.parametrize(
-    "kind", [SimpleTrainer, BucketedTrainer, FusedDistributedOptimizer], ids=lambda kind: kind.__name__
+    "kind", [dist.SimpleTrainer, dist.BucketedTrainer, dist.FusedDistributedOptimizer], ids=lambda kind: kind.__name__
 )
 def test_what_these_errors_offer_works(kind) -> None:
     imports = "from minigrad.distributed import *\nfrom minigrad.optim import AdamWConfig\n"

@@ -38,8 +38,7 @@ def test_what_a_dictionary_refuses() -> None:
         with pytest.raises(KeyError, match="is no key; expected a name without dots that is no attribute"):
             m[key] = nn.ReLU()
     for use in (lambda: m["no"], lambda: m.pop("no"), lambda: m.__delitem__("no")):
-        with pytest.raises(KeyError):
-            use()
+        raises(KeyError, "", use)
 
 
 def names(m: nn.Module) -> list[str]:
@@ -58,8 +57,7 @@ def test_a_list_grows_and_changes() -> None:
     for wrong in (lambda: m.append(3), lambda: m.insert(0, 3), lambda: m.extend([3]), lambda: m.__setitem__(0, 3)):  # type: ignore[arg-type, list-item, call-overload, unused-ignore]  # the error is the test
         raises(TypeError, "ModuleList holds Modules, not int", wrong)
     for use in (lambda: m[4], lambda: m.__setitem__(4, nn.ReLU())):
-        with pytest.raises(IndexError):
-            use()
+        raises(IndexError, "", use)
     assert len(m) == 4
 
 

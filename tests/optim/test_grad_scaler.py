@@ -144,5 +144,4 @@ def test_strategies_are_boostrs() -> None:
         lambda: LossScaleStrategy.dynamic(growth_interval=0),
         lambda: LossScaleStrategy("static"),  # type: ignore[arg-type]  # what is refused
     ):
-        with pytest.raises(ValueError):
-            make()
+        raises(ValueError, "", make)

@@ -85,8 +85,7 @@ def test_every_schedule_is_a_pure_function_with_checked_steps(schedule: LrSchedu
     assert all(isinstance(lr, float) for lr in forwards)
     assert schedule.get_lr(np.int64(7)) == forwards[7]  # type: ignore[arg-type]  # any integer
     raises(ValueError, "counted from 0", lambda: schedule.get_lr(-1))
-    with pytest.raises(TypeError, match="is an integer"):
-        schedule.get_lr(1.5)  # type: ignore[arg-type]
+    raises(TypeError, "is an integer", schedule.get_lr, 1.5)  # type: ignore[arg-type]
     with pytest.raises(dataclasses.FrozenInstanceError):
         setattr(schedule, dataclasses.fields(schedule)[0].name, 1.0)  # type: ignore[arg-type]
 
@@ -119,5 +118,4 @@ def test_bad_arguments_are_named(make: object, message: str) -> None:
 
 
 def test_lambda_wants_a_function() -> None:
-    with pytest.raises(TypeError, match="expected a function"):
-        Lambda(0.1)  # type: ignore[arg-type]
+    raises(TypeError, "expected a function", Lambda, 0.1)  # type: ignore[arg-type]
