@@ -87,6 +87,22 @@ def run_ranks(
         return RanksResult(process.returncode, out, err, time.monotonic() - began)
 
 
+def on_processes(n: int, function: Callable[..., object], returncode: int = 0) -> RanksResult:
+    """Run ``function(comm)``, of a file of tests, on ``n`` ranks that are processes; each prints what it returns."""
+    file, tests = Path(inspect.getfile(function)), Path(__file__).parent
+    program = f"""
+import sys
+sys.path[:0] = [{str(file.parent)!r}, {str(tests)!r}]
+from {file.stem} import {function.__name__} as function
+from minigrad.distributed import MpiCommunicator
+with MpiCommunicator(timeout=60) as comm:
+    print(function(comm), flush=True)
+"""
+    result = run_ranks(n, program, timeout=300)
+    assert result.returncode == returncode, result.text
+    return result
+
+
 def run_alone(source: str, warnings: str = "error", **environment: str) -> subprocess.CompletedProcess[str]:
     """Run source text in a process of its own, without a launcher; by default warnings are errors."""
     command = [sys.executable, "-W", warnings, "-c", source]

@@ -83,8 +83,3 @@ def test_should_precision_what_is_no_overflow_still_halts(comm: dist.ThreadCommu
         trainer.train_batch(x)
     trainer._loss_fn = lambda x: (net.blocks[0].weight * math.nan).sum()
     raises(dist.NonFiniteLossError, "", trainer.train_batch, x)
-
-
-def test_should_precision_scaler_checks_its_options():
-    raises(ValueError, "init_scale", lambda: GradScaler(init_scale=0.5))
-    raises(ValueError, "good_steps", lambda: GradScaler().load_state_dict({"scale": 2.0, "good_steps": -1}))

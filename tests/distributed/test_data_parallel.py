@@ -11,12 +11,11 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from ranks import requires_mpi, run_ranks
+from ranks import on_processes, requires_mpi
 from refusals import raises
 from replica_models import Failing, Net, broken, rows, trained_alone
 
@@ -554,20 +553,6 @@ def test_ranks_are_replicas_in_threads(name: str, dtype: str) -> None:
     dist.run_threads(4, lambda comm: compare(comm, name, dtype, trainer=2 if name == "tied" else 0), timeout=60)
 
 
-@pytest.mark.long
-def test_ranks_beside_a_thread_are_one_device() -> None:
-    kind, batches = config(loss=LossKind.weighted_cross_entropy(WEIGHTS)), [rows(9, seed, 4) for seed in range(3)]
-
-    def train(comm: dist.Communicator) -> None:
-        with ExitStack() as stack:
-            replicas = [*threads(stack, 1), *stack.enter_context(dist.RankReplicas(comm))]
-            trainer, model = DataParallelTrainer(kind, replicas, model=Net()), Net()
-            stats = [trainer.step(batch) for batch in batches]
-        assert_same(trainer, stats, model, trained_alone(model, kind, batches).stats)
-
-    on_ranks(3, Net, train)
-
-
 def test_a_rank_sends_each_gradient_once_and_no_weights() -> None:
     build = partial(Net, 20_000)
     size = sum(p.data.nbytes for p in build().parameters())
@@ -676,33 +661,23 @@ def test_another_model_or_no_rank_is_an_error() -> None:
     assert_step_fails(alone, (X, Y), dist.NoReplicasError, "no replicas")
 
 
-PROCESSES = """
-import sys
-sys.path[:0] = sys.argv[1:]
-from minigrad.distributed import MpiCommunicator
-from test_data_parallel import *
-
-with MpiCommunicator(timeout=60) as comm:
+def as_in_threads(comm: dist.Communicator) -> str:
+    """The same in processes; at the end rank 2 is killed."""
     for name in CASES:
         for dtype in ("float32", "float64"):
             compare(comm, name, dtype, trainer=comm.world_size - 1)
-    if comm.world_size == 2:
-        print("passed", flush=True)
-    elif comm.rank:
-        serve_replica(comm, Failing("raise"))
-        serve_replica(comm, Failing("kill"))
+    if comm.rank:
+        dist.serve_replica(comm, Failing("raise"))
+        dist.serve_replica(comm, Failing("kill"))
     else:
         errors(comm)
         loss_of_a_rank(comm)
-        print("passed", flush=True)
-"""
+    return "passed"
 
 
 @pytest.mark.long
 @requires_mpi
-@pytest.mark.parametrize("n", [2, 3])
-def test_peer_loss_processes_are_threads_and_a_killed_one_is_replaced(n: int) -> None:
-    here = Path(__file__).parent
-    result = run_ranks(n, PROCESSES, here, here.parent, timeout=300)
+def test_peer_loss_processes_are_threads_and_a_killed_one_is_replaced() -> None:
+    result = on_processes(3, as_in_threads, returncode=137)
     assert result.lines(0) == ["passed"], result.text
-    assert n == 2 or "rank 2 failed first: killed by SIGKILL" in result.stderr
+    assert "rank 2 failed first: killed by SIGKILL" in result.stderr

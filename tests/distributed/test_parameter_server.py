@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from in_threads import good, outcomes
-from ranks import requires_mpi, run_ranks
+from ranks import on_processes, requires_mpi
 from refusals import raises
 
-from minigrad import Tensor, nn
+from minigrad import GradStore, Tensor, nn
 from minigrad import distributed as dist
 from minigrad.optim import CosineAnnealing, NonFiniteGradientError
 
@@ -99,28 +98,19 @@ def test_parameter_server_stats() -> None:
     assert ps.stats() == dist.ServerStats(132, 132, 1, 1, 0.0)
 
 
-@pytest.mark.parametrize("kind", ["sgd", "momentum", "adamw"])
+@pytest.mark.parametrize("optimizer", [SGD, dist.OptimizerKind.sgd(0.1, 0.9, 0.2), dist.OptimizerKind.adamw(0.05, 0.8)])
 @pytest.mark.parametrize("clip", [None, 0.5])
-def test_parameter_server_honours_every_optimizer(kind: str, clip: float | None) -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is the reference")
-    p = torch.tensor(START.astype(np.float64), requires_grad=True)
-    if kind == "adamw":
-        optimizer = dist.OptimizerKind.adamw(0.05, 0.8, 0.95, 1e-6, 0.2)
-        update = torch.optim.AdamW([p], lr=0.05, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.2)
-    else:
-        momentum, decay = (0.9, 0.2) if kind == "momentum" else (0.0, 0.0)
-        optimizer = dist.OptimizerKind.sgd(0.05, momentum, decay)
-        update = torch.optim.SGD([p], lr=0.05, momentum=momentum, weight_decay=decay)
+def test_parameter_server_honours_every_optimizer(optimizer: dist.OptimizerKind, clip: float | None) -> None:
+    """Whose agreement with PyTorch is tested with DataParallelTrainer."""
+    p = Tensor(START.astype(np.float64), requires_grad=True)
+    alone = dist.SimpleTrainer(dist.TrainingConfig(max_grad_norm=clip), optimizer.build([("weights", p)]))
     ps = dist.AsyncParameterServer(START.astype(np.float64), optimizer, 3, gradient_clip=clip)
-    rng = np.random.default_rng(0)
-    for version in range(5):
-        gradient = rng.standard_normal(3)
+    for version, gradient in enumerate(np.random.default_rng(0).standard_normal((5, 3))):
         ps.push_gradient(0, max(0, version - 2), gradient)
-        p.grad = torch.tensor(gradient)
-        if clip is not None:
-            torch.nn.utils.clip_grad_norm_([p], clip)
-        update.step()
-        np.testing.assert_allclose(ps.pull_weights()[0], p.detach().numpy(), rtol=1e-12)
+        grads = GradStore()
+        grads.insert(p, Tensor(gradient))
+        alone.step([("weights", p)], grads, 0.0)
+        assert np.array_equal(ps.pull_weights()[0], p.data)
 
 
 def test_parameter_server_schedule_follows_the_version() -> None:
@@ -240,21 +230,8 @@ def test_a_worker_of_another_rank_hears_that_its_gradient_is_stale() -> None:
     dist.run_threads(2, run, timeout=30)
 
 
-PROCESSES = """
-import sys
-sys.path[:0] = sys.argv[1:]
-from minigrad.distributed import MpiCommunicator
-from test_parameter_server import workers_and_server
-
-with MpiCommunicator(timeout=60) as comm:
-    print(workers_and_server(comm))
-"""
-
-
 @pytest.mark.long
 @requires_mpi
 def test_workers_in_processes() -> None:
-    here = Path(__file__).parent
-    result = run_ranks(3, PROCESSES, here, here.parent, timeout=300)
-    assert result.returncode == 0, result.text
+    result = on_processes(3, workers_and_server)
     assert [result.lines(rank) for rank in range(3)] == [["10"], ["worker"], ["worker"]]

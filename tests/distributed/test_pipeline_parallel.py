@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from in_threads import in_threads
-from ranks import requires_mpi, run_ranks
+from ranks import on_processes, requires_mpi
 from refusals import raises
-from replica_models import PipelineCase, assert_same_part, rows
+from replica_models import PipelineCase, TensorCase, assert_same_part, rows
 
 from minigrad import distributed as dist
 from minigrad import nn
@@ -198,29 +197,20 @@ def test_stage_dropped_reply(rank: int, kind: str, error: type[Exception], words
 
 # ---------------------------------------------------------------------- processes
 
-PROGRAM = """
-import sys
-sys.path.insert(0, sys.argv[1])
-from minigrad.distributed import MpiCommunicator
-from replica_models import PipelineCase, TensorCase, assert_same_part
 
-with MpiCommunicator(timeout=30) as comm:
-    for case in (TensorCase(), TensorCase(tied=False, weighted=True, gather=True)):
-        assert_same_part([case.train(comm)[0]], case.alone(), comm.rank)
-    for case in (
-        PipelineCase(3, size=2, samples=7, clip=0.3),
-        PipelineCase(3, size=1, samples=5, loss="weighted_cross_entropy"),
-    ):
+def compare_with_one_process(comm: dist.Communicator) -> str:
+    for shards in (TensorCase(), TensorCase(tied=False, weighted=True, gather=True)):
+        assert_same_part([shards.train(comm)[0]], shards.alone(), comm.rank)
+    for clip, size, samples, loss in ((0.3, 2, 7, "mse"), (None, 1, 5, "weighted_cross_entropy")):
+        case = PipelineCase(3, size=size, samples=samples, loss=loss, clip=clip)
         got = case.train(comm)
         assert_same_part([got], case.alone(), comm.rank)
         assert got.most_in_flight == 3 - comm.rank
-print("passed")
-"""
+    return "passed"
 
 
 @pytest.mark.long
 @requires_mpi
 def test_pipelines_and_tensor_parallel_on_processes_equal_the_unsharded_model() -> None:
-    result = run_ranks(3, PROGRAM, Path(__file__).resolve().parents[1], timeout=300)
-    assert result.returncode == 0, result.text
+    result = on_processes(3, compare_with_one_process)
     assert [result.lines(rank) for rank in range(3)] == [["passed"]] * 3
