@@ -135,29 +135,8 @@ def test_the_rehearsal(tmp_path):
     assert by_name["copy rate"]["skipped"] and done.returncode == 0, done.stdout
     assert by_name["matmul bf16 square"]["right"] and by_name["matmul bf16 square, wgmma"]["right"]
     assert "matmul bf16 square, cuBLASLt: skipped: cuBLASLt computes on GPUs" in done.stdout
-
-
-WHOLE = """
-import sys
-import gpu_report, gpu_timing, gpu_worker
-
-gpu_report.refusal = lambda: None
-gpu_report.LIMITS["limits"] = 0  # the simulator has none to measure
-sys.exit(gpu_report.main(["--out", sys.argv[1], "--only", "launch with"]))
-"""
-
-
-@pytest.mark.long
-def test_the_whole_command_with_its_process(tmp_path):
-    path = tmp_path / "report.json"
-    done = command("-c", WHOLE, str(path), simulated=True)
-    made = json.loads(path.read_text())
-    assert made["machine"]["gpu"] == "simulator" and made["machine"]["numpy"]
-    limit, *_, launch = made["entries"]
-    assert limit["error"] == "not measured: 0 s of limits were used up" and done.returncode == 1
-    assert launch["us"] > 0 and launch["goal_us"] == 5.0 and "error" not in launch
-    assert "launch with three arrays: " in done.stdout and "gpu simulator" in done.stdout
-    done = command("-c", WHOLE.replace("launch with", "no such thing"), str(path), simulated=True)
+    assert "gpu simulator" in done.stdout and made["machine"]["numpy"]
+    done = command(script, "--out", str(path), "--rehearse", "--only", "no such thing", simulated=False)
     assert done.returncode == 2 and "no entry's part or name contains 'no such thing'" in done.stderr
 
 

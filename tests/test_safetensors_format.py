@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ from hypothesis.extra import numpy as hnp
 from refusals import raises
 
 import minigrad as mg
-from minigrad.files.safetensors_format import MAX_HEADER, encode, read_arrays
+from minigrad.files.safetensors_format import MAX_HEADER, encode
 from minigrad.serialization import CheckpointError, load_safetensors, safetensors_header, save_safetensors
 
 DTYPES = ["f8", "f4", "f2", "i8", "i4", "i2", "i1", "u8", "u4", "u2", "u1", "?"]
@@ -198,48 +196,3 @@ def test_many_tensors_load(tmp_path):
     tensors = {f"layer.{i}": np.full(1, i, np.float32) for i in range(20_000)}
     save_safetensors(tmp_path / "w", tensors)
     assert_same_bits(load_safetensors(tmp_path / "w"), tensors)
-
-
-def _mutants(rng: random.Random, original: bytes, count: int) -> Iterator[bytes]:
-    """Random damage to a valid file, mostly to its header."""
-    size = int.from_bytes(original[:8], "little")
-    for _ in range(count):
-        raw = bytearray(original)
-        for _ in range(rng.randint(1, 3)):
-            position = rng.randrange(len(raw)) if rng.random() < 0.2 else rng.randrange(min(len(raw), size + 8))
-            kind = rng.randrange(4)
-            if kind == 0:
-                raw[position] ^= 1 << rng.randrange(8)
-            elif kind == 1:
-                raw[position] = rng.choice(b'{}[]",:0129-eE. \\\x00\xff')
-            elif kind == 2:
-                del raw[position : position + rng.randint(1, 5)]
-            else:
-                raw[position:position] = rng.choice([b"0", b"9", b",", b"[", b'"a":', b"\xf0", b" ", b"null", b"-1"])
-        yield bytes(raw)
-
-
-def test_fuzzed_files_load_as_the_reference_loads_them_or_are_refused(tmp_path):
-    reference = pytest.importorskip("safetensors.numpy", reason="the reference implementation is not installed")
-    tensors = {
-        "weight": np.arange(6, dtype=np.float32).reshape(2, 3),
-        "none": np.empty((0, 3), np.float64),
-        "mask": np.array([True, False]),
-        "step": np.array(7, np.int64),
-    }
-    original = b"".join(bytes(piece) for piece in encode(tensors, {"format": "np"}))
-    path = tmp_path / "mutant"
-    start = time.process_time()
-    accepted = refused = 0
-    for raw in _mutants(random.Random(0), original, 5000):
-        path.write_bytes(raw)
-        try:
-            loaded = read_arrays(path)
-        except CheckpointError:
-            refused += 1
-        else:
-            accepted += 1
-            assert_same_bits(loaded, reference.load(raw))
-    assert refused > 3500
-    assert accepted > 100  # damage to a name, to metadata or to a number is legal
-    assert time.process_time() - start < 5.0

@@ -158,20 +158,6 @@ def test_what_generate_refuses(model: GPT2, options: dict[str, Any], message: st
 # ---------------------------------------------------------------------- learning
 
 
-def test_gradients_do_not_depend_on_the_number_of_threads(set_threads: Any) -> None:
-    model = GPT2(GPT2Config(vocab_size=1000, block_size=64, n_layer=1, n_head=4, n_embd=64, dropout=0.1))
-    ids = mg.randint(0, 1000, (4, 65), generator=Generator(1))
-    most = mg.get_num_threads()
-    found = []
-    for count in (most, 1, most):
-        set_threads(count)
-        mg.manual_seed(7)
-        loss = model.loss(ids[:, :-1], ids[:, 1:])
-        grads = loss.backward()
-        found.append([loss.item()] + [grads[p].numpy().tobytes() for p in model.parameters()])
-    assert found[0] == found[1] == found[2]
-
-
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_logits_that_are_no_numbers_are_not_sampled(bad: float) -> None:
     with pytest.raises(ValueError, match="the model's logits are NaN, inf"):
