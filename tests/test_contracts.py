@@ -219,19 +219,16 @@ def test_no_data_becomes_code():
     assert not rest, "\n".join(rest)
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
+def test_injected_unsafe_code_is_caught():
+    for source in [
         "import pickle",
         "def f():\n    from pickle import loads",
         "eval('1')",
         "import numpy as np\nnp.load(path, allow_pickle=True)",
         "import importlib\nimportlib.import_module('pickle')",
-    ],
-)
-def test_injected_unsafe_code_is_caught(source):
-    assert unsafe_code(source, "minigrad/serialization.py")
-    assert not unsafe_code("model.eval()\nnp.load(path, allow_pickle=False)", "minigrad/serialization.py")
+    ]:
+        assert unsafe_code(source, "minigrad/serialization.py")
+        assert not unsafe_code("model.eval()\nnp.load(path, allow_pickle=False)", "minigrad/serialization.py")
 
 
 # The names ------------------------------------------------------------------------------------------------------------

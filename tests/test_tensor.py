@@ -16,9 +16,8 @@ import minigrad as mg
 from minigrad import Tensor, nn
 
 
-@pytest.mark.parametrize(
-    ("x", "want"),
-    [
+def test_repr() -> None:
+    for x, want in [
         (mg.tensor(1.5), "tensor(1.5000)"),
         (mg.tensor([[1, 2], [3, 4]]), "tensor([[1, 2],\n        [3, 4]])"),
         (mg.tensor([True, False]), "tensor([ True, False])"),
@@ -31,10 +30,8 @@ from minigrad import Tensor, nn
         (mg.tensor([1.0], requires_grad=True) * 2, "tensor([2.], grad_fn=<Mul>)"),
         (mg.zeros(2, 0), "tensor([], size=(2, 0))"),
         (nn.Parameter([1.0]), "Parameter containing:\ntensor([1.], requires_grad=True)"),
-    ],
-)
-def test_repr(x: Tensor, want: str) -> None:
-    assert repr(x) == str(x) == want
+    ]:
+        assert repr(x) == str(x) == want
 
 
 def test_what_it_is() -> None:

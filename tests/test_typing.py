@@ -9,7 +9,6 @@ import ast
 from collections.abc import Iterable, Iterator
 
 import house
-import pytest
 
 Function = (ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -115,9 +114,8 @@ def test_public_names_have_types():
     assert not missing, "\n".join(missing)
 
 
-@pytest.mark.parametrize(
-    ("source", "expected"),
-    [
+def test_an_injected_untyped_name_is_found():
+    for source, expected in [
         ("def f(x): return x", ["f(x)", "f ->"]),
         ("def f(x: int, *more, y=1, **rest) -> int: ...", ["f(y)", "f(more)", "f(rest)"]),
         ("@kernel\ndef f(x): ...", ["f(x)", "f ->"]),
@@ -129,8 +127,6 @@ def test_public_names_have_types():
         ("class A:\n    def f(self) -> None:\n        self.x = 1", ["A.x"]),
         ("class A:\n    def f(self, y: int) -> None:\n        self.x, self.y = y, 1", ["A.x", "A.y"]),
         ("class A:\n    x: int\nclass B(A):\n    def f(self) -> None:\n        self.x = 1", ["B.x"]),
-    ],
-)
-def test_an_injected_untyped_name_is_found(source, expected):
-    tree = ast.parse(source)
-    assert sorted(untyped(tree, setters([tree]))) == sorted(expected)
+    ]:
+        tree = ast.parse(source)
+        assert sorted(untyped(tree, setters([tree]))) == sorted(expected)

@@ -82,9 +82,8 @@ def header(*words, tokens=b""):
     return np.array([*words, *[0] * (256 - len(words))], "<i4").tobytes() + tokens
 
 
-@pytest.mark.parametrize(
-    ("format", "raw", "message"),
-    [
+def test_a_faulty_file_is_refused(tmp_path):
+    for format, raw, message in [
         ("nanogpt", b"", "holds no tokens"),
         ("nanogpt", b"abc", "has 3 bytes, an odd number"),
         ("llm.c", b"", "has 0 bytes, fewer than the 1024"),
@@ -96,12 +95,10 @@ def header(*words, tokens=b""):
         ("llm.c", header(20240520, 1, -1), "counts -1 tokens"),
         ("llm.c", header(20240520, 1, 2, tokens=b"ab"), "counts 2 tokens, 1,028 bytes in all, but the file has 1,026"),
         ("llm.c", header(20240520, 1, 1, tokens=b"abc"), "but the file has 1,027"),
-    ],
-)
-def test_a_faulty_file_is_refused(tmp_path, format, raw, message):
-    path = tmp_path / "t.bin"
-    path.write_bytes(raw)
-    raises(DataError, message, lambda: open_tokens(path, format))
+    ]:
+        path = tmp_path / "t.bin"
+        path.write_bytes(raw)
+        raises(DataError, message, lambda format=format, path=path: open_tokens(path, format))
 
 
 def test_what_is_no_file(tmp_path):

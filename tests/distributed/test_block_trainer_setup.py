@@ -11,9 +11,8 @@ from refusals import raises
 from minigrad import distributed as dist
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
+def test_must_config_refuses_invalid_values():
+    for fields, message in [
         ({"world_size": 0}, "world_size is 0, expected an integer >= 1"),
         ({"world_size": True}, "world_size is True"),
         ({"world_size": "2"}, "world_size is '2'"),
@@ -29,10 +28,8 @@ from minigrad import distributed as dist
         ({"world_size": 2, "backend": "cuda", "coordinator_addr": "host:70000"}, "expected HOST:PORT"),
         ({"world_size": 2, "backend": "cuda", "coordinator_addr": "a b:9000"}, "expected HOST:PORT"),
         ({"world_size": 1, "backend": "cuda", "coordinator_addr": "host:9000"}, "one rank meets nobody"),
-    ],
-)
-def test_must_config_refuses_invalid_values(fields, message):
-    raises(ValueError, message, lambda: dist.DistributedTrainConfig(**fields))
+    ]:
+        raises(ValueError, message, lambda fields=fields: dist.DistributedTrainConfig(**fields))
 
 
 def test_must_config_fits_the_communicator():
@@ -66,18 +63,15 @@ def test_must_start_sync_gives_all_rank_0s_weights_and_buffers():
     assert dist.run_threads(3, body, timeout=20) == [held(want)] * 3
 
 
-@pytest.mark.parametrize(
-    ("n", "world", "want"),
-    [
+def test_must_sharding_vectors_are_disjoint_and_complete():
+    for n, world, want in [
         (10, 2, [[0, 2, 4, 6, 8], [1, 3, 5, 7, 9]]),
         (7, 3, [[0, 3, 6], [1, 4], [2, 5]]),
         (5, 1, [[0, 1, 2, 3, 4]]),
         (2, 4, [[0], [1], [], []]),
-    ],
-)
-def test_must_sharding_vectors_are_disjoint_and_complete(n, world, want):
-    found = [list(dist.shard_batches(n, rank, world)) for rank in range(world)]
-    assert found == want and sorted(i for one in found for i in one) == list(range(n))
+    ]:
+        found = [list(dist.shard_batches(n, rank, world)) for rank in range(world)]
+        assert found == want and sorted(i for one in found for i in one) == list(range(n))
 
 
 @pytest.mark.parametrize("arguments", [(3, 0, 0), (3, 2, 2), (3, -1, 2), (-1, 0, 1), (3.0, 0, 1), (3, 0, True)])

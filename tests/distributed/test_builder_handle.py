@@ -50,9 +50,8 @@ def test_builder_defaults_are_those_of_flodl():
     assert (b.max_grad_norm, b.lr_scale_ratio, b.seed, b.snapshot_timeout, b.timeline) == (None, 1.0, 42, 5.0, None)
 
 
-@pytest.mark.parametrize(
-    ("error", "message", "options"),
-    [
+def test_builder_refuses_values_when_it_gets_them():
+    for error, message, options in [
         *((ValueError, f"{name} is -1, expected an integer >= 1", {name: -1}) for name in AT_LEAST_1),
         *((ValueError, f"{name} is -1, expected an integer >= 0", {name: -1}) for name in AT_LEAST_0),
         *((ValueError, f"{name} is -1", {name: -1}) for name in ("seed", "lr_scale_ratio", "max_grad_norm")),
@@ -85,22 +84,17 @@ def test_builder_defaults_are_those_of_flodl():
         (TypeError, "dataset is a int, expected arrays", {"dataset": 3}),
         (ValueError, "are for several replicas", {"backend": CPU, "communicators": ThreadCommunicator.group(2)}),
         (ValueError, "communicators are .rank, world size. ", {"communicators": ThreadCommunicator.group(3)}),
-    ],
-)
-def test_builder_refuses_values_when_it_gets_them(error, message, options):
-    raises(error, message, lambda: builder(**options))
+    ]:
+        raises(error, message, lambda options=options: builder(**options))
 
 
-@pytest.mark.parametrize(
-    ("error", "message", "options"),
-    [
+def test_builder_refuses_what_does_not_fit_before_it_starts():
+    for error, message, options in [
         (TypeError, r"scheduler\(2\) returned 0.1, expected an LrS", {"scheduler": lambda world: 0.1}),
         (TypeError, r"scheduler\(2\) returned None, expected an LrS", {"scheduler": lambda world: None}),
         (TypeError, r"optim_factory\(params\) returned NoneType, exp", {"optim_factory": lambda params: None}),
-    ],
-)
-def test_builder_refuses_what_does_not_fit_before_it_starts(error, message, options):
-    raises(error, message, lambda: builder(**options).run())
+    ]:
+        raises(error, message, lambda options=options: builder(**options).run())
 
 
 def test_builder_takes_flodls_names():

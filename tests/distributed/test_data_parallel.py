@@ -403,9 +403,8 @@ def test_non_finite_names_replica_parameter_and_step(stack: ExitStack) -> None:
     assert_step_fails(trainer, (x, x), NonFiniteGradientError, "step 2: the gradient of unused on replica 2")
 
 
-@pytest.mark.parametrize(
-    ("changes", "match"),
-    [
+def test_shape_dtype_mismatch_raises_before_averaging() -> None:
+    for changes, match in [
         ({"gradients": {"unused": np.zeros(4)}}, r"replica 1: the gradient of unused has shape \(4,\), float64; the"),
         ({"gradients": {"unused": np.zeros(3, np.float32)}}, r"has shape \(3,\), float32; the parameter"),
         ({"gradients": {"other": np.zeros(3)}}, "a gradient of 'other', which is no trained parameter"),
@@ -413,11 +412,9 @@ def test_non_finite_names_replica_parameter_and_step(stack: ExitStack) -> None:
         ({"samples": -1}, "samples=-1, expected a finite number"),
         ({"weight": np.nan}, "weight=nan, expected a finite number"),
         ({"buffers": {"other": np.zeros(3)}}, r"replica 1: buffer other is \(3,\) float64; the model has no such"),
-    ],
-)
-def test_shape_dtype_mismatch_raises_before_averaging(changes: Any, match: str) -> None:
-    trainer = DataParallelTrainer(config(), [Echo(), Echo(**changes)], model=Net(frozen=("bias",)))
-    assert_step_fails(trainer, rows(4), ValueError, match)
+    ]:
+        trainer = DataParallelTrainer(config(), [Echo(), Echo(**changes)], model=Net(frozen=("bias",)))
+        assert_step_fails(trainer, rows(4), ValueError, match)
 
 
 def test_buffers_are_means_over_samples_and_counts_the_largest() -> None:

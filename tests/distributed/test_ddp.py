@@ -69,9 +69,8 @@ def frozen() -> Other:
 ONE = Other((2,))
 
 
-@pytest.mark.parametrize(
-    ("models", "devices", "words"),
-    [
+def test_wrap_validation_in_order_and_words() -> None:
+    for models, devices, words in [
         ([Other((2,))], ["cpu", "cuda"], "Ddp::wrap requires at least 2 models"),
         ([Other((2,)), Other()], ["cpu"], "Ddp::wrap: model count must match device count"),
         ([Other((2,)), Other()], ["cpu", "cuda"], "NcclComms requires CUDA devices, got CPU"),
@@ -83,10 +82,8 @@ ONE = Other((2,))
         ([Other((2,), buffer=(1,)), Other((2,))], ["cpu"] * 2, "Ddp: replica 1 has 0 buffers, expected 1"),
         ([Other(buffer=(1,)), Other(buffer=(2,))], ["cpu"] * 2, r"buffer seen of replica 1 has shape \(2,\)"),
         ([ONE, ONE], ["cpu"] * 2, "parameter p0 of replica 1 is that of replica 0"),
-    ],
-)
-def test_wrap_validation_in_order_and_words(models: list[nn.Module], devices: list[str], words: str) -> None:
-    raises(ValueError, words, lambda: Ddp.wrap(models, devices))
+    ]:
+        raises(ValueError, words, lambda models=models, devices=devices: Ddp.wrap(models, devices))
 
 
 # ------------------------------------------------------------------ weights and buffers
@@ -241,9 +238,8 @@ def test_config_clamps_the_overhead_target(target: float | None, clamped: float 
     assert DdpConfig(overhead_target=target).overhead_target == clamped
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
+def test_config_refuses_what_flodl_ignores() -> None:
+    for options, words in [
         ({"speed_hint": (1, 0.4)}, "speed_hint is .1, 0.4., expected .slowest rank, ratio >= 1"),
         ({"speed_hint": (-1, 2.0)}, "speed_hint is .-1, 2.0., expected"),
         ({"overhead_target": math.nan}, "overhead_target is nan"),
@@ -253,10 +249,8 @@ def test_config_clamps_the_overhead_target(target: float | None, clamped: float 
         ({"max_grad_norm": True}, "max_grad_norm is True"),
         ({"overhead_target": 7.0}, "overhead_target is 7.0, expected a number below 1"),
         ({"lr_scale": -1.0}, "lr_scale is -1.0"),
-    ],
-)
-def test_config_refuses_what_flodl_ignores(options: dict[str, Any], words: str) -> None:
-    raises(ValueError, words, lambda: DdpConfig(**options))
+    ]:
+        raises(ValueError, words, lambda options=options: DdpConfig(**options))
 
 
 def test_config_shows_the_keywords_to_who_begins_a_chain() -> None:

@@ -385,17 +385,14 @@ def test_a_process_that_ends_without_close_aborts():
     assert (run.returncode, run.stdout, run.stderr) == (0, "aborted\n", "")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
+def test_wrong_arguments(machine):
+    for arguments, words in [
         ((1, 0, CPU), "expected a CUDA device"),
         ((2, 0, CUDA), "unique_id is None"),
         ((2, 0, CUDA, b"short"), "expected 128 bytes"),
         ((2, 2, CUDA, bytes(128)), "rank is 2"),
-    ],
-)
-def test_wrong_arguments(machine, arguments, words):
-    raises(ValueError, words, lambda: NcclCommunicator(*arguments))
+    ]:
+        raises(ValueError, words, lambda arguments=arguments: NcclCommunicator(*arguments))
 
 
 def test_without_cupy_it_says_what_to_install(monkeypatch):

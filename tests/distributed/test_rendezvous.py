@@ -38,9 +38,8 @@ def _nobody_launched_this(monkeypatch):
 # ---------------------------------------------------------------------- who this process is
 
 
-@pytest.mark.parametrize(
-    ("environ", "place"),
-    [
+def test_the_nearest_launcher_tells():
+    for environ, place in [
         ({}, Place(0, 1, 0, "single")),
         (TORCHRUN, Place(3, 8, 1, "torchrun", False, "node0", 29400)),
         ({**TORCHRUN, "TORCHELASTIC_RUN_ID": "x"}, Place(3, 8, 1, "torchrun", False, "node0", 29401)),
@@ -57,10 +56,8 @@ def _nobody_launched_this(monkeypatch):
         ({**SLURM, **TORCHRUN}, Place(3, 8, 1, "torchrun", False, "node0", 29400)),  # srun torchrun
         ({**OPEN_MPI, "RANK": "1", "WORLD_SIZE": "4"}, Place(1, 4, None, "torchrun", True)),
         ({"MASTER_ADDR": "", "MASTER_PORT": "29400"}, Place(0, 1, 0, "single", False, None, 29400)),
-    ],
-)
-def test_the_nearest_launcher_tells(environ, place):
-    assert discover_place(environ=environ) == place
+    ]:
+        assert discover_place(environ=environ) == place
 
 
 def test_arguments_come_first():
@@ -70,9 +67,8 @@ def test_arguments_come_first():
     assert not discover_place(0, 4, environ=OPEN_MPI).mpi
 
 
-@pytest.mark.parametrize(
-    ("environ", "words"),
-    [
+def test_half_a_statement_and_nonsense_are_errors():
+    for environ, words in [
         ({"RANK": "0"}, "RANK=0 is set, but WORLD_SIZE is not"),
         ({"WORLD_SIZE": "8"}, "WORLD_SIZE=8 is set, but RANK is not"),
         ({"LOCAL_RANK": "0"}, "LOCAL_RANK=0 is set, but RANK is not"),
@@ -91,15 +87,12 @@ def test_arguments_come_first():
         ({"PMIX_RANK": "2"}, "PMIX_RANK=2 is set, but SLURM_STEP_NUM_TASKS or SLURM_NTASKS is not"),
         ({"SLURM_STEP_ID": "0", "SLURM_PROCID": "2"}, "SLURM_PROCID=2 is set, but SLURM_STEP_NUM_TASKS or"),
         ({**SLURM, "SLURM_PROCID": "6"}, "SLURM_PROCID=6 contradicts SLURM_STEP_NUM_TASKS=6"),
-    ],
-)
-def test_half_a_statement_and_nonsense_are_errors(environ, words):
-    raises(RendezvousError, words, lambda: discover_place(environ=environ))
+    ]:
+        raises(RendezvousError, words, lambda environ=environ: discover_place(environ=environ))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
+def test_wrong_arguments():
+    for arguments, words in [
         ({"rank": 0}, "rank=0 and world_size=None: pass both"),
         ({"world_size": 2}, "pass both"),
         ({"rank": 2, "world_size": 2}, "rank=2 contradicts world_size=2"),
@@ -107,10 +100,8 @@ def test_half_a_statement_and_nonsense_are_errors(environ, words):
         ({"rank": 0, "world_size": True}, "world_size is True"),
         ({"rank": "0", "world_size": 2}, "rank is '0'"),
         ({"master_port": 0}, "port is 0"),
-    ],
-)
-def test_wrong_arguments(arguments, words):
-    raises(RendezvousError, words, lambda: discover_place(**arguments, environ={}))
+    ]:
+        raises(RendezvousError, words, lambda arguments=arguments: discover_place(**arguments, environ={}))
 
 
 # ---------------------------------------------------------------------- which communicator it gets

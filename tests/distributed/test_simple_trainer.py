@@ -74,9 +74,8 @@ def test_the_configuration_has_boostrs_fields_defaults_and_builders():
     assert config == TrainingConfig()  # builders return copies
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
+def test_the_configuration_refuses_values_out_of_range():
+    for field, value in [
         ("learning_rate", -1.0),
         ("learning_rate", math.nan),
         ("weight_decay", -0.1),
@@ -84,10 +83,8 @@ def test_the_configuration_has_boostrs_fields_defaults_and_builders():
         ("max_grad_norm", math.nan),
         ("grad_accum_steps", 0),
         ("grad_accum_steps", 1.5),
-    ],
-)
-def test_the_configuration_refuses_values_out_of_range(field, value):
-    raises(ValueError, "", lambda: TrainingConfig(**{field: value}))
+    ]:
+        raises(ValueError, "", lambda field=field, value=value: TrainingConfig(**{field: value}))
 
 
 def test_a_trainer_makes_an_adamw_of_its_configuration():

@@ -358,15 +358,12 @@ def test_text_and_bytes_are_the_same_secret():
     assert out[0] == [b"value 0", b"value 1"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
+def test_wrong_arguments():
+    for arguments, words in [
         ((0, 0, LOCAL, 1), "world_size is 0"),
         ((2, 2, LOCAL, 1), "rank is 2"),
         ((0, 2, LOCAL, 0), "port is 0"),
         ((0, 2, LOCAL, 65536), "port is 65536"),
         ((0, 2, "no.such.host.invalid", 1), "cannot be resolved"),
-    ],
-)
-def test_wrong_arguments(arguments, words):
-    raises(RendezvousError, words, lambda: Store(*arguments, timeout=0.1))
+    ]:
+        raises(RendezvousError, words, lambda arguments=arguments: Store(*arguments, timeout=0.1))

@@ -58,9 +58,8 @@ def test_should_launcher_defaults_are_entrenars():
     assert (t.warmup_steps, t.seed, t.max_grad_norm, t.keep) == (0, 42, 1.0, 5)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+def test_must_config_files_refuse_by_name(tmp_path):
+    for text, message in [
         ("training: {max_steps: 1, learning_rate: 1.0}", "unknown key training.learning_rate"),
         ("training: {max_steps: 1, batchsize: 4}", "unknown key training.batchsize; did you mean batch_size?"),
         ("modell: {}", "unknown key modell; did you mean model?"),
@@ -93,12 +92,10 @@ def test_should_launcher_defaults_are_entrenars():
         ("training: {seed: !!int abc}", "line 1: seed: invalid literal"),
         ("training: {seed: !!timestamp x}", "line 1: seed: "),
         ("training: !!python/object/apply:os.system ['true']", "is no valid YAML"),
-    ],
-)
-def test_must_config_files_refuse_by_name(tmp_path, text, message):
-    path = tmp_path / "config.yaml"
-    path.write_text(text)
-    raises(SettingsError, message, read_settings, path)
+    ]:
+        path = tmp_path / "config.yaml"
+        path.write_text(text)
+        raises(SettingsError, message, read_settings, path)
 
 
 def test_must_config_files_that_cannot_be_read(tmp_path, monkeypatch, capsys):
@@ -127,9 +124,8 @@ def test_should_launcher_flags_outweigh_the_file_and_a_launcher_fills_in(tmp_pat
     assert resolve(None, ALONE) == dist.DistributedTrainConfig(1, 0)
 
 
-@pytest.mark.parametrize(
-    ("section", "place", "message"),
-    [
+def test_must_config_contradictions_raise():
+    for section, place, message in [
         (DistributedSection(3), SECOND, "world_size is 3, but Open MPI says 2"),
         (DistributedSection(rank=0), SECOND, "rank is 0, but Open MPI says 1"),
         (DistributedSection(2, local_rank=0), SECOND, "local_rank is 0, but Open MPI says 1"),
@@ -142,10 +138,8 @@ def test_should_launcher_flags_outweigh_the_file_and_a_launcher_fills_in(tmp_pat
         (DistributedSection(2, 1), ALONE, "nothing launched this process"),
         (DistributedSection(2, backend="cuda"), ALONE, "which of the 2 ranks is this.*--rank"),
         (DistributedSection(2, backend="wgpu"), SECOND, "backend is 'wgpu'"),
-    ],
-)
-def test_must_config_contradictions_raise(section, place, message):
-    raises(SettingsError, message, resolve, section, place)
+    ]:
+        raises(SettingsError, message, resolve, section, place)
 
 
 def test_should_tcp_coordinator_is_where_nccl_ranks_meet(monkeypatch):

@@ -254,18 +254,15 @@ def test_el_che_deals_out_whole_batches_and_makes_one_step_of_them() -> None:
         assert trainer.global_step == steps + (rest is not None)
 
 
-@pytest.mark.parametrize(
-    ("config", "found"),
-    [
+def test_el_che_has_the_configuration() -> None:
+    for config, found in [
         (DdpConfig(overhead_target=0.3, max_anchor=4), (0.3, 4, 4)),
         (DdpConfig(), (0.1, 10, 200)),
         (DdpConfig(max_anchor=0), None),
-    ],
-)
-def test_el_che_has_the_configuration(config: DdpConfig, found: tuple[float, int, int] | None) -> None:
-    with setup(2, config) as trainer:
-        el_che = trainer.el_che
-        assert (el_che and (el_che.overhead_target, el_che.anchor, el_che.max_anchor)) == found
+    ]:
+        with setup(2, config) as trainer:
+            el_che = trainer.el_che
+            assert (el_che and (el_che.overhead_target, el_che.anchor, el_che.max_anchor)) == found
 
 
 def test_el_che_flush_trains_on_fewer_batches_than_replicas() -> None:
@@ -489,9 +486,8 @@ def given(n: int, **options: Any) -> Trainer:
 NO_BATCH = r"step takes loss_fn\(model, \*batch\) .* not a {} first"
 
 
-@pytest.mark.parametrize(
-    ("error", "words", "call"),
-    [
+def test_arguments_that_do_not_fit_are_refused() -> None:
+    for error, words, call in [
         (ValueError, "devices is empty", lambda: given(0)),
         (ValueError, "the model is on cpu", lambda: given(1, devices=["cuda"])),
         (ValueError, "slow_rank is 2, expected an integer from 0", lambda: setup(2, DdpConfig(speed_hint=(2, 2.0)))),
@@ -512,10 +508,8 @@ NO_BATCH = r"step takes loss_fn\(model, \*batch\) .* not a {} first"
         (TypeError, "config is {}, expected a DdpConfig", lambda: given(2, config={})),
         (TypeError, r"builder is .*, expected a function of \(device\)", lambda: given(1, builder=lambda: net())),
         (TypeError, r"builder is .*, expected a function of \(device\)", lambda: given(2, builder=lambda: net())),
-    ],
-)
-def test_arguments_that_do_not_fit_are_refused(error: type[Exception], words: str, call: Callable[[], Any]) -> None:
-    raises(error, words, call)
+    ]:
+        raises(error, words, call)
 
 
 def test_a_new_trainer_says_where_its_replicas_are(

@@ -352,9 +352,8 @@ def test_without_a_loss_the_metrics_have_none():
             np.testing.assert_array_equal(losses, [math.nan, 1.5, math.nan, math.nan, math.nan])
 
 
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
+def test_a_configuration_or_communicator_of_another_kind_is_refused() -> None:
+    for make, words in [
         (
             partial(dist.FusedDistributedOptimizer, dist.TrainingConfig()),
             r"TrainingConfig, .*: FusedDistributedOptimizer\(Fus",
@@ -367,10 +366,8 @@ def test_without_a_loss_the_metrics_have_none():
         (lambda comm: dist.SimpleTrainer(dist.TrainingConfig), "config is TrainingConfig, expected"),  # type: ignore[arg-type]
         (lambda comm: dist.BucketedTrainer(None, 2), "communicator is of type int"),  # type: ignore[arg-type]
         (lambda comm: dist.FusedDistributedOptimizer(None, None), "communicator is of type NoneType"),  # type: ignore[arg-type]
-    ],
-)
-def test_a_configuration_or_communicator_of_another_kind_is_refused(make, words) -> None:
-    raises(TypeError, words, lambda: make(dist.NoOpCommunicator()))
+    ]:
+        raises(TypeError, words, lambda make=make: make(dist.NoOpCommunicator()))
 
 
 @pytest.mark.parametrize(
