@@ -256,4 +256,3 @@ def test_power_may_be_cut_after_any_call(tmp_path, monkeypatch):
         check()
         quiet = False
     assert checked > 500
-

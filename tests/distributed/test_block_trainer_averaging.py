@@ -231,21 +231,6 @@ def test_must_order_layouts_of_the_models():
     raises(ValueError, "blocks is 'x'; GPT2 has the ModuleLists h", dist.BlockLayout.of, gpt, "x")
 
 
-def test_must_order_bucketed_is_unbucketed_bit_for_bit():
-    def body(comm: dist.ThreadCommunicator) -> Any:
-        net, other = Plain(dtype=np.float32), Plain(dtype=np.float32)
-        block = dist.BlockDistributedTrainer(net, comm, CONFIG)
-        plain = dist.DistributedTrainer(CONFIG, comm)
-        for step in range(3):
-            x, y = batch(step, parts((7, 5), comm.rank), np.float32)
-            made = block.train_batch(x, y)
-            loss = other.loss(Tensor(x), Tensor(y))
-            assert made == plain.step(other.named_parameters(), loss.backward(), loss.item(), len(x))
-        return [p.data.tobytes() for p in net.parameters()] == [p.data.tobytes() for p in other.parameters()]
-
-    assert dist.run_threads(2, body, timeout=20) == [True, True]
-
-
 def test_should_overlap_communication_that_runs_beside_backward_is_measured():
     def body(comm: dist.ThreadCommunicator) -> tuple[float, float]:
         net = Net()

@@ -11,9 +11,6 @@ from replica_builder import (
     assert_same_bits,
     builder,
     by_hand,
-    epoch_batches,
-    plain,
-    sgd,
 )
 
 from minigrad.distributed.mirrors.flodl.policies import AverageBackend, AveragingPolicy
@@ -34,15 +31,6 @@ def test_policies_sync_is_per_batch_averaging(world, backend):
     for name in ("w", "v", "mean", "bias"):
         np.testing.assert_allclose(arrays(state)[name], want[name], rtol=0, atol=1e-12)
     assert arrays(state)["bias"].tobytes() == want["bias"].tobytes()  # frozen: not even rounded
-
-
-def test_policies_sync_with_sgd_is_one_device_with_the_whole_batch():
-    """The mean of two SGD steps is the SGD step of the mean gradient."""
-    pairs = [np.concatenate(epoch_batches(epoch)[i : i + 2]) for epoch in range(2) for i in range(0, 12, 2)]
-    want = plain(pairs, sgd)
-    state = builder(policy=SYNC, optim_factory=sgd).run().join()
-    for name in ("w", "v"):
-        np.testing.assert_allclose(state.params[name], want[name], rtol=0, atol=1e-12)
 
 
 def test_seed_decides_the_order():

@@ -167,20 +167,6 @@ def test_slow_rank_counts_become_three_to_one(policy):
     assert w.c.counts() == [12, 4]
 
 
-def test_slow_rank_that_recovers_gets_more_again():
-    w = World(plan(CADENCE, batches=600, epochs=2), [10.0, 30.0])
-    original = w.c.batch_done
-
-    def batch_done(*arguments: Any) -> None:
-        original(*arguments)
-        if w.c.epochs_done:
-            w.ms[1] = 10.0
-
-    w.c.batch_done = batch_done  # type: ignore[method-assign]
-    w.run()
-    assert w.c.counts()[0] <= 1.3 * w.c.counts()[1]
-
-
 # ------------------------------------------------------------------ throttle and overshoot
 
 
@@ -192,14 +178,6 @@ def test_throttle_lead_never_exceeds_the_limit_and_events_are_not_repeated(polic
     assert len(w.leads) > 200  # most of the run; at its very end the one that still has batches is alone
     throttled = [e for e in w.timeline.events if e.kind is EventKind.THROTTLE]
     assert throttled and all(e.rank == 0 for e in throttled)
-
-
-def test_throttle_is_told_once_however_often_a_replica_asks():
-    w = World(plan(CADENCE, max_batch_diff=1), [1.0, 30.0])
-    assert isinstance(w.c.next(1), Batch) and isinstance(w.c.next(0), Batch)
-    w.c.batch_done(0, 2, 0.0, 1.0)
-    assert [w.c.next(0) for _ in range(5)] == [coordinator.Wait("throttle")] * 5
-    assert [e.detail for e in w.timeline.events if e.kind is EventKind.THROTTLE] == [{"lead": 1}]
 
 
 def test_overshoot_beyond_the_count_is_limited():

@@ -205,22 +205,6 @@ def test_what_nobody_waits_for_is_let_go_by_later_operations(machine):
     assert max(good(machine, 2, fn)) < 25
 
 
-@pytest.mark.parametrize("order", ["send first", "recv first"])
-def test_both_may_send_before_they_receive(machine, order):
-    def fn(comm):
-        other, got = 1 - comm.rank, Tensor(np.zeros(4))
-        calls = [
-            lambda: comm.send(Tensor(np.full(4, 1.0 * comm.rank)), other, async_op=True),
-            lambda: comm.recv(got, other, async_op=True),
-        ]
-        works = [call() for call in (calls if order == "send first" else calls[::-1])]
-        for work in works:
-            work.wait()
-        return got.tolist()
-
-    assert good(machine, 2, fn) == [[1.0] * 4, [0.0] * 4]
-
-
 def test_messages_around_the_ring_keep_their_order(machine):
     def fn(comm):
         right, left = (comm.rank + 1) % 3, (comm.rank - 1) % 3

@@ -10,7 +10,6 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -457,21 +456,3 @@ def test_each_rank_has_random_numbers_of_its_own() -> None:
         assert again[0] != again[1]  # two calls are two events
     finally:
         minigrad.default_generator.load_state_dict(before)
-
-
-def test_several_threads_may_call_for_one_rank() -> None:
-    """A rank's groups count their operations together; each group has a thread of its own here."""
-
-    def calls(comm: dist.ThreadCommunicator) -> None:
-        for _ in range(2000):
-            comm.barrier()
-
-    (comm,) = dist.ThreadCommunicator.group(1)
-    groups = [comm.split(0) for _ in range(4)]
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        with ThreadPoolExecutor(len(groups)) as executor:
-            list(executor.map(calls, groups))
-    finally:
-        sys.setswitchinterval(interval)

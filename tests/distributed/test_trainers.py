@@ -29,7 +29,6 @@ from data_parallel import (
     run,
     shares,
     state_bits,
-    train,
     weights_of,
 )
 from in_threads import in_threads
@@ -297,16 +296,6 @@ def test_only_ratios_of_weights_matter_and_weight_0_counts_nothing(kind, world):
 
 
 # ---------------------------------------------------------------------- starting, stopping, stalling
-
-
-@ALL_KINDS
-def test_delays_change_no_bit(kind):
-    scenario = Scenario(shares(3, accum=2, sizes=(5, 4, 3)), accum=2)
-    want = run(kind, scenario, 100)
-    for seed in range(3):
-        plan = dist.FaultPlan.random(seed, 3, calls=30, count=25, kinds=["delay"], max_delay=0.004)
-        for records in dist.run_threads(3, lambda comm: train(comm, kind, scenario, 100), timeout=30, fault=plan):
-            assert [r.bits() for r in records] == [r.bits() for r in want]
 
 
 @ALL_KINDS
