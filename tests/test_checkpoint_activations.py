@@ -17,7 +17,7 @@ from refusals import raises
 import minigrad as mg
 from minigrad import Tensor, nn
 from minigrad.autograd import Function
-from minigrad.models import GPT2, GPT2Config, Llama, LlamaConfig
+from minigrad.models import GPT2, GPT2Config
 from minigrad.nn import functional as F
 
 
@@ -337,23 +337,10 @@ def test_gpt_2_with_checkpointed_blocks() -> None:
         finally:
             tracemalloc.stop()
         grads.append([loss.item(), *(store[p].tolist() for p in model.parameters())])
+        assert model.generate(mg.zeros(1, 4, dtype=mg.int64), 2, seed=0).shape == (1, 6)
     assert grads[0] == grads[1]
     assert saved[1] < 0.35 * saved[0]
     assert peaks[1] < 0.6 * peaks[0]
-
-
-def test_llama_with_checkpointed_blocks_and_generation_without() -> None:
-    config = LlamaConfig(7, 8, n_layer=2, n_head=2, n_kv_head=1, n_embd=8, n_inner=8, dropout=0.2)
-    tokens, grads = mg.tensor([[1, 2, 3, 4]]), []
-    for checkpoint_blocks in (False, True):
-        mg.manual_seed(0)
-        model = Llama(dataclasses.replace(config, checkpoint_blocks=checkpoint_blocks))
-        loss = model.loss(tokens, tokens)
-        assert any(type(node.saved) is not tuple for node in nodes_below(loss)) == checkpoint_blocks
-        store = loss.backward()
-        grads.append([store[p].tolist() for p in model.parameters()])
-        assert model.generate(tokens, 2, seed=0).shape == (1, 6)
-    assert grads[0] == grads[1]
 
 
 def test_a_checkpointed_module_with_frozen_and_trained_parts() -> None:

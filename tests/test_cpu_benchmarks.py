@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from processes import python
 from refusals import raises
 
 import minigrad
@@ -72,14 +70,6 @@ def test_generation_is_pytorchs(module):
     np.testing.assert_array_equal(texts["minigrad"], texts["torch-eager"])
 
 
-def test_a_profile_counts_the_outermost_call(module):
-    clock = module("profile_step_cpu").Clock()
-    inner = clock.timed("inner", lambda: 1)
-    assert clock.timed("outer", lambda: inner() + 1)() == 2
-    assert set(clock.seconds) == {"outer"} and clock.seconds["outer"] > 0
-    assert inner() == 1 and set(clock.seconds) == {"outer", "inner"}
-
-
 def test_each_part_of_a_profile_is_a_kernel_module(module):
     profile = module("profile_step_cpu")
     rooms = "", "stages.", "toolbox."
@@ -87,19 +77,6 @@ def test_each_part_of_a_profile_is_a_kernel_module(module):
         assert any(importlib.util.find_spec(f"minigrad.cpu_kernels.{room}{name}") for room in rooms), name
         assert profile.part_of(name) != profile.OTHER
     assert profile.part_of("gelu") == profile.OTHER
-
-
-@pytest.mark.long
-def test_a_profile_shows_a_block_as_one_part_or_apart(tmp_path):
-    shares = []
-    for flags in ([], ["--apart"]):
-        report = tmp_path / "report.json"
-        options = "--preset", "X", "--threads", 1, "--steps", 2, "--json", report
-        python(BENCHMARKS / "profile_step_cpu.py", *options, *flags, check=True)
-        shares.append(json.loads(report.read_text())["percent"])
-    block, apart = "transformer block", ("matrix product", "attention", "elementwise, norm, softmax, loss")
-    assert shares[0].pop(block) > 0 and shares[0].pop("attention") == 0 and all(x > 0 for x in shares[0].values())
-    assert shares[1].pop(block) < 1 and all(shares[1][part] > 0 for part in apart)
 
 
 def test_speed_contenders_of_ddp_take_turns_and_what_counts_are_medians(module, monkeypatch):

@@ -139,22 +139,6 @@ def test_a_chain_runs_straight_down_and_the_picture_is_compact() -> None:
     assert float(picture.attrib["width"]) < 7 * max(widths)  # an operation, five leaves, and an edge that passes
 
 
-def test_edges_of_a_tree_do_not_cross() -> None:
-    x = [leaf(2) for _ in range(8)]
-    tree = ((x[0] + x[1]) * (x[2] + x[3])).exp() + ((x[4] * x[5]).exp() + (x[6] - x[7]))
-    picture = ElementTree.fromstring(mg.draw(tree.sum()))
-    ends = []
-    for path in picture.iter(f"{SVG}path"):
-        if path.attrib.get("class") == "edge":
-            n = [float(number) for number in re.findall(r"-?\d+\.\d", path.attrib["d"])]
-            ends += [((n[i], n[i + 1]), (n[i + 6], n[i + 7])) for i in (0, *range(2, len(n) - 6, 6)) if i + 7 < len(n)]
-    assert len(ends) >= 15
-    for i, ((ax, ay), (bx, by)) in enumerate(ends):
-        for (cx, cy), (dx, dy) in ends[:i]:
-            if (ay, by) == (cy, dy):
-                assert (ax - cx) * (bx - dx) >= 0
-
-
 def test_save_repr_and_background(tmp_path: Path) -> None:
     picture = mg.draw(leaf(2).exp().sum())
     path = picture.save(tmp_path / "graph.svg")

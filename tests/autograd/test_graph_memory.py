@@ -6,8 +6,6 @@ import gc
 import weakref
 from typing import Any
 
-import numpy as np
-import pytest
 from graph_cases import leaf
 
 from minigrad import Function
@@ -58,28 +56,3 @@ def test_the_graph_is_freed_with_its_root_and_without_the_collector() -> None:
         assert array() is None
     finally:
         gc.enable()
-
-
-def test_10_000_failing_backwards_leak_nothing() -> None:
-    class Breaks(Function):
-        """The identity, whose backward raises."""
-
-        def forward(self, x: Any) -> Any:
-            return x * 1
-
-        def backward(self, dy: Any) -> Any:
-            raise ArithmeticError("broken")
-
-    x = leaf(4)
-    nodes_before = nodes_alive()
-    for step in range(10_000):
-        y = Breaks.apply(x.exp() * x)
-        loss = (y * y).sum()
-        with pytest.raises(ArithmeticError):
-            loss.backward()
-        if step == 100:
-            objects = len(gc.get_objects())
-    del y, loss
-    assert nodes_alive() == nodes_before
-    assert abs(len(gc.get_objects()) - objects) < 100
-    np.testing.assert_array_equal((x * 2).sum().backward()[x].numpy(), np.full(4, 2.0))

@@ -6,23 +6,9 @@ import time
 from functools import partial
 from typing import Any
 
+import block_trainer_nets as nets
 import numpy as np
 import pytest
-from block_trainer_nets import (
-    CONFIG,
-    C,
-    Net,
-    One,
-    Plain,
-    alone,
-    assert_like_one_process,
-    batch,
-    contents,
-    held,
-    noting,
-    parts,
-    train,
-)
 from data_parallel import state_bits
 from in_threads import in_threads
 from refusals import raises
@@ -36,8 +22,8 @@ from minigrad.optim import SGD
 
 @in_threads(3, timeout=20)
 def test_must_weight_identity_after_every_step_and_when_broken(comm: dist.ThreadCommunicator):
-    net = Net(dtype=np.float32)
-    train(comm, net, (5, 4, 3))  # verifies after each step
+    net = nets.Net(dtype=np.float32)
+    nets.train(comm, net, (5, 4, 3))  # verifies after each step
     trainer = dist.BlockDistributedTrainer(net, comm)
     if comm.rank == 2:
         net.blocks[1].weight.data[0, 0] += 1e-3
@@ -51,7 +37,7 @@ def test_must_weight_identity_after_every_step_and_when_broken(comm: dist.Thread
 
 def test_must_mean_semantics_means_of_1_and_5_with_3_and_1_samples_give_2():
     def body(comm: dist.ThreadCommunicator) -> Any:
-        net = One()
+        net = nets.One()
         optimizer = SGD([p for p in net.parameters() if p.requires_grad], lr=1.0)
         trainer = dist.BlockDistributedTrainer(net, comm, dist.TrainingConfig(max_grad_norm=None), optimizer=optimizer)
         trainer.train_batch(np.ones(3) if comm.rank == 0 else np.full(1, 5.0))
@@ -63,31 +49,33 @@ def test_must_mean_semantics_means_of_1_and_5_with_3_and_1_samples_give_2():
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("sizes", [(12,), (6, 6), (10, 2), (0, 11, 1)], ids=str)
 def test_must_mean_semantics_ranks_are_one_process_on_the_whole_batch(sizes, tied):
-    want = alone(Net(tied=tied))
-    results = dist.run_threads(len(sizes), lambda comm: train(comm, Net(comm.rank, tied=tied), sizes), timeout=20)
+    want = nets.alone(nets.Net(tied=tied))
+    results = dist.run_threads(
+        len(sizes), lambda comm: nets.train(comm, nets.Net(comm.rank, tied=tied), sizes), timeout=20
+    )
     for got in results:
-        assert_like_one_process(got, want)
+        nets.assert_like_one_process(got, want)
         assert got[1]["blocks.0.statistic.seen"] == 4
         assert np.abs(got[1]["blocks.2.statistic.mean"]).max() > 0.01
 
 
 def test_must_all_parameters_are_reduced_exactly_once_also_frozen_and_missing_ones():
-    def net(seed: int = 0) -> Net:
-        made = Net(seed, tied=True)
+    def net(seed: int = 0) -> nets.Net:
+        made = nets.Net(seed, tied=True)
         for p in (made.blocks[1].weight, made.norm.weight):
             p.requires_grad_(False)
         return made
 
-    want, start = alone(net()), contents(net())
+    want, start = nets.alone(net()), nets.contents(net())
 
     def body(comm: dist.ThreadCommunicator) -> Any:
         sent: list[int] = []
-        return train(comm, net(comm.rank), (7, 5), hook=noting(sent)), sent
+        return nets.train(comm, net(comm.rank), (7, 5), hook=nets.noting(sent)), sent
 
     for got, sent in dist.run_threads(2, body, timeout=20):
-        assert_like_one_process(got, want)
+        nets.assert_like_one_process(got, want)
         # blocks 2, 1 (its weight is frozen) and 0, what follows them (norm is frozen), the tied embedding: each once
-        assert sent == [C * C + 1, 1, C * C + 1, 2, 5 * C] * 4
+        assert sent == [nets.C * nets.C + 1, 1, nets.C * nets.C + 1, 2, 5 * nets.C] * 4
         for name in ("blocks.1.weight", "norm.weight", "unused.weight"):
             assert np.array_equal(got[1][name], start[name])
 
@@ -109,51 +97,51 @@ def test_must_large_gradients_of_134_mb_are_reduced():
 @pytest.mark.parametrize("communicator", [dist.NoOpCommunicator, lambda: dist.ThreadCommunicator.group(1)[0]])
 @pytest.mark.parametrize("accum", [1, 3])
 def test_must_world_1_is_simple_trainer_bit_for_bit(communicator, accum):
-    net, other = Net(dtype=np.float32), Net(dtype=np.float32)
+    net, other = nets.Net(dtype=np.float32), nets.Net(dtype=np.float32)
     config = dist.TrainingConfig(0.02, max_grad_norm=0.5, grad_accum_steps=accum)
     block, simple = dist.BlockDistributedTrainer(net, communicator(), config), dist.SimpleTrainer(config)
     for step in range(3 * accum):
-        x, y = batch(step, slice(0, 11), np.float32)  # 11: times 11 and divided by it is another number
+        x, y = nets.batch(step, slice(0, 11), np.float32)  # 11: times 11 and divided by it is another number
         loss = other.loss(Tensor(x), Tensor(y))
         assert block.train_batch(x, y) == simple.step(other.named_parameters(), loss.backward(), loss.item())
     assert state_bits(block, net) == state_bits(simple, other) and block.communicator.stats.operations == 0
-    assert held(net) == held(other)
+    assert nets.held(net) == nets.held(other)
 
 
 def test_must_accumulation_is_one_batch_one_reduction_and_a_clip_after_it():
-    want = alone(Plain())
+    want = nets.alone(nets.Plain())
     assert all(m.grad_norm > 0.5 for m in want[0]), "the clip must act"
 
     def body(comm: dist.ThreadCommunicator) -> Any:
         sent: list[int] = []
-        return train(comm, Plain(comm.rank), (7, 5), accum=3, hook=noting(sent)), len(sent)
+        return nets.train(comm, nets.Plain(comm.rank), (7, 5), accum=3, hook=nets.noting(sent)), len(sent)
 
     for got, sent in dist.run_threads(2, body, timeout=20):
-        assert_like_one_process(got, want)
+        nets.assert_like_one_process(got, want)
         assert sent == 4 * 7  # 4 windows of 3 micro-batches, 7 buckets
 
 
 def test_must_accumulation_window_ends_with_the_data():
     def body(comm: dist.ThreadCommunicator) -> Any:
-        net = Net(comm.rank)
+        net = nets.Net(comm.rank)
         trainer = dist.BlockDistributedTrainer(
             net, comm, dist.TrainingConfig(0.02, max_grad_norm=0.5, grad_accum_steps=5)
         )
         if comm.rank == 0:
-            assert trainer.train_batch(*batch(0)) is None  # the other rank has nothing left
+            assert trainer.train_batch(*nets.batch(0)) is None  # the other rank has nothing left
         metrics = trainer.finish_window()
         trainer.verify_replicas()
         assert trainer.finish_window() is None
-        return [metrics], contents(net)
+        return [metrics], nets.contents(net)
 
-    want = alone(Net(), steps=1)
+    want = nets.alone(nets.Net(), steps=1)
     for got in dist.run_threads(2, body, timeout=20):
-        assert_like_one_process(got, want)
+        nets.assert_like_one_process(got, want)
 
 
 def test_buffers_are_averaged_by_the_samples_of_the_whole_window():
     def body(comm: dist.ThreadCommunicator) -> Any:
-        net = One()
+        net = nets.One()
         net.register_buffer("value", Tensor(np.zeros(2, np.float32)))
         net.register_buffer("count", Tensor(np.zeros((), np.int64)))
         net.register_buffer("scratch", Tensor(np.zeros(1)), persistent=False)
@@ -181,7 +169,7 @@ def test_must_no_cpu_staging_of_gradients(monkeypatch):
     def body(comm: dist.ThreadCommunicator) -> None:
         net = nn.Module()
         net.blocks = nn.ModuleList([nn.Linear(64, 64), nn.Linear(64, 64)])
-        trainer = dist.BlockDistributedTrainer(net, comm, CONFIG, loss_fn=lambda x: (net.blocks[0](x) ** 2).mean())
+        trainer = dist.BlockDistributedTrainer(net, comm, nets.CONFIG, loss_fn=lambda x: (net.blocks[0](x) ** 2).mean())
         trainer.train_batch(np.ones((2, 64), np.float32))  # the first one compares the weights' hashes
         comm.barrier()
         if comm.rank == 0:
@@ -199,17 +187,17 @@ def test_must_no_cpu_staging_of_gradients(monkeypatch):
 
 def test_must_order_is_reversed_and_a_block_is_sent_when_its_backward_ends():
     def body(comm: dist.ThreadCommunicator) -> list[str]:
-        net, events = Net(), []
+        net, events = nets.Net(), []
 
         def hook(communicator: dist.Communicator, bucket: Tensor) -> Any:
             events.append("sent")
             return dist.all_reduce_hook(communicator, bucket)
 
-        trainer = dist.BlockDistributedTrainer(net, comm, CONFIG, hook=hook)
+        trainer = dist.BlockDistributedTrainer(net, comm, nets.CONFIG, hook=hook)
         assert trainer.layout.names == ["block 2", "block 1", "block 0", "unused", "head", "norm", "embedding"]
         for i, block in enumerate(net.blocks):
             block.told = partial(events.append, f"backward of block {i} ended")
-        trainer.train_batch(*batch(0, parts((6, 6), comm.rank)))
+        trainer.train_batch(*nets.batch(0, nets.parts((6, 6), comm.rank)))
         assert trainer.num_buckets == 7
         return events
 
@@ -233,9 +221,9 @@ def test_must_order_layouts_of_the_models():
 
 def test_should_overlap_communication_that_runs_beside_backward_is_measured():
     def body(comm: dist.ThreadCommunicator) -> tuple[float, float]:
-        net = Net()
-        trainer = dist.BlockDistributedTrainer(net, comm, CONFIG)
-        trainer.train_batch(*batch(0))
+        net = nets.Net()
+        trainer = dist.BlockDistributedTrainer(net, comm, nets.CONFIG)
+        trainer.train_batch(*nets.batch(0))
         comm.barrier()
         busy, waited = comm.stats.busy_s, comm.stats.waited_s
         if comm.rank == 0:  # 0.3 s of backward after block 2 was sent
@@ -243,7 +231,7 @@ def test_should_overlap_communication_that_runs_beside_backward_is_measured():
                 block.told = partial(time.sleep, 0.1)
         else:  # which the other rank sends 0.15 s late
             time.sleep(0.15)
-        trainer.train_batch(*batch(1))
+        trainer.train_batch(*nets.batch(1))
         return comm.stats.busy_s - busy, comm.stats.waited_s - waited
 
     busy, waited = dist.run_threads(2, body, timeout=20)[0]

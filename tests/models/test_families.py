@@ -14,7 +14,6 @@ import minigrad as mg
 from minigrad import Generator, Tensor, nn
 from minigrad.models import GPT2, CausalLM, GPT2Config, Llama, LlamaConfig, RopeScaling
 from minigrad.models.generation import sample, stream
-from minigrad.optim import AdamW
 
 BLOCK = 10
 SMALL: dict[Any, Any] = {
@@ -129,24 +128,6 @@ def test_gradients_of_the_whole_model(family: Any) -> None:
     model = randomised(family(changed(family, vocab_size=5, block_size=3, n_layer=1, n_head=2, n_embd=4, **sizes)))
     ids, targets = mg.tensor([[1, 4, 1], [0, 2, 2]]), mg.tensor([[4, 1, 3], [2, 2, 0]])
     assert mg.gradcheck(lambda *_: model.loss(ids, targets), list(model.parameters()))
-
-
-def test_it_learns_a_batch_by_heart(family: Any) -> None:
-    """After 80 steps it writes each sequence from its first token."""
-    mg.manual_seed(0)
-    sizes = {"n_kv_head": 1, "n_inner": 48, "head_dim": None, "tied": True} if family is Llama else {}
-    model = family(changed(family, n_head=2, n_embd=32, **sizes))
-    ids = tokens(4, 9)
-    # Beginnings differ, and none repeats its first token: with relative positions, one token twice looks as once.
-    ids[:, 0], ids[:, 1] = mg.arange(4), mg.arange(4) + 4
-    optimizer = AdamW(model.parameters(), lr=1e-2)
-    losses = []
-    for _ in range(80):
-        loss = model.loss(ids[:, :-1], ids[:, 1:])
-        optimizer.step(loss.backward())
-        losses.append(loss.item())
-    assert losses[0] > 2.5 and losses[-1] < 0.02
-    assert model.generate(ids[:, :1], 8, temperature=0.0).tolist() == ids.tolist()
 
 
 # ---------------------------------------------------------------------- generation
