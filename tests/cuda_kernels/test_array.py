@@ -49,8 +49,7 @@ def test_other_indices_are_refused() -> None:
     for index in ([0, 1], np.array([0]), 1.0):
         with pytest.raises(TypeError, match="integers, slices, None and Ellipsis"):
             root[index]
-    with pytest.raises(IndexError):
-        root[3]
+    raises(IndexError, "", lambda: root[3])
 
 
 def test_reshape_and_transpose() -> None:

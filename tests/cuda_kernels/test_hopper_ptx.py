@@ -121,9 +121,8 @@ def test_a_box_is_there_when_its_barrier_was_waited_for() -> None:
     np.testing.assert_array_equal(copied(reader=0), np.array([1, 2, 3, 4], bf16))
 
 
-@pytest.mark.parametrize(
-    ("change", "problem"),
-    [
+def test_mistakes_with_barriers_are_found() -> None:
+    for change, problem in [
         ({"wait": None}, "before thread 0 has waited for its|block ended before the copies"),  # by the threads' order
         ({"wait": 1}, "before thread 0 has waited for its|block ended before the copies"),  # the phase before the first
         ({"fence": False}, "no fence_async has made visible"),
@@ -137,10 +136,8 @@ def test_a_box_is_there_when_its_barrier_was_waited_for() -> None:
         ({"twice": True}, "which has had its 1 arrivals"),
         ({"wait": 2}, "expected 0 or 1"),
         ({"copies": 2}, "while another copy to it is on its way"),
-    ],
-)
-def test_mistakes_with_barriers_are_found(change: dict[str, Any], problem: str) -> None:
-    raises(SimulationError, problem, lambda: copied(**change))
+    ]:
+        raises(SimulationError, problem, lambda change=change: copied(**change))
 
 
 def test_phases_alternate() -> None:
@@ -281,16 +278,13 @@ def test_wgmma_is_a_matrix_product(kinds: str) -> None:
         assert abs(sums[thread, i] - expected[row, column]) <= 1e-5
 
 
-@pytest.mark.parametrize(
-    ("steps", "problem"),
-    [
+def test_what_wgmma_needs() -> None:
+    for steps, problem in [
         (("commit", "wait"), "without a wgmma_fence"),
         (("fence", "wait"), "never committed"),
         (("fence", "commit"), "read before wgmma_wait0"),
-    ],
-)
-def test_what_wgmma_needs(steps: tuple[str, ...], problem: str) -> None:
-    raises(SimulationError, problem, lambda: product(steps=steps))
+    ]:
+        raises(SimulationError, problem, lambda steps=steps: product(steps=steps))
 
 
 def test_the_threads_of_a_warpgroup_agree() -> None:

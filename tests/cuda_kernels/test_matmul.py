@@ -178,20 +178,17 @@ def test_more_elements_than_a_launch_takes(monkeypatch):
         check(matmul.matmul(array.from_host(a), array.from_host(b)), a, b)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "without", "on_tensor_cores"),
-    [
+def test_plans_fill_a_gpu():
+    for sizes, without, on_tensor_cores in [
         ((65536, 3072, 768, 1), (128, 1), (128, 1)),
         ((768, 768, 65536, 1), (128, 7), (128, 7)),
         ((128, 128, 128, 1), (32, 1), (64, 1)),
         ((16, 16, 100_000, 1), (32, 264), (64, 264)),
         ((64, 64, 64, 128), (64, 1), (64, 1)),
         ((1, 3072, 768, 1), (32, 2), (64, 3)),
-    ],
-)
-def test_plans_fill_a_gpu(sizes, without, on_tensor_cores):
-    assert tiles.plan(*sizes, (128, 64, 32)) == without
-    assert tiles.plan(*sizes, tensor_core.SIDES) == on_tensor_cores
+    ]:
+        assert tiles.plan(*sizes, (128, 64, 32)) == without
+        assert tiles.plan(*sizes, tensor_core.SIDES) == on_tensor_cores
 
 
 @pytest.mark.parametrize("step", ladder_matmul.STEPS)

@@ -289,5 +289,4 @@ def test_a_wrong_descriptor_gives_a_wrong_product(bit: int, monkeypatch: pytest.
 def test_another_swizzle_gives_a_wrong_product(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, 128)
     monkeypatch.setattr(hopper_twins, "_PLACES", np.tile(np.arange(8), (8, 1)))
-    with pytest.raises(AssertionError):
-        small()
+    raises(AssertionError, "", small)

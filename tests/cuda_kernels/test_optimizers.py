@@ -325,8 +325,7 @@ def test_read_only_arrays_are_refused_before_anything_changes() -> None:
         lambda: grad_norm.clip_([x, fixed], 0.1, 1e-6),
         lambda: grad_norm.unscale_([x, fixed], 2.0),
     ):
-        with pytest.raises(ValueError, match="array 1 .*read-only"):
-            call()
+        raises(ValueError, "array 1 .*read-only", call)
     np.testing.assert_array_equal(to_host(x), 1)
 
 
@@ -438,10 +437,8 @@ def test_the_simulator_knows_which_addresses_are_in_use() -> None:
     x = from_host(np.arange(6, dtype=np.float64))
     p = ptx.pointer_float64(x.pointer + 16)
     assert (p[0], p[3]) == (2.0, 5.0)
-    with pytest.raises(simulated_memory.SimulationError, match="outside the memory"):
-        p[4]
-    with pytest.raises(simulated_memory.SimulationError, match="not aligned"):
-        ptx.pointer_float64(x.pointer + 4)
+    raises(simulated_memory.SimulationError, "outside the memory", lambda: p[4])
+    raises(simulated_memory.SimulationError, "not aligned", lambda: ptx.pointer_float64(x.pointer + 4))
     address = x.pointer
     del x, p
     for nowhere in (address, 4096):

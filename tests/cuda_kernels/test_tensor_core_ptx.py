@@ -8,6 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from refusals import raises
 from simulated import ordered, run
 
 from minigrad.cuda_kernels.platform.language import cuda
@@ -112,8 +113,7 @@ def test_copies_are_there_after_a_wait_and_a_barrier(wait: Any) -> None:
 
 @pytest.mark.parametrize("wait", [ptx.made.waiter(2), lambda: None])
 def test_a_forgotten_wait_is_found(wait: Any) -> None:
-    with pytest.raises(SimulationError, match="before thread 0 has waited for its asynchronous copy"):
-        copied(wait, True)
+    raises(SimulationError, "before thread 0 has waited for its asynchronous copy", copied, wait, True)
 
 
 def test_a_forgotten_barrier_is_found() -> None:
@@ -226,8 +226,7 @@ def test_vector_accesses(width: int) -> None:
     expected = np.concatenate([x[width * i : width * (i + 1)][::-1] for i in (1, 2, 3)])
     np.testing.assert_array_equal(y[: 3 * width], expected)
     assert not y[3 * width :].any()
-    with pytest.raises(SimulationError):
-        run(move(1), x, y, threads=1)
+    raises(SimulationError, "", lambda: run(move(1), x, y, threads=1))
 
 
 def test_approximations_bits_and_atomics() -> None:

@@ -76,33 +76,20 @@ OPS = [
     same("diagonal", lambda x: x.diagonal(), lambda x: np.diagonal(x), [*MATRICES, *CUBES]),
     same("diagonal_1", lambda x: x.diagonal(1), lambda x: np.diagonal(x, 1), MATRICES),
     same("diagonal_dims", lambda x: x.diagonal(-1, -1, 0), lambda x: np.diagonal(x, -1, -1, 0), CUBES),
-    Op(
-        "cat",
-        lambda *x: mg.cat(x),
-        lambda *x: np.concatenate(x),
-        lambda *x: torch.cat(x),
-        [((2, 3), (4, 3)), ((2,), (0,)), ((1, 0), (2, 0))],
-    ),
-    Op(
-        "cat_last",
-        lambda *x: mg.cat(x, -1),
-        lambda *x: np.concatenate(x, -1),
-        lambda *x: torch.cat(x, -1),
-        [((2, 3), (2, 1)), ((5,), (2,)), ((2, 0), (2, 1))],
-    ),
-    Op(
-        "stack",
-        lambda *x: mg.stack(x),
-        lambda *x: np.stack(x),
-        lambda *x: torch.stack(x),
-        [((), ()), ((3,), (3,)), ((2, 0), (2, 0))],
-    ),
-    Op(
-        "stack_last",
-        lambda *x: mg.stack(x, dim=-1),
-        lambda *x: np.stack(x, -1),
-        lambda *x: torch.stack(x, -1),
-        [((), ()), ((2, 3), (2, 3))],
+    *(
+        Op(
+            f"{name}_{dim}",
+            lambda *x, name=name, dim=dim: getattr(mg, name)(x, dim=dim),
+            lambda *x, name=name, dim=dim: {"cat": np.concatenate, "stack": np.stack}[name](x, dim),
+            lambda *x, name=name, dim=dim: getattr(torch, name)(x, dim),
+            shapes,
+        )
+        for name, dim, shapes in (
+            ("cat", 0, [((2, 3), (4, 3)), ((2,), (0,)), ((1, 0), (2, 0))]),
+            ("cat", -1, [((2, 3), (2, 1)), ((5,), (2,)), ((2, 0), (2, 1))]),
+            ("stack", 0, [((), ()), ((3,), (3,)), ((2, 0), (2, 0))]),
+            ("stack", -1, [((), ()), ((2, 3), (2, 3))]),
+        )
     ),
     same("split", lambda x: x.split(2, 1)[1] * 2, lambda x: 2 * x[:, 2:4], [((2, 5),), ((3, 3),)]),
     same("split_sizes", lambda x: x.split([1, 0, 2], -1)[2] * 2, lambda x: 2 * x[..., 1:], [((2, 3),), ((3,),)]),
