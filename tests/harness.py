@@ -11,6 +11,7 @@ Zero sizes, 0-d tensors and broadcasting are among the shapes. An operation's ow
 
 from __future__ import annotations
 
+import functools
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -165,6 +166,17 @@ def same(
 ) -> Op:
     """An Op that PyTorch writes like we do."""
     return Op(name, run, reference, run, shapes, domains, **options)
+
+
+def functional(
+    name: str, call: Any, reference: Any, shapes: Sequence[tuple[Shape, ...]], domains: Any = NORMAL, **options: Any
+) -> Op:
+    """An Op of ``call(F, *inputs)``, where F is ``nn.functional``, of minigrad and of PyTorch."""
+
+    def run_torch(*inputs: Any) -> Any:
+        return call(torch.nn.functional, *inputs)
+
+    return Op(name, functools.partial(call, mg.nn.functional), reference, run_torch, shapes, domains, **options)
 
 
 # Comparing ------------------------------------------------------------------------------------------------------------
