@@ -215,9 +215,8 @@ class FakeDriver:
         return answer
 
 
-@pytest.mark.parametrize(
-    ("library", "usable", "reason"),
-    [
+def test_what_the_driver_answers(monkeypatch):
+    for library, usable, reason in [
         (FakeDriver(), True, "1 device(s), the driver supports CUDA 12.4"),
         (FakeDriver(13010, 8), True, "8 device(s), the driver supports CUDA 13.1"),
         (FakeDriver(cuInit=100), False, "shows no device"),
@@ -225,14 +224,12 @@ class FakeDriver:
         (FakeDriver(cuInit=803), False, "the NVIDIA driver does not start (cuInit returned CUDA error 803)"),
         (FakeDriver(11080), False, "supports CUDA 11.8, 12.0 is needed"),
         (FakeDriver(12000), True, "the driver supports CUDA 12.0"),
-    ],
-)
-def test_what_the_driver_answers(monkeypatch, library, usable, reason):
-    complete(monkeypatch, availability.driver)
-    monkeypatch.setattr(libcuda, "library", lambda: library)
-    found, text = cuda_kernels.availability()
-    assert found is usable
-    assert reason in text
+    ]:
+        complete(monkeypatch, availability.driver)
+        monkeypatch.setattr(libcuda, "library", lambda library=library: library)
+        found, text = cuda_kernels.availability()
+        assert found is usable
+        assert reason in text
 
 
 def test_importing_minigrad_imports_no_optional_package():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -33,9 +32,8 @@ def test_it_begins_with_the_anchor_for_every_rank() -> None:
     assert cadence.max_batch_diff is None
 
 
-@pytest.mark.parametrize(
-    ("cadence", "wall", "sync", "anchor", "counts"),
-    [
+def test_el_che_vectors_of_the_overhead() -> None:
+    for cadence, wall, sync, anchor, counts in [
         (ElChe(2, 10), [500, 1000], 400, 40, [80, 40]),
         (ElChe(2, 10), [1000, 1000], 500, 50, [50, 50]),
         (ElChe(3, 10).with_overhead_target(0.5), [333, 500, 1000], 10, 10, [30, 20, 10]),
@@ -43,14 +41,12 @@ def test_it_begins_with_the_anchor_for_every_rank() -> None:
         (ElChe(2, 10), [1, 1], 1e9, 200, [200, 200]),  # as many as max_anchor says
         (ElChe(2, 300), [1, 1], 1e9, 300, [300, 300]),
         (ElChe(2, 1).with_overhead_target(0.01), [100, 100], 7, 7, [7, 7]),  # 0.07 / 0.01 is above 7 but for rounding
-    ],
-)
-def test_el_che_vectors_of_the_overhead(cadence: ElChe, wall: Any, sync: float, anchor: int, counts: Any) -> None:
-    before = cadence.anchor
-    report(cadence, wall, sync)
-    assert (cadence.anchor, cadence.batch_counts) == (anchor, counts)
-    assert [cadence.batches(r) for r in range(cadence.world_size)] == counts
-    assert cadence.anchor_wall_ms == pytest.approx(max(wall) * anchor / before)
+    ]:
+        before = cadence.anchor
+        report(cadence, wall, sync)
+        assert (cadence.anchor, cadence.batch_counts) == (anchor, counts)
+        assert [cadence.batches(r) for r in range(cadence.world_size)] == counts
+        assert cadence.anchor_wall_ms == pytest.approx(max(wall) * anchor / before)
 
 
 def test_el_che_vector_of_max_batch_diff() -> None:
