@@ -1,7 +1,5 @@
 """Models, batches and runs for the tests of the block trainer; processes import them, so they need no pytest."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Run the Python of a Markdown code block and compare its ``# -> value`` comments with what the lines gave."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import io

@@ -7,8 +7,6 @@ it is good for nothing, so give each a communicator of its own (``in_a_group_of_
 What all ranks contribute follows from a seed, so each rank computes what must come out by itself, in NumPy.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 on this machine choose nothing.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

@@ -5,8 +5,6 @@ A ``Scenario`` says which rows of the batch each rank has in each micro-batch, a
 compares. Everything follows from seeds, so ranks that are processes can do all of it by themselves.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 from collections.abc import Callable, Sequence

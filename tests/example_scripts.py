@@ -1,7 +1,5 @@
 """Run the scripts in ``examples/`` as a user does, with sizes that train in a second."""
 
-from __future__ import annotations
-
 import importlib
 import shlex
 import subprocess

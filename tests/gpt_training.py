@@ -5,8 +5,6 @@ heart: AdamW with decay for matrices only, clipping, warmup and cosine. Weights 
 generator, so both sides, and every machine, make the same ones.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

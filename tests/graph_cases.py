@@ -1,7 +1,5 @@
 """A leaf and operations for tests of the graph."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

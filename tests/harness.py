@@ -9,8 +9,6 @@ against PyTorch where it is installed, gradients against finite differences, any
 Zero sizes, 0-d tensors and broadcasting are among the shapes. An operation's own semantics are tested beside it.
 """
 
-from __future__ import annotations
-
 import functools
 import zlib
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Tests whose body runs on every rank of a group of threads, and ranks that are threads without a group."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import socket

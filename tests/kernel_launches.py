@@ -3,8 +3,6 @@
 For the whole suite of the simulator, in any number of processes: each sends the first the names of those that it ran.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What each rank does in the tests of NCCL: on GPUs, and in a rehearsal on the simulator's devices with a fake NCCL."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

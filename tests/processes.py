@@ -1,7 +1,5 @@
 """Python processes that tests wait for."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

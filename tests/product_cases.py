@@ -1,7 +1,5 @@
 """Operands of CUDA's matrix products in all layouts, and what all engines must make of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -7,8 +7,6 @@
 ``requires_mpi`` is the mark for tests that use it.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import inspect
 import os

@@ -1,7 +1,5 @@
 """A table of mistakes, a row for each: what is raised, the words of its message, the call."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 

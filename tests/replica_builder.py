@@ -1,7 +1,5 @@
 """What the tests of DdpBuilder share: rows, a small model, a builder with settings, and SYNC as a plain loop."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Models for the tests of replicas, pipelines and shards; processes import them, so they need no pytest."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Sequence

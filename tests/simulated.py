@@ -1,7 +1,5 @@
 """A function run by the simulator as a kernel, and its threads in another order."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """autocast: dtypes are those of PyTorch's, values are PyTorch's to bfloat16 rounding, gradients of weights float32."""
 
-from __future__ import annotations
-
 import itertools
 import operator
 from collections.abc import Callable, Iterator

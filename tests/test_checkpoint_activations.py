@@ -1,7 +1,5 @@
 """Checkpointed functions: the gradients of the plain call to the bit, in less memory, or an error."""
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 import tracemalloc

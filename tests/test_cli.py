@@ -1,7 +1,5 @@
 """The command ``minigrad``: the example scripts under shorter names, and the report of the installation."""
 
-from __future__ import annotations
-
 import functools
 import re
 import sys

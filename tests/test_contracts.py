@@ -1,7 +1,5 @@
 """What holds for all sources: imports run downwards, names match, no data becomes code, public names are documented."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import inspect

@@ -1,7 +1,5 @@
 """The benchmarks beside other libraries: what is not installed is skipped aloud, and all must do the same work."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 Whatever happens: the old checkpoint or the new one loads, bit for bit, and the new one if the save had returned.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import itertools

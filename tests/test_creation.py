@@ -1,7 +1,5 @@
 """Constructors: shapes, dtypes, memory, errors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Methods made of other methods, and keywords that PyTorch's users expect: PyTorch's values, dtypes and gradients."""
 
-from __future__ import annotations
-
 import math
 import operator
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Devices: names, identity, and what is said where one cannot be used."""
 
-from __future__ import annotations
-
 import copy
 import importlib
 import pickle

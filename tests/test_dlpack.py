@@ -1,7 +1,5 @@
 """DLPack both ways: the same memory, the same dtypes, and what is refused."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

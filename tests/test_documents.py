@@ -1,7 +1,5 @@
 """The documents are true: their code runs, their links lead somewhere, and no file names a path of one machine."""
 
-from __future__ import annotations
-
 import ast
 import fnmatch
 import json

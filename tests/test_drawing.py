@@ -1,7 +1,5 @@
 """The picture of a graph: every node and edge is in it, no boxes overlap, and edges run downwards."""
 
-from __future__ import annotations
-
 import re
 import statistics
 import xml.etree.ElementTree as ElementTree

@@ -1,7 +1,5 @@
 """Which dtype an operation computes in: PyTorch's promotion, for every pair of dtypes, of dimensions and of numbers."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """``python -m minigrad.env`` reports whatever optional package is broken; the CUDA package says what it lacks."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from typing import Any

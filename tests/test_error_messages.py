@@ -3,8 +3,6 @@
 ``python tests/test_error_messages.py --write`` writes the golden file anew; read the difference before you keep it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import math

@@ -1,7 +1,5 @@
 """``benchmarks/first_light.py`` without a GPU: failures of each kind, and going on where it was cut off."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys

@@ -1,7 +1,5 @@
 """``benchmarks/gpu_report.py`` without a GPU: all that it measures runs once in the simulator; its file and table."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

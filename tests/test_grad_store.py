@@ -1,7 +1,5 @@
 """GradStore and TensorId: every method."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

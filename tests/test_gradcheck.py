@@ -1,7 +1,5 @@
 """gradcheck finds what is wrong, and refuses what it cannot judge."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

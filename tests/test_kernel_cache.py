@@ -1,7 +1,5 @@
 """The disk cache of compiled kernels: keyed by the sources, private, indifferent to damage, bounded."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import time

@@ -1,7 +1,5 @@
 """Each rung of ``benchmarks/ladder_matmul_cpu.py`` is the product, at sizes that no block and no tile divides."""
 
-from __future__ import annotations
-
 import importlib
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The metrics log: valid JSON always, whole lines only, and no line twice after a resume."""
 
-from __future__ import annotations
-
 import errno
 import json
 import math

@@ -1,7 +1,5 @@
 """The wheel installs one import name, `minigrad`, and so lives beside Dask's `distributed`."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """repr is PyTorch's, for every kind of tensor and option; the table for notebooks."""
 
-from __future__ import annotations
-
 import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator

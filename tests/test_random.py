@@ -1,7 +1,5 @@
 """Random tensors: reproducible, independent of threads, resumable, and distributed as they say."""
 
-from __future__ import annotations
-
 import collections
 import itertools
 import math

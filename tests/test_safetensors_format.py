@@ -1,7 +1,5 @@
 """The safetensors reader and writer: exact round trips, agreement with the reference library, and hostile files."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

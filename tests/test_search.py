@@ -1,7 +1,5 @@
 """Counting, searching and running extrema, and PyTorch's functions that are no methods: PyTorch's values and dtypes."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Checkpoints: what is saved comes back, what is damaged is refused by name, what fails leaves the old one intact."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

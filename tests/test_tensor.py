@@ -1,7 +1,5 @@
 """The Tensor surface: what it shows, converts to, refuses. Single operations are tested in tests/ops."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import operator

@@ -3,8 +3,6 @@
 This is what ``.ci/verifytypes`` asks, as far as it shows without pyright.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterable, Iterator
 

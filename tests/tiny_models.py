@@ -4,8 +4,6 @@ The tests compare with transformers where it is installed, and with stored folde
 otherwise.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

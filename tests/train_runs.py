@@ -1,7 +1,5 @@
 """Tiny runs of the train command, for its tests."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A clock for the replicas of a ``DdpBuilder``, so that what a test measures does not depend on the machine."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Functions of users."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

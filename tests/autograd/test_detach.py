@@ -1,7 +1,5 @@
 """detach, clone, requires_grad_, and what has no gradient."""
 
-from __future__ import annotations
-
 import pickle
 
 import numpy as np

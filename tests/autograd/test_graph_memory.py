@@ -1,7 +1,5 @@
 """When a graph and what it saved are freed."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from typing import Any

@@ -1,7 +1,5 @@
 """Graphs of every shape, and how backward is called."""
 
-from __future__ import annotations
-
 import weakref
 from typing import Any
 

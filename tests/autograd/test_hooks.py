@@ -1,7 +1,5 @@
 """Hooks for finished leaves."""
 
-from __future__ import annotations
-
 import weakref
 
 import numpy as np

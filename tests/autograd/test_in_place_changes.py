@@ -1,7 +1,5 @@
 """Changes of memory that a graph still needs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """no_grad, enable_grad, set_grad_enabled."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

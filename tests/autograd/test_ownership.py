@@ -1,7 +1,5 @@
 """Whose memory a gradient is."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

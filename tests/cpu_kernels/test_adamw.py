@@ -1,7 +1,5 @@
 """The AdamW kernel: bit for bit the plain one, wherever tasks and vectors are cut."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -1,7 +1,5 @@
 """Elementwise functions in chunks: NumPy's own bits, whatever the layout, the dtype and the number of threads."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Sums at positions have the bits of the plain ones, and refuse what those refuse."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A kernel gives the same bits in every process, whatever that process compiled or took from the cache before."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

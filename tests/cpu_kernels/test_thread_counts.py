@@ -4,8 +4,6 @@ The pool's size is fixed when a process starts, so the kernels run in a process 
 a script. A tenth of all inputs are denormal numbers, and three kernels are also given nothing else.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """These tests need a GPU, or the simulator: ``NUMBA_ENABLE_CUDASIM=1 pytest tests/cuda_kernels``."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Iterator
 from pathlib import Path

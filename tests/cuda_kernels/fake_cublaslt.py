@@ -5,8 +5,6 @@ checked for number and size (as ``cublasLt.h`` has them), matrices for leading d
 which they lie, epilogues for the dtypes that the documentation lists.
 """
 
-from __future__ import annotations
-
 import ctypes
 from typing import Any
 

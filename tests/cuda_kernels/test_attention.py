@@ -1,7 +1,5 @@
 """Attention on tiles and by rows equals the plain kernels', forward and backward, mask for mask."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from simulated import ordered

@@ -1,7 +1,5 @@
 """Mixed precision gives the CPU's dtypes and numbers on the device "cuda", overflows included."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

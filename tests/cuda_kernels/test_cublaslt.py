@@ -1,7 +1,5 @@
 """The engine cuBLASLt with a library that checks and computes with NumPy (``fake_cublaslt.py``), and its choice."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import itertools

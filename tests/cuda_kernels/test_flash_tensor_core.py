@@ -1,7 +1,5 @@
 """Attention of half floats on tensor cores against NumPy in float64, and where other kernels compute it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import ml_dtypes

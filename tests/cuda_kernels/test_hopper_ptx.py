@@ -1,7 +1,5 @@
 """TMA, mbarriers and wgmma in the simulator: where values lie, by the PTX manual, and what forgotten waits do."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

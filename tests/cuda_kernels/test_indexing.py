@@ -1,7 +1,5 @@
 """Sorting over several tiles, the same bits in any thread order, indices that x cannot hold, large shapes in parts."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from refusals import raises

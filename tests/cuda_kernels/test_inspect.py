@@ -1,7 +1,5 @@
 """Every kernel, compiled without a GPU, keeps its budget; and one that does not is found."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

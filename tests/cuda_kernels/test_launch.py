@@ -1,7 +1,5 @@
 """Launching: what reaches the driver, what is refused, and what a line of MINIGRAD_DEBUG says."""
 
-from __future__ import annotations
-
 import ctypes
 import struct
 import sys

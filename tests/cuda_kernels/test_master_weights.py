@@ -1,7 +1,5 @@
 """The one launch of half weights with float32 masters gives the CPU's bits, in a graph too."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

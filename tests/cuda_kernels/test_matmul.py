@@ -1,7 +1,5 @@
 """Matrix products: every kernel of the family, at sizes that its tiles do not divide, against NumPy in float64."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import house

@@ -1,7 +1,5 @@
 """Products by TMA and wgmma against NumPy in float64: layouts, edges, batches, divided sums, epilogues, mistakes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Products on tensor cores against NumPy in float64: layouts, edges, batches, divided sums, epilogues, banks, waits."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Strided copies and transposes: each way of copying against NumPy, in shuffled thread orders."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

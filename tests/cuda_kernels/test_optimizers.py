@@ -4,8 +4,6 @@ The elementwise optimizers round as the CPU's kernels do, so their bits are equa
 global norm, are sums in another order.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any

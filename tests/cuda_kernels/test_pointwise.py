@@ -1,7 +1,5 @@
 """Elementwise kernels: layouts, the vector and the scalar path, dtypes, fusion, against NumPy."""
 
-from __future__ import annotations
-
 import contextlib
 import operator
 import threading

@@ -1,7 +1,5 @@
 """Random numbers and dropout masks are those of the CPU backend, whatever the size."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

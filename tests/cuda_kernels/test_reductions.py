@@ -1,7 +1,5 @@
 """Reductions, softmax, norms and cross-entropy on raw arrays: long rows, parts, shuffled threads, the same bits."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The simulator does what a GPU does, and refuses what a GPU leaves undefined."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import sys
 from typing import Any

@@ -1,7 +1,5 @@
 """The instructions of tensor cores in the simulator: where values lie, and what a forgotten wait or barrier does."""
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any
 

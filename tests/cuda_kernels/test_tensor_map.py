@@ -1,7 +1,5 @@
 """Tensor maps on their way: what the driver is asked to encode, and how the bytes reach a kernel."""
 
-from __future__ import annotations
-
 import ctypes
 from typing import Any
 

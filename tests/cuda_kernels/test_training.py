@@ -1,7 +1,5 @@
 """Whole training runs and generated text are the CPU's on the device "cuda"."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

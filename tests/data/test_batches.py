@@ -1,7 +1,5 @@
 """Batches: pure in the step, shifted by one, every window reachable, evaluation fixed."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

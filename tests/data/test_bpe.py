@@ -1,7 +1,5 @@
 """Byte-pair encoding: every text comes back, no text poses as a special token, files."""
 
-from __future__ import annotations
-
 import copy
 import json
 import sys

@@ -1,7 +1,5 @@
 """Corpora: the built-in one, files and folders, and the download with everything that can go wrong with it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

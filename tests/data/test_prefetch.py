@@ -1,7 +1,5 @@
 """Prefetcher: the loader's order, its errors and its end, however far it is ahead."""
 
-from __future__ import annotations
-
 import gc
 import threading
 import time

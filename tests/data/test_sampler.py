@@ -1,7 +1,5 @@
 """EpochSampler: the ranks' parts are disjoint and complete, equally many steps for all, any world size on resume."""
 
-from __future__ import annotations
-
 import itertools
 import json
 

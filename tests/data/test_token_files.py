@@ -1,7 +1,5 @@
 """Token files: both formats byte for byte, batches from the map, faults named, the old file kept."""
 
-from __future__ import annotations
-
 import os
 
 import numpy as np

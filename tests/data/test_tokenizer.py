@@ -1,7 +1,5 @@
 """Characters to tokens and back."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """AmpTrainer: float32 where it matters, one decision on all ranks, and boostr's defects mended, each with a test."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

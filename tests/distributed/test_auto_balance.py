@@ -1,7 +1,5 @@
 """AutoBalancer: shares of the batch in proportion to throughput, against hand-computed values, over random inputs."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Ranks that average their gradients, block by block, step as one process with the whole batch, and stay equal."""
 
-from __future__ import annotations
-
 import time
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """What the trainer writes: checkpoints that resume bit for bit, and the log of rank 0."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

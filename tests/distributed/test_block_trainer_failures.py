@@ -1,7 +1,5 @@
 """Gradients that are not finite, ranks that disagree and ranks that are lost are errors on every rank."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

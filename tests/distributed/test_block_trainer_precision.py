@@ -1,7 +1,5 @@
 """The learning rate of a schedule, and float16 with a scaler: an overflow leaves the step out on all ranks."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What holds before the first step: checked settings, shards of batches, and the same weights on all ranks."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

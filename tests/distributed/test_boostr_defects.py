@@ -6,8 +6,6 @@ one by one (04), unused parameters (09), the loss of one rank (11), norms that d
 half counted (14), recursion (15).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any

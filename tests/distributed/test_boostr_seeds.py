@@ -3,8 +3,6 @@
 Like there, the world has one rank. What it takes several ranks to see is in test_boostr_defects.py.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from data_parallel import parameters, store

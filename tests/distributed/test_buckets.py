@@ -4,8 +4,6 @@ Overlap is told by the order of events, never by a clock: a reduction that ends 
 wait in vain, and fail, if nothing overlapped.
 """
 
-from __future__ import annotations
-
 import gc
 import math
 import threading

@@ -1,7 +1,5 @@
 """DdpBuilder: averages in host memory and through communicators are the same, weighted with the batches done."""
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 

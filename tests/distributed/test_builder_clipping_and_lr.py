@@ -1,7 +1,5 @@
 """DdpBuilder: each replica clips its own gradients before the average; the learning rate by schedule and replicas."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """DdpBuilder: a replica that raises, dies or is stuck is left out, and the others' average is what is trained."""
 
-from __future__ import annotations
-
 import threading
 import time
 from typing import Any

@@ -1,7 +1,5 @@
 """DdpBuilder and DdpHandle: settings and what is refused, metrics, stop, callbacks, datasets, timeline, devices."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from typing import Any

@@ -1,7 +1,5 @@
 """DdpBuilder: one replica is plain training, SYNC is averaging after each batch, CADENCE spares a slow replica."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from replica_builder import (

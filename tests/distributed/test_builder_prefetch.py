@@ -1,7 +1,5 @@
 """DdpBuilder: batches made ahead in a thread are those made at once, and no thread is left."""
 
-from __future__ import annotations
-
 import threading
 import traceback
 from typing import Any

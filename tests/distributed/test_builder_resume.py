@@ -1,7 +1,5 @@
 """DdpBuilder: a run that is resumed is the uninterrupted one; checkpoints between epochs."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The interface that all engines share, and the world of one rank."""
 
-from __future__ import annotations
-
 import functools
 import math
 import pickle

@@ -1,7 +1,5 @@
 """CommunicatorGroup: data x pipeline x tensor, whose trainers are one process with the whole batch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Captured steps on two ranks, whose collectives are part of the graph: the simulator's devices and a fake NCCL."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

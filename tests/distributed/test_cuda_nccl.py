@@ -3,8 +3,6 @@
 NCCL and CuPy are fakes (``fake_nccl``); the kernels, and the tensors whose addresses NCCL gets, are the real ones.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

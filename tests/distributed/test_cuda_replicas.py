@@ -3,8 +3,6 @@
 In the simulator, which has two devices, or on GPUs; where there is one, both replicas share it.
 """
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

@@ -1,7 +1,5 @@
 """``examples/train_gpt2.py`` on two GPUs, which are the simulator's, over a fake NCCL (``fake_nccl``)."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 import threading

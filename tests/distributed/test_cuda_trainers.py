@@ -1,7 +1,5 @@
 """The other trainers of several ranks give on GPUs what they give on the CPU; each is tested in depth there."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

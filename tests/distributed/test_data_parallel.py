@@ -1,7 +1,5 @@
 """DataParallelTrainer: N replicas are one device with the whole batch, and nothing that fails changes a weight."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

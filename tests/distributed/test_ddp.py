@@ -1,7 +1,5 @@
 """Ddp: replicas in one process, or one in each rank, against one model that sees the whole batch in float64."""
 
-from __future__ import annotations
-
 import functools
 import math
 from typing import Any

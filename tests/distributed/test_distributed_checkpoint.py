@@ -1,7 +1,5 @@
 """Checkpoints of several ranks: one copy, exact resume on every rank, other world sizes, failures known to all."""
 
-from __future__ import annotations
-
 import threading
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """ElChe: counts of batches per rank, against hand-computed vectors and over random histories. Pure logic."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

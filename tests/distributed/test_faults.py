@@ -1,7 +1,5 @@
 """What happens to the other ranks when one dies, stalls or leaves: an error that says so in time, and an end."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

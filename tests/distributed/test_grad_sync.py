@@ -1,7 +1,5 @@
 """What the ranks exchange beside gradients: lists of parameters, bytes, means, values; and whether they are equal."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

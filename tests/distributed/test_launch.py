@@ -1,7 +1,5 @@
 """The launcher: every rank's lines, the first failure's code, and nobody left behind."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -1,7 +1,5 @@
 """NcclCommunicator on GPUs that are not there: what it asks of NCCL, in which order, and how it ends."""
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

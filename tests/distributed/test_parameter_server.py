@@ -1,7 +1,5 @@
 """AsyncParameterServer: versions, staleness, statistics, every optimizer, and many threads at once."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

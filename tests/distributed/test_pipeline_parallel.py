@@ -1,7 +1,5 @@
 """PipelineParallelTrainer: stages on several ranks are one model with the whole batch, and no rank waits for ever."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """flodl's policies, guard, overshoot and chunk dispatch: pure logic, each against its table or its definition."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

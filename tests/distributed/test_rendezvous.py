@@ -1,7 +1,5 @@
 """discover_place and init_process_group: who this process is, and which communicator it gets."""
 
-from __future__ import annotations
-
 import functools
 import os
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """SimpleTrainer: boostr's surface and order of work, nothing half done on an error, and exact resume anywhere."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

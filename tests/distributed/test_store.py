@@ -1,7 +1,5 @@
 """Store: ranks meet, strangers do not get in, and nobody waits longer than the deadline."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

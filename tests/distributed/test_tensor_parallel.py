@@ -1,7 +1,5 @@
 """Layers split over ranks are the whole layers, forward and backward; TensorParallelTrainer trains one model."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

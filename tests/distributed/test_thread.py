@@ -1,7 +1,5 @@
 """ThreadCommunicator: what every communicator must do, what threads add, and faults on purpose."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

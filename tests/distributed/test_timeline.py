@@ -1,7 +1,5 @@
 """The timeline's numbers follow from its events, and its files are whole and readable."""
 
-from __future__ import annotations
-
 import csv
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """``python -m minigrad.distributed.train``: the YAML file, the flags, and runs on several ranks."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import shutil

@@ -1,7 +1,5 @@
 """What goes wrong on one rank is raised on all: nothing is half done, and where it can, training goes on."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Trainer: one loop on one replica and on several, against one model that sees the whole batch in float64."""
 
-from __future__ import annotations
-
 import math
 import threading
 import time

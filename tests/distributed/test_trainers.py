@@ -1,7 +1,5 @@
 """N ranks are one process: the trainers for several ranks against a SimpleTrainer that has the whole batch."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from functools import partial

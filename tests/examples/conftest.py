@@ -1,7 +1,5 @@
 """One small training run of the example, made once; tests work on copies of its folder."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from collections.abc import Iterator

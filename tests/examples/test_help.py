@@ -1,7 +1,5 @@
 """Every script says what it is for and which flags it has, and misspelt flags are refused."""
 
-from __future__ import annotations
-
 import ast
 import sys
 

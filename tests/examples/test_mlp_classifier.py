@@ -1,7 +1,5 @@
 """Two spirals: the accuracy is that of the network, and the drawing shows what it says."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import sys

@@ -1,7 +1,5 @@
 """The scripts for published models: finetune_pretrained.py, and generate.py, which writes with runs as well."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The sampling script: the same seed gives the same text, and what cannot be continued is refused."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

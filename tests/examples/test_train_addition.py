@@ -1,7 +1,5 @@
 """Addition: the sums are right, none is both learned and tested, and the share is what the model writes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The main example as its users meet it: what it shows and writes, exact resume, and bad input."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

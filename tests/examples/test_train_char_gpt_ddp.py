@@ -1,7 +1,5 @@
 """The example on several processes: it learns what one process does, and loses nothing when a rank dies."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

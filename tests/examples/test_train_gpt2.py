@@ -1,7 +1,5 @@
 """GPT-2's training script: shards, a tiny run and its exact resume, published weights, several ranks, MFU."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import importlib.machinery

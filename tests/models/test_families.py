@@ -1,7 +1,5 @@
 """What holds for every language model: start, causality, the cache, generation, learning, subclasses."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

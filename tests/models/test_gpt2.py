@@ -1,7 +1,5 @@
 """GPT-2: size, loss, sampling, what forward and generate refuse. (What holds for every family: test_families.py.)"""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Llama: sizes and rotary scaling. (What holds for every family is in test_families.py, transformers' numbers are in
 test_pretrained.py.)"""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

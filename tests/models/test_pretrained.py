@@ -1,7 +1,5 @@
 """Folders in Hugging Face's format: the numbers of transformers, both ways, and every fault named."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

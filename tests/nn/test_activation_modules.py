@@ -1,7 +1,5 @@
 """Activations as modules: their functions with PyTorch's options, in PyTorch's order."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """ModuleList, Sequential, ModuleDict: names, order, what they refuse."""
 
-from __future__ import annotations
-
 import pytest
 from refusals import raises
 

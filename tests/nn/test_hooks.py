@@ -1,7 +1,5 @@
 """Hooks around forward: order, what they may change, how they are taken back."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

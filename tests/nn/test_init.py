@@ -1,7 +1,5 @@
 """Initialisation: distributions, bounds, generators, and that autograd is not involved."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

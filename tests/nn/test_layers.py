@@ -1,7 +1,5 @@
 """Layers: what they compute, how they start, what they refuse."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

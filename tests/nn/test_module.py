@@ -1,7 +1,5 @@
 """Module: attributes, names, shared weights, state, modes, conversion, repr."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import weakref

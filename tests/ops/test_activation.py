@@ -1,7 +1,5 @@
 """Leaky ReLU, ELU, softplus, and what is made of them and of norms: SELU, mish, normalize, cosine similarity."""
 
-from __future__ import annotations
-
 import numpy as np
 from harness import dyadic, every_check, functional, torch, unary
 

@@ -1,7 +1,5 @@
 """Cross-entropy with all its options, negative log-likelihood, squared error."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

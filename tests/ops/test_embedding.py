@@ -1,7 +1,5 @@
 """Rows of a table by index."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from harness import NORMAL, Op, every_check, host, integers, torch

@@ -1,7 +1,5 @@
 """Indexing in all its forms, gather, sorting, one-hot; each with the gradient of repeated positions."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from harness import NORMAL, Op, distinct, every_check, host, integers, needs_torch, same, torch, weights_like

@@ -1,7 +1,5 @@
 """Linear layers, alone and with a residual or a GELU."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

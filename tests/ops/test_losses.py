@@ -1,7 +1,5 @@
 """Absolute error, binary cross-entropy, Kullback-Leibler divergence, cross-entropy against probabilities."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

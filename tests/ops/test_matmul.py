@@ -1,7 +1,5 @@
 """Matrix products."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from harness import Op, assert_like_torch, every_check, host, needs_torch, same, torch

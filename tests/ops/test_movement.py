@@ -1,7 +1,5 @@
 """Shapes and order: reshape, permute, expand as views; cat, stack, flip, triangles, split, chunk, unbind."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from harness import UNARY, Op, assert_like_torch, every_check, host, needs_torch, same, torch

@@ -1,7 +1,5 @@
 """Reductions: sums, means, extrema, variances, norms, cumulative sums; over any dimensions, none and empty ones."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from harness import (

@@ -1,7 +1,5 @@
 """Softmax and log-softmax along any dimension."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from harness import Op, assert_like_torch, every_check, needs_torch, torch, uniform

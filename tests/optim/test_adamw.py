@@ -1,7 +1,5 @@
 """State, groups and resume of an optimizer, AdamW for example: refusals change nothing."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

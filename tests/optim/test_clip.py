@@ -1,7 +1,5 @@
 """Gradient clipping: the norm, the factor, what is left alone, and what is refused."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """EMA: the recurrence, the swap and its way back, exact resume, refusals."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

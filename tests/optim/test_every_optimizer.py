@@ -1,7 +1,5 @@
 """What holds for every optimizer: skipped parameters, groups, parts of a step, threads, exact resume, refusals."""
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any

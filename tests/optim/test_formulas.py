@@ -1,7 +1,5 @@
 """Every optimizer is its published formula, computed in float64; PyTorch's numbers; the options of each."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """GradAccumulator: means over windows, nothing aliased, nothing half done, windows that are saved or cut short."""
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any

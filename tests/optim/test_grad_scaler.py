@@ -1,7 +1,5 @@
 """GradScaler: what is unscaled is exact, an overflow leaves the step out, and the scale moves as PyTorch's."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

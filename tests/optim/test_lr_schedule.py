@@ -1,7 +1,5 @@
 """Learning-rate schedules against their closed forms, at the steps where phases meet."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

@@ -1,7 +1,5 @@
 """AdamW with float32 masters of half parameters: a cast, the float32 step and a cast back, and nothing is lost."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
