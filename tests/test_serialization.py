@@ -216,17 +216,15 @@ def test_a_damaged_newest_checkpoint_names_the_intact_one_before(tmp_path):
     old, middle, newest = (save(tmp_path, step, keep=None) for step in (1, 2, 3))
     (newest / "model.safetensors").unlink()
     (middle / "state.json").write_bytes(b"{}")
-    with pytest.raises(CheckpointError) as caught:
-        load_checkpoint(tmp_path)
-    error = caught.value
+    caught = raises(CheckpointError, "", load_checkpoint, tmp_path)
+    error = caught
     assert error.path == newest / "model.safetensors" and error.previous == old
     assert all(words in str(error) for words in (str(error.path), "the file is missing", str(old)))
     assert "\n" not in error.args[0]
 
     (old / "manifest.json").unlink()
-    with pytest.raises(CheckpointError, match="no earlier one is intact") as caught:
-        load_checkpoint(tmp_path)
-    assert caught.value.previous is None
+    caught = raises(CheckpointError, "no earlier one is intact", load_checkpoint, tmp_path)
+    assert caught.previous is None
 
 
 def test_a_renamed_checkpoint_is_refused(tmp_path):

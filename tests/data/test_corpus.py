@@ -90,9 +90,8 @@ def test_what_is_not_text_is_named_with_the_offset(tree):
         (b"\xed\xa0\x80", "0xed", "0"),
     ]:
         (tree / "b" / "bad.bin").write_bytes(raw)
-        with pytest.raises(DataError) as caught:
-            load_corpus(tree)
-        assert caught.value.args[0] == f"{tree / 'b' / 'bad.bin'} is not UTF-8 text: byte {byte} at offset {offset}"
+        caught = raises(DataError, "", load_corpus, tree)
+        assert caught.args[0] == f"{tree / 'b' / 'bad.bin'} is not UTF-8 text: byte {byte} at offset {offset}"
 
 
 def test_paths_that_cannot_be_read(tmp_path, monkeypatch):
@@ -204,10 +203,9 @@ def test_a_bad_download_is_refused_with_the_way_out(server, tmp_path, monkeypatc
     monkeypatch.setattr(corpus, "DOWNLOAD_SECONDS", 0.5)
     for name, value in change.items():
         setattr(server, name, value)
-    with pytest.raises(DataError, match=words) as caught:
-        load_corpus("shakespeare")
-    assert "use the default corpus (leave --data out) or your own text (--data FILE)" in str(caught.value)
-    assert "\n" not in caught.value.args[0]
+    caught = raises(DataError, words, load_corpus, "shakespeare")
+    assert "use the default corpus (leave --data out) or your own text (--data FILE)" in str(caught)
+    assert "\n" not in caught.args[0]
     assert not (tmp_path / "cache").exists()
 
 

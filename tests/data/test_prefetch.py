@@ -71,9 +71,8 @@ def test_an_error_of_the_loader_comes_in_its_turn_with_its_traceback() -> None:
     ahead = Prefetcher(broken_loader())
     assert next(ahead) == 0
     for _ in range(2):  # and again, not a silent end
-        with pytest.raises(OSError, match="the disk is gone") as caught:
-            next(ahead)
-        assert "broken_loader" in "".join(traceback.format_exception(caught.value))
+        caught = raises(OSError, "the disk is gone", next, ahead)
+        assert "broken_loader" in "".join(traceback.format_exception(caught))
     assert ended(ahead._thread)
 
 

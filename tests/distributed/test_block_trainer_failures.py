@@ -43,9 +43,8 @@ def test_must_non_finite_gradients_halt_every_rank_naming_rank_block_and_step(
                     trainer.train_batch(x, y)
                     continue
                 message = rf"step 2: gradients are infinite or NaN on rank {rank}, {group} \({name}\); no weight"
-                with pytest.raises(dist.NonFiniteBlockGradientError, match=message) as error:
-                    trainer.train_batch(x, y)
-                assert (error.value.step, error.value.where) == (2, {rank: {group: [name]}})
+                error = raises(dist.NonFiniteBlockGradientError, message, trainer.train_batch, x, y)
+                assert (error.step, error.where) == (2, {rank: {group: [name]}})
                 assert (state_bits(trainer, net), held(net)) == before
     trainer.verify_replicas()
     assert trainer.global_step == 3

@@ -250,11 +250,10 @@ def test_checkpoint_resumes_bitwise(stack: ExitStack) -> None:
 
 def assert_step_fails(trainer: DataParallelTrainer, batch: Any, kind: type[Exception], match: str) -> Exception:
     before = bits(trainer)
-    with pytest.raises(kind, match=match) as caught:
-        trainer.step(batch)
-    assert type(caught.value) is kind
+    caught = raises(kind, match, trainer.step, batch)
+    assert type(caught) is kind
     assert bits(trainer) == before
-    return caught.value
+    return caught
 
 
 def test_dp_errors_no_replicas_and_late_bound_replicas(stack: ExitStack) -> None:
@@ -630,9 +629,8 @@ def loss_of_a_rank(comm: dist.Communicator) -> None:
 
 @pytest.mark.parametrize(("how", "kind"), [("exit", SystemExit), ("sleep", dist.CommError)])
 def test_peer_loss_a_rank_that_ends_or_is_late_is_replaced(how: str, kind: type[BaseException]) -> None:
-    with pytest.raises(kind) as caught:
-        on_ranks(3, partial(Failing, how), loss_of_a_rank, timeout=1.5)
-    assert 0 not in caught.value.rank_errors  # type: ignore[attr-defined]
+    caught = raises(kind, "", lambda: on_ranks(3, partial(Failing, how), loss_of_a_rank, timeout=1.5))
+    assert 0 not in caught.rank_errors  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("call", [3, 5, 8, 11])

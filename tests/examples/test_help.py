@@ -20,9 +20,8 @@ FLAGS = {
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_help_is_the_docstring_and_the_flags(script, monkeypatch, capsys):
-    with pytest.raises(SystemExit) as ended:
-        load(script, monkeypatch, "--help").main()
-    assert ended.value.code == 0
+    ended = raises(SystemExit, "", lambda: load(script, monkeypatch, "--help").main())
+    assert ended.code == 0
     shown = capsys.readouterr().out
     docstring = ast.get_docstring(ast.parse((EXAMPLES / script).read_text("utf-8")))
     assert docstring in shown

@@ -342,9 +342,8 @@ def test_what_does_not_fit_is_refused_with_what_would(script: Any, monkeypatch: 
     settings = gpt2_run.from_flags({})
     assert 20e9 < estimate.step_bytes(settings, 50304, 64) < 60e9
     monkeypatch.setattr(estimate, "free_memory", lambda device: 16 * 10**9)
-    with pytest.raises(script("command_line").UsageError) as caught:
-        estimate.check_memory(settings, 50304, cpu)
-    said = str(caught.value)
+    caught = raises(script("command_line").UsageError, "", estimate.check_memory, settings, 50304, cpu)
+    said = str(caught)
     assert "12 layers, 768 channels and 64 sequences of 1024" in said and "16.0 GB are free on cpu" in said
     fits = int(re.search(r"--batch-size (\d+) fits", said)[1])
     assert estimate.step_bytes(settings, 50304, fits) <= 16e9 < estimate.step_bytes(settings, 50304, 2 * fits)
