@@ -9,12 +9,6 @@ from graph_cases import leaf
 from minigrad import Function
 
 
-def nodes_alive() -> int:
-    gc.collect()
-    # By type: isinstance would ask every object for its class, and some answer with a warning.
-    return sum(issubclass(type(o), Function) for o in gc.get_objects())
-
-
 def test_saved_arrays_are_released_as_backward_goes() -> None:
     x = leaf(10)
     alive: list[int] = []

@@ -18,8 +18,6 @@ from minigrad.optim import SGD, CosineAnnealing
 
 ALL_KINDS = pytest.mark.parametrize("kind", dp.KINDS)
 SIZES = [(5, 7), (12, 0), (0, 1, 11), (3, 0, 8, 1)]  # 0: the rank has no samples
-ONE = (dp.Share(tuple(range(6))),)
-TWO = (dp.Share(tuple(range(6, 12))),)
 
 
 @ALL_KINDS
