@@ -1,7 +1,6 @@
 """The picture of a graph: every node and edge is in it, no boxes overlap, and edges run downwards."""
 
 import re
-import statistics
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from collections.abc import Callable
@@ -120,21 +119,6 @@ def test_what_is_refused() -> None:
     assert mg.draw(x, limit=11)
     raises(ValueError, "more than 10 boxes", lambda: mg.draw(x, limit=10))
     raises(TypeError, "draw expects a tensor, such as a loss, not float", lambda: mg.draw(1.5))
-
-
-def test_a_chain_runs_straight_down_and_the_picture_is_compact() -> None:
-    model = nn.Sequential(nn.Block(8, 2), nn.Block(8, 2))
-    with mg.unfused("whole block"):
-        picture = ElementTree.fromstring(mg.draw(model(leaf(1, 3, 8)).sum(), model))
-    middles, widths = [], []
-    for group in picture.iter(f"{SVG}g"):
-        rect = group.find(f"{SVG}rect")
-        widths.append(float(rect.attrib["width"]))
-        if group.attrib["class"] != "leaf":
-            middles.append(float(rect.attrib["x"]) + widths[-1] / 2)
-    assert len(middles) == 13 and max(middles) - min(middles) < 30  # pixels, of boxes about 120 wide
-    assert statistics.median(abs(x - statistics.median(middles)) for x in middles) < 10
-    assert float(picture.attrib["width"]) < 7 * max(widths)  # an operation, five leaves, and an edge that passes
 
 
 def test_save_repr_and_background(tmp_path: Path) -> None:

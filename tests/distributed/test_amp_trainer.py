@@ -114,14 +114,6 @@ def test_defect_growth_counts_optimizer_steps(comm: dist.Communicator, world: in
     assert scales == [256.0] * 5 + [512.0] * 6 + [1024.0]
 
 
-def test_defect_a_fixed_scale_stays_fixed() -> None:
-    net, trainer = line(LossScaleStrategy.fixed(65536.0))
-    for batch in (HUGE, SMALL, HUGE, HUGE):
-        assert (feed(trainer, net, batch) is None) is (batch is HUGE)
-        assert trainer.loss_scale == 65536.0
-    assert (trainer.skipped_steps, trainer.global_step) == (3, 1)
-
-
 def test_defect_the_scale_has_a_floor_and_what_overflows_there_raises() -> None:
     net, trainer = line(LossScaleStrategy.dynamic(2.0))
     grads = GradStore()

@@ -98,7 +98,7 @@ def test_defect_06_only_gradients_of_parameters_are_kept_sent_and_measured(kind)
 def test_defect_07_gradients_that_share_memory_count_once(comm: dist.ThreadCommunicator, kind, weight, accum):
     # Reduced or scaled in place for each of k names, a shared gradient would come out up to W^(k-1) times too large.
     params = parameters((3,), (3,), (3,))
-    trainer = sgd_trainer(kind, comm, params, accum=accum)
+    trainer = sgd_trainer(kind, comm, params, accum=accum, bucket=12)
     for _ in range(accum):
         shared = Tensor(np.full(3, 2.0 + comm.rank, np.float32))
         grads = GradStore()

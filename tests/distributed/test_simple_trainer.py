@@ -105,16 +105,6 @@ def test_a_given_optimizer_keeps_its_own_learning_rate_and_decay():
     assert optimizer.param_groups[0]["weight_decay"] == 0.5
 
 
-def test_without_gradients_a_step_still_counts():
-    params = make_params()
-    before = [p.data.copy() for p in params]
-    trainer = SimpleTrainer()
-    assert trainer.step(params, GradStore(), 0.5) == TrainingMetrics(1, 0.5, 0.0, 1e-3)
-    assert isinstance(trainer.optimizer, AdamW) and trainer.optimizer.timestep == 1
-    for p, old in zip(params, before):
-        np.testing.assert_array_equal(p.data, old)
-
-
 # ---------------------------------------------------------------------- order of work
 
 
