@@ -10,7 +10,6 @@ What all ranks contribute follows from a seed, so each rank computes what must c
 import math
 import time
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -28,13 +27,13 @@ SHAPES: list[tuple[int, ...]] = [(), (0,), (3, 0, 2), (1,), (7,), (2, 3, 5), (10
 INTEGER_OPS = [ReduceOp.SUM, ReduceOp.PROD, ReduceOp.MIN, ReduceOp.MAX]
 
 
-def ops_of(dtype: Any) -> list[ReduceOp]:
+def ops_of(dtype) -> list[ReduceOp]:
     if dtype == bool_:
         return [ReduceOp.MIN, ReduceOp.MAX]
     return list(ReduceOp) if is_floating(dtype) else INTEGER_OPS
 
 
-def of_rank(rank: int, shape: tuple[int, ...], dtype: Any, seed: int = 0) -> np.ndarray:
+def of_rank(rank: int, shape: tuple[int, ...], dtype, seed: int = 0) -> np.ndarray:
     """What this rank contributes: integers over the whole range, floats of either sign around 1."""
     rng = np.random.default_rng([seed, rank])
     if dtype == bool_:
@@ -45,15 +44,15 @@ def of_rank(rank: int, shape: tuple[int, ...], dtype: Any, seed: int = 0) -> np.
     return np.asarray(rng.uniform(0.5, 1.5, shape) * rng.choice([-1.0, 1.0], shape)).astype(dtype)
 
 
-def of_all(comm: Communicator, shape: tuple[int, ...], dtype: Any, seed: int = 0) -> list[np.ndarray]:
+def of_all(comm: Communicator, shape: tuple[int, ...], dtype, seed: int = 0) -> list[np.ndarray]:
     return [of_rank(rank, shape, dtype, seed) for rank in range(comm.world_size)]
 
 
-def put(comm: Communicator, array: Any, dtype: Any = None) -> Tensor:
+def put(comm: Communicator, array, dtype=None) -> Tensor:
     return Tensor(array, dtype=dtype, device=comm.device)
 
 
-def empty(comm: Communicator, shape: tuple[int, ...], dtype: Any) -> Tensor:
+def empty(comm: Communicator, shape: tuple[int, ...], dtype) -> Tensor:
     """Memory to receive into, filled with what is nobody's value."""
     return put(comm, np.frombuffer(b"\xa5" * math.prod(shape) * dtype.itemsize, np.uint8).view(dtype).reshape(shape))
 
@@ -329,7 +328,7 @@ def check_split(comm: Communicator) -> None:
 def check_wrong_arguments(comm: Communicator) -> None:
     """Refused before anything is sent, with words that help; the communicator stays good."""
     n, t = comm.world_size, put(comm, np.ones((4, 2), np.float32))
-    cases: list[tuple[type[Exception], str, Callable[[], Any]]] = [
+    cases = [
         (TypeError, "ndarray, expected a minigrad Tensor", lambda: comm.all_reduce(np.ones(3))),  # type: ignore[arg-type]
         (TypeError, "expected one of ReduceOp", lambda: comm.all_reduce(t, "sum")),  # type: ignore[arg-type]
         (TypeError, "average of int64", lambda: comm.all_reduce(put(comm, [1]), ReduceOp.AVG)),
@@ -454,7 +453,7 @@ def in_a_group_of_its_own(comm: Communicator) -> Communicator:
 
 
 def expect_failure(
-    comm: Communicator, kinds: type[dist.CommError] | tuple[type[dist.CommError], ...], call: Any
+    comm: Communicator, kinds: type[dist.CommError] | tuple[type[dist.CommError], ...], call
 ) -> dist.CommError:
     """``call`` raises an error of this kind that says where, and from then on the communicator refuses work."""
     caught = raises(kinds, "", call)
@@ -470,7 +469,7 @@ def expect_failure(
     return error
 
 
-def _mismatch(name: str, ours: Callable[[Communicator], Any], theirs: Callable[[Communicator], Any]) -> Check:
+def _mismatch(name: str, ours, theirs) -> Check:
     """The last rank calls something else than the others."""
 
     def check(comm: Communicator) -> None:
@@ -486,7 +485,7 @@ def _mismatch(name: str, ours: Callable[[Communicator], Any], theirs: Callable[[
     return check
 
 
-def _ones(comm: Communicator, *shape: int, dtype: Any = float32) -> Tensor:
+def _ones(comm: Communicator, *shape: int, dtype=float32) -> Tensor:
     return put(comm, np.ones(shape, dtype))
 
 

@@ -7,7 +7,6 @@ compares. Everything follows from seeds, so ranks that are processes can do all 
 
 import math
 import threading
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,7 +28,7 @@ def parameters(*shapes: tuple[int, ...], dtype: Any = np.float32) -> list[Tensor
     return [Tensor(np.zeros(shape, dtype), requires_grad=True) for shape in shapes]
 
 
-def store(params: Sequence[Tensor], values: Sequence[Any], order: Sequence[int] | None = None) -> GradStore:
+def store(params, values, order=None) -> GradStore:
     """A gradient for each parameter that has a value, in this order; the value is broadcast."""
     grads = GradStore()
     for i in range(len(params)) if order is None else order:
@@ -100,13 +99,13 @@ class Scenario:
             p.requires_grad_(name not in self.frozen)
         return net
 
-    def batch(self, step: int, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def batch(self, step: int, rows) -> tuple[Tensor, Tensor]:
         rng = np.random.default_rng([7, step])
         x, y = rng.standard_normal((2, ROWS, 5)).astype(self.dtype)
         return Tensor(x[list(rows)]), Tensor(y[list(rows)])
 
 
-def shares(world: int, steps: int = 3, accum: int = 1, sizes: Sequence[int] | None = None) -> Any:
+def shares(world: int, steps: int = 3, accum: int = 1, sizes=None) -> Any:
     """Windows that deal the rows out: ``sizes[rank]`` each (default: equally many), in ``accum`` micro-batches."""
     cuts = np.cumsum([ROWS // world] * world if sizes is None else sizes)
     ranks = [np.arange(begin, end) for begin, end in zip([0, *cuts[:-1]], cuts)]
@@ -211,7 +210,7 @@ def train(
     scenario: Scenario,
     bucket: int = 200,
     hook: dist.CommHook = dist.all_reduce_hook,
-    on_trainer: Callable[[dist.DistributedTrainer], None] = lambda trainer: None,
+    on_trainer=lambda trainer: None,
 ) -> list[Record]:
     """One rank's part. The ranks start with different weights, and pass their parameters in different orders."""
     root = comm.world_size - 1  # which begins with the weights of seed 0

@@ -6,7 +6,6 @@ generator, so both sides, and every machine, make the same ones.
 """
 
 import math
-from typing import Any
 
 import numpy as np
 
@@ -67,13 +66,13 @@ def train_torch(dtype: str) -> Curves:
     w = {n: torch.tensor(v, dtype=getattr(torch, dtype)).requires_grad_() for n, v in initial_weights().items()}
     C, nh = CONFIG.n_embd, CONFIG.n_head
 
-    def norm(x: Any, name: str) -> Any:
+    def norm(x, name: str):
         return F.layer_norm(x, (C,), w[f"{name}.weight"], w[f"{name}.bias"], 1e-5)
 
-    def linear(x: Any, name: str) -> Any:
+    def linear(x, name: str):
         return F.linear(x, w[f"{name}.weight"], w[f"{name}.bias"])
 
-    def loss_of(tokens: Any, targets: Any) -> Any:
+    def loss_of(tokens, targets):
         B, T = tokens.shape
         x = F.embedding(tokens, w["wte.weight"]) + w["wpe.weight"][:T]
         for i in range(CONFIG.n_layer):

@@ -1,9 +1,7 @@
 """What each rank does in the tests of NCCL: on GPUs, and in a rehearsal on the simulator's devices with a fake NCCL."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import communicator_suite as suite
 import numpy as np
@@ -13,7 +11,7 @@ from replica_models import bits
 
 from minigrad import Tensor, cuda_kernels, nn
 from minigrad import distributed as dist
-from minigrad.device import CPU, Device
+from minigrad.device import CPU
 from minigrad.optim import SGD
 
 RECORD = 1024  # bytes: losses, weights and flags of all ranks, norms; the parameters below are larger
@@ -49,13 +47,11 @@ class Blocks(nn.Module):
         return (h * self.head.sum(0)).square().mean()
 
 
-def sgd(params: Any) -> SGD:
+def sgd(params) -> SGD:
     return SGD(params, lr=0.05, momentum=0.9)
 
 
-def train(
-    kind: str, comm: dist.Communicator, steps: int, after_first: Callable[[], Any] | None = None
-) -> dict[str, Any]:
+def train(kind: str, comm: dist.Communicator, steps: int, after_first=None):
     """The weights after so many steps with one of the trainers; ``after_first`` is called between the first two."""
     model = Blocks().to(device=comm.device)
     params = [*model.named_parameters()]
@@ -78,12 +74,12 @@ _seen: list[tuple[int, int]] = []  # copies from devices to the host: (thread, b
 
 
 @contextmanager
-def copies_to_host() -> Iterator[list[tuple[int, int]]]:
+def copies_to_host():
     """Within it such copies are noted."""
     memory = cuda_kernels.memory
     copy_out = memory.copy_out
 
-    def counted(target: np.ndarray, *rest: Any, **options: Any) -> None:
+    def counted(target: np.ndarray, *rest, **options) -> None:
         _seen.append((threading.get_ident(), target.nbytes))
         copy_out(target, *rest, **options)
 
@@ -95,7 +91,7 @@ def copies_to_host() -> Iterator[list[tuple[int, int]]]:
         memory.copy_out = copy_out
 
 
-def no_staging_with(kind: str, comm: dist.Communicator) -> dict[str, Any]:
+def no_staging_with(kind: str, comm: dist.Communicator):
     """Within ``copies_to_host``: after the first step, in which ranks compare hashes of all weights, only records reach
     this rank's host."""
     marks = []
@@ -154,7 +150,7 @@ def captured(comm: dist.Communicator) -> None:
     assert found[0] == found[1]
 
 
-def wrapped(devices: Sequence[Device]) -> list[tuple[dict[str, bytes], dict[str, np.ndarray]]]:
+def wrapped(devices) -> list[tuple[dict[str, bytes], dict[str, np.ndarray]]]:
     """Of two replicas that one thread keeps alike: the bits of each, and the mean gradients that it has got."""
     x, y = (Tensor(values) for values in np.random.default_rng(0).standard_normal((2, 12, 5)))
     halves = [(x[:7], y[:7]), (x[7:], y[7:])]
@@ -173,7 +169,7 @@ def wrapped(devices: Sequence[Device]) -> list[tuple[dict[str, bytes], dict[str,
     return found
 
 
-def wrap_does_what_it_does_on_the_cpu(devices: Sequence[Device]) -> None:
+def wrap_does_what_it_does_on_the_cpu(devices) -> None:
     """With whatever connects the devices."""
     wanted = wrapped([CPU, CPU])
     for weights, means in wrapped(devices):

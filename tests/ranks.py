@@ -17,7 +17,6 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,7 +51,7 @@ class RanksResult:
 
 def run_ranks(
     n: int,
-    program: str | Path | Callable[..., object],
+    program,
     *arguments: object,
     timeout: float = 60.0,
     options: tuple[str, ...] = (),
@@ -85,7 +84,7 @@ def run_ranks(
         return RanksResult(process.returncode, out, err, time.monotonic() - began)
 
 
-def on_processes(n: int, function: Callable[..., object], returncode: int = 0) -> RanksResult:
+def on_processes(n: int, function, returncode: int = 0) -> RanksResult:
     """Run ``function(comm)``, of a file of tests, on ``n`` ranks that are processes; each prints what it returns."""
     file, tests = Path(inspect.getfile(function)), Path(__file__).parent
     program = f"""
@@ -123,7 +122,7 @@ def alive(mark: str) -> list[str]:
     return found
 
 
-def _script(program: str | Path | Callable[..., object], folder: Path) -> Path:
+def _script(program, folder: Path) -> Path:
     if isinstance(program, Path) or (isinstance(program, str) and "\n" not in program):
         return Path(program)
     path = folder / "program.py"

@@ -1,13 +1,11 @@
 """A table of mistakes, a row for each: what is raised, the words of its message, the call."""
 
 import re
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 
-def raises(error: type[BaseException], words: str, call: Callable[..., object], *arguments: object) -> Any:
+def raises(error: type[BaseException], words: str, call, *arguments: object):
     """``call(*arguments)`` raises ``error``, and the pattern ``words`` is found in its message; returns it.
 
     A message ends with the user's line of code. That is left out: it is the row, which has the words in it.

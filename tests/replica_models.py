@@ -2,9 +2,7 @@
 
 import os
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -57,7 +55,7 @@ class Net(nn.Module):
 class Failing(Net):
     """Raises ValueError, or ends its thread or process, or sleeps, where a feature is larger than 1000."""
 
-    def __init__(self, how: str, **options: Any) -> None:
+    def __init__(self, how: str, **options) -> None:
         super().__init__(**options)
         self.how = how
 
@@ -78,7 +76,7 @@ def broken() -> nn.Module:
     raise RuntimeError("no model today")
 
 
-def rows(n: int, seed: int = 0, classes: int | None = None, dtype: Any = np.float64) -> tuple[np.ndarray, np.ndarray]:
+def rows(n: int, seed: int = 0, classes: int | None = None, dtype=np.float64) -> tuple[np.ndarray, np.ndarray]:
     """A batch: features (n, 5), and labels (n, 4), or class indices (n,)."""
     rng = np.random.default_rng([3, seed])
     x, y = rng.standard_normal((n, 5)).astype(dtype), rng.standard_normal((n, 4)).astype(dtype)
@@ -107,9 +105,7 @@ class Part:
     most_in_flight: int = 0
 
 
-def trained_alone(
-    model: nn.Module, config: dist.TrainerConfig, batches: Sequence[Any], schedule: LrSchedule | None = None
-) -> Part:
+def trained_alone(model: nn.Module, config: dist.TrainerConfig, batches, schedule: LrSchedule | None = None) -> Part:
     """One process, which has the whole model and each batch at once."""
     named = list(model.named_parameters())
     optimizer = config.optimizer.build([(name, p) for name, p in named if p.requires_grad])
@@ -124,7 +120,7 @@ def trained_alone(
     return part
 
 
-def assert_same_part(parts: Sequence[Part], want: Part, first: int = 0) -> None:
+def assert_same_part(parts, want: Part, first: int = 0) -> None:
     """The ranks from ``first`` on have what one process has."""
     for rank, part in enumerate(parts, first):
         np.testing.assert_allclose(part.stats, want.stats, rtol=1e-12, err_msg=f"rank {rank}")
@@ -175,7 +171,7 @@ class PipelineCase:
         optimizer = dist.OptimizerKind.adamw(0.02, 0.8, 0.95, 1e-6, 0.1)
         return dist.TrainerConfig(self.size, self.clip, optimizer, dist.LossKind(self.loss, weights))
 
-    def batches(self) -> list[Any]:
+    def batches(self):
         classes = None if self.loss == "mse" else 4
         return [rows(self.samples, seed, classes, self.dtype) for seed in range(3)]
 
@@ -216,9 +212,9 @@ class Words(nn.Module):
 
     def __init__(self, comm: dist.Communicator | None = None, tied: bool = True, gather: bool = False) -> None:
         super().__init__()
-        options: Any = {"dtype": "float64"}
+        options = {"dtype": "float64"}
         rng = np.random.default_rng(4)
-        whole: Any = nn.Embedding(VOCABULARY, 5, **options), nn.Linear(5, 9, **options), nn.Linear(9, 5, **options)
+        whole = nn.Embedding(VOCABULARY, 5, **options), nn.Linear(5, 9, **options), nn.Linear(9, 5, **options)
         whole = (*whole, nn.Linear(5, VOCABULARY, bias=False, **options))
         for layer in whole:
             for p in layer.parameters():
@@ -257,7 +253,7 @@ class TensorCase:
         loss = dist.LossKind.weighted_cross_entropy(weights) if self.weighted else dist.LossKind.cross_entropy()
         return dist.TrainerConfig(self.size, self.clip, dist.OptimizerKind.adamw(0.02, 0.8, 0.95, 1e-6, 0.1), loss)
 
-    def batches(self) -> list[Any]:
+    def batches(self):
         rng = np.random.default_rng(5)
         batches = [tuple(rng.integers(0, VOCABULARY, (2, 5, 2))) for _ in range(3)]
         batches[1][1][0, 1] = -100

@@ -4,8 +4,6 @@ import dataclasses
 import gc
 import tracemalloc
 import weakref
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,17 +21,17 @@ class Recorder:
     """A hook that keeps what it is told."""
 
     def __init__(self) -> None:
-        self.calls: list[tuple[int, list[Any]]] = []
+        self.calls = []
 
     def on_leaf_grad_ready(self, id: mg.TensorId, grad: Tensor) -> None:
         self.calls.append((int(id), grad.tolist()))
 
 
-def plain(fn: Callable[..., Any], /, *inputs: Any, **kwargs: Any) -> Any:
+def plain(fn, /, *inputs, **kwargs):
     return fn(*inputs, **kwargs)
 
 
-def assert_equal_runs(run: Callable[[Callable[..., Any]], Tensor]) -> None:
+def assert_equal_runs(run) -> None:
     """``run(call)`` gives the same loss, the same gradients and the same hook calls whichever way it calls."""
     seen = []
     for call in (plain, mg.checkpoint):
@@ -68,7 +66,7 @@ def test_random_draws_are_repeated(own_generator: bool) -> None:
     x = leaf(50)
     generators = []
 
-    def run(call: Callable[..., Any]) -> Tensor:
+    def run(call) -> Tensor:
         generator = mg.Generator(3) if own_generator else None
         generators.append(generator)
         y = call(lambda x: F.dropout(F.dropout(x, 0.5, generator=generator).exp(), 0.3, generator=generator), x)
@@ -92,7 +90,7 @@ def test_draws_of_a_generator_made_inside_and_of_one_seeded_anew() -> None:
 def test_nested_checkpoints() -> None:
     x, w = leaf(6, 6), leaf(6, 6, seed=1)
 
-    def run(call: Callable[..., Any]) -> Tensor:
+    def run(call) -> Tensor:
         def inner(h: Tensor, scale: Tensor) -> Tensor:
             return F.dropout((h @ w).tanh(), 0.2) * scale
 
@@ -110,7 +108,7 @@ def test_nested_checkpoints() -> None:
 def test_several_outputs_of_which_some_are_used(used: tuple[int, ...]) -> None:
     x, w = leaf(4), leaf(4, seed=1)
 
-    def run(call: Callable[..., Any]) -> Tensor:
+    def run(call) -> Tensor:
         h, more = call(lambda x: ((x * w).exp(), {"tanh": [(x * x * w).tanh(), "a word"]}), x)
         chosen = [(h, more["tanh"][0])[i] for i in used]
         del h, more
@@ -122,7 +120,7 @@ def test_several_outputs_of_which_some_are_used(used: tuple[int, ...]) -> None:
 def test_an_output_that_is_an_input_and_one_without_gradient() -> None:
     x, w = leaf(4), leaf(4, seed=1)
 
-    def run(call: Callable[..., Any]) -> Tensor:
+    def run(call) -> Tensor:
         y = x * 2
         same, mask, z = call(lambda y: (y, y > 0, (y * w).exp()), y)
         assert same is y and not mask.requires_grad
@@ -190,7 +188,7 @@ def test_a_function_that_is_not_the_same_again() -> None:
         calls.append(1)
         return len(calls) % 2
 
-    wrong: dict[str, Callable[[Tensor], Any]] = {
+    wrong = {
         "other values; it must depend on its inputs, on parameters and": lambda x: (
             x * Tensor(rng.standard_normal(4), dtype=mg.float32)
         ).exp(),

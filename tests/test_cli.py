@@ -3,7 +3,6 @@
 import functools
 import re
 import sys
-from pathlib import Path
 
 import example_scripts
 import pytest
@@ -16,7 +15,7 @@ run = functools.partial(python, "-m", "minigrad")
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+def trained(tmp_path_factory: pytest.TempPathFactory):
     """A folder in which ``minigrad train`` has trained a tiny model, and what it printed."""
     folder = tmp_path_factory.mktemp("trained")
     result = run("train", *TINY, "--steps", 8, cwd=folder)

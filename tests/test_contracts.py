@@ -6,7 +6,6 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +21,7 @@ PUBLIC_PACKAGES = ["minigrad"]
 PUBLIC_PACKAGES += [f"minigrad.{name}" for name in ("nn", "models", "optim", "data", "distributed", "cuda_kernels")]
 
 
-def sources(*folders: str) -> Iterator[tuple[str, str]]:
+def sources(*folders: str):
     """(path relative to the root, text) of the Python files under the folders."""
     for path in house.files(*folders):
         yield path.relative_to(ROOT).as_posix(), house.text(path)
@@ -40,7 +39,7 @@ class Named(NamedTuple):
     typing: bool
 
 
-def imports(source: str, path: str) -> Iterator[Named]:
+def imports(source: str, path: str):
     """The modules that a file imports, and those of the library that strings name.
 
     ``from a import b`` is ``a.b`` where that is a module, or may be one of another library.
@@ -187,7 +186,7 @@ def test_an_injected_circle_of_imports_is_caught() -> None:
 SHARED_CLASSES = {"Event", "Table", "elementwise", "reduce"}
 
 
-def repeated_classes(named: Iterable[tuple[str, str]]) -> list[str]:
+def repeated_classes(named) -> list[str]:
     """Names of public classes that several modules define, but for a Function in ``ops`` with the name of a Module."""
     places: dict[str, list[str]] = {}
     for module, text in named:

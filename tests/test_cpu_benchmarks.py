@@ -2,10 +2,8 @@
 
 import importlib
 import importlib.util
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,14 +16,14 @@ BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 
 
 @pytest.fixture
-def module(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def module(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(BENCHMARKS)
     before = minigrad.get_num_threads()  # contenders set their own
     yield importlib.import_module
     minigrad.set_num_threads(before)
 
 
-def tiny(module: Any) -> Any:
+def tiny(module):
     return module("train_step_contenders").Preset(1, 2, 8, 4, 2, 11)
 
 
@@ -81,7 +79,7 @@ def test_speed_contenders_of_ddp_take_turns_and_what_counts_are_medians(module, 
     ddp = module("ddp_cpu")
     now, played = [0.0], []
 
-    def turn(name: str, *seconds: float) -> Any:
+    def turn(name: str, *seconds: float):
         left = iter(seconds)
 
         def play() -> None:

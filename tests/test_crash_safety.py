@@ -9,9 +9,7 @@ import itertools
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -53,8 +51,8 @@ class Faults:
     def __init__(self, at: int, kind: str) -> None:
         self.at, self.kind, self.count = at, kind, 0
 
-    def wrap(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
+    def wrap(self, name: str, real):
+        def call(*args, **kwargs):
             self.count += 1
             hit = self.count == self.at
             if self.kind == "kill" and self.count >= self.at:
@@ -77,14 +75,14 @@ class Faults:
         return call
 
     @contextlib.contextmanager
-    def installed(self) -> Iterator[None]:
+    def installed(self):
         with pytest.MonkeyPatch.context() as patch:
             for name in CALLS:
                 patch.setattr(os, name, self.wrap(name, getattr(os, name)))
             yield
 
 
-def each_call(kind: str) -> Iterator[Faults]:
+def each_call(kind: str):
     """Faults at the first call, at the second, and so on, until there was no such call any more."""
     for at in itertools.count(1):
         faults = Faults(at, kind)
@@ -151,21 +149,21 @@ class Disk:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.seen: dict[str, Any] = {}
-        self.flushed: dict[int, dict[str, Any]] = {}
+        self.seen = {}
+        self.flushed = {}
         self.folders = [self.seen]  # kept alive: `flushed` knows them by id
-        self.open: dict[int, Any] = {}
+        self.open = {}
 
-    def node(self, path: str | os.PathLike[str]) -> Any:
-        current: Any = self.seen
+    def node(self, path: str | os.PathLike[str]):
+        current = self.seen
         for part in Path(path).relative_to(self.root).parts:
             current = current[part]
         return current
 
-    def parent(self, path: str | os.PathLike[str]) -> tuple[dict[str, Any], str]:
+    def parent(self, path: str | os.PathLike[str]):
         return self.node(Path(path).parent), Path(path).name
 
-    def record(self, call: str, result: Any, arguments: tuple[Any, ...]) -> None:
+    def record(self, call: str, result, arguments) -> None:
         """What a call that succeeded has changed."""
         if call == "mkdir":
             folder, name = self.parent(arguments[0])
@@ -196,7 +194,7 @@ class Disk:
     def materialise(self, target: Path, names_survive: bool, contents: str) -> None:
         """Write the disk after a cut: unflushed names survive or not, unflushed contents are zeros, cut, or kept."""
 
-        def write(node: Any, path: Path) -> None:
+        def write(node, path: Path) -> None:
             if isinstance(node, dict):
                 path.mkdir()
                 for name, child in (node if names_survive else self.flushed.get(id(node), {})).items():
@@ -229,8 +227,8 @@ def test_power_may_be_cut_after_any_call(tmp_path, monkeypatch):
             shutil.rmtree(after)
             checked += 1
 
-    def recorded(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
+    def recorded(name: str, real):
+        def call(*args, **kwargs):
             nonlocal quiet
             if quiet:
                 return real(*args, **kwargs)

@@ -4,7 +4,6 @@ import copy
 import importlib
 import pickle
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from processes import python
@@ -27,7 +26,7 @@ def test_devices_are_shown_by_name() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "gpu", "cpu:1", "cuda:x", "cuda:-1", "CPU", None, 0, "cuda:1:2"])
-def test_unknown_names(name: Any) -> None:
+def test_unknown_names(name) -> None:
     raises(DeviceError, "expected 'cpu', 'cuda' or 'cuda:N'", lambda: Device(name))
 
 
@@ -66,7 +65,7 @@ def test_the_cpu_is_where_tensors_are() -> None:
     assert Device("cpu").kernels.__name__ == "minigrad.cpu_kernels"
 
 
-def test_threads(set_threads: Any) -> None:
+def test_threads(set_threads) -> None:
     set_threads(1)
     assert mg.get_num_threads() == 1
     for bad in (0, -1, 10_000, True, 1.5):

@@ -1,7 +1,5 @@
 """DLPack both ways: the same memory, the same dtypes, and what is refused."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 from harness import needs_torch, torch
@@ -25,7 +23,7 @@ def values(dtype: str) -> np.ndarray:
 
 @pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_numpy_shares_the_memory(dtype: str, view: Any) -> None:
+def test_numpy_shares_the_memory(dtype: str, view) -> None:
     x = view(mg.tensor(values(dtype)))
     base = np.asarray(view(values(dtype)))
     a, y = np.from_dlpack(x), mg.from_dlpack(base)
@@ -38,7 +36,7 @@ def test_numpy_shares_the_memory(dtype: str, view: Any) -> None:
 @needs_torch
 @pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
 @pytest.mark.parametrize("dtype", [*DTYPES, "bfloat16"])
-def test_torch_shares_the_memory(dtype: str, view: Any) -> None:
+def test_torch_shares_the_memory(dtype: str, view) -> None:
     whole = mg.tensor(values("int64")).to(dtype)
     x = view(whole)
     t = torch.from_dlpack(x)
@@ -67,7 +65,7 @@ def test_memory_outlives_its_owner() -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("version", [None, (1, 0)])
-def test_capsules_and_keywords(dtype: str, version: Any) -> None:
+def test_capsules_and_keywords(dtype: str, version) -> None:
     x = mg.ones(3, dtype=dtype)
     name = "dltensor" if version is None else "dltensor_versioned"
     assert f'"{name}"' in repr(x.__dlpack__(max_version=version))
@@ -123,7 +121,7 @@ class Old:
     def __init__(self, device: tuple[int, int]) -> None:
         self.device = device
 
-    def __dlpack__(self, stream: Any = None) -> Any:
+    def __dlpack__(self, stream=None):
         return np.arange(4.0).__dlpack__()
 
     def __dlpack_device__(self) -> tuple[int, int]:

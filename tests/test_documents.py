@@ -6,9 +6,7 @@ import json
 import pkgutil
 import re
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import code_blocks
 import pytest
@@ -86,7 +84,7 @@ def test_an_injected_misquotation_is_caught():
 SPEED = {preset: ROOT / f"benchmarks/results/train_step_cpu_{preset}_zen4.json" for preset in "XSMG"}
 
 
-def speed_cells(report: dict[str, Any]) -> list[str]:
+def speed_cells(report) -> list[str]:
     """What a row of the tables of speed says: times, speed with its middle half, the other speed, memory."""
     ours, eager = report["contenders"]["minigrad"], report["contenders"]["torch-eager"]
     against = report["speed_of_minigrad_against"]
@@ -223,7 +221,7 @@ HOME_OR_WORKPLACE = re.compile(r"(?<![\w./:-])(/[h]ome/\w|/[U]sers/\w|/[r]oot/|/
 SKIPPED_FOLDERS = {".git", "build", "dist"}
 
 
-def tree() -> Iterator[Path]:
+def tree():
     """The files of the project: those that git does not ignore, or all where git is not at hand."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
     try:

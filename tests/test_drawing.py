@@ -3,8 +3,6 @@
 import re
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from refusals import raises
@@ -55,11 +53,11 @@ def wide() -> Tensor:
     return mg.stack([leaf(2) * i for i in range(2, 9)]).sum()
 
 
-GRAPHS: list[Callable[[], Tensor]] = [residual, classifier, wide, lambda: leaf(3).exp().sum(), lambda: leaf(2)]
+GRAPHS = [residual, classifier, wide, lambda: leaf(3).exp().sum(), lambda: leaf(2)]
 
 
 @pytest.mark.parametrize("make", GRAPHS)
-def test_nodes_edges_and_layout(make: Callable[[], Tensor]) -> None:
+def test_nodes_edges_and_layout(make) -> None:
     tensor = make()
     picture = ElementTree.fromstring(mg.draw(tensor))
     boxes, kinds = {}, {}
@@ -121,7 +119,7 @@ def test_what_is_refused() -> None:
     raises(TypeError, "draw expects a tensor, such as a loss, not float", lambda: mg.draw(1.5))
 
 
-def test_save_repr_and_background(tmp_path: Path) -> None:
+def test_save_repr_and_background(tmp_path) -> None:
     picture = mg.draw(leaf(2).exp().sum())
     path = picture.save(tmp_path / "graph.svg")
     assert path.read_text(encoding="utf-8") == picture

@@ -1,8 +1,6 @@
 """``python -m minigrad.env`` reports whatever optional package is broken; the CUDA package says what it lacks."""
 
 import os
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 from processes import python
@@ -17,7 +15,7 @@ def no_simulator(monkeypatch):
     monkeypatch.delenv("NUMBA_ENABLE_CUDASIM", raising=False)
 
 
-def complete(monkeypatch: pytest.MonkeyPatch, driver: Any = lambda: cuda_kernels.Driver((13, 1), 8)) -> None:
+def complete(monkeypatch: pytest.MonkeyPatch, driver=lambda: cuda_kernels.Driver((13, 1), 8)) -> None:
     """The machine has all that is imported, and a driver."""
     monkeypatch.setattr(availability, "driver", driver)
     monkeypatch.setattr(availability, "_import_problem", lambda name: None)
@@ -204,8 +202,8 @@ class FakeDriver:
     def __init__(self, version: int = 12040, devices: int = 1, **errors: int) -> None:
         self.errors, self.values = errors, {"cuDriverGetVersion": version, "cuDeviceGetCount": devices}
 
-    def __getattr__(self, call: str) -> Callable[[Any], int]:
-        def answer(argument: Any) -> int:
+    def __getattr__(self, call: str):
+        def answer(argument) -> int:
             if call in self.values:
                 argument._obj.value = self.values[call]
             return self.errors.get(call, 0)

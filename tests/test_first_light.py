@@ -4,7 +4,6 @@ import importlib
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -41,7 +40,7 @@ def test_out_of_memory(i):
 
 
 @pytest.fixture
-def first_light(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+def first_light(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.syspath_prepend(BENCHMARKS)
     module = importlib.import_module("first_light")
     monkeypatch.setattr(module, "ROOT", tmp_path)
@@ -49,7 +48,7 @@ def first_light(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     return module
 
 
-def group(first_light: Any, name: str, seconds: float = 120.0) -> Any:
+def group(first_light, name: str, seconds: float = 120.0):
     return first_light.test_stage(f"tests: {name}", first_light.collect("test_gpu.py", "-k", name), seconds)
 
 

@@ -3,10 +3,8 @@
 import importlib
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from processes import python
@@ -15,12 +13,12 @@ BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 
 
 @pytest.fixture
-def report(monkeypatch: pytest.MonkeyPatch) -> Any:
+def report(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(BENCHMARKS)
     return importlib.import_module("gpu_report")
 
 
-def command(*arguments: str, simulated: bool) -> subprocess.CompletedProcess[str]:
+def command(*arguments: str, simulated: bool):
     paths = os.pathsep.join(map(str, (BENCHMARKS, BENCHMARKS.parent / "tests/cuda_kernels")))  # of fake_cublaslt
     return python(*arguments, env={"NUMBA_ENABLE_CUDASIM": "1" if simulated else "0", "PYTHONPATH": paths})
 
@@ -159,7 +157,7 @@ def test_the_median_is_of_one_call(report):
     assert 2e-3 <= seconds < 0.1 and first == second == 1 + 1 + 5, done.stderr
 
 
-def fake_entries() -> dict[str, dict[str, Any]]:
+def fake_entries():
     return {
         "machine": {"gpu": "card"},
         "copy rate": {"bytes_per_second": 4e12},
@@ -185,7 +183,7 @@ def test_rates_table_and_file(report, tmp_path):
     path = tmp_path / "report.json"
     seen = []
 
-    def ask(name: str, seconds: float) -> dict[str, Any]:
+    def ask(name: str, seconds: float):
         seen.append(json.loads(path.read_text())["entries"] if path.exists() else None)
         return answers[name]
 

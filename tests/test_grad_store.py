@@ -1,7 +1,5 @@
 """GradStore and TensorId: every method."""
 
-from typing import Any
-
 import pytest
 from refusals import raises
 
@@ -38,7 +36,7 @@ def test_get_by_tensor_and_by_id(params: list[Tensor]) -> None:
 
 
 @pytest.mark.parametrize("key", ["w", 3, None, 1.5])
-def test_other_keys_are_refused(key: Any) -> None:
+def test_other_keys_are_refused(key) -> None:
     store = GradStore()
     for use in (store.get, store.__getitem__, store.contains, store.remove):
         raises(TypeError, "indexed by a Tensor or a TensorId", use, key)

@@ -1,7 +1,6 @@
 """The wheel installs one import name, `minigrad`, and so lives beside Dask's `distributed`."""
 
 import shutil
-import subprocess
 import sys
 import zipfile
 from email.parser import Parser
@@ -26,7 +25,7 @@ FOLDERS = {
 IGNORED = shutil.ignore_patterns("__pycache__", "*.pyc")
 
 
-def pip(*arguments: str) -> subprocess.CompletedProcess[str]:
+def pip(*arguments: str):
     return python("-m", "pip", "--disable-pip-version-check", "--no-input", *arguments)
 
 

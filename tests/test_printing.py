@@ -2,8 +2,6 @@
 
 import re
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +14,7 @@ import minigrad as mg
 
 rng = np.random.default_rng(0)
 
-ARRAYS: dict[str, Any] = {
+ARRAYS = {
     "0-d": np.float32(1.5),
     "0-d int": np.int64(-7),
     "whole": np.float32([1, -2, 3]),
@@ -54,7 +52,7 @@ ARRAYS: dict[str, Any] = {
 }
 
 
-def theirs(array: Any) -> str:
+def theirs(array) -> str:
     return repr(torch.tensor(array)).replace("dtype=torch.", "dtype=")
 
 
@@ -64,7 +62,7 @@ def one_line(text: str) -> str:
 
 
 @pytest.fixture(autouse=True)
-def default_options() -> Iterator[None]:
+def default_options():
     yield
     mg.set_printoptions(profile="default")
     if torch is not None:
@@ -117,7 +115,7 @@ def test_bfloat16() -> None:
     ],
     ids=str,
 )
-def test_options_are_pytorchs(options: Any) -> None:
+def test_options_are_pytorchs(options) -> None:
     mg.set_printoptions(**options)
     torch.set_printoptions(**options)
     for name, array in ARRAYS.items():

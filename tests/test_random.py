@@ -4,8 +4,6 @@ import collections
 import itertools
 import math
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +15,7 @@ from minigrad import Generator, Tensor
 from minigrad.nn import functional as F
 from minigrad.random import default_generator, drawing_from, fresh_seed
 
-DRAWS: dict[str, Callable[..., Tensor]] = {
+DRAWS = {
     "rand": lambda **kw: mg.rand(3, 5, **kw),
     "rand64": lambda **kw: mg.rand(3, 5, dtype="float64", **kw),
     "randn": lambda **kw: mg.randn(4, 7, **kw),
@@ -32,7 +30,7 @@ DRAWS: dict[str, Callable[..., Tensor]] = {
 
 
 @pytest.fixture(autouse=True)
-def _default_generator_as_before() -> Iterator[None]:
+def _default_generator_as_before():
     state = default_generator.state_dict()
     yield
     default_generator.load_state_dict(state)
@@ -46,7 +44,7 @@ def same(x: Tensor, y: Tensor) -> bool:
 
 
 @pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
-def test_the_same_seed_gives_the_same_numbers(draw: Callable[..., Tensor]) -> None:
+def test_the_same_seed_gives_the_same_numbers(draw) -> None:
     mg.manual_seed(7)
     first, second = draw(), draw()
     assert not same(first, second)
@@ -67,7 +65,7 @@ def test_numbers_are_pinned() -> None:
 
 
 @pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
-def test_the_number_of_threads_does_not_matter(draw: Callable[..., Tensor], set_threads: Any) -> None:
+def test_the_number_of_threads_does_not_matter(draw, set_threads) -> None:
     want, large = draw(generator=Generator(3)), mg.randn(1000, 301, generator=Generator(5))
     set_threads(1)
     assert same(draw(generator=Generator(3)), want) and same(mg.randn(1000, 301, generator=Generator(5)), large)
@@ -101,7 +99,7 @@ def test_state_is_saved_and_restored() -> None:
 
 
 @pytest.mark.parametrize("seed", [-1, 2**64, 1.0, "1", None, True])
-def test_seeds_out_of_range(seed: Any) -> None:
+def test_seeds_out_of_range(seed) -> None:
     generator = Generator(5)
     raises(ValueError, r"expected an integer in \[0, 2\*\*64\)", lambda: generator.manual_seed(seed))
     assert generator.state_dict() == {"seed": 5, "offset": 0}
@@ -109,7 +107,7 @@ def test_seeds_out_of_range(seed: Any) -> None:
 
 
 @pytest.mark.parametrize("state", [{"seed": 1, "offset": -1}, {"seed": -1, "offset": 0}, {"seed": 1, "offset": 0.5}])
-def test_a_bad_state_changes_nothing(state: Any) -> None:
+def test_a_bad_state_changes_nothing(state) -> None:
     generator = Generator(5)
     generator.next()
     raises(ValueError, "", generator.load_state_dict, state)
@@ -216,7 +214,7 @@ def test_multinomial_shapes_and_dtypes() -> None:
 
 
 @pytest.mark.parametrize("weights", [[0.0, 0.0], [1.0, -1.0], [1.0, math.nan], [1.0, math.inf], [], 1.0])
-def test_multinomial_refuses_what_has_no_proportions(weights: Any) -> None:
+def test_multinomial_refuses_what_has_no_proportions(weights) -> None:
     raises(ValueError, "finite, non-negative, and not all zero", lambda: mg.multinomial(mg.tensor(weights), 1))
 
 

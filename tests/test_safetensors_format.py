@@ -3,8 +3,6 @@
 import json
 import os
 import time
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,17 +24,17 @@ shapes = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)
 arrays = dtypes.flatmap(lambda dtype: hnp.arrays(dtype, shapes))
 
 
-def file_bytes(header: Any, data: bytes = b"") -> bytes:
+def file_bytes(header, data: bytes = b"") -> bytes:
     raw = header if isinstance(header, bytes) else json.dumps(header).encode()
     return len(raw).to_bytes(8, "little") + raw + data
 
 
-def entry(dtype: Any = "F32", shape: Any = (2,), offsets: Any = (0, 8)) -> dict[str, Any]:
+def entry(dtype="F32", shape=(2,), offsets=(0, 8)):
     return {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets)}
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory):
     return tmp_path_factory.mktemp("round-trip")
 
 
@@ -87,7 +85,7 @@ def test_data_are_aligned(tmp_path):
 
 def test_what_cannot_be_stored_is_refused_and_the_old_file_kept(tmp_path):
     path = save_safetensors(tmp_path / "w", {"a": np.ones(2, np.float32)})
-    refused: list[tuple[Any, str]] = [
+    refused = [
         ({"a": np.array(["text"])}, "unsupported dtype <U4"),
         ({"a": np.array([{}])}, "unsupported dtype object"),
         ({"a": np.ones(1, np.complex64)}, "complex64"),

@@ -5,7 +5,6 @@ import math
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -99,7 +98,7 @@ def test_a_state_that_json_would_change_is_refused(tmp_path):
 
 
 def test_a_state_that_holds_itself_is_refused(tmp_path):
-    state: dict[str, Any] = {"step": 1}
+    state = {"step": 1}
     state["self"] = state
     raises(CheckpointError, "holds itself", lambda: save_checkpoint(tmp_path, {}, state))
 
@@ -232,7 +231,7 @@ def test_a_renamed_checkpoint_is_refused(tmp_path):
     raises(CheckpointError, "holds step 1: it was renamed", lambda: load_checkpoint(tmp_path))
 
 
-def forge(path: Path, **changes: Any) -> None:
+def forge(path: Path, **changes) -> None:
     """Rewrite a manifest with a valid checksum of its own, as an attacker would."""
     manifest = {**json.loads((path / "manifest.json").read_bytes()), **changes}
     del manifest["sha256"]

@@ -3,7 +3,6 @@
 import copy
 import functools
 import operator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -76,7 +75,7 @@ def test_numpy_operands_on_either_side() -> None:
 
 
 @pytest.mark.parametrize("other", ["a", None, {}, 1j, object()])
-def test_operands_that_do_not_combine(other: Any) -> None:
+def test_operands_that_do_not_combine(other) -> None:
     for use in (operator.add, operator.mul, operator.lt, operator.matmul):
         with pytest.raises(TypeError):
             use(mg.ones(2), other)

@@ -4,7 +4,6 @@ This is what ``.ci/verifytypes`` asks, as far as it shows without pyright.
 """
 
 import ast
-from collections.abc import Iterable, Iterator
 
 import house
 
@@ -15,7 +14,7 @@ def public(name: str) -> bool:
     return not name.startswith("_") or (name.startswith("__") and name.endswith("__"))
 
 
-def statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+def statements(body: list[ast.stmt]):
     """Those of a module or class, also under ``if``, ``try`` and ``with``."""
     for statement in body:
         yield statement
@@ -36,7 +35,7 @@ def declared(cls: ast.ClassDef) -> set[str]:
     return {getattr(target, "id", None) or attribute(target) or "" for target in targets}
 
 
-def setters(trees: Iterable[ast.Module]) -> set[str]:
+def setters(trees) -> set[str]:
     """The names of properties that may be set, of any class: those of a base class have their type there."""
     functions = [node for tree in trees for node in ast.walk(tree) if isinstance(node, Function)]
     return {f.name for f in functions if f"{f.name}.setter" in map(ast.unparse, f.decorator_list)}
@@ -53,7 +52,7 @@ def is_cuda_kernel(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     return any(getattr(maker, "attr", getattr(maker, "id", "")) == "kernel" for maker in made_by)
 
 
-def untyped_values(body: list[ast.stmt], owner: str) -> Iterator[str]:
+def untyped_values(body: list[ast.stmt], owner: str):
     """Variables without an annotation. Constants in capitals, type aliases, literals and second names need none."""
     stated = {ast.unparse(statement.target) for statement in statements(body) if isinstance(statement, ast.AnnAssign)}
     for statement in statements(body):
@@ -66,7 +65,7 @@ def untyped_values(body: list[ast.stmt], owner: str) -> Iterator[str]:
                         yield f"{owner}{name.id}"
 
 
-def untyped_attributes(cls: ast.ClassDef, owner: str, known: set[str]) -> Iterator[str]:
+def untyped_attributes(cls: ast.ClassDef, owner: str, known: set[str]):
     """Attributes that a method sets. One that only ever is a typed parameter has its type."""
     known = known | declared(cls)
     for method in cls.body:

@@ -1,7 +1,6 @@
 """no_grad, enable_grad, set_grad_enabled."""
 
 from functools import partial
-from typing import Any
 
 import pytest
 from graph_cases import leaf
@@ -14,7 +13,7 @@ SET = partial(mg.set_grad_enabled, False), partial(mg.set_grad_enabled, True)
 
 
 @pytest.mark.parametrize(("off", "on"), [(mg.no_grad, mg.enable_grad), SET], ids=["no_grad", "set_grad_enabled"])
-def test_modes_nest(off: Any, on: Any) -> None:
+def test_modes_nest(off, on) -> None:
     x = leaf(2)
     assert mg.is_grad_enabled()
     with off():
@@ -60,7 +59,7 @@ def test_modes_as_decorators() -> None:
 
 
 def test_generator_and_coroutine_functions_are_refused() -> None:
-    def generator() -> Any:
+    def generator():
         yield 1
 
     async def coroutine() -> None: ...

@@ -1,7 +1,6 @@
 """Elementwise functions in chunks: NumPy's own bits, whatever the layout, the dtype and the number of threads."""
 
 import os
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,13 +17,13 @@ ROWS, COLUMNS = 517, 771  # no multiple of a chunk
 SPECIAL = (np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-45, 3e38)
 
 
-def values(dtype: Any, shape: tuple[int, ...] = (ROWS, COLUMNS)) -> np.ndarray:
+def values(dtype, shape: tuple[int, ...] = (ROWS, COLUMNS)) -> np.ndarray:
     """Numbers around 0, with those that formulas go wrong for."""
     with np.errstate(over="ignore"):  # in float16
         return _values(dtype, shape)
 
 
-def _values(dtype: Any, shape: tuple[int, ...]) -> np.ndarray:
+def _values(dtype, shape: tuple[int, ...]) -> np.ndarray:
     x = np.asarray(RNG.normal(0, 4, shape)).astype(dtype)
     if x.dtype.kind == "f":
         x.reshape(-1)[: len(SPECIAL)] = np.asarray(SPECIAL).astype(dtype)
@@ -38,7 +37,7 @@ APART = ("add_into", "assign", "cast", "erf")
 FUNCTIONS = [(f, n) for f in FAMILIES for n in vars(getattr(plain_kernels, f)) if n[0] != "_" and n not in APART]
 
 
-def inputs_of(family: str, name: str, dtype: Any) -> list[Any]:
+def inputs_of(family: str, name: str, dtype):
     function = getattr(getattr(plain_kernels, family), name)
     if isinstance(ufunc := getattr(function, "__wrapped__", function), np.ufunc):
         return [values(dtype) for _ in range(ufunc.nin)]
@@ -59,7 +58,7 @@ def same(found: np.ndarray, expected: np.ndarray) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "int32", "float16", bfloat16, ">f4"])
 @pytest.mark.parametrize(("family", "name"), FUNCTIONS)
-def test_every_function_has_the_bits_of_the_plain_one(family: str, name: str, dtype: Any) -> None:
+def test_every_function_has_the_bits_of_the_plain_one(family: str, name: str, dtype) -> None:
     plain = getattr(getattr(plain_kernels, family), name)
     inputs = inputs_of(family, name, dtype)
     try:
@@ -98,7 +97,7 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("function", [np.subtract, np.maximum, np.less, lambda x, y: x * y - x / 2])
-def test_layouts(function: Any, layout: str) -> None:
+def test_layouts(function, layout: str) -> None:
     x, y = LAYOUTS[layout](values(np.float32))
     with np.errstate(all="ignore"):
         expected = function(x, y)
@@ -128,7 +127,7 @@ def test_sums_in_place_and_memory_that_is_shared() -> None:
 
 @pytest.mark.parametrize("target", [np.float16, bfloat16, np.float64, np.int64, bool])
 @pytest.mark.parametrize("source", [np.float32, np.float16, bfloat16, np.float64, np.int64, bool])
-def test_conversions(source: Any, target: Any) -> None:
+def test_conversions(source, target) -> None:
     x = values(np.float32)
     if np.dtype(target).kind == "i":
         x = np.nan_to_num(x, posinf=7, neginf=-7).clip(-1000, 1000)

@@ -1,7 +1,5 @@
 """A kernel gives the same bits in every process, whatever that process compiled or took from the cache before."""
 
-from pathlib import Path
-
 import pytest
 from numba.core.caching import IndexDataCacheFile
 from numba.core.codegen import JITCodeLibrary
@@ -26,7 +24,7 @@ print([results[N] for N in sorted(results)])
 """
 
 
-def bits(cache: Path, *rows: int) -> str:
+def bits(cache, *rows: int) -> str:
     return python("-c", SCRIPT, *rows, env={"MINIGRAD_CACHE_DIR": str(cache)}, check=True).stdout
 
 

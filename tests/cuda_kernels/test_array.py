@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import sys
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -203,7 +202,7 @@ class FakeCupy:
         self.data, self.device = SimpleNamespace(ptr=x.ctypes.data), SimpleNamespace(id=0)
 
     @staticmethod
-    def from_dlpack(x: Any) -> FakeCupy:
+    def from_dlpack(x) -> FakeCupy:
         capsule = x.__dlpack__(max_version=(1, 0))
         y = np.from_dlpack(OnCpu(capsule))
         return FakeCupy(np.lib.stride_tricks.as_strided(y, y.shape, y.strides))
@@ -213,7 +212,7 @@ class FakeCupy:
         raw = np.ctypeslib.as_array(ctypes.cast(x.pointer, ctypes.POINTER(ctypes.c_uint8)), (x.nbytes,))
         return FakeCupy(np.lib.stride_tricks.as_strided(raw.view(x.dtype), x.shape, x.strides))
 
-    def __dlpack__(self, max_version: Any = None, copy: Any = None, **_: Any) -> Any:
+    def __dlpack__(self, max_version=None, copy=None, **_):
         x = self.x.copy() if copy else self.x
         return x.__dlpack__(max_version=max_version)
 
@@ -221,10 +220,10 @@ class FakeCupy:
 class Producer:
     """What another library shares: a capsule of CUDA memory."""
 
-    def __init__(self, capsule: Any) -> None:
+    def __init__(self, capsule) -> None:
         self.capsule = capsule
 
-    def __dlpack__(self, **_: Any) -> Any:
+    def __dlpack__(self, **_):
         return self.capsule
 
     def __dlpack_device__(self) -> tuple[int, int]:

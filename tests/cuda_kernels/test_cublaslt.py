@@ -4,9 +4,7 @@ import ctypes
 import gc
 import itertools
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +27,7 @@ pytestmark = pytest.mark.skipif(
 TOLERANCE = {bf16: 2**-8, f16: 2**-11, f32: 1e-6, f64: 1e-13}
 
 
-def check(y: Any, expected: np.ndarray) -> None:
+def check(y, expected: np.ndarray) -> None:
     tolerance = TOLERANCE[y.dtype.type]
     np.testing.assert_allclose(
         array.to_host(y).astype("f8"), expected, rtol=tolerance, atol=tolerance * np.abs(expected).max(initial=1)
@@ -37,7 +35,7 @@ def check(y: Any, expected: np.ndarray) -> None:
 
 
 @pytest.fixture(autouse=True)
-def restored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+def restored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(choices, "_gemm", None)
     monkeypatch.setenv("MINIGRAD_CACHE_DIR", str(tmp_path))
     monkeypatch.delenv("MINIGRAD_GEMM", raising=False)
@@ -47,7 +45,7 @@ def restored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCublasLt]:
+def fake(monkeypatch: pytest.MonkeyPatch):
     """The library, and nothing else multiplies."""
     made = FakeCublasLt()
     with monkeypatch.context() as patch:
@@ -56,7 +54,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCublasLt]:
         patch.setattr(cublaslt, "WORKSPACE", 4096)
         original = launch.Kernel.launch
 
-        def refuse(self: Any, *args: Any, **settings: Any) -> None:
+        def refuse(self, *args, **settings) -> None:
             assert not self.name.startswith(("simt", "tensor_core", "hopper")), self.name
             original(self, *args, **settings)
 
@@ -81,7 +79,7 @@ def test_layouts(layout_a: str, layout_b: str, fake: FakeCublasLt) -> None:
 
 
 @pytest.mark.parametrize("dtype", [bf16, f16, f32, f64])
-def test_epilogues(dtype: Any, fake: FakeCublasLt) -> None:
+def test_epilogues(dtype, fake: FakeCublasLt) -> None:
     """Fused where the library has it; in a pass of our own elsewhere (6 columns; GELU of float32)."""
     for N in (8, 6):
         check_epilogues(check, *(draw(*shape, dtype=dtype) for shape in ((3, 4), (4, N), (N,), (3, N))))
@@ -276,13 +274,13 @@ def test_the_real_library_takes_every_descriptor(monkeypatch: pytest.MonkeyPatch
     class Mixed:
         """The real library's descriptors; the heuristic and the products are the fake's."""
 
-        def __getattr__(self, name: str) -> Any:
+        def __getattr__(self, name: str):
             return getattr(real, name)
 
-        def cublasLtCreate(self, handle: Any) -> int:
+        def cublasLtCreate(self, handle) -> int:
             return 0
 
-        def cublasLtMatmulAlgoGetHeuristic(self, lt: Any, description: Any, *rest: Any) -> int:
+        def cublasLtMatmulAlgoGetHeuristic(self, lt, description, *rest) -> int:
             value, size = ctypes.c_uint32(), ctypes.c_size_t()
             status = real.cublasLtMatmulDescGetAttribute(
                 description, cublaslt.EPILOGUE, ctypes.byref(value), ctypes.c_size_t(4), ctypes.byref(size)
@@ -292,7 +290,7 @@ def test_the_real_library_takes_every_descriptor(monkeypatch: pytest.MonkeyPatch
             rest[-1]._obj.value = 1
             return 0
 
-        def cublasLtMatmul(self, *arguments: Any) -> int:
+        def cublasLtMatmul(self, *arguments) -> int:
             return 0
 
     monkeypatch.setattr(cublaslt, "library", Mixed)

@@ -1,7 +1,5 @@
 """Attention of half floats on tensor cores against NumPy in float64, and where other kernels compute it."""
 
-from typing import Any
-
 import ml_dtypes
 import numpy as np
 import pytest
@@ -26,7 +24,7 @@ RNG = np.random.default_rng(0)
     ],
 )
 def test_forward(
-    dtype: Any, H: int, Hkv: int, Tq: int, Tk: int, D: int, causal: bool, packed: bool,
+    dtype, H: int, Hkv: int, Tq: int, Tk: int, D: int, causal: bool, packed: bool,
     launched: list[str], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(attention, "SMALL", 0)
@@ -75,7 +73,7 @@ F16, BF16 = minigrad.float16, minigrad.bfloat16
     ],
 )
 def test_gradients(
-    dtype: Any, capability: tuple[int, int], small: int, shapes: tuple[tuple[int, ...], ...], causal: bool,
+    dtype, capability: tuple[int, int], small: int, shapes: tuple[tuple[int, ...], ...], causal: bool,
     launched: list[str], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Of the operation: halves in and out, whichever kernels compute."""

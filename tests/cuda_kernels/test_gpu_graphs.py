@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import gc
 import threading
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +19,7 @@ pytestmark = pytest.mark.gpu
 LAYERS, HEADS, WIDTH, BLOCK, VOCABULARY, BATCH = 2, 2, 128, 128, 512, 4
 
 
-def train(captured: bool, kind: str) -> tuple[list[Any], list[bytes]]:
+def train(captured: bool, kind: str):
     mg.manual_seed(0)
     config = GPT2Config(
         block_size=BLOCK, vocab_size=VOCABULARY, n_layer=LAYERS, n_head=HEADS, n_embd=WIDTH, dropout=0.1

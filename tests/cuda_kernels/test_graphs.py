@@ -2,7 +2,6 @@
 
 import contextlib
 import gc
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -105,7 +104,7 @@ def test_an_optimizer_whose_scalars_would_be_those_of_the_capture_refuses() -> N
 
 
 I = np.array([0, 2, 1])
-FORBIDDEN: list[tuple[str, str, Callable[[mg.Tensor, mg.Tensor], Any]]] = [
+FORBIDDEN = [
     ("item", "read it after the launch", lambda x, i: x.sum().item()),
     ("tolist", "read it after the launch", lambda x, i: x.tolist()),
     ("to", "read it after the launch", lambda x, i: x.to(device="cpu")),
@@ -148,9 +147,7 @@ def leaf(x: mg.Tensor) -> mg.Tensor:
 
 
 @pytest.mark.parametrize(("name", "remedy", "action"), FORBIDDEN)
-def test_what_a_launch_could_not_do_again_raises_and_the_device_goes_on(
-    name: str, remedy: str, action: Callable[..., Any]
-) -> None:
+def test_what_a_launch_could_not_do_again_raises_and_the_device_goes_on(name: str, remedy: str, action) -> None:
     x, i = on_gpu(drawn(3)), on_gpu(I)
     action(x.clone(), i)  # what kernels keep for themselves is there now
     assert (x * 2.0).sum().tolist() is not None
@@ -194,7 +191,7 @@ def test_what_a_launch_could_not_do_again_raises_and_the_device_goes_on(
         lambda x, i: (x + x).masked_fill_(x > 0, 0.5) + with_set(x - 1, x > 0, 0.5),
     ],
 )
-def test_what_takes_the_place_of_them_is_captured(function: Callable[..., mg.Tensor]) -> None:
+def test_what_takes_the_place_of_them_is_captured(function) -> None:
     x, i = on_gpu(drawn(3)), on_gpu(I)
     graph = cuda.Graph()
     with graph.capture():
@@ -340,7 +337,7 @@ def test_a_launch_that_uses_memory_that_is_gone_is_an_error_in_the_simulator() -
         lambda x, i: (F.one_hot(i, 4) * x[:3]).sum(),
     ],
 )
-def test_an_index_out_of_range_goes_nowhere(loss: Callable[..., mg.Tensor], bad: int) -> None:
+def test_an_index_out_of_range_goes_nowhere(loss, bad: int) -> None:
     """Forward and backward stay within their arrays, which the simulator checks; good indices count as ever."""
     x, i = on_gpu(drawn(4, 4)).requires_grad_(), on_gpu(np.array([0, 3, 1]))
     loss(x, i).backward()
@@ -419,15 +416,13 @@ def test_captured_steps_of_gpt2_are_the_eager_ones_bit_for_bit(count: int) -> No
     assert eager[2][1] == captured[2][1] and same_bits([*eager[2][0].values()], [*captured[2][0].values()])
 
 
-def linear_trainer(**settings: Any) -> tuple[nn.Module, SimpleTrainer, Callable[..., mg.Tensor]]:
+def linear_trainer(**settings: Any):
     model = mlp(p=0.2)
     trainer = SimpleTrainer(TrainingConfig(learning_rate=0.1, **settings))
     return model, trainer, lambda x: model(x).pow(2).mean()
 
 
-def stepper(
-    captured: bool, trainer: SimpleTrainer, model: nn.Module, loss_of: Callable[..., mg.Tensor], **options: Any
-) -> Callable[..., Any]:
+def stepper(captured: bool, trainer: SimpleTrainer, model: nn.Module, loss_of, **options: Any):
     """The captured step, or the same by hand."""
     if captured:
         return trainer.capture(loss_of, model.named_parameters(), **options)

@@ -1,7 +1,6 @@
 """TMA, mbarriers and wgmma in the simulator: where values lie, by the PTX manual, and what forgotten waits do."""
 
 import itertools
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -20,7 +19,7 @@ bf16 = ml_dtypes.bfloat16
 SHARED = 64 << 10  # bytes
 
 
-def map_of(x: Any, rows: int, depth: int = 1) -> TensorMap:
+def map_of(x, rows: int, depth: int = 1) -> TensorMap:
     """Boxes of rows of 64 elements of an array (z, y, x)."""
     z, y, x_size = x.shape
     return TensorMap(x.pointer, x.dtype.name, (x_size, y, z), (x.strides[1], x.strides[0]), (64, rows, depth), 0)
@@ -87,7 +86,7 @@ def copied(
     """What a thread reads of a box of 8 rows that thread 0 lets TMA copy."""
     x = array.from_host(np.arange(1, 513, dtype=np.float32).astype(bf16).reshape(1, 8, 64))
 
-    def copy(y: Any, source: Any) -> None:
+    def copy(y, source) -> None:
         memory = cuda.shared.array(0, np.uint64)
         state = cuda.shared.array(1, np.uint64, alignment=16)
         t = cuda.threadIdx.x
@@ -141,7 +140,7 @@ def test_mistakes_with_barriers_are_found() -> None:
 def test_phases_alternate() -> None:
     """Two threads hand a value to and fro; each waits for the other's barrier, at both parities."""
 
-    def pass_on(y: Any) -> None:
+    def pass_on(y) -> None:
         state = cuda.shared.array(2, np.uint64, alignment=16)
         t = cuda.threadIdx.x
         mine, other = (ptx.shared_address(state, place) for place in ((0, 1) if t == 0 else (1, 0)))
@@ -167,7 +166,7 @@ def test_phases_alternate() -> None:
 # wgmma ----------------------------------------------------------------------------------------------------------------
 
 
-def layout(shape: Any, strides: Any, i: int) -> int:
+def layout(shape, strides, i: int) -> int:
     """A CuTe layout's index of element i, the first of nested dimensions the fastest."""
     found = 0
     for n, stride in zip(shape, strides, strict=True):
@@ -190,9 +189,7 @@ LAYOUTS = [
 
 
 @pytest.mark.parametrize(("kind", "mode", "bits", "leading", "stride", "exact"), LAYOUTS)
-def test_descriptors_say_where_operands_lie(
-    kind: str, mode: int, bits: int, leading: int, stride: int, exact: Any
-) -> None:
+def test_descriptors_say_where_operands_lie(kind: str, mode: int, bits: int, leading: int, stride: int, exact) -> None:
     start = 4096
     descriptor = start >> 4 | leading * 2 >> 4 << 16 | stride * 2 >> 4 << 32 | mode << 62
     (rows, depth), (row_strides, depth_strides) = exact
@@ -212,7 +209,7 @@ def test_descriptors_without_meaning() -> None:
 def product(
     kinds: str = "kk",
     columns: int = 128,
-    dtype: Any = bf16,
+    dtype=bf16,
     steps: tuple[str, ...] = ("fence", "commit", "wait"),
     odd_thread: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -224,7 +221,7 @@ def product(
     strides = {"k": 1 << 16 | 64 << 32, "o": 2048 >> 4 << 16 | 64 << 32}
     multiply = hopper_ptx.wgmma(np.dtype(dtype).name, columns, kinds)
 
-    def compute(y: Any, a_map: Any, b_map: Any) -> None:
+    def compute(y, a_map, b_map) -> None:
         memory = cuda.shared.array(0, np.uint64)
         state = cuda.shared.array(1, np.uint64, alignment=16)
         t = cuda.threadIdx.x
@@ -290,7 +287,7 @@ def test_the_threads_of_a_warpgroup_agree() -> None:
 
     sums = {}
 
-    def half(y: Any) -> None:
+    def half(y) -> None:
         t = cuda.threadIdx.x
         sums[t] = hopper_ptx.zeros(64)()
         hopper_ptx.wgmma_fence()

@@ -1,7 +1,5 @@
 """Products by TMA and wgmma against NumPy in float64: layouts, edges, batches, divided sums, epilogues, mistakes."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 from product_cases import RNG, bf16, check_epilogues, f16, f32, product, stored
@@ -21,7 +19,7 @@ if memory.capability(0) != (9, 0):
     pytest.skip("compute capability 9.0 has TMA and wgmma, no other has both", allow_module_level=True)
 
 
-def draw(*shape: int, dtype: Any = bf16) -> np.ndarray:
+def draw(*shape: int, dtype=bf16) -> np.ndarray:
     return RNG.standard_normal(shape).astype(dtype)
 
 
@@ -29,7 +27,7 @@ def padded(n: int) -> int:
     return -(-n // 8) * 8
 
 
-def aligned(x: np.ndarray, kind: str) -> Any:
+def aligned(x: np.ndarray, kind: str):
     """The same where rows (or columns) begin at multiples of 16 bytes, with NaN between them."""
     if kind == "columns":
         return aligned(x.swapaxes(-1, -2), "rows").swapaxes(-1, -2)
@@ -38,13 +36,13 @@ def aligned(x: np.ndarray, kind: str) -> Any:
     return array.from_host(room)[..., : x.shape[-1]]
 
 
-def compute(p: Any) -> None:
+def compute(p) -> None:
     """The product by the kernels of this engine."""
     assert hopper.supports(p)
     hopper.multiply(p)
 
 
-def multiply(a: Any, b: Any, dtype: Any = f32, **more: Any) -> Any:
+def multiply(a, b, dtype=f32, **more):
     """a b into a new array, on arrays of the device."""
     shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
     y = array.empty(shape, dtype, 0)
@@ -58,7 +56,7 @@ def use(monkeypatch: pytest.MonkeyPatch, columns: int, splits: int = 1) -> None:
 
 @pytest.mark.parametrize("dtype", [bf16, f32])
 @pytest.mark.parametrize("layouts", ["kk", "ko", "ok", "oo"])
-def test_layouts(layouts: str, dtype: Any, launched: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layouts(layouts: str, dtype, launched: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Operands of any transposition are read where they are; all boxes of a tile and both consumers have work."""
     use(monkeypatch, 256)
     a, b = draw(72, 136), draw(136, 200)
@@ -80,7 +78,7 @@ def test_layouts(layouts: str, dtype: Any, launched: list[str], monkeypatch: pyt
         (5, 131, 129, "rows", "columns", f16),
     ],
 )
-def test_any_sizes(M: int, N: int, K: int, a_kind: str, b_kind: str, dtype: Any) -> None:
+def test_any_sizes(M: int, N: int, K: int, a_kind: str, b_kind: str, dtype) -> None:
     """What lies beside the operands in memory, NaN here, has no influence."""
     a, b = draw(M, K, dtype=dtype), draw(K, N, dtype=dtype)
     check(multiply(aligned(a, a_kind), aligned(b, b_kind), dtype), product(a, b))
@@ -125,7 +123,7 @@ def test_divided_sums_have_the_same_bits_at_each_run(launched: list[str], monkey
 
 
 @pytest.mark.parametrize(("dtype", "N", "splits"), [(bf16, 40, 1), (f16, 5, 1), (bf16, 8, 2)])
-def test_epilogues(dtype: Any, N: int, splits: int, launched: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_epilogues(dtype, N: int, splits: int, launched: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, 128, splits)
     monkeypatch.setattr(choices, "_gemm", "hopper")
     check_epilogues(check, *(draw(*s, dtype=dtype) for s in ((9, 72), (72, N), (N,), (9, N))), ("rows", "columns"))
@@ -141,7 +139,7 @@ def test_values_of_the_ends() -> None:
 
 
 def test_which_products_it_supports(monkeypatch: pytest.MonkeyPatch) -> None:
-    def supports(a: Any, b: Any, dtype: Any = bf16) -> bool:
+    def supports(a, b, dtype=bf16) -> bool:
         shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
         return hopper.supports(problem(array.empty(shape, dtype, 0), a, b))
 
@@ -231,11 +229,11 @@ def test_large_sizes(M: int, N: int, K: int, layouts: str) -> None:
 needs_simulator = pytest.mark.skipif(not simulated(), reason="NUMBA_ENABLE_CUDASIM=1 selects the simulator")
 
 
-def nothing(*_: Any) -> None:
+def nothing(*_) -> None:
     """Instead of an instruction."""
 
 
-def wait_for_the_other_phase(address: Any, parity: Any, wait: Any = hopper_ptx.mbarrier_wait) -> None:
+def wait_for_the_other_phase(address, parity, wait=hopper_ptx.mbarrier_wait) -> None:
     wait(address, parity ^ 1)
 
 
@@ -259,7 +257,7 @@ def small() -> None:
     ],
 )
 def test_a_forgotten_or_wrong_step_is_found(
-    name: str, replacement: Any, problem: str, monkeypatch: pytest.MonkeyPatch
+    name: str, replacement, problem: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use(monkeypatch, 128)
     monkeypatch.setattr(hopper_ptx, name, replacement)

@@ -4,9 +4,7 @@ The elementwise optimizers round as the CPU's kernels do, so their bits are equa
 global norm, are sums in another order.
 """
 
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 import pytest
@@ -63,9 +61,7 @@ def compare(found: np.ndarray, expected: np.ndarray, exact: bool) -> None:
         np.testing.assert_allclose(found, expected, rtol=0, atol=8 * eps * np.max(np.abs(expected), initial=0))
 
 
-def stepped(
-    name: str, first: list[np.ndarray], steps: list[list[np.ndarray]], **options: Any
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def stepped(name: str, first: list[np.ndarray], steps: list[list[np.ndarray]], **options):
     """Pairs (GPU's, CPU's) of the parameters after the ``steps``, whose gradients are the last ones', and of the state.
 
     Each step has a learning rate of its own.
@@ -107,7 +103,7 @@ def test_adam_with_the_other_form_of_lerp_and_many_steps() -> None:
 
 @pytest.mark.parametrize("name", ["AdamW", "SGD momentum"])
 @pytest.mark.parametrize("dtype", [minigrad.float16, minigrad.bfloat16], ids=str)
-def test_half_parameters_are_the_cpus(dtype: Any, name: str) -> None:
+def test_half_parameters_are_the_cpus(dtype, name: str) -> None:
     first, *steps = ([x.astype(dtype) for x in draw(SHAPES, "float32", seed)] for seed in range(3))
     for found, expected in stepped(name, first, steps):
         assert found.tobytes() == expected.tobytes()
@@ -237,7 +233,7 @@ def test_nan_infinity_other_layouts_and_dtypes() -> None:
         assert grad_norm.sum_of_squares([found]) == pytest.approx(sum_, rel=1e-6)
 
 
-def both(run: Callable[[Any, list[Any]], Any], xs: list[np.ndarray]) -> tuple[list[np.ndarray], Any, Any]:
+def both(run, xs: list[np.ndarray]):
     """``run(grad_norm, arrays)`` on both backends: the GPU's arrays, which are the CPU's, and both results."""
     there, here = [from_host(x) for x in xs], [x.copy() for x in xs]
     found, expected = run(cuda_kernels.grad_norm, there), run(plain_kernels.grad_norm, here)
@@ -289,7 +285,7 @@ def test_clip_leaves_what_is_not_finite(bad: float) -> None:
 
 
 def test_an_array_given_twice_counts_twice_and_is_changed_once() -> None:
-    def run(family: Any, a: list[Any]) -> Any:
+    def run(family, a):
         return family.clip_([a[0], a[1], a[0]], 1.0, 0.0)
 
     back, norm, expected = both(run, [np.full(4, 2, np.float32), np.full(1, 2, np.float32)])
@@ -417,7 +413,7 @@ def test_an_address_is_a_pointer_to_elements_of_its_type(name: str) -> None:
     pointer = getattr(ptx, f"pointer_{name}")
 
     @kernel("int64*", threads=32, registers=32, name=f"second_of_{name}")
-    def second(addresses: Any) -> None:
+    def second(addresses) -> None:
         if cuda.threadIdx.x == 0:
             pointer(addresses[1])[1] = pointer(addresses[0])[1]
 

@@ -1,8 +1,5 @@
 """Whole training runs and generated text are the CPU's on the device "cuda"."""
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pytest
 from harness import host
@@ -15,15 +12,15 @@ from minigrad.optim import AdamW, clip_grad_norm
 from minigrad.tools.step_memory import memory_report
 
 
-def gpt2() -> Any:
+def gpt2():
     return GPT2(GPT2Config(vocab_size=11, block_size=8, n_layer=2, n_head=2, n_embd=8, dropout=0.1))
 
 
-def llama() -> Any:
+def llama():
     return Llama(LlamaConfig(vocab_size=11, block_size=8, n_layer=1, n_head=2, n_kv_head=1, n_embd=8, n_inner=12))
 
 
-def train(make: Callable[[], Any], device: str, steps: int) -> tuple[list[float], list[float], dict[str, np.ndarray]]:
+def train(make, device: str, steps: int) -> tuple[list[float], list[float], dict[str, np.ndarray]]:
     """Losses, gradient norms, and the weights at the end."""
     mg.manual_seed(1)
     model = make().to(device=device)
@@ -42,7 +39,7 @@ def train(make: Callable[[], Any], device: str, steps: int) -> tuple[list[float]
 
 
 @pytest.mark.parametrize(("make", "steps"), [(gpt2, 10), (llama, 3)], ids=["GPT-2", "Llama"])
-def test_training_follows_the_cpu(make: Callable[[], Any], steps: int) -> None:
+def test_training_follows_the_cpu(make, steps: int) -> None:
     losses, norms, weights = train(make, "cuda", steps)
     expected_losses, expected_norms, expected_weights = train(make, "cpu", steps)
     np.testing.assert_allclose(losses, expected_losses, rtol=2e-5)
@@ -94,7 +91,7 @@ def test_logits_that_are_not_finite_are_refused(bad: list[float], top_k: int | N
         generation.sample(logits, 1.0, top_k, top_p, None)
 
 
-def test_saving_and_loading_pass_through_the_host(tmp_path: Any) -> None:
+def test_saving_and_loading_pass_through_the_host(tmp_path) -> None:
     from minigrad.serialization import load_safetensors, save_safetensors
 
     mg.manual_seed(8)

@@ -9,7 +9,6 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -153,7 +152,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def server(tmp_path, monkeypatch) -> Iterator[Server]:
+def server(tmp_path, monkeypatch):
     for variable in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(variable, raising=False)
     with Server(("127.0.0.1", 0), Handler) as server:

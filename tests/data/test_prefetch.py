@@ -4,7 +4,6 @@ import gc
 import threading
 import time
 import traceback
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,7 +30,7 @@ class Counting:
         self.n, self.made = n, 0
         self.changed = threading.Condition()
 
-    def __iter__(self) -> Iterator[int]:
+    def __iter__(self):
         while self.n is None or self.made < self.n:
             with self.changed:
                 self.made += 1
@@ -64,7 +63,7 @@ def test_it_is_ahead_by_depth_batches_and_no_more() -> None:
 
 
 def test_an_error_of_the_loader_comes_in_its_turn_with_its_traceback() -> None:
-    def broken_loader() -> Iterator[int]:
+    def broken_loader():
         yield 0
         raise OSError("the disk is gone")
 

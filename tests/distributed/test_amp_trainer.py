@@ -1,7 +1,6 @@
 """AmpTrainer: float32 where it matters, one decision on all ranks, and boostr's defects mended, each with a test."""
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +25,7 @@ class Line(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(np.full((4, 1), 1e-3, np.float32))
 
-    def loss(self, x: Any) -> Tensor:
+    def loss(self, x) -> Tensor:
         return (Tensor(np.asarray(x, np.float32)) @ self.weight).float().mean() * 1e-3
 
 
@@ -45,7 +44,7 @@ def line(
     return net, dist.AmpTrainer(config, fp16(strategy), comm, SGD(net.named_parameters(), lr=lr))
 
 
-def feed(trainer: dist.AmpTrainer, net: nn.Module, *batch: Any) -> dist.TrainingMetrics | None:
+def feed(trainer: dist.AmpTrainer, net: nn.Module, *batch) -> dist.TrainingMetrics | None:
     with trainer.autocast():
         loss = net.loss(*batch)
     return trainer.backward_and_step(loss, net.named_parameters())
@@ -198,7 +197,7 @@ class Net(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.last(self.norm(self.first(x)).relu())
 
-    def loss(self, x: Any, y: Any) -> Tensor:
+    def loss(self, x, y) -> Tensor:
         return nn.functional.cross_entropy(self(Tensor(x)), Tensor(y))
 
 
@@ -250,7 +249,7 @@ def test_overrides_keep_an_operation_in_float32() -> None:
     net, trainer = make_net(), dist.AmpTrainer()
     x = minigrad.ones(2, 6)
 
-    def dtypes() -> tuple[Any, Any]:
+    def dtypes():
         with trainer.autocast():
             return net.first(x).dtype, net.last(minigrad.ones(2, 16)).dtype
 

@@ -2,7 +2,6 @@
 
 import time
 from functools import partial
-from typing import Any
 
 import block_trainer_nets as nets
 import numpy as np
@@ -33,7 +32,7 @@ def test_must_weight_identity_after_every_step_and_when_broken(comm: dist.Thread
 
 
 def test_must_mean_semantics_means_of_1_and_5_with_3_and_1_samples_give_2():
-    def body(comm: dist.ThreadCommunicator) -> Any:
+    def body(comm: dist.ThreadCommunicator):
         net = nets.One()
         optimizer = SGD([p for p in net.parameters() if p.requires_grad], lr=1.0)
         trainer = dist.BlockDistributedTrainer(net, comm, dist.TrainingConfig(max_grad_norm=None), optimizer=optimizer)
@@ -65,7 +64,7 @@ def test_must_all_parameters_are_reduced_exactly_once_also_frozen_and_missing_on
 
     want, start = nets.alone(net()), nets.contents(net())
 
-    def body(comm: dist.ThreadCommunicator) -> Any:
+    def body(comm: dist.ThreadCommunicator):
         sent: list[int] = []
         return nets.train(comm, net(comm.rank), (7, 5), hook=nets.noting(sent)), sent
 
@@ -81,7 +80,7 @@ def test_must_all_parameters_are_reduced_exactly_once_also_frozen_and_missing_on
 def test_must_large_gradients_of_134_mb_are_reduced():
     n = 134_217_750 // 4 + 1  # entrenar's own 350M example; its server refuses the message
 
-    def body(comm: dist.ThreadCommunicator) -> Any:
+    def body(comm: dist.ThreadCommunicator):
         p = Tensor(np.zeros(n, np.float32), requires_grad=True)
         manager = dist.GradientBucketManager([p], comm, groups=[[p]])
         manager.mark_grad_ready(p.id, Tensor(np.full(n, 1.0 + comm.rank, np.float32)))
@@ -109,7 +108,7 @@ def test_must_accumulation_is_one_batch_one_reduction_and_a_clip_after_it():
     want = nets.alone(nets.Plain())
     assert all(m.grad_norm > 0.5 for m in want[0]), "the clip must act"
 
-    def body(comm: dist.ThreadCommunicator) -> Any:
+    def body(comm: dist.ThreadCommunicator):
         sent: list[int] = []
         return nets.train(comm, nets.Plain(comm.rank), (7, 5), accum=3, hook=nets.noting(sent)), len(sent)
 
@@ -119,7 +118,7 @@ def test_must_accumulation_is_one_batch_one_reduction_and_a_clip_after_it():
 
 
 def test_must_accumulation_window_ends_with_the_data():
-    def body(comm: dist.ThreadCommunicator) -> Any:
+    def body(comm: dist.ThreadCommunicator):
         net = nets.Net(comm.rank)
         trainer = dist.BlockDistributedTrainer(
             net, comm, dist.TrainingConfig(0.02, max_grad_norm=0.5, grad_accum_steps=5)
@@ -137,7 +136,7 @@ def test_must_accumulation_window_ends_with_the_data():
 
 
 def test_buffers_are_averaged_by_the_samples_of_the_whole_window():
-    def body(comm: dist.ThreadCommunicator) -> Any:
+    def body(comm: dist.ThreadCommunicator):
         net = nets.One()
         net.register_buffer("value", Tensor(np.zeros(2, np.float32)))
         net.register_buffer("count", Tensor(np.zeros((), np.int64)))
@@ -186,7 +185,7 @@ def test_must_order_is_reversed_and_a_block_is_sent_when_its_backward_ends():
     def body(comm: dist.ThreadCommunicator) -> list[str]:
         net, events = nets.Net(), []
 
-        def hook(communicator: dist.Communicator, bucket: Tensor) -> Any:
+        def hook(communicator: dist.Communicator, bucket: Tensor):
             events.append("sent")
             return dist.all_reduce_hook(communicator, bucket)
 

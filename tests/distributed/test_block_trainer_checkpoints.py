@@ -1,7 +1,6 @@
 """What the trainer writes: checkpoints that resume bit for bit, and the log of rank 0."""
 
 from functools import partial
-from typing import Any
 
 import numpy as np
 from block_trainer_nets import CONFIG, Net, One, batch, held, parts
@@ -16,7 +15,7 @@ from minigrad.serialization import CheckpointError
 
 
 def test_must_checkpoint_resumes_bit_for_bit_on_every_rank(tmp_path):
-    def body(comm: dist.ThreadCommunicator, resumes: bool) -> Any:
+    def body(comm: dist.ThreadCommunicator, resumes: bool):
         net = Net(9 if resumes else 0, np.float32)
         trainer = dist.BlockDistributedTrainer(net, comm, CONFIG, log=tmp_path / f"log-{resumes}.jsonl")
         if resumes:
@@ -69,7 +68,7 @@ def test_must_checkpoint_hashes_every_ranks_weights_and_writes_nothing_if_they_d
 
 
 def test_should_launcher_rank_0_writes_loss_norm_tokens_and_communication(tmp_path):
-    def body(comm: dist.ThreadCommunicator) -> Any:
+    def body(comm: dist.ThreadCommunicator):
         net = Net(comm.rank)
         trainer = dist.BlockDistributedTrainer(net, comm, CONFIG, log=tmp_path / "log.jsonl", log_every=2)
         made = [trainer.train_batch(*batch(step, parts((7, 5), comm.rank))) for step in range(4)]

@@ -1,7 +1,5 @@
 """What holds before the first step: checked settings, shards of batches, and the same weights on all ranks."""
 
-from typing import Any
-
 import pytest
 from block_trainer_nets import Net, batch, held
 from refusals import raises
@@ -50,7 +48,7 @@ def test_a_trainer_knows_when_its_steps_are_made():
 
 
 def test_must_start_sync_gives_all_rank_0s_weights_and_buffers():
-    def body(comm: dist.ThreadCommunicator) -> Any:
+    def body(comm: dist.ThreadCommunicator):
         net = Net(seed=comm.rank)
         net.blocks[1].statistic.mean.data[...] = comm.rank + 5.0
         dist.BlockDistributedTrainer(net, comm)

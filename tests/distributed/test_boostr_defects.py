@@ -6,9 +6,7 @@ one by one (04), unused parameters (09), the loss of one rank (11), norms that d
 half counted (14), recursion (15).
 """
 
-from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,9 +22,7 @@ ALL_KINDS = pytest.mark.parametrize("kind", KINDS)
 LINEAR = pytest.mark.parametrize("kind", ["distributed", "bucketed"])  # those that take an SGD
 
 
-def sgd_trainer(
-    kind: str, comm: dist.Communicator, params: Sequence[Tensor], **options: Any
-) -> dist.DistributedTrainer:
+def sgd_trainer(kind: str, comm: dist.Communicator, params, **options) -> dist.DistributedTrainer:
     """One whose step takes the mean gradient itself off the weights."""
     return make_trainer(kind, comm, optimizer=SGD(params, lr=1.0), **options)
 
@@ -43,7 +39,7 @@ def test_defect_02_the_order_of_dictionaries_pairs_nothing_wrongly(comm: dist.Th
         order = [int(i) for i in rng.permutation(6)]
         before = [p.data.copy() for p in params]
         names = [(f"p{i}", params[i]) for i in order]
-        given: Any = names if form == "named" else {params[i].id: params[i] for i in order}
+        given = names if form == "named" else {params[i].id: params[i] for i in order}
         values = [10.0 * i + comm.rank for i in range(6)]
         trainer.step(given, store(params, values, [int(i) for i in rng.permutation(6)]), 1.0)
         for i, p in enumerate(params):
@@ -73,7 +69,7 @@ def test_defect_05_nothing_is_read_before_it_has_arrived(kind):
 def test_defect_06_only_gradients_of_parameters_are_kept_sent_and_measured(kind):
     scenario = Scenario(shares(2))
 
-    def body(comm: dist.ThreadCommunicator, leaves: bool) -> Any:
+    def body(comm: dist.ThreadCommunicator, leaves: bool):
         net = scenario.net()
         trainer = make_trainer(kind, comm, clip=1e6, accum=2)
         for i in range(2):

@@ -8,7 +8,6 @@ import gc
 import math
 import threading
 import weakref
-from typing import Any
 
 import data_parallel as dp
 import hypothesis
@@ -193,11 +192,11 @@ def test_with_clipping_the_fused_optimizer_updates_only_when_all_have_arrived(co
 class Probe(Function):
     """Hands its input on; says so when its gradient passes."""
 
-    def forward(self, x: Any, tell: Any) -> Any:
+    def forward(self, x, tell):
         self.saved = (tell,)
         return x.copy()
 
-    def backward(self, dy: Any) -> Any:
+    def backward(self, dy):
         self.saved[0]()
         return dy, None
 
@@ -311,7 +310,7 @@ def test_between_steps_a_trainer_holds_nothing_but_its_flat_buffers(comm: dist.T
 # ---------------------------------------------------------------------- compression
 
 
-def hook_results(world: int, hook: Any, size: int = 4096) -> tuple[list[np.ndarray], list[np.ndarray], int]:
+def hook_results(world: int, hook, size: int = 4096) -> tuple[list[np.ndarray], list[np.ndarray], int]:
     """What each rank had, what each got, and how many bytes rank 0 sent."""
     had = [
         (

@@ -1,7 +1,5 @@
 """DdpBuilder: each replica clips its own gradients before the average; the learning rate by schedule and replicas."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 from replica_builder import SYNC, builder, is_replica, loss_of, sgd
@@ -15,14 +13,14 @@ def test_clipping_is_each_replicas_own_before_averaging(monkeypatch):
     norms: dict[int, list[float]] = {0: [], 1: []}
     original = SGD.step
 
-    def step(self: SGD, grads: Any) -> None:
+    def step(self: SGD, grads) -> None:
         squares = sum(float((g.data.astype(np.float64) ** 2).sum()) for _, g in grads.items())
         norms[int(is_replica(1))].append(np.sqrt(squares))
         original(self, grads)
 
     monkeypatch.setattr(SGD, "step", step)
 
-    def unequal(model: Any, batch: Any) -> Tensor:
+    def unequal(model, batch) -> Tensor:
         return loss_of(model, batch) * (100.0 if is_replica(1) else 1e-3)
 
     state = builder(policy=SYNC, optim_factory=sgd, train_fn=unequal, max_grad_norm=0.25).run().join()
@@ -43,7 +41,7 @@ def test_lr_sequence_of_the_schedule(world, ratio, scale):
     def epoch_fn(epoch: int, replica: Replica) -> None:
         step = replica.trainer.optimizer.step
 
-        def watched(grads: Any) -> None:
+        def watched(grads) -> None:
             seen[replica.rank].append(replica.trainer.optimizer.lr)
             step(grads)
 

@@ -2,7 +2,6 @@
 
 import threading
 import time
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,10 +17,10 @@ from minigrad.distributed.mirrors.flodl.replica_threads import DdpHandle, Replic
 from minigrad.distributed.mirrors.flodl.workload import Batch
 
 
-def failing(rank: int, at: int, how: Any) -> Any:
+def failing(rank: int, at: int, how):
     done = [0]
 
-    def train_fn(model: Any, batch: Any) -> Tensor:
+    def train_fn(model, batch) -> Tensor:
         if is_replica(rank):
             done[0] += 1
             if done[0] == at:
@@ -31,7 +30,7 @@ def failing(rank: int, at: int, how: Any) -> Any:
     return train_fn
 
 
-def raises(error: BaseException) -> Any:
+def raises(error: BaseException):
     def how() -> None:
         raise error
 
@@ -57,7 +56,7 @@ def test_death_a_replica_that_raises_leaves_the_survivors_state(policy, backend,
 def test_death_the_survivors_average_is_weighted_and_without_the_lost_one():
     """The lost replica has ruined its weights before: nothing of that may be left."""
 
-    def ruin(model: Any, batch: Any) -> Tensor:
+    def ruin(model, batch) -> Tensor:
         if is_replica(2) and int(model.seen.item()) > 0:
             model.w.data[...] = 1e30
             raise RuntimeError("ruined")
@@ -90,7 +89,7 @@ def test_death_in_the_midst_of_an_average(policy, fault, timeout, words):
 
 @pytest.mark.parametrize("policy", AveragingPolicy)
 def test_death_in_the_midst_of_an_average_in_host_memory(policy, monkeypatch):
-    def pack(tensors: Any, share: float) -> Any:
+    def pack(tensors, share: float):
         if is_replica(1):
             raise MemoryError("no room for the sum")
         return original(tensors, share)
@@ -154,7 +153,7 @@ def test_death_is_watched_by_those_who_began_to_wait_before_the_replica_was_busy
 
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_death_of_all_is_a_clear_error(replicas):
-    def train_fn(model: Any, batch: Any) -> Tensor:
+    def train_fn(model, batch) -> Tensor:
         raise KeyError("column")
 
     handle = builder(train_fn=train_fn, replicas=replicas).run()
@@ -165,7 +164,7 @@ def test_death_of_all_is_a_clear_error(replicas):
 
 
 def test_death_by_numbers_that_are_not_finite_names_the_step():
-    def train_fn(model: Any, batch: Any) -> Tensor:
+    def train_fn(model, batch) -> Tensor:
         loss = loss_of(model, batch)
         return loss * float("nan") if is_replica(1) and int(model.seen.item()) > 2 else loss
 

@@ -2,7 +2,6 @@
 
 import logging
 import threading
-from typing import Any
 
 import numpy as np
 import pytest
@@ -172,7 +171,7 @@ def test_builder_from_trainer():
 def test_handle_metrics_come_in_order_and_end_with_none():
     released = threading.Event()
 
-    def train_fn(model: Any, batch: Any) -> Any:
+    def train_fn(model, batch):
         assert released.wait(10)
         return loss_of(model, batch), {"rank": float(is_replica(1))}
 
@@ -201,7 +200,7 @@ def test_handle_poll_drains():
 def test_handle_stop_gives_what_has_been_trained():
     began = threading.Event()
 
-    def train_fn(model: Any, batch: Any) -> Tensor:
+    def train_fn(model, batch) -> Tensor:
         began.set()
         return loss_of(model, batch)
 
@@ -216,7 +215,7 @@ def test_handle_stop_gives_what_has_been_trained():
 def test_metrics_fn_and_epoch_fn(caplog):
     seen, epochs = [], []
 
-    def metrics_fn(metrics: Any) -> None:
+    def metrics_fn(metrics) -> None:
         seen.append(metrics.epoch)
         if metrics.epoch == 1:
             raise RuntimeError("the disk of the metrics is full")
@@ -235,7 +234,7 @@ def test_datasets_of_other_kinds():
         def __len__(self) -> int:
             return N
 
-        def __getitem__(self, indices: np.ndarray) -> Any:
+        def __getitem__(self, indices: np.ndarray):
             return Tensor(X[indices]), Tensor(Y[indices])
 
     want = arrays(builder(policy=SYNC).run().join())

@@ -1,7 +1,6 @@
 """DdpBuilder: a run that is resumed is the uninterrupted one; checkpoints between epochs."""
 
 import logging
-from typing import Any
 
 import numpy as np
 import pytest
@@ -51,13 +50,13 @@ def test_resume_continues_the_random_numbers(replicas, tmp_path):
     """Dropout's masks are each replica's own, the same in every run, and go on where they were."""
     masks: dict[int, list[bytes]] = {}
 
-    def train_fn(model: Any, batch: Any) -> Tensor:
+    def train_fn(model, batch) -> Tensor:
         kept = F.dropout(Tensor(np.ones(64, np.float32)), 0.5)
         rank = 0 if replicas == 1 else next(rank for rank in range(replicas) if is_replica(rank))
         masks.setdefault(rank, []).append(kept.data.tobytes())
         return loss_of(model, batch) * (1 + kept.mean())
 
-    def run(epochs: int, **options: Any) -> TrainedState:
+    def run(epochs: int, **options) -> TrainedState:
         minigrad.manual_seed(3)
         masks.clear()
         return builder(policy=SYNC, replicas=replicas, num_epochs=epochs, train_fn=train_fn, **options).run().join()

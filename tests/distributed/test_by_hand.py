@@ -5,9 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from in_threads import free_port, wait_until
@@ -38,7 +36,7 @@ class Hand:
         self.address = f"127.0.0.1:{free_port()}"
         self.processes: list[subprocess.Popen[str]] = []
 
-    def start(self, path: Path, rank: int, world: int = 2, *flags: str, timeout: float = 60, before: str = "") -> Any:
+    def start(self, path: Path, rank: int, world: int = 2, *flags: str, timeout: float = 60, before: str = ""):
         """One rank; ``before`` is a line of Python that it runs first."""
         command = [sys.executable, "-c", START.format(before), str(timeout), str(path), "--rank", str(rank)]
         process = subprocess.Popen(
@@ -51,7 +49,7 @@ class Hand:
 
 
 @pytest.fixture
-def hand() -> Iterator[Hand]:
+def hand():
     made = Hand()
     yield made
     for process in made.processes:
@@ -59,7 +57,7 @@ def hand() -> Iterator[Hand]:
         process.communicate(timeout=20)
 
 
-def ended(*processes: Any, seconds: float = 120) -> list[tuple[int, str, str]]:
+def ended(*processes, seconds: float = 120) -> list[tuple[int, str, str]]:
     """Exit code, output and errors of each, which end within so many seconds."""
     said = [process.communicate(timeout=seconds) for process in processes]
     return [(process.returncode, *texts) for process, texts in zip(processes, said)]
@@ -113,7 +111,7 @@ def test_settings_that_differ_are_named(hand, tmp_path):
         assert code == 2 and err == "error: the ranks' settings differ: training.seed is 7 on rank 1, 42 on rank 0\n"
 
 
-def running(hand: Hand, path: Path) -> list[Any]:
+def running(hand: Hand, path: Path):
     """Two ranks that have made their first step."""
     first, second = hand.start(path, 0), hand.start(path, 1)
     while "step     1" not in (line := first.stdout.readline()):

@@ -1,7 +1,5 @@
 """CommunicatorGroup: data x pipeline x tensor, whose trainers are one process with the whole batch."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 from replica_models import Part, assert_same_part, trained_alone
@@ -56,7 +54,7 @@ def train(world: dist.Communicator, sizes: dict[str, int]) -> Part:
             split(block, group.tensor)
     stages = [nn.Sequential(Embed(model), model.h[0]), nn.Sequential(model.h[1], model.ln_f, model.lm_head)]
     if sizes["pipeline"] == 2:
-        trainer: Any = dist.PipelineParallelTrainer(CONFIG, stages[group.pipeline.rank], group)
+        trainer = dist.PipelineParallelTrainer(CONFIG, stages[group.pipeline.rank], group)
     else:
         trainer = dist.TensorParallelTrainer(CONFIG, nn.Sequential(*stages), group)
     mine = {0: slice(0, 2), 1: slice(2, 5)}[group.data.rank] if sizes["data"] == 2 else slice(None)

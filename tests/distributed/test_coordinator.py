@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import random
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -97,7 +96,7 @@ def numbers(world: World) -> list[tuple[int, int]]:
 
 
 def plan(
-    policy: policies.AveragingPolicy, world: int = 2, batches: int = 48, epochs: int = 3, **options: Any
+    policy: policies.AveragingPolicy, world: int = 2, batches: int = 48, epochs: int = 3, **options
 ) -> coordinator.CadencePlan:
     return coordinator.CadencePlan(world, batches, epochs, policy, **{"progressive": policy is not SYNC, **options})
 

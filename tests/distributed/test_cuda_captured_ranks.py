@@ -1,8 +1,5 @@
 """Captured steps on two ranks, whose collectives are part of the graph: the simulator's devices and a fake NCCL."""
 
-from collections.abc import Callable
-from typing import Any
-
 import in_threads
 import numpy as np
 import pytest
@@ -23,11 +20,11 @@ STEPS = 4
 NOT_OVER = "the launch of a graph was not over within 0.05 s"
 
 
-def on_both(fn: Callable[[dist.Communicator], Any]) -> list[Any]:
+def on_both(fn):
     return on_ranks(dist.NcclCommunicator.group([Device("cuda:0"), Device("cuda:1")], timeout=100), fn)
 
 
-def good(fn: Callable[[dist.Communicator], Any]) -> list[Any]:
+def good(fn):
     return in_threads.good(on_both(fn))
 
 
@@ -66,7 +63,7 @@ def trainer_of(kind: str, comm: dist.Communicator, count: int = 1) -> dist.Distr
     return made(config, comm, None, schedule, bucket_size_bytes=40)
 
 
-def after_steps(comm: dist.Communicator, count: int) -> tuple[Any, ...]:
+def after_steps(comm: dist.Communicator, count: int):
     """A model, its trainer, their captured step, and the weights after so many of it."""
     model = Net(comm.device)
     trainer = trainer_of("bucketed", comm)
@@ -80,7 +77,7 @@ def after_steps(comm: dist.Communicator, count: int) -> tuple[Any, ...]:
 def test_cuda_captured_steps_of_ranks_are_the_eager_ones(machine: FakeMachine, kind: str, count: int) -> None:
     """To the bit: metrics, weights, moments and counts; with a scale, steps that overflow on one rank are left out."""
 
-    def train(comm: dist.Communicator, captured: bool) -> Any:
+    def train(comm: dist.Communicator, captured: bool):
         model = Net(comm.device)
         trainer = trainer_of(kind, comm, count)
         named, found = [*model.named_parameters()], []
@@ -109,7 +106,7 @@ def test_cuda_captured_steps_of_ranks_are_the_eager_ones(machine: FakeMachine, k
 def test_cuda_collectives_of_a_graph_are_made_by_its_launches(machine: FakeMachine) -> None:
     """All ranks' values of now, without the host; an operation overlaps until its ``wait``."""
 
-    def fn(comm: dist.Communicator) -> Any:
+    def fn(comm: dist.Communicator):
         x, out = Tensor(np.zeros(3, np.float32), device=comm.device), []
         everyone = mg.zeros(6, device=comm.device)
         graph = mg.cuda.Graph(comm.device)
@@ -135,7 +132,7 @@ def test_cuda_collectives_of_a_graph_are_made_by_its_launches(machine: FakeMachi
 
 
 def test_cuda_loss_that_is_not_finite_on_one_rank_stops_all(machine: FakeMachine) -> None:
-    def fn(comm: dist.Communicator) -> Any:
+    def fn(comm: dist.Communicator):
         model, _, step, before = after_steps(comm, 2)
         with pytest.raises(dist.NonFiniteLossError, match="the loss of step 3 is inf on rank 1"):
             step(rows(comm, 2) * (1e30 if comm.rank else 1.0)).result()
@@ -146,7 +143,7 @@ def test_cuda_loss_that_is_not_finite_on_one_rank_stops_all(machine: FakeMachine
 
 
 def test_cuda_index_out_of_range_on_one_rank_stops_all(machine: FakeMachine) -> None:
-    def fn(comm: dist.Communicator) -> Any:
+    def fn(comm: dist.Communicator):
         model = Net(comm.device)
         step = trainer_of("distributed", comm).capture(
             lambda x, i: model.loss(x) + model.a[i].sum(), model.named_parameters()
@@ -194,7 +191,7 @@ def test_cuda_ranks_whose_inputs_or_steps_differ_are_told(machine: FakeMachine) 
 def test_cuda_rank_that_launches_alone_changes_no_weight(machine: FakeMachine, what: str) -> None:
     """While rank 0 launches its graph, rank 1 makes an eager step for new shapes, or captures anew."""
 
-    def fn(comm: dist.Communicator) -> Any:
+    def fn(comm: dist.Communicator):
         model, trainer, step, before = after_steps(comm, 3)
         comm.timeout, machine.patience = 0.3, 0.5
         if comm.rank and what == "capture":
@@ -210,7 +207,7 @@ def test_cuda_rank_that_launches_alone_changes_no_weight(machine: FakeMachine, w
 def test_cuda_ranks_that_go_on_differently_after_an_error_are_told(machine: FakeMachine) -> None:
     """Rank 0 has seen that a step failed and makes it again, when rank 1 launches the one after it."""
 
-    def fn(comm: dist.Communicator) -> Any:
+    def fn(comm: dist.Communicator):
         model, trainer, step, before = after_steps(comm, 2)
         pending = step(rows(comm, 2) * 1e30)
         if comm.rank == 0:
@@ -223,7 +220,7 @@ def test_cuda_ranks_that_go_on_differently_after_an_error_are_told(machine: Fake
 
 
 def test_cuda_capture_that_fails_on_one_rank_is_an_error_of_all(machine: FakeMachine) -> None:
-    def fn(comm: dist.Communicator) -> Any:
+    def fn(comm: dist.Communicator):
         model = Net(comm.device)
         calls = []
 
@@ -244,7 +241,7 @@ def test_cuda_capture_that_fails_on_one_rank_is_an_error_of_all(machine: FakeMac
 
 
 def test_cuda_ranks_that_capture_different_gradients_keep_no_graph(machine: FakeMachine) -> None:
-    def fn(comm: dist.Communicator) -> Any:
+    def fn(comm: dist.Communicator):
         model = Net(comm.device)
         odd = []
         step = trainer_of("bucketed", comm).capture(
@@ -264,7 +261,7 @@ def test_cuda_ranks_that_capture_different_gradients_keep_no_graph(machine: Fake
     assert out[0] == out[1] and out[0][:2] == (0, [2, 3])
 
 
-def reduction(comm: dist.Communicator) -> tuple[Any, Tensor]:
+def reduction(comm: dist.Communicator):
     """A graph that is one collective, and its tensor."""
     graph, x = mg.cuda.Graph(comm.device), mg.zeros(1, device=comm.device)
     with graph.capture():
@@ -290,7 +287,7 @@ def test_cuda_graph_that_gives_way_waits_with_the_deadline(
     """A capture that would close the oldest graph, of which a launch is under way."""
     monkeypatch.setattr(captured_step, "END_SECONDS", 0.01)
 
-    def fn(comm: dist.Communicator) -> Any:
+    def fn(comm: dist.Communicator):
         model = Net(comm.device)
         step = trainer_of("bucketed", comm).capture(model.loss, model.named_parameters(), max_graphs=1)
         for i in range(3):
@@ -321,7 +318,7 @@ def test_cuda_launch_that_is_not_over_in_time_aborts(machine: FakeMachine, monke
     """The step does not count: the device, told to stop, has left out its update."""
     monkeypatch.setattr(captured_step, "END_SECONDS", 0.01)
 
-    def fn(comm: dist.Communicator) -> Any:
+    def fn(comm: dist.Communicator):
         _, trainer, step, _ = after_steps(comm, 2)
         pending = step(rows(comm, 2))
         comm.timeout = 0.05

@@ -3,9 +3,6 @@
 NCCL and CuPy are fakes (``fake_nccl``); the kernels, and the tensors whose addresses NCCL gets, are the real ones.
 """
 
-from collections.abc import Callable, Iterator
-from typing import Any
-
 import nccl_programs
 import numpy as np
 import pytest
@@ -27,7 +24,7 @@ DEVICES = [Device("cuda:0"), Device("cuda:1")]
 
 
 @pytest.fixture
-def host() -> Iterator[list[tuple[int, int]]]:
+def host():
     with nccl_programs.copies_to_host() as seen:
         yield seen
 
@@ -38,7 +35,7 @@ def machine(machine: FakeMachine, monkeypatch: pytest.MonkeyPatch) -> FakeMachin
     return machine
 
 
-def on_both(fn: Callable[[dist.Communicator], Any]) -> list[Any]:
+def on_both(fn):
     """What ``fn`` returns on each of two devices, in threads."""
     comms = dist.replica_communicators(DEVICES, timeout=300)
     assert all(type(comm) is dist.NcclCommunicator for comm in comms)
@@ -51,7 +48,7 @@ def test_must_no_cpu_staging_over_nccl_on_cuda(
 ) -> None:
     headers, get = [], FakeArray.get
 
-    def counted(array: FakeArray, stream: Any = None) -> Any:
+    def counted(array: FakeArray, stream=None):
         headers.append(array.nbytes)
         return get(array, stream)
 
@@ -117,7 +114,7 @@ def test_cuda_wrap_over_nccl_from_one_thread(machine: FakeMachine) -> None:
 def test_cuda_group_of_nccl_that_fails_says_so(machine: FakeMachine) -> None:
     made = machine.nccl.NcclCommunicator
 
-    def failing(n: int, identifier: bytes, rank: int) -> Any:
+    def failing(n: int, identifier: bytes, rank: int):
         if rank == 1:
             raise RuntimeError("no such GPU")
         return made(n, identifier, rank)

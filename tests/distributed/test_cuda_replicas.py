@@ -4,7 +4,6 @@ In the simulator, which has two devices, or on GPUs; where there is one, both re
 """
 
 import threading
-from typing import Any
 
 import communicator_suite as suite
 import numpy as np
@@ -72,7 +71,7 @@ def test_cuda_large_arrays_are_combined_by_all_devices_in_turn(monkeypatch: pyte
     homes = []
     combine = thread_group.combine
 
-    def noted(op: Any, sources: Any, outs: Any) -> None:
+    def noted(op, sources, outs) -> None:
         homes.append(outs[0].device)
         combine(op, sources, outs)
 
@@ -138,7 +137,7 @@ def test_cuda_wrap_keeps_replicas_alike() -> None:
 
 
 @pytest.mark.parametrize("kinds", [{}, {"tied": True, "frozen": ("bias",)}], ids=["plain", "tied and frozen"])
-def test_cuda_setup_of_two_replicas_is_training_on_the_whole_batch(kinds: dict[str, Any]) -> None:
+def test_cuda_setup_of_two_replicas_is_training_on_the_whole_batch(kinds) -> None:
     seen = set()
 
     def noting(model: Net, x: Tensor, y: Tensor) -> Tensor:
@@ -240,11 +239,11 @@ def test_cuda_builder_averages_as_on_the_cpu(backend: dist.AverageBackend) -> No
     for devices in (DEVICES, [CPU, CPU]):
         seen: list[tuple[Device, str]] = []
 
-        def train_fn(model: Any, batch: Any, seen: Any = seen) -> Tensor:
+        def train_fn(model, batch, seen=seen) -> Tensor:
             seen.append((batch[0].device, threading.current_thread().name))
             return model.loss(*batch)
 
-        options: dict[str, Any] = {"devices": devices, "policy": "sync", "backend": backend, "batch_timeout": 300.0}
+        options = {"devices": devices, "policy": "sync", "backend": backend, "batch_timeout": 300.0}
         handle = dist.DdpBuilder(net, sgd, train_fn, dataset=(x, y), batch_size=2, num_epochs=2, **options).run()
         metrics = [handle.next_metrics() for _ in range(2)]
         assert all(m is not None and m.device_indices == [d.index for d in devices] for m in metrics)
@@ -262,7 +261,7 @@ def test_cuda_builder_averages_as_on_the_cpu(backend: dist.AverageBackend) -> No
 def test_cuda_batches_arrive_by_pinned_memory() -> None:
     made = []
 
-    def batches() -> Any:
+    def batches():
         for step in range(4):
             made.append(np.full((2, 3), float(step)))
             yield {"x": made[-1], "name": "a"}

@@ -3,8 +3,6 @@
 import importlib
 import sys
 import threading
-from pathlib import Path
-from typing import Any
 
 import example_scripts
 import numpy as np
@@ -31,7 +29,7 @@ FLAGS = (
 @pytest.mark.parametrize("graph", ["--no-graph", "--graph"])
 def test_two_cuda_ranks_train_as_one_process(
     machine: FakeMachine,
-    tmp_path: Path,
+    tmp_path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     graph: str,
@@ -47,11 +45,11 @@ def test_two_cuda_ranks_train_as_one_process(
     comms = NcclCommunicator.group([Device("cuda:0"), Device("cuda:1")], timeout=100)
     own = threading.local()
     losses: list[list[float]] = [[], []]
-    found: list[Any] = [None, None]
+    found = [None, None]
     staged: list[list[int]] = [[], []]
     step = script.GPT2Training.step
 
-    def counted(training: Any) -> Any:
+    def counted(training):
         before = len(seen)
         metrics = step(training)
         mine = [size for thread, size in seen[before:] if thread == threading.get_ident()]
@@ -75,7 +73,7 @@ def test_two_cuda_ranks_train_as_one_process(
     monkeypatch.setattr(script, "init_process_group", lambda *_, **__: own.comm)
     monkeypatch.setattr(script.GPT2Training, "step", counted)
     monkeypatch.setattr(sys, "argv", ["train_gpt2.py", *FLAGS, graph, "--device", "cuda", "--out", "two"])
-    codes: list[Any] = [None, None]
+    codes = [None, None]
     generators = generators_for(2)
     threads = [threading.Thread(target=rank, args=(number,), daemon=True) for number in range(2)]
     with copies_to_host() as seen:

@@ -1,8 +1,5 @@
 """The other trainers of several ranks give on GPUs what they give on the CPU; each is tested in depth there."""
 
-from collections.abc import Callable, Iterable
-from typing import Any
-
 import numpy as np
 import pytest
 from nccl_programs import copies_to_host
@@ -36,7 +33,7 @@ def normed(device: Device) -> nn.Module:
     return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).to(device=device).double()
 
 
-def trained_by(replicas: Iterable[dist.ReplicaProtocol], device: Device) -> list[np.ndarray]:
+def trained_by(replicas, device: Device) -> list[np.ndarray]:
     trainer = dist.DataParallelTrainer(CONFIG, replicas, model=normed(device), timeout=300)
     found = [trainer.step((X, Y)).loss for _ in range(2)]
     return [np.array(found), *weights(trainer.model), *(b.cpu().numpy() for b in trainer.model.buffers())]
@@ -50,14 +47,14 @@ def data_parallel(devices: list[Device]) -> list[np.ndarray]:
         return trained_by([first, second], devices[0])
 
 
-def data_parallel_ranks(comm: dist.Communicator) -> list[Any]:
+def data_parallel_ranks(comm: dist.Communicator):
     if comm.rank:
         return [dist.serve_replica(comm, normed(comm.device)) or 0]
     with dist.ThreadReplica(lambda: normed(comm.device)) as local, dist.RankReplicas(comm) as ranks:
         return trained_by([local, *ranks], comm.device)
 
 
-def on_ranks(fn: Callable[[dist.Communicator], list[Any]]) -> Callable[[list[Device]], list[np.ndarray]]:
+def on_ranks(fn):
     def run(devices: list[Device]) -> list[np.ndarray]:
         mg.manual_seed(0)
         return [np.asarray(x) for rank in dist.run_threads(2, fn, 300, devices=devices) for x in rank]
@@ -66,7 +63,7 @@ def on_ranks(fn: Callable[[dist.Communicator], list[Any]]) -> Callable[[list[Dev
 
 
 @on_ranks
-def tensor_parallel(comm: dist.Communicator) -> list[Any]:
+def tensor_parallel(comm: dist.Communicator):
     up = dist.ColumnParallelLinear(3, 5, comm, gather_output=False, dtype=mg.float64)
     middle = dist.ColumnParallelLinear(5, 5, comm, dtype=mg.float64)
     down = dist.RowParallelLinear(5, 2, comm, dtype=mg.float64)
@@ -78,7 +75,7 @@ def tensor_parallel(comm: dist.Communicator) -> list[Any]:
 
 
 @on_ranks
-def vocab_parallel(comm: dist.Communicator) -> list[Any]:
+def vocab_parallel(comm: dist.Communicator):
     table = dist.VocabParallelEmbedding(7, 4, comm, dtype=mg.float64)
     h = table(Tensor(np.array([0, 3, 6]), device=comm.device))
     logits = F.linear(h, table.weight)
@@ -87,15 +84,15 @@ def vocab_parallel(comm: dist.Communicator) -> list[Any]:
 
 
 @on_ranks
-def pipeline_parallel(comm: dist.Communicator) -> list[Any]:
+def pipeline_parallel(comm: dist.Communicator):
     stage = nn.Sequential(nn.Linear(3, 4), nn.Tanh()) if comm.rank == 0 else nn.Linear(4, 2)
     trainer = dist.PipelineParallelTrainer(CONFIG, stage.double().to(device=comm.device), comm)
     return [*(trainer.step((X, Y)).loss for _ in range(2)), *weights(stage)]
 
 
-def reduced_by(make: Callable[[dist.Communicator], Any]) -> Callable[[list[Device]], list[np.ndarray]]:
+def reduced_by(make):
     @on_ranks
-    def train(comm: dist.Communicator) -> list[Any]:
+    def train(comm: dist.Communicator):
         mg.manual_seed(1)
         model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double().to(device=comm.device)
         x, y = Tensor(X[comm.rank :: 2], device=comm.device), Tensor(Y[comm.rank :: 2], device=comm.device)

@@ -4,12 +4,10 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
@@ -41,7 +39,7 @@ def answer(result: ReplicaStepResult) -> Future[ReplicaStepResult]:
 class Echo:
     """atomr's test replica: the loss is the mean of the samples' sums; notes what it was given."""
 
-    def __init__(self, **changes: Any) -> None:
+    def __init__(self, **changes) -> None:
         self.steps: list[dist.ReplicaStep] = []
         self.changes = changes
 
@@ -60,16 +58,16 @@ class Silent:
 
 
 @pytest.fixture
-def stack() -> Iterator[ExitStack]:
+def stack():
     with ExitStack() as stack:
         yield stack
 
 
-def threads(stack: ExitStack, n: int, build: Callable[[], Any] = Net) -> list[dist.ThreadReplica]:
+def threads(stack: ExitStack, n: int, build=Net) -> list[dist.ThreadReplica]:
     return [stack.enter_context(dist.ThreadReplica(build)) for _ in range(n)]
 
 
-def bits(trainer: DataParallelTrainer) -> Any:
+def bits(trainer: DataParallelTrainer):
     arrays, meta = trainer.state_dict()
     model = {name: t.numpy().tobytes() for name, t in trainer.model.state_dict().items()}
     return model, {name: array.tobytes() for name, array in arrays.items()}, meta
@@ -142,7 +140,7 @@ def test_the_gradient_norm_is_that_of_the_mean_gradient() -> None:
     [{}, {"tied": True}, {"frozen": ("bias", "head")}, {"running": True, "frozen": ("first",)}],
     ids=["plain", "tied", "frozen", "buffers"],
 )
-def test_mean_semantics_equal_one_device(stack: ExitStack, n: int, samples: int, size: int, options: Any) -> None:
+def test_mean_semantics_equal_one_device(stack: ExitStack, n: int, samples: int, size: int, options) -> None:
     if "running" in options:
         size = 100  # averages of several parts of a batch are those of several batches
     classes = 5 if options.get("tied") else 4
@@ -210,7 +208,7 @@ def test_one_replica_is_bitwise_a_simple_trainer(stack: ExitStack) -> None:
 
 
 def test_determinism_same_seed_same_run_with_dropout(stack: ExitStack) -> None:
-    def run(seed: int) -> Any:
+    def run(seed: int):
         build = partial(Net, dropout=0.5)
         trainer = DataParallelTrainer(config(size=2), threads(stack, 3, build), model=build(), seed=seed)
         return [trainer.step(rows(9, step)).loss for step in range(3)], bits(trainer)[0]
@@ -248,7 +246,7 @@ def test_checkpoint_resumes_bitwise(stack: ExitStack) -> None:
 # ---------------------------------------------------------------------- DP errors
 
 
-def assert_step_fails(trainer: DataParallelTrainer, batch: Any, kind: type[Exception], match: str) -> Exception:
+def assert_step_fails(trainer: DataParallelTrainer, batch, kind: type[Exception], match: str) -> Exception:
     before = bits(trainer)
     caught = raises(kind, match, trainer.step, batch)
     assert type(caught) is kind
@@ -270,7 +268,7 @@ def test_dp_errors_no_replicas_and_late_bound_replicas(stack: ExitStack) -> None
 
 def test_dp_errors_zero_samples(stack: ExitStack) -> None:
     trainer = DataParallelTrainer(config(), threads(stack, 2), model=Net())
-    empty: list[Any] = [[], (), (np.zeros((0, 5)), np.zeros((0, 4)))]
+    empty = [[], (), (np.zeros((0, 5)), np.zeros((0, 4)))]
     for batch in empty:
         assert_step_fails(trainer, batch, dist.ZeroSamplesError, "trainer: zero samples")
     trainer.set_replicas([Echo(samples=0)])
@@ -361,9 +359,9 @@ def test_dp_errors_dropped_reply_of_ones_own_protocol() -> None:
         (answer(ReplicaStepResult(1.0, 1.0, 1, {"embed": [1.0]})), "1: the gradient of embed is a list, expected an"),
     ],
 )
-def test_dp_errors_answers_of_ones_own_protocol_that_cannot_be_used(made: Any, match: str) -> None:
+def test_dp_errors_answers_of_ones_own_protocol_that_cannot_be_used(made, match: str) -> None:
     class Own:
-        def make_step(self, step: dist.ReplicaStep) -> Any:
+        def make_step(self, step: dist.ReplicaStep):
             return made
 
     assert_step_fails(DataParallelTrainer(config(), [Echo(), Own()], model=Net()), rows(4), TypeError, match)
@@ -431,7 +429,7 @@ def test_configuration_is_checked() -> None:
             config(**{field: value})  # type: ignore[arg-type]
     for name, weights in [("huber", None), ("mse", (1.0,)), ("weighted_cross_entropy", None)]:
         raises(ValueError, "loss", LossKind, name, weights)
-    sgd: Any = "sgd"
+    sgd = "sgd"
     raises(TypeError, r"one such as OptimizerKind.sgd\(0.1\)", lambda: dist.TrainerConfig(1, None, sgd, LossKind.mse()))
     raises(TypeError, "loss is 'sgd'", lambda: dist.TrainerConfig(1, None, SGD, sgd))
     raises(TypeError, "not a AdamW", lambda: dist.OptimizerKind(AdamW()))  # type: ignore[arg-type]
@@ -500,7 +498,7 @@ X, Y = rows(6)
 BAD = np.concatenate([X[:1], X[1:2] + 2000.0, X[2:]])  # replica 1 of 2 fails
 
 
-def on_ranks(n: int, build: Callable[[], Any], train: Callable[[dist.Communicator], None], **options: Any) -> None:
+def on_ranks(n: int, build, train, **options) -> None:
     """``train`` in rank 0, and the others serve it."""
 
     def run(comm: dist.Communicator) -> None:
@@ -512,7 +510,7 @@ def on_ranks(n: int, build: Callable[[], Any], train: Callable[[dist.Communicato
     dist.run_threads(n, run, **{"timeout": 60.0, **options})
 
 
-CASES: dict[str, tuple[Any, dict[str, Any], int, int | None]] = {
+CASES = {
     "uneven": (config(clip=0.4), {}, 7, None),
     "in parts, with dropout": (config(size=2), {"dropout": 0.5}, 10, None),
     "tied": (config(loss=LossKind.cross_entropy()), {"tied": True, "classes": 5}, 7, 5),
@@ -536,7 +534,7 @@ def compare(comm: dist.Communicator, name: str, dtype: str, trainer: int = 0) ->
         ours, theirs = (DataParallelTrainer(kind, replicas, model=build(), seed=5) for replicas in groups)
         batches = [rows(samples, seed, classes, dtype) for seed in range(3)]
         stats = [[step(batch) for batch in batches] for step in (ours.step, theirs.step)]
-    want: Any = theirs.model
+    want = theirs.model
     assert_same(ours, stats[0], want, [(s.loss, s.grad_norm) for s in stats[1]])
     assert dtype == "float64" or bits(ours)[:2] == bits(theirs)[:2]
 
@@ -568,9 +566,7 @@ def errors(comm: dist.Communicator) -> None:
     with dist.RankReplicas(comm) as replicas:
         trainer = DataParallelTrainer(config(), replicas, model=Net())
         stats, model = [trainer.step((X, Y))], Net()
-        error: Any = assert_step_fails(
-            trainer, (BAD, Y), dist.ReplicaError, "replica 1 raised ValueError: a feature is"
-        )
+        error = assert_step_fails(trainer, (BAD, Y), dist.ReplicaError, "replica 1 raised ValueError: a feature is")
         assert (error.rank, error.kind) == (1, "ValueError") and "in forward" in error.trace
         assert_step_fails(trainer, (X, far), dist.NonFiniteLossError, "the loss of step 2 is inf on replica 1")
         assert_step_fails(trainer, (X + 0j, Y), dist.ReplicaError, "replica 1 raised .*complex128")
@@ -588,7 +584,7 @@ def errors(comm: dist.Communicator) -> None:
 
 
 class Refusing:
-    def make_step(self, step: Any) -> Any:
+    def make_step(self, step):
         raise OSError("not today")
 
 
@@ -599,7 +595,7 @@ def test_errors_name_the_replica_and_leave_the_ranks_usable() -> None:
 class Steep(Net):
     """Where ``unused`` is 0, its gradient is not finite if replica 1 of 2 has a feature other than 0."""
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x):
         return super().forward(x) + (self.unused.sum() * x.abs().sum()).sqrt() if x.abs().sum().item() else x[:, :4]
 
 

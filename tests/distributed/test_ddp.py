@@ -2,7 +2,6 @@
 
 import functools
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -48,9 +47,7 @@ def assert_gradients(net: Net, grads: GradStore, expected: dict[str, np.ndarray]
 
 
 class Other(nn.Module):
-    def __init__(
-        self, *shapes: tuple[int, ...], buffer: tuple[int, ...] | None = None, dtype: Any = np.float32
-    ) -> None:
+    def __init__(self, *shapes: tuple[int, ...], buffer: tuple[int, ...] | None = None, dtype=np.float32) -> None:
         super().__init__()
         for i, shape in enumerate(shapes):
             setattr(self, f"p{i}", nn.Parameter(Tensor(np.zeros(shape, dtype))))
@@ -128,7 +125,7 @@ def test_weighted_all_reduce_of_unequal_shards_is_the_whole_batch(sizes: tuple[i
     models, alone = nets(len(sizes), frozen=("bias",)), nets(1, frozen=("bias",))[0]
     parts = [frozenset({"gain"}) if rank == missing else EVERYTHING for rank in range(len(sizes))]
     cuts = CUTS[sizes]
-    total: dict[str, Any] = {}
+    total = {}
     for rank, size in enumerate(sizes):
         for name, grad in by_name(alone, gradients(alone, cuts[rank], cuts[rank + 1], parts[rank])).items():
             total[name] = total.get(name, 0.0) + grad * size / ROWS
@@ -183,7 +180,7 @@ def test_gradients_of_an_earlier_call_stay_as_they_are() -> None:
         ([2, math.nan], "expected a finite number >= 0"),
     ],
 )
-def test_weighted_all_reduce_errors(counts: list[Any], words: str) -> None:
+def test_weighted_all_reduce_errors(counts, words: str) -> None:
     models = nets(2)
     with Ddp.wrap(models, ["cpu"] * 2) as ddp, pytest.raises(ValueError, match=words):
         ddp.weighted_all_reduce_gradients([gradients(model, 0, 6) for model in models], counts)

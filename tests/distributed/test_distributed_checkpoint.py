@@ -2,8 +2,6 @@
 
 import threading
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +19,7 @@ RNG = np.random.default_rng(0)
 X, Y = RNG.standard_normal((2, 21, 5))
 
 
-def train(comm: dist.Communicator, folder: Path, resume: bool) -> list[Record]:
+def train(comm: dist.Communicator, folder, resume: bool) -> list[Record]:
     """Eleven steps, saved after four, or only those after them, resumed."""
     net = Net()
     trainer = make_trainer("distributed", comm, 0.5, accum=2, schedule=CosineAnnealing(1e-2, 1e-3, 2, 20))
@@ -65,7 +63,7 @@ def test_only_rank_0_needs_a_disk_and_gives_its_bits_to_all(tmp_path):
     }
     special["d"] = np.asarray(minigrad.tensor([1.0, 2.5], dtype=minigrad.bfloat16).data)
 
-    def fn(comm: dist.Communicator) -> Any:
+    def fn(comm: dist.Communicator):
         folder = tmp_path / ("here" if comm.rank == 0 else "nowhere")
         given = special if comm.rank == 0 else {}
         path = dist.save_distributed_checkpoint(comm, folder, {"x": given}, {"step": 3, "note": "é"})
@@ -90,7 +88,7 @@ def test_what_fails_on_rank_0_fails_everywhere(tmp_path):
 
     for fn in (save, load):
 
-        def caught(comm: dist.Communicator, fn: Any = fn) -> str:
+        def caught(comm: dist.Communicator, fn=fn) -> str:
             with pytest.raises(CheckpointError) as error:
                 fn(comm)
             comm.barrier()  # the communicator is as good as before
@@ -135,7 +133,7 @@ def test_a_checkpoint_is_written_beside_the_training(tmp_path, monkeypatch):
     """It has the values of when ``save`` was called, and the next call waits for it."""
     may_write = threading.Event()
 
-    def slow(*arguments: Any) -> Path:
+    def slow(*arguments):
         assert may_write.wait(30)
         return save_checkpoint(*arguments)
 

@@ -1,7 +1,6 @@
 """What the ranks exchange beside gradients: lists of parameters, bytes, means, values; and whether they are equal."""
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +21,7 @@ from minigrad.dtypes import SUPPORTED, bfloat16
 WORLDS = pytest.mark.parametrize("world", [1, 2, 3, 4])
 
 
-def tensor(*shape: int, fill: float = 0.0, dtype: Any = np.float32) -> Tensor:
+def tensor(*shape: int, fill: float = 0.0, dtype=np.float32) -> Tensor:
     return Tensor(np.full(shape, fill).astype(dtype), requires_grad=np.dtype(dtype).kind in "fV")
 
 
@@ -95,7 +94,7 @@ def test_agree_on_settings_names_the_first_rank_that_differs(comm: dist.ThreadCo
 def test_agree_on_params_takes_the_order_of_rank_0(world):
     names = ["d", "a", "c", "b"]
 
-    def body(comm: dist.ThreadCommunicator) -> Any:
+    def body(comm: dist.ThreadCommunicator):
         tensors = {name: tensor(i + 1) for i, name in enumerate(names)}
         mine = names[comm.rank :] + names[: comm.rank]
         agreed = agree_on_params(comm, ((name, tensors[name]) for name in mine))

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from in_threads import wait_until
@@ -115,7 +114,7 @@ def test_the_job_ends_after_its_timeout():
     assert result.seconds < 15
 
 
-def started(folder: Path, program: str, *options: str, **how: Any) -> tuple[subprocess.Popen[str], list[str]]:
+def started(folder: Path, program: str, *options: str, **how) -> tuple[subprocess.Popen[str], list[str]]:
     """A job of two ranks that have each written their first line, and these lines in order of rank."""
     path = folder / "program.py"
     path.write_text(program)

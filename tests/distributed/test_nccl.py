@@ -5,10 +5,8 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
 
 import in_threads
 import numpy as np
@@ -35,12 +33,12 @@ def machine(machine, monkeypatch):
     return machine
 
 
-def run(machine: FakeMachine, n: int, fn: Callable[[Any], Any], **options: Any) -> list[Any]:
+def run(machine: FakeMachine, n: int, fn, **options):
     """What ``fn`` returns on each of n ranks, or the exception it raised."""
     identifier = machine.nccl.get_unique_id()
     options = {"timeout": 10.0, "rendezvous_timeout": 10.0, **options}
 
-    def rank(number: int) -> Any:
+    def rank(number: int):
         with NcclCommunicator(n, number, CUDA, identifier, **options) as comm:
             comm.device = CPU  # where the tensors of the fake are
             return fn(comm)
@@ -48,7 +46,7 @@ def run(machine: FakeMachine, n: int, fn: Callable[[Any], Any], **options: Any) 
     return [*outcomes(range(n), rank).values()]
 
 
-def good(machine: FakeMachine, n: int, fn: Callable[[Any], Any], **options: Any) -> list[Any]:
+def good(machine: FakeMachine, n: int, fn, **options):
     return in_threads.good(run(machine, n, fn, **options))
 
 

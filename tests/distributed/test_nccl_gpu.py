@@ -7,7 +7,6 @@ Two ranks on one GPU need NCCL 2.30 or later and its experimental NCCL_MULTI_RAN
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -62,7 +61,7 @@ def in_two_processes(name: str) -> None:
         "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path]),
     }
 
-    def rank(number: int) -> subprocess.CompletedProcess[str]:
+    def rank(number: int):
         return run_alone(program, "default", **common, RANK=str(number), LOCAL_RANK=str(number))
 
     for run in good([*outcomes(range(2), rank, 200).values()]):

@@ -1,7 +1,6 @@
 """AsyncParameterServer: versions, staleness, statistics, every optimizer, and many threads at once."""
 
 import time
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ START = np.array([1.0, -2.0, 3.0], np.float32)
 ONES = np.ones(3, np.float32)
 
 
-def server(optimizer: dist.OptimizerKind = SGD, max_staleness: int = 2, **options: Any) -> dist.AsyncParameterServer:
+def server(optimizer: dist.OptimizerKind = SGD, max_staleness: int = 2, **options) -> dist.AsyncParameterServer:
     return dist.AsyncParameterServer(START, optimizer, max_staleness, **options)
 
 
@@ -148,7 +147,7 @@ def test_pushes_and_pulls_wait_for_a_step_under_way(monkeypatch: pytest.MonkeyPa
     ps = server(max_staleness=100)
     step, inside, most = ps._trainer.step, [], []
 
-    def slow(*args: Any) -> Any:
+    def slow(*args):
         inside.append(1)
         most.append(len(inside))
         time.sleep(0.005)
@@ -162,7 +161,7 @@ def test_pushes_and_pulls_wait_for_a_step_under_way(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(ps._trainer, "step", slow)
 
-    def work(worker: int) -> Any:
+    def work(worker: int):
         if worker < 6:
             return ps.push_gradient(worker, 0, ONES)
         seen = [ps.pull_weights()]

@@ -2,7 +2,6 @@
 
 import math
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
@@ -54,7 +53,7 @@ class Logging(dist.PipelineParallelTrainer):
 
     events = ""
 
-    def _backward(self, *args: Any) -> Any:
+    def _backward(self, *args):
         self.events += "B"
         return super()._backward(*args)
 
@@ -64,7 +63,7 @@ def test_the_schedule_is_one_forward_one_backward() -> None:
         stage = PipelineCase(3).stages()[comm.rank]
         trainer = Logging(config(1), stage, comm)
 
-        def note(*args: Any) -> None:
+        def note(*args) -> None:
             trainer.events += "F"
 
         stage.register_forward_hook(note)
@@ -76,10 +75,10 @@ def test_the_schedule_is_one_forward_one_backward() -> None:
 
 def test_activations_of_other_dtypes_and_without_gradient() -> None:
     class Choose(nn.Module):
-        def forward(self, x: Any) -> Any:
+        def forward(self, x):
             return (x[:, 0] > 0).long()
 
-    def train(comm: dist.Communicator) -> Any:
+    def train(comm: dist.Communicator):
         table = nn.Embedding(2, 4)
         table.weight.data[...] = 0.5
         trainer = dist.PipelineParallelTrainer(config(2), Choose() if comm.rank == 0 else table, comm)
@@ -94,7 +93,7 @@ def test_activations_of_other_dtypes_and_without_gradient() -> None:
 # ---------------------------------------------------------------------- errors
 
 
-def failing(comm: dist.Communicator, batch: Any, kind: dist.TrainerConfig, error: type[Exception], match: str) -> None:
+def failing(comm: dist.Communicator, batch, kind: dist.TrainerConfig, error: type[Exception], match: str) -> None:
     """A step that fails on this rank, with no weight changed, and one after it that does not."""
     stage = PipelineCase(comm.world_size).stages()[comm.rank]
     trainer = dist.PipelineParallelTrainer(kind, stage, comm)
@@ -115,7 +114,7 @@ def test_batches_that_give_no_step() -> None:
     bad = y.copy()
     bad[1, 1] = np.inf
     zero = dist.TrainerConfig(2, None, ADAMW, dist.LossKind.weighted_cross_entropy([1, 0, 1, 1]))
-    cases: list[Any] = [
+    cases = [
         ([], config(), dist.ZeroSamplesError, "trainer: zero samples on rank 0"),
         ((x, y[:4]), config(), ValueError, "features .* and labels"),
         ((x, bad), config(), dist.NonFiniteLossError, "the loss of step 1 is inf"),
@@ -132,7 +131,7 @@ def test_the_ranks_batches_and_configurations_must_agree() -> None:
 
     def bad_batch(comm: dist.Communicator) -> None:
         x, y = rows(5)
-        kind: Any = (ValueError, "labels") if comm.rank == 1 else (dist.CollectiveMismatchError, "ValueError: features")
+        kind = (ValueError, "labels") if comm.rank == 1 else (dist.CollectiveMismatchError, "ValueError: features")
         failing(comm, (x, y[: 5 - comm.rank]), config(), *kind)
 
     def other_config(comm: dist.Communicator) -> None:
@@ -149,7 +148,7 @@ def test_a_gradient_that_is_not_finite_on_one_stage_stops_all() -> None:
             super().__init__()
             self.p = nn.Parameter(np.zeros(1))
 
-        def forward(self, x: Any) -> Any:
+        def forward(self, x):
             return x + self.p.sqrt()
 
     def train(comm: dist.Communicator) -> None:

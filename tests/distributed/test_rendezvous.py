@@ -3,7 +3,6 @@
 import functools
 import os
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -205,11 +204,11 @@ def gpus(machine, monkeypatch):
     monkeypatch.setattr(minigrad.cuda_kernels, "driver", lambda: minigrad.cuda_kernels.Driver((13, 0), 4))
 
 
-def ranks(n: int, devices: dict[int, str] | None = None, **options: Any) -> list[Any]:
+def ranks(n: int, devices: dict[int, str] | None = None, **options):
     """What each rank of a world had, or its error; ``devices``: of the ranks that ask for one of their own."""
     asked = devices or {}
 
-    def one(rank: int) -> Any:
+    def one(rank: int):
         more = {"device": asked[rank], **options} if rank in asked else options
         with init_process_group("nccl", rank=rank, world_size=n, local_rank=rank, timeout=10.0, **more) as comm:
             device, comm.device = comm.device, CPU

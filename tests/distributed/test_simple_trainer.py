@@ -4,8 +4,6 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -130,7 +128,7 @@ def test_each_window_is_averaged_reduced_once_scheduled_clipped_and_stepped_once
     class Reducing(Reducer):
         """Pretends that other ranks change what the window comes to, and that it arrives in two parts."""
 
-        def reduce(self, step: Step, named: Named) -> tuple[Iterable[GradStore], float]:
+        def reduce(self, step: Step, named: Named):
             assert [p for _, p in named] == params
             (grads,), loss = super().reduce(step, named)
             events.append(("reduce", {p.id: grads[p].data.copy() for p in params}, loss))
@@ -337,7 +335,7 @@ def grouped(params: list[Tensor]) -> SimpleTrainer:
 
 
 @pytest.mark.parametrize("stop", range(10))
-def test_resumed_equals_uninterrupted_wherever_it_stopped(stop, tmp_path: Path):
+def test_resumed_equals_uninterrupted_wherever_it_stopped(stop, tmp_path):
     def micro_step(trainer: SimpleTrainer, params: list[Tensor], i: int) -> TrainingMetrics | None:
         return trainer.step(as_names(params), make_grads(params, i, skip=(i % 4,)), 1.0 / (i + 3))
 

@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -157,7 +156,7 @@ def test_no_threads_are_left():
 
 
 @pytest.fixture
-def interruptible() -> Iterator[None]:
+def interruptible():
     """Programs that a script starts in the background ignore Ctrl-C; this one must not."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield

@@ -6,7 +6,6 @@ import shutil
 import signal
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from processes import python
@@ -141,9 +140,9 @@ def test_must_config_contradictions_raise():
 
 
 def test_should_tcp_coordinator_is_where_nccl_ranks_meet(monkeypatch):
-    asked: list[Any] = []
+    asked = []
 
-    def init(backend: str | None, **options: Any) -> dist.Communicator:
+    def init(backend: str | None, **options) -> dist.Communicator:
         asked.append((backend, options))
         return dist.NoOpCommunicator()
 
@@ -200,7 +199,7 @@ def test_another_number_of_ranks_goes_on_with_the_batches_that_are_left(tmp_path
     seen: list[bytes] = []
     next_batch = Run.next_batch
 
-    def watched(run: Run) -> tuple[Any, ...]:
+    def watched(run: Run):
         found = next_batch(run)
         seen.extend(x.tobytes() for x in found[:1])
         return found

@@ -2,7 +2,6 @@
 
 import math
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
@@ -56,7 +55,7 @@ def test_what_is_not_finite_on_one_rank_stops_all_and_training_goes_on(kind, cli
     if kind == "fused" and clip is None and error is NonFiniteGradientError:
         words += " on rank 1; no weight was changed"  # it looks before it reduces
 
-    def body(comm: dist.ThreadCommunicator, spoiled: int | None) -> Any:
+    def body(comm: dist.ThreadCommunicator, spoiled: int | None):
         net = SCENARIO.net()
         trainer = make_trainer(kind, comm, clip, accum=2, schedule=Lambda(lambda step: 0.1 / (1 + step)))
         for step in range(4):
@@ -95,7 +94,7 @@ def test_the_fused_optimizer_notices_that_a_sum_overflows_before_updates(
     params = parameters((4,), (4,), dtype=dtype)
     trainer = make_trainer("fused", comm, bucket=8, hook=hook)
 
-    def step(size: float) -> Any:
+    def step(size: float):
         return trainer.step(params, store(params, [size, 0.5]), 1.0)
 
     assert step(huge / 1e3) is not None  # large, but the sum is not
@@ -112,7 +111,7 @@ def own_hook(communicator, bucket):
     raise AssertionError("never called")
 
 
-DIFFERENT: list[tuple[dict[str, Any], str]] = [
+DIFFERENT = [
     ({"lr": 0.5}, "the configuration.*learning_rate=0.5"),
     ({"clip": 0.3}, "the configuration.*max_grad_norm=0.3"),
     ({"accum": 2}, "the configuration.*grad_accum_steps=2"),
@@ -205,7 +204,7 @@ def test_learning_rates_that_differ_later_are_named_and_change_nothing(comm: dis
 @ALL_KINDS
 @pytest.mark.parametrize("weight", [-1, math.nan, math.inf, "3", True, None])
 def test_a_wrong_weight_is_refused_before_anything_is_sent(kind, weight):
-    def body(comm: dist.ThreadCommunicator, odd: int | None) -> Any:
+    def body(comm: dist.ThreadCommunicator, odd: int | None):
         net = SCENARIO.net()
         trainer = make_trainer(kind, comm, accum=2)
         for i in range(4):

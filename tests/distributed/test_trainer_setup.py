@@ -3,9 +3,7 @@
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
@@ -30,22 +28,22 @@ def batch(step: int = 0, rows: int = ROWS) -> tuple[Tensor, Tensor]:
     return Tensor(x), Tensor(y)
 
 
-def loss_of(model: Any, x: Tensor, y: Tensor) -> Tensor:
+def loss_of(model, x: Tensor, y: Tensor) -> Tensor:
     return model.loss(x, y)
 
 
-def sgd(params: Any) -> SGD:
+def sgd(params) -> SGD:
     return SGD(params, lr=LR)
 
 
-def net(tied: bool = False, frozen: Sequence[str] = (), seed: int = 0) -> Net:
+def net(tied: bool = False, frozen=(), seed: int = 0) -> Net:
     made = Net(np.float64, seed, tied)
     for name, p in made.named_parameters():
         p.requires_grad_(name not in frozen)
     return made
 
 
-def setup(n: int, config: DdpConfig | None = None, optimizer: Callable[[Any], Any] = sgd, **kinds: Any) -> Trainer:
+def setup(n: int, config: DdpConfig | None = None, optimizer=sgd, **kinds) -> Trainer:
     options = {key: kinds.pop(key) for key in ("schedule", "timeout") if key in kinds}
     config = DdpConfig(max_anchor=0) if config is None else config
     return Trainer.setup_with(
@@ -53,7 +51,7 @@ def setup(n: int, config: DdpConfig | None = None, optimizer: Callable[[Any], An
     )
 
 
-def alone(steps: int, optimizer: Callable[[Any], Any] = sgd, rows: int = ROWS, **kinds: Any) -> Net:
+def alone(steps: int, optimizer=sgd, rows: int = ROWS, **kinds) -> Net:
     """The model after plain training on whole batches."""
     model = net(**kinds)
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
@@ -90,7 +88,7 @@ def mean_square(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return ((model(x) - y) ** 2).mean()
 
 
-def dropping(dtype: Any = np.float32) -> nn.Module:
+def dropping(dtype=np.float32) -> nn.Module:
     return nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Dropout(0.5), nn.Linear(8, 5)).to(dtype=dtype)
 
 
@@ -119,7 +117,7 @@ def test_one_call_setup_of_one_replica_is_plain_training_bit_for_bit(clip: float
     ("n", "rows", "kinds"),
     [(2, 12, {}), (3, 10, {"tied": True}), (3, 2, {"frozen": ("bias", "side")}), (2, 7, {"tied": True})],
 )
-def test_one_call_setup_of_n_replicas_is_training_on_the_whole_batch(n: int, rows: int, kinds: dict[str, Any]) -> None:
+def test_one_call_setup_of_n_replicas_is_training_on_the_whole_batch(n: int, rows: int, kinds) -> None:
     exact = alone(3, rows=rows, **kinds)
     model = net(**kinds)
     with Trainer.setup(model, lambda device: net(seed=9, **kinds), sgd, devices=["cpu"] * n) as trainer:
@@ -193,7 +191,7 @@ def test_random_numbers_of_replicas_are_their_own_and_reproducible() -> None:
     def run() -> list[bytes]:
         manual_seed(11)
         with Trainer.setup(dropping(), lambda device: dropping(), sgd, devices=["cpu"] * 2) as trainer:
-            draws: dict[int, Any] = {}
+            draws = {}
 
             def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
                 draws[trainer.models.index(model)] = minigrad.rand(3).data.copy()
@@ -417,7 +415,7 @@ def steep(model: Counting, loss: Tensor) -> Tensor:
     ],
 )
 def test_a_replica_that_fails_changes_nothing_and_the_next_step_is_as_if_nothing_was(
-    spoil: Callable[[Counting, Tensor], Tensor], error: type[Exception], words: str, limit: float | None
+    spoil, error: type[Exception], words: str, limit: float | None
 ) -> None:
     """Neither weights nor buffers."""
 
@@ -475,7 +473,7 @@ def test_freezing_replica_0_freezes_all() -> None:
         assert changed == {"bias", "side", "gain", "head"}
 
 
-def given(n: int, **options: Any) -> Trainer:
+def given(n: int, **options) -> Trainer:
     defaults = {"model": net(), "builder": lambda device: net(), "optimizer": sgd, "config": DdpConfig()}
     return Trainer.setup_with(**{**defaults, "devices": ["cpu"] * n, **options})
 

@@ -3,7 +3,6 @@
 import math
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import data_parallel as dp
 import numpy as np
@@ -284,7 +283,7 @@ def test_only_ratios_of_weights_matter_and_weight_0_counts_nothing(kind, world):
 def test_what_rank_0_saves_all_ranks_go_on_with_bit_for_bit(kind):
     scenario = dp.Scenario(dp.shares(2, steps=4, accum=2), accum=2)
 
-    def body(comm: dist.ThreadCommunicator, weights: dict[str, np.ndarray] | None, state: Any) -> Any:
+    def body(comm: dist.ThreadCommunicator, weights: dict[str, np.ndarray] | None, state):
         net = scenario.net(seed=0 if state is None else 5)
         trainer = dp.make_trainer(kind, comm, accum=2)
         if state is not None:

@@ -3,7 +3,6 @@
 import importlib.util
 import re
 import sys
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +19,7 @@ def folder(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
 
 
-def by_hand(model: Any, x: np.ndarray) -> np.ndarray:
+def by_hand(model, x: np.ndarray) -> np.ndarray:
     """The classes, computed in float64 from the weights."""
     w = {name: p.detach().numpy().astype(np.float64) for name, p in model.named_parameters()}
     for layer in (0, 2):

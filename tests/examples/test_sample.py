@@ -2,7 +2,6 @@
 
 import os
 import shutil
-from pathlib import Path
 
 import pytest
 from example_scripts import TINY, assert_refused, content, finish, run
@@ -12,7 +11,7 @@ RUN = "runs/char-gpt"
 pytestmark = pytest.mark.long
 
 
-def text(*arguments: object, cwd: Path, **options: object) -> str:
+def text(*arguments: object, cwd, **options: object) -> str:
     """What the script wrote, without the line end of the terminal."""
     result = finish(SAMPLE, *arguments, cwd=cwd, **options)
     assert result.stderr == ""

@@ -10,7 +10,6 @@ import signal
 import struct
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 from example_scripts import TINY, assert_refused, command, content, finish, run
@@ -26,7 +25,7 @@ NEEDS_NO_CUDA = pytest.mark.skipif(cuda_kernels.availability()[0], reason="this 
 POSIX = pytest.mark.skipif(os.name == "nt", reason="signals and terminals are POSIX's")
 
 
-def records(folder: Path) -> list[dict[str, Any]]:
+def records(folder: Path):
     """The lines of metrics.jsonl without the speed, which is never the same."""
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     return [{key: value for key, value in json.loads(line).items() if key != "tokens_per_second"} for line in lines]
@@ -94,7 +93,7 @@ def test_a_checkpoint_holds_all_that_a_resume_needs(finished):
 # ---------------------------------------------------------------------- stopping and going on
 
 
-def wait_for(process: subprocess.Popen[Any], fd: int, text: str) -> str:
+def wait_for(process, fd: int, text: str) -> str:
     """Read until ``text`` was shown, or to the end."""
     shown = b""
     while text.encode() not in shown:

@@ -10,7 +10,6 @@ import shutil
 import sys
 import types
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -37,7 +36,7 @@ TEXTS = {
 
 
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> Any:
+def script(monkeypatch: pytest.MonkeyPatch):
     """Imports a module of examples/."""
     monkeypatch.syspath_prepend(str(EXAMPLES))
     return importlib.import_module
@@ -85,7 +84,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # ---------------------------------------------------------------------- shards
 
 
-def test_shards_hold_the_tokens_of_the_texts(script: Any, texts: Path, tmp_path: Path, monkeypatch: Any) -> None:
+def test_shards_hold_the_tokens_of_the_texts(script, texts: Path, tmp_path: Path, monkeypatch) -> None:
     shards, tokenizers = script("token_shards"), script("text_tokenizers")
     monkeypatch.setattr(shards, "PIECE", 50)
     tokenizer = BytePairTokenizer.train("".join(TEXTS.values()), 300, ["<|endoftext|>"])
@@ -106,7 +105,7 @@ def test_shards_hold_the_tokens_of_the_texts(script: Any, texts: Path, tmp_path:
     assert tokenizers.tokenizer_of(tokenizers.ByteTokenizer().to_dict()).decode([72, 256, 105, 200]) == "Hi\ufffd"
 
 
-def test_damaged_shards_are_refused(script: Any, texts: Path, tmp_path: Path) -> None:
+def test_damaged_shards_are_refused(script, texts: Path, tmp_path: Path) -> None:
     shards, folder = script("token_shards"), tmp_path / "out"
     shards.make_shards([str(texts)], folder, script("text_tokenizers").ByteTokenizer())
     whole = (folder / "val-00000.bin").read_bytes()
@@ -121,7 +120,7 @@ def test_damaged_shards_are_refused(script: Any, texts: Path, tmp_path: Path) ->
     raises(DataError, "'words' is no kind of tokenizer", lambda: shards.open_shards(folder))
 
 
-def test_tiktoken_is_taken_where_it_is_installed(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiktoken_is_taken_where_it_is_installed(script, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizers, command_line = script("text_tokenizers"), script("command_line")
 
     class Encoding:  # of tiktoken, as far as it is used
@@ -186,7 +185,7 @@ def test_it_resumes_bit_for_bit_and_generates(trained: Path, here: Here, capsys:
         here.main("--resume", "--out", RUN)
 
 
-def test_the_bar_and_the_schedule(here: Here, script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bar_and_the_schedule(here: Here, script, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bar tells the share of the peak, and the learning rate: warmup, then half a cosine."""
     loop, shown = script("train_char_gpt"), []
 
@@ -269,7 +268,7 @@ def test_what_it_cannot_begin_with_is_refused(here: Here) -> None:
 # ---------------------------------------------------------------------- sizes and speed
 
 
-def test_presets_are_gpt2s_sizes(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_presets_are_gpt2s_sizes(script, monkeypatch: pytest.MonkeyPatch) -> None:
     gpt2_run = script("gpt2_run")
     monkeypatch.setattr(gpt2_run, "GPT2", lambda config: config)
     published = {"gpt2": (12, 12, 768), "gpt2-medium": (24, 16, 1024)}
@@ -281,7 +280,7 @@ def test_presets_are_gpt2s_sizes(script: Any, monkeypatch: pytest.MonkeyPatch) -
     assert settings.batch_size * settings.block_size * settings.grad_accum == 2**19
 
 
-def test_operations_are_those_of_the_products(script: Any) -> None:
+def test_operations_are_those_of_the_products(script) -> None:
     """A multiplication and an addition for each weight, and twice that backward; the same for the scores and sums."""
     model = GPT2(GPT2Config(40, 8, 2, 2, 16))
     shapes = {name: p.shape for name, p in model.named_parameters() if name != "wpe.weight"}
@@ -292,7 +291,7 @@ def test_operations_are_those_of_the_products(script: Any) -> None:
     assert script("estimate").flops_per_token(settings, model.num_parameters()) == 3 * (products + attention) / 24
 
 
-def test_the_peak_is_the_cards_or_measured(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_peak_is_the_cards_or_measured(script, monkeypatch: pytest.MonkeyPatch) -> None:
     gpt2_run = script("gpt2_run")
     rate, source = gpt2_run.peak_flops(minigrad.Device("cpu"), "bfloat16")
     assert rate > 1e8 and source == "a product of float32 here"
@@ -336,7 +335,7 @@ def test_without_a_gpu_the_default_is_tiny(here: Here, texts: Path, capfd: pytes
     assert "2 layers, 2 heads, 64 channels" in said and "at best" in said
 
 
-def test_what_does_not_fit_is_refused_with_what_would(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_fit_is_refused_with_what_would(script, monkeypatch: pytest.MonkeyPatch) -> None:
     estimate, gpt2_run = script("estimate"), script("gpt2_run")
     cpu = minigrad.Device("cpu")
     settings = gpt2_run.from_flags({})
@@ -351,7 +350,7 @@ def test_what_does_not_fit_is_refused_with_what_would(script: Any, monkeypatch: 
     estimate.check_memory(dataclasses.replace(settings, batch_size=fits), 50304, cpu)
 
 
-def test_memory_and_time_are_estimated_from_the_sizes(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_and_time_are_estimated_from_the_sizes(script, monkeypatch: pytest.MonkeyPatch) -> None:
     estimate, char_run = script("estimate"), script("char_run")
     free, settings = estimate.free_memory(minigrad.Device("cpu")), char_run.Settings()
     assert free is None or 1e8 < free < 1e14

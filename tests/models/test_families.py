@@ -1,7 +1,6 @@
 """What holds for every language model: start, causality, the cache, generation, learning, subclasses."""
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from minigrad.models import GPT2, CausalLM, GPT2Config, Llama, LlamaConfig, Rope
 from minigrad.models.generation import sample, stream
 
 BLOCK = 10
-SMALL: dict[Any, Any] = {
+SMALL = {
     GPT2: GPT2Config(VOCAB, BLOCK, n_layer=2, n_head=2, n_embd=16),
     Llama: LlamaConfig(
         VOCAB, BLOCK, 2, 4, 2, 16, 12, head_dim=6, rope_base=20.0, rope_scaling=RopeScaling("llama3", 4.0, 1.0, 2.0, 8),
@@ -24,17 +23,17 @@ SMALL: dict[Any, Any] = {
 
 
 @pytest.fixture(scope="module", params=SMALL)
-def family(request: pytest.FixtureRequest) -> Any:
+def family(request: pytest.FixtureRequest):
     return request.param
 
 
 @pytest.fixture(scope="module")
-def model(family: Any) -> CausalLM:
+def model(family) -> CausalLM:
     made: CausalLM = randomised(family(SMALL[family]))
     return made
 
 
-def changed(family: Any, **sizes: Any) -> Any:
+def changed(family, **sizes):
     """The family's small configuration with other sizes."""
     return type(SMALL[family])(**{**vars(SMALL[family]), **sizes})
 
@@ -60,11 +59,11 @@ def changed(family: Any, **sizes: Any) -> Any:
         *((family, {"dropout": 1.0}, "dropout=1.0") for family in SMALL),
     ],
 )
-def test_configurations_that_make_no_sense(family: Any, sizes: dict[str, Any], message: str) -> None:
+def test_configurations_that_make_no_sense(family, sizes, message: str) -> None:
     raises(ValueError, f"{family.__name__}Config: .*{message}", lambda: changed(family, **sizes))
 
 
-def test_initial_weights(family: Any) -> None:
+def test_initial_weights(family) -> None:
     config = changed(family, vocab_size=300, block_size=100, n_layer=8, n_embd=64, n_inner=96)
     mg.manual_seed(0)
     model = family(config)
@@ -83,7 +82,7 @@ def test_initial_weights(family: Any) -> None:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_the_head_is_the_embedding_if_tied(family: Any, tied: bool) -> None:
+def test_the_head_is_the_embedding_if_tied(family, tied: bool) -> None:
     model, ids = family(changed(family, tied=tied)), tokens(1, 4)
     grads = model.loss(ids, ids).backward()
     assert len(grads) == len(list(model.parameters()))
@@ -107,7 +106,7 @@ def test_causality(model: CausalLM) -> None:
 
 
 @pytest.mark.parametrize("prompt", [1, 5, BLOCK])
-def test_logits_with_a_cache_are_those_without(family: Any, model: CausalLM, prompt: int) -> None:
+def test_logits_with_a_cache_are_those_without(family, model: CausalLM, prompt: int) -> None:
     ids = tokens(2, BLOCK)
     want = model(ids).detach().numpy()
     with mg.no_grad():
@@ -121,7 +120,7 @@ def test_logits_with_a_cache_are_those_without(family: Any, model: CausalLM, pro
         raises(ValueError, "KVCache holds 3 tokens", lambda: model(tokens(1, 1), small))
 
 
-def test_gradients_of_the_whole_model(family: Any) -> None:
+def test_gradients_of_the_whole_model(family) -> None:
     sizes = {"n_kv_head": 1, "n_inner": 3, "head_dim": 2} if family is Llama else {}
     model = randomised(family(changed(family, vocab_size=5, block_size=3, n_layer=1, n_head=2, n_embd=4, **sizes)))
     ids, targets = mg.tensor([[1, 4, 1], [0, 2, 2]]), mg.tensor([[4, 1, 3], [2, 2, 0]])
@@ -131,7 +130,7 @@ def test_gradients_of_the_whole_model(family: Any) -> None:
 # ---------------------------------------------------------------------- generation
 
 
-def recomputed(model: CausalLM, ids: Tensor, n: int, seed: int = 0, temperature: float = 1.0, **options: Any) -> Tensor:
+def recomputed(model: CausalLM, ids: Tensor, n: int, seed: int = 0, temperature: float = 1.0, **options) -> Tensor:
     """Generation without a cache: the whole window again for every token."""
     generator = Generator(seed)
     with mg.no_grad():
@@ -143,7 +142,7 @@ def recomputed(model: CausalLM, ids: Tensor, n: int, seed: int = 0, temperature:
 
 @pytest.mark.parametrize("T", [1, 5, BLOCK, 13])
 @pytest.mark.parametrize("options", [{"temperature": 0.0}, {"seed": 3}, {"seed": 3, "top_k": 4, "temperature": 2.0}])
-def test_generation_is_recomputation_also_beyond_the_window(model: CausalLM, T: int, options: dict[str, Any]) -> None:
+def test_generation_is_recomputation_also_beyond_the_window(model: CausalLM, T: int, options) -> None:
     ids = tokens(3, T)
     found = model.generate(ids, 14, **options)
     assert found.shape == (3, T + 14) and found.dtype == mg.int64
@@ -186,9 +185,9 @@ def test_sequences_end_with_the_end_token(model: CausalLM) -> None:
 
 
 @mg.no_grad()
-def test_names_of_a_subclass_are_the_users(family: Any) -> None:
+def test_names_of_a_subclass_are_the_users(family) -> None:
     class Classifier(family):
-        def __init__(self, config: Any) -> None:
+        def __init__(self, config) -> None:
             super().__init__(config)
             for name in ("head", "trunk", "features", "embed", "through"):
                 setattr(self, name, nn.Linear(16, 3))

@@ -1,7 +1,6 @@
 """GPT-2: size, loss, sampling, what forward and generate refuse. (What holds for every family: test_families.py.)"""
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -149,7 +148,7 @@ def test_generate_takes_the_numbers_of_numpy(model: GPT2) -> None:
         ({"tokens": mg.zeros(3, dtype="int64")}, r"expected \(B, T\)"),
     ],
 )
-def test_what_generate_refuses(model: GPT2, options: dict[str, Any], message: str) -> None:
+def test_what_generate_refuses(model: GPT2, options, message: str) -> None:
     raises(ValueError, message, lambda: model.generate(**{"tokens": tokens(1, 2), "max_new_tokens": 2, **options}))
 
 

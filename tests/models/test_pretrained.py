@@ -2,9 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +26,7 @@ def greedy(model: CausalLM) -> list[int]:
     return model.generate(prompt, NEW, temperature=0).tolist()[0]
 
 
-def assert_same(model: CausalLM, want: dict[str, Any]) -> None:
+def assert_same(model: CausalLM, want) -> None:
     """float32 on both sides, and logits of size 10: they agree to 1e-4, and so do all choices among them."""
     np.testing.assert_allclose(logits(model), want["logits"], rtol=0, atol=1e-4)
     assert greedy(model) == want["greedy"]
@@ -49,7 +46,7 @@ def test_a_stored_folder_gives_the_stored_numbers(name: str) -> None:
 
 
 @pytest.fixture(scope="module", params=CASES)
-def theirs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def theirs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
     """A folder that transformers wrote."""
     pytest.importorskip("transformers", reason="transformers is not installed; the stored folders were compared")
     folder = tmp_path_factory.mktemp("theirs") / request.param
@@ -57,7 +54,7 @@ def theirs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return folder
 
 
-def test_a_folder_of_transformers_gives_its_numbers_and_back(theirs: Path, tmp_path: Path) -> None:
+def test_a_folder_of_transformers_gives_its_numbers_and_back(theirs, tmp_path) -> None:
     model = from_pretrained(theirs)
     assert type(model) is (GPT2 if theirs.name.startswith("gpt2") else Llama)
     assert safetensors_header(next(theirs.glob("*.safetensors"))).tensors
@@ -71,7 +68,7 @@ def test_a_folder_of_transformers_gives_its_numbers_and_back(theirs: Path, tmp_p
         assert again["greedy"] == want["greedy"]
 
 
-def test_transformers_finds_all_weights_where_it_expects_them(tmp_path: Path) -> None:
+def test_transformers_finds_all_weights_where_it_expects_them(tmp_path) -> None:
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     for model in (GPT2(GPT2Config(61, 96, 1, 2, 16, bias=False, tied=False)), Llama(LLAMA)):
         folder = tmp_path / model.model_type
@@ -87,27 +84,27 @@ def test_transformers_finds_all_weights_where_it_expects_them(tmp_path: Path) ->
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     """A copy of a stored GPT-2, in one file."""
     GPT2.from_pretrained(GOLDEN / "gpt2").save_pretrained(tmp_path / "model")
     return tmp_path / "model"
 
 
-def change_config(folder: Path, **changes: Any) -> None:
+def change_config(folder, **changes) -> None:
     path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-def change_weights(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+def change_weights(folder, change) -> None:
     arrays = dict(load_safetensors(folder / "model.safetensors"))
     change(arrays)
     save_safetensors(folder / "model.safetensors", arrays)
 
 
-def test_names_without_the_prefix_and_old_buffers(folder: Path) -> None:
+def test_names_without_the_prefix_and_old_buffers(folder) -> None:
     """As the original files of GPT-2 are."""
 
-    def change(arrays: dict[str, Any]) -> None:
+    def change(arrays) -> None:
         for name in list(arrays):
             arrays[name.removeprefix("transformer.")] = arrays.pop(name)
         arrays["h.0.attn.bias"] = np.tril(np.ones((1, 1, 96, 96), np.uint8))
@@ -118,7 +115,7 @@ def test_names_without_the_prefix_and_old_buffers(folder: Path) -> None:
     assert_same(from_pretrained(folder), want)
 
 
-def test_a_tied_head_may_be_stored_if_it_is_the_embedding(folder: Path) -> None:
+def test_a_tied_head_may_be_stored_if_it_is_the_embedding(folder) -> None:
     change_weights(folder, lambda a: a.update({"lm_head.weight": a["transformer.wte.weight"].copy()}))
     assert_same(from_pretrained(folder), tiny_models.stored("gpt2"))
     change_weights(folder, lambda a: a["lm_head.weight"].__setitem__((3, 4), 9.0))
@@ -127,7 +124,7 @@ def test_a_tied_head_may_be_stored_if_it_is_the_embedding(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_dtypes_on_disk_and_here(folder: Path, dtype: str) -> None:
+def test_dtypes_on_disk_and_here(folder, dtype: str) -> None:
     weights = {n: p.numpy() for n, p in from_pretrained(folder).state_dict().items()}
     change_weights(folder, lambda a: a.update({n: v.astype(dtype) for n, v in a.items()}))
     for here in (None, "float32", "float64"):
@@ -151,7 +148,7 @@ def test_bfloat16_is_read_exactly() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
-def test_a_model_of_another_dtype_is_saved_as_it_is(dtype: str, tmp_path: Path) -> None:
+def test_a_model_of_another_dtype_is_saved_as_it_is(dtype: str, tmp_path) -> None:
     model = from_pretrained(GOLDEN / "smollm2", dtype=dtype)
     model.save_pretrained(tmp_path)
     assert {str(t.dtype) for t in safetensors_header(tmp_path / "model.safetensors").tensors.values()} == {dtype}
@@ -172,7 +169,7 @@ def test_a_model_of_another_dtype_is_saved_as_it_is(dtype: str, tmp_path: Path) 
     ids=["gpt2", "gpt2-no-bias", "llama", "llama-linear", "llama3"],
 )
 @pytest.mark.parametrize("size", [100, "5GB"])
-def test_saved_and_read_is_the_same_model(model: Any, size: Any, tmp_path: Path) -> None:
+def test_saved_and_read_is_the_same_model(model, size, tmp_path) -> None:
     mg.manual_seed(3)
     for p in model.parameters():
         mg.nn.init.normal_(p)
@@ -186,7 +183,7 @@ def test_saved_and_read_is_the_same_model(model: Any, size: Any, tmp_path: Path)
     assert type(model).from_pretrained(tmp_path, dropout=0.75).config.dropout == 0.75
 
 
-def test_saving_again_replaces_the_model_and_nothing_else(tmp_path: Path) -> None:
+def test_saving_again_replaces_the_model_and_nothing_else(tmp_path) -> None:
     small, large = GPT2(GPT2Config(7, 5, 1, 2, 4)), GPT2(GPT2Config(9, 5, 2, 2, 4))
     large.save_pretrained(tmp_path, max_shard_size=500)
     (tmp_path / "tokenizer.json").write_text("{}")
@@ -206,10 +203,10 @@ def test_saving_again_replaces_the_model_and_nothing_else(tmp_path: Path) -> Non
     assert from_pretrained(tmp_path).config == large.config
 
 
-def test_a_save_that_fails_leaves_a_folder_that_does_not_load(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_save_that_fails_leaves_a_folder_that_does_not_load(folder, monkeypatch: pytest.MonkeyPatch) -> None:
     model = from_pretrained(folder)
 
-    def full(*args: Any) -> Any:
+    def full(*args):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("minigrad.models.pretrained.durable.replace_file", full)
@@ -218,7 +215,7 @@ def test_a_save_that_fails_leaves_a_folder_that_does_not_load(folder: Path, monk
 
 
 @pytest.mark.parametrize("size", [0, -5, "5", "GB", "1 TB", "0KB", 1.5, True, None])
-def test_shard_sizes_that_make_no_sense(size: Any, tmp_path: Path) -> None:
+def test_shard_sizes_that_make_no_sense(size, tmp_path) -> None:
     with pytest.raises(ValueError, match="max_shard_size="):
         GPT2(GPT2Config(7, 5, 1, 2, 4)).save_pretrained(tmp_path / "x", max_shard_size=size)
     assert not (tmp_path / "x").exists()
@@ -227,7 +224,7 @@ def test_shard_sizes_that_make_no_sense(size: Any, tmp_path: Path) -> None:
 # ---------------------------------------------------------------------- config.json
 
 
-def llama_config(tmp_path: Path, **fields: Any) -> LlamaConfig:
+def llama_config(tmp_path, **fields) -> LlamaConfig:
     """The configuration of a folder whose ``config.json`` has these fields, as an old or a new transformers wrote."""
     Llama(LlamaConfig(7, 5, 1, 2, 2, 4, 3)).save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
@@ -255,12 +252,12 @@ SCALED = RopeScaling("llama3", 8.0, 1.0, 4.0, 64)
         ({"rope_parameters": {"rope_type": "linear", "rope_theta": 5.0, "factor": 3}}, 5.0, RopeScaling("linear", 3.0)),
     ],
 )
-def test_rope_of_old_and_new_files(fields: Any, base: float, scaling: Any, tmp_path: Path) -> None:
+def test_rope_of_old_and_new_files(fields, base: float, scaling, tmp_path) -> None:
     config = llama_config(tmp_path, **fields)
     assert (config.rope_base, config.rope_scaling) == (base, scaling)
 
 
-def test_configurations_of_llama_that_cannot_be_followed(tmp_path: Path) -> None:
+def test_configurations_of_llama_that_cannot_be_followed(tmp_path) -> None:
     for fields, message in [
         ({"hidden_act": "gelu"}, r"hidden_act = 'gelu' is not supported, only 'silu' or 'swish'"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope type 'dynamic' is not supported"),
@@ -316,16 +313,16 @@ def test_configurations_of_llama_that_cannot_be_followed(tmp_path: Path) -> None
         ({"model_type": ["gpt2"]}, "is not supported, only gpt2 and llama"),
     ],
 )
-def test_configurations_of_gpt2_that_cannot_be_followed(fields: Any, message: str, folder: Path) -> None:
+def test_configurations_of_gpt2_that_cannot_be_followed(fields, message: str, folder) -> None:
     raises(CheckpointError, message, lambda: from_pretrained(change_config(folder, **fields) or folder))
 
 
-def test_dropouts_that_differ_load_with_one_of_ones_own(folder: Path) -> None:
+def test_dropouts_that_differ_load_with_one_of_ones_own(folder) -> None:
     change_config(folder, attn_pdrop=0.5)
     assert GPT2.from_pretrained(folder, dropout=0.2).config.dropout == 0.2
 
 
-def test_a_field_that_nobody_knows_is_reported(folder: Path) -> None:
+def test_a_field_that_nobody_knows_is_reported(folder) -> None:
     change_config(folder, attn_twist=3, other=None, third=False)
     with pytest.warns(UserWarning, match=r"config.json: not known here, and without effect: 'attn_twist'$"):
         from_pretrained(folder)
@@ -334,8 +331,8 @@ def test_a_field_that_nobody_knows_is_reported(folder: Path) -> None:
 # ---------------------------------------------------------------------- weights that do not fit, and hostile files
 
 
-def test_all_that_does_not_fit_is_in_one_error(folder: Path) -> None:
-    def change(arrays: dict[str, Any]) -> None:
+def test_all_that_does_not_fit_is_in_one_error(folder) -> None:
+    def change(arrays) -> None:
         del arrays["transformer.h.0.ln_1.bias"]
         arrays["transformer.h.1.attn.c_attn.weight"] = arrays["transformer.h.1.attn.c_attn.weight"].T.copy()
         arrays["score.weight"] = np.zeros((2, 16), np.float32)
@@ -352,7 +349,7 @@ def test_all_that_does_not_fit_is_in_one_error(folder: Path) -> None:
         assert part in str(error)
 
 
-def test_a_name_with_and_without_prefix_is_refused(folder: Path) -> None:
+def test_a_name_with_and_without_prefix_is_refused(folder) -> None:
     change_weights(folder, lambda a: a.update({"ln_f.bias": np.zeros(16, np.float32)}))
     raises(CheckpointError, "'ln_f.bias' is stored twice", lambda: from_pretrained(folder))
 
@@ -360,7 +357,7 @@ def test_a_name_with_and_without_prefix_is_refused(folder: Path) -> None:
 SHARD, MISSING = "model-{:05}-of-00004.safetensors", object()
 
 
-def with_index(folder: Path, changes: dict[str, Any] | None) -> Path:
+def with_index(folder, changes):
     """A copy of a stored model whose index says other files of weights; None: of no weights."""
     shutil.copytree(GOLDEN / "gpt2", folder)
     path = folder / "model.safetensors.index.json"
@@ -376,7 +373,7 @@ def with_index(folder: Path, changes: dict[str, Any] | None) -> Path:
     ["../model/model-00001-of-00004.safetensors", "/etc/passwd", "..", "a/b.safetensors", "model.bin", "", 3, None,
      "\\\\host\\x.safetensors", ".hidden/../x.safetensors", "model-00001-of-00004.safetensors\n"],
 )  # fmt: skip
-def test_an_index_cannot_lead_out_of_the_folder(file: Any, tmp_path: Path) -> None:
+def test_an_index_cannot_lead_out_of_the_folder(file, tmp_path) -> None:
     model = with_index(tmp_path / "model", {"transformer.ln_f.bias": file})
     raises(CheckpointError, "is not the name of a file in the folder", lambda: from_pretrained(model))
 
@@ -390,7 +387,7 @@ def test_an_index_cannot_lead_out_of_the_folder(file: Any, tmp_path: Path) -> No
         (None, "it has no weight_map"),
     ],
 )
-def test_an_index_must_agree_with_its_files(changes: Any, message: str, tmp_path: Path) -> None:
+def test_an_index_must_agree_with_its_files(changes, message: str, tmp_path) -> None:
     model = with_index(tmp_path / "model", changes)
     raises(CheckpointError, message, lambda: from_pretrained(model))
 
@@ -406,12 +403,12 @@ def test_an_index_must_agree_with_its_files(changes: Any, message: str, tmp_path
         (b'{"model_type": "gpt2", "x": "' + b"a" * (1 << 20) + b'"}', "the limit is 1,048,576"),
     ],
 )
-def test_hostile_configurations(content: bytes, message: str, folder: Path) -> None:
+def test_hostile_configurations(content: bytes, message: str, folder) -> None:
     (folder / "config.json").write_bytes(content)
     raises(CheckpointError, message, lambda: from_pretrained(folder))
 
 
-def test_folders_without_weights(folder: Path) -> None:
+def test_folders_without_weights(folder) -> None:
     local = "nowhere is not a folder; models are read from local folders"
     raises(CheckpointError, local, lambda: from_pretrained(folder / "nowhere"))
     (folder / "model.safetensors").unlink()

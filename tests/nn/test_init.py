@@ -1,8 +1,6 @@
 """Initialisation: distributions, bounds, generators, and that autograd is not involved."""
 
 import math
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +10,7 @@ from minigrad import Generator
 from minigrad.nn import Parameter, init
 
 
-def drawn(fill: Callable[..., Any], *args: Any, shape: tuple[int, ...] = (300, 200), **kwargs: Any) -> np.ndarray:
+def drawn(fill, *args, shape: tuple[int, ...] = (300, 200), **kwargs) -> np.ndarray:
     x = Parameter(mg.empty(shape))
     assert fill(x, *args, generator=Generator(5), **kwargs) is x
     assert x.requires_grad and x.is_leaf and x.version == 1

@@ -1,7 +1,6 @@
 """Layers: what they compute, how they start, what they refuse."""
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ def values(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape)
 
 
-def double(layer: Any) -> Any:
+def double(layer):
     return layer.to(mg.float64)
 
 
@@ -64,7 +63,7 @@ def test_embedding_starts_standard_normal() -> None:
 
 @pytest.mark.parametrize("shape", [5, (5,), (4, 5)])
 @pytest.mark.parametrize(("affine", "bias"), [(True, True), (True, False), (False, True)])
-def test_layer_norm(shape: Any, affine: bool, bias: bool) -> None:
+def test_layer_norm(shape, affine: bool, bias: bool) -> None:
     layer = double(nn.LayerNorm(shape, 1e-5, affine, bias))  # PyTorch's third argument: elementwise_affine
     assert (layer.weight is not None, layer.bias is not None) == (affine, affine and bias)
     x = values(3, 4, 5) * 7 + 100
@@ -116,7 +115,7 @@ def test_dropout() -> None:
         ("BatchNorm1d", (4, 1e-5, 0.1, True, False), (7, 4)),
     ],
 )
-def test_normalisations_are_pytorchs(name: str, args: Any, shape: tuple[int, ...]) -> None:
+def test_normalisations_are_pytorchs(name: str, args, shape: tuple[int, ...]) -> None:
     """Names, order and values of the state; outputs in training and evaluation; gradients."""
     ours, theirs = getattr(nn, name)(*args), getattr(torch.nn, name)(*args)
     assert [(n, t.shape) for n, t in ours.state_dict().items()] == [
@@ -156,7 +155,7 @@ def test_normalisations_of_half_width_with_float32_parameters(dtype: str) -> Non
     """The result is of the input's dtype, gradients are of their own tensors': float32's, rounded once."""
     wide = mg.tensor(values(4, 6).astype("f4")).to(dtype).float()
     zeros, ones = mg.zeros(6), mg.ones(6)
-    calls: dict[str, Any] = {
+    calls = {
         "layer_norm": lambda x, w, b: F.layer_norm(x, (6,), w, b),
         "rms_norm": lambda x, w, b: F.rms_norm(x, (6,), w, 1e-5),
         "group_norm": lambda x, w, b: F.group_norm(x, 2, w, b),

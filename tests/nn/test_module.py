@@ -3,7 +3,6 @@
 import copy
 import gc
 import weakref
-from typing import Any
 
 import numpy as np
 import pytest
@@ -37,7 +36,7 @@ class Buffers(Module):
         self.register_buffer("count", mg.tensor([0]))
 
 
-def names(pairs: Any) -> list[str]:
+def names(pairs) -> list[str]:
     return [name for name, _ in pairs]
 
 
@@ -214,7 +213,7 @@ def test_arrays_and_other_floating_dtypes_are_accepted() -> None:
 def test_every_mismatch_is_reported_and_nothing_is_copied() -> None:
     m = Sequential(nn.Linear(2, 3), Buffers(), Tied())
     before = {name: t.numpy().copy() for name, t in m.state_dict().items()}
-    state: dict[str, Any] = {name: np.full(t.shape, 9.0) for name, t in m.state_dict().items()}
+    state = {name: np.full(t.shape, 9.0) for name, t in m.state_dict().items()}
     del state["0.bias"]
     state["0.weight"] = np.zeros((3, 3))
     state["1.count"] = np.zeros(1)

@@ -1,7 +1,5 @@
 """State, groups and resume of an optimizer, AdamW for example: refusals change nothing."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 from optimizer_cases import bits, make_grads, make_params
@@ -102,7 +100,7 @@ def test_a_state_that_does_not_fit_is_reported_and_nothing_is_changed() -> None:
     arrays, meta = optimizer.state_dict()
     group = meta["param_groups"][0]
     other = {**group, "params": ["a", "c"]}
-    wrong: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    wrong = [
         (arrays, {}, "optimizer is None, expected a str"),
         (arrays, {**meta, "optimizer": "SGD"}, "it is of 'SGD', this is AdamW"),
         (arrays, {**meta, "timestep": -1}, "timestep is -1"),

@@ -1,7 +1,6 @@
 """Gradient clipping: the norm, the factor, what is left alone, and what is refused."""
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from minigrad.grad_store import GradStore, TensorId
 from minigrad.tensor import Tensor
 
 
-def make(*arrays: Any, dtype: Any = np.float32) -> tuple[list[Tensor], GradStore]:
+def make(*arrays, dtype=np.float32) -> tuple[list[Tensor], GradStore]:
     params = [Tensor(np.zeros(np.shape(a), dtype), requires_grad=True) for a in arrays]
     grads = GradStore()
     for p, a in zip(params, arrays, strict=True):
@@ -50,7 +49,7 @@ def test_a_norm_that_is_not_greater_changes_no_bit(max_norm: float) -> None:
     st.floats(1e-3, 1e4),
     st.sampled_from([np.float32, np.float64]),
 )
-def test_the_norm_is_that_of_one_long_vector(data: list[list[float]], max_norm: float, dtype: Any) -> None:
+def test_the_norm_is_that_of_one_long_vector(data: list[list[float]], max_norm: float, dtype) -> None:
     params, grads = make(*data, dtype=dtype)
     vector = np.concatenate([g.ravel() for g in values(params, grads)]).astype(np.float64)
     norm = optim.clip_grad_norm(grads, max_norm)
@@ -99,7 +98,7 @@ def test_an_array_that_two_gradients_share_is_scaled_once() -> None:
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("clip", [optim.clip_grad_norm, optim.clip_grad_norm_per_param])
-def test_a_norm_that_is_not_finite_raises_before_anything_is_scaled(clip: Any, bad: float) -> None:
+def test_a_norm_that_is_not_finite_raises_before_anything_is_scaled(clip, bad: float) -> None:
     params, grads = make([30.0, 1.0], [40.0, bad], [50.0])
     before = values(params, grads)
     message = rf"norm is (nan|inf); 1 of 3 gradients are not finite, the first is that of tensor {int(params[1].id)} "
@@ -153,5 +152,5 @@ def test_with_a_norm_measured_elsewhere() -> None:
 
 @pytest.mark.parametrize("limit", [0.0, -1.0, math.nan])
 @pytest.mark.parametrize("clip", [optim.clip_grad_norm, optim.clip_grad_norm_per_param, optim.clip_grad_value])
-def test_the_limit_is_positive(clip: Any, limit: float) -> None:
+def test_the_limit_is_positive(clip, limit: float) -> None:
     raises(ValueError, "expected a number > 0", lambda: clip(GradStore(), limit))

@@ -1,7 +1,6 @@
 """EMA: the recurrence, the swap and its way back, exact resume, refusals."""
 
 import json
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from minigrad.nn import Linear, Module, Sequential
 from minigrad.optim import EMA
 
 
-def make_module(dtype: Any = np.float32) -> Module:
+def make_module(dtype=np.float32) -> Module:
     minigrad.manual_seed(0)
     return Sequential(Linear(3, 5), Linear(5, 2)).to(dtype)
 
@@ -29,7 +28,7 @@ def values(module: Module) -> list[np.ndarray]:
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 1e-6), (np.float64, 1e-15)])
 @pytest.mark.parametrize("warmup", [False, True])
-def test_is_the_recurrence(dtype: Any, tolerance: float, warmup: bool) -> None:
+def test_is_the_recurrence(dtype, tolerance: float, warmup: bool) -> None:
     module = make_module(dtype)
     ema = EMA(module, 0.6, warmup)
     expected = [p.data.astype(np.float64) for p in module.parameters()]
@@ -46,7 +45,7 @@ def test_is_the_recurrence(dtype: Any, tolerance: float, warmup: bool) -> None:
 
 
 @pytest.mark.parametrize("dtype", [minigrad.float16, minigrad.bfloat16], ids=str)
-def test_averages_of_half_width_parameters_are_float32(dtype: Any) -> None:
+def test_averages_of_half_width_parameters_are_float32(dtype) -> None:
     """They move by steps that the parameters' own dtype cannot hold, and are rounded where they are applied."""
     module = make_module(dtype)
     ema = EMA(module, 0.9995)

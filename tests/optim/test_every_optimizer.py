@@ -2,7 +2,6 @@
 
 import json
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -72,7 +71,7 @@ def test_groups_have_their_own_options(case: Case) -> None:
     assert [group["lr"] for group in optimizer.param_groups] == [0.5, 0.5]
 
 
-def test_does_not_depend_on_the_number_of_threads(case: Case, set_threads: Any) -> None:
+def test_does_not_depend_on_the_number_of_threads(case: Case, set_threads) -> None:
     results = []
     for count in (minigrad.get_num_threads(), 1):
         set_threads(count)
@@ -85,10 +84,10 @@ def test_does_not_depend_on_the_number_of_threads(case: Case, set_threads: Any) 
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_resumed_equals_uninterrupted_bit_for_bit(case: Case, dtype: Any) -> None:
+def test_resumed_equals_uninterrupted_bit_for_bit(case: Case, dtype) -> None:
     def build() -> tuple[list[Tensor], Optimizer]:
         params = make_params(dtype, shapes=case.shapes)
-        named: list[Any] = [(f"layer.{i}", p) for i, p in enumerate(params)] if dtype == np.float32 else params
+        named = [(f"layer.{i}", p) for i, p in enumerate(params)] if dtype == np.float32 else params
         return params, case.make([{"params": named[:3], "lr": 0.05}, {"params": named[3:]}])
 
     params, optimizer = build()
@@ -154,7 +153,7 @@ def test_what_cannot_be_updated_is_refused_before_anything_changes(case: Case) -
 
 
 @pytest.mark.parametrize("dtype", [minigrad.float16, minigrad.bfloat16], ids=str)
-def test_half_width_parameters_are_updated_in_float32_and_rounded_once(case: Case, dtype: Any) -> None:
+def test_half_width_parameters_are_updated_in_float32_and_rounded_once(case: Case, dtype) -> None:
     params = make_params(dtype, shapes=case.shapes)
     optimizer = case.make(params)
     optimizer.step(make_grads(params, 0, smallest=-2))

@@ -1,7 +1,6 @@
 """GradScaler: what is unscaled is exact, an overflow leaves the step out, and the scale moves as PyTorch's."""
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from minigrad import GradStore, Tensor, float16
 from minigrad.optim import SGD, GradScaler, LossScaleStrategy
 
 
-def store(p: Tensor, value: float, dtype: Any = np.float32) -> GradStore:
+def store(p: Tensor, value: float, dtype=np.float32) -> GradStore:
     grads = GradStore()
     grads.insert(p, Tensor(np.full(p.shape, value, dtype)))
     return grads

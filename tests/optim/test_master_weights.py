@@ -1,7 +1,5 @@
 """AdamW with float32 masters of half parameters: a cast, the float32 step and a cast back, and nothing is lost."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -14,21 +12,21 @@ HALVES = [mg.bfloat16, mg.float16]
 SHAPES = [(3, 5), (7,), (16,)]
 
 
-def drawn(half: Any, seed: int) -> list[mg.Tensor]:
+def drawn(half, seed: int) -> list[mg.Tensor]:
     rng = np.random.default_rng(seed)
     return [mg.tensor(rng.standard_normal(shape).astype(np.float32)).to(half) for shape in SHAPES]
 
 
-def store(params: list[Any], grads: list[mg.Tensor]) -> GradStore:
+def store(params, grads: list[mg.Tensor]) -> GradStore:
     return GradStore({p._id: g for p, g in zip(params, grads, strict=True)})
 
 
-def bits(tensors: Any) -> list[bytes]:
+def bits(tensors) -> list[bytes]:
     return [t.detach().numpy().tobytes() for t in tensors]
 
 
 @pytest.mark.parametrize("half", HALVES)
-def test_a_step_is_the_float32_step_of_the_master_rounded_once(half: Any) -> None:
+def test_a_step_is_the_float32_step_of_the_master_rounded_once(half) -> None:
     params = [nn.Parameter(x) for x in drawn(half, 0)]
     wide = [nn.Parameter(p.detach().float()) for p in params]
     optimizer = AdamW(params, lr=1e-3, weight_decay=0.1, master_weights=True)
@@ -46,7 +44,7 @@ def test_a_step_is_the_float32_step_of_the_master_rounded_once(half: Any) -> Non
 
 
 @pytest.mark.parametrize("dtype", [mg.float32, mg.float64])
-def test_wide_parameters_are_their_own_masters(dtype: Any) -> None:
+def test_wide_parameters_are_their_own_masters(dtype) -> None:
     """The option changes neither weights nor state of a model without half parameters."""
     found = []
     for master in (False, True):
