@@ -12,10 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from minigrad import GradStore, Tensor, nn
+from minigrad import GradStore, Tensor, dtypes, nn, optim
 from minigrad import distributed as dist
-from minigrad.dtypes import finfo
-from minigrad.optim import AdamWConfig, LrSchedule, Optimizer
 
 KINDS = ("distributed", "bucketed", "fused")
 ROWS = 12
@@ -86,7 +84,7 @@ class Scenario:
     frozen: tuple[str, ...] = ()
     clip: float | None = None
     accum: int = 1
-    schedule: LrSchedule | None = None
+    schedule: optim.LrSchedule | None = None
     ends: str = "full"  # or "no_sync", or "flush": how a window comes to its end
 
     @property
@@ -175,14 +173,14 @@ def make_trainer(
     clip: float | None = None,
     accum: int = 1,
     bucket: int = 200,
-    schedule: LrSchedule | None = None,
+    schedule: optim.LrSchedule | None = None,
     hook: dist.CommHook = dist.all_reduce_hook,
     lr: float = LR,
-    optimizer: Optimizer | None = None,
+    optimizer: optim.Optimizer | None = None,
 ) -> dist.DistributedTrainer:
     if kind == "fused":
         assert optimizer is None
-        fused = dist.FusedOptimizerConfig(AdamWConfig(lr=lr), bucket, clip, accum)
+        fused = dist.FusedOptimizerConfig(optim.AdamWConfig(lr=lr), bucket, clip, accum)
         return dist.FusedDistributedOptimizer(fused, comm, schedule, hook=hook)
     cls = {"distributed": dist.DistributedTrainer, "bucketed": dist.BucketedTrainer}[kind]
     config = dist.TrainingConfig(lr, max_grad_norm=clip, grad_accum_steps=accum)
@@ -289,7 +287,7 @@ def in_float64(scenario: Scenario) -> Scenario:
 
 
 def epsilon(scenario: Scenario) -> float:
-    return float(finfo(np.dtype(scenario.dtype)).eps)
+    return float(dtypes.finfo(np.dtype(scenario.dtype)).eps)
 
 
 class Watched:

@@ -9,10 +9,9 @@ import pytest
 from data_parallel import Net, feed, make_trainer
 from replica_models import bits
 
-from minigrad import Tensor, cuda_kernels, nn
+from minigrad import Tensor, cuda_kernels, nn, optim
 from minigrad import distributed as dist
 from minigrad.device import CPU
-from minigrad.optim import SGD
 
 RECORD = 1024  # bytes: losses, weights and flags of all ranks, norms; the parameters below are larger
 KINDS = ("distributed", "bucketed", "block")
@@ -47,8 +46,8 @@ class Blocks(nn.Module):
         return (h * self.head.sum(0)).square().mean()
 
 
-def sgd(params) -> SGD:
-    return SGD(params, lr=0.05, momentum=0.9)
+def sgd(params) -> optim.SGD:
+    return optim.SGD(params, lr=0.05, momentum=0.9)
 
 
 def train(kind: str, comm: dist.Communicator, steps: int, after_first=None):

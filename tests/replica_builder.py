@@ -5,14 +5,12 @@ import threading
 import numpy as np
 
 import minigrad
-from minigrad import Tensor, nn
-from minigrad.data import EpochSampler
+from minigrad import Tensor, data, nn, optim
 from minigrad.distributed.mirrors.flodl.builder import DdpBuilder
 from minigrad.distributed.mirrors.flodl.policies import AverageBackend, AveragingPolicy
 from minigrad.distributed.mirrors.flodl.trained_state import TrainedState
 from minigrad.distributed.train.config import TrainingConfig
 from minigrad.distributed.train.simple_trainer import SimpleTrainer
-from minigrad.optim import SGD, AdamW
 
 SYNC, CADENCE, ASYNC = AveragingPolicy.SYNC, AveragingPolicy.CADENCE, AveragingPolicy.ASYNC
 COMMUNICATOR, CPU = AverageBackend.COMMUNICATOR, AverageBackend.CPU
@@ -51,12 +49,12 @@ def trained(model: nn.Module):
     return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
 
 
-def adamw(params) -> AdamW:
-    return AdamW(params, lr=0.02, weight_decay=0.1)
+def adamw(params) -> optim.AdamW:
+    return optim.AdamW(params, lr=0.02, weight_decay=0.1)
 
 
-def sgd(params) -> SGD:
-    return SGD(params, lr=0.05)
+def sgd(params) -> optim.SGD:
+    return optim.SGD(params, lr=0.05)
 
 
 def builder(**options) -> DdpBuilder:
@@ -73,7 +71,7 @@ def builder(**options) -> DdpBuilder:
 
 
 def epoch_batches(epoch: int, seed: int = 42) -> list[np.ndarray]:
-    sampler = EpochSampler(N, BATCH, seed, drop_last=True)
+    sampler = data.EpochSampler(N, BATCH, seed, drop_last=True)
     sampler.epoch = epoch
     return list(sampler)
 

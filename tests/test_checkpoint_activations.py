@@ -12,8 +12,6 @@ from refusals import raises
 
 import minigrad as mg
 from minigrad import Tensor, nn
-from minigrad.autograd import Function
-from minigrad.models import GPT2, GPT2Config
 from minigrad.nn import functional as F
 
 
@@ -267,10 +265,10 @@ def test_something_else_than_tensors() -> None:
 # ---------------------------------------------------------------------- memory
 
 
-def nodes_below(loss: Tensor) -> list[Function]:
+def nodes_below(loss: Tensor) -> list[mg.Function]:
     nodes = [] if loss.node is None else [loss.node]
     for node in nodes:  # grows
-        nodes += [e for e in node.edges if isinstance(e, Function) and e not in nodes]
+        nodes += [e for e in node.edges if isinstance(e, mg.Function) and e not in nodes]
     return nodes
 
 
@@ -309,12 +307,12 @@ def test_a_graph_is_freed_without_the_collector() -> None:
         gc.enable()
 
 
-CONFIG = GPT2Config(vocab_size=17, block_size=64, n_layer=4, n_head=2, n_embd=16, dropout=0.1)
+CONFIG = mg.models.GPT2Config(vocab_size=17, block_size=64, n_layer=4, n_head=2, n_embd=16, dropout=0.1)
 
 
-def gpt_step(checkpoint_blocks: bool) -> tuple[GPT2, Tensor]:
+def gpt_step(checkpoint_blocks: bool) -> tuple[mg.models.GPT2, Tensor]:
     mg.manual_seed(0)
-    model = GPT2(dataclasses.replace(CONFIG, checkpoint_blocks=checkpoint_blocks))
+    model = mg.models.GPT2(dataclasses.replace(CONFIG, checkpoint_blocks=checkpoint_blocks))
     tokens = mg.randint(0, 17, (4, 64), generator=mg.Generator(1))  # enough that arrays outweigh objects
     return model, model.loss(tokens, tokens)
 

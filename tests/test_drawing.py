@@ -9,7 +9,6 @@ from refusals import raises
 
 import minigrad as mg
 from minigrad import Tensor, nn
-from minigrad.autograd import Function
 from minigrad.nn import functional as F
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -23,12 +22,12 @@ def graph_of(tensor: Tensor) -> tuple[Counter[str], Counter[tuple[str, str]]]:
     """How often each kind of vertex, and each kind of edge, occurs below a tensor."""
 
     def kind(vertex: object) -> str:
-        return type(vertex).__name__ if isinstance(vertex, Function) else "leaf"
+        return type(vertex).__name__ if isinstance(vertex, mg.Function) else "leaf"
 
     vertices = [tensor if tensor.node is None else tensor.node]
     edges: Counter[tuple[str, str]] = Counter()
     for vertex in vertices:  # grows
-        for edge in vertex.edges if isinstance(vertex, Function) else ():
+        for edge in vertex.edges if isinstance(vertex, mg.Function) else ():
             if edge is not None:
                 edges[kind(edge), kind(vertex)] += 1
                 if not any(edge is v for v in vertices):

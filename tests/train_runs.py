@@ -1,9 +1,8 @@
 """Tiny runs of the train command, for its tests."""
 
-from minigrad.distributed import Communicator
+from minigrad import distributed, serialization
 from minigrad.distributed.train.command import Run
 from minigrad.distributed.train.settings import read_settings
-from minigrad.serialization import load_checkpoint
 
 
 def write(folder, **changes):
@@ -29,11 +28,11 @@ def write(folder, **changes):
 
 
 def weights(folder, step: int | None = None) -> dict[str, bytes]:
-    tensors = load_checkpoint(folder, step).tensors
+    tensors = serialization.load_checkpoint(folder, step).tensors
     return {f"{file}/{name}": array.tobytes() for file, named in tensors.items() for name, array in named.items()}
 
 
-def go(comm: Communicator, path, resume: bool = False) -> Run:
+def go(comm: distributed.Communicator, path, resume: bool = False) -> Run:
     run = Run(comm, read_settings(path), resume=resume)
     try:
         run.train()

@@ -6,8 +6,6 @@ from graph_cases import Cube, Passes, leaf
 from refusals import raises
 
 import minigrad as mg
-from minigrad import Function, Tensor
-from minigrad.autograd import TensorCore
 
 
 def test_the_cube_of_the_documentation() -> None:
@@ -17,7 +15,7 @@ def test_the_cube_of_the_documentation() -> None:
 
 
 def test_an_op_with_parameters_and_several_inputs() -> None:
-    class ScaledDifference(Function):
+    class ScaledDifference(mg.Function):
         """z = c (x - y);  dx = c dz, dy = -c dz, summed back over broadcast dimensions by autograd."""
 
         def forward(self, x, y, *, c: float):
@@ -31,7 +29,7 @@ def test_an_op_with_parameters_and_several_inputs() -> None:
 
 
 def test_numpy_scalars_from_forward_and_backward_become_arrays() -> None:
-    class Total(Function):
+    class Total(mg.Function):
         """y = sum of x;  dx = dy everywhere."""
 
         def forward(self, x):
@@ -85,10 +83,10 @@ def test_gradients_of_the_wrong_number_or_shape(result, message: str) -> None:
 
 
 def test_missing_methods_are_named() -> None:
-    class Empty(Function):
+    class Empty(mg.Function):
         pass
 
-    class NoBackward(Function):
+    class NoBackward(mg.Function):
         def forward(self, x):
             return x * 1
 
@@ -102,7 +100,7 @@ def test_missing_methods_are_named() -> None:
 
 
 def test_an_op_that_adds_in_place_meets_gradients_from_elsewhere() -> None:
-    class Row(Function):
+    class Row(mg.Function):
         """y = x[i];  dx[i] += dy."""
 
         adds_in_place = True
@@ -134,12 +132,12 @@ def test_apply_without_a_tensor() -> None:
 
 
 def test_apply_returns_tensors_not_cores() -> None:
-    assert type(Cube.apply(leaf(2))) is Tensor
-    assert TensorCore.tensor_type is Tensor
+    assert type(Cube.apply(leaf(2))) is mg.Tensor
+    assert mg.autograd.TensorCore.tensor_type is mg.Tensor
 
 
 def test_forward_must_return_one_array() -> None:
-    class Two(Function):
+    class Two(mg.Function):
         def forward(self, x):
             return x, x
 

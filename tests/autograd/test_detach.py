@@ -8,7 +8,6 @@ from refusals import raises
 
 import minigrad as mg
 from minigrad import Tensor, nn
-from minigrad.device import Device
 
 
 def test_detach_shares_memory_and_stops_gradients() -> None:
@@ -49,6 +48,6 @@ def test_non_tensors_and_pickles() -> None:
 
 
 def test_mixed_devices_are_refused_before_any_kernel_runs() -> None:
-    elsewhere = Tensor.wrap(np.ones(3), Device("cuda"))  # naming the device needs no GPU
+    elsewhere = Tensor.wrap(np.ones(3), mg.Device("cuda"))  # naming the device needs no GPU
     raises(RuntimeError, r"(?s)Add: inputs are on different devices.*on cpu, .*on cuda:0", lambda: leaf(3) + elsewhere)
     raises(RuntimeError, "different devices", lambda: mg.cat([leaf(3), elsewhere]))

@@ -7,7 +7,6 @@ from graph_cases import leaf
 from in_threads import outcomes
 
 import minigrad as mg
-from minigrad import Tensor
 
 SET = partial(mg.set_grad_enabled, False), partial(mg.set_grad_enabled, True)
 
@@ -42,12 +41,12 @@ def test_an_instance_can_be_nested_and_reused() -> None:
 
 def test_modes_as_decorators() -> None:
     @mg.no_grad()
-    def without(x: Tensor, *, depth: int) -> bool:
+    def without(x: mg.Tensor, *, depth: int) -> bool:
         """Doc."""
         return without(x, depth=depth - 1) if depth else (x * 2).requires_grad
 
     @mg.enable_grad()
-    def with_grad(x: Tensor) -> bool:
+    def with_grad(x: mg.Tensor) -> bool:
         return (x * 2).requires_grad
 
     x = leaf(2)

@@ -7,10 +7,9 @@ import pytest
 from processes import python
 from refusals import raises
 
-from minigrad import cpu_kernels, plain_kernels
+from minigrad import cpu_kernels, dtypes, plain_kernels
 from minigrad.cpu_kernels.toolbox import array_program
 from minigrad.cpu_kernels.toolbox.array_program import Chunked, NoProgramError, Program
-from minigrad.dtypes import bfloat16
 
 RNG = np.random.default_rng(0)
 ROWS, COLUMNS = 517, 771  # no multiple of a chunk
@@ -56,7 +55,7 @@ def same(found: np.ndarray, expected: np.ndarray) -> None:
     np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "int32", "float16", bfloat16, ">f4"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "int32", "float16", dtypes.bfloat16, ">f4"])
 @pytest.mark.parametrize(("family", "name"), FUNCTIONS)
 def test_every_function_has_the_bits_of_the_plain_one(family: str, name: str, dtype) -> None:
     plain = getattr(getattr(plain_kernels, family), name)
@@ -125,8 +124,8 @@ def test_sums_in_place_and_memory_that_is_shared() -> None:
             np.testing.assert_array_equal(total, x + other(x))
 
 
-@pytest.mark.parametrize("target", [np.float16, bfloat16, np.float64, np.int64, bool])
-@pytest.mark.parametrize("source", [np.float32, np.float16, bfloat16, np.float64, np.int64, bool])
+@pytest.mark.parametrize("target", [np.float16, dtypes.bfloat16, np.float64, np.int64, bool])
+@pytest.mark.parametrize("source", [np.float32, np.float16, dtypes.bfloat16, np.float64, np.int64, bool])
 def test_conversions(source, target) -> None:
     x = values(np.float32)
     if np.dtype(target).kind == "i":
@@ -144,7 +143,7 @@ def test_every_float32_rounds_to_bfloat16_as_ml_dtypes_does() -> None:
     x = bits.view(np.float32)
     with np.errstate(all="ignore"):
         np.testing.assert_array_equal(
-            cpu_kernels.elementwise.cast(x, bfloat16).view(np.uint16), x.astype(bfloat16).view(np.uint16)
+            cpu_kernels.elementwise.cast(x, dtypes.bfloat16).view(np.uint16), x.astype(dtypes.bfloat16).view(np.uint16)
         )
 
 

@@ -5,11 +5,10 @@ import math
 import numpy as np
 import pytest
 
-from minigrad.cpu_kernels.toolbox import vector_math
-from minigrad.cpu_kernels.toolbox.jit import kernel
+from minigrad.cpu_kernels.toolbox import jit, vector_math
 
 
-@kernel
+@jit.kernel
 def _all_functions(x, out):
     """Rows of out, as named below (one kernel, so that the test compiles once per precision)."""
     exp_row, sigmoid_row, tanh_row, erf_row, cdf_row = out[0], out[1], out[2], out[3], out[4]
@@ -119,7 +118,7 @@ def test_float64_is_libm(sample):
         np.testing.assert_allclose(y[name], exact[name], rtol=1e-15, atol=0)
 
 
-@kernel
+@jit.kernel
 def _largest(x):
     result = x[0]
     for i in range(x.shape[0]):

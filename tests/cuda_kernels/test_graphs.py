@@ -12,9 +12,8 @@ from refusals import raises
 import minigrad as mg
 from minigrad import nn, optim
 from minigrad.cuda_kernels import cross_entropy, simulated
-from minigrad.cuda_kernels.platform import graphs
+from minigrad.cuda_kernels.platform import graphs, upload
 from minigrad.cuda_kernels.platform.recording import CaptureError
-from minigrad.cuda_kernels.platform.upload import Upload
 from minigrad.distributed import AmpTrainer, MixedPrecisionConfig, NonFiniteLossError, SimpleTrainer, TrainingConfig
 from minigrad.models import GPT2, GPT2Config
 from minigrad.nn import functional as F
@@ -233,7 +232,7 @@ def test_a_cache_of_keys_and_values_is_refused() -> None:
 
 
 def test_what_waits_for_copies_may_become_garbage_within_a_capture() -> None:
-    uploads = [Upload(8, 0)]
+    uploads = [upload.Upload(8, 0)]
     with cuda.Graph().capture():
         uploads.clear()  # an error of its finalizer is one of the test's
 

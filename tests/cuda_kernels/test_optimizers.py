@@ -13,12 +13,10 @@ from optimizer_cases import CASES
 from refusals import raises
 
 import minigrad
-from minigrad import Device, Tensor, cuda_kernels, plain_kernels
+from minigrad import Device, Tensor, cuda_kernels, grad_store, nn, plain_kernels
 from minigrad.cuda_kernels import from_host, to_host
 from minigrad.cuda_kernels.optimizers import multi_tensor
 from minigrad.cuda_kernels.platform.upload import Upload
-from minigrad.grad_store import GradStore
-from minigrad.nn import Module, Parameter
 from minigrad.optim import EMA, clip_grad_norm, clip_grad_norm_async
 from minigrad.optim.clip import NonFiniteGradientError
 
@@ -45,8 +43,8 @@ def on(device: str, arrays: list[np.ndarray]) -> list[Tensor]:
     return [Tensor(x, device=Device(device), requires_grad=True) for x in arrays]
 
 
-def store(params: list[Tensor], grads: list[np.ndarray]) -> GradStore:
-    found = GradStore()
+def store(params: list[Tensor], grads: list[np.ndarray]) -> grad_store.GradStore:
+    found = grad_store.GradStore()
     for p, g in zip(params, grads, strict=True):
         found.insert(p, Tensor(g, device=p.device))
     return found
@@ -174,8 +172,8 @@ def test_ema_moves_as_on_the_cpu() -> None:
     results = []
     for device in ("cpu", "cuda"):
         p = on(device, draw([(7, 11)], "float32", 0))[0]
-        layer = Module()
-        layer.p = Parameter(p)
+        layer = nn.Module()
+        layer.p = nn.Parameter(p)
         ema = EMA(layer, decay=0.9)
         p = layer.p
         p.data = p.device.kernels.elementwise.mul(p.data, np.float32(3))
@@ -351,7 +349,7 @@ def test_clipping_without_waiting_needs_one_device() -> None:
     found = store(params, [np.ones(2, np.float32)] * 2)
     raises(ValueError, "are on cpu, cuda:0; clip_grad_norm adds", lambda: clip_grad_norm_async(found, 1.0))
     assert clip_grad_norm(found, 1.0) == pytest.approx(2.0)
-    assert clip_grad_norm_async(GradStore(), 1.0).item() == 0.0
+    assert clip_grad_norm_async(grad_store.GradStore(), 1.0).item() == 0.0
     raises(ValueError, "max_norm", lambda: clip_grad_norm_async(found, 0.0))
 
 

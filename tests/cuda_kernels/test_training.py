@@ -8,7 +8,6 @@ import minigrad as mg
 from minigrad import nn
 from minigrad.cuda_kernels.platform import memory
 from minigrad.models import GPT2, GPT2Config, Llama, LlamaConfig, generation, gpt2_memory
-from minigrad.optim import AdamW, clip_grad_norm
 from minigrad.tools.step_memory import memory_report
 
 
@@ -24,7 +23,7 @@ def train(make, device: str, steps: int) -> tuple[list[float], list[float], dict
     """Losses, gradient norms, and the weights at the end."""
     mg.manual_seed(1)
     model = make().to(device=device)
-    optimizer = AdamW(model.parameters(), lr=1e-2, eps=1e-3)  # a gradient that is only rounding moves nothing
+    optimizer = mg.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-3)  # a gradient that is only rounding moves nothing
     mg.manual_seed(2)  # the same dropout masks on both devices
     losses, norms = [], []
     window = np.random.default_rng(5).integers(0, 11, (2, 9))  # learnt by heart
@@ -32,7 +31,7 @@ def train(make, device: str, steps: int) -> tuple[list[float], list[float], dict
         x, y = (mg.tensor(w.copy(), device=device) for w in (window[:, :-1], window[:, 1:]))
         loss = model.loss(x, y)
         grads = loss.backward()
-        norms.append(float(clip_grad_norm(grads, 0.5)))
+        norms.append(float(mg.optim.clip_grad_norm(grads, 0.5)))
         optimizer.step(grads)
         losses.append(loss.item())
     return losses, norms, {name: host(p.detach()) for name, p in model.named_parameters()}

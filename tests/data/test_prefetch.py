@@ -10,10 +10,8 @@ import numpy as np
 import pytest
 from refusals import raises
 
-from minigrad import Tensor
-from minigrad.data import EpochBatches, Prefetcher, RandomBatches
-from minigrad.data.prefetch import to_device
-from minigrad.device import Device
+from minigrad import Tensor, device
+from minigrad.data import EpochBatches, Prefetcher, RandomBatches, prefetch
 
 WAIT = 10.0
 
@@ -121,7 +119,7 @@ def test_with_a_device_arrays_arrive_as_tensors() -> None:
     for got in (first, *second, third.x, fourth["x"][0]):
         assert isinstance(got, Tensor) and got.tolist() == [0.0, 1.0, 2.0]
     assert isinstance(third, Pair) and third.y == "name" and fourth["x"][1] == 3
-    assert to_device("name", Device("cpu")) == "name"
+    assert prefetch.to_device("name", device.Device("cpu")) == "name"
 
 
 def test_what_is_refused_at_once() -> None:

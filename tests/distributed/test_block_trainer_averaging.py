@@ -10,11 +10,8 @@ from data_parallel import state_bits
 from in_threads import in_threads
 from refusals import raises
 
-from minigrad import Tensor, nn
+from minigrad import Tensor, device, models, nn, optim
 from minigrad import distributed as dist
-from minigrad.device import CPU
-from minigrad.models import GPT2, GPT2Config, Llama, LlamaConfig
-from minigrad.optim import SGD
 
 
 @in_threads(3, timeout=20)
@@ -34,7 +31,7 @@ def test_must_weight_identity_after_every_step_and_when_broken(comm: dist.Thread
 def test_must_mean_semantics_means_of_1_and_5_with_3_and_1_samples_give_2():
     def body(comm: dist.ThreadCommunicator):
         net = nets.One()
-        optimizer = SGD([p for p in net.parameters() if p.requires_grad], lr=1.0)
+        optimizer = optim.SGD([p for p in net.parameters() if p.requires_grad], lr=1.0)
         trainer = dist.BlockDistributedTrainer(net, comm, dist.TrainingConfig(max_grad_norm=None), optimizer=optimizer)
         trainer.train_batch(np.ones(3) if comm.rank == 0 else np.full(1, 5.0))
         return net.blocks[0].weight.item(), net.frozen.numpy().tolist()
@@ -169,8 +166,8 @@ def test_must_no_cpu_staging_of_gradients(monkeypatch):
         trainer.train_batch(np.ones((2, 64), np.float32))  # the first one compares the weights' hashes
         comm.barrier()
         if comm.rank == 0:
-            original = CPU.kernels.to_host
-            monkeypatch.setattr(CPU.kernels, "to_host", lambda a: (sizes.append(a.nbytes), original(a))[1])
+            original = device.CPU.kernels.to_host
+            monkeypatch.setattr(device.CPU.kernels, "to_host", lambda a: (sizes.append(a.nbytes), original(a))[1])
         comm.barrier()
         trainer.train_batch(np.ones((2, 64), np.float32))
 
@@ -205,9 +202,9 @@ def test_must_order_is_reversed_and_a_block_is_sent_when_its_backward_ends():
 
 
 def test_must_order_layouts_of_the_models():
-    gpt = GPT2(GPT2Config(vocab_size=7, block_size=4, n_layer=2, n_head=1, n_embd=4, tied=False))
+    gpt = models.GPT2(models.GPT2Config(vocab_size=7, block_size=4, n_layer=2, n_head=1, n_embd=4, tied=False))
     assert dist.BlockLayout.of(gpt).names == ["block 1", "block 0", "lm_head", "ln_f", "embedding"]
-    llama = Llama(LlamaConfig(7, 4, 3, 1, 1, 4, 8))
+    llama = models.Llama(models.LlamaConfig(7, 4, 3, 1, 1, 4, 8))
     assert dist.BlockLayout.of(llama).names[:3] == ["block 2", "block 1", "block 0"]
     every = [p for model in (gpt, llama) for _, named in dist.BlockLayout.of(model).groups for _, p in named]
     assert sorted(p.id for p in every) == sorted(p.id for model in (gpt, llama) for p in model.parameters())

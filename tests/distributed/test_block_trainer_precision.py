@@ -9,13 +9,12 @@ from in_threads import in_threads
 from refusals import raises
 
 import minigrad
-from minigrad import Tensor, nn
+from minigrad import Tensor, nn, optim
 from minigrad import distributed as dist
-from minigrad.optim import SGD, CosineAnnealing, GradScaler
 
 
 def test_should_lr_follows_warmup_and_cosine():
-    schedule = CosineAnnealing(0.02, 0.0, warmup_steps=2, total_steps=4)
+    schedule = optim.CosineAnnealing(0.02, 0.0, warmup_steps=2, total_steps=4)
     want = alone(Net(), schedule=schedule)
     for got in dist.run_threads(2, lambda comm: train(comm, Net(comm.rank), (8, 4), schedule=schedule), timeout=20):
         assert_like_one_process(got, want)
@@ -36,8 +35,8 @@ class Half(nn.Module):
 
 def test_should_precision_an_overflow_leaves_the_step_out_on_all_ranks_and_the_scaler_is_saved(tmp_path):
     def make(comm: dist.Communicator) -> tuple[Half, dist.BlockDistributedTrainer]:
-        net, scaler = Half(), GradScaler(growth_interval=2)
-        optimizer = SGD(net.named_parameters(), lr=1e6)
+        net, scaler = Half(), optim.GradScaler(growth_interval=2)
+        optimizer = optim.SGD(net.named_parameters(), lr=1e6)
         config = dist.TrainingConfig(max_grad_norm=None)
         return net, dist.BlockDistributedTrainer(net, comm, config, optimizer=optimizer, scaler=scaler)
 
@@ -73,7 +72,7 @@ def test_should_precision_an_overflow_leaves_the_step_out_on_all_ranks_and_the_s
 @in_threads(2, timeout=20)
 def test_should_precision_what_is_no_overflow_still_halts(comm: dist.ThreadCommunicator):
     net = Half()
-    trainer = dist.BlockDistributedTrainer(net, comm, CONFIG, scaler=GradScaler(2.0))
+    trainer = dist.BlockDistributedTrainer(net, comm, CONFIG, scaler=optim.GradScaler(2.0))
     trainer._loss_fn = lambda x: x.sum() * 0.0 + Spoil.apply(net.blocks[0].weight, value=math.nan)
     x = np.ones((1, 4), np.float32)
     assert trainer.train_batch(x) is None

@@ -14,9 +14,8 @@ from data_parallel import KINDS, Scenario, feed, make_trainer, parameters, run, 
 from in_threads import in_threads
 
 import minigrad
-from minigrad import GradStore, Tensor
+from minigrad import GradStore, Tensor, optim
 from minigrad import distributed as dist
-from minigrad.optim import SGD
 
 ALL_KINDS = pytest.mark.parametrize("kind", KINDS)
 LINEAR = pytest.mark.parametrize("kind", ["distributed", "bucketed"])  # those that take an SGD
@@ -24,7 +23,7 @@ LINEAR = pytest.mark.parametrize("kind", ["distributed", "bucketed"])  # those t
 
 def sgd_trainer(kind: str, comm: dist.Communicator, params, **options) -> dist.DistributedTrainer:
     """One whose step takes the mean gradient itself off the weights."""
-    return make_trainer(kind, comm, optimizer=SGD(params, lr=1.0), **options)
+    return make_trainer(kind, comm, optimizer=optim.SGD(params, lr=1.0), **options)
 
 
 @LINEAR

@@ -10,11 +10,9 @@ from replica_builder import CADENCE, SYNC, Net, builder, is_replica, loss_of
 from minigrad import Tensor
 from minigrad.distributed.comm.threads.faults import Fault, FaultPlan
 from minigrad.distributed.comm.threads.thread import ThreadCommunicator
-from minigrad.distributed.mirrors.flodl import replica_group
+from minigrad.distributed.mirrors.flodl import policies, replica_group, workload
 from minigrad.distributed.mirrors.flodl.coordinator import CadencePlan, Coordinator
-from minigrad.distributed.mirrors.flodl.policies import AverageBackend, AveragingPolicy
 from minigrad.distributed.mirrors.flodl.replica_threads import DdpHandle, ReplicaFailedError
-from minigrad.distributed.mirrors.flodl.workload import Batch
 
 
 def failing(rank: int, at: int, how):
@@ -37,8 +35,8 @@ def raises(error: BaseException):
     return how
 
 
-@pytest.mark.parametrize("policy", AveragingPolicy)
-@pytest.mark.parametrize("backend", AverageBackend)
+@pytest.mark.parametrize("policy", policies.AveragingPolicy)
+@pytest.mark.parametrize("backend", policies.AverageBackend)
 @pytest.mark.parametrize("error", [ValueError("bad row"), SystemExit("killed")])
 def test_death_a_replica_that_raises_leaves_the_survivors_state(policy, backend, error):
     handle = builder(
@@ -87,7 +85,7 @@ def test_death_in_the_midst_of_an_average(policy, fault, timeout, words):
     assert all(np.isfinite(array).all() for array in state.params.values())
 
 
-@pytest.mark.parametrize("policy", AveragingPolicy)
+@pytest.mark.parametrize("policy", policies.AveragingPolicy)
 def test_death_in_the_midst_of_an_average_in_host_memory(policy, monkeypatch):
     def pack(tensors, share: float):
         if is_replica(1):
@@ -96,7 +94,7 @@ def test_death_in_the_midst_of_an_average_in_host_memory(policy, monkeypatch):
 
     original = replica_group.pack
     monkeypatch.setattr(replica_group, "pack", pack)
-    handle = builder(policy=policy, backend=AverageBackend.CPU, replicas=3, num_epochs=1000, anchor=1).run()
+    handle = builder(policy=policy, backend=policies.AverageBackend.CPU, replicas=3, num_epochs=1000, anchor=1).run()
     with handle.changed:
         handle.wait(lambda: False)
     monkeypatch.undo()
@@ -105,7 +103,7 @@ def test_death_in_the_midst_of_an_average_in_host_memory(policy, monkeypatch):
     assert list(state.failures) == [1]
 
 
-@pytest.mark.parametrize("policy", AveragingPolicy)
+@pytest.mark.parametrize("policy", policies.AveragingPolicy)
 def test_death_a_stuck_replica_is_left_behind_at_its_deadline(policy):
     release = threading.Event()
     handle = builder(policy=policy, batch_timeout=1.0, train_fn=failing(0, 3, release.wait), num_epochs=1000).run()
@@ -122,7 +120,7 @@ def test_death_is_watched_by_those_who_began_to_wait_before_the_replica_was_busy
     coordinator = Coordinator(CadencePlan(2, 8, 1, SYNC, batch_timeout=0.3), time.perf_counter)
     threads = DdpHandle(coordinator, [], None, [], None)  # type: ignore[arg-type]
     for rank in (0, 1):
-        assert isinstance(coordinator.next(rank), Batch)
+        assert isinstance(coordinator.next(rank), workload.Batch)
     coordinator.batch_done(0, 4, 0.0, 1.0)
     woken = threading.Thread(target=threads._next, args=(0,), daemon=True)
     woken.start()

@@ -25,14 +25,13 @@ from replica_builder import (
 )
 
 import minigrad
-from minigrad import Tensor, nn
+from minigrad import Tensor, nn, optim
 from minigrad.distributed import ApplyPolicy, record_scalar
 from minigrad.distributed.comm.threads.thread import ThreadCommunicator
 from minigrad.distributed.mirrors.flodl.builder import DdpBuilder
 from minigrad.distributed.mirrors.flodl.policies import AverageBackend, AveragingPolicy
 from minigrad.distributed.mirrors.flodl.timeline import EventKind, Timeline
 from minigrad.distributed.mirrors.flodl.trainer import Trainer
-from minigrad.optim import Constant
 
 AT_LEAST_0 = ("num_epochs", "prefetch", "max_batch_diff", "max_overshoot")
 AT_LEAST_1 = ("batch_size", "replicas", "anchor", "max_anchor", "checkpoint_every")
@@ -130,7 +129,7 @@ def test_builder_workers_set_their_learning_rate_and_record_scalars():
             worker.set_lr(0.5)
             worker.scale_lr(0.5)
         else:
-            worker.set_scheduler(Constant(0.125))
+            worker.set_scheduler(optim.Constant(0.125))
             worker.scale_lr(2.0)
         rates.append(worker.current_lr)
 

@@ -5,18 +5,17 @@ import pytest
 from replica_models import Part, assert_same_part, trained_alone
 
 import minigrad
-from minigrad import Tensor, nn
+from minigrad import Tensor, models, nn
 from minigrad import distributed as dist
-from minigrad.models import GPT2, GPT2Config
 
 RNG = np.random.default_rng(0)
 BATCHES = [RNG.integers(0, 11, (5, 7)) for _ in range(3)]
 CONFIG = dist.TrainerConfig(2, 0.5, dist.OptimizerKind.adamw(0.02), dist.LossKind.cross_entropy())
 
 
-def gpt2() -> GPT2:
+def gpt2() -> models.GPT2:
     minigrad.manual_seed(3)
-    return GPT2(GPT2Config(11, 6, n_layer=2, n_head=2, n_embd=8, tied=False)).double()
+    return models.GPT2(models.GPT2Config(11, 6, n_layer=2, n_head=2, n_embd=8, tied=False)).double()
 
 
 def labels(tokens: np.ndarray) -> np.ndarray:
@@ -27,7 +26,7 @@ def labels(tokens: np.ndarray) -> np.ndarray:
 
 
 class Embed(nn.Module):
-    def __init__(self, model: GPT2) -> None:
+    def __init__(self, model: models.GPT2) -> None:
         super().__init__()
         self.wte, self.wpe = model.wte, model.wpe
 

@@ -9,9 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minigrad.distributed.mirrors.flodl import coordinator, policies
-from minigrad.distributed.mirrors.flodl.el_che import ElChe
-from minigrad.distributed.mirrors.flodl.timeline import EventKind, Timeline
+from minigrad.distributed.mirrors.flodl import coordinator, el_che, policies, timeline
 from minigrad.distributed.mirrors.flodl.workload import Batch
 
 SYNC, CADENCE, ASYNC = policies.AveragingPolicy.SYNC, policies.AveragingPolicy.CADENCE, policies.AveragingPolicy.ASYNC
@@ -31,9 +29,9 @@ class World:
         max_overshoot: int | None = None,
     ) -> None:
         self.now, self.ms, self.average_ms, self.rising = 0.0, ms, average_ms, rising
-        self.timeline = Timeline(clock=lambda: self.now)
+        self.timeline = timeline.Timeline(clock=lambda: self.now)
         sync = plan.world == 1 or plan.policy is SYNC
-        self.el_che = None if sync else ElChe(plan.world, anchor).with_max_batch_diff(plan.max_batch_diff)
+        self.el_che = None if sync else el_che.ElChe(plan.world, anchor).with_max_batch_diff(plan.max_batch_diff)
         self.overshoot = policies.OvershootLimit(plan.batches, max_overshoot) if plan.policy is ASYNC else None
         guard = None if threshold is None else policies.DivergenceGuard(threshold)
         self.c = coordinator.Coordinator(plan, lambda: self.now, self.el_che, guard, self.overshoot, self.timeline)
@@ -175,7 +173,7 @@ def test_throttle_lead_never_exceeds_the_limit_and_events_are_not_repeated(polic
     w = World(plan(policy, batches=400, epochs=1, max_batch_diff=diff), [1.0, 30.0], anchor=10).run()
     assert max(w.leads) == diff
     assert len(w.leads) > 200  # most of the run; at its very end the one that still has batches is alone
-    throttled = [e for e in w.timeline.events if e.kind is EventKind.THROTTLE]
+    throttled = [e for e in w.timeline.events if e.kind is timeline.EventKind.THROTTLE]
     assert throttled and all(e.rank == 0 for e in throttled)
 
 
@@ -201,7 +199,7 @@ def test_guard_drifting_replicas_are_averaged_more_often():
     assert run(1e-9, 0.05).c.count_history[5] == [8, 8]  # rises, but is nothing
     drifting = run(0.1, 0.05)
     assert [counts[0] for counts in drifting.c.count_history[:7]] == [8, 8, 8, 4, 4, 4, 2]
-    changed = [e.detail for e in drifting.timeline.events if e.kind is EventKind.ANCHOR_CHANGED]
+    changed = [e.detail for e in drifting.timeline.events if e.kind is timeline.EventKind.ANCHOR_CHANGED]
     assert changed[:2] == [{"before": 8, "after": 4}, {"before": 4, "after": 2}]
 
 
@@ -312,7 +310,7 @@ def test_chunk_dispatch_metrics_are_weighted_by_batches_and_throughput_by_time()
 
 
 def test_an_average_in_host_memory_overlaps_and_keeps_what_is_trained_meanwhile():
-    c = coordinator.Coordinator(plan(ASYNC, backend=policies.AverageBackend.CPU), lambda: 0.0, ElChe(2, 1))
+    c = coordinator.Coordinator(plan(ASYNC, backend=policies.AverageBackend.CPU), lambda: 0.0, el_che.ElChe(2, 1))
     started = [c.next(rank) for rank in range(2)]
     for rank in range(2):
         c.batch_done(rank, 2, 0.0, 1.0)

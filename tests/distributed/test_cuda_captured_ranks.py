@@ -11,7 +11,6 @@ from minigrad import Tensor, cuda_kernels, nn
 from minigrad import distributed as dist
 from minigrad.device import Device
 from minigrad.distributed.train import captured_step
-from minigrad.optim import CosineAnnealing, LossScaleStrategy
 
 if not cuda_kernels.simulated():
     pytest.skip("NUMBA_ENABLE_CUDASIM=1 selects the simulator", allow_module_level=True)
@@ -53,9 +52,9 @@ def rows(comm: dist.Communicator, step: int, count: int = 1) -> Tensor:
 
 def trainer_of(kind: str, comm: dist.Communicator, count: int = 1) -> dist.DistributedTrainer:
     config = dist.TrainingConfig(max_grad_norm=0.5, grad_accum_steps=count)
-    schedule = CosineAnnealing(1e-1, 1e-2, 1, 10)
+    schedule = mg.optim.CosineAnnealing(1e-1, 1e-2, 1, 10)
     if kind == "scaled":
-        scale = LossScaleStrategy.dynamic(2.0**126, growth_interval=2)
+        scale = mg.optim.LossScaleStrategy.dynamic(2.0**126, growth_interval=2)
         return dist.AmpTrainer(
             config, dist.MixedPrecisionConfig(loss_scale=scale), comm, schedule=schedule, bucket_size_bytes=40
         )

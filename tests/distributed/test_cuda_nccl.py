@@ -14,13 +14,12 @@ from replica_models import bits
 import minigrad as mg
 from minigrad import Tensor, cuda_kernels
 from minigrad import distributed as dist
-from minigrad.device import Device
 from minigrad.distributed.mirrors.flodl import replica_group
 
 if not cuda_kernels.simulated():
     pytest.skip("NUMBA_ENABLE_CUDASIM=1 selects the simulator", allow_module_level=True)
 
-DEVICES = [Device("cuda:0"), Device("cuda:1")]
+DEVICES = [mg.Device("cuda:0"), mg.Device("cuda:1")]
 
 
 @pytest.fixture
@@ -84,7 +83,7 @@ def test_must_non_finite_block_on_cuda_changes_nothing(machine: FakeMachine) -> 
     on_both(fn)
 
 
-def net(device: Device | str) -> Net:
+def net(device: mg.Device | str) -> Net:
     return Net(np.float64).to(device=device)
 
 

@@ -14,9 +14,8 @@ from refusals import raises
 from replica_models import bits, host
 
 import minigrad as mg
-from minigrad import Tensor, nn
+from minigrad import Tensor, data, nn
 from minigrad import distributed as dist
-from minigrad.data import Prefetcher
 from minigrad.data.prefetch import pinned
 from minigrad.device import CPU, Device
 from minigrad.nn import functional as F
@@ -266,7 +265,7 @@ def test_cuda_batches_arrive_by_pinned_memory() -> None:
             made.append(np.full((2, 3), float(step)))
             yield {"x": made[-1], "name": "a"}
 
-    with Prefetcher(batches(), device=DEVICES[1]) as ahead:
+    with data.Prefetcher(batches(), device=DEVICES[1]) as ahead:
         for step, batch in enumerate(ahead):
             assert batch["x"].device is DEVICES[1] and batch["name"] == "a"
             assert batch["x"].cpu().tolist() == [[float(step)] * 3] * 2

@@ -10,9 +10,7 @@ import pytest
 from fake_nccl import FakeMachine
 from nccl_programs import RECORD, copies_to_host
 
-from minigrad import cuda_kernels
-from minigrad.device import Device
-from minigrad.distributed import NcclCommunicator
+from minigrad import cuda_kernels, device, distributed
 from minigrad.distributed.comm.threads.thread import drawing_from, generators_for
 
 if not cuda_kernels.simulated():
@@ -42,7 +40,7 @@ def test_two_cuda_ranks_train_as_one_process(
     assert script.main() == 0
     wanted = importlib.import_module("minigrad.serialization").load_checkpoint("alone").tensors["model"]
 
-    comms = NcclCommunicator.group([Device("cuda:0"), Device("cuda:1")], timeout=100)
+    comms = distributed.NcclCommunicator.group([device.Device("cuda:0"), device.Device("cuda:1")], timeout=100)
     own = threading.local()
     losses: list[list[float]] = [[], []]
     found = [None, None]

@@ -7,13 +7,12 @@ from nccl_programs import copies_to_host
 import minigrad as mg
 from minigrad import Tensor, nn
 from minigrad import distributed as dist
-from minigrad.device import CPU, Device
 from minigrad.nn import functional as F
 
 if not mg.cuda.is_available():
     pytest.skip("no CUDA device, and NUMBA_ENABLE_CUDASIM=1 is not set", allow_module_level=True)
 
-DEVICES = [Device("cuda:0"), Device(f"cuda:{min(1, mg.cuda.device_count() - 1)}")]
+DEVICES = [mg.Device("cuda:0"), mg.Device(f"cuda:{min(1, mg.cuda.device_count() - 1)}")]
 RNG = np.random.default_rng(0)
 X, Y = RNG.standard_normal((7, 3)), RNG.integers(0, 2, 7)
 CONFIG = dist.TrainerConfig(
@@ -28,18 +27,18 @@ def weights(model: nn.Module) -> list[np.ndarray]:
     return [p.detach().cpu().numpy() for p in model.parameters()]
 
 
-def normed(device: Device) -> nn.Module:
+def normed(device: mg.Device) -> nn.Module:
     mg.manual_seed(0)
     return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).to(device=device).double()
 
 
-def trained_by(replicas, device: Device) -> list[np.ndarray]:
+def trained_by(replicas, device: mg.Device) -> list[np.ndarray]:
     trainer = dist.DataParallelTrainer(CONFIG, replicas, model=normed(device), timeout=300)
     found = [trainer.step((X, Y)).loss for _ in range(2)]
     return [np.array(found), *weights(trainer.model), *(b.cpu().numpy() for b in trainer.model.buffers())]
 
 
-def data_parallel(devices: list[Device]) -> list[np.ndarray]:
+def data_parallel(devices: list[mg.Device]) -> list[np.ndarray]:
     with (
         dist.ThreadReplica(lambda: normed(devices[0])) as first,
         dist.ThreadReplica(lambda: normed(devices[1])) as second,
@@ -55,7 +54,7 @@ def data_parallel_ranks(comm: dist.Communicator):
 
 
 def on_ranks(fn):
-    def run(devices: list[Device]) -> list[np.ndarray]:
+    def run(devices: list[mg.Device]) -> list[np.ndarray]:
         mg.manual_seed(0)
         return [np.asarray(x) for rank in dist.run_threads(2, fn, 300, devices=devices) for x in rank]
 
@@ -117,7 +116,7 @@ class Blocks(nn.Module):
         return F.cross_entropy(self(x), y)
 
 
-def alone(devices: list[Device]) -> list[np.ndarray]:
+def alone(devices: list[mg.Device]) -> list[np.ndarray]:
     """One process with one device, which the communicator need not be told."""
     comm, found = dist.NoOpCommunicator(), []
     for step in (
@@ -152,7 +151,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_cuda_trainers_give_what_they_give_on_the_cpu(name: str) -> None:
     tolerance = 2.0**-6 if name == "compressed" else 1e-9  # bfloat16's rounding may fall the other way
-    for got, wanted in zip(CASES[name](DEVICES), CASES[name]([CPU, CPU]), strict=True):
+    for got, wanted in zip(CASES[name](DEVICES), CASES[name]([mg.device.CPU, mg.device.CPU]), strict=True):
         np.testing.assert_allclose(got, wanted, rtol=tolerance, atol=1e-12 if tolerance < 1e-6 else 1e-3)
 
 

@@ -8,12 +8,9 @@ import pytest
 from data_parallel import Net, Record, assert_same_run, feed, make_trainer, record
 
 import minigrad
-from minigrad import Tensor, nn
+from minigrad import Tensor, data, nn, optim, serialization
 from minigrad import distributed as dist
-from minigrad.data import EpochSampler
 from minigrad.distributed.train import checkpoint as checkpoint_file
-from minigrad.optim import CosineAnnealing
-from minigrad.serialization import CheckpointError, load_checkpoint, save_checkpoint
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.standard_normal((2, 21, 5))
@@ -22,8 +19,8 @@ X, Y = RNG.standard_normal((2, 21, 5))
 def train(comm: dist.Communicator, folder, resume: bool) -> list[Record]:
     """Eleven steps, saved after four, or only those after them, resumed."""
     net = Net()
-    trainer = make_trainer("distributed", comm, 0.5, accum=2, schedule=CosineAnnealing(1e-2, 1e-3, 2, 20))
-    sampler = EpochSampler(len(X), 4, 3, rank=comm.rank, world_size=comm.world_size)
+    trainer = make_trainer("distributed", comm, 0.5, accum=2, schedule=optim.CosineAnnealing(1e-2, 1e-3, 2, 20))
+    sampler = data.EpochSampler(len(X), 4, 3, rank=comm.rank, world_size=comm.world_size)
     batches = (batch for _ in iter(int, 1) for batch in sampler)
     if resume:
         checkpoint = dist.load_distributed_checkpoint(comm, folder)
@@ -89,7 +86,7 @@ def test_what_fails_on_rank_0_fails_everywhere(tmp_path):
     for fn in (save, load):
 
         def caught(comm: dist.Communicator, fn=fn) -> str:
-            with pytest.raises(CheckpointError) as error:
+            with pytest.raises(serialization.CheckpointError) as error:
                 fn(comm)
             comm.barrier()  # the communicator is as good as before
             return str(error.value)
@@ -135,7 +132,7 @@ def test_a_checkpoint_is_written_beside_the_training(tmp_path, monkeypatch):
 
     def slow(*arguments):
         assert may_write.wait(30)
-        return save_checkpoint(*arguments)
+        return serialization.save_checkpoint(*arguments)
 
     monkeypatch.setattr(checkpoint_file, "save_checkpoint", slow)
     model = nn.Linear(2, 2)
@@ -148,11 +145,11 @@ def test_a_checkpoint_is_written_beside_the_training(tmp_path, monkeypatch):
         assert not list(tmp_path.glob("step-*"))
         may_write.set()
         checkpoints.save(tmp_path, {"model": model.state_dict()}, {"step": 2})
-        first = load_checkpoint(tmp_path, 1)
+        first = serialization.load_checkpoint(tmp_path, 1)
         np.testing.assert_array_equal(first.tensors["model"]["weight"], saved)
         assert first.state["notes"] == ["first"]
-        assert checkpoints.wait() == load_checkpoint(tmp_path).path
-    assert (load_checkpoint(tmp_path, 2).tensors["model"]["weight"] == 7.0).all()
+        assert checkpoints.wait() == serialization.load_checkpoint(tmp_path).path
+    assert (serialization.load_checkpoint(tmp_path, 2).tensors["model"]["weight"] == 7.0).all()
 
 
 def test_what_goes_wrong_in_the_thread_is_raised_by_the_next_call_on_all_ranks(tmp_path):
@@ -166,7 +163,7 @@ def test_what_goes_wrong_in_the_thread_is_raised_by_the_next_call_on_all_ranks(t
             try:
                 checkpoints.save_distributed(comm, tmp_path / folder, tensors, {"step": step})
                 found.append("")
-            except CheckpointError as error:
+            except serialization.CheckpointError as error:
                 found.append(str(error))
         checkpoints.wait()
         return found
@@ -174,6 +171,6 @@ def test_what_goes_wrong_in_the_thread_is_raised_by_the_next_call_on_all_ranks(t
     for rank, (first, second, third) in enumerate(dist.run_threads(2, save, timeout=30)):
         assert first == third == "" and "file" in second
         assert second.startswith("rank 0 could not save: ") == bool(rank)
-    assert load_checkpoint(tmp_path / "good").step == 3
-    with pytest.raises(CheckpointError), dist.AsyncCheckpointer() as checkpoints:
+    assert serialization.load_checkpoint(tmp_path / "good").step == 3
+    with pytest.raises(serialization.CheckpointError), dist.AsyncCheckpointer() as checkpoints:
         checkpoints.save(tmp_path / "file", tensors, {"step": 1})

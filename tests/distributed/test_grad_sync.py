@@ -8,7 +8,7 @@ from data_parallel import parameters, store
 from in_threads import in_threads
 from refusals import raises
 
-from minigrad import GradStore, Tensor
+from minigrad import GradStore, Tensor, dtypes
 from minigrad import distributed as dist
 from minigrad.distributed.train.grad_sync import (
     Window,
@@ -16,7 +16,6 @@ from minigrad.distributed.train.grad_sync import (
     agree_on_settings,
     exchange_window,
 )
-from minigrad.dtypes import SUPPORTED, bfloat16
 
 WORLDS = pytest.mark.parametrize("world", [1, 2, 3, 4])
 
@@ -142,7 +141,7 @@ def test_broadcast_gives_all_ranks_the_roots_bits(comm: dist.ThreadCommunicator,
         backing = Tensor(np.full((4, 3), comm.rank, np.float32))
         view = backing[1:3]  # written through to what it is a view of
         params = [("view", view), ("empty", tensor(0)), ("scalar", tensor(fill=comm.rank))]
-        params += [(str(dtype), tensor(2, fill=comm.rank % 2, dtype=dtype)) for dtype in SUPPORTED]
+        params += [(str(dtype), tensor(2, fill=comm.rank % 2, dtype=dtype)) for dtype in dtypes.SUPPORTED]
         versions = [p._version.count for _, p in params]
         dist.broadcast_params(comm, params[comm.rank :] + params[: comm.rank], root)
         for _, p in params[2:]:
@@ -240,5 +239,5 @@ def test_all_reduce_grads_is_the_mean_over_ranks(world, bucket):
 
 @in_threads(2, timeout=20)
 def test_all_reduce_grads_of_bfloat16(comm: dist.ThreadCommunicator):
-    (p,) = parameters((2,), dtype=bfloat16)
+    (p,) = parameters((2,), dtype=dtypes.bfloat16)
     assert dist.all_reduce_grads(comm, store([p], [1.0 + comm.rank]), [p])[p].tolist() == [1.5, 1.5]

@@ -17,13 +17,12 @@ from in_threads import outcomes, wait_until
 from ranks import run_alone
 from refusals import raises
 
-from minigrad import Tensor
+from minigrad import Tensor, device
 from minigrad import distributed as dist
-from minigrad.device import CPU, Device, DeviceError
 from minigrad.distributed import CommError, CommTimeoutError, NcclCommunicator, PeerLostError, RendezvousError
 from minigrad.distributed.comm.nccl import nccl, nccl_launch
 
-CUDA = Device("cuda:0")
+CUDA = device.Device("cuda:0")
 
 
 @pytest.fixture
@@ -40,7 +39,7 @@ def run(machine: FakeMachine, n: int, fn, **options):
 
     def rank(number: int):
         with NcclCommunicator(n, number, CUDA, identifier, **options) as comm:
-            comm.device = CPU  # where the tensors of the fake are
+            comm.device = device.CPU  # where the tensors of the fake are
             return fn(comm)
 
     return [*outcomes(range(n), rank).values()]
@@ -365,7 +364,7 @@ def test_a_process_that_ends_without_close_aborts():
 
 def test_wrong_arguments(machine):
     for arguments, words in [
-        ((1, 0, CPU), "expected a CUDA device"),
+        ((1, 0, device.CPU), "expected a CUDA device"),
         ((2, 0, CUDA), "unique_id is None"),
         ((2, 0, CUDA, b"short"), "expected 128 bytes"),
         ((2, 2, CUDA, bytes(128)), "rank is 2"),
@@ -375,7 +374,7 @@ def test_wrong_arguments(machine):
 
 def test_without_cupy_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
-    raises(DeviceError, "called through CuPy .*pip install", nccl.unique_id)
+    raises(device.DeviceError, "called through CuPy .*pip install", nccl.unique_id)
     monkeypatch.setitem(sys.modules, "cupy", ModuleType("cupy"))
     monkeypatch.setitem(sys.modules, "cupy.cuda", SimpleNamespace(nccl=SimpleNamespace(available=False)))
-    raises(DeviceError, "libnccl .*pip install", nccl.unique_id)
+    raises(device.DeviceError, "libnccl .*pip install", nccl.unique_id)

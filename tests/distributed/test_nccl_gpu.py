@@ -18,12 +18,11 @@ from nccl_programs import collectives, copies_to_host, no_staging
 from ranks import run_alone
 
 import minigrad as mg
-from minigrad.device import Device
 from minigrad.distributed import NcclCommunicator, replica_communicators
 from minigrad.distributed.comm.nccl import nccl
 
 pytestmark = pytest.mark.gpu
-CUDA = Device("cuda:0")
+CUDA = mg.Device("cuda:0")
 
 # As NCCL's arithmetic goes: its minimum and maximum lose a NaN, and it adds halves as halves.
 NOT_NCCL = ("check_special_values",)
@@ -77,7 +76,7 @@ def test_must_two_ranks_on_one_gpu(name):
 def test_must_two_gpus_of_one_process(program):
     if mg.cuda.device_count() < 2:
         pytest.skip(f"two GPUs are needed, there is {mg.cuda.device_count()}")
-    comms = replica_communicators([CUDA, Device("cuda:1")], timeout=60.0)
+    comms = replica_communicators([CUDA, mg.Device("cuda:1")], timeout=60.0)
     assert all(isinstance(comm, NcclCommunicator) for comm in comms)
     with copies_to_host():
         good(on_ranks(comms, program))

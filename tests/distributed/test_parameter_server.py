@@ -8,9 +8,8 @@ from in_threads import good, outcomes
 from ranks import on_processes, requires_mpi
 from refusals import raises
 
-from minigrad import GradStore, Tensor, nn
+from minigrad import GradStore, Tensor, nn, optim
 from minigrad import distributed as dist
-from minigrad.optim import CosineAnnealing, NonFiniteGradientError
 
 SGD = dist.OptimizerKind.sgd(0.1)
 START = np.array([1.0, -2.0, 3.0], np.float32)
@@ -68,7 +67,7 @@ def test_parameter_server_length_error() -> None:
         (np.ones((1, 3), np.float32), ValueError, r"has shape \(1, 3\), expected \(3,\)"),
         (np.ones(3), TypeError, "worker 5: the gradient of weights has dtype float64, expected float32"),
         ({"weights": ONES}, TypeError, "the gradient is a dict, expected one array"),
-        (np.array([1, np.nan, 1], np.float32), NonFiniteGradientError, "worker 5: step 1, parameter weights: "),
+        (np.array([1, np.nan, 1], np.float32), optim.NonFiniteGradientError, "worker 5: step 1, parameter weights: "),
     ]:
         ps = server(dist.OptimizerKind.adamw(0.1))
         raises(error, match, lambda gradient=gradient, ps=ps: ps.push_gradient(5, 0, gradient))
@@ -108,7 +107,7 @@ def test_parameter_server_honours_every_optimizer(optimizer: dist.OptimizerKind,
 
 
 def test_parameter_server_schedule_follows_the_version() -> None:
-    schedule = CosineAnnealing(0.5, 0.0, 0, 4)
+    schedule = optim.CosineAnnealing(0.5, 0.0, 0, 4)
     ps = server(dist.OptimizerKind.sgd(1.0), schedule=schedule)
     want = START.astype(np.float64)
     for version in range(3):
@@ -192,7 +191,7 @@ def workers_and_server(comm: dist.Communicator) -> str:
             assert all(np.array_equal(found[name].numpy(), -version * ones[name]) for name in ones)
             remote.push_gradient(version, ones)
         raises(ValueError, f"worker {comm.rank}: worker_version is 99, but the newest", remote.push_gradient, 99, ones)
-        with pytest.raises(NonFiniteGradientError, match=f"worker {comm.rank}: "):
+        with pytest.raises(optim.NonFiniteGradientError, match=f"worker {comm.rank}: "):
             remote.push_gradient(remote.pull_weights()[1], {**ones, "a": ones["a"] * np.float32(np.nan)})
         with pytest.raises(ValueError, match=r"the gradient of a has shape \(1,\), float32; the weight has \(100,\)"):
             remote.push_gradient(0, {**ones, "a": np.ones(1, np.float32)})

@@ -11,12 +11,11 @@ import pytest
 from refusals import raises
 
 import minigrad
-from minigrad import GradStore, Tensor, TensorId, nn
+from minigrad import GradStore, Tensor, TensorId, nn, serialization
 from minigrad.distributed import NonFiniteLossError, SimpleTrainer, TrainingConfig, TrainingMetrics
 from minigrad.distributed.train.params import Named
 from minigrad.distributed.train.step import Reducer, Step
 from minigrad.optim import AdamW, CosineAnnealing, Lambda, NonFiniteGradientError, decay_groups
-from minigrad.serialization import load_checkpoint, save_checkpoint
 
 SHAPES = [(3, 4), (4,), ()]
 
@@ -348,9 +347,9 @@ def test_resumed_equals_uninterrupted_wherever_it_stopped(stop, tmp_path):
     metrics = [micro_step(trainer, params, i) for i in range(stop)]
     arrays, meta = trainer.state_dict(as_names(params))
     weights = {name: p.data for name, p in as_names(params)}
-    save_checkpoint(tmp_path, {"model": weights, "trainer": arrays}, {"step": stop, "trainer": meta})
+    serialization.save_checkpoint(tmp_path, {"model": weights, "trainer": arrays}, {"step": stop, "trainer": meta})
 
-    saved = load_checkpoint(tmp_path)
+    saved = serialization.load_checkpoint(tmp_path)
     params = [Tensor(saved.tensors["model"][f"p{i}"], requires_grad=True) for i in range(len(SHAPES))]
     trainer = grouped(params)
     trainer.load_state_dict(as_names(params), saved.tensors["trainer"], saved.state["trainer"])

@@ -9,10 +9,8 @@ from data_parallel import KINDS, LR, Net, Scenario, feed, make_trainer, paramete
 from in_threads import in_threads
 from refusals import raises
 
-from minigrad import Tensor
+from minigrad import Tensor, dtypes, optim
 from minigrad import distributed as dist
-from minigrad.dtypes import bfloat16
-from minigrad.optim import SGD, AdamW, Constant, Lambda, NonFiniteGradientError
 
 ALL_KINDS = pytest.mark.parametrize("kind", KINDS)
 SCENARIO = Scenario(shares(3, steps=9, accum=2))
@@ -47,17 +45,17 @@ def inf_grad(net: Net, loss: Tensor) -> Tensor:
     [
         (nan_loss, dist.NonFiniteLossError, "the loss of step {} is nan on rank 1; no weight was changed"),
         (inf_loss, dist.NonFiniteLossError, "the loss of step {} is inf on rank 1; no weight was changed"),
-        (nan_grad, NonFiniteGradientError, "step {}.*: the gradient norm is nan"),
-        (inf_grad, NonFiniteGradientError, "step {}.*: the gradient norm is inf"),
+        (nan_grad, optim.NonFiniteGradientError, "step {}.*: the gradient norm is nan"),
+        (inf_grad, optim.NonFiniteGradientError, "step {}.*: the gradient norm is inf"),
     ],
 )
 def test_what_is_not_finite_on_one_rank_stops_all_and_training_goes_on(kind, clip, micro, spoil, error, words):
-    if kind == "fused" and clip is None and error is NonFiniteGradientError:
+    if kind == "fused" and clip is None and error is optim.NonFiniteGradientError:
         words += " on rank 1; no weight was changed"  # it looks before it reduces
 
     def body(comm: dist.ThreadCommunicator, spoiled: int | None):
         net = SCENARIO.net()
-        trainer = make_trainer(kind, comm, clip, accum=2, schedule=Lambda(lambda step: 0.1 / (1 + step)))
+        trainer = make_trainer(kind, comm, clip, accum=2, schedule=optim.Lambda(lambda step: 0.1 / (1 + step)))
         for step in range(4):
             before = state_bits(trainer, net)
             for i in range(2):
@@ -86,7 +84,7 @@ def test_what_is_not_finite_on_one_rank_stops_all_and_training_goes_on(kind, cli
 
 
 @pytest.mark.parametrize("hook", [dist.all_reduce_hook, dist.BFloat16Compression()])
-@pytest.mark.parametrize(("dtype", "huge"), [(np.float32, 2e38), (bfloat16, 2e38), (np.float16, 4e4)])
+@pytest.mark.parametrize(("dtype", "huge"), [(np.float32, 2e38), (dtypes.bfloat16, 2e38), (np.float16, 4e4)])
 @in_threads(2)
 def test_the_fused_optimizer_notices_that_a_sum_overflows_before_updates(
     comm: dist.ThreadCommunicator, dtype, huge, hook
@@ -99,7 +97,7 @@ def test_the_fused_optimizer_notices_that_a_sum_overflows_before_updates(
 
     assert step(huge / 1e3) is not None  # large, but the sum is not
     before = [p.data.tobytes() for p in params]
-    raises(NonFiniteGradientError, "step 2: the gradient norm is .*over all ranks", step, huge)
+    raises(optim.NonFiniteGradientError, "step 2: the gradient norm is .*over all ranks", step, huge)
     assert [p.data.tobytes() for p in params] == before and trainer.timestep == 1
     assert step(1.0) is not None and trainer.timestep == 2
 
@@ -118,8 +116,8 @@ DIFFERENT = [
     ({"bucket": 201}, "bucket_size_bytes is 201 on rank 1, 200 on rank 0"),
     ({"hook": own_hook}, "the hook is 'own_hook' on rank 1"),
     ({"kind": "bucketed"}, "the trainer is 'BucketedTrainer' on rank 1, 'DistributedTrainer' on rank 0"),
-    ({"optimizer": AdamW(lr=LR, betas=(0.9, 0.95))}, "the optimizer's options.*0.95"),
-    ({"optimizer": SGD(lr=LR)}, "the optimizer is 'SGD' on rank 1, 'AdamW' on rank 0"),
+    ({"optimizer": optim.AdamW(lr=LR, betas=(0.9, 0.95))}, "the optimizer's options.*0.95"),
+    ({"optimizer": optim.SGD(lr=LR)}, "the optimizer is 'SGD' on rank 1, 'AdamW' on rank 0"),
 ]
 
 
@@ -182,7 +180,7 @@ def test_values_that_differ_at_the_first_step_are_named(comm: dist.ThreadCommuni
 @in_threads(3)
 def test_learning_rates_that_differ_later_are_named_and_change_nothing(comm: dist.ThreadCommunicator, kind, how):
     net = SCENARIO.net()
-    rate = Lambda(lambda step: 0.25 if comm.rank == 1 and step == 1 else 0.125)
+    rate = optim.Lambda(lambda step: 0.25 if comm.rank == 1 and step == 1 else 0.125)
     trainer = make_trainer(kind, comm, schedule=rate if how == "schedule" else None, lr=0.125)
     feed(trainer, net, good(comm, net, 0, 0))
     if how == "set_lr" and comm.rank == 1:
@@ -267,7 +265,7 @@ def test_a_loss_that_has_no_backward_drops_the_bucketed_window_on_all_ranks(comm
 
 @ALL_KINDS
 def test_a_schedule_that_fails_leaves_a_trainer_that_works(kind):
-    class Failing(Constant):
+    class Failing(optim.Constant):
         def get_lr(self, step: int) -> float:
             if broken[0]:
                 raise ZeroDivisionError("the schedule's own")

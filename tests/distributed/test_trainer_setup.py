@@ -11,14 +11,12 @@ from data_parallel import ROWS, Net
 from refusals import raises
 
 import minigrad
-from minigrad import Tensor, cuda, nn
+from minigrad import Tensor, cuda, nn, optim, random
 from minigrad import distributed as dist
 from minigrad.data import EpochSampler
 from minigrad.distributed import DdpConfig, Trainer
 from minigrad.distributed.mirrors.flodl import replica_set
 from minigrad.distributed.mirrors.flodl.timeline import EventKind, Timeline
-from minigrad.optim import SGD, AdamW, Constant, ExponentialDecay, NonFiniteGradientError
-from minigrad.random import manual_seed
 
 LR = 0.01
 
@@ -32,8 +30,8 @@ def loss_of(model, x: Tensor, y: Tensor) -> Tensor:
     return model.loss(x, y)
 
 
-def sgd(params) -> SGD:
-    return SGD(params, lr=LR)
+def sgd(params) -> optim.SGD:
+    return optim.SGD(params, lr=LR)
 
 
 def net(tied: bool = False, frozen=(), seed: int = 0) -> Net:
@@ -95,17 +93,17 @@ def dropping(dtype=np.float32) -> nn.Module:
 @pytest.mark.parametrize("clip", [None, 0.5])
 def test_one_call_setup_of_one_replica_is_plain_training_bit_for_bit(clip: float | None) -> None:
     data = [tuple(t.float() for t in batch(step, 6 + step)) for step in range(4)]
-    manual_seed(5)
+    random.manual_seed(5)
     plain = dropping()
-    simple = dist.SimpleTrainer(dist.TrainingConfig(max_grad_norm=clip), AdamW(plain.named_parameters(), lr=0.01))
+    simple = dist.SimpleTrainer(dist.TrainingConfig(max_grad_norm=clip), optim.AdamW(plain.named_parameters(), lr=0.01))
     expected = []
     for x, y in data:
         loss = mean_square(plain, x, y)
         expected.append(simple.step(plain.named_parameters(), loss.backward(), loss.item()))
-    manual_seed(5)
+    random.manual_seed(5)
     model = dropping().eval()
     trainer = Trainer.setup_with(
-        model, lambda device: dropping(), lambda params: AdamW(params, lr=0.01), DdpConfig(max_grad_norm=clip)
+        model, lambda device: dropping(), lambda params: optim.AdamW(params, lr=0.01), DdpConfig(max_grad_norm=clip)
     )
     assert model.training
     assert [trainer.step(mean_square, *xy) for xy in data] == expected
@@ -147,7 +145,7 @@ def test_gradient_scale_of_a_loss_that_is_a_mean_over_something_else() -> None:
 
 
 def normed() -> nn.Module:
-    manual_seed(4)
+    random.manual_seed(4)
     return nn.Sequential(nn.Linear(5, 5), nn.BatchNorm1d(5)).double()
 
 
@@ -189,7 +187,7 @@ def test_buffers_are_those_of_the_first_replica_that_had_rows() -> None:
 
 def test_random_numbers_of_replicas_are_their_own_and_reproducible() -> None:
     def run() -> list[bytes]:
-        manual_seed(11)
+        random.manual_seed(11)
         with Trainer.setup(dropping(), lambda device: dropping(), sgd, devices=["cpu"] * 2) as trainer:
             draws = {}
 
@@ -370,7 +368,7 @@ def test_clipping_is_per_replica_before_the_reduction() -> None:
 
 
 def test_learning_rates_are_the_same_on_one_replica_on_two_and_with_el_che() -> None:
-    schedule = ExponentialDecay(0.01, 0.5)
+    schedule = optim.ExponentialDecay(0.01, 0.5)
     seen = []
     for n, config in ((1, None), (2, None), (2, DdpConfig(max_anchor=1))):
         with setup(n, config, schedule=schedule) as trainer:
@@ -411,7 +409,7 @@ def steep(model: Counting, loss: Tensor) -> Tensor:
     [
         (raising, dist.ReplicaError, "replica 1 raised KeyError: 'no such row'"),
         (nan, dist.NonFiniteLossError, "loss of step 2 is nan on rank 1"),
-        (steep, NonFiniteGradientError, "^step 2, parameter gain: the gradient norm is (nan|inf)"),
+        (steep, optim.NonFiniteGradientError, "^step 2, parameter gain: the gradient norm is (nan|inf)"),
     ],
 )
 def test_a_replica_that_fails_changes_nothing_and_the_next_step_is_as_if_nothing_was(
@@ -520,7 +518,7 @@ def test_a_new_trainer_says_where_its_replicas_are(
 @pytest.mark.parametrize("n", [1, 2])
 def test_a_speed_hint_and_a_scale_of_learning_rates_serve_any_number_of_devices(n: int) -> None:
     config = DdpConfig(max_anchor=0, speed_hint=(1, 2.3), lr_scale=0.5)
-    for schedule, rate in ((None, LR), (Constant(0.25), 0.25)):
+    for schedule, rate in ((None, LR), (optim.Constant(0.25), 0.25)):
         with setup(n, config, schedule=schedule) as trainer:
             metrics = trainer.step(loss_of, *batch())
             assert metrics is not None and metrics.lr == 0.5 * rate
@@ -532,8 +530,8 @@ def test_a_speed_hint_and_a_scale_of_learning_rates_serve_any_number_of_devices(
 @pytest.mark.parametrize("n", [1, 2])
 def test_resume_is_bitwise_the_uninterrupted_run(n: int) -> None:
     def start(seed: int) -> Trainer:
-        manual_seed(seed)
-        model, adamw = dropping(np.float64), partial(AdamW, lr=0.01)
+        random.manual_seed(seed)
+        model, adamw = dropping(np.float64), partial(optim.AdamW, lr=0.01)
         return Trainer.setup(model, lambda device: dropping(np.float64), adamw, devices=["cpu"] * n)
 
     def steps(trainer: Trainer, which: range) -> None:

@@ -10,10 +10,8 @@ import pytest
 from in_threads import in_threads
 from refusals import raises
 
-from minigrad import GradStore, Tensor, nn
+from minigrad import GradStore, Tensor, dtypes, nn, optim
 from minigrad import distributed as dist
-from minigrad.dtypes import bfloat16, float16
-from minigrad.optim import SGD, CosineAnnealing
 
 ALL_KINDS = pytest.mark.parametrize("kind", dp.KINDS)
 SIZES = [(5, 7), (12, 0), (0, 1, 11), (3, 0, 8, 1)]  # 0: the rank has no samples
@@ -54,7 +52,7 @@ def test_float32_ranks_round_no_worse_than_one_process(kind, sizes):
 
 
 @ALL_KINDS
-@pytest.mark.parametrize("dtype", [float16, bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [dtypes.float16, dtypes.bfloat16], ids=str)
 def test_half_width_parameters_stay_equal_on_all_ranks(kind, dtype):
     scenario = dp.Scenario(dp.shares(3, steps=4), dtype=dtype, clip=1.0)
     assert_as_exact_as_one_process(dp.run(kind, scenario), scenario)  # run compares the ranks
@@ -126,7 +124,7 @@ def test_float16_gradients_do_not_overflow_with_numbers_of_tokens_as_weights(kin
     def body(comm: dist.ThreadCommunicator) -> list[np.ndarray]:
         p = nn.Parameter(Tensor(np.zeros(4, np.float16)))
         named = [("p", p)]
-        trainer = dp.make_trainer(kind, comm, accum=2, optimizer=SGD(named, lr=1.0))
+        trainer = dp.make_trainer(kind, comm, accum=2, optimizer=optim.SGD(named, lr=1.0))
         found = []
         for step in range(3):
             before = p.data.astype(np.float64)
@@ -171,7 +169,7 @@ def test_parameters_may_be_frozen_and_join_between_steps(kind):
 
 @ALL_KINDS
 def test_the_schedule_is_followed(kind):
-    schedule = CosineAnnealing(0.05, 0.001, warmup_steps=2, total_steps=5)
+    schedule = optim.CosineAnnealing(0.05, 0.001, warmup_steps=2, total_steps=5)
     scenario = dp.Scenario(dp.shares(2, steps=6), schedule=schedule)
     records = dp.run(kind, scenario)
     dp.assert_same_run(records, dp.alone(scenario))

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 from example_scripts import TINY, assert_refused, command, content, finish, run
 
-from minigrad import cuda_kernels
-from minigrad.serialization import load_checkpoint, save_checkpoint
+from minigrad import cuda_kernels, serialization
 
 TRAIN = "train_char_gpt.py"
 RUN = Path("runs/char-gpt")
@@ -81,7 +80,7 @@ def test_the_metrics_are_one_json_object_a_line(finished):
 
 @pytest.mark.short
 def test_a_checkpoint_holds_all_that_a_resume_needs(finished):
-    saved = load_checkpoint(finished[0] / RUN)
+    saved = serialization.load_checkpoint(finished[0] / RUN)
     assert saved.step == saved.state["trainer"]["global_step"] == 24
     assert saved.state["trainer"]["optimizer"]["timestep"] == 24
     assert saved.state["generator"]["offset"] > 48  # dropout drew random numbers in every micro-batch
@@ -136,7 +135,7 @@ def test_ctrl_c_saves_and_the_command_it_names_goes_on_bit_for_bit(finished, tmp
     assert stopped, shown
     step, line = int(stopped[1]), shlex.split(stopped[2])
     assert 6 <= step < 24
-    assert load_checkpoint(tmp_path / "my run").step == step
+    assert serialization.load_checkpoint(tmp_path / "my run").step == step
     assert line[1:] == ["--resume", "--out", "my run"]
     resumed = finish(line[0], *line[1:], cwd=tmp_path)
     assert f"steps {step + 1} to 24" in resumed.stdout
@@ -165,7 +164,7 @@ def test_a_finished_run_has_nothing_to_do_and_a_larger_number_of_steps_goes_on(h
     assert "nothing to do: runs/char-gpt has 24 steps" in result.stdout
     assert content(home) == before
     result = finish(TRAIN, "--resume", "--steps", 26, cwd=home)
-    assert load_checkpoint(home / RUN).step == 26
+    assert serialization.load_checkpoint(home / RUN).step == 26
     assert [record["step"] for record in records(home / RUN)][-2:] == [24, 26]
 
 
@@ -280,10 +279,10 @@ def test_the_offered_checkpoint_goes_on_to_the_same_end(finished, home):
     ],
 )
 def test_a_checkpoint_of_something_else_is_refused(home, changes, reason):
-    saved = load_checkpoint(home / RUN)
+    saved = serialization.load_checkpoint(home / RUN)
     shutil.rmtree(home / RUN)
     state = {name: value for name, value in {**saved.state, **changes}.items() if value is not None}
-    save_checkpoint(home / RUN, saved.tensors, state)
+    serialization.save_checkpoint(home / RUN, saved.tensors, state)
     before = content(home)
     assert_refused(run(TRAIN, "--resume", cwd=home), 2, "is not a checkpoint of this script", reason)
     assert content(home) == before
@@ -298,10 +297,10 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_step(tmp_path):
 
 
 def test_the_last_good_checkpoint_outlives_a_run_that_diverges(home):
-    saved = load_checkpoint(home / RUN, 8)
+    saved = serialization.load_checkpoint(home / RUN, 8)
     shutil.rmtree(home / RUN)
     saved.state["settings"].update(lr=1e38, grad_clip=0.0, save_every=1, keep=1)
-    checkpoint = save_checkpoint(home / RUN, saved.tensors, saved.state)
+    checkpoint = serialization.save_checkpoint(home / RUN, saved.tensors, saved.state)
     before = content(checkpoint)
     result = run(TRAIN, "--resume", cwd=home)
     assert_refused(result, 1, "step 9", f"the last good checkpoint is {RUN / 'step-00000008'}")

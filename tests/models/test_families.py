@@ -9,8 +9,7 @@ from refusals import raises
 
 import minigrad as mg
 from minigrad import Generator, Tensor, nn
-from minigrad.models import GPT2, CausalLM, GPT2Config, Llama, LlamaConfig, RopeScaling
-from minigrad.models.generation import sample, stream
+from minigrad.models import GPT2, CausalLM, GPT2Config, Llama, LlamaConfig, RopeScaling, generation
 
 BLOCK = 10
 SMALL = {
@@ -136,7 +135,7 @@ def recomputed(model: CausalLM, ids: Tensor, n: int, seed: int = 0, temperature:
     with mg.no_grad():
         for _ in range(n):
             logits = model(ids[:, -BLOCK:])[:, -1]
-            ids = mg.cat([ids, sample(logits, temperature, options.get("top_k"), None, generator)], dim=1)
+            ids = mg.cat([ids, generation.sample(logits, temperature, options.get("top_k"), None, generator)], dim=1)
     return ids
 
 
@@ -152,11 +151,11 @@ def test_generation_is_recomputation_also_beyond_the_window(model: CausalLM, T: 
 
 def test_a_stream_is_the_same_tokens(model: CausalLM) -> None:
     ids = tokens(2, 3)
-    pieces = list(stream(model, ids, 9, seed=4, top_k=7))
+    pieces = list(generation.stream(model, ids, 9, seed=4, top_k=7))
     assert [p.shape for p in pieces] == [(2, 1)] * 9
     assert mg.cat([ids, *pieces], dim=1).tolist() == model.generate(ids, 9, seed=4, top_k=7).tolist()
     model.train()
-    tokens_left_over = stream(model, ids, 9, seed=4)
+    tokens_left_over = generation.stream(model, ids, 9, seed=4)
     next(tokens_left_over)
     tokens_left_over.close()  # type: ignore[attr-defined]  # a generator
     assert all(module.training for module in model.modules())  # as it was

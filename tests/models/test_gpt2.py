@@ -9,8 +9,7 @@ from refusals import raises
 
 import minigrad as mg
 from minigrad import Generator, nn
-from minigrad.models import GPT2, GPT2Config
-from minigrad.models.generation import sample
+from minigrad.models import GPT2, GPT2Config, generation
 
 SMALL = GPT2Config(vocab_size=19, block_size=8, n_layer=2, n_head=2, n_embd=16)
 
@@ -99,7 +98,7 @@ def test_sampling_follows_the_distribution(
 ) -> None:
     rows = 20_000
     logits = mg.tensor(np.log(np.tile([0.1, 0.4, 0.05, 0.3, 0.15], (rows, 1))))
-    ids = sample(logits, temperature, top_k, top_p, Generator(9))
+    ids = generation.sample(logits, temperature, top_k, top_p, Generator(9))
     assert ids.shape == (rows, 1)
     found = np.bincount(ids.numpy()[:, 0], minlength=5) / rows
     want = np.array(kept) / sum(kept)
@@ -158,8 +157,8 @@ def test_what_generate_refuses(model: GPT2, options, message: str) -> None:
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_logits_that_are_no_numbers_are_not_sampled(bad: float) -> None:
     with pytest.raises(ValueError, match="the model's logits are NaN, inf"):
-        sample(mg.tensor([[0.0, 1.0], [bad, 1.0]]), 1.0, None, None, None)
-    assert sample(mg.tensor([[-np.inf, 1.0]]), 1.0, None, None, None).tolist() == [[1]]
+        generation.sample(mg.tensor([[0.0, 1.0], [bad, 1.0]]), 1.0, None, None, None)
+    assert generation.sample(mg.tensor([[-np.inf, 1.0]]), 1.0, None, None, None).tolist() == [[1]]
 
 
 def test_the_loss_bypasses_neither_hooks_nor_another_forward(model: GPT2) -> None:

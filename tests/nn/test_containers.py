@@ -5,11 +5,10 @@ from refusals import raises
 
 import minigrad as mg
 from minigrad import nn
-from minigrad.nn import ModuleDict
 
 
 def test_a_dictionary_of_modules() -> None:
-    m = ModuleDict({"a": nn.Linear(2, 3), "b": nn.ReLU()})
+    m = mg.nn.ModuleDict({"a": nn.Linear(2, 3), "b": nn.ReLU()})
     m["c"] = nn.Linear(3, 1, bias=False)
     assert list(m) == list(m.keys()) == ["a", "b", "c"] and len(m) == 3 and "b" in m and "d" not in m
     assert [n for n, _ in m.named_parameters()] == ["a.weight", "a.bias", "c.weight"]
@@ -29,7 +28,7 @@ def test_a_dictionary_of_modules() -> None:
 
 
 def test_what_a_dictionary_refuses() -> None:
-    m = ModuleDict()
+    m = mg.nn.ModuleDict()
     with pytest.raises(TypeError, match="ModuleDict holds Modules, not int"):
         m["a"] = 3  # type: ignore[assignment]  # the error is the test
     for key in ("a.b", "", "training", "keys", "forward"):

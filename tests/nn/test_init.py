@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 
 import minigrad as mg
-from minigrad import Generator
 from minigrad.nn import Parameter, init
 
 
 def drawn(fill, *args, shape: tuple[int, ...] = (300, 200), **kwargs) -> np.ndarray:
     x = Parameter(mg.empty(shape))
-    assert fill(x, *args, generator=Generator(5), **kwargs) is x
+    assert fill(x, *args, generator=mg.Generator(5), **kwargs) is x
     assert x.requires_grad and x.is_leaf and x.version == 1
     array: np.ndarray = x.detach().numpy()
     return array
@@ -65,7 +64,7 @@ def test_orthogonal(shape: tuple[int, ...]) -> None:
 
 
 def test_orthogonal_matrices_are_drawn_uniformly() -> None:
-    generator = Generator(0)
+    generator = mg.Generator(0)
     x = np.stack([init.orthogonal_(mg.empty(2, 2), generator=generator).numpy() for _ in range(2000)])
     assert np.abs(x.mean(0)).max() < 0.05  # QR alone would give the diagonal a sign
     assert abs((np.linalg.det(x) > 0).mean() - 0.5) < 0.05

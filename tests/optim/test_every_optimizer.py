@@ -9,8 +9,7 @@ from optimizer_cases import CASES, Case, bits, make_grads, make_params
 from refusals import raises
 
 import minigrad
-from minigrad.grad_store import GradStore
-from minigrad.optim import Optimizer
+from minigrad import grad_store, optim
 from minigrad.tensor import Tensor
 
 
@@ -28,9 +27,9 @@ def test_parameters_without_gradients_stay_as_they_are(case: Case) -> None:
     for i, (p, old) in enumerate(zip(params, before, strict=True)):
         assert (p.version, p.id in optimizer.state) == ((0, False) if i in (1, 2) else (1, True))
         assert bool(np.array_equal(p.data, old)) == (i in (1, 2) or p.numel() == 0)
-    optimizer.step(GradStore())
+    optimizer.step(grad_store.GradStore())
     assert optimizer.timestep == 2
-    case.make().step(GradStore())  # nor does it need parameters
+    case.make().step(grad_store.GradStore())  # nor does it need parameters
 
 
 def test_a_late_parameter_is_updated_as_a_new_one(case: Case) -> None:
@@ -85,7 +84,7 @@ def test_does_not_depend_on_the_number_of_threads(case: Case, set_threads) -> No
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_resumed_equals_uninterrupted_bit_for_bit(case: Case, dtype) -> None:
-    def build() -> tuple[list[Tensor], Optimizer]:
+    def build() -> tuple[list[Tensor], optim.Optimizer]:
         params = make_params(dtype, shapes=case.shapes)
         named = [(f"layer.{i}", p) for i, p in enumerate(params)] if dtype == np.float32 else params
         return params, case.make([{"params": named[:3], "lr": 0.05}, {"params": named[3:]}])
@@ -163,7 +162,7 @@ def test_half_width_parameters_are_updated_in_float32_and_rounded_once(case: Cas
         exact = case.make(wide)
         arrays, meta = optimizer.state_dict()
         exact.load_state_dict({name: a.astype(np.float32) for name, a in arrays.items()}, meta)
-        wide_grads = GradStore()
+        wide_grads = grad_store.GradStore()
         for p, w in zip(params, wide, strict=True):
             wide_grads.insert(w, grads[p].float())
         optimizer.step(grads)
