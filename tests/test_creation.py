@@ -163,8 +163,7 @@ def test_meshgrid_is_numpys(indexing, sizes: tuple[int, ...]) -> None:
     for x, y, z in zip(grids, mg.meshgrid(tensors, indexing=indexing), np.meshgrid(*vectors, indexing=indexing)):
         np.testing.assert_array_equal(x.detach().numpy(), z)
         np.testing.assert_array_equal(y.detach().numpy(), z)
-    grads = grids[0].sum().backward()
-    assert grads[tensors[0]].tolist() == [float(np.prod(sizes[1:]))] * sizes[0]
+    assert grids[0].sum().backward()[tensors[0]].tolist() == [float(np.prod(sizes[1:]))] * sizes[0]
 
 
 def test_wrong_arguments_of_meshgrid_are_named() -> None:

@@ -120,8 +120,7 @@ def test_what_is_refused() -> None:
 
 def test_save_repr_and_background(tmp_path) -> None:
     picture = mg.draw(leaf(2).exp().sum())
-    path = picture.save(tmp_path / "graph.svg")
-    assert path.read_text(encoding="utf-8") == picture
+    assert picture.save(tmp_path / "graph.svg").read_text(encoding="utf-8") == picture
     raises(ValueError, r"named \*\.svg, not 'graph.png'", lambda: picture.save(tmp_path / "graph.png"))
     shown = "<Drawing: graph of 3 operations and leaves; a notebook shows it, .save('graph.svg') keeps it>"
     assert repr(picture) == shown

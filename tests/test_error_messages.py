@@ -17,13 +17,15 @@ from refusals import raises
 
 import minigrad as mg
 from minigrad import Tensor, data, nn
+from minigrad.device import Device
 from minigrad.distributed import SimpleTrainer, TrainingConfig
+from minigrad.models import GPT2, GPT2Config
 from minigrad.nn import functional as F
 from minigrad.optim import SGD, AdamW, CosineAnnealing, clip_grad_norm
 from minigrad.serialization import load_checkpoint, load_safetensors, save_checkpoint, save_safetensors
 
 GOLDEN = Path(__file__).with_name("golden") / "errors.txt"
-SMALL = mg.models.GPT2Config(vocab_size=7, block_size=4, n_layer=1, n_head=1, n_embd=4)
+SMALL = GPT2Config(vocab_size=7, block_size=4, n_layer=1, n_head=1, n_embd=4)
 
 
 def leaf(*shape: int) -> Tensor:
@@ -81,7 +83,7 @@ MISTAKES = {
     "embedding of floats": lambda: nn.Embedding(10, 4)(mg.tensor([1.0, 2.0])),
     # Making and leaving tensors
     "truth of several elements": lambda: bool(mg.ones(3) > 0),
-    "mixed devices": lambda: mg.ones(2) + Tensor.wrap(np.ones(2, np.float32), mg.Device("cuda:0")),
+    "mixed devices": lambda: mg.ones(2) + Tensor.wrap(np.ones(2, np.float32), Device("cuda:0")),
     "ragged list": lambda: mg.tensor([[1.0, 2.0], [3.0]]),
     "array of objects": lambda: mg.tensor(np.array([1, None], dtype=object)),
     "list of strings": lambda: mg.tensor(["a", "b"]),
@@ -128,9 +130,9 @@ MISTAKES = {
     "dropout that is no probability": lambda: F.dropout(mg.ones(3), 50),
     "layer norm of another size": lambda: nn.LayerNorm(8)(mg.ones(2, 4)),
     "heads that do not divide": lambda: nn.CausalSelfAttention(n_embd=10, n_head=3),
-    "sequence longer than block size": lambda: mg.models.GPT2(SMALL)(mg.zeros(1, 5, dtype=mg.int64)),
-    "tokens without a batch": lambda: mg.models.GPT2(SMALL)(mg.zeros(4, dtype=mg.int64)),
-    "a config of no heads": lambda: mg.models.GPT2Config(n_head=0),
+    "sequence longer than block size": lambda: GPT2(SMALL)(mg.zeros(1, 5, dtype=mg.int64)),
+    "tokens without a batch": lambda: GPT2(SMALL)(mg.zeros(4, dtype=mg.int64)),
+    "a config of no heads": lambda: GPT2Config(n_head=0),
     # Optimizers and training
     "optimizer with a parameter twice": lambda: SGD([leaf(3)] * 2, lr=0.1),
     "state of another optimizer": lambda: AdamW([leaf(3)]).load_state_dict(*AdamW([leaf(3), leaf(2)]).state_dict()),

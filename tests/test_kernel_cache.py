@@ -59,8 +59,7 @@ DAMAGES = {
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_damaged_entries_are_compiled_again(warm: Path, damage) -> None:
     for path in entries(warm):
-        content = path.read_bytes()
-        path.write_bytes(damage(content))
+        path.write_bytes(damage(path.read_bytes()))
     result = run(warm)
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines()[1] == "12.0"

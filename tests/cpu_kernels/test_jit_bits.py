@@ -40,5 +40,4 @@ def test_what_is_overridden_exists_in_numba() -> None:
     """They are Numba's own business: a release that renames one would go on as if it had not been overridden."""
     for ours, numbas in ((jit.KernelLibrary, JITCodeLibrary), (jit.DigestedFiles, IndexDataCacheFile)):
         hooks = [name for name in vars(ours) if name.startswith("_") and not name.startswith("__")]
-        missing = [name for name in hooks if not hasattr(numbas, name)]
-        assert missing == []
+        assert [name for name in hooks if not hasattr(numbas, name)] == []

@@ -198,8 +198,7 @@ def test_conversions() -> None:
     values = np.array([1.0, -1.00390625, 3.14159265, 1e-40, 65519.0, np.inf], np.float32)
     for dtype, pack in ((ml_dtypes.bfloat16, ptx.pack_bfloat16), (np.float16, ptx.pack_float16)):
         for low, high in zip(values, values[::-1], strict=True):
-            expected = np.array([low, high]).astype(dtype).view(np.uint32)[0]
-            assert pack(low, high) == expected
+            assert pack(low, high) == np.array([low, high]).astype(dtype).view(np.uint32)[0]
     assert ptx.round_tf32(np.float32(1 + 2**-11)).view(np.float32) == 1 + 2**-10  # halves away from 0
     assert ptx.round_tf32(np.float32(-1 - 2**-11)).view(np.float32) == -1 - 2**-10
     assert ptx.round_tf32(np.float32(1 + 2**-12)).view(np.float32) == 1

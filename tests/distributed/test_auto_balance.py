@@ -68,8 +68,7 @@ def test_arguments_out_of_range_are_refused() -> None:
 def test_floor_is_filled_by_the_others_in_proportion() -> None:
     assert balanced_ratios([1.0, 33.0, 66.0]) == pytest.approx([0.05, 0.95 / 3, 0.95 * 2 / 3])
     # Taking from the others brings the second below the floor as well, which one round would miss.
-    throughput = [0.0, 5.1, 94.9]
-    assert balanced_ratios(throughput) == pytest.approx([0.05, 0.05, 0.90])
+    assert balanced_ratios([0.0, 5.1, 94.9]) == pytest.approx([0.05, 0.05, 0.90])
     assert balanced_ratios([1.0] * 40) == pytest.approx([1 / 40] * 40)
 
 

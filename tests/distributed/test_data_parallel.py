@@ -88,8 +88,7 @@ def assert_same(
 def test_dp_step_api_losses_3_and_7_give_5() -> None:
     first, second = Echo(), Echo()
     trainer = DataParallelTrainer(config(dist.OptimizerKind.sgd(0.1), size=1), [first, second], model=Net())
-    samples = [dist.TrainSample([1.0, 2.0], []), dist.TrainSample([3.0, 4.0], [])]
-    stats = trainer.step(samples)
+    stats = trainer.step([dist.TrainSample([1.0, 2.0], []), dist.TrainSample([3.0, 4.0], [])])
     assert stats.loss == 5.0
     assert isinstance(stats.step_micros, int) and 0 < stats.step_micros < 10**7
     assert first.steps[0].features.tolist() == [[1.0, 2.0]] and second.steps[0].features.tolist() == [[3.0, 4.0]]
@@ -117,8 +116,7 @@ def test_dp_step_api_unequal_sample_weighting() -> None:
     x, y = np.array([[1.0], [10.0], [3.0]]), np.zeros((3, 1))
     trainer = DataParallelTrainer(config(), [Echo(), Echo()], model=Net())
     assert trainer.step((x, y)).loss == pytest.approx((2.0 * 2 + 10.0) / 3, rel=1e-15)
-    by_weight = [Echo(weight=3.0), Echo(weight=0.0, loss=float("nan"))]
-    trainer.set_replicas(by_weight)
+    trainer.set_replicas([Echo(weight=3.0), Echo(weight=0.0, loss=float("nan"))])
     assert trainer.step((x, y)).loss == 2.0
 
 

@@ -78,8 +78,7 @@ def test_the_anchor_falls_by_one_while_overhead_is_low_and_stops_where_it_began(
     cadence = report(ElChe(2, 10), [1000, 1000], 130)
     assert cadence.anchor == 13
     assert report(cadence, [1000, 1000], 70).anchor == 13  # between half of the target and the target
-    anchors = [report(cadence, [1000, 1000], 49).anchor for _ in range(5)]
-    assert anchors == [12, 11, 10, 10, 10]
+    assert [report(cadence, [1000, 1000], 49).anchor for _ in range(5)] == [12, 11, 10, 10, 10]
 
 
 def test_counts_follow_an_anchor_that_falls_within_the_dead_zone() -> None:

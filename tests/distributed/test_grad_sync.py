@@ -122,8 +122,7 @@ def test_agree_on_params_takes_the_order_of_rank_0(world):
 def test_agree_on_params_names_the_first_difference_on_all_ranks(comm: dist.ThreadCommunicator, odd, words):
     params = odd if comm.rank == 1 else [("a", tensor(2)), ("b", tensor(3))]
     for function in (agree_on_params, dist.broadcast_params, dist.assert_replicas_identical):
-        e = raises(dist.CollectiveMismatchError, words, function, comm, params)
-        assert e.ranks == (1,)
+        assert raises(dist.CollectiveMismatchError, words, function, comm, params).ranks == (1,)
 
 
 def test_two_parameters_of_one_name_are_refused():

@@ -119,8 +119,7 @@ def test_parameter_server_schedule_follows_the_version() -> None:
 def test_a_models_weights_by_name() -> None:
     model = nn.Linear(3, 2)
     ps = dist.AsyncParameterServer(dict(model.named_parameters()), SGD, 0)
-    x = Tensor(np.ones((4, 3), np.float32))
-    grads = model(x).sum().backward()
+    grads = model(Tensor(np.ones((4, 3), np.float32))).sum().backward()
     gradient = {name: grads[p] for name, p in model.named_parameters()}
     assert ps.push_gradient(0, 0, gradient) == 1
     weights, _ = ps.pull_weights()

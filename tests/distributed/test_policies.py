@@ -112,8 +112,7 @@ def test_fixed_parts_are_given_once():
 def test_chunk_dispatch_no_batch_twice_and_none_lost(batches, world, seed):
     rng, pool, seen = random.Random(seed), ChunkPool(batches, world), []
     while pool.left(0):
-        share = rng.choice([None, rng.random()])
-        chunk = pool.take(rng.randrange(world), share)
+        chunk = pool.take(rng.randrange(world), rng.choice([None, rng.random()]))
         assert len(chunk) >= 1
         seen.extend(chunk)
     assert seen == list(range(batches))

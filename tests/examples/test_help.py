@@ -20,8 +20,7 @@ FLAGS = {
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_help_is_the_docstring_and_the_flags(script, monkeypatch, capsys):
-    ended = raises(SystemExit, "", lambda: load(script, monkeypatch, "--help").main())
-    assert ended.code == 0
+    assert raises(SystemExit, "", lambda: load(script, monkeypatch, "--help").main()).code == 0
     shown = capsys.readouterr().out
     docstring = ast.get_docstring(ast.parse((EXAMPLES / script).read_text("utf-8")))
     assert docstring in shown

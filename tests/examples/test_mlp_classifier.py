@@ -64,8 +64,7 @@ def test_the_drawing_is_what_the_network_says(monkeypatch):
 
 
 def test_the_points_are_two_spirals(monkeypatch):
-    spirals = load(SPIRALS, monkeypatch)
-    x, y = spirals.two_spirals(1000, 0.0, np.random.default_rng(0))
+    x, y = load(SPIRALS, monkeypatch).two_spirals(1000, 0.0, np.random.default_rng(0))
     radius, angle = np.hypot(*x.T), np.arctan2(x[:, 1], x[:, 0])
     turned = angle - 3.5 * np.pi * radius - np.pi * y
     np.testing.assert_allclose(np.cos(turned), 1, atol=1e-4)

@@ -137,8 +137,7 @@ def test_ctrl_c_saves_and_the_command_it_names_goes_on_bit_for_bit(finished, tmp
     assert 6 <= step < 24
     assert serialization.load_checkpoint(tmp_path / "my run").step == step
     assert line[1:] == ["--resume", "--out", "my run"]
-    resumed = finish(line[0], *line[1:], cwd=tmp_path)
-    assert f"steps {step + 1} to 24" in resumed.stdout
+    assert f"steps {step + 1} to 24" in finish(line[0], *line[1:], cwd=tmp_path).stdout
     assert_same_run(tmp_path / "my run", finished[0] / RUN)
 
 
@@ -237,8 +236,7 @@ def test_a_run_is_never_overwritten_and_keeps_its_settings_and_text(home):
 
 def test_the_next_run_gets_a_folder_of_its_own(home):
     before = content(home / RUN)
-    result = finish(TRAIN, *TINY, "--steps", 2, cwd=home)
-    assert "run: runs/char-gpt-2" in result.stdout
+    assert "run: runs/char-gpt-2" in finish(TRAIN, *TINY, "--steps", 2, cwd=home).stdout
     assert content(home / RUN) == before
 
 

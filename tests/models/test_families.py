@@ -100,8 +100,7 @@ def test_causality(model: CausalLM) -> None:
     a, b = model(ids).detach().numpy(), model(other).detach().numpy()
     np.testing.assert_array_equal(a[:, :5], b[:, :5])
     assert (a[:, 5:] != b[:, 5:]).any(-1).all()
-    first = model(ids[:, :3]).detach().numpy()
-    np.testing.assert_allclose(first, a[:, :3], rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(model(ids[:, :3]).detach().numpy(), a[:, :3], rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("prompt", [1, 5, BLOCK])

@@ -22,8 +22,7 @@ def logits(model: CausalLM) -> np.ndarray:
 
 
 def greedy(model: CausalLM) -> list[int]:
-    prompt = mg.tensor(tiny_models.tokens()[:1, :6])
-    return model.generate(prompt, NEW, temperature=0).tolist()[0]
+    return model.generate(mg.tensor(tiny_models.tokens()[:1, :6]), NEW, temperature=0).tolist()[0]
 
 
 def assert_same(model: CausalLM, want) -> None:

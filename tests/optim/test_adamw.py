@@ -75,8 +75,7 @@ def test_decay_groups() -> None:
     decay, rest = decay_groups(entries, 0.1)
     assert ([name for name, _ in decay["params"]], decay["weight_decay"]) == (["w", "emb"], 0.1)
     assert ([name for name, _ in rest["params"]], rest["weight_decay"]) == (["b", "norm", "scale"], 0.0)
-    optimizer = AdamW([decay, rest], lr=0.1)
-    assert optimizer.name_of(entries[3][1]) == "emb"
+    assert AdamW([decay, rest], lr=0.1).name_of(entries[3][1]) == "emb"
     assert decay_groups([p for _, p in entries], 0.1)[0]["params"] == [entries[0][1], entries[3][1]]
 
 

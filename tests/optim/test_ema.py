@@ -72,8 +72,7 @@ def test_weights_come_back_and_autograd_is_told() -> None:
     change(module, 1)
     ema.update()
     before, arrays = values(module), [p.data for p in module.parameters()]
-    x = minigrad.ones(1, 3)
-    loss = module(x).sum()
+    loss = module(minigrad.ones(1, 3)).sum()
     with pytest.raises(ZeroDivisionError), ema.applied():
         assert not np.array_equal(values(module)[0], before[0])
         raise ZeroDivisionError
@@ -83,8 +82,7 @@ def test_weights_come_back_and_autograd_is_told() -> None:
 
 
 def test_inside_of_applied_only_reading_is_allowed() -> None:
-    module = make_module()
-    ema = EMA(module)
+    ema = EMA(make_module())
     saved = ema.state_dict()
     with ema.applied():
         for call in (ema.update, lambda: ema.load_state_dict(*saved), lambda: ema.applied().__enter__()):

@@ -48,8 +48,7 @@ def test_the_scale_grows_and_backs_off() -> None:
 def test_scale_of_losses() -> None:
     scaler = GradScaler(1024.0)
     assert scaler.scale() == scaler.get_scale() == 1024.0
-    x = minigrad.tensor(100.0, dtype=float16)
-    y = scaler.scale(x)  # more than float16 holds
+    y = scaler.scale(minigrad.tensor(100.0, dtype=float16))  # more than float16 holds
     assert (y.dtype, y.item()) == (np.float32, 102400.0)
     assert [z.item() for z in scaler.scale([minigrad.tensor(1.0), minigrad.tensor(2.0)])] == [1024.0, 2048.0]
     assert scaler.scale_loss(minigrad.tensor(3.0)).item() == 3072.0
