@@ -187,9 +187,7 @@ def make_trainer(
     return cls(config, comm, optimizer, schedule, bucket_size_bytes=bucket, hook=hook)
 
 
-def feed(
-    trainer: dist.SimpleTrainer, net: nn.Module, loss: Tensor | None, weight: float = 1.0, named: Any = None
-) -> dist.TrainingMetrics | None:
+def feed(trainer, net, loss, weight=1.0, named=None) -> dist.TrainingMetrics | None:
     """One micro-batch, in the way that is the trainer's own; none at all if ``loss`` is None."""
     params = list(net.named_parameters()) if named is None else named
     if loss is None:
@@ -202,14 +200,7 @@ def feed(
     return trainer.step(params, loss.backward(), loss.item())
 
 
-def train(
-    comm: dist.Communicator,
-    kind: str,
-    scenario: Scenario,
-    bucket: int = 200,
-    hook: dist.CommHook = dist.all_reduce_hook,
-    on_trainer=lambda trainer: None,
-) -> list[Record]:
+def train(comm, kind, scenario, bucket=200, hook=dist.all_reduce_hook, on_trainer=lambda trainer: None) -> list[Record]:
     """One rank's part. The ranks start with different weights, and pass their parameters in different orders."""
     root = comm.world_size - 1  # which begins with the weights of seed 0
     net = scenario.net(seed=root - comm.rank)

@@ -49,14 +49,7 @@ class RanksResult:
         return "\n".join(re.findall(rf"^\[{rank}\] (.*)$", self.stderr, re.M))
 
 
-def run_ranks(
-    n: int,
-    program,
-    *arguments: object,
-    timeout: float = 60.0,
-    options: tuple[str, ...] = (),
-    env: dict[str, str] | None = None,
-) -> RanksResult:
+def run_ranks(n, program, *arguments, timeout=60.0, options=(), env=None) -> RanksResult:
     """Run ``program`` on ``n`` ranks under the launcher: a path, source text (anything with a line break), or a
     function that needs nothing around it and gets ``arguments`` as strings. After ``timeout`` seconds all are killed.
 

@@ -15,16 +15,7 @@ from minigrad.optim import LrSchedule
 class Net(nn.Module):
     """tanh(x W + b), perhaps shifted by a running mean and dropped out, times a head (5, C); x (rows, 5)."""
 
-    def __init__(
-        self,
-        classes: int = 4,
-        dtype: str = "float64",
-        seed: int = 0,
-        tied: bool = False,
-        frozen: tuple[str, ...] = (),
-        running: bool = False,
-        dropout: float = 0.0,
-    ) -> None:
+    def __init__(self, classes=4, dtype="float64", seed=0, tied=False, frozen=(), running=False, dropout=0.0) -> None:
         super().__init__()
         rng = np.random.default_rng(seed)
 

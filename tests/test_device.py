@@ -48,9 +48,7 @@ def test_a_device_that_cannot_be_used_says_what_is_missing() -> None:
         (False, 1, "of CUDA devices this process sees 1, cuda:0"),
     ],
 )
-def test_an_index_that_is_too_large_says_which_devices_there_are(
-    monkeypatch: pytest.MonkeyPatch, simulated: bool, count: int, message: str
-) -> None:
+def test_an_index_that_is_too_large_says_which_devices_there_are(monkeypatch, simulated, count, message) -> None:
     package = importlib.import_module("minigrad.cuda_kernels")
     monkeypatch.setattr(package, "availability", lambda: (True, ""))
     monkeypatch.setattr(package, "simulated", lambda: simulated)

@@ -81,9 +81,7 @@ class FakeCublasLt:
         self.objects[handle][attribute] = int.from_bytes(ctypes.string_at(value, size), "little", signed=size == 8)
         return SUCCESS
 
-    def _heuristic(
-        self, lt: int, desc: int, a: int, b: int, c: int, d: int, pref: int, asked: int, results: int, found: int
-    ) -> int:
+    def _heuristic(self, lt, desc, a, b, c, d, pref, asked, results, found) -> int:
         description, preference = self.objects[desc], self.objects[pref]
         assert lt == 0xCAFE and asked == 1
         assert preference[3] == 2 and preference[1] == cublaslt.WORKSPACE

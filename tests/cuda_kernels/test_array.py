@@ -256,9 +256,7 @@ def test_read_only_memory_stays_so_over_dlpack(monkeypatch: pytest.MonkeyPatch, 
 
 @pytest.mark.skipif(not cuda_kernels.simulated(), reason="with CuPy itself: test_gpu.py")
 @pytest.mark.parametrize("read_only", [False, True])
-def test_read_only_memory_stays_so_over_the_cuda_array_interface(
-    monkeypatch: pytest.MonkeyPatch, read_only: bool
-) -> None:
+def test_read_only_memory_stays_so_over_the_cuda_array_interface(monkeypatch, read_only) -> None:
     whole = mg.arange(3, device="cuda").data
     interface = {**whole.__cuda_array_interface__, "data": (whole.pointer, read_only)}
     monkeypatch.setattr(array, "SIMULATED", False)

@@ -147,9 +147,7 @@ def test_plans_are_kept_and_follow_alignment(fake: FakeCublasLt) -> None:
     assert len(cublaslt._workspaces) == 1
 
 
-def test_debug_level_2_prints_a_line(
-    fake: FakeCublasLt, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_debug_level_2_prints_a_line(fake, monkeypatch, capsys) -> None:
     monkeypatch.setattr(launch, "DEBUG", 2)
     matmul.matmul(stored(draw(3, 2, 5), "rows"), stored(draw(3, 5, 4), "rows"))
     line = "minigrad: cublaslt float32 to float32, 3 of (2, 5) (5, 4) in the simulator\n"

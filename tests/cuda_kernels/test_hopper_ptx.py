@@ -72,17 +72,7 @@ def test_memory_that_a_map_reaches_beyond() -> None:
     raises(SimulationError, "outside the memory", lambda: hopper_twins.box_of(beyond, 0, 1, 0))
 
 
-def copied(
-    wait: int | None = 0,
-    fence: bool = True,
-    nbytes: int = 1024,
-    offset: int = 0,
-    reader: int = 64,
-    arrivals: int = 1,
-    barrier: bool = True,
-    twice: bool = False,
-    copies: int = 1,
-) -> np.ndarray:
+def copied(wait=0, fence=True, nbytes=1024, offset=0, reader=64, arrivals=1, barrier=True, twice=False, copies=1):
     """What a thread reads of a box of 8 rows that thread 0 lets TMA copy."""
     x = array.from_host(np.arange(1, 513, dtype=np.float32).astype(bf16).reshape(1, 8, 64))
 
@@ -206,13 +196,7 @@ def test_descriptors_without_meaning() -> None:
         raises(SimulationError, problem, hopper_twins.operand_addresses, descriptor, 64, "k")
 
 
-def product(
-    kinds: str = "kk",
-    columns: int = 128,
-    dtype=bf16,
-    steps: tuple[str, ...] = ("fence", "commit", "wait"),
-    odd_thread: bool = False,
-) -> tuple[np.ndarray, np.ndarray]:
+def product(kinds="kk", columns=128, dtype=bf16, steps=("fence", "commit", "wait"), odd_thread=False):
     """(the sums of 128 threads, the product) of 64 x 16 and 16 x columns, copied by TMA."""
     a, b = RNG.standard_normal((64, 16)).astype(dtype), RNG.standard_normal((16, columns)).astype(dtype)
     rows = {"k": (a, b.T), "o": (a.T, b)}

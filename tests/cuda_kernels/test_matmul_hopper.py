@@ -256,9 +256,7 @@ def small() -> None:
         ("wgmma_wait0", lambda sums: sums, "read before wgmma_wait0|may still read"),
     ],
 )
-def test_a_forgotten_or_wrong_step_is_found(
-    name: str, replacement, problem: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_forgotten_or_wrong_step_is_found(name, replacement, problem, monkeypatch) -> None:
     use(monkeypatch, 128)
     monkeypatch.setattr(hopper_ptx, name, replacement)
     raises(simulated_memory.SimulationError, problem, small)

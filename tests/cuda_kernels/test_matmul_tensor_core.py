@@ -45,9 +45,7 @@ CASES += [(f16, f32, 64, "rows", "columns"), (f16, f32, 64, "columns", "rows")]
 
 
 @pytest.mark.parametrize(("dtype", "out", "side", "layout_a", "layout_b"), CASES)
-def test_layouts(
-    dtype, out, side: int, layout_a: str, layout_b: str, launched: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_layouts(dtype, out, side, layout_a, layout_b, launched, monkeypatch) -> None:
     """Operands of any transposition are read where they are; tiles reach over the edges; all warps have work."""
     use(monkeypatch, side)
     a, b = draw(side // 2 + 16, 72, dtype=dtype), draw(72, side + 8, dtype=dtype)
@@ -89,9 +87,7 @@ def test_batches() -> None:
 
 
 @pytest.mark.parametrize("dtype", [bf16, f16, f32])
-def test_divided_sums_have_the_same_bits_at_each_run(
-    dtype, launched: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_divided_sums_have_the_same_bits_at_each_run(dtype, launched, monkeypatch) -> None:
     """The gradient of a weight: dy^T x over many rows, added to what there is."""
     use(monkeypatch, 64, 3)
     word = np.dtype(dtype).name
@@ -181,9 +177,7 @@ def test_which_devices_have_the_instructions(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("capability", [(8, 0), (7, 5)])
 @pytest.mark.parametrize("dtype", [bf16, f16])
-def test_operations_on_halves(
-    dtype, capability: tuple[int, int], launched: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_operations_on_halves(dtype, capability, launched, monkeypatch) -> None:
     """linear and its gradient reach the tensor cores where there are some; older devices compute in float32."""
     monkeypatch.setattr(memory, "capability", lambda _: capability)
     arrays = [draw(*shape, dtype=dtype) for shape in ((6, 8), (5, 8), (6, 5))]

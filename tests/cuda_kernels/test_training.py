@@ -61,9 +61,7 @@ def test_generation_writes_what_the_cpu_writes() -> None:
     ("temperature", "top_k", "top_p"),
     [(1.0, None, None), (0.7, 9, 1.0), (1.3, 40, None), (1.0, None, 0.6), (1.1, 5, 0.8), (2.0, 1, 0.1)],
 )
-def test_tokens_are_sampled_on_the_device_and_are_those_of_the_cpu(
-    temperature: float, top_k: int | None, top_p: float | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tokens_are_sampled_on_the_device_and_are_those_of_the_cpu(temperature, top_k, top_p, monkeypatch) -> None:
     logits = np.random.default_rng(0).integers(-8, 8, (60, 1, 40)).astype(np.float32) / 4  # many are equal
     drawn, copied, copy_out = [], [], memory.copy_out
 

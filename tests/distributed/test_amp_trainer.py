@@ -36,9 +36,7 @@ def fp16(strategy: LossScaleStrategy) -> dist.MixedPrecisionConfig:
     return dist.MixedPrecisionConfig(float16, loss_scale=strategy)
 
 
-def line(
-    strategy: LossScaleStrategy, comm: dist.Communicator | None = None, accum: int = 1, lr: float = 1.0
-) -> tuple[Line, dist.AmpTrainer]:
+def line(strategy, comm=None, accum=1, lr=1.0) -> tuple[Line, dist.AmpTrainer]:
     net = Line()
     config = PLAIN.with_grad_accum_steps(accum)
     return net, dist.AmpTrainer(config, fp16(strategy), comm, SGD(net.named_parameters(), lr=lr))

@@ -21,9 +21,7 @@ from minigrad.distributed.train.blocks import non_finite
     [(1, "blocks.1.weight", "block 1"), (0, "embedding.weight", "embedding"), (2, "blocks.2.gain", "block 2")],
 )
 @in_threads(3, timeout=20)
-def test_must_non_finite_gradients_halt_every_rank_naming_rank_block_and_step(
-    comm: dist.ThreadCommunicator, rank, name, group, value, accum
-):
+def test_must_non_finite_gradients_halt_every_rank_naming_rank_block_and_step(comm, rank, name, group, value, accum):
     net = Net()
     config = dist.TrainingConfig(0.02, max_grad_norm=None, grad_accum_steps=accum)
     trainer = dist.BlockDistributedTrainer(net, comm, config)

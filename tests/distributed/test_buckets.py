@@ -249,9 +249,7 @@ def test_a_bucket_waits_for_those_before_it_so_that_all_ranks_send_in_one_order(
 
 @pytest.mark.parametrize("kind", dp.KINDS)
 @in_threads(2)
-def test_a_window_that_is_dropped_is_waited_for_because_the_next_uses_the_same_memory(
-    comm: dist.ThreadCommunicator, kind
-):
+def test_a_window_that_is_dropped_is_waited_for_because_the_next_uses_the_same_memory(comm, kind):
     params = dp.parameters((4,), (4,))
     watched = dp.Watched(2)
     trainer = dp.make_trainer(kind, comm, bucket=16, hook=watched)

@@ -18,16 +18,7 @@ SYNC, CADENCE, ASYNC = policies.AveragingPolicy.SYNC, policies.AveragingPolicy.C
 class World:
     """Replicas that take ``ms[rank]`` for a batch, played one event after the other."""
 
-    def __init__(
-        self,
-        plan: coordinator.CadencePlan,
-        ms: list[float],
-        anchor: int = 4,
-        average_ms: float = 1.0,
-        rising: float = 0.0,
-        threshold: float | None = None,
-        max_overshoot: int | None = None,
-    ) -> None:
+    def __init__(self, plan, ms, anchor=4, average_ms=1.0, rising=0.0, threshold=None, max_overshoot=None) -> None:
         self.now, self.ms, self.average_ms, self.rising = 0.0, ms, average_ms, rising
         self.timeline = timeline.Timeline(clock=lambda: self.now)
         sync = plan.world == 1 or plan.policy is SYNC
@@ -93,9 +84,7 @@ def numbers(world: World) -> list[tuple[int, int]]:
     return [(batch.epoch, batch.index) for _, batch in world.batches]
 
 
-def plan(
-    policy: policies.AveragingPolicy, world: int = 2, batches: int = 48, epochs: int = 3, **options
-) -> coordinator.CadencePlan:
+def plan(policy, world=2, batches=48, epochs=3, **options) -> coordinator.CadencePlan:
     return coordinator.CadencePlan(world, batches, epochs, policy, **{"progressive": policy is not SYNC, **options})
 
 

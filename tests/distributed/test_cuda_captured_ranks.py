@@ -280,9 +280,7 @@ def test_cuda_close_does_not_wait_for_a_launch_for_ever(machine: FakeMachine, mo
     assert len(machine.calls("abort")) == 2 and not machine.calls("destroy")
 
 
-def test_cuda_graph_that_gives_way_waits_with_the_deadline(
-    machine: FakeMachine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cuda_graph_that_gives_way_waits_with_the_deadline(machine, monkeypatch) -> None:
     """A capture that would close the oldest graph, of which a launch is under way."""
     monkeypatch.setattr(captured_step, "END_SECONDS", 0.01)
 
@@ -300,9 +298,7 @@ def test_cuda_graph_that_gives_way_waits_with_the_deadline(
     good(fn)
 
 
-def test_cuda_communicator_is_aborted_also_where_the_device_cannot_be_told(
-    machine: FakeMachine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cuda_communicator_is_aborted_also_where_the_device_cannot_be_told(machine, monkeypatch) -> None:
     def fn(comm: dist.Communicator) -> None:
         graph, x = reduction(comm)
         graph.stopped = x.data

@@ -42,9 +42,7 @@ def on_both(fn):
 
 
 @pytest.mark.parametrize("kind", nccl_programs.KINDS)
-def test_must_no_cpu_staging_over_nccl_on_cuda(
-    machine: FakeMachine, host: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_must_no_cpu_staging_over_nccl_on_cuda(machine, host, monkeypatch, kind) -> None:
     headers, get = [], FakeArray.get
 
     def counted(array: FakeArray, stream=None):

@@ -7,7 +7,6 @@ import threading
 import example_scripts
 import numpy as np
 import pytest
-from fake_nccl import FakeMachine
 from nccl_programs import RECORD, copies_to_host
 
 from minigrad import cuda_kernels, device, distributed
@@ -25,13 +24,7 @@ FLAGS = (
 
 
 @pytest.mark.parametrize("graph", ["--no-graph", "--graph"])
-def test_two_cuda_ranks_train_as_one_process(
-    machine: FakeMachine,
-    tmp_path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    graph: str,
-) -> None:
+def test_two_cuda_ranks_train_as_one_process(machine, tmp_path, monkeypatch, capsys, graph) -> None:
     """Both have the weights of one process on the CPU, which has the same batches whole; the gradients stay on the
     devices."""
     (tmp_path / "text.txt").write_text("def f(x):\n    return x\n\n\n" * 40, encoding="utf-8")

@@ -24,9 +24,7 @@ ADAMW = dist.OptimizerKind.adamw(0.02, 0.8, 0.95, 1e-6, 0.1)
 WEIGHTS = (0.5, 3.0, 0.0, 1.25)
 
 
-def config(
-    optimizer: dist.OptimizerKind = ADAMW, loss: LossKind | None = None, clip: float | None = None, size: int = 100
-) -> dist.TrainerConfig:
+def config(optimizer=ADAMW, loss=None, clip=None, size=100) -> dist.TrainerConfig:
     return dist.TrainerConfig(size, clip, optimizer, LossKind.mse() if loss is None else loss)
 
 
@@ -73,9 +71,7 @@ def bits(trainer: DataParallelTrainer):
     return model, {name: array.tobytes() for name, array in arrays.items()}, meta
 
 
-def assert_same(
-    trainer: DataParallelTrainer, stats: list[dist.StepStats], model: Net, want: list[tuple[float, float]]
-) -> None:
+def assert_same(trainer, stats, model, want) -> None:
     np.testing.assert_allclose([(s.loss, s.grad_norm) for s in stats], want, rtol=1e-12)
     for name, tensor in model.state_dict().items():
         got = trainer.model.state_dict()[name].numpy()
@@ -160,9 +156,7 @@ LOSSES = [LossKind.mse(), LossKind.cross_entropy(), LossKind.weighted_cross_entr
 
 @pytest.mark.parametrize("optimizer", [SGD, dist.OptimizerKind.sgd(0.1), ADAMW], ids=["momentum", "sgd", "adamw"])
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.name)
-def test_optimizer_and_loss_kinds_against_pytorch(
-    stack: ExitStack, optimizer: dist.OptimizerKind, loss: LossKind
-) -> None:
+def test_optimizer_and_loss_kinds_against_pytorch(stack, optimizer, loss) -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is the reference")
     functional = torch.nn.functional
     model, kind = Net(), config(optimizer, loss, clip=0.7, size=2)

@@ -86,9 +86,7 @@ def test_what_is_not_finite_on_one_rank_stops_all_and_training_goes_on(kind, cli
 @pytest.mark.parametrize("hook", [dist.all_reduce_hook, dist.BFloat16Compression()])
 @pytest.mark.parametrize(("dtype", "huge"), [(np.float32, 2e38), (dtypes.bfloat16, 2e38), (np.float16, 4e4)])
 @in_threads(2)
-def test_the_fused_optimizer_notices_that_a_sum_overflows_before_updates(
-    comm: dist.ThreadCommunicator, dtype, huge, hook
-):
+def test_the_fused_optimizer_notices_that_a_sum_overflows_before_updates(comm, dtype, huge, hook):
     params = parameters((4,), (4,), dtype=dtype)
     trainer = make_trainer("fused", comm, bucket=8, hook=hook)
 

@@ -412,9 +412,7 @@ def steep(model: Counting, loss: Tensor) -> Tensor:
         (steep, optim.NonFiniteGradientError, "^step 2, parameter gain: the gradient norm is (nan|inf)"),
     ],
 )
-def test_a_replica_that_fails_changes_nothing_and_the_next_step_is_as_if_nothing_was(
-    spoil, error: type[Exception], words: str, limit: float | None
-) -> None:
+def test_a_replica_that_fails_changes_nothing_and_the_next_step_is_as_if_nothing_was(spoil, error, words, limit):
     """Neither weights nor buffers."""
 
     def run(fails: bool) -> dict[str, bytes]:
@@ -505,9 +503,7 @@ def test_arguments_that_do_not_fit_are_refused() -> None:
         raises(error, words, call)
 
 
-def test_a_new_trainer_says_where_its_replicas_are(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_trainer_says_where_its_replicas_are(capsys, monkeypatch) -> None:
     setup(2).close()
     assert capsys.readouterr().err == "minigrad: 2 replicas on cpu, cpu\n"
     monkeypatch.setattr(Trainer, "prints_summary", False)

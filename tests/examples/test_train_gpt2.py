@@ -219,9 +219,7 @@ def test_captured_steps_are_the_same_steps(trained: Path, here: Here) -> None:
 @pytest.mark.parametrize(
     ("captures", "batch_size", "message"), [(False, 4, "needs NCCL"), (True, 3, "2 do not divide --batch-size")]
 )
-def test_graphs_of_several_ranks_are_refused(
-    monkeypatch: pytest.MonkeyPatch, captures: bool, batch_size: int, message: str
-) -> None:
+def test_graphs_of_several_ranks_are_refused(monkeypatch, captures, batch_size, message) -> None:
     script, of = load(TRAIN, monkeypatch), types.SimpleNamespace
     settings = of(settings=of(checkpoint_blocks=False, batch_size=batch_size))
     with pytest.raises(sys.modules["command_line"].UsageError, match=message):

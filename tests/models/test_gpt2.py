@@ -93,9 +93,7 @@ def test_temperature_zero_is_greedy(model: GPT2) -> None:
         (2.0, 2, None, [0, 0.4**0.5, 0, 0.3**0.5, 0]),
     ],
 )
-def test_sampling_follows_the_distribution(
-    temperature: float, top_k: int | None, top_p: float | None, kept: list[float]
-) -> None:
+def test_sampling_follows_the_distribution(temperature, top_k, top_p, kept) -> None:
     rows = 20_000
     logits = mg.tensor(np.log(np.tile([0.1, 0.4, 0.05, 0.3, 0.15], (rows, 1))))
     ids = generation.sample(logits, temperature, top_k, top_p, Generator(9))
