@@ -78,17 +78,17 @@ def test_env_is_the_report(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out == "the report\n"
 
 
+BAD_INPUT = [
+    ([], ["no command", "train, sample, env"]),
+    (["trian"], ["unknown command trian", "did you mean train?", "minigrad --help"]),
+    (["env", "--json"], ["minigrad env takes no arguments, not --json"]),
+    (["train", "--stpes", "3"], ["unknown argument --stpes", "did you mean --steps?", "minigrad train --help"]),
+    (["sample"], ["no run with a checkpoint under runs"]),
+]
+
+
 @pytest.mark.long(but=1)
-@pytest.mark.parametrize(
-    ("arguments", "parts"),
-    [
-        ([], ["no command", "train, sample, env"]),
-        (["trian"], ["unknown command trian", "did you mean train?", "minigrad --help"]),
-        (["env", "--json"], ["minigrad env takes no arguments, not --json"]),
-        (["train", "--stpes", "3"], ["unknown argument --stpes", "did you mean --steps?", "minigrad train --help"]),
-        (["sample"], ["no run with a checkpoint under runs"]),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "parts"), BAD_INPUT)
 def test_bad_input_is_one_line(arguments, parts, tmp_path):
     assert_refused(run(*arguments, cwd=tmp_path), 2, *parts)
 

@@ -41,13 +41,13 @@ def test_a_device_that_cannot_be_used_says_what_is_missing() -> None:
     raises(DeviceError, "unknown device 'tpu'", lambda: mg.ones(2, device="tpu"))
 
 
-@pytest.mark.parametrize(
-    ("simulated", "count", "message"),
-    [
-        (True, 2, "of CUDA devices the simulator has 2, cuda:0 to cuda:1"),
-        (False, 1, "of CUDA devices this process sees 1, cuda:0"),
-    ],
-)
+TOO_LARGE = [
+    (True, 2, "of CUDA devices the simulator has 2, cuda:0 to cuda:1"),
+    (False, 1, "of CUDA devices this process sees 1, cuda:0"),
+]
+
+
+@pytest.mark.parametrize(("simulated", "count", "message"), TOO_LARGE)
 def test_an_index_that_is_too_large_says_which_devices_there_are(monkeypatch, simulated, count, message) -> None:
     package = importlib.import_module("minigrad.cuda_kernels")
     monkeypatch.setattr(package, "availability", lambda: (True, ""))

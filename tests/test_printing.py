@@ -95,26 +95,25 @@ def test_bfloat16() -> None:
     assert repr(mg.tensor(x).to("bfloat16")) == repr(torch.tensor(x).bfloat16()).replace("torch.", "")
 
 
+OPTIONS = [
+    {"precision": 2},
+    {"precision": 0},
+    {"precision": 9},
+    {"threshold": 10},
+    {"threshold": 10, "edgeitems": 1},
+    {"threshold": 3, "edgeitems": 0},
+    {"linewidth": 40},
+    {"linewidth": 10},
+    {"sci_mode": True},
+    {"sci_mode": False},
+    {"profile": "short"},
+    {"profile": "full"},
+    {"profile": "short", "precision": 6},
+]
+
+
 @needs_torch
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"precision": 2},
-        {"precision": 0},
-        {"precision": 9},
-        {"threshold": 10},
-        {"threshold": 10, "edgeitems": 1},
-        {"threshold": 3, "edgeitems": 0},
-        {"linewidth": 40},
-        {"linewidth": 10},
-        {"sci_mode": True},
-        {"sci_mode": False},
-        {"profile": "short"},
-        {"profile": "full"},
-        {"profile": "short", "precision": 6},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_options_are_pytorchs(options) -> None:
     mg.set_printoptions(**options)
     torch.set_printoptions(**options)

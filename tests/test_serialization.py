@@ -273,21 +273,21 @@ def test_a_forged_manifest_is_refused(tmp_path):
         raises(CheckpointError, words, lambda path=path: load_checkpoint(path))
 
 
-@pytest.mark.parametrize(
-    "raw",
-    [
-        b"",
-        b"{",
-        b"[]",
-        b"null",
-        b"\xff",
-        b'{"format":1,"format":2}',
-        b"[" * 200_000,
-        b'{"format":"minigrad checkpoint","version":1,"step":' + b"[" * 900 + b"]" * 900 + b"}",
-        b"1" * 100_000,
-        b" " * (2 << 20),
-    ],
-)
+HOSTILE = [
+    b"",
+    b"{",
+    b"[]",
+    b"null",
+    b"\xff",
+    b'{"format":1,"format":2}',
+    b"[" * 200_000,
+    b'{"format":"minigrad checkpoint","version":1,"step":' + b"[" * 900 + b"]" * 900 + b"}",
+    b"1" * 100_000,
+    b" " * (2 << 20),
+]
+
+
+@pytest.mark.parametrize("raw", HOSTILE)
 def test_a_hostile_manifest_or_state_is_refused(tmp_path, raw):
     path = save(tmp_path, 1)
     forge_state(path, raw)

@@ -66,14 +66,14 @@ SHAPE = r"shape .* for input 1 of shape \(3,\)"
 COUNT = r"Wrong\.backward returned \d gradients for 2 inputs"
 
 
-@pytest.mark.parametrize(
-    ("result", "message"),
-    [
-        *((lambda dy, count=count: (dy,) * count, COUNT) for count in (0, 1, 3)),
-        (lambda dy: dy, COUNT),
-        *((lambda dy, shape=shape: (dy, np.ones(shape)), SHAPE) for shape in ((2,), (3, 3, 1), ())),
-    ],
-)
+RESULTS = [
+    *((lambda dy, count=count: (dy,) * count, COUNT) for count in (0, 1, 3)),
+    (lambda dy: dy, COUNT),
+    *((lambda dy, shape=shape: (dy, np.ones(shape)), SHAPE) for shape in ((2,), (3, 3, 1), ())),
+]
+
+
+@pytest.mark.parametrize(("result", "message"), RESULTS)
 def test_gradients_of_the_wrong_number_or_shape(result, message: str) -> None:
     class Wrong(Passes):
         def backward(self, dy):

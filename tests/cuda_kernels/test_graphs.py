@@ -63,16 +63,16 @@ def test_random_draws_go_on_with_each_replay_and_with_those_between() -> None:
     assert same_bits([host(a)], [eager[0].numpy()]) and GENERATOR.offset == 2
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "options"),
-    [
-        (optim.AdamW, {}),
-        (optim.Adam, {"weight_decay": 0.1}),
-        (optim.SGD, {"momentum": 0.9, "nesterov": True}),
-        (optim.AdaGrad, {"lr_decay": 0.1}),
-        (optim.Lamb, {}),
-    ],
-)
+OPTIMIZERS = [
+    (optim.AdamW, {}),
+    (optim.Adam, {"weight_decay": 0.1}),
+    (optim.SGD, {"momentum": 0.9, "nesterov": True}),
+    (optim.AdaGrad, {"lr_decay": 0.1}),
+    (optim.Lamb, {}),
+]
+
+
+@pytest.mark.parametrize(("optimizer", "options"), OPTIMIZERS)
 def test_a_graph_of_a_step_is_the_step_bit_for_bit(optimizer: type[optim.Optimizer], options: dict[str, Any]) -> None:
     def run(graphed: bool) -> tuple[list[np.ndarray], list[float], Any]:
         model = mlp()
@@ -166,30 +166,30 @@ def test_what_a_launch_could_not_do_again_raises_and_the_device_goes_on(name: st
     assert (x * 2.0).sum().item() == pytest.approx(2 * drawn(3).sum(), rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda x, i: mg.where(x > 0, x, 0.5) + x.where(x > 1, -1),
-        lambda x, i: mg.where(x > 0, 2, x).masked_fill(x < -1, 0.0),
-        lambda x, i: x[i] * x[mg.arange(3, device="cuda")],
-        lambda x, i: mg.eye(3, device="cuda") @ x + mg.linspace(0, 1, 3, device="cuda"),
-        lambda x, i: x[mg.tril_indices(2, 2, device="cuda")] + x[mg.triu_indices(2, 2, device="cuda")],
-        lambda x, i: F.cross_entropy(x.expand(3, 3), i),
-        lambda x, i: F.cross_entropy(x.expand(3, 3), i, weight=x.abs(), ignore_index=2),
-        lambda x, i: x.gather(0, i) * x.take_along_dim(i, 0) + x.index_select(0, i) * x.var().sqrt(),
-        lambda x, i: x.scatter(0, i, 2 * x) + x.scatter(0, i[:1], 0.5) * x.scatter_add(0, i[:2] // 2, x),
-        lambda x, i: x.scatter_reduce(0, i // 2, x, "prod") + x.scatter_reduce(0, i // 2, x, "amax"),
-        lambda x, i: x.index_add(0, i, x) + x.index_copy(0, i[:2], x[1:]) + x.index_fill(0, i[:1], 3.0),
-        lambda x, i: x.index_put((i[:2],), x[:2]) + x.index_put((i // 2,), x, accumulate=True),
-        lambda x, i: mg.cat([*x.sort(descending=True), *x.topk(2), *(y.reshape(1) for y in x.max(0))]),
-        lambda x, i: x.median() + x.expand(3, 3).median(1).values,
-        lambda x, i: F.one_hot(i, 4),
-        lambda x, i: F.nll_loss(x.expand(3, 3), i, ignore_index=2) + F.nll_loss(x.expand(3, 3), i, weight=x.abs()),
-        lambda x, i: F.nll_loss(x.expand(3, 3).half(), i),
-        lambda x, i: x.expand(2, 3).repeat_interleave(2, 0) + x.repeat_interleave(4).reshape(4, 3),
-        lambda x, i: (x + x).masked_fill_(x > 0, 0.5) + with_set(x - 1, x > 0, 0.5),
-    ],
-)
+REPLACEMENTS = [
+    lambda x, i: mg.where(x > 0, x, 0.5) + x.where(x > 1, -1),
+    lambda x, i: mg.where(x > 0, 2, x).masked_fill(x < -1, 0.0),
+    lambda x, i: x[i] * x[mg.arange(3, device="cuda")],
+    lambda x, i: mg.eye(3, device="cuda") @ x + mg.linspace(0, 1, 3, device="cuda"),
+    lambda x, i: x[mg.tril_indices(2, 2, device="cuda")] + x[mg.triu_indices(2, 2, device="cuda")],
+    lambda x, i: F.cross_entropy(x.expand(3, 3), i),
+    lambda x, i: F.cross_entropy(x.expand(3, 3), i, weight=x.abs(), ignore_index=2),
+    lambda x, i: x.gather(0, i) * x.take_along_dim(i, 0) + x.index_select(0, i) * x.var().sqrt(),
+    lambda x, i: x.scatter(0, i, 2 * x) + x.scatter(0, i[:1], 0.5) * x.scatter_add(0, i[:2] // 2, x),
+    lambda x, i: x.scatter_reduce(0, i // 2, x, "prod") + x.scatter_reduce(0, i // 2, x, "amax"),
+    lambda x, i: x.index_add(0, i, x) + x.index_copy(0, i[:2], x[1:]) + x.index_fill(0, i[:1], 3.0),
+    lambda x, i: x.index_put((i[:2],), x[:2]) + x.index_put((i // 2,), x, accumulate=True),
+    lambda x, i: mg.cat([*x.sort(descending=True), *x.topk(2), *(y.reshape(1) for y in x.max(0))]),
+    lambda x, i: x.median() + x.expand(3, 3).median(1).values,
+    lambda x, i: F.one_hot(i, 4),
+    lambda x, i: F.nll_loss(x.expand(3, 3), i, ignore_index=2) + F.nll_loss(x.expand(3, 3), i, weight=x.abs()),
+    lambda x, i: F.nll_loss(x.expand(3, 3).half(), i),
+    lambda x, i: x.expand(2, 3).repeat_interleave(2, 0) + x.repeat_interleave(4).reshape(4, 3),
+    lambda x, i: (x + x).masked_fill_(x > 0, 0.5) + with_set(x - 1, x > 0, 0.5),
+]
+
+
+@pytest.mark.parametrize("function", REPLACEMENTS)
 def test_what_takes_the_place_of_them_is_captured(function) -> None:
     x, i = on_gpu(drawn(3)), on_gpu(I)
     graph = cuda.Graph()
@@ -320,22 +320,22 @@ def test_a_launch_that_uses_memory_that_is_gone_is_an_error_in_the_simulator() -
     assert y.shape == (3,)
 
 
+LOSS = [
+    lambda x, i: x[i].sum(),
+    lambda x, i: x[:, i].sum(),
+    lambda x, i: (F.embedding(i, x) * F.embedding(i, x)).sum(),
+    lambda x, i: F.cross_entropy(x[:3], i),
+    lambda x, i: F.cross_entropy(x[:3], i, weight=x[0].abs(), label_smoothing=0.1),
+    lambda x, i: F.linear_cross_entropy(x[:3], x, i),
+    lambda x, i: x[0].gather(0, i).square().sum() + x.index_select(1, i).sum(),
+    lambda x, i: (x.scatter(1, i.reshape(1, 3), x) * x.index_add(0, i, x[:3])).sum(),
+    lambda x, i: (x[0].scatter_reduce(0, i, x[1], "prod") * x[0].scatter_reduce(0, i, x[1], "amax")).sum(),
+    lambda x, i: (F.one_hot(i, 4) * x[:3]).sum(),
+]
+
+
 @pytest.mark.parametrize("bad", [-9, 4, 2**40])
-@pytest.mark.parametrize(
-    "loss",
-    [
-        lambda x, i: x[i].sum(),
-        lambda x, i: x[:, i].sum(),
-        lambda x, i: (F.embedding(i, x) * F.embedding(i, x)).sum(),
-        lambda x, i: F.cross_entropy(x[:3], i),
-        lambda x, i: F.cross_entropy(x[:3], i, weight=x[0].abs(), label_smoothing=0.1),
-        lambda x, i: F.linear_cross_entropy(x[:3], x, i),
-        lambda x, i: x[0].gather(0, i).square().sum() + x.index_select(1, i).sum(),
-        lambda x, i: (x.scatter(1, i.reshape(1, 3), x) * x.index_add(0, i, x[:3])).sum(),
-        lambda x, i: (x[0].scatter_reduce(0, i, x[1], "prod") * x[0].scatter_reduce(0, i, x[1], "amax")).sum(),
-        lambda x, i: (F.one_hot(i, 4) * x[:3]).sum(),
-    ],
-)
+@pytest.mark.parametrize("loss", LOSS)
 def test_an_index_out_of_range_goes_nowhere(loss, bad: int) -> None:
     """Forward and backward stay within their arrays, which the simulator checks; good indices count as ever."""
     x, i = on_gpu(drawn(4, 4)).requires_grad_(), on_gpu(np.array([0, 3, 1]))

@@ -139,18 +139,18 @@ def test_leading_dimensions_in_any_order():
     check(matmul.matmul(left, right), a, b)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "engine", "files"),
-    [
-        ("f4", "numba", ["simt", "epilogue"]),
-        ("f4 thin", "numba", ["simt", "tiles", "epilogue"]),
-        ("f4 divided", "numba", ["simt", "tiles", "epilogue"]),
-        ("bfloat16", "numba", ["tensor_core", "tiles", "epilogue"]),
-        ("bfloat16 divided", "numba", ["tensor_core", "tiles", "epilogue"]),
-        ("bfloat16", "hopper", ["hopper", "tiles", "epilogue"]),
-        ("bfloat16 elsewhere", "hopper", ["hopper", "tensor_core", "tiles", "epilogue"]),
-    ],
-)
+STRAIGHT_DOWN = [
+    ("f4", "numba", ["simt", "epilogue"]),
+    ("f4 thin", "numba", ["simt", "tiles", "epilogue"]),
+    ("f4 divided", "numba", ["simt", "tiles", "epilogue"]),
+    ("bfloat16", "numba", ["tensor_core", "tiles", "epilogue"]),
+    ("bfloat16 divided", "numba", ["tensor_core", "tiles", "epilogue"]),
+    ("bfloat16", "hopper", ["hopper", "tiles", "epilogue"]),
+    ("bfloat16 elsewhere", "hopper", ["hopper", "tensor_core", "tiles", "epilogue"]),
+]
+
+
+@pytest.mark.parametrize(("dtype", "engine", "files"), STRAIGHT_DOWN)
 def test_a_product_goes_straight_down(dtype, engine, files, monkeypatch):
     """From the family to the launch no file is entered again that was left: record, choice, engine, tiles, epilogue."""
     monkeypatch.setattr(choices, "_gemm", engine)

@@ -68,16 +68,16 @@ def test_layouts(layouts: str, dtype, launched: list[str], monkeypatch: pytest.M
     assert launched == [f"hopper.tiles_bfloat16_{np.dtype(dtype).name}_256_{layouts}"]
 
 
-@pytest.mark.parametrize(
-    ("M", "N", "K", "a_kind", "b_kind", "dtype"),
-    [
-        (1, 1, 1, "rows", "columns", bf16),
-        (3, 5, 7, "columns", "rows", f16),
-        (17, 33, 65, "rows", "rows", bf16),
-        (130, 9, 70, "columns", "columns", bf16),
-        (5, 131, 129, "rows", "columns", f16),
-    ],
-)
+SIZES = [
+    (1, 1, 1, "rows", "columns", bf16),
+    (3, 5, 7, "columns", "rows", f16),
+    (17, 33, 65, "rows", "rows", bf16),
+    (130, 9, 70, "columns", "columns", bf16),
+    (5, 131, 129, "rows", "columns", f16),
+]
+
+
+@pytest.mark.parametrize(("M", "N", "K", "a_kind", "b_kind", "dtype"), SIZES)
 def test_any_sizes(M: int, N: int, K: int, a_kind: str, b_kind: str, dtype) -> None:
     """What lies beside the operands in memory, NaN here, has no influence."""
     a, b = draw(M, K, dtype=dtype), draw(K, N, dtype=dtype)
@@ -242,20 +242,20 @@ def small() -> None:
     check(multiply(stored(a, "rows"), stored(b, "columns")), product(a, b))
 
 
+MISTAKES = [
+    ("mbarrier_wait", nothing, "before the copy .* has arrived|has had its 1 arrivals|may still read|no mbarrier"),
+    ("mbarrier_wait", wait_for_the_other_phase, "before the copy .* has arrived|block ended before|cannot go on"),
+    ("mbarrier_arrive", nothing, "cannot go on: .* lacks 8 of 8 arrivals"),
+    ("fence_async", nothing, "no fence_async has made visible"),
+    ("wgmma_fence", nothing, "without a wgmma_fence"),
+    ("wgmma_commit", nothing, "may still read|never committed"),
+    ("wgmma_wait1", nothing, "may still read"),
+    ("wgmma_wait0", lambda sums: sums, "read before wgmma_wait0|may still read"),
+]
+
+
 @needs_simulator
-@pytest.mark.parametrize(
-    ("name", "replacement", "problem"),
-    [
-        ("mbarrier_wait", nothing, "before the copy .* has arrived|has had its 1 arrivals|may still read|no mbarrier"),
-        ("mbarrier_wait", wait_for_the_other_phase, "before the copy .* has arrived|block ended before|cannot go on"),
-        ("mbarrier_arrive", nothing, "cannot go on: .* lacks 8 of 8 arrivals"),
-        ("fence_async", nothing, "no fence_async has made visible"),
-        ("wgmma_fence", nothing, "without a wgmma_fence"),
-        ("wgmma_commit", nothing, "may still read|never committed"),
-        ("wgmma_wait1", nothing, "may still read"),
-        ("wgmma_wait0", lambda sums: sums, "read before wgmma_wait0|may still read"),
-    ],
-)
+@pytest.mark.parametrize(("name", "replacement", "problem"), MISTAKES)
 def test_a_forgotten_or_wrong_step_is_found(name, replacement, problem, monkeypatch) -> None:
     use(monkeypatch, 128)
     monkeypatch.setattr(hopper_ptx, name, replacement)

@@ -183,21 +183,21 @@ def test_a_damaged_cache_is_downloaded_again(server, tmp_path):
     assert server.requests == 2
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"answer": PLAY[:-1] + b"!"}, "wrong sha256 and is refused"),
-        ({"answer": b""}, r"\(0 bytes\) has the wrong sha256"),
-        ({"answer": PLAY + b"x"}, "has more than 6,100 bytes and is refused"),
-        ({"answer": PLAY * 100}, "has more than 6,100 bytes and is refused"),
-        ({"status": 404}, "could not be downloaded .*Not Found"),
-        ({"status": 500}, "could not be downloaded"),
-        ({"answer": PLAY[:100], "announced": len(PLAY)}, r"could not be downloaded|wrong sha256"),
-        ({"pause": 0.2}, "not complete after 0.5 s|timed out"),
-        ({"answer": b"1", "announced": 10, "pause": 0.8}, "timed out"),  # silent
-        ({"answer": b"", "announced": 1, "pause": 0.0}, r"could not be downloaded|wrong sha256"),
-    ],
-)
+BAD_DOWNLOADS = [
+    ({"answer": PLAY[:-1] + b"!"}, "wrong sha256 and is refused"),
+    ({"answer": b""}, r"\(0 bytes\) has the wrong sha256"),
+    ({"answer": PLAY + b"x"}, "has more than 6,100 bytes and is refused"),
+    ({"answer": PLAY * 100}, "has more than 6,100 bytes and is refused"),
+    ({"status": 404}, "could not be downloaded .*Not Found"),
+    ({"status": 500}, "could not be downloaded"),
+    ({"answer": PLAY[:100], "announced": len(PLAY)}, r"could not be downloaded|wrong sha256"),
+    ({"pause": 0.2}, "not complete after 0.5 s|timed out"),
+    ({"answer": b"1", "announced": 10, "pause": 0.8}, "timed out"),  # silent
+    ({"answer": b"", "announced": 1, "pause": 0.0}, r"could not be downloaded|wrong sha256"),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), BAD_DOWNLOADS)
 def test_a_bad_download_is_refused_with_the_way_out(server, tmp_path, monkeypatch, change, words):
     monkeypatch.setattr(corpus, "DOWNLOAD_SECONDS", 0.5)
     for name, value in change.items():

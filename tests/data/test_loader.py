@@ -40,20 +40,20 @@ def test_after_the_last_batch_of_an_epoch_the_next_epoch_follows():
     assert [epoch for epoch in range(batches.epoch, 3) for _ in batches] == [1, 1, 2, 2]
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"seed": 4}, "the state is of seed 4, here it is 3"),
-        ({"samples": 9}, "samples 9"),
-        ({"block_size": 6}, "block_size 6"),
-        ({"drop_last": 0}, "drop_last 0"),
-        ({"position": 4}, r"position 4 is not in \[0, 4\)"),
-        ({"position": True}, "position True"),
-        ({"epoch": -1}, "-1 is not the number of an epoch"),
-        ({"epoch": "1"}, "'1' is not the number"),
-        ({"more": 1}, "not the state of an EpochSampler"),
-    ],
-)
+FOREIGN = [
+    ({"seed": 4}, "the state is of seed 4, here it is 3"),
+    ({"samples": 9}, "samples 9"),
+    ({"block_size": 6}, "block_size 6"),
+    ({"drop_last": 0}, "drop_last 0"),
+    ({"position": 4}, r"position 4 is not in \[0, 4\)"),
+    ({"position": True}, "position True"),
+    ({"epoch": -1}, "-1 is not the number of an epoch"),
+    ({"epoch": "1"}, "'1' is not the number"),
+    ({"more": 1}, "not the state of an EpochSampler"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), FOREIGN)
 def test_a_foreign_state_is_refused(change, message):
     batches = EpochBatches(np.arange(41), 2, 5, seed=3)
     before = batches.state_dict()

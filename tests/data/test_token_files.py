@@ -53,18 +53,18 @@ def failing():
     raise RuntimeError("the source failed")
 
 
-@pytest.mark.parametrize(
-    ("tokens", "error", "message"),
-    [
-        (np.array([1, 65536]), DataError, "token 65536 at position 1 does not fit"),
-        ([TOKENS, np.array([3, -1])], DataError, r"token -1 at position 1,001"),
-        (np.array([1.0]), DataError, r"shape \(1,\) of float64"),
-        (np.ones((2, 2), int), DataError, r"shape \(2, 2\)"),
-        (np.array([True]), DataError, "bool"),
-        ([], DataError, "no tokens"),
-        (failing(), RuntimeError, "the source failed"),
-    ],
-)
+FAILED_WRITES = [
+    (np.array([1, 65536]), DataError, "token 65536 at position 1 does not fit"),
+    ([TOKENS, np.array([3, -1])], DataError, r"token -1 at position 1,001"),
+    (np.array([1.0]), DataError, r"shape \(1,\) of float64"),
+    (np.ones((2, 2), int), DataError, r"shape \(2, 2\)"),
+    (np.array([True]), DataError, "bool"),
+    ([], DataError, "no tokens"),
+    (failing(), RuntimeError, "the source failed"),
+]
+
+
+@pytest.mark.parametrize(("tokens", "error", "message"), FAILED_WRITES)
 @pytest.mark.parametrize("format", ["nanogpt", "llm.c"])
 def test_after_a_failed_write_the_old_file_is_there(tmp_path, tokens, error, message, format):
     path = tmp_path / "t.bin"

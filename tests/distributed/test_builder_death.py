@@ -66,15 +66,15 @@ def test_death_the_survivors_average_is_weighted_and_without_the_lost_one():
     assert np.abs(state.params["w"]).max() < 100
 
 
+FAULTS = [
+    (Fault("kill", rank=1, call=2), 5.0, "RankKilledError"),
+    (Fault("kill", rank=1, call=4), 5.0, "RankKilledError"),
+    (Fault("drop", rank=1, call=2), 0.5, r"CommTimeoutError: .*average of replica 0, 2$"),
+]
+
+
 @pytest.mark.parametrize("policy", [SYNC, CADENCE])
-@pytest.mark.parametrize(
-    ("fault", "timeout", "words"),
-    [
-        (Fault("kill", rank=1, call=2), 5.0, "RankKilledError"),
-        (Fault("kill", rank=1, call=4), 5.0, "RankKilledError"),
-        (Fault("drop", rank=1, call=2), 0.5, r"CommTimeoutError: .*average of replica 0, 2$"),
-    ],
-)
+@pytest.mark.parametrize(("fault", "timeout", "words"), FAULTS)
 def test_death_in_the_midst_of_an_average(policy, fault, timeout, words):
     """One whose words never arrive does not know that it is lost: the others find out by the deadline, and name it."""
     comms = ThreadCommunicator.group(3, timeout=timeout, fault=FaultPlan([fault]))

@@ -119,16 +119,16 @@ def running(hand: Hand, path: Path):
     return [first, second]
 
 
+ENDS = [
+    (1, signal.SIGINT, (130, 130), "got SIGINT"),
+    (1, signal.SIGKILL, (143, -9), "is gone, so the job ends"),
+    (0, signal.SIGTERM, (143, 143), "got SIGTERM"),
+    (0, signal.SIGKILL, (-9, 1), "the process of rank 0 is gone, and with it the job"),
+]
+
+
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("rank", "number", "codes", "words"),
-    [
-        (1, signal.SIGINT, (130, 130), "got SIGINT"),
-        (1, signal.SIGKILL, (143, -9), "is gone, so the job ends"),
-        (0, signal.SIGTERM, (143, 143), "got SIGTERM"),
-        (0, signal.SIGKILL, (-9, 1), "the process of rank 0 is gone, and with it the job"),
-    ],
-)
+@pytest.mark.parametrize(("rank", "number", "codes", "words"), ENDS)
 def test_a_process_that_ends_ends_all(hand, tmp_path, rank, number, codes, words):
     """The ranks save their last step, if rank 0's process still lives."""
     processes = running(hand, write(tmp_path, max_steps=1_000_000, save_interval=1_000_000))

@@ -341,16 +341,16 @@ def test_dp_errors_dropped_reply_of_ones_own_protocol() -> None:
         assert_step_fails(trainer, rows(4), ReplicaDroppedReplyError, "trainer: replica dropped reply: replica 1")
 
 
-@pytest.mark.parametrize(
-    ("made", "match"),
-    [
-        (None, "make_step of replica 1 returned a NoneType, expected a Future"),
-        (ReplicaStepResult(1.0, 1.0, 1), "make_step of replica 1 returned a ReplicaStepResult"),
-        (answer(3), "replica 1 answered with a int, expected a ReplicaStepResult"),  # type: ignore[arg-type]
-        (answer(ReplicaStepResult("1", 1.0, 1)), "replica 1 answered with loss='1'"),  # type: ignore[arg-type]
-        (answer(ReplicaStepResult(1.0, 1.0, 1, {"embed": [1.0]})), "1: the gradient of embed is a list, expected an"),
-    ],
-)
+BAD_ANSWERS = [
+    (None, "make_step of replica 1 returned a NoneType, expected a Future"),
+    (ReplicaStepResult(1.0, 1.0, 1), "make_step of replica 1 returned a ReplicaStepResult"),
+    (answer(3), "replica 1 answered with a int, expected a ReplicaStepResult"),  # type: ignore[arg-type]
+    (answer(ReplicaStepResult("1", 1.0, 1)), "replica 1 answered with loss='1'"),  # type: ignore[arg-type]
+    (answer(ReplicaStepResult(1.0, 1.0, 1, {"embed": [1.0]})), "1: the gradient of embed is a list, expected an"),
+]
+
+
+@pytest.mark.parametrize(("made", "match"), BAD_ANSWERS)
 def test_dp_errors_answers_of_ones_own_protocol_that_cannot_be_used(made, match: str) -> None:
     class Own:
         def make_step(self, step: dist.ReplicaStep):

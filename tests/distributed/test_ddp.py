@@ -171,15 +171,15 @@ def test_gradients_of_an_earlier_call_stay_as_they_are() -> None:
     assert np.array_equal(first[0][models[0].embed].numpy(), kept)
 
 
-@pytest.mark.parametrize(
-    ("counts", "words"),
-    [
-        ([1], r"weighted_all_reduce: batch_counts len \(1\) != device count \(2\)"),
-        ([0, 0], "weighted_all_reduce: total batch count is 0"),
-        ([2, -1], "expected a finite number >= 0"),
-        ([2, math.nan], "expected a finite number >= 0"),
-    ],
-)
+BAD_COUNTS = [
+    ([1], r"weighted_all_reduce: batch_counts len \(1\) != device count \(2\)"),
+    ([0, 0], "weighted_all_reduce: total batch count is 0"),
+    ([2, -1], "expected a finite number >= 0"),
+    ([2, math.nan], "expected a finite number >= 0"),
+]
+
+
+@pytest.mark.parametrize(("counts", "words"), BAD_COUNTS)
 def test_weighted_all_reduce_errors(counts, words: str) -> None:
     models = nets(2)
     with Ddp.wrap(models, ["cpu"] * 2) as ddp, pytest.raises(ValueError, match=words):

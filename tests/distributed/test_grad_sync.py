@@ -106,18 +106,18 @@ def test_agree_on_params_takes_the_order_of_rank_0(world):
     assert dist.run_threads(world, body, timeout=20) == [names] * world
 
 
-@pytest.mark.parametrize(
-    ("odd", "words"),
-    [
-        ([("a", tensor(2)), ("c", tensor(3))], r'rank 1 has \["c".*, rank 0 has \["b".*2 parameters against 2'),
-        ([("a", tensor(2))], r"rank 1 has no such parameter, rank 0 has \[\"b\".*1 parameters against 2"),
-        ([], r"rank 1 has no such parameter, rank 0 has \[\"a\".*0 parameters against 2"),
-        ([("a", tensor(2)), ("b", tensor(3)), ("z", tensor())], r"rank 1 has \[\"z\".*, rank 0 has no such parameter"),
-        ([("a", tensor(2)), ("b", tensor(3, 1))], r"rank 1 has .*\[3, 1\].*rank 0 has .*\[3\]"),
-        ([("a", tensor(2)), ("b", tensor(3, dtype=np.float64))], r"rank 1 has .*float64.*rank 0 has .*float32"),
-        ([("a", tensor(2)), ("b", tensor(3).detach())], r"rank 1 has .*frozen.*rank 0 has .*trained"),
-    ],
-)
+DIFFERENCES = [
+    ([("a", tensor(2)), ("c", tensor(3))], r'rank 1 has \["c".*, rank 0 has \["b".*2 parameters against 2'),
+    ([("a", tensor(2))], r"rank 1 has no such parameter, rank 0 has \[\"b\".*1 parameters against 2"),
+    ([], r"rank 1 has no such parameter, rank 0 has \[\"a\".*0 parameters against 2"),
+    ([("a", tensor(2)), ("b", tensor(3)), ("z", tensor())], r"rank 1 has \[\"z\".*, rank 0 has no such parameter"),
+    ([("a", tensor(2)), ("b", tensor(3, 1))], r"rank 1 has .*\[3, 1\].*rank 0 has .*\[3\]"),
+    ([("a", tensor(2)), ("b", tensor(3, dtype=np.float64))], r"rank 1 has .*float64.*rank 0 has .*float32"),
+    ([("a", tensor(2)), ("b", tensor(3).detach())], r"rank 1 has .*frozen.*rank 0 has .*trained"),
+]
+
+
+@pytest.mark.parametrize(("odd", "words"), DIFFERENCES)
 @in_threads(3, timeout=20)
 def test_agree_on_params_names_the_first_difference_on_all_ranks(comm: dist.ThreadCommunicator, odd, words):
     params = odd if comm.rank == 1 else [("a", tensor(2)), ("b", tensor(3))]

@@ -80,16 +80,16 @@ def test_the_job_ends_when_nobody_reads_its_output():
         process.stderr.close()
 
 
+FAILURES = [
+    ("sys.exit(3)", 3, "exit code 3"),
+    ("os.kill(os.getpid(), 9)", 137, "killed by SIGKILL"),
+    ("os.abort()", 134, "killed by SIGABRT"),
+    ("1 / 0", 1, "exit code 1"),
+]
+
+
 @pytest.mark.long(but=1)
-@pytest.mark.parametrize(
-    ("act", "code", "words"),
-    [
-        ("sys.exit(3)", 3, "exit code 3"),
-        ("os.kill(os.getpid(), 9)", 137, "killed by SIGKILL"),
-        ("os.abort()", 134, "killed by SIGABRT"),
-        ("1 / 0", 1, "exit code 1"),
-    ],
-)
+@pytest.mark.parametrize(("act", "code", "words"), FAILURES)
 def test_the_first_failure_is_named_and_the_rest_is_ended(act, code, words):
     program = WHO + f"if rank == 1:\n    {act}\nprint('waits')\ntime.sleep(100)\n"
     result = run_ranks(3, program, options=("--grace", "0.5"))
@@ -265,17 +265,17 @@ def test_what_is_missing_is_said(monkeypatch, capsys):
     assert 'pip install "minigrad-cuda[mpi]"' in capsys.readouterr().err
 
 
+WRONG_LINES = [
+    ([], "-n N"),
+    (["-n", "0", "x.py"], "not >= 1"),
+    (["-n", "2"], "name a script"),
+    (["--hosts", "a:b", "x.py"], "'a:b' is no host name"),
+    (["-n", "2", "--timeout", "-1", "x.py"], "not > 0"),
+]
+
+
 @pytest.mark.short
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ([], "-n N"),
-        (["-n", "0", "x.py"], "not >= 1"),
-        (["-n", "2"], "name a script"),
-        (["--hosts", "a:b", "x.py"], "'a:b' is no host name"),
-        (["-n", "2", "--timeout", "-1", "x.py"], "not > 0"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "words"), WRONG_LINES)
 def test_wrong_command_lines(arguments, words, capsys):
     with pytest.raises(SystemExit) as caught:
         launch.main(arguments)

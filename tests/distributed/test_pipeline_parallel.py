@@ -21,18 +21,17 @@ def config(size: int = 2, clip: float | None = None, loss: dist.LossKind | None 
     return dist.TrainerConfig(size, clip, ADAMW, dist.LossKind.mse() if loss is None else loss)
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        PipelineCase(1, size=3),
-        PipelineCase(2, size=100, clip=0.3),
-        PipelineCase(2, size=3, samples=7, loss="weighted_cross_entropy", clip=0.3),
-        PipelineCase(3, size=2, samples=7, frozen=("0.weight", "0.bias", "2.bias")),
-        PipelineCase(4, size=1, samples=6, loss="cross_entropy", tied=True),
-        PipelineCase(4, size=4, samples=5, frozen=("0.weight", "0.bias"), running=True),
-    ],
-    ids=str,
-)
+CASES = [
+    PipelineCase(1, size=3),
+    PipelineCase(2, size=100, clip=0.3),
+    PipelineCase(2, size=3, samples=7, loss="weighted_cross_entropy", clip=0.3),
+    PipelineCase(3, size=2, samples=7, frozen=("0.weight", "0.bias", "2.bias")),
+    PipelineCase(4, size=1, samples=6, loss="cross_entropy", tied=True),
+    PipelineCase(4, size=4, samples=5, frozen=("0.weight", "0.bias"), running=True),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
 def test_pipeline_equals_the_unsharded_model_forward_and_backward(case: PipelineCase) -> None:
     results = dist.run_threads(case.world, case.train, timeout=30)
     assert_same_part(results, case.alone())
@@ -162,14 +161,14 @@ def test_a_gradient_that_is_not_finite_on_one_stage_stops_all() -> None:
     dist.run_threads(3, train, timeout=30)
 
 
-@pytest.mark.parametrize(
-    ("rank", "kind", "error", "words"),
-    [
-        (1, "kill", dist.StageDroppedReplyError, "stage dropped reply"),
-        (2, "kill", dist.FinalStageDroppedReplyError, "final stage dropped reply"),
-        (2, "delay", dist.StageDroppedReplyError, "stage dropped reply"),  # the last, or the one that waits for it
-    ],
-)
+DROPPED = [
+    (1, "kill", dist.StageDroppedReplyError, "stage dropped reply"),
+    (2, "kill", dist.FinalStageDroppedReplyError, "final stage dropped reply"),
+    (2, "delay", dist.StageDroppedReplyError, "stage dropped reply"),  # the last, or the one that waits for it
+]
+
+
+@pytest.mark.parametrize(("rank", "kind", "error", "words"), DROPPED)
 def test_stage_dropped_reply(rank: int, kind: str, error: type[Exception], words: str) -> None:
     seen: dict[int, Exception] = {}
 

@@ -148,15 +148,15 @@ def test_several_ranks_never_become_one(mpi, monkeypatch, environ, arguments):
     raises(RendezvousError, "speaks of|started", lambda: init_process_group(**arguments))
 
 
-@pytest.mark.parametrize(
-    ("one", "several", "words"),
-    [
-        ({"RANK": "0", "WORLD_SIZE": "1"}, OPEN_MPI, r"torchrun speaks of one rank, but Open MPI started 4 ranks"),
-        ({"RANK": "0", "WORLD_SIZE": "1"}, PMI, r"but PMI started 3 ranks \(PMI_SIZE\)"),
-        ({"PMI_RANK": "0", "PMI_SIZE": "1"}, SLURM, r"PMI speaks of one rank, but Slurm started 6 ranks"),
-        ({"RANK": "0", "WORLD_SIZE": "1"}, {**SLURM, "PMIX_RANK": "5"}, r"but PMIx started 6 ranks"),
-    ],
-)
+SAYINGS = [
+    ({"RANK": "0", "WORLD_SIZE": "1"}, OPEN_MPI, r"torchrun speaks of one rank, but Open MPI started 4 ranks"),
+    ({"RANK": "0", "WORLD_SIZE": "1"}, PMI, r"but PMI started 3 ranks \(PMI_SIZE\)"),
+    ({"PMI_RANK": "0", "PMI_SIZE": "1"}, SLURM, r"PMI speaks of one rank, but Slurm started 6 ranks"),
+    ({"RANK": "0", "WORLD_SIZE": "1"}, {**SLURM, "PMIX_RANK": "5"}, r"but PMIx started 6 ranks"),
+]
+
+
+@pytest.mark.parametrize(("one", "several", "words"), SAYINGS)
 def test_one_launcher_cannot_deny_what_another_says(mpi, monkeypatch, one, several, words):
     """WORLD_SIZE=1 of an image or a shell, below mpirun or srun: each rank would train alone."""
     set_environ(monkeypatch, {**one, **several})
@@ -269,19 +269,19 @@ def test_nccl_without_a_place_to_meet(gpus):
     raises(RendezvousError, "set MASTER_ADDR", lambda: init_process_group("nccl", rank=0, world_size=2, local_rank=0))
 
 
-@pytest.mark.parametrize(
-    ("gpu_count", "local_rank", "device", "want"),
-    [
-        (4, 2, None, "cuda:2"),
-        (4, 2, "cuda", "cuda:2"),
-        (4, 2, "cuda:1", "cuda:1"),
-        (4, 2, Device("cuda:0"), "cuda:0"),
-        (1, 2, "cuda", "cuda:0"),  # the launcher shows each process its own
-        (4, None, "cuda:3", "cuda:3"),
-        (4, None, None, "Set LOCAL_RANK"),
-        (2, 2, None, "shows 2 GPUs"),
-    ],
-)
+GPU_COUNTS = [
+    (4, 2, None, "cuda:2"),
+    (4, 2, "cuda", "cuda:2"),
+    (4, 2, "cuda:1", "cuda:1"),
+    (4, 2, Device("cuda:0"), "cuda:0"),
+    (1, 2, "cuda", "cuda:0"),  # the launcher shows each process its own
+    (4, None, "cuda:3", "cuda:3"),
+    (4, None, None, "Set LOCAL_RANK"),
+    (2, 2, None, "shows 2 GPUs"),
+]
+
+
+@pytest.mark.parametrize(("gpu_count", "local_rank", "device", "want"), GPU_COUNTS)
 def test_which_gpu(gpus, monkeypatch, gpu_count, local_rank, device, want):
     monkeypatch.setattr(minigrad.cuda_kernels, "driver", lambda: minigrad.cuda_kernels.Driver((13, 0), gpu_count))
     place = Place(2, 8, local_rank, "torchrun")

@@ -37,18 +37,18 @@ def inf_grad(net: Net, loss: Tensor) -> Tensor:
     return loss + (net.side - net.side.detach()).sqrt().sum()
 
 
+SPOILS = [
+    (nan_loss, dist.NonFiniteLossError, "the loss of step {} is nan on rank 1; no weight was changed"),
+    (inf_loss, dist.NonFiniteLossError, "the loss of step {} is inf on rank 1; no weight was changed"),
+    (nan_grad, optim.NonFiniteGradientError, "step {}.*: the gradient norm is nan"),
+    (inf_grad, optim.NonFiniteGradientError, "step {}.*: the gradient norm is inf"),
+]
+
+
 @ALL_KINDS
 @pytest.mark.parametrize("clip", [None, 0.3])
 @pytest.mark.parametrize("micro", [0, 1])
-@pytest.mark.parametrize(
-    ("spoil", "error", "words"),
-    [
-        (nan_loss, dist.NonFiniteLossError, "the loss of step {} is nan on rank 1; no weight was changed"),
-        (inf_loss, dist.NonFiniteLossError, "the loss of step {} is inf on rank 1; no weight was changed"),
-        (nan_grad, optim.NonFiniteGradientError, "step {}.*: the gradient norm is nan"),
-        (inf_grad, optim.NonFiniteGradientError, "step {}.*: the gradient norm is inf"),
-    ],
-)
+@pytest.mark.parametrize(("spoil", "error", "words"), SPOILS)
 def test_what_is_not_finite_on_one_rank_stops_all_and_training_goes_on(kind, clip, micro, spoil, error, words):
     if kind == "fused" and clip is None and error is optim.NonFiniteGradientError:
         words += " on rank 1; no weight was changed"  # it looks before it reduces
@@ -132,14 +132,14 @@ def test_settings_that_differ_are_named_on_all_ranks(comm: dist.ThreadCommunicat
     assert [p.data.tobytes() for p in net.parameters()] == before
 
 
-@pytest.mark.parametrize(
-    ("what", "error", "words"),
-    [
-        ("moments", dist.CollectiveMismatchError, "the optimizer's state .* on rank 2, .* on rank 0"),
-        ("step", dist.CollectiveMismatchError, "the global step is 7 on rank 2, 2 on rank 0"),
-        ("weights", dist.ReplicaMismatchError, "'side'.* rank 2 against"),
-    ],
-)
+OTHER_STATES = [
+    ("moments", dist.CollectiveMismatchError, "the optimizer's state .* on rank 2, .* on rank 0"),
+    ("step", dist.CollectiveMismatchError, "the global step is 7 on rank 2, 2 on rank 0"),
+    ("weights", dist.ReplicaMismatchError, "'side'.* rank 2 against"),
+]
+
+
+@pytest.mark.parametrize(("what", "error", "words"), OTHER_STATES)
 @in_threads(3)
 def test_a_rank_that_loads_another_state_is_found(comm: dist.ThreadCommunicator, what, error, words):
     net = SCENARIO.net()

@@ -403,15 +403,15 @@ def steep(model: Counting, loss: Tensor) -> Tensor:
     return loss + (model.gain * 0.0).sqrt().sum()
 
 
+FAILURES = [
+    (raising, dist.ReplicaError, "replica 1 raised KeyError: 'no such row'"),
+    (nan, dist.NonFiniteLossError, "loss of step 2 is nan on rank 1"),
+    (steep, optim.NonFiniteGradientError, "^step 2, parameter gain: the gradient norm is (nan|inf)"),
+]
+
+
 @pytest.mark.parametrize("limit", [None, 1.0])
-@pytest.mark.parametrize(
-    ("spoil", "error", "words"),
-    [
-        (raising, dist.ReplicaError, "replica 1 raised KeyError: 'no such row'"),
-        (nan, dist.NonFiniteLossError, "loss of step 2 is nan on rank 1"),
-        (steep, optim.NonFiniteGradientError, "^step 2, parameter gain: the gradient norm is (nan|inf)"),
-    ],
-)
+@pytest.mark.parametrize(("spoil", "error", "words"), FAILURES)
 def test_a_replica_that_fails_changes_nothing_and_the_next_step_is_as_if_nothing_was(spoil, error, words, limit):
     """Neither weights nor buffers."""
 

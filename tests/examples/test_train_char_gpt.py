@@ -182,39 +182,39 @@ def texts(tmp_path: Path) -> Path:
     return tmp_path
 
 
+BAD_INPUT = [
+    ("--data empty.txt", ["empty.txt", "0 characters"]),
+    ("--data tiny.txt", ["tiny.txt", "9 characters", "at least"]),
+    ("--data good.txt latin.txt", ["latin.txt is not UTF-8 text", "0xe4 at offset 1"]),
+    ("--data missing.txt", ["missing.txt does not exist"]),
+    ("--data nothing", ["nothing holds no files"]),
+    ("--data good.txt --block-size 4096", ["good.txt has 1,800 characters", "smaller block size"]),
+    ("--eval 1", ["unknown argument --eval", "did you mean --eval-every?"]),
+    ("good.txt", ["unknown argument good.txt", "--help"]),
+    ("--steps", ["--steps", "expected one argument"]),
+    ("--steps 0", ["--steps is 0"]),
+    ("--n-head 3", ["n_head=3"]),
+    ("--dropout 2", ["dropout=2.0"]),
+    ("--lr nan", ["lr", "nan"]),
+    ("--lr 1e-5", ["--min-lr is 0.0001, more than --lr"]),
+    ("--grad-clip -1", ["--grad-clip"]),
+    ("--val-fraction 1", ["val_fraction"]),
+    ("--seed -1", ["--seed"]),
+    ("--threads 9999", ["9999"]),
+    ("--device tpu", ["--device tpu", "expected 'cpu'"]),
+    ("--out good.txt", ["good.txt is a file"]),
+    ("--out good.txt/run", ["good.txt/run", "Not a directory"]),
+    ("--out full", ["full is not empty", "nothing is overwritten"]),
+    pytest.param("--out /proc/run", ["cannot write into /proc/run"], marks=NEEDS_PROC),
+    pytest.param("--device cuda", ["--device cuda", "cannot be used"], marks=NEEDS_NO_CUDA),
+    ("--resume", ["no run with a checkpoint under runs"]),
+    ("--resume --out nowhere", ["nowhere is not a folder"]),
+    ("--resume --out full", ["full holds no checkpoint"]),
+]
+
+
 @pytest.mark.long(but=1)
-@pytest.mark.parametrize(
-    ("arguments", "parts"),
-    [
-        ("--data empty.txt", ["empty.txt", "0 characters"]),
-        ("--data tiny.txt", ["tiny.txt", "9 characters", "at least"]),
-        ("--data good.txt latin.txt", ["latin.txt is not UTF-8 text", "0xe4 at offset 1"]),
-        ("--data missing.txt", ["missing.txt does not exist"]),
-        ("--data nothing", ["nothing holds no files"]),
-        ("--data good.txt --block-size 4096", ["good.txt has 1,800 characters", "smaller block size"]),
-        ("--eval 1", ["unknown argument --eval", "did you mean --eval-every?"]),
-        ("good.txt", ["unknown argument good.txt", "--help"]),
-        ("--steps", ["--steps", "expected one argument"]),
-        ("--steps 0", ["--steps is 0"]),
-        ("--n-head 3", ["n_head=3"]),
-        ("--dropout 2", ["dropout=2.0"]),
-        ("--lr nan", ["lr", "nan"]),
-        ("--lr 1e-5", ["--min-lr is 0.0001, more than --lr"]),
-        ("--grad-clip -1", ["--grad-clip"]),
-        ("--val-fraction 1", ["val_fraction"]),
-        ("--seed -1", ["--seed"]),
-        ("--threads 9999", ["9999"]),
-        ("--device tpu", ["--device tpu", "expected 'cpu'"]),
-        ("--out good.txt", ["good.txt is a file"]),
-        ("--out good.txt/run", ["good.txt/run", "Not a directory"]),
-        ("--out full", ["full is not empty", "nothing is overwritten"]),
-        pytest.param("--out /proc/run", ["cannot write into /proc/run"], marks=NEEDS_PROC),
-        pytest.param("--device cuda", ["--device cuda", "cannot be used"], marks=NEEDS_NO_CUDA),
-        ("--resume", ["no run with a checkpoint under runs"]),
-        ("--resume --out nowhere", ["nowhere is not a folder"]),
-        ("--resume --out full", ["full holds no checkpoint"]),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "parts"), BAD_INPUT)
 def test_bad_input_is_one_line_and_touches_nothing(texts, arguments, parts):
     before = content(texts)
     assert_refused(run(TRAIN, *arguments.split(), cwd=texts), 2, *parts)
@@ -268,14 +268,14 @@ def test_the_offered_checkpoint_goes_on_to_the_same_end(finished, home):
     assert_same_run(home / RUN, finished[0] / RUN)
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"settings": None}, "no 'settings'"),
-        ({"tokenizer": {"kind": "characters", "characters": "abc"}}, "wte.weight"),
-        ({"trainer": ["not", "a", "trainer"]}, "expected a mapping"),
-    ],
-)
+OTHERS = [
+    ({"settings": None}, "no 'settings'"),
+    ({"tokenizer": {"kind": "characters", "characters": "abc"}}, "wte.weight"),
+    ({"trainer": ["not", "a", "trainer"]}, "expected a mapping"),
+]
+
+
+@pytest.mark.parametrize(("changes", "reason"), OTHERS)
 def test_a_checkpoint_of_something_else_is_refused(home, changes, reason):
     saved = serialization.load_checkpoint(home / RUN)
     shutil.rmtree(home / RUN)

@@ -80,19 +80,19 @@ def test_temperature_zero_is_greedy(model: GPT2) -> None:
     assert model.generate(ids, 3, temperature=1e30, seed=1).shape == (2, 6)
 
 
-@pytest.mark.parametrize(
-    ("temperature", "top_k", "top_p", "kept"),
-    [
-        *((1.0, top_k, top_p, [0.1, 0.4, 0.05, 0.3, 0.15]) for top_k, top_p in ((None, None), (5, None), (50, 1.0))),
-        (1.0, 2, None, [0, 0.4, 0, 0.3, 0]),
-        (1.0, None, 0.5, [0, 0.4, 0, 0.3, 0]),  # 0.4 alone does not reach 0.5
-        (1.0, None, 0.39, [0, 0.4, 0, 0, 0]),
-        (1.0, None, 0.84, [0, 0.4, 0, 0.3, 0.15]),
-        (1.0, 4, 0.8, [0, 0.4, 0, 0.3, 0.15]),  # top_p of what top_k left
-        (0.5, None, None, [0.1**2, 0.4**2, 0.05**2, 0.3**2, 0.15**2]),
-        (2.0, 2, None, [0, 0.4**0.5, 0, 0.3**0.5, 0]),
-    ],
-)
+SAMPLINGS = [
+    *((1.0, top_k, top_p, [0.1, 0.4, 0.05, 0.3, 0.15]) for top_k, top_p in ((None, None), (5, None), (50, 1.0))),
+    (1.0, 2, None, [0, 0.4, 0, 0.3, 0]),
+    (1.0, None, 0.5, [0, 0.4, 0, 0.3, 0]),  # 0.4 alone does not reach 0.5
+    (1.0, None, 0.39, [0, 0.4, 0, 0, 0]),
+    (1.0, None, 0.84, [0, 0.4, 0, 0.3, 0.15]),
+    (1.0, 4, 0.8, [0, 0.4, 0, 0.3, 0.15]),  # top_p of what top_k left
+    (0.5, None, None, [0.1**2, 0.4**2, 0.05**2, 0.3**2, 0.15**2]),
+    (2.0, 2, None, [0, 0.4**0.5, 0, 0.3**0.5, 0]),
+]
+
+
+@pytest.mark.parametrize(("temperature", "top_k", "top_p", "kept"), SAMPLINGS)
 def test_sampling_follows_the_distribution(temperature, top_k, top_p, kept) -> None:
     rows = 20_000
     logits = mg.tensor(np.log(np.tile([0.1, 0.4, 0.05, 0.3, 0.15], (rows, 1))))
@@ -126,25 +126,25 @@ def test_generate_takes_the_numbers_of_numpy(model: GPT2) -> None:
     assert ours.tolist() == numpys.tolist()
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"temperature": -1.0}, "temperature=-1.0"),
-        ({"temperature": math.nan}, "temperature=nan"),
-        ({"temperature": "1"}, "temperature='1'"),
-        ({"max_new_tokens": 2.5}, "max_new_tokens=2.5"),
-        ({"temperature": math.inf}, "temperature=inf"),
-        ({"top_k": 0}, "top_k=0"),
-        ({"top_k": 1.5}, "top_k=1.5; expected an integer"),
-        ({"top_p": 0.0}, "top_p=0.0"),
-        ({"top_p": 1.1}, "top_p=1.1"),
-        ({"max_new_tokens": -1}, "max_new_tokens=-1"),
-        ({"seed": -1}, "seed -1"),
-        *(({"eos_token_id": eos}, "eos_token_id=") for eos in (-1, 1.5, [1, "x"], True)),
-        ({"tokens": mg.zeros(2, 0, dtype="int64")}, "T >= 1"),
-        ({"tokens": mg.zeros(3, dtype="int64")}, r"expected \(B, T\)"),
-    ],
-)
+REFUSED = [
+    ({"temperature": -1.0}, "temperature=-1.0"),
+    ({"temperature": math.nan}, "temperature=nan"),
+    ({"temperature": "1"}, "temperature='1'"),
+    ({"max_new_tokens": 2.5}, "max_new_tokens=2.5"),
+    ({"temperature": math.inf}, "temperature=inf"),
+    ({"top_k": 0}, "top_k=0"),
+    ({"top_k": 1.5}, "top_k=1.5; expected an integer"),
+    ({"top_p": 0.0}, "top_p=0.0"),
+    ({"top_p": 1.1}, "top_p=1.1"),
+    ({"max_new_tokens": -1}, "max_new_tokens=-1"),
+    ({"seed": -1}, "seed -1"),
+    *(({"eos_token_id": eos}, "eos_token_id=") for eos in (-1, 1.5, [1, "x"], True)),
+    ({"tokens": mg.zeros(2, 0, dtype="int64")}, "T >= 1"),
+    ({"tokens": mg.zeros(3, dtype="int64")}, r"expected \(B, T\)"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), REFUSED)
 def test_what_generate_refuses(model: GPT2, options, message: str) -> None:
     raises(ValueError, message, lambda: model.generate(**{"tokens": tokens(1, 2), "max_new_tokens": 2, **options}))
 

@@ -156,17 +156,16 @@ def test_a_model_of_another_dtype_is_saved_as_it_is(dtype: str, tmp_path) -> Non
         assert p.dtype == q.dtype == dtype and p.detach().numpy().tobytes() == q.detach().numpy().tobytes()
 
 
-@pytest.mark.parametrize(
-    "model",
-    [
-        GPT2(GPT2Config(7, 5, 1, 2, 4, dropout=0.25)),
-        GPT2(GPT2Config(7, 5, 2, 2, 4, bias=False, tied=False, n_inner=3, eps=1e-3, eos_token_id=(1, 2))),
-        Llama(LlamaConfig(7, 5, 1, 2, 1, 4, 3, head_dim=4, dropout=0.5, tied=False, mlp_bias=True, bos_token_id=0)),
-        Llama(LlamaConfig(7, 5, 2, 2, 2, 4, 3, rope_base=77.0, rope_scaling=RopeScaling("linear", 2.0), eps=1e-3)),
-        Llama(LlamaConfig(7, 5, 1, 2, 2, 4, 3, rope_scaling=RopeScaling("llama3", 4.0, 1.5, 3.0, 64))),
-    ],
-    ids=["gpt2", "gpt2-no-bias", "llama", "llama-linear", "llama3"],
-)
+MODELS = [
+    GPT2(GPT2Config(7, 5, 1, 2, 4, dropout=0.25)),
+    GPT2(GPT2Config(7, 5, 2, 2, 4, bias=False, tied=False, n_inner=3, eps=1e-3, eos_token_id=(1, 2))),
+    Llama(LlamaConfig(7, 5, 1, 2, 1, 4, 3, head_dim=4, dropout=0.5, tied=False, mlp_bias=True, bos_token_id=0)),
+    Llama(LlamaConfig(7, 5, 2, 2, 2, 4, 3, rope_base=77.0, rope_scaling=RopeScaling("linear", 2.0), eps=1e-3)),
+    Llama(LlamaConfig(7, 5, 1, 2, 2, 4, 3, rope_scaling=RopeScaling("llama3", 4.0, 1.5, 3.0, 64))),
+]
+
+
+@pytest.mark.parametrize("model", MODELS, ids=["gpt2", "gpt2-no-bias", "llama", "llama-linear", "llama3"])
 @pytest.mark.parametrize("size", [100, "5GB"])
 def test_saved_and_read_is_the_same_model(model, size, tmp_path) -> None:
     mg.manual_seed(3)
@@ -237,20 +236,20 @@ LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "origi
 SCALED = RopeScaling("llama3", 8.0, 1.0, 4.0, 64)
 
 
-@pytest.mark.parametrize(
-    ("fields", "base", "scaling"),
-    [
-        ({}, 1e4, None),
-        ({"rope_theta": 500}, 500.0, None),
-        ({"layer_types": ["full_attention"]}, 1e4, None),
-        ({"layer_types": None}, 1e4, None),
-        ({"rope_theta": 500.0, "rope_scaling": None}, 500.0, None),
-        ({"rope_scaling": {"type": "linear", "factor": 2}}, 1e4, RopeScaling("linear", 2.0)),
-        ({"rope_theta": 5.0, "rope_scaling": {"rope_type": "llama3", **LLAMA3}}, 5.0, SCALED),
-        ({"rope_parameters": {"rope_type": "default", "rope_theta": 5.0}}, 5.0, None),
-        ({"rope_parameters": {"rope_type": "linear", "rope_theta": 5.0, "factor": 3}}, 5.0, RopeScaling("linear", 3.0)),
-    ],
-)
+ROPES = [
+    ({}, 1e4, None),
+    ({"rope_theta": 500}, 500.0, None),
+    ({"layer_types": ["full_attention"]}, 1e4, None),
+    ({"layer_types": None}, 1e4, None),
+    ({"rope_theta": 500.0, "rope_scaling": None}, 500.0, None),
+    ({"rope_scaling": {"type": "linear", "factor": 2}}, 1e4, RopeScaling("linear", 2.0)),
+    ({"rope_theta": 5.0, "rope_scaling": {"rope_type": "llama3", **LLAMA3}}, 5.0, SCALED),
+    ({"rope_parameters": {"rope_type": "default", "rope_theta": 5.0}}, 5.0, None),
+    ({"rope_parameters": {"rope_type": "linear", "rope_theta": 5.0, "factor": 3}}, 5.0, RopeScaling("linear", 3.0)),
+]
+
+
+@pytest.mark.parametrize(("fields", "base", "scaling"), ROPES)
 def test_rope_of_old_and_new_files(fields, base: float, scaling, tmp_path) -> None:
     config = llama_config(tmp_path, **fields)
     assert (config.rope_base, config.rope_scaling) == (base, scaling)
@@ -296,22 +295,22 @@ def test_configurations_of_llama_that_cannot_be_followed(tmp_path) -> None:
         assert str(tmp_path / "config.json") in str(error.value) or "do not fit" in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"activation_function": "relu"}, "activation_function = 'relu' is not supported, only 'gelu_new' or"),
-        ({"scale_attn_weights": False}, "scale_attn_weights = False is not supported, only True"),
-        ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx = True is not supported"),
-        ({"add_cross_attention": True}, "add_cross_attention = True is not supported"),
-        ({"attn_pdrop": 0.5}, r"resid_pdrop 0.1, embd_pdrop 0.1, attn_pdrop 0.5: .* pass dropout="),
-        ({"n_embd": 15}, "n_embd=15 is not a multiple"),
-        ({"n_positions": 95}, r"shape: wpe.weight is \(96, 16\), expected \(95, 16\)"),
-        ({"bias": False}, "is not 0, but config.json says that there is no bias"),
-        ({"tie_word_embeddings": False}, "missing: lm_head.weight"),
-        ({"model_type": "bert"}, "model_type 'bert' is not supported, only gpt2 and llama"),
-        ({"model_type": ["gpt2"]}, "is not supported, only gpt2 and llama"),
-    ],
-)
+NOT_FOLLOWED = [
+    ({"activation_function": "relu"}, "activation_function = 'relu' is not supported, only 'gelu_new' or"),
+    ({"scale_attn_weights": False}, "scale_attn_weights = False is not supported, only True"),
+    ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx = True is not supported"),
+    ({"add_cross_attention": True}, "add_cross_attention = True is not supported"),
+    ({"attn_pdrop": 0.5}, r"resid_pdrop 0.1, embd_pdrop 0.1, attn_pdrop 0.5: .* pass dropout="),
+    ({"n_embd": 15}, "n_embd=15 is not a multiple"),
+    ({"n_positions": 95}, r"shape: wpe.weight is \(96, 16\), expected \(95, 16\)"),
+    ({"bias": False}, "is not 0, but config.json says that there is no bias"),
+    ({"tie_word_embeddings": False}, "missing: lm_head.weight"),
+    ({"model_type": "bert"}, "model_type 'bert' is not supported, only gpt2 and llama"),
+    ({"model_type": ["gpt2"]}, "is not supported, only gpt2 and llama"),
+]
+
+
+@pytest.mark.parametrize(("fields", "message"), NOT_FOLLOWED)
 def test_configurations_of_gpt2_that_cannot_be_followed(fields, message: str, folder) -> None:
     raises(CheckpointError, message, lambda: from_pretrained(change_config(folder, **fields) or folder))
 
@@ -377,31 +376,31 @@ def test_an_index_cannot_lead_out_of_the_folder(file, tmp_path) -> None:
     raises(CheckpointError, "is not the name of a file in the folder", lambda: from_pretrained(model))
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"transformer.ln_f.bias": SHARD.format(1)}, "'transformer.ln_f.bias' is not in model-00001-of-00004"),
-        ({"transformer.ln_f.bias": MISSING}, "'transformer.ln_f.bias' is in .*, but not so in the index"),
-        ({"x": SHARD.format(9)}, "model-00009-of-00004.safetensors: the file is missing"),
-        (None, "it has no weight_map"),
-    ],
-)
+INDEX_CHANGES = [
+    ({"transformer.ln_f.bias": SHARD.format(1)}, "'transformer.ln_f.bias' is not in model-00001-of-00004"),
+    ({"transformer.ln_f.bias": MISSING}, "'transformer.ln_f.bias' is in .*, but not so in the index"),
+    ({"x": SHARD.format(9)}, "model-00009-of-00004.safetensors: the file is missing"),
+    (None, "it has no weight_map"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), INDEX_CHANGES)
 def test_an_index_must_agree_with_its_files(changes, message: str, tmp_path) -> None:
     model = with_index(tmp_path / "model", changes)
     raises(CheckpointError, message, lambda: from_pretrained(model))
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", "config.json"),
-        (b"[]", "it is not a JSON object"),
-        (b"{}", "the field 'model_type' is missing"),
-        (b'{"model_type": "gpt2", "model_type": "llama"}', "appears twice"),
-        (b"[" * 100_000, "config.json"),
-        (b'{"model_type": "gpt2", "x": "' + b"a" * (1 << 20) + b'"}', "the limit is 1,048,576"),
-    ],
-)
+HOSTILE = [
+    (b"", "config.json"),
+    (b"[]", "it is not a JSON object"),
+    (b"{}", "the field 'model_type' is missing"),
+    (b'{"model_type": "gpt2", "model_type": "llama"}', "appears twice"),
+    (b"[" * 100_000, "config.json"),
+    (b'{"model_type": "gpt2", "x": "' + b"a" * (1 << 20) + b'"}', "the limit is 1,048,576"),
+]
+
+
+@pytest.mark.parametrize(("content", "message"), HOSTILE)
 def test_hostile_configurations(content: bytes, message: str, folder) -> None:
     (folder / "config.json").write_bytes(content)
     raises(CheckpointError, message, lambda: from_pretrained(folder))

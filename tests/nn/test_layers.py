@@ -100,20 +100,20 @@ def test_dropout() -> None:
 # ---------------------------------------------------------------------- the other normalisations
 
 
+NORMALISATIONS = [
+    ("RMSNorm", (5,), (3, 5)),
+    ("RMSNorm", ((4, 5), 1e-3, False), (3, 4, 5)),
+    ("GroupNorm", (2, 6), (3, 6, 4)),
+    ("GroupNorm", (3, 6, 1e-3, False), (3, 6)),
+    ("BatchNorm1d", (4,), (7, 4)),
+    ("BatchNorm1d", (4, 1e-3, None), (7, 4, 3)),
+    ("BatchNorm1d", (4, 1e-3, 0.3, False), (7, 4, 3)),
+    ("BatchNorm1d", (4, 1e-5, 0.1, True, False), (7, 4)),
+]
+
+
 @needs_torch
-@pytest.mark.parametrize(
-    ("name", "args", "shape"),
-    [
-        ("RMSNorm", (5,), (3, 5)),
-        ("RMSNorm", ((4, 5), 1e-3, False), (3, 4, 5)),
-        ("GroupNorm", (2, 6), (3, 6, 4)),
-        ("GroupNorm", (3, 6, 1e-3, False), (3, 6)),
-        ("BatchNorm1d", (4,), (7, 4)),
-        ("BatchNorm1d", (4, 1e-3, None), (7, 4, 3)),
-        ("BatchNorm1d", (4, 1e-3, 0.3, False), (7, 4, 3)),
-        ("BatchNorm1d", (4, 1e-5, 0.1, True, False), (7, 4)),
-    ],
-)
+@pytest.mark.parametrize(("name", "args", "shape"), NORMALISATIONS)
 def test_normalisations_are_pytorchs(name: str, args, shape: tuple[int, ...]) -> None:
     """Names, order and values of the state; outputs in training and evaluation; gradients."""
     ours, theirs = getattr(nn, name)(*args), getattr(torch.nn, name)(*args)
