@@ -168,12 +168,7 @@ def test_an_injected_upward_import_is_caught(path, source):
 def test_an_injected_circle_of_imports_is_caught() -> None:
     one, two, three = (Path(f"minigrad/{name}.py") for name in ("a/one", "b/two", "b/three"))
     up = {Path("minigrad/a/__init__.py"): "", Path("minigrad/b/__init__.py"): "", one: "from ..b import two"}
-    for text in (
-        "from ..a import one",
-        "from ..a.one import f",
-        "NAME = 'minigrad.a.one'",
-        "NAME = f'{OURS}.a.one'",
-    ):
+    for text in ("from ..a import one", "from ..a.one import f", "NAME = 'minigrad.a.one'", "NAME = f'{OURS}.a.one'"):
         graph = house.graph_of({**up, two: text})
         assert house.circles(graph) == [["minigrad.a.one", "minigrad.b.two"]], text
         assert house.circles(house.folders_of(graph, ("minigrad",))) == [["minigrad.a", "minigrad.b"]], text

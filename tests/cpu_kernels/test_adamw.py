@@ -89,8 +89,7 @@ def test_arrays_that_cannot_be_updated_through_their_address_are_refused() -> No
 
 
 @pytest.mark.parametrize(
-    "sizes",
-    [[], [3], [16384], [4160, 2048, 12288, 4096, 16384, 16384, 64, 12288, 4096, 16384, 16384], [10**6, 1, 5]],
+    "sizes", [[], [3], [16384], [4160, 2048, 12288, 4096, 16384, 16384, 64, 12288, 4096, 16384, 16384], [10**6, 1, 5]]
 )
 def test_threads_get_equally_many_tasks_of_equally_much_work(sizes: list[int]) -> None:
     table = multi_tensor.Table([np.zeros(size, np.float32) for size in sizes])

@@ -320,7 +320,7 @@ def test_a_launch_that_uses_memory_that_is_gone_is_an_error_in_the_simulator() -
     assert y.shape == (3,)
 
 
-LOSS = [
+LOSSES = [
     lambda x, i: x[i].sum(),
     lambda x, i: x[:, i].sum(),
     lambda x, i: (F.embedding(i, x) * F.embedding(i, x)).sum(),
@@ -335,7 +335,7 @@ LOSS = [
 
 
 @pytest.mark.parametrize("bad", [-9, 4, 2**40])
-@pytest.mark.parametrize("loss", LOSS)
+@pytest.mark.parametrize("loss", LOSSES)
 def test_an_index_out_of_range_goes_nowhere(loss, bad: int) -> None:
     """Forward and backward stay within their arrays, which the simulator checks; good indices count as ever."""
     x, i = on_gpu(drawn(4, 4)).requires_grad_(), on_gpu(np.array([0, 3, 1]))

@@ -7,14 +7,7 @@ import pytest
 from simulated import ordered
 
 from minigrad import plain_kernels as plain
-from minigrad.cuda_kernels import (
-    cross_entropy,
-    layer_norm,
-    reduce,
-    rms_norm,
-    simulated,
-    softmax,
-)
+from minigrad.cuda_kernels import cross_entropy, layer_norm, reduce, rms_norm, simulated, softmax
 from minigrad.cuda_kernels.ladders import ladder_reduction, ladder_softmax
 from minigrad.cuda_kernels.platform.array import from_host, to_host
 from minigrad.cuda_kernels.rowwise import fold, scan

@@ -2,14 +2,7 @@
 
 import numpy as np
 import pytest
-from replica_builder import (
-    SYNC,
-    adamw,
-    arrays,
-    assert_same_bits,
-    builder,
-    by_hand,
-)
+from replica_builder import SYNC, adamw, arrays, assert_same_bits, builder, by_hand
 
 from minigrad.distributed.mirrors.flodl.policies import AverageBackend, AveragingPolicy
 

@@ -10,12 +10,7 @@ from refusals import raises
 
 from minigrad import GradStore, Tensor, dtypes
 from minigrad import distributed as dist
-from minigrad.distributed.train.grad_sync import (
-    Window,
-    agree_on_params,
-    agree_on_settings,
-    exchange_window,
-)
+from minigrad.distributed.train.grad_sync import Window, agree_on_params, agree_on_settings, exchange_window
 
 WORLDS = pytest.mark.parametrize("world", [1, 2, 3, 4])
 

@@ -60,12 +60,7 @@ def feed_forward(approximate):
 
 OPS = [
     functional(
-        "linear",
-        lambda f, x, w: f.linear(x, w),
-        lambda x, w: x @ w.T,
-        LAYERS,
-        rounding=64,
-        small_shapes=SMALL_LAYERS,
+        "linear", lambda f, x, w: f.linear(x, w), lambda x, w: x @ w.T, LAYERS, rounding=64, small_shapes=SMALL_LAYERS
     ),
     functional(
         "linear_bias",
