@@ -1,24 +1,13 @@
 """Models, batches and runs for the tests of the block trainer; processes import them, so they need no pytest."""
 
-from __future__ import annotations
-
 import math
-from typing import Any
 
 import numpy as np
 from data_parallel import assert_close
 
 import minigrad
 from minigrad import Tensor, nn
-from minigrad.distributed import (
-    BlockDistributedTrainer,
-    CommHook,
-    Communicator,
-    SimpleTrainer,
-    TrainingConfig,
-    Work,
-    all_reduce_hook,
-)
+from minigrad import distributed as dist
 
 C, ROWS = 6, 12
 
@@ -26,7 +15,7 @@ C, ROWS = 6, 12
 class Statistic(nn.Module):
     """Adds the mean of what it has seen, which it goes on to learn, as a running statistic; BatchNorm-like."""
 
-    def __init__(self, dtype: Any) -> None:
+    def __init__(self, dtype) -> None:
         super().__init__()
         self.register_buffer("mean", Tensor(np.zeros(C, dtype)))
         self.register_buffer("seen", Tensor(np.zeros((), np.int64)))
@@ -42,7 +31,7 @@ class Statistic(nn.Module):
 class Tap(minigrad.Function):
     """y = x; tells when backward comes by."""
 
-    def forward(self, x: np.ndarray, told: Any = None) -> np.ndarray:
+    def forward(self, x: np.ndarray, told=None) -> np.ndarray:
         self.told = told
         return x.copy()
 
@@ -52,12 +41,12 @@ class Tap(minigrad.Function):
 
 
 class Block(nn.Module):
-    def __init__(self, parameter: Any, dtype: Any) -> None:
+    def __init__(self, parameter, dtype) -> None:
         super().__init__()
         self.weight = parameter(C, C)
         self.gain = parameter()
         self.statistic = Statistic(dtype)
-        self.told: Any = None
+        self.told = None
 
     def forward(self, x: Tensor) -> Tensor:
         if self.told is not None:
@@ -76,7 +65,7 @@ class Leaf(nn.Module):
 class Net(nn.Module):
     """embedding, three blocks, norm, head (or the embedding again), and a parameter that nothing uses."""
 
-    def __init__(self, seed: int = 0, dtype: Any = np.float64, tied: bool = False) -> None:
+    def __init__(self, seed: int = 0, dtype=np.float64, tied: bool = False) -> None:
         super().__init__()
         rng = np.random.default_rng(seed)
 
@@ -101,7 +90,7 @@ class Net(nn.Module):
 class Plain(Net):
     """Without the statistic, which k micro-batches change in another way than one batch does."""
 
-    def __init__(self, seed: int = 0, dtype: Any = np.float64) -> None:
+    def __init__(self, seed: int = 0, dtype=np.float64) -> None:
         super().__init__(seed, dtype)
         for block in self.blocks:
             block.statistic = nn.Sequential()
@@ -110,7 +99,7 @@ class Plain(Net):
 class One(nn.Module):
     """A weight in a block, whose gradient is the mean of the samples; and one that is frozen."""
 
-    def __init__(self, dtype: Any = np.float64) -> None:
+    def __init__(self, dtype=np.float64) -> None:
         super().__init__()
         self.blocks = nn.ModuleList([nn.Module()])
         self.blocks[0].weight = nn.Parameter(Tensor(np.zeros((), dtype)))
@@ -134,7 +123,7 @@ class Spoil(minigrad.Function):
         return dx
 
 
-def batch(step: int, rows: Any = slice(None), dtype: Any = np.float64) -> tuple[np.ndarray, np.ndarray]:
+def batch(step: int, rows=slice(None), dtype=np.float64) -> tuple[np.ndarray, np.ndarray]:
     x, y = np.random.default_rng([3, step]).standard_normal((2, ROWS, 5)).astype(dtype)
     return x[rows], y[rows]
 
@@ -152,22 +141,22 @@ def held(net: nn.Module) -> dict[str, bytes]:
     return {name: array.tobytes() for name, array in contents(net).items()}
 
 
-def noting(sent: list[int]) -> CommHook:
+def noting(sent: list[int]) -> dist.CommHook:
     """The plain all-reduce, which notes the size of each bucket."""
 
-    def hook(communicator: Communicator, bucket: Tensor) -> Work:
+    def hook(communicator: dist.Communicator, bucket: Tensor) -> dist.Work:
         sent.append(bucket.numel())
-        return all_reduce_hook(communicator, bucket)
+        return dist.all_reduce_hook(communicator, bucket)
 
     return hook
 
 
-CONFIG = TrainingConfig(0.02, max_grad_norm=0.5)
+CONFIG = dist.TrainingConfig(0.02, max_grad_norm=0.5)
 
 
-def alone(net: Net, steps: int = 4, config: TrainingConfig = CONFIG, schedule: Any = None) -> Any:
+def alone(net: Net, steps: int = 4, config: dist.TrainingConfig = CONFIG, schedule=None):
     """One process with the whole batch; metrics, and what the model holds."""
-    trainer = SimpleTrainer(config, schedule=schedule)
+    trainer = dist.SimpleTrainer(config, schedule=schedule)
     metrics = []
     for step in range(steps):
         loss = net.loss(*map(Tensor, batch(step)))
@@ -175,7 +164,7 @@ def alone(net: Net, steps: int = 4, config: TrainingConfig = CONFIG, schedule: A
     return metrics, contents(net)
 
 
-def assert_like_one_process(got: Any, want: Any) -> None:
+def assert_like_one_process(got, want) -> None:
     for a, b in zip(got[0], want[0]):
         assert (a.step, a.lr) == (b.step, b.lr)
         assert math.isclose(a.loss, b.loss, rel_tol=1e-12) and math.isclose(a.grad_norm, b.grad_norm, rel_tol=1e-11)
@@ -184,9 +173,9 @@ def assert_like_one_process(got: Any, want: Any) -> None:
         assert_close(got[1][name], array, 1e-11, name)
 
 
-def train(comm: Communicator, net: Net, sizes: tuple[int, ...], steps: int = 4, accum: int = 1, **options: Any) -> Any:
-    config = TrainingConfig(0.02, max_grad_norm=0.5, grad_accum_steps=accum)
-    trainer = BlockDistributedTrainer(net, comm, config, **options)
+def train(comm: dist.Communicator, net: Net, sizes: tuple[int, ...], steps: int = 4, accum: int = 1, **options):
+    config = dist.TrainingConfig(0.02, max_grad_norm=0.5, grad_accum_steps=accum)
+    trainer = dist.BlockDistributedTrainer(net, comm, config, **options)
     metrics = []
     for step in range(steps):
         x, y = batch(step, parts(sizes, comm.rank))

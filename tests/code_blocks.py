@@ -1,14 +1,11 @@
 """Run the Python of a Markdown code block and compare its ``# -> value`` comments with what the lines gave."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import io
 import re
 import sys
 import tokenize
-from pathlib import Path
 from typing import Any, NamedTuple
 
 FENCE = re.compile(r"^(?P<indent> *)```(?P<info>[^\n`]*)\n(?P<body>.*?)^(?P=indent)```\s*$", re.MULTILINE | re.DOTALL)
@@ -22,7 +19,7 @@ class Block(NamedTuple):
     source: str
 
 
-def blocks(path: Path) -> list[Block]:
+def blocks(path) -> list[Block]:
     """All fenced code blocks of a Markdown file."""
     text = path.read_text(encoding="utf-8")
     found = []
@@ -33,7 +30,7 @@ def blocks(path: Path) -> list[Block]:
     return found
 
 
-def python_blocks(path: Path) -> list[Block]:
+def python_blocks(path) -> list[Block]:
     """The blocks marked ``python`` (those marked ``python no-run`` are fragments)."""
     return [block for block in blocks(path) if block.info.split() == ["python"]]
 

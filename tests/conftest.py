@@ -3,12 +3,9 @@
 on this machine choose nothing.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterator
 
 import hypothesis
 import pytest
@@ -34,7 +31,7 @@ LONG = {
 
 
 @pytest.fixture
-def set_threads() -> Iterator[Callable[[int], None]]:
+def set_threads():
     """``set_num_threads``, for a test after which the number is what it was."""
     minigrad = importlib.import_module("minigrad")
     before = minigrad.get_num_threads()
@@ -76,7 +73,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
+def pytest_sessionfinish(session: pytest.Session):
     """Below pytest's last line: what did not run."""
     yield
     if short_set.is_short(session.config) and not hasattr(session.config, "workerinput"):

@@ -5,33 +5,15 @@ A ``Scenario`` says which rows of the batch each rank has in each micro-batch, a
 compares. Everything follows from seeds, so ranks that are processes can do all of it by themselves.
 """
 
-from __future__ import annotations
-
 import math
 import threading
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from minigrad import GradStore, Tensor, nn
-from minigrad.distributed import (
-    BucketedTrainer,
-    CommHook,
-    Communicator,
-    DistributedTrainer,
-    FusedDistributedOptimizer,
-    FusedOptimizerConfig,
-    SimpleTrainer,
-    TrainingConfig,
-    TrainingMetrics,
-    Work,
-    all_reduce_hook,
-    run_threads,
-)
-from minigrad.dtypes import finfo
-from minigrad.optim import AdamWConfig, LrSchedule, Optimizer
+from minigrad import GradStore, Tensor, dtypes, nn, optim
+from minigrad import distributed as dist
 
 KINDS = ("distributed", "bucketed", "fused")
 ROWS = 12
@@ -44,7 +26,7 @@ def parameters(*shapes: tuple[int, ...], dtype: Any = np.float32) -> list[Tensor
     return [Tensor(np.zeros(shape, dtype), requires_grad=True) for shape in shapes]
 
 
-def store(params: Sequence[Tensor], values: Sequence[Any], order: Sequence[int] | None = None) -> GradStore:
+def store(params, values, order=None) -> GradStore:
     """A gradient for each parameter that has a value, in this order; the value is broadcast."""
     grads = GradStore()
     for i in range(len(params)) if order is None else order:
@@ -102,7 +84,7 @@ class Scenario:
     frozen: tuple[str, ...] = ()
     clip: float | None = None
     accum: int = 1
-    schedule: LrSchedule | None = None
+    schedule: optim.LrSchedule | None = None
     ends: str = "full"  # or "no_sync", or "flush": how a window comes to its end
 
     @property
@@ -115,13 +97,13 @@ class Scenario:
             p.requires_grad_(name not in self.frozen)
         return net
 
-    def batch(self, step: int, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def batch(self, step: int, rows) -> tuple[Tensor, Tensor]:
         rng = np.random.default_rng([7, step])
         x, y = rng.standard_normal((2, ROWS, 5)).astype(self.dtype)
         return Tensor(x[list(rows)]), Tensor(y[list(rows)])
 
 
-def shares(world: int, steps: int = 3, accum: int = 1, sizes: Sequence[int] | None = None) -> Any:
+def shares(world: int, steps: int = 3, accum: int = 1, sizes=None) -> Any:
     """Windows that deal the rows out: ``sizes[rank]`` each (default: equally many), in ``accum`` micro-batches."""
     cuts = np.cumsum([ROWS // world] * world if sizes is None else sizes)
     ranks = [np.arange(begin, end) for begin, end in zip([0, *cuts[:-1]], cuts)]
@@ -133,7 +115,7 @@ def shares(world: int, steps: int = 3, accum: int = 1, sizes: Sequence[int] | No
 class Record:
     """How things are after a step: arrays by the parameter's name; moments with the count of updates."""
 
-    metrics: TrainingMetrics
+    metrics: dist.TrainingMetrics
     weights: dict[str, np.ndarray]
     moments: dict[str, tuple[int, np.ndarray, np.ndarray]]
 
@@ -145,7 +127,7 @@ class Record:
         )
 
 
-def record(trainer: SimpleTrainer, net: nn.Module, metrics: TrainingMetrics | None) -> Record:
+def record(trainer: dist.SimpleTrainer, net: nn.Module, metrics: dist.TrainingMetrics | None) -> Record:
     assert metrics is not None
     moments = {}
     for name, p in net.named_parameters():
@@ -159,7 +141,7 @@ def weights_of(net: nn.Module) -> dict[str, np.ndarray]:
     return {name: p.data.copy() for name, p in net.named_parameters()}
 
 
-def state_bits(trainer: SimpleTrainer, net: nn.Module) -> Any:
+def state_bits(trainer: dist.SimpleTrainer, net: nn.Module) -> Any:
     """All that a step may change, to the last bit."""
     arrays, meta = trainer.state_dict(net.named_parameters())
     return (
@@ -172,7 +154,7 @@ def state_bits(trainer: SimpleTrainer, net: nn.Module) -> Any:
 def alone(scenario: Scenario) -> list[Record]:
     """One process, which has the whole batch at once."""
     net = scenario.net()
-    trainer = SimpleTrainer(TrainingConfig(LR, max_grad_norm=scenario.clip), schedule=scenario.schedule)
+    trainer = dist.SimpleTrainer(dist.TrainingConfig(LR, max_grad_norm=scenario.clip), schedule=scenario.schedule)
     records = []
     for step, window in enumerate(scenario.steps):
         everyone = [share for rank in window for share in rank if share.rows]
@@ -187,47 +169,38 @@ def alone(scenario: Scenario) -> list[Record]:
 
 def make_trainer(
     kind: str,
-    comm: Communicator,
+    comm: dist.Communicator,
     clip: float | None = None,
     accum: int = 1,
     bucket: int = 200,
-    schedule: LrSchedule | None = None,
-    hook: CommHook = all_reduce_hook,
+    schedule: optim.LrSchedule | None = None,
+    hook: dist.CommHook = dist.all_reduce_hook,
     lr: float = LR,
-    optimizer: Optimizer | None = None,
-) -> DistributedTrainer:
+    optimizer: optim.Optimizer | None = None,
+) -> dist.DistributedTrainer:
     if kind == "fused":
         assert optimizer is None
-        fused = FusedOptimizerConfig(AdamWConfig(lr=lr), bucket, clip, accum)
-        return FusedDistributedOptimizer(fused, comm, schedule, hook=hook)
-    cls = {"distributed": DistributedTrainer, "bucketed": BucketedTrainer}[kind]
-    config = TrainingConfig(lr, max_grad_norm=clip, grad_accum_steps=accum)
+        fused = dist.FusedOptimizerConfig(optim.AdamWConfig(lr=lr), bucket, clip, accum)
+        return dist.FusedDistributedOptimizer(fused, comm, schedule, hook=hook)
+    cls = {"distributed": dist.DistributedTrainer, "bucketed": dist.BucketedTrainer}[kind]
+    config = dist.TrainingConfig(lr, max_grad_norm=clip, grad_accum_steps=accum)
     return cls(config, comm, optimizer, schedule, bucket_size_bytes=bucket, hook=hook)
 
 
-def feed(
-    trainer: SimpleTrainer, net: nn.Module, loss: Tensor | None, weight: float = 1.0, named: Any = None
-) -> TrainingMetrics | None:
+def feed(trainer, net, loss, weight=1.0, named=None) -> dist.TrainingMetrics | None:
     """One micro-batch, in the way that is the trainer's own; none at all if ``loss`` is None."""
     params = list(net.named_parameters()) if named is None else named
     if loss is None:
-        assert isinstance(trainer, DistributedTrainer)
+        assert isinstance(trainer, dist.DistributedTrainer)
         return trainer.step(params, GradStore(), 0.0, weight=0.0)
-    if isinstance(trainer, BucketedTrainer):
+    if isinstance(trainer, dist.BucketedTrainer):
         return trainer.backward_and_step(loss, params, weight)
-    if isinstance(trainer, DistributedTrainer):
+    if isinstance(trainer, dist.DistributedTrainer):
         return trainer.step(params, loss.backward(), loss.item(), weight)
     return trainer.step(params, loss.backward(), loss.item())
 
 
-def train(
-    comm: Communicator,
-    kind: str,
-    scenario: Scenario,
-    bucket: int = 200,
-    hook: CommHook = all_reduce_hook,
-    on_trainer: Callable[[DistributedTrainer], None] = lambda trainer: None,
-) -> list[Record]:
+def train(comm, kind, scenario, bucket=200, hook=dist.all_reduce_hook, on_trainer=lambda trainer: None) -> list[Record]:
     """One rank's part. The ranks start with different weights, and pass their parameters in different orders."""
     root = comm.world_size - 1  # which begins with the weights of seed 0
     net = scenario.net(seed=root - comm.rank)
@@ -259,7 +232,7 @@ def train(
 
 def run(kind: str, scenario: Scenario, bucket: int = 200, **options: Any) -> list[Record]:
     """All ranks as threads; checks that they agree to the last bit after every step, and returns what rank 0 has."""
-    results = run_threads(scenario.world, lambda comm: train(comm, kind, scenario, bucket, **options), timeout=30)
+    results = dist.run_threads(scenario.world, lambda comm: train(comm, kind, scenario, bucket, **options), timeout=30)
     for rank, records in enumerate(results):
         for step, (mine, first) in enumerate(zip(records, results[0])):
             assert mine.bits() == first.bits(), f"rank {rank} differs from rank 0 after step {step + 1}"
@@ -305,7 +278,7 @@ def in_float64(scenario: Scenario) -> Scenario:
 
 
 def epsilon(scenario: Scenario) -> float:
-    return float(finfo(np.dtype(scenario.dtype)).eps)
+    return float(dtypes.finfo(np.dtype(scenario.dtype)).eps)
 
 
 class Watched:
@@ -318,16 +291,16 @@ class Watched:
         self.gates = gates or {}
         self.count = 0
 
-    def __call__(self, communicator: Communicator, bucket: Tensor) -> Work:
+    def __call__(self, communicator: dist.Communicator, bucket: Tensor) -> dist.Work:
         number = self.count % len(self.launched)
         self.count += 1
         self.events.append(("launch", number))
         self.launched[number].set()
-        return WatchedWork(self, number, all_reduce_hook(communicator, bucket))
+        return WatchedWork(self, number, dist.all_reduce_hook(communicator, bucket))
 
 
-class WatchedWork(Work):
-    def __init__(self, owner: Watched, number: int, work: Work) -> None:
+class WatchedWork(dist.Work):
+    def __init__(self, owner: Watched, number: int, work: dist.Work) -> None:
         self.owner, self.number, self.work = owner, number, work
 
     def is_completed(self) -> bool:

@@ -1,13 +1,9 @@
 """Run the scripts in ``examples/`` as a user does, with sizes that train in a second."""
 
-from __future__ import annotations
-
 import importlib
 import shlex
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from processes import python
@@ -25,31 +21,31 @@ def command(script: str, *arguments: object) -> list[str]:
     return [sys.executable, str(EXAMPLES / script), *map(str, arguments)]
 
 
-def run(script: str, *arguments: object, cwd: Path, **options: Any) -> subprocess.CompletedProcess[str]:
+def run(script: str, *arguments: object, cwd: Path, **options):
     """The finished process, with its output as text."""
     return python(EXAMPLES / script, *arguments, cwd=cwd, **options)
 
 
-def finish(script: str, *arguments: object, cwd: Path, **options: Any) -> subprocess.CompletedProcess[str]:
+def finish(script: str, *arguments: object, cwd: Path, **options):
     """The same, of a process that must end well."""
     result = run(script, *arguments, cwd=cwd, **options)
     assert result.returncode == 0, result.stdout + result.stderr
     return result
 
 
-def load(script: str, monkeypatch: pytest.MonkeyPatch, *arguments: object) -> Any:
+def load(script: str, monkeypatch: pytest.MonkeyPatch, *arguments: object):
     """The script's module, whose ``main()`` finds these arguments: in this process, which has loaded the kernels."""
     monkeypatch.syspath_prepend(str(EXAMPLES))
     monkeypatch.setattr(sys, "argv", [script, *map(str, arguments)])
     return importlib.import_module(script.removesuffix(".py"))
 
 
-def recorded(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> list[Any]:
+def recorded(monkeypatch: pytest.MonkeyPatch, module, name: str):
     """The arguments of all calls of a function, which is called as before, in one list."""
-    seen: list[Any] = []
+    seen = []
     function = getattr(module, name)
 
-    def call(*arguments: Any) -> Any:
+    def call(*arguments):
         seen.extend(arguments)
         return function(*arguments)
 
@@ -65,7 +61,7 @@ def content(folder: Path) -> dict[str, tuple[int, bytes]]:
     }
 
 
-def assert_refused(result: subprocess.CompletedProcess[str], code: int, *parts: str) -> None:
+def assert_refused(result, code: int, *parts: str) -> None:
     """One clear line on stderr that holds ``parts``, the exit code, and nothing that looks like a crash."""
     assert result.returncode == code, result.stdout + result.stderr
     lines = result.stderr.splitlines()

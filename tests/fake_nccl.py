@@ -13,9 +13,7 @@ import queue
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -62,12 +60,12 @@ class FakeStream:
         self.machine, self.null, self.ptr = machine, null, next(self._numbers)
         self.known[self.ptr] = self
         self.before: FakeStream | None = None
-        self.tasks: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.tasks = queue.SimpleQueue()
         if not null:
             machine.streams.append(self)
             threading.Thread(target=self._run, daemon=True).start()
 
-    def enqueue(self, task: Any) -> None:
+    def enqueue(self, task) -> None:
         if self.null:
             task()
         else:
@@ -121,7 +119,7 @@ class FakeMachine:
         self.patience = 30.0  # seconds after which a stream gives up waiting for another one
         self.local = threading.local()
         self.lock = threading.Lock()
-        self.log: list[tuple[Any, ...]] = []  # (call, *arguments)
+        self.log = []  # (call, *arguments)
         self.streams: list[FakeStream] = []
         self.worlds: dict[bytes, FakeWorld] = {}
         self.numbers = itertools.count(1)
@@ -145,11 +143,11 @@ class FakeMachine:
             available=True,
         )
 
-    def note(self, name: str, *arguments: Any) -> None:
+    def note(self, name: str, *arguments) -> None:
         with self.lock:
             self.log.append((name, *arguments))
 
-    def calls(self, *names: str) -> list[tuple[Any, ...]]:
+    def calls(self, *names: str):
         """The recorded calls of these names, as (name, *arguments)."""
         return [call for call in self.log if call[0] in names]
 
@@ -207,9 +205,9 @@ class FakeWorld:
         self.size = size
         self.changed = threading.Condition()
         self.over = False
-        self.posts: dict[tuple[str, int], dict[int, Any]] = defaultdict(dict)
+        self.posts = defaultdict(dict)
         self.finished: set[tuple[str, int]] = set()
-        self.mail: dict[tuple[int, int], deque[Any]] = defaultdict(deque)
+        self.mail = defaultdict(deque)
 
 
 class FakeComm:
@@ -257,7 +255,7 @@ class FakeComm:
         assert self.under_way == 0, "NCCL may deadlock if a communicator is split while it works"
         made: dict[int, FakeComm] = {}
 
-        def part(posts: dict[int, Any]) -> None:
+        def part(posts) -> None:
             for color in {c for c, _ in posts.values()} - {-1}:
                 members = sorted((k, r) for r, (c, k) in posts.items() if c == color)
                 world = FakeWorld(len(members))
@@ -346,7 +344,7 @@ class FakeComm:
             world.changed.notify_all()
             wanted = [(array, peer) for name, array, peer in entries if name == "recv"]
             while not (self.gone or world.over):
-                left: list[Any] = []
+                left = []
                 for array, peer in wanted:
                     box = world.mail[peer, self.rank]
                     if any(p == peer for _, p in left) or not box or box[0].array.nbytes != array.nbytes:
@@ -368,7 +366,7 @@ def view(address: int, count: int, dtype: int) -> np.ndarray:
     return np.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), CODES[dtype])
 
 
-def move(posts: dict[int, Any]) -> bool | None:
+def move(posts) -> bool | None:
     """What a collective does; False, and nothing, if the ranks differ."""
     name, what = posts[0][:2]
     if any(post[:2] != (name, what) for post in posts.values()):
@@ -390,10 +388,10 @@ def move(posts: dict[int, Any]) -> bool | None:
     return None
 
 
-def on_ranks(comms: Sequence[Any], fn: Callable[[Any], Any]) -> list[Any]:
+def on_ranks(comms, fn):
     """What ``fn(comm)`` returns, or raises, on each rank, in threads; the communicators are closed."""
 
-    def rank(number: int) -> Any:
+    def rank(number: int):
         with comms[number] as comm:
             comm.device.activate()
             return fn(comm)

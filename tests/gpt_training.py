@@ -5,20 +5,16 @@ heart: AdamW with decay for matrices only, clipping, warmup and cosine. Weights 
 generator, so both sides, and every machine, make the same ones.
 """
 
-from __future__ import annotations
-
 import math
-from typing import Any
 
 import numpy as np
 
 import minigrad as mg
+from minigrad import distributed
 from minigrad.cpu_kernels import random
-from minigrad.distributed import SimpleTrainer, TrainingConfig
-from minigrad.models import GPT2, GPT2Config
 from minigrad.optim import AdamW, CosineAnnealing, decay_groups
 
-CONFIG = GPT2Config(vocab_size=65, block_size=16, n_layer=2, n_head=2, n_embd=32)
+CONFIG = mg.models.GPT2Config(vocab_size=65, block_size=16, n_layer=2, n_head=2, n_embd=32)
 STEPS, BATCH, SEED = 100, 8, 1234
 SCHEDULE = CosineAnnealing(base_lr=1e-2, min_lr=1e-3, warmup_steps=10, total_steps=STEPS)
 BETAS, EPS, WEIGHT_DECAY, MAX_NORM = (0.9, 0.95), 1e-8, 0.1, 1.0
@@ -28,7 +24,7 @@ Curves = dict[str, list[float]]
 
 def initial_weights() -> dict[str, np.ndarray]:
     """float64, by name: normal with deviation 0.08 around 0, or around 1 for the weights of norms."""
-    shapes = {name: p.shape for name, p in GPT2(CONFIG).named_parameters()}
+    shapes = {name: p.shape for name, p in mg.models.GPT2(CONFIG).named_parameters()}
     return {
         name: 0.08 * random.normal(shape, np.float64, SEED, i) + (".ln_" in f".{name}" and name.endswith("weight"))
         for i, (name, shape) in enumerate(shapes.items())
@@ -46,11 +42,11 @@ def batches() -> list[tuple[np.ndarray, np.ndarray]]:
 
 def train_minigrad(dtype: str) -> Curves:
     """Losses and gradient norms (before clipping) of every step."""
-    model = GPT2(CONFIG)
+    model = mg.models.GPT2(CONFIG)
     model.to(dtype)
     model.load_state_dict(initial_weights())
     optimizer = AdamW(decay_groups(model.named_parameters(), WEIGHT_DECAY), lr=SCHEDULE.base_lr, betas=BETAS, eps=EPS)
-    trainer = SimpleTrainer(TrainingConfig(max_grad_norm=MAX_NORM), optimizer, SCHEDULE)
+    trainer = distributed.SimpleTrainer(distributed.TrainingConfig(max_grad_norm=MAX_NORM), optimizer, SCHEDULE)
     losses, norms = [], []
     for tokens, targets in batches():
         loss = model.loss(mg.from_numpy(tokens), mg.from_numpy(targets))
@@ -69,13 +65,13 @@ def train_torch(dtype: str) -> Curves:
     w = {n: torch.tensor(v, dtype=getattr(torch, dtype)).requires_grad_() for n, v in initial_weights().items()}
     C, nh = CONFIG.n_embd, CONFIG.n_head
 
-    def norm(x: Any, name: str) -> Any:
+    def norm(x, name: str):
         return F.layer_norm(x, (C,), w[f"{name}.weight"], w[f"{name}.bias"], 1e-5)
 
-    def linear(x: Any, name: str) -> Any:
+    def linear(x, name: str):
         return F.linear(x, w[f"{name}.weight"], w[f"{name}.bias"])
 
-    def loss_of(tokens: Any, targets: Any) -> Any:
+    def loss_of(tokens, targets):
         B, T = tokens.shape
         x = F.embedding(tokens, w["wte.weight"]) + w["wpe.weight"][:T]
         for i in range(CONFIG.n_layer):

@@ -1,9 +1,5 @@
 """A leaf and operations for tests of the graph."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 
 from minigrad import Function, Tensor
@@ -12,11 +8,11 @@ from minigrad import Function, Tensor
 class Cube(Function):
     """y = x^3;  dx = 3 x^2 dy."""
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x):
         self.saved = (x,)
         return x * x * x
 
-    def backward(self, dy: Any) -> Any:
+    def backward(self, dy):
         (x,) = self.saved
         return 3 * x * x * dy
 
@@ -24,14 +20,14 @@ class Cube(Function):
 class Passes(Function):
     """y = a + b with both gradients the array dy itself."""
 
-    def forward(self, a: Any, b: Any) -> Any:
+    def forward(self, a, b):
         return a + b
 
-    def backward(self, dy: Any) -> Any:
+    def backward(self, dy):
         return dy, dy
 
 
-def leaf(*shape: int, seed: int = 0, dtype: Any = np.float64) -> Tensor:
+def leaf(*shape: int, seed: int = 0, dtype=np.float64) -> Tensor:
     rng = np.random.default_rng(seed)
     return Tensor(np.asarray(rng.standard_normal(shape), dtype), requires_grad=True)
 

@@ -9,8 +9,7 @@ against PyTorch where it is installed, gradients against finite differences, any
 Zero sizes, 0-d tensors and broadcasting are among the shapes. An operation's own semantics are tested beside it.
 """
 
-from __future__ import annotations
-
+import functools
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,9 +22,8 @@ import pytest
 from hypothesis import strategies as st
 
 import minigrad as mg
-from minigrad.cuda_kernels import MissingKernelError
+from minigrad import cuda_kernels
 from minigrad.cuda_kernels import simulated as simulator_runs
-from minigrad.dtypes import finfo, is_floating
 
 try:
     import torch
@@ -57,7 +55,7 @@ def devices() -> tuple[list[str], str]:
     try:
         kernels = mg.Device("cuda").kernels
         kernels.elementwise.add  # noqa: B018  # the import is the question
-    except (mg.DeviceError, MissingKernelError, AttributeError) as error:
+    except (mg.DeviceError, cuda_kernels.MissingKernelError, AttributeError) as error:
         return ["cpu"], f"not tested on cuda: {error}"
     return ["cpu", "cuda"], ""
 
@@ -167,6 +165,17 @@ def same(
     return Op(name, run, reference, run, shapes, domains, **options)
 
 
+def functional(
+    name: str, call: Any, reference: Any, shapes: Sequence[tuple[Shape, ...]], domains: Any = NORMAL, **options: Any
+) -> Op:
+    """An Op of ``call(F, *inputs)``, where F is ``nn.functional``, of minigrad and of PyTorch."""
+
+    def run_torch(*inputs: Any) -> Any:
+        return call(torch.nn.functional, *inputs)
+
+    return Op(name, functools.partial(call, mg.nn.functional), reference, run_torch, shapes, domains, **options)
+
+
 # Comparing ------------------------------------------------------------------------------------------------------------
 
 
@@ -180,12 +189,12 @@ def assert_close(
     """
     actual, expected = np.asarray(actual), np.asarray(expected)
     assert actual.shape == expected.shape, f"{what}: shape {actual.shape}, expected {expected.shape}"
-    if not is_floating(actual.dtype):
+    if not mg.dtypes.is_floating(actual.dtype):
         np.testing.assert_array_equal(actual, expected, err_msg=what)
         return
     exact = expected.astype(np.float64)
     size = max(np.abs(x[np.isfinite(x)]).max(initial=0.0) for x in (exact, *terms))
-    bound = rounding * float(finfo(actual.dtype).eps) * size
+    bound = rounding * float(mg.dtypes.finfo(actual.dtype).eps) * size
     np.testing.assert_allclose(actual.astype(np.float64), exact, rtol=0, atol=bound, err_msg=what)
 
 

@@ -1,28 +1,23 @@
 """Tests whose body runs on every rank of a group of threads, and ranks that are threads without a group."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from minigrad.distributed import run_threads
 
 Test = Callable[..., None]
 
 
-def in_threads(
-    n: int | str, timeout: float = 30, **options: Any
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def in_threads(n: int | str, timeout: float = 30, **options) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Call the test on ``n`` ranks, or on as many as its argument of that name says, with its communicator first."""
 
     def decorate(test: Test) -> Test:
         @functools.wraps(test)
-        def run(**arguments: Any) -> None:
+        def run(**arguments) -> None:
             run_threads(
                 arguments[n] if isinstance(n, str) else n, functools.partial(test, **arguments), timeout, **options
             )
@@ -34,9 +29,9 @@ def in_threads(
     return decorate
 
 
-def outcomes(ranks: Iterable[int], fn: Callable[[int], Any], seconds: float = 60) -> dict[int, Any]:
+def outcomes(ranks: Iterable[int], fn, seconds: float = 60):
     """What ``fn(rank)`` returns or raises, by rank, each in a thread; TimeoutError for one that hangs."""
-    out: dict[int, Any] = {}
+    out = {}
 
     def one(rank: int) -> None:
         try:
@@ -54,7 +49,7 @@ def outcomes(ranks: Iterable[int], fn: Callable[[int], Any], seconds: float = 60
     return {rank: out[rank] for rank in threads}
 
 
-def good(out: list[Any]) -> list[Any]:
+def good(out):
     """What the ranks returned, if none has raised; else raises that."""
     for value in out:
         if isinstance(value, BaseException):

@@ -1,7 +1,5 @@
 """What the tests of GPT-2 and Llama share: weights and token ids."""
 
-from __future__ import annotations
-
 from typing import TypeVar
 
 import numpy as np

@@ -1,11 +1,7 @@
 """What each rank does in the tests of NCCL: on GPUs, and in a rehearsal on the simulator's devices with a fake NCCL."""
 
-from __future__ import annotations
-
 import threading
-from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import communicator_suite as suite
 import numpy as np
@@ -13,17 +9,9 @@ import pytest
 from data_parallel import Net, feed, make_trainer
 from replica_models import bits
 
-from minigrad import Tensor, cuda_kernels, nn
-from minigrad.device import CPU, Device
-from minigrad.distributed import (
-    BlockDistributedTrainer,
-    BucketedTrainer,
-    CollectiveMismatchError,
-    Communicator,
-    Ddp,
-    TrainingConfig,
-)
-from minigrad.optim import SGD
+from minigrad import Tensor, cuda_kernels, nn, optim
+from minigrad import distributed as dist
+from minigrad.device import CPU
 
 RECORD = 1024  # bytes: losses, weights and flags of all ranks, norms; the parameters below are larger
 KINDS = ("distributed", "bucketed", "block")
@@ -58,17 +46,19 @@ class Blocks(nn.Module):
         return (h * self.head.sum(0)).square().mean()
 
 
-def sgd(params: Any) -> SGD:
-    return SGD(params, lr=0.05, momentum=0.9)
+def sgd(params) -> optim.SGD:
+    return optim.SGD(params, lr=0.05, momentum=0.9)
 
 
-def train(kind: str, comm: Communicator, steps: int, after_first: Callable[[], Any] | None = None) -> dict[str, Any]:
+def train(kind: str, comm: dist.Communicator, steps: int, after_first=None):
     """The weights after so many steps with one of the trainers; ``after_first`` is called between the first two."""
     model = Blocks().to(device=comm.device)
     params = [*model.named_parameters()]
     x = Tensor(ROWS[PARTS[comm.rank]], device=comm.device)
     if kind == "block":
-        blocks = BlockDistributedTrainer(model, comm, TrainingConfig(max_grad_norm=0.5), optimizer=sgd(params))
+        blocks = dist.BlockDistributedTrainer(
+            model, comm, dist.TrainingConfig(max_grad_norm=0.5), optimizer=sgd(params)
+        )
     else:
         trainer = make_trainer(kind, comm, clip=0.5, optimizer=sgd(params))
     for step in range(steps):
@@ -83,12 +73,12 @@ _seen: list[tuple[int, int]] = []  # copies from devices to the host: (thread, b
 
 
 @contextmanager
-def copies_to_host() -> Iterator[list[tuple[int, int]]]:
+def copies_to_host():
     """Within it such copies are noted."""
     memory = cuda_kernels.memory
     copy_out = memory.copy_out
 
-    def counted(target: np.ndarray, *rest: Any, **options: Any) -> None:
+    def counted(target: np.ndarray, *rest, **options) -> None:
         _seen.append((threading.get_ident(), target.nbytes))
         copy_out(target, *rest, **options)
 
@@ -100,7 +90,7 @@ def copies_to_host() -> Iterator[list[tuple[int, int]]]:
         memory.copy_out = copy_out
 
 
-def no_staging_with(kind: str, comm: Communicator) -> dict[str, Any]:
+def no_staging_with(kind: str, comm: dist.Communicator):
     """Within ``copies_to_host``: after the first step, in which ranks compare hashes of all weights, only records reach
     this rank's host."""
     marks = []
@@ -111,13 +101,13 @@ def no_staging_with(kind: str, comm: Communicator) -> dict[str, Any]:
     return params
 
 
-def no_staging(comm: Communicator) -> None:
+def no_staging(comm: dist.Communicator) -> None:
     """The same with every trainer."""
     for kind in KINDS:
         no_staging_with(kind, comm)
 
 
-def collectives(comm: Communicator) -> None:
+def collectives(comm: dist.Communicator) -> None:
     """Each operation of two ranks: collectives as every communicator's, messages, groups."""
     for check in COLLECTIVES:
         check(comm)
@@ -133,14 +123,14 @@ def collectives(comm: Communicator) -> None:
     half.close()
 
 
-def captured(comm: Communicator) -> None:
+def captured(comm: dist.Communicator) -> None:
     """Steps whose collectives are part of a graph are the eager ones, bit for bit."""
     found = []
     for graphs in (False, True):
         model = Blocks().to(device=comm.device)
         params = [*model.named_parameters()]
-        trainer = BucketedTrainer(
-            TrainingConfig(max_grad_norm=0.5, grad_accum_steps=2), comm, sgd(params), bucket_size_bytes=2000
+        trainer = dist.BucketedTrainer(
+            dist.TrainingConfig(max_grad_norm=0.5, grad_accum_steps=2), comm, sgd(params), bucket_size_bytes=2000
         )
         step, metrics = trainer.capture(model.loss, params), []
         for i in range(5):
@@ -159,12 +149,12 @@ def captured(comm: Communicator) -> None:
     assert found[0] == found[1]
 
 
-def wrapped(devices: Sequence[Device]) -> list[tuple[dict[str, bytes], dict[str, np.ndarray]]]:
+def wrapped(devices) -> list[tuple[dict[str, bytes], dict[str, np.ndarray]]]:
     """Of two replicas that one thread keeps alike: the bits of each, and the mean gradients that it has got."""
     x, y = (Tensor(values) for values in np.random.default_rng(0).standard_normal((2, 12, 5)))
     halves = [(x[:7], y[:7]), (x[7:], y[7:])]
     models = [Net(np.float64, seed).to(device=device) for seed, device in enumerate(devices)]
-    with Ddp.wrap(models, devices) as ddp:
+    with dist.Ddp.wrap(models, devices) as ddp:
         assert ddp.devices == devices
         ddp.sync_params()
         grads = [m.loss(x.to(d), y.to(d)).backward() for m, d, (x, y) in zip(models, devices, halves)]
@@ -178,7 +168,7 @@ def wrapped(devices: Sequence[Device]) -> list[tuple[dict[str, bytes], dict[str,
     return found
 
 
-def wrap_does_what_it_does_on_the_cpu(devices: Sequence[Device]) -> None:
+def wrap_does_what_it_does_on_the_cpu(devices) -> None:
     """With whatever connects the devices."""
     wanted = wrapped([CPU, CPU])
     for weights, means in wrapped(devices):
@@ -187,7 +177,7 @@ def wrap_does_what_it_does_on_the_cpu(devices: Sequence[Device]) -> None:
             np.testing.assert_allclose(mean, wanted[0][1][name], rtol=1e-10, atol=1e-13, err_msg=name)
 
 
-def mismatch(comm: Communicator) -> None:
+def mismatch(comm: dist.Communicator) -> None:
     """Both ranks learn what each has called; the communicator is broken then."""
-    with pytest.raises(CollectiveMismatchError, match=r"(?s)rank 0 called.*rank 1 called"):
+    with pytest.raises(dist.CollectiveMismatchError, match=r"(?s)rank 0 called.*rank 1 called"):
         comm.all_reduce(Tensor(np.ones(3 + comm.rank, np.float32), device=comm.device))

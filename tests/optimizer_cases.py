@@ -1,7 +1,5 @@
 """What the tests of all optimizers share: every optimizer, parameters, gradients, and the bits that a step decides."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -1,19 +1,15 @@
 """Python processes that tests wait for."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
-from typing import Any
 
-NOTHING: Mapping[str, str] = {}
+NOTHING = {}
 
 
-def python(*arguments: object, env: Mapping[str, str] = NOTHING, **options: Any) -> subprocess.CompletedProcess[str]:
+def python(*arguments: object, env=NOTHING, **options) -> subprocess.CompletedProcess[str]:
     """``python *arguments`` when it has ended, with its output as text. ``options`` are those of subprocess.run."""
     command = [sys.executable, *map(str, arguments)]
     variables = {**os.environ, "PYTHONUTF8": "1", **env}
-    fixed: dict[str, Any] = {"capture_output": True, "encoding": "utf-8", "timeout": 300, "input": ""}
+    fixed = {"capture_output": True, "encoding": "utf-8", "timeout": 300, "input": ""}
     return subprocess.run(command, env=variables, **{**fixed, **options})

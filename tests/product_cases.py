@@ -1,10 +1,5 @@
 """Operands of CUDA's matrix products in all layouts, and what all engines must make of them."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import ml_dtypes
 import numpy as np
 
@@ -16,7 +11,7 @@ RNG = np.random.default_rng(0)
 bf16, f16, f32, f64 = ml_dtypes.bfloat16, np.float16, np.float32, np.float64
 
 
-def stored(x: np.ndarray, layout: str = "rows") -> Any:
+def stored(x: np.ndarray, layout: str = "rows"):
     """x on the device: contiguous rows or columns, rows within wider ones or at an odd place, or neither of them."""
     if layout == "columns":
         return array.from_host(np.ascontiguousarray(x.swapaxes(-1, -2))).swapaxes(-1, -2)
@@ -29,7 +24,7 @@ def stored(x: np.ndarray, layout: str = "rows") -> Any:
     return array.from_host(x)
 
 
-def draw(*shape: int, dtype: Any = f32) -> np.ndarray:
+def draw(*shape: int, dtype=f32) -> np.ndarray:
     return RNG.standard_normal(shape).astype(dtype)
 
 
@@ -37,7 +32,7 @@ def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.matmul(a.astype("f8"), b.astype("f8"))
 
 
-def check_on_tensor_cores(y: Any, expected: np.ndarray) -> None:
+def check_on_tensor_cores(y, expected: np.ndarray) -> None:
     """Each result is rounded once; sums are those of float32."""
     tolerance = {bf16: 2**-8, f16: 2**-11, f32: 1e-6}[y.dtype.type]
     found = array.to_host(y).astype("f8")
@@ -45,7 +40,7 @@ def check_on_tensor_cores(y: Any, expected: np.ndarray) -> None:
 
 
 def check_epilogues(
-    check: Callable[[Any, np.ndarray], None], a: np.ndarray, b: np.ndarray, bias: np.ndarray, other: np.ndarray,
+    check, a: np.ndarray, b: np.ndarray, bias: np.ndarray, other: np.ndarray,
     layouts: tuple[str, str] = ("rows", "rows"),
 ) -> None:  # fmt: skip
     """What follows a product in the same pass is the composite: bias, GELU, its derivative, a residual, a sum."""

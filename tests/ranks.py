@@ -7,8 +7,6 @@
 ``requires_mpi`` is the mark for tests that use it.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import inspect
 import os
@@ -19,7 +17,6 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,14 +49,7 @@ class RanksResult:
         return "\n".join(re.findall(rf"^\[{rank}\] (.*)$", self.stderr, re.M))
 
 
-def run_ranks(
-    n: int,
-    program: str | Path | Callable[..., object],
-    *arguments: object,
-    timeout: float = 60.0,
-    options: tuple[str, ...] = (),
-    env: dict[str, str] | None = None,
-) -> RanksResult:
+def run_ranks(n, program, *arguments, timeout=60.0, options=(), env=None) -> RanksResult:
     """Run ``program`` on ``n`` ranks under the launcher: a path, source text (anything with a line break), or a
     function that needs nothing around it and gets ``arguments`` as strings. After ``timeout`` seconds all are killed.
 
@@ -87,6 +77,22 @@ def run_ranks(
         return RanksResult(process.returncode, out, err, time.monotonic() - began)
 
 
+def on_processes(n: int, function, returncode: int = 0) -> RanksResult:
+    """Run ``function(comm)``, of a file of tests, on ``n`` ranks that are processes; each prints what it returns."""
+    file, tests = Path(inspect.getfile(function)), Path(__file__).parent
+    program = f"""
+import sys
+sys.path[:0] = [{str(file.parent)!r}, {str(tests)!r}]
+from {file.stem} import {function.__name__} as function
+from minigrad.distributed import MpiCommunicator
+with MpiCommunicator(timeout=60) as comm:
+    print(function(comm), flush=True)
+"""
+    result = run_ranks(n, program, timeout=300)
+    assert result.returncode == returncode, result.text
+    return result
+
+
 def run_alone(source: str, warnings: str = "error", **environment: str) -> subprocess.CompletedProcess[str]:
     """Run source text in a process of its own, without a launcher; by default warnings are errors."""
     command = [sys.executable, "-W", warnings, "-c", source]
@@ -109,7 +115,7 @@ def alive(mark: str) -> list[str]:
     return found
 
 
-def _script(program: str | Path | Callable[..., object], folder: Path) -> Path:
+def _script(program, folder: Path) -> Path:
     if isinstance(program, Path) or (isinstance(program, str) and "\n" not in program):
         return Path(program)
     path = folder / "program.py"

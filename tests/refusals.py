@@ -1,15 +1,12 @@
 """A table of mistakes, a row for each: what is raised, the words of its message, the call."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable
 
 import pytest
 
 
-def raises(error: type[BaseException], words: str, call: Callable[..., object], *arguments: object) -> None:
-    """``call(*arguments)`` raises ``error``, and the pattern ``words`` is found in its message.
+def raises(error: type[BaseException], words: str, call, *arguments: object):
+    """``call(*arguments)`` raises ``error``, and the pattern ``words`` is found in its message; returns it.
 
     A message ends with the user's line of code. That is left out: it is the row, which has the words in it.
     """
@@ -17,3 +14,4 @@ def raises(error: type[BaseException], words: str, call: Callable[..., object], 
         call(*arguments)
     message = re.sub(r"\n  at .*", "", str(caught.value))
     assert re.search(words, message), f"{words!r} is not in {message!r}"
+    return caught.value

@@ -1,21 +1,16 @@
 """What the tests of DdpBuilder share: rows, a small model, a builder with settings, and SYNC as a plain loop."""
 
-from __future__ import annotations
-
 import threading
-from typing import Any
 
 import numpy as np
 
 import minigrad
-from minigrad import Tensor, nn
-from minigrad.data import EpochSampler
+from minigrad import Tensor, data, nn, optim
 from minigrad.distributed.mirrors.flodl.builder import DdpBuilder
 from minigrad.distributed.mirrors.flodl.policies import AverageBackend, AveragingPolicy
 from minigrad.distributed.mirrors.flodl.trained_state import TrainedState
 from minigrad.distributed.train.config import TrainingConfig
 from minigrad.distributed.train.simple_trainer import SimpleTrainer
-from minigrad.optim import SGD, AdamW
 
 SYNC, CADENCE, ASYNC = AveragingPolicy.SYNC, AveragingPolicy.CADENCE, AveragingPolicy.ASYNC
 COMMUNICATOR, CPU = AverageBackend.COMMUNICATOR, AverageBackend.CPU
@@ -29,7 +24,7 @@ Y = np.tanh(X @ rng.standard_normal((5, 2)))
 class Net(nn.Module):
     """Two layers with a running mean of the inputs, which evaluation subtracts; the bias is frozen."""
 
-    def __init__(self, seed: int = 0, dtype: Any = np.float64) -> None:
+    def __init__(self, seed: int = 0, dtype=np.float64) -> None:
         super().__init__()
         rng = np.random.default_rng(seed)
         self.w = nn.Parameter(Tensor(rng.standard_normal((5, 6)).astype(dtype)))
@@ -45,25 +40,25 @@ class Net(nn.Module):
         return (x @ self.w).tanh() @ self.v + self.bias
 
 
-def loss_of(model: Any, batch: Any) -> Tensor:
+def loss_of(model, batch) -> Tensor:
     x, y = batch
     return ((model(x) - y) ** 2).mean()
 
 
-def trained(model: nn.Module) -> list[Any]:
+def trained(model: nn.Module):
     return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
 
 
-def adamw(params: Any) -> AdamW:
-    return AdamW(params, lr=0.02, weight_decay=0.1)
+def adamw(params) -> optim.AdamW:
+    return optim.AdamW(params, lr=0.02, weight_decay=0.1)
 
 
-def sgd(params: Any) -> SGD:
-    return SGD(params, lr=0.05)
+def sgd(params) -> optim.SGD:
+    return optim.SGD(params, lr=0.05)
 
 
-def builder(**options: Any) -> DdpBuilder:
-    settings: dict[str, Any] = {
+def builder(**options) -> DdpBuilder:
+    settings = {
         "dataset": (X, Y),
         "batch_size": BATCH,
         "num_epochs": 2,
@@ -76,7 +71,7 @@ def builder(**options: Any) -> DdpBuilder:
 
 
 def epoch_batches(epoch: int, seed: int = 42) -> list[np.ndarray]:
-    sampler = EpochSampler(N, BATCH, seed, drop_last=True)
+    sampler = data.EpochSampler(N, BATCH, seed, drop_last=True)
     sampler.epoch = epoch
     return list(sampler)
 
@@ -85,7 +80,7 @@ def tensors(model: nn.Module) -> dict[str, np.ndarray]:
     return {name: t.data for name, t in [*model.named_parameters(), *model.named_buffers()]}
 
 
-def plain(batches: list[np.ndarray], optimizer: Any) -> dict[str, np.ndarray]:
+def plain(batches: list[np.ndarray], optimizer) -> dict[str, np.ndarray]:
     """What one model is after a step with each of these rows."""
     model = Net()
     trainer = SimpleTrainer(TrainingConfig(max_grad_norm=None), optimizer(trained(model)))
@@ -95,7 +90,7 @@ def plain(batches: list[np.ndarray], optimizer: Any) -> dict[str, np.ndarray]:
     return tensors(model)
 
 
-def by_hand(world: int, optimizer: Any, epochs: int, clip: float | None = None) -> dict[str, np.ndarray]:
+def by_hand(world: int, optimizer, epochs: int, clip: float | None = None) -> dict[str, np.ndarray]:
     """Per-batch averaging written down: each replica steps on its batch, then all are set to their mean."""
     models = [Net() for _ in range(world)]
     trainers = [SimpleTrainer(TrainingConfig(max_grad_norm=clip), optimizer(trained(m))) for m in models]

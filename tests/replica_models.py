@@ -1,29 +1,13 @@
 """Models for the tests of replicas, pipelines and shards; processes import them, so they need no pytest."""
 
-from __future__ import annotations
-
 import os
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from minigrad import Tensor, nn
-from minigrad.distributed import (
-    ColumnParallelLinear,
-    Communicator,
-    LossKind,
-    OptimizerKind,
-    PipelineParallelTrainer,
-    RowParallelLinear,
-    SimpleTrainer,
-    TensorParallelTrainer,
-    TrainerConfig,
-    TrainingConfig,
-    VocabParallelEmbedding,
-)
+from minigrad import distributed as dist
 from minigrad.nn import functional as F
 from minigrad.optim import LrSchedule
 
@@ -31,16 +15,7 @@ from minigrad.optim import LrSchedule
 class Net(nn.Module):
     """tanh(x W + b), perhaps shifted by a running mean and dropped out, times a head (5, C); x (rows, 5)."""
 
-    def __init__(
-        self,
-        classes: int = 4,
-        dtype: str = "float64",
-        seed: int = 0,
-        tied: bool = False,
-        frozen: tuple[str, ...] = (),
-        running: bool = False,
-        dropout: float = 0.0,
-    ) -> None:
+    def __init__(self, classes=4, dtype="float64", seed=0, tied=False, frozen=(), running=False, dropout=0.0) -> None:
         super().__init__()
         rng = np.random.default_rng(seed)
 
@@ -71,7 +46,7 @@ class Net(nn.Module):
 class Failing(Net):
     """Raises ValueError, or ends its thread or process, or sleeps, where a feature is larger than 1000."""
 
-    def __init__(self, how: str, **options: Any) -> None:
+    def __init__(self, how: str, **options) -> None:
         super().__init__(**options)
         self.how = how
 
@@ -92,7 +67,7 @@ def broken() -> nn.Module:
     raise RuntimeError("no model today")
 
 
-def rows(n: int, seed: int = 0, classes: int | None = None, dtype: Any = np.float64) -> tuple[np.ndarray, np.ndarray]:
+def rows(n: int, seed: int = 0, classes: int | None = None, dtype=np.float64) -> tuple[np.ndarray, np.ndarray]:
     """A batch: features (n, 5), and labels (n, 4), or class indices (n,)."""
     rng = np.random.default_rng([3, seed])
     x, y = rng.standard_normal((n, 5)).astype(dtype), rng.standard_normal((n, 4)).astype(dtype)
@@ -121,13 +96,11 @@ class Part:
     most_in_flight: int = 0
 
 
-def trained_alone(
-    model: nn.Module, config: TrainerConfig, batches: Sequence[Any], schedule: LrSchedule | None = None
-) -> Part:
+def trained_alone(model: nn.Module, config: dist.TrainerConfig, batches, schedule: LrSchedule | None = None) -> Part:
     """One process, which has the whole model and each batch at once."""
     named = list(model.named_parameters())
     optimizer = config.optimizer.build([(name, p) for name, p in named if p.requires_grad])
-    trainer = SimpleTrainer(TrainingConfig(max_grad_norm=config.max_grad_norm), optimizer, schedule)
+    trainer = dist.SimpleTrainer(dist.TrainingConfig(max_grad_norm=config.max_grad_norm), optimizer, schedule)
     part = Part()
     for x, y in batches:
         loss = config.loss(model(Tensor(x)), Tensor(y))
@@ -138,7 +111,7 @@ def trained_alone(
     return part
 
 
-def assert_same_part(parts: Sequence[Part], want: Part, first: int = 0) -> None:
+def assert_same_part(parts, want: Part, first: int = 0) -> None:
     """The ranks from ``first`` on have what one process has."""
     for rank, part in enumerate(parts, first):
         np.testing.assert_allclose(part.stats, want.stats, rtol=1e-12, err_msg=f"rank {rank}")
@@ -184,12 +157,12 @@ class PipelineCase:
         return -(-self.samples // self.size)
 
     @property
-    def config(self) -> TrainerConfig:
+    def config(self) -> dist.TrainerConfig:
         weights = (0.5, 3.0, 0.0, 1.25) if self.loss == "weighted_cross_entropy" else None
-        optimizer = OptimizerKind.adamw(0.02, 0.8, 0.95, 1e-6, 0.1)
-        return TrainerConfig(self.size, self.clip, optimizer, LossKind(self.loss, weights))
+        optimizer = dist.OptimizerKind.adamw(0.02, 0.8, 0.95, 1e-6, 0.1)
+        return dist.TrainerConfig(self.size, self.clip, optimizer, dist.LossKind(self.loss, weights))
 
-    def batches(self) -> list[Any]:
+    def batches(self):
         classes = None if self.loss == "mse" else 4
         return [rows(self.samples, seed, classes, self.dtype) for seed in range(3)]
 
@@ -213,9 +186,9 @@ class PipelineCase:
     def alone(self) -> Part:
         return trained_alone(self.stages(), self.config, self.batches())
 
-    def train(self, comm: Communicator) -> Part:
+    def train(self, comm: dist.Communicator) -> Part:
         stage = self.stages()[comm.rank]
-        trainer = PipelineParallelTrainer(self.config, stage, comm)
+        trainer = dist.PipelineParallelTrainer(self.config, stage, comm)
         steps = [trainer.step(batch) for batch in self.batches()]
         weights = {f"{comm.rank}.{name}": t.numpy().copy() for name, t in stage.state_dict().items()}
         return Part([(s.loss, s.grad_norm) for s in steps], weights, trainer.most_in_flight)
@@ -228,21 +201,21 @@ class Words(nn.Module):
     """Embedding, a block of two linear layers beside it, normalisation, and a head, perhaps tied to the embedding;
     split over the ranks if there is a communicator. Indices (rows, T) -> logits (rows, T, VOCABULARY)."""
 
-    def __init__(self, comm: Communicator | None = None, tied: bool = True, gather: bool = False) -> None:
+    def __init__(self, comm: dist.Communicator | None = None, tied: bool = True, gather: bool = False) -> None:
         super().__init__()
-        options: Any = {"dtype": "float64"}
+        options = {"dtype": "float64"}
         rng = np.random.default_rng(4)
-        whole: Any = nn.Embedding(VOCABULARY, 5, **options), nn.Linear(5, 9, **options), nn.Linear(9, 5, **options)
+        whole = nn.Embedding(VOCABULARY, 5, **options), nn.Linear(5, 9, **options), nn.Linear(9, 5, **options)
         whole = (*whole, nn.Linear(5, VOCABULARY, bias=False, **options))
         for layer in whole:
             for p in layer.parameters():
                 p.data[...] = rng.standard_normal(p.shape)
         self.embed, self.up, self.down, self.head = whole
         if comm is not None:
-            self.embed = VocabParallelEmbedding(VOCABULARY, 5, comm, **options)
-            self.up = ColumnParallelLinear(5, 9, comm, gather_output=False, **options)
-            self.down = RowParallelLinear(9, 5, comm, input_is_parallel=True, **options)
-            self.head = ColumnParallelLinear(5, VOCABULARY, comm, False, gather_output=gather, **options)
+            self.embed = dist.VocabParallelEmbedding(VOCABULARY, 5, comm, **options)
+            self.up = dist.ColumnParallelLinear(5, 9, comm, gather_output=False, **options)
+            self.down = dist.RowParallelLinear(9, 5, comm, input_is_parallel=True, **options)
+            self.head = dist.ColumnParallelLinear(5, VOCABULARY, comm, False, gather_output=gather, **options)
             for layer, values in zip((self.embed, self.up, self.down, self.head), whole):
                 layer.take(values)
         self.norm = nn.LayerNorm(5, **options)
@@ -266,12 +239,12 @@ class TensorCase:
     size: int = 3
 
     @property
-    def config(self) -> TrainerConfig:
+    def config(self) -> dist.TrainerConfig:
         weights = (0.5, 3.0, 0.0, 1.25, 1.0, 2.0, 0.1)
-        loss = LossKind.weighted_cross_entropy(weights) if self.weighted else LossKind.cross_entropy()
-        return TrainerConfig(self.size, self.clip, OptimizerKind.adamw(0.02, 0.8, 0.95, 1e-6, 0.1), loss)
+        loss = dist.LossKind.weighted_cross_entropy(weights) if self.weighted else dist.LossKind.cross_entropy()
+        return dist.TrainerConfig(self.size, self.clip, dist.OptimizerKind.adamw(0.02, 0.8, 0.95, 1e-6, 0.1), loss)
 
-    def batches(self) -> list[Any]:
+    def batches(self):
         rng = np.random.default_rng(5)
         batches = [tuple(rng.integers(0, VOCABULARY, (2, 5, 2))) for _ in range(3)]
         batches[1][1][0, 1] = -100
@@ -285,11 +258,13 @@ class TensorCase:
     def alone(self) -> Part:
         return trained_alone(self.freeze(Words(None, self.tied)), self.config, self.batches())
 
-    def train(self, comm: Communicator) -> tuple[Part, Words]:
+    def train(self, comm: dist.Communicator) -> tuple[Part, Words]:
         """The model's weights, those of all ranks put together."""
         model = Words(comm, self.tied, self.gather)
         self.freeze(model)
-        trainer = TensorParallelTrainer(self.config, model, comm, split_classes=None if self.gather else VOCABULARY)
+        trainer = dist.TensorParallelTrainer(
+            self.config, model, comm, split_classes=None if self.gather else VOCABULARY
+        )
         steps = [trainer.step(batch) for batch in self.batches()]
         weights = {f"norm.{name}": p.data for name, p in model.norm.named_parameters()}
         for name in ("embed", "up", "down", "head"):

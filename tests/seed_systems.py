@@ -8,8 +8,6 @@ Names here are of ``minigrad.distributed``, or of ``minigrad``. Files are those 
 tests that begin so, FILE for all of its tests.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import NamedTuple

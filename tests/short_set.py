@@ -6,8 +6,6 @@ takes a second of a core or more (processes, long trainings, other compilers), w
 code, at least roughly. ``tests/test_short_set.py`` holds what must not be left out.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,10 +1,6 @@
 """A function run by the simulator as a kernel, and its threads in another order."""
 
-from __future__ import annotations
-
 import contextlib
-from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
@@ -12,7 +8,7 @@ from minigrad.cuda_kernels.simulator import simulated_memory, simulator
 
 
 @contextlib.contextmanager
-def ordered(seed: int | None) -> Iterator[None]:
+def ordered(seed: int | None):
     """The simulator's threads run in an order drawn from ``seed``."""
     simulator.order(seed)
     try:
@@ -21,7 +17,7 @@ def ordered(seed: int | None) -> Iterator[None]:
         simulator.order(None)
 
 
-def run(function: Any, *arguments: Any, threads: Any = 64, grid: Any = (1, 1, 1), shared: int = 0) -> None:
+def run(function, *arguments, threads=64, grid=(1, 1, 1), shared: int = 0) -> None:
     """Run it on pointers to copies of NumPy arrays at multiples of 16, which are copied back; others as they are."""
     given, copies = list(arguments), []
     for i, x in enumerate(arguments):

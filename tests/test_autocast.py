@@ -1,12 +1,8 @@
 """autocast: dtypes are those of PyTorch's, values are PyTorch's to bfloat16 rounding, gradients of weights float32."""
 
-from __future__ import annotations
-
 import itertools
 import operator
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import pytest
@@ -36,13 +32,13 @@ ACTIVATIONS = (
 )
 
 
-def ops(m: Any, f: Any) -> dict[str, Callable[[Any], Any]]:
+def ops(m, f):
     """The same operations on tensors of minigrad and of PyTorch."""
 
-    def index(x: Any) -> Any:
+    def index(x):
         return m.tensor([0, 1, 2, 3], device=x.device)
 
-    found: dict[str, Callable[[Any], Any]] = {
+    found = {
         "matmul": lambda x: x @ x,
         "mm": lambda x: x.mm(x),
         "bmm": lambda x: x.unsqueeze(0).bmm(x.unsqueeze(0)),
@@ -72,8 +68,8 @@ def ops(m: Any, f: Any) -> dict[str, Callable[[Any], Any]]:
     return found | {name: getattr(f, name) for name in ACTIVATIONS}
 
 
-def mixed(m: Any, f: Any) -> dict[str, Callable[[Any, Any], Any]]:
-    def index(x: Any) -> Any:
+def mixed(m, f):
+    def index(x):
         return m.tensor([0, 1, 2, 3], device=x.device)
 
     return {
@@ -102,7 +98,7 @@ CPU_LISTS = (
 
 
 @contextmanager
-def torch_cuda_autocast(torch: Any, half: Any) -> Iterator[None]:
+def torch_cuda_autocast(torch, half):
     """``torch.autocast("cuda")``, which refuses to be switched on where there is no GPU."""
     torch.set_autocast_enabled("cuda", True)
     torch.set_autocast_dtype("cuda", half)
@@ -116,7 +112,7 @@ def torch_cuda_autocast(torch: Any, half: Any) -> Iterator[None]:
 
 
 @BOTH
-def test_dtypes_are_those_of_pytorch_on_cuda(half: Any) -> None:
+def test_dtypes_are_those_of_pytorch_on_cuda(half) -> None:
     torch = pytest.importorskip("torch", reason="compares with PyTorch")
     fake = pytest.importorskip("torch._subclasses.fake_tensor", reason="PyTorch's tensors of a GPU that is not there")
     one, two = [(float32,), (half,), (float64,)], [(float32, half), (half, float32), (half, half)]
@@ -135,7 +131,7 @@ def test_dtypes_are_those_of_pytorch_on_cuda(half: Any) -> None:
 
 
 @BOTH
-def test_what_pytorch_lists_for_the_cpu_has_its_dtype_and_values(half: Any) -> None:
+def test_what_pytorch_lists_for_the_cpu_has_its_dtype_and_values(half) -> None:
     torch = pytest.importorskip("torch", reason="compares with PyTorch")
     ours, theirs = ops(minigrad, F), ops(torch, torch.nn.functional)
     for name in CPU_LISTS:
@@ -180,7 +176,7 @@ class Net(nn.Module):
 
 
 @BOTH
-def test_gradients_of_a_model_are_float32_and_those_of_pytorch(half: Any) -> None:
+def test_gradients_of_a_model_are_float32_and_those_of_pytorch(half) -> None:
     torch = pytest.importorskip("torch", reason="compares with PyTorch")
     minigrad.manual_seed(0)
     net, rng = Net(), np.random.default_rng(0)
@@ -299,7 +295,7 @@ def test_as_a_decorator() -> None:
     with pytest.raises(TypeError, match="autocast: .*steps is a generator"):
 
         @autocast("cpu")
-        def steps() -> Iterator[int]:
+        def steps():
             yield 1
 
 
@@ -312,7 +308,7 @@ def test_checkpoint_repeats_the_dtypes_outside_of_the_context() -> None:
     minigrad.manual_seed(0)
     net, x = Net(), minigrad.randn(5, 8)
 
-    def results(run: Callable[[Tensor], Tensor]) -> list[Any]:
+    def results(run):
         with autocast("cpu"):
             net(x)  # fills the cache of casts, which a second run must not depend on
             y = run(x)

@@ -1,11 +1,8 @@
 """The command ``minigrad``: the example scripts under shorter names, and the report of the installation."""
 
-from __future__ import annotations
-
 import functools
 import re
 import sys
-from pathlib import Path
 
 import example_scripts
 import pytest
@@ -18,7 +15,7 @@ run = functools.partial(python, "-m", "minigrad")
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+def trained(tmp_path_factory: pytest.TempPathFactory):
     """A folder in which ``minigrad train`` has trained a tiny model, and what it printed."""
     folder = tmp_path_factory.mktemp("trained")
     result = run("train", *TINY, "--steps", 8, cwd=folder)
@@ -81,17 +78,17 @@ def test_env_is_the_report(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out == "the report\n"
 
 
+BAD_INPUT = [
+    ([], ["no command", "train, sample, env"]),
+    (["trian"], ["unknown command trian", "did you mean train?", "minigrad --help"]),
+    (["env", "--json"], ["minigrad env takes no arguments, not --json"]),
+    (["train", "--stpes", "3"], ["unknown argument --stpes", "did you mean --steps?", "minigrad train --help"]),
+    (["sample"], ["no run with a checkpoint under runs"]),
+]
+
+
 @pytest.mark.long(but=1)
-@pytest.mark.parametrize(
-    ("arguments", "parts"),
-    [
-        ([], ["no command", "train, sample, env"]),
-        (["trian"], ["unknown command trian", "did you mean train?", "minigrad --help"]),
-        (["env", "--json"], ["minigrad env takes no arguments, not --json"]),
-        (["train", "--stpes", "3"], ["unknown argument --stpes", "did you mean --steps?", "minigrad train --help"]),
-        (["sample"], ["no run with a checkpoint under runs"]),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "parts"), BAD_INPUT)
 def test_bad_input_is_one_line(arguments, parts, tmp_path):
     assert_refused(run(*arguments, cwd=tmp_path), 2, *parts)
 

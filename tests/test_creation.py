@@ -1,23 +1,16 @@
 """Constructors: shapes, dtypes, memory, errors."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pytest
 from refusals import raises
 
 import minigrad as mg
-from minigrad import Tensor
 
 DTYPES = ["float32", "float64", "float16", "int64", "int32", "uint8", "bool"]
 
 
-@pytest.mark.parametrize(
-    ("data", "dtype"),
-    [
+def test_the_dtype_of_tensor() -> None:
+    for data, dtype in [
         (1.5, "float32"),
         ([1, 2], "int64"),
         ([True, False], "bool"),
@@ -30,12 +23,10 @@ DTYPES = ["float32", "float64", "float16", "int64", "int32", "uint8", "bool"]
         (np.int32(3), "int32"),
         (range(3), "int64"),
         ((1.0, (2.0)), "float32"),
-    ],
-)
-def test_the_dtype_of_tensor(data: Any, dtype: str) -> None:
-    x = mg.tensor(data)
-    assert x.dtype == dtype and x.is_contiguous() and x.is_leaf and not x.requires_grad
-    np.testing.assert_array_equal(x.numpy(), np.asarray(data))
+    ]:
+        x = mg.tensor(data)
+        assert x.dtype == dtype and x.is_contiguous() and x.is_leaf and not x.requires_grad
+        np.testing.assert_array_equal(x.numpy(), np.asarray(data))
 
 
 def test_tensor_copies() -> None:
@@ -50,12 +41,12 @@ def test_tensor_copies() -> None:
 
 
 @pytest.mark.parametrize("data", [None, "a", 1j, [object()], 2**70, np.ones(1, np.uint16), np.datetime64("2020-01-01")])
-def test_data_of_no_supported_dtype(data: Any) -> None:
+def test_data_of_no_supported_dtype(data) -> None:
     raises(TypeError, "expected one of float32, float64", lambda: mg.tensor(data))
 
 
 @pytest.mark.parametrize("dtype", ["banana", "float128x", "complex64", "uint16", object, "cudax"])
-def test_unknown_dtypes(dtype: Any) -> None:
+def test_unknown_dtypes(dtype) -> None:
     for make in (lambda: mg.tensor([1.0], dtype=dtype), lambda: mg.zeros(2, dtype=dtype), lambda: mg.ones(2).to(dtype)):
         raises(TypeError, "expected one of float32, float64", make)
 
@@ -86,7 +77,7 @@ def test_from_numpy_shares_memory() -> None:
 
 
 @pytest.mark.parametrize("make", [mg.zeros, mg.ones, mg.empty, mg.rand, mg.randn])
-def test_shapes_spread_or_as_one(make: Callable[..., Tensor]) -> None:
+def test_shapes_spread_or_as_one(make) -> None:
     for x in (make(2, 3), make((2, 3)), make([2, 3]), make(np.int64(2), 3), make(*mg.ones(2, 3).shape)):
         assert x.shape == (2, 3) and x.dtype == np.float32
     assert make(()).shape == make().shape == () and make(0, 3).shape == (0, 3) and make(4).shape == (4,)
@@ -94,8 +85,7 @@ def test_shapes_spread_or_as_one(make: Callable[..., Tensor]) -> None:
     for bad in ((2.5,), ("a",), (None,)):
         with pytest.raises(TypeError):
             make(*bad)
-    with pytest.raises(ValueError):
-        make(-1)
+    raises(ValueError, "", make, -1)
 
 
 def test_values() -> None:
@@ -166,15 +156,14 @@ def test_hstack_and_vstack_are_numpys(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("indexing", ["ij", "xy"])
 @pytest.mark.parametrize("sizes", [(3,), (2, 3), (2, 3, 4), (0, 2)], ids=str)
-def test_meshgrid_is_numpys(indexing: Any, sizes: tuple[int, ...]) -> None:
+def test_meshgrid_is_numpys(indexing, sizes: tuple[int, ...]) -> None:
     vectors = [np.arange(n, dtype=np.float64) + 10 * n for n in sizes]
     tensors = [mg.tensor(v, requires_grad=True) for v in vectors]
     grids = mg.meshgrid(*tensors, indexing=indexing)
     for x, y, z in zip(grids, mg.meshgrid(tensors, indexing=indexing), np.meshgrid(*vectors, indexing=indexing)):
         np.testing.assert_array_equal(x.detach().numpy(), z)
         np.testing.assert_array_equal(y.detach().numpy(), z)
-    grads = grids[0].sum().backward()
-    assert grads[tensors[0]].tolist() == [float(np.prod(sizes[1:]))] * sizes[0]
+    assert grids[0].sum().backward()[tensors[0]].tolist() == [float(np.prod(sizes[1:]))] * sizes[0]
 
 
 def test_wrong_arguments_of_meshgrid_are_named() -> None:

@@ -1,11 +1,7 @@
 """Methods made of other methods, and keywords that PyTorch's users expect: PyTorch's values, dtypes and gradients."""
 
-from __future__ import annotations
-
 import math
 import operator
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,8 +22,8 @@ INPUTS = {
     "columns of nothing": np.zeros((2, 0), np.float32),
     "0-d": np.float32(1.5),
 }
-DTYPE: dict[type, Any] = {mg.Tensor: mg.float64, torch.Tensor: torch.float64}
-CALLS: dict[str, Callable[[Any], Any]] = {
+DTYPE = {mg.Tensor: mg.float64, torch.Tensor: torch.float64}
+CALLS = {
     **{f"{name} method": lambda x, n=name: getattr(x, n)(1) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
     **{name: operator.methodcaller(name) for name in ("sign", "abs", "t", "ravel", "half", "count_nonzero")},
     **{name: lambda x, n=name: getattr(x.clone(), n)() for name in ("exp_", "neg_", "relu_")},
@@ -108,7 +104,7 @@ DIFFERENT = {  # on purpose: integers and bool are numbers, also where PyTorch d
 }
 
 
-def outcome(call: Callable[[Any], Any], x: Any) -> Any:
+def outcome(call, x):
     try:
         with np.errstate(all="ignore"):
             y = call(x)

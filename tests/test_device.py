@@ -1,12 +1,9 @@
 """Devices: names, identity, and what is said where one cannot be used."""
 
-from __future__ import annotations
-
 import copy
 import importlib
 import pickle
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from processes import python
@@ -29,7 +26,7 @@ def test_devices_are_shown_by_name() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "gpu", "cpu:1", "cuda:x", "cuda:-1", "CPU", None, 0, "cuda:1:2"])
-def test_unknown_names(name: Any) -> None:
+def test_unknown_names(name) -> None:
     raises(DeviceError, "expected 'cpu', 'cuda' or 'cuda:N'", lambda: Device(name))
 
 
@@ -44,16 +41,14 @@ def test_a_device_that_cannot_be_used_says_what_is_missing() -> None:
     raises(DeviceError, "unknown device 'tpu'", lambda: mg.ones(2, device="tpu"))
 
 
-@pytest.mark.parametrize(
-    ("simulated", "count", "message"),
-    [
-        (True, 2, "of CUDA devices the simulator has 2, cuda:0 to cuda:1"),
-        (False, 1, "of CUDA devices this process sees 1, cuda:0"),
-    ],
-)
-def test_an_index_that_is_too_large_says_which_devices_there_are(
-    monkeypatch: pytest.MonkeyPatch, simulated: bool, count: int, message: str
-) -> None:
+TOO_LARGE = [
+    (True, 2, "of CUDA devices the simulator has 2, cuda:0 to cuda:1"),
+    (False, 1, "of CUDA devices this process sees 1, cuda:0"),
+]
+
+
+@pytest.mark.parametrize(("simulated", "count", "message"), TOO_LARGE)
+def test_an_index_that_is_too_large_says_which_devices_there_are(monkeypatch, simulated, count, message) -> None:
     package = importlib.import_module("minigrad.cuda_kernels")
     monkeypatch.setattr(package, "availability", lambda: (True, ""))
     monkeypatch.setattr(package, "simulated", lambda: simulated)
@@ -68,12 +63,11 @@ def test_the_cpu_is_where_tensors_are() -> None:
     assert Device("cpu").kernels.__name__ == "minigrad.cpu_kernels"
 
 
-def test_threads(set_threads: Any) -> None:
+def test_threads(set_threads) -> None:
     set_threads(1)
     assert mg.get_num_threads() == 1
     for bad in (0, -1, 10_000, True, 1.5):
-        with pytest.raises(ValueError):
-            mg.set_num_threads(bad)  # type: ignore[arg-type]  # what is tested
+        raises(ValueError, "", mg.set_num_threads, bad)  # type: ignore[arg-type]  # what is tested
     assert mg.get_num_threads() == 1
 
 

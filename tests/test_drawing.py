@@ -1,20 +1,14 @@
 """The picture of a graph: every node and edge is in it, no boxes overlap, and edges run downwards."""
 
-from __future__ import annotations
-
 import re
-import statistics
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from refusals import raises
 
 import minigrad as mg
 from minigrad import Tensor, nn
-from minigrad.autograd import Function
 from minigrad.nn import functional as F
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -28,12 +22,12 @@ def graph_of(tensor: Tensor) -> tuple[Counter[str], Counter[tuple[str, str]]]:
     """How often each kind of vertex, and each kind of edge, occurs below a tensor."""
 
     def kind(vertex: object) -> str:
-        return type(vertex).__name__ if isinstance(vertex, Function) else "leaf"
+        return type(vertex).__name__ if isinstance(vertex, mg.Function) else "leaf"
 
     vertices = [tensor if tensor.node is None else tensor.node]
     edges: Counter[tuple[str, str]] = Counter()
     for vertex in vertices:  # grows
-        for edge in vertex.edges if isinstance(vertex, Function) else ():
+        for edge in vertex.edges if isinstance(vertex, mg.Function) else ():
             if edge is not None:
                 edges[kind(edge), kind(vertex)] += 1
                 if not any(edge is v for v in vertices):
@@ -58,11 +52,11 @@ def wide() -> Tensor:
     return mg.stack([leaf(2) * i for i in range(2, 9)]).sum()
 
 
-GRAPHS: list[Callable[[], Tensor]] = [residual, classifier, wide, lambda: leaf(3).exp().sum(), lambda: leaf(2)]
+GRAPHS = [residual, classifier, wide, lambda: leaf(3).exp().sum(), lambda: leaf(2)]
 
 
 @pytest.mark.parametrize("make", GRAPHS)
-def test_nodes_edges_and_layout(make: Callable[[], Tensor]) -> None:
+def test_nodes_edges_and_layout(make) -> None:
     tensor = make()
     picture = ElementTree.fromstring(mg.draw(tensor))
     boxes, kinds = {}, {}
@@ -156,8 +150,7 @@ def test_edges_of_a_tree_do_not_cross() -> None:
 
 def test_save_repr_and_background(tmp_path: Path) -> None:
     picture = mg.draw(leaf(2).exp().sum())
-    path = picture.save(tmp_path / "graph.svg")
-    assert path.read_text(encoding="utf-8") == picture
+    assert picture.save(tmp_path / "graph.svg").read_text(encoding="utf-8") == picture
     raises(ValueError, r"named \*\.svg, not 'graph.png'", lambda: picture.save(tmp_path / "graph.png"))
     shown = "<Drawing: graph of 3 operations and leaves; a notebook shows it, .save('graph.svg') keeps it>"
     assert repr(picture) == shown

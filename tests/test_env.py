@@ -1,10 +1,6 @@
 """``python -m minigrad.env`` reports whatever optional package is broken; the CUDA package says what it lacks."""
 
-from __future__ import annotations
-
 import os
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 from processes import python
@@ -19,7 +15,7 @@ def no_simulator(monkeypatch):
     monkeypatch.delenv("NUMBA_ENABLE_CUDASIM", raising=False)
 
 
-def complete(monkeypatch: pytest.MonkeyPatch, driver: Any = lambda: cuda_kernels.Driver((13, 1), 8)) -> None:
+def complete(monkeypatch: pytest.MonkeyPatch, driver=lambda: cuda_kernels.Driver((13, 1), 8)) -> None:
     """The machine has all that is imported, and a driver."""
     monkeypatch.setattr(availability, "driver", driver)
     monkeypatch.setattr(availability, "_import_problem", lambda name: None)
@@ -206,8 +202,8 @@ class FakeDriver:
     def __init__(self, version: int = 12040, devices: int = 1, **errors: int) -> None:
         self.errors, self.values = errors, {"cuDriverGetVersion": version, "cuDeviceGetCount": devices}
 
-    def __getattr__(self, call: str) -> Callable[[Any], int]:
-        def answer(argument: Any) -> int:
+    def __getattr__(self, call: str):
+        def answer(argument) -> int:
             if call in self.values:
                 argument._obj.value = self.values[call]
             return self.errors.get(call, 0)
@@ -215,9 +211,8 @@ class FakeDriver:
         return answer
 
 
-@pytest.mark.parametrize(
-    ("library", "usable", "reason"),
-    [
+def test_what_the_driver_answers(monkeypatch):
+    for library, usable, reason in [
         (FakeDriver(), True, "1 device(s), the driver supports CUDA 12.4"),
         (FakeDriver(13010, 8), True, "8 device(s), the driver supports CUDA 13.1"),
         (FakeDriver(cuInit=100), False, "shows no device"),
@@ -225,14 +220,12 @@ class FakeDriver:
         (FakeDriver(cuInit=803), False, "the NVIDIA driver does not start (cuInit returned CUDA error 803)"),
         (FakeDriver(11080), False, "supports CUDA 11.8, 12.0 is needed"),
         (FakeDriver(12000), True, "the driver supports CUDA 12.0"),
-    ],
-)
-def test_what_the_driver_answers(monkeypatch, library, usable, reason):
-    complete(monkeypatch, availability.driver)
-    monkeypatch.setattr(libcuda, "library", lambda: library)
-    found, text = cuda_kernels.availability()
-    assert found is usable
-    assert reason in text
+    ]:
+        complete(monkeypatch, availability.driver)
+        monkeypatch.setattr(libcuda, "library", lambda library=library: library)
+        found, text = cuda_kernels.availability()
+        assert found is usable
+        assert reason in text
 
 
 def test_importing_minigrad_imports_no_optional_package():

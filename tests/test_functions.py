@@ -1,7 +1,5 @@
 """The functions that are methods of Tensor, too: each is the method, whose values tests/ops compares with PyTorch's."""
 
-from __future__ import annotations
-
 import inspect
 
 import pytest

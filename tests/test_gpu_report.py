@@ -1,14 +1,10 @@
 """``benchmarks/gpu_report.py`` without a GPU: all that it measures runs once in the simulator; its file and table."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from processes import python
@@ -17,12 +13,12 @@ BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 
 
 @pytest.fixture
-def report(monkeypatch: pytest.MonkeyPatch) -> Any:
+def report(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(BENCHMARKS)
     return importlib.import_module("gpu_report")
 
 
-def command(*arguments: str, simulated: bool) -> subprocess.CompletedProcess[str]:
+def command(*arguments: str, simulated: bool):
     paths = os.pathsep.join(map(str, (BENCHMARKS, BENCHMARKS.parent / "tests/cuda_kernels")))  # of fake_cublaslt
     return python(*arguments, env={"NUMBA_ENABLE_CUDASIM": "1" if simulated else "0", "PYTHONPATH": paths})
 
@@ -135,29 +131,8 @@ def test_the_rehearsal(tmp_path):
     assert by_name["copy rate"]["skipped"] and done.returncode == 0, done.stdout
     assert by_name["matmul bf16 square"]["right"] and by_name["matmul bf16 square, wgmma"]["right"]
     assert "matmul bf16 square, cuBLASLt: skipped: cuBLASLt computes on GPUs" in done.stdout
-
-
-WHOLE = """
-import sys
-import gpu_report, gpu_timing, gpu_worker
-
-gpu_report.refusal = lambda: None
-gpu_report.LIMITS["limits"] = 0  # the simulator has none to measure
-sys.exit(gpu_report.main(["--out", sys.argv[1], "--only", "launch with"]))
-"""
-
-
-@pytest.mark.long
-def test_the_whole_command_with_its_process(tmp_path):
-    path = tmp_path / "report.json"
-    done = command("-c", WHOLE, str(path), simulated=True)
-    made = json.loads(path.read_text())
-    assert made["machine"]["gpu"] == "simulator" and made["machine"]["numpy"]
-    limit, *_, launch = made["entries"]
-    assert limit["error"] == "not measured: 0 s of limits were used up" and done.returncode == 1
-    assert launch["us"] > 0 and launch["goal_us"] == 5.0 and "error" not in launch
-    assert "launch with three arrays: " in done.stdout and "gpu simulator" in done.stdout
-    done = command("-c", WHOLE.replace("launch with", "no such thing"), str(path), simulated=True)
+    assert "gpu simulator" in done.stdout and made["machine"]["numpy"]
+    done = command(script, "--out", str(path), "--rehearse", "--only", "no such thing", simulated=False)
     assert done.returncode == 2 and "no entry's part or name contains 'no such thing'" in done.stderr
 
 
@@ -182,7 +157,7 @@ def test_the_median_is_of_one_call(report):
     assert 2e-3 <= seconds < 0.1 and first == second == 1 + 1 + 5, done.stderr
 
 
-def fake_entries() -> dict[str, dict[str, Any]]:
+def fake_entries():
     return {
         "machine": {"gpu": "card"},
         "copy rate": {"bytes_per_second": 4e12},
@@ -208,7 +183,7 @@ def test_rates_table_and_file(report, tmp_path):
     path = tmp_path / "report.json"
     seen = []
 
-    def ask(name: str, seconds: float) -> dict[str, Any]:
+    def ask(name: str, seconds: float):
         seen.append(json.loads(path.read_text())["entries"] if path.exists() else None)
         return answers[name]
 
@@ -264,13 +239,3 @@ def test_a_worker_that_dies_or_hangs_is_replaced(report):
         assert "pid" in worker.ask("x", 20)
     finally:
         worker.close()
-
-
-def test_relative_error_is_strict(report):
-    done = command(
-        "-c",
-        "import numpy as np; from gpu_worker import relative_error as r; x = np.array([1.0, -4.0])\n"
-        "print(r(x, x), r(x + 1, x), r(x[:1], x), r(x * np.nan, x))",
-        simulated=True,
-    )
-    assert done.stdout.split() == ["0.0", "0.25", "inf", "inf"], done.stderr

@@ -60,20 +60,3 @@ def test_imports_of_every_kind_are_seen():
     ]  # fmt: skip
     assert [item.lazy for item in found] == [False] * 4 + [True] * 2
     assert [item.typing for item in found] == [False] * 3 + [True] + [False] * 2
-
-
-def test_lengths_leave_out_compiled_functions(tmp_path, monkeypatch):
-    monkeypatch.setattr(house, "ROOT", tmp_path)
-    file = tmp_path / "a.py"
-    file.write_text("def factory(a, *, b):\n    @njit\n    def f(c, d, e):\n        return c\n    return f\n")
-    (shape,) = house.functions(file)
-    assert shape == house.Shape("a.py:factory", 5 - 2, 2)
-
-
-def test_a_face_is_short_and_defines_nothing():
-    for source, face in (
-        ("from .b import c\n__all__ = ['c']\n", True),
-        ("def f(): ...\n", False),
-        ("import a\n" * 40, False),
-    ):
-        assert house.is_face(source) == face, source

@@ -1,11 +1,8 @@
 """Each rung of ``benchmarks/ladder_matmul_cpu.py`` is the product, at sizes that no block and no tile divides."""
 
-from __future__ import annotations
-
 import importlib
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +15,7 @@ SHAPES = [(1, 1, 1), (3, 5, 7), (8, 64, 32), (67, 13, 41), (9, 515, 259), (130, 
 
 
 @pytest.fixture
-def ladder(monkeypatch: pytest.MonkeyPatch) -> Any:
+def ladder(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(BENCHMARKS)
     return importlib.import_module("ladder_matmul_cpu")
 

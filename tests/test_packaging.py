@@ -1,9 +1,6 @@
 """The wheel installs one import name, `minigrad`, and so lives beside Dask's `distributed`."""
 
-from __future__ import annotations
-
 import shutil
-import subprocess
 import sys
 import zipfile
 from email.parser import Parser
@@ -28,7 +25,7 @@ FOLDERS = {
 IGNORED = shutil.ignore_patterns("__pycache__", "*.pyc")
 
 
-def pip(*arguments: str) -> subprocess.CompletedProcess[str]:
+def pip(*arguments: str):
     return python("-m", "pip", "--disable-pip-version-check", "--no-input", *arguments)
 
 

@@ -1,11 +1,7 @@
 """repr is PyTorch's, for every kind of tensor and option; the table for notebooks."""
 
-from __future__ import annotations
-
 import re
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +14,7 @@ import minigrad as mg
 
 rng = np.random.default_rng(0)
 
-ARRAYS: dict[str, Any] = {
+ARRAYS = {
     "0-d": np.float32(1.5),
     "0-d int": np.int64(-7),
     "whole": np.float32([1, -2, 3]),
@@ -56,7 +52,7 @@ ARRAYS: dict[str, Any] = {
 }
 
 
-def theirs(array: Any) -> str:
+def theirs(array) -> str:
     return repr(torch.tensor(array)).replace("dtype=torch.", "dtype=")
 
 
@@ -66,7 +62,7 @@ def one_line(text: str) -> str:
 
 
 @pytest.fixture(autouse=True)
-def default_options() -> Iterator[None]:
+def default_options():
     yield
     mg.set_printoptions(profile="default")
     if torch is not None:
@@ -99,27 +95,26 @@ def test_bfloat16() -> None:
     assert repr(mg.tensor(x).to("bfloat16")) == repr(torch.tensor(x).bfloat16()).replace("torch.", "")
 
 
+OPTIONS = [
+    {"precision": 2},
+    {"precision": 0},
+    {"precision": 9},
+    {"threshold": 10},
+    {"threshold": 10, "edgeitems": 1},
+    {"threshold": 3, "edgeitems": 0},
+    {"linewidth": 40},
+    {"linewidth": 10},
+    {"sci_mode": True},
+    {"sci_mode": False},
+    {"profile": "short"},
+    {"profile": "full"},
+    {"profile": "short", "precision": 6},
+]
+
+
 @needs_torch
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"precision": 2},
-        {"precision": 0},
-        {"precision": 9},
-        {"threshold": 10},
-        {"threshold": 10, "edgeitems": 1},
-        {"threshold": 3, "edgeitems": 0},
-        {"linewidth": 40},
-        {"linewidth": 10},
-        {"sci_mode": True},
-        {"sci_mode": False},
-        {"profile": "short"},
-        {"profile": "full"},
-        {"profile": "short", "precision": 6},
-    ],
-    ids=str,
-)
-def test_options_are_pytorchs(options: Any) -> None:
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_options_are_pytorchs(options) -> None:
     mg.set_printoptions(**options)
     torch.set_printoptions(**options)
     for name, array in ARRAYS.items():

@@ -1,14 +1,8 @@
 """The safetensors reader and writer: exact round trips, agreement with the reference library, and hostile files."""
 
-from __future__ import annotations
-
 import json
 import os
-import random
 import time
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +13,7 @@ from hypothesis.extra import numpy as hnp
 from refusals import raises
 
 import minigrad as mg
-from minigrad.files.safetensors_format import MAX_HEADER, encode, read_arrays
+from minigrad.files.safetensors_format import MAX_HEADER, encode
 from minigrad.serialization import CheckpointError, load_safetensors, safetensors_header, save_safetensors
 
 DTYPES = ["f8", "f4", "f2", "i8", "i4", "i2", "i1", "u8", "u4", "u2", "u1", "?"]
@@ -30,17 +24,17 @@ shapes = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)
 arrays = dtypes.flatmap(lambda dtype: hnp.arrays(dtype, shapes))
 
 
-def file_bytes(header: Any, data: bytes = b"") -> bytes:
+def file_bytes(header, data: bytes = b"") -> bytes:
     raw = header if isinstance(header, bytes) else json.dumps(header).encode()
     return len(raw).to_bytes(8, "little") + raw + data
 
 
-def entry(dtype: Any = "F32", shape: Any = (2,), offsets: Any = (0, 8)) -> dict[str, Any]:
+def entry(dtype="F32", shape=(2,), offsets=(0, 8)):
     return {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets)}
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory):
     return tmp_path_factory.mktemp("round-trip")
 
 
@@ -91,7 +85,7 @@ def test_data_are_aligned(tmp_path):
 
 def test_what_cannot_be_stored_is_refused_and_the_old_file_kept(tmp_path):
     path = save_safetensors(tmp_path / "w", {"a": np.ones(2, np.float32)})
-    refused: list[tuple[Any, str]] = [
+    refused = [
         ({"a": np.array(["text"])}, "unsupported dtype <U4"),
         ({"a": np.array([{}])}, "unsupported dtype object"),
         ({"a": np.ones(1, np.complex64)}, "complex64"),
@@ -165,12 +159,11 @@ def test_a_hostile_file_is_refused_by_name(tmp_path, raw, words):
     for read in (load_safetensors, safetensors_header):
         if read is safetensors_header and words == "neither 0 nor 1":
             continue
-        with pytest.raises(CheckpointError) as caught:
-            read(path)
-        message = str(caught.value)
+        caught = raises(CheckpointError, "", read, path)
+        message = str(caught)
         assert message.startswith(str(path)) and words in message and len(message) < 500
         _, user = message.splitlines()  # one line of words, and the user's
-        assert user.startswith("  at ") and caught.value.path == path
+        assert user.startswith("  at ") and caught.path == path
 
 
 def test_what_is_not_a_file_is_refused(tmp_path):
@@ -190,8 +183,7 @@ def test_the_largest_headers_are_refused_in_a_second(tmp_path, pattern):
     path = tmp_path / "large.safetensors"
     path.write_bytes(file_bytes(body))
     start = time.process_time()
-    with pytest.raises(CheckpointError):
-        load_safetensors(path)
+    raises(CheckpointError, "", load_safetensors, path)
     assert time.process_time() - start < 2.0  # 0.1 to 0.5 s here
 
 
@@ -199,48 +191,3 @@ def test_many_tensors_load(tmp_path):
     tensors = {f"layer.{i}": np.full(1, i, np.float32) for i in range(20_000)}
     save_safetensors(tmp_path / "w", tensors)
     assert_same_bits(load_safetensors(tmp_path / "w"), tensors)
-
-
-def _mutants(rng: random.Random, original: bytes, count: int) -> Iterator[bytes]:
-    """Random damage to a valid file, mostly to its header."""
-    size = int.from_bytes(original[:8], "little")
-    for _ in range(count):
-        raw = bytearray(original)
-        for _ in range(rng.randint(1, 3)):
-            position = rng.randrange(len(raw)) if rng.random() < 0.2 else rng.randrange(min(len(raw), size + 8))
-            kind = rng.randrange(4)
-            if kind == 0:
-                raw[position] ^= 1 << rng.randrange(8)
-            elif kind == 1:
-                raw[position] = rng.choice(b'{}[]",:0129-eE. \\\x00\xff')
-            elif kind == 2:
-                del raw[position : position + rng.randint(1, 5)]
-            else:
-                raw[position:position] = rng.choice([b"0", b"9", b",", b"[", b'"a":', b"\xf0", b" ", b"null", b"-1"])
-        yield bytes(raw)
-
-
-def test_fuzzed_files_load_as_the_reference_loads_them_or_are_refused(tmp_path):
-    reference = pytest.importorskip("safetensors.numpy", reason="the reference implementation is not installed")
-    tensors = {
-        "weight": np.arange(6, dtype=np.float32).reshape(2, 3),
-        "none": np.empty((0, 3), np.float64),
-        "mask": np.array([True, False]),
-        "step": np.array(7, np.int64),
-    }
-    original = b"".join(bytes(piece) for piece in encode(tensors, {"format": "np"}))
-    path = tmp_path / "mutant"
-    start = time.process_time()
-    accepted = refused = 0
-    for raw in _mutants(random.Random(0), original, 5000):
-        path.write_bytes(raw)
-        try:
-            loaded = read_arrays(path)
-        except CheckpointError:
-            refused += 1
-        else:
-            accepted += 1
-            assert_same_bits(loaded, reference.load(raw))
-    assert refused > 3500
-    assert accepted > 100  # damage to a name, to metadata or to a number is legal
-    assert time.process_time() - start < 5.0

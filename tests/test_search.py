@@ -1,9 +1,6 @@
 """Counting, searching and running extrema, and PyTorch's functions that are no methods: PyTorch's values and dtypes."""
 
-from __future__ import annotations
-
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -51,7 +48,7 @@ def test_the_gradient_goes_to_the_index(name: str) -> None:
 
 @pytest.mark.parametrize("dtype", [np.int64, np.int32, np.uint8])
 @pytest.mark.parametrize("minlength", [0, 3, 12])
-def test_bincount(dtype: Any, minlength: int) -> None:
+def test_bincount(dtype, minlength: int) -> None:
     array = RNG.integers(0, 9, 40).astype(dtype)
     assert_like_torch(lambda m, x: x.bincount(minlength=minlength), array)
     assert_like_torch(lambda m, x: x.bincount(minlength=minlength), array[:0])
@@ -112,7 +109,7 @@ def test_logaddexp() -> None:
 
 @pytest.mark.parametrize("name", ["std_mean", "var_mean"])
 @pytest.mark.parametrize("arguments", [{}, {"dim": 1}, {"dim": (0, 1), "correction": 0}, {"dim": 0, "keepdim": True}])
-def test_spread_and_mean(name: str, arguments: dict[str, Any]) -> None:
+def test_spread_and_mean(name: str, arguments) -> None:
     assert_like_torch(lambda m, x: getattr(m, name)(x, **arguments), RNG.standard_normal((4, 5)))
 
 

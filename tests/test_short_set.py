@@ -1,7 +1,5 @@
 """The short set, which ``pytest`` runs when nothing is chosen, has every operation, trainer and example."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from pathlib import Path

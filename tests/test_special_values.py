@@ -5,8 +5,6 @@ The tables hold the functions of one and two numbers, reductions, running sums a
 (docs/errors_and_limits.md lists it). Without PyTorch, ``BY_HAND`` remains: cases that a plain formula gets wrong.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import operator

@@ -1,7 +1,5 @@
 """What a step keeps in memory: counted in the graph, measured by the allocators, and predicted for GPT-2."""
 
-from __future__ import annotations
-
 import pytest
 from refusals import raises
 

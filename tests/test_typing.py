@@ -3,13 +3,9 @@
 This is what ``.ci/verifytypes`` asks, as far as it shows without pyright.
 """
 
-from __future__ import annotations
-
 import ast
-from collections.abc import Iterable, Iterator
 
 import house
-import pytest
 
 Function = (ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -18,7 +14,7 @@ def public(name: str) -> bool:
     return not name.startswith("_") or (name.startswith("__") and name.endswith("__"))
 
 
-def statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+def statements(body: list[ast.stmt]):
     """Those of a module or class, also under ``if``, ``try`` and ``with``."""
     for statement in body:
         yield statement
@@ -39,7 +35,7 @@ def declared(cls: ast.ClassDef) -> set[str]:
     return {getattr(target, "id", None) or attribute(target) or "" for target in targets}
 
 
-def setters(trees: Iterable[ast.Module]) -> set[str]:
+def setters(trees) -> set[str]:
     """The names of properties that may be set, of any class: those of a base class have their type there."""
     functions = [node for tree in trees for node in ast.walk(tree) if isinstance(node, Function)]
     return {f.name for f in functions if f"{f.name}.setter" in map(ast.unparse, f.decorator_list)}
@@ -56,7 +52,7 @@ def is_cuda_kernel(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     return any(getattr(maker, "attr", getattr(maker, "id", "")) == "kernel" for maker in made_by)
 
 
-def untyped_values(body: list[ast.stmt], owner: str) -> Iterator[str]:
+def untyped_values(body: list[ast.stmt], owner: str):
     """Variables without an annotation. Constants in capitals, type aliases, literals and second names need none."""
     stated = {ast.unparse(statement.target) for statement in statements(body) if isinstance(statement, ast.AnnAssign)}
     for statement in statements(body):
@@ -69,7 +65,7 @@ def untyped_values(body: list[ast.stmt], owner: str) -> Iterator[str]:
                         yield f"{owner}{name.id}"
 
 
-def untyped_attributes(cls: ast.ClassDef, owner: str, known: set[str]) -> Iterator[str]:
+def untyped_attributes(cls: ast.ClassDef, owner: str, known: set[str]):
     """Attributes that a method sets. One that only ever is a typed parameter has its type."""
     known = known | declared(cls)
     for method in cls.body:
@@ -115,9 +111,8 @@ def test_public_names_have_types():
     assert not missing, "\n".join(missing)
 
 
-@pytest.mark.parametrize(
-    ("source", "expected"),
-    [
+def test_an_injected_untyped_name_is_found():
+    for source, expected in [
         ("def f(x): return x", ["f(x)", "f ->"]),
         ("def f(x: int, *more, y=1, **rest) -> int: ...", ["f(y)", "f(more)", "f(rest)"]),
         ("@kernel\ndef f(x): ...", ["f(x)", "f ->"]),
@@ -129,8 +124,6 @@ def test_public_names_have_types():
         ("class A:\n    def f(self) -> None:\n        self.x = 1", ["A.x"]),
         ("class A:\n    def f(self, y: int) -> None:\n        self.x, self.y = y, 1", ["A.x", "A.y"]),
         ("class A:\n    x: int\nclass B(A):\n    def f(self) -> None:\n        self.x = 1", ["B.x"]),
-    ],
-)
-def test_an_injected_untyped_name_is_found(source, expected):
-    tree = ast.parse(source)
-    assert sorted(untyped(tree, setters([tree]))) == sorted(expected)
+    ]:
+        tree = ast.parse(source)
+        assert sorted(untyped(tree, setters([tree]))) == sorted(expected)

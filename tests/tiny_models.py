@@ -4,11 +4,8 @@ The tests compare with transformers where it is installed, and with stored folde
 otherwise.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -35,7 +32,7 @@ _LLAMA3 = {
 }
 
 # name: (class of transformers, its configuration, dtype on disk)
-CASES: dict[str, tuple[str, dict[str, Any], str]] = {
+CASES = {
     "gpt2": ("GPT2LMHeadModel", _GPT2, "float32"),
     "gpt2-untied": ("GPT2LMHeadModel", {**_GPT2, "tie_word_embeddings": False, "n_inner": 24}, "float16"),
     "llama": ("LlamaForCausalLM", {**_LLAMA, "num_key_value_heads": 4}, "float64"),
@@ -78,7 +75,7 @@ def tokens(B: int = 2, T: int = 12, seed: int = 5) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, VOCAB, (B, T))
 
 
-def write(name: str, folder: Path, max_shard_size: str = "10MB", **changes: Any) -> None:
+def write(name: str, folder: Path, max_shard_size: str = "10MB", **changes) -> None:
     """Let transformers make the random model of a case and save it."""
     import torch
     import transformers
@@ -94,7 +91,7 @@ def write(name: str, folder: Path, max_shard_size: str = "10MB", **changes: Any)
     model.to(getattr(torch, dtype)).save_pretrained(folder, max_shard_size=max_shard_size)
 
 
-def computed(folder: Path) -> dict[str, Any]:
+def computed(folder: Path):
     """Logits (2, 12, VOCAB) of `tokens`, and NEW greedy tokens after the first six of the first row, by transformers in
     float32."""
     import torch
@@ -116,8 +113,8 @@ def computed(folder: Path) -> dict[str, Any]:
     return {"logits": logits, "greedy": out[0].tolist()}
 
 
-def stored(name: str) -> dict[str, Any]:
+def stored(name: str):
     """What `computed` gave when the fixture was made."""
-    found: dict[str, Any] = json.loads((GOLDEN / name / "expected.json").read_text())
+    found = json.loads((GOLDEN / name / "expected.json").read_text())
     found["logits"] = np.array(found["logits"])
     return found

@@ -1,17 +1,11 @@
 """Tiny runs of the train command, for its tests."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
-from minigrad.distributed import Communicator
+from minigrad import distributed, serialization
 from minigrad.distributed.train.command import Run
 from minigrad.distributed.train.settings import read_settings
-from minigrad.serialization import load_checkpoint
 
 
-def write(folder: Path, **changes: Any) -> Path:
+def write(folder, **changes):
     """A tiny run on a text of its own; 3 batches an epoch."""
     text = folder / "text.txt"
     text.write_text("".join(chr(97 + (i * i) % 23) for i in range(2 * 3 * 8 + 1)))
@@ -33,12 +27,12 @@ def write(folder: Path, **changes: Any) -> Path:
     return path
 
 
-def weights(folder: Path, step: int | None = None) -> dict[str, bytes]:
-    tensors = load_checkpoint(folder, step).tensors
+def weights(folder, step: int | None = None) -> dict[str, bytes]:
+    tensors = serialization.load_checkpoint(folder, step).tensors
     return {f"{file}/{name}": array.tobytes() for file, named in tensors.items() for name, array in named.items()}
 
 
-def go(comm: Communicator, path: Path, resume: bool = False) -> Run:
+def go(comm: distributed.Communicator, path, resume: bool = False) -> Run:
     run = Run(comm, read_settings(path), resume=resume)
     try:
         run.train()

@@ -1,10 +1,6 @@
 """A clock for the replicas of a ``DdpBuilder``, so that what a test measures does not depend on the machine."""
 
-from __future__ import annotations
-
 import threading
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -29,9 +25,9 @@ class VirtualTime:
             monkeypatch.setattr(module, "time", self)
         init, start, run, pause = (getattr(DdpHandle, name) for name in ("__init__", "start", "run", "_pause"))
 
-        def patched_init(threads: DdpHandle, *arguments: Any) -> None:
+        def patched_init(threads: DdpHandle, *arguments) -> None:
             init(threads, *arguments)
-            notify: Callable[[], None] = threads.changed.notify_all
+            notify = threads.changed.notify_all
 
             def notify_all() -> None:
                 with self._changed:
@@ -45,7 +41,7 @@ class VirtualTime:
             self._running = {f"replica-{replica.rank}" for replica in threads.replicas}
             start(threads)
 
-        def patched_run(threads: DdpHandle, replica: Any) -> None:
+        def patched_run(threads: DdpHandle, replica) -> None:
             run(threads, replica)
             with self._changed:
                 self._running.discard(threading.current_thread().name)

@@ -1,7 +1,5 @@
 """Backward in several threads at once."""
 
-from __future__ import annotations
-
 import numpy as np
 from graph_cases import leaf
 from in_threads import good, outcomes

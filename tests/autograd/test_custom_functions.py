@@ -1,17 +1,11 @@
 """Functions of users."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 from graph_cases import Cube, Passes, leaf
 from refusals import raises
 
 import minigrad as mg
-from minigrad import Function, Tensor
-from minigrad.autograd import TensorCore
 
 
 def test_the_cube_of_the_documentation() -> None:
@@ -21,28 +15,28 @@ def test_the_cube_of_the_documentation() -> None:
 
 
 def test_an_op_with_parameters_and_several_inputs() -> None:
-    class ScaledDifference(Function):
+    class ScaledDifference(mg.Function):
         """z = c (x - y);  dx = c dz, dy = -c dz, summed back over broadcast dimensions by autograd."""
 
-        def forward(self, x: Any, y: Any, *, c: float) -> Any:
+        def forward(self, x, y, *, c: float):
             self.c = c
             return c * (x - y)
 
-        def backward(self, dz: Any) -> Any:
+        def backward(self, dz):
             return self.c * dz if self.needs[0] else None, -self.c * dz if self.needs[1] else None
 
     assert mg.gradcheck(lambda x, y: ScaledDifference.apply(x, y, c=3.0), [leaf(2, 3), leaf(3, seed=1)])
 
 
 def test_numpy_scalars_from_forward_and_backward_become_arrays() -> None:
-    class Total(Function):
+    class Total(mg.Function):
         """y = sum of x;  dx = dy everywhere."""
 
-        def forward(self, x: Any) -> Any:
+        def forward(self, x):
             self.saved = (x.shape,)
             return x.sum()  # a NumPy scalar
 
-        def backward(self, dy: Any) -> Any:
+        def backward(self, dy):
             return np.broadcast_to(dy, self.saved[0])  # read-only
 
     x = leaf(2, 3)
@@ -57,7 +51,7 @@ def test_none_means_zero() -> None:
     class Stops(Passes):
         """y = a + b, but no gradient to a."""
 
-        def backward(self, dy: Any) -> Any:
+        def backward(self, dy):
             return None, dy
 
     a, b = leaf(3), leaf(3)
@@ -72,28 +66,28 @@ SHAPE = r"shape .* for input 1 of shape \(3,\)"
 COUNT = r"Wrong\.backward returned \d gradients for 2 inputs"
 
 
-@pytest.mark.parametrize(
-    ("result", "message"),
-    [
-        *((lambda dy, count=count: (dy,) * count, COUNT) for count in (0, 1, 3)),
-        (lambda dy: dy, COUNT),
-        *((lambda dy, shape=shape: (dy, np.ones(shape)), SHAPE) for shape in ((2,), (3, 3, 1), ())),
-    ],
-)
-def test_gradients_of_the_wrong_number_or_shape(result: Any, message: str) -> None:
+RESULTS = [
+    *((lambda dy, count=count: (dy,) * count, COUNT) for count in (0, 1, 3)),
+    (lambda dy: dy, COUNT),
+    *((lambda dy, shape=shape: (dy, np.ones(shape)), SHAPE) for shape in ((2,), (3, 3, 1), ())),
+]
+
+
+@pytest.mark.parametrize(("result", "message"), RESULTS)
+def test_gradients_of_the_wrong_number_or_shape(result, message: str) -> None:
     class Wrong(Passes):
-        def backward(self, dy: Any) -> Any:
+        def backward(self, dy):
             return result(dy)
 
     raises(RuntimeError, message, lambda: Wrong.apply(leaf(3), leaf(3)).sum().backward())
 
 
 def test_missing_methods_are_named() -> None:
-    class Empty(Function):
+    class Empty(mg.Function):
         pass
 
-    class NoBackward(Function):
-        def forward(self, x: Any) -> Any:
+    class NoBackward(mg.Function):
+        def forward(self, x):
             return x * 1
 
     class NoBackwardInto(NoBackward):
@@ -106,16 +100,16 @@ def test_missing_methods_are_named() -> None:
 
 
 def test_an_op_that_adds_in_place_meets_gradients_from_elsewhere() -> None:
-    class Row(Function):
+    class Row(mg.Function):
         """y = x[i];  dx[i] += dy."""
 
         adds_in_place = True
 
-        def forward(self, x: Any, i: int) -> Any:
+        def forward(self, x, i: int):
             self.i = i
             return x[i].copy()
 
-        def backward_into(self, dy: Any, dx: Any) -> None:
+        def backward_into(self, dy, dx) -> None:
             dx[self.i] += dy
 
     x = leaf(3, 2)
@@ -138,13 +132,13 @@ def test_apply_without_a_tensor() -> None:
 
 
 def test_apply_returns_tensors_not_cores() -> None:
-    assert type(Cube.apply(leaf(2))) is Tensor
-    assert TensorCore.tensor_type is Tensor
+    assert type(Cube.apply(leaf(2))) is mg.Tensor
+    assert mg.autograd.TensorCore.tensor_type is mg.Tensor
 
 
 def test_forward_must_return_one_array() -> None:
-    class Two(Function):
-        def forward(self, x: Any) -> Any:
+    class Two(mg.Function):
+        def forward(self, x):
             return x, x
 
     raises(TypeError, r"Two.forward returned a tuple; expected one array", lambda: Two.apply(mg.ones(3)))

@@ -1,25 +1,11 @@
 """When a graph and what it saved are freed."""
 
-from __future__ import annotations
-
 import gc
-import tracemalloc
 import weakref
-from typing import Any
 
-import numpy as np
-import pytest
 from graph_cases import leaf
 
-import minigrad as mg
-from minigrad import Function, nn
-from minigrad.nn import functional as F
-
-
-def nodes_alive() -> int:
-    gc.collect()
-    # By type: isinstance would ask every object for its class, and some answer with a warning.
-    return sum(issubclass(type(o), Function) for o in gc.get_objects())
+from minigrad import Function
 
 
 def test_saved_arrays_are_released_as_backward_goes() -> None:
@@ -29,10 +15,10 @@ def test_saved_arrays_are_released_as_backward_goes() -> None:
     class Probe(Function):
         """The identity, that counts the arrays still saved when its backward runs."""
 
-        def forward(self, x: Any) -> Any:
+        def forward(self, x):
             return x * 1
 
-        def backward(self, dy: Any) -> Any:
+        def backward(self, dy):
             alive.append(sum(r() is not None for r in saved))
             return dy
 
@@ -61,55 +47,3 @@ def test_the_graph_is_freed_with_its_root_and_without_the_collector() -> None:
         assert array() is None
     finally:
         gc.enable()
-
-
-@pytest.mark.long
-def test_memory_plateaus_over_1000_steps() -> None:
-    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 4))
-    optimizer = mg.optim.AdamW(model.parameters(), lr=1e-3)
-    x, targets = mg.randn(6, 8, generator=mg.Generator(0)), mg.tensor([0, 1, 2, 3, 0, 1])
-
-    def steps(n: int) -> None:
-        for _ in range(n):
-            optimizer.step(F.cross_entropy(model(x), targets).backward())
-
-    steps(20)
-    gc.collect()
-    objects = len(gc.get_objects())
-    tracemalloc.start()
-    try:
-        steps(500)
-        gc.collect()
-        first = tracemalloc.get_traced_memory()[0]
-        steps(1000)
-        gc.collect()
-        assert tracemalloc.get_traced_memory()[0] - first < 5_000  # less than 5 bytes a step: nothing per step
-    finally:
-        tracemalloc.stop()
-    gc.collect()
-    assert abs(len(gc.get_objects()) - objects) < 100
-
-
-def test_10_000_failing_backwards_leak_nothing() -> None:
-    class Breaks(Function):
-        """The identity, whose backward raises."""
-
-        def forward(self, x: Any) -> Any:
-            return x * 1
-
-        def backward(self, dy: Any) -> Any:
-            raise ArithmeticError("broken")
-
-    x = leaf(4)
-    nodes_before = nodes_alive()
-    for step in range(10_000):
-        y = Breaks.apply(x.exp() * x)
-        loss = (y * y).sum()
-        with pytest.raises(ArithmeticError):
-            loss.backward()
-        if step == 100:
-            objects = len(gc.get_objects())
-    del y, loss
-    assert nodes_alive() == nodes_before
-    assert abs(len(gc.get_objects()) - objects) < 100
-    np.testing.assert_array_equal((x * 2).sum().backward()[x].numpy(), np.full(4, 2.0))

@@ -1,7 +1,5 @@
 """Hooks for finished leaves."""
 
-from __future__ import annotations
-
 import weakref
 
 import numpy as np
@@ -10,7 +8,6 @@ from graph_cases import leaf
 
 import minigrad as mg
 from minigrad import Tensor, nn
-from minigrad.engine import reachable
 
 
 class Recorder:
@@ -54,7 +51,7 @@ def test_leaves_used_late_are_reported_early() -> None:
 
     hook, done = Progress(), []
     loss = x.sum()
-    nodes = reachable(loss.node)[0]
+    nodes = mg.engine.reachable(loss.node)[0]
     activations = [weakref.ref(node.saved[0]) for node in nodes if type(node).__name__ == "Tanh"]
     del nodes, x
     loss.backward(hook=hook)

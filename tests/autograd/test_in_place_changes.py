@@ -1,9 +1,5 @@
 """Changes of memory that a graph still needs."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 from graph_cases import leaf
@@ -13,12 +9,12 @@ import minigrad as mg
 from minigrad import Tensor, nn
 from minigrad.nn import functional as F
 
-VIEWS: list[Any] = [lambda w: w[0], lambda w: w.T, lambda w: w.reshape(6), lambda w: w[:, 1:][0], lambda w: w.detach()]
+VIEWS = [lambda w: w[0], lambda w: w.T, lambda w: w.reshape(6), lambda w: w[:, 1:][0], lambda w: w.detach()]
 
 
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("saved", ["base", "view"])
-def test_a_change_through_a_view_or_of_its_base_is_noticed(view: Any, saved: str) -> None:
+def test_a_change_through_a_view_or_of_its_base_is_noticed(view, saved: str) -> None:
     w = mg.ones(2, 3, dtype="float64")
     part = view(w)
     needed, changed = (w, part) if saved == "base" else (part, w)

@@ -1,22 +1,18 @@
 """no_grad, enable_grad, set_grad_enabled."""
 
-from __future__ import annotations
-
 from functools import partial
-from typing import Any
 
 import pytest
 from graph_cases import leaf
 from in_threads import outcomes
 
 import minigrad as mg
-from minigrad import Tensor
 
 SET = partial(mg.set_grad_enabled, False), partial(mg.set_grad_enabled, True)
 
 
 @pytest.mark.parametrize(("off", "on"), [(mg.no_grad, mg.enable_grad), SET], ids=["no_grad", "set_grad_enabled"])
-def test_modes_nest(off: Any, on: Any) -> None:
+def test_modes_nest(off, on) -> None:
     x = leaf(2)
     assert mg.is_grad_enabled()
     with off():
@@ -45,12 +41,12 @@ def test_an_instance_can_be_nested_and_reused() -> None:
 
 def test_modes_as_decorators() -> None:
     @mg.no_grad()
-    def without(x: Tensor, *, depth: int) -> bool:
+    def without(x: mg.Tensor, *, depth: int) -> bool:
         """Doc."""
         return without(x, depth=depth - 1) if depth else (x * 2).requires_grad
 
     @mg.enable_grad()
-    def with_grad(x: Tensor) -> bool:
+    def with_grad(x: mg.Tensor) -> bool:
         return (x * 2).requires_grad
 
     x = leaf(2)
@@ -62,7 +58,7 @@ def test_modes_as_decorators() -> None:
 
 
 def test_generator_and_coroutine_functions_are_refused() -> None:
-    def generator() -> Any:
+    def generator():
         yield 1
 
     async def coroutine() -> None: ...

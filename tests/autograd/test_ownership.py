@@ -1,7 +1,5 @@
 """Whose memory a gradient is."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 
@@ -10,10 +8,9 @@ import pytest
 from graph_cases import Passes, leaf
 
 import minigrad as mg
-from minigrad import Function
 
 
-class Kept(Function):
+class Kept(mg.Function):
     """y = x with a constant gradient, kept on the class."""
 
     GRAD: Any = np.ones(3)
@@ -56,7 +53,7 @@ class PassesOne(Passes):
 
 @pytest.mark.parametrize("op", [Passes, PassesViews, PassesOne])
 @pytest.mark.parametrize("extra_uses", [0, 1, 3])
-def test_no_gradient_shares_memory_with_anything(op: type[Function], extra_uses: int) -> None:
+def test_no_gradient_shares_memory_with_anything(op: type[mg.Function], extra_uses: int) -> None:
     a, b, c = leaf(3), leaf(3, seed=1), leaf(3, seed=2)
     constant, seed = mg.tensor(np.arange(3.0)), mg.tensor(np.array([1.0, 2.0, 3.0]))
     y = op.apply(op.apply(a, b), c)

@@ -59,18 +59,18 @@ def test_any_shape(B, Hkv, group, Tq, Tk, D, causal, dtype, p):
     assert_attention(*operands(B, Hkv * group, Hkv, Tq, Tk, D, dtype), causal, D**-0.5, p)
 
 
+SEVERAL_BLOCKS = [
+    (2, 2, 2 * attention.KEY_BLOCK, 2 * attention.KEY_BLOCK, 0.0),
+    (4, 2, attention.QUERY_BLOCK + 1, attention.KEY_BLOCK + 1, 0.1),
+    (1, 1, attention.KEY_BLOCK + 70, 130, 0.0),
+    (6, 1, 70, 1100, 0.0),
+    (2, 1, 1, 700, 0.0),
+]
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(
-    ("H", "Hkv", "Tq", "Tk", "p"),
-    [
-        (2, 2, 2 * attention.KEY_BLOCK, 2 * attention.KEY_BLOCK, 0.0),
-        (4, 2, attention.QUERY_BLOCK + 1, attention.KEY_BLOCK + 1, 0.1),
-        (1, 1, attention.KEY_BLOCK + 70, 130, 0.0),
-        (6, 1, 70, 1100, 0.0),
-        (2, 1, 1, 700, 0.0),
-    ],
-)
+@pytest.mark.parametrize(("H", "Hkv", "Tq", "Tk", "p"), SEVERAL_BLOCKS)
 def test_several_blocks(H, Hkv, Tq, Tk, p, causal, dtype):
     assert_attention(*operands(1, H, Hkv, Tq, Tk, 32, dtype), causal, 0.2, p)
 

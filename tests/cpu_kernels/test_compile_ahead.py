@@ -1,7 +1,5 @@
 """Helpers compile what a program will need; what they do never changes a result, and none outlives its program."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -51,16 +51,6 @@ def test_half_width_gradients_are_added_to_what_is_there():
     np.testing.assert_array_equal(dweight, [[4, 4], [6, 6], [4, 4]])
 
 
-def test_nan_stays_in_its_row():
-    weight, indices, dy = inputs(6, 6, (20,), np.float32)
-    dy[3, 2] = np.nan
-    dweight = np.zeros_like(weight)
-    embedding.backward_into(dy, indices, dweight)
-    bad = np.zeros((6, 6), bool)
-    bad[indices[3], 2] = True
-    np.testing.assert_array_equal(np.isnan(dweight), bad)
-
-
 @pytest.mark.parametrize(
     ("indices", "position"), [([], -1), ([0, 4], -1), ([0, 5], 1), ([2, -1, 9], 1), ([[0, 1], [7, 0]], 2)]
 )

@@ -1,9 +1,5 @@
 """A kernel gives the same bits in every process, whatever that process compiled or took from the cache before."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 from numba.core.caching import IndexDataCacheFile
 from numba.core.codegen import JITCodeLibrary
@@ -28,7 +24,7 @@ print([results[N] for N in sorted(results)])
 """
 
 
-def bits(cache: Path, *rows: int) -> str:
+def bits(cache, *rows: int) -> str:
     return python("-c", SCRIPT, *rows, env={"MINIGRAD_CACHE_DIR": str(cache)}, check=True).stdout
 
 
@@ -44,5 +40,4 @@ def test_what_is_overridden_exists_in_numba() -> None:
     """They are Numba's own business: a release that renames one would go on as if it had not been overridden."""
     for ours, numbas in ((jit.KernelLibrary, JITCodeLibrary), (jit.DigestedFiles, IndexDataCacheFile)):
         hooks = [name for name in vars(ours) if name.startswith("_") and not name.startswith("__")]
-        missing = [name for name in hooks if not hasattr(numbas, name)]
-        assert missing == []
+        assert [name for name in hooks if not hasattr(numbas, name)] == []

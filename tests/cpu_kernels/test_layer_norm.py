@@ -43,13 +43,6 @@ def test_without_weight_and_bias():
         np.testing.assert_array_equal(a, b)
 
 
-def test_large_mean_does_not_cancel():
-    x = np.random.default_rng(0).normal(1000, 1, (64, 512)).astype(np.float32)
-    y = layer_norm.forward(x, None, None, EPS)[0]
-    # the mean of values near 1000 is off by a few of its units (6e-5)
-    np.testing.assert_allclose(y, plain.forward(x.astype(np.float64), None, None, EPS)[0], atol=5e-4)
-
-
 def test_no_rows_gives_zero_parameter_gradients():
     x, weight, bias, dy = inputs(0, 5, np.float32)
     y, mean, rstd = layer_norm.forward(x, weight, bias, EPS)

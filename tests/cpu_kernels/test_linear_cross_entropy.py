@@ -1,7 +1,5 @@
 """Losses and gradients of the last layer in one launch have the bits of the operations one by one."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

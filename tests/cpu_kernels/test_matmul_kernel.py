@@ -78,18 +78,18 @@ def test_any_shape_and_strides(m, n, k, layout_a, layout_b, dtype, has_bias):
     np.testing.assert_array_equal(b, before[1])
 
 
+SEVERAL_BLOCKS = [
+    (product_loops.ROW_BLOCK + 1, product_loops.COLUMN_BLOCK_TRANSPOSED + 1, product_loops.DEPTH_BLOCK + 1),
+    (2 * product_loops.ROW_BLOCK, 2 * product_loops.COLUMN_BLOCK, 2 * product_loops.DEPTH_BLOCK),
+    (2, 2 * product_loops.THIN_COLUMN_BLOCK + 5, 600),
+    (900, 2, 600),
+    (1, 5000, 300),
+    (5000, 1, 300),
+]
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    ("m", "n", "k"),
-    [
-        (product_loops.ROW_BLOCK + 1, product_loops.COLUMN_BLOCK_TRANSPOSED + 1, product_loops.DEPTH_BLOCK + 1),
-        (2 * product_loops.ROW_BLOCK, 2 * product_loops.COLUMN_BLOCK, 2 * product_loops.DEPTH_BLOCK),
-        (2, 2 * product_loops.THIN_COLUMN_BLOCK + 5, 600),
-        (900, 2, 600),
-        (1, 5000, 300),
-        (5000, 1, 300),
-    ],
-)
+@pytest.mark.parametrize(("m", "n", "k"), SEVERAL_BLOCKS)
 def test_shapes_of_several_blocks(m, n, k, dtype):
     a, b, bias = (RNG.normal(size=shape).astype(dtype) for shape in ((m, k), (k, n), (n,)))
     for layout_a in (contiguous, transposed):
@@ -97,22 +97,22 @@ def test_shapes_of_several_blocks(m, n, k, dtype):
             assert_product(matmul(layout_a(a), layout_b(b), bias), a, b, bias)
 
 
+BATCHES = [
+    ((3, 4, 5), (5, 6)),
+    ((4, 5), (3, 5, 6)),
+    ((2, 1, 7, 40), (3, 40, 33)),
+    ((2, 3, 1, 40), (2, 1, 40, 90)),
+    ((2, 3, 90, 40), (3, 40, 2)),
+    ((1, 2, 8, 8), (5, 1, 8, 8)),
+    ((0, 4, 5), (5, 6)),
+    ((3, 0, 5), (3, 5, 6)),
+    ((3, 4, 0), (3, 0, 6)),
+    ((500, 3, 9), (500, 9, 3)),
+]
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    ("a_shape", "b_shape"),
-    [
-        ((3, 4, 5), (5, 6)),
-        ((4, 5), (3, 5, 6)),
-        ((2, 1, 7, 40), (3, 40, 33)),
-        ((2, 3, 1, 40), (2, 1, 40, 90)),
-        ((2, 3, 90, 40), (3, 40, 2)),
-        ((1, 2, 8, 8), (5, 1, 8, 8)),
-        ((0, 4, 5), (5, 6)),
-        ((3, 0, 5), (3, 5, 6)),
-        ((3, 4, 0), (3, 0, 6)),
-        ((500, 3, 9), (500, 9, 3)),
-    ],
-)
+@pytest.mark.parametrize(("a_shape", "b_shape"), BATCHES)
 def test_batches(a_shape, b_shape, dtype):
     a, b = RNG.normal(size=a_shape).astype(dtype), RNG.normal(size=b_shape).astype(dtype)
     for layout_a in (contiguous, transposed, stepped):
@@ -216,15 +216,15 @@ def test_other_vector_widths(cpu, features, vector_bytes):
     assert int(result.stdout) == vector_bytes
 
 
-@pytest.mark.parametrize(
-    ("rows", "outputs", "inputs"),
-    [
-        *((rows, 33, 20) for rows in (127, 128, 129, 254, 1023, 1024, 1025)),
-        (1023, 600, 513),
-        (1024, 65, 600),
-        (600, 2100, 513),
-    ],
-)
+ROWS = [
+    *((rows, 33, 20) for rows in (127, 128, 129, 254, 1023, 1024, 1025)),
+    (1023, 600, 513),
+    (1024, 65, 600),
+    (600, 2100, 513),
+]
+
+
+@pytest.mark.parametrize(("rows", "outputs", "inputs"), ROWS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_weight_gradient_of_any_number_of_rows(rows, outputs, inputs, dtype):
     """Many rows for few weights are summed in two halves, which are then added."""

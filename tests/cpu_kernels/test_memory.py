@@ -41,8 +41,7 @@ def python(source, **environment):
 
 
 def run(setting):
-    done = python(PROGRAM, MINIGRAD_MALLOPT=setting)
-    enabled, faults = done.stdout.split()
+    enabled, faults = python(PROGRAM, MINIGRAD_MALLOPT=setting).stdout.split()
     return enabled == "True", int(faults)
 
 

@@ -38,8 +38,7 @@ def test_no_memory_is_an_error(tasks):
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
-    [({}, "2000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")],
+    ("given", "expected"), [({}, "2000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")]
 )
 def test_threads_wait_shortly_unless_the_environment_says_how_long(monkeypatch, given, expected):
     for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):

@@ -4,14 +4,10 @@ The pool's size is fixed when a process starts, so the kernels run in a process 
 a script. A tenth of all inputs are denormal numbers, and three kernels are also given nothing else.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,16 +15,16 @@ import pytest
 Arrays = tuple[np.ndarray, ...]
 POOL = max(7, 1 + (os.cpu_count() or 1))
 COUNTS = (1, 2, 4, POOL)
-CASES: dict[str, tuple[Callable[..., Arrays], Arrays]] = {}
+CASES = {}
 B, H, T, D = 2, 3, 70, 32
 ATTENTION = (True, 0.3, 0.0, 0, 0)  # causal, scale, dropout
 N, C = 700, 129
 
 
-def case(*inputs: Any) -> Callable[[Callable[..., Arrays]], None]:
+def case(*inputs):
     """Register a computation with the kernels ``k``, and its inputs: float32 numbers of a shape, or an array."""
 
-    def register(run: Callable[..., Arrays]) -> None:
+    def register(run) -> None:
         arrays = [numbers(*x, seed=i) if isinstance(x, tuple) else x for i, x in enumerate(inputs)]
         CASES[run.__name__] = run, tuple(arrays)
 

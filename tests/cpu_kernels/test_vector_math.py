@@ -5,34 +5,23 @@ import math
 import numpy as np
 import pytest
 
-from minigrad.cpu_kernels.toolbox import vector_math
-from minigrad.cpu_kernels.toolbox.jit import kernel
-from minigrad.cpu_kernels.toolbox.vector_math import (
-    erf_fast,
-    exp2_fast,
-    exp_fast,
-    exp_nonpositive,
-    maxnum,
-    normal_cdf,
-    sigmoid_fast,
-    tanh_fast,
-)
+from minigrad.cpu_kernels.toolbox import jit, vector_math
 
 
-@kernel
+@jit.kernel
 def _all_functions(x, out):
     """Rows of out, as named below (one kernel, so that the test compiles once per precision)."""
     exp_row, sigmoid_row, tanh_row, erf_row, cdf_row = out[0], out[1], out[2], out[3], out[4]
     exp2_row, negative_row = out[5], out[6]
     half = x.dtype.type(0.5)
     for i in range(x.shape[0]):
-        exp_row[i] = exp_fast(x[i])
-        sigmoid_row[i] = sigmoid_fast(x[i])
-        tanh_row[i] = tanh_fast(x[i])
-        erf_row[i] = erf_fast(x[i])
-        cdf_row[i] = normal_cdf(x[i], exp_nonpositive(-half * x[i] * x[i]))
-        exp2_row[i] = exp2_fast(x[i])
-        negative_row[i] = exp_nonpositive(-abs(x[i]))
+        exp_row[i] = vector_math.exp_fast(x[i])
+        sigmoid_row[i] = vector_math.sigmoid_fast(x[i])
+        tanh_row[i] = vector_math.tanh_fast(x[i])
+        erf_row[i] = vector_math.erf_fast(x[i])
+        cdf_row[i] = vector_math.normal_cdf(x[i], vector_math.exp_nonpositive(-half * x[i] * x[i]))
+        exp2_row[i] = vector_math.exp2_fast(x[i])
+        negative_row[i] = vector_math.exp_nonpositive(-abs(x[i]))
 
 
 def evaluate(x):
@@ -129,11 +118,11 @@ def test_float64_is_libm(sample):
         np.testing.assert_allclose(y[name], exact[name], rtol=1e-15, atol=0)
 
 
-@kernel
+@jit.kernel
 def _largest(x):
     result = x[0]
     for i in range(x.shape[0]):
-        result = maxnum(result, x[i])
+        result = vector_math.maxnum(result, x[i])
     return result
 
 

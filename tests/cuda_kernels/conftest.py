@@ -1,11 +1,6 @@
 """These tests need a GPU, or the simulator: ``NUMBA_ENABLE_CUDASIM=1 pytest tests/cuda_kernels``."""
 
-from __future__ import annotations
-
 import importlib
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,7 +17,7 @@ class NoDevice(pytest.Module):
         pytest.skip(f"{reason}; NUMBA_ENABLE_CUDASIM=1 selects the simulator", allow_module_level=True)
 
 
-def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
+def pytest_pycollect_makemodule(module_path, parent: pytest.Collector) -> pytest.Module | None:
     kernels = importlib.import_module("minigrad.cuda_kernels")
     usable = kernels.simulated() if module_path.name in OF_THE_SIMULATOR else kernels.availability()[0]
     return None if usable or module_path.name in WITHOUT_DEVICE else NoDevice.from_parent(parent, path=module_path)
@@ -35,7 +30,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     kernel = importlib.import_module("minigrad.cuda_kernels.platform.launch").Kernel
     original = kernel.launch
 
-    def record(self: Any, *args: Any, **settings: Any) -> None:
+    def record(self, *args, **settings) -> None:
         names.append(self.name)
         original(self, *args, **settings)
 
@@ -44,7 +39,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.fixture(params=[None, 1], ids=["in order", "shuffled"])
-def order(request: pytest.FixtureRequest) -> Iterator[None]:
+def order(request: pytest.FixtureRequest):
     """The simulator's threads by their numbers, and in another order; a GPU has its own, and needs one run."""
     if request.param is not None and not importlib.import_module("minigrad.cuda_kernels").simulated():
         pytest.skip("the threads' order is the simulator's to choose")

@@ -5,10 +5,7 @@ checked for number and size (as ``cublasLt.h`` has them), matrices for leading d
 which they lie, epilogues for the dtypes that the documentation lists.
 """
 
-from __future__ import annotations
-
 import ctypes
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -37,7 +34,7 @@ class FakeCublasLt:
 
     def __init__(self) -> None:
         self.objects: dict[int, dict[int, int]] = {}
-        self.calls: list[dict[str, Any]] = []
+        self.calls = []
         self.alive = 0
         self.problems: list[str] = []
         for name, arguments in cublaslt.FUNCTIONS.items():
@@ -46,7 +43,7 @@ class FakeCublasLt:
     def cublasLtGetStatusString(self, status: int) -> bytes:
         return {7: b"an invalid value", 15: b"not supported"}.get(status, b"an error")
 
-    def _function(self, name: str) -> Any:
+    def _function(self, name: str):
         short = name.removeprefix("cublasLt")
         if short == "MatmulAlgoGetHeuristic":
             return self._heuristic
@@ -84,9 +81,7 @@ class FakeCublasLt:
         self.objects[handle][attribute] = int.from_bytes(ctypes.string_at(value, size), "little", signed=size == 8)
         return SUCCESS
 
-    def _heuristic(
-        self, lt: int, desc: int, a: int, b: int, c: int, d: int, pref: int, asked: int, results: int, found: int
-    ) -> int:
+    def _heuristic(self, lt, desc, a, b, c, d, pref, asked, results, found) -> int:
         description, preference = self.objects[desc], self.objects[pref]
         assert lt == 0xCAFE and asked == 1
         assert preference[3] == 2 and preference[1] == cublaslt.WORKSPACE
@@ -114,11 +109,11 @@ class FakeCublasLt:
         c_layout: int, d: int, d_layout: int, algo: int, workspace: int, nbytes: int, stream: int | None,
     ) -> int:  # fmt: skip
         description = self.objects[desc]
-        real: Any = {0: ctypes.c_float, 1: ctypes.c_double}[description[1]]
+        real = {0: ctypes.c_float, 1: ctypes.c_double}[description[1]]
         assert real.from_address(alpha).value == 1
         assert ctypes.c_uint64.from_address(algo).value == ALGORITHM
         assert nbytes == cublaslt.WORKSPACE and memory.simulated_bytes(workspace).nbytes == nbytes
-        aligned: Any = description["aligned"]  # type: ignore[index]
+        aligned = description["aligned"]  # type: ignore[index]
         for address, alignment in zip((b, a, c, d), (aligned[1], aligned[0], *aligned[2:]), strict=True):
             assert address % alignment == 0
         left, right = self.matrix(a, a_layout), self.matrix(b, b_layout)

@@ -1,7 +1,5 @@
 """Attention on tiles and by rows equals the plain kernels', forward and backward, mask for mask."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from simulated import ordered
@@ -46,16 +44,16 @@ def test_without_keys():
     assert (array.to_host(lse) == -np.inf).all()
 
 
-@pytest.mark.parametrize(
-    ("dtype", "sizes", "causal", "dropout", "seed"),
-    [
-        ("f8", (1, 2, 1, 34, 3, 4), True, DROPOUT, None),  # two tiles of queries, grouped heads
-        ("f8", (1, 1, 1, 3, 50, 5), False, DROPOUT[:1] + (3, 4), 1),  # two tiles of keys, rows that no vector reads
-        ("f8", (1, 1, 1, 34, 34, 4), True, (0.0, 0, 0), None),  # a pair of tiles above the diagonal
-        ("f4", (1, 1, 1, 5, 6, 4), True, DROPOUT, None),  # the largest tiles
-        ("f4", (1, 1, 1, 3, 2, 66), False, (0.0, 0, 0), None),  # wide heads
-    ],
-)
+TILES = [
+    ("f8", (1, 2, 1, 34, 3, 4), True, DROPOUT, None),  # two tiles of queries, grouped heads
+    ("f8", (1, 1, 1, 3, 50, 5), False, DROPOUT[:1] + (3, 4), 1),  # two tiles of keys, rows that no vector reads
+    ("f8", (1, 1, 1, 34, 34, 4), True, (0.0, 0, 0), None),  # a pair of tiles above the diagonal
+    ("f4", (1, 1, 1, 5, 6, 4), True, DROPOUT, None),  # the largest tiles
+    ("f4", (1, 1, 1, 3, 2, 66), False, (0.0, 0, 0), None),  # wide heads
+]
+
+
+@pytest.mark.parametrize(("dtype", "sizes", "causal", "dropout", "seed"), TILES)
 def test_tiles(dtype, sizes, causal, dropout, seed, monkeypatch):
     monkeypatch.setattr(attention, "SMALL", 0)
     with ordered(seed):

@@ -1,9 +1,6 @@
 """Mixed precision gives the CPU's dtypes and numbers on the device "cuda", overflows included."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import Any
 
 import numpy as np
 import pytest
@@ -49,14 +46,14 @@ def test_dtypes_and_gradients_are_the_cpus() -> None:
         np.testing.assert_allclose(a, b, atol=2.0**-7)  # two roundings
 
 
-def count_passes(monkeypatch: pytest.MonkeyPatch, family: Any) -> list[int]:
+def count_passes(monkeypatch: pytest.MonkeyPatch, family) -> list[int]:
     """A list that grows by one with each pass that adds and normalises."""
     fused, calls = family.add_forward, []
     monkeypatch.setattr(family, "add_forward", lambda *arguments: calls.append(1) or fused(*arguments))
     return calls
 
 
-def bits(parameters: Any, x: Tensor, y: Tensor) -> list[np.ndarray]:
+def bits(parameters, x: Tensor, y: Tensor) -> list[np.ndarray]:
     grads = y.float().square().sum().backward()
     return [host(t) for t in (y.detach(), *(grads[t] for t in (x, *parameters) if t.requires_grad))]
 
@@ -66,8 +63,8 @@ def test_a_model_adds_and_normalises_in_one_pass(kind: str, monkeypatch: pytest.
     """Both additions of each block. The bits are those of blocks that are called, by a hook or to be recomputed, whose
     last addition is apart, and those of norms that are called, so that all are."""
     minigrad.manual_seed(0)
-    sizes: dict[str, Any] = {"vocab_size": 5, "block_size": 4, "n_layer": 2, "n_head": 1, "n_embd": 4, "n_inner": 4}
-    model: Any = GPT2(GPT2Config(**sizes)) if kind == "gpt2" else Llama(LlamaConfig(**sizes, n_kv_head=1))
+    sizes = {"vocab_size": 5, "block_size": 4, "n_layer": 2, "n_head": 1, "n_embd": 4, "n_inner": 4}
+    model = GPT2(GPT2Config(**sizes)) if kind == "gpt2" else Llama(LlamaConfig(**sizes, n_kv_head=1))
     blocks, norm = (model.h, model.ln_f) if kind == "gpt2" else (model.layers, model.norm)
     model.to(device="cuda")
     x = minigrad.randn(1, 2, 4).to("cuda").requires_grad_()

@@ -1,7 +1,5 @@
 """The gradient of a table: indices that span chunks, wide and narrow rows, the same bits in any thread order."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from simulated import ordered

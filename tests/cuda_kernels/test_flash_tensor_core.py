@@ -1,9 +1,5 @@
 """Attention of half floats on tensor cores against NumPy in float64, and where other kernels compute it."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import ml_dtypes
 import numpy as np
 import pytest
@@ -18,17 +14,17 @@ from minigrad.plain_kernels import attention as plain
 RNG = np.random.default_rng(0)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "H", "Hkv", "Tq", "Tk", "D", "causal", "packed"),
-    [
-        (ml_dtypes.bfloat16, 2, 1, 67, 67, 64, True, False),  # grouped queries, rows and keys past the last tile
-        (np.float16, 1, 1, 66, 66, 40, True, True),  # a head that its tile does not fill, in a packed projection
-        (np.float16, 1, 1, 3, 130, 128, False, False),
-        (ml_dtypes.bfloat16, 1, 1, 70, 20, 72, True, False),  # more queries than keys
-    ],
-)
+FORWARDS = [
+    (ml_dtypes.bfloat16, 2, 1, 67, 67, 64, True, False),  # grouped queries, rows and keys past the last tile
+    (np.float16, 1, 1, 66, 66, 40, True, True),  # a head that its tile does not fill, in a packed projection
+    (np.float16, 1, 1, 3, 130, 128, False, False),
+    (ml_dtypes.bfloat16, 1, 1, 70, 20, 72, True, False),  # more queries than keys
+]
+
+
+@pytest.mark.parametrize(("dtype", "H", "Hkv", "Tq", "Tk", "D", "causal", "packed"), FORWARDS)
 def test_forward(
-    dtype: Any, H: int, Hkv: int, Tq: int, Tk: int, D: int, causal: bool, packed: bool,
+    dtype, H: int, Hkv: int, Tq: int, Tk: int, D: int, causal: bool, packed: bool,
     launched: list[str], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(attention, "SMALL", 0)
@@ -62,22 +58,22 @@ def test_scales_that_turn_the_order(scale: float, monkeypatch: pytest.MonkeyPatc
 F16, BF16 = minigrad.float16, minigrad.bfloat16
 
 
-@pytest.mark.parametrize(
-    ("dtype", "capability", "small", "shapes", "causal"),
-    [
-        (BF16, (8, 0), 0, ((2, 19, 64), (2, 19, 64)), True),  # rounded to 8 bits between the products
-        (BF16, (8, 0), 0, ((2, 19, 128), (2, 19, 128)), True),
-        (F16, (8, 0), 0, ((2, 3, 16), (1, 3, 16)), False),  # two heads share keys
-        (F16, (8, 0), 0, ((1, 66, 8), (1, 66, 8)), True),  # two tiles each way
-        (F16, (8, 0), 0, ((1, 3, 64), (1, 67, 64)), True),  # keys that no query sees
-        (F16, (8, 0), 0, ((2, 33, 128), (1, 33, 128)), True),  # tiles of 32 rows
-        (F16, (8, 0), 0, ((1, 3, 72), (1, 34, 72)), False),
-        (F16, (8, 0), 1 << 18, ((1, 5, 8), (1, 5, 8)), True),  # too small for tiles
-        (F16, (7, 5), 1 << 18, ((1, 5, 8), (1, 5, 8)), True),  # a device without the instructions
-    ],
-)
+GRADIENTS = [
+    (BF16, (8, 0), 0, ((2, 19, 64), (2, 19, 64)), True),  # rounded to 8 bits between the products
+    (BF16, (8, 0), 0, ((2, 19, 128), (2, 19, 128)), True),
+    (F16, (8, 0), 0, ((2, 3, 16), (1, 3, 16)), False),  # two heads share keys
+    (F16, (8, 0), 0, ((1, 66, 8), (1, 66, 8)), True),  # two tiles each way
+    (F16, (8, 0), 0, ((1, 3, 64), (1, 67, 64)), True),  # keys that no query sees
+    (F16, (8, 0), 0, ((2, 33, 128), (1, 33, 128)), True),  # tiles of 32 rows
+    (F16, (8, 0), 0, ((1, 3, 72), (1, 34, 72)), False),
+    (F16, (8, 0), 1 << 18, ((1, 5, 8), (1, 5, 8)), True),  # too small for tiles
+    (F16, (7, 5), 1 << 18, ((1, 5, 8), (1, 5, 8)), True),  # a device without the instructions
+]
+
+
+@pytest.mark.parametrize(("dtype", "capability", "small", "shapes", "causal"), GRADIENTS)
 def test_gradients(
-    dtype: Any, capability: tuple[int, int], small: int, shapes: tuple[tuple[int, ...], ...], causal: bool,
+    dtype, capability: tuple[int, int], small: int, shapes: tuple[tuple[int, ...], ...], causal: bool,
     launched: list[str], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Of the operation: halves in and out, whichever kernels compute."""

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -43,18 +42,18 @@ if cuda_kernels.availability()[0]:
     RUNGS = {case.name: case for case in gpu_ladders.cases()}
 
     @kernel("float32*", "int64", threads=64, registers=16)
-    def write_at(x: Any, i: Any) -> None:
+    def write_at(x, i) -> None:
         if cuda.grid(1) == 0:
             x[i] = np.float32(1)
 else:
     CASES = RUNGS = {}
 
 
-def kernels() -> Any:
+def kernels():
     return mg.Device("cuda").kernels
 
 
-def found(name: str) -> Any:
+def found(name: str):
     """The case; its test is skipped on a machine that lacks what it needs."""
     reason = CASES[name].missing(kernels())
     if reason is not None:
@@ -109,7 +108,7 @@ def test_two_runs_give_the_same_bits(name):
 
 
 @pytest.fixture
-def engine(request: pytest.FixtureRequest) -> Any:
+def engine(request: pytest.FixtureRequest):
     """Products by one engine; skipped where it is missing."""
     if request.param == "cublaslt":
         try:
@@ -141,7 +140,7 @@ def test_products_and_epilogues_of_every_engine(engine, word, sizes):
     def draw(*shape: int) -> np.ndarray:
         return rng.standard_normal(shape).astype(dtype)
 
-    def near(y: Any, expected: np.ndarray) -> None:
+    def near(y, expected: np.ndarray) -> None:
         error = np.abs(array.to_host(y).astype(np.float64) - expected).max()
         assert error <= ERRORS[word] * np.abs(expected).max(), (error, np.abs(expected).max())
 
@@ -254,7 +253,7 @@ def test_pinned_memory_is_copied_as_part_of_the_stream():
     np.testing.assert_array_equal(back.numpy(), x.numpy() + 1)
 
 
-def library_on_gpu(name: str) -> Any:
+def library_on_gpu(name: str):
     """The library; the test is skipped where it is missing or has no CUDA."""
     found = pytest.importorskip(name, reason=f"{name} is not installed: nothing to share memory with")
     if name == "torch" and not found.cuda.is_available():
@@ -384,8 +383,6 @@ def test_compute_sanitizer_finds_nothing(tool):
 
 
 def test_the_report_knows_this_card():
-    report = importlib.import_module("gpu_report")
-    assert report.refusal() is None
+    assert importlib.import_module("gpu_report").refusal() is None
     entry = next(e for e in gpu_worker.entries() if e.name == "copy rate")
-    result = gpu_worker.answer(entry, gpu_worker.REAL)
-    assert 1e10 < result["bytes_per_second"] < 1e14
+    assert 1e10 < gpu_worker.answer(entry, gpu_worker.REAL)["bytes_per_second"] < 1e14

@@ -5,37 +5,34 @@ from __future__ import annotations
 
 import gc
 import threading
-from typing import Any
 
 import numpy as np
 import pytest
 
 import minigrad as mg
-from minigrad.distributed import AmpTrainer, MixedPrecisionConfig, SimpleTrainer, TrainingConfig
-from minigrad.models import GPT2, GPT2Config
-from minigrad.optim import AdamW, CosineAnnealing
+from minigrad import distributed
 
 pytestmark = pytest.mark.gpu
 
 LAYERS, HEADS, WIDTH, BLOCK, VOCABULARY, BATCH = 2, 2, 128, 128, 512, 4
 
 
-def train(captured: bool, kind: str) -> tuple[list[Any], list[bytes]]:
+def train(captured: bool, kind: str):
     mg.manual_seed(0)
-    config = GPT2Config(
+    config = mg.models.GPT2Config(
         block_size=BLOCK, vocab_size=VOCABULARY, n_layer=LAYERS, n_head=HEADS, n_embd=WIDTH, dropout=0.1
     )
-    model = GPT2(config).to(device="cuda")
-    settings, schedule = TrainingConfig(max_grad_norm=0.5), CosineAnnealing(1e-3, 1e-4, 2, 20)
-    trainer: SimpleTrainer
+    model = mg.models.GPT2(config).to(device="cuda")
+    settings, schedule = distributed.TrainingConfig(max_grad_norm=0.5), mg.optim.CosineAnnealing(1e-3, 1e-4, 2, 20)
+    trainer: distributed.SimpleTrainer
     if kind == "fp16":
-        trainer = AmpTrainer(settings, MixedPrecisionConfig.fp16(), schedule=schedule)
+        trainer = distributed.AmpTrainer(settings, distributed.MixedPrecisionConfig.fp16(), schedule=schedule)
     elif kind == "bf16 weights":
         model = model.to(mg.bfloat16)
-        optimizer = AdamW(model.named_parameters(), master_weights=True)
-        trainer = SimpleTrainer(settings, optimizer, schedule)
+        optimizer = mg.optim.AdamW(model.named_parameters(), master_weights=True)
+        trainer = distributed.SimpleTrainer(settings, optimizer, schedule)
     else:
-        trainer = SimpleTrainer(settings, schedule=schedule)
+        trainer = distributed.SimpleTrainer(settings, schedule=schedule)
 
     def loss_of(x: mg.Tensor, y: mg.Tensor) -> mg.Tensor:
         with mg.autocast("cuda", mg.float16 if kind == "fp16" else mg.bfloat16, enabled=kind in ("fp16", "bf16")):

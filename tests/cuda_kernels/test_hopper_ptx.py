@@ -1,9 +1,6 @@
 """TMA, mbarriers and wgmma in the simulator: where values lie, by the PTX manual, and what forgotten waits do."""
 
-from __future__ import annotations
-
 import itertools
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -22,7 +19,7 @@ bf16 = ml_dtypes.bfloat16
 SHARED = 64 << 10  # bytes
 
 
-def map_of(x: Any, rows: int, depth: int = 1) -> TensorMap:
+def map_of(x, rows: int, depth: int = 1) -> TensorMap:
     """Boxes of rows of 64 elements of an array (z, y, x)."""
     z, y, x_size = x.shape
     return TensorMap(x.pointer, x.dtype.name, (x_size, y, z), (x.strides[1], x.strides[0]), (64, rows, depth), 0)
@@ -75,21 +72,11 @@ def test_memory_that_a_map_reaches_beyond() -> None:
     raises(SimulationError, "outside the memory", lambda: hopper_twins.box_of(beyond, 0, 1, 0))
 
 
-def copied(
-    wait: int | None = 0,
-    fence: bool = True,
-    nbytes: int = 1024,
-    offset: int = 0,
-    reader: int = 64,
-    arrivals: int = 1,
-    barrier: bool = True,
-    twice: bool = False,
-    copies: int = 1,
-) -> np.ndarray:
+def copied(wait=0, fence=True, nbytes=1024, offset=0, reader=64, arrivals=1, barrier=True, twice=False, copies=1):
     """What a thread reads of a box of 8 rows that thread 0 lets TMA copy."""
     x = array.from_host(np.arange(1, 513, dtype=np.float32).astype(bf16).reshape(1, 8, 64))
 
-    def copy(y: Any, source: Any) -> None:
+    def copy(y, source) -> None:
         memory = cuda.shared.array(0, np.uint64)
         state = cuda.shared.array(1, np.uint64, alignment=16)
         t = cuda.threadIdx.x
@@ -121,9 +108,8 @@ def test_a_box_is_there_when_its_barrier_was_waited_for() -> None:
     np.testing.assert_array_equal(copied(reader=0), np.array([1, 2, 3, 4], bf16))
 
 
-@pytest.mark.parametrize(
-    ("change", "problem"),
-    [
+def test_mistakes_with_barriers_are_found() -> None:
+    for change, problem in [
         ({"wait": None}, "before thread 0 has waited for its|block ended before the copies"),  # by the threads' order
         ({"wait": 1}, "before thread 0 has waited for its|block ended before the copies"),  # the phase before the first
         ({"fence": False}, "no fence_async has made visible"),
@@ -137,16 +123,14 @@ def test_a_box_is_there_when_its_barrier_was_waited_for() -> None:
         ({"twice": True}, "which has had its 1 arrivals"),
         ({"wait": 2}, "expected 0 or 1"),
         ({"copies": 2}, "while another copy to it is on its way"),
-    ],
-)
-def test_mistakes_with_barriers_are_found(change: dict[str, Any], problem: str) -> None:
-    raises(SimulationError, problem, lambda: copied(**change))
+    ]:
+        raises(SimulationError, problem, lambda change=change: copied(**change))
 
 
 def test_phases_alternate() -> None:
     """Two threads hand a value to and fro; each waits for the other's barrier, at both parities."""
 
-    def pass_on(y: Any) -> None:
+    def pass_on(y) -> None:
         state = cuda.shared.array(2, np.uint64, alignment=16)
         t = cuda.threadIdx.x
         mine, other = (ptx.shared_address(state, place) for place in ((0, 1) if t == 0 else (1, 0)))
@@ -172,7 +156,7 @@ def test_phases_alternate() -> None:
 # wgmma ----------------------------------------------------------------------------------------------------------------
 
 
-def layout(shape: Any, strides: Any, i: int) -> int:
+def layout(shape, strides, i: int) -> int:
     """A CuTe layout's index of element i, the first of nested dimensions the fastest."""
     found = 0
     for n, stride in zip(shape, strides, strict=True):
@@ -195,9 +179,7 @@ LAYOUTS = [
 
 
 @pytest.mark.parametrize(("kind", "mode", "bits", "leading", "stride", "exact"), LAYOUTS)
-def test_descriptors_say_where_operands_lie(
-    kind: str, mode: int, bits: int, leading: int, stride: int, exact: Any
-) -> None:
+def test_descriptors_say_where_operands_lie(kind: str, mode: int, bits: int, leading: int, stride: int, exact) -> None:
     start = 4096
     descriptor = start >> 4 | leading * 2 >> 4 << 16 | stride * 2 >> 4 << 32 | mode << 62
     (rows, depth), (row_strides, depth_strides) = exact
@@ -214,13 +196,7 @@ def test_descriptors_without_meaning() -> None:
         raises(SimulationError, problem, hopper_twins.operand_addresses, descriptor, 64, "k")
 
 
-def product(
-    kinds: str = "kk",
-    columns: int = 128,
-    dtype: Any = bf16,
-    steps: tuple[str, ...] = ("fence", "commit", "wait"),
-    odd_thread: bool = False,
-) -> tuple[np.ndarray, np.ndarray]:
+def product(kinds="kk", columns=128, dtype=bf16, steps=("fence", "commit", "wait"), odd_thread=False):
     """(the sums of 128 threads, the product) of 64 x 16 and 16 x columns, copied by TMA."""
     a, b = RNG.standard_normal((64, 16)).astype(dtype), RNG.standard_normal((16, columns)).astype(dtype)
     rows = {"k": (a, b.T), "o": (a.T, b)}
@@ -229,7 +205,7 @@ def product(
     strides = {"k": 1 << 16 | 64 << 32, "o": 2048 >> 4 << 16 | 64 << 32}
     multiply = hopper_ptx.wgmma(np.dtype(dtype).name, columns, kinds)
 
-    def compute(y: Any, a_map: Any, b_map: Any) -> None:
+    def compute(y, a_map, b_map) -> None:
         memory = cuda.shared.array(0, np.uint64)
         state = cuda.shared.array(1, np.uint64, alignment=16)
         t = cuda.threadIdx.x
@@ -281,16 +257,13 @@ def test_wgmma_is_a_matrix_product(kinds: str) -> None:
         assert abs(sums[thread, i] - expected[row, column]) <= 1e-5
 
 
-@pytest.mark.parametrize(
-    ("steps", "problem"),
-    [
+def test_what_wgmma_needs() -> None:
+    for steps, problem in [
         (("commit", "wait"), "without a wgmma_fence"),
         (("fence", "wait"), "never committed"),
         (("fence", "commit"), "read before wgmma_wait0"),
-    ],
-)
-def test_what_wgmma_needs(steps: tuple[str, ...], problem: str) -> None:
-    raises(SimulationError, problem, lambda: product(steps=steps))
+    ]:
+        raises(SimulationError, problem, lambda steps=steps: product(steps=steps))
 
 
 def test_the_threads_of_a_warpgroup_agree() -> None:
@@ -298,7 +271,7 @@ def test_the_threads_of_a_warpgroup_agree() -> None:
 
     sums = {}
 
-    def half(y: Any) -> None:
+    def half(y) -> None:
         t = cuda.threadIdx.x
         sums[t] = hopper_ptx.zeros(64)()
         hopper_ptx.wgmma_fence()

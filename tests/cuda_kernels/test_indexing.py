@@ -1,7 +1,5 @@
 """Sorting over several tiles, the same bits in any thread order, indices that x cannot hold, large shapes in parts."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from refusals import raises
@@ -110,16 +108,16 @@ def test_gather_of_many_dimensions(monkeypatch):
         np.testing.assert_array_equal(array.to_host(found), expected)
 
 
-@pytest.mark.parametrize(
-    ("where", "message"),
-    [
-        ((np.array([0, 3]),), "index 3 is out of bounds for axis 0 with size 3"),
-        ((slice(None), np.array([0, -5])), "index -5 is out of bounds for axis 1 with size 4"),
-        ((np.array([True, False]),), "boolean index did not match indexed array along axis 0; size of axis is 3 but"),
-        ((np.array([0, 1]), np.array([0, 1, 2])), r"could not be broadcast together with shapes \(2,\) \(3,\)"),
-        ((np.array([0]), 0, 0), "too many indices for array: array is 2-dimensional, but 3 were indexed"),
-    ],
-)
+BAD_INDICES = [
+    ((np.array([0, 3]),), "index 3 is out of bounds for axis 0 with size 3"),
+    ((slice(None), np.array([0, -5])), "index -5 is out of bounds for axis 1 with size 4"),
+    ((np.array([True, False]),), "boolean index did not match indexed array along axis 0; size of axis is 3 but"),
+    ((np.array([0, 1]), np.array([0, 1, 2])), r"could not be broadcast together with shapes \(2,\) \(3,\)"),
+    ((np.array([0]), 0, 0), "too many indices for array: array is 2-dimensional, but 3 were indexed"),
+]
+
+
+@pytest.mark.parametrize(("where", "message"), BAD_INDICES)
 @pytest.mark.parametrize("on_device", [False, True])
 def test_errors_are_those_of_the_cpu(where, message, on_device):
     x = np.ones((3, 4), np.float32)

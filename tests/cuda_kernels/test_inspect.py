@@ -1,14 +1,11 @@
 """Every kernel, compiled without a GPU, keeps its budget; and one that does not is found."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 
 import pytest
 
@@ -29,7 +26,7 @@ def python(*arguments: str, typed: str = "", simulator: str = "0") -> subprocess
     return subprocess.run(command, input=typed, capture_output=True, text=True, env=environment, check=False)
 
 
-def script(source: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def script(source: str, folder) -> subprocess.CompletedProcess[str]:
     """Run this source, which must succeed."""
     file = folder / "script.py"
     file.write_text(textwrap.dedent(source))
@@ -73,7 +70,7 @@ TOO_NEW = """
 """
 
 
-def test_an_assembler_that_is_too_old_says_what_to_install(tmp_path: Path) -> None:
+def test_an_assembler_that_is_too_old_says_what_to_install(tmp_path) -> None:
     *_, real, _, cuda12, _, without_wheels, nothing = script(TOO_NEW, tmp_path).stdout.splitlines()
     assert "is older than NVVM, which wrote PTX 99.0 (installed: nvidia-nvvm " in real
     assert re.search(r'nvidia-nvjitlink [\d.]+\): pip install --upgrade "nvidia-nvjitlink>=1\d\.\d+,<1\d"', real)
@@ -180,7 +177,7 @@ BAD = """
 """
 
 
-def test_a_bad_kernel_is_found(tmp_path: Path) -> None:
+def test_a_bad_kernel_is_found(tmp_path) -> None:
     found = dict(line.split(" ", 1) for line in script(BAD, tmp_path).stdout.splitlines())
     assert "registers, 4 are stated" in found["many_registers"]
     assert "bytes of local memory" in found["local_memory"]
@@ -205,7 +202,7 @@ def test_arguments() -> None:
     assert done.returncode == 2 and "the simulator compiles nothing" in done.stderr
 
 
-def test_the_cache_is_filled_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_is_filled_ahead(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINIGRAD_CACHE_DIR", str(tmp_path))
     made = []
     for home in ("", "/elsewhere"):  # it is the same on a machine whose toolkit is in another place
@@ -242,7 +239,7 @@ REFUSED = """
 """
 
 
-def test_machine_code_is_made_without_a_driver_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machine_code_is_made_without_a_driver_and_kept(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINIGRAD_CACHE_DIR", str(tmp_path))
     done = script(MACHINE_CODE, tmp_path)
     assert len(list(tmp_path.glob("cuda/*.cubin"))) == 2

@@ -1,13 +1,10 @@
 """Launching: what reaches the driver, what is refused, and what a line of MINIGRAD_DEBUG says."""
 
-from __future__ import annotations
-
 import ctypes
 import struct
 import sys
 import threading
 import time
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +18,7 @@ from minigrad.cuda_kernels.simulator import simulated_memory
 
 
 @kernel("float32*", "float32*", "int64", "float32", threads=64, registers=32)
-def scale(x: Any, y: Any, n: Any, factor: Any) -> None:
+def scale(x, y, n, factor) -> None:
     i = cuda.grid(1)
     if i < n:
         y[i] = x[i] * factor
@@ -63,7 +60,7 @@ def test_arguments_that_do_not_fit() -> None:
 
 @pytest.mark.skipif(not cuda_kernels.simulated(), reason="test_gpu.py tests what the driver refuses")
 @pytest.mark.parametrize(("grid", "threads"), [((1, 65536), 8), ((1, 1, 65536), 8), (2**31, 8), (1, 65), (1, (8, 9))])
-def test_the_simulator_refuses_what_a_gpu_refuses(grid: Any, threads: Any) -> None:
+def test_the_simulator_refuses_what_a_gpu_refuses(grid, threads) -> None:
     x = array.zeros(4, np.float32)
     with pytest.raises(simulated_memory.SimulationError, match="a GPU refuses that"):
         scale.launch(grid, x, x, 4, 1.0, threads=threads)
@@ -82,12 +79,12 @@ def test_two_kernels_of_one_name_are_refused() -> None:
 
 
 @pytest.fixture
-def recorded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+def recorded(monkeypatch: pytest.MonkeyPatch):
     """The calls of cuLaunchKernel, by a stand-in for the driver that reads the arguments as it would."""
-    calls: list[tuple[Any, ...]] = []
+    calls = []
     formats = {"scale": "QQqf"}
 
-    def cu_launch_kernel(function: int, *rest: Any) -> int:
+    def cu_launch_kernel(function: int, *rest) -> int:
         *sizes, stream, addresses, _ = rest
         values = [
             struct.unpack(f, ctypes.string_at(addresses[i], struct.calcsize(f)))[0]
@@ -104,13 +101,13 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     return calls
 
 
-def test_what_reaches_the_driver(recorded: list[tuple[Any, ...]]) -> None:
+def test_what_reaches_the_driver(recorded) -> None:
     x = array.from_host(np.arange(8, dtype=np.float32))
     scale.launch((3, 2), x[2:], x, -(2**40), 0.25, threads=(16, 2))
     assert recorded == [(77, (3, 2, 1, 16, 2, 1, 0), 5, [x.pointer + 8, x.pointer, -(2**40), 0.25])]
 
 
-def test_threads_do_not_mix_their_arguments(recorded: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_do_not_mix_their_arguments(recorded, monkeypatch: pytest.MonkeyPatch) -> None:
     x = array.zeros(4, np.float32)
     interval = sys.getswitchinterval()
     monkeypatch.setattr(memory, "current_stream", lambda: time.sleep(0) or 5)
@@ -132,9 +129,7 @@ def test_threads_do_not_mix_their_arguments(recorded: list[tuple[Any, ...]], mon
     assert all(sizes[0] == values[2] for _, sizes, _, values in recorded)
 
 
-def test_launches_wait_before_the_queue_is_full(
-    recorded: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_launches_wait_before_the_queue_is_full(recorded, monkeypatch: pytest.MonkeyPatch) -> None:
     """Never within the driver, which would keep Python's lock: for each stream by itself, at marks in it."""
 
     class Mark:
@@ -157,7 +152,7 @@ def test_launches_wait_before_the_queue_is_full(
     assert len(waits) == 3
 
 
-def test_an_error_of_the_driver_names_kernel_and_arguments(recorded: list[tuple[Any, ...]]) -> None:
+def test_an_error_of_the_driver_names_kernel_and_arguments(recorded) -> None:
     x = array.zeros((2, 4), np.float32)
     with pytest.raises(libcuda.CudaError, match=r"launching test_launch\.scale\(float32\[2, 4\], .*: CUDA_ERROR 1"):
         scale.launch(1000, x, x, 8, 1.0)
@@ -174,9 +169,7 @@ def test_an_array_of_another_device_is_refused() -> None:
                     scale.launch(1, *arguments, 4, 1.0)
 
 
-def test_the_first_launch_of_a_thread_binds_its_device(
-    recorded: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_first_launch_of_a_thread_binds_its_device(recorded, monkeypatch: pytest.MonkeyPatch) -> None:
     """The driver knows no context of a thread before CUDA's runtime was asked for the device."""
     bound: list[int] = []
     monkeypatch.setattr(memory, "set_device", bound.append)
@@ -192,14 +185,14 @@ def test_work_of_a_launch() -> None:
     assert scale.work((x, y, 50, 1.0)) == (600, 0)
 
     @kernel("float32*", "int64", threads=32, registers=8, flops=lambda x, n: 2 * n, nbytes=lambda x, n: 4 * n)
-    def stated(x: Any, n: Any) -> None: ...
+    def stated(x, n) -> None: ...
 
     assert stated.work((x, 7)) == (28, 14)
 
 
 def test_an_older_card_is_told_what_the_kernel_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     @kernel("int64", threads=32, registers=8, capability=(8, 0))
-    def modern(n: Any) -> None: ...
+    def modern(n) -> None: ...
 
     monkeypatch.setattr(memory, "capability", lambda device: (7, 5))
     raises(libcuda.CudaError, r"modern\(int64\) needs compute capability 8\.0, cuda:0 has 7\.5", modern._load, 0)
@@ -212,7 +205,7 @@ def test_a_debugging_line_compares_with_what_the_card_reaches(monkeypatch: pytes
     monkeypatch.setattr(limits, "multiply_add_rate", lambda device, start: 1e12)
 
     @kernel("float32*", "int64", threads=32, registers=8, flops=lambda x, n: 2 * n)
-    def product(x: Any, n: Any) -> None: ...
+    def product(x, n) -> None: ...
 
     x, y = array.zeros(1000, np.float32), array.zeros(500, np.float32)
     line = launch.described("scale", 3e-6, *scale.work((x, y, 500, 1.0)))
@@ -231,8 +224,8 @@ def test_a_factorys_constants_are_part_of_the_key_of_machine_code(monkeypatch: p
 
     monkeypatch.setattr(compiler, "_versions", tuple)  # the compiler need not be installed
 
-    def make(factor: float) -> Any:
-        def scaled(x: Any) -> None:
+    def make(factor: float):
+        def scaled(x) -> None:
             x[0] = x[0] * factor
 
         return scaled

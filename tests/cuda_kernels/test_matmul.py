@@ -1,7 +1,5 @@
 """Matrix products: every kernel of the family, at sizes that its tiles do not divide, against NumPy in float64."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import house
@@ -139,18 +137,18 @@ def test_leading_dimensions_in_any_order():
     check(matmul.matmul(left, right), a, b)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "engine", "files"),
-    [
-        ("f4", "numba", ["simt", "epilogue"]),
-        ("f4 thin", "numba", ["simt", "tiles", "epilogue"]),
-        ("f4 divided", "numba", ["simt", "tiles", "epilogue"]),
-        ("bfloat16", "numba", ["tensor_core", "tiles", "epilogue"]),
-        ("bfloat16 divided", "numba", ["tensor_core", "tiles", "epilogue"]),
-        ("bfloat16", "hopper", ["hopper", "tiles", "epilogue"]),
-        ("bfloat16 elsewhere", "hopper", ["hopper", "tensor_core", "tiles", "epilogue"]),
-    ],
-)
+STRAIGHT_DOWN = [
+    ("f4", "numba", ["simt", "epilogue"]),
+    ("f4 thin", "numba", ["simt", "tiles", "epilogue"]),
+    ("f4 divided", "numba", ["simt", "tiles", "epilogue"]),
+    ("bfloat16", "numba", ["tensor_core", "tiles", "epilogue"]),
+    ("bfloat16 divided", "numba", ["tensor_core", "tiles", "epilogue"]),
+    ("bfloat16", "hopper", ["hopper", "tiles", "epilogue"]),
+    ("bfloat16 elsewhere", "hopper", ["hopper", "tensor_core", "tiles", "epilogue"]),
+]
+
+
+@pytest.mark.parametrize(("dtype", "engine", "files"), STRAIGHT_DOWN)
 def test_a_product_goes_straight_down(dtype, engine, files, monkeypatch):
     """From the family to the launch no file is entered again that was left: record, choice, engine, tiles, epilogue."""
     monkeypatch.setattr(choices, "_gemm", engine)
@@ -176,20 +174,17 @@ def test_more_elements_than_a_launch_takes(monkeypatch):
         check(matmul.matmul(array.from_host(a), array.from_host(b)), a, b)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "without", "on_tensor_cores"),
-    [
+def test_plans_fill_a_gpu():
+    for sizes, without, on_tensor_cores in [
         ((65536, 3072, 768, 1), (128, 1), (128, 1)),
         ((768, 768, 65536, 1), (128, 7), (128, 7)),
         ((128, 128, 128, 1), (32, 1), (64, 1)),
         ((16, 16, 100_000, 1), (32, 264), (64, 264)),
         ((64, 64, 64, 128), (64, 1), (64, 1)),
         ((1, 3072, 768, 1), (32, 2), (64, 3)),
-    ],
-)
-def test_plans_fill_a_gpu(sizes, without, on_tensor_cores):
-    assert tiles.plan(*sizes, (128, 64, 32)) == without
-    assert tiles.plan(*sizes, tensor_core.SIDES) == on_tensor_cores
+    ]:
+        assert tiles.plan(*sizes, (128, 64, 32)) == without
+        assert tiles.plan(*sizes, tensor_core.SIDES) == on_tensor_cores
 
 
 @pytest.mark.parametrize("step", ladder_matmul.STEPS)

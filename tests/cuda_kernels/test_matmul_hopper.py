@@ -1,9 +1,5 @@
 """Products by TMA and wgmma against NumPy in float64: layouts, edges, batches, divided sums, epilogues, mistakes."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 from product_cases import RNG, bf16, check_epilogues, f16, f32, product, stored
@@ -23,7 +19,7 @@ if memory.capability(0) != (9, 0):
     pytest.skip("compute capability 9.0 has TMA and wgmma, no other has both", allow_module_level=True)
 
 
-def draw(*shape: int, dtype: Any = bf16) -> np.ndarray:
+def draw(*shape: int, dtype=bf16) -> np.ndarray:
     return RNG.standard_normal(shape).astype(dtype)
 
 
@@ -31,7 +27,7 @@ def padded(n: int) -> int:
     return -(-n // 8) * 8
 
 
-def aligned(x: np.ndarray, kind: str) -> Any:
+def aligned(x: np.ndarray, kind: str):
     """The same where rows (or columns) begin at multiples of 16 bytes, with NaN between them."""
     if kind == "columns":
         return aligned(x.swapaxes(-1, -2), "rows").swapaxes(-1, -2)
@@ -40,13 +36,13 @@ def aligned(x: np.ndarray, kind: str) -> Any:
     return array.from_host(room)[..., : x.shape[-1]]
 
 
-def compute(p: Any) -> None:
+def compute(p) -> None:
     """The product by the kernels of this engine."""
     assert hopper.supports(p)
     hopper.multiply(p)
 
 
-def multiply(a: Any, b: Any, dtype: Any = f32, **more: Any) -> Any:
+def multiply(a, b, dtype=f32, **more):
     """a b into a new array, on arrays of the device."""
     shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
     y = array.empty(shape, dtype, 0)
@@ -60,7 +56,7 @@ def use(monkeypatch: pytest.MonkeyPatch, columns: int, splits: int = 1) -> None:
 
 @pytest.mark.parametrize("dtype", [bf16, f32])
 @pytest.mark.parametrize("layouts", ["kk", "ko", "ok", "oo"])
-def test_layouts(layouts: str, dtype: Any, launched: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layouts(layouts: str, dtype, launched: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Operands of any transposition are read where they are; all boxes of a tile and both consumers have work."""
     use(monkeypatch, 256)
     a, b = draw(72, 136), draw(136, 200)
@@ -72,17 +68,17 @@ def test_layouts(layouts: str, dtype: Any, launched: list[str], monkeypatch: pyt
     assert launched == [f"hopper.tiles_bfloat16_{np.dtype(dtype).name}_256_{layouts}"]
 
 
-@pytest.mark.parametrize(
-    ("M", "N", "K", "a_kind", "b_kind", "dtype"),
-    [
-        (1, 1, 1, "rows", "columns", bf16),
-        (3, 5, 7, "columns", "rows", f16),
-        (17, 33, 65, "rows", "rows", bf16),
-        (130, 9, 70, "columns", "columns", bf16),
-        (5, 131, 129, "rows", "columns", f16),
-    ],
-)
-def test_any_sizes(M: int, N: int, K: int, a_kind: str, b_kind: str, dtype: Any) -> None:
+SIZES = [
+    (1, 1, 1, "rows", "columns", bf16),
+    (3, 5, 7, "columns", "rows", f16),
+    (17, 33, 65, "rows", "rows", bf16),
+    (130, 9, 70, "columns", "columns", bf16),
+    (5, 131, 129, "rows", "columns", f16),
+]
+
+
+@pytest.mark.parametrize(("M", "N", "K", "a_kind", "b_kind", "dtype"), SIZES)
+def test_any_sizes(M: int, N: int, K: int, a_kind: str, b_kind: str, dtype) -> None:
     """What lies beside the operands in memory, NaN here, has no influence."""
     a, b = draw(M, K, dtype=dtype), draw(K, N, dtype=dtype)
     check(multiply(aligned(a, a_kind), aligned(b, b_kind), dtype), product(a, b))
@@ -127,7 +123,7 @@ def test_divided_sums_have_the_same_bits_at_each_run(launched: list[str], monkey
 
 
 @pytest.mark.parametrize(("dtype", "N", "splits"), [(bf16, 40, 1), (f16, 5, 1), (bf16, 8, 2)])
-def test_epilogues(dtype: Any, N: int, splits: int, launched: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_epilogues(dtype, N: int, splits: int, launched: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, 128, splits)
     monkeypatch.setattr(choices, "_gemm", "hopper")
     check_epilogues(check, *(draw(*s, dtype=dtype) for s in ((9, 72), (72, N), (N,), (9, N))), ("rows", "columns"))
@@ -143,7 +139,7 @@ def test_values_of_the_ends() -> None:
 
 
 def test_which_products_it_supports(monkeypatch: pytest.MonkeyPatch) -> None:
-    def supports(a: Any, b: Any, dtype: Any = bf16) -> bool:
+    def supports(a, b, dtype=bf16) -> bool:
         shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
         return hopper.supports(problem(array.empty(shape, dtype, 0), a, b))
 
@@ -233,11 +229,11 @@ def test_large_sizes(M: int, N: int, K: int, layouts: str) -> None:
 needs_simulator = pytest.mark.skipif(not simulated(), reason="NUMBA_ENABLE_CUDASIM=1 selects the simulator")
 
 
-def nothing(*_: Any) -> None:
+def nothing(*_) -> None:
     """Instead of an instruction."""
 
 
-def wait_for_the_other_phase(address: Any, parity: Any, wait: Any = hopper_ptx.mbarrier_wait) -> None:
+def wait_for_the_other_phase(address, parity, wait=hopper_ptx.mbarrier_wait) -> None:
     wait(address, parity ^ 1)
 
 
@@ -246,23 +242,21 @@ def small() -> None:
     check(multiply(stored(a, "rows"), stored(b, "columns")), product(a, b))
 
 
+MISTAKES = [
+    ("mbarrier_wait", nothing, "before the copy .* has arrived|has had its 1 arrivals|may still read|no mbarrier"),
+    ("mbarrier_wait", wait_for_the_other_phase, "before the copy .* has arrived|block ended before|cannot go on"),
+    ("mbarrier_arrive", nothing, "cannot go on: .* lacks 8 of 8 arrivals"),
+    ("fence_async", nothing, "no fence_async has made visible"),
+    ("wgmma_fence", nothing, "without a wgmma_fence"),
+    ("wgmma_commit", nothing, "may still read|never committed"),
+    ("wgmma_wait1", nothing, "may still read"),
+    ("wgmma_wait0", lambda sums: sums, "read before wgmma_wait0|may still read"),
+]
+
+
 @needs_simulator
-@pytest.mark.parametrize(
-    ("name", "replacement", "problem"),
-    [
-        ("mbarrier_wait", nothing, "before the copy .* has arrived|has had its 1 arrivals|may still read|no mbarrier"),
-        ("mbarrier_wait", wait_for_the_other_phase, "before the copy .* has arrived|block ended before|cannot go on"),
-        ("mbarrier_arrive", nothing, "cannot go on: .* lacks 8 of 8 arrivals"),
-        ("fence_async", nothing, "no fence_async has made visible"),
-        ("wgmma_fence", nothing, "without a wgmma_fence"),
-        ("wgmma_commit", nothing, "may still read|never committed"),
-        ("wgmma_wait1", nothing, "may still read"),
-        ("wgmma_wait0", lambda sums: sums, "read before wgmma_wait0|may still read"),
-    ],
-)
-def test_a_forgotten_or_wrong_step_is_found(
-    name: str, replacement: Any, problem: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("name", "replacement", "problem"), MISTAKES)
+def test_a_forgotten_or_wrong_step_is_found(name, replacement, problem, monkeypatch) -> None:
     use(monkeypatch, 128)
     monkeypatch.setattr(hopper_ptx, name, replacement)
     raises(simulated_memory.SimulationError, problem, small)
@@ -289,5 +283,4 @@ def test_a_wrong_descriptor_gives_a_wrong_product(bit: int, monkeypatch: pytest.
 def test_another_swizzle_gives_a_wrong_product(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, 128)
     monkeypatch.setattr(hopper_twins, "_PLACES", np.tile(np.arange(8), (8, 1)))
-    with pytest.raises(AssertionError):
-        small()
+    raises(AssertionError, "", small)

@@ -1,9 +1,6 @@
 """Products on tensor cores against NumPy in float64: layouts, edges, batches, divided sums, epilogues, banks, waits."""
 
-from __future__ import annotations
-
 import itertools
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,12 +18,12 @@ from minigrad.cuda_kernels.ptx import ptx
 from minigrad.cuda_kernels.simulator import simulated_cuda, simulated_memory, simulator
 
 
-def draw(*shape: int, dtype: Any = bf16) -> np.ndarray:
+def draw(*shape: int, dtype=bf16) -> np.ndarray:
     """Normal numbers; float32 ones have 8 bits, which tf32 keeps."""
     return RNG.standard_normal(shape).astype(bf16 if dtype is f32 else dtype).astype(dtype)
 
 
-def multiply(a: Any, b: Any, bias: Any = None, dtype: Any = None) -> Any:
+def multiply(a, b, bias=None, dtype=None):
     """The product by tensor cores whatever its size, as an array of ``dtype``."""
     a, b, shape = broadcast(a, b)
     y = array.empty(shape, dtype or a.dtype)
@@ -48,9 +45,7 @@ CASES += [(f16, f32, 64, "rows", "columns"), (f16, f32, 64, "columns", "rows")]
 
 
 @pytest.mark.parametrize(("dtype", "out", "side", "layout_a", "layout_b"), CASES)
-def test_layouts(
-    dtype: Any, out: Any, side: int, layout_a: str, layout_b: str, launched: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_layouts(dtype, out, side, layout_a, layout_b, launched, monkeypatch) -> None:
     """Operands of any transposition are read where they are; tiles reach over the edges; all warps have work."""
     use(monkeypatch, side)
     a, b = draw(side // 2 + 16, 72, dtype=dtype), draw(72, side + 8, dtype=dtype)
@@ -62,7 +57,7 @@ def test_layouts(
 
 
 @pytest.mark.parametrize("dtype", [bf16, f16, f32])
-def test_any_sizes_and_strides(dtype: Any) -> None:
+def test_any_sizes_and_strides(dtype) -> None:
     """What does not begin at multiples of 16 bytes is copied to where it does."""
     for M, N, K, layout_a, layout_b in (
         (1, 1, 1, "rows", "rows"),
@@ -92,9 +87,7 @@ def test_batches() -> None:
 
 
 @pytest.mark.parametrize("dtype", [bf16, f16, f32])
-def test_divided_sums_have_the_same_bits_at_each_run(
-    dtype: Any, launched: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_divided_sums_have_the_same_bits_at_each_run(dtype, launched, monkeypatch) -> None:
     """The gradient of a weight: dy^T x over many rows, added to what there is."""
     use(monkeypatch, 64, 3)
     word = np.dtype(dtype).name
@@ -117,7 +110,7 @@ def test_divided_sums_have_the_same_bits_at_each_run(
 @pytest.mark.parametrize(
     ("dtype", "N", "splits"), [(bf16, 8, 1), (f16, 40, 1), (bf16, 6, 1), (f16, 8, 2), (bf16, 5, 2)]
 )
-def test_epilogues(dtype: Any, N: int, splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_epilogues(dtype, N: int, splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, 64, splits)
     K = 72 if splits > 1 else 24
     check_epilogues(check, *(draw(*shape, dtype=dtype) for shape in ((9, K), (K, N), (N,), (9, N))))
@@ -144,7 +137,7 @@ def test_what_stays_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = minigrad.tensor(a, device="cuda"), minigrad.tensor(b, device="cuda")
     exact = product(a, b)
 
-    def error(found: Any) -> float:
+    def error(found) -> float:
         return float(np.abs(found.numpy(force=True) - exact[: len(found)]).max())
 
     minigrad.set_float32_matmul_precision("high")
@@ -182,9 +175,7 @@ def test_which_devices_have_the_instructions(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("capability", [(8, 0), (7, 5)])
 @pytest.mark.parametrize("dtype", [bf16, f16])
-def test_operations_on_halves(
-    dtype: Any, capability: tuple[int, int], launched: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_operations_on_halves(dtype, capability, launched, monkeypatch) -> None:
     """linear and its gradient reach the tensor cores where there are some; older devices compute in float32."""
     monkeypatch.setattr(memory, "capability", lambda _: capability)
     arrays = [draw(*shape, dtype=dtype) for shape in ((6, 8), (5, 8), (6, 5))]
@@ -207,14 +198,14 @@ needs_simulator = pytest.mark.skipif(not simulated(), reason="NUMBA_ENABLE_CUDAS
     ("dtype", "layout", "side"),
     [(bf16, "rows", 64), (bf16, "columns", 64), (bf16, "columns", 128), (f32, "columns", 64)],
 )
-def test_no_bank_conflicts(dtype: Any, layout: str, side: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_bank_conflicts(dtype, layout: str, side: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The 8 places of 16 bytes that shared memory serves at a time lie in its 8 groups of 4 banks, one in each."""
     use(monkeypatch, side)
     written: dict[int, list[int]] = {}
     read: dict[int, list[int]] = {}
 
-    def record(places: dict[int, list[int]], original: Any) -> Any:
-        def instruction(address: Any, *rest: Any) -> Any:
+    def record(places: dict[int, list[int]], original):
+        def instruction(address, *rest):
             places.setdefault(simulator.block().current.number, []).append(int(address) // 16 % 8)
             return original(address, *rest)
 

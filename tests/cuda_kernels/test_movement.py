@@ -1,7 +1,5 @@
 """Strided copies and transposes: each way of copying against NumPy, in shuffled thread orders."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np
@@ -46,18 +44,18 @@ def test_wide_words_where_runs_are_kept(launched):
     assert launched == ["strided_copy.copy_fours_uint32", "strided_copy.copy_uint32"]
 
 
-@pytest.mark.parametrize(
-    ("shape", "order", "dtype", "name"),
-    [
-        ((70, 65), (1, 0), "uint8", "padded_8_bits"),
-        ((70, 65), (1, 0), "float16", "padded_16_bits"),
-        ((72, 64), (1, 0), "float16", "wide_16_bits"),
-        ((70, 65), (1, 0), "float32", "padded_32_bits"),
-        ((3, 40, 36), (0, 2, 1), "float32", "wide_32_bits"),
-        ((17, 3, 90), (2, 1, 0), "float64", "padded_64_bits"),
-        ((2, 33, 2, 32), (2, 3, 0, 1), "int32", "padded_32_bits"),
-    ],
-)
+SHAPES = [
+    ((70, 65), (1, 0), "uint8", "padded_8_bits"),
+    ((70, 65), (1, 0), "float16", "padded_16_bits"),
+    ((72, 64), (1, 0), "float16", "wide_16_bits"),
+    ((70, 65), (1, 0), "float32", "padded_32_bits"),
+    ((3, 40, 36), (0, 2, 1), "float32", "wide_32_bits"),
+    ((17, 3, 90), (2, 1, 0), "float64", "padded_64_bits"),
+    ((2, 33, 2, 32), (2, 3, 0, 1), "int32", "padded_32_bits"),
+]
+
+
+@pytest.mark.parametrize(("shape", "order", "dtype", "name"), SHAPES)
 def test_transposes_go_through_tiles(shape, order, dtype, name, launched):
     x = draw(shape, dtype)
     with ordered(1):

@@ -1,9 +1,5 @@
 """Random numbers and dropout masks are those of the CPU backend, whatever the size."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 from refusals import raises
@@ -51,7 +47,7 @@ def test_what_cannot_be_drawn() -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("p", [0.0, 0.1, 0.75, 1.0])
-def test_dropout_is_the_cpus(p: float, dtype: Any) -> None:
+def test_dropout_is_the_cpus(p: float, dtype) -> None:
     rng = np.random.default_rng(1)
     for shape in ((0,), (5,), (7, 9), (3, 4, 100)):
         x = rng.standard_normal(shape).astype(dtype)

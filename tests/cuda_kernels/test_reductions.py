@@ -1,7 +1,5 @@
 """Reductions, softmax, norms and cross-entropy on raw arrays: long rows, parts, shuffled threads, the same bits."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,14 +7,7 @@ import pytest
 from simulated import ordered
 
 from minigrad import plain_kernels as plain
-from minigrad.cuda_kernels import (
-    cross_entropy,
-    layer_norm,
-    reduce,
-    rms_norm,
-    simulated,
-    softmax,
-)
+from minigrad.cuda_kernels import cross_entropy, layer_norm, reduce, rms_norm, simulated, softmax
 from minigrad.cuda_kernels.ladders import ladder_reduction, ladder_softmax
 from minigrad.cuda_kernels.platform.array import from_host, to_host
 from minigrad.cuda_kernels.rowwise import fold, scan
@@ -185,17 +176,17 @@ def check_cross_entropy(x, dlosses, targets, smoothing=0.0, w=None):
     return expected
 
 
-@pytest.mark.parametrize(
-    ("dtype", "C", "nbytes"),
-    [
-        ("float32", 4100, 96),
-        ("float32", 25_000, 200),
-        ("float32", 51_300, 0),
-        ("float64", 2100, 96),
-        ("float64", 12_500, 200),
-        ("float64", 25_700, 0),
-    ],
-)
+LONG_ROWS = [
+    ("float32", 4100, 96),
+    ("float32", 25_000, 200),
+    ("float32", 51_300, 0),
+    ("float64", 2100, 96),
+    ("float64", 12_500, 200),
+    ("float64", 25_700, 0),
+]
+
+
+@pytest.mark.parametrize(("dtype", "C", "nbytes"), LONG_ROWS)
 def test_cross_entropy_of_rows_in_more_shared_memory(dtype, C, nbytes, monkeypatch):
     """Those of GPT-2's 50,304 classes need 200 KiB; longer ones are read twice."""
     x, dlosses, targets = 3 * normal(1, C, dtype=dtype), normal(1, seed=1, dtype=dtype), np.array([C - 3])

@@ -1,7 +1,5 @@
 """Tables of the rotary embedding, and more pairs than a launch takes, equal the plain kernels'."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

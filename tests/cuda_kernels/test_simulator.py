@@ -1,10 +1,7 @@
 """The simulator does what a GPU does, and refuses what a GPU leaves undefined."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import sys
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("order")
 
 
 def test_each_thread_has_its_place() -> None:
-    def places(y: Any) -> None:
+    def places(y) -> None:
         x, row = cuda.grid(2)
         y[row * cuda.gridsize(1) + x] = 1000 * cuda.blockIdx.x + 100 * cuda.blockIdx.y + 10 * cuda.threadIdx.y + x
 
@@ -32,7 +29,7 @@ def test_each_thread_has_its_place() -> None:
 
 
 def test_a_barrier_separates_writing_from_reading() -> None:
-    def reverse(x: Any, y: Any) -> None:
+    def reverse(x, y) -> None:
         tile = cuda.shared.array(64, np.float32)
         t = cuda.threadIdx.x
         tile[t] = x[t]
@@ -45,20 +42,20 @@ def test_a_barrier_separates_writing_from_reading() -> None:
 
 
 def test_a_missing_barrier_is_a_race() -> None:
-    def neighbour(y: Any) -> None:
+    def neighbour(y) -> None:
         tile = cuda.shared.array(64, np.float32)
         t = cuda.threadIdx.x
         tile[t] = np.float32(t)
         y[t] = tile[(t + 1) % 64]
 
-    def overwritten(y: Any) -> None:
+    def overwritten(y) -> None:
         tile = cuda.shared.array(1, np.float32)
         if cuda.threadIdx.x in (3, 40):
             tile[0] = np.float32(cuda.threadIdx.x)
         cuda.syncthreads()
         y[cuda.threadIdx.x] = tile[0]
 
-    def reused(y: Any) -> None:
+    def reused(y) -> None:
         tile = cuda.shared.array(64, np.float32)
         t = cuda.threadIdx.x
         for turn in range(2):
@@ -72,7 +69,7 @@ def test_a_missing_barrier_is_a_race() -> None:
 
 
 def test_a_warp_needs_its_own_barrier_only() -> None:
-    def rotate(y: Any) -> None:
+    def rotate(y) -> None:
         tile = cuda.shared.array(64, np.float32)
         t = cuda.threadIdx.x
         tile[t] = np.float32(t)
@@ -103,7 +100,7 @@ def test_shuffles() -> None:
 
 
 def test_sums_and_maxima_of_warps_and_blocks() -> None:
-    def total(x: Any, y: Any) -> None:
+    def total(x, y) -> None:
         partial = cuda.shared.array(32, np.float32)
         t = cuda.threadIdx.x
         y[t] = warp_sum(x[t])
@@ -124,11 +121,11 @@ def test_sums_and_maxima_of_warps_and_blocks() -> None:
 
 
 def test_a_barrier_that_not_all_threads_reach() -> None:
-    def some(y: Any) -> None:
+    def some(y) -> None:
         if cuda.threadIdx.x < 40:
             cuda.syncthreads()
 
-    def mixed(y: Any) -> None:
+    def mixed(y) -> None:
         if cuda.threadIdx.x < 32:
             cuda.syncthreads()
         else:
@@ -139,22 +136,22 @@ def test_a_barrier_that_not_all_threads_reach() -> None:
 
 
 def test_accesses_outside_of_memory() -> None:
-    def beyond(y: Any) -> None:
+    def beyond(y) -> None:
         y[cuda.threadIdx.x] = 1.0
 
-    def before(y: Any) -> None:
+    def before(y) -> None:
         y[cuda.threadIdx.x - 1] = 1.0
 
-    def shared(y: Any) -> None:
+    def shared(y) -> None:
         cuda.shared.array(8, np.float32)[cuda.threadIdx.x] = np.float32(1)
 
-    def local(y: Any) -> None:
+    def local(y) -> None:
         cuda.local.array(4, np.float32)[-1] = np.float32(1)
 
-    def vector(y: Any) -> None:
+    def vector(y) -> None:
         ptx.store4(y, 62, (1.0, 1.0, 1.0, 1.0))
 
-    def unaligned(y: Any) -> None:
+    def unaligned(y) -> None:
         ptx.load4(y, cuda.threadIdx.x)
 
     for kernel, words in [
@@ -170,7 +167,7 @@ def test_accesses_outside_of_memory() -> None:
 
 
 def test_memory_is_poisoned() -> None:
-    def unwritten(y: Any) -> None:
+    def unwritten(y) -> None:
         t = cuda.threadIdx.x
         tile = cuda.shared.array(64, np.float32)
         y[t] = tile[t] + cuda.local.array(4, np.float32)[1] * np.float32(0)
@@ -182,7 +179,7 @@ def test_memory_is_poisoned() -> None:
 
 
 def test_dynamic_shared_memory_is_one_piece() -> None:
-    def halves(y: Any) -> None:
+    def halves(y) -> None:
         floats, words = cuda.shared.array(0, np.float32), cuda.shared.array(0, np.int32)
         t = cuda.threadIdx.x
         floats[t] = np.float32(t)
@@ -214,7 +211,7 @@ def test_half_floats_round_to_nearest_even() -> None:
 
 
 def test_kernels_of_several_host_threads_take_turns() -> None:
-    def places(y: Any) -> None:
+    def places(y) -> None:
         x = cuda.grid(1)
         y[x] = warp_sum(np.float32(cuda.gridDim.x * 1000 + cuda.threadIdx.x))
 

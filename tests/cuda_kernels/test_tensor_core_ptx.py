@@ -1,13 +1,11 @@
 """The instructions of tensor cores in the simulator: where values lie, and what a forgotten wait or barrier does."""
 
-from __future__ import annotations
-
 import contextlib
-from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
+from refusals import raises
 from simulated import ordered, run
 
 from minigrad.cuda_kernels.platform.language import cuda
@@ -23,7 +21,7 @@ RNG = np.random.default_rng(0)
     ("name", "dtype", "depth"),
     [("mma_bfloat16", ml_dtypes.bfloat16, 16), ("mma_float16", np.float16, 16), ("mma_tf32", np.float32, 8)],
 )
-def test_mma_is_a_matrix_product(name: str, dtype: Any, depth: int, seed: int | None) -> None:
+def test_mma_is_a_matrix_product(name: str, dtype, depth: int, seed: int | None) -> None:
     """The positions are those of the PTX manual, written down here a second time: group = l // 4, member = l % 4."""
     a, b = RNG.standard_normal((16, depth)), RNG.standard_normal((depth, 8))
     c = RNG.standard_normal((16, 8)).astype(np.float32)
@@ -44,7 +42,7 @@ def test_mma_is_a_matrix_product(name: str, dtype: Any, depth: int, seed: int | 
             b_words[lane, r] = np.ascontiguousarray(b[k : k + 1 + wide, group]).view(np.uint32)[0]
     mma = getattr(ptx, name)
 
-    def multiply(y: Any, a: Any, b: Any, c: Any) -> None:
+    def multiply(y, a, b, c) -> None:
         t = cuda.threadIdx.x
         ptx.store4(y, 4 * t, mma(ptx.load4(a, 4 * t), ptx.load2(b, 2 * t), ptx.load4(c, 4 * t)))
 
@@ -65,7 +63,7 @@ def test_ldmatrix_deals_out_four_matrices(transposed: bool) -> None:
     order = RNG.permutation(32)
     load = ptx.ldmatrix_transposed if transposed else ptx.ldmatrix
 
-    def deal(y: Any, x: Any, order: Any) -> None:
+    def deal(y, x, order) -> None:
         tile = cuda.shared.array(32 * 8, np.uint16, alignment=16)
         t = cuda.threadIdx.x
         ptx.store8(tile, 8 * t, ptx.load8(x, 8 * t))
@@ -81,10 +79,10 @@ def test_ldmatrix_deals_out_four_matrices(transposed: bool) -> None:
     np.testing.assert_array_equal(y, expected)
 
 
-def copied(wait: Any, barrier: bool, reader: int = 33) -> np.ndarray:
+def copied(wait, barrier: bool, reader: int = 33) -> np.ndarray:
     """What a thread reads of 16 bytes that thread 0 copied in the first of two groups."""
 
-    def copy(y: Any, x: Any) -> None:
+    def copy(y, x) -> None:
         tile = cuda.shared.array(64, np.float32, alignment=16)
         t = cuda.threadIdx.x
         if t == 0:
@@ -105,15 +103,14 @@ def copied(wait: Any, barrier: bool, reader: int = 33) -> np.ndarray:
 
 
 @pytest.mark.parametrize("wait", [ptx.cp_async_wait0, ptx.cp_async_wait1])
-def test_copies_are_there_after_a_wait_and_a_barrier(wait: Any) -> None:
+def test_copies_are_there_after_a_wait_and_a_barrier(wait) -> None:
     np.testing.assert_array_equal(copied(wait, True), [9, 10, 11, 0])
     np.testing.assert_array_equal(copied(wait, False, reader=0), [9, 10, 11, 0])
 
 
 @pytest.mark.parametrize("wait", [ptx.made.waiter(2), lambda: None])
-def test_a_forgotten_wait_is_found(wait: Any) -> None:
-    with pytest.raises(SimulationError, match="before thread 0 has waited for its asynchronous copy"):
-        copied(wait, True)
+def test_a_forgotten_wait_is_found(wait) -> None:
+    raises(SimulationError, "before thread 0 has waited for its asynchronous copy", copied, wait, True)
 
 
 def test_a_forgotten_barrier_is_found() -> None:
@@ -123,7 +120,7 @@ def test_a_forgotten_barrier_is_found() -> None:
 
 @pytest.mark.parametrize("barrier", [True, False])
 def test_a_buffer_may_be_filled_again_after_a_barrier(barrier: bool) -> None:
-    def refill(y: Any, x: Any) -> None:
+    def refill(y, x) -> None:
         tile = cuda.shared.array(128, np.float32, alignment=16)
         t = cuda.threadIdx.x
         for turn in range(2):
@@ -144,8 +141,8 @@ def test_a_buffer_may_be_filled_again_after_a_barrier(barrier: bool) -> None:
 
 
 def test_addresses_that_a_gpu_would_refuse() -> None:
-    def copy(offset: int, i: int, nbytes: int) -> Any:
-        def function(x: Any) -> None:
+    def copy(offset: int, i: int, nbytes: int):
+        def function(x) -> None:
             tile = cuda.shared.array(16, np.float32, alignment=16)
             ptx.cp_async(ptx.shared_address(tile, 0) + offset, x, i, nbytes)
 
@@ -168,8 +165,8 @@ def test_addresses_that_a_gpu_would_refuse() -> None:
 def test_shared_memory_is_aligned_as_declared() -> None:
     """Wide accesses of an array that is declared without them work by chance on a GPU."""
 
-    def load(size: int, alignment: int | None) -> Any:
-        def function(x: Any) -> None:
+    def load(size: int, alignment: int | None):
+        def function(x) -> None:
             tile = cuda.shared.array(size, np.float32, alignment)
             ptx.store4(tile, 4, ptx.load4(x, 0))
 
@@ -201,8 +198,7 @@ def test_conversions() -> None:
     values = np.array([1.0, -1.00390625, 3.14159265, 1e-40, 65519.0, np.inf], np.float32)
     for dtype, pack in ((ml_dtypes.bfloat16, ptx.pack_bfloat16), (np.float16, ptx.pack_float16)):
         for low, high in zip(values, values[::-1], strict=True):
-            expected = np.array([low, high]).astype(dtype).view(np.uint32)[0]
-            assert pack(low, high) == expected
+            assert pack(low, high) == np.array([low, high]).astype(dtype).view(np.uint32)[0]
     assert ptx.round_tf32(np.float32(1 + 2**-11)).view(np.float32) == 1 + 2**-10  # halves away from 0
     assert ptx.round_tf32(np.float32(-1 - 2**-11)).view(np.float32) == -1 - 2**-10
     assert ptx.round_tf32(np.float32(1 + 2**-12)).view(np.float32) == 1
@@ -216,8 +212,8 @@ def test_vector_accesses(width: int) -> None:
     load, store = ptx.made.loader(width), ptx.made.storer(width)
     x, y = np.arange(4 * width).astype(dtype), np.zeros(4 * width, dtype)
 
-    def move(start: int) -> Any:
-        def kernel(x: Any, y: Any) -> None:
+    def move(start: int):
+        def kernel(x, y) -> None:
             store(y, width * cuda.threadIdx.x, load(x, start + width * cuda.threadIdx.x)[::-1])
 
         return kernel
@@ -226,8 +222,7 @@ def test_vector_accesses(width: int) -> None:
     expected = np.concatenate([x[width * i : width * (i + 1)][::-1] for i in (1, 2, 3)])
     np.testing.assert_array_equal(y[: 3 * width], expected)
     assert not y[3 * width :].any()
-    with pytest.raises(SimulationError):
-        run(move(1), x, y, threads=1)
+    raises(SimulationError, "", lambda: run(move(1), x, y, threads=1))
 
 
 def test_approximations_bits_and_atomics() -> None:
@@ -236,7 +231,7 @@ def test_approximations_bits_and_atomics() -> None:
         assert ptx.int_as_float(ptx.float_as_int(x)) == np.float32(x)
     assert ptx.float_as_int(1.0) == 0x3F800000
 
-    def extremes(x: Any) -> None:
+    def extremes(x) -> None:
         ptx.atomic_max(x, 0, np.int32(cuda.threadIdx.x))
         ptx.atomic_min(x, 1, -np.int32(cuda.threadIdx.x))
 

@@ -1,9 +1,6 @@
 """Tensor maps on their way: what the driver is asked to encode, and how the bytes reach a kernel."""
 
-from __future__ import annotations
-
 import ctypes
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,20 +13,20 @@ MAP = TensorMap(4096, "bfloat16", (72, 10, 3), (144, 1440), (64, 128, 1), 0)
 
 
 @kernel("tensor_map", "tensor_map", "float32*", "int32", threads=32, registers=32, capability=(9, 0), only=True)
-def reads(a: Any, b: Any, y: Any, n: Any) -> None: ...
+def reads(a, b, y, n) -> None: ...
 
 
-def read(kind: Any, pointer: Any, count: int) -> list[int]:
+def read(kind, pointer, count: int) -> list[int]:
     return list((kind * count).from_address(ctypes.addressof(pointer)))
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+def asked(monkeypatch: pytest.MonkeyPatch):
     """The calls of cuTensorMapEncodeTiled, by a stand-in that reads the arguments as the driver does."""
-    calls: list[dict[str, Any]] = []
+    calls = []
     current: list[int] = []
 
-    def call(name: str, target: Any, kind: Any, rank: Any, address: Any, *rest: Any) -> None:
+    def call(name: str, target, kind, rank, address, *rest) -> None:
         sizes, steps, box, element_steps, interleave, swizzle, fetch, fill = rest
         assert name == "cuTensorMapEncodeTiled" and target.value % 64 == 0
         assert current[-1:] == [MAP.device]  # a new thread has no context
@@ -53,7 +50,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     tensor_map._encoded.cache_clear()
 
 
-def test_what_the_driver_is_asked(asked: list[dict[str, Any]]) -> None:
+def test_what_the_driver_is_asked(asked) -> None:
     """Numbers of cuda.h: bfloat16 9, not interleaved 0, 128-byte swizzle 3, 256 bytes for L2 3, zeros outside 0."""
     assert MAP.encoded() == b"\x11" * 128
     assert asked == [
@@ -72,10 +69,10 @@ def test_what_the_driver_is_asked(asked: list[dict[str, Any]]) -> None:
     assert asked[1]["dtype"] == 6
 
 
-def test_a_launch_passes_the_bytes(asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
-    found: list[Any] = []
+def test_a_launch_passes_the_bytes(asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
 
-    def cu_launch_kernel(*settings: Any) -> int:
+    def cu_launch_kernel(*settings) -> int:
         places = settings[-2]
         assert places[0] % 64 == 0 and places[1] == places[0] + 128
         found.extend(ctypes.string_at(places[i], 128) for i in range(2))

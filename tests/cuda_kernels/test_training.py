@@ -1,10 +1,5 @@
 """Whole training runs and generated text are the CPU's on the device "cuda"."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pytest
 from harness import host
@@ -13,23 +8,22 @@ import minigrad as mg
 from minigrad import nn
 from minigrad.cuda_kernels.platform import memory
 from minigrad.models import GPT2, GPT2Config, Llama, LlamaConfig, generation, gpt2_memory
-from minigrad.optim import AdamW, clip_grad_norm
 from minigrad.tools.step_memory import memory_report
 
 
-def gpt2() -> Any:
+def gpt2():
     return GPT2(GPT2Config(vocab_size=11, block_size=8, n_layer=2, n_head=2, n_embd=8, dropout=0.1))
 
 
-def llama() -> Any:
+def llama():
     return Llama(LlamaConfig(vocab_size=11, block_size=8, n_layer=1, n_head=2, n_kv_head=1, n_embd=8, n_inner=12))
 
 
-def train(make: Callable[[], Any], device: str, steps: int) -> tuple[list[float], list[float], dict[str, np.ndarray]]:
+def train(make, device: str, steps: int) -> tuple[list[float], list[float], dict[str, np.ndarray]]:
     """Losses, gradient norms, and the weights at the end."""
     mg.manual_seed(1)
     model = make().to(device=device)
-    optimizer = AdamW(model.parameters(), lr=1e-2, eps=1e-3)  # a gradient that is only rounding moves nothing
+    optimizer = mg.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-3)  # a gradient that is only rounding moves nothing
     mg.manual_seed(2)  # the same dropout masks on both devices
     losses, norms = [], []
     window = np.random.default_rng(5).integers(0, 11, (2, 9))  # learnt by heart
@@ -37,14 +31,14 @@ def train(make: Callable[[], Any], device: str, steps: int) -> tuple[list[float]
         x, y = (mg.tensor(w.copy(), device=device) for w in (window[:, :-1], window[:, 1:]))
         loss = model.loss(x, y)
         grads = loss.backward()
-        norms.append(float(clip_grad_norm(grads, 0.5)))
+        norms.append(float(mg.optim.clip_grad_norm(grads, 0.5)))
         optimizer.step(grads)
         losses.append(loss.item())
     return losses, norms, {name: host(p.detach()) for name, p in model.named_parameters()}
 
 
 @pytest.mark.parametrize(("make", "steps"), [(gpt2, 10), (llama, 3)], ids=["GPT-2", "Llama"])
-def test_training_follows_the_cpu(make: Callable[[], Any], steps: int) -> None:
+def test_training_follows_the_cpu(make, steps: int) -> None:
     losses, norms, weights = train(make, "cuda", steps)
     expected_losses, expected_norms, expected_weights = train(make, "cpu", steps)
     np.testing.assert_allclose(losses, expected_losses, rtol=2e-5)
@@ -67,9 +61,7 @@ def test_generation_writes_what_the_cpu_writes() -> None:
     ("temperature", "top_k", "top_p"),
     [(1.0, None, None), (0.7, 9, 1.0), (1.3, 40, None), (1.0, None, 0.6), (1.1, 5, 0.8), (2.0, 1, 0.1)],
 )
-def test_tokens_are_sampled_on_the_device_and_are_those_of_the_cpu(
-    temperature: float, top_k: int | None, top_p: float | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tokens_are_sampled_on_the_device_and_are_those_of_the_cpu(temperature, top_k, top_p, monkeypatch) -> None:
     logits = np.random.default_rng(0).integers(-8, 8, (60, 1, 40)).astype(np.float32) / 4  # many are equal
     drawn, copied, copy_out = [], [], memory.copy_out
 
@@ -96,7 +88,7 @@ def test_logits_that_are_not_finite_are_refused(bad: list[float], top_k: int | N
         generation.sample(logits, 1.0, top_k, top_p, None)
 
 
-def test_saving_and_loading_pass_through_the_host(tmp_path: Any) -> None:
+def test_saving_and_loading_pass_through_the_host(tmp_path) -> None:
     from minigrad.serialization import load_safetensors, save_safetensors
 
     mg.manual_seed(8)

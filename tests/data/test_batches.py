@@ -1,7 +1,5 @@
 """Batches: pure in the step, shifted by one, every window reachable, evaluation fixed."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -43,8 +41,7 @@ def test_windows_share_no_random_numbers_with_other_draws_of_their_seed():
 
 
 def test_every_window_is_reached_also_the_last():
-    tokens = np.arange(12)
-    batches = RandomBatches(tokens, 16, 4, seed=0)
+    batches = RandomBatches(np.arange(12), 16, 4, seed=0)
     starts = np.concatenate([batches.batch(step)[0][:, 0] for step in range(100)])
     counts = np.bincount(starts, minlength=8)
     assert len(counts) == 8  # windows of 5 tokens in 12
@@ -61,8 +58,7 @@ def test_the_only_window():
 
 def test_windows_of_shards_lie_within_one_and_all_are_reached():
     shards = [np.arange(5, dtype=np.uint16), np.array([90, 91]), np.arange(10, 17)]  # T = 3: 2, 0 and 4 windows
-    batches = RandomBatches(shards, batch_size=50, block_size=3, seed=2)
-    x, y = batches.batch(0)
+    x, y = RandomBatches(shards, batch_size=50, block_size=3, seed=2).batch(0)
     assert x.dtype == y.dtype == np.int64 and x.shape == y.shape == (50, 3)
     np.testing.assert_array_equal(y, x + 1)
     assert sorted(set(x[:, 0].tolist())) == [0, 1, 10, 11, 12, 13]

@@ -1,7 +1,5 @@
 """Corpora: the built-in one, files and folders, and the download with everything that can go wrong with it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -11,7 +9,6 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -83,21 +80,17 @@ def test_line_ends_and_byte_order_mark(tmp_path):
     assert load_corpus(tmp_path / "dos.txt").text == "a\nb\nc\n"
 
 
-@pytest.mark.parametrize(
-    ("raw", "byte", "offset"),
-    [
+def test_what_is_not_text_is_named_with_the_offset(tree):
+    for raw, byte, offset in [
         (b"abc\xff\n", "0xff", "3"),
         (b"\xef\xbb\xbfab\xe4c", "0xe4", "5"),
         (b"caf\xc3", "0xc3", "3"),
         (b"a" * 2000 + b"\0", "0x00", "2,000"),
         (b"\xed\xa0\x80", "0xed", "0"),
-    ],
-)
-def test_what_is_not_text_is_named_with_the_offset(tree, raw, byte, offset):
-    (tree / "b" / "bad.bin").write_bytes(raw)
-    with pytest.raises(DataError) as caught:
-        load_corpus(tree)
-    assert caught.value.args[0] == f"{tree / 'b' / 'bad.bin'} is not UTF-8 text: byte {byte} at offset {offset}"
+    ]:
+        (tree / "b" / "bad.bin").write_bytes(raw)
+        caught = raises(DataError, "", load_corpus, tree)
+        assert caught.args[0] == f"{tree / 'b' / 'bad.bin'} is not UTF-8 text: byte {byte} at offset {offset}"
 
 
 def test_paths_that_cannot_be_read(tmp_path, monkeypatch):
@@ -159,7 +152,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def server(tmp_path, monkeypatch) -> Iterator[Server]:
+def server(tmp_path, monkeypatch):
     for variable in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(variable, raising=False)
     with Server(("127.0.0.1", 0), Handler) as server:
@@ -190,29 +183,28 @@ def test_a_damaged_cache_is_downloaded_again(server, tmp_path):
     assert server.requests == 2
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"answer": PLAY[:-1] + b"!"}, "wrong sha256 and is refused"),
-        ({"answer": b""}, r"\(0 bytes\) has the wrong sha256"),
-        ({"answer": PLAY + b"x"}, "has more than 6,100 bytes and is refused"),
-        ({"answer": PLAY * 100}, "has more than 6,100 bytes and is refused"),
-        ({"status": 404}, "could not be downloaded .*Not Found"),
-        ({"status": 500}, "could not be downloaded"),
-        ({"answer": PLAY[:100], "announced": len(PLAY)}, r"could not be downloaded|wrong sha256"),
-        ({"pause": 0.2}, "not complete after 0.5 s|timed out"),
-        ({"answer": b"1", "announced": 10, "pause": 0.8}, "timed out"),  # silent
-        ({"answer": b"", "announced": 1, "pause": 0.0}, r"could not be downloaded|wrong sha256"),
-    ],
-)
+BAD_DOWNLOADS = [
+    ({"answer": PLAY[:-1] + b"!"}, "wrong sha256 and is refused"),
+    ({"answer": b""}, r"\(0 bytes\) has the wrong sha256"),
+    ({"answer": PLAY + b"x"}, "has more than 6,100 bytes and is refused"),
+    ({"answer": PLAY * 100}, "has more than 6,100 bytes and is refused"),
+    ({"status": 404}, "could not be downloaded .*Not Found"),
+    ({"status": 500}, "could not be downloaded"),
+    ({"answer": PLAY[:100], "announced": len(PLAY)}, r"could not be downloaded|wrong sha256"),
+    ({"pause": 0.2}, "not complete after 0.5 s|timed out"),
+    ({"answer": b"1", "announced": 10, "pause": 0.8}, "timed out"),  # silent
+    ({"answer": b"", "announced": 1, "pause": 0.0}, r"could not be downloaded|wrong sha256"),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), BAD_DOWNLOADS)
 def test_a_bad_download_is_refused_with_the_way_out(server, tmp_path, monkeypatch, change, words):
     monkeypatch.setattr(corpus, "DOWNLOAD_SECONDS", 0.5)
     for name, value in change.items():
         setattr(server, name, value)
-    with pytest.raises(DataError, match=words) as caught:
-        load_corpus("shakespeare")
-    assert "use the default corpus (leave --data out) or your own text (--data FILE)" in str(caught.value)
-    assert "\n" not in caught.value.args[0]
+    caught = raises(DataError, words, load_corpus, "shakespeare")
+    assert "use the default corpus (leave --data out) or your own text (--data FILE)" in str(caught)
+    assert "\n" not in caught.args[0]
     assert not (tmp_path / "cache").exists()
 
 

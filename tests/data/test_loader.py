@@ -1,7 +1,5 @@
 """Batches by epochs: every window once, an order per epoch, exact resume."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

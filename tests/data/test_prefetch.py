@@ -1,22 +1,17 @@
 """Prefetcher: the loader's order, its errors and its end, however far it is ahead."""
 
-from __future__ import annotations
-
 import gc
 import threading
 import time
 import traceback
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from refusals import raises
 
-from minigrad import Tensor
-from minigrad.data import EpochBatches, Prefetcher, RandomBatches
-from minigrad.data.prefetch import to_device
-from minigrad.device import Device
+from minigrad import Tensor, device
+from minigrad.data import EpochBatches, Prefetcher, RandomBatches, prefetch
 
 WAIT = 10.0
 
@@ -33,7 +28,7 @@ class Counting:
         self.n, self.made = n, 0
         self.changed = threading.Condition()
 
-    def __iter__(self) -> Iterator[int]:
+    def __iter__(self):
         while self.n is None or self.made < self.n:
             with self.changed:
                 self.made += 1
@@ -66,16 +61,15 @@ def test_it_is_ahead_by_depth_batches_and_no_more() -> None:
 
 
 def test_an_error_of_the_loader_comes_in_its_turn_with_its_traceback() -> None:
-    def broken_loader() -> Iterator[int]:
+    def broken_loader():
         yield 0
         raise OSError("the disk is gone")
 
     ahead = Prefetcher(broken_loader())
     assert next(ahead) == 0
     for _ in range(2):  # and again, not a silent end
-        with pytest.raises(OSError, match="the disk is gone") as caught:
-            next(ahead)
-        assert "broken_loader" in "".join(traceback.format_exception(caught.value))
+        caught = raises(OSError, "the disk is gone", next, ahead)
+        assert "broken_loader" in "".join(traceback.format_exception(caught))
     assert ended(ahead._thread)
 
 
@@ -125,7 +119,7 @@ def test_with_a_device_arrays_arrive_as_tensors() -> None:
     for got in (first, *second, third.x, fourth["x"][0]):
         assert isinstance(got, Tensor) and got.tolist() == [0.0, 1.0, 2.0]
     assert isinstance(third, Pair) and third.y == "name" and fourth["x"][1] == 3
-    assert to_device("name", Device("cpu")) == "name"
+    assert prefetch.to_device("name", device.Device("cpu")) == "name"
 
 
 def test_what_is_refused_at_once() -> None:

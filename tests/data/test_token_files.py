@@ -1,7 +1,5 @@
 """Token files: both formats byte for byte, batches from the map, faults named, the old file kept."""
 
-from __future__ import annotations
-
 import os
 
 import numpy as np
@@ -55,18 +53,18 @@ def failing():
     raise RuntimeError("the source failed")
 
 
-@pytest.mark.parametrize(
-    ("tokens", "error", "message"),
-    [
-        (np.array([1, 65536]), DataError, "token 65536 at position 1 does not fit"),
-        ([TOKENS, np.array([3, -1])], DataError, r"token -1 at position 1,001"),
-        (np.array([1.0]), DataError, r"shape \(1,\) of float64"),
-        (np.ones((2, 2), int), DataError, r"shape \(2, 2\)"),
-        (np.array([True]), DataError, "bool"),
-        ([], DataError, "no tokens"),
-        (failing(), RuntimeError, "the source failed"),
-    ],
-)
+FAILED_WRITES = [
+    (np.array([1, 65536]), DataError, "token 65536 at position 1 does not fit"),
+    ([TOKENS, np.array([3, -1])], DataError, r"token -1 at position 1,001"),
+    (np.array([1.0]), DataError, r"shape \(1,\) of float64"),
+    (np.ones((2, 2), int), DataError, r"shape \(2, 2\)"),
+    (np.array([True]), DataError, "bool"),
+    ([], DataError, "no tokens"),
+    (failing(), RuntimeError, "the source failed"),
+]
+
+
+@pytest.mark.parametrize(("tokens", "error", "message"), FAILED_WRITES)
 @pytest.mark.parametrize("format", ["nanogpt", "llm.c"])
 def test_after_a_failed_write_the_old_file_is_there(tmp_path, tokens, error, message, format):
     path = tmp_path / "t.bin"
@@ -82,9 +80,8 @@ def header(*words, tokens=b""):
     return np.array([*words, *[0] * (256 - len(words))], "<i4").tobytes() + tokens
 
 
-@pytest.mark.parametrize(
-    ("format", "raw", "message"),
-    [
+def test_a_faulty_file_is_refused(tmp_path):
+    for format, raw, message in [
         ("nanogpt", b"", "holds no tokens"),
         ("nanogpt", b"abc", "has 3 bytes, an odd number"),
         ("llm.c", b"", "has 0 bytes, fewer than the 1024"),
@@ -96,12 +93,10 @@ def header(*words, tokens=b""):
         ("llm.c", header(20240520, 1, -1), "counts -1 tokens"),
         ("llm.c", header(20240520, 1, 2, tokens=b"ab"), "counts 2 tokens, 1,028 bytes in all, but the file has 1,026"),
         ("llm.c", header(20240520, 1, 1, tokens=b"abc"), "but the file has 1,027"),
-    ],
-)
-def test_a_faulty_file_is_refused(tmp_path, format, raw, message):
-    path = tmp_path / "t.bin"
-    path.write_bytes(raw)
-    raises(DataError, message, lambda: open_tokens(path, format))
+    ]:
+        path = tmp_path / "t.bin"
+        path.write_bytes(raw)
+        raises(DataError, message, lambda format=format, path=path: open_tokens(path, format))
 
 
 def test_what_is_no_file(tmp_path):
@@ -109,5 +104,4 @@ def test_what_is_no_file(tmp_path):
     raises(DataError, "not a regular file", lambda: open_tokens(tmp_path))
     raises(DataError, "'gpt' is not a format of token files", lambda: open_tokens(tmp_path / "t.bin", "gpt"))
     raises(DataError, "'gpt' is not a format", lambda: write_tokens(tmp_path / "t.bin", TOKENS, "gpt"))
-    with pytest.raises(OSError):
-        write_tokens(tmp_path / "no" / "t.bin", TOKENS)
+    raises(OSError, "", lambda: write_tokens(tmp_path / "no" / "t.bin", TOKENS))

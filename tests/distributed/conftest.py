@@ -1,9 +1,5 @@
 """What several tests of this folder need."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
 import pytest
 from fake_nccl import FakeMachine
 
@@ -11,7 +7,7 @@ from minigrad.distributed.comm.nccl import nccl
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMachine]:
+def machine(monkeypatch: pytest.MonkeyPatch):
     """The GPUs and the NCCL library that NcclCommunicator finds."""
     machine = FakeMachine()
     monkeypatch.setattr(nccl, "_load", lambda: (machine.cupy, machine.nccl))

@@ -1,7 +1,5 @@
 """AutoBalancer: shares of the batch in proportion to throughput, against hand-computed values, over random inputs."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -54,9 +52,8 @@ def test_balancer_speed_hint() -> None:
     assert balancer.ratios == pytest.approx([0.4, 0.2, 0.4])
 
 
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
+def test_arguments_out_of_range_are_refused() -> None:
+    for wrong, words in [
         (lambda: AutoBalancer(0), "world_size is 0"),
         (lambda: AutoBalancer(2, 0), "calibration_steps is 0"),
         (lambda: AutoBalancer(2, 1, 0), "rebalance_interval is 0"),
@@ -65,17 +62,14 @@ def test_balancer_speed_hint() -> None:
         (lambda: AutoBalancer(2).update([1], [1.0, 1.0]), "1 sizes and 2 times for 2 ranks"),
         (lambda: AutoBalancer(2).update([1, 1], [1.0, math.nan]), "expected finite numbers"),
         (lambda: shard_sizes(-1, [0.5, 0.5]), "batch_size is -1"),
-    ],
-)
-def test_arguments_out_of_range_are_refused(wrong, words: str) -> None:
-    raises(ValueError, words, wrong)
+    ]:
+        raises(ValueError, words, wrong)
 
 
 def test_floor_is_filled_by_the_others_in_proportion() -> None:
     assert balanced_ratios([1.0, 33.0, 66.0]) == pytest.approx([0.05, 0.95 / 3, 0.95 * 2 / 3])
     # Taking from the others brings the second below the floor as well, which one round would miss.
-    throughput = [0.0, 5.1, 94.9]
-    assert balanced_ratios(throughput) == pytest.approx([0.05, 0.05, 0.90])
+    assert balanced_ratios([0.0, 5.1, 94.9]) == pytest.approx([0.05, 0.05, 0.90])
     assert balanced_ratios([1.0] * 40) == pytest.approx([1 / 40] * 40)
 
 

@@ -1,26 +1,14 @@
 """What holds before the first step: checked settings, shards of batches, and the same weights on all ranks."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 from block_trainer_nets import Net, batch, held
 from refusals import raises
 
-from minigrad.distributed import (
-    BlockDistributedTrainer,
-    DistributedTrainConfig,
-    NoOpCommunicator,
-    ThreadCommunicator,
-    run_threads,
-    shard_batches,
-)
+from minigrad import distributed as dist
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
+def test_must_config_refuses_invalid_values():
+    for fields, message in [
         ({"world_size": 0}, "world_size is 0, expected an integer >= 1"),
         ({"world_size": True}, "world_size is True"),
         ({"world_size": "2"}, "world_size is '2'"),
@@ -36,55 +24,52 @@ from minigrad.distributed import (
         ({"world_size": 2, "backend": "cuda", "coordinator_addr": "host:70000"}, "expected HOST:PORT"),
         ({"world_size": 2, "backend": "cuda", "coordinator_addr": "a b:9000"}, "expected HOST:PORT"),
         ({"world_size": 1, "backend": "cuda", "coordinator_addr": "host:9000"}, "one rank meets nobody"),
-    ],
-)
-def test_must_config_refuses_invalid_values(fields, message):
-    raises(ValueError, message, lambda: DistributedTrainConfig(**fields))
+    ]:
+        raises(ValueError, message, lambda fields=fields: dist.DistributedTrainConfig(**fields))
 
 
 def test_must_config_fits_the_communicator():
-    assert DistributedTrainConfig(2, 1, role="worker", backend="cuda", coordinator_addr="[::1]:9000").rank == 1
-    assert DistributedTrainConfig(2).is_coordinator and not DistributedTrainConfig(2, 1).is_coordinator
-    for config in (DistributedTrainConfig(2), DistributedTrainConfig(1, backend="cuda")):
+    assert dist.DistributedTrainConfig(2, 1, role="worker", backend="cuda", coordinator_addr="[::1]:9000").rank == 1
+    assert dist.DistributedTrainConfig(2).is_coordinator and not dist.DistributedTrainConfig(2, 1).is_coordinator
+    for config in (dist.DistributedTrainConfig(2), dist.DistributedTrainConfig(1, backend="cuda")):
         with pytest.raises(ValueError, match="the communicator's that of rank 0 of 1 on cpu"):
-            BlockDistributedTrainer(Net(), NoOpCommunicator(), config=config)
-    raises(ValueError, "log_every is 0", lambda: BlockDistributedTrainer(Net(), NoOpCommunicator(), log_every=0))
+            dist.BlockDistributedTrainer(Net(), dist.NoOpCommunicator(), config=config)
+    raises(
+        ValueError, "log_every is 0", lambda: dist.BlockDistributedTrainer(Net(), dist.NoOpCommunicator(), log_every=0)
+    )
 
 
 def test_a_trainer_knows_when_its_steps_are_made():
-    trainer = BlockDistributedTrainer(Net(), NoOpCommunicator(), max_steps=2)
+    trainer = dist.BlockDistributedTrainer(Net(), dist.NoOpCommunicator(), max_steps=2)
     reached = [(trainer.train_batch(*batch(0)), trainer.reached_max_steps)[1] for _ in range(2)]
     assert reached == [False, True] and (trainer.rank, trainer.world_size) == (0, 1)
     with pytest.raises(ValueError, match="max_steps is 0, expected an integer >= 1"):
-        BlockDistributedTrainer(Net(), NoOpCommunicator(), max_steps=0)
+        dist.BlockDistributedTrainer(Net(), dist.NoOpCommunicator(), max_steps=0)
 
 
 def test_must_start_sync_gives_all_rank_0s_weights_and_buffers():
-    def body(comm: ThreadCommunicator) -> Any:
+    def body(comm: dist.ThreadCommunicator):
         net = Net(seed=comm.rank)
         net.blocks[1].statistic.mean.data[...] = comm.rank + 5.0
-        BlockDistributedTrainer(net, comm)
+        dist.BlockDistributedTrainer(net, comm)
         return held(net)
 
     want = Net(seed=0)
     want.blocks[1].statistic.mean.data[...] = 5.0
-    assert run_threads(3, body, timeout=20) == [held(want)] * 3
+    assert dist.run_threads(3, body, timeout=20) == [held(want)] * 3
 
 
-@pytest.mark.parametrize(
-    ("n", "world", "want"),
-    [
+def test_must_sharding_vectors_are_disjoint_and_complete():
+    for n, world, want in [
         (10, 2, [[0, 2, 4, 6, 8], [1, 3, 5, 7, 9]]),
         (7, 3, [[0, 3, 6], [1, 4], [2, 5]]),
         (5, 1, [[0, 1, 2, 3, 4]]),
         (2, 4, [[0], [1], [], []]),
-    ],
-)
-def test_must_sharding_vectors_are_disjoint_and_complete(n, world, want):
-    found = [list(shard_batches(n, rank, world)) for rank in range(world)]
-    assert found == want and sorted(i for one in found for i in one) == list(range(n))
+    ]:
+        found = [list(dist.shard_batches(n, rank, world)) for rank in range(world)]
+        assert found == want and sorted(i for one in found for i in one) == list(range(n))
 
 
 @pytest.mark.parametrize("arguments", [(3, 0, 0), (3, 2, 2), (3, -1, 2), (-1, 0, 1), (3.0, 0, 1), (3, 0, True)])
 def test_must_sharding_refuses(arguments):
-    raises(ValueError, "shard_batches: ", lambda: shard_batches(*arguments))
+    raises(ValueError, "shard_batches: ", lambda: dist.shard_batches(*arguments))

@@ -3,26 +3,15 @@
 Like there, the world has one rank. What it takes several ranks to see is in test_boostr_defects.py.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from data_parallel import parameters, store
 from in_threads import good, in_threads, outcomes
 
 from minigrad import GradStore, Tensor, TensorId, nn
-from minigrad.distributed import (
-    DistributedTrainer,
-    FusedDistributedOptimizer,
-    FusedOptimizerConfig,
-    NoOpCommunicator,
-    SimpleTrainer,
-    ThreadCommunicator,
-    TrainingConfig,
-    TrainingMetrics,
-)
+from minigrad import distributed as dist
 
-PLAIN = TrainingConfig(learning_rate=1e-4, weight_decay=0.0, grad_accum_steps=1, max_grad_norm=None)
+PLAIN = dist.TrainingConfig(learning_rate=1e-4, weight_decay=0.0, grad_accum_steps=1, max_grad_norm=None)
 
 
 def parameter(values: list[float]) -> Tensor:
@@ -39,7 +28,7 @@ def gradient(p: Tensor, values: list[float]) -> GradStore:
 
 
 def test_distributed_trainer_creation_and_broadcast_noop():
-    trainer = DistributedTrainer(PLAIN, NoOpCommunicator())
+    trainer = dist.DistributedTrainer(PLAIN, dist.NoOpCommunicator())
     assert trainer.global_step == 0
     t = Tensor(np.array([1.0, 2.0], np.float32))
     trainer.broadcast_params({t.id: t})
@@ -47,7 +36,7 @@ def test_distributed_trainer_creation_and_broadcast_noop():
 
 
 def test_distributed_trainer_step():
-    trainer = DistributedTrainer(PLAIN, NoOpCommunicator())
+    trainer = dist.DistributedTrainer(PLAIN, dist.NoOpCommunicator())
     param = parameter([1.0, 2.0])
     metrics = trainer.step({param.id: param}, gradient(param, [0.1, 0.2]), 0.5)
     assert metrics is not None
@@ -57,14 +46,14 @@ def test_distributed_trainer_step():
     np.testing.assert_allclose(param.data, [1.0 - 1e-4, 2.0 - 1e-4], rtol=2e-7)
 
 
-@pytest.mark.parametrize("kind", [SimpleTrainer, DistributedTrainer, FusedDistributedOptimizer])
+@pytest.mark.parametrize("kind", [dist.SimpleTrainer, dist.DistributedTrainer, dist.FusedDistributedOptimizer])
 def test_a_gradient_belongs_to_the_tensor_under_its_key(kind):
     """The seed makes ids of its own: the same one is the key of a parameter and of its gradient."""
     first, second, ids = parameter([1.0, 2.0]), parameter([3.0]), [TensorId.new(), TensorId.new()]
     grads = GradStore()
     for id, value in zip(ids, ([0.1, -0.2], [0.3]), strict=True):
         grads.insert(id, Tensor(np.array(value, np.float32)))
-    trainer = kind() if kind is SimpleTrainer else kind(None, NoOpCommunicator())
+    trainer = kind() if kind is dist.SimpleTrainer else kind(None, dist.NoOpCommunicator())
     before = first.tolist()
     assert trainer.step({ids[1]: second, ids[0]: first}, grads, 0.5) is not None
     assert before[0] > first[0].item() and before[1] < first[1].item() and second.item() < 3.0
@@ -73,11 +62,11 @@ def test_a_gradient_belongs_to_the_tensor_under_its_key(kind):
 @pytest.mark.parametrize("given", [nn.Linear(2, 2), parameter([1.0]), 3])
 def test_what_is_no_collection_of_parameters_is_refused(given):
     with pytest.raises(TypeError, match=rf"params is a {type(given).__name__}, expected .*model.named_parameters\(\)"):
-        SimpleTrainer().step(given, GradStore(), 0.5)
+        dist.SimpleTrainer().step(given, GradStore(), 0.5)
 
 
 def test_distributed_trainer_grad_accumulation():
-    trainer = DistributedTrainer(PLAIN.with_grad_accum_steps(2), NoOpCommunicator())
+    trainer = dist.DistributedTrainer(PLAIN.with_grad_accum_steps(2), dist.NoOpCommunicator())
     param = parameter([1.0, 2.0])
     params = {param.id: param}
     assert trainer.step(params, gradient(param, [0.1, 0.2]), 0.5) is None  # still accumulating
@@ -94,9 +83,12 @@ def test_distributed_trainer_grad_accumulation():
 def test_distributed_trainer_send_sync(world):
     """Rust's ``Send + Sync``: a trainer made in one thread is used in others, one after the other."""
     params = [parameter([1.0, 2.0]) for _ in range(world)]
-    trainers = [DistributedTrainer(TrainingConfig(), comm) for comm in ThreadCommunicator.group(world, timeout=20)]
+    trainers = [
+        dist.DistributedTrainer(dist.TrainingConfig(), comm)
+        for comm in dist.ThreadCommunicator.group(world, timeout=20)
+    ]
 
-    def step(rank: int) -> TrainingMetrics | None:
+    def step(rank: int) -> dist.TrainingMetrics | None:
         return trainers[rank].step([params[rank]], gradient(params[rank], [0.1, 0.2]), 0.5)
 
     for turn in range(2):
@@ -108,7 +100,7 @@ def test_distributed_trainer_send_sync(world):
 
 
 def test_fused_optimizer_single_device():
-    opt = FusedDistributedOptimizer(FusedOptimizerConfig(), NoOpCommunicator())
+    opt = dist.FusedDistributedOptimizer(dist.FusedOptimizerConfig(), dist.NoOpCommunicator())
     param = parameter([1.0, 2.0, 3.0])
     opt.step({param.id: param}, gradient(param, [0.1, 0.2, 0.3]))
     assert opt.timestep == 1
@@ -118,23 +110,23 @@ def test_fused_optimizer_single_device():
 
 
 def test_fused_optimizer_no_grads():
-    opt = FusedDistributedOptimizer(FusedOptimizerConfig(), NoOpCommunicator())
+    opt = dist.FusedDistributedOptimizer(dist.FusedOptimizerConfig(), dist.NoOpCommunicator())
     opt.step({}, GradStore())
     assert opt.timestep == 1  # counted even with no matching gradients
 
 
 @pytest.mark.parametrize(("size", "buckets"), [(16, 2), (31, 2), (32, 1)])
 @in_threads(2)
-def test_fused_optimizer_bucket_building(comm: ThreadCommunicator, size, buckets):
+def test_fused_optimizer_bucket_building(comm: dist.ThreadCommunicator, size, buckets):
     # 16 bytes are 4 floats: the first gradient fits, the second begins another bucket.
-    opt = FusedDistributedOptimizer(FusedOptimizerConfig(bucket_size_bytes=size), comm)
+    opt = dist.FusedDistributedOptimizer(dist.FusedOptimizerConfig(bucket_size_bytes=size), comm)
     params = parameters((4,), (4,))
     opt.step(params, store(params, [1.0, 2.0]))
     assert opt.num_buckets == buckets
 
 
 def test_fused_optimizer_set_lr():
-    opt = FusedDistributedOptimizer(FusedOptimizerConfig(), NoOpCommunicator())
+    opt = dist.FusedDistributedOptimizer(dist.FusedOptimizerConfig(), dist.NoOpCommunicator())
     opt.set_lr(0.01)
     assert opt.optimizer.lr == 0.01
     param = parameter([1.0])

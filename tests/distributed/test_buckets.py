@@ -4,46 +4,21 @@ Overlap is told by the order of events, never by a clock: a reduction that ends 
 wait in vain, and fail, if nothing overlapped.
 """
 
-from __future__ import annotations
-
 import gc
 import math
 import threading
 import weakref
-from typing import Any
 
+import data_parallel as dp
 import hypothesis
 import numpy as np
 import pytest
-from data_parallel import (
-    EVERYTHING,
-    KINDS,
-    Scenario,
-    Share,
-    Watched,
-    alone,
-    assert_same_run,
-    feed,
-    make_trainer,
-    parameters,
-    run,
-    shares,
-    store,
-)
 from hypothesis import strategies as st
 from in_threads import in_threads
 
 import minigrad
 from minigrad import Function, GradStore, Tensor
-from minigrad.distributed import (
-    BFloat16Compression,
-    GradientBucketManager,
-    NonFiniteLossError,
-    NoOpCommunicator,
-    ThreadCommunicator,
-    all_reduce_hook,
-    run_threads,
-)
+from minigrad import distributed as dist
 from minigrad.dtypes import bfloat16
 
 
@@ -59,8 +34,8 @@ def filled(p: Tensor, value: float = 1.0) -> Tensor:
     [(1, [1, 10, 3, 2, 4]), (12, [1, 10, 3, 2, 4]), (20, [1, 10, 5, 4]), (44, [11, 9]), (79, [16, 4]), (80, [20])],
 )
 def test_buckets_are_filled_from_the_last_parameter_up_to_the_limit(limit, sizes):
-    params = parameters((4,), (2,), (3, 1), (10,), ())
-    manager = GradientBucketManager(params, NoOpCommunicator(), limit)
+    params = dp.parameters((4,), (2,), (3, 1), (10,), ())
+    manager = dist.GradientBucketManager(params, dist.NoOpCommunicator(), limit)
     assert [flat.numel() for flat in manager.flat_buffers()] == sizes
     assert manager.num_buckets == len(sizes)
     order = [id for bucket in manager._buckets for id in bucket.views]
@@ -68,8 +43,8 @@ def test_buckets_are_filled_from_the_last_parameter_up_to_the_limit(limit, sizes
 
 
 def test_each_dtype_has_buckets_of_its_own():
-    params = [p for dtype in (np.float32, np.float64, bfloat16) * 2 for p in parameters((3,), dtype=dtype)]
-    manager = GradientBucketManager(params, NoOpCommunicator(), 1000)
+    params = [p for dtype in (np.float32, np.float64, bfloat16) * 2 for p in dp.parameters((3,), dtype=dtype)]
+    manager = dist.GradientBucketManager(params, dist.NoOpCommunicator(), 1000)
     assert [(str(flat.dtype), flat.numel()) for flat in manager.flat_buffers()] == [
         ("bfloat16", 6),
         ("float64", 6),
@@ -78,26 +53,26 @@ def test_each_dtype_has_buckets_of_its_own():
 
 
 def test_groups_of_buckets_are_checked():
-    comm, (a, b) = NoOpCommunicator(), parameters((2,), (2,), dtype=np.float64)
+    comm, (a, b) = dist.NoOpCommunicator(), dp.parameters((2,), (2,), dtype=np.float64)
     for groups in ([[a]], [[a], [a, b]], [[a, a]]):
         with pytest.raises(ValueError, match="must be in exactly one group"):
-            GradientBucketManager([a, b], comm, groups=groups)
-    assert GradientBucketManager([a, b], comm, groups=[[b], [], [a]]).num_buckets == 2
-    assert GradientBucketManager([a, b], comm, 8, groups=[[a, b]]).num_buckets == 2
+            dist.GradientBucketManager([a, b], comm, groups=groups)
+    assert dist.GradientBucketManager([a, b], comm, groups=[[b], [], [a]]).num_buckets == 2
+    assert dist.GradientBucketManager([a, b], comm, 8, groups=[[a, b]]).num_buckets == 2
 
 
 @pytest.mark.parametrize("size", [0, -1, 1.5, True, "16", None])
 def test_the_size_is_checked(size):
     with pytest.raises(ValueError, match="bucket_size_bytes is .*, expected an integer >= 1"):
-        GradientBucketManager([], NoOpCommunicator(), size)
+        dist.GradientBucketManager([], dist.NoOpCommunicator(), size)
 
 
 def test_misuse_is_refused_and_leaves_the_window_as_it_was():
-    a, b = parameters((2,), (3,))
+    a, b = dp.parameters((2,), (3,))
     with pytest.raises(ValueError, match="given twice"):
-        GradientBucketManager([a, b, a], NoOpCommunicator())
-    manager = GradientBucketManager([a, b], NoOpCommunicator(), 4)
-    (other,) = parameters((2,))
+        dist.GradientBucketManager([a, b, a], dist.NoOpCommunicator())
+    manager = dist.GradientBucketManager([a, b], dist.NoOpCommunicator(), 4)
+    (other,) = dp.parameters((2,))
     with pytest.raises(ValueError, match=f"tensor {int(other.id)} is not one of the 2 parameters in the buckets"):
         manager.mark_grad_ready(other.id, filled(other))
     assert other.id not in manager and a.id in manager
@@ -130,9 +105,9 @@ def test_any_shapes_sizes_presence_and_order_give_the_mean(world, kinds, limit, 
     present = rng.random((world, len(shapes))) < 0.7
     orders = [rng.permutation(len(shapes)) for _ in range(world)]
 
-    def body(comm: ThreadCommunicator) -> list[np.ndarray]:
-        params = [p for shape, dtype in zip(shapes, dtypes) for p in parameters(shape, dtype=dtype)]
-        manager = GradientBucketManager(params, comm, limit)
+    def body(comm: dist.ThreadCommunicator) -> list[np.ndarray]:
+        params = [p for shape, dtype in zip(shapes, dtypes) for p in dp.parameters(shape, dtype=dtype)]
+        manager = dist.GradientBucketManager(params, comm, limit)
         for factor in (-3.0, 1.0):  # the second window is not disturbed by the first
             for i in orders[comm.rank]:
                 if present[comm.rank, i]:
@@ -141,7 +116,7 @@ def test_any_shapes_sizes_presence_and_order_give_the_mean(world, kinds, limit, 
             grads = manager.wait_and_unflatten()
         return [grads[p].data.copy() for p in params]
 
-    results = run_threads(world, body, timeout=30)
+    results = dist.run_threads(world, body, timeout=30)
     for i, dtype in enumerate(dtypes):
         want = np.asarray(sum(present[r, i] * values[r][i] for r in range(world)) / world)
         scale = np.asarray(sum(np.abs(values[r][i]) for r in range(world)))
@@ -157,33 +132,33 @@ def test_any_shapes_sizes_presence_and_order_give_the_mean(world, kinds, limit, 
 def test_any_windows_make_the_step_of_one_process(data):
     world = data.draw(st.integers(1, 4), "world")
     rows = st.lists(st.integers(0, 11), max_size=3).map(tuple)
-    parts = st.sampled_from([frozenset(), frozenset({"side"}), frozenset({"gain"}), EVERYTHING])
-    share = st.builds(Share, rows, parts)
+    parts = st.sampled_from([frozenset(), frozenset({"side"}), frozenset({"gain"}), dp.EVERYTHING])
+    share = st.builds(dp.Share, rows, parts)
     accum = data.draw(st.integers(1, 3), "accum")
     window = st.tuples(*[st.tuples(*[share] * accum)] * world).filter(lambda w: any(s.rows for rank in w for s in rank))
-    scenario = Scenario(
+    scenario = dp.Scenario(
         data.draw(st.lists(window, min_size=1, max_size=3).map(tuple), "steps"),
         accum=accum,
         clip=data.draw(st.sampled_from([None, 0.3])),
         tied=data.draw(st.booleans()),
         frozen=data.draw(st.sampled_from([(), ("embed",), ("side", "bias")])),
     )
-    kind, bucket = data.draw(st.sampled_from(KINDS)), data.draw(st.sampled_from([1, 50, 300, 10**6]))
+    kind, bucket = data.draw(st.sampled_from(dp.KINDS)), data.draw(st.sampled_from([1, 50, 300, 10**6]))
     # AdamW divides by the gradient's size, so where the parts cancel to a tiny gradient, their rounding counts more.
-    assert_same_run(run(kind, scenario, bucket), alone(scenario), tolerance=1e-9)
+    dp.assert_same_run(dp.run(kind, scenario, bucket), dp.alone(scenario), tolerance=1e-9)
 
 
 # ---------------------------------------------------------------------- what overlaps
 
 
 @in_threads(2)
-def test_the_fused_optimizer_updates_a_bucket_while_the_next_is_reduced(comm: ThreadCommunicator):
-    params = parameters((4,), (4,), (4,))
+def test_the_fused_optimizer_updates_a_bucket_while_the_next_is_reduced(comm: dist.ThreadCommunicator):
+    params = dp.parameters((4,), (4,), (4,))
     updated = [threading.Event() for _ in params]
-    watched = Watched(3)
+    watched = dp.Watched(3)
     # Bucket 0 arrives after bucket 1 has been sent; bucket i + 1 only after bucket i's update has been made.
     watched.gates = {0: watched.launched[1], 1: updated[0], 2: updated[1]}
-    trainer = make_trainer("fused", comm, bucket=16, hook=watched)
+    trainer = dp.make_trainer("fused", comm, bucket=16, hook=watched)
     update = trainer.optimizer.update
 
     def noted(grads: GradStore) -> None:
@@ -194,7 +169,7 @@ def test_the_fused_optimizer_updates_a_bucket_while_the_next_is_reduced(comm: Th
 
     trainer.optimizer.update = noted  # type: ignore[method-assign]
     for step in range(2):
-        trainer.step(params, store(params, [1.0] * 3), 1.0)
+        trainer.step(params, dp.store(params, [1.0] * 3), 1.0)
         launches = [("launch", i) for i in range(3)]
         turns = [(what, i) for i in range(3) for what in ("arrived", "updated")]
         assert watched.events == launches + turns
@@ -204,34 +179,34 @@ def test_the_fused_optimizer_updates_a_bucket_while_the_next_is_reduced(comm: Th
 
 
 @in_threads(2)
-def test_with_clipping_the_fused_optimizer_updates_only_when_all_have_arrived(comm: ThreadCommunicator):
-    params = parameters((4,), (4,), (4,))
-    watched = Watched(3)
-    trainer = make_trainer("fused", comm, clip=1.0, bucket=16, hook=watched)
+def test_with_clipping_the_fused_optimizer_updates_only_when_all_have_arrived(comm: dist.ThreadCommunicator):
+    params = dp.parameters((4,), (4,), (4,))
+    watched = dp.Watched(3)
+    trainer = dp.make_trainer("fused", comm, clip=1.0, bucket=16, hook=watched)
     step = trainer.optimizer.step
     trainer.optimizer.step = lambda grads: (watched.events.append(len(grads)), step(grads))  # type: ignore
-    trainer.step(params, store(params, [1.0] * 3), 1.0)
+    trainer.step(params, dp.store(params, [1.0] * 3), 1.0)
     assert watched.events == [("launch", i) for i in range(3)] + [("arrived", i) for i in range(3)] + [3]
 
 
 class Probe(Function):
     """Hands its input on; says so when its gradient passes."""
 
-    def forward(self, x: Any, tell: Any) -> Any:
+    def forward(self, x, tell):
         self.saved = (tell,)
         return x.copy()
 
-    def backward(self, dy: Any) -> Any:
+    def backward(self, dy):
         self.saved[0]()
         return dy, None
 
 
 @pytest.mark.parametrize("accum", [1, 2])
 @in_threads(2)
-def test_the_bucketed_trainer_sends_a_bucket_while_backward_still_runs(comm: ThreadCommunicator, accum):
-    params = parameters((4,), (4,), (4,))
-    watched = Watched(3)
-    trainer = make_trainer("bucketed", comm, bucket=16, accum=accum, hook=watched)
+def test_the_bucketed_trainer_sends_a_bucket_while_backward_still_runs(comm: dist.ThreadCommunicator, accum):
+    params = dp.parameters((4,), (4,), (4,))
+    watched = dp.Watched(3)
+    trainer = dp.make_trainer("bucketed", comm, bucket=16, accum=accum, hook=watched)
 
     def tell(i: int) -> None:
         watched.events.append(("backward", i))
@@ -245,7 +220,7 @@ def test_the_bucketed_trainer_sends_a_bucket_while_backward_still_runs(comm: Thr
             x = params[0] * 1.0
             for i, p in enumerate(params):
                 x = Probe.apply(x, lambda i=i: tell(i)) * (p + 1.0)
-            metrics = feed(trainer, minigrad.nn.Module(), x.sum(), 1.0, params)
+            metrics = dp.feed(trainer, minigrad.nn.Module(), x.sum(), 1.0, params)
             assert (metrics is not None) == last
             if not last:
                 assert watched.events == [("backward", 2), ("backward", 1), ("backward", 0)]
@@ -259,10 +234,10 @@ def test_the_bucketed_trainer_sends_a_bucket_while_backward_still_runs(comm: Thr
 
 
 @in_threads(3)
-def test_a_bucket_waits_for_those_before_it_so_that_all_ranks_send_in_one_order(comm: ThreadCommunicator):
-    params = parameters((1,), (1,), (1,))
-    watched = Watched(3)
-    manager = GradientBucketManager(params, comm, 4, watched)
+def test_a_bucket_waits_for_those_before_it_so_that_all_ranks_send_in_one_order(comm: dist.ThreadCommunicator):
+    params = dp.parameters((1,), (1,), (1,))
+    watched = dp.Watched(3)
+    manager = dist.GradientBucketManager(params, comm, 4, watched)
     order = [(0, 1, 2), (2, 0, 1), (1, 0, 2)][comm.rank]
     for turn, i in enumerate(order):
         ready = {2 - j for j in order[: turn + 1]}
@@ -272,15 +247,15 @@ def test_a_bucket_waits_for_those_before_it_so_that_all_ranks_send_in_one_order(
     assert [manager.wait_and_unflatten()[p].item() for p in params[:1]] == [1.0]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", dp.KINDS)
 @in_threads(2)
-def test_a_window_that_is_dropped_is_waited_for_because_the_next_uses_the_same_memory(comm: ThreadCommunicator, kind):
-    params = parameters((4,), (4,))
-    watched = Watched(2)
-    trainer = make_trainer(kind, comm, bucket=16, hook=watched)
+def test_a_window_that_is_dropped_is_waited_for_because_the_next_uses_the_same_memory(comm, kind):
+    params = dp.parameters((4,), (4,))
+    watched = dp.Watched(2)
+    trainer = dp.make_trainer(kind, comm, bucket=16, hook=watched)
     bad = math.nan if comm.rank == 1 else 1.0
-    with pytest.raises(NonFiniteLossError):
-        feed(trainer, minigrad.nn.Module(), (params[0] * params[1]).sum() + bad, 1.0, params)
+    with pytest.raises(dist.NonFiniteLossError):
+        dp.feed(trainer, minigrad.nn.Module(), (params[0] * params[1]).sum() + bad, 1.0, params)
     assert watched.events == [("launch", 0), ("launch", 1), ("arrived", 0), ("arrived", 1)]
 
 
@@ -288,8 +263,8 @@ def test_a_window_that_is_dropped_is_waited_for_because_the_next_uses_the_same_m
 
 
 def test_a_gradient_that_is_ready_is_a_view_of_its_bucket_and_its_own_memory_is_free():
-    params = parameters((100,), (10, 10))
-    manager = GradientBucketManager(params, NoOpCommunicator(), 10**6)
+    params = dp.parameters((100,), (10, 10))
+    manager = dist.GradientBucketManager(params, dist.NoOpCommunicator(), 10**6)
     (flat,) = manager.flat_buffers()
     assert flat.data.nbytes == 800
     for p in params:
@@ -305,14 +280,14 @@ def test_a_gradient_that_is_ready_is_a_view_of_its_bucket_and_its_own_memory_is_
 
 @pytest.mark.parametrize("kind", ["distributed", "bucketed", "fused"])
 @in_threads(2)
-def test_between_steps_a_trainer_holds_nothing_but_its_flat_buffers(comm: ThreadCommunicator, kind):
-    scenario = Scenario(shares(2))
+def test_between_steps_a_trainer_holds_nothing_but_its_flat_buffers(comm: dist.ThreadCommunicator, kind):
+    scenario = dp.Scenario(dp.shares(2))
     net = scenario.net()
-    trainer = make_trainer(kind, comm)
+    trainer = dp.make_trainer(kind, comm)
     for step in range(3):
         loss = net.loss(*scenario.batch(step, scenario.steps[step][comm.rank][0].rows))
         if kind == "bucketed":
-            feed(trainer, net, loss)
+            dp.feed(trainer, net, loss)
             continue
         grads = loss.backward()
         own = [weakref.ref(grad.data) for grad in grads.values()]
@@ -333,7 +308,7 @@ def test_between_steps_a_trainer_holds_nothing_but_its_flat_buffers(comm: Thread
 # ---------------------------------------------------------------------- compression
 
 
-def hook_results(world: int, hook: Any, size: int = 4096) -> tuple[list[np.ndarray], list[np.ndarray], int]:
+def hook_results(world: int, hook, size: int = 4096) -> tuple[list[np.ndarray], list[np.ndarray], int]:
     """What each rank had, what each got, and how many bytes rank 0 sent."""
     had = [
         (
@@ -342,21 +317,21 @@ def hook_results(world: int, hook: Any, size: int = 4096) -> tuple[list[np.ndarr
         for r in range(world)
     ]
 
-    def body(comm: ThreadCommunicator) -> tuple[np.ndarray, int]:
+    def body(comm: dist.ThreadCommunicator) -> tuple[np.ndarray, int]:
         bucket = Tensor(had[comm.rank].copy())
         work = hook(comm, bucket)
         work.wait()
         assert work.is_completed()
         return bucket.data, comm.stats.bytes_sent
 
-    results = run_threads(world, body, timeout=30)
+    results = dist.run_threads(world, body, timeout=30)
     return had, [array for array, _ in results], results[0][1]
 
 
 @pytest.mark.parametrize("world", [2, 3, 4])
 def test_bfloat16_compression_halves_the_bytes_within_its_bound(world):
-    had, got, sent = hook_results(world, BFloat16Compression())
-    _, _, plain = hook_results(world, all_reduce_hook)
+    had, got, sent = hook_results(world, dist.BFloat16Compression())
+    _, _, plain = hook_results(world, dist.all_reduce_hook)
     assert 2 * sent == plain == 4 * 4096
     assert all(array.tobytes() == got[0].tobytes() for array in got)
     assert got[0].dtype == np.float32

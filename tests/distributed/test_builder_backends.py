@@ -1,7 +1,5 @@
 """DdpBuilder: averages in host memory and through communicators are the same, weighted with the batches done."""
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 
@@ -9,10 +7,8 @@ import numpy as np
 import pytest
 from replica_builder import ASYNC, CADENCE, Net, adamw, arrays, builder, epoch_batches, loss_of, plain
 
-from minigrad import Tensor
-from minigrad.distributed import run_threads
-from minigrad.distributed.mirrors.flodl import replica_threads
-from minigrad.distributed.mirrors.flodl.policies import AverageBackend
+from minigrad import Tensor, distributed
+from minigrad.distributed.mirrors.flodl import policies, replica_threads
 from minigrad.distributed.mirrors.flodl.replica_group import average, weighted_mean
 
 
@@ -31,7 +27,7 @@ def test_the_average_is_weighted_and_the_same_on_all(dtype):
 
     want = [sum(w * r[i].data.astype(np.float64) for w, r in zip(weights, replicas())) / 11 for i in range(5)]
     mine = replicas()
-    deltas = run_threads(world, lambda comm: average(comm, mine[comm.rank], weights), timeout=5)
+    deltas = distributed.run_threads(world, lambda comm: average(comm, mine[comm.rank], weights), timeout=5)
     for tensors_of_rank in mine:
         assert [a.data.tobytes() for a in tensors_of_rank] == [a.data.tobytes() for a in mine[0]]
     host, tolerance = mine[0], 4 * float(np.finfo(dtype).eps)
@@ -49,7 +45,7 @@ def test_the_average_is_weighted_and_the_same_on_all(dtype):
 
 
 @pytest.mark.parametrize("policy", [CADENCE, ASYNC])
-@pytest.mark.parametrize("backend", AverageBackend)
+@pytest.mark.parametrize("backend", policies.AverageBackend)
 def test_backends_learn_with_every_policy(policy, backend):
     handle = builder(policy=policy, backend=backend, num_epochs=25, anchor=2, max_anchor=4).run()
     losses = []
@@ -60,7 +56,7 @@ def test_backends_learn_with_every_policy(policy, backend):
     assert sum(state.report.batches) == 25 * 12 and state.report.averages > 1
 
 
-@pytest.mark.parametrize("backend", AverageBackend)
+@pytest.mark.parametrize("backend", policies.AverageBackend)
 def test_backends_weight_with_the_batches_done(backend):
     """With so large an anchor there is one average, at the end: of 9 batches and of 3."""
     options = {"policy": CADENCE, "anchor": 200, "partition_ratios": [3, 1], "num_epochs": 1}
@@ -94,6 +90,6 @@ def test_backends_of_the_cpu_average_while_all_replicas_train(monkeypatch):
 
     monkeypatch.setattr(replica_threads, "weighted_mean", slow_mean)
     options = {"anchor": 2, "max_anchor": 2, "num_epochs": 8}
-    report = builder(train_fn=train, policy=ASYNC, backend=AverageBackend.CPU, **options).run().join().report
+    report = builder(train_fn=train, policy=ASYNC, backend=policies.AverageBackend.CPU, **options).run().join().report
     assert sum(overlapping) >= 3  # some find it at its limit of overshoot, or at the end of the run
     assert sum(report.batches) == 8 * 12 and report.averages > len(overlapping)

@@ -1,30 +1,25 @@
 """DdpBuilder: each replica clips its own gradients before the average; the learning rate by schedule and replicas."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 from replica_builder import SYNC, builder, is_replica, loss_of, sgd
 
-from minigrad import Tensor
+from minigrad import Tensor, optim
 from minigrad.distributed.mirrors.flodl.replica_threads import Replica
-from minigrad.optim import SGD, CosineAnnealing
 
 
 def test_clipping_is_each_replicas_own_before_averaging(monkeypatch):
     norms: dict[int, list[float]] = {0: [], 1: []}
-    original = SGD.step
+    original = optim.SGD.step
 
-    def step(self: SGD, grads: Any) -> None:
+    def step(self: optim.SGD, grads) -> None:
         squares = sum(float((g.data.astype(np.float64) ** 2).sum()) for _, g in grads.items())
         norms[int(is_replica(1))].append(np.sqrt(squares))
         original(self, grads)
 
-    monkeypatch.setattr(SGD, "step", step)
+    monkeypatch.setattr(optim.SGD, "step", step)
 
-    def unequal(model: Any, batch: Any) -> Tensor:
+    def unequal(model, batch) -> Tensor:
         return loss_of(model, batch) * (100.0 if is_replica(1) else 1e-3)
 
     state = builder(policy=SYNC, optim_factory=sgd, train_fn=unequal, max_grad_norm=0.25).run().join()
@@ -38,14 +33,14 @@ def test_lr_sequence_of_the_schedule(world, ratio, scale):
     seen: dict[int, list[float]] = {rank: [] for rank in range(world)}
     asked = []
 
-    def schedule(n: int) -> CosineAnnealing:
+    def schedule(n: int) -> optim.CosineAnnealing:
         asked.append(n)
-        return CosineAnnealing(0.1, 0.0, 3, 30)
+        return optim.CosineAnnealing(0.1, 0.0, 3, 30)
 
     def epoch_fn(epoch: int, replica: Replica) -> None:
         step = replica.trainer.optimizer.step
 
-        def watched(grads: Any) -> None:
+        def watched(grads) -> None:
             seen[replica.rank].append(replica.trainer.optimizer.lr)
             step(grads)
 
@@ -53,7 +48,7 @@ def test_lr_sequence_of_the_schedule(world, ratio, scale):
             replica.trainer.optimizer.step = watched  # type: ignore[method-assign]
 
     builder(policy=SYNC, replicas=world, scheduler=schedule, lr_scale_ratio=ratio, epoch_fn=epoch_fn).run().join()
-    want = [scale * CosineAnnealing(0.1, 0.0, 3, 30).get_lr(step) for step in range(2 * (12 // world))]
+    want = [scale * optim.CosineAnnealing(0.1, 0.0, 3, 30).get_lr(step) for step in range(2 * (12 // world))]
     assert asked == [world]
     for rank in range(world):
         assert seen[rank] == want

@@ -1,10 +1,7 @@
 """DdpBuilder: a replica that raises, dies or is stuck is left out, and the others' average is what is trained."""
 
-from __future__ import annotations
-
 import threading
 import time
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,17 +10,15 @@ from replica_builder import CADENCE, SYNC, Net, builder, is_replica, loss_of
 from minigrad import Tensor
 from minigrad.distributed.comm.threads.faults import Fault, FaultPlan
 from minigrad.distributed.comm.threads.thread import ThreadCommunicator
-from minigrad.distributed.mirrors.flodl import replica_group
+from minigrad.distributed.mirrors.flodl import policies, replica_group, workload
 from minigrad.distributed.mirrors.flodl.coordinator import CadencePlan, Coordinator
-from minigrad.distributed.mirrors.flodl.policies import AverageBackend, AveragingPolicy
 from minigrad.distributed.mirrors.flodl.replica_threads import DdpHandle, ReplicaFailedError
-from minigrad.distributed.mirrors.flodl.workload import Batch
 
 
-def failing(rank: int, at: int, how: Any) -> Any:
+def failing(rank: int, at: int, how):
     done = [0]
 
-    def train_fn(model: Any, batch: Any) -> Tensor:
+    def train_fn(model, batch) -> Tensor:
         if is_replica(rank):
             done[0] += 1
             if done[0] == at:
@@ -33,15 +28,15 @@ def failing(rank: int, at: int, how: Any) -> Any:
     return train_fn
 
 
-def raises(error: BaseException) -> Any:
+def raises(error: BaseException):
     def how() -> None:
         raise error
 
     return how
 
 
-@pytest.mark.parametrize("policy", AveragingPolicy)
-@pytest.mark.parametrize("backend", AverageBackend)
+@pytest.mark.parametrize("policy", policies.AveragingPolicy)
+@pytest.mark.parametrize("backend", policies.AverageBackend)
 @pytest.mark.parametrize("error", [ValueError("bad row"), SystemExit("killed")])
 def test_death_a_replica_that_raises_leaves_the_survivors_state(policy, backend, error):
     handle = builder(
@@ -59,7 +54,7 @@ def test_death_a_replica_that_raises_leaves_the_survivors_state(policy, backend,
 def test_death_the_survivors_average_is_weighted_and_without_the_lost_one():
     """The lost replica has ruined its weights before: nothing of that may be left."""
 
-    def ruin(model: Any, batch: Any) -> Tensor:
+    def ruin(model, batch) -> Tensor:
         if is_replica(2) and int(model.seen.item()) > 0:
             model.w.data[...] = 1e30
             raise RuntimeError("ruined")
@@ -71,15 +66,15 @@ def test_death_the_survivors_average_is_weighted_and_without_the_lost_one():
     assert np.abs(state.params["w"]).max() < 100
 
 
+FAULTS = [
+    (Fault("kill", rank=1, call=2), 5.0, "RankKilledError"),
+    (Fault("kill", rank=1, call=4), 5.0, "RankKilledError"),
+    (Fault("drop", rank=1, call=2), 0.5, r"CommTimeoutError: .*average of replica 0, 2$"),
+]
+
+
 @pytest.mark.parametrize("policy", [SYNC, CADENCE])
-@pytest.mark.parametrize(
-    ("fault", "timeout", "words"),
-    [
-        (Fault("kill", rank=1, call=2), 5.0, "RankKilledError"),
-        (Fault("kill", rank=1, call=4), 5.0, "RankKilledError"),
-        (Fault("drop", rank=1, call=2), 0.5, r"CommTimeoutError: .*average of replica 0, 2$"),
-    ],
-)
+@pytest.mark.parametrize(("fault", "timeout", "words"), FAULTS)
 def test_death_in_the_midst_of_an_average(policy, fault, timeout, words):
     """One whose words never arrive does not know that it is lost: the others find out by the deadline, and name it."""
     comms = ThreadCommunicator.group(3, timeout=timeout, fault=FaultPlan([fault]))
@@ -90,16 +85,16 @@ def test_death_in_the_midst_of_an_average(policy, fault, timeout, words):
     assert all(np.isfinite(array).all() for array in state.params.values())
 
 
-@pytest.mark.parametrize("policy", AveragingPolicy)
+@pytest.mark.parametrize("policy", policies.AveragingPolicy)
 def test_death_in_the_midst_of_an_average_in_host_memory(policy, monkeypatch):
-    def pack(tensors: Any, share: float) -> Any:
+    def pack(tensors, share: float):
         if is_replica(1):
             raise MemoryError("no room for the sum")
         return original(tensors, share)
 
     original = replica_group.pack
     monkeypatch.setattr(replica_group, "pack", pack)
-    handle = builder(policy=policy, backend=AverageBackend.CPU, replicas=3, num_epochs=1000, anchor=1).run()
+    handle = builder(policy=policy, backend=policies.AverageBackend.CPU, replicas=3, num_epochs=1000, anchor=1).run()
     with handle.changed:
         handle.wait(lambda: False)
     monkeypatch.undo()
@@ -108,7 +103,7 @@ def test_death_in_the_midst_of_an_average_in_host_memory(policy, monkeypatch):
     assert list(state.failures) == [1]
 
 
-@pytest.mark.parametrize("policy", AveragingPolicy)
+@pytest.mark.parametrize("policy", policies.AveragingPolicy)
 def test_death_a_stuck_replica_is_left_behind_at_its_deadline(policy):
     release = threading.Event()
     handle = builder(policy=policy, batch_timeout=1.0, train_fn=failing(0, 3, release.wait), num_epochs=1000).run()
@@ -125,7 +120,7 @@ def test_death_is_watched_by_those_who_began_to_wait_before_the_replica_was_busy
     coordinator = Coordinator(CadencePlan(2, 8, 1, SYNC, batch_timeout=0.3), time.perf_counter)
     threads = DdpHandle(coordinator, [], None, [], None)  # type: ignore[arg-type]
     for rank in (0, 1):
-        assert isinstance(coordinator.next(rank), Batch)
+        assert isinstance(coordinator.next(rank), workload.Batch)
     coordinator.batch_done(0, 4, 0.0, 1.0)
     woken = threading.Thread(target=threads._next, args=(0,), daemon=True)
     woken.start()
@@ -156,7 +151,7 @@ def test_death_is_watched_by_those_who_began_to_wait_before_the_replica_was_busy
 
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_death_of_all_is_a_clear_error(replicas):
-    def train_fn(model: Any, batch: Any) -> Tensor:
+    def train_fn(model, batch) -> Tensor:
         raise KeyError("column")
 
     handle = builder(train_fn=train_fn, replicas=replicas).run()
@@ -167,7 +162,7 @@ def test_death_of_all_is_a_clear_error(replicas):
 
 
 def test_death_by_numbers_that_are_not_finite_names_the_step():
-    def train_fn(model: Any, batch: Any) -> Tensor:
+    def train_fn(model, batch) -> Tensor:
         loss = loss_of(model, batch)
         return loss * float("nan") if is_replica(1) and int(model.seen.item()) > 2 else loss
 

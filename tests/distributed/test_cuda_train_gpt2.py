@@ -1,22 +1,15 @@
 """``examples/train_gpt2.py`` on two GPUs, which are the simulator's, over a fake NCCL (``fake_nccl``)."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 import threading
-from pathlib import Path
-from typing import Any
 
 import example_scripts
 import numpy as np
 import pytest
-from fake_nccl import FakeMachine
 from nccl_programs import RECORD, copies_to_host
 
-from minigrad import cuda_kernels
-from minigrad.device import Device
-from minigrad.distributed import NcclCommunicator
+from minigrad import cuda_kernels, device, distributed
 from minigrad.distributed.comm.threads.thread import drawing_from, generators_for
 
 if not cuda_kernels.simulated():
@@ -31,13 +24,7 @@ FLAGS = (
 
 
 @pytest.mark.parametrize("graph", ["--no-graph", "--graph"])
-def test_two_cuda_ranks_train_as_one_process(
-    machine: FakeMachine,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    graph: str,
-) -> None:
+def test_two_cuda_ranks_train_as_one_process(machine, tmp_path, monkeypatch, capsys, graph) -> None:
     """Both have the weights of one process on the CPU, which has the same batches whole; the gradients stay on the
     devices."""
     (tmp_path / "text.txt").write_text("def f(x):\n    return x\n\n\n" * 40, encoding="utf-8")
@@ -46,14 +33,14 @@ def test_two_cuda_ranks_train_as_one_process(
     assert script.main() == 0
     wanted = importlib.import_module("minigrad.serialization").load_checkpoint("alone").tensors["model"]
 
-    comms = NcclCommunicator.group([Device("cuda:0"), Device("cuda:1")], timeout=100)
+    comms = distributed.NcclCommunicator.group([device.Device("cuda:0"), device.Device("cuda:1")], timeout=100)
     own = threading.local()
     losses: list[list[float]] = [[], []]
-    found: list[Any] = [None, None]
+    found = [None, None]
     staged: list[list[int]] = [[], []]
     step = script.GPT2Training.step
 
-    def counted(training: Any) -> Any:
+    def counted(training):
         before = len(seen)
         metrics = step(training)
         mine = [size for thread, size in seen[before:] if thread == threading.get_ident()]
@@ -77,7 +64,7 @@ def test_two_cuda_ranks_train_as_one_process(
     monkeypatch.setattr(script, "init_process_group", lambda *_, **__: own.comm)
     monkeypatch.setattr(script.GPT2Training, "step", counted)
     monkeypatch.setattr(sys, "argv", ["train_gpt2.py", *FLAGS, graph, "--device", "cuda", "--out", "two"])
-    codes: list[Any] = [None, None]
+    codes = [None, None]
     generators = generators_for(2)
     threads = [threading.Thread(target=rank, args=(number,), daemon=True) for number in range(2)]
     with copies_to_host() as seen:

@@ -1,55 +1,25 @@
 """The other trainers of several ranks give on GPUs what they give on the CPU; each is tested in depth there."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterable
-from typing import Any
-
 import numpy as np
 import pytest
 from nccl_programs import copies_to_host
 
 import minigrad as mg
 from minigrad import Tensor, nn
-from minigrad.device import CPU, Device
-from minigrad.distributed import (
-    AmpTrainer,
-    AsyncParameterServer,
-    BFloat16Compression,
-    BlockDistributedTrainer,
-    ColumnParallelLinear,
-    Communicator,
-    DataParallelTrainer,
-    DistributedTrainer,
-    FusedDistributedOptimizer,
-    FusedOptimizerConfig,
-    LossKind,
-    MixedPrecisionConfig,
-    NoOpCommunicator,
-    OptimizerKind,
-    PipelineParallelTrainer,
-    RankReplicas,
-    ReplicaProtocol,
-    RowParallelLinear,
-    TensorParallelTrainer,
-    ThreadReplica,
-    TrainerConfig,
-    TrainingConfig,
-    VocabParallelEmbedding,
-    run_threads,
-    serve_replica,
-    vocab_parallel_cross_entropy,
-)
+from minigrad import distributed as dist
 from minigrad.nn import functional as F
 
 if not mg.cuda.is_available():
     pytest.skip("no CUDA device, and NUMBA_ENABLE_CUDASIM=1 is not set", allow_module_level=True)
 
-DEVICES = [Device("cuda:0"), Device(f"cuda:{min(1, mg.cuda.device_count() - 1)}")]
+DEVICES = [mg.Device("cuda:0"), mg.Device(f"cuda:{min(1, mg.cuda.device_count() - 1)}")]
 RNG = np.random.default_rng(0)
 X, Y = RNG.standard_normal((7, 3)), RNG.integers(0, 2, 7)
-CONFIG = TrainerConfig(
-    batch_size_per_device=4, gradient_clip=1.0, optimizer=OptimizerKind.sgd(0.1, 0.9), loss=LossKind.cross_entropy()
+CONFIG = dist.TrainerConfig(
+    batch_size_per_device=4,
+    gradient_clip=1.0,
+    optimizer=dist.OptimizerKind.sgd(0.1, 0.9),
+    loss=dist.LossKind.cross_entropy(),
 )
 
 
@@ -57,66 +27,71 @@ def weights(model: nn.Module) -> list[np.ndarray]:
     return [p.detach().cpu().numpy() for p in model.parameters()]
 
 
-def normed(device: Device) -> nn.Module:
+def normed(device: mg.Device) -> nn.Module:
     mg.manual_seed(0)
     return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).to(device=device).double()
 
 
-def trained_by(replicas: Iterable[ReplicaProtocol], device: Device) -> list[np.ndarray]:
-    trainer = DataParallelTrainer(CONFIG, replicas, model=normed(device), timeout=300)
+def trained_by(replicas, device: mg.Device) -> list[np.ndarray]:
+    trainer = dist.DataParallelTrainer(CONFIG, replicas, model=normed(device), timeout=300)
     found = [trainer.step((X, Y)).loss for _ in range(2)]
     return [np.array(found), *weights(trainer.model), *(b.cpu().numpy() for b in trainer.model.buffers())]
 
 
-def data_parallel(devices: list[Device]) -> list[np.ndarray]:
-    with ThreadReplica(lambda: normed(devices[0])) as first, ThreadReplica(lambda: normed(devices[1])) as second:
+def data_parallel(devices: list[mg.Device]) -> list[np.ndarray]:
+    with (
+        dist.ThreadReplica(lambda: normed(devices[0])) as first,
+        dist.ThreadReplica(lambda: normed(devices[1])) as second,
+    ):
         return trained_by([first, second], devices[0])
 
 
-def data_parallel_ranks(comm: Communicator) -> list[Any]:
+def data_parallel_ranks(comm: dist.Communicator):
     if comm.rank:
-        return [serve_replica(comm, normed(comm.device)) or 0]
-    with ThreadReplica(lambda: normed(comm.device)) as local, RankReplicas(comm) as ranks:
+        return [dist.serve_replica(comm, normed(comm.device)) or 0]
+    with dist.ThreadReplica(lambda: normed(comm.device)) as local, dist.RankReplicas(comm) as ranks:
         return trained_by([local, *ranks], comm.device)
 
 
-def on_ranks(fn: Callable[[Communicator], list[Any]]) -> Callable[[list[Device]], list[np.ndarray]]:
-    def run(devices: list[Device]) -> list[np.ndarray]:
+def on_ranks(fn):
+    def run(devices: list[mg.Device]) -> list[np.ndarray]:
         mg.manual_seed(0)
-        return [np.asarray(x) for rank in run_threads(2, fn, 300, devices=devices) for x in rank]
+        return [np.asarray(x) for rank in dist.run_threads(2, fn, 300, devices=devices) for x in rank]
 
     return run
 
 
 @on_ranks
-def tensor_parallel(comm: Communicator) -> list[Any]:
-    up = ColumnParallelLinear(3, 5, comm, gather_output=False, dtype=mg.float64)
-    middle = ColumnParallelLinear(5, 5, comm, dtype=mg.float64)
-    down = RowParallelLinear(5, 2, comm, dtype=mg.float64)
-    model = nn.Sequential(up, RowParallelLinear(5, 5, comm, input_is_parallel=True, dtype=mg.float64), middle, down)
-    trainer = TensorParallelTrainer(CONFIG, model, comm)
+def tensor_parallel(comm: dist.Communicator):
+    up = dist.ColumnParallelLinear(3, 5, comm, gather_output=False, dtype=mg.float64)
+    middle = dist.ColumnParallelLinear(5, 5, comm, dtype=mg.float64)
+    down = dist.RowParallelLinear(5, 2, comm, dtype=mg.float64)
+    model = nn.Sequential(
+        up, dist.RowParallelLinear(5, 5, comm, input_is_parallel=True, dtype=mg.float64), middle, down
+    )
+    trainer = dist.TensorParallelTrainer(CONFIG, model, comm)
     return [*(trainer.step((X, Y)).loss for _ in range(2)), *(p.cpu().numpy() for p in up.whole().values())]
 
 
 @on_ranks
-def vocab_parallel(comm: Communicator) -> list[Any]:
-    table = VocabParallelEmbedding(7, 4, comm, dtype=mg.float64)
+def vocab_parallel(comm: dist.Communicator):
+    table = dist.VocabParallelEmbedding(7, 4, comm, dtype=mg.float64)
     h = table(Tensor(np.array([0, 3, 6]), device=comm.device))
     logits = F.linear(h, table.weight)
-    loss = vocab_parallel_cross_entropy(logits, Tensor(np.array([1, 5, 6]), device=comm.device), 7, comm)
+    loss = dist.vocab_parallel_cross_entropy(logits, Tensor(np.array([1, 5, 6]), device=comm.device), 7, comm)
     return [loss.item(), loss.backward()[table.weight].cpu().numpy(), table.whole()["weight"].cpu().numpy()]
 
 
 @on_ranks
-def pipeline_parallel(comm: Communicator) -> list[Any]:
+def pipeline_parallel(comm: dist.Communicator):
     stage = nn.Sequential(nn.Linear(3, 4), nn.Tanh()) if comm.rank == 0 else nn.Linear(4, 2)
-    trainer = PipelineParallelTrainer(CONFIG, stage.double().to(device=comm.device), comm)
+    trainer = dist.PipelineParallelTrainer(CONFIG, stage.double().to(device=comm.device), comm)
     return [*(trainer.step((X, Y)).loss for _ in range(2)), *weights(stage)]
 
 
-def reduced_by(make: Callable[[Communicator], Any]) -> Callable[[list[Device]], list[np.ndarray]]:
+def reduced_by(make):
     @on_ranks
-    def train(comm: Communicator) -> list[Any]:
+    def train(comm: dist.Communicator):
         mg.manual_seed(1)
         model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double().to(device=comm.device)
         x, y = Tensor(X[comm.rank :: 2], device=comm.device), Tensor(Y[comm.rank :: 2], device=comm.device)
@@ -130,9 +105,9 @@ def reduced_by(make: Callable[[Communicator], Any]) -> Callable[[list[Device]], 
 
 
 class Blocks(nn.Module):
-    def __init__(self, comm: Communicator) -> None:
+    def __init__(self, comm: dist.Communicator) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList([ColumnParallelLinear(3, 4, comm), nn.Linear(4, 2)])
+        self.blocks = nn.ModuleList([dist.ColumnParallelLinear(3, 4, comm), nn.Linear(4, 2)])
 
     def forward(self, x: Tensor) -> Tensor:
         return self.blocks[1](self.blocks[0](x))
@@ -141,18 +116,18 @@ class Blocks(nn.Module):
         return F.cross_entropy(self(x), y)
 
 
-def alone(devices: list[Device]) -> list[np.ndarray]:
+def alone(devices: list[mg.Device]) -> list[np.ndarray]:
     """One process with one device, which the communicator need not be told."""
-    comm, found = NoOpCommunicator(), []
+    comm, found = dist.NoOpCommunicator(), []
     for step in (
-        lambda model: TensorParallelTrainer(CONFIG, model, comm).step((X, Y)),
-        lambda model: PipelineParallelTrainer(CONFIG, model, comm).step((X, Y)),
-        lambda model: BlockDistributedTrainer(model, comm).train_batch(X, Y),
+        lambda model: dist.TensorParallelTrainer(CONFIG, model, comm).step((X, Y)),
+        lambda model: dist.PipelineParallelTrainer(CONFIG, model, comm).step((X, Y)),
+        lambda model: dist.BlockDistributedTrainer(model, comm).train_batch(X, Y),
     ):
         mg.manual_seed(1)
         model = Blocks(comm).double().to(device=devices[0])
         found += [step(model).loss, *weights(model)]
-    with AmpTrainer(precision=MixedPrecisionConfig.fp16()).autocast():
+    with dist.AmpTrainer(precision=dist.MixedPrecisionConfig.fp16()).autocast():
         y = F.linear(*(mg.ones(2, 2, device=devices[0]) for _ in range(2)))
     return [np.asarray(x) for x in (*found, y.dtype == mg.float16)]
 
@@ -164,15 +139,19 @@ CASES = {
     "tensor parallel": tensor_parallel,
     "vocabulary parallel": vocab_parallel,
     "pipeline parallel": pipeline_parallel,
-    "fused": reduced_by(lambda comm: FusedDistributedOptimizer(FusedOptimizerConfig(bucket_size_bytes=64), comm)),
-    "compressed": reduced_by(lambda comm: DistributedTrainer(TrainingConfig(), comm, hook=BFloat16Compression())),
+    "fused": reduced_by(
+        lambda comm: dist.FusedDistributedOptimizer(dist.FusedOptimizerConfig(bucket_size_bytes=64), comm)
+    ),
+    "compressed": reduced_by(
+        lambda comm: dist.DistributedTrainer(dist.TrainingConfig(), comm, hook=dist.BFloat16Compression())
+    ),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_cuda_trainers_give_what_they_give_on_the_cpu(name: str) -> None:
     tolerance = 2.0**-6 if name == "compressed" else 1e-9  # bfloat16's rounding may fall the other way
-    for got, wanted in zip(CASES[name](DEVICES), CASES[name]([CPU, CPU]), strict=True):
+    for got, wanted in zip(CASES[name](DEVICES), CASES[name]([mg.device.CPU, mg.device.CPU]), strict=True):
         np.testing.assert_allclose(got, wanted, rtol=tolerance, atol=1e-12 if tolerance < 1e-6 else 1e-3)
 
 
@@ -180,20 +159,20 @@ def test_cuda_weights_and_gradients_of_replicas_and_server_stay_on_devices() -> 
     models = [nn.Linear(3, 256).to(device=device) for device in (*DEVICES, DEVICES[0])]
     batch = X.astype(np.float32), Y
 
-    def of_ranks(comm: Communicator) -> None:
+    def of_ranks(comm: dist.Communicator) -> None:
         if comm.rank:
-            serve_replica(comm, models[1])
+            dist.serve_replica(comm, models[1])
         else:
-            with RankReplicas(comm) as ranks:
+            with dist.RankReplicas(comm) as ranks:
                 trainer.set_replicas(ranks)
                 trainer.step(batch)
 
-    with ThreadReplica(lambda: models[0]) as first, ThreadReplica(lambda: models[1]) as second:
-        trainer = DataParallelTrainer(CONFIG, [first, second], model=models[2], timeout=300)
+    with dist.ThreadReplica(lambda: models[0]) as first, dist.ThreadReplica(lambda: models[1]) as second:
+        trainer = dist.DataParallelTrainer(CONFIG, [first, second], model=models[2], timeout=300)
         with copies_to_host() as seen:
             trainer.step(batch)
-            run_threads(2, of_ranks, 300, devices=DEVICES)
-            server = AsyncParameterServer(models[0].weight, OptimizerKind.sgd(0.1), 1)
+            dist.run_threads(2, of_ranks, 300, devices=DEVICES)
+            server = dist.AsyncParameterServer(models[0].weight, dist.OptimizerKind.sgd(0.1), 1)
             server.push_gradient(0, 0, models[1].weight.detach())
             weight = server.pull_weights()[0]
     assert weight.device is DEVICES[0] and max(size for _, size in seen) < 3 * 256 * 4

@@ -1,45 +1,29 @@
 """Checkpoints of several ranks: one copy, exact resume on every rank, other world sizes, failures known to all."""
 
-from __future__ import annotations
-
 import threading
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from data_parallel import Net, Record, assert_same_run, feed, make_trainer, record
 
 import minigrad
-from minigrad import Tensor, nn
-from minigrad.data import EpochSampler
-from minigrad.distributed import (
-    AsyncCheckpointer,
-    Communicator,
-    NoOpCommunicator,
-    load_distributed_checkpoint,
-    random_state,
-    restore_random_state,
-    run_threads,
-    save_distributed_checkpoint,
-)
+from minigrad import Tensor, data, nn, optim, serialization
+from minigrad import distributed as dist
 from minigrad.distributed.train import checkpoint as checkpoint_file
-from minigrad.optim import CosineAnnealing
-from minigrad.serialization import CheckpointError, load_checkpoint, save_checkpoint
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.standard_normal((2, 21, 5))
 
 
-def train(comm: Communicator, folder: Path, resume: bool) -> list[Record]:
+def train(comm: dist.Communicator, folder, resume: bool) -> list[Record]:
     """Eleven steps, saved after four, or only those after them, resumed."""
     net = Net()
-    trainer = make_trainer("distributed", comm, 0.5, accum=2, schedule=CosineAnnealing(1e-2, 1e-3, 2, 20))
-    sampler = EpochSampler(len(X), 4, 3, rank=comm.rank, world_size=comm.world_size)
+    trainer = make_trainer("distributed", comm, 0.5, accum=2, schedule=optim.CosineAnnealing(1e-2, 1e-3, 2, 20))
+    sampler = data.EpochSampler(len(X), 4, 3, rank=comm.rank, world_size=comm.world_size)
     batches = (batch for _ in iter(int, 1) for batch in sampler)
     if resume:
-        checkpoint = load_distributed_checkpoint(comm, folder)
+        checkpoint = dist.load_distributed_checkpoint(comm, folder)
         net.load_state_dict(checkpoint.tensors["model"])
         trainer.load_state_dict(net.named_parameters(), checkpoint.tensors["trainer"], checkpoint.state["trainer"])
         sampler.load_state_dict(checkpoint.state["sampler"])
@@ -53,18 +37,18 @@ def train(comm: Communicator, folder: Path, resume: bool) -> list[Record]:
         if metrics is not None and metrics.step == 4:
             arrays, meta = trainer.state_dict(net.named_parameters())
             state = {"step": 4, "trainer": meta, "sampler": sampler.state_dict()}
-            save_distributed_checkpoint(comm, folder, {"model": net.state_dict(), "trainer": arrays}, state)
+            dist.save_distributed_checkpoint(comm, folder, {"model": net.state_dict(), "trainer": arrays}, state)
     return found
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_a_resumed_run_is_the_uninterrupted_one_on_every_rank(tmp_path, world_size):
     run, resumed = partial(train, folder=tmp_path, resume=False), partial(train, folder=tmp_path, resume=True)
-    straight = run_threads(world_size, run, timeout=20)
-    for whole, found in zip(straight, run_threads(world_size, resumed, timeout=20)):
+    straight = dist.run_threads(world_size, run, timeout=20)
+    for whole, found in zip(straight, dist.run_threads(world_size, resumed, timeout=20)):
         assert [step.bits() for step in whole[4:]] == [step.bits() for step in found]
     for size in (1, 2, 4):  # another world: the same batches, and sums in another order
-        for found in run_threads(size, resumed, timeout=20):
+        for found in dist.run_threads(size, resumed, timeout=20):
             assert_same_run(found, straight[0][4:], tolerance=1e-10)
 
 
@@ -76,13 +60,13 @@ def test_only_rank_0_needs_a_disk_and_gives_its_bits_to_all(tmp_path):
     }
     special["d"] = np.asarray(minigrad.tensor([1.0, 2.5], dtype=minigrad.bfloat16).data)
 
-    def fn(comm: Communicator) -> Any:
+    def fn(comm: dist.Communicator):
         folder = tmp_path / ("here" if comm.rank == 0 else "nowhere")
         given = special if comm.rank == 0 else {}
-        path = save_distributed_checkpoint(comm, folder, {"x": given}, {"step": 3, "note": "é"})
-        return path, load_distributed_checkpoint(comm, folder)
+        path = dist.save_distributed_checkpoint(comm, folder, {"x": given}, {"step": 3, "note": "é"})
+        return path, dist.load_distributed_checkpoint(comm, folder)
 
-    for path, checkpoint in run_threads(3, fn, timeout=20):
+    for path, checkpoint in dist.run_threads(3, fn, timeout=20):
         assert path == checkpoint.path and path.is_dir() and checkpoint.step == 3 and checkpoint.state["note"] == "é"
         assert checkpoint.tensors["x"].keys() == special.keys()
         for name, array in special.items():
@@ -92,29 +76,29 @@ def test_only_rank_0_needs_a_disk_and_gives_its_bits_to_all(tmp_path):
 
 
 def test_what_fails_on_rank_0_fails_everywhere(tmp_path):
-    def save(comm: Communicator) -> None:
+    def save(comm: dist.Communicator) -> None:
         (tmp_path / "file").touch()
-        save_distributed_checkpoint(comm, tmp_path / "file", {}, {"step": 1})
+        dist.save_distributed_checkpoint(comm, tmp_path / "file", {}, {"step": 1})
 
-    def load(comm: Communicator) -> None:
-        load_distributed_checkpoint(comm, tmp_path / "empty")
+    def load(comm: dist.Communicator) -> None:
+        dist.load_distributed_checkpoint(comm, tmp_path / "empty")
 
     for fn in (save, load):
 
-        def caught(comm: Communicator, fn: Any = fn) -> str:
-            with pytest.raises(CheckpointError) as error:
+        def caught(comm: dist.Communicator, fn=fn) -> str:
+            with pytest.raises(serialization.CheckpointError) as error:
                 fn(comm)
             comm.barrier()  # the communicator is as good as before
             return str(error.value)
 
-        messages = run_threads(3, caught, timeout=20)
+        messages = dist.run_threads(3, caught, timeout=20)
         assert all(message.startswith("rank 0 could not") for message in messages[1:])
         assert all(messages[0] in message for message in messages)
 
 
 def test_random_numbers_go_on_and_new_ranks_get_their_own():
     # Threads share the default generator, so ranks are played one after the other.
-    class Rank(NoOpCommunicator):
+    class Rank(dist.NoOpCommunicator):
         def __init__(self, rank: int) -> None:
             super().__init__()
             self.rank = rank
@@ -123,7 +107,7 @@ def test_random_numbers_go_on_and_new_ranks_get_their_own():
     try:
         minigrad.manual_seed(7)
         minigrad.rand(3)
-        state = random_state(NoOpCommunicator())
+        state = dist.random_state(dist.NoOpCommunicator())
         assert state == {"generators": [{"seed": 7, "offset": 1}]}
         state = {"generators": [{"seed": 7, "offset": 4}, {"seed": 9, "offset": 6}]}
         expected = [
@@ -133,11 +117,11 @@ def test_random_numbers_go_on_and_new_ranks_get_their_own():
             {"seed": 10, "offset": 6},  # not 9, which is rank 1's
         ]
         for rank in range(4):
-            restore_random_state(Rank(rank), state)
+            dist.restore_random_state(Rank(rank), state)
             assert minigrad.default_generator.state_dict() == expected[rank]
         for bad in ({}, {"generators": []}, None):
             with pytest.raises(ValueError, match="expected what random_state returned"):
-                restore_random_state(NoOpCommunicator(), bad)  # type: ignore[arg-type]
+                dist.restore_random_state(dist.NoOpCommunicator(), bad)  # type: ignore[arg-type]
     finally:
         minigrad.default_generator.load_state_dict(before)
 
@@ -146,14 +130,14 @@ def test_a_checkpoint_is_written_beside_the_training(tmp_path, monkeypatch):
     """It has the values of when ``save`` was called, and the next call waits for it."""
     may_write = threading.Event()
 
-    def slow(*arguments: Any) -> Path:
+    def slow(*arguments):
         assert may_write.wait(30)
-        return save_checkpoint(*arguments)
+        return serialization.save_checkpoint(*arguments)
 
     monkeypatch.setattr(checkpoint_file, "save_checkpoint", slow)
     model = nn.Linear(2, 2)
     saved, state = model.weight.detach().numpy().copy(), {"step": 1, "notes": ["first"]}
-    with AsyncCheckpointer() as checkpoints:
+    with dist.AsyncCheckpointer() as checkpoints:
         assert checkpoints.wait() is None
         checkpoints.save(tmp_path, {"model": model.state_dict()}, state)
         model.weight.detach().fill_(7.0)
@@ -161,32 +145,32 @@ def test_a_checkpoint_is_written_beside_the_training(tmp_path, monkeypatch):
         assert not list(tmp_path.glob("step-*"))
         may_write.set()
         checkpoints.save(tmp_path, {"model": model.state_dict()}, {"step": 2})
-        first = load_checkpoint(tmp_path, 1)
+        first = serialization.load_checkpoint(tmp_path, 1)
         np.testing.assert_array_equal(first.tensors["model"]["weight"], saved)
         assert first.state["notes"] == ["first"]
-        assert checkpoints.wait() == load_checkpoint(tmp_path).path
-    assert (load_checkpoint(tmp_path, 2).tensors["model"]["weight"] == 7.0).all()
+        assert checkpoints.wait() == serialization.load_checkpoint(tmp_path).path
+    assert (serialization.load_checkpoint(tmp_path, 2).tensors["model"]["weight"] == 7.0).all()
 
 
 def test_what_goes_wrong_in_the_thread_is_raised_by_the_next_call_on_all_ranks(tmp_path):
     (tmp_path / "file").touch()
     tensors = {"model": {"w": np.ones(2)}}
 
-    def save(comm: Communicator) -> list[str]:
+    def save(comm: dist.Communicator) -> list[str]:
         found = []
-        checkpoints = AsyncCheckpointer()
+        checkpoints = dist.AsyncCheckpointer()
         for step, folder in enumerate(("file", "good", "good"), 1):
             try:
                 checkpoints.save_distributed(comm, tmp_path / folder, tensors, {"step": step})
                 found.append("")
-            except CheckpointError as error:
+            except serialization.CheckpointError as error:
                 found.append(str(error))
         checkpoints.wait()
         return found
 
-    for rank, (first, second, third) in enumerate(run_threads(2, save, timeout=30)):
+    for rank, (first, second, third) in enumerate(dist.run_threads(2, save, timeout=30)):
         assert first == third == "" and "file" in second
         assert second.startswith("rank 0 could not save: ") == bool(rank)
-    assert load_checkpoint(tmp_path / "good").step == 3
-    with pytest.raises(CheckpointError), AsyncCheckpointer() as checkpoints:
+    assert serialization.load_checkpoint(tmp_path / "good").step == 3
+    with pytest.raises(serialization.CheckpointError), dist.AsyncCheckpointer() as checkpoints:
         checkpoints.save(tmp_path / "file", tensors, {"step": 1})

@@ -1,9 +1,6 @@
 """ElChe: counts of batches per rank, against hand-computed vectors and over random histories. Pure logic."""
 
-from __future__ import annotations
-
 import math
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -33,9 +30,8 @@ def test_it_begins_with_the_anchor_for_every_rank() -> None:
     assert cadence.max_batch_diff is None
 
 
-@pytest.mark.parametrize(
-    ("cadence", "wall", "sync", "anchor", "counts"),
-    [
+def test_el_che_vectors_of_the_overhead() -> None:
+    for cadence, wall, sync, anchor, counts in [
         (ElChe(2, 10), [500, 1000], 400, 40, [80, 40]),
         (ElChe(2, 10), [1000, 1000], 500, 50, [50, 50]),
         (ElChe(3, 10).with_overhead_target(0.5), [333, 500, 1000], 10, 10, [30, 20, 10]),
@@ -43,14 +39,12 @@ def test_it_begins_with_the_anchor_for_every_rank() -> None:
         (ElChe(2, 10), [1, 1], 1e9, 200, [200, 200]),  # as many as max_anchor says
         (ElChe(2, 300), [1, 1], 1e9, 300, [300, 300]),
         (ElChe(2, 1).with_overhead_target(0.01), [100, 100], 7, 7, [7, 7]),  # 0.07 / 0.01 is above 7 but for rounding
-    ],
-)
-def test_el_che_vectors_of_the_overhead(cadence: ElChe, wall: Any, sync: float, anchor: int, counts: Any) -> None:
-    before = cadence.anchor
-    report(cadence, wall, sync)
-    assert (cadence.anchor, cadence.batch_counts) == (anchor, counts)
-    assert [cadence.batches(r) for r in range(cadence.world_size)] == counts
-    assert cadence.anchor_wall_ms == pytest.approx(max(wall) * anchor / before)
+    ]:
+        before = cadence.anchor
+        report(cadence, wall, sync)
+        assert (cadence.anchor, cadence.batch_counts) == (anchor, counts)
+        assert [cadence.batches(r) for r in range(cadence.world_size)] == counts
+        assert cadence.anchor_wall_ms == pytest.approx(max(wall) * anchor / before)
 
 
 def test_el_che_vector_of_max_batch_diff() -> None:
@@ -84,8 +78,7 @@ def test_the_anchor_falls_by_one_while_overhead_is_low_and_stops_where_it_began(
     cadence = report(ElChe(2, 10), [1000, 1000], 130)
     assert cadence.anchor == 13
     assert report(cadence, [1000, 1000], 70).anchor == 13  # between half of the target and the target
-    anchors = [report(cadence, [1000, 1000], 49).anchor for _ in range(5)]
-    assert anchors == [12, 11, 10, 10, 10]
+    assert [report(cadence, [1000, 1000], 49).anchor for _ in range(5)] == [12, 11, 10, 10, 10]
 
 
 def test_counts_follow_an_anchor_that_falls_within_the_dead_zone() -> None:
@@ -153,9 +146,8 @@ def test_a_rank_without_batches_keeps_its_speed() -> None:
     assert fresh.anchor == 10
 
 
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
+def test_arguments_out_of_range_are_refused() -> None:
+    for wrong, words in [
         (lambda: ElChe(1, 10), "El Che requires at least 2 devices"),
         (lambda: ElChe(2, 0), "anchor must be >= 1"),
         (lambda: ElChe(2, 10).with_max_anchor(0), "max_anchor is 0, expected an integer >= 1"),
@@ -172,16 +164,13 @@ def test_a_rank_without_batches_keeps_its_speed() -> None:
         (lambda: ElChe(2, 10).report_timing([1.0, 1.0], [1], 0), "actual_batches has 1 entries for 2 ranks"),
         (lambda: ElChe(2, 10).report_timing([1.0, -1.0], [1, 1], 0), r"wall_ms\[1\] is -1.0"),
         (lambda: ElChe(2, 10).report_timing([1.0, 1.0], [1, 1], math.nan), "sync_ms is nan"),
-    ],
-)
-def test_arguments_out_of_range_are_refused(wrong, words: str) -> None:
-    raises(ValueError, words, wrong)
+    ]:
+        raises(ValueError, words, wrong)
 
 
 def test_a_refused_report_changes_nothing() -> None:
     cadence = report(ElChe(2, 10), [500, 1000], 0)
-    with pytest.raises(ValueError):
-        cadence.report_timing([1.0, 1.0], [1, 1], -1)
+    raises(ValueError, "", cadence.report_timing, [1.0, 1.0], [1, 1], -1)
     assert (cadence.ms_per_batch, cadence.batch_counts) == ([50.0, 100.0], [20, 10])
 
 

@@ -1,7 +1,5 @@
 """What happens to the other ranks when one dies, stalls or leaves: an error that says so in time, and an end."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -74,20 +72,20 @@ def assert_survivors_raised(result: RanksResult, kind: str, op: str = "all_reduc
     assert result.seconds < 30
 
 
+ACTS = [
+    (KILL, "now", 137, "rank 1 failed first: killed by SIGKILL"),
+    (KILL, "async", 137, "rank 1 failed first: killed by SIGKILL"),
+    (KILL, "recv", 137, "rank 1 failed first: killed by SIGKILL"),
+    (RAISE, "now", 1, "rank 1 failed first: exit code 1"),
+    (f"with comm:\n    {RAISE}", "now", 1, "rank 1 failed first: exit code 1"),
+    ("sys.exit(3)", "now", 3, "rank 1 failed first: exit code 3"),
+    ("os._exit(0)", "now", 1, "launch: but rank 1 ended with exit code 0"),  # in the middle it is a failure
+    ("sys.exit(0)", "now", 1, "launch: but rank 1 ended with exit code 0"),
+]
+
+
 @pytest.mark.long(but=1)
-@pytest.mark.parametrize(
-    ("act", "how", "code", "words"),
-    [
-        (KILL, "now", 137, "rank 1 failed first: killed by SIGKILL"),
-        (KILL, "async", 137, "rank 1 failed first: killed by SIGKILL"),
-        (KILL, "recv", 137, "rank 1 failed first: killed by SIGKILL"),
-        (RAISE, "now", 1, "rank 1 failed first: exit code 1"),
-        (f"with comm:\n    {RAISE}", "now", 1, "rank 1 failed first: exit code 1"),
-        ("sys.exit(3)", "now", 3, "rank 1 failed first: exit code 3"),
-        ("os._exit(0)", "now", 1, "launch: but rank 1 ended with exit code 0"),  # in the middle it is a failure
-        ("sys.exit(0)", "now", 1, "launch: but rank 1 ended with exit code 0"),
-    ],
-)
+@pytest.mark.parametrize(("act", "how", "code", "words"), ACTS)
 def test_a_rank_that_goes_is_missed(act, how, code, words):
     result = run(act, how=how)
     assert_survivors_raised(result, "PeerLostError", op="recv" if how == "recv" else "all_reduce")

@@ -1,7 +1,5 @@
 """The launcher: every rank's lines, the first failure's code, and nobody left behind."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
@@ -10,7 +8,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from in_threads import wait_until
@@ -83,16 +80,16 @@ def test_the_job_ends_when_nobody_reads_its_output():
         process.stderr.close()
 
 
+FAILURES = [
+    ("sys.exit(3)", 3, "exit code 3"),
+    ("os.kill(os.getpid(), 9)", 137, "killed by SIGKILL"),
+    ("os.abort()", 134, "killed by SIGABRT"),
+    ("1 / 0", 1, "exit code 1"),
+]
+
+
 @pytest.mark.long(but=1)
-@pytest.mark.parametrize(
-    ("act", "code", "words"),
-    [
-        ("sys.exit(3)", 3, "exit code 3"),
-        ("os.kill(os.getpid(), 9)", 137, "killed by SIGKILL"),
-        ("os.abort()", 134, "killed by SIGABRT"),
-        ("1 / 0", 1, "exit code 1"),
-    ],
-)
+@pytest.mark.parametrize(("act", "code", "words"), FAILURES)
 def test_the_first_failure_is_named_and_the_rest_is_ended(act, code, words):
     program = WHO + f"if rank == 1:\n    {act}\nprint('waits')\ntime.sleep(100)\n"
     result = run_ranks(3, program, options=("--grace", "0.5"))
@@ -117,7 +114,7 @@ def test_the_job_ends_after_its_timeout():
     assert result.seconds < 15
 
 
-def started(folder: Path, program: str, *options: str, **how: Any) -> tuple[subprocess.Popen[str], list[str]]:
+def started(folder: Path, program: str, *options: str, **how) -> tuple[subprocess.Popen[str], list[str]]:
     """A job of two ranks that have each written their first line, and these lines in order of rank."""
     path = folder / "program.py"
     path.write_text(program)
@@ -268,17 +265,17 @@ def test_what_is_missing_is_said(monkeypatch, capsys):
     assert 'pip install "minigrad-cuda[mpi]"' in capsys.readouterr().err
 
 
+WRONG_LINES = [
+    ([], "-n N"),
+    (["-n", "0", "x.py"], "not >= 1"),
+    (["-n", "2"], "name a script"),
+    (["--hosts", "a:b", "x.py"], "'a:b' is no host name"),
+    (["-n", "2", "--timeout", "-1", "x.py"], "not > 0"),
+]
+
+
 @pytest.mark.short
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ([], "-n N"),
-        (["-n", "0", "x.py"], "not >= 1"),
-        (["-n", "2"], "name a script"),
-        (["--hosts", "a:b", "x.py"], "'a:b' is no host name"),
-        (["-n", "2", "--timeout", "-1", "x.py"], "not > 0"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "words"), WRONG_LINES)
 def test_wrong_command_lines(arguments, words, capsys):
     with pytest.raises(SystemExit) as caught:
         launch.main(arguments)

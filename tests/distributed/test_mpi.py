@@ -1,7 +1,5 @@
 """MpiCommunicator with real processes: what all engines must do, and what is special to this one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -7,7 +7,6 @@ Two ranks on one GPU need NCCL 2.30 or later and its experimental NCCL_MULTI_RAN
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -19,12 +18,11 @@ from nccl_programs import collectives, copies_to_host, no_staging
 from ranks import run_alone
 
 import minigrad as mg
-from minigrad.device import Device
 from minigrad.distributed import NcclCommunicator, replica_communicators
 from minigrad.distributed.comm.nccl import nccl
 
 pytestmark = pytest.mark.gpu
-CUDA = Device("cuda:0")
+CUDA = mg.Device("cuda:0")
 
 # As NCCL's arithmetic goes: its minimum and maximum lose a NaN, and it adds halves as halves.
 NOT_NCCL = ("check_special_values",)
@@ -62,7 +60,7 @@ def in_two_processes(name: str) -> None:
         "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path]),
     }
 
-    def rank(number: int) -> subprocess.CompletedProcess[str]:
+    def rank(number: int):
         return run_alone(program, "default", **common, RANK=str(number), LOCAL_RANK=str(number))
 
     for run in good([*outcomes(range(2), rank, 200).values()]):
@@ -78,7 +76,7 @@ def test_must_two_ranks_on_one_gpu(name):
 def test_must_two_gpus_of_one_process(program):
     if mg.cuda.device_count() < 2:
         pytest.skip(f"two GPUs are needed, there is {mg.cuda.device_count()}")
-    comms = replica_communicators([CUDA, Device("cuda:1")], timeout=60.0)
+    comms = replica_communicators([CUDA, mg.Device("cuda:1")], timeout=60.0)
     assert all(isinstance(comm, NcclCommunicator) for comm in comms)
     with copies_to_host():
         good(on_ranks(comms, program))

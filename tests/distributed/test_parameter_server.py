@@ -1,37 +1,23 @@
 """AsyncParameterServer: versions, staleness, statistics, every optimizer, and many threads at once."""
 
-from __future__ import annotations
-
 import time
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from in_threads import good, outcomes
-from ranks import requires_mpi, run_ranks
+from ranks import on_processes, requires_mpi
 from refusals import raises
 
-from minigrad import Tensor, nn
-from minigrad.distributed import (
-    AsyncParameterServer,
-    Communicator,
-    NoOpCommunicator,
-    OptimizerKind,
-    RemoteParameterServer,
-    ServerStats,
-    StaleGradientError,
-    run_threads,
-)
-from minigrad.optim import CosineAnnealing, NonFiniteGradientError
+from minigrad import GradStore, Tensor, nn, optim
+from minigrad import distributed as dist
 
-SGD = OptimizerKind.sgd(0.1)
+SGD = dist.OptimizerKind.sgd(0.1)
 START = np.array([1.0, -2.0, 3.0], np.float32)
 ONES = np.ones(3, np.float32)
 
 
-def server(optimizer: OptimizerKind = SGD, max_staleness: int = 2, **options: Any) -> AsyncParameterServer:
-    return AsyncParameterServer(START, optimizer, max_staleness, **options)
+def server(optimizer: dist.OptimizerKind = SGD, max_staleness: int = 2, **options) -> dist.AsyncParameterServer:
+    return dist.AsyncParameterServer(START, optimizer, max_staleness, **options)
 
 
 def test_parameter_server_version_advances() -> None:
@@ -53,14 +39,14 @@ def test_parameter_server_rejects_stale_gradients() -> None:
         ps.push_gradient(0, version, ONES)
     before = ps.pull_weights()
     with pytest.raises(
-        StaleGradientError, match="worker 7: the gradient is of version 0, 3 behind version 3; at most 2"
+        dist.StaleGradientError, match="worker 7: the gradient is of version 0, 3 behind version 3; at most 2"
     ) as e:
         ps.push_gradient(7, 0, ONES)
     assert (e.value.worker, e.value.staleness, e.value.max_staleness) == (7, 3, 2)
     after = ps.pull_weights()
     assert np.array_equal(before[0], after[0]) and before[1] == after[1] == 3
     assert ps.push_gradient(7, 1, ONES) == 4  # two behind is allowed
-    with pytest.raises(StaleGradientError, match="at most 0"):
+    with pytest.raises(dist.StaleGradientError, match="at most 0"):
         strict = server(max_staleness=0)
         strict.push_gradient(0, 0, ONES)
         strict.push_gradient(0, 0, ONES)
@@ -68,30 +54,25 @@ def test_parameter_server_rejects_stale_gradients() -> None:
 
 def test_parameter_server_refuses_a_version_from_the_future() -> None:
     ps = server()
-    with pytest.raises(ValueError, match="worker 3: worker_version is 1, but the newest version is 0"):
-        ps.push_gradient(3, 1, ONES)
+    raises(ValueError, "worker 3: worker_version is 1, but the newest version is 0", ps.push_gradient, 3, 1, ONES)
     for bad in (-1, True, 0.0, None):
-        with pytest.raises(ValueError, match="worker_version is"):
-            ps.push_gradient(3, bad, ONES)  # type: ignore[arg-type]
-    assert ps.stats() == ServerStats(0, 0, 0, 0, 0.0)
+        raises(ValueError, "worker_version is", ps.push_gradient, 3, bad, ONES)  # type: ignore[arg-type]
+    assert ps.stats() == dist.ServerStats(0, 0, 0, 0, 0.0)
 
 
-@pytest.mark.parametrize(
-    ("gradient", "error", "match"),
-    [
+def test_parameter_server_length_error() -> None:
+    for gradient, error, match in [
         (np.ones(2, np.float32), ValueError, r"worker 5: the gradient of weights has shape \(2,\), expected \(3,\)"),
         (np.ones(4, np.float32), ValueError, r"has shape \(4,\), expected \(3,\)"),
         (np.ones((1, 3), np.float32), ValueError, r"has shape \(1, 3\), expected \(3,\)"),
         (np.ones(3), TypeError, "worker 5: the gradient of weights has dtype float64, expected float32"),
         ({"weights": ONES}, TypeError, "the gradient is a dict, expected one array"),
-        (np.array([1, np.nan, 1], np.float32), NonFiniteGradientError, "worker 5: step 1, parameter weights: "),
-    ],
-)
-def test_parameter_server_length_error(gradient: Any, error: type[Exception], match: str) -> None:
-    ps = server(OptimizerKind.adamw(0.1))
-    raises(error, match, lambda: ps.push_gradient(5, 0, gradient))
-    assert ps.stats() == ServerStats(0, 0, 0, 0, 0.0)
-    assert np.array_equal(ps.pull_weights()[0], START)
+        (np.array([1, np.nan, 1], np.float32), optim.NonFiniteGradientError, "worker 5: step 1, parameter weights: "),
+    ]:
+        ps = server(dist.OptimizerKind.adamw(0.1))
+        raises(error, match, lambda gradient=gradient, ps=ps: ps.push_gradient(5, 0, gradient))
+        assert ps.stats() == dist.ServerStats(0, 0, 0, 0, 0.0)
+        assert np.array_equal(ps.pull_weights()[0], START)
 
 
 def test_parameter_server_stats() -> None:
@@ -99,45 +80,35 @@ def test_parameter_server_stats() -> None:
     for worker_version in (0, 0, 1, 0):  # 0, 1, 1, 3 behind
         ps.push_gradient(0, worker_version, ONES)
     ps.pull_weights()
-    assert ps.stats() == ServerStats(4, 4, 0, 1, 5 / 4)
+    assert ps.stats() == dist.ServerStats(4, 4, 0, 1, 5 / 4)
     for version in range(4, 4 + 126):
         ps.push_gradient(0, version, ONES)
     assert ps.stats().avg_staleness == (1 + 3) / 128  # of the last 128
     for version in range(130, 132):
         ps.push_gradient(0, version, ONES)
     assert ps.stats().avg_staleness == 0.0
-    with pytest.raises(StaleGradientError):
-        ps.push_gradient(0, 0, ONES)
-    assert ps.stats() == ServerStats(132, 132, 1, 1, 0.0)
+    raises(dist.StaleGradientError, "", ps.push_gradient, 0, 0, ONES)
+    assert ps.stats() == dist.ServerStats(132, 132, 1, 1, 0.0)
 
 
-@pytest.mark.parametrize("kind", ["sgd", "momentum", "adamw"])
+@pytest.mark.parametrize("optimizer", [SGD, dist.OptimizerKind.sgd(0.1, 0.9, 0.2), dist.OptimizerKind.adamw(0.05, 0.8)])
 @pytest.mark.parametrize("clip", [None, 0.5])
-def test_parameter_server_honours_every_optimizer(kind: str, clip: float | None) -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is the reference")
-    p = torch.tensor(START.astype(np.float64), requires_grad=True)
-    if kind == "adamw":
-        optimizer = OptimizerKind.adamw(0.05, 0.8, 0.95, 1e-6, 0.2)
-        update = torch.optim.AdamW([p], lr=0.05, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.2)
-    else:
-        momentum, decay = (0.9, 0.2) if kind == "momentum" else (0.0, 0.0)
-        optimizer = OptimizerKind.sgd(0.05, momentum, decay)
-        update = torch.optim.SGD([p], lr=0.05, momentum=momentum, weight_decay=decay)
-    ps = AsyncParameterServer(START.astype(np.float64), optimizer, 3, gradient_clip=clip)
-    rng = np.random.default_rng(0)
-    for version in range(5):
-        gradient = rng.standard_normal(3)
+def test_parameter_server_honours_every_optimizer(optimizer: dist.OptimizerKind, clip: float | None) -> None:
+    """Whose agreement with PyTorch is tested with DataParallelTrainer."""
+    p = Tensor(START.astype(np.float64), requires_grad=True)
+    alone = dist.SimpleTrainer(dist.TrainingConfig(max_grad_norm=clip), optimizer.build([("weights", p)]))
+    ps = dist.AsyncParameterServer(START.astype(np.float64), optimizer, 3, gradient_clip=clip)
+    for version, gradient in enumerate(np.random.default_rng(0).standard_normal((5, 3))):
         ps.push_gradient(0, max(0, version - 2), gradient)
-        p.grad = torch.tensor(gradient)
-        if clip is not None:
-            torch.nn.utils.clip_grad_norm_([p], clip)
-        update.step()
-        np.testing.assert_allclose(ps.pull_weights()[0], p.detach().numpy(), rtol=1e-12)
+        grads = GradStore()
+        grads.insert(p, Tensor(gradient))
+        alone.step([("weights", p)], grads, 0.0)
+        assert np.array_equal(ps.pull_weights()[0], p.data)
 
 
 def test_parameter_server_schedule_follows_the_version() -> None:
-    schedule = CosineAnnealing(0.5, 0.0, 0, 4)
-    ps = server(OptimizerKind.sgd(1.0), schedule=schedule)
+    schedule = optim.CosineAnnealing(0.5, 0.0, 0, 4)
+    ps = server(dist.OptimizerKind.sgd(1.0), schedule=schedule)
     want = START.astype(np.float64)
     for version in range(3):
         ps.push_gradient(0, version, ONES)
@@ -147,9 +118,8 @@ def test_parameter_server_schedule_follows_the_version() -> None:
 
 def test_a_models_weights_by_name() -> None:
     model = nn.Linear(3, 2)
-    ps = AsyncParameterServer(dict(model.named_parameters()), SGD, 0)
-    x = Tensor(np.ones((4, 3), np.float32))
-    grads = model(x).sum().backward()
+    ps = dist.AsyncParameterServer(dict(model.named_parameters()), SGD, 0)
+    grads = model(Tensor(np.ones((4, 3), np.float32))).sum().backward()
     gradient = {name: grads[p] for name, p in model.named_parameters()}
     assert ps.push_gradient(0, 0, gradient) == 1
     weights, _ = ps.pull_weights()
@@ -165,18 +135,17 @@ def test_what_it_is_made_of_is_checked() -> None:
     for bad in (-1, 1.5, True):
         with pytest.raises(ValueError, match="max_staleness is"):
             server(max_staleness=bad)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="expected one such as OptimizerKind"):
-        server("sgd")  # type: ignore[arg-type]
+    raises(TypeError, "expected one such as OptimizerKind", server, "sgd")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="weights has dtype int64, expected a floating one"):
-        AsyncParameterServer(np.arange(3), SGD, 1)
-    raises(ValueError, "there are no weights", lambda: AsyncParameterServer({}, SGD, 1))
+        dist.AsyncParameterServer(np.arange(3), SGD, 1)
+    raises(ValueError, "there are no weights", lambda: dist.AsyncParameterServer({}, SGD, 1))
 
 
 def test_pushes_and_pulls_wait_for_a_step_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
     ps = server(max_staleness=100)
     step, inside, most = ps._trainer.step, [], []
 
-    def slow(*args: Any) -> Any:
+    def slow(*args):
         inside.append(1)
         most.append(len(inside))
         time.sleep(0.005)
@@ -190,7 +159,7 @@ def test_pushes_and_pulls_wait_for_a_step_under_way(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(ps._trainer, "step", slow)
 
-    def work(worker: int) -> Any:
+    def work(worker: int):
         if worker < 6:
             return ps.push_gradient(worker, 0, ONES)
         seen = [ps.pull_weights()]
@@ -205,24 +174,23 @@ def test_pushes_and_pulls_wait_for_a_step_under_way(monkeypatch: pytest.MonkeyPa
         np.testing.assert_allclose(weights, START - 0.1 * version, rtol=1e-5)
 
 
-def workers_and_server(comm: Communicator) -> str:
+def workers_and_server(comm: dist.Communicator) -> str:
     """Rank 0 serves the others, which each push 5 gradients of 1, and then some that cannot be taken."""
     weights = {name: Tensor(np.zeros(3 + ord(name), np.float32)) for name in (["a", "b"] if comm.rank else ["b", "a"])}
     if comm.rank == 0:
-        ps = AsyncParameterServer(weights, OptimizerKind.sgd(1.0), max_staleness=9)
+        ps = dist.AsyncParameterServer(weights, dist.OptimizerKind.sgd(1.0), max_staleness=9)
         ps.serve(comm)
         for name, found in ps.pull_weights()[0].items():
             assert np.array_equal(found, np.full(3 + ord(name), -10.0))
         return str(ps.stats().gradients_applied)
     ones = {name: np.ones(weight.shape, np.float32) for name, weight in weights.items()}
-    with RemoteParameterServer(comm, weights) as remote:
+    with dist.RemoteParameterServer(comm, weights) as remote:
         for _ in range(5):
             found, version = remote.pull_weights()
             assert all(np.array_equal(found[name].numpy(), -version * ones[name]) for name in ones)
             remote.push_gradient(version, ones)
-        with pytest.raises(ValueError, match=f"worker {comm.rank}: worker_version is 99, but the newest"):
-            remote.push_gradient(99, ones)
-        with pytest.raises(NonFiniteGradientError, match=f"worker {comm.rank}: "):
+        raises(ValueError, f"worker {comm.rank}: worker_version is 99, but the newest", remote.push_gradient, 99, ones)
+        with pytest.raises(optim.NonFiniteGradientError, match=f"worker {comm.rank}: "):
             remote.push_gradient(remote.pull_weights()[1], {**ones, "a": ones["a"] * np.float32(np.nan)})
         with pytest.raises(ValueError, match=r"the gradient of a has shape \(1,\), expected \(100,\)"):
             remote.push_gradient(0, {**ones, "a": np.ones(1, np.float32)})
@@ -230,44 +198,30 @@ def workers_and_server(comm: Communicator) -> str:
 
 
 def test_workers_of_other_ranks() -> None:
-    assert run_threads(3, workers_and_server, timeout=30) == ["10", "worker", "worker"]
-    with pytest.raises(TypeError, match="serve: the weights are one array"):
-        server().serve(NoOpCommunicator())
+    assert dist.run_threads(3, workers_and_server, timeout=30) == ["10", "worker", "worker"]
+    raises(TypeError, "serve: the weights are one array", lambda: server().serve(dist.NoOpCommunicator()))
 
 
 def test_a_worker_of_another_rank_hears_that_its_gradient_is_stale() -> None:
-    def run(comm: Communicator) -> None:
+    def run(comm: dist.Communicator) -> None:
         weights = {"w": Tensor(START)}
         if comm.rank == 0:
-            AsyncParameterServer(weights, SGD, max_staleness=0).serve(comm)
+            dist.AsyncParameterServer(weights, SGD, max_staleness=0).serve(comm)
             return
-        with RemoteParameterServer(comm, weights) as remote:
+        with dist.RemoteParameterServer(comm, weights) as remote:
             for gradient in ({}, {**weights, "v": Tensor(START)}):
                 raises(ValueError, "worker 1: the gradient lacks .* and has", remote.push_gradient, 0, gradient)
             raises(ValueError, "version is 0.5, expected an integer", remote.push_gradient, 0.5, weights)
             assert remote.push_gradient(0, weights) == 1
-            with pytest.raises(StaleGradientError, match=r"worker 1: .* 1 behind version 1; at most 0") as e:
+            with pytest.raises(dist.StaleGradientError, match=r"worker 1: .* 1 behind version 1; at most 0") as e:
                 remote.push_gradient(0, weights)
             assert (e.value.worker, e.value.staleness, e.value.max_staleness) == (1, 1, 0)
 
-    run_threads(2, run, timeout=30)
-
-
-PROCESSES = """
-import sys
-sys.path[:0] = sys.argv[1:]
-from minigrad.distributed import MpiCommunicator
-from test_parameter_server import workers_and_server
-
-with MpiCommunicator(timeout=60) as comm:
-    print(workers_and_server(comm))
-"""
+    dist.run_threads(2, run, timeout=30)
 
 
 @pytest.mark.long
 @requires_mpi
 def test_workers_in_processes() -> None:
-    here = Path(__file__).parent
-    result = run_ranks(3, PROCESSES, here, here.parent, timeout=300)
-    assert result.returncode == 0, result.text
+    result = on_processes(3, workers_and_server)
     assert [result.lines(rank) for rank in range(3)] == [["10"], ["worker"], ["worker"]]

@@ -1,7 +1,5 @@
 """flodl's policies, guard, overshoot and chunk dispatch: pure logic, each against its table or its definition."""
 
-from __future__ import annotations
-
 import random
 
 import pytest
@@ -20,9 +18,8 @@ from minigrad.distributed.mirrors.flodl.workload import MIN_CHUNK, ChunkPool, Fi
 SYNC, CADENCE, ASYNC = AveragingPolicy.SYNC, AveragingPolicy.CADENCE, AveragingPolicy.ASYNC
 
 
-@pytest.mark.parametrize(
-    ("steps", "wall_ms", "anchor_wall_ms", "sync", "cadence", "asynchronous"),
-    [  # counts are 2 and 6
+def test_policies_truth_table():
+    for steps, wall_ms, anchor_wall_ms, sync, cadence, asynchronous in [  # counts are 2 and 6
         ((0, 0), (0.0, 0.0), 0.0, False, False, False),
         ((1, 0), (9.0, 0.0), 0.0, False, False, False),
         ((1, 1), (9.0, 3.0), 0.0, True, False, False),
@@ -32,19 +29,16 @@ SYNC, CADENCE, ASYNC = AveragingPolicy.SYNC, AveragingPolicy.CADENCE, AveragingP
         ((3, 5), (27.0, 20.0), 20.0, True, True, False),  # then by time
         ((3, 5), (27.0, 19.9), 20.0, True, False, False),
         ((9, 0), (81.0, 50.0), 20.0, False, False, False),  # nobody is averaged without a step of his own
-    ],
-)
-def test_policies_truth_table(steps, wall_ms, anchor_wall_ms, sync, cadence, asynchronous):
-    view = steps, wall_ms, (2, 6), anchor_wall_ms
-    assert [should_average(policy, *view) for policy in (SYNC, CADENCE, ASYNC)] == [sync, cadence, asynchronous]
+    ]:
+        view = steps, wall_ms, (2, 6), anchor_wall_ms
+        assert [should_average(policy, *view) for policy in (SYNC, CADENCE, ASYNC)] == [sync, cadence, asynchronous]
 
 
 # ------------------------------------------------------------------ guard and overshoot
 
 
-@pytest.mark.parametrize(
-    ("deltas", "verdicts"),
-    [
+def test_guard_three_rises_above_the_threshold():
+    for deltas, verdicts in [
         ([0.06, 0.07], [False, False]),
         ([0.06, 0.07, 0.08], [False, False, True]),
         ([0.01, 0.02, 0.05], [False, False, False]),  # not above the threshold
@@ -52,11 +46,9 @@ def test_policies_truth_table(steps, wall_ms, anchor_wall_ms, sync, cadence, asy
         ([0.06, 0.07, 0.07], [False, False, False]),  # strictly
         ([0.09, 0.07, 0.08, 0.10], [False, False, False, True]),
         ([0.06, 0.07, 0.08, 0.09, 0.10, 0.11], [False, False, True, False, False, True]),  # afresh after each
-    ],
-)
-def test_guard_three_rises_above_the_threshold(deltas, verdicts):
-    guard = DivergenceGuard(0.05)
-    assert [guard.observe([0.0, delta]) for delta in deltas] == verdicts
+    ]:
+        guard = DivergenceGuard(0.05)
+        assert [guard.observe([0.0, delta]) for delta in deltas] == verdicts
 
 
 def test_guard_keeps_five_and_takes_the_largest_over_ranks():
@@ -120,8 +112,7 @@ def test_fixed_parts_are_given_once():
 def test_chunk_dispatch_no_batch_twice_and_none_lost(batches, world, seed):
     rng, pool, seen = random.Random(seed), ChunkPool(batches, world), []
     while pool.left(0):
-        share = rng.choice([None, rng.random()])
-        chunk = pool.take(rng.randrange(world), share)
+        chunk = pool.take(rng.randrange(world), rng.choice([None, rng.random()]))
         assert len(chunk) >= 1
         seen.extend(chunk)
     assert seen == list(range(batches))

@@ -1,7 +1,5 @@
 """Store: ranks meet, strangers do not get in, and nobody waits longer than the deadline."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os
@@ -11,8 +9,6 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 from in_threads import free_port, outcomes
@@ -26,12 +22,10 @@ SECRET = "a secret of more than sixteen bytes"
 LOCAL = "127.0.0.1"
 
 
-def meet(
-    ranks: Any, world_size: int, port: int, fn: Callable[[Store], Any] | None = None, **options: Any
-) -> dict[int, Any]:
+def meet(ranks, world_size: int, port: int, fn=None, **options):
     """What each rank gets, or the exception it raised; ``options`` may be functions of the rank."""
 
-    def one(rank: int) -> Any:
+    def one(rank: int):
         chosen = {key: value(rank) if callable(value) else value for key, value in options.items()}
         with Store(rank, world_size, LOCAL, port, **{"timeout": 10.0, **chosen}) as s:
             return (fn or (lambda s: s.all_gather(b"value %d" % rank)))(s)
@@ -40,7 +34,7 @@ def meet(
 
 
 @contextlib.contextmanager
-def meanwhile(*functions: Callable[[], Any]) -> Iterator[None]:
+def meanwhile(*functions):
     """While the block runs, and until they have ended, each of the functions runs in a thread."""
     threads = [threading.Thread(target=function, daemon=True) for function in functions]
     for thread in threads:
@@ -85,7 +79,7 @@ GREETING = len(store._MAGIC) + store._NONCE
 
 @pytest.mark.parametrize("world_size", [1, 2, 5])
 def test_all_get_the_values_of_all_in_order(world_size):
-    def fn(s: Store) -> Any:
+    def fn(s: Store):
         first = s.all_gather(b"")
         return first, s.all_gather(os.urandom(0) + bytes([world_size]) * store.MAX_VALUE), s.all_gather(b"x")
 
@@ -98,7 +92,7 @@ def test_all_get_the_values_of_all_in_order(world_size):
 def test_ranks_come_in_any_order():
     port = free_port()
 
-    def late(rank: int) -> Any:
+    def late(rank: int):
         time.sleep(0.1 * (3 - rank))
         return meet([rank], 4, port)[rank]
 
@@ -126,7 +120,7 @@ def test_a_missing_rank_0_is_named():
 
 
 def test_a_rank_that_sends_nothing_is_named():
-    def fn(s: Store) -> Any:
+    def fn(s: Store):
         return time.sleep(1.0) if s._rank == 1 else s.all_gather(b"")
 
     out = meet(range(3), 3, free_port(), fn, timeout=0.6)
@@ -188,7 +182,7 @@ def test_four_ranks_join_among_junk_and_silence(monkeypatch):
     without memory for any of it. Those who have been silent longest are pushed out."""
     monkeypatch.setattr(store, "_PENDING", 32)
     port, stop = free_port(), threading.Event()
-    out: dict[int, Any] = {}
+    out = {}
     slow: list[socket.socket] = []
 
     def junk(seed: int) -> None:
@@ -304,7 +298,7 @@ def test_a_recorded_handshake_is_worth_nothing():
                     except OSError:
                         pass
 
-    out: dict[int, Any] = {}
+    out = {}
     with proxy, meanwhile(relay, lambda: out.update(meet([1], 2, proxy.getsockname()[1], secret=SECRET))):
         out.update(meet([0], 2, real, secret=SECRET))
     assert out[0] == out[1] == [b"value 0", b"value 1"] and len(spoken) == store._PROOF
@@ -358,9 +352,8 @@ def test_text_and_bytes_are_the_same_secret():
     assert out[0] == [b"value 0", b"value 1"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
+def test_wrong_arguments():
+    for arguments, words in [
         ((0, 0, LOCAL, 1), "world_size is 0"),
         ((2, 2, LOCAL, 1), "rank is 2"),
         ((0, 2, LOCAL, 0), "port is 0"),

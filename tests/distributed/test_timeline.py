@@ -1,10 +1,7 @@
 """The timeline's numbers follow from its events, and its files are whole and readable."""
 
-from __future__ import annotations
-
 import csv
 import json
-from typing import Any
 
 import pytest
 from in_threads import good, outcomes
@@ -45,7 +42,7 @@ def scripted() -> Timeline:
     return timeline
 
 
-def about(values: Any) -> Any:
+def about(values):
     return pytest.approx(values, abs=1e-6)
 
 
@@ -104,7 +101,7 @@ def test_timeline_file_that_cannot_be_written_stays_as_it_was(tmp_path, monkeypa
     path = scripted().save_csv(tmp_path / "run.csv")
     before = path.read_bytes()
 
-    def full(fd: int, data: Any) -> None:
+    def full(fd: int, data) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(durable, "write_all", full)

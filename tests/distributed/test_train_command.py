@@ -1,14 +1,11 @@
 """``python -m minigrad.distributed.train``: the YAML file, the flags, and runs on several ranks."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import shutil
 import signal
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from processes import python
@@ -16,16 +13,8 @@ from ranks import requires_mpi, run_ranks
 from refusals import raises
 from train_runs import go, weights, write
 
+from minigrad import distributed as dist
 from minigrad.data import BytePairTokenizer
-from minigrad.distributed import (
-    CommError,
-    Communicator,
-    DistributedTrainConfig,
-    NoOpCommunicator,
-    Place,
-    ThreadCommunicator,
-    run_threads,
-)
 from minigrad.distributed.job import rendezvous
 from minigrad.distributed.train import command as train
 from minigrad.distributed.train.command import Run
@@ -42,8 +31,8 @@ from minigrad.serialization import CheckpointError, load_checkpoint
 pytest.importorskip("yaml", reason="PyYAML is not installed; install the extra `yaml`")
 
 EXAMPLE = Path(__file__).parents[2] / "examples/distributed_gpt.yaml"
-ALONE = Place(0, 1, 0, "single")
-SECOND = Place(1, 2, 1, "Open MPI", True)
+ALONE = dist.Place(0, 1, 0, "single")
+SECOND = dist.Place(1, 2, 1, "Open MPI", True)
 
 
 # ---------------------------------------------------------------------- the file
@@ -66,9 +55,8 @@ def test_should_launcher_defaults_are_entrenars():
     assert (t.warmup_steps, t.seed, t.max_grad_norm, t.keep) == (0, 42, 1.0, 5)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+def test_must_config_files_refuse_by_name(tmp_path):
+    for text, message in [
         ("training: {max_steps: 1, learning_rate: 1.0}", "unknown key training.learning_rate"),
         ("training: {max_steps: 1, batchsize: 4}", "unknown key training.batchsize; did you mean batch_size?"),
         ("modell: {}", "unknown key modell; did you mean model?"),
@@ -102,12 +90,10 @@ def test_should_launcher_defaults_are_entrenars():
         ("training: {seed: !!int abc}", "line 1: seed: invalid literal"),
         ("training: {seed: !!timestamp x}", "line 1: seed: "),
         ("training: !!python/object/apply:os.system ['true']", "is no valid YAML"),
-    ],
-)
-def test_must_config_files_refuse_by_name(tmp_path, text, message):
-    path = tmp_path / "config.yaml"
-    path.write_text(text)
-    raises(SettingsError, message, read_settings, path)
+    ]:
+        path = tmp_path / "config.yaml"
+        path.write_text(text)
+        raises(SettingsError, message, read_settings, path)
 
 
 def test_must_config_files_that_cannot_be_read(tmp_path, monkeypatch, capsys):
@@ -124,22 +110,20 @@ def test_should_launcher_flags_outweigh_the_file_and_a_launcher_fills_in(tmp_pat
     path = write(tmp_path, lr="2e-3", distributed="{world_size: 4, rank: 3, coordinator_addr: 'a:1', backend: cuda}")
     assert read_settings(path).training.lr == 2e-3
     section = read_settings(path).training.distributed
-    assert resolve(section, ALONE) == DistributedTrainConfig(4, 3, None, None, "a:1", "cuda")
+    assert resolve(section, ALONE) == dist.DistributedTrainConfig(4, 3, None, None, "a:1", "cuda")
     found = []
-    monkeypatch.setattr(DistributedTrainConfig, "connect", lambda config, **options: found.append(config) or 1 / 0)
+    monkeypatch.setattr(dist.DistributedTrainConfig, "connect", lambda config, **options: found.append(config) or 1 / 0)
     with pytest.raises(ZeroDivisionError):
         train.main([str(path), "--world-size", "2", "--rank", "1", "--coordinator", "b:2"])
-    with pytest.raises(ZeroDivisionError):
-        train.main([str(write(tmp_path, distributed="null")), "--world-size", "1"])
-    assert found == [DistributedTrainConfig(2, 1, None, None, "b:2", "cuda"), DistributedTrainConfig(1, 0)]
-    assert resolve(None, SECOND) == resolve(DistributedSection(), SECOND) == DistributedTrainConfig(2, 1)
-    assert resolve(DistributedSection(world_size=2), SECOND) == DistributedTrainConfig(2, 1)
-    assert resolve(None, ALONE) == DistributedTrainConfig(1, 0)
+    raises(ZeroDivisionError, "", lambda: train.main([str(write(tmp_path, distributed="null")), "--world-size", "1"]))
+    assert found == [dist.DistributedTrainConfig(2, 1, None, None, "b:2", "cuda"), dist.DistributedTrainConfig(1, 0)]
+    assert resolve(None, SECOND) == resolve(DistributedSection(), SECOND) == dist.DistributedTrainConfig(2, 1)
+    assert resolve(DistributedSection(world_size=2), SECOND) == dist.DistributedTrainConfig(2, 1)
+    assert resolve(None, ALONE) == dist.DistributedTrainConfig(1, 0)
 
 
-@pytest.mark.parametrize(
-    ("section", "place", "message"),
-    [
+def test_must_config_contradictions_raise():
+    for section, place, message in [
         (DistributedSection(3), SECOND, "world_size is 3, but Open MPI says 2"),
         (DistributedSection(rank=0), SECOND, "rank is 0, but Open MPI says 1"),
         (DistributedSection(2, local_rank=0), SECOND, "local_rank is 0, but Open MPI says 1"),
@@ -152,26 +136,24 @@ def test_should_launcher_flags_outweigh_the_file_and_a_launcher_fills_in(tmp_pat
         (DistributedSection(2, 1), ALONE, "nothing launched this process"),
         (DistributedSection(2, backend="cuda"), ALONE, "which of the 2 ranks is this.*--rank"),
         (DistributedSection(2, backend="wgpu"), SECOND, "backend is 'wgpu'"),
-    ],
-)
-def test_must_config_contradictions_raise(section, place, message):
-    raises(SettingsError, message, resolve, section, place)
+    ]:
+        raises(SettingsError, message, resolve, section, place)
 
 
 def test_should_tcp_coordinator_is_where_nccl_ranks_meet(monkeypatch):
-    asked: list[Any] = []
+    asked = []
 
-    def init(backend: str | None, **options: Any) -> Communicator:
+    def init(backend: str | None, **options) -> dist.Communicator:
         asked.append((backend, options))
-        return NoOpCommunicator()
+        return dist.NoOpCommunicator()
 
     monkeypatch.setattr(rendezvous, "init_process_group", init)
     monkeypatch.setattr(rendezvous, "discover_place", lambda: ALONE)
-    DistributedTrainConfig(2, 1, 0, coordinator_addr="[::1]:9000", backend="cuda").connect(timeout=5)
-    DistributedTrainConfig(1).connect()
+    dist.DistributedTrainConfig(2, 1, 0, coordinator_addr="[::1]:9000", backend="cuda").connect(timeout=5)
+    dist.DistributedTrainConfig(1).connect()
     monkeypatch.setattr(rendezvous, "discover_place", lambda: SECOND)
-    DistributedTrainConfig(2, 1, backend="cuda").connect()
-    raises(ValueError, "world_size is 3, but Open MPI says 2", lambda: DistributedTrainConfig(3, 1).connect())
+    dist.DistributedTrainConfig(2, 1, backend="cuda").connect()
+    raises(ValueError, "world_size is 3, but Open MPI says 2", lambda: dist.DistributedTrainConfig(3, 1).connect())
     (backend, options), (alone, _), (launched, rest) = asked
     assert (backend, alone, launched) == ("nccl", None, "nccl")
     assert (options["rank"], options["world_size"], options["local_rank"]) == (1, 2, 0)
@@ -184,7 +166,7 @@ def test_should_tcp_coordinator_is_where_nccl_ranks_meet(monkeypatch):
 
 def test_must_uneven_shards_an_epoch_of_3_batches_on_2_ranks_completes_and_saves(tmp_path):
     path = write(tmp_path, max_steps=None, epochs=1, accumulation_steps=1)
-    runs = run_threads(2, lambda comm: go(comm, path), timeout=30)
+    runs = dist.run_threads(2, lambda comm: go(comm, path), timeout=30)
     assert [len(run.batches) for run in runs] == [3, 3]
     assert [run.trainer.global_step for run in runs] == [2, 2]
     assert load_checkpoint(tmp_path / "run").step == 2
@@ -192,21 +174,21 @@ def test_must_uneven_shards_an_epoch_of_3_batches_on_2_ranks_completes_and_saves
 
 def test_must_accumulation_the_last_window_of_a_run_may_be_short(tmp_path):
     path = write(tmp_path, max_steps=None, epochs=3, accumulation_steps=4)  # 3 epochs of 2 rounds: 4 + 2
-    runs = run_threads(2, lambda comm: go(comm, path), timeout=30)
+    runs = dist.run_threads(2, lambda comm: go(comm, path), timeout=30)
     assert [(run.place, run.trainer.global_step) for run in runs] == [((3, 0), 2)] * 2
 
 
 def test_should_shuffle_epochs_are_disjoint_and_complete(tmp_path):
     settings = read_settings(write(tmp_path))
 
-    def deal(comm: ThreadCommunicator) -> list[list[bytes]]:
+    def deal(comm: dist.ThreadCommunicator) -> list[list[bytes]]:
         run = Run(comm, settings)
         run.trainer.close()
         return [[x.tobytes() for x in run.next_batch()[:1]] for _ in range(2 * -(-3 // comm.world_size))]
 
-    ranks = run_threads(2, deal, timeout=30)
+    ranks = dist.run_threads(2, deal, timeout=30)
     shutil.rmtree(tmp_path / "run")
-    (alone,) = run_threads(1, deal, timeout=30)
+    (alone,) = dist.run_threads(1, deal, timeout=30)
     first, second = ([x for n in (epoch, epoch + 1) for rank in ranks for x in rank[n]] for epoch in (0, 2))
     assert first == [x for n in range(3) for x in alone[n]] and len(set(first)) == 3
     assert second == [x for n in range(3, 6) for x in alone[n]] and len(set(second)) == 3
@@ -218,13 +200,13 @@ def test_another_number_of_ranks_goes_on_with_the_batches_that_are_left(tmp_path
     seen: list[bytes] = []
     next_batch = Run.next_batch
 
-    def watched(run: Run) -> tuple[Any, ...]:
+    def watched(run: Run):
         found = next_batch(run)
         seen.extend(x.tobytes() for x in found[:1])
         return found
 
     monkeypatch.setattr(Run, "next_batch", watched)
-    go(NoOpCommunicator(), write(tmp_path, max_steps=6, output_dir=tmp_path / "whole"))
+    go(dist.NoOpCommunicator(), write(tmp_path, max_steps=6, output_dir=tmp_path / "whole"))
     whole, seen[:] = seen[:], []
     go(NoOpCommunicator(), write(tmp_path, max_steps=1))
     path = write(tmp_path, max_steps=2)
@@ -236,8 +218,8 @@ def test_another_number_of_ranks_goes_on_with_the_batches_that_are_left(tmp_path
 @pytest.mark.parametrize("more", [{}, {"epochs": 2, "max_steps": None}])
 def test_a_finished_run_says_what_goes_on(tmp_path, capsys, more):
     path = write(tmp_path, **more)
-    before = go(NoOpCommunicator(), path).trainer.global_step
-    assert go(NoOpCommunicator(), path, resume=True).trainer.global_step == before
+    before = go(dist.NoOpCommunicator(), path).trainer.global_step
+    assert go(dist.NoOpCommunicator(), path, resume=True).trainer.global_step == before
     said = capsys.readouterr().out
     assert f"ranks, {before} steps done, in " in said
     assert f"nothing to do: the run has {before} steps; more training.max_steps or epochs" in said
@@ -246,10 +228,10 @@ def test_a_finished_run_says_what_goes_on(tmp_path, capsys, more):
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_should_precision_and_memory_are_settings(tmp_path, precision):
     path = write(tmp_path, mixed_precision=precision, checkpoint_blocks="true", tokens="bytes", dropout=0.2)
-    run = go(NoOpCommunicator(), path)
+    run = go(dist.NoOpCommunicator(), path)
     assert (run.trainer.scaler is not None) == (precision == "fp16")
     assert run.trainer.model.config.vocab_size == 256 and run.trainer.model.config.checkpoint_blocks
-    full = go(NoOpCommunicator(), write(tmp_path, tokens="bytes", dropout=0.2, output_dir=tmp_path / "full"))
+    full = go(dist.NoOpCommunicator(), write(tmp_path, tokens="bytes", dropout=0.2, output_dir=tmp_path / "full"))
     half, wide = (load_checkpoint(folder).tensors["model"] for folder in (tmp_path / "run", tmp_path / "full"))
     assert full.trainer.scaler is None
     different = [name for name in half if not (half[name] == wide[name]).all()]
@@ -259,7 +241,7 @@ def test_should_precision_and_memory_are_settings(tmp_path, precision):
 def test_tokens_of_a_tokenizer_file(tmp_path):
     tokenizer = BytePairTokenizer.train("abcabc" * 9, 257)
     tokenizer.save(tmp_path / "tokenizer.json")
-    run = Run(NoOpCommunicator(), read_settings(write(tmp_path, tokens=tmp_path / "tokenizer.json")))
+    run = Run(dist.NoOpCommunicator(), read_settings(write(tmp_path, tokens=tmp_path / "tokenizer.json")))
     run.trainer.close()
     assert run.trainer.model.config.vocab_size == tokenizer.vocab_size == 257
 
@@ -303,19 +285,19 @@ def test_entrenars_names_and_flags(tmp_path, capsys):
 def test_should_determinism_the_same_file_gives_the_same_weights(tmp_path):
     for name, seed in (("a", 42), ("b", 42), ("c", 43)):
         path = write(tmp_path, output_dir=tmp_path / name, seed=seed, dropout=0.2)
-        run_threads(2, lambda comm, path=path: go(comm, path), timeout=30)  # type: ignore[misc]
+        dist.run_threads(2, lambda comm, path=path: go(comm, path), timeout=30)  # type: ignore[misc]
     assert weights(tmp_path / "a") == weights(tmp_path / "b")
     assert weights(tmp_path / "a") != weights(tmp_path / "c")
 
 
 def test_a_run_replaces_nothing_and_keeps_its_settings(tmp_path):
     path = write(tmp_path)
-    go(NoOpCommunicator(), path)
-    raises(SettingsError, "holds a run already: add --resume", lambda: go(NoOpCommunicator(), path))
+    go(dist.NoOpCommunicator(), path)
+    raises(SettingsError, "holds a run already: add --resume", lambda: go(dist.NoOpCommunicator(), path))
     with pytest.raises(SettingsError, match=r"training.lr is 0.5; the run in .* has 0.001 and keeps it"):
-        go(NoOpCommunicator(), write(tmp_path, lr=0.5), resume=True)
+        go(dist.NoOpCommunicator(), write(tmp_path, lr=0.5), resume=True)
     with pytest.raises(CheckpointError):
-        go(NoOpCommunicator(), write(tmp_path, output_dir=tmp_path / "none"), resume=True)
+        go(dist.NoOpCommunicator(), write(tmp_path, output_dir=tmp_path / "none"), resume=True)
 
 
 def test_ranks_with_other_files_refuse(tmp_path):
@@ -324,8 +306,8 @@ def test_ranks_with_other_files_refuse(tmp_path):
         folder = tmp_path / str(rank)
         folder.mkdir()
         paths.append(write(folder, seed=rank))
-    with pytest.raises(CommError, match="settings differ: training.seed is 1 on rank 1, 0 on rank 0"):
-        run_threads(2, lambda comm: go(comm, paths[comm.rank]), timeout=30)
+    with pytest.raises(dist.CommError, match="settings differ: training.seed is 1 on rank 1, 0 on rank 0"):
+        dist.run_threads(2, lambda comm: go(comm, paths[comm.rank]), timeout=30)
 
 
 def test_errors_of_the_command_are_one_line(tmp_path, capsys):
@@ -377,7 +359,7 @@ def test_a_signal_or_a_death_loses_no_whole_step(tmp_path, number):
     again = run_ranks(2, "-m", "minigrad.distributed.train", path, "--resume", timeout=300)
     assert again.returncode == 0, again.text
     whole = write(tmp_path, dropout=0.2, accumulation_steps=2, output_dir=tmp_path / "whole")
-    run_threads(2, lambda comm: go(comm, whole), timeout=60)
+    dist.run_threads(2, lambda comm: go(comm, whole), timeout=60)
     assert weights(tmp_path / "run") == weights(tmp_path / "whole")
     assert train.main([str(whole), "--resume", "--output-dir", str(tmp_path / "alone")]) == 0
     assert load_checkpoint(tmp_path / "alone").step == 6

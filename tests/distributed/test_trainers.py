@@ -1,60 +1,20 @@
 """N ranks are one process: the trainers for several ranks against a SimpleTrainer that has the whole batch."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
+import data_parallel as dp
 import numpy as np
 import pytest
-from data_parallel import (
-    EVERYTHING,
-    KINDS,
-    LR,
-    ROWS,
-    Record,
-    Scenario,
-    Share,
-    alone,
-    assert_close,
-    assert_same_run,
-    distance,
-    epsilon,
-    feed,
-    in_float64,
-    make_trainer,
-    record,
-    run,
-    shares,
-    state_bits,
-    train,
-    weights_of,
-)
 from in_threads import in_threads
 from refusals import raises
 
-from minigrad import GradStore, Tensor, nn
-from minigrad.distributed import (
-    BucketedTrainer,
-    FaultPlan,
-    FusedDistributedOptimizer,
-    FusedOptimizerConfig,
-    NoOpCommunicator,
-    SimpleTrainer,
-    ThreadCommunicator,
-    TrainingConfig,
-    TrainingMetrics,
-    run_threads,
-)
-from minigrad.dtypes import bfloat16, float16
-from minigrad.optim import SGD, CosineAnnealing
+from minigrad import GradStore, Tensor, dtypes, nn, optim
+from minigrad import distributed as dist
 
-ALL_KINDS = pytest.mark.parametrize("kind", KINDS)
+ALL_KINDS = pytest.mark.parametrize("kind", dp.KINDS)
 SIZES = [(5, 7), (12, 0), (0, 1, 11), (3, 0, 8, 1)]  # 0: the rank has no samples
-ONE = (Share(tuple(range(6))),)
-TWO = (Share(tuple(range(6, 12))),)
 
 
 @ALL_KINDS
@@ -62,51 +22,51 @@ TWO = (Share(tuple(range(6, 12))),)
 @pytest.mark.parametrize("accum", [1, 4])
 @pytest.mark.parametrize(("world", "bucket"), [(1, 200), (2, 16), (3, 200), (4, 16), (4, 25 * 2**20)])
 def test_ranks_are_one_process(kind, world, accum, clip, bucket):
-    scenario = Scenario(shares(world, accum=accum), clip=clip, accum=accum)
-    assert_same_run(run(kind, scenario, bucket), alone(scenario))
+    scenario = dp.Scenario(dp.shares(world, accum=accum), clip=clip, accum=accum)
+    dp.assert_same_run(dp.run(kind, scenario, bucket), dp.alone(scenario))
 
 
 @ALL_KINDS
 @pytest.mark.parametrize("accum", [1, 3])
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_unequal_shards_count_by_their_samples(kind, sizes, accum):
-    scenario = Scenario(shares(len(sizes), accum=accum, sizes=sizes), clip=0.3, accum=accum)
-    assert_same_run(run(kind, scenario), alone(scenario))
+    scenario = dp.Scenario(dp.shares(len(sizes), accum=accum, sizes=sizes), clip=0.3, accum=accum)
+    dp.assert_same_run(dp.run(kind, scenario), dp.alone(scenario))
 
 
-def assert_as_exact_as_one_process(got: list[Record], scenario: Scenario) -> float:
+def assert_as_exact_as_one_process(got: list[dp.Record], scenario: dp.Scenario) -> float:
     """No fixed multiple of epsilon bounds AdamW: it divides gradients by their size, so a rounded tiny one may turn an
     update round. What can be asked is that ranks are as near to exact numbers as one process is. Returns the bound.
     """
-    exact = alone(in_float64(scenario))
-    bound = 4 * distance(alone(scenario), exact) + 8 * epsilon(scenario)
-    assert distance(got, exact) <= bound
+    exact = dp.alone(dp.in_float64(scenario))
+    bound = 4 * dp.distance(dp.alone(scenario), exact) + 8 * dp.epsilon(scenario)
+    assert dp.distance(got, exact) <= bound
     return bound
 
 
 @ALL_KINDS
 @pytest.mark.parametrize("sizes", [(6, 6), (5, 0, 7)], ids=str)
 def test_float32_ranks_round_no_worse_than_one_process(kind, sizes):
-    scenario = Scenario(shares(len(sizes), steps=8, sizes=sizes), dtype=np.float32, clip=1.0)
-    assert assert_as_exact_as_one_process(run(kind, scenario), scenario) < 1e-4
+    scenario = dp.Scenario(dp.shares(len(sizes), steps=8, sizes=sizes), dtype=np.float32, clip=1.0)
+    assert assert_as_exact_as_one_process(dp.run(kind, scenario), scenario) < 1e-4
 
 
 @ALL_KINDS
-@pytest.mark.parametrize("dtype", [float16, bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [dtypes.float16, dtypes.bfloat16], ids=str)
 def test_half_width_parameters_stay_equal_on_all_ranks(kind, dtype):
-    scenario = Scenario(shares(3, steps=4), dtype=dtype, clip=1.0)
-    assert_as_exact_as_one_process(run(kind, scenario), scenario)  # run compares the ranks
+    scenario = dp.Scenario(dp.shares(3, steps=4), dtype=dtype, clip=1.0)
+    assert_as_exact_as_one_process(dp.run(kind, scenario), scenario)  # run compares the ranks
 
 
 # ---------------------------------------------------------------------- parameters
 
 
-def using(*letters: str, accum: int = 1) -> tuple[tuple[Share, ...], ...]:
+def using(*letters: str, accum: int = 1) -> tuple[tuple[dp.Share, ...], ...]:
     """A window of as many micro-batches, ``accum`` for each rank, which use the named parts: side and gain, by first
     letters."""
-    cuts = np.array_split(np.arange(ROWS), len(letters))
+    cuts = np.array_split(np.arange(dp.ROWS), len(letters))
     every = [
-        Share(tuple(map(int, rows)), frozenset(part for part in EVERYTHING if part[0] in used))
+        dp.Share(tuple(map(int, rows)), frozenset(part for part in dp.EVERYTHING if part[0] in used))
         for rows, used in zip(cuts, letters)
     ]
     return tuple(tuple(every[i : i + accum]) for i in range(0, len(every), accum))
@@ -127,9 +87,9 @@ PRESENCE = {
 @pytest.mark.parametrize("pattern", PRESENCE)
 def test_parameters_that_are_not_always_used(kind, pattern, clip):
     # assert_same_run compares moments and counts too: a parameter that no rank used is not even decayed.
-    scenario = Scenario(PRESENCE[pattern], clip=clip, accum=len(PRESENCE[pattern][0][0]))
-    records = run(kind, scenario)
-    assert_same_run(records, alone(scenario))
+    scenario = dp.Scenario(PRESENCE[pattern], clip=clip, accum=len(PRESENCE[pattern][0][0]))
+    records = dp.run(kind, scenario)
+    dp.assert_same_run(records, dp.alone(scenario))
     assert "unused" not in records[-1].moments
     if pattern == "on no rank at times":
         assert records[1].weights["side"].tobytes() == records[0].weights["side"].tobytes()
@@ -141,13 +101,13 @@ def test_parameters_that_are_not_always_used(kind, pattern, clip):
 @pytest.mark.parametrize("bucket", [16, 10**6])
 @pytest.mark.parametrize("change", [{"tied": True}, {"frozen": ("side", "bias")}, {"dtype": np.float32, "mixed": True}])
 def test_tied_frozen_and_mixed_parameters(kind, bucket, change):
-    scenario = replace(Scenario(shares(3, accum=2, sizes=(5, 4, 3)), accum=2, clip=0.3), **change)
-    records = run(kind, scenario, bucket)
+    scenario = replace(dp.Scenario(dp.shares(3, accum=2, sizes=(5, 4, 3)), accum=2, clip=0.3), **change)
+    records = dp.run(kind, scenario, bucket)
     if scenario.mixed:
         assert {array.dtype.name for array in records[0].weights.values()} == {"float32", "float64"}
         assert_as_exact_as_one_process(records, scenario)
     else:
-        assert_same_run(records, alone(scenario))
+        dp.assert_same_run(records, dp.alone(scenario))
     for name in scenario.frozen:
         assert name not in records[-1].moments
         assert np.array_equal(records[-1].weights[name], dict(scenario.net().named_parameters())[name].data)
@@ -161,20 +121,20 @@ def test_float16_gradients_do_not_overflow_with_numbers_of_tokens_as_weights(kin
     counts = rng.integers(4096, 30000, (3, 3, 2))
     counts[0, 0, 0] = 0  # a micro-batch of padding alone
 
-    def body(comm: ThreadCommunicator) -> list[np.ndarray]:
+    def body(comm: dist.ThreadCommunicator) -> list[np.ndarray]:
         p = nn.Parameter(Tensor(np.zeros(4, np.float16)))
         named = [("p", p)]
-        trainer = make_trainer(kind, comm, accum=2, optimizer=SGD(named, lr=1.0))
+        trainer = dp.make_trainer(kind, comm, accum=2, optimizer=optim.SGD(named, lr=1.0))
         found = []
         for step in range(3):
             before = p.data.astype(np.float64)
             for c, count in zip(slopes[step, comm.rank], counts[step, comm.rank]):
-                metrics = feed(trainer, nn.Module(), (p * Tensor(c)).sum(), float(count), named)
+                metrics = dp.feed(trainer, nn.Module(), (p * Tensor(c)).sum(), float(count), named)
             assert metrics is not None
             found.append(before - p.data)
         return found
 
-    for found in run_threads(world, body, timeout=30):
+    for found in dist.run_threads(world, body, timeout=30):
         for step, moved in enumerate(found):
             w = counts[step, :world].reshape(-1, 1)
             mean = (w * slopes[step, :world].reshape(-1, 4).astype(np.float64)).sum(0) / w.sum()
@@ -183,21 +143,25 @@ def test_float16_gradients_do_not_overflow_with_numbers_of_tokens_as_weights(kin
 
 @ALL_KINDS
 def test_parameters_may_be_frozen_and_join_between_steps(kind):
-    def body(comm: ThreadCommunicator) -> list[Record]:
-        net = Scenario(shares(2)).net()
-        trainer = make_trainer(kind, comm) if comm.world_size > 1 else SimpleTrainer(TrainingConfig(LR, 0.01, None))
+    def body(comm: dist.ThreadCommunicator) -> list[dp.Record]:
+        net = dp.Scenario(dp.shares(2)).net()
+        trainer = (
+            dp.make_trainer(kind, comm)
+            if comm.world_size > 1
+            else dist.SimpleTrainer(dist.TrainingConfig(dp.LR, 0.01, None))
+        )
         records = []
         for step in range(4):
             net.side.requires_grad_(step != 1)
             net.bias.requires_grad_(step >= 2)
-            cut = np.array_split(np.arange(ROWS), comm.world_size)[comm.rank]
-            loss = net.loss(*Scenario(shares(2)).batch(step, cut))
-            records.append(record(trainer, net, feed(trainer, net, loss)))
+            cut = np.array_split(np.arange(dp.ROWS), comm.world_size)[comm.rank]
+            loss = net.loss(*dp.Scenario(dp.shares(2)).batch(step, cut))
+            records.append(dp.record(trainer, net, dp.feed(trainer, net, loss)))
         return records
 
-    (want,) = run_threads(1, body, timeout=30)
-    for got in run_threads(2, body, timeout=30):
-        assert_same_run([replace(r, metrics=replace(r.metrics, grad_norm=None)) for r in got], want)
+    (want,) = dist.run_threads(1, body, timeout=30)
+    for got in dist.run_threads(2, body, timeout=30):
+        dp.assert_same_run([replace(r, metrics=replace(r.metrics, grad_norm=None)) for r in got], want)
 
 
 # ---------------------------------------------------------------------- windows and schedules
@@ -205,24 +169,24 @@ def test_parameters_may_be_frozen_and_join_between_steps(kind):
 
 @ALL_KINDS
 def test_the_schedule_is_followed(kind):
-    schedule = CosineAnnealing(0.05, 0.001, warmup_steps=2, total_steps=5)
-    scenario = Scenario(shares(2, steps=6), schedule=schedule)
-    records = run(kind, scenario)
-    assert_same_run(records, alone(scenario))
+    schedule = optim.CosineAnnealing(0.05, 0.001, warmup_steps=2, total_steps=5)
+    scenario = dp.Scenario(dp.shares(2, steps=6), schedule=schedule)
+    records = dp.run(kind, scenario)
+    dp.assert_same_run(records, dp.alone(scenario))
     assert [r.metrics.lr for r in records] == [schedule.get_lr(i) for i in range(6)]
 
 
 @ALL_KINDS
 def test_no_sync_makes_windows_longer_and_sends_nothing(kind):
-    scenario = Scenario(shares(2, accum=3), ends="no_sync", clip=0.3)
-    assert_same_run(run(kind, scenario), alone(scenario))
+    scenario = dp.Scenario(dp.shares(2, accum=3), ends="no_sync", clip=0.3)
+    dp.assert_same_run(dp.run(kind, scenario), dp.alone(scenario))
 
-    def body(comm: ThreadCommunicator) -> None:
+    def body(comm: dist.ThreadCommunicator) -> None:
         net = scenario.net()
-        trainer = make_trainer(kind, comm, accum=2)
+        trainer = dp.make_trainer(kind, comm, accum=2)
 
-        def micro_batch(i: int) -> TrainingMetrics | None:
-            return feed(trainer, net, net.loss(*scenario.batch(i, (1, 2))))
+        def micro_batch(i: int) -> dist.TrainingMetrics | None:
+            return dp.feed(trainer, net, net.loss(*scenario.batch(i, (1, 2))))
 
         micro_batch(0)  # in the first step the ranks also compare what they have
         micro_batch(1)
@@ -239,114 +203,109 @@ def test_no_sync_makes_windows_longer_and_sends_nothing(kind):
             assert comm.stats.operations == operations + trainer.num_buckets + 1  # all gradients, and a record
             assert comm.stats.bytes_sent == sent + sum(p.data.nbytes for p in net.parameters()) + 49
 
-    run_threads(2, body, timeout=30)
+    dist.run_threads(2, body, timeout=30)
 
 
 @ALL_KINDS
 def test_flush_ends_windows_of_unequal_length(kind):
-    window = ((Share((0, 1)),), (Share((2, 3, 4)), Share((5,)), Share((6, 7))), (), (Share((8, 9, 10, 11)), Share(())))
-    scenario = Scenario((window,) * 3, accum=5, ends="flush", clip=0.3)
-    assert_same_run(run(kind, scenario), alone(scenario))
+    window = (
+        (dp.Share((0, 1)),),
+        (dp.Share((2, 3, 4)), dp.Share((5,)), dp.Share((6, 7))),
+        (),
+        (dp.Share((8, 9, 10, 11)), dp.Share(())),
+    )
+    scenario = dp.Scenario((window,) * 3, accum=5, ends="flush", clip=0.3)
+    dp.assert_same_run(dp.run(kind, scenario), dp.alone(scenario))
 
 
 @ALL_KINDS
 @pytest.mark.parametrize("world", [1, 3])
 @in_threads("world")
-def test_flush_without_any_window_is_no_step(comm: ThreadCommunicator, kind, world):
-    net = Scenario(shares(1)).net()
-    trainer = make_trainer(kind, comm)
-    before = state_bits(trainer, net)
+def test_flush_without_any_window_is_no_step(comm: dist.ThreadCommunicator, kind, world):
+    net = dp.Scenario(dp.shares(1)).net()
+    trainer = dp.make_trainer(kind, comm)
+    before = dp.state_bits(trainer, net)
     assert trainer.flush(net.named_parameters()) is None
-    assert feed(trainer, net, net.loss(*Scenario(shares(1)).batch(0, (1, 2)))) is not None
-    assert state_bits(trainer, net) != before
+    assert dp.feed(trainer, net, net.loss(*dp.Scenario(dp.shares(1)).batch(0, (1, 2)))) is not None
+    assert dp.state_bits(trainer, net) != before
     assert trainer.flush(net.named_parameters()) is None
     assert trainer.global_step == 1
 
 
 @ALL_KINDS
-@pytest.mark.parametrize("communicator", [NoOpCommunicator, lambda: ThreadCommunicator.group(1)[0]])
+@pytest.mark.parametrize("communicator", [dist.NoOpCommunicator, lambda: dist.ThreadCommunicator.group(1)[0]])
 @pytest.mark.parametrize(("accum", "clip"), [(1, None), (2, 0.3)])
 def test_a_world_of_one_is_a_simple_trainer_bit_for_bit(kind, accum, clip, communicator):
-    scenario = Scenario(shares(1, steps=4, accum=accum), dtype=np.float32, clip=clip, accum=accum)
+    scenario = dp.Scenario(dp.shares(1, steps=4, accum=accum), dtype=np.float32, clip=clip, accum=accum)
     net, other = scenario.net(), scenario.net()
-    trainer = make_trainer(kind, communicator(), clip, accum)
-    simple = SimpleTrainer(TrainingConfig(LR, 0.01, clip, accum))
+    trainer = dp.make_trainer(kind, communicator(), clip, accum)
+    simple = dist.SimpleTrainer(dist.TrainingConfig(dp.LR, 0.01, clip, accum))
     trainer.broadcast_params(net.named_parameters())
     for step, window in enumerate(scenario.steps):
         for share in window[0]:
             x, y = scenario.batch(step, share.rows)
-            got, want = feed(trainer, net, net.loss(x, y)), feed(simple, other, other.loss(x, y))
+            got, want = dp.feed(trainer, net, net.loss(x, y)), dp.feed(simple, other, other.loss(x, y))
             assert got == want
-    assert state_bits(trainer, net) == state_bits(simple, other)
+    assert dp.state_bits(trainer, net) == dp.state_bits(simple, other)
     assert (trainer.global_step, trainer.num_buckets, trainer.communicator.stats.operations) == (4, 0, 0)
 
 
 @ALL_KINDS
 @pytest.mark.parametrize("world", [1, 2])
 def test_only_ratios_of_weights_matter_and_weight_0_counts_nothing(kind, world):
-    scenario = Scenario(shares(2))
+    scenario = dp.Scenario(dp.shares(2))
 
-    def body(comm: ThreadCommunicator, factor: float, empty: bool) -> dict[str, np.ndarray]:
+    def body(comm: dist.ThreadCommunicator, factor: float, empty: bool) -> dict[str, np.ndarray]:
         net = scenario.net()
-        trainer = make_trainer(kind, comm, accum=3 if empty else 2, clip=0.3)
+        trainer = dp.make_trainer(kind, comm, accum=3 if empty else 2, clip=0.3)
         for step in range(2):
             batches = [((0, 1, comm.rank + 2), 3.0 * factor, 1.0), ((4 + comm.rank,), factor, 1.0)]
             if empty:  # the mean over no rows: NaN, with gradients that are NaN; on rank 1 at the end of the window
                 batches.insert(1 + comm.rank, ((0,), 0.0, math.nan))
             for rows, weight, times in batches:
-                metrics = feed(trainer, net, net.loss(*scenario.batch(step, rows)) * times, weight)
+                metrics = dp.feed(trainer, net, net.loss(*scenario.batch(step, rows)) * times, weight)
             assert metrics is not None
-        return weights_of(net)
+        return dp.weights_of(net)
 
-    first = run_threads(world, partial(body, factor=1.0, empty=False), timeout=30)[0]
+    first = dist.run_threads(world, partial(body, factor=1.0, empty=False), timeout=30)[0]
     for factor, empty in [(0.001, False), (1.0, True), (1e9, True)]:
-        again = run_threads(world, partial(body, factor=factor, empty=empty), timeout=30)[0]
+        again = dist.run_threads(world, partial(body, factor=factor, empty=empty), timeout=30)[0]
         for name, array in first.items():
-            assert_close(again[name], array, 1e-12, name)
+            dp.assert_close(again[name], array, 1e-12, name)
 
 
 # ---------------------------------------------------------------------- starting, stopping, stalling
 
 
 @ALL_KINDS
-def test_delays_change_no_bit(kind):
-    scenario = Scenario(shares(3, accum=2, sizes=(5, 4, 3)), accum=2)
-    want = run(kind, scenario, 100)
-    for seed in range(3):
-        plan = FaultPlan.random(seed, 3, calls=30, count=25, kinds=["delay"], max_delay=0.004)
-        for records in run_threads(3, lambda comm: train(comm, kind, scenario, 100), timeout=30, fault=plan):
-            assert [r.bits() for r in records] == [r.bits() for r in want]
-
-
-@ALL_KINDS
 def test_what_rank_0_saves_all_ranks_go_on_with_bit_for_bit(kind):
-    scenario = Scenario(shares(2, steps=4, accum=2), accum=2)
+    scenario = dp.Scenario(dp.shares(2, steps=4, accum=2), accum=2)
 
-    def body(comm: ThreadCommunicator, weights: dict[str, np.ndarray] | None, state: Any) -> Any:
+    def body(comm: dist.ThreadCommunicator, weights: dict[str, np.ndarray] | None, state):
         net = scenario.net(seed=0 if state is None else 5)
-        trainer = make_trainer(kind, comm, accum=2)
+        trainer = dp.make_trainer(kind, comm, accum=2)
         if state is not None:
             net.load_state_dict(weights)
             trainer.load_state_dict(net.named_parameters(), *state)
         for step in range(trainer.global_step, 4):
             if step == 2 and state is None:
-                weights, state = weights_of(net), trainer.state_dict(net.named_parameters())
+                weights, state = dp.weights_of(net), trainer.state_dict(net.named_parameters())
             for share in scenario.steps[step][comm.rank]:
-                metrics = feed(trainer, net, net.loss(*scenario.batch(step, share.rows)))
+                metrics = dp.feed(trainer, net, net.loss(*scenario.batch(step, share.rows)))
                 if metrics is None:
                     with pytest.raises(RuntimeError, match="the window has 1 of 2 micro-batches"):
                         trainer.state_dict(net.named_parameters())
-        return weights, state, state_bits(trainer, net)
+        return weights, state, dp.state_bits(trainer, net)
 
-    (weights, state, bits), _ = run_threads(2, partial(body, weights=None, state=None), timeout=30)
-    for *_, again in run_threads(2, partial(body, weights=weights, state=state), timeout=30):
+    (weights, state, bits), _ = dist.run_threads(2, partial(body, weights=None, state=None), timeout=30)
+    for *_, again in dist.run_threads(2, partial(body, weights=weights, state=state), timeout=30):
         assert again == bits
 
 
 def test_without_a_loss_the_metrics_have_none():
-    def body(comm: ThreadCommunicator) -> list[float]:
-        net = Scenario(shares(2)).net()
-        trainer = make_trainer("fused", comm, accum=2)
+    def body(comm: dist.ThreadCommunicator) -> list[float]:
+        net = dp.Scenario(dp.shares(2)).net()
+        trainer = dp.make_trainer("fused", comm, accum=2)
         losses = []
         for given in [(None, None), (1.0, 2.0), (None, 2.0), (1.0, None)]:
             for loss in given:
@@ -357,30 +316,30 @@ def test_without_a_loss_the_metrics_have_none():
         return losses
 
     for world in (1, 2):
-        for losses in run_threads(world, body, timeout=30):
+        for losses in dist.run_threads(world, body, timeout=30):
             np.testing.assert_array_equal(losses, [math.nan, 1.5, math.nan, math.nan, math.nan])
 
 
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
+def test_a_configuration_or_communicator_of_another_kind_is_refused() -> None:
+    for make, words in [
         (
-            partial(FusedDistributedOptimizer, TrainingConfig()),
+            partial(dist.FusedDistributedOptimizer, dist.TrainingConfig()),
             r"TrainingConfig, .*: FusedDistributedOptimizer\(Fus",
         ),
-        (partial(BucketedTrainer, FusedOptimizerConfig()), r"FusedOptimizerConfig, .*: BucketedTrainer\(Training"),
-        (lambda comm: SimpleTrainer({}), "config is of type dict, expected a TrainingConfig"),  # type: ignore[arg-type]
-        (lambda comm: SimpleTrainer(TrainingConfig), "config is TrainingConfig, expected"),  # type: ignore[arg-type]
-        (lambda comm: BucketedTrainer(None, 2), "communicator is of type int"),  # type: ignore[arg-type]
-        (lambda comm: FusedDistributedOptimizer(None, None), "communicator is of type NoneType"),  # type: ignore[arg-type]
-    ],
-)
-def test_a_configuration_or_communicator_of_another_kind_is_refused(make, words) -> None:
-    raises(TypeError, words, lambda: make(NoOpCommunicator()))
+        (
+            partial(dist.BucketedTrainer, dist.FusedOptimizerConfig()),
+            r"FusedOptimizerConfig, .*: BucketedTrainer\(Training",
+        ),
+        (lambda comm: dist.SimpleTrainer({}), "config is of type dict, expected a TrainingConfig"),  # type: ignore[arg-type]
+        (lambda comm: dist.SimpleTrainer(dist.TrainingConfig), "config is TrainingConfig, expected"),  # type: ignore[arg-type]
+        (lambda comm: dist.BucketedTrainer(None, 2), "communicator is of type int"),  # type: ignore[arg-type]
+        (lambda comm: dist.FusedDistributedOptimizer(None, None), "communicator is of type NoneType"),  # type: ignore[arg-type]
+    ]:
+        raises(TypeError, words, lambda make=make: make(dist.NoOpCommunicator()))
 
 
 @pytest.mark.parametrize(
-    "kind", [SimpleTrainer, BucketedTrainer, FusedDistributedOptimizer], ids=lambda kind: kind.__name__
+    "kind", [dist.SimpleTrainer, dist.BucketedTrainer, dist.FusedDistributedOptimizer], ids=lambda kind: kind.__name__
 )
 def test_what_these_errors_offer_works(kind) -> None:
     imports = "from minigrad.distributed import *\nfrom minigrad.optim import AdamWConfig\n"

@@ -1,11 +1,6 @@
 """One small training run of the example, made once; tests work on copies of its folder."""
 
-from __future__ import annotations
-
 import shutil
-import subprocess
-from collections.abc import Iterator
-from pathlib import Path
 
 import example_scripts
 import pytest
@@ -14,7 +9,7 @@ import minigrad
 
 
 @pytest.fixture
-def same_generator() -> Iterator[None]:
+def same_generator():
     """Put the default generator back to where it was: a script's main seeds it."""
     state = minigrad.default_generator.state_dict()
     yield
@@ -22,15 +17,14 @@ def same_generator() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+def finished(tmp_path_factory: pytest.TempPathFactory):
     """A folder in which ``runs/char-gpt`` was trained to its end on the default corpus, and what the script printed."""
     folder = tmp_path_factory.mktemp("finished")
-    result = example_scripts.finish("train_char_gpt.py", *example_scripts.TINY, cwd=folder)
-    return folder, result
+    return folder, example_scripts.finish("train_char_gpt.py", *example_scripts.TINY, cwd=folder)
 
 
 @pytest.fixture
-def home(finished: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path) -> Path:
+def home(finished, tmp_path):
     """A copy of that folder."""
     shutil.copytree(finished[0] / "runs", tmp_path / "runs")
     return tmp_path

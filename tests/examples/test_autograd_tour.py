@@ -1,7 +1,5 @@
 """The tour: it visits every stop, what it calls true was computed, and it notices what is false."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

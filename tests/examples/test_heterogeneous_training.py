@@ -1,7 +1,5 @@
 """Two replicas of unequal speed: what is printed is what was measured."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import sys

@@ -1,11 +1,8 @@
 """Two spirals: the accuracy is that of the network, and the drawing shows what it says."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import sys
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +19,7 @@ def folder(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
 
 
-def by_hand(model: Any, x: np.ndarray) -> np.ndarray:
+def by_hand(model, x: np.ndarray) -> np.ndarray:
     """The classes, computed in float64 from the weights."""
     w = {name: p.detach().numpy().astype(np.float64) for name, p in model.named_parameters()}
     for layer in (0, 2):
@@ -67,8 +64,7 @@ def test_the_drawing_is_what_the_network_says(monkeypatch):
 
 
 def test_the_points_are_two_spirals(monkeypatch):
-    spirals = load(SPIRALS, monkeypatch)
-    x, y = spirals.two_spirals(1000, 0.0, np.random.default_rng(0))
+    x, y = load(SPIRALS, monkeypatch).two_spirals(1000, 0.0, np.random.default_rng(0))
     radius, angle = np.hypot(*x.T), np.arctan2(x[:, 1], x[:, 0])
     turned = angle - 3.5 * np.pi * radius - np.pi * y
     np.testing.assert_allclose(np.cos(turned), 1, atol=1e-4)

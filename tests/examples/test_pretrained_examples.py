@@ -1,15 +1,11 @@
 """The scripts for published models: finetune_pretrained.py, and generate.py, which writes with runs as well."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
 import signal
 import subprocess
 import time
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +22,7 @@ SHORT = ("--text", "text.txt", "--steps", 30, "--batch-size", 2, "--block-size",
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(tmp_path_factory: pytest.TempPathFactory):
     """A folder with a tiny published GPT-2 and Llama, as their authors would have saved them, and a text."""
     folder = tmp_path_factory.mktemp("made")
     (folder / "text.txt").write_text(TEXT, encoding="utf-8")
@@ -44,7 +40,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def home(made: Path, tmp_path: Path) -> Path:
+def home(made, tmp_path):
     shutil.copytree(made, tmp_path / "home")
     return tmp_path / "home"
 
@@ -54,7 +50,7 @@ def home(made: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.long(but=1)
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
-def test_finetuning_learns_the_text_and_saves_the_same_kind_of_folder(home: Path, name: str) -> None:
+def test_finetuning_learns_the_text_and_saves_the_same_kind_of_folder(home, name: str) -> None:
     before = content(home / name)
     result = finish(FINETUNE, name, *SHORT, cwd=home)
     assert result.stderr == ""  # no progress bar where nobody watches
@@ -81,20 +77,20 @@ def test_finetuning_learns_the_text_and_saves_the_same_kind_of_folder(home: Path
     assert written.stdout.startswith("The quick")
 
 
-def test_the_result_is_that_of_the_seed_alone(home: Path) -> None:
+def test_the_result_is_that_of_the_seed_alone(home) -> None:
     for out in ("a", "b"):
         finish(FINETUNE, "gpt2", *SHORT, "--steps", 3, "--dropout", 0.1, "--out", out, cwd=home)
     assert (home / "a/model.safetensors").read_bytes() == (home / "b/model.safetensors").read_bytes()
     assert json.loads((home / "a/config.json").read_text())["resid_pdrop"] == 0.1
 
 
-def test_time_ends_it_and_the_default_text_is_pythons(home: Path) -> None:
+def test_time_ends_it_and_the_default_text_is_pythons(home) -> None:
     result = finish(FINETUNE, "gpt2", "--minutes", 1e-9, "--out", "out", cwd=home)
     assert "pydoc (Python" in result.stdout and ", 1 steps in" in result.stdout
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals are POSIX's")
-def test_ctrl_c_saves_what_was_learned(home: Path) -> None:
+def test_ctrl_c_saves_what_was_learned(home) -> None:
     arguments = ("gpt2", *SHORT, "--steps", 10**8, "--minutes", 100, "--out", "out")
     process = subprocess.Popen(
         command(FINETUNE, *arguments), cwd=home, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -113,7 +109,7 @@ def test_ctrl_c_saves_what_was_learned(home: Path) -> None:
 # ---------------------------------------------------------------------- generation
 
 
-def text(*arguments: Any, cwd: Path) -> str:
+def text(*arguments, cwd) -> str:
     result = finish(GENERATE, *arguments, cwd=cwd)
     lines = result.stderr.splitlines()
     assert len(lines) == 1 and " tokens in " in lines[0] and lines[0].endswith(" tokens/s)"), result.stderr
@@ -121,18 +117,18 @@ def text(*arguments: Any, cwd: Path) -> str:
 
 
 @pytest.mark.short
-def test_it_writes_what_the_model_generates(made: Path) -> None:
+def test_it_writes_what_the_model_generates(made) -> None:
     model = from_pretrained(made / "llama")
     tokenizer = BytePairTokenizer.from_pretrained(made / "llama")
     prompt = tokenizer.encode("The — fox").tolist()
-    options: dict[str, Any] = {"temperature": 1.5, "top_k": 250, "top_p": 0.9, "seed": 5}
+    options = {"temperature": 1.5, "top_k": 250, "top_p": 0.9, "seed": 5}
     ids = model.generate(mg.tensor([prompt]), 60, **options).tolist()[0]
     want = b"".join(tokenizer.decode_bytes([i]) if i < tokenizer.vocab_size else b"\xef\xbf\xbd" for i in ids)
     flags = ("--prompt", "The — fox", "--tokens", 60, "--temperature", 1.5, "--top-k", 250, "--top-p", 0.9, "--seed", 5)
     assert text("llama", *flags, cwd=made) == want.decode(errors="replace").replace("\r\n", "\n").replace("\r", "\n")
 
 
-def test_it_stops_at_the_end_of_the_text(home: Path) -> None:
+def test_it_stops_at_the_end_of_the_text(home) -> None:
     model = from_pretrained(home / "gpt2")
     tokens = mg.tensor([BytePairTokenizer.from_pretrained(home / "gpt2").encode("fox").tolist()])
     third = model.generate(tokens, 3, temperature=1.0, seed=3).tolist()[0][-1]
@@ -142,7 +138,7 @@ def test_it_stops_at_the_end_of_the_text(home: Path) -> None:
     assert result.stderr.startswith(("1 tokens in", "2 tokens in", "3 tokens in")), result.stderr
 
 
-def test_it_writes_with_a_run_of_characters(finished: tuple[Path, Any]) -> None:
+def test_it_writes_with_a_run_of_characters(finished) -> None:
     first = text("--prompt", "The ", "--tokens", 40, "--seed", 7, cwd=finished[0])  # finds the run by itself
     sampled = run("sample.py", "--prompt", "The ", "--chars", 40, "--seed", 7, cwd=finished[0])
     assert first == sampled.stdout.removesuffix("\n") and len(first) == 44
@@ -151,31 +147,31 @@ def test_it_writes_with_a_run_of_characters(finished: tuple[Path, Any]) -> None:
 # ---------------------------------------------------------------------- bad input
 
 
+BAD_INPUT = [
+    (GENERATE, "gpt2 --tokens -1", ["max_new_tokens=-1"]),
+    (GENERATE, "gpt2 --temperature -1", ["temperature=-1"]),
+    (GENERATE, "llama --step 3", ["--step is for runs"]),
+    (GENERATE, "nowhere", ["nowhere is not a folder"]),
+    (FINETUNE, "nowhere", ["nowhere is not a folder"]),
+    (FINETUNE, "gpt2 --steps 0", ["--steps is 0"]),
+    (FINETUNE, "gpt2 --minutes 0", ["--minutes is 0"]),
+    (FINETUNE, "gpt2 --lr -1", ["-1"]),
+    (FINETUNE, "gpt2 --dropout 1", ["dropout=1.0"]),
+    (FINETUNE, "gpt2 --text missing.txt", ["missing.txt does not exist"]),
+    (FINETUNE, "gpt2 --out llama", ["--out llama exists", "nothing is overwritten"]),
+    (FINETUNE, "", ["folder"]),
+]
+
+
 @pytest.mark.long(but=1)
-@pytest.mark.parametrize(
-    ("script", "arguments", "parts"),
-    [
-        (GENERATE, "gpt2 --tokens -1", ["max_new_tokens=-1"]),
-        (GENERATE, "gpt2 --temperature -1", ["temperature=-1"]),
-        (GENERATE, "llama --step 3", ["--step is for runs"]),
-        (GENERATE, "nowhere", ["nowhere is not a folder"]),
-        (FINETUNE, "nowhere", ["nowhere is not a folder"]),
-        (FINETUNE, "gpt2 --steps 0", ["--steps is 0"]),
-        (FINETUNE, "gpt2 --minutes 0", ["--minutes is 0"]),
-        (FINETUNE, "gpt2 --lr -1", ["-1"]),
-        (FINETUNE, "gpt2 --dropout 1", ["dropout=1.0"]),
-        (FINETUNE, "gpt2 --text missing.txt", ["missing.txt does not exist"]),
-        (FINETUNE, "gpt2 --out llama", ["--out llama exists", "nothing is overwritten"]),
-        (FINETUNE, "", ["folder"]),
-    ],
-)
-def test_bad_input_is_one_line_and_touches_nothing(home: Path, script: str, arguments: str, parts: list[str]) -> None:
+@pytest.mark.parametrize(("script", "arguments", "parts"), BAD_INPUT)
+def test_bad_input_is_one_line_and_touches_nothing(home, script: str, arguments: str, parts: list[str]) -> None:
     before = content(home)
     assert_refused(run(script, *arguments.split(), cwd=home), 2, *parts)
     assert content(home) == before
 
 
-def test_tokenizers_that_are_not_byte_level_bpe(home: Path) -> None:
+def test_tokenizers_that_are_not_byte_level_bpe(home) -> None:
     path = home / "gpt2/tokenizer.json"
     document = json.loads(path.read_text(encoding="utf-8"))
     only = "only byte-level BPE in a tokenizer.json is read"

@@ -1,10 +1,7 @@
 """The sampling script: the same seed gives the same text, and what cannot be continued is refused."""
 
-from __future__ import annotations
-
 import os
 import shutil
-from pathlib import Path
 
 import pytest
 from example_scripts import TINY, assert_refused, content, finish, run
@@ -14,7 +11,7 @@ RUN = "runs/char-gpt"
 pytestmark = pytest.mark.long
 
 
-def text(*arguments: object, cwd: Path, **options: object) -> str:
+def text(*arguments: object, cwd, **options: object) -> str:
     """What the script wrote, without the line end of the terminal."""
     result = finish(SAMPLE, *arguments, cwd=cwd, **options)
     assert result.stderr == ""
@@ -65,19 +62,19 @@ def test_text_that_the_terminal_cannot_show_is_escaped(finished):
     assert (result.returncode, result.stdout, result.stderr) == (0, "\\u201c\n", "")
 
 
+BAD_INPUT = [
+    (["--prompt", "a€b"], ["'€' (U+20AC) at position 1", "vocabulary"]),
+    (["--prompt", ""], ["--prompt is empty"]),
+    (["--temperature", "-1"], ["temperature=-1.0"]),
+    (["--chars", "-1"], ["--chars -1", "expected 0 or more"]),
+    (["--seed", "-1"], ["seed -1"]),
+    (["--step", "7"], ["no checkpoint of step 7", "8, 16, 24"]),
+    (["runs/missing"], ["runs/missing is not a folder"]),
+]
+
+
 @pytest.mark.long(but=1)
-@pytest.mark.parametrize(
-    ("arguments", "parts"),
-    [
-        (["--prompt", "a€b"], ["'€' (U+20AC) at position 1", "vocabulary"]),
-        (["--prompt", ""], ["--prompt is empty"]),
-        (["--temperature", "-1"], ["temperature=-1.0"]),
-        (["--chars", "-1"], ["--chars -1", "expected 0 or more"]),
-        (["--seed", "-1"], ["seed -1"]),
-        (["--step", "7"], ["no checkpoint of step 7", "8, 16, 24"]),
-        (["runs/missing"], ["runs/missing is not a folder"]),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "parts"), BAD_INPUT)
 def test_bad_input_is_one_line(finished, arguments, parts):
     assert_refused(run(SAMPLE, *arguments, cwd=finished[0]), 2, *parts)
 

@@ -1,9 +1,5 @@
 """Addition: the sums are right, none is both learned and tested, and the share is what the model writes."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 from example_scripts import load, recorded
@@ -26,7 +22,7 @@ def test_the_sums_are_all_and_right(reverse, monkeypatch):
         assert sum(map(int, question.split("+"))) == int(total[::-1] if reverse else total)
 
 
-def written(model: Any, tokens: np.ndarray) -> np.ndarray:
+def written(model, tokens: np.ndarray) -> np.ndarray:
     """Nine tokens for six, from the whole text each time: no cache of keys and values."""
     for _ in range(3):
         with minigrad.no_grad():
@@ -60,7 +56,7 @@ def test_only_the_answer_is_learned(monkeypatch):
     targets: list[np.ndarray] = []
     cross_entropy = addition.F.cross_entropy
 
-    def noted(logits: Any, target: Any, **options: Any) -> Any:
+    def noted(logits, target, **options):
         targets.append(target.numpy().reshape(7, 8))
         return cross_entropy(logits, target, **options)
 

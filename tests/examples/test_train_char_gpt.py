@@ -1,7 +1,5 @@
 """The main example as its users meet it: what it shows and writes, exact resume, and bad input."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os
@@ -12,13 +10,11 @@ import signal
 import struct
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 from example_scripts import TINY, assert_refused, command, content, finish, run
 
-from minigrad import cuda_kernels
-from minigrad.serialization import load_checkpoint, save_checkpoint
+from minigrad import cuda_kernels, serialization
 
 TRAIN = "train_char_gpt.py"
 RUN = Path("runs/char-gpt")
@@ -28,7 +24,7 @@ NEEDS_NO_CUDA = pytest.mark.skipif(cuda_kernels.availability()[0], reason="this 
 POSIX = pytest.mark.skipif(os.name == "nt", reason="signals and terminals are POSIX's")
 
 
-def records(folder: Path) -> list[dict[str, Any]]:
+def records(folder: Path):
     """The lines of metrics.jsonl without the speed, which is never the same."""
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     return [{key: value for key, value in json.loads(line).items() if key != "tokens_per_second"} for line in lines]
@@ -84,7 +80,7 @@ def test_the_metrics_are_one_json_object_a_line(finished):
 
 @pytest.mark.short
 def test_a_checkpoint_holds_all_that_a_resume_needs(finished):
-    saved = load_checkpoint(finished[0] / RUN)
+    saved = serialization.load_checkpoint(finished[0] / RUN)
     assert saved.step == saved.state["trainer"]["global_step"] == 24
     assert saved.state["trainer"]["optimizer"]["timestep"] == 24
     assert saved.state["generator"]["offset"] > 48  # dropout drew random numbers in every micro-batch
@@ -96,7 +92,7 @@ def test_a_checkpoint_holds_all_that_a_resume_needs(finished):
 # ---------------------------------------------------------------------- stopping and going on
 
 
-def wait_for(process: subprocess.Popen[Any], fd: int, text: str) -> str:
+def wait_for(process, fd: int, text: str) -> str:
     """Read until ``text`` was shown, or to the end."""
     shown = b""
     while text.encode() not in shown:
@@ -139,10 +135,9 @@ def test_ctrl_c_saves_and_the_command_it_names_goes_on_bit_for_bit(finished, tmp
     assert stopped, shown
     step, line = int(stopped[1]), shlex.split(stopped[2])
     assert 6 <= step < 24
-    assert load_checkpoint(tmp_path / "my run").step == step
+    assert serialization.load_checkpoint(tmp_path / "my run").step == step
     assert line[1:] == ["--resume", "--out", "my run"]
-    resumed = finish(line[0], *line[1:], cwd=tmp_path)
-    assert f"steps {step + 1} to 24" in resumed.stdout
+    assert f"steps {step + 1} to 24" in finish(line[0], *line[1:], cwd=tmp_path).stdout
     assert_same_run(tmp_path / "my run", finished[0] / RUN)
 
 
@@ -168,7 +163,7 @@ def test_a_finished_run_has_nothing_to_do_and_a_larger_number_of_steps_goes_on(h
     assert "nothing to do: runs/char-gpt has 24 steps" in result.stdout
     assert content(home) == before
     result = finish(TRAIN, "--resume", "--steps", 26, cwd=home)
-    assert load_checkpoint(home / RUN).step == 26
+    assert serialization.load_checkpoint(home / RUN).step == 26
     assert [record["step"] for record in records(home / RUN)][-2:] == [24, 26]
 
 
@@ -187,39 +182,39 @@ def texts(tmp_path: Path) -> Path:
     return tmp_path
 
 
+BAD_INPUT = [
+    ("--data empty.txt", ["empty.txt", "0 characters"]),
+    ("--data tiny.txt", ["tiny.txt", "9 characters", "at least"]),
+    ("--data good.txt latin.txt", ["latin.txt is not UTF-8 text", "0xe4 at offset 1"]),
+    ("--data missing.txt", ["missing.txt does not exist"]),
+    ("--data nothing", ["nothing holds no files"]),
+    ("--data good.txt --block-size 4096", ["good.txt has 1,800 characters", "smaller block size"]),
+    ("--eval 1", ["unknown argument --eval", "did you mean --eval-every?"]),
+    ("good.txt", ["unknown argument good.txt", "--help"]),
+    ("--steps", ["--steps", "expected one argument"]),
+    ("--steps 0", ["--steps is 0"]),
+    ("--n-head 3", ["n_head=3"]),
+    ("--dropout 2", ["dropout=2.0"]),
+    ("--lr nan", ["lr", "nan"]),
+    ("--lr 1e-5", ["--min-lr is 0.0001, more than --lr"]),
+    ("--grad-clip -1", ["--grad-clip"]),
+    ("--val-fraction 1", ["val_fraction"]),
+    ("--seed -1", ["--seed"]),
+    ("--threads 9999", ["9999"]),
+    ("--device tpu", ["--device tpu", "expected 'cpu'"]),
+    ("--out good.txt", ["good.txt is a file"]),
+    ("--out good.txt/run", ["good.txt/run", "Not a directory"]),
+    ("--out full", ["full is not empty", "nothing is overwritten"]),
+    pytest.param("--out /proc/run", ["cannot write into /proc/run"], marks=NEEDS_PROC),
+    pytest.param("--device cuda", ["--device cuda", "cannot be used"], marks=NEEDS_NO_CUDA),
+    ("--resume", ["no run with a checkpoint under runs"]),
+    ("--resume --out nowhere", ["nowhere is not a folder"]),
+    ("--resume --out full", ["full holds no checkpoint"]),
+]
+
+
 @pytest.mark.long(but=1)
-@pytest.mark.parametrize(
-    ("arguments", "parts"),
-    [
-        ("--data empty.txt", ["empty.txt", "0 characters"]),
-        ("--data tiny.txt", ["tiny.txt", "9 characters", "at least"]),
-        ("--data good.txt latin.txt", ["latin.txt is not UTF-8 text", "0xe4 at offset 1"]),
-        ("--data missing.txt", ["missing.txt does not exist"]),
-        ("--data nothing", ["nothing holds no files"]),
-        ("--data good.txt --block-size 4096", ["good.txt has 1,800 characters", "smaller block size"]),
-        ("--eval 1", ["unknown argument --eval", "did you mean --eval-every?"]),
-        ("good.txt", ["unknown argument good.txt", "--help"]),
-        ("--steps", ["--steps", "expected one argument"]),
-        ("--steps 0", ["--steps is 0"]),
-        ("--n-head 3", ["n_head=3"]),
-        ("--dropout 2", ["dropout=2.0"]),
-        ("--lr nan", ["lr", "nan"]),
-        ("--lr 1e-5", ["--min-lr is 0.0001, more than --lr"]),
-        ("--grad-clip -1", ["--grad-clip"]),
-        ("--val-fraction 1", ["val_fraction"]),
-        ("--seed -1", ["--seed"]),
-        ("--threads 9999", ["9999"]),
-        ("--device tpu", ["--device tpu", "expected 'cpu'"]),
-        ("--out good.txt", ["good.txt is a file"]),
-        ("--out good.txt/run", ["good.txt/run", "Not a directory"]),
-        ("--out full", ["full is not empty", "nothing is overwritten"]),
-        pytest.param("--out /proc/run", ["cannot write into /proc/run"], marks=NEEDS_PROC),
-        pytest.param("--device cuda", ["--device cuda", "cannot be used"], marks=NEEDS_NO_CUDA),
-        ("--resume", ["no run with a checkpoint under runs"]),
-        ("--resume --out nowhere", ["nowhere is not a folder"]),
-        ("--resume --out full", ["full holds no checkpoint"]),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "parts"), BAD_INPUT)
 def test_bad_input_is_one_line_and_touches_nothing(texts, arguments, parts):
     before = content(texts)
     assert_refused(run(TRAIN, *arguments.split(), cwd=texts), 2, *parts)
@@ -241,8 +236,7 @@ def test_a_run_is_never_overwritten_and_keeps_its_settings_and_text(home):
 
 def test_the_next_run_gets_a_folder_of_its_own(home):
     before = content(home / RUN)
-    result = finish(TRAIN, *TINY, "--steps", 2, cwd=home)
-    assert "run: runs/char-gpt-2" in result.stdout
+    assert "run: runs/char-gpt-2" in finish(TRAIN, *TINY, "--steps", 2, cwd=home).stdout
     assert content(home / RUN) == before
 
 
@@ -274,19 +268,19 @@ def test_the_offered_checkpoint_goes_on_to_the_same_end(finished, home):
     assert_same_run(home / RUN, finished[0] / RUN)
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"settings": None}, "no 'settings'"),
-        ({"tokenizer": {"kind": "characters", "characters": "abc"}}, "wte.weight"),
-        ({"trainer": ["not", "a", "trainer"]}, "expected a mapping"),
-    ],
-)
+OTHERS = [
+    ({"settings": None}, "no 'settings'"),
+    ({"tokenizer": {"kind": "characters", "characters": "abc"}}, "wte.weight"),
+    ({"trainer": ["not", "a", "trainer"]}, "expected a mapping"),
+]
+
+
+@pytest.mark.parametrize(("changes", "reason"), OTHERS)
 def test_a_checkpoint_of_something_else_is_refused(home, changes, reason):
-    saved = load_checkpoint(home / RUN)
+    saved = serialization.load_checkpoint(home / RUN)
     shutil.rmtree(home / RUN)
     state = {name: value for name, value in {**saved.state, **changes}.items() if value is not None}
-    save_checkpoint(home / RUN, saved.tensors, state)
+    serialization.save_checkpoint(home / RUN, saved.tensors, state)
     before = content(home)
     assert_refused(run(TRAIN, "--resume", cwd=home), 2, "is not a checkpoint of this script", reason)
     assert content(home) == before
@@ -301,10 +295,10 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_step(tmp_path):
 
 
 def test_the_last_good_checkpoint_outlives_a_run_that_diverges(home):
-    saved = load_checkpoint(home / RUN, 8)
+    saved = serialization.load_checkpoint(home / RUN, 8)
     shutil.rmtree(home / RUN)
     saved.state["settings"].update(lr=1e38, grad_clip=0.0, save_every=1, keep=1)
-    checkpoint = save_checkpoint(home / RUN, saved.tensors, saved.state)
+    checkpoint = serialization.save_checkpoint(home / RUN, saved.tensors, saved.state)
     before = content(checkpoint)
     result = run(TRAIN, "--resume", cwd=home)
     assert_refused(result, 1, "step 9", f"the last good checkpoint is {RUN / 'step-00000008'}")

@@ -1,7 +1,5 @@
 """The example on several processes: it learns what one process does, and loses nothing when a rank dies."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
@@ -9,7 +7,6 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -60,7 +57,7 @@ def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
 
 
 @contextlib.contextmanager
-def running(folder: Path) -> Iterator[subprocess.Popen[str]]:
+def running(folder: Path):
     """A long run on two processes, whose third step is over."""
     command = [sys.executable, "-m", "minigrad.distributed.launch", "-n", "2", "--timeout", "120", str(SCRIPT), *TINY]
     command += shlex.split("--steps 100000 --eval-every 3 --sample-every 0 --save-every 99999 --out")

@@ -1,7 +1,5 @@
 """GPT-2's training script: shards, a tiny run and its exact resume, published weights, several ranks, MFU."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import importlib.machinery
@@ -12,7 +10,6 @@ import shutil
 import sys
 import types
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,9 +19,7 @@ from ranks import requires_mpi, run_ranks
 from refusals import raises
 
 import minigrad
-from minigrad.data import BytePairTokenizer, DataError
-from minigrad.models import GPT2, GPT2Config
-from minigrad.serialization import load_checkpoint
+from minigrad import data, models, serialization
 
 TRAIN = "train_gpt2.py"
 RUN = Path("runs/gpt2")
@@ -39,7 +34,7 @@ TEXTS = {
 
 
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> Any:
+def script(monkeypatch: pytest.MonkeyPatch):
     """Imports a module of examples/."""
     monkeypatch.syspath_prepend(str(EXAMPLES))
     return importlib.import_module
@@ -87,10 +82,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # ---------------------------------------------------------------------- shards
 
 
-def test_shards_hold_the_tokens_of_the_texts(script: Any, texts: Path, tmp_path: Path, monkeypatch: Any) -> None:
+def test_shards_hold_the_tokens_of_the_texts(script, texts: Path, tmp_path: Path, monkeypatch) -> None:
     shards, tokenizers = script("token_shards"), script("text_tokenizers")
     monkeypatch.setattr(shards, "PIECE", 50)
-    tokenizer = BytePairTokenizer.train("".join(TEXTS.values()), 300, ["<|endoftext|>"])
+    tokenizer = data.BytePairTokenizer.train("".join(TEXTS.values()), 300, ["<|endoftext|>"])
     made = shards.make_shards([str(texts)], tmp_path / "out", tokenizer, 0.1, 200)
     assert [len(shard) for shard in made.train[:-1]] == [200] * (len(made.train) - 1) and len(made.train) > 1
     found = np.concatenate([*made.train, made.val])
@@ -108,22 +103,22 @@ def test_shards_hold_the_tokens_of_the_texts(script: Any, texts: Path, tmp_path:
     assert tokenizers.tokenizer_of(tokenizers.ByteTokenizer().to_dict()).decode([72, 256, 105, 200]) == "Hi\ufffd"
 
 
-def test_damaged_shards_are_refused(script: Any, texts: Path, tmp_path: Path) -> None:
+def test_damaged_shards_are_refused(script, texts: Path, tmp_path: Path) -> None:
     shards, folder = script("token_shards"), tmp_path / "out"
     shards.make_shards([str(texts)], folder, script("text_tokenizers").ByteTokenizer())
     whole = (folder / "val-00000.bin").read_bytes()
     (folder / "val-00000.bin").write_bytes(whole[:-2])
-    raises(DataError, "its header counts", lambda: shards.open_shards(folder))
+    raises(data.DataError, "its header counts", lambda: shards.open_shards(folder))
     (folder / "val-00000.bin").write_bytes(b"\0" * len(whole))
-    raises(DataError, "begins with 0, not with llm.c's", lambda: shards.open_shards(folder))
+    raises(data.DataError, "begins with 0, not with llm.c's", lambda: shards.open_shards(folder))
     (folder / "val-00000.bin").write_bytes((folder / "train-00000.bin").read_bytes())
-    raises(DataError, "shards.json says", lambda: shards.open_shards(folder))
+    raises(data.DataError, "shards.json says", lambda: shards.open_shards(folder))
     index = json.loads((folder / "shards.json").read_text())
     (folder / "shards.json").write_text(json.dumps({**index, "tokenizer": {"kind": "words"}}))
-    raises(DataError, "'words' is no kind of tokenizer", lambda: shards.open_shards(folder))
+    raises(data.DataError, "'words' is no kind of tokenizer", lambda: shards.open_shards(folder))
 
 
-def test_tiktoken_is_taken_where_it_is_installed(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiktoken_is_taken_where_it_is_installed(script, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizers, command_line = script("text_tokenizers"), script("command_line")
 
     class Encoding:  # of tiktoken, as far as it is used
@@ -166,7 +161,7 @@ def test_a_tiny_run_says_what_it_does(trained: Path) -> None:
     steps = [line for line in lines if "loss" in line]
     assert [line["step"] for line in steps] == [1]
     assert steps[0]["mfu"] > 0
-    saved = load_checkpoint(trained / RUN)
+    saved = serialization.load_checkpoint(trained / RUN)
     assert saved.tensors["model"]["wte.weight"].shape == (384, 16)  # 257 tokens, rounded up
     assert {a.dtype for file in saved.tensors.values() for a in file.values() if a.ndim} == {np.dtype(np.float32)}
     groups = saved.state["trainer"]["optimizer"]["param_groups"]
@@ -183,12 +178,12 @@ def test_it_resumes_bit_for_bit_and_generates(trained: Path, here: Here, capsys:
         assert again.read_bytes() == (trained / RUN / "step-00000006" / file).read_bytes(), file
     generate = load("generate.py", here.monkeypatch, RUN, "--prompt", "The ", "--tokens", 8, "--seed", 1)
     assert generate.main() == 0 and capsys.readouterr().out.startswith("The ")
-    with pytest.raises(DataError, match=r"holds no shards.json"):
+    with pytest.raises(data.DataError, match=r"holds no shards.json"):
         (here.folder / RUN / "tokens" / "shards.json").unlink()
         here.main("--resume", "--out", RUN)
 
 
-def test_the_bar_and_the_schedule(here: Here, script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bar_and_the_schedule(here: Here, script, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bar tells the share of the peak, and the learning rate: warmup, then half a cosine."""
     loop, shown = script("train_char_gpt"), []
 
@@ -214,7 +209,7 @@ def test_captured_steps_are_the_same_steps(trained: Path, here: Here) -> None:
     arguments = ("--tokenizer", "bytes", "--steps", 3, "--min-lr", 3e-3)
     for flag in ("--graph", "--no-graph"):
         assert here.main(*TINY, *arguments, flag, "--out", here.folder / flag) == 0
-    one, two = (load_checkpoint(here.folder / flag).tensors for flag in ("--graph", "--no-graph"))
+    one, two = (serialization.load_checkpoint(here.folder / flag).tensors for flag in ("--graph", "--no-graph"))
     for file, arrays in one.items():
         for name, array in arrays.items():
             np.testing.assert_array_equal(two[file][name], array, err_msg=name)
@@ -224,9 +219,7 @@ def test_captured_steps_are_the_same_steps(trained: Path, here: Here) -> None:
 @pytest.mark.parametrize(
     ("captures", "batch_size", "message"), [(False, 4, "needs NCCL"), (True, 3, "2 do not divide --batch-size")]
 )
-def test_graphs_of_several_ranks_are_refused(
-    monkeypatch: pytest.MonkeyPatch, captures: bool, batch_size: int, message: str
-) -> None:
+def test_graphs_of_several_ranks_are_refused(monkeypatch, captures, batch_size, message) -> None:
     script, of = load(TRAIN, monkeypatch), types.SimpleNamespace
     settings = of(settings=of(checkpoint_blocks=False, batch_size=batch_size))
     with pytest.raises(sys.modules["command_line"].UsageError, match=message):
@@ -235,9 +228,9 @@ def test_graphs_of_several_ranks_are_refused(
 
 def test_it_begins_with_published_weights(here: Here, capsys: pytest.CaptureFixture[str]) -> None:
     """After a step with a learning rate of 0 the logits are still those."""
-    theirs, ids = GPT2(GPT2Config(300, 96, 2, 2, 16)).eval(), minigrad.tensor(tiny_models.tokens())
+    theirs, ids = models.GPT2(models.GPT2Config(300, 96, 2, 2, 16)).eval(), minigrad.tensor(tiny_models.tokens())
     theirs.save_pretrained(here.folder / "theirs")
-    tokenizer = BytePairTokenizer.train(TEXTS["a.txt"], 290)
+    tokenizer = data.BytePairTokenizer.train(TEXTS["a.txt"], 290)
     tokenizer.save(here.folder / "theirs" / "tokenizer.json")
     (here.folder / "text").write_text(TEXTS["a.txt"] * 10, encoding="utf-8")
     rest = shlex.split("--steps 1 --batch-size 1 --lr 0 --min-lr 0 --sample-chars 5 --peak 1 --data text")
@@ -246,7 +239,7 @@ def test_it_begins_with_published_weights(here: Here, capsys: pytest.CaptureFixt
     assert "the folder's byte-pair tokens" in shown and "GPT-2: 12,9" in shown
     loaded = sys.modules["char_run"].load_run(here.folder / RUN, minigrad.Device("cpu"))
     assert loaded.settings.vocab_size == 300 and loaded.settings.block_size == 96
-    assert isinstance(loaded.model, GPT2) and loaded.tokenizer == tokenizer
+    assert isinstance(loaded.model, models.GPT2) and loaded.tokenizer == tokenizer
     with minigrad.no_grad():
         np.testing.assert_array_equal(loaded.model.eval()(ids).numpy(), theirs(ids).numpy())
     here.refused("--init-from theirs has n_layer 2; leave the flag out", "--init-from", "theirs", "--n-layer", 3)
@@ -271,21 +264,21 @@ def test_what_it_cannot_begin_with_is_refused(here: Here) -> None:
 # ---------------------------------------------------------------------- sizes and speed
 
 
-def test_presets_are_gpt2s_sizes(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_presets_are_gpt2s_sizes(script, monkeypatch: pytest.MonkeyPatch) -> None:
     gpt2_run = script("gpt2_run")
     monkeypatch.setattr(gpt2_run, "GPT2", lambda config: config)
     published = {"gpt2": (12, 12, 768), "gpt2-medium": (24, 16, 1024)}
     for preset, (layers, heads, channels) in published.items():
         config = gpt2_run.from_flags({"preset": preset}).model(50257)
-        assert config == GPT2Config(50304, 1024, layers, heads, channels)
+        assert config == models.GPT2Config(50304, 1024, layers, heads, channels)
     assert gpt2_run.from_flags({"preset": "tiny", "steps": 7}).steps == 7
     settings = gpt2_run.from_flags({})
     assert settings.batch_size * settings.block_size * settings.grad_accum == 2**19
 
 
-def test_operations_are_those_of_the_products(script: Any) -> None:
+def test_operations_are_those_of_the_products(script) -> None:
     """A multiplication and an addition for each weight, and twice that backward; the same for the scores and sums."""
-    model = GPT2(GPT2Config(40, 8, 2, 2, 16))
+    model = models.GPT2(models.GPT2Config(40, 8, 2, 2, 16))
     shapes = {name: p.shape for name, p in model.named_parameters() if name != "wpe.weight"}
     products = sum(2 * 24 * p[0] * p[1] for p in shapes.values() if len(p) == 2)  # of 24 tokens
     products += sum(2 * 24 * p[0] for p in shapes.values() if len(p) == 1)
@@ -294,7 +287,7 @@ def test_operations_are_those_of_the_products(script: Any) -> None:
     assert script("estimate").flops_per_token(settings, model.num_parameters()) == 3 * (products + attention) / 24
 
 
-def test_the_peak_is_the_cards_or_measured(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_peak_is_the_cards_or_measured(script, monkeypatch: pytest.MonkeyPatch) -> None:
     gpt2_run = script("gpt2_run")
     rate, source = gpt2_run.peak_flops(minigrad.Device("cpu"), "bfloat16")
     assert rate > 1e8 and source == "a product of float32 here"
@@ -325,7 +318,7 @@ def test_two_processes_train_as_one(here: Here) -> None:
     assert result.returncode == 0, result.text
     assert "all 2 ranks hold the same weights, bit for bit" in result.lines(0) and not result.lines(1)
     assert "MFU of 0.002 TFLOP/s" in result.text
-    one, two = (load_checkpoint(here.folder / name).tensors["model"] for name in ("alone", "two"))
+    one, two = (serialization.load_checkpoint(here.folder / name).tensors["model"] for name in ("alone", "two"))
     for name in one:
         np.testing.assert_allclose(two[name], one[name], atol=1e-3, err_msg=name)
 
@@ -338,15 +331,14 @@ def test_without_a_gpu_the_default_is_tiny(here: Here, texts: Path, capfd: pytes
     assert "2 layers, 2 heads, 64 channels" in said and "at best" in said
 
 
-def test_what_does_not_fit_is_refused_with_what_would(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_fit_is_refused_with_what_would(script, monkeypatch: pytest.MonkeyPatch) -> None:
     estimate, gpt2_run = script("estimate"), script("gpt2_run")
     cpu = minigrad.Device("cpu")
     settings = gpt2_run.from_flags({})
     assert 20e9 < estimate.step_bytes(settings, 50304, 64) < 60e9
     monkeypatch.setattr(estimate, "free_memory", lambda device: 16 * 10**9)
-    with pytest.raises(script("command_line").UsageError) as caught:
-        estimate.check_memory(settings, 50304, cpu)
-    said = str(caught.value)
+    caught = raises(script("command_line").UsageError, "", estimate.check_memory, settings, 50304, cpu)
+    said = str(caught)
     assert "12 layers, 768 channels and 64 sequences of 1024" in said and "16.0 GB are free on cpu" in said
     fits = int(re.search(r"--batch-size (\d+) fits", said)[1])
     assert estimate.step_bytes(settings, 50304, fits) <= 16e9 < estimate.step_bytes(settings, 50304, 2 * fits)
@@ -354,7 +346,7 @@ def test_what_does_not_fit_is_refused_with_what_would(script: Any, monkeypatch: 
     estimate.check_memory(dataclasses.replace(settings, batch_size=fits), 50304, cpu)
 
 
-def test_memory_and_time_are_estimated_from_the_sizes(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_and_time_are_estimated_from_the_sizes(script, monkeypatch: pytest.MonkeyPatch) -> None:
     estimate, char_run = script("estimate"), script("char_run")
     free, settings = estimate.free_memory(minigrad.Device("cpu")), char_run.Settings()
     assert free is None or 1e8 < free < 1e14

@@ -1,7 +1,5 @@
 """The Llama example: the same training with another model. What it shares is tested in test_train_char_gpt.py."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

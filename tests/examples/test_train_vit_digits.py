@@ -1,7 +1,5 @@
 """The vision transformer: its patches, the images that it reads, and the accuracy that it reports."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from example_scripts import load, recorded

@@ -3,8 +3,6 @@
 Run with PyTorch installed: ``python tests/golden/make_gpt_training.py``. Made with PyTorch 2.13.0 on the CPU.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -4,8 +4,6 @@ Run with PyTorch and transformers installed: ``python tests/golden/make_pretrain
 5.23.0 and PyTorch 2.13.0 on the CPU.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

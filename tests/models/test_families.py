@@ -1,9 +1,6 @@
 """What holds for every language model: start, causality, the cache, generation, learning, subclasses."""
 
-from __future__ import annotations
-
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,12 +9,10 @@ from refusals import raises
 
 import minigrad as mg
 from minigrad import Generator, Tensor, nn
-from minigrad.models import GPT2, CausalLM, GPT2Config, Llama, LlamaConfig, RopeScaling
-from minigrad.models.generation import sample, stream
-from minigrad.optim import AdamW
+from minigrad.models import GPT2, CausalLM, GPT2Config, Llama, LlamaConfig, RopeScaling, generation
 
 BLOCK = 10
-SMALL: dict[Any, Any] = {
+SMALL = {
     GPT2: GPT2Config(VOCAB, BLOCK, n_layer=2, n_head=2, n_embd=16),
     Llama: LlamaConfig(
         VOCAB, BLOCK, 2, 4, 2, 16, 12, head_dim=6, rope_base=20.0, rope_scaling=RopeScaling("llama3", 4.0, 1.0, 2.0, 8),
@@ -27,17 +22,17 @@ SMALL: dict[Any, Any] = {
 
 
 @pytest.fixture(scope="module", params=SMALL)
-def family(request: pytest.FixtureRequest) -> Any:
+def family(request: pytest.FixtureRequest):
     return request.param
 
 
 @pytest.fixture(scope="module")
-def model(family: Any) -> CausalLM:
+def model(family) -> CausalLM:
     made: CausalLM = randomised(family(SMALL[family]))
     return made
 
 
-def changed(family: Any, **sizes: Any) -> Any:
+def changed(family, **sizes):
     """The family's small configuration with other sizes."""
     return type(SMALL[family])(**{**vars(SMALL[family]), **sizes})
 
@@ -45,29 +40,29 @@ def changed(family: Any, **sizes: Any) -> Any:
 # ---------------------------------------------------------------------- sizes and start
 
 
-@pytest.mark.parametrize(
-    ("family", "sizes", "message"),
-    [
-        *((GPT2, {name: value}, name) for name in ("n_layer", "vocab_size") for value in (0, -1, True)),
-        (GPT2, {"block_size": 2.0}, "block_size=2.0"),
-        (GPT2, {"n_embd": 15}, "n_embd=15 is not a multiple"),
-        (GPT2, {"n_head": 3}, "n_head=3"),
-        (GPT2, {"dropout": -0.1}, "dropout=-0.1"),
-        (Llama, {"n_layer": 0}, "n_layer=0"),
-        (Llama, {"n_inner": 2.0}, "n_inner=2.0"),
-        (Llama, {"head_dim": 0}, "head_dim=0"),
-        (Llama, {"head_dim": 3}, "heads of 3 channels"),
-        (Llama, {"head_dim": None, "n_embd": 18}, "n_embd=18 is not a multiple of n_head=4"),
-        (Llama, {"n_kv_head": 3}, "n_head=4 is not a multiple of n_kv_head=3"),
-        (Llama, {"rope_base": 0.0}, "rope_base=0.0"),
-        *((family, {"dropout": 1.0}, "dropout=1.0") for family in SMALL),
-    ],
-)
-def test_configurations_that_make_no_sense(family: Any, sizes: dict[str, Any], message: str) -> None:
+SENSELESS = [
+    *((GPT2, {name: value}, name) for name in ("n_layer", "vocab_size") for value in (0, -1, True)),
+    (GPT2, {"block_size": 2.0}, "block_size=2.0"),
+    (GPT2, {"n_embd": 15}, "n_embd=15 is not a multiple"),
+    (GPT2, {"n_head": 3}, "n_head=3"),
+    (GPT2, {"dropout": -0.1}, "dropout=-0.1"),
+    (Llama, {"n_layer": 0}, "n_layer=0"),
+    (Llama, {"n_inner": 2.0}, "n_inner=2.0"),
+    (Llama, {"head_dim": 0}, "head_dim=0"),
+    (Llama, {"head_dim": 3}, "heads of 3 channels"),
+    (Llama, {"head_dim": None, "n_embd": 18}, "n_embd=18 is not a multiple of n_head=4"),
+    (Llama, {"n_kv_head": 3}, "n_head=4 is not a multiple of n_kv_head=3"),
+    (Llama, {"rope_base": 0.0}, "rope_base=0.0"),
+    *((family, {"dropout": 1.0}, "dropout=1.0") for family in SMALL),
+]
+
+
+@pytest.mark.parametrize(("family", "sizes", "message"), SENSELESS)
+def test_configurations_that_make_no_sense(family, sizes, message: str) -> None:
     raises(ValueError, f"{family.__name__}Config: .*{message}", lambda: changed(family, **sizes))
 
 
-def test_initial_weights(family: Any) -> None:
+def test_initial_weights(family) -> None:
     config = changed(family, vocab_size=300, block_size=100, n_layer=8, n_embd=64, n_inner=96)
     mg.manual_seed(0)
     model = family(config)
@@ -86,7 +81,7 @@ def test_initial_weights(family: Any) -> None:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_the_head_is_the_embedding_if_tied(family: Any, tied: bool) -> None:
+def test_the_head_is_the_embedding_if_tied(family, tied: bool) -> None:
     model, ids = family(changed(family, tied=tied)), tokens(1, 4)
     grads = model.loss(ids, ids).backward()
     assert len(grads) == len(list(model.parameters()))
@@ -105,12 +100,11 @@ def test_causality(model: CausalLM) -> None:
     a, b = model(ids).detach().numpy(), model(other).detach().numpy()
     np.testing.assert_array_equal(a[:, :5], b[:, :5])
     assert (a[:, 5:] != b[:, 5:]).any(-1).all()
-    first = model(ids[:, :3]).detach().numpy()
-    np.testing.assert_allclose(first, a[:, :3], rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(model(ids[:, :3]).detach().numpy(), a[:, :3], rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("prompt", [1, 5, BLOCK])
-def test_logits_with_a_cache_are_those_without(family: Any, model: CausalLM, prompt: int) -> None:
+def test_logits_with_a_cache_are_those_without(family, model: CausalLM, prompt: int) -> None:
     ids = tokens(2, BLOCK)
     want = model(ids).detach().numpy()
     with mg.no_grad():
@@ -124,47 +118,29 @@ def test_logits_with_a_cache_are_those_without(family: Any, model: CausalLM, pro
         raises(ValueError, "KVCache holds 3 tokens", lambda: model(tokens(1, 1), small))
 
 
-def test_gradients_of_the_whole_model(family: Any) -> None:
+def test_gradients_of_the_whole_model(family) -> None:
     sizes = {"n_kv_head": 1, "n_inner": 3, "head_dim": 2} if family is Llama else {}
     model = randomised(family(changed(family, vocab_size=5, block_size=3, n_layer=1, n_head=2, n_embd=4, **sizes)))
     ids, targets = mg.tensor([[1, 4, 1], [0, 2, 2]]), mg.tensor([[4, 1, 3], [2, 2, 0]])
     assert mg.gradcheck(lambda *_: model.loss(ids, targets), list(model.parameters()))
 
 
-def test_it_learns_a_batch_by_heart(family: Any) -> None:
-    """After 80 steps it writes each sequence from its first token."""
-    mg.manual_seed(0)
-    sizes = {"n_kv_head": 1, "n_inner": 48, "head_dim": None, "tied": True} if family is Llama else {}
-    model = family(changed(family, n_head=2, n_embd=32, **sizes))
-    ids = tokens(4, 9)
-    # Beginnings differ, and none repeats its first token: with relative positions, one token twice looks as once.
-    ids[:, 0], ids[:, 1] = mg.arange(4), mg.arange(4) + 4
-    optimizer = AdamW(model.parameters(), lr=1e-2)
-    losses = []
-    for _ in range(80):
-        loss = model.loss(ids[:, :-1], ids[:, 1:])
-        optimizer.step(loss.backward())
-        losses.append(loss.item())
-    assert losses[0] > 2.5 and losses[-1] < 0.02
-    assert model.generate(ids[:, :1], 8, temperature=0.0).tolist() == ids.tolist()
-
-
 # ---------------------------------------------------------------------- generation
 
 
-def recomputed(model: CausalLM, ids: Tensor, n: int, seed: int = 0, temperature: float = 1.0, **options: Any) -> Tensor:
+def recomputed(model: CausalLM, ids: Tensor, n: int, seed: int = 0, temperature: float = 1.0, **options) -> Tensor:
     """Generation without a cache: the whole window again for every token."""
     generator = Generator(seed)
     with mg.no_grad():
         for _ in range(n):
             logits = model(ids[:, -BLOCK:])[:, -1]
-            ids = mg.cat([ids, sample(logits, temperature, options.get("top_k"), None, generator)], dim=1)
+            ids = mg.cat([ids, generation.sample(logits, temperature, options.get("top_k"), None, generator)], dim=1)
     return ids
 
 
 @pytest.mark.parametrize("T", [1, 5, BLOCK, 13])
 @pytest.mark.parametrize("options", [{"temperature": 0.0}, {"seed": 3}, {"seed": 3, "top_k": 4, "temperature": 2.0}])
-def test_generation_is_recomputation_also_beyond_the_window(model: CausalLM, T: int, options: dict[str, Any]) -> None:
+def test_generation_is_recomputation_also_beyond_the_window(model: CausalLM, T: int, options) -> None:
     ids = tokens(3, T)
     found = model.generate(ids, 14, **options)
     assert found.shape == (3, T + 14) and found.dtype == mg.int64
@@ -174,11 +150,11 @@ def test_generation_is_recomputation_also_beyond_the_window(model: CausalLM, T: 
 
 def test_a_stream_is_the_same_tokens(model: CausalLM) -> None:
     ids = tokens(2, 3)
-    pieces = list(stream(model, ids, 9, seed=4, top_k=7))
+    pieces = list(generation.stream(model, ids, 9, seed=4, top_k=7))
     assert [p.shape for p in pieces] == [(2, 1)] * 9
     assert mg.cat([ids, *pieces], dim=1).tolist() == model.generate(ids, 9, seed=4, top_k=7).tolist()
     model.train()
-    tokens_left_over = stream(model, ids, 9, seed=4)
+    tokens_left_over = generation.stream(model, ids, 9, seed=4)
     next(tokens_left_over)
     tokens_left_over.close()  # type: ignore[attr-defined]  # a generator
     assert all(module.training for module in model.modules())  # as it was
@@ -207,9 +183,9 @@ def test_sequences_end_with_the_end_token(model: CausalLM) -> None:
 
 
 @mg.no_grad()
-def test_names_of_a_subclass_are_the_users(family: Any) -> None:
+def test_names_of_a_subclass_are_the_users(family) -> None:
     class Classifier(family):
-        def __init__(self, config: Any) -> None:
+        def __init__(self, config) -> None:
             super().__init__(config)
             for name in ("head", "trunk", "features", "embed", "through"):
                 setattr(self, name, nn.Linear(16, 3))

@@ -1,10 +1,7 @@
 """Llama: sizes and rotary scaling. (What holds for every family is in test_families.py, transformers' numbers are in
 test_pretrained.py.)"""
 
-from __future__ import annotations
-
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -34,7 +31,7 @@ def test_weights_that_are_not_drawn_use_no_random_numbers() -> None:
 
 
 @pytest.mark.parametrize("sizes", [{"kind": "yarn"}, {"factor": 0.5}, {"high_freq_factor": 1.0}, {"factor": math.nan}])
-def test_scalings_that_make_no_sense(sizes: dict[str, Any]) -> None:
+def test_scalings_that_make_no_sense(sizes) -> None:
     raises(ValueError, "RopeScaling: ", lambda: RopeScaling(**{"kind": "llama3", "factor": 2.0, **sizes}))
 
 

@@ -4,8 +4,6 @@ The tolerances leave room for another order of summation, whose differences trai
 in model, loss, gradients, clipping, schedule or optimizer is far outside of them.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

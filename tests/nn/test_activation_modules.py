@@ -1,9 +1,5 @@
 """Activations as modules: their functions with PyTorch's options, in PyTorch's order."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 from refusals import raises
@@ -13,7 +9,7 @@ from minigrad import nn
 from minigrad.nn import functional as F
 
 FUNCTIONS = {"LeakyReLU": F.leaky_relu, "LogSoftmax": F.log_softmax}  # whose names differ by more than capitals
-CASES: list[tuple[str, dict[str, Any]]] = [
+CASES = [
     *((name, {}) for name in ("SELU", "Mish", "LogSigmoid", "ReLU6", "Hardswish", "Hardtanh", "GLU", "ELU", "GELU")),
     *((name, {}) for name in ("ReLU", "LeakyReLU", "SiLU", "Sigmoid", "Tanh", "Softplus")),
     ("Hardtanh", {"min_val": -0.5, "max_val": 0.25}),
@@ -28,7 +24,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
-def test_the_module_is_its_function(name: str, options: dict[str, Any]) -> None:
+def test_the_module_is_its_function(name: str, options) -> None:
     x = mg.tensor(np.random.default_rng(0).standard_normal((6, 6)) * 4)
     layer, function = getattr(nn, name)(*options.values()), FUNCTIONS.get(name) or getattr(F, name.lower())
     np.testing.assert_array_equal(layer(x).numpy(), function(x, **options).numpy())

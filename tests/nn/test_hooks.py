@@ -1,16 +1,13 @@
 """Hooks around forward: order, what they may change, how they are taken back."""
 
-from __future__ import annotations
-
 import copy
-from typing import Any
 
 import minigrad as mg
 from minigrad import nn
 
 
 def test_hooks_see_inputs_and_outputs_in_order() -> None:
-    seen: list[Any] = []
+    seen = []
     m = nn.Sequential(nn.ReLU(), nn.Tanh())
     for name, module in m.named_modules():
         module.register_forward_pre_hook(lambda module, args, name=name: seen.append((name, "before", len(args))))
@@ -47,7 +44,7 @@ def test_handles_take_hooks_back() -> None:
 def test_a_hook_may_remove_itself() -> None:
     m, calls = nn.ReLU(), []
 
-    def once(*_: Any) -> None:
+    def once(*_) -> None:
         calls.append(1)
         handle.remove()
 

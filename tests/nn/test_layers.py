@@ -1,9 +1,6 @@
 """Layers: what they compute, how they start, what they refuse."""
 
-from __future__ import annotations
-
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +16,7 @@ def values(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape)
 
 
-def double(layer: Any) -> Any:
+def double(layer):
     return layer.to(mg.float64)
 
 
@@ -66,7 +63,7 @@ def test_embedding_starts_standard_normal() -> None:
 
 @pytest.mark.parametrize("shape", [5, (5,), (4, 5)])
 @pytest.mark.parametrize(("affine", "bias"), [(True, True), (True, False), (False, True)])
-def test_layer_norm(shape: Any, affine: bool, bias: bool) -> None:
+def test_layer_norm(shape, affine: bool, bias: bool) -> None:
     layer = double(nn.LayerNorm(shape, 1e-5, affine, bias))  # PyTorch's third argument: elementwise_affine
     assert (layer.weight is not None, layer.bias is not None) == (affine, affine and bias)
     x = values(3, 4, 5) * 7 + 100
@@ -91,8 +88,7 @@ def test_modules_become_half_and_bfloat16() -> None:
 def test_dropout() -> None:
     mg.manual_seed(3)
     layer, x = nn.Dropout(0.25), mg.ones(200, 200, requires_grad=True)
-    y = layer(x)
-    kept = y.detach().numpy()
+    kept = layer(x).detach().numpy()
     assert set(np.unique(kept)) == {0, np.float32(1 / 0.75)} and abs((kept == 0).mean() - 0.25) < 0.008
     assert not np.array_equal(layer(x).detach().numpy(), kept)
     assert layer.eval()(x) is x and nn.Dropout(0.0)(x) is x
@@ -104,21 +100,21 @@ def test_dropout() -> None:
 # ---------------------------------------------------------------------- the other normalisations
 
 
+NORMALISATIONS = [
+    ("RMSNorm", (5,), (3, 5)),
+    ("RMSNorm", ((4, 5), 1e-3, False), (3, 4, 5)),
+    ("GroupNorm", (2, 6), (3, 6, 4)),
+    ("GroupNorm", (3, 6, 1e-3, False), (3, 6)),
+    ("BatchNorm1d", (4,), (7, 4)),
+    ("BatchNorm1d", (4, 1e-3, None), (7, 4, 3)),
+    ("BatchNorm1d", (4, 1e-3, 0.3, False), (7, 4, 3)),
+    ("BatchNorm1d", (4, 1e-5, 0.1, True, False), (7, 4)),
+]
+
+
 @needs_torch
-@pytest.mark.parametrize(
-    ("name", "args", "shape"),
-    [
-        ("RMSNorm", (5,), (3, 5)),
-        ("RMSNorm", ((4, 5), 1e-3, False), (3, 4, 5)),
-        ("GroupNorm", (2, 6), (3, 6, 4)),
-        ("GroupNorm", (3, 6, 1e-3, False), (3, 6)),
-        ("BatchNorm1d", (4,), (7, 4)),
-        ("BatchNorm1d", (4, 1e-3, None), (7, 4, 3)),
-        ("BatchNorm1d", (4, 1e-3, 0.3, False), (7, 4, 3)),
-        ("BatchNorm1d", (4, 1e-5, 0.1, True, False), (7, 4)),
-    ],
-)
-def test_normalisations_are_pytorchs(name: str, args: Any, shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("name", "args", "shape"), NORMALISATIONS)
+def test_normalisations_are_pytorchs(name: str, args, shape: tuple[int, ...]) -> None:
     """Names, order and values of the state; outputs in training and evaluation; gradients."""
     ours, theirs = getattr(nn, name)(*args), getattr(torch.nn, name)(*args)
     assert [(n, t.shape) for n, t in ours.state_dict().items()] == [
@@ -158,7 +154,7 @@ def test_normalisations_of_half_width_with_float32_parameters(dtype: str) -> Non
     """The result is of the input's dtype, gradients are of their own tensors': float32's, rounded once."""
     wide = mg.tensor(values(4, 6).astype("f4")).to(dtype).float()
     zeros, ones = mg.zeros(6), mg.ones(6)
-    calls: dict[str, Any] = {
+    calls = {
         "layer_norm": lambda x, w, b: F.layer_norm(x, (6,), w, b),
         "rms_norm": lambda x, w, b: F.rms_norm(x, (6,), w, 1e-5),
         "group_norm": lambda x, w, b: F.group_norm(x, 2, w, b),

@@ -1,7 +1,5 @@
 """Losses and small layers as modules: PyTorch's names, options and numbers."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The table of a module's parameters and buffers."""
 
-from __future__ import annotations
-
 import minigrad as mg
 from minigrad import nn
 

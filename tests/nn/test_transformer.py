@@ -1,7 +1,5 @@
 """Transformer blocks: against the plain formula. (That a cache changes nothing is tested with the models.)"""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Tests that take ``device`` run on every device of this machine; why one is missing is said once."""
 
-from __future__ import annotations
-
 import harness
 import pytest
 

@@ -1,9 +1,7 @@
 """Leaky ReLU, ELU, softplus, and what is made of them and of norms: SELU, mish, normalize, cosine similarity."""
 
-from __future__ import annotations
-
 import numpy as np
-from harness import Op, dyadic, every_check, torch, unary
+from harness import dyadic, every_check, functional, torch, unary
 
 import minigrad as mg
 import minigrad.nn.functional as F
@@ -45,31 +43,28 @@ OPS = [
     activation("elu", lambda x: np.where(x > 0, x, 2 * np.expm1(x)), alpha=2.0),
     activation("selu", lambda x: SCALE * np.where(x > 0, x, ALPHA * np.expm1(x)), refuses=INTEGERS),
     activation("mish", lambda x: x * np.tanh(np.log1p(np.exp(x))), refuses=INTEGERS),
-    Op(
+    functional(
         "softmin",
-        lambda x: F.softmin(x, 1),
+        lambda f, x: f.softmin(x, 1),
         lambda x: np.exp(-x) / np.exp(-x).sum(1, keepdims=True),
-        lambda x: torch.nn.functional.softmin(x, 1),
         [((3, 4),), ((2, 3, 2),)],
         rounding=64,
     ),
     *(
-        Op(
+        functional(
             f"normalize-{p}-{dim}",
-            lambda x, p=p, dim=dim: F.normalize(x, p, dim),
+            lambda f, x, p=p, dim=dim: f.normalize(x, p, dim),
             lambda x, p=p, dim=dim: x / (np.abs(x) ** p).sum(dim, keepdims=True) ** (1 / p),
-            lambda x, p=p, dim=dim: torch.nn.functional.normalize(x, p, dim),
             [((3, 4),), ((2, 3, 2),)],
             SIDES,
             rounding=64,
         )
         for p, dim in ((2.0, 1), (1.0, 0), (3.0, -1))
     ),
-    Op(
+    functional(
         "cosine_similarity",
-        lambda x, y: F.cosine_similarity(x, y, -1),
+        lambda f, x, y: f.cosine_similarity(x, y, -1),
         lambda x, y: (x * y).sum(-1) / np.sqrt((x * x).sum(-1) * (y * y).sum(-1)),
-        lambda x, y: torch.nn.functional.cosine_similarity(x, y, -1),
         [((3, 4), (3, 4)), ((2, 3, 4), (4,)), ((4,), (4,))],
         SIDES,
         rounding=64,

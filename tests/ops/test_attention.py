@@ -1,7 +1,5 @@
 """Scaled dot-product attention: plain, causal, grouped heads, masks, dropout; fused and composite agree."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Batch normalisation: training and evaluation, running statistics."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from harness import NORMAL, POSITIVE, Op, every_check, host, needs_torch, torch, uniform

@@ -1,7 +1,5 @@
 """Comparisons and logic: bool results without gradients, PyTorch's promotion, NaN unequal to everything."""
 
-from __future__ import annotations
-
 import numpy as np
 from harness import binary, booleans, dyadic, every_check, integers, unary
 from refusals import raises

@@ -1,12 +1,10 @@
 """Cross-entropy with all its options, negative log-likelihood, squared error."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np
 import pytest
-from harness import Op, assert_like_torch, every_check, host, integers, needs_torch, torch, uniform
+from harness import Op, assert_like_torch, every_check, functional, host, integers, needs_torch, torch, uniform
 from refusals import raises
 
 import minigrad as mg
@@ -55,11 +53,10 @@ def case(reduction, label_smoothing, weighted, ignore_index):
 
 OPS = [
     *(case(*options) for options in itertools.product(("mean", "sum", "none"), (0.0, 0.25), (False, True), (-100, 2))),
-    Op(
+    functional(
         "cross_entropy-spatial",
-        lambda x, t: F.cross_entropy(x, t, reduction="none"),
+        lambda f, x, t: f.cross_entropy(x, t, reduction="none"),
         lambda x, t: reference(np.moveaxis(x, 1, -1), t, reduction="none"),
-        lambda x, t: torch.nn.functional.cross_entropy(x, t, reduction="none"),
         [((2, 5, 3), (2, 3)), ((2, 5, 3, 2), (2, 3, 2)), ((2, 5, 0), (2, 0))],
         (uniform(-4, 4), integers(0, 5)),
         rounding=64,
@@ -78,11 +75,10 @@ OPS = [
         small_shapes=[((5, 300), (5,))],  # two blocks of four rows
     ),
     *(
-        Op(
+        functional(
             f"nll_loss-{reduction}-ignore{ignored}",
-            lambda x, t, r=reduction, i=ignored: F.nll_loss(x, t, ignore_index=i, reduction=r),
+            lambda f, x, t, r=reduction, i=ignored: f.nll_loss(x, t, ignore_index=i, reduction=r),
             lambda x, t, r=reduction, i=ignored: _nll(x, t, r, i),
-            lambda x, t, r=reduction, i=ignored: torch.nn.functional.nll_loss(x, t, ignore_index=i, reduction=r),
             [((6, 5), (6,))],
             (uniform(-4, 0), integers(0, 5)),
         )
@@ -90,11 +86,10 @@ OPS = [
         for ignored in (-100, 2)
     ),
     *(
-        Op(
+        functional(
             f"mse_loss-{reduction}",
-            lambda x, y, r=reduction: F.mse_loss(x, y, r),
+            lambda f, x, y, r=reduction: f.mse_loss(x, y, reduction=r),
             lambda x, y, r=reduction: {"mean": np.mean, "sum": np.sum, "none": lambda v: v}[r]((x - y) ** 2),
-            lambda x, y, r=reduction: torch.nn.functional.mse_loss(x, y, reduction=r),
             [((3, 4), (3, 4)), ((5,), (5,)), ((), ())],
             rounding=32,
         )

@@ -1,7 +1,5 @@
 """Dropout: the same mask forward and backward, of the right rate, from the generator alone."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from harness import every_check, host, simulated, unary

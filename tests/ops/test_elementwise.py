@@ -1,7 +1,5 @@
 """Elementwise operations: arithmetic, functions, selection, casts."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Rows of a table by index."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from harness import NORMAL, Op, every_check, host, integers, torch
@@ -38,8 +36,7 @@ test_op = every_check(OPS)
 @pytest.mark.parametrize("fortran", [False, True])
 def test_a_table_with_other_uses(fortran, device):
     """Tied weights: the lookup adds to a gradient that another operation began, whatever its layout."""
-    rng = np.random.default_rng(0)
-    values = rng.standard_normal((5, 3))
+    values = np.random.default_rng(0).standard_normal((5, 3))
     w = mg.tensor(values.T if fortran else values, device=device)
     w = (w.T if fortran else w).detach().requires_grad_()
     i = mg.tensor([0, 2, 2], device=device)

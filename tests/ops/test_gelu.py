@@ -1,7 +1,5 @@
 """GELU, exact and by tanh."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Group normalisation."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from harness import NORMAL, Op, every_check, torch, uniform

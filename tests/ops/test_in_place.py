@@ -1,7 +1,5 @@
 """In-place methods: they write to the memory itself, count versions, and refuse what autograd or a dtype forbids."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from harness import host

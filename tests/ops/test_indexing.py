@@ -1,15 +1,11 @@
 """Indexing in all its forms, gather, sorting, one-hot; each with the gradient of repeated positions."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from harness import NORMAL, Op, distinct, every_check, host, integers, needs_torch, same, torch, weights_like
 from refusals import raises
 
 import minigrad as mg
-
-SHAPES = [((3, 4),), ((2, 3, 4),), ((2, 0),)]
 
 
 def best(x, k):
@@ -92,89 +88,54 @@ def permuted(rng, shape):
     return rng.permutation(4)[: shape[0]]
 
 
+# By name: the call and NumPy's, the shapes, and what the inputs are drawn from.
+CALLS = {
+    "gather": (lambda x, i: x.gather(-1, i), gather),
+    "gather_0": (lambda x, i: x.gather(0, i), lambda x, i: np.take_along_axis(x, i, 0)),
+    "take_along_dim": (lambda x, i: x.take_along_dim(i, 1), lambda x, i: np.take_along_axis(x, i, 1)),
+    "take_along_dim_flat": (lambda x, i: x.take_along_dim(i), lambda x, i: x.reshape(-1)[i.reshape(-1)]),
+    "index_select": (lambda x, i: x.index_select(1, i), lambda x, i: x[:, i]),
+    "index_put": (lambda x, i, y: x.index_put((i, i), y), lambda x, i, y: index_put(x, (i, i), y)),
+    "index_put_accumulate": (
+        lambda x, i, y: x.index_put((i,), y, accumulate=True),
+        lambda x, i, y: index_put(x, (i,), y, accumulate=True),
+    ),
+    "index_copy": (lambda x, i, y: x.index_copy(1, i, y), lambda x, i, y: index_put(x, (slice(None), i), y)),
+    "index_fill": (lambda x, i: x.index_fill(1, i, 3), lambda x, i: index_put(x, (slice(None), i), 3)),
+    "index_fill_tensor": (lambda x, i, y: x.index_fill(0, i, y), lambda x, i, y: index_put(x, (i,), y)),
+    "scatter_number": (lambda x, i: x.scatter(0, i, 1.5), lambda x, i: scatter(x.T, i.T, np.full(i.T.shape, 1.5)).T),
+    "topk_2_smallest": (lambda x: x.topk(2, 0, largest=False).values, lambda x: np.sort(x, 0)[:2]),
+}
+SHAPES = {
+    "gather": [((3, 4), (2, 6)), ((4,), (3,)), ((2, 3, 4), (2, 3, 2)), ((2, 4), (2, 0)), ((2, 4), (0, 3))],
+    "gather_0": [((4, 3), (6, 3)), ((4,), (9,))],
+    "take_along_dim": [((3, 4), (3, 6)), ((3, 4), (1, 2)), ((1, 4), (3, 2)), ((2, 4, 3), (1, 2, 3)), ((0, 4), (1, 2))],
+    "take_along_dim_flat": [((2, 3), (4,)), ((6,), (2, 2))],
+    "index_select": [((3, 4), (6,)), ((3, 4), (0,)), ((2, 4, 3), (2,)), ((0, 4), (3,))],
+    "index_put": [((4, 4), (3,), (3,)), ((4, 4, 2), (3,), (3, 2)), ((4, 4, 2), (2,), (2,)), ((4, 4), (0,), (0,))],
+    "index_put_accumulate": [((4,), (6,), (6,)), ((4, 3), (2, 2), (3,)), ((4, 3), (5,), ())],
+    "index_copy": [((3, 4), (2,), (3, 2)), ((2, 4, 3), (4,), (2, 4, 3)), ((2, 4), (0,), (2, 0))],
+    "index_fill": [((3, 4), (2,)), ((2, 4, 3), (9,)), ((2, 4), (0,))],
+    "index_fill_tensor": [((4, 2), (3,), ()), ((4,), (2,), ())],
+    "scatter_number": [((4, 3), (3, 2)), ((4, 1), (9, 1))],
+    "topk_2_smallest": [((5,),), ((3, 4),)],
+}
+DOMAINS = {
+    "take_along_dim_flat": (distinct(-2, 2), integers(0, 6)),
+    "index_put": (NORMAL, permuted, NORMAL),
+    "index_put_accumulate": (NORMAL, integers(0, 4), NORMAL),
+    "index_copy": (NORMAL, permuted, NORMAL),
+    "index_fill": (NORMAL, integers(-4, 4)),
+    "index_fill_tensor": (NORMAL, permuted, NORMAL),
+    "topk_2_smallest": distinct(-2, 2),
+}
 OPS = [
-    same(
-        "gather",
-        lambda x, i: x.gather(-1, i),
-        gather,
-        [((3, 4), (3, 6)), ((3, 4), (2, 1)), ((4,), (3,)), ((2, 3, 4), (2, 3, 2)), ((2, 4), (2, 0)), ((2, 4), (0, 3))],
-        PLACES,
-    ),
-    same(
-        "gather_0",
-        lambda x, i: x.gather(0, i),
-        lambda x, i: np.take_along_axis(x, i, 0),
-        [((4, 3), (6, 3)), ((4,), (9,))],
-        PLACES,
-    ),
-    same(
-        "take_along_dim",
-        lambda x, i: x.take_along_dim(i, 1),
-        lambda x, i: np.take_along_axis(x, i, 1),
-        [((3, 4), (3, 6)), ((3, 4), (1, 2)), ((1, 4), (3, 2)), ((2, 4, 3), (1, 2, 3)), ((0, 4), (1, 2))],
-        PLACES,
-    ),
-    same(
-        "take_along_dim_flat",
-        lambda x, i: x.take_along_dim(i),
-        lambda x, i: x.reshape(-1)[i.reshape(-1)],
-        [((2, 3), (4,)), ((6,), (2, 2))],
-        (distinct(-2, 2), integers(0, 6)),
-    ),
-    same(
-        "index_select",
-        lambda x, i: x.index_select(1, i),
-        lambda x, i: x[:, i],
-        [((3, 4), (6,)), ((3, 4), (0,)), ((2, 4, 3), (2,)), ((0, 4), (3,))],
-        PLACES,
-    ),
+    *(same(name, *calls, SHAPES[name], DOMAINS.get(name, PLACES)) for name, calls in CALLS.items()),
     scattering("scatter", lambda x, i, y: x.scatter(1, i, y), scatter, places),
     scattering("scatter_add", lambda x, i, y: x.scatter_add(1, i, y), scatter_add, integers(0, 4)),
     *(reducing(reduce, include_self) for reduce in REDUCE for include_self in (True, False)),
-    same(
-        "index_put",
-        lambda x, i, y: x.index_put((i, i), y),
-        lambda x, i, y: index_put(x, (i, i), y),
-        [((4, 4), (3,), (3,)), ((4, 4, 2), (3,), (3, 2)), ((4, 4, 2), (2,), (2,)), ((4, 4), (0,), (0,))],
-        (NORMAL, permuted, NORMAL),
-    ),
-    same(
-        "index_put_accumulate",
-        lambda x, i, y: x.index_put((i,), y, accumulate=True),
-        lambda x, i, y: index_put(x, (i,), y, accumulate=True),
-        [((4,), (6,), (6,)), ((4, 3), (2, 2), (3,)), ((4, 3), (5,), ())],
-        (NORMAL, integers(0, 4), NORMAL),
-    ),
-    same(
-        "index_copy",
-        lambda x, i, y: x.index_copy(1, i, y),
-        lambda x, i, y: index_put(x, (slice(None), i), y),
-        [((3, 4), (2,), (3, 2)), ((2, 4, 3), (4,), (2, 4, 3)), ((2, 4), (0,), (2, 0))],
-        (NORMAL, permuted, NORMAL),
-    ),
-    same(
-        "index_fill",
-        lambda x, i: x.index_fill(1, i, 3),
-        lambda x, i: index_put(x, (slice(None), i), 3),
-        [((3, 4), (2,)), ((2, 4, 3), (9,)), ((2, 4), (0,))],
-        (NORMAL, integers(-4, 4)),
-    ),
-    same(
-        "index_fill_tensor",
-        lambda x, i, y: x.index_fill(0, i, y),
-        lambda x, i, y: index_put(x, (i,), y),
-        [((4, 2), (3,), ()), ((4,), (2,), ())],
-        (NORMAL, permuted, NORMAL),
-    ),
     same("diag_of_vector", lambda x: x.diag(-1), lambda x: np.diag(x, -1), [((3,),), ((1,),)]),
     same("diag_of_matrix", lambda x: x.diag(1), lambda x: np.diag(x, 1), [((3, 4),), ((3, 2),)]),
-    same(
-        "scatter_number",
-        lambda x, i: x.scatter(0, i, 1.5),
-        lambda x, i: scatter(x.T, i.T, np.full(i.T.shape, 1.5)).T,
-        [((4, 3), (3, 2)), ((4, 1), (9, 1))],
-        PLACES,
-    ),
     same("sort", lambda x: x.sort().values, lambda x: np.sort(x, -1) if x.ndim else x, SORTED, distinct(-2, 2)),
     same(
         "sort_descending",
@@ -192,13 +153,6 @@ OPS = [
         differentiable=False,
     ),
     same("topk", lambda x: x.topk(1).values, lambda x: best(x, 1), SORTED, distinct(-2, 2)),
-    same(
-        "topk_2_smallest",
-        lambda x: x.topk(2, 0, largest=False).values,
-        lambda x: np.sort(x, 0)[:2],
-        [((5,),), ((3, 4),)],
-        distinct(-2, 2),
-    ),
 ]
 
 
@@ -324,9 +278,8 @@ def test_several_indexings_of_one_tensor(device):
     assert loss.backward()[x].tolist() == [1 + 2 + 2, 2 + 4, 2 + 6 + 1]
 
 
-@pytest.mark.parametrize(
-    ("where", "error", "message"),
-    [
+def test_wrong_indices(device):
+    for where, error, message in [
         (3, IndexError, "index 3 is out of bounds"),
         ((0, 0, 0), IndexError, "too many indices"),
         ([0, 3], IndexError, "index 3 is out of bounds"),
@@ -336,14 +289,12 @@ def test_several_indexings_of_one_tensor(device):
         (np.array([0.0]), TypeError, r"must be integer or bool, not float64.*\.long\(\)"),
         (np.array([True, False]), IndexError, "boolean index did not match"),
         ((Ellipsis, Ellipsis), IndexError, "single ellipsis"),
-    ],
-)
-def test_wrong_indices(where, error, message, device):
-    x = mg.ones(3, 4, device=device)
-    raises(error, message, lambda: x[where])
-    with pytest.raises(error, match=message):
-        x[where] = 0.0
-    assert (x == 1).all()
+    ]:
+        x = mg.ones(3, 4, device=device)
+        raises(error, message, lambda where=where, x=x: x[where])
+        with pytest.raises(error, match=message):
+            x[where] = 0.0
+        assert (x == 1).all()
 
 
 # Assignment -----------------------------------------------------------------------------------------------------------

@@ -1,7 +1,5 @@
 """What integers and bool, which have no gradient, give in reductions, places and masks: the same as in NumPy."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from harness import host

@@ -1,7 +1,5 @@
 """Layer normalisation over the last dimensions."""
 
-from __future__ import annotations
-
 import numpy as np
 from harness import NORMAL, Op, every_check, host, torch, uniform
 from refusals import raises

@@ -1,12 +1,10 @@
 """Linear layers, alone and with a residual or a GELU."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
 import pytest
-from harness import Op, every_check, host, torch, uniform
+from harness import Op, every_check, functional, host, torch, uniform
 from refusals import raises
 
 import minigrad as mg
@@ -61,20 +59,13 @@ def feed_forward(approximate):
 
 
 OPS = [
-    Op(
-        "linear",
-        F.linear,
-        lambda x, w: x @ w.T,
-        lambda x, w: torch.nn.functional.linear(x, w),
-        LAYERS,
-        rounding=64,
-        small_shapes=SMALL_LAYERS,
+    functional(
+        "linear", lambda f, x, w: f.linear(x, w), lambda x, w: x @ w.T, LAYERS, rounding=64, small_shapes=SMALL_LAYERS
     ),
-    Op(
+    functional(
         "linear_bias",
-        F.linear,
+        lambda f, x, w, b: f.linear(x, w, b),
         lambda x, w, b: x @ w.T + b,
-        lambda x, w, b: torch.nn.functional.linear(x, w, b),
         with_bias(LAYERS),
         rounding=64,
         small_shapes=with_bias(SMALL_LAYERS),

@@ -1,7 +1,5 @@
 """The loss of a linear layer's outputs, in chunks and at once."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from harness import Op, every_check, host, integers, simulated, torch, uniform

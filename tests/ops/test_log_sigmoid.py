@@ -1,7 +1,5 @@
 """Logarithm of the sigmoid."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from harness import every_check, host, torch, unary, uniform

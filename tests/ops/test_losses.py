@@ -1,12 +1,10 @@
 """Absolute error, binary cross-entropy, Kullback-Leibler divergence, cross-entropy against probabilities."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np
 import pytest
-from harness import NORMAL, POSITIVE, Op, distinct, dyadic, every_check, host, needs_torch, torch, uniform
+from harness import NORMAL, POSITIVE, distinct, dyadic, every_check, functional, host, needs_torch, torch, uniform
 from refusals import raises
 
 import minigrad as mg
@@ -27,16 +25,10 @@ def binary(x, t, weight=1.0, pos_weight=1.0):
 
 
 def binary_case(reduction, weights):
-    def run(functions, x, t, *w):
-        return functions.binary_cross_entropy_with_logits(
-            x, t, reduction=reduction, **dict(zip(weights, w, strict=True))
-        )
-
-    return Op(
+    return functional(
         "-".join(["binary_cross_entropy", reduction, *weights]),
-        lambda *a: run(F, *a),
-        lambda x, t, *w: REDUCTIONS[reduction](binary(x, t, **dict(zip(weights, w, strict=True)))),
-        lambda *a: run(torch.nn.functional, *a),
+        lambda f, x, t, *w: f.binary_cross_entropy_with_logits(x, t, reduction=reduction, **dict(zip(weights, w))),
+        lambda x, t, *w: REDUCTIONS[reduction](binary(x, t, **dict(zip(weights, w)))),
         [(*s, *(s[0][-1:],) * len(weights)) for s in SAME],
         (uniform(-5, 5), uniform(0, 1), *(POSITIVE,) * len(weights)),
         rounding=64,
@@ -51,28 +43,20 @@ def huber(x, t, delta):
 
 
 def robust_case(name, parameter, value, reduction, reference):
-    def run(functions, x, t):
-        return getattr(functions, name)(x, t, reduction=reduction, **{parameter: value})
-
-    return Op(
+    return functional(
         f"{name}-{value}-{reduction}",
-        lambda *a: run(F, *a),
+        lambda f, x, t: getattr(f, name)(x, t, reduction=reduction, **{parameter: value}),
         lambda x, t: REDUCTIONS[reduction](reference(x, t)),
-        lambda *a: run(torch.nn.functional, *a),
         SAME,
         (dyadic(-3, 3), dyadic(-3, 3, odd=False)),  # differences are odd: not 0, and not at the knee
     )
 
 
 def probability_case(reduction, weights):
-    def run(functions, p, t, *w):
-        return functions.binary_cross_entropy(p, t, *w, reduction=reduction)
-
-    return Op(
+    return functional(
         "-".join(["binary_cross_entropy of probabilities", reduction, *weights]),
-        lambda *a: run(F, *a),
+        lambda f, p, t, *w: f.binary_cross_entropy(p, t, *w, reduction=reduction),
         lambda p, t, w=1.0: REDUCTIONS[reduction](-w * (t * np.log(p) + (1 - t) * np.log1p(-p))),
-        lambda *a: run(torch.nn.functional, *a),
         [(*s, *(s[0][-1:],) * len(weights)) for s in SAME],
         (uniform(0.05, 0.95), uniform(0, 1), *(POSITIVE,) * len(weights)),
         rounding=64,
@@ -94,11 +78,10 @@ def soft_case(reduction, smoothing, weighted):
         losses = -((t * (1 - smoothing) + smoothing / 5) * log_softmax(x, axis) * w).sum(axis)
         return REDUCTIONS[reduction](losses)
 
-    return Op(
+    return functional(
         f"cross_entropy-{reduction}-{smoothing}{'-weighted' * weighted}",
-        lambda *a: run(F, *a),
+        run,
         reference,
-        lambda *a: run(torch.nn.functional, *a),
         [((3, 5), (3, 5)), ((5,), (5,)), ((2, 5, 3), (2, 5, 3))],
         (uniform(-4, 4), uniform(0, 1)),
         rounding=64,
@@ -107,28 +90,26 @@ def soft_case(reduction, smoothing, weighted):
 
 OPS = [
     *(
-        Op(
+        functional(
             f"l1_loss-{r}",
-            lambda x, y, r=r: F.l1_loss(x, y, r),
-            lambda x, y, f=f: f(np.abs(x - y)),
-            lambda x, y, r=r: torch.nn.functional.l1_loss(x, y, reduction=r),
+            lambda f, x, y, r=r: f.l1_loss(x, y, reduction=r),
+            lambda x, y, reduced=reduced: reduced(np.abs(x - y)),
             SAME,
             (distinct(-2, 2), distinct(3, 4)),
         )
-        for r, f in REDUCTIONS.items()
+        for r, reduced in REDUCTIONS.items()
     ),
     *(
         binary_case(r, weights)
         for r, weights in itertools.product(REDUCTIONS, [(), ("weight",), ("pos_weight",), ("weight", "pos_weight")])
     ),
     *(
-        Op(
+        functional(
             f"kl_div-{r}{'-log' * log}",
-            lambda x, t, r=r, log=log: F.kl_div(x, t, r, log),
+            lambda f, x, t, r=r, log=log: f.kl_div(x, t, reduction=r, log_target=log),
             lambda x, t, r=r, log=log: (
                 (lambda v: v.sum() / (len(x) if x.ndim else 1)) if r == "batchmean" else REDUCTIONS[r]
             )(np.exp(t) * (t - x) if log else t * (np.log(t) - x)),
-            lambda x, t, r=r, log=log: torch.nn.functional.kl_div(x, t, reduction=r, log_target=log),
             SAME[:-1] if r == "batchmean" else SAME,
             (NORMAL, NORMAL if log else POSITIVE),
             rounding=64,

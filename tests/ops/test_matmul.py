@@ -1,7 +1,5 @@
 """Matrix products."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from harness import Op, assert_like_torch, every_check, host, needs_torch, same, torch
@@ -108,18 +106,18 @@ def test_nan_reaches_its_row_only(device):
     assert (y[1] == 3).all()
 
 
+EQUATIONS = [
+    ("ij,jk->ik", [(3, 1), (4, 2)]),  # a size of 1 broadcasts
+    ("i,i->i", [(1,), (4,)]),
+    ("i,i", [(4,), (1,)]),
+    ("...i->i", [(2, 3, 4)]),  # what "..." stands for may be summed
+    ("bij,bj->b", [(1, 2, 3), (5, 3)]),
+    ("a,bA->A", [(2,), (3, 4)]),
+]
+
+
 @needs_torch
-@pytest.mark.parametrize(
-    ("equation", "shapes"),
-    [
-        ("ij,jk->ik", [(3, 1), (4, 2)]),  # a size of 1 broadcasts
-        ("i,i->i", [(1,), (4,)]),
-        ("i,i", [(4,), (1,)]),
-        ("...i->i", [(2, 3, 4)]),  # what "..." stands for may be summed
-        ("bij,bj->b", [(1, 2, 3), (5, 3)]),
-        ("a,bA->A", [(2,), (3, 4)]),
-    ],
-)
+@pytest.mark.parametrize(("equation", "shapes"), EQUATIONS)
 def test_einsum_broadcasts_and_sums_as_in_pytorch(equation, shapes, device):
     rng = np.random.default_rng(0)
     arrays = [rng.standard_normal(shape) for shape in shapes]

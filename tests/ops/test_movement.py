@@ -1,7 +1,5 @@
 """Shapes and order: reshape, permute, expand as views; cat, stack, flip, triangles, split, chunk, unbind."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from harness import UNARY, Op, assert_like_torch, every_check, host, needs_torch, same, torch
@@ -76,33 +74,20 @@ OPS = [
     same("diagonal", lambda x: x.diagonal(), lambda x: np.diagonal(x), [*MATRICES, *CUBES]),
     same("diagonal_1", lambda x: x.diagonal(1), lambda x: np.diagonal(x, 1), MATRICES),
     same("diagonal_dims", lambda x: x.diagonal(-1, -1, 0), lambda x: np.diagonal(x, -1, -1, 0), CUBES),
-    Op(
-        "cat",
-        lambda *x: mg.cat(x),
-        lambda *x: np.concatenate(x),
-        lambda *x: torch.cat(x),
-        [((2, 3), (4, 3)), ((2,), (0,)), ((1, 0), (2, 0))],
-    ),
-    Op(
-        "cat_last",
-        lambda *x: mg.cat(x, -1),
-        lambda *x: np.concatenate(x, -1),
-        lambda *x: torch.cat(x, -1),
-        [((2, 3), (2, 1)), ((5,), (2,)), ((2, 0), (2, 1))],
-    ),
-    Op(
-        "stack",
-        lambda *x: mg.stack(x),
-        lambda *x: np.stack(x),
-        lambda *x: torch.stack(x),
-        [((), ()), ((3,), (3,)), ((2, 0), (2, 0))],
-    ),
-    Op(
-        "stack_last",
-        lambda *x: mg.stack(x, dim=-1),
-        lambda *x: np.stack(x, -1),
-        lambda *x: torch.stack(x, -1),
-        [((), ()), ((2, 3), (2, 3))],
+    *(
+        Op(
+            f"{name}_{dim}",
+            lambda *x, name=name, dim=dim: getattr(mg, name)(x, dim=dim),
+            lambda *x, name=name, dim=dim: {"cat": np.concatenate, "stack": np.stack}[name](x, dim),
+            lambda *x, name=name, dim=dim: getattr(torch, name)(x, dim),
+            shapes,
+        )
+        for name, dim, shapes in (
+            ("cat", 0, [((2, 3), (4, 3)), ((2,), (0,)), ((1, 0), (2, 0))]),
+            ("cat", -1, [((2, 3), (2, 1)), ((5,), (2,)), ((2, 0), (2, 1))]),
+            ("stack", 0, [((), ()), ((3,), (3,)), ((2, 0), (2, 0))]),
+            ("stack", -1, [((), ()), ((2, 3), (2, 3))]),
+        )
     ),
     same("split", lambda x: x.split(2, 1)[1] * 2, lambda x: 2 * x[:, 2:4], [((2, 5),), ((3, 3),)]),
     same("split_sizes", lambda x: x.split([1, 0, 2], -1)[2] * 2, lambda x: 2 * x[..., 1:], [((2, 3),), ((3,),)]),
@@ -178,9 +163,8 @@ def test_the_same_tensor_twice(device):
 # Errors ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
+def test_errors_say_what_was_passed(device):
+    for call, error, message in [
         (lambda x: x.reshape(-2, 3), ValueError, "at most one dimension may be -1, and no other negative"),
         (lambda x: x.reshape(2.0, 3), TypeError, "a shape is integers"),
         (lambda x: x.permute(0, 2), IndexError, "dim 2 is out of range"),
@@ -214,10 +198,8 @@ def test_the_same_tensor_twice(device):
         (lambda x: mg.cat([x, 1.0]), TypeError, "sequence of tensors"),
         (lambda x: mg.stack([]), TypeError, "non-empty sequence"),
         (lambda x: F.pad(x, (1, 1), mode="mirror"), ValueError, "mode='mirror'; expected 'constant', 'reflect'"),
-    ],
-)
-def test_errors_say_what_was_passed(call, error, message, device):
-    raises(error, message, lambda: call(mg.ones(2, 3, device=device)))
+    ]:
+        raises(error, message, lambda call=call: call(mg.ones(2, 3, device=device)))
 
 
 def test_diagonal_is_a_view(device):

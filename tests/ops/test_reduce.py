@@ -1,7 +1,5 @@
 """Reductions: sums, means, extrema, variances, norms, cumulative sums; over any dimensions, none and empty ones."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from harness import (
@@ -29,7 +27,6 @@ LAST = (-1, [((5,),), ((3, 4),), ((2, 3, 4),), ((0, 3),)])
 OUTER = ((0, 2), [((2, 3, 4),), ((2, 3, 1),)])
 LEADING = ((0, 1), [((2, 3, 4),), ((1, 1, 2),)])
 EMPTY = (None, [((0,),), ((2, 0),)])
-UNSET = object()
 
 
 def reduction(name, numpy_function, dims, domain=None, torch_run=None, differentiable=True, rounding=32, **params):

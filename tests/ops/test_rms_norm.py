@@ -1,7 +1,5 @@
 """Root-mean-square normalisation over the last dimensions."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from harness import NORMAL, Op, every_check, host, needs_torch, torch, uniform

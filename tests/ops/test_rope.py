@@ -1,7 +1,5 @@
 """Rotary position embedding, both layouts of the pairs."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from harness import NORMAL, Op, every_check, host, integers

@@ -1,7 +1,5 @@
 """Softmax and log-softmax along any dimension."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from harness import Op, assert_like_torch, every_check, needs_torch, torch, uniform
@@ -44,21 +42,21 @@ OPS = [*along("softmax", softmax), *along("log_softmax", lambda x, axis: np.log(
 test_op = every_check(OPS)
 
 
+EXTREMES = [
+    [1e4, 1e4 - 1, 0],
+    [-1e4, -1e4, -1e4],
+    [-np.inf, 0, 1],
+    [-np.inf] * 3,
+    [np.inf, 0, 0],
+    [np.nan, 0, 1],
+    [200, 0, 0],
+]
+
+
 @needs_torch
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", ["softmax", "log_softmax"])
-@pytest.mark.parametrize(
-    "row",
-    [
-        [1e4, 1e4 - 1, 0],
-        [-1e4, -1e4, -1e4],
-        [-np.inf, 0, 1],
-        [-np.inf] * 3,
-        [np.inf, 0, 0],
-        [np.nan, 0, 1],
-        [200, 0, 0],
-    ],
-)
+@pytest.mark.parametrize("row", EXTREMES)
 def test_extreme_rows_are_pytorchs(name, dtype, row, device):
     rows = np.array([row, [0, 1, 2]], dtype)
     rtol = 16 * float(np.finfo(dtype).eps)

@@ -1,7 +1,5 @@
 """Inverse trigonometric and hyperbolic functions."""
 
-from __future__ import annotations
-
 import numpy as np
 from harness import binary, every_check, unary, uniform
 

@@ -1,9 +1,5 @@
 """State, groups and resume of an optimizer, AdamW for example: refusals change nothing."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 from optimizer_cases import bits, make_grads, make_params
@@ -79,8 +75,7 @@ def test_decay_groups() -> None:
     decay, rest = decay_groups(entries, 0.1)
     assert ([name for name, _ in decay["params"]], decay["weight_decay"]) == (["w", "emb"], 0.1)
     assert ([name for name, _ in rest["params"]], rest["weight_decay"]) == (["b", "norm", "scale"], 0.0)
-    optimizer = AdamW([decay, rest], lr=0.1)
-    assert optimizer.name_of(entries[3][1]) == "emb"
+    assert AdamW([decay, rest], lr=0.1).name_of(entries[3][1]) == "emb"
     assert decay_groups([p for _, p in entries], 0.1)[0]["params"] == [entries[0][1], entries[3][1]]
 
 
@@ -104,7 +99,7 @@ def test_a_state_that_does_not_fit_is_reported_and_nothing_is_changed() -> None:
     arrays, meta = optimizer.state_dict()
     group = meta["param_groups"][0]
     other = {**group, "params": ["a", "c"]}
-    wrong: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    wrong = [
         (arrays, {}, "optimizer is None, expected a str"),
         (arrays, {**meta, "optimizer": "SGD"}, "it is of 'SGD', this is AdamW"),
         (arrays, {**meta, "timestep": -1}, "timestep is -1"),

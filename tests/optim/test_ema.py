@@ -1,9 +1,6 @@
 """EMA: the recurrence, the swap and its way back, exact resume, refusals."""
 
-from __future__ import annotations
-
 import json
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +11,7 @@ from minigrad.nn import Linear, Module, Sequential
 from minigrad.optim import EMA
 
 
-def make_module(dtype: Any = np.float32) -> Module:
+def make_module(dtype=np.float32) -> Module:
     minigrad.manual_seed(0)
     return Sequential(Linear(3, 5), Linear(5, 2)).to(dtype)
 
@@ -31,7 +28,7 @@ def values(module: Module) -> list[np.ndarray]:
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 1e-6), (np.float64, 1e-15)])
 @pytest.mark.parametrize("warmup", [False, True])
-def test_is_the_recurrence(dtype: Any, tolerance: float, warmup: bool) -> None:
+def test_is_the_recurrence(dtype, tolerance: float, warmup: bool) -> None:
     module = make_module(dtype)
     ema = EMA(module, 0.6, warmup)
     expected = [p.data.astype(np.float64) for p in module.parameters()]
@@ -48,7 +45,7 @@ def test_is_the_recurrence(dtype: Any, tolerance: float, warmup: bool) -> None:
 
 
 @pytest.mark.parametrize("dtype", [minigrad.float16, minigrad.bfloat16], ids=str)
-def test_averages_of_half_width_parameters_are_float32(dtype: Any) -> None:
+def test_averages_of_half_width_parameters_are_float32(dtype) -> None:
     """They move by steps that the parameters' own dtype cannot hold, and are rounded where they are applied."""
     module = make_module(dtype)
     ema = EMA(module, 0.9995)
@@ -75,8 +72,7 @@ def test_weights_come_back_and_autograd_is_told() -> None:
     change(module, 1)
     ema.update()
     before, arrays = values(module), [p.data for p in module.parameters()]
-    x = minigrad.ones(1, 3)
-    loss = module(x).sum()
+    loss = module(minigrad.ones(1, 3)).sum()
     with pytest.raises(ZeroDivisionError), ema.applied():
         assert not np.array_equal(values(module)[0], before[0])
         raise ZeroDivisionError
@@ -86,8 +82,7 @@ def test_weights_come_back_and_autograd_is_told() -> None:
 
 
 def test_inside_of_applied_only_reading_is_allowed() -> None:
-    module = make_module()
-    ema = EMA(module)
+    ema = EMA(make_module())
     saved = ema.state_dict()
     with ema.applied():
         for call in (ema.update, lambda: ema.load_state_dict(*saved), lambda: ema.applied().__enter__()):

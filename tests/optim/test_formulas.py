@@ -1,7 +1,5 @@
 """Every optimizer is its published formula, computed in float64; PyTorch's numbers; the options of each."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -260,16 +258,16 @@ def test_sgd_does_not_multiply_infinite_weights_by_a_decay_of_zero() -> None:
 # ---------------------------------------------------------------------- options
 
 
-@pytest.mark.parametrize(
-    ("kind", "config", "defaults"),
-    [
-        (SGD, SgdConfig(0.1, 0.9, 0.2, 0.3), SgdConfig(0.01, 0.0, 0.0, 0.0, False)),
-        (AdamW, AdamWConfig(0.1, 0.5, 0.6, 1e-3, 0.2), AdamWConfig(1e-3, 0.9, 0.999, 1e-8, 0.01)),
-        (AdaGrad, AdaGradConfig(0.1, 1e-3, 0.2, 0.3, 0.4), AdaGradConfig(0.01, 1e-10, 0.0, 0.0, lr_decay=0.0)),
-        (Lamb, LambConfig(0.05, 0.8, 0.95, 1e-4, 0.1, None), LambConfig(1e-3, 0.9, 0.999, 1e-6, 0.01, 10.0, True)),
-        (Lamb, LambConfig.lars(), LambConfig(1e-3, 0.9, 0.999, 1e-6, 0.01, 10.0, True)),
-    ],
-)
+CONFIGS = [
+    (SGD, SgdConfig(0.1, 0.9, 0.2, 0.3), SgdConfig(0.01, 0.0, 0.0, 0.0, False)),
+    (AdamW, AdamWConfig(0.1, 0.5, 0.6, 1e-3, 0.2), AdamWConfig(1e-3, 0.9, 0.999, 1e-8, 0.01)),
+    (AdaGrad, AdaGradConfig(0.1, 1e-3, 0.2, 0.3, 0.4), AdaGradConfig(0.01, 1e-10, 0.0, 0.0, lr_decay=0.0)),
+    (Lamb, LambConfig(0.05, 0.8, 0.95, 1e-4, 0.1, None), LambConfig(1e-3, 0.9, 0.999, 1e-6, 0.01, 10.0, True)),
+    (Lamb, LambConfig.lars(), LambConfig(1e-3, 0.9, 0.999, 1e-6, 0.01, 10.0, True)),
+]
+
+
+@pytest.mark.parametrize(("kind", "config", "defaults"), CONFIGS)
 def test_configs_are_boostrs(kind: Any, config: Any, defaults: Any) -> None:
     assert type(config)() == defaults
     params = make_params(shapes=[(2, 2)])
@@ -293,26 +291,26 @@ def test_adagrad_takes_pytorchs_positions() -> None:
     assert AdaGrad(make_params(), 0.1, 0.2, 0.3, 0.4, 0.5).defaults == options
 
 
-@pytest.mark.parametrize(
-    ("kind", "options", "message"),
-    [
-        *((kind, {"lr": math.nan}, "lr is nan, expected a finite number >= 0") for kind in KINDS),
-        *((kind, {"weight_decay": -1}, "weight_decay is -1, expected a finite number >= 0") for kind in KINDS),
-        *((kind, {"lrate": 1}, f"{kind.__name__} has no option 'lrate'; it has lr, ") for kind in KINDS),
-        (AdamW, {"betas": (0.9, 1.0)}, r"betas\[1\] is 1.0, expected a number below 1 and >= 0"),
-        (AdamW, {"betas": 0.9}, "betas is 0.9, expected two numbers"),
-        (AdamW, {"eps": -1e-8}, "eps is -1e-08"),
-        (Lamb, {"max_trust_ratio": -1.0}, "max_trust_ratio is -1.0"),
-        (Lamb, {"use_adam": "yes"}, "use_adam is 'yes', expected True"),
-        (Lamb, {"betas": (0.9, 1.0)}, r"betas\[1\] is 1.0"),
-        (Muon, {"momentum": 1.0}, "momentum is 1.0"),
-        (Muon, {"nesterov": None}, "nesterov is None"),
-        (Muon, {"ns_steps": 0}, "ns_steps is 0, expected an integer >= 1"),
-        (SGD, {"nesterov": True, "momentum": 0.0}, "it needs momentum > 0 and dampening = 0"),
-        (SGD, {"nesterov": True, "momentum": 0.9, "dampening": 0.1}, "it needs momentum > 0 and dampening = 0"),
-        (SGD, {"nesterov": 1}, "nesterov is 1, expected True or False"),
-    ],
-)
+BAD_OPTIONS = [
+    *((kind, {"lr": math.nan}, "lr is nan, expected a finite number >= 0") for kind in KINDS),
+    *((kind, {"weight_decay": -1}, "weight_decay is -1, expected a finite number >= 0") for kind in KINDS),
+    *((kind, {"lrate": 1}, f"{kind.__name__} has no option 'lrate'; it has lr, ") for kind in KINDS),
+    (AdamW, {"betas": (0.9, 1.0)}, r"betas\[1\] is 1.0, expected a number below 1 and >= 0"),
+    (AdamW, {"betas": 0.9}, "betas is 0.9, expected two numbers"),
+    (AdamW, {"eps": -1e-8}, "eps is -1e-08"),
+    (Lamb, {"max_trust_ratio": -1.0}, "max_trust_ratio is -1.0"),
+    (Lamb, {"use_adam": "yes"}, "use_adam is 'yes', expected True"),
+    (Lamb, {"betas": (0.9, 1.0)}, r"betas\[1\] is 1.0"),
+    (Muon, {"momentum": 1.0}, "momentum is 1.0"),
+    (Muon, {"nesterov": None}, "nesterov is None"),
+    (Muon, {"ns_steps": 0}, "ns_steps is 0, expected an integer >= 1"),
+    (SGD, {"nesterov": True, "momentum": 0.0}, "it needs momentum > 0 and dampening = 0"),
+    (SGD, {"nesterov": True, "momentum": 0.9, "dampening": 0.1}, "it needs momentum > 0 and dampening = 0"),
+    (SGD, {"nesterov": 1}, "nesterov is 1, expected True or False"),
+]
+
+
+@pytest.mark.parametrize(("kind", "options", "message"), BAD_OPTIONS)
 def test_bad_options_are_named_and_change_nothing(kind: Any, options: dict[str, Any], message: str) -> None:
     p, q = make_params(shapes=[(2, 2), (2, 2)])
     optimizer = kind([p])

@@ -1,10 +1,7 @@
 """GradAccumulator: means over windows, nothing aliased, nothing half done, windows that are saved or cut short."""
 
-from __future__ import annotations
-
 import json
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +22,7 @@ def params() -> list[Tensor]:
     return make_params(shapes=SHAPES)
 
 
-def filled(accumulator: GradAccumulator, stores: list[GradStore], loss: float = 0.0, **options: Any) -> Any:
+def filled(accumulator: GradAccumulator, stores: list[GradStore], loss: float = 0.0, **options):
     """What the window gives whose last gradients are these."""
     for store in stores:
         result = accumulator.accumulate(store, loss, **options)
@@ -64,7 +61,7 @@ def test_returns_the_means_of_each_window(n: int, windows: int, take: bool) -> N
 
 
 @pytest.mark.parametrize("view", [lambda a: a, lambda a: a[:], lambda a: a[::-1]], ids=["array", "view", "reversed"])
-def test_gradients_that_share_memory_are_scaled_once(view: Any) -> None:
+def test_gradients_that_share_memory_are_scaled_once(view) -> None:
     p, q = make_params(shapes=[(4,), (4,)])
     arrays = [np.full(4, value, np.float32) for value in (2.0, 6.0)]
     stores = [GradStore({p._id: Tensor.wrap(array), q._id: Tensor.wrap(view(array))}) for array in arrays]
@@ -120,7 +117,7 @@ def test_a_refused_micro_batch_changes_nothing(params: list[Tensor]) -> None:
 
 @pytest.mark.parametrize("named", [True, False])
 def test_a_window_resumes_bit_for_bit_in_another_process(named: bool) -> None:
-    def entries(params: list[Tensor]) -> list[Any]:
+    def entries(params: list[Tensor]):
         return [(f"p{i}", p) for i, p in enumerate(params)] if named else params
 
     params, again = make_params(shapes=SHAPES), make_params(shapes=SHAPES)  # other ids, as in another process
@@ -159,7 +156,7 @@ def test_a_window_that_does_not_fit_is_refused(params: list[Tensor]) -> None:
 
 
 @pytest.mark.parametrize("n", [0, -1, 1.0, True])
-def test_the_number_of_steps_is_checked(n: Any) -> None:
+def test_the_number_of_steps_is_checked(n) -> None:
     raises(ValueError, "accum_steps is .*, expected an integer >= 1", lambda: GradAccumulator(n))
     assert GradAccumulator(3).accum_steps == 3
 

@@ -2,8 +2,6 @@
 not be used for them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -94,8 +92,7 @@ def test_strided_gradients_are_taken_as_what_they_show() -> None:
     ours, theirs = make_params(shapes=[(4, 5)]), make_params(shapes=[(4, 5)])
     optimizer, reference = CASES["AdamW"].make(ours), CASES["AdamW"].make(theirs)
     for step in range(4):
-        wide = np.random.default_rng(step).standard_normal((8, 5)).astype(np.float32)
-        grad = wide[::2]
+        grad = np.random.default_rng(step).standard_normal((8, 5)).astype(np.float32)[::2]
         optimizer.step(GradStore({ours[0]._id: Tensor.wrap(grad.copy() if step == 1 else grad)}))
         reference.step(GradStore({theirs[0]._id: Tensor.wrap(grad.copy())}))
     assert bits(optimizer, ours) == bits(reference, theirs)
