@@ -2,11 +2,13 @@
 
 import importlib
 import importlib.util
+import json
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from processes import python
 from refusals import raises
 
 import minigrad

@@ -1,8 +1,10 @@
 """The picture of a graph: every node and edge is in it, no boxes overlap, and edges run downwards."""
 
 import re
+import statistics
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from refusals import raises

@@ -31,7 +31,7 @@ def same_bits(xs: list[np.ndarray], ys: list[np.ndarray]) -> bool:
 
 
 def test_what_waits_for_copies_may_become_garbage_within_a_capture() -> None:
-    uploads = [upload.Upload(8, 0)]
+    uploads = [Upload(8, 0)]
     with cuda.Graph().capture():
         uploads.clear()  # an error of its finalizer is one of the test's
 

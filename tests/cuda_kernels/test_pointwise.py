@@ -13,9 +13,8 @@ from refusals import raises
 import minigrad
 from minigrad import cuda_kernels, plain_kernels
 from minigrad.cuda_kernels import comparison, elementwise, gelu, log_sigmoid
-from minigrad.cuda_kernels.platform import launch
+from minigrad.cuda_kernels.platform import language, launch
 from minigrad.cuda_kernels.platform.array import copy, from_host, to_host
-from minigrad.cuda_kernels.platform.language import device_function
 from minigrad.cuda_kernels.pointwise import layout, pointwise, rules
 
 RNG = np.random.default_rng(0)

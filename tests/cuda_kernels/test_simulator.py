@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import sys
+from typing import Any
 
 import numpy as np
 import pytest

@@ -118,8 +118,8 @@ def test_cuda_group_of_nccl_that_fails_says_so(machine: FakeMachine) -> None:
 
     machine.nccl.NcclCommunicator = failing
     with pytest.raises(mg.distributed.RendezvousError, match="no such GPU|not all of the 2 ranks"):
-        NcclCommunicator.group(DEVICES, rendezvous_timeout=0.2)
+        dist.NcclCommunicator.group(DEVICES, rendezvous_timeout=0.2)
     with pytest.raises(TypeError, match="unexpected keyword argument 'checks'"):
-        NcclCommunicator.group(DEVICES, checks=True)
+        dist.NcclCommunicator.group(DEVICES, checks=True)
     with pytest.raises(ValueError, match="the number of devices is 0"):
-        NcclCommunicator.group([])
+        dist.NcclCommunicator.group([])

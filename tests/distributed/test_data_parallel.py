@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,33 +16,8 @@ from ranks import on_processes, requires_mpi
 from refusals import raises
 from replica_models import Failing, Net, broken, rows, trained_alone
 
-from minigrad.distributed import (
-    CollectiveMismatchError,
-    CommError,
-    Communicator,
-    DataParallelTrainer,
-    Fault,
-    FaultPlan,
-    LossKind,
-    NonFiniteLossError,
-    NoOpCommunicator,
-    NoReplicasError,
-    OptimizerKind,
-    PeerLostError,
-    ProcessReplica,
-    RankReplicas,
-    ReplicaDroppedReplyError,
-    ReplicaError,
-    ReplicaStep,
-    ReplicaStepResult,
-    StepStats,
-    ThreadReplica,
-    TrainerConfig,
-    TrainSample,
-    ZeroSamplesError,
-    run_threads,
-    serve_replica,
-)
+from minigrad import distributed as dist
+from minigrad.distributed import DataParallelTrainer, LossKind, ReplicaDroppedReplyError, ReplicaStepResult
 from minigrad.distributed.mirrors.atomr import rank_replicas, replicas
 from minigrad.optim import AdamW, CosineAnnealing, NonFiniteGradientError
 
@@ -498,14 +474,14 @@ def test_a_process_has_weights_and_gradients_in_memory_that_it_shares(stack: Exi
     message, parts = replicas.message, replicas.parts
     monkeypatch.setattr(replicas, "message", lambda *args: piped.append(message(*args)) or piped[-1])
     monkeypatch.setattr(replicas, "parts", lambda raw: piped.append(raw) or parts(raw))
-    process = stack.enter_context(ProcessReplica(build))
+    process = stack.enter_context(dist.ProcessReplica(build))
     ours, theirs = (DataParallelTrainer(kind, [r], model=build()) for r in (process, *threads(stack, 1, build)))
     for seed, wrong in enumerate((Net(20_000, "float32"), Net(30_000))):
         for trainer in (ours, theirs, ours, theirs):
             trainer.step(rows(4, seed, 20_000))
         assert bits(ours) == bits(theirs)
         other, words = DataParallelTrainer(kind, [process], model=wrong), ("first is float64 here", "shape: head")[seed]
-        assert_step_fails(other, rows(4, 0, 20_000), ReplicaError, words)
+        assert_step_fails(other, rows(4, 0, 20_000), dist.ReplicaError, words)
     assert max(map(len, piped)) < 2000
 
 
@@ -663,8 +639,8 @@ def test_a_rank_that_dies_in_any_operation_changes_nothing(call: int) -> None:
 
 
 def test_a_part_of_the_ranks_is_refused() -> None:
-    def train(comm: Communicator) -> None:
-        with RankReplicas(comm) as replicas:
+    def train(comm: dist.Communicator) -> None:
+        with dist.RankReplicas(comm) as replicas:
             trainer, (one, two) = DataParallelTrainer(config(), replicas, model=Net()), replicas
             raises(ValueError, r"ranks \[1, 2\] those of \[1\] are.*split", lambda: trainer.set_replicas([one]))
             raises(ValueError, r"\[1, 1, 2\]", lambda: trainer.set_replicas([one, two, one]))
@@ -676,22 +652,22 @@ def test_a_part_of_the_ranks_is_refused() -> None:
 def test_peer_loss_an_exception_of_the_trainers_rank_ends_the_others_at_once(monkeypatch: Any) -> None:
     ended, whole = threading.Barrier(3), rank_replicas.broadcast_params
 
-    def broadcast(comm: Communicator, *rest: Any) -> None:
+    def broadcast(comm: dist.Communicator, *rest: Any) -> None:
         if comm.rank == 0:
             raise MemoryError("no more")
         whole(comm, *rest)
 
-    def run(comm: Communicator) -> None:
+    def run(comm: dist.Communicator) -> None:
         if comm.rank:
-            raises(PeerLostError, "rank 0", lambda: serve_replica(comm, Net()))
+            raises(dist.PeerLostError, "rank 0", lambda: dist.serve_replica(comm, Net()))
         else:
-            trainer = DataParallelTrainer(config(), RankReplicas(comm), model=Net())
-            assert_step_fails(trainer, (X, Y), ReplicaError, "raised MemoryError: no more")
+            trainer = DataParallelTrainer(config(), dist.RankReplicas(comm), model=Net())
+            assert_step_fails(trainer, (X, Y), dist.ReplicaError, "raised MemoryError: no more")
             assert_step_fails(trainer, (X, Y), ReplicaDroppedReplyError, "ended with MemoryError: no more")
         ended.wait(20)
 
     monkeypatch.setattr(rank_replicas, "broadcast_params", broadcast)
-    run_threads(3, run, timeout=60)
+    dist.run_threads(3, run, timeout=60)
 
 
 def test_another_model_or_no_rank_is_an_error() -> None:

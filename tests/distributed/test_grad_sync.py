@@ -80,7 +80,7 @@ def test_agree_on_settings_names_the_first_rank_that_differs(comm: dist.ThreadCo
     with pytest.raises(dist.CollectiveMismatchError, match="size is 3 on rank 2, 1 on rank 0") as e:
         agree_on_settings(comm, {"size": 3 if comm.rank == 2 else 1, "name": "x"})
     assert (e.value.rank, e.value.ranks) == (comm.rank, (2,))
-    with pytest.raises(CollectiveMismatchError, match="more is 1 on rank 1, not set on rank 0"):
+    with pytest.raises(dist.CollectiveMismatchError, match="more is 1 on rank 1, not set on rank 0"):
         agree_on_settings(comm, {"size": 1, **({"more": 1} if comm.rank == 1 else {})})
 
 

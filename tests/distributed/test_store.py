@@ -359,8 +359,6 @@ def test_wrong_arguments():
         ((0, 2, LOCAL, 0), "port is 0"),
         ((0, 2, LOCAL, 65536), "port is 65536"),
         ((0, 2, "no.such.host.invalid", 1), "cannot be resolved"),
-    ],
-)
-def test_wrong_arguments(arguments, words):
-    kind = RendezvousError if "resolved" in words else ValueError
-    raises(kind, words, lambda: Store(*arguments, timeout=0.1))
+    ]:
+        kind = RendezvousError if "resolved" in words else ValueError
+        raises(kind, words, lambda given=arguments: Store(*given, timeout=0.1))

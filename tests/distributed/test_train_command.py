@@ -208,10 +208,10 @@ def test_another_number_of_ranks_goes_on_with_the_batches_that_are_left(tmp_path
     monkeypatch.setattr(Run, "next_batch", watched)
     go(dist.NoOpCommunicator(), write(tmp_path, max_steps=6, output_dir=tmp_path / "whole"))
     whole, seen[:] = seen[:], []
-    go(NoOpCommunicator(), write(tmp_path, max_steps=1))
+    go(dist.NoOpCommunicator(), write(tmp_path, max_steps=1))
     path = write(tmp_path, max_steps=2)
-    run_threads(2, lambda comm: go(comm, path, resume=True), timeout=30)
-    go(NoOpCommunicator(), write(tmp_path, max_steps=5), resume=True)
+    dist.run_threads(2, lambda comm: go(comm, path, resume=True), timeout=30)
+    go(dist.NoOpCommunicator(), write(tmp_path, max_steps=5), resume=True)
     assert seen[0] == whole[0] and set(seen[:3]) == set(whole[:3]) and seen[3:] == whole[3:]
 
 
