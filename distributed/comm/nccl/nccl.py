@@ -355,7 +355,6 @@ class NcclCommunicator(Communicator):
         _OPEN.discard(self)
         try:
             if self._error is None:
-                self._sync()
                 for graph in list(self._graphs):
                     self.wait_for(graph.raw.launched)
                 self._close_graphs()

@@ -21,7 +21,7 @@ from minigrad.optim import LrSchedule, NonFiniteGradientError
 from minigrad.tensor import Tensor
 
 from ...comm.communicator import Communicator
-from ...comm.messages import recv_bytes, send_bytes
+from ...comm.gather import recv_bytes, send_bytes
 from ...train.config import TrainingConfig
 from ...train.simple_trainer import SimpleTrainer
 from ...train.train_kinds import OptimizerKind

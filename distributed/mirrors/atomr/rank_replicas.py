@@ -26,8 +26,7 @@ from minigrad.tensor import Tensor
 from ...comm.calls import Work
 from ...comm.comm_errors import CommError
 from ...comm.communicator import Communicator
-from ...comm.gather import all_gather_bytes
-from ...comm.messages import recv_bytes, send_bytes
+from ...comm.gather import all_gather_bytes, recv_bytes, send_bytes
 from ...train.blocks import non_finite
 from ...train.grad_sync import all_reduce_grads, broadcast_params
 from ...train.trainer_errors import ReplicaDroppedReplyError
