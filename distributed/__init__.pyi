@@ -11,12 +11,12 @@ from .comm.comm_errors import PeerLostError as PeerLostError
 from .comm.comm_errors import RendezvousError as RendezvousError
 from .comm.communicator import Communicator as Communicator
 from .comm.communicator import CommunicatorGroup as CommunicatorGroup
+from .comm.communicator import NoOpCommunicator as NoOpCommunicator
 from .comm.gather import all_gather_bytes as all_gather_bytes
 from .comm.launchers import Place as Place
 from .comm.launchers import discover_place as discover_place
 from .comm.mpi.mpi import MpiCommunicator as MpiCommunicator
 from .comm.nccl.nccl import NcclCommunicator as NcclCommunicator
-from .comm.noop import NoOpCommunicator as NoOpCommunicator
 from .comm.threads.faults import Fault as Fault
 from .comm.threads.faults import FaultPlan as FaultPlan
 from .comm.threads.faults import RankKilledError as RankKilledError

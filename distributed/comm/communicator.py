@@ -1,4 +1,4 @@
-"""Communicator: what ranks can do together, whichever engine carries it.
+"""Communicator: what ranks can do together, whichever engine carries it; NoOpCommunicator: a job of one rank.
 
 The names are boostr's (``all_reduce(ptr, count, dtype, op)`` there; tensors know these themselves). Everything that
 every engine would otherwise repeat is here, once: arguments are checked, operations numbered, a failed communicator
@@ -19,9 +19,10 @@ from minigrad.errors import check_int
 from minigrad.modes import Closing
 from minigrad.tensor import Tensor
 
-from .calls import Call, CallKind, CommStats, ReduceOp, Work
+from .calls import FINISHED, Call, CallKind, CommStats, ReduceOp, Work
 from .comm_errors import CommError, CommunicatorBrokenError
 from .deadlines import DEFAULT_TIMEOUT, check_seconds
+from .place import device_of
 
 
 class Communicator(Closing, ABC):
@@ -134,7 +135,11 @@ class Communicator(Closing, ABC):
         a communicator that has already failed."""
         if not self._closed:
             self._closed = True
-            self._shut()
+            try:
+                if self._error is None:
+                    self._sync()
+            finally:
+                self._shut()
 
     def __exit__(self, *error: Any) -> None:
         if self._error is None:
@@ -167,7 +172,7 @@ class Communicator(Closing, ABC):
 
     @abstractmethod
     def _shut(self) -> None:
-        """Release everything; without waiting for others if ``self._error`` is set."""
+        """Release everything, after ``_sync``; without waiting for others if ``self._error`` is set."""
 
     # ------------------------------------------------------------------ shared by the engines
 
@@ -266,6 +271,36 @@ class Communicator(Closing, ABC):
         if check_int(f"{name}: {what}", rank, 0, self.world_size - 1) == self.rank:
             raise ValueError(f"{name}: {what} is {rank}, this rank itself; it has nobody to exchange with")
         check_int(f"{name}: tag", tag, 0, 2**15 - 1)
+
+
+class NoOpCommunicator(Communicator):
+    """A world of one rank: every collective is a copy or nothing, so that the same program runs alone.
+
+    It takes tensors of any device, whichever is its own ``device``. ``send`` and ``recv`` have nobody to talk to and
+    raise ValueError.
+    """
+
+    captures = True
+
+    def __init__(self, timeout: float = DEFAULT_TIMEOUT, device: str | Device = CPU) -> None:
+        super().__init__(1, 0, Device(device), timeout)
+
+    def _serves(self, device: Device) -> bool:
+        return True
+
+    def _start(self, call: Call) -> Work:
+        if call.send is not None and call.send is not call.recv:
+            device_of(call.recv).kernels.elementwise.assign(call.recv.reshape(-1), call.send.reshape(-1))
+        return FINISHED
+
+    def _sync(self) -> None:
+        """Everything is already over."""
+
+    def _split(self, color: int | None, key: int) -> Communicator | None:
+        return None if color is None else NoOpCommunicator(self.timeout, self.device)
+
+    def _shut(self) -> None:
+        """It holds nothing."""
 
 
 class CommunicatorGroup:

@@ -1,4 +1,4 @@
-"""What ranks gather from each other by ``Communicator.all_gather``, which takes equal sizes only."""
+"""Bytes of any length, JSON and parts of arrays between ranks, by a Communicator's calls of equal sizes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from minigrad.tensor import Tensor
 
 from .communicator import Communicator
 from .place import device_of, on_device, on_host
+
+FIRST = 256  # bytes of the first message: the length in 8, then as much as fits
 
 
 def all_gather_rows(communicator: Communicator, array: np.ndarray) -> np.ndarray:
@@ -51,3 +53,24 @@ def all_gather_columns(communicator: Communicator, part: Any, n: int) -> Any:
     parts = k.empty((ranks, *send.shape), part.dtype)
     communicator.all_gather(Tensor.wrap(send, device), Tensor.wrap(parts, device))
     return k.contiguous(k.movement.cat(tuple(parts[rank] for rank in range(ranks)), -1)[..., :n])
+
+
+def send_bytes(communicator: Communicator, data: bytes, dest: int) -> None:
+    """Send ``data``, perhaps empty, to rank ``dest``, which calls ``recv_bytes``."""
+    whole = (len(data).to_bytes(8, "little") + data).ljust(FIRST, b"\0")
+    for part in (whole[:FIRST], whole[FIRST:]):
+        if part:
+            communicator.send(on_device(np.frombuffer(part, np.uint8), communicator.device), dest)
+
+
+def recv_bytes(communicator: Communicator, src: int) -> bytes:
+    """What rank ``src`` sends."""
+    first = _receive(communicator, src, FIRST)
+    end = 8 + int.from_bytes(first[:8], "little")
+    return first[8:end] if end <= FIRST else first[8:] + _receive(communicator, src, end - FIRST)
+
+
+def _receive(communicator: Communicator, src: int, size: int) -> bytes:
+    data = on_device(np.empty(size, np.uint8), communicator.device)
+    communicator.recv(data, src)
+    return on_host(data).tobytes()

@@ -13,12 +13,11 @@ from minigrad.device import CPU, Device
 from minigrad.errors import check_int
 
 from ..comm.comm_errors import RendezvousError
-from ..comm.communicator import Communicator
+from ..comm.communicator import Communicator, NoOpCommunicator
 from ..comm.deadlines import DEFAULT_TIMEOUT, RENDEZVOUS_TIMEOUT, check_seconds, remaining
 from ..comm.gather import all_gather_bytes
 from ..comm.launchers import Place, check_alone, discover_place
 from ..comm.mpi.rank_parent import report_joined
-from ..comm.noop import NoOpCommunicator
 from .store import Store
 
 BACKENDS = ("noop", "mpi", "nccl")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -27,8 +27,7 @@ from ..train.buckets import DEFAULT_BUCKET_BYTES, all_reduce_hook
 from ..train.grad_sync import agree_on_settings, mismatch
 from ..train.reducers import Buckets
 from ..train.step import Step, Updater
-from ..train.step_state import restore_step, save_step
-from ..train.train_kinds import Batch, StepStats, TrainerConfig, batch_arrays
+from ..train.train_kinds import Batch, KindTrainer, StepStats, TrainerConfig, batch_arrays
 from ..train.trainer_errors import TrainerError, ZeroSamplesError
 from .tensor_layers import SplitModule
 
@@ -59,7 +58,7 @@ class PartOfModelUpdater(Updater):
         return norm
 
 
-class PartOfModelTrainer(ABC):
+class PartOfModelTrainer(KindTrainer, ABC):
     """One rank of a trainer of which each rank has a part of the model.
 
     With a CommunicatorGroup the parts are those of all its dimensions: stages may have layers that are split, and
@@ -76,7 +75,6 @@ class PartOfModelTrainer(ABC):
         communicator: Communicator | CommunicatorGroup,
         schedule: LrSchedule | None,
     ) -> None:
-        self.config: TrainerConfig = config
         data: Communicator | None = None
         if isinstance(communicator, CommunicatorGroup):
             self._communicator: Communicator = getattr(communicator, self._along)
@@ -86,9 +84,8 @@ class PartOfModelTrainer(ABC):
         self._replicas = 1 if data is None else data.world_size
         with self._naming_the_lost():
             agree_on_settings(world, {"the trainer": type(self).__name__, "the configuration": config})
-        self._named = list(model.named_parameters())
+        super().__init__(config, model, schedule)
         self._device = next((p.device for _, p in self._named), self._communicator.device)
-        self._step = config.new_step(type(self).__name__, self._named, schedule)
         layers = [module for module in model.modules() if isinstance(module, SplitModule)]
         parts = [getattr(layer, name) for layer in layers for name, dim in layer.split.items() if dim is not None]
         self._split = {part.id for part in parts if part is not None}
@@ -96,11 +93,6 @@ class PartOfModelTrainer(ABC):
         self._step.updater = PartOfModelUpdater(whole, lambda p: first or p.id in self._split)
         if data is not None and self._replicas > 1:
             self._step.reducer = Buckets(data, DEFAULT_BUCKET_BYTES, all_reduce_hook)
-
-    @property
-    def global_step(self) -> int:
-        """Steps made so far."""
-        return self._step.global_step
 
     def step(self, batch: Batch) -> StepStats:
         """One optimizer step of all ranks with the mean gradient of the batch; all get the same loss and norm.
@@ -162,11 +154,3 @@ class PartOfModelTrainer(ABC):
             yield
         except (PeerLostError, CommTimeoutError) as error:
             raise self._lost(error.ranks, error) from error
-
-    def state_dict(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """What an exact resume of this rank needs beside its part of the model."""
-        return save_step(self._step, self._named)
-
-    def load_state_dict(self, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> None:
-        """Take over what ``state_dict`` returned on this rank."""
-        restore_step(self._step, self._named, arrays, meta)

@@ -12,7 +12,7 @@ from minigrad.random import Generator, drawing_from
 from minigrad.tensor import Tensor
 
 from ..comm.communicator import Communicator, CommunicatorGroup
-from ..train.grad_sync import agree_on_params, compare_replicas, digest_of
+from ..train.grad_sync import agree_on_values, digest_of
 from ..train.params import Named
 from ..train.train_kinds import Batch, TrainerConfig, mean_gradient
 from ..train.trainer_errors import NoShardsError, ShardDroppedReplyError
@@ -72,7 +72,7 @@ class TensorParallelTrainer(PartOfModelTrainer):
 
     def _gradients(self, batch: Batch) -> tuple[GradStore, float, float]:
         if self._whole is not None:
-            compare_replicas(self._communicator, agree_on_params(self._communicator, self._whole))
+            agree_on_values(self._communicator, self._whole)
             self._whole = None
         x, y, _ = self._same_batch(batch, lambda x, y: {"sha256": digest_of({"features": x, "labels": y})})
         self._check_weight(weight := self.config.loss.weight_of(y))

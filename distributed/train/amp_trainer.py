@@ -22,8 +22,7 @@ from minigrad.mixed_precision import autocast
 from minigrad.optim import GradScaler, LossScaleStrategy, LrSchedule, Optimizer
 from minigrad.tensor import Tensor
 
-from ..comm.communicator import Communicator
-from ..comm.noop import NoOpCommunicator
+from ..comm.communicator import Communicator, NoOpCommunicator
 from .buckets import DEFAULT_BUCKET_BYTES, CommHook, all_reduce_hook
 from .config import TrainingConfig, check_kind
 from .distributed_trainer import BucketedTrainer

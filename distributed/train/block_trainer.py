@@ -27,9 +27,8 @@ from minigrad.serialization import Checkpoint, CheckpointError
 from minigrad.tensor import Tensor
 
 from ..comm.calls import CommStats, ReduceOp
-from ..comm.communicator import Communicator
+from ..comm.communicator import Communicator, NoOpCommunicator
 from ..comm.gather import all_gather_json
-from ..comm.noop import NoOpCommunicator
 from ..comm.place import on_host
 from ..job.rendezvous import DistributedTrainConfig
 from .amp_trainer import Scaled

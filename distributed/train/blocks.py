@@ -26,7 +26,7 @@ from .buckets import CommHook, GradientBucketManager
 from .grad_sync import Window
 from .params import Named
 from .reducers import Overlapped
-from .step import Precision, Recorder, Step, Updater, merged
+from .step import Precision, Step, Updater, merged
 
 
 @dataclass(frozen=True)
@@ -143,13 +143,7 @@ class BlockBuckets(Overlapped):
 class BlockScaling(Precision):
     """Loss scaling that leaves it to the updater to name the gradients that overflowed."""
 
-    def unscale(self, parts: Iterable[GradStore], recorder: Recorder) -> Iterable[GradStore]:
-        """Unscale, and go on."""
-        if self.scaler is None:
-            return parts
-        grads = merged(parts)
-        recorder.unscale(self.scaler, grads)
-        return [grads]
+    names_overflow = True
 
 
 class BlockUpdater(Updater):

@@ -87,10 +87,7 @@ class _Bucket:
 
     def grads(self) -> GradStore:
         """Its parameters' gradients, as views."""
-        store = GradStore()
-        for id, view in self.views.items():
-            store.insert(id, Tensor.wrap(view, self.flat.device))
-        return store
+        return GradStore({id: Tensor.wrap(view, self.flat.device) for id, view in self.views.items()})
 
     def wait(self) -> None:
         """Until it is reduced, if it was sent."""

@@ -151,11 +151,12 @@ def assert_replicas_identical(communicator: Communicator, params: Params) -> Non
     every rank, naming the first tensor that differs and the ranks whose copy is in the minority.
     """
     if communicator.world_size > 1:
-        compare_replicas(communicator, agree_on_params(communicator, params))
+        agree_on_values(communicator, params)
 
 
-def compare_replicas(communicator: Communicator, named: Named) -> None:
-    """``assert_replicas_identical`` of parameters whose order the ranks have agreed on."""
+def agree_on_values(communicator: Communicator, params: Params) -> Named:
+    """``agree_on_params``, whose values must have the same bits on all ranks, too."""
+    named = agree_on_params(communicator, params)
     digest = b"".join(_digest(p) for _, p in named)
     everyone = all_gather_bytes(communicator, digest)
     for i, (name, p) in enumerate(named):
@@ -171,6 +172,7 @@ def compare_replicas(communicator: Communicator, named: Named) -> None:
                 name,
                 ranks,
             )
+    return named
 
 
 def all_reduce_grads(

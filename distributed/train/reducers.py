@@ -19,16 +19,7 @@ from minigrad.tensor import Tensor
 from ..comm.communicator import Communicator
 from .buckets import CommHook, GradientBucketManager
 from .config import NonFiniteLossError
-from .grad_sync import (
-    Window,
-    agree_on_params,
-    agree_on_settings,
-    compare_replicas,
-    digest_of,
-    exchange_window,
-    mean_over_ranks,
-    mismatch,
-)
+from .grad_sync import Window, agree_on_settings, agree_on_values, digest_of, exchange_window, mean_over_ranks, mismatch
 from .params import Named, Params, has_float16, named_params, power_of_two
 from .step import Reducer, Step, no_weight
 
@@ -58,8 +49,7 @@ class Buckets(Reducer):
         key = sorted((name, p._id, p.requires_grad) for name, p in named)
         if self._agreed is None or self._agreed[0] != key:
             agree_on_settings(comm, self.settings(step))
-            agreed = agree_on_params(comm, named)
-            compare_replicas(comm, agreed)
+            agreed = agree_on_values(comm, named)
             first = self._agreed is None and not step.global_step and not step.accumulator.current_step
             if first and has_float16(agreed):
                 self.unit = power_of_two(mean_over_ranks(comm, {"weight": weight})["weight"])

@@ -14,20 +14,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 from minigrad.engine import BackwardHook
 from minigrad.grad_store import GradStore
-from minigrad.optim import (
-    AdamW,
-    GradAccumulator,
-    GradScaler,
-    LrSchedule,
-    NonFiniteGradientError,
-    Optimizer,
-    clip_grad_norm,
-)
-from minigrad.optim.grad_scaler import MIN_SCALE
+from minigrad.optim import AdamW, GradAccumulator, LrSchedule, NonFiniteGradientError, Optimizer, clip_grad_norm
+from minigrad.optim.grad_scaler import MIN_SCALE, GradScaler
 from minigrad.tensor import Tensor
 
 from ..comm.communicator import Communicator
@@ -175,6 +167,9 @@ class Reducer:
 class Precision:
     """Multiplies the loss with a scaler's factor, and divides the reduced gradients by it; None: nothing is scaled."""
 
+    names_overflow: ClassVar[bool] = False
+    """Whether the updater refuses gradients that overflowed, so that it can say which."""
+
     def __init__(self, scaler: GradScaler | None = None) -> None:
         self.scaler: GradScaler | None = scaler
         self.skipped_steps: int = 0
@@ -193,7 +188,8 @@ class Precision:
         if self.scaler is None:
             return parts
         grads = merged(parts)
-        return [grads] if recorder.unscale(self.scaler, grads) or not self.leave_out() else None
+        kept = recorder.unscale(self.scaler, grads) or self.names_overflow or not self.leave_out()
+        return [grads] if kept else None
 
     def leave_out(self) -> bool:
         """Note that scaled gradients overflowed: lower the scale and count the step. Returns whether it is left out; if

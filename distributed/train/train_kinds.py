@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 from minigrad.device import Device
 from minigrad.errors import check_int
 from minigrad.grad_store import GradStore
+from minigrad.nn import Module
 from minigrad.nn import functional as F
 from minigrad.optim import SGD, AdamW, AdamWConfig, GradAccumulator, LrSchedule, Optimizer, SgdConfig
 from minigrad.tensor import Tensor
@@ -21,6 +22,7 @@ from minigrad.tensor import Tensor
 from ..comm.place import on_host
 from .config import TrainingConfig, TrainingMetrics
 from .step import Step
+from .step_state import restore_step, save_step
 from .trainer_errors import ZeroSamplesError
 
 IGNORED = -100  # targets that count for nothing, as in PyTorch
@@ -180,10 +182,29 @@ class TrainerConfig:
         """The limit, infinity for none: the norm itself is always wanted."""
         return math.inf if self.gradient_clip is None else float(self.gradient_clip)
 
-    def new_step(self, name: str, params: Sequence[tuple[str, Tensor]], schedule: LrSchedule | None) -> Step:
-        """The step of the trainer of this name."""
-        optimizer = self.optimizer.build([(name, p) for name, p in params if p.requires_grad])
-        return Step(name, TrainingConfig(max_grad_norm=self.max_grad_norm), optimizer, schedule)
+
+class KindTrainer:
+    """What trainers of a TrainerConfig have in common: a Step of a model's parameters."""
+
+    def __init__(self, config: TrainerConfig, model: Module, schedule: LrSchedule | None) -> None:
+        self.config: TrainerConfig = config
+        self._named = list(model.named_parameters())
+        optimizer = config.optimizer.build([(name, p) for name, p in self._named if p.requires_grad])
+        clipping = TrainingConfig(max_grad_norm=config.max_grad_norm)
+        self._step: Step = Step(type(self).__name__, clipping, optimizer, schedule)
+
+    @property
+    def global_step(self) -> int:
+        """Steps made so far."""
+        return self._step.global_step
+
+    def state_dict(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """What an exact resume needs beside the weights that are here: moments and counts, and the step."""
+        return save_step(self._step, self._named)
+
+    def load_state_dict(self, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> None:
+        """Take over what ``state_dict`` returned. Raises ValueError for what does not fit, with nothing changed."""
+        restore_step(self._step, self._named, arrays, meta)
 
 
 @dataclass(frozen=True)

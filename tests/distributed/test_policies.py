@@ -69,10 +69,10 @@ def test_overshoot_starts_grows_and_falls_back(batches, given_cap, start, cap):
     assert overshoot.limit == start
     seen = []
     for _ in range(30):
-        overshoot.stable()
+        overshoot.averaged(drifts=False)
         seen.append(overshoot.limit)
     assert seen[0] == min(start + 1, cap) and seen[-1] == cap <= OVERSHOOT_CEILING
-    overshoot.drifting()
+    overshoot.averaged(drifts=True)
     assert overshoot.limit == start
 
 

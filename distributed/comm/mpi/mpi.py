@@ -306,12 +306,6 @@ class MpiCommunicator(Communicator):
         return out
 
     def _shut(self) -> None:
-        late: CommError | None = None
-        if self._error is None:
-            try:
-                self._sync()
-            except CommError as error:
-                late = error
         if self._error is None:
             self._say_goodbye()
         elif self._progress.driving.acquire(timeout=FAREWELL):
@@ -319,8 +313,6 @@ class MpiCommunicator(Communicator):
                 self._tell()
             finally:
                 self._progress.driving.release()
-        if late is not None:
-            raise late
 
     def _say_goodbye(self) -> None:
         """Close together with the other ranks if they come soon; otherwise leave them a note."""

@@ -191,7 +191,8 @@ class NcclCommunicator(Communicator):
         graph = capturing.recorded()
         if graph is not None:
             return self._capture(call, graph)
-        self._drop_finished()
+        while self._under_way and self._under_way[0].over(0):  # and nobody has waited: let go of what it keeps alive
+            self._finish_first()
         cuda = self._handles.cupy.cuda
         with cuda.Device(self.device.index):
             ready = cuda.Event(disable_timing=True)
@@ -297,11 +298,6 @@ class NcclCommunicator(Communicator):
             time.sleep(nap)
             nap = min(nap + 1e-6, _LONGEST_NAP)
 
-    def _drop_finished(self) -> None:
-        """Let go of what operations that nobody has waited for keep alive."""
-        while self._under_way and self._under_way[0].over(0):
-            self._finish_first()
-
     def _finish_first(self) -> None:
         launch = self._under_way[0]
         self._finish(launch, launch.calls[0], launch.began + self.timeout, self.timeout)
@@ -355,7 +351,6 @@ class NcclCommunicator(Communicator):
         _OPEN.discard(self)
         try:
             if self._error is None:
-                self._sync()
                 for graph in list(self._graphs):
                     self.wait_for(graph.raw.launched)
                 self._close_graphs()

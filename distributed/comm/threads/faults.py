@@ -70,18 +70,12 @@ class FaultPlan:
         delays up to ``max_delay`` seconds; the same for the same arguments."""
         rng = np.random.default_rng(seed)
         places = rng.choice(world_size * calls, size=count, replace=False)
-        return cls(
-            [
-                Fault(
-                    kind=str(rng.choice(list(kinds))),
-                    rank=int(place) // calls,
-                    call=int(place) % calls + 1,
-                    seconds=float(rng.uniform(0, max_delay)),
-                    bit=int(rng.integers(2**31)),
-                )
-                for place in places
-            ]
-        )
+
+        def fault(place: int) -> Fault:
+            kind, seconds, bit = rng.choice(list(kinds)), rng.uniform(0, max_delay), rng.integers(2**31)
+            return Fault(str(kind), place // calls, place % calls + 1, float(seconds), int(bit))
+
+        return cls([fault(place) for place in places.tolist()])
 
     def at(self, rank: int, call: int) -> Fault | None:
         """The fault at operation number ``call`` of rank ``rank``."""

@@ -131,11 +131,7 @@ class ThreadCommunicator(Communicator):
         return child
 
     def _shut(self) -> None:
-        try:
-            if self._error is None:
-                self._sync()
-        finally:
-            self._abandon(self._error)
+        self._abandon(self._error)
 
     def _abandon(self, error: BaseException | None) -> None:
         """Leave the group; in case of an error the sub-groups too, where others may wait for this rank."""

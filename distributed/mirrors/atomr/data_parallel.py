@@ -31,8 +31,7 @@ from minigrad.tensor import Tensor
 from ...comm.deadlines import check_seconds
 from ...train.blocks import non_finite
 from ...train.config import NonFiniteLossError, TrainingMetrics
-from ...train.step_state import restore_step, save_step
-from ...train.train_kinds import Batch, StepStats, TrainerConfig, batch_arrays
+from ...train.train_kinds import Batch, KindTrainer, StepStats, TrainerConfig, batch_arrays
 from ...train.trainer_errors import NoReplicasError, ReplicaDroppedReplyError, ReplicaError, ZeroSamplesError
 from .rank_replicas import RankReplica
 from .replicas import ReplicaProtocol, ReplicaStep, ReplicaStepResult
@@ -40,7 +39,7 @@ from .replicas import ReplicaProtocol, ReplicaStep, ReplicaStepResult
 REPLY_TIMEOUT = 60.0  # seconds
 
 
-class DataParallelTrainer:
+class DataParallelTrainer(KindTrainer):
     """Trains ``model`` on batches of which each replica computes a part.
 
     ::
@@ -70,19 +69,12 @@ class DataParallelTrainer:
         timeout: float = REPLY_TIMEOUT,
         seed: int = 0,
     ) -> None:
-        self.config: TrainerConfig = config
+        super().__init__(config, model, schedule)
         self.model: Module = model
         self.timeout: float = check_seconds("timeout", timeout)
         self.seed: int = seed
-        self._named = list(model.named_parameters())
-        self._step = config.new_step(type(self).__name__, self._named, schedule)
         self._step.holding = True  # replicas' answers are a window's micro-batches, however many there are
         self.set_replicas(replicas)
-
-    @property
-    def global_step(self) -> int:
-        """Steps made so far."""
-        return self._step.global_step
 
     @property
     def replicas(self) -> tuple[ReplicaProtocol, ...]:
@@ -195,10 +187,8 @@ class DataParallelTrainer:
         if not total:
             raise ValueError("the batch's labels have weight 0 together, so there is no mean; no weight was changed")
         for result in results:
-            grads = GradStore()
-            for name, grad in result.gradients.items():
-                grads.insert(params[name], as_tensor(grad).to(params[name].device).clone())
-            self._step.take(self._named, grads, float(result.loss), _weight(result) / total)
+            grads = {params[k]._id: as_tensor(g).to(params[k].device).clone() for k, g in result.gradients.items()}
+            self._step.take(self._named, GradStore(grads), float(result.loss), _weight(result) / total)
         return self._step.flush(self._named)
 
     def _mean_buffers(self, results: Sequence[ReplicaStepResult]) -> dict[str, np.ndarray]:
@@ -229,13 +219,13 @@ class DataParallelTrainer:
 
     def state_dict(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """What an exact resume needs beside the model's state: the optimizer's moments and counts, and the step."""
-        arrays, meta = save_step(self._step, self._named)
+        arrays, meta = super().state_dict()
         return arrays, {**meta, "seed": self.seed}
 
     def load_state_dict(self, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> None:
         """Take over what ``state_dict`` returned. Raises ValueError for what does not fit, with nothing changed."""
         seed = check_int("the saved seed", meta.get("seed") if isinstance(meta, Mapping) else None, 0)
-        restore_step(self._step, self._named, arrays, meta)
+        super().load_state_dict(arrays, meta)
         self.seed = seed
 
 

@@ -21,7 +21,7 @@ from minigrad.optim import LrSchedule, NonFiniteGradientError
 from minigrad.tensor import Tensor
 
 from ...comm.communicator import Communicator
-from ...comm.messages import recv_bytes, send_bytes
+from ...comm.gather import recv_bytes, send_bytes
 from ...train.config import TrainingConfig
 from ...train.simple_trainer import SimpleTrainer
 from ...train.train_kinds import OptimizerKind
@@ -192,10 +192,8 @@ class AsyncParameterServer:
             raise TypeError(
                 f"{who}: the gradient is a {type(gradient).__name__}, expected {wanted}, as the weights are"
             )
-        grads = GradStore()
-        for name, grad in _fitting(who, {"weights": gradient} if self._single else gradient, self._params).items():
-            grads.insert(self._params[name], grad.to(self._params[name].device).clone())
-        return grads
+        params, named = self._params, _fitting(who, {"weights": gradient} if self._single else gradient, self._params)
+        return GradStore({params[k]._id: grad.to(params[k].device).clone() for k, grad in named.items()})
 
 
 class RemoteParameterServer(Closing):

@@ -26,8 +26,7 @@ from minigrad.tensor import Tensor
 from ...comm.calls import Work
 from ...comm.comm_errors import CommError
 from ...comm.communicator import Communicator
-from ...comm.gather import all_gather_bytes
-from ...comm.messages import recv_bytes, send_bytes
+from ...comm.gather import all_gather_bytes, recv_bytes, send_bytes
 from ...train.blocks import non_finite
 from ...train.grad_sync import all_reduce_grads, broadcast_params
 from ...train.trainer_errors import ReplicaDroppedReplyError
@@ -170,11 +169,9 @@ def _reduce(
     bad = any(result.gradients or not math.isfinite(result.loss) for result in results.values())
     if bad or not total or len(results) < len(made):
         return made
-    grads = GradStore()
-    for name, grad in (gradients or {}).items():
-        grads.insert(state[name], as_tensor(grad).to(communicator.device))
+    mine = {state[k]._id: as_tensor(grad).to(communicator.device) for k, grad in (gradients or {}).items()}
     hook = functools.partial(_add_up, weights.get(communicator.rank, 0.0) / total)
-    summed = all_reduce_grads(communicator, grads, state.items(), hook=hook)
+    summed = all_reduce_grads(communicator, GradStore(mine), state.items(), hook=hook)
     mean = {name: summed[p] for name, p in state.items() if summed.contains(p)}
     loss = sum(result.loss * (weights[rank] / total) for rank, result in results.items())
     results = {rank: replace(result, weight=0.0) for rank, result in results.items()}

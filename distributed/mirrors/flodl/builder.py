@@ -20,9 +20,8 @@ from minigrad.nn import Module
 from minigrad.optim import LrSchedule, Optimizer
 from minigrad.random import default_generator, generators_for
 
-from ...comm.communicator import Communicator
+from ...comm.communicator import Communicator, NoOpCommunicator
 from ...comm.deadlines import check_seconds
-from ...comm.noop import NoOpCommunicator
 from ...comm.threads.thread import ThreadCommunicator
 from ...train.config import TrainingConfig
 from ...train.simple_trainer import SimpleTrainer

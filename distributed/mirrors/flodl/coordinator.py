@@ -369,7 +369,7 @@ class Coordinator:
             if self.el_che.anchor != before:
                 self.timeline.event(EventKind.ANCHOR_CHANGED, before=before, after=self.el_che.anchor)
         if self.overshoot is not None:
-            (self.overshoot.drifting if drifts else self.overshoot.stable)()
+            self.overshoot.averaged(drifts)
         self.count_history.append(steps)
         self.steps = [now - then for now, then in zip(self.steps, steps)]
         self.wall_ms = [now - then for now, then in zip(self.wall_ms, wall_ms)]

@@ -28,6 +28,7 @@ from minigrad.tensor import Tensor
 from ...comm.calls import ReduceOp, Work
 from ...comm.communicator import Communicator
 from ...comm.deadlines import DEFAULT_TIMEOUT
+from ...comm.place import on_device, on_host
 from ...train.buckets import GradientBucketManager, all_reduce_hook
 from ...train.config import TrainingConfig
 from ...train.grad_sync import agree_on_params
@@ -225,15 +226,13 @@ class Ddp(Closing):
         """For each trained parameter, whether any replica that counts has a gradient."""
         flags = []
         for member, store in zip(self._members, grads, strict=True):
-            kernels = member.communicator.device.kernels
-            mine = [int(member.weight > 0 and store.contains(p)) for _, p in member.trained]
-            flags.append(Tensor.wrap(kernels.from_host(np.array(mine, np.uint8)), member.communicator.device))
+            mine = [member.weight > 0 and store.contains(p) for _, p in member.trained]
+            flags.append(on_device(np.array(mine, np.uint8), member.communicator.device))
         _wait(
             member.communicator.all_reduce(flag, ReduceOp.MAX, async_op=True)
             for member, flag in zip(self._members, flags, strict=True)
         )
-        host = flags[0].device.kernels.to_host(flags[0].data)
-        return [bool(flag) for flag in host]
+        return [*map(bool, on_host(flags[0]))]
 
     # ------------------------------------------------------------------ life
 

@@ -102,10 +102,6 @@ class OvershootLimit:
         self.start: int = min(max(batches // 100, 2), 5, self.cap)
         self.limit: int = self.start
 
-    def stable(self) -> None:
-        """An average at which the replicas hold together."""
-        self.limit = min(self.limit + 1, self.cap)
-
-    def drifting(self) -> None:
-        """The guard has seen them drift apart: back to the start."""
-        self.limit = self.start
+    def averaged(self, drifts: bool) -> None:
+        """After an average: one more, or, where the guard has seen the replicas drift apart, back to the start."""
+        self.limit = self.start if drifts else min(self.limit + 1, self.cap)

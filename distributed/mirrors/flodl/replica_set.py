@@ -75,9 +75,7 @@ class ClippedBuckets(Buckets):
         """Clip, and put the sums into the buckets."""
         max_norm, weight = step.config.max_grad_norm, step.accumulator.weight
         if max_norm is not None and weight:
-            own = GradStore()
-            for grad in sums.values():
-                own.insert(grad, grad)
+            own = GradStore({grad._id: grad for grad in sums.values()})
             clip_grad_norm(own, max_norm * weight, error_if_nonfinite=False)
         super().send(step, manager, sums)
 
@@ -86,10 +84,6 @@ class ReplicaTrainer(DistributedTrainer):
     """One replica's trainer, which clips its own mean gradient before the reduction."""
 
     _reducer = ClippedBuckets
-
-    def drop_window(self) -> None:
-        """Forget the micro-batches since the last step."""
-        self._step.accumulator.reset()
 
 
 class ReplicaRound(NamedTuple):
@@ -166,7 +160,7 @@ class ReplicaSet:
             error = future.exception()
             if error is not None:
                 for replica in self.trainers:
-                    replica.drop_window()
+                    replica._step.accumulator.reset()
                 kind = type(error).__name__
                 raise ReplicaError(
                     f"replica {rank} raised {kind}: {error}; no weight was changed", rank, kind

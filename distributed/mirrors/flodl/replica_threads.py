@@ -11,6 +11,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,12 +41,8 @@ log: logging.Logger = logging.getLogger("minigrad.distributed")
 TrainFn = Callable[[Any, Any], Tensor | tuple[Tensor, Mapping[str, float]]]
 
 
-class _OfThread(threading.local):
-    scalars: dict[str, float] | None = None
-    """What the batch that this thread trains on has recorded."""
-
-
-_of_thread = _OfThread()
+_recorded: ContextVar[dict[str, float] | None] = ContextVar("recorded", default=None)
+"""What the batch that this thread trains on has recorded."""
 
 
 def record_scalar(name: str, value: float) -> None:
@@ -53,9 +50,9 @@ def record_scalar(name: str, value: float) -> None:
 
     Raises RuntimeError elsewhere.
     """
-    if _of_thread.scalars is None:
+    if (recorded := _recorded.get()) is None:
         raise RuntimeError(f"record_scalar({name!r}) is for the train_fn of a DdpBuilder, while it trains on a batch")
-    _of_thread.scalars[name] = float(value)
+    recorded[name] = float(value)
 
 
 class ReplicaSchedule(LrSchedule):
@@ -302,10 +299,11 @@ class DdpHandle(Closing):
         began = coordinator.clock()
         with self.changed:
             upcoming = coordinator.work.upcoming(rank, self.loaders[rank].depth)
-        _of_thread.scalars = {}
+        recorded: dict[str, float] = {}
+        _recorded.set(recorded)
         result = self.train_fn(replica.model, self.loaders[rank].get(task, upcoming))
         loss, scalars = result if isinstance(result, tuple) else (result, {})
-        recorded, _of_thread.scalars = _of_thread.scalars, None
+        _recorded.set(None)
         scalars = {**recorded, **scalars}
         value = loss.item()
         replica.trainer.step(replica.named, loss.backward(), value)

@@ -87,7 +87,7 @@ class Workload:
     def waited(self, rank: int, ms: float) -> None:
         """A replica has waited, in the epoch in which it looks for work."""
         if self._epoch_of[rank] in self._sums:
-            self._sums[self._epoch_of[rank]].waited(rank, ms)
+            self._sums[self._epoch_of[rank]].ranks[rank].waited_ms += ms
 
     def end_epochs(self, now: float) -> list[EpochMetrics]:
         """The epochs that are over and were not before, in order."""
@@ -251,16 +251,16 @@ class EpochSums:
         self.epoch: int = epoch
         self.batches: int = batches
         self.began: float = began
-        self._ranks = [_Sums() for _ in range(world)]
+        self.ranks: list[_Sums] = [_Sums() for _ in range(world)]
 
     @property
     def done(self) -> bool:
         """Whether every batch has been reported."""
-        return sum(sums.batches for sums in self._ranks) == self.batches
+        return sum(sums.batches for sums in self.ranks) == self.batches
 
     def add(self, rank: int, samples: int, loss: float, scalars: Mapping[str, float], compute_ms: float) -> None:
         """One batch of a replica."""
-        sums = self._ranks[rank]
+        sums = self.ranks[rank]
         sums.batches += 1
         sums.samples += samples
         sums.loss += loss
@@ -269,13 +269,9 @@ class EpochSums:
             total, count = sums.scalars.get(name, (0.0, 0))
             sums.scalars[name] = total + float(value), count + 1
 
-    def waited(self, rank: int, ms: float) -> None:
-        """A replica has waited for others."""
-        self._ranks[rank].waited_ms += ms
-
     def metrics(self, now: float) -> EpochMetrics:
         """Means over the batches; ``now`` is on the clock of ``began``, in seconds."""
-        ranks, batches = self._ranks, max(1, self.batches)
+        ranks, batches = self.ranks, max(1, self.batches)
         return EpochMetrics(
             epoch=self.epoch,
             avg_loss=sum(sums.loss for sums in ranks) / batches,
