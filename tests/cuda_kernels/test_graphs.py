@@ -64,11 +64,8 @@ def test_random_draws_go_on_with_each_replay_and_with_those_between() -> None:
 
 
 OPTIMIZERS = [
-    (optim.AdamW, {}),
-    (optim.Adam, {"weight_decay": 0.1}),
-    (optim.SGD, {"momentum": 0.9, "nesterov": True}),
-    (optim.AdaGrad, {"lr_decay": 0.1}),
-    (optim.Lamb, {}),
+    *[(optim.AdamW, {}), (optim.Adam, {"weight_decay": 0.1}), (optim.SGD, {"momentum": 0.9, "nesterov": True})],
+    *[(optim.AdaGrad, {"lr_decay": 0.1}), (optim.Lamb, {})],
 ]
 
 
