@@ -40,11 +40,7 @@ STEPS = dyadic(-3, 3)  # nowhere near a jump
 AWAY = (dyadic(-3, 3), dyadic(0.5, 2.5, odd=False))  # an odd number is no multiple of an even one
 UNEQUAL = (dyadic(-2, 2), dyadic(-2, 2, odd=False))
 CONDITION = [
-    ((3, 4), (3, 4), (3, 4)),
-    ((3, 1), (4,), (2, 1, 1)),
-    ((), (), (5,)),
-    ((0, 2), (2,), (1, 2)),
-    ((2,), (), ()),
+    *[((3, 4), (3, 4), (3, 4)), ((3, 1), (4,), (2, 1, 1)), ((), (), (5,)), ((0, 2), (2,), (1, 2)), ((2,), (), ())],
 ]
 
 OPS = [
