@@ -23,15 +23,8 @@ from minigrad.distributed import ReduceOp
 from minigrad.distributed.comm.combine import combine
 
 # Written from nccl.h, not taken from what is tested.
-CODES = {
-    1: np.dtype(np.uint8),
-    2: np.dtype(np.int32),
-    4: np.dtype(np.int64),
-    6: np.dtype(np.float16),
-    7: np.dtype(np.float32),
-    8: np.dtype(np.float64),
-    9: np.dtype(ml_dtypes.bfloat16),
-}
+TYPES = {1: np.uint8, 2: np.int32, 4: np.int64, 6: np.float16, 7: np.float32, 8: np.float64, 9: ml_dtypes.bfloat16}
+CODES = {code: np.dtype(kind) for code, kind in TYPES.items()}
 OPS = (ReduceOp.SUM, ReduceOp.PROD, ReduceOp.MAX, ReduceOp.MIN, ReduceOp.AVG)
 
 

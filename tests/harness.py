@@ -38,11 +38,7 @@ Domain = Callable[[np.random.Generator, Shape], np.ndarray]
 UNARY: tuple[tuple[Shape, ...], ...] = tuple((s,) for s in [(), (1,), (7,), (3, 4), (2, 3, 4), (0,), (2, 0, 3)])
 BINARY: tuple[tuple[Shape, ...], ...] = (
     *((s, s) for s in [(), (5,), (3, 4), (2, 0)]),
-    ((3, 4), (4,)),
-    ((3, 1), (4,)),
-    ((4,), (2, 3, 1)),
-    ((2, 3), ()),
-    ((1,), (0,)),
+    *(((3, 4), (4,)), ((3, 1), (4,)), ((4,), (2, 3, 1)), ((2, 3), ()), ((1,), (0,))),
 )
 DTYPES = ("int64", "int32", "uint8", "bool", "float16", "bfloat16")
 

@@ -212,9 +212,7 @@ def test_no_data_becomes_code():
 
 def test_injected_unsafe_code_is_caught():
     for source in [
-        "import pickle",
-        "def f():\n    from pickle import loads",
-        "eval('1')",
+        *["import pickle", "def f():\n    from pickle import loads", "eval('1')"],
         "import numpy as np\nnp.load(path, allow_pickle=True)",
         "import importlib\nimportlib.import_module('pickle')",
     ]:

@@ -11,18 +11,9 @@ DTYPES = ["float32", "float64", "float16", "int64", "int32", "uint8", "bool"]
 
 def test_the_dtype_of_tensor() -> None:
     for data, dtype in [
-        (1.5, "float32"),
-        ([1, 2], "int64"),
-        ([True, False], "bool"),
-        ([1, 2.0], "float32"),
-        ([], "float32"),
-        ([[]], "float32"),
-        (np.ones(2), "float64"),
-        (np.float64(1), "float64"),
-        (np.ones(2, np.uint8), "uint8"),
-        (np.int32(3), "int32"),
-        (range(3), "int64"),
-        ((1.0, (2.0)), "float32"),
+        *((data, "float32") for data in (1.5, [1, 2.0], [], [[]], (1.0, 2.0))),
+        *(([1, 2], "int64"), (range(3), "int64"), ([True, False], "bool"), (np.int32(3), "int32")),
+        *((np.ones(2), "float64"), (np.float64(1), "float64"), (np.ones(2, np.uint8), "uint8")),
     ]:
         x = mg.tensor(data)
         assert x.dtype == dtype and x.is_contiguous() and x.is_leaf and not x.requires_grad

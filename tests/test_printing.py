@@ -96,19 +96,10 @@ def test_bfloat16() -> None:
 
 
 OPTIONS = [
-    {"precision": 2},
-    {"precision": 0},
-    {"precision": 9},
-    {"threshold": 10},
-    {"threshold": 10, "edgeitems": 1},
-    {"threshold": 3, "edgeitems": 0},
-    {"linewidth": 40},
-    {"linewidth": 10},
-    {"sci_mode": True},
-    {"sci_mode": False},
-    {"profile": "short"},
-    {"profile": "full"},
-    {"profile": "short", "precision": 6},
+    *({"precision": n} for n in (2, 0, 9)),
+    *({"threshold": 10}, {"threshold": 10, "edgeitems": 1}, {"threshold": 3, "edgeitems": 0}),
+    *({"linewidth": 40}, {"linewidth": 10}, {"sci_mode": True}, {"sci_mode": False}),
+    *({"profile": "short"}, {"profile": "full"}, {"profile": "short", "precision": 6}),
 ]
 
 

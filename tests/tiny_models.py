@@ -101,14 +101,8 @@ def computed(folder: Path):
     ids = torch.tensor(tokens())
     with torch.no_grad():
         logits = model(ids).logits.numpy()
-        out = model.generate(
-            ids[:1, :6],
-            attention_mask=torch.ones(1, 6, dtype=torch.int64),
-            max_new_tokens=NEW,
-            do_sample=False,
-            eos_token_id=None,
-            pad_token_id=0,
-        )
+        options = {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+        out = model.generate(ids[:1, :6], attention_mask=torch.ones(1, 6, dtype=torch.int64), **options)
     assert out.shape == (1, 6 + NEW)
     return {"logits": logits, "greedy": out[0].tolist()}
 

@@ -61,10 +61,8 @@ def test_any_shape(B, Hkv, group, Tq, Tk, D, causal, dtype, p):
 
 SEVERAL_BLOCKS = [
     (2, 2, 2 * attention.KEY_BLOCK, 2 * attention.KEY_BLOCK, 0.0),
-    (4, 2, attention.QUERY_BLOCK + 1, attention.KEY_BLOCK + 1, 0.1),
-    (1, 1, attention.KEY_BLOCK + 70, 130, 0.0),
-    (6, 1, 70, 1100, 0.0),
-    (2, 1, 1, 700, 0.0),
+    *[(4, 2, attention.QUERY_BLOCK + 1, attention.KEY_BLOCK + 1, 0.1), (1, 1, attention.KEY_BLOCK + 70, 130, 0.0)],
+    *[(6, 1, 70, 1100, 0.0), (2, 1, 1, 700, 0.0)],
 ]
 
 

@@ -7,15 +7,8 @@ from minigrad.cpu_kernels import softmax
 from minigrad.plain_kernels import softmax as plain
 
 CASES = [
-    ((), 0),
-    ((5,), -1),
-    ((0, 4), 1),
-    ((4, 0), 1),
-    ((3, 7), 0),
-    ((2, 3, 5), 1),
-    ((2, 30, 5, 130), 1),
-    ((90, 300), 1),
-    ((2, 33_000), -1),
+    *[((), 0), ((5,), -1), ((0, 4), 1), ((4, 0), 1), ((3, 7), 0), ((2, 3, 5), 1)],
+    *[((2, 30, 5, 130), 1), ((90, 300), 1), ((2, 33_000), -1)],
 ]
 FUNCTIONS, PLAIN = (
     [(kernels.forward, kernels.backward), (kernels.log_forward, kernels.log_backward)] for kernels in (softmax, plain)

@@ -101,11 +101,8 @@ def test_halves_into_float32(fake: FakeCublasLt) -> None:
 def test_batches(fake: FakeCublasLt) -> None:
     """One call where the leading dimensions merge to one, or to rows; more where they do not."""
     for shape_a, shape_b, calls in (
-        ((2, 3, 4, 5), (2, 3, 5, 6), 1),
-        ((2, 3, 4, 5), (5, 6), 1),
-        ((4, 5), (3, 5, 6), 1),
-        ((2, 1, 4, 5), (3, 5, 2), 2),
-        ((2, 1, 1, 3, 4), (2, 1, 4, 2), 2),
+        *[((2, 3, 4, 5), (2, 3, 5, 6), 1), ((2, 3, 4, 5), (5, 6), 1), ((4, 5), (3, 5, 6), 1)],
+        *[((2, 1, 4, 5), (3, 5, 2), 2), ((2, 1, 1, 3, 4), (2, 1, 4, 2), 2)],
     ):
         fake.calls.clear()
         a, b = draw(*shape_a), draw(*shape_b)

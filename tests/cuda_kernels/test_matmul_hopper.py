@@ -69,11 +69,8 @@ def test_layouts(layouts: str, dtype, launched: list[str], monkeypatch: pytest.M
 
 
 SIZES = [
-    (1, 1, 1, "rows", "columns", bf16),
-    (3, 5, 7, "columns", "rows", f16),
-    (17, 33, 65, "rows", "rows", bf16),
-    (130, 9, 70, "columns", "columns", bf16),
-    (5, 131, 129, "rows", "columns", f16),
+    *[(1, 1, 1, "rows", "columns", bf16), (3, 5, 7, "columns", "rows", f16), (17, 33, 65, "rows", "rows", bf16)],
+    *[(130, 9, 70, "columns", "columns", bf16), (5, 131, 129, "rows", "columns", f16)],
 ]
 
 
@@ -196,12 +193,8 @@ def test_a_captured_launch_keeps_its_maps() -> None:
 
 def test_plans_fill_the_card() -> None:
     for M, N, K, count, expected in (
-        (65536, 3072, 768, 1, (256, 1)),
-        (8192, 8192, 8192, 1, (256, 1)),
-        (768, 768, 65536, 1, (256, 7)),
-        (768, 3072, 65536, 1, (256, 9)),
-        (1024, 64, 1024, 96, (128, 1)),
-        (3, 5, 7, 1, (128, 1)),
+        *[(65536, 3072, 768, 1, (256, 1)), (8192, 8192, 8192, 1, (256, 1)), (768, 768, 65536, 1, (256, 7))],
+        *[(768, 3072, 65536, 1, (256, 9)), (1024, 64, 1024, 96, (128, 1)), (3, 5, 7, 1, (128, 1))],
     ):
         assert hopper.plan(M, N, K, count) == expected
 

@@ -60,11 +60,8 @@ def test_layouts(dtype, out, side, layout_a, layout_b, launched, monkeypatch) ->
 def test_any_sizes_and_strides(dtype) -> None:
     """What does not begin at multiples of 16 bytes is copied to where it does."""
     for M, N, K, layout_a, layout_b in (
-        (1, 1, 1, "rows", "rows"),
-        (3, 5, 7, "columns", "columns"),
-        (17, 2, 33, "neither", "neither"),
-        (2, 33, 3, "rows", "columns"),
-        (5, 9, 40, "columns", "rows"),
+        *[(1, 1, 1, "rows", "rows"), (3, 5, 7, "columns", "columns"), (17, 2, 33, "neither", "neither")],
+        *[(2, 33, 3, "rows", "columns"), (5, 9, 40, "columns", "rows")],
     ):
         a, b = draw(M, K, dtype=dtype), draw(K, N, dtype=dtype)
         check(multiply(stored(a, layout_a), stored(b, layout_b)), product(a, b))

@@ -176,14 +176,8 @@ def check_cross_entropy(x, dlosses, targets, smoothing=0.0, w=None):
     return expected
 
 
-LONG_ROWS = [
-    ("float32", 4100, 96),
-    ("float32", 25_000, 200),
-    ("float32", 51_300, 0),
-    ("float64", 2100, 96),
-    ("float64", 12_500, 200),
-    ("float64", 25_700, 0),
-]
+LONG_ROWS = [("float32", 4100, 96), ("float32", 25_000, 200), ("float32", 51_300, 0)]
+LONG_ROWS += [("float64", 2100, 96), ("float64", 12_500, 200), ("float64", 25_700, 0)]
 
 
 @pytest.mark.parametrize(("dtype", "C", "nbytes"), LONG_ROWS)

@@ -156,11 +156,8 @@ def test_accesses_outside_of_memory() -> None:
         ptx.load4(y, cuda.threadIdx.x)
 
     for kernel, words in [
-        (beyond, "index 63 is outside"),
-        (before, "index -1 is outside"),
-        (shared, "outside a shared array"),
-        (local, "outside a local array"),
-        (unaligned, "not aligned"),
+        *[(beyond, "index 63 is outside"), (before, "index -1 is outside"), (shared, "outside a shared array")],
+        *[(local, "outside a local array"), (unaligned, "not aligned")],
     ]:
         with pytest.raises(SimulationError, match=words):
             run(kernel, np.zeros(63, np.float32))

@@ -151,11 +151,8 @@ def test_addresses_that_a_gpu_would_refuse() -> None:
     x = np.zeros(16, np.float32)
     run(copy(0, 99, 0), x, threads=1)  # nothing is read
     for offset, i, nbytes, problem in (
-        (4, 0, 16, "not a multiple of 16"),
-        (0, 1, 16, "expected a multiple of 16"),
-        (0, 16, 4, "outside the memory"),
-        (64, 0, 16, "outside a shared array"),
-        (0, 0, 20, "0 to 16 bytes"),
+        *[(4, 0, 16, "not a multiple of 16"), (0, 1, 16, "expected a multiple of 16")],
+        *[(0, 16, 4, "outside the memory"), (64, 0, 16, "outside a shared array"), (0, 0, 20, "0 to 16 bytes")],
         (1 << 24, 0, 16, "no address in shared memory"),
     ):
         with pytest.raises(SimulationError, match=problem):

@@ -53,17 +53,8 @@ def asked(monkeypatch: pytest.MonkeyPatch):
 def test_what_the_driver_is_asked(asked) -> None:
     """Numbers of cuda.h: bfloat16 9, not interleaved 0, 128-byte swizzle 3, 256 bytes for L2 3, zeros outside 0."""
     assert MAP.encoded() == b"\x11" * 128
-    assert asked == [
-        {
-            "dtype": 9,
-            "address": 4096,
-            "sizes": [72, 10, 3],
-            "steps": [144, 1440],
-            "box": [64, 128, 1],
-            "element steps": [1, 1, 1],
-            "modes": [0, 3, 3, 0],
-        }
-    ]
+    place = {"address": 4096, "sizes": [72, 10, 3], "steps": [144, 1440]}
+    assert asked == [{"dtype": 9, **place, "box": [64, 128, 1], "element steps": [1, 1, 1], "modes": [0, 3, 3, 0]}]
     assert TensorMap(*MAP).encoded() == b"\x11" * 128 and len(asked) == 1  # kept
     assert MAP._replace(dtype="float16").encoded() == b"\x22" * 128
     assert asked[1]["dtype"] == 6

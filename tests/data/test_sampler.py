@@ -75,10 +75,8 @@ def test_token_batches_are_parted_alike():
 
 def test_wrong_arguments_are_named():
     for arguments, message in [
-        ((0, 1, 0), "n and batch_size must be at least 1, got 0 and 1"),
-        ((1, 0, 0), "got 1 and 0"),
-        ((1, 1, 2**64), "seed"),
-        ((1, 1, 0, False, 2, 2), "rank is 2 of 2"),
+        *[((0, 1, 0), "n and batch_size must be at least 1, got 0 and 1"), ((1, 0, 0), "got 1 and 0")],
+        *[((1, 1, 2**64), "seed"), ((1, 1, 0, False, 2, 2), "rank is 2 of 2")],
         ((1, 1, 0, False, -1, 2), "rank is -1 of 2"),
     ]:
         raises(DataError, message, lambda arguments=arguments: EpochSampler(*arguments))

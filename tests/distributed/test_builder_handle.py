@@ -5,24 +5,8 @@ import threading
 
 import numpy as np
 import pytest
+import replica_builder as rb
 from refusals import raises
-from replica_builder import (
-    BATCH,
-    CADENCE,
-    COMMUNICATOR,
-    CPU,
-    SYNC,
-    N,
-    Net,
-    X,
-    Y,
-    adamw,
-    arrays,
-    assert_same_bits,
-    builder,
-    is_replica,
-    loss_of,
-)
 
 import minigrad
 from minigrad import Tensor, nn, optim
@@ -39,8 +23,9 @@ REQUIRED = ("dataset", "batch_size", "num_epochs")
 
 
 def test_builder_defaults_are_those_of_flodl():
-    b = DdpBuilder(Net, adamw, loss_of, X, BATCH, 1)
-    assert (b.policy, b.backend, b.anchor, b.max_anchor, b.overhead_target) == (CADENCE, COMMUNICATOR, 10, 200, 0.1)
+    b = DdpBuilder(rb.Net, rb.adamw, rb.loss_of, rb.X, rb.BATCH, 1)
+    assert (b.policy, b.backend) == (rb.CADENCE, rb.COMMUNICATOR)
+    assert (b.anchor, b.max_anchor, b.overhead_target) == (10, 200, 0.1)
     assert b.divergence_threshold == 0.05
     assert b.max_batch_diff is None and b.max_overshoot is None and b.progressive_dispatch is None
     assert (b.max_grad_norm, b.lr_scale_ratio, b.seed, b.snapshot_timeout, b.timeline) == (None, 1.0, 42, 5.0, None)
@@ -62,8 +47,8 @@ def test_builder_refuses_values_when_it_gets_them():
         (ValueError, "speed_hint is .0, 0.4., expected .slowest rank, ratio >= 1", {"speed_hint": (0, 0.4)}),
         (ValueError, "is .1, 2, 3., expected 2 numbers > 0", {"partition_ratios": [1, 2, 3]}),
         (ValueError, "have no effect", {"partition_ratios": [1, 2], "progressive_dispatch": True}),
-        (ValueError, "with policy SYNC every replica has one", {"partition_ratios": [1, 2], "policy": SYNC}),
-        (ValueError, "with policy SYNC every replica has one", {"progressive_dispatch": True, "policy": SYNC}),
+        (ValueError, "with policy SYNC every replica has one", {"partition_ratios": [1, 2], "policy": rb.SYNC}),
+        (ValueError, "with policy SYNC every replica has one", {"progressive_dispatch": True, "policy": rb.SYNC}),
         (ValueError, "0 devices for 1 replicas", {"devices": [], "replicas": 1}),
         (ValueError, "3 devices for 2 replicas; leave one of them out", {"devices": ["cpu"] * 3}),
         (ValueError, "NcclComms requires CUDA devices, got CPU", {"devices": ["cpu", "cuda"]}),
@@ -75,13 +60,13 @@ def test_builder_refuses_values_when_it_gets_them():
         (TypeError, "resume is 'file', expected a TrainedState", {"resume": "file"}),
         *((ValueError, f"{name} is required; options are keywords, .*: {name}=", {name: None}) for name in REQUIRED),
         (ValueError, "slow_rank is 2, expected an integer from 0 to 1", {"speed_hint": (2, 2.0)}),
-        (ValueError, "12 batches of 4, too few for a step of 13 replicas", {"policy": SYNC, "replicas": 13}),
-        (ValueError, "arrays of the lengths .49, 50., expected equal ones", {"dataset": (X, Y[:-1])}),
+        (ValueError, "12 batches of 4, too few for a step of 13 replicas", {"policy": rb.SYNC, "replicas": 13}),
+        (ValueError, "arrays of the lengths .49, 50., expected equal ones", {"dataset": (rb.X, rb.Y[:-1])}),
         (TypeError, "dataset is a int, expected arrays", {"dataset": 3}),
-        (ValueError, "are for several replicas", {"backend": CPU, "communicators": ThreadCommunicator.group(2)}),
+        (ValueError, "are for several replicas", {"backend": rb.CPU, "communicators": ThreadCommunicator.group(2)}),
         (ValueError, "communicators are .rank, world size. ", {"communicators": ThreadCommunicator.group(3)}),
     ]:
-        raises(error, message, lambda options=options: builder(**options))
+        raises(error, message, lambda options=options: rb.builder(**options))
 
 
 def test_builder_refuses_what_does_not_fit_before_it_starts():
@@ -90,14 +75,14 @@ def test_builder_refuses_what_does_not_fit_before_it_starts():
         (TypeError, r"scheduler\(2\) returned None, expected an LrS", {"scheduler": lambda world: None}),
         (TypeError, r"optim_factory\(params\) returned NoneType, exp", {"optim_factory": lambda params: None}),
     ]:
-        raises(error, message, lambda options=options: builder(**options).run())
+        raises(error, message, lambda options=options: rb.builder(**options).run())
 
 
 def test_builder_takes_flodls_names():
-    assert ApplyPolicy is AveragingPolicy and AverageBackend.NCCL is COMMUNICATOR
-    want = arrays(builder(policy=SYNC, backend=CPU).run().join())
-    assert_same_bits(arrays(builder(policy="sync", backend="cpu").run().join()), want)
-    assert builder(backend="nccl").backend is COMMUNICATOR
+    assert ApplyPolicy is AveragingPolicy and AverageBackend.NCCL is rb.COMMUNICATOR
+    want = rb.arrays(rb.builder(policy=rb.SYNC, backend=rb.CPU).run().join())
+    rb.assert_same_bits(rb.arrays(rb.builder(policy="sync", backend="cpu").run().join()), want)
+    assert rb.builder(backend="nccl").backend is rb.COMMUNICATOR
 
 
 def test_builder_factories_get_the_device_if_they_want_it():
@@ -105,15 +90,15 @@ def test_builder_factories_get_the_device_if_they_want_it():
 
     def build(device):
         devices.append(device)
-        return Net()
+        return rb.Net()
 
-    got = arrays(builder(model_factory=build, policy=SYNC).run().join())
+    got = rb.arrays(rb.builder(model_factory=build, policy=rb.SYNC).run().join())
     assert devices == [minigrad.device.CPU] * 2
-    assert_same_bits(got, arrays(builder(policy=SYNC).run().join()))
+    rb.assert_same_bits(got, rb.arrays(rb.builder(policy=rb.SYNC).run().join()))
 
 
 def test_builder_max_batch_diff_0_is_lockstep():
-    handle = builder(policy=CADENCE, max_batch_diff=0, num_epochs=3).run()
+    handle = rb.builder(policy=rb.CADENCE, max_batch_diff=0, num_epochs=3).run()
     while (metrics := handle.next_metrics()) is not None:
         counts = [replica.batches for replica in metrics.per_rank]
         assert max(counts) - min(counts) <= 1
@@ -135,36 +120,38 @@ def test_builder_workers_set_their_learning_rate_and_record_scalars():
 
     def train(model, batch):
         record_scalar("rows", len(batch[0]))
-        return loss_of(model, batch)
+        return rb.loss_of(model, batch)
 
-    handle = builder(policy=SYNC, replicas=1, epoch_fn=each_epoch, train_fn=train).run()
+    handle = rb.builder(policy=rb.SYNC, replicas=1, epoch_fn=each_epoch, train_fn=train).run()
     metrics = handle.next_metrics()
     state = handle.join()
-    assert metrics is not None and metrics.scalars["rows"] == BATCH
+    assert metrics is not None and metrics.scalars["rows"] == rb.BATCH
     assert rates[0] == 0.25 and state.replicas[0][1]["optimizer"]["param_groups"][0]["lr"] == 0.25
     raises(RuntimeError, r"record_scalar\('rows'\) is for the train_fn of a DdpBuilder", record_scalar, "rows", 1)
 
 
 def test_builder_replicas_must_be_alike():
-    made = iter([Net(), nn.Linear(5, 2)])
+    made = iter([rb.Net(), nn.Linear(5, 2)])
     with pytest.raises(ValueError, match="^Ddp: replica 1 has 2 parameters, expected 3"):
-        builder(model_factory=lambda: next(made)).run()
+        rb.builder(model_factory=lambda: next(made)).run()
 
 
 def test_builder_replicas_begin_with_the_first_ones_values():
     seeds, first = iter(range(3)), []
-    builder(
-        model_factory=lambda: Net(seed=next(seeds)),
+    rb.builder(
+        model_factory=lambda: rb.Net(seed=next(seeds)),
         replicas=3,
         epoch_fn=lambda epoch, replica: first.append(replica.model.w.data.copy()) if epoch == 0 else None,
-        policy=SYNC,
+        policy=rb.SYNC,
     ).run().join()
-    assert len(first) == 3 and all(np.array_equal(w, Net(seed=0).w.data) for w in first)
+    assert len(first) == 3 and all(np.array_equal(w, rb.Net(seed=0).w.data) for w in first)
 
 
 def test_builder_from_trainer():
-    got = Trainer.builder(Net, adamw, loss_of, dataset=(X, Y), batch_size=BATCH, num_epochs=2, policy=SYNC)
-    assert_same_bits(arrays(got.run().join()), arrays(builder(replicas=1).run().join()))
+    got = Trainer.builder(
+        rb.Net, rb.adamw, rb.loss_of, dataset=(rb.X, rb.Y), batch_size=rb.BATCH, num_epochs=2, policy=rb.SYNC
+    )
+    rb.assert_same_bits(rb.arrays(got.run().join()), rb.arrays(rb.builder(replicas=1).run().join()))
 
 
 def test_handle_metrics_come_in_order_and_end_with_none():
@@ -172,9 +159,9 @@ def test_handle_metrics_come_in_order_and_end_with_none():
 
     def train_fn(model, batch):
         assert released.wait(10)
-        return loss_of(model, batch), {"rank": float(is_replica(1))}
+        return rb.loss_of(model, batch), {"rank": float(rb.is_replica(1))}
 
-    handle = builder(num_epochs=3, train_fn=train_fn).run()
+    handle = rb.builder(num_epochs=3, train_fn=train_fn).run()
     assert handle.world_size == 2
     assert handle.poll_metrics() == []  # run() has not waited for anything
     released.set()
@@ -191,7 +178,7 @@ def test_handle_metrics_come_in_order_and_end_with_none():
 
 
 def test_handle_poll_drains():
-    handle = builder(num_epochs=2, replicas=1).run()
+    handle = rb.builder(num_epochs=2, replicas=1).run()
     assert [m.epoch for m in handle.poll_metrics()] == [0, 1]
     assert handle.poll_metrics() == [] and handle.next_metrics() is None
 
@@ -201,14 +188,14 @@ def test_handle_stop_gives_what_has_been_trained():
 
     def train_fn(model, batch) -> Tensor:
         began.set()
-        return loss_of(model, batch)
+        return rb.loss_of(model, batch)
 
-    with builder(num_epochs=10**9, train_fn=train_fn).run() as handle:
+    with rb.builder(num_epochs=10**9, train_fn=train_fn).run() as handle:
         assert began.wait(10)
         handle.stop()
         state = handle.join()
     assert state.failures == {} and state.replicas == [] and np.isfinite(state.params["w"]).all()
-    raises(ValueError, "the state has optimizers of 0 replicas, for 2", lambda: builder(resume=state).run())
+    raises(ValueError, "the state has optimizers of 0 replicas, for 2", lambda: rb.builder(resume=state).run())
 
 
 def test_metrics_fn_and_epoch_fn(caplog):
@@ -220,7 +207,7 @@ def test_metrics_fn_and_epoch_fn(caplog):
             raise RuntimeError("the disk of the metrics is full")
 
     with caplog.at_level(logging.ERROR, "minigrad.distributed"):
-        builder(num_epochs=4, metrics_fn=metrics_fn, epoch_fn=lambda e, r: epochs.append((r.rank, e))).run().join()
+        rb.builder(num_epochs=4, metrics_fn=metrics_fn, epoch_fn=lambda e, r: epochs.append((r.rank, e))).run().join()
     assert seen == [0, 1, 2, 3]
     assert "metrics_fn failed for epoch 1" in caplog.text and "the disk of the metrics is full" in caplog.text
     for rank in (0, 1):
@@ -231,27 +218,27 @@ def test_metrics_fn_and_epoch_fn(caplog):
 def test_datasets_of_other_kinds():
     class Rows:
         def __len__(self) -> int:
-            return N
+            return rb.N
 
         def __getitem__(self, indices: np.ndarray):
-            return Tensor(X[indices]), Tensor(Y[indices])
+            return Tensor(rb.X[indices]), Tensor(rb.Y[indices])
 
-    want = arrays(builder(policy=SYNC).run().join())
-    assert_same_bits(arrays(builder(policy=SYNC, dataset=Rows()).run().join()), want)
-    only_x = builder(policy=SYNC, dataset=X, train_fn=lambda m, x: (m(x) ** 2).mean()).run().join()
+    want = rb.arrays(rb.builder(policy=rb.SYNC).run().join())
+    rb.assert_same_bits(rb.arrays(rb.builder(policy=rb.SYNC, dataset=Rows()).run().join()), want)
+    only_x = rb.builder(policy=rb.SYNC, dataset=rb.X, train_fn=lambda m, x: (m(x) ** 2).mean()).run().join()
     assert only_x.batches == 24
 
 
 def test_data_partition_static_ratios_are_kept():
-    handle = builder(partition_ratios=[3, 1]).run()
+    handle = rb.builder(partition_ratios=[3, 1]).run()
     handle.join()
     assert [m.batch_share for m in handle.poll_metrics()] == [[0.75, 0.25]] * 2
 
 
-@pytest.mark.parametrize(("backend", "kind"), [(CPU, "AVERAGE"), (COMMUNICATOR, "SYNC")])
+@pytest.mark.parametrize(("backend", "kind"), [(rb.CPU, "AVERAGE"), (rb.COMMUNICATOR, "SYNC")])
 def test_timeline_of_a_run(backend, kind):
     timeline = Timeline()
-    state = builder(policy=SYNC, backend=backend, timeline=timeline).run().join()
+    state = rb.builder(policy=rb.SYNC, backend=backend, timeline=timeline).run().join()
     summary = timeline.summary()
     assert summary.batches == state.report.batches == [12, 12]
     assert summary.averages == state.report.averages == 12 and summary.epochs == 2
@@ -263,8 +250,8 @@ def test_timeline_of_a_run(backend, kind):
 
 
 def test_builder_devices_say_how_many_replicas_there_are():
-    got = builder(policy=SYNC, replicas=1, devices=["cpu", "cpu"]).run()
+    got = rb.builder(policy=rb.SYNC, replicas=1, devices=["cpu", "cpu"]).run()
     metrics = got.next_metrics()
     assert metrics is not None and metrics.device_indices == [0, 0]
     assert (got.world_size, got.devices) == (2, [minigrad.device.CPU] * 2)
-    assert_same_bits(arrays(got.join()), arrays(builder(policy=SYNC).run().join()))
+    rb.assert_same_bits(rb.arrays(got.join()), rb.arrays(rb.builder(policy=rb.SYNC).run().join()))

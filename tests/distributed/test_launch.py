@@ -266,11 +266,8 @@ def test_what_is_missing_is_said(monkeypatch, capsys):
 
 
 WRONG_LINES = [
-    ([], "-n N"),
-    (["-n", "0", "x.py"], "not >= 1"),
-    (["-n", "2"], "name a script"),
-    (["--hosts", "a:b", "x.py"], "'a:b' is no host name"),
-    (["-n", "2", "--timeout", "-1", "x.py"], "not > 0"),
+    *[([], "-n N"), (["-n", "0", "x.py"], "not >= 1"), (["-n", "2"], "name a script")],
+    *[(["--hosts", "a:b", "x.py"], "'a:b' is no host name"), (["-n", "2", "--timeout", "-1", "x.py"], "not > 0")],
 ]
 
 

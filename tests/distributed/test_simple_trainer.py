@@ -71,13 +71,8 @@ def test_the_configuration_has_boostrs_fields_defaults_and_builders():
 
 def test_the_configuration_refuses_values_out_of_range():
     for field, value in [
-        ("learning_rate", -1.0),
-        ("learning_rate", math.nan),
-        ("weight_decay", -0.1),
-        ("max_grad_norm", 0.0),
-        ("max_grad_norm", math.nan),
-        ("grad_accum_steps", 0),
-        ("grad_accum_steps", 1.5),
+        *[("learning_rate", -1.0), ("learning_rate", math.nan), ("weight_decay", -0.1), ("max_grad_norm", 0.0)],
+        *[("max_grad_norm", math.nan), ("grad_accum_steps", 0), ("grad_accum_steps", 1.5)],
     ]:
         raises(ValueError, "", lambda field=field, value=value: TrainingConfig(**{field: value}))
 

@@ -101,13 +101,9 @@ def test_dropout() -> None:
 
 
 NORMALISATIONS = [
-    ("RMSNorm", (5,), (3, 5)),
-    ("RMSNorm", ((4, 5), 1e-3, False), (3, 4, 5)),
-    ("GroupNorm", (2, 6), (3, 6, 4)),
-    ("GroupNorm", (3, 6, 1e-3, False), (3, 6)),
-    ("BatchNorm1d", (4,), (7, 4)),
-    ("BatchNorm1d", (4, 1e-3, None), (7, 4, 3)),
-    ("BatchNorm1d", (4, 1e-3, 0.3, False), (7, 4, 3)),
+    *[("RMSNorm", (5,), (3, 5)), ("RMSNorm", ((4, 5), 1e-3, False), (3, 4, 5)), ("GroupNorm", (2, 6), (3, 6, 4))],
+    *[("GroupNorm", (3, 6, 1e-3, False), (3, 6)), ("BatchNorm1d", (4,), (7, 4))],
+    *[("BatchNorm1d", (4, 1e-3, None), (7, 4, 3)), ("BatchNorm1d", (4, 1e-3, 0.3, False), (7, 4, 3))],
     ("BatchNorm1d", (4, 1e-5, 0.1, True, False), (7, 4)),
 ]
 

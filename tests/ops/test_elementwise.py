@@ -40,11 +40,7 @@ STEPS = dyadic(-3, 3)  # nowhere near a jump
 AWAY = (dyadic(-3, 3), dyadic(0.5, 2.5, odd=False))  # an odd number is no multiple of an even one
 UNEQUAL = (dyadic(-2, 2), dyadic(-2, 2, odd=False))
 CONDITION = [
-    ((3, 4), (3, 4), (3, 4)),
-    ((3, 1), (4,), (2, 1, 1)),
-    ((), (), (5,)),
-    ((0, 2), (2,), (1, 2)),
-    ((2,), (), ()),
+    *[((3, 4), (3, 4), (3, 4)), ((3, 1), (4,), (2, 1, 1)), ((), (), (5,)), ((0, 2), (2,), (1, 2)), ((2,), (), ())],
 ]
 
 OPS = [
@@ -137,22 +133,9 @@ test_op = every_check(OPS)
 
 # Dtypes ---------------------------------------------------------------------------------------------------------------
 
-VALUES = {
-    "float32": np.float32([1, 2]),
-    "float64": np.float64([1, 2]),
-    "float16": np.float16([1, 2]),
-    "int64": np.int64([1, 2]),
-    "int32": np.int32([1, 2]),
-    "uint8": np.uint8([1, 2]),
-    "bool": np.array([True, False]),
-    "0-d float32": np.float32(1.5).reshape(()),
-    "0-d float64": np.float64(1.5).reshape(()),
-    "0-d int64": np.int64(2).reshape(()),
-    "0-d bool": np.array(True),
-    "float": 1.5,
-    "int": 2,
-    "True": True,
-}
+VALUES = {name: np.array([1, 2], name) for name in ("float32", "float64", "float16", "int64", "int32", "uint8")}
+VALUES |= {f"0-d {x.dtype}": x for x in (np.array(1.5, "float32"), np.array(1.5), np.array(2), np.array(True))}
+VALUES |= {"bool": np.array([True, False]), "float": 1.5, "int": 2, "True": True}
 PROMOTING = {
     "add": lambda x, y: x + y,
     "mul": lambda x, y: x * y,
@@ -284,18 +267,9 @@ def test_clone_and_contiguous_own_their_memory(device):
 def test_methods_and_operators_agree(device):
     x, y = mg.tensor([5.0, -3.0], device=device), mg.tensor([2.0, 4.0], device=device)
     for method, operator in (
-        (x.add(y), x + y),
-        (x.sub(y), x - y),
-        (x.mul(y), x * y),
-        (x.div(y), x / y),
-        (x.remainder(y), x % y),
-        (y.pow(2), y**2),
-        (x.neg(), -x),
-        (x.abs(), abs(x)),
-        (+x, x),
-        (F.relu(x), x.relu()),
-        (F.sigmoid(x), x.sigmoid()),
-        (F.tanh(x), x.tanh()),
+        *((x.add(y), x + y), (x.sub(y), x - y), (x.mul(y), x * y), (x.div(y), x / y), (x.remainder(y), x % y)),
+        *((y.pow(2), y**2), (x.neg(), -x), (x.abs(), abs(x)), (+x, x)),
+        *((F.relu(x), x.relu()), (F.sigmoid(x), x.sigmoid()), (F.tanh(x), x.tanh())),
     ):
         np.testing.assert_array_equal(host(method), host(operator))
 

@@ -162,46 +162,24 @@ test_op = every_check(OPS)
 # x[...] of shape (3, 4, 5) --------------------------------------------------------------------------------------------
 
 MASK = np.arange(60).reshape(3, 4, 5) % 3 == 1
-INDICES = {
-    "int": 1,
-    "negative": -1,
-    "ints": (0, -2, 3),
-    "slice": slice(1, 3),
-    "slices": (slice(None), slice(None, -1), slice(1, None, 2)),
-    "empty slice": slice(2, 2),
-    "None": (None, 0, None),
-    "Ellipsis": (Ellipsis, 2),
-    "Ellipsis within": (1, Ellipsis, slice(0, 2)),
-    "nothing": (),
-    "True": True,
-    "False": False,
-    "list": [2, 0, 0],
-    "range": range(2),
-    "empty list": [],
-    "list of bool": [True, False, True],
-    "array": np.array([2, 0, 2, -1]),
-    "matrix": np.array([[0, 1], [1, 1]]),
-    "arrays": (np.array([0, 0, 2]), np.array([1, 1, 3])),
-    "arrays that broadcast": (np.array([[0], [2]]), np.array([1, 1, 3])),
-    "array and slice": (np.array([1, 1]), slice(0, 2)),
-    "slice and array": (slice(1, None), np.array([3, 3, 0])),
-    "arrays apart": (np.array([0, 0]), slice(None), np.array([4, 4])),
-    "int and array": (1, np.array([3, 3])),
-    "int, slice, array": (0, slice(None), np.array([1, 0, 3])),
-    "array, slice, int": (np.array([1, 0, 1]), slice(1, 3), -1),
-    "int, None, array": (2, None, np.array([1, 1])),
-    "0-d array": np.array(2),
-    "0-d array, slice, array": (np.array(1), slice(None), np.array([0, 0])),
-    "mask": MASK,
-    "mask of rows": np.array([True, False, True]),
-    "mask of rows and columns": MASK[..., 0],
-    "slice and mask": (slice(None), np.array([True, False, True, False])),
-    "mask and int": (np.array([False, True, True]), 1),
-    "int, slice, mask": (1, slice(None), MASK[0, 0]),
-    "mask of nothing": np.zeros(3, bool),
-    "0-d mask": np.array(True),
-    "NumPy int": np.int64(1),
-}
+INDICES = {"int": 1, "negative": -1, "ints": (0, -2, 3), "slice": slice(1, 3)}
+INDICES |= {"slices": (slice(None), slice(None, -1), slice(1, None, 2)), "empty slice": slice(2, 2)}
+INDICES |= {"None": (None, 0, None), "Ellipsis": (Ellipsis, 2), "Ellipsis within": (1, Ellipsis, slice(0, 2))}
+INDICES |= {"nothing": (), "True": True, "False": False, "list": [2, 0, 0], "range": range(2), "empty list": []}
+INDICES |= {"list of bool": [True, False, True], "array": np.array([2, 0, 2, -1]), "matrix": np.array([[0, 1], [1, 1]])}
+INDICES |= {"arrays": (np.array([0, 0, 2]), np.array([1, 1, 3]))}
+INDICES |= {"arrays that broadcast": (np.array([[0], [2]]), np.array([1, 1, 3]))}
+INDICES |= {"array and slice": (np.array([1, 1]), slice(0, 2))}
+INDICES |= {"slice and array": (slice(1, None), np.array([3, 3, 0]))}
+INDICES |= {"arrays apart": (np.array([0, 0]), slice(None), np.array([4, 4])), "int and array": (1, np.array([3, 3]))}
+INDICES |= {"int, slice, array": (0, slice(None), np.array([1, 0, 3]))}
+INDICES |= {"array, slice, int": (np.array([1, 0, 1]), slice(1, 3), -1)}
+INDICES |= {"int, None, array": (2, None, np.array([1, 1])), "0-d array": np.array(2)}
+INDICES |= {"0-d array, slice, array": (np.array(1), slice(None), np.array([0, 0])), "mask": MASK}
+INDICES |= {"mask of rows": np.array([True, False, True]), "mask of rows and columns": MASK[..., 0]}
+INDICES |= {"slice and mask": (slice(None), np.array([True, False, True, False]))}
+INDICES |= {"mask and int": (np.array([False, True, True]), 1), "int, slice, mask": (1, slice(None), MASK[0, 0])}
+INDICES |= {"mask of nothing": np.zeros(3, bool), "0-d mask": np.array(True), "NumPy int": np.int64(1)}
 
 
 def as_index(where, make):

@@ -27,21 +27,12 @@ ROWS = [(5,), (3, 4), (2, 3, 7), (70, 3), (40, 500), (0, 4)]
 SMALL_ROWS = [(5,), (3, 4), (2, 3, 7), (17, 3), (5, 300), (0, 4)]  # several blocks of rows; rows of several warps
 AFFINE = (NORMAL, uniform(0.5, 2), NORMAL)
 
+LAYER = layer, normalise, layer_torch
 OPS = [
-    Op(
-        "plain",
-        layer,
-        normalise,
-        layer_torch,
-        [(s,) for s in ROWS],
-        rounding=64,
-        small_shapes=[(s,) for s in SMALL_ROWS],
-    ),
+    Op("plain", *LAYER, [(s,) for s in ROWS], rounding=64, small_shapes=[(s,) for s in SMALL_ROWS]),
     Op(
         "affine",
-        layer,
-        normalise,
-        layer_torch,
+        *LAYER,
         [(s, s[-1:], s[-1:]) for s in ROWS],
         AFFINE,
         rounding=64,

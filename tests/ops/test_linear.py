@@ -10,14 +10,7 @@ from refusals import raises
 import minigrad as mg
 import minigrad.nn.functional as F
 
-LAYERS = [
-    ((5, 3), (4, 3)),
-    ((3,), (4, 3)),
-    ((2, 5, 3), (4, 3)),
-    ((33, 65), (70, 65)),
-    ((0, 3), (4, 3)),
-    ((2, 0), (4, 0)),
-]
+LAYERS = [*((s, (4, 3)) for s in [(5, 3), (3,), (2, 5, 3)]), ((33, 65), (70, 65)), ((0, 3), (4, 3)), ((2, 0), (4, 0))]
 SMALL_LAYERS = [*LAYERS[:3], ((9, 33), (20, 33)), *LAYERS[4:]]  # more results than a block has threads
 
 

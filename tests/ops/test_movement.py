@@ -211,14 +211,8 @@ def test_diagonal_is_a_view(device):
 
 def test_a_rolled_or_repeated_tensor_owns_its_memory(device):
     x = mg.zeros(2, 3, device=device)
-    for y in (
-        x.roll(0),
-        x.repeat(1, 1),
-        x.tile(1),
-        x.repeat_interleave(1, 0),
-        x[:1, :1].repeat_interleave(2, 0),
-        x.pad((0, 0)),
-    ):
+    repeated = x.repeat(1, 1), x.tile(1), x.repeat_interleave(1, 0), x[:1, :1].repeat_interleave(2, 0)
+    for y in (x.roll(0), *repeated, x.pad((0, 0))):
         y.fill_(1.0)
     assert not x.any()
 

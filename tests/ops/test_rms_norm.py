@@ -26,13 +26,12 @@ def rms_torch(x, *weight, last=1):
 ROWS = [(5,), (3, 4), (2, 3, 7), (70, 3), (40, 500), (0, 4)]
 SMALL_ROWS = [(5,), (3, 4), (2, 3, 7), (17, 3), (5, 300), (0, 4)]  # several blocks of rows; rows of several warps
 
+RMS = rms, normalise, rms_torch
 OPS = [
-    Op("plain", rms, normalise, rms_torch, [(s,) for s in ROWS], rounding=64, small_shapes=[(s,) for s in SMALL_ROWS]),
+    Op("plain", *RMS, [(s,) for s in ROWS], rounding=64, small_shapes=[(s,) for s in SMALL_ROWS]),
     Op(
         "weighted",
-        rms,
-        normalise,
-        rms_torch,
+        *RMS,
         [(s, s[-1:]) for s in ROWS],
         (NORMAL, uniform(0.5, 2)),
         rounding=64,

@@ -42,15 +42,8 @@ OPS = [*along("softmax", softmax), *along("log_softmax", lambda x, axis: np.log(
 test_op = every_check(OPS)
 
 
-EXTREMES = [
-    [1e4, 1e4 - 1, 0],
-    [-1e4, -1e4, -1e4],
-    [-np.inf, 0, 1],
-    [-np.inf] * 3,
-    [np.inf, 0, 0],
-    [np.nan, 0, 1],
-    [200, 0, 0],
-]
+EXTREMES = [[-np.inf, 0, 1], [-np.inf] * 3, [np.inf, 0, 0], [np.nan, 0, 1], [200, 0, 0]]
+EXTREMES += [[1e4, 1e4 - 1, 0], [-1e4, -1e4, -1e4]]
 
 
 @needs_torch
