@@ -435,7 +435,7 @@ def test_captured_steps_on_the_cpu_are_the_eager_ones(count: int) -> None:
                 loss = model(x[k]).pow(2).mean()
                 metrics = trainer.step(model.named_parameters(), loss.backward(), loss.item())
             found.append(metrics)
-        assert step.graphs == 0
+        assert step.graphs == captured
         return found, [p.detach().numpy().tobytes() for p in model.parameters()]
 
     assert run(False) == run(True)
@@ -453,8 +453,7 @@ def test_a_captured_step_refuses_what_it_cannot_do() -> None:
     raises(ValueError, "call flush first", lambda: step(minigrad.ones(2, 3)))
     trainer.flush(model.named_parameters())
     raises(TypeError, "input 0 is a ndarray", lambda: step(np.ones((2, 3), np.float32)))
-    loss = trainer.capture_forward_pass(lambda x: model(x).sum(), minigrad.ones(1, 3))
-    assert loss is None
+    trainer.capture_forward_pass(lambda x: model(x).sum(), minigrad.ones(1, 3))
     raises(RuntimeError, "launch_backward_graph: there is no backward pass", lambda: trainer.launch_backward_graph())
     trainer.capture_backward_pass(lambda loss: loss.backward())
     assert trainer.launch_forward_graph(minigrad.ones(1, 3)).item() == model(minigrad.ones(1, 3)).sum().item()

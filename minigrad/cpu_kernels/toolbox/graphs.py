@@ -431,12 +431,12 @@ def _nothing(*arguments: Any, **named: Any) -> None:
 
 
 @functools.cache
-def noted(backend: Any) -> Noted:
+def noted(backend: Any) -> NotingBackend:
     """The backend that notes its calls: one for all graphs, as one graph may go on where another ended."""
-    return Noted(backend)
+    return NotingBackend(backend)
 
 
-class Noted:
+class NotingBackend:
     """A backend, or a family, whose functions note their calls where the calling thread captures a graph."""
 
     stages = None
@@ -447,7 +447,7 @@ class Noted:
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._what, name)
         if not self._prefix and name not in OTHERS and isinstance(found, type | ModuleType):
-            found = Noted(found, f"{name}.")
+            found = NotingBackend(found, f"{name}.")
         elif callable(found) and not isinstance(found, type):
             found = _noted(self._prefix + name, found)
         setattr(self, name, found)
