@@ -7,10 +7,14 @@ import functools
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
+from .comm_errors import CommError
 from .deadlines import check_seconds, remaining
+
+E = TypeVar("E", bound=CommError)
 
 
 class ReduceOp(enum.Enum):
@@ -81,9 +85,9 @@ class Call:
         """Whether it is a message to or from another rank, no collective."""
         return self.kind in (CallKind.SEND, CallKind.RECV)
 
-    def where(self, rank: int) -> dict[str, Any]:
-        """What a CommError says of this call of a rank."""
-        return {"op": str(self.kind), "sequence": self.sequence, "rank": rank, "step": self.step}
+    def error(self, kind: type[E], rank: int, reason: str, ranks: Sequence[int] = ()) -> E:
+        """The error of this call of a rank; ``ranks`` are to blame."""
+        return kind(reason, op=str(self.kind), sequence=self.sequence, rank=rank, step=self.step, ranks=ranks)
 
     def __str__(self) -> str:
         """All that must be the same on every rank, in words: ``all_reduce(sum) of (3, 4) float32``."""

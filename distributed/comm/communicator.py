@@ -183,15 +183,11 @@ class Communicator(Closing, ABC):
         return error
 
     def _check_usable(self, name: object) -> None:
-        if self._closed:
-            raise CommunicatorBrokenError("the communicator is closed", op=str(name), rank=self.rank, step=self.step)
-        if self._error is not None:
-            raise CommunicatorBrokenError(
-                f"the communicator takes no more work, because an earlier operation failed: {self._error}",
-                op=str(name),
-                rank=self.rank,
-                step=self.step,
-            ) from self._error
+        reason = "the communicator is closed" if self._closed else None
+        if self._error is not None and not self._closed:
+            reason = f"the communicator takes no more work, because an earlier operation failed: {self._error}"
+        if reason is not None:
+            raise CommunicatorBrokenError(reason, op=str(name), rank=self.rank, step=self.step) from self._error
 
     def _call(self, kind: CallKind, send: Any = None, recv: Any = None, **rest: Any) -> Call:
         """The next call; ``rest`` are other fields of Call."""

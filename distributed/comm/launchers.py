@@ -33,6 +33,10 @@ class Place:
     master_addr: str | None = None
     master_port: int | None = None
 
+    def error(self, reason: str, ranks: Sequence[int] = ()) -> RendezvousError:
+        """The error of this rank; ``ranks`` are to blame."""
+        return RendezvousError(reason, rank=self.rank, ranks=ranks)
+
 
 @dataclass(frozen=True)
 class _Launcher:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from minigrad.device import CPU, Device
 from minigrad.errors import check_int
 
-from ..comm.comm_errors import RendezvousError
 from ..comm.communicator import Communicator, NoOpCommunicator
 from ..comm.deadlines import DEFAULT_TIMEOUT, RENDEZVOUS_TIMEOUT, check_seconds, remaining
 from ..comm.gather import all_gather_bytes
@@ -82,10 +81,9 @@ def init_process_group(
         with Store(*meeting, secret=secret, timeout=remaining(deadline) or 0.001) as store:
             return _nccl(store.all_gather, place, chosen, deadline, timeout)
     if not place.mpi:
-        raise RendezvousError(
+        raise place.error(
             f"{place.world_size} NCCL ranks have no place to meet: set MASTER_ADDR (and MASTER_PORT) on all ranks "
-            "to the host of rank 0, or pass master_addr= and master_port=",
-            rank=place.rank,
+            "to the host of rank 0, or pass master_addr= and master_port="
         )
     with _agreed(_mpi(remaining(deadline) or 0.001, deadline), place) as mpi:
         return _nccl(lambda value: all_gather_bytes(mpi, value), place, chosen, deadline, timeout)
@@ -99,18 +97,15 @@ def _backend(backend: str | None, place: Place, device: str | Device | None) -> 
     if backend not in BACKENDS:
         raise ValueError(f"backend is {backend!r}, expected one of {', '.join(map(repr, BACKENDS))}, or None to choose")
     if backend == "noop" and place.world_size > 1:
-        raise RendezvousError(
-            f"backend 'noop' is for one rank, but {place.source} speaks of {place.world_size}", rank=place.rank
-        )
+        raise place.error(f"backend 'noop' is for one rank, but {place.source} speaks of {place.world_size}")
     if backend == "mpi" and kind == "cuda":
-        raise RendezvousError("backend 'mpi' serves the CPU; for device 'cuda' take 'nccl'", rank=place.rank)
+        raise place.error("backend 'mpi' serves the CPU; for device 'cuda' take 'nccl'")
     if backend == "nccl" and kind == "cpu":
-        raise RendezvousError("backend 'nccl' serves CUDA devices; for device 'cpu' take 'mpi'", rank=place.rank)
+        raise place.error("backend 'nccl' serves CUDA devices; for device 'cpu' take 'mpi'")
     if backend == "mpi" and place.world_size > 1 and not place.mpi:
-        raise RendezvousError(
+        raise place.error(
             f"{place.source} speaks of {place.world_size} ranks on the CPU. These need MPI, which no launcher of MPI "
-            f"started here: start the job with {LAUNCH} (or mpirun, or srun)",
-            rank=place.rank,
+            f"started here: start the job with {LAUNCH} (or mpirun, or srun)"
         )
     return backend
 
@@ -124,18 +119,15 @@ def _gpu(device: str | Device | None, place: Place) -> Device:
     try:
         count = driver().devices
     except OSError as error:
-        raise RendezvousError(f"backend 'nccl' needs an NVIDIA GPU: {error}", rank=place.rank) from error
+        raise place.error(f"backend 'nccl' needs an NVIDIA GPU: {error}") from error
     if count == 1 or place.world_size == 1:
         return Device("cuda:0")
     if place.local_rank is None:
-        raise RendezvousError(
-            f"which of the {count} GPUs is this rank's? Set LOCAL_RANK, or pass local_rank= or device='cuda:N'",
-            rank=place.rank,
+        raise place.error(
+            f"which of the {count} GPUs is this rank's? Set LOCAL_RANK, or pass local_rank= or device='cuda:N'"
         )
     if place.local_rank >= count:
-        raise RendezvousError(
-            f"this is process {place.local_rank} (from 0) of its machine, which shows {count} GPUs", rank=place.rank
-        )
+        raise place.error(f"this is process {place.local_rank} (from 0) of its machine, which shows {count} GPUs")
     return Device(f"cuda:{place.local_rank}")
 
 
@@ -150,10 +142,9 @@ def _agreed(communicator: Communicator, place: Place) -> Communicator:
     found = (communicator.rank, communicator.world_size)
     if place.source != "single" and found != (place.rank, place.world_size):
         communicator.close()
-        raise RendezvousError(
+        raise place.error(
             f"{place.source} says rank {place.rank} of {place.world_size}, MPI says rank {found[0]} of {found[1]}. The "
-            f"launcher belongs to another MPI than the one that Python loads; start the job with {LAUNCH}",
-            rank=place.rank,
+            f"launcher belongs to another MPI than the one that Python loads; start the job with {LAUNCH}"
         )
     return communicator
 
@@ -174,7 +165,7 @@ def _nccl(exchange: Exchange, place: Place, device: Device, deadline: float, tim
     failed = {r: v[1:].decode(errors="replace") for r, v in enumerate(values) if not v.startswith(b"+")}
     if failed:
         reasons = "; ".join(f"rank {r} on {text}" for r, text in list(failed.items())[:8])
-        raise RendezvousError(f"NCCL cannot start: {reasons}", rank=place.rank, ranks=list(failed))
+        raise place.error(f"NCCL cannot start: {reasons}", list(failed))
     left, unique = remaining(deadline) or 0.001, values[0][1:]
     return NcclCommunicator(place.world_size, place.rank, device, unique, timeout=timeout, rendezvous_timeout=left)
 

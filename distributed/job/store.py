@@ -173,21 +173,16 @@ class Store(Closing):
 
     def _listen(self, found: Sequence[Any]) -> socket.socket:
         problems = []
-        for family, kind, protocol, _, name in found:
-            listener = None
+        for family, _, _, _, name in found:
             try:
-                listener = socket.socket(family, kind, protocol)
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                listener.bind(name)
-                listener.listen(4096)
-                listener.setblocking(False)
-                if name[0] not in self._place:  # what the name means to rank 0 is worth knowing if nobody comes
-                    self._place += f" ({name[0]})"
-                return listener
+                listener = socket.create_server(name, family=family, backlog=4096)
             except OSError as error:
                 problems.append(f"{name[0]}: {error}")
-                if listener is not None:
-                    listener.close()
+                continue
+            listener.setblocking(False)
+            if name[0] not in self._place:  # what the name means to rank 0 is worth knowing if nobody comes
+                self._place += f" ({name[0]})"
+            return listener
         raise self._error(
             f"rank 0 cannot listen at {self._place} ({'; '.join(problems)}); choose another port or address"
         )

@@ -303,7 +303,7 @@ def _overridden(content: dict[str, Any], overrides: Mapping[str, Any]) -> dict[s
     lengths = {"training.max_steps", "training.epochs"}  # one given here outweighs the other there
     if lengths & given.keys():
         named = {name: value for name, value in named.items() if name not in lengths}
-    return _in_sections({**named, **given})
+    return {**named, **given}
 
 
 def _by_name(content: dict[str, Any], where: str) -> Iterator[tuple[str, Any]]:
@@ -315,35 +315,31 @@ def _by_name(content: dict[str, Any], where: str) -> Iterator[tuple[str, Any]]:
             yield where + key, value
 
 
-def _in_sections(named: Mapping[str, Any]) -> dict[str, Any]:
+def _section(kind: type[Section], named: Any, where: str) -> Section:
+    """A dataclass from values by dotted name, each key known and each value of its type."""
+    if not isinstance(named, dict):
+        raise SettingsError(f"{where or 'the file'} is {_show(named)}, expected keys and values")
+    hints, prefix = typing.get_type_hints(kind), f"{where}{'.' * bool(where)}"
     content: dict[str, Any] = {}
     for name, value in named.items():
-        *sections, key = name.split(".")
-        part = content
-        for section in sections:
-            if part.get(section) is None:
-                part[section] = {}
-            part = part[section]
-            if not isinstance(part, dict):
-                raise SettingsError(f"{section} is {_show(part)}, expected keys and values, of which {name} is one")
-        part[key] = value
-    return content
-
-
-def _section(kind: type[Section], content: Any, where: str) -> Section:
-    """A dataclass from a mapping, each key known and each value of its type."""
-    if not isinstance(content, dict):
-        raise SettingsError(f"{where or 'the file'} is {_show(content)}, expected keys and values")
-    hints = typing.get_type_hints(kind)
-    for key in content:
+        key, dot, rest = name.partition(".")
         if key not in hints:
-            near = difflib.get_close_matches(str(key), hints, 1)
+            near = difflib.get_close_matches(key, hints, 1)
             raise SettingsError(
-                f"unknown key {where}{'.' * bool(where)}{key}"
+                f"unknown key {prefix}{key}"
                 + (f"; did you mean {near[0]}?" if near else f"; the keys here are {', '.join(hints)}")
             )
-    values = {key: _value(hints[key], value, f"{where}{'.' * bool(where)}{key}") for key, value in content.items()}
-    return kind(**values)
+        if not dot:
+            content[key] = value
+            continue
+        if content.get(key) is None:
+            content[key] = {}
+        if not isinstance(content[key], dict):
+            raise SettingsError(
+                f"{key} is {_show(content[key])}, expected keys and values, of which {prefix}{name} is one"
+            )
+        content[key][rest] = value
+    return kind(**{key: _value(hints[key], value, prefix + key) for key, value in content.items()})
 
 
 def _value(hint: Any, value: Any, where: str) -> Any:

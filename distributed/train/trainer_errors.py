@@ -36,6 +36,14 @@ class ReplicaError(TrainerError):
         self.kind = kind
         self.trace = trace
 
+    @classmethod
+    def of(cls, rank: int, error: BaseException) -> ReplicaError:
+        """The error for what a replica raised, perhaps itself one that was forwarded from another rank."""
+        kind, trace = type(error).__name__, ""
+        if isinstance(error, ReplicaError):
+            kind, trace = error.kind, error.trace
+        return cls(f"replica {rank} raised {kind}: {error}; no weight was changed", rank, kind, trace)
+
 
 class ZeroSamplesError(TrainerError):
     """The batch, or what the replicas made of it, has no samples, so there is no mean."""

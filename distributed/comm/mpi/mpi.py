@@ -38,6 +38,7 @@ TAGS = 2**18  # for each group; ``send`` and ``recv`` use four for each of their
 # Kind, the first collective that misses the rank, whom to blame or -1, what happened.
 _ALARM = struct.Struct("=qqq360s")
 _ALARM_KINDS: tuple[type[CommError], ...] = (PeerLostError, CommTimeoutError, CollectiveMismatchError, RendezvousError)
+_LEFT = "has closed its communicator or ended its program"
 _CLOSED = -1  # the kind of alarm that is none: the rank has closed its communicator
 
 
@@ -151,9 +152,7 @@ class MpiCommunicator(Communicator):
         yield outgoing.send(mine, peer) + incoming.recv(theirs, peer)
         if not call_header.agree(mine, theirs):
             words = call_header.differences({self.rank: mine, peer: theirs})
-            raise CollectiveMismatchError(
-                f"sender and receiver disagree: {words}", **call.where(self.rank), ranks=(peer,)
-            )
+            raise call.error(CollectiveMismatchError, self.rank, f"sender and receiver disagree: {words}", (peer,))
         yield from exchange.PAYLOAD[call.kind](self._mail.tagged(base + 2), call)
 
     def _sync(self) -> None:
@@ -165,16 +164,10 @@ class MpiCommunicator(Communicator):
     def _mismatch(self, call: Call, header: np.ndarray) -> CommError:
         closed = [p for p in self._peers if call_header.read(self._inbox[p]).name == str(CallKind.CLOSE)]
         if closed and call.kind is not CallKind.CLOSE:
-            return PeerLostError(
-                f"rank {', '.join(map(str, closed))} has closed its communicator or ended its program",
-                **call.where(self.rank),
-                ranks=closed,
-            )
+            return call.error(PeerLostError, self.rank, f"rank {', '.join(map(str, closed))} {_LEFT}", closed)
         words = call_header.differences({self.rank: header, **self._inbox})
         other = [p for p in self._peers if not call_header.agree(self._inbox[p], header)]
-        return CollectiveMismatchError(
-            f"the ranks called different operations: {words}", **call.where(self.rank), ranks=other
-        )
+        return call.error(CollectiveMismatchError, self.rank, f"the ranks called different operations: {words}", other)
 
     def idle(self, call: Call) -> None:
         """Look whether another rank has sent an alarm; raises the error that this one gets from it."""
@@ -182,31 +175,24 @@ class MpiCommunicator(Communicator):
             if p not in self._gone and p not in self._failed:
                 if not request.Test():
                     continue
-                self._read_alarm(p)
+                kind, first, blamed, text = _ALARM.unpack(self._alarms[p].tobytes())
+                if kind == _CLOSED:
+                    self._gone[p] = time.monotonic()
+                else:
+                    words = text.rstrip(bytes(1)).decode(errors="replace")
+                    self._failed[p] = first, (_ALARM_KINDS[kind], words, p if blamed < 0 else blamed)
             if p in self._failed:
                 first, (kind, text, blamed) = self._failed[p]
                 if call.between_two or self._collectives >= first:
-                    raise kind(f"rank {p} has failed: {text}", **call.where(self.rank), ranks=(blamed,))
+                    raise call.error(kind, self.rank, f"rank {p} has failed: {text}", (blamed,))
             elif call.between_two and call.peer == p and time.monotonic() > self._gone[p] + GONE:
-                reason = f"rank {p} has closed its communicator or ended its program"
-                raise PeerLostError(reason, **call.where(self.rank), ranks=(p,))
-
-    def _read_alarm(self, p: int) -> None:
-        kind, first, blamed, text = _ALARM.unpack(self._alarms[p].tobytes())
-        if kind == _CLOSED:
-            self._gone[p] = time.monotonic()
-        else:
-            words = text.rstrip(bytes(1)).decode(errors="replace")
-            self._failed[p] = first, (_ALARM_KINDS[kind], words, p if blamed < 0 else blamed)
+                raise call.error(PeerLostError, self.rank, f"rank {p} {_LEFT}", (p,))
 
     def late(self, operation: Operation, missing: list[int], seconds: float) -> CommTimeoutError:
         """The error for an operation that took longer than ``seconds``."""
         who = f"nothing came from rank {', '.join(map(str, missing))}" if missing else "it has not ended"
-        return CommTimeoutError(
-            f"{who} within {seconds:g} s; a rank is stalled, or never made this call",
-            **operation.call.where(self.rank),
-            ranks=missing,
-        )
+        reason = f"{who} within {seconds:g} s; a rank is stalled, or never made this call"
+        return operation.call.error(CommTimeoutError, self.rank, reason, missing)
 
     def broke(self, operation: Operation, error: BaseException) -> BaseException:
         """Refuse further work, tell the other ranks, end what is under way; returns the error to raise."""
@@ -229,7 +215,7 @@ class MpiCommunicator(Communicator):
             return error
         lost = self._failed_ranks() or self._failing(messages)
         who = f"the process of rank {', '.join(map(str, lost))} is gone" if lost else f"MPI reports: {error}"
-        out = PeerLostError(who, **call.where(self.rank), ranks=lost)
+        out = call.error(PeerLostError, self.rank, who, lost)
         out.__cause__ = error
         return out
 

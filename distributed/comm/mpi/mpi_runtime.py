@@ -144,8 +144,7 @@ def _check_world(mpi: Any) -> None:
     """Raise RendezvousError if the launcher says more ranks than MPI: then each process is a world of its own."""
     place, size = discover_place(), mpi.COMM_WORLD.Get_size()
     if place.world_size > 1 and size == 1:
-        raise RendezvousError(
+        raise place.error(
             f"{place.source} started {place.world_size} ranks, but MPI ({mpi.get_vendor()[0]}) sees only this one: "
-            "mpirun and mpi4py belong to different MPIs. Start the job with python -m minigrad.distributed.launch",
-            rank=place.rank,
+            "mpirun and mpi4py belong to different MPIs. Start the job with python -m minigrad.distributed.launch"
         )

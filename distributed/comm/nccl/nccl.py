@@ -250,10 +250,8 @@ class NcclCommunicator(Communicator):
         if launch.settled:
             return
         if self._error is not None:
-            raise CommunicatorBrokenError(
-                f"an error aborted the communicator while the operation was under way: {self._error}",
-                **call.where(self.rank),
-            ) from self._error
+            reason = f"an error aborted the communicator while the operation was under way: {self._error}"
+            raise call.error(CommunicatorBrokenError, self.rank, reason) from self._error
         if launch is self._collecting:
             self._flush()
         began = time.monotonic()
@@ -316,18 +314,16 @@ class NcclCommunicator(Communicator):
         behind = "" if first is call else f"; the first operation that is not over is {first} ({first.sequence})"
         peer = call.peer if call.between_two else None
         who, end = ("Another rank", "; NCCL cannot tell which one") if peer is None else (f"Rank {peer}", "")
-        return CommTimeoutError(
-            f"{words} was not over within {seconds:g} s{behind}. {who} is stalled or gone, or never made the call{end}",
-            ranks=[] if peer is None else [peer],
-            **call.where(self.rank),
-        )
+        late = f"{words} was not over within {seconds:g} s{behind}"
+        reason = f"{late}. {who} is stalled or gone, or never made the call{end}"
+        return call.error(CommTimeoutError, self.rank, reason, [] if peer is None else [peer])
 
     def _translated(self, error: BaseException, call: Call) -> CommError:
         if isinstance(error, CommError):
             return error
         status = getattr(error, "status", error.args[0] if isinstance(error, KeyError) and error.args else None)
         kind = PeerLostError if status in (_SYSTEM_ERROR, _REMOTE_ERROR) else CommError
-        return kind(f"NCCL failed: {_words(error)}", **call.where(self.rank))
+        return call.error(kind, self.rank, f"NCCL failed: {_words(error)}")
 
     def _sync(self) -> None:
         self._flush()

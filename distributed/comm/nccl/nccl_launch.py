@@ -153,11 +153,8 @@ class NcclLaunch:
             if odd or (over and len(there) < len(headers)):
                 there[rank] = mine
                 silent = [r for r in ranks if r not in there]
-                raise CollectiveMismatchError(
-                    call_header.differences(there) + (f"; {silent} did not say what they call" if silent else ""),
-                    **call.where(rank),
-                    ranks=odd,
-                )
+                words = call_header.differences(there) + (f"; {silent} did not say what they call" if silent else "")
+                raise call.error(CollectiveMismatchError, rank, words, odd)
 
     def settle(self, handles: Handles) -> None:
         """It is over and good: note how long it took, let the buffers go."""

@@ -49,7 +49,8 @@ class RankPart(PendingWork):
         self.owner.forget_ended()
         if self.failed:
             assert self.group.failure is not None
-            raise self.owner._fail(self.group.failure(**self.call.where(self.owner.rank)))
+            kind, reason, ranks = self.group.failure
+            raise self.owner._fail(self.call.error(kind, self.owner.rank, reason, ranks))
 
     def expire(self, seconds: float) -> None:
         """The group fails, unless it has just ended."""
@@ -132,7 +133,7 @@ class Group:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.failure: functools.partial[CommError] | None = None  # each rank makes its own error of it
+        self.failure: tuple[type[CommError], str, Sequence[int]] | None = None  # each rank makes its own error of it
         self._lock = threading.Lock()
         self._incomplete: dict[Hashable, _Operation] = {}
         self._queue: deque[_Operation] = deque()
@@ -236,7 +237,7 @@ class Group:
 
     def _fail(self, kind: type[CommError], reason: str, ranks: Sequence[int]) -> None:
         if self.failure is None:
-            self.failure = functools.partial(kind, reason, ranks=tuple(ranks))
+            self.failure = kind, reason, ranks
         for operation in self._incomplete.values():
             operation.end(failed=True)
         self._incomplete.clear()

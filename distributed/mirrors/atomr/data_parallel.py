@@ -130,7 +130,7 @@ class DataParallelTrainer(KindTrainer):
             try:
                 future = replica.make_step(ReplicaStep(*part))
             except Exception as refusal:
-                raise _forwarded(rank, refusal) from refusal
+                raise ReplicaError.of(rank, refusal) from refusal
             if not isinstance(future, Future):
                 raise TypeError(f"make_step of replica {rank} returned a {type(future).__name__}, expected a Future")
             futures.append(future)
@@ -140,7 +140,7 @@ class DataParallelTrainer(KindTrainer):
         failed = {rank: error for rank, error in errors.items() if error is not None}
         for rank, error in failed.items():
             if not isinstance(error, CancelledError | ReplicaDroppedReplyError):
-                raise _forwarded(rank, error) from error
+                raise ReplicaError.of(rank, error) from error
         for rank, error in failed.items():
             raise _dropped(rank, str(error) or "it cancelled the step") from error
         if not all(done):
@@ -237,10 +237,3 @@ def _dropped(rank: int, reason: str) -> ReplicaDroppedReplyError:
     return ReplicaDroppedReplyError(
         f"trainer: replica dropped reply: replica {rank}: {reason}; no weight was changed", rank
     )
-
-
-def _forwarded(rank: int, error: BaseException) -> ReplicaError:
-    kind, trace = type(error).__name__, ""
-    if isinstance(error, ReplicaError):  # from another rank
-        kind, trace = error.kind, error.trace
-    return ReplicaError(f"replica {rank} raised {kind}: {error}; no weight was changed", rank, kind, trace)

@@ -25,7 +25,7 @@ from ...comm.deadlines import check_seconds
 from ...comm.threads.thread import ThreadCommunicator
 from ...train.config import TrainingConfig
 from ...train.simple_trainer import SimpleTrainer
-from .coordinator import CadencePlan, Coordinator
+from .coordinator import Coordinator
 from .el_che import ElChe
 from .options import check_function, check_speed_hint, clamped_overhead, made_optimizer, member_of, takes
 from .policies import AverageBackend, AveragingPolicy, DivergenceGuard, OvershootLimit
@@ -34,7 +34,7 @@ from .replica_group import check_alike, check_kinds, replica_communicators
 from .replica_threads import DdpHandle, Replica, ReplicaSchedule, TrainFn
 from .timeline import NoTimeline, Timeline, check_timeline
 from .trained_state import TrainedState, tensors_of
-from .workload import EpochMetrics
+from .workload import CadencePlan, EpochMetrics
 
 LEAST = {"batch_size": 1, "num_epochs": 0, "replicas": 1, "prefetch": 0, "anchor": 1, "max_anchor": 1}
 LEAST |= {"max_batch_diff": 0, "max_overshoot": 0, "checkpoint_every": 1}

@@ -12,7 +12,7 @@ starts a thread or touches a tensor. ``replica_threads`` calls it under a lock; 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from .el_che import ElChe
 from .policies import NUDGE, AverageBackend, AveragingPolicy, DivergenceGuard, OvershootLimit, should_average
 from .timeline import EventKind, NoTimeline, Timeline
 from .trained_state import RunReport
-from .workload import Batch, EpochMetrics, Workload
+from .workload import Batch, CadencePlan, EpochMetrics, Workload
 
 
 class ReplicaStuckError(TimeoutError):
@@ -76,28 +76,6 @@ class Average:
 Task = Batch | Average | Wait | Stop
 
 
-@dataclass(frozen=True)
-class CadencePlan:
-    """What a run does. ``batches`` are those of an epoch, ``partition_ratios`` and ``progressive`` how they are dealt
-    out, ``first_epoch`` and ``batches_before`` (of all replicas) where a resumed run begins, ``device_indices`` the
-    replicas' GPUs, by default 0, the rest as in ``DdpBuilder``."""
-
-    world: int
-    batches: int
-    epochs: int
-    policy: AveragingPolicy = AveragingPolicy.CADENCE
-    backend: AverageBackend = AverageBackend.COMMUNICATOR
-    first_epoch: int = 0
-    batches_before: int = 0
-    progressive: bool = True
-    partition_ratios: Sequence[float] | None = None
-    max_batch_diff: int | None = None
-    checkpoint_every: int | None = None
-    snapshot_timeout: float = 5.0
-    batch_timeout: float = 300.0
-    device_indices: Sequence[int] = ()
-
-
 @dataclass(eq=False)
 class Coordinator:
     """Deals out batches, decides on averages, and notices what goes wrong. Not thread-safe."""
@@ -124,16 +102,7 @@ class Coordinator:
         self.lr_step: int = plan.batches_before // world  # of the next batch after the last average
         self.ready: deque[EpochMetrics] = deque()  # epochs that are over, in order
         self.count_history: list[list[int]] = []
-        self.work: Workload = Workload(
-            world,
-            plan.batches,
-            plan.epochs,
-            plan.first_epoch,
-            lockstep=world == 1 or plan.policy is AveragingPolicy.SYNC,
-            progressive=plan.progressive,
-            shares=lambda: plan.partition_ratios or self.counts(),
-            hold_every=plan.checkpoint_every,
-        )
+        self.work: Workload = Workload(plan, self.counts)
         self._running: list[Batch | None] = [None] * world
         self._busy_since: list[float | None] = [self.clock()] * world
         self._throttled = [False] * world
@@ -164,7 +133,7 @@ class Coordinator:
         self.wall_ms[rank] += wall_ms
         self.total_batches[rank] += 1
         self.total_ms[rank] += wall_ms
-        self.work.sums(batch.epoch).add(rank, samples, loss, scalars or {}, wall_ms)
+        self.work.sums[batch.epoch].add(rank, samples, loss, scalars or {}, wall_ms)
         for metrics in self.work.end_epochs(self.clock()):
             self.ready.append(replace(metrics, device_indices=list(self.plan.device_indices or [0] * self.plan.world)))
             self.timeline.event(EventKind.EPOCH_END, epoch=metrics.epoch)
@@ -375,7 +344,7 @@ class Coordinator:
         self.wall_ms = [now - then for now, then in zip(self.wall_ms, wall_ms)]
         self.lr_step = (self.batches_ever - sum(self.steps)) // self.plan.world
         if round.checkpoint is not None:
-            self.work.release()
+            self.work.held = False
         self.round = None
 
     @property

@@ -202,7 +202,10 @@ class Ddp(Closing):
             raise ValueError(f"Ddp: {given} for {len(self._members)} replicas; pass a list with one for each of them")
         factor = self.world_size / sum(counts)
         for member, store in zip(self._members, grads, strict=True):
-            _check_gradients(member, store)
+            for name, p in member.trained:
+                grad = store.get(p)
+                if grad is not None and (grad.shape, grad.dtype, grad.device) != (p.shape, p.dtype, p.device):
+                    raise misfit(f"Ddp: the gradient of {name} on replica {member.communicator.rank}", grad, p)
             member.weight = counts[member.communicator.rank] * factor
         present = self._present_anywhere(grads)
         try:
@@ -239,13 +242,6 @@ class Ddp(Closing):
     def close(self) -> None:
         """Take no more calls, where ``wrap`` made the group; the replicas stay as they are."""
         close_all(self._owned)
-
-
-def _check_gradients(member: _Member, store: GradStore) -> None:
-    for name, p in member.trained:
-        grad = store.get(p)
-        if grad is not None and (grad.shape, grad.dtype, grad.device) != (p.shape, p.dtype, p.device):
-            raise misfit(f"Ddp: the gradient of {name} on replica {member.communicator.rank}", grad, p)
 
 
 def _wait(work: Iterable[Work]) -> None:

@@ -161,10 +161,7 @@ class ReplicaSet:
             if error is not None:
                 for replica in self.trainers:
                     replica._step.accumulator.reset()
-                kind = type(error).__name__
-                raise ReplicaError(
-                    f"replica {rank} raised {kind}: {error}; no weight was changed", rank, kind
-                ) from error
+                raise ReplicaError.of(rank, error) from error
         results = [future.result() for future in computed]
         for rank, (_, ended) in enumerate(results):
             timeline.span(EventKind.IDLE, rank, ended)

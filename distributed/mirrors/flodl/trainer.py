@@ -37,7 +37,6 @@ from .el_che import DEFAULT_MAX_ANCHOR, DEFAULT_OVERHEAD_TARGET, ElChe
 from .options import check_function, made_optimizer
 from .replica_data import EpochOrder, fetcher
 from .replica_set import LossFn, ReplicaJob, ReplicaSet
-from .replica_threads import TrainFn
 from .timeline import EventKind, NoTimeline, Timeline
 
 INITIAL_ANCHOR = 10
@@ -92,6 +91,8 @@ class Trainer(Closing):
 
     prints_summary: ClassVar[bool] = True
     """Whether a new trainer prints one line to stderr that says where its replicas are."""
+    builder: ClassVar[type[DdpBuilder]] = DdpBuilder
+    """The other way to train, which owns the loop and averages parameters by a policy."""
 
     def __init__(
         self,
@@ -169,16 +170,6 @@ class Trainer(Closing):
         return cls(model, builder, optimizer, config, devices=devices, schedule=schedule, timeout=timeout)
 
     setup_with = setup_head = setup_head_with = setup
-
-    @staticmethod
-    def builder(
-        model_factory: Callable[..., Module],
-        optim_factory: Callable[[Any], Optimizer],
-        train_fn: TrainFn,
-        **options: Any,
-    ) -> DdpBuilder:
-        """The other way to train: ``DdpBuilder(...)``, which owns the loop and averages parameters by a policy."""
-        return DdpBuilder(model_factory, optim_factory, train_fn, **options)
 
     # ------------------------------------------------------------------ what it has
 

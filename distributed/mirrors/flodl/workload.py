@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from .policies import AverageBackend, AveragingPolicy
+
 MIN_CHUNK = 4  # batches; smaller ones are handed out only at the end of an epoch
 LOOKAHEAD = 1  # epochs that a replica may be ahead of the oldest one that is not over
 
@@ -24,34 +26,50 @@ class Batch:
     index: int
 
 
-@dataclass(eq=False)
-class Workload:
-    """Deals the batches of the epochs from ``first_epoch`` to ``epochs`` out to ``world`` replicas.
-
-    ``lockstep``: each step of all replicas takes neighbouring batches. Otherwise replicas take chunks while an epoch
-    runs (``progressive``), or each has its part of it from the beginning, in proportion to ``shares()``.
-
-    A replica may begin an epoch while others are in the one before. After every ``hold_every`` epochs none begins the
-    next before ``release`` is called.
-
-    ``oldest`` is the first epoch that is not over; ``held`` says whether all wait for ``release``.
-    """
+@dataclass(frozen=True)
+class CadencePlan:
+    """What a run does. ``batches`` are those of an epoch, ``partition_ratios`` and ``progressive`` how they are dealt
+    out, ``first_epoch`` and ``batches_before`` (of all replicas) where a resumed run begins, ``device_indices`` the
+    replicas' GPUs, by default 0, the rest as in ``DdpBuilder``."""
 
     world: int
     batches: int
     epochs: int
+    policy: AveragingPolicy = AveragingPolicy.CADENCE
+    backend: AverageBackend = AverageBackend.COMMUNICATOR
     first_epoch: int = 0
-    lockstep: bool = False
+    batches_before: int = 0
     progressive: bool = True
-    shares: Callable[[], Sequence[float]] | None = None
-    hold_every: int | None = None
+    partition_ratios: Sequence[float] | None = None
+    max_batch_diff: int | None = None
+    checkpoint_every: int | None = None
+    snapshot_timeout: float = 5.0
+    batch_timeout: float = 300.0
+    device_indices: Sequence[int] = ()
+
+
+@dataclass(eq=False)
+class Workload:
+    """Deals the batches of the plan's epochs out to its replicas.
+
+    With policy SYNC, each step of all replicas takes neighbouring batches. Otherwise replicas take chunks while an
+    epoch runs (``progressive``), or each has its part of it from the beginning, in proportion to ``partition_ratios``
+    or, without them, to ``counts()``.
+
+    A replica may begin an epoch while others are in the one before. After every ``checkpoint_every`` epochs none begins
+    the next as long as ``held`` is true. ``oldest`` is the first epoch that is not over.
+    """
+
+    plan: CadencePlan
+    counts: Callable[[], Sequence[float]]
 
     def __post_init__(self) -> None:
-        self._queues: list[deque[Batch]] = [deque() for _ in range(self.world)]
+        self._queues: list[deque[Batch]] = [deque() for _ in range(self.plan.world)]
         self._pools: dict[int, FixedParts | ChunkPool] = {}
-        self._sums: dict[int, EpochSums] = {}
-        self._epoch_of = [self.first_epoch] * self.world  # where each looks for work
-        self.oldest: int = self.first_epoch
+        self.sums: dict[int, EpochSums] = {}
+        """Where the batches of each open epoch are to be reported."""
+        self._epoch_of = [self.plan.first_epoch] * self.plan.world  # where each looks for work
+        self.oldest: int = self.plan.first_epoch
         self.held: bool = False
 
     def has_work(self, rank: int) -> bool:
@@ -63,7 +81,7 @@ class Workload:
 
     def last_epochs_open(self) -> bool:
         """Whether a replica without work now will have none later."""
-        return self._limit() == self.epochs
+        return self._limit() == self.plan.epochs
 
     def take(self, rank: int, share: float | None, now: float) -> Batch | None:
         """The replica's next batch; None if there is none for it now. ``share`` is its part of the speed of all (None:
@@ -80,49 +98,42 @@ class Workload:
         """Up to ``count`` batches that are the replica's already, in order."""
         return list(itertools.islice(self._queues[rank], count))
 
-    def sums(self, epoch: int) -> EpochSums:
-        """Where the epoch's batches are to be reported."""
-        return self._sums[epoch]
-
     def waited(self, rank: int, ms: float) -> None:
         """A replica has waited, in the epoch in which it looks for work."""
-        if self._epoch_of[rank] in self._sums:
-            self._sums[self._epoch_of[rank]].ranks[rank].waited_ms += ms
+        if self._epoch_of[rank] in self.sums:
+            self.sums[self._epoch_of[rank]].ranks[rank].waited_ms += ms
 
     def end_epochs(self, now: float) -> list[EpochMetrics]:
         """The epochs that are over and were not before, in order."""
         ended = []
-        while self.oldest in self._sums and self._sums[self.oldest].done:
-            ended.append(self._sums.pop(self.oldest).metrics(now))
+        while self.oldest in self.sums and self.sums[self.oldest].done:
+            ended.append(self.sums.pop(self.oldest).metrics(now))
             del self._pools[self.oldest]
             self.oldest += 1
             self._epoch_of = [max(epoch, self.oldest) for epoch in self._epoch_of]
-            if self.hold_every is not None and self.oldest % self.hold_every == 0:
+            if self.plan.checkpoint_every is not None and self.oldest % self.plan.checkpoint_every == 0:
                 self.held = True
         return ended
 
-    def release(self) -> None:
-        """Let the next epoch begin."""
-        self.held = False
-
     def _limit(self) -> int:
         """The first epoch that may not begin yet."""
-        limit = min(self.oldest + LOOKAHEAD + 1, self.epochs)
-        if self.hold_every is not None:
-            limit = min(limit, self.oldest if self.held else (self.oldest // self.hold_every + 1) * self.hold_every)
+        limit, every = min(self.oldest + LOOKAHEAD + 1, self.plan.epochs), self.plan.checkpoint_every
+        if every is not None:
+            limit = min(limit, self.oldest if self.held else (self.oldest // every + 1) * every)
         return limit
 
     def _pool(self, epoch: int, now: float) -> FixedParts | ChunkPool:
         if epoch not in self._pools:
             pool: FixedParts | ChunkPool
-            if self.lockstep:
-                pool = FixedParts(interleaved(self.batches, self.world))
-            elif self.progressive:
-                pool = ChunkPool(self.batches, self.world)
+            plan = self.plan
+            if plan.world == 1 or plan.policy is AveragingPolicy.SYNC:
+                pool = FixedParts(interleaved(plan.batches, plan.world))
+            elif plan.progressive:
+                pool = ChunkPool(plan.batches, plan.world)
             else:
-                pool = FixedParts(partition(self.batches, self.shares() if self.shares else [1.0] * self.world))
+                pool = FixedParts(partition(plan.batches, plan.partition_ratios or self.counts()))
             self._pools[epoch] = pool
-            self._sums[epoch] = EpochSums(epoch, pool.batches, self.world, now)
+            self.sums[epoch] = EpochSums(epoch, pool.batches, plan.world, now)
         return self._pools[epoch]
 
 

@@ -215,7 +215,7 @@ class HostGraph:
         tried = not name.startswith(VALUES + CHECKS)
         inputs, changed = list(_arrays((arguments, named))), name in IN_PLACE
         with self.pool.unused():
-            before = [x.copy() if changed else _digest(x) for x in inputs] if tried else []
+            before: list[Any] = [x.copy() if changed else _digest(x) for x in inputs] if tried else []
             getattr(function, "prepare", _nothing)(*arguments, **named)
         result, launches, constants = self._noting(function, arguments, named)
         with self.pool.unused():
@@ -414,7 +414,7 @@ def _is_part(x: np.ndarray, arrays: list[np.ndarray]) -> bool:
 
 
 def _digest(x: np.ndarray) -> int:
-    return zlib.crc32(np.ascontiguousarray(x).view(np.uint8) if x.size else b"")
+    return zlib.crc32(memoryview(np.ascontiguousarray(x).view(np.uint8)) if x.size else b"")
 
 
 def _restore(arrays: list[np.ndarray], values: list[np.ndarray]) -> None:
