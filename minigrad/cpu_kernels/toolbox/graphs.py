@@ -414,7 +414,8 @@ def _is_part(x: np.ndarray, arrays: list[np.ndarray]) -> bool:
 
 
 def _digest(x: np.ndarray) -> int:
-    return zlib.crc32(memoryview(np.ascontiguousarray(x).view(np.uint8)) if x.size else b"")
+    elements: Any = np.ascontiguousarray(x).view(np.uint8) if x.size else b""
+    return zlib.crc32(elements)
 
 
 def _restore(arrays: list[np.ndarray], values: list[np.ndarray]) -> None:
