@@ -31,6 +31,7 @@ from typing import Any
 
 import numpy as np
 
+from ..memory import heap
 from ..memory.arena import Arena
 from . import threads
 from .multi_tensor import address_of
@@ -38,11 +39,12 @@ from .threads import Launch, Launches
 
 VALUES = "grad_norm.", "linear_cross_entropy.backward"
 """Functions whose launches are others for other values, by the beginnings of their names."""
-IN_PLACE = (
-    "elementwise.add_into", "elementwise.assign", "embedding.backward_into", "indexing.add_at", "indexing.assign_at",
-    "indexing.scatter", "indexing.scatter_add", "indexing.scatter_reduce", "linear.add_weight_gradient",
-)  # fmt: skip
-"""Functions that change an input."""
+IN_PLACE = {
+    "elementwise.add_into": 0, "elementwise.assign": 0, "embedding.backward_into": 2, "indexing.add_at": 0,
+    "indexing.assign_at": 0, "indexing.scatter": 0, "indexing.scatter_add": 0, "indexing.scatter_reduce": 0,
+    "linear.add_weight_gradient": 0,
+}  # fmt: skip
+"""Functions that change an argument, and which."""
 CHECKS = "cross_entropy.check_targets", "embedding.check_indices"
 """Functions that give the position of a bad number, -1 in all launches that go on."""
 VIEWS = "as_array", "contiguous", "indexing.index", "movement.", "reinterpret"
@@ -159,6 +161,7 @@ class HostGraph:
             raise self.error("this thread captures a graph already; captures cannot be nested")
         if self._captured or self._nodes:
             raise self.error("this graph was captured before; make a new one")
+        heap.release()  # what eager steps have left: the arena takes its place
         _thread.graph = self
         try:
             with self.pool.used():
@@ -213,29 +216,29 @@ class HostGraph:
         if name in UPDATES:
             return self._repeat(name, function, arguments, named, [], [])
         tried = not name.startswith(VALUES + CHECKS)
-        inputs, changed = list(_arrays((arguments, named))), name in IN_PLACE
+        inputs = list(_arrays((arguments, named)))
+        target = arguments[IN_PLACE[name]] if name in IN_PLACE else None
         with self.pool.unused():
-            before: list[Any] = [x.copy() if changed else _digest(x) for x in inputs] if tried else []
+            before = None if target is None else target.copy()
+            digests = [_digest(x) for x in inputs] if tried and target is None else []
             getattr(function, "prepare", _nothing)(*arguments, **named)
         result, launches, constants = self._noting(function, arguments, named)
         with self.pool.unused():
             results = list(_arrays(result))
-            if changed:
-                for x, old in zip(inputs, before, strict=True):
-                    if not self.pool.holds(x) and x.flags.writeable:  # the capture is no step
-                        self._before.setdefault(address_of(x), (x, old))
-            elif tried and before != [_digest(x) for x in inputs]:
+            if target is not None and before is not None and not self.pool.holds(target):
+                self._before.setdefault(address_of(target), (target, before))  # the capture is no step
+            elif digests != [_digest(x) for x in inputs[: len(digests)]]:
                 raise self.error(f"{name} has changed an input, so it belongs to IN_PLACE in {__name__}")
             if name in CHECKS:
                 self._check(function, result, arguments, named)
-            elif tried and launches and self._suffice(launches, inputs, before if changed else [], results):
+            elif tried and launches and self._suffice(launches, inputs, results, target, before):
                 self._new += launches
                 self.keep += constants
                 self.keep += [x for one in launches for x in _arrays(one.arguments) if not self.pool.holds(x)]
             elif not (results and name.startswith(VIEWS) and all(_is_part(x, inputs) for x in results)):
                 if result is not None and not results:
                     _refuse(*READ)
-                self._repeat(name, function, arguments, named, results, inputs, launches)
+                self._repeat(name, function, arguments, named, results, inputs, launches if tried else ())
         return result
 
     def _noting(self, function: Any, arguments: Any, named: Any) -> tuple[Any, list[Launch], list[np.ndarray]]:
@@ -255,23 +258,24 @@ class HostGraph:
             recording.launches = None
 
     def _suffice(
-        self, launches: list[Launch], inputs: list[np.ndarray], before: list[np.ndarray], results: list[np.ndarray]
+        self, launches: list[Launch], inputs: list[np.ndarray], results: list[np.ndarray], target: Any, before: Any
     ) -> bool:
-        """Whether the launches alone do to the results, and to inputs that were ``before``, what the call has done.
+        """Whether the launches alone do to the results, or to the ``target`` that was ``before``, what the call did.
 
-        If not, the inputs are as the call has left them, and the results are spoiled.
+        If not, the target is as before the call, and the results are spoiled.
         """
-        told = results + (inputs if before else [])
+        told = results if target is None else [target]
         done = [_digest(x) for x in told]
-        after = [x.copy() for x in inputs] if before else []
         for x in (*results, *(x for one in launches for x in _arrays(one.arguments))):
             if x.flags.writeable and self.pool.holds(x) and not _is_part(x, inputs):
                 x.fill(1 if x.dtype.kind in "biu" else np.nan)
-        _restore(inputs, before)
+        if target is not None:
+            target[...] = before
         Launches(launches).run()
         if done == [_digest(x) for x in told]:
             return True
-        _restore(inputs, after)
+        if target is not None:
+            target[...] = before
         return False
 
     def _repeat(
@@ -286,7 +290,7 @@ class HostGraph:
     ) -> None:
         """Call the function in each launch, and copy what it returns to where the results of the capture are.
 
-        ``spoiled`` results are made anew.
+        It is called at once where a trial has ``spoiled`` what the capture's call did.
         """
         arguments, named = self._lent((arguments, named))
         targets = [None if _is_part(x, inputs) else self._lent(x) for x in results]
@@ -300,7 +304,7 @@ class HostGraph:
                 if target is not None:
                     np.copyto(target, new)
 
-        if spoiled and results:
+        if spoiled:
             again()
         self._add(again)
 
@@ -416,12 +420,6 @@ def _is_part(x: np.ndarray, arrays: list[np.ndarray]) -> bool:
 def _digest(x: np.ndarray) -> int:
     elements: Any = np.ascontiguousarray(x).view(np.uint8) if x.size else b""
     return zlib.crc32(elements)
-
-
-def _restore(arrays: list[np.ndarray], values: list[np.ndarray]) -> None:
-    for x, old in zip(arrays, values):
-        if x.flags.writeable:
-            x[...] = old
 
 
 def _nothing(*arguments: Any, **named: Any) -> None:
