@@ -47,7 +47,7 @@ BUDGETS = {
         37_700,
         "a house is small if it has few lines; 1,000 are the plain kernels, 500 settings of the train command, groups "
         "of ranks, checkpoints beside training, flodl's checks and overlap, and what a GPU needs before its first day, "
-        "1,000 functions in chunks, kernels compiled ahead, starts by hand, replicas that are ranks, and captured steps",
+        "1,000 functions in chunks, kernels compiled ahead, starts by hand, replicas on ranks, and captured steps",
     ),
     "wings: lines of code": Budget(3_000, 3_000, "the course and the dashboard, which nothing below imports"),
     "distributed: rooms": Budget(6, 6, "what is met at a folder's top is what a user can name"),
