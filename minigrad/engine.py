@@ -71,6 +71,8 @@ def backward(
         )
     start = root if root.node is None else root.node
     nodes, finished_by = reachable(start)
+    if of_thread.mode.graph is not None:
+        of_thread.mode.graph.check_nodes(nodes)
     device, kernels = root.device, root.device.kernels
     pending: Pending = {start: _seed(root, gradient, kernels)}
     grads = GradStore()

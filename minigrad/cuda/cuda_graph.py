@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -103,6 +103,13 @@ class Graph:
         """What is within is computed at once, in memory that is not the graph's."""
         context: contextlib.AbstractContextManager[None] = self.raw.paused()
         return context
+
+    def check_nodes(self, nodes: Iterable[Any]) -> None:
+        """Raise CaptureError if one of them would call kernels that do not note it, as those from before a capture."""
+        if self._kernels is not None and any(n.device is CPU and n.kernels is not self._kernels for n in nodes):
+            self._graphs.recording.refuse(
+                "a part of what it goes through was computed before any capture", "compute the loss in the capture"
+            )
 
     def number(self, now: Callable[[], np.ndarray]) -> Tensor:
         """A tensor of numbers that ``now()`` gives anew before each replay."""

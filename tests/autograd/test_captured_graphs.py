@@ -248,6 +248,29 @@ def test_a_cache_of_keys_and_values_is_refused() -> None:
             model(tokens)
 
 
+def test_backward_of_what_was_computed_before_the_capture_is_refused_on_the_cpu() -> None:
+    x = on_device(drawn(3)).requires_grad_()
+    early, graph = x * 2.0, cuda.Graph(DEVICE)
+    refused = pytest.raises(CaptureError, match=r"^backward\(\) during capture: a part .* computed before any capture")
+    with refused if DEVICE == "cpu" else contextlib.nullcontext(), graph.capture():
+        (early * x).sum().backward()
+
+
+def test_running_averages_move_once_a_replay() -> None:
+    def run(captured: bool) -> list[bytes]:
+        norm = nn.BatchNorm1d(4).to(device=DEVICE)
+        x, graph = on_device(drawn(5, 4)), cuda.Graph(DEVICE)
+        if captured:
+            with graph.capture():
+                norm(x)
+        for seed in range(3):
+            x.copy_(on_device(drawn(5, 4, seed=seed)))
+            graph.replay() if captured else norm(x)
+        return [host(buffer).tobytes() for _, buffer in norm.named_buffers()]
+
+    assert run(True) == run(False)
+
+
 def test_captures_are_neither_nested_nor_repeated() -> None:
     graph = cuda.Graph(DEVICE)
     with graph.capture(), pytest.raises(CaptureError, match="cannot be nested"), cuda.Graph(DEVICE).capture():
