@@ -211,8 +211,7 @@ class Tensor(
             raise bad_state("numpy() of a tensor that requires grad would leave the graph; use .detach().numpy()")
         if self.device.type != "cpu":
             raise bad_state(f"numpy() of a tensor on {self.device}; use .cpu().numpy()")
-        array: np.ndarray = self.device.kernels.to_host(self.data)
-        return array
+        return self.device.kernels.to_host(self.data)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         array = self.numpy()

@@ -279,8 +279,7 @@ class RecordedGraph:
         """``sizes``, int64, or zeros where ``allowed`` is 0: what a kernel then goes over is empty."""
         if self.allowed is None:
             return sizes
-        found: Array = families.elementwise.where(self.allowed, sizes, 0)
-        return found
+        return families.elementwise.where(self.allowed, sizes, 0)
 
     # Launches ---------------------------------------------------------------------------------------------------------
 

@@ -90,8 +90,7 @@ def allocate(nbytes: int, device: int) -> Memory:
     """
     graph = recording.current()
     if graph is not None:
-        found: Memory = graph.pool.allocate(nbytes, device)
-        return found
+        return graph.pool.allocate(nbytes, device)
     if SIMULATED:
         raw = new_simulated(nbytes, device)
         return Memory(raw.ctypes.data, device, raw, nbytes, raw)

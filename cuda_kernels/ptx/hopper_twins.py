@@ -210,8 +210,7 @@ class Reading:
 
 
 def _readers() -> dict[int, Reading]:
-    found: dict[int, Reading] = simulator.block().state.setdefault("wgmma", {})
-    return found
+    return simulator.block().state.setdefault("wgmma", {})
 
 
 def _reading() -> Reading:

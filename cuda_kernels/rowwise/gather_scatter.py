@@ -124,8 +124,7 @@ def _keep_winners(places: Array, K: int) -> Array:
 
 def winners(places: Array, K: int) -> Array:
     """bool (N,): whether no later place is the same."""
-    found: Array = families.comparison.ge(_keep_winners(places, K), 0)
-    return found
+    return families.comparison.ge(_keep_winners(places, K), 0)
 
 
 # Reducing -------------------------------------------------------------------------------------------------------------

@@ -277,8 +277,7 @@ def collective(reason: str, value: Any, mask: int = WHOLE_WARP) -> tuple[dict[in
 
 def block() -> SimulatedBlock:
     """The block that runs."""
-    found: SimulatedBlock = _now.block
-    return found
+    return _now.block
 
 
 def shared_address(array: Any, i: Any) -> np.int32:

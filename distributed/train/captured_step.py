@@ -92,8 +92,7 @@ def losses_of(comm: Any, event: Any, found: np.ndarray) -> list[list[float]]:
             raise mismatch(comm, text, "the launch of a graph", odd)
 
     comm.wait_for(event, check_marks)
-    losses: list[list[float]] = rows[:, :-count].tolist()
-    return losses
+    return rows[:, :-count].tolist()
 
 
 class PendingMetrics:

@@ -101,8 +101,7 @@ class Graph:
 
     def paused(self) -> contextlib.AbstractContextManager[None]:
         """What is within is computed at once, in memory that is not the graph's."""
-        context: contextlib.AbstractContextManager[None] = self.raw.paused()
-        return context
+        return self.raw.paused()
 
     def check_nodes(self, nodes: Iterable[Any]) -> None:
         """Raise CaptureError if one of them would call kernels that do not note it, as those from before a capture."""
@@ -118,8 +117,7 @@ class Graph:
 
     def varying(self, now: Callable[[], np.ndarray]) -> np.ndarray:
         """Scalars for a kernel that takes NumPy arrays of them, computed by ``now()`` before each replay."""
-        found: np.ndarray = self._graphs.recording.varying(now)
-        return found
+        return self._graphs.recording.varying(now)
 
     def _draw(self, generator: random.Generator) -> tuple[int, int]:
         known = self._draws.get(generator)

@@ -60,8 +60,7 @@ class Decode(Plan):
             yield from decoder.reasons(tokens, caches)
 
     def run(self, model: CausalLM, tokens: Tensor, caches: list[nn.KVCache]) -> Tensor:
-        logits: Tensor = caches[0].decoder.step(tokens, caches)
-        return logits
+        return caches[0].decoder.step(tokens, caches)
 
 
 class Decoder:

@@ -60,8 +60,7 @@ class FusedFeedForward(Plan):
             yield CHANGED
 
     def run(self, mlp: nn.MLP, x: Tensor) -> Tensor:
-        y: Tensor = mlp.dropout(feed_forward(mlp, x))
-        return y
+        return mlp.dropout(feed_forward(mlp, x))
 
 
 class SumsInProducts(Plan):
