@@ -502,6 +502,8 @@ def check_half(op: Op, device: str) -> None:
 
 def check_capture(op: Op, device: str) -> None:
     """A launch of a graph of the operation and its derivative gives the bits that the calls give for other inputs."""
+    if device == "cpu" and mg.device.CPU.kernels is not mg.device.CPU.native:
+        pytest.skip("plain kernels are called, and make no graph")
     for shapes in op.shapes_on(device)[:: 1 if device == "cpu" else 4]:
         arrays = op.inputs(shapes)
         inputs = tensors(arrays, "float32", device, op.needs(arrays))

@@ -16,7 +16,7 @@ import minigrad as mg
 from minigrad import nn, optim
 from minigrad.cuda import CaptureError
 from minigrad.distributed import AmpTrainer, MixedPrecisionConfig, NonFiniteLossError, SimpleTrainer, TrainingConfig
-from minigrad.models import GPT2, GPT2Config
+from minigrad.models import GPT2, GPT2Config, Llama, LlamaConfig
 from minigrad.nn import functional as F
 
 cuda = mg.cuda
@@ -24,7 +24,10 @@ GENERATOR = mg.random.default_generator
 DEVICE = ""
 
 
-@pytest.fixture(params=devices()[0], autouse=True)
+PARAMS = [pytest.param(name, marks=pytest.mark.compiled if name == "cpu" else ()) for name in devices()[0]]
+
+
+@pytest.fixture(params=PARAMS, autouse=True)
 def device(request: pytest.FixtureRequest) -> str:
     """The device of a test's tensors and graphs."""
     global DEVICE
@@ -359,6 +362,36 @@ def test_captured_steps_of_gpt2_are_the_eager_ones_bit_for_bit(count: int) -> No
     assert eager[0][2].grad_norm > 0.5 and eager[0][2].lr != eager[0][3].lr  # clipped, and scheduled
     assert same_bits(eager[1], captured[1])
     assert eager[2][1] == captured[2][1] and same_bits([*eager[2][0].values()], [*captured[2][0].values()])
+
+
+MODELS: list[Callable[[], nn.Module]] = [
+    lambda: Llama(LlamaConfig(11, 6, 2, 4, 2, 16, 20)),
+    lambda: nn.Sequential(
+        nn.Embedding(11, 8), nn.Linear(8, 8), nn.SiLU(), nn.Dropout(0.2), nn.RMSNorm(8), nn.Linear(8, 11)
+    ),
+    lambda: nn.Sequential(nn.Embedding(11, 8), nn.Block(8, 2, dropout=0.1), nn.Softmax(-1), nn.Linear(8, 11)),
+]
+
+
+@pytest.mark.parametrize("build", MODELS)
+def test_any_model_is_captured(build: Callable[[], nn.Module]) -> None:
+    def run(captured: bool) -> tuple[list[Any], list[np.ndarray]]:
+        mg.manual_seed(0)
+        model, found = build().to(device=DEVICE), []
+        trainer = SimpleTrainer(TrainingConfig(learning_rate=0.1, max_grad_norm=0.5))
+        loss_of = lambda x, y: F.cross_entropy(model(x).reshape(-1, 11), y.reshape(-1))  # noqa: E731
+        step = trainer.capture(loss_of, model.named_parameters())
+        for i in range(4):
+            x, y = (on_device(np.random.default_rng([i, j]).integers(0, 11, (2, 6))) for j in (0, 1))
+            if captured:
+                found.append(step(x, y).result())
+            else:
+                loss = loss_of(x, y)
+                found.append(trainer.step(model.named_parameters(), loss.backward(), loss.item()))
+        return found, weights(model)
+
+    eager, captured = run(False), run(True)
+    assert eager[0] == captured[0] and same_bits(eager[1], captured[1])
 
 
 def linear_trainer(**settings: Any) -> tuple[nn.Module, SimpleTrainer, Callable[..., mg.Tensor]]:

@@ -418,6 +418,7 @@ def test_gradients_of_other_tensors_only_are_refused() -> None:
     assert trainer.step([p], minigrad.GradStore(), 1.0) is not None
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize("count", [1, 2])
 def test_captured_steps_on_the_cpu_are_the_eager_ones(count: int) -> None:
     def run(captured: bool) -> tuple[list[TrainingMetrics | None], list[bytes]]:
@@ -441,6 +442,7 @@ def test_captured_steps_on_the_cpu_are_the_eager_ones(count: int) -> None:
     assert run(False) == run(True)
 
 
+@pytest.mark.compiled
 def test_a_captured_step_refuses_what_it_cannot_do() -> None:
     model = nn.Linear(3, 1)
     trainer = SimpleTrainer(TrainingConfig(grad_accum_steps=2))

@@ -24,6 +24,7 @@ import contextlib
 import functools
 import sys
 import threading
+import weakref
 import zlib
 from collections.abc import Callable, Iterator
 from types import ModuleType, SimpleNamespace
@@ -87,7 +88,7 @@ def _varying(now: Callable[[], np.ndarray]) -> np.ndarray:
     return now() if _thread.graph is None else _thread.graph.varying(now)
 
 
-recording = SimpleNamespace(READ=READ, current=_current, refuse=_refuse, varying=_varying)
+recording: SimpleNamespace = SimpleNamespace(READ=READ, current=_current, refuse=_refuse, varying=_varying)
 """What ``minigrad.capturing`` asks, with the names of ``cuda_kernels/platform/recording.py``."""
 
 
@@ -136,6 +137,7 @@ class HostGraph:
         self._numbers: list[tuple[np.ndarray, Callable[[], np.ndarray]]] = []
         self._nodes: list[Callable[[], bool | None]] = []
         self._new: list[Launch] = []  # since the last node
+        self._made: dict[int, weakref.ref[np.ndarray]] = {}
         self._before: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._decisions: set[Callable[[], bool]] = set()
         self._captured = False
@@ -211,8 +213,9 @@ class HostGraph:
             _refuse(*(READ if name == "to_host" else WRITE))
         if name == "indexing.index" and any(x.dtype == np.bool_ for x in _arrays(arguments[1])):
             _refuse("it counts the values that are true", INDEXING)
+        arguments, named = self._with_constants((arguments, named))
         if name in SAME:
-            return function(*arguments, **named)
+            return self._remembered(function(*arguments, **named))
         if name in UPDATES:
             return self._repeat(name, function, arguments, named, [], [])
         tried = not name.startswith(VALUES + CHECKS)
@@ -239,7 +242,24 @@ class HostGraph:
                 if result is not None and not results:
                     _refuse(*READ)
                 self._repeat(name, function, arguments, named, results, inputs, launches if tried else ())
+        return self._remembered(result)
+
+    def _remembered(self, result: Any) -> Any:
+        """``result``, whose arrays later calls may be given as what this one has made."""
+        for x in map(_owner, _arrays(result)):
+            self._made[id(x)] = weakref.ref(x, functools.partial(self._made.pop, id(x)))
         return result
+
+    def _with_constants(self, x: Any) -> Any:
+        """``x`` with copies outside of the arena for arrays that no call has made: they are the program's constants."""
+
+        def constant(x: np.ndarray) -> np.ndarray:
+            if not isinstance(x, np.ndarray) or not self.pool.holds(x) or id(_owner(x)) in self._made:
+                return x
+            with self.pool.unused():
+                return x.copy()
+
+        return _mapped(constant, x)
 
     def _noting(self, function: Any, arguments: Any, named: Any) -> tuple[Any, list[Launch], list[np.ndarray]]:
         """The result of a call, its launches and their constants, which earlier launches must not overwrite."""
@@ -330,11 +350,7 @@ class HostGraph:
 
     def _lent(self, x: Any) -> Any:
         """``x`` with arrays of the arena that do not keep their memory from being used again."""
-        if isinstance(x, np.ndarray):
-            return self.pool.alias(x) if self.pool.holds(x) else x
-        if isinstance(x, dict):
-            return {name: self._lent(value) for name, value in x.items()}
-        return type(x)(map(self._lent, x)) if type(x) in (list, tuple) else x
+        return _mapped(lambda y: self.pool.alias(y) if isinstance(y, np.ndarray) and self.pool.holds(y) else y, x)
 
     def _add(self, node: Callable[[], bool | None]) -> None:
         if self._new:
@@ -388,7 +404,7 @@ def _decide(tasks: int, results: np.ndarray, *arguments: Any) -> None:
     _thread.graph.decide(results, norm, overflow, outside, stopped)
 
 
-decide = SimpleNamespace(launch=_decide)
+decide: SimpleNamespace = SimpleNamespace(launch=_decide)
 RecordedGraph, Event = HostGraph, HostEvent
 
 
@@ -406,11 +422,25 @@ def _arrays(x: Any) -> Iterator[np.ndarray]:
         yield from _arrays(tuple(x.values()))
 
 
+def _mapped(function: Callable[[Any], Any], x: Any) -> Any:
+    """``x``, nested tuples, lists and dicts, with what ``function`` gives for its arrays and NumPy's scalars."""
+    if isinstance(x, np.ndarray | np.generic):
+        return function(x)
+    if isinstance(x, dict):
+        return {name: _mapped(function, value) for name, value in x.items()}
+    return type(x)(_mapped(function, part) for part in x) if type(x) in (list, tuple) else x
+
+
 def _with_places(x: Any) -> Any:
     """``x`` with arrays of no dimensions for NumPy's scalars."""
-    if isinstance(x, tuple | list):
-        return type(x)(map(_with_places, x))
-    return np.array(x) if isinstance(x, np.generic) else x
+    return _mapped(np.asarray, x)
+
+
+def _owner(x: np.ndarray) -> np.ndarray:
+    """The array whose memory it is."""
+    while isinstance(x.base, np.ndarray):
+        x = x.base
+    return x
 
 
 def _is_part(x: np.ndarray, arrays: list[np.ndarray]) -> bool:

@@ -327,7 +327,7 @@ class Recording(threading.local):
     constant: Callable[[np.ndarray], np.ndarray]
 
 
-recording = Recording()
+recording: Recording = Recording()
 GENERATORS: set[int] = set()
 """Where the graphs of this process keep their random generators' seed and offset: uint64 (2,)."""
 
