@@ -206,12 +206,13 @@ class Function:
         if device is None:
             raise bad_type(f"{cls.__name__}: expected at least one Tensor\n  inputs: {describe(inputs)}")
 
+        if mode.graph is not None:
+            mode.graph.check_function(cls)
         node = cls()
         node.device = device
         node.kernels = kernels = device.native if mode.kernels is None else device.kernels
         node.saved = ()
-        node.edges = edges
-        node.needs = needs
+        node.edges, node.needs = edges, needs
         node.half = None
         if mixed or (dtype is not float32 and dtype is not float64):
             node.half = _prepare(cls, inputs, arrays, dtype, kernels)

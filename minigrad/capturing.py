@@ -60,7 +60,7 @@ def explain(what: str, remedy: str) -> str:
     """Why a capture cannot go on: the operation that the program called, its line, and what to do instead."""
     frame: FrameType = sys._getframe(2)
     last, operation, named = "", "", False
-    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == OURS:
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in (OURS, "numpy"):
         if "CALLS_CAPTURED" in frame.f_globals:
             named = bool(last)
         elif not named:

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any, ClassVar, TypeAlias
 
+from . import capturing
 from .errors import located
 from .modes import check_kernels, holding, of_thread
 
@@ -142,7 +143,9 @@ def kernels(name: str) -> Iterator[None]:
     ``backward`` computes with the kernels of its forward pass. ``MINIGRAD_KERNELS`` in the environment chooses for the
     whole process. Tensors on a GPU keep the kernels of their device. ValueError for another name.
     """
-    with holding(of_thread.mode, kernels=check_kernels("kernels", name)):
+    chosen = check_kernels("kernels", name)
+    capturing.refuse("it chooses other kernels", "choose them around the capture")
+    with holding(of_thread.mode, kernels=chosen):
         yield
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from . import capturing
 from .device import CPU
 from .dtypes import bfloat16
 from .errors import bad_value
@@ -34,6 +35,8 @@ def export(x: Any, stream: Any, max_version: Any, dl_device: Any, copy: bool | N
         raise BufferError("DLPack export of a tensor that requires grad would leave the graph; use .detach() first")
     if x.device is CPU and stream is not None:
         raise bad_value(f"DLPack export from the CPU: stream={stream!r}; there are no streams, expected None")
+    if x.device is CPU:
+        capturing.refuse("it hands out memory to be read", capturing.ELSEWHERE)
     options = {"stream": stream, "max_version": max_version, "dl_device": dl_device, "copy": copy}
     data = x.device.kernels.reinterpret(x.data, np.uint16) if x.dtype == bfloat16 else x.data
     capsule = data.__dlpack__(**options)

@@ -12,7 +12,7 @@ import copy
 import functools
 import threading
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,11 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
+
+
+def with_new_copies() -> AbstractContextManager[None]:
+    """Within, no weight's copy of before is used, and those that are made are gone afterwards."""
+    return holding(_thread, cache=None if _thread.cache is None else {})
 
 
 class Autocasting:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import dtypes
+from . import capturing, dtypes
 from .autograd import TensorCore
 from .errors import bad_index, bad_type, bad_value, operation
 
@@ -200,7 +200,8 @@ def parse_index(where: Any) -> tuple[Any, Any, bool]:
     """
     parts = where if isinstance(where, tuple) else (where,)
     basic, converted = True, []
-    for part in parts:
+    for given in parts:
+        part = given
         if isinstance(part, TensorCore):
             part = part.data
         elif isinstance(part, list | range):
@@ -210,6 +211,8 @@ def parse_index(where: Any) -> tuple[Any, Any, bool]:
             if dtype.kind not in "iub":
                 raise bad_type(f"an index must be integer or bool, not {dtype}; convert with .long()")
             if dtype.kind != "b" and part.ndim == 0:
+                if given is not part:
+                    capturing.refuse("it reads an index", capturing.INDEXING)
                 part = int(part)  # NumPy would copy where a number gives a view
             else:
                 basic = basic and dtype.kind == "b"

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import capturing, random
+from .. import capturing, mixed_precision, random
 from ..device import CPU, Device
 from ..errors import bad_index, bad_type, bad_value
 from ..modes import holding, of_thread
@@ -80,7 +80,8 @@ class Graph:
         before, and the graph closed.
         """
         drawing = random.drawing_by(self._draw, self._graphs.recording.refuse)
-        with self.raw.capture(), drawing, holding(of_thread.mode, graph=self, kernels=self._kernels):
+        copies = mixed_precision.with_new_copies()  # else weights would be those that were cast before
+        with self.raw.capture(), drawing, copies, holding(of_thread.mode, graph=self, kernels=self._kernels):
             yield self
 
     def before(self, function: Callable[[], None]) -> None:
@@ -108,6 +109,15 @@ class Graph:
         if self._kernels is not None and any(n.device is CPU and n.kernels is not self._kernels for n in nodes):
             self._graphs.recording.refuse(
                 "a part of what it goes through was computed before any capture", "compute the loss in the capture"
+            )
+
+    def check_function(self, function: type[Any]) -> None:
+        """Raise CaptureError for an operation that may compute by other means than kernels that note it."""
+        ours = function.__module__.partition(".")[0] == capturing.OURS
+        if self._kernels is not None and not ours and not getattr(function, "captured", False):
+            self._graphs.recording.refuse(
+                f"{function.__name__} is the program's own, and may compute without self.kernels",
+                "if it computes by them alone, captured = True in the class says so",
             )
 
     def number(self, now: Callable[[], np.ndarray]) -> Tensor:
@@ -154,6 +164,13 @@ class Graph:
         if flag is not None and self.device.kernels.to_host(flag).any():
             self._graphs.clear(flag)
             raise bad_index("an index or a class target was out of range in a replay of the graph")
+
+    def raise_at_once(self) -> None:
+        """On the CPU, where a launch is over: ``check``, and take back the counts of a launch that was left out."""
+        flag = self.raw.outside_range
+        if self._kernels is not None and flag is not None and flag.any():
+            self.uncount()
+            self.check()
 
     def stop(self) -> None:
         """Set ``stopped`` beside what the device does now: what is under way and looks at it leaves its updates out."""
@@ -233,6 +250,7 @@ class Graphed:
     def clear(self) -> None:
         """Close all graphs; the next call of each shape runs eagerly again."""
         for static in self._graphs.values():
+            static.outputs = None
             static.graph.close()
         self._graphs.clear()
         self._seen.clear()
@@ -248,7 +266,9 @@ class Graphed:
         device = self.device or next((x.device for x in inputs if x.device.type == "cuda"), CPU)
         if device is CPU and of_thread.mode.kernels == "plain":
             return None
-        key = device, *((x.shape, x.dtype) for x in inputs)
+        mode = of_thread.mode
+        halves = () if mode.autocast is None else tuple(sorted(mode.autocast.dtypes.items(), key=str))
+        key = device, mode.enabled, halves, *((x.shape, x.dtype) for x in inputs)
         found = self._graphs.pop(key, None)
         if found is not None and not found.graph.is_valid():
             settle()
@@ -268,7 +288,11 @@ class Graphed:
     def __call__(self, *inputs: Any) -> Any:
         """The function's result; its tensors are overwritten by the next call with inputs of the same shapes."""
         static = self.static(inputs)
-        return self.function(*inputs) if static is None else static(inputs)
+        if static is None:
+            return self.function(*inputs)
+        outputs = static(inputs)
+        static.graph.raise_at_once()
+        return outputs
 
 
 def graphed(function: Callable[..., Any], *, max_graphs: int = 8) -> Graphed:

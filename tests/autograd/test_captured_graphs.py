@@ -126,6 +126,7 @@ FORBIDDEN: list[tuple[str, str, Callable[[mg.Tensor, mg.Tensor], Any]]] = [
     ("__repr__", "read it after the launch", lambda x, i: repr(x)),
     ("tensor", "pass it as an input", lambda x, i: x + mg.tensor([1.0, 2.0, 3.0], device=DEVICE)),
     ("__getitem__", "instead of a boolean mask, use where", lambda x, i: x[x > 0]),
+    ("__getitem__", "tensors of integers with dimensions", lambda x, i: x[i[0]]),
     ("masked_select", "use where or masked_fill", lambda x, i: x.masked_select(x > 0)),
     ("nonzero", "the shape of its result depends on values", lambda x, i: x.nonzero()),
     ("unique", "the shape of its result depends on values", lambda x, i: x.unique()),
@@ -145,7 +146,6 @@ FORBIDDEN_ON_A_GPU: list[tuple[str, str, Callable[[mg.Tensor, mg.Tensor], Any]]]
     ("copy_", "pass it as an input", lambda x, i: x.copy_(mg.ones(3))),
     ("synchronize", "wait after the launch", lambda x, i: cuda.synchronize()),
     ("synchronize", "wait after the launch", lambda x, i: cuda.Event().synchronize()),
-    ("__getitem__", "tensors of integers with dimensions", lambda x, i: x[i[0]]),
     ("__getitem__", "made before the capture", lambda x, i: x[[0, 1]]),
     ("__setitem__", "instead of a boolean mask, use where", lambda x, i: x.__setitem__(x > 0, x[:1])),
     ("std", "use var and sqrt", lambda x, i: x.std()),
@@ -257,6 +257,65 @@ def test_backward_of_what_was_computed_before_the_capture_is_refused_on_the_cpu(
     refused = pytest.raises(CaptureError, match=r"^backward\(\) during capture: a part .* computed before any capture")
     with refused if DEVICE == "cpu" else contextlib.nullcontext(), graph.capture():
         (early * x).sum().backward()
+
+
+def bias_alone(x: mg.Tensor, layer: nn.Module) -> list[mg.Tensor]:
+    y = layer(x)
+    grads = y.square().sum().backward()
+    return [y.detach(), *(grads[p] for p in layer.parameters() if p in grads)]
+
+
+@pytest.mark.parametrize(("inputs", "outputs", "frozen"), [(1, 5, False), (8, 1, False), (8, 6, True), (6, 6, False)])
+def test_what_zeros_hide_at_the_capture_is_in_the_launch(inputs: int, outputs: int, frozen: bool) -> None:
+    layer = nn.Linear(inputs, outputs).to(device=DEVICE)
+    layer.bias.detach().fill_(0.0)
+    layer.weight.requires_grad_(not frozen)
+    x, graph = on_device(np.zeros((7, inputs), np.float32)), cuda.Graph(DEVICE)
+    bias_alone(x, layer)
+    with graph.capture():
+        found = bias_alone(x, layer)
+    x.copy_(on_device(drawn(7, inputs)))
+    layer.bias.detach().fill_(3.0)
+    graph.replay()
+    assert same_bits([host(y).copy() for y in found], [host(y) for y in bias_alone(x, layer)])
+
+
+def test_targets_of_ones_and_inputs_that_are_gone() -> None:
+    targets, x = on_device(np.ones((4, 2), np.int64)), on_device(drawn(4, 5))
+    graph, wanted = cuda.Graph(DEVICE), F.cross_entropy(x, on_device(np.array([0, 2, 4, 1]))).item()
+    with graph.capture():
+        loss = F.cross_entropy(x * 1.0, targets[:, 0])
+    targets[:, 0] = on_device(np.array([0, 2, 4, 1]))
+    graph.replay()
+    assert loss.item() == wanted
+
+
+def test_what_overlaps_is_as_before_the_capture() -> None:
+    x, graph = on_device(np.zeros(4, np.float32)), cuda.Graph(DEVICE)
+    with graph.capture():
+        x.add_(1.0)
+        x[1:].copy_(x[1:] + 1.0)
+        x.copy_(x + 1.0)
+    assert host(x).tolist() == [0.0] * 4
+    graph.replay()
+    assert host(x).tolist() == [2.0, 3.0, 3.0, 3.0]
+
+
+def test_own_operations_say_that_they_call_kernels_alone() -> None:
+    class Twice(mg.Function):
+        def forward(self, x: Any) -> Any:
+            return self.kernels.elementwise.mul(x, 2.0)
+
+    class Said(Twice):
+        captured = True
+
+    x = on_device(drawn(3))
+    for operation, refused in ((Twice, DEVICE == "cpu"), (Said, False)):
+        outcome = (
+            pytest.raises(CaptureError, match="Twice is the program's own") if refused else contextlib.nullcontext()
+        )
+        with outcome, cuda.Graph(DEVICE).capture():
+            operation.apply(x)
 
 
 def test_running_averages_move_once_a_replay() -> None:

@@ -22,6 +22,7 @@ from numba import types
 
 from . import numpy_allocator
 
+LEAST = 1 << 26  # bytes that a graph needs at any rate
 LINE = 8  # words in a cache line: sizes and beginnings of blocks are multiples
 NO_RESERVE = 0x4000 if sys.platform == "linux" else 0  # MAP_NORESERVE, which Python's mmap has no name for before 3.13
 ADDRESS, END, USED, ARRAYS = range(4)  # words of the first line: its address, all words, most words used, arrays now
@@ -90,8 +91,7 @@ class Arena:
     """An arena as large as the machine's memory, of which it takes what its arrays touch. Raises OSError."""
 
     def __init__(self) -> None:
-        size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        self._memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE)
+        self._memory = _addresses(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
         if hasattr(mmap, "MADV_HUGEPAGE"):
             self._memory.madvise(mmap.MADV_HUGEPAGE)
         self._bytes: np.ndarray = np.frombuffer(self._memory, np.uint8)
@@ -151,6 +151,16 @@ class Arena:
         if not self.arrays:
             _closed.remove(self)
             numpy_allocator.python("Py_DecRef", None, ctypes.py_object)(self._memory)
+
+
+def _addresses(size: int) -> mmap.mmap:
+    """So many bytes, or half, a quarter and so on where the system grants no more addresses."""
+    try:
+        return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE)
+    except OSError:
+        if size < LEAST:
+            raise
+        return _addresses(size // 2 // mmap.PAGESIZE * mmap.PAGESIZE)
 
 
 _closed: list[Arena] = []

@@ -38,7 +38,7 @@ from . import threads
 from .multi_tensor import address_of
 from .threads import Launch, Launches
 
-VALUES = "grad_norm.", "linear_cross_entropy.backward"
+VALUES = "grad_norm.", "indexing.add_at", "indexing.scatter", "linear_cross_entropy.backward"
 """Functions whose launches are others for other values, by the beginnings of their names."""
 IN_PLACE = {
     "elementwise.add_into": 0, "elementwise.assign": 0, "embedding.backward_into": 2, "indexing.add_at": 0,
@@ -50,6 +50,8 @@ CHECKS = "cross_entropy.check_targets", "embedding.check_indices"
 """Functions that give the position of a bad number, -1 in all launches that go on."""
 VIEWS = "as_array", "contiguous", "indexing.index", "movement.", "reinterpret"
 """Functions that give views of their input where they can, and then do nothing."""
+SCALING = "grad_norm.clip_", "grad_norm.scale_", "grad_norm.unscale_"
+"""Functions that change all arrays that they are given."""
 SAME = "attention.supports_half", "empty", "matmul.supports_half", "may_share_memory", "quiet"
 """Functions that need not be called again."""
 UPDATES = "adagrad.step", "adamw.step", "lamb.step", "sgd.step"
@@ -127,7 +129,6 @@ class HostGraph:
     device: None = None
 
     def __init__(self, index: int | None = None) -> None:
-        self.pool: Arena = Arena()
         self.keep: list[Any] = []
         self.explain: Callable[[str, str], str] = "during capture {}: a launch could not do that again; {}".format
         self.error: type[Exception] = RuntimeError
@@ -138,9 +139,11 @@ class HostGraph:
         self._nodes: list[Callable[[], bool | None]] = []
         self._new: list[Launch] = []  # since the last node
         self._made: dict[int, weakref.ref[np.ndarray]] = {}
-        self._before: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._before: list[tuple[np.ndarray, np.ndarray]] = []
         self._decisions: set[Callable[[], bool]] = set()
         self._captured = False
+        self._open = False
+        self.pool: Arena = Arena()
         self._open = True
 
     def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
@@ -148,7 +151,9 @@ class HostGraph:
             self.close()
 
     def close(self) -> None:
-        """Forget it, and give its memory back."""
+        """Forget it, and give its memory back. Raises ``error`` within its capture."""
+        if _thread.graph is self:
+            raise self.error("a graph cannot be closed within its own capture")
         self._captured = False
         for what in (self._nodes, self._decisions, self._new, self._numbers, self.keep):
             what.clear()
@@ -172,7 +177,7 @@ class HostGraph:
             self._captured = True
         finally:
             _thread.graph = None
-            for x, old in self._before.values():
+            for x, old in reversed(self._before):
                 x[...] = old
             self._before.clear()
             if not self._captured:
@@ -223,21 +228,25 @@ class HostGraph:
         target = arguments[IN_PLACE[name]] if name in IN_PLACE else None
         with self.pool.unused():
             before = None if target is None else target.copy()
+            if name in SCALING:
+                self._before += [(x, x.copy()) for x in inputs if not self.pool.holds(x)]
             digests = [_digest(x) for x in inputs] if tried and target is None else []
             getattr(function, "prepare", _nothing)(*arguments, **named)
-        result, launches, constants = self._noting(function, arguments, named)
+        call = functools.partial(getattr(function, "at_any_size", function), *arguments, **named)
+        result, launches, constants = self._noting(call)
         with self.pool.unused():
             results = list(_arrays(result))
             if target is not None and before is not None and not self.pool.holds(target):
-                self._before.setdefault(address_of(target), (target, before))  # the capture is no step
+                self._before.append((target, before))  # the capture is no step
             elif digests != [_digest(x) for x in inputs[: len(digests)]]:
                 raise self.error(f"{name} has changed an input, so it belongs to IN_PLACE in {__name__}")
             if name in CHECKS:
                 self._check(function, result, arguments, named)
-            elif tried and launches and self._suffice(launches, inputs, results, target, before):
+            elif tried and launches and self._suffice(call, launches, inputs, results, target, before):
                 self._new += launches
                 self.keep += constants
                 self.keep += [x for one in launches for x in _arrays(one.arguments) if not self.pool.holds(x)]
+                self.keep += [x for x in inputs if not self.pool.holds(x)]  # which may be known by address only
             elif not (results and name.startswith(VIEWS) and all(_is_part(x, inputs) for x in results)):
                 if result is not None and not results:
                     _refuse(*READ)
@@ -261,7 +270,7 @@ class HostGraph:
 
         return _mapped(constant, x)
 
-    def _noting(self, function: Any, arguments: Any, named: Any) -> tuple[Any, list[Launch], list[np.ndarray]]:
+    def _noting(self, call: Callable[[], Any]) -> tuple[Any, list[Launch], list[np.ndarray]]:
         """The result of a call, its launches and their constants, which earlier launches must not overwrite."""
         recording, constants = threads.recording, list[np.ndarray]()
 
@@ -272,31 +281,58 @@ class HostGraph:
 
         recording.launches, recording.constant = [], constant
         try:
-            result = _with_places(getattr(function, "at_any_size", function)(*arguments, **named))
+            result = _with_places(call())
             return result, recording.launches, constants
         finally:
             recording.launches = None
 
     def _suffice(
-        self, launches: list[Launch], inputs: list[np.ndarray], results: list[np.ndarray], target: Any, before: Any
+        self,
+        call: Callable[[], Any],
+        launches: list[Launch],
+        inputs: list[np.ndarray],
+        results: list[np.ndarray],
+        target: Any,
+        before: Any,
     ) -> bool:
-        """Whether the launches alone do to the results, or to the ``target`` that was ``before``, what the call did.
+        """Whether the launches alone do to the results, or to the ``target`` that was ``before``, what the call does.
 
-        If not, the target is as before the call, and the results are spoiled.
+        It is tried with other values of the inputs, too: a zero, for one, hides what is added. If they do not, the
+        target is as before the call, and the results are spoiled.
         """
-        told = results if target is None else [target]
-        done = [_digest(x) for x in told]
-        for x in (*results, *(x for one in launches for x in _arrays(one.arguments))):
-            if x.flags.writeable and self.pool.holds(x) and not _is_part(x, inputs):
-                x.fill(1 if x.dtype.kind in "biu" else np.nan)
         if target is not None:
             target[...] = before
-        Launches(launches).run()
-        if done == [_digest(x) for x in told]:
-            return True
-        if target is not None:
+        own = [x for one in launches for x in _arrays(one.arguments) if self.pool.holds(x)]
+        own = [x for x in own if not _is_part(x, inputs + results)]
+        outside = [x for x in results if not self.pool.holds(x) and not _is_part(x, inputs)]
+        if outside or any(x.dtype.kind in "biu" for x in own):
+            return False
+        moving = [x for x in inputs if x.flags.writeable and (x.dtype.kind in "fV" or x is target)]
+        kept, scratch = [x.copy() for x in moving], [_digest(x) for x in own]
+        told, alike = results if target is None else [target], True
+
+        def set_inputs(moved: bool) -> None:
+            for x, old in reversed([*zip(moving, kept, strict=True)]):
+                x[...] = old
+            for x in moving if moved else ():
+                if x.dtype.kind in "fV":
+                    x[...] = x * x.dtype.type(0.5) + x.dtype.type(0.375)
+
+        with np.errstate(all="ignore"):
+            for moved in (True, False):
+                set_inputs(moved)
+                made = list(_arrays(_with_places(call())))
+                wanted = [_digest(x) for x in (made if target is None else told)]
+                set_inputs(moved)
+                for x in (*results, *own):
+                    if x.flags.writeable and not _is_part(x, inputs):
+                        x.fill(1 if x.dtype.kind in "biu" else np.nan)
+                Launches(launches).run()
+                alike = alike and wanted == [_digest(x) for x in told]
+        alike = alike and (target is not None or scratch == [_digest(x) for x in own])
+        if target is not None and not alike:
             target[...] = before
-        return False
+        return alike
 
     def _repeat(
         self,
