@@ -14,6 +14,7 @@ from refusals import raises
 
 import minigrad as mg
 from minigrad import nn, optim
+from minigrad.cpu_kernels.toolbox import threads
 from minigrad.cuda import CaptureError
 from minigrad.distributed import AmpTrainer, MixedPrecisionConfig, NonFiniteLossError, SimpleTrainer, TrainingConfig
 from minigrad.models import GPT2, GPT2Config, Llama, LlamaConfig
@@ -288,6 +289,22 @@ def test_targets_of_ones_and_inputs_that_are_gone() -> None:
     targets[:, 0] = on_device(np.array([0, 2, 4, 1]))
     graph.replay()
     assert loss.item() == wanted
+
+
+def test_ctrl_c_within_a_trial_leaves_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first launches that a capture makes again are those of the trial with other values; a GPU has none."""
+
+    def interrupt(launches: Any) -> None:
+        raise KeyboardInterrupt
+
+    layer, x = nn.Linear(3, 4).to(device=DEVICE), on_device(drawn(2, 3))
+    before = weights(layer)
+    if DEVICE == "cuda":
+        pytest.skip("of the other device")
+    monkeypatch.setattr(threads.Launches, "run", interrupt)
+    with pytest.raises(KeyboardInterrupt), cuda.Graph(DEVICE).capture():
+        layer(x)
+    assert same_bits(before, weights(layer))
 
 
 def test_what_overlaps_is_as_before_the_capture() -> None:

@@ -318,17 +318,21 @@ class HostGraph:
                 if x.dtype.kind in "fV":
                     x[...] = x * x.dtype.type(0.5) + x.dtype.type(0.375)
 
-        with np.errstate(all="ignore"):
-            for moved in (True, False):
-                set_inputs(moved)
-                made = list(_arrays(_with_places(call())))
-                wanted = [_digest(x) for x in (made if target is None else told)]
-                set_inputs(moved)
-                for x in (*results, *own):
-                    if x.flags.writeable and not _is_part(x, inputs):
-                        x.fill(1 if x.dtype.kind in "biu" else np.nan)
-                Launches(launches).run()
-                alike = alike and wanted == [_digest(x) for x in told]
+        try:
+            with np.errstate(all="ignore"):
+                for moved in (True, False):
+                    set_inputs(moved)
+                    made = list(_arrays(_with_places(call())))
+                    wanted = [_digest(x) for x in (made if target is None else told)]
+                    set_inputs(moved)
+                    for x in (*results, *own):
+                        if x.flags.writeable and not _is_part(x, inputs):
+                            x.fill(1 if x.dtype.kind in "biu" else np.nan)
+                    Launches(launches).run()
+                    alike = alike and wanted == [_digest(x) for x in told]
+        except BaseException:  # Ctrl-C, too: weights are among the inputs
+            set_inputs(moved=False)
+            raise
         alike = alike and (target is not None or scratch == [_digest(x) for x in own])
         if target is not None and not alike:
             target[...] = before
