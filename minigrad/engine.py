@@ -18,7 +18,7 @@ from .autograd import Deferred, Function, TensorCore, latest_change, owner, shap
 from .device import CPU
 from .dtypes import float32
 from .errors import bad_state, bad_value, located
-from .grad_store import GradStore, TensorId
+from .grad_store import GradStore, TensorId, unread
 from .modes import of_thread
 
 Pending = dict[Any, Any]
@@ -88,7 +88,7 @@ def backward(
                 node.saved = _RELEASED
             if node in finished_by:
                 _finish(finished_by[node], pending, grads, hook, device, kernels)
-    return grads
+    return grads if hook else unread(grads)
 
 
 def _seed(root: Any, gradient: Any, kernels: Any) -> Any:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView
 from typing import TYPE_CHECKING, Any
 
 from .errors import bad_type, located
+from .grad_arithmetic import GradArithmetic, warn_of_unread
 
 if TYPE_CHECKING:
     from .tensor import Tensor
@@ -45,14 +47,14 @@ class NoGradientError(KeyError):
         return Exception.__str__(self)
 
 
-class GradStore:
+class GradStore(GradArithmetic):
     """A mapping from tensor (or TensorId) to its gradient, a Tensor of the same shape, dtype and device.
 
     ``loss.backward()`` returns one. It holds the gradients of the leaves that require grad, and of nothing else; each
     owns its memory, contiguous and shared with no other tensor, so it may be changed in place.
     """
 
-    __slots__ = ("_grads",)
+    __slots__ = ("_grads", "_line")
 
     def __init__(self, numbered: dict[int, Tensor] | None = None) -> None:
         self._grads: dict[int, Tensor] = {} if numbered is None else numbered
@@ -126,7 +128,7 @@ class GradStore:
         """Whether the tensor has a gradient here."""
         return self._key(key) in self._grads
 
-    __contains__ = contains
+    __contains__, __setitem__ = contains, insert
 
     def keys(self) -> list[TensorId]:
         """The ids that have gradients, in the order in which the gradients became final."""
@@ -164,6 +166,31 @@ class GradStore:
 
     def __repr__(self) -> str:
         return f"GradStore({len(self)} gradients)"
+
+
+class UnreadGradStore(GradStore):
+    """A store as ``backward`` returns it: the first use makes it a plain one, and to drop it before is a mistake."""
+
+    __slots__ = ()
+
+    @property  # type: ignore[override]  # what all methods ask for first
+    def _grads(self) -> dict[int, Tensor]:
+        self.__class__ = GradStore
+        return self._grads
+
+    def __del__(self) -> None:
+        warn_of_unread(*self._line)
+
+
+def unread(grads: GradStore) -> GradStore:
+    """The store, which warns if it is dropped as it is; its line is that of the call that led into minigrad."""
+    frame: Any = sys._getframe(2)
+    while frame and frame.f_globals.get("__name__", "")[:9] == "minigrad.":
+        frame = frame.f_back
+    if frame and grads._grads:
+        grads._line = frame.f_code.co_filename, frame.f_lineno
+        grads.__class__ = UnreadGradStore
+    return grads
 
 
 def check_grads(name: str, grads: Any) -> GradStore:

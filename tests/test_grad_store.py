@@ -1,5 +1,8 @@
 """GradStore and TensorId: every method."""
 
+import gc
+import warnings
+
 import pytest
 from refusals import raises
 
@@ -109,3 +112,53 @@ def test_select_and_take_give_those_that_there_are_in_the_order_asked_for(params
     taken = grads.take([c.id, a.id, a.id])
     assert list(taken) == [a.id] and taken[a.id] is grad_a
     assert list(grads.numbers()) == [b.id]
+
+
+def test_stores_add_assign_scale_and_tell_norm_and_names() -> None:
+    model = mg.nn.Linear(2, 1)
+    w, b = model.weight, model.bias
+    one, two = (w * 3).sum().backward(), (w * 4 + b).sum().backward()
+    total = one + two
+    assert total[w].tolist() == [[7, 7]] and total[b].tolist() == [2] and len(one) == 1
+    assert (total + one)[b] is not total[b] and (one + total)[w].tolist() == [[10, 10]]
+    assert total.norm() == pytest.approx(102**0.5) == mg.optim.grad_norm(total) and GradStore().norm() == 0
+    assert total.scale_(0.5) is total and one[w].tolist() == [[3, 3]]
+    total[b] += 1
+    total[w] = total[w] * 2
+    named = total.named(model)
+    assert list(named) == ["weight", "bias"] and named["weight"] is total[w] and named["bias"].tolist() == [2]
+    assert list(one.named(model)) == ["weight"]
+    raises(TypeError, "unsupported operand", lambda: one + 1)
+
+
+def accumulate_as_in_pytorch(w: Tensor, optimizer: mg.optim.Optimizer) -> None:
+    for _ in range(3):
+        for _ in range(4):
+            grads = (w * w).sum().backward()
+        optimizer.step(grads)
+
+
+@pytest.mark.filterwarnings("always")
+def test_a_store_that_is_dropped_unread_is_a_warning_once_for_each_line() -> None:
+    w = mg.ones(2, requires_grad=True)
+    hook = type("Hook", (), {"on_leaf_grad_ready": lambda self, id, grad: None})()
+    with warnings.catch_warnings(record=True) as caught:
+        accumulate_as_in_pytorch(w, mg.optim.SGD([w]))
+        first = accumulate_as_in_pytorch.__code__.co_firstlineno
+        assert [(str(c.filename), c.lineno) for c in caught] == [(__file__, first + 3)]
+        assert "GradAccumulator" in str(caught[0].message)
+        for read in (
+            len,
+            GradStore.values,
+            lambda grads: grads + grads,
+            lambda grads: w in grads,
+            repr,
+            mg.optim.grad_norm,
+        ):
+            read((w * w).sum().backward())
+        accumulator = mg.optim.GradAccumulator(2)
+        accumulator.accumulate((w * w).sum().backward(), 0.0)
+        (w * w).sum().backward(hook=hook)
+        (w.detach() * mg.ones(2, requires_grad=True)).sum()
+        gc.collect()
+    assert len(caught) == 1

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from ..autograd import bump
-from ..device import Device
 from ..errors import bad_value, located
+from ..grad_arithmetic import norm_of, scale_grads
 from ..grad_store import GradStore, TensorId, check_grads
 from ..tensor import Tensor
 
@@ -81,39 +81,15 @@ def chosen_grads(grads: GradStore, params: Chosen) -> dict[int, Tensor]:
     return grads.select([p if isinstance(p, TensorId) else p._id for p in params])
 
 
-def by_device(grads: Iterable[Tensor]) -> dict[Device, list[Any]]:
-    """The raw arrays on each device, an array that several gradients share only once."""
-    arrays: dict[Device, dict[int, Any]] = {}
-    for grad in grads:
-        arrays.setdefault(grad.device, {})[id(grad.data)] = grad.data
-    return {device: list(unique.values()) for device, unique in arrays.items()}
-
-
-def norm_of(grads: list[Tensor]) -> float:
-    """The norm of these gradients, taken as one vector."""
-    devices = {id(grad.device): grad.device for grad in grads}.values()
-    arrays = [(device, [grad.data for grad in grads if grad.device is device]) for device in devices]
-    return math.sqrt(math.fsum([device.kernels.grad_norm.sum_of_squares(a) for device, a in arrays]))
-
-
-def scale_grads(grads: Iterable[Tensor], factor: float) -> None:
-    """Multiply the gradients in place, in one launch for each device and dtype."""
-    grads = list(grads)
-    for device, arrays in by_device(grads).items():
-        device.kernels.grad_norm.scale_(arrays, factor)
-    bump(grads)
-
-
 def non_finite(norm: float, chosen: dict[int, Tensor]) -> NonFiniteGradientError:
     """The error for gradients of this norm: how many are not finite, and which is the first."""
     bad = [(number, grad) for number, grad in chosen.items() if not math.isfinite(norm_of([grad]))]
-    if not bad:
-        finite = "from finite gradients: it overflows; nothing was changed"
-        return NonFiniteGradientError(f"the gradient norm is {norm}, {finite}", norm)
-    number, grad = bad[0]
-    first = f"the first is that of tensor {number} of shape {grad.shape}; nothing was changed"
-    text = f"the gradient norm is {norm}; {len(bad)} of {len(chosen)} gradients are not finite, {first}"
-    return NonFiniteGradientError(text, norm, number)
+    text, first = f"the gradient norm is {norm}, from finite gradients: it overflows; nothing was changed", None
+    if bad:
+        first, grad = bad[0]
+        where = f"the first is that of tensor {first} of shape {grad.shape}; nothing was changed"
+        text = f"the gradient norm is {norm}; {len(bad)} of {len(chosen)} gradients are not finite, {where}"
+    return NonFiniteGradientError(text, norm, first)
 
 
 def check_positive(name: str, value: float) -> None:

@@ -8,9 +8,10 @@ import numpy as np
 
 from ..autograd import bump
 from ..errors import bad_value, located
+from ..grad_arithmetic import norm_of, scale_grads
 from ..grad_store import GradStore, TensorId
 from ..tensor import Tensor
-from .clip import EPSILON, Chosen, check_positive, chosen_grads, non_finite, norm_of, scale_grads
+from .clip import EPSILON, Chosen, check_positive, chosen_grads, non_finite
 
 
 def clip_grad_norm_async(grads: GradStore, max_norm: float, params: Chosen = None) -> Tensor:

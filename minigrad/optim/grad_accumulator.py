@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from ..errors import bad_value, check_int
+from ..grad_arithmetic import by_device
 from ..grad_store import GradStore, TensorId
 from ..tensor import Tensor
-from .clip import by_device
 
 
 class GradAccumulator:

@@ -11,10 +11,10 @@ import numpy as np
 from ..device import Device
 from ..dtypes import finfo, float16, float32, is_half
 from ..errors import bad_state, bad_value, check_float, check_int, check_option
+from ..grad_arithmetic import by_device
 from ..grad_store import GradStore
 from ..modes import current_graph
 from ..tensor import Tensor
-from .clip import by_device
 from .optimizer import Optimizer
 
 MIN_SCALE = 1.0

@@ -35,9 +35,10 @@ class Optimizer(OptimizerState, ABC):
     or a mapping to tensors. None leaves it to ``add_param_group`` to bring them, as trainers do. A group is a dict with
     ``params`` and any of the options in ``defaults``, which apply where a group is silent.
 
+    A frozen parameter, which does not require grad, gets no gradient and stays as it is.
+
     Raises TypeError for something that is no parameter, ValueError if there are none in ``params``, for a tensor that
-    does not require grad or was computed by an operation, for a parameter given twice, and for options that are unknown
-    or out of range.
+    was computed by an operation, for a parameter given twice, and for options that are unknown or out of range.
     """
 
     capturable: bool = False
@@ -96,8 +97,6 @@ class Optimizer(OptimizerState, ABC):
             raise bad_type(f"{label} is a {type(p).__name__}; an optimizer takes tensors, or pairs (name, tensor)")
         if not p.is_leaf:
             raise bad_value(f"{label} of shape {p.shape} was computed by an operation; only leaves are optimized")
-        if not p.requires_grad:
-            raise bad_value(f"{label} of shape {p.shape} does not require grad; call .requires_grad_() first")
 
     def kinds_of(self, options: Mapping[str, Any]) -> tuple[str, ...]:
         """Those of ``state_arrays`` that the state of a parameter in a group with these options has."""
@@ -129,9 +128,8 @@ class Optimizer(OptimizerState, ABC):
         """
         grads = check_grads("step", grads)
         if not grads.is_empty() and not any(p in grads for group in self.param_groups for p in group["params"]):
-            count = sum(len(group["params"]) for group in self.param_groups)
             raise bad_value(
-                f"none of the {len(grads)} gradients belongs to any of the optimizer's {count} parameters, "
+                f"none of the {len(grads)} gradients belongs to any of the optimizer's {len(self._names)} parameters, "
                 "so nothing would be trained; was the optimizer made with the parameters of another model?"
             )
         graph = current_graph()

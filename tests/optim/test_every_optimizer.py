@@ -21,6 +21,7 @@ def each_case(request: pytest.FixtureRequest) -> Case:
 
 def test_parameters_without_gradients_stay_as_they_are(case: Case) -> None:
     params = make_params(shapes=case.shapes)
+    params[1].requires_grad_(False)  # frozen
     optimizer = case.make(params)
     before = [p.data.copy() for p in params]
     optimizer.step(make_grads(params, 0, skip=(1, 2)))

@@ -1,0 +1,81 @@
+"""What a program does with all gradients of a GradStore at once, and a warning about those that it never reads."""
+
+import math
+import sys
+import warnings
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .device import Device
+    from .grad_store import GradStore
+    from .nn.module import Module
+    from .tensor import Tensor
+
+
+class GradArithmetic:
+    """Methods of GradStore."""
+
+    __slots__ = ()
+
+    def __add__(self: "GradStore", other: "GradStore") -> "GradStore":
+        """A new store with the sums: the gradients of both losses together. Neither store is changed."""
+        if not isinstance(other, GradArithmetic):
+            return NotImplemented
+        mine, theirs = dict(self.numbered()), other.numbered()
+        sums = {number: mine[number] + grad if number in mine else grad.clone() for number, grad in theirs}
+        return type(self)({number: grad.clone() for number, grad in mine.items() if number not in sums} | sums)
+
+    def scale_(self: "GradStore", factor: float) -> "GradStore":
+        """Multiply all gradients in place, by 1 / n for the mean of n added micro-batches; returns the store."""
+        scale_grads(self.values(), factor)
+        return self
+
+    def norm(self: "GradStore") -> float:
+        """The norm of all gradients, taken as one vector; 0.0 where there are none."""
+        return norm_of(list(self.select(sorted(self.numbers())).values()))
+
+    def named(self: "GradStore", model: "Module") -> dict[str, "Tensor"]:
+        """The gradients of a model's parameters by their names, without those that have none."""
+        pairs = ((name, self.get(p)) for name, p in model.named_parameters())
+        return {name: grad for name, grad in pairs if grad is not None}
+
+
+_told: set[tuple[str, int]] = set()
+
+
+def warn_of_unread(file: str, line: int) -> None:
+    """A warning, once for each line of a program, that what its ``backward`` returned there was dropped unread. A loop
+    as in PyTorch, that calls ``backward`` several times before a step, trains on its last micro-batch alone."""
+    if (file, line) not in _told and not sys.is_finalizing():
+        _told.add((file, line))
+        text = (
+            "the gradients that backward returned here were dropped, and nothing has read them: they do not add up on "
+            "the parameters. Add them: grads = grads + loss.backward(), or minigrad.optim.GradAccumulator"
+        )
+        warnings.warn_explicit(text, UserWarning, file, line)
+
+
+def by_device(grads: "Iterable[Tensor]") -> "dict[Device, list[Any]]":
+    """The raw arrays on each device, an array that several gradients share only once."""
+    arrays: dict[Device, dict[int, Any]] = {}
+    for grad in grads:
+        arrays.setdefault(grad.device, {})[id(grad.data)] = grad.data
+    return {device: list(unique.values()) for device, unique in arrays.items()}
+
+
+def norm_of(grads: "list[Tensor]") -> float:
+    """The norm of these gradients, taken as one vector."""
+    devices = {id(grad.device): grad.device for grad in grads}.values()
+    arrays = [(device, [grad.data for grad in grads if grad.device is device]) for device in devices]
+    return math.sqrt(math.fsum([device.kernels.grad_norm.sum_of_squares(a) for device, a in arrays]))
+
+
+def scale_grads(grads: "Iterable[Tensor]", factor: float) -> None:
+    """Multiply the gradients in place, in one launch for each device and dtype."""
+    from .autograd import bump  # which numbers its changes as GradStore does tensors, and is imported after it
+
+    grads = list(grads)
+    for device, arrays in by_device(grads).items():
+        device.kernels.grad_norm.scale_(arrays, factor)
+    bump(grads)
