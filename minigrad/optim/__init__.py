@@ -1,6 +1,7 @@
 """Optimizers, learning-rate schedules, gradient clipping and accumulation, averages of weights."""
 
 from .. import hints as _hints
+from . import lr_scheduler
 from .adamw import Adam, AdamW, AdamWConfig
 from .clip import NonFiniteGradientError, clip_grad_norm, grad_norm
 from .clip_more import clip_grad_norm_async, clip_grad_norm_per_param, clip_grad_value, clip_grads_with_norm
@@ -17,13 +18,11 @@ __all__ = [
     "orthogonalize", "EMA", "Optimizer", "decay_groups", "GradAccumulator", "GradScaler", "LossScaleStrategy",
     "NonFiniteGradientError", "clip_grad_norm", "clip_grad_norm_async", "clip_grad_norm_per_param", "clip_grad_value",
     "clip_grads_with_norm", "grad_norm", "LrSchedule", "Constant", "CosineAnnealing", "CyclicalLr", "DecayShape",
-    "ExponentialDecay", "InverseSqrt", "Lambda", "LinearWarmup", "StepDecay", "WarmRestarts", "Wsd",
+    "lr_scheduler", "ExponentialDecay", "InverseSqrt", "Lambda", "LinearWarmup", "StepDecay", "WarmRestarts", "Wsd",
 ]
 # fmt: on
 
 _instead = {
-    "lr_scheduler": "schedules are here, such as CosineAnnealing; optimizer.set_lr(schedule.get_lr(step)), or give "
-    "one to a trainer",
     "clip_grad_norm_": f"use {_hints.CLIP_GRADS}",
     "RMSprop": "use AdamW or SGD",
 }

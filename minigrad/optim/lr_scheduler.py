@@ -1,0 +1,206 @@
+"""PyTorch's schedulers: each sets the learning rates of an optimizer's groups, anew with every ``step()``.
+
+The values are PyTorch's, each a formula of the count of steps. A scheduler begins from the rates that the groups had
+when the optimizer got its first one. ``lr_schedule.py`` has this library's own, functions of the step without a state.
+"""
+
+import bisect
+import math
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from ..errors import bad_value, check_int, check_option, expect
+from .optimizer import Optimizer
+
+__all__ = [
+    "ConstantLR", "CosineAnnealingLR", "CosineAnnealingWarmRestarts", "ExponentialLR", "LRScheduler", "LambdaLR",
+    "LinearLR", "MultiStepLR", "OneCycleLR", "SequentialLR", "StepLR",
+]  # fmt: skip
+
+Formula: TypeAlias = Callable[[float, int, int], float]
+
+_initial: weakref.WeakKeyDictionary[Optimizer, list[float]] = weakref.WeakKeyDictionary()
+
+
+class LRScheduler:
+    """Base of the schedulers: ``formula(base, step, group)`` is the rate of a group after ``step`` steps."""
+
+    def __init__(self, optimizer: Optimizer, formula: Formula) -> None:
+        self.optimizer = optimizer
+        self.formula = formula
+        self.base_lrs: list[float] = list(_initial.setdefault(optimizer, self._rates()))
+        self.last_epoch: int = 0
+        """Calls of ``step`` so far."""
+        self._set()
+
+    def _rates(self) -> list[float]:
+        return [float(group["lr"]) for group in self.optimizer.param_groups]
+
+    def _set(self) -> None:
+        for i, (group, base) in enumerate(zip(self.optimizer.param_groups, self.base_lrs)):
+            group["lr"] = self.formula(base, self.last_epoch, i)
+        self._last = self._rates()
+
+    def step(self) -> None:
+        """Set the rates of the next step; call it after ``optimizer.step(grads)``."""
+        self.last_epoch += 1
+        self._set()
+
+    def get_last_lr(self) -> list[float]:
+        """The rates of the groups, as this scheduler set them last."""
+        return self._last
+
+    def state_dict(self) -> dict[str, Any]:
+        """The count of steps and the initial rates; JSON values. All else is the program's."""
+        return {"last_epoch": self.last_epoch, "base_lrs": self.base_lrs}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from where ``state_dict`` was called. ValueError if it is none, or of another number of groups."""
+        rates = state.get("base_lrs") if isinstance(state, Mapping) else None
+        if not isinstance(rates, list) or len(rates) != len(self.base_lrs):
+            raise bad_value(f"this is not the state of a {type(self).__name__} of {len(self.base_lrs)} groups")
+        self.last_epoch, self.base_lrs = check_int("last_epoch", state.get("last_epoch"), 0), rates
+        self._set()
+
+
+def _each(name: str, value: Any, optimizer: Optimizer) -> list[Any]:
+    """One value for each group."""
+    count = len(optimizer.param_groups)
+    values = list(value) if isinstance(value, Sequence) else [value] * count
+    expect(len(values) == count, name, value, f"one for all groups, or one for each of {count}")
+    return values
+
+
+class LambdaLR(LRScheduler):
+    """base * lr_lambda(step); a list of functions has one for each group."""
+
+    def __init__(self, optimizer: Optimizer, lr_lambda: Callable[[int], float] | Sequence[Any]) -> None:
+        functions = _each("lr_lambda", lr_lambda, optimizer)
+        super().__init__(optimizer, lambda base, step, group: base * float(functions[group](step)))
+
+
+class StepLR(LRScheduler):
+    """base * gamma ** (step // step_size)"""
+
+    def __init__(self, optimizer: Optimizer, step_size: int, gamma: float = 0.1) -> None:
+        check_int("step_size", step_size, 1)
+        super().__init__(optimizer, lambda base, step, _: base * gamma ** (step // step_size))
+
+
+class MultiStepLR(LRScheduler):
+    """base * gamma ** (the number of milestones that have been reached)"""
+
+    def __init__(self, optimizer: Optimizer, milestones: Sequence[int], gamma: float = 0.1) -> None:
+        reached = sorted(milestones)
+        super().__init__(optimizer, lambda base, step, _: base * gamma ** bisect.bisect_right(reached, step))
+
+
+class ExponentialLR(LRScheduler):
+    """base * gamma ** step"""
+
+    def __init__(self, optimizer: Optimizer, gamma: float) -> None:
+        super().__init__(optimizer, lambda base, step, _: base * gamma**step)
+
+
+class LinearLR(LRScheduler):
+    """base times a factor that goes from ``start_factor`` to ``end_factor`` in ``total_iters`` steps, and stays."""
+
+    def __init__(
+        self, optimizer: Optimizer, start_factor: float = 1 / 3, end_factor: float = 1.0, total_iters: int = 5
+    ) -> None:
+        check_int("total_iters", total_iters, 1)
+        factor = lambda step: _line(start_factor, end_factor, min(step, total_iters) / total_iters)  # noqa: E731
+        super().__init__(optimizer, lambda base, step, _: base * factor(step))
+
+
+class ConstantLR(LRScheduler):
+    """base * factor for ``total_iters`` steps, then base"""
+
+    def __init__(self, optimizer: Optimizer, factor: float = 1 / 3, total_iters: int = 5) -> None:
+        super().__init__(optimizer, lambda base, step, _: base * (factor if step < total_iters else 1.0))
+
+
+class CosineAnnealingLR(LRScheduler):
+    """eta_min + (base - eta_min) (1 + cos(pi step / T_max)) / 2; after T_max it rises again.
+
+    Source: Loshchilov & Hutter, "SGDR" (2017), without restarts.
+    """
+
+    def __init__(self, optimizer: Optimizer, T_max: int, eta_min: float = 0.0) -> None:
+        check_int("T_max", T_max, 1)
+        super().__init__(optimizer, lambda base, step, _: _cosine(base, eta_min, step / T_max))
+
+
+class CosineAnnealingWarmRestarts(LRScheduler):
+    """Half cosines from base to ``eta_min``, each ``T_mult`` times as long as the one before; the first has ``T_0``."""
+
+    def __init__(self, optimizer: Optimizer, T_0: int, T_mult: int = 1, eta_min: float = 0.0) -> None:
+        check_int("T_0", T_0, 1)
+        check_int("T_mult", T_mult, 1)
+
+        def formula(base: float, step: int, group: int) -> float:
+            length = T_0
+            while step >= length:
+                step, length = step - length, length * T_mult
+            return _cosine(base, eta_min, step / length)
+
+        super().__init__(optimizer, formula)
+
+
+class OneCycleLR(LRScheduler):
+    """From max_lr / div_factor up to ``max_lr`` within ``pct_start`` of ``total_steps``, then down to
+    max_lr / div_factor / final_div_factor. Momentum, or the first beta, goes the other way, from 0.95 to 0.85 and back,
+    unless ``cycle_momentum`` is False.
+
+    Source: Smith & Topin, "Super-convergence" (2018).
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, max_lr: float | Sequence[float], total_steps: int, *, pct_start: float = 0.3,
+        anneal_strategy: str = "cos", cycle_momentum: bool = True, div_factor: float = 25.0,
+        final_div_factor: float = 1e4,
+    ) -> None:  # fmt: skip
+        check_option("anneal_strategy", anneal_strategy, ("cos", "linear"))
+        check_int("total_steps", total_steps, 1)
+        peaks = _each("max_lr", max_lr, optimizer)
+        anneal = _cosine if anneal_strategy == "cos" else _line
+        up, last = pct_start * total_steps - 1, total_steps - 1
+
+        def between(step: int, start: float, peak: float, end: float) -> float:
+            return anneal(start, peak, step / up) if step <= up else anneal(peak, end, (step - up) / (last - up))
+
+        def formula(base: float, step: int, group: int) -> float:
+            expect(step <= total_steps, "total_steps", total_steps, f"at least {step}, the steps so far")
+            options = self.optimizer.param_groups[group]
+            momentum = between(step, 0.95, 0.85, 0.95)
+            if cycle_momentum:
+                options.update(
+                    {"betas": (momentum, options["betas"][1])} if "betas" in options else {"momentum": momentum}
+                )
+            start = peaks[group] / div_factor
+            return between(step, start, peaks[group], start / final_div_factor)
+
+        super().__init__(optimizer, formula)
+
+
+class SequentialLR(LRScheduler):
+    """One scheduler after the other: the next begins, as after no steps, when its milestone is reached."""
+
+    def __init__(self, optimizer: Optimizer, schedulers: Sequence[LRScheduler], milestones: Sequence[int]) -> None:
+        expect(len(milestones) == len(schedulers) - 1, "milestones", milestones, "one fewer than schedulers")
+        starts = [0, *milestones]
+
+        def formula(base: float, step: int, group: int) -> float:
+            index = bisect.bisect_right(milestones, step)
+            return schedulers[index].formula(base, step - starts[index], group)
+
+        super().__init__(optimizer, formula)
+
+
+def _cosine(start: float, end: float, u: float) -> float:
+    return end + (start - end) * (1 + math.cos(math.pi * u)) / 2
+
+
+def _line(start: float, end: float, u: float) -> float:
+    return start + (end - start) * u
