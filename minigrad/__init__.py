@@ -18,6 +18,7 @@ from .modes import detect_anomaly, enable_grad, is_autocast_enabled, is_grad_ena
 from .plans import unfused
 from .printing import set_printoptions
 from .random import Generator, default_generator, fresh_seed, manual_seed
+from .saving import load, save
 from .settings import *
 from .tensor import Tensor
 from .tools.drawing import draw
@@ -53,7 +54,7 @@ __all__ = [
     # Random numbers
     "Generator", "default_generator", "manual_seed", "fresh_seed",
     # Tools and rooms
-    "draw", "explain", "unfused", "kernels", "plain_families", "gradcheck", "GradcheckError", "memory_report",
+    "save", "load", "draw", "explain", "unfused", "kernels", "plain_families", "gradcheck", "GradcheckError", "memory_report",
     "MemoryReport", "cuda", "nn", "optim",
     # Arithmetic and functions of each element
     "add", "sub", "subtract", "mul", "multiply", "div", "divide", "true_divide", "floor_divide", "remainder", "fmod",
@@ -82,13 +83,7 @@ __all__ = [
 ]
 # fmt: on
 
-_save = (
-    "minigrad.serialization has save_safetensors(path, model.state_dict()) and load_safetensors(path) for weights, "
-    "save_checkpoint and load_checkpoint to resume"
-)
 _instead = {
-    "save": _save,
-    "load": _save,
     "inference_mode": "use no_grad",
     "compile": "the kernels are compiled by themselves",
     "utils": "data sets and loaders are in minigrad.data",

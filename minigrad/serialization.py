@@ -148,7 +148,7 @@ def save_checkpoint(
         if not isinstance(name, str) or not _STEM.fullmatch(name):
             raise CheckpointError(f"{show(name)} cannot name a file of tensors: use letters, digits, '_' and '-'")
     files = {f"{name}.safetensors": safetensors_format.encode(arrays) for name, arrays in tensors.items()}
-    state_bytes = _encode_state(state)
+    state_bytes = encode_state(state)
     try:
         durable.make_directories(folder)
         with durable.folder_lock(folder) as locked:
@@ -209,12 +209,12 @@ def _self_hash(manifest: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def _encode_state(state: Mapping[str, Any]) -> bytes:
+def encode_state(state: Mapping[str, Any]) -> bytes:
     try:
         # Not escaped to ASCII: encoding then refuses lone surrogates, of which escapes may merge two into one
         # character.
         raw = json.dumps(_to_json(dict(state), "state"), indent=1, allow_nan=False, ensure_ascii=False).encode()
-        _decode_state(raw)  # what could not be read back is refused now, not at the resume
+        decode_state(raw)  # what could not be read back is refused now, not at the resume
     except RecursionError:
         raise CheckpointError("state is nested too deeply, or holds itself") from None
     except CheckpointError:
@@ -256,7 +256,7 @@ def _from_json(value: Any) -> Any:
     return value
 
 
-def _decode_state(raw: bytes) -> dict[str, Any]:
+def decode_state(raw: bytes) -> dict[str, Any]:
     state = _from_json(parse_json(raw))
     if not isinstance(state, dict):
         raise ValueError("the state is not a JSON object")
@@ -332,7 +332,7 @@ def _load(path: Path, expected_step: int | None = None) -> Checkpoint:
         raise CheckpointError(f"{path} holds step {step}: it was renamed", path)
     state_path = path / STATE
     with faults_of(state_path):
-        state = _decode_state(safetensors_format.read_bytes(state_path, MAX_STATE, *records.pop(STATE)))
+        state = decode_state(safetensors_format.read_bytes(state_path, MAX_STATE, *records.pop(STATE)))
         if type(state.get("step")) is not int or state["step"] != step:
             raise ValueError(f"its step is {show(state.get('step'))}, the manifest's is {step}")
     tensors = {name.removesuffix(".safetensors"): read_arrays(path / name, *record) for name, record in records.items()}

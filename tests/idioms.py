@@ -5,7 +5,6 @@
 
 import os
 import re
-import sys
 import tempfile
 import traceback
 import warnings
@@ -59,7 +58,8 @@ def answer(preamble: str, code: str) -> str | None:
         message = str(error).partition("\n  at ")[0]
         last = traceback.extract_tb(error.__traceback__)[-1]
         said = message.partition("; ")[2] if BARE.search(message) else message
-        assert last.filename.startswith(str(ROOT)) and said, f"{code}\n  {type(error).__name__}: {message}"
+        if not (last.filename.startswith(str(ROOT)) and said):
+            raise AssertionError(f"{code}\n  {type(error).__name__}: {message}") from error
         return f"{type(error).__name__}: {message}"
     return None
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..device import Device
 from ..dtypes import float32, is_half
-from ..errors import bad_value, check_float
+from ..errors import bad_value, check_float, expect
 from ..tensor import Tensor
 
 Arrays = dict[str, np.ndarray]
@@ -146,11 +146,14 @@ class OptimizerState:
         meta = {"optimizer": type(self).__name__, "timestep": self.timestep, "steps": steps, "param_groups": groups}
         return arrays, meta
 
-    def load_state_dict(self, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> None:
-        """Take over what ``state_dict`` returned, options of groups included: ``optimizer.load_state_dict(*saved)``.
+    def load_state_dict(self, arrays: Any, meta: Mapping[str, Any] | None = None) -> None:
+        """Take over what ``state_dict`` returned, as two arguments or as one, options of groups included.
 
         Raises ValueError, naming everything that does not match, before anything is changed.
         """
+        if meta is None:
+            expect(isinstance(arrays, tuple | list) and len(arrays) == 2, "state", arrays, "what state_dict() returned")
+            arrays, meta = arrays
         problems = _mismatches(self, arrays, meta)
         if problems:
             shown = problems[:20] + ([f"and {len(problems) - 20} more"] if len(problems) > 20 else [])

@@ -1,0 +1,85 @@
+"""``minigrad.save`` and ``load``: what comes back, what is refused, files that lie."""
+
+import json
+
+import numpy as np
+import pytest
+from refusals import raises
+
+import minigrad
+from minigrad import nn, optim
+from minigrad.serialization import CheckpointError, load_safetensors, save_safetensors
+
+
+def test_a_training_comes_back(tmp_path):
+    def start(seed):
+        minigrad.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).bfloat16()
+        return model, optim.AdamW(model.named_parameters(), lr=0.1)
+
+    def step(model, optimizer):
+        optimizer.step(model(minigrad.ones(2, 3, dtype=minigrad.bfloat16)).square().sum().backward())
+
+    model, optimizer = start(0)
+    step(model, optimizer)
+    schedule = optim.lr_scheduler.StepLR(optimizer, 3)
+    path = minigrad.save(
+        {
+            "model": model.state_dict(),
+            "optimizer": optimizer.state_dict(),
+            "schedule": schedule.state_dict(),
+            "step": 1,
+        },
+        tmp_path / "run.pt",
+    )
+    saved = minigrad.load(path, map_location="cpu")
+    assert saved["step"] == 1 and list(saved) == ["model", "optimizer", "schedule", "step"]
+    other, resumed = start(1)
+    other.load_state_dict(saved["model"])
+    resumed.load_state_dict(saved["optimizer"])
+    for pair in ((model, optimizer), (other, resumed)):
+        step(*pair)
+    for p, q in zip(model.parameters(), other.parameters()):
+        assert p.tolist() == q.tolist() and p.dtype == q.dtype
+
+
+PLAIN = {"none": None, "on": True, "n": 2**40, "x": float("nan"), "text": "é", "list": [1, [], {}], "": {"a.b": []}}
+
+
+def test_plain_values_arrays_and_other_safetensors(tmp_path):
+    file = tmp_path / "a"
+    x = np.arange(6)[::2]
+    minigrad.save([PLAIN, x, (minigrad.ones(()), 1.5)], file)
+    plain, array, (one, number) = minigrad.load(file)
+    assert repr(plain) == repr(PLAIN) and isinstance(array, np.ndarray) and array.tolist() == [0, 2, 4]
+    assert isinstance(one, minigrad.Tensor) and one.item() == 1 and number == 1.5
+    save_safetensors(file, {"w": x})
+    assert minigrad.load(file)["w"].tolist() == [0, 2, 4]
+    minigrad.save(minigrad.ones(2), file)
+    assert minigrad.load(file).tolist() == [1, 1] and list(load_safetensors(file)) == [""]
+
+
+@pytest.mark.parametrize(
+    ("obj", "error", "message"),
+    [
+        ({"model": nn.Linear(2, 2)}, TypeError, "pass its .state_dict.., model"),
+        ({1: 2}, CheckpointError, "keys must be strings"),
+        ({"f": len}, CheckpointError, "a builtin_function_or_method, which JSON cannot hold"),
+        ({"a": {"__tensor__": "x"}}, CheckpointError, "a has a key of __tensor__, __array__"),
+        ("file", TypeError, "the object comes first"),
+    ],
+)
+def test_what_cannot_be_stored_is_refused_and_nothing_is_written(tmp_path, obj, error, message):
+    raises(error, message, minigrad.save, obj, tmp_path / "file")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "tree", ["", "[]", '{"value": {"__tensor__": "b"}}', '{"value": {"__array__": ["a"]}}', "{" * 9999]
+)
+def test_a_file_that_lies_is_one_kind_of_error(tmp_path, tree):
+    save_safetensors(tmp_path / "file", {"a": np.ones(2)}, {"minigrad.save": tree})
+    raises(CheckpointError, "file", minigrad.load, tmp_path / "file")
+    (tmp_path / "file").write_bytes(b"PK\x03\x04" + bytes(100))
+    raises(CheckpointError, "file", minigrad.load, tmp_path / "file")
+    json.dumps(minigrad.load(minigrad.save({}, tmp_path / "file")))
