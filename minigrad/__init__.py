@@ -1,5 +1,7 @@
 """minigrad: a small deep-learning framework to read, to learn from, and to train transformers with."""
 
+import os as _os
+
 from . import cuda, nn, optim
 from . import hints as _hints
 from .autograd import Function
@@ -35,6 +37,9 @@ long = int64
 
 __version__ = "0.1.0"
 
+if not _os.path.isdir(_os.path.join(__path__[0], "distributed")):  # a checkout, where that folder lies beside this one
+    __path__.append(_os.path.dirname(__path__[0]))
+
 # fmt: off
 __all__ = [
     # What a tensor is
@@ -54,8 +59,8 @@ __all__ = [
     # Random numbers
     "Generator", "default_generator", "manual_seed", "fresh_seed",
     # Tools and rooms
-    "save", "load", "draw", "explain", "unfused", "kernels", "plain_families", "gradcheck", "GradcheckError", "memory_report",
-    "MemoryReport", "cuda", "nn", "optim",
+    "save", "load", "draw", "explain", "unfused", "kernels", "plain_families", "gradcheck", "GradcheckError",
+    "memory_report", "MemoryReport", "cuda", "nn", "optim",
     # Arithmetic and functions of each element
     "add", "sub", "subtract", "mul", "multiply", "div", "divide", "true_divide", "floor_divide", "remainder", "fmod",
     "pow", "neg", "negative", "abs", "absolute", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt",

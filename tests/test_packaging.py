@@ -99,6 +99,16 @@ def test_version_is_stated_once():
 
 
 @pytest.mark.long
+def test_a_checkout_finds_its_folders_though_nothing_tells_where_they_are():
+    """As in a checkout after ``pip install .``, where Python finds this folder first: no editable installation helps."""
+    code = (
+        "import sys; sys.meta_path[:] = [f for f in sys.meta_path if 'editable' not in repr(f).lower()]\n"
+        "import minigrad.distributed.launch, minigrad.cuda_kernels; print(minigrad.distributed.launch.__file__)"
+    )
+    run = python("-c", code, cwd=ROOT)
+    assert run.returncode == 0 and run.stdout.strip() == str(ROOT / "distributed/launch.py"), run.stderr
+
+
 def test_installed_wheel_imports(installed):
     code = (
         "import minigrad, minigrad.distributed, minigrad.cuda_kernels, importlib.util\n"
