@@ -9,6 +9,7 @@ token, and every token sees every other. The mean of the tokens is then classifi
 
 from __future__ import annotations
 
+import itertools
 import time
 
 import numpy as np
@@ -18,6 +19,7 @@ from tqdm import tqdm
 
 import minigrad
 from minigrad import Tensor, nn
+from minigrad.data import DataLoader, TensorDataset
 from minigrad.distributed import SimpleTrainer, TrainingConfig
 from minigrad.nn import functional as F
 from minigrad.optim import AdamW, CosineAnnealing, decay_groups
@@ -77,7 +79,7 @@ def main() -> int:
     print(show(images[:6]))
 
     started = time.perf_counter()
-    train(model, images, digits, args.steps, args.batch_size, args.lr, rng)
+    train(model, DataLoader(TensorDataset(images, digits), args.batch_size, shuffle=True), args.steps, args.lr)
     seconds = time.perf_counter() - started
 
     read = classify(model, test_images)
@@ -92,24 +94,15 @@ def main() -> int:
     return 0
 
 
-def train(
-    model: nn.Module,
-    images: np.ndarray,
-    digits: np.ndarray,
-    steps: int,
-    batch_size: int,
-    lr: float,
-    rng: np.random.Generator,
-) -> None:
-    """AdamW on random batches of images (N, SIZE, SIZE) and their digits (N,), the learning rate a cosine."""
+def train(model: nn.Module, loader: DataLoader, steps: int, lr: float) -> None:
+    """AdamW on batches of images (N, SIZE, SIZE) and their digits (N,), epoch after epoch; the rate is a cosine."""
     optimizer = AdamW(decay_groups(model.named_parameters(), weight_decay=0.1), lr=lr, betas=(0.9, 0.99))
     schedule = CosineAnnealing(lr, lr / 100, warmup_steps=min(100, steps // 10), total_steps=steps)
     trainer = SimpleTrainer.with_optimizer(TrainingConfig(), optimizer).with_lr_schedule(schedule)
+    batches = itertools.chain.from_iterable(itertools.repeat(loader))
     with tqdm(range(steps), bar_format=BAR, disable=None) as bar:
-        for _ in bar:
-            chosen = rng.integers(len(images), size=batch_size)
-            logits = model(minigrad.from_numpy(images[chosen]))
-            loss = F.cross_entropy(logits, minigrad.from_numpy(digits[chosen]))
+        for _, (images, digits) in zip(bar, batches):
+            loss = F.cross_entropy(model(images), digits)
             metrics = trainer.step(model.named_parameters(), loss.backward(), loss.item())
             assert metrics is not None  # one micro-batch a step
             bar.set_postfix_str(f"loss {metrics.loss:.4f}", refresh=False)
@@ -118,8 +111,7 @@ def train(
 @minigrad.no_grad()
 def classify(model: nn.Module, images: np.ndarray, batch_size: int = 500) -> np.ndarray:
     """The likeliest digit of each image: (N, SIZE, SIZE) -> (N,)."""
-    batches = range(0, len(images), batch_size)
-    return np.concatenate([model(minigrad.from_numpy(images[i : i + batch_size])).argmax(1).numpy() for i in batches])
+    return np.concatenate([model(batch).argmax(1).numpy() for batch in DataLoader(images, batch_size)])
 
 
 def confusion(digits: np.ndarray, read: np.ndarray) -> str:

@@ -100,7 +100,7 @@ def test_version_is_stated_once():
 
 @pytest.mark.long
 def test_a_checkout_finds_its_folders_though_nothing_tells_where_they_are():
-    """As in a checkout after ``pip install .``, where Python finds this folder first: no editable installation helps."""
+    """As after ``pip install .``: Python finds the checkout's folder first, and no editable installation helps."""
     code = (
         "import sys; sys.meta_path[:] = [f for f in sys.meta_path if 'editable' not in repr(f).lower()]\n"
         "import minigrad.distributed.launch, minigrad.cuda_kernels; print(minigrad.distributed.launch.__file__)"

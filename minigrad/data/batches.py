@@ -56,6 +56,7 @@ class EpochSampler:
         drop_last: False: the last batch of an epoch may be smaller. True: it is left out then, and which samples that
             concerns differs from epoch to epoch.
         rank, world_size: this rank's number, and how many there are.
+        shuffle: False: each epoch has the samples as they are numbered.
 
     Attributes:
         epoch: number of the epoch of the next batch, from 0.
@@ -66,8 +67,9 @@ class EpochSampler:
     """
 
     def __init__(
-        self, n: int, batch_size: int, seed: int, drop_last: bool = False, rank: int = 0, world_size: int = 1
-    ) -> None:
+        self, n: int, batch_size: int, seed: int, drop_last: bool = False, rank: int = 0, world_size: int = 1,
+        shuffle: bool = True,
+    ) -> None:  # fmt: skip
         if n < 1 or batch_size < 1:
             raise DataError(f"n and batch_size must be at least 1, got {n} and {batch_size}")
         if not 0 <= seed < 2**64:
@@ -84,6 +86,7 @@ class EpochSampler:
         self.drop_last = drop_last
         self.rank = rank
         self.world_size = world_size
+        self.shuffle = shuffle
         self.epoch: int = 0
         self.position: int = 0
         self._order: tuple[int, npt.NDArray[np.int64]] | None = None
@@ -96,17 +99,28 @@ class EpochSampler:
     def __iter__(self) -> Iterator[Any]:
         epoch = self.epoch
         while self.epoch == epoch:
-            first = self.position * self.batch_size
-            batch = self._permutation(epoch)[first : first + self.batch_size]
+            position = self.position
             self.position += 1
             if self.position == len(self):
                 self.epoch, self.position = epoch + 1, 0
-            yield batch[shard(len(batch), self.rank, self.world_size)]
+            yield self.batch(epoch, position)
+
+    def batch(self, epoch: int, position: int) -> npt.NDArray[np.int64]:
+        """The sample numbers of any batch, wherever the iteration stands."""
+        first = position * self.batch_size
+        batch = self._permutation(epoch)[first : first + self.batch_size]
+        return batch[shard(len(batch), self.rank, self.world_size)]
 
     def _permutation(self, epoch: int) -> npt.NDArray[np.int64]:
-        if self._order is None or self._order[0] != epoch:
-            self._order = epoch, CPU.kernels.random.permutation(self.n, self.seed ^ _EPOCHS, epoch)
-        return self._order[1]
+        order = self._order
+        if order is None or order[0] != epoch:
+            new = (
+                CPU.kernels.random.permutation(self.n, self.seed ^ _EPOCHS, epoch)
+                if self.shuffle
+                else np.arange(self.n)
+            )
+            self._order = order = epoch, new
+        return order[1]
 
     def state_dict(self) -> dict[str, int | bool]:
         """Where the iteration stands, and the settings that give this a meaning; JSON values, equal on all ranks."""
@@ -132,7 +146,14 @@ class EpochSampler:
         self.epoch, self.position = epoch, position
 
     def _settings(self) -> dict[str, int | bool]:
-        return {"seed": self.seed, "batch_size": self.batch_size, "drop_last": self.drop_last, "samples": self.n}
+        ordered = {} if self.shuffle else {"shuffle": False}
+        return {
+            "seed": self.seed,
+            "batch_size": self.batch_size,
+            "drop_last": self.drop_last,
+            "samples": self.n,
+            **ordered,
+        }
 
 
 class RandomBatches:

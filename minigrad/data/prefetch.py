@@ -50,7 +50,7 @@ class Prefetcher(Closing, Iterator[Any]):
         state = getattr(batches, "state_dict", None)
         self._state = None if state is None else state()
         self._line = _Line(depth)
-        prepare = None if self._device is None else pinned if self._device.type == "cuda" else _tensors
+        prepare = None if self._device is None else pinned if self._device.type == "cuda" else tensors
         arguments = (self._line, source, prepare, state)  # not self: who drops it shall end the thread
         self._thread = threading.Thread(target=_load, args=arguments, name="prefetch", daemon=True)
         self._thread.start()
@@ -137,10 +137,11 @@ def to_device(batch: Any, device: Device) -> Any:
 
 def pinned(batch: Any) -> Any:
     """The batch with its arrays and the CPU's tensors as tensors in pinned memory."""
-    return _each(_tensors(batch), lambda x: x.pin_memory() if isinstance(x, Tensor) and x.device.type == "cpu" else x)
+    return _each(tensors(batch), lambda x: x.pin_memory() if isinstance(x, Tensor) and x.device.type == "cpu" else x)
 
 
-def _tensors(batch: Any) -> Any:
+def tensors(batch: Any) -> Any:
+    """The batch with its arrays as tensors."""
     return _each(batch, lambda x: Tensor(x) if isinstance(x, np.ndarray) else x)
 
 

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from refusals import raises
 
-from minigrad.data import DataError, EpochBatches, EpochSampler
+import minigrad
+from minigrad.data import DataError, DataLoader, EpochBatches, EpochSampler, Prefetcher, TensorDataset
 
 
 @given(st.integers(2, 200), st.integers(1, 7), st.integers(1, 9), st.booleans())
@@ -60,3 +61,83 @@ def test_a_foreign_state_is_refused(change, message):
     raises(DataError, message, lambda: batches.load_state_dict({**before, **change}))
     raises(DataError, "not the state", lambda: batches.load_state_dict({"epoch": 0, "position": 0}))
     assert batches.state_dict() == before
+
+
+# DataLoader -----------------------------------------------------------------------------------------------------------
+
+
+class Squares:
+    """A dataset of numbers."""
+
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, i):
+        return {"n": i, "square": (np.float32(i * i), f"{i}^2")}
+
+
+X, Y = np.arange(20, dtype=np.float32).reshape(10, 2), np.arange(10)
+
+
+def numbers(loader):
+    """The samples' numbers, by batch."""
+    return [batch["n"].tolist() if isinstance(batch, dict) else batch[1].tolist() for batch in loader]
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+@pytest.mark.parametrize("dataset", [TensorDataset(X, Y), TensorDataset(minigrad.tensor(X), Y), Squares()])
+def test_a_loader_gives_every_sample_once_an_epoch_and_resumes(dataset, workers):
+    def loader(seed=0, **options):
+        options = {"shuffle": True, "num_workers": workers, **options}
+        return DataLoader(dataset, 4, generator=minigrad.Generator(seed), **options)
+
+    one = loader()
+    epochs = [numbers(one) for _ in range(2)]
+    assert len(one) == 3 and all(
+        [len(b) for b in e] == [4, 4, 2] and sorted(i for b in e for i in b) == [*range(10)] for e in epochs
+    )
+    assert epochs[0] != epochs[1] and epochs == [numbers(again := loader()), numbers(again)] != [numbers(loader(1))] * 2
+    assert numbers(loader(drop_last=True)) == epochs[0][:2]
+    assert numbers(loader(shuffle=False)) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+
+    half = loader()
+    for _ in range(3):  # peeks at the first batch of three epochs
+        next(iter(half))
+    batches, other = iter(half), loader()
+    next(batches)
+    other.load_state_dict(half.state_dict())
+    assert numbers(other) == numbers(batches)
+    other.load_state_dict(half.state_dict())
+    assert numbers(half) == numbers(other) and half.state_dict() == other.state_dict()
+    raises(DataError, "here it is 4", loader().load_state_dict, {**half.state_dict(), "batch_size": 5})
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_a_batch_is(workers):
+    (batch, *_) = DataLoader(Squares(), 3, num_workers=workers)
+    assert batch["n"].dtype == minigrad.int64 and batch["square"][0].tolist() == [0, 1, 4]
+    assert batch["square"][1] == ["0^2", "1^2", "2^2"] and batch["square"][0].dtype == minigrad.float32
+    assert [b.tolist() for b in DataLoader((i / 2 for i in range(5)), 2, num_workers=workers)] == [
+        [0, 0.5],
+        [1, 1.5],
+        [2],
+    ]
+    assert len([*DataLoader(iter(range(5)), 2, drop_last=True, num_workers=workers)]) == 2
+    assert [*DataLoader([(1, 2), (3, 4)], 2, collate_fn=lambda samples: samples)] == [[(1, 2), (3, 4)]]
+    assert next(iter(DataLoader(X, 5, num_workers=workers, pin_memory=True))).shape == (5, 2)
+    x, y = next(iter(Prefetcher(DataLoader(TensorDataset(X, Y), 2), device="cpu")))
+    assert x.tolist() == [[0, 1], [2, 3]] and y.tolist() == [0, 1] and TensorDataset(X, Y)[3][1] == 3
+
+
+def test_what_a_loader_refuses():
+    for error, message, make in [
+        (ValueError, "arrays of .10, 9. rows", lambda: TensorDataset(X, Y[1:])),
+        (TypeError, "a int has no len.. and no .i., and is not iterable", lambda: DataLoader(3)),
+        (TypeError, "has no len.. and no .i., so it has no order to change", lambda: DataLoader(iter(X), shuffle=True)),
+        (ValueError, "num_workers is -1", lambda: DataLoader(X, num_workers=-1)),
+        (TypeError, "which has none", lambda: len(DataLoader(iter(X)))),
+        (AttributeError, "cannot be resumed", lambda: DataLoader(iter(X)).state_dict()),
+        (RuntimeError, "cannot be resumed", lambda: DataLoader(iter(X)).load_state_dict({})),
+        (ZeroDivisionError, "", lambda: [*DataLoader(X, 2, num_workers=2, collate_fn=lambda samples: 1 / 0)]),
+    ]:
+        raises(error, message, make)

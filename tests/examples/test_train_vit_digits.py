@@ -65,7 +65,7 @@ def test_the_accuracy_is_that_of_images_it_never_saw(monkeypatch, capsys):
     vit = load(VIT, monkeypatch, "--steps", 250, "--images", 1000, "--held-out", 200, "--batch-size", 32, "--seed", 2)
     seen = recorded(monkeypatch, vit, "train")
     assert vit.main() == 0
-    model, known = seen[:2]
+    model, known = seen[0], seen[1].dataset.tensors[0]
     rng = np.random.default_rng(2)
     first, _ = vit.draw_digits(1000, 0.15, rng)
     images, digits = vit.draw_digits(200, 0.15, rng)
