@@ -2,7 +2,7 @@
 
 import os as _os
 
-from . import cuda, nn, optim
+from . import cuda, data, nn, optim
 from . import hints as _hints
 from .autograd import Function
 from .checkpoint_activations import checkpoint
@@ -32,6 +32,7 @@ bool = bool_
 double = float64
 float = float32
 half = float16
+inference_mode = no_grad
 int = int32
 long = int64
 
@@ -60,7 +61,7 @@ __all__ = [
     "Generator", "default_generator", "manual_seed", "fresh_seed",
     # Tools and rooms
     "save", "load", "draw", "explain", "unfused", "kernels", "plain_families", "gradcheck", "GradcheckError",
-    "memory_report", "MemoryReport", "cuda", "nn", "optim",
+    "memory_report", "MemoryReport", "cuda", "data", "nn", "optim",
     # Arithmetic and functions of each element
     "add", "sub", "subtract", "mul", "multiply", "div", "divide", "true_divide", "floor_divide", "remainder", "fmod",
     "pow", "neg", "negative", "abs", "absolute", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt",
@@ -88,9 +89,5 @@ __all__ = [
 ]
 # fmt: on
 
-_instead = {
-    "inference_mode": "use no_grad",
-    "compile": "the kernels are compiled by themselves",
-    "utils": "data sets and loaders are in minigrad.data",
-}
-_hints.answer_for(__name__, _instead)
+_hints.answer_for(__name__)
+_hints.make_modules()

@@ -37,6 +37,7 @@ def checkpoint(fn: Callable[..., Any], /, *inputs: Any, **kwargs: Any) -> Any:
     """
     if not is_grad_enabled():
         return fn(*inputs, **kwargs)
+    kwargs.pop("use_reentrant", None)  # PyTorch's, and no argument of fn
     start = next_id()
     draws: Draws = []
     with recording(draws), autocasting(of_thread.mode.autocast):

@@ -1,29 +1,34 @@
-"""What to say about a name that is not there: what takes the place of PyTorch's, or which name was meant."""
+"""What to say about a name that is not there: what takes the place of PyTorch's, or which name was meant.
+
+``hints.txt`` has the sentences. Modules of PyTorch's whose contents are elsewhere here exist, empty, and give them.
+"""
 
 from __future__ import annotations
 
 import difflib
+import importlib
+import opcode
+import re
 import sys
+from pathlib import Path
+from types import ModuleType, TracebackType
 from typing import Any
 
 from .errors import located
 
-CLIP_GRADS = "minigrad.optim.clip_grad_norm(grads, max_norm), with the GradStore that loss.backward() returned"
-OTHER_LAYERS = "minigrad has the layers of transformers and of small networks: see minigrad.nn.__all__"
-_ZERO = "there is nothing to zero: loss.backward() returns fresh gradients, in a GradStore"
 
-HINTS: dict[str, dict[str, str]] = {
-    "Tensor": {
-        "grad": "gradients are not stored on tensors: grads = loss.backward(), then grads[tensor]",
-        "grad_fn": "use .node, or minigrad.draw for a picture of the graph",
-        "is_cuda": "use .device.type == 'cuda'",
-        "type": "use .to(dtype), or .dtype",
-        "astype": "use .to(dtype)",
-        "retain_grad": "gradients are of leaves; cut with .detach().requires_grad_(), go on with .backward(gradient)",
-    },
-    "Module": {"zero_grad": _ZERO},
-    "Optimizer": dict.fromkeys(("zero_grad", "zero_grads"), f"{_ZERO}; leave the call out"),
-}
+def _read() -> dict[str, dict[str, str]]:
+    tables: dict[str, dict[str, str]] = {}
+    for line in Path(__file__).with_suffix(".txt").read_text(encoding="utf-8").splitlines():
+        if line.startswith("["):
+            table = tables[line[1:-1]] = {}
+        elif line and not line.startswith("#"):
+            names, _, sentence = line.partition(":")
+            table.update(dict.fromkeys(names.split(", "), sentence.strip()))
+    return tables
+
+
+HINTS = _read()
 """By the name of a class, or of a module (``answer_for``): what takes the place of names that are not there."""
 _searched: list[str] = []
 """The modules in which a name that another module lacks may be, in the order in which they were loaded."""
@@ -32,12 +37,12 @@ _searched: list[str] = []
 def missing(kind: str, name: str, names: list[str], owner: str | None = None) -> AttributeError:
     """The error for a name that ``owner`` (default: ``kind``, a key of HINTS) has not; ``names`` are those it has."""
     message = f"{owner or kind} has no attribute {name!r}"
-    hint = HINTS[kind].get(name)
+    hint = HINTS.get(kind, {}).get(name, HINTS["modules"].get(f"{kind}.{name}"))
     if hint is None and not name.startswith("_"):
         places = [place for place in _searched if place != kind] if kind in sys.modules else []
         found = next((place for place in places if callable(vars(sys.modules[place]).get(name))), None)
         lower = {n.lower(): n for n in names if not n.startswith("_")}
-        near = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.75)
+        near = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.8)
         hint = f"it is {found}.{name}" if found else f"did you mean {lower[near[0]]!r}?" if near else None
     # With a name, and None as the object, Python adds no second suggestion where it prints the error.
     error = AttributeError(f"{message}; {hint}" if hint else message, name=name)
@@ -74,19 +79,76 @@ def list_names(module: str) -> None:
     vars(sys.modules[module])["__all__"] = defined_in(module)
 
 
-def answer_for(module: str, instead: dict[str, str], *, searched: bool = False) -> None:
+def answer_for(module: str, *, searched: bool = False) -> None:
     """Give a module a ``__getattr__``, which is called for names that it has not, and of which type checkers need not
-    know; ``instead`` says what to use in place of some. With ``searched``, other modules look here for a name that they
-    lack.
+    know. With ``searched``, other modules look here for a name that they lack.
     """
-    HINTS[module] = instead
     if searched:
         _searched.append(module)
 
     def named(name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        found = vars(sys.modules[module])
-        raise missing(module, name, list(found.get("__all__", found)), f"module {module!r}")
+        for place in HINTS["also in"].get(module, "").split():
+            if hasattr(found := importlib.import_module(place), name):
+                return getattr(found, name)
+        found = sys.modules[module]
+        error = missing(module, name, getattr(found, "__all__", [*vars(found)]), f"module {module!r}")
+        frame = sys._getframe(1)
+        if frame.f_code.co_code[frame.f_lasti] == opcode.opmap["IMPORT_FROM"]:
+            # Which passes over an AttributeError, and then says only that the name cannot be imported.
+            raise ImportError(
+                str(error).replace(f"module {module!r} has no attribute", f"{module} has no"), name=module
+            )
+        raise error
 
     vars(sys.modules[module])["__getattr__"] = named
+
+
+def make_modules() -> None:
+    """Make the modules that have a line in ``[also in]`` and no file; let imports of others say what to use."""
+    for name in HINTS["also in"]:
+        if name not in sys.modules:
+            module = sys.modules[name] = ModuleType(name, "Names that PyTorch has here; see hints.txt.")
+            module.__path__ = []
+            parent, _, child = name.rpartition(".")
+            setattr(sys.modules[parent], child, module)
+        answer_for(name)
+    sys.modules["minigrad.device"].__class__ = _DeviceModule
+    sys.meta_path.append(_Absent)  # type: ignore[arg-type]  # the protocol asks for instances
+    previous = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        previous(kind, error, trace)
+        if text := explained(error):
+            print(f"minigrad: {text}", file=sys.stderr)
+
+    sys.excepthook = hook
+
+
+class _DeviceModule(ModuleType):
+    """``minigrad.device``, which can be called as ``torch.device`` can."""
+
+    def __call__(self, name: Any, index: int | None = None) -> Any:
+        return self.Device(name if index is None else f"{name}:{index}")
+
+
+class _Absent:
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> None:
+        """What Python asks where it has found no module of this name."""
+        if name in HINTS["modules"]:
+            raise ModuleNotFoundError(f"No module named {name!r}; {HINTS['modules'][name]}", name=name)
+
+
+def explained(error: BaseException) -> str | None:
+    """What to say below an error of Python's own: about an argument under PyTorch's name, or a tensor's method that an
+    array has not."""
+    name = getattr(error, "name", None)
+    if isinstance(error, AttributeError) and type(getattr(error, "obj", None)).__name__ == "ndarray":
+        tensor = sys.modules["minigrad.tensor"].Tensor
+        return (
+            f"p.data is the NumPy array; use with minigrad.no_grad(): p.{name}(...)" if hasattr(tensor, name) else None
+        )
+    found = re.search(r"unexpected keyword argument '(\w+)'", str(error)) if isinstance(error, TypeError) else None
+    return f"{found[1]}: {HINTS['arguments'][found[1]]}" if found and found[1] in HINTS["arguments"] else None

@@ -103,7 +103,7 @@ class autocast:
     """
 
     def __init__(
-        self, device_type: str | None, dtype: Any = None, enabled: bool = True, cache_enabled: bool | None = None
+        self, device_type: str | None = None, dtype: Any = None, enabled: bool = True, cache_enabled: bool | None = None
     ) -> None:
         types = tuple(_DEFAULT_DTYPE) if device_type is None else (device_type,)
         if types[0] not in _DEFAULT_DTYPE:

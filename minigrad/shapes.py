@@ -20,6 +20,16 @@ Axis = int | None
 Sizes = int | tuple[int, ...]
 
 
+class Size(tuple[int, ...]):
+    """A shape, with PyTorch's ``numel()``."""
+
+    __slots__ = ()
+
+    def numel(self) -> int:
+        """Number of elements."""
+        return math.prod(self)
+
+
 def normalize_dim(dim: Any, ndim: int, what: str = "dim") -> int:
     """``dim`` as an index from the front; IndexError if there is no such dimension."""
     limit = max(ndim, 1)

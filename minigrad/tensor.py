@@ -89,9 +89,9 @@ class Tensor(
         return TensorId(self._id)
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> shapes.Size:
         """Sizes of the dimensions."""
-        return self.data.shape
+        return shapes.Size(self.data.shape)
 
     @property
     def dtype(self) -> np.dtype[Any]:

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from minigrad import hints
+
 ROOT = Path(__file__).resolve().parents[1]
 LIST = ROOT / "tests/golden/idioms.txt"
 PAGE = ROOT / "docs/from_pytorch.md"
@@ -58,7 +60,9 @@ def answer(preamble: str, code: str) -> str | None:
         message = str(error).partition("\n  at ")[0]
         last = traceback.extract_tb(error.__traceback__)[-1]
         said = message.partition("; ")[2] if BARE.search(message) else message
-        if not (last.filename.startswith(str(ROOT)) and said):
+        if below := hints.explained(error):
+            message = f"{message}; {below}"
+        elif not (last.filename.startswith(str(ROOT)) and said):
             raise AssertionError(f"{code}\n  {type(error).__name__}: {message}") from error
         return f"{type(error).__name__}: {message}"
     return None

@@ -5,20 +5,17 @@ from .batches import EpochBatches, EpochSampler, FixedBatches, RandomBatches, mi
 from .bpe import BytePairTokenizer
 from .corpus import Corpus, load_corpus
 from .errors import DataError
-from .loader import DataLoader, TensorDataset
+from .loader import DataLoader, Dataset, TensorDataset
 from .prefetch import Prefetcher
 from .token_files import open_tokens, write_tokens
 from .tokenizer import CharTokenizer
 
 # fmt: off
 __all__ = [
-    "BytePairTokenizer", "CharTokenizer", "Corpus", "DataError", "DataLoader", "EpochBatches", "EpochSampler",
+    "BytePairTokenizer", "CharTokenizer", "Corpus", "DataError", "DataLoader", "Dataset", "EpochBatches", "EpochSampler",
     "FixedBatches", "Prefetcher", "RandomBatches", "TensorDataset", "load_corpus", "min_tokens", "open_tokens", "shard",
     "train_val_split", "write_tokens",
 ]
 # fmt: on
 
-_instead = {
-    "Dataset": "any object with __len__ and __getitem__ is one",
-}
-_hints.answer_for(__name__, _instead)
+_hints.answer_for(__name__, searched=True)

@@ -15,7 +15,11 @@ from .batches import EpochSampler
 from .prefetch import Prefetcher, pinned, tensors
 
 
-class TensorDataset:
+class Dataset:
+    """Base of datasets, for those who like one: what has ``len`` and ``dataset[i]`` is one without it, too."""
+
+
+class TensorDataset(Dataset):
     """Samples that are rows of arrays or tensors of one length: ``dataset[i]`` is a tuple of the rows, by a number, a
     slice or an array of numbers."""
 

@@ -23,14 +23,4 @@ __all__ = [
 ]
 # fmt: on
 
-_sized = ("Conv", "ConvTranspose", "MaxPool", "AvgPool", "Upsample")
-_others = ["RNN", "LSTM", "GRU", "Transformer", *(f"{kind}{n}d" for kind in _sized for n in (1, 2, 3))]
-_instead = dict.fromkeys(_others, _hints.OTHER_LAYERS) | {
-    "utils": f"clipping is {_hints.CLIP_GRADS}",
-    "MultiheadAttention": "use SelfAttention(n_embd, n_head), or functional.scaled_dot_product_attention",
-    "TransformerEncoderLayer": "use Block(n_embd, n_head, is_causal=False)",
-    "TransformerDecoderLayer": "use Block(n_embd, n_head)",
-    "BatchNorm2d": "use BatchNorm1d on x.flatten(2)",
-    "DataParallel": "minigrad.distributed trains on several ranks",
-}
-_hints.answer_for(__name__, _instead, searched=True)
+_hints.answer_for(__name__, searched=True)

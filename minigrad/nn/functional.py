@@ -509,5 +509,4 @@ def _masked_attention(
     return dropout(probabilities, dropout_p, generator=generator) @ value
 
 
-_others = ("conv1d", "conv2d", "conv3d", "max_pool2d", "avg_pool2d")
-_hints.answer_for(__name__, dict.fromkeys(_others, _hints.OTHER_LAYERS), searched=True)
+_hints.answer_for(__name__, searched=True)

@@ -22,8 +22,5 @@ __all__ = [
 ]
 # fmt: on
 
-_instead = {
-    "clip_grad_norm_": f"use {_hints.CLIP_GRADS}",
-    "RMSprop": "use AdamW or SGD",
-}
-_hints.answer_for(__name__, _instead, searched=True)
+_hints.answer_for(__name__, searched=True)
+_hints.answer_for(lr_scheduler.__name__)
