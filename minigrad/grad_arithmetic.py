@@ -17,6 +17,7 @@ class GradArithmetic:
     """Methods of GradStore."""
 
     __slots__ = ()
+    _line: tuple[str, int]  # of a store that nothing has read: where ``backward`` was called
 
     def __add__(self: "GradStore", other: "GradStore") -> "GradStore":
         """A new store with the sums: the gradients of both losses together. Neither store is changed."""

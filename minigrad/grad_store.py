@@ -173,9 +173,9 @@ class UnreadGradStore(GradStore):
 
     __slots__ = ()
 
-    @property  # type: ignore[override]  # what all methods ask for first
-    def _grads(self) -> dict[int, Tensor]:
-        self.__class__ = GradStore
+    @property
+    def _grads(self) -> dict[int, Tensor]:  # type: ignore[override]  # what all methods ask for first
+        self.__class__ = GradStore  # type: ignore[assignment]
         return self._grads
 
     def __del__(self) -> None:

@@ -37,7 +37,9 @@ _searched: list[str] = []
 def missing(kind: str, name: str, names: list[str], owner: str | None = None) -> AttributeError:
     """The error for a name that ``owner`` (default: ``kind``, a key of HINTS) has not; ``names`` are those it has."""
     message = f"{owner or kind} has no attribute {name!r}"
-    hint = HINTS.get(kind, {}).get(name, HINTS["modules"].get(f"{kind}.{name}"))
+    kinds = [kind, *HINTS["also in"].get(kind, "").split()]
+    said = [HINTS[k][name] for k in kinds if name in HINTS.get(k, {})]
+    hint = said[0] if said else HINTS["modules"].get(f"{kind}.{name}")
     if hint is None and not name.startswith("_"):
         places = [place for place in _searched if place != kind] if kind in sys.modules else []
         found = next((place for place in places if callable(vars(sys.modules[place]).get(name))), None)
@@ -115,7 +117,7 @@ def make_modules() -> None:
             setattr(sys.modules[parent], child, module)
         answer_for(name)
     sys.modules["minigrad.device"].__class__ = _DeviceModule
-    sys.meta_path.append(_Absent)  # type: ignore[arg-type]  # the protocol asks for instances
+    sys.meta_path.append(_Absent)
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -144,7 +146,7 @@ class _Absent:
 def explained(error: BaseException) -> str | None:
     """What to say below an error of Python's own: about an argument under PyTorch's name, or a tensor's method that an
     array has not."""
-    name = getattr(error, "name", None)
+    name = str(getattr(error, "name", None))
     if isinstance(error, AttributeError) and type(getattr(error, "obj", None)).__name__ == "ndarray":
         tensor = sys.modules["minigrad.tensor"].Tensor
         return (

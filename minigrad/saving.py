@@ -3,7 +3,7 @@
 The tensors are the file's, the rest is JSON in its header. ``serialization.py`` has checkpoints that survive a crash.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from .serialization import decode_state, encode_state, load_safetensors, safeten
 from .tensor import Tensor
 
 TREE = "minigrad.save"  # the entry of the header that holds the rest
-MARKS = {"__tensor__": Tensor.wrap, "__array__": np.asarray}
+MARKS: dict[str, Callable[[Any], Any]] = {"__tensor__": Tensor.wrap, "__array__": np.asarray}
 
 
 def save(obj: Any, path: StrPath) -> Path:

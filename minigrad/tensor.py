@@ -89,7 +89,7 @@ class Tensor(
         return TensorId(self._id)
 
     @property
-    def shape(self) -> shapes.Size:
+    def shape(self) -> tuple[int, ...]:
         """Sizes of the dimensions."""
         return shapes.Size(self.data.shape)
 

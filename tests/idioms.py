@@ -1,14 +1,15 @@
-"""What becomes of what people type who know PyTorch: golden/idioms.txt, and docs/from_pytorch.md, made of it.
+"""What becomes of what people type who know PyTorch: golden/idioms.txt, and the tables of docs/from_pytorch.md.
 
-``python tests/idioms.py`` writes the page, in a folder of its own for what the idioms save.
+``python tests/idioms.py --write`` makes the tables anew; without it, the exit code says whether they are up to date.
+Some idioms save files: into the current folder.
 """
 
-import os
+import contextlib
+import io
 import re
-import tempfile
+import sys
 import traceback
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,29 +18,27 @@ from minigrad import hints
 ROOT = Path(__file__).resolve().parents[1]
 LIST = ROOT / "tests/golden/idioms.txt"
 PAGE = ROOT / "docs/from_pytorch.md"
-START, END = "<!-- made by tests/idioms.py -->\n", "<!-- end -->\n"
-BARE = re.compile(
-    r"unexpected keyword|required positional|takes \d+ pos|object has no attr|No module named|import name"
-)
+START = "<!-- The tables are made by tests/idioms.py. -->\n"
+BARE = re.compile(r"unexpected keyword|required positional|takes \d+ pos|has no |No module named|import name")
 
 
 class Idiom(NamedTuple):
-    """A line of the list, and the sections above."""
+    """A line of the list, and what becomes of it: None if it works, or what the error says."""
 
     subject: str
     code: str
+    answer: str | None
 
 
-def read() -> tuple[str, list[Idiom]]:
-    """The preamble, and the idioms."""
+def read() -> dict[str, list[str]]:
+    """The lines of code by section."""
     sections: dict[str, list[str]] = {}
     for line in LIST.read_text(encoding="utf-8").splitlines():
         if line.startswith("== "):
             lines = sections[line[3:]] = []
         elif line and not line.startswith("#"):
             lines.append(line)
-    preamble = "\n".join(sections.pop("Preamble"))
-    return preamble, [Idiom(subject, code) for subject, lines in sections.items() for code in lines]
+    return sections
 
 
 def here(code: str) -> str:
@@ -49,42 +48,48 @@ def here(code: str) -> str:
 
 
 def answer(preamble: str, code: str) -> str | None:
-    """None if it works; else what the error says. Raises AssertionError for an error that helps nobody."""
+    """None if it works; else what the error says. AssertionError for an error that helps nobody."""
     names: dict[str, object] = {"__name__": "typed"}
     exec(here(preamble), names)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            exec(compile(here(code), "<typed>", "exec"), names)
+        exec(compile(here(code), "<typed>", "exec"), names)
     except Exception as error:
-        message = str(error).partition("\n  at ")[0]
+        message = str(error).partition("\n")[0]
         last = traceback.extract_tb(error.__traceback__)[-1]
         said = message.partition("; ")[2] if BARE.search(message) else message
-        if below := hints.explained(error):
-            message = f"{message}; {below}"
-        elif not (last.filename.startswith(str(ROOT)) and said):
+        said = hints.explained(error) or (said if last.filename.startswith(str(ROOT)) else "")
+        if not said:
             raise AssertionError(f"{code}\n  {type(error).__name__}: {message}") from error
-        return f"{type(error).__name__}: {message}"
+        return said
     return None
 
 
-def answers() -> Iterator[tuple[Idiom, str | None]]:
-    """All idioms, with what becomes of them. Writes into the current folder."""
-    preamble, idioms = read()
-    return ((idiom, answer(preamble, idiom.code)) for idiom in idioms)
+def idioms() -> list[Idiom]:
+    """All of them; what they print is dropped."""
+    sections = read()
+    preamble = "\n".join(sections.pop("Preamble"))
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        return [Idiom(name, code, answer(preamble, code)) for name, lines in sections.items() for code in lines]
+
+
+def tables(found: list[Idiom]) -> str:
+    """The page below its mark."""
+    works = sum(idiom.answer is None for idiom in found)
+    lines = [f"Of {len(found)} idioms {works} work as they are; the others end in a sentence that says what to use."]
+    for subject in dict.fromkeys(idiom.subject for idiom in found):
+        lines += ["", f"## {subject}", "", "| Typed | |", "|---|---|"]
+        for idiom in found:
+            if idiom.subject == subject:
+                cells = idiom.code, "works" if idiom.answer is None else idiom.answer
+                lines.append("| `{}` | {} |".format(*(cell.replace("|", "\\|") for cell in cells)))
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":
-    os.chdir(tempfile.mkdtemp())
-    preamble, idioms = read()
-    counts = {"works": 0, "says": 0, "bare": 0}
-    for idiom in idioms:
-        try:
-            said = answer(preamble, idiom.code)
-            counts["works" if said is None else "says"] += 1
-            if said:
-                print("SAYS", idiom.code, "\n     ", said)
-        except AssertionError as e:
-            counts["bare"] += 1
-            print("BARE", e)
-    print(counts, len(idioms))
+    page = PAGE.read_text(encoding="utf-8")
+    new = page.partition(START)[0] + START + "\n" + tables(idioms())
+    if sys.argv[1:] == ["--write"]:
+        PAGE.write_text(new, encoding="utf-8")
+    elif new != page:
+        sys.exit("docs/from_pytorch.md is out of date: run python tests/idioms.py --write")

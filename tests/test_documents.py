@@ -129,6 +129,13 @@ def test_every_row_of_the_seed_systems_names_what_there_is():
                 assert test.startswith("test_") and fnmatch.filter(known, test), f"{file}::{test}"
 
 
+def test_what_people_type_who_know_pytorch_ends_as_the_page_says(tmp_path):
+    run = python(ROOT / "tests/idioms.py", cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    counts = re.search(r"^Of (\d+) idioms (\d+) work", (ROOT / "docs/from_pytorch.md").read_text(), re.MULTILINE)
+    assert counts and int(counts[1]) >= 150 and int(counts[2]) >= 115
+
+
 def test_a_block_that_fails_or_lies_is_caught():
     for source in [
         "raise ValueError",

@@ -12,9 +12,9 @@ from .tokenizer import CharTokenizer
 
 # fmt: off
 __all__ = [
-    "BytePairTokenizer", "CharTokenizer", "Corpus", "DataError", "DataLoader", "Dataset", "EpochBatches", "EpochSampler",
-    "FixedBatches", "Prefetcher", "RandomBatches", "TensorDataset", "load_corpus", "min_tokens", "open_tokens", "shard",
-    "train_val_split", "write_tokens",
+    "BytePairTokenizer", "CharTokenizer", "Corpus", "DataError", "DataLoader", "Dataset", "EpochBatches",
+    "EpochSampler", "FixedBatches", "Prefetcher", "RandomBatches", "TensorDataset", "load_corpus", "min_tokens",
+    "open_tokens", "shard", "train_val_split", "write_tokens",
 ]
 # fmt: on
 

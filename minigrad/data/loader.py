@@ -63,9 +63,12 @@ class DataLoader:
         collate_fn: Callable[[list[Any]], Any] | None = None, pin_memory: bool = False, drop_last: bool = False,
         generator: Source = None,
     ) -> None:  # fmt: skip
-        self.dataset, self.batch_size, self.drop_last = dataset, check_int("batch_size", batch_size, 1), drop_last
-        self.num_workers = check_int("num_workers", num_workers, 0)
-        self.collate_fn, self.pin_memory = collate_fn, pin_memory and is_available()
+        self.dataset: Any = dataset
+        self.batch_size: int = check_int("batch_size", batch_size, 1)
+        self.num_workers: int = check_int("num_workers", num_workers, 0)
+        self.collate_fn: Callable[[list[Any]], Any] | None = collate_fn
+        self.pin_memory: bool = pin_memory and is_available()
+        self.drop_last: bool = drop_last
         self.sampler: EpochSampler | None = None
         self._resumed = False
         if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):

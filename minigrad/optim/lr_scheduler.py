@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from ..errors import bad_value, check_int, check_option, expect
+from ..errors import bad_type, bad_value, check_int, check_option, expect
 from .optimizer import Optimizer
 
 __all__ = [
@@ -27,6 +27,8 @@ class LRScheduler:
     """Base of the schedulers: ``formula(base, step, group)`` is the rate of a group after ``step`` steps."""
 
     def __init__(self, optimizer: Optimizer, formula: Formula) -> None:
+        if not isinstance(optimizer, Optimizer):
+            raise bad_type(f"{type(self).__name__} takes an optimizer first, not a {type(optimizer).__name__}")
         self.optimizer = optimizer
         self.formula = formula
         self.base_lrs: list[float] = list(_initial.setdefault(optimizer, self._rates()))
@@ -110,8 +112,11 @@ class LinearLR(LRScheduler):
         self, optimizer: Optimizer, start_factor: float = 1 / 3, end_factor: float = 1.0, total_iters: int = 5
     ) -> None:
         check_int("total_iters", total_iters, 1)
-        factor = lambda step: _line(start_factor, end_factor, min(step, total_iters) / total_iters)  # noqa: E731
-        super().__init__(optimizer, lambda base, step, _: base * factor(step))
+
+        def formula(base: float, step: int, group: int) -> float:
+            return base * _line(start_factor, end_factor, min(step, total_iters) / total_iters)
+
+        super().__init__(optimizer, formula)
 
 
 class ConstantLR(LRScheduler):
