@@ -110,8 +110,8 @@ def run_cli(main: Callable[[], int]) -> NoReturn:
         code = complain(describe(error), 1)
     except MemoryError as error:
         code = complain(f"not enough memory: {error}", 1)
-    except KeyboardInterrupt:
-        code = complain("interrupted", 130)
+    except KeyboardInterrupt as error:
+        code = complain(str(error) or "interrupted", 130)
     sys.exit(code)
 
 

@@ -134,6 +134,10 @@ class TrainingRun:
         if self.captures():
             self.captured = self.trainer.capture(self.loss_of, self.model.named_parameters())
         self.log: JsonLinesLog | None = self.open_log()
+        self.started: float = time.perf_counter()
+        """Of this process's steps; the run may have others, which took ``seconds_before``."""
+        records = read_json_lines(self.log.path) if self.log is not None else []
+        self.seconds_before: float = next((r["seconds"] for r in reversed(records) if "seconds" in r), 0.0)
 
     def tokens(self) -> tuple[Any, Any]:
         """The tokens to train on, and those for validation."""
@@ -164,9 +168,11 @@ class TrainingRun:
             tqdm.write(text)  # above the bar, if there is one
 
     def train_or_explain(self) -> int:
-        """``train``; raises RunError that says what is saved."""
+        """``train``; raises RunError, or KeyboardInterrupt, that says what is saved."""
         try:
             return self.train()
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(self.what_is_lost()) from None
         except FAILURES as error:
             raise RunError(f"{describe(error)}; {self.rescue(error)}") from error
 
@@ -174,6 +180,14 @@ class TrainingRun:
         """Save what can be saved after a failure; says what is."""
         saved = list_checkpoints(self.run.folder)
         return f"the last good checkpoint is {saved[-1].path}" if saved else "no checkpoint was saved yet"
+
+    def what_is_lost(self) -> str:
+        """Of a run that was stopped without saving."""
+        step, saved = self.trainer.global_step, self.saved_step
+        if saved is None:
+            return f"stopped after step {step}; nothing was saved"
+        lost = "no step is" if step == saved else f"{step - saved} steps are"
+        return f"stopped after step {step}; step {saved} is saved, {lost} lost. To go on: {self.how_to_resume()}"
 
     def train(self) -> int:
         """Train to the last step; returns the exit code."""
@@ -186,15 +200,19 @@ class TrainingRun:
         if trainer.global_step >= s.steps:
             self.say(f"nothing to do: {folder} has {trainer.global_step} steps (a larger --steps goes on)")
             return 0
-        self.say(f"run: {folder}, steps {trainer.global_step + 1} to {s.steps}; {self.needs()}")
-        started = time.perf_counter()
+        origin = ""
+        if self.rank == 0 and trainer.global_step:
+            saved = next(entry.path for entry in list_checkpoints(folder)[::-1] if entry.step == trainer.global_step)
+            origin = f", from {saved.name} of {time.strftime('%Y-%m-%d %H:%M', time.localtime(saved.stat().st_mtime))}"
+        self.say(f"run: {folder}, steps {trainer.global_step + 1} to {s.steps}{origin}; {self.needs()}")
+        self.started = time.perf_counter()
         with interrupts() as received:  # to the end of save: another rank's signal may end the loop before this one's
             signal_number = self.make_steps(received)
             self.save()
         if trainer.global_step < s.steps:
             self.say(f"stopped after step {trainer.global_step}, saved. To go on:\n  {self.how_to_resume()}")
             return 128 + signal_number
-        self.finish(time.perf_counter() - started)
+        self.finish()
         return 0
 
     def needs(self) -> str:
@@ -211,7 +229,9 @@ class TrainingRun:
         trainer, steps = self.trainer, self.settings.steps
         seconds: deque[float] = deque(maxlen=20)  # of the last steps; the first one of all also compiles
         hidden = None if self.rank == 0 else True  # None: unless this is a terminal
-        with tqdm(initial=trainer.global_step, total=steps, bar_format=BAR, dynamic_ncols=True, disable=hidden) as bar:
+        with tqdm(
+            initial=trainer.global_step, total=steps, bar_format=BAR, smoothing=0, dynamic_ncols=True, disable=hidden
+        ) as bar:
             while trainer.global_step < steps and not (signal_number := self.interrupted(received)):
                 before = time.perf_counter()
                 with contextlib.nullcontext() if seconds or self.model.device.type == "cpu" else self.compile_hint():
@@ -244,7 +264,11 @@ class TrainingRun:
 
     def speed(self, tokens_per_second: float) -> dict[str, float]:
         """What metrics.jsonl says of the speed."""
-        return {"tokens_per_second": round(tokens_per_second)}
+        return {"tokens_per_second": round(tokens_per_second), "seconds": round(self.seconds(), 1)}
+
+    def seconds(self) -> float:
+        """What the whole run has taken so far."""
+        return self.seconds_before + time.perf_counter() - self.started
 
     def speed_in_words(self, tokens_per_second: float) -> str:
         """What the bar says of it."""
@@ -262,10 +286,11 @@ class TrainingRun:
         """The command that goes on with this run."""
         return how_to_run(self.settings.script, "--resume", "--out", self.run.folder)
 
-    def finish(self, seconds: float) -> None:
+    def finish(self) -> None:
         """Say what the finished run has left, and draw it."""
-        folder = self.run.folder
-        self.say(f"done in {seconds:.0f} s; weights and metrics are in {folder}")
+        folder, seconds = self.run.folder, self.seconds()
+        parts = f", {seconds - self.seconds_before:.0f} s of them since it was resumed" if self.seconds_before else ""
+        self.say(f"done in {seconds:.0f} s{parts}; weights and metrics are in {folder}")
         if self.rank == 0:
             plot_losses(folder, self.settings.unit)
         self.say(f"next: {how_to_run(self.settings.sampler, folder)}")

@@ -186,12 +186,12 @@ class Training(TrainingRun):
         contents = run_contents(self.run) if self.comm.rank == 0 else ({}, {})
         save_distributed_checkpoint(self.comm, self.run.folder, *contents, keep=self.settings.keep)
 
-    def finish(self, seconds: float) -> None:
+    def finish(self) -> None:
         """Make sure that the ranks have the same weights, and say what the run has left."""
         if self.comm.world_size > 1:
             self.trainer.assert_replicas_identical(self.model.named_parameters())
             self.say(f"all {self.comm.world_size} ranks hold the same weights, bit for bit")
-        super().finish(seconds)
+        super().finish()
 
     def how_to_resume(self) -> str:
         """The command that goes on with this run, on as many ranks."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 
@@ -14,12 +15,21 @@ from ..comm.calls import ReduceOp
 from ..comm.communicator import Communicator
 from ..job.launch_job import handled
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+ANSWERS = (
+    b"\nfinishing this step, then saving (again: stop at once)\n",
+    b"\nstopping at once, without saving\n",
+)
+
 
 @contextlib.contextmanager
 def interrupts() -> Iterator[list[int]]:
     """A list that Ctrl-C or SIGTERM adds its number to, instead of raising; a second one raises at once.
 
-    It stays empty in other threads than the main one, which Python gives no signals.
+    Python calls handlers between its own instructions, not while a kernel is compiled, which takes seconds. So a thread
+    answers, which gets the signals' numbers through a socket.
+
+    The list stays empty in other threads than the main one, which Python gives no signals.
     """
     received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
@@ -30,10 +40,26 @@ def interrupts() -> Iterator[list[int]]:
         if received:
             raise KeyboardInterrupt
         received.append(number)
-        os.write(2, b"\nfinishing this step, then saving (again: stop at once)\n")  # print may be amid a line here
 
-    with handled(note, (signal.SIGINT, signal.SIGTERM)):
-        yield received
+    def answer() -> None:
+        answers = iter(ANSWERS)
+        while number := ours.recv(1):
+            if number[0] in SIGNALS:
+                os.write(2, next(answers, b""))  # print may be amid a line in the main thread
+
+    ours, pythons = socket.socketpair()
+    pythons.setblocking(False)
+    thread = threading.Thread(target=answer, daemon=True)
+    thread.start()
+    before = signal.set_wakeup_fd(pythons.fileno(), warn_on_full_buffer=False)
+    try:
+        with handled(note, SIGNALS):
+            yield received
+    finally:
+        signal.set_wakeup_fd(before)
+        pythons.close()
+        thread.join()
+        ours.close()
 
 
 def interrupted(communicator: Communicator, received: list[int]) -> int:

@@ -12,12 +12,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from example_scripts import TINY, assert_refused, command, content, finish, run
+from example_scripts import TINY, assert_refused, command, content, finish, load, run
 
 from minigrad import cuda_kernels, serialization
 
 TRAIN = "train_char_gpt.py"
 RUN = Path("runs/char-gpt")
+TIMES = ("tokens_per_second", "seconds")  # which are never the same
 pytestmark = pytest.mark.long
 NEEDS_PROC = pytest.mark.skipif(not Path("/proc/self").exists(), reason="in /proc not even root can write")
 NEEDS_NO_CUDA = pytest.mark.skipif(cuda_kernels.availability()[0], reason="this machine has CUDA")
@@ -27,7 +28,7 @@ POSIX = pytest.mark.skipif(os.name == "nt", reason="signals and terminals are PO
 def records(folder: Path):
     """The lines of metrics.jsonl without the speed, which is never the same."""
     lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [{key: value for key, value in json.loads(line).items() if key != "tokens_per_second"} for line in lines]
+    return [{key: value for key, value in json.loads(line).items() if key not in TIMES} for line in lines]
 
 
 def assert_same_run(folder: Path, expected: Path) -> None:
@@ -72,7 +73,7 @@ def test_the_metrics_are_one_json_object_a_line(finished):
     steps = [line for line in lines if "loss" in line]
     assert [line["step"] for line in steps] == [1, 10, 20]
     for line in steps:
-        assert line.keys() == {"step", "loss", "grad_norm", "lr", "tokens_per_second"}
+        assert line.keys() == {"step", "loss", "grad_norm", "lr", *TIMES}
         assert all(value > 0 for value in line.values())
     assert [line["step"] for line in lines if "val_loss" in line] == [6, 12, 18, 24]
     assert steps[0]["lr"] == 1e-3 / 4  # the first of four warmup steps
@@ -137,8 +138,31 @@ def test_ctrl_c_saves_and_the_command_it_names_goes_on_bit_for_bit(finished, tmp
     assert 6 <= step < 24
     assert serialization.load_checkpoint(tmp_path / "my run").step == step
     assert line[1:] == ["--resume", "--out", "my run"]
-    assert f"steps {step + 1} to 24" in finish(line[0], *line[1:], cwd=tmp_path).stdout
+    resumed = finish(line[0], *line[1:], cwd=tmp_path).stdout
+    assert re.search(rf"steps {step + 1} to 24, from step-{step:08d} of [\d-]+ \d\d:\d\d; about", resumed)
+    assert re.search(r"done in \d+ s, \d+ s of them since it was resumed", resumed), resumed
     assert_same_run(tmp_path / "my run", finished[0] / RUN)
+
+
+@POSIX
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_says_what_is_lost_and_how_to_go_on(tmp_path, monkeypatch, capsys, number):
+    monkeypatch.chdir(tmp_path)
+    train = load(TRAIN, monkeypatch, *TINY, "--out", "run")
+
+    def twice(self, metrics):
+        after_step(self, metrics)
+        for _ in range(2 * (metrics.step == 11)):
+            signal.raise_signal(number)
+
+    after_step = train.TrainingRun.after_step
+    monkeypatch.setattr(train.TrainingRun, "after_step", twice)
+    with pytest.raises(SystemExit) as ended:
+        train.run_cli(train.main)
+    assert ended.value.code == 130
+    told = capsys.readouterr().err
+    assert "error: stopped after step 11; step 8 is saved, 3 steps are lost. To go on: python " in told
+    assert told.rstrip().endswith("--resume --out run")
 
 
 @POSIX
