@@ -158,9 +158,12 @@ def new_folder(chosen: str | None, family: str) -> Path:
 
 def latest_folder(chosen: str | None) -> Path:
     """The run to continue or sample from: the one asked for, else the one under runs/ saved last."""
-    if chosen is not None:
-        return Path(chosen)
     folders = [f for f in RUNS.glob("*") if f.is_dir() and list_checkpoints(f)]
+    if chosen is not None:
+        if not Path(chosen).is_dir():
+            there = f"there are {', '.join(sorted(map(str, folders)))}" if folders else "there is no run under runs/"
+            raise UsageError(f"{chosen} is not a folder; {there}")
+        return Path(chosen)
     saved = [(list_checkpoints(f)[-1].path.stat().st_mtime, f) for f in folders]
     if not saved:
         raise UsageError(f"no run with a checkpoint under {RUNS}/; train one first, or name its folder")

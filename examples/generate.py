@@ -18,13 +18,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from char_run import latest_folder, load_run
+from char_run import Run, latest_folder, load_run
 from command_line import BAR, Parser, UsageError, choose_device, run_cli
 from pretrained_folder import is_pretrained, load_pretrained
 from tqdm import tqdm
 
 import minigrad
 from minigrad.data import BytePairTokenizer, CharTokenizer
+from minigrad.metrics_log import read_json_lines
+from minigrad.models import CausalLM
 from minigrad.models.generation import stream
 
 
@@ -36,7 +38,7 @@ def main() -> int:
     add_sampling(parser)
     args = parser.parse()
     device = choose_device(args.device)
-    folder = latest_folder(args.folder)
+    folder, heading = latest_folder(args.folder), ""
     tokenizer: Any
     if is_pretrained(folder):
         if args.step is not None:
@@ -45,26 +47,46 @@ def main() -> int:
     else:
         run = load_run(folder, device, args.step)
         model, tokenizer = run.model, run.tokenizer
+        heading = about(run)
     prompt = encode(tokenizer, args.prompt, model.config.bos_token_id)
     options = {**sampling(args), "eos_token_id": model.config.eos_token_id}
-    piece = pieces(tokenizer)
-    started, count = time.perf_counter(), 0
-    with tqdm(total=args.tokens, bar_format=BAR, disable=True if sys.stdout.isatty() else None) as bar:
-        try:
-            written = stream(model, minigrad.tensor([prompt], device=device), args.tokens, **options)
-        except ValueError as error:
-            raise UsageError(error) from error
-        for index in prompt:
-            sys.stdout.write(piece(index, False))
-        for token in written:
-            sys.stdout.write(piece(int(token), False))
-            sys.stdout.flush()
-            bar.update()
-            count += 1
-    sys.stdout.write(piece(None, True) + "\n")
+    started = time.perf_counter()
+    count = write(model, tokenizer, prompt, args.tokens, options, heading)
     seconds = time.perf_counter() - started
     print(f"{count} tokens in {seconds:.1f} s ({count / seconds:.1f} tokens/s)", file=sys.stderr)
     return 0
+
+
+def write(model: CausalLM, tokenizer: Any, prompt: list[int], count: int, options: dict[str, Any], heading: str) -> int:
+    """Print the prompt and what follows it, as it comes, and before it, on stderr, a heading.
+
+    Returns the number of tokens that were written.
+    """
+    piece, written = pieces(tokenizer), 0
+    with tqdm(total=count, bar_format=BAR, disable=True if sys.stdout.isatty() else None) as bar:
+        try:
+            following = stream(model, minigrad.tensor([prompt], device=model.device), count, **options)
+        except ValueError as error:
+            raise UsageError(error) from error
+        if heading:
+            tqdm.write(heading, file=sys.stderr)
+        for index in prompt:
+            sys.stdout.write(piece(index, False))
+        for token in following:
+            sys.stdout.write(piece(int(token), False))
+            sys.stdout.flush()
+            bar.update()
+            written += 1
+    sys.stdout.write(piece(None, True) + "\n")
+    return written
+
+
+def about(run: Run) -> str:
+    """Which run, step and loss a text is from."""
+    file, step = run.folder / "metrics.jsonl", run.trainer.global_step
+    records = read_json_lines(file) if file.is_file() else []
+    losses = [r["val_loss"] for r in records if "val_loss" in r and r["step"] <= step]
+    return f"{run.folder}, step {step}" + (f", validation loss {losses[-1]:.3f}" if losses else "")
 
 
 def add_sampling(parser: Parser) -> None:

@@ -1,8 +1,9 @@
 """usage: minigrad COMMAND [flags]
 
-  minigrad train   train a character-level GPT, on Python's own documentation or any text
-  minigrad sample  write text with a trained one
-  minigrad env     what this installation can use, and the command that would mend the rest
+  minigrad train     train a character-level GPT, on Python's own documentation or any text
+  minigrad sample    write text with a trained one
+  minigrad examples  what else there is to run; minigrad examples addition runs one of them
+  minigrad env       what this installation can use, and the command that would mend the rest
 
 minigrad train --help and minigrad sample --help list the flags. minigrad --version prints the version."""
 
@@ -12,6 +13,7 @@ minigrad train --help and minigrad sample --help list the flags. minigrad --vers
 
 from __future__ import annotations
 
+import ast
 import difflib
 import importlib
 import sys
@@ -20,12 +22,12 @@ from pathlib import Path
 from . import __version__, env
 
 SCRIPTS = {"train": "train_char_gpt", "sample": "sample"}
-COMMANDS = (*SCRIPTS, "env")
+COMMANDS = (*SCRIPTS, "examples", "env")
 
 
 def main() -> int:
     """Do what the command line says; returns the exit code, 2 for one that cannot be followed."""
-    command, *arguments = sys.argv[1:] or [""]
+    command, *arguments = sys.argv[1:] or ["--help"]
     if command in ("-h", "--help"):
         print(__doc__)
         return 0
@@ -34,27 +36,47 @@ def main() -> int:
         return 0
     if command not in COMMANDS:
         near = difflib.get_close_matches(command, COMMANDS, 1)
-        said = f"unknown command {command}" if command else "no command"
         guess = f"; did you mean {near[0]}?" if near else ""
-        return refuse(f"{said}{guess} (minigrad --help lists the commands: {', '.join(COMMANDS)})")
+        return refuse(f"unknown command {command}{guess} (minigrad --help lists the commands: {', '.join(COMMANDS)})")
     if command == "env":
         if arguments in (["-h"], ["--help"]):
             print(env.__doc__)
             return 0
         return refuse(f"minigrad env takes no arguments, not {arguments[0]}") if arguments else env.main()
-    return run_script(SCRIPTS[command], f"minigrad {command}", arguments)
+    folder = examples_folder()
+    if not (folder / "train_char_gpt.py").is_file():
+        return refuse(f"{folder / 'train_char_gpt.py'} is missing; install minigrad again")
+    if command == "examples":
+        return run_example(folder, arguments)
+    return run_script(folder / f"{SCRIPTS[command]}.py", f"minigrad {command}", arguments)
 
 
-def run_script(script: str, name: str, arguments: list[str]) -> int:
-    """Run one of the examples as if it had been called by this name; it exits by itself."""
+def examples_folder() -> Path:
+    """Where the scripts are: within an installed minigrad, beside the one of a checkout."""
     package = Path(__file__).resolve().parent
-    folders = (package / "examples", package.parent / "examples")  # installed from a wheel, from a checkout
-    folder = next((folder for folder in folders if (folder / f"{script}.py").is_file()), None)
-    if folder is None:
-        return refuse(f"{folders[0] / script}.py is missing; install minigrad again")
+    return next((f for f in (package / "examples", package.parent / "examples") if f.is_dir()), package / "examples")
+
+
+def run_example(folder: Path, arguments: list[str]) -> int:
+    """List the examples, or run the one that is named; ``train_`` may be left out."""
+    scripts = {path.stem: path for path in sorted(folder.glob("*.py")) if "run_cli(main)" in path.read_text("utf-8")}
+    if not arguments or arguments[0] in ("-h", "--help"):
+        about = {name: ast.get_docstring(ast.parse(path.read_text("utf-8"))) for name, path in scripts.items()}
+        print("usage: minigrad examples NAME [flags]\n")
+        print("\n".join(f"  {name:<24}{str(text).splitlines()[0]}" for name, text in about.items()))
+        return 0
+    name, *flags = arguments
+    found = [stem for stem in scripts if stem in (name, f"train_{name}")] or [stem for stem in scripts if name in stem]
+    if len(found) != 1:
+        return refuse(f"{name} is {'several' if found else 'none'} of the examples: {', '.join(found or scripts)}")
+    return run_script(scripts[found[0]], str(scripts[found[0]]), flags)
+
+
+def run_script(script: Path, name: str, arguments: list[str]) -> int:
+    """Run one of the examples as if it had been called by this name; it exits by itself."""
     sys.argv = [name, *arguments]
-    sys.path.insert(0, str(folder))
-    module = importlib.import_module(script)
+    sys.path.insert(0, str(script.parent))
+    module = importlib.import_module(script.stem)
     module.run_cli(module.main)
     return 0
 

@@ -314,13 +314,19 @@ def format_report(environment: Environment) -> str:
         f"  folder       {cache.folder} (MINIGRAD_CACHE_DIR chooses another)",
         f"  size         {cache.bytes / 1e6:.1f} MB in {cache.files} files",
     ]
+    said: set[str] = set()
     for title, rows in (("devices", environment.devices), ("extras", environment.extras)):
         lines.append(title)
         for row in rows:
-            lines.append(f"  {row.name:<12} {'usable' if row.usable else 'not usable'}: {row.detail}")
+            problems = {problem.partition(": pip ")[0]: problem for problem in row.detail.split("; ")}
+            detail = "; ".join(problems[key] for key in problems if key not in said) or "as above"
+            said.update(problems)
+            lines.append(f"  {row.name:<12} {'usable' if row.usable else 'not usable'}: {detail}")
             if row.remedy:
                 lines.append(f"  {'':<12} remedy: {row.remedy}")
-    return "\n".join(lines)
+    report = "\n".join(lines)
+    checkout = Path(__file__).parents[1].joinpath("pyproject.toml").is_file()
+    return report.replace('pip install "minigrad-cuda[', 'pip install -e ".[') if checkout else report
 
 
 def main() -> int:

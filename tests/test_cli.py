@@ -61,12 +61,22 @@ def test_help_speaks_of_the_command_alone(command, tmp_path):
 
 @pytest.mark.long
 def test_help_and_version_of_the_command_itself(tmp_path):
-    for flag in ("-h", "--help"):
-        shown, of_env = run(flag, cwd=tmp_path), run("env", flag, cwd=tmp_path)
+    for flag in ("-h", "--help", None):
+        shown, of_env = run(*filter(None, [flag]), cwd=tmp_path), run("env", flag or "-h", cwd=tmp_path)
         assert shown.returncode == of_env.returncode == 0
-        assert all(f"\n  minigrad {command} " in shown.stdout for command in ("train", "sample", "env"))
+        assert all(f"\n  minigrad {command} " in shown.stdout for command in ("train", "sample", "examples", "env"))
         assert of_env.stdout.startswith("usage: minigrad env\n")
     assert run("--version", cwd=tmp_path).stdout == f"minigrad {minigrad.__version__}\n"
+
+
+@pytest.mark.long
+def test_examples_are_listed_and_run(tmp_path):
+    shown = run("examples", cwd=tmp_path).stdout.splitlines()
+    names = [line.split()[0] for line in shown if line.startswith("  ")]
+    assert {"autograd_tour", "train_addition", "train_gpt2", "sample"} <= set(names) and "char_run" not in names
+    assert "  train_addition          Teach a small GPT to add two numbers of two digits" in "\n".join(shown)
+    help = run("examples", "addition", "--help", cwd=tmp_path)
+    assert help.returncode == 0 and help.stdout.startswith("usage: train_addition.py "), help.stderr
 
 
 def test_env_is_the_report(tmp_path, monkeypatch, capsys):
@@ -79,7 +89,7 @@ def test_env_is_the_report(tmp_path, monkeypatch, capsys):
 
 
 BAD_INPUT = [
-    ([], ["no command", "train, sample, env"]),
+    (["examples", "nonsense"], ["nonsense is none of the examples: autograd_tour, ", "train_addition"]),
     (["trian"], ["unknown command trian", "did you mean train?", "minigrad --help"]),
     (["env", "--json"], ["minigrad env takes no arguments, not --json"]),
     (["train", "--stpes", "3"], ["unknown argument --stpes", "did you mean --steps?", "minigrad train --help"]),

@@ -57,9 +57,10 @@ def test_broken_optional_packages_are_reported_with_reason_and_remedy(tmp_path):
         "numba_cuda needs cuda_piece_that_nobody_has",
         "numba_cuda cannot be imported (No module named 'cuda_piece_that_nobody_has')",
         "inspect      not usable: minigrad.cuda_kernels.inspect needs cuda_piece_that_nobody_has",
-        *(f'pip install "minigrad-cuda[{extra}]"' for extra in ("inspect", "mpi", "cuda12", "cuda13", "plot", "test")),
+        *(f'pip install -e ".[{extra}]"' for extra in ("inspect", "mpi", "cuda12", "cuda13", "plot", "test")),
     ):
         assert reason in report.stdout
+    assert report.stdout.count("cuda_piece_that_nobody_has") == 3 and "minigrad-cuda[" not in report.stdout
 
 
 def test_a_probe_that_hangs_is_given_up(monkeypatch):

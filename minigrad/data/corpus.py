@@ -56,8 +56,8 @@ def load_corpus(source: Source = "pydoc", min_characters: int = 1) -> Corpus:
 
     Args:
         source: ``"pydoc"``, ``"shakespeare"`` (1.1 MB, downloaded once), or paths of UTF-8 files and folders. A folder
-            stands for all files below it in sorted order; hidden ones (``.name``) are skipped and links to folders are
-            not followed. Several files are joined by a line end, a file named twice counts once. A file called
+            stands for all text files below it in sorted order; hidden ones (``.name``) are skipped and links to folders
+            are not followed. Several files are joined by a line end, a file named twice counts once. A file called
             ``pydoc`` is written ``./pydoc``.
         min_characters: the least that is of use; see `batches.min_tokens`.
 
@@ -109,14 +109,22 @@ def _pydoc() -> tuple[str, str, dict[str, str | int | list[str]]]:
 
 
 def _files(paths: list[str | os.PathLike[str]]) -> tuple[str, str, dict[str, str | int | list[str]]]:
-    texts = []
+    texts: dict[str, str] = {}
     size = 0
-    files = text_files(paths)
-    for path in files:
+    given, left_out = {*map(Path, paths)}, 0
+    for path in text_files(paths):
         raw = _read(path, MAX_BYTES - size)
-        size += len(raw)
-        texts.append(_decode(path, raw))
-    return "\n".join(texts), short_name(paths), {"source": "files", "files": [str(path) for path in files]}
+        try:
+            texts[str(path)] = _decode(path, raw)
+            size += len(raw)
+        except DataError:
+            if path in given:
+                raise
+            left_out += 1  # of a folder: a picture, or whatever else lies there
+    if not texts:
+        raise DataError(f"{short_name(paths)} holds {left_out} files, none of which is UTF-8 text")
+    name = short_name(paths) + (f" (without {left_out} files that are no text)" if left_out else "")
+    return "\n".join(texts.values()), name, {"source": "files", "files": list(texts)}
 
 
 def text_files(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:

@@ -86,8 +86,12 @@ def test_what_is_not_text_is_named_with_the_offset(tree):
         *[(b"a" * 2000 + b"\0", "0x00", "2,000"), (b"\xed\xa0\x80", "0xed", "0")],
     ]:
         (tree / "b" / "bad.bin").write_bytes(raw)
-        caught = raises(DataError, "", load_corpus, tree)
+        caught = raises(DataError, "", load_corpus, tree / "b" / "bad.bin")
         assert caught.args[0] == f"{tree / 'b' / 'bad.bin'} is not UTF-8 text: byte {byte} at offset {offset}"
+        corpus = load_corpus(tree)
+        assert corpus.name == f"{tree} (without 1 files that are no text)" and "bad.bin" not in str(corpus.metadata)
+    (tree / "b" / "x.md").unlink()
+    raises(DataError, "b holds 1 files, none of which is UTF-8 text", load_corpus, tree / "b")
 
 
 def test_paths_that_cannot_be_read(tmp_path, monkeypatch):
