@@ -33,6 +33,17 @@ def user_line() -> str | None:
     return f"{os.path.relpath(name) if inside else name}:{line}" + (f": {source}" if source else "")
 
 
+def layer() -> str:
+    """``in h.3.mlp of GPT2``: the innermost module that is being called, by its path in the outermost; or nothing."""
+    frame, called = sys._getframe(1), []
+    while frame.f_back is not None:
+        if frame.f_code.co_name == "__call__" and frame.f_globals.get("__name__") == "minigrad.nn.module":
+            called.append(frame.f_locals["self"])
+        frame = frame.f_back
+    paths = [path for path, module in called[-1].named_modules() if module is called[0]] if called else []
+    return f"\n  in {paths[0]} of {type(called[-1]).__name__}" if paths and paths[0] else ""
+
+
 def operation() -> str:
     """``name: `` of the public function or method that asked for a check, or nothing where there is none."""
     frame = sys._getframe(1)
@@ -53,7 +64,8 @@ def located(error: E) -> E:
     if line is not None and error.args and isinstance(error.args[0], str):
         place = f"\n  at {line}"
         message = error.args[0].replace(place, "")  # it may quote an error that has its place
-        error.args = (message + place, *error.args[1:])
+        within = "" if "\n  in " in message else layer()
+        error.args = (message + within + place, *error.args[1:])
     return error
 
 

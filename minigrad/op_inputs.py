@@ -7,6 +7,9 @@ from typing import Any
 from . import autograd
 from .errors import bad_state, located
 
+WRITTEN = {"MatMul": "a @ b", "Add": "a + b", "Sub": "a - b", "Mul": "a * b", "Div": "a / b", "Index": "x[...]"}
+"""What a program says for an operation, where that is no name."""
+
 
 def explained(cls: type[Any], error: Exception, inputs: tuple[Any, ...]) -> Exception | None:
     """The error of ``forward`` with the op and its inputs; None for errors of other kinds, which explain themselves."""
@@ -14,13 +17,14 @@ def explained(cls: type[Any], error: Exception, inputs: tuple[Any, ...]) -> Exce
     if kind not in (ValueError, IndexError, OverflowError) or not isinstance(next(iter(error.args), None), str):
         return None
     reason = _broadcast_problem(inputs) if "broadcast together" in str(error) else str(error)
-    return located(kind(f"{cls.__name__}: {reason}\n  inputs: {describe(inputs)}"))
+    return located(kind(f"{WRITTEN.get(cls.__name__, cls.__name__)}: {reason}\n  inputs: {describe(inputs)}"))
 
 
 def mixed_devices(cls: type[Any], inputs: tuple[Any, ...]) -> RuntimeError:
     """The error for inputs on several devices."""
     return bad_state(
-        f"{cls.__name__}: inputs are on different devices; move them to one with .to(device)\n"
+        f"{WRITTEN.get(cls.__name__, cls.__name__)}: inputs are on different devices; "
+        "move them to one with .to(device)\n"
         f"  inputs: {describe(inputs)}"
     )
 

@@ -162,16 +162,20 @@ def represent_html(x: Any) -> str:
         return f"<pre>{html.escape(represent(x))}</pre><small>{caption}</small>"
     summarize = array.size > options.threshold
     text = _formatter(_edges(array) if summarize else array)
-    rows = [_cells(row, summarize, text) for row in _shortened([*np.atleast_2d(array)], summarize)]
+    first, *others = _shortened([*np.atleast_2d(array)], summarize)
+    cells = _cells(first, summarize, text)
+    rows = [
+        cells,
+        *("<td>...</td>" * cells.count("<td>") if row is None else _cells(row, summarize, text) for row in others),
+    ]
+    rows = [f"<tr>{row}</tr>" for row in rows]
     return f"<table>{''.join(rows)}</table><small>{caption}</small>"
 
 
-def _cells(row: np.ndarray | None, summarize: bool, text: Callable[[Any], str]) -> str:
-    if row is None:
-        return "<tr><td>...</td></tr>"
+def _cells(row: np.ndarray, summarize: bool, text: Callable[[Any], str]) -> str:
     values = _shortened(row.tolist(), summarize)
     texts = ["..." if value is None else html.escape(text(value).strip()) for value in values]
-    return f"<tr>{''.join(f'<td>{cell}</td>' for cell in texts)}</tr>"
+    return "".join(f"<td>{cell}</td>" for cell in texts)
 
 
 def _shortened(items: Sequence[Any], summarize: bool) -> list[Any]:

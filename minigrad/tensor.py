@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from . import dlpack, dtypes, hints, printing, shapes
+from . import dlpack, dtypes, hints, method_help, printing, shapes
 from .autograd import TensorCore
 from .device import CPU, Device, Place
 from .engine import BackwardHook, backward
@@ -293,7 +293,8 @@ for _name in hints.HINTS["Tensor"]:
 
 for _base in Tensor.__bases__[:-1]:
     for _method in filter(inspect.isfunction, vars(_base).values()):
-        _method.__qualname__ = f"Tensor.{_method.__name__}"  # what Python's own errors and help() call it
+        _method.__qualname__ = f"Tensor.{_method.__name__}"  # what Python's own errors call it
+        method_help.describe(_method)
 
 # What a tensor combines with: the ``other`` of ``x + other``.
 Operand: TypeAlias = Tensor | int | float | np.generic | np.ndarray | list[Any] | tuple[Any, ...]

@@ -6,7 +6,7 @@ import pytest
 from refusals import raises
 
 import minigrad as mg
-from minigrad import functions
+from minigrad import functions, method_help
 
 FUNCTIONS = {name: getattr(functions, name) for name in functions.__all__ if hasattr(mg.Tensor, name)}
 ALIASES = {"subtract": "sub", "multiply": "mul", "divide": "div", "negative": "neg", "absolute": "abs", "clip": "clamp"}
@@ -54,3 +54,14 @@ def test_a_function_of_no_tensor_says_what_to_pass(name):
 def test_probabilities_and_weights_have_their_names():
     assert mg.bernoulli(p=mg.ones(3)).tolist() == [1.0] * 3
     assert mg.multinomial(weights=mg.tensor([0.0, 1.0]), num_samples=1).tolist() == [1]
+
+
+def test_help_has_formula_kernels_and_an_example_that_is_true():
+    assert "y = e^x / sum(e^x);  dx = y (dy - sum(dy y))" in (mg.Tensor.softmax.__doc__ or "")
+    assert "cpu_kernels/gelu" in (mg.nn.functional.gelu.__doc__ or "")
+    found = method_help.examples()
+    for name, example in found.items():
+        code, result = example.splitlines()
+        assert repr(eval(code, {"minigrad": mg, "F": mg.nn.functional})) == result, name
+        function = getattr(mg.Tensor, name, None) or getattr(mg.nn.functional, name)
+        assert f">>> {example}" in function.__doc__, name

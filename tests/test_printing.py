@@ -143,7 +143,7 @@ def test_the_table_for_notebooks() -> None:
     assert rows == [] and "grad_fn=<Mul>" in text and "shape (2, 2, 2)" in text  # < was escaped
     assert cells_and_text(mg.zeros(0, 3))[0] == []
     rows, _ = cells_and_text(mg.arange(10_000).reshape(100, 100))
-    assert len(rows) == 7 and rows[3] == ["..."]
+    assert len(rows) == 7 and rows[3] == ["..."] * 7
     assert rows[0] == ["0", "1", "2", "...", "97", "98", "99"] and rows[6][-1] == "9999"
 
 

@@ -5,6 +5,7 @@ Whatever the dtypes of a norm's parameters (float32 ones for a bfloat16 x are us
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from .. import hints as _hints
-from .. import shapes
+from .. import method_help, shapes
 from ..creation import one_hot as one_hot
 from ..creation import ones, where, zeros
 from ..dtypes import bool_, finfo, float32, int64, is_floating, is_half
@@ -194,6 +195,7 @@ def _check_linear(name: str, x: Tensor, weight: Tensor, bias: Weight) -> None:
         raise bad_value(
             f"{name}: x {x.shape}, weight {weight.shape}, bias {None if bias is None else bias.shape}; "
             "expected x (..., in), weight (out, in), bias (out,)"
+            + (f", but x ends with {sizes[-1]}, and in is {of_weight[1]}" if sizes and len(of_weight) == 2 else "")
         )
 
 
@@ -509,4 +511,6 @@ def _masked_attention(
     return dropout(probabilities, dropout_p, generator=generator) @ value
 
 
+for _function in filter(inspect.isfunction, [*vars().values()]):
+    method_help.describe(_function)
 _hints.answer_for(__name__, searched=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Mapping
 from typing import Any
 
@@ -69,6 +70,15 @@ def _equal(a: Any, b: Any) -> bool:
     return bool(np.array_equal(a, b, equal_nan=is_floating(a.dtype) and is_floating(b.dtype)))
 
 
+class Summary(str):
+    """A text that notebooks and interpreters show as it is, line below line."""
+
+    __repr__ = str.__str__
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(self)}</pre>"
+
+
 def table(title: str, parameters: list[tuple[str, Tensor]], buffers: list[tuple[str, Tensor]]) -> str:
     """A line for each parameter and buffer: name, shape, dtype, number of elements, memory; then the totals."""
     rows = [("name", "shape", "dtype", "parameters", "memory")]
@@ -86,7 +96,7 @@ def table(title: str, parameters: list[tuple[str, Tensor]], buffers: list[tuple[
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(align(cell, width) for align, cell, width in zip(ALIGN, row, widths)) for row in rows]
     rule = "-" * max(map(len, lines))
-    return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1]])
+    return Summary("\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1]]))
 
 
 ALIGN = (str.ljust, str.ljust, str.ljust, str.rjust, str.rjust)

@@ -189,3 +189,25 @@ def test_embedding_with_padding(padding_idx: int) -> None:
     np.testing.assert_array_equal(y.sum().backward()[layer.weight].numpy()[:, 0], [2, 0, 0, 1])
     assert "padding_idx=1" in repr(layer) and "padding" not in repr(nn.Embedding(4, 2))
     raises(ValueError, "padding_idx=4 is no row of 4", lambda: nn.Embedding(4, 2, 4))
+
+
+class Net(nn.Module):
+    """Of other code."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.h = nn.ModuleList([nn.MLP(4), nn.MLP(5)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.h:
+            x = layer(x)
+        return x
+
+
+def test_an_error_within_a_model_is_one_exception_that_names_the_layer_by_its_path() -> None:
+    with pytest.raises(ValueError, match="x ends with 4, and in is 5\n  in h.1 of Net\n  at .*x = layer") as caught:
+        Net()(mg.ones(2, 4))
+    assert caught.value.__cause__ is None
+    with pytest.raises(ValueError, match="a @ b: inner dimensions differ: 3 and 2.*\n  inputs: .*\n  at ") as caught:
+        mg.ones(2, 3) @ mg.ones(2, 3)
+    assert caught.value.__cause__ is None and caught.value.__suppress_context__

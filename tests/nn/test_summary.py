@@ -28,6 +28,7 @@ def test_shared_weights_count_once_and_nothing_is_0() -> None:
     m.b.weight = m.a.weight
     assert len(m.summary().splitlines()) == 5 and m.summary().endswith("15    60 B")
     assert nn.ReLU().summary().endswith("0     0 B")
+    assert repr(m.summary()) == m.summary() and m.summary()._repr_html_().startswith("<pre>name  ")
     big = nn.Module()
     big.p = nn.Parameter(mg.zeros(1).expand(1024, 1024, 1024))
     assert big.summary().endswith("1,073,741,824  4.0 GiB")

@@ -1,0 +1,36 @@
+"""What ``help(Tensor.softmax)`` says below the method's own sentence: formula, derivative, kernels and an example."""
+
+import functools
+import inspect
+from pathlib import Path
+from types import FunctionType
+
+from .autograd import Function
+
+
+def describe(function: FunctionType) -> None:
+    """Add to the docstring of a function, or a method, what the operation behind it says."""
+    names = function.__globals__
+    words = list(function.__code__.co_names)
+    words += [
+        word for helper in words if helper[0] == "_" and helper in names for word in names[helper].__code__.co_names
+    ]
+    found = [getattr(names.get(module), word, None) for module in words for word in words]  # as in softmax.Softmax
+    used = [kind for kind in found if isinstance(kind, type) and issubclass(kind, Function)]
+    text = inspect.getdoc(function) or ""
+    if used and text:
+        place = used[0].__module__.removeprefix("minigrad.ops.").partition(".")[0]
+        text += (
+            f"\n\n{used[0].__name__}: {inspect.getdoc(used[0])}\n\nThe operation is in ops/{place}, its kernels are "
+        )
+        text += f"in cpu_kernels/{place} and cuda_kernels/{place}."
+    if text and function.__name__ in examples():
+        text += f"\n\n>>> {examples()[function.__name__]}"
+    function.__doc__ = text or None
+
+
+@functools.cache
+def examples() -> dict[str, str]:
+    """By the name of a function an expression, and in the next line what it gives."""
+    lines = Path(__file__).with_name("method_examples.txt").read_text(encoding="utf-8").splitlines()
+    return {line.partition(": ")[0]: line.partition(": ")[2].replace(" -> ", "\n") for line in lines}
