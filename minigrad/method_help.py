@@ -8,22 +8,21 @@ from types import FunctionType
 from .autograd import Function
 
 
-def describe(function: FunctionType) -> None:
-    """Add to the docstring of a function, or a method, what the operation behind it says."""
+def describe(function: FunctionType, owner: str = "") -> None:
+    """Add to the docstring of a function, or of a method of ``owner``, what the operation behind it says."""
+    if owner:
+        function.__qualname__ = f"{owner}.{function.__name__}"  # what Python's own errors and help() call it
     names = function.__globals__
     words = list(function.__code__.co_names)
-    words += [
-        word for helper in words if helper[0] == "_" and helper in names for word in names[helper].__code__.co_names
-    ]
+    for helper in filter(inspect.isfunction, [names.get(word) for word in words]):
+        words += helper.__code__.co_names
     found = [getattr(names.get(module), word, None) for module in words for word in words]  # as in softmax.Softmax
     used = [kind for kind in found if isinstance(kind, type) and issubclass(kind, Function)]
     text = inspect.getdoc(function) or ""
     if used and text:
         place = used[0].__module__.removeprefix("minigrad.ops.").partition(".")[0]
-        text += (
-            f"\n\n{used[0].__name__}: {inspect.getdoc(used[0])}\n\nThe operation is in ops/{place}, its kernels are "
-        )
-        text += f"in cpu_kernels/{place} and cuda_kernels/{place}."
+        text += f"\n\n{used[0].__name__}: {inspect.getdoc(used[0])}\n\n"
+        text += f"The operation is in ops/{place}, its kernels are in cpu_kernels/{place} and cuda_kernels/{place}."
     if text and function.__name__ in examples():
         text += f"\n\n>>> {examples()[function.__name__]}"
     function.__doc__ = text or None

@@ -293,8 +293,7 @@ for _name in hints.HINTS["Tensor"]:
 
 for _base in Tensor.__bases__[:-1]:
     for _method in filter(inspect.isfunction, vars(_base).values()):
-        _method.__qualname__ = f"Tensor.{_method.__name__}"  # what Python's own errors call it
-        method_help.describe(_method)
+        method_help.describe(_method, "Tensor")
 
 # What a tensor combines with: the ``other`` of ``x + other``.
 Operand: TypeAlias = Tensor | int | float | np.generic | np.ndarray | list[Any] | tuple[Any, ...]
