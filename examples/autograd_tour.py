@@ -3,14 +3,18 @@
     python examples/autograd_tour.py       the whole tour, a few seconds
     python examples/autograd_tour.py 3 4   stops 3 and 4 alone
 
-Read this file beside what it prints. A stop prints its docstring, then expressions with their values, and statements,
-each of which has been checked: what is marked "true" was computed, not written.
+Read this file beside what it prints. A stop prints its docstring, then its lines of code, expressions with their
+values, and statements, each of which has been checked: what is marked "true" was computed, not written.
 """
 
 from __future__ import annotations
 
+import ast
+import inspect
 import math
+import sys
 import textwrap
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -191,10 +195,25 @@ def points() -> tuple[Tensor, Tensor]:
 
 STOPS = [tensors, graph, gradients, broadcasting, no_grad, in_place, own_operation, line_by_hand, line_with_adamw]
 claims: list[bool] = []
+shown: dict[CodeType, int] = {}  # of each stop the last line that was printed
+
+
+def code(frame: Any) -> None:
+    """Print the lines of a stop between what was shown last and what is shown now."""
+    lines, first = inspect.getsourcelines(frame.f_code)
+    (stop,) = ast.parse(textwrap.dedent("".join(lines))).body
+    assert isinstance(stop, ast.FunctionDef)
+    for statement in stop.body[1:]:  # without the docstring
+        begin, end = statement.lineno, statement.end_lineno or 0
+        told = lines[begin - 1].lstrip().startswith(("show(", "claim("))
+        if not told and shown.get(frame.f_code, 0) < end < frame.f_lineno - first + 1:
+            print(textwrap.indent(textwrap.dedent("".join(lines[begin - 1 : end])), "    > "), end="")
+    shown[frame.f_code] = frame.f_lineno - first + 1
 
 
 def show(*texts: str) -> None:
-    """Print what was computed; ``f"{x = }"`` is Python's own way to write an expression with its value."""
+    """Print the code, and what it computed; ``f"{x = }"`` is Python's way to write an expression with its value."""
+    code(sys._getframe(1))
     for text in texts:
         first, *others = text.splitlines() or [""]
         indent = " " * (first.find(" = ") + 3 if " = " in first else 0)  # rows of a matrix below each other
@@ -202,7 +221,8 @@ def show(*texts: str) -> None:
 
 
 def claim(statement: str, truth: bool) -> None:
-    """Print a statement and whether it is true."""
+    """Print the code, and a statement with whether it is true."""
+    code(sys._getframe(1))
     claims.append(truth)
     print(f"    {'true' if truth else 'FALSE'}: {statement}")
 
@@ -222,6 +242,7 @@ def main() -> int:
             raise UsageError(f"there is no stop {number}: they are 1 to {len(STOPS)}")
     minigrad.manual_seed(0)
     claims.clear()
+    shown.clear()
     for number in chosen:
         stop = STOPS[number - 1]
         text = textwrap.fill(" ".join((stop.__doc__ or "").split()), 100)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 
 SIZE = 16  # pixels, both ways
@@ -69,7 +71,8 @@ def distances(starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
 
 
 def show(images: np.ndarray) -> str:
-    """Images (N, SIZE, SIZE) side by side as text, darker for more ink, two characters a pixel."""
+    """Images (N, SIZE, SIZE) side by side as text, darker for more ink, two characters a pixel; as many as fit."""
+    images = images[: max(1, (shutil.get_terminal_size().columns + 1) // (2 * SIZE + 1))]
     shades = np.array(list(" .:*#"))
     cells = shades[(images * len(shades)).astype(int).clip(0, len(shades) - 1)]
     return "\n".join(" ".join("".join(2 * cell for cell in line) for line in row) for row in cells.swapaxes(0, 1))

@@ -1,6 +1,7 @@
 """Teach a small GPT to add two numbers of two digits, and test it on sums that it has never seen.
 
     python examples/train_addition.py               trains on 7,500 of the 10,000 sums, tests on the other 2,500
+    python examples/train_addition.py --ask         and then does sums of yours
     python examples/train_addition.py --no-reverse  the answer's hundreds first, see below
 
 A sum is a text of nine characters, the answer written backwards: 57+68=125 is "57+68=521". A model writes from left to
@@ -12,6 +13,7 @@ digits it hardly matters: over the seeds 0 to 2, hundreds first left one of 7,50
 
 from __future__ import annotations
 
+import re
 import time
 
 import numpy as np
@@ -37,6 +39,7 @@ def main() -> int:
     parser.add_argument("--batch-size", type=int, default=256, help="sums per step (default 256)")
     parser.add_argument("--lr", type=float, default=3e-3, help="highest learning rate (default 0.003)")
     parser.add_argument("--seed", type=int, default=0, help="of the split, the weights and the batches (default 0)")
+    parser.add_argument("--ask", action="store_true", help="then ask for sums of your own, and do them")
     parser.add_argument("--no-reverse", dest="reverse", action="store_false", help="the answer's hundreds first")
     args = parser.parse()
     if args.steps < 1 or args.batch_size < 1 or args.seed < 0:
@@ -59,10 +62,24 @@ def main() -> int:
     right = (answers == held_out[:, PROMPT:]).all(1)
     for wrong in np.flatnonzero(~right)[:10]:
         print(f'wrong: "{text(held_out[wrong, :PROMPT])}{text(answers[wrong])}", not "{text(held_out[wrong])}"')
+    print("some of them: " + ", ".join(written(*row, args.reverse) for row in zip(held_out[:5], answers)))
     count = int(right.sum())
     share = 100 * count / len(right)
     print(f"{count:,} of {len(right):,} held-out sums right: {share:.2f} % ({seconds:.0f} s of training)")
+    while args.ask and (asked := input("a sum, such as 57+68 (or nothing, to end): ").replace(" ", "")):
+        numbers = re.fullmatch(r"(\d{1,2})\+(\d{1,2})=?", asked)
+        if numbers is None:
+            print("two numbers of at most two digits, with a + between them")
+            continue
+        question = np.array([[CHARACTERS.index(c) for c in f"{int(numbers[1]):02}+{int(numbers[2]):02}="]])
+        print(written(question[0], answer(model, question)[0], args.reverse))
     return 0
+
+
+def written(question: np.ndarray, result: np.ndarray, reverse: bool) -> str:
+    """A sum as people write it: 57 + 68 = 125."""
+    a, b = text(question[:PROMPT]).strip("=").split("+")
+    return f"{int(a)} + {int(b)} = {text(result[::-1] if reverse else result).lstrip('0') or '0'}"
 
 
 def all_sums(reverse: bool = True) -> np.ndarray:

@@ -375,14 +375,30 @@ class TrainingRun:
             self.log.close()
 
 
+def curve(points: list[tuple[int, float]], columns: int = 60, rows: int = 10) -> str:
+    """Losses by step as text: in each column the mean of those that fall there."""
+    last, sums = points[-1][0], np.zeros((2, columns))
+    for step, loss in points:
+        sums[:, min(step * columns // (last + 1), columns - 1)] += loss, 1
+    means = [total / count if count else math.nan for total, count in sums.T]
+    low, high = np.nanmin(means), np.nanmax(means)
+    heights = [-1 if math.isnan(mean) else int((mean - low) / (high - low or 1.0) * (rows - 1) + 0.5) for mean in means]
+    lines = ["".join("*" if height == row else " " for height in heights).rstrip() for row in reversed(range(rows))]
+    labels = [f"{high:7.3f} ", *[" " * 8] * (rows - 2), f"{low:7.3f} "]
+    return (
+        "\n".join(f"{label}|{line}" for label, line in zip(labels, lines)) + f"\n        +{f'step {last}':->{columns}}"
+    )
+
+
 def plot_losses(folder: Path, unit: str) -> None:
-    """Draw loss.png from metrics.jsonl where matplotlib is installed."""
+    """Draw loss.png from metrics.jsonl, or the training loss as text where matplotlib is not installed."""
+    records = read_json_lines(folder / "metrics.jsonl")
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        print("no loss curve: matplotlib is not installed (pip install matplotlib)")
+        print(f"loss (nats per {unit}; pip install matplotlib for a picture)")
+        print(curve([(r["step"], r["loss"]) for r in records if "loss" in r]))
         return
-    records = read_json_lines(folder / "metrics.jsonl")
     figure = Figure(figsize=(7, 4), layout="tight")
     axes = figure.subplots()
     for key, label, width in (("loss", "training", 1), ("val_loss", "validation", 2)):

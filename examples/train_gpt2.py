@@ -239,8 +239,8 @@ class GPT2Training(Training):
         """What it is trained on, and what it is measured by."""
         text: str = self.corpus.in_words()
         return (
-            f"{text}\n{self.settings.dtype}; {self.flops / 1e6:,.1f} million operations a token, MFU of "
-            f"{self.peak / 1e12:.3g} TFLOP/s ({self.peak_from})"
+            f"{text}\na token takes {self.flops / 1e6:,.1f} million operations, in {self.settings.dtype}; "
+            f"MFU is their share of {self.peak / 1e12:.3g} TFLOP/s ({self.peak_from})"
         )
 
     def utilisation(self, tokens_per_second: float) -> float:

@@ -26,6 +26,7 @@ def test_every_stop_is_visited_and_every_statement_true(tmp_path):
 def test_the_values_shown_are_those_of_calculus(monkeypatch, capsys):
     assert load(TOUR, monkeypatch, 3).main() == 0
     shown = capsys.readouterr().out
+    assert "    > y = a * b + a.exp()\n    > grads = y.backward()\n    grads = GradStore" in shown
     assert f"grads[a] = tensor({3 + math.exp(2):.4f})" in shown
     assert shown.endswith("stops: 1, statements checked: 4, all true\n")
 

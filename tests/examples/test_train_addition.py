@@ -1,5 +1,7 @@
 """Addition: the sums are right, none is both learned and tested, and the share is what the model writes."""
 
+import re
+
 import numpy as np
 import pytest
 from example_scripts import load, recorded
@@ -33,8 +35,10 @@ def written(model, tokens: np.ndarray) -> np.ndarray:
 
 @pytest.mark.long
 def test_the_share_is_what_the_model_writes_on_sums_it_never_saw(monkeypatch, capsys):
-    addition = load(ADDITION, monkeypatch, "--steps", 300, "--batch-size", 128, "--held-out", 400, "--seed", 5)
+    addition = load(ADDITION, monkeypatch, "--steps", 300, "--batch-size", 128, "--held-out", 400, "--seed", 5, "--ask")
     seen = recorded(monkeypatch, addition, "train")
+    asked = iter(["57 + 68", "nonsense", "3+4=", ""])
+    monkeypatch.setattr("builtins.input", lambda prompt: next(asked))
     assert addition.main() == 0
     model, known = seen[:2]
     learned = {tuple(row) for row in known}
@@ -42,7 +46,10 @@ def test_the_share_is_what_the_model_writes_on_sums_it_never_saw(monkeypatch, ca
     assert len(learned) == 9600 and len(held_out) == 400
     right = int((written(model, held_out[:, :6]) == held_out).all(1).sum())
     shown = capsys.readouterr().out.splitlines()
-    assert shown[-1].startswith(f"{right} of 400 held-out sums right: {right / 4:.2f} % ")
+    assert re.fullmatch(r"some of them: (\d+ \+ \d+ = \d+(, |$)){5}", shown[-5])
+    for line, start in zip(shown[-3:], ("57 + 68 = ", "two numbers", "3 + 4 = ")):
+        assert line.startswith(start)
+    assert shown[-4].startswith(f"{right} of 400 held-out sums right: {right / 4:.2f} % ")
     assert 10 < right < 400  # some are wrong, so the number means something
     wrong = [line for line in shown if line.startswith("wrong: ")]
     assert len(wrong) == min(400 - right, 10)

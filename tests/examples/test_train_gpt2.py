@@ -153,8 +153,8 @@ def test_tiktoken_is_taken_where_it_is_installed(script, monkeypatch: pytest.Mon
 
 def test_a_tiny_run_says_what_it_does(trained: Path) -> None:
     shown = (trained / "shown").read_text(encoding="utf-8")
-    assert "pydoc (Python" in shown and "bytes as tokens" in shown and "bfloat16; 0." in shown
-    assert "MFU of 0.001 TFLOP/s (--peak)" in shown and "run: runs/gpt2, steps 1 to 6" in shown
+    assert "pydoc (Python" in shown and "bytes as tokens" in shown and "million operations, in bfloat16; MFU" in shown
+    assert "share of 0.001 TFLOP/s (--peak)" in shown and "run: runs/gpt2, steps 1 to 6" in shown
     assert len(re.findall(r"^step +[36]  train loss \d\.\d{4}  validation loss \d\.\d{4}$", shown, re.M)) == 2
     assert shown.count(" sample\n") == 2 and shown.splitlines()[-1].endswith("generate.py runs/gpt2")
     lines = [json.loads(line) for line in (trained / RUN / "metrics.jsonl").read_text().splitlines()]
@@ -313,7 +313,7 @@ def test_two_processes_train_as_one(here: Here) -> None:
     result = run_ranks(2, EXAMPLES / TRAIN, *flags, "--out", here.folder / "two", timeout=120)
     assert result.returncode == 0, result.text
     assert "all 2 ranks hold the same weights, bit for bit" in result.lines(0) and not result.lines(1)
-    assert "MFU of 0.002 TFLOP/s" in result.text
+    assert "share of 0.002 TFLOP/s" in result.text
     one, two = (serialization.load_checkpoint(here.folder / name).tensors["model"] for name in ("alone", "two"))
     for name in one:
         np.testing.assert_allclose(two[name], one[name], atol=1e-3, err_msg=name)
