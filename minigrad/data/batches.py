@@ -56,7 +56,6 @@ class EpochSampler:
         drop_last: False: the last batch of an epoch may be smaller. True: it is left out then, and which samples that
             concerns differs from epoch to epoch.
         rank, world_size: this rank's number, and how many there are.
-        shuffle: False: each epoch has the samples as they are numbered.
 
     Attributes:
         epoch: number of the epoch of the next batch, from 0.
@@ -67,9 +66,8 @@ class EpochSampler:
     """
 
     def __init__(
-        self, n: int, batch_size: int, seed: int, drop_last: bool = False, rank: int = 0, world_size: int = 1,
-        shuffle: bool = True,
-    ) -> None:  # fmt: skip
+        self, n: int, batch_size: int, seed: int, drop_last: bool = False, rank: int = 0, world_size: int = 1
+    ) -> None:
         if n < 1 or batch_size < 1:
             raise DataError(f"n and batch_size must be at least 1, got {n} and {batch_size}")
         if not 0 <= seed < 2**64:
@@ -86,7 +84,6 @@ class EpochSampler:
         self.drop_last = drop_last
         self.rank = rank
         self.world_size = world_size
-        self.shuffle = shuffle
         self.epoch: int = 0
         self.position: int = 0
         self._order: tuple[int, npt.NDArray[np.int64]] | None = None
@@ -112,14 +109,9 @@ class EpochSampler:
         return batch[shard(len(batch), self.rank, self.world_size)]
 
     def _permutation(self, epoch: int) -> npt.NDArray[np.int64]:
-        order = self._order
+        order = self._order  # of another epoch perhaps, in another thread
         if order is None or order[0] != epoch:
-            new = (
-                CPU.kernels.random.permutation(self.n, self.seed ^ _EPOCHS, epoch)
-                if self.shuffle
-                else np.arange(self.n)
-            )
-            self._order = order = epoch, new
+            self._order = order = epoch, CPU.kernels.random.permutation(self.n, self.seed ^ _EPOCHS, epoch)
         return order[1]
 
     def state_dict(self) -> dict[str, int | bool]:
@@ -146,14 +138,14 @@ class EpochSampler:
         self.epoch, self.position = epoch, position
 
     def _settings(self) -> dict[str, int | bool]:
-        ordered = {} if self.shuffle else {"shuffle": False}
-        return {
-            "seed": self.seed,
-            "batch_size": self.batch_size,
-            "drop_last": self.drop_last,
-            "samples": self.n,
-            **ordered,
-        }
+        return {"seed": self.seed, "batch_size": self.batch_size, "drop_last": self.drop_last, "samples": self.n}
+
+
+class InOrder(EpochSampler):
+    """The same without shuffling: each epoch has the samples as they are numbered."""
+
+    def _permutation(self, epoch: int) -> npt.NDArray[np.int64]:
+        return np.arange(self.n)
 
 
 class RandomBatches:

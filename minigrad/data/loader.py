@@ -8,10 +8,10 @@ import numpy as np
 
 from ..creation import stack
 from ..cuda import is_available
-from ..errors import bad_state, bad_type, bad_value, check_int
+from ..errors import bad_type, bad_value, check_int
 from ..random import Source, default_generator
 from ..tensor import Tensor
-from .batches import EpochSampler
+from .batches import EpochSampler, InOrder
 from .prefetch import Prefetcher, pinned, tensors
 
 
@@ -74,7 +74,7 @@ class DataLoader:
         if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
             seed, draws = (generator or default_generator).next() if shuffle else (0, 0)
             seed = (seed + draws * 0x9E37_79B9_7F4A_7C15) % 2**64
-            self.sampler = EpochSampler(len(dataset), batch_size, seed, drop_last, shuffle=shuffle)
+            self.sampler = (EpochSampler if shuffle else InOrder)(len(dataset), batch_size, seed, drop_last)
         elif shuffle or not isinstance(dataset, Iterable):
             lacks = "so it has no order to change" if shuffle else "and is not iterable"
             raise bad_type(f"DataLoader: a {type(dataset).__name__} has no len() and no [i], {lacks}")
@@ -98,10 +98,9 @@ class DataLoader:
         def made(positions: range) -> Iterator[Any]:
             return (self._batch(sampler.batch(epoch, position)) for position in positions)
 
-        workers: list[Iterator[Any]] = [
-            Prefetcher(made(positions[k :: self.num_workers])) for k in range(self.num_workers)
-        ]
-        for position, worker in zip(positions, itertools.cycle(workers or [made(positions)])):
+        count = self.num_workers
+        workers = [Prefetcher(made(positions[k::count])) for k in range(count)] or [made(positions)]
+        for position, worker in zip(positions, itertools.cycle(workers)):
             batch = next(worker)
             ends = position + 1 == len(sampler)
             sampler.epoch, sampler.position = (epoch + 1, 0) if ends else (epoch, position + 1)
@@ -127,16 +126,17 @@ class DataLoader:
     @property
     def state_dict(self) -> Callable[[], dict[str, Any]]:
         """``state_dict()`` is where the iteration stands, as JSON values. AttributeError for an iterable."""
-        if self.sampler is None:
-            raise AttributeError(f"a DataLoader over a {type(self.dataset).__name__} cannot be resumed")
-        return self.sampler.state_dict
+        return self._resumable().state_dict
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to where ``state_dict`` was called; DataError if it does not fit."""
-        if self.sampler is None:
-            raise bad_state(f"a DataLoader over a {type(self.dataset).__name__} cannot be resumed")
-        self.sampler.load_state_dict(state)
+        self._resumable().load_state_dict(state)
         self._resumed = True
+
+    def _resumable(self) -> EpochSampler:
+        if self.sampler is None:
+            raise AttributeError(f"a DataLoader over a {type(self.dataset).__name__} cannot be resumed")
+        return self.sampler
 
 
 def collate(samples: Sequence[Any]) -> Any:

@@ -14,8 +14,8 @@ from ..errors import bad_type, bad_value, check_int, check_option, expect
 from .optimizer import Optimizer
 
 __all__ = [
-    "ConstantLR", "CosineAnnealingLR", "CosineAnnealingWarmRestarts", "ExponentialLR", "LRScheduler", "LambdaLR",
-    "LinearLR", "MultiStepLR", "OneCycleLR", "SequentialLR", "StepLR",
+    "CosineAnnealingLR", "CosineAnnealingWarmRestarts", "ExponentialLR", "LRScheduler", "LambdaLR",
+    "LinearLR", "OneCycleLR", "SequentialLR", "StepLR",
 ]  # fmt: skip
 
 Formula: TypeAlias = Callable[[float, int, int], float]
@@ -31,18 +31,16 @@ class LRScheduler:
             raise bad_type(f"{type(self).__name__} takes an optimizer first, not a {type(optimizer).__name__}")
         self.optimizer = optimizer
         self.formula = formula
-        self.base_lrs: list[float] = list(_initial.setdefault(optimizer, self._rates()))
+        rates = [float(group["lr"]) for group in optimizer.param_groups]
+        self.base_lrs: list[float] = list(_initial.setdefault(optimizer, rates))
         self.last_epoch: int = 0
         """Calls of ``step`` so far."""
         self._set()
 
-    def _rates(self) -> list[float]:
-        return [float(group["lr"]) for group in self.optimizer.param_groups]
-
     def _set(self) -> None:
-        for i, (group, base) in enumerate(zip(self.optimizer.param_groups, self.base_lrs)):
-            group["lr"] = self.formula(base, self.last_epoch, i)
-        self._last = self._rates()
+        self._last = [self.formula(base, self.last_epoch, i) for i, base in enumerate(self.base_lrs)]
+        for group, rate in zip(self.optimizer.param_groups, self._last):
+            group["lr"] = rate
 
     def step(self) -> None:
         """Set the rates of the next step; call it after ``optimizer.step(grads)``."""
@@ -90,14 +88,6 @@ class StepLR(LRScheduler):
         super().__init__(optimizer, lambda base, step, _: base * gamma ** (step // step_size))
 
 
-class MultiStepLR(LRScheduler):
-    """base * gamma ** (the number of milestones that have been reached)"""
-
-    def __init__(self, optimizer: Optimizer, milestones: Sequence[int], gamma: float = 0.1) -> None:
-        reached = sorted(milestones)
-        super().__init__(optimizer, lambda base, step, _: base * gamma ** bisect.bisect_right(reached, step))
-
-
 class ExponentialLR(LRScheduler):
     """base * gamma ** step"""
 
@@ -117,13 +107,6 @@ class LinearLR(LRScheduler):
             return base * _line(start_factor, end_factor, min(step, total_iters) / total_iters)
 
         super().__init__(optimizer, formula)
-
-
-class ConstantLR(LRScheduler):
-    """base * factor for ``total_iters`` steps, then base"""
-
-    def __init__(self, optimizer: Optimizer, factor: float = 1 / 3, total_iters: int = 5) -> None:
-        super().__init__(optimizer, lambda base, step, _: base * (factor if step < total_iters else 1.0))
 
 
 class CosineAnnealingLR(LRScheduler):
