@@ -2,8 +2,8 @@
 
     python benchmarks/terminal_picture.py
 
-It trains a GPT of characters for 1000 steps in a temporary folder and lets it write, in a terminal of 92 columns. Of the
-progress bar the last state is kept.
+It trains a GPT of characters for 1000 steps in a temporary folder and lets it write, in a terminal of 92 columns. The
+progress bar is kept as it was at last.
 """
 
 import fcntl

@@ -23,6 +23,12 @@ BAR = "{percentage:3.0f}% |{bar}| {n_fmt}/{total_fmt} [{elapsed}, {remaining} le
 # Scripts that are also commands of an installed minigrad; minigrad/__main__.py runs them under these names.
 COMMANDS = {"train_char_gpt.py": "minigrad train", "sample.py": "minigrad sample"}
 
+# Words of flags that others use, and ours.
+SYNONYMS = {
+    "epoch": "step", "iter": "step", "iteration": "step", "learning": "lr", "dim": "embd", "hidden": "embd",
+    "width": "embd", "depth": "layer", "context": "block", "gpu": "device", "accumulation": "accum",
+}  # fmt: skip
+
 
 class UsageError(ValueError):
     """The command line cannot be followed."""
@@ -51,8 +57,7 @@ class Parser(argparse.ArgumentParser):
         """The parsed command line; unknown flags are refused with a suggestion."""
         known, unknown = self.parse_known_args()
         if unknown:
-            name, flags = unknown[0].split("=")[0], list(self._option_string_actions)
-            near = [flag for flag in flags if flag.startswith(name)] or difflib.get_close_matches(name, flags, 1)
+            near = nearest(unknown[0].split("=")[0], list(self._option_string_actions))
             self.error(f"unknown argument {unknown[0]}" + (f"; did you mean {near[0]}?" if near else ""))
         return known
 
@@ -68,6 +73,14 @@ class Parser(argparse.ArgumentParser):
             if kind is bool:
                 options = {"action": argparse.BooleanOptionalAction}
             self.add_argument(flag(field.name), default=argparse.SUPPRESS, help=text, **options)
+
+
+def nearest(name: str, flags: list[str]) -> list[str]:
+    """The flags that an unknown one may mean, the likeliest first: by its beginning, a word of it, or its letters."""
+    words = {SYNONYMS.get(word.rstrip("s"), word.rstrip("s")) for word in name.strip("-").split("-")} - {"n", ""}
+    same = [flag for flag in flags if words & {word.rstrip("s") for word in flag.strip("-").split("-")}]
+    begun = [flag for flag in flags if flag.startswith(name)]
+    return begun or same or difflib.get_close_matches(name, flags, 1, cutoff=0.75)
 
 
 def is_command() -> bool:

@@ -35,6 +35,20 @@ def test_a_misspelt_flag_is_refused(script, monkeypatch):
     raises(usage_error, "unknown argument --hepl; did you mean --help|arguments are required", lambda: module.main())
 
 
+MEANT = {
+    "--heads": "--n-head", "--layers": "--n-layer", "--epochs": "--steps", "--learning-rate": "--lr",
+    "--context-length": "--block-size", "--stpes": "--steps", "--batchsize": "--batch-size", "--gpu": "--device",
+}  # fmt: skip
+
+
+def test_a_flag_of_another_name_is_recognised_by_its_words(monkeypatch):
+    load("train_char_gpt.py", monkeypatch)
+    flags = ["--threads", "--min-lr", *MEANT.values()]
+    for name, meant in MEANT.items():
+        assert meant in sys.modules["command_line"].nearest(name, flags), name
+    assert sys.modules["command_line"].nearest("--verbose", flags) == []
+
+
 AT_LEAST = {
     "heterogeneous_training.py": "epochs samples batch-size sleep-ms slow-down anchor seed width",
     "mlp_classifier.py": "steps points hidden noise seed width",
