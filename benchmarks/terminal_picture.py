@@ -1,4 +1,4 @@
-"""A picture of a terminal, as SVG, of a real run: docs/terminal.svg, which README.md shows.
+"""The pictures of README.md: docs/terminal.svg, a terminal after a real run, and docs/graph.svg, a model's graph.
 
     python benchmarks/terminal_picture.py
 
@@ -19,7 +19,10 @@ import tempfile
 import termios
 from pathlib import Path
 
-PICTURE = Path(__file__).resolve().parents[1] / "docs/terminal.svg"
+import minigrad
+from minigrad import nn
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
 COMMANDS = (
     "minigrad train --steps 1000 --eval-every 250 --sample-every 0",
     'minigrad sample --prompt "The " --chars 240 --seed 5',
@@ -57,15 +60,19 @@ def drawing(lines: list[str]) -> str:
     rows = []
     for i, line in enumerate(lines):
         colour = "#7ee787" if line.startswith("$ ") else "#e6edf3"
+        text = html.escape(line).replace(" ", "\u00a0")  # of plain spaces only one would be seen
         place = f'x="{MARGIN}" y="{MARGIN + (i + 0.75) * LINE:g}" textLength="{len(line) * CHARACTER:.1f}"'
-        rows.append(f'<text {place} lengthAdjust="spacingAndGlyphs" fill="{colour}">{html.escape(line)}</text>')
+        rows.append(f'<text {place} lengthAdjust="spacingAndGlyphs" fill="{colour}">{text}</text>')
     head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}">'
-    style = 'font-family="ui-monospace, Menlo, Consolas, monospace" font-size="14" xml:space="preserve"'
+    style = 'font-family="ui-monospace, Menlo, Consolas, monospace" font-size="14"'
     frame = f'<rect width="{width}" height="{height}" rx="8" fill="#0d1117"/>'
     return "\n".join([head, frame, f"<g {style}>", *rows, "</g>", "</svg>"]) + "\n"
 
 
 if __name__ == "__main__":
+    model = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 2))
+    loss = nn.functional.cross_entropy(model(minigrad.ones(4, 2)), minigrad.tensor([0, 1, 1, 0]))
+    minigrad.draw(loss, model).save(DOCS / "graph.svg")
     with tempfile.TemporaryDirectory() as folder:
         parts = [[f"$ {command}", *shown(command, folder), ""] for command in COMMANDS]
-    PICTURE.write_text(drawing([line for part in parts for line in part][:-1]), encoding="utf-8")
+    (DOCS / "terminal.svg").write_text(drawing([line for part in parts for line in part][:-1]), encoding="utf-8")
