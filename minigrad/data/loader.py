@@ -99,9 +99,9 @@ class DataLoader:
             return (self._batch(sampler.batch(epoch, position)) for position in positions)
 
         count = self.num_workers
-        workers = [Prefetcher(made(positions[k::count])) for k in range(count)] or [made(positions)]
-        for position, worker in zip(positions, itertools.cycle(workers)):
-            batch = next(worker)
+        makers: list[Iterator[Any]] = [Prefetcher(made(positions[k::count])) for k in range(count)]
+        for position, maker in zip(positions, itertools.cycle(makers or [made(positions)])):
+            batch = next(maker)
             ends = position + 1 == len(sampler)
             sampler.epoch, sampler.position = (epoch + 1, 0) if ends else (epoch, position + 1)
             yield batch
