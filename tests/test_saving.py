@@ -1,7 +1,5 @@
 """``minigrad.save`` and ``load``: what comes back, what is refused, files that lie."""
 
-import json
-
 import numpy as np
 import pytest
 from refusals import raises
@@ -23,17 +21,9 @@ def test_a_training_comes_back(tmp_path):
     model, optimizer = start(0)
     step(model, optimizer)
     schedule = optim.lr_scheduler.StepLR(optimizer, 3)
-    path = minigrad.save(
-        {
-            "model": model.state_dict(),
-            "optimizer": optimizer.state_dict(),
-            "schedule": schedule.state_dict(),
-            "step": 1,
-        },
-        tmp_path / "run.pt",
-    )
-    saved = minigrad.load(path, map_location="cpu")
-    assert saved["step"] == 1 and list(saved) == ["model", "optimizer", "schedule", "step"]
+    states = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "schedule": schedule.state_dict()}
+    saved = minigrad.load(minigrad.save({**states, "step": 1}, tmp_path / "run.pt"), map_location="cpu")
+    assert saved["step"] == 1 and list(saved) == [*states, "step"] and saved["schedule"] == states["schedule"]
     other, resumed = start(1)
     other.load_state_dict(saved["model"])
     resumed.load_state_dict(saved["optimizer"])
@@ -82,4 +72,4 @@ def test_a_file_that_lies_is_one_kind_of_error(tmp_path, tree):
     raises(CheckpointError, "file", minigrad.load, tmp_path / "file")
     (tmp_path / "file").write_bytes(b"PK\x03\x04" + bytes(100))
     raises(CheckpointError, "file", minigrad.load, tmp_path / "file")
-    json.dumps(minigrad.load(minigrad.save({}, tmp_path / "file")))
+    assert minigrad.load(minigrad.save({}, tmp_path / "file")) == {}
