@@ -51,18 +51,17 @@ def main() -> int:
     prompt = encode(tokenizer, args.prompt, model.config.bos_token_id)
     options = {**sampling(args), "eos_token_id": model.config.eos_token_id}
     started = time.perf_counter()
-    count = write(model, tokenizer, prompt, args.tokens, options, heading)
+    count = len(write(model, tokenizer, prompt, args.tokens, options, heading))
     seconds = time.perf_counter() - started
     print(f"{count} tokens in {seconds:.1f} s ({count / seconds:.1f} tokens/s)", file=sys.stderr)
     return 0
 
 
-def write(model: CausalLM, tokenizer: Any, prompt: list[int], count: int, options: dict[str, Any], heading: str) -> int:
-    """Print the prompt and what follows it, as it comes, and before it, on stderr, a heading.
-
-    Returns the number of tokens that were written.
-    """
-    piece, written = pieces(tokenizer), 0
+def write(
+    model: CausalLM, tokenizer: Any, prompt: list[int], count: int, options: dict[str, Any], heading: str
+) -> list[int]:
+    """Print the prompt and what follows it, as it comes, after a heading on stderr; returns what follows."""
+    piece, written = pieces(tokenizer), []
     with tqdm(total=count, bar_format=BAR, disable=True if sys.stdout.isatty() else None) as bar:
         try:
             following = stream(model, minigrad.tensor([prompt], device=model.device), count, **options)
@@ -73,10 +72,10 @@ def write(model: CausalLM, tokenizer: Any, prompt: list[int], count: int, option
         for index in prompt:
             sys.stdout.write(piece(index, False))
         for token in following:
-            sys.stdout.write(piece(int(token), False))
+            written.append(int(token))
+            sys.stdout.write(piece(written[-1], False))
             sys.stdout.flush()
             bar.update()
-            written += 1
     sys.stdout.write(piece(None, True) + "\n")
     return written
 

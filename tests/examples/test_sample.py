@@ -1,11 +1,15 @@
 """The sampling script: the same seed gives the same text, and what cannot be continued is refused."""
 
+import importlib.util
 import os
 import re
 import shutil
 
+import numpy as np
 import pytest
-from example_scripts import TINY, assert_refused, content, finish, run
+from example_scripts import TINY, assert_refused, content, finish, load, run
+
+import minigrad
 
 SAMPLE = "sample.py"
 RUN = "runs/char-gpt"
@@ -88,3 +92,21 @@ def test_a_model_that_knows_no_new_line_starts_with_what_it_knows(tmp_path):
     (tmp_path / "data.txt").write_text("abc " * 200)
     finish("train_char_gpt.py", *TINY, "--steps", 1, "--sample-every", 0, "--data", "data.txt", cwd=tmp_path)
     assert " abc".startswith(text("--chars", 0, cwd=tmp_path))
+
+
+def test_attention_is_what_the_model_computes_with(finished, monkeypatch):
+    picture = load("attention_picture.py", monkeypatch)
+    run_ = load("char_run.py", monkeypatch).load_run(finished[0] / RUN, minigrad.Device("cpu"))
+    tokens = run_.tokenizer.encode("The state").tolist()
+    (shares,) = picture.attention(run_.model, tokens)
+    assert shares.shape == (2, 9, 9) and np.allclose(shares.sum(-1), 1) and not np.triu(shares, 1).any()
+    layer = run_.model.h[0].attn
+    heard = []
+    layer.register_forward_pre_hook(lambda module, inputs: heard.append(inputs[0]))
+    with minigrad.no_grad():
+        run_.model(minigrad.tensor([tokens]))
+        values = layer.c_attn(heard[0]).reshape(9, 3, 2, 8)[:, 2].transpose(0, 1).numpy()
+        expected = layer.attend(heard[0]).reshape(9, 2, 8).transpose(0, 1).numpy()
+    np.testing.assert_allclose(shares @ values, expected, rtol=1e-4, atol=1e-5)
+    if importlib.util.find_spec("matplotlib") is None:
+        assert_refused(run(SAMPLE, "--attention", "a.png", cwd=finished[0]), 2, "pip install matplotlib")
