@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import sys
 import threading
 import time
 from collections import deque
@@ -228,10 +229,10 @@ class TrainingRun:
         """Train to the last step, or to the first one after which a signal was ``received``: it is returned, or 0."""
         trainer, steps = self.trainer, self.settings.steps
         seconds: deque[float] = deque(maxlen=20)  # of the last steps; the first one of all also compiles
-        hidden = None if self.rank == 0 else True  # None: unless this is a terminal
-        with tqdm(
-            initial=trainer.global_step, total=steps, bar_format=BAR, smoothing=0, dynamic_ncols=True, disable=hidden
-        ) as bar:
+        shape: dict[str, Any] = {"dynamic_ncols": True, "disable": None}  # None: unless this is a terminal
+        if self.world_size > 1:  # whose lines a launcher passes on, each whole
+            shape = {"file": Lines(), "ncols": 100, "mininterval": 10, "delay": 10, "disable": self.rank > 0}
+        with tqdm(initial=trainer.global_step, total=steps, bar_format=BAR, smoothing=0, **shape) as bar:
             while trainer.global_step < steps and not (signal_number := self.interrupted(received)):
                 before = time.perf_counter()
                 with contextlib.nullcontext() if seconds or self.model.device.type == "cpu" else self.compile_hint():
@@ -373,6 +374,18 @@ class TrainingRun:
         """Close metrics.jsonl."""
         if self.log is not None:
             self.log.close()
+
+
+class Lines:
+    """A file for a progress bar that writes each of its states in a line of its own, to stderr."""
+
+    def write(self, text: str) -> None:
+        """What tqdm writes, without the return to the line's beginning."""
+        if state := text.strip("\r\n "):
+            print(state, file=sys.stderr, flush=True)
+
+    def flush(self) -> None:
+        """All is written."""
 
 
 def curve(points: list[tuple[int, float]], columns: int = 60, rows: int = 10) -> str:

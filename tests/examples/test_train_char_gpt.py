@@ -345,3 +345,13 @@ def test_a_full_disk_stops_the_run_and_keeps_what_was_saved(home):
     assert_refused(result, 1, "the checkpoint of step 16 could not be written", "File too large", kept)
     assert content(home / RUN / "step-00000008") == before
     assert {path.name for path in (home / RUN).iterdir()} <= {"loss.png", "metrics.jsonl", "step-00000008"}
+
+
+def test_ranks_show_a_bar_as_lines_and_losses_are_drawn_as_text(monkeypatch, capsys):
+    train = load(TRAIN, monkeypatch)
+    for text in ("\r 20% | 1/5", "\n", "\r"):
+        train.Lines().write(text)
+    assert capsys.readouterr().err == "20% | 1/5\n"
+    rows = train.curve([(step, 3.0 - step / 100) for step in range(1, 101)], columns=20, rows=5).splitlines()
+    assert [row.count("*") for row in rows[:5]] == [3, 5, 4, 5, 3] and rows[5].endswith("step 100")
+    assert rows[0].startswith("  2.970 |*") and rows[4].startswith("  2.020 |")
