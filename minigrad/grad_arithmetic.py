@@ -19,6 +19,10 @@ class GradArithmetic:
     __slots__ = ()
     _line: tuple[str, int]  # of a store that nothing has read: where ``backward`` was called
 
+    def __reduce_ex__(self: "GradStore", protocol: Any) -> Any:
+        self.numbers()  # to copy a store is to read it: the copy is a plain one
+        return object.__reduce_ex__(self, protocol)
+
     def __add__(self: "GradStore", other: "GradStore") -> "GradStore":
         """A new store with the sums: the gradients of both losses together. Neither store is changed."""
         if not isinstance(other, GradArithmetic):

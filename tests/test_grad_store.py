@@ -1,5 +1,6 @@
 """GradStore and TensorId: every method."""
 
+import copy
 import gc
 import warnings
 
