@@ -1,6 +1,5 @@
 """GradStore and TensorId: every method."""
 
-import copy
 import gc
 import warnings
 
