@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import json
+import runpy
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -61,6 +62,18 @@ def test_a_contender_makes_the_same_steps(module, name):
         losses[each] = [step() for _ in range(4)]
     assert len(set(losses["minigrad"])) == 4
     module("train_step_cpu").check_losses(losses)
+
+
+USER_MODELS = runpy.run_path(str(BENCHMARKS / "user_models.py"))["MODELS"]
+
+
+@pytest.mark.parametrize("name", USER_MODELS)
+def test_a_users_model_makes_the_same_steps_captured_and_in_pytorch(module, name):
+    contenders = module("user_models_cpu").CONTENDERS
+    names = ["eager", "captured", *(["torch"] if contenders["torch"].missing() is None else [])]
+    losses = {each: [step() for _ in range(4)] for each in names if (step := contenders[each].of_user(name, 1))}
+    assert losses["eager"] == losses["captured"] and len(set(losses["eager"])) == 4
+    module("train_step_cpu").check_losses(losses, 1e-3)
 
 
 def test_generation_is_pytorchs(module):
