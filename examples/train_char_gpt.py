@@ -13,6 +13,7 @@ finishes the step, saves, and says how to resume.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import math
 import threading
@@ -35,7 +36,7 @@ from minigrad.device import Device
 from minigrad.distributed import CommError, NonFiniteLossError, SimpleTrainer, TrainingMetrics
 from minigrad.distributed.train.captured_step import CapturedStep
 from minigrad.distributed.train.signals import interrupts
-from minigrad.metrics_log import JsonLinesLog, read_json_lines
+from minigrad.metrics_log import JsonLinesLog, about_run, moment, read_json_lines
 from minigrad.models import CausalLM
 from minigrad.optim import NonFiniteGradientError
 from minigrad.serialization import CheckpointError, list_checkpoints
@@ -156,7 +157,7 @@ class TrainingRun:
     def write(self, record: dict[str, Any]) -> None:
         """Add a line to metrics.jsonl."""
         if self.log is not None:
-            self.log.write(record)
+            self.log.write({**record, **moment(self.model.device)})
 
     def say(self, text: str) -> None:
         """Print, on rank 0."""
@@ -187,6 +188,8 @@ class TrainingRun:
             self.say(f"nothing to do: {folder} has {trainer.global_step} steps (a larger --steps goes on)")
             return 0
         self.say(f"run: {folder}, steps {trainer.global_step + 1} to {s.steps}; {self.needs()}")
+        about = {"settings": dataclasses.asdict(s), "parameters": self.model.num_parameters(), "ranks": self.world_size}
+        self.write(about_run(s.steps, self.tokens_per_step, **about))
         started = time.perf_counter()
         with interrupts() as received:  # to the end of save: another rank's signal may end the loop before this one's
             signal_number = self.make_steps(received)
@@ -242,7 +245,7 @@ class TrainingRun:
         """What it is trained on."""
         return f"{self.corpus.name}: {len(self.corpus.text):,} characters, {self.run.tokenizer.vocab_size} different"
 
-    def speed(self, tokens_per_second: float) -> dict[str, float]:
+    def speed(self, tokens_per_second: float) -> dict[str, Any]:
         """What metrics.jsonl says of the speed."""
         return {"tokens_per_second": round(tokens_per_second)}
 
@@ -299,7 +302,9 @@ class TrainingRun:
             self.write({"step": step, "val_loss": val_loss})
             self.say(f"step {step:5d}  train loss {metrics.loss:.4f}  validation loss {val_loss:.4f}")
         if self.rank == 0 and s.sample_every and (step % s.sample_every == 0 or step == s.steps):
-            self.say(f"{'-' * 30} sample\n{self.sample()}\n{'-' * 37}")
+            text = self.sample()
+            self.write({"step": step, "sample": text})
+            self.say(f"{'-' * 30} sample\n{text}\n{'-' * 37}")
         if step % s.save_every == 0:
             self.save()
 

@@ -41,6 +41,7 @@ from minigrad.distributed import (
     mean_over_ranks,
     save_distributed_checkpoint,
 )
+from minigrad.distributed.comm.gather import all_gather_json
 from minigrad.distributed.train.signals import interrupted
 from minigrad.metrics_log import JsonLinesLog
 from minigrad.serialization import CheckpointError, save_checkpoint
@@ -126,11 +127,19 @@ class Training(TrainingRun):
 
     def __init__(self, comm: Communicator, run: Run, corpus: Any) -> None:
         self.comm = comm
+        self.waited: float = 0.0  # seconds, up to the line of metrics.jsonl before
         super().__init__(run, corpus, comm.rank, comm.world_size)
 
     def open_log(self) -> JsonLinesLog | None:
         """Rank 0 writes metrics.jsonl; if it cannot, no rank trains."""
         return on_rank_0(self.comm, super().open_log)
+
+    def speed(self, tokens_per_second: float) -> dict[str, Any]:
+        """What metrics.jsonl says of the speed, and of the seconds that each rank has waited since the line before."""
+        waited = self.comm.stats.waited_s
+        everyone = all_gather_json(self.comm, waited - self.waited)
+        self.waited = waited
+        return {**super().speed(tokens_per_second), **({"waited_by_rank": everyone} if len(everyone) > 1 else {})}
 
     def workers(self) -> str:
         """Who computes, in words."""

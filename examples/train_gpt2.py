@@ -247,7 +247,7 @@ class GPT2Training(Training):
         """The model's operations a second over the peak of all ranks' devices."""
         return tokens_per_second * self.flops / self.peak
 
-    def speed(self, tokens_per_second: float) -> dict[str, float]:
+    def speed(self, tokens_per_second: float) -> dict[str, Any]:
         """What metrics.jsonl says of the speed."""
         return {**super().speed(tokens_per_second), "mfu": round(self.utilisation(tokens_per_second), 4)}
 

@@ -6,6 +6,8 @@ import errno
 import json
 import math
 import os
+import socket
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -66,7 +68,7 @@ class JsonLinesLog(Closing):
         end = 0
         with open(self.path, "rb") as file:
             for line in file:
-                record = _parse(line)
+                record = parse_line(line)
                 found = record.get("step") if record is not None else None
                 if isinstance(found, int | float) and found > step:
                     break
@@ -90,19 +92,40 @@ class JsonLinesLog(Closing):
         content = self.path.read_bytes()
         complete = content.rfind(b"\n") + 1
         if complete < len(content):
-            if _parse(content[complete:]) is None:
+            if parse_line(content[complete:]) is None:
                 os.ftruncate(self._fd, complete)
             else:  # only the newline is missing
                 durable.write_all(self._fd, b"\n")
 
 
+def moment(device: Any = None) -> dict[str, Any]:
+    """What a line says beside its metrics: the ``time``, in seconds since 1970, and where it is known ``memory_bytes``.
+
+    Those are the process's, or of its tensors on a GPU.
+    """
+    found: dict[str, Any] = {"time": round(time.time(), 3)}
+    if device is not None and device.type == "cuda":
+        found["memory_bytes"] = device.kernels_package().memory.memory_allocated(device.index)
+    elif os.path.exists("/proc/self/statm"):
+        with open("/proc/self/statm", "rb") as file:
+            found["memory_bytes"] = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return found
+
+
+def about_run(steps: int, tokens_per_step: int, **more: Any) -> dict[str, Any]:
+    """The record with which a process begins or resumes a run: how long it is, and who writes it."""
+    process = {"pid": os.getpid(), "host": socket.gethostname()}
+    return {"run": {"steps": steps, "tokens_per_step": tokens_per_step, **process, **more}, **moment()}
+
+
 def read_json_lines(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """The records of a log, also while it is being written; lines that are not a JSON object are left out."""
     with open(path, "rb") as file:
-        return [record for line in file if (record := _parse(line)) is not None]
+        return [record for line in file if (record := parse_line(line)) is not None]
 
 
-def _parse(line: bytes) -> dict[str, Any] | None:
+def parse_line(line: bytes) -> dict[str, Any] | None:
+    """The record of a line; None for one that is damaged, or no JSON object."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
