@@ -71,5 +71,5 @@ def _export(path: Path, text: str) -> int:
         durable.replace_file(path, [text.encode(errors="replace")])
     except OSError as error:
         raise WatchError(f"cannot write {path}: {error.strerror}") from error
-    print(f"{path}: {len(text) / 1e6:.1f} MB, for any browser, without a server")
+    print(f"{path}: {len(text) / 1e3:,.0f} kB, for any browser, without a server")
     return 0
