@@ -39,10 +39,13 @@ from minigrad.distributed.train.signals import interrupts
 from minigrad.metrics_log import JsonLinesLog, about_run, moment, read_json_lines
 from minigrad.models import CausalLM
 from minigrad.optim import NonFiniteGradientError
+from minigrad.profiler import Profile, profile
 from minigrad.serialization import CheckpointError, list_checkpoints
 
 LOG_EVERY = 10  # steps between lines in metrics.jsonl
 FAILURES = (NonFiniteLossError, NonFiniteGradientError, CheckpointError, CommError, OSError)  # that end a run
+WARM, PROFILED = 3, 10  # steps of --profile: those before it, and those that are looked at
+PROFILE_HELP = f"show where the time of {PROFILED} steps goes, and write a trace, profile.json"
 COMPILES_AFTER = 3.0  # seconds after which a first step is taken to compile kernels
 
 
@@ -56,9 +59,11 @@ def main(kind: type[Settings] = Settings, description: str | None = __doc__) -> 
     parser.add_argument("--resume", action="store_true", help="continue the run in --out, or the one saved last")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default cpu)")
     parser.add_argument("--threads", type=int, default=None, metavar="int", help="CPU threads (default all cores)")
+    parser.add_argument("--profile", action="store_true", help=PROFILE_HELP)
     parser.add_settings(kind)
     flags = vars(parser.parse())
-    data, out, resume, threads = (flags.pop(name) for name in ("data", "out", "resume", "threads"))
+    names = ("data", "out", "resume", "threads", "profile")
+    data, out, resume, threads, profiling = (flags.pop(name) for name in names)
     device = choose_device(flags.pop("device"))
     try:
         if threads is not None:
@@ -71,6 +76,7 @@ def main(kind: type[Settings] = Settings, description: str | None = __doc__) -> 
         raise UsageError(error) from error
     except OSError as error:
         raise UsageError(describe(error)) from error
+    run.profiling = profiling
     with contextlib.closing(run):
         return run.train_or_explain()
 
@@ -131,6 +137,7 @@ class TrainingRun:
         self.val_batches: FixedBatches = FixedBatches(val, s.batch_size, s.block_size, s.eval_batches)
         self.tokens_per_step: int = s.batch_size * s.block_size * s.grad_accum
         self.saved_step: int | None = run.trainer.global_step or None
+        self.profiling: bool = False
         self.captured: CapturedStep | None = None
         if self.captures():
             self.captured = self.trainer.capture(self.loss_of, self.model.named_parameters())
@@ -192,7 +199,8 @@ class TrainingRun:
         self.write(about_run(s.steps, self.tokens_per_step, **about))
         started = time.perf_counter()
         with interrupts() as received:  # to the end of save: another rank's signal may end the loop before this one's
-            signal_number = self.make_steps(received)
+            signal_number = self.profile_steps(received) if self.profiling else 0
+            signal_number = signal_number or self.make_steps(received)
             self.save()
         if trainer.global_step < s.steps:
             self.say(f"stopped after step {trainer.global_step}, saved. To go on:\n  {self.how_to_resume()}")
@@ -209,13 +217,32 @@ class TrainingRun:
         at_best = duration(seconds_at_least(s, self.model.num_parameters()))
         return f"about {in_words(memory)} of memory, {at_best} at best"
 
-    def make_steps(self, received: list[int]) -> int:
+    def profile_steps(self, received: list[int]) -> int:
+        """The first steps, without a capture; says where their time goes. Returns as ``make_steps``."""
+        captured, self.captured = self.captured, None
+        first, comm = self.trainer.global_step + WARM, getattr(self, "comm", None)
+        signal_number = self.make_steps(received, first)
+        with profile(self.model, comm) as seen:
+            signal_number = signal_number or self.make_steps(received, first + PROFILED)
+        self.captured = captured
+        traces, file = self.gather_traces(seen), self.run.folder / "profile.json"
+        if self.rank == 0:
+            seen.save(file, *traces)
+        self.say(f"{seen}\ntrace of steps {first + 1} to {first + PROFILED}, for ui.perfetto.dev: {file}")
+        return signal_number
+
+    def gather_traces(self, seen: Profile) -> list[Any]:
+        """The trace of each rank."""
+        return [seen.trace()]
+
+    def make_steps(self, received: list[int], last: int | None = None) -> int:
         """Train to the last step, or to the first one after which a signal was ``received``: it is returned, or 0."""
         trainer, steps = self.trainer, self.settings.steps
+        last = steps if last is None else min(last, steps)
         seconds: deque[float] = deque(maxlen=20)  # of the last steps; the first one of all also compiles
         hidden = None if self.rank == 0 else True  # None: unless this is a terminal
         with tqdm(initial=trainer.global_step, total=steps, bar_format=BAR, dynamic_ncols=True, disable=hidden) as bar:
-            while trainer.global_step < steps and not (signal_number := self.interrupted(received)):
+            while trainer.global_step < last and not (signal_number := self.interrupted(received)):
                 before = time.perf_counter()
                 with contextlib.nullcontext() if seconds or self.model.device.type == "cpu" else self.compile_hint():
                     metrics = self.step()
@@ -275,15 +302,23 @@ class TrainingRun:
 
     def step(self) -> TrainingMetrics:
         """One optimizer step, of ``grad_accum`` micro-batches. Batches depend on nothing but seed and step."""
-        assert self.captured is not None
         self.model.train()
         count = self.settings.grad_accum
         first = self.trainer.global_step * count
         batches = [self.batches.batch(first + i) for i in range(count)]
-        x, y = (np.stack(each) if count > 1 else each[0] for each in zip(*batches))
-        metrics = self.captured(minigrad.from_numpy(x), minigrad.from_numpy(y)).result()
+        if self.captured is not None:
+            x, y = (np.stack(each) if count > 1 else each[0] for each in zip(*batches))
+            metrics = self.captured(minigrad.from_numpy(x), minigrad.from_numpy(y)).result()
+        else:
+            for x, y in batches:
+                metrics = self.micro_batch(x, y)
         assert metrics is not None  # the window is full, and no loss scale leaves a step out
         return metrics
+
+    def micro_batch(self, x: np.ndarray, y: np.ndarray) -> TrainingMetrics | None:
+        """Forward and backward, and the optimizer's step where the window is full."""
+        loss = self.loss(x, y)
+        return self.trainer.step(self.model.named_parameters(), loss.backward(), loss.item())
 
     def loss_of(self, x: Tensor, y: Tensor) -> Tensor:
         """Mean cross-entropy of a batch, (B, T) tokens and (B, T) targets."""
