@@ -162,7 +162,7 @@ def test_a_killed_run_goes_on_bit_for_bit_with_another_number_of_threads(finishe
 def test_a_profiled_run_shows_its_kernels_and_is_the_same_run(finished, tmp_path):
     shown = finish(TRAIN, *TINY, "--profile", cwd=tmp_path).stdout
     assert_same_run(tmp_path / RUN, finished[0] / RUN)
-    assert re.search(r"^linear.backward +backward +\d+", shown, re.MULTILINE) and "h.*.attn" in shown
+    assert re.search(r"^linear.forward +forward +\d+", shown, re.MULTILINE) and "h.*.attn" in shown
     assert json.loads((tmp_path / RUN / "profile.json").read_text())["traceEvents"]
 
 
