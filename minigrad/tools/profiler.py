@@ -29,7 +29,7 @@ from ..plans import recording
 from .step_memory import LAYER, ModuleCalls
 
 NO_KERNELS = "Array", "graphs", "heap", "memory", "quiet", "select", "streams", "threads"  # of a backend
-SAMPLED = 0.01  # seconds between two looks at the memory
+SAMPLED = 0.05  # seconds from one look at the memory to the next
 COLLECTIVE = "collective"
 LEAST = 0.001  # the share of the time from which on a row is shown
 # Additions and multiplications of the products, as if nothing were masked; attention's backward makes scores again.
@@ -65,13 +65,15 @@ class Profile:
     ``peak`` is the bytes/s of a copy and the FLOP/s of a product of matrices, measured at the end.
     """
 
-    def __init__(self, model: Module | None = None) -> None:
+    def __init__(self, model: Module | None = None, device: Device = CPU) -> None:
         self.spans: list[Span] = []
         self.memory: list[tuple[float, int]] = []
         self.seconds: float = 0.0
         self.peak: tuple[float, float] = (0.0, 0.0)
-        self.calls = ModuleCalls({} if model is None else {id(m): name for name, m in model.named_modules()})
-        self._on = True
+        self.calls: ModuleCalls = ModuleCalls(
+            {} if model is None else {id(m): name for name, m in model.named_modules()}
+        )
+        self._on, self._due, self._device = True, 0.0, device
 
     def _in_backward(self, run: Callable[..., None]) -> Callable[..., None]:
         """``engine._run``, in the module that has made the node."""
@@ -102,6 +104,9 @@ class Profile:
             size, flops = sum([getattr(x, "nbytes", 0) for x in arrays]), work(*arguments) if work and not named else 0
             thread = threading.current_thread().name
             self.spans.append(Span(name, begin, end, place.module, place.way, size, flops, thread))
+            if end >= self._due:
+                self.memory.append((end, moment(self._device).get("memory_bytes", 0)))
+                self._due = end + SAMPLED
             return result
 
         return call
@@ -187,22 +192,18 @@ def profile(model: Module | None = None, communicator: Any = None) -> Iterator[P
     """
     if isinstance(CPU.native, _Timed):
         raise bad_state("profile: one is on already, which sees all threads of this process")
-    seen, collectives, ended = Profile(model), [], threading.Event()
     waits: dict[Device, Callable[[], object]] = {CPU: lambda: None}
     for gpu in Device._known.values():
         if getattr(gpu, "_package", None) is not None:  # it is in use
             waits[gpu] = functools.partial(gpu.kernels_package().memory.synchronize, gpu.index)
     device = [*waits][-1]
+    seen, collectives = Profile(model, device), []
 
     def collective(call: Any, *rest: Any) -> Any:
         begin = time.perf_counter()
         work = run(call, *rest)
         collectives.append((call, begin, time.perf_counter(), work))
         return work
-
-    def watch_memory() -> None:
-        while not ended.wait(SAMPLED):
-            seen.memory.append((time.perf_counter(), moment(device).get("memory_bytes", 0)))
 
     with contextlib.ExitStack() as held:
         for used, wait in waits.items():
@@ -216,13 +217,11 @@ def profile(model: Module | None = None, communicator: Any = None) -> Iterator[P
             run = communicator._run
             held.enter_context(holding(communicator, _run=collective))
         held.enter_context(recording(seen.calls))
-        threading.Thread(target=watch_memory, daemon=True).start()
         began = time.perf_counter()
         try:
             yield seen
         finally:
             seen.seconds, seen._on = time.perf_counter() - began, False
-            ended.set()
     shift = time.perf_counter() - time.monotonic()
     for call, begin, end, work in collectives:
         end = max(end, getattr(work, "ended_at", 0.0) + shift)  # of one that ran beside the rest

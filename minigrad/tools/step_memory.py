@@ -128,10 +128,11 @@ def memory_report(
     return report
 
 
-class Place(threading.local):
+class ModulePlace(threading.local):
     """Where a thread is."""
 
-    module, way = "", "forward"
+    module: str = ""
+    way: str = "forward"
 
 
 class ModuleCalls(CallRecorder):
@@ -141,7 +142,7 @@ class ModuleCalls(CallRecorder):
     """
 
     def __init__(self, names: dict[int, str]) -> None:
-        self.place = Place()
+        self.place: ModulePlace = ModulePlace()
         self._names, self._outer = names, [""]
         self._ids, self._modules = [0], [""]  # from which node on there is which module
 

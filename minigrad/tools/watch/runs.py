@@ -28,9 +28,11 @@ class WatchedRun:
     """A run, as far as it has been read: ``log`` is its file of JSON lines, ``folder`` has its timelines."""
 
     def __init__(self, name: str, folder: Path, log: Path | None) -> None:
-        self.name, self.folder, self.log = name, folder, log
-        self.lock = threading.Lock()
-        self.version = 0
+        self.name: str = name
+        self.folder: Path = folder
+        self.log: Path | None = log
+        self.lock: threading.Lock = threading.Lock()
+        self.version: int = 0
         self._timelines: dict[str, tuple[float, dict[str, Any] | None]] = {}
         self._begin()
 
@@ -42,7 +44,8 @@ class WatchedRun:
         self.about: dict[str, Any] = {}
         self.restarts: list[float] = []
         self.notes: dict[str, str] = {}
-        self.step, self.seconds = 0.0, 0.0
+        self.step: float = 0.0
+        self.seconds: float = 0.0
         self._clock: float | None = None  # the time of the line before, of the same process
         self._offset, self._tail, self._damaged = 0, b"", 0
 
@@ -192,9 +195,9 @@ class Runs:
     """All runs in some places, also those that come later; ``by_name`` has those found so far."""
 
     def __init__(self, places: list[Path]) -> None:
-        self.places = places
+        self.places: list[Path] = places
         self.by_name: dict[str, WatchedRun] = {}
-        self.lock = threading.Lock()
+        self.lock: threading.Lock = threading.Lock()
 
     def refresh(self) -> None:
         """Look for new runs, and read what is new of all."""

@@ -41,12 +41,11 @@ class Server(ThreadingHTTPServer):
     allow_reuse_address = True
 
     def __init__(self, runs: Runs, host: str, port: int) -> None:
-        self.runs = runs
-        self.host = host
+        self.runs: Runs = runs
+        self.host: str = host
         self._refreshing = threading.Lock()
         self._refreshed = 0.0
-        if ":" in host:
-            self.address_family = socket.AF_INET6
+        self.address_family: socket.AddressFamily = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host, port), _Handler)
 
     def refresh(self) -> None:
