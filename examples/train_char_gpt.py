@@ -27,7 +27,7 @@ import numpy as np
 from char_run import Run, Settings, latest_folder, load_run, new_folder, save_run
 from command_line import BAR, Parser, RunError, UsageError, choose_device, describe, how_to_run, run_cli
 from estimate import check_memory, duration, in_words, seconds_at_least, step_bytes
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 import minigrad
 from minigrad import Tensor
@@ -36,13 +36,14 @@ from minigrad.device import Device
 from minigrad.distributed import CommError, NonFiniteLossError, SimpleTrainer, TrainingMetrics
 from minigrad.distributed.train.captured_step import CapturedStep
 from minigrad.distributed.train.signals import interrupts
-from minigrad.metrics_log import JsonLinesLog, about_run, moment, read_json_lines
+from minigrad.metrics_log import JsonLinesLog, TensorBoardWriter, about_run, moment, read_json_lines
 from minigrad.models import CausalLM
 from minigrad.optim import NonFiniteGradientError
 from minigrad.profiler import Profile, profile
 from minigrad.serialization import CheckpointError, list_checkpoints
 
 LOG_EVERY = 10  # steps between lines in metrics.jsonl
+SAYS_EVERY = 20.0  # seconds between lines that say how far it is, where there is no bar
 FAILURES = (NonFiniteLossError, NonFiniteGradientError, CheckpointError, CommError, OSError)  # that end a run
 WARM, PROFILED = 3, 10  # steps of --profile: those before it, and those that are looked at
 PROFILE_HELP = f"show where the time of {PROFILED} steps goes, and write a trace, profile.json"
@@ -60,10 +61,11 @@ def main(kind: type[Settings] = Settings, description: str | None = __doc__) -> 
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default cpu)")
     parser.add_argument("--threads", type=int, default=None, metavar="int", help="CPU threads (default all cores)")
     parser.add_argument("--profile", action="store_true", help=PROFILE_HELP)
+    parser.add_argument("--tensorboard", action="store_true", help="write TensorBoard's files into the folder, too")
     parser.add_settings(kind)
     flags = vars(parser.parse())
-    names = ("data", "out", "resume", "threads", "profile")
-    data, out, resume, threads, profiling = (flags.pop(name) for name in names)
+    names = ("data", "out", "resume", "threads", "profile", "tensorboard")
+    data, out, resume, threads, profiling, tensorboard = (flags.pop(name) for name in names)
     device = choose_device(flags.pop("device"))
     try:
         if threads is not None:
@@ -78,6 +80,8 @@ def main(kind: type[Settings] = Settings, description: str | None = __doc__) -> 
         raise UsageError(describe(error)) from error
     run.profiling = profiling
     with contextlib.closing(run):
+        if tensorboard and run.log is not None:
+            run.log.callbacks.append(TensorBoardWriter(run.run.folder))
         return run.train_or_explain()
 
 
@@ -240,6 +244,7 @@ class TrainingRun:
         trainer, steps = self.trainer, self.settings.steps
         last = steps if last is None else min(last, steps)
         seconds: deque[float] = deque(maxlen=20)  # of the last steps; the first one of all also compiles
+        signal_number, said = 0, time.monotonic()
         hidden = None if self.rank == 0 else True  # None: unless this is a terminal
         with tqdm(initial=trainer.global_step, total=steps, bar_format=BAR, dynamic_ncols=True, disable=hidden) as bar:
             while trainer.global_step < last and not (signal_number := self.interrupted(received)):
@@ -253,6 +258,10 @@ class TrainingRun:
                 bar.update()
                 if metrics.step % LOG_EVERY == 0 or metrics.step == 1:
                     self.write({**vars(metrics), **self.speed(rate)})
+                if bar.disable and time.monotonic() - said > SAYS_EVERY:  # into a file, or a pipe
+                    left = duration(sum(seconds) / len(seconds) * (steps - metrics.step))
+                    self.say(f"step {metrics.step:5d} of {steps}  {shown}  about {left} left")
+                    said = time.monotonic()
                 self.after_step(metrics)
         return signal_number
 
