@@ -129,18 +129,15 @@ def test_a_file_that_another_process_writes_is_refused_and_that_process_named(tm
 
 
 def test_callbacks_and_tensorboard_get_what_is_written(tmp_path):
-    reading = pytest.importorskip("tensorboardX.proto.event_pb2", reason="tensorboardX is not installed")
+    reader = pytest.importorskip("tensorboardX.proto.event_pb2", reason="tensorboardX is not installed")
     seen = []
     with JsonLinesLog(tmp_path / "log.jsonl", [seen.append, TensorBoardWriter(tmp_path)]) as log:
         log.write({"run": {"steps": 2}})
         log.write({"step": 1, "loss": np.float32(0.5), "bad": math.nan, "sample": "text", "time": 10.0, "list": [1]})
     assert seen == read_json_lines(tmp_path / "log.jsonl")
-    (file,), found, at = tmp_path.glob("events.out.tfevents.*"), {}, 0
-    content = file.read_bytes()
-    while at < len(content):  # of each event the length, four bytes more, the event, four bytes
-        size = int.from_bytes(content[at : at + 8], "little")
-        event = reading.Event.FromString(content[at + 12 : at + 12 + size])
-        found |= {value.tag: (event.step, value) for value in event.summary.value}
-        at += size + 16
-    assert set(found) == {"loss", "bad", "sample/text_summary"} and found["loss"][0] == 1
-    assert found["loss"][1].simple_value == 0.5 and math.isnan(found["bad"][1].simple_value)
+    content, events = next(tmp_path.glob("events.out.tfevents.*")).read_bytes(), []
+    while content:  # of each event the length, four bytes more, the event, four bytes
+        events.append(reader.Event.FromString(content[12 : (end := 12 + int.from_bytes(content[:8], "little"))]))
+        content = content[end + 4 :]
+    found = {value.tag: (event.step, value.simple_value) for event in events for value in event.summary.value}
+    assert set(found) == {"loss", "bad", "sample/text_summary"} and found["loss"] == (1, 0.5)

@@ -197,7 +197,8 @@ def profile(model: Module | None = None, communicator: Any = None) -> Iterator[P
         if getattr(gpu, "_package", None) is not None:  # it is in use
             waits[gpu] = functools.partial(gpu.kernels_package().memory.synchronize, gpu.index)
     device = [*waits][-1]
-    seen, collectives = Profile(model, device), []
+    seen = Profile(model, device)
+    collectives: list[tuple[Any, float, float, Any]] = []
 
     def collective(call: Any, *rest: Any) -> Any:
         begin = time.perf_counter()

@@ -12,7 +12,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from example_scripts import TINY, assert_refused, command, content, finish, run
+from example_scripts import TINY, assert_refused, command, content, finish, load, run
 
 from minigrad import cuda_kernels, serialization
 
@@ -164,6 +164,14 @@ def test_a_profiled_run_shows_its_kernels_and_is_the_same_run(finished, tmp_path
     assert_same_run(tmp_path / RUN, finished[0] / RUN)
     assert re.search(r"^linear.forward +forward +\d+", shown, re.MULTILINE) and "h.*.attn" in shown
     assert json.loads((tmp_path / RUN / "profile.json").read_text())["traceEvents"]
+
+
+def test_a_line_says_how_far_it_is_where_there_is_no_bar(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    script = load(TRAIN, monkeypatch, *TINY[2:], "--steps", 3)
+    monkeypatch.setattr(script, "SAYS_EVERY", 0.0)
+    assert script.main() == 0
+    assert len(re.findall(r"^step +\d of 3  loss .* tokens/s  about \d+ s left$", capsys.readouterr().out, re.M)) == 3
 
 
 def test_a_finished_run_has_nothing_to_do_and_a_larger_number_of_steps_goes_on(home):
