@@ -70,9 +70,8 @@ class Profile:
         self.memory: list[tuple[float, int]] = []
         self.seconds: float = 0.0
         self.peak: tuple[float, float] = (0.0, 0.0)
-        self.calls: ModuleCalls = ModuleCalls(
-            {} if model is None else {id(m): name for name, m in model.named_modules()}
-        )
+        named = () if model is None else model.named_modules()
+        self.calls: ModuleCalls = ModuleCalls({id(m): name or type(m).__name__ for name, m in named})
         self._on, self._due, self._device = True, 0.0, device
 
     def _in_backward(self, run: Callable[..., None]) -> Callable[..., None]:

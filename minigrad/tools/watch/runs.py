@@ -1,5 +1,6 @@
 """Runs on disk, read as they grow: the lines of their logs, and what was written of their ranks."""
 
+import json
 import math
 import os
 import socket
@@ -103,7 +104,8 @@ class WatchedRun:
         if isinstance(record.get("run"), dict):  # a process begins: the time since the one before it does not count
             if self.step:
                 self.restarts.append(self.step)
-            self.about, self._clock = record["run"], at
+            self.about = json.loads(json.dumps(record["run"]), parse_constant=str)  # NaN, which is no JSON, as a word
+            self._clock = at
         if step is None or not math.isfinite(step):
             return
         numbers = {key: n for key, value in record.items() if key not in KNOWN and (n := _number(value)) is not None}
