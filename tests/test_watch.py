@@ -7,8 +7,6 @@ import json
 import math
 import re
 import shutil
-import subprocess
-import sys
 import threading
 
 import numpy as np
@@ -18,9 +16,8 @@ from processes import python
 
 from minigrad.distributed import EventKind, Timeline
 from minigrad.metrics_log import JsonLinesLog, about_run
-from minigrad.tools.watch import command, series
+from minigrad.tools.watch import command, series, server
 from minigrad.tools.watch.runs import open_runs
-from minigrad.tools.watch.server import open_server
 
 
 def line(step, **more):
@@ -55,7 +52,7 @@ def test_a_log_is_read_as_it_grows_and_a_damaged_last_line_only_when_it_is_whole
         assert losses(run) == [1, 2] and "the last line is not whole" in run.summary(0)["notes"][0]
         file.write(b'ss": 1.5}\n\0\0\0\n{"step": 4, "loss": "NaN"}\nno JSON\n{"step": 5, "loss": 1}\n')
     assert losses(run) == [1, 2, 3, 5]
-    assert run.summary(0)["notes"] == ["2 damaged lines are left out", "loss of step 4 is nan"]
+    assert run.summary(0)["notes"] == ["damaged lines, which are left out: 2", "loss of step 4 is NaN"]
 
 
 @pytest.mark.parametrize("cut", [True, False])
@@ -108,10 +105,10 @@ def test_the_state_of_a_run_and_the_time_that_is_left(tmp_path):
 
 @contextlib.contextmanager
 def served(folder):
-    with open_server(open_runs([str(folder)]), "127.0.0.1", 0, 0) as server:
-        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-        yield server.server_address[1]
-        server.shutdown()
+    with server.open_server(open_runs([str(folder)]), "127.0.0.1", 0, 0) as serving:
+        threading.Thread(target=serving.serve_forever, args=(0.05,), daemon=True).start()
+        yield serving.server_address[1]
+        serving.shutdown()
 
 
 def get(port, path, **headers):
@@ -149,15 +146,14 @@ def test_bad_input_is_one_line(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
-def test_the_command_listens_on_loopback_unless_it_is_told(host, tmp_path):
-    flags = ["--port", "0", *(() if host == "127.0.0.1" else ("--host", host))]
-    program = [sys.executable, "-m", "minigrad", "watch", str(write(tmp_path, [line(1)])), *flags]
-    with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        found = re.fullmatch(r"1 run at http://(.*):(\d+)/ \(Ctrl-C ends it\)\n", process.stdout.readline())
-        answer = get(int(found[2]), "/runs")[2]
-        process.terminate()
-        assert found[1] == host and json.loads(answer)[0]["step"] == 1
-        assert ("can read these runs" in process.stderr.read()) == (host == "0.0.0.0")
+def test_the_command_listens_on_loopback_unless_it_is_told(host, tmp_path, monkeypatch, capsys):
+    bound = []
+    monkeypatch.setattr(server.Server, "serve_forever", lambda self: bound.append(self.socket.getsockname()))
+    flags = [] if host == "127.0.0.1" else ["--host", host]
+    assert command.main([str(write(tmp_path, [line(1)])), "--port", "0", *flags]) == 0
+    shown = capsys.readouterr()
+    assert bound[0][0] == host and f"1 run at http://{host}:{bound[0][1]}/ (Ctrl-C ends it)\n" == shown.out
+    assert ("can read these runs" in shown.err) == (host == "0.0.0.0")
 
 
 # ---------------------------------------------------------------------- what the browser shows

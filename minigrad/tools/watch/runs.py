@@ -98,7 +98,7 @@ class WatchedRun:
         if record is None:
             if line.strip():
                 self._damaged += 1
-                self.notes["damaged"] = f"{self._damaged} damaged lines are left out"
+                self.notes["damaged"] = f"damaged lines, which are left out: {self._damaged}"
             return
         at, step = _number(record.get("time")), _number(record.get("step"))
         if isinstance(record.get("run"), dict):  # a process begins: the time since the one before it does not count
@@ -117,7 +117,7 @@ class WatchedRun:
         for key, number in numbers.items():
             self.series[key].add(step, self.seconds, number)
             if not math.isfinite(number):
-                self.notes[key] = f"{key} of step {step:g} is {number}"
+                self.notes[key] = f"{key} of step {step:g} is {record[key]}"
         if isinstance(record.get("sample"), str):
             self.samples = [*self.samples, (step, record["sample"])][-SAMPLES:]
         self._take_waiting(record.get("waited_by_rank"), step, passed)
