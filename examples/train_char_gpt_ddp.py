@@ -19,10 +19,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 from char_run import Run, Settings, latest_folder, new_folder, run_contents, run_of
 from command_line import Parser, UsageError, how_to_run, run_cli
 from estimate import check_memory
-from train_char_gpt import TrainingRun, check_text, load_text
+from train_char_gpt import PROFILE_HELP, TrainingRun, check_text, load_text
 
 import minigrad
 from minigrad import GradStore
@@ -41,8 +42,10 @@ from minigrad.distributed import (
     mean_over_ranks,
     save_distributed_checkpoint,
 )
+from minigrad.distributed.comm.gather import all_gather_json
 from minigrad.distributed.train.signals import interrupted
 from minigrad.metrics_log import JsonLinesLog
+from minigrad.profiler import Profile
 from minigrad.serialization import CheckpointError, save_checkpoint
 
 T = TypeVar("T")
@@ -58,14 +61,17 @@ def main() -> int:
     parser.add_argument(
         "--timeout", type=float, default=TIMEOUT, metavar="S", help=f"seconds that a rank waits (default {TIMEOUT:g})"
     )
+    parser.add_argument("--profile", action="store_true", help=PROFILE_HELP)
     parser.add_settings(Settings)
     flags = vars(parser.parse())
-    data, out, resume, timeout = (flags.pop(name) for name in ("data", "out", "resume", "timeout"))
+    names = ("data", "out", "resume", "timeout", "profile")
+    data, out, resume, timeout, profiling = (flags.pop(name) for name in names)
     if not 0 < timeout < math.inf:
         raise UsageError(f"--timeout is {timeout:g}, expected a number of seconds above 0")
     with init_process_group(timeout=timeout) as comm:
         run, corpus = prepare(comm, data, out, resume, flags)
         with contextlib.closing(Training(comm, run, corpus)) as training:
+            training.profiling = profiling
             return training.train_or_explain()
 
 
@@ -126,11 +132,19 @@ class Training(TrainingRun):
 
     def __init__(self, comm: Communicator, run: Run, corpus: Any) -> None:
         self.comm = comm
+        self.waited: float = 0.0  # seconds, up to the line of metrics.jsonl before
         super().__init__(run, corpus, comm.rank, comm.world_size)
 
     def open_log(self) -> JsonLinesLog | None:
         """Rank 0 writes metrics.jsonl; if it cannot, no rank trains."""
         return on_rank_0(self.comm, super().open_log)
+
+    def speed(self, tokens_per_second: float) -> dict[str, Any]:
+        """What metrics.jsonl says of the speed, and of the seconds that each rank has waited since the line before."""
+        waited = self.comm.stats.waited_s
+        everyone = all_gather_json(self.comm, waited - self.waited)
+        self.waited = waited
+        return {**super().speed(tokens_per_second), **({"waited_by_rank": everyone} if len(everyone) > 1 else {})}
 
     def workers(self) -> str:
         """Who computes, in words."""
@@ -144,19 +158,19 @@ class Training(TrainingRun):
 
     def step(self) -> TrainingMetrics:
         """One optimizer step, of ``grad_accum`` micro-batches, of which each rank has its part."""
-        s, trainer, params = self.settings, self.trainer, list(self.model.named_parameters())
-        self.model.train()
         self.seed()
-        if self.captured is not None:
-            return super().step()
-        for i in range(s.grad_accum):
-            x, y = self.batches.batch(trainer.global_step * s.grad_accum + i)
-            if len(x):
-                metrics = trainer.backward_and_step(self.loss(x, y), params, weight=len(x))
-            else:  # more ranks than sequences
-                metrics = trainer.step(params, GradStore(), 0.0, weight=0)
-        assert metrics is not None  # the window is full after grad_accum micro-batches
-        return metrics
+        return super().step()
+
+    def micro_batch(self, x: np.ndarray, y: np.ndarray) -> TrainingMetrics | None:
+        """Forward and backward, with this rank's part of a batch."""
+        params = list(self.model.named_parameters())
+        if len(x):
+            return self.trainer.backward_and_step(self.loss(x, y), params, weight=len(x))
+        return self.trainer.step(params, GradStore(), 0.0, weight=0)  # more ranks than sequences
+
+    def gather_traces(self, seen: Profile) -> list[Any]:
+        """The trace of each rank."""
+        return all_gather_json(self.comm, seen.trace(self.comm.rank))
 
     def seed(self) -> None:
         """Dropout's random numbers depend on the seed, the rank and the step alone: no checkpoint need hold them."""

@@ -28,6 +28,7 @@ from estimate import check_memory, flops_per_token
 from gpt2_run import GPT2Settings, build, from_flags, initial, peak_flops
 from text_tokenizers import choose_tokenizer, end_of_text
 from token_shards import TOKENIZER_HELP, Shards, is_shards, make_shards, open_shards
+from train_char_gpt import PROFILE_HELP
 from train_char_gpt_ddp import TIMEOUT, Training, on_rank_0
 
 import minigrad
@@ -81,6 +82,7 @@ def main() -> int:
     parser.add_argument(
         "--timeout", type=float, default=TIMEOUT, metavar="S", help=f"seconds that a rank waits (default {TIMEOUT:g})"
     )
+    parser.add_argument("--profile", action="store_true", help=PROFILE_HELP)
     parser.add_settings(GPT2Settings)
     flags = vars(parser.parse())
     names = [
@@ -97,6 +99,7 @@ def main() -> int:
         "timeout",
     ]
     data, tokenizer, init, out, resume, device, communicator, graph, threads, peak, timeout = map(flags.pop, names)
+    profiling = flags.pop("profile")
     for name, value in (("--timeout", timeout), ("--peak", peak)):
         if value is not None and not 0 < value < math.inf:
             raise UsageError(f"{name} is {value:g}, expected a number above 0")
@@ -116,6 +119,7 @@ def main() -> int:
             run, shards = prepare_new(comm, comm.device, Source(data, tokenizer, init), out, flags)
         agree_on_settings(comm, {"the tokens": shards.sha256, "the settings": run.settings})
         with contextlib.closing(GPT2Training(comm, run, shards, peak, graph)) as training:
+            training.profiling = profiling
             return training.train_or_explain()
 
 
@@ -247,7 +251,7 @@ class GPT2Training(Training):
         """The model's operations a second over the peak of all ranks' devices."""
         return tokens_per_second * self.flops / self.peak
 
-    def speed(self, tokens_per_second: float) -> dict[str, float]:
+    def speed(self, tokens_per_second: float) -> dict[str, Any]:
         """What metrics.jsonl says of the speed."""
         return {**super().speed(tokens_per_second), "mfu": round(self.utilisation(tokens_per_second), 4)}
 

@@ -1,6 +1,6 @@
 """minigrad: a small deep-learning framework to read, to learn from, and to train transformers with."""
 
-from . import cuda, nn, optim
+from . import cuda, nn, optim, profiler
 from . import hints as _hints
 from .autograd import Function
 from .checkpoint_activations import checkpoint
@@ -54,7 +54,7 @@ __all__ = [
     "Generator", "default_generator", "manual_seed", "fresh_seed",
     # Tools and rooms
     "draw", "explain", "unfused", "kernels", "plain_families", "gradcheck", "GradcheckError", "memory_report",
-    "MemoryReport", "cuda", "nn", "optim",
+    "MemoryReport", "cuda", "nn", "optim", "profiler",
     # Arithmetic and functions of each element
     "add", "sub", "subtract", "mul", "multiply", "div", "divide", "true_divide", "floor_divide", "remainder", "fmod",
     "pow", "neg", "negative", "abs", "absolute", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt",

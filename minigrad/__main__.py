@@ -2,9 +2,10 @@
 
   minigrad train   train a character-level GPT, on Python's own documentation or any text
   minigrad sample  write text with a trained one
+  minigrad watch   a page in the browser that shows runs, while they train and after
   minigrad env     what this installation can use, and the command that would mend the rest
 
-minigrad train --help and minigrad sample --help list the flags. minigrad --version prints the version."""
+minigrad train --help and the like list the flags. minigrad --version prints the version."""
 
 # ``minigrad train`` and ``minigrad sample`` are the scripts ``examples/train_char_gpt.py`` and ``examples/sample.py``:
 # an installation brings the examples along. They are imported when they are asked for, as scripts import each other:
@@ -20,7 +21,7 @@ from pathlib import Path
 from . import __version__, env
 
 SCRIPTS = {"train": "train_char_gpt", "sample": "sample"}
-COMMANDS = (*SCRIPTS, "env")
+COMMANDS = (*SCRIPTS, "watch", "env")
 
 
 def main() -> int:
@@ -42,6 +43,10 @@ def main() -> int:
             print(env.__doc__)
             return 0
         return refuse(f"minigrad env takes no arguments, not {arguments[0]}") if arguments else env.main()
+    if command == "watch":
+        from .tools.watch.command import main as watch
+
+        return watch(arguments)
     return run_script(SCRIPTS[command], f"minigrad {command}", arguments)
 
 

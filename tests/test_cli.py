@@ -64,7 +64,7 @@ def test_help_and_version_of_the_command_itself(tmp_path):
     for flag in ("-h", "--help"):
         shown, of_env = run(flag, cwd=tmp_path), run("env", flag, cwd=tmp_path)
         assert shown.returncode == of_env.returncode == 0
-        assert all(f"\n  minigrad {command} " in shown.stdout for command in ("train", "sample", "env"))
+        assert all(f"\n  minigrad {command} " in shown.stdout for command in ("train", "sample", "watch", "env"))
         assert of_env.stdout.startswith("usage: minigrad env\n")
     assert run("--version", cwd=tmp_path).stdout == f"minigrad {minigrad.__version__}\n"
 
@@ -79,7 +79,7 @@ def test_env_is_the_report(tmp_path, monkeypatch, capsys):
 
 
 BAD_INPUT = [
-    ([], ["no command", "train, sample, env"]),
+    ([], ["no command", "train, sample, watch, env"]),
     (["trian"], ["unknown command trian", "did you mean train?", "minigrad --help"]),
     (["env", "--json"], ["minigrad env takes no arguments, not --json"]),
     (["train", "--stpes", "3"], ["unknown argument --stpes", "did you mean --steps?", "minigrad train --help"]),

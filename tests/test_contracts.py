@@ -91,6 +91,10 @@ def forbidden_imports(source: str, path: str) -> list[str]:
                 rule = "minigrad imports the CUDA kernels when they are first used"
             elif root in ("cupy", "numba_cuda", "torch"):
                 rule = "minigrad reaches a device through device.kernels, and needs no torch"
+        for wing in house.WINGS:
+            outside = not path.startswith(f"{wing}/") and not (path == "minigrad/__main__.py" and lazy)
+            if outside and within(module, wing.replace("/", ".")):
+                rule = f"only minigrad/__main__.py imports {wing}, when a command asks for it"
         if root in ("examples", "benchmarks", "tests"):
             rule = "nothing that is installed imports examples, benchmarks or tests"
         if root == "mpi4py" and not (path == "distributed/comm/mpi/mpi_runtime.py" and lazy):
@@ -152,6 +156,8 @@ FORBIDDEN = {
         "import importlib\nimportlib.import_module('minigrad.cuda_kernels')",
     ],
     "minigrad/random.py": ["def f():\n    import cupy"],
+    "minigrad/__main__.py": ["from .tools.watch import command"],
+    "distributed/train/command.py": ["def f():\n    from minigrad.tools.watch.runs import Run"],
     "distributed/comm/mpi/mpi_runtime.py": ["from mpi4py import MPI"],
     "distributed/comm/threads/thread.py": ["def f():\n    from mpi4py import MPI"],
     "distributed/comm/nccl/nccl.py": ["from cupy.cuda import nccl", "def f():\n    import cupyx.distributed"],

@@ -20,7 +20,7 @@ from minigrad.creation import full
 from minigrad.dtypes import float64, is_floating
 from minigrad.errors import check_int
 from minigrad.grad_store import GradStore
-from minigrad.metrics_log import JsonLinesLog
+from minigrad.metrics_log import JsonLinesLog, about_run, moment
 from minigrad.nn import Module
 from minigrad.optim import GradScaler, LrSchedule, NonFiniteGradientError, Optimizer
 from minigrad.serialization import Checkpoint, CheckpointError
@@ -105,11 +105,11 @@ class BlockDistributedTrainer(Scaled, BucketedTrainer):
         self.dist_config: DistributedTrainConfig = config
         self.is_coordinator: bool = config.is_coordinator
         self._loss_fn = loss_fn
-        self._log = StepLog(communicator, log, log_every)
+        self.log: StepLog = StepLog(communicator, log, log_every)
         self._step.precision = BlockScaling(scaler)
         self._step.updater = BlockUpdater(self.layout)
         if communicator.world_size > 1:
-            self._step.reducer = BlockBuckets(communicator, hook, self.layout, {"log_every": self._log.every})
+            self._step.reducer = BlockBuckets(communicator, hook, self.layout, {"log_every": self.log.every})
         self._device = next(model.parameters()).device  # a world of one has the model where it is
         self._buffers_before: dict[str, Any] = {}
         self._weight, self._unit = 0.0, 0.0
@@ -147,7 +147,7 @@ class BlockDistributedTrainer(Scaled, BucketedTrainer):
             # Only ratios matter. Equally large micro-batches count 1 each, as SimpleTrainer's, and nothing is rounded.
             self._unit = self._unit or weight
             weight /= self._unit
-        self._log.tokens += tensors[-1].numel() if tensors else 0
+        self.log.tokens += tensors[-1].numel() if tensors else 0
         params = list(self.model.named_parameters())
 
         def step() -> TrainingMetrics | None:
@@ -191,7 +191,7 @@ class BlockDistributedTrainer(Scaled, BucketedTrainer):
                 raise
             return None
         if metrics is not None:
-            self._log.after(metrics, self.skipped_steps)
+            self.log.after(metrics, self.skipped_steps)
         return metrics
 
     def _tensor(self, one: Any) -> Tensor:
@@ -233,7 +233,7 @@ class BlockDistributedTrainer(Scaled, BucketedTrainer):
         if their weights differ; CheckpointError on all ranks if it cannot be written. ``alone``: this rank writes, for
         it has lost others; an unfinished window is dropped.
         """
-        self._log.sync()
+        self.log.sync()
         if alone:
             self._step.accumulator.reset()
         arrays, meta = self.state_dict(self.model.named_parameters())  # refuses, on all ranks, within a window
@@ -267,7 +267,7 @@ class BlockDistributedTrainer(Scaled, BucketedTrainer):
         for rank, text in enumerate(all_gather_json(self.communicator, error)):
             if text:
                 raise CheckpointError(f"{checkpoint.path} does not fit rank {rank}: {text}", checkpoint.path)
-        self._log.resume_after(self.global_step)
+        self.log.resume_after(self.global_step)
         return dict(checkpoint.state["extra"])
 
     def _take_over(self, checkpoint: Checkpoint) -> None:
@@ -298,14 +298,15 @@ class BlockDistributedTrainer(Scaled, BucketedTrainer):
 
     def close(self) -> None:
         """Close the log. The communicator stays open: its owner closes it."""
-        self._log.close()
+        self.log.close()
 
 
 class StepLog:
     """Appends a line to ``path`` every ``every`` steps; nothing without a path.
 
-    A line has the metrics, tokens per second of all ranks, and the seconds of communication and those in which a rank
-    waited for it, the largest of any rank, since the line before. Raises ValueError for an ``every`` below 1.
+    A line has the metrics, its time, the memory of rank 0, tokens per second of all ranks, and the seconds of
+    communication and those in which a rank waited for it, the largest of any rank, since the line before; the waiting
+    also by rank. Raises ValueError for an ``every`` below 1.
     """
 
     def __init__(self, communicator: Communicator, path: str | os.PathLike[str] | None, every: int = 1) -> None:
@@ -332,15 +333,22 @@ class StepLog:
             self._file.write(
                 {
                     **vars(metrics),
+                    **moment(comm.device),
                     "tokens_per_second": sum(tokens for tokens, _, _ in everyone) / (time.perf_counter() - self._since),
                     "communication_seconds": max(busy for _, busy, _ in everyone),
                     "waited_seconds": max(waited for _, _, waited in everyone),
+                    "waited_by_rank": [waited for _, _, waited in everyone],
                     "world_size": comm.world_size,
                     "skipped_steps": skipped_steps,
                 }
             )
         self._begin()
         self._before = CommStats(stats.operations, stats.bytes_sent, stats.busy_s, stats.waited_s)
+
+    def begin(self, steps: int, tokens_per_step: int, **about: Any) -> None:
+        """Write how long the run is, and who writes it: a line without a step."""
+        if self._file is not None:
+            self._file.write(about_run(steps, tokens_per_step, ranks=self._communicator.world_size, **about))
 
     def sync(self) -> None:
         """Until what was written is safe."""

@@ -171,6 +171,8 @@ class Run:
         if trainer.global_step >= self.steps:
             self.say(f"nothing to do: the run has {trainer.global_step} steps; more training.max_steps or epochs go on")
             return 0
+        tokens = t.batch_size * t.seq_len * t.accumulation_steps * self.comm.world_size
+        trainer.log.begin(self.steps, tokens, settings=self.settings.fixed(), parameters=trainer.model.num_parameters())
         with interrupts() as received:
             while trainer.global_step < self.steps and self.place[0] != t.epochs and not number:
                 metrics = trainer.train_batch(*self.next_batch())

@@ -374,11 +374,12 @@ def test_should_launcher_processes_log_and_resume_bit_for_bit_on_every_rank(tmp_
     assert result.returncode == 0, result.text
     assert "all 2 ranks hold the same weights" in result.lines(0)[-1] and result.lines(1) == []
     folder = tmp_path / "run"
-    lines = read_json_lines(folder / "metrics.jsonl")
+    begin, *lines = read_json_lines(folder / "metrics.jsonl")
+    assert begin["run"].items() >= {"steps": 6, "ranks": 2}.items()
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
     for line in lines:
         assert math.isfinite(line["loss"]) and line["grad_norm"] > 0 and line["world_size"] == 2
-        assert line["tokens_per_second"] > 0 and line["communication_seconds"] > 0
+        assert line["tokens_per_second"] > 0 and line["communication_seconds"] > 0 and len(line["waited_by_rank"]) == 2
     hashes = load_checkpoint(folder).state["weight_hashes"]
     assert len(hashes) == 2 and hashes[0] == hashes[1]
     straight = weights(folder, 6)
@@ -386,7 +387,7 @@ def test_should_launcher_processes_log_and_resume_bit_for_bit_on_every_rank(tmp_
     again = run_ranks(2, "-m", "minigrad.distributed.train", path, "--resume", "--world-size", 2, timeout=300)
     assert again.returncode == 0, again.text
     assert weights(folder) == straight  # dropout too: every rank's random numbers went on
-    relogged = read_json_lines(folder / "metrics.jsonl")
+    relogged = [line for line in read_json_lines(folder / "metrics.jsonl") if "run" not in line]
     assert [(line["step"], line["loss"]) for line in relogged] == [(line["step"], line["loss"]) for line in lines]
     refused = run_ranks(2, "-m", "minigrad.distributed.train", path, "--world-size", 3, timeout=300)
     assert refused.returncode == 2 and "world_size is 3, but Open MPI says 2" in refused.errors(0), refused.text
