@@ -29,6 +29,14 @@ def shades(picture: Array) -> str:
     return "\n".join("".join(SHADES[round(x)] for x in row).rstrip() for row in level)
 
 
+def walk(view: Any) -> str:
+    """The places of a view's memory, and which of its elements stands there, counted row by row."""
+    offsets = [view.start + int(np.dot(index, view.strides)) for index in np.ndindex(*view.shape)]
+    visits = {place: turn for turn, place in enumerate(offsets)}
+    rows = {"place": range(len(view.memory)), "turn": [visits.get(place, "-") for place in range(len(view.memory))]}
+    return "\n".join(f"{name:8}" + "".join(f"{entry:>4}" for entry in row) for name, row in rows.items())
+
+
 def graph(end: Any, names: dict[Any, str]) -> str:
     """What a number or tensor was computed from, as an indented list; what stands there twice is shared."""
     lines: list[str] = []
