@@ -100,6 +100,21 @@ def pack(b: Any, k0: int, j0: int, block: Any) -> None:
             block[k, j] = b[k0 + k, j0 + j] if inside else 0
 
 
+def part(pack: Any, tile: Any, a: Any, b: Any, c: Any, block: Any, panel: Any) -> None:
+    """c = a b, with packed blocks and tiles: what one thread does. ``panel`` has the rows of c, and a block's width."""
+    for j0 in range(0, c.shape[1], block.shape[1]):
+        for i in range(c.shape[0]):
+            for j in range(block.shape[1]):
+                panel[i, j] = 0
+        for k0 in range(0, b.shape[0], block.shape[0]):
+            pack(b, k0, j0, block)
+            for i in range(0, c.shape[0], 2):
+                tile(a, block, panel, i, k0)
+        for i in range(c.shape[0]):
+            for j in range(min(block.shape[1], c.shape[1] - j0)):
+                c[i, j0 + j] = panel[i, j]
+
+
 def tile(a: Any, block: Any, c: Any, i: int, k0: int) -> None:
     """Rows i and i + 1 of c += those rows of a, from column k0, times a packed block, which is as wide as c.
 
@@ -123,21 +138,6 @@ def share(rows: int, threads: int) -> list[tuple[int, int]]:
     pairs = rows // 2
     ends = [pairs * k // threads * 2 for k in range(threads + 1)]
     return list(itertools.pairwise(ends))
-
-
-def part(pack: Any, tile: Any, a: Any, b: Any, c: Any, block: Any, panel: Any) -> None:
-    """c = a b, with packed blocks and tiles: what one thread does. ``panel`` has the rows of c, and a block's width."""
-    for j0 in range(0, c.shape[1], block.shape[1]):
-        for i in range(c.shape[0]):
-            for j in range(block.shape[1]):
-                panel[i, j] = 0
-        for k0 in range(0, b.shape[0], block.shape[0]):
-            pack(b, k0, j0, block)
-            for i in range(0, c.shape[0], 2):
-                tile(a, block, panel, i, k0)
-        for i in range(c.shape[0]):
-            for j in range(min(block.shape[1], c.shape[1] - j0)):
-                c[i, j0 + j] = panel[i, j]
 
 
 @functools.cache
