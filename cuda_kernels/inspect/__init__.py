@@ -46,8 +46,7 @@ from ..platform import compiler, families, libcuda, memory
 from ..platform.array import from_host
 from ..platform.language import SIMULATED
 from ..platform.launch import KERNELS, LAZY_KERNELS, Kernel
-from ..simulator import WarpReport
-from ..simulator import simulator
+from ..simulator import WarpReport, simulator
 from ..simulator.instrument.trace import Trace
 from . import divergence
 
