@@ -2,6 +2,7 @@
 
   minigrad train   train a character-level GPT, on Python's own documentation or any text
   minigrad sample  write text with a trained one
+  minigrad learn   a course in ten chapters that checks what you write
   minigrad env     what this installation can use, and the command that would mend the rest
 
 minigrad train --help and minigrad sample --help list the flags. minigrad --version prints the version."""
@@ -20,7 +21,7 @@ from pathlib import Path
 from . import __version__, env
 
 SCRIPTS = {"train": "train_char_gpt", "sample": "sample"}
-COMMANDS = (*SCRIPTS, "env")
+COMMANDS = (*SCRIPTS, "learn", "env")
 
 
 def main() -> int:
@@ -37,6 +38,8 @@ def main() -> int:
         said = f"unknown command {command}" if command else "no command"
         guess = f"; did you mean {near[0]}?" if near else ""
         return refuse(f"{said}{guess} (minigrad --help lists the commands: {', '.join(COMMANDS)})")
+    if command == "learn":
+        return int(importlib.import_module(f"{__package__}.learn.command").main(arguments))
     if command == "env":
         if arguments in (["-h"], ["--help"]):
             print(env.__doc__)
