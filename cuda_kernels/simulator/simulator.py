@@ -335,6 +335,7 @@ def begin_copy(address: Any, data: np.ndarray) -> None:
 
 def wait_for_copies(groups: int) -> None:
     """The running thread's copies arrive, except for those of its last ``groups`` groups."""
+    note(f"warp cp_async_wait{groups}")
     copies = _now.block.current.copies
     done = max(0, len(copies) - 1 - groups)
     for group in copies[:done]:
