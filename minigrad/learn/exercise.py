@@ -50,12 +50,14 @@ def read(text: str, checks: ModuleType) -> list[Exercise]:
     return found
 
 
-def show(value: Any) -> str:
+def show(value: Any, digits: int = 4) -> str:
     """A value as the learner sees it in an answer, on one line if it is small."""
     if isinstance(value, np.ndarray) and value.size > 40:
-        return f"an array of shape {value.shape}: {show(value.ravel()[:6])[:-1]} ...]"
+        return f"an array of shape {value.shape}: {show(value.ravel()[:6], digits)[:-1]} ...]"
     if isinstance(value, (np.ndarray, np.generic, float)):
-        return np.array2string(np.asarray(value), precision=4, separator=", ", suppress_small=True).replace("\n", "")
+        return np.array2string(np.asarray(value), precision=digits, separator=", ", suppress_small=True).replace(
+            "\n", ""
+        )
     return repr(value)
 
 
@@ -74,11 +76,12 @@ def same(what: str, got: Any, want: Any, mistakes: Mapping[str, Any] | None = No
     """Raise ``Wrong`` unless ``got`` is ``want``. A value of ``mistakes`` that it is instead gives its name."""
     if agree(got, want, tolerance):
         return
-    lines = [what, f"expected {show(want)}", f"got      {show(got)}"]
+    digits = 4 if show(want) != show(got) else 10
+    lines = [what, f"expected {show(want, digits)}", f"got      {show(got, digits)}"]
     if got is None:
         lines.append("is there a `return`?")
-    elif np.shape(got) != np.shape(want):
-        lines.append(f"the shape is {np.shape(got)}, expected {np.shape(want)}")
+    elif isinstance(want, np.ndarray) and getattr(got, "shape", ()) != want.shape:
+        lines.append(f"the shape is {getattr(got, 'shape', ())}, expected {want.shape}")
     lines += [f"this is {name}" for name, value in (mistakes or {}).items() if agree(got, value, tolerance)][:1]
     raise Wrong("\n".join(lines))
 

@@ -137,7 +137,8 @@ class Op:
 
     def __call__(self, *inputs: Any) -> Tensor:
         """Compute, and remember this call if an input needs gradients."""
-        tensors = [x if isinstance(x, Tensor) else Tensor(np.float32(x)) for x in inputs]
+        dtype = next(x.data.dtype for x in inputs if isinstance(x, Tensor))
+        tensors = [x if isinstance(x, Tensor) else Tensor(np.asarray(x, dtype)) for x in inputs]
         result = Tensor(self.forward(*[x.data for x in tensors]))
         if any(x.requires_grad for x in tensors):
             self.inputs = tuple(tensors)

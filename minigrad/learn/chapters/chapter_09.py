@@ -22,6 +22,11 @@ def broadcast(rank: Any, array: Any, root: int) -> Any:
     return array
 
 
+def all_reduce(rank: Any, array: Any) -> Any:
+    """Every rank returns the sum of all ranks' arrays, once the two below are written."""
+    return all_gather(rank, reduce_scatter(rank, array))
+
+
 def reduce_scatter(rank: Any, array: Any) -> Any:
     """Rank r returns part r of the sum of all ranks' arrays; ``np.array_split(array, rank.size)`` are the parts.
 
@@ -44,11 +49,6 @@ def all_gather(rank: Any, part: Any) -> Any:
         rank.send((me + 1) % size, parts[(me - step) % size])
         parts[(me - step - 1) % size] = rank.recv((me - 1) % size)
     return np.concatenate(parts)
-
-
-def all_reduce(rank: Any, array: Any) -> Any:
-    """Every rank returns the sum of all ranks' arrays."""
-    return all_gather(rank, reduce_scatter(rank, array))
 
 
 def average(rank: Any, gradient: Any, samples: int) -> Any:
