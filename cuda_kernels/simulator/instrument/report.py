@@ -57,8 +57,9 @@ class WarpReport:
         self.steps: list[Request] = trace.of("step")
         self.barriers: int = trace.barriers  # all blocks' together
         self.races: list[str] = [self._race(*found) for found in trace.races()]
-        self.occupancy: int = 0
-        self.occupancy, self.limit = occupancy(python_math.prod(trace.threads), self.registers, trace.shared_bytes)
+        found = occupancy(python_math.prod(trace.threads), self.registers, trace.shared_bytes)
+        self.occupancy: int = found[0]
+        self.limit: str = found[1]
 
     def traffic(self, kind: str, line: int | None = None) -> Traffic:
         """Of ``"global load"``, ``"shared"``, ...: all, or those of one line of the source."""

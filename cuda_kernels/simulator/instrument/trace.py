@@ -152,8 +152,10 @@ class Trace:
 
     def note(self, kind: str, address: int, nbytes: int, frame: FrameType | None = None) -> None:
         """The running thread comes to an instruction, or to a line."""
-        block, here, key, line = self.now.block, frame or sys._getframe(1), (), None
+        block, line = self.now.block, None
         thread = block.current
+        here: FrameType | None = frame or sys._getframe(1)
+        key: tuple[int, ...] = ()
         while here is not None:
             call = getattr(here.f_trace, "__self__", None)
             if call.__class__ is _Call:

@@ -35,7 +35,7 @@ def exercise_3(my: Any) -> None:
     x, y = np.arange(128, dtype=f32), empty(128)
     what = "128 elements, 2 blocks of 64 threads: y"
     report = run(what, my.reverse, 2, 64, x, y)
-    written(what, y, x.reshape(2, 64)[:, ::-1].ravel(), all_blocks_turned_round_together=x[::-1].copy())
+    written(what, y, x.reshape(2, 64)[:, ::-1].ravel(), {"all blocks turned round together": x[::-1]})
     require(report.traffic("shared").requests, f"{what}\nnothing was written to shared memory: the tile is to be used")
     costs(what, report, "global", 32, "each element of x is read once, each of y written once")
 
@@ -61,7 +61,7 @@ def exercise_5(my: Any) -> None:
         x[:] = np.arange(64) == lane
         y, what = empty(64), f"2 warps, all values 0 but that of lane {lane} of the first, which is 1: warp_sum"
         report = run(what, kernel, 1, 64, x, y)
-        written(what, y, np.repeat(f32([1, 0]), 32))
+        written(what, y, np.repeat(np.array([1, 0], f32), 32))
     require(report.instructions("shfl") == 10, f"{what}\n{report.instructions('shfl')} exchanges of 2 warps, 10 do")
 
 

@@ -50,8 +50,8 @@ def rows(kernel: Any, passes: int, reads: str) -> None:
         report = run(what, kernel, 2, 64, x, y)
         if x is HUGE:
             require(np.isfinite(y).all(), f"{what}\ny holds NaN: e^10000 is infinite. Take the maximum out first")
-        mistakes = {"the_powers_without_the_division": np.exp(x - x.max(-1, keepdims=True))}
-        written(f"{what}: y", y, softmax_of(x.astype(np.float64)).astype(f32), **mistakes)
+        mistakes = {"the powers without the division": np.exp(x - x.max(-1, keepdims=True))}
+        written(f"{what}: y", y, softmax_of(x.astype(np.float64)).astype(f32), mistakes)
     lanes = report.traffic("global load").lanes
     require(lanes <= passes * x.size, f"{what}\n{lanes} reads of {x.size} numbers: {reads}")
     sectors = report.traffic("global load").cost
@@ -64,19 +64,22 @@ def exercise_2(my: Any) -> None:
 
 
 def exercise_3(my: Any) -> None:
-    low = f32(-np.inf)
-    e = np.exp(f32(-2))
-    cases = [((3, 1, 1, 1), (3, 1 + e), "e^3 and e^1"), ((1, 1, 3, 1), (3, 1 + e), "e^1 and e^3"),
-             ((2, 1, 2, 5), (2, 6), "the same maximum twice"), ((low, 0, 7, 1), (7, 1), "an empty part and one number"),
-             ((7, 1, low, 0), (7, 1), "a number and an empty part"), ((low, 0, low, 0), (low, 0), "two empty parts"),
-             ((1e4, 1, -1e4, 1), (1e4, 1), "e^10000 and e^-10000")]  # fmt: skip
+    low, e = -np.inf, np.exp(f32(-2))
+    cases: list[Any] = [
+        ((3, 1, 1, 1), (3, 1 + e), "e^3 and e^1"), ((1, 1, 3, 1), (3, 1 + e), "e^1 and e^3"),
+        ((2, 1, 2, 5), (2, 6), "the same maximum twice"), ((low, 0, 7, 1), (7, 1), "an empty part and one number"),
+        ((7, 1, low, 0), (7, 1), "a number and an empty part"), ((low, 0, low, 0), (low, 0), "two empty parts"),
+        ((1e4, 1, -1e4, 1), (1e4, 1), "e^10000 and e^-10000"),
+    ]  # fmt: skip
     with np.errstate(all="ignore"):
         for given, want, why in cases:
             got = my.join(*map(f32, given))
             what = f"join{given}: {why}"
             require(isinstance(got, tuple) and len(got) == 2, f"{what}\nexpected two numbers, (m, s), got {got!r}")
-            mistakes = {"the sums added as they are, with different maxima": f32([want[0], given[1] + given[3]])}
-            same(what, f32(got), f32(want), mistakes)
+            mistakes = {
+                "the sums added as they are, with different maxima": np.array([want[0], given[1] + given[3]], f32)
+            }
+            same(what, np.array(got, f32), np.array(want, f32), mistakes)
 
 
 def exercise_4(my: Any) -> None:
@@ -94,13 +97,13 @@ def exercise_5(my: Any) -> None:
         exact = x.astype(np.float64)
         p, hit = softmax_of(exact), np.eye(columns)[targets]
         want = np.log(np.exp(exact - exact.max(1, keepdims=True)).sum(1)) + exact.max(1) - exact[range(n), targets]
-        mistakes = {"without_the_maximum_that_was_taken_out": (want - exact.max(1)).astype(f32)}
-        written(f"{what}: losses", losses, want.astype(f32), 2e-3 if x is HUGE else 1e-5, **mistakes)
+        mistakes = {"without the maximum that was taken out": (want - exact.max(1)).astype(f32)}
+        written(f"{what}: losses", losses, want.astype(f32), mistakes, 2e-3 if x is HUGE else 1e-5)
         mistakes = {
-            "the_gradient_of_the_sum_of_the_losses": (p - hit).astype(f32),
-            "the_softmax_alone": (p / n).astype(f32),
+            "the gradient of the sum of the losses": (p - hit).astype(f32),
+            "the softmax alone": (p / n).astype(f32),
         }
-        written(f"{what}: dx", dx, ((p - hit) / n).astype(f32), **mistakes)
+        written(f"{what}: dx", dx, ((p - hit) / n).astype(f32), mistakes)
     lanes = report.traffic("global load").lanes
     require(lanes <= 2 * x.size + 3 * 128, f"{what}\n{lanes} reads of {x.size} numbers: two passes are enough")
 
@@ -118,12 +121,12 @@ def exercise_6(my: Any) -> None:
         q *= 4
         y, what = empty(T, my.D), f"T = {T}, {-(-T // 16)} blocks of 16 threads"
         report = run(what, my.attention, -(-T // 16), 16, q, k, v, y)
-        mistakes = {"without_the_division_by_the_root_of_D": attended(q, k, v, 0, 1.0)}
+        mistakes = {"without the division by the root of D": attended(q, k, v, 0, 1.0)}
         if T == 2:
             alone = np.isnan(y[0]).all() and not np.isnan(y[1:]).any()
             require(not alone, f"{what}\ny[0] is no number: query 0 sees one key, that at its own place")
-            mistakes["a_query_that_sees_the_future"] = attended(q, k, v, 1)
-        written(f"{what}: y", y, attended(q, k, v), **mistakes)
+            mistakes["a query that sees the future"] = attended(q, k, v, 1)
+        written(f"{what}: y", y, attended(q, k, v), mistakes)
     lanes = report.traffic("global load").lanes
     most = T * my.D * (1 + 2 * -(-T // 16))
     require(lanes <= most, f"{what}\n{lanes} reads from global memory, {most} are enough: a block reads a key once")
