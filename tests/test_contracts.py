@@ -85,10 +85,12 @@ def forbidden_imports(source: str, path: str) -> list[str]:
         elif path.startswith("minigrad/"):
             if within(module, "minigrad.distributed", "distributed", "cuda_kernels"):
                 rule = "minigrad never imports minigrad.distributed, and its kernels only by their installed name"
-            elif within(module, "minigrad.cuda_kernels") and not lazy:
+            elif within(module, "minigrad.cuda_kernels") and not (lazy or path.startswith("minigrad/learn/")):
                 rule = "minigrad imports the CUDA kernels when they are first used"
             elif root in ("cupy", "numba_cuda", "torch"):
                 rule = "minigrad reaches a device through device.kernels, and needs no torch"
+        if within(module, "minigrad.learn") and not path.startswith(("minigrad/learn/", "minigrad/__main__.py")):
+            rule = "the course is a wing: nothing below imports it"
         if root in ("examples", "benchmarks", "tests"):
             rule = "nothing that is installed imports examples, benchmarks or tests"
         if root == "mpi4py" and not (path == "distributed/comm/mpi/mpi_runtime.py" and lazy):
@@ -149,7 +151,7 @@ FORBIDDEN = {
         "from . import cuda_kernels",
         "import importlib\nimportlib.import_module('minigrad.cuda_kernels')",
     ],
-    "minigrad/random.py": ["def f():\n    import cupy"],
+    "minigrad/random.py": ["def f():\n    import cupy", "from .learn import course"],
     "distributed/comm/mpi/mpi_runtime.py": ["from mpi4py import MPI"],
     "distributed/comm/threads/thread.py": ["def f():\n    from mpi4py import MPI"],
     "distributed/comm/nccl/nccl.py": ["from cupy.cuda import nccl", "def f():\n    import cupyx.distributed"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math as python_math
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -44,6 +45,27 @@ def _shuffle(reason: str, source: Callable[[int, int], int]) -> Callable[[int, A
     return shuffle
 
 
+def _atomic(change: Callable[[Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:
+    return lambda array, index, x: array.update(index, lambda before: change(before, x))
+
+
+class _Atomic:
+    """``cuda.atomic``: each returns what was there before."""
+
+    add, sub = staticmethod(_atomic(operator.add)), staticmethod(_atomic(operator.sub))
+    max, min = staticmethod(_atomic(max)), staticmethod(_atomic(min))
+    exch = staticmethod(_atomic(lambda _, x: x))
+
+    @staticmethod
+    def cas(array: Any, index: Any, old: Any, x: Any) -> Any:
+        """Write ``x`` where ``old`` is."""
+        return array.update(index, lambda before: x if before == old else before)
+
+
+def _vote(reason: str, combine: Callable[[dict[int, Any]], Any]) -> Callable[[int, Any], Any]:
+    return lambda mask, holds: combine(simulator.collective(reason, bool(holds), mask)[0])
+
+
 class _Cuda:
     """The part of ``numba.cuda`` that the kernels use."""
 
@@ -56,11 +78,19 @@ class _Cuda:
         self.local = _Local()
         self.shfl_sync = _shuffle("shfl_sync", lambda lane, source: source)
         self.shfl_xor_sync = _shuffle("shfl_xor_sync", lambda lane, mask: lane ^ mask)
+        self.shfl_down_sync = _shuffle("shfl_down_sync", lambda lane, delta: lane + delta)
         self.shfl_up_sync = _shuffle("shfl_up_sync", lambda lane, delta: lane - delta)
+        self.all_sync = _vote("all_sync", lambda lanes: all(lanes.values()))
+        self.any_sync = _vote("any_sync", lambda lanes: any(lanes.values()))
+        self.ballot_sync = _vote("ballot_sync", lambda lanes: sum(1 << i for i, holds in lanes.items() if holds))
+        self.atomic = _Atomic()
+        self.warpsize = WARP
         self.syncthreads = lambda: simulator.block().wait("block")
         self.syncwarp = lambda mask=0xFFFFFFFF: simulator.collective("syncwarp", None, mask)
         # rounded once
         self.fma = lambda a, b, c: type(c)(np.longdouble(a) * np.longdouble(b) + np.longdouble(c))
+
+    laneid = property(lambda self: simulator.block().current.lane)
 
     def grid(self, ndim: int) -> Any:
         """This thread's place in the grid."""

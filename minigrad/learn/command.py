@@ -9,15 +9,13 @@ Your files are in the folder minigrad-course, or where --folder says. It needs n
 in order, but each can be done alone: what you have not solved of the chapters before is ours."""
 
 import argparse
-import inspect
-import pkgutil
 import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from .course import Chapter, chapters
+from .course import Chapter, chapters, library_lines
 from .exercise import Exercise
 from .folder import PROGRESS, CourseError, Folder
 from .judge import Answer, judge
@@ -148,8 +146,7 @@ def solution(folder: Folder, chapter: Chapter, exercises: Sequence[Exercise]) ->
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         return 0
     if item.library:
-        thing = pkgutil.resolve_name(item.library)
-        lines, number = inspect.getsourcelines(thing)
-        print(f"\nThe library has it in {inspect.getsourcefile(thing)}, line {number}:\n\n{''.join(lines)}")
+        path, number, lines = library_lines(item.library)
+        print(f"\nThe library has it in {path}, line {number}:\n\n{lines}")
     print(f"\nIn the chapter's words:\n\n{chapter.solution_of(item)}")
     return 0

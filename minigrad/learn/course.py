@@ -3,6 +3,7 @@
 import ast
 import functools
 import importlib
+import importlib.util
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -171,6 +172,17 @@ def find(tree: ast.AST, name: str) -> Definition:
     for word in name.split("."):
         node = next(n for n in node.body if isinstance(n, Definition) and n.name == word)
     return node
+
+
+def library_lines(reference: str) -> tuple[str, int, str]:
+    """The file, the first line and the text of ``"minigrad.engine:backward"``; CUDA's modules are not imported."""
+    module, _, name = reference.partition(":")
+    spec = importlib.util.find_spec(module)
+    assert spec is not None and spec.origin is not None
+    source = Path(spec.origin).read_text(encoding="utf-8")
+    node = find(ast.parse(source), name)
+    first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+    return spec.origin, first, "\n".join(source.splitlines()[first - 1 : node.end_lineno]) + "\n"
 
 
 def module_name(number: int) -> str:

@@ -2,7 +2,6 @@
 
 import functools
 import json
-import pkgutil
 import re
 from pathlib import Path
 
@@ -59,7 +58,7 @@ def test_a_chapter_is_whole(number):
     assert all(item.hints and len(item.wrong) >= 3 for item in chapter.exercises)
     assert 4 <= len(chapter.exercises) <= 8 and len(chapter.text.split()) <= 2500
     for item in chapter.exercises:
-        assert not item.library or pkgutil.resolve_name(item.library)
+        assert not item.library or course.library_lines(item.library)
     file = course.file_of_notebook(json.dumps(chapter.notebook(chapter.solution)))
     given = [(file, [item.number for item in chapter.exercises])]
     assert {answer.state for answer in judge.judge(chapter, given, {})} == {"passed"}
