@@ -23,7 +23,7 @@ class Folder:
         self.state: dict[str, Any] = {"passed": [], "tries": {}, "files": {}}
         try:
             text = (path / PROGRESS).read_text(encoding="utf-8")
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return
         except (OSError, UnicodeDecodeError) as error:
             raise CourseError(f"{path / PROGRESS} cannot be read: {error}") from error
