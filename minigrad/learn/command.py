@@ -82,7 +82,7 @@ def overview(folder: Folder) -> int:
         done, of = len(folder.passed(chapter)), len(chapter.exercises)
         print(f"{number:3}  {chapter.title:60} {'solved' if done == of else f'{done} of {of} exercises'}")
     print(
-        f"\nYour folder is {folder.path}. `minigrad learn start N` begins a chapter, `minigrad learn --help` says more."
+        f"\nYour folder is {folder.path.resolve()}. `minigrad learn start N` begins a chapter, `minigrad learn --help` says more."
     )
     return 0
 
@@ -90,6 +90,7 @@ def overview(folder: Folder) -> int:
 def start(folder: Folder, chapter: Chapter, notebook: bool) -> int:
     """Write a chapter's file."""
     path = folder.add(chapter, notebook)
+    folder.save()
     print(f"Chapter {chapter.number}: {chapter.title}")
     print(f"read   {path if notebook else chapter.page}")
     print(f"write  {path}: {len(chapter.exercises)} exercises, each marked `your code here`")

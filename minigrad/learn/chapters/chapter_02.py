@@ -261,7 +261,8 @@ class GradStore:
     def add(self, tensor: Tensor, grad: Array) -> None:
         """Add to the gradient of a tensor.
 
-        The first one is copied, so that the store shares memory with nobody. Later ones are added to it in place.
+        The first one is copied, so that the store shares memory with nobody. (Use ``np.array``, which also makes an
+        array of a single number.) Later ones are added to it in place.
         ValueError if ``grad`` has not the shape of the tensor.
         """
         if grad.shape != tensor.shape:
