@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -95,9 +95,6 @@ class Tensor:
 
     def __matmul__(self, other: Any) -> "Tensor":
         return MatMul()(self, other)
-
-    def __neg__(self) -> "Tensor":
-        return self * -1.0
 
     def __sub__(self, other: Any) -> "Tensor":
         return self + (other if isinstance(other, Tensor) else Tensor(other)) * -1.0
@@ -253,10 +250,6 @@ class GradStore:
     def pop(self, tensor: Tensor) -> Array:
         """Take a gradient out."""
         return self.grads.pop(tensor.number)
-
-    def tensors(self) -> Iterator[int]:
-        """The numbers of the tensors that have a gradient."""
-        return iter(self.grads)
 
     def add(self, tensor: Tensor, grad: Array) -> None:
         """Add to the gradient of a tensor.

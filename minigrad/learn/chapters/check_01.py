@@ -60,12 +60,10 @@ def exercise_4(my: Any) -> None:
     row, x = counting(my, 5)
     for first, step in ((1, 1), (1, 2), (0, 2), (4, -1), (3, -2)):
         what = f"sliced(view, 0, {first}, {step}) of [0, 1, 2, 3, 4]"
-        got = my.sliced(row, 0, first, step)
-        want = x[first::step]
+        got, want = my.sliced(row, 0, first, step), x[first::step]
         note = "lengths are rounded up" if step > 0 else "place 0 counts, too"
         same(f"{what}: its shape ({note})", got.shape, want.shape)
-        near = x[first : first + len(want)] if step > 0 else x[first:][: len(want)]
-        sees(what, my, row, got, want, every_element_from_there=near)
+        sees(what, my, row, got, want, every_element_from_there=x[first:][: len(want)])
     later = my.View(row.memory, (2,), (2,), 1)
     what = "a view [1, 3] with start 1 and stride 2, sliced(view, 0, 1, 1): the start counts, too"
     sees(what, my, row, my.sliced(later, 0, 1, 1), np.array([3]))
