@@ -134,8 +134,7 @@ def solution(folder: Folder, chapter: Chapter, exercises: Sequence[Exercise]) ->
     if len(exercises) != 1:
         raise CourseError(f"which exercise? for example {chapter.number}.1")
     (item,) = exercises
-    done = item.number in folder.state["passed"]
-    tries = folder.tries(item.number)
+    done, tries = item.number in folder.state["passed"], folder.tries(item.number)
     print(f"{'You have solved it' if done else f'You have tried {tries} times'}. Show it? [y/N] ", end="", flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         return 0

@@ -73,22 +73,19 @@ def exercise_4(my: Any) -> None:
 
 def exercise_5(my: Any) -> None:
     cases: list[tuple[Any, Any, str]] = [
-        ((2, 3), (2, 3), "equal shapes"),
         ((1,), (3,), "length 1 takes the other"),
         ((3,), (2, 3), "compared from the right; a missing axis counts as 1"),
-        ((3,), (3, 1), "compared from the right; a missing axis counts as 1"),
         ((2, 1, 4), (3, 1), "both are repeated"),
         ((0,), (1,), "length 1 takes the other, also if that is 0"),
         ((), (2,), "a single number fits everything"),
     ]
     for a, b, why in cases:
-        call = f"broadcast_shape({a}, {b}): {why}"
         try:
             got = my.broadcast_shape(a, b)
         except ValueError:
             got = "ValueError"
         want = np.broadcast_shapes(a, b)
-        same(call, got, want, {"in the wrong order: shapes are compared from the right": want[::-1]})
+        same(f"broadcast_shape({a}, {b}): {why}", got, want, {"in the wrong order": want[::-1]})
     for a, b in (((2,), (3,)), ((2, 3), (2,)), ((0,), (2,))):
         refuses(f"broadcast_shape({a}, {b})", ValueError, my.broadcast_shape, a, b)
 

@@ -89,7 +89,9 @@ def exercise_4(my: Any) -> None:
 def exercise_5(my: Any) -> None:
     x = np.arange(8.0).reshape(1, 2, 4)
     want = np.array([[[[0.0, 1], [4, 5]], [[2, 3], [6, 7]]]])
-    wrong = {"cut in the wrong places: reshape to (B, T, heads, D) first, then move the axis": x.reshape(1, 2, 2, 2)}
+    wrong: dict[str, Any] = {
+        "cut in the wrong places: reshape to (B, T, heads, D) first, then move the axis": x.reshape(1, 2, 2, 2)
+    }
     got = my.split(my.Tensor(x), 2)
     same("split of [[[0, 1, 2, 3], [4, 5, 6, 7]]] into 2 heads", got.data, want, wrong)
     wrong = {"joined without moving the axis back": want.reshape(1, 2, 4)}
@@ -101,10 +103,16 @@ def exercise_5(my: Any) -> None:
 
 def exercise_6(my: Any) -> None:
     model = my.GPT(np.random.default_rng(0), vocabulary=5, places=6, C=4, heads=2, layers=2)
-    tokens, asked = np.array([[3, 1, 3]]), []
+    tokens = np.array([[3, 1, 3]])
+    asked: list[Any] = []
     table, places = model.tokens.data, model.places.data
     model.norm = lambda x: x
-    model.blocks = [lambda x, cache=None: x * 2.0, lambda x, cache=None: asked.append(cache) or x + 1.0]
+
+    def add_one(x: Any, cache: Any = None) -> Any:
+        asked.append(cache)
+        return x + 1.0
+
+    model.blocks = [lambda x, cache=None: x * 2.0, add_one]
     x = 2 * (table[tokens] + places[:3]) + 1
     mistakes = {
         "without the places: the order of the tokens is lost": (2 * table[tokens] + 1) @ table.T,
