@@ -37,15 +37,13 @@ class Request:
     @property
     def nbytes(self) -> int:
         """The bytes that the lanes ask for, each byte once."""
-        return sum(nbytes for _, nbytes in {(address, nbytes) for address, nbytes, _ in self.lanes.values()})
+        return len({byte for address, n, _ in self.lanes.values() for byte in range(address, address + n)})
 
     @property
     def cost(self) -> int:
         """Sectors of 32 bytes in global memory; passes over the banks in shared memory."""
         if self.kind.startswith("global"):
-            return len(
-                {sector for a, n, _ in self.lanes.values() for sector in range(a // SECTOR, -(-(a + n) // SECTOR))}
-            )
+            return len({s for a, n, _ in self.lanes.values() for s in range(a // SECTOR, -(-(a + n) // SECTOR))})
         return sum(self._passes(lanes) for lanes in self._phases())
 
     @property
@@ -184,11 +182,9 @@ class Trace:
     def ended(self, block: Any) -> None:
         """A block ran to its end."""
         self.barriers += block.epoch
-        arrays = block.shared
-        self.shared_bytes = len(block.dynamic) + sum(a.values.nbytes for a in arrays if a.declared[0])
-        self.arrays["shared"] = [
-            (f"shared array {i + 1}", a.start, a.shape, a.values.itemsize) for i, a in enumerate(arrays)
-        ]
+        self.shared_bytes = len(block.dynamic) + sum(a.values.nbytes for a in block.shared if a.declared[0])
+        shared = enumerate(block.shared, 1)
+        self.arrays["shared"] = [(f"shared array {i}", a.start, a.shape, a.values.itemsize) for i, a in shared]
 
     def of(self, space: str) -> list[Request]:
         """The requests to one space, each warp's in the order of the program."""
