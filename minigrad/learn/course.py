@@ -95,7 +95,8 @@ class Chapter:
         cells = [cell("code", BEGIN.format(number=self.number))]
         parts = statements(source)
         places = {item.number: max(index_of(parts, name) for name in item.names) for item in self.exercises}
-        done = 0
+        done = min(places.values())
+        cells += [cell("code", "".join(parts[:done]), file=True)] if done else []
         marks = list(MARK.finditer(self.text))
         ends = [AFTER.search(self.text, mark.end()) for mark in marks]
         start = 0
