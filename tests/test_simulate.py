@@ -61,6 +61,10 @@ def alternating(x, y):
         k += 1
 
 
+def on_one_line(x, y):
+    for k in range(3): y[cuda.threadIdx.x] = x[k]  # noqa: E701  # fmt: skip
+
+
 # kernel, threads, kind: requests, lanes, bytes, cost, least. All in one block.
 COUNTS = [
     (strided(1), 64, "global load", (2, 64, 256, 8, 8)),
@@ -77,6 +81,7 @@ COUNTS = [
     (histogram, 32, "global atomic", (1, 4, 16, 1, 1)),
     (ragged, 4, "global load", (6, 12, 48, 6, 6)),
     (alternating, 32, "global load", (4, 64, 256, 16, 8)),
+    (on_one_line, 32, "global load", (3, 96, 384, 3, 3)),
 ]
 
 

@@ -83,13 +83,17 @@ class _Call:
         self.loops = loops(code)
         self.outermost: bool = code is trace.code
         self.turns: list[int] = [0] * len(self.loops)
+        self.before: int = -1  # the instruction at which the last line began
 
     def line(self, frame: FrameType, event: str, _: Any) -> Callable[..., Any]:
         """A line begins."""
         if event == "line":
             here = frame.f_lasti
             for i, (first, last) in enumerate(self.loops):
-                self.turns[i] = self.turns[i] + (here == first) if first <= here <= last else 0
+                # A jump backwards is seen where it goes to, or, in a loop of one line, where it comes from.
+                turns = here == last or (here == first and self.before != last)
+                self.turns[i] = self.turns[i] + turns if first <= here <= last else 0
+            self.before = here
             self.trace.note("step", 0, 0, frame)
         return self.line
 
