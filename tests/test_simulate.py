@@ -61,6 +61,10 @@ def alternating(x, y):
         k += 1
 
 
+def on_one_line(x, y):
+    for k in range(3): y[cuda.threadIdx.x] = x[k]  # noqa: E701  # fmt: skip
+
+
 # kernel, threads, kind: requests, lanes, bytes, cost, least. All in one block.
 COUNTS = [
     (strided(1), 64, "global load", (2, 64, 256, 8, 8)),
@@ -77,6 +81,7 @@ COUNTS = [
     (histogram, 32, "global atomic", (1, 4, 16, 1, 1)),
     (ragged, 4, "global load", (6, 12, 48, 6, 6)),
     (alternating, 32, "global load", (4, 64, 256, 16, 8)),
+    (on_one_line, 32, "global load", (3, 96, 384, 3, 3)),
 ]
 
 
@@ -123,11 +128,8 @@ def test_errors_name_the_line_and_numbas_words_work() -> None:
     def beyond(y):
         y[numba_cuda.grid(1)] += 1
 
-    globals()["cuda_of_numba"] = numba_cuda  # as ``from numba import cuda`` in a file of kernels
     y = np.zeros(64, np.float32)
-    raises(
-        SimulationError, r"`y\[numba_cuda.grid\(1\)\] \+= 1`: index 64 is outside", lambda: simulate(beyond, 3, 32, y)
-    )
+    raises(SimulationError, r"cuda.grid\(1\)\] \+= 1`: index 64 is outside", lambda: simulate(beyond, 3, 32, y))
     raises(SimulationError, "1 to 1024 threads", lambda: simulate(beyond, 1, 1025, y))
 
 

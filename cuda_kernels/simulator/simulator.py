@@ -238,9 +238,10 @@ def run(
     threads: tuple[int, int, int],
     dynamic_bytes: int,
     args: tuple[Any, ...],
+    trace: Any = None,
 ) -> None:
     """Run a kernel, block after block; the host's threads take turns, because all kernels see the same ``cuda``."""
-    with _running, np.errstate(all="ignore"), _noting(watched.pop(function, None)) as trace:
+    with _running, np.errstate(all="ignore"), _noting(trace or watched.pop(function, None)) as trace:
         if trace is not None:
             trace.grid, trace.threads, trace.now = grid, threads, _now
         blockDim.x, blockDim.y, blockDim.z = threads
@@ -258,9 +259,11 @@ def run(
 @contextlib.contextmanager
 def _noting(trace: Any) -> Iterator[Any]:
     """The threads tell ``trace``, if there is one, what they do."""
+    if trace is None:
+        yield None
+        return
     before, simulated_memory.trace = sys.gettrace(), trace
-    if trace is not None:
-        sys.settrace(trace.enter)
+    sys.settrace(trace.enter)
     try:
         yield trace
     finally:

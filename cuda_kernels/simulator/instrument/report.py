@@ -127,24 +127,14 @@ class WarpReport:
 
     def html(self, block: tuple[int, int, int] = (0, 0, 0), warp: int = 0) -> str:
         """A page without a network that draws the accesses of one warp, a step at a time."""
-        steps = [
-            {
-                "kind": r.kind,
-                "line": shown(r.line),
-                "cost": r.cost,
-                "ideal": r.ideal,
-                "lanes": [[lane, address, n] for lane, (address, n, _) in sorted(r.lanes.items())],
-            }
-            for r in sorted(self.requests, key=lambda r: r.key)
-            if (r.block, r.warp) == (block, warp)
-        ]
+        steps = []
+        for r in sorted(self.requests, key=lambda r: r.key):
+            if (r.block, r.warp) == (block, warp):
+                lanes = [[lane, address, nbytes] for lane, (address, nbytes, _) in sorted(r.lanes.items())]
+                steps.append(dict(kind=r.kind, line=shown(r.line), cost=r.cost, ideal=r.ideal, lanes=lanes))
         data = json.dumps({"title": f"{self.name}, block {block}, warp {warp}", "text": str(self), "steps": steps})
-        return (
-            Path(__file__)
-            .with_suffix(".html")
-            .read_text(encoding="utf-8")
-            .replace("{DATA}", data.replace("<", "\\u003c"))
-        )
+        page = Path(__file__).with_suffix(".html").read_text(encoding="utf-8")
+        return page.replace("{DATA}", data.replace("<", "\\u003c"))
 
     def _repr_html_(self) -> str:
         return f'<iframe width="100%" height="620" style="border:0" srcdoc="{html.escape(self.html())}"></iframe>'
@@ -187,10 +177,9 @@ def simulate(
     sizes: list[Any] = [(*size, 1, 1)[:3] if isinstance(size, tuple) else (size, 1, 1) for size in (grid, block)]
     if not 1 <= python_math.prod(sizes[1]) <= 1024 or python_math.prod(sizes[0]) < 1:
         raise SimulationError(f"a grid of {grid} blocks of {block} threads: a block has 1 to 1024 threads")
-    simulator.watched[function] = trace
     try:
         with _words(function):
-            simulator.run(function, sizes[0], sizes[1], shared_bytes, tuple(given))
+            simulator.run(function, sizes[0], sizes[1], shared_bytes, tuple(given), trace)
     except ModuleNotFoundError as error:
         raise SimulationError(f'{error}, which the simulator needs: pip install "minigrad-cuda[learn]"') from None
     except SimulationError as error:

@@ -37,15 +37,13 @@ class Request:
     @property
     def nbytes(self) -> int:
         """The bytes that the lanes ask for, each byte once."""
-        return sum(nbytes for _, nbytes in {(address, nbytes) for address, nbytes, _ in self.lanes.values()})
+        return len({byte for address, n, _ in self.lanes.values() for byte in range(address, address + n)})
 
     @property
     def cost(self) -> int:
         """Sectors of 32 bytes in global memory; passes over the banks in shared memory."""
         if self.kind.startswith("global"):
-            return len(
-                {sector for a, n, _ in self.lanes.values() for sector in range(a // SECTOR, -(-(a + n) // SECTOR))}
-            )
+            return len({s for a, n, _ in self.lanes.values() for s in range(a // SECTOR, -(-(a + n) // SECTOR))})
         return sum(self._passes(lanes) for lanes in self._phases())
 
     @property
@@ -85,13 +83,17 @@ class _Call:
         self.loops = loops(code)
         self.outermost: bool = code is trace.code
         self.turns: list[int] = [0] * len(self.loops)
+        self.before: int = -1  # the instruction at which the last line began
 
     def line(self, frame: FrameType, event: str, _: Any) -> Callable[..., Any]:
         """A line begins."""
         if event == "line":
             here = frame.f_lasti
             for i, (first, last) in enumerate(self.loops):
-                self.turns[i] = self.turns[i] + (here == first) if first <= here <= last else 0
+                # A jump backwards is seen where it goes to, or, in a loop of one line, where it comes from.
+                turns = here == last or (here == first and self.before != last)
+                self.turns[i] = self.turns[i] + turns if first <= here <= last else 0
+            self.before = here
             self.trace.note("step", 0, 0, frame)
         return self.line
 
@@ -184,11 +186,9 @@ class Trace:
     def ended(self, block: Any) -> None:
         """A block ran to its end."""
         self.barriers += block.epoch
-        arrays = block.shared
-        self.shared_bytes = len(block.dynamic) + sum(a.values.nbytes for a in arrays if a.declared[0])
-        self.arrays["shared"] = [
-            (f"shared array {i + 1}", a.start, a.shape, a.values.itemsize) for i, a in enumerate(arrays)
-        ]
+        self.shared_bytes = len(block.dynamic) + sum(a.values.nbytes for a in block.shared if a.declared[0])
+        shared = enumerate(block.shared, 1)
+        self.arrays["shared"] = [(f"shared array {i}", a.start, a.shape, a.values.itemsize) for i, a in shared]
 
     def of(self, space: str) -> list[Request]:
         """The requests to one space, each warp's in the order of the program."""
