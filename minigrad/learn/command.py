@@ -107,7 +107,7 @@ def check(folder: Folder, chapter: Chapter, exercises: Sequence[Exercise], hint:
     answers = judge(chapter, [(source, [item.number for item in exercises])], earlier)
     for item, answer in zip(exercises, answers):
         folder.note(item.number, answer.state)
-        report(folder, item, answer, hint)
+        report(folder, item, answer, hint and (answer.state == "wrong" or len(exercises) == 1))
     folder.note_file(chapter, source)
     folder.save()
     failed = [answer for answer in answers if answer.state != "passed"]
@@ -121,11 +121,13 @@ def report(folder: Folder, item: Exercise, answer: Answer, hint: bool) -> None:
     first, *rest = answer.message.splitlines() or [""]
     said = {"passed": "passed", "missing": first, "wrong": "wrong"}[answer.state]
     print(f"  {item.number}  {', '.join(item.names):50} {said}")
-    if answer.state != "wrong":
-        return
-    lines = [first, *rest, *(f"printed: {line}" for line in answer.printed.splitlines()[:10])]
+    wrong = answer.state == "wrong"
+    lines = [first, *rest, *(f"printed: {line}" for line in answer.printed.splitlines()[:10])] if wrong else []
     hints = [f"hint {k + 1} of {len(item.hints)}: {text}" for k, text in enumerate(item.hints)]
-    lines += hints[: folder.tries(item.number)] if hint else ["--hint gives a hint, and a further one with each try"]
+    if hint and answer.state != "passed":
+        lines += hints[: max(1, folder.tries(item.number))]
+    elif wrong:
+        lines += ["--hint gives a hint, and a further one with each try"]
     print("".join(f"       {line}\n" for line in lines), end="")
 
 

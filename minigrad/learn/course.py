@@ -15,7 +15,7 @@ from .exercise import Exercise, read
 
 FOLDER = Path(__file__).with_name("chapters")
 SIMULATED = (6, 7, 8)  # chapters whose kernels run in the simulator
-AFTER = re.compile(r"^##|^```python", re.MULTILINE)  # where the cells of an exercise stand in a notebook
+AFTER = re.compile(r"^##|^(?:.+\n)*.*:\n\n```python|^```python", re.MULTILINE)  # before it stands the exercise's cell
 MARK = re.compile(r"^##+ Exercise (\d+\.\d+)\b", re.MULTILINE)  # a heading of the text: an exercise begins
 BLOCK = re.compile(r"^```python\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 Definition = ast.FunctionDef | ast.ClassDef

@@ -40,6 +40,7 @@ def test_an_exercise_is_solved_by_its_solution_only(chapter, place, case):
         assert answer.state != "passed" and words in answer.message, answer
 
 
+@pytest.mark.long(but=2)
 @pytest.mark.parametrize("number", course.chapters())
 def test_a_text_and_its_notebook_show_what_their_code_gives(number, tmp_path):
     done = python(Path(__file__).with_name("pages.py"), number, "--check", cwd=tmp_path, env=simulated(number))

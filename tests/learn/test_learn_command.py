@@ -32,7 +32,7 @@ def test_a_learner_s_way(home, capsys, monkeypatch):
         code, out, _ = run(capsys, "check", 1, "--hint")
         assert code == 1 and words in out and out.count("hint ") == tries and out.count("passed") == 6
     assert "6 of 7" in run(capsys)[1]
-    assert run(capsys, "check", "1.1")[0] == 0
+    assert run(capsys, "check", "1.1")[0] == 0 and "hint" not in run(capsys, "check", "1.1", "--hint")[1]
     run(capsys, "start", 2)
     assert "chapter 1: ours" in run(capsys, "check", 2)[1]
     file.write_text(chapter.solution, encoding="utf-8")
