@@ -101,6 +101,14 @@ def refuses(what: str, error: type[Exception], call: Callable[..., Any], *argume
     raise Wrong(f"{what}\nexpected {error.__name__}\ngot      {show(got)}")
 
 
+def attempt(call: Callable[..., Any], *arguments: Any) -> Any:
+    """What a call returns, or the error as text: to be compared with what is wanted."""
+    try:
+        return call(*arguments)
+    except (IndexError, TypeError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+
+
 def slopes(function: Callable[..., Array], inputs: Sequence[Array], dz: Array, step: float = 1e-6) -> list[Array]:
     """The gradients of ``sum(function(*inputs) * dz)`` by finite differences: what a correct backward returns."""
     found = []

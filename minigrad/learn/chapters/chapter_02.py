@@ -248,7 +248,9 @@ class GradStore:
         return tensor.number in self.grads
 
     def pop(self, tensor: Tensor) -> Array:
-        """Take a gradient out."""
+        """Take a gradient out. KeyError if there is none."""
+        if tensor not in self:
+            raise KeyError(f"tensor {tensor.number} has no gradient yet: it comes before what was made from it")
         return self.grads.pop(tensor.number)
 
     def add(self, tensor: Tensor, grad: Array) -> None:

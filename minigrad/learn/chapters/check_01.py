@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from ..exercise import refuses, require, same
+from ..exercise import attempt, refuses, require, same
 
 
 def exercise_1(my: Any) -> None:
@@ -30,7 +30,11 @@ def exercise_2(my: Any) -> None:
     same(f"at(view, (1, 2)) {name}", my.at(view, (1, 2)), 5)
     same(f"at(view, (0, -1)) {name}: -1 counts from the end of its axis", my.at(view, (0, -1)), 2)
     later = my.View(view.memory, (2,), (2,), 1)
-    same("at(view, (1,)) of memory 0 .. 5 with shape (2,), strides (2,), start 1", my.at(later, (1,)), 3)
+    same(
+        "at(view, (1,)) of memory 0 .. 5 with shape (2,), strides (2,), start 1: place start + 1 * 2",
+        my.at(later, (1,)),
+        3,
+    )
     for index in ((2, 0), (0, 3), (0, -4)):
         refuses(f"at(view, {index}) {name}", IndexError, my.at, view, index)
 
@@ -50,7 +54,8 @@ def sees(what: str, my: Any, view: Any, got: Any, want: Any, **mistakes: Any) ->
 def exercise_3(my: Any) -> None:
     view, x = counting(my, 2, 3)
     wrong = {"in_the_old_order: the strides have to move with the axes": x.reshape(3, 2)}
-    sees("transposed(view, (1, 0)) of [[0, 1, 2], [3, 4, 5]]", my, view, my.transposed(view, (1, 0)), x.T, **wrong)
+    what = "transposed(view, (1, 0)) of [[0, 1, 2], [3, 4, 5]] (shape and strides move together)"
+    sees(what, my, view, my.transposed(view, (1, 0)), x.T, **wrong)
     view, x = counting(my, 2, 3, 4)
     got = my.transposed(view, (1, 2, 0))
     sees("transposed(view, (1, 2, 0)) of shape (2, 3, 4)", my, view, got, x.transpose(1, 2, 0))
@@ -80,10 +85,7 @@ def exercise_5(my: Any) -> None:
         ((), (2,), "a single number fits everything"),
     ]
     for a, b, why in cases:
-        try:
-            got = my.broadcast_shape(a, b)
-        except ValueError:
-            got = "ValueError"
+        got = attempt(my.broadcast_shape, a, b)
         want = np.broadcast_shapes(a, b)
         same(f"broadcast_shape({a}, {b}): {why}", got, want, {"in the wrong order": want[::-1]})
     for a, b in (((2,), (3,)), ((2, 3), (2,)), ((0,), (2,))):
@@ -99,7 +101,7 @@ def exercise_6(my: Any) -> None:
     got = my.broadcast(column, (3, 2))
     same("broadcast(view, (3, 2)) of [[0], [1], [2]]: its strides (a repeated axis has stride 0)", got.strides, (1, 0))
     later = my.View(row.memory, (1,), (1,), 2)
-    sees("broadcast(view, (2,)) of [2], with start 2", my, row, my.broadcast(later, (2,)), np.array([2, 2]))
+    sees("broadcast(view, (2,)) of [2]: start 2, which stays", my, row, my.broadcast(later, (2,)), np.array([2, 2]))
     for shape in ((2,), (3, 2), (1,)):
         refuses(f"broadcast(view, {shape}) of [0, 1, 2]", ValueError, my.broadcast, row, shape)
 
@@ -111,7 +113,7 @@ def exercise_7(my: Any) -> None:
         axes = tuple(k for k in range(2) if k < missing or shape[k - missing] != g.shape[k])
         want = np.asarray(g.sum(axis=axes)).reshape(shape)
         mistakes = {"the mean": g.mean(axis=axes).reshape(shape), "the largest": g.max(axis=axes).reshape(shape)}
-        what = f"unbroadcast({g.tolist()}, {shape}): every element gets the sum over its uses"
-        same(what, my.unbroadcast(g, shape), want, mistakes if axes else {})
+        what = f"unbroadcast({g.tolist()}, {shape}): sum over axes that are missing there, and those of length 1 there"
+        same(what, attempt(my.unbroadcast, g, shape), want, mistakes if axes else {})
     big = np.ones((4, 2, 3))
     same("unbroadcast of ones of shape (4, 2, 3) to (2, 1)", my.unbroadcast(big, (2, 1)), np.full((2, 1), 12.0))

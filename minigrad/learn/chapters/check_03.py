@@ -113,8 +113,9 @@ def exercise_6(my: Any) -> None:
         return float(p.data[0])
 
     mistakes = {
-        "m alone, without the division by 1 - beta1^t": 2 - 0.1 * 0.1 / np.sqrt(0.05),
-        "without bias correction": 2 - 0.1 * 0.1 * 4 / np.sqrt(0.05 * 16),
+        "what m gives without the division by 1 - beta1^t": 1.99,
+        "without bias correction": 2 - 0.1 * 0.4 / np.sqrt(0.8),
+        "what comes if v is the mean of g, and not of its square": 1.8,
         "a step of plain gradient descent": 2 - 0.1 * 4.0,
         "a step in the direction of the gradient, not against it": 2.1,
     }

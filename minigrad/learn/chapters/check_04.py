@@ -24,6 +24,7 @@ def exercise_1(my: Any) -> None:
     got = op.backward(np.array([[[1.0, 1.0], [2.0, 2.0], [10.0, 10.0]]]))
     want, last = (np.outer([0.0, x, 0.0, 2.0], [1.0, 1.0]) for x in (11, 10))
     wrong = {"the last use only: grad[places] += dz adds once for a repeated row": last}
+    wrong["the number of uses, without dz"] = np.outer([0.0, 2.0, 0.0, 1.0], [1.0, 1.0])
     same(f"{what}, dz = 1, 2 and 10: the gradient of the table", got, want, wrong)
     same("dz = 0 afterwards: 0 again", op.backward(np.zeros((1, 3, 2))), np.zeros((4, 2)))
 
@@ -92,6 +93,7 @@ def exercise_5(my: Any) -> None:
     wrong: dict[str, Any] = {
         "cut in the wrong places: reshape to (B, T, heads, D) first, then move the axis": x.reshape(1, 2, 2, 2)
     }
+    wrong["every second number of a row: a head has one piece"] = x.reshape(1, 2, 2, 2).transpose(0, 3, 1, 2)
     got = my.split(my.Tensor(x), 2)
     same("split of [[[0, 1, 2, 3], [4, 5, 6, 7]]] into 2 heads", got.data, want, wrong)
     wrong = {"joined without moving the axis back": want.reshape(1, 2, 4)}
@@ -138,6 +140,8 @@ def exercise_7(my: Any) -> None:
     new = {"the new ones only: all are needed": k[:, :, 1:2], "in the wrong order": k[:, :, 1::-1]}
     same("extend with a second token: the keys", parts[1][0].data, k[:, :, :2], new)
     last = {"the keys": k, "without those of the first extend": v[:, :, 1:], "in the wrong order": v[:, :, ::-1]}
+    last["without those of the second extend: keep the result in self"] = v[:, :, [0, 2]]
+    last["keys where the values belong"] = np.concatenate([k[:, :, :2], v[:, :, 2:]], axis=2)
     same("extend with a third token: the values", parts[2][1].data, v, last)
     same("three tokens: cache.length()", cache.length(), 3)
 

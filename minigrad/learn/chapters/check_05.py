@@ -19,6 +19,11 @@ def product(what: str, my: Any, call: Any, shape: tuple[int, int, int], *sizes: 
     a, b, c, want = matrices(my, *shape)
     call(a, b, c, *sizes)
     wrong = {"c = a b: what is in c already is to be kept": want - 1, "c as it was": np.ones(want.shape)}
+    whole = shape[1] // sizes[0] * sizes[0] if sizes else shape[1]
+    wrong["without k = 0"], wrong["without the rest after the last whole block"] = (
+        1 + a.array[:, some] @ b.array[some] for some in (slice(1, None), slice(whole))
+    )
+    wrong["the product of the last k alone: they are to be added up"] = a.array[:, -1:] @ b.array[-1:]
     same(f"{what}, a of shape {shape[:2]}, b of shape {shape[1:]}, c all 1: c += a b", c.array, want, wrong)
     require(a.reads and b.reads and c.writes, f"{what}: work on single elements, such as c[i, j]: they are counted")
     return a, b, c
@@ -77,10 +82,14 @@ def exercise_5(my: Any) -> None:
         block = my.Counted(np.sin(np.arange(depth * width)).reshape(depth, width), my.Cache(16))
         want = np.ones((4, width))
         want[i : i + 2] += a.array[i : i + 2, k0 : k0 + depth] @ block.array
+        early, four = want.copy(), np.ones((4, width))
+        four[i : i + 2] += a.array[i : i + 2, k0 : k0 + 4] @ block.array[:4]
+        early[i] = 1 + a.array[i, :depth] @ block.array
         one = np.where(np.arange(4)[:, None] == i + 1, 1.0, want)
         call = f"tile(a, block, c, i={i}, k0={k0}), block of {depth} × {width}"
         my.tile(a, block, c, i, k0)
-        same(f"{call}, c all 1", c.array, want, {"row i only; row i + 1 is missing": one})
+        wrong = {"row i only; row i + 1 is missing": one, "from the first four rows of the block only": four}
+        same(f"{call}, c all 1", c.array, want, {**wrong, "row i with a from column 0, not k0": early})
         limits = {"numbers of the block": (block.reads, depth * width), "numbers of a": (a.reads, 2 * depth)}
         for name, (got, most) in {**limits, "elements of c": (c.reads, width * depth // 2)}.items():
             require(got <= most, f"{call}: {got} {name} were read, expected {most}: keep numbers in variables")
