@@ -43,10 +43,10 @@ def main(arguments: Sequence[str]) -> int:
             return 0
         here = Path(PROGRESS).exists()
         folder = Folder(given.folder or Path("." if here else "minigrad-course"))
-        if given.command not in ("list", "start", "check", "solution"):
-            raise CourseError(f"unknown command {given.command}; list, start, check and solution are the commands")
         if given.command == "list":
             return overview(folder)
+        if given.command not in ("start", "check", "solution"):
+            raise CourseError(f"unknown command {given.command}; list, start, check and solution are the commands")
         chapter, exercises = named(given.number)
         if given.command == "start":
             return start(folder, chapter, given.notebook)
@@ -81,17 +81,15 @@ def overview(folder: Folder) -> int:
     for number, chapter in chapters().items():
         done, of = len(folder.passed(chapter)), len(chapter.exercises)
         print(f"{number:3}  {chapter.title:60} {'solved' if done == of else f'{done} of {of} exercises'}")
-    print(
-        f"\nYour folder is {folder.path}. `minigrad learn start N` begins a chapter, `minigrad learn --help` says more."
-    )
+    print(f"\nYour folder is {folder.path.resolve()}. `minigrad learn start N` begins a chapter.")
     return 0
 
 
 def start(folder: Folder, chapter: Chapter, notebook: bool) -> int:
     """Write a chapter's file."""
     path = folder.add(chapter, notebook)
-    print(f"Chapter {chapter.number}: {chapter.title}")
-    print(f"read   {path if notebook else chapter.page}")
+    folder.save()
+    print(f"Chapter {chapter.number}: {chapter.title}\nread   {path if notebook else chapter.page}")
     print(f"write  {path}: {len(chapter.exercises)} exercises, each marked `your code here`")
     print(f"check  minigrad learn check {chapter.number}")
     return 0
@@ -123,15 +121,11 @@ def report(folder: Folder, item: Exercise, answer: Answer, hint: bool) -> None:
     first, *rest = answer.message.splitlines() or [""]
     said = {"passed": "passed", "missing": first, "wrong": "wrong"}[answer.state]
     print(f"  {item.number}  {', '.join(item.names):50} {said}")
-    lines = [first, *rest] if answer.state == "wrong" else []
-    lines += [f"printed: {line}" for line in answer.printed.splitlines()[:10]] if lines else []
-    if lines and hint:
-        lines += [
-            f"hint {k + 1} of {len(item.hints)}: {text}"
-            for k, text in enumerate(item.hints[: folder.tries(item.number)])
-        ]
-    elif lines and item.hints:
-        lines += ["--hint gives a hint, and a further one with each try"]
+    if answer.state != "wrong":
+        return
+    lines = [first, *rest, *(f"printed: {line}" for line in answer.printed.splitlines()[:10])]
+    hints = [f"hint {k + 1} of {len(item.hints)}: {text}" for k, text in enumerate(item.hints)]
+    lines += hints[: folder.tries(item.number)] if hint else ["--hint gives a hint, and a further one with each try"]
     print("".join(f"       {line}\n" for line in lines), end="")
 
 
@@ -140,8 +134,7 @@ def solution(folder: Folder, chapter: Chapter, exercises: Sequence[Exercise]) ->
     if len(exercises) != 1:
         raise CourseError(f"which exercise? for example {chapter.number}.1")
     (item,) = exercises
-    done = item.number in folder.state["passed"]
-    tries = folder.tries(item.number)
+    done, tries = item.number in folder.state["passed"], folder.tries(item.number)
     print(f"{'You have solved it' if done else f'You have tried {tries} times'}. Show it? [y/N] ", end="", flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         return 0

@@ -31,7 +31,7 @@ class Chapter:
     @property
     def module(self) -> str:
         """The name of the learner's module."""
-        return module_name(self.number)
+        return f"chapter_{self.number:02}"
 
     @property
     def title(self) -> str:
@@ -119,10 +119,10 @@ class Chapter:
 
     def _prose(self, text: str) -> Iterator[dict[str, Any]]:
         """Cells of a piece of the text, its blocks of code by themselves. Links lead to the installed files."""
-        linked = re.sub(r"\]\((?![a-z]+:|#)([^)#]+)", lambda link: f"]({self._target(link[1])}", text)
-        for number, piece in enumerate(BLOCK.split(linked)):
+        for number, piece in enumerate(BLOCK.split(text)):
+            linked = re.sub(r"\]\((?![a-z]+:|#)([^)#]+)", lambda link: f"]({self._target(link[1])}", piece)
             if piece.strip():
-                yield cell("code" if number % 2 else "markdown", piece)
+                yield cell("code", piece) if number % 2 else cell("markdown", linked)
 
     def _target(self, link: str) -> str:
         """The file of a relative link, as a URL: in a checkout, or where a wheel puts the same file."""
@@ -183,11 +183,6 @@ def library_lines(reference: str) -> tuple[str, int, str]:
     node = find(ast.parse(source), name)
     first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
     return spec.origin, first, "\n".join(source.splitlines()[first - 1 : node.end_lineno]) + "\n"
-
-
-def module_name(number: int) -> str:
-    """``chapter_02``."""
-    return f"chapter_{number:02}"
 
 
 @functools.cache

@@ -135,7 +135,7 @@ def check_backward(
     got = op.backward(given)
     unchanged = all(np.array_equal(a, b) for a, b in zip([given, *inputs], [dz, *kept]))
     require(unchanged, f"{what}\nforward or backward changed an array that it was given; others use it, too")
-    got = got if isinstance(got, tuple) else (got,)
+    got = tuple(got) if isinstance(got, (tuple, list)) else (got,)
     require(len(got) == len(inputs), f"{what}\nbackward returned {len(got)} gradients for {len(inputs)} inputs")
     wanted = slopes(lambda *arrays: make().forward(*arrays), inputs, dz)
     for k, (mine, want) in enumerate(zip(got, wanted)):

@@ -1,5 +1,6 @@
 """A learner's folder: the chapters' files, and what is solved."""
 
+import contextlib
 import hashlib
 import json
 from pathlib import Path
@@ -23,7 +24,7 @@ class Folder:
         self.state: dict[str, Any] = {"passed": [], "tries": {}, "files": {}}
         try:
             text = (path / PROGRESS).read_text(encoding="utf-8")
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return
         except (OSError, UnicodeDecodeError) as error:
             raise CourseError(f"{path / PROGRESS} cannot be read: {error}") from error
@@ -93,10 +94,9 @@ class Folder:
         """The learner's files that are solved and have not changed since, by the number of the chapter."""
         found = {}
         for number, chapter in chapters().items():
-            noted = self.state["files"].get(str(number))
-            if noted is not None:
+            with contextlib.suppress(CourseError):  # a file that is gone is not solved
                 source = self.source(chapter)
-                if digest(source) == noted:
+                if digest(source) == self.state["files"].get(str(number)):
                     found[number] = source
         return found
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, NamedTuple
 
-from .course import SIMULATED, Chapter, chapters, module_name
+from .course import SIMULATED, Chapter, chapters
 from .exercise import Exercise, Wrong
 
 SECONDS = 20.0  # for one exercise
@@ -128,7 +128,7 @@ def main() -> None:
 def answers(path: Path, exercises: Sequence[Exercise], request: dict[str, Any]) -> Iterator[Answer]:
     """Load a learner's file and check it."""
     loaded: list[ModuleType] = []
-    broken = watched("", lambda: loaded.append(load(path, request["chapter"])), path, request["seconds"])
+    broken = watched("", lambda: loaded.append(load(path)), path, request["seconds"])
     for item in exercises:
         if loaded:
             yield watched(item.number, lambda item=item: item.check(loaded[0]), path, request["seconds"])
@@ -136,9 +136,9 @@ def answers(path: Path, exercises: Sequence[Exercise], request: dict[str, Any]) 
             yield broken._replace(exercise=item.number, state="wrong", message=f"the file fails: {broken.message}")
 
 
-def load(path: Path, number: int) -> ModuleType:
+def load(path: Path) -> ModuleType:
     """The learner's file as a module, under its plain name."""
-    spec = importlib.util.spec_from_file_location(module_name(number), path)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -4,9 +4,9 @@ import itertools
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-import numpy.typing as npt
+import numpy as np
 
-Array: TypeAlias = npt.NDArray[Any]
+Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 Shape: TypeAlias = tuple[int, ...]
 
 

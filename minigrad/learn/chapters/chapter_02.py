@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -95,9 +95,6 @@ class Tensor:
 
     def __matmul__(self, other: Any) -> "Tensor":
         return MatMul()(self, other)
-
-    def __neg__(self) -> "Tensor":
-        return self * -1.0
 
     def __sub__(self, other: Any) -> "Tensor":
         return self + (other if isinstance(other, Tensor) else Tensor(other)) * -1.0
@@ -254,14 +251,11 @@ class GradStore:
         """Take a gradient out."""
         return self.grads.pop(tensor.number)
 
-    def tensors(self) -> Iterator[int]:
-        """The numbers of the tensors that have a gradient."""
-        return iter(self.grads)
-
     def add(self, tensor: Tensor, grad: Array) -> None:
         """Add to the gradient of a tensor.
 
-        The first one is copied, so that the store shares memory with nobody. Later ones are added to it in place.
+        The first one is copied, so that the store shares memory with nobody. (Use ``np.array``, which also makes an
+        array of a single number.) Later ones are added to it in place.
         ValueError if ``grad`` has not the shape of the tensor.
         """
         if grad.shape != tensor.shape:

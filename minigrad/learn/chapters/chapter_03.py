@@ -1,6 +1,5 @@
 """Chapter 3: modules. Parameters with names, first weights, a loss, an optimizer, and a classifier."""
 
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -73,18 +72,6 @@ class Relu(Op):
         return dz * self.positive
 
 
-class Net(Module):
-    """Linear layers with Relu between them."""
-
-    def __init__(self, rng: np.random.Generator, sizes: Sequence[int]) -> None:
-        self.layers = [Linear(rng, a, b) for a, b in itertools.pairwise(sizes)]
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers[:-1]:
-            x = Relu()(layer(x))
-        return self.layers[-1](x)
-
-
 class CrossEntropy(Op):
     """The mean over rows of -log p[target], where p = softmax(row); for logits of shape (rows, classes)."""
 
@@ -144,11 +131,3 @@ class AdamW:
             m = self.m[k] / (1 - self.beta1**self.steps)
             v = self.v[k] / (1 - self.beta2**self.steps)
             p.data = p.data - self.lr * (m / (np.sqrt(v) + self.eps) + self.decay * p.data)
-
-
-def spirals(rng: np.random.Generator, arms: int, points: int) -> tuple[Array, Array]:
-    """Points on spiral arms, shape (arms * points, 2), and for each the number of its arm."""
-    arm = np.repeat(np.arange(arms), points)
-    t = np.tile(np.linspace(0.1, 1.0, points), arms)
-    angle = 5.0 * t + arm * 2 * np.pi / arms + 0.1 * rng.normal(size=t.size)
-    return np.stack([t * np.cos(angle), t * np.sin(angle)], axis=1), arm

@@ -9,13 +9,6 @@ from .chapter_02 import Array, Op, Tensor
 from .chapter_03 import Linear, Module, Relu
 
 
-def batch(rng: np.random.Generator, data: Array, rows: int, length: int) -> tuple[Array, Array]:
-    """Pieces of a text from random places, (rows, length), and for each token the one that follows it."""
-    starts = rng.integers(0, len(data) - length, size=(rows, 1))
-    pieces = data[starts + np.arange(length + 1)]
-    return pieces[:, :-1], pieces[:, 1:]
-
-
 class Embedding(Op):
     """z = the rows of a table at some places: for integers of shape (B, T) and a table (rows, C), z is (B, T, C)."""
 

@@ -1,17 +1,12 @@
 """Chapter 5: a fast product. The same multiply-adds, in an order that the memory likes, on all cores."""
 
-import functools
 import itertools
 from collections import OrderedDict
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeAlias
 
-import numba
 import numpy as np
-import numpy.typing as npt
 
-Array: TypeAlias = npt.NDArray[Any]
+Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 LINE = 8  # numbers in a cache line
 
 
@@ -55,16 +50,8 @@ class Counted:
         self.array[self._place(index)] = value
 
 
-def naive(a: Any, b: Any, c: Any) -> None:
-    """c += a b, by the definition: each element of c is finished before the next one."""
-    for i in range(c.shape[0]):
-        for j in range(c.shape[1]):
-            for k in range(a.shape[1]):
-                c[i, j] += a[i, k] * b[k, j]
-
-
 def ordered(a: Any, b: Any, c: Any) -> None:
-    """The same with other loops: the innermost one walks along rows, of b and of c."""
+    """c += a b. All three are matrices. The innermost loop walks along rows, of b and of c."""
     for i in range(c.shape[0]):
         for k in range(a.shape[1]):
             for j in range(c.shape[1]):
@@ -100,21 +87,6 @@ def pack(b: Any, k0: int, j0: int, block: Any) -> None:
             block[k, j] = b[k0 + k, j0 + j] if inside else 0
 
 
-def part(pack: Any, tile: Any, a: Any, b: Any, c: Any, block: Any, panel: Any) -> None:
-    """c = a b, with packed blocks and tiles: what one thread does. ``panel`` has the rows of c, and a block's width."""
-    for j0 in range(0, c.shape[1], block.shape[1]):
-        for i in range(c.shape[0]):
-            for j in range(block.shape[1]):
-                panel[i, j] = 0
-        for k0 in range(0, b.shape[0], block.shape[0]):
-            pack(b, k0, j0, block)
-            for i in range(0, c.shape[0], 2):
-                tile(a, block, panel, i, k0)
-        for i in range(c.shape[0]):
-            for j in range(min(block.shape[1], c.shape[1] - j0)):
-                c[i, j0 + j] = panel[i, j]
-
-
 def tile(a: Any, block: Any, c: Any, i: int, k0: int) -> None:
     """Rows i and i + 1 of c += those rows of a, from column k0, times a packed block, which is as wide as c.
 
@@ -138,24 +110,3 @@ def share(rows: int, threads: int) -> list[tuple[int, int]]:
     pairs = rows // 2
     ends = [pairs * k // threads * 2 for k in range(threads + 1)]
     return list(itertools.pairwise(ends))
-
-
-@functools.cache
-def compiled(function: Callable[..., None]) -> Any:
-    """The function as machine code, which runs without Python's lock, so that threads work at the same time."""
-    return numba.njit(nogil=True)(function)
-
-
-def multiply(a: Array, b: Array, threads: int, depth: int, width: int) -> Array:
-    """a b, by your parts: rows shared out to threads, each with a block and a panel of its own."""
-    (rows, inner), columns = a.shape, b.shape[1]
-    a = np.pad(a, ((0, rows % 2), (0, -inner % depth)))  # whole tiles and blocks
-    c = np.empty((len(a), columns), a.dtype)
-
-    def work(first: int, end: int) -> None:
-        block, panel = np.empty((depth, width), a.dtype), np.empty((end - first, width), a.dtype)
-        compiled(part)(compiled(pack), compiled(tile), a[first:end], b, c[first:end], block, panel)
-
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(work, *zip(*share(len(a), threads))))
-    return c[:rows]

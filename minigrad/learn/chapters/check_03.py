@@ -4,13 +4,10 @@ from typing import Any
 
 import numpy as np
 
-from ..exercise import check_backward, require, same
+from ..exercise import Array, check_backward, require, same
 
 
 def exercise_1(my: Any) -> None:
-    def parameter() -> Any:
-        return my.Tensor(np.zeros(2), True)
-
     def module(**parts: Any) -> Any:
         made = my.Module()
         vars(made).update(parts)
@@ -19,13 +16,13 @@ def exercise_1(my: Any) -> None:
     def names(made: Any) -> list[str]:
         return list(made.named_parameters())
 
-    weight = parameter()
+    weight, bias, other = (my.Tensor(np.zeros(2), True) for _ in range(3))
     alone = module(weight=weight, size=2, table=my.Tensor(np.zeros(2)))
     same("a module with a parameter `weight`, a number and a tensor without gradients", names(alone), ["weight"])
     require(alone.named_parameters()["weight"] is weight, "the parameter itself, not a copy: AdamW will change it")
-    inner = module(bias=parameter())
+    inner = module(bias=bias)
     same("a module with the parameter `bias`, as attribute `inner`", names(module(inner=inner)), ["inner.bias"])
-    row = module(layers=[inner, module(bias=parameter())])
+    row = module(layers=[inner, module(bias=other)])
     same("a list `layers` of two such modules", names(row), ["layers.0.bias", "layers.1.bias"])
     deep = module(net=row)
     same("that module as attribute `net` of another", names(deep), ["net.layers.0.bias", "net.layers.1.bias"])
@@ -68,29 +65,23 @@ def exercise_3(my: Any) -> None:
 
 def exercise_4(my: Any) -> None:
     logits, targets = np.array([[2.0, 0.0, -1.0], [0.5, 1.0, 3.0]]), np.array([0, 1])
-    loss = lambda x: float(np.mean(np.log(np.exp(x).sum(1)) - x[np.arange(2), targets]))  # noqa: E731
-    even = np.zeros((1, 2))
-    mistakes = {"log 2 with the wrong sign": -np.log(2), "the sum over the classes, not the target's": 2 * np.log(2)}
-    got = my.CrossEntropy(np.array([0])).forward(even)
-    same("logits [[0, 0]], target [0]: the loss is log 2", got, np.float64(np.log(2)), mistakes)
-    mistakes = {"the sum over rows, not their mean": 2 * loss(logits)}
     what = "logits [[2, 0, -1], [0.5, 1, 3]], targets [0, 1]"
-    same(f"{what}: the loss", my.CrossEntropy(targets).forward(logits), np.float64(loss(logits)), mistakes)
+    hot, p = np.eye(3)[targets], np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    loss = -np.log(p[hot > 0]).mean()
+    signs = {"log 2 with the wrong sign": -np.log(2), "the sum over the classes, not the target's": 2 * np.log(2)}
+    got = my.CrossEntropy(np.array([0])).forward(np.zeros((1, 2)))
+    same("logits [[0, 0]], target [0]: the loss is log 2", got, np.log(2), signs)
+    rows = {"the sum over rows, not their mean": 2 * loss}
+    same(f"{what}: the loss", my.CrossEntropy(targets).forward(logits), loss, rows)
     with np.errstate(all="ignore"):
         got = my.CrossEntropy(np.array([0])).forward(np.array([[1000.0, 0.0]]))
     same("logits [[1000, 0]], target [0]: exp(1000) overflows; subtract the row's largest", got, np.float64(0.0))
-    p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
-    hot = np.eye(3)[targets]
-    check_backward(
-        what,
-        lambda: my.CrossEntropy(targets),
-        [logits],
-        lambda dz: {
-            "without the division by the number of rows": dz * (p - hot),
-            "without the -1 at the targets": dz * p / 2,
-            "without the factor dz": (p - hot) / 2,
-        },
-    )
+
+    def mistakes(dz: Array) -> dict[str, Array]:
+        missing = {"without the division by the number of rows": dz * (p - hot), "without the factor dz": (p - hot) / 2}
+        return {"without the -1 at the targets": dz * p / 2, **missing}
+
+    check_backward(what, lambda: my.CrossEntropy(targets), [logits], mistakes)
 
 
 def exercise_5(my: Any) -> None:

@@ -1,5 +1,6 @@
 """The checks of chapter 4."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,7 @@ def exercise_1(my: Any) -> None:
     op = my.Embedding(places)
     op.forward(table)
     got = op.backward(np.array([[[1.0, 1.0], [2.0, 2.0], [10.0, 10.0]]]))
-    want = np.array([[0.0, 0.0], [11.0, 11.0], [0.0, 0.0], [2.0, 2.0]])
-    last = np.array([[0.0, 0.0], [10.0, 10.0], [0.0, 0.0], [2.0, 2.0]])
+    want, last = (np.outer([0.0, x, 0.0, 2.0], [1.0, 1.0]) for x in (11, 10))
     wrong = {"the last use only: grad[places] += dz adds once for a repeated row": last}
     same(f"{what}, dz = 1, 2 and 10: the gradient of the table", got, want, wrong)
     same("dz = 0 afterwards: 0 again", op.backward(np.zeros((1, 3, 2))), np.zeros((4, 2)))
@@ -41,17 +41,13 @@ def exercise_2(my: Any) -> None:
         "without subtracting the mean": ROWS / s,
     }
     same(f"LayerNorm of {ROWS.tolist()}", my.LayerNorm().forward(ROWS), centred / s, mistakes)
-    z = centred / s
-    check_backward(
-        f"LayerNorm of {ROWS.tolist()}",
-        my.LayerNorm,
-        [ROWS],
-        lambda dz: {
-            "dz / s: mean and s depend on x, too": dz / s,
-            "without the term of the mean": (dz - z * (dz * z).mean(-1, keepdims=True)) / s,
-            "without the term of s": (dz - dz.mean(-1, keepdims=True)) / s,
-        },
-    )
+    ends = "without the term of the mean", "without the term of s", "dz / s: mean and s depend on x, too"
+
+    def without(dz: Array) -> dict[str, Array]:
+        along, mean = centred / s * (dz * centred / s).mean(-1, keepdims=True), dz.mean(-1, keepdims=True)
+        return dict(zip(ends, ((dz - along) / s, (dz - mean) / s, dz / s)))
+
+    check_backward(f"LayerNorm of {ROWS.tolist()}", my.LayerNorm, [ROWS], without)
     check_backward("LayerNorm of shape (2, 1, 3)", my.LayerNorm, [numbers(2, 1, 3)])
 
 
@@ -68,40 +64,38 @@ def exercise_3(my: Any) -> None:
 
 
 def exercise_4(my: Any) -> None:
-    def mixed(T: int, S: int, scale: float, shift: int = 0, causal: bool = True) -> tuple[Array, Array, Array, Array]:
-        q, k, v = 2 * numbers(1, 1, T, 4), 3 * numbers(1, 1, S, 4), numbers(1, 1, S, 4)[..., ::-1].copy()
-        scores = q @ k.swapaxes(-1, -2) * scale
-        if causal:
-            scores = scores - 1e9 * np.triu(np.ones((T, S)), S - T + 1 + shift)
-        p = np.exp(scores - scores.max(-1, keepdims=True))
-        return q, k, v, p / p.sum(-1, keepdims=True) @ v
-
     for T, S in ((3, 3), (1, 3), (2, 3)):
-        q, k, v, want = mixed(T, S, 0.5)
+        q, k, v = 2 * numbers(1, 1, T, 4), 3 * numbers(1, 1, S, 4), numbers(1, 1, S, 4)[..., ::-1].copy()
+
+        def mixed(scale: float, first: int, q: Array = q, k: Array = k, v: Array = v) -> Array:
+            scores = q @ k.swapaxes(-1, -2) * scale - 1e9 * np.triu(np.ones((q.shape[2], k.shape[2])), first)
+            p = np.exp(scores - scores.max(-1, keepdims=True))
+            return p / p.sum(-1, keepdims=True) @ v
+
         mistakes = {
-            "without the division by √D": mixed(T, S, 1.0)[3],
-            "divided by D and not by its root": mixed(T, S, 0.25)[3],
-            "without a mask: queries see later keys": mixed(T, S, 0.5, causal=False)[3],
-            "one place off: a query sees its own key, too": mixed(T, S, 0.5, shift=-1)[3],
-            "one place off: a query sees the key after it": mixed(T, S, 0.5, shift=1)[3],
-            "masked as if the queries stood at the first places, not the last": mixed(T, S, 0.5, shift=T - S)[3],
+            "without the division by √D": mixed(1.0, S - T + 1),
+            "divided by D and not by its root": mixed(0.25, S - T + 1),
+            "without a mask: queries see later keys": mixed(0.5, S + 1),
+            "one place off: a query sees its own key, too": mixed(0.5, S - T),
+            "one place off: a query sees the key after it": mixed(0.5, S - T + 2),
+            "masked as if the queries stood at the first places, not the last": mixed(0.5, 1),
         }
         got = my.attention(my.Tensor(q), my.Tensor(k), my.Tensor(v))
-        require(isinstance(got, my.Tensor), "attention returned no Tensor")
-        same(f"attention of {T} queries and {S} keys, D = 4", got.data, want, mistakes)
-    q, k, v = (my.Tensor(numbers(1, 1, 2, 4), True) for _ in range(3))
-    require(my.attention(q, k, v).requires_grad, "the result needs no gradient: compute with tensors, not with .data")
+        same(f"attention of {T} queries and {S} keys, D = 4", got.data, mixed(0.5, S - T + 1), mistakes)
+    one = my.Tensor(numbers(1, 1, 2, 4), True)
+    require(my.attention(one, one, one).requires_grad, "the result needs no gradient: compute with tensors, not .data")
 
 
 def exercise_5(my: Any) -> None:
     x = np.arange(8.0).reshape(1, 2, 4)
     want = np.array([[[[0.0, 1], [4, 5]], [[2, 3], [6, 7]]]])
-    wrong = {"cut in the wrong places: reshape to (B, T, heads, D) first, then move the axis": x.reshape(1, 2, 2, 2)}
+    wrong: dict[str, Any] = {
+        "cut in the wrong places: reshape to (B, T, heads, D) first, then move the axis": x.reshape(1, 2, 2, 2)
+    }
     got = my.split(my.Tensor(x), 2)
     same("split of [[[0, 1, 2, 3], [4, 5, 6, 7]]] into 2 heads", got.data, want, wrong)
-    same(
-        "join of that", my.join(my.Tensor(want)).data, x, {"joined without moving the axis back": want.reshape(1, 2, 4)}
-    )
+    wrong = {"joined without moving the axis back": want.reshape(1, 2, 4)}
+    same("join of that", my.join(my.Tensor(want)).data, x, wrong)
     y = numbers(2, 3, 12)
     same("shape (2, 3, 12), 4 heads: split, then join", my.join(my.split(my.Tensor(y), 4)).data, y)
     same("split of shape (2, 3, 12) into 4 heads: the shape", my.split(my.Tensor(y), 4).shape, (2, 4, 3, 3))
@@ -109,10 +103,16 @@ def exercise_5(my: Any) -> None:
 
 def exercise_6(my: Any) -> None:
     model = my.GPT(np.random.default_rng(0), vocabulary=5, places=6, C=4, heads=2, layers=2)
-    tokens, asked = np.array([[3, 1, 3]]), []
+    tokens = np.array([[3, 1, 3]])
+    asked: list[Any] = []
     table, places = model.tokens.data, model.places.data
     model.norm = lambda x: x
-    model.blocks = [lambda x, cache=None: x * 2.0, lambda x, cache=None: asked.append(cache) or x + 1.0]
+
+    def add_one(x: Any, cache: Any = None) -> Any:
+        asked.append(cache)
+        return x + 1.0
+
+    model.blocks = [lambda x, cache=None: x * 2.0, add_one]
     x = 2 * (table[tokens] + places[:3]) + 1
     mistakes = {
         "without the places: the order of the tokens is lost": (2 * table[tokens] + 1) @ table.T,
@@ -122,23 +122,12 @@ def exercise_6(my: Any) -> None:
     what = "tokens [[3, 1, 3]], with a block that doubles, a block that adds 1, and no norm: the logits"
     same(what, model(tokens).data, x @ table.T, mistakes)
     model.norm = lambda x: x * 3.0
-    same(
-        "the same with a norm that multiplies by 3", model(tokens).data, 3 * x @ table.T, {"without norm": x @ table.T}
-    )
-
-    class Held:
-        def length(self) -> int:
-            return 2
-
-    caches = [Held(), Held()]
-    got = model(tokens, caches).data
+    plain = {"without norm": x @ table.T}
+    same("the same with a norm that multiplies by 3", model(tokens).data, 3 * x @ table.T, plain)
+    caches = [SimpleNamespace(length=lambda: 2) for _ in range(2)]
     want = 3 * (2 * (table[tokens] + places[2:5]) + 1) @ table.T
-    same(
-        "the same after 2 tokens in the caches",
-        got,
-        want,
-        {"at places 0, 1, 2: the caches hold 2 tokens": 3 * x @ table.T},
-    )
+    early = {"at places 0, 1, 2: the caches hold 2 tokens": 3 * x @ table.T}
+    same("the same after 2 tokens in the caches", model(tokens, caches).data, want, early)
     require(asked[-1] is caches[1], "block k gets caches[k]")
 
 
@@ -171,19 +160,14 @@ def exercise_8(my: Any) -> None:
             return my.Tensor(logits)
 
     model, rng = Model(), np.random.default_rng(0)
-    got = my.sample(model, [2, 0], 3, 0.0, rng)
-    same(
-        "logits [0, log 3, -20], tokens [2, 0], 3 more, temperature 0",
-        got,
-        [2, 0, 1, 1, 1],
-        {"the new ones only": [1] * 3, "drawn by a place before the last": [2, 0, 2, 1, 1]},
-    )
+    what = "logits [0, log 3, -20], tokens [2, 0], 3 more, temperature 0"
+    mistakes: Any = {"the new ones only": [1] * 3, "drawn by a place before the last": [2, 0, 2, 1, 1]}
+    same(what, my.sample(model, [2, 0], 3, 0.0, rng), [2, 0, 1, 1, 1], mistakes)
     repeated = {"all tokens again: the caches hold the earlier ones": [[2, 0], [2, 0, 1], [2, 0, 1, 1]]}
     same("the tokens that the model was given, call by call", model.given, [[2, 0], [1], [1]], repeated)
     good = all(len(c or ()) == 2 and all(isinstance(x, my.Cache) for x in c) for c in model.caches)
-    require(
-        good and len({id(c[0]) for c in model.caches}) == 1, "each call gets the same list, one Cache for each block"
-    )
+    good = good and len({id(c[0]) for c in model.caches}) == 1
+    require(good, "each call of the model gets the same list, with one Cache for each block")
     require(model.caches[0][0] is not model.caches[0][1], "each block needs a Cache of its own")
     for temperature, share, other in ((1.0, 0.75, 0.75), (0.5, 0.9, 3**0.5 / (1 + 3**0.5))):
         drawn = my.sample(Model(), [0], 4000, temperature, rng)[1:]

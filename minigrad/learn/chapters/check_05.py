@@ -14,45 +14,33 @@ def matrices(my: Any, rows: int, inner: int, columns: int, lines: int = 16) -> t
     return my.Counted(a, cache), my.Counted(b, cache), my.Counted(c, cache), 1 + a @ b
 
 
-def product(what: str, my: Any, call: Any, *shape: int) -> tuple[Any, Any, Any]:
+def product(what: str, my: Any, call: Any, shape: tuple[int, int, int], *sizes: int) -> tuple[Any, Any, Any]:
     """Run a product and compare c; returns the counted matrices."""
     a, b, c, want = matrices(my, *shape)
-    call(a, b, c)
-    wrong = {
-        "c = a b: what is in c already is to be kept": want - 1,
-        "c as it was: nothing was added": np.ones(want.shape),
-    }
+    call(a, b, c, *sizes)
+    wrong = {"c = a b: what is in c already is to be kept": want - 1, "c as it was": np.ones(want.shape)}
     same(f"{what}, a of shape {shape[:2]}, b of shape {shape[1:]}, c all 1: c += a b", c.array, want, wrong)
     require(a.reads and b.reads and c.writes, f"{what}: work on single elements, such as c[i, j]: they are counted")
     return a, b, c
 
 
 def exercise_1(my: Any) -> None:
-    product("ordered", my, my.ordered, 1, 2, 2)
-    product("ordered", my, my.ordered, 3, 5, 4)
-    a, b, c = product("ordered", my, my.ordered, 24, 24, 24)
+    product("ordered", my, my.ordered, (1, 2, 2))
+    product("ordered", my, my.ordered, (3, 5, 4))
+    a, b, c = product("ordered", my, my.ordered, (24, 24, 24))
     fetched = a.fetched + b.fetched + c.fetched
-    require(
-        fetched < 4000,
-        f"24 × 24 matrices, a cache of 16 lines: {fetched:,} lines were fetched for 13,824 multiply-adds\n"
-        f"expected less than 4,000 (a {a.fetched:,}, b {b.fetched:,}, c {c.fetched:,})\n"
-        "the innermost loop walks down a column: each step is another line",
-    )
+    each = f"expected less than 4,000 (a {a.fetched:,}, b {b.fetched:,}, c {c.fetched:,})"
+    what = f"24 × 24 matrices, a cache of 16 lines: {fetched:,} lines were fetched for 13,824 multiply-adds\n{each}\n"
+    require(fetched < 4000, f"{what}the innermost loop walks down a column: each step is another line")
 
 
 def exercise_2(my: Any) -> None:
-    def call(depth: int, width: int) -> Any:
-        return lambda a, b, c: my.blocked(a, b, c, depth, width)
-
-    product("blocked, depth 2, width 2", my, call(2, 2), 1, 4, 4)
-    product("blocked, depth 4, width 2 (blocks at the edges are smaller)", my, call(4, 2), 2, 5, 3)
-    _, b, c = product("blocked, depth 8, width 8", my, call(8, 8), 24, 24, 24)
+    product("blocked, depth 2, width 2", my, my.blocked, (1, 4, 4), 2, 2)
+    product("blocked, depth 4, width 2 (blocks at the edges are smaller)", my, my.blocked, (2, 5, 3), 4, 2)
+    _, b, c = product("blocked, depth 8, width 8", my, my.blocked, (24, 24, 24), 8, 8)
     where = "24 × 24 matrices, blocks of 8 × 8, a cache of 16 lines"
-    require(
-        b.fetched <= 100,
-        f"{where}: {b.fetched:,} lines of b were fetched; it has 72, and each is needed once\n"
-        "all rows of a have to use a block before the next block comes: i is the loop right inside of the blocks",
-    )
+    what = f"{where}: {b.fetched:,} lines of b were fetched; it has 72, and each is needed once"
+    require(b.fetched <= 100, f"{what}\nall rows of a have to use a block before the next block comes")
     require(c.fetched <= 300, f"{where}: {c.fetched:,} lines of c were fetched; the innermost loop is j")
 
 
@@ -63,7 +51,6 @@ def exercise_3(my: Any) -> None:
             "0: at least 4": 0,
             "the whole cache: the other half is for rows of a and c": room // 4 * 4,
             "not a multiple of 4": room // 2,
-            "rounded up: it does not fit": -(-(cache // 2) // (width * itemsize) // -4) * -4 + 4,
             "without the bytes of a number": cache // 2 // width // 4 * 4,
         }
         same(f"block_depth({cache}, {width}, {itemsize})", my.block_depth(cache, width, itemsize), want, mistakes)
@@ -94,11 +81,8 @@ def exercise_5(my: Any) -> None:
         call = f"tile(a, block, c, i={i}, k0={k0}), block of {depth} × {width}"
         my.tile(a, block, c, i, k0)
         same(f"{call}, c all 1", c.array, want, {"row i only; row i + 1 is missing": one})
-        for name, got, most in (
-            ("numbers of the block", block.reads, depth * width),
-            ("numbers of a", a.reads, 2 * depth),
-            ("elements of c", c.reads, 2 * width * depth // 4),
-        ):
+        limits = {"numbers of the block": (block.reads, depth * width), "numbers of a": (a.reads, 2 * depth)}
+        for name, (got, most) in {**limits, "elements of c": (c.reads, width * depth // 2)}.items():
             require(got <= most, f"{call}: {got} {name} were read, expected {most}: keep numbers in variables")
 
 
