@@ -171,9 +171,7 @@ class Trace:
         found = self.requests.get(place)
         if found is None:
             if len(self.requests) == MOST:
-                raise SimulationError(
-                    f"more than {MOST:,} steps and requests: an endless loop, or a launch too large to watch"
-                )
+                raise SimulationError(f"more than {MOST:,} steps and requests: an endless loop, or too large a launch")
             found = self.requests[place] = Request(kind, line or ("", 0), block.index, thread.warp.number, key)
         if thread.lane in found.lanes:  # of the elements of a vector
             first, before, _ = found.lanes[thread.lane]
