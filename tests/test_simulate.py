@@ -3,6 +3,7 @@
 import json
 import re
 
+import numba
 import numpy as np
 import pytest
 from numba import cuda as numba_cuda
@@ -22,8 +23,10 @@ def strided(step: int, first: int = 0):
 
 
 def shared_column(pitch: int, dtype: type = np.float32):
+    numba_dtype = numba.from_dtype(np.dtype(dtype))
+
     def kernel(x, y):
-        tile = cuda.shared.array((32, pitch), dtype)
+        tile = cuda.shared.array((32, pitch), numba_dtype)
         t = cuda.threadIdx.x
         for k in range(32):
             tile[k, t] = dtype(t)
