@@ -18,6 +18,7 @@ class _Shared:
     @staticmethod
     def array(shape: Any, dtype: Any, alignment: int | None = None) -> SharedArray:
         """Shared memory of the block; shape 0 means the launch's dynamic bytes, from their beginning."""
+        dtype = getattr(dtype, "name", dtype)  # of Numba's own types
         if shape == 0:
             return simulator.allocate_shared(shape, dtype, alignment, lambda: simulator.block().dynamic.view(dtype))
         nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
@@ -29,7 +30,7 @@ class _Local:
     @staticmethod
     def array(shape: int, dtype: Any, alignment: int | None = None) -> LocalArray:
         """Registers of the thread."""
-        return LocalArray(shape, dtype)
+        return LocalArray(shape, getattr(dtype, "name", dtype))
 
 
 def _shuffle(reason: str, source: Callable[[int, int], int]) -> Callable[[int, Any, int], Any]:
@@ -54,16 +55,6 @@ class _Atomic:
 
     add, sub = staticmethod(_atomic(operator.add)), staticmethod(_atomic(operator.sub))
     max, min = staticmethod(_atomic(max)), staticmethod(_atomic(min))
-    exch = staticmethod(_atomic(lambda _, x: x))
-
-    @staticmethod
-    def cas(array: Any, index: Any, old: Any, x: Any) -> Any:
-        """Write ``x`` where ``old`` is."""
-        return array.update(index, lambda before: x if before == old else before)
-
-
-def _vote(reason: str, combine: Callable[[dict[int, Any]], Any]) -> Callable[[int, Any], Any]:
-    return lambda mask, holds: combine(simulator.collective(reason, bool(holds), mask)[0])
 
 
 class _Cuda:
@@ -80,9 +71,6 @@ class _Cuda:
         self.shfl_xor_sync = _shuffle("shfl_xor_sync", lambda lane, mask: lane ^ mask)
         self.shfl_down_sync = _shuffle("shfl_down_sync", lambda lane, delta: lane + delta)
         self.shfl_up_sync = _shuffle("shfl_up_sync", lambda lane, delta: lane - delta)
-        self.all_sync = _vote("all_sync", lambda lanes: all(lanes.values()))
-        self.any_sync = _vote("any_sync", lambda lanes: any(lanes.values()))
-        self.ballot_sync = _vote("ballot_sync", lambda lanes: sum(1 << i for i, holds in lanes.items() if holds))
         self.atomic = _Atomic()
         self.warpsize = WARP
         self.syncthreads = lambda: simulator.block().wait("block")

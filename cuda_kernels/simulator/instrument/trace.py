@@ -16,10 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from ..simulated_memory import WARP, Pointer, Stamp, flat
+from ..simulated_memory import WARP, Pointer, SimulationError, Stamp, flat
 
 OURS = str(Path(__file__).parents[1])
 SECTOR, BANK, BANKS = 32, 4, 32  # bytes of the smallest transfer, bytes of a bank, banks
+MOST = 500_000  # requests that a report keeps
 Line = tuple[str, int]
 
 
@@ -169,6 +170,8 @@ class Trace:
         place = block.index, thread.warp.number, key, kind
         found = self.requests.get(place)
         if found is None:
+            if len(self.requests) == MOST:
+                raise SimulationError(f"more than {MOST:,} steps and requests: an endless loop, or too large a launch")
             found = self.requests[place] = Request(kind, line or ("", 0), block.index, thread.warp.number, key)
         if thread.lane in found.lanes:  # of the elements of a vector
             first, before, _ = found.lanes[thread.lane]
