@@ -3,6 +3,7 @@
   minigrad train   train a character-level GPT, on Python's own documentation or any text
   minigrad sample  write text with a trained one
   minigrad watch   a page in the browser that shows runs, while they train and after
+  minigrad learn   a course in ten chapters that checks what you write
   minigrad env     what this installation can use, and the command that would mend the rest
 
 minigrad train --help and the like list the flags. minigrad --version prints the version."""
@@ -21,7 +22,8 @@ from pathlib import Path
 from . import __version__, env
 
 SCRIPTS = {"train": "train_char_gpt", "sample": "sample"}
-COMMANDS = (*SCRIPTS, "watch", "env")
+WINGS = {"watch": "tools.watch", "learn": "learn"}
+COMMANDS = (*SCRIPTS, *WINGS, "env")
 
 
 def main() -> int:
@@ -38,15 +40,13 @@ def main() -> int:
         said = f"unknown command {command}" if command else "no command"
         guess = f"; did you mean {near[0]}?" if near else ""
         return refuse(f"{said}{guess} (minigrad --help lists the commands: {', '.join(COMMANDS)})")
+    if command in WINGS:
+        return int(importlib.import_module(f"{__package__}.{WINGS[command]}.command").main(arguments))
     if command == "env":
         if arguments in (["-h"], ["--help"]):
             print(env.__doc__)
             return 0
         return refuse(f"minigrad env takes no arguments, not {arguments[0]}") if arguments else env.main()
-    if command == "watch":
-        from .tools.watch.command import main as watch
-
-        return watch(arguments)
     return run_script(SCRIPTS[command], f"minigrad {command}", arguments)
 
 
