@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from minigrad.device import CPU, Device
 from minigrad.errors import check_int
 
-from ..comm.communicator import Communicator, NoOpCommunicator
-from ..comm.deadlines import DEFAULT_TIMEOUT, RENDEZVOUS_TIMEOUT, check_seconds, remaining
-from ..comm.gather import all_gather_bytes
+from ..comm.calls import DEFAULT_TIMEOUT, RENDEZVOUS_TIMEOUT, check_seconds, remaining
+from ..comm.communicator import Communicator, NoOpCommunicator, all_gather_bytes
 from ..comm.launchers import Place, check_alone, discover_place
 from ..comm.mpi.rank_parent import report_joined
 from .store import Store

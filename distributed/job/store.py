@@ -29,8 +29,8 @@ from typing import Any, NoReturn
 from minigrad.errors import check_int
 from minigrad.modes import Closing
 
+from ..comm.calls import RENDEZVOUS_TIMEOUT, check_seconds, remaining
 from ..comm.comm_errors import RendezvousError
-from ..comm.deadlines import RENDEZVOUS_TIMEOUT, check_seconds, remaining
 from .store_channel import LENGTH, MAC, Channel, mac, parts, receive, sent_whole
 
 MAX_VALUE = 16384  # bytes that a rank may contribute

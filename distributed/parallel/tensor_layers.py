@@ -25,8 +25,7 @@ from minigrad.nn import functional as F
 from minigrad.tensor import Tensor
 
 from ..comm.calls import ReduceOp
-from ..comm.communicator import Communicator
-from ..comm.gather import all_gather_columns, part_of
+from ..comm.communicator import Communicator, all_gather_columns, part_of
 
 Between = Callable[[Any, Any], Any]
 

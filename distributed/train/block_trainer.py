@@ -27,8 +27,7 @@ from minigrad.serialization import Checkpoint, CheckpointError
 from minigrad.tensor import Tensor
 
 from ..comm.calls import CommStats, ReduceOp
-from ..comm.communicator import Communicator, NoOpCommunicator
-from ..comm.gather import all_gather_json
+from ..comm.communicator import Communicator, NoOpCommunicator, all_gather_json
 from ..comm.place import on_host
 from ..job.rendezvous import DistributedTrainConfig
 from .amp_trainer import Scaled

@@ -23,9 +23,8 @@ from minigrad.tensor import Tensor
 
 from ..comm.communicator import Communicator
 from .buckets import CommHook, GradientBucketManager
-from .grad_sync import Window
+from .grad_sync import Overlapped, Window
 from .params import Named
-from .reducers import Overlapped
 from .step import Precision, Step, Updater, merged
 
 

@@ -28,8 +28,7 @@ from minigrad.optim import GradScaler, NonFiniteGradientError
 from minigrad.serialization import CheckpointError, list_checkpoints
 
 from ..comm.comm_errors import CollectiveMismatchError, CommError
-from ..comm.communicator import Communicator
-from ..comm.gather import all_gather_json
+from ..comm.communicator import Communicator, all_gather_json
 from ..comm.launchers import discover_place
 from .block_trainer import BlockDistributedTrainer
 from .by_hand import run_by_hand

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import raises
 
-from minigrad.distributed.mirrors.flodl.auto_balance import AutoBalancer, balanced_ratios, shard_sizes
+from minigrad.distributed.mirrors.flodl.el_che import AutoBalancer, balanced_ratios, shard_sizes
 
 
 def test_balancer_rebalances_at_10_60_110() -> None:

@@ -19,11 +19,10 @@ from typing import Any
 import numpy as np
 
 from .. import call_header
-from ..calls import FINISHED, Call, CallKind, Work
+from ..calls import DEFAULT_TIMEOUT, FINISHED, RENDEZVOUS_TIMEOUT, Call, CallKind, Work, check_seconds
 from ..combine import combine, units
 from ..comm_errors import CollectiveMismatchError, CommError, CommTimeoutError, PeerLostError, RendezvousError
 from ..communicator import Communicator
-from ..deadlines import DEFAULT_TIMEOUT, RENDEZVOUS_TIMEOUT, check_seconds
 from . import exchange
 from .mpi_runtime import Runtime
 from .progress import Messages, Operation, Steps

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
+from ..calls import DEFAULT_TIMEOUT, remaining
 from ..comm_errors import RendezvousError
-from ..deadlines import DEFAULT_TIMEOUT, remaining
 from ..launchers import discover_place
 from .progress import Progress
 

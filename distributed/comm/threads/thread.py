@@ -22,9 +22,8 @@ from minigrad.modes import of_thread
 from minigrad.random import drawing_from, generators_for
 
 from ..call_thread import in_threads
-from ..calls import Call, CallKind, Work
+from ..calls import DEFAULT_TIMEOUT, Call, CallKind, Work
 from ..communicator import Communicator
-from ..deadlines import DEFAULT_TIMEOUT
 from .faults import Fault, FaultPlan, RankKilledError, with_flipped_bit
 from .thread_group import Group, RankPart, words_of
 

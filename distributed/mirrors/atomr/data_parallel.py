@@ -28,13 +28,12 @@ from minigrad.nn import Module
 from minigrad.optim import LrSchedule, NonFiniteGradientError
 from minigrad.tensor import Tensor
 
-from ...comm.deadlines import check_seconds
+from ...comm.calls import check_seconds
 from ...train.blocks import non_finite
 from ...train.config import NonFiniteLossError, TrainingMetrics
 from ...train.train_kinds import Batch, KindTrainer, StepStats, TrainerConfig, batch_arrays
 from ...train.trainer_errors import NoReplicasError, ReplicaDroppedReplyError, ReplicaError, ZeroSamplesError
-from .rank_replicas import RankReplica
-from .replicas import ReplicaProtocol, ReplicaStep, ReplicaStepResult
+from .replicas import RankReplica, ReplicaProtocol, ReplicaStep, ReplicaStepResult
 
 REPLY_TIMEOUT = 60.0  # seconds
 

@@ -20,8 +20,7 @@ from minigrad.modes import Closing
 from minigrad.optim import LrSchedule, NonFiniteGradientError
 from minigrad.tensor import Tensor
 
-from ...comm.communicator import Communicator
-from ...comm.gather import recv_bytes, send_bytes
+from ...comm.communicator import Communicator, recv_bytes, send_bytes
 from ...train.config import TrainingConfig
 from ...train.simple_trainer import SimpleTrainer
 from ...train.train_kinds import OptimizerKind

@@ -20,8 +20,8 @@ from minigrad.nn import Module
 from minigrad.optim import LrSchedule, Optimizer
 from minigrad.random import default_generator, generators_for
 
+from ...comm.calls import check_seconds
 from ...comm.communicator import Communicator, NoOpCommunicator
-from ...comm.deadlines import check_seconds
 from ...comm.threads.thread import ThreadCommunicator
 from ...train.config import TrainingConfig
 from ...train.simple_trainer import SimpleTrainer

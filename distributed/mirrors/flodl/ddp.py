@@ -25,9 +25,8 @@ from minigrad.modes import Closing
 from minigrad.nn import Module
 from minigrad.tensor import Tensor
 
-from ...comm.calls import ReduceOp, Work
+from ...comm.calls import DEFAULT_TIMEOUT, ReduceOp, Work
 from ...comm.communicator import Communicator
-from ...comm.deadlines import DEFAULT_TIMEOUT
 from ...comm.place import on_device, on_host
 from ...train.buckets import GradientBucketManager, all_reduce_hook
 from ...train.config import TrainingConfig

@@ -19,10 +19,9 @@ from minigrad.nn import Module, Parameter
 from minigrad.tensor import Tensor
 
 from ...comm.call_thread import in_threads
-from ...comm.calls import ReduceOp
+from ...comm.calls import DEFAULT_TIMEOUT, ReduceOp
 from ...comm.combine import combine
 from ...comm.communicator import Communicator
-from ...comm.deadlines import DEFAULT_TIMEOUT
 from ...comm.nccl.nccl import NcclCommunicator, check_device
 from ...comm.threads.thread import ThreadCommunicator
 from ...train.params import Named

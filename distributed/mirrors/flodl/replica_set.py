@@ -21,8 +21,8 @@ from ...comm.comm_errors import CommError
 from ...train.buckets import GradientBucketManager
 from ...train.config import TrainingConfig, TrainingMetrics
 from ...train.distributed_trainer import DistributedTrainer
+from ...train.grad_sync import Buckets
 from ...train.params import Named
-from ...train.reducers import Buckets
 from ...train.step import Step
 from ...train.trainer_errors import ReplicaDroppedReplyError, ReplicaError
 from .ddp import Ddp

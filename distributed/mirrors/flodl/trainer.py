@@ -26,14 +26,13 @@ from minigrad.modes import Closing
 from minigrad.nn import Module
 from minigrad.optim import Lambda, LrSchedule, Optimizer
 
-from ...comm.deadlines import DEFAULT_TIMEOUT, check_seconds
+from ...comm.calls import DEFAULT_TIMEOUT, check_seconds
 from ...train.config import TrainingConfig, TrainingMetrics
 from ...train.params import Named
 from ...train.simple_trainer import SimpleTrainer
-from .auto_balance import AutoBalancer
 from .builder import DdpBuilder
 from .ddp import DdpConfig
-from .el_che import DEFAULT_MAX_ANCHOR, DEFAULT_OVERHEAD_TARGET, ElChe
+from .el_che import DEFAULT_MAX_ANCHOR, DEFAULT_OVERHEAD_TARGET, AutoBalancer, ElChe
 from .options import check_function, made_optimizer
 from .replica_data import EpochOrder, fetcher
 from .replica_set import LossFn, ReplicaJob, ReplicaSet
