@@ -29,8 +29,7 @@ from ..comm.comm_errors import CommTimeoutError, PeerLostError
 from ..comm.communicator import Communicator, CommunicatorGroup, all_gather_bytes, all_gather_json, all_gather_rows
 from ..train.buckets import DEFAULT_BUCKET_BYTES, all_reduce_hook
 from ..train.grad_sync import Buckets, agree_on_settings, agree_on_values, digest_of, mean_over_ranks, mismatch
-from ..train.params import Named
-from ..train.step import Step, Updater
+from ..train.step import Named, Step, Updater
 from ..train.train_kinds import Batch, KindTrainer, StepStats, TrainerConfig, batch_arrays, mean_gradient
 from ..train.trainer_errors import (
     FinalStageDroppedReplyError,

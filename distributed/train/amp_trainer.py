@@ -26,8 +26,7 @@ from ..comm.communicator import Communicator, NoOpCommunicator
 from .buckets import DEFAULT_BUCKET_BYTES, CommHook, all_reduce_hook
 from .config import TrainingConfig, check_kind
 from .distributed_trainer import BucketedTrainer
-from .params import Named, Params, named_params
-from .step import Precision, Step
+from .step import Named, Params, Precision, Step, named_params
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,7 @@ from minigrad.tensor import Tensor
 from ..comm.communicator import Communicator
 from .buckets import CommHook, GradientBucketManager
 from .grad_sync import Overlapped, Window
-from .params import Named
-from .step import Precision, Step, Updater, merged
+from .step import Named, Precision, Step, Updater, merged
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,7 @@ from minigrad.tensor import Tensor
 from ..comm.calls import ReduceOp, Work
 from ..comm.comm_errors import CommError
 from ..comm.communicator import Communicator
-from .params import misfit
-from .step import merged
+from .step import merged, misfit
 
 DEFAULT_BUCKET_BYTES = 25 * 2**20
 

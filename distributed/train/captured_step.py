@@ -35,8 +35,7 @@ from ..comm.comm_errors import CommError
 from ..comm.communicator import Communicator
 from .config import NonFiniteLossError, TrainingMetrics
 from .grad_sync import agree_on_settings, mismatch
-from .params import Named, Params, named_params
-from .step import Recorder, Step
+from .step import Named, Params, Recorder, Step, named_params
 
 AHEAD = 4  # launches whose results the host may not know yet
 END_SECONDS = 10.0  # for launches to end after an abort

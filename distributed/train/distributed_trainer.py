@@ -29,9 +29,8 @@ from ..comm.communicator import Communicator
 from .buckets import DEFAULT_BUCKET_BYTES, CommHook, GradientBucketManager, all_reduce_hook
 from .config import TrainingConfig, TrainingMetrics, check_kind
 from .grad_sync import Buckets, Overlapped, Window, assert_replicas_identical, broadcast_params
-from .params import Named, Params
 from .simple_trainer import SimpleTrainer
-from .step import Step, Updater
+from .step import Named, Params, Step, Updater
 
 
 class DistributedTrainer(SimpleTrainer):

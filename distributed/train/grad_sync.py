@@ -33,8 +33,7 @@ from ..comm.communicator import Communicator, all_gather_bytes, all_gather_json,
 from ..comm.place import bytes_of, on_host
 from .buckets import DEFAULT_BUCKET_BYTES, CommHook, GradientBucketManager, all_reduce_hook
 from .config import NonFiniteLossError
-from .params import Named, Params, has_float16, named_params, power_of_two
-from .step import Reducer, Step, merged, no_weight
+from .step import Named, Params, Reducer, Step, has_float16, merged, named_params, no_weight, power_of_two
 
 
 class ReplicaMismatchError(RuntimeError):

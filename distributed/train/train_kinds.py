@@ -21,8 +21,8 @@ from minigrad.tensor import Tensor
 
 from ..comm.place import on_host
 from .config import TrainingConfig, TrainingMetrics
+from .simple_trainer import SimpleTrainer
 from .step import Step
-from .step_state import restore_step, save_step
 from .trainer_errors import ZeroSamplesError
 
 IGNORED = -100  # targets that count for nothing, as in PyTorch
@@ -191,7 +191,9 @@ class KindTrainer:
         self._named = list(model.named_parameters())
         optimizer = config.optimizer.build([(name, p) for name, p in self._named if p.requires_grad])
         clipping = TrainingConfig(max_grad_norm=config.max_grad_norm)
-        self._step: Step = Step(type(self).__name__, clipping, optimizer, schedule)
+        self._trainer = SimpleTrainer(clipping, optimizer, schedule)
+        self._step: Step = self._trainer._step
+        self._step.name = type(self).__name__
 
     @property
     def global_step(self) -> int:
@@ -200,11 +202,11 @@ class KindTrainer:
 
     def state_dict(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """What an exact resume needs beside the weights that are here: moments and counts, and the step."""
-        return save_step(self._step, self._named)
+        return self._trainer.state_dict(self._named)
 
     def load_state_dict(self, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> None:
         """Take over what ``state_dict`` returned. Raises ValueError for what does not fit, with nothing changed."""
-        restore_step(self._step, self._named, arrays, meta)
+        self._trainer.load_state_dict(self._named, arrays, meta)
 
 
 @dataclass(frozen=True)

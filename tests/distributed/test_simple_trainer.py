@@ -13,8 +13,7 @@ from refusals import raises
 import minigrad
 from minigrad import GradStore, Tensor, TensorId, nn, serialization
 from minigrad.distributed import NonFiniteLossError, SimpleTrainer, TrainingConfig, TrainingMetrics
-from minigrad.distributed.train.params import Named
-from minigrad.distributed.train.step import Reducer, Step
+from minigrad.distributed.train.step import Named, Reducer, Step
 from minigrad.optim import AdamW, CosineAnnealing, Lambda, NonFiniteGradientError, decay_groups
 
 SHAPES = [(3, 4), (4,), ()]

@@ -24,7 +24,7 @@ from ...comm.combine import combine
 from ...comm.communicator import Communicator
 from ...comm.nccl.nccl import NcclCommunicator, check_device
 from ...comm.threads.thread import ThreadCommunicator
-from ...train.params import Named
+from ...train.step import Named
 
 log: logging.Logger = logging.getLogger("minigrad.distributed")
 

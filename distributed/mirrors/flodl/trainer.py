@@ -28,14 +28,13 @@ from minigrad.optim import Lambda, LrSchedule, Optimizer
 
 from ...comm.calls import DEFAULT_TIMEOUT, check_seconds
 from ...train.config import TrainingConfig, TrainingMetrics
-from ...train.params import Named
 from ...train.simple_trainer import SimpleTrainer
+from ...train.step import Named
 from .builder import DdpBuilder
-from .ddp import DdpConfig
+from .ddp import Ddp, DdpConfig, LossFn, ReplicaJob, ReplicaSet, ReplicaTrainer
 from .el_che import DEFAULT_MAX_ANCHOR, DEFAULT_OVERHEAD_TARGET, AutoBalancer, ElChe
 from .options import check_function, made_optimizer
 from .replica_data import EpochOrder, fetcher
-from .replica_set import LossFn, ReplicaJob, ReplicaSet
 from .timeline import EventKind, NoTimeline, Timeline
 
 INITIAL_ANCHOR = 10
@@ -142,9 +141,10 @@ class Trainer(Closing):
         self._replicas: ReplicaSet | None = None
         self._trainers: list[SimpleTrainer] = [SimpleTrainer(clipping, optimizers[0], schedule)]
         if n > 1:
-            parts = self._heads, self.models, places, optimizers, clipping, schedule, self._timeline, timeout
-            self._replicas = ReplicaSet(*parts)
-            self._trainers = [*self._replicas.trainers]
+            ddp = Ddp.wrap(self.models, places, timeout)
+            trainers = [ReplicaTrainer(clipping, *pair, schedule) for pair in zip(ddp.communicators, optimizers)]
+            self._replicas = ReplicaSet(ddp, self._heads, trainers, self._timeline, timeout)
+            self._trainers = [*trainers]
         if self.prints_summary:
             print(f"minigrad: {n} replica{'s' * (n > 1)} on {', '.join(map(str, places))}", file=sys.stderr)
 
