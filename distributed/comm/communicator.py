@@ -16,12 +16,11 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from minigrad import capturing, cuda
+from minigrad import Tensor, capturing, cuda
 from minigrad.device import CPU, Device
 from minigrad.dtypes import SUPPORTED, bool_, is_floating
 from minigrad.errors import check_int
 from minigrad.modes import Closing
-from minigrad.tensor import Tensor
 
 from .calls import DEFAULT_TIMEOUT, FINISHED, Call, CallKind, CommStats, ReduceOp, Work, check_seconds
 from .comm_errors import CommError, CommunicatorBrokenError

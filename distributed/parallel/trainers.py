@@ -17,12 +17,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from minigrad import GradStore, Tensor
 from minigrad.dtypes import SUPPORTED
-from minigrad.grad_store import GradStore
 from minigrad.nn import Module
 from minigrad.optim import GradAccumulator, LrSchedule, NonFiniteGradientError, clip_grads_with_norm, grad_norm
 from minigrad.random import Generator, drawing_from
-from minigrad.tensor import Tensor
 
 from ..comm.calls import Work
 from ..comm.comm_errors import CommTimeoutError, PeerLostError

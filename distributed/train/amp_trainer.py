@@ -15,12 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from minigrad import Tensor, TensorId, autocast
 from minigrad.dtypes import bfloat16, float16, float32, is_half
 from minigrad.errors import check_int
-from minigrad.grad_store import TensorId
-from minigrad.mixed_precision import autocast
 from minigrad.optim import GradScaler, LossScaleStrategy, LrSchedule, Optimizer
-from minigrad.tensor import Tensor
 
 from ..comm.communicator import Communicator, NoOpCommunicator
 from .buckets import DEFAULT_BUCKET_BYTES, CommHook, all_reduce_hook

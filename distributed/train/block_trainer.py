@@ -15,16 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.autograd import no_grad
-from minigrad.creation import full
+from minigrad import GradStore, Tensor, full, no_grad
 from minigrad.dtypes import float64, is_floating
 from minigrad.errors import check_int
-from minigrad.grad_store import GradStore
 from minigrad.metrics_log import JsonLinesLog
 from minigrad.nn import Module
 from minigrad.optim import GradScaler, LrSchedule, NonFiniteGradientError, Optimizer
 from minigrad.serialization import Checkpoint, CheckpointError
-from minigrad.tensor import Tensor
 
 from ..comm.calls import CommStats, ReduceOp
 from ..comm.communicator import Communicator, NoOpCommunicator, all_gather_json

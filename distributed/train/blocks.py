@@ -15,11 +15,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from minigrad.autograd import no_grad
-from minigrad.grad_store import GradStore
+from minigrad import GradStore, Tensor, no_grad
 from minigrad.nn import Module, ModuleList
 from minigrad.optim import NonFiniteGradientError
-from minigrad.tensor import Tensor
 
 from ..comm.communicator import Communicator
 from .buckets import CommHook, GradientBucketManager

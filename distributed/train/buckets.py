@@ -18,11 +18,8 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
-from minigrad.device import Device
-from minigrad.dtypes import bfloat16
+from minigrad import Device, GradStore, Tensor, TensorId, bfloat16
 from minigrad.errors import check_int
-from minigrad.grad_store import GradStore, TensorId
-from minigrad.tensor import Tensor
 
 from ..comm.calls import ReduceOp, Work
 from ..comm.comm_errors import CommError

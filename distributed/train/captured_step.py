@@ -22,13 +22,11 @@ from typing import Any
 
 import numpy as np
 
+from minigrad import Device, GradStore, Tensor
 from minigrad.cuda import cuda_graph
-from minigrad.device import Device
-from minigrad.grad_store import GradStore
 from minigrad.modes import current_graph
 from minigrad.optim import GradScaler, NonFiniteGradientError
 from minigrad.optim.clip_more import clip_grad_norm_async
-from minigrad.tensor import Tensor
 
 from ..comm.calls import ReduceOp
 from ..comm.comm_errors import CommError

@@ -19,11 +19,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from minigrad.dtypes import finfo
-from minigrad.grad_store import GradStore, TensorId
+from minigrad import GradStore, Tensor, TensorId, finfo
 from minigrad.optim import AdamW, AdamWConfig, LrSchedule, NonFiniteGradientError, Optimizer
 from minigrad.optim.grad_accumulator import check_weight
-from minigrad.tensor import Tensor
 
 from ..comm.communicator import Communicator
 from .buckets import DEFAULT_BUCKET_BYTES, CommHook, GradientBucketManager, all_reduce_hook

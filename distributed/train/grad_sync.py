@@ -21,12 +21,11 @@ from typing import Any
 
 import numpy as np
 
+from minigrad import GradStore, Tensor, TensorId
 from minigrad.errors import check_int
-from minigrad.grad_store import GradStore, TensorId
 from minigrad.optim import GradAccumulator
 from minigrad.optim.grad_accumulator import check_weight
 from minigrad.optim.optimizer_state import options_of
-from minigrad.tensor import Tensor
 
 from ..comm.comm_errors import CollectiveMismatchError
 from ..comm.communicator import Communicator, all_gather_bytes, all_gather_json, all_gather_rows

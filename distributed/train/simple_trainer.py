@@ -8,11 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.device import Device
+from minigrad import Device, GradStore, Tensor
 from minigrad.errors import check_int
-from minigrad.grad_store import GradStore
 from minigrad.optim import LrSchedule, Optimizer
-from minigrad.tensor import Tensor
 
 from .captured_step import CapturedPass, CapturedStep, PendingMetrics
 from .config import TrainingConfig, TrainingMetrics, check_kind

@@ -16,12 +16,9 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
-from minigrad.dtypes import float16
-from minigrad.engine import BackwardHook
-from minigrad.grad_store import GradStore, TensorId
+from minigrad import BackwardHook, GradStore, Tensor, TensorId, float16
 from minigrad.optim import AdamW, GradAccumulator, LrSchedule, NonFiniteGradientError, Optimizer, clip_grad_norm
 from minigrad.optim.grad_scaler import MIN_SCALE, GradScaler
-from minigrad.tensor import Tensor
 
 from ..comm.communicator import Communicator
 from .config import NonFiniteLossError, TrainingConfig, TrainingMetrics

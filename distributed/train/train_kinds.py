@@ -11,13 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.device import Device
+from minigrad import Device, GradStore, Tensor
 from minigrad.errors import check_int
-from minigrad.grad_store import GradStore
 from minigrad.nn import Module
 from minigrad.nn import functional as F
 from minigrad.optim import SGD, AdamW, AdamWConfig, GradAccumulator, LrSchedule, Optimizer, SgdConfig
-from minigrad.tensor import Tensor
 
 from ..comm.place import on_host
 from .config import TrainingConfig, TrainingMetrics

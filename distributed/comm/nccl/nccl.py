@@ -26,9 +26,8 @@ from typing import Any
 
 import numpy as np
 
-from minigrad import capturing, cuda
+from minigrad import Device, DeviceError, capturing, cuda
 from minigrad.cuda import cuda_graph
-from minigrad.device import Device, DeviceError
 from minigrad.errors import check_int
 
 from .. import call_header

@@ -20,13 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.creation import as_tensor
+from minigrad import GradStore, Tensor, as_tensor
 from minigrad.dtypes import is_floating
 from minigrad.errors import check_float, check_int
-from minigrad.grad_store import GradStore
 from minigrad.nn import Module
 from minigrad.optim import LrSchedule, NonFiniteGradientError
-from minigrad.tensor import Tensor
 
 from ...comm.calls import check_seconds
 from ...train.blocks import non_finite

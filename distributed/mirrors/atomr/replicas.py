@@ -41,15 +41,13 @@ from typing import IO, Any, Protocol
 
 import numpy as np
 
-from minigrad.creation import as_tensor, full_like
+from minigrad import GradStore, Tensor, as_tensor, full_like
 from minigrad.device import CPU
 from minigrad.files import safetensors_format
-from minigrad.grad_store import GradStore
 from minigrad.modes import Closing
 from minigrad.nn import Module
 from minigrad.optim import grad_norm
 from minigrad.random import Generator, drawing_from
-from minigrad.tensor import Tensor
 
 from ...comm.call_thread import CallThread
 from ...comm.calls import Work

@@ -24,14 +24,12 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from minigrad.device import Device
+from minigrad import Device, GradStore, Tensor, TensorId
 from minigrad.errors import check_float, check_int
-from minigrad.grad_store import GradStore, TensorId
 from minigrad.modes import Closing
 from minigrad.nn import Module
 from minigrad.optim import clip_grad_norm
 from minigrad.random import Generator, drawing_from, generators_for
-from minigrad.tensor import Tensor
 
 from ...comm.call_thread import in_threads
 from ...comm.calls import DEFAULT_TIMEOUT, ReduceOp, Work
@@ -261,10 +259,6 @@ class Ddp(Closing):
 def _wait(work: Iterable[Work]) -> None:
     for operation in list(work):  # all are begun before the first is waited for
         operation.wait()
-
-
-_T = TypeVar("_T")
-LossFn = Callable[..., Tensor | tuple[Tensor, float]]
 
 
 # ------------------------------------------------------------------ replicas in step

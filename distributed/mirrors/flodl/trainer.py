@@ -18,10 +18,8 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
-from minigrad import cuda
-from minigrad.creation import as_tensor
+from minigrad import Device, as_tensor, cuda
 from minigrad.data import Prefetcher
-from minigrad.device import Device
 from minigrad.modes import Closing
 from minigrad.nn import Module
 from minigrad.optim import Lambda, LrSchedule, Optimizer
