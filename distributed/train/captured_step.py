@@ -337,10 +337,8 @@ class CapturedStep:
         """Wait until at most ``ahead`` launches are under way; raise an error that was found and nobody has seen."""
         while len(self._launched) > ahead:
             self._settle_first()
-        failed = self._failed
-        if failed is not None and not failed._raised and failed._error is not None:
-            failed._raised = True
-            raise failed._error
+        if self._failed is not None and not self._failed._raised:
+            self._failed.result()
 
     def _settle_first(self) -> None:
         done, step = self._launched.popleft(), self._step
@@ -410,23 +408,6 @@ class CapturedStep:
             after.take_back()
             after._done(None, RuntimeError(f"the step was left out, because step {done.number} failed: {error}"))
         done.take_back()
-
-
-class CapturedPass:
-    """A function of tensors that is captured at once: ``SimpleTrainer.capture_forward_pass`` and its sibling."""
-
-    def __init__(self, function: Callable[..., Any], inputs: tuple[Any, ...], device: Device) -> None:
-        self.device: Device = device
-        self._static = cuda_graph.Static(function, inputs, device)
-        self.outputs: Any = self._static.outputs
-
-    def __call__(self, *inputs: Any) -> Any:
-        """Launch it."""
-        return self._static(inputs)
-
-    def close(self) -> None:
-        """Give the graph's memory back."""
-        self._static.graph.close()
 
 
 def _shapes(inputs: Sequence[Any]) -> str:

@@ -45,8 +45,7 @@ from minigrad.serialization import CheckpointError, list_checkpoints
 from ..comm.comm_errors import CollectiveMismatchError, CommError, RendezvousError
 from ..comm.communicator import Communicator, all_gather_json
 from ..comm.launchers import discover_place
-from ..job.launch import GRACE, find_mpirun
-from ..job.launch_job import LaunchJob, carried, handled
+from ..job.launch import GRACE, LaunchJob, carried, find_mpirun, handled
 from ..job.rendezvous import DistributedTrainConfig, parse_address
 from ..job.store import Store
 from .block_trainer import BlockDistributedTrainer

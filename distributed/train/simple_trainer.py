@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from minigrad import Device, GradStore, Tensor
+from minigrad.cuda import cuda_graph
 from minigrad.errors import check_int
 from minigrad.optim import LrSchedule, Optimizer
 
-from .captured_step import CapturedPass, CapturedStep, PendingMetrics
+from .captured_step import CapturedStep, PendingMetrics
 from .config import TrainingConfig, TrainingMetrics, check_kind
 from .step import Params, Step
 
@@ -44,7 +45,7 @@ class SimpleTrainer:
         config = TrainingConfig() if config is None else config
         check_kind(self, "config", config, TrainingConfig, self._example)
         self._step: Step = Step(type(self).__name__, config, optimizer, schedule)
-        self._passes: dict[str, CapturedPass] = {}
+        self._passes: dict[str, cuda_graph.Static] = {}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(step {self.global_step}, {self.config}, {self.optimizer})"
@@ -196,7 +197,7 @@ class SimpleTrainer:
         """
         self._close_passes()
         device = next((x.device for x in inputs if x.device.type == "cuda"), Device("cpu"))
-        self._passes["forward"] = CapturedPass(function, inputs, device)
+        self._passes["forward"] = cuda_graph.Static(function, inputs, device)
         return self._passes["forward"].outputs
 
     def capture_backward_pass(self, function: Callable[[Any], Any]) -> Any:
@@ -204,16 +205,16 @@ class SimpleTrainer:
         ``lambda loss: loss.backward()``; returns what it returns.
         """
         forward = self._pass("forward", "capture_backward_pass")
-        self._passes["backward"] = CapturedPass(lambda: function(forward.outputs), (), forward.device)
+        self._passes["backward"] = cuda_graph.Static(lambda: function(forward.outputs), (), forward.graph.device)
         return self._passes["backward"].outputs
 
     def launch_forward_graph(self, *inputs: Tensor) -> Any:
         """The captured forward pass for these inputs, of the same shapes; its tensors are overwritten by the next."""
-        return self._pass("forward", "launch_forward_graph")(*inputs)
+        return self._pass("forward", "launch_forward_graph")(inputs)
 
     def launch_backward_graph(self) -> Any:
         """The captured backward pass, of what the forward pass gave last."""
-        return self._pass("backward", "launch_backward_graph")()
+        return self._pass("backward", "launch_backward_graph")(())
 
     @property
     def graphs_captured(self) -> bool:
@@ -230,10 +231,10 @@ class SimpleTrainer:
 
     def _close_passes(self) -> None:
         for one in self._passes.values():
-            one.close()
+            one.graph.close()
         self._passes.clear()
 
-    def _pass(self, name: str, asked: str) -> CapturedPass:
+    def _pass(self, name: str, asked: str) -> cuda_graph.Static:
         if name not in self._passes:
             raise RuntimeError(f"{asked}: there is no {name} pass; call capture_{name}_pass first")
         return self._passes[name]

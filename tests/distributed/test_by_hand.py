@@ -18,7 +18,7 @@ from ranks import alive, requires_mpi
 from train_runs import go, weights, write
 
 from minigrad.distributed import DistributedTrainConfig, RendezvousError, run_threads
-from minigrad.distributed.job import launch_job
+from minigrad.distributed.job import launch
 from minigrad.distributed.train import command
 
 pytest.importorskip("yaml", reason="PyYAML is not installed; install the extra `yaml`")
@@ -194,7 +194,7 @@ def test_each_process_may_say_once_that_the_job_is_to_end(monkeypatch):
 def test_a_hangup_that_nohup_ignores_stays_ignored(monkeypatch):
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with launch_job.handled(lambda number, frame: pytest.fail("SIGHUP was handled")):
+        with launch.handled(lambda number, frame: pytest.fail("SIGHUP was handled")):
             os.kill(os.getpid(), signal.SIGHUP)
     finally:
         signal.signal(signal.SIGHUP, before)

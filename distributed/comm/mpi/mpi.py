@@ -1,7 +1,7 @@
 """MpiCommunicator: the ranks are processes on one host or many, and MPI (mpi4py with Open MPI) carries the messages.
 
 MPI is started when the first communicator is made (``mpi_runtime``). All messages are nonblocking, and whoever waits
-for them looks at a clock (``progress``): MPI itself knows no deadlines. Before an operation's payload the ranks
+for them looks at a clock (``Progress``): MPI itself knows no deadlines. Before an operation's payload the ranks
 exchange headers (``call_header``); small payloads travel with them. A rank that fails tells the others in an *alarm*,
 and Open MPI's fault tolerance (ULFM, on under ``minigrad.distributed.launch``) tells of processes that died without a
 word.
@@ -24,8 +24,7 @@ from ..combine import combine, units
 from ..comm_errors import CollectiveMismatchError, CommError, CommTimeoutError, PeerLostError, RendezvousError
 from ..communicator import Communicator
 from . import exchange
-from .mpi_runtime import Runtime
-from .progress import Messages, Operation, Steps
+from .mpi_runtime import Messages, Operation, Runtime, Steps
 from .rank_parent import VICTIM, report, report_joined
 
 INLINE_BYTES = 4096  # a payload of at most this size travels with the header
