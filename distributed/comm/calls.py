@@ -10,7 +10,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar
 
 from .comm_errors import CommError
 
@@ -23,6 +23,9 @@ def check_seconds(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
         raise ValueError(f"{name} is {value!r}, expected a number of seconds > 0")
     return float(value)
+
+
+Seconds: TypeAlias = Annotated[float, check_seconds]
 
 
 def remaining(deadline: float) -> float:

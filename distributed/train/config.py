@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Annotated, Any, TypeAlias
 
+from minigrad.errors import check_fields
 from minigrad.optim import AdamW, GradAccumulator
 
 
@@ -29,6 +31,15 @@ def check_kind(trainer: object, name: str, value: object, kind: type, example: s
         raise TypeError(f"{own}: {name} is {got}, expected a {kind.__name__}: {own}({example}) would work")
 
 
+def check_limit(name: str, value: Any) -> None:
+    """ValueError for what is no limit of the gradients' global norm."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise ValueError(f"{name} is {value!r}, expected a number > 0, or None for no clipping")
+
+
+GradLimit: TypeAlias = Annotated[float, check_limit]
+
+
 @dataclass(frozen=True)
 class TrainingConfig:
     """How a trainer steps. ``max_grad_norm`` None turns clipping off.
@@ -39,15 +50,13 @@ class TrainingConfig:
 
     learning_rate: float = 1e-3
     weight_decay: float = 0.01
-    max_grad_norm: float | None = 1.0
+    max_grad_norm: GradLimit | None = 1.0
     grad_accum_steps: int = 1
 
     def __post_init__(self) -> None:
         AdamW(lr=self.learning_rate, weight_decay=self.weight_decay)  # checks both
         GradAccumulator(self.grad_accum_steps)
-        limit = self.max_grad_norm
-        if limit is not None and not (isinstance(limit, int | float) and limit > 0):
-            raise ValueError(f"max_grad_norm is {self.max_grad_norm!r}, expected a number > 0, or None for no clipping")
+        check_fields(self)
 
     def with_lr(self, learning_rate: float) -> TrainingConfig:
         """A copy with another learning rate."""

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from minigrad import Device, GradStore, Tensor
-from minigrad.errors import check_int
+from minigrad.errors import PositiveInt, check_fields
 from minigrad.nn import Module
 from minigrad.nn import functional as F
 from minigrad.optim import SGD, AdamW, AdamWConfig, GradAccumulator, LrSchedule, Optimizer, SgdConfig
 
 from ..comm.place import on_host
-from .config import TrainingConfig, TrainingMetrics
+from .config import GradLimit, TrainingConfig, TrainingMetrics
 from .simple_trainer import SimpleTrainer
 from .step import Step
 from .trainer_errors import ZeroSamplesError
@@ -160,16 +160,13 @@ class TrainerConfig:
     Raises ValueError or TypeError for values out of range.
     """
 
-    batch_size_per_device: int
-    gradient_clip: float | None
+    batch_size_per_device: PositiveInt
+    gradient_clip: GradLimit | None
     optimizer: OptimizerKind
     loss: LossKind
 
     def __post_init__(self) -> None:
-        check_int("batch_size_per_device", self.batch_size_per_device, 1)
-        limit = self.gradient_clip
-        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int | float) or not limit > 0):
-            raise ValueError(f"gradient_clip is {limit!r}, expected a number > 0, or None for no clipping")
+        check_fields(self)
         if not isinstance(self.optimizer, OptimizerKind):
             raise TypeError(f"optimizer is {self.optimizer!r}, expected one such as OptimizerKind.sgd(0.1)")
         if not isinstance(self.loss, LossKind):

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from minigrad import Device, GradStore, Tensor, TensorId
-from minigrad.errors import check_float, check_int
+from minigrad.errors import NonNegative, NonNegativeInt, check_fields, check_float
 from minigrad.modes import Closing
 from minigrad.nn import Module
 from minigrad.optim import clip_grad_norm
@@ -37,14 +37,14 @@ from ...comm.comm_errors import CommError
 from ...comm.communicator import Communicator
 from ...comm.place import on_device, on_host
 from ...train.buckets import GradientBucketManager, all_reduce_hook
-from ...train.config import TrainingConfig, TrainingMetrics
+from ...train.config import GradLimit, TrainingMetrics
 from ...train.distributed_trainer import DistributedTrainer
 from ...train.grad_sync import Buckets, agree_on_params
 from ...train.step import Named, Step, misfit
 from ...train.trainer_errors import ReplicaDroppedReplyError, ReplicaError
-from .options import check_speed_hint, clamped_overhead
+from .options import Overhead, SpeedHint, clamped_overhead
 from .replica_group import check_alike, check_kinds, close_all, replica_communicators
-from .timeline import EventKind, Timeline, check_timeline
+from .timeline import CheckedTimeline, EventKind, Timeline
 
 _T = TypeVar("_T")
 LossFn = Callable[..., Tensor | tuple[Tensor, float]]
@@ -65,25 +65,19 @@ class DdpConfig:
     Raises ValueError for values out of range. (flodl takes a ratio below 1, which its own example has, for 1.)
     """
 
-    speed_hint: tuple[int, float] | None = None
-    overhead_target: float | None = None
-    max_anchor: int | None = None
-    max_grad_norm: float | None = None
-    lr_scale: float = 1.0
-    timeline: Timeline | None = None
+    speed_hint: SpeedHint | None = None
+    overhead_target: Overhead | None = None
+    max_anchor: NonNegativeInt | None = None
+    max_grad_norm: GradLimit | None = None
+    lr_scale: NonNegative = 1.0
+    timeline: CheckedTimeline | None = None
 
     def __post_init__(self) -> None:
-        if self.speed_hint is not None:
-            check_speed_hint("speed_hint", self.speed_hint)
+        check_fields(self)
         if self.overhead_target is not None:
             object.__setattr__(self, "overhead_target", clamped_overhead("overhead_target", self.overhead_target))
-        if self.max_anchor is not None:
-            check_int("max_anchor", self.max_anchor, 0)
-        check_float("lr_scale", self.lr_scale)
-        check_timeline("timeline", self.timeline)
-        if isinstance(self.max_grad_norm, bool) or self.max_grad_norm == math.inf:
+        if self.max_grad_norm == math.inf:
             raise ValueError(f"max_grad_norm is {self.max_grad_norm}, expected a number, or None for no clipping")
-        TrainingConfig(max_grad_norm=self.max_grad_norm)  # checks it
 
     @classmethod
     def new(cls) -> DdpConfig:
