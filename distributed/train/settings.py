@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from minigrad.data import BytePairTokenizer, CharTokenizer
 from minigrad.dtypes import bfloat16, float16
-from minigrad.errors import check_int
+from minigrad.errors import NonNegativeInt, PositiveInt, check_fields
 from minigrad.models import GPT2, CausalLM, GPT2Config, Llama, LlamaConfig
 from minigrad.optim import AdamW, CosineAnnealing
 
@@ -104,22 +104,22 @@ class TrainingSection:
     """
 
     output_dir: str = "runs/distributed"
-    seed: int = 42
-    max_steps: int | None = None
-    epochs: int | None = None
-    batch_size: int = 8
-    seq_len: int = 64
-    accumulation_steps: int = 1
+    seed: NonNegativeInt = 42
+    max_steps: PositiveInt | None = None
+    epochs: PositiveInt | None = None
+    batch_size: PositiveInt = 8
+    seq_len: PositiveInt = 64
+    accumulation_steps: PositiveInt = 1
     lr: float = 1e-3
     beta1: float = 0.9
     beta2: float = 0.999
     weight_decay: float = 0.01
-    warmup_steps: int = 0
+    warmup_steps: NonNegativeInt = 0
     max_grad_norm: float | None = 1.0
     mixed_precision: str | None = None
-    log_interval: int = 1
-    save_interval: int = 100
-    keep: int = 5
+    log_interval: PositiveInt = 1
+    save_interval: PositiveInt = 100
+    keep: PositiveInt = 5
     timeout: float = 600.0
     distributed: DistributedSection | None = None
 
@@ -187,10 +187,6 @@ OTHER_NAMES = {
 }
 # What entrenar's files may say, and what is so anyway.
 ALWAYS = {"optimizer": {}, "optimizer.name": "adamw", "training.deterministic": True}
-LEAST = {
-    "seed": 0, "max_steps": 1, "epochs": 1, "batch_size": 1, "seq_len": 1, "accumulation_steps": 1, "warmup_steps": 0,
-    "log_interval": 1, "save_interval": 1, "keep": 1,
-}  # fmt: skip
 
 
 def read_overrides(arguments: Sequence[str]) -> dict[str, str]:
@@ -343,7 +339,7 @@ def _section(kind: type[Section], named: Any, where: str) -> Section:
 
 
 def _value(hint: Any, value: Any, where: str) -> Any:
-    choices = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    choices = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
     for choice in choices:
         if dataclasses.is_dataclass(choice) and value is not None:
             return _section(typing.cast(type, choice), value, where)
@@ -385,9 +381,7 @@ def _check(settings: Settings) -> None:
             f"model.n_kv_head is {m.n_kv_head}, but a gpt2 has as many as heads of queries: leave it out"
         )
     try:
-        for name, least in LEAST.items():
-            if getattr(t, name) is not None:
-                check_int(name, getattr(t, name), least)
+        check_fields(t)
         if t.mixed_precision not in (None, "bf16", "fp16"):
             raise ValueError(f"mixed_precision is {t.mixed_precision!r}, expected bf16, fp16 or null")
         if not 0 < t.timeout < math.inf:
