@@ -178,6 +178,13 @@ class Communicator(Closing, ABC):
 
     # ------------------------------------------------------------------ shared by the engines
 
+    def _regroup(self, color: int | None, *more: int) -> tuple[list[int], np.ndarray]:
+        """The ranks of this one's new group, by the first of ``more``, then rank; and what each has passed, as rows."""
+        mine = np.array([-1 if color is None else color, *more], np.int64)
+        rows = np.empty((self.world_size, mine.size), np.int64)
+        self._start_and_wait(self._call(CallKind.SPLIT, mine, rows))
+        return [int(rank) for rank in np.argsort(rows[:, 1], kind="stable") if rows[rank, 0] == color], rows
+
     def _fail(self, error: CommError) -> CommError:
         """Remember the first error, after which the communicator refuses work; returns the error to raise."""
         if self._error is None:

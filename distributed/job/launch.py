@@ -127,8 +127,7 @@ class LaunchJob:
         self.changed.set()
 
     def _supervise(self, mpirun: subprocess.Popen[bytes]) -> int:
-        assert mpirun.stdout is not None
-        assert mpirun.stderr is not None
+        assert mpirun.stdout is not None and mpirun.stderr is not None
         readers = [
             threading.Thread(target=self._read, args=(source, target), daemon=True)
             for source, target in ((mpirun.stdout, sys.stdout), (mpirun.stderr, sys.stderr))

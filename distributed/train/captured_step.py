@@ -49,7 +49,6 @@ def gathered(comm: Communicator, losses: Any, marks: Callable[[], Sequence[float
     ``marks()`` is called before each launch.
     """
     graph = current_graph()
-    assert graph is not None
     kernels, n, count = comm.device.kernels, len(losses), len(MARKS)
     numbers = graph.number(lambda: np.array(marks(), np.float64))
     mine = kernels.empty((n + count,), np.float64)
@@ -171,7 +170,6 @@ class GraphRecorder(Recorder):
         """Capture it, and the decision on the update, which the optimizer's kernels then follow. The norm is not known
         before a launch: NaN."""
         graph, kernels = current_graph(), self._device.kernels
-        assert graph is not None
         norm = clip_grad_norm_async(grads, max_norm, params)
         if norm.device is not self._device:
             raise ValueError("none of the parameters has a gradient, so nothing would be trained")
@@ -301,7 +299,6 @@ class CapturedStep:
     def _record(self, *inputs: Tensor) -> Tensor:
         """What is captured; the results of its launches."""
         graph, step, recorder = current_graph(), self._step, self._recorder
-        assert graph is not None
         named = step.reducer.begin(step, self._params, 0.0)
         shapes, self._new = _shapes(inputs), None
         recorder.begin()

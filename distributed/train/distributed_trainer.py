@@ -26,7 +26,7 @@ from minigrad.optim.grad_accumulator import check_weight
 from ..comm.communicator import Communicator
 from .buckets import DEFAULT_BUCKET_BYTES, CommHook, GradientBucketManager, all_reduce_hook
 from .config import TrainingConfig, TrainingMetrics, check_kind
-from .grad_sync import Buckets, Overlapped, Window, assert_replicas_identical, broadcast_params
+from .grad_sync import Buckets, Overlapped, Window, assert_replicas_identical, broadcast_params, not_finite
 from .simple_trainer import SimpleTrainer
 from .step import Named, Params, Step, Updater
 
@@ -189,10 +189,9 @@ class BoundedBuckets(Buckets):
         dtypes = {p.dtype for group in step.optimizer.param_groups for p in group["params"]}
         largest = min((float(finfo(dtype).max) / 2 for dtype in dtypes), default=math.inf)  # half: room for rounding
         if not sum(norms) < largest:
-            bad = [f"{norm} on rank {rank}" for rank, norm in enumerate(norms) if not math.isfinite(norm)]
             raise NonFiniteGradientError(
                 f"step {step.global_step + 1}: the gradient norm is "
-                f"{', '.join(bad) or f'{sum(norms)} over all ranks'}; no weight was changed",
+                f"{not_finite(norms) or f'{sum(norms)} over all ranks'}; no weight was changed",
                 sum(norms),
             )
 

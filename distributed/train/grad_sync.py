@@ -96,7 +96,7 @@ def agree_on_settings(communicator: Communicator, settings: Mapping[str, Any]) -
 
 
 def difference(
-    everyone: Sequence[Mapping[str, str]], what: str = "settings", absent: str = "not set"
+    everyone: Sequence[Mapping[str, Any]], what: str = "settings", absent: str = "not set"
 ) -> tuple[int, str] | None:
     """The first rank whose settings are not rank 0's, and a sentence that says what differs; None if all agree."""
     for rank, other in enumerate(everyone):
@@ -243,6 +243,11 @@ def exchange_window(communicator: Communicator, window: Window) -> list[Window]:
 # ------------------------------------------------------------------ small things
 
 
+def not_finite(values: Iterable[float]) -> str:
+    """Those of the ranks' values that are infinite or NaN, in words."""
+    return ", ".join(f"{value} on rank {rank}" for rank, value in enumerate(values) if not math.isfinite(value))
+
+
 def digest_of(arrays: Mapping[str, np.ndarray]) -> str:
     """SHA-256 of named arrays, whatever their order: names, dtypes, shapes and bits."""
     out = hashlib.sha256()
@@ -362,24 +367,13 @@ class Buckets(Reducer):
 
     def check(self, step: Step, windows: list[Window]) -> None:
         """Raise, on all ranks alike, for windows that give no step. Gradients are checked when they are clipped."""
-        number, first = step.global_step + 1, windows[0]
-        for rank, window in enumerate(windows):
-            for what, here, there in (
-                ("number of the step", window.step, first.step),
-                ("learning rate", window.lr, first.lr),
-            ):
-                if here != there:
-                    text = f"the {what} is {here} on rank {rank}, {there} on rank 0; no weight changed"
-                    raise mismatch(self.communicator, text, "step", [rank])
+        told = [{"the number of the step": window.step, "the learning rate": window.lr} for window in windows]
+        if (found := difference(told, "steps")) is not None:
+            raise mismatch(self.communicator, f"{found[1]}; no weight changed", "step", [found[0]])
         if not sum(window.weight for window in windows):
             raise no_weight(step)
-        bad = [
-            f"{window.loss} on rank {rank}"
-            for rank, window in enumerate(windows)
-            if window.weight and not math.isfinite(window.loss)
-        ]
-        if bad:
-            raise NonFiniteLossError.of(", ".join(bad), number)
+        if bad := not_finite(window.loss if window.weight else 0.0 for window in windows):
+            raise NonFiniteLossError.of(bad, step.global_step + 1)
 
     def reset(self) -> None:
         """Drop what is in the buckets, after waiting for what is under way."""

@@ -216,8 +216,7 @@ class StepStats:
     @classmethod
     def of(cls, metrics: TrainingMetrics | None, began: float) -> StepStats:
         """Those of a step that began at this time of ``time.perf_counter``."""
-        assert metrics is not None
-        assert metrics.grad_norm is not None
+        assert metrics is not None and metrics.grad_norm is not None
         return cls(metrics.loss, metrics.grad_norm, int((time.perf_counter() - began) * 1e6))
 
 

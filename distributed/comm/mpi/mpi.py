@@ -273,17 +273,13 @@ class MpiCommunicator(Communicator):
     def _split(self, color: int | None, key: int) -> Communicator | None:
         self._sync()
         used = self._runtime.contexts[self._wire.py2f()]
-        send = np.array([-1 if color is None else color, key, used], np.int64)
-        recv = np.empty(3 * self.world_size, np.int64)
-        self._progress.run(self._operation(self._call(CallKind.SPLIT, send, recv)))
-        colors, keys, contexts = recv.reshape(-1, 3).T.tolist()
+        chosen, rows = self._regroup(color, key, used)
         # Larger than that of any group in which two of these ranks are already together.
-        context = self._runtime.contexts[self._wire.py2f()] = max(contexts) + 1
+        context = self._runtime.contexts[self._wire.py2f()] = int(rows[:, 2].max()) + 1
         if (context + 1) * TAGS > self._runtime.largest_tag:
             raise RuntimeError(f"split: {context} groups have used up the tags of MPI; make fewer, and keep them")
         if color is None:
             return None
-        chosen = sorted((r for r in range(self.world_size) if colors[r] == color), key=lambda r: (keys[r], r))
         out = MpiCommunicator.__new__(MpiCommunicator)
         members = [self._members[r] for r in chosen]
         out._open(self._runtime, self._wire, members, chosen.index(self.rank), context, self.timeout)

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -312,12 +312,8 @@ class ReplicaTrainer(DistributedTrainer):
     _reducer = ClippedBuckets
 
 
-class ReplicaRound(NamedTuple):
-    """A step's metrics; each replica's milliseconds for its forwards and backwards; those of the step after them."""
-
-    metrics: TrainingMetrics | None
-    ms: list[float]
-    sync_ms: float
+ReplicaRound = tuple[TrainingMetrics | None, list[float], float]
+"""A step's metrics; each replica's milliseconds for its forwards and backwards; those of the step after them."""
 
 
 @dataclass(eq=False)
@@ -388,7 +384,7 @@ class ReplicaSet:
         metrics = self._collective(lambda rank: self.trainers[rank].flush(self._named[rank]), "the reduction")
         self.ddp.sync_buffers(next(rank for rank, own in enumerate(jobs) if own))
         timeline.event(EventKind.SYNC_END)
-        return ReplicaRound(metrics[0], [ms for ms, _ in results], (time.perf_counter() - began) * 1e3)
+        return metrics[0], [ms for ms, _ in results], (time.perf_counter() - began) * 1e3
 
     def assert_identical(self) -> None:
         """Raise ReplicaMismatchError unless all replicas' parameters and buffers have the same bits."""

@@ -161,7 +161,8 @@ class ElChe:
         Raises ValueError, before anything is changed, for lists of another length and for times that are negative or
         not finite.
         """
-        walls, batches = self._checked("wall_ms", wall_ms), self._checked("actual_batches", actual_batches)
+        walls = _of_ranks("report_timing: wall_ms", wall_ms, self.world_size)
+        batches = _of_ranks("report_timing: actual_batches", actual_batches, self.world_size)
         sync = check_float("sync_ms", sync_ms)
 
         first = not self.is_calibrated
@@ -172,11 +173,6 @@ class ElChe:
             self._tune_anchor(sync / max(walls))
         if self.is_calibrated:
             self._move_counts(first)
-
-    def _checked(self, name: str, values: Sequence[float]) -> list[float]:
-        if len(values) != self.world_size:
-            raise ValueError(f"report_timing: {name} has {len(values)} entries for {self.world_size} ranks")
-        return [check_float(f"{name}[{r}]", value) for r, value in enumerate(values)]
 
     def nudge_anchor_down(self, factor: float) -> None:
         """Average more often: the anchor times ``factor`` (clamped to 0.1 ... 1), rounded up, never below 1."""
@@ -217,6 +213,13 @@ class ElChe:
             slow = max(ms)
             return [max(1, round_half_up(self.anchor * slow / own)) for own in ms]
         return [max(1, round_half_up(self.anchor * speed)) for speed in self._hint]
+
+
+def _of_ranks(name: str, values: Sequence[float], world_size: int) -> list[float]:
+    """One number >= 0 of each rank."""
+    if len(values) != world_size:
+        raise ValueError(f"{name} has {len(values)} entries for {world_size} ranks")
+    return [check_float(f"{name}[{r}]", value) for r, value in enumerate(values)]
 
 
 def _smoothed(old: float | None, new: float) -> float:
@@ -289,11 +292,7 @@ class AutoBalancer:
         A rank without samples or time tells nothing about its throughput. Returns whether the shares were set anew.
         """
         n = len(self._ratios)
-        if len(sizes) != n or len(ms) != n:
-            raise ValueError(f"update: {len(sizes)} sizes and {len(ms)} times for {n} ranks")
-        if any(not math.isfinite(value) or value < 0 for value in (*sizes, *ms)):
-            raise ValueError(f"update: sizes {list(sizes)} and times {list(ms)}, expected finite numbers >= 0")
-        for r, (size, time) in enumerate(zip(sizes, ms, strict=True)):
+        for r, (size, time) in enumerate(zip(_of_ranks("update: sizes", sizes, n), _of_ranks("update: ms", ms, n))):
             if size > 0 and time > 0:
                 old, new = self._throughput[r], size / time
                 self._throughput[r] = EMA_ALPHA * new + (1.0 - EMA_ALPHA) * old if old else new

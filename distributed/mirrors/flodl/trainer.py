@@ -206,9 +206,9 @@ class Trainer(Closing):
             counts = self.el_che.batch_counts
             return self._march(self._replicas, self.el_che, counts) if len(self._queue) >= sum(counts) else None
         sizes = self.balancer.shard_sizes(job.rows)
-        done = self._replicas.round(list(job.shards(sizes)))
-        self.balancer.update(sizes, done.ms)
-        return done.metrics
+        metrics, ms, _ = self._replicas.round(list(job.shards(sizes)))
+        self.balancer.update(sizes, ms)
+        return metrics
 
     def flush(self) -> TrainingMetrics | None:
         """At the end of an epoch: make a step of the batches that ElChe has collected; None if there are none."""
@@ -248,12 +248,12 @@ class Trainer(Closing):
 
     def _march(self, replicas: ReplicaSet, el_che: ElChe, counts: list[int]) -> TrainingMetrics | None:
         queue, self._queue = iter(self._queue), []
-        done = replicas.round([[next(queue) for _ in range(count)] for count in counts])
+        metrics, ms, sync_ms = replicas.round([[next(queue) for _ in range(count)] for count in counts])
         before = el_che.anchor
-        el_che.report_timing(done.ms, counts, done.sync_ms)
+        el_che.report_timing(ms, counts, sync_ms)
         if el_che.anchor != before:
             self._timeline.event(EventKind.ANCHOR_CHANGED, before=before, after=el_che.anchor)
-        return done.metrics
+        return metrics
 
     def assert_replicas_identical(self) -> None:
         """Raise ReplicaMismatchError unless all replicas' parameters and buffers have the same bits."""
