@@ -103,7 +103,7 @@ PositiveInt: TypeAlias = Annotated[int, functools.partial(check_int, least=1)]
 NonNegative: TypeAlias = Annotated[float, check_float]  # and finite
 
 
-def check_fields(record: object, prefix: str = "") -> None:
+def check_fields(record: Any, prefix: str = "") -> None:
     """Check a dataclass by what the types of its fields are annotated with, such as ``PositiveInt``. None passes where
     a type allows it; ``prefix`` begins the fields' names in errors."""
     for name, optional, checks in _annotated(type(record)):

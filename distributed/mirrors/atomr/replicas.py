@@ -202,9 +202,7 @@ class ProcessReplica(Worker):
                 f"ProcessReplica: {build!r} cannot be sent to another process ({error}); pass a function that a module "
                 "defines at its top, or a functools.partial of one"
             ) from error
-        # Without a name, and in memory where the system has such files.
-        linux = sys.platform == "linux"
-        self._file = os.fdopen(os.memfd_create("replica"), "w+b") if linux else tempfile.TemporaryFile()
+        self._file = _unnamed_file()
         self._layout: Any = []  # name, dtype and shape of each array in the file, as the child knows them
         self._memory: Arrays = {}
         context = multiprocessing.get_context("spawn")
@@ -274,6 +272,11 @@ def _serve(pipe: Connection, build: Callable[[], Module]) -> None:
                 memory = _shared(file, layout)
             state = {name: both[0, ...] for name, both in memory.items()}
             pipe.send_bytes(answer(model, about, batch, state, keep))
+
+
+def _unnamed_file() -> IO[bytes]:
+    """In memory, where the system has such files."""
+    return os.fdopen(os.memfd_create("replica"), "w+b") if sys.platform == "linux" else tempfile.TemporaryFile()
 
 
 def _shared(file: IO[bytes], layout: Any) -> dict[str, np.ndarray]:
