@@ -106,7 +106,7 @@ NonNegative: TypeAlias = Annotated[float, check_float]  # and finite
 def check_fields(record: Any, prefix: str = "") -> None:
     """Check a dataclass by what the types of its fields are annotated with, such as ``PositiveInt``. None passes where
     a type allows it; ``prefix`` begins the fields' names in errors."""
-    for name, optional, checks in _annotated(type(record)):
+    for name, optional, checks in _annotated(record.__class__):
         value = getattr(record, name)
         if value is not None or not optional:
             for check in checks:
