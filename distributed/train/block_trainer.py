@@ -28,12 +28,13 @@ from ..comm.communicator import Communicator, NoOpCommunicator, all_gather_json
 from ..comm.place import on_host
 from ..job.rendezvous import DistributedTrainConfig
 from .amp_trainer import Scaled
-from .blocks import BlockBuckets, BlockLayout, BlockScaling, BlockUpdater
+from .blocks import BlockBuckets, BlockLayout, BlockUpdater
 from .buckets import CommHook, all_reduce_hook
 from .checkpoint import load_distributed_checkpoint, random_state, restore_random_state, save_distributed_checkpoint
 from .config import TrainingConfig, TrainingMetrics
 from .distributed_trainer import BucketedTrainer
 from .grad_sync import digest_of
+from .step import Precision
 
 
 class BlockDistributedTrainer(Scaled, BucketedTrainer):
@@ -102,7 +103,7 @@ class BlockDistributedTrainer(Scaled, BucketedTrainer):
         self.is_coordinator: bool = config.is_coordinator
         self._loss_fn = loss_fn
         self._log = StepLog(communicator, log, log_every)
-        self._step.precision = BlockScaling(scaler)
+        self._step.precision = Precision(scaler, names_overflow=True)
         self._step.updater = BlockUpdater(self.layout)
         if communicator.world_size > 1:
             self._step.reducer = BlockBuckets(communicator, hook, self.layout, {"log_every": self._log.every})

@@ -168,19 +168,15 @@ class BoundedBuckets(Buckets):
     """Buckets whose ranks make sure in advance that no sum of their gradients can be infinite or NaN."""
 
     capturable = False
-    norm: float = 0.0
 
-    def send(self, step: Step, manager: GradientBucketManager, sums: dict[TensorId, Tensor]) -> None:
+    def send(self, step: Step, manager: GradientBucketManager, sums: dict[TensorId, Tensor]) -> float:
         """Look at the norm of this rank's sums first. With clipping, that checks the sum over the ranks itself."""
         arrays = [grad.data for grad in reversed(sums.values())]
         wanted = arrays and step.config.max_grad_norm is None
         kernels = self.communicator.device.kernels
-        self.norm = math.sqrt(kernels.grad_norm.sum_of_squares(arrays)) if wanted else 0.0
+        norm = math.sqrt(kernels.grad_norm.sum_of_squares(arrays)) if wanted else 0.0
         super().send(step, manager, sums)
-
-    def completed(self, window: Window, trained: list[Tensor]) -> Window:
-        """With the norm."""
-        return replace(window, norm=self.norm)
+        return norm
 
     def check(self, step: Step, windows: list[Window]) -> None:
         """No element of any partial sum of the ranks' gradients is larger than the sum of their norms."""

@@ -324,7 +324,7 @@ class Buckets(Reducer):
         manager, step_number = self.buckets(trained), step.global_step + 1
         try:
             sums = {p.id: grad for p in reversed(trained) if (grad := accumulator.pop(p)) is not None}
-            self.send(step, manager, sums)
+            norm = self.send(step, manager, sums)
             weight, count = accumulator.weight, accumulator.current_step
             _, loss = accumulator.flush() or (None, 0.0)
         except Exception:
@@ -333,7 +333,7 @@ class Buckets(Reducer):
         lr = step.optimizer.lr if step.schedule is None else step.schedule.get_lr(step.global_step)
         present = [manager.is_ready(p.id) for p in trained]
         manager.launch_rest()
-        mine = self.completed(Window(loss, weight, count, 0.0, lr, present, step_number), trained)
+        mine = Window(loss, weight, count, norm, lr, present, step_number, self.non_finite(trained))
         windows = [mine] * comm.world_size if step.recorder.on_device else exchange_window(comm, mine)
         if not any(window.count for window in windows):
             return None
@@ -356,14 +356,15 @@ class Buckets(Reducer):
         """Which parameters share a bucket."""
         return GradientBucketManager(trained, self.communicator, self.bucket_size_bytes, self.hook)
 
-    def send(self, step: Step, manager: GradientBucketManager, sums: dict[TensorId, Tensor]) -> None:
-        """Put this rank's sums, from the last to the first, into the buckets."""
+    def send(self, step: Step, manager: GradientBucketManager, sums: dict[TensorId, Tensor]) -> float:
+        """Put this rank's sums, from the last to the first, into the buckets. Returns their norm, if it is wanted."""
         for id, grad in sums.items():
             manager.mark_grad_ready(id, grad)
+        return 0.0
 
-    def completed(self, window: Window, trained: list[Tensor]) -> Window:
-        """What the ranks tell each other of their windows, with what this reducer wants to know beside the rest."""
-        return window
+    def non_finite(self, trained: list[Tensor]) -> list[bool]:
+        """For each parameter whether this rank's gradient is not finite, if that is wanted."""
+        return []
 
     def check(self, step: Step, windows: list[Window]) -> None:
         """Raise, on all ranks alike, for windows that give no step. Gradients are checked when they are clipped."""

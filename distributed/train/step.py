@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from minigrad import BackwardHook, GradStore, Tensor, TensorId, float16
 from minigrad.optim import AdamW, GradAccumulator, LrSchedule, NonFiniteGradientError, Optimizer, clip_grad_norm
@@ -168,10 +168,9 @@ class Reducer:
 class Precision:
     """Multiplies the loss with a scaler's factor, and divides the reduced gradients by it; None: nothing is scaled."""
 
-    names_overflow: ClassVar[bool] = False
-    """Whether the updater refuses gradients that overflowed, so that it can say which."""
-
-    def __init__(self, scaler: GradScaler | None = None) -> None:
+    def __init__(self, scaler: GradScaler | None = None, names_overflow: bool = False) -> None:
+        self.names_overflow: bool = names_overflow
+        """Whether the updater refuses gradients that overflowed, so that it can say which."""
         self.scaler: GradScaler | None = scaler
         self.skipped_steps: int = 0
         """Steps that were left out, because gradients overflowed."""

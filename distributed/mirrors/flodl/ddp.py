@@ -297,13 +297,13 @@ class ClippedBuckets(Buckets):
 
     capturable = False
 
-    def send(self, step: Step, manager: GradientBucketManager, sums: dict[TensorId, Tensor]) -> None:
+    def send(self, step: Step, manager: GradientBucketManager, sums: dict[TensorId, Tensor]) -> float:
         """Clip, and put the sums into the buckets."""
         max_norm, weight = step.config.max_grad_norm, step.accumulator.weight
         if max_norm is not None and weight:
             own = GradStore({grad._id: grad for grad in sums.values()})
             clip_grad_norm(own, max_norm * weight, error_if_nonfinite=False)
-        super().send(step, manager, sums)
+        return super().send(step, manager, sums)
 
 
 class ReplicaTrainer(DistributedTrainer):
