@@ -346,6 +346,8 @@ class CommunicatorGroup:
             part.close()
 
 
+# ------------------------------------------------------------------ bytes, JSON and parts of arrays between ranks
+
 FIRST = 256  # bytes of the first message: the length in 8, then as much as fits
 
 

@@ -11,11 +11,6 @@ the newest one: bit for bit with as many ranks, with any number, and to more ste
 Ctrl-C and SIGTERM finish the step and save it. If a rank dies, the others save the last whole step.
 """
 
-# Ranks on CPUs that were started by hand, one process each, become one job of the launcher. Processes of MPI that are
-# started apart cannot join each other. So they meet at the coordinator's address, rank 0's process runs the launcher
-# for all, and the others are its remote ends: they show what it says, pass their signals on to it, and return its exit
-# code. Whichever of them is gone, the job ends.
-
 from __future__ import annotations
 
 import argparse
@@ -243,6 +238,13 @@ def _complain(error: Exception, code: int, rescued: str = "") -> int:
     print("error: " + " ".join((text + rescued).split()), file=sys.stderr)
     return code
 
+
+# ------------------------------------------------------------------ by hand
+
+# Ranks on CPUs that were started by hand, one process each, become one job of the launcher. Processes of MPI that are
+# started apart cannot join each other. So they meet at the coordinator's address, rank 0's process runs the launcher
+# for all, and the others are its remote ends: they show what it says, pass their signals on to it, and return its exit
+# code. Whichever of them is gone, the job ends.
 
 # Of each process; the launched ranks learn their places from MPI.
 OWN = [f"--training.distributed.{key}=null" for key in ("rank", "local_rank", "role", "coordinator_addr")]

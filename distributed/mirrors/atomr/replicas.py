@@ -337,6 +337,8 @@ def parts(raw: bytes) -> tuple[Any, dict[str, np.ndarray]]:
     return json.loads(header.metadata["rest"]), arrays
 
 
+# ---------------------------------------------------------------------- replicas that are ranks
+
 Made = Mapping[int, ReplicaStepResult | Exception]  # by rank
 
 
