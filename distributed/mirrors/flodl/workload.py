@@ -256,7 +256,9 @@ class EpochSums:
     """Collects the batches of one epoch, dealt out from ``pool``, until all are done."""
 
     def __init__(self, epoch: int, pool: FixedParts | ChunkPool, world: int, began: float) -> None:
-        self.epoch, self.pool, self.began = epoch, pool, began
+        self.epoch: int = epoch
+        self.pool: FixedParts | ChunkPool = pool
+        self.began: float = began
         self.ranks: list[_Sums] = [_Sums() for _ in range(world)]
 
     @property
