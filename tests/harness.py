@@ -471,17 +471,23 @@ def check_dtypes(op: Op, device: str) -> None:
 
 
 def check_half(op: Op, device: str) -> None:
-    """In float16 and bfloat16 results and gradients are float64's of the same inputs, rounded once; PyTorch's dtype."""
+    """In float16 and bfloat16 results and gradients are float64's of the same inputs, rounded once; PyTorch's dtype.
+
+    Near 0, where differences cancel, float32's are float64's, too.
+    """
     shapes = max(op.shapes_on(device), key=lambda s: sum(int(np.prod(x)) for x in s) < 40 and sum(len(x) for x in s))
-    for dtype in (mg.float16, mg.bfloat16):
-        arrays = [x.astype(dtype).astype(np.float64) if x.dtype.kind == "f" else x for x in op.inputs(shapes)]
+    for dtype, scale, unit in (
+        (mg.float16, 1.0, op.half_rounding),
+        (mg.bfloat16, 1.0, op.half_rounding),
+        (mg.float32, 1e-4, op.rounding),
+    ):
+        arrays = [(scale * x).astype(dtype).astype(np.float64) if x.dtype.kind == "f" else x for x in op.inputs(shapes)]
         needs = op.needs(arrays)
         if not any(x.dtype.kind == "f" for x in arrays):
             continue
         exact, inputs = tensors(arrays, "float64", device, needs), tensors(arrays, str(dtype), device, needs)
         y, z = op.run(*inputs), op.run(*exact)
         assert y.dtype == (dtype if z.is_floating_point() else z.dtype), f"{op} of {dtype} is {y.dtype}"
-        unit = op.half_rounding
         assert_close(host(y), host(z), unit, f"{op} of {shapes} in {dtype}", arrays)
         assert y.requires_grad == z.requires_grad
         if not y.requires_grad:
@@ -505,30 +511,45 @@ def check_capture(op: Op, device: str) -> None:
     if device == "cpu" and mg.device.CPU.kernels is not mg.device.CPU.native:
         pytest.skip("plain kernels are called, and make no graph")
     for shapes in op.shapes_on(device)[:: 1 if device == "cpu" else 4]:
-        arrays = op.inputs(shapes)
-        inputs = tensors(arrays, "float32", device, op.needs(arrays))
-        y = op.run(*inputs)
-        gradient = mg.tensor(weights_like(host(y)).astype(y.dtype), device=device) if y.requires_grad else None
+        for turned in (False, True):
+            _capture(op, device, op.inputs(shapes), turned)
 
-        def results(inputs: Sequence[mg.Tensor] = inputs, gradient: mg.Tensor | None = gradient) -> list[mg.Tensor]:
-            y = op.run(*inputs)
-            grads = {} if gradient is None else y.backward(gradient)
-            return [y, *(grads[x] for x in inputs if x in grads)]
 
-        graph = mg.cuda.Graph(device)
-        try:
-            with graph.capture():
-                found = results()
-        except mg.cuda.CaptureError as error:  # it says what to do instead
-            assert "during capture" in str(error)  # noqa: PT017
-            continue
-        for x, array in zip(inputs, arrays, strict=True):
-            other = array.reshape(-1)[::-1].reshape(array.shape).copy()
-            x.detach().copy_(mg.tensor(other.astype(x.dtype), device=device))
-        graph.replay()
-        launched = [host(x.detach()).copy() for x in found]
-        for i, (one, other) in enumerate(zip(launched, results(), strict=True)):
-            assert one.tobytes() == host(other.detach()).tobytes(), f"{op} of {shapes}: result {i}"
+def _capture(op: Op, device: str, arrays: list[np.ndarray], turned: bool) -> None:
+    """``turned``: inputs and the gradient are transposed views, whose rows no kernel finds contiguous."""
+
+    def turn(x: Any) -> Any:
+        return x.transpose(*range(x.ndim)[::-1]) if isinstance(x, np.ndarray) else x.permute(*range(x.ndim)[::-1])
+
+    if turned:
+        if all(array.ndim < 2 for array in arrays):
+            return
+        arrays = [np.array(turn(array), order="C") for array in arrays]
+    inputs = tensors(arrays, "float32", device, op.needs(arrays))
+    y, given = op.run(*(map(turn, inputs) if turned else inputs)), None
+    if y.requires_grad:
+        given = weights_like(host(y)).astype(y.dtype)
+        given = mg.tensor(np.array(turn(given), order="C") if turned else given, device=device)
+
+    def results() -> list[mg.Tensor]:
+        y = op.run(*(map(turn, inputs) if turned else inputs))
+        grads = {} if given is None else y.backward(turn(given) if turned else given)
+        return [y, *(grads[x] for x in inputs if x in grads)]
+
+    graph = mg.cuda.Graph(device)
+    try:
+        with graph.capture():
+            found = results()
+    except mg.cuda.CaptureError as error:  # it says what to do instead
+        assert "during capture" in str(error)  # noqa: PT017
+        return
+    for x, array in zip(inputs, arrays, strict=True):
+        other = array.reshape(-1)[::-1].reshape(array.shape).copy()
+        x.detach().copy_(mg.tensor(other.astype(x.dtype), device=device))
+    graph.replay()
+    launched = [host(x.detach()).copy() for x in found]
+    for i, (one, other) in enumerate(zip(launched, results(), strict=True)):
+        assert one.tobytes() == host(other.detach()).tobytes(), f"{op}: result {i}{', turned' if turned else ''}"
 
 
 CHECKS = (
