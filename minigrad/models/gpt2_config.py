@@ -10,7 +10,7 @@ import numpy as np
 from ..dtypes import float32, is_half
 from ..errors import bad_value
 from ..tools.step_memory import MemoryReport
-from .hub_config import Bos, Eos, HubConfig, Stored, check_dropout, check_sizes
+from .hub_config import Bos, Eos, HubConfig, Stored, check_numbers, check_sizes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +44,7 @@ class GPT2Config:
             check_sizes(self, "n_inner")
         if self.n_embd % self.n_head:
             raise bad_value(f"GPT2Config: n_embd={self.n_embd} is not a multiple of n_head={self.n_head}")
-        check_dropout(self)
+        check_numbers(self)
 
     @property
     def n_kv_head(self) -> int:
@@ -55,6 +55,12 @@ class GPT2Config:
     def head_size(self) -> int:
         """Channels of a head."""
         return self.n_embd // self.n_head
+
+    @property
+    def matrix_elements(self) -> int:
+        """Parameters without those of biases, norms and positions."""
+        C, inner = self.n_embd, self.n_inner or 4 * self.n_embd
+        return self.vocab_size * C * (1 if self.tied else 2) + self.n_layer * (4 * C * C + 2 * C * inner)
 
     # ------------------------------------------------------------------ Hugging Face's format
 
@@ -131,7 +137,7 @@ def gpt2_memory(
     N, h = batch_size * T, kind.itemsize
     L, C, V, heads = config.n_layer, config.n_embd, config.vocab_size, config.n_head
     inner = config.n_inner or 4 * C
-    matrices = V * C + L * (4 * C * C + 2 * C * inner)
+    matrices = config.matrix_elements
     vectors = L * ((5 * C + inner + 2 * C) if config.bias else 0) + 2 * L * C + (C if config.bias else 0) + C
     layer = {
         "LayerNorm": 2 * N * (4 * C + 8),

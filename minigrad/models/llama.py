@@ -17,7 +17,7 @@ from .. import nn
 from ..errors import bad_value, check_choice, expect
 from ..tensor import Tensor
 from .causal_lm import CausalLM
-from .hub_config import Bos, Eos, HubConfig, Stored, check_dropout, check_sizes
+from .hub_config import LARGE, Bos, Eos, HubConfig, Stored, check_numbers, check_sizes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,13 +99,19 @@ class LlamaConfig:
                 f"LlamaConfig: n_head={self.n_head} is not a multiple of n_kv_head={self.n_kv_head}; "
                 f"n_kv_head={self.n_head} gives each head its own keys and values"
             )
-        expect(0 < self.rope_base < math.inf, "LlamaConfig: rope_base", self.rope_base, "a positive number")
-        check_dropout(self)
+        expect(0 < self.rope_base < LARGE, "LlamaConfig: rope_base", self.rope_base, "a positive number of float32")
+        check_numbers(self)
 
     @property
     def head_size(self) -> int:
         """Channels of a head."""
         return self.n_embd // self.n_head if self.head_dim is None else self.head_dim
+
+    @property
+    def matrix_elements(self) -> int:
+        """Parameters without those of biases and norms."""
+        block = 2 * self.head_size * (self.n_head + self.n_kv_head) + 3 * self.n_inner
+        return self.n_embd * (self.vocab_size * (1 if self.tied else 2) + self.n_layer * block)
 
     @property
     def rope_frequencies(self) -> tuple[float, ...]:
