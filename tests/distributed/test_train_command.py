@@ -326,8 +326,8 @@ def test_a_model_beyond_the_memory_is_refused_with_the_estimate(tmp_path, capsys
     flags = ["--model.family", family, "--model.n_layer", str(layers), "--model.n_embd", "512"]
     assert train.main([str(write(tmp_path)), *flags]) == 2
     said = capsys.readouterr().err
-    words = rf"error: model: {layers} layers of 512 channels have at least \S+ billion parameters and need \S+ GB of memory, of "
-    assert re.match(words + r"which \S+ GB are free on cpu\n$", said)
+    words = rf"error: model: {layers} layers of 512 channels have at least \S+ billion parameters and need \S+ GB of "
+    assert re.match(words + r"memory, of which \S+ GB are free on cpu\n$", said)
 
 
 def test_one_process_runs_from_the_command_line(tmp_path):

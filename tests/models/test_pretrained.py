@@ -410,9 +410,7 @@ def test_hostile_configurations(content: bytes, message: str, folder) -> None:
 
 def test_layers_that_the_weights_have_but_the_memory_has_not(folder, monkeypatch) -> None:
     monkeypatch.setattr("minigrad.tools.free_memory.free_memory", lambda device: 10**4)
-    raises(
-        CheckpointError, "cannot be made: .* at least 0.0 billion parameters and need", lambda: from_pretrained(folder)
-    )
+    raises(CheckpointError, "at least 0.0 billion parameters and need", lambda: from_pretrained(folder))
 
 
 def test_folders_without_weights(folder) -> None:
