@@ -90,6 +90,8 @@ class BlockDistributedTrainer(Scaled, BucketedTrainer):
         max_steps: int | None = None,
         hook: CommHook = all_reduce_hook,
     ) -> None:
+        if training is not None and training.reproducible:
+            raise ValueError("reproducible=True needs DistributedTrainer, BucketedTrainer or AmpTrainer, not blocks")
         super().__init__(training, communicator, optimizer, schedule, hook=hook)
         place = (communicator.rank, communicator.world_size)
         if config is None:

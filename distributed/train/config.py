@@ -33,6 +33,11 @@ def check_kind(trainer: object, name: str, value: object, kind: type, example: s
 class TrainingConfig:
     """How a trainer steps. ``max_grad_norm`` None turns clipping off.
 
+    ``reproducible``: weights, moments, losses, norms and dropout do not depend on the number of ranks, to the bit. Rank
+    r makes the micro-batches r * grad_accum_steps and on of a step; a last rank that has fewer passes empty ones, of
+    weight 0. They are added up by a fixed tree (tree.py), and numbered by it are the default generator's draws, whose
+    seed is the one that the generator has when the trainer is made.
+
     ``learning_rate`` and ``weight_decay`` are those of the AdamW that the trainer makes; they are not used with an
     optimizer of your own. Raises ValueError for values out of range.
     """
@@ -41,6 +46,7 @@ class TrainingConfig:
     weight_decay: float = 0.01
     max_grad_norm: float | None = 1.0
     grad_accum_steps: int = 1
+    reproducible: bool = False
 
     def __post_init__(self) -> None:
         AdamW(lr=self.learning_rate, weight_decay=self.weight_decay)  # checks both

@@ -20,7 +20,7 @@ from .buckets import DEFAULT_BUCKET_BYTES, CommHook, GradientBucketManager, all_
 from .config import TrainingConfig, TrainingMetrics, check_kind
 from .grad_sync import assert_replicas_identical, broadcast_params
 from .params import Params
-from .reducers import Buckets, Overlapped
+from .reducers import Buckets, Overlapped, Trees
 from .simple_trainer import SimpleTrainer
 
 
@@ -65,8 +65,13 @@ class DistributedTrainer(SimpleTrainer):
         self.communicator: Final[Communicator] = communicator
         self.rank: Final[int] = communicator.rank
         self.world_size: Final[int] = communicator.world_size
+        if self.config.reproducible:
+            if hook is not all_reduce_hook:
+                raise ValueError("reproducible=True adds gradients up by itself: leave the hook out")
+            self._step.add_by_tree(self.rank)
         if self.world_size > 1:
-            self._step.reducer = self._reducer(communicator, bucket_size_bytes, hook)
+            kind = Trees if self.config.reproducible else self._reducer
+            self._step.reducer = kind(communicator, bucket_size_bytes, hook)
 
     @property
     def num_buckets(self) -> int:

@@ -8,7 +8,7 @@ number wherever they do not have equally many.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from minigrad.grad_store import GradStore, TensorId
@@ -17,11 +17,13 @@ from minigrad.optim.optimizer_state import options_of
 from minigrad.tensor import Tensor
 
 from ..comm.communicator import Communicator
-from .buckets import CommHook, GradientBucketManager
+from ..comm.gather import all_gather_json
+from .buckets import CommHook, GradientBucketManager, filled
 from .config import NonFiniteLossError
 from .grad_sync import Window, agree_on_settings, agree_on_values, digest_of, exchange_window, mean_over_ranks, mismatch
 from .params import Named, Params, has_float16, named_params, power_of_two
 from .step import Reducer, Step, no_weight
+from .tree import Node, TreeAccumulator, added, root
 
 
 class Buckets(Reducer):
@@ -196,6 +198,77 @@ class _Filler:
         if earlier is not None:
             kernels.elementwise.add_into(grad.data, earlier.data)
         self._manager.mark_grad_ready(id, grad)
+
+
+class Trees(Buckets):
+    """Adds up all ranks' micro-batches by the tree of ``tree.py``, so that their number does not matter.
+
+    Of each bucket a rank gets its part of all nodes, adds these up, and gives the result to all: twice the bytes of a
+    bucket are sent for each node, as an all-reduce sends.
+    """
+
+    capturable = False
+
+    def settings(self, step: Step) -> dict[str, Any]:
+        """What must be the same on all ranks, by name."""
+        return {**super().settings(step), "the seed of the default generator": _tree(step).seed}
+
+    def reduce(self, step: Step, named: Named) -> tuple[Iterable[GradStore], float] | None:
+        """Tell each other what the leaves are, and add up their nodes."""
+        comm, tree, trained = self.communicator, _tree(step), _trained(named)
+        lr = step.optimizer.lr if step.schedule is None else step.schedule.get_lr(step.global_step)
+        present = [p._id in tree.present for p in trained]
+        mean = tree._loss_sum / tree.weight if tree.weight else 0.0
+        window = Window(mean, tree.weight, tree.current_step, 0.0, lr, present, step.global_step + 1)
+        nodes, leaves = tree.nodes, all_gather_json(comm, tree.leaves)
+        tree.reset()
+        windows = exchange_window(comm, window)
+        if not any(window.count for window in windows):
+            return None
+        self.check(step, windows)
+        total = math.fsum(weight for rank in leaves for _, weight in rank)
+        loss = math.fsum(loss * weight for rank in leaves for loss, weight in rank if weight) / total
+        absent = [p for i, p in enumerate(trained) if not any(window.present[i] for window in windows)]
+        places = [tree.places(rank, weights) for rank, weights in enumerate(leaves)]
+        return self._added(trained, nodes, places, total, absent), loss
+
+    def _added(
+        self, trained: list[Tensor], mine: list[Node], places: list[list[Node]], total: float, absent: list[Tensor]
+    ) -> Iterator[GradStore]:
+        """Each bucket's mean gradients, of this rank's nodes and the places of all ranks' nodes in the tree."""
+        comm = self.communicator
+        for bucket in filled(trained, self.bucket_size_bytes, comm.world_size):
+            flat, kernels = bucket.flat, bucket.flat.device.kernels
+            size = flat.numel() // comm.world_size
+            received = []
+            for i in range(max(map(len, places))):
+                for id, view in bucket.views.items():
+                    if i < len(mine):
+                        kernels.elementwise.assign(view, mine[i].content[id].data)
+                received.append(Tensor.wrap(kernels.empty((flat.numel(),), flat.dtype), flat.device))
+                comm.all_to_all(flat, received[-1])
+
+            def join(left: Any, right: Any, add: Any = kernels.elementwise.add_into) -> Any:
+                add(left, right)
+                return left
+
+            parts = [
+                Node(level, index, received[i].data[rank * size : (rank + 1) * size])
+                for rank, nodes in enumerate(places)
+                for i, (level, index, _) in enumerate(nodes)
+            ]
+            sum_ = root(added(parts, join), join)
+            kernels.grad_norm.scale_([sum_], 1.0 / total)
+            comm.all_gather(Tensor.wrap(sum_, flat.device), flat)
+            grads = bucket.grads()
+            for p in absent:
+                grads.remove(p)
+            yield grads
+
+
+def _tree(step: Step) -> TreeAccumulator:
+    assert isinstance(step.accumulator, TreeAccumulator)
+    return step.accumulator
 
 
 def _trained(named: Named) -> list[Tensor]:

@@ -140,6 +140,8 @@ class SimpleTrainer:
         Raises ValueError for parameters on several devices, other trainers and other communicators of several ranks.
         """
         step, comm = self._step, self._step.reducer.communicator
+        if self.config.reproducible:
+            raise ValueError("reproducible=True numbers random draws before each step, which a graph cannot hold")
         if comm is not None:
             if not step.reducer.capturable:
                 raise ValueError(

@@ -25,6 +25,7 @@ from minigrad.tensor import Tensor
 from ..comm.communicator import Communicator
 from .config import NonFiniteLossError, TrainingConfig, TrainingMetrics
 from .params import Named, Params, add_missing, by_own_id, has_float16, named_params, power_of_two, wanted_grads
+from .tree import TreeAccumulator
 
 
 class Step:
@@ -50,6 +51,18 @@ class Step:
         self.holding: bool = False
         """While true, micro-batches only join the window."""
         self._known: set[int] = set()
+        if config.reproducible:
+            self.add_by_tree(0)
+
+    def add_by_tree(self, rank: int) -> None:
+        """Add up micro-batches, and number their random draws, by the tree of all ranks."""
+        self.accumulator = TreeAccumulator(self.config.grad_accum_steps, rank)
+        self.key_draws()
+
+    def key_draws(self) -> None:
+        """Number the draws of the next micro-batch, where its place in the tree decides on them."""
+        if isinstance(self.accumulator, TreeAccumulator):
+            self.accumulator.key_draws(self.global_step)
 
     def take(self, params: Params, grads: GradStore, loss: float, weight: float = 1.0) -> TrainingMetrics | None:
         """Take in a micro-batch, which is consumed; None while the window is not full, or the step was left out."""
@@ -78,8 +91,14 @@ class Step:
         self.recorder.wait_for_captures()
         if self.reducer.world_size == 1 and weight and not math.isfinite(loss):
             self.accumulator.reset()
+            self.key_draws()
             raise NonFiniteLossError.of(loss, self.global_step + 1)
-        full = self.accumulator.add(wanted_grads(grads, named), loss, take=True, weight=weight)
+        wanted, tree = wanted_grads(grads, named), self.accumulator
+        if isinstance(tree, TreeAccumulator):
+            full = tree.add_all(wanted, named, loss, weight)
+        else:
+            full = self.accumulator.add(wanted, loss, take=True, weight=weight)
+        self.key_draws()
         return self.end_window(named) if full and not self.holding else None
 
     def end_window(self, named: Named) -> TrainingMetrics | None:
@@ -96,6 +115,7 @@ class Step:
             return self.recorder.count(self, loss, norm)
         finally:
             self.reducer.reset()
+            self.key_draws()
 
     def set_scheduled_lr(self) -> None:
         """Give the optimizer this step's learning rate, if there is a schedule."""

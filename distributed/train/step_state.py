@@ -50,4 +50,5 @@ def restore_step(step: Step, params: Params, arrays: Mapping[str, np.ndarray], m
     accumulator.load_state_dict(parts["window"], meta["window"], named)
     step.optimizer.load_state_dict(parts["optimizer"], meta["optimizer"])
     step.accumulator, step.global_step = accumulator, count
+    step.key_draws()
     step.reducer.restart(float(meta["window"].get("unit", 1.0)))
