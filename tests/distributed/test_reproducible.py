@@ -1,13 +1,16 @@
 """reproducible=True: the same bits of everything for any number of ranks, also after a restart on another number."""
 
+import functools
 import hashlib
 
 import numpy as np
 import pytest
+from ranks import on_processes, requires_mpi
 from refusals import raises
 
 import minigrad as mg
 from minigrad import distributed as dist
+from minigrad.device import Device
 from minigrad.distributed import TrainingConfig
 from minigrad.distributed.train.tree import Node, added, root
 from minigrad.models import GPT2, GPT2Config
@@ -21,61 +24,60 @@ TOKENS = np.random.default_rng(0).integers(0, 13, (97, 2, 7))
 class Run:
     """Training on one of the ranks, from the start or from what another world has saved."""
 
-    def __init__(self, comm, saved=None, kind=dist.BucketedTrainer, device="cpu", leaves=LEAVES):
+    def __init__(self, comm, saved=None, kind=dist.BucketedTrainer, leaves=LEAVES):
         mg.manual_seed(5)
-        self.comm, self.leaves, self.metrics, self.device = comm, leaves, [], device
-        self.model = GPT2(CONFIG)
-        self.model.to(device=device)
-        own = -(-leaves // comm.world_size)
-        config = TrainingConfig(max_grad_norm=0.5, grad_accum_steps=own, reproducible=True)
+        self.comm, self.leaves, self.metrics = comm, leaves, []
+        self.model = GPT2(CONFIG).to(device=comm.device)
+        self.params = list(self.model.named_parameters())
+        config = TrainingConfig(
+            max_grad_norm=0.5, grad_accum_steps=-(-leaves // comm.world_size), reproducible=kind is not None
+        )
         schedule = CosineAnnealing(0.01, 0.0, warmup_steps=0, total_steps=300)
-        options = {"bucket_size_bytes": 1500} if kind is not dist.AmpTrainer else {"communicator": comm}
-        args = (config,) if kind is dist.AmpTrainer else (config, comm)
-        optimizer = AdamW(self.params, lr=0.01)
-        self.trainer = kind(*args, optimizer=optimizer, schedule=schedule, **options)
+        options = {"communicator": comm, "bucket_size_bytes": 1500, "optimizer": AdamW(self.params, lr=0.01)}
+        self.trainer = (kind or dist.BucketedTrainer)(config, schedule=schedule, **options)
         if saved is not None:
-            weights, arrays, meta = saved
-            self.model.load_state_dict(weights)
-            self.trainer.load_state_dict(self.params, arrays, meta)
-
-    @property
-    def params(self):
-        return list(self.model.named_parameters())
+            self.model.load_state_dict(saved[0])
+            self.trainer.load_state_dict(self.params, *saved[1:])
 
     def step(self):
         own, trainer = self.trainer.config.grad_accum_steps, self.trainer
         for leaf in range(self.comm.rank * own, (self.comm.rank + 1) * own):
             if leaf < self.leaves:
-                batch = mg.from_numpy(TOKENS[(trainer.global_step * self.leaves + leaf) % len(TOKENS)]).to(self.device)
-                found = trainer.backward_and_step(self.model.loss(batch[:, :-1], batch[:, 1:]), self.params, leaf + 1.5)
+                tokens = TOKENS[(trainer.global_step * self.leaves + leaf) % len(TOKENS)]
+                tokens = mg.from_numpy(tokens).to(self.comm.device)
+                loss = self.model.loss(tokens[:, :-1], tokens[:, 1:])
+                found = trainer.backward_and_step(loss, self.params, leaf + 1.5)
             else:
                 found = trainer.step(self.params, mg.GradStore(), 0.0, weight=0.0)
         self.metrics.append(found)
 
     def saved(self):
-        return self.model.state_dict(), *self.trainer.state_dict(self.params)
+        weights = {name: x.detach().cpu().numpy().copy() for name, x in self.model.state_dict().items()}
+        return weights, *self.trainer.state_dict(self.params)
 
 
-def history(*parts, **options) -> str:
+def body(comm, steps=2, saved=None, **options):
+    """What the steps reported, and what they left; all ranks must have the same."""
+    run = Run(comm, saved, **options)
+    for _ in range(steps):
+        run.step()
+    run.trainer.assert_replicas_identical(run.params)
+    return run.metrics, run.saved()
+
+
+def digest(metrics, saved) -> str:
+    named = sorted({**saved[0], **saved[1]}.items())
+    return hashlib.sha256(b"".join([repr(metrics).encode(), *(x.tobytes() for _, x in named)])).hexdigest()
+
+
+def history(*parts, devices=None, **options) -> str:
     """The hash of all metrics, and of weights and moments at the end, of (ranks, steps) one after the other."""
-    saved, out = None, hashlib.sha256()
-
-    def body(comm):
-        run = Run(comm, saved, **options)
-        for _ in range(steps):
-            run.step()
-        run.trainer.assert_replicas_identical(run.params)
-        return run.metrics, run.saved()
-
+    saved, metrics = None, []
     for ranks, steps in parts:
-        metrics, saved = dist.run_threads(ranks, body, timeout=60)[0]
-        for one in metrics:
-            out.update(repr(one).encode())
-        weights, arrays, _ = saved
-        saved = ({name: x.detach().cpu().numpy().copy() for name, x in weights.items()}, *saved[1:])
-    for name, x in sorted({**saved[0], **arrays}.items()):
-        out.update(name.encode() + np.ascontiguousarray(x).tobytes())
-    return out.hexdigest()
+        one = functools.partial(body, steps=steps, saved=saved, **options)
+        more, saved = dist.run_threads(ranks, one, timeout=60, devices=devices and devices[:1] * ranks)[0]
+        metrics += more
+    return digest(metrics, saved)
 
 
 def histories(n: int):
@@ -88,8 +90,57 @@ def histories(n: int):
 
 def test_one_history_for_any_worlds():
     assert len({history(*parts) for parts in histories(3)}) == 1
+    assert len({history((ranks, 2), kind=None) for ranks in (1, 2, 3)}) == 3  # sums in order of rank
 
 
 @pytest.mark.long
 def test_one_history_of_200_steps_for_twelve_worlds():
     assert len({history(*parts) for parts in histories(200)}) == 1
+
+
+CUDA = {"devices": [Device("cuda:0")], "leaves": 2}
+OTHERS = [{"kind": dist.AmpTrainer}, {"kind": dist.DistributedTrainer}, {"leaves": 5}, CUDA]
+
+
+@pytest.mark.parametrize("options", OTHERS, ids=["bfloat16", "after backward", "five leaves", "cuda"])
+def test_other_trainers_and_devices(options):
+    if "devices" in options and not mg.cuda.is_available():
+        pytest.skip("no CUDA device, and NUMBA_ENABLE_CUDASIM=1 is not set")
+    if options.get("kind") is dist.DistributedTrainer:
+        options = {"kind": ByHand}
+    assert len({history(*parts, **options) for parts in ([(1, 2)], [(2, 1), (3, 1)])}) == 1
+
+
+class ByHand(dist.DistributedTrainer):
+    def backward_and_step(self, loss, params, weight):
+        return self.step(params, loss.backward(), loss.item(), weight)
+
+
+def on_process(comm) -> str:
+    return digest(*body(comm))
+
+
+@requires_mpi
+def test_processes_have_the_bits_of_threads():
+    assert {line[4:] for line in on_processes(2, on_process).stdout.splitlines()} == {history((3, 2))}
+
+
+def test_the_tree_depends_on_the_number_of_leaves_alone():
+    join = "({} {})".format
+    leaves = [Node(0, i, str(i)) for i in range(7)]
+    for cut in range(8):
+        left, right = added(leaves[:cut], join), added(leaves[cut:], join)
+        assert root(added([*left, *right], join), join) == "(((0 1) (2 3)) ((4 5) 6))"
+
+
+def test_what_cannot_be_reproducible_says_so():
+    run, config = Run(dist.NoOpCommunicator(), leaves=2), TrainingConfig(reproducible=True)
+    run.step()
+    raises(ValueError, "random draws .* a graph cannot hold", run.trainer.capture, run.model.loss, run.params)
+    run.trainer.step(run.params, mg.GradStore(), 0.0)
+    raises(RuntimeError, "1 of 2 micro-batches: .* saved after a step", run.saved)
+    plain = dist.SimpleTrainer().state_dict(run.params)
+    raises(ValueError, "not that of a trainer with repro", dist.SimpleTrainer(config).load_state_dict, [], *plain)
+    raises(ValueError, "not blocks", dist.BlockDistributedTrainer, run.model, run.comm, config)
+    hook = dist.BFloat16Compression()
+    raises(ValueError, "leave the hook", lambda: dist.DistributedTrainer(config, run.comm, hook=hook))
