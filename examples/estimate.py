@@ -23,6 +23,7 @@ def check_memory(settings: Settings, vocab_size: int, device: Device, world_size
     A Llama counts as the GPT-2 of its sizes.
     """
     free = free_memory(device)
+    world_size = 1 if settings.reproducible else world_size  # which does not part micro-batches
     ranks = int(os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", 1)) if device.type == "cpu" else 1  # that share the memory
     needed = ranks * step_bytes(settings, vocab_size, settings.batch_size // world_size)
     if free is None or needed <= free:
