@@ -193,7 +193,8 @@ class Training(TrainingRun):
         return mean
 
     def write_checkpoint(self) -> None:
-        """Rank 0 writes for all; the others go on when the checkpoint is safe."""
+        """Rank 0 writes for all, if they hold the same; the others go on when the checkpoint is safe."""
+        self.trainer.assert_replicas_identical(self.model.named_parameters())
         contents = run_contents(self.run) if self.comm.rank == 0 else ({}, {})
         save_distributed_checkpoint(self.comm, self.run.folder, *contents, keep=self.settings.keep)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from minigrad.errors import check_int
 from minigrad.optim import AdamW, GradAccumulator
 
 
@@ -38,6 +39,9 @@ class TrainingConfig:
     weight 0. They are added up by a fixed tree (tree.py), and numbered by it are the default generator's draws, whose
     seed is the one that the generator has when the trainer is made.
 
+    ``compare_every``: after so many steps several ranks compare the hashes of their weights and of what the optimizer
+    keeps of them; where they differ, all raise ReplicaMismatchError. 0: never.
+
     ``learning_rate`` and ``weight_decay`` are those of the AdamW that the trainer makes; they are not used with an
     optimizer of your own. Raises ValueError for values out of range.
     """
@@ -47,10 +51,12 @@ class TrainingConfig:
     max_grad_norm: float | None = 1.0
     grad_accum_steps: int = 1
     reproducible: bool = False
+    compare_every: int = 100
 
     def __post_init__(self) -> None:
         AdamW(lr=self.learning_rate, weight_decay=self.weight_decay)  # checks both
         GradAccumulator(self.grad_accum_steps)
+        check_int("compare_every", self.compare_every, 0)
         limit = self.max_grad_norm
         if limit is not None and not (isinstance(limit, int | float) and limit > 0):
             raise ValueError(f"max_grad_norm is {self.max_grad_norm!r}, expected a number > 0, or None for no clipping")

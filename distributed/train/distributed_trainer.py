@@ -18,8 +18,8 @@ from minigrad.tensor import Tensor
 from ..comm.communicator import Communicator
 from .buckets import DEFAULT_BUCKET_BYTES, CommHook, GradientBucketManager, all_reduce_hook
 from .config import TrainingConfig, TrainingMetrics, check_kind
-from .grad_sync import assert_replicas_identical, broadcast_params
-from .params import Params
+from .grad_sync import assert_replicas_identical, broadcast_params, moments
+from .params import Params, named_params
 from .reducers import Buckets, Overlapped, Trees
 from .simple_trainer import SimpleTrainer
 
@@ -83,9 +83,11 @@ class DistributedTrainer(SimpleTrainer):
         broadcast_params(self.communicator, params, root)
 
     def assert_replicas_identical(self, params: Params) -> None:
-        """Raise ReplicaMismatchError, on every rank, unless all ranks' tensors have the same bits. A collective."""
+        """Raise ReplicaMismatchError, on every rank, unless all ranks' tensors, and what the optimizer keeps of them,
+        have the same bits. A collective."""
         self.communicator.step = self.global_step
-        assert_replicas_identical(self.communicator, params)
+        named = named_params(params)
+        assert_replicas_identical(self.communicator, [*named, *moments(self.optimizer, named)])
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -17,6 +17,7 @@ import numpy as np
 
 from minigrad.errors import check_int
 from minigrad.grad_store import GradStore
+from minigrad.optim import Optimizer
 from minigrad.optim.grad_accumulator import check_weight
 from minigrad.tensor import Tensor
 
@@ -27,6 +28,12 @@ from ..comm.place import bytes_of, on_host
 from .buckets import DEFAULT_BUCKET_BYTES, CommHook, GradientBucketManager, all_reduce_hook
 from .params import Named, Params, named_params
 from .step import merged
+
+AT_FIRST = "call broadcast_params before the first step, and change weights on all ranks alike"
+LATER = (
+    "unless the program changed it on one rank alone, its memory or processor is at fault; go on from a "
+    "checkpoint of before"
+)
 
 
 class ReplicaMismatchError(RuntimeError):
@@ -154,8 +161,8 @@ def assert_replicas_identical(communicator: Communicator, params: Params) -> Non
         agree_on_values(communicator, params)
 
 
-def agree_on_values(communicator: Communicator, params: Params) -> Named:
-    """``agree_on_params``, whose values must have the same bits on all ranks, too."""
+def agree_on_values(communicator: Communicator, params: Params, advice: str = AT_FIRST) -> Named:
+    """``agree_on_params``, whose values must have the same bits on all ranks, too; else there is ``advice``."""
     named = agree_on_params(communicator, params)
     digest = b"".join(_digest(p) for _, p in named)
     everyone = all_gather_bytes(communicator, digest)
@@ -168,11 +175,22 @@ def agree_on_values(communicator: Communicator, params: Params) -> Named:
                 f"the ranks' copies of {name!r} {tuple(p.shape)} {p.dtype} differ: rank "
                 f"{', '.join(map(str, ranks))} against the others"
                 + (f" (step {communicator.step})" if communicator.step is not None else "")
-                + "; call broadcast_params before the first step, and change weights on all ranks alike",
+                + f"; {advice}",
                 name,
                 ranks,
             )
     return named
+
+
+def moments(optimizer: Optimizer, params: Params) -> Named:
+    """What the optimizer keeps of the parameters, such as ``exp_avg of wte.weight``."""
+    states = [(name, optimizer.state.get(p._id)) for name, p in named_params(params)]
+    return [
+        (f"{kind} of {name}", Tensor.wrap(array, state.device))
+        for name, state in states
+        if state is not None
+        for kind, array in state.arrays.items()
+    ]
 
 
 def all_reduce_grads(

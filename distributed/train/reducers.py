@@ -20,7 +20,17 @@ from ..comm.communicator import Communicator
 from ..comm.gather import all_gather_json
 from .buckets import CommHook, GradientBucketManager, filled
 from .config import NonFiniteLossError
-from .grad_sync import Window, agree_on_settings, agree_on_values, digest_of, exchange_window, mean_over_ranks, mismatch
+from .grad_sync import (
+    LATER,
+    Window,
+    agree_on_settings,
+    agree_on_values,
+    digest_of,
+    exchange_window,
+    mean_over_ranks,
+    mismatch,
+    moments,
+)
 from .params import Named, Params, has_float16, named_params, power_of_two
 from .step import Reducer, Step, no_weight
 from .tree import Node, TreeAccumulator, added, root
@@ -152,6 +162,12 @@ class Buckets(Reducer):
         """Drop what is in the buckets, after waiting for what is under way."""
         if self.manager is not None:
             self.manager.reset()
+
+    def compare(self, step: Step, named: Named) -> None:
+        """After every ``compare_every`` steps, but not while a graph is captured. Raises ReplicaMismatchError."""
+        every = step.config.compare_every
+        if every and step.global_step % every == 0 and not step.recorder.on_device:
+            agree_on_values(self.communicator, [*named, *moments(step.optimizer, named)], LATER)
 
     def restart(self, unit: float) -> None:
         """Compare at the next step what the ranks have."""

@@ -112,7 +112,9 @@ class Step:
             if unscaled is None:
                 return None
             norm = self.updater.clip_and_update(self, named, unscaled)
-            return self.recorder.count(self, loss, norm)
+            metrics = self.recorder.count(self, loss, norm)
+            self.reducer.compare(self, named)
+            return metrics
         finally:
             self.reducer.reset()
             self.key_draws()
@@ -174,6 +176,9 @@ class Reducer:
 
     def reset(self) -> None:
         """Drop what the reducer has of the window."""
+
+    def compare(self, step: Step, named: Named) -> None:
+        """After a step: whether all ranks hold the same."""
 
     def restart(self, unit: float) -> None:
         """Another state was loaded: compare anew what the ranks have."""
