@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from minigrad.errors import check_int
+from minigrad.errors import check_bool, check_int
 from minigrad.optim import AdamW, GradAccumulator
 
 
@@ -56,6 +56,7 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         AdamW(lr=self.learning_rate, weight_decay=self.weight_decay)  # checks both
         GradAccumulator(self.grad_accum_steps)
+        check_bool("reproducible", self.reproducible)
         check_int("compare_every", self.compare_every, 0)
         limit = self.max_grad_norm
         if limit is not None and not (isinstance(limit, int | float) and limit > 0):

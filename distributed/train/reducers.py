@@ -269,9 +269,9 @@ class Trees(Buckets):
                 return left
 
             parts = [
-                Node(level, index, received[i].data[rank * size : (rank + 1) * size])
+                Node(level, number, received[i].data[rank * size : (rank + 1) * size])
                 for rank, nodes in enumerate(places)
-                for i, (level, index, _) in enumerate(nodes)
+                for i, (level, number, _) in enumerate(nodes)
             ]
             sum_ = root(added(parts, join), join)
             kernels.grad_norm.scale_([sum_], 1.0 / total)

@@ -30,10 +30,10 @@ MICRO_BATCHES, DRAWS = 2**20, 2**20  # at most, of a step, and of random arrays 
 
 
 class Node(NamedTuple):
-    """Node ``index`` of a level, from 0, the leaves'; its content is what is added up."""
+    """Node ``number`` of a level, from 0, the leaves'; its content is what is added up."""
 
     level: int
-    index: int
+    number: int
     content: Any
 
 
@@ -42,9 +42,9 @@ def added(nodes: Iterable[Node], join: Callable[[Content, Content], Content]) ->
     done: list[Node] = []
     for node in nodes:
         done.append(node)
-        while len(done) > 1 and done[-2][:2] == (done[-1].level, done[-1].index - 1) and done[-1].index % 2:
+        while len(done) > 1 and done[-2][:2] == (done[-1].level, done[-1].number - 1) and done[-1].number % 2:
             right, left = done.pop(), done.pop()
-            done.append(Node(left.level + 1, left.index // 2, join(left.content, right.content)))
+            done.append(Node(left.level + 1, left.number // 2, join(left.content, right.content)))
     return done
 
 

@@ -1,5 +1,6 @@
 """Bits that flip in the weights or moments of one rank are noticed, with rank and tensor, and nothing else is."""
 
+import block_trainer_nets as nets
 import numpy as np
 import pytest
 
@@ -87,3 +88,29 @@ def test_what_the_error_says_and_when_nobody_compares():
     with pytest.raises(ReplicaMismatchError, match=r"'.*' .* differ: rank 1 .*\(step 4\); unless the program changed"):
         dist.run_threads(RANKS, lambda comm: body(comm, 4), timeout=60)
     dist.run_threads(RANKS, lambda comm: body(comm, 0), timeout=60)
+
+
+@pytest.mark.filterwarnings("ignore:step 9")
+def test_a_suspect_step_is_computed_again_and_the_fault_is_transient_or_persistent():
+    def body(comm, spoiled=0, large=1.0, recheck=True):
+        net, calls = nets.Net(), 0
+
+        def loss_of(x, y):
+            nonlocal calls
+            calls += 1
+            return net.loss(x, y) * (1e6 if (comm.rank, calls) == (1, spoiled) else 1.0)
+
+        config = TrainingConfig(grad_accum_steps=2)
+        trainer = dist.BlockDistributedTrainer(net, comm, config, loss_fn=loss_of, recheck=recheck)
+        for i in range(22):
+            trainer.train_batch(*(a * (large if i == 16 else 1.0) for a in nets.batch(i, slice(comm.rank, 12, 2))))
+        return [(one.step, one.fault) for one in trainer.suspect_steps], nets.held(net)
+
+    def ran(**options):
+        return dist.run_threads(2, lambda comm: body(comm, **options), timeout=60)[0]
+
+    clean = ran(recheck=False)
+    assert ran() == clean
+    assert ran(spoiled=17) == ([(9, "transient")], clean[1])
+    found, weights = ran(large=100.0)
+    assert found == [(9, "persistent")] and weights == ran(large=100.0, recheck=False)[1] != clean[1]
