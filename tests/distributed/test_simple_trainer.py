@@ -63,7 +63,8 @@ def test_the_configuration_has_boostrs_fields_defaults_and_builders():
         "weight_decay": 0.01,
         "max_grad_norm": 1.0,
         "grad_accum_steps": 1,
-        **{"reproducible": False, "compare_every": 100},  # which boostr has not
+        "reproducible": False,  # boostr has neither this nor the next
+        "compare_every": 100,
     }
     changed = config.with_lr(0.1).with_weight_decay(0.2).with_max_grad_norm(None).with_grad_accum_steps(4)
     assert changed == TrainingConfig(0.1, 0.2, None, 4)
