@@ -38,7 +38,7 @@ from .checkpoint import load_distributed_checkpoint, random_state, restore_rando
 from .config import TrainingConfig, TrainingMetrics
 from .distributed_trainer import BucketedTrainer
 from .grad_sync import digest_of
-from .recheck import Recheck, SuspectStep
+from .recheck import Recheck
 
 
 class BlockDistributedTrainer(Scaled, BucketedTrainer):
@@ -70,7 +70,7 @@ class BlockDistributedTrainer(Scaled, BucketedTrainer):
             and those in which a rank waited for it, the largest of any rank, since the line before.
         max_steps: what ``reached_max_steps`` compares with; None: never reached.
         recheck: keep a step's batches, and compute it again where the gradient's norm is ten times the usual one
-            (recheck.py); ``suspect_steps`` lists them, transient faults and persistent ones.
+            (recheck.py); a SuspectStepWarning says whether the fault is transient or persistent.
 
     ``is_coordinator`` says whether this is rank 0. Raises ValueError for a configuration that contradicts the
     communicator.
@@ -127,11 +127,6 @@ class BlockDistributedTrainer(Scaled, BucketedTrainer):
     def reached_max_steps(self) -> bool:
         """Whether ``max_steps`` steps have been made."""
         return self.max_steps is not None and self.global_step >= self.max_steps
-
-    @property
-    def suspect_steps(self) -> list[SuspectStep]:
-        """Steps that were computed again."""
-        return [] if self._recheck is None else self._recheck.found
 
     # ------------------------------------------------------------------ steps
 

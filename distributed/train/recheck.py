@@ -8,7 +8,6 @@ import statistics
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import minigrad
@@ -24,16 +23,12 @@ SUSPECT = 10.0  # times the usual norm, the median of the steps before
 STEPS = 20  # before, of which the norm is known; a quarter of them is enough
 
 
-@dataclass(frozen=True)
-class SuspectStep:
-    """A step that was computed again: its gradient's norm, the usual one, the norm of the second time, and whether the
-    fault was ``transient`` (other gradients) or ``persistent`` (the same bits)."""
+class SuspectStepWarning(RuntimeWarning):
+    """A step was computed again; ``transient`` says whether that gave other gradients."""
 
-    step: int
-    norm: float
-    usual: float
-    again: float
-    fault: str
+    def __init__(self, message: str, step: int, transient: bool) -> None:
+        super().__init__(message)
+        self.step, self.transient = step, transient
 
 
 class Recheck(Updater):
@@ -41,7 +36,6 @@ class Recheck(Updater):
 
     def __init__(self, updater: Updater, loss_of: Callable[..., Tensor]) -> None:
         self.updater, self.loss_of = updater, loss_of
-        self.found: list[SuspectStep] = []
         self._norms: deque[float] = deque(maxlen=STEPS)
         self._kept: list[tuple[Any, list[Tensor], float, dict[str, int]]] = []
 
@@ -59,14 +53,11 @@ class Recheck(Updater):
             grads = self._computed_again(step, named)
             same = first == {id: on_host(grad).tobytes() for id, grad in grads.items()}
             again, number = grad_norm(grads), step.global_step + 1
-            one = SuspectStep(number, norm, usual, again, "persistent" if same else "transient")
-            self.found.append(one)
-            warnings.warn(
+            text = (
                 f"step {number}: the gradient's norm was {norm:.3g}, usual is {usual:.3g}; computed again it is "
-                f"{again:.3g}: the fault is {one.fault}",
-                RuntimeWarning,
-                stacklevel=2,
+                f"{again:.3g}: the fault is {'persistent' if same else 'transient'}"
             )
+            warnings.warn(SuspectStepWarning(text, number, not same), stacklevel=2)
             norm = again
         self._norms.append(norm)
         return self.updater.clip_and_update(step, named, [grads])

@@ -33,7 +33,7 @@ from .grad_sync import (
 )
 from .params import Named, Params, has_float16, named_params, power_of_two
 from .step import Reducer, Step, no_weight
-from .tree import Node, TreeAccumulator, added, root
+from .tree import Nodes, TreeAccumulator, insert, root
 
 
 class Buckets(Reducer):
@@ -249,31 +249,27 @@ class Trees(Buckets):
         return self._added(trained, nodes, places, total, absent), loss
 
     def _added(
-        self, trained: list[Tensor], mine: list[Node], places: list[list[Node]], total: float, absent: list[Tensor]
+        self, trained: list[Tensor], mine: Nodes, places: list[Nodes], total: float, absent: list[Tensor]
     ) -> Iterator[GradStore]:
         """Each bucket's mean gradients, of this rank's nodes and the places of all ranks' nodes in the tree."""
-        comm = self.communicator
+        comm, sums = self.communicator, list(mine.values())
         for bucket in filled(trained, self.bucket_size_bytes, comm.world_size):
             flat, kernels = bucket.flat, bucket.flat.device.kernels
             size = flat.numel() // comm.world_size
             received = []
             for i in range(max(map(len, places))):
                 for id, view in bucket.views.items():
-                    if i < len(mine):
-                        kernels.elementwise.assign(view, mine[i].content[id].data)
+                    if i < len(sums):
+                        kernels.elementwise.assign(view, sums[i][id].data)
                 received.append(Tensor.wrap(kernels.empty((flat.numel(),), flat.dtype), flat.device))
                 comm.all_to_all(flat, received[-1])
 
-            def join(left: Any, right: Any, add: Any = kernels.elementwise.add_into) -> Any:
-                add(left, right)
-                return left
-
-            parts = [
-                Node(level, number, received[i].data[rank * size : (rank + 1) * size])
-                for rank, nodes in enumerate(places)
-                for i, (level, number, _) in enumerate(nodes)
-            ]
-            sum_ = root(added(parts, join), join)
+            nodes: Nodes = {}
+            for rank, keys in enumerate(places):
+                for i, key in enumerate(keys):
+                    part = received[i].data[rank * size : (rank + 1) * size]
+                    insert(nodes, *key, part, kernels.elementwise.add_into)
+            sum_ = root(nodes, kernels.elementwise.add_into)
             kernels.grad_norm.scale_([sum_], 1.0 / total)
             comm.all_gather(Tensor.wrap(sum_, flat.device), flat)
             grads = bucket.grads()

@@ -12,8 +12,8 @@ So a rank adds up what is complete within its own leaves, and sends the roots of
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -25,35 +25,27 @@ from minigrad.tensor import Tensor
 
 from .params import Named
 
-Content = TypeVar("Content")
 MICRO_BATCHES, DRAWS = 2**20, 2**20  # at most, of a step, and of random arrays of a micro-batch
 
-
-class Node(NamedTuple):
-    """Node ``number`` of a level, from 0, the leaves'; its content is what is added up."""
-
-    level: int
-    number: int
-    content: Any
+Nodes = dict[tuple[int, int], Any]  # what is added up, by level (0 is that of the leaves) and number in it
+Add = Callable[[Any, Any], object]  # adds the second to the first, in place
 
 
-def added(nodes: Iterable[Node], join: Callable[[Content, Content], Content]) -> list[Node]:
-    """Nodes from left to right, of which every two that have the same parent are joined."""
-    done: list[Node] = []
-    for node in nodes:
-        done.append(node)
-        while len(done) > 1 and done[-2][:2] == (done[-1].level, done[-1].number - 1) and done[-1].number % 2:
-            right, left = done.pop(), done.pop()
-            done.append(Node(left.level + 1, left.number // 2, join(left.content, right.content)))
-    return done
+def insert(nodes: Nodes, level: int, number: int, content: Any, add: Add) -> None:
+    """Add a node; it and the one beside it become the one above both."""
+    while (beside := nodes.pop((level, number ^ 1), None)) is not None:
+        left, right = (beside, content) if number % 2 else (content, beside)
+        add(left, right)
+        level, number, content = level + 1, number // 2, left
+    nodes[level, number] = content
 
 
-def root(nodes: list[Node], join: Callable[[Content, Content], Content]) -> Content:
-    """The whole tree's sum, of what ``added`` has returned."""
-    *rest, last = nodes
-    content: Content = last.content
-    for node in reversed(rest):
-        content = join(node.content, content)
+def root(nodes: Nodes, add: Add) -> Any:
+    """The whole tree's sum."""
+    *rest, content = [nodes[key] for key in sorted(nodes, key=lambda key: key[1] << key[0])]
+    for left in reversed(rest):
+        add(left, content)
+        content = left
     return content
 
 
@@ -71,7 +63,7 @@ class TreeAccumulator(GradAccumulator):
     def reset(self) -> None:
         """Drop what the present window has so far."""
         super().reset()
-        self.nodes: list[Node] = []
+        self.nodes: Nodes = {}
         self.leaves: list[tuple[float, float]] = []
         """Loss and weight of each micro-batch."""
         self.present: set[int] = set()
@@ -96,17 +88,20 @@ class TreeAccumulator(GradAccumulator):
         one = GradAccumulator(1)
         one.add(grads, loss, take=True, weight=weight)
         if weight:
-            self.nodes = added([*self.nodes, Node(0, self.leaf, one._sums)], _add_into)
+            insert(self.nodes, 0, self.leaf, one._sums, _add_into)
         self.leaves.append((loss, weight))
         self.weight = math.fsum(w for _, w in self.leaves)
         self._loss_sum = math.fsum(x * w for x, w in self.leaves if w)
         self.current_step += 1
         return self.current_step >= self.accum_steps
 
-    def places(self, rank: int, leaves: list[tuple[float, float]]) -> list[Node]:
+    def places(self, rank: int, leaves: list[tuple[float, float]]) -> Nodes:
         """Where in the tree the nodes of a rank with these leaves are."""
-        first = rank * self.accum_steps
-        return added((Node(0, first + i, None) for i, (_, weight) in enumerate(leaves) if weight), lambda *_: None)
+        nodes: Nodes = {}
+        for i, (_, weight) in enumerate(leaves):
+            if weight:
+                insert(nodes, 0, rank * self.accum_steps + i, True, lambda left, right: None)
+        return nodes
 
     def flush(self) -> tuple[GradStore, float] | None:
         """End the window: the means over the micro-batches that it has, or None if it has none."""
@@ -131,7 +126,6 @@ class TreeAccumulator(GradAccumulator):
         self.seed = check_int("seed", meta["seed"], 0, 2**64 - 1)
 
 
-def _add_into(left: dict[int, Tensor], right: dict[int, Tensor]) -> dict[int, Tensor]:
+def _add_into(left: dict[int, Tensor], right: dict[int, Tensor]) -> None:
     for number, total in left.items():
         total.device.kernels.elementwise.add_into(total.data, right[number].data)
-    return left

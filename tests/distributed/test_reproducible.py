@@ -12,7 +12,7 @@ import minigrad as mg
 from minigrad import distributed as dist
 from minigrad.device import Device
 from minigrad.distributed import TrainingConfig
-from minigrad.distributed.train.tree import Node, added, root
+from minigrad.distributed.train.tree import insert, root
 from minigrad.models import GPT2, GPT2Config
 from minigrad.optim import AdamW, CosineAnnealing
 
@@ -126,11 +126,16 @@ def test_processes_have_the_bits_of_threads():
 
 
 def test_the_tree_depends_on_the_number_of_leaves_alone():
-    join = "({} {})".format
-    leaves = [Node(0, i, str(i)) for i in range(7)]
+    def add(left, right):
+        left[:] = [[*left], [*right]]
+
     for cut in range(8):
-        left, right = added(leaves[:cut], join), added(leaves[cut:], join)
-        assert root(added([*left, *right], join), join) == "(((0 1) (2 3)) ((4 5) 6))"
+        parts = {}, {}
+        for i in range(7):
+            insert(parts[i >= cut], 0, i, [i], add)
+        for key, content in parts[1].items():
+            insert(parts[0], *key, content, add)
+        assert root(parts[0], add) == [[[[0], [1]], [[2], [3]]], [[[4], [5]], [6]]]
 
 
 def test_what_cannot_be_reproducible_says_so():
