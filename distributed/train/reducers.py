@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from minigrad.grad_store import GradStore, TensorId
@@ -93,7 +94,7 @@ class Buckets(Reducer):
         has a window. Where a graph is captured, all ranks' windows are alike.
         """
         comm, accumulator, trained = self.communicator, step.accumulator, _trained(named)
-        manager, step_number = self.buckets(trained), step.global_step + 1
+        manager = self.buckets(trained)
         try:
             sums = {p.id: grad for p in reversed(trained) if (grad := accumulator.pop(p)) is not None}
             self.send(step, manager, sums)
@@ -102,20 +103,28 @@ class Buckets(Reducer):
         except Exception:
             accumulator.reset()
             raise
-        lr = step.optimizer.lr if step.schedule is None else step.schedule.get_lr(step.global_step)
         present = [manager.is_ready(p.id) for p in trained]
         manager.launch_rest()
-        mine = self.completed(Window(loss, weight, count, 0.0, lr, present, step_number), trained)
-        windows = [mine] * comm.world_size if step.recorder.on_device else exchange_window(comm, mine)
-        if not any(window.count for window in windows):
+        windows = self.windows(step, trained, Window(loss, weight, count, 0.0, 0.0, present))
+        if windows is None:
             return None
-        self.check(step, windows)
         total = sum(window.weight for window in windows)
         if has_float16(named):
             self.unit *= power_of_two(total / sum(window.count for window in windows))
         mean_loss = sum(window.weight * window.loss for window in windows if window.weight) / total
         absent = [p for i, p in enumerate(trained) if not any(window.present[i] for window in windows)]
         return manager.wait_each(absent, comm.world_size / total), mean_loss
+
+    def windows(self, step: Step, trained: list[Tensor], mine: Window) -> list[Window] | None:
+        """All ranks' windows, checked, of what this rank has; None if no rank has one."""
+        lr = step.optimizer.lr if step.schedule is None else step.schedule.get_lr(step.global_step)
+        mine = self.completed(replace(mine, lr=lr, step=step.global_step + 1), trained)
+        ranks = self.communicator.world_size
+        windows = [mine] * ranks if step.recorder.on_device else exchange_window(self.communicator, mine)
+        if not any(window.count for window in windows):
+            return None
+        self.check(step, windows)
+        return windows
 
     def buckets(self, trained: list[Tensor]) -> GradientBucketManager:
         """The buckets of these parameters, which stay for later windows."""
@@ -232,16 +241,13 @@ class Trees(Buckets):
     def reduce(self, step: Step, named: Named) -> tuple[Iterable[GradStore], float] | None:
         """Tell each other what the leaves are, and add up their nodes."""
         comm, tree, trained = self.communicator, _tree(step), _trained(named)
-        lr = step.optimizer.lr if step.schedule is None else step.schedule.get_lr(step.global_step)
-        present = [p._id in tree.present for p in trained]
         mean = tree._loss_sum / tree.weight if tree.weight else 0.0
-        window = Window(mean, tree.weight, tree.current_step, 0.0, lr, present, step.global_step + 1)
+        mine = Window(mean, tree.weight, tree.current_step, 0.0, 0.0, [p._id in tree.present for p in trained])
         nodes, leaves = tree.nodes, all_gather_json(comm, tree.leaves)
         tree.reset()
-        windows = exchange_window(comm, window)
-        if not any(window.count for window in windows):
+        windows = self.windows(step, trained, mine)
+        if windows is None:
             return None
-        self.check(step, windows)
         total = math.fsum(weight for rank in leaves for _, weight in rank)
         loss = math.fsum(loss * weight for rank in leaves for loss, weight in rank if weight) / total
         absent = [p for i, p in enumerate(trained) if not any(window.present[i] for window in windows)]

@@ -56,12 +56,6 @@ class GPT2Config:
         """Channels of a head."""
         return self.n_embd // self.n_head
 
-    @property
-    def matrix_elements(self) -> int:
-        """Parameters without those of biases, norms and positions."""
-        C, inner = self.n_embd, self.n_inner or 4 * self.n_embd
-        return self.vocab_size * C * (1 if self.tied else 2) + self.n_layer * (4 * C * C + 2 * C * inner)
-
     # ------------------------------------------------------------------ Hugging Face's format
 
     @classmethod
@@ -137,7 +131,7 @@ def gpt2_memory(
     N, h = batch_size * T, kind.itemsize
     L, C, V, heads = config.n_layer, config.n_embd, config.vocab_size, config.n_head
     inner = config.n_inner or 4 * C
-    matrices = config.matrix_elements
+    matrices = V * C + L * (4 * C * C + 2 * C * inner)
     vectors = L * ((5 * C + inner + 2 * C) if config.bias else 0) + 2 * L * C + (C if config.bias else 0) + C
     layer = {
         "LayerNorm": 2 * N * (4 * C + 8),

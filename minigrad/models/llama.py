@@ -108,12 +108,6 @@ class LlamaConfig:
         return self.n_embd // self.n_head if self.head_dim is None else self.head_dim
 
     @property
-    def matrix_elements(self) -> int:
-        """Parameters without those of biases and norms."""
-        block = 2 * self.head_size * (self.n_head + self.n_kv_head) + 3 * self.n_inner
-        return self.n_embd * (self.vocab_size * (1 if self.tied else 2) + self.n_layer * block)
-
-    @property
     def rope_frequencies(self) -> tuple[float, ...]:
         """Radians per token by which each of the head_size / 2 pairs is rotated."""
         frequencies = self.rope_base ** (-np.arange(0, self.head_size, 2) / self.head_size)

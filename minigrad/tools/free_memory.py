@@ -30,14 +30,17 @@ def free_memory(device: Device = CPU) -> int | None:
 
 
 def check_model_fits(config: Any, bytes_each: int, device: Device = CPU) -> None:
-    """ValueError for a configuration whose matrices, at so many bytes for each number, are more than the free memory.
+    """ValueError for a language model whose matrices, at so many bytes a number, are more than the free memory: the
+    embedding, and those that each layer has at least.
 
     What a file or a flag claims may be any integer: this takes no longer for a large one.
     """
-    free, needed = free_memory(device), config.matrix_elements * bytes_each + config.n_layer * BLOCK
+    layer = 2 * config.head_size * (config.n_head + config.n_kv_head) + 2 * (config.n_inner or 4 * config.n_embd)
+    least = config.n_embd * (config.vocab_size + config.n_layer * layer)
+    free, needed = free_memory(device), least * bytes_each + config.n_layer * BLOCK
     if free is not None and needed > free:
         raise bad_value(
-            f"{config.n_layer} layers of {config.n_embd} channels have at least {_billions(config.matrix_elements)} "
+            f"{config.n_layer} layers of {config.n_embd} channels have at least {_billions(least)} "
             f"billion parameters and need {in_words(needed)} of memory, of which {in_words(free)} are free on {device}"
         )
 

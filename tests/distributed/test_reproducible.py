@@ -99,21 +99,14 @@ def test_one_history_of_200_steps_for_twelve_worlds():
 
 
 CUDA = {"devices": [Device("cuda:0")], "leaves": 2}
-OTHERS = [{"kind": dist.AmpTrainer}, {"kind": dist.DistributedTrainer}, {"leaves": 5}, CUDA]
+OTHERS = {"bfloat16": {"kind": dist.AmpTrainer}, "five leaves": {"leaves": 5}, "cuda": CUDA}
 
 
-@pytest.mark.parametrize("options", OTHERS, ids=["bfloat16", "after backward", "five leaves", "cuda"])
+@pytest.mark.parametrize("options", OTHERS.values(), ids=OTHERS)
 def test_other_trainers_and_devices(options):
-    if "devices" in options and not mg.cuda.is_available():
+    if options is CUDA and not mg.cuda.is_available():
         pytest.skip("no CUDA device, and NUMBA_ENABLE_CUDASIM=1 is not set")
-    if options.get("kind") is dist.DistributedTrainer:
-        options = {"kind": ByHand}
     assert len({history(*parts, **options) for parts in ([(1, 2)], [(2, 1), (3, 1)])}) == 1
-
-
-class ByHand(dist.DistributedTrainer):
-    def backward_and_step(self, loss, params, weight):
-        return self.step(params, loss.backward(), loss.item(), weight)
 
 
 def on_process(comm) -> str:
