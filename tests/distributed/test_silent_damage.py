@@ -5,6 +5,7 @@ from collections import Counter
 import block_trainer_nets as nets
 import numpy as np
 import pytest
+from refusals import raises
 
 import minigrad as mg
 from minigrad import distributed as dist
@@ -82,6 +83,7 @@ def test_what_the_error_says_and_when_nobody_compares():
         run.trainer.config = TrainingConfig(compare_every=every)
         run.steps(2)
         run.held()[-1][1].data[0] += comm.rank == 1
+        raises(ReplicaMismatchError, "'exp_avg.* of 2.bias'", run.trainer.assert_replicas_identical, run.params)
         run.steps(2)
 
     with pytest.raises(ReplicaMismatchError, match=r"'.*' .* differ: rank 1 .*\(step 4\); unless the program changed"):
