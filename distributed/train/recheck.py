@@ -63,14 +63,11 @@ class Recheck(Updater):
         return self.updater.clip_and_update(step, named, [grads])
 
     def _computed_again(self, step: Step, named: Named) -> GradStore:
-        generator: Any = minigrad.default_generator
-        after = generator.state_dict()
         for buffers, batch, weight, before in self._kept:
-            generator.load_state_dict(before)
+            minigrad.default_generator.load_state_dict(before)
             loss = self.loss_of(buffers, *batch) if weight else None
             grads = GradStore() if loss is None else wanted_grads(step.backward(loss), named)
             step.accumulator.add(grads, 0.0 if loss is None else loss.item(), take=True, weight=weight)
-        generator.load_state_dict(after)
         reduced = step.reducer.reduce(step, named)
         assert reduced is not None
         return merged(step.precision.unscale(reduced[0], step.recorder) or [])
