@@ -21,8 +21,6 @@ from .platform.libcuda import Driver, driver
 
 __all__ = ["Driver", "MissingKernelError", "availability", "driver", "quiet", "simulated"]
 
-stages: None = None
-"""No several families in one launch, as ``minigrad.cpu_kernels.stages`` has them."""
 fuses_add_norm = True
 """Norms also add two arrays first: ``layer_norm.add_forward``, ``rms_norm.add_forward``."""
 in_host_memory = False

@@ -82,6 +82,22 @@ def backward_packed(dy: Array, qkv: Array, out: Array, lse: Array, options: Opti
     return dqkv
 
 
+def extend(q: Array, k: Array, v: Array, cache: Array, length: Array) -> Array:
+    """Attention of one more token to those in a cache and itself, which it is added to.
+
+    Args:
+        q: (B, H, 1, D), k and v (B, Hkv, 1, D), of float32 or float64.
+        cache: keys and values (2, B, Hkv, max_tokens, D), contiguous, of q's dtype, which get k and v.
+        length: int64 (1,), how many tokens are in it, fewer than max_tokens. Only the kernel reads it.
+
+    Returns: y (B, H, 1, D), laid out in memory as (B, 1, H, D).
+    """
+    B, H, T, D = q.shape
+    y = empty((B, T, H, D), q.dtype, q.device)
+    attention_rows.extend(y, (q, k, v), cache, length, D**-0.5)
+    return y.swapaxes(1, 2)
+
+
 def _way(q: Array, k: Array) -> tuple[Any, Any]:
     """The forward and the backward pass for heads of these sizes; halves are on tensor cores."""
     if q.dtype.itemsize == 2:

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from .platform import recording
 from .platform.array import Array, as_array, contiguous, empty, merged
 from .platform.language import cuda, device_function, libdevice, math
 from .platform.launch import Kernel, kernel
@@ -133,7 +134,12 @@ def tables(positions: Array, dim: int, base: float, dtype: Any) -> tuple[Array, 
 
 def angle_tables(positions: Array, frequencies: Array | np.ndarray, dtype: Any) -> tuple[Array, Array]:
     """`tables` of the angles positions * frequencies; frequencies (dim / 2,) float64."""
-    positions, frequencies = contiguous(positions), contiguous(as_array(frequencies, np.float64))
+    if isinstance(frequencies, np.ndarray):  # the host's, and the same in each launch of a graph
+        with recording.outside() as graph:
+            frequencies = as_array(frequencies, np.float64)
+        if graph is not None:
+            graph.keep.append(frequencies)
+    positions, frequencies = contiguous(positions), contiguous(frequencies)
     half = frequencies.shape[0]
     cos, sin = (empty((*positions.shape, half), dtype, positions.device) for _ in range(2))
     _ANGLES[positions.dtype, cos.dtype].launch_each(cos.size, cos, sin, positions, frequencies, cos.size, half)

@@ -505,30 +505,45 @@ def check_capture(op: Op, device: str) -> None:
     if device == "cpu" and mg.device.CPU.kernels is not mg.device.CPU.native:
         pytest.skip("plain kernels are called, and make no graph")
     for shapes in op.shapes_on(device)[:: 1 if device == "cpu" else 4]:
-        arrays = op.inputs(shapes)
-        inputs = tensors(arrays, "float32", device, op.needs(arrays))
-        y = op.run(*inputs)
-        gradient = mg.tensor(weights_like(host(y)).astype(y.dtype), device=device) if y.requires_grad else None
+        for turned in (False, True):
+            _capture(op, device, op.inputs(shapes), turned)
 
-        def results(inputs: Sequence[mg.Tensor] = inputs, gradient: mg.Tensor | None = gradient) -> list[mg.Tensor]:
-            y = op.run(*inputs)
-            grads = {} if gradient is None else y.backward(gradient)
-            return [y, *(grads[x] for x in inputs if x in grads)]
 
-        graph = mg.cuda.Graph(device)
-        try:
-            with graph.capture():
-                found = results()
-        except mg.cuda.CaptureError as error:  # it says what to do instead
-            assert "during capture" in str(error)  # noqa: PT017
-            continue
-        for x, array in zip(inputs, arrays, strict=True):
-            other = array.reshape(-1)[::-1].reshape(array.shape).copy()
-            x.detach().copy_(mg.tensor(other.astype(x.dtype), device=device))
-        graph.replay()
-        launched = [host(x.detach()).copy() for x in found]
-        for i, (one, other) in enumerate(zip(launched, results(), strict=True)):
-            assert one.tobytes() == host(other.detach()).tobytes(), f"{op} of {shapes}: result {i}"
+def _capture(op: Op, device: str, arrays: list[np.ndarray], turned: bool) -> None:
+    """``turned``: inputs and the gradient are transposed views, whose rows no kernel finds contiguous."""
+
+    def turn(x: Any) -> Any:
+        return x.transpose(*range(x.ndim)[::-1]) if isinstance(x, np.ndarray) else x.permute(*range(x.ndim)[::-1])
+
+    if turned:
+        if all(array.ndim < 2 for array in arrays):
+            return
+        arrays = [np.array(turn(array), order="C") for array in arrays]
+    inputs = tensors(arrays, "float32", device, op.needs(arrays))
+    y, given = op.run(*(map(turn, inputs) if turned else inputs)), None
+    if y.requires_grad:
+        given = weights_like(host(y)).astype(y.dtype)
+        given = mg.tensor(np.array(turn(given), order="C") if turned else given, device=device)
+
+    def results() -> list[mg.Tensor]:
+        y = op.run(*(map(turn, inputs) if turned else inputs))
+        grads = {} if given is None else y.backward(turn(given) if turned else given)
+        return [y, *(grads[x] for x in inputs if x in grads)]
+
+    graph = mg.cuda.Graph(device)
+    try:
+        with graph.capture():
+            found = results()
+    except mg.cuda.CaptureError as error:  # it says what to do instead
+        assert "during capture" in str(error)  # noqa: PT017
+        return
+    for x, array in zip(inputs, arrays, strict=True):
+        other = array.reshape(-1)[::-1].reshape(array.shape).copy()
+        x.detach().copy_(mg.tensor(other.astype(x.dtype), device=device))
+    graph.replay()
+    launched = [host(x.detach()).copy() for x in found]
+    for i, (one, other) in enumerate(zip(launched, results(), strict=True)):
+        assert one.tobytes() == host(other.detach()).tobytes(), f"{op}: result {i}{', turned' if turned else ''}"
 
 
 CHECKS = (

@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import json
+import runpy
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -63,6 +64,18 @@ def test_a_contender_makes_the_same_steps(module, name):
     module("train_step_cpu").check_losses(losses)
 
 
+USER_MODELS = runpy.run_path(str(BENCHMARKS / "user_models.py"))["MODELS"]
+
+
+@pytest.mark.parametrize("name", USER_MODELS)
+def test_a_users_model_makes_the_same_steps_captured_and_in_pytorch(module, name):
+    contenders = module("user_models_cpu").CONTENDERS
+    names = ["eager", "captured", *(["torch"] if contenders["torch"].missing() is None else [])]
+    losses = {each: [step() for _ in range(4)] for each in names if (step := contenders[each].of_user(name, 1))}
+    assert losses["eager"] == losses["captured"] and len(set(losses["eager"])) == 4
+    module("train_step_cpu").check_losses(losses, 1e-3)
+
+
 def test_generation_is_pytorchs(module):
     pytest.importorskip("torch", reason="the other contender")
     contenders = module("generate_contenders").CONTENDERS
@@ -73,7 +86,7 @@ def test_generation_is_pytorchs(module):
 
 def test_each_part_of_a_profile_is_a_kernel_module(module):
     profile = module("profile_step_cpu")
-    rooms = "", "stages.", "toolbox."
+    rooms = "", "toolbox."
     for name in [name for names in profile.PARTS.values() for name in names]:
         assert any(importlib.util.find_spec(f"minigrad.cpu_kernels.{room}{name}") for room in rooms), name
         assert profile.part_of(name) != profile.OTHER

@@ -12,14 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from ..platform.array import Array, copy
+from ..platform.array import Array, copy, empty
 from ..platform.language import cuda, device_function, math
 from ..platform.launch import Kernel, kernel
 from ..pointwise.philox import philox_block, unit_float32
+from ..pointwise.rules import larger_of as larger
+from ..rowwise.collective import block_max, block_sum
 
 Arrays = tuple[Array, ...]
 # Hq, H, Tq, Tk, D; causal; threshold, seed and offset of dropout.
 SIZES = "int64 x5, int32, float32, uint64 x2"
+EXTENDERS = 128  # threads for a query that sees a whole cache
 THREE, TWO = np.uint64(3), np.uint64(2)
 
 
@@ -97,6 +100,49 @@ def _forward(real: Any) -> Kernel:
     return forward
 
 
+def _extend(real: Any) -> Kernel:
+    word = np.dtype(real).name
+    registers = {"float32": 64, "float64": 80}[word]
+
+    @kernel(f"{word}* x5, int64*, {word}*, int64 x4, {word}, int64 x6", threads=EXTENDERS, registers=registers, of=word)
+    def extend(y, q, k, v, cache, length, scores, Hq, H, room, D, scale, q_b, q_h, k_b, k_h, v_b, v_h):
+        """A block for each query head of y (B, 1, Hq, D); the first of those that share keys writes the new ones.
+
+        The new key and value are read where they are, so that no block waits for another. ``scores`` (B Hq, room).
+        """
+        partial = cuda.shared.array(32, real)
+        row, tid, n = np.int64(cuda.blockIdx.x), cuda.threadIdx.x, length[0]
+        b, h = row // Hq, row % Hq
+        kv = h // (Hq // H)
+        query, new_key, new_value = b * q_b + h * q_h, b * k_b + kv * k_h, b * v_b + kv * v_h
+        keys = (b * H + kv) * room * D
+        values, place, zero = keys + cuda.gridDim.x // Hq * H * room * D, row * room, real(0)
+        largest, total = -real(math.inf), zero
+        for j in range(tid, n + 1, EXTENDERS):
+            if j < n:
+                s = scale * dot(q, query, cache, keys + j * D, D, zero)
+            else:
+                s = scale * dot(q, query, k, new_key, D, zero)
+            scores[place + j] = s
+            largest = larger(largest, s)
+        largest = block_max(largest, partial)
+        for j in range(tid, n + 1, EXTENDERS):
+            p = math.exp(scores[place + j] - largest)
+            scores[place + j] = p
+            total += p
+        total = block_sum(total, partial)
+        cuda.syncthreads()
+        for c in range(tid, D, EXTENDERS):
+            s = scores[place + n] * v[new_value + c]
+            for j in range(n):
+                s += scores[place + j] * cache[values + j * D + c]
+            y[row * D + c] = s / total
+            if h % (Hq // H) == 0:
+                cache[keys + n * D + c], cache[values + n * D + c] = k[new_key + c], v[new_value + c]
+
+    return extend
+
+
 def _gradient(real: Any, keeps_keys: bool) -> Kernel:
     """dk and dv where a thread has a key, else dq; it writes delta too, which the other reads. As in ``flash.py``."""
     word = np.dtype(real).name
@@ -154,6 +200,7 @@ _KERNELS = {
     np.dtype(real): (_forward(real), *(_gradient(real, keeps_keys) for keeps_keys in (False, True)))
     for real in (np.float32, np.float64)
 }
+_EXTEND = {np.dtype(real): _extend(real) for real in (np.float32, np.float64)}
 
 
 def contiguous_rows(x: Array) -> Array:
@@ -166,6 +213,15 @@ def forward(y: Array, lse: Array, inputs: Arrays, settings: tuple[Any, ...]) -> 
     inputs = tuple(map(contiguous_rows, inputs))
     run, n = _KERNELS[y.dtype][0], lse.size
     run.launch(-(-n // 32), y, lse, *inputs, n, *settings, *steps_of(*inputs), threads=32)
+
+
+def extend(y: Array, inputs: Arrays, cache: Array, length: Array, scale: float) -> None:
+    """``attention.extend`` of ``inputs``, q, k, v, into y (B, 1, H, D) and the cache."""
+    q, k, v = map(contiguous_rows, inputs)
+    (B, Hq, _, D), (_, _, H, room, _) = q.shape, cache.shape
+    scores = empty((B * Hq, room), q.dtype, q.device)
+    steps = (step for x in (q, k, v) for step in x.steps[:2])
+    _EXTEND[y.dtype].launch(B * Hq, y, q, k, v, cache, length, scores, Hq, H, room, D, scale, *steps, threads=EXTENDERS)
 
 
 def passes(grads: Arrays, operands: Arrays) -> Iterator[tuple[int, Arrays, Arrays, int, int]]:

@@ -43,7 +43,6 @@ from . import (
     rope,
     sgd,
     softmax,
-    stages,
     trigonometry,
 )
 from .memory import heap

@@ -28,7 +28,9 @@ import numpy as np
 
 from ..plain_kernels import attention as plain
 from .random import fill_dropout
+from .softmax import row_max
 from .toolbox.jit import inline, kernel
+from .toolbox.product_loops import THIN_COLUMN_BLOCK, multiply_thin
 from .toolbox.register_tile import (
     CACHE_LINE,
     TILE_ROWS,
@@ -61,6 +63,7 @@ FORWARD_CELLS, BACKWARD_CELLS = 4, 32
 # So many cache lines are asked for before each tile's product: about as many as a core can wait for at once. For heads
 # of fewer bytes than FEW_BYTES it does not repay.
 LINES_AHEAD, FEW_BYTES = 16, 1 << 14
+PARALLEL_CACHE = 250_000  # elements; for fewer another launch on the pool takes as long as reading them
 
 
 # ---------------------------------------------------------------- kernels
@@ -423,6 +426,41 @@ def _backward(
     keep_alive((p, ds, dq_sums, dk_sums, dv_sums, zeros))
 
 
+@task_kernel
+def _extend(task, tasks, q, k, v, cache, length, y, q_strides, k_strides, v_strides, scale):
+    """A task has a share of the heads of the cache, and the queries of each, whose scores it holds at once."""
+    whole_vectors()
+    real = q.dtype.type
+    _, B, H, _, D = cache.shape
+    group, tokens = y.shape[2] // H, length[0] + 1
+    scores, sums = aligned_empty(group * tokens, q), aligned_empty(THIN_COLUMN_BLOCK, q)
+    none = pointer(sums)
+    for cell in range(task * B * H // tasks, (task + 1) * B * H // tasks):
+        b, h = cell // H, cell % H
+        keys, values = cache[0, b, h], cache[1, b, h]
+        new_key, new_value = _head(k, k_strides, b, h), _head(v, v_strides, b, h)
+        for c in range(D):
+            keys[tokens - 1, c] = new_key[c]
+            values[tokens - 1, c] = new_value[c]
+        queries = _head(q, q_strides, b, h * group)
+        multiply_thin(
+            queries, q_strides[1], pointer(keys), 1, D, none, False, pointer(scores), tokens, 1, group, tokens, D, sums
+        )
+        target = advance(pointer(y), (b * H + h) * group * D)
+        for i in range(group):
+            row, total = scores[i * tokens : (i + 1) * tokens], real(0)
+            largest = row_max(row)
+            for j in range(tokens):
+                row[j] = exp_nonpositive((row[j] - largest) * real(scale))
+            for j in range(tokens):
+                total += row[j]
+            inverse = real(1) / total
+            for j in range(tokens):
+                row[j] *= inverse
+        multiply_thin(pointer(scores), tokens, pointer(values), D, 1, none, False, target, D, 1, group, D, tokens, sums)
+    keep_alive((scores, sums))
+
+
 # ---------------------------------------------------------------- launchers
 
 
@@ -565,3 +603,22 @@ def _launch_backward(
         q.dtype, min(get_num_threads(), parts * B * H), dy, q, k, v, out, np.ascontiguousarray(lse), *grads,
         dy_strides, q_strides, k_strides, v_strides, out_strides, sizes, *row_steps, *options,
     )  # fmt: skip
+
+
+def extend(q: np.ndarray, k: np.ndarray, v: np.ndarray, cache: np.ndarray, length: np.ndarray) -> np.ndarray:
+    """Attention of one more token to those in a cache and itself, which it is added to.
+
+    Args:
+        q: (B, H, 1, D), k and v (B, Hkv, 1, D) as in ``forward``.
+        cache: keys and values (2, B, Hkv, max_tokens, D), contiguous, of q's dtype, which get k and v.
+        length: int64 (1,), how many tokens are in it, fewer than max_tokens. Only the kernel reads it, so that a
+            launch of a graph may find another number there.
+
+    Returns: y (B, H, 1, D), laid out in memory as (B, 1, H, D).
+    """
+    B, H, T, D = q.shape
+    y = np.empty((B, T, H, D), q.dtype)
+    (q, q_strides), (k, k_strides), (v, v_strides) = _operand(q), _operand(k), _operand(v)
+    tasks = get_num_threads() if cache.size >= PARALLEL_CACHE else 1
+    _extend.launch(q.dtype, tasks, q, k, v, cache, length, y, q_strides, k_strides, v_strides, 1 / math.sqrt(D))
+    return y.swapaxes(1, 2)

@@ -56,10 +56,12 @@ class CausalLM(HubModel):
 
     def _features(self, tokens: Tensor, caches: list[nn.KVCache] | None = None) -> Tensor:
         """Token ids (B, T) -> what the head reads, (B, T, C). Arguments and errors as in ``forward``."""
-        return self._through(self._embed(tokens, self._start(tokens, caches)), caches)
+        cache = caches[0] if caches else None
+        self._check_tokens(tokens, cache)
+        return self._through(self._embed(tokens, cache), caches)
 
-    def _embed(self, tokens: Tensor, start: int) -> Tensor:
-        """Token ids (B, T), the first at position ``start`` -> what the first block reads, (B, T, C)."""
+    def _embed(self, tokens: Tensor, cache: nn.KVCache | None) -> Tensor:
+        """Token ids (B, T), which continue those in ``cache`` -> what the first block reads, (B, T, C)."""
         raise located(NotImplementedError(f"{type(self).__name__} has no embed"))
 
     @planned
@@ -88,16 +90,14 @@ class CausalLM(HubModel):
             return F.linear_cross_entropy(self._features(tokens), self._head.weight, targets)
         return F.cross_entropy(self(tokens).reshape(-1, self.config.vocab_size), targets.reshape(-1))
 
-    def _start(self, tokens: Tensor, caches: list[nn.KVCache] | None) -> int:
-        """The position of the first of ``tokens`` (B, T); ValueError for other shapes or beyond block_size tokens."""
+    def _check_tokens(self, tokens: Tensor, cache: nn.KVCache | None) -> None:
+        """ValueError for tokens of other shapes than (B, T), or beyond block_size with those in ``cache``."""
         name = type(self).__name__
         if tokens.ndim != 2:
             raise bad_value(f"{name}: tokens of shape {tokens.shape}; expected (B, T)")
-        start = caches[0].length if caches else 0
-        count, limit = start + tokens.shape[1], self.config.block_size
+        count, limit = tokens.shape[1] + (0 if cache is None else cache.length), self.config.block_size
         if count > limit:
             raise bad_value(f"{name}: {count} tokens, but block_size is {limit}; pass the last {limit}")
-        return start
 
     def _add_head(self, *into_stream: str) -> None:
         """Make the head, unless it is the token embedding, and draw GPT-2's initial weights: matrices normal with
@@ -113,9 +113,10 @@ class CausalLM(HubModel):
                 nn.init.zeros_(parameter)
 
     def new_caches(self, batch: int, max_tokens: int | None = None) -> list[nn.KVCache]:
-        """Empty key-value caches for ``batch`` sequences of up to ``max_tokens`` (default block_size), one a layer."""
+        """Empty key-value caches for ``batch`` sequences of up to ``max_tokens`` (default and most: block_size), one a
+        layer."""
         c = self.config
-        room = c.block_size if max_tokens is None else max_tokens
+        room = c.block_size if max_tokens is None else min(max_tokens, c.block_size)
         like = self.embedding.weight
         return [nn.KVCache(batch, c.n_kv_head, room, c.head_size, like) for _ in range(c.n_layer)]
 

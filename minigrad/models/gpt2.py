@@ -41,9 +41,11 @@ class GPT2(CausalLM):
         self.ln_f: nn.LayerNorm = nn.LayerNorm(config.n_embd, config.eps, bias=config.bias)
         self._add_head("c_proj.weight")
 
-    def _embed(self, tokens: Tensor, start: int) -> Tensor:
-        """The sum of the embeddings of tokens (B, T) and of their positions, from ``start`` on: (B, T, C)."""
-        positions = arange(start, start + tokens.shape[1], device=tokens.device)
+    def _embed(self, tokens: Tensor, cache: nn.KVCache | None) -> Tensor:
+        """The sum of the embeddings of tokens (B, T), which continue those in ``cache``, and of their positions: (B, T,
+        C)."""
+        T = tokens.shape[1]
+        positions = arange(T, device=tokens.device) if cache is None else cache.positions(T)
         return self.drop(self.wte(tokens) + self.wpe(positions))
 
     def hub_zeros(self) -> dict[str, tuple[int, ...]]:

@@ -225,6 +225,6 @@ class Llama(CausalLM):
         self.norm: nn.RMSNorm = nn.RMSNorm(config.n_embd, config.eps)
         self._add_head("o_proj.weight", "down_proj.weight")
 
-    def _embed(self, tokens: Tensor, start: int) -> Tensor:
+    def _embed(self, tokens: Tensor, cache: nn.KVCache | None) -> Tensor:
         """The embeddings of tokens (B, T): (B, T, C). Their positions count in the attention."""
         return self.embed_tokens(tokens)

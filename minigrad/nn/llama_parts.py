@@ -8,7 +8,7 @@ from ..creation import arange
 from ..errors import bad_value
 from ..tensor import Tensor
 from . import functional as F
-from .kv_cache import KVCache, causal_attention
+from .kv_cache import KVCache
 from .layers import Linear
 from .module import Module
 
@@ -61,10 +61,15 @@ class GroupedQueryAttention(Module):
         B, T, _ = x.shape
         q = self.q_proj(x).reshape(B, T, self.n_head, self.head_size)
         k, v = (p(x).reshape(B, T, self.n_kv_head, self.head_size) for p in (self.k_proj, self.v_proj))
-        start = 0 if cache is None else cache.length
-        positions = arange(start, start + T, device=x.device).unsqueeze(1)  # one for all heads
+        positions = arange(T, device=x.device) if cache is None else cache.positions(T)
+        positions = positions.unsqueeze(1)  # one for all heads
         q, k = (F.rope(t, positions, self.rope_base, frequencies=self.rope_frequencies) for t in (q, k))
-        return self.o_proj(causal_attention(q, k, v, self.dropout if self.training else 0.0, cache))
+        dropout = self.dropout if self.training else 0.0
+        if cache is not None:
+            return self.o_proj(cache.attend(q, k, v, dropout))
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True, enable_gqa=True)
+        return self.o_proj(y.transpose(1, 2).reshape(B, T, -1))
 
 
 class SwiGLU(Module):

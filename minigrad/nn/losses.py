@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 from .. import hints
-from ..dtypes import float32, float64, int64
+from ..dtypes import float32, float64
 from ..errors import bad_index, bad_type, bad_value, check_choice, expect
 from ..mixed_precision import autocast_to_float32
 from ..modes import cast_inputs, current_graph
@@ -63,7 +63,7 @@ def cross_entropy(
     if logits.ndim != 2:
         logits = logits.reshape(-1, classes) if input.numel() else logits.reshape(target.numel(), classes)
     k = input.device.kernels
-    labels = _labels("cross_entropy", target if target.ndim == 1 else target.reshape(-1), classes, ignore_index)
+    labels = _labels("cross_entropy", target, classes, ignore_index)
     class_weight = None if weight is None else k.copy(weight.to(input.dtype).data)  # which may change before backward
     options = (ignore_index, label_smoothing, class_weight)
     divisor: Any = 1.0 if reduction == "sum" else None
@@ -81,13 +81,12 @@ def cross_entropy(
 
 
 def _labels(name: str, target: Tensor, classes: int, ignore_index: int) -> Tensor:
-    """The target as int64; IndexError naming one that is out of range."""
-    labels = target if target.data.dtype == int64 else target.long()
-    bad = target.device.kernels.cross_entropy.check_targets(labels.data.reshape(-1), classes, ignore_index)
+    """The target as int64 (N,); IndexError naming one that is out of range."""
+    labels = (target if target.ndim == 1 else target.reshape(-1)).long()
+    bad = target.device.kernels.cross_entropy.check_targets(labels.data, classes, ignore_index)
     if bad >= 0:
-        label = int(labels.reshape(-1)[bad])
         raise bad_index(
-            f"{name}: target {label} at position {bad} is out of range for {classes} classes "
+            f"{name}: target {int(labels[bad])} at position {bad} is out of range for {classes} classes "
             f"(ignore_index is {ignore_index})"
         )
     return labels
@@ -109,7 +108,7 @@ def _divisor(total: Tensor, dtype: Any) -> Any:
 def _count(labels: Tensor, ignore_index: int, dtype: Any) -> Any:
     """How many labels count; in a graph, whose every launch has its own count, as an array."""
     k = labels.device.kernels
-    count = k.reduce.sum(k.comparison.ne(labels.data.reshape(-1), ignore_index), (0,), False, "int64")
+    count = k.reduce.sum(k.comparison.ne(labels.data, ignore_index), (0,), False, "int64")
     if _captured(labels):
         return k.elementwise.cast(count, float64 if dtype == float64 else float32)
     return float(k.to_host(count))

@@ -64,11 +64,13 @@ class SelfAttention(Module):
             raise bad_value(f"{type(self).__name__}: x of shape {x.shape}; expected (B, T, C) with C = {C} channels")
         B, T, _ = x.shape
         qkv, dropout = self.c_attn(x), self.dropout if self.training else 0.0
+        heads = B, T, 3, self.n_head, C // self.n_head
         if cache is not None:
-            return cache.attend(qkv, dropout)
+            q, k, v = qkv.reshape(heads).unbind(2)
+            return cache.attend(q, k, v, dropout)
         if attn_mask is None:
             return F.packed_attention(qkv, dropout, is_causal=self.is_causal, n_head=self.n_head)
-        q, k, v = (t.transpose(1, 2) for t in qkv.reshape(B, T, 3, self.n_head, C // self.n_head).unbind(2))
+        q, k, v = (t.transpose(1, 2) for t in qkv.reshape(heads).unbind(2))
         mask = _causal_too(attn_mask, T) if self.is_causal else attn_mask
         return F.scaled_dot_product_attention(q, k, v, mask, dropout).transpose(1, 2).reshape(B, T, C)
 

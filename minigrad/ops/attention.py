@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 from ..autograd import Function
@@ -68,22 +67,18 @@ class PackedAttention(Function):
         return dqkv if len(qkv.shape) == 5 else dqkv.reshape(qkv.shape)
 
 
-class CachedAttention(Function):
-    """The same for tokens that continue those in a cache, whose arrays ``keys`` and ``values`` (B, H, max_tokens, D)
-    hold ``start`` tokens and get those of qkv (B, T, 3 H D) -> y (B, T, H D). For generation: it has no backward."""
+class ExtendedAttention(Function):
+    """The same for one more token of each sequence, which is added to a cache: q (B, H, 1, D), k and v (B, Hkv, 1, D).
+
+    ``cache``: keys and values (2, B, Hkv, max_tokens, D), of which ``length``, int64 (1,), tokens are there. For
+    generation: it has no backward.
+    """
 
     __slots__ = ()
     differentiable = False
 
-    def forward(self, qkv: Any, *, keys: Any, values: Any, start: int) -> Any:
-        B, H, _, D = keys.shape
-        T = qkv.shape[1]
-        q, k, v = _parts(qkv, (B, T, 3, H, D))
-        keys, values = keys[:, :, : start + T], values[:, :, : start + T]
-        self.kernels.elementwise.assign(keys[:, :, start:], k)
-        self.kernels.elementwise.assign(values[:, :, start:], v)
-        y, _ = self.kernels.attention.forward(q, keys, values, Options(start == 0, 1 / math.sqrt(D)))
-        return y.swapaxes(1, 2).reshape(B, T, H * D)
+    def forward(self, q: Any, k: Any, v: Any, *, cache: Any, length: Any) -> Any:
+        return self.kernels.attention.extend(q, k, v, cache, length)
 
 
 def _parts(qkv: Any, heads: tuple[int, ...]) -> list[Any]:

@@ -44,19 +44,19 @@ class FeedForward(Function):
         self, x: Any, weight: Any, bias: Any, weight2: Any, bias2: Any, residual: Any = None, *, approximate: str
     ) -> Any:
         self.approximate, self.shape = approximate, x.shape
-        linear, rows = self.kernels.linear, rows_of(x)
+        linear, rows = self.kernels.linear, rows_of(self.kernels, x)
         if True in self.needs:
             activation, before = linear.forward_gelu(rows, weight, bias, approximate)
             self.saved = (rows, weight, before, weight2)
         else:
             activation, _ = linear.forward_gelu(rows, weight, bias, approximate)
-        y = linear.forward(activation, weight2, bias2, None if residual is None else rows_of(residual))
+        y = linear.forward(activation, weight2, bias2, None if residual is None else rows_of(self.kernels, residual))
         return y.reshape(*x.shape[:-1], weight2.shape[0])
 
     def backward(self, dy: Any) -> Any:
         rows, weight, before, weight2 = self.saved
         needs, linear = self.needs, self.kernels.linear
-        dy_rows = rows_of(dy)
+        dy_rows = rows_of(self.kernels, dy)
         dbefore, activation = linear.backward_gelu(dy_rows, weight2, before, self.approximate)
         _, dweight2, dbias2 = linear.backward(dy_rows, activation, None, (False, needs[3], needs[4]))
         dx, dweight, dbias = linear.backward(dbefore, rows, weight, needs[:3])

@@ -8,9 +8,11 @@ from typing import Any
 from ..autograd import Function
 
 
-def rows_of(x: Any) -> Any:
-    """(..., C) as a matrix."""
-    return x if len(x.shape) == 2 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])  # no -1: a size may be 0
+def rows_of(kernels: Any, x: Any) -> Any:
+    """(..., C) as a matrix. The kernels may have to copy, which a captured graph does again."""
+    if len(x.shape) == 2:
+        return x
+    return kernels.movement.reshape(x, (math.prod(x.shape[:-1]), x.shape[-1]))  # no -1: a size may be 0
 
 
 class Linear(Function):
@@ -27,20 +29,20 @@ class Linear(Function):
 
     def forward(self, x: Any, weight: Any, bias: Any = None, residual: Any = None) -> Any:
         self.shape = x.shape
-        rows, needs = rows_of(x), self.needs
+        rows, needs = rows_of(self.kernels, x), self.needs
         self.saved = (rows if needs[1] else None, weight if needs[0] else None)
         linear = self.kernels.linear
         if residual is None:
             y = linear.forward(rows, weight, bias)
         else:
-            y = linear.forward(rows, weight, bias, rows_of(residual))
+            y = linear.forward(rows, weight, bias, rows_of(self.kernels, residual))
         return y if len(x.shape) == 2 else y.reshape(*x.shape[:-1], weight.shape[0])
 
     def backward(self, dy: Any) -> Any:
         rows, weight = self.saved
         needs = self.needs
         dx, dweight, dbias = self.kernels.linear.backward(
-            rows_of(dy), rows, weight, (needs[0], needs[1], len(needs) > 2 and needs[2])
+            rows_of(self.kernels, dy), rows, weight, (needs[0], needs[1], len(needs) > 2 and needs[2])
         )
         if dx is not None and len(self.shape) != 2:
             dx = dx.reshape(self.shape)

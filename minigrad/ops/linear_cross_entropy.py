@@ -27,7 +27,7 @@ class LinearCrossEntropy(Function):
 
     def forward(self, x: Any, weight: Any, targets: Any, *, ignore_index: int, divisor: Any) -> Any:
         self.ignore_index, self.divisor, self.shape = ignore_index, divisor, x.shape
-        inputs, k = (rows_of(x), weight, targets.reshape(-1)), self.kernels
+        inputs, k = (rows_of(self.kernels, x), weight, targets), self.kernels
         losses, *gradients = self.compute(*inputs)
         if True in self.needs:
             self.saved = (*inputs, *gradients)

@@ -31,7 +31,6 @@ from .optimizers import adagrad, adamw, grad_norm, lamb, sgd
 from .random import dropout, random
 from .transformer import attention, batch_norm, group_norm, layer_norm, linear, matmul, rms_norm, rope, softmax
 
-stages: None = None  # several families in one launch: none
 fuses_add_norm = False  # no norm adds two arrays first
 in_host_memory = True  # arrays are NumPy's
 # fmt: off
@@ -40,7 +39,7 @@ __all__ = [
     "contiguous", "copy", "cross_entropy", "dropout", "elementwise", "embedding", "empty", "from_dlpack", "from_host",
     "full", "gelu", "grad_norm", "group_norm", "indexing", "lamb", "layer_norm", "linear", "linear_cross_entropy",
     "log_sigmoid", "matmul", "may_share_memory", "movement", "ones", "quiet", "random", "reduce", "reinterpret",
-    "rms_norm", "rope", "sgd", "softmax", "stages", "to_host", "trigonometry", "zeros",
+    "rms_norm", "rope", "sgd", "softmax", "to_host", "trigonometry", "zeros",
 ]
 # fmt: on
 

@@ -290,6 +290,15 @@ class attention:
         grads = attention.backward(dy, q, k, v, out, lse, options)
         return np.stack([grad.swapaxes(1, 2) for grad in grads], 2)
 
+    @staticmethod
+    def extend(q: np.ndarray, k: np.ndarray, v: np.ndarray, cache: np.ndarray, length: np.ndarray) -> np.ndarray:
+        """Append k and v (B, Hkv, 1, D) to the ``length`` (1,) tokens in a cache, keys and values (2, B, Hkv,
+        max_tokens, D), of which q (B, H, 1, D) then sees all -> y (B, H, 1, D)."""
+        tokens = int(length[0]) + 1
+        cache[0, :, :, tokens - 1 : tokens], cache[1, :, :, tokens - 1 : tokens] = k, v
+        keys, values = cache[:, :, :, :tokens]
+        return attention.forward(q, keys, values, (False, q.shape[-1] ** -0.5, 0.0, 0, 0))[0]
+
 
 def _for_queries(x: np.ndarray, q: np.ndarray) -> np.ndarray:
     """The key-value heads x (B, Hkv, Tk, D), one for each query head of q."""

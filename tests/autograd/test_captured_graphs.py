@@ -17,7 +17,7 @@ from minigrad import nn, optim
 from minigrad.cpu_kernels.toolbox import threads
 from minigrad.cuda import CaptureError
 from minigrad.distributed import AmpTrainer, MixedPrecisionConfig, NonFiniteLossError, SimpleTrainer, TrainingConfig
-from minigrad.models import GPT2, GPT2Config, Llama, LlamaConfig
+from minigrad.models import GPT2, CausalLM, GPT2Config, Llama, LlamaConfig
 from minigrad.nn import functional as F
 
 cuda = mg.cuda
@@ -240,12 +240,37 @@ def test_a_moving_average_with_warmup_goes_on_with_each_replay() -> None:
     assert run(True) == run(False)
 
 
-def test_a_cache_of_keys_and_values_is_refused() -> None:
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_a_launch_appends_tokens_to_a_cache(family: str) -> None:
+    if family == "gpt2":
+        model: CausalLM = GPT2(GPT2Config(vocab_size=5, block_size=9, n_layer=2, n_head=2, n_embd=8))
+    else:
+        model = Llama(LlamaConfig(vocab_size=5, block_size=9, n_layer=2, n_head=4, n_kv_head=2, n_embd=8, n_inner=8))
+    model.to(device=DEVICE).eval()
+    token, graph, ids = on_device(np.array([[1]])), cuda.Graph(DEVICE), [1, 4, 2, 0, 3, 1, 2]
+    with mg.no_grad(), mg.unfused():
+        found, caches = [], model.new_caches(1, 7)
+        found.append(model(on_device(np.array([ids[:1]])), caches).numpy(force=True))
+        with graph.capture():
+            y = mg.cat([model(token, caches), model(token, caches)], dim=1)  # two at a time
+        assert caches[1].length == 1
+        for i in (1, 3, 5):
+            token.copy_(on_device(np.array([[ids[i]]])))
+            graph.replay()
+            found.append(y.numpy(force=True).copy())
+        assert [cache.length for cache in caches] == [7, 7]
+        with pytest.raises(ValueError, match="KVCache holds 7 tokens; 7 are in it and 2 more came"):
+            graph.replay()
+        doubled = [ids[0], *(ids[i] for i in (1, 1, 3, 3, 5, 5))]
+        want = model(on_device(np.array([doubled])))
+    np.testing.assert_allclose(np.concatenate(found, 1), want.numpy(force=True), rtol=1e-5, atol=1e-6)
+
+
+def test_a_launch_appends_one_token_of_a_sequence_at_a_time() -> None:
     model = GPT2(GPT2Config(vocab_size=5, block_size=4, n_layer=1, n_head=1, n_embd=4)).to(device=DEVICE).eval()
-    tokens = on_device(np.array([[1]]))
+    tokens = on_device(np.array([[1, 2]]))
     with mg.no_grad():
-        model(tokens, model.new_caches(1, 4))
-        words = r"^attend\(\) during capture: the cache counts its tokens.*a pass without caches\n  at .*graphs.py"
+        words = r"^attend\(\) during capture: a launch appends one token, in float32 .* not 2 of .*float32"
         with pytest.raises(CaptureError, match=words), cuda.Graph(DEVICE).capture():
             model(tokens, model.new_caches(1, 4))
         with cuda.Graph(DEVICE).capture():

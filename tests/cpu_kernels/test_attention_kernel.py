@@ -155,6 +155,23 @@ def test_infinity_and_nan(dtype):
     np.testing.assert_allclose(y[0, 0, :300], 1, rtol=TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("sizes", [(1, 4, 4, 16, 8, 0), (2, 6, 3, 300, 64, 277), (3, 8, 2, 40, 10, 39)])
+def test_a_token_extends_a_cache(dtype, sizes, monkeypatch):
+    B, H, Hkv, room, D, n = sizes
+    monkeypatch.setattr("minigrad.cpu_kernels.attention.PARALLEL_CACHE", room)
+    _, q, k, v = operands(B, H, Hkv, 1, 1, D, dtype)
+    cache = RNG.normal(size=(2, B, Hkv, room, D)).astype(dtype)
+    expected = cache.copy()
+    want = plain.extend(q, k, v, expected, np.array([n]))
+    found = attention.extend(q, k, v, cache, np.array([n]))
+    assert found.shape == want.shape and found.swapaxes(1, 2).flags.c_contiguous and (cache == expected).all()
+    np.testing.assert_allclose(found, want, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+    keys, values = np.repeat(cache[:, :, :, : n + 1], H // Hkv, 2).astype(np.float64)
+    p = np.exp(q @ keys.swapaxes(2, 3) / np.sqrt(D))
+    np.testing.assert_allclose(found, p @ values / p.sum(-1, keepdims=True), rtol=1e-4, atol=1e-5)
+
+
 @kernel
 def _largest(x, tiles, start):
     return row_maximum(pointer(x), tiles * tile_columns(pointer(x)), start)

@@ -38,6 +38,19 @@ def check(dtype, sizes, causal, dropout=(0.0, 0, 0), place=on_device):
     return found
 
 
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@pytest.mark.parametrize("sizes", [(1, 2, 2, 5, 4, 0), (2, 4, 2, 300, 3, 277), (1, 3, 1, 4, 2, 3)])
+def test_a_token_extends_a_cache(dtype, sizes):
+    rng, (B, Hq, H, room, D, n) = np.random.default_rng(1), sizes
+    q, k, v = (heads(rng, B, h, 1, D, dtype) for h in (Hq, H, H))
+    expected = rng.standard_normal((2, B, H, room, D)).astype(dtype)
+    cache, length = array.from_host(expected.copy()), np.array([n])
+    found = attention.extend(*map(on_device, (q, k, v)), cache, array.from_host(length))
+    want = plain.extend(q, k, v, expected, length)
+    np.testing.assert_array_equal(array.to_host(cache), expected)
+    np.testing.assert_allclose(array.to_host(found), want, rtol=1e-4 if dtype == "f4" else 1e-12, atol=1e-6)
+
+
 def test_without_keys():
     y, lse, *_ = check("f8", (1, 2, 2, 3, 0, 4), False)
     assert (array.to_host(y) == 0).all()

@@ -1,7 +1,8 @@
-"""A token in one call of compiled code: the logits of the modules, and the modules themselves wherever these differ."""
+"""A token as the launch of a graph: the logits of the modules, and the modules themselves wherever these differ."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ from refusals import raises
 
 import minigrad as mg
 from minigrad import Tensor, nn
-from minigrad.cpu_kernels.stages import decode
+from minigrad.cpu_kernels import attention
 from minigrad.models import GPT2, CausalLM, GPT2Config, Llama, LlamaConfig
 
 GPT = GPT2Config(vocab_size=19, block_size=10, n_layer=2, n_head=3, n_embd=72)
@@ -45,22 +46,22 @@ MODELS: dict[str, Callable[[], CausalLM]] = {
 }
 
 
-def by_kernel(ids: Tensor, caches: list[nn.KVCache]) -> bool:
-    return not [*caches[0].decoder.reasons(ids, caches)]
+def by_graph(ids: Tensor, caches: list[nn.KVCache]) -> bool:
+    return not [*caches[0].decoder.reasons(ids)]
 
 
 def decoded(model: CausalLM, ids: Tensor, caches: list[nn.KVCache]) -> np.ndarray:
-    """The logits of ids (B, T), token by token, all by the kernel."""
+    """The logits of ids (B, T), token by token; all but the first of a graph."""
     with mg.no_grad():
         logits = [model(ids[:, t : t + 1], caches) for t in range(ids.shape[1])]
-    assert by_kernel(ids[:, :1], caches) or caches[0].length == model.config.block_size
-    assert caches[0].decoder.plan is not None
+        assert by_graph(ids[:, :1], caches)
+    assert caches[0].decoder.graphed.graphs == 1
     return mg.cat(logits, dim=1).numpy()
 
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize(("B", "prompt"), [(1, 0), (2, 4), (3, 1)])
-def test_the_kernel_computes_what_the_modules_do(name: str, B: int, prompt: int) -> None:
+def test_a_launch_computes_what_the_modules_do(name: str, B: int, prompt: int) -> None:
     model, ids = MODELS[name](), tokens(B, 10)
     want = model(ids).detach().numpy()
     for dtype, rtol in ((mg.float64, 1e-11), (mg.float32, 1e-3)):
@@ -76,7 +77,7 @@ def test_the_kernel_computes_what_the_modules_do(name: str, B: int, prompt: int)
 
 @pytest.mark.parametrize("n_embd", [96, 54])
 def test_bits_do_not_depend_on_threads(n_embd: int, monkeypatch: pytest.MonkeyPatch, set_threads: Any) -> None:
-    monkeypatch.setattr(decode, "PARALLEL_WORK", 0)
+    monkeypatch.setattr(attention, "PARALLEL_CACHE", 0)
     model, ids, before = gpt2(n_embd=n_embd).float(), tokens(3, 10), mg.get_num_threads()
     found = []
     for count in (min(2, before), 1):
@@ -135,9 +136,8 @@ CHANGES = [replace_layer, replace_parameter, replace_array, change_in_place, oth
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 def test_a_change_of_the_model_counts_from_the_next_token_on(change: Callable[[CausalLM], None]) -> None:
-    model, ids = gpt2(), tokens(2, 6)
-    found = {}
-    for way in ("kernel", "modules"):
+    ids, found = tokens(2, 9), {}
+    for way in ("graph", "modules"):
         model = gpt2()
         mg.manual_seed(0)
         if way == "modules":
@@ -145,13 +145,13 @@ def test_a_change_of_the_model_counts_from_the_next_token_on(change: Callable[[C
         caches = model.new_caches(2)
         with mg.no_grad():
             model(ids[:, :3], caches)
-            before = model(ids[:, 3:4], caches).numpy()
-            assert by_kernel(ids[:, :1], caches) == (way == "kernel")
+            before = [model(ids[:, t : t + 1], caches).numpy() for t in range(3, 6)]
+            assert by_graph(ids[:, :1], caches) == (way == "graph") == (caches[0].decoder.graphed.graphs == 1)
             change(model)
-            found[way] = [before, model(ids[:, 4:5], caches).numpy(), model(ids[:, 5:], caches).numpy()]
-    np.testing.assert_allclose(found["kernel"], found["modules"], rtol=1e-11, atol=1e-11)
+            found[way] = before + [model(ids[:, t : t + 1], caches).numpy() for t in range(6, 9)]
+    np.testing.assert_allclose(found["graph"], found["modules"], rtol=1e-11, atol=1e-11)
     with mg.no_grad():
-        assert abs(found["kernel"][1] - gpt2()(ids[:, :5]).numpy()[:, -1:]).max() > 0.01  # the change is one
+        assert abs(found["graph"][3] - gpt2()(ids[:, :7]).numpy()[:, -1:]).max() > 0.01  # the change is one
 
 
 def test_dropout_autocast_and_half_floats_go_through_the_modules() -> None:
@@ -160,15 +160,15 @@ def test_dropout_autocast_and_half_floats_go_through_the_modules() -> None:
     caches = model.new_caches(1)
     with mg.no_grad():
         model(ids[:, :1], caches)
-        assert by_kernel(ids[:, :1], caches)
+        assert by_graph(ids[:, :1], caches)
         model.train()
-        assert not by_kernel(ids[:, :1], caches)
+        assert not by_graph(ids[:, :1], caches)
         model(ids[:, 1:2], caches)
         with mg.autocast("cpu", mg.bfloat16):
-            assert not by_kernel(ids[:, :1], caches)
+            assert not by_graph(ids[:, :1], caches)
         model.bfloat16().eval()
         caches = model.new_caches(1)
-        assert model(ids[:, :1], caches).dtype == mg.bfloat16 and caches[0].decoder.plan is None
+        assert model(ids[:, :1], caches).dtype == mg.bfloat16 and not by_graph(ids[:, :1], caches)
 
 
 def test_a_subclass_that_computes_something_else() -> None:
@@ -186,7 +186,7 @@ def test_a_subclass_that_computes_something_else() -> None:
         with mg.no_grad():
             found = model(ids, caches).numpy()
             np.testing.assert_allclose(found, factor * gpt2()(ids).numpy(), rtol=1e-11)
-        assert (caches[0].decoder.plan is None) == (factor == 2)
+            assert by_graph(ids, caches) == (factor == 1)
 
 
 def test_what_the_modules_refuse_is_refused() -> None:
@@ -206,14 +206,10 @@ def test_what_the_modules_refuse_is_refused() -> None:
         raises(ValueError, "KVCache holds 2 tokens; 2 are in it and 1 more came", lambda: model(tokens(2, 1), caches))
 
 
-@pytest.mark.parametrize(
-    ("name", "shape"), [("h.0.ln_1.weight", (71,)), ("h.1.mlp.c_proj.weight", (72, 287)), ("wte.weight", (19, 71))]
-)
-def test_the_kernel_takes_no_weight_of_another_shape(name: str, shape: tuple[int, ...]) -> None:
-    """It would read beyond its end."""
-    model = gpt2()
-    dict(model.named_parameters())[name].data = np.ones(shape)
+def test_the_graph_goes_with_its_cache() -> None:
+    model, ids = gpt2(), tokens(1, 4)
     caches = model.new_caches(1)
-    with mg.no_grad(), pytest.raises(ValueError):
-        model(tokens(1, 1), caches)
-    assert caches[0].decoder.plan is None
+    decoded(model, ids, caches)
+    graph = weakref.ref(caches[0].decoder.graphed)
+    del caches
+    assert graph() is None

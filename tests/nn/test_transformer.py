@@ -89,11 +89,8 @@ def test_misuse_of_the_cache() -> None:
         raises(ValueError, "2 tokens for a cache that holds 3; pass one at a time", lambda: attention(x[:, 3:5], cache))
         attention(x[:, 3:4], cache)
         raises(ValueError, "4 are in it and 1 more", lambda: attention(x[:, 4:5], cache))
-        with pytest.raises(ValueError, match=r"qkv \(1, 1, 36\).*expects \(2, T, 36\)"):
-            attention(x[:1, :1], KVCache(B, NH, 4, C // NH, like=x))
-        fresh, narrow, k = KVCache(B, NH, 4, C // NH, like=x), mg.ones(B, 1, 3 * C), mg.ones(1, NH, 1, 4)
-        raises(ValueError, "of float32; this cache expects .* of float64", lambda: fresh.attend(narrow))
-        raises(ValueError, r"keys \(1, 3, 1, 4\).*expects \(2, 3, T, 4\)", lambda: fresh.extend(k, k))
+        fresh = KVCache(B, NH, 4, C // NH, like=x)
+        raises(ValueError, r"keys \(1, 3, 1, 4\).*expects \(2, 3, T, 4\)", lambda: attention(x[:1, :1], fresh))
     assert cache.length == 4
 
 

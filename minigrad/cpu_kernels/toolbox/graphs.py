@@ -8,8 +8,8 @@
 A program computes by calling functions of its backend; ``noted`` is the backend, which also notes these calls.
 
 * Where a call's results come from launches of task kernels alone, these are noted. Neighbours in the list are then one
-  call of compiled code. Whether they do is tried at once: the results are spoiled, the launches made again, and the
-  bits compared. A kernel need not know of graphs for that, but for ``threads.constant``.
+  call of compiled code. Whether they do is tried at the first call of its kind: the results are spoiled, the launches
+  made again, and the bits compared. A kernel need not know of graphs for that, but for ``threads.constant``.
 * Any other call is noted as it is, and made again: NumPy's functions, and those in VALUES, where values decide what is
   done.
 * A result that is a view of an input needs nothing.
@@ -41,9 +41,9 @@ from .threads import Launch, Launches
 VALUES = "grad_norm.", "indexing.add_at", "indexing.scatter", "linear_cross_entropy.backward"
 """Functions whose launches are others for other values, by the beginnings of their names."""
 IN_PLACE = {
-    "elementwise.add_into": 0, "elementwise.assign": 0, "embedding.backward_into": 2, "indexing.add_at": 0,
-    "indexing.assign_at": 0, "indexing.scatter": 0, "indexing.scatter_add": 0, "indexing.scatter_reduce": 0,
-    "linear.add_weight_gradient": 0,
+    "attention.extend": 3, "elementwise.add_into": 0, "elementwise.assign": 0, "embedding.backward_into": 2,
+    "indexing.add_at": 0, "indexing.assign_at": 0, "indexing.scatter": 0, "indexing.scatter_add": 0,
+    "indexing.scatter_reduce": 0, "linear.add_weight_gradient": 0,
 }  # fmt: skip
 """Functions that change an argument, and which."""
 CHECKS = "cross_entropy.check_targets", "embedding.check_indices"
@@ -226,11 +226,16 @@ class HostGraph:
         tried = not name.startswith(VALUES + CHECKS)
         inputs = list(_arrays((arguments, named)))
         target = arguments[IN_PLACE[name]] if name in IN_PLACE else None
+        kind = (
+            name,
+            _kind((arguments, named)),
+            target is not None and [_is_part(target, [x]) for x in inputs].count(True),
+        )
         with self.pool.unused():
             before = None if target is None else target.copy()
             if name in SCALING:
                 self._before += [(x, x.copy()) for x in inputs if not self.pool.holds(x)]
-            digests = [_digest(x) for x in inputs] if tried and target is None else []
+            digests = [_digest(x) for x in inputs] if tried and target is None and kind not in _sufficed else []
             getattr(function, "prepare", _nothing)(*arguments, **named)
         call = functools.partial(getattr(function, "at_any_size", function), *arguments, **named)
         result, launches, constants = self._noting(call)
@@ -242,7 +247,10 @@ class HostGraph:
                 raise self.error(f"{name} has changed an input, so it belongs to IN_PLACE in {__name__}")
             if name in CHECKS:
                 self._check(function, result, arguments, named)
-            elif tried and launches and self._suffice(call, launches, inputs, results, target, before):
+            elif kind in _sufficed or (
+                tried and launches and self._suffice(call, launches, inputs, results, target, before)
+            ):
+                _sufficed.add(kind)
                 self._new += launches
                 self.keep += constants
                 self.keep += [x for one in launches for x in _arrays(one.arguments) if not self.pool.holds(x)]
@@ -309,7 +317,7 @@ class HostGraph:
             return False
         moving = [x for x in inputs if x.flags.writeable and (x.dtype.kind in "fV" or x is target)]
         kept, scratch = [x.copy() for x in moving], [_digest(x) for x in own]
-        told, alike = results if target is None else [target], True
+        told, alike = results + ([] if target is None else [target]), True
 
         def set_inputs(moved: bool) -> None:
             for x, old in reversed([*zip(moving, kept, strict=True)]):
@@ -323,7 +331,7 @@ class HostGraph:
                 for moved in (True, False):
                     set_inputs(moved)
                     made = list(_arrays(_with_places(call())))
-                    wanted = [_digest(x) for x in (made if target is None else told)]
+                    wanted = [_digest(x) for x in made + told[len(results) :]]
                     set_inputs(moved)
                     for x in (*results, *own):
                         if x.flags.writeable and not _is_part(x, inputs):
@@ -471,6 +479,18 @@ def _mapped(function: Callable[[Any], Any], x: Any) -> Any:
     return type(x)(_mapped(function, part) for part in x) if type(x) in (list, tuple) else x
 
 
+_sufficed: set[Any] = set()  # the kinds of calls that were tried, and of which launches suffice
+
+
+def _kind(x: Any) -> Any:
+    """What tells a call's arguments from those of calls that launch something else: all but the values in arrays."""
+    if isinstance(x, np.ndarray):
+        return x.shape, x.strides, x.dtype.str, x.flags.aligned
+    if isinstance(x, dict):
+        return tuple((name, _kind(value)) for name, value in x.items())
+    return tuple(map(_kind, x)) if isinstance(x, tuple | list) else (type(x), repr(x))
+
+
 def _with_places(x: Any) -> Any:
     """``x`` with arrays of no dimensions for NumPy's scalars."""
     return _mapped(np.asarray, x)
@@ -507,8 +527,6 @@ def noted(backend: Any) -> NotingBackend:
 
 class NotingBackend:
     """A backend, or a family, whose functions note their calls where the calling thread captures a graph."""
-
-    stages = None
 
     def __init__(self, what: Any, prefix: str = "") -> None:
         self._what, self._prefix = what, prefix

@@ -42,10 +42,9 @@ from numba.core import cgutils, types
 from numba.core.errors import TypingError
 from numba.extending import intrinsic
 
-from .jit import compiled, inline, kernel
+from .jit import compiled, kernel
 
 FRAME_BYTES = 4096
-STEP_SHIFT = 32
 INT64: Any = ir.IntType(64)
 # int64 entry(frame, task, tasks): 1 if the kernel failed
 ENTRY_TYPE: Any = ir.FunctionType(INT64, [INT64] * 3)
@@ -275,8 +274,8 @@ def _run(entry, frame, tasks):
 def _walk_serially(table):
     failures = 0
     for i in range(table.shape[0]):
-        for task in range(table[i, 3]):
-            failures += _enter(table[i, 0], table[i, 1], table[i, 2] + task, table[i, 3])
+        for task in range(table[i, 2]):
+            failures += _enter(table[i, 0], table[i, 1], task, table[i, 2])
     return failures
 
 
@@ -284,12 +283,12 @@ def _walk_serially(table):
 def _walk(table):
     failures = 0
     for i in range(table.shape[0]):
-        entry, frame, first, tasks = table[i, 0], table[i, 1], table[i, 2], table[i, 3]
+        entry, frame, tasks = table[i, 0], table[i, 1], table[i, 2]
         if tasks == 1:
-            failures += _enter(entry, frame, first, 1)
+            failures += _enter(entry, frame, 0, 1)
         else:
             for task in numba.prange(tasks):
-                failures += _enter(entry, frame, first + task, tasks)
+                failures += _enter(entry, frame, task, tasks)
     return failures
 
 
@@ -298,7 +297,6 @@ class Launch(NamedTuple):
 
     entry: int
     frame: np.ndarray
-    first: int  # task; the others follow
     tasks: int
     arguments: tuple[Any, ...]
 
@@ -310,9 +308,9 @@ class Launches:
     def __init__(self, launches: Iterable[Launch]) -> None:
         launches = list(launches)
         self._frames = [one.frame for one in launches]
-        rows = [(one.entry, one.frame.ctypes.data, one.first, one.tasks) for one in launches]
-        self._table = np.array(rows, np.int64).reshape(-1, 4)
-        self._parallel = bool((self._table[:, 3] > 1).any())
+        rows = [(one.entry, one.frame.ctypes.data, one.tasks) for one in launches]
+        self._table = np.array(rows, np.int64).reshape(-1, 3)
+        self._parallel = bool((self._table[:, 2] > 1).any())
 
     def run(self) -> None:
         """Do them all. Raises MemoryError if a kernel got no memory for its workspace."""
@@ -335,26 +333,6 @@ GENERATORS: set[int] = set()
 def constant(array: np.ndarray) -> np.ndarray:
     """``array``, of the host's: sizes or addresses that do not depend on the values of a launch's other arrays."""
     return array if recording.launches is None else recording.constant(array)
-
-
-class BoundKernel:
-    """A task kernel with its arguments, for work of several steps, each of which waits for the one before.
-
-    Its first argument is ``task`` + 2^32 ``step`` (see `step_of`).
-    """
-
-    def __init__(self, kernel: TaskKernel, key: Hashable, arguments: tuple[Any, ...]) -> None:
-        self._launch = kernel.prepared(key, 1, arguments)
-
-    def steps(self, tasks: Iterable[int]) -> Launches:
-        """Step i as ``tasks[i]`` tasks, in order."""
-        return Launches([self._launch._replace(first=i << STEP_SHIFT, tasks=n) for i, n in enumerate(tasks)])
-
-
-@inline
-def step_of(task: int) -> tuple[int, int]:
-    """The step and the task within it of a bound kernel's first argument."""
-    return task >> STEP_SHIFT, task & ((1 << STEP_SHIFT) - 1)
 
 
 class TaskKernel:
@@ -385,11 +363,7 @@ class TaskKernel:
     def prepared(self, key: Hashable, tasks: int, arguments: tuple[Any, ...]) -> Launch:
         """A launch with these arguments, which is not made yet."""
         frame = constant(np.empty(FRAME_BYTES, np.uint8))
-        return Launch(_prepare(frame, self.address(key, arguments), arguments), frame, 0, tasks, arguments)
-
-    def bind(self, key: Hashable, *arguments: Any) -> BoundKernel:
-        """The kernel with arguments that stay, for `BoundKernel.steps`."""
-        return BoundKernel(self, key, arguments)
+        return Launch(_prepare(frame, self.address(key, arguments), arguments), frame, tasks, arguments)
 
     def address(self, key: Hashable, arguments: tuple[Any, ...]) -> int:
         """Where the machine code for arguments of these types is."""
