@@ -242,7 +242,7 @@ class Function:
         y.device = self.device
         y._id = next_id()
         y._version = Version() if shared is None else shared._version
-        if needed and (out.dtype is float32 or out.dtype.kind in "fV"):
+        if needed and (out.dtype is float32 or out.dtype.kind in "fV"):  # V: bfloat16
             y.requires_grad = True
             y.node = self
             self.order = y._id

@@ -175,7 +175,8 @@ def _run(node: Function, dy: Any, pending: Pending, anomaly: bool) -> None:
             grad = kernels.elementwise.cast(grad, dtype)
         if target not in pending:
             pending[target] = grad
-        elif sys.getrefcount(pending[target]) == 2 and pending[target].base is None:  # _is_ours, without the call
+        # Nothing else refers to the sum so far: add in place. Why 2: see _is_ours, which this is, without the call.
+        elif sys.getrefcount(pending[target]) == 2 and pending[target].base is None:
             kernels.elementwise.add_into(pending[target], grad)
         else:
             _add(pending, target, grad, kernels)

@@ -1,4 +1,8 @@
-"""The modes of a thread: whether operations are recorded (no_grad), anomaly detection, autocast, kernels, fast ways."""
+"""The modes of a thread: whether operations are recorded (no_grad), anomaly detection, autocast, kernels, fast ways.
+
+A *plan* is a faster way to compute a module's method (``plans.py``). ``graph`` is not autograd's, but the one that is
+being captured: calls of kernels that are launched again without Python (``cuda/cuda_graph.py``).
+"""
 
 from __future__ import annotations
 
@@ -42,12 +46,12 @@ class Mode:
     def __init__(self) -> None:
         self.enabled: bool = True
         self.anomaly: bool = False  # within detect_anomaly
-        self.graph: Any = None  # the graph that the thread captures
+        self.graph: Any = None  # the cuda.Graph that the thread captures
         self.autocast: Any = None  # the Autocasting of mixed_precision.py, where one is enabled
         self.kernels: Any = _CHOSEN  # those of tensors on the CPU: "plain", or a backend; see Device.kernels
         # Which plans of minigrad.fast are off: all (True), none (False), or those of these names.
         self.unfused: bool | frozenset[str] = FAST_IS_OFF
-        self.recorder: Any = None  # what is told of each module's call (a plans.Recorder)
+        self.recorder: Any = None  # what is told of each module's call (a plans.CallRecorder)
 
 
 class _OfThread(threading.local):

@@ -13,7 +13,9 @@ import house
 import pytest
 from processes import python
 
+import minigrad
 from minigrad import cpu_kernels, cuda_kernels, plain_kernels
+from minigrad.methods import comparison, math
 
 ROOT = Path(__file__).resolve().parents[1]
 STDLIB = set(sys.stdlib_module_names)
@@ -319,6 +321,17 @@ def test_an_injected_other_parameter_is_caught():
     for exp in (2, ["x", "y"]):
         assert unlike(cpu, {"gelu": {"forward": ["x", "y=1"], "exp": exp}})
     assert unlike(cpu, {})
+
+
+def test_methods_of_each_element_are_functions_and_listed():
+    """The methods of arithmetic and comparison are functions; those of one tensor are named among the features."""
+    both = {**vars(math.MathMethods), **vars(comparison.ComparisonMethods)}
+    methods = {name: method for name, method in both.items() if not name.startswith("_")}
+    missing = methods.keys() - {*minigrad.__all__}
+    assert not missing, f"without a line in functions.py, or not in __all__ of minigrad/__init__.py: {missing}"
+    of_one = {name for name, method in methods.items() if len(inspect.signature(method).parameters) == 1}
+    listed = {"absolute", "negative", "bitwise_not", *re.findall(r"\w+", house.text(ROOT / "docs/features.md"))}
+    assert not of_one - listed, f"not in docs/features.md: {of_one - listed}"
 
 
 # The docstrings -------------------------------------------------------------------------------------------------------
