@@ -32,7 +32,7 @@ import minigrad
 from minigrad import Tensor
 from minigrad.data import CharTokenizer, Corpus, FixedBatches, RandomBatches, load_corpus, min_tokens, train_val_split
 from minigrad.device import Device
-from minigrad.distributed import CommError, NonFiniteLossError, SimpleTrainer, TrainingMetrics
+from minigrad.distributed import CommError, NonFiniteLossError, ReplicaMismatchError, SimpleTrainer, TrainingMetrics
 from minigrad.distributed.train.captured_step import CapturedStep
 from minigrad.distributed.train.signals import interrupts
 from minigrad.metrics_log import JsonLinesLog, read_json_lines
@@ -41,7 +41,7 @@ from minigrad.optim import NonFiniteGradientError
 from minigrad.serialization import CheckpointError, list_checkpoints
 
 LOG_EVERY = 10  # steps between lines in metrics.jsonl
-FAILURES = (NonFiniteLossError, NonFiniteGradientError, CheckpointError, CommError, OSError)  # that end a run
+FAILURES = (NonFiniteLossError, NonFiniteGradientError, ReplicaMismatchError, CheckpointError, CommError, OSError)
 COMPILES_AFTER = 3.0  # seconds after which a first step is taken to compile kernels
 
 
@@ -64,6 +64,8 @@ def main(kind: type[Settings] = Settings, description: str | None = __doc__) -> 
             minigrad.set_num_threads(threads)
         prepare = prepare_resumed if resume else prepare_new
         run = prepare(kind, data, out, device, flags)
+        if run.settings.reproducible:
+            raise UsageError("--reproducible is for several ranks: train_char_gpt_ddp.py and train_gpt2.py have it")
     except CheckpointError:
         raise
     except ValueError as error:  # settings out of range, and every kind of bad input
@@ -126,7 +128,8 @@ class TrainingRun:
         self.trainer: SimpleTrainer = run.trainer
         s = run.settings
         train, val = self.tokens()
-        self.batches: RandomBatches = RandomBatches(train, s.batch_size, s.block_size, s.seed, rank, world_size)
+        part = (0, 1) if s.reproducible else (rank, world_size)
+        self.batches: RandomBatches = RandomBatches(train, s.batch_size, s.block_size, s.seed, *part)
         self.val_batches: FixedBatches = FixedBatches(val, s.batch_size, s.block_size, s.eval_batches)
         self.tokens_per_step: int = s.batch_size * s.block_size * s.grad_accum
         self.saved_step: int | None = run.trainer.global_step or None
@@ -142,7 +145,7 @@ class TrainingRun:
 
     def captures(self) -> bool:
         """Whether a step is captured: from the third on it is a list of launches, without Python between them."""
-        return self.world_size == 1
+        return self.world_size == 1 and not self.settings.reproducible
 
     def open_log(self) -> JsonLinesLog | None:
         """metrics.jsonl, up to the run's step. Raises UsageError if nothing can be written into the folder."""
@@ -200,7 +203,8 @@ class TrainingRun:
     def needs(self) -> str:
         """The memory and the time that the run takes."""
         s = self.settings
-        memory = step_bytes(s, self.run.tokenizer.vocab_size, -(-s.batch_size // self.world_size))
+        parts = 1 if s.reproducible else self.world_size
+        memory = step_bytes(s, self.run.tokenizer.vocab_size, -(-s.batch_size // parts))
         if self.model.device.type != "cpu":
             return f"about {in_words(memory)} of memory"
         at_best = duration(seconds_at_least(s, self.model.num_parameters()))

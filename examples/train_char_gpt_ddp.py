@@ -33,6 +33,7 @@ from minigrad.distributed import (
     CommError,
     Communicator,
     NonFiniteLossError,
+    TrainingConfig,
     TrainingMetrics,
     agree_on_settings,
     all_gather_bytes,
@@ -99,7 +100,14 @@ def prepare(
 
 
 def _bucketed(comm: Communicator, config: Any, **kwargs: Any) -> BucketedTrainer:
-    return BucketedTrainer(config, comm, **kwargs)
+    return BucketedTrainer(dealt(comm, config), comm, **kwargs)
+
+
+def dealt(comm: Communicator, config: TrainingConfig) -> TrainingConfig:
+    """The configuration of a rank: if it is reproducible, its share of a step's micro-batches is that of all ranks."""
+    return (
+        config.with_grad_accum_steps(-(-config.grad_accum_steps // comm.world_size)) if config.reproducible else config
+    )
 
 
 def on_rank_0(comm: Communicator, fn: Callable[[], T]) -> T | None:
@@ -143,17 +151,19 @@ class Training(TrainingRun):
         return super().train()
 
     def step(self) -> TrainingMetrics:
-        """One optimizer step, of ``grad_accum`` micro-batches, of which each rank has its part."""
+        """One optimizer step, of ``grad_accum`` micro-batches: of each a rank has its part, or some if reproducible."""
         s, trainer, params = self.settings, self.trainer, list(self.model.named_parameters())
         self.model.train()
         self.seed()
         if self.captured is not None:
             return super().step()
-        for i in range(s.grad_accum):
-            x, y = self.batches.batch(trainer.global_step * s.grad_accum + i)
+        own = trainer.config.grad_accum_steps
+        first = own * self.comm.rank if s.reproducible else 0
+        for i in range(first, first + own):
+            x, y = self.batches.batch(trainer.global_step * s.grad_accum + i) if i < s.grad_accum else ((), ())
             if len(x):
                 metrics = trainer.backward_and_step(self.loss(x, y), params, weight=len(x))
-            else:  # more ranks than sequences
+            else:  # more ranks than sequences, or micro-batches
                 metrics = trainer.step(params, GradStore(), 0.0, weight=0)
         assert metrics is not None  # the window is full after grad_accum micro-batches
         return metrics
@@ -161,7 +171,8 @@ class Training(TrainingRun):
     def seed(self) -> None:
         """Dropout's random numbers depend on the seed, the rank and the step alone: no checkpoint need hold them."""
         seed = {"seed": (self.settings.seed + 1 + self.comm.rank) % 2**64, "offset": self.trainer.global_step << 20}
-        minigrad.default_generator.load_state_dict(seed)
+        if not self.settings.reproducible:  # whose trainer numbers them
+            minigrad.default_generator.load_state_dict(seed)
 
     def interrupted(self, received: list[int]) -> int:
         """The signal that ends the training on all ranks, whichever got it, or 0."""
@@ -182,7 +193,8 @@ class Training(TrainingRun):
         return mean
 
     def write_checkpoint(self) -> None:
-        """Rank 0 writes for all; the others go on when the checkpoint is safe."""
+        """Rank 0 writes for all, if they hold the same; the others go on when the checkpoint is safe."""
+        self.trainer.assert_replicas_identical(self.model.named_parameters())
         contents = run_contents(self.run) if self.comm.rank == 0 else ({}, {})
         save_distributed_checkpoint(self.comm, self.run.folder, *contents, keep=self.settings.keep)
 

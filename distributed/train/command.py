@@ -109,7 +109,7 @@ class Run:
         """The epoch, and how many of its batches all ranks together have had."""
         minigrad.manual_seed(t.seed)
         try:
-            model = settings.model.build(tokenizer.vocab_size, t.seq_len)
+            model = settings.model.build(tokenizer.vocab_size, t.seq_len, comm.device)
         except ValueError as error:
             raise SettingsError(f"model: {error}") from error
         model.to(device=comm.device)

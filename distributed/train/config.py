@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, TypeAlias
 
-from minigrad.errors import check_fields
+from minigrad.errors import NonNegativeInt, check_bool, check_fields
 from minigrad.optim import AdamW, GradAccumulator
 
 
@@ -44,6 +44,14 @@ GradLimit: TypeAlias = Annotated[float, check_limit]
 class TrainingConfig:
     """How a trainer steps. ``max_grad_norm`` None turns clipping off.
 
+    ``reproducible``: weights, moments, losses, norms and dropout do not depend on the number of ranks, to the bit. Rank
+    r makes the micro-batches r * grad_accum_steps and on of a step; a last rank that has fewer passes empty ones, of
+    weight 0. They are added up by a fixed tree (tree.py), and numbered by it are the default generator's draws, whose
+    seed is the one that the generator has when the trainer is made.
+
+    ``compare_every``: after so many steps several ranks compare the hashes of their weights and of what the optimizer
+    keeps of them; where they differ, all raise ReplicaMismatchError. 0: never.
+
     ``learning_rate`` and ``weight_decay`` are those of the AdamW that the trainer makes; they are not used with an
     optimizer of your own. Raises ValueError for values out of range.
     """
@@ -52,11 +60,14 @@ class TrainingConfig:
     weight_decay: float = 0.01
     max_grad_norm: GradLimit | None = 1.0
     grad_accum_steps: int = 1
+    reproducible: bool = False
+    compare_every: NonNegativeInt = 100
 
     def __post_init__(self) -> None:
         AdamW(lr=self.learning_rate, weight_decay=self.weight_decay)  # checks both
         GradAccumulator(self.grad_accum_steps)
         check_fields(self)
+        check_bool("reproducible", self.reproducible)
 
     def with_lr(self, learning_rate: float) -> TrainingConfig:
         """A copy with another learning rate."""

@@ -26,9 +26,10 @@ from minigrad.optim.grad_accumulator import check_weight
 from ..comm.communicator import Communicator
 from .buckets import DEFAULT_BUCKET_BYTES, CommHook, GradientBucketManager, all_reduce_hook
 from .config import TrainingConfig, TrainingMetrics, check_kind
-from .grad_sync import Buckets, Overlapped, Window, assert_replicas_identical, broadcast_params, not_finite
+from .grad_sync import Buckets, Overlapped, Window, assert_replicas_identical, broadcast_params, moments, not_finite
+from .reducers import Trees
 from .simple_trainer import SimpleTrainer
-from .step import Named, Params, Step, Updater
+from .step import Named, Params, Step, Updater, named_params
 
 
 class DistributedTrainer(SimpleTrainer):
@@ -72,8 +73,13 @@ class DistributedTrainer(SimpleTrainer):
         self.communicator: Final[Communicator] = communicator
         self.rank: Final[int] = communicator.rank
         self.world_size: Final[int] = communicator.world_size
+        if self.config.reproducible:
+            if hook is not all_reduce_hook:
+                raise ValueError("reproducible=True adds gradients up by itself: leave the hook out")
+            self._step.add_by_tree(self.rank)
         if self.world_size > 1:
-            self._step.reducer = self._reducer(communicator, bucket_size_bytes, hook)
+            kind = Trees if self.config.reproducible else self._reducer
+            self._step.reducer = kind(communicator, bucket_size_bytes, hook)
 
     @property
     def num_buckets(self) -> int:
@@ -85,9 +91,11 @@ class DistributedTrainer(SimpleTrainer):
         broadcast_params(self.communicator, params, root)
 
     def assert_replicas_identical(self, params: Params) -> None:
-        """Raise ReplicaMismatchError, on every rank, unless all ranks' tensors have the same bits. A collective."""
+        """Raise ReplicaMismatchError, on every rank, unless all ranks' tensors, and what the optimizer keeps of them,
+        have the same bits. A collective."""
         self.communicator.step = self.global_step
-        assert_replicas_identical(self.communicator, params)
+        named = named_params(params)
+        assert_replicas_identical(self.communicator, [*named, *moments(self.optimizer, named)])
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -16,14 +16,14 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from minigrad import GradStore, Tensor, TensorId
 from minigrad.errors import check_int
-from minigrad.optim import GradAccumulator
+from minigrad.optim import GradAccumulator, Optimizer
 from minigrad.optim.grad_accumulator import check_weight
 from minigrad.optim.optimizer_state import options_of
 
@@ -33,6 +33,13 @@ from ..comm.place import bytes_of, on_host
 from .buckets import DEFAULT_BUCKET_BYTES, CommHook, GradientBucketManager, all_reduce_hook
 from .config import NonFiniteLossError
 from .step import Named, Params, Reducer, Step, has_float16, merged, named_params, no_weight, power_of_two
+
+FACTORS = np.random.default_rng(0).integers(2**63, size=512, dtype=np.uint64) * 2 + 1
+AT_FIRST = "call broadcast_params before the first step, and change weights on all ranks alike"
+LATER = (
+    "unless the program changed it on one rank alone, its memory or processor is at fault; go on from a "
+    "checkpoint of before"
+)
 
 
 class ReplicaMismatchError(RuntimeError):
@@ -151,8 +158,8 @@ def assert_replicas_identical(communicator: Communicator, params: Params) -> Non
         agree_on_values(communicator, params)
 
 
-def agree_on_values(communicator: Communicator, params: Params) -> Named:
-    """``agree_on_params``, whose values must have the same bits on all ranks, too."""
+def agree_on_values(communicator: Communicator, params: Params, advice: str = AT_FIRST) -> Named:
+    """``agree_on_params``, whose values must have the same bits on all ranks, too; else there is ``advice``."""
     named = agree_on_params(communicator, params)
     digest = b"".join(_digest(p) for _, p in named)
     everyone = all_gather_bytes(communicator, digest)
@@ -165,11 +172,22 @@ def agree_on_values(communicator: Communicator, params: Params) -> Named:
                 f"the ranks' copies of {name!r} {tuple(p.shape)} {p.dtype} differ: rank "
                 f"{', '.join(map(str, ranks))} against the others"
                 + (f" (step {communicator.step})" if communicator.step is not None else "")
-                + "; call broadcast_params before the first step, and change weights on all ranks alike",
+                + f"; {advice}",
                 name,
                 ranks,
             )
     return named
+
+
+def moments(optimizer: Optimizer, params: Params) -> Named:
+    """What the optimizer keeps of the parameters, such as ``exp_avg of wte.weight``."""
+    states = [(name, optimizer.state.get(p._id)) for name, p in named_params(params)]
+    return [
+        (f"{kind} of {name}", Tensor.wrap(array, state.device))
+        for name, state in states
+        if state is not None
+        for kind, array in state.arrays.items()
+    ]
 
 
 def all_reduce_grads(
@@ -258,7 +276,12 @@ def digest_of(arrays: Mapping[str, np.ndarray]) -> str:
 
 
 def _digest(p: Tensor) -> bytes:
-    return hashlib.blake2b(bytes_of(on_host(p)).data, digest_size=16).digest()
+    """16 bytes. Each 4096 bytes are summed up first, as words times odd numbers, at the memory's speed: so a change of
+    one word is always seen, and any other with probability 1 - 2^-64."""
+    octets = bytes_of(on_host(p))
+    end = octets.size - octets.size % 4096
+    sums = np.einsum("ij,j->i", octets[:end].view(np.uint64).reshape(-1, 512), FACTORS)
+    return hashlib.blake2b(sums.tobytes() + octets[end:].tobytes(), digest_size=16).digest()
 
 
 # ------------------------------------------------------------------ reducers
@@ -314,14 +337,14 @@ class Buckets(Reducer):
     @property
     def trained(self) -> list[Tensor]:
         """The trained parameters, in the order of all ranks."""
-        return [] if self._agreed is None else _trained(self._agreed[1])
+        return [] if self._agreed is None else trained_of(self._agreed[1])
 
     def reduce(self, step: Step, named: Named) -> tuple[Iterable[GradStore], float] | None:
         """Put the window's sums into buckets, and divide by the weight that all ranks have together; None if no rank
         has a window. Where a graph is captured, all ranks' windows are alike.
         """
-        comm, accumulator, trained = self.communicator, step.accumulator, _trained(named)
-        manager, step_number = self.buckets(trained), step.global_step + 1
+        comm, accumulator, trained = self.communicator, step.accumulator, trained_of(named)
+        manager = self.buckets(trained)
         try:
             sums = {p.id: grad for p in reversed(trained) if (grad := accumulator.pop(p)) is not None}
             norm = self.send(step, manager, sums)
@@ -330,20 +353,28 @@ class Buckets(Reducer):
         except Exception:
             accumulator.reset()
             raise
-        lr = step.optimizer.lr if step.schedule is None else step.schedule.get_lr(step.global_step)
         present = [manager.is_ready(p.id) for p in trained]
         manager.launch_rest()
-        mine = Window(loss, weight, count, norm, lr, present, step_number, self.non_finite(trained))
-        windows = [mine] * comm.world_size if step.recorder.on_device else exchange_window(comm, mine)
-        if not any(window.count for window in windows):
+        windows = self.windows(step, trained, Window(loss, weight, count, norm, 0.0, present))
+        if windows is None:
             return None
-        self.check(step, windows)
         total = sum(window.weight for window in windows)
         if has_float16(named):
             self.unit *= power_of_two(total / sum(window.count for window in windows))
         mean_loss = sum(window.weight * window.loss for window in windows if window.weight) / total
         absent = [p for i, p in enumerate(trained) if not any(window.present[i] for window in windows)]
         return manager.wait_each(absent, comm.world_size / total), mean_loss
+
+    def windows(self, step: Step, trained: list[Tensor], mine: Window) -> list[Window] | None:
+        """All ranks' windows, checked, of what this rank has; None if no rank has one."""
+        lr = step.optimizer.lr if step.schedule is None else step.schedule.get_lr(step.global_step)
+        mine = replace(mine, lr=lr, step=step.global_step + 1, non_finite=self.non_finite(trained))
+        ranks = self.communicator.world_size
+        windows = [mine] * ranks if step.recorder.on_device else exchange_window(self.communicator, mine)
+        if not any(window.count for window in windows):
+            return None
+        self.check(step, windows)
+        return windows
 
     def buckets(self, trained: list[Tensor]) -> GradientBucketManager:
         """The buckets of these parameters, which stay for later windows."""
@@ -381,6 +412,12 @@ class Buckets(Reducer):
         if self.manager is not None:
             self.manager.reset()
 
+    def compare(self, step: Step, named: Named) -> None:
+        """After every ``compare_every`` steps, but not while a graph is captured. Raises ReplicaMismatchError."""
+        every = step.config.compare_every
+        if every and step.global_step % every == 0 and not step.recorder.on_device:
+            agree_on_values(self.communicator, [*named, *moments(step.optimizer, named)], LATER)
+
     def restart(self, unit: float) -> None:
         """Compare at the next step what the ranks have."""
         self.unit, self._agreed = unit, None
@@ -388,7 +425,7 @@ class Buckets(Reducer):
     def memory(self, named: Named) -> GradientBucketManager:
         """The buckets, whose addresses are in a graph."""
         self.communicator._check_usable("a captured step")
-        return self.buckets(_trained(named))
+        return self.buckets(trained_of(named))
 
 
 class Overlapped(Buckets):
@@ -402,7 +439,7 @@ class Overlapped(Buckets):
         if step.holding or accumulator.current_step + 1 < step.config.grad_accum_steps:
             return super().backward(step, named, loss, weight)
         try:
-            step.backward(loss, _Filler(self.buckets(_trained(named)), accumulator, weight))
+            step.backward(loss, _Filler(self.buckets(trained_of(named)), accumulator, weight))
         except Exception:
             accumulator.reset()
             self.reset()
@@ -428,5 +465,6 @@ class _Filler:
         self._manager.mark_grad_ready(id, grad)
 
 
-def _trained(named: Named) -> list[Tensor]:
+def trained_of(named: Named) -> list[Tensor]:
+    """The parameters that require grad."""
     return [p for _, p in named if p.requires_grad]

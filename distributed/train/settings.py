@@ -18,10 +18,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from minigrad.data import BytePairTokenizer, CharTokenizer
+from minigrad.device import CPU, Device
 from minigrad.dtypes import bfloat16, float16
 from minigrad.errors import NonNegativeInt, PositiveInt, check_fields
-from minigrad.models import GPT2, CausalLM, GPT2Config, Llama, LlamaConfig
+from minigrad.models import GPT2, CausalLM, Llama
 from minigrad.optim import AdamW, CosineAnnealing
+from minigrad.tools.free_memory import check_model_fits
 
 from ..comm.launchers import Place
 from ..job.rendezvous import DistributedTrainConfig
@@ -52,14 +54,15 @@ class ModelSection:
     tied: bool = True
     checkpoint_blocks: bool = False
 
-    def build(self, vocab_size: int, seq_len: int) -> CausalLM:
-        """A new model, with weights from the default generator."""
+    def build(self, vocab_size: int, seq_len: int, device: Device = CPU) -> CausalLM:
+        """A new model, with weights from the default generator. ValueError for one that cannot be trained here."""
         sizes = {key: n for key, n in dataclasses.asdict(self).items() if key != "family" and n is not None}
-        if self.family == "gpt2":
-            return GPT2(GPT2Config(vocab_size, seq_len, **sizes))
-        return Llama(
-            LlamaConfig(vocab_size, seq_len, **{"n_kv_head": self.n_head, "n_inner": 4 * self.n_embd, **sizes})
-        )
+        kind: type[CausalLM] = GPT2
+        if self.family != "gpt2":
+            kind, sizes = Llama, {"n_kv_head": self.n_head, "n_inner": 4 * self.n_embd, **sizes}
+        config = kind.config_class(vocab_size, seq_len, **sizes)
+        check_model_fits(config, 16, device)  # weight, gradient, and two moments of AdamW, in float32
+        return kind(config)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -343,7 +346,7 @@ def _value(hint: Any, value: Any, where: str) -> Any:
     for choice in choices:
         if dataclasses.is_dataclass(choice) and value is not None:
             return _section(typing.cast(type, choice), value, where)
-        if choice is float and type(value) in (int, float):
+        if choice is float and type(value) is int and abs(value) < 2**1023:
             return float(value)
         if typing.get_origin(choice) is list:
             if type(value) is list and value and all(type(one) is str for one in value):

@@ -138,6 +138,7 @@ class SimpleTrainer:
         accumulator.load_state_dict(parts["window"], meta["window"], named)
         step.optimizer.load_state_dict(parts["optimizer"], meta["optimizer"])
         step.accumulator, step.global_step = accumulator, count
+        step.key_draws()
         step.reducer.restart(float(meta["window"].get("unit", 1.0)))
 
     # ------------------------------------------------------------------ graphs
@@ -167,6 +168,8 @@ class SimpleTrainer:
         Raises ValueError for parameters on several devices, other trainers and other communicators of several ranks.
         """
         step, comm = self._step, self._step.reducer.communicator
+        if self.config.reproducible:
+            raise ValueError("reproducible=True numbers random draws before each step, which a graph cannot hold")
         if comm is not None:
             if not step.reducer.capturable:
                 raise ValueError(

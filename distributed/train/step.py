@@ -22,6 +22,7 @@ from minigrad.optim.grad_scaler import MIN_SCALE, GradScaler
 
 from ..comm.communicator import Communicator
 from .config import NonFiniteLossError, TrainingConfig, TrainingMetrics
+from .tree import TreeAccumulator
 
 Params = Mapping[TensorId, Tensor] | Iterable[Tensor | tuple[str, Tensor]]
 """How trainers are told which parameters there are."""
@@ -51,6 +52,18 @@ class Step:
         self.holding: bool = False
         """While true, micro-batches only join the window."""
         self._known: set[int] = set()
+        if config.reproducible:
+            self.add_by_tree(0)
+
+    def add_by_tree(self, rank: int) -> None:
+        """Add up micro-batches, and number their random draws, by the tree of all ranks."""
+        self.accumulator = TreeAccumulator(self.config.grad_accum_steps, rank)
+        self.key_draws()
+
+    def key_draws(self) -> None:
+        """Number the draws of the next micro-batch, where its place in the tree decides on them."""
+        if isinstance(self.accumulator, TreeAccumulator):
+            self.accumulator.key_draws(self.global_step)
 
     def take(self, params: Params, grads: GradStore, loss: float, weight: float = 1.0) -> TrainingMetrics | None:
         """Take in a micro-batch, which is consumed; None while the window is not full, or the step was left out."""
@@ -79,8 +92,14 @@ class Step:
         self.recorder.wait_for_captures()
         if self.reducer.world_size == 1 and weight and not math.isfinite(loss):
             self.accumulator.reset()
+            self.key_draws()
             raise NonFiniteLossError.of(loss, self.global_step + 1)
-        full = self.accumulator.add(wanted_grads(grads, named), loss, take=True, weight=weight)
+        wanted, tree = wanted_grads(grads, named), self.accumulator
+        if isinstance(tree, TreeAccumulator):
+            full = tree.add_all(wanted, named, loss, weight)
+        else:
+            full = self.accumulator.add(wanted, loss, take=True, weight=weight)
+        self.key_draws()
         return self.end_window(named) if full and not self.holding else None
 
     def end_window(self, named: Named) -> TrainingMetrics | None:
@@ -94,9 +113,12 @@ class Step:
             if unscaled is None:
                 return None
             norm = self.updater.clip_and_update(self, named, unscaled)
-            return self.recorder.count(self, loss, norm)
+            metrics = self.recorder.count(self, loss, norm)
+            self.reducer.compare(self, named)
+            return metrics
         finally:
             self.reducer.reset()
+            self.key_draws()
 
     def set_scheduled_lr(self) -> None:
         """Give the optimizer this step's learning rate, if there is a schedule."""
@@ -155,6 +177,9 @@ class Reducer:
 
     def reset(self) -> None:
         """Drop what the reducer has of the window."""
+
+    def compare(self, step: Step, named: Named) -> None:
+        """After a step: whether all ranks hold the same."""
 
     def restart(self, unit: float) -> None:
         """Another state was loaded: compare anew what the ranks have."""
