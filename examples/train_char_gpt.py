@@ -33,7 +33,7 @@ import minigrad
 from minigrad import Tensor
 from minigrad.data import CharTokenizer, Corpus, FixedBatches, RandomBatches, load_corpus, min_tokens, train_val_split
 from minigrad.device import Device
-from minigrad.distributed import CommError, NonFiniteLossError, SimpleTrainer, TrainingMetrics
+from minigrad.distributed import CommError, NonFiniteLossError, ReplicaMismatchError, SimpleTrainer, TrainingMetrics
 from minigrad.distributed.train.captured_step import CapturedStep
 from minigrad.distributed.train.signals import interrupts
 from minigrad.metrics_log import JsonLinesLog, TensorBoardWriter, about_run, moment, read_json_lines
@@ -44,7 +44,7 @@ from minigrad.serialization import CheckpointError, list_checkpoints
 
 LOG_EVERY = 10  # steps between lines in metrics.jsonl
 SAYS_EVERY = 20.0  # seconds between lines that say how far it is, where there is no bar
-FAILURES = (NonFiniteLossError, NonFiniteGradientError, CheckpointError, CommError, OSError)  # that end a run
+FAILURES = (NonFiniteLossError, NonFiniteGradientError, ReplicaMismatchError, CheckpointError, CommError, OSError)
 WARM, PROFILED = 3, 10  # steps of --profile: those before it, and those that are looked at
 PROFILE_HELP = f"show where the time of {PROFILED} steps goes, and write a trace, profile.json"
 COMPILES_AFTER = 3.0  # seconds after which a first step is taken to compile kernels
@@ -72,6 +72,8 @@ def main(kind: type[Settings] = Settings, description: str | None = __doc__) -> 
             minigrad.set_num_threads(threads)
         prepare = prepare_resumed if resume else prepare_new
         run = prepare(kind, data, out, device, flags)
+        if run.settings.reproducible:
+            raise UsageError("--reproducible is for several ranks: train_char_gpt_ddp.py and train_gpt2.py have it")
     except CheckpointError:
         raise
     except ValueError as error:  # settings out of range, and every kind of bad input
@@ -137,7 +139,8 @@ class TrainingRun:
         self.trainer: SimpleTrainer = run.trainer
         s = run.settings
         train, val = self.tokens()
-        self.batches: RandomBatches = RandomBatches(train, s.batch_size, s.block_size, s.seed, rank, world_size)
+        part = (0, 1) if s.reproducible else (rank, world_size)
+        self.batches: RandomBatches = RandomBatches(train, s.batch_size, s.block_size, s.seed, *part)
         self.val_batches: FixedBatches = FixedBatches(val, s.batch_size, s.block_size, s.eval_batches)
         self.tokens_per_step: int = s.batch_size * s.block_size * s.grad_accum
         self.saved_step: int | None = run.trainer.global_step or None
@@ -154,7 +157,7 @@ class TrainingRun:
 
     def captures(self) -> bool:
         """Whether a step is captured: from the third on it is a list of launches, without Python between them."""
-        return self.world_size == 1
+        return self.world_size == 1 and not self.settings.reproducible
 
     def open_log(self) -> JsonLinesLog | None:
         """metrics.jsonl, up to the run's step. Raises UsageError if nothing can be written into the folder."""
@@ -215,7 +218,8 @@ class TrainingRun:
     def needs(self) -> str:
         """The memory and the time that the run takes."""
         s = self.settings
-        memory = step_bytes(s, self.run.tokenizer.vocab_size, -(-s.batch_size // self.world_size))
+        parts = 1 if s.reproducible else self.world_size
+        memory = step_bytes(s, self.run.tokenizer.vocab_size, -(-s.batch_size // parts))
         if self.model.device.type != "cpu":
             return f"about {in_words(memory)} of memory"
         at_best = duration(seconds_at_least(s, self.model.num_parameters()))
@@ -312,17 +316,21 @@ class TrainingRun:
     def step(self) -> TrainingMetrics:
         """One optimizer step, of ``grad_accum`` micro-batches. Batches depend on nothing but seed and step."""
         self.model.train()
-        count = self.settings.grad_accum
-        first = self.trainer.global_step * count
-        batches = [self.batches.batch(first + i) for i in range(count)]
+        batches = self.own_batches()
         if self.captured is not None:
-            x, y = (np.stack(each) if count > 1 else each[0] for each in zip(*batches))
+            x, y = (np.stack(each) if len(batches) > 1 else each[0] for each in zip(*batches))
             metrics = self.captured(minigrad.from_numpy(x), minigrad.from_numpy(y)).result()
         else:
             for x, y in batches:
                 metrics = self.micro_batch(x, y)
         assert metrics is not None  # the window is full, and no loss scale leaves a step out
         return metrics
+
+    def own_batches(self) -> list[Any]:
+        """The micro-batches of this step, tokens and targets each."""
+        count = self.settings.grad_accum
+        first = self.trainer.global_step * count
+        return [self.batches.batch(first + i) for i in range(count)]
 
     def micro_batch(self, x: np.ndarray, y: np.ndarray) -> TrainingMetrics | None:
         """Forward and backward, and the optimizer's step where the window is full."""

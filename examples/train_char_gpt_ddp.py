@@ -34,6 +34,7 @@ from minigrad.distributed import (
     CommError,
     Communicator,
     NonFiniteLossError,
+    TrainingConfig,
     TrainingMetrics,
     agree_on_settings,
     all_gather_bytes,
@@ -105,7 +106,14 @@ def prepare(
 
 
 def _bucketed(comm: Communicator, config: Any, **kwargs: Any) -> BucketedTrainer:
-    return BucketedTrainer(config, comm, **kwargs)
+    return BucketedTrainer(dealt(comm, config), comm, **kwargs)
+
+
+def dealt(comm: Communicator, config: TrainingConfig) -> TrainingConfig:
+    """The configuration of a rank: if it is reproducible, its share of a step's micro-batches is that of all ranks."""
+    return (
+        config.with_grad_accum_steps(-(-config.grad_accum_steps // comm.world_size)) if config.reproducible else config
+    )
 
 
 def on_rank_0(comm: Communicator, fn: Callable[[], T]) -> T | None:
@@ -157,16 +165,25 @@ class Training(TrainingRun):
         return super().train()
 
     def step(self) -> TrainingMetrics:
-        """One optimizer step, of ``grad_accum`` micro-batches, of which each rank has its part."""
+        """One optimizer step, of ``grad_accum`` micro-batches: of each a rank has its part, or some if reproducible."""
         self.seed()
         return super().step()
+
+    def own_batches(self) -> list[Any]:
+        """This rank's part of each of the step's batches, or, if it is reproducible, some of the batches."""
+        s, own = self.settings, self.trainer.config.grad_accum_steps
+        if not s.reproducible:
+            return super().own_batches()
+        first = self.trainer.global_step * s.grad_accum
+        numbers = range(own * self.comm.rank, own * (self.comm.rank + 1))
+        return [self.batches.batch(first + i) if i < s.grad_accum else ((), ()) for i in numbers]
 
     def micro_batch(self, x: np.ndarray, y: np.ndarray) -> TrainingMetrics | None:
         """Forward and backward, with this rank's part of a batch."""
         params = list(self.model.named_parameters())
         if len(x):
             return self.trainer.backward_and_step(self.loss(x, y), params, weight=len(x))
-        return self.trainer.step(params, GradStore(), 0.0, weight=0)  # more ranks than sequences
+        return self.trainer.step(params, GradStore(), 0.0, weight=0)  # more ranks than sequences, or micro-batches
 
     def gather_traces(self, seen: Profile) -> list[Any]:
         """The trace of each rank."""
@@ -175,7 +192,8 @@ class Training(TrainingRun):
     def seed(self) -> None:
         """Dropout's random numbers depend on the seed, the rank and the step alone: no checkpoint need hold them."""
         seed = {"seed": (self.settings.seed + 1 + self.comm.rank) % 2**64, "offset": self.trainer.global_step << 20}
-        minigrad.default_generator.load_state_dict(seed)
+        if not self.settings.reproducible:  # whose trainer numbers them
+            minigrad.default_generator.load_state_dict(seed)
 
     def interrupted(self, received: list[int]) -> int:
         """The signal that ends the training on all ranks, whichever got it, or 0."""
@@ -196,7 +214,8 @@ class Training(TrainingRun):
         return mean
 
     def write_checkpoint(self) -> None:
-        """Rank 0 writes for all; the others go on when the checkpoint is safe."""
+        """Rank 0 writes for all, if they hold the same; the others go on when the checkpoint is safe."""
+        self.trainer.assert_replicas_identical(self.model.named_parameters())
         contents = run_contents(self.run) if self.comm.rank == 0 else ({}, {})
         save_distributed_checkpoint(self.comm, self.run.folder, *contents, keep=self.settings.keep)
 

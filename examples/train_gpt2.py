@@ -29,7 +29,7 @@ from gpt2_run import GPT2Settings, build, from_flags, initial, peak_flops
 from text_tokenizers import choose_tokenizer, end_of_text
 from token_shards import TOKENIZER_HELP, Shards, is_shards, make_shards, open_shards
 from train_char_gpt import PROFILE_HELP
-from train_char_gpt_ddp import TIMEOUT, Training, on_rank_0
+from train_char_gpt_ddp import TIMEOUT, Training, dealt, on_rank_0
 
 import minigrad
 from minigrad import Tensor
@@ -147,7 +147,7 @@ class Source:
 def trainer_of(dtype: str, comm: Communicator) -> Any:
     """What makes the trainer: mixed precision for bfloat16, and an all-reduce that overlaps with backward."""
     kind: Any = AmpTrainer if dtype == "bfloat16" else BucketedTrainer
-    return lambda config, **options: kind(config, communicator=comm, **options)
+    return lambda config, **options: kind(dealt(comm, config), communicator=comm, **options)
 
 
 def prepare_new(
@@ -220,15 +220,18 @@ class GPT2Training(Training):
         self, comm: Communicator, run: Run, shards: Shards, peak: float | None = None, graph: bool | None = None
     ) -> None:
         blocks = run.settings.checkpoint_blocks  # whose second run is compared with the first by the host
+        eager = blocks or run.settings.reproducible
         if graph and blocks:
             raise UsageError(
                 "--graph: a CUDA graph works without the host, by which --checkpoint-blocks compares results"
             )
+        if graph and run.settings.reproducible:
+            raise UsageError("--graph: --reproducible numbers random draws before each step, which a graph cannot hold")
         if graph and comm.world_size > 1 and not comm.captures:
             raise UsageError(f"--graph: on several ranks a CUDA graph needs NCCL, not {type(comm).__name__}")
         if graph and run.settings.batch_size % comm.world_size:
             raise UsageError(f"--graph: the ranks need equal parts, but {comm.world_size} do not divide --batch-size")
-        self.graph: bool = comm.world_size == 1 and not blocks if graph is None else graph
+        self.graph: bool = comm.world_size == 1 and not eager if graph is None else graph
         super().__init__(comm, run, shards)
         self.flops: int = flops_per_token(run.settings, run.model.num_parameters())
         found = (1e12 * peak, "--peak") if peak else peak_flops(run.model.device, self.settings.dtype)

@@ -234,7 +234,7 @@ class Area(NamedTuple):
 
 _OPERATION = "ops/test_{stem}.py"
 _SIMULATED = {"NUMBA_ENABLE_CUDASIM": "1"}
-_TRAINERS = "*trainer*", "buckets", "grad_sync", "boostr_*"
+_TRAINERS = "*trainer*", "buckets", "grad_sync", "boostr_*", "reproducible", "silent_damage"
 _COMMUNICATORS = "communicator", "thread", "faults", "nccl", "mpi", "rendezvous", "grad_sync", "tensor_parallel"
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import raises
 
-from minigrad.distributed.mirrors.flodl.auto_balance import AutoBalancer, balanced_ratios, shard_sizes
+from minigrad.distributed.mirrors.flodl.el_che import AutoBalancer, balanced_ratios, shard_sizes
 
 
 def test_balancer_rebalances_at_10_60_110() -> None:
@@ -59,8 +59,8 @@ def test_arguments_out_of_range_are_refused() -> None:
         (lambda: AutoBalancer(2, 1, 0), "rebalance_interval is 0"),
         (lambda: AutoBalancer(2).apply_speed_hint(2, 2.0), "slow_rank is 2"),
         (lambda: AutoBalancer(2).apply_speed_hint(0, 0.4), "ratio .how many times as fast the others are. is 0.4"),
-        (lambda: AutoBalancer(2).update([1], [1.0, 1.0]), "1 sizes and 2 times for 2 ranks"),
-        (lambda: AutoBalancer(2).update([1, 1], [1.0, math.nan]), "expected finite numbers"),
+        (lambda: AutoBalancer(2).update([1], [1.0, 1.0]), "sizes has 1 entries for 2 ranks"),
+        (lambda: AutoBalancer(2).update([1, 1], [1.0, math.nan]), "expected a finite number"),
         (lambda: shard_sizes(-1, [0.5, 0.5]), "batch_size is -1"),
     ]:
         raises(ValueError, words, wrong)

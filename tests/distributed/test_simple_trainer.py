@@ -13,8 +13,7 @@ from refusals import raises
 import minigrad
 from minigrad import GradStore, Tensor, TensorId, nn, serialization
 from minigrad.distributed import NonFiniteLossError, SimpleTrainer, TrainingConfig, TrainingMetrics
-from minigrad.distributed.train.params import Named
-from minigrad.distributed.train.step import Reducer, Step
+from minigrad.distributed.train.step import Named, Reducer, Step
 from minigrad.optim import AdamW, CosineAnnealing, Lambda, NonFiniteGradientError, decay_groups
 
 SHAPES = [(3, 4), (4,), ()]
@@ -63,6 +62,8 @@ def test_the_configuration_has_boostrs_fields_defaults_and_builders():
         "weight_decay": 0.01,
         "max_grad_norm": 1.0,
         "grad_accum_steps": 1,
+        "reproducible": False,  # boostr has neither this nor the next
+        "compare_every": 100,
     }
     changed = config.with_lr(0.1).with_weight_decay(0.2).with_max_grad_norm(None).with_grad_accum_steps(4)
     assert changed == TrainingConfig(0.1, 0.2, None, 4)
@@ -73,6 +74,7 @@ def test_the_configuration_refuses_values_out_of_range():
     for field, value in [
         *[("learning_rate", -1.0), ("learning_rate", math.nan), ("weight_decay", -0.1), ("max_grad_norm", 0.0)],
         *[("max_grad_norm", math.nan), ("grad_accum_steps", 0), ("grad_accum_steps", 1.5)],
+        *[("reproducible", 1), ("compare_every", -1)],
     ]:
         raises(ValueError, "", lambda field=field, value=value: TrainingConfig(**{field: value}))
 

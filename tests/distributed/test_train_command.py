@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 import shutil
 import signal
 import sys
@@ -87,6 +88,7 @@ def test_must_config_files_refuse_by_name(tmp_path):
         ("training: {max_steps: 1", "is no valid YAML"),
         ("training: {seed: " + "9" * 6000 + "}", "line 1: seed: .*6000 digits"),
         ("training:\n  seed: 2026-02-31", "line 2: seed: day is out of range"),
+        ("training: {max_steps: 1, lr: " + "9" * 400 + "}", "training.lr is 9+..., expected a number"),
         ("training: {seed: !!int abc}", "line 1: seed: invalid literal"),
         ("training: {seed: !!timestamp x}", "line 1: seed: "),
         ("training: !!python/object/apply:os.system ['true']", "is no valid YAML"),
@@ -317,6 +319,15 @@ def test_errors_of_the_command_are_one_line(tmp_path, capsys):
     assert "start the ranks with python -m minigrad.distributed.launch -n 2" in capsys.readouterr().err
     assert train.main([str(EXAMPLE), "--coordinater", "x:1"]) == 2
     assert "unknown argument --coordinater: expected a flag of --help" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("family", "layers"), [("gpt2", 10**5), ("llama", 10**9), ("gpt2", 10**30)])
+def test_a_model_beyond_the_memory_is_refused_with_the_estimate(tmp_path, capsys, family, layers):
+    flags = ["--model.family", family, "--model.n_layer", str(layers), "--model.n_embd", "512"]
+    assert train.main([str(write(tmp_path)), *flags]) == 2
+    said = capsys.readouterr().err
+    words = rf"error: model: {layers} layers of 512 channels have at least \S+ billion parameters and need \S+ GB of "
+    assert re.match(words + r"memory, of which \S+ GB are free on cpu\n$", said)
 
 
 def test_one_process_runs_from_the_command_line(tmp_path):

@@ -15,7 +15,7 @@ from minigrad import Tensor, cuda, nn, optim, random
 from minigrad import distributed as dist
 from minigrad.data import EpochSampler
 from minigrad.distributed import DdpConfig, Trainer
-from minigrad.distributed.mirrors.flodl import replica_set
+from minigrad.distributed.mirrors.flodl import ddp
 from minigrad.distributed.mirrors.flodl.timeline import EventKind, Timeline
 
 LR = 0.01
@@ -268,7 +268,7 @@ def test_el_che_flush_trains_on_fewer_batches_than_replicas() -> None:
 
 
 class VirtualTime(threading.local):
-    """Takes the place of ``time`` in ``replica_set``: a thread's clock goes on only when told to."""
+    """Takes the place of ``time`` in ``ddp``: a thread's clock goes on only when told to."""
 
     now = 0.0
 
@@ -279,7 +279,7 @@ class VirtualTime(threading.local):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> VirtualTime:
     clock = VirtualTime()
-    monkeypatch.setattr(replica_set, "time", clock)
+    monkeypatch.setattr(ddp, "time", clock)
     return clock
 
 

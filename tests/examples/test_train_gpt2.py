@@ -221,7 +221,7 @@ def test_captured_steps_are_the_same_steps(trained: Path, here: Here) -> None:
 )
 def test_graphs_of_several_ranks_are_refused(monkeypatch, captures, batch_size, message) -> None:
     script, of = load(TRAIN, monkeypatch), types.SimpleNamespace
-    settings = of(settings=of(checkpoint_blocks=False, batch_size=batch_size))
+    settings = of(settings=of(checkpoint_blocks=False, reproducible=False, batch_size=batch_size))
     with pytest.raises(sys.modules["command_line"].UsageError, match=message):
         script.GPT2Training(of(world_size=2, captures=captures), settings, None, graph=True)
 
