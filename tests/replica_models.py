@@ -62,6 +62,21 @@ class Failing(Net):
         return super().forward(x)
 
 
+class Normed(nn.Module):
+    """Linear, LayerNorm, ReLU, Linear: under autocast half, float32 and half."""
+
+    def __init__(self, inputs: int, hidden: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(inputs, hidden), nn.LayerNorm(hidden)
+        self.last = nn.Linear(hidden, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.norm(self.first(x)).relu())
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(self(x), y)
+
+
 def broken() -> nn.Module:
     """A function that makes no model."""
     raise RuntimeError("no model today")
