@@ -269,29 +269,6 @@ def test_a_gradient_that_is_not_finite_names_the_step_and_changes_nothing(bad, m
     assert metrics is not None and metrics.step == 2
 
 
-def test_a_gradient_of_another_shape_leaves_the_window_as_it_was():
-    params, trainer = amid_a_window()
-    before = state_bits(trainer, params)
-    wrong = make_grads(params, 3)
-    wrong.insert(params[0], Tensor(np.ones((4, 3), np.float32)))
-    raises(ValueError, "has shape", lambda: trainer.step(params, wrong, 1.0))
-    assert state_bits(trainer, params) == before
-
-
-# ---------------------------------------------------------------------- windows
-
-
-def test_flush_makes_a_step_of_the_part_of_a_window_that_there_is():
-    params = make_params(np.float64)
-    trainer = SimpleTrainer(TrainingConfig(grad_accum_steps=4))
-    assert trainer.flush(params) is None
-    trainer.step(params, make_grads(params, 0), 1.0)
-    trainer.step(params, make_grads(params, 1), 2.0)
-    metrics = trainer.flush(params)
-    assert metrics is not None and (metrics.step, metrics.loss) == (1, 1.5)
-    assert trainer.flush(params) is None
-
-
 # ---------------------------------------------------------------------- resuming
 
 
