@@ -54,6 +54,11 @@ class Settings:
     beta2: float = setting(0.99, "AdamW's decay of squared gradients", fixed=True)
     grad_clip: float = setting(1.0, "limit of the gradient norm, 0 for none", fixed=True)
     seed: int = setting(1337, "of weights, batches, dropout and samples", fixed=True)
+    reproducible: bool = setting(
+        False,
+        "the same bits on any number of ranks: each makes some of the --grad-accum micro-batches",
+        fixed=True,
+    )
     val_fraction: float = setting(0.1, "part of the text held back for validation", fixed=True)
     eval_every: int = setting(500, "steps between validations")
     eval_batches: int = setting(20, "batches per validation")
@@ -99,7 +104,8 @@ class Settings:
         model.to(device=device)
         groups = decay_groups(model.named_parameters(), self.weight_decay)
         optimizer = AdamW(groups, lr=self.lr, betas=(0.9, self.beta2))
-        config = TrainingConfig(max_grad_norm=self.grad_clip or None, grad_accum_steps=self.grad_accum)
+        clip, count = self.grad_clip or None, self.grad_accum
+        config = TrainingConfig(max_grad_norm=clip, grad_accum_steps=count, reproducible=self.reproducible)
         warmup = min(self.warmup, self.steps)
         schedule = CosineAnnealing(self.lr, self.min_lr, warmup_steps=warmup, total_steps=max(self.steps, warmup + 1))
         return model, trainer(config, optimizer=optimizer, schedule=schedule)
@@ -242,8 +248,8 @@ def run_of(
         origin = dict(state["corpus"], data=state["corpus"]["data"], sha256=state["corpus"]["sha256"])
         model, made = settings.build(tokenizer.vocab_size, device, trainer)
         model.load_state_dict(tensors["model"])
-        made.load_state_dict(model.named_parameters(), tensors["trainer"], state["trainer"])
         minigrad.default_generator.load_state_dict(state["generator"])
+        made.load_state_dict(model.named_parameters(), tensors["trainer"], state["trainer"])
     except UsageError:
         raise
     except (KeyError, TypeError, ValueError) as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from pathlib import Path
 
 import numpy as np
 from char_run import Settings
@@ -13,6 +12,7 @@ from command_line import UsageError
 import minigrad
 from minigrad.device import Device
 from minigrad.models import GPT2Config, gpt2_memory
+from minigrad.tools.free_memory import free_memory, in_words
 
 PROCESS = 300 << 20  # bytes of Python, the libraries and the kernels
 
@@ -23,6 +23,7 @@ def check_memory(settings: Settings, vocab_size: int, device: Device, world_size
     A Llama counts as the GPT-2 of its sizes.
     """
     free = free_memory(device)
+    world_size = 1 if settings.reproducible else world_size  # which does not part micro-batches
     ranks = int(os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", 1)) if device.type == "cpu" else 1  # that share the memory
     needed = ranks * step_bytes(settings, vocab_size, settings.batch_size // world_size)
     if free is None or needed <= free:
@@ -47,24 +48,6 @@ def step_bytes(settings: Settings, vocab_size: int, batch_size: int) -> int:
     config = GPT2Config(vocab_size, *sizes, checkpoint_blocks=getattr(settings, "checkpoint_blocks", False))
     dtype = getattr(minigrad, getattr(settings, "dtype", "float32"))
     return PROCESS + gpt2_memory(config, max(1, batch_size), dtype=dtype).peak
-
-
-def free_memory(device: Device) -> int | None:
-    """Bytes that a program can have: of the GPU, or of the machine, or of the container; None where nobody tells."""
-    if device.type == "cuda":
-        return minigrad.cuda.mem_get_info(device)[0]
-    found = []
-    try:
-        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-        found.append(int(lines["MemAvailable"].split()[0]) * 1024)
-        group = Path("/sys/fs/cgroup")
-        cached = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())["inactive_file"]
-        used = int((group / "memory.current").read_text()) - int(cached)
-        found.append(int((group / "memory.max").read_text()) - used)
-    except (OSError, KeyError, ValueError):  # not Linux, or no limit ("max")
-        if not found and hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-            found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    return min(found, default=None)
 
 
 def flops_per_token(settings: Settings, parameters: int) -> int:
@@ -95,11 +78,6 @@ def cpu_flops() -> float:
         x @ x
         best = min(best, time.perf_counter() - before)
     return 2 * len(x) ** 3 / best * minigrad.get_num_threads()
-
-
-def in_words(bytes_: int) -> str:
-    """Bytes as people say them."""
-    return f"{bytes_ / 1e9:.1f} GB" if bytes_ >= 1e8 else f"{bytes_ / 1e6:.0f} MB"
 
 
 def duration(seconds: float) -> str:

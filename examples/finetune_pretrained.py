@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from command_line import BAR, Parser, RunError, UsageError, choose_device, how_to_run, run_cli
 from pretrained_folder import copy_companions, load_pretrained
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 import minigrad
 from minigrad import Tensor

@@ -21,7 +21,7 @@ from typing import Any
 from char_run import Run, latest_folder, load_run
 from command_line import BAR, Parser, UsageError, choose_device, run_cli
 from pretrained_folder import is_pretrained, load_pretrained
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 import minigrad
 from minigrad.data import BytePairTokenizer, CharTokenizer

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 from command_line import BAR, Parser, UsageError, run_cli
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 import minigrad
 from minigrad import nn

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 from command_line import BAR, Parser, UsageError, how_to_run, run_cli
 from text_tokenizers import ShardTokenizer, choose_tokenizer, end_of_text, in_words, plain_tokens, tokenizer_of
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from minigrad.data import DataError, load_corpus, open_tokens, write_tokens
 from minigrad.data.corpus import short_name, text_files

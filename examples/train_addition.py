@@ -18,7 +18,7 @@ import time
 
 import numpy as np
 from command_line import BAR, Parser, UsageError, run_cli
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 import minigrad
 from minigrad.distributed import SimpleTrainer, TrainingConfig

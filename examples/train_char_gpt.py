@@ -13,6 +13,7 @@ finishes the step, saves, and says how to resume.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import math
 import sys
@@ -27,22 +28,26 @@ import numpy as np
 from char_run import Run, Settings, latest_folder, load_run, new_folder, save_run
 from command_line import BAR, Parser, RunError, UsageError, choose_device, describe, how_to_run, run_cli
 from estimate import check_memory, duration, in_words, seconds_at_least, step_bytes
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 import minigrad
 from minigrad import Tensor
 from minigrad.data import CharTokenizer, Corpus, FixedBatches, RandomBatches, load_corpus, min_tokens, train_val_split
 from minigrad.device import Device
-from minigrad.distributed import CommError, NonFiniteLossError, SimpleTrainer, TrainingMetrics
+from minigrad.distributed import CommError, NonFiniteLossError, ReplicaMismatchError, SimpleTrainer, TrainingMetrics
 from minigrad.distributed.train.captured_step import CapturedStep
 from minigrad.distributed.train.signals import interrupts
-from minigrad.metrics_log import JsonLinesLog, read_json_lines
+from minigrad.metrics_log import JsonLinesLog, TensorBoardWriter, about_run, moment, read_json_lines
 from minigrad.models import CausalLM
 from minigrad.optim import NonFiniteGradientError
+from minigrad.profiler import Profile, profile
 from minigrad.serialization import CheckpointError, list_checkpoints
 
 LOG_EVERY = 10  # steps between lines in metrics.jsonl
-FAILURES = (NonFiniteLossError, NonFiniteGradientError, CheckpointError, CommError, OSError)  # that end a run
+SAYS_EVERY = 20.0  # seconds between lines that say how far it is, where there is no bar
+FAILURES = (NonFiniteLossError, NonFiniteGradientError, ReplicaMismatchError, CheckpointError, CommError, OSError)
+WARM, PROFILED = 3, 10  # steps of --profile: those before it, and those that are looked at
+PROFILE_HELP = f"show where the time of {PROFILED} steps goes, and write a trace, profile.json"
 COMPILES_AFTER = 3.0  # seconds after which a first step is taken to compile kernels
 
 
@@ -56,22 +61,30 @@ def main(kind: type[Settings] = Settings, description: str | None = __doc__) -> 
     parser.add_argument("--resume", action="store_true", help="continue the run in --out, or the one saved last")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default cpu)")
     parser.add_argument("--threads", type=int, default=None, metavar="int", help="CPU threads (default all cores)")
+    parser.add_argument("--profile", action="store_true", help=PROFILE_HELP)
+    parser.add_argument("--tensorboard", action="store_true", help="write TensorBoard's files into the folder, too")
     parser.add_settings(kind)
     flags = vars(parser.parse())
-    data, out, resume, threads = (flags.pop(name) for name in ("data", "out", "resume", "threads"))
+    names = ("data", "out", "resume", "threads", "profile", "tensorboard")
+    data, out, resume, threads, profiling, tensorboard = (flags.pop(name) for name in names)
     device = choose_device(flags.pop("device"))
     try:
         if threads is not None:
             minigrad.set_num_threads(threads)
         prepare = prepare_resumed if resume else prepare_new
         run = prepare(kind, data, out, device, flags)
+        if run.settings.reproducible:
+            raise UsageError("--reproducible is for several ranks: train_char_gpt_ddp.py and train_gpt2.py have it")
     except CheckpointError:
         raise
     except ValueError as error:  # settings out of range, and every kind of bad input
         raise UsageError(error) from error
     except OSError as error:
         raise UsageError(describe(error)) from error
+    run.profiling = profiling
     with contextlib.closing(run):
+        if tensorboard and run.log is not None:
+            run.log.callbacks.append(TensorBoardWriter(run.run.folder))
         return run.train_or_explain()
 
 
@@ -127,10 +140,12 @@ class TrainingRun:
         self.trainer: SimpleTrainer = run.trainer
         s = run.settings
         train, val = self.tokens()
-        self.batches: RandomBatches = RandomBatches(train, s.batch_size, s.block_size, s.seed, rank, world_size)
+        part = (0, 1) if s.reproducible else (rank, world_size)
+        self.batches: RandomBatches = RandomBatches(train, s.batch_size, s.block_size, s.seed, *part)
         self.val_batches: FixedBatches = FixedBatches(val, s.batch_size, s.block_size, s.eval_batches)
         self.tokens_per_step: int = s.batch_size * s.block_size * s.grad_accum
         self.saved_step: int | None = run.trainer.global_step or None
+        self.profiling: bool = False
         self.captured: CapturedStep | None = None
         if self.captures():
             self.captured = self.trainer.capture(self.loss_of, self.model.named_parameters())
@@ -147,7 +162,7 @@ class TrainingRun:
 
     def captures(self) -> bool:
         """Whether a step is captured: from the third on it is a list of launches, without Python between them."""
-        return self.world_size == 1
+        return self.world_size == 1 and not self.settings.reproducible
 
     def open_log(self) -> JsonLinesLog | None:
         """metrics.jsonl, up to the run's step. Raises UsageError if nothing can be written into the folder."""
@@ -161,7 +176,7 @@ class TrainingRun:
     def write(self, record: dict[str, Any]) -> None:
         """Add a line to metrics.jsonl."""
         if self.log is not None:
-            self.log.write(record)
+            self.log.write({**record, **moment(self.model.device)})
 
     def say(self, text: str) -> None:
         """Print, on rank 0."""
@@ -206,9 +221,12 @@ class TrainingRun:
             saved = next(entry.path for entry in list_checkpoints(folder)[::-1] if entry.step == trainer.global_step)
             origin = f", from {saved.name} of {time.strftime('%Y-%m-%d %H:%M', time.localtime(saved.stat().st_mtime))}"
         self.say(f"run: {folder}, steps {trainer.global_step + 1} to {s.steps}{origin}; {self.needs()}")
+        about = {"settings": dataclasses.asdict(s), "parameters": self.model.num_parameters(), "ranks": self.world_size}
+        self.write(about_run(s.steps, self.tokens_per_step, **about))
         self.started = time.perf_counter()
         with interrupts() as received:  # to the end of save: another rank's signal may end the loop before this one's
-            signal_number = self.make_steps(received)
+            signal_number = self.profile_steps(received) if self.profiling else 0
+            signal_number = signal_number or self.make_steps(received)
             self.save()
         if trainer.global_step < s.steps:
             self.say(f"stopped after step {trainer.global_step}, saved. To go on:\n  {self.how_to_resume()}")
@@ -219,21 +237,42 @@ class TrainingRun:
     def needs(self) -> str:
         """The memory and the time that the run takes."""
         s = self.settings
-        memory = step_bytes(s, self.run.tokenizer.vocab_size, -(-s.batch_size // self.world_size))
+        parts = 1 if s.reproducible else self.world_size
+        memory = step_bytes(s, self.run.tokenizer.vocab_size, -(-s.batch_size // parts))
         if self.model.device.type != "cpu":
             return f"about {in_words(memory)} of memory"
         at_best = duration(seconds_at_least(s, self.model.num_parameters()))
         return f"about {in_words(memory)} of memory, {at_best} at best"
 
-    def make_steps(self, received: list[int]) -> int:
+    def profile_steps(self, received: list[int]) -> int:
+        """The first steps, without a capture; says where their time goes. Returns as ``make_steps``."""
+        captured, self.captured = self.captured, None
+        first, comm = self.trainer.global_step + WARM, getattr(self, "comm", None)
+        signal_number = self.make_steps(received, first)
+        with profile(self.model, comm) as seen:
+            signal_number = signal_number or self.make_steps(received, first + PROFILED)
+        self.captured = captured
+        traces, file = self.gather_traces(seen), self.run.folder / "profile.json"
+        if self.rank == 0:
+            seen.save(file, *traces)
+        self.say(f"{seen}\ntrace of steps {first + 1} to {first + PROFILED}, for ui.perfetto.dev: {file}")
+        return signal_number
+
+    def gather_traces(self, seen: Profile) -> list[Any]:
+        """The trace of each rank."""
+        return [seen.trace()]
+
+    def make_steps(self, received: list[int], last: int | None = None) -> int:
         """Train to the last step, or to the first one after which a signal was ``received``: it is returned, or 0."""
         trainer, steps = self.trainer, self.settings.steps
+        last = steps if last is None else min(last, steps)
         seconds: deque[float] = deque(maxlen=20)  # of the last steps; the first one of all also compiles
+        signal_number, said = 0, time.monotonic()
         shape: dict[str, Any] = {"dynamic_ncols": True, "disable": None}  # None: unless this is a terminal
         if self.world_size > 1:  # whose lines a launcher passes on, each whole
             shape = {"file": Lines(), "ncols": 100, "mininterval": 10, "delay": 10, "disable": self.rank > 0}
         with tqdm(initial=trainer.global_step, total=steps, bar_format=BAR, smoothing=0, **shape) as bar:
-            while trainer.global_step < steps and not (signal_number := self.interrupted(received)):
+            while trainer.global_step < last and not (signal_number := self.interrupted(received)):
                 before = time.perf_counter()
                 with contextlib.nullcontext() if seconds or self.model.device.type == "cpu" else self.compile_hint():
                     metrics = self.step()
@@ -244,6 +283,10 @@ class TrainingRun:
                 bar.update()
                 if metrics.step % LOG_EVERY == 0 or metrics.step == 1:
                     self.write({**vars(metrics), **self.speed(rate)})
+                if bar.disable and time.monotonic() - said > SAYS_EVERY:  # into a file, or a pipe
+                    left = duration(sum(seconds) / len(seconds) * (steps - metrics.step))
+                    self.say(f"step {metrics.step:5d} of {steps}  {shown}  about {left} left")
+                    said = time.monotonic()
                 self.after_step(metrics)
         return signal_number
 
@@ -263,7 +306,7 @@ class TrainingRun:
         """What it is trained on."""
         return f"{self.corpus.name}: {len(self.corpus.text):,} characters, {self.run.tokenizer.vocab_size} different"
 
-    def speed(self, tokens_per_second: float) -> dict[str, float]:
+    def speed(self, tokens_per_second: float) -> dict[str, Any]:
         """What metrics.jsonl says of the speed."""
         return {"tokens_per_second": round(tokens_per_second), "seconds": round(self.seconds(), 1)}
 
@@ -298,15 +341,27 @@ class TrainingRun:
 
     def step(self) -> TrainingMetrics:
         """One optimizer step, of ``grad_accum`` micro-batches. Batches depend on nothing but seed and step."""
-        assert self.captured is not None
         self.model.train()
-        count = self.settings.grad_accum
-        first = self.trainer.global_step * count
-        batches = [self.batches.batch(first + i) for i in range(count)]
-        x, y = (np.stack(each) if count > 1 else each[0] for each in zip(*batches))
-        metrics = self.captured(minigrad.from_numpy(x), minigrad.from_numpy(y)).result()
+        batches = self.own_batches()
+        if self.captured is not None:
+            x, y = (np.stack(each) if len(batches) > 1 else each[0] for each in zip(*batches))
+            metrics = self.captured(minigrad.from_numpy(x), minigrad.from_numpy(y)).result()
+        else:
+            for x, y in batches:
+                metrics = self.micro_batch(x, y)
         assert metrics is not None  # the window is full, and no loss scale leaves a step out
         return metrics
+
+    def own_batches(self) -> list[Any]:
+        """The micro-batches of this step, tokens and targets each."""
+        count = self.settings.grad_accum
+        first = self.trainer.global_step * count
+        return [self.batches.batch(first + i) for i in range(count)]
+
+    def micro_batch(self, x: np.ndarray, y: np.ndarray) -> TrainingMetrics | None:
+        """Forward and backward, and the optimizer's step where the window is full."""
+        loss = self.loss(x, y)
+        return self.trainer.step(self.model.named_parameters(), loss.backward(), loss.item())
 
     def loss_of(self, x: Tensor, y: Tensor) -> Tensor:
         """Mean cross-entropy of a batch, (B, T) tokens and (B, T) targets."""
@@ -325,7 +380,9 @@ class TrainingRun:
             self.write({"step": step, "val_loss": val_loss})
             self.say(f"step {step:5d}  train loss {metrics.loss:.4f}  validation loss {val_loss:.4f}")
         if self.rank == 0 and s.sample_every and (step % s.sample_every == 0 or step == s.steps):
-            self.say(f"{'-' * 30} sample\n{self.sample()}\n{'-' * 37}")
+            text = self.sample()
+            self.write({"step": step, "sample": text})
+            self.say(f"{'-' * 30} sample\n{text}\n{'-' * 37}")
         if step % s.save_every == 0:
             self.save()
 

@@ -19,10 +19,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 from char_run import Run, Settings, latest_folder, new_folder, run_contents, run_of
 from command_line import Parser, UsageError, how_to_run, run_cli
 from estimate import check_memory
-from train_char_gpt import TrainingRun, check_text, load_text
+from train_char_gpt import PROFILE_HELP, TrainingRun, check_text, load_text
 
 import minigrad
 from minigrad import GradStore
@@ -33,6 +34,7 @@ from minigrad.distributed import (
     CommError,
     Communicator,
     NonFiniteLossError,
+    TrainingConfig,
     TrainingMetrics,
     agree_on_settings,
     all_gather_bytes,
@@ -41,8 +43,10 @@ from minigrad.distributed import (
     mean_over_ranks,
     save_distributed_checkpoint,
 )
+from minigrad.distributed.comm.gather import all_gather_json
 from minigrad.distributed.train.signals import interrupted
 from minigrad.metrics_log import JsonLinesLog
+from minigrad.profiler import Profile
 from minigrad.serialization import CheckpointError, save_checkpoint
 
 T = TypeVar("T")
@@ -58,14 +62,17 @@ def main() -> int:
     parser.add_argument(
         "--timeout", type=float, default=TIMEOUT, metavar="S", help=f"seconds that a rank waits (default {TIMEOUT:g})"
     )
+    parser.add_argument("--profile", action="store_true", help=PROFILE_HELP)
     parser.add_settings(Settings)
     flags = vars(parser.parse())
-    data, out, resume, timeout = (flags.pop(name) for name in ("data", "out", "resume", "timeout"))
+    names = ("data", "out", "resume", "timeout", "profile")
+    data, out, resume, timeout, profiling = (flags.pop(name) for name in names)
     if not 0 < timeout < math.inf:
         raise UsageError(f"--timeout is {timeout:g}, expected a number of seconds above 0")
     with init_process_group(timeout=timeout) as comm:
         run, corpus = prepare(comm, data, out, resume, flags)
         with contextlib.closing(Training(comm, run, corpus)) as training:
+            training.profiling = profiling
             return training.train_or_explain()
 
 
@@ -99,7 +106,14 @@ def prepare(
 
 
 def _bucketed(comm: Communicator, config: Any, **kwargs: Any) -> BucketedTrainer:
-    return BucketedTrainer(config, comm, **kwargs)
+    return BucketedTrainer(dealt(comm, config), comm, **kwargs)
+
+
+def dealt(comm: Communicator, config: TrainingConfig) -> TrainingConfig:
+    """The configuration of a rank: if it is reproducible, its share of a step's micro-batches is that of all ranks."""
+    return (
+        config.with_grad_accum_steps(-(-config.grad_accum_steps // comm.world_size)) if config.reproducible else config
+    )
 
 
 def on_rank_0(comm: Communicator, fn: Callable[[], T]) -> T | None:
@@ -126,11 +140,19 @@ class Training(TrainingRun):
 
     def __init__(self, comm: Communicator, run: Run, corpus: Any) -> None:
         self.comm = comm
+        self.waited: float = 0.0  # seconds, up to the line of metrics.jsonl before
         super().__init__(run, corpus, comm.rank, comm.world_size)
 
     def open_log(self) -> JsonLinesLog | None:
         """Rank 0 writes metrics.jsonl; if it cannot, no rank trains."""
         return on_rank_0(self.comm, super().open_log)
+
+    def speed(self, tokens_per_second: float) -> dict[str, Any]:
+        """What metrics.jsonl says of the speed, and of the seconds that each rank has waited since the line before."""
+        waited = self.comm.stats.waited_s
+        everyone = all_gather_json(self.comm, waited - self.waited)
+        self.waited = waited
+        return {**super().speed(tokens_per_second), **({"waited_by_rank": everyone} if len(everyone) > 1 else {})}
 
     def workers(self) -> str:
         """Who computes, in words."""
@@ -143,25 +165,35 @@ class Training(TrainingRun):
         return super().train()
 
     def step(self) -> TrainingMetrics:
-        """One optimizer step, of ``grad_accum`` micro-batches, of which each rank has its part."""
-        s, trainer, params = self.settings, self.trainer, list(self.model.named_parameters())
-        self.model.train()
+        """One optimizer step, of ``grad_accum`` micro-batches: of each a rank has its part, or some if reproducible."""
         self.seed()
-        if self.captured is not None:
-            return super().step()
-        for i in range(s.grad_accum):
-            x, y = self.batches.batch(trainer.global_step * s.grad_accum + i)
-            if len(x):
-                metrics = trainer.backward_and_step(self.loss(x, y), params, weight=len(x))
-            else:  # more ranks than sequences
-                metrics = trainer.step(params, GradStore(), 0.0, weight=0)
-        assert metrics is not None  # the window is full after grad_accum micro-batches
-        return metrics
+        return super().step()
+
+    def own_batches(self) -> list[Any]:
+        """This rank's part of each of the step's batches, or, if it is reproducible, some of the batches."""
+        s, own = self.settings, self.trainer.config.grad_accum_steps
+        if not s.reproducible:
+            return super().own_batches()
+        first = self.trainer.global_step * s.grad_accum
+        numbers = range(own * self.comm.rank, own * (self.comm.rank + 1))
+        return [self.batches.batch(first + i) if i < s.grad_accum else ((), ()) for i in numbers]
+
+    def micro_batch(self, x: np.ndarray, y: np.ndarray) -> TrainingMetrics | None:
+        """Forward and backward, with this rank's part of a batch."""
+        params = list(self.model.named_parameters())
+        if len(x):
+            return self.trainer.backward_and_step(self.loss(x, y), params, weight=len(x))
+        return self.trainer.step(params, GradStore(), 0.0, weight=0)  # more ranks than sequences, or micro-batches
+
+    def gather_traces(self, seen: Profile) -> list[Any]:
+        """The trace of each rank."""
+        return all_gather_json(self.comm, seen.trace(self.comm.rank))
 
     def seed(self) -> None:
         """Dropout's random numbers depend on the seed, the rank and the step alone: no checkpoint need hold them."""
         seed = {"seed": (self.settings.seed + 1 + self.comm.rank) % 2**64, "offset": self.trainer.global_step << 20}
-        minigrad.default_generator.load_state_dict(seed)
+        if not self.settings.reproducible:  # whose trainer numbers them
+            minigrad.default_generator.load_state_dict(seed)
 
     def interrupted(self, received: list[int]) -> int:
         """The signal that ends the training on all ranks, whichever got it, or 0."""
@@ -182,7 +214,8 @@ class Training(TrainingRun):
         return mean
 
     def write_checkpoint(self) -> None:
-        """Rank 0 writes for all; the others go on when the checkpoint is safe."""
+        """Rank 0 writes for all, if they hold the same; the others go on when the checkpoint is safe."""
+        self.trainer.assert_replicas_identical(self.model.named_parameters())
         contents = run_contents(self.run) if self.comm.rank == 0 else ({}, {})
         save_distributed_checkpoint(self.comm, self.run.folder, *contents, keep=self.settings.keep)
 

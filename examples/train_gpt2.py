@@ -28,7 +28,8 @@ from estimate import check_memory, flops_per_token
 from gpt2_run import GPT2Settings, build, from_flags, initial, peak_flops
 from text_tokenizers import choose_tokenizer, end_of_text
 from token_shards import TOKENIZER_HELP, Shards, is_shards, make_shards, open_shards
-from train_char_gpt_ddp import TIMEOUT, Training, on_rank_0
+from train_char_gpt import PROFILE_HELP
+from train_char_gpt_ddp import TIMEOUT, Training, dealt, on_rank_0
 
 import minigrad
 from minigrad import Tensor
@@ -81,6 +82,7 @@ def main() -> int:
     parser.add_argument(
         "--timeout", type=float, default=TIMEOUT, metavar="S", help=f"seconds that a rank waits (default {TIMEOUT:g})"
     )
+    parser.add_argument("--profile", action="store_true", help=PROFILE_HELP)
     parser.add_settings(GPT2Settings)
     flags = vars(parser.parse())
     names = [
@@ -97,6 +99,7 @@ def main() -> int:
         "timeout",
     ]
     data, tokenizer, init, out, resume, device, communicator, graph, threads, peak, timeout = map(flags.pop, names)
+    profiling = flags.pop("profile")
     for name, value in (("--timeout", timeout), ("--peak", peak)):
         if value is not None and not 0 < value < math.inf:
             raise UsageError(f"{name} is {value:g}, expected a number above 0")
@@ -116,6 +119,7 @@ def main() -> int:
             run, shards = prepare_new(comm, comm.device, Source(data, tokenizer, init), out, flags)
         agree_on_settings(comm, {"the tokens": shards.sha256, "the settings": run.settings})
         with contextlib.closing(GPT2Training(comm, run, shards, peak, graph)) as training:
+            training.profiling = profiling
             return training.train_or_explain()
 
 
@@ -143,7 +147,7 @@ class Source:
 def trainer_of(dtype: str, comm: Communicator) -> Any:
     """What makes the trainer: mixed precision for bfloat16, and an all-reduce that overlaps with backward."""
     kind: Any = AmpTrainer if dtype == "bfloat16" else BucketedTrainer
-    return lambda config, **options: kind(config, communicator=comm, **options)
+    return lambda config, **options: kind(dealt(comm, config), communicator=comm, **options)
 
 
 def prepare_new(
@@ -216,15 +220,18 @@ class GPT2Training(Training):
         self, comm: Communicator, run: Run, shards: Shards, peak: float | None = None, graph: bool | None = None
     ) -> None:
         blocks = run.settings.checkpoint_blocks  # whose second run is compared with the first by the host
+        eager = blocks or run.settings.reproducible
         if graph and blocks:
             raise UsageError(
                 "--graph: a CUDA graph works without the host, by which --checkpoint-blocks compares results"
             )
+        if graph and run.settings.reproducible:
+            raise UsageError("--graph: --reproducible numbers random draws before each step, which a graph cannot hold")
         if graph and comm.world_size > 1 and not comm.captures:
             raise UsageError(f"--graph: on several ranks a CUDA graph needs NCCL, not {type(comm).__name__}")
         if graph and run.settings.batch_size % comm.world_size:
             raise UsageError(f"--graph: the ranks need equal parts, but {comm.world_size} do not divide --batch-size")
-        self.graph: bool = comm.world_size == 1 and not blocks if graph is None else graph
+        self.graph: bool = comm.world_size == 1 and not eager if graph is None else graph
         super().__init__(comm, run, shards)
         self.flops: int = flops_per_token(run.settings, run.model.num_parameters())
         found = (1e12 * peak, "--peak") if peak else peak_flops(run.model.device, self.settings.dtype)
@@ -247,7 +254,7 @@ class GPT2Training(Training):
         """The model's operations a second over the peak of all ranks' devices."""
         return tokens_per_second * self.flops / self.peak
 
-    def speed(self, tokens_per_second: float) -> dict[str, float]:
+    def speed(self, tokens_per_second: float) -> dict[str, Any]:
         """What metrics.jsonl says of the speed."""
         return {**super().speed(tokens_per_second), "mfu": round(self.utilisation(tokens_per_second), 4)}
 

@@ -15,7 +15,7 @@ import time
 import numpy as np
 from command_line import BAR, Parser, UsageError, run_cli
 from digit_images import SIZE, draw_digits, show
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 import minigrad
 from minigrad import Tensor, nn

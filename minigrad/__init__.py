@@ -2,7 +2,7 @@
 
 import os as _os
 
-from . import cuda, data, nn, optim
+from . import cuda, data, nn, optim, profiler
 from . import hints as _hints
 from .autograd import Function
 from .checkpoint_activations import checkpoint
@@ -61,7 +61,7 @@ __all__ = [
     "Generator", "default_generator", "manual_seed", "fresh_seed",
     # Tools and rooms
     "save", "load", "draw", "explain", "unfused", "kernels", "plain_families", "gradcheck", "GradcheckError",
-    "memory_report", "MemoryReport", "cuda", "data", "nn", "optim",
+    "memory_report", "MemoryReport", "cuda", "data", "nn", "optim", "profiler",
     # Arithmetic and functions of each element
     "add", "sub", "subtract", "mul", "multiply", "div", "divide", "true_divide", "floor_divide", "remainder", "fmod",
     "pow", "neg", "negative", "abs", "absolute", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt",

@@ -2,10 +2,12 @@
 
   minigrad train     train a character-level GPT, on Python's own documentation or any text
   minigrad sample    write text with a trained one
+  minigrad watch     a page in the browser that shows runs, while they train and after
+  minigrad learn     a course in ten chapters that checks what you write
   minigrad examples  what else there is to run; minigrad examples addition runs one of them
   minigrad env       what this installation can use, and the command that would mend the rest
 
-minigrad train --help and minigrad sample --help list the flags. minigrad --version prints the version."""
+minigrad train --help and the like list the flags. minigrad --version prints the version."""
 
 # ``minigrad train`` and ``minigrad sample`` are the scripts ``examples/train_char_gpt.py`` and ``examples/sample.py``:
 # an installation brings the examples along. They are imported when they are asked for, as scripts import each other:
@@ -22,7 +24,8 @@ from pathlib import Path
 from . import __version__, env
 
 SCRIPTS = {"train": "train_char_gpt", "sample": "sample"}
-COMMANDS = (*SCRIPTS, "examples", "env")
+WINGS = {"watch": "tools.watch", "learn": "learn"}
+COMMANDS = (*SCRIPTS, *WINGS, "examples", "env")
 
 
 def main() -> int:
@@ -38,6 +41,8 @@ def main() -> int:
         near = difflib.get_close_matches(command, COMMANDS, 1)
         guess = f"; did you mean {near[0]}?" if near else ""
         return refuse(f"unknown command {command}{guess} (minigrad --help lists the commands: {', '.join(COMMANDS)})")
+    if command in WINGS:
+        return int(importlib.import_module(f"{__package__}.{WINGS[command]}.command").main(arguments))
     if command == "env":
         if arguments in (["-h"], ["--help"]):
             print(env.__doc__)

@@ -7,13 +7,15 @@ something to raise. The checks of numbers and options that many arguments share 
 
 from __future__ import annotations
 
+import functools
 import linecache
 import math
 import numbers
 import os
 import sys
-from collections.abc import Iterable
-from typing import Any, TypeVar
+import types
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
 
 E = TypeVar("E", bound=Exception)
 OURS = (__name__.partition(".")[0], "functools", "contextlib", "threading", "concurrent")
@@ -106,6 +108,32 @@ def check_float(name: str, value: Any, least: float = 0.0, below: float = math.i
         bound = "" if least == -math.inf else f" >= {least:g}"
         raise bad_value(f"{name} is {value!r}, expected {wanted}{bound}")
     return float(value)
+
+
+NonNegativeInt: TypeAlias = Annotated[int, functools.partial(check_int, least=0)]
+PositiveInt: TypeAlias = Annotated[int, functools.partial(check_int, least=1)]
+NonNegative: TypeAlias = Annotated[float, check_float]  # and finite
+
+
+def check_fields(record: Any, prefix: str = "") -> None:
+    """Check a dataclass by what the types of its fields are annotated with, such as ``PositiveInt``. None passes where
+    a type allows it; ``prefix`` begins the fields' names in errors."""
+    for name, optional, checks in _annotated(record.__class__):
+        value = getattr(record, name)
+        if value is not None or not optional:
+            for check in checks:
+                check(prefix + name, value)
+
+
+@functools.cache
+def _annotated(kind: type) -> list[tuple[str, bool, list[Callable[[str, Any], Any]]]]:
+    """Each field's name, whether it may be None, and its checks."""
+    found = []
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        parts = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+        checks = [check for part in parts for check in getattr(part, "__metadata__", ())]
+        found.append((name, type(None) in parts, checks))
+    return found
 
 
 def check_bool(name: str, value: Any) -> bool:

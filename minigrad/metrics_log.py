@@ -6,7 +6,9 @@ import errno
 import json
 import math
 import os
-from collections.abc import Mapping
+import socket
+import time
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ import numpy as np
 
 from .files import durable
 from .modes import Closing
+
+Callback = Callable[[dict[str, Any]], object]
 
 
 class JsonLinesLog(Closing):
@@ -25,12 +29,15 @@ class JsonLinesLog(Closing):
 
     Args:
         path: the file; missing folders are created.
+        callbacks: called with each record that was written, as JSON has it. More may be appended to the attribute.
+            One that has a ``close`` is closed with the log.
 
     Raises:
         OSError: naming the file; BlockingIOError, with the process in its text, while another process writes it.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], callbacks: Iterable[Callback] = ()) -> None:
+        self.callbacks: list[Callback] = list(callbacks)
         self.path: Path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
@@ -50,13 +57,16 @@ class JsonLinesLog(Closing):
             TypeError: a value is none of these.
             OSError: naming the file, e.g. the disk is full; the file then ends with the last complete line.
         """
-        line = json.dumps(_legal(record), allow_nan=False).encode() + b"\n"
+        legal = _legal(record)
+        line = json.dumps(legal, allow_nan=False).encode() + b"\n"
         size = os.fstat(self._fd).st_size
         try:
             durable.write_all(self._fd, line)
         except OSError as error:
             os.ftruncate(self._fd, size)
             raise OSError(error.errno, error.strerror, str(self.path)) from error
+        for callback in self.callbacks:
+            callback(legal)
 
     def truncate_after(self, step: int) -> None:
         """Cut the log at the first record whose ``"step"`` is beyond `step`.
@@ -66,7 +76,7 @@ class JsonLinesLog(Closing):
         end = 0
         with open(self.path, "rb") as file:
             for line in file:
-                record = _parse(line)
+                record = parse_line(line)
                 found = record.get("step") if record is not None else None
                 if isinstance(found, int | float) and found > step:
                     break
@@ -85,24 +95,72 @@ class JsonLinesLog(Closing):
             durable.release(self._fd)
             os.close(self._fd)
             self._fd = -1
+            for callback in self.callbacks:
+                getattr(callback, "close", lambda: None)()
 
     def _drop_cut_line(self) -> None:
         content = self.path.read_bytes()
         complete = content.rfind(b"\n") + 1
         if complete < len(content):
-            if _parse(content[complete:]) is None:
+            if parse_line(content[complete:]) is None:
                 os.ftruncate(self._fd, complete)
             else:  # only the newline is missing
                 durable.write_all(self._fd, b"\n")
 
 
+class TensorBoardWriter:
+    """A callback of JsonLinesLog: numbers as scalars and text as text, in event files in ``folder``.
+
+    Raises ModuleNotFoundError, with the command that installs it, without tensorboardX.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        try:
+            from tensorboardX import SummaryWriter
+        except ModuleNotFoundError as error:
+            install = 'install the extra `tensorboard`: pip install "minigrad-cuda[tensorboard]"'
+            raise ModuleNotFoundError(f"TensorBoard's files need tensorboardX; {install}") from error
+        self._writer = SummaryWriter(os.fspath(folder))
+        self.close: Callable[[], object] = self._writer.close
+
+    def __call__(self, record: dict[str, Any]) -> None:
+        """Write the numbers and the text of a record with a step."""
+        for key, value in record.items() if "step" in record else ():
+            if isinstance(value, str) and value not in ("NaN", "Infinity", "-Infinity"):
+                self._writer.add_text(key, value, record["step"], record.get("time"))
+            elif isinstance(value, int | float | str) and key not in ("step", "time"):
+                self._writer.add_scalar(key, float(value), record["step"], record.get("time"))
+        self._writer.flush()
+
+
+def moment(device: Any = None) -> dict[str, Any]:
+    """What a line says beside its metrics: the ``time``, in seconds since 1970, and where it is known ``memory_bytes``.
+
+    Those are the process's, or of its tensors on a GPU.
+    """
+    found: dict[str, Any] = {"time": round(time.time(), 3)}
+    if device is not None and device.type == "cuda":
+        found["memory_bytes"] = device.kernels_package().memory.memory_allocated(device.index)
+    elif os.path.exists("/proc/self/statm"):
+        with open("/proc/self/statm", "rb") as file:
+            found["memory_bytes"] = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return found
+
+
+def about_run(steps: int, tokens_per_step: int, **more: Any) -> dict[str, Any]:
+    """The record with which a process begins or resumes a run: how long it is, and who writes it."""
+    process = {"pid": os.getpid(), "host": socket.gethostname()}
+    return {"run": {"steps": steps, "tokens_per_step": tokens_per_step, **process, **more}, **moment()}
+
+
 def read_json_lines(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """The records of a log, also while it is being written; lines that are not a JSON object are left out."""
     with open(path, "rb") as file:
-        return [record for line in file if (record := _parse(line)) is not None]
+        return [record for line in file if (record := parse_line(line)) is not None]
 
 
-def _parse(line: bytes) -> dict[str, Any] | None:
+def parse_line(line: bytes) -> dict[str, Any] | None:
+    """The record of a line; None for one that is damaged, or no JSON object."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):

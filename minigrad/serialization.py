@@ -171,7 +171,7 @@ def save_checkpoint(
                 raise
             durable.fsync_directory(folder)
             _prune(folder, step, target, keep)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
         message = f"the checkpoint of step {step} could not be written into {folder}: {_reason(error)}"
         raise CheckpointError(message, folder) from error
     return target
@@ -193,9 +193,10 @@ def _prune(folder: Path, step: int, newest: Path, keep: int | None) -> None:
         warnings.warn(message, RuntimeWarning, stacklevel=3)
 
 
-def _reason(error: OSError) -> str:
-    text = error.strerror or str(error) or type(error).__name__
-    return f"{text} ({error.filename})" if error.filename else text
+def _reason(error: OSError | ValueError) -> str:
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    filename = getattr(error, "filename", None)
+    return f"{text} ({filename})" if filename else text
 
 
 def _encode_manifest(step: int, records: Mapping[str, tuple[int, str]]) -> bytes:
@@ -276,7 +277,7 @@ def list_checkpoints(folder: StrPath) -> list[CheckpointEntry]:
         return _entries(Path(folder))
     except FileNotFoundError:
         return []
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise CheckpointError(f"{folder} cannot be listed: {_reason(error)}", Path(folder)) from error
 
 
@@ -297,7 +298,7 @@ def load_checkpoint(folder: StrPath, step: int | None = None) -> Checkpoint:
             is not loaded in silence: the newest intact one is named, and is ``error.previous``.
     """
     folder = Path(folder)
-    if (folder / MANIFEST).exists():
+    if os.path.exists(folder / MANIFEST):  # which knows no error
         checkpoint = _load(folder)
         if step is not None and step != checkpoint.step:
             raise CheckpointError(f"{folder} holds step {checkpoint.step}, not step {step}", folder)

@@ -42,12 +42,17 @@ def expected_values(source: str) -> dict[int, str]:
     return {token.start[0]: token.string[5:].strip() for token in comments}
 
 
-def run(source: str, filename: str = "<block>") -> None:
-    """Execute a block in a fresh namespace. Raises AssertionError where a ``# -> value`` comment is not true."""
-    namespace: dict[str, Any] = {"__name__": "__main__"}
+def run(source: str, filename: str = "<block>", namespace: dict[str, Any] | None = None) -> str:
+    """Execute a block, in a fresh namespace if none is given; returns what it printed.
+
+    Raises AssertionError where a ``# -> value`` comment is not true.
+    """
+    namespace = {"__name__": "__main__"} if namespace is None else namespace
+    everything = ""
     expected = expected_values(source)
     for node in ast.parse(source, filename).body:
         value, printed = _execute(node, namespace, filename)
+        everything += printed
         wanted = [expected.pop(line) for line in range(node.lineno, (node.end_lineno or 0) + 1) if line in expected]
         if wanted:
             shown = printed if printed else repr(value)
@@ -56,6 +61,7 @@ def run(source: str, filename: str = "<block>") -> None:
                 raise AssertionError(f"{filename}, line {node.lineno}: the comment says {wanted[0]!r}, it gave {got!r}")
     if expected:
         raise AssertionError(f"{filename}: comments on lines that give nothing: {expected}")
+    return everything
 
 
 def _execute(node: ast.stmt, namespace: dict[str, Any], filename: str) -> tuple[Any, str]:

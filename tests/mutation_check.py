@@ -233,8 +233,9 @@ class Area(NamedTuple):
 
 
 _OPERATION = "ops/test_{stem}.py"
+_OF_THE_CPU = "cpu_kernels/test_{stem}*.py", "cpu_kernels/test_thread_counts.py", "plain_kernels/test_families.py"
 _SIMULATED = {"NUMBA_ENABLE_CUDASIM": "1"}
-_TRAINERS = "*trainer*", "buckets", "grad_sync", "boostr_*"
+_TRAINERS = "*trainer*", "buckets", "grad_sync", "boostr_*", "reproducible", "silent_damage"
 _COMMUNICATORS = "communicator", "thread", "faults", "nccl", "mpi", "rendezvous", "grad_sync", "tensor_parallel"
 
 
@@ -247,7 +248,7 @@ AREAS = {
     "plain": Area(
         "minigrad/plain_kernels", every_function, replacements, ("ops/test_*.py",), {"MINIGRAD_KERNELS": "plain"}
     ),
-    "cpu": Area("minigrad/cpu_kernels", kernel_functions, replacements, (_OPERATION, "cpu_kernels/test_{stem}*.py")),
+    "cpu": Area("minigrad/cpu_kernels", kernel_functions, replacements, (_OPERATION, *_OF_THE_CPU)),
     "cuda": Area(
         "cuda_kernels", kernel_functions, replacements, (_OPERATION, "cuda_kernels/test_{stem}.py"), _SIMULATED, "cuda"
     ),

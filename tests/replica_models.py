@@ -62,6 +62,21 @@ class Failing(Net):
         return super().forward(x)
 
 
+class Normed(nn.Module):
+    """Linear, LayerNorm, ReLU, Linear: under autocast half, float32 and half."""
+
+    def __init__(self, inputs: int, hidden: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(inputs, hidden), nn.LayerNorm(hidden)
+        self.last = nn.Linear(hidden, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.norm(self.first(x)).relu())
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(self(x), y)
+
+
 def broken() -> nn.Module:
     """A function that makes no model."""
     raise RuntimeError("no model today")
@@ -187,10 +202,10 @@ class PipelineCase:
         return trained_alone(self.stages(), self.config, self.batches())
 
     def train(self, comm: dist.Communicator) -> Part:
-        stage = self.stages()[comm.rank]
+        stage = self.stages()[comm.rank].to(device=comm.device)
         trainer = dist.PipelineParallelTrainer(self.config, stage, comm)
         steps = [trainer.step(batch) for batch in self.batches()]
-        weights = {f"{comm.rank}.{name}": t.numpy().copy() for name, t in stage.state_dict().items()}
+        weights = {f"{comm.rank}.{name}": t.cpu().numpy().copy() for name, t in stage.state_dict().items()}
         return Part([(s.loss, s.grad_norm) for s in steps], weights, trainer.most_in_flight)
 
 
@@ -221,6 +236,7 @@ class Words(nn.Module):
         self.norm = nn.LayerNorm(5, **options)
         if tied:
             self.head.weight = self.embed.weight
+        self.to(device="cpu" if comm is None else comm.device)
 
     def forward(self, indices: Tensor) -> Tensor:
         x = self.embed(indices)
@@ -266,10 +282,10 @@ class TensorCase:
             self.config, model, comm, split_classes=None if self.gather else VOCABULARY
         )
         steps = [trainer.step(batch) for batch in self.batches()]
-        weights = {f"norm.{name}": p.data for name, p in model.norm.named_parameters()}
+        weights = {f"norm.{name}": values for name, values in host(model.norm).items()}
         for name in ("embed", "up", "down", "head"):
             whole = getattr(model, name).whole()
             weights.update(
-                {f"{name}.{key}": t.numpy() for key, t in whole.items() if (name, self.tied) != ("head", True)}
+                {f"{name}.{key}": t.cpu().numpy() for key, t in whole.items() if (name, self.tied) != ("head", True)}
             )
         return Part([(s.loss, s.grad_norm) for s in steps], weights), model

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from in_threads import outcomes
 from refusals import raises
+from replica_models import Normed
 
 import minigrad
 import minigrad.nn.functional as F
-from minigrad import Tensor, autocast, bfloat16, checkpoint, float16, float32, float64, nn
+from minigrad import Tensor, autocast, bfloat16, checkpoint, float16, float32, float64
 from minigrad.ops.elementwise import Cast
 
 BOTH = pytest.mark.parametrize("half", [bfloat16, float16], ids=str)
@@ -164,22 +165,11 @@ def test_attention_norms_and_embeddings() -> None:
         assert F.binary_cross_entropy(x.bfloat16(), x.bfloat16()).dtype == float32
 
 
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(8, 16)
-        self.norm = nn.LayerNorm(16)
-        self.last = nn.Linear(16, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.norm(self.first(x)).relu())
-
-
 @BOTH
 def test_gradients_of_a_model_are_float32_and_those_of_pytorch(half) -> None:
     torch = pytest.importorskip("torch", reason="compares with PyTorch")
     minigrad.manual_seed(0)
-    net, rng = Net(), np.random.default_rng(0)
+    net, rng = Normed(8, 16, 4), np.random.default_rng(0)
     other = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.LayerNorm(16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
     with torch.no_grad():
         for p, q in zip(net.parameters(), other.parameters(), strict=True):
@@ -306,7 +296,7 @@ def test_refuses() -> None:
 
 def test_checkpoint_repeats_the_dtypes_outside_of_the_context() -> None:
     minigrad.manual_seed(0)
-    net, x = Net(), minigrad.randn(5, 8)
+    net, x = Normed(8, 16, 4), minigrad.randn(5, 8)
 
     def results(run):
         with autocast("cpu"):

@@ -64,7 +64,8 @@ def test_help_and_version_of_the_command_itself(tmp_path):
     for flag in ("-h", "--help", None):
         shown, of_env = run(*filter(None, [flag]), cwd=tmp_path), run("env", flag or "-h", cwd=tmp_path)
         assert shown.returncode == of_env.returncode == 0
-        assert all(f"\n  minigrad {command} " in shown.stdout for command in ("train", "sample", "examples", "env"))
+        commands = ("train", "sample", "watch", "examples", "env")
+        assert all(f"\n  minigrad {command} " in shown.stdout for command in commands)
         assert of_env.stdout.startswith("usage: minigrad env\n")
     assert run("--version", cwd=tmp_path).stdout == f"minigrad {minigrad.__version__}\n"
 

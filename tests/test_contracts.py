@@ -87,10 +87,14 @@ def forbidden_imports(source: str, path: str) -> list[str]:
         elif path.startswith("minigrad/"):
             if within(module, "minigrad.distributed", "distributed", "cuda_kernels"):
                 rule = "minigrad never imports minigrad.distributed, and its kernels only by their installed name"
-            elif within(module, "minigrad.cuda_kernels") and not lazy:
+            elif within(module, "minigrad.cuda_kernels") and not (lazy or path.startswith("minigrad/learn/")):
                 rule = "minigrad imports the CUDA kernels when they are first used"
             elif root in ("cupy", "numba_cuda", "torch"):
                 rule = "minigrad reaches a device through device.kernels, and needs no torch"
+        for wing in house.WINGS:
+            outside = not path.startswith(f"{wing}/") and not (path == "minigrad/__main__.py" and lazy)
+            if outside and within(module, wing.replace("/", ".")):
+                rule = f"only minigrad/__main__.py imports {wing}, when a command asks for it"
         if root in ("examples", "benchmarks", "tests"):
             rule = "nothing that is installed imports examples, benchmarks or tests"
         if root == "mpi4py" and not (path == "distributed/comm/mpi/mpi_runtime.py" and lazy):
@@ -151,7 +155,9 @@ FORBIDDEN = {
         "from . import cuda_kernels",
         "import importlib\nimportlib.import_module('minigrad.cuda_kernels')",
     ],
-    "minigrad/random.py": ["def f():\n    import cupy"],
+    "minigrad/random.py": ["def f():\n    import cupy", "from .learn import course"],
+    "minigrad/__main__.py": ["from .tools.watch import command"],
+    "distributed/train/command.py": ["def f():\n    from minigrad.tools.watch.runs import Run"],
     "distributed/comm/mpi/mpi_runtime.py": ["from mpi4py import MPI"],
     "distributed/comm/threads/thread.py": ["def f():\n    from mpi4py import MPI"],
     "distributed/comm/nccl/nccl.py": ["from cupy.cuda import nccl", "def f():\n    import cupyx.distributed"],
@@ -185,6 +191,8 @@ def repeated_classes(named) -> list[str]:
     """Names of public classes that several modules define, but for a Function in ``ops`` with the name of a Module."""
     places: dict[str, list[str]] = {}
     for module, text in named:
+        if module.startswith("minigrad/learn/chapters/"):  # a learner's classes have the names of the library's
+            continue
         for node in ast.walk(house.parse(text)):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places.setdefault(node.name, []).append(module)

@@ -19,13 +19,14 @@ ROOT = Path(__file__).resolve().parents[1]
 def documents() -> list[Path]:
     """The Markdown files. README.md is in the list whether it exists or not: without it the tests fail."""
     top = {ROOT / "README.md", *ROOT.glob("*.md")}
-    return sorted(top) + sorted(
-        path for folder in ("docs", "examples", "benchmarks") for path in (ROOT / folder).rglob("*.md")
-    )
+    folders = ("docs", "examples", "benchmarks", "minigrad/learn/chapters")
+    return sorted(top) + sorted(path for folder in folders for path in (ROOT / folder).rglob("*.md"))
 
 
 def python_blocks() -> list[tuple[Path, code_blocks.Block]]:
-    return [(path, block) for path in documents() if path.is_file() for block in code_blocks.python_blocks(path)]
+    """Those of the course are run by tests/learn, a chapter's together."""
+    alone = [path for path in documents() if path.is_file() and path.parent.name != "chapters"]
+    return [(path, block) for path in alone for block in code_blocks.python_blocks(path)]
 
 
 def test_readme_shows_code_that_runs():

@@ -8,9 +8,10 @@ import subprocess
 import sys
 
 import numpy as np
+import pytest
 from refusals import raises
 
-from minigrad.metrics_log import JsonLinesLog, read_json_lines
+from minigrad.metrics_log import JsonLinesLog, TensorBoardWriter, read_json_lines
 
 
 def strict(path):
@@ -125,3 +126,18 @@ def test_a_file_that_another_process_writes_is_refused_and_that_process_named(tm
         first.write({"step": 1})
         again.write({"step": 2})
     assert len(read_json_lines(path)) == 2
+
+
+def test_callbacks_and_tensorboard_get_what_is_written(tmp_path):
+    reader = pytest.importorskip("tensorboardX.proto.event_pb2", reason="tensorboardX is not installed")
+    seen = []
+    with JsonLinesLog(tmp_path / "log.jsonl", [seen.append, TensorBoardWriter(tmp_path)]) as log:
+        log.write({"run": {"steps": 2}})
+        log.write({"step": 1, "loss": np.float32(0.5), "bad": math.nan, "sample": "text", "time": 10.0, "list": [1]})
+    assert seen == read_json_lines(tmp_path / "log.jsonl")
+    content, events = next(tmp_path.glob("events.out.tfevents.*")).read_bytes(), []
+    while content:  # of each event the length, four bytes more, the event, four bytes
+        events.append(reader.Event.FromString(content[12 : (end := 12 + int.from_bytes(content[:8], "little"))]))
+        content = content[end + 4 :]
+    found = {value.tag: (event.step, value.simple_value) for event in events for value in event.summary.value}
+    assert set(found) == {"loss", "bad", "sample/text_summary"} and found["loss"] == (1, 0.5)

@@ -87,7 +87,7 @@ def test_wheel_metadata(wheel):
     base = {text.split(">")[0] for text in metadata.get_all("Requires-Dist") if "extra ==" not in text}
     assert base == {"ml_dtypes", "numpy", "numba", "tqdm", "safetensors"}
     assert set(metadata.get_all("Provides-Extra")) == {
-        "bpe", "cuda12", "cuda13", "inspect", "mpi", "plot", "test", "yaml",
+        "bpe", "browser", "cuda12", "cuda13", "inspect", "learn", "mpi", "plot", "tensorboard", "test", "yaml",
     }  # fmt: skip
     assert metadata.get_payload().strip(), "the README is the long description"
 

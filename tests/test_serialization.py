@@ -103,9 +103,15 @@ def test_a_state_that_holds_itself_is_refused(tmp_path):
     raises(CheckpointError, "holds itself", lambda: save_checkpoint(tmp_path, {}, state))
 
 
-@pytest.mark.parametrize("name", ["", "../up", "a/b", ".hidden", "a.b", "manifest.json\n", "ä", 3])
+@pytest.mark.parametrize("name", ["", "..", "a" * 101, "../up", "a/b", ".hidden", "a.b", "manifest.json\n", "ä", 3])
 def test_file_names_are_plain(tmp_path, name):
     raises(CheckpointError, "cannot name a file", lambda: save_checkpoint(tmp_path, {name: {}}, {"step": 1}))
+
+
+@pytest.mark.parametrize(("name", "words"), [("a" * 300, "File name too long"), ("a\0b", "embedded null")])
+def test_names_that_no_folder_can_have(tmp_path, name, words):
+    for use in (load_checkpoint, list_checkpoints, lambda folder: save_checkpoint(folder, {}, {"step": 1})):
+        raises(CheckpointError, words, use, tmp_path / name)
 
 
 # ---- which are kept ------------------------------------------------------------------------------------------------

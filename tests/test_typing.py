@@ -104,7 +104,9 @@ def untyped(tree: ast.Module, known: set[str]) -> list[str]:
 
 
 def test_public_names_have_types():
-    trees = {path: house.parse(house.text(path)) for path in house.files(*house.SOURCES, "examples")}
+    chapters = house.ROOT / "minigrad/learn/chapters"  # a learner's files: mypy infers what their classes hold
+    files = [path for path in house.files(*house.SOURCES, "examples") if chapters not in path.parents]
+    trees = {path: house.parse(house.text(path)) for path in files}
     assert len(trees) > 100
     known = setters(trees.values())
     missing = [f"{path}: {name}" for path, tree in trees.items() for name in untyped(tree, known)]

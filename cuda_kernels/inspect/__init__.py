@@ -12,6 +12,9 @@ lets wait for one another), or an instruction of a whole warp that not all of it
 ``--warm`` compiles them into the cache instead, for this machine's GPU where there is one: a program that launches them
 later need not. What the cache holds does not depend on the machine, so it may be filled on another one and carried.
 
+``--simulate NAME [program.py]`` runs a program (default: small samples of the ladders and of some families) in the
+simulator and prints for each kernel of the name what the warps of its first launch did (docs/simulator.md).
+
 The tools come with ``pip install "minigrad-cuda[inspect]"``, or with NVIDIA's toolkit on the PATH.
 """
 
@@ -25,6 +28,7 @@ import multiprocessing
 import os
 import pkgutil
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -35,11 +39,15 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from tqdm import tqdm
 
-from ..platform import compiler, libcuda, memory
+from ..platform import compiler, families, libcuda, memory
+from ..platform.array import from_host
 from ..platform.language import SIMULATED
 from ..platform.launch import KERNELS, LAZY_KERNELS, Kernel
+from ..simulator import WarpReport, simulator
+from ..simulator.instrument.trace import Trace
 from . import divergence
 
 
@@ -172,6 +180,42 @@ def _number(pattern: str, text: str) -> int:
     return int(found.group(1)) if found else 0
 
 
+def simulate(words: Sequence[str]) -> int:
+    """The command ``--simulate``: the kernels whose names contain a word, as a program launches them."""
+    if not SIMULATED:
+        command = [sys.executable, "-m", __name__, "--simulate", *words]
+        return subprocess.run(command, env={**os.environ, "NUMBA_ENABLE_CUDASIM": "1"}, check=False).returncode
+    programs = [word for word in words if word.endswith(".py")]
+    chosen = [k for n, k in load_all(True).items() if any(word in n for word in words if word not in programs)]
+    traces = {kernel: Trace(kernel.function) for kernel in chosen}
+    simulator.watched.update({kernel.function: trace for kernel, trace in traces.items()})
+    for program in programs if chosen else ():
+        runpy.run_path(program, run_name="__main__")
+    if chosen and not programs:
+        _samples()
+    ran = [WarpReport(kernel.name, trace, kernel.registers) for kernel, trace in traces.items() if trace.requests]
+    print(*ran, sep="\n\n")
+    if not ran:
+        names = ", ".join(k.name for k in chosen) or "no kernel has such a name"
+        print(f"no launch of {' or '.join(words)} ({names}): --simulate NAME program.py runs yours", file=sys.stderr)
+    return 0 if ran else 1
+
+
+def _samples() -> None:
+    """Small launches of the ladders and of some families."""
+    rng, ladders = np.random.default_rng(0), importlib.import_module("minigrad.cuda_kernels").ladders
+    x, a, b = (from_host(rng.standard_normal(shape, np.float32)) for shape in ((8, 96), (20, 16), (16, 24)))
+    for step in range(1, 5):
+        ladders.ladder_softmax.softmax(step, x)
+        ladders.ladder_reduction.reduce(step + 1, from_host(rng.standard_normal(2048, np.float32)))
+    for name in ladders.ladder_matmul.STEPS:
+        ladders.ladder_matmul.multiply(name, a, b)
+    families.find("softmax").forward(x, -1)
+    families.find("layer_norm").forward(x, None, None, 1e-5)
+    families.find("matmul").matmul(a, b)
+    families.find("cross_entropy").forward(x, from_host(np.arange(8)), -100, 0.0, None)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command. 0 if all kernels keep their budgets."""
     parser = argparse.ArgumentParser(
@@ -184,8 +228,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes that compile (default: CPUs)")
     parser.add_argument("--lazy", "--later", action="store_true", help="also kernels that are made when first used")
     parser.add_argument("--sass", action="store_true", help="count each instruction too")
+    parser.add_argument("--simulate", action="store_true", help="run them in the simulator, and count what they do")
     parser.add_argument("--warm", action="store_true", help="only fill the cache of compiled kernels")
     options = parser.parse_args(arguments)
+    if options.simulate:
+        return simulate(options.kernels)
     if SIMULATED:
         parser.error("NUMBA_ENABLE_CUDASIM is set: the simulator compiles nothing; unset it")
     capabilities = options.arch or (_devices() if options.warm else []) or [(8, 0), (9, 0)]

@@ -95,9 +95,7 @@ def atomic(word: str) -> Callable[[Any, Any, Any], Any]:
     choose = {"max": max, "min": min}[word]
 
     def run(p: Any, i: Any, x: Any) -> Any:
-        before = p[i]
-        p[i] = choose(before, x)
-        return before
+        return p.update(i, lambda before: choose(before, x))
 
     return run
 
@@ -115,6 +113,7 @@ def shared_address(array: Any, i: Any) -> np.int32:
 def _matrix_rows(reason: str, address: Any) -> tuple[list[tuple[SharedArray, int]], int]:
     """Where the rows of 16 bytes are whose addresses the 32 lanes bring, and this lane's number."""
     lanes, lane = simulator.collective(reason, address)
+    simulator.note("shared load", int(address), 16)
     if WARP not in lanes:  # the first lane to go on looks for all
         lanes[WARP] = [simulator.shared_at(lanes[row]) for row in range(WARP)]
     return lanes[WARP], lane
@@ -152,6 +151,8 @@ def cp_async(address: Any, p: Any, i: Any, nbytes: Any) -> None:
     if n:
         first, count = p.place(i, n // p.view.itemsize), n // p.view.itemsize
         data[:n] = p.view[first : first + count].view(np.uint8)
+        simulator.note("global load", source, n)
+    simulator.note("shared store", int(address), len(data))
     simulator.begin_copy(address, data)
 
 

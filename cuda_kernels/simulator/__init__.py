@@ -1,1 +1,8 @@
-"""CUDA's programming model on the CPU. Only `platform` and `ptx` import it."""
+"""CUDA's programming model on the CPU, and the door to it: ``simulate`` a kernel of yours. Only `platform`, `ptx` and
+`inspect` import what is below."""
+
+from .instrument.report import WarpReport, simulate
+from .simulated_cuda import cuda, math
+from .simulated_memory import SimulationError
+
+__all__ = ["WarpReport", "SimulationError", "cuda", "math", "simulate"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math as python_math
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ class _Shared:
     @staticmethod
     def array(shape: Any, dtype: Any, alignment: int | None = None) -> SharedArray:
         """Shared memory of the block; shape 0 means the launch's dynamic bytes, from their beginning."""
+        dtype = getattr(dtype, "name", dtype)  # of Numba's own types
         if shape == 0:
             return simulator.allocate_shared(shape, dtype, alignment, lambda: simulator.block().dynamic.view(dtype))
         nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
@@ -28,7 +30,7 @@ class _Local:
     @staticmethod
     def array(shape: int, dtype: Any, alignment: int | None = None) -> LocalArray:
         """Registers of the thread."""
-        return LocalArray(shape, dtype)
+        return LocalArray(shape, getattr(dtype, "name", dtype))
 
 
 def _shuffle(reason: str, source: Callable[[int, int], int]) -> Callable[[int, Any, int], Any]:
@@ -44,6 +46,17 @@ def _shuffle(reason: str, source: Callable[[int, int], int]) -> Callable[[int, A
     return shuffle
 
 
+def _atomic(change: Callable[[Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:
+    return lambda array, index, x: array.update(index, lambda before: change(before, x))
+
+
+class _Atomic:
+    """``cuda.atomic``: each returns what was there before."""
+
+    add, sub = staticmethod(_atomic(operator.add)), staticmethod(_atomic(operator.sub))
+    max, min = staticmethod(_atomic(max)), staticmethod(_atomic(min))
+
+
 class _Cuda:
     """The part of ``numba.cuda`` that the kernels use."""
 
@@ -56,11 +69,16 @@ class _Cuda:
         self.local = _Local()
         self.shfl_sync = _shuffle("shfl_sync", lambda lane, source: source)
         self.shfl_xor_sync = _shuffle("shfl_xor_sync", lambda lane, mask: lane ^ mask)
+        self.shfl_down_sync = _shuffle("shfl_down_sync", lambda lane, delta: lane + delta)
         self.shfl_up_sync = _shuffle("shfl_up_sync", lambda lane, delta: lane - delta)
+        self.atomic = _Atomic()
+        self.warpsize = WARP
         self.syncthreads = lambda: simulator.block().wait("block")
         self.syncwarp = lambda mask=0xFFFFFFFF: simulator.collective("syncwarp", None, mask)
         # rounded once
         self.fma = lambda a, b, c: type(c)(np.longdouble(a) * np.longdouble(b) + np.longdouble(c))
+
+    laneid = property(lambda self: simulator.block().current.lane)
 
     def grid(self, ndim: int) -> Any:
         """This thread's place in the grid."""

@@ -7,12 +7,14 @@ copy is on its way are errors; new memory is full of 0xFF bytes (NaN).
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 WARP = 32
 POISON = 0xFF
+trace: Any = None  # where accesses are noted, in a run that is (``instrument/trace.py``)
 
 
 class SimulationError(RuntimeError):
@@ -32,10 +34,14 @@ class Pointer:
 
     def __getitem__(self, i: int) -> Any:
         place = self.base + int(i)
+        if trace is not None:
+            trace.note("global load", self.address(i), self.view.itemsize)
         return self.view[place if 0 <= place < self._size else self.place(i)]
 
     def __setitem__(self, i: int, value: Any) -> None:
         place = self.base + int(i)
+        if trace is not None:
+            trace.note("global store", self.address(i), self.view.itemsize)
         self.view[place if 0 <= place < self._size else self.place(i)] = value
 
     def place(self, i: int, n: int = 1) -> int:
@@ -51,6 +57,25 @@ class Pointer:
     def address(self, i: int) -> int:
         """The address of element ``i`` in bytes."""
         return self.first + int(i) * self.view.itemsize
+
+    def update(self, i: Any, change: Callable[[Any], Any]) -> Any:
+        """An atomic operation; what was there before."""
+        place = self.place(i)
+        if trace is not None:
+            trace.note("global atomic", self.address(i), self.view.itemsize)
+        before, self.view[place] = self.view[place], change(self.view[place])
+        return before
+
+
+def flat(index: Any, shape: tuple[int, ...], what: str) -> int:
+    """Which element ``index`` is, in the order of the memory."""
+    place = 0
+    for i, n in zip(index if index.__class__ is tuple else (index,), shape, strict=True):
+        i = operator.index(i)
+        if not 0 <= i < n:
+            raise SimulationError(f"index {index} is outside {what} of shape {shape}")
+        place = place * n + i
+    return place
 
 
 class Stamp(NamedTuple):
@@ -96,7 +121,7 @@ class SharedArray:
                 f"thread {now.thread} {what} shared element {self._index(place)} before thread "
                 f"{self._copied_by[place]} has waited for its asynchronous copy"
             )
-        if last is not None and last.thread != now.thread and last.epoch == now.epoch:
+        if trace is None and last is not None and last.thread != now.thread and last.epoch == now.epoch:
             same_warp = last.thread // WARP == now.thread // WARP
             if not (same_warp and last.warp_epoch < now.warp_epoch):
                 raise SimulationError(
@@ -110,15 +135,7 @@ class SharedArray:
 
     def _place(self, index: Any) -> int:
         """Which element ``index`` is, in the order of the memory."""
-        shape = self.values.shape
-        indices = index if index.__class__ is tuple else (index,)
-        place = 0
-        for i, n in zip(indices, shape, strict=True):
-            i = operator.index(i)
-            if not 0 <= i < n:
-                raise SimulationError(f"index {index} is outside a shared array of shape {shape}")
-            place = place * n + i
-        return place
+        return flat(index, self.values.shape, "a shared array")
 
     def _touch(self, place: int) -> None:
         """The running thread reads an element."""
@@ -130,6 +147,8 @@ class SharedArray:
     def __getitem__(self, index: Any) -> Any:
         place = index if index.__class__ is int and 0 <= index < self._length else self._place(index)
         self._touch(place)
+        if trace is not None:
+            trace.note("shared load", self.start + place * self.values.itemsize, self.values.itemsize)
         return self._elements[place]
 
     def __setitem__(self, index: Any, value: Any) -> None:
@@ -139,8 +158,18 @@ class SharedArray:
         if wrote is not None or read is not None or self._copied_by:
             self._check(wrote, place, "writes")
             self._check(read, place, "writes")
+        if trace is not None:
+            trace.note("shared store", self.start + place * self.values.itemsize, self.values.itemsize)
         self._writers[place] = now
         self._elements[place] = value
+
+    def update(self, index: Any, change: Callable[[Any], Any]) -> Any:
+        """An atomic operation; what was there before."""
+        place = self._place(index)
+        if trace is not None:
+            trace.note("shared atomic", self.start + place * self.values.itemsize, self.values.itemsize)
+        before, self._elements[place] = self._elements[place], change(self._elements[place])
+        return before
 
     def places(self, offset: int, n: int) -> range:
         """The elements of the ``n`` bytes from ``offset`` on; the array has one dimension."""

@@ -21,16 +21,19 @@ the threads, as does a seed in ``MINIGRAD_CUDASIM_ORDER``.
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import os
 import random
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from . import simulated_memory
 from .simulated_memory import POISON, WARP, SharedArray, SimulationError, Stamp
 
 WARPGROUP = 128
@@ -156,6 +159,7 @@ class SimulatedBlock:
     def wait(self, reason: str, mask: int = 0, value: Any = None) -> dict[int, Any]:
         """Called by a thread: stop until the others are there. The lanes' values, for a warp's collective."""
         thread = self.current
+        note(f"warp {reason}")
         if reason != "block":
             if mask != WHOLE_GROUP and not mask >> thread.lane & 1:
                 raise SimulationError(f"{reason}: lane {thread.lane} is not in the mask {mask:#x}")
@@ -212,6 +216,7 @@ class SimulatedBlock:
 
 
 _now: Any = SimpleNamespace()  # ``block``, to which the running kernel's ``cuda`` names refer
+watched: dict[Callable[..., None], Any] = {}  # kernels whose next run is noted, and the ``Trace`` of each
 _running = threading.Lock()
 _seed = os.environ.get("MINIGRAD_CUDASIM_ORDER")  # a seed for ``order``
 _order: random.Random | None = random.Random(int(_seed)) if _seed else None
@@ -233,9 +238,12 @@ def run(
     threads: tuple[int, int, int],
     dynamic_bytes: int,
     args: tuple[Any, ...],
+    trace: Any = None,
 ) -> None:
     """Run a kernel, block after block; the host's threads take turns, because all kernels see the same ``cuda``."""
-    with _running, np.errstate(all="ignore"):
+    with _running, np.errstate(all="ignore"), _noting(trace or watched.pop(function, None)) as trace:
+        if trace is not None:
+            trace.grid, trace.threads, trace.now = grid, threads, _now
         blockDim.x, blockDim.y, blockDim.z = threads
         gridDim.x, gridDim.y, gridDim.z = grid
         for z in range(grid[2]):
@@ -244,6 +252,29 @@ def run(
                     blockIdx.x, blockIdx.y, blockIdx.z = x, y, z
                     _now.block = SimulatedBlock((x, y, z), threads, dynamic_bytes)
                     _now.block.run(function, args, _order)
+                    if trace is not None:
+                        trace.ended(_now.block)
+
+
+@contextlib.contextmanager
+def _noting(trace: Any) -> Iterator[Any]:
+    """The threads tell ``trace``, if there is one, what they do."""
+    if trace is None:
+        yield None
+        return
+    before, simulated_memory.trace = sys.gettrace(), trace
+    sys.settrace(trace.enter)
+    try:
+        yield trace
+    finally:
+        simulated_memory.trace = None
+        sys.settrace(before)
+
+
+def note(kind: str, address: int = 0, nbytes: int = 0) -> None:
+    """The running thread does something that is counted, in a run that is noted."""
+    if simulated_memory.trace is not None:
+        simulated_memory.trace.note(kind, address, nbytes)
 
 
 # What the instructions of kernels are made of -----------------------------------------------------------------------
@@ -307,6 +338,7 @@ def begin_copy(address: Any, data: np.ndarray) -> None:
 
 def wait_for_copies(groups: int) -> None:
     """The running thread's copies arrive, except for those of its last ``groups`` groups."""
+    note(f"warp cp_async_wait{groups}")
     copies = _now.block.current.copies
     done = max(0, len(copies) - 1 - groups)
     for group in copies[:done]:

@@ -1,4 +1,5 @@
-"""One operation of a communicator: as an engine gets it, while it is under way, and as the statistics count it."""
+"""One operation of a communicator: how long it may take, as an engine gets it, while it is under way, and as the
+statistics count it."""
 
 from __future__ import annotations
 
@@ -9,10 +10,28 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar
 
 from .comm_errors import CommError
-from .deadlines import check_seconds, remaining
+
+DEFAULT_TIMEOUT = 600.0  # seconds an operation may take
+RENDEZVOUS_TIMEOUT = 60.0  # seconds until all ranks must have met
+
+
+def check_seconds(name: str, value: Any) -> float:
+    """``value`` as a float. Raises ValueError unless it is a number of seconds > 0 (infinity never ends)."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise ValueError(f"{name} is {value!r}, expected a number of seconds > 0")
+    return float(value)
+
+
+Seconds: TypeAlias = Annotated[float, check_seconds]
+
+
+def remaining(deadline: float) -> float:
+    """Seconds until ``deadline`` on the clock of ``time.monotonic``, not below 0."""
+    return max(0.0, deadline - time.monotonic())
+
 
 E = TypeVar("E", bound=CommError)
 

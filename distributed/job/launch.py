@@ -9,11 +9,335 @@ Mirrors torchrun and mpirun.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import fcntl
 import importlib.metadata
+import math
+import os
+import re
+import shutil
+import signal
+import subprocess
 import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any, TextIO
 
-from .launch_job import THREAD_VARIABLES, TIMED_OUT, LaunchJob
+from ..comm.mpi import rank_parent
+
+SCRATCH = "minigrad-launch-"  # begins the name of a job's folder of shared memory, which has its messages
+ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # what asks a job to end
+TIMED_OUT = 124  # timeout(1)'s code
+REPEATED = 0.5  # seconds within which a second signal is the same: timeout(1) sends each to the process and its group
+TAG = re.compile(r"\[\d+,(\d+)\]<std(?:out|err)>: ?")  # what mpirun puts before each line
+REPORT = re.compile(rf"{rank_parent.MARK}(\d+) (-?\d+|{'|'.join(rank_parent.WORDS)})$")
+CARRIED = ("MINIGRAD_", "NUMBA_", "OMP_", "OPENBLAS_", "MKL_")  # begin the names of variables that all ranks have alike
+THREAD_VARIABLES = ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+@dataclass(eq=False)
+class LaunchJob:
+    """One run of mpirun: its output, its failures, its end."""
+
+    mpirun: Path
+    ranks: int
+    hosts: list[tuple[str, int]]
+    threads: int | None
+    program: list[str]
+    timeout: float | None
+    grace: float
+
+    def __post_init__(self) -> None:
+        self.failures: list[tuple[int, int]] = []  # (rank, return code) in the order of the reports
+        self.told: dict[str, set[int]] = {word: set() for word in rank_parent.WORDS}  # the ranks that did
+        self.ended: list[int] = []  # with code 0
+        self.ending: bool = False  # by the launcher's own hand: how ranks end now is not their fault
+        self.stop: int | None = None  # the signal that the launcher got
+        self.stopped_at: float = 0.0
+        self.hurry: bool = False  # it got another one
+        self.passed_on: bool = False  # the ranks got it as well
+        self.changed: threading.Event = threading.Event()
+        self.printing: threading.Lock = threading.Lock()
+
+    # ------------------------------------------------------------------ the command
+
+    def command(self) -> list[str]:
+        """mpirun and all that it is told."""
+        words = [str(self.mpirun), "-n", str(self.ranks), "--output", "tag", "--bind-to", "none", "--with-ft", "ulfm"]
+        words += ["--oversubscribe", "--allow-run-as-root"]
+        if self.hosts:
+            words += ["--host", ",".join(f"{name}:{slots}" for name, slots in self.hosts)]
+            for name in sorted({*THREAD_VARIABLES, "PYTHONUNBUFFERED", "MINIGRAD_LAUNCH", *carried()}):
+                words += ["-x", name]
+        parent = [sys.executable, "-I", "-S", rank_parent.__file__, "OMPI_COMM_WORLD_RANK"]
+        return [*words, *parent, sys.executable, *self.program]
+
+    def environment(self, scratch: str) -> dict[str, str]:
+        """The ranks' environment. Variables that the user has set stay, where the command line says nothing else."""
+        out = dict(os.environ)
+        most = max((slots for _, slots in self.hosts), default=self.ranks)
+        shared = max(1, (os.cpu_count() or 1) // most)
+        for name in THREAD_VARIABLES:
+            out[name] = str(self.threads) if self.threads is not None else out.get(name, str(shared))
+        out["PYTHONUNBUFFERED"] = "1"  # the last words of a rank that is killed
+        out["MINIGRAD_LAUNCH"] = "1"
+        if not self.hosts:
+            out.setdefault("OMPI_MCA_btl", "self,sm")  # looking for network cards takes a second
+            out["OMPI_MCA_btl_sm_backing_directory"] = scratch
+            out["PRTE_MCA_prte_tmpdir_base"] = scratch
+        return out
+
+    # ------------------------------------------------------------------ running it
+
+    def run(self) -> int:
+        """Start, wait, clean up; the exit code."""
+        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        sweep(memory or tempfile.gettempdir())
+        scratch = tempfile.mkdtemp(prefix=SCRATCH, dir=memory)
+        held = lock(scratch)
+        with handled(self._on_signal):
+            try:
+                mpirun = subprocess.Popen(
+                    self.command(),
+                    env=self.environment(scratch),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    start_new_session=True,  # Ctrl-C reaches the launcher alone
+                    preexec_fn=lambda: rank_parent.die_with_parent(signal.SIGTERM),
+                )
+                try:
+                    return self._supervise(mpirun)
+                finally:
+                    self._kill(mpirun)
+            finally:
+                shutil.rmtree(scratch, ignore_errors=True)
+                if held is not None:
+                    os.close(held)
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        if self.stop is None:
+            self.stop, self.stopped_at = number, time.monotonic()
+        elif number != signal.SIGPIPE and time.monotonic() > self.stopped_at + REPEATED:
+            self.hurry = True  # while Ctrl-C on ``launch ... | tee log`` ends tee as well
+        self.changed.set()
+
+    def _supervise(self, mpirun: subprocess.Popen[bytes]) -> int:
+        assert mpirun.stdout is not None and mpirun.stderr is not None
+        readers = [
+            threading.Thread(target=self._read, args=(source, target), daemon=True)
+            for source, target in ((mpirun.stdout, sys.stdout), (mpirun.stderr, sys.stderr))
+        ]
+        for reader in readers:
+            reader.start()
+        timed_out = self._wait(mpirun)
+        killed = self._kill(mpirun)
+        for reader, source in zip(readers, (mpirun.stdout, mpirun.stderr)):
+            reader.join(5.0)
+            if not reader.is_alive():
+                source.close()
+        return self._verdict(mpirun.returncode, timed_out, killed)
+
+    def _wait(self, mpirun: subprocess.Popen[bytes]) -> bool:
+        """Wait until the job is over or is to be ended by force; whether that is because of ``timeout``."""
+        deadline = math.inf if self.timeout is None else time.monotonic() + self.timeout
+        until = math.inf  # the end of the grace
+        while mpirun.poll() is None and not self.hurry and time.monotonic() < min(deadline, until):
+            self._look_around()
+            if self.stop and not self.passed_on:
+                if self.stop == signal.SIGPIPE or len(self.told[rank_parent.STARTED]) < self.ranks:
+                    return False
+                self._pass_on(mpirun, self.stop)
+            if self.failures or self.stop:
+                until = min(until, time.monotonic() + self.grace)
+                time.sleep(0.02)
+            else:
+                self.changed.wait(0.05)
+        return mpirun.poll() is None and time.monotonic() >= deadline
+
+    def _look_around(self) -> None:
+        """Called many times a second while the job runs: for a job that depends on more than its ranks."""
+
+    def _pass_on(self, mpirun: subprocess.Popen[bytes], number: int) -> None:
+        """Send a signal to every rank, on all hosts, through mpirun and the ranks' parents."""
+        self.passed_on = True
+        name = signal.Signals(number).name
+        self._say(f"got {name} and passed it on; the ranks have {self.grace:g} s to end (again: at once)")
+        carriers = rank_parent.carriers()
+        mpirun.send_signal(carriers.get(signal.Signals(number), carriers[signal.SIGTERM]))
+
+    def _kill(self, mpirun: subprocess.Popen[bytes]) -> bool:
+        """End mpirun, which ends its ranks, if it still runs; whether it did."""
+        if mpirun.poll() is not None:
+            return False
+        self.ending = True
+        mpirun.send_signal(signal.SIGTERM)
+        try:
+            mpirun.wait(5.0)
+        except subprocess.TimeoutExpired:
+            mpirun.kill()  # its ranks' parents, and so the ranks, die with it
+            mpirun.wait()
+        return True
+
+    def _verdict(self, code: int, timed_out: bool, killed: bool) -> int:
+        over = {rank for rank, _ in self.failures} | set(self.ended)
+        silent = sorted(self.told[rank_parent.STARTED] - over)
+        # When mpirun ended by itself, who has not reported its end was killed together with its parent.
+        if not killed and code >= 0:
+            self.failures += [(rank, -signal.SIGKILL) for rank in silent]
+        if self.stop:
+            return self._stopped(silent if killed else [])
+        if self.failures:
+            # A victim may be gone before the rank that it lost has ended.
+            self.failures.sort(key=lambda failure: failure[0] in self.told[rank_parent.VICTIM])
+            rank, first = self.failures[0]
+            self._say(f"rank {rank} failed first: {describe(first)}")
+            others = [f"rank {r}: {describe(c)}" for r, c in self.failures[1:]]
+            if others:
+                self._say("after that, " + "; ".join(others))
+            if self.ended and self.told[rank_parent.VICTIM].issuperset(r for r, _ in self.failures):
+                self._say(f"but rank {listed(self.ended)} ended with exit code 0, and others missed it")
+        left = [rank for rank in range(self.ranks) if rank not in over]
+        if killed and left:
+            self._say(f"ended rank {listed(left)}, still running after {self.timeout if timed_out else self.grace:g} s")
+        if self.failures:
+            return first if first > 0 else 128 - first
+        if timed_out:
+            return TIMED_OUT
+        if code:
+            self._say(f"mpirun itself failed with code {code}")
+        else:
+            self._warn_of_copies()
+        return code if code >= 0 else 128 - code
+
+    def _stopped(self, left: list[int]) -> int:
+        """Say how the job ended after a signal, with ``left`` the ranks that had to be killed."""
+        assert self.stop is not None
+        name = signal.Signals(self.stop).name
+        if not self.passed_on:
+            early = " before all ranks had started" if self.stop != signal.SIGPIPE else ""
+            self._say(f"got {name}{early} and ended all ranks")
+        elif left:
+            when = "at the second signal" if self.hurry else f"still running after {self.grace:g} s"
+            self._say(f"killed rank {listed(left)}, {when}")
+        else:
+            self._say(f"all ranks have ended after {name}")
+        usual = (-self.stop, 128 + self.stop)
+        failed = [f"rank {rank}: {describe(code)}" for rank, code in self.failures if code not in usual]
+        if failed:
+            self._say("not by the signal, " + "; ".join(failed))
+        if self.passed_on:
+            self._warn_of_copies()
+        return 128 + self.stop
+
+    def _warn_of_copies(self) -> None:
+        if self.ranks > 1 and not self.told[rank_parent.JOINED]:
+            self._say(
+                f"warning: no rank asked for a communicator (init_process_group), so these were {self.ranks} copies of "
+                "the same program that knew nothing of each other"
+            )
+
+    # ------------------------------------------------------------------ output
+
+    def _read(self, source: IO[bytes], target: TextIO) -> None:
+        for raw in source:  # ends when mpirun and all ranks have closed their side
+            text = raw.decode(errors="replace").rstrip("\n")
+            words = TAG.split(text)  # [before, rank, text, rank, text ...]; more than one if a line was not finished
+            if words[0]:
+                self._print(f"[mpirun] {words[0]}", target)
+            for rank, said in zip(words[1::2], words[2::2]):
+                report = REPORT.search(said)
+                if report:
+                    self._report(int(report[1]), report[2])
+                    said = said[: report.start()]
+                if said or not report:
+                    self._print(f"[{rank}] {said}", target)
+
+    def _report(self, rank: int, what: str) -> None:
+        if what in rank_parent.WORDS:
+            self.told[what].add(rank)
+        elif self.ending:
+            return
+        elif int(what):
+            self.failures.append((rank, int(what)))
+            self.changed.set()
+        else:
+            self.ended.append(rank)
+
+    def _print(self, line: str, target: TextIO) -> None:
+        encoding = target.encoding or "utf-8"
+        line = line.encode(encoding, "backslashreplace").decode(encoding)
+        with self.printing:
+            try:
+                target.write(line + "\n")
+                target.flush()
+            except BrokenPipeError:  # nobody reads any more: end the job, and let the ranks not block until then
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, target.fileno())
+                os.close(nowhere)
+                self._on_signal(signal.SIGPIPE, None)
+
+    def _say(self, line: str) -> None:
+        self._print(f"launch: {line}", sys.stderr)
+
+
+@contextlib.contextmanager
+def handled(handler: Callable[[int, Any], None], numbers: Iterable[int] = ENDINGS) -> Iterator[None]:
+    """While the block runs, these signals call ``handler``; not SIGHUP under nohup, which ignores it.
+
+    For the main thread, which alone may set handlers.
+    """
+    ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
+    old = {number: signal.signal(number, handler) for number in {*numbers} - ignored}
+    try:
+        yield
+    finally:
+        for number, before in old.items():
+            signal.signal(number, before)
+
+
+def carried() -> dict[str, str]:
+    """The variables of this process that decide how ranks compute. The rendezvous secret is none: it stays here."""
+    mine = os.environ.items()
+    return {name: value for name, value in mine if name.startswith(CARRIED) and name != "MINIGRAD_RENDEZVOUS_SECRET"}
+
+
+def listed(ranks: list[int]) -> str:
+    """``[0, 2]`` -> ``0, 2``."""
+    return ", ".join(map(str, ranks))
+
+
+def describe(code: int) -> str:
+    """How a process ended, in words."""
+    names = {number.value: number.name for number in signal.Signals}
+    return f"exit code {code}" if code >= 0 else f"killed by {names.get(-code, f'signal {-code}')}"
+
+
+def lock(folder: str) -> int | None:
+    """An open file that holds the folder's lock as long as this process lives; None if another has it."""
+    file = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(file)
+        return None
+    return file
+
+
+def sweep(parent: str) -> None:
+    """Remove what launchers have left that were killed: their folders' locks are free."""
+    for folder in Path(parent).glob(SCRATCH + "*"):
+        try:
+            if time.time() - folder.stat().st_mtime > 60 and (file := lock(str(folder))) is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+                os.close(file)
+        except OSError:
+            continue  # it is another user's, or its launcher has just removed it
+
 
 GRACE = 30.0  # seconds in which ranks, which may be computing, can notice a failure or a signal, save, and end
 

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from minigrad.device import CPU, Device
 from minigrad.errors import check_int
 
-from ..comm.communicator import Communicator, NoOpCommunicator
-from ..comm.deadlines import DEFAULT_TIMEOUT, RENDEZVOUS_TIMEOUT, check_seconds, remaining
-from ..comm.gather import all_gather_bytes
+from ..comm.calls import DEFAULT_TIMEOUT, RENDEZVOUS_TIMEOUT, check_seconds, remaining
+from ..comm.communicator import Communicator, NoOpCommunicator, all_gather_bytes
 from ..comm.launchers import Place, check_alone, discover_place
 from ..comm.mpi.rank_parent import report_joined
 from .store import Store
@@ -70,7 +69,7 @@ def init_process_group(
         comm.device.activate()
         return comm
     if backend == "mpi":
-        return _agreed(_mpi(timeout, deadline), place)
+        return _mpi(timeout, deadline, place)
     chosen = _gpu(device, place)
     if place.world_size == 1:
         return _nccl(lambda value: [value], place, chosen, deadline, timeout)
@@ -85,7 +84,7 @@ def init_process_group(
             f"{place.world_size} NCCL ranks have no place to meet: set MASTER_ADDR (and MASTER_PORT) on all ranks "
             "to the host of rank 0, or pass master_addr= and master_port="
         )
-    with _agreed(_mpi(remaining(deadline) or 0.001, deadline), place) as mpi:
+    with _mpi(remaining(deadline) or 0.001, deadline, place) as mpi:
         return _nccl(lambda value: all_gather_bytes(mpi, value), place, chosen, deadline, timeout)
 
 
@@ -131,14 +130,11 @@ def _gpu(device: str | Device | None, place: Place) -> Device:
     return Device(f"cuda:{place.local_rank}")
 
 
-def _mpi(timeout: float, deadline: float) -> Communicator:
+def _mpi(timeout: float, deadline: float, place: Place) -> Communicator:
+    """MPI's communicator, if it is of the world that the launcher told."""
     from ..comm.mpi.mpi import MpiCommunicator
 
-    return MpiCommunicator(timeout=timeout, rendezvous_timeout=remaining(deadline) or 0.001)
-
-
-def _agreed(communicator: Communicator, place: Place) -> Communicator:
-    """The communicator, if it is of the world that the launcher told."""
+    communicator = MpiCommunicator(timeout=timeout, rendezvous_timeout=remaining(deadline) or 0.001)
     found = (communicator.rank, communicator.world_size)
     if place.source != "single" and found != (place.rank, place.world_size):
         communicator.close()

@@ -23,14 +23,16 @@ import socket
 import struct
 import sys
 import time
+import warnings
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from minigrad.errors import check_int
 from minigrad.modes import Closing
 
+from ..comm.calls import RENDEZVOUS_TIMEOUT, check_seconds, remaining
 from ..comm.comm_errors import RendezvousError
-from ..comm.deadlines import RENDEZVOUS_TIMEOUT, check_seconds, remaining
 from .store_channel import LENGTH, MAC, Channel, mac, parts, receive, sent_whole
 
 MAX_VALUE = 16384  # bytes that a rank may contribute
@@ -80,6 +82,7 @@ class Store(Closing):
         self._place = f"{address}:{port}"
         self._channels: dict[int, Channel] = {}
         self._refused: list[str] = []
+        self._strangers: Counter[str] = Counter()  # handshakes with another secret, by address
         self._missing: list[int] = []  # as rank 0 last told
         self._pending: dict[socket.socket, _Guest] = {}  # at rank 0's door, in order of arrival
         self._door = contextlib.ExitStack()
@@ -91,7 +94,7 @@ class Store(Closing):
         self._key = self._shared_key(secret, [str(entry[4][0]) for entry in found])
         if world_size > 1:
             try:
-                self._host(found) if rank == 0 else self._join(address, port)
+                self._host(address, found) if rank == 0 else self._join(address, port)
             except BaseException:
                 self.close()
                 raise
@@ -140,7 +143,15 @@ class Store(Closing):
 
     # ------------------------------------------------------------------ rank 0
 
-    def _host(self, found: Sequence[Any]) -> None:
+    def _host(self, address: str, found: Sequence[Any]) -> None:
+        here = str(found[0][4][0])
+        if address not in ("localhost", here) and ipaddress.ip_address(here).is_loopback:
+            warnings.warn(
+                f"{address} is this machine's loopback here ({here}), which no other machine reaches: if there are "
+                "ranks elsewhere, name an address that they reach, and set MINIGRAD_RENDEZVOUS_SECRET on all",
+                RuntimeWarning,
+                stacklevel=3,
+            )
         self._listener = self._door.enter_context(self._listen(found))
         self._selector = self._door.enter_context(selectors.DefaultSelector())
         self._selector.register(self._listener, selectors.EVENT_READ)
@@ -230,6 +241,8 @@ class Store(Closing):
             if hmac.compare_digest(proof, mac(self._key, b"proof", guest.nonce, client, who)):
                 channel = Channel(guest.socket, mac(self._key, b"session", guest.nonce, client, who), first=True)
                 rank, world_size = _WHO.unpack(who)
+            else:
+                self._strangers[guest.address] += 1
         if channel is None:
             self._dismiss(guest)
             return
@@ -288,6 +301,8 @@ class Store(Closing):
         reason = f"{_names(ranks)} of {self._world_size} {what}"
         if self._refused:
             reason += "; " + "; ".join(self._refused)
+        for address, n in self._strangers.most_common(8):
+            reason += f"; {n} connection{'s' * (n > 1)} from {address} knew another secret"
         for channel in self._channels.values():
             channel.offer(_ERROR + _packed(ranks, reason))
         raise self._error(reason, ranks)

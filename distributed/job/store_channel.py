@@ -7,7 +7,7 @@ import hmac
 import socket
 import struct
 
-from ..comm.deadlines import remaining
+from ..comm.calls import remaining
 
 MAC = hashlib.sha256().digest_size
 LENGTH = struct.Struct(">I")

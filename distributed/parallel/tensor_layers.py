@@ -18,15 +18,13 @@ import math
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from minigrad.autograd import Function
+from minigrad import Function, Tensor
 from minigrad.errors import bad_index, bad_value
 from minigrad.nn import Embedding, Linear, Module, Parameter
 from minigrad.nn import functional as F
-from minigrad.tensor import Tensor
 
 from ..comm.calls import ReduceOp
-from ..comm.communicator import Communicator
-from ..comm.gather import all_gather_columns, part_of
+from ..comm.communicator import Communicator, all_gather_columns, part_of
 
 Between = Callable[[Any, Any], Any]
 

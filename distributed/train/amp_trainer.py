@@ -15,19 +15,16 @@ from typing import Any
 
 import numpy as np
 
+from minigrad import Tensor, TensorId, autocast
 from minigrad.dtypes import bfloat16, float16, float32, is_half
 from minigrad.errors import check_int
-from minigrad.grad_store import TensorId
-from minigrad.mixed_precision import autocast
 from minigrad.optim import GradScaler, LossScaleStrategy, LrSchedule, Optimizer
-from minigrad.tensor import Tensor
 
 from ..comm.communicator import Communicator, NoOpCommunicator
 from .buckets import DEFAULT_BUCKET_BYTES, CommHook, all_reduce_hook
 from .config import TrainingConfig, check_kind
 from .distributed_trainer import BucketedTrainer
-from .params import Named, Params, named_params
-from .step import Precision, Step
+from .step import Named, Params, Precision, Step, named_params
 
 
 @dataclass(frozen=True)

@@ -15,29 +15,27 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.autograd import no_grad
-from minigrad.creation import full
+from minigrad import GradStore, Tensor, full, no_grad
 from minigrad.dtypes import float64, is_floating
 from minigrad.errors import check_int
-from minigrad.grad_store import GradStore
-from minigrad.metrics_log import JsonLinesLog
+from minigrad.metrics_log import JsonLinesLog, about_run, moment
 from minigrad.nn import Module
 from minigrad.optim import GradScaler, LrSchedule, NonFiniteGradientError, Optimizer
 from minigrad.serialization import Checkpoint, CheckpointError
-from minigrad.tensor import Tensor
 
 from ..comm.calls import CommStats, ReduceOp
-from ..comm.communicator import Communicator, NoOpCommunicator
-from ..comm.gather import all_gather_json
+from ..comm.communicator import Communicator, NoOpCommunicator, all_gather_json
 from ..comm.place import on_host
 from ..job.rendezvous import DistributedTrainConfig
 from .amp_trainer import Scaled
-from .blocks import BlockBuckets, BlockLayout, BlockScaling, BlockUpdater
+from .blocks import BlockBuckets, BlockLayout, BlockUpdater
 from .buckets import CommHook, all_reduce_hook
 from .checkpoint import load_distributed_checkpoint, random_state, restore_random_state, save_distributed_checkpoint
 from .config import TrainingConfig, TrainingMetrics
 from .distributed_trainer import BucketedTrainer
 from .grad_sync import digest_of
+from .recheck import Recheck
+from .step import Precision
 
 
 class BlockDistributedTrainer(Scaled, BucketedTrainer):
@@ -68,6 +66,8 @@ class BlockDistributedTrainer(Scaled, BucketedTrainer):
             tokens (elements of the batch's last array) per second of all ranks, and the seconds of communication
             and those in which a rank waited for it, the largest of any rank, since the line before.
         max_steps: what ``reached_max_steps`` compares with; None: never reached.
+        recheck: keep a step's batches, and compute it again where the gradient's norm is ten times the usual one
+            (recheck.py); a SuspectStepWarning says whether the fault is transient or persistent.
 
     ``is_coordinator`` says whether this is rank 0. Raises ValueError for a configuration that contradicts the
     communicator.
@@ -89,7 +89,10 @@ class BlockDistributedTrainer(Scaled, BucketedTrainer):
         log_every: int = 1,
         max_steps: int | None = None,
         hook: CommHook = all_reduce_hook,
+        recheck: bool = False,
     ) -> None:
+        if training is not None and training.reproducible:
+            raise ValueError("reproducible=True needs DistributedTrainer, BucketedTrainer or AmpTrainer, not blocks")
         super().__init__(training, communicator, optimizer, schedule, hook=hook)
         place = (communicator.rank, communicator.world_size)
         if config is None:
@@ -105,11 +108,13 @@ class BlockDistributedTrainer(Scaled, BucketedTrainer):
         self.dist_config: DistributedTrainConfig = config
         self.is_coordinator: bool = config.is_coordinator
         self._loss_fn = loss_fn
-        self._log = StepLog(communicator, log, log_every)
-        self._step.precision = BlockScaling(scaler)
+        self.log: StepLog = StepLog(communicator, log, log_every)
+        self._step.precision = Precision(scaler, names_overflow=True)
         self._step.updater = BlockUpdater(self.layout)
+        self._recheck = Recheck(self._step.updater, self._loss_again) if recheck else None
+        self._step.updater = self._recheck or self._step.updater
         if communicator.world_size > 1:
-            self._step.reducer = BlockBuckets(communicator, hook, self.layout, {"log_every": self._log.every})
+            self._step.reducer = BlockBuckets(communicator, hook, self.layout, {"log_every": self.log.every})
         self._device = next(model.parameters()).device  # a world of one has the model where it is
         self._buffers_before: dict[str, Any] = {}
         self._weight, self._unit = 0.0, 0.0
@@ -147,14 +152,16 @@ class BlockDistributedTrainer(Scaled, BucketedTrainer):
             # Only ratios matter. Equally large micro-batches count 1 each, as SimpleTrainer's, and nothing is rounded.
             self._unit = self._unit or weight
             weight /= self._unit
-        self._log.tokens += tensors[-1].numel() if tensors else 0
+        self.log.tokens += tensors[-1].numel() if tensors else 0
         params = list(self.model.named_parameters())
+
+        if self._recheck is not None:
+            self._recheck.keep(self._buffers(), tensors, weight, first=self._step.accumulator.current_step == 0)
 
         def step() -> TrainingMetrics | None:
             if not samples:
                 return self.step(params, GradStore(), 0.0, weight=0.0)
-            loss = (self._loss_fn or self.model.loss)(*tensors)
-            return self.backward_and_step(loss, params, weight)
+            return self.backward_and_step(self._loss(*tensors), params, weight)
 
         return self._guarded(step)
 
@@ -173,8 +180,7 @@ class BlockDistributedTrainer(Scaled, BucketedTrainer):
     def _begin(self) -> None:
         """Where a window begins, remember what a failure must bring back."""
         if self._step.accumulator.current_step == 0:
-            buffers = self._saved_buffers()
-            self._buffers_before = {name: b.device.kernels.copy(b.data) for name, b in buffers.items()}
+            self._buffers_before = self._buffers()
             self._weight = self._unit = 0.0
 
     def _guarded(self, step: Callable[[], TrainingMetrics | None]) -> TrainingMetrics | None:
@@ -184,15 +190,32 @@ class BlockDistributedTrainer(Scaled, BucketedTrainer):
             if metrics is not None:
                 self._average_buffers()
         except Exception as error:
-            for name, buffer in self._saved_buffers().items():
-                buffer.device.kernels.elementwise.assign(buffer.data, self._buffers_before[name])
-                buffer.bump_version()
+            self._set_buffers(self._buffers_before)
             if not isinstance(error, NonFiniteGradientError) or not self._step.precision.leave_out():
                 raise
             return None
         if metrics is not None:
-            self._log.after(metrics, self.skipped_steps)
+            self.log.after(metrics, self.skipped_steps)
         return metrics
+
+    def _loss(self, *tensors: Tensor) -> Tensor:
+        return (self._loss_fn or self.model.loss)(*tensors)
+
+    def _loss_again(self, buffers: dict[str, Any], *tensors: Tensor) -> Tensor:
+        """The loss of a micro-batch as it was with these buffers, which stay as they are."""
+        after = self._buffers()
+        self._set_buffers(buffers)
+        loss = self._loss(*tensors)
+        self._set_buffers(after)
+        return loss
+
+    def _buffers(self) -> dict[str, Any]:
+        return {name: b.device.kernels.copy(b.data) for name, b in self._saved_buffers().items()}
+
+    def _set_buffers(self, values: Mapping[str, Any]) -> None:
+        for name, buffer in self._saved_buffers().items():
+            buffer.device.kernels.elementwise.assign(buffer.data, values[name])
+            buffer.bump_version()
 
     def _tensor(self, one: Any) -> Tensor:
         tensor = one if isinstance(one, Tensor) else Tensor(one)
@@ -233,7 +256,7 @@ class BlockDistributedTrainer(Scaled, BucketedTrainer):
         if their weights differ; CheckpointError on all ranks if it cannot be written. ``alone``: this rank writes, for
         it has lost others; an unfinished window is dropped.
         """
-        self._log.sync()
+        self.log.sync()
         if alone:
             self._step.accumulator.reset()
         arrays, meta = self.state_dict(self.model.named_parameters())  # refuses, on all ranks, within a window
@@ -267,7 +290,7 @@ class BlockDistributedTrainer(Scaled, BucketedTrainer):
         for rank, text in enumerate(all_gather_json(self.communicator, error)):
             if text:
                 raise CheckpointError(f"{checkpoint.path} does not fit rank {rank}: {text}", checkpoint.path)
-        self._log.resume_after(self.global_step)
+        self.log.resume_after(self.global_step)
         return dict(checkpoint.state["extra"])
 
     def _take_over(self, checkpoint: Checkpoint) -> None:
@@ -298,14 +321,15 @@ class BlockDistributedTrainer(Scaled, BucketedTrainer):
 
     def close(self) -> None:
         """Close the log. The communicator stays open: its owner closes it."""
-        self._log.close()
+        self.log.close()
 
 
 class StepLog:
     """Appends a line to ``path`` every ``every`` steps; nothing without a path.
 
-    A line has the metrics, tokens per second of all ranks, and the seconds of communication and those in which a rank
-    waited for it, the largest of any rank, since the line before. Raises ValueError for an ``every`` below 1.
+    A line has the metrics, its time, the memory of rank 0, tokens per second of all ranks, and the seconds of
+    communication and those in which a rank waited for it, the largest of any rank, since the line before; the waiting
+    also by rank. Raises ValueError for an ``every`` below 1.
     """
 
     def __init__(self, communicator: Communicator, path: str | os.PathLike[str] | None, every: int = 1) -> None:
@@ -332,15 +356,22 @@ class StepLog:
             self._file.write(
                 {
                     **vars(metrics),
+                    **moment(comm.device),
                     "tokens_per_second": sum(tokens for tokens, _, _ in everyone) / (time.perf_counter() - self._since),
                     "communication_seconds": max(busy for _, busy, _ in everyone),
                     "waited_seconds": max(waited for _, _, waited in everyone),
+                    "waited_by_rank": [waited for _, _, waited in everyone],
                     "world_size": comm.world_size,
                     "skipped_steps": skipped_steps,
                 }
             )
         self._begin()
         self._before = CommStats(stats.operations, stats.bytes_sent, stats.busy_s, stats.waited_s)
+
+    def begin(self, steps: int, tokens_per_step: int, **about: Any) -> None:
+        """Write how long the run is, and who writes it: a line without a step."""
+        if self._file is not None:
+            self._file.write(about_run(steps, tokens_per_step, ranks=self._communicator.world_size, **about))
 
     def sync(self) -> None:
         """Until what was written is safe."""

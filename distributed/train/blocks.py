@@ -12,21 +12,17 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from minigrad.autograd import no_grad
-from minigrad.grad_store import GradStore
+from minigrad import GradStore, Tensor, no_grad
 from minigrad.nn import Module, ModuleList
 from minigrad.optim import NonFiniteGradientError
-from minigrad.tensor import Tensor
 
 from ..comm.communicator import Communicator
 from .buckets import CommHook, GradientBucketManager
-from .grad_sync import Window
-from .params import Named
-from .reducers import Overlapped
-from .step import Precision, Step, Updater, merged
+from .grad_sync import Overlapped, Window
+from .step import Named, Step, Updater, merged
 
 
 @dataclass(frozen=True)
@@ -120,9 +116,9 @@ class BlockBuckets(Overlapped):
         """Note what is not finite in a block before it is sent: in the sum nobody can tell whose it was."""
         self._spoiled.update(non_finite({self._names[id]: grad for id, grad in grads.items()}))
 
-    def completed(self, window: Window, trained: list[Tensor]) -> Window:
-        """With what is not finite."""
-        return replace(window, non_finite=[self._names[p.id] in self._spoiled for p in trained])
+    def non_finite(self, trained: list[Tensor]) -> list[bool]:
+        """What was noted."""
+        return [self._names[p.id] in self._spoiled for p in trained]
 
     def check(self, step: Step, windows: list[Window]) -> None:
         """Raise NonFiniteBlockGradientError too."""
@@ -138,12 +134,6 @@ class BlockBuckets(Overlapped):
         """Forget what was not finite, too."""
         super().reset()
         self._spoiled.clear()
-
-
-class BlockScaling(Precision):
-    """Loss scaling that leaves it to the updater to name the gradients that overflowed."""
-
-    names_overflow = True
 
 
 class BlockUpdater(Updater):

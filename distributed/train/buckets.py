@@ -18,17 +18,13 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
-from minigrad.device import Device
-from minigrad.dtypes import bfloat16
+from minigrad import Device, GradStore, Tensor, TensorId, bfloat16
 from minigrad.errors import check_int
-from minigrad.grad_store import GradStore, TensorId
-from minigrad.tensor import Tensor
 
 from ..comm.calls import ReduceOp, Work
 from ..comm.comm_errors import CommError
 from ..comm.communicator import Communicator
-from .params import misfit
-from .step import merged
+from .step import merged, misfit
 
 DEFAULT_BUCKET_BYTES = 25 * 2**20
 
@@ -72,11 +68,12 @@ class _Decompress(Work):
         self._bucket.device.kernels.elementwise.assign(self._bucket.data, self._sent.data)
 
 
-class _Bucket:
+class Bucket:
     """One flat buffer, and where in it each parameter's gradient is."""
 
-    def __init__(self, params: Sequence[Tensor], device: Device, dtype: Any) -> None:
-        self.flat = Tensor.wrap(device.kernels.empty((sum(p.numel() for p in params),), dtype), device)
+    def __init__(self, params: Sequence[Tensor], device: Device, dtype: Any, parts: int = 1) -> None:
+        size = -(-sum(p.numel() for p in params) // parts) * parts
+        self.flat = Tensor.wrap((device.kernels.empty if parts == 1 else device.kernels.zeros)((size,), dtype), device)
         self.views: dict[TensorId, Any] = {}
         start = 0
         for p in params:
@@ -137,7 +134,7 @@ class GradientBucketManager:
                 "in exactly one group"
             )
         self._communicator, self._hook, self._inspect = communicator, hook, inspect
-        self._buckets = [bucket for group in groups for bucket in _fill(group, bucket_size_bytes)]
+        self._buckets = [bucket for group in groups for bucket in filled(group, bucket_size_bytes)]
         self._bucket_of = {id: bucket for bucket in self._buckets for id in bucket.views}
         self.num_buckets: int = len(self._buckets)
         self._launched = 0
@@ -226,8 +223,9 @@ class GradientBucketManager:
         self._launched = 0
 
 
-def _fill(params: Sequence[Tensor], bucket_size_bytes: int) -> list[_Bucket]:
-    """Parameters from the last to the first, in buckets; those of each dtype and device form buckets of their own."""
+def filled(params: Sequence[Tensor], bucket_size_bytes: int, parts: int = 1) -> list[Bucket]:
+    """Parameters from the last to the first, in buckets; those of each dtype and device form buckets of their own. A
+    bucket can be cut into so many equal parts."""
     groups: list[list[Tensor]] = []
     open_groups: dict[Any, tuple[list[Tensor], int]] = {}
     for p in reversed(params):
@@ -238,4 +236,4 @@ def _fill(params: Sequence[Tensor], bucket_size_bytes: int) -> list[_Bucket]:
             groups.append(group)
         group.append(p)
         open_groups[key] = group, size + p.data.nbytes
-    return [_Bucket(group, group[0].device, group[0].dtype) for group in groups]
+    return [Bucket(group, group[0].device, group[0].dtype, parts) for group in groups]

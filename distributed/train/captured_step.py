@@ -22,21 +22,18 @@ from typing import Any
 
 import numpy as np
 
+from minigrad import Device, GradStore, Tensor
 from minigrad.cuda import cuda_graph
-from minigrad.device import Device
-from minigrad.grad_store import GradStore
 from minigrad.modes import current_graph
 from minigrad.optim import GradScaler, NonFiniteGradientError
 from minigrad.optim.clip_more import clip_grad_norm_async
-from minigrad.tensor import Tensor
 
 from ..comm.calls import ReduceOp
 from ..comm.comm_errors import CommError
 from ..comm.communicator import Communicator
 from .config import NonFiniteLossError, TrainingMetrics
 from .grad_sync import agree_on_settings, mismatch
-from .params import Named, Params, named_params
-from .step import Recorder, Step
+from .step import Named, Params, Recorder, Step, named_params
 
 AHEAD = 4  # launches whose results the host may not know yet
 END_SECONDS = 10.0  # for launches to end after an abort
@@ -52,7 +49,6 @@ def gathered(comm: Communicator, losses: Any, marks: Callable[[], Sequence[float
     ``marks()`` is called before each launch.
     """
     graph = current_graph()
-    assert graph is not None
     kernels, n, count = comm.device.kernels, len(losses), len(MARKS)
     numbers = graph.number(lambda: np.array(marks(), np.float64))
     mine = kernels.empty((n + count,), np.float64)
@@ -174,7 +170,6 @@ class GraphRecorder(Recorder):
         """Capture it, and the decision on the update, which the optimizer's kernels then follow. The norm is not known
         before a launch: NaN."""
         graph, kernels = current_graph(), self._device.kernels
-        assert graph is not None
         norm = clip_grad_norm_async(grads, max_norm, params)
         if norm.device is not self._device:
             raise ValueError("none of the parameters has a gradient, so nothing would be trained")
@@ -304,7 +299,6 @@ class CapturedStep:
     def _record(self, *inputs: Tensor) -> Tensor:
         """What is captured; the results of its launches."""
         graph, step, recorder = current_graph(), self._step, self._recorder
-        assert graph is not None
         named = step.reducer.begin(step, self._params, 0.0)
         shapes, self._new = _shapes(inputs), None
         recorder.begin()
@@ -340,10 +334,8 @@ class CapturedStep:
         """Wait until at most ``ahead`` launches are under way; raise an error that was found and nobody has seen."""
         while len(self._launched) > ahead:
             self._settle_first()
-        failed = self._failed
-        if failed is not None and not failed._raised and failed._error is not None:
-            failed._raised = True
-            raise failed._error
+        if self._failed is not None and not self._failed._raised:
+            self._failed.result()
 
     def _settle_first(self) -> None:
         done, step = self._launched.popleft(), self._step
@@ -413,23 +405,6 @@ class CapturedStep:
             after.take_back()
             after._done(None, RuntimeError(f"the step was left out, because step {done.number} failed: {error}"))
         done.take_back()
-
-
-class CapturedPass:
-    """A function of tensors that is captured at once: ``SimpleTrainer.capture_forward_pass`` and its sibling."""
-
-    def __init__(self, function: Callable[..., Any], inputs: tuple[Any, ...], device: Device) -> None:
-        self.device: Device = device
-        self._static = cuda_graph.Static(function, inputs, device)
-        self.outputs: Any = self._static.outputs
-
-    def __call__(self, *inputs: Any) -> Any:
-        """Launch it."""
-        return self._static(inputs)
-
-    def close(self) -> None:
-        """Give the graph's memory back."""
-        self._static.graph.close()
 
 
 def _shapes(inputs: Sequence[Any]) -> str:

@@ -22,8 +22,7 @@ from minigrad.modes import Closing
 from minigrad.serialization import Checkpoint, CheckpointError, load_checkpoint, save_checkpoint
 from minigrad.tensor import Tensor
 
-from ..comm.communicator import Communicator
-from ..comm.gather import all_gather_json
+from ..comm.communicator import Communicator, all_gather_json
 from ..comm.place import bytes_of, on_device, on_host
 
 

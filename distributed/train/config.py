@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Annotated, Any, TypeAlias
 
+from minigrad.errors import NonNegativeInt, check_bool, check_fields
 from minigrad.optim import AdamW, GradAccumulator
 
 
@@ -29,9 +31,26 @@ def check_kind(trainer: object, name: str, value: object, kind: type, example: s
         raise TypeError(f"{own}: {name} is {got}, expected a {kind.__name__}: {own}({example}) would work")
 
 
+def check_limit(name: str, value: Any) -> None:
+    """ValueError for what is no limit of the gradients' global norm."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise ValueError(f"{name} is {value!r}, expected a number > 0, or None for no clipping")
+
+
+GradLimit: TypeAlias = Annotated[float, check_limit]
+
+
 @dataclass(frozen=True)
 class TrainingConfig:
     """How a trainer steps. ``max_grad_norm`` None turns clipping off.
+
+    ``reproducible``: weights, moments, losses, norms and dropout do not depend on the number of ranks, to the bit. Rank
+    r makes the micro-batches r * grad_accum_steps and on of a step; a last rank that has fewer passes empty ones, of
+    weight 0. They are added up by a fixed tree (tree.py), and numbered by it are the default generator's draws, whose
+    seed is the one that the generator has when the trainer is made.
+
+    ``compare_every``: after so many steps several ranks compare the hashes of their weights and of what the optimizer
+    keeps of them; where they differ, all raise ReplicaMismatchError. 0: never.
 
     ``learning_rate`` and ``weight_decay`` are those of the AdamW that the trainer makes; they are not used with an
     optimizer of your own. Raises ValueError for values out of range.
@@ -39,15 +58,16 @@ class TrainingConfig:
 
     learning_rate: float = 1e-3
     weight_decay: float = 0.01
-    max_grad_norm: float | None = 1.0
+    max_grad_norm: GradLimit | None = 1.0
     grad_accum_steps: int = 1
+    reproducible: bool = False
+    compare_every: NonNegativeInt = 100
 
     def __post_init__(self) -> None:
         AdamW(lr=self.learning_rate, weight_decay=self.weight_decay)  # checks both
         GradAccumulator(self.grad_accum_steps)
-        limit = self.max_grad_norm
-        if limit is not None and not (isinstance(limit, int | float) and limit > 0):
-            raise ValueError(f"max_grad_norm is {self.max_grad_norm!r}, expected a number > 0, or None for no clipping")
+        check_fields(self)
+        check_bool("reproducible", self.reproducible)
 
     def with_lr(self, learning_rate: float) -> TrainingConfig:
         """A copy with another learning rate."""

@@ -1,32 +1,45 @@
-"""What every data-parallel trainer shares: agreeing on parameters and windows, broadcasting, comparing replicas.
+"""What every data-parallel trainer shares: agreeing on parameters and windows, broadcasting, comparing replicas, and
+how the gradients of several ranks become one.
 
 Ranks must never guess what the others hold. They compare their lists of parameters by hash before the first step, and
 in each window exchange one small record: its loss, its weight, and which parameters have a gradient.
+
+All ranks start from the same weights, reduce the gradients of a window once, in buckets, after backward or beside it,
+and make the same update, so their weights stay equal to the last bit. A mean over ranks is taken over samples: the mean
+of the ranks' means would be another number wherever they do not have equally many.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from minigrad import GradStore, Tensor, TensorId
 from minigrad.errors import check_int
-from minigrad.grad_store import GradStore
+from minigrad.optim import GradAccumulator, Optimizer
 from minigrad.optim.grad_accumulator import check_weight
-from minigrad.tensor import Tensor
+from minigrad.optim.optimizer_state import options_of
 
 from ..comm.comm_errors import CollectiveMismatchError
-from ..comm.communicator import Communicator
-from ..comm.gather import all_gather_bytes, all_gather_json, all_gather_rows
+from ..comm.communicator import Communicator, all_gather_bytes, all_gather_json, all_gather_rows
 from ..comm.place import bytes_of, on_host
 from .buckets import DEFAULT_BUCKET_BYTES, CommHook, GradientBucketManager, all_reduce_hook
-from .params import Named, Params, named_params
-from .step import merged
+from .config import NonFiniteLossError
+from .step import Named, Params, Reducer, Step, has_float16, merged, named_params, no_weight, power_of_two
+
+FACTORS = np.random.default_rng(0).integers(2**63, size=512, dtype=np.uint64) * 2 + 1
+AT_FIRST = "call broadcast_params before the first step, and change weights on all ranks alike"
+LATER = (
+    "unless the program changed it on one rank alone, its memory or processor is at fault; go on from a "
+    "checkpoint of before"
+)
 
 
 class ReplicaMismatchError(RuntimeError):
@@ -89,13 +102,15 @@ def agree_on_settings(communicator: Communicator, settings: Mapping[str, Any]) -
         raise mismatch(communicator, found[1], "agree_on_settings", [found[0]])
 
 
-def difference(everyone: Sequence[Mapping[str, str]]) -> tuple[int, str] | None:
+def difference(
+    everyone: Sequence[Mapping[str, Any]], what: str = "settings", absent: str = "not set"
+) -> tuple[int, str] | None:
     """The first rank whose settings are not rank 0's, and a sentence that says what differs; None if all agree."""
     for rank, other in enumerate(everyone):
         for key in sorted(everyone[0].keys() | other.keys()):
-            here, there = other.get(key, "not set"), everyone[0].get(key, "not set")
+            here, there = other.get(key, absent), everyone[0].get(key, absent)
             if here != there:
-                return rank, f"the ranks' settings differ: {key} is {here} on rank {rank}, {there} on rank 0"
+                return rank, f"the ranks' {what} differ: {key} is {here} on rank {rank}, {there} on rank 0"
     return None
 
 
@@ -107,29 +122,18 @@ def agree_on_params(communicator: Communicator, params: Params) -> Named:
     Raises CollectiveMismatchError on every rank, naming the first difference.
     """
     named = named_params(params)
-    lines = [
-        json.dumps([name, list(p.shape), str(p.dtype), "trained" if p.requires_grad else "frozen"]) for name, p in named
-    ]
-    for name, count in Counter(name for name, _ in named).items():
-        if count > 1:
-            raise ValueError(f"two parameters have the name {name!r}; names must differ")
-    mine = "\n".join(lines).encode()
-    digests = all_gather_bytes(communicator, hashlib.sha256(mine).digest())
-    if len(set(digests)) == 1:
+    mine = {name: f"{tuple(p.shape)} {p.dtype} {'trained' if p.requires_grad else 'frozen'}" for name, p in named}
+    if len(mine) < len(named):
+        name = Counter(name for name, _ in named).most_common(1)[0][0]
+        raise ValueError(f"two parameters have the name {name!r}; names must differ")
+    text = json.dumps(mine).encode()
+    if len({*all_gather_bytes(communicator, hashlib.sha256(text).digest())}) == 1:
         return named
-    texts = [raw.decode() for raw in all_gather_bytes(communicator, mine)]
-    everyone = [set(text.split("\n")) - {""} for text in texts]
-    for rank, entries in enumerate(everyone):
-        if entries != everyone[0]:
-            here = min(entries - everyone[0], default="no such parameter")
-            there = min(everyone[0] - entries, default="no such parameter")
-            text = (
-                f"the ranks' parameters differ: rank {rank} has {here}, rank 0 has {there} "
-                f"({len(entries)} parameters against {len(everyone[0])})"
-            )
-            raise mismatch(communicator, text, "agree_on_params", [rank])
+    everyone = [json.loads(raw) for raw in all_gather_bytes(communicator, text)]
+    if (found := difference(everyone, "parameters", "missing")) is not None:
+        raise mismatch(communicator, found[1], "agree_on_params", [found[0]])
     tensors = dict(named)
-    return [(name, tensors[name]) for name, *_ in map(json.loads, texts[0].split("\n"))]
+    return [(name, tensors[name]) for name in everyone[0]]
 
 
 def broadcast_params(communicator: Communicator, params: Params, root: int = 0) -> None:
@@ -154,8 +158,8 @@ def assert_replicas_identical(communicator: Communicator, params: Params) -> Non
         agree_on_values(communicator, params)
 
 
-def agree_on_values(communicator: Communicator, params: Params) -> Named:
-    """``agree_on_params``, whose values must have the same bits on all ranks, too."""
+def agree_on_values(communicator: Communicator, params: Params, advice: str = AT_FIRST) -> Named:
+    """``agree_on_params``, whose values must have the same bits on all ranks, too; else there is ``advice``."""
     named = agree_on_params(communicator, params)
     digest = b"".join(_digest(p) for _, p in named)
     everyone = all_gather_bytes(communicator, digest)
@@ -168,11 +172,22 @@ def agree_on_values(communicator: Communicator, params: Params) -> Named:
                 f"the ranks' copies of {name!r} {tuple(p.shape)} {p.dtype} differ: rank "
                 f"{', '.join(map(str, ranks))} against the others"
                 + (f" (step {communicator.step})" if communicator.step is not None else "")
-                + "; call broadcast_params before the first step, and change weights on all ranks alike",
+                + f"; {advice}",
                 name,
                 ranks,
             )
     return named
+
+
+def moments(optimizer: Optimizer, params: Params) -> Named:
+    """What the optimizer keeps of the parameters, such as ``exp_avg of wte.weight``."""
+    states = [(name, optimizer.state.get(p._id)) for name, p in named_params(params)]
+    return [
+        (f"{kind} of {name}", Tensor.wrap(array, state.device))
+        for name, state in states
+        if state is not None
+        for kind, array in state.arrays.items()
+    ]
 
 
 def all_reduce_grads(
@@ -246,6 +261,11 @@ def exchange_window(communicator: Communicator, window: Window) -> list[Window]:
 # ------------------------------------------------------------------ small things
 
 
+def not_finite(values: Iterable[float]) -> str:
+    """Those of the ranks' values that are infinite or NaN, in words."""
+    return ", ".join(f"{value} on rank {rank}" for rank, value in enumerate(values) if not math.isfinite(value))
+
+
 def digest_of(arrays: Mapping[str, np.ndarray]) -> str:
     """SHA-256 of named arrays, whatever their order: names, dtypes, shapes and bits."""
     out = hashlib.sha256()
@@ -256,4 +276,195 @@ def digest_of(arrays: Mapping[str, np.ndarray]) -> str:
 
 
 def _digest(p: Tensor) -> bytes:
-    return hashlib.blake2b(bytes_of(on_host(p)).data, digest_size=16).digest()
+    """16 bytes. Each 4096 bytes are summed up first, as words times odd numbers, at the memory's speed: so a change of
+    one word is always seen, and any other with probability 1 - 2^-64."""
+    octets = bytes_of(on_host(p))
+    end = octets.size - octets.size % 4096
+    sums = np.einsum("ij,j->i", octets[:end].view(np.uint64).reshape(-1, 512), FACTORS)
+    return hashlib.blake2b(sums.tobytes() + octets[end:].tobytes(), digest_size=16).digest()
+
+
+# ------------------------------------------------------------------ reducers
+
+
+class Buckets(Reducer):
+    """Averages the gradients over the ranks in flat buffers, when the window is full."""
+
+    def __init__(self, communicator: Communicator, bucket_size_bytes: int, hook: CommHook) -> None:
+        self.communicator: Communicator = communicator
+        self.world_size: int = communicator.world_size
+        self.bucket_size_bytes: int = bucket_size_bytes
+        self.hook: CommHook = hook
+        self.manager: GradientBucketManager | None = None
+        self.unit: float = 1.0
+        self.num_buckets: int = 0
+        self._agreed: tuple[list[tuple[str, int, bool]], Named] | None = None
+
+    def begin(self, step: Step, params: Params, weight: float) -> Named:
+        """Where the parameters are new, the ranks compare them, their values, and the trainers' settings.
+
+        The first micro-batch's weight decides the unit: with float16, what gradients are multiplied by stays near 1.
+        """
+        comm = self.communicator
+        comm.step = step.global_step + 1
+        named = named_params(params)
+        key = sorted((name, p._id, p.requires_grad) for name, p in named)
+        if self._agreed is None or self._agreed[0] != key:
+            agree_on_settings(comm, self.settings(step))
+            agreed = agree_on_values(comm, named)
+            first = self._agreed is None and not step.global_step and not step.accumulator.current_step
+            if first and has_float16(agreed):
+                self.unit = power_of_two(mean_over_ranks(comm, {"weight": weight})["weight"])
+            self._agreed, self.manager = (key, agreed), None
+        return step.named(self._agreed[1])
+
+    def settings(self, step: Step) -> dict[str, Any]:
+        """What must be the same on all ranks, by name."""
+        optimizer = step.optimizer
+        return {
+            "the trainer": step.name,
+            "the configuration": step.config,
+            "the optimizer": type(optimizer).__name__,
+            "the optimizer's options": [options_of(o) for o in (optimizer.defaults, *optimizer.param_groups)],
+            "the optimizer's state (its hash)": digest_of(optimizer.state_dict()[0]),
+            "bucket_size_bytes": self.bucket_size_bytes,
+            "the hook": getattr(self.hook, "__name__", type(self.hook).__name__),
+            "the global step": step.global_step,
+            "the unit of weights": self.unit,
+            **step.precision.settings(),
+        }
+
+    @property
+    def trained(self) -> list[Tensor]:
+        """The trained parameters, in the order of all ranks."""
+        return [] if self._agreed is None else trained_of(self._agreed[1])
+
+    def reduce(self, step: Step, named: Named) -> tuple[Iterable[GradStore], float] | None:
+        """Put the window's sums into buckets, and divide by the weight that all ranks have together; None if no rank
+        has a window. Where a graph is captured, all ranks' windows are alike.
+        """
+        comm, accumulator, trained = self.communicator, step.accumulator, trained_of(named)
+        manager = self.buckets(trained)
+        try:
+            sums = {p.id: grad for p in reversed(trained) if (grad := accumulator.pop(p)) is not None}
+            norm = self.send(step, manager, sums)
+            weight, count = accumulator.weight, accumulator.current_step
+            _, loss = accumulator.flush() or (None, 0.0)
+        except Exception:
+            accumulator.reset()
+            raise
+        present = [manager.is_ready(p.id) for p in trained]
+        manager.launch_rest()
+        windows = self.windows(step, trained, Window(loss, weight, count, norm, 0.0, present))
+        if windows is None:
+            return None
+        total = sum(window.weight for window in windows)
+        if has_float16(named):
+            self.unit *= power_of_two(total / sum(window.count for window in windows))
+        mean_loss = sum(window.weight * window.loss for window in windows if window.weight) / total
+        absent = [p for i, p in enumerate(trained) if not any(window.present[i] for window in windows)]
+        return manager.wait_each(absent, comm.world_size / total), mean_loss
+
+    def windows(self, step: Step, trained: list[Tensor], mine: Window) -> list[Window] | None:
+        """All ranks' windows, checked, of what this rank has; None if no rank has one."""
+        lr = step.optimizer.lr if step.schedule is None else step.schedule.get_lr(step.global_step)
+        mine = replace(mine, lr=lr, step=step.global_step + 1, non_finite=self.non_finite(trained))
+        ranks = self.communicator.world_size
+        windows = [mine] * ranks if step.recorder.on_device else exchange_window(self.communicator, mine)
+        if not any(window.count for window in windows):
+            return None
+        self.check(step, windows)
+        return windows
+
+    def buckets(self, trained: list[Tensor]) -> GradientBucketManager:
+        """The buckets of these parameters, which stay for later windows."""
+        if self.manager is None:
+            self.manager = self.new_buckets(trained)
+            self.num_buckets = self.manager.num_buckets
+        return self.manager
+
+    def new_buckets(self, trained: list[Tensor]) -> GradientBucketManager:
+        """Which parameters share a bucket."""
+        return GradientBucketManager(trained, self.communicator, self.bucket_size_bytes, self.hook)
+
+    def send(self, step: Step, manager: GradientBucketManager, sums: dict[TensorId, Tensor]) -> float:
+        """Put this rank's sums, from the last to the first, into the buckets. Returns their norm, if it is wanted."""
+        for id, grad in sums.items():
+            manager.mark_grad_ready(id, grad)
+        return 0.0
+
+    def non_finite(self, trained: list[Tensor]) -> list[bool]:
+        """For each parameter whether this rank's gradient is not finite, if that is wanted."""
+        return []
+
+    def check(self, step: Step, windows: list[Window]) -> None:
+        """Raise, on all ranks alike, for windows that give no step. Gradients are checked when they are clipped."""
+        told = [{"the number of the step": window.step, "the learning rate": window.lr} for window in windows]
+        if (found := difference(told, "steps")) is not None:
+            raise mismatch(self.communicator, f"{found[1]}; no weight changed", "step", [found[0]])
+        if not sum(window.weight for window in windows):
+            raise no_weight(step)
+        if bad := not_finite(window.loss if window.weight else 0.0 for window in windows):
+            raise NonFiniteLossError.of(bad, step.global_step + 1)
+
+    def reset(self) -> None:
+        """Drop what is in the buckets, after waiting for what is under way."""
+        if self.manager is not None:
+            self.manager.reset()
+
+    def compare(self, step: Step, named: Named) -> None:
+        """After every ``compare_every`` steps, but not while a graph is captured. Raises ReplicaMismatchError."""
+        every = step.config.compare_every
+        if every and step.global_step % every == 0 and not step.recorder.on_device:
+            agree_on_values(self.communicator, [*named, *moments(step.optimizer, named)], LATER)
+
+    def restart(self, unit: float) -> None:
+        """Compare at the next step what the ranks have."""
+        self.unit, self._agreed = unit, None
+
+    def memory(self, named: Named) -> GradientBucketManager:
+        """The buckets, whose addresses are in a graph."""
+        self.communicator._check_usable("a captured step")
+        return self.buckets(trained_of(named))
+
+
+class Overlapped(Buckets):
+    """Buckets that are sent while backward still computes."""
+
+    def backward(self, step: Step, named: Named, loss: Tensor, weight: float) -> GradStore:
+        """In the last micro-batch of a window each gradient is added to the window's sum and goes into its bucket as
+        soon as it is final. The micro-batches before that only add up.
+        """
+        accumulator = step.accumulator
+        if step.holding or accumulator.current_step + 1 < step.config.grad_accum_steps:
+            return super().backward(step, named, loss, weight)
+        try:
+            step.backward(loss, _Filler(self.buckets(trained_of(named)), accumulator, weight))
+        except Exception:
+            accumulator.reset()
+            self.reset()
+            raise
+        return GradStore()
+
+
+class _Filler:
+    """Told by ``backward`` about each finished gradient: adds the window's earlier ones, and fills the buckets."""
+
+    def __init__(self, manager: GradientBucketManager, accumulator: GradAccumulator, weight: float) -> None:
+        self._manager, self._accumulator, self._weight = manager, accumulator, weight
+
+    def on_leaf_grad_ready(self, id: TensorId, grad: Tensor) -> None:
+        if id not in self._manager or not self._weight:
+            return
+        kernels = grad.device.kernels
+        if self._weight != 1.0:
+            kernels.grad_norm.scale_([grad.data], self._weight)
+        earlier = self._accumulator.pop(id)
+        if earlier is not None:
+            kernels.elementwise.add_into(grad.data, earlier.data)
+        self._manager.mark_grad_ready(id, grad)
+
+
+def trained_of(named: Named) -> list[Tensor]:
+    """The parameters that require grad."""
+    return [p for _, p in named if p.requires_grad]

@@ -18,10 +18,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from minigrad.data import BytePairTokenizer, CharTokenizer
+from minigrad.device import CPU, Device
 from minigrad.dtypes import bfloat16, float16
-from minigrad.errors import check_int
-from minigrad.models import GPT2, CausalLM, GPT2Config, Llama, LlamaConfig
+from minigrad.errors import NonNegativeInt, PositiveInt, check_fields
+from minigrad.models import GPT2, CausalLM, Llama
 from minigrad.optim import AdamW, CosineAnnealing
+from minigrad.tools.free_memory import check_model_fits
 
 from ..comm.launchers import Place
 from ..job.rendezvous import DistributedTrainConfig
@@ -52,14 +54,15 @@ class ModelSection:
     tied: bool = True
     checkpoint_blocks: bool = False
 
-    def build(self, vocab_size: int, seq_len: int) -> CausalLM:
-        """A new model, with weights from the default generator."""
+    def build(self, vocab_size: int, seq_len: int, device: Device = CPU) -> CausalLM:
+        """A new model, with weights from the default generator. ValueError for one that cannot be trained here."""
         sizes = {key: n for key, n in dataclasses.asdict(self).items() if key != "family" and n is not None}
-        if self.family == "gpt2":
-            return GPT2(GPT2Config(vocab_size, seq_len, **sizes))
-        return Llama(
-            LlamaConfig(vocab_size, seq_len, **{"n_kv_head": self.n_head, "n_inner": 4 * self.n_embd, **sizes})
-        )
+        kind: type[CausalLM] = GPT2
+        if self.family != "gpt2":
+            kind, sizes = Llama, {"n_kv_head": self.n_head, "n_inner": 4 * self.n_embd, **sizes}
+        config = kind.config_class(vocab_size, seq_len, **sizes)
+        check_model_fits(config, 16, device)  # weight, gradient, and two moments of AdamW, in float32
+        return kind(config)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,22 +107,22 @@ class TrainingSection:
     """
 
     output_dir: str = "runs/distributed"
-    seed: int = 42
-    max_steps: int | None = None
-    epochs: int | None = None
-    batch_size: int = 8
-    seq_len: int = 64
-    accumulation_steps: int = 1
+    seed: NonNegativeInt = 42
+    max_steps: PositiveInt | None = None
+    epochs: PositiveInt | None = None
+    batch_size: PositiveInt = 8
+    seq_len: PositiveInt = 64
+    accumulation_steps: PositiveInt = 1
     lr: float = 1e-3
     beta1: float = 0.9
     beta2: float = 0.999
     weight_decay: float = 0.01
-    warmup_steps: int = 0
+    warmup_steps: NonNegativeInt = 0
     max_grad_norm: float | None = 1.0
     mixed_precision: str | None = None
-    log_interval: int = 1
-    save_interval: int = 100
-    keep: int = 5
+    log_interval: PositiveInt = 1
+    save_interval: PositiveInt = 100
+    keep: PositiveInt = 5
     timeout: float = 600.0
     distributed: DistributedSection | None = None
 
@@ -187,10 +190,6 @@ OTHER_NAMES = {
 }
 # What entrenar's files may say, and what is so anyway.
 ALWAYS = {"optimizer": {}, "optimizer.name": "adamw", "training.deterministic": True}
-LEAST = {
-    "seed": 0, "max_steps": 1, "epochs": 1, "batch_size": 1, "seq_len": 1, "accumulation_steps": 1, "warmup_steps": 0,
-    "log_interval": 1, "save_interval": 1, "keep": 1,
-}  # fmt: skip
 
 
 def read_overrides(arguments: Sequence[str]) -> dict[str, str]:
@@ -343,11 +342,11 @@ def _section(kind: type[Section], named: Any, where: str) -> Section:
 
 
 def _value(hint: Any, value: Any, where: str) -> Any:
-    choices = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    choices = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
     for choice in choices:
         if dataclasses.is_dataclass(choice) and value is not None:
             return _section(typing.cast(type, choice), value, where)
-        if choice is float and type(value) in (int, float):
+        if choice is float and type(value) is int and abs(value) < 2**1023:
             return float(value)
         if typing.get_origin(choice) is list:
             if type(value) is list and value and all(type(one) is str for one in value):
@@ -385,9 +384,7 @@ def _check(settings: Settings) -> None:
             f"model.n_kv_head is {m.n_kv_head}, but a gpt2 has as many as heads of queries: leave it out"
         )
     try:
-        for name, least in LEAST.items():
-            if getattr(t, name) is not None:
-                check_int(name, getattr(t, name), least)
+        check_fields(t)
         if t.mixed_precision not in (None, "bf16", "fp16"):
             raise ValueError(f"mixed_precision is {t.mixed_precision!r}, expected bf16, fp16 or null")
         if not 0 < t.timeout < math.inf:

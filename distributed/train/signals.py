@@ -13,7 +13,7 @@ from minigrad.creation import tensor
 
 from ..comm.calls import ReduceOp
 from ..comm.communicator import Communicator
-from ..job.launch_job import handled
+from ..job.launch import handled
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 ANSWERS = (

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from minigrad.device import Device
-from minigrad.grad_store import GradStore
+from minigrad import Device, GradStore, Tensor
+from minigrad.cuda import cuda_graph
+from minigrad.errors import check_int
 from minigrad.optim import LrSchedule, Optimizer
-from minigrad.tensor import Tensor
 
-from .captured_step import CapturedPass, CapturedStep, PendingMetrics
+from .captured_step import CapturedStep, PendingMetrics
 from .config import TrainingConfig, TrainingMetrics, check_kind
-from .params import Params
-from .step import Step
-from .step_state import restore_step, save_step
+from .step import Params, Step
 
 
 class SimpleTrainer:
@@ -46,7 +45,7 @@ class SimpleTrainer:
         config = TrainingConfig() if config is None else config
         check_kind(self, "config", config, TrainingConfig, self._example)
         self._step: Step = Step(type(self).__name__, config, optimizer, schedule)
-        self._passes: dict[str, CapturedPass] = {}
+        self._passes: dict[str, cuda_graph.Static] = {}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(step {self.global_step}, {self.config}, {self.optimizer})"
@@ -105,13 +104,42 @@ class SimpleTrainer:
 
         Holds the optimizer's moments and counts, the global step, and an unfinished window of micro-batches.
         """
-        return save_step(self._step, params)
+        step = self._step
+        step.recorder.wait_for_captures()
+        named = step.named(params)
+        arrays, meta = step.optimizer.state_dict()
+        window_arrays, window = step.accumulator.state_dict(named)
+        if step.reducer.unit != 1.0:
+            window["unit"] = step.reducer.unit
+        arrays = {f"optimizer.{key}": value for key, value in arrays.items()}
+        arrays.update({f"window.{key}": value for key, value in window_arrays.items()})
+        return arrays, {"global_step": step.global_step, "optimizer": meta, "window": window}
 
     def load_state_dict(self, params: Params, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> None:
         """Take over what ``state_dict`` returned. Raises ValueError, naming what does not fit, before anything
         changes. At the next step several ranks compare again what they have.
         """
-        restore_step(self._step, params, arrays, meta)
+        step = self._step
+        step.recorder.wait_for_captures()
+        named = step.named(params)
+        if not isinstance(meta, Mapping):
+            raise ValueError(f"the saved trainer state is a {type(meta).__name__}, expected a mapping")
+        count = check_int("global_step", meta.get("global_step"), 0)
+        for key in ("optimizer", "window"):
+            if not isinstance(meta.get(key), Mapping):
+                raise ValueError(f"the saved trainer state has no {key!r}")
+        parts: dict[str, dict[str, np.ndarray]] = {"optimizer": {}, "window": {}}
+        for key, value in arrays.items():
+            part, _, rest = key.partition(".")
+            if part not in parts:
+                raise ValueError(f"array {key!r} belongs to neither the optimizer nor the window")
+            parts[part][rest] = value
+        accumulator = copy.copy(step.accumulator)
+        accumulator.load_state_dict(parts["window"], meta["window"], named)
+        step.optimizer.load_state_dict(parts["optimizer"], meta["optimizer"])
+        step.accumulator, step.global_step = accumulator, count
+        step.key_draws()
+        step.reducer.restart(float(meta["window"].get("unit", 1.0)))
 
     # ------------------------------------------------------------------ graphs
 
@@ -140,6 +168,8 @@ class SimpleTrainer:
         Raises ValueError for parameters on several devices, other trainers and other communicators of several ranks.
         """
         step, comm = self._step, self._step.reducer.communicator
+        if self.config.reproducible:
+            raise ValueError("reproducible=True numbers random draws before each step, which a graph cannot hold")
         if comm is not None:
             if not step.reducer.capturable:
                 raise ValueError(
@@ -170,7 +200,7 @@ class SimpleTrainer:
         """
         self._close_passes()
         device = next((x.device for x in inputs if x.device.type == "cuda"), Device("cpu"))
-        self._passes["forward"] = CapturedPass(function, inputs, device)
+        self._passes["forward"] = cuda_graph.Static(function, inputs, device)
         return self._passes["forward"].outputs
 
     def capture_backward_pass(self, function: Callable[[Any], Any]) -> Any:
@@ -178,16 +208,16 @@ class SimpleTrainer:
         ``lambda loss: loss.backward()``; returns what it returns.
         """
         forward = self._pass("forward", "capture_backward_pass")
-        self._passes["backward"] = CapturedPass(lambda: function(forward.outputs), (), forward.device)
+        self._passes["backward"] = cuda_graph.Static(lambda: function(forward.outputs), (), forward.graph.device)
         return self._passes["backward"].outputs
 
     def launch_forward_graph(self, *inputs: Tensor) -> Any:
         """The captured forward pass for these inputs, of the same shapes; its tensors are overwritten by the next."""
-        return self._pass("forward", "launch_forward_graph")(*inputs)
+        return self._pass("forward", "launch_forward_graph")(inputs)
 
     def launch_backward_graph(self) -> Any:
         """The captured backward pass, of what the forward pass gave last."""
-        return self._pass("backward", "launch_backward_graph")()
+        return self._pass("backward", "launch_backward_graph")(())
 
     @property
     def graphs_captured(self) -> bool:
@@ -204,10 +234,10 @@ class SimpleTrainer:
 
     def _close_passes(self) -> None:
         for one in self._passes.values():
-            one.close()
+            one.graph.close()
         self._passes.clear()
 
-    def _pass(self, name: str, asked: str) -> CapturedPass:
+    def _pass(self, name: str, asked: str) -> cuda_graph.Static:
         if name not in self._passes:
             raise RuntimeError(f"{asked}: there is no {name} pass; call capture_{name}_pass first")
         return self._passes[name]

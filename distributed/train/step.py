@@ -13,18 +13,20 @@ A trainer is a Step with its own members. The classes below are those of one pro
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import Any, ClassVar
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-from minigrad.engine import BackwardHook
-from minigrad.grad_store import GradStore
+from minigrad import BackwardHook, GradStore, Tensor, TensorId, float16
 from minigrad.optim import AdamW, GradAccumulator, LrSchedule, NonFiniteGradientError, Optimizer, clip_grad_norm
 from minigrad.optim.grad_scaler import MIN_SCALE, GradScaler
-from minigrad.tensor import Tensor
 
 from ..comm.communicator import Communicator
 from .config import NonFiniteLossError, TrainingConfig, TrainingMetrics
-from .params import Named, Params, add_missing, by_own_id, has_float16, named_params, power_of_two, wanted_grads
+from .tree import TreeAccumulator
+
+Params = Mapping[TensorId, Tensor] | Iterable[Tensor | tuple[str, Tensor]]
+"""How trainers are told which parameters there are."""
+Named = list[tuple[str, Tensor]]
 
 
 class Step:
@@ -50,6 +52,18 @@ class Step:
         self.holding: bool = False
         """While true, micro-batches only join the window."""
         self._known: set[int] = set()
+        if config.reproducible:
+            self.add_by_tree(0)
+
+    def add_by_tree(self, rank: int) -> None:
+        """Add up micro-batches, and number their random draws, by the tree of all ranks."""
+        self.accumulator = TreeAccumulator(self.config.grad_accum_steps, rank)
+        self.key_draws()
+
+    def key_draws(self) -> None:
+        """Number the draws of the next micro-batch, where its place in the tree decides on them."""
+        if isinstance(self.accumulator, TreeAccumulator):
+            self.accumulator.key_draws(self.global_step)
 
     def take(self, params: Params, grads: GradStore, loss: float, weight: float = 1.0) -> TrainingMetrics | None:
         """Take in a micro-batch, which is consumed; None while the window is not full, or the step was left out."""
@@ -78,8 +92,14 @@ class Step:
         self.recorder.wait_for_captures()
         if self.reducer.world_size == 1 and weight and not math.isfinite(loss):
             self.accumulator.reset()
+            self.key_draws()
             raise NonFiniteLossError.of(loss, self.global_step + 1)
-        full = self.accumulator.add(wanted_grads(grads, named), loss, take=True, weight=weight)
+        wanted, tree = wanted_grads(grads, named), self.accumulator
+        if isinstance(tree, TreeAccumulator):
+            full = tree.add_all(wanted, named, loss, weight)
+        else:
+            full = self.accumulator.add(wanted, loss, take=True, weight=weight)
+        self.key_draws()
         return self.end_window(named) if full and not self.holding else None
 
     def end_window(self, named: Named) -> TrainingMetrics | None:
@@ -93,9 +113,12 @@ class Step:
             if unscaled is None:
                 return None
             norm = self.updater.clip_and_update(self, named, unscaled)
-            return self.recorder.count(self, loss, norm)
+            metrics = self.recorder.count(self, loss, norm)
+            self.reducer.compare(self, named)
+            return metrics
         finally:
             self.reducer.reset()
+            self.key_draws()
 
     def set_scheduled_lr(self) -> None:
         """Give the optimizer this step's learning rate, if there is a schedule."""
@@ -155,6 +178,9 @@ class Reducer:
     def reset(self) -> None:
         """Drop what the reducer has of the window."""
 
+    def compare(self, step: Step, named: Named) -> None:
+        """After a step: whether all ranks hold the same."""
+
     def restart(self, unit: float) -> None:
         """Another state was loaded: compare anew what the ranks have."""
         self.unit = unit
@@ -167,10 +193,9 @@ class Reducer:
 class Precision:
     """Multiplies the loss with a scaler's factor, and divides the reduced gradients by it; None: nothing is scaled."""
 
-    names_overflow: ClassVar[bool] = False
-    """Whether the updater refuses gradients that overflowed, so that it can say which."""
-
-    def __init__(self, scaler: GradScaler | None = None) -> None:
+    def __init__(self, scaler: GradScaler | None = None, names_overflow: bool = False) -> None:
+        self.names_overflow: bool = names_overflow
+        """Whether the updater refuses gradients that overflowed, so that it can say which."""
         self.scaler: GradScaler | None = scaler
         self.skipped_steps: int = 0
         """Steps that were left out, because gradients overflowed."""
@@ -274,3 +299,85 @@ def merged(parts: Iterable[GradStore]) -> GradStore:
     for part in parts:
         grads.update(part)
     return grads
+
+
+# ------------------------------------------------------------------ parameters and their gradients
+
+
+def named_params(params: Params) -> Named:
+    """Pairs (name, tensor) of boostr's ``{TensorId: Tensor}``, of tensors, or of such pairs.
+
+    A tensor without a name is called by its position. A mapping is taken in order of its ids, that of creation: not
+    that of insertion, which may change. Raises TypeError for a module and for what is no collection.
+    """
+    if not isinstance(params, Iterable) or isinstance(params, Tensor):
+        raise TypeError(f"params is a {type(params).__name__}, expected a model's parameters: model.named_parameters()")
+    entries = [params[key] for key in sorted(params)] if isinstance(params, Mapping) else list(params)
+    return [entry if isinstance(entry, tuple) else (str(i), entry) for i, entry in enumerate(entries)]
+
+
+def by_own_id(grads: GradStore, params: Params) -> GradStore:
+    """``grads``, in which a gradient under a mapping's key is now under the id of that key's tensor."""
+    if isinstance(params, Mapping) and isinstance(grads, GradStore):
+        for key, p in params.items():
+            if isinstance(key, TensorId) and key != p._id and (grad := grads.remove(key)) is not None:
+                grads.insert(p, grad)
+    return grads
+
+
+def add_missing(optimizer: Optimizer, named: Named, allowed: bool) -> None:
+    """Add the trained parameters that the optimizer does not know; ValueError if that is not ``allowed``."""
+    known = {p._id for group in optimizer.param_groups for p in group["params"]}
+    missing = [(name, p) for name, p in named if p.requires_grad and p._id not in known]
+    if missing and not allowed:
+        raise ValueError(
+            f"parameters {', '.join(name for name, _ in missing[:5])}"
+            + (f" ... ({len(missing)} in all)" if len(missing) > 5 else "")
+            + " require grad but are not in the optimizer, "
+            "so they would never change; add them with optimizer.add_param_group, or freeze them"
+        )
+    if missing:
+        optimizer.add_param_group({"params": missing})
+
+
+def wanted_grads(grads: GradStore, named: Named) -> GradStore:
+    """The parameters' gradients, taken out of ``grads``.
+
+    Raises TypeError for something that is no GradStore, and ValueError for gradients of other tensors only, and for one
+    that does not fit its parameter.
+    """
+    if not isinstance(grads, GradStore):
+        raise TypeError(f"step takes the GradStore that loss.backward() returned, not {type(grads).__name__}")
+    wanted = grads.take([p._id for _, p in named])
+    if not wanted and not grads.is_empty():
+        raise ValueError(
+            f"none of the {len(grads)} gradients belongs to any of the {len(named)} parameters, so nothing would "
+            "be trained; pass model.parameters() anew to each step (a generator gives its parameters only once)"
+        )
+    for name, p in named:
+        grad = wanted.get(p._id)
+        if grad is None:
+            continue
+        g, x = grad.data, p.data
+        fits = g.shape == x.shape and (g.dtype is x.dtype or g.dtype == x.dtype)
+        if not fits or grad.device is not p.device:
+            raise misfit(f"the gradient of parameter {name}", grad, p)
+    return GradStore(wanted)
+
+
+def misfit(what: str, grad: Tensor, p: Tensor) -> ValueError:
+    """The error for a gradient that does not fit its parameter."""
+    return ValueError(
+        f"{what} has shape {grad.shape}, {grad.dtype}, on {grad.device}; the parameter has {p.shape}, {p.dtype}, on "
+        f"{p.device}"
+    )
+
+
+def has_float16(named: Named) -> bool:
+    """Whether a trained parameter is float16."""
+    return any(p.dtype == float16 for _, p in named if p.requires_grad)
+
+
+def power_of_two(x: float) -> float:
+    """The largest one that is not above ``x``, by which dividing rounds nothing; 1 for 0."""
+    return math.ldexp(1.0, math.frexp(x)[1] - 1) if x else 1.0

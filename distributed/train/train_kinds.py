@@ -11,18 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.device import Device
-from minigrad.errors import check_int
-from minigrad.grad_store import GradStore
+from minigrad import Device, GradStore, Tensor
+from minigrad.errors import PositiveInt, check_fields
 from minigrad.nn import Module
 from minigrad.nn import functional as F
 from minigrad.optim import SGD, AdamW, AdamWConfig, GradAccumulator, LrSchedule, Optimizer, SgdConfig
-from minigrad.tensor import Tensor
 
 from ..comm.place import on_host
-from .config import TrainingConfig, TrainingMetrics
+from .config import GradLimit, TrainingConfig, TrainingMetrics
+from .simple_trainer import SimpleTrainer
 from .step import Step
-from .step_state import restore_step, save_step
 from .trainer_errors import ZeroSamplesError
 
 IGNORED = -100  # targets that count for nothing, as in PyTorch
@@ -162,16 +160,13 @@ class TrainerConfig:
     Raises ValueError or TypeError for values out of range.
     """
 
-    batch_size_per_device: int
-    gradient_clip: float | None
+    batch_size_per_device: PositiveInt
+    gradient_clip: GradLimit | None
     optimizer: OptimizerKind
     loss: LossKind
 
     def __post_init__(self) -> None:
-        check_int("batch_size_per_device", self.batch_size_per_device, 1)
-        limit = self.gradient_clip
-        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int | float) or not limit > 0):
-            raise ValueError(f"gradient_clip is {limit!r}, expected a number > 0, or None for no clipping")
+        check_fields(self)
         if not isinstance(self.optimizer, OptimizerKind):
             raise TypeError(f"optimizer is {self.optimizer!r}, expected one such as OptimizerKind.sgd(0.1)")
         if not isinstance(self.loss, LossKind):
@@ -191,7 +186,9 @@ class KindTrainer:
         self._named = list(model.named_parameters())
         optimizer = config.optimizer.build([(name, p) for name, p in self._named if p.requires_grad])
         clipping = TrainingConfig(max_grad_norm=config.max_grad_norm)
-        self._step: Step = Step(type(self).__name__, clipping, optimizer, schedule)
+        self._trainer = SimpleTrainer(clipping, optimizer, schedule)
+        self._step: Step = self._trainer._step
+        self._step.name = type(self).__name__
 
     @property
     def global_step(self) -> int:
@@ -200,11 +197,11 @@ class KindTrainer:
 
     def state_dict(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """What an exact resume needs beside the weights that are here: moments and counts, and the step."""
-        return save_step(self._step, self._named)
+        return self._trainer.state_dict(self._named)
 
     def load_state_dict(self, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> None:
         """Take over what ``state_dict`` returned. Raises ValueError for what does not fit, with nothing changed."""
-        restore_step(self._step, self._named, arrays, meta)
+        self._trainer.load_state_dict(self._named, arrays, meta)
 
 
 @dataclass(frozen=True)
@@ -219,8 +216,7 @@ class StepStats:
     @classmethod
     def of(cls, metrics: TrainingMetrics | None, began: float) -> StepStats:
         """Those of a step that began at this time of ``time.perf_counter``."""
-        assert metrics is not None
-        assert metrics.grad_norm is not None
+        assert metrics is not None and metrics.grad_norm is not None
         return cls(metrics.loss, metrics.grad_norm, int((time.perf_counter() - began) * 1e6))
 
 

@@ -24,6 +24,7 @@ from .tokenizer import Tokens, checked_ids, encoded
 MAX_BYTES = 64 << 20
 # Lists and objects, and commas: they bound the memory that a file can ask for. Llama 3's has 280,000 and 690,000.
 MAX_CONTAINERS, MAX_COMMAS = 1_000_000, 4_000_000
+LONG = 4096  # characters of a word; of longer ones, parts are learned from: time grows with the square of the length
 # How words are cut: GPT-2's two spellings (which ByteLevel does by itself), and Llama 3's.
 GPT2 = (
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
@@ -108,7 +109,7 @@ class BytePairTokenizer:
         """Learn merges from a text; the same text gives the same tokenizer.
 
         Args:
-            text: special tokens in it are not learned from.
+            text: special tokens in it are not learned from, and nothing across each 4096th character of a word.
             vocab_size: 256 bytes, merges and special tokens together. Fewer come out if no pair is left that occurs
                 twice; see `vocab_size` of the result.
             special_tokens: texts that are one token each, e.g. ``["<|endoftext|>"]``; they get the last ids.
@@ -137,7 +138,7 @@ class BytePairTokenizer:
         trainer = library.trainers.BpeTrainer(**options, initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet())
         longest_first = sorted(special_tokens, key=len, reverse=True)
         pieces = re.split("|".join(map(re.escape, longest_first)), text) if special_tokens else [text]
-        learning.train_from_iterator(pieces, trainer)
+        learning.train_from_iterator((part for piece in pieces for part in _without_long_words(piece)), trainer)
         model = json.loads(learning.to_str())["model"]
         return cls(_made(_document(model["vocab"], model["merges"], PATTERNS[pattern], special_tokens))[0])
 
@@ -292,6 +293,16 @@ class BytePairTokenizer:
 
     def __repr__(self) -> str:
         return f"BytePairTokenizer(vocab_size={self.vocab_size})"
+
+
+def _without_long_words(text: str) -> Iterator[str]:
+    """The text in parts, cut where a word, or a run of spaces, has LONG characters."""
+    begin = 0
+    for word in re.finditer(rf"(?<!\S)\S{{{LONG},}}|(?<!\s)\s{{{LONG},}}", text):
+        for cut in range(word.start() + LONG, word.end(), LONG):
+            yield text[begin:cut]
+            begin = cut
+    yield text[begin:]
 
 
 def _library() -> Any:

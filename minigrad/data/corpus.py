@@ -149,7 +149,7 @@ def short_name(paths: Sequence[str | os.PathLike[str]]) -> str:
 
 
 def _expand(path: Path) -> list[Path]:
-    if not path.is_dir():
+    if not os.path.isdir(path):  # which knows no error: reading will say it
         return [path]
     found: list[Path] = []
     for folder, folders, files in os.walk(path, onerror=_fail):
@@ -166,15 +166,16 @@ def _fail(error: OSError) -> None:
 
 def _read(path: Path, limit: int) -> bytes:
     try:
-        if path.exists() and not path.is_file():
+        if os.path.exists(path) and not path.is_file():
             raise DataError(f"{path} is not a regular file")
         with open(path, "rb") as file:
-            raw = file.read(limit + 1)
+            large = os.fstat(file.fileno()).st_size > limit  # of a sparse file nothing need be read
+            raw = b"" if large else file.read(limit + 1)
     except FileNotFoundError:
         raise DataError(f"{path} does not exist (the built-in corpora are 'pydoc' and 'shakespeare')") from None
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
-    if len(raw) > limit:
+    if large or len(raw) > limit:
         raise DataError(f"more than {MAX_BYTES:,} bytes of text (reached in {path}): the corpus is held in memory")
     return raw
 

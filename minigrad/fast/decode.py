@@ -80,7 +80,9 @@ class Decoder:
 
     def reasons(self, tokens: Tensor) -> Iterator[str]:
         """Why a launch does not do with tokens (B, 1) what the modules do, or what these would refuse."""
-        device = self._model.device
+        device, cache = self._model.device, self._caches[0]()
+        if cache is None or cache.length == cache.max_tokens:
+            yield "the cache is full"
         if not self._known or any(self._hooks):
             yield CHANGED
         if current_graph() is not None or of_thread.mode.kernels == "plain":

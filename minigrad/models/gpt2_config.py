@@ -10,7 +10,7 @@ import numpy as np
 from ..dtypes import float32, is_half
 from ..errors import bad_value
 from ..tools.step_memory import MemoryReport
-from .hub_config import Bos, Eos, HubConfig, Stored, check_dropout, check_sizes
+from .hub_config import Bos, Eos, HubConfig, Stored, check_numbers, check_sizes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +44,7 @@ class GPT2Config:
             check_sizes(self, "n_inner")
         if self.n_embd % self.n_head:
             raise bad_value(f"GPT2Config: n_embd={self.n_embd} is not a multiple of n_head={self.n_head}")
-        check_dropout(self)
+        check_numbers(self)
 
     @property
     def n_kv_head(self) -> int:

@@ -6,7 +6,7 @@ over is reported.
 
 from __future__ import annotations
 
-import math
+import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +17,7 @@ from ..files.safetensors_format import CheckpointError, read_json, show
 
 CONFIG = "config.json"
 MAX_CONFIG = 1 << 20  # bytes; published ones have a few thousand
+LARGE = 2.0**128  # no number of float32 is as large
 _REQUIRED: Any = object()
 
 # About the file, about other uses of the model, or about how transformers runs it.
@@ -39,7 +40,7 @@ class HubConfig:
 
     def __init__(self, folder: Path) -> None:
         self.path: Path = folder / CONFIG
-        if not folder.is_dir():
+        if not os.path.isdir(folder):
             raise CheckpointError(f"{folder} is not a folder; models are read from local folders", folder)
         self.values: Any = read_json(self.path, MAX_CONFIG)
         if not isinstance(self.values, dict):
@@ -73,13 +74,13 @@ class HubConfig:
         return int(self._checked(name, value, type(value) is int and 1 <= value < 2**31, "a positive integer"))
 
     def number(self, name: str, default: float, above: float = 0.0) -> float:
-        """A finite number above ``above``."""
+        """A number above ``above`` that float32 can hold."""
         return self.check_number(name, self.get(name, default), above)
 
     def check_number(self, name: str, value: Any, above: float = 0.0) -> float:
-        """``value`` if it is a finite number above ``above``."""
-        good = type(value) in (int, float) and above < value < math.inf
-        return float(self._checked(name, value, good, f"a number above {above:g}"))
+        """``value`` if it is a number above ``above`` that float32 can hold."""
+        good = type(value) in (int, float) and above < value < LARGE
+        return float(self._checked(name, value, good, f"a number above {above:g} and below {LARGE:.1e}"))
 
     def probability(self, name: str, default: float) -> float:
         """A number in [0, 1)."""
@@ -164,6 +165,7 @@ def check_sizes(config: Any, *names: str) -> None:
         expect(positive, f"{type(config).__name__}: {name}", value, "a positive integer")
 
 
-def check_dropout(config: Any) -> None:
-    """ValueError unless ``dropout`` is a probability below 1."""
+def check_numbers(config: Any) -> None:
+    """ValueError unless ``dropout`` is a probability below 1, and ``eps`` a number of float32."""
+    expect(0 <= config.eps < LARGE, f"{type(config).__name__}: eps", config.eps, f"a number in [0, {LARGE:.1e})")
     expect(0 <= config.dropout < 1, f"{type(config).__name__}: dropout", config.dropout, "[0, 1)")

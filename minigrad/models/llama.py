@@ -17,7 +17,7 @@ from .. import nn
 from ..errors import bad_value, check_choice, expect
 from ..tensor import Tensor
 from .causal_lm import CausalLM
-from .hub_config import Bos, Eos, HubConfig, Stored, check_dropout, check_sizes
+from .hub_config import LARGE, Bos, Eos, HubConfig, Stored, check_numbers, check_sizes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,8 +99,8 @@ class LlamaConfig:
                 f"LlamaConfig: n_head={self.n_head} is not a multiple of n_kv_head={self.n_kv_head}; "
                 f"n_kv_head={self.n_head} gives each head its own keys and values"
             )
-        expect(0 < self.rope_base < math.inf, "LlamaConfig: rope_base", self.rope_base, "a positive number")
-        check_dropout(self)
+        expect(0 < self.rope_base < LARGE, "LlamaConfig: rope_base", self.rope_base, "a positive number of float32")
+        check_numbers(self)
 
     @property
     def head_size(self) -> int:

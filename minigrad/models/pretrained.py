@@ -26,6 +26,7 @@ from ..files import durable
 from ..files.durable import StrPath
 from ..files.safetensors_format import CheckpointError, encode, faults_of, iter_arrays, read_header, read_json, show
 from ..tensor import Tensor
+from ..tools.free_memory import check_model_fits
 from .hub_config import CONFIG, HubConfig
 
 WEIGHTS = "model.safetensors"
@@ -53,6 +54,8 @@ class HubModel(nn.Module):
 
     def __init__(self, config: Any) -> None:
         super().__init__()
+        if not nn.init.skipping():
+            check_model_fits(config, np.dtype(default_dtype()).itemsize)
         self.config = config
 
     @property
@@ -96,6 +99,7 @@ class HubModel(nn.Module):
             if value > largest:
                 raise hub.error(f"{size} is {value} here, but the largest size of a weight is {largest}")
         try:
+            check_model_fits(config, np.dtype(dtype or default_dtype()).itemsize)
             with nn.init.skip_init():
                 model = cls(config)
                 if dtype is not None or default_dtype() != float32:

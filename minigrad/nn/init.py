@@ -33,6 +33,11 @@ def skip_init() -> Iterator[None]:
         _skipped.reset(token)
 
 
+def skipping() -> bool:
+    """Whether this is within `skip_init`."""
+    return _skipped.get()
+
+
 def _draws(fill: F) -> F:
     """A function that fills a tensor with random numbers, outside of the graph; nothing under `skip_init`."""
 

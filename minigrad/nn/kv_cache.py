@@ -32,6 +32,7 @@ class KVCache:
         self._tokens_of_launch = 0
         self.decoder: Any = None  # what ``minigrad.fast`` keeps here for the next token
         self.length: int = 0
+        self.max_tokens = max_tokens
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Append (B, nh, T, hs) keys and values; returns all so far. ValueError when the cache is full."""
@@ -96,6 +97,5 @@ class KVCache:
         self._check_room(k.shape[2])
 
     def _check_room(self, T: int) -> None:
-        max_tokens = self._held.shape[3]
-        if self.length + T > max_tokens:
-            raise bad_value(f"KVCache holds {max_tokens} tokens; {self.length} are in it and {T} more came")
+        if self.length + T > self.max_tokens:
+            raise bad_value(f"KVCache holds {self.max_tokens} tokens; {self.length} are in it and {T} more came")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 from .. import hints
-from ..dtypes import float32, float64
+from ..dtypes import float32, float64, int64
 from ..errors import bad_index, bad_type, bad_value, check_choice, expect
 from ..mixed_precision import autocast_to_float32
 from ..modes import cast_inputs, current_graph
@@ -82,8 +82,10 @@ def cross_entropy(
 
 def _labels(name: str, target: Tensor, classes: int, ignore_index: int) -> Tensor:
     """The target as int64 (N,); IndexError naming one that is out of range."""
-    labels = (target if target.ndim == 1 else target.reshape(-1)).long()
-    bad = target.device.kernels.cross_entropy.check_targets(labels.data, classes, ignore_index)
+    labels, k = target if target.data.dtype == int64 else target.long(), target.device.kernels
+    if labels.ndim != 1:
+        labels = Tensor.wrap(k.movement.reshape(labels.data, (labels.numel(),)), labels.device)
+    bad = k.cross_entropy.check_targets(labels.data, classes, ignore_index)
     if bad >= 0:
         raise bad_index(
             f"{name}: target {int(labels[bad])} at position {bad} is out of range for {classes} classes "

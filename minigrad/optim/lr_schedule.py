@@ -15,10 +15,10 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, TypeAlias, get_type_hints
+from typing import Annotated, TypeAlias
 
 from .. import hints
-from ..errors import bad_type, bad_value, check_float, check_int
+from ..errors import NonNegative, NonNegativeInt, PositiveInt, bad_type, bad_value, check_fields, check_int
 
 
 class LrSchedule(ABC):
@@ -47,10 +47,7 @@ def _check_share(name: str, value: object) -> None:
         raise bad_value(f"{name} is {value!r}, expected a number in (0, 1]")
 
 
-Rate: TypeAlias = Annotated[float, check_float]  # finite, >= 0
 Share: TypeAlias = Annotated[float, _check_share]  # in (0, 1]
-Steps: TypeAlias = Annotated[int, functools.partial(check_int, least=0)]
-Length: TypeAlias = Annotated[int, functools.partial(check_int, least=1)]
 Cycle: TypeAlias = Annotated[int, functools.partial(check_int, least=2)]
 
 
@@ -58,19 +55,16 @@ class _Checked(LrSchedule):
     """A dataclass whose fields are checked by what their types are annotated with, and ``min_lr`` is the least rate."""
 
     def __post_init__(self) -> None:
-        kinds = get_type_hints(type(self), include_extras=True)
-        for name, kind in kinds.items():
-            for check in getattr(kind, "__metadata__", ()):
-                check(f"{type(self).__name__}: {name}", getattr(self, name))
-        if "min_lr" in kinds:
-            _check_order(self, "min_lr", "base_lr" if "base_lr" in kinds else "max_lr")
+        check_fields(self, f"{type(self).__name__}: ")
+        if hasattr(self, "min_lr"):
+            _check_order(self, "min_lr", "base_lr" if hasattr(self, "base_lr") else "max_lr")
 
 
 @dataclass(frozen=True)
 class Constant(_Checked):
     """``lr`` at every step."""
 
-    lr: Rate
+    lr: NonNegative
 
     def _lr(self, step: int) -> float:
         return self.lr
@@ -80,8 +74,8 @@ class Constant(_Checked):
 class LinearWarmup(_Checked):
     """base_lr * min(1, (step + 1) / warmup_steps); ``warmup_steps`` 0 is no warmup."""
 
-    base_lr: Rate
-    warmup_steps: Steps
+    base_lr: NonNegative
+    warmup_steps: NonNegativeInt
 
     def _lr(self, step: int) -> float:
         return self.base_lr * _warmup(step, self.warmup_steps)
@@ -89,9 +83,9 @@ class LinearWarmup(_Checked):
 
 @dataclass(frozen=True)
 class _Decaying(_Checked):
-    base_lr: Rate
-    min_lr: Rate
-    warmup_steps: Steps
+    base_lr: NonNegative
+    min_lr: NonNegative
+    warmup_steps: NonNegativeInt
 
     def _stable_then_decay(self, step: int, stable_steps: int, decay_steps: int, shape: DecayShape) -> float:
         """Linear warmup to ``base_lr``, the stable steps there, and the decay to ``min_lr``."""
@@ -112,7 +106,7 @@ class CosineAnnealing(_Decaying):
     ``total_steps`` includes the warmup. Source: Loshchilov & Hutter, "SGDR" (2017), one period.
     """
 
-    total_steps: Length
+    total_steps: PositiveInt
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -148,8 +142,8 @@ class Wsd(_Decaying):
     ``decay_shape`` is a DecayShape or its name in lower case. Source: Hu et al., "MiniCPM" (2024).
     """
 
-    stable_steps: Steps
-    decay_steps: Steps
+    stable_steps: NonNegativeInt
+    decay_steps: NonNegativeInt
     decay_shape: DecayShape | str = DecayShape.Linear
 
     def __post_init__(self) -> None:
@@ -170,9 +164,9 @@ class Wsd(_Decaying):
 class StepDecay(_Checked):
     """initial_lr * decay_factor ** (step // decay_steps)"""
 
-    initial_lr: Rate
+    initial_lr: NonNegative
     decay_factor: Share
-    decay_steps: Length
+    decay_steps: PositiveInt
 
     def _lr(self, step: int) -> float:
         return self.initial_lr * self.decay_factor ** (step // self.decay_steps)
@@ -182,8 +176,8 @@ class StepDecay(_Checked):
 class ExponentialDecay(_Checked):
     """initial_lr * exp(-decay_rate * step)"""
 
-    initial_lr: Rate
-    decay_rate: Rate
+    initial_lr: NonNegative
+    decay_rate: NonNegative
 
     def _lr(self, step: int) -> float:
         return self.initial_lr * math.exp(-self.decay_rate * step)
@@ -196,8 +190,8 @@ class CyclicalLr(_Checked):
     Source: Smith, "Cyclical learning rates for training neural networks" (2017), the policy "triangular".
     """
 
-    min_lr: Rate
-    max_lr: Rate
+    min_lr: NonNegative
+    max_lr: NonNegative
     cycle_length: Cycle
 
     def _lr(self, step: int) -> float:
@@ -217,10 +211,10 @@ class WarmRestarts(_Checked):
     Source: Loshchilov & Hutter, "SGDR: Stochastic gradient descent with warm restarts" (2017).
     """
 
-    base_lr: Rate
-    min_lr: Rate
-    first_period: Length
-    period_mult: Rate = 1.0
+    base_lr: NonNegative
+    min_lr: NonNegative
+    first_period: PositiveInt
+    period_mult: NonNegative = 1.0
     lr_decay: Share = 1.0
 
     def __post_init__(self) -> None:
@@ -251,8 +245,8 @@ class InverseSqrt(_Checked):
     5.3; there base_lr is 1 / sqrt(d_model * warmup_steps).
     """
 
-    base_lr: Rate
-    warmup_steps: Length
+    base_lr: NonNegative
+    warmup_steps: PositiveInt
 
     def _lr(self, step: int) -> float:
         ratio = (step + 1) / self.warmup_steps

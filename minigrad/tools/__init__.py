@@ -1,1 +1,4 @@
-"""Tools for looking at a model: pictures, gradient checks, memory. Nothing in the library imports it."""
+"""Tools for looking at a model: pictures, gradient checks, memory, time, and a page on runs.
+
+Nothing in the library imports it.
+"""

@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import re
+import threading
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -24,6 +26,8 @@ from ..plans import CallRecorder, recording, unfused
 if TYPE_CHECKING:
     from ..optim import Optimizer
     from ..tensor import Tensor
+
+LAYER = re.compile(r"(?<![^.])\d+(?![^.])")  # a layer's number in a module's name
 
 
 @dataclass
@@ -96,7 +100,8 @@ def memory_report(
 
     Raises TypeError if the loss is no tensor, or is not computed from anything that requires grad.
     """
-    calls = _Calls({id(m): name for name, m in module.named_modules()})
+    names = {id(m): name for name, m in module.named_modules()}
+    calls = ModuleCalls(names)
     parameters = list(module.parameters())
     report = MemoryReport()
     owned = {}
@@ -117,30 +122,50 @@ def memory_report(
                 f"memory_report: compute_loss returned {'a tensor' if isinstance(loss, TensorCore) else repr(loss)}"
                 " that nothing can be learned from; expected a loss that is computed from the module's parameters"
             )
-        _count(report, loss, owned, calls)
+        _count(report, loss, owned, calls, names)
         loss.backward()
         report.temporary = max(0, meter() - report.kept - report.weight_copies)
     return report
 
 
-class _Calls(CallRecorder):
-    """When modules of these names ran: the ids of tensors and nodes that were new before and after each call."""
+class ModulePlace(threading.local):
+    """Where a thread is."""
+
+    module: str = ""
+    way: str = "forward"
+
+
+class ModuleCalls(CallRecorder):
+    """In which module a thread is, and in which one each node was made: the innermost with a name.
+
+    Without ``names``, by id, modules have those of their classes.
+    """
 
     def __init__(self, names: dict[int, str]) -> None:
-        self.names = names
-        self.intervals: list[tuple[int, int, str]] = []
-        self._starts: list[int] = []
+        self.place: ModulePlace = ModulePlace()
+        self._names, self._outer = names, [""]
+        self._ids, self._modules = [0], [""]  # from which node on there is which module
 
     def entered(self, module: Module) -> None:
-        self._starts.append(next_id())
+        self._outer.append(self.place.module)
+        self._move(self._names.get(id(module), self.place.module if self._names else type(module).__name__))
 
     def left(self, module: Module) -> None:
-        start = self._starts.pop()
-        if id(module) in self.names:
-            self.intervals.append((start, next_id(), self.names[id(module)]))
+        self._move(self._outer.pop())
+
+    def _move(self, module: str) -> None:
+        self.place.module = module
+        self._ids.append(next_id())
+        self._modules.append(module)
+
+    def of(self, node: Function) -> str:
+        """The module that has made a node."""
+        return self._modules[bisect.bisect(self._ids, node.order) - 1]
 
 
-def _count(report: MemoryReport, loss: TensorCore, owned: dict[int, Any], calls: _Calls) -> None:
+def _count(
+    report: MemoryReport, loss: TensorCore, owned: dict[int, Any], calls: ModuleCalls, names: dict[int, str]
+) -> None:
     """Add what the graph of ``loss`` keeps, oldest node first; ``owned`` are bases that are not counted."""
     counted = dict(owned)  # which keeps them: an id is that of one object while that lives
     seen: set[int] = set()
@@ -163,8 +188,8 @@ def _count(report: MemoryReport, loss: TensorCore, owned: dict[int, Any], calls:
                 report.weight_copies += base.nbytes
                 continue
             report.activations[name] = report.activations.get(name, 0) + base.nbytes
-            where = calls.names.get(id(getattr(saved, "fn", None))) if isinstance(saved, Deferred) else None
-            where = _module_of(node, calls.intervals) if where is None else where
+            where = names.get(id(getattr(saved, "fn", None))) if isinstance(saved, Deferred) else None
+            where = calls.of(node) if where is None else where
             report.modules[where] = report.modules.get(where, 0) + base.nbytes
 
 
@@ -190,12 +215,6 @@ def _arrays(held: Any, kind: type) -> list[Any]:
         elif isinstance(value, tuple | list | dict):
             values += value.values() if isinstance(value, dict) else value
     return arrays
-
-
-def _module_of(node: Function, intervals: list[tuple[int, int, str]]) -> str:
-    """The name of the module within whose forward the node was recorded; of several, the one that began last."""
-    around = [(start, name) for start, end, name in intervals if start < node.order < end]
-    return max(around)[1] if around else ""
 
 
 def _base(array: Any) -> Any:
@@ -232,7 +251,7 @@ def _alike(modules: dict[str, int]) -> dict[str, int]:
     """With the numbers of layers as stars: ``h.0.attn`` and ``h.1.attn`` are one."""
     found: Counter[str] = Counter()
     for name, size in modules.items():
-        found[re.sub(r"(?<![^.])\d+(?![^.])", "*", name)] += size
+        found[LAYER.sub("*", name)] += size
     return found
 
 

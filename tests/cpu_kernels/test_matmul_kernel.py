@@ -1,27 +1,53 @@
-"""The matrix product against NumPy in float64: every size, stride, batch and bias, on any number of threads."""
+"""The matrix product against NumPy in float64: every size, stride, batch and bias, on any number of threads.
+
+Also of operands that are rounded to bfloat16, and who may choose that.
+"""
 
 import platform
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from ml_dtypes import bfloat16
 from processes import python
 from refusals import raises
 
+import minigrad as mg
 from minigrad.cpu_kernels import linear
 from minigrad.cpu_kernels.matmul import matmul
-from minigrad.cpu_kernels.toolbox import product_loops, register_tile
+from minigrad.cpu_kernels.toolbox import bfloat16_product, product_loops, register_tile
+from minigrad.nn import functional as F
 
 DTYPES = [np.float32, np.float64]
 RNG = np.random.default_rng(0)
+needs_bfloat16 = pytest.mark.skipif(not bfloat16_product.AVAILABLE, reason="this CPU has no avx512_bf16")
+KINDS = pytest.mark.parametrize(
+    ("dtype", "precision"),
+    [*((dtype, "highest") for dtype in DTYPES), pytest.param(np.float32, "medium", marks=needs_bfloat16)],
+    indirect=["precision"],
+)
+MEDIUM = pytest.mark.parametrize("precision", [pytest.param("medium", marks=needs_bfloat16)], indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def precision(request: pytest.FixtureRequest):
+    """That of float32 products: the test's parameter, or the highest."""
+    chosen = getattr(request, "param", "highest")
+    mg.set_float32_matmul_precision(chosen)
+    yield chosen
+    mg.set_float32_matmul_precision("highest")
 
 
 def assert_product(y, a, b, bias=None):
     """Each element is a sum of k products: its error is at most about k roundings of the sum of their magnitudes.
 
     (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1; + 2 for the bias and NumPy's own float64.)
+    With precision "medium" float32 operands are rounded, of products that are not thin, and pairs are added.
     """
+    halves = mg.get_float32_matmul_precision() == "medium" and y.dtype == np.float32
+    if halves and min(y.shape[-2:]) > product_loops.THIN_ROWS:
+        a, b = a.astype(bfloat16).astype(np.float32), b.astype(bfloat16).astype(np.float32)
     wide = [x.astype(np.float64) for x in (a, b)]
     expected, magnitude = np.matmul(*wide), np.matmul(*map(np.abs, wide))
     if bias is not None:
@@ -29,7 +55,7 @@ def assert_product(y, a, b, bias=None):
     assert y.shape == expected.shape
     assert y.dtype == a.dtype
     assert y.flags.c_contiguous
-    bound = (a.shape[-1] + 2) * np.finfo(a.dtype).eps * magnitude
+    bound = (a.shape[-1] + 2 + 2 * halves) * np.finfo(a.dtype).eps * magnitude
     assert np.all(np.abs(y - expected) <= bound)
 
 
@@ -67,9 +93,12 @@ LAYOUTS = [contiguous, transposed, stepped, reversed_, one_row, one_column, unal
 SIZE = st.one_of(st.integers(0, 10), st.integers(0, 100))
 
 
-@settings(max_examples=300)
-@given(SIZE, SIZE, SIZE, st.sampled_from(LAYOUTS), st.sampled_from(LAYOUTS), st.sampled_from(DTYPES), st.booleans())
-def test_any_shape_and_strides(m, n, k, layout_a, layout_b, dtype, has_bias):
+@KINDS
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    m=SIZE, n=SIZE, k=SIZE, layout_a=st.sampled_from(LAYOUTS), layout_b=st.sampled_from(LAYOUTS), has_bias=st.booleans()
+)
+def test_any_shape_and_strides(m, n, k, layout_a, layout_b, dtype, precision, has_bias):
     a, b = layout_a(RNG.normal(size=(m, k)).astype(dtype)), layout_b(RNG.normal(size=(k, n)).astype(dtype))
     bias = RNG.normal(size=n).astype(dtype) if has_bias else None
     before = a.copy(), b.copy()
@@ -81,6 +110,8 @@ def test_any_shape_and_strides(m, n, k, layout_a, layout_b, dtype, has_bias):
 SEVERAL_BLOCKS = [
     (product_loops.ROW_BLOCK + 1, product_loops.COLUMN_BLOCK_TRANSPOSED + 1, product_loops.DEPTH_BLOCK + 1),
     (2 * product_loops.ROW_BLOCK, 2 * product_loops.COLUMN_BLOCK, 2 * product_loops.DEPTH_BLOCK),
+    (bfloat16_product.ROW_BLOCK + 1, bfloat16_product.COLUMN_BLOCK + 1, bfloat16_product.DEPTH_BLOCK + 1),
+    (2 * bfloat16_product.ROW_BLOCK, bfloat16_product.COLUMN_BLOCK, 2 * bfloat16_product.DEPTH_BLOCK),
     (2, 2 * product_loops.THIN_COLUMN_BLOCK + 5, 600),
     (900, 2, 600),
     (1, 5000, 300),
@@ -88,9 +119,9 @@ SEVERAL_BLOCKS = [
 ]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@KINDS
 @pytest.mark.parametrize(("m", "n", "k"), SEVERAL_BLOCKS)
-def test_shapes_of_several_blocks(m, n, k, dtype):
+def test_shapes_of_several_blocks(m, n, k, dtype, precision):
     a, b, bias = (RNG.normal(size=shape).astype(dtype) for shape in ((m, k), (k, n), (n,)))
     for layout_a in (contiguous, transposed):
         for layout_b in (contiguous, transposed):
@@ -104,9 +135,9 @@ BATCHES = [
 ]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@KINDS
 @pytest.mark.parametrize(("a_shape", "b_shape"), BATCHES)
-def test_batches(a_shape, b_shape, dtype):
+def test_batches(a_shape, b_shape, dtype, precision):
     a, b = RNG.normal(size=a_shape).astype(dtype), RNG.normal(size=b_shape).astype(dtype)
     for layout_a in (contiguous, transposed, stepped):
         for layout_b in (contiguous, transposed):
@@ -126,22 +157,28 @@ def test_heads_are_views(dtype):
     np.testing.assert_array_equal(matmul(frozen, k.swapaxes(-1, -2)), matmul(q, k.swapaxes(-1, -2)))
 
 
-def test_bits_of_a_row_do_not_depend_on_its_neighbours():
-    a, b = RNG.normal(size=(90, 700)).astype(np.float32), RNG.normal(size=(700, 65)).astype(np.float32)
+@KINDS
+def test_bits_depend_neither_on_threads_nor_on_neighbours(dtype, precision, set_threads):
+    a, b = RNG.normal(size=(300, 700)).astype(dtype), RNG.normal(size=(700, 333)).astype(dtype)
     y = matmul(a, b)
     np.testing.assert_array_equal(matmul(a[11:30], b), y[11:30])
     np.testing.assert_array_equal(matmul(a, b[:, 3:]), y[:, 3:])
+    if precision == "medium":
+        np.testing.assert_array_equal(matmul(transposed(a), transposed(b)), y)
+    set_threads(1)
+    np.testing.assert_array_equal(matmul(a, b), y)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_nan_and_infinity_propagate(dtype):
-    a, b = np.ones((20, 40), dtype), np.ones((40, 50), dtype)
-    a[3, 5], a[4, 6], a[5, 7] = np.nan, np.inf, 0
+@KINDS
+@pytest.mark.parametrize("layout", [contiguous, transposed, stepped])
+def test_nan_and_infinity_propagate(dtype, precision, layout):
+    a, b = np.ones((20, 41), dtype), np.ones((41, 50), dtype)
+    a[3, 5], a[4, 6], a[5, 7], a[6, 40] = np.nan, np.inf, 0, -np.inf
     b[7, 8] = np.inf
     with np.errstate(invalid="ignore"):
         expected = a @ b
-    np.testing.assert_array_equal(matmul(a, b), expected)
-    np.testing.assert_array_equal(matmul(a[3:6], b), expected[3:6])
+    np.testing.assert_array_equal(matmul(layout(a), layout(b)), expected)
+    np.testing.assert_array_equal(matmul(layout(a)[3:6], layout(b)), expected[3:6])
 
 
 @pytest.mark.parametrize("dtype", ["int64", "bool", "complex64", "float16", ">f4"])
@@ -228,3 +265,60 @@ def test_weight_gradient_of_any_number_of_rows(rows, outputs, inputs, dtype):
     assert_product(dweight, dy.T, x, None)
     np.testing.assert_allclose(total - 1, dweight, rtol=0, atol=100 * np.finfo(dtype).eps * np.sqrt(rows))
     np.testing.assert_allclose(dbias, dy.sum(0, dtype=np.float64), rtol=0, atol=100 * np.finfo(dtype).eps * rows)
+
+
+# Operands that are rounded to bfloat16 --------------------------------------------------------------------------------
+
+
+@MEDIUM
+@pytest.mark.parametrize("layout", [contiguous, transposed, stepped])
+def test_rounding_is_to_nearest_ties_to_even(layout, precision):
+    """Products with the identity are the rounded operand itself, on both sides and in each way of packing."""
+    bits = RNG.integers(0, 0x7F7F0000, 64 * 64, dtype=np.uint32) | (RNG.integers(0, 2, 64 * 64, dtype=np.uint32) << 31)
+    one = np.eye(64, dtype=np.float32)
+    for x in (bits, bits & 0xFFFF0000 | 0x8000):  # the latter are ties
+        x = x.view(np.float32).reshape(64, 64)
+        x = np.where(np.abs(x) < 1e-30, np.float32(1), x)
+        for y in (matmul(layout(x), one), matmul(one, layout(x))):
+            np.testing.assert_array_equal(y, x.astype(bfloat16).astype(np.float32))
+    nans = np.full((20, 41), 0x7F800001, np.uint32).view(np.float32)  # cutting off their lower halves gives infinities
+    assert np.isnan(matmul(layout(nans), layout(np.ones((41, 50), np.float32)))).all()
+
+
+@MEDIUM
+def test_the_largest_number_becomes_infinite_and_denormal_ones_count_as_zero(precision):
+    largest, one = np.full((3, 1), np.finfo(np.float32).max), np.ones((1, 3), np.float32)
+    np.testing.assert_array_equal(matmul(largest, one), np.inf)
+    np.testing.assert_array_equal(matmul(np.full((3, 3), np.float32(1e-39)), np.full((3, 3), np.float32(1e38))), 0)
+
+
+@MEDIUM
+def test_all_products_of_a_linear_layer_are_of_rounded_operands(precision):
+    """The gradient of the bias is exact."""
+    x, w, b = (mg.tensor(RNG.normal(size=s).astype(np.float32), requires_grad=True) for s in ((9, 33), (21, 33), (21,)))
+    dy = RNG.normal(size=(9, 21)).astype(np.float32)
+    y = F.linear(x, w, b)
+    grads = y.backward(mg.tensor(dy))
+    wide, weight = x.detach().numpy(), w.detach().numpy()
+    assert_product(y.detach().numpy(), wide, weight.T, b.detach().numpy())
+    assert_product(grads[x].numpy(), dy, weight)
+    assert_product(grads[w].numpy(), dy.T, wide)
+    np.testing.assert_allclose(grads[b].numpy(), dy.sum(0), rtol=1e-5, atol=1e-5)
+
+
+def test_other_words_are_refused_and_high_is_float32_on_a_cpu():
+    """CPUs have no TensorFloat-32; a script for GPUs runs on them as it is."""
+    with pytest.raises(ValueError, match='expected "highest", "high" or "medium"'):
+        mg.set_float32_matmul_precision("bfloat16")
+    assert mg.get_float32_matmul_precision() == "highest"
+    x = RNG.standard_normal((33, 70)).astype(np.float32)
+    expected = matmul(x, x.T)
+    mg.set_float32_matmul_precision("high")
+    assert mg.get_float32_matmul_precision() == "high"
+    np.testing.assert_array_equal(matmul(x, x.T), expected)
+
+
+def test_a_cpu_without_the_instruction_says_so():
+    program = "import minigrad as mg\nmg.set_float32_matmul_precision('medium')"
+    result = python("-c", program, env={"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""})
+    assert result.returncode == 1 and "RuntimeError" in result.stderr and "avx512_bf16" in result.stderr

@@ -55,15 +55,6 @@ def test_block_counter_carries_into_its_high_word():
     assert row[4:].tolist() == philox((0, 1, 2, 0), (1, 0))
 
 
-@pytest.mark.parametrize("n", [0, 1, 2, 3, 4, 5, 100, random.CHUNK, random.CHUNK + 1])
-def test_a_shorter_draw_is_a_prefix(n):
-    np.testing.assert_array_equal(random.philox_bits(n, 3, 4), random.philox_bits(LARGE, 3, 4)[:n])
-    for dtype in (np.float32, np.float64):
-        np.testing.assert_array_equal(random.uniform(n, dtype, 3, 4), random.uniform(LARGE, dtype, 3, 4)[:n])
-        np.testing.assert_array_equal(random.normal(n, dtype, 3, 4), random.normal(LARGE, dtype, 3, 4)[:n])
-    np.testing.assert_array_equal(random.integers(0, 9, n, 3, 4), random.integers(0, 9, LARGE, 3, 4)[:n])
-
-
 def test_uniform_is_the_upper_bits():
     bits = random.philox_bits(1000, 3, 4)
     np.testing.assert_array_equal(random.uniform((10, 100), np.float32, 3, 4).ravel(), (bits >> 8) * 2.0**-24)

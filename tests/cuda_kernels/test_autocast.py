@@ -5,22 +5,12 @@ import dataclasses
 import numpy as np
 import pytest
 from harness import host
+from replica_models import Normed
 
 import minigrad
 from minigrad import Tensor, autocast, bfloat16, float32, nn
 from minigrad.cuda_kernels import layer_norm, rms_norm
 from minigrad.models import GPT2, GPT2Config, Llama, LlamaConfig
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(6, 4)
-        self.norm = nn.LayerNorm(4)
-        self.last = nn.Linear(4, 3)
-
-    def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        return nn.functional.cross_entropy(self.last(self.norm(self.first(x)).relu()), y)
 
 
 def batch(device: str) -> tuple[Tensor, Tensor]:
@@ -32,7 +22,7 @@ def test_dtypes_and_gradients_are_the_cpus() -> None:
     found = []
     for device in ("cpu", "cuda"):
         minigrad.manual_seed(0)
-        net = Net().to(device)
+        net = Normed(6, 4, 3).to(device)
         x, y = batch(device)
         with autocast(device, bfloat16):
             assert net.first(x).dtype == bfloat16 and net.norm(net.first(x)).dtype == float32

@@ -39,13 +39,6 @@ def test_an_index_that_ends_at_a_chunks_edge(chunk_edge):
     assert array.to_host(dweight).ravel().tolist() == [3, chunk_edge - 3, 5]
 
 
-def test_indices_are_checked():
-    indices = array.from_host(np.array([[0, 2], [3, -1]]))
-    assert embedding.check_indices(indices, 4) == 3
-    assert embedding.check_indices(indices, 3) == 2
-    assert embedding.check_indices(indices[:1], 3) == -1
-
-
 def test_indices_on_another_device_are_refused() -> None:
     with pytest.raises(RuntimeError, match="embedding: indices on cpu, weight on cuda:0; move them to one"):
         minigrad.nn.functional.embedding(minigrad.tensor([1]), minigrad.ones(3, 2, device="cuda"))

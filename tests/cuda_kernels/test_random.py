@@ -46,17 +46,8 @@ def test_what_cannot_be_drawn() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("p", [0.0, 0.1, 0.75, 1.0])
-def test_dropout_is_the_cpus(p: float, dtype) -> None:
-    rng = np.random.default_rng(1)
-    for shape in ((0,), (5,), (7, 9), (3, 4, 100)):
-        x = rng.standard_normal(shape).astype(dtype)
-        expected = plain_kernels.dropout.forward(x, p, 11, 12)
-        on_device = cuda_kernels.from_host(x)
-        np.testing.assert_array_equal(host(cuda_kernels.dropout.forward(on_device, p, 11, 12)), expected)
-    shifted = on_device.reshape(-1)[1:]  # not aligned
-    expected = plain_kernels.dropout.forward(x.reshape(-1)[1:], p, 11, 12)
-    np.testing.assert_array_equal(host(cuda_kernels.dropout.backward(shifted, p, 11, 12)), expected)
-    np.testing.assert_array_equal(
-        host(cuda_kernels.dropout.forward(on_device.T, p, 1, 2)), plain_kernels.dropout.forward(x.T, p, 1, 2)
-    )
+def test_dropout_of_what_is_not_aligned_is_the_cpus(dtype: str) -> None:
+    x = np.random.default_rng(1).standard_normal(1201).astype(dtype)
+    expected = plain_kernels.dropout.forward(x[1:], 0.4, 11, 12)
+    for kernel in (cuda_kernels.dropout.forward, cuda_kernels.dropout.backward):
+        np.testing.assert_array_equal(host(kernel(cuda_kernels.from_host(x)[1:], 0.4, 11, 12)), expected)

@@ -10,18 +10,6 @@ from minigrad.plain_kernels import rope as plain
 RNG = np.random.default_rng(0)
 
 
-@pytest.mark.parametrize(
-    "positions", [np.array([0, 1, 1000, 1_000_000]), np.array([0.5, -1.5, 3e8], "f4"), np.uint8(7)]
-)
-@pytest.mark.parametrize("dtype", ["f4", "f8"])
-def test_tables(positions, dtype):
-    for found, expected in zip(
-        rope.tables(array.from_host(positions), 6, 100.0, dtype), plain.tables(np.asarray(positions), 6, 100.0, dtype)
-    ):
-        assert found.dtype == expected.dtype
-        np.testing.assert_allclose(array.to_host(found), expected, rtol=0, atol=1e-7 if dtype == "f4" else 2e-8)
-
-
 def test_angles_keep_their_digits():
     """To the rounding of float64 where the angle itself is exact, at a million radians too."""
     positions = np.array([0, 1, 3, 1_000_000, -2_000_003], np.int64)

@@ -3,6 +3,7 @@
 import copy
 import json
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -89,6 +90,9 @@ def test_wrong_arguments_are_named():
     least = r"at least 257 \(256 bytes and 1 special tokens\), got 256"
     raises(DataError, least, lambda: BytePairTokenizer.train("a", 256, ["<|e|>"]))
     raises(DataError, "'gpt5' is not a pattern", lambda: BytePairTokenizer.train("a", 300, pattern="gpt5"))
+    word = "".join(map(chr, np.random.default_rng(0).integers(97, 123, 300_000)))
+    began = time.monotonic()
+    assert BytePairTokenizer.train(word, 1024).vocab_size == 1024 and time.monotonic() - began < 10  # 20 s uncut
     for special in ([""], ["xx", "xx"], ["\ud800"], ["a"], ["Ġ"]):
         with pytest.raises(DataError):
             BytePairTokenizer.train("abab c", 300, special, "llama3").encode("ab")

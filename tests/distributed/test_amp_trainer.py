@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from in_threads import in_threads
 from refusals import raises
+from replica_models import Normed
 
 import minigrad
 from minigrad import GradStore, Tensor, autocast, bfloat16, float16, float32, float64, nn
@@ -185,28 +186,15 @@ def test_defect_a_schedule_counts_steps_that_were_made() -> None:
 # ------------------------------------------------------------------ the rest
 
 
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(6, 16)
-        self.norm = nn.LayerNorm(16)
-        self.last = nn.Linear(16, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.norm(self.first(x)).relu())
-
-    def loss(self, x, y) -> Tensor:
-        return nn.functional.cross_entropy(self(Tensor(x)), Tensor(y))
-
-
-def make_net() -> Net:
+def make_net() -> Normed:
     minigrad.manual_seed(3)
-    return Net()
+    return Normed(6, 16, 3)
 
 
-def batches(steps: int) -> list[tuple[np.ndarray, np.ndarray]]:
+def batches(steps: int) -> list[tuple[Tensor, Tensor]]:
     rng = np.random.default_rng(5)
-    return [(x := rng.standard_normal((8, 6), dtype=np.float32), np.abs(x[:, :3]).argmax(1)) for _ in range(steps)]
+    xs = [rng.standard_normal((8, 6), dtype=np.float32) for _ in range(steps)]
+    return [(Tensor(x), Tensor(np.abs(x[:, :3]).argmax(1))) for x in xs]
 
 
 def test_in_bfloat16_it_is_simple_trainer_under_autocast_to_the_bit() -> None:

@@ -127,27 +127,6 @@ def test_any_shapes_sizes_presence_and_order_give_the_mean(world, kinds, limit, 
             assert np.all(np.abs(result[i] - want) <= (world + 1) * np.finfo(dtype).eps * scale)
 
 
-@hypothesis.settings(max_examples=30)
-@hypothesis.given(st.data())
-def test_any_windows_make_the_step_of_one_process(data):
-    world = data.draw(st.integers(1, 4), "world")
-    rows = st.lists(st.integers(0, 11), max_size=3).map(tuple)
-    parts = st.sampled_from([frozenset(), frozenset({"side"}), frozenset({"gain"}), dp.EVERYTHING])
-    share = st.builds(dp.Share, rows, parts)
-    accum = data.draw(st.integers(1, 3), "accum")
-    window = st.tuples(*[st.tuples(*[share] * accum)] * world).filter(lambda w: any(s.rows for rank in w for s in rank))
-    scenario = dp.Scenario(
-        data.draw(st.lists(window, min_size=1, max_size=3).map(tuple), "steps"),
-        accum=accum,
-        clip=data.draw(st.sampled_from([None, 0.3])),
-        tied=data.draw(st.booleans()),
-        frozen=data.draw(st.sampled_from([(), ("embed",), ("side", "bias")])),
-    )
-    kind, bucket = data.draw(st.sampled_from(dp.KINDS)), data.draw(st.sampled_from([1, 50, 300, 10**6]))
-    # AdamW divides by the gradient's size, so where the parts cancel to a tiny gradient, their rounding counts more.
-    dp.assert_same_run(dp.run(kind, scenario, bucket), dp.alone(scenario), tolerance=1e-9)
-
-
 # ---------------------------------------------------------------------- what overlaps
 
 

@@ -18,17 +18,17 @@ from ranks import alive, requires_mpi
 from train_runs import go, weights, write
 
 from minigrad.distributed import DistributedTrainConfig, RendezvousError, run_threads
-from minigrad.distributed.job import launch_job
-from minigrad.distributed.train import by_hand, command
+from minigrad.distributed.job import launch
+from minigrad.distributed.train import command
 
 pytest.importorskip("yaml", reason="PyYAML is not installed; install the extra `yaml`")
 pytestmark = requires_mpi
 
 START = """
 import functools, sys
-from minigrad.distributed.train import by_hand, command
+from minigrad.distributed.train import command
 
-by_hand.Store = functools.partial(by_hand.Store, timeout=float(sys.argv[1]))
+command.Store = functools.partial(command.Store, timeout=float(sys.argv[1]))
 {}
 sys.exit(command.main(sys.argv[2:]))
 """
@@ -183,7 +183,7 @@ def test_a_launched_rank_that_is_killed_is_named_everywhere(hand, tmp_path):
 
 
 def test_each_process_may_say_once_that_the_job_is_to_end(monkeypatch):
-    job = by_hand.HandJob(Path(), 2, [], None, [], None, 1.0, None, [])
+    job = command.HandJob(Path(), 2, [], None, [], None, 1.0, None, [])
     for rank, later, hurry in ((1, 0, False), (0, 9, False), (1, 0.1, True)):
         now = time.monotonic() + later
         monkeypatch.setattr(time, "monotonic", lambda now=now: now)
@@ -194,7 +194,7 @@ def test_each_process_may_say_once_that_the_job_is_to_end(monkeypatch):
 def test_a_hangup_that_nohup_ignores_stays_ignored(monkeypatch):
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with launch_job.handled(lambda number, frame: pytest.fail("SIGHUP was handled")):
+        with launch.handled(lambda number, frame: pytest.fail("SIGHUP was handled")):
             os.kill(os.getpid(), signal.SIGHUP)
     finally:
         signal.signal(signal.SIGHUP, before)
@@ -204,7 +204,7 @@ def test_a_hangup_that_nohup_ignores_stays_ignored(monkeypatch):
 def test_a_process_ends_though_rank_0_does_not_answer(hand, tmp_path):
     path = write(tmp_path, max_steps=1_000_000)
     first = hand.start(path, 0)
-    second = hand.start(path, 1, before="by_hand.GRACE = by_hand.ANSWER_SECONDS = 1.0")
+    second = hand.start(path, 1, before="command.GRACE = command.ANSWER_SECONDS = 1.0")
     while "step     1" not in (line := first.stdout.readline()):
         assert line, ended(first, second)
     first.send_signal(signal.SIGSTOP)
@@ -218,7 +218,7 @@ def test_a_process_ends_though_rank_0_does_not_answer(hand, tmp_path):
 @pytest.mark.long
 def test_hosts_are_those_of_the_processes(hand, tmp_path):
     """In order of their first ranks, each with its number of them."""
-    path, where = write(tmp_path), "by_hand.socket.gethostname = lambda: {!r}; by_hand.HandJob.run = lambda job: {}"
+    path, where = write(tmp_path), "command.socket.gethostname = lambda: {!r}; command.HandJob.run = lambda job: {}"
     run = "print(*job.command()) or 7"
     processes = [hand.start(path, rank, 3, before=where.format("ab"[rank % 2], run)) for rank in range(3)]
     found = ended(*processes)

@@ -12,8 +12,7 @@ from refusals import raises
 from minigrad import Tensor, cuda
 from minigrad import distributed as dist
 from minigrad.distributed.comm import call_header
-from minigrad.distributed.comm.calls import Call, CallKind
-from minigrad.distributed.comm.deadlines import check_seconds
+from minigrad.distributed.comm.calls import Call, CallKind, check_seconds
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

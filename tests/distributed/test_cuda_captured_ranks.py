@@ -1,13 +1,15 @@
 """Captured steps on two ranks, whose collectives are part of the graph: the simulator's devices and a fake NCCL."""
 
 import in_threads
+import nccl_programs
 import numpy as np
 import pytest
 from fake_nccl import FakeMachine, on_ranks
+from nccl_programs import Pair, rows, trainer_of, weights
 from refusals import raises
 
 import minigrad as mg
-from minigrad import Tensor, cuda_kernels, nn
+from minigrad import Tensor, cuda_kernels
 from minigrad import distributed as dist
 from minigrad.device import Device
 from minigrad.distributed.train import captured_step
@@ -15,7 +17,6 @@ from minigrad.distributed.train import captured_step
 if not cuda_kernels.simulated():
     pytest.skip("NUMBA_ENABLE_CUDASIM=1 selects the simulator", allow_module_level=True)
 
-STEPS = 4
 NOT_OVER = "the launch of a graph was not over within 0.05 s"
 
 
@@ -27,44 +28,9 @@ def good(fn):
     return in_threads.good(on_both(fn))
 
 
-class Net(nn.Module):
-    """Has a parameter without a gradient."""
-
-    def __init__(self, device: Device) -> None:
-        super().__init__()
-        rng = np.random.default_rng(0)
-        for name, shape in (("a", (3, 4)), ("b", (4, 2)), ("unused", (2,))):
-            setattr(self, name, nn.Parameter(Tensor(rng.standard_normal(shape).astype(np.float32))))
-        self.to(device=device)
-
-    def loss(self, x: Tensor) -> Tensor:
-        return ((x @ self.a).relu() @ self.b).square().mean()
-
-
-def weights(model: nn.Module) -> list[bytes]:
-    return [p.detach().cpu().numpy().tobytes() for p in model.parameters()]
-
-
-def rows(comm: dist.Communicator, step: int, count: int = 1) -> Tensor:
-    shape = (2, 3) if count == 1 else (count, 2, 3)
-    return Tensor(np.random.default_rng([comm.rank, step]).standard_normal(shape).astype(np.float32))
-
-
-def trainer_of(kind: str, comm: dist.Communicator, count: int = 1) -> dist.DistributedTrainer:
-    config = dist.TrainingConfig(max_grad_norm=0.5, grad_accum_steps=count)
-    schedule = mg.optim.CosineAnnealing(1e-1, 1e-2, 1, 10)
-    if kind == "scaled":
-        scale = mg.optim.LossScaleStrategy.dynamic(2.0**126, growth_interval=2)
-        return dist.AmpTrainer(
-            config, dist.MixedPrecisionConfig(loss_scale=scale), comm, schedule=schedule, bucket_size_bytes=40
-        )
-    made = dist.DistributedTrainer if kind == "distributed" else dist.BucketedTrainer
-    return made(config, comm, None, schedule, bucket_size_bytes=40)
-
-
 def after_steps(comm: dist.Communicator, count: int):
     """A model, its trainer, their captured step, and the weights after so many of it."""
-    model = Net(comm.device)
+    model = Pair(comm.device)
     trainer = trainer_of("bucketed", comm)
     step = trainer.capture(model.loss, model.named_parameters())
     for i in range(count):
@@ -76,30 +42,9 @@ def after_steps(comm: dist.Communicator, count: int):
 def test_cuda_captured_steps_of_ranks_are_the_eager_ones(machine: FakeMachine, kind: str, count: int) -> None:
     """To the bit: metrics, weights, moments and counts; with a scale, steps that overflow on one rank are left out."""
 
-    def train(comm: dist.Communicator, captured: bool):
-        model = Net(comm.device)
-        trainer = trainer_of(kind, comm, count)
-        named, found = [*model.named_parameters()], []
-        step = trainer.capture(model.loss, named)
-        for i in range(STEPS):
-            x = rows(comm, i, count)
-            if kind == "scaled" and i == 2 and comm.rank:
-                x = x * 1e3
-            if captured:
-                found.append(step(x))
-                continue
-            for k in range(count):
-                loss = model.loss((x[k] if count > 1 else x).to(device=comm.device))
-                metrics = trainer.step(named, trainer._step.backward(loss), loss.item())
-            found.append(metrics)
-        metrics = [m.result() for m in found] if captured else found
-        assert step.graphs == captured
-        arrays, meta = trainer.state_dict(named)
-        return metrics, weights(model), {name: array.tobytes() for name, array in arrays.items()}, meta
-
-    eager, launched = (good(lambda comm, captured=captured: train(comm, captured)) for captured in (False, True))
-    assert eager[0] == launched[0] == launched[1]
-    assert (None in eager[0][0]) == (kind == "scaled") and eager[0][1] != weights(Net(Device("cuda")))
+    first, second = good(lambda comm: nccl_programs.captured(comm, kind, count))
+    assert first == second
+    assert (None in first[0]) == (kind == "scaled") and first[1] != weights(Pair(Device("cuda")))
 
 
 def test_cuda_collectives_of_a_graph_are_made_by_its_launches(machine: FakeMachine) -> None:
@@ -143,7 +88,7 @@ def test_cuda_loss_that_is_not_finite_on_one_rank_stops_all(machine: FakeMachine
 
 def test_cuda_index_out_of_range_on_one_rank_stops_all(machine: FakeMachine) -> None:
     def fn(comm: dist.Communicator):
-        model = Net(comm.device)
+        model = Pair(comm.device)
         step = trainer_of("distributed", comm).capture(
             lambda x, i: model.loss(x) + model.a[i].sum(), model.named_parameters()
         )
@@ -170,7 +115,7 @@ def test_cuda_ranks_whose_inputs_or_steps_differ_are_told(machine: FakeMachine) 
             step(rows(comm, 0)[: 1 + comm.rank])
 
     def rates(comm: dist.Communicator) -> None:
-        model = Net(comm.device)
+        model = Pair(comm.device)
         trainer = dist.BucketedTrainer(dist.TrainingConfig(), comm)
         step = trainer.capture(model.loss, model.named_parameters())
         for i in range(2):
@@ -220,7 +165,7 @@ def test_cuda_ranks_that_go_on_differently_after_an_error_are_told(machine: Fake
 
 def test_cuda_capture_that_fails_on_one_rank_is_an_error_of_all(machine: FakeMachine) -> None:
     def fn(comm: dist.Communicator):
-        model = Net(comm.device)
+        model = Pair(comm.device)
         calls = []
 
         def loss(x: Tensor) -> Tensor:
@@ -241,7 +186,7 @@ def test_cuda_capture_that_fails_on_one_rank_is_an_error_of_all(machine: FakeMac
 
 def test_cuda_ranks_that_capture_different_gradients_keep_no_graph(machine: FakeMachine) -> None:
     def fn(comm: dist.Communicator):
-        model = Net(comm.device)
+        model = Pair(comm.device)
         odd = []
         step = trainer_of("bucketed", comm).capture(
             lambda x: model.loss(x) + (model.unused.sum() if odd else 0.0), model.named_parameters()
@@ -285,7 +230,7 @@ def test_cuda_graph_that_gives_way_waits_with_the_deadline(machine, monkeypatch)
     monkeypatch.setattr(captured_step, "END_SECONDS", 0.01)
 
     def fn(comm: dist.Communicator):
-        model = Net(comm.device)
+        model = Pair(comm.device)
         step = trainer_of("bucketed", comm).capture(model.loss, model.named_parameters(), max_graphs=1)
         for i in range(3):
             step(rows(comm, i)[:1]).result()
@@ -329,7 +274,7 @@ def test_cuda_launch_that_is_not_over_in_time_aborts(machine: FakeMachine, monke
 
 def test_cuda_captures_that_cannot_be_are_refused(machine: FakeMachine) -> None:
     def fn(comm: dist.Communicator) -> None:
-        model = Net(comm.device)
+        model = Pair(comm.device)
         fused = dist.FusedDistributedOptimizer(None, comm)
         with pytest.raises(ValueError, match="FusedDistributedOptimizer on 2 ranks exchanges values by the host"):
             fused.capture(model.loss, model.named_parameters())
@@ -340,7 +285,7 @@ def test_cuda_captures_that_cannot_be_are_refused(machine: FakeMachine) -> None:
     good(fn)
 
     def by_host(comm: dist.Communicator) -> None:
-        model = Net(comm.device)
+        model = Pair(comm.device)
         with pytest.raises(ValueError, match="ThreadCommunicator exchanges data by the host.*needs NcclCommunicator"):
             trainer_of("bucketed", comm).capture(model.loss, model.named_parameters())
         graph = mg.cuda.Graph(comm.device)

@@ -1,4 +1,5 @@
-"""Replicas on GPUs of one process: their communicators, Ddp and Trainer, against one model on the CPU in float64.
+"""Replicas on GPUs of one process: their communicators, Ddp and DdpBuilder (tests/distributed/test_trainer_setup.py has
+Trainer), against one model on the CPU in float64.
 
 In the simulator, which has two devices, or on GPUs; where there is one, both replicas share it.
 """
@@ -8,17 +9,15 @@ import threading
 import communicator_suite as suite
 import numpy as np
 import pytest
-from data_parallel import ROWS, Net
+from data_parallel import Net
 from nccl_programs import sgd, wrap_does_what_it_does_on_the_cpu
 from refusals import raises
-from replica_models import bits, host
 
 import minigrad as mg
-from minigrad import Tensor, data, nn
+from minigrad import Tensor, data
 from minigrad import distributed as dist
 from minigrad.data.prefetch import pinned
 from minigrad.device import CPU, Device
-from minigrad.nn import functional as F
 
 if not mg.cuda.is_available():
     pytest.skip("no CUDA device, and NUMBA_ENABLE_CUDASIM=1 is not set", allow_module_level=True)
@@ -29,20 +28,8 @@ SLOW = ("check_large_all_reduce", "check_order", "check_asynchronous")
 BREAKING = [c for c in suite.BREAKING if c.__name__ in ("break_by_other_shape", "break_by_silence", "break_by_close")]
 
 
-def batch(rows: int = ROWS) -> tuple[Tensor, Tensor]:
-    x, y = np.random.default_rng(0).standard_normal((2, rows, 5))
-    return Tensor(x), Tensor(y)
-
-
-def net(device: Device | str = CPU, tied: bool = False, frozen: tuple[str, ...] = (), seed: int = 0) -> Net:
-    model = Net(np.float64, seed, tied)
-    for name, p in model.named_parameters():
-        p.requires_grad_(name not in frozen)
-    return model.to(device=device)
-
-
-def loss_of(model: Net, x: Tensor, y: Tensor) -> Tensor:
-    return model.loss(x, y)
+def net(device: Device = CPU, seed: int = 0) -> Net:
+    return Net(np.float64, seed).to(device=device)
 
 
 def assert_close(got: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> None:
@@ -135,67 +122,6 @@ def test_cuda_wrap_keeps_replicas_alike() -> None:
 # ------------------------------------------------------------------ Trainer
 
 
-@pytest.mark.parametrize("kinds", [{}, {"tied": True, "frozen": ("bias",)}], ids=["plain", "tied and frozen"])
-def test_cuda_setup_of_two_replicas_is_training_on_the_whole_batch(kinds) -> None:
-    seen = set()
-
-    def noting(model: Net, x: Tensor, y: Tensor) -> Tensor:
-        seen.add((mg.cuda.current_device(), threading.current_thread().name))
-        return model.loss(x, y)
-
-    exact = dist.Trainer.setup(net(**kinds), net, sgd)
-    with dist.Trainer.setup(
-        net(DEVICES[0], **kinds), lambda device: net(device, **kinds), sgd, devices=DEVICES
-    ) as trainer:
-        for rows in (7, 5):  # unequal shares
-            metrics, wanted = trainer.step(noting, *batch(rows)), exact.step(loss_of, *batch(rows))
-            assert metrics is not None and wanted is not None
-            assert metrics.loss == pytest.approx(wanted.loss, rel=1e-12)
-        trainer.assert_replicas_identical()
-        assert trainer.devices == DEVICES
-        assert seen == {(device.index, f"replica-{rank}") for rank, device in enumerate(DEVICES)}
-        for model in trainer.models:
-            assert_close(host(model), host(exact.models[0]))
-
-
-def test_cuda_setup_of_one_replica_is_plain_training() -> None:
-    trainer, exact = dist.Trainer.setup(net(DEVICES[1]), net, sgd), dist.Trainer.setup(net(), net, sgd)
-    assert trainer.devices == [DEVICES[1]]
-    for one in (trainer, exact):
-        one.step(loss_of, *batch())
-    assert_close(host(trainer.models[0]), host(exact.models[0]))
-
-
-def normed(device: Device) -> nn.Module:
-    mg.manual_seed(3)
-    return nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3), nn.Linear(3, 2)).to(device=device).double()
-
-
-def test_cuda_batch_norms_buffers_are_those_of_the_first_replica() -> None:
-    """As on the CPU, where each replica sees the same rows."""
-    x, y = batch()[0], Tensor(np.arange(ROWS) % 2)
-    found = []
-    for devices in (DEVICES, [CPU, CPU]):
-        with dist.Trainer.setup(normed(devices[0]), normed, sgd, devices=devices) as trainer:
-            trainer.step(lambda model, x, y: F.cross_entropy(model(x), y), x, y)
-            trainer.assert_replicas_identical()
-            found += [host(model) for model in trainer.models]
-    for state in found[1:]:
-        assert_close(state, found[0])
-    assert found[0]["1.num_batches_tracked"] == 1 and found[0]["1.running_mean"].any()
-
-
-def test_cuda_el_che_deals_whole_batches_out() -> None:
-    config = dist.DdpConfig(speed_hint=(0, 2.0), max_anchor=1)
-    exact = dist.Trainer.setup(net(), net, sgd)
-    with dist.Trainer.setup_with(net(DEVICES[0]), net, sgd, config, devices=DEVICES) as trainer:
-        metrics = [trainer.step(loss_of, *(t[i : i + 2] for t in batch())) for i in (0, 2, 4)]
-        assert metrics[:2] == [None, None] and metrics[2] is not None  # 1 and 2 batches
-        exact.step(loss_of, *(t[:6] for t in batch()))
-        for model in trainer.models:
-            assert_close(host(model), host(exact.models[0]))
-
-
 def test_cuda_setup_on_gpus_of_different_names_has_el_che(monkeypatch: pytest.MonkeyPatch) -> None:
     with dist.Trainer.setup(net(DEVICES[0]), net, sgd, devices=DEVICES) as trainer:
         assert trainer.el_che is None
@@ -203,23 +129,6 @@ def test_cuda_setup_on_gpus_of_different_names_has_el_che(monkeypatch: pytest.Mo
     monkeypatch.setattr(mg.cuda_kernels.memory, "device_name", lambda device: next(names))
     with dist.Trainer.setup(net(DEVICES[0]), net, sgd, devices=DEVICES) as trainer:
         assert trainer.el_che is not None
-
-
-def test_cuda_a_replica_that_raises_changes_nothing() -> None:
-    calls = threading.Semaphore(1)
-
-    def failing(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        loss = F.cross_entropy(model(x), y)  # writes the running averages
-        if x.device is DEVICES[1] and calls.acquire(blocking=False):
-            raise ValueError("on purpose")
-        return loss
-
-    x, y = batch()[0], Tensor(np.arange(ROWS) % 2)
-    with dist.Trainer.setup(normed(DEVICES[0]), normed, sgd, devices=DEVICES) as trainer:
-        before = [bits(model) for model in trainer.models]
-        raises(dist.ReplicaError, "ValueError: on purpose", lambda: trainer.step(failing, x, y))
-        assert [bits(model) for model in trainer.models] == before
-        assert trainer.step(failing, x, y) is not None
 
 
 def test_cuda_replicas_that_differ_are_named() -> None:

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from nccl_programs import copies_to_host
+from replica_models import PipelineCase, TensorCase
 
 import minigrad as mg
 from minigrad import Tensor, nn
@@ -61,32 +62,15 @@ def on_ranks(fn):
     return run
 
 
-@on_ranks
-def tensor_parallel(comm: dist.Communicator):
-    up = dist.ColumnParallelLinear(3, 5, comm, gather_output=False, dtype=mg.float64)
-    middle = dist.ColumnParallelLinear(5, 5, comm, dtype=mg.float64)
-    down = dist.RowParallelLinear(5, 2, comm, dtype=mg.float64)
-    model = nn.Sequential(
-        up, dist.RowParallelLinear(5, 5, comm, input_is_parallel=True, dtype=mg.float64), middle, down
-    )
-    trainer = dist.TensorParallelTrainer(CONFIG, model, comm)
-    return [*(trainer.step((X, Y)).loss for _ in range(2)), *(p.cpu().numpy() for p in up.whole().values())]
+def in_parts(case: PipelineCase | TensorCase):
+    """A model that the ranks have in parts: losses, norms and weights."""
 
+    @on_ranks
+    def train(comm: dist.Communicator):
+        part = case.train(comm) if isinstance(case, PipelineCase) else case.train(comm)[0]
+        return [np.array(part.stats), *part.weights.values()]
 
-@on_ranks
-def vocab_parallel(comm: dist.Communicator):
-    table = dist.VocabParallelEmbedding(7, 4, comm, dtype=mg.float64)
-    h = table(Tensor(np.array([0, 3, 6]), device=comm.device))
-    logits = F.linear(h, table.weight)
-    loss = dist.vocab_parallel_cross_entropy(logits, Tensor(np.array([1, 5, 6]), device=comm.device), 7, comm)
-    return [loss.item(), loss.backward()[table.weight].cpu().numpy(), table.whole()["weight"].cpu().numpy()]
-
-
-@on_ranks
-def pipeline_parallel(comm: dist.Communicator):
-    stage = nn.Sequential(nn.Linear(3, 4), nn.Tanh()) if comm.rank == 0 else nn.Linear(4, 2)
-    trainer = dist.PipelineParallelTrainer(CONFIG, stage.double().to(device=comm.device), comm)
-    return [*(trainer.step((X, Y)).loss for _ in range(2)), *weights(stage)]
+    return train
 
 
 def reduced_by(make):
@@ -136,9 +120,9 @@ CASES = {
     "alone": alone,
     "data parallel": data_parallel,
     "data parallel, of ranks": on_ranks(data_parallel_ranks),
-    "tensor parallel": tensor_parallel,
-    "vocabulary parallel": vocab_parallel,
-    "pipeline parallel": pipeline_parallel,
+    "tensor parallel": in_parts(TensorCase()),
+    "tensor parallel, gathered": in_parts(TensorCase(tied=False, weighted=True, gather=True)),
+    "pipeline parallel": in_parts(PipelineCase(2, size=3, samples=7, clip=0.3)),
     "fused": reduced_by(
         lambda comm: dist.FusedDistributedOptimizer(dist.FusedOptimizerConfig(bucket_size_bytes=64), comm)
     ),

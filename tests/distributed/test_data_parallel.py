@@ -16,10 +16,12 @@ from ranks import on_processes, requires_mpi
 from refusals import raises
 from replica_models import Failing, Net, broken, rows, trained_alone
 
+from minigrad import Tensor, optim
 from minigrad import distributed as dist
 from minigrad.distributed import DataParallelTrainer, LossKind, ReplicaDroppedReplyError, ReplicaStepResult
-from minigrad.distributed.mirrors.atomr import rank_replicas, replicas
-from minigrad.optim import AdamW, CosineAnnealing, NonFiniteGradientError
+from minigrad.distributed.mirrors.atomr import replicas
+from minigrad.nn import functional as F
+from minigrad.optim import AdamW, AdamWConfig, CosineAnnealing, NonFiniteGradientError
 
 SGD = dist.OptimizerKind.sgd(0.05, momentum=0.9, weight_decay=0.1)
 ADAMW = dist.OptimizerKind.adamw(0.02, 0.8, 0.95, 1e-6, 0.1)
@@ -148,41 +150,20 @@ def test_mean_semantics_equal_one_device(stack: ExitStack, n: int, samples: int,
         np.testing.assert_array_equal(trainer.model.third.numpy(), build().third.numpy())
 
 
-LOSSES = [LossKind.mse(), LossKind.cross_entropy(), LossKind.weighted_cross_entropy(WEIGHTS)]
-
-
-@pytest.mark.parametrize("optimizer", [SGD, dist.OptimizerKind.sgd(0.1), ADAMW], ids=["momentum", "sgd", "adamw"])
-@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.name)
-def test_optimizer_and_loss_kinds_against_pytorch(stack, optimizer, loss) -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is the reference")
-    functional = torch.nn.functional
-    model, kind = Net(), config(optimizer, loss, clip=0.7, size=2)
-    twins = {name: torch.tensor(p.data.copy(), requires_grad=True) for name, p in model.named_parameters()}
-    if optimizer is ADAMW:
-        update = torch.optim.AdamW(twins.values(), lr=0.02, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.1)
-    else:
-        momentum, decay = (0.9, 0.1) if optimizer is SGD else (0.0, 0.0)
-        update = torch.optim.SGD(twins.values(), lr=optimizer.lr(), momentum=momentum, weight_decay=decay)
-    trainer = DataParallelTrainer(kind, threads(stack, 3), model=model)
-    for seed in range(3):
-        x, y = rows(8, seed, None if loss.name == "mse" else 4)
-        if loss.name == "cross_entropy":
-            y[2] = -100
-        stats = trainer.step((x, y))
-        update.zero_grad()
-        outputs = (torch.tensor(x) @ twins["first"] + twins["bias"]).tanh() @ twins["head"]
-        if loss.name == "mse":
-            value = functional.mse_loss(outputs, torch.tensor(y))
-        else:
-            weight = None if loss.weights is None else torch.tensor(loss.weights, dtype=torch.float64)
-            value = functional.cross_entropy(outputs, torch.tensor(y), weight)
-        value.backward()
-        norm = torch.nn.utils.clip_grad_norm_(twins.values(), 0.7)
-        update.step()
-        assert stats.loss == pytest.approx(value.item(), rel=1e-12)
-        assert stats.grad_norm == pytest.approx(norm.item(), rel=1e-12)
-        for name, p in model.named_parameters():
-            np.testing.assert_allclose(p.data, twins[name].detach().numpy(), rtol=1e-10, atol=1e-12, err_msg=name)
+def test_kinds_are_the_losses_of_nn_and_the_optimizers_of_optim() -> None:
+    x, y = map(Tensor, rows(6))
+    classes, weights = Tensor(np.array([0, 3, -100, 1, 1, 2])), Tensor(np.array(WEIGHTS))
+    outputs = x[:, :4]
+    for kind, labels, loss in [
+        (LossKind.mse(), y, F.mse_loss(outputs, y)),
+        (LossKind.cross_entropy(), classes, F.cross_entropy(outputs, classes)),
+        (LossKind.weighted_cross_entropy(WEIGHTS), classes, F.cross_entropy(outputs, classes, weights)),
+    ]:
+        assert kind(outputs, labels).item() == loss.item()
+    sgd, adamw = SGD.build([x.requires_grad_()]), ADAMW.build([x])
+    assert isinstance(sgd, optim.SGD) and sgd.config == optim.SgdConfig(lr=0.05, momentum=0.9, weight_decay=0.1)
+    assert isinstance(adamw, AdamW)
+    assert adamw.config == AdamWConfig(lr=0.02, beta1=0.8, beta2=0.95, eps=1e-6, weight_decay=0.1)
 
 
 def test_one_replica_is_bitwise_a_simple_trainer(stack: ExitStack) -> None:
@@ -650,7 +631,7 @@ def test_a_part_of_the_ranks_is_refused() -> None:
 
 
 def test_peer_loss_an_exception_of_the_trainers_rank_ends_the_others_at_once(monkeypatch: Any) -> None:
-    ended, whole = threading.Barrier(3), rank_replicas.broadcast_params
+    ended, whole = threading.Barrier(3), replicas.broadcast_params
 
     def broadcast(comm: dist.Communicator, *rest: Any) -> None:
         if comm.rank == 0:
@@ -666,16 +647,16 @@ def test_peer_loss_an_exception_of_the_trainers_rank_ends_the_others_at_once(mon
             assert_step_fails(trainer, (X, Y), ReplicaDroppedReplyError, "ended with MemoryError: no more")
         ended.wait(20)
 
-    monkeypatch.setattr(rank_replicas, "broadcast_params", broadcast)
+    monkeypatch.setattr(replicas, "broadcast_params", broadcast)
     dist.run_threads(3, run, timeout=60)
 
 
 def test_another_model_or_no_rank_is_an_error() -> None:
     def train(comm: dist.Communicator) -> None:
         trainer = DataParallelTrainer(config(), dist.RankReplicas(comm), model=Net(5))
-        assert_step_fails(trainer, (X, Y), ReplicaDroppedReplyError, "replica 0: .* rank 1 has .*, rank 0 has")
+        assert_step_fails(trainer, (X, Y), ReplicaDroppedReplyError, "replica 0: .* on rank 1, .* on rank 0")
 
-    raises(dist.CollectiveMismatchError, "parameters differ: rank 1 has", on_ranks, 3, Net, train)
+    raises(dist.CollectiveMismatchError, "parameters differ: .* on rank 1, .* on rank 0", on_ranks, 3, Net, train)
     alone = DataParallelTrainer(config(), dist.RankReplicas(dist.NoOpCommunicator()), model=Net())
     assert_step_fails(alone, (X, Y), dist.NoReplicasError, "no replicas")
 

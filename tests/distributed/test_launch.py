@@ -13,7 +13,7 @@ import pytest
 from in_threads import wait_until
 from ranks import alive, requires_mpi, run_ranks
 
-from minigrad.distributed.job import launch, launch_job
+from minigrad.distributed.job import launch
 
 pytestmark = [requires_mpi, pytest.mark.long]
 
@@ -109,7 +109,7 @@ def test_later_failures_do_not_hide_the_first():
 
 def test_the_job_ends_after_its_timeout():
     result = run_ranks(2, WHO + "time.sleep(100)\n", timeout=2.0)
-    assert result.returncode == launch_job.TIMED_OUT, result.text
+    assert result.returncode == launch.TIMED_OUT, result.text
     assert "ended rank 0, 1, still running after 2 s" in result.stderr
     assert result.seconds < 15
 
@@ -190,9 +190,9 @@ def test_ranks_that_go_on_after_a_signal_are_killed(tmp_path, again):
     job, _ = started(tmp_path, program, "--grace", "60" if again else "0.5")
     job.send_signal(signal.SIGINT)
     if again:
-        time.sleep(launch_job.REPEATED / 5)
+        time.sleep(launch.REPEATED / 5)
         job.send_signal(signal.SIGINT)  # the same one, for timeout(1) sends it twice
-        time.sleep(launch_job.REPEATED + 0.2)
+        time.sleep(launch.REPEATED + 0.2)
         assert job.poll() is None
         job.send_signal(signal.SIGINT)
     _, err = job.communicate(timeout=20)
@@ -224,7 +224,7 @@ def test_the_jobs_shared_memory_is_removed_after_a_signal(tmp_path):
     program = "import os, time\nprint(os.environ['OMPI_MCA_btl_sm_backing_directory'])\ntime.sleep(99)\n"
     job, lines = started(tmp_path, program)
     (folder,) = {line[len("[0] ") :].rstrip() for line in lines}
-    assert Path(folder).name.startswith(launch_job.SCRATCH) and os.path.isdir(folder)
+    assert Path(folder).name.startswith(launch.SCRATCH) and os.path.isdir(folder)
     job.send_signal(signal.SIGTERM)
     job.communicate(timeout=20)
     assert not os.path.exists(folder)
@@ -283,16 +283,16 @@ def test_wrong_command_lines(arguments, words, capsys):
 @pytest.mark.short
 def test_leftovers_of_a_killed_launcher_are_swept(tmp_path):
     for name in ("dead", "alive", "young"):
-        (tmp_path / f"{launch_job.SCRATCH}{name}").mkdir()
-        (tmp_path / f"{launch_job.SCRATCH}{name}" / "segment").write_text("x")
+        (tmp_path / f"{launch.SCRATCH}{name}").mkdir()
+        (tmp_path / f"{launch.SCRATCH}{name}" / "segment").write_text("x")
     (tmp_path / "other").mkdir()
-    held = launch_job.lock(str(tmp_path / f"{launch_job.SCRATCH}alive"))
+    held = launch.lock(str(tmp_path / f"{launch.SCRATCH}alive"))
     assert held is not None
     for name in ("dead", "alive"):
-        os.utime(tmp_path / f"{launch_job.SCRATCH}{name}", (1, 1))
-    launch_job.sweep(str(tmp_path))
+        os.utime(tmp_path / f"{launch.SCRATCH}{name}", (1, 1))
+    launch.sweep(str(tmp_path))
     os.close(held)
-    left = {path.name.removeprefix(launch_job.SCRATCH) for path in tmp_path.iterdir()}
+    left = {path.name.removeprefix(launch.SCRATCH) for path in tmp_path.iterdir()}
     assert left == {"alive", "young", "other"}
 
 
@@ -301,7 +301,7 @@ def test_hosts_become_mpiruns(monkeypatch):
     monkeypatch.setenv("MINIGRAD_FAST", "0")
     monkeypatch.setenv("MINIGRAD_RENDEZVOUS_SECRET", "secret")
     hosts = launch.parse_hosts("a,b:2")
-    job = launch_job.LaunchJob(Path("mpirun"), 3, hosts, 1, ["x.py"], None, 1.0)
+    job = launch.LaunchJob(Path("mpirun"), 3, hosts, 1, ["x.py"], None, 1.0)
     command = " ".join(job.command())
     assert "--host a:1,b:2" in command
     assert "-n 3 " in command

@@ -94,7 +94,7 @@ def test_parameter_server_stats() -> None:
 @pytest.mark.parametrize("optimizer", [SGD, dist.OptimizerKind.sgd(0.1, 0.9, 0.2), dist.OptimizerKind.adamw(0.05, 0.8)])
 @pytest.mark.parametrize("clip", [None, 0.5])
 def test_parameter_server_honours_every_optimizer(optimizer: dist.OptimizerKind, clip: float | None) -> None:
-    """Whose agreement with PyTorch is tested with DataParallelTrainer."""
+    """Which are those of ``optim``, as the tests of DataParallelTrainer hold."""
     p = Tensor(START.astype(np.float64), requires_grad=True)
     alone = dist.SimpleTrainer(dist.TrainingConfig(max_grad_norm=clip), optimizer.build([("weights", p)]))
     ps = dist.AsyncParameterServer(START.astype(np.float64), optimizer, 3, gradient_clip=clip)

@@ -1,9 +1,7 @@
 """flodl's policies, guard, overshoot and chunk dispatch: pure logic, each against its table or its definition."""
 
-import random
-
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minigrad.distributed.mirrors.flodl.policies import (
@@ -13,7 +11,7 @@ from minigrad.distributed.mirrors.flodl.policies import (
     OvershootLimit,
     should_average,
 )
-from minigrad.distributed.mirrors.flodl.workload import MIN_CHUNK, ChunkPool, FixedParts, interleaved, partition
+from minigrad.distributed.mirrors.flodl.workload import MIN_CHUNK, ChunkPool, partition
 
 SYNC, CADENCE, ASYNC = AveragingPolicy.SYNC, AveragingPolicy.CADENCE, AveragingPolicy.ASYNC
 
@@ -92,31 +90,6 @@ def test_data_partition_is_disjoint_complete_and_in_proportion(batches, shares):
 def test_data_partition_of_three_to_one():
     assert list(map(len, partition(100, [3, 1]))) == [75, 25]
     assert list(map(len, partition(10, [1000, 1]))) == [9, 1]
-
-
-def test_data_partition_in_lockstep_leaves_out_what_fills_no_round():
-    parts = interleaved(11, 3)
-    assert [list(part) for part in parts] == [[0, 3, 6], [1, 4, 7], [2, 5, 8]]
-    assert not any(interleaved(2, 3))
-
-
-def test_fixed_parts_are_given_once():
-    parts = FixedParts([range(3), range(3, 5)])
-    assert parts.batches == 5 and parts.left(1)
-    assert (parts.take(1, None), parts.take(1, 0.5)) == (range(3, 5), range(0))
-    assert not parts.left(1) and parts.left(0)
-
-
-@settings(max_examples=200)
-@given(batches=st.integers(0, 500), world=st.integers(1, 8), seed=st.integers(0, 2**32))
-def test_chunk_dispatch_no_batch_twice_and_none_lost(batches, world, seed):
-    rng, pool, seen = random.Random(seed), ChunkPool(batches, world), []
-    while pool.left(0):
-        chunk = pool.take(rng.randrange(world), rng.choice([None, rng.random()]))
-        assert len(chunk) >= 1
-        seen.extend(chunk)
-    assert seen == list(range(batches))
-    assert not pool.take(0, None) and not pool.take(0, 0.5)
 
 
 def test_chunk_dispatch_probes_then_goes_by_speed():

@@ -8,30 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from optimizer_cases import SHAPES, make_grads, make_params
 from refusals import raises
 
 import minigrad
 from minigrad import GradStore, Tensor, TensorId, nn, serialization
 from minigrad.distributed import NonFiniteLossError, SimpleTrainer, TrainingConfig, TrainingMetrics
-from minigrad.distributed.train.params import Named
-from minigrad.distributed.train.step import Reducer, Step
+from minigrad.distributed.train.step import Named, Reducer, Step
 from minigrad.optim import AdamW, CosineAnnealing, Lambda, NonFiniteGradientError, decay_groups
-
-SHAPES = [(3, 4), (4,), ()]
-
-
-def make_params(dtype: Any = np.float32) -> list[Tensor]:
-    rng = np.random.default_rng(0)
-    return [Tensor(np.asarray(rng.standard_normal(s), dtype), requires_grad=True) for s in SHAPES]
-
-
-def make_grads(params: list[Tensor], seed: int, skip: tuple[int, ...] = ()) -> GradStore:
-    grads = GradStore()
-    for i, p in enumerate(params):
-        g = np.random.default_rng([seed, i]).standard_normal(p.shape)
-        if i not in skip:
-            grads.insert(p, Tensor(np.asarray(g, p.dtype)))
-    return grads
 
 
 def norm_of(grads: GradStore, params: list[Tensor]) -> float:
@@ -63,6 +47,8 @@ def test_the_configuration_has_boostrs_fields_defaults_and_builders():
         "weight_decay": 0.01,
         "max_grad_norm": 1.0,
         "grad_accum_steps": 1,
+        "reproducible": False,  # boostr has neither this nor the next
+        "compare_every": 100,
     }
     changed = config.with_lr(0.1).with_weight_decay(0.2).with_max_grad_norm(None).with_grad_accum_steps(4)
     assert changed == TrainingConfig(0.1, 0.2, None, 4)
@@ -73,6 +59,7 @@ def test_the_configuration_refuses_values_out_of_range():
     for field, value in [
         *[("learning_rate", -1.0), ("learning_rate", math.nan), ("weight_decay", -0.1), ("max_grad_norm", 0.0)],
         *[("max_grad_norm", math.nan), ("grad_accum_steps", 0), ("grad_accum_steps", 1.5)],
+        *[("reproducible", 1), ("compare_every", -1)],
     ]:
         raises(ValueError, "", lambda field=field, value=value: TrainingConfig(**{field: value}))
 
@@ -208,20 +195,12 @@ def test_the_order_of_a_mapping_may_change_between_steps_and_between_save_and_re
     for i in range(3):  # ends amid a window
         first.step((as_ids, as_ids_backwards)[i % 2](params), make_grads(params, i), 1.0)
     second = SimpleTrainer(TrainingConfig(grad_accum_steps=2))
-    second.load_state_dict(as_ids_backwards(params), *first.state_dict(as_ids(params)))
+    arrays, meta = first.state_dict(as_ids(params))
+    kept = {name: array.tobytes() for name, array in arrays.items()}
+    second.load_state_dict(as_ids_backwards(params), arrays, meta)
     second.step(as_ids(params), make_grads(params, 3), 1.0)
     assert state_bits(second, params) == state_bits(trainer, expected)
-
-
-def test_gradients_of_other_tensors_enter_neither_norm_nor_step():
-    params = make_params()
-    bystander = Tensor(np.ones(3, np.float32), requires_grad=True)
-    grads = make_grads(params, 0)
-    grads.insert(bystander, Tensor(np.full(3, np.nan, np.float32)))
-    metrics = SimpleTrainer().step(params, grads, 1.0)
-    assert metrics is not None
-    assert metrics.grad_norm == pytest.approx(norm_of(make_grads(params, 0), params), rel=1e-6)
-    np.testing.assert_array_equal(bystander.data, np.ones(3))
+    assert {name: array.tobytes() for name, array in arrays.items()} == kept  # what is saved and loaded is a copy
 
 
 def test_layers_may_come_go_and_be_frozen_between_two_steps():
@@ -248,7 +227,7 @@ def test_layers_may_come_go_and_be_frozen_between_two_steps():
 
 
 def test_a_trained_parameter_that_a_given_optimizer_lacks_is_refused_by_name():
-    params = make_params()
+    params = make_params(shapes=SHAPES[:3])
     trainer = SimpleTrainer.with_optimizer(TrainingConfig(), AdamW(params[:2]))
     before = [p.data.copy() for p in params]
     with pytest.raises(ValueError, match="tail require grad but are not in the optimizer"):
@@ -288,34 +267,11 @@ def test_a_gradient_that_is_not_finite_names_the_step_and_changes_nothing(bad, m
     before = state_bits(trainer, params)
     grads = make_grads(params, 1)
     grads[params[1]].data[2] = bad
-    with pytest.raises(NonFiniteGradientError, match=r"step 2, parameter \S+: the gradient norm is .* of shape \(4,\)"):
+    with pytest.raises(NonFiniteGradientError, match=r"step 2, parameter \S+: the gradient norm is .* of shape \(3,\)"):
         trainer.step(params, grads, 1.0)
     assert state_bits(trainer, params) == before
     metrics = trainer.step(params, make_grads(params, 1), 1.0)
     assert metrics is not None and metrics.step == 2
-
-
-def test_a_gradient_of_another_shape_leaves_the_window_as_it_was():
-    params, trainer = amid_a_window()
-    before = state_bits(trainer, params)
-    wrong = make_grads(params, 3)
-    wrong.insert(params[0], Tensor(np.ones((4, 3), np.float32)))
-    raises(ValueError, "has shape", lambda: trainer.step(params, wrong, 1.0))
-    assert state_bits(trainer, params) == before
-
-
-# ---------------------------------------------------------------------- windows
-
-
-def test_flush_makes_a_step_of_the_part_of_a_window_that_there_is():
-    params = make_params(np.float64)
-    trainer = SimpleTrainer(TrainingConfig(grad_accum_steps=4))
-    assert trainer.flush(params) is None
-    trainer.step(params, make_grads(params, 0), 1.0)
-    trainer.step(params, make_grads(params, 1), 2.0)
-    metrics = trainer.flush(params)
-    assert metrics is not None and (metrics.step, metrics.loss) == (1, 1.5)
-    assert trainer.flush(params) is None
 
 
 # ---------------------------------------------------------------------- resuming
@@ -352,18 +308,6 @@ def test_resumed_equals_uninterrupted_wherever_it_stopped(stop, tmp_path):
     metrics += [micro_step(trainer, params, i) for i in range(stop, 10)]
     assert metrics == wanted
     assert state_bits(trainer, params) == state_bits(uninterrupted, expected)
-
-
-def test_a_saved_state_is_a_copy_and_so_is_what_is_loaded():
-    params, trainer = amid_a_window()
-    arrays, meta = trainer.state_dict(params)
-    copies = {name: array.copy() for name, array in arrays.items()}
-    other = SimpleTrainer(TrainingConfig(grad_accum_steps=2))
-    other.load_state_dict(params, arrays, meta)
-    for t in (trainer, other):
-        t.step(params, make_grads(params, 3), 1.0)
-    for name, array in copies.items():
-        np.testing.assert_array_equal(arrays[name], array)
 
 
 def damages() -> dict[str, Any]:
@@ -416,30 +360,6 @@ def test_gradients_of_other_tensors_only_are_refused() -> None:
     assert trainer.global_step == 0
     assert trainer.step([p], (p * other).sum().backward(), 1.0) is not None
     assert trainer.step([p], minigrad.GradStore(), 1.0) is not None
-
-
-@pytest.mark.compiled
-@pytest.mark.parametrize("count", [1, 2])
-def test_captured_steps_on_the_cpu_are_the_eager_ones(count: int) -> None:
-    def run(captured: bool) -> tuple[list[TrainingMetrics | None], list[bytes]]:
-        minigrad.manual_seed(0)
-        model = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 1))
-        trainer = SimpleTrainer(TrainingConfig(grad_accum_steps=count), schedule=CosineAnnealing(0.1, 0.0, 1, 9))
-        step = trainer.capture(lambda x: model(x).pow(2).mean(), model.named_parameters())
-        found = []
-        for i in range(3):
-            x = minigrad.tensor(np.random.default_rng(i).standard_normal((count, 2, 3)).astype(np.float32))
-            if captured:
-                found.append(trainer.launch(x if count > 1 else x[0]).result())
-                continue
-            for k in range(count):
-                loss = model(x[k]).pow(2).mean()
-                metrics = trainer.step(model.named_parameters(), loss.backward(), loss.item())
-            found.append(metrics)
-        assert step.graphs == captured
-        return found, [p.detach().numpy().tobytes() for p in model.parameters()]
-
-    assert run(False) == run(True)
 
 
 @pytest.mark.compiled

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import os
+import re
 import resource
 import socket
 import struct
@@ -251,7 +252,15 @@ def test_a_connection_to_itself_is_not_rank_0(monkeypatch):
 def test_a_wrong_key_does_not_get_in(wrong):
     out = meet([0, 1], 2, free_port(), timeout=0.5, secret=lambda rank: SECRET + "!" * (rank == wrong))
     assert out[0].ranks == (1,) and out[1].ranks == (0,)
+    assert re.search(r"rank 1 of 2 did not come .*; \d+ connections from 127.0.0.1 knew another secret", str(out[0]))
     assert "is the secret the same?" in str(out[1])
+
+
+def test_a_name_that_means_loopback_says_what_others_need(monkeypatch):
+    found = socket.getaddrinfo(LOCAL, free_port(), type=socket.SOCK_STREAM)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    with pytest.warns(RuntimeWarning, match="node1 is this machine's loopback here .* an address that they reach"):
+        raises(RendezvousError, r"node1:1 \(127.0.0.1\)", lambda: Store(0, 2, "node1", 1, timeout=0.1))
 
 
 def test_who_does_not_know_the_secret_cannot_play_rank_0():

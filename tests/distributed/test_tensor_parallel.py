@@ -11,7 +11,7 @@ from replica_models import VOCABULARY, TensorCase, Words, assert_same_part, rows
 
 from minigrad import Tensor, nn
 from minigrad import distributed as dist
-from minigrad.distributed.comm.gather import part_of
+from minigrad.distributed.comm.communicator import part_of
 from minigrad.nn import functional as F
 
 WORLDS = pytest.mark.parametrize("world", [1, 2, 3, 4])

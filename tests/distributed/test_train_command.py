@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 import shutil
 import signal
 import sys
@@ -87,6 +88,7 @@ def test_must_config_files_refuse_by_name(tmp_path):
         ("training: {max_steps: 1", "is no valid YAML"),
         ("training: {seed: " + "9" * 6000 + "}", "line 1: seed: .*6000 digits"),
         ("training:\n  seed: 2026-02-31", "line 2: seed: day is out of range"),
+        ("training: {max_steps: 1, lr: " + "9" * 400 + "}", "training.lr is 9+..., expected a number"),
         ("training: {seed: !!int abc}", "line 1: seed: invalid literal"),
         ("training: {seed: !!timestamp x}", "line 1: seed: "),
         ("training: !!python/object/apply:os.system ['true']", "is no valid YAML"),
@@ -319,6 +321,15 @@ def test_errors_of_the_command_are_one_line(tmp_path, capsys):
     assert "unknown argument --coordinater: expected a flag of --help" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("family", "layers"), [("gpt2", 10**5), ("llama", 10**9), ("gpt2", 10**30)])
+def test_a_model_beyond_the_memory_is_refused_with_the_estimate(tmp_path, capsys, family, layers):
+    flags = ["--model.family", family, "--model.n_layer", str(layers), "--model.n_embd", "512"]
+    assert train.main([str(write(tmp_path)), *flags]) == 2
+    said = capsys.readouterr().err
+    words = rf"error: model: {layers} layers of 512 channels have at least \S+ billion parameters and need \S+ GB of "
+    assert re.match(words + r"memory, of which \S+ GB are free on cpu\n$", said)
+
+
 def test_one_process_runs_from_the_command_line(tmp_path):
     done = python("-W", "error", "-m", "minigrad.distributed.train", write(tmp_path))
     assert done.returncode == 0, done.stderr
@@ -374,11 +385,12 @@ def test_should_launcher_processes_log_and_resume_bit_for_bit_on_every_rank(tmp_
     assert result.returncode == 0, result.text
     assert "all 2 ranks hold the same weights" in result.lines(0)[-1] and result.lines(1) == []
     folder = tmp_path / "run"
-    lines = read_json_lines(folder / "metrics.jsonl")
+    begin, *lines = read_json_lines(folder / "metrics.jsonl")
+    assert begin["run"].items() >= {"steps": 6, "ranks": 2}.items()
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
     for line in lines:
         assert math.isfinite(line["loss"]) and line["grad_norm"] > 0 and line["world_size"] == 2
-        assert line["tokens_per_second"] > 0 and line["communication_seconds"] > 0
+        assert line["tokens_per_second"] > 0 and line["communication_seconds"] > 0 and len(line["waited_by_rank"]) == 2
     hashes = load_checkpoint(folder).state["weight_hashes"]
     assert len(hashes) == 2 and hashes[0] == hashes[1]
     straight = weights(folder, 6)
@@ -386,7 +398,7 @@ def test_should_launcher_processes_log_and_resume_bit_for_bit_on_every_rank(tmp_
     again = run_ranks(2, "-m", "minigrad.distributed.train", path, "--resume", "--world-size", 2, timeout=300)
     assert again.returncode == 0, again.text
     assert weights(folder) == straight  # dropout too: every rank's random numbers went on
-    relogged = read_json_lines(folder / "metrics.jsonl")
+    relogged = [line for line in read_json_lines(folder / "metrics.jsonl") if "run" not in line]
     assert [(line["step"], line["loss"]) for line in relogged] == [(line["step"], line["loss"]) for line in lines]
     refused = run_ranks(2, "-m", "minigrad.distributed.train", path, "--world-size", 3, timeout=300)
     assert refused.returncode == 2 and "world_size is 3, but Open MPI says 2" in refused.errors(0), refused.text

@@ -1,4 +1,7 @@
-"""Trainer: one loop on one replica and on several, against one model that sees the whole batch in float64."""
+"""Trainer: one loop on one replica and on several, against one model that sees the whole batch in float64.
+
+Replicas are on the CPU and, with "cuda", on the simulator's two devices or on GPUs; where there is one, they share it.
+"""
 
 import math
 import threading
@@ -9,16 +12,20 @@ import numpy as np
 import pytest
 from data_parallel import ROWS, Net
 from refusals import raises
+from replica_models import bits, host
 
 import minigrad
 from minigrad import Tensor, cuda, nn, optim, random
 from minigrad import distributed as dist
 from minigrad.data import EpochSampler
 from minigrad.distributed import DdpConfig, Trainer
-from minigrad.distributed.mirrors.flodl import replica_set
+from minigrad.distributed.mirrors.flodl import ddp
 from minigrad.distributed.mirrors.flodl.timeline import EventKind, Timeline
 
 LR = 0.01
+NO_CUDA = pytest.mark.skipif(not cuda.is_available(), reason="no CUDA device, and NUMBA_ENABLE_CUDASIM=1 is not set")
+CUDA = pytest.param("cuda", marks=NO_CUDA)
+ANYWHERE = pytest.mark.parametrize("where", ["cpu", CUDA])
 
 
 def batch(step: int = 0, rows: int = ROWS) -> tuple[Tensor, Tensor]:
@@ -34,19 +41,20 @@ def sgd(params) -> optim.SGD:
     return optim.SGD(params, lr=LR)
 
 
-def net(tied: bool = False, frozen=(), seed: int = 0) -> Net:
+def net(device="cpu", tied: bool = False, frozen=(), seed: int = 0) -> Net:
     made = Net(np.float64, seed, tied)
     for name, p in made.named_parameters():
         p.requires_grad_(name not in frozen)
-    return made
+    return made.to(device=device)
 
 
-def setup(n: int, config: DdpConfig | None = None, optimizer=sgd, **kinds) -> Trainer:
-    options = {key: kinds.pop(key) for key in ("schedule", "timeout") if key in kinds}
-    config = DdpConfig(max_anchor=0) if config is None else config
-    return Trainer.setup_with(
-        net(**kinds), lambda device: net(**kinds), optimizer, config, devices=["cpu"] * n, **options
-    )
+def devices(n: int, where: str) -> list[str]:
+    return ["cpu"] * n if where == "cpu" else [f"cuda:{rank % cuda.device_count()}" for rank in range(n)]
+
+
+def setup(n: int, config: DdpConfig | None = None, build=net, where: str = "cpu", **options) -> Trainer:
+    config, there = DdpConfig(max_anchor=0) if config is None else config, devices(n, where)
+    return Trainer.setup_with(build(there[0]), build, sgd, config, devices=there, **options)
 
 
 def alone(steps: int, optimizer=sgd, rows: int = ROWS, **kinds) -> Net:
@@ -60,13 +68,10 @@ def alone(steps: int, optimizer=sgd, rows: int = ROWS, **kinds) -> Net:
     return model
 
 
-def bits(model: nn.Module) -> dict[str, bytes]:
-    return {name: t.data.tobytes() for name, t in (*model.named_parameters(), *model.named_buffers())}
-
-
 def assert_weights(model: nn.Module, exact: nn.Module, tolerance: float = 1e-10) -> None:
-    for (name, p), (_, q) in zip(model.named_parameters(), exact.named_parameters(), strict=True):
-        np.testing.assert_allclose(p.data, q.data, rtol=tolerance, atol=1e-12, err_msg=name)
+    found = host(model)
+    for name, p in exact.named_parameters():
+        np.testing.assert_allclose(found[name], p.data, rtol=tolerance, atol=1e-12, err_msg=name)
 
 
 def assert_alike(trainer: Trainer) -> None:
@@ -111,16 +116,24 @@ def test_one_call_setup_of_one_replica_is_plain_training_bit_for_bit(clip: float
     assert (trainer.world_size, trainer.global_step, trainer.el_che, trainer.flush()) == (1, 4, None, None)
 
 
+@ANYWHERE
 @pytest.mark.parametrize(
     ("n", "rows", "kinds"),
     [(2, 12, {}), (3, 10, {"tied": True}), (3, 2, {"frozen": ("bias", "side")}), (2, 7, {"tied": True})],
 )
-def test_one_call_setup_of_n_replicas_is_training_on_the_whole_batch(n: int, rows: int, kinds) -> None:
-    exact = alone(3, rows=rows, **kinds)
-    model = net(**kinds)
-    with Trainer.setup(model, lambda device: net(seed=9, **kinds), sgd, devices=["cpu"] * n) as trainer:
-        losses = [made(trainer.step(loss_of, *batch(step, rows))).loss for step in range(3)]
+def test_one_call_setup_of_n_replicas_is_training_on_the_whole_batch(n: int, rows: int, kinds, where: str) -> None:
+    exact, there, seen = alone(3, rows=rows, **kinds), devices(n, where), set()
+    model = net(there[0], **kinds)
+
+    def noting(model: Net, x: Tensor, y: Tensor) -> Tensor:
+        current = "cpu" if where == "cpu" else f"cuda:{cuda.current_device()}"
+        seen.add((threading.current_thread().name, str(x.device), current))
+        return model.loss(x, y)
+
+    with Trainer.setup(model, partial(net, seed=9, **kinds), sgd, devices=there) as trainer:
+        losses = [made(trainer.step(noting, *batch(step, rows))).loss for step in range(3)]
         assert_alike(trainer)
+    assert seen == {(f"replica-{rank}", there[rank], there[rank]) for rank in range(min(n, rows))}
     assert losses[0] == pytest.approx(net(**kinds).loss(*batch(0, rows)).item())
     assert_weights(model, exact)
     for name in kinds.get("frozen", ()):
@@ -144,42 +157,42 @@ def test_gradient_scale_of_a_loss_that_is_a_mean_over_something_else() -> None:
     two.close()
 
 
-def normed() -> nn.Module:
+def normed(device="cpu") -> nn.Module:
     random.manual_seed(4)
-    return nn.Sequential(nn.Linear(5, 5), nn.BatchNorm1d(5)).double()
+    return nn.Sequential(nn.Linear(5, 5), nn.BatchNorm1d(5)).double().to(device=device)
 
 
-def test_buffers_are_those_of_replica_0_and_shards_have_statistics_of_their_own() -> None:
+@ANYWHERE
+def test_buffers_are_those_of_replica_0_and_shards_have_statistics_of_their_own(where: str) -> None:
     x, y = batch(0, 10)
     first, second = normed(), normed()
     grads = [mean_square(first, x[:5], y[:5]).backward(), mean_square(second, x[5:], y[5:]).backward()]
-    with Trainer.setup(normed(), lambda device: normed(), sgd, devices=["cpu"] * 2) as trainer:
+    with setup(2, build=normed, where=where) as trainer:
         trainer.step(mean_square, x, y)
         assert_alike(trainer)
-        for (name, b), (_, expected), (_, other) in zip(
-            trainer.models[1].named_buffers(), first.named_buffers(), second.named_buffers(), strict=True
-        ):
-            assert np.array_equal(b.data, expected.data)
-            assert name == "1.num_batches_tracked" or not np.array_equal(b.data, other.data)
-        for p, a, b in zip(trainer.models[1].parameters(), first.parameters(), second.parameters(), strict=True):
+        found = host(trainer.models[1])
+        for (name, expected), (_, other) in zip(first.named_buffers(), second.named_buffers(), strict=True):
+            np.testing.assert_allclose(found[name], expected.data, rtol=0 if where == "cpu" else 1e-12)
+            assert name == "1.num_batches_tracked" or not np.allclose(found[name], other.data)
+        for (name, a), b in zip(first.named_parameters(), second.parameters(), strict=True):
             mean = (grads[0][a].data + grads[1][b].data) / 2
-            np.testing.assert_allclose(p.data, a.data - LR * mean, rtol=1e-10)
+            np.testing.assert_allclose(found[name], a.data - LR * mean, rtol=1e-10)
 
 
 class Counting(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, device="cpu") -> None:
         super().__init__()
         self.gain = nn.Parameter(Tensor(np.ones(5)))
         self.register_buffer("seen", Tensor(np.zeros(1)))
+        self.to(device=device)
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        self.seen.add_(float(x.data[0, 0]))
+        self.seen.add_(x[0, 0].item())
         return ((x * self.gain - y) ** 2).mean()
 
 
 def test_buffers_are_those_of_the_first_replica_that_had_rows() -> None:
-    config = DdpConfig(max_anchor=0, speed_hint=(0, 4.0))
-    with Trainer.setup_with(Counting(), lambda device: Counting(), sgd, config, devices=["cpu"] * 3) as trainer:
+    with setup(3, DdpConfig(max_anchor=0, speed_hint=(0, 4.0)), build=Counting) as trainer:
         x, y = batch(0, 2)  # for replicas 1 and 2
         trainer.step(loss_of, x, y)
         assert [model.seen.item() for model in trainer.models] == [x.data[0, 0]] * 3
@@ -224,10 +237,11 @@ def test_setup_head_trains_as_setup() -> None:
 # ------------------------------------------------------------------ ElChe
 
 
-def test_el_che_deals_out_whole_batches_and_makes_one_step_of_them() -> None:
+@ANYWHERE
+def test_el_che_deals_out_whole_batches_and_makes_one_step_of_them(where: str) -> None:
     """Batches of unequal sizes, three rounds' worth and a rest; the gradient is the mean over all rows."""
     sizes = [4, 6, 3, 5, 4, 2, 7]
-    with setup(2, DdpConfig(max_anchor=1, speed_hint=(1, 2.0))) as trainer:
+    with setup(2, DdpConfig(max_anchor=1, speed_hint=(1, 2.0)), where=where) as trainer:
         el_che = trainer.el_che
         assert el_che is not None
         assert el_che.batch_counts == [2, 1]
@@ -268,7 +282,7 @@ def test_el_che_flush_trains_on_fewer_batches_than_replicas() -> None:
 
 
 class VirtualTime(threading.local):
-    """Takes the place of ``time`` in ``replica_set``: a thread's clock goes on only when told to."""
+    """Takes the place of ``time`` in ``ddp``: a thread's clock goes on only when told to."""
 
     now = 0.0
 
@@ -279,7 +293,7 @@ class VirtualTime(threading.local):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> VirtualTime:
     clock = VirtualTime()
-    monkeypatch.setattr(replica_set, "time", clock)
+    monkeypatch.setattr(ddp, "time", clock)
     return clock
 
 
@@ -410,14 +424,13 @@ FAILURES = [
 ]
 
 
-@pytest.mark.parametrize("limit", [None, 1.0])
+@pytest.mark.parametrize(("limit", "where"), [(None, "cpu"), (1.0, "cpu"), pytest.param(1.0, "cuda", marks=NO_CUDA)])
 @pytest.mark.parametrize(("spoil", "error", "words"), FAILURES)
-def test_a_replica_that_fails_changes_nothing_and_the_next_step_is_as_if_nothing_was(spoil, error, words, limit):
+def test_a_replica_that_fails_changes_nothing_and_the_next_step_is_as_if_nothing_was(spoil, error, words, limit, where):
     """Neither weights nor buffers."""
 
     def run(fails: bool) -> dict[str, bytes]:
-        config = DdpConfig(max_anchor=0, max_grad_norm=limit)
-        with Trainer.setup_with(Counting(), lambda device: Counting(), sgd, config, devices=["cpu"] * 2) as trainer:
+        with setup(2, DdpConfig(max_anchor=0, max_grad_norm=limit), Counting, where) as trainer:
 
             def broken(model: Counting, x: Tensor, y: Tensor) -> Tensor:
                 loss = model.loss(x, y)
@@ -548,11 +561,9 @@ def test_resume_is_bitwise_the_uninterrupted_run(n: int) -> None:
         assert [bits(model) for model in again.models] == [bits(trainer.models[0])] * n
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("device", ["cpu", CUDA])
 @pytest.mark.parametrize("resident", [False, True])
 def test_a_data_loader_gives_the_batches_of_epochs(resident: bool, device: str) -> None:
-    if device == "cuda" and not cuda.is_available():
-        pytest.skip("no CUDA device, and NUMBA_ENABLE_CUDASIM=1 is not set")
     x, y = (np.random.default_rng(0).standard_normal((11, 5)) for _ in range(2))
     order, exact = EpochSampler(11, 3, 42, drop_last=True), net()
     simple = dist.SimpleTrainer(dist.TrainingConfig(max_grad_norm=None), sgd(exact.named_parameters()))

@@ -277,31 +277,6 @@ def test_only_ratios_of_weights_matter_and_weight_0_counts_nothing(kind, world):
 # ---------------------------------------------------------------------- starting, stopping, stalling
 
 
-@ALL_KINDS
-def test_what_rank_0_saves_all_ranks_go_on_with_bit_for_bit(kind):
-    scenario = dp.Scenario(dp.shares(2, steps=4, accum=2), accum=2)
-
-    def body(comm: dist.ThreadCommunicator, weights: dict[str, np.ndarray] | None, state):
-        net = scenario.net(seed=0 if state is None else 5)
-        trainer = dp.make_trainer(kind, comm, accum=2)
-        if state is not None:
-            net.load_state_dict(weights)
-            trainer.load_state_dict(net.named_parameters(), *state)
-        for step in range(trainer.global_step, 4):
-            if step == 2 and state is None:
-                weights, state = dp.weights_of(net), trainer.state_dict(net.named_parameters())
-            for share in scenario.steps[step][comm.rank]:
-                metrics = dp.feed(trainer, net, net.loss(*scenario.batch(step, share.rows)))
-                if metrics is None:
-                    with pytest.raises(RuntimeError, match="the window has 1 of 2 micro-batches"):
-                        trainer.state_dict(net.named_parameters())
-        return weights, state, dp.state_bits(trainer, net)
-
-    (weights, state, bits), _ = dist.run_threads(2, partial(body, weights=None, state=None), timeout=30)
-    for *_, again in dist.run_threads(2, partial(body, weights=weights, state=state), timeout=30):
-        assert again == bits
-
-
 def test_without_a_loss_the_metrics_have_none():
     def body(comm: dist.ThreadCommunicator) -> list[float]:
         net = dp.Scenario(dp.shares(2)).net()

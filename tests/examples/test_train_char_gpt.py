@@ -18,7 +18,7 @@ from minigrad import cuda_kernels, serialization
 
 TRAIN = "train_char_gpt.py"
 RUN = Path("runs/char-gpt")
-TIMES = ("tokens_per_second", "seconds")  # which are never the same
+TIMES = ("tokens_per_second", "seconds", "time")  # which are never the same
 pytestmark = pytest.mark.long
 NEEDS_PROC = pytest.mark.skipif(not Path("/proc/self").exists(), reason="in /proc not even root can write")
 NEEDS_NO_CUDA = pytest.mark.skipif(cuda_kernels.availability()[0], reason="this machine has CUDA")
@@ -26,9 +26,10 @@ POSIX = pytest.mark.skipif(os.name == "nt", reason="signals and terminals are PO
 
 
 def records(folder: Path):
-    """The lines of metrics.jsonl without the speed, which is never the same."""
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [{key: value for key, value in json.loads(line).items() if key not in TIMES} for line in lines]
+    """The lines of metrics.jsonl without times and memory, which are never the same, and without a process's first."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    varies = {*TIMES, "memory_bytes"}
+    return [{key: line[key] for key in line.keys() - varies} for line in lines if "run" not in line]
 
 
 def assert_same_run(folder: Path, expected: Path) -> None:
@@ -73,9 +74,11 @@ def test_the_metrics_are_one_json_object_a_line(finished):
     steps = [line for line in lines if "loss" in line]
     assert [line["step"] for line in steps] == [1, 10, 20]
     for line in steps:
-        assert line.keys() == {"step", "loss", "grad_norm", "lr", *TIMES}
+        assert line.keys() - {"memory_bytes"} == {"step", "loss", "grad_norm", "lr", *TIMES}
         assert all(value > 0 for value in line.values())
     assert [line["step"] for line in lines if "val_loss" in line] == [6, 12, 18, 24]
+    assert [line["step"] for line in lines if len(line.get("sample", "")) == 301] == [6, 12, 18, 24]
+    assert lines[0]["run"].items() >= {"steps": 24, "tokens_per_step": 64, "ranks": 1}.items()
     assert steps[0]["lr"] == 1e-3 / 4  # the first of four warmup steps
 
 
@@ -180,6 +183,21 @@ def test_a_killed_run_goes_on_bit_for_bit_with_another_number_of_threads(finishe
     assert_same_run(tmp_path / RUN, finished[0] / RUN)
 
 
+def test_a_profiled_run_shows_its_kernels_and_is_the_same_run(finished, tmp_path):
+    shown = finish(TRAIN, *TINY, "--profile", cwd=tmp_path).stdout
+    assert_same_run(tmp_path / RUN, finished[0] / RUN)
+    assert re.search(r"^linear.forward +forward +\d+", shown, re.MULTILINE) and "h.*.attn" in shown
+    assert json.loads((tmp_path / RUN / "profile.json").read_text())["traceEvents"]
+
+
+def test_a_line_says_how_far_it_is_where_there_is_no_bar(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    script = load(TRAIN, monkeypatch, *TINY[2:], "--steps", 3)
+    monkeypatch.setattr(script, "SAYS_EVERY", 0.0)
+    assert script.main() == 0
+    assert len(re.findall(r"^step +\d of 3  loss .* tokens/s  about \d+ s left$", capsys.readouterr().out, re.M)) == 3
+
+
 def test_a_finished_run_has_nothing_to_do_and_a_larger_number_of_steps_goes_on(home):
     (home / "runs/notes.txt").write_text("no run")  # other things may lie there
     before = content(home)
@@ -188,7 +206,7 @@ def test_a_finished_run_has_nothing_to_do_and_a_larger_number_of_steps_goes_on(h
     assert content(home) == before
     result = finish(TRAIN, "--resume", "--steps", 26, cwd=home)
     assert serialization.load_checkpoint(home / RUN).step == 26
-    assert [record["step"] for record in records(home / RUN)][-2:] == [24, 26]
+    assert [record["step"] for record in records(home / RUN) if "val_loss" in record][-2:] == [24, 26]
 
 
 # ---------------------------------------------------------------------- bad input: exit code 2, nothing touched

@@ -4,6 +4,7 @@ import contextlib
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -54,6 +55,17 @@ def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
     assert "nothing to do: " in again.lines(0)[-1] and not again.lines(1), again.text
     sample = finish("sample.py", tmp_path / "two", "--prompt", "The ", "--chars", 20, cwd=tmp_path)
     assert sample.stdout.startswith("The ")
+
+
+def test_a_reproducible_run_is_one_run_on_any_ranks(tmp_path: Path) -> None:
+    flags = (*TINY, "--reproducible", "--grad-accum", 3)
+    finish("train_char_gpt_ddp.py", *flags, "--out", tmp_path / "alone", cwd=tmp_path)
+    launch(2, tmp_path / "two", *flags)
+    shutil.copytree(tmp_path / "two" / "step-00000008", tmp_path / "three" / "step-00000008")
+    launch(3, tmp_path / "three", "--resume")
+    one = tensors(tmp_path / "alone")
+    for other in (tensors(tmp_path / "two"), tensors(tmp_path / "three")):
+        assert other.keys() == one.keys() and not [name for name in one if one[name].tobytes() != other[name].tobytes()]
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""GPT-2's training script: shards, a tiny run and its exact resume, published weights, several ranks, MFU."""
+"""GPT-2's training script: shards, a tiny run and its exact resume, published weights, MFU."""
 
 import dataclasses
 import importlib
@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import tiny_models
 from example_scripts import EXAMPLES, finish, load
-from ranks import requires_mpi, run_ranks
 from refusals import raises
 
 import minigrad
@@ -204,24 +203,12 @@ def test_the_bar_and_the_schedule(here: Here, script, monkeypatch: pytest.Monkey
     assert [v[1] for v in values] == pytest.approx([1.5e-3, 3e-3, *cosine], rel=0.04)  # of which two digits are shown
 
 
-def test_captured_steps_are_the_same_steps(trained: Path, here: Here) -> None:
-    """On the CPU nothing is captured: the same calls compute at once, with the same weights."""
-    arguments = ("--tokenizer", "bytes", "--steps", 3, "--min-lr", 3e-3)
-    for flag in ("--graph", "--no-graph"):
-        assert here.main(*TINY, *arguments, flag, "--out", here.folder / flag) == 0
-    one, two = (serialization.load_checkpoint(here.folder / flag).tensors for flag in ("--graph", "--no-graph"))
-    for file, arrays in one.items():
-        for name, array in arrays.items():
-            np.testing.assert_array_equal(two[file][name], array, err_msg=name)
-    here.refused("--graph: a CUDA graph works without the host", *TINY, "--graph", "--checkpoint-blocks")
-
-
 @pytest.mark.parametrize(
     ("captures", "batch_size", "message"), [(False, 4, "needs NCCL"), (True, 3, "2 do not divide --batch-size")]
 )
 def test_graphs_of_several_ranks_are_refused(monkeypatch, captures, batch_size, message) -> None:
     script, of = load(TRAIN, monkeypatch), types.SimpleNamespace
-    settings = of(settings=of(checkpoint_blocks=False, batch_size=batch_size))
+    settings = of(settings=of(checkpoint_blocks=False, reproducible=False, batch_size=batch_size))
     with pytest.raises(sys.modules["command_line"].UsageError, match=message):
         script.GPT2Training(of(world_size=2, captures=captures), settings, None, graph=True)
 
@@ -259,6 +246,7 @@ def test_what_it_cannot_begin_with_is_refused(here: Here) -> None:
     here.refused("backend 'nccl' serves CUDA devices", "--communicator", "nccl")
     here.refused("no.txt: No such file", *TINY, "--data", "no.txt")
     assert [path.name for path in here.folder.iterdir()] == []
+    here.refused("--graph: a CUDA graph works without the host", *TINY, "--graph", "--checkpoint-blocks")
 
 
 # ---------------------------------------------------------------------- sizes and speed
@@ -301,22 +289,7 @@ def test_the_peak_is_the_cards_or_measured(script, monkeypatch: pytest.MonkeyPat
         assert gpt2_run.peak_flops(minigrad.Device("cuda"), "float32")[0] == 3.0
 
 
-# ---------------------------------------------------------------------- several ranks
-
-
-@pytest.mark.long
-@requires_mpi
-def test_two_processes_train_as_one(here: Here) -> None:
-    rest = ("--dropout", 0, "--dtype", "float32", "--sample-every", 0)
-    assert here.main(*TINY, *rest, "--tokenizer", "bytes", "--out", here.folder / "alone") == 0
-    flags = (*TINY, *rest, "--communicator", "mpi", "--data", here.folder / "alone" / "tokens")
-    result = run_ranks(2, EXAMPLES / TRAIN, *flags, "--out", here.folder / "two", timeout=120)
-    assert result.returncode == 0, result.text
-    assert "all 2 ranks hold the same weights, bit for bit" in result.lines(0) and not result.lines(1)
-    assert "share of 0.002 TFLOP/s" in result.text
-    one, two = (serialization.load_checkpoint(here.folder / name).tensors["model"] for name in ("alone", "two"))
-    for name in one:
-        np.testing.assert_allclose(two[name], one[name], atol=1e-3, err_msg=name)
+# ---------------------------------------------------------------------- what this machine can do
 
 
 def test_without_a_gpu_the_default_is_tiny(here: Here, texts: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -53,6 +53,8 @@ SENSELESS = [
     (Llama, {"head_dim": None, "n_embd": 18}, "n_embd=18 is not a multiple of n_head=4"),
     (Llama, {"n_kv_head": 3}, "n_head=4 is not a multiple of n_kv_head=3"),
     (Llama, {"rope_base": 0.0}, "rope_base=0.0"),
+    (Llama, {"rope_base": 1e39}, r"rope_base=1e\+39"),
+    *((family, {"eps": 10**400}, "eps=10") for family in SMALL),
     *((family, {"dropout": 1.0}, "dropout=1.0") for family in SMALL),
 ]
 

@@ -285,6 +285,8 @@ def test_configurations_of_llama_that_cannot_be_followed(tmp_path) -> None:
         ({"head_dim": 2**30, "mlp_bias": True}, "head_size is 1073741824 here"),
         ({"num_key_value_heads": 3}, "n_head=2 is not a multiple of n_kv_head=3"),
         ({"rms_norm_eps": 0}, "rms_norm_eps is 0, expected a number above 0"),
+        ({"rms_norm_eps": 10**400}, "rms_norm_eps is 10*\\.\\.\\.0*, expected a number above 0 and below 3.4e"),
+        ({"rope_theta": 10**39}, "rope_theta is 10*, expected a number above 0 and below 3.4e"),
         ({"attention_bias": 1}, "attention_bias is 1, expected true or false"),
         ({"attention_dropout": 1.5}, "attention_dropout is 1.5, expected a probability"),
         ({"eos_token_id": "x"}, "eos_token_id is 'x'"),
@@ -406,7 +408,13 @@ def test_hostile_configurations(content: bytes, message: str, folder) -> None:
     raises(CheckpointError, message, lambda: from_pretrained(folder))
 
 
+def test_layers_that_the_weights_have_but_the_memory_has_not(folder, monkeypatch) -> None:
+    monkeypatch.setattr("minigrad.tools.free_memory.free_memory", lambda device: 10**4)
+    raises(CheckpointError, "at least 0.0 billion parameters and need", lambda: from_pretrained(folder))
+
+
 def test_folders_without_weights(folder) -> None:
+    raises(CheckpointError, "a{300} is not a folder", lambda: from_pretrained("a" * 300))
     local = "nowhere is not a folder; models are read from local folders"
     raises(CheckpointError, local, lambda: from_pretrained(folder / "nowhere"))
     (folder / "model.safetensors").unlink()

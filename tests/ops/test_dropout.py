@@ -65,6 +65,7 @@ def test_p_1_drops_all(device):
     y = drop(x, 1.0)
     assert y.tolist() == [0, 0, 0]
     assert y.sum().backward()[x].tolist() == [0, 0, 0]
+    assert drop(mg.full((50,), float("nan"), device=device), 0.5).isnan().all()  # dropped or not
 
 
 def test_a_probability_above_1():

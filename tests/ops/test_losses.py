@@ -24,13 +24,17 @@ def binary(x, t, weight=1.0, pos_weight=1.0):
     return weight * (pos_weight * t * np.logaddexp(0, -x) + (1 - t) * np.logaddexp(0, x))
 
 
-def binary_case(reduction, weights):
+def binary_of_probabilities(p, t, weight=1.0):
+    return -weight * (t * np.log(p) + (1 - t) * np.log1p(-p))
+
+
+def binary_case(function, losses, domain, reduction, weights):
     return functional(
-        "-".join(["binary_cross_entropy", reduction, *weights]),
-        lambda f, x, t, *w: f.binary_cross_entropy_with_logits(x, t, reduction=reduction, **dict(zip(weights, w))),
-        lambda x, t, *w: REDUCTIONS[reduction](binary(x, t, **dict(zip(weights, w)))),
+        "-".join([function, reduction, *weights]),
+        lambda f, x, t, *w: getattr(f, function)(x, t, reduction=reduction, **dict(zip(weights, w))),
+        lambda x, t, *w: REDUCTIONS[reduction](losses(x, t, **dict(zip(weights, w)))),
         [(*s, *(s[0][-1:],) * len(weights)) for s in SAME],
-        (uniform(-5, 5), uniform(0, 1), *(POSITIVE,) * len(weights)),
+        (domain, uniform(0, 1), *(POSITIVE,) * len(weights)),
         rounding=64,
         differentiable=(True, True, *(False,) * len(weights)),
         refuses=("int64", "int32", "uint8", "bool"),
@@ -49,19 +53,6 @@ def robust_case(name, parameter, value, reduction, reference):
         lambda x, t: REDUCTIONS[reduction](reference(x, t)),
         SAME,
         (dyadic(-3, 3), dyadic(-3, 3, odd=False)),  # differences are odd: not 0, and not at the knee
-    )
-
-
-def probability_case(reduction, weights):
-    return functional(
-        "-".join(["binary_cross_entropy of probabilities", reduction, *weights]),
-        lambda f, p, t, *w: f.binary_cross_entropy(p, t, *w, reduction=reduction),
-        lambda p, t, w=1.0: REDUCTIONS[reduction](-w * (t * np.log(p) + (1 - t) * np.log1p(-p))),
-        [(*s, *(s[0][-1:],) * len(weights)) for s in SAME],
-        (uniform(0.05, 0.95), uniform(0, 1), *(POSITIVE,) * len(weights)),
-        rounding=64,
-        differentiable=(True, True, *(False,) * len(weights)),
-        refuses=("int64", "int32", "uint8", "bool"),
     )
 
 
@@ -100,7 +91,7 @@ OPS = [
         for r, reduced in REDUCTIONS.items()
     ),
     *(
-        binary_case(r, weights)
+        binary_case("binary_cross_entropy_with_logits", binary, uniform(-5, 5), r, weights)
         for r, weights in itertools.product(REDUCTIONS, [(), ("weight",), ("pos_weight",), ("weight", "pos_weight")])
     ),
     *(
@@ -126,7 +117,10 @@ OPS = [
         for r, beta in itertools.product(REDUCTIONS, (0.5, 2.0))
     ),
     robust_case("smooth_l1_loss", "beta", 0.0, "mean", lambda x, t: np.abs(x - t)),
-    *(probability_case(r, weights) for r, weights in itertools.product(REDUCTIONS, [(), ("weight",)])),
+    *(
+        binary_case("binary_cross_entropy", binary_of_probabilities, uniform(0.05, 0.95), r, weights)
+        for r, weights in itertools.product(REDUCTIONS, [(), ("weight",)])
+    ),
     *(soft_case(*options) for options in itertools.product(REDUCTIONS, (0.0, 0.25), (False, True))),
 ]
 

@@ -1,6 +1,5 @@
 """GradAccumulator: means over windows, nothing aliased, nothing half done, windows that are saved or cut short."""
 
-import json
 import math
 
 import numpy as np
@@ -89,16 +88,6 @@ def test_flush_averages_what_there_is(params: list[Tensor]) -> None:
     assert (accumulator.current_step, accumulator.flush()) == (0, None)
 
 
-def test_reset_drops_the_window(params: list[Tensor]) -> None:
-    accumulator = GradAccumulator(2)
-    accumulator.accumulate(make_grads(params, 0), 100.0)
-    accumulator.reset()
-    assert accumulator.current_step == 0
-    result = filled(accumulator, [make_grads(params, 1)] * 2, 1.0)
-    assert result[1] == 1.0
-    np.testing.assert_array_equal(result[0][params[0]].data, make_grads(params, 1).values()[0].data)
-
-
 def test_a_refused_micro_batch_changes_nothing(params: list[Tensor]) -> None:
     accumulator = GradAccumulator(3)
     accumulator.accumulate(make_grads(params, 0), 1.0)
@@ -113,28 +102,6 @@ def test_a_refused_micro_batch_changes_nothing(params: list[Tensor]) -> None:
     after, meta_after = accumulator.state_dict(params)
     assert meta_after == meta
     assert {k: v.tobytes() for k, v in after.items()} == {k: v.tobytes() for k, v in before.items()}
-
-
-@pytest.mark.parametrize("named", [True, False])
-def test_a_window_resumes_bit_for_bit_in_another_process(named: bool) -> None:
-    def entries(params: list[Tensor]):
-        return [(f"p{i}", p) for i, p in enumerate(params)] if named else params
-
-    params, again = make_params(shapes=SHAPES), make_params(shapes=SHAPES)  # other ids, as in another process
-    accumulator, resumed = GradAccumulator(3), GradAccumulator(3)
-    for i in range(2):
-        accumulator.accumulate(make_grads(params, i, skip=(2,)), 0.1 * i)
-    arrays, meta = accumulator.state_dict(entries(params))
-    kept = {name: array.copy() for name, array in arrays.items()}
-    result = filled(accumulator, [make_grads(params, 2)], 0.7)
-    resumed.load_state_dict(arrays, json.loads(json.dumps(meta)), entries(again))
-    assert resumed.current_step == 2
-    same = filled(resumed, [make_grads(again, 2)], 0.7)
-    assert same[1] == result[1]
-    for p, q in zip(params, again, strict=True):
-        np.testing.assert_array_equal(result[0][p].data, same[0][q].data)
-    for name, array in arrays.items():
-        np.testing.assert_array_equal(array, kept[name])
 
 
 def test_a_window_that_does_not_fit_is_refused(params: list[Tensor]) -> None:

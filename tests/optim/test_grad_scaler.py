@@ -119,18 +119,6 @@ def test_options_are_read_set_and_checked() -> None:
     raises(ValueError, "good_steps", scaler.load_state_dict, {"scale": 2.0, "good_steps": -1})
 
 
-def test_state_goes_on_where_it_was() -> None:
-    a, b = GradScaler(8.0, growth_interval=3), GradScaler(2.0, growth_interval=3)
-    a.update_scale(overflow=True)
-    a.update_scale(overflow=False)
-    b.load_state_dict(a.state_dict())
-    for scaler in (a, b):
-        scaler.update_scale(overflow=False)
-        assert scaler.get_scale() == 4.0
-        scaler.update_scale(overflow=False)
-        assert scaler.get_scale() == 8.0
-
-
 def test_strategies_are_boostrs() -> None:
     assert LossScaleStrategy.none().to_grad_scaler() is None
     fixed, dynamic = LossScaleStrategy.fixed(128.0).to_grad_scaler(), LossScaleStrategy.dynamic().to_grad_scaler()

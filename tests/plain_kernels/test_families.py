@@ -43,7 +43,7 @@ def attention_case(heads: int, causal: bool, *dropout: Any) -> Case:
     return Case(lambda k, *operands: k.attention.forward(*operands, options)[0], backward, shapes)
 
 
-def one(family: str, *options: Any, forward: str = "forward", backward: str = "backward", keeps: str = "x") -> Case:
+def one(family: str, *options: Any, forward="forward", backward="backward", keeps="x", shape=(3, 4)) -> Case:
     """A function of one array: its gradient is made of the input, or of the output where it ``keeps`` "y"."""
 
     def run(k, x):
@@ -52,12 +52,17 @@ def one(family: str, *options: Any, forward: str = "forward", backward: str = "b
     def gradient(k, dy, x):
         return (getattr(getattr(k, family), backward)(dy, x if keeps == "x" else run(k, x), *options),)
 
-    return Case(run, gradient, ((3, 4),))
+    return Case(run, gradient, (shape,))
 
 
 CASES = {
     "softmax": one("softmax", 1, keeps="y"),
-    "log-softmax": one("softmax", 0, forward="log_forward", backward="log_backward", keeps="y"),
+    "log-softmax": one("softmax", 1, forward="log_forward", backward="log_backward", keeps="y"),
+    "softmax of long rows": one("softmax", 1, keeps="y", shape=(3, 40)),
+    "softmax of columns": one("softmax", 1, keeps="y", shape=(3, 4, 5)),
+    "log-softmax of columns": one(
+        "softmax", 1, forward="log_forward", backward="log_backward", keeps="y", shape=(3, 4, 5)
+    ),
     "gelu": one("gelu", "none"),
     "gelu, tanh": one("gelu", "tanh"),
     "log-sigmoid": one("log_sigmoid"),
@@ -157,13 +162,23 @@ def test_the_gradient_is_the_central_difference(name, kernels):
         assert found == pytest.approx((ends[0] - ends[1]) / (2 * h), rel=1e-6, abs=1e-8), f"input {i}"
 
 
+SPECIAL = [(np.nan, np.inf, -np.inf), (-np.inf,) * 4, (80.0, -80.0, 1e-30, 0.0)]
+
+
 @pytest.mark.compiled
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-12), ("float32", 1e-5)])
-@pytest.mark.parametrize("name", CASES)
-def test_compiled_kernels_compute_what_plain_ones_do(name, dtype, tolerance):
-    """Both get the same float32 numbers; the plain ones compute with them in float64."""
+@pytest.mark.parametrize(
+    ("name", "special"),
+    [*((name, ()) for name in CASES), *((name, s) for name in CASES if "attention" not in name for s in SPECIAL)],
+    ids=str,
+)
+@np.errstate(all="ignore")
+def test_compiled_kernels_compute_what_plain_ones_do(name, dtype, tolerance, special):
+    """Both get the same float32 numbers, the plain ones as float64; row i begins with repeats of ``special[i]``."""
     case = CASES[name]
     inputs = [x.astype(np.float32) for x in drawn(*case.shapes)]
+    for row, value in zip(inputs[0], special):
+        row.reshape(-1)[: len(special)] = value
     exact, inputs = [x.astype(np.float64) for x in inputs], [x.astype(dtype) for x in inputs]
     expected, found = case.forward(plain_kernels, *exact), case.forward(cpu_kernels, *inputs)
     assert found.dtype == dtype

@@ -1,4 +1,4 @@
-"""How the collectives move large tensors between ranks by messages, as generators for ``progress``.
+"""How the collectives move large tensors between ranks by messages, as generators for ``Progress``.
 
 Every block of a reduction has one owner: it receives all ranks' values, combines them in order of rank and sends the
 result to all, so all ranks hold the same bits (the two halves of Rabenseifner's all-reduce, Thakur et al. 2005). Work
@@ -15,7 +15,7 @@ import numpy as np
 
 from ..calls import Call, CallKind
 from ..combine import combine
-from .progress import Messages, Steps
+from .mpi_runtime import Messages, Steps
 
 BLOCK_BYTES = 1 << 20  # of one owner's block in a reduction
 MESSAGE_BYTES = 1 << 26  # of one message elsewhere; far below the 2 GiB that an MPI count can name

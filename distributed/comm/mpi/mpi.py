@@ -1,7 +1,7 @@
 """MpiCommunicator: the ranks are processes on one host or many, and MPI (mpi4py with Open MPI) carries the messages.
 
 MPI is started when the first communicator is made (``mpi_runtime``). All messages are nonblocking, and whoever waits
-for them looks at a clock (``progress``): MPI itself knows no deadlines. Before an operation's payload the ranks
+for them looks at a clock (``Progress``): MPI itself knows no deadlines. Before an operation's payload the ranks
 exchange headers (``call_header``); small payloads travel with them. A rank that fails tells the others in an *alarm*,
 and Open MPI's fault tolerance (ULFM, on under ``minigrad.distributed.launch``) tells of processes that died without a
 word.
@@ -19,14 +19,12 @@ from typing import Any
 import numpy as np
 
 from .. import call_header
-from ..calls import FINISHED, Call, CallKind, Work
+from ..calls import DEFAULT_TIMEOUT, FINISHED, RENDEZVOUS_TIMEOUT, Call, CallKind, Work, check_seconds
 from ..combine import combine, units
 from ..comm_errors import CollectiveMismatchError, CommError, CommTimeoutError, PeerLostError, RendezvousError
 from ..communicator import Communicator
-from ..deadlines import DEFAULT_TIMEOUT, RENDEZVOUS_TIMEOUT, check_seconds
 from . import exchange
-from .mpi_runtime import Runtime
-from .progress import Messages, Operation, Steps
+from .mpi_runtime import Messages, Operation, Runtime, Steps
 from .rank_parent import VICTIM, report, report_joined
 
 INLINE_BYTES = 4096  # a payload of at most this size travels with the header
@@ -275,17 +273,13 @@ class MpiCommunicator(Communicator):
     def _split(self, color: int | None, key: int) -> Communicator | None:
         self._sync()
         used = self._runtime.contexts[self._wire.py2f()]
-        send = np.array([-1 if color is None else color, key, used], np.int64)
-        recv = np.empty(3 * self.world_size, np.int64)
-        self._progress.run(self._operation(self._call(CallKind.SPLIT, send, recv)))
-        colors, keys, contexts = recv.reshape(-1, 3).T.tolist()
+        chosen, rows = self._regroup(color, key, used)
         # Larger than that of any group in which two of these ranks are already together.
-        context = self._runtime.contexts[self._wire.py2f()] = max(contexts) + 1
+        context = self._runtime.contexts[self._wire.py2f()] = int(rows[:, 2].max()) + 1
         if (context + 1) * TAGS > self._runtime.largest_tag:
             raise RuntimeError(f"split: {context} groups have used up the tags of MPI; make fewer, and keep them")
         if color is None:
             return None
-        chosen = sorted((r for r in range(self.world_size) if colors[r] == color), key=lambda r: (keys[r], r))
         out = MpiCommunicator.__new__(MpiCommunicator)
         members = [self._members[r] for r in chosen]
         out._open(self._runtime, self._wire, members, chosen.index(self.rank), context, self.timeout)

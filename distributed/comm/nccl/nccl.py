@@ -26,17 +26,15 @@ from typing import Any
 
 import numpy as np
 
-from minigrad import capturing, cuda
+from minigrad import Device, DeviceError, capturing, cuda
 from minigrad.cuda import cuda_graph
-from minigrad.device import Device, DeviceError
 from minigrad.errors import check_int
 
 from .. import call_header
 from ..call_thread import CallThread, QueuedCall, in_threads
-from ..calls import Call, CallKind, Work
+from ..calls import DEFAULT_TIMEOUT, RENDEZVOUS_TIMEOUT, Call, CallKind, Work, check_seconds, remaining
 from ..comm_errors import CommError, CommTimeoutError, CommunicatorBrokenError, PeerLostError, RendezvousError
 from ..communicator import Communicator
-from ..deadlines import DEFAULT_TIMEOUT, RENDEZVOUS_TIMEOUT, check_seconds, remaining
 from .nccl_launch import CapturedWork, Handles, NcclLaunch
 
 ID_BYTES = 128

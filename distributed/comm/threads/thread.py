@@ -14,17 +14,14 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, wait
 from typing import TypeVar
 
-import numpy as np
-
 from minigrad.device import CPU, Device
 from minigrad.errors import check_int
 from minigrad.modes import of_thread
 from minigrad.random import drawing_from, generators_for
 
 from ..call_thread import in_threads
-from ..calls import Call, CallKind, Work
+from ..calls import DEFAULT_TIMEOUT, Call, CallKind, Work
 from ..communicator import Communicator
-from ..deadlines import DEFAULT_TIMEOUT
 from .faults import Fault, FaultPlan, RankKilledError, with_flipped_bit
 from .thread_group import Group, RankPart, words_of
 
@@ -118,12 +115,9 @@ class ThreadCommunicator(Communicator):
             work.wait()
 
     def _split(self, color: int | None, key: int) -> Communicator | None:
-        mine = np.array([-1 if color is None else color, key], np.int64)
-        everyone = np.empty((self.world_size, 2), np.int64)
-        self._start(self._call(CallKind.SPLIT, mine, everyone)).wait()
+        members, _ = self._regroup(color, key)
         if color is None:
             return None
-        members = [int(r) for r in np.argsort(everyone[:, 1], kind="stable") if everyone[r, 0] == color]
         shared = self._group.child((self._collectives, color), members, self.rank)
         place = members.index(self.rank)
         child = ThreadCommunicator(shared, place, self.timeout, self._faults, self, self.device)

@@ -20,21 +20,18 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.creation import as_tensor
+from minigrad import GradStore, Tensor, as_tensor
 from minigrad.dtypes import is_floating
 from minigrad.errors import check_float, check_int
-from minigrad.grad_store import GradStore
 from minigrad.nn import Module
 from minigrad.optim import LrSchedule, NonFiniteGradientError
-from minigrad.tensor import Tensor
 
-from ...comm.deadlines import check_seconds
+from ...comm.calls import check_seconds
 from ...train.blocks import non_finite
 from ...train.config import NonFiniteLossError, TrainingMetrics
 from ...train.train_kinds import Batch, KindTrainer, StepStats, TrainerConfig, batch_arrays
 from ...train.trainer_errors import NoReplicasError, ReplicaDroppedReplyError, ReplicaError, ZeroSamplesError
-from .rank_replicas import RankReplica
-from .replicas import ReplicaProtocol, ReplicaStep, ReplicaStepResult
+from .replicas import RankReplica, ReplicaProtocol, ReplicaStep, ReplicaStepResult
 
 REPLY_TIMEOUT = 60.0  # seconds
 

@@ -13,15 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.creation import as_tensor, empty_like
+from minigrad import GradStore, Tensor, as_tensor, empty_like
 from minigrad.errors import check_int
-from minigrad.grad_store import GradStore
 from minigrad.modes import Closing
 from minigrad.optim import LrSchedule, NonFiniteGradientError
-from minigrad.tensor import Tensor
 
-from ...comm.communicator import Communicator
-from ...comm.gather import recv_bytes, send_bytes
+from ...comm.communicator import Communicator, recv_bytes, send_bytes
 from ...train.config import TrainingConfig
 from ...train.simple_trainer import SimpleTrainer
 from ...train.train_kinds import OptimizerKind

@@ -7,45 +7,35 @@ the interpreter lock.
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from minigrad.autograd import no_grad
 from minigrad.device import CPU, Device
-from minigrad.errors import check_float, check_int, check_option
+from minigrad.errors import NonNegative, NonNegativeInt, PositiveInt, check_fields, check_int, check_option
 from minigrad.nn import Module
 from minigrad.optim import LrSchedule, Optimizer
 from minigrad.random import default_generator, generators_for
 
+from ...comm.calls import Seconds
 from ...comm.communicator import Communicator, NoOpCommunicator
-from ...comm.deadlines import check_seconds
 from ...comm.threads.thread import ThreadCommunicator
-from ...train.config import TrainingConfig
+from ...train.config import GradLimit, TrainingConfig
 from ...train.simple_trainer import SimpleTrainer
 from .coordinator import Coordinator
 from .el_che import ElChe
-from .options import check_function, check_speed_hint, clamped_overhead, made_optimizer, member_of, takes
+from .options import Overhead, SpeedHint, called_with, made_optimizer, member_of, takes
 from .policies import AverageBackend, AveragingPolicy, DivergenceGuard, OvershootLimit
 from .replica_data import EpochOrder, ReplicaLoader, fetcher
 from .replica_group import check_alike, check_kinds, replica_communicators
 from .replica_threads import DdpHandle, Replica, ReplicaSchedule, TrainFn
-from .timeline import NoTimeline, Timeline, check_timeline
+from .timeline import CheckedTimeline, NoTimeline
 from .trained_state import TrainedState, tensors_of
 from .workload import CadencePlan, EpochMetrics
-
-LEAST = {"batch_size": 1, "num_epochs": 0, "replicas": 1, "prefetch": 0, "anchor": 1, "max_anchor": 1}
-LEAST |= {"max_batch_diff": 0, "max_overshoot": 0, "checkpoint_every": 1}
-CALLBACKS: dict[str, tuple[str, ...]] = {
-    "optim_factory": ("params",),
-    "train_fn": ("model", "batch"),
-    "scheduler": ("world_size",),
-    "epoch_fn": ("epoch", "replica"),
-    "metrics_fn": ("metrics",),
-    "checkpoint_fn": ("epochs_done", "state"),
-}
 
 
 @dataclass
@@ -105,62 +95,48 @@ class DdpBuilder:
     """
 
     model_factory: Callable[..., Module]
-    optim_factory: Callable[[Any], Optimizer]
-    train_fn: TrainFn
+    optim_factory: Annotated[Callable[[Any], Optimizer], called_with("params")]
+    train_fn: Annotated[TrainFn, called_with("model", "batch")]
     dataset: Any = None
-    batch_size: int | None = None
-    num_epochs: int | None = None
-    replicas: int = 1
+    batch_size: PositiveInt | None = None
+    num_epochs: NonNegativeInt | None = None
+    replicas: PositiveInt = 1
     devices: Sequence[str | Device] | None = None
-    prefetch: int = 2
+    prefetch: NonNegativeInt = 2
     policy: AveragingPolicy | str = AveragingPolicy.CADENCE
     backend: AverageBackend | str = AverageBackend.COMMUNICATOR
-    anchor: int = 10
-    max_anchor: int = 200
-    overhead_target: float = 0.10
-    speed_hint: tuple[int, float] | None = None
+    anchor: PositiveInt = 10
+    max_anchor: PositiveInt = 200
+    overhead_target: Overhead = 0.10
+    speed_hint: SpeedHint | None = None
     divergence_threshold: float | None = 0.05
-    max_batch_diff: int | None = None
-    max_overshoot: int | None = None
+    max_batch_diff: NonNegativeInt | None = None
+    max_overshoot: NonNegativeInt | None = None
     progressive_dispatch: bool | None = None
     partition_ratios: Sequence[float] | None = None
-    max_grad_norm: float | None = None
-    scheduler: Callable[[int], LrSchedule] | None = None
-    lr_scale_ratio: float = 1.0
-    epoch_fn: Callable[[int, Replica], None] | None = None
-    metrics_fn: Callable[[EpochMetrics], None] | None = None
-    checkpoint_every: int | None = None
-    checkpoint_fn: Callable[[int, TrainedState], None] | None = None
+    max_grad_norm: GradLimit | None = None
+    scheduler: Annotated[Callable[[int], LrSchedule], called_with("world_size")] | None = None
+    lr_scale_ratio: NonNegative = 1.0
+    epoch_fn: Annotated[Callable[[int, Replica], None], called_with("epoch", "replica")] | None = None
+    metrics_fn: Annotated[Callable[[EpochMetrics], None], called_with("metrics")] | None = None
+    checkpoint_every: PositiveInt | None = None
+    checkpoint_fn: Annotated[Callable[[int, TrainedState], None], called_with("epochs_done", "state")] | None = None
     resume: TrainedState | None = None
-    seed: int = 42
-    timeline: Timeline | None = None
-    snapshot_timeout: float = 5.0
-    batch_timeout: float = 300.0
+    seed: Annotated[int, functools.partial(check_int, least=0, most=2**64 - 1)] = 42
+    timeline: CheckedTimeline | None = None
+    snapshot_timeout: Seconds = 5.0
+    batch_timeout: Seconds = 300.0
     communicators: Sequence[Communicator] | None = None
 
     def __post_init__(self) -> None:
         for name in ("dataset", "batch_size", "num_epochs"):
             if getattr(self, name) is None:
                 raise ValueError(f"DdpBuilder: {name} is required; options are keywords, not a chain: {name}=...")
+        check_fields(self, "DdpBuilder: ")
         self.policy = self._policy = member_of("DdpBuilder: policy", AveragingPolicy, self.policy)
         self.backend = self._backend = member_of("DdpBuilder: backend", AverageBackend, self.backend)
-        for name, arguments in CALLBACKS.items():
-            if getattr(self, name) is not None or name in ("optim_factory", "train_fn"):
-                check_function(f"DdpBuilder: {name}", getattr(self, name), *arguments)
         if not callable(self.model_factory):
             raise TypeError(f"DdpBuilder: model_factory is {self.model_factory!r}, expected a function of (device)")
-        if self.speed_hint is not None:
-            check_speed_hint("DdpBuilder: speed_hint", self.speed_hint)
-        clamped_overhead("DdpBuilder: overhead_target", self.overhead_target)
-        check_timeline("DdpBuilder: timeline", self.timeline)
-        for name, least in LEAST.items():
-            if getattr(self, name) is not None or name in ("replicas", "prefetch", "anchor", "max_anchor"):
-                check_int(f"DdpBuilder: {name}", getattr(self, name), least)
-        check_int("DdpBuilder: seed", self.seed, 0, 2**64 - 1)
-        check_float("DdpBuilder: lr_scale_ratio", self.lr_scale_ratio)
-        check_seconds("snapshot_timeout", self.snapshot_timeout)
-        check_seconds("batch_timeout", self.batch_timeout)
-        TrainingConfig(max_grad_norm=self.max_grad_norm)  # checks it
         if self.divergence_threshold is not None:
             DivergenceGuard(self.divergence_threshold)  # checks it
         if (self.checkpoint_every is None) != (self.checkpoint_fn is None):

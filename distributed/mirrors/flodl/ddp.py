@@ -7,35 +7,47 @@ gradients' mean. Gradients are in GradStores, so the calls take those: one for e
 the CPU's cores, say as two threads, ``["cuda:0", "cuda:1"]`` one on each of two GPUs, connected as
 ``replica_communicators`` says. ``Ddp.of_rank(model, communicator)`` has one replica in each of several processes (MPI,
 or NCCL with one GPU each); every rank then makes the same calls.
+
+ReplicaSet: the replicas of one process, which compute at once and then make one step (for ``Trainer``).
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 
-from minigrad.device import Device
-from minigrad.errors import check_float, check_int
-from minigrad.grad_store import GradStore
+from minigrad import Device, GradStore, Tensor, TensorId
+from minigrad.errors import NonNegative, NonNegativeInt, check_fields, check_float
 from minigrad.modes import Closing
 from minigrad.nn import Module
-from minigrad.tensor import Tensor
+from minigrad.optim import clip_grad_norm
+from minigrad.random import Generator, drawing_from, generators_for
 
-from ...comm.calls import ReduceOp, Work
+from ...comm.call_thread import in_threads
+from ...comm.calls import DEFAULT_TIMEOUT, ReduceOp, Work
+from ...comm.comm_errors import CommError
 from ...comm.communicator import Communicator
-from ...comm.deadlines import DEFAULT_TIMEOUT
 from ...comm.place import on_device, on_host
 from ...train.buckets import GradientBucketManager, all_reduce_hook
-from ...train.config import TrainingConfig
-from ...train.grad_sync import agree_on_params
-from ...train.params import Named, misfit
-from .options import check_speed_hint, clamped_overhead
+from ...train.config import GradLimit, TrainingMetrics
+from ...train.distributed_trainer import DistributedTrainer
+from ...train.grad_sync import Buckets, agree_on_params
+from ...train.step import Named, Step, misfit
+from ...train.trainer_errors import ReplicaDroppedReplyError, ReplicaError
+from .options import Overhead, SpeedHint, clamped_overhead
 from .replica_group import check_alike, check_kinds, close_all, replica_communicators
-from .timeline import Timeline, check_timeline
+from .timeline import CheckedTimeline, EventKind, Timeline
+
+_T = TypeVar("_T")
+LossFn = Callable[..., Tensor | tuple[Tensor, float]]
 
 
 @dataclass(frozen=True)
@@ -53,25 +65,19 @@ class DdpConfig:
     Raises ValueError for values out of range. (flodl takes a ratio below 1, which its own example has, for 1.)
     """
 
-    speed_hint: tuple[int, float] | None = None
-    overhead_target: float | None = None
-    max_anchor: int | None = None
-    max_grad_norm: float | None = None
-    lr_scale: float = 1.0
-    timeline: Timeline | None = None
+    speed_hint: SpeedHint | None = None
+    overhead_target: Overhead | None = None
+    max_anchor: NonNegativeInt | None = None
+    max_grad_norm: GradLimit | None = None
+    lr_scale: NonNegative = 1.0
+    timeline: CheckedTimeline | None = None
 
     def __post_init__(self) -> None:
-        if self.speed_hint is not None:
-            check_speed_hint("speed_hint", self.speed_hint)
+        check_fields(self)
         if self.overhead_target is not None:
             object.__setattr__(self, "overhead_target", clamped_overhead("overhead_target", self.overhead_target))
-        if self.max_anchor is not None:
-            check_int("max_anchor", self.max_anchor, 0)
-        check_float("lr_scale", self.lr_scale)
-        check_timeline("timeline", self.timeline)
-        if isinstance(self.max_grad_norm, bool) or self.max_grad_norm == math.inf:
+        if self.max_grad_norm == math.inf:
             raise ValueError(f"max_grad_norm is {self.max_grad_norm}, expected a number, or None for no clipping")
-        TrainingConfig(max_grad_norm=self.max_grad_norm)  # checks it
 
     @classmethod
     def new(cls) -> DdpConfig:
@@ -247,3 +253,183 @@ class Ddp(Closing):
 def _wait(work: Iterable[Work]) -> None:
     for operation in list(work):  # all are begun before the first is waited for
         operation.wait()
+
+
+# ------------------------------------------------------------------ replicas in step
+
+
+@dataclass(frozen=True)
+class ReplicaJob:
+    """One forward and backward: the loss, what it is computed of, and how many rows that has."""
+
+    loss_fn: LossFn
+    batch: tuple[Any, ...]
+    rows: int
+
+    def run(self, model: Any, rank: int, timeline: Timeline) -> tuple[GradStore, float, float]:
+        """Gradients, loss, and the weight that the loss has among the others."""
+        start = timeline.now_ms()
+        made = self.loss_fn(model, *self.batch)
+        loss, weight = made if isinstance(made, tuple) else (made, self.rows)
+        grads = loss.backward()
+        timeline.span(EventKind.BATCH, rank, start, rows=self.rows)
+        return grads, loss.item(), weight
+
+    def to(self, device: Device) -> ReplicaJob:
+        """The same with the tensors of its batch on a device."""
+        batch = tuple(x.to(device) if isinstance(x, Tensor) else x for x in self.batch)
+        return ReplicaJob(self.loss_fn, batch, self.rows)
+
+    def shards(self, sizes: Sequence[int]) -> Iterator[list[ReplicaJob]]:
+        """The rows dealt out, ``sizes[r]`` to replica r: one job each, or none where that is 0."""
+        begin = 0
+        for size in sizes:
+            part = tuple(x[begin : begin + size] for x in self.batch)
+            yield [ReplicaJob(self.loss_fn, part, size)] if size else []
+            begin += size
+
+
+class ClippedBuckets(Buckets):
+    """Buckets of which each rank first clips its own mean gradient.
+
+    A mean of gradients within the limit is within it too, so the clipping after the reduction only measures.
+    """
+
+    capturable = False
+
+    def send(self, step: Step, manager: GradientBucketManager, sums: dict[TensorId, Tensor]) -> float:
+        """Clip, and put the sums into the buckets."""
+        max_norm, weight = step.config.max_grad_norm, step.accumulator.weight
+        if max_norm is not None and weight:
+            own = GradStore({grad._id: grad for grad in sums.values()})
+            clip_grad_norm(own, max_norm * weight, error_if_nonfinite=False)
+        return super().send(step, manager, sums)
+
+
+class ReplicaTrainer(DistributedTrainer):
+    """One replica's trainer, which clips its own mean gradient before the reduction."""
+
+    _reducer = ClippedBuckets
+
+
+ReplicaRound = tuple[TrainingMetrics | None, list[float], float]
+"""A step's metrics; each replica's milliseconds for its forwards and backwards; those of the step after them."""
+
+
+@dataclass(eq=False)
+class ReplicaSet:
+    """The replicas of a model, one thread each while they work.
+
+    ``heads[r]`` is what losses are given, ``ddp`` has the models in them. All get the weights of replica 0.
+    """
+
+    ddp: Ddp
+    heads: Sequence[Any]
+    trainers: Sequence[ReplicaTrainer]
+    timeline: Timeline
+    timeout: float
+
+    def __post_init__(self) -> None:
+        self._named: list[Named] = [member.params for member in self.ddp._members]
+        self._buffers: list[Named] = [member.buffers for member in self.ddp._members]
+        self._unusable: str | None = None
+        self.generators: list[Generator] = generators_for(len(self.heads))
+        self.share_weights()
+
+    def share_weights(self) -> None:
+        """Give all replicas the parameters and buffers of replica 0."""
+        self.ddp.sync_params()
+        self._agree()
+
+    def round(self, jobs: list[list[ReplicaJob]]) -> ReplicaRound:
+        """Every replica's jobs at once, then one step. One that fails puts the buffers back, and changes nothing."""
+        before = [(b, b.device.kernels.copy(b.data)) for named in self._buffers for _, b in named]
+        steps = [replica.global_step for replica in self.trainers]
+        try:
+            return self._round(jobs)
+        except Exception:
+            # A replica that has made the step keeps its buffers; one that is late may still write into them.
+            if self._unusable is None and [replica.global_step for replica in self.trainers] == steps:
+                for buffer, values in before:
+                    buffer.device.kernels.elementwise.assign(buffer.data, values)
+                    buffer.bump_version()
+            raise
+
+    def _round(self, jobs: list[list[ReplicaJob]]) -> ReplicaRound:
+        self._follow_replica_0()
+        timeline = self.timeline
+        # Before any replica computes: a copy from another GPU waits for what that has still to do.
+        jobs = [[job.to(device) for job in own] for own, device in zip(jobs, self.ddp.devices, strict=True)]
+
+        def compute(rank: int) -> tuple[float, float]:
+            replica, began = self.trainers[rank], time.perf_counter()
+            with drawing_from(self.generators[rank]), replica.no_sync():
+                for job in jobs[rank]:
+                    grads, loss, weight = job.run(self.heads[rank], rank, timeline)
+                    replica.step(self._named[rank], grads, loss, weight)
+            return (time.perf_counter() - began) * 1e3, timeline.now_ms()
+
+        computed = self._on_all(compute, "forward and backward")
+        for rank, future in enumerate(computed):
+            error = future.exception()
+            if error is not None:
+                for replica in self.trainers:
+                    replica._step.accumulator.reset()
+                raise ReplicaError.of(rank, error) from error
+        results = [future.result() for future in computed]
+        for rank, (_, ended) in enumerate(results):
+            timeline.span(EventKind.IDLE, rank, ended)
+        timeline.event(EventKind.SYNC_START)
+        began = time.perf_counter()
+        metrics = self._collective(lambda rank: self.trainers[rank].flush(self._named[rank]), "the reduction")
+        self.ddp.sync_buffers(next(rank for rank, own in enumerate(jobs) if own))
+        timeline.event(EventKind.SYNC_END)
+        return metrics[0], [ms for ms, _ in results], (time.perf_counter() - began) * 1e3
+
+    def assert_identical(self) -> None:
+        """Raise ReplicaMismatchError unless all replicas' parameters and buffers have the same bits."""
+        tensors = [[*named, *buffers] for named, buffers in zip(self._named, self._buffers)]
+        self._collective(lambda rank: self.trainers[rank].assert_replicas_identical(tensors[rank]), "the check")
+
+    def _follow_replica_0(self) -> None:
+        """Freeze in all replicas what is frozen in the first."""
+        flags = [p.requires_grad for _, p in self._named[0]]
+        for named in self._named[1:]:
+            for (_, p), flag in zip(named, flags, strict=True):
+                p.requires_grad_(flag)
+        if flags != self._flags:
+            self._agree()
+
+    def _agree(self) -> None:
+        """Let the replicas compare their parameters and settings, which they do at the first step, all together."""
+        self._collective(lambda rank: self.trainers[rank].flush(self._named[rank]), "the comparison")
+        self._flags = [p.requires_grad for _, p in self._named[0]]
+
+    def _collective(self, task: Callable[[int], _T], what: str) -> list[_T]:
+        """``task(rank)`` in every replica's thread; where they fail, the first error that is not another one's echo."""
+        futures = self._on_all(task, what)
+        errors = [error for future in futures if (error := future.exception()) is not None]
+        if errors:
+            own = [error for error in errors if not isinstance(error, CommError)]
+            if len(errors) < len(futures):
+                self._unusable = f"replicas may differ since {what} failed: {(own or errors)[0]}"
+            raise (own or errors)[0]
+        return [future.result() for future in futures]
+
+    def _on_all(self, task: Callable[[int], _T], what: str) -> list[Future[_T]]:
+        if self._unusable is not None:
+            raise RuntimeError(f"the trainer takes no more steps: {self._unusable}")
+        self._unusable = f"{what} was interrupted"
+
+        def work(rank: int) -> _T:
+            self.ddp.devices[rank].activate()
+            return task(rank)
+
+        futures = in_threads("replica", len(self.heads), work)
+        wait(futures, min(self.timeout, threading.TIMEOUT_MAX))
+        late = [rank for rank, future in enumerate(futures) if not future.done()]
+        if late:
+            self._unusable = f"replica {', '.join(map(str, late))} has not ended {what} within {self.timeout:g} s"
+            raise ReplicaDroppedReplyError(self._unusable, late[0])
+        self._unusable = None
+        return [*futures]

@@ -1,8 +1,10 @@
-"""ElChe: how many batches each rank computes between two averagings, so that fast ranks never wait for slow ones
-(flodl's ``ElChe``; "the column marches at the pace of its slowest man").
+"""Work for ranks that are not equally fast. ElChe: how many batches each computes between two averagings, so that fast
+ranks never wait for slow ones (flodl's ``ElChe``; "the column marches at the pace of its slowest man").
 
     anchor     batches of the slowest rank between two averagings
     count_r    anchor * (slowest time per batch) / (time per batch of rank r), so that all ranks end together
+
+AutoBalancer: how one batch is divided among them (flodl's auto-balancer).
 
 Pure arithmetic on measured times: no threads, no devices, no clock.
 """
@@ -21,6 +23,12 @@ DEFAULT_MAX_ANCHOR = 200
 DEAD_ZONE = 0.10  # share of a count below which a change of measured speed is noise
 MIN_ALPHA, MAX_ALPHA = 0.1, 0.8
 ROUNDING = 1e-9  # a quotient this far above a whole number is that number
+
+# of AutoBalancer
+DEFAULT_CALIBRATION_STEPS = 10
+DEFAULT_REBALANCE_INTERVAL = 50
+EMA_ALPHA = 0.3
+MIN_SHARE = 0.05
 
 
 def round_half_up(x: float) -> int:
@@ -153,7 +161,8 @@ class ElChe:
         Raises ValueError, before anything is changed, for lists of another length and for times that are negative or
         not finite.
         """
-        walls, batches = self._checked("wall_ms", wall_ms), self._checked("actual_batches", actual_batches)
+        walls = _of_ranks("report_timing: wall_ms", wall_ms, self.world_size)
+        batches = _of_ranks("report_timing: actual_batches", actual_batches, self.world_size)
         sync = check_float("sync_ms", sync_ms)
 
         first = not self.is_calibrated
@@ -164,11 +173,6 @@ class ElChe:
             self._tune_anchor(sync / max(walls))
         if self.is_calibrated:
             self._move_counts(first)
-
-    def _checked(self, name: str, values: Sequence[float]) -> list[float]:
-        if len(values) != self.world_size:
-            raise ValueError(f"report_timing: {name} has {len(values)} entries for {self.world_size} ranks")
-        return [check_float(f"{name}[{r}]", value) for r, value in enumerate(values)]
 
     def nudge_anchor_down(self, factor: float) -> None:
         """Average more often: the anchor times ``factor`` (clamped to 0.1 ... 1), rounded up, never below 1."""
@@ -211,6 +215,13 @@ class ElChe:
         return [max(1, round_half_up(self.anchor * speed)) for speed in self._hint]
 
 
+def _of_ranks(name: str, values: Sequence[float], world_size: int) -> list[float]:
+    """One number >= 0 of each rank."""
+    if len(values) != world_size:
+        raise ValueError(f"{name} has {len(values)} entries for {world_size} ranks")
+    return [check_float(f"{name}[{r}]", value) for r, value in enumerate(values)]
+
+
 def _smoothed(old: float | None, new: float) -> float:
     """Exponential moving average whose weight for the new value is its relative change, clamped to 0.1 ... 0.8."""
     if old is None:
@@ -221,3 +232,109 @@ def _smoothed(old: float | None, new: float) -> float:
 
 def _ceil(x: float) -> int:
     return math.ceil(x - ROUNDING)
+
+
+class AutoBalancer:
+    """Shares of the batch for ``world_size`` ranks: equal at first, in proportion to throughput from step
+    ``calibration_steps`` on, adjusted every ``rebalance_interval`` steps.
+
+    ::
+
+        balancer = AutoBalancer(2)
+        sizes = balancer.shard_sizes(32)  # [16, 16]
+        balancer.update(sizes, [5.0, 15.0])  # milliseconds of each rank; after 10 steps the shares are 0.75 and 0.25
+
+    ``step_count`` is the number of steps reported so far.
+    """
+
+    def __init__(
+        self,
+        world_size: int,
+        calibration_steps: int = DEFAULT_CALIBRATION_STEPS,
+        rebalance_interval: int = DEFAULT_REBALANCE_INTERVAL,
+    ) -> None:
+        check_int("world_size", world_size, 1)
+        self._calibration_steps = check_int("calibration_steps", calibration_steps, 1)
+        self._interval = check_int("rebalance_interval", rebalance_interval, 1)
+        self._ratios = [1.0 / world_size] * world_size
+        self._throughput = [0.0] * world_size
+        self.step_count: int = 0
+
+    @property
+    def ratios(self) -> list[float]:
+        """Each rank's share of the batch; they add up to 1."""
+        return list(self._ratios)
+
+    @property
+    def throughput(self) -> list[float]:
+        """Smoothed samples per millisecond of each rank; 0 where nothing has been measured."""
+        return list(self._throughput)
+
+    @property
+    def is_balanced(self) -> bool:
+        """Whether all shares are equal, but for rounding."""
+        return all(abs(ratio - self._ratios[0]) < 1e-6 for ratio in self._ratios)
+
+    def apply_speed_hint(self, slow_rank: int, ratio: float) -> None:
+        """Begin with shares as if all other ranks were ``ratio`` >= 1 times as fast as ``slow_rank``."""
+        n = len(self._ratios)
+        check_int("slow_rank", slow_rank, 0, n - 1)
+        check_float("ratio (how many times as fast the others are)", ratio, 1.0)
+        self._ratios = balanced_ratios([1.0 if r == slow_rank else float(ratio) for r in range(n)])
+
+    def shard_sizes(self, batch_size: int) -> list[int]:
+        """How many of ``batch_size`` samples each rank gets at present; see the function of this name."""
+        return shard_sizes(batch_size, self._ratios)
+
+    def update(self, sizes: Sequence[int], ms: Sequence[float]) -> bool:
+        """Count a step in which rank r computed ``sizes[r]`` samples in ``ms[r]`` milliseconds.
+
+        A rank without samples or time tells nothing about its throughput. Returns whether the shares were set anew.
+        """
+        n = len(self._ratios)
+        for r, (size, time) in enumerate(zip(_of_ranks("update: sizes", sizes, n), _of_ranks("update: ms", ms, n))):
+            if size > 0 and time > 0:
+                old, new = self._throughput[r], size / time
+                self._throughput[r] = EMA_ALPHA * new + (1.0 - EMA_ALPHA) * old if old else new
+        self.step_count += 1
+        since = self.step_count - self._calibration_steps
+        if since < 0 or since % self._interval or not any(self._throughput):
+            return False
+        self._ratios = balanced_ratios(self._throughput)
+        return True
+
+
+def balanced_ratios(throughput: Sequence[float], floor: float = MIN_SHARE) -> list[float]:
+    """Shares in proportion to ``throughput``, none below ``floor`` (1/n where n such floors would be more than 1).
+
+    Water-filling: those below the floor get it, the others divide what is left, until nobody is below it.
+    """
+    n = len(throughput)
+    floor = min(floor, 1.0 / n)
+    at_floor: set[int] = set()
+    while True:
+        free = [r for r in range(n) if r not in at_floor]
+        total = sum(throughput[r] for r in free)
+        rest = 1.0 - floor * len(at_floor)
+        shares = {r: rest * (throughput[r] / total) if total > 0 else 0.0 for r in free}
+        low = [r for r in free if shares[r] < floor]
+        if not low:
+            return [shares.get(r, floor) for r in range(n)]
+        at_floor.update(low)
+
+
+def shard_sizes(batch_size: int, ratios: Sequence[float]) -> list[int]:
+    """Divide ``batch_size`` samples in these ratios: whole numbers that add up to it, each at least 1 if it is large
+    enough. With fewer samples than ranks those with the largest ratios get one each, the others none.
+    """
+    check_int("batch_size", batch_size, 0)
+    n = len(ratios)
+    if batch_size < n:
+        first = sorted(range(n), key=lambda r: -ratios[r])[:batch_size]
+        return [int(r in first) for r in range(n)]
+    sizes, remaining = [], batch_size
+    for r, ratio in enumerate(ratios[:-1]):
+        after = n - r - 1  # each of these ranks needs a sample
+        sizes.append(min(max(round_half_up(batch_size * ratio), 1), remaining - after))
+        remaining -= sizes[-1]
+    return [*sizes, remaining]

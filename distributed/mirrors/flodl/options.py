@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import inspect
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from minigrad.errors import check_float, check_int
 from minigrad.nn import Module
@@ -38,6 +38,11 @@ def check_function(name: str, value: Any, *arguments: str) -> None:
         raise TypeError(f"{name} is {value!r}, expected a function of ({', '.join(arguments)})")
 
 
+def called_with(*arguments: str) -> Callable[[str, Any], None]:
+    """``check_function`` for these arguments."""
+    return lambda name, value: check_function(name, value, *arguments)
+
+
 def check_speed_hint(name: str, hint: Any) -> tuple[int, float]:
     """(slowest rank, ratio) as an integer >= 0 and a number >= 1; ValueError for anything else."""
     try:
@@ -52,6 +57,10 @@ def check_speed_hint(name: str, hint: Any) -> tuple[int, float]:
 def clamped_overhead(name: str, target: Any) -> float:
     """A share of the time, 0 to 1, clamped to 0.01 ... 0.5; ValueError for anything else."""
     return min(max(check_float(name, target, 0.0, 1.0), 0.01), 0.5)
+
+
+SpeedHint = Annotated[tuple[int, float], check_speed_hint]
+Overhead = Annotated[float, clamped_overhead]
 
 
 def made_optimizer(name: str, factory: Callable[[Any], Optimizer], model: Module, lr_scale: float) -> Optimizer:

@@ -9,12 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.creation import as_tensor
+from minigrad import Device, Tensor, as_tensor
 from minigrad.data import EpochSampler
 from minigrad.data.prefetch import pinned, to_device
-from minigrad.device import Device
 from minigrad.random import Generator, drawing_from
-from minigrad.tensor import Tensor
 
 from ...comm.call_thread import CallThread, QueuedCall
 from .workload import Batch

@@ -19,13 +19,12 @@ from minigrad.nn import Module, Parameter
 from minigrad.tensor import Tensor
 
 from ...comm.call_thread import in_threads
-from ...comm.calls import ReduceOp
+from ...comm.calls import DEFAULT_TIMEOUT, ReduceOp
 from ...comm.combine import combine
 from ...comm.communicator import Communicator
-from ...comm.deadlines import DEFAULT_TIMEOUT
 from ...comm.nccl.nccl import NcclCommunicator, check_device
 from ...comm.threads.thread import ThreadCommunicator
-from ...train.params import Named
+from ...train.step import Named
 
 log: logging.Logger = logging.getLogger("minigrad.distributed")
 
@@ -76,10 +75,9 @@ def check_alike(models: Sequence[Module], devices: Sequence[Device]) -> tuple[li
                     raise ValueError(f"{label} is on {tensor.device}, expected {devices[rank]}")
                 if owners.setdefault(id(tensor), rank) != rank:
                     raise ValueError(f"{label} is that of replica {owners[id(tensor)]}; each replica needs its own")
-                if name != first_name:
-                    raise ValueError(f"{label} has name {name}, expected {first_name}")
-                for aspect in ("shape", "dtype", "requires_grad"):
-                    here, there = getattr(tensor, aspect), getattr(first, aspect)
+                keys = ("shape", "dtype", "requires_grad")
+                both = [(key, getattr(tensor, key), getattr(first, key)) for key in keys]
+                for aspect, here, there in [("name", name, first_name), *both]:
                     if here != there:
                         raise ValueError(f"{label} has {aspect} {here}, expected {there}")
     return params, buffers

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -249,6 +249,9 @@ def _batches(events: list[Event], rank: int) -> list[tuple[float, float]]:
 
 
 def check_timeline(name: str, value: object) -> None:
-    """TypeError for what is neither a Timeline nor None."""
-    if value is not None and not isinstance(value, Timeline):
+    """TypeError for what is no Timeline."""
+    if not isinstance(value, Timeline):
         raise TypeError(f"{name} is {value!r}, expected a Timeline")
+
+
+CheckedTimeline = Annotated[Timeline, check_timeline]

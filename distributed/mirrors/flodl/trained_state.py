@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.autograd import no_grad
+from minigrad import Tensor, no_grad
 from minigrad.nn import Module
 from minigrad.serialization import CheckpointError, load_checkpoint, save_checkpoint
-from minigrad.tensor import Tensor
 
 FORMAT = "minigrad replicas"
 Arrays = dict[str, np.ndarray]

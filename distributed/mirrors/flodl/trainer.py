@@ -18,25 +18,21 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
-from minigrad import cuda
-from minigrad.creation import as_tensor
+from minigrad import Device, as_tensor, cuda
 from minigrad.data import Prefetcher
-from minigrad.device import Device
 from minigrad.modes import Closing
 from minigrad.nn import Module
 from minigrad.optim import Lambda, LrSchedule, Optimizer
 
-from ...comm.deadlines import DEFAULT_TIMEOUT, check_seconds
+from ...comm.calls import DEFAULT_TIMEOUT, check_seconds
 from ...train.config import TrainingConfig, TrainingMetrics
-from ...train.params import Named
 from ...train.simple_trainer import SimpleTrainer
-from .auto_balance import AutoBalancer
+from ...train.step import Named
 from .builder import DdpBuilder
-from .ddp import DdpConfig
-from .el_che import DEFAULT_MAX_ANCHOR, DEFAULT_OVERHEAD_TARGET, ElChe
+from .ddp import Ddp, DdpConfig, LossFn, ReplicaJob, ReplicaSet, ReplicaTrainer
+from .el_che import DEFAULT_MAX_ANCHOR, DEFAULT_OVERHEAD_TARGET, AutoBalancer, ElChe
 from .options import check_function, made_optimizer
 from .replica_data import EpochOrder, fetcher
-from .replica_set import LossFn, ReplicaJob, ReplicaSet
 from .timeline import EventKind, NoTimeline, Timeline
 
 INITIAL_ANCHOR = 10
@@ -143,9 +139,10 @@ class Trainer(Closing):
         self._replicas: ReplicaSet | None = None
         self._trainers: list[SimpleTrainer] = [SimpleTrainer(clipping, optimizers[0], schedule)]
         if n > 1:
-            parts = self._heads, self.models, places, optimizers, clipping, schedule, self._timeline, timeout
-            self._replicas = ReplicaSet(*parts)
-            self._trainers = [*self._replicas.trainers]
+            ddp = Ddp.wrap(self.models, places, timeout)
+            trainers = [ReplicaTrainer(clipping, *pair, schedule) for pair in zip(ddp.communicators, optimizers)]
+            self._replicas = ReplicaSet(ddp, self._heads, trainers, self._timeline, timeout)
+            self._trainers = [*trainers]
         if self.prints_summary:
             print(f"minigrad: {n} replica{'s' * (n > 1)} on {', '.join(map(str, places))}", file=sys.stderr)
 
@@ -209,9 +206,9 @@ class Trainer(Closing):
             counts = self.el_che.batch_counts
             return self._march(self._replicas, self.el_che, counts) if len(self._queue) >= sum(counts) else None
         sizes = self.balancer.shard_sizes(job.rows)
-        done = self._replicas.round(list(job.shards(sizes)))
-        self.balancer.update(sizes, done.ms)
-        return done.metrics
+        metrics, ms, _ = self._replicas.round(list(job.shards(sizes)))
+        self.balancer.update(sizes, ms)
+        return metrics
 
     def flush(self) -> TrainingMetrics | None:
         """At the end of an epoch: make a step of the batches that ElChe has collected; None if there are none."""
@@ -251,12 +248,12 @@ class Trainer(Closing):
 
     def _march(self, replicas: ReplicaSet, el_che: ElChe, counts: list[int]) -> TrainingMetrics | None:
         queue, self._queue = iter(self._queue), []
-        done = replicas.round([[next(queue) for _ in range(count)] for count in counts])
+        metrics, ms, sync_ms = replicas.round([[next(queue) for _ in range(count)] for count in counts])
         before = el_che.anchor
-        el_che.report_timing(done.ms, counts, done.sync_ms)
+        el_che.report_timing(ms, counts, sync_ms)
         if el_che.anchor != before:
             self._timeline.event(EventKind.ANCHOR_CHANGED, before=before, after=el_che.anchor)
-        return done.metrics
+        return metrics
 
     def assert_replicas_identical(self) -> None:
         """Raise ReplicaMismatchError unless all replicas' parameters and buffers have the same bits."""

@@ -65,7 +65,6 @@ class Workload:
 
     def __post_init__(self) -> None:
         self._queues: list[deque[Batch]] = [deque() for _ in range(self.plan.world)]
-        self._pools: dict[int, FixedParts | ChunkPool] = {}
         self.sums: dict[int, EpochSums] = {}
         """Where the batches of each open epoch are to be reported."""
         self._epoch_of = [self.plan.first_epoch] * self.plan.world  # where each looks for work
@@ -75,7 +74,7 @@ class Workload:
     def has_work(self, rank: int) -> bool:
         """Whether there may be a batch for this replica now."""
         return bool(self._queues[rank]) or any(
-            epoch not in self._pools or self._pools[epoch].left(rank)
+            epoch not in self.sums or self.sums[epoch].pool.left(rank)
             for epoch in range(self._epoch_of[rank], self._limit())
         )
 
@@ -108,7 +107,6 @@ class Workload:
         ended = []
         while self.oldest in self.sums and self.sums[self.oldest].done:
             ended.append(self.sums.pop(self.oldest).metrics(now))
-            del self._pools[self.oldest]
             self.oldest += 1
             self._epoch_of = [max(epoch, self.oldest) for epoch in self._epoch_of]
             if self.plan.checkpoint_every is not None and self.oldest % self.plan.checkpoint_every == 0:
@@ -123,7 +121,7 @@ class Workload:
         return limit
 
     def _pool(self, epoch: int, now: float) -> FixedParts | ChunkPool:
-        if epoch not in self._pools:
+        if epoch not in self.sums:
             pool: FixedParts | ChunkPool
             plan = self.plan
             if plan.world == 1 or plan.policy is AveragingPolicy.SYNC:
@@ -132,9 +130,8 @@ class Workload:
                 pool = ChunkPool(plan.batches, plan.world)
             else:
                 pool = FixedParts(partition(plan.batches, plan.partition_ratios or self.counts()))
-            self._pools[epoch] = pool
-            self.sums[epoch] = EpochSums(epoch, pool.batches, plan.world, now)
-        return self._pools[epoch]
+            self.sums[epoch] = EpochSums(epoch, pool, plan.world, now)
+        return self.sums[epoch].pool
 
 
 def interleaved(batches: int, world: int) -> list[range]:
@@ -256,18 +253,18 @@ class _Sums:
 
 
 class EpochSums:
-    """Collects the batches of one epoch of ``batches`` until all are done."""
+    """Collects the batches of one epoch, dealt out from ``pool``, until all are done."""
 
-    def __init__(self, epoch: int, batches: int, world: int, began: float) -> None:
+    def __init__(self, epoch: int, pool: FixedParts | ChunkPool, world: int, began: float) -> None:
         self.epoch: int = epoch
-        self.batches: int = batches
+        self.pool: FixedParts | ChunkPool = pool
         self.began: float = began
         self.ranks: list[_Sums] = [_Sums() for _ in range(world)]
 
     @property
     def done(self) -> bool:
         """Whether every batch has been reported."""
-        return sum(sums.batches for sums in self.ranks) == self.batches
+        return sum(sums.batches for sums in self.ranks) == self.pool.batches
 
     def add(self, rank: int, samples: int, loss: float, scalars: Mapping[str, float], compute_ms: float) -> None:
         """One batch of a replica."""
@@ -282,7 +279,7 @@ class EpochSums:
 
     def metrics(self, now: float) -> EpochMetrics:
         """Means over the batches; ``now`` is on the clock of ``began``, in seconds."""
-        ranks, batches = self.ranks, max(1, self.batches)
+        ranks, batches = self.ranks, max(1, self.pool.batches)
         return EpochMetrics(
             epoch=self.epoch,
             avg_loss=sum(sums.loss for sums in ranks) / batches,

@@ -134,6 +134,8 @@ class DigestedFiles(IndexDataCacheFile):
 
     def read(self, path: str) -> Any:
         """What ``write`` wrote; raises DamagedEntryError."""
+        if not stat.S_ISREG(os.stat(path).st_mode):  # reading a named pipe would wait for ever
+            raise DamagedEntryError(path)
         content = Path(path).read_bytes()
         digest, data = content[:DIGEST_BYTES], content[DIGEST_BYTES:]
         if digest != hashlib.sha256(data).digest():
@@ -143,6 +145,8 @@ class DigestedFiles(IndexDataCacheFile):
     def write(self, path: str, content: Any) -> None:
         """In one step for those who read at the same time."""
         data = self._dump(content)
+        if os.path.isdir(path) and not os.path.islink(path):  # damage that a file cannot take the place of
+            shutil.rmtree(path)
         with self._open_for_write(path) as file:
             file.write(hashlib.sha256(data).digest() + data)
 

@@ -1,0 +1,213 @@
+"""``simulate`` runs any kernel function of yours and reports what its warps did; docs/simulator.md states the model."""
+
+import contextlib
+import html
+import json
+import linecache
+import math as python_math
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .. import simulated_cuda, simulator
+from ..simulated_memory import POISON, WARP, SimulationError
+from .trace import OURS, KernelArray, Line, Request, Trace
+
+REGISTERS, WARPS, BLOCKS, SHARED = 65536, 64, 32, 233472  # of a multiprocessor of compute capability 9.0
+ASSUMED_REGISTERS = 32  # of a thread, where nothing is stated: so many do not limit the occupancy
+
+
+class Traffic(NamedTuple):
+    """What all requests of a kind cost: sectors in global memory, passes over the banks in shared memory."""
+
+    requests: int
+    lanes: int
+    nbytes: int
+    cost: int
+    ideal: int
+
+
+def occupancy(threads: int, registers: int, shared_bytes: int) -> tuple[int, str]:
+    """The warps that a multiprocessor holds at once, of 64, and what limits them."""
+    warps = -(-threads // WARP)
+    of_warp = -(-registers * WARP // 256) * 256
+    limits = {
+        "warps": WARPS // warps,
+        "blocks": BLOCKS,
+        "registers": REGISTERS // of_warp // 4 * 4 // warps,
+        "shared memory": SHARED // (-(-(shared_bytes + 1024) // 128) * 128),
+    }
+    limit = min(limits, key=limits.__getitem__)
+    return limits[limit] * warps, limit
+
+
+class WarpReport:
+    """What the warps of a launch did. ``print`` it, or look at ``html()``; a notebook shows that by itself."""
+
+    def __init__(self, name: str, trace: Trace, registers: int | None = None) -> None:
+        self.name: str = name
+        self.trace: Trace = trace
+        self.registers: int = registers or ASSUMED_REGISTERS
+        self.stated: bool = registers is not None
+        self.requests: list[Request] = trace.of("global") + trace.of("shared")
+        self.steps: list[Request] = trace.of("step")
+        self.barriers: int = trace.barriers  # all blocks' together
+        self.races: list[str] = [self._race(*found) for found in trace.races()]
+        found = occupancy(python_math.prod(trace.threads), self.registers, trace.shared_bytes)
+        self.occupancy: int = found[0]
+        self.limit: str = found[1]
+
+    def traffic(self, kind: str, line: int | None = None) -> Traffic:
+        """Of ``"global load"``, ``"shared"``, ...: all, or those of one line of the source."""
+        found = [r for r in self.requests if r.kind.startswith(kind) and line in (None, r.line[1])]
+        columns = ((1, len(r.lanes), sum(n for _, n, _ in r.lanes.values()), r.cost, r.ideal) for r in found)
+        return Traffic(*map(sum, zip((0, 0, 0, 0, 0), *columns)))
+
+    @property
+    def bank_conflicts(self) -> int:
+        """Passes over the banks of shared memory beyond the least."""
+        shared = self.traffic("shared")
+        return shared.cost - shared.ideal
+
+    def instructions(self, name: str) -> int:
+        """How often a warp executed ``shfl_xor_sync``, ``mma_bfloat16``, ``ldmatrix``, ..."""
+        return len([r for r in self.trace.of("warp") if r.kind.split()[1].startswith(name)])
+
+    @property
+    def divergent(self) -> dict[Line, int]:
+        """The lines to which a warp came with a part of its lanes, and how often."""
+        found: dict[Line, int] = defaultdict(int)
+        for step in self.steps:
+            size = min(WARP, python_math.prod(self.trace.threads) - step.warp * WARP)
+            found[step.line] += len(step.lanes) < size
+        return {line: count for line, count in found.items() if count}
+
+    def _race(self, a: Request, b: Request, lane: int, other: int, address: int) -> str:
+        does = {"load": "reads", "store": "writes", "atomic": "updates"}
+        one, two = (
+            f"thread {r.warp * WARP + i} of block {r.block} {does[r.kind.split()[1]]} it at {shown(r.line)}"
+            for r, i in ((a, lane), (b, other))
+        )
+        return f"race on {self._element(a.kind, address)}: {one}, and {two}, without a barrier between"
+
+    def _element(self, kind: str, address: int) -> str:
+        for name, first, shape, itemsize in self.trace.arrays[kind.split()[0]]:
+            place = (address - first) // itemsize
+            if 0 <= place < python_math.prod(shape):
+                return f"{name}[{', '.join(str(i) for i in np.unravel_index(place, shape))}]"
+        return f"{kind.split()[0]} address {address:#x}"
+
+    def __str__(self) -> str:
+        warps = -(-python_math.prod(self.trace.threads) // WARP)
+        lines = [f"{self.name}: grid {self.trace.grid}, block {self.trace.threads}, {warps} warps a block"]
+        for kind in sorted({r.kind for r in self.requests}):
+            requests, lanes, nbytes, cost, ideal = self.traffic(kind)
+            unit = "sectors" if kind.startswith("global") else "passes"
+            lines.append(
+                f"  {kind + 's':<14} {requests:>6} requests {lanes:>7} lanes {nbytes:>8} bytes {cost:>6} {unit:<7} "
+                f"{cost / requests:5.2f} a request, least {ideal / requests:.2f}"
+            )
+        lines.append(f"  bank conflicts {self.bank_conflicts}, barriers {self.barriers}")
+        others = sorted({r.kind.split()[1] for r in self.trace.of("warp")} - {"block"})
+        lines += [f"  {name} {self.instructions(name)}" for name in others]
+        partial = sum(self.divergent.values())
+        lines.append(f"  divergence: {partial} of {len(self.steps)} steps of warps with a part of their lanes")
+        lines += [f"    {count:>6} at {shown(line)}" for line, count in self.divergent.items()]
+        lines += [f"  {race}" for race in self.races] or ["  no races"]
+        stated = "stated" if self.stated else "assumed"
+        lines.append(
+            f"  occupancy {self.occupancy} of {WARPS} warps: limited by {self.limit} "
+            f"({self.registers} registers a thread, {stated}; {self.trace.shared_bytes} bytes of shared memory a block)"
+        )
+        return "\n".join(lines)
+
+    def html(self, block: tuple[int, int, int] = (0, 0, 0), warp: int = 0) -> str:
+        """A page without a network that draws the accesses of one warp, a step at a time."""
+        steps = []
+        for r in sorted(self.requests, key=lambda r: r.key):
+            if (r.block, r.warp) == (block, warp):
+                lanes = [[lane, address, nbytes] for lane, (address, nbytes, _) in sorted(r.lanes.items())]
+                steps.append(dict(kind=r.kind, line=shown(r.line), cost=r.cost, ideal=r.ideal, lanes=lanes))
+        data = json.dumps({"title": f"{self.name}, block {block}, warp {warp}", "text": str(self), "steps": steps})
+        page = Path(__file__).with_suffix(".html").read_text(encoding="utf-8")
+        return page.replace("{DATA}", data.replace("<", "\\u003c"))
+
+    def _repr_html_(self) -> str:
+        return f'<iframe width="100%" height="620" style="border:0" srcdoc="{html.escape(self.html())}"></iframe>'
+
+
+def shown(line: Line) -> str:
+    """A line's file, number and text."""
+    file, number = line
+    return f"{Path(file).name}:{number} `{linecache.getline(file, number).strip()}`"
+
+
+def simulate(
+    kernel: Callable[..., None],
+    grid: int | tuple[int, ...],
+    block: int | tuple[int, ...],
+    *arguments: Any,
+    registers: int | None = None,
+    shared_bytes: int = 0,
+) -> WarpReport:
+    """Run ``kernel`` on ``grid`` blocks of ``block`` threads and report what it did.
+
+    ``arguments``: NumPy arrays, which the kernel may change, and numbers. The kernel is a Python function in the words
+    of ``numba.cuda``; its ``cuda`` and ``math`` are this package's, or Numba's and Python's, which are replaced
+    meanwhile. ``registers``: of a thread, for the occupancy; the compiler knows them, the simulator does not.
+    ``shared_bytes``: dynamic shared memory. Raises SimulationError, with the line, for what a GPU leaves undefined;
+    races are in the report.
+    """
+    function: Any = getattr(kernel, "py_func", kernel)
+    trace, given, copies = Trace(function), list(arguments), []
+    for i, x in enumerate(arguments):
+        if isinstance(x, np.ndarray):
+            room = np.full(x.nbytes + 256, POISON, np.uint8)
+            start = -room.ctypes.data % 256
+            view = room[start : start + x.nbytes].view(x.dtype)
+            view[:] = x.reshape(-1)
+            copies.append((x, view))
+            given[i] = KernelArray(view, 0, x.shape or (1,))
+            name = function.__code__.co_varnames[i]
+            trace.arrays["global"].append((name, view.ctypes.data, x.shape or (1,), x.itemsize))
+    sizes: list[Any] = [(*size, 1, 1)[:3] if isinstance(size, tuple) else (size, 1, 1) for size in (grid, block)]
+    if not 1 <= python_math.prod(sizes[1]) <= 1024 or python_math.prod(sizes[0]) < 1:
+        raise SimulationError(f"a grid of {grid} blocks of {block} threads: a block has 1 to 1024 threads")
+    try:
+        with _words(function):
+            simulator.run(function, sizes[0], sizes[1], shared_bytes, tuple(given), trace)
+    except ModuleNotFoundError as error:
+        raise SimulationError(f'{error}, which the simulator needs: pip install "minigrad-cuda[learn]"') from None
+    except SimulationError as error:
+        raise SimulationError(f"{_place(error)}{error}") from None
+    for x, view in copies:
+        x[...] = view.reshape(x.shape)
+    return WarpReport(function.__name__, trace, registers)
+
+
+@contextlib.contextmanager
+def _words(function: Any) -> Iterator[None]:
+    """The globals of a kernel, with the simulator's words for those of Numba and of ``math``."""
+    names = function.__globals__
+    ours = {id(sys.modules.get("numba.cuda")): simulated_cuda.cuda, id(python_math): simulated_cuda.math}
+    before = {n: v for n, v in names.items() if id(v) in ours or hasattr(v, "py_func")}
+    names.update({n: ours.get(id(v)) or v.py_func for n, v in before.items()})
+    try:
+        yield
+    finally:
+        names.update(before)
+
+
+def _place(error: BaseException) -> str:
+    """The line of the kernel where it was raised, if it was there."""
+    here, found = error.__traceback__, ""
+    while here is not None:
+        file = here.tb_frame.f_code.co_filename
+        if not file.startswith(OURS) and not file.endswith("_twins.py"):
+            found = f"{shown((file, here.tb_lineno))}: "
+        here = here.tb_next
+    return found

@@ -1,0 +1,384 @@
+"""Tensor and pipeline parallelism: each rank updates its own part of the model, as one step of the whole.
+
+The step is a Step. Only the gradients' norm, by which all ranks clip, and whether all of it is finite, are questions to
+all ranks. atomr-accel-train has both trainers' names: its shards were sums of numbers without weights or gradients, its
+pipeline had no micro-batches and no backward.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import numpy as np
+
+from minigrad import GradStore, Tensor
+from minigrad.dtypes import SUPPORTED
+from minigrad.nn import Module
+from minigrad.optim import GradAccumulator, LrSchedule, NonFiniteGradientError, clip_grads_with_norm, grad_norm
+from minigrad.random import Generator, drawing_from
+
+from ..comm.calls import Work
+from ..comm.comm_errors import CommTimeoutError, PeerLostError
+from ..comm.communicator import Communicator, CommunicatorGroup, all_gather_bytes, all_gather_json, all_gather_rows
+from ..train.buckets import DEFAULT_BUCKET_BYTES, all_reduce_hook
+from ..train.grad_sync import Buckets, agree_on_settings, agree_on_values, digest_of, mean_over_ranks, mismatch
+from ..train.step import Named, Step, Updater
+from ..train.train_kinds import Batch, KindTrainer, StepStats, TrainerConfig, batch_arrays, mean_gradient
+from ..train.trainer_errors import (
+    FinalStageDroppedReplyError,
+    NoShardsError,
+    NoStagesError,
+    ShardDroppedReplyError,
+    StageDroppedReplyError,
+    TrainerError,
+    ZeroSamplesError,
+)
+from .tensor_layers import SplitModule, vocab_parallel_cross_entropy
+
+
+class PartOfModelUpdater(Updater):
+    """Clips by the norm of the whole model, of which each rank has some parameters; all ranks step together.
+
+    ``owned(p)`` says whether this rank's gradient of ``p`` counts in the norm: for each number of the model exactly one
+    rank must say so.
+    """
+
+    def __init__(self, communicator: Communicator, owned: Callable[[Tensor], bool]) -> None:
+        self._communicator, self._owned = communicator, owned
+
+    def clip(self, step: Step, grads: GradStore, max_norm: float, params: list[Tensor]) -> float:
+        """Clip to the norm over all ranks, and return it."""
+        if self._communicator.world_size == 1:
+            return super().clip(step, grads, max_norm, params)
+        mine = grad_norm(grads, [p for p in params if self._owned(p)])
+        norms = all_gather_rows(self._communicator, np.array([mine]))[:, 0].tolist()
+        norm = math.hypot(*norms)
+        if not math.isfinite(norm):
+            bad = [f"{value} on rank {rank}" for rank, value in enumerate(norms) if not math.isfinite(value)]
+            raise NonFiniteGradientError(
+                f"the gradient norm is {', '.join(bad) or 'too large for a float64'}; no weight was changed", norm
+            )
+        clip_grads_with_norm(grads, max_norm, norm, params)
+        return norm
+
+
+class PartOfModelTrainer(KindTrainer, ABC):
+    """One rank of a trainer of which each rank has a part of the model.
+
+    With a CommunicatorGroup the parts are those of all its dimensions: stages may have layers that are split, and
+    gradients are averaged over the replicas, whose batches may differ.
+    """
+
+    _along: ClassVar[str]
+    """The dimension of a CommunicatorGroup whose ranks this trainer joins."""
+
+    def __init__(
+        self,
+        config: TrainerConfig,
+        model: Module,
+        communicator: Communicator | CommunicatorGroup,
+        schedule: LrSchedule | None,
+    ) -> None:
+        data: Communicator | None = None
+        if isinstance(communicator, CommunicatorGroup):
+            self._communicator: Communicator = getattr(communicator, self._along)
+            world, whole, data = communicator.world, communicator.model, communicator.data
+        else:
+            world = whole = self._communicator = communicator
+        self._replicas = 1 if data is None else data.world_size
+        with self._naming_the_lost():
+            agree_on_settings(world, {"the trainer": type(self).__name__, "the configuration": config})
+        super().__init__(config, model, schedule)
+        self._device = next((p.device for _, p in self._named), self._communicator.device)
+        layers = [module for module in model.modules() if isinstance(module, SplitModule)]
+        parts = [getattr(layer, name) for layer in layers for name, dim in layer.split.items() if dim is not None]
+        self._split = {part.id for part in parts if part is not None}
+        first = not layers or layers[0].communicator.rank == 0
+        self._step.updater = PartOfModelUpdater(whole, lambda p: first or p.id in self._split)
+        if data is not None and self._replicas > 1:
+            self._step.reducer = Buckets(data, DEFAULT_BUCKET_BYTES, all_reduce_hook)
+
+    def step(self, batch: Batch) -> StepStats:
+        """One optimizer step of all ranks with the mean gradient of the batch; all get the same loss and norm.
+
+        Raises, with no weight changed: ZeroSamplesError, NonFiniteLossError or NonFiniteGradientError on all ranks;
+        CollectiveMismatchError if the ranks' batches differ; and the class's own error for a rank that is gone or
+        silent. An exception out of the model is raised on its rank; to the others that rank is gone as soon as it
+        leaves the communicator.
+        """
+        began = time.perf_counter()
+        self._communicator.step = self.global_step + 1
+        with self._naming_the_lost():
+            grads, loss, weight = self._gradients(batch)
+            return StepStats.of(self._step.take(self._named, grads, loss, weight if self._replicas > 1 else 1.0), began)
+
+    @abstractmethod
+    def _gradients(self, batch: Batch) -> tuple[GradStore, float, float]:
+        """The mean gradient of this rank's parameters, the mean loss, and what it is a mean over, the same on all ranks
+        of a model.
+        """
+
+    def _same_batch(
+        self, batch: Batch, facts: Callable[[np.ndarray, np.ndarray], dict[str, Any]]
+    ) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
+        """(features, labels) of the batch, and ``facts`` of them, which are the same on all ranks."""
+        problem: Exception | None = None
+        x = y = np.zeros(0)
+        try:
+            x, y = batch_arrays(batch)
+            mine = {"samples": len(x), **facts(x, y)}
+        except ZeroSamplesError:
+            mine = {"samples": 0}  # the ranks find out together, below
+        except (TypeError, ValueError, IndexError) as error:
+            problem, mine = error, {"problem": f"{type(error).__name__}: {error}"}
+        everyone = all_gather_json(self._communicator, mine)
+        if problem is not None:
+            raise problem
+        for rank, other in enumerate(everyone):
+            if other.get("samples") == 0:
+                raise ZeroSamplesError(f"trainer: zero samples on rank {rank}")
+            if other != mine:
+                there = other.get("problem", f"{other.get('samples')} samples")
+                text = f"the ranks' batches differ: {there} on rank {rank}, {mine['samples']} here, or other values"
+                raise mismatch(self._communicator, text, "step", [rank])
+        return x, y, mine
+
+    def _check_weight(self, weight: float) -> None:
+        """Raise ValueError for a batch without any weight, where no other replica can have some."""
+        if not weight and self._replicas == 1:
+            raise ValueError("the batch's labels have weight 0 together, so there is no mean; no weight was changed")
+
+    @abstractmethod
+    def _lost(self, ranks: tuple[int, ...], error: Exception) -> TrainerError:
+        """The error for ranks that are gone or silent."""
+
+    @contextmanager
+    def _naming_the_lost(self) -> Iterator[None]:
+        try:
+            yield
+        except (PeerLostError, CommTimeoutError) as error:
+            raise self._lost(error.ranks, error) from error
+
+
+class TensorParallelTrainer(PartOfModelTrainer):
+    """Trains a model some of whose layers are ``ColumnParallelLinear``, ``RowParallelLinear`` or
+    ``VocabParallelEmbedding``; each rank passes its part.
+
+    ::
+
+        model = Sequential(ColumnParallelLinear(64, 256, comm, gather_output=False), GELU(),
+                           RowParallelLinear(256, 64, comm, input_is_parallel=True))
+        trainer = TensorParallelTrainer(config, model, comm)
+        for x, y in batches:
+            stats = trainer.step((x, y))
+
+    Every rank calls ``step`` with the same batch, which goes through the model in parts of
+    ``config.batch_size_per_device`` samples. All other parameters must have the same values on all ranks, which the
+    first step compares, and then keep them, bit for bit: their gradients are made of numbers that all ranks have. Where
+    the model's outputs are split over the ranks, because its last layer is column-parallel with
+    ``gather_output=False``, say over how many ``split_classes``; the loss is then ``vocab_parallel_cross_entropy``.
+
+    ``seed`` is that of dropout, which is the same on all ranks. For a rank that is gone or silent the others raise
+    ShardDroppedReplyError. Raises NoShardsError for a model without a layer that is split; the first step
+    ReplicaMismatchError, on all ranks, for other parameters that differ.
+    """
+
+    _along = "tensor"
+
+    def __init__(
+        self,
+        config: TrainerConfig,
+        model: Module,
+        communicator: Communicator | CommunicatorGroup,
+        *,
+        split_classes: int | None = None,
+        schedule: LrSchedule | None = None,
+        seed: int = 0,
+    ) -> None:
+        if not any(isinstance(module, SplitModule) for module in model.modules()):
+            raise NoShardsError("TensorParallelTrainer: no shards: the model has no layer that is split over the ranks")
+        if split_classes is not None and config.loss.name == "mse":
+            raise ValueError(f"split_classes is {split_classes}, but the loss is mse, which needs whole outputs")
+        super().__init__(config, model, communicator, schedule)
+        self.model: Module = model
+        self.split_classes: int | None = split_classes
+        self.seed: int = seed
+        self._whole: Named | None = [(name, p) for name, p in self._named if p.id not in self._split]  # until compared
+
+    def _lost(self, ranks: tuple[int, ...], error: Exception) -> ShardDroppedReplyError:
+        return ShardDroppedReplyError(
+            f"TensorParallelTrainer: shard dropped reply: {error}; no weight was changed", ranks[0] if ranks else None
+        )
+
+    def _gradients(self, batch: Batch) -> tuple[GradStore, float, float]:
+        if self._whole is not None:
+            agree_on_values(self._communicator, self._whole)
+            self._whole = None
+        x, y, _ = self._same_batch(batch, lambda x, y: {"sha256": digest_of({"features": x, "labels": y})})
+        self._check_weight(weight := self.config.loss.weight_of(y))
+        seed = int(np.random.SeedSequence([self.seed, self.global_step]).generate_state(1, np.uint64)[0])
+        size = self.config.batch_size_per_device
+        with drawing_from(Generator(seed)):
+            return *mean_gradient(self._loss, self.config.loss, x, y, size, self._device), weight
+
+    def _loss(self, x: Tensor, y: Tensor) -> Tensor:
+        outputs, kind = self.model(x), self.config.loss
+        if self.split_classes is None:
+            return kind(outputs, y)
+        weight = kind.class_weights(outputs)
+        rows = outputs.reshape(y.numel(), outputs.shape[-1])
+        return vocab_parallel_cross_entropy(rows, y.reshape(-1), self.split_classes, self._communicator, weight)
+
+
+FORWARD, BACKWARD = 1, 2  # tags
+MAX_DIMENSIONS = 8  # of what a stage passes on
+DTYPES = [np.dtype(dtype) for dtype in SUPPORTED]
+
+
+class PipelineParallelTrainer(PartOfModelTrainer):
+    """Trains a model whose stages are on the ranks of ``communicator``; rank r passes stage r.
+
+    One forward, one backward (1F1B), here with 3 stages and 4 micro-batches; F and B are forward and backward:
+
+        rank 0   F1 F2 F3          B1 F4    B2    B3    B4
+        rank 1      F1 F2       B1 F3 B2 F4 B3       B4
+        rank 2         F1    B1 F2 B2 F3 B3 F4 B4
+
+    A stage keeps the activations of at most as many micro-batches as there are stages from it to the end, however many
+    micro-batches there are. Source: Narayanan et al., "Memory-efficient pipeline-parallel DNN training" (2021).
+
+    ::
+
+        trainer = PipelineParallelTrainer(config, stages[comm.rank], comm)
+        for x, y in batches:
+            stats = trainer.step((x, y))
+
+    Every rank calls ``step`` with the same batch; the first uses its features, the last its labels. It is cut into
+    micro-batches of ``config.batch_size_per_device`` samples. The loss is the mean over all samples, and the update is
+    that of the whole model with the whole batch; only layers that look at the batch (batch normalisation) see
+    micro-batches. A stage takes and returns one tensor of at most 8 dimensions. Each parameter belongs to one stage:
+    weights that are tied must be so within a stage.
+
+    For a rank that is gone or silent the others raise StageDroppedReplyError, or FinalStageDroppedReplyError if it is
+    the last. (Of a silent rank, its neighbours' neighbours know only that the one before it is silent, too.)
+    Raises NoStagesError, on all ranks, if a rank passes None for its stage. With a CommunicatorGroup the stages are
+    those of its ``pipeline``, each rank of a model passes that replica's batch, and layers may be split over its
+    ``tensor``.
+    """
+
+    _along = "pipeline"
+
+    def __init__(
+        self,
+        config: TrainerConfig,
+        stage: Module | None,
+        communicator: Communicator | CommunicatorGroup,
+        *,
+        schedule: LrSchedule | None = None,
+    ) -> None:
+        super().__init__(config, Module() if stage is None else stage, communicator, schedule)
+        communicator = self._communicator
+        with self._naming_the_lost():
+            present = all_gather_bytes(communicator, b"no" if stage is None else b"yes")
+        if stage is None or b"no" in present:
+            missing = ", ".join(str(rank) for rank, answer in enumerate(present) if answer == b"no")
+            raise NoStagesError(f"PipelineParallelTrainer: no stages on rank {missing} of {len(present)}")
+        self.stage: Module = stage
+        self.most_in_flight: int = 0
+        """The largest number of micro-batches whose activations this rank held at once in the last step."""
+        self._is_first, self._is_last = communicator.rank == 0, communicator.rank == communicator.world_size - 1
+
+    def _lost(self, ranks: tuple[int, ...], error: Exception) -> StageDroppedReplyError:
+        last = self._communicator.world_size - 1
+        kind, words = StageDroppedReplyError, "stage dropped reply"
+        if last in ranks:
+            kind, words = FinalStageDroppedReplyError, "final stage dropped reply"
+        return kind(f"PipelineParallelTrainer: {words}: {error}; no weight was changed", ranks[0] if ranks else None)
+
+    # ------------------------------------------------------------------ the schedule
+
+    def _gradients(self, batch: Batch) -> tuple[GradStore, float, float]:
+        parts, weights, total = self._micro_batches(batch)
+        behind = self._communicator.world_size - 1 - self._communicator.rank  # stages
+        held: deque[tuple[float, Tensor, Tensor]] = deque()
+        sends: list[Work] = []  # awaited at the end: a stage that waited for its neighbour would stop the flow
+        mean = GradAccumulator(len(parts))
+        self.most_in_flight = 0
+        for i, ((features, labels), weight) in enumerate(zip(parts, weights, strict=True)):
+            x = self._tensor(features) if self._is_first else self._receive_activation()
+            y = self.stage(x)
+            if self._is_last:
+                y = self.config.loss(y, self._tensor(labels))
+            else:
+                sends += self._send_activation(y)
+            held.append((weight, x, y))
+            self.most_in_flight = max(self.most_in_flight, len(held))
+            if i >= behind:
+                sends += self._backward(*held.popleft(), mean)
+        while held:
+            sends += self._backward(*held.popleft(), mean)
+        for work in sends:
+            work.wait()
+        window = mean.flush()
+        assert window is not None
+        grads, loss = window
+        mean_loss = mean_over_ranks(self._communicator, {"loss": loss}, 1.0 if self._is_last else 0.0)["loss"]
+        return grads, mean_loss, total
+
+    def _backward(self, weight: float, x: Tensor, y: Tensor, mean: GradAccumulator) -> list[Work]:
+        """Backward of one micro-batch: adds its gradients to ``mean``, and sends that of ``x`` on."""
+        grads = GradStore()
+        if y.requires_grad:
+            grads = y.backward() if self._is_last else y.backward(self._receive_gradient(y))
+        dx = grads.remove(x)
+        mean.add(grads, y.item() if self._is_last else 0.0, take=True, weight=weight)
+        if self._is_first or not x.requires_grad:
+            return []
+        if dx is None:  # the stage made nothing of it
+            dx = Tensor.wrap(x.device.kernels.zeros(x.shape, x.dtype), x.device)
+        return [self._communicator.send(dx, self._communicator.rank - 1, BACKWARD, async_op=True)]
+
+    def _micro_batches(self, batch: Batch) -> tuple[list[tuple[np.ndarray, np.ndarray]], list[float], float]:
+        """The parts of the batch, what each counts in the mean, which the ranks agree on, and the whole weight."""
+        size, weight_of = self.config.batch_size_per_device, self.config.loss.weight_of
+        x, y, facts = self._same_batch(
+            batch, lambda x, y: {"weights": [weight_of(y[i : i + size]) for i in range(0, len(y), size)]}
+        )
+        parts = [(x[i : i + size], y[i : i + size]) for i in range(0, len(x), size)]
+        weights = facts["weights"]
+        self._check_weight(total := sum(weights))
+        return parts, [weight / (total or 1.0) for weight in weights], total
+
+    # ------------------------------------------------------------------ between neighbours
+
+    def _tensor(self, array: np.ndarray) -> Tensor:
+        return Tensor(array).to(self._device)
+
+    def _send_activation(self, y: Tensor) -> list[Work]:
+        """dtype, whether it needs a gradient, and shape; then the numbers."""
+        if y.ndim > MAX_DIMENSIONS:
+            raise ValueError(f"a stage returned shape {y.shape}; at most {MAX_DIMENSIONS} dimensions can be passed on")
+        about = [DTYPES.index(y.dtype), int(y.requires_grad), y.ndim, *y.shape, *[0] * (MAX_DIMENSIONS - y.ndim)]
+        header = self._tensor(np.array(about, np.int64))
+        behind = self._communicator.rank + 1
+        return [self._communicator.send(t, behind, FORWARD, async_op=True) for t in (header, y.detach().contiguous())]
+
+    def _receive_activation(self) -> Tensor:
+        header = self._tensor(np.zeros(3 + MAX_DIMENSIONS, np.int64))
+        before = self._communicator.rank - 1
+        self._communicator.recv(header, before, FORWARD)
+        code, needs_grad, ndim, *sizes = (int(n) for n in header.tolist())
+        x = Tensor.wrap(self._device.kernels.empty(tuple(sizes[:ndim]), DTYPES[code]), self._device)
+        self._communicator.recv(x, before, FORWARD)
+        return x.requires_grad_() if needs_grad else x
+
+    def _receive_gradient(self, y: Tensor) -> Tensor:
+        dy = Tensor.wrap(y.device.kernels.empty(y.shape, y.dtype), y.device)
+        self._communicator.recv(dy, self._communicator.rank + 1, BACKWARD)
+        return dy

@@ -1,0 +1,119 @@
+"""The checks of chapter 1."""
+
+from typing import Any
+
+import numpy as np
+
+from ..exercise import attempt, refuses, require, same
+
+
+def exercise_1(my: Any) -> None:
+    mistakes = {
+        "column by column, as the last axis has not stride 1": (2, 1),
+        "one axis too far: the last axis has stride 1": (6, 3),
+        "right, but in the wrong order": (1, 3),
+    }
+    same("row_major((2, 3))", my.row_major((2, 3)), (3, 1), mistakes)
+    same("row_major((2, 3, 4))", my.row_major((2, 3, 4)), (12, 4, 1))
+    same("row_major(()), of a single number", my.row_major(()), ())
+
+
+def counting(my: Any, *shape: int) -> tuple[Any, Any]:
+    """A view of 0, 1, 2, ... row by row, and the same as an array."""
+    x = np.arange(int(np.prod(shape))).reshape(shape)
+    return my.View(list(range(x.size)), shape, tuple(stride // x.itemsize for stride in x.strides)), x
+
+
+def exercise_2(my: Any) -> None:
+    view, _ = counting(my, 2, 3)
+    name = "of memory 0, 1, 2, 3, 4, 5 with shape (2, 3), strides (3, 1)"
+    same(f"at(view, (1, 2)) {name}", my.at(view, (1, 2)), 5)
+    same(f"at(view, (0, -1)) {name}: -1 counts from the end of its axis", my.at(view, (0, -1)), 2)
+    later = my.View(view.memory, (2,), (2,), 1)
+    same(
+        "at(view, (1,)) of memory 0 .. 5 with shape (2,), strides (2,), start 1: place start + 1 * 2",
+        my.at(later, (1,)),
+        3,
+    )
+    for index in ((2, 0), (0, 3), (0, -4)):
+        refuses(f"at(view, {index}) {name}", IndexError, my.at, view, index)
+
+
+def sees(what: str, my: Any, view: Any, got: Any, want: Any, **mistakes: Any) -> None:
+    """Compare what a view shows, and require that it shares the memory."""
+    require(isinstance(got, my.View), f"{what}\nexpected a View\ngot      {got!r}")
+    same(f"{what}: its shape", got.shape, want.shape)
+    ways = [s * (n - 1) for n, s in zip(got.shape, got.strides)]
+    lowest, highest = got.start + sum(w for w in ways if w < 0), got.start + sum(w for w in ways if w > 0)
+    outside = f"{what}\nstart {got.start} and strides {got.strides} lead outside of the memory: they move with the axes"
+    require(lowest >= 0 and highest < len(got.memory), outside)
+    same(what, got.tolist(), want.tolist(), {name.replace("_", " "): x.tolist() for name, x in mistakes.items()})
+    require(got.memory is view.memory, f"{what}\nthe elements were copied; a view shares the memory")
+
+
+def exercise_3(my: Any) -> None:
+    view, x = counting(my, 2, 3)
+    wrong = {"in_the_old_order: the strides have to move with the axes": x.reshape(3, 2)}
+    what = "transposed(view, (1, 0)) of [[0, 1, 2], [3, 4, 5]] (shape and strides move together)"
+    sees(what, my, view, my.transposed(view, (1, 0)), x.T, **wrong)
+    view, x = counting(my, 2, 3, 4)
+    got = my.transposed(view, (1, 2, 0))
+    sees("transposed(view, (1, 2, 0)) of shape (2, 3, 4)", my, view, got, x.transpose(1, 2, 0))
+
+
+def exercise_4(my: Any) -> None:
+    row, x = counting(my, 5)
+    for first, step in ((1, 1), (1, 2), (0, 2), (4, -1), (3, -2)):
+        what = f"sliced(view, 0, {first}, {step}) of [0, 1, 2, 3, 4]"
+        got, want = my.sliced(row, 0, first, step), x[first::step]
+        note = "lengths are rounded up" if step > 0 else "place 0 counts, too"
+        same(f"{what}: its shape ({note})", got.shape, want.shape)
+        sees(what, my, row, got, want, every_element_from_there=x[first:][: len(want)])
+    later = my.View(row.memory, (2,), (2,), 1)
+    what = "a view [1, 3] with start 1 and stride 2, sliced(view, 0, 1, 1): the start counts, too"
+    sees(what, my, row, my.sliced(later, 0, 1, 1), np.array([3]))
+    view, x = counting(my, 3, 4)
+    sees("sliced(view, 1, 3, -2) of shape (3, 4)", my, view, my.sliced(view, 1, 3, -2), x[:, 3::-2])
+
+
+def exercise_5(my: Any) -> None:
+    cases: list[tuple[Any, Any, str]] = [
+        ((1,), (3,), "length 1 takes the other"),
+        ((3,), (2, 3), "compared from the right; a missing axis counts as 1"),
+        ((2, 1, 4), (3, 1), "both are repeated"),
+        ((0,), (1,), "length 1 takes the other, also if that is 0"),
+        ((), (2,), "a single number fits everything"),
+    ]
+    for a, b, why in cases:
+        got = attempt(my.broadcast_shape, a, b)
+        want = np.broadcast_shapes(a, b)
+        same(f"broadcast_shape({a}, {b}): {why}", got, want, {"in the wrong order": want[::-1]})
+    for a, b in (((2,), (3,)), ((2, 3), (2,)), ((0,), (2,))):
+        refuses(f"broadcast_shape({a}, {b})", ValueError, my.broadcast_shape, a, b)
+
+
+def exercise_6(my: Any) -> None:
+    row, x = counting(my, 3)
+    got = my.broadcast(row, (2, 3))
+    same("broadcast(view, (2, 3)) of [0, 1, 2]: its strides (a repeated axis has stride 0)", got.strides, (0, 1))
+    sees("broadcast(view, (2, 3)) of [0, 1, 2]", my, row, got, np.broadcast_to(x, (2, 3)))
+    column, _ = counting(my, 3, 1)
+    got = my.broadcast(column, (3, 2))
+    same("broadcast(view, (3, 2)) of [[0], [1], [2]]: its strides (a repeated axis has stride 0)", got.strides, (1, 0))
+    later = my.View(row.memory, (1,), (1,), 2)
+    sees("broadcast(view, (2,)) of [2]: start 2, which stays", my, row, my.broadcast(later, (2,)), np.array([2, 2]))
+    for shape in ((2,), (3, 2), (1,)):
+        refuses(f"broadcast(view, {shape}) of [0, 1, 2]", ValueError, my.broadcast, row, shape)
+
+
+def exercise_7(my: Any) -> None:
+    g = np.array([[1.0, 2.0, 3.0], [10.0, 20.0, 30.0]])
+    for shape in ((2, 3), (3,), (1, 3), (2, 1), (1, 1), (1,), ()):
+        missing = 2 - len(shape)
+        axes = tuple(k for k in range(2) if k < missing or shape[k - missing] != g.shape[k])
+        want = np.asarray(g.sum(axis=axes)).reshape(shape)
+        mistakes = {"the mean": g.mean(axis=axes).reshape(shape), "the largest": g.max(axis=axes).reshape(shape)}
+        what = f"unbroadcast({g.tolist()}, {shape}): sum over axes that are missing there, and those of length 1 there"
+        same(what, attempt(my.unbroadcast, g, shape), want, mistakes if axes else {})
+    big = np.ones((4, 2, 3))
+    same("unbroadcast of ones of shape (4, 2, 3) to (2, 1)", my.unbroadcast(big, (2, 1)), np.full((2, 1), 12.0))

@@ -1,0 +1,131 @@
+"""The checks of chapter 3."""
+
+from typing import Any
+
+import numpy as np
+
+from ..exercise import Array, check_backward, require, same
+
+
+def exercise_1(my: Any) -> None:
+    def module(**parts: Any) -> Any:
+        made = my.Module()
+        vars(made).update(parts)
+        return made
+
+    def names(made: Any) -> list[str]:
+        return list(made.named_parameters())
+
+    weight, bias, other = (my.Tensor(np.zeros(2), True) for _ in range(3))
+    alone = module(weight=weight, size=2, table=my.Tensor(np.zeros(2)))
+    same("a module with a parameter `weight`, a number and a tensor without gradients", names(alone), ["weight"])
+    require(alone.named_parameters()["weight"] is weight, "the parameter itself, not a copy: AdamW will change it")
+    inner = module(bias=bias)
+    same("a module with the parameter `bias`, as attribute `inner`", names(module(inner=inner)), ["inner.bias"])
+    row = module(layers=[inner, module(bias=other)])
+    same("a list `layers` of two such modules", names(row), ["layers.0.bias", "layers.1.bias"])
+    deep = module(net=row)
+    same("that module as attribute `net` of another", names(deep), ["net.layers.0.bias", "net.layers.1.bias"])
+    twice = names(module(a=inner, b=inner))
+    same("one module under two names: a shared parameter is listed once", twice, ["a.bias"])
+
+
+def exercise_2(my: Any) -> None:
+    w = my.first_weights(np.random.default_rng(0), 400, 100)
+    same("first_weights(rng, 400, 100): its shape", np.shape(w), (400, 100))
+    drawn = my.first_weights(np.random.default_rng(0), 400, 100)
+    require(np.array_equal(w, drawn), "two generators with one seed gave different weights: draw from `rng` only")
+    spread = round(float(np.std(w)), 2)
+    mistakes = {
+        "1 / √outputs: each output is a sum over the inputs": 0.05,
+        "1 / inputs: that is the variance, the spread is its root": 0.01,
+        "1: without a scale": 1.0,
+    }
+    same("first_weights(rng, 400, 100): the spread (standard deviation)", spread, 0.1, mistakes, tolerance=0.005)
+    same("its mean", round(float(np.mean(w)), 2), 0.0, {}, tolerance=0.01)
+
+
+def exercise_3(my: Any) -> None:
+    layer = my.Linear(np.random.default_rng(0), 3, 2)
+    same("Linear(rng, 3, 2): the shape of weight, (outputs, inputs)", layer.weight.shape, (2, 3))
+    same("its bias", layer.bias.data, np.zeros(2))
+    same("the names of its parameters", sorted(layer.named_parameters()), ["bias", "weight"])
+    x = np.array([[1.0, 0.0, 2.0]])
+    layer.bias.data = np.array([10.0, 20.0])
+    want = x @ layer.weight.data.T + layer.bias.data
+    same("x W^T + b for x = [[1, 0, 2]], b = [10, 20]", layer(my.Tensor(x)).data, want, {"without b": want - [10, 20]})
+    same("x of shape (4, 5, 3): the shape of the result", layer(my.Tensor(np.zeros((4, 5, 3)))).shape, (4, 5, 2))
+    reached = [layer(my.Tensor(x))]
+    for tensor in reached:
+        reached += tensor.parents()
+    for name in ("weight", "bias"):
+        there = any(getattr(layer, name) is tensor for tensor in reached)
+        require(there, f"the result gives {name} no gradient: compute with tensors and operations, not with .data")
+
+
+def exercise_4(my: Any) -> None:
+    logits, targets = np.array([[2.0, 0.0, -1.0], [0.5, 1.0, 3.0]]), np.array([0, 1])
+    what = "logits [[2, 0, -1], [0.5, 1, 3]], targets [0, 1]"
+    hot, p = np.eye(3)[targets], np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    loss = -np.log(p[hot > 0]).mean()
+    signs = {"log 2 with the wrong sign": -np.log(2), "the sum over the classes, not the target's": 2 * np.log(2)}
+    got = my.CrossEntropy(np.array([0])).forward(np.zeros((1, 2)))
+    same("logits [[0, 0]], target [0]: the loss is log 2", got, np.log(2), signs)
+    rows = {"the sum over rows, not their mean": 2 * loss}
+    same(f"{what}: the loss", my.CrossEntropy(targets).forward(logits), loss, rows)
+    with np.errstate(all="ignore"):
+        got = my.CrossEntropy(np.array([0])).forward(np.array([[1000.0, 0.0]]))
+    same("logits [[1000, 0]], target [0]: exp(1000) overflows; subtract the row's largest", got, np.float64(0.0))
+
+    def mistakes(dz: Array) -> dict[str, Array]:
+        missing = {"without the division by the number of rows": dz * (p - hot), "without the factor dz": (p - hot) / 2}
+        return {"without the -1 at the targets": dz * p / 2, **missing}
+
+    check_backward(what, lambda: my.CrossEntropy(targets), [logits], mistakes)
+
+
+def exercise_5(my: Any) -> None:
+    x, y = my.Tensor(np.zeros(1), True), my.Tensor(np.zeros(1), True)
+
+    def clipped(limit: float, a: float, b: float) -> tuple[float, Any]:
+        grads = my.GradStore()
+        grads.add(x, np.array([a]))
+        grads.add(y, np.array([b]))
+        return my.clip([x, y], grads, limit), np.array([grads[x][0], grads[y][0]])
+
+    norm, after = clipped(1.0, 3.0, 4.0)
+    what = "gradients [3] and [4] of two parameters, limit 1"
+    same(f"{what}: the norm", norm, 5.0, {"the sum of the norms": 7.0, "the square of the norm": 25.0})
+    each = {"each clipped by itself: all share one norm": np.array([1.0, 1.0]), "unchanged": np.array([3.0, 4.0])}
+    same(f"{what}: the gradients after", after, np.array([0.6, 0.8]), each)
+    small = {"made longer: gradients within the limit stay as they are": np.array([0.6, 0.8])}
+    same("gradients [0.3] and [0.4], limit 1", clipped(1.0, 0.3, 0.4)[1], np.array([0.3, 0.4]), small)
+
+
+def exercise_6(my: Any) -> None:
+    def run(decay: float, *gradients: float) -> float:
+        p = my.Tensor(np.array([2.0]), True)
+        optimizer = my.AdamW([p], lr=0.1, decay=decay)
+        for g in gradients:
+            grads = my.GradStore()
+            grads.add(p, np.array([g]))
+            optimizer.step(grads)
+        return float(p.data[0])
+
+    mistakes = {
+        "what m gives without the division by 1 - beta1^t": 1.99,
+        "without bias correction": 2 - 0.1 * 0.4 / np.sqrt(0.8),
+        "what comes if v is the mean of g, and not of its square": 1.8,
+        "a step of plain gradient descent": 2 - 0.1 * 4.0,
+        "a step in the direction of the gradient, not against it": 2.1,
+    }
+    same("p = 2, g = 4, lr = 0.1, decay = 0: the first step has size lr", run(0.0, 4.0), 1.9, mistakes)
+    mistakes = {"a step without decay, or with a decay in the gradient, where it is divided away": 1.9}
+    same("the same with decay = 0.5: p - 0.1 * (1 + 0.5 * 2)", run(0.5, 4.0), 1.8, mistakes)
+    tiny = {"what comes if eps is under the root": 2 - 0.1 * 1e-8 / np.sqrt(1e-16 + 1e-8)}
+    same("g = 1e-8, as small as eps: 2 - 0.1 * 1e-8 / (1e-8 + 1e-8)", run(0.0, 1e-8), 1.95, tiny)
+    m, v = (0.9 * 0.1 * 4 + 0.1 * 1) / (1 - 0.9**2), (0.95 * 0.05 * 16 + 0.05 * 1) / (1 - 0.95**2)
+    steps = {"what comes if t stays 1": 1.9 - 0.1 * (0.46 / 0.1) / np.sqrt(0.81 / 0.05)}
+    same("two steps, g = 4, then g = 1", run(0.0, 4.0, 1.0), 1.9 - 0.1 * m / np.sqrt(v), steps)
+    want = 1.8 - 0.1 * (m / np.sqrt(v) + 0.5 * 1.8)
+    same("the same with decay = 0.5 (it belongs to p alone: m and v see g as it is)", run(0.5, 4.0, 1.0), want)

@@ -1,0 +1,119 @@
+"""The checks of chapter 9."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from ..exercise import Array, require, same
+from ..ranks import World, run
+
+
+def arrays(size: int, length: int) -> list[Array]:
+    """An array for each rank: 1, 2, ...; 10, 20, ...; 100, 200, ..."""
+    return [np.arange(1.0, length + 1) * 10.0**number for number in range(size)]
+
+
+def each(what: str, got: list[Any], want: list[Any], mistakes: Any = None) -> None:
+    """Compare what each rank returned."""
+    for number, (mine, wanted) in enumerate(zip(got, want)):
+        same(f"{what}: rank {number}", mine, wanted, mistakes)
+
+
+def exercise_1(my: Any) -> None:
+    for size, root in ((2, 0), (2, 1), (3, 0), (8, 0), (8, 5), (1, 0)):
+        world, given = World(size), arrays(size, 2)
+        what = f"{size} ranks, broadcast from rank {root}"
+        each(what, run(what, world, my.broadcast, given, [root] * size), [given[root]] * size)
+        took, rounds = max(rank.now for rank in world.ranks), math.ceil(math.log2(size))
+        require(took <= rounds, f"{what}\nit took {took:g} rounds, {rounds} are enough: who has it should help")
+
+
+def traffic(what: str, world: World, most: float) -> None:
+    """No rank sends more than its share."""
+    for rank in world.ranks:
+        require(rank.sent <= most + 1e-9, f"{what}\nrank {rank.number} sent {rank.sent} bytes, {most:g} are enough: "
+                "one part in each step, and not the whole array")  # fmt: skip
+
+
+def exercise_2(my: Any) -> None:
+    for size, length in ((2, 2), (3, 3), (4, 8), (3, 7), (1, 4)):
+        world, given = World(size), arrays(size, length)
+        what = f"{size} ranks, arrays of {length} numbers, rank 0 has 1, 2, ..., rank 1 has 10, 20, ...: reduce_scatter"
+        kept = [array.copy() for array in given]
+        got = run(what, world, my.reduce_scatter, given)
+        each(what, got, np.array_split(np.sum(kept, 0), size), {"the rank's own part, with nothing added": kept[0][:1]})
+        require(all(map(np.array_equal, given, kept)), f"{what}\nthe array that was given was changed; add to a copy")
+        if length % size == 0:
+            traffic(what, world, 8 * length * (size - 1) / size)
+
+
+def exercise_3(my: Any) -> None:
+    for size in (2, 3, 4, 1):
+        world, parts = World(size), arrays(size, 2)
+        what = f"{size} ranks, rank 0 has [1, 2], rank 1 has [10, 20], ...: all_gather"
+        each(what, run(what, world, my.all_gather, parts), [np.concatenate(parts)] * size)
+        traffic(what, world, 16 * (size - 1))
+
+
+def exercise_4(my: Any) -> None:
+    for samples in ([1, 1], [3, 1], [5, 2, 1]):
+        size = len(samples)
+        gradients = arrays(size, 2)
+        want = np.average(gradients, 0, samples)
+        mistakes = {"a mean of means: each rank counts the same, however few samples it has": np.mean(gradients, 0)}
+        mistakes["the sum over the ranks"] = np.sum(gradients, 0)
+        mistakes["the sum over all samples, not the mean"] = want * sum(samples)
+        what = f"{size} ranks with {samples} samples and the gradients {[g.tolist() for g in gradients]}"
+        each(what, run(what, World(size), my.average, gradients, samples), [want] * size, mistakes)
+
+
+def exercise_5(my: Any) -> None:
+    cases = [([4], 10, [[0]]), ([4, 4], 10, [[1, 0]]), ([4, 4, 4], 8, [[2, 1], [0]]), ([3, 20, 3], 8, [[2], [1], [0]]),
+             ([20, 1], 8, [[1], [0]]), ([5, 3, 4, 4], 8, [[3, 2], [1, 0]])]  # fmt: skip
+    for sizes, limit, want in cases:
+        got, forward = my.buckets(sizes, limit), [sorted(group) for group in reversed(want)]
+        note = "\nthis is from the first to the last" if got == forward else ""
+        require(got == want, f"buckets({sizes}, {limit})\nexpected {want}\ngot      {got}{note}")
+
+
+def exercise_6(my: Any) -> None:
+    cases = [
+        ([1.0], [2.0], [(1, 3)]), ([1.0, 2.0], [3.0, 1.0], [(1, 4), (4, 5)]),
+        ([1.0, 5.0], [2.0, 2.0], [(1, 3), (5, 7)]), ([0.0, 1.0, 9.0], [4.0, 4.0, 1.0], [(0, 4), (4, 8), (9, 10)]),
+    ]  # fmt: skip
+    for ready, lasts, want in cases:
+        begun, ended = np.array(ready), np.cumsum(lasts)
+        mistakes = {
+            "two at the same time: the second waits until the first has ended": (begun, begun + lasts),
+            "begun before the gradients were ready": (ended - lasts, ended),
+            "everything after the end of backward": (max(ready) + ended - lasts, max(ready) + ended),
+        }
+        what = f"ready at {ready}, lasting {lasts}: (start, end) of each"
+        got = np.array(my.overlap(ready, lasts), float)
+        same(what, got, np.array(want, float), {name: np.stack(value, 1) for name, value in mistakes.items()})
+
+
+def exercise_7(my: Any) -> None:
+    for size, length in ((2, 2), (3, 7)):
+        world, gradients = World(size), arrays(size, length)
+        weights, rate = np.arange(length) / 1.0, 0.5
+        mean, state = np.mean(gradients, 0), np.full(length, 2.0)
+        parts = [part.copy() for part in np.array_split(state, size)]
+        state = 0.9 * state + mean
+        what = f"{size} ranks, {length} weights 0, 1, ..., momentum 2, gradients 1, 2, ... and 10, 20, ..., rate 0.5"
+        got = run(what, world, my.sharded_step, [weights] * size, gradients, parts, [rate] * size)
+        mistakes = {
+            "the sum of the gradients, not the mean": weights - rate * (1.8 + mean * size),
+            "without the momentum": weights - rate * mean,
+        }
+        each(f"{what}: new weights", got, [weights - rate * state] * size, mistakes)
+        each(f"{what}: momentum", parts, np.array_split(state, size))
+
+
+def exercise_8(my: Any) -> None:
+    for fine in ([True, True], [True, False], [False, False, True], [False, False]):
+        what = f"agree, ranks that are fine: {fine}"
+        got = run(what, World(len(fine)), my.agree, fine)
+        require(len(set(map(bool, got))) == 1, f"{what}\nthe ranks disagree: {got}; some would do the step, some not")
+        require(bool(got[0]) == all(fine), f"{what}\nexpected {all(fine)} on all ranks, got {got}")

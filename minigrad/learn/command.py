@@ -1,0 +1,147 @@
+"""usage: minigrad learn [list | start N | check N | solution N.K] [--folder DIR] [--hint] [--notebook]
+
+  minigrad learn                 the chapters, and what you have solved
+  minigrad learn start 2         write the file of chapter 2, never over one of yours; --notebook: as a notebook
+  minigrad learn check 2         check your file, exercise by exercise (check 2.3: one); --hint: with hints
+  minigrad learn solution 2.3    show how the library does it, after a question
+
+Your files are in the folder minigrad-course, or where --folder says. It needs no network. The chapters are to be read
+in order, but each can be done alone: what you have not solved of the chapters before is ours."""
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from .course import Chapter, chapters, library_lines
+from .exercise import Exercise
+from .folder import PROGRESS, CourseError, Folder
+from .judge import Answer, judge
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are ``CourseError``."""
+
+    def error(self, message: str) -> NoReturn:
+        """Refuse the command line."""
+        raise CourseError(f"{message} (minigrad learn --help)")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Do what the command line says; returns the exit code: 1 if a check failed, 2 for what cannot be done."""
+    parser = Parser(prog="minigrad learn", add_help=False)
+    parser.add_argument("command", nargs="?", default="list")
+    parser.add_argument("number", nargs="?", default="")
+    parser.add_argument("--folder", type=Path)
+    for flag in ("--hint", "--notebook", "--help"):
+        parser.add_argument(flag, action="store_true")
+    try:
+        if "-h" in arguments or (given := parser.parse_args(arguments)).help:
+            print(__doc__)
+            return 0
+        here = Path(PROGRESS).exists()
+        folder = Folder(given.folder or Path("." if here else "minigrad-course"))
+        if given.command == "list":
+            return overview(folder)
+        if given.command not in ("start", "check", "solution"):
+            raise CourseError(f"unknown command {given.command}; list, start, check and solution are the commands")
+        chapter, exercises = named(given.number)
+        if given.command == "start":
+            return start(folder, chapter, given.notebook)
+        if given.command == "check":
+            return check(folder, chapter, exercises, given.hint)
+        return solution(folder, chapter, exercises)
+    except CourseError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
+def named(number: str) -> tuple[Chapter, list[Exercise]]:
+    """The chapter and the exercises that ``"2"`` or ``"2.3"`` names."""
+    first = number.partition(".")[0]
+    known = chapters()
+    if not first.isdigit() or int(first) not in known:
+        said = f"there is no chapter {number}" if number else "a chapter is missing"
+        raise CourseError(f"{said}; the chapters are {min(known)} to {max(known)}, and exercises are named like 2.3")
+    chapter = known[int(first)]
+    exercises = [item for item in chapter.exercises if number in (first, item.number)]
+    if not exercises:
+        last = chapter.exercises[-1].number
+        raise CourseError(f"there is no exercise {number}; those of chapter {first} are {first}.1 to {last}")
+    return chapter, exercises
+
+
+def overview(folder: Folder) -> int:
+    """List the chapters with what is solved."""
+    for number, chapter in chapters().items():
+        done, of = len(folder.passed(chapter)), len(chapter.exercises)
+        print(f"{number:3}  {chapter.title:60} {'solved' if done == of else f'{done} of {of} exercises'}")
+    print(f"\nYour folder is {folder.path.resolve()}. `minigrad learn start N` begins a chapter.")
+    return 0
+
+
+def start(folder: Folder, chapter: Chapter, notebook: bool) -> int:
+    """Write a chapter's file."""
+    path = folder.add(chapter, notebook)
+    folder.save()
+    print(f"Chapter {chapter.number}: {chapter.title}\nread   {path if notebook else chapter.page}")
+    print(f"write  {path}: {len(chapter.exercises)} exercises, each marked `your code here`")
+    print(f"check  minigrad learn check {chapter.number}")
+    return 0
+
+
+def check(folder: Folder, chapter: Chapter, exercises: Sequence[Exercise], hint: bool) -> int:
+    """Check the learner's file, exercise by exercise."""
+    source = folder.source(chapter)
+    earlier = {number: text for number, text in folder.solved_files().items() if number < chapter.number}
+    print(f"Chapter {chapter.number}: {chapter.title} ({folder.file(chapter)})")
+    if re.search(r"^(from|import) chapter_", source, re.MULTILINE):
+        for number in range(1, chapter.number):
+            ours = "ours (yours is not solved, or has changed since it passed)"
+            print(f"  chapter {number}: {'yours' if number in earlier else ours}")
+    answers = judge(chapter, [(source, [item.number for item in exercises])], earlier)
+    for item, answer in zip(exercises, answers):
+        folder.note(item.number, answer.state)
+        report(folder, item, answer, hint and (answer.state == "wrong" or len(exercises) == 1))
+    folder.note_file(chapter, source)
+    folder.save()
+    failed = [answer for answer in answers if answer.state != "passed"]
+    if not failed and chapter.number + 1 in chapters():
+        print(f"All passed. Read the end of the chapter; then: minigrad learn start {chapter.number + 1}")
+    return 1 if failed else 0
+
+
+def report(folder: Folder, item: Exercise, answer: Answer, hint: bool) -> None:
+    """Print an answer, and the hints for as many tries as there were."""
+    first, *rest = answer.message.splitlines() or [""]
+    said = {"passed": "passed", "missing": first, "wrong": "wrong"}[answer.state]
+    print(f"  {item.number}  {', '.join(item.names):50} {said}")
+    wrong = answer.state == "wrong"
+    lines = [first, *rest, *(f"printed: {line}" for line in answer.printed.splitlines()[:10])] if wrong else []
+    hints = [f"hint {k + 1} of {len(item.hints)}: {text}" for k, text in enumerate(item.hints)]
+    if hint and answer.state != "passed":
+        lines += hints[: max(1, folder.tries(item.number))]
+    elif wrong:
+        lines += ["--hint gives a hint, and a further one with each try"]
+    print("".join(f"       {line}\n" for line in lines), end="")
+
+
+def solution(folder: Folder, chapter: Chapter, exercises: Sequence[Exercise]) -> int:
+    """Show the library's lines and the solution of an exercise, if the learner says yes."""
+    if len(exercises) != 1:
+        raise CourseError(f"which exercise? for example {chapter.number}.1")
+    (item,) = exercises
+    done, tries = item.number in folder.state["passed"], folder.tries(item.number)
+    print(f"{'You have solved it' if done else f'You have tried {tries} times'}. Show it? [y/N] ", end="", flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        return 0
+    if item.library:
+        path, number, lines = library_lines(item.library)
+        print(f"\nThe library has it in {path}, line {number}:\n\n{lines}")
+    print(f"\nIn the chapter's words:\n\n{chapter.solution_of(item)}")
+    return 0

@@ -1,0 +1,151 @@
+"""An exercise, and the comparisons with which its check speaks to the learner."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Array: TypeAlias = npt.NDArray[Any]
+Check: TypeAlias = Callable[[Any], None]
+
+
+class Wrong(Exception):  # noqa: N818
+    """What a check found: an answer, and no error of ours. The text is for the learner."""
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """A part of a chapter's file that the learner writes.
+
+    Attributes:
+        number: ``"2.3"``, chapter and place.
+        names: the functions and methods whose bodies the learner writes, such as ``"Mul.backward"``.
+        check: takes the learner's module, and raises ``Wrong`` with the smallest input that shows a mistake.
+        library: where the library has the same thing, as ``"minigrad.ops.reduce:Sum"``, or "".
+        hints: each says more than the one before.
+        wrong: typical mistakes, as edits of the solution: the old text, the new text, words that the answer must hold.
+    """
+
+    number: str
+    names: Sequence[str]
+    check: Check
+    library: str
+    hints: Sequence[str]
+    wrong: Sequence[tuple[str, str, str]]
+
+
+def read(text: str, checks: ModuleType) -> list[Exercise]:
+    """The exercises that ``NN_exercises.txt`` declares, with the functions ``exercise_1``, ... of ``check_NN.py``."""
+    found = []
+    for block in re.split(r"^exercise ", text, flags=re.MULTILINE)[1:]:
+        (number, names), *fields = [line.split(": ", 1) for line in block.splitlines() if line]
+        of = {kind: [value for name, value in fields if name == kind] for kind in ("library", "hint", "wrong")}
+        check = getattr(checks, f"exercise_{number.partition('.')[2]}")
+        edits = [tuple(text.replace("\\n", "\n").split(" => ")) for text in of["wrong"]]
+        found.append(Exercise(number, names.split(", "), check, "".join(of["library"]), of["hint"], edits))
+    return found
+
+
+def show(value: Any, digits: int = 4) -> str:
+    """A value as the learner sees it in an answer, on one line if it is small."""
+    if isinstance(value, np.ndarray) and value.size > 40:
+        return f"an array of shape {value.shape}: {show(value.ravel()[:6], digits)[:-1]} ...]"
+    if isinstance(value, (np.ndarray, np.generic, float)):
+        return np.array2string(np.asarray(value), precision=digits, separator=", ", suppress_small=True).replace(
+            "\n", ""
+        )
+    return repr(value)
+
+
+def agree(got: Any, want: Any, tolerance: float) -> bool:
+    """Whether two values are equal: arrays and floats within the tolerance, relative to the largest number wanted."""
+    if not isinstance(want, (np.ndarray, np.generic, float)):
+        return bool(type(got) is type(want) and got == want)
+    got, want = np.asarray(got), np.asarray(want)
+    if got.shape != want.shape or got.dtype.kind not in "fiub":
+        return False
+    scale = float(np.max(np.abs(want), initial=1.0, where=np.isfinite(want)))
+    return bool(np.allclose(got, want, rtol=0, atol=tolerance * scale))
+
+
+def same(what: str, got: Any, want: Any, mistakes: Mapping[str, Any] | None = None, tolerance: float = 1e-6) -> None:
+    """Raise ``Wrong`` unless ``got`` is ``want``. A value of ``mistakes`` that it is instead gives its name."""
+    if agree(got, want, tolerance):
+        return
+    digits = 4 if show(want) != show(got) else 10
+    lines = [what, f"expected {show(want, digits)}", f"got      {show(got, digits)}"]
+    if got is None:
+        lines.append("is there a `return`?")
+    elif isinstance(want, np.ndarray) and getattr(got, "shape", ()) != want.shape:
+        lines.append(f"the shape is {getattr(got, 'shape', ())}, expected {want.shape}")
+    lines += [f"this is {name}" for name, value in (mistakes or {}).items() if agree(got, value, tolerance)][:1]
+    raise Wrong("\n".join(lines))
+
+
+def require(good: Any, message: str) -> None:
+    """Raise ``Wrong`` with the message unless ``good``."""
+    if not good:
+        raise Wrong(message)
+
+
+def refuses(what: str, error: type[Exception], call: Callable[..., Any], *arguments: Any) -> None:
+    """Raise ``Wrong`` unless the call raises the error."""
+    try:
+        got = call(*arguments)
+    except error:
+        return
+    raise Wrong(f"{what}\nexpected {error.__name__}\ngot      {show(got)}")
+
+
+def attempt(call: Callable[..., Any], *arguments: Any) -> Any:
+    """What a call returns, or the error as text: to be compared with what is wanted."""
+    try:
+        return call(*arguments)
+    except (IndexError, TypeError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def slopes(function: Callable[..., Array], inputs: Sequence[Array], dz: Array, step: float = 1e-6) -> list[Array]:
+    """The gradients of ``sum(function(*inputs) * dz)`` by finite differences: what a correct backward returns."""
+    found = []
+    for k, x in enumerate(inputs):
+        slope = np.zeros(x.shape)
+        for place in np.ndindex(*x.shape):
+            ends = []
+            for h in (step, -step):
+                moved = x.astype(np.float64)
+                moved[place] += h
+                ends.append(np.sum(function(*inputs[:k], moved, *inputs[k + 1 :]) * dz))
+            slope[place] = (ends[0] - ends[1]) / (2 * step)
+        found.append(slope)
+    return found
+
+
+def check_backward(
+    what: str,
+    make: Callable[[], Any],
+    inputs: Sequence[Array],
+    mistakes: Callable[[Array], Mapping[str, Any]] = lambda dz: {},
+) -> None:
+    """Compare an operation's ``backward`` with finite differences of its ``forward``.
+
+    ``mistakes`` gives, for the gradient of the result, what typical mistakes return for some input.
+    """
+    op = make()
+    kept = [x.copy() for x in inputs]
+    z = np.array(op.forward(*inputs))
+    dz = np.cos(np.arange(1.0, z.size + 1)).reshape(z.shape)
+    given = dz.copy()
+    got = op.backward(given)
+    unchanged = all(np.array_equal(a, b) for a, b in zip([given, *inputs], [dz, *kept]))
+    require(unchanged, f"{what}\nforward or backward changed an array that it was given; others use it, too")
+    got = tuple(got) if isinstance(got, (tuple, list)) else (got,)
+    require(len(got) == len(inputs), f"{what}\nbackward returned {len(got)} gradients for {len(inputs)} inputs")
+    wanted = slopes(lambda *arrays: make().forward(*arrays), inputs, dz)
+    for k, (mine, want) in enumerate(zip(got, wanted)):
+        name = f"{what}\ngradient of input {k + 1} of {len(inputs)}, for a gradient of the result of {show(dz)}"
+        same(name, mine, want, mistakes(dz), tolerance=1e-5)

@@ -1,0 +1,54 @@
+"""Whether what is about to be made fits into the memory there is: asked before anything is made."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from .. import cuda
+from ..device import CPU, Device
+from ..errors import bad_value
+
+BLOCK = 16_000  # bytes of Python's objects for a block of a model, at least
+
+
+def free_memory(device: Device = CPU) -> int | None:
+    """Bytes that a program can have: of the GPU, or of the machine, or of the container; None where nobody tells."""
+    if device.type == "cuda":
+        return cuda.mem_get_info(device)[0]
+    found = []
+    try:
+        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        found.append(int(lines["MemAvailable"].split()[0]) * 1024)
+        group = Path("/sys/fs/cgroup")
+        cached = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())["inactive_file"]
+        used = int((group / "memory.current").read_text()) - int(cached)
+        found.append(int((group / "memory.max").read_text()) - used)
+    except (OSError, KeyError, ValueError):  # not Linux, or no limit ("max")
+        if not found and hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+            found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return min(found, default=None)
+
+
+def check_model_fits(config: Any, bytes_each: int, device: Device = CPU) -> None:
+    """ValueError for a language model whose matrices, at so many bytes a number, are more than the free memory: the
+    embedding, and those that each layer has at least.
+
+    What a file or a flag claims may be any integer: this takes no longer for a large one.
+    """
+    layer = 2 * config.head_size * (config.n_head + config.n_kv_head) + 2 * (config.n_inner or 4 * config.n_embd)
+    least = config.n_embd * (config.vocab_size + config.n_layer * layer)
+    free, needed = free_memory(device), least * bytes_each + config.n_layer * BLOCK
+    if free is not None and needed > free:
+        raise bad_value(
+            f"{config.n_layer} layers of {config.n_embd} channels have at least {_billions(least)} "
+            f"billion parameters and need {in_words(needed)} of memory, of which {in_words(free)} are free on {device}"
+        )
+
+
+def in_words(count: int) -> str:
+    """Bytes as people say them."""
+    return f"{_billions(count)} GB" if count >= 1e8 else f"{count / 1e6:.0f} MB"
+
+
+def _billions(count: int) -> str:
+    return f"{min(count, 10**300) / 1e9:{',.1f' if count < 10**21 else '.0e'}}"

@@ -1,0 +1,118 @@
+"""Bits that flip in the weights or moments of one rank are noticed, with rank and tensor, and nothing else is."""
+
+from collections import Counter
+
+import block_trainer_nets as nets
+import numpy as np
+import pytest
+from refusals import raises
+
+import minigrad as mg
+from minigrad import distributed as dist
+from minigrad.distributed import NonFiniteLossError, ReplicaMismatchError, TrainingConfig
+from minigrad.distributed.comm.threads.faults import with_flipped_bit
+from minigrad.distributed.train.grad_sync import moments
+from minigrad.distributed.train.recheck import SuspectStepWarning
+from minigrad.optim import NonFiniteGradientError
+
+RANKS, EVERY = 3, 4
+
+
+class Run:
+    """Small steps on one of the ranks."""
+
+    def __init__(self, comm):
+        mg.manual_seed(0)
+        self.comm = comm
+        self.model = mg.nn.Sequential(mg.nn.Linear(4, 6), mg.nn.Tanh(), mg.nn.Linear(6, 2))
+        self.params = list(self.model.named_parameters())
+        self.trainer = dist.DistributedTrainer(TrainingConfig(learning_rate=1e-2, compare_every=EVERY), comm)
+
+    def held(self):
+        return [*self.params, *moments(self.trainer.optimizer, self.params)]
+
+    def steps(self, n: int) -> None:
+        for _ in range(n):
+            rng = np.random.default_rng([self.trainer.global_step, self.comm.rank])
+            x = mg.from_numpy(rng.standard_normal((3, 4)).astype(np.float32))
+            loss = (self.model(x) ** 2).mean()
+            self.trainer.step(self.params, loss.backward(), loss.item())
+
+
+def flips(comm, count: int) -> Counter[str]:
+    """What the flips ended in: an error that names rank and tensor, or nothing, if they were rounded away in time."""
+    run, rng, ends = Run(comm), np.random.default_rng(1), Counter()
+    run.steps(EVERY)
+    before, start = [t.data.copy() for _, t in run.held()], run.trainer.global_step
+    for _ in range(count):
+        rank, at, which = (int(rng.integers(n)) for n in (RANKS, EVERY, len(before)))
+        name, tensor = run.held()[which]
+        bit = int(rng.integers(8 * tensor.data.nbytes))
+        try:
+            run.steps(at)
+            if comm.rank == rank:
+                tensor.data[...] = with_flipped_bit(tensor.data, bit)
+            run.steps(EVERY - at)
+            ends["rounded away"] += 1
+        except ReplicaMismatchError as error:  # a moment's flip is in the weight, too
+            right = error.ranks == (rank,) and error.name.endswith(name.rpartition(" ")[2])
+            ends["named" if right else str(error)] += 1
+        except (NonFiniteLossError, NonFiniteGradientError):
+            ends["not finite"] += 1
+        for (_, t), values in zip(run.held(), before):
+            t.data[...] = values
+        run.trainer._step.global_step = start
+    run.steps(2 * EVERY)  # no alarm of what was put back
+    return ends
+
+
+@pytest.mark.parametrize("count", [50, pytest.param(1000, marks=pytest.mark.long)])
+def test_a_flipped_bit_is_named(count):
+    ends = dist.run_threads(RANKS, lambda comm: flips(comm, count), timeout=60)[0]
+    assert ends.keys() <= {"named", "not finite", "rounded away"} and ends["rounded away"] <= count / 50
+
+
+@pytest.mark.parametrize("steps", [200, pytest.param(10_000, marks=pytest.mark.long)])
+def test_there_is_no_false_alarm(steps):
+    dist.run_threads(2, lambda comm: Run(comm).steps(steps), timeout=60)
+
+
+def test_what_the_error_says_and_when_nobody_compares():
+    def body(comm, every):
+        run = Run(comm)
+        run.trainer.config = TrainingConfig(compare_every=every)
+        run.steps(2)
+        run.held()[-1][1].data[0] += comm.rank == 1
+        raises(ReplicaMismatchError, "'exp_avg.* of 2.bias'", run.trainer.assert_replicas_identical, run.params)
+        run.steps(2)
+
+    with pytest.raises(ReplicaMismatchError, match=r"'.*' .* differ: rank 1 .*\(step 4\); unless the program changed"):
+        dist.run_threads(RANKS, lambda comm: body(comm, 4), timeout=60)
+    dist.run_threads(RANKS, lambda comm: body(comm, 0), timeout=60)
+
+
+def test_a_suspect_step_is_computed_again_and_the_fault_is_transient_or_persistent():
+    def body(comm, spoiled=0, large=1.0, recheck=True):
+        net, calls = nets.Net(), 0
+        mg.manual_seed(comm.rank)
+
+        def loss_of(x, y):
+            nonlocal calls
+            calls += 1
+            return net.loss(mg.nn.functional.dropout(x, 0.1), y) * (1e6 if (comm.rank, calls) == (1, spoiled) else 1.0)
+
+        config = TrainingConfig(grad_accum_steps=2)
+        trainer = dist.BlockDistributedTrainer(net, comm, config, loss_fn=loss_of, recheck=recheck)
+        for i in range(22):
+            trainer.train_batch(*(a * (large if i == 16 else 1.0) for a in nets.batch(i, slice(comm.rank, 12, 2))))
+        return nets.held(net)
+
+    def ran(**options):
+        return dist.run_threads(2, lambda comm: body(comm, **options), timeout=60)[0]
+
+    clean, large = ran(recheck=False), ran(recheck=False, large=100.0)
+    assert ran() == clean != large
+    with pytest.warns(SuspectStepWarning, match=r"step 9: the gradient's norm was .* the fault is transient"):
+        assert ran(spoiled=17) == clean
+    with pytest.warns(SuspectStepWarning, match=r"step 9: .* the fault is persistent"):
+        assert ran(large=100.0) == large

@@ -1,0 +1,92 @@
+"""``minigrad learn``: what it writes, what it keeps, and one clear line for whatever a learner's file does."""
+
+import json
+
+import pytest
+
+from minigrad.learn import command, course, judge
+
+
+def run(capsys, *arguments: object) -> tuple[int, str, str]:
+    code = command.main(list(map(str, arguments)))
+    shown = capsys.readouterr()
+    return code, shown.out, shown.err
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "minigrad-course"
+
+
+def test_a_learner_s_way(home, capsys, monkeypatch):
+    assert run(capsys, "start", 1)[0] == 0
+    file = home / "chapter_01.py"
+    assert file.read_text(encoding="utf-8") == course.chapters()[1].stubs()
+    code, out, _ = run(capsys, "check", 1, "--hint")
+    assert code == 1 and out.count("not written yet") == 7 and "hint" not in out
+    chapter = course.chapters()[1]
+    old, new, words = chapter.exercises[1].wrong[0]
+    file.write_text(chapter.mistaken(chapter.exercises[1], old, new), encoding="utf-8")
+    for tries in (1, 2):
+        code, out, _ = run(capsys, "check", 1, "--hint")
+        assert code == 1 and words in out and out.count("hint ") == tries and out.count("passed") == 6
+    assert "6 of 7" in run(capsys)[1]
+    assert run(capsys, "check", "1.1")[0] == 0 and "hint" not in run(capsys, "check", "1.1", "--hint")[1]
+    run(capsys, "start", 2)
+    assert "chapter 1: ours" in run(capsys, "check", 2)[1]
+    file.write_text(chapter.solution, encoding="utf-8")
+    assert run(capsys, "check", 1)[0] == 0
+    assert "chapter 1: yours" in run(capsys, "check", 2)[1]
+    file.write_text(chapter.solution + "\n", encoding="utf-8")
+    assert "changed since it passed" in run(capsys, "check", 2)[1]
+    monkeypatch.setattr("sys.stdin.readline", lambda: "n\n")
+    assert "def at" not in run(capsys, "solution", "1.2")[1]
+    monkeypatch.setattr("sys.stdin.readline", lambda: "y\n")
+    assert all(part in run(capsys, "solution", "1.2")[1] for part in ("class Index", "def at"))
+    run(capsys, "start", 3, "--notebook")
+    assert "exercise 3.1" in run(capsys, "check", 3)[1] + json.dumps((home / "chapter_03.ipynb").read_text())
+
+
+def test_bad_input_is_one_line(home, capsys):
+    run(capsys, "start", 1)
+    kept = (home / "chapter_01.py").read_bytes()
+    (home / "file").write_text("")
+    for arguments, words in (
+        (["start", 1], "there already"),
+        (["start", 77], "no chapter 77"),
+        (["check"], "a chapter is missing"),
+        (["check", "1.9"], "1.1 to 1.7"),
+        (["check", 2], "minigrad learn start 2"),
+        (["solution", 1], "for example 1.1"),
+        (["chekc"], "unknown command chekc"),
+        (["--hnit"], "unrecognized arguments"),
+        (["start", 2, "--folder", home / "file/x"], "cannot be written"),
+    ):
+        code, _, error = run(capsys, *arguments)
+        assert code == 2 and error.startswith("error: ") and error.count("\n") == 1 and words in error, arguments
+    assert (home / "chapter_01.py").read_bytes() == kept
+    for damage in ("{", "[1]", '{"passed": 1}'):
+        (home / "minigrad-learn.json").write_text(damage)
+        assert "is damaged" in run(capsys, "check", 1)[2]
+
+
+BROKEN = {
+    "def f(:": "line 1: invalid syntax",
+    "while True: pass": "did not end within 1 s",
+    "while True:\n  try:\n    while True: pass\n  except BaseException: pass": "did not end within 1 s",
+    "while True: print('x' * 99)": "prints without end",
+    "raise SystemExit": "it ends the program",
+    "import os; os._exit(0)": "without an answer",
+    "1 / 0": "line 1: ZeroDivisionError: division by zero: 1 / 0",
+    "def f(): return f()\nf()": "line 1: RecursionError",
+    "import chapter_99": "line 1: ModuleNotFoundError",
+    "": "AttributeError",
+}
+
+
+def test_a_broken_file_is_one_answer():
+    chapter = course.chapters()[1]
+    for source, words in BROKEN.items():
+        (answer,) = judge.judge(chapter, [(source, ["1.1"])], {}, seconds=1.0)
+        assert answer.state == "wrong" and words in answer.message and "\n" not in answer.message, (source, answer)

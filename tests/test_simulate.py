@@ -1,0 +1,154 @@
+"""The counts of ``simulate`` are those of the model in docs/simulator.md, counted by hand; no variable need be set."""
+
+import json
+import re
+
+import numba
+import numpy as np
+import pytest
+from numba import cuda as numba_cuda
+from processes import python
+from refusals import raises
+
+from minigrad.cuda_kernels.simulator import SimulationError, cuda, simulate
+from minigrad.cuda_kernels.simulator.instrument.report import occupancy
+
+
+def floats(n: int) -> np.ndarray:
+    return np.arange(n, dtype=np.float32)
+
+
+def strided(step: int, first: int = 0):
+    return lambda x, y: y.__setitem__(cuda.grid(1), x[first + step * cuda.grid(1)])
+
+
+def shared_column(pitch: int, dtype: type = np.float32):
+    numba_dtype = numba.from_dtype(np.dtype(dtype))
+
+    def kernel(x, y):
+        tile = cuda.shared.array((32, pitch), numba_dtype)
+        t = cuda.threadIdx.x
+        for k in range(32):
+            tile[k, t] = dtype(t)
+        cuda.syncthreads()
+        y[t] = tile[t, 0]
+
+    return kernel
+
+
+def histogram(x, y):
+    bins = cuda.shared.array(4, np.float32)
+    t = cuda.threadIdx.x
+    if t < 4:
+        bins[t] = 0
+    cuda.syncthreads()
+    cuda.atomic.add(bins, t // 16, x[t])
+    cuda.syncthreads()
+    if t < 4:
+        cuda.atomic.add(y, t, bins[t])
+
+
+def ragged(x, y):
+    t, s = cuda.threadIdx.x, np.float32(0)
+    for row in range(2):
+        for k in range(t):  # lane t has t turns: 3 requests for 4 lanes, of 3, 2 and 1
+            s += x[4 * row + k]
+    y[t] = s
+
+
+def alternating(x, y):
+    t, k = cuda.threadIdx.x, 0
+    while k < 4:
+        if t % 2 == k % 2:
+            y[t] = x[t]  # by half of the lanes, in each turn
+        k += 1
+
+
+def on_one_line(x, y):
+    for k in range(3): y[cuda.threadIdx.x] = x[k]  # noqa: E701  # fmt: skip
+
+
+# kernel, threads, kind: requests, lanes, bytes, cost, least. All in one block.
+COUNTS = [
+    (strided(1), 64, "global load", (2, 64, 256, 8, 8)),
+    (strided(1, first=1), 64, "global load", (2, 64, 256, 10, 8)),
+    (strided(2), 32, "global load", (1, 32, 128, 8, 4)),
+    (strided(0), 64, "global load", (2, 64, 256, 2, 2)),
+    (shared_column(32), 32, "shared load", (1, 32, 128, 32, 1)),
+    (shared_column(33), 32, "shared load", (1, 32, 128, 1, 1)),
+    (shared_column(32, np.float64), 32, "shared store", (32, 1024, 8192, 64, 64)),
+    (shared_column(32, np.float64), 32, "shared load", (1, 32, 256, 32, 2)),
+    (histogram, 32, "shared atomic", (1, 32, 128, 16, 1)),
+    (histogram, 32, "global atomic", (1, 4, 16, 1, 1)),
+    (ragged, 4, "global load", (6, 12, 48, 6, 6)),
+    (alternating, 32, "global load", (4, 64, 256, 16, 8)),
+    (on_one_line, 32, "global load", (3, 96, 384, 3, 3)),
+]
+
+
+@pytest.mark.parametrize(("kernel", "threads", "kind", "counts"), COUNTS)
+def test_counts(kernel, threads, kind, counts) -> None:
+    report = simulate(kernel, 1, threads, floats(300), np.zeros(64, np.float32))
+    assert report.traffic(kind) == counts and report.races == []
+
+
+def test_divergence_barriers_and_results() -> None:
+    x, y = floats(64), np.zeros(64, np.float32)
+    report = simulate(histogram, 2, 32, x, y)
+    assert y[:4].tolist() == [2 * x[:16].sum(), 2 * x[16:32].sum(), 0, 0] and report.barriers == 4
+    first = histogram.__code__.co_firstlineno
+    assert {line - first: n for (_, line), n in report.divergent.items()} == {4: 2, 9: 2}
+    assert sum(simulate(alternating, 1, 32, x, y).divergent.values()) == 4
+    assert "divergence: 4 of 18 steps" in str(simulate(alternating, 1, 32, x, y))
+
+
+def test_races_name_both_lines() -> None:
+    def neighbour(y, barrier):
+        tile = cuda.shared.array(64, np.float32)
+        t = cuda.threadIdx.x
+        tile[t] = t
+        if barrier:
+            (cuda.syncwarp, cuda.syncthreads)[barrier - 1]()
+        y[t] = tile[63 - t if barrier else t ^ 1]
+
+    def together(y, by_block):
+        y[cuda.blockIdx.x if by_block else 0] = cuda.blockIdx.x
+
+    y = np.zeros(64, np.float32)
+    (race,) = simulate(neighbour, 1, 64, y, 0).races
+    assert re.search(r"on shared array 1\[\d+\]: .* writes it at .* `tile\[t\] = t`, and .* `y\[t\] = tile", race), race
+    assert [len(simulate(neighbour, 1, 64, y, barrier).races) for barrier in (1, 2)] == [1, 0]
+    assert [len(simulate(together, 2, 1, y, by_block).races) for by_block in (0, 1)] == [1, 0]
+
+
+def test_errors_name_the_line_and_numbas_words_work() -> None:
+    @numba_cuda.jit
+    def beyond(y):
+        y[numba_cuda.grid(1)] += 1
+
+    y = np.zeros(64, np.float32)
+    raises(SimulationError, r"cuda.grid\(1\)\] \+= 1`: index 64 is outside", lambda: simulate(beyond, 3, 32, y))
+    raises(SimulationError, "1 to 1024 threads", lambda: simulate(beyond, 1, 1025, y))
+
+
+def test_occupancy() -> None:
+    cases = [(256, 32, 0), (256, 64, 0), (96, 32, 0), (256, 255, 0), (32, 32, 0), (256, 32, 48 * 1024)]
+    limits = ["warps", "registers", "warps", "registers", "blocks", "shared memory"]
+    assert [occupancy(*case) for case in cases] == list(zip([64, 32, 63, 8, 32, 32], limits))
+
+
+def test_the_page_has_the_steps_of_a_warp() -> None:
+    report = simulate(shared_column(32), 2, 32, floats(64), np.zeros(64, np.float32))
+    (data,) = re.findall(r"^const data = (.*);$", report.html(block=(1, 0, 0)), re.MULTILINE)
+    steps = json.loads(data)["steps"]
+    assert [step["kind"] for step in steps] == ["shared store"] * 32 + ["shared load", "global store"]
+    assert steps[32]["cost"] == 32 and len(steps[32]["lanes"]) == 32 and "&lt;svg" in report._repr_html_()
+
+
+def test_a_kernel_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NUMBA_ENABLE_CUDASIM", "0")
+    command = "-m", "minigrad.cuda_kernels.inspect", "--simulate"
+    done = python(*command, "ladder_reduction.tree")
+    assert re.search(r"global loads +64 requests +2048 lanes .* 4.00 a request", done.stdout), done.stderr
+    assert re.search(r"shared loads +200 .*\n.*\n.* 0, barriers 72\n", done.stdout), done.stdout
+    assert "no kernel has such a name" in python(*command, "nothing").stderr
