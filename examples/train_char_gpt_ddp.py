@@ -43,7 +43,7 @@ from minigrad.distributed import (
     mean_over_ranks,
     save_distributed_checkpoint,
 )
-from minigrad.distributed.comm.gather import all_gather_json
+from minigrad.distributed.comm.communicator import all_gather_json
 from minigrad.distributed.train.signals import interrupted
 from minigrad.metrics_log import JsonLinesLog
 from minigrad.profiler import Profile
