@@ -7,8 +7,6 @@ numba-cuda nor CuPy; a family, and what allocates memory, is imported when it is
 With ``NUMBA_ENABLE_CUDASIM=1`` in the environment the kernels run in ``simulator.py``, on any machine.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib

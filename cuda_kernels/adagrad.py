@@ -11,8 +11,6 @@ p and s are read and written once, g is read once, nothing is allocated. The bit
 Source: Duchi, Hazan & Singer, "Adaptive subgradient methods for online learning and stochastic optimization" (2011).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

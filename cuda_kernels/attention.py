@@ -13,8 +13,6 @@ fixed order, without atomics.
 Sources: Dao et al., "FlashAttention" (2022); Dao, "FlashAttention-2" (2023); Ainslie et al., "GQA" (2023).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -10,8 +10,6 @@ The variance is the two-pass one, which does not cancel. The sums over channels 
 Source: Ioffe & Szegedy, "Batch normalization" (2015).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from . import elementwise

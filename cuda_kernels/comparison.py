@@ -1,7 +1,5 @@
 """Comparisons and logic, of the plain formulas; results are bool, those of the bitwise ones also integers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

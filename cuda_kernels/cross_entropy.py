@@ -14,8 +14,6 @@ Sources: torch.nn.functional.cross_entropy; Szegedy et al., "Rethinking the Ince
 (2016) for label smoothing; Liger kernel for the gradient in the forward pass.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

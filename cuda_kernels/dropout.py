@@ -6,8 +6,6 @@ nothing is stored. As in PyTorch the mask is multiplied, so a dropped NaN or inf
 Source: Srivastava et al., "Dropout: a simple way to prevent neural networks from overfitting" (2014).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -10,8 +10,6 @@ An index within one chunk (3, 5, 8, 9) is added to dweight at once. What an inde
 kept, and added by a second kernel, chunk after chunk. No atomics: each run gives the same bits.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

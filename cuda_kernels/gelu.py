@@ -7,8 +7,6 @@
 Source: Hendrycks & Gimpel, "Gaussian error linear units" (2016).
 """
 
-from __future__ import annotations
-
 import math as host_math
 
 from .platform.array import Array

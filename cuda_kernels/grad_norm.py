@@ -9,8 +9,6 @@ chunk whose squares leave float32's range is summed again, scaled by a power of 
 Used by gradient clipping: Pascanu, Mikolov & Bengio, "On the difficulty of training recurrent neural networks" (2013).
 """
 
-from __future__ import annotations
-
 import functools
 import threading
 from collections.abc import Iterable, Sequence

@@ -6,8 +6,6 @@ of each sample are a row that ``layer_norm``'s kernels normalise to xhat. Then y
 Source: Wu & He, "Group normalization" (2018).
 """
 
-from __future__ import annotations
-
 from . import batch_norm, elementwise, layer_norm
 from .platform.array import Array, contiguous
 from .rowwise import channel_sums

@@ -5,8 +5,6 @@ contiguous array (``gather_scatter.py``); an array that is written and not conti
 ``gather`` and the scatters turn (coordinates, index) into places in the flattened array; indices must be in range.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Sequence

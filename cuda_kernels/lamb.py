@@ -19,8 +19,6 @@ Source: You et al., "Large batch optimization for deep learning: training BERT i
 2; LARS is of You, Gitman & Ginsburg, "Large batch training of convolutional networks" (2017).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -10,8 +10,6 @@ The kernels are those of ``norm.py``. ``add_forward`` adds a residual in the sam
 Source: Ba, Kiros & Hinton, "Layer normalization" (2016).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from .platform.array import Array

@@ -8,8 +8,6 @@
 What follows a product is its epilogue (``matmul.py``), but for the exact GELU ("none"), which is a pass of its own.
 """
 
-from __future__ import annotations
-
 from . import gelu, matmul, reduce
 from .platform.array import Array, ones
 from .products.choose import HALVES

@@ -5,8 +5,6 @@ and is used at once for dx = dz W and dW += dz^T x, in float32 at least. Backwar
 the host need not know it, and a step can be captured. float16 is rounded after the scale of the loss.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

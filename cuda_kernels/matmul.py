@@ -2,8 +2,6 @@
 steps, ``products/choose.py`` chooses who computes.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

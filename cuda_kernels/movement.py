@@ -1,7 +1,5 @@
 """Rearranging memory, as ``minigrad.cpu_kernels.movement``: views are metadata, the rest is strided copies."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

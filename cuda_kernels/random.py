@@ -11,8 +11,6 @@ for the rounding of the logarithm, sine and cosine. A thread computes one block 
 Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -5,8 +5,6 @@ any other is copied. ``fold.py`` has the kernels of sums, products and extrema, 
 logsumexp, ``scan.py`` and ``cumprod_gradient.py`` those of cumulative sums and products.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from typing import Any

@@ -9,8 +9,6 @@ The kernels are those of ``norm.py``. ``add_forward`` adds a residual in the sam
 Source: Zhang & Sennrich, "Root mean square layer normalization" (2019).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from .platform.array import Array

@@ -10,8 +10,6 @@ A thread rotates one pair, or four, which it reads and writes 128 bits at once w
 Source: Su et al., "RoFormer: enhanced transformer with rotary position embedding" (2021).
 """
 
-from __future__ import annotations
-
 import math as python_math
 from typing import Any
 

@@ -13,8 +13,6 @@ once, nothing is allocated. The bits are those of the CPU backend.
 Source: Sutskever, Martens, Dahl & Hinton, "On the importance of initialization and momentum in deep learning" (2013).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

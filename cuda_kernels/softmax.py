@@ -11,8 +11,6 @@ normalizer calculation for softmax", 2018), then a second one. ``columns``: alon
 As in PyTorch a row that holds NaN or +inf, or only -inf, gives NaN (log_softmax keeps -inf beside finite values).
 """
 
-from __future__ import annotations
-
 import math as host_math
 from typing import Any, NamedTuple
 

@@ -13,8 +13,6 @@ minigrad train --help and the like list the flags. minigrad --version prints the
 # an installation brings the examples along. They are imported when they are asked for, as scripts import each other:
 # from their folder. ``minigrad`` is also ``python -m minigrad``.
 
-from __future__ import annotations
-
 import ast
 import difflib
 import importlib

@@ -5,8 +5,6 @@ those of the plain function. Only what its nodes have saved is dropped. When ``b
 the function runs again, the second graph is matched with the first node by node, and its saved arrays move over.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any

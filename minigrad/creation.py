@@ -1,7 +1,5 @@
 """Functions that make tensors, with PyTorch's names and arguments, and those that join several."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ NumPy knows no bfloat16, and its own DLPack code refuses that dtype. Such memory
 dtype in the capsule, which is new and belongs to nobody else yet, is changed before or after.
 """
 
-from __future__ import annotations
-
 import ctypes
 from typing import Any
 

@@ -4,8 +4,6 @@ A dtype is NumPy's: ``minigrad.float32`` is ``numpy.dtype("float32")``. NumPy ha
 the one that the package ml_dtypes adds to it, so ``.numpy()`` of such a tensor is an array of that dtype.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

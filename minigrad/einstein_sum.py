@@ -5,8 +5,6 @@ matrices by permute, reshape and matmul, or an elementwise product if no index i
 these operations.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Collection

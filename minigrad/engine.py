@@ -7,8 +7,6 @@ gradients of a tensor that is used several times, freeing saved arrays on the wa
 All state of a walk is its own, so several threads may walk graphs that share leaves, or one retained graph.
 """
 
-from __future__ import annotations
-
 import operator
 import sys
 from collections.abc import Callable

@@ -6,8 +6,6 @@ the rest the command that would mend it. It takes no arguments and changes nothi
 # The functions return data; only ``main`` prints. Optional packages are imported in processes of their own, because a
 # broken one may raise anything, start MPI, or take the process down.
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import importlib.metadata

@@ -5,8 +5,6 @@ place of the call that led into minigrad: the first frame outside of the package
 something to raise. The checks of numbers and options that many arguments share stand here too.
 """
 
-from __future__ import annotations
-
 import functools
 import linecache
 import math

@@ -4,8 +4,6 @@ methods there: questions, pairs, searches.
 Some names hide Python's own (``sum``, ``max``, ``abs``), so import the module rather than its names.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 from typing import Any, Final

@@ -3,8 +3,6 @@
 ``hints.txt`` has the sentences. Modules of PyTorch's whose contents are elsewhere here exist, empty, and give them.
 """
 
-from __future__ import annotations
-
 import difflib
 import importlib
 import opcode

@@ -1,7 +1,5 @@
 """Metrics as JSON lines: one object per line, appended, so that a killed run loses at most the line being written."""
 
-from __future__ import annotations
-
 import errno
 import json
 import math

@@ -4,8 +4,6 @@ A *plan* is a faster way to compute a module's method (``plans.py``). ``graph`` 
 being captured: calls of kernels that are launched again without Python (``cuda/cuda_graph.py``).
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import inspect

@@ -1,7 +1,5 @@
 """Errors that describe the inputs of an operation. ``Function.apply`` raises them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from . import autograd

@@ -4,8 +4,6 @@
 that there are plans.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Callable, Iterator

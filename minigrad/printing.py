@@ -1,7 +1,5 @@
 """How tensors are shown: PyTorch's strings (by the rules of ``torch/_tensor_str.py``), and tables for notebooks."""
 
-from __future__ import annotations
-
 import html
 import math
 from collections.abc import Callable, Sequence

@@ -12,8 +12,6 @@ overwritten: saving a step again makes ``step-00000300.r1`` and then deletes ``s
 There is no pickle: tensors are safetensors, all else is JSON. Reading checks everything before it believes it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -15,8 +15,6 @@ MINIGRAD_RENDEZVOUS_SECRET     what ranks of one job share, see ``minigrad.distr
 =============================  =========================================================================================
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

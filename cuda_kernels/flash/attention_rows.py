@@ -5,8 +5,6 @@ key) and keeps only the running maximum and sum; what it adds up over D columns 
 the plain version of ``flash.py``, which computes the same on tiles.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

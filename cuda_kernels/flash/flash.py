@@ -7,8 +7,6 @@ is scaled down. Pairs above the causal diagonal are skipped, the longest rows of
 Past the end tiles are zeros, and scores minus infinity.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

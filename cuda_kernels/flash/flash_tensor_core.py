@@ -16,8 +16,6 @@ few scores) in float32, of copies.
 Source: Dao, "FlashAttention-2" (2023).
 """
 
-from __future__ import annotations
-
 import math as python_math
 from typing import Any, NamedTuple
 

@@ -19,8 +19,6 @@ float16 overflows where ds exceeds 65504: a loss scale has to be below that.
 Source: Dao, "FlashAttention-2" (2023).
 """
 
-from __future__ import annotations
-
 import math as python_math
 from typing import Any
 

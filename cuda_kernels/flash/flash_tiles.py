@@ -8,8 +8,6 @@ no bank twice.
 Exponentials are powers of 2 in float32 (one instruction) and of e in float64.
 """
 
-from __future__ import annotations
-
 import math as python_math
 from types import SimpleNamespace
 from typing import Any

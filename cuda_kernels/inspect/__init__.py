@@ -18,8 +18,6 @@ simulator and prints for each kernel of the name what the warps of its first lau
 The tools come with ``pip install "minigrad-cuda[inspect]"``, or with NVIDIA's toolkit on the PATH.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import importlib

@@ -6,8 +6,6 @@ whole warp. Between any other branch and the place where its two ways meet again
 ``.sync`` or ``.aligned`` instruction is undefined, or hangs. What is in doubt counts as different.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from typing import NamedTuple

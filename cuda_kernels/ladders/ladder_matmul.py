@@ -12,8 +12,6 @@ What a step gains is what it no longer reads: a multiply-add takes 2 reads of de
 their way while these are multiplied, and any strides.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

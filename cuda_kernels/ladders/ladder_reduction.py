@@ -10,8 +10,6 @@
 A launch leaves a sum for each block in y; the next one adds those. No step uses atomics: the order is fixed.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

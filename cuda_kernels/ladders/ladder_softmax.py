@@ -8,8 +8,6 @@
 4. ``registers``: the row stays in registers, 4 values for each of 4 128-bit loads. One read, one write.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

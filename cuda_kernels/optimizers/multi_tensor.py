@@ -17,8 +17,6 @@ that an element's bits depend neither on the path nor on the chunk nor on the de
 The multi-tensor launch by pointer table is NVIDIA Apex's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What is there to run CUDA kernels on. Importing this imports neither numba-cuda nor CuPy."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import shutil

@@ -5,8 +5,6 @@ gemm        which engine multiplies (``products/choose.py``): "numba", "cublaslt
 precision   of float32 products: "highest" is float32; "high" and "medium" are TensorFloat-32
 """
 
-from __future__ import annotations
-
 import os
 
 GEMMS = ("tuned", "numba", "cublaslt", "hopper")

@@ -8,8 +8,6 @@ capability and the versions of the compilers; their hash names its file. The fil
 the user beside the CPU kernels (``MINIGRAD_CACHE_DIR`` overrides it).
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib

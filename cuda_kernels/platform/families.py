@@ -3,8 +3,6 @@
 The package sets ``find`` when it is imported, so that nothing here names what is above.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

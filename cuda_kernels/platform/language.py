@@ -5,8 +5,6 @@ source is the same for both. ``ptx`` (vector loads, conversions of half floats) 
 ``from . import ptx``.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from typing import Any, TypeVar

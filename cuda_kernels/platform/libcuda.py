@@ -1,7 +1,5 @@
 """The NVIDIA driver's C interface (libcuda), by ctypes: what launching a compiled kernel needs, and no more."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import sys

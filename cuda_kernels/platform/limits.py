@@ -1,7 +1,5 @@
 """What a device was measured to reach, and a launch's speed in per cent of it, for ``MINIGRAD_DEBUG=2``."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

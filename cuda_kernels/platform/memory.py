@@ -3,8 +3,6 @@
 Freed blocks stay in the pool and are used again, in the order of the stream, without asking the driver.
 """
 
-from __future__ import annotations
-
 import bisect
 import collections
 import ctypes

@@ -1,7 +1,5 @@
 """A plain family for a GPU's arrays: they are copied to the host, and what it returns is copied back."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from typing import Any

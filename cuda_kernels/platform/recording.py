@@ -1,7 +1,5 @@
 """Which graph the calling thread captures, if any, and what it must not do meanwhile (``graphs.py`` has the graphs)."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections.abc import Callable, Iterator

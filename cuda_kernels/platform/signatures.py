@@ -8,8 +8,6 @@ arrays of any dtype of that width, for kernels that only move values. A number i
 words come first, because the bytes lie at multiples of 64. ``"float32* x2, int64"`` is float32* twice, and int64.
 """
 
-from __future__ import annotations
-
 import struct
 from typing import Any
 

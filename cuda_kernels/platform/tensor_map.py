@@ -10,8 +10,6 @@ so a captured launch keeps them and nothing is copied to the device before it.
     swizzle of 128 B    a row of the box is 128 bytes at most
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Numbers on their way to the device, which the host does not wait for."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Sequence
 

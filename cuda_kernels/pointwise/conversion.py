@@ -5,8 +5,6 @@ is the dtype as which a kernel computes with elements of a dtype. Floats become 
 NumPy: NaN and what does not fit become the smallest int64 (int32), and uint8 takes the lowest byte.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -3,8 +3,6 @@
 floor_div(x, y) = floor(x / y)         remainder(x, y) = x - y floor(x / y)         fmod(x, y) = x - y trunc(x / y)
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

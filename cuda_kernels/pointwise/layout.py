@@ -6,8 +6,6 @@ one another in all arrays become one. A kernel sees up to five dimensions; what 
 numbers, is cut along its outermost dimension into several launches.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from typing import Any, NamedTuple

@@ -3,8 +3,6 @@
 Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

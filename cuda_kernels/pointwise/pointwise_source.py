@@ -15,8 +15,6 @@ For two inputs and a thread of one element it is
             z[pz] = r0
 """
 
-from __future__ import annotations
-
 from .layout import MIDDLE
 
 

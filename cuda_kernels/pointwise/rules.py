@@ -4,8 +4,6 @@
 kernels are made from them, and how they are composed.
 """
 
-from __future__ import annotations
-
 import functools
 import math as host_math
 from collections.abc import Callable

@@ -20,8 +20,6 @@ A product is known by its dtype ("tf32" for rounded float32, both where operands
 of a and of b are contiguous ("n") or not ("t"), and by M, N, K and the size of the batch, rounded up to powers of two.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import warnings

@@ -14,8 +14,6 @@ all of its products, and so has a captured graph, which keeps it as long as it l
 Source: NVIDIA, "cuBLAS library", the chapter on cuBLASLt, and ``cublasLt.h``.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import threading

@@ -6,8 +6,6 @@ dtype, the operands' or float32, and bias is of the operands'. The exponential a
 of 2^-22 relative error, which half floats do not see.
 """
 
-from __future__ import annotations
-
 import math as python_math
 from typing import Any
 

@@ -25,8 +25,6 @@ TMA reads an operand where it lies, transposed or not, if
 Nothing is copied to make it so: ``tensor_core.py`` computes the others.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -9,8 +9,6 @@ and b begin at (z // inner) outer + (z % inner) inner steps of theirs. k is walk
 alone: the result has the same bits at each run.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -5,8 +5,6 @@ registers. Slices of a and b of 1024 elements come through shared memory, the ne
 there are two of each, so one barrier a slice is enough. ``ladder_matmul.py`` comes here step by step.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -19,8 +19,6 @@ The warp's sums go through shared memory once more, to become 4 columns of a row
 ``epilogue.py``. Sums are in an order that the shapes decide: the same bits at each run.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -4,8 +4,6 @@ Where tiles are few and sums long (the gradient of a weight: small M and N, K to
 which a second kernel adds in order (``epilogue.py``). All depends on shapes and strides only, so results do too.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Four neighbouring elements at a time: by one access where they have up to 4 bytes, by two where they have 8."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 from ..platform.language import device_function

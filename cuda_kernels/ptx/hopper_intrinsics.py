@@ -1,7 +1,5 @@
 """The functions of ``hopper_ptx.py`` for the GPU: Numba intrinsics that emit inline PTX."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

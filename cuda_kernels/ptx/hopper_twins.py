@@ -13,8 +13,6 @@ What has no defined result on a GPU is an error:
 * a barrier that no phase will end any more, with what is missing; more arrivals than a phase counts.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

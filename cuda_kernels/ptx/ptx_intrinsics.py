@@ -3,8 +3,6 @@
 ``instruction`` makes all of them: of parameters' names, the result's type, and a function that generates the code.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The functions of ``ptx.py`` in Python, for the simulator."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -7,8 +7,6 @@ A block of (width, height) threads: ``height`` of them share an output and join 
 Long n is taken in parts, whose pairs are folded again.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

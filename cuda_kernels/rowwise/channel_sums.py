@@ -4,8 +4,6 @@ Each sample n and channel c has the statistics number n ``per_sample`` + c // ``
 channel's; of group_norm (G, C / G), those of the sample's group.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

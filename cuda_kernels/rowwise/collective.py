@@ -12,8 +12,6 @@ bits at each run. A value is a number, or a pair with ``PAIR`` (``of_pairs`` mak
 Lanes and threads of a block all get the result. Of pairs ``partial`` is a pair of shared arrays.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 from ..platform.language import FULL_WARP, cuda, device_function

@@ -1,7 +1,5 @@
 """How the kernels of ``cross_entropy`` go over a row of logits: the sum of exponentials, and the gradient."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

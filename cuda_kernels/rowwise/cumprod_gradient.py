@@ -5,8 +5,6 @@ at it:  dx_i = the sum over j >= i, up to the next zero, of dy_j times the produ
 behind it:  dx_i = 0
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

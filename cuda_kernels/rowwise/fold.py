@@ -5,8 +5,6 @@ threads that share one. Either may take a part of n for each block; the parts' r
 added to what depends on the sizes only, so that a result has the same bits at each run and on each card.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

@@ -6,8 +6,6 @@ integers, whose result does not depend on an order. Reductions sort the places, 
 another; one thread takes all of a place's values in their order. Every run gives the same bits.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from ..platform import families

@@ -5,8 +5,6 @@ neighbours, or NumPy moves them to the front. The arrays broadcast to a shape S 
 Masks become the places where they hold, by a prefix sum; their number is copied back, since shapes depend on it.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 

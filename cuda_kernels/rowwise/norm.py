@@ -6,8 +6,6 @@ and a block takes a part of the rows: each thread sums dweight and dbias of its 
 read more than once (``forward_long``, ``backward_long``), and ``weight_sums`` goes down their columns.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

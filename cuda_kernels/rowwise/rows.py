@@ -4,8 +4,6 @@
 warps of a row join their results in shared memory. All threads of the block must call, and all of a row get the result.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

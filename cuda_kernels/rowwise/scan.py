@@ -5,8 +5,6 @@ scans its 32 by shuffles, and adds what the warps and tiles before it have. Wher
 parts, whose totals are scanned first. Products of float32 are formed in float64: they may leave float32 and come back.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

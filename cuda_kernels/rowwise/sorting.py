@@ -9,8 +9,6 @@ inverted. Equal keys keep the order of their indices.
    of elements before it in the other one, by binary search; among equals the first run's come first.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -10,8 +10,6 @@ cases:
 * no runs: the same, where words are elements.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from typing import Any, NamedTuple

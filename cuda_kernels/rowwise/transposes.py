@@ -7,8 +7,6 @@ All take x as ``rows`` rows of ``columns`` elements, ``sx`` elements apart, and 
 several matrices, ``bx`` and ``by`` apart. A block has a tile, and the grid (columns, rows, matrices) of tiles.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from ..platform.language import cuda

@@ -1,7 +1,5 @@
 """The names of ``numba.cuda``, ``math`` and ``libdevice`` that kernels use, as the simulator computes them."""
 
-from __future__ import annotations
-
 import functools
 import math as python_math
 import operator

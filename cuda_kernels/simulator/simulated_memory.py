@@ -4,8 +4,6 @@ An index outside its memory, a race between two threads of a block and the use o
 copy is on its way are errors; new memory is full of 0xFF bytes (NaN).
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple

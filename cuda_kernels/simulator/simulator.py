@@ -19,8 +19,6 @@ what would be undefined on a GPU is an error that says so:
 the threads, as does a seed in ``MINIGRAD_CUDASIM_ORDER``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import contextvars
 import os

@@ -1,7 +1,5 @@
 """How the twins of tensor-core instructions add up: exactly, or as the hardware was found to."""
 
-from __future__ import annotations
-
 import os
 
 import numpy as np

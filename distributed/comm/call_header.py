@@ -4,8 +4,6 @@ A header is the call's number, a digest of what the ranks must agree on, the cal
 long), and a check sum, which tells a header from memory that it has not reached yet.
 """
 
-from __future__ import annotations
-
 import hashlib
 import struct
 from collections.abc import Mapping

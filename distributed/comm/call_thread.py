@@ -1,7 +1,5 @@
 """A thread that makes calls which may never return, so that those who wait for them can give up."""
 
-from __future__ import annotations
-
 import functools
 import queue
 import threading

@@ -1,8 +1,6 @@
 """One operation of a communicator: how long it may take, as an engine gets it, while it is under way, and as the
 statistics count it."""
 
-from __future__ import annotations
-
 import enum
 import functools
 import threading

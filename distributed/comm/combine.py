@@ -6,8 +6,6 @@ combined in float32 and rounded once; an average is the sum, divided; integers w
 on.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -4,8 +4,6 @@ Every error names the operation, its sequence number, the rank that noticed, and
 attributes. After any of them the communicator refuses work: nobody knows any more what the others have received.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 

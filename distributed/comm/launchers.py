@@ -5,8 +5,6 @@ PMIx) and Slurm. Half of a statement, a contradiction or nonsense is an error: a
 eight jobs of one.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

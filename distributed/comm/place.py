@@ -1,7 +1,5 @@
 """Where bytes lie: in host memory, or on a device. Whoever needs them elsewhere asks here."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -6,8 +6,6 @@ behind, however the job ends.
 Mirrors torchrun and mpirun.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import fcntl

@@ -1,8 +1,6 @@
 """How ranks become a communicator: ``init_process_group`` (PyTorch's name), and DistributedTrainConfig, a process's
 place in a run (entrenar's struct of the name)."""
 
-from __future__ import annotations
-
 import os
 import re
 import time

@@ -1,7 +1,5 @@
 """Authenticated messages on a TCP connection, for ``store``: every one has a bounded length and a deadline."""
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import socket

@@ -12,8 +12,6 @@ Each operation says what it does in both directions: where forward gives every r
 each made of it; without that, gradients further down would be those of one rank's part only.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, ClassVar

@@ -5,8 +5,6 @@ all ranks. atomr-accel-train has both trainers' names: its shards were sums of n
 pipeline had no micro-batches and no backward.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from abc import ABC, abstractmethod

@@ -5,8 +5,6 @@ entrenar counts acknowledgements of a checkpoint without asking whose they are, 
 stretched. Here each rank's SHA-256 is gathered, and compared with what each rank has loaded.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Mapping

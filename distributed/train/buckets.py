@@ -12,8 +12,6 @@ order, whatever order its gradients come in.
 Source: Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training" (2020).
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol

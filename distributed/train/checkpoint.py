@@ -5,8 +5,6 @@ the other ranks through the communicator: no shared disk is needed, and no rank 
 AsyncCheckpointer writes the files beside the training (boostr's ``AsyncCheckpointer``).
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 import os

@@ -11,8 +11,6 @@ the newest one: bit for bit with as many ranks, with any number, and to more ste
 Ctrl-C and SIGTERM finish the step and save it. If a rank dies, the others save the last whole step.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import hashlib

@@ -9,8 +9,6 @@ while the optimizer updates:
 All buckets belong to one step of the optimizer, with one timestep.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Iterable, Iterator

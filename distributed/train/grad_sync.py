@@ -9,8 +9,6 @@ and make the same update, so their weights stay equal to the last bit. A mean ov
 of the ranks' means would be another number wherever they do not have equally many.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

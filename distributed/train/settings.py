@@ -4,8 +4,6 @@ A misspelt key, a wrong type or a key given twice is an error: a run of days mus
 its settings were never read.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import itertools

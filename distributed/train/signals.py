@@ -1,7 +1,5 @@
 """Signals that end a training after its step, on all ranks."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -12,8 +12,6 @@ reason given in ``adamw.py``.
 Source: Duchi, Hazan & Singer, "Adaptive subgradient methods for online learning and stochastic optimization" (2011).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numba

@@ -18,8 +18,6 @@ Sources: Kingma & Ba, "Adam: a method for stochastic optimization" (2015); Loshc
 regularization" (2019).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numba

@@ -19,8 +19,6 @@ of q and dy. Query heads that share a key-value head (grouped-query attention) s
 Sources: Dao et al., "FlashAttention" (2022); Dao, "FlashAttention-2" (2023); Ainslie et al., "GQA" (2023).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -14,8 +14,6 @@ Sources: torch.nn.functional.cross_entropy; Szegedy et al., "Rethinking the Ince
 (2016) for label smoothing.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -6,8 +6,6 @@ As in PyTorch the mask is multiplied, so a dropped NaN or infinity gives NaN.
 Source: Srivastava et al., "Dropout: a simple way to prevent neural networks from overfitting" (2014).
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from .random import CHUNK, fill_dropout, state

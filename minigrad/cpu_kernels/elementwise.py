@@ -1,7 +1,5 @@
 """Functions of each element: the plain ones, in chunks where arrays are large; and erf, which NumPy lacks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -5,8 +5,6 @@ order of the positions, without atomics, and the sums do not depend on the split
 in the L1 cache; of a large table only the rows in use are touched.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from ..plain_kernels.arrays import is_half

@@ -9,8 +9,6 @@ One pass over x (and dy), parallel over fixed chunks.
 Source: Hendrycks & Gimpel, "Gaussian error linear units" (2016).
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from ..plain_kernels.elementwise import GELU_CUBIC, GELU_SLOPE, NORMAL_DENSITY

@@ -6,8 +6,6 @@ itself and the chunks in order, so neither the number of threads nor 10^8 float3
 Used by gradient clipping: Pascanu, Mikolov & Bengio, "On the difficulty of training recurrent neural networks" (2013).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple

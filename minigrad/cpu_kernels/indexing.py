@@ -1,7 +1,5 @@
 """Reading and adding at positions: the plain family, with the sums at positions that may repeat compiled."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

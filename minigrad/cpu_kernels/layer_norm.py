@@ -12,8 +12,6 @@ depend on the shape only, then over the chunks in order.
 Source: Ba, Kiros & Hinton, "Layer normalization" (2016).
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

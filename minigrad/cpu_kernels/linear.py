@@ -13,8 +13,6 @@ Each task takes a share of the rows or columns of dx and then of dW, so two thre
 element's sum is divided in another way for more threads (``_depth_block``), so bits do not depend on their number.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numba.core import types
 

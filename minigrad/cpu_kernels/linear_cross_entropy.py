@@ -12,8 +12,6 @@ The operations one by one are three to five launches, which cost more than small
 kernel that ``linear`` and ``cross_entropy`` launch, at its address, so all bits are those of the single operations.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -3,8 +3,6 @@
 The loops are in ``product_loops.py``. Parallel work is a grid over batch, rows and columns.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

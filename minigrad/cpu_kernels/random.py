@@ -12,8 +12,6 @@ Each draw uses an ``offset`` of its own. Draws of 64-bit values take the words 2
 Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011); the tests hold its known answers.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Reductions: the plain family, with sums over the first axes and the gradient of cumulative products compiled."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -10,8 +10,6 @@ only, then over the chunks in order.
 Source: Zhang & Sennrich, "Root mean square layer normalization" (2019).
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -8,8 +8,6 @@ angles. Angles are computed in float64: at position 10^6 float32 would be off by
 Source: Su et al., "RoFormer: enhanced transformer with rotary position embedding" (2021).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -13,8 +13,6 @@ g is read once, nothing is allocated. Plain IEEE arithmetic, for the reason give
 Source: Sutskever, Martens, Dahl & Hinton, "On the importance of initialization and momentum in deep learning" (2013).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numba

@@ -9,8 +9,6 @@ x as (outer, C, inner) and go down strips of neighbouring columns, all columns o
 As in PyTorch a row that holds NaN or +inf, or only -inf, gives NaN (log_softmax keeps -inf beside finite values).
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -3,8 +3,6 @@
 A window of T + 1 tokens gives T predictions: ``x`` is its first T tokens, ``y`` the T that follow each of them.
 """
 
-from __future__ import annotations
-
 import bisect
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias

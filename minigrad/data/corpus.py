@@ -4,8 +4,6 @@ The default is Python's reference manual, which lies in the standard library as 
 380,000 characters of edited English, there on every machine, nothing downloaded.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import http.client

@@ -7,8 +7,6 @@
 A text of a billion tokens then costs no memory to open: batches read the pages that they touch.
 """
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Iterable

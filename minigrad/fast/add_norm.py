@@ -4,8 +4,6 @@ There the product before rounds its result, so it cannot add the stream itself. 
 the next block, so blocks hand on their stream and the branch that is still to be added.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """One token of each sequence through a whole model as the launch of a captured graph, without Python between."""
 
-from __future__ import annotations
-
 import functools
 import weakref
 from collections.abc import Callable, Iterable, Iterator

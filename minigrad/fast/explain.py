@@ -1,7 +1,5 @@
 """Which way runs, module by module, and why not another."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ..device import CPU, plain_families

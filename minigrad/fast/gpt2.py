@@ -1,7 +1,5 @@
 """The plans of GPT-2: the sums of a block within products, and its MLP as one operation."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -5,8 +5,6 @@ a power cut can leave the new name on a file of zeros. Every writer here keeps o
 fsync it, rename it, fsync the folder (Pillai et al., "All File Systems Are Not Created Equal", OSDI 2014).
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import hashlib

@@ -9,8 +9,6 @@ or of an argument, is a `CheckpointError`. One pass over the file both reads and
 returned, and no second copy of the weights is held.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """Complete models: language models of the GPT-2 and Llama families, with the weights that Hugging Face's files hold."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the language models share: the loss and generation."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any, ClassVar

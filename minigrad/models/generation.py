@@ -1,7 +1,5 @@
 """Text from a language model: the next token is drawn, appended, and the next one asked for, with a key-value cache."""
 
-from __future__ import annotations
-
 import math
 import numbers
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """GPT-2 (Radford et al. 2019), configurable; module and parameter names are Hugging Face's."""
 
-from __future__ import annotations
-
 import re
 from typing import ClassVar
 

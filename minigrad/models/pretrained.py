@@ -5,8 +5,6 @@ The headers of all files are checked against the model before any weights are re
 tensor at a time. Folders come from anywhere: every fault is a `CheckpointError` that names the file.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

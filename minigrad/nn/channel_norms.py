@@ -1,7 +1,5 @@
 """Normalisation by channels, as layers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ..creation import ones, zeros

@@ -3,8 +3,6 @@
 Whatever the dtypes of a norm's parameters (float32 ones for a bfloat16 x are usual), the result is of x's.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Sequence

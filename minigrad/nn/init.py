@@ -1,7 +1,5 @@
 """Initial weights, written in place. A weight is (out_features, in_features), so fan_in is its second size."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import math

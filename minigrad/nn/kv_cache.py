@@ -1,7 +1,5 @@
 """Keys and values of earlier tokens, for generation."""
 
-from __future__ import annotations
-
 import functools
 import weakref
 from typing import Any

@@ -1,7 +1,5 @@
 """The layers of transformers: functions of ``nn.functional`` with their weights."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The pieces of a Llama block (Touvron et al. 2023): grouped-query attention with rotary positions, and SwiGLU."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from ..creation import arange

@@ -1,7 +1,5 @@
 """Losses. ``nn.functional`` has them under the same names."""
 
-from __future__ import annotations
-
 from typing import Any, TypeAlias
 
 from .. import hints

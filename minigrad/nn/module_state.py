@@ -1,7 +1,5 @@
 """The tensors of a module, converted, loaded and listed: what ``Module.to``, ``load_state_dict`` and ``summary`` do."""
 
-from __future__ import annotations
-
 import html
 from collections.abc import Mapping
 from typing import Any

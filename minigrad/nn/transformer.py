@@ -4,8 +4,6 @@ Sizes in the comments: B sequences, T tokens, C channels, nh heads of size hs = 
 operations, and when, is in ``minigrad.fast``.
 """
 
-from __future__ import annotations
-
 import math
 
 from ..creation import ones, where

@@ -1,7 +1,5 @@
 """Activations with parameters or with a threshold; ReLU, SiLU, tanh and sigmoid are in ``elementwise``."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from .elementwise import Clamp, FloatFunction

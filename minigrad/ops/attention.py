@@ -1,7 +1,5 @@
 """Scaled dot-product attention (Vaswani et al. 2017) without the T x T matrix (Dao et al. 2022)."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 from ..autograd import Function

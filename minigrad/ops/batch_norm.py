@@ -1,7 +1,5 @@
 """Batch normalisation (Ioffe, Szegedy 2015)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ..autograd import Function

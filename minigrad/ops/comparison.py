@@ -1,7 +1,5 @@
 """Comparisons and logic: bool results, no gradients. The bitwise operations give integers for integers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Cross-entropy of logits against class indices, log-softmax fused."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ..autograd import Function

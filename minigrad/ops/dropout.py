@@ -1,7 +1,5 @@
 """Dropout (Srivastava et al. 2014) whose mask is never stored."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ..autograd import Function

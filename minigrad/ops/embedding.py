@@ -1,7 +1,5 @@
 """Rows of a table by index."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ..autograd import Function

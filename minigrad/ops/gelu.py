@@ -1,7 +1,5 @@
 """The Gaussian error linear unit (Hendrycks and Gimpel 2016), alone and between two linear layers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ..autograd import Function

@@ -1,7 +1,5 @@
 """Group normalisation (Wu, He 2018)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ..autograd import Function

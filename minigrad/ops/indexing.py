@@ -1,7 +1,5 @@
 """Indexing and sorting. Their gradients are mostly zeros, so they add into the input's gradient in place."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ..autograd import Function

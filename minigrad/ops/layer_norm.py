@@ -1,7 +1,5 @@
 """Layer normalisation (Ba, Kiros, Hinton 2016)."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

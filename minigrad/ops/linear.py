@@ -1,7 +1,5 @@
 """Linear layers, with the sum that follows one."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The loss of a linear layer's outputs, without ever having all of them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ..autograd import Deferred, Function

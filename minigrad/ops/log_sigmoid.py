@@ -1,7 +1,5 @@
 """Logarithm of the sigmoid."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ..autograd import Function

@@ -1,7 +1,5 @@
 """Shapes and order: reshape, permute, expand are views where memory allows."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ..autograd import Function

@@ -1,7 +1,5 @@
 """Reductions. ``axes`` arrives normalised: a tuple of distinct non-negative ints."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, ClassVar
 

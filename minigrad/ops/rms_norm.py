@@ -1,7 +1,5 @@
 """Root-mean-square normalisation (Zhang, Sennrich 2019)."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Softmax and its logarithm along one axis."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ..autograd import Function

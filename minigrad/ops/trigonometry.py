@@ -1,7 +1,5 @@
 """Inverse trigonometric and hyperbolic functions. (Sine, cosine, tangent and tanh are among the elementwise ones.)"""
 
-from __future__ import annotations
-
 from typing import Any
 
 from .elementwise import Arithmetic, FloatFunction, of_x

@@ -1,7 +1,5 @@
 """AdamW: Adam with decoupled weight decay, all parameters in one launch; and Adam, by the same kernel."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ in a fixed order (that of ``params``, or of the tensors' creation), so replicas 
 same factor to the last bit.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from typing import TypeAlias

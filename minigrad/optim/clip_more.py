@@ -1,7 +1,5 @@
 """Other ways to clip gradients: without a wait, with a norm from elsewhere, each by itself, by value."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """EMA: an exponential moving average of a module's weights, to evaluate or ship in place of the last ones."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """GradAccumulator: the mean of the gradients of several micro-batches, as if they had been one batch."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any

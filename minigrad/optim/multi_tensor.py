@@ -1,7 +1,5 @@
 """MultiTensorOptimizer: what the optimizers have in common that update all parameters of one dtype in one launch."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import operator

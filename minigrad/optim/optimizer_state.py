@@ -1,7 +1,5 @@
 """What an optimizer remembers: parameter groups, each parameter's state, and both saved and resumed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeAlias

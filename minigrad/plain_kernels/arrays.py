@@ -1,7 +1,5 @@
 """Arrays: making and copying them, other shapes and orders, positions and tables, sums and other reductions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Operations on each element, mostly NumPy's functions: arithmetic, comparison, activations."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """The loss of a classifier and of a language model."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -3,8 +3,6 @@
 A row of ``scalars`` holds a parameter's own numbers, in the order of ``SCALARS``.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any

@@ -2,8 +2,6 @@
 rotation of its queries and keys.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

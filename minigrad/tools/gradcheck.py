@@ -1,7 +1,5 @@
 """Check a backward against finite differences."""
 
-from __future__ import annotations
-
 import functools
 import operator
 from collections.abc import Callable, Sequence

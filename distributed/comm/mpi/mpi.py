@@ -7,8 +7,6 @@ and Open MPI's fault tolerance (ULFM, on under ``minigrad.distributed.launch``) 
 word.
 """
 
-from __future__ import annotations
-
 import os
 import struct
 import threading

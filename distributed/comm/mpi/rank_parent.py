@@ -4,8 +4,6 @@ mpirun reports only the end of a job, in prose, and under ULFM takes no notice o
 process runs by its path, without the package, so that it costs 20 ms: ``python rank_parent.py RANK_VARIABLE command``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -10,8 +10,6 @@ An operation begins a branch, ``Work.wait`` ends it, and a launch does all of it
 whose graphs are calls in their order, each launch makes these calls of CuPy and NCCL again.
 """
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 from typing import Any

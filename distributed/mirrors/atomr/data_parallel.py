@@ -9,8 +9,6 @@ Nothing is kept in replicas: each step sends them the weights. So a step that fa
 other replicas after ``set_replicas``. Those of other ranks add up their gradients themselves (``RankReplicas``).
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,8 +1,6 @@
 """AsyncParameterServer: workers pull weights, and push gradients when they are ready, of weights that may be some
 versions old (mirrors atomr-accel-train's)."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections import deque

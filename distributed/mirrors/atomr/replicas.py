@@ -17,8 +17,6 @@ Replicas can also be the other ranks of a communicator, threads, processes or GP
 So weights and gradients stay on the communicator's device, and the trainer gets one gradient, the weighted mean.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools

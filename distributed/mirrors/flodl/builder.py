@@ -5,8 +5,6 @@ How often decides an ``AveragingPolicy``. Replicas are threads, each on its GPU,
 the interpreter lock.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import time

@@ -9,8 +9,6 @@ starts a thread or touches a tensor. ``replica_threads`` calls it under a lock; 
                       -> Stop
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace

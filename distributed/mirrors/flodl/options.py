@@ -1,7 +1,5 @@
 """Checks of what the classes of this folder are given, made when it is given and not in a replica's thread."""
 
-from __future__ import annotations
-
 import enum
 import inspect
 from collections.abc import Callable

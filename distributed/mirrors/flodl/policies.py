@@ -4,8 +4,6 @@ guard that sees them drift apart, and how far one may run ahead.
 flodl's guard could only stop the overshoot from growing; here it makes averaging more frequent as well.
 """
 
-from __future__ import annotations
-
 import enum
 import itertools
 from collections import deque

@@ -1,7 +1,5 @@
 """The samples of a ``DdpBuilder`` run: their order, how a batch is made of them, and the thread that does it ahead."""
 
-from __future__ import annotations
-
 import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence

@@ -4,8 +4,6 @@ An average is weighted with the batches that each has done. A communicator of th
 the same flat arrays in the same order, so both give the same bits (but NCCL's order is its own).
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 What is decided is in ``coordinator``; here is what blocks: waiting, training, averaging, and the callbacks.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -4,8 +4,6 @@ flodl samples the utilisation of its GPUs every 100 ms and guesses from it; here
 an end, so the gaps are exact.
 """
 
-from __future__ import annotations
-
 import csv
 import enum
 import io

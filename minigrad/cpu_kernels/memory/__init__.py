@@ -13,8 +13,6 @@ With ``MINIGRAD_POISON=1`` new memory is filled with NaN (``poison.py``), so tha
 held before its reuse is seen.
 """
 
-from __future__ import annotations
-
 import os
 
 from . import heap, poison

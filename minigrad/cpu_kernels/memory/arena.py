@@ -6,8 +6,6 @@ one block when a search passes over them. So what is freed in a capture is used 
 and only pages that were touched are memory.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import mmap

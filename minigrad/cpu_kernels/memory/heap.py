@@ -5,8 +5,6 @@
 that had been used before.
 """
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import importlib

@@ -4,8 +4,6 @@ NumPy's allocator belongs to a thread: only the arrays of the thread that calls 
 imports minigrad, come from it. Source: NumPy's C interface, "Memory management in NumPy".
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import importlib

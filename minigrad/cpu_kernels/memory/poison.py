@@ -6,8 +6,6 @@ to 0xff: NaN as any float type, -1 as any signed integer. Workspaces inside of c
 in them glibc's ``M_PERTURB`` leaves 0xfe, which is -1.7e38 as a float32. Memory that is asked for as zeros is zeros.
 """
 
-from __future__ import annotations
-
 import ctypes
 import sys
 

@@ -20,8 +20,6 @@ from 3.396e38 become infinite. The instructions treat denormal numbers (below 1.
 Each element is summed over k in order, so its bits depend neither on its neighbours nor on the number of threads.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from llvmlite import ir

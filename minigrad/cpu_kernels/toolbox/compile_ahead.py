@@ -11,8 +11,6 @@ threads, and they end with their work or with the process that they work for. A 
 Which code runs never depends on them: what no helper compiles, a process compiles itself, from the same sources.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import errno

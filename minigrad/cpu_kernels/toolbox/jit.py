@@ -10,8 +10,6 @@ kernel sources, and a damaged entry is compiled again.
 A kernel gives the same bits in every process: see ``KernelLibrary``.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import functools

@@ -11,8 +11,6 @@ equally many tasks, so that all have about as much to do. An optimizer's task ke
 The multi-tensor launch by pointer table is NVIDIA Apex's.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any

@@ -5,8 +5,6 @@ a Numba kernel can call on a part of its arrays. The structure of a ufunc is par
 (``PyUFuncObject`` in ``ufuncobject.h``). What NumPy has no such loop for is compiled here: choice, and conversions.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 from collections.abc import Callable

@@ -9,8 +9,6 @@ For each element h of finished rows, in ``finish_rows``:
 A pass of its own over a matrix that has left the cache costs as much as a small product.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from ...plain_kernels.elementwise import GELU_CUBIC, GELU_SLOPE, NORMAL_DENSITY

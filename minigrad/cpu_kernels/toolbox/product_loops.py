@@ -18,8 +18,6 @@ Parallel work is a grid over rows and columns; k is never divided between thread
 that depends on the shapes only and the result does not depend on the number of threads.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import Any
 

@@ -25,8 +25,6 @@ Pointers stand for strided operands: an array type says C, Fortran or any order,
 combination anew. All strides count elements.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -23,8 +23,6 @@ library, calls any kernel through a pointer, and the kernel itself is compiled o
 The arguments travel in a *frame*, a block of memory that holds the kernel's address and the arguments' values.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import importlib

@@ -15,8 +15,6 @@ overloads. The overloads may be contracted to FMA but not reassociated: reassoci
 constant pairs and the round-to-integer addition into something cheaper and wrong.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Arithmetic of two tensors, or of a tensor and a number."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ...autograd import Function

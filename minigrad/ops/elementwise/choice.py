@@ -1,7 +1,5 @@
 """Operations whose result is one of their inputs, element by element; the gradient goes to the one that was taken."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ...autograd import Function

@@ -1,7 +1,5 @@
 """Functions of one number: smooth ones (and relu), then those that are piecewise constant."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any
