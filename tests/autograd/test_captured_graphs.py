@@ -1,7 +1,5 @@
 """Graphs: a launch does to the last bit what the program would have done, and says no where it could not."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 """What only a GPU shows: ``pytest -m gpu``. Large sizes against float64 on the CPU, streams, memory shared with other
 libraries, the compiled cache, errors of the driver, and NVIDIA's own checker of races and addresses."""
 
-from __future__ import annotations
-
 import importlib
 import itertools
 import os

@@ -1,8 +1,6 @@
 """What only a GPU shows of CUDA graphs: ``pytest -m gpu``. Sizes that fill it, tensor cores, the driver's memory, other
 threads at work during a capture. (``test_graphs.py`` runs on a GPU, too.)"""
 
-from __future__ import annotations
-
 import gc
 import threading
 

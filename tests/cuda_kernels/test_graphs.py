@@ -1,7 +1,5 @@
 """CUDA graphs: their memory, and what only a GPU decides. ``autograd/test_captured_graphs.py`` has all devices'."""
 
-from __future__ import annotations
-
 import gc
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The train command started by hand, one real process a rank: they train together, and they end together."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import re

@@ -4,8 +4,6 @@ Two ranks on one GPU need NCCL 2.30 or later and its experimental NCCL_MULTI_RAN
 ``nccl_programs``; ``test_cuda_nccl.py`` rehearses it without a GPU.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The devices of this machine. These tests are about fast ways, so there must be some."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import harness

@@ -1,7 +1,5 @@
 """A token as the launch of a graph: the logits of the modules, and the modules themselves wherever these differ."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """The door: what turns plans off, what is told of them, and that with all off the results are what the plans say."""
 
-from __future__ import annotations
-
 import threading
 
 import numpy as np
