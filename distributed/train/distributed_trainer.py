@@ -22,6 +22,7 @@ from .grad_sync import assert_replicas_identical, broadcast_params, moments
 from .params import Params, named_params
 from .reducers import Buckets, Overlapped, Trees
 from .simple_trainer import SimpleTrainer
+from .tree import TreeAccumulator
 
 
 class DistributedTrainer(SimpleTrainer):
@@ -68,7 +69,8 @@ class DistributedTrainer(SimpleTrainer):
         if self.config.reproducible:
             if hook is not all_reduce_hook:
                 raise ValueError("reproducible=True adds gradients up by itself: leave the hook out")
-            self._step.add_by_tree(self.rank)
+            self._step.accumulator = TreeAccumulator(self.config.grad_accum_steps, self.rank)
+            self._step.key_draws()
         if self.world_size > 1:
             kind = Trees if self.config.reproducible else self._reducer
             self._step.reducer = kind(communicator, bucket_size_bytes, hook)

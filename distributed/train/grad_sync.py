@@ -275,8 +275,8 @@ def digest_of(arrays: Mapping[str, np.ndarray]) -> str:
 
 
 def _digest(p: Tensor) -> bytes:
-    """16 bytes. Each 4096 bytes are summed up first, as words times odd numbers, at the memory's speed: so a change of one
-    word is always seen, and any other with probability 1 - 2^-64."""
+    """16 bytes. Each 4096 bytes are summed up first, as words times odd numbers, at the memory's speed: so a change of
+    one word is always seen, and any other with probability 1 - 2^-64."""
     octets = bytes_of(on_host(p))
     end = octets.size - octets.size % 4096
     sums = np.einsum("ij,j->i", octets[:end].view(np.uint64).reshape(-1, 512), FACTORS)
