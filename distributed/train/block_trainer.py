@@ -65,7 +65,7 @@ class BlockDistributedTrainer(Scaled, BucketedTrainer):
             and those in which a rank waited for it, the largest of any rank, since the line before.
         max_steps: what ``reached_max_steps`` compares with; None: never reached.
         recheck: keep a step's batches, and compute it again where the gradient's norm is ten times the usual one
-            (recheck.py); a SuspectStepWarning says whether the fault is transient or persistent.
+            (recheck.py); a RuntimeWarning says whether the fault is transient or persistent.
 
     ``is_coordinator`` says whether this is rank 0. Raises ValueError for a configuration that contradicts the
     communicator.

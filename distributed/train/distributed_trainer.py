@@ -28,6 +28,7 @@ from .grad_sync import Buckets, Overlapped, Window, assert_replicas_identical, b
 from .reducers import Trees
 from .simple_trainer import SimpleTrainer
 from .step import Named, Params, Step, Updater, named_params
+from .tree import TreeAccumulator
 
 
 class DistributedTrainer(SimpleTrainer):
@@ -74,7 +75,8 @@ class DistributedTrainer(SimpleTrainer):
         if self.config.reproducible:
             if hook is not all_reduce_hook:
                 raise ValueError("reproducible=True adds gradients up by itself: leave the hook out")
-            self._step.add_by_tree(self.rank)
+            self._step.accumulator = TreeAccumulator(self.config.grad_accum_steps, self.rank)
+            self._step.key_draws()
         if self.world_size > 1:
             kind = Trees if self.config.reproducible else self._reducer
             self._step.reducer = kind(communicator, bucket_size_bytes, hook)

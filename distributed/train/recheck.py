@@ -22,14 +22,6 @@ SUSPECT = 10.0  # times the usual norm, the median of the steps before
 STEPS = 20  # before, of which the norm is known; a quarter of them is enough
 
 
-class SuspectStepWarning(RuntimeWarning):
-    """A step was computed again; ``transient`` says whether that gave other gradients."""
-
-    def __init__(self, message: str, step: int, transient: bool) -> None:
-        super().__init__(message)
-        self.step, self.transient = step, transient
-
-
 class Recheck(Updater):
     """Before ``updater`` gets gradients of a suspect norm, computes them again by ``loss_of(buffers, *batch)``."""
 
@@ -51,12 +43,13 @@ class Recheck(Updater):
             first = {id: on_host(grad).tobytes() for id, grad in grads.items()}
             grads = self._computed_again(step, named)
             same = first == {id: on_host(grad).tobytes() for id, grad in grads.items()}
-            again, number = grad_norm(grads), step.global_step + 1
-            text = (
-                f"step {number}: the gradient's norm was {norm:.3g}, usual is {usual:.3g}; computed again it is "
-                f"{again:.3g}: the fault is {'persistent' if same else 'transient'}"
+            again = grad_norm(grads)
+            warnings.warn(
+                f"step {step.global_step + 1}: the gradient's norm was {norm:.3g}, usual is {usual:.3g}; computed "
+                f"again it is {again:.3g}: the fault is {'persistent' if same else 'transient'}",
+                RuntimeWarning,
+                stacklevel=2,
             )
-            warnings.warn(SuspectStepWarning(text, number, not same), stacklevel=2)
             norm = again
         self._norms.append(norm)
         return self.updater.clip_and_update(step, named, [grads])

@@ -53,11 +53,7 @@ class Step:
         """While true, micro-batches only join the window."""
         self._known: set[int] = set()
         if config.reproducible:
-            self.add_by_tree(0)
-
-    def add_by_tree(self, rank: int) -> None:
-        """Add up micro-batches, and number their random draws, by the tree of all ranks."""
-        self.accumulator = TreeAccumulator(self.config.grad_accum_steps, rank)
+            self.accumulator = TreeAccumulator(config.grad_accum_steps)
         self.key_draws()
 
     def key_draws(self) -> None:

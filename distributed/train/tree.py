@@ -111,8 +111,7 @@ class TreeAccumulator(GradAccumulator):
         """The seed: between two steps there is no more, so that any number of ranks can go on. RuntimeError within."""
         if self.current_step:
             raise RuntimeError(
-                f"the window has {self.current_step} of {self.accum_steps} micro-batches: a reproducible trainer is "
-                "saved after a step that returned metrics"
+                f"the window has {self.current_step} of {self.accum_steps} micro-batches: save after a whole step"
             )
         return {}, {"seed": self.seed}
 
