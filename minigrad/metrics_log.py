@@ -6,6 +6,7 @@ import math
 import os
 import socket
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,10 @@ class JsonLinesLog(Closing):
             os.ftruncate(self._fd, size)
             raise OSError(error.errno, error.strerror, str(self.path)) from error
         for callback in self.callbacks:
-            callback(legal)
+            try:
+                callback(legal)
+            except Exception as error:  # the line is written, and no picture of it is worth the run
+                warnings.warn(f"a callback of {self.path} failed, and is called again: {error!r}", stacklevel=2)
 
     def truncate_after(self, step: int) -> None:
         """Cut the log at the first record whose ``"step"`` is beyond `step`.

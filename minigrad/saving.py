@@ -35,6 +35,8 @@ def save(obj: Any, path: StrPath) -> Path:
     def marked(value: Any, name: str) -> Any:
         """The value with a mark in place of each array, which is kept under its path in the value."""
         if isinstance(value, Tensor | np.ndarray):
+            while name in arrays:  # as {"a": {"b": x}, "a.b": y} has one path twice
+                name += "'"
             arrays[name] = value
             return {"__tensor__" if isinstance(value, Tensor) else "__array__": name}
         if hasattr(value, "state_dict"):

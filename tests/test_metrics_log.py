@@ -128,6 +128,13 @@ def test_a_file_that_another_process_writes_is_refused_and_that_process_named(tm
     assert len(read_json_lines(path)) == 2
 
 
+def test_a_callback_that_fails_is_a_warning(tmp_path):
+    words = r"a callback of .*log.jsonl failed, and is called again: TypeError"
+    with JsonLinesLog(tmp_path / "log.jsonl", [{}.__getitem__]) as log, pytest.warns(UserWarning, match=words):
+        log.write({"step": 1})
+    assert read_json_lines(tmp_path / "log.jsonl") == [{"step": 1}]
+
+
 def test_callbacks_and_tensorboard_get_what_is_written(tmp_path):
     reader = pytest.importorskip("tensorboardX.proto.event_pb2", reason="tensorboardX is not installed")
     seen = []

@@ -45,6 +45,10 @@ def test_plain_values_arrays_and_other_safetensors(tmp_path):
     assert isinstance(one, minigrad.Tensor) and one.item() == 1 and number == 1.5
     save_safetensors(file, {"w": x})
     assert minigrad.load(file)["w"].tolist() == [0, 2, 4]
+    minigrad.save({"a": {"b": x}, "a.b": 2 * x, "l": [x], "l[0]": 3 * x}, file)
+    found = minigrad.load(file)
+    assert found["a"]["b"].tolist() == found["l"][0].tolist() == [0, 2, 4]
+    assert found["a.b"].tolist() == [0, 4, 8] and found["l[0]"].tolist() == [0, 6, 12]
     minigrad.save(minigrad.ones(2), file)
     assert minigrad.load(file).tolist() == [1, 1] and list(load_safetensors(file)) == [""]
 

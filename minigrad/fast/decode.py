@@ -56,13 +56,16 @@ class Decoder:
         tables = [module.__dict__ for module in modules]
         # The model's own hooks are called around its forward, whatever that does.
         self._hooks = [table[kind] for table in tables[1:] for kind in ("_forward_pre_hooks", "_forward_hooks")]
-        self._tables = [table[kind] for table in tables for kind in ("_modules", "_parameters")]
+        self._tables = [*tables, *(table[kind] for table in tables for kind in ("_modules", "_parameters"))]
         self._entries = [*chain.from_iterable(map(_values, self._tables))]
-        self._drops = [table for table in tables if table.get("p") or isinstance(table.get("dropout"), float)]
+        self._drops = any(
+            table["training"] and (table.get("p") or (isinstance(p := table.get("dropout"), float) and p))
+            for table in tables
+        )
         self._tensors = [*model.parameters()]
         self._arrays = [*map(_data, self._tensors)]
         self._known = _is_ours(model, METHODS) and all(map(_is_ours, modules[1:]))
-        self._floats = all(tensor.dtype in (float32, float64) for tensor in self._tensors)
+        self._floats = {tensor.dtype for tensor in self._tensors} in ({float32}, {float64})
 
     def is_of(self, model: CausalLM, caches: list[nn.KVCache]) -> bool:
         """Whether model and caches are still those that the graphs were made of."""
@@ -86,8 +89,8 @@ class Decoder:
         if current_graph() is not None or of_thread.mode.kernels == "plain":
             yield "a graph is captured, or plain kernels are chosen"
         if not self._floats or is_grad_enabled() or is_autocast_enabled(device.type):
-            yield "gradients are recorded, or some numbers are neither float32 nor float64"
-        if any(table["training"] and (table.get("p") or table.get("dropout")) for table in self._drops):
+            yield "gradients are recorded, or not all numbers are float32, or float64"
+        if self._drops:
             yield "dropout acts"
         vocab, ids = self._model.embedding.num_embeddings, tokens.data
         if tokens.device is not device:

@@ -7,6 +7,7 @@ It looks at four seams, and only while ``profile`` is on: the kernels of ``devic
 import contextlib
 import functools
 import json
+import math
 import os
 import threading
 import time
@@ -121,12 +122,14 @@ class Profile:
         return dict(sorted(found.items(), key=lambda item: -item[1][1]))
 
     def __str__(self) -> str:
+        if not self.seconds:
+            return "a profile that is still being taken"
         lines = []
         for key in ("name", "module"):
             lines.append(f"{key:30} {'pass':8} {'calls':>7} {'ms':>9}   share      GB/s   GFLOP/s  of peak")
             for (name, way), (calls, seconds, *work) in self.rows(key).items():
-                rates = [count / seconds for count in work]
-                peak = max(rate / limit for rate, limit in zip(rates, self.peak))
+                rates = [count / max(seconds, 1e-9) for count in work]
+                peak = max(rate / (limit or math.inf) for rate, limit in zip(rates, self.peak))
                 share, shown = seconds / self.seconds, [f"{rate / 1e9:9.1f}" for rate in rates]
                 if share >= LEAST:
                     numbers = f"{calls:7} {1e3 * seconds:9.2f} {share:7.1%} {' '.join(shown)} {peak:8.0%}"

@@ -52,7 +52,7 @@ def decoded(model: CausalLM, ids: Tensor, caches: list[nn.KVCache]) -> np.ndarra
     """The logits of ids (B, T), token by token; all but the first of a graph."""
     with mg.no_grad():
         logits = [model(ids[:, t : t + 1], caches) for t in range(ids.shape[1])]
-        assert by_graph(ids[:, :1], caches)
+        assert by_graph(ids[:, :1], caches) != (caches[0].length == caches[0].max_tokens)
     assert caches[0].decoder.graphed.graphs == 1
     return mg.cat(logits, dim=1).numpy()
 
@@ -129,7 +129,18 @@ def own_hook(model: CausalLM) -> None:
     model.register_forward_hook(lambda module, args, y: 2 * y)
 
 
-CHANGES = [replace_layer, replace_parameter, replace_array, change_in_place, other_class, hook, pre_hook, own_hook]
+def another_forward(model: CausalLM) -> None:
+    model.h[0].mlp.forward = lambda x, residual=None: 0.1 * x
+
+
+def an_option(model: CausalLM) -> None:
+    model.ln_f.eps = 10.0
+
+
+CHANGES = [
+    replace_layer, replace_parameter, replace_array, change_in_place, other_class, hook, pre_hook, own_hook,
+    another_forward, an_option,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)

@@ -67,6 +67,7 @@ INTO: dict[str, Callable[..., None]] = {
 READ = "it reads a value", "keep it as a tensor, and read it after the launch"
 WRITE = "it takes an array of the host's", "pass it as an input, or make the tensor before the capture"
 INDEXING = "use where or masked_fill, which keep the shape"
+KINDS = 10_000  # of calls that are known, at most
 LOSS, GRADIENT, RANGE, OVERFLOW, STOPPED = 1, 2, 3, 4, 5  # why an update is left out, as on a GPU
 
 
@@ -250,6 +251,8 @@ class HostGraph:
             elif kind in _sufficed or (
                 tried and launches and self._suffice(call, launches, inputs, results, target, before)
             ):
+                if len(_sufficed) > KINDS:
+                    _sufficed.clear()
                 _sufficed.add(kind)
                 self._new += launches
                 self.keep += constants

@@ -143,7 +143,7 @@ class WatchedRun:
         """A line of the table of runs, as JSON values."""
         with self.lock:
             last = {key: value for key, series in self.series.items() if (value := series.last()) is not None}
-            steps = _number(self.about.get("steps"))
+            steps = _finite(self.about.get("steps"))
             state = self._state(now, steps)
             rate = self._steps_per_second()
             left = (steps - self.step) / rate - (now - (self._clock or now)) if steps and rate else None
@@ -185,7 +185,7 @@ class WatchedRun:
                 "name": self.name,
                 "version": self.version,
                 "about": self.about,
-                "tokens_per_step": _number(self.about.get("tokens_per_step")),
+                "tokens_per_step": _finite(self.about.get("tokens_per_step")),
                 "restarts": self.restarts,
                 "samples": self.samples,
                 "lanes": lanes,
@@ -214,7 +214,7 @@ class Runs:
 
     def summaries(self) -> list[dict[str, Any]]:
         """A summary of each run, in order of name."""
-        return [run.summary(time.time()) for _, run in sorted(self.by_name.items())]
+        return [run.summary(time.time()) for _, run in sorted(self.by_name.copy().items())]
 
 
 def _runs_of(place: Path) -> list[tuple[str, Path, Path | None]]:
@@ -252,6 +252,11 @@ def _number(value: Any) -> float | None:
         return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
     except OverflowError:
         return None
+
+
+def _finite(value: Any) -> float | None:
+    number = _number(value)
+    return None if number is None or not math.isfinite(number) else number
 
 
 def _is_alive(pid: int) -> bool:

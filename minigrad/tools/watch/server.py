@@ -27,7 +27,7 @@ POLICY = (
 
 def saved_page(runs: Runs) -> str:
     """The page with the runs in it, as one file that needs no server."""
-    details = {name: run.detail() for name, run in runs.by_name.items()}
+    details = {name: run.detail() for name, run in list(runs.by_name.items())}
     data = {"at": time.time(), "runs": runs.summaries(), "details": details}
     # "<" as an escape: no text of a run ends the script. A line of JSON may stand in it as it is otherwise.
     text = json.dumps(data, allow_nan=False).replace("<", "\\u003c")
