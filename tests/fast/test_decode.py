@@ -12,6 +12,7 @@ from refusals import raises
 import minigrad as mg
 from minigrad import Tensor, nn
 from minigrad.cpu_kernels import attention
+from minigrad.fast.decode import Decode
 from minigrad.models import GPT2, CausalLM, GPT2Config, Llama, LlamaConfig
 
 GPT = GPT2Config(vocab_size=19, block_size=10, n_layer=2, n_head=3, n_embd=72)
@@ -44,15 +45,15 @@ MODELS: dict[str, Callable[[], CausalLM]] = {
 }
 
 
-def by_graph(ids: Tensor, caches: list[nn.KVCache]) -> bool:
-    return not [*caches[0].decoder.reasons(ids)]
+def by_graph(model: CausalLM, ids: Tensor, caches: list[nn.KVCache]) -> bool:
+    return not [*Decode().reasons(model, ids, caches)]
 
 
 def decoded(model: CausalLM, ids: Tensor, caches: list[nn.KVCache]) -> np.ndarray:
     """The logits of ids (B, T), token by token; all but the first of a graph."""
     with mg.no_grad():
         logits = [model(ids[:, t : t + 1], caches) for t in range(ids.shape[1])]
-        assert by_graph(ids[:, :1], caches) != (caches[0].length == caches[0].max_tokens)
+        assert by_graph(model, ids[:, :1], caches) != (caches[0].length == caches[0].max_tokens)
     assert caches[0].decoder.graphed.graphs == 1
     return mg.cat(logits, dim=1).numpy()
 
@@ -155,7 +156,7 @@ def test_a_change_of_the_model_counts_from_the_next_token_on(change: Callable[[C
         with mg.no_grad():
             model(ids[:, :3], caches)
             before = [model(ids[:, t : t + 1], caches).numpy() for t in range(3, 6)]
-            assert by_graph(ids[:, :1], caches) == (way == "graph") == (caches[0].decoder.graphed.graphs == 1)
+            assert by_graph(model, ids[:, :1], caches) == (way == "graph") == (caches[0].decoder.graphed.graphs == 1)
             change(model)
             found[way] = before + [model(ids[:, t : t + 1], caches).numpy() for t in range(6, 9)]
     np.testing.assert_allclose(found["graph"], found["modules"], rtol=1e-11, atol=1e-11)
@@ -169,15 +170,15 @@ def test_dropout_autocast_and_half_floats_go_through_the_modules() -> None:
     caches = model.new_caches(1)
     with mg.no_grad():
         model(ids[:, :1], caches)
-        assert by_graph(ids[:, :1], caches)
+        assert by_graph(model, ids[:, :1], caches)
         model.train()
-        assert not by_graph(ids[:, :1], caches)
+        assert not by_graph(model, ids[:, :1], caches)
         model(ids[:, 1:2], caches)
         with mg.autocast("cpu", mg.bfloat16):
-            assert not by_graph(ids[:, :1], caches)
+            assert not by_graph(model, ids[:, :1], caches)
         model.bfloat16().eval()
         caches = model.new_caches(1)
-        assert model(ids[:, :1], caches).dtype == mg.bfloat16 and not by_graph(ids[:, :1], caches)
+        assert model(ids[:, :1], caches).dtype == mg.bfloat16 and not by_graph(model, ids[:, :1], caches)
 
 
 def test_a_subclass_that_computes_something_else() -> None:
@@ -195,7 +196,7 @@ def test_a_subclass_that_computes_something_else() -> None:
         with mg.no_grad():
             found = model(ids, caches).numpy()
             np.testing.assert_allclose(found, factor * gpt2()(ids).numpy(), rtol=1e-11)
-            assert by_graph(ids, caches) == (factor == 1)
+            assert by_graph(model, ids, caches) == (factor == 1)
 
 
 def test_what_the_modules_refuse_is_refused() -> None:
