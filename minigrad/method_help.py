@@ -3,7 +3,7 @@
 import functools
 import inspect
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, ModuleType
 
 from .autograd import Function
 
@@ -16,7 +16,8 @@ def describe(function: FunctionType, owner: str = "") -> None:
     words = list(function.__code__.co_names)
     for helper in filter(inspect.isfunction, [names.get(word) for word in words]):
         words += helper.__code__.co_names
-    found = [getattr(names.get(module), word, None) for module in words for word in words]  # as in softmax.Softmax
+    modules = [module for module in map(names.get, words) if isinstance(module, ModuleType)]
+    found = [getattr(module, word, None) for module in modules for word in words]  # as in softmax.Softmax
     used = [kind for kind in found if isinstance(kind, type) and issubclass(kind, Function)]
     text = inspect.getdoc(function) or ""
     if used and text:

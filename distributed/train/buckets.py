@@ -71,7 +71,9 @@ class Bucket:
 
     def __init__(self, params: Sequence[Tensor], device: Device, dtype: Any, parts: int = 1) -> None:
         size = -(-sum(p.numel() for p in params) // parts) * parts
-        self.flat = Tensor.wrap((device.kernels.empty if parts == 1 else device.kernels.zeros)((size,), dtype), device)
+        self.flat: Tensor = Tensor.wrap(
+            (device.kernels.empty if parts == 1 else device.kernels.zeros)((size,), dtype), device
+        )
         self.views: dict[TensorId, Any] = {}
         start = 0
         for p in params:
