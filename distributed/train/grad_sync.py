@@ -32,7 +32,7 @@ from .buckets import DEFAULT_BUCKET_BYTES, CommHook, GradientBucketManager, all_
 from .config import NonFiniteLossError
 from .step import Named, Params, Reducer, Step, has_float16, merged, named_params, no_weight, power_of_two
 
-FACTORS = np.random.default_rng(0).integers(2**63, size=512, dtype=np.uint64) * 2 + 1
+FACTORS = np.frombuffer(hashlib.shake_128(b"replicas").digest(8 * 1024), np.uint64) | np.uint64(1)
 AT_FIRST = "call broadcast_params before the first step, and change weights on all ranks alike"
 LATER = (
     "unless the program changed it on one rank alone, its memory or processor is at fault; go on from a "
@@ -274,11 +274,13 @@ def digest_of(arrays: Mapping[str, np.ndarray]) -> str:
 
 
 def _digest(p: Tensor) -> bytes:
-    """16 bytes. Each 4096 bytes are summed up first, as words times odd numbers, at the memory's speed: so a change of
-    one word is always seen, and any other with probability 1 - 2^-64."""
+    """16 bytes. Each 4096 are summed up first: words of 32 bits times odd numbers of 64, so that no bit is lost.
+
+    A sum notices every change of one word, and any other with probability 1 - 2^-32, the numbers being random."""
     octets = bytes_of(on_host(p))
     end = octets.size - octets.size % 4096
-    sums = np.einsum("ij,j->i", octets[:end].view(np.uint64).reshape(-1, 512), FACTORS)
+    words = octets[:end].view(np.uint32).reshape(-1, 1024)
+    sums = np.einsum("ij,j->i", words, FACTORS, dtype=np.uint64)
     return hashlib.blake2b(sums.tobytes() + octets[end:].tobytes(), digest_size=16).digest()
 
 

@@ -11,7 +11,7 @@ import minigrad as mg
 from minigrad import distributed as dist
 from minigrad.distributed import NonFiniteLossError, ReplicaMismatchError, TrainingConfig
 from minigrad.distributed.comm.threads.faults import with_flipped_bit
-from minigrad.distributed.train.grad_sync import moments
+from minigrad.distributed.train.grad_sync import _digest, moments
 from minigrad.optim import NonFiniteGradientError
 
 RANKS, EVERY = 3, 4
@@ -69,6 +69,17 @@ def flips(comm, count: int) -> Counter[str]:
 def test_a_flipped_bit_is_named(count):
     ends = dist.run_threads(RANKS, lambda comm: flips(comm, count), timeout=60)[0]
     assert ends.keys() <= {"named", "not finite", "rounded away"} and ends["rounded away"] <= count / 50
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
+def test_the_hash_notices_sign_flips_and_pairs_of_equal_bits(dtype):
+    w = np.random.default_rng(0).standard_normal(4096).astype(dtype)
+    pairs = np.random.default_rng(1).integers([w.size - 1, w.size, 8 * w.itemsize], size=(400, 3))
+    changed = [-w, *(np.where(np.isin(np.arange(w.size), pair), -w, w) for pair in ([1, 3], [0, 1], [0, 2], [5, 900]))]
+    for a, b, bit in pairs:
+        spoiled = with_flipped_bit(w, int(8 * w.itemsize * a + bit))
+        changed.append(with_flipped_bit(spoiled, int(8 * w.itemsize * (b if b != a else a + 1) + bit)))
+    assert _digest(mg.from_numpy(w)) not in {_digest(mg.from_numpy(one)) for one in changed}
 
 
 @pytest.mark.parametrize("steps", [200, pytest.param(10_000, marks=pytest.mark.long)])
