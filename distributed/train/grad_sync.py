@@ -41,7 +41,8 @@ LATER = (
 
 
 class ReplicaMismatchError(RuntimeError):
-    """The ranks' copies of a tensor differ. ``name`` is the first such tensor, ``ranks`` those in the minority."""
+    """The ranks' copies of a tensor differ. ``name`` is the first such tensor, ``ranks`` those in the minority,
+    or all where there is no majority."""
 
     def __init__(self, message: str, name: str, ranks: Sequence[int]) -> None:
         super().__init__(message)
@@ -150,7 +151,7 @@ def assert_replicas_identical(communicator: Communicator, params: Params) -> Non
     """Check that every tensor has the same bits on all ranks (entrenar's contract C-DDP-001).
 
     A collective of all ranks; it reads each tensor once and sends 16 bytes of each. Raises ReplicaMismatchError, on
-    every rank, naming the first tensor that differs and the ranks whose copy is in the minority.
+    every rank, naming the first tensor that differs and the ranks whose copy is in the minority, or all for a tie.
     """
     if communicator.world_size > 1:
         agree_on_values(communicator, params)
@@ -164,11 +165,13 @@ def agree_on_values(communicator: Communicator, params: Params, advice: str = AT
     for i, (name, p) in enumerate(named):
         copies = [d[16 * i : 16 * i + 16] for d in everyone]
         if len(set(copies)) > 1:
-            most = Counter(copies).most_common(1)[0][0]
-            ranks = [r for r, copy in enumerate(copies) if copy != most]
+            (most, count), (_, next_count), *_ = Counter(copies).most_common()
+            ranks = [r for r, copy in enumerate(copies) if copy != most or count == next_count]
+            told = f"rank {', '.join(map(str, ranks))} against the others"
+            if count == next_count:
+                told = f"ranks {' and '.join(map(str, ranks))} differ; which is wrong is not known"
             raise ReplicaMismatchError(
-                f"the ranks' copies of {name!r} {tuple(p.shape)} {p.dtype} differ: rank "
-                f"{', '.join(map(str, ranks))} against the others"
+                f"the ranks' copies of {name!r} {tuple(p.shape)} {p.dtype} differ: {told}"
                 + (f" (step {communicator.step})" if communicator.step is not None else "")
                 + f"; {advice}",
                 name,
