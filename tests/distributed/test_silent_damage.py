@@ -74,12 +74,10 @@ def test_a_flipped_bit_is_named(count):
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
 def test_the_hash_notices_sign_flips_and_pairs_of_equal_bits(dtype):
-    w = np.random.default_rng(0).standard_normal(4096).astype(dtype)
-    pairs = np.random.default_rng(1).integers([w.size - 1, w.size, 8 * w.itemsize], size=(400, 3))
+    rng, w = np.random.default_rng(0), np.arange(1, 4097, dtype=dtype)
+    pairs = rng.choice(w.size, (400, 2), replace=False) * w.itemsize * 8 + rng.integers(w.itemsize * 8, size=(400, 1))
     changed = [-w, *(np.where(np.isin(np.arange(w.size), pair), -w, w) for pair in ([1, 3], [0, 1], [0, 2], [5, 900]))]
-    for a, b, bit in pairs:
-        spoiled = with_flipped_bit(w, int(8 * w.itemsize * a + bit))
-        changed.append(with_flipped_bit(spoiled, int(8 * w.itemsize * (b if b != a else a + 1) + bit)))
+    changed += [with_flipped_bit(with_flipped_bit(w, a), b) for a, b in pairs.tolist()]
     assert _digest(mg.from_numpy(w)) not in {_digest(mg.from_numpy(one)) for one in changed}
 
 
@@ -114,11 +112,9 @@ def test_a_suspect_step_is_computed_again_and_the_fault_is_transient_or_persiste
 
         config = TrainingConfig(grad_accum_steps=2)
         trainer = dist.BlockDistributedTrainer(net, comm, config, loss_fn=loss_of, recheck=recheck, scaler=scaler)
-        update = trainer._step.updater.clip_and_update
 
-        def damaged(step, named, parts):
-            grads = merged(parts)
-            for grad in grads.values():
+        def damaged(step, named, parts, update=trainer._step.updater.clip_and_update):
+            for grad in (grads := merged(parts)).values():
                 grad.data[...] *= 1e6 if flipped and last and step.global_step == 8 else 1.0
             return update(step, named, [grads])
 
