@@ -100,8 +100,10 @@ class DistributedTrainer(SimpleTrainer):
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """Within it, micro-batches only join the window; the first one after it may finish that (PyTorch's
-        ``no_sync``). All ranks must do the same.
+        ``no_sync``). All ranks must do the same. Raises ValueError under ``reproducible=True``.
         """
+        if self.config.reproducible:
+            raise ValueError("reproducible=True numbers grad_accum_steps micro-batches of each rank: no_sync adds more")
         before, self._step.holding = self._step.holding, True
         try:
             yield

@@ -32,7 +32,7 @@ from .buckets import DEFAULT_BUCKET_BYTES, CommHook, GradientBucketManager, all_
 from .config import NonFiniteLossError
 from .step import Named, Params, Reducer, Step, has_float16, merged, named_params, no_weight, power_of_two
 
-FACTORS = np.random.default_rng(0).integers(2**63, size=512, dtype=np.uint64) * 2 + 1
+FACTORS = np.frombuffer(hashlib.shake_128(b"replicas").digest(8 * 1024), np.uint64) | np.uint64(1)
 AT_FIRST = "call broadcast_params before the first step, and change weights on all ranks alike"
 LATER = (
     "unless the program changed it on one rank alone, its memory or processor is at fault; go on from a "
@@ -41,7 +41,8 @@ LATER = (
 
 
 class ReplicaMismatchError(RuntimeError):
-    """The ranks' copies of a tensor differ. ``name`` is the first such tensor, ``ranks`` those in the minority."""
+    """The ranks' copies of a tensor differ. ``name`` is the first such tensor, ``ranks`` those in the minority,
+    or all where there is no majority."""
 
     def __init__(self, message: str, name: str, ranks: Sequence[int]) -> None:
         super().__init__(message)
@@ -150,7 +151,7 @@ def assert_replicas_identical(communicator: Communicator, params: Params) -> Non
     """Check that every tensor has the same bits on all ranks (entrenar's contract C-DDP-001).
 
     A collective of all ranks; it reads each tensor once and sends 16 bytes of each. Raises ReplicaMismatchError, on
-    every rank, naming the first tensor that differs and the ranks whose copy is in the minority.
+    every rank, naming the first tensor that differs and the ranks whose copy is in the minority, or all for a tie.
     """
     if communicator.world_size > 1:
         agree_on_values(communicator, params)
@@ -164,11 +165,13 @@ def agree_on_values(communicator: Communicator, params: Params, advice: str = AT
     for i, (name, p) in enumerate(named):
         copies = [d[16 * i : 16 * i + 16] for d in everyone]
         if len(set(copies)) > 1:
-            most = Counter(copies).most_common(1)[0][0]
-            ranks = [r for r, copy in enumerate(copies) if copy != most]
+            (most, count), (_, next_count), *_ = Counter(copies).most_common()
+            ranks = [r for r, copy in enumerate(copies) if copy != most or count == next_count]
+            told = f"rank {', '.join(map(str, ranks))} against the others"
+            if count == next_count:
+                told = f"ranks {' and '.join(map(str, ranks))} differ; which is wrong is not known"
             raise ReplicaMismatchError(
-                f"the ranks' copies of {name!r} {tuple(p.shape)} {p.dtype} differ: rank "
-                f"{', '.join(map(str, ranks))} against the others"
+                f"the ranks' copies of {name!r} {tuple(p.shape)} {p.dtype} differ: {told}"
                 + (f" (step {communicator.step})" if communicator.step is not None else "")
                 + f"; {advice}",
                 name,
@@ -274,11 +277,13 @@ def digest_of(arrays: Mapping[str, np.ndarray]) -> str:
 
 
 def _digest(p: Tensor) -> bytes:
-    """16 bytes. Each 4096 bytes are summed up first, as words times odd numbers, at the memory's speed: so a change of
-    one word is always seen, and any other with probability 1 - 2^-64."""
+    """16 bytes. Each 4096 are summed up first: words of 32 bits times odd numbers of 64, so that no bit is lost.
+
+    A sum notices every change of one word, and any other with probability 1 - 2^-32, the numbers being random."""
     octets = bytes_of(on_host(p))
     end = octets.size - octets.size % 4096
-    sums = np.einsum("ij,j->i", octets[:end].view(np.uint64).reshape(-1, 512), FACTORS)
+    words = octets[:end].view(np.uint32).reshape(-1, 1024)
+    sums = np.einsum("ij,j->i", words, FACTORS, dtype=np.uint64)
     return hashlib.blake2b(sums.tobytes() + octets[end:].tobytes(), digest_size=16).digest()
 
 

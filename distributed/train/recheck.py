@@ -2,8 +2,11 @@
 
 The same batches give the same bits. If they do, batch or weights are the reason, and the fault is persistent: the step
 is made. If they do not, a processor or memory failed for a moment: the second gradients are taken.
+
+All ranks decide alike, by all ranks' norms and bits: one of them alone would wait for the others in a collective.
 """
 
+import math
 import statistics
 import warnings
 from collections import deque
@@ -15,6 +18,7 @@ from minigrad.grad_store import GradStore
 from minigrad.optim import grad_norm
 from minigrad.tensor import Tensor
 
+from ..comm.communicator import all_gather_json
 from ..comm.place import on_host
 from .step import Named, Step, Updater, merged, wanted_grads
 
@@ -38,21 +42,23 @@ class Recheck(Updater):
     def clip_and_update(self, step: Step, named: Named, parts: Iterable[GradStore]) -> float | None:
         """As the updater's."""
         grads = merged(parts)
-        norm, usual = grad_norm(grads), statistics.median(self._norms or [0.0])
-        if len(self._norms) >= STEPS // 4 and not norm <= SUSPECT * usual:
+        norms, usual = _of_all_ranks(step, grad_norm(grads)), statistics.median(self._norms or [0.0])
+        suspect = [norm for norm in norms if not norm <= SUSPECT * usual]
+        overflow = step.precision.scaler is not None and not any(map(math.isfinite, norms))  # leaves the step out
+        if len(self._norms) >= STEPS // 4 and suspect and not overflow:
             first = {id: on_host(grad).tobytes() for id, grad in grads.items()}
             grads = self._computed_again(step, named)
-            same = first == {id: on_host(grad).tobytes() for id, grad in grads.items()}
-            again = grad_norm(grads)
+            equal = first == {id: on_host(grad).tobytes() for id, grad in grads.items()}
+            same, norms = all(_of_all_ranks(step, equal)), _of_all_ranks(step, grad_norm(grads))
             warnings.warn(
-                f"step {step.global_step + 1}: the gradient's norm was {norm:.3g}, usual is {usual:.3g}; computed "
-                f"again it is {again:.3g}: the fault is {'persistent' if same else 'transient'}",
+                f"step {step.global_step + 1}: the gradient's norm was {suspect[0]:.3g}, usual is {usual:.3g}; "
+                f"computed again it is {norms[0]:.3g}: the fault is {'persistent' if same else 'transient'}",
                 RuntimeWarning,
                 stacklevel=2,
             )
-            norm = again
-        self._norms.append(norm)
-        return self.updater.clip_and_update(step, named, [grads])
+        reported = self.updater.clip_and_update(step, named, [grads])
+        self._norms.extend([max(norms)] if all(map(math.isfinite, norms)) else [])
+        return reported
 
     def _computed_again(self, step: Step, named: Named) -> GradStore:
         for buffers, batch, weight, before in self._kept:
@@ -63,3 +69,8 @@ class Recheck(Updater):
         reduced = step.reducer.reduce(step, named)
         assert reduced is not None
         return merged(step.precision.unscale(reduced[0], step.recorder) or [])
+
+
+def _of_all_ranks(step: Step, value: Any) -> list[Any]:
+    comm = step.reducer.communicator
+    return [value] if comm is None else all_gather_json(comm, value)

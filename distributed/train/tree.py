@@ -35,6 +35,8 @@ def insert(nodes: Nodes, level: int, number: int, content: Any, add: Add) -> Non
         left, right = (beside, content) if number % 2 else (content, beside)
         add(left, right)
         level, number, content = level + 1, number // 2, left
+    if (level, number) in nodes:
+        raise RuntimeError(f"node {number} of level {level} of the sum over micro-batches is there already")
     nodes[level, number] = content
 
 
@@ -78,7 +80,9 @@ class TreeAccumulator(GradAccumulator):
         minigrad.default_generator.load_state_dict({"seed": self.seed, "offset": offset})
 
     def add_all(self, grads: GradStore, named: list[tuple[str, Tensor]], loss: float, weight: float) -> bool:
-        """``add`` of all trained parameters' gradients; one that is missing is 0."""
+        """``add`` of all trained parameters' gradients; one that is missing is 0. RuntimeError in a full window."""
+        if self.current_step == self.accum_steps:
+            raise RuntimeError(f"the window has its {self.accum_steps} micro-batches: the next leaf is another rank's")
         self.present |= set(grads.numbers()) if weight else set()
         for _, p in named:
             if p.requires_grad and weight and grads.get(p) is None:

@@ -133,6 +133,9 @@ def test_the_tree_depends_on_the_number_of_leaves_alone():
         for key, content in parts[1].items():
             insert(parts[0], *key, content, add)
         assert root(parts[0], add) == [[[[0], [1]], [[2], [3]]], [[[4], [5]], [6]]]
+    raises(RuntimeError, "node 6 of level 0 .* is there already", insert, parts[0], 0, 6, [6], add)
+    tree.current_step = 3
+    raises(RuntimeError, "has its 3 micro-batches", tree.add_all, mg.GradStore(), [], 0.0, 1.0)
 
 
 def test_what_cannot_be_reproducible_says_so():
@@ -143,6 +146,7 @@ def test_what_cannot_be_reproducible_says_so():
     raises(RuntimeError, "1 of 2 micro-batches: save after a whole step", run.saved)
     plain = dist.SimpleTrainer().state_dict(run.params)
     raises(ValueError, "not that of a trainer with repro", dist.SimpleTrainer(config).load_state_dict, [], *plain)
+    raises(ValueError, "no_sync adds more", run.trainer.no_sync().__enter__)
     raises(ValueError, "not blocks", dist.BlockDistributedTrainer, run.model, run.comm, config)
     hook = dist.BFloat16Compression()
     raises(ValueError, "leave the hook", lambda: dist.DistributedTrainer(config, run.comm, hook=hook))

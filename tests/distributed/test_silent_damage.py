@@ -11,8 +11,9 @@ import minigrad as mg
 from minigrad import distributed as dist
 from minigrad.distributed import NonFiniteLossError, ReplicaMismatchError, TrainingConfig
 from minigrad.distributed.comm.threads.faults import with_flipped_bit
-from minigrad.distributed.train.grad_sync import moments
-from minigrad.optim import NonFiniteGradientError
+from minigrad.distributed.train.grad_sync import _digest, moments
+from minigrad.distributed.train.step import merged
+from minigrad.optim import GradScaler, NonFiniteGradientError
 
 RANKS, EVERY = 3, 4
 
@@ -71,6 +72,15 @@ def test_a_flipped_bit_is_named(count):
     assert ends.keys() <= {"named", "not finite", "rounded away"} and ends["rounded away"] <= count / 50
 
 
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
+def test_the_hash_notices_sign_flips_and_pairs_of_equal_bits(dtype):
+    rng, w = np.random.default_rng(0), np.arange(1, 4097, dtype=dtype)
+    pairs = rng.choice(w.size, (400, 2), replace=False) * w.itemsize * 8 + rng.integers(w.itemsize * 8, size=(400, 1))
+    changed = [-w, *(np.where(np.isin(np.arange(w.size), pair), -w, w) for pair in ([1, 3], [0, 1], [0, 2], [5, 900]))]
+    changed += [with_flipped_bit(with_flipped_bit(w, a), b) for a, b in pairs.tolist()]
+    assert _digest(mg.from_numpy(w)) not in {_digest(mg.from_numpy(one)) for one in changed}
+
+
 @pytest.mark.parametrize("steps", [200, pytest.param(10_000, marks=pytest.mark.long)])
 def test_there_is_no_false_alarm(steps):
     dist.run_threads(2, lambda comm: Run(comm).steps(steps), timeout=60)
@@ -91,19 +101,28 @@ def test_what_the_error_says_and_when_nobody_compares():
 
 
 def test_a_suspect_step_is_computed_again_and_the_fault_is_transient_or_persistent():
-    def body(comm, spoiled=0, large=1.0, recheck=True):
-        net, calls = nets.Net(), 0
+    def body(comm, spoiled=0, large=1.0, recheck=True, factor=1e6, flipped=False, scaler=None):
+        net, calls, last = nets.Net(), 0, comm.rank == comm.world_size - 1
         mg.manual_seed(comm.rank)
 
         def loss_of(x, y):
             nonlocal calls
             calls += 1
-            return net.loss(mg.nn.functional.dropout(x, 0.1), y) * (1e6 if (comm.rank, calls) == (1, spoiled) else 1.0)
+            return net.loss(mg.nn.functional.dropout(x, 0.1), y) * (factor if calls == spoiled and last else 1.0)
 
         config = TrainingConfig(grad_accum_steps=2)
-        trainer = dist.BlockDistributedTrainer(net, comm, config, loss_fn=loss_of, recheck=recheck)
+        trainer = dist.BlockDistributedTrainer(net, comm, config, loss_fn=loss_of, recheck=recheck, scaler=scaler)
+
+        def damaged(step, named, parts, update=trainer._step.updater.clip_and_update):
+            for grad in (grads := merged(parts)).values():
+                grad.data[...] *= 1e6 if flipped and last and step.global_step == 8 else 1.0
+            return update(step, named, [grads])
+
+        trainer._step.updater.clip_and_update = damaged
         for i in range(22):
             trainer.train_batch(*(a * (large if i == 16 else 1.0) for a in nets.batch(i, slice(comm.rank, 12, 2))))
+        trainer.verify_replicas()
+        assert trainer.skipped_steps == (scaler is not None)
         return nets.held(net)
 
     def ran(**options):
@@ -113,5 +132,9 @@ def test_a_suspect_step_is_computed_again_and_the_fault_is_transient_or_persiste
     assert ran() == clean != large
     with pytest.warns(RuntimeWarning, match=r"step 9: the gradient's norm was .* the fault is transient"):
         assert ran(spoiled=17) == clean
+    with pytest.warns(RuntimeWarning, match=r"step 9: .* was .*e\+.*, usual .* the fault is transient"):
+        assert ran(flipped=True) == clean  # on one rank, after the reduction
+    with np.errstate(over="ignore", invalid="ignore"):  # an overflow leaves the step out, and is no fault
+        body(dist.NoOpCommunicator(), spoiled=17, factor=1e200, scaler=GradScaler(1e300))
     with pytest.warns(RuntimeWarning, match=r"step 9: .* the fault is persistent"):
         assert ran(large=100.0) == large
