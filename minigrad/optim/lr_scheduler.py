@@ -1,7 +1,11 @@
 """PyTorch's schedulers: each sets the learning rates of an optimizer's groups, anew with every ``step()``.
 
 The values are PyTorch's, each a formula of the count of steps. A scheduler begins from the rates that the groups had
-when the optimizer got its first one. ``lr_schedule.py`` has this library's own, functions of the step without a state.
+when the optimizer got its first one. Other than PyTorch's, it never goes by the rates that it finds: two schedulers of
+one optimizer do not multiply, and a rate that the program sets would be lost. So ``step()`` refuses rates that are not
+those it set last; ``SequentialLR`` joins schedulers, and ``base_lrs`` may be changed.
+
+``lr_schedule.py`` has this library's own, functions of the step without a state.
 """
 
 import bisect
@@ -31,21 +35,37 @@ class LRScheduler:
             raise bad_type(f"{type(self).__name__} takes an optimizer first, not a {type(optimizer).__name__}")
         self.optimizer = optimizer
         self.formula = formula
-        rates = [float(group["lr"]) for group in optimizer.param_groups]
-        self.base_lrs: list[float] = list(_initial.setdefault(optimizer, rates))
+        initial = _initial.setdefault(optimizer, [])
+        initial += [float(group["lr"]) for group in optimizer.param_groups[len(initial) :]]
+        self.base_lrs: list[float] = list(initial)
         self.last_epoch: int = 0
         """Calls of ``step`` so far."""
-        self._set()
+        self._set(0)
 
-    def _set(self) -> None:
-        self._last = [self.formula(base, self.last_epoch, i) for i, base in enumerate(self.base_lrs)]
-        for group, rate in zip(self.optimizer.param_groups, self._last):
+    def _set(self, step: int) -> None:
+        groups = self.optimizer.param_groups
+        if len(groups) != len(self.base_lrs):
+            raise bad_value(
+                f"{type(self).__name__} has rates of {len(self.base_lrs)} groups, the optimizer has {len(groups)}: "
+                "make the scheduler again after add_param_group, and set its last_epoch to go on from there"
+            )
+        self._last = [self.formula(base, step, i) for i, base in enumerate(self.base_lrs)]
+        self.last_epoch = step
+        for group, rate in zip(groups, self._last):
             group["lr"] = rate
 
     def step(self) -> None:
-        """Set the rates of the next step; call it after ``optimizer.step(grads)``."""
-        self.last_epoch += 1
-        self._set()
+        """Set the rates of the next step; call it after ``optimizer.step(grads)``.
+
+        ValueError if the groups or their rates are others than when this scheduler set them last.
+        """
+        rates = [group["lr"] for group in self.optimizer.param_groups]
+        if rates[: len(self._last)] != self._last:
+            raise bad_value(
+                f"{type(self).__name__} has set the rates {self._last}, now they are {rates}: a rate set by hand, or "
+                "by another scheduler, would be lost; join schedulers by SequentialLR, or change this one's base_lrs"
+            )
+        self._set(self.last_epoch + 1)
 
     def get_last_lr(self) -> list[float]:
         """The rates of the groups, as this scheduler set them last."""
@@ -60,8 +80,8 @@ class LRScheduler:
         rates = state.get("base_lrs") if isinstance(state, Mapping) else None
         if not isinstance(rates, list) or len(rates) != len(self.base_lrs):
             raise bad_value(f"this is not the state of a {type(self).__name__} of {len(self.base_lrs)} groups")
-        self.last_epoch, self.base_lrs = check_int("last_epoch", state.get("last_epoch"), 0), rates
-        self._set()
+        step, self.base_lrs = check_int("last_epoch", state.get("last_epoch"), 0), rates
+        self._set(step)
 
 
 def _each(name: str, value: Any, optimizer: Optimizer) -> list[Any]:

@@ -60,6 +60,22 @@ def test_groups_have_peaks_of_their_own_and_one_cycle_moves_momentum(kind, optio
         assert optimizer.param_groups[1][option] == pytest.approx(expected if moves else before)
 
 
+def test_a_step_refuses_rates_that_it_has_not_set_and_groups_it_does_not_know() -> None:
+    optimizer = optimizer_of()
+    one, two = S.ExponentialLR(optimizer, 0.5), S.StepLR(optimizer, 3)
+    one.step()
+    raises(ValueError, "StepLR has set the rates .0.2, 0.4., now they are .0.1, 0.2.: .* SequentialLR", two.step)
+    optimizer.set_lr(0.3)
+    raises(ValueError, "a rate set by hand", one.step)
+    assert one.last_epoch == 1 and two.last_epoch == 0 and optimizer.lr == 0.3
+    two = S.StepLR(optimizer, 3)
+    optimizer.add_param_group({"params": [minigrad.ones(4, requires_grad=True)], "lr": 0.8})
+    raises(ValueError, "StepLR has rates of 2 groups, the optimizer has 3: make the scheduler again", two.step)
+    again = S.ExponentialLR(optimizer, 0.5)
+    again.step()
+    assert again.base_lrs == [0.2, 0.4, 0.8] and [g["lr"] for g in optimizer.param_groups] == [0.1, 0.2, 0.4]
+
+
 def test_what_does_not_fit_is_refused() -> None:
     optimizer = optimizer_of()
     state = S.StepLR(optimizer, 3).state_dict()
