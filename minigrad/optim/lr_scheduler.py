@@ -162,7 +162,7 @@ class OneCycleLR(LRScheduler):
 
     def __init__(
         self, optimizer: Optimizer, max_lr: float | Sequence[float], total_steps: int | None = None,
-        epochs: int | None = None, steps_per_epoch: int | None = None, pct_start: float = 0.3,
+        epochs: int | None = None, steps_per_epoch: int | None = None, *, pct_start: float = 0.3,
         anneal_strategy: str = "cos", cycle_momentum: bool = True, base_momentum: float = 0.85,
         max_momentum: float = 0.95, div_factor: float = 25.0, final_div_factor: float = 1e4,
     ) -> None:  # fmt: skip
