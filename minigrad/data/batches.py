@@ -112,7 +112,7 @@ class EpochSampler:
             self._order = order = epoch, CPU.kernels.random.permutation(self.n, self.seed ^ _EPOCHS, epoch)
         return order[1]
 
-    def state_dict(self) -> dict[str, int | bool]:
+    def state_dict(self) -> dict[str, Any]:
         """Where the iteration stands, and the settings that give this a meaning; JSON values, equal on all ranks."""
         return {"epoch": self.epoch, "position": self.position, **self._settings()}
 
@@ -135,7 +135,7 @@ class EpochSampler:
             raise DataError(f"position {position!r} is not in [0, {len(self)}), the batches of an epoch")
         self.epoch, self.position = epoch, position
 
-    def _settings(self) -> dict[str, int | bool]:
+    def _settings(self) -> dict[str, Any]:
         return {"seed": self.seed, "batch_size": self.batch_size, "drop_last": self.drop_last, "samples": self.n}
 
 
@@ -144,6 +144,9 @@ class InOrder(EpochSampler):
 
     def _permutation(self, epoch: int) -> npt.NDArray[np.int64]:
         return np.arange(self.n)
+
+    def _settings(self) -> dict[str, Any]:
+        return {**super()._settings(), "seed": None}
 
 
 class RandomBatches:
@@ -286,7 +289,7 @@ class EpochBatches(EpochSampler):
         for chosen in super().__iter__():
             yield _split(self._windows[chosen])
 
-    def _settings(self) -> dict[str, int | bool]:
+    def _settings(self) -> dict[str, Any]:
         return {**super()._settings(), "block_size": self.block_size}
 
 

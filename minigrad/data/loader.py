@@ -24,6 +24,8 @@ class TensorDataset(Dataset):
     slice or an array of numbers."""
 
     def __init__(self, *arrays: Any) -> None:
+        if found := [type(array).__name__ for array in arrays if not hasattr(array, "shape")]:
+            raise bad_type(f"TensorDataset takes arrays or tensors, not a {found[0]}: pass numpy.asarray(...) of it")
         if not arrays or len({len(array) for array in arrays}) > 1:
             raise bad_value(f"TensorDataset of arrays of {[len(array) for array in arrays]} rows; expected one length")
         self.tensors: tuple[Any, ...] = arrays
@@ -44,7 +46,8 @@ class DataLoader:
             ...
 
     The order of an epoch is a function of its number and of one draw of ``generator``, and ``state_dict`` resumes with
-    the batch after the last one. A loop that ends early begins the next epoch when it runs again.
+    the batch after the last one, in the order of the state unless a ``generator`` was passed. A loop that ends early
+    begins the next epoch when it runs again.
 
     Args:
         dataset: a TensorDataset, an array or a tensor, anything with ``len`` and ``dataset[i]``, or an iterable.
@@ -71,6 +74,7 @@ class DataLoader:
         self.drop_last: bool = drop_last
         self.sampler: EpochSampler | None = None
         self._resumed = False
+        self._takes_seed: bool = shuffle and generator is None
         if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
             seed, draws = (generator or default_generator).next() if shuffle else (0, 0)
             seed = (seed + draws * 0x9E37_79B9_7F4A_7C15) % 2**64
@@ -113,7 +117,8 @@ class DataLoader:
                 yield part
 
     def _batch(self, chosen: Any) -> Any:
-        if self.collate_fn is None and isinstance(self.dataset, TensorDataset | Tensor | np.ndarray):
+        # Not a subclass: it may have a [i] of its own, for one number.
+        if self.collate_fn is None and type(self.dataset) in (TensorDataset, Tensor, np.ndarray, np.memmap):
             return self._placed(self.dataset[chosen])
         return self._collated([self.dataset[i] for i in chosen.tolist()])
 
@@ -129,9 +134,13 @@ class DataLoader:
         return self._resumable().state_dict
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to where ``state_dict`` was called; DataError if it does not fit."""
-        self._resumable().load_state_dict(state)
-        self._resumed = True
+        """Go to where ``state_dict`` was called; DataError if it does not fit. Without a ``generator`` of its own, the
+        loader goes on with the order of the state."""
+        sampler = self._resumable()
+        if self._takes_seed and isinstance(state, Mapping) and type(state.get("seed")) is int:
+            sampler = EpochSampler(sampler.n, sampler.batch_size, state["seed"], sampler.drop_last)
+        sampler.load_state_dict(state)
+        self.sampler, self._resumed = sampler, True
 
     def _resumable(self) -> EpochSampler:
         if self.sampler is None:

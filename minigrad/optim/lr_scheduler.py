@@ -1,7 +1,11 @@
 """PyTorch's schedulers: each sets the learning rates of an optimizer's groups, anew with every ``step()``.
 
 The values are PyTorch's, each a formula of the count of steps. A scheduler begins from the rates that the groups had
-when the optimizer got its first one. ``lr_schedule.py`` has this library's own, functions of the step without a state.
+when the optimizer got its first one. Other than PyTorch's, it never goes by the rates that it finds: two schedulers of
+one optimizer do not multiply, and a rate that the program sets would be lost. So ``step()`` refuses rates that are not
+those it set last; ``SequentialLR`` joins schedulers, and ``base_lrs`` may be changed.
+
+``lr_schedule.py`` has this library's own, functions of the step without a state.
 """
 
 import bisect
@@ -31,19 +35,29 @@ class LRScheduler:
             raise bad_type(f"{type(self).__name__} takes an optimizer first, not a {type(optimizer).__name__}")
         self.optimizer = optimizer
         self.formula = formula
-        rates = [float(group["lr"]) for group in optimizer.param_groups]
-        self.base_lrs: list[float] = list(_initial.setdefault(optimizer, rates))
+        initial = _initial.setdefault(optimizer, [])
+        initial += [float(group["lr"]) for group in optimizer.param_groups[len(initial) :]]
+        self.base_lrs: list[float] = list(initial)
         self.last_epoch: int = 0
         """Calls of ``step`` so far."""
         self._set()
 
     def _set(self) -> None:
         self._last = [self.formula(base, self.last_epoch, i) for i, base in enumerate(self.base_lrs)]
-        for group, rate in zip(self.optimizer.param_groups, self._last):
+        for group, rate in zip(self.optimizer.param_groups, self._last, strict=True):
             group["lr"] = rate
 
     def step(self) -> None:
-        """Set the rates of the next step; call it after ``optimizer.step(grads)``."""
+        """Set the rates of the next step; call it after ``optimizer.step(grads)``.
+
+        ValueError if the groups or their rates are others than when this scheduler set them last.
+        """
+        rates = [group["lr"] for group in self.optimizer.param_groups]
+        if rates != self._last:
+            raise bad_value(
+                f"{type(self).__name__} set the rates {self._last}, now they are {rates}: what others set would "
+                "be lost. Use SequentialLR, change this one's base_lrs, or make it anew (after add_param_group, too)"
+            )
         self.last_epoch += 1
         self._set()
 
@@ -58,8 +72,9 @@ class LRScheduler:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from where ``state_dict`` was called. ValueError if it is none, or of another number of groups."""
         rates = state.get("base_lrs") if isinstance(state, Mapping) else None
-        if not isinstance(rates, list) or len(rates) != len(self.base_lrs):
-            raise bad_value(f"this is not the state of a {type(self).__name__} of {len(self.base_lrs)} groups")
+        count = len(self.optimizer.param_groups)
+        if not isinstance(rates, list) or len(rates) != count:
+            raise bad_value(f"this is not the state of a {type(self).__name__} of {count} groups")
         self.last_epoch, self.base_lrs = check_int("last_epoch", state.get("last_epoch"), 0), rates
         self._set()
 
@@ -138,30 +153,37 @@ class CosineAnnealingWarmRestarts(LRScheduler):
 
 class OneCycleLR(LRScheduler):
     """From max_lr / div_factor up to ``max_lr`` within ``pct_start`` of ``total_steps``, then down to
-    max_lr / div_factor / final_div_factor. Momentum, or the first beta, goes the other way, from 0.95 to 0.85 and back,
-    unless ``cycle_momentum`` is False.
+    max_lr / div_factor / final_div_factor. Momentum, or the first beta, goes the other way, from ``max_momentum`` to
+    ``base_momentum`` and back, unless ``cycle_momentum`` is False. Without ``total_steps``, the steps are ``epochs``
+    times ``steps_per_epoch``.
 
     Source: Smith & Topin, "Super-convergence" (2018).
     """
 
     def __init__(
-        self, optimizer: Optimizer, max_lr: float | Sequence[float], total_steps: int, *, pct_start: float = 0.3,
-        anneal_strategy: str = "cos", cycle_momentum: bool = True, div_factor: float = 25.0,
-        final_div_factor: float = 1e4,
+        self, optimizer: Optimizer, max_lr: float | Sequence[float], total_steps: int | None = None,
+        epochs: int | None = None, steps_per_epoch: int | None = None, *, pct_start: float = 0.3,
+        anneal_strategy: str = "cos", cycle_momentum: bool = True, base_momentum: float = 0.85,
+        max_momentum: float = 0.95, div_factor: float = 25.0, final_div_factor: float = 1e4,
     ) -> None:  # fmt: skip
         check_option("anneal_strategy", anneal_strategy, ("cos", "linear"))
-        check_int("total_steps", total_steps, 1)
+        if total_steps is None:
+            expect(None not in (epochs, steps_per_epoch), "total_steps", None, "one, or epochs and steps_per_epoch")
+            total_steps = check_int("epochs", epochs, 1) * check_int("steps_per_epoch", steps_per_epoch, 1)
+        steps = check_int("total_steps", total_steps, 1)
         peaks = _each("max_lr", max_lr, optimizer)
+        if cycle_momentum and optimizer.defaults.keys().isdisjoint(("betas", "momentum")):
+            raise bad_value(f"{type(optimizer).__name__} has neither betas nor momentum: pass cycle_momentum=False")
         anneal = _cosine if anneal_strategy == "cos" else _line
-        up, last = pct_start * total_steps - 1, total_steps - 1
+        up, last = pct_start * steps - 1, steps - 1
 
         def between(step: int, start: float, peak: float, end: float) -> float:
             return anneal(start, peak, step / up) if step <= up else anneal(peak, end, (step - up) / (last - up))
 
         def formula(base: float, step: int, group: int) -> float:
-            expect(step <= total_steps, "total_steps", total_steps, f"at least {step}, the steps so far")
+            expect(step <= steps, "total_steps", steps, f"at least {step}, the steps so far")
             options = self.optimizer.param_groups[group]
-            momentum = between(step, 0.95, 0.85, 0.95)
+            momentum = between(step, max_momentum, base_momentum, max_momentum)
             if cycle_momentum:
                 options.update(
                     {"betas": (momentum, options["betas"][1])} if "betas" in options else {"momentum": momentum}

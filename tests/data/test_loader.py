@@ -112,6 +112,21 @@ def test_a_loader_gives_every_sample_once_an_epoch_and_resumes(dataset, workers)
     raises(DataError, "here it is 4", loader().load_state_dict, {**half.state_dict(), "batch_size": 5})
 
 
+class Negated(TensorDataset):
+    """Samples in a way of its own, which takes a number only."""
+
+    def __getitem__(self, i):
+        return self.tensors[0][i] * (-1 if int(i) % 2 else 1), int(i)
+
+
+def test_a_loader_without_a_generator_takes_the_order_of_a_state():
+    one, other = (DataLoader(Negated(X), 4, shuffle=True) for _ in range(2))
+    next(left := iter(one))
+    other.load_state_dict(one.state_dict())
+    assert numbers(other) + numbers(other) == numbers(left) + numbers(one)
+    raises(DataError, "seed None, here", other.load_state_dict, DataLoader(X, 4).state_dict())
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_what_a_batch_is(workers):
     (batch, *_) = DataLoader(Squares(), 3, num_workers=workers)
@@ -132,6 +147,7 @@ def test_what_a_batch_is(workers):
 def test_what_a_loader_refuses():
     for error, message, make in [
         (ValueError, "arrays of .10, 9. rows", lambda: TensorDataset(X, Y[1:])),
+        (TypeError, "takes arrays or tensors, not a list", lambda: TensorDataset(X, [1, 2])),
         (TypeError, "a int has no len.. and no .i., and is not iterable", lambda: DataLoader(3)),
         (TypeError, "has no len.. and no .i., so it has no order to change", lambda: DataLoader(iter(X), shuffle=True)),
         (ValueError, "num_workers is -1", lambda: DataLoader(X, num_workers=-1)),

@@ -8,7 +8,7 @@ import pytest
 from refusals import raises
 
 import minigrad
-from minigrad.optim import SGD, AdamW, Optimizer
+from minigrad.optim import SGD, AdaGrad, AdamW, Optimizer
 from minigrad.optim import lr_scheduler as S
 
 # Names, arguments, and PyTorch 2.13's rates of the first of two groups, 0.2 and 0.4, after 0, 3, 6, 9, 12 and 15 steps.
@@ -52,12 +52,28 @@ def test_groups_have_peaks_of_their_own_and_one_cycle_moves_momentum(kind, optio
     for moves in (True, False):
         optimizer = optimizer_of(kind)
         before = optimizer.param_groups[1][option]
-        scheduler = S.OneCycleLR(optimizer, [0.3, 0.6], 20, cycle_momentum=moves)
+        scheduler = S.OneCycleLR(optimizer, [0.3, 0.6], 20, cycle_momentum=moves, base_momentum=0.8)
         for _ in range(5):
             scheduler.step()
         assert scheduler.get_last_lr() == pytest.approx([0.3, 0.6])
-        expected = (0.85, 0.999) if option == "betas" else 0.85
+        expected = (0.8, 0.999) if option == "betas" else 0.8
         assert optimizer.param_groups[1][option] == pytest.approx(expected if moves else before)
+
+
+def test_a_step_refuses_rates_that_it_has_not_set_and_groups_it_does_not_know() -> None:
+    optimizer = optimizer_of()
+    one, two = S.ExponentialLR(optimizer, 0.5), S.StepLR(optimizer, 3)
+    one.step()
+    raises(ValueError, "StepLR set the rates .0.2, 0.4., now they are .0.1, 0.2.: .* SequentialLR", two.step)
+    optimizer.set_lr(0.3)
+    raises(ValueError, "what others set would be lost", one.step)
+    assert one.last_epoch == 1 and two.last_epoch == 0 and optimizer.lr == 0.3
+    two = S.StepLR(optimizer, 3)
+    optimizer.add_param_group({"params": [minigrad.ones(4, requires_grad=True)], "lr": 0.8})
+    raises(ValueError, "now they are .0.2, 0.4, 0.8.: .* make it anew .after add_param_group", two.step)
+    again = S.ExponentialLR(optimizer, 0.5)
+    again.step()
+    assert again.base_lrs == [0.2, 0.4, 0.8] and [g["lr"] for g in optimizer.param_groups] == [0.1, 0.2, 0.4]
 
 
 def test_what_does_not_fit_is_refused() -> None:
@@ -67,6 +83,8 @@ def test_what_does_not_fit_is_refused() -> None:
         ("step_size is 0", lambda: S.StepLR(optimizer, 0)),
         ("one for all groups, or one for each of 2", lambda: S.LambdaLR(optimizer, [lambda t: 1.0])),
         ("anneal_strategy is 'sin'", lambda: S.OneCycleLR(optimizer, 0.1, 10, anneal_strategy="sin")),
+        ("expected one, or epochs and steps_per_epoch", lambda: S.OneCycleLR(optimizer, 0.1, epochs=3)),
+        ("AdaGrad has neither betas nor momentum", lambda: S.OneCycleLR(optimizer_of(AdaGrad), 0.1, 10)),
         ("one fewer than schedulers", lambda: S.SequentialLR(optimizer, [S.StepLR(optimizer, 1)], [3])),
         ("not the state of a StepLR of 2 groups", lambda: S.StepLR(optimizer, 3).load_state_dict({"last_epoch": 1})),
         ("at least 9, the steps", lambda: S.OneCycleLR(optimizer, 0.1, 8).load_state_dict({**state, "last_epoch": 9})),
