@@ -44,7 +44,7 @@ BUDGETS = {
     "core: lines of code": Budget(2_500, 2_500, "the same"),
     "library: lines of code": Budget(
         36_500,
-        38_500,
+        38_550,
         "a house is small if it has few lines; 1,000 are the plain kernels, 500 settings of the train command, groups "
         "of ranks, checkpoints beside training, flodl's checks and overlap, and what a GPU needs before its first day, "
         "1,000 functions in chunks, kernels compiled ahead, starts by hand, replicas on ranks, and captured steps, 450 "
@@ -65,7 +65,7 @@ BUDGETS = {
     "circles between folders": Budget(0, 0, "a room can be read without those above it"),
     "circles of files": Budget(1, 1, "Tensor and its methods: the price of explicit methods"),
     "tests: lines of code": Budget(
-        32_000, 32_600, "tests are read, too; 600 came with what a newcomer, a run and ranks need"
+        32_000, 32_650, "tests are read, too; 600 came with what a newcomer, a run and ranks need"
     ),
     "longest function": Budget(60, 60, "a function is seen whole"),
     "most parameters": Budget(8, 8, "more belong into a record"),
@@ -370,6 +370,7 @@ COMPILERS |= {"inline", "_device"}
 # Signatures that mirror those of another library.
 MIRRORED = {
     "minigrad/nn/functional.py:scaled_dot_product_attention": "PyTorch's",
+    "minigrad/optim/lr_scheduler.py:__init__": "PyTorch's",
     "distributed/job/rendezvous.py:init_process_group": "PyTorch's",
     "distributed/train/block_trainer.py:__init__": "entrenar's",
 }

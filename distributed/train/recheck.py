@@ -30,7 +30,8 @@ class Recheck(Updater):
     """Before ``updater`` gets gradients of a suspect norm, computes them again by ``loss_of(buffers, *batch)``."""
 
     def __init__(self, updater: Updater, loss_of: Callable[..., Tensor]) -> None:
-        self.updater, self.loss_of = updater, loss_of
+        self.updater: Updater = updater
+        self.loss_of: Callable[..., Tensor] = loss_of
         self._norms: deque[float] = deque(maxlen=STEPS)
         self._kept: list[tuple[Any, list[Tensor], float, dict[str, int]]] = []
 

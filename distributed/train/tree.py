@@ -92,7 +92,7 @@ class TreeAccumulator(GradAccumulator):
         if weight:
             insert(self.nodes, 0, self.leaf, one._sums, _add_into)
         self.leaves.append((loss, weight))
-        self.weight = math.fsum(w for _, w in self.leaves)
+        self.weight: float = math.fsum(w for _, w in self.leaves)
         self._loss_sum = math.fsum(x * w for x, w in self.leaves if w)
         self.current_step += 1
         return self.current_step >= self.accum_steps
