@@ -32,7 +32,7 @@ def add_row(x: Any, row: Any, y: Any) -> None:
 
 
 def reverse(x: Any, y: Any) -> None:
-    """Each block turns its 64 elements round: y[first + t] = x[first + 63 - t], through shared memory.
+    """Each block turns its 64 elements round: thread t writes y[first + t] = x[first + 63 - t], through shared memory.
 
     ``x`` and ``y`` have as many elements as the grid has threads. Each element of x is read once, in order.
     """

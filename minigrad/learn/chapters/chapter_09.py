@@ -92,7 +92,7 @@ def overlap(ready: Sequence[float], lasts: Sequence[float]) -> list[tuple[float,
 
 
 def sharded_step(rank: Any, weights: Any, gradient: Any, momentum: Any, rate: float) -> Any:
-    """The new weights, on every rank, from all ranks' gradients, of which the mean counts: one step with momentum.
+    """The new weights, on every rank: one step with momentum, of the mean of the ranks' gradients, all counted alike.
 
     momentum = 0.9 momentum + gradient; weights = weights - rate momentum. Each rank keeps the momentum of its own part
     only (``np.array_split``, part ``rank.number``), and updates it in place. It moves that part of the weights, and
