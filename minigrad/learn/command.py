@@ -9,6 +9,7 @@ Your files are in the folder minigrad-course, or where --folder says. It needs n
 in order, but each can be done alone: what you have not solved of the chapters before is ours."""
 
 import argparse
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -59,6 +60,9 @@ def main(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # who reads the output has enough of it, as head has
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
 
 
 def named(number: str) -> tuple[Chapter, list[Exercise]]:
