@@ -52,11 +52,11 @@ def allocator(
     new_zeros: Callable[..., Any] = _new_zeros,
     resize: Callable[..., Any] = _resize,
     delete: Callable[..., Any] = _delete,
-) -> Any:
+) -> tuple[Any, Any]:
     """An allocator for ``use``, of functions compiled here: ``new(context, size)``,
     ``new_zeros(context, count, size)``, ``resize(context, address, size)`` and ``delete(context, address, size)``.
 
-    ``context``, int64, must outlive the arrays.
+    With it comes its handler, which must outlive the arrays; so must ``context``, int64.
     """
     of_new, of_three = _size(_context, _size), _size(_context, _size, _size)
     signatures = (new, of_new), (new_zeros, of_three), (resize, of_three), (delete, types.void(_context, _size, _size))
@@ -65,8 +65,7 @@ def allocator(
     capsule: Any = python("PyCapsule_New", ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
         ctypes.addressof(handler), b"mem_handler", None
     )
-    python("Py_IncRef", None, ctypes.py_object)(handler)  # arrays are freed until the very end of the process
-    return capsule
+    return capsule, handler
 
 
 @functools.cache
@@ -97,5 +96,6 @@ def use(allocator: Any) -> Any:
 
 def install(name: str, context: np.ndarray, *functions: Callable[..., Any]) -> None:
     """``use`` an allocator until the end of the process."""
-    python("Py_IncRef", None, ctypes.py_object)(context)
-    use(allocator(name, context, *functions))
+    capsule, handler = allocator(name, context, *functions)
+    python("Py_IncRef", None, ctypes.py_object)((context, handler))  # arrays are freed until its very end
+    use(capsule)
