@@ -100,17 +100,14 @@ def save_safetensors(
     return path
 
 
-def load_safetensors(path: StrPath, checksums: bool = False) -> Arrays:
+def load_safetensors(path: StrPath) -> Arrays:
     """Read a safetensors file into fresh arrays.
 
-    Where ``SHA256SUMS`` beside it names the file, its content is checked. With ``checksums`` it must name the file.
+    Where ``SHA256SUMS`` beside it names the file, its content is checked.
 
     Raises:
         CheckpointError: naming the file and what is wrong with it; no other exception, whatever the file holds.
     """
-    if checksums:
-        with faults_of(Path(path)):
-            sha256sums.require(Path(path).parent, [Path(path).name])
     return read_arrays(Path(path))
 
 

@@ -29,7 +29,7 @@ _VERSION = 1
 _MAX_COUNT = 2**31 - 1  # of llm.c: its header counts in int32
 
 
-def open_tokens(path: durable.StrPath, format: TokenFormat = "nanogpt", checksums: bool = False) -> np.memmap[Any, Any]:
+def open_tokens(path: durable.StrPath, format: TokenFormat = "nanogpt") -> np.memmap[Any, Any]:
     """Map the tokens of a file into memory, read-only.
 
     Where ``SHA256SUMS`` beside it names the file, it is read once to compare the content.
@@ -37,7 +37,6 @@ def open_tokens(path: durable.StrPath, format: TokenFormat = "nanogpt", checksum
     Args:
         path: of the file.
         format: ``"nanogpt"`` or ``"llm.c"``. It is never guessed: every llm.c file is a possible nanoGPT file.
-        checksums: refuse a file that ``SHA256SUMS`` does not name.
 
     Returns:
         ``(N,)`` uint16, as `RandomBatches`, `FixedBatches` and `EpochBatches` take them.
@@ -63,7 +62,8 @@ def open_tokens(path: durable.StrPath, format: TokenFormat = "nanogpt", checksum
                 raise DataError(f"{path} has {size:,} bytes, an odd number: it does not hold 16-bit tokens")
             if size == offset:
                 raise DataError(f"{path} holds no tokens")
-            sha256sums.check_file(path, checksums)
+            if path.name in sha256sums.read_sums(path.parent):
+                sha256sums.check(path, sha256sums.sha256_of(path))
             return np.memmap(file, dtype=_TOKEN, mode="r", offset=offset)
     except FileNotFoundError:
         raise DataError(f"{path} does not exist") from None

@@ -7,6 +7,7 @@ struck out, so a crash leaves no line that belongs to another content.
 """
 
 import hashlib
+import mmap
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -23,45 +24,30 @@ def read_sums(folder: Path) -> dict[str, str]:
     """What the folder's list says, by name of file; empty without a list.
 
     Raises:
-        ValueError: naming the list and the line that is none.
+        ValueError: naming the list, and the line that is none.
     """
-    path, found = folder / SUMS, dict[str, str]()
+    path = folder / SUMS
     try:
-        if not path.is_file():
-            return found
-        if path.stat().st_size > MAX_SUMS:
+        if path.is_file() and path.stat().st_size > MAX_SUMS:
             raise ValueError(f"{path} has more than {MAX_SUMS:,} bytes")
-        lines = path.read_text("utf-8").split("\n")
+        lines = path.read_text("utf-8").split("\n") if path.is_file() else []
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
+    found: dict[str, str] = {}
     for number, line in enumerate(lines, 1):
         match = _LINE.fullmatch(line.rstrip("\r"))
-        if match is None and line.strip():
-            raise ValueError(f"{path}: line {number} is not a sha256, two spaces and the name of a file")
-        if match is not None and found.setdefault(match[2], match[1].lower()) != match[1].lower():
-            raise ValueError(f"{path}: line {number} is another sha256 of a file that the list has already")
+        if match is not None and match[2] not in found:
+            found[match[2]] = match[1].lower()
+        elif line.strip():
+            fault = "names a file again" if match else "is not a sha256, two spaces and the name of a file"
+            raise ValueError(f"{path}: line {number} {fault}")
     return found
-
-
-def require(folder: Path, names: Iterable[str]) -> None:
-    """Raise ValueError unless the folder's list names all these files."""
-    sums = read_sums(folder)
-    if missing := [name for name in names if name not in sums]:
-        raise ValueError(f"{folder / SUMS} does not exist or does not name {', '.join(missing)}")
 
 
 def check(path: Path, sha256: str) -> None:
     """Raise ValueError if the list beside a file names it with another sha256 than this one, its content's."""
     if sha256 != read_sums(path.parent).get(path.name, sha256):
         raise ValueError(f"its sha256 is not the one in {SUMS} beside it: the content is damaged")
-
-
-def check_file(path: Path, required: bool) -> None:
-    """`check` of what a file holds, if its list names it; raise ValueError if it does not and is ``required`` to."""
-    if required:
-        require(path.parent, [path.name])
-    if path.name in read_sums(path.parent):
-        check(path, sha256_of(path))
 
 
 def note(folder: Path, sums: Mapping[str, str | None]) -> None:
@@ -73,14 +59,12 @@ def note(folder: Path, sums: Mapping[str, str | None]) -> None:
     if not any(sums.values()) and not (folder / SUMS).exists():
         return
     with durable.folder_lock(folder):
-        before = read_sums(folder)
-        after = {name: sum for name, sum in {**before, **sums}.items() if sum is not None}
-        if not after:
-            os.unlink(folder / SUMS)
-            durable.fsync_directory(folder)
-        elif after != before:
+        lines = [f"{sum}  {name}\n" for name, sum in {**read_sums(folder), **sums}.items() if sum is not None]
+        if lines:
             with durable.replacing(folder / SUMS) as temporary:
-                durable.write_new_file(temporary, ["".join(f"{after[name]}  {name}\n" for name in after).encode()])
+                durable.write_new_file(temporary, ["".join(lines).encode()])
+        else:
+            os.unlink(folder / SUMS)
 
 
 def replace_file(path: Path, chunks: Iterable[memoryview | bytes], checksums: bool) -> None:
@@ -92,9 +76,6 @@ def replace_file(path: Path, chunks: Iterable[memoryview | bytes], checksums: bo
 
 
 def sha256_of(path: Path) -> str:
-    """The sha256 of a file of any size."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
+    """The sha256 of a file of any size but 0."""
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return hashlib.sha256(content).hexdigest()

@@ -17,12 +17,7 @@ FAMILIES: dict[str, type[CausalLM]] = {family.model_type: family for family in (
 
 
 def from_pretrained(
-    folder: StrPath,
-    *,
-    dtype: Any = None,
-    device: Place = CPU,
-    dropout: float | None = None,
-    checksums: bool = False,
+    folder: StrPath, *, dtype: Any = None, device: Place = CPU, dropout: float | None = None
 ) -> CausalLM:
     """The model of a folder in Hugging Face's format, of the family that its ``config.json`` names.
 
@@ -36,4 +31,4 @@ def from_pretrained(
     family = hub.get("model_type")
     if not isinstance(family, str) or family not in FAMILIES:
         raise hub.error(f"model_type {family!r:.60} is not supported, only {' and '.join(FAMILIES)}")
-    return FAMILIES[family].from_pretrained(folder, dtype=dtype, device=device, dropout=dropout, checksums=checksums)
+    return FAMILIES[family].from_pretrained(folder, dtype=dtype, device=device, dropout=dropout)

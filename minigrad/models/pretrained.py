@@ -63,13 +63,7 @@ class HubModel(nn.Module):
 
     @classmethod
     def from_pretrained(
-        cls: type[Model],
-        folder: StrPath,
-        *,
-        dtype: Any = None,
-        device: Place = CPU,
-        dropout: float | None = None,
-        checksums: bool = False,
+        cls: type[Model], folder: StrPath, *, dtype: Any = None, device: Place = CPU, dropout: float | None = None
     ) -> Model:
         """Read ``config.json`` and the safetensors of a local folder in Hugging Face's format; in evaluation mode.
 
@@ -81,7 +75,6 @@ class HubModel(nn.Module):
             dtype: of the weights here; None for float32.
             device: where they go.
             dropout: None for the configuration's.
-            checksums: refuse a folder without ``SHA256SUMS``, or with a file that it does not name.
 
         Raises:
             CheckpointError: a file is missing or damaged, the configuration asks for what this model cannot do, or
@@ -96,10 +89,6 @@ class HubModel(nn.Module):
             config = cls.config_class.from_hub(hub, dropout)
         hub.finish()
         files = _weight_files(folder)
-        if checksums:
-            index = [INDEX] if len(files) > 1 else []
-            with faults_of(folder):
-                sha256sums.require(folder, [CONFIG, *index, *(path.name for path in files)])
         stored = _stored_shapes(cls, files, folder)
         # Sizes are claims until the weights have them: none may make this process ask for more memory than they take.
         if config.n_layer > len(stored):
