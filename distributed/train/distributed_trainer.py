@@ -28,7 +28,6 @@ from .grad_sync import Buckets, Overlapped, Window, assert_replicas_identical, b
 from .reducers import Trees
 from .simple_trainer import SimpleTrainer
 from .step import Named, Params, Step, Updater, named_params
-from .tree import TreeAccumulator
 
 
 class DistributedTrainer(SimpleTrainer):
@@ -72,11 +71,10 @@ class DistributedTrainer(SimpleTrainer):
         self.communicator: Final[Communicator] = communicator
         self.rank: Final[int] = communicator.rank
         self.world_size: Final[int] = communicator.world_size
-        if self.config.reproducible:
-            if hook is not all_reduce_hook:
-                raise ValueError("reproducible=True adds gradients up by itself: leave the hook out")
-            self._step.accumulator = TreeAccumulator(self.config.grad_accum_steps, self.rank)
-            self._step.key_draws()
+        if self.config.reproducible and hook is not all_reduce_hook:
+            raise ValueError("reproducible=True adds gradients up by itself: leave the hook out")
+        self._step.accumulator = self.config.accumulator(self.rank)
+        self._step.accumulator.key_draws(0)
         if self.world_size > 1:
             kind = Trees if self.config.reproducible else self._reducer
             self._step.reducer = kind(communicator, bucket_size_bytes, hook)
