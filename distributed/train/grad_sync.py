@@ -246,17 +246,12 @@ class Window:
 
 def exchange_window(communicator: Communicator, window: Window) -> list[Window]:
     """Every rank's window, in order of rank, by one small collective."""
-    numbers = np.array([window.loss, window.weight, window.count, window.norm, window.lr, window.step], np.float64)
-    flags = [*window.present, *window.non_finite]
-    bits = np.packbits(np.array(flags, np.bool_))
-    record = np.concatenate([numbers.view(np.uint8), bits])
-    windows = []
-    for row in all_gather_rows(communicator, record):
-        loss, weight, count, norm, lr, step = np.frombuffer(row[: numbers.nbytes].tobytes(), np.float64).tolist()
-        found = np.unpackbits(row[numbers.nbytes :], count=len(flags)).astype(bool).tolist()
-        present, non_finite = found[: len(window.present)], found[len(window.present) :]
-        windows.append(Window(loss, weight, int(count), norm, lr, present, int(step), non_finite))
-    return windows
+    numbers = [("loss", "f8"), ("weight", "f8"), ("count", "i8"), ("norm", "f8"), ("lr", "f8"), ("step", "i8")]
+    flags = [(key, "?", len(getattr(window, key))) for key in ("present", "non_finite")]
+    record = np.dtype([*numbers, *flags])
+    mine = np.array([tuple(getattr(window, key) for key in record.names or ())], record)
+    rows = all_gather_rows(communicator, mine.view(np.uint8)).view(record)
+    return [Window(**{key: row[key].tolist() for key in record.names or ()}) for row in rows[:, 0]]
 
 
 # ------------------------------------------------------------------ small things
