@@ -30,13 +30,12 @@ from .blocks import BlockBuckets, BlockLayout, BlockUpdater
 from .buckets import CommHook, all_reduce_hook
 from .checkpoint import load_distributed_checkpoint, random_state, restore_random_state, save_distributed_checkpoint
 from .config import TrainingConfig, TrainingMetrics
-from .distributed_trainer import BucketedTrainer
 from .grad_sync import digest_of
 from .recheck import Recheck
 from .step import Precision
 
 
-class BlockDistributedTrainer(Scaled, BucketedTrainer):
+class BlockDistributedTrainer(Scaled):
     """Trains a model on several ranks; the gradients of a block are sent when its backward has ended.
 
     ::
@@ -266,7 +265,6 @@ class BlockDistributedTrainer(Scaled, BucketedTrainer):
         state = {
             "step": self.global_step,
             "trainer": meta,
-            **self._scaling_state(),
             "extra": dict(extra or {}),
             "random": random_state(comm),
             "world_size": comm.world_size,
@@ -293,13 +291,9 @@ class BlockDistributedTrainer(Scaled, BucketedTrainer):
 
     def _take_over(self, checkpoint: Checkpoint) -> None:
         state = checkpoint.state
-        if (state["scaler"] is None) != (self.scaler is None):
-            raise ValueError(f"it was saved {'without' if state['scaler'] is None else 'with'} a scaler")
         self.model.load_state_dict(checkpoint.tensors["model"])
-        self.load_state_dict(self.model.named_parameters(), checkpoint.tensors["trainer"], state["trainer"])
-        if self.scaler is not None:
-            self.scaler.load_state_dict(state["scaler"])
-        self._step.precision.skipped_steps = int(state["skipped_steps"])
+        meta = {**state, **state["trainer"]}  # older checkpoints have the scaler beside the trainer
+        self.load_state_dict(self.model.named_parameters(), checkpoint.tensors["trainer"], meta)
         restore_random_state(self.communicator, state["random"])
         found, saved = digest_of(self._weights()), state["weight_hashes"][0]
         if found != saved:
