@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from minigrad.data import EpochSampler
 from minigrad.device import CPU, Device
 from minigrad.errors import check_float
 from minigrad.modes import Closing
@@ -28,7 +29,7 @@ from ...comm.comm_errors import CommError
 from ...comm.communicator import Communicator
 from ...train.simple_trainer import SimpleTrainer
 from .coordinator import Average, Coordinator, Stop, Wait
-from .replica_data import EpochOrder, ReplicaLoader
+from .replica_data import ReplicaLoader
 from .replica_group import average, catch_up, on_host, weighted_mean
 from .timeline import EventKind
 from .trained_state import TrainedState, tensors_of
@@ -140,7 +141,7 @@ class DdpHandle(Closing):
 
     coordinator: Coordinator
     replicas: list[Replica]
-    order: EpochOrder
+    order: EpochSampler
     loaders: list[ReplicaLoader]
     train_fn: TrainFn
     epoch_fn: Callable[[int, Replica], None] | None = None
@@ -302,7 +303,7 @@ class DdpHandle(Closing):
         result = self.train_fn(replica.model, self.loaders[rank].get(task, upcoming))
         loss, scalars = result if isinstance(result, tuple) else (result, {})
         _recorded.set(None)
-        scalars = {**recorded, **scalars}
+        scalars = {name: float(number) for name, number in {**recorded, **scalars}.items()}
         value = loss.item()
         replica.trainer.step(replica.named, loss.backward(), value)
         wall_ms = (coordinator.clock() - began) * 1e3
@@ -407,7 +408,7 @@ class DdpHandle(Closing):
             buffers={name: array for name, array in arrays.items() if name in buffers},
             epoch=epoch,
             batches=c.batches_ever,
-            sampler=self.order.state(epoch),
+            sampler={**self.order.state_dict(), "epoch": epoch, "position": 0},
             replicas=list(trainers),
             failures=dict(c.failures),
             report=c.report(),

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import numpy as np
 
 from minigrad import Device, as_tensor, cuda
-from minigrad.data import Prefetcher
+from minigrad.data import EpochSampler, Prefetcher
 from minigrad.modes import Closing
 from minigrad.nn import Module
 from minigrad.optim import Lambda, LrSchedule, Optimizer
@@ -32,7 +32,7 @@ from .builder import DdpBuilder
 from .ddp import Ddp, DdpConfig, LossFn, ReplicaJob, ReplicaSet, ReplicaTrainer
 from .el_che import DEFAULT_MAX_ANCHOR, DEFAULT_OVERHEAD_TARGET, AutoBalancer, ElChe
 from .options import check_function, made_optimizer
-from .replica_data import EpochOrder, fetcher
+from .replica_data import fetcher
 from .timeline import EventKind, NoTimeline, Timeline
 
 INITIAL_ANCHOR = 10
@@ -135,7 +135,7 @@ class Trainer(Closing):
             schedule = Lambda(lambda step: unscaled.get_lr(step) * config.lr_scale)
         clipping = TrainingConfig(max_grad_norm=config.max_grad_norm)
         self._queue: list[ReplicaJob] = []
-        self._data: tuple[EpochOrder, Callable[[np.ndarray], Any], bool] | None = None
+        self._data: tuple[EpochSampler, Callable[[np.ndarray], Any], bool] | None = None
         self._replicas: ReplicaSet | None = None
         self._trainers: list[SimpleTrainer] = [SimpleTrainer(clipping, optimizers[0], schedule)]
         if n > 1:
@@ -227,7 +227,7 @@ class Trainer(Closing):
             arrays = dataset if isinstance(dataset, tuple) else (dataset,)
             dataset = tuple(as_tensor(array, device=self.devices[0]) for array in arrays)
         samples, fetch = fetcher(dataset)
-        self._data = EpochOrder(samples, batch_size, seed), fetch, resident
+        self._data = EpochSampler(samples, batch_size, seed, drop_last=True), fetch, resident
         return self
 
     def epoch(self, number: int, loss_fn: LossFn) -> Iterator[TrainingMetrics]:
@@ -237,7 +237,7 @@ class Trainer(Closing):
         if self._data is None:
             raise RuntimeError("there are no data; call set_data_loader first")
         order, fetch, resident = self._data
-        made = (fetch(order.indices(number, i)) for i in range(len(order)))
+        made = (fetch(order.batch(number, i)) for i in range(len(order)))
         with nullcontext(made) if resident else Prefetcher(made, device=self.devices[0]) as batches:
             for batch in batches:
                 metrics = self.step(loss_fn, *(batch if isinstance(batch, tuple) else (batch,)))
