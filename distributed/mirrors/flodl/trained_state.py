@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from minigrad import Tensor, no_grad
+from minigrad import Tensor
 from minigrad.nn import Module
 from minigrad.serialization import CheckpointError, load_checkpoint, save_checkpoint
 
@@ -51,21 +51,14 @@ class TrainedState:
     report: RunReport | None = None
 
     def load_into(self, model: Module) -> None:
-        """Copy parameters and buffers into a model. Raises ValueError, before anything is changed, unless names and
-        shapes are the same."""
-        own, given = dict(tensors_of(model)), {**self.params, **self.buffers}
-        problems = [f"missing: {name}" for name in own.keys() - given.keys()]
-        problems += [f"unexpected: {name}" for name in given.keys() - own.keys()]
-        problems += [
-            f"shape: {name} is {given[name].shape} in the state, {tensor.shape} in the model"
-            for name, tensor in own.items()
-            if name in given and given[name].shape != tensor.shape
-        ]
-        if problems:
-            raise ValueError("the state does not fit the model: " + "; ".join(sorted(problems)))
-        with no_grad():
-            for name, tensor in own.items():
-                tensor.copy_(given[name])
+        """Copy parameters and buffers into a model, also those that its ``state_dict`` leaves out. Raises ValueError,
+        before anything is changed, unless names and shapes are the same."""
+        given = {**self.params, **self.buffers}
+        unsaved = [(name, b) for name, b in model.named_buffers() if name not in model.state_dict() and name in given]
+        values = [given.pop(name) for name, _ in unsaved]
+        model.load_state_dict(given)
+        for (_, buffer), value in zip(unsaved, values):
+            buffer.copy_(value)
 
     def save(self, folder: str | os.PathLike[str], keep: int | None = 2) -> Path:
         """Write it as a checkpoint, which appears whole or not at all; see ``minigrad.serialization``."""
