@@ -32,7 +32,7 @@ from .policies import AverageBackend, AveragingPolicy, DivergenceGuard, Overshoo
 from .replica_data import ReplicaLoader, fetcher
 from .replica_group import check_alike, check_kinds, replica_communicators
 from .replica_threads import DdpHandle, Replica, ReplicaSchedule, TrainFn
-from .timeline import CheckedTimeline, NoTimeline
+from .timeline import NoTimeline, Timeline
 from .trained_state import TrainedState, tensors_of
 from .workload import CadencePlan, EpochMetrics
 
@@ -122,7 +122,7 @@ class DdpBuilder:
     checkpoint_fn: Annotated[Callable[[int, TrainedState], None], called_with("epochs_done", "state")] | None = None
     resume: TrainedState | None = None
     seed: Annotated[int, functools.partial(check_int, least=0, most=2**64 - 1)] = 42
-    timeline: CheckedTimeline | None = None
+    timeline: Timeline | None = None
     snapshot_timeout: Seconds = 5.0
     batch_timeout: Seconds = 300.0
     communicators: Sequence[Communicator] | None = None
@@ -141,8 +141,6 @@ class DdpBuilder:
         if (self.checkpoint_every is None) != (self.checkpoint_fn is None):
             raise ValueError("DdpBuilder: checkpoint_every and checkpoint_fn go together, one of them is missing")
         self._places: list[Device] = self._checked_devices()
-        if self.resume is not None and not isinstance(self.resume, TrainedState):
-            raise TypeError(f"DdpBuilder: resume is {self.resume!r}, expected a TrainedState")
         self._check_communicators()
         self._make_plan()
         self._cadence(self._plan)  # checks what it is made of

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 
@@ -195,7 +195,7 @@ class Timeline:
         return _save(path, json.dumps({"summary": asdict(self.summary()), "events": events}, allow_nan=False))
 
     def save_csv(self, path: str | os.PathLike[str]) -> Path:
-        """One line per event: at_ms, kind, rank (empty for all), duration_ms, detail as JSON; a file as ``save_json``'s."""
+        """Write one line per event to a file: at_ms, kind, rank (empty for all), duration_ms, detail as JSON."""
         text = io.StringIO()
         rows = csv.writer(text, lineterminator="\n")
         rows.writerow(["at_ms", "kind", "rank", "duration_ms", "detail"])
@@ -236,12 +236,3 @@ def _between(events: list[Event], starts: Sequence[EventKind], ends: Sequence[Ev
 
 def _batches(events: list[Event], rank: int) -> list[tuple[float, float]]:
     return [(e.at_ms, e.end_ms) for e in events if e.kind is EventKind.BATCH and e.rank == rank]
-
-
-def check_timeline(name: str, value: object) -> None:
-    """TypeError for what is no Timeline."""
-    if not isinstance(value, Timeline):
-        raise TypeError(f"{name} is {value!r}, expected a Timeline")
-
-
-CheckedTimeline = Annotated[Timeline, check_timeline]
