@@ -113,7 +113,7 @@ class BlockDistributedTrainer(Scaled):
         if communicator.world_size > 1:
             self._step.reducer = BlockBuckets(communicator, hook, self.layout, {"log_every": self.log.every})
         self._device = next(model.parameters()).device  # a world of one has the model where it is
-        self._buffers_before: dict[str, Any] = {}
+        self._buffers_before: dict[str, Tensor] = {}
         self._weight, self._unit = 0.0, 0.0
         self.broadcast_params(self._replicated())
 
@@ -198,7 +198,7 @@ class BlockDistributedTrainer(Scaled):
     def _loss(self, *tensors: Tensor) -> Tensor:
         return (self._loss_fn or self.model.loss)(*tensors)
 
-    def _loss_again(self, buffers: dict[str, Any], *tensors: Tensor) -> Tensor:
+    def _loss_again(self, buffers: dict[str, Tensor], *tensors: Tensor) -> Tensor:
         """The loss of a micro-batch as it was with these buffers, which stay as they are."""
         after = self._buffers()
         self._set_buffers(buffers)
@@ -206,13 +206,12 @@ class BlockDistributedTrainer(Scaled):
         self._set_buffers(after)
         return loss
 
-    def _buffers(self) -> dict[str, Any]:
-        return {name: b.device.kernels.copy(b.data) for name, b in self._saved_buffers().items()}
+    def _buffers(self) -> dict[str, Tensor]:
+        return {name: b.clone() for name, b in self._saved_buffers().items()}
 
-    def _set_buffers(self, values: Mapping[str, Any]) -> None:
+    def _set_buffers(self, values: Mapping[str, Tensor]) -> None:
         for name, buffer in self._saved_buffers().items():
-            buffer.device.kernels.elementwise.assign(buffer.data, values[name])
-            buffer.bump_version()
+            buffer.copy_(values[name])
 
     def _tensor(self, one: Any) -> Tensor:
         tensor = one if isinstance(one, Tensor) else Tensor(one)
@@ -232,8 +231,7 @@ class BlockDistributedTrainer(Scaled):
                 if self._weight:  # a rank without samples may hold anything
                     mean = buffer.detach().to(float64) * self._weight
                 self.communicator.all_reduce(mean)
-                device.kernels.elementwise.assign(buffer.data, (mean / total).data)
-                buffer.bump_version()
+                buffer.copy_(mean / total)
             else:
                 self.communicator.all_reduce(buffer, ReduceOp.MAX)
 
