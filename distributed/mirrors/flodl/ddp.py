@@ -44,7 +44,7 @@ from ...train.step import Named, Step, misfit
 from ...train.trainer_errors import ReplicaDroppedReplyError, ReplicaError
 from .options import Overhead, SpeedHint, clamped_overhead
 from .replica_group import check_alike, check_kinds, close_all, replica_communicators
-from .timeline import CheckedTimeline, EventKind, Timeline
+from .timeline import EventKind, Timeline
 
 _T = TypeVar("_T")
 LossFn = Callable[..., Tensor | tuple[Tensor, float]]
@@ -70,7 +70,7 @@ class DdpConfig:
     max_anchor: NonNegativeInt | None = None
     max_grad_norm: GradLimit | None = None
     lr_scale: NonNegative = 1.0
-    timeline: CheckedTimeline | None = None
+    timeline: Timeline | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -343,7 +343,7 @@ class ReplicaSet:
 
     def round(self, jobs: list[list[ReplicaJob]]) -> ReplicaRound:
         """Every replica's jobs at once, then one step. One that fails puts the buffers back, and changes nothing."""
-        before = [(b, b.device.kernels.copy(b.data)) for named in self._buffers for _, b in named]
+        before = [(b, b.clone()) for named in self._buffers for _, b in named]
         steps = [replica.global_step for replica in self.trainers]
         try:
             return self._round(jobs)
@@ -351,8 +351,7 @@ class ReplicaSet:
             # A replica that has made the step keeps its buffers; one that is late may still write into them.
             if self._unusable is None and [replica.global_step for replica in self.trainers] == steps:
                 for buffer, values in before:
-                    buffer.device.kernels.elementwise.assign(buffer.data, values)
-                    buffer.bump_version()
+                    buffer.copy_(values)
             raise
 
     def _round(self, jobs: list[list[ReplicaJob]]) -> ReplicaRound:
