@@ -32,7 +32,12 @@ class Channel:
 
     def offer(self, message: bytes) -> bool:
         """Send a short message without waiting; False if that is not possible."""
-        return sent_whole(self.socket, self._frame(message))
+        frame = self._frame(message)
+        self.socket.setblocking(False)
+        try:
+            return self.socket.send(frame) == len(frame)
+        except OSError:
+            return False
 
     def send(self, message: bytes, deadline: float) -> None:
         """Send a message of any length. Raises OSError."""
@@ -79,12 +84,3 @@ def receive(connection: socket.socket, size: int, deadline: float) -> bytes:
             raise ConnectionResetError("the connection was closed")
         data += part
     return bytes(data)
-
-
-def sent_whole(connection: socket.socket, data: bytes) -> bool:
-    """Send without waiting; False if not all of it could be sent."""
-    connection.setblocking(False)
-    try:
-        return connection.send(data) == len(data)
-    except OSError:
-        return False
