@@ -5,7 +5,6 @@ entrenar counts acknowledgements of a checkpoint without asking whose they are, 
 stretched. Here each rank's SHA-256 is gathered, and compared with what each rank has loaded.
 """
 
-import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ import numpy as np
 from minigrad import GradStore, Tensor, full, no_grad
 from minigrad.dtypes import float64, is_floating
 from minigrad.errors import check_int
+from minigrad.files.durable import StrPath
 from minigrad.metrics_log import JsonLinesLog, about_run, moment
 from minigrad.nn import Module
 from minigrad.optim import GradScaler, LrSchedule, NonFiniteGradientError, Optimizer
@@ -82,7 +82,7 @@ class BlockDistributedTrainer(Scaled):
         loss_fn: Callable[..., Tensor] | None = None,
         blocks: str | None = None,
         scaler: GradScaler | None = None,
-        log: str | os.PathLike[str] | None = None,
+        log: StrPath | None = None,
         log_every: int = 1,
         max_steps: int | None = None,
         hook: CommHook = all_reduce_hook,
@@ -238,12 +238,7 @@ class BlockDistributedTrainer(Scaled):
     # ------------------------------------------------------------------ checkpoints
 
     def save_checkpoint(
-        self,
-        folder: str | os.PathLike[str],
-        extra: Mapping[str, Any] | None = None,
-        keep: int | None = 2,
-        *,
-        alone: bool = False,
+        self, folder: StrPath, extra: Mapping[str, Any] | None = None, keep: int | None = 2, *, alone: bool = False
     ) -> Path:
         """Rank 0 writes weights, moments, step, random state, ``extra`` (JSON) and every rank's hash of its weights.
 
@@ -270,7 +265,7 @@ class BlockDistributedTrainer(Scaled):
         }
         return save_distributed_checkpoint(comm, folder, {"model": weights, "trainer": arrays}, state, keep)
 
-    def load_checkpoint(self, folder: str | os.PathLike[str], step: int | None = None) -> dict[str, Any]:
+    def load_checkpoint(self, folder: StrPath, step: int | None = None) -> dict[str, Any]:
         """Go on bit for bit from the newest checkpoint, or that of ``step``; returns what was saved as ``extra``.
 
         A collective; rank 0 reads for all. Each rank compares the hash of what it then holds. Raises CheckpointError on
@@ -322,7 +317,7 @@ class StepLog:
     also by rank. Raises ValueError for an ``every`` below 1.
     """
 
-    def __init__(self, communicator: Communicator, path: str | os.PathLike[str] | None, every: int = 1) -> None:
+    def __init__(self, communicator: Communicator, path: StrPath | None, every: int = 1) -> None:
         check_int("log_every", every, 1)
         self._communicator = communicator
         self.every: int = every if path is not None else 0
