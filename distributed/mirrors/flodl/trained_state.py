@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from minigrad import Tensor
+from minigrad.errors import check_int, check_option
 from minigrad.nn import Module
 from minigrad.serialization import CheckpointError, load_checkpoint, save_checkpoint
 
@@ -77,20 +78,14 @@ class TrainedState:
     def load(cls, folder: str | os.PathLike[str], step: int | None = None) -> TrainedState:
         """Read what ``save`` wrote, verified. Raises CheckpointError for anything else."""
         saved = load_checkpoint(folder, step)
-        state, metas = saved.state, saved.state.get("replicas")
-        files = {"params", "buffers", *(f"replica-{rank}" for rank in range(len(metas or ())))}
-        epoch, sampler = state.get("epoch"), state.get("sampler")
-        if (
-            state.get("format") != FORMAT
-            or not isinstance(metas, list)
-            or not isinstance(sampler, dict)
-            or type(epoch) is not int
-            or epoch < 0
-            or saved.tensors.keys() != files
-        ):
-            raise CheckpointError(f"{saved.path} is no checkpoint of replicas", saved.path)
-        replicas = [(saved.tensors[f"replica-{rank}"], meta) for rank, meta in enumerate(metas)]
-        return cls(saved.tensors["params"], saved.tensors["buffers"], epoch, saved.step, sampler, replicas)
+        state, files = saved.state, dict(saved.tensors)
+        try:
+            check_option("format", state["format"], [FORMAT])
+            params, buffers, epoch = files.pop("params"), files.pop("buffers"), check_int("epoch", state["epoch"], 0)
+            replicas = [(files.pop(f"replica-{rank}"), dict(meta)) for rank, meta in enumerate(state["replicas"])]
+            return cls(params, buffers, epoch, saved.step, dict(state["sampler"]), replicas)
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"{saved.path} is no checkpoint of replicas ({error})", saved.path) from error
 
 
 def tensors_of(model: Module) -> list[tuple[str, Tensor]]:
