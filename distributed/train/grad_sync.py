@@ -294,8 +294,6 @@ class Buckets(Reducer):
         self.bucket_size_bytes: int = bucket_size_bytes
         self.hook: CommHook = hook
         self.manager: GradientBucketManager | None = None
-        self.unit: float = 1.0
-        self.num_buckets: int = 0
         self._agreed: tuple[list[tuple[str, int, bool]], Named] | None = None
 
     def begin(self, step: Step, params: Params, weight: float) -> Named:
