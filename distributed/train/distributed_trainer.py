@@ -18,6 +18,7 @@ from typing import Any, Final
 import numpy as np
 
 from minigrad import GradStore, Tensor, TensorId, finfo
+from minigrad.grad_arithmetic import norm_of
 from minigrad.optim import AdamW, AdamWConfig, LrSchedule, NonFiniteGradientError, Optimizer
 from minigrad.optim.grad_accumulator import check_weight
 
@@ -179,10 +180,7 @@ class BoundedBuckets(Buckets):
 
     def send(self, step: Step, manager: GradientBucketManager, sums: dict[TensorId, Tensor]) -> float:
         """Look at the norm of this rank's sums first. With clipping, that checks the sum over the ranks itself."""
-        arrays = [grad.data for grad in reversed(sums.values())]
-        wanted = arrays and step.config.max_grad_norm is None
-        kernels = self.communicator.device.kernels
-        norm = math.sqrt(kernels.grad_norm.sum_of_squares(arrays)) if wanted else 0.0
+        norm = norm_of([*reversed(sums.values())]) if step.config.max_grad_norm is None else 0.0
         super().send(step, manager, sums)
         return norm
 
