@@ -35,7 +35,7 @@ from minigrad.modes import Closing
 
 from ..comm.calls import RENDEZVOUS_TIMEOUT, check_seconds, remaining
 from ..comm.comm_errors import RendezvousError
-from .store_channel import LENGTH, MAC, Channel, mac, parts, receive
+from .store_channel import LENGTH, MAC, Channel, mac, receive
 
 MAX_VALUE = 16384  # bytes that a rank may contribute
 MAX_WORLD = 2**16
@@ -215,7 +215,7 @@ class Store(Closing):
         try:
             connection.settimeout(_HANDSHAKE_SECONDS)
             connection.sendall(_MAGIC + nonce)
-            client, who, proof = parts(receive(connection, _PROOF, deadline), _NONCE, _WHO.size, MAC)
+            client, who, proof = struct.unpack(f"{_NONCE}s{_WHO.size}s{MAC}s", receive(connection, _PROOF, deadline))
             self._pending.remove(connection)
         except (OSError, ValueError):  # the latter: it was pushed out just now
             _dismiss(connection)
@@ -327,8 +327,7 @@ class Store(Closing):
         raise self._error(f"rank 0 was not found at {self._place} within {self._timeout:g} s: {problem}", [0])
 
     def _introduce(self, connection: socket.socket) -> None:
-        greeting = receive(connection, len(_MAGIC) + _NONCE, self._deadline)
-        magic, nonce = parts(greeting, len(_MAGIC), _NONCE)
+        magic, nonce = struct.unpack(f"16s{_NONCE}s", receive(connection, len(_MAGIC) + _NONCE, self._deadline))
         if magic != _MAGIC:
             raise self._error(f"what listens at {self._place} is not rank 0 of minigrad; choose another port", [0])
         client, who = os.urandom(_NONCE), _WHO.pack(self._rank, self._world_size)

@@ -9,6 +9,7 @@ from ..comm.calls import remaining
 
 MAC = hashlib.sha256().digest_size
 LENGTH = struct.Struct(">I")
+_HEAD = struct.Struct(f">I{MAC}s")
 
 
 class Channel:
@@ -28,7 +29,7 @@ class Channel:
     def _frame(self, message: bytes) -> bytes:
         self._sent += 1
         code = mac(self._key, self._outgoing, LENGTH.pack(self._sent), message)
-        return LENGTH.pack(len(message)) + code + message
+        return _HEAD.pack(len(message), code) + message
 
     def offer(self, message: bytes) -> bool:
         """Send a short message without waiting; False if that is not possible."""
@@ -46,8 +47,7 @@ class Channel:
 
     def receive(self, limit: int, deadline: float) -> tuple[bytes, bytes]:
         """The next message, as (kind, body). Raises OSError, also for a message that is too long or not authentic."""
-        size, code = parts(receive(self.socket, LENGTH.size + MAC, deadline), LENGTH.size, MAC)
-        length = LENGTH.unpack(size)[0]
+        length, code = _HEAD.unpack(receive(self.socket, _HEAD.size, deadline))
         if not 0 < length <= limit:
             raise ConnectionAbortedError(f"a message of {length} bytes was announced, at most {limit} are expected")
         message = receive(self.socket, length, deadline)
@@ -60,15 +60,6 @@ class Channel:
 def mac(key: bytes, *pieces: bytes) -> bytes:
     """The code of the pieces, one after the other: HMAC-SHA256."""
     return hmac.new(key, b"".join(pieces), hashlib.sha256).digest()
-
-
-def parts(data: bytes, *sizes: int) -> list[bytes]:
-    """``data`` cut into pieces of these sizes."""
-    out, start = [], 0
-    for size in sizes:
-        out.append(data[start : start + size])
-        start += size
-    return out
 
 
 def receive(connection: socket.socket, size: int, deadline: float) -> bytes:
