@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from minigrad import Device, Tensor, as_tensor
-from minigrad.data import EpochSampler
+from minigrad.data import EpochSampler, TensorDataset
 from minigrad.data.prefetch import pinned, to_device
 from minigrad.random import Generator, drawing_from
 
@@ -24,10 +24,8 @@ def fetcher(dataset: Any) -> tuple[int, Callable[[np.ndarray], Any]]:
     if isinstance(dataset, np.ndarray | Tensor):
         return len(dataset), lambda indices: as_tensor(dataset[indices])
     if isinstance(dataset, tuple):
-        lengths = {len(array) for array in dataset}
-        if len(lengths) != 1:
-            raise ValueError(f"dataset: a tuple of arrays of the lengths {sorted(lengths)}, expected equal ones")
-        return lengths.pop(), lambda indices: tuple(as_tensor(array[indices]) for array in dataset)
+        rows = TensorDataset(*dataset)
+        return len(rows), lambda indices: tuple(map(as_tensor, rows[indices]))
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise TypeError(
             f"dataset is a {type(dataset).__name__}, expected arrays, or an object with len() and [indices]"
@@ -50,7 +48,6 @@ class ReplicaLoader:
         self._order, self._fetch, self._device, self._seed = order, fetch, device, seed
         self._jobs: dict[Batch, QueuedCall] = {}
         self._thread = CallThread("replica-loader") if depth else None
-        self._closed = False
 
     def get(self, task: Batch, upcoming: Sequence[Batch]) -> Any:
         """The batch; meanwhile the thread begins with ``upcoming``. Raises what the dataset raises, where it did."""
@@ -65,13 +62,12 @@ class ReplicaLoader:
 
     def close(self) -> None:
         """End the thread, after the batch that it is at."""
-        self._closed = True
+        for job in self._jobs.values():
+            job.cancel()
         if self._thread is not None:
             self._thread.stop()
 
     def _load(self, batch: Batch) -> Any:
-        if self._closed:
-            return None
         words = np.random.SeedSequence(self._seed, spawn_key=(batch.epoch, batch.index)).generate_state(1, np.uint64)
         with drawing_from(Generator(int(words[0]))):
             made = self._fetch(self._order.batch(batch.epoch, batch.index))
