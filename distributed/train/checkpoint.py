@@ -18,10 +18,9 @@ import minigrad
 from minigrad.files.durable import StrPath
 from minigrad.modes import Closing
 from minigrad.serialization import Checkpoint, CheckpointError, load_checkpoint, save_checkpoint
-from minigrad.tensor import Tensor
 
 from ..comm.communicator import Communicator, all_gather_json
-from ..comm.place import bytes_of, on_device, on_host
+from ..comm.place import bytes_of, copied, on_device, on_host
 
 Tensors = Mapping[str, Mapping[str, Any]]  # by file, then by name
 
@@ -129,7 +128,7 @@ class AsyncCheckpointer(Closing):
     def save(self, folder: StrPath, tensors: Tensors, state: Mapping[str, Any], keep: int | None = 2) -> None:
         """Begin ``minigrad.serialization.save_checkpoint`` of what the tensors hold now."""
         self.wait()
-        copies = {file: {name: _copied(x) for name, x in named.items()} for file, named in tensors.items()}
+        copies = {file: {name: copied(x) for name, x in named.items()} for file, named in tensors.items()}
         self._writing = self._thread.submit(save_checkpoint, folder, copies, copy.deepcopy(dict(state)), keep)
 
     def save_distributed(
@@ -157,10 +156,6 @@ class AsyncCheckpointer(Closing):
             self.wait()
         finally:
             self._thread.shutdown()
-
-
-def _copied(x: Any) -> np.ndarray:
-    return np.array(on_host(x.detach()) if isinstance(x, Tensor) else x)
 
 
 def _from_rank_0(communicator: Communicator, array: np.ndarray) -> np.ndarray:

@@ -21,6 +21,7 @@ from ...comm.calls import DEFAULT_TIMEOUT, ReduceOp
 from ...comm.combine import combine
 from ...comm.communicator import Communicator
 from ...comm.nccl.nccl import NcclCommunicator, check_device
+from ...comm.place import copied
 from ...comm.threads.thread import ThreadCommunicator
 from ...train.step import Named
 
@@ -128,7 +129,7 @@ def weighted_mean(replicas: Sequence[Sequence[Tensor]], weights: Sequence[int]) 
     for tensors, weight in zip(replicas, weights, strict=True):
         flats = pack(tensors, weight / sum(weights))
         rows.append({dtype: tensors[0].device.kernels.to_host(flat) for dtype, flat in flats.items()})
-    result = [Tensor.wrap(on_host(tensor), CPU) for tensor in replicas[0]]
+    result = [Tensor.wrap(copied(tensor), CPU) for tensor in replicas[0]]
     for dtype in rows[0]:
         arrays = [row[dtype] for row in rows]
         combine(_op(dtype), arrays, arrays)
@@ -148,12 +149,6 @@ def catch_up(tensors: Sequence[Tensor], before: Sequence[Tensor], mean: Sequence
         moved = elementwise.add(now, elementwise.sub(y, x)) if is_floating(dtype) else elementwise.maximum(now, y)
         flats[dtype] = moved
     return unpack(tensors, flats)
-
-
-def on_host(tensor: Tensor) -> np.ndarray:
-    """A copy of the tensor's values."""
-    kernels = tensor.device.kernels
-    return np.asarray(kernels.to_host(kernels.copy(tensor.data)))
 
 
 def pack(tensors: Sequence[Tensor], share: float) -> Flats:

@@ -27,10 +27,11 @@ from minigrad.tensor import Tensor
 from ...comm.call_thread import in_threads
 from ...comm.comm_errors import CommError
 from ...comm.communicator import Communicator
+from ...comm.place import copied
 from ...train.simple_trainer import SimpleTrainer
 from .coordinator import Average, Coordinator, Stop, Wait
 from .replica_data import ReplicaLoader
-from .replica_group import average, catch_up, on_host, weighted_mean
+from .replica_group import average, catch_up, weighted_mean
 from .timeline import EventKind
 from .trained_state import TrainedState, tensors_of
 from .workload import Batch, EpochMetrics
@@ -338,7 +339,7 @@ class DdpHandle(Closing):
         if mean is not None:
             delta = catch_up(replica.tensors, task.parts[rank], mean)
         else:
-            part = [Tensor.wrap(on_host(tensor), CPU) for tensor in replica.tensors]
+            part = [Tensor.wrap(copied(tensor), CPU) for tensor in replica.tensors]
             with self.changed:
                 task.parts[rank] = part
                 last = len(task.parts) == len(self.replicas)
@@ -401,7 +402,7 @@ class DdpHandle(Closing):
     def state(self, tensors: Sequence[Tensor], epoch: int, trainers: Sequence[Any]) -> TrainedState:
         """The run's state with these tensors, copied."""
         c, names = self.coordinator, [name for name, _ in tensors_of(self.replicas[0].model)]
-        arrays = {name: on_host(tensor) for name, tensor in zip(names, tensors, strict=True)}
+        arrays = {name: copied(tensor) for name, tensor in zip(names, tensors, strict=True)}
         buffers = {name for name, _ in self.replicas[0].model.named_buffers()}
         return TrainedState(
             params={name: array for name, array in arrays.items() if name not in buffers},
