@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from minigrad import Device, Tensor, as_tensor
-from minigrad.data import EpochSampler, TensorDataset
+from minigrad.data import EpochSampler
 from minigrad.data.prefetch import pinned, to_device
 from minigrad.random import Generator, drawing_from
 
@@ -24,8 +24,10 @@ def fetcher(dataset: Any) -> tuple[int, Callable[[np.ndarray], Any]]:
     if isinstance(dataset, np.ndarray | Tensor):
         return len(dataset), lambda indices: as_tensor(dataset[indices])
     if isinstance(dataset, tuple):
-        rows = TensorDataset(*dataset)
-        return len(rows), lambda indices: tuple(map(as_tensor, rows[indices]))
+        lengths = {len(array) for array in dataset}
+        if len(lengths) != 1:
+            raise ValueError(f"dataset: a tuple of arrays of the lengths {sorted(lengths)}, expected equal ones")
+        return lengths.pop(), lambda indices: tuple(as_tensor(array[indices]) for array in dataset)
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise TypeError(
             f"dataset is a {type(dataset).__name__}, expected arrays, or an object with len() and [indices]"
