@@ -24,19 +24,11 @@ from minigrad.random import Generator, drawing_from
 from ..comm.calls import Work
 from ..comm.comm_errors import CommTimeoutError, PeerLostError
 from ..comm.communicator import Communicator, CommunicatorGroup, all_gather_json, recv_bytes, send_bytes
+from ..train import trainer_errors as errors
 from ..train.buckets import DEFAULT_BUCKET_BYTES, all_reduce_hook
 from ..train.grad_sync import Buckets, agree_on_settings, agree_on_values, digest_of, mean_over_ranks, mismatch
 from ..train.step import Named, Step, Updater
 from ..train.train_kinds import Batch, KindTrainer, StepStats, TrainerConfig, batch_arrays, mean_gradient
-from ..train.trainer_errors import (
-    FinalStageDroppedReplyError,
-    NoShardsError,
-    NoStagesError,
-    ShardDroppedReplyError,
-    StageDroppedReplyError,
-    TrainerError,
-    ZeroSamplesError,
-)
 from .tensor_layers import SplitModule, vocab_parallel_cross_entropy
 
 
@@ -131,7 +123,7 @@ class PartOfModelTrainer(KindTrainer, ABC):
         try:
             x, y = batch_arrays(batch)
             mine = {"samples": len(x), **facts(x, y)}
-        except ZeroSamplesError:
+        except errors.ZeroSamplesError:
             mine = {"samples": 0}  # the ranks find out together, below
         except (TypeError, ValueError, IndexError) as error:
             problem, mine = error, {"problem": f"{type(error).__name__}: {error}"}
@@ -140,7 +132,7 @@ class PartOfModelTrainer(KindTrainer, ABC):
             raise problem
         for rank, other in enumerate(everyone):
             if other.get("samples") == 0:
-                raise ZeroSamplesError(f"trainer: zero samples on rank {rank}")
+                raise errors.ZeroSamplesError(f"trainer: zero samples on rank {rank}")
             if other != mine:
                 there = other.get("problem", f"{other.get('samples')} samples")
                 text = f"the ranks' batches differ: {there} on rank {rank}, {mine['samples']} here, or other values"
@@ -153,7 +145,7 @@ class PartOfModelTrainer(KindTrainer, ABC):
             raise ValueError("the batch's labels have weight 0 together, so there is no mean; no weight was changed")
 
     @abstractmethod
-    def _lost(self, ranks: tuple[int, ...], error: Exception) -> TrainerError:
+    def _lost(self, ranks: tuple[int, ...], error: Exception) -> errors.TrainerError:
         """The error for ranks that are gone or silent."""
 
     @contextmanager
@@ -200,7 +192,9 @@ class TensorParallelTrainer(PartOfModelTrainer):
         seed: int = 0,
     ) -> None:
         if not any(isinstance(module, SplitModule) for module in model.modules()):
-            raise NoShardsError("TensorParallelTrainer: no shards: the model has no layer that is split over the ranks")
+            raise errors.NoShardsError(
+                "TensorParallelTrainer: no shards: the model has no layer that is split over the ranks"
+            )
         if split_classes is not None and config.loss.name == "mse":
             raise ValueError(f"split_classes is {split_classes}, but the loss is mse, which needs whole outputs")
         super().__init__(config, model, communicator, schedule)
@@ -209,8 +203,8 @@ class TensorParallelTrainer(PartOfModelTrainer):
         self.seed: int = seed
         self._whole: Named | None = [(name, p) for name, p in self._named if p.id not in self._split]  # until compared
 
-    def _lost(self, ranks: tuple[int, ...], error: Exception) -> ShardDroppedReplyError:
-        return ShardDroppedReplyError(
+    def _lost(self, ranks: tuple[int, ...], error: Exception) -> errors.ShardDroppedReplyError:
+        return errors.ShardDroppedReplyError(
             f"TensorParallelTrainer: shard dropped reply: {error}; no weight was changed", ranks[0] if ranks else None
         )
 
@@ -284,17 +278,17 @@ class PipelineParallelTrainer(PartOfModelTrainer):
             present = all_gather_json(communicator, stage is not None)
         if stage is None or False in present:
             missing = ", ".join(str(rank) for rank, has in enumerate(present) if not has)
-            raise NoStagesError(f"PipelineParallelTrainer: no stages on rank {missing} of {len(present)}")
+            raise errors.NoStagesError(f"PipelineParallelTrainer: no stages on rank {missing} of {len(present)}")
         self.stage: Module = stage
         self.most_in_flight: int = 0
         """The largest number of micro-batches whose activations this rank held at once in the last step."""
         self._is_first, self._is_last = communicator.rank == 0, communicator.rank == communicator.world_size - 1
 
-    def _lost(self, ranks: tuple[int, ...], error: Exception) -> StageDroppedReplyError:
+    def _lost(self, ranks: tuple[int, ...], error: Exception) -> errors.StageDroppedReplyError:
         last = self._communicator.world_size - 1
-        kind, words = StageDroppedReplyError, "stage dropped reply"
+        kind, words = errors.StageDroppedReplyError, "stage dropped reply"
         if last in ranks:
-            kind, words = FinalStageDroppedReplyError, "final stage dropped reply"
+            kind, words = errors.FinalStageDroppedReplyError, "final stage dropped reply"
         return kind(f"PipelineParallelTrainer: {words}: {error}; no weight was changed", ranks[0] if ranks else None)
 
     # ------------------------------------------------------------------ the schedule
