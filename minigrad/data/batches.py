@@ -84,7 +84,7 @@ class EpochSampler:
         self.world_size = world_size
         self.epoch: int = 0
         self.position: int = 0
-        self._orders: dict[int, npt.NDArray[np.int64]] = {}
+        self._order: tuple[int, npt.NDArray[np.int64]] | None = None
 
     def __len__(self) -> int:
         """Batches in an epoch."""
@@ -107,12 +107,10 @@ class EpochSampler:
         return batch[shard(len(batch), self.rank, self.world_size)]
 
     def _permutation(self, epoch: int) -> npt.NDArray[np.int64]:
-        order = self._orders.get(epoch)
-        if order is None:
-            order = CPU.kernels.random.permutation(self.n, self.seed ^ _EPOCHS, epoch)
-            # Threads need not be in one epoch: that before is kept, and nothing is changed that another may read.
-            self._orders = {**{e: kept for e, kept in self._orders.items() if abs(e - epoch) == 1}, epoch: order}
-        return order
+        order = self._order  # of another epoch perhaps, in another thread
+        if order is None or order[0] != epoch:
+            self._order = order = epoch, CPU.kernels.random.permutation(self.n, self.seed ^ _EPOCHS, epoch)
+        return order[1]
 
     def state_dict(self) -> dict[str, Any]:
         """Where the iteration stands, and the settings that give this a meaning; JSON values, equal on all ranks."""

@@ -1,5 +1,6 @@
 """The samples of a ``DdpBuilder`` run: how a batch is made of them, and the thread that does it ahead."""
 
+import copy
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -47,7 +48,8 @@ class ReplicaLoader:
         self, order: EpochSampler, fetch: Callable[[np.ndarray], Any], device: Device, depth: int, seed: int
     ) -> None:
         self.depth: int = depth
-        self._order, self._fetch, self._device, self._seed = order, fetch, device, seed
+        # A sampler of its own: it keeps the order of one epoch, and replicas need not all be in the same.
+        self._order, self._fetch, self._device, self._seed = copy.copy(order), fetch, device, seed
         self._jobs: dict[Batch, QueuedCall] = {}
         self._thread = CallThread("replica-loader") if depth else None
 
