@@ -121,15 +121,15 @@ class BlockBuckets(Overlapped):
         """What was noted."""
         return [self._names[p.id] in self._spoiled for p in trained]
 
-    def check(self, step: Step, windows: list[Window]) -> None:
+    def check(self, step: Step, trained: list[Tensor], windows: list[Window]) -> None:
         """Raise NonFiniteBlockGradientError too."""
         if step.precision.scaler is not None:
-            super().check(step, windows)  # first: a loss that is not finite is no overflow of its gradients
-        names = [self._names[p.id] for p in self.trained]
+            super().check(step, trained, windows)  # first: a loss that is not finite is no overflow of its gradients
+        names = [self._names[p.id] for p in trained]
         bad = {rank: {name for name, spoiled in zip(names, w.non_finite) if spoiled} for rank, w in enumerate(windows)}
         refuse(self._layout, step, {rank: keys for rank, keys in bad.items() if keys})
         if step.precision.scaler is None:
-            super().check(step, windows)
+            super().check(step, trained, windows)
 
     def reset(self) -> None:
         """Forget what was not finite, too."""

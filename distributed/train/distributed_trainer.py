@@ -184,9 +184,9 @@ class BoundedBuckets(Buckets):
         super().send(step, manager, sums)
         return norm
 
-    def check(self, step: Step, windows: list[Window]) -> None:
+    def check(self, step: Step, trained: list[Tensor], windows: list[Window]) -> None:
         """No element of any partial sum of the ranks' gradients is larger than the sum of their norms."""
-        super().check(step, windows)
+        super().check(step, trained, windows)
         norms = [window.norm for window in windows]
         dtypes = {p.dtype for group in step.optimizer.param_groups for p in group["params"]}
         largest = min((float(finfo(dtype).max) / 2 for dtype in dtypes), default=math.inf)  # half: room for rounding

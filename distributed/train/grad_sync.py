@@ -330,11 +330,6 @@ class Buckets(Reducer):
             **step.precision.settings(),
         }
 
-    @property
-    def trained(self) -> list[Tensor]:
-        """The trained parameters, in the order of all ranks."""
-        return [] if self._agreed is None else trained_of(self._agreed[1])
-
     def reduce(self, step: Step, named: Named) -> tuple[Iterable[GradStore], float] | None:
         """Put the window's sums into buckets, and divide by the weight that all ranks have together; None if no rank
         has a window. Where a graph is captured, all ranks' windows are alike.
@@ -369,7 +364,7 @@ class Buckets(Reducer):
         windows = [mine] * ranks if step.recorder.on_device else exchange_window(self.communicator, mine)
         if not any(window.count for window in windows):
             return None
-        self.check(step, windows)
+        self.check(step, trained, windows)
         return windows
 
     def buckets(self, trained: list[Tensor]) -> GradientBucketManager:
@@ -393,7 +388,7 @@ class Buckets(Reducer):
         """For each parameter whether this rank's gradient is not finite, if that is wanted."""
         return []
 
-    def check(self, step: Step, windows: list[Window]) -> None:
+    def check(self, step: Step, trained: list[Tensor], windows: list[Window]) -> None:
         """Raise, on all ranks alike, for windows that give no step. Gradients are checked when they are clipped."""
         told = [{"the number of the step": window.step, "the learning rate": window.lr} for window in windows]
         if (found := difference(told, "steps")) is not None:
