@@ -85,11 +85,12 @@ class Scaled(BucketedTrainer):
         saved, skipped = meta["scaler"], check_int("skipped_steps", meta.get("skipped_steps"), 0)
         if (saved is None) != (self.scaler is None):
             raise ValueError(f"the state was saved {'without' if saved is None else 'with'} loss scaling")
-        scaler = copy.copy(self.scaler)
-        if scaler is not None:
-            scaler.load_state_dict(saved)
+        if self.scaler is not None:
+            copy.copy(self.scaler).load_state_dict(saved)  # raises before anything has changed
         super().load_state_dict(params, arrays, meta)
-        self._step.precision.scaler, self._step.precision.skipped_steps = scaler, skipped
+        if self.scaler is not None:
+            self.scaler.load_state_dict(saved)
+        self._step.precision.skipped_steps = skipped
 
 
 class MixedPrecision(Precision):
