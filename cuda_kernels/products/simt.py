@@ -71,8 +71,6 @@ def _multiply_tiles(p: Problem) -> None:
     if side == 128:
         kinds = "".join(along(x, k, 4) or "-" for x, k in ((a, -1), (b, -2)))
         kernel = simt_tiles.WIDE.get(kinds, kernel)
-        if kinds == "kk" and later & GELU and tiles.splits == 1:
-            kernel, later = simt_tiles.WIDE_GELU, 0
     y, bias, other, epilogue = target(p, tiles.splits)
     if tiles.splits > 1:
         later = p.epilogue
