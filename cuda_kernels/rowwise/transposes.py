@@ -9,7 +9,7 @@ several matrices, ``bx`` and ``by`` apart. A block has a tile, and the grid (col
 
 import numpy as np
 
-from ..platform.language import cuda
+from ..platform.language import cuda, device_function
 from ..platform.launch import Kernel, kernel
 from ..ptx import ptx
 
@@ -44,8 +44,15 @@ PADDED_TILES: dict[int, Kernel] = {bits // 8: through_tile("padded", bits, TILE_
 def _wide(bits: int, registers: int) -> Kernel:
     """Tiles of 8 accesses of 16 bytes on a side: 32 x 32 elements of 4 bytes, 64 x 64 of 2."""
     count = 128 // bits  # elements of an access
-    side, pitch, dtype = 8 * count, 8 * count + 32 // bits, np.dtype(f"uint{bits}").type
+    side, pitch, turns, dtype = 8 * count, 8 * count + 32 // bits, count // 4, np.dtype(f"uint{bits}").type
     load, store = (ptx.load_constant4, ptx.store4) if count == 4 else (ptx.load_constant8, ptx.store8)
+
+    @device_function
+    def column(square, i, k):
+        four = square[i, k], square[i + 1, k], square[i + 2, k], square[i + 3, k]
+        if count == 8:
+            return four + (square[i + 4, k], square[i + 5, k], square[i + 6, k], square[i + 7, k])
+        return four
 
     @kernel(
         f"bits{bits}* x2, int64 x6", threads=(8, 32), registers=registers, vector_loads=True, name=f"wide_{bits}_bits"
@@ -54,18 +61,17 @@ def _wide(bits: int, registers: int) -> Kernel:
         square = cuda.shared.array((side, pitch), dtype)
         i, z = count * np.int64(cuda.threadIdx.x), np.int64(cuda.blockIdx.z)
         left, top = np.int64(cuda.blockIdx.x) * side, np.int64(cuda.blockIdx.y) * side
-        for k in range(cuda.threadIdx.y, side, 32):
+        for turn in range(turns):
+            k = cuda.threadIdx.y + 32 * turn
             if top + k < rows and left + i < columns:
                 v = load(x, z * bx + (top + k) * sx + left + i)
                 for e in range(count):
                     square[k, i + e] = v[e]
         cuda.syncthreads()
-        for k in range(cuda.threadIdx.y, side, 32):
+        for turn in range(turns):
+            k = cuda.threadIdx.y + 32 * turn
             if left + k < columns and top + i < rows:
-                values = square[i, k], square[i + 1, k], square[i + 2, k], square[i + 3, k]
-                if count == 8:
-                    values += square[i + 4, k], square[i + 5, k], square[i + 6, k], square[i + 7, k]
-                store(y, z * by + (left + k) * sy + top + i, values)
+                store(y, z * by + (left + k) * sy + top + i, column(square, i, k))
 
     return transpose
 
