@@ -111,15 +111,15 @@ def diagonal(x: Array, offset: int, axis1: int, axis2: int) -> Array:
 
 def tril(x: Array, diagonal: int) -> Array:
     """The last two axes' lower triangle, zeros above ``diagonal``."""
-    return elementwise.where(comparison.le(_diagonals(x), diagonal), x, x.dtype.type(0))  # type: ignore[no-any-return]
+    return elementwise.where(comparison.ge(diagonal, _diagonals(x)), x, x.dtype.type(0))
 
 
 def triu(x: Array, diagonal: int) -> Array:
     """The last two axes' upper triangle, zeros below ``diagonal``."""
-    return elementwise.where(comparison.ge(_diagonals(x), diagonal), x, x.dtype.type(0))  # type: ignore[no-any-return]
+    return elementwise.where(comparison.ge(_diagonals(x), diagonal), x, x.dtype.type(0))
 
 
 def _diagonals(x: Array) -> Array:
     """c - r for each row r and column c of the last two axes."""
     rows, columns = x.shape[-2:]
-    return elementwise.sub(iota(columns, x.device), iota(rows, x.device).reshape(rows, 1))  # type: ignore[no-any-return]
+    return elementwise.sub(iota(columns, x.device), iota(rows, x.device).reshape(rows, 1))

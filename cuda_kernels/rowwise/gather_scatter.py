@@ -192,7 +192,7 @@ def _reducers(name: str, dtype: str, width: int) -> tuple[Kernel, Kernel, np.dty
 
     @kernel(
         f"{dtype}* x2, uint64*, int64*, {wide}*, int64 x4, uint32",
-        registers=48, vector_loads=width == 4 and dtype == "float32", name=f"chunks_{of}",
+        registers=64, vector_loads=width == 4 and dtype == "float32", name=f"chunks_{of}",
     )  # fmt: skip
     def reduce_chunks(x, y, keys, order, kept, N, K, Q, columns, blocks):
         """kept (chunks, 2, columns): of a place from the chunk before what it has here; of one that goes on, too."""

@@ -185,14 +185,15 @@ def forward(
 ) -> tuple[Array, Array, Any, Array]:
     """``kernels``: (short, rows, ...) -> y, x + residual (or x), mean, rstd. Any strides, which are copied."""
     N, C = x.shape
-    x, *others = contiguous(x), *(None if a is None else contiguous(a) for a in (residual, weight, bias))
+    x = contiguous(x)
+    residual, weight, bias = (None if a is None else contiguous(a) for a in (residual, weight, bias))
     width = 16 // x.itemsize
     if C > 4 * width * kernels[1].threads[0]:
-        return _forward_steps(x, *others, float(eps), centred)
+        return _forward_steps(x, residual, weight, bias, float(eps), centred)
     y, mean, rstd = (empty(shape, x.dtype, x.device) for shape in (x.shape, N, N))
     h = x if residual is None else empty(x.shape, x.dtype, x.device)
     chosen, threads = row_kernel((*kernels[:2], None), 4, N, C, x.itemsize)
-    pointers = (x, *(x if a is None else a for a in others), y, h, mean, rstd)
+    pointers = (x, *(x if a is None else a for a in (residual, weight, bias)), y, h, mean, rstd)
     vectors = aligned(width, C, *pointers[:6])
     affine = int(weight is not None)
     if x.size:
@@ -232,7 +233,7 @@ def backward(
 def _row_means(x: Array) -> Array:
     """(N, 1) of x (N, C)."""
     N, C = x.shape
-    return families.elementwise.div(fold("sum", x, N, C, 1, x.dtype), x.dtype.type(C)).reshape(N, 1)  # type: ignore[no-any-return]
+    return families.elementwise.div(fold("sum", x, N, C, 1, x.dtype), x.dtype.type(C)).reshape(N, 1)
 
 
 def _forward_steps(
@@ -252,7 +253,7 @@ def _backward_steps(
 ) -> tuple[Array, tuple[Array, ...]]:
     """``mean`` and ``rstd`` (N, 1); a mean of 0.0 is that of rows that are not centred."""
     g = dy if weight is None else families.elementwise.mul(dy, weight)
-    centred = isinstance(mean, Array)
+    (N, C), centred = x.shape, isinstance(mean, Array)
     slope, shift = _row_means(TIMES_XHAT(g, x, mean, rstd)), _row_means(g) if centred else 0.0
     sums = (TIMES_XHAT(dy, x, mean, rstd), dy)[: 1 + centred]
-    return GRADIENT(g, x, mean, rstd, slope, shift, rstd), tuple(fold("sum", a, 1, *x.shape, x.dtype) for a in sums)
+    return GRADIENT(g, x, mean, rstd, slope, shift, rstd), tuple(fold("sum", a, 1, N, C, x.dtype) for a in sums)
