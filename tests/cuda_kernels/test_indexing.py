@@ -54,7 +54,7 @@ def test_repeated_places_give_the_same_bits_in_any_order(dtype, order):
 
 
 @pytest.mark.parametrize(("reduce", "dtype", "width"), gather_scatter._REDUCE)
-def test_places_that_span_chunks(reduce, dtype, width):
+def test_places_that_span_chunks(reduce, dtype, width, order):
     """By each kernel. Whole numbers, so that no order of sums shows; an odd first size, so that blocks have a rest."""
     rng = np.random.default_rng(0)
     where, y = np.where(rng.random(101) < 0.8, 3, rng.integers(0, 6, 101)), rng.integers(-1, 2, (3, 101, 2 * width))
