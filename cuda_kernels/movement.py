@@ -111,12 +111,16 @@ def diagonal(x: Array, offset: int, axis1: int, axis2: int) -> Array:
 
 def tril(x: Array, diagonal: int) -> Array:
     """The last two axes' lower triangle, zeros above ``diagonal``."""
-    return elementwise.where(comparison.ge(diagonal, _diagonals(x)), x, x.dtype.type(0))
+    return elementwise.where(comparison.ge(diagonal, _diagonals(x)), x, _zero(x))
 
 
 def triu(x: Array, diagonal: int) -> Array:
     """The last two axes' upper triangle, zeros below ``diagonal``."""
-    return elementwise.where(comparison.ge(_diagonals(x), diagonal), x, x.dtype.type(0))
+    return elementwise.where(comparison.ge(_diagonals(x), diagonal), x, _zero(x))
+
+
+def _zero(x: Array) -> int:
+    return False if x.dtype.kind == "b" else 0  # an int would make it int64
 
 
 def _diagonals(x: Array) -> Array:
