@@ -45,9 +45,7 @@ def multiply(p: Problem) -> None:
         _multiply_tiles(p)
         return
     y, bias, other, epilogue = whole(p)
-    n, most = y.size * lanes, kernel.threads[0]
-    arguments = y, p.a, p.b, bias, other, *p.words, epilogue, y.size
-    kernel.launch(-(-n // most), *arguments, threads=max(min(most, n), 1))
+    kernel.launch_each(y.size * lanes, y, p.a, p.b, bias, other, *p.words, epilogue, y.size)
 
 
 def is_small(p: Problem) -> bool:

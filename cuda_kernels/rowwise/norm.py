@@ -166,9 +166,7 @@ def norm_kernels(label: str, centred: bool) -> dict[Any, RowNormKernels]:
     """All kernels of a normalisation by dtype; their names begin with ``label``."""
     return {
         np.dtype(real): RowNormKernels(
-            *_forwards(label, real, centred),
-            _backward_rows(label, real, 1, centred),
-            _backward_rows(label, real, 2, centred),
+            *_forwards(label, real, centred), *(_backward_rows(label, real, accesses, centred) for accesses in (1, 2))
         )
         for real in (np.float32, np.float64)
     }

@@ -94,8 +94,7 @@ def scan(name: str, x: Array, reverse: bool = False, exclusive: bool = False) ->
     if parts > 1:
         scan_rows.launch((N, parts), x, totals, y, n, part, *flags, 1, threads=threads)
         totals = scan(name, totals, exclusive=True)
-    stage = 2 if parts > 1 else 0
-    scan_rows.launch((N, parts), x, totals, y, n, part, *flags, stage, threads=threads)
+    scan_rows.launch((N, parts), x, totals, y, n, part, *flags, 2 if parts > 1 else 0, threads=threads)
     return y
 
 
