@@ -37,6 +37,7 @@ def test_the_list_names_kernels_that_exist() -> None:
         assert kernel.py_func.__code__.co_argcount == len(types), f"run benchmarks/known_kernels.py: {key}"
 
 
+@pytest.mark.long
 def test_bits_are_those_of_a_process_without_helpers(tmp_path: Path) -> None:
     outputs = []
     for threads in ("2", "1"):
@@ -63,6 +64,7 @@ def helpers(cache: Path) -> list[int]:
     return found
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks for processes as Linux shows them")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_helpers_end_with_their_program(tmp_path: Path, number: int) -> None:
