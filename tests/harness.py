@@ -223,6 +223,12 @@ def tensors(arrays: Sequence[np.ndarray], dtype: str, device: str, needs: Sequen
     ]
 
 
+def draw(device: str, *shapes: Shape, dtype: Any = np.float64) -> list[mg.Tensor]:
+    """Leaves of normal numbers, the same at each call."""
+    rng = np.random.default_rng(0)
+    return [mg.tensor(rng.standard_normal(s).astype(dtype), device=device, requires_grad=True) for s in shapes]
+
+
 def weights_like(y: np.ndarray) -> np.ndarray:
     """The gradient that checks send into backward: normal, and the same for the same shape."""
     return np.random.default_rng(7).standard_normal(y.shape).astype(np.float32).astype(np.float64)
