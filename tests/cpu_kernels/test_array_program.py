@@ -105,14 +105,10 @@ def test_layouts(function, layout: str) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_any_number_of_threads_gives_the_same_bits(threads: int) -> None:
+def test_any_number_of_threads_gives_the_same_bits(threads: int, set_threads) -> None:
     x = values(np.float32)
-    before = cpu_kernels.threads.get_num_threads()
-    cpu_kernels.threads.set_num_threads(threads)
-    try:
-        same(cpu_kernels.activation.softplus(x, 1.0, 20.0), plain_kernels.activation.softplus(x, 1.0, 20.0))
-    finally:
-        cpu_kernels.threads.set_num_threads(before)
+    set_threads(threads)
+    same(cpu_kernels.activation.softplus(x, 1.0, 20.0), plain_kernels.activation.softplus(x, 1.0, 20.0))
 
 
 def test_sums_in_place_and_memory_that_is_shared() -> None:
