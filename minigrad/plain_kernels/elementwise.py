@@ -88,6 +88,11 @@ class elementwise:
         return np.where(y < 0, np.where(np.abs(x) == 1, odd, 0), np.power(x, np.maximum(y, 0)))
 
     @staticmethod
+    def cube(x: np.ndarray) -> np.ndarray:
+        """x^3."""
+        return x * x * x
+
+    @staticmethod
     def add_into(x: np.ndarray, y: Any) -> None:
         """x += y."""
         np.add(x, y, x)  # the name ``out`` would cost a tenth of a microsecond

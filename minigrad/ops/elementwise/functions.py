@@ -107,7 +107,7 @@ def Sqrt(k: Any, y: Any, dy: Any) -> Any:
 @of_y(lambda kernels, x: kernels.elementwise.rsqrt(x), autocast="float32")
 def Rsqrt(k: Any, y: Any, dy: Any) -> Any:
     """y = 1 / sqrt(x);  dx = -y^3 dy / 2."""
-    return k.mul(k.mul(dy, k.mul(k.square(y), y)), -0.5)
+    return k.mul(k.mul(dy, k.cube(y)), -0.5)
 
 
 @of_x(lambda kernels, x: kernels.elementwise.sin(x))
