@@ -6,6 +6,8 @@ Division by an integer 0 raises ZeroDivisionError: a flag is copied back, for in
 from __future__ import annotations
 
 import functools
+import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -75,6 +77,11 @@ def nan_to_num(x: Array, nan: float, posinf: float | None, neginf: float | None)
         return copy(x)
     limits = np.finfo(loaded(x.dtype))
     return _NAN_TO_NUM(x, nan, limits.max if posinf is None else posinf, limits.min if neginf is None else neginf)
+
+
+def fused(expression: Callable[..., Any], *inputs: Any) -> Any:
+    """expression(elementwise, *inputs), a function of a module's top level; here each step is a launch."""
+    return expression(sys.modules[__name__], *inputs)
 
 
 # Into existing arrays, and between dtypes -----------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Functions of each element: the plain ones, in chunks where arrays are large; and erf, which NumPy lacks."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,10 +13,9 @@ from .toolbox.jit import kernel
 from .toolbox.vector_math import erf_fast
 
 div: Any  # and all others of the plain family
-globals().update(in_chunks(plain, without=("add_into", "assign", "cast", "erf")))
+globals().update(in_chunks(plain, without=("add_into", "assign", "cast", "erf", "fused")))
 assign: Callable[..., None] = plain.assign
 add_into: Callable[..., None] = into_first(np.add)
-_casts: dict[Any, Chunked] = {}
 
 
 def cast(x: np.ndarray, dtype: Any) -> np.ndarray:
@@ -23,14 +23,31 @@ def cast(x: np.ndarray, dtype: Any) -> np.ndarray:
     return plain.cast(x, dtype) if x.size < FEW or numba.config.DISABLE_JIT else _cast_to(dtype)(x)
 
 
+@functools.cache
 def _cast_to(dtype: Any) -> Chunked:
-    dtype = np.dtype(dtype)
-    if dtype not in _casts:
-        _casts[dtype] = Chunked(lambda x: plain.cast(x, dtype))
-    return _casts[dtype]
+    return Chunked(lambda x: plain.cast(x, dtype))
 
 
 for_graphs(cast, lambda x, dtype: _cast_to(dtype).program_for(x), lambda x, dtype: _cast_to(dtype)(x, worth=2))
+
+
+def fused(expression: Callable[..., Any], *inputs: Any) -> Any:
+    """expression(elementwise, *inputs), a function of a module's top level; of large arrays in one pass."""
+    if numba.config.DISABLE_JIT or all(getattr(x, "size", 0) < FEW for x in inputs):
+        return plain.fused(expression, *inputs)
+    return _of_arrays(expression)(*inputs)
+
+
+@functools.cache
+def _of_arrays(expression: Callable[..., Any]) -> Chunked:
+    return Chunked(lambda *inputs: plain.fused(expression, *inputs))
+
+
+for_graphs(
+    fused,
+    lambda expression, *inputs: _of_arrays(expression).program_for(*inputs),
+    lambda expression, *inputs: _of_arrays(expression)(*inputs, worth=2),
+)
 
 
 @kernel

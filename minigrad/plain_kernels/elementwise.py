@@ -48,6 +48,12 @@ class elementwise:
     minimum: np.ufunc = np.minimum
 
     @staticmethod
+    @quiet
+    def fused(expression: Callable[..., Any], *inputs: Any) -> Any:
+        """expression(elementwise, *inputs), a function of a module's top level: other backends take it as one pass."""
+        return expression(elementwise, *inputs)
+
+    @staticmethod
     def where(condition: Any, x: Any, y: Any) -> Any:
         """x where the condition holds, else y."""
         return np.where(condition, x, y)
@@ -202,6 +208,24 @@ class activation:
     """Activations in pieces. The exponentials see only arguments that cannot overflow, so no branch that is thrown away
     raises a warning or costs digits.
     """
+
+    @staticmethod
+    def relu_backward(dy: np.ndarray, y: np.ndarray) -> np.ndarray:
+        """dy where y > 0 or NaN, else 0."""
+        return np.where(y <= 0, 0, dy)
+
+    @staticmethod
+    @quiet
+    def silu(x: np.ndarray) -> np.ndarray:
+        """x sigmoid(x)."""
+        return x * elementwise.sigmoid(x)
+
+    @staticmethod
+    @quiet
+    def silu_backward(dy: np.ndarray, x: np.ndarray) -> np.ndarray:
+        """dy s (1 + x (1 - s)), s = sigmoid(x)."""
+        s = elementwise.sigmoid(x)
+        return dy * (s * (x * (1 - s) + 1))
 
     @staticmethod
     def leaky_relu(x: np.ndarray, slope: float) -> np.ndarray:
