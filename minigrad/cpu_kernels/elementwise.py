@@ -8,14 +8,26 @@ import numba
 import numpy as np
 
 from ..plain_kernels import elementwise as plain
-from .toolbox.array_program import FEW, Chunked, for_graphs, in_chunks, into_first
+from ..plain_kernels.elementwise import quiet
+from .toolbox.array_program import FEW, Chunked, chunked, for_graphs, in_chunks, into_first
 from .toolbox.jit import kernel
 from .toolbox.vector_math import erf_fast
 
 div: Any  # and all others of the plain family
-globals().update(in_chunks(plain, without=("add_into", "assign", "cast", "erf", "fused")))
+globals().update(in_chunks(plain, without=("add_into", "assign", "cast", "erf", "fused", "pow")))
 assign: Callable[..., None] = plain.assign
 add_into: Callable[..., None] = into_first(np.add)
+
+_power = chunked(plain.pow)
+_even_power = chunked(quiet(lambda x, n: np.power(np.abs(x), n)))
+_odd_power = chunked(quiet(lambda x, n: np.copysign(np.power(np.abs(x), n), x)))
+
+
+def pow(x: Any, y: Any) -> Any:
+    """x ** y, as the plain one; with AVX-512 NumPy takes a hundred times as long for negative numbers."""
+    if isinstance(y, int | float) and x.dtype.char in "fd" and y % 2 in (0, 1):
+        return _odd_power(x, y) if y % 2 else _even_power(x, y)
+    return _power(x, y)
 
 
 def cast(x: np.ndarray, dtype: Any) -> np.ndarray:

@@ -88,7 +88,7 @@ OPS = [
     ),
     unary("pow_0", lambda x: x**0, np.ones_like, lambda x: x**0),
     unary("pow_1", lambda x: x**1, lambda x: x, lambda x: x**1),
-    *(unary(f"pow_{n}", lambda x, n=n: x**n, lambda x, n=n: np.power(x, n), lambda x, n=n: x**n) for n in (2, 3)),
+    *(unary(f"pow_{n}", lambda x, n=n: x**n, lambda x, n=n: np.power(x, n), lambda x, n=n: x**n) for n in (2, 3, 4, 5)),
     *(
         unary(f"pow_{n}", lambda x, n=n: x**n, lambda x, n=n: x**n, lambda x, n=n: x**n, domains=POSITIVE)
         for n in (-2, -1.5, -1, -0.5, 0.5)

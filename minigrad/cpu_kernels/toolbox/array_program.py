@@ -190,12 +190,12 @@ class Program:
         else:
             flags: Any = [["readonly"]] * len(arrays) + [["writeonly", "allocate"]]
             walk = np.nditer([*arrays, out], ["external_loop"], flags, [*(x.dtype for x in arrays), self.result])
-            out, views = walk.operands[-1], walk.itviews
+            out, views = walk.operands[-1], list(walk.itviews)
             shape, strides = views[0].shape, [x.strides for x in views]
-        rows = [(address, 0, *steps) for address, steps in zip(addresses_of(views), strides, strict=True)]
+        rows = [[address, 0, *steps] for address, steps in zip(addresses_of(views), strides, strict=True)]
         for i, x in enumerate(operands):
             if not x.ndim:
-                rows.insert(i, (address_of(x), x.itemsize if self._vectors[i] else 0, *(0,) * len(shape)))
+                rows.insert(i, [address_of(x), x.itemsize if self._vectors[i] else 0, *(0,) * len(shape)])
         chunk, size = LONG_CHUNK if self.steps == 1 else CHUNK, out.size
         parts = size // shape[-1] * -(-shape[-1] // chunk)
         threads = get_num_threads()
