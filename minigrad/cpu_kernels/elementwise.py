@@ -45,14 +45,15 @@ for_graphs(cast, lambda x, dtype: _cast_to(dtype).program_for(x), lambda x, dtyp
 
 def fused(expression: Callable[..., Any], *inputs: Any) -> Any:
     """expression(elementwise, *inputs), a function of a module's top level; of large arrays in one pass."""
-    if numba.config.DISABLE_JIT or all(getattr(x, "size", 0) < FEW for x in inputs):
-        return plain.fused(expression, *inputs)
-    return _of_arrays(expression)(*inputs)
+    for x in inputs:
+        if getattr(x, "size", 0) >= FEW and not numba.config.DISABLE_JIT:
+            return _of_arrays(expression)(*inputs)
+    return expression(plain, *inputs)
 
 
 @functools.cache
 def _of_arrays(expression: Callable[..., Any]) -> Chunked:
-    return Chunked(lambda *inputs: plain.fused(expression, *inputs))
+    return Chunked(lambda *inputs: expression(plain, *inputs))
 
 
 for_graphs(

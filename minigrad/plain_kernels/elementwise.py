@@ -48,7 +48,6 @@ class elementwise:
     minimum: np.ufunc = np.minimum
 
     @staticmethod
-    @quiet
     def fused(expression: Callable[..., Any], *inputs: Any) -> Any:
         """expression(elementwise, *inputs), a function of a module's top level: other backends take it as one pass."""
         return expression(elementwise, *inputs)
