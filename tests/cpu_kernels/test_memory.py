@@ -56,6 +56,8 @@ for size in (10_000, 20, 2_000_000, 15):
     grown.resize(size, refcheck=False)
     assert grown[:10].tolist() == [*range(10)] and not grown[10:].any() and not grown.ctypes.data % 64
 assert np.fromiter(range(100_000), np.int64).sum() == 4_999_950_000
+for order in (np.arange(5_000).reshape(50, 100)[:, ::-1], np.arange(50.0)[::-1], np.zeros((3, 0))):
+    assert (np.take_along_axis(order, order.argsort(-1), -1) == np.sort(order, -1)).all()  # frees what it has not taken
 """
 
 
