@@ -86,12 +86,13 @@ OPS = [
     unary(
         "number_floor_div", lambda x: 7 // x, lambda x: 7 // x, lambda x: 7 // x, domains=STEPS, differentiable=False
     ),
-    unary("square_by_pow", lambda x: x**2, np.square, lambda x: x**2),
-    unary("cube", lambda x: x**3, lambda x: x**3, lambda x: x**3),
     unary("pow_0", lambda x: x**0, np.ones_like, lambda x: x**0),
     unary("pow_1", lambda x: x**1, lambda x: x, lambda x: x**1),
-    unary("pow_half", lambda x: x**0.5, np.sqrt, lambda x: x**0.5, domains=POSITIVE),
-    unary("pow_minus_1_5", lambda x: x**-1.5, lambda x: x**-1.5, lambda x: x**-1.5, domains=POSITIVE),
+    *(unary(f"pow_{n}", lambda x, n=n: x**n, lambda x, n=n: np.power(x, n), lambda x, n=n: x**n) for n in (2, 3, 4, 5)),
+    *(
+        unary(f"pow_{n}", lambda x, n=n: x**n, lambda x, n=n: x**n, lambda x, n=n: x**n, domains=POSITIVE)
+        for n in (-2, -1.5, -1, -0.5, 0.5)
+    ),
     unary("number_pow", lambda x: 3**x, lambda x: 3**x, lambda x: 3**x),
     unary("clamp", lambda x: x.clamp(-1, 1.25), lambda x: x.clip(-1, 1.25), lambda x: x.clamp(-1, 1.25), domains=STEPS),
     unary("clamp_min", lambda x: x.clamp(min=0), lambda x: x.clip(0), lambda x: x.clamp(min=0), domains=STEPS),
