@@ -98,15 +98,10 @@ class Arena:
         self._heap[: LINE + 1] = self.start, len(self._heap), LINE, 0, 0, 0, 0, 0, len(self._heap) - LINE
         self._before: Any = None
         functions = _new, _new_zeros, _resize, _delete
-<<<<<<< HEAD
         self._allocator: Any
         self._allocator, handler = numpy_allocator.allocator("minigrad_arena", self._heap, *functions)
         self._kept: Any = (self._memory, handler)
-        numpy_allocator.python("Py_IncRef", None, ctypes.py_object)(self._kept)  # for arrays that outlive all else
-=======
-        self._allocator: Any = numpy_allocator.allocator("minigrad_arena", self._heap, *functions)
-        numpy_allocator.keep(self._memory)  # for arrays that outlive all else
->>>>>>> main
+        numpy_allocator.keep(self._kept)  # for arrays that outlive all else
         for arena in list(_closed):
             arena._end()
 

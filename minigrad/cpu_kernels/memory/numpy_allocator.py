@@ -63,18 +63,13 @@ def allocator(
     return handler(name, context, [_compiled(fn, signature) for fn, signature in signatures])
 
 
-def handler(name: str, context: np.ndarray, addresses: Iterable[int]) -> Any:
-    """An allocator for ``use``, of functions by their addresses, in the order of ``allocator``."""
+def handler(name: str, context: np.ndarray, addresses: Iterable[int]) -> tuple[Any, Any]:
+    """What ``allocator`` returns, of functions by their addresses, in its order."""
     record = _Handler(name.encode(), 1, context.ctypes.data, *addresses)
     capsule: Any = python("PyCapsule_New", ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
         ctypes.addressof(record), b"mem_handler", None
     )
-<<<<<<< HEAD
-    return capsule, handler
-=======
-    keep(record)
-    return capsule
->>>>>>> main
+    return capsule, record
 
 
 @functools.cache
@@ -110,11 +105,6 @@ def use(allocator: Any) -> Any:
 
 def install(name: str, context: np.ndarray, *functions: Callable[..., Any]) -> None:
     """``use`` an allocator until the end of the process."""
-<<<<<<< HEAD
-    capsule, handler = allocator(name, context, *functions)
-    python("Py_IncRef", None, ctypes.py_object)((context, handler))  # arrays are freed until its very end
+    capsule, record = allocator(name, context, *functions)
+    keep((context, record))
     use(capsule)
-=======
-    keep(context)
-    use(allocator(name, context, *functions))
->>>>>>> main
