@@ -37,8 +37,8 @@ def written(what: str, got: Array, want: Array, tolerance: float = 1e-5) -> None
     places = np.argwhere(np.isnan(got) & ~np.isnan(want))
     if len(places):
         first = ", ".join(str(int(i)) for i in places[0])
-        raise Wrong(f"{what}\n{len(places)} of {got.size} elements are not a number, the first at [{first}]: "
-                    "no thread wrote there, or it read what nobody wrote")  # fmt: skip
+        raise Wrong(f"{what}\nexpected {got.size} numbers\ngot      {len(places)} elements that are not a number, "
+                    f"the first at [{first}]: no thread wrote there, or it read what nobody wrote")  # fmt: skip
     wrong = np.argwhere(~np.isclose(got, want, rtol=0, atol=tolerance * np.max(np.abs(want), initial=1.0)))
     if len(wrong) and got.size > 40:
         place = tuple(int(i) for i in wrong[0])

@@ -8,7 +8,7 @@ from ..exercise import require, same
 
 
 def exercise_1(my: Any) -> None:
-    cases = [([[1.0, 2.0]], 2.0, [1.0, 0.0]), ([[1.0, 3.0], [2.0, 1.5]], 5.0, [2.0, 0.5]),
+    cases = [([[1.0, 2.0]], 2.0, [1.0, 0.0]), ([[1.0, 3.0], [3.5, 1.0]], 6.5, [2.0, 2.5]),
              ([[1.0, 1.0, 4.0], [1.0, 5.0, 1.0]], 9.0, [7.0, 3.0, 4.0])]  # fmt: skip
     for times, total, waited in cases:
         what, got = f"lockstep({times})", my.lockstep(times)
