@@ -92,8 +92,8 @@ def same(what: str, got: Any, want: Any, tolerance: float = 1e-6) -> None:
         lines.append("is there a `return`?")
     elif isinstance(want, np.ndarray) and getattr(got, "shape", ()) != want.shape:
         lines.append(f"the shape is {getattr(got, 'shape', ())}, expected {want.shape}")
-    elif isinstance(want, tuple) and isinstance(got, list):
-        lines.append("this is a list, expected a tuple")
+    elif type(got) is not type(want) and np.array_equal(got, want):
+        lines.append(f"the type is {type(got).__name__}, expected {type(want).__name__}")
     raise Wrong("\n".join(lines))
 
 

@@ -2,6 +2,7 @@
 
 import ast
 import code
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -29,4 +30,5 @@ def main(number: str, file: str) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # who reads the output may have enough of it
     sys.exit(main(*sys.argv[1:]))

@@ -19,8 +19,9 @@ def home(tmp_path, monkeypatch):
     return tmp_path / "minigrad-course"
 
 
-def test_a_learner_s_way(home, capsys, monkeypatch):
-    assert run(capsys, "start", 1)[0] == 0
+def test_a_learner_s_way(home, capfd, monkeypatch):
+    capsys = capfd  # what the page's code prints is another process's
+    assert "run    minigrad learn run 1" in run(capsys, "start", 1)[1]
     file = home / "chapter_01.py"
     assert file.read_text(encoding="utf-8") == course.chapters()[1].stubs()
     code, out, _ = run(capsys, "check", 1, "--hint")
@@ -32,9 +33,19 @@ def test_a_learner_s_way(home, capsys, monkeypatch):
         code, out, _ = run(capsys, "check", 1, "--hint")
         assert code == 1 and words in out and out.count("hint ") == tries and out.count("passed") == 6
     assert "6 of 7" in run(capsys)[1]
+    kept = (home / "minigrad-learn.json").read_text()
+    file.write_text("def f(:\n")
+    assert run(capsys, "check", 1, "--hint")[1].splitlines()[1:] == [
+        "  the file fails: line 1: invalid syntax: def f(:"
+    ]
+    assert (home / "minigrad-learn.json").read_text() == kept
+    file.write_text(chapter.mistaken(chapter.exercises[1], old, new), encoding="utf-8")
     assert run(capsys, "check", "1.1")[0] == 0 and "hint" not in run(capsys, "check", "1.1", "--hint")[1]
     run(capsys, "start", 2)
     assert "chapter 1: ours" in run(capsys, "check", 2)[1]
+    code, out, _ = run(capsys, "run", 1)
+    assert code == 0 and "\n(12, 4, 1)\n" in out and "... at(matrix" in out and out.rstrip().endswith("*")
+    assert run(capsys, "run", 2)[1].endswith("here it ends: needs exercise 2.1 first\n")
     file.write_text(chapter.solution, encoding="utf-8")
     assert run(capsys, "check", 1)[0] == 0
     assert "chapter 1: yours" in run(capsys, "check", 2)[1]
@@ -72,8 +83,8 @@ def test_bad_input_is_one_line(home, capsys):
 
 
 BROKEN = {
-    "def f(:": "line 1: invalid syntax",
-    "while True: pass": "did not end within 1 s",
+    "def f(:": "the file fails: line 1: invalid syntax",
+    "while True: pass": "the file fails: line 1: it did not end within 1 s",
     "while True:\n  try:\n    while True: pass\n  except BaseException: pass": "did not end within 1 s",
     "while True: print('x' * 99)": "prints without end",
     "raise SystemExit": "it ends the program",
@@ -81,7 +92,7 @@ BROKEN = {
     "1 / 0": "line 1: ZeroDivisionError: division by zero: 1 / 0",
     "def f(): return f()\nf()": "line 1: RecursionError",
     "import chapter_99": "line 1: ModuleNotFoundError",
-    "": "AttributeError",
+    "def row_mayor(shape): return shape": "the file has no `row_major`: was it renamed, or deleted?",
 }
 
 
@@ -89,4 +100,18 @@ def test_a_broken_file_is_one_answer():
     chapter = course.chapters()[1]
     for source, words in BROKEN.items():
         (answer,) = judge.judge(chapter, [(source, ["1.1"])], {}, seconds=1.0)
-        assert answer.state == "wrong" and words in answer.message and "\n" not in answer.message, (source, answer)
+        state = "broken" if answer.message.startswith("the file fails: ") else "wrong"
+        assert answer.state == state and words in answer.message and "\n" not in answer.message, (source, answer)
+
+
+# In the check's own thread, in those of ranks, in a kernel.
+HANGS = ("2.3", "found[end] = 1.0"), ("9.8", "return bool(troubles[0] == 0)"), ("6.1", "i = cuda.grid(1)")
+
+
+@pytest.mark.parametrize(("exercise", "line"), HANGS)
+def test_what_hangs_in_a_check_is_one_line_with_its_place(exercise, line):
+    chapter, hang = course.chapters()[int(exercise[0])], "while True: 1"
+    source = chapter.solution.replace(line, hang, 1)
+    (answer,) = judge.judge(chapter, [(source, [exercise])], {}, seconds=2.0)
+    place = source[: source.index(hang)].count("\n") + 1
+    assert answer.message == f"line {place}: it did not end within 2 s: an endless loop?: {hang}"
