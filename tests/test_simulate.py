@@ -150,12 +150,11 @@ def test_the_page_has_the_steps_of_a_warp() -> None:
 @pytest.mark.skipif(shutil.which("node") is None, reason="the page's script is not run: node is not installed")
 def test_the_page_draws_a_step_at_a_time() -> None:
     report = simulate(shared_column(32), 2, 32, floats(64), np.zeros(64, np.float32))
-    (script,) = re.findall("<script>(.*)</script>", report.html(), re.DOTALL)
+    script = report.html().partition("<script>")[2].partition("</script>")[0]
     page = "const parts = {}, document = {getElementById: id => parts[id] ??= {value: 0, setAttribute() {}}};"
-    keys = "for (const key of ['Right', 'Right', 'Left']) onkeydown({key: `Arrow${key}`});"
-    moves = f"for (let k = 0; k < 31; k++) parts.next.onclick(); {keys} console.log(JSON.stringify(parts))"
-    done = subprocess.run(["node", "-e", page + script + moves], capture_output=True, check=True)
-    parts = json.loads(done.stdout)
+    moves = "for (let k = 0; k < 33; k++) onkeydown({key: 'ArrowRight'}); parts.back.onclick(); "
+    program = page + script + moves + "console.log(JSON.stringify(parts))"
+    parts = json.loads(subprocess.check_output(["node", "-e", program]))
     assert parts["place"]["textContent"] == "33 of 34" and "32 passes over the banks" in parts["cost"]["innerHTML"]
     assert parts["picture"]["innerHTML"].count("<line ") == 32 and "tile[t, 0]" in parts["line"]["textContent"]
 
