@@ -158,6 +158,7 @@ def test_the_page_draws_a_step_at_a_time() -> None:
     assert parts["picture"]["innerHTML"].count("<line ") == 32 and "tile[t, 0]" in parts["line"]["textContent"]
 
 
+@pytest.mark.long
 def test_a_kernel_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NUMBA_ENABLE_CUDASIM", "0")
     command = "-m", "minigrad.cuda_kernels.inspect", "--simulate"
