@@ -94,9 +94,8 @@ def exercise_7(my: Any) -> None:
         what = f"{size} ranks, {length} weights 0, 1, ..., momentum 2, gradients 1, 2, ... and 10, 20, ..., rate 0.5"
         given = [weights.copy() for _ in range(size)]
         got = run(what, world, my.sharded_step, given, gradients, parts, [rate] * size)
-        require(
-            all(np.array_equal(w, weights) for w in given), f"{what}\nthe weights that were given changed; return new"
-        )
+        kept = all(np.array_equal(mine, weights) for mine in given)
+        require(kept, f"{what}\nthe weights that were given were changed; return new ones")
         each(f"{what}: new weights", got, [weights - rate * state] * size)
         each(f"{what}: momentum", parts, np.array_split(state, size))
         why = "each part of the gradients once round the ring, and each part of the weights; an all_reduce is more"
