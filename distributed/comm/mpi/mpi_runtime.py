@@ -106,7 +106,7 @@ class Progress:
     def submit(self, operation: Operation) -> None:
         """Give an operation to the thread."""
         with self._news:
-            operation.owner.stats.begin()
+            operation.owner.stats.begin(operation.now())
             self._channels.setdefault(operation.channel, deque()).append(operation)
             self._news.notify()
 
