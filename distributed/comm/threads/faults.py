@@ -14,11 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from minigrad import Tensor
-
 from ..place import device_of, is_on_host
 
-KINDS = ("delay", "drop", "kill", "stop", "flip", "damage")
+KINDS = ("delay", "drop", "kill", "stop", "flip")
 
 
 class RankKilledError(Exception):
@@ -36,8 +34,6 @@ class Fault:
       In a plan with an ``order`` it ends with RankKilledError when the others have ended; without one, never.
     - ``flip``: bit number ``bit`` (modulo how many there are) of the tensor that the rank contributes is changed on the
       way; nothing where it contributes none.
-    - ``damage``: the same bit of the tensors in its communicator's ``memory`` is changed, as if they were one; nothing
-      where there are none.
     """
 
     kind: str
@@ -112,12 +108,3 @@ def with_flipped_bit(array: Any, bit: int) -> Any:
         bit %= 8 * octets.size
         octets[bit // 8] ^= np.uint8(1 << (bit % 8))
     return copy
-
-
-def flip_in_place(tensors: Sequence[Tensor], bit: int) -> None:
-    """Change bit number ``bit``, modulo how many there are, of these tensors, one after the other."""
-    sizes = [8 * tensor.data.nbytes for tensor in tensors]
-    if sum(sizes):
-        which = int(np.searchsorted(np.cumsum(sizes), bit := bit % sum(sizes), side="right"))
-        array = tensors[which].data
-        device_of(array).kernels.elementwise.assign(array, with_flipped_bit(array, bit - sum(sizes[:which])))

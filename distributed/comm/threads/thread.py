@@ -14,7 +14,6 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, wait
 from typing import TypeVar
 
-from minigrad import Tensor
 from minigrad.device import CPU, Device
 from minigrad.errors import check_int
 from minigrad.modes import of_thread
@@ -23,7 +22,7 @@ from minigrad.random import drawing_from, generators_for
 from ..call_thread import in_threads
 from ..calls import DEFAULT_TIMEOUT, Call, CallKind, Work
 from ..communicator import Communicator
-from .faults import Fault, FaultPlan, RankKilledError, flip_in_place, with_flipped_bit
+from .faults import Fault, FaultPlan, RankKilledError, with_flipped_bit
 from .thread_group import Group, RankPart, words_of
 from .turns import SeededTurns, Turns
 
@@ -50,7 +49,6 @@ class ThreadCommunicator(Communicator):
     ) -> None:
         super().__init__(group.size, rank, device, timeout)
         self._world: ThreadCommunicator = self if parent is None else parent._world
-        self.memory: Sequence[Tensor] = ()  # of the world's: what a planned fault may damage
         self._group, self._faults = group, faults
         self._collectives = 0
         self._messages: Counter[tuple[int, int, int]] = Counter()  # by source, destination, tag
@@ -90,9 +88,7 @@ class ThreadCommunicator(Communicator):
                 killed = RankKilledError(f"rank {me} was {end} in {words_of(call)}, as planned")
                 self._world._abandon(killed)
                 raise killed
-            if fault.kind == "damage":
-                flip_in_place(self._world.memory, fault.bit)
-            elif fault.kind == "flip" and send is not None and call.kind is not CallKind.SPLIT:
+            if fault.kind == "flip" and send is not None and call.kind is not CallKind.SPLIT:
                 send = with_flipped_bit(send, fault.bit)
             arrives = fault.kind != "drop"
         ready = None
