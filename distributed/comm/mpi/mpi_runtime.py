@@ -24,6 +24,7 @@ from ..call_thread import QueuedCall
 from ..calls import DEFAULT_TIMEOUT, Call, PendingWork, remaining
 from ..comm_errors import RendezvousError
 from ..launchers import discover_place
+from .rank_parent import DONE, tell
 
 Messages = list[tuple[Any, int]]  # requests, each with the rank at the other end
 Steps = Iterator[Messages]
@@ -296,6 +297,7 @@ class Runtime:
         if not broken:
             longest = max((comm.timeout for comm in self.communicators), default=DEFAULT_TIMEOUT)
             if self.ours:
+                tell(DONE)
                 try:
                     self.progress.call(_library(mpi).MPI_Finalize, longest)
                 except TimeoutError:
