@@ -79,6 +79,7 @@ for how, comm.step in calls:
 """
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("name", ACTS)
 def test_a_rank_that_goes_wrong_is_named_by_the_others_in_time(name, seeds):
     """Whoever it is, whatever they call, however large; and nothing is left of the job."""
