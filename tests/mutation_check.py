@@ -236,7 +236,7 @@ _OPERATION = "ops/test_{stem}.py"
 _OF_THE_CPU = "cpu_kernels/test_{stem}*.py", "cpu_kernels/test_thread_counts.py", "plain_kernels/test_families.py"
 _SIMULATED = {"NUMBA_ENABLE_CUDASIM": "1"}
 _TRAINERS = "*trainer*", "buckets", "grad_sync", "boostr_*", "reproducible", "silent_damage"
-_COMMUNICATORS = "communicator", "thread", "histories", "faults", "nccl", "mpi", "rendezvous", "grad_sync", "tensor_parallel"
+_COMMUNICATORS = "communicator", "thread", "faults", "nccl", "mpi", "rendezvous", "grad_sync", "tensor_parallel"
 
 
 def of_ranks(*names: str) -> tuple[str, ...]:
@@ -253,7 +253,9 @@ AREAS = {
         "cuda_kernels", kernel_functions, replacements, (_OPERATION, "cuda_kernels/test_{stem}.py"), _SIMULATED, "cuda"
     ),
     "trainers": Area("distributed/train", every_function, logic_replacements, of_ranks(*_TRAINERS)),
-    "communicators": Area("distributed/comm", every_function, logic_replacements, of_ranks(*_COMMUNICATORS)),
+    "communicators": Area(
+        "distributed/comm", every_function, logic_replacements, of_ranks(*_COMMUNICATORS, "histories")
+    ),
     "jobs": Area("distributed/job", every_function, logic_replacements, of_ranks("launch", "rendezvous", "store")),
 }
 

@@ -359,6 +359,23 @@ def test_every_single_fault_replays():
                         assert all(f"rank {rank} " in error for error in errors.values()), errors
 
 
+def test_an_order_decides_who_makes_the_next_operation_in_no_time():
+    def made(order: int) -> tuple[int, ...]:
+        ranks = []
+
+        def fn(comm: dist.ThreadCommunicator) -> None:
+            for _ in range(4):
+                ranks.append(comm.rank)
+                comm.all_reduce(Tensor(np.ones(100_000)), async_op=True)
+            comm.sync()
+
+        dist.run_threads(2, fn, 30, dist.FaultPlan([dist.Fault("delay", 0, 4, seconds=29.0)], order))
+        return tuple(ranks)
+
+    orders = [made(order) for order in [*range(30), *range(30)]]
+    assert orders[:30] == orders[30:] and len({*orders}) > 10
+
+
 def test_a_plan_is_its_seed():
     plans = [dist.FaultPlan.random(seed, 4, 20, count=3).faults for seed in (1, 1, 2)]
     assert plans[0] == plans[1] != plans[2]
