@@ -376,6 +376,15 @@ def test_an_order_decides_who_makes_the_next_operation_in_no_time():
     assert orders[:30] == orders[30:] and len({*orders}) > 10
 
 
+def test_who_waits_itself_is_not_blamed():
+    def fn(comm: dist.ThreadCommunicator) -> None:
+        comm.recv(Tensor(np.ones(1)), comm.rank + 1) if comm.rank < 2 else comm.barrier()
+
+    stopped = dist.FaultPlan([dist.Fault("stop", rank=2, call=1)], order=0)
+    caught = raises(dist.RankKilledError, "", lambda: dist.run_threads(3, fn, 30, stopped))
+    assert [caught.rank_errors[rank].ranks for rank in range(2)] == [(2,), (2,)]  # type: ignore[attr-defined]
+
+
 def test_a_plan_is_its_seed():
     plans = [dist.FaultPlan.random(seed, 4, 20, count=3).faults for seed in (1, 1, 2)]
     assert plans[0] == plans[1] != plans[2]

@@ -243,11 +243,11 @@ class Group:
         """The ranks that an operation waits for; in place of one that waits itself, those that it waits for."""
         reached, late = [*operation.missing], []
         for rank in reached:  # grows
-            _, last = self._last_call.get(rank, ("", operation))
-            if rank in last.missing or not last.missing:
+            missing = self._last_call[rank][1].missing if rank in self._last_call else ()
+            if rank in missing or not missing:
                 late.append(rank)
             else:
-                reached += [other for other in last.missing if other not in reached]
+                reached += [other for other in missing if other not in reached]
         return late or operation.missing
 
     def _doing(self, rank: int, waiting: RankPart) -> str:
