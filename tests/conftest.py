@@ -39,9 +39,17 @@ def set_threads():
     minigrad.set_num_threads(before)
 
 
+@pytest.fixture
+def seeds(request: pytest.FixtureRequest):
+    """``seeds(n)``: those of ``--seeds A:B``, or the first n."""
+    given = request.config.getoption("--seeds")
+    return lambda n: range(*map(int, given.split(":"))) if given else range(n)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", dest="all_tests", action="store_true", help="all tests, not only the short set")
     parser.addoption("--short", action="store_true", help="the short set also of what is chosen by name, -k or -m")
+    parser.addoption("--seeds", metavar="A:B", help="seeds from A to B - 1 for the tests that draw what goes wrong")
     parser.addoption("--every-kernel", action="store_true", help="fail if no test ran a CUDA kernel (simulator)")
 
 

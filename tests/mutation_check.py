@@ -255,7 +255,10 @@ AREAS = {
     ),
     "trainers": Area("distributed/train", every_function, logic_replacements, of_ranks(*_TRAINERS)),
     "files": Area("minigrad/files", every_function, logic_replacements, _FILES),
-    "communicators": Area("distributed/comm", every_function, logic_replacements, of_ranks(*_COMMUNICATORS)),
+    "communicators": Area(
+        "distributed/comm", every_function, logic_replacements, of_ranks(*_COMMUNICATORS, "histories")
+    ),
+    "jobs": Area("distributed/job", every_function, logic_replacements, of_ranks("launch", "rendezvous", "store")),
 }
 
 

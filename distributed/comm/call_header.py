@@ -55,6 +55,13 @@ def agree(a: np.ndarray, b: np.ndarray) -> bool:
     return a[_AGREED].tobytes() == b[_AGREED].tobytes()
 
 
+def odd(headers: Mapping[int, np.ndarray], own: int) -> list[int]:
+    """The ranks whose call is not that of the most, or not that of ``own`` where no other has more."""
+    alike = {rank: sum(agree(header, other) for other in headers.values()) for rank, header in headers.items()}
+    right = headers[max(alike, key=lambda rank: (alike[rank], rank == own))]
+    return [rank for rank, header in sorted(headers.items()) if not agree(header, right)]
+
+
 def read(header: np.ndarray) -> CallHeader:
     """What a rank called."""
     sequence, _, text = _BODY.unpack_from(header.data)

@@ -139,14 +139,14 @@ class CommStats:
     _under_way: int = field(default=0, init=False, repr=False, compare=False)
     _since: float = field(default=0.0, init=False, repr=False, compare=False)
 
-    def begin(self) -> None:
-        """One operation more is under way."""
+    def begin(self, now: float) -> None:
+        """One operation more is under way, since this time."""
         if not self._under_way:
-            self._since = time.monotonic()
+            self._since = now
         self._under_way += 1
 
     def end(self, now: float) -> None:
-        """One operation less, at this time of ``time.monotonic``."""
+        """One operation less, since this time."""
         self._under_way -= 1
         if not self._under_way:
             self.busy_s += now - self._since
@@ -182,10 +182,18 @@ class PendingWork(Work):
         self.owner: Any = owner
         self.call: Call = call
         self.allowed: float = allowed
-        self.deadline: float = time.monotonic() + allowed
+        self.deadline: float = self.now() + allowed
         self.ended: threading.Event = threading.Event()
         self.ended_at: float = 0.0
         self.error: BaseException | None = None
+
+    def now(self) -> float:
+        """The time, in seconds, by which its deadline is meant."""
+        return time.monotonic()
+
+    def pause(self, until: float) -> None:
+        """Return when it has ended, or at this time."""
+        self.ended.wait(min(remaining(until), threading.TIMEOUT_MAX))
 
     def is_completed(self) -> bool:
         """Whether it has ended, well or not."""
@@ -193,11 +201,12 @@ class PendingWork(Work):
 
     def wait(self, timeout: float | None = None) -> None:
         """Block until it has ended; raises its error."""
-        began = time.monotonic()
+        began = self.now()
         seconds = self.allowed if timeout is None else check_seconds("timeout", timeout)
         if not self.ended.is_set():
             until = self.deadline + self.grace if timeout is None else began + seconds
-            if not self.ended.wait(min(remaining(until), threading.TIMEOUT_MAX)):
+            self.pause(until)
+            if not self.ended.is_set():
                 self.expire(seconds)
             self.owner.stats.waited_s += max(0.0, self.ended_at - began)
         if self.error is not None:
@@ -209,7 +218,7 @@ class PendingWork(Work):
 
     def end(self, error: BaseException | None = None) -> None:
         """It has ended, well or not: wake who waits for it."""
-        self.error, self.ended_at = error, time.monotonic()
+        self.error, self.ended_at = error, self.now()
         self.ended.set()
 
 

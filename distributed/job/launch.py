@@ -29,6 +29,7 @@ from ..comm.mpi import rank_parent
 
 SCRATCH = "minigrad-launch-"  # begins the name of a job's folder of shared memory, which has its messages
 ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # what asks a job to end
+PROMPT = 1.0  # seconds for ranks that wait for one that will never come
 TIMED_OUT = 124  # timeout(1)'s code
 REPEATED = 0.5  # seconds within which a second signal is the same: timeout(1) sends each to the process and its group
 TAG = re.compile(r"\[\d+,(\d+)\]<std(?:out|err)>: ?")  # what mpirun puts before each line
@@ -150,12 +151,20 @@ class LaunchJob:
                 if self.stop == signal.SIGPIPE or len(self.told[rank_parent.STARTED]) < self.ranks:
                     return False
                 self._pass_on(mpirun, self.stop)
-            if self.failures or self.stop:
-                until = min(until, time.monotonic() + self.grace)
+            if self.failures or self.stop or self._in_vain():
+                until = min(until, time.monotonic() + (min(PROMPT, self.grace) if self._in_vain() else self.grace))
                 time.sleep(0.02)
             else:
                 self.changed.wait(0.05)
         return mpirun.poll() is None and time.monotonic() >= deadline
+
+    def _in_vain(self) -> bool:
+        """Whether the ranks that are left wait for others that are over: to meet them, or to end together with them."""
+        met, failed = self.told[rank_parent.MET], {rank for rank, _ in self.failures}
+        over = failed | set(self.ended)
+        left = set(range(self.ranks)) - over
+        meeting = self.told[rank_parent.JOINED] - met - over
+        return bool((meeting and over - met) or (failed and left and left <= self.told[rank_parent.DONE]))
 
     def _look_around(self) -> None:
         """Called many times a second while the job runs: for a job that depends on more than its ranks."""
@@ -175,7 +184,7 @@ class LaunchJob:
         self.ending = True
         mpirun.send_signal(signal.SIGTERM)
         try:
-            mpirun.wait(5.0)
+            mpirun.wait(2.0)
         except subprocess.TimeoutExpired:
             mpirun.kill()  # its ranks' parents, and so the ranks, die with it
             mpirun.wait()
@@ -201,9 +210,13 @@ class LaunchJob:
                 self._say(f"but rank {listed(self.ended)} ended with exit code 0, and others missed it")
         left = [rank for rank in range(self.ranks) if rank not in over]
         if killed and left:
-            self._say(f"ended rank {listed(left)}, still running after {self.timeout if timed_out else self.grace:g} s")
+            late = f"still running after {self.timeout if timed_out else self.grace:g} s"
+            why = f"waiting for rank {listed(sorted(over))}, which cannot come" if self._in_vain() else late
+            self._say(f"ended rank {listed(left)}, {why}")
         if self.failures:
             return first if first > 0 else 128 - first
+        if self._in_vain():
+            return 1
         if timed_out:
             return TIMED_OUT
         if code:

@@ -13,7 +13,7 @@ from minigrad.errors import check_int
 from ..comm.calls import DEFAULT_TIMEOUT, RENDEZVOUS_TIMEOUT, check_seconds, remaining
 from ..comm.communicator import Communicator, NoOpCommunicator, all_gather_bytes
 from ..comm.launchers import Place, check_alone, discover_place
-from ..comm.mpi.rank_parent import report_joined
+from ..comm.mpi.rank_parent import joining
 from .store import Store
 
 BACKENDS = ("noop", "mpi", "nccl")
@@ -25,6 +25,7 @@ LAUNCH = "python -m minigrad.distributed.launch -n N script.py"
 Exchange = Callable[[bytes], list[bytes]]
 
 
+@joining()
 def init_process_group(
     backend: str | None = None,
     *,
@@ -57,7 +58,6 @@ def init_process_group(
     """
     deadline = time.monotonic() + check_seconds("rendezvous_timeout", rendezvous_timeout)
     check_seconds("timeout", timeout)
-    report_joined()
     place = discover_place(rank, world_size, local_rank, master_addr, master_port)
     if place.world_size == 1:
         check_alone(place)

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import random
 import re
 import signal
 import subprocess
@@ -114,18 +115,20 @@ def test_the_job_ends_after_its_timeout():
     assert result.seconds < 15
 
 
-def started(folder: Path, program: str, *options: str, **how) -> tuple[subprocess.Popen[str], list[str]]:
-    """A job of two ranks that have each written their first line, and these lines in order of rank."""
+def started(
+    folder: Path, program: str, *options: str, arguments=(), lines: int = 2, **how
+) -> tuple[subprocess.Popen[str], list[str]]:
+    """A job of two ranks that have each written their first line, and these ``lines`` in order of rank."""
     path = folder / "program.py"
     path.write_text(program)
     job = subprocess.Popen(
-        [sys.executable, "-m", "minigrad.distributed.launch", "-n", "2", *options, str(path)],
+        [sys.executable, "-m", "minigrad.distributed.launch", "-n", "2", *options, str(path), *arguments],
         text=True, start_new_session=True, **{**dict.fromkeys(("stdout", "stderr"), subprocess.PIPE), **how},
         stdin=subprocess.DEVNULL,
     )  # fmt: skip
     if job.stdout is None:
         return job, []
-    return job, sorted(job.stdout.readline() for _ in range(2))
+    return job, sorted(job.stdout.readline() for _ in range(lines))
 
 
 SAVES = (
@@ -220,16 +223,6 @@ def test_a_killed_launcher_leaves_no_process(tmp_path):
     wait_until(lambda: not alive(str(tmp_path)), 12.0)
 
 
-def test_the_jobs_shared_memory_is_removed_after_a_signal(tmp_path):
-    program = "import os, time\nprint(os.environ['OMPI_MCA_btl_sm_backing_directory'])\ntime.sleep(99)\n"
-    job, lines = started(tmp_path, program)
-    (folder,) = {line[len("[0] ") :].rstrip() for line in lines}
-    assert Path(folder).name.startswith(launch.SCRATCH) and os.path.isdir(folder)
-    job.send_signal(signal.SIGTERM)
-    job.communicate(timeout=20)
-    assert not os.path.exists(folder)
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="the rank dies with its parent on Linux alone")
 def test_a_rank_whose_parent_is_killed_is_the_one_that_failed(tmp_path):
     program = WHO + (
@@ -240,6 +233,54 @@ def test_a_rank_whose_parent_is_killed_is_the_one_that_failed(tmp_path):
     result = run_ranks(2, program, timeout=30)
     assert result.returncode == 137, result.text
     assert "launch: rank 0 failed first: killed by SIGKILL\nlaunch: after that, rank 1: exit code 1" in result.stderr
+
+
+PHASES = ["start", "rendezvous", "step", "save", "end"]
+WAYS = {
+    "return": ("sys.exit(0)", 1),
+    "exception": ("1 / 0", 1),
+    **{name: (f"os.kill(os.getpid(), signal.{name})", 128 + getattr(signal, name)) for name in ("SIGTERM", "SIGINT")},
+    **{f"launcher's {name}": ("time.sleep(99)", 128 + getattr(signal, name)) for name in ("SIGTERM", "SIGINT")},
+}
+ENDS = [(phase, way, rank) for phase in PHASES for way in WAYS for rank in range(1 if "launcher" in way else 2)]
+random.Random(0).shuffle(ENDS)
+
+TRAINING = """
+import os, signal, sys, time
+rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
+def at(phase):
+    if [phase, str(rank)] == sys.argv[1:3]:
+        print(os.environ["OMPI_MCA_btl_sm_backing_directory"])
+        exec(sys.argv[3])
+at("start")
+import minigrad
+from minigrad.distributed import MpiCommunicator, save_distributed_checkpoint
+at("rendezvous")
+with MpiCommunicator(timeout=60) as comm:
+    x = minigrad.ones(3)
+    comm.all_reduce(x)
+    at("step")
+    comm.all_reduce(x)
+    at("save")
+    save_distributed_checkpoint(comm, sys.argv[0] + ".run", {"model": {"x": x}}, {"step": 1})
+at("end")
+"""
+
+
+def test_however_a_job_ends_all_processes_are_gone_soon(tmp_path, seeds):
+    """Long before the ranks' deadlines and the launcher's grace; and the exit code tells how it ended."""
+    for seed in seeds(4):
+        phase, way, rank = ENDS[seed % len(ENDS)]
+        act, code = WAYS[way]
+        (folder := tmp_path / str(seed)).mkdir()
+        job, (scratch, *_) = started(folder, TRAINING, arguments=[phase, str(rank), act], lines=1)
+        if "launcher" in way:
+            job.send_signal(getattr(signal, way.split()[1]))
+        out, err = job.communicate(timeout=15)
+        text = f"rank {rank}, {way} at {phase}: exit code {job.returncode}\n{out}{err}"
+        assert job.returncode == (0 if (phase, way) == ("end", "return") else code), text
+        wait_until(lambda folder=folder: not alive(str(folder)))
+        assert launch.SCRATCH in scratch and not os.path.exists(scratch.split()[-1]), text
 
 
 def test_independent_copies_are_warned_of():

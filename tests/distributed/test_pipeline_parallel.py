@@ -184,7 +184,7 @@ def test_stage_dropped_reply(rank: int, kind: str, error: type[Exception], words
         finally:
             assert [p.data.tobytes() for p in stage.parameters()] == before
 
-    plan = dist.FaultPlan([dist.Fault(kind, rank=rank, call=12, seconds=3.0 if kind == "delay" else 0.0)])
+    plan = dist.FaultPlan([dist.Fault(kind, rank=rank, call=12, seconds=3.0 if kind == "delay" else 0.0)], order=0)
     raises((dist.RankKilledError, error), "", lambda: dist.run_threads(3, train, timeout=1.0, fault=plan))
     others = [seen[r] for r in range(3) if r != rank]
     assert all(type(e) is error or (kind == "delay" and isinstance(e, error)) for e in others), others

@@ -245,7 +245,7 @@ def test_shard_dropped_reply(kind: str) -> None:
             assert caught.value.rank == 1
         assert [p.data.tobytes() for p in model.parameters()] == before
 
-    plan = dist.FaultPlan([dist.Fault(kind, rank=1, call=20, seconds=3.0 if kind == "delay" else 0.0)])
+    plan = dist.FaultPlan([dist.Fault(kind, rank=1, call=20, seconds=3.0 if kind == "delay" else 0.0)], order=0)
     with pytest.raises((dist.RankKilledError, dist.ShardDroppedReplyError)) as caught:
         dist.run_threads(3, train, timeout=1.0, fault=plan)
     assert set(caught.value.rank_errors) == {1}  # type: ignore[attr-defined]

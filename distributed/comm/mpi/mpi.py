@@ -7,7 +7,6 @@ and Open MPI's fault tolerance (ULFM, on under ``minigrad.distributed.launch``) 
 word.
 """
 
-import os
 import struct
 import threading
 import time
@@ -23,7 +22,7 @@ from ..comm_errors import CollectiveMismatchError, CommError, CommTimeoutError, 
 from ..communicator import Communicator
 from . import exchange
 from .mpi_runtime import Messages, Operation, Runtime, Steps
-from .rank_parent import VICTIM, report, report_joined
+from .rank_parent import VICTIM, joining, tell
 
 INLINE_BYTES = 4096  # a payload of at most this size travels with the header
 FAREWELL = 5.0  # seconds for which ``close`` waits for the other ranks' ``close``
@@ -49,9 +48,9 @@ class MpiCommunicator(Communicator):
     missing or mpirun and mpi4py belong to different MPIs.
     """
 
+    @joining()
     def __init__(self, timeout: float = DEFAULT_TIMEOUT, rendezvous_timeout: float | None = None) -> None:
         check_seconds("timeout", timeout)
-        report_joined()
         if rendezvous_timeout is None:
             rendezvous_timeout = min(timeout, RENDEZVOUS_TIMEOUT)
         deadline = time.monotonic() + check_seconds("rendezvous_timeout", rendezvous_timeout)
@@ -161,9 +160,9 @@ class MpiCommunicator(Communicator):
         closed = [p for p in self._peers if call_header.read(self._inbox[p]).name == str(CallKind.CLOSE)]
         if closed and call.kind is not CallKind.CLOSE:
             return call.error(PeerLostError, self.rank, f"rank {', '.join(map(str, closed))} {_LEFT}", closed)
-        words = call_header.differences({self.rank: header, **self._inbox})
-        other = [p for p in self._peers if not call_header.agree(self._inbox[p], header)]
-        return call.error(CollectiveMismatchError, self.rank, f"the ranks called different operations: {words}", other)
+        headers = {self.rank: header, **self._inbox}
+        reason = f"the ranks called different operations: {call_header.differences(headers)}"
+        return call.error(CollectiveMismatchError, self.rank, reason, call_header.odd(headers, self.rank))
 
     def idle(self, call: Call) -> None:
         """Look whether another rank has sent an alarm; raises the error that this one gets from it."""
@@ -194,8 +193,8 @@ class MpiCommunicator(Communicator):
         """Refuse further work, tell the other ranks, end what is under way; returns the error to raise."""
         if self._error is None:
             self._error = self._translated(operation.call, operation.messages, error)
-            if isinstance(self._error, PeerLostError) and "MINIGRAD_LAUNCH" in os.environ:
-                report(self._runtime.mpi.COMM_WORLD.Get_rank(), VICTIM)
+            if isinstance(self._error, PeerLostError):
+                tell(VICTIM)
         self._kept.append(operation)
         for other in self._progress.pending(self):
             if other is not operation:

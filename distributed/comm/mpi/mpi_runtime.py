@@ -24,6 +24,7 @@ from ..call_thread import QueuedCall
 from ..calls import DEFAULT_TIMEOUT, Call, PendingWork, remaining
 from ..comm_errors import RendezvousError
 from ..launchers import discover_place
+from .rank_parent import DONE, tell
 
 Messages = list[tuple[Any, int]]  # requests, each with the rank at the other end
 Steps = Iterator[Messages]
@@ -106,7 +107,7 @@ class Progress:
     def submit(self, operation: Operation) -> None:
         """Give an operation to the thread."""
         with self._news:
-            operation.owner.stats.begin()
+            operation.owner.stats.begin(operation.now())
             self._channels.setdefault(operation.channel, deque()).append(operation)
             self._news.notify()
 
@@ -296,6 +297,7 @@ class Runtime:
         if not broken:
             longest = max((comm.timeout for comm in self.communicators), default=DEFAULT_TIMEOUT)
             if self.ours:
+                tell(DONE)
                 try:
                     self.progress.call(_library(mpi).MPI_Finalize, longest)
                 except TimeoutError:

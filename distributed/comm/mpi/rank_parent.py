@@ -10,12 +10,15 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 
 MARK = "\x1eminigrad rank "  # begins a report on stderr: RANK RETURNCODE (negative for a signal), or RANK and a word
 STARTED = "started"  # its program runs, and signals reach it
 JOINED = "joined"  # it has asked for a communicator
+MET = "met"  # it has one
+DONE = "done"  # its program has ended well, and it waits for the others to end
 VICTIM = "victim"  # it is about to fail because another one has
-WORDS = (STARTED, JOINED, VICTIM)
+WORDS = (STARTED, JOINED, MET, DONE, VICTIM)
 PR_SET_PDEATHSIG = 1
 
 
@@ -30,10 +33,18 @@ def report(rank: int | str, what: int | str) -> None:
     os.write(2, f"{MARK}{rank} {what}\n".encode())
 
 
-def report_joined() -> None:
-    """Tell the launcher, if there is one, that this rank asks for a communicator."""
+def tell(word: str) -> None:
+    """In a rank: tell the launcher, if there is one, one of the words above."""
     if "MINIGRAD_LAUNCH" in os.environ:
-        report(os.environ.get("OMPI_COMM_WORLD_RANK", "?"), JOINED)
+        report(os.environ.get("OMPI_COMM_WORLD_RANK", "?"), word)
+
+
+@contextlib.contextmanager
+def joining() -> Iterator[None]:
+    """Around the making of a communicator: tell the launcher of the begin and of the success."""
+    tell(JOINED)
+    yield
+    tell(MET)
 
 
 def carriers() -> dict[signal.Signals, signal.Signals]:

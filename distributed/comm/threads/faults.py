@@ -16,7 +16,7 @@ import numpy as np
 
 from ..place import device_of, is_on_host
 
-KINDS = ("delay", "drop", "kill", "flip")
+KINDS = ("delay", "drop", "kill", "stop", "flip")
 
 
 class RankKilledError(Exception):
@@ -30,6 +30,8 @@ class Fault:
     - ``delay``: the rank sleeps ``seconds`` before it makes the call.
     - ``drop``: what the rank sends never arrives; the others wait for it until their deadline.
     - ``kill``: the rank dies: RankKilledError for itself, PeerLostError for the others.
+    - ``stop``: the rank stands still for good; the others, which are not told, name it when their deadline comes.
+      In a plan with an ``order`` it ends with RankKilledError when the others have ended; without one, never.
     - ``flip``: bit number ``bit`` (modulo how many there are) of the tensor that the rank contributes is changed on the
       way; nothing where it contributes none.
     """
@@ -48,9 +50,15 @@ class Fault:
 
 
 class FaultPlan:
-    """Which faults happen; at most one for each call of a rank."""
+    """Which faults happen; at most one for each call of a rank.
 
-    def __init__(self, faults: Sequence[Fault]) -> None:
+    With a number as ``order``, ranks run one at a time. At each operation that number decides which goes on, so that a
+    run replays exactly. Time is then virtual: delays and deadlines take none. Such ranks wait for each other in
+    operations only, and close their communicators, as those of ``run_threads`` do.
+    """
+
+    def __init__(self, faults: Sequence[Fault], order: int | None = None) -> None:
+        self.order = order
         self.faults: tuple[Fault, ...] = tuple(faults)
         self._by_call = {(f.rank, f.call): f for f in self.faults}
         if len(self._by_call) != len(self.faults):
@@ -67,7 +75,7 @@ class FaultPlan:
         max_delay: float = 0.01,
     ) -> FaultPlan:
         """``count`` faults of these kinds at different places among the first ``calls`` calls of ``world_size`` ranks,
-        delays up to ``max_delay`` seconds; the same for the same arguments."""
+        delays up to ``max_delay`` seconds, in the order of the seed; the same for the same arguments."""
         rng = np.random.default_rng(seed)
         places = rng.choice(world_size * calls, size=count, replace=False)
 
@@ -75,7 +83,7 @@ class FaultPlan:
             kind, seconds, bit = rng.choice(list(kinds)), rng.uniform(0, max_delay), rng.integers(2**31)
             return Fault(str(kind), place // calls, place % calls + 1, float(seconds), int(bit))
 
-        return cls([fault(place) for place in places.tolist()])
+        return cls([fault(place) for place in places.tolist()], order=seed)
 
     def at(self, rank: int, call: int) -> Fault | None:
         """The fault at operation number ``call`` of rank ``rank``."""
@@ -86,7 +94,7 @@ class FaultPlan:
         return map(functools.partial(self.at, rank), itertools.count(1))
 
     def __repr__(self) -> str:
-        return f"FaultPlan({list(self.faults)})"
+        return f"FaultPlan({list(self.faults)}, order={self.order})"
 
 
 def with_flipped_bit(array: Any, bit: int) -> Any:

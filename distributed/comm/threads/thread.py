@@ -7,8 +7,8 @@ Nothing waits without a deadline. What the ranks share is in ``thread_group``; h
 
 from __future__ import annotations
 
+import math
 import threading
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, wait
@@ -24,6 +24,7 @@ from ..calls import DEFAULT_TIMEOUT, Call, CallKind, Work
 from ..communicator import Communicator
 from .faults import Fault, FaultPlan, RankKilledError, with_flipped_bit
 from .thread_group import Group, RankPart, words_of
+from .turns import SeededTurns, Turns
 
 GRACE = 1.0  # seconds that a rank has beyond its last deadline to end
 
@@ -70,21 +71,24 @@ class ThreadCommunicator(Communicator):
         places = [CPU] * n if devices is None else list(devices)
         if len(places) != n or len({place.type for place in places}) > 1:
             raise ValueError(f"a group of {n} ranks on {[*map(str, places)]}: expected {n} devices, all CPUs or GPUs")
-        shared, plan = Group(n), FaultPlan([]) if fault is None else fault
+        plan = FaultPlan([]) if fault is None else fault
+        shared = Group(n, Turns() if plan.order is None else SeededTurns(n, plan.order))
         return [cls(shared, rank, timeout, plan.of_rank(rank), device=places[rank]) for rank in range(n)]
 
     def _start(self, call: Call) -> Work:
         send = call.recv if call.kind is CallKind.BROADCAST and call.peer == self.rank else call.send
         fault = next(self._faults)
-        arrives = True
+        arrives, turns, me = True, self._group.turns, self._world.rank
+        self._pause()
         if fault is not None:
-            if fault.kind == "delay":
-                time.sleep(fault.seconds)
-            elif fault.kind == "kill":
-                killed = RankKilledError(f"rank {self.rank} was killed in {words_of(call)}, as planned")
+            if fault.kind in ("delay", "stop"):
+                turns.pause(me, turns.now + (fault.seconds if fault.kind == "delay" else math.inf), threading.Event())
+            if fault.kind in ("kill", "stop"):
+                end = "killed" if fault.kind == "kill" else "stopped"
+                killed = RankKilledError(f"rank {me} was {end} in {words_of(call)}, as planned")
                 self._world._abandon(killed)
                 raise killed
-            elif fault.kind == "flip" and send is not None and call.kind is not CallKind.SPLIT:
+            if fault.kind == "flip" and send is not None and call.kind is not CallKind.SPLIT:
                 send = with_flipped_bit(send, fault.bit)
             arrives = fault.kind != "drop"
         ready = None
@@ -99,6 +103,10 @@ class ThreadCommunicator(Communicator):
         if call.kind is CallKind.BARRIER:
             self._sync()
         return work
+
+    def _pause(self) -> None:
+        """Let another rank run, where a plan has an order."""
+        self._group.turns.pause(self._world.rank, -math.inf)
 
     def _place(self, call: Call) -> tuple[Hashable, tuple[int, ...]]:
         """Which operation this call is a part of, the same on all ranks that it needs."""
@@ -126,6 +134,8 @@ class ThreadCommunicator(Communicator):
 
     def _shut(self) -> None:
         self._abandon(self._error)
+        if self is self._world:
+            self._group.turns.leave(self.rank)
 
     def _abandon(self, error: BaseException | None) -> None:
         """Leave the group; in case of an error the sub-groups too, where others may wait for this rank."""
@@ -171,6 +181,7 @@ def run_threads(
         try:
             with comms[rank] as comm, drawing_from(generators[rank]):
                 comm.device.activate()
+                comm._pause()
                 try:
                     return fn(comm)
                 except BaseException as error:

@@ -15,7 +15,6 @@ import functools
 import math
 import os
 import threading
-import time
 from collections import deque
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
@@ -25,6 +24,7 @@ from ..calls import Call, PendingWork, ReduceOp
 from ..combine import DEVICE_BLOCK_BYTES, combine, units
 from ..comm_errors import CollectiveMismatchError, CommError, CommTimeoutError, PeerLostError
 from ..place import is_on_host
+from .turns import Turns
 
 BLOCK_BYTES = 1 << 20  # what one thread handles at once; between blocks it needs the interpreter lock
 SMALL_BYTES = 1 << 16  # below this, waking another thread takes longer than the work
@@ -37,8 +37,8 @@ class RankPart(PendingWork):
     touched, or None."""
 
     def __init__(self, owner: Any, group: Group, call: Call, ready: Any) -> None:
-        super().__init__(owner, call, owner.timeout)
         self.group: Group = group
+        super().__init__(owner, call, owner.timeout)
         self.ready: Any = ready
         self.operation: _Operation | None = None
         self.failed: bool = False
@@ -51,6 +51,14 @@ class RankPart(PendingWork):
             assert self.group.failure is not None
             kind, reason, ranks = self.group.failure
             raise self.owner._fail(self.call.error(kind, self.owner.rank, reason, ranks))
+
+    def now(self) -> float:
+        """The time, in seconds, as the group's ranks know it."""
+        return self.group.turns.now
+
+    def pause(self, until: float) -> None:
+        """Return when it has ended, or at this time, and the rank's turn has come."""
+        self.group.turns.pause(self.owner._world.rank, until, self.ended)
 
     def expire(self, seconds: float) -> None:
         """The group fails, unless it has just ended."""
@@ -131,13 +139,14 @@ def _blocks(op: ReduceOp | None, pairs: list[tuple[list[Any], list[Any]]]) -> It
 class Group:
     """What the ranks share: the operations under way, who has left, and the first failure."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, turns: Turns) -> None:
         self.size = size
+        self.turns = turns
         self.failure: tuple[type[CommError], str, Sequence[int]] | None = None  # each rank makes its own error of it
         self._lock = threading.Lock()
         self._incomplete: dict[Hashable, _Operation] = {}
         self._queue: deque[_Operation] = deque()
-        self._last_call: dict[int, str] = {}
+        self._last_call: dict[int, tuple[str, _Operation]] = {}
         self._left: dict[int, str] = {}
         self._helpers: list[CallThread] = []
         self._children: dict[Hashable, tuple[Group, list[int]]] = {}
@@ -150,13 +159,13 @@ class Group:
         """
         rank, call, stats = part.owner.rank, part.call, part.owner.stats
         with self._lock:
-            stats.begin()
+            stats.begin(part.now())
             if self.failure is not None:
                 part.finish(failed=True)
                 return
             operation = part.operation = self._incomplete.setdefault(key, _Operation(ranks))
             operation.all_parts.append(part)
-            self._last_call[rank] = f"{call.kind} (operation {call.sequence})"
+            self._last_call[rank] = f"{call.kind} (operation {call.sequence})", operation
             if arrives:
                 operation.parts[rank] = part
                 if send is not None:
@@ -172,12 +181,12 @@ class Group:
             self._queue.append(operation)
             if len(self._queue) > 1:
                 return  # its turn comes
-            if operation.nbytes > SMALL_BYTES:
+            if operation.nbytes > SMALL_BYTES and not self.turns.ordered:
                 self._call_helpers()
                 return
-        began = time.monotonic()
+        began = part.now()
         self._work(operation)
-        stats.waited_s += time.monotonic() - began
+        stats.waited_s += part.now() - began
 
     def expire(self, part: RankPart, seconds: float) -> None:
         """A rank has waited ``seconds`` for this: the group fails, unless it has just ended."""
@@ -191,8 +200,9 @@ class Group:
             elif not operation.agrees():
                 self._fail(CollectiveMismatchError, operation.disagreement(), operation.ranks)
             else:
-                late = ", ".join(f"rank {rank} ({self._doing(rank, part)})" for rank in operation.missing)
-                self._fail(CommTimeoutError, f"{waiting} for {late}", operation.missing)
+                late = self._late(operation)
+                words = ", ".join(f"rank {rank} ({self._doing(rank, part)})" for rank in late)
+                self._fail(CommTimeoutError, f"{waiting} for {words}", late)
             part.finish(failed=True)
 
     def leave(self, rank: int, error: BaseException | None) -> None:
@@ -214,7 +224,7 @@ class Group:
     def child(self, key: Hashable, members: list[int], rank: int) -> Group:
         """The group that the members of ``key`` share; each of them asks once."""
         with self._lock:
-            group, waiting = self._children.setdefault(key, (Group(len(members)), list(members)))
+            group, waiting = self._children.setdefault(key, (Group(len(members), self.turns), list(members)))
             waiting.remove(rank)
             if not waiting:
                 del self._children[key]
@@ -229,11 +239,21 @@ class Group:
             reason = "; ".join(f"rank {rank} {self._left[rank]}" for rank in gone)
             self._fail(PeerLostError, f"{reason}, needed by {waiting or 'an operation'}", tuple(gone))
 
+    def _late(self, operation: _Operation) -> Sequence[int]:
+        """The ranks that an operation waits for; in place of one that waits itself, those that it waits for."""
+        reached, late = [*operation.missing], []
+        for rank in reached:  # grows
+            missing = self._last_call[rank][1].missing if rank in self._last_call else ()
+            if rank in missing or not missing:
+                late.append(rank)
+            else:
+                reached += [other for other in missing if other not in reached]
+        return late or operation.missing
+
     def _doing(self, rank: int, waiting: RankPart) -> str:
         if rank == waiting.owner.rank:
             return "itself: what it sent was lost"
-        call = self._last_call.get(rank)
-        return "made no call yet" if call is None else f"its last call: {call}"
+        return f"its last call: {self._last_call[rank][0]}" if rank in self._last_call else "made no call yet"
 
     def _fail(self, kind: type[CommError], reason: str, ranks: Sequence[int]) -> None:
         if self.failure is None:
