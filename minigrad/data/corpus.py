@@ -144,7 +144,9 @@ def text_files(paths: Sequence[str | os.PathLike[str]], read: Callable[[Path], T
     left_out = len(unique) - len(texts)
     if not texts:
         raise DataError(f"{short_name(paths)} holds no file of UTF-8 text ({left_out} of other kinds)")
-    return texts, short_name(paths) + (f" ({left_out} file{'s' * (left_out > 1)} left out: not text)" if left_out else "")
+    return texts, short_name(paths) + (
+        f" ({left_out} file{'s' * (left_out > 1)} left out: not text)" if left_out else ""
+    )
 
 
 def short_name(paths: Sequence[str | os.PathLike[str]]) -> str:
