@@ -188,10 +188,12 @@ def parts(texts: list[Text], begin: float, end: float) -> Iterator[tuple[str, bo
 
 
 def _line_end(text: str, fraction: float) -> int:
-    """Where the line ends in which a fraction of the text falls."""
+    """Where the line ends in which a fraction of the text falls; within the line, if that is the last one."""
     if not 0 < fraction < 1:
         return 0 if fraction <= 0 else len(text)
-    return text.find("\n", int(fraction * len(text))) + 1 or len(text)
+    place = int(fraction * len(text))
+    end = text.find("\n", place) + 1
+    return end if 0 < end < len(text) else place
 
 
 def tokenized(
