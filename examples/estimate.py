@@ -11,7 +11,7 @@ from char_run import Settings
 from command_line import UsageError
 
 import minigrad
-from minigrad.device import Device
+from minigrad.device import CPU, Device
 from minigrad.models import GPT2Config, gpt2_memory
 from minigrad.tools.free_memory import free_memory, in_words
 
@@ -33,9 +33,7 @@ def check_memory(settings: Settings, vocab_size: int, device: Device, world_size
     )
 
 
-def announced(
-    config: GPT2Config, parameters: int, batch_size: int, steps: int, device: Device = minigrad.Device("cpu")
-) -> str:
+def announced(config: GPT2Config, parameters: int, batch_size: int, steps: int, device: Device = CPU) -> str:
     """The memory and the time of a training, in words; UsageError if it does not fit into the free memory.
 
     ``config`` has the sizes of the transformer, whatever its parts are.
