@@ -174,10 +174,8 @@ def explained(error: BaseException | None) -> str | None:
     """What to say of an error of Python's own: about an argument under PyTorch's name, or a tensor's method that an
     array has not."""
     name = str(getattr(error, "name", None))
-    if isinstance(error, AttributeError) and type(getattr(error, "obj", None)).__name__ == "ndarray":
-        tensor = sys.modules["minigrad.tensor"].Tensor
-        return (
-            f"p.data is the NumPy array; use with minigrad.no_grad(): p.{name}(...)" if hasattr(tensor, name) else None
-        )
+    of_array = isinstance(error, AttributeError) and type(getattr(error, "obj", None)).__name__ == "ndarray"
+    if of_array and hasattr(sys.modules["minigrad.tensor"].Tensor, name):
+        return f"p.data is the NumPy array; use with minigrad.no_grad(): p.{name}(...)"
     found = re.search(r"unexpected keyword argument '(\w+)'$", str(error)) if isinstance(error, TypeError) else None
     return HINTS["arguments"].get(found[1]) if found else None

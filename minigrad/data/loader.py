@@ -114,13 +114,10 @@ class DataLoader:
 
     def _parts(self) -> Iterator[list[Any]]:
         samples = iter(self.dataset)
-        try:
-            samples = itertools.chain([next(samples)], samples)
-        except StopIteration:
-            raise bad_value(
-                f"DataLoader: the {type(self.dataset).__name__} yielded nothing; what can be iterated once only, as a "
-                "generator, is empty in its second epoch"
-            ) from None
+        if not (first := [*itertools.islice(samples, 1)]):
+            once = "what can be iterated once only, as a generator, is empty in its second epoch"
+            raise bad_value(f"DataLoader: the {type(self.dataset).__name__} yielded nothing; {once}")
+        samples = itertools.chain(first, samples)
         while part := list(itertools.islice(samples, self.batch_size)):
             if len(part) == self.batch_size or not self.drop_last:
                 yield part
