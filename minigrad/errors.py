@@ -119,8 +119,9 @@ NonNegative: TypeAlias = Annotated[float, check_float]  # and finite
 
 
 def check_fields(record: Any, prefix: str = "") -> None:
-    """Check a dataclass by what the types of its fields are annotated with, such as ``PositiveInt``. None passes where
-    a type allows it; ``prefix`` begins the fields' names in errors."""
+    """Check a dataclass by what the types of its fields are annotated with, such as ``PositiveInt``, and those that are
+    of a class of ours by this class. None passes where a type allows it; ``prefix`` begins the fields' names in errors.
+    """
     for name, optional, checks in _annotated(record.__class__):
         value = getattr(record, name)
         if value is not None or not optional:
@@ -135,8 +136,18 @@ def _annotated(kind: type) -> list[tuple[str, bool, list[Callable[[str, Any], An
     for name, hint in get_type_hints(kind, include_extras=True).items():
         parts = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
         checks = [check for part in parts for check in getattr(part, "__metadata__", ())]
+        kinds = [part for part in parts if part is not type(None)]
+        if len(kinds) == 1 and isinstance(kinds[0], type) and kinds[0].__module__.startswith(OURS[0]):
+            checks.append(functools.partial(check_instance, kind=kinds[0]))
         found.append((name, type(None) in parts, checks))
     return found
+
+
+def check_instance(name: str, value: Any, kind: type) -> None:
+    """TypeError unless ``value`` is an object of this class. Its ``example`` is shown, if it has one."""
+    if not isinstance(value, kind):
+        wanted = f"one such as {kind.example}" if hasattr(kind, "example") else f"a {kind.__name__}"
+        raise bad_type(f"{name} is {value!r}, expected {wanted}")
 
 
 def check_bool(name: str, value: Any) -> bool:

@@ -390,22 +390,23 @@ def all_gather_columns(communicator: Communicator, part: Any, n: int) -> Any:
     return k.contiguous(k.movement.cat(tuple(parts[rank] for rank in range(ranks)), -1)[..., :n])
 
 
-def send_bytes(communicator: Communicator, data: bytes, dest: int) -> None:
+def send_bytes(
+    communicator: Communicator, data: bytes, dest: int, tag: int = 0, *, async_op: bool = False
+) -> list[Work]:
     """Send ``data``, perhaps empty, to rank ``dest``, which calls ``recv_bytes``."""
     whole = (len(data).to_bytes(8, "little") + data).ljust(FIRST, b"\0")
-    for part in (whole[:FIRST], whole[FIRST:]):
-        if part:
-            communicator.send(on_device(np.frombuffer(part, np.uint8), communicator.device), dest)
+    parts = [np.frombuffer(part, np.uint8) for part in (whole[:FIRST], whole[FIRST:]) if part]
+    return [communicator.send(on_device(part, communicator.device), dest, tag, async_op=async_op) for part in parts]
 
 
-def recv_bytes(communicator: Communicator, src: int) -> bytes:
+def recv_bytes(communicator: Communicator, src: int, tag: int = 0) -> bytes:
     """What rank ``src`` sends."""
-    first = _receive(communicator, src, FIRST)
+    first = _receive(communicator, src, tag, FIRST)
     end = 8 + int.from_bytes(first[:8], "little")
-    return first[8:end] if end <= FIRST else first[8:] + _receive(communicator, src, end - FIRST)
+    return first[8:end] if end <= FIRST else first[8:] + _receive(communicator, src, tag, end - FIRST)
 
 
-def _receive(communicator: Communicator, src: int, size: int) -> bytes:
+def _receive(communicator: Communicator, src: int, tag: int, size: int) -> bytes:
     data = on_device(np.empty(size, np.uint8), communicator.device)
-    communicator.recv(data, src)
+    communicator.recv(data, src, tag)
     return on_host(data).tobytes()

@@ -23,6 +23,11 @@ def on_host(tensor: Tensor) -> np.ndarray:
     return np.asarray(tensor.device.kernels.to_host(tensor.data))
 
 
+def copied(x: Any) -> np.ndarray:
+    """A copy of an array's or tensor's values in host memory."""
+    return np.array(on_host(x.detach()) if isinstance(x, Tensor) else x)
+
+
 def on_device(array: np.ndarray, device: Device) -> Tensor:
     """A tensor of an array's values: on the CPU of the array itself."""
     return Tensor.wrap(device.kernels.from_host(array), device)

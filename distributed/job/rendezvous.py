@@ -196,11 +196,10 @@ class DistributedTrainConfig:
                 f"backend is {self.backend!r}, expected one of {', '.join(KINDS)} (there is no 'auto', which would "
                 "hide that a GPU is missing)"
             )
-        if self.role is not None and self.role not in ROLES:
-            raise ValueError(f"role is {self.role!r}, expected one of {', '.join(ROLES)}, or none")
         expected = ROLES[min(self.rank, 1)]
         if self.role not in (None, expected):
-            raise ValueError(f"role is {self.role!r}, but rank {self.rank} is the {expected}: rank 0 coordinates")
+            known = ", ".join(ROLES)
+            raise ValueError(f"role is {self.role!r}, expected one of {known}; rank {self.rank} is the {expected}")
         if self.coordinator_addr is not None:
             parse_address(self.coordinator_addr)
             if self.world_size == 1:

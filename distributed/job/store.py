@@ -3,9 +3,9 @@
 Rank 0 listens, the others connect. Nothing that arrives is unpickled, executed or allocated by its own account: every
 message has a known or a bounded length. Each side proves that it knows the job's secret (HMAC-SHA256 over fresh random
 numbers of both sides, so that a recorded proof is worth nothing), and every later message carries a code under a key
-of that one connection. Handshakes are steps of one non-blocking loop: whoever says nothing, says it slowly or talks
-nonsense waits alone. Python's ``multiprocessing.connection`` is not used because there one silent peer holds up all,
-and messages are unpickled.
+of that one connection. Each handshake has a thread of its own: whoever says nothing, says it slowly or talks nonsense
+waits alone. Python's ``multiprocessing.connection`` is not used because there one silent peer holds up all, and
+messages are unpickled.
 
 The exchange is authenticated, not secret, and NCCL's own connections that follow it are neither: a cluster's network
 must be trusted as NCCL trusts it. The secret keeps strangers and other jobs out of the rendezvous.
@@ -18,13 +18,15 @@ import hashlib
 import hmac
 import ipaddress
 import os
+import queue
 import selectors
 import socket
 import struct
 import sys
+import threading
 import time
 import warnings
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
@@ -33,7 +35,7 @@ from minigrad.modes import Closing
 
 from ..comm.calls import RENDEZVOUS_TIMEOUT, check_seconds, remaining
 from ..comm.comm_errors import RendezvousError
-from .store_channel import LENGTH, MAC, Channel, mac, parts, receive, sent_whole
+from .store_channel import LENGTH, MAC, Channel, mac, receive
 
 MAX_VALUE = 16384  # bytes that a rank may contribute
 MAX_WORLD = 2**16
@@ -82,11 +84,12 @@ class Store(Closing):
         self._place = f"{address}:{port}"
         self._channels: dict[int, Channel] = {}
         self._refused: list[str] = []
-        self._strangers: Counter[str] = Counter()  # handshakes with another secret, by address
+        self._strangers: list[str] = []  # addresses of handshakes with another secret
         self._missing: list[int] = []  # as rank 0 last told
-        self._pending: dict[socket.socket, _Guest] = {}  # at rank 0's door, in order of arrival
-        self._door = contextlib.ExitStack()
-        self._whole = False  # all are there
+        self._listener: socket.socket | None = None  # of rank 0, as the next two
+        self._pending: deque[socket.socket] = deque()  # who has not proved itself yet, in order of arrival
+        self._proved: queue.SimpleQueue[tuple[Channel, str, int, int]] = queue.SimpleQueue()  # address, rank, world
+        self._whole = self._closed = False  # all are there
         try:
             found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
         except OSError as error:
@@ -120,8 +123,8 @@ class Store(Closing):
 
     def hear(self, timeout: float | None = None) -> Iterator[tuple[int, str | None]]:
         """Who has told something, and what; None, once, from a rank that is gone. Waits at most ``timeout`` seconds."""
-        if self._rank == 0:
-            self._at_door(0.0)
+        while not self._proved.empty():  # somebody comes too late
+            self._admit(*self._proved.get())
         ranks = {channel.socket: rank for rank, channel in self._channels.items()}
         for connection in _readable(ranks, timeout):
             rank = ranks[connection]
@@ -134,9 +137,12 @@ class Store(Closing):
 
     def close(self) -> None:
         """Close all connections. May be called twice."""
+        self._closed = True
+        if self._listener is not None:
+            _dismiss(self._listener)
+            self._welcomer.join()
         while self._pending:
-            self._dismiss(next(iter(self._pending.values())))
-        self._door.close()
+            _dismiss(self._pending.popleft())
         for channel in self._channels.values():
             channel.socket.close()
         self._channels.clear()
@@ -152,9 +158,9 @@ class Store(Closing):
                 RuntimeWarning,
                 stacklevel=3,
             )
-        self._listener = self._door.enter_context(self._listen(found))
-        self._selector = self._door.enter_context(selectors.DefaultSelector())
-        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._listener = self._listen(found)
+        self._welcomer = threading.Thread(target=self._welcome, args=[self._listener], name="rendezvous", daemon=True)
+        self._welcomer.start()
         report = 0.0
         while len(self._channels) < self._world_size - 1:
             now = time.monotonic()
@@ -162,25 +168,14 @@ class Store(Closing):
                 self._give_up(self._absent(), self._did_not_come())
             if now >= report:
                 report = now + _REPORT_SECONDS
+                ranks = {channel.socket: rank for rank, channel in self._channels.items()}
+                for connection in _readable(ranks, 0.0):  # it says nothing until all are here
+                    self._give_up([ranks[connection]], "left the rendezvous")
                 self._tell(_MISSING + _packed(self._absent()))
-            self._at_door(min(self._deadline - now, _REPORT_SECONDS))
-        for channel in self._channels.values():
-            self._selector.unregister(channel.socket)
+            with contextlib.suppress(queue.Empty):
+                self._admit(*self._proved.get(timeout=min(report, self._deadline) - now))
         self._whole = True
         self._tell(_JOINED)
-
-    def _at_door(self, seconds: float) -> None:
-        """Hear those who want in. Also when all are there: then they are refused."""
-        for guest in [g for g in self._pending.values() if time.monotonic() - g.born > _HANDSHAKE_SECONDS]:
-            self._dismiss(guest)
-        for key, _ in self._selector.select(seconds):
-            if key.fileobj is self._listener:
-                self._welcome()
-            elif isinstance(key.data, _Guest):
-                if key.fileobj in self._pending:  # not pushed out by a newer one just now
-                    self._hear(key.data)
-            else:  # one that has joined says nothing until all are here: it has left
-                self._give_up([key.data], "left the rendezvous")
 
     def _listen(self, found: Sequence[Any]) -> socket.socket:
         problems = []
@@ -190,7 +185,7 @@ class Store(Closing):
             except OSError as error:
                 problems.append(f"{name[0]}: {error}")
                 continue
-            listener.setblocking(False)
+            listener.settimeout(1.0)
             if name[0] not in self._place:  # what the name means to rank 0 is worth knowing if nobody comes
                 self._place += f" ({name[0]})"
             return listener
@@ -198,65 +193,52 @@ class Store(Closing):
             f"rank 0 cannot listen at {self._place} ({'; '.join(problems)}); choose another port or address"
         )
 
-    def _welcome(self) -> None:
-        for _ in range(64):  # then those who are inside have their turn
+    def _welcome(self, listener: socket.socket) -> None:
+        """In a thread: have everybody who comes prove itself, each in a thread of its own."""
+        while not self._closed:
             try:
-                connection, address = self._listener.accept()
-            except BlockingIOError:
-                return
-            except OSError:  # gone again, or no more file descriptors
-                if self._pending:
-                    self._dismiss(next(iter(self._pending.values())))
-                return
-            if len(self._pending) >= _PENDING:
-                self._dismiss(next(iter(self._pending.values())))
-            connection.setblocking(False)
-            guest = _Guest(connection, str(address[0]))
-            self._pending[connection] = guest
-            self._selector.register(connection, selectors.EVENT_READ, guest)
-            if not sent_whole(connection, _MAGIC + guest.nonce):
-                self._dismiss(guest)
+                connection, address = listener.accept()
+            except TimeoutError:
+                continue
+            except OSError:  # it is closed; or who came is gone again, or there are no more file descriptors
+                time.sleep(0.01)
+                connection = None
+            if self._pending and (connection is None or len(self._pending) >= _PENDING):
+                _dismiss(self._pending.popleft())
+            if connection is not None:
+                self._pending.append(connection)
+                threading.Thread(target=self._hear_proof, args=(connection, str(address[0])), daemon=True).start()
 
-    def _dismiss(self, guest: _Guest) -> None:
-        del self._pending[guest.socket]
-        self._selector.unregister(guest.socket)
-        with contextlib.suppress(OSError):
-            guest.socket.shutdown(socket.SHUT_RDWR)
-        guest.socket.close()
-
-    def _hear(self, guest: _Guest) -> None:
-        """Take what a guest says; once it is a whole proof, let it in or close the door."""
+    def _hear_proof(self, connection: socket.socket, address: str) -> None:
+        """In a thread: greet who came, and hear whether it knows the secret; if not, close the door."""
+        nonce, deadline = os.urandom(_NONCE), time.monotonic() + _HANDSHAKE_SECONDS
         try:
-            data = guest.socket.recv(_PROOF - len(guest.heard))
-        except BlockingIOError:
+            connection.settimeout(_HANDSHAKE_SECONDS)
+            connection.sendall(_MAGIC + nonce)
+            client, who, proof = struct.unpack(f"{_NONCE}s{_WHO.size}s{MAC}s", receive(connection, _PROOF, deadline))
+            self._pending.remove(connection)
+        except (OSError, ValueError):  # the latter: it was pushed out just now
+            _dismiss(connection)
+            with contextlib.suppress(ValueError):
+                self._pending.remove(connection)
             return
-        except OSError:
-            data = b""
-        guest.heard += data
-        if data and len(guest.heard) < _PROOF:
-            return
-        channel = None
-        if len(guest.heard) == _PROOF:
-            client, who, proof = parts(bytes(guest.heard), _NONCE, _WHO.size, MAC)
-            if hmac.compare_digest(proof, mac(self._key, b"proof", guest.nonce, client, who)):
-                channel = Channel(guest.socket, mac(self._key, b"session", guest.nonce, client, who), first=True)
-                rank, world_size = _WHO.unpack(who)
-            else:
-                self._strangers[guest.address] += 1
-        if channel is None:
-            self._dismiss(guest)
-            return
-        problem = self._objection(rank, world_size)
-        if problem:
+        if hmac.compare_digest(proof, mac(self._key, b"proof", nonce, client, who)):
+            channel = Channel(connection, mac(self._key, b"session", nonce, client, who), first=True)
+            self._proved.put((channel, address, *_WHO.unpack(who)))
+        else:
+            self._strangers.append(address)
+            _dismiss(connection)
+
+    def _admit(self, channel: Channel, address: str, rank: int, world_size: int) -> None:
+        """Let a rank in that knows the secret, or tell it why not."""
+        if problem := self._objection(rank, world_size):
             if len(self._refused) < 8:
-                self._refused.append(f"a process at {guest.address} was refused: {problem}")
+                self._refused.append(f"a process at {address} was refused: {problem}")
             channel.offer(_ERROR + _packed([], problem))
-            self._dismiss(guest)
-            return
-        self._channels[rank] = channel
-        del self._pending[guest.socket]
-        self._selector.modify(guest.socket, selectors.EVENT_READ, rank)
-        channel.offer(_MISSING + _packed(self._absent()))
+            _dismiss(channel.socket)
+        else:
+            self._channels[rank] = channel
+            channel.offer(_MISSING + _packed(self._absent()))
 
     def _objection(self, rank: int, world_size: int) -> str:
         if world_size != self._world_size:
@@ -301,7 +283,7 @@ class Store(Closing):
         reason = f"{_names(ranks)} of {self._world_size} {what}"
         if self._refused:
             reason += "; " + "; ".join(self._refused)
-        for address, n in self._strangers.most_common(8):
+        for address, n in Counter(self._strangers).most_common(8):
             reason += f"; {n} connection{'s' * (n > 1)} from {address} knew another secret"
         for channel in self._channels.values():
             channel.offer(_ERROR + _packed(ranks, reason))
@@ -345,8 +327,7 @@ class Store(Closing):
         raise self._error(f"rank 0 was not found at {self._place} within {self._timeout:g} s: {problem}", [0])
 
     def _introduce(self, connection: socket.socket) -> None:
-        greeting = receive(connection, len(_MAGIC) + _NONCE, self._deadline)
-        magic, nonce = parts(greeting, len(_MAGIC), _NONCE)
+        magic, nonce = struct.unpack(f"16s{_NONCE}s", receive(connection, len(_MAGIC) + _NONCE, self._deadline))
         if magic != _MAGIC:
             raise self._error(f"what listens at {self._place} is not rank 0 of minigrad; choose another port", [0])
         client, who = os.urandom(_NONCE), _WHO.pack(self._rank, self._world_size)
@@ -410,14 +391,10 @@ class Store(Closing):
         return RendezvousError(reason, rank=self._rank, ranks=ranks)
 
 
-class _Guest:
-    """A connection that has not yet proved itself."""
-
-    __slots__ = ("address", "born", "heard", "nonce", "socket")
-
-    def __init__(self, connection: socket.socket, address: str) -> None:
-        self.socket, self.address = connection, address
-        self.nonce, self.heard, self.born = os.urandom(_NONCE), bytearray(), time.monotonic()
+def _dismiss(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for it
+    connection.close()
 
 
 def _readable(sockets: Iterable[socket.socket], timeout: float | None) -> list[socket.socket]:

@@ -9,6 +9,7 @@ from ..comm.calls import remaining
 
 MAC = hashlib.sha256().digest_size
 LENGTH = struct.Struct(">I")
+_HEAD = struct.Struct(f">I{MAC}s")
 
 
 class Channel:
@@ -28,11 +29,16 @@ class Channel:
     def _frame(self, message: bytes) -> bytes:
         self._sent += 1
         code = mac(self._key, self._outgoing, LENGTH.pack(self._sent), message)
-        return LENGTH.pack(len(message)) + code + message
+        return _HEAD.pack(len(message), code) + message
 
     def offer(self, message: bytes) -> bool:
         """Send a short message without waiting; False if that is not possible."""
-        return sent_whole(self.socket, self._frame(message))
+        frame = self._frame(message)
+        self.socket.setblocking(False)
+        try:
+            return self.socket.send(frame) == len(frame)
+        except OSError:
+            return False
 
     def send(self, message: bytes, deadline: float) -> None:
         """Send a message of any length. Raises OSError."""
@@ -41,8 +47,7 @@ class Channel:
 
     def receive(self, limit: int, deadline: float) -> tuple[bytes, bytes]:
         """The next message, as (kind, body). Raises OSError, also for a message that is too long or not authentic."""
-        size, code = parts(receive(self.socket, LENGTH.size + MAC, deadline), LENGTH.size, MAC)
-        length = LENGTH.unpack(size)[0]
+        length, code = _HEAD.unpack(receive(self.socket, _HEAD.size, deadline))
         if not 0 < length <= limit:
             raise ConnectionAbortedError(f"a message of {length} bytes was announced, at most {limit} are expected")
         message = receive(self.socket, length, deadline)
@@ -55,15 +60,6 @@ class Channel:
 def mac(key: bytes, *pieces: bytes) -> bytes:
     """The code of the pieces, one after the other: HMAC-SHA256."""
     return hmac.new(key, b"".join(pieces), hashlib.sha256).digest()
-
-
-def parts(data: bytes, *sizes: int) -> list[bytes]:
-    """``data`` cut into pieces of these sizes."""
-    out, start = [], 0
-    for size in sizes:
-        out.append(data[start : start + size])
-        start += size
-    return out
 
 
 def receive(connection: socket.socket, size: int, deadline: float) -> bytes:
@@ -79,12 +75,3 @@ def receive(connection: socket.socket, size: int, deadline: float) -> bytes:
             raise ConnectionResetError("the connection was closed")
         data += part
     return bytes(data)
-
-
-def sent_whole(connection: socket.socket, data: bytes) -> bool:
-    """Send without waiting; False if not all of it could be sent."""
-    connection.setblocking(False)
-    try:
-        return connection.send(data) == len(data)
-    except OSError:
-        return False

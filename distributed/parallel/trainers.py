@@ -5,6 +5,7 @@ all ranks. atomr-accel-train has both trainers' names: its shards were sums of n
 pipeline had no micro-batches and no backward.
 """
 
+import json
 import math
 import time
 from abc import ABC, abstractmethod
@@ -15,28 +16,19 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from minigrad import GradStore, Tensor
-from minigrad.dtypes import SUPPORTED
+from minigrad import GradStore, Tensor, empty, empty_like, zeros_like
 from minigrad.nn import Module
 from minigrad.optim import GradAccumulator, LrSchedule, NonFiniteGradientError, clip_grads_with_norm, grad_norm
 from minigrad.random import Generator, drawing_from
 
 from ..comm.calls import Work
 from ..comm.comm_errors import CommTimeoutError, PeerLostError
-from ..comm.communicator import Communicator, CommunicatorGroup, all_gather_bytes, all_gather_json, all_gather_rows
+from ..comm.communicator import Communicator, CommunicatorGroup, all_gather_json, recv_bytes, send_bytes
+from ..train import trainer_errors as errors
 from ..train.buckets import DEFAULT_BUCKET_BYTES, all_reduce_hook
 from ..train.grad_sync import Buckets, agree_on_settings, agree_on_values, digest_of, mean_over_ranks, mismatch
 from ..train.step import Named, Step, Updater
 from ..train.train_kinds import Batch, KindTrainer, StepStats, TrainerConfig, batch_arrays, mean_gradient
-from ..train.trainer_errors import (
-    FinalStageDroppedReplyError,
-    NoShardsError,
-    NoStagesError,
-    ShardDroppedReplyError,
-    StageDroppedReplyError,
-    TrainerError,
-    ZeroSamplesError,
-)
 from .tensor_layers import SplitModule, vocab_parallel_cross_entropy
 
 
@@ -55,7 +47,7 @@ class PartOfModelUpdater(Updater):
         if self._communicator.world_size == 1:
             return super().clip(step, grads, max_norm, params)
         mine = grad_norm(grads, [p for p in params if self._owned(p)])
-        norms = all_gather_rows(self._communicator, np.array([mine]))[:, 0].tolist()
+        norms = all_gather_json(self._communicator, mine)
         norm = math.hypot(*norms)
         if not math.isfinite(norm):
             bad = [f"{value} on rank {rank}" for rank, value in enumerate(norms) if not math.isfinite(value)]
@@ -131,7 +123,7 @@ class PartOfModelTrainer(KindTrainer, ABC):
         try:
             x, y = batch_arrays(batch)
             mine = {"samples": len(x), **facts(x, y)}
-        except ZeroSamplesError:
+        except errors.ZeroSamplesError:
             mine = {"samples": 0}  # the ranks find out together, below
         except (TypeError, ValueError, IndexError) as error:
             problem, mine = error, {"problem": f"{type(error).__name__}: {error}"}
@@ -140,7 +132,7 @@ class PartOfModelTrainer(KindTrainer, ABC):
             raise problem
         for rank, other in enumerate(everyone):
             if other.get("samples") == 0:
-                raise ZeroSamplesError(f"trainer: zero samples on rank {rank}")
+                raise errors.ZeroSamplesError(f"trainer: zero samples on rank {rank}")
             if other != mine:
                 there = other.get("problem", f"{other.get('samples')} samples")
                 text = f"the ranks' batches differ: {there} on rank {rank}, {mine['samples']} here, or other values"
@@ -153,7 +145,7 @@ class PartOfModelTrainer(KindTrainer, ABC):
             raise ValueError("the batch's labels have weight 0 together, so there is no mean; no weight was changed")
 
     @abstractmethod
-    def _lost(self, ranks: tuple[int, ...], error: Exception) -> TrainerError:
+    def _lost(self, ranks: tuple[int, ...], error: Exception) -> errors.TrainerError:
         """The error for ranks that are gone or silent."""
 
     @contextmanager
@@ -200,7 +192,9 @@ class TensorParallelTrainer(PartOfModelTrainer):
         seed: int = 0,
     ) -> None:
         if not any(isinstance(module, SplitModule) for module in model.modules()):
-            raise NoShardsError("TensorParallelTrainer: no shards: the model has no layer that is split over the ranks")
+            raise errors.NoShardsError(
+                "TensorParallelTrainer: no shards: the model has no layer that is split over the ranks"
+            )
         if split_classes is not None and config.loss.name == "mse":
             raise ValueError(f"split_classes is {split_classes}, but the loss is mse, which needs whole outputs")
         super().__init__(config, model, communicator, schedule)
@@ -209,8 +203,8 @@ class TensorParallelTrainer(PartOfModelTrainer):
         self.seed: int = seed
         self._whole: Named | None = [(name, p) for name, p in self._named if p.id not in self._split]  # until compared
 
-    def _lost(self, ranks: tuple[int, ...], error: Exception) -> ShardDroppedReplyError:
-        return ShardDroppedReplyError(
+    def _lost(self, ranks: tuple[int, ...], error: Exception) -> errors.ShardDroppedReplyError:
+        return errors.ShardDroppedReplyError(
             f"TensorParallelTrainer: shard dropped reply: {error}; no weight was changed", ranks[0] if ranks else None
         )
 
@@ -235,8 +229,6 @@ class TensorParallelTrainer(PartOfModelTrainer):
 
 
 FORWARD, BACKWARD = 1, 2  # tags
-MAX_DIMENSIONS = 8  # of what a stage passes on
-DTYPES = [np.dtype(dtype) for dtype in SUPPORTED]
 
 
 class PipelineParallelTrainer(PartOfModelTrainer):
@@ -260,8 +252,8 @@ class PipelineParallelTrainer(PartOfModelTrainer):
     Every rank calls ``step`` with the same batch; the first uses its features, the last its labels. It is cut into
     micro-batches of ``config.batch_size_per_device`` samples. The loss is the mean over all samples, and the update is
     that of the whole model with the whole batch; only layers that look at the batch (batch normalisation) see
-    micro-batches. A stage takes and returns one tensor of at most 8 dimensions. Each parameter belongs to one stage:
-    weights that are tied must be so within a stage.
+    micro-batches. A stage takes and returns one tensor. Each parameter belongs to one stage: weights that are tied must
+    be so within a stage.
 
     For a rank that is gone or silent the others raise StageDroppedReplyError, or FinalStageDroppedReplyError if it is
     the last. (Of a silent rank, its neighbours' neighbours know only that the one before it is silent, too.)
@@ -283,20 +275,20 @@ class PipelineParallelTrainer(PartOfModelTrainer):
         super().__init__(config, Module() if stage is None else stage, communicator, schedule)
         communicator = self._communicator
         with self._naming_the_lost():
-            present = all_gather_bytes(communicator, b"no" if stage is None else b"yes")
-        if stage is None or b"no" in present:
-            missing = ", ".join(str(rank) for rank, answer in enumerate(present) if answer == b"no")
-            raise NoStagesError(f"PipelineParallelTrainer: no stages on rank {missing} of {len(present)}")
+            present = all_gather_json(communicator, stage is not None)
+        if stage is None or False in present:
+            missing = ", ".join(str(rank) for rank, has in enumerate(present) if not has)
+            raise errors.NoStagesError(f"PipelineParallelTrainer: no stages on rank {missing} of {len(present)}")
         self.stage: Module = stage
         self.most_in_flight: int = 0
         """The largest number of micro-batches whose activations this rank held at once in the last step."""
         self._is_first, self._is_last = communicator.rank == 0, communicator.rank == communicator.world_size - 1
 
-    def _lost(self, ranks: tuple[int, ...], error: Exception) -> StageDroppedReplyError:
+    def _lost(self, ranks: tuple[int, ...], error: Exception) -> errors.StageDroppedReplyError:
         last = self._communicator.world_size - 1
-        kind, words = StageDroppedReplyError, "stage dropped reply"
+        kind, words = errors.StageDroppedReplyError, "stage dropped reply"
         if last in ranks:
-            kind, words = FinalStageDroppedReplyError, "final stage dropped reply"
+            kind, words = errors.FinalStageDroppedReplyError, "final stage dropped reply"
         return kind(f"PipelineParallelTrainer: {words}: {error}; no weight was changed", ranks[0] if ranks else None)
 
     # ------------------------------------------------------------------ the schedule
@@ -339,7 +331,7 @@ class PipelineParallelTrainer(PartOfModelTrainer):
         if self._is_first or not x.requires_grad:
             return []
         if dx is None:  # the stage made nothing of it
-            dx = Tensor.wrap(x.device.kernels.zeros(x.shape, x.dtype), x.device)
+            dx = zeros_like(x.detach())
         return [self._communicator.send(dx, self._communicator.rank - 1, BACKWARD, async_op=True)]
 
     def _micro_batches(self, batch: Batch) -> tuple[list[tuple[np.ndarray, np.ndarray]], list[float], float]:
@@ -360,23 +352,18 @@ class PipelineParallelTrainer(PartOfModelTrainer):
 
     def _send_activation(self, y: Tensor) -> list[Work]:
         """dtype, whether it needs a gradient, and shape; then the numbers."""
-        if y.ndim > MAX_DIMENSIONS:
-            raise ValueError(f"a stage returned shape {y.shape}; at most {MAX_DIMENSIONS} dimensions can be passed on")
-        about = [DTYPES.index(y.dtype), int(y.requires_grad), y.ndim, *y.shape, *[0] * (MAX_DIMENSIONS - y.ndim)]
-        header = self._tensor(np.array(about, np.int64))
-        behind = self._communicator.rank + 1
-        return [self._communicator.send(t, behind, FORWARD, async_op=True) for t in (header, y.detach().contiguous())]
+        comm, about = self._communicator, json.dumps([str(y.dtype), y.requires_grad, y.shape]).encode()
+        begun = send_bytes(comm, about, comm.rank + 1, FORWARD, async_op=True)
+        return [*begun, comm.send(y.detach().contiguous(), comm.rank + 1, FORWARD, async_op=True)]
 
     def _receive_activation(self) -> Tensor:
-        header = self._tensor(np.zeros(3 + MAX_DIMENSIONS, np.int64))
-        before = self._communicator.rank - 1
-        self._communicator.recv(header, before, FORWARD)
-        code, needs_grad, ndim, *sizes = (int(n) for n in header.tolist())
-        x = Tensor.wrap(self._device.kernels.empty(tuple(sizes[:ndim]), DTYPES[code]), self._device)
-        self._communicator.recv(x, before, FORWARD)
+        comm, before = self._communicator, self._communicator.rank - 1
+        dtype, needs_grad, shape = json.loads(recv_bytes(comm, before, FORWARD))
+        x = empty(shape, dtype=np.dtype(dtype), device=self._device)
+        comm.recv(x, before, FORWARD)
         return x.requires_grad_() if needs_grad else x
 
     def _receive_gradient(self, y: Tensor) -> Tensor:
-        dy = Tensor.wrap(y.device.kernels.empty(y.shape, y.dtype), y.device)
+        dy = empty_like(y.detach())
         self._communicator.recv(dy, self._communicator.rank + 1, BACKWARD)
         return dy

@@ -9,6 +9,7 @@ equal without asking each other.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +25,7 @@ from ..comm.communicator import Communicator, NoOpCommunicator
 from .buckets import DEFAULT_BUCKET_BYTES, CommHook, all_reduce_hook
 from .config import TrainingConfig, check_kind
 from .distributed_trainer import BucketedTrainer
-from .step import Named, Params, Precision, Step, named_params
+from .step import Named, Params, Precision, named_params
 
 
 @dataclass(frozen=True)
@@ -58,10 +59,8 @@ class MixedPrecisionConfig:
         return cls(float16, loss_scale=LossScaleStrategy.dynamic())
 
 
-class Scaled:
-    """What a trainer shows of its loss scaling."""
-
-    _step: Step
+class Scaled(BucketedTrainer):
+    """A BucketedTrainer that may scale its loss."""
 
     @property
     def scaler(self) -> GradScaler | None:
@@ -73,9 +72,25 @@ class Scaled:
         """Steps that were left out, because gradients overflowed."""
         return self._step.precision.skipped_steps
 
-    def _scaling_state(self) -> dict[str, Any]:
+    def state_dict(self, params: Params) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """As DistributedTrainer's, with the scale, its count of good steps, and the steps left out."""
+        arrays, meta = super().state_dict(params)
         scaler = None if self.scaler is None else self.scaler.state_dict()
-        return {"scaler": scaler, "skipped_steps": self.skipped_steps}
+        return arrays, {**meta, "scaler": scaler, "skipped_steps": self.skipped_steps}
+
+    def load_state_dict(self, params: Params, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> None:
+        """As DistributedTrainer's. Raises ValueError if one of the two has a scaler and the other none."""
+        if not isinstance(meta, Mapping) or "scaler" not in meta:
+            raise ValueError(f"the saved trainer state has no 'scaler': it is not that of {self._step.name}")
+        saved, skipped = meta["scaler"], check_int("skipped_steps", meta.get("skipped_steps"), 0)
+        if (saved is None) != (self.scaler is None):
+            raise ValueError(f"the state was saved {'without' if saved is None else 'with'} loss scaling")
+        if self.scaler is not None:
+            copy.copy(self.scaler).load_state_dict(saved)  # raises before anything has changed
+        super().load_state_dict(params, arrays, meta)
+        if self.scaler is not None:
+            self.scaler.load_state_dict(saved)
+        self._step.precision.skipped_steps = skipped
 
 
 class MixedPrecision(Precision):
@@ -105,7 +120,7 @@ class MixedPrecision(Precision):
         }
 
 
-class AmpTrainer(Scaled, BucketedTrainer):
+class AmpTrainer(Scaled):
     """A BucketedTrainer whose forward pass computes in a half dtype; weights, gradients and moments stay float32.
 
     ::
@@ -196,28 +211,7 @@ class AmpTrainer(Scaled, BucketedTrainer):
 
     def scale_loss(self, loss: Tensor) -> Tensor:
         """The loss to call ``backward`` of; ``step`` divides its gradients by the scale again."""
-        return loss if self.scaler is None else self.scaler.scale_loss(loss)
-
-    # ------------------------------------------------------------------ saving and resuming
-
-    def state_dict(self, params: Params) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """As DistributedTrainer's, with the scale, its count of good steps, and the steps left out."""
-        arrays, meta = super().state_dict(params)
-        return arrays, {**meta, **self._scaling_state()}
-
-    def load_state_dict(self, params: Params, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> None:
-        """As DistributedTrainer's. Raises ValueError if one of the two has a scaler and the other none."""
-        if not isinstance(meta, Mapping) or "scaler" not in meta:
-            raise ValueError("the saved trainer state has no 'scaler': it is not that of an AmpTrainer")
-        saved, skipped = meta["scaler"], meta.get("skipped_steps")
-        if (saved is None) != (self.scaler is None):
-            raise ValueError(f"the state was saved {'without' if saved is None else 'with'} loss scaling")
-        skipped = check_int("skipped_steps", skipped, 0)
-        scaler = self.precision.loss_scale.to_grad_scaler()
-        if scaler is not None:
-            scaler.load_state_dict(saved)
-        super().load_state_dict(params, arrays, meta)
-        self._mixed.scaler, self._mixed.skipped_steps = scaler, skipped
+        return self._mixed.scale(loss)
 
 
 def _number(param: Tensor | TensorId) -> int:

@@ -5,7 +5,6 @@ entrenar counts acknowledgements of a checkpoint without asking whose they are, 
 stretched. Here each rank's SHA-256 is gathered, and compared with what each rank has loaded.
 """
 
-import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ import numpy as np
 from minigrad import GradStore, Tensor, full, no_grad
 from minigrad.dtypes import float64, is_floating
 from minigrad.errors import check_int
+from minigrad.files.durable import StrPath
 from minigrad.metrics_log import JsonLinesLog, about_run, moment
 from minigrad.nn import Module
 from minigrad.optim import GradScaler, LrSchedule, NonFiniteGradientError, Optimizer
@@ -30,13 +30,12 @@ from .blocks import BlockBuckets, BlockLayout, BlockUpdater
 from .buckets import CommHook, all_reduce_hook
 from .checkpoint import load_distributed_checkpoint, random_state, restore_random_state, save_distributed_checkpoint
 from .config import TrainingConfig, TrainingMetrics
-from .distributed_trainer import BucketedTrainer
 from .grad_sync import digest_of
 from .recheck import Recheck
 from .step import Precision
 
 
-class BlockDistributedTrainer(Scaled, BucketedTrainer):
+class BlockDistributedTrainer(Scaled):
     """Trains a model on several ranks; the gradients of a block are sent when its backward has ended.
 
     ::
@@ -83,7 +82,7 @@ class BlockDistributedTrainer(Scaled, BucketedTrainer):
         loss_fn: Callable[..., Tensor] | None = None,
         blocks: str | None = None,
         scaler: GradScaler | None = None,
-        log: str | os.PathLike[str] | None = None,
+        log: StrPath | None = None,
         log_every: int = 1,
         max_steps: int | None = None,
         hook: CommHook = all_reduce_hook,
@@ -114,7 +113,7 @@ class BlockDistributedTrainer(Scaled, BucketedTrainer):
         if communicator.world_size > 1:
             self._step.reducer = BlockBuckets(communicator, hook, self.layout, {"log_every": self.log.every})
         self._device = next(model.parameters()).device  # a world of one has the model where it is
-        self._buffers_before: dict[str, Any] = {}
+        self._buffers_before: dict[str, Tensor] = {}
         self._weight, self._unit = 0.0, 0.0
         self.broadcast_params(self._replicated())
 
@@ -199,7 +198,7 @@ class BlockDistributedTrainer(Scaled, BucketedTrainer):
     def _loss(self, *tensors: Tensor) -> Tensor:
         return (self._loss_fn or self.model.loss)(*tensors)
 
-    def _loss_again(self, buffers: dict[str, Any], *tensors: Tensor) -> Tensor:
+    def _loss_again(self, buffers: dict[str, Tensor], *tensors: Tensor) -> Tensor:
         """The loss of a micro-batch as it was with these buffers, which stay as they are."""
         after = self._buffers()
         self._set_buffers(buffers)
@@ -207,13 +206,12 @@ class BlockDistributedTrainer(Scaled, BucketedTrainer):
         self._set_buffers(after)
         return loss
 
-    def _buffers(self) -> dict[str, Any]:
-        return {name: b.device.kernels.copy(b.data) for name, b in self._saved_buffers().items()}
+    def _buffers(self) -> dict[str, Tensor]:
+        return {name: b.clone() for name, b in self._saved_buffers().items()}
 
-    def _set_buffers(self, values: Mapping[str, Any]) -> None:
+    def _set_buffers(self, values: Mapping[str, Tensor]) -> None:
         for name, buffer in self._saved_buffers().items():
-            buffer.device.kernels.elementwise.assign(buffer.data, values[name])
-            buffer.bump_version()
+            buffer.copy_(values[name])
 
     def _tensor(self, one: Any) -> Tensor:
         tensor = one if isinstance(one, Tensor) else Tensor(one)
@@ -233,20 +231,14 @@ class BlockDistributedTrainer(Scaled, BucketedTrainer):
                 if self._weight:  # a rank without samples may hold anything
                     mean = buffer.detach().to(float64) * self._weight
                 self.communicator.all_reduce(mean)
-                device.kernels.elementwise.assign(buffer.data, (mean / total).data)
-                buffer.bump_version()
+                buffer.copy_(mean / total)
             else:
                 self.communicator.all_reduce(buffer, ReduceOp.MAX)
 
     # ------------------------------------------------------------------ checkpoints
 
     def save_checkpoint(
-        self,
-        folder: str | os.PathLike[str],
-        extra: Mapping[str, Any] | None = None,
-        keep: int | None = 2,
-        *,
-        alone: bool = False,
+        self, folder: StrPath, extra: Mapping[str, Any] | None = None, keep: int | None = 2, *, alone: bool = False
     ) -> Path:
         """Rank 0 writes weights, moments, step, random state, ``extra`` (JSON) and every rank's hash of its weights.
 
@@ -266,7 +258,6 @@ class BlockDistributedTrainer(Scaled, BucketedTrainer):
         state = {
             "step": self.global_step,
             "trainer": meta,
-            **self._scaling_state(),
             "extra": dict(extra or {}),
             "random": random_state(comm),
             "world_size": comm.world_size,
@@ -274,7 +265,7 @@ class BlockDistributedTrainer(Scaled, BucketedTrainer):
         }
         return save_distributed_checkpoint(comm, folder, {"model": weights, "trainer": arrays}, state, keep)
 
-    def load_checkpoint(self, folder: str | os.PathLike[str], step: int | None = None) -> dict[str, Any]:
+    def load_checkpoint(self, folder: StrPath, step: int | None = None) -> dict[str, Any]:
         """Go on bit for bit from the newest checkpoint, or that of ``step``; returns what was saved as ``extra``.
 
         A collective; rank 0 reads for all. Each rank compares the hash of what it then holds. Raises CheckpointError on
@@ -293,13 +284,9 @@ class BlockDistributedTrainer(Scaled, BucketedTrainer):
 
     def _take_over(self, checkpoint: Checkpoint) -> None:
         state = checkpoint.state
-        if (state["scaler"] is None) != (self.scaler is None):
-            raise ValueError(f"it was saved {'without' if state['scaler'] is None else 'with'} a scaler")
         self.model.load_state_dict(checkpoint.tensors["model"])
-        self.load_state_dict(self.model.named_parameters(), checkpoint.tensors["trainer"], state["trainer"])
-        if self.scaler is not None:
-            self.scaler.load_state_dict(state["scaler"])
-        self._step.precision.skipped_steps = int(state["skipped_steps"])
+        meta = {**state, **state["trainer"]}  # older checkpoints have the scaler beside the trainer
+        self.load_state_dict(self.model.named_parameters(), checkpoint.tensors["trainer"], meta)
         restore_random_state(self.communicator, state["random"])
         found, saved = digest_of(self._weights()), state["weight_hashes"][0]
         if found != saved:
@@ -330,7 +317,7 @@ class StepLog:
     also by rank. Raises ValueError for an ``every`` below 1.
     """
 
-    def __init__(self, communicator: Communicator, path: str | os.PathLike[str] | None, every: int = 1) -> None:
+    def __init__(self, communicator: Communicator, path: StrPath | None, every: int = 1) -> None:
         check_int("log_every", every, 1)
         self._communicator = communicator
         self.every: int = every if path is not None else 0

@@ -15,7 +15,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from minigrad import GradStore, Tensor, no_grad
+from minigrad import GradStore, Tensor
+from minigrad.grad_arithmetic import norm_of
 from minigrad.nn import Module, ModuleList
 from minigrad.optim import NonFiniteGradientError
 
@@ -120,15 +121,15 @@ class BlockBuckets(Overlapped):
         """What was noted."""
         return [self._names[p.id] in self._spoiled for p in trained]
 
-    def check(self, step: Step, windows: list[Window]) -> None:
+    def check(self, step: Step, trained: list[Tensor], windows: list[Window]) -> None:
         """Raise NonFiniteBlockGradientError too."""
         if step.precision.scaler is not None:
-            super().check(step, windows)  # first: a loss that is not finite is no overflow of its gradients
-        names = [self._names[p.id] for p in self.trained]
+            super().check(step, trained, windows)  # first: a loss that is not finite is no overflow of its gradients
+        names = [self._names[p.id] for p in trained]
         bad = {rank: {name for name, spoiled in zip(names, w.non_finite) if spoiled} for rank, w in enumerate(windows)}
         refuse(self._layout, step, {rank: keys for rank, keys in bad.items() if keys})
         if step.precision.scaler is None:
-            super().check(step, windows)
+            super().check(step, trained, windows)
 
     def reset(self) -> None:
         """Forget what was not finite, too."""
@@ -179,16 +180,7 @@ def _some(keys: list[str]) -> str:
 
 def non_finite(grads: Mapping[str, Tensor]) -> list[str]:
     """The names of the gradients that hold an infinity or NaN. One pass over them where there is none."""
-    if _finite(list(grads.values())):
+    if math.isfinite(norm_of(list(grads.values()))):
         return []
-    return [key for key, grad in grads.items() if not _finite([grad])]
-
-
-@no_grad()
-def _finite(grads: list[Tensor]) -> bool:
-    """Whether all elements are finite. Squares of large float64 numbers overflow, so a sum that is not finite is only a
-    reason to look at each."""
-    arrays = [grad.data for grad in grads]
-    if not arrays or math.isfinite(grads[0].device.kernels.grad_norm.sum_of_squares(arrays)):
-        return True
-    return all(bool(grad.detach().isfinite().all().item()) for grad in grads)
+    # Squares of large float64 numbers overflow, so a norm that is not finite is only a reason to look at each.
+    return [key for key, grad in grads.items() if not grad.detach().isfinite().all().item()]

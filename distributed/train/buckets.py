@@ -16,7 +16,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
-from minigrad import Device, GradStore, Tensor, TensorId, bfloat16
+from minigrad import Device, GradStore, Tensor, TensorId, bfloat16, zeros
 from minigrad.errors import check_int
 
 from ..comm.calls import ReduceOp, Work
@@ -71,9 +71,7 @@ class Bucket:
 
     def __init__(self, params: Sequence[Tensor], device: Device, dtype: Any, parts: int = 1) -> None:
         size = -(-sum(p.numel() for p in params) // parts) * parts
-        self.flat: Tensor = Tensor.wrap(
-            (device.kernels.empty if parts == 1 else device.kernels.zeros)((size,), dtype), device
-        )
+        self.flat: Tensor = zeros(size, dtype=dtype, device=device)
         self.views: dict[TensorId, Any] = {}
         start = 0
         for p in params:

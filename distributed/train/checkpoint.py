@@ -7,7 +7,6 @@ AsyncCheckpointer writes the files beside the training (boostr's ``AsyncCheckpoi
 
 import copy
 import itertools
-import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -16,20 +15,18 @@ from typing import Any
 import numpy as np
 
 import minigrad
+from minigrad.files.durable import StrPath
 from minigrad.modes import Closing
 from minigrad.serialization import Checkpoint, CheckpointError, load_checkpoint, save_checkpoint
-from minigrad.tensor import Tensor
 
 from ..comm.communicator import Communicator, all_gather_json
-from ..comm.place import bytes_of, on_device, on_host
+from ..comm.place import bytes_of, copied, on_device, on_host
+
+Tensors = Mapping[str, Mapping[str, Any]]  # by file, then by name
 
 
 def save_distributed_checkpoint(
-    communicator: Communicator,
-    folder: str | os.PathLike[str],
-    tensors: Mapping[str, Mapping[str, Any]],
-    state: Mapping[str, Any],
-    keep: int | None = 2,
+    communicator: Communicator, folder: StrPath, tensors: Tensors, state: Mapping[str, Any], keep: int | None = 2
 ) -> Path:
     """``minigrad.serialization.save_checkpoint`` by rank 0, whose arguments alone count; a collective of all ranks.
 
@@ -40,9 +37,7 @@ def save_distributed_checkpoint(
     return Path(by_rank_0(communicator, lambda: str(save_checkpoint(folder, tensors, state, keep)), "save", folder))
 
 
-def load_distributed_checkpoint(
-    communicator: Communicator, folder: str | os.PathLike[str], step: int | None = None
-) -> Checkpoint:
+def load_distributed_checkpoint(communicator: Communicator, folder: StrPath, step: int | None = None) -> Checkpoint:
     """``minigrad.serialization.load_checkpoint`` by rank 0, sent to all; a collective of all ranks.
 
     ``folder`` and ``step`` of rank 0 alone count, and ``path`` of the result is one of its disk. Raises CheckpointError
@@ -91,7 +86,7 @@ def restore_random_state(communicator: Communicator, state: Mapping[str, Any]) -
     minigrad.default_generator.load_state_dict({"seed": seed, "offset": offset})
 
 
-def by_rank_0(communicator: Communicator, work: Callable[[], Any], what: str, folder: str | os.PathLike[str]) -> Any:
+def by_rank_0(communicator: Communicator, work: Callable[[], Any], what: str, folder: StrPath) -> Any:
     """The JSON value that ``work()`` of rank 0 returned, on all ranks. If it fails, rank 0 raises its error, and the
     others CheckpointError."""
     failure: Exception | None = None
@@ -130,23 +125,17 @@ class AsyncCheckpointer(Closing):
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[Path] | None = None
 
-    def save(
-        self,
-        folder: str | os.PathLike[str],
-        tensors: Mapping[str, Mapping[str, Any]],
-        state: Mapping[str, Any],
-        keep: int | None = 2,
-    ) -> None:
+    def save(self, folder: StrPath, tensors: Tensors, state: Mapping[str, Any], keep: int | None = 2) -> None:
         """Begin ``minigrad.serialization.save_checkpoint`` of what the tensors hold now."""
         self.wait()
-        copies = {file: {name: _copied(x) for name, x in named.items()} for file, named in tensors.items()}
+        copies = {file: {name: copied(x) for name, x in named.items()} for file, named in tensors.items()}
         self._writing = self._thread.submit(save_checkpoint, folder, copies, copy.deepcopy(dict(state)), keep)
 
     def save_distributed(
         self,
         communicator: Communicator,
-        folder: str | os.PathLike[str],
-        tensors: Mapping[str, Mapping[str, Any]],
+        folder: StrPath,
+        tensors: Tensors,
         state: Mapping[str, Any],
         keep: int | None = 2,
     ) -> None:
@@ -167,10 +156,6 @@ class AsyncCheckpointer(Closing):
             self.wait()
         finally:
             self._thread.shutdown()
-
-
-def _copied(x: Any) -> np.ndarray:
-    return np.array(on_host(x.detach()) if isinstance(x, Tensor) else x)
 
 
 def _from_rank_0(communicator: Communicator, array: np.ndarray) -> np.ndarray:

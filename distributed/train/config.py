@@ -8,6 +8,8 @@ from typing import Annotated, Any, TypeAlias
 from minigrad.errors import NonNegativeInt, check_bool, check_fields
 from minigrad.optim import AdamW, GradAccumulator
 
+from .tree import TreeAccumulator
+
 
 class NonFiniteLossError(RuntimeError):
     """The loss is infinite or NaN; nothing was changed. ``step`` is the number of the step that it belongs to."""
@@ -65,9 +67,14 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         AdamW(lr=self.learning_rate, weight_decay=self.weight_decay)  # checks both
-        GradAccumulator(self.grad_accum_steps)
+        self.accumulator()
         check_fields(self)
         check_bool("reproducible", self.reproducible)
+
+    def accumulator(self, rank: int = 0) -> GradAccumulator:
+        """What adds up the micro-batches of a rank."""
+        steps = self.grad_accum_steps
+        return TreeAccumulator(steps, rank) if self.reproducible else GradAccumulator(steps)
 
     def with_lr(self, learning_rate: float) -> TrainingConfig:
         """A copy with another learning rate."""

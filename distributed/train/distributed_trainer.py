@@ -18,6 +18,7 @@ from typing import Any, Final
 import numpy as np
 
 from minigrad import GradStore, Tensor, TensorId, finfo
+from minigrad.grad_arithmetic import norm_of
 from minigrad.optim import AdamW, AdamWConfig, LrSchedule, NonFiniteGradientError, Optimizer
 from minigrad.optim.grad_accumulator import check_weight
 
@@ -28,7 +29,6 @@ from .grad_sync import Buckets, Overlapped, Window, assert_replicas_identical, b
 from .reducers import Trees
 from .simple_trainer import SimpleTrainer
 from .step import Named, Params, Step, Updater, named_params
-from .tree import TreeAccumulator
 
 
 class DistributedTrainer(SimpleTrainer):
@@ -72,11 +72,10 @@ class DistributedTrainer(SimpleTrainer):
         self.communicator: Final[Communicator] = communicator
         self.rank: Final[int] = communicator.rank
         self.world_size: Final[int] = communicator.world_size
-        if self.config.reproducible:
-            if hook is not all_reduce_hook:
-                raise ValueError("reproducible=True adds gradients up by itself: leave the hook out")
-            self._step.accumulator = TreeAccumulator(self.config.grad_accum_steps, self.rank)
-            self._step.key_draws()
+        if self.config.reproducible and hook is not all_reduce_hook:
+            raise ValueError("reproducible=True adds gradients up by itself: leave the hook out")
+        self._step.accumulator = self.config.accumulator(self.rank)
+        self._step.accumulator.key_draws(0)
         if self.world_size > 1:
             kind = Trees if self.config.reproducible else self._reducer
             self._step.reducer = kind(communicator, bucket_size_bytes, hook)
@@ -181,16 +180,13 @@ class BoundedBuckets(Buckets):
 
     def send(self, step: Step, manager: GradientBucketManager, sums: dict[TensorId, Tensor]) -> float:
         """Look at the norm of this rank's sums first. With clipping, that checks the sum over the ranks itself."""
-        arrays = [grad.data for grad in reversed(sums.values())]
-        wanted = arrays and step.config.max_grad_norm is None
-        kernels = self.communicator.device.kernels
-        norm = math.sqrt(kernels.grad_norm.sum_of_squares(arrays)) if wanted else 0.0
+        norm = norm_of([*reversed(sums.values())]) if step.config.max_grad_norm is None else 0.0
         super().send(step, manager, sums)
         return norm
 
-    def check(self, step: Step, windows: list[Window]) -> None:
+    def check(self, step: Step, trained: list[Tensor], windows: list[Window]) -> None:
         """No element of any partial sum of the ranks' gradients is larger than the sum of their norms."""
-        super().check(step, windows)
+        super().check(step, trained, windows)
         norms = [window.norm for window in windows]
         dtypes = {p.dtype for group in step.optimizer.param_groups for p in group["params"]}
         largest = min((float(finfo(dtype).max) / 2 for dtype in dtypes), default=math.inf)  # half: room for rounding

@@ -246,17 +246,12 @@ class Window:
 
 def exchange_window(communicator: Communicator, window: Window) -> list[Window]:
     """Every rank's window, in order of rank, by one small collective."""
-    numbers = np.array([window.loss, window.weight, window.count, window.norm, window.lr, window.step], np.float64)
-    flags = [*window.present, *window.non_finite]
-    bits = np.packbits(np.array(flags, np.bool_))
-    record = np.concatenate([numbers.view(np.uint8), bits])
-    windows = []
-    for row in all_gather_rows(communicator, record):
-        loss, weight, count, norm, lr, step = np.frombuffer(row[: numbers.nbytes].tobytes(), np.float64).tolist()
-        found = np.unpackbits(row[numbers.nbytes :], count=len(flags)).astype(bool).tolist()
-        present, non_finite = found[: len(window.present)], found[len(window.present) :]
-        windows.append(Window(loss, weight, int(count), norm, lr, present, int(step), non_finite))
-    return windows
+    numbers = [("loss", "f8"), ("weight", "f8"), ("count", "i8"), ("norm", "f8"), ("lr", "f8"), ("step", "i8")]
+    flags = [(key, "?", len(getattr(window, key))) for key in ("present", "non_finite")]
+    record = np.dtype([*numbers, *flags])
+    mine = np.array([tuple(getattr(window, key) for key in record.names or ())], record)
+    rows = all_gather_rows(communicator, mine.view(np.uint8)).view(record)
+    return [Window(**{key: row[key].tolist() for key in record.names or ()}) for row in rows[:, 0]]
 
 
 # ------------------------------------------------------------------ small things
@@ -299,8 +294,6 @@ class Buckets(Reducer):
         self.bucket_size_bytes: int = bucket_size_bytes
         self.hook: CommHook = hook
         self.manager: GradientBucketManager | None = None
-        self.unit: float = 1.0
-        self.num_buckets: int = 0
         self._agreed: tuple[list[tuple[str, int, bool]], Named] | None = None
 
     def begin(self, step: Step, params: Params, weight: float) -> Named:
@@ -337,11 +330,6 @@ class Buckets(Reducer):
             **step.precision.settings(),
         }
 
-    @property
-    def trained(self) -> list[Tensor]:
-        """The trained parameters, in the order of all ranks."""
-        return [] if self._agreed is None else trained_of(self._agreed[1])
-
     def reduce(self, step: Step, named: Named) -> tuple[Iterable[GradStore], float] | None:
         """Put the window's sums into buckets, and divide by the weight that all ranks have together; None if no rank
         has a window. Where a graph is captured, all ranks' windows are alike.
@@ -376,7 +364,7 @@ class Buckets(Reducer):
         windows = [mine] * ranks if step.recorder.on_device else exchange_window(self.communicator, mine)
         if not any(window.count for window in windows):
             return None
-        self.check(step, windows)
+        self.check(step, trained, windows)
         return windows
 
     def buckets(self, trained: list[Tensor]) -> GradientBucketManager:
@@ -400,7 +388,7 @@ class Buckets(Reducer):
         """For each parameter whether this rank's gradient is not finite, if that is wanted."""
         return []
 
-    def check(self, step: Step, windows: list[Window]) -> None:
+    def check(self, step: Step, trained: list[Tensor], windows: list[Window]) -> None:
         """Raise, on all ranks alike, for windows that give no step. Gradients are checked when they are clipped."""
         told = [{"the number of the step": window.step, "the learning rate": window.lr} for window in windows]
         if (found := difference(told, "steps")) is not None:

@@ -7,10 +7,9 @@ import socket
 import threading
 from collections.abc import Iterator
 
-from minigrad.creation import tensor
+import numpy as np
 
-from ..comm.calls import ReduceOp
-from ..comm.communicator import Communicator
+from ..comm.communicator import Communicator, all_gather_rows
 from ..job.launch import handled
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -66,6 +65,4 @@ def interrupted(communicator: Communicator, received: list[int]) -> int:
     mine = received[:1] or [0]
     if communicator.world_size == 1:
         return mine[0]  # without waiting for a GPU
-    number = tensor(mine, device=communicator.device)
-    communicator.all_reduce(number, ReduceOp.MAX)
-    return int(number.item())
+    return int(all_gather_rows(communicator, np.array(mine)).max())

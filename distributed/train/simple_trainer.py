@@ -138,7 +138,7 @@ class SimpleTrainer:
         accumulator.load_state_dict(parts["window"], meta["window"], named)
         step.optimizer.load_state_dict(parts["optimizer"], meta["optimizer"])
         step.accumulator, step.global_step = accumulator, count
-        step.key_draws()
+        accumulator.key_draws(count)
         step.reducer.restart(float(meta["window"].get("unit", 1.0)))
 
     # ------------------------------------------------------------------ graphs

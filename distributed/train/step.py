@@ -22,7 +22,6 @@ from minigrad.optim.grad_scaler import MIN_SCALE, GradScaler
 
 from ..comm.communicator import Communicator
 from .config import NonFiniteLossError, TrainingConfig, TrainingMetrics
-from .tree import TreeAccumulator
 
 Params = Mapping[TensorId, Tensor] | Iterable[Tensor | tuple[str, Tensor]]
 """How trainers are told which parameters there are."""
@@ -43,7 +42,7 @@ class Step:
         self.schedule: LrSchedule | None = schedule
         self.own_optimizer: bool = optimizer is None
         self.optimizer: Optimizer = optimizer or AdamW(lr=config.learning_rate, weight_decay=config.weight_decay)
-        self.accumulator: GradAccumulator = GradAccumulator(config.grad_accum_steps)
+        self.accumulator: GradAccumulator = config.accumulator()
         self.reducer: Reducer = Reducer()
         self.precision: Precision = Precision()
         self.updater: Updater = Updater()
@@ -52,14 +51,7 @@ class Step:
         self.holding: bool = False
         """While true, micro-batches only join the window."""
         self._known: set[int] = set()
-        if config.reproducible:
-            self.accumulator = TreeAccumulator(config.grad_accum_steps)
-        self.key_draws()
-
-    def key_draws(self) -> None:
-        """Number the draws of the next micro-batch, where its place in the tree decides on them."""
-        if isinstance(self.accumulator, TreeAccumulator):
-            self.accumulator.key_draws(self.global_step)
+        self.accumulator.key_draws(self.global_step)
 
     def take(self, params: Params, grads: GradStore, loss: float, weight: float = 1.0) -> TrainingMetrics | None:
         """Take in a micro-batch, which is consumed; None while the window is not full, or the step was left out."""
@@ -88,14 +80,10 @@ class Step:
         self.recorder.wait_for_captures()
         if self.reducer.world_size == 1 and weight and not math.isfinite(loss):
             self.accumulator.reset()
-            self.key_draws()
+            self.accumulator.key_draws(self.global_step)
             raise NonFiniteLossError.of(loss, self.global_step + 1)
-        wanted, tree = wanted_grads(grads, named), self.accumulator
-        if isinstance(tree, TreeAccumulator):
-            full = tree.add_all(wanted, named, loss, weight)
-        else:
-            full = self.accumulator.add(wanted, loss, take=True, weight=weight)
-        self.key_draws()
+        full = self.accumulator.add_of(named, wanted_grads(grads, named), loss, weight)
+        self.accumulator.key_draws(self.global_step)
         return self.end_window(named) if full and not self.holding else None
 
     def end_window(self, named: Named) -> TrainingMetrics | None:
@@ -114,7 +102,7 @@ class Step:
             return metrics
         finally:
             self.reducer.reset()
-            self.key_draws()
+            self.accumulator.key_draws(self.global_step)
 
     def set_scheduled_lr(self) -> None:
         """Give the optimizer this step's learning rate, if there is a schedule."""

@@ -79,8 +79,8 @@ class TreeAccumulator(GradAccumulator):
         offset = (step * MICRO_BATCHES + self.leaf) * DRAWS
         minigrad.default_generator.load_state_dict({"seed": self.seed, "offset": offset})
 
-    def add_all(self, grads: GradStore, named: list[tuple[str, Tensor]], loss: float, weight: float) -> bool:
-        """``add`` of all trained parameters' gradients; one that is missing is 0. RuntimeError in a full window."""
+    def add_of(self, named: list[tuple[str, Tensor]], grads: GradStore, loss: float, weight: float) -> bool:
+        """As the base's; a gradient that is missing is 0. RuntimeError in a full window."""
         if self.current_step == self.accum_steps:
             raise RuntimeError(f"the window has its {self.accum_steps} micro-batches: the next leaf is another rank's")
         self.present |= set(grads.numbers()) if weight else set()

@@ -92,6 +92,13 @@ class GradAccumulator:
         self.current_step += 1
         return self.current_step >= self.accum_steps
 
+    def add_of(self, named: list[tuple[str, Tensor]], grads: GradStore, loss: float, weight: float) -> bool:
+        """``add`` of a trainer, which is done with ``grads``; ``named`` are the parameters."""
+        return self.add(grads, loss, take=True, weight=weight)
+
+    def key_draws(self, step: int) -> None:
+        """Before a micro-batch of this optimizer step: a place to decide on its random numbers."""
+
     def pop(self, key: Tensor | TensorId) -> Tensor | None:
         """Take the sum of one tensor's gradients out of the window, for somebody who goes on with it, or None."""
         return self._sums.pop(key if isinstance(key, TensorId) else key._id, None)

@@ -135,7 +135,7 @@ def test_the_tree_depends_on_the_number_of_leaves_alone():
         assert root(parts[0], add) == [[[[0], [1]], [[2], [3]]], [[[4], [5]], [6]]]
     raises(RuntimeError, "node 6 of level 0 .* is there already", insert, parts[0], 0, 6, [6], add)
     tree.current_step = 3
-    raises(RuntimeError, "has its 3 micro-batches", tree.add_all, mg.GradStore(), [], 0.0, 1.0)
+    raises(RuntimeError, "has its 3 micro-batches", tree.add_of, [], mg.GradStore(), 0.0, 1.0)
 
 
 def test_what_cannot_be_reproducible_says_so():

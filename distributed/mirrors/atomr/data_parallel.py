@@ -154,9 +154,7 @@ class DataParallelTrainer(KindTrainer):
         if not isinstance(result.loss, Real) or isinstance(result.loss, bool):
             raise TypeError(f"replica {rank} answered with loss={result.loss!r}, expected a number")
         if not math.isfinite(result.loss):
-            raise NonFiniteLossError(
-                f"the loss of step {step} is {result.loss} on replica {rank}; no weight was changed", step
-            )
+            raise NonFiniteLossError.of(f"{result.loss} on replica {rank}", step)
         for name, grad in result.gradients.items():
             if not isinstance(grad, np.ndarray | Tensor):
                 raise TypeError(f"replica {rank}: the gradient of {name} is a {type(grad).__name__}, expected an array")

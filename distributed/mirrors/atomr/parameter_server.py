@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from minigrad import GradStore, Tensor, as_tensor, empty_like
-from minigrad.errors import check_int
+from minigrad.errors import check_instance, check_int
 from minigrad.modes import Closing
 from minigrad.optim import LrSchedule, NonFiniteGradientError
 
@@ -82,8 +82,7 @@ class AsyncParameterServer:
         schedule: LrSchedule | None = None,
     ) -> None:
         check_int("max_staleness", max_staleness, 0)
-        if not isinstance(optimizer, OptimizerKind):
-            raise TypeError(f"optimizer is {optimizer!r}, expected one such as OptimizerKind.sgd(0.1)")
+        check_instance("optimizer", optimizer, OptimizerKind)
         self._single = not isinstance(weights, Mapping)
         arrays = {"weights": weights} if self._single else weights
         self._params = {}

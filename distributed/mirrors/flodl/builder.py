@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from minigrad.autograd import no_grad
+from minigrad.data import EpochSampler
 from minigrad.device import CPU, Device
 from minigrad.errors import NonNegative, NonNegativeInt, PositiveInt, check_fields, check_int, check_option
 from minigrad.nn import Module
@@ -28,10 +29,10 @@ from .coordinator import Coordinator
 from .el_che import ElChe
 from .options import Overhead, SpeedHint, called_with, made_optimizer, member_of, takes
 from .policies import AverageBackend, AveragingPolicy, DivergenceGuard, OvershootLimit
-from .replica_data import EpochOrder, ReplicaLoader, fetcher
+from .replica_data import ReplicaLoader, fetcher
 from .replica_group import check_alike, check_kinds, replica_communicators
 from .replica_threads import DdpHandle, Replica, ReplicaSchedule, TrainFn
-from .timeline import CheckedTimeline, NoTimeline
+from .timeline import NoTimeline, Timeline
 from .trained_state import TrainedState, tensors_of
 from .workload import CadencePlan, EpochMetrics
 
@@ -121,7 +122,7 @@ class DdpBuilder:
     checkpoint_fn: Annotated[Callable[[int, TrainedState], None], called_with("epochs_done", "state")] | None = None
     resume: TrainedState | None = None
     seed: Annotated[int, functools.partial(check_int, least=0, most=2**64 - 1)] = 42
-    timeline: CheckedTimeline | None = None
+    timeline: Timeline | None = None
     snapshot_timeout: Seconds = 5.0
     batch_timeout: Seconds = 300.0
     communicators: Sequence[Communicator] | None = None
@@ -140,8 +141,6 @@ class DdpBuilder:
         if (self.checkpoint_every is None) != (self.checkpoint_fn is None):
             raise ValueError("DdpBuilder: checkpoint_every and checkpoint_fn go together, one of them is missing")
         self._places: list[Device] = self._checked_devices()
-        if self.resume is not None and not isinstance(self.resume, TrainedState):
-            raise TypeError(f"DdpBuilder: resume is {self.resume!r}, expected a TrainedState")
         self._check_communicators()
         self._make_plan()
         self._cadence(self._plan)  # checks what it is made of
@@ -171,7 +170,7 @@ class DdpBuilder:
         assert self.batch_size is not None and self.num_epochs is not None
         world = len(self._places)
         samples, self._fetch = fetcher(self.dataset)
-        self._order = order = EpochOrder(samples, self.batch_size, self.seed)
+        self._order = order = EpochSampler(samples, self.batch_size, self.seed, drop_last=True)
         sync = self._policy is AveragingPolicy.SYNC
         if sync and len(order) < world:
             raise ValueError(
@@ -235,14 +234,15 @@ class DdpBuilder:
             return not sync and self.partition_ratios is None
         return self.progressive_dispatch
 
-    def _resumed(self, state: TrainedState, order: EpochOrder) -> dict[str, int]:
+    def _resumed(self, state: TrainedState, order: EpochSampler) -> dict[str, int]:
         if len(state.replicas) != len(self._places):
             why = "it is what was left after a failure" if not state.replicas else "the numbers must be equal"
             raise ValueError(
                 f"DdpBuilder: the state has optimizers of {len(state.replicas)} replicas, for {len(self._places)}: "
                 f"{why}"
             )
-        return {"first_epoch": order.first_epoch(state.sampler), "batches_before": state.batches}
+        order.load_state_dict(state.sampler)
+        return {"first_epoch": order.epoch, "batches_before": state.batches}
 
     # ------------------------------------------------------------------ parts
 

@@ -18,7 +18,7 @@ from .el_che import ElChe
 from .policies import NUDGE, AverageBackend, AveragingPolicy, DivergenceGuard, OvershootLimit, should_average
 from .timeline import EventKind, NoTimeline, Timeline
 from .trained_state import RunReport
-from .workload import Batch, CadencePlan, EpochMetrics, Workload
+from .workload import Batch, CadencePlan, Done, EpochMetrics, Workload
 
 
 class ReplicaStuckError(TimeoutError):
@@ -131,7 +131,7 @@ class Coordinator:
         self.wall_ms[rank] += wall_ms
         self.total_batches[rank] += 1
         self.total_ms[rank] += wall_ms
-        self.work.sums[batch.epoch].add(rank, samples, loss, scalars or {}, wall_ms)
+        self.work.sums[batch.epoch].ranks[rank].append(Done(samples, loss, scalars or {}, wall_ms))
         for metrics in self.work.end_epochs(self.clock()):
             self.ready.append(replace(metrics, device_indices=list(self.plan.device_indices or [0] * self.plan.world)))
             self.timeline.event(EventKind.EPOCH_END, epoch=metrics.epoch)

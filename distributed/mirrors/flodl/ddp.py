@@ -17,14 +17,12 @@ import functools
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import numpy as np
-
-from minigrad import Device, GradStore, Tensor, TensorId
+from minigrad import Device, GradStore, Tensor, TensorId, float32, tensor, zeros
 from minigrad.errors import NonNegative, NonNegativeInt, check_fields, check_float
 from minigrad.modes import Closing
 from minigrad.nn import Module
@@ -32,19 +30,19 @@ from minigrad.optim import clip_grad_norm
 from minigrad.random import Generator, drawing_from, generators_for
 
 from ...comm.call_thread import in_threads
-from ...comm.calls import DEFAULT_TIMEOUT, ReduceOp, Work
+from ...comm.calls import DEFAULT_TIMEOUT, Work
 from ...comm.comm_errors import CommError
 from ...comm.communicator import Communicator
-from ...comm.place import on_device, on_host
+from ...comm.place import on_host
 from ...train.buckets import GradientBucketManager, all_reduce_hook
 from ...train.config import GradLimit, TrainingMetrics
 from ...train.distributed_trainer import DistributedTrainer
-from ...train.grad_sync import Buckets, agree_on_params
+from ...train.grad_sync import Buckets, agree_on_params, trained_of
 from ...train.step import Named, Step, misfit
 from ...train.trainer_errors import ReplicaDroppedReplyError, ReplicaError
 from .options import Overhead, SpeedHint, clamped_overhead
 from .replica_group import check_alike, check_kinds, close_all, replica_communicators
-from .timeline import CheckedTimeline, EventKind, Timeline
+from .timeline import EventKind, Timeline
 
 _T = TypeVar("_T")
 LossFn = Callable[..., Tensor | tuple[Tensor, float]]
@@ -70,7 +68,7 @@ class DdpConfig:
     max_anchor: NonNegativeInt | None = None
     max_grad_norm: GradLimit | None = None
     lr_scale: NonNegative = 1.0
-    timeline: CheckedTimeline | None = None
+    timeline: Timeline | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -92,13 +90,15 @@ class _Member:
         self.communicator = communicator
         self.trained = [(name, p) for name, p in params if p.requires_grad]
         self.params, self.buffers = params, buffers
+        self.present = zeros(len(self.trained), device=params[0][1].device if params else communicator.device)
+        """Reduced with its gradients: which of them it has."""
         self.weight = 1.0
         """What its gradients count in the mean that is being made."""
 
     @functools.cached_property
     def buckets(self) -> GradientBucketManager:
         """What averages its gradients."""
-        return GradientBucketManager([p for _, p in self.trained], self.communicator, hook=self._send)
+        return GradientBucketManager([*trained_of(self.trained), self.present], self.communicator, hook=self._send)
 
     def _send(self, communicator: Communicator, bucket: Tensor) -> Work:
         if self.weight != 1.0:
@@ -167,11 +167,13 @@ class Ddp(Closing):
         self._broadcast([[t for _, t in member.buffers] for member in self._members], root)
 
     def _broadcast(self, tensors: list[list[Tensor]], root: int) -> None:
-        _wait(
+        begun = [
             member.communicator.broadcast(t, root, async_op=True)
             for member, own in zip(self._members, tensors, strict=True)
             for t in own
-        )
+        ]
+        for operation in begun:  # of all replicas: one waits for the others
+            operation.wait()
 
     # ------------------------------------------------------------------ gradients
 
@@ -213,46 +215,30 @@ class Ddp(Closing):
                 if grad is not None and (grad.shape, grad.dtype, grad.device) != (p.shape, p.dtype, p.device):
                     raise misfit(f"Ddp: the gradient of {name} on replica {member.communicator.rank}", grad, p)
             member.weight = counts[member.communicator.rank] * factor
-        present = self._present_anywhere(grads)
         try:
             for member, store in zip(self._members, grads, strict=True):
-                for _, p in reversed(member.trained if member.weight else []):  # 0 times a NaN would still be NaN
-                    if (grad := store.get(p)) is not None:
-                        member.buckets.mark_grad_ready(p.id, Tensor.wrap(grad.data, grad.device))
+                own = store if member.weight else GradStore()  # 0 times a NaN would still be NaN
+                flags = tensor([p in own for _, p in member.trained], dtype=float32, device=member.present.device)
+                member.buckets.mark_grad_ready(member.present.id, flags)
+                for _, p in reversed(member.trained):
+                    if (grad := own.get(p)) is not None:
+                        member.buckets.mark_grad_ready(p.id, grad.detach())
                 member.buckets.launch_rest()
             for member, store in zip(self._members, grads, strict=True):
-                absent = [p for (_, p), anywhere in zip(member.trained, present, strict=True) if not anywhere]
-                for p in absent:
-                    store.remove(p)  # of a replica that counts nothing
-                for part in member.buckets.wait_each(absent):
-                    for id, mean in part.items():
-                        store.insert(id, Tensor.wrap(mean.device.kernels.copy(mean.data), mean.device))
+                means = member.buckets.wait_and_unflatten()
+                for (_, p), anywhere in zip(member.trained, on_host(means[member.present]), strict=True):
+                    store.remove(p)
+                    if anywhere:
+                        store.insert(p, means[p].clone())
         finally:
             for member in self._members:
                 member.buckets.reset()
-
-    def _present_anywhere(self, grads: Sequence[GradStore]) -> list[bool]:
-        """For each trained parameter, whether any replica that counts has a gradient."""
-        flags = []
-        for member, store in zip(self._members, grads, strict=True):
-            mine = [member.weight > 0 and store.contains(p) for _, p in member.trained]
-            flags.append(on_device(np.array(mine, np.uint8), member.communicator.device))
-        _wait(
-            member.communicator.all_reduce(flag, ReduceOp.MAX, async_op=True)
-            for member, flag in zip(self._members, flags, strict=True)
-        )
-        return [*map(bool, on_host(flags[0]))]
 
     # ------------------------------------------------------------------ life
 
     def close(self) -> None:
         """Take no more calls, where ``wrap`` made the group; the replicas stay as they are."""
         close_all(self._owned)
-
-
-def _wait(work: Iterable[Work]) -> None:
-    for operation in list(work):  # all are begun before the first is waited for
-        operation.wait()
 
 
 # ------------------------------------------------------------------ replicas in step
@@ -343,7 +329,7 @@ class ReplicaSet:
 
     def round(self, jobs: list[list[ReplicaJob]]) -> ReplicaRound:
         """Every replica's jobs at once, then one step. One that fails puts the buffers back, and changes nothing."""
-        before = [(b, b.device.kernels.copy(b.data)) for named in self._buffers for _, b in named]
+        before = [(b, b.clone()) for named in self._buffers for _, b in named]
         steps = [replica.global_step for replica in self.trainers]
         try:
             return self._round(jobs)
@@ -351,8 +337,7 @@ class ReplicaSet:
             # A replica that has made the step keeps its buffers; one that is late may still write into them.
             if self._unusable is None and [replica.global_step for replica in self.trainers] == steps:
                 for buffer, values in before:
-                    buffer.device.kernels.elementwise.assign(buffer.data, values)
-                    buffer.bump_version()
+                    buffer.copy_(values)
             raise
 
     def _round(self, jobs: list[list[ReplicaJob]]) -> ReplicaRound:

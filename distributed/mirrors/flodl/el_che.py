@@ -94,9 +94,7 @@ class ElChe:
         """A guess until speeds are measured: all other ranks are ``ratio`` >= 1 times as fast as ``slow_rank``. Returns
         the object. (flodl takes a ratio below 1 for 1.)
         """
-        check_int("slow_rank", slow_rank, 0, self.world_size - 1)
-        self._hint = [check_float("ratio (how many times as fast the others are)", ratio, 1.0)] * self.world_size
-        self._hint[slow_rank] = 1.0
+        self._hint = _hinted(self.world_size, slow_rank, ratio)
         self._counts = self._ideal_counts()
         return self
 
@@ -215,6 +213,13 @@ class ElChe:
         return [max(1, round_half_up(self.anchor * speed)) for speed in self._hint]
 
 
+def _hinted(world_size: int, slow_rank: int, ratio: float) -> list[float]:
+    """Each rank's speed, where all others are ``ratio`` times as fast as ``slow_rank``."""
+    speeds = [check_float("ratio (how many times as fast the others are)", ratio, 1.0)] * world_size
+    speeds[check_int("slow_rank", slow_rank, 0, world_size - 1)] = 1.0
+    return speeds
+
+
 def _of_ranks(name: str, values: Sequence[float], world_size: int) -> list[float]:
     """One number >= 0 of each rank."""
     if len(values) != world_size:
@@ -277,10 +282,7 @@ class AutoBalancer:
 
     def apply_speed_hint(self, slow_rank: int, ratio: float) -> None:
         """Begin with shares as if all other ranks were ``ratio`` >= 1 times as fast as ``slow_rank``."""
-        n = len(self._ratios)
-        check_int("slow_rank", slow_rank, 0, n - 1)
-        check_float("ratio (how many times as fast the others are)", ratio, 1.0)
-        self._ratios = balanced_ratios([1.0 if r == slow_rank else float(ratio) for r in range(n)])
+        self._ratios = balanced_ratios(_hinted(len(self._ratios), slow_rank, ratio))
 
     def shard_sizes(self, batch_size: int) -> list[int]:
         """How many of ``batch_size`` samples each rank gets at present; see the function of this name."""

@@ -1,8 +1,8 @@
-"""The samples of a ``DdpBuilder`` run: their order, how a batch is made of them, and the thread that does it ahead."""
+"""The samples of a ``DdpBuilder`` run: how a batch is made of them, and the thread that does it ahead."""
 
+import copy
 import functools
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,37 +14,6 @@ from minigrad.random import Generator, drawing_from
 
 from ...comm.call_thread import CallThread, QueuedCall
 from .workload import Batch
-
-
-class EpochOrder:
-    """The samples of each batch of each epoch; a pure function of seed and epoch."""
-
-    def __init__(self, samples: int, batch_size: int, seed: int) -> None:
-        self.batch_size: int = batch_size
-        self._sampler = EpochSampler(samples, batch_size, seed, drop_last=True)
-        self._lock = threading.Lock()
-        self._batches: dict[int, list[np.ndarray]] = {}
-
-    def __len__(self) -> int:
-        return len(self._sampler)
-
-    def indices(self, epoch: int, batch: int) -> np.ndarray:
-        """Sample numbers of a batch, (batch_size,) int64."""
-        with self._lock:
-            if epoch not in self._batches:
-                self._sampler.epoch, self._sampler.position = epoch, 0
-                self._batches = {e: b for e, b in self._batches.items() if e >= epoch - 1}
-                self._batches[epoch] = list(self._sampler)
-            return self._batches[epoch][batch]
-
-    def state(self, epoch: int) -> dict[str, int | bool]:
-        """The sampler's state at the begin of an epoch."""
-        return {**self._sampler.state_dict(), "epoch": epoch, "position": 0}
-
-    def first_epoch(self, state: Mapping[str, Any]) -> int:
-        """The epoch of a saved state. Raises DataError if it is of another dataset or other settings."""
-        self._sampler.load_state_dict(state)
-        return self._sampler.epoch
 
 
 def fetcher(dataset: Any) -> tuple[int, Callable[[np.ndarray], Any]]:
@@ -76,18 +45,18 @@ class ReplicaLoader:
     """
 
     def __init__(
-        self, order: EpochOrder, fetch: Callable[[np.ndarray], Any], device: Device, depth: int, seed: int
+        self, order: EpochSampler, fetch: Callable[[np.ndarray], Any], device: Device, depth: int, seed: int
     ) -> None:
         self.depth: int = depth
-        self._order, self._fetch, self._device, self._seed = order, fetch, device, seed
+        # A sampler of its own: it keeps the order of one epoch, and replicas need not all be in the same.
+        self._order, self._fetch, self._device, self._seed = copy.copy(order), fetch, device, seed
         self._jobs: dict[Batch, QueuedCall] = {}
         self._thread = CallThread("replica-loader") if depth else None
-        self._closed = False
 
     def get(self, task: Batch, upcoming: Sequence[Batch]) -> Any:
         """The batch; meanwhile the thread begins with ``upcoming``. Raises what the dataset raises, where it did."""
         if self._thread is None:
-            return to_device(self._fetch(self._order.indices(task.epoch, task.index)), self._device)
+            return to_device(self._fetch(self._order.batch(task.epoch, task.index)), self._device)
         wanted = [task, *upcoming[: self.depth]]
         self._jobs = {batch: job for batch, job in self._jobs.items() if batch in wanted}
         for batch in wanted:
@@ -97,14 +66,13 @@ class ReplicaLoader:
 
     def close(self) -> None:
         """End the thread, after the batch that it is at."""
-        self._closed = True
+        for job in self._jobs.values():
+            job.cancel()
         if self._thread is not None:
             self._thread.stop()
 
     def _load(self, batch: Batch) -> Any:
-        if self._closed:
-            return None
         words = np.random.SeedSequence(self._seed, spawn_key=(batch.epoch, batch.index)).generate_state(1, np.uint64)
         with drawing_from(Generator(int(words[0]))):
-            made = self._fetch(self._order.indices(batch.epoch, batch.index))
+            made = self._fetch(self._order.batch(batch.epoch, batch.index))
         return pinned(made) if self._device.type == "cuda" else made

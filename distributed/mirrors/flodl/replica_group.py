@@ -5,28 +5,29 @@ the same flat arrays in the same order, so both give the same bits (but NCCL's o
 """
 
 import logging
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from minigrad import Tensor, cat, maximum, no_grad
 from minigrad.device import CPU, Device, DeviceError
 from minigrad.dtypes import is_floating
+from minigrad.grad_arithmetic import norm_of
 from minigrad.nn import Module, Parameter
-from minigrad.tensor import Tensor
 
 from ...comm.call_thread import in_threads
 from ...comm.calls import DEFAULT_TIMEOUT, ReduceOp
 from ...comm.combine import combine
 from ...comm.communicator import Communicator
 from ...comm.nccl.nccl import NcclCommunicator, check_device
+from ...comm.place import copied, on_host
 from ...comm.threads.thread import ThreadCommunicator
 from ...train.step import Named
 
 log: logging.Logger = logging.getLogger("minigrad.distributed")
 
-Flats = dict[np.dtype[Any], Any]  # raw arrays of one device
+Flats = dict[np.dtype[Any], Tensor]  # of one device, by dtype
 
 
 def replica_communicators(devices: Sequence[Device], timeout: float = DEFAULT_TIMEOUT) -> list[Communicator]:
@@ -115,24 +116,23 @@ def average(communicator: Communicator, tensors: Sequence[Tensor], weights: Sequ
     """
     flats = pack(tensors, weights[communicator.rank] / sum(weights)) if tensors else {}
     for dtype, flat in flats.items():
-        total = Tensor.wrap(flat, tensors[0].device).to(communicator.device)
+        total = flat.to(communicator.device)
         communicator.all_reduce(total, _op(dtype))
-        flats[dtype] = total.to(tensors[0].device).data
+        flats[dtype] = total.to(flat.device)
     return unpack(tensors, flats)
 
 
 def weighted_mean(replicas: Sequence[Sequence[Tensor]], weights: Sequence[int]) -> list[Tensor]:
     """The mean as ``average`` makes it, in host memory, of tensors that nobody changes meanwhile; they stay as
     they are."""
-    rows = []
-    for tensors, weight in zip(replicas, weights, strict=True):
-        flats = pack(tensors, weight / sum(weights))
-        rows.append({dtype: tensors[0].device.kernels.to_host(flat) for dtype, flat in flats.items()})
-    result = [Tensor.wrap(on_host(tensor), CPU) for tensor in replicas[0]]
+    rows = [pack(tensors, weight / sum(weights)) for tensors, weight in zip(replicas, weights, strict=True)]
+    result = [Tensor.wrap(copied(tensor), CPU) for tensor in replicas[0]]
+    flats = {}
     for dtype in rows[0]:
-        arrays = [row[dtype] for row in rows]
-        combine(_op(dtype), arrays, arrays)
-    unpack(result, rows[0])
+        arrays = [on_host(row[dtype]) for row in rows]
+        combine(_op(dtype), arrays, arrays[:1])
+        flats[dtype] = Tensor.wrap(arrays[0], CPU)
+    unpack(result, flats)
     return result
 
 
@@ -140,55 +140,41 @@ def catch_up(tensors: Sequence[Tensor], before: Sequence[Tensor], mean: Sequence
     """Move a replica's tensors by what the mean differs from their values ``before``, of which it was made; both are in
     host memory. So nothing is lost that the replica has learnt since. Returns what ``average`` does.
     """
-    kernels, flats = tensors[0].device.kernels, pack(tensors, 1.0)
-    old, new = pack(before, 1.0), pack(mean, 1.0)
+    flats, old, new = (pack(these, 1.0) for these in (tensors, before, mean))
     for dtype, now in flats.items():
-        x, y = kernels.from_host(old[dtype]), kernels.from_host(new[dtype])
-        elementwise = kernels.elementwise
-        moved = elementwise.add(now, elementwise.sub(y, x)) if is_floating(dtype) else elementwise.maximum(now, y)
-        flats[dtype] = moved
+        x, y = old[dtype].to(now.device), new[dtype].to(now.device)
+        flats[dtype] = now + (y - x) if is_floating(dtype) else maximum(now, y)
     return unpack(tensors, flats)
-
-
-def on_host(tensor: Tensor) -> np.ndarray:
-    """A copy of the tensor's values."""
-    kernels = tensor.device.kernels
-    return np.asarray(kernels.to_host(kernels.copy(tensor.data)))
 
 
 def pack(tensors: Sequence[Tensor], share: float) -> Flats:
     """One flat array per dtype, floating ones times ``share``; in the order of ``tensors``, on their device."""
-    parts: dict[np.dtype[Any], list[Any]] = {}
+    parts: dict[np.dtype[Any], list[Tensor]] = {}
     for tensor in tensors:
-        kernels = tensor.device.kernels
-        x = tensor.data.reshape(-1)
-        if is_floating(x.dtype):
-            x = kernels.elementwise.mul(kernels.elementwise.cast(x, _wide(x.dtype)), share)
+        x = tensor.detach().reshape(-1)
+        if x.is_floating_point():
+            x = x.to(_wide(x.dtype)) * share
         parts.setdefault(x.dtype, []).append(x)
-    return {dtype: tensors[0].device.kernels.movement.cat(tuple(arrays), 0) for dtype, arrays in parts.items()}
+    return {dtype: cat(flat) for dtype, flat in parts.items()}
 
 
+@no_grad()
 def unpack(tensors: Sequence[Tensor], flats: Flats) -> float:
     """Write the flat arrays back; returns |before - after| / |after| of the floating tensors."""
     at = dict.fromkeys(flats, 0)
     moved, after = [], []
     for tensor in tensors:
-        kernels, x = tensor.device.kernels, tensor.data
-        dtype = _wide(x.dtype) if is_floating(x.dtype) else x.dtype
-        new = flats[dtype][at[dtype] : at[dtype] + x.size].reshape(x.shape)
-        at[dtype] += x.size
+        dtype = _wide(tensor.dtype) if tensor.is_floating_point() else tensor.dtype
+        new = flats[dtype][at[dtype] : at[dtype] + tensor.numel()].reshape(tensor.shape)
+        at[dtype] += tensor.numel()
         if isinstance(tensor, Parameter) and not tensor.requires_grad:
             continue  # rounding would change what is equal everywhere
-        if is_floating(x.dtype):
-            moved.append(kernels.elementwise.sub(kernels.elementwise.cast(x, dtype), new))
+        if tensor.is_floating_point():
+            moved.append(tensor.detach().to(dtype) - new)
             after.append(new)
-        kernels.elementwise.assign(x, new)
-        tensor.bump_version()
-    if not moved:
-        return 0.0
-    norms = tensors[0].device.kernels.grad_norm
-    distance, size = norms.sum_of_squares(moved), norms.sum_of_squares(after)
-    return math.sqrt(distance / size) if size else math.sqrt(distance)
+        tensor.copy_(new)
+    distance, size = norm_of(moved), norm_of(after)
+    return distance / size if size else distance
 
 
 def _wide(dtype: Any) -> np.dtype[Any]:

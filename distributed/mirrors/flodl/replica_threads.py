@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from minigrad.data import EpochSampler
 from minigrad.device import CPU, Device
 from minigrad.errors import check_float
 from minigrad.modes import Closing
@@ -26,10 +27,11 @@ from minigrad.tensor import Tensor
 from ...comm.call_thread import in_threads
 from ...comm.comm_errors import CommError
 from ...comm.communicator import Communicator
+from ...comm.place import copied
 from ...train.simple_trainer import SimpleTrainer
 from .coordinator import Average, Coordinator, Stop, Wait
-from .replica_data import EpochOrder, ReplicaLoader
-from .replica_group import average, catch_up, on_host, weighted_mean
+from .replica_data import ReplicaLoader
+from .replica_group import average, catch_up, weighted_mean
 from .timeline import EventKind
 from .trained_state import TrainedState, tensors_of
 from .workload import Batch, EpochMetrics
@@ -140,7 +142,7 @@ class DdpHandle(Closing):
 
     coordinator: Coordinator
     replicas: list[Replica]
-    order: EpochOrder
+    order: EpochSampler
     loaders: list[ReplicaLoader]
     train_fn: TrainFn
     epoch_fn: Callable[[int, Replica], None] | None = None
@@ -302,7 +304,7 @@ class DdpHandle(Closing):
         result = self.train_fn(replica.model, self.loaders[rank].get(task, upcoming))
         loss, scalars = result if isinstance(result, tuple) else (result, {})
         _recorded.set(None)
-        scalars = {**recorded, **scalars}
+        scalars = {name: float(number) for name, number in {**recorded, **scalars}.items()}
         value = loss.item()
         replica.trainer.step(replica.named, loss.backward(), value)
         wall_ms = (coordinator.clock() - began) * 1e3
@@ -337,7 +339,7 @@ class DdpHandle(Closing):
         if mean is not None:
             delta = catch_up(replica.tensors, task.parts[rank], mean)
         else:
-            part = [Tensor.wrap(on_host(tensor), CPU) for tensor in replica.tensors]
+            part = [Tensor.wrap(copied(tensor), CPU) for tensor in replica.tensors]
             with self.changed:
                 task.parts[rank] = part
                 last = len(task.parts) == len(self.replicas)
@@ -400,14 +402,14 @@ class DdpHandle(Closing):
     def state(self, tensors: Sequence[Tensor], epoch: int, trainers: Sequence[Any]) -> TrainedState:
         """The run's state with these tensors, copied."""
         c, names = self.coordinator, [name for name, _ in tensors_of(self.replicas[0].model)]
-        arrays = {name: on_host(tensor) for name, tensor in zip(names, tensors, strict=True)}
+        arrays = {name: copied(tensor) for name, tensor in zip(names, tensors, strict=True)}
         buffers = {name for name, _ in self.replicas[0].model.named_buffers()}
         return TrainedState(
             params={name: array for name, array in arrays.items() if name not in buffers},
             buffers={name: array for name, array in arrays.items() if name in buffers},
             epoch=epoch,
             batches=c.batches_ever,
-            sampler=self.order.state(epoch),
+            sampler={**self.order.state_dict(), "epoch": epoch, "position": 0},
             replicas=list(trainers),
             failures=dict(c.failures),
             report=c.report(),

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 
@@ -189,13 +189,13 @@ class Timeline:
 
     # ------------------------------------------------------------------ files
 
-    def to_json(self) -> str:
-        """Summary and events as JSON."""
+    def save_json(self, path: str | os.PathLike[str]) -> Path:
+        """Write summary and events to a file, whole or not at all."""
         events = [{**vars(e), "kind": e.kind.value} for e in self.events]
-        return json.dumps({"summary": asdict(self.summary()), "events": events}, allow_nan=False)
+        return _save(path, json.dumps({"summary": asdict(self.summary()), "events": events}, allow_nan=False))
 
-    def to_csv(self) -> str:
-        """One line per event: at_ms, kind, rank (empty for all), duration_ms, detail as JSON."""
+    def save_csv(self, path: str | os.PathLike[str]) -> Path:
+        """Write one line per event to a file: at_ms, kind, rank (empty for all), duration_ms, detail as JSON."""
         text = io.StringIO()
         rows = csv.writer(text, lineterminator="\n")
         rows.writerow(["at_ms", "kind", "rank", "duration_ms", "detail"])
@@ -203,15 +203,7 @@ class Timeline:
             rank = "" if e.rank is None else e.rank
             detail = json.dumps(e.detail, allow_nan=False) if e.detail else ""
             rows.writerow([f"{e.at_ms:.3f}", e.kind.value, rank, f"{e.duration_ms:.3f}", detail])
-        return text.getvalue()
-
-    def save_json(self, path: str | os.PathLike[str]) -> Path:
-        """Write ``to_json`` to a file, whole or not at all."""
-        return _save(Path(path), self.to_json())
-
-    def save_csv(self, path: str | os.PathLike[str]) -> Path:
-        """Write ``to_csv`` to a file, whole or not at all."""
-        return _save(Path(path), self.to_csv())
+        return _save(path, text.getvalue())
 
 
 class NoTimeline(Timeline):
@@ -221,10 +213,10 @@ class NoTimeline(Timeline):
         """Forget it."""
 
 
-def _save(path: Path, text: str) -> Path:
-    durable.make_directories(path.parent)
-    durable.replace_file(path, [text.encode()])
-    return path
+def _save(path: str | os.PathLike[str], text: str) -> Path:
+    durable.make_directories(Path(path).parent)
+    durable.replace_file(Path(path), [text.encode()])
+    return Path(path)
 
 
 def _end(events: Iterable[Event]) -> float:
@@ -244,12 +236,3 @@ def _between(events: list[Event], starts: Sequence[EventKind], ends: Sequence[Ev
 
 def _batches(events: list[Event], rank: int) -> list[tuple[float, float]]:
     return [(e.at_ms, e.end_ms) for e in events if e.kind is EventKind.BATCH and e.rank == rank]
-
-
-def check_timeline(name: str, value: object) -> None:
-    """TypeError for what is no Timeline."""
-    if not isinstance(value, Timeline):
-        raise TypeError(f"{name} is {value!r}, expected a Timeline")
-
-
-CheckedTimeline = Annotated[Timeline, check_timeline]

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from minigrad import Tensor, no_grad
+from minigrad import Tensor
+from minigrad.errors import check_int, check_option
 from minigrad.nn import Module
 from minigrad.serialization import CheckpointError, load_checkpoint, save_checkpoint
 
@@ -51,21 +52,14 @@ class TrainedState:
     report: RunReport | None = None
 
     def load_into(self, model: Module) -> None:
-        """Copy parameters and buffers into a model. Raises ValueError, before anything is changed, unless names and
-        shapes are the same."""
-        own, given = dict(tensors_of(model)), {**self.params, **self.buffers}
-        problems = [f"missing: {name}" for name in own.keys() - given.keys()]
-        problems += [f"unexpected: {name}" for name in given.keys() - own.keys()]
-        problems += [
-            f"shape: {name} is {given[name].shape} in the state, {tensor.shape} in the model"
-            for name, tensor in own.items()
-            if name in given and given[name].shape != tensor.shape
-        ]
-        if problems:
-            raise ValueError("the state does not fit the model: " + "; ".join(sorted(problems)))
-        with no_grad():
-            for name, tensor in own.items():
-                tensor.copy_(given[name])
+        """Copy parameters and buffers into a model, also those that its ``state_dict`` leaves out. Raises ValueError,
+        before anything is changed, unless names and shapes are the same."""
+        given = {**self.params, **self.buffers}
+        unsaved = [(name, b) for name, b in model.named_buffers() if name not in model.state_dict() and name in given]
+        values = [given.pop(name) for name, _ in unsaved]
+        model.load_state_dict(given)
+        for (_, buffer), value in zip(unsaved, values):
+            buffer.copy_(value)
 
     def save(self, folder: str | os.PathLike[str], keep: int | None = 2) -> Path:
         """Write it as a checkpoint, which appears whole or not at all; see ``minigrad.serialization``."""
@@ -84,20 +78,14 @@ class TrainedState:
     def load(cls, folder: str | os.PathLike[str], step: int | None = None) -> TrainedState:
         """Read what ``save`` wrote, verified. Raises CheckpointError for anything else."""
         saved = load_checkpoint(folder, step)
-        state, metas = saved.state, saved.state.get("replicas")
-        files = {"params", "buffers", *(f"replica-{rank}" for rank in range(len(metas or ())))}
-        epoch, sampler = state.get("epoch"), state.get("sampler")
-        if (
-            state.get("format") != FORMAT
-            or not isinstance(metas, list)
-            or not isinstance(sampler, dict)
-            or type(epoch) is not int
-            or epoch < 0
-            or saved.tensors.keys() != files
-        ):
-            raise CheckpointError(f"{saved.path} is no checkpoint of replicas", saved.path)
-        replicas = [(saved.tensors[f"replica-{rank}"], meta) for rank, meta in enumerate(metas)]
-        return cls(saved.tensors["params"], saved.tensors["buffers"], epoch, saved.step, sampler, replicas)
+        state, files = saved.state, dict(saved.tensors)
+        try:
+            check_option("format", state["format"], [FORMAT])
+            params, buffers, epoch = files.pop("params"), files.pop("buffers"), check_int("epoch", state["epoch"], 0)
+            replicas = [(files.pop(f"replica-{rank}"), dict(meta)) for rank, meta in enumerate(state["replicas"])]
+            return cls(params, buffers, epoch, saved.step, dict(state["sampler"]), replicas)
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"{saved.path} is no checkpoint of replicas ({error})", saved.path) from error
 
 
 def tensors_of(model: Module) -> list[tuple[str, Tensor]]:

@@ -14,12 +14,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
 from minigrad import Device, as_tensor, cuda
-from minigrad.data import Prefetcher
+from minigrad.data import EpochSampler, Prefetcher
+from minigrad.errors import check_instance
 from minigrad.modes import Closing
 from minigrad.nn import Module
 from minigrad.optim import Lambda, LrSchedule, Optimizer
@@ -32,13 +33,14 @@ from .builder import DdpBuilder
 from .ddp import Ddp, DdpConfig, LossFn, ReplicaJob, ReplicaSet, ReplicaTrainer
 from .el_che import DEFAULT_MAX_ANCHOR, DEFAULT_OVERHEAD_TARGET, AutoBalancer, ElChe
 from .options import check_function, made_optimizer
-from .replica_data import EpochOrder, fetcher
+from .replica_data import fetcher
 from .timeline import EventKind, NoTimeline, Timeline
 
 INITIAL_ANCHOR = 10
 
 Builder = Callable[[Device], Any]
 OptimizerFactory = Callable[[Named], Optimizer]
+T = TypeVar("T")
 
 
 @runtime_checkable
@@ -49,6 +51,13 @@ class HasGraph(Protocol):
         """The model, the same one at each call."""
 
 
+class _Itself:
+    """A name within a class for the class."""
+
+    def __get__(self, instance: object, owner: type[T]) -> type[T]:
+        return owner
+
+
 class Trainer(Closing):
     """Trains a model on one replica or several; made by ``setup``, ``setup_with`` and the like.
 
@@ -57,6 +66,10 @@ class Trainer(Closing):
         trainer = Trainer.setup(model, lambda device: build(), lambda params: AdamW(params), devices=["cpu", "cpu"])
         for x, y in batches:
             metrics = trainer.step(lambda model, x, y: F.cross_entropy(model(x), y), x, y)
+
+    ``setup`` and its siblings are flodl's names for the class itself. It divides every batch among the replicas; but on
+    GPUs of different names it deals whole batches out, with ElChe. With a configuration it does so unless that says
+    ``max_anchor=0``. Of a wrapper around a model, ``builder(device)`` makes others, and losses are given them.
 
     With one device (the default: that of the model) this is SimpleTrainer, bit for bit. With several, there is a
     replica for each; ``["cpu", "cpu"]`` means two replicas on the CPU, ``["cuda:0", "cuda:1"]`` one on each of two
@@ -92,7 +105,7 @@ class Trainer(Closing):
 
     def __init__(
         self,
-        head: Any,
+        model: Any,
         builder: Builder,
         optimizer: OptimizerFactory,
         config: DdpConfig | None = None,
@@ -101,8 +114,11 @@ class Trainer(Closing):
         schedule: LrSchedule | None = None,
         timeout: float = DEFAULT_TIMEOUT,
     ) -> None:
-        first, config = _graph(head), _config_for(devices) if config is None else config
-        _check_given(config, schedule, builder)
+        first, config = _graph(model), _config_for(devices) if config is None else config
+        check_instance("config", config, DdpConfig)
+        if not isinstance(schedule, LrSchedule | None):
+            raise TypeError(f"schedule is {schedule!r}, expected an LrSchedule")
+        check_function("builder", builder, "device")
         places = [_device_of(first)] if devices is None else [Device(device) for device in devices]
         if not places:
             raise ValueError("devices is empty; name one device for each replica, or leave it out for one replica")
@@ -122,7 +138,7 @@ class Trainer(Closing):
                 self.el_che.with_speed_ratio(*config.speed_hint)
         check_seconds("timeout", timeout)
         self._timeline: Timeline = config.timeline or NoTimeline()
-        self._heads = [head, *(builder(place) for place in places[1:])]
+        self._heads = [model, *(builder(place) for place in places[1:])]
         self.devices: list[Device] = places
         self.world_size: int = n
         self.models: list[Module] = [_graph(head) for head in self._heads]
@@ -135,7 +151,7 @@ class Trainer(Closing):
             schedule = Lambda(lambda step: unscaled.get_lr(step) * config.lr_scale)
         clipping = TrainingConfig(max_grad_norm=config.max_grad_norm)
         self._queue: list[ReplicaJob] = []
-        self._data: tuple[EpochOrder, Callable[[np.ndarray], Any], bool] | None = None
+        self._data: tuple[EpochSampler, Callable[[np.ndarray], Any], bool] | None = None
         self._replicas: ReplicaSet | None = None
         self._trainers: list[SimpleTrainer] = [SimpleTrainer(clipping, optimizers[0], schedule)]
         if n > 1:
@@ -146,27 +162,7 @@ class Trainer(Closing):
         if self.prints_summary:
             print(f"minigrad: {n} replica{'s' * (n > 1)} on {', '.join(map(str, places))}", file=sys.stderr)
 
-    @classmethod
-    def setup(
-        cls,
-        model: Module | HasGraph,
-        builder: Builder,
-        optimizer: OptimizerFactory,
-        config: DdpConfig | None = None,
-        *,
-        devices: Sequence[str | Device] | None = None,
-        schedule: LrSchedule | None = None,
-        timeout: float = DEFAULT_TIMEOUT,
-    ) -> Trainer:
-        """A trainer that divides every batch among the replicas; but on GPUs of different names it deals whole batches
-        out, with ElChe. With a configuration (flodl's ``setup_with``) it does so unless that says ``max_anchor=0``.
-
-        Of a wrapper around a model (flodl's ``setup_head``), ``builder(device)`` makes others, and losses are given
-        them.
-        """
-        return cls(model, builder, optimizer, config, devices=devices, schedule=schedule, timeout=timeout)
-
-    setup_with = setup_head = setup_head_with = setup
+    setup = setup_with = setup_head = setup_head_with = _Itself()
 
     # ------------------------------------------------------------------ what it has
 
@@ -227,7 +223,7 @@ class Trainer(Closing):
             arrays = dataset if isinstance(dataset, tuple) else (dataset,)
             dataset = tuple(as_tensor(array, device=self.devices[0]) for array in arrays)
         samples, fetch = fetcher(dataset)
-        self._data = EpochOrder(samples, batch_size, seed), fetch, resident
+        self._data = EpochSampler(samples, batch_size, seed, drop_last=True), fetch, resident
         return self
 
     def epoch(self, number: int, loss_fn: LossFn) -> Iterator[TrainingMetrics]:
@@ -237,7 +233,7 @@ class Trainer(Closing):
         if self._data is None:
             raise RuntimeError("there are no data; call set_data_loader first")
         order, fetch, resident = self._data
-        made = (fetch(order.indices(number, i)) for i in range(len(order)))
+        made = (fetch(order.batch(number, i)) for i in range(len(order)))
         with nullcontext(made) if resident else Prefetcher(made, device=self.devices[0]) as batches:
             for batch in batches:
                 metrics = self.step(loss_fn, *(batch if isinstance(batch, tuple) else (batch,)))
@@ -294,14 +290,6 @@ def _config_for(devices: Sequence[str | Device] | None) -> DdpConfig:
     places = [Device(device) for device in devices or ()]
     alike = len(set(places)) < 2 or {place.type for place in places} != {"cuda"}
     return DdpConfig(max_anchor=0 if alike or len({cuda.get_device_name(place) for place in places}) < 2 else None)
-
-
-def _check_given(config: Any, schedule: Any, builder: Any) -> None:
-    if not isinstance(config, DdpConfig):
-        raise TypeError(f"config is {config!r}, expected a DdpConfig")
-    if not isinstance(schedule, LrSchedule | None):
-        raise TypeError(f"schedule is {schedule!r}, expected an LrSchedule")
-    check_function("builder", builder, "device")
 
 
 def _graph(head: Any) -> Module:

@@ -11,7 +11,9 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from .el_che import round_half_up
 from .policies import AverageBackend, AveragingPolicy
 
 MIN_CHUNK = 4  # batches; smaller ones are handed out only at the end of an epoch
@@ -100,7 +102,7 @@ class Workload:
     def waited(self, rank: int, ms: float) -> None:
         """A replica has waited, in the epoch in which it looks for work."""
         if self._epoch_of[rank] in self.sums:
-            self.sums[self._epoch_of[rank]].ranks[rank].waited_ms += ms
+            self.sums[self._epoch_of[rank]].waited_ms[rank] += ms
 
     def end_epochs(self, now: float) -> list[EpochMetrics]:
         """The epochs that are over and were not before, in order."""
@@ -145,15 +147,11 @@ def partition(batches: int, shares: Sequence[float]) -> list[range]:
 
     If there are as many batches as replicas, none gets nothing.
     """
-    world, total = len(shares), math.fsum(shares)
-    least = 1 if batches >= world else 0
-    exact = [(batches - least * world) * share / total for share in shares]
-    sizes = [least + math.floor(e) for e in exact]
-    by_rest = sorted(range(world), key=lambda rank: exact[rank] - math.floor(exact[rank]), reverse=True)
-    for rank in by_rest[: batches - sum(sizes)]:
-        sizes[rank] += 1
-    ends = [sum(sizes[: rank + 1]) for rank in range(world)]
-    return [range(end - size, end) for end, size in zip(ends, sizes)]
+    sums = [*itertools.accumulate(shares)]
+    least = 1 if batches >= len(sums) else 0
+    free = batches - least * len(sums)
+    ends = [least * rank + round_half_up(free * part / sums[-1]) for rank, part in enumerate([0.0, *sums])]
+    return [range(begin, end) for begin, end in itertools.pairwise(ends)]
 
 
 class FixedParts:
@@ -241,15 +239,13 @@ class EpochMetrics:
     device_indices: list[int] = field(default_factory=list)
 
 
-@dataclass
-class _Sums:
-    batches: int = 0
-    samples: int = 0
-    loss: float = 0.0
-    compute_ms: float = 0.0
-    waited_ms: float = 0.0
-    scalars: dict[str, tuple[float, int]] = field(default_factory=dict)
-    """By name the sum, and the number of batches that had one."""
+class Done(NamedTuple):
+    """What a replica reports of a batch."""
+
+    samples: int
+    loss: float
+    scalars: Mapping[str, float]
+    ms: float
 
 
 class EpochSums:
@@ -259,43 +255,35 @@ class EpochSums:
         self.epoch: int = epoch
         self.pool: FixedParts | ChunkPool = pool
         self.began: float = began
-        self.ranks: list[_Sums] = [_Sums() for _ in range(world)]
+        self.ranks: list[list[Done]] = [[] for _ in range(world)]
+        self.waited_ms: list[float] = [0.0] * world
 
     @property
     def done(self) -> bool:
         """Whether every batch has been reported."""
-        return sum(sums.batches for sums in self.ranks) == self.pool.batches
-
-    def add(self, rank: int, samples: int, loss: float, scalars: Mapping[str, float], compute_ms: float) -> None:
-        """One batch of a replica."""
-        sums = self.ranks[rank]
-        sums.batches += 1
-        sums.samples += samples
-        sums.loss += loss
-        sums.compute_ms += compute_ms
-        for name, value in scalars.items():
-            total, count = sums.scalars.get(name, (0.0, 0))
-            sums.scalars[name] = total + float(value), count + 1
+        return sum(map(len, self.ranks)) == self.pool.batches
 
     def metrics(self, now: float) -> EpochMetrics:
         """Means over the batches; ``now`` is on the clock of ``began``, in seconds."""
-        ranks, batches = self.ranks, max(1, self.pool.batches)
+        batches = max(1, self.pool.batches)
+        losses = [sum(done.loss for done in rank) for rank in self.ranks]
+        per_rank = []
+        for rank, loss, waited in zip(self.ranks, losses, self.waited_ms):
+            samples, ms = sum(done.samples for done in rank), sum(done.ms for done in rank)
+            per_rank.append(ReplicaEpoch(len(rank), samples, loss / max(1, len(rank)), _means([rank]), ms, waited))
         return EpochMetrics(
             epoch=self.epoch,
-            avg_loss=sum(sums.loss for sums in ranks) / batches,
-            scalars=_means(ranks),
+            avg_loss=sum(losses) / batches,
+            scalars=_means(self.ranks),
             epoch_ms=(now - self.began) * 1e3,
-            per_rank=[
-                ReplicaEpoch(s.batches, s.samples, s.loss / max(1, s.batches), _means([s]), s.compute_ms, s.waited_ms)
-                for s in ranks
-            ],
-            per_rank_throughput=[s.samples / s.compute_ms if s.compute_ms > 0 else 0.0 for s in ranks],
-            batch_share=[sums.batches / batches for sums in ranks],
+            per_rank=per_rank,
+            per_rank_throughput=[one.samples / one.compute_ms if one.compute_ms > 0 else 0.0 for one in per_rank],
+            batch_share=[one.batches / batches for one in per_rank],
         )
 
 
-def _means(ranks: Sequence[_Sums]) -> dict[str, float]:
+def _means(ranks: Sequence[Sequence[Done]]) -> dict[str, float]:
     """Each scalar's mean over the batches that had it."""
-    names = sorted({name for sums in ranks for name in sums.scalars})
-    parts = {name: [sums.scalars[name] for sums in ranks if name in sums.scalars] for name in names}
-    return {name: sum(total for total, _ in pairs) / sum(count for _, count in pairs) for name, pairs in parts.items()}
+    names = sorted({name for rank in ranks for done in rank for name in done.scalars})
+    values = {name: [[d.scalars[name] for d in rank if name in d.scalars] for rank in ranks] for name in names}
+    return {name: sum(map(sum, lists)) / sum(map(len, lists)) for name, lists in values.items()}
