@@ -19,7 +19,7 @@ import numpy as np
 
 from .elementwise import cast
 from .flash import attention_rows, flash, flash_tensor_core, flash_tensor_core_gradient
-from .platform import memory
+from .matmul import supports_half as supports_half
 from .platform.array import Array, empty
 from .rowwise.strided_copy import copy_into
 
@@ -107,11 +107,6 @@ def _way(q: Array, k: Array) -> tuple[Any, Any]:
 def _worth_tiles(q: Array, k: Array) -> bool:
     """Whether there are enough scores to fill tiles."""
     return bool(q.size * k.shape[2] > SMALL)
-
-
-def supports_half(x: Array) -> bool:
-    """Whether x's device computes attention of float16 and bfloat16, with tensor cores."""
-    return memory.has_tensor_cores(x.device)
 
 
 def _on_tensor_cores(q: Array, k: Array, options: Options) -> bool:

@@ -1,6 +1,6 @@
 """Comparisons and logic, of the plain formulas; results are bool, those of the bitwise ones also integers."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -8,6 +8,10 @@ from minigrad.plain_kernels import comparison as plain
 
 from .platform.array import Array
 from .pointwise.pointwise import Pointwise, made_from
+
+if TYPE_CHECKING:  # what ``made_from`` makes
+
+    def __getattr__(name: str) -> Any: ...
 
 
 class _Comparison(Pointwise):
@@ -28,7 +32,6 @@ def _bounded(x: Any, other: Any) -> Any:
 
 
 _KINDS = ("float64", "int64", "int32", "uint8", "bool", "bfloat16", "float16")
-ne: Pointwise  # and the others that are made here
 _, _, _LT, _LE = made_from(plain, globals(), "eq ne lt le", _Comparison, lazy=_KINDS)
 
 

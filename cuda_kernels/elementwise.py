@@ -6,6 +6,8 @@ Division by an integer 0 raises ZeroDivisionError: a flag is copied back, for in
 from __future__ import annotations
 
 import functools
+import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,7 +41,7 @@ _make = functools.partial(made_from, plain, globals())
 _ADD, _MAXIMUM, _MINIMUM = _make("add maximum minimum", lazy=_NUMBERS)
 _make("sub", lazy=_NUMBERS[:-1])
 _make("mul", lazy=(*_NUMBERS, "float32 bool to float32"))
-_make("div neg abs square floor ceil trunc sign relu", lazy=_REALS)
+_make("div neg abs square cube floor ceil trunc sign relu", lazy=_REALS)
 _make("round", rule=rules.of_numpy(np.rint), lazy=_REALS)
 _make("reciprocal exp exp2 log log2 log10 log1p expm1 sqrt tanh")
 _make("sin cos tan", width=1, slow_path=True)
@@ -75,6 +77,11 @@ def nan_to_num(x: Array, nan: float, posinf: float | None, neginf: float | None)
         return copy(x)
     limits = np.finfo(loaded(x.dtype))
     return _NAN_TO_NUM(x, nan, limits.max if posinf is None else posinf, limits.min if neginf is None else neginf)
+
+
+def fused(expression: Callable[..., Any], *inputs: Any) -> Any:
+    """expression(elementwise, *inputs), a function of a module's top level; here each step is a launch."""
+    return expression(sys.modules[__name__], *inputs)
 
 
 # Into existing arrays, and between dtypes -----------------------------------------------------------------------------

@@ -19,14 +19,6 @@ NORMAL_DENSITY = 1 / host_math.sqrt(2 * host_math.pi)  # phi(0)
 
 
 @rule
-def _forward_tanh(real):
-    one, slope, cubic = real(1), real(rules.GELU_SLOPE), real(rules.GELU_CUBIC)
-    sigmoid = rules.sigmoid(real)
-
-    return lambda x: x * sigmoid(slope * x * (one + cubic * x * x))
-
-
-@rule
 def _backward_tanh(real):
     slope_of = rules.gelu_slope(real)
 
@@ -50,7 +42,7 @@ def _backward_erf(real):
 
 _LAZY = ("float64", "bfloat16", "float16")  # halves are computed in float32 and rounded once
 _FORWARD = {
-    "tanh": Pointwise("forward_tanh", _forward_tanh, floating, 1, lazy=_LAZY),
+    "tanh": Pointwise("forward_tanh", rules.gelu_tanh, floating, 1, lazy=_LAZY),
     "none": Pointwise("forward_erf", _forward_erf, floating, 1, lazy=_LAZY),
 }
 _BACKWARD = {

@@ -8,7 +8,7 @@ Source: Wu & He, "Group normalization" (2018).
 
 from . import batch_norm, elementwise, layer_norm
 from .platform.array import Array, contiguous
-from .rowwise import channel_sums
+from .rowwise.norm import AFFINE
 
 
 def forward(x: Array, weight: Array, bias: Array, groups: int, eps: float) -> tuple[Array, Array, Array]:
@@ -17,16 +17,16 @@ def forward(x: Array, weight: Array, bias: Array, groups: int, eps: float) -> tu
     rows = contiguous(x).reshape(N * groups, C // groups * S)
     y, mean, rstd = layer_norm.forward(rows, None, None, eps)
     y = y.reshape(x.shape)
-    return batch_norm.affine(y, 0.0, weight.reshape(C, 1), bias.reshape(C, 1), y), mean, rstd
+    return AFFINE(y, 0.0, weight.reshape(C, 1), bias.reshape(C, 1), out=y), mean, rstd
 
 
 def backward(dy: Array, x: Array, weight: Array, mean: Array, rstd: Array) -> tuple[Array, Array, Array]:
     """dy, x (N, C, S) and mean, rstd of ``forward`` -> dx (N, C, S), dweight (C,), dbias (C,)."""
-    N, C, _ = x.shape
+    C = x.shape[1]
     dy, x = contiguous(dy), contiguous(x)
     rows = (mean.size, x.size // max(mean.size, 1))
     g = elementwise.mul(dy, weight.reshape(C, 1)).reshape(rows)
     dx = layer_norm.backward(g, x.reshape(rows), None, mean, rstd)[0]
-    groups = mean.size // max(N, 1)
-    dbias, dweight = channel_sums.sums(True, dy, x, mean, rstd, groups, C // max(groups, 1) or 1)
+    statistics = mean.reshape(-1, 1), rstd.reshape(-1, 1)
+    dweight, dbias = batch_norm.parameter_gradients(dy.reshape(rows), x.reshape(rows), *statistics, x.shape)
     return dx.reshape(x.shape), dweight, dbias

@@ -7,23 +7,20 @@ contiguous array (``gather_scatter.py``); an array that is written and not conti
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from . import elementwise
-from .platform.array import Array, contiguous, contiguous_strides, copy, empty, expand, from_host, full, zeros
-from .platform.language import cuda
-from .platform.launch import Kernel, kernel
+from . import comparison, elementwise
+from .platform.array import Array, contiguous, copy, expand, from_host, full
 from .rowwise import gather_scatter as at
-from .rowwise.gather_scatter import MOST_WORDS
-from .rowwise.index_arrays import as_indices, harmless, is_basic, select
+from .rowwise.index_arrays import APPEND_INDEX, as_indices, harmless, is_basic, select
+from .rowwise.scan import iota
 from .rowwise.sorting import sort_rows
-from .rowwise.strided_copy import Dimension, collapse, copy_into
+from .rowwise.strided_copy import copy_into
 
 REDUCTIONS = ("prod", "amax", "amin")
-RANK = 5  # dimensions of ``flat_places``
 
 
 # x[where] -------------------------------------------------------------------------------------------------------------
@@ -62,15 +59,15 @@ def assign_at(x: Array, where: Any, y: Any) -> None:
             elementwise.fill(target, y)
         return
     if _covers(where, x) and not isinstance(y, Array | np.ndarray):
-        _FILL_WHERE[x.itemsize].launch_each(x.size, x, contiguous(where), _values(y, (1,), x), x.size)
+        elementwise.where(where, _values(y, (), x), x, out=x)
         return
     chosen = select(x, where)
     _change(*chosen[:4], y, chosen.shape, functools.partial(at.put, distinct=chosen.distinct))
 
 
 def _covers(where: Any, x: Array) -> bool:
-    """Whether the index is a mask of x's shape, and x contiguous: then nothing need be counted."""
-    return isinstance(where, Array) and where.dtype.kind == "b" and where.shape == x.shape and x.contiguous
+    """Whether the index is a mask of x's shape: then nothing need be counted."""
+    return isinstance(where, Array) and where.dtype.kind == "b" and where.shape == x.shape
 
 
 def _cube(x: Array, first: int, last: int) -> Array:
@@ -106,19 +103,6 @@ def _values(y: Any, shape: tuple[int, ...], x: Array) -> Array:
     while y.ndim > len(shape) and y.shape[0] == 1:
         y = y.reshape(y.shape[1:])
     return expand(copy(y) if y.memory is x.memory else y, shape)
-
-
-def _fill_where(bits: int) -> Kernel:
-    @kernel(f"bits{bits}*, bool*, bits{bits}*, int64", registers=10, of=f"{bits}_bits")
-    def fill_where(x, mask, value, n):
-        i = cuda.grid(1)
-        if i < n and mask[i] != 0:
-            x[i] = value[0]
-
-    return fill_where
-
-
-_FILL_WHERE = {bits // 8: _fill_where(bits) for bits in (8, 16, 32, 64)}
 
 
 # Along an axis --------------------------------------------------------------------------------------------------------
@@ -160,50 +144,15 @@ def scatter_winners(shape: tuple[int, ...], axis: int, indices: Array) -> Array:
     return at.winners(_flat_places(shape, axis, indices), math.prod(shape)).reshape(indices.shape)
 
 
-@kernel(f"int64* x2, uint32 x{RANK}, int64 x{RANK + 3}", registers=16)
-def flat_places(places, indices, n, n1, n2, n3, n4, s0, s1, s2, s3, s4, size, step, base):
-    """places[i] = base + sum of coordinate * stride + index * step; negative indices count from the end."""
-    i = cuda.grid(1)
-    if i < n:
-        place = indices[i]
-        if place < 0:
-            place += size
-        place = base + place * step
-        rest = np.uint32(i)
-        for count, stride in ((n4, s4), (n3, s3), (n2, s2), (n1, s1)):
-            if rest > 0:  # else the other coordinates are all 0
-                outer = rest // count
-                place += np.int64(rest - outer * count) * stride
-                rest = outer
-        places[i] = place + np.int64(rest) * s0
-
-
 def _flat_places(shape: tuple[int, ...], axis: int, indices: Array) -> Array:
     """The places, int64 (n,), of an index along ``axis`` in a contiguous array of ``shape`` that is flattened."""
     indices = harmless(as_indices(indices), 0, shape[axis])
-    places = empty(indices.size, np.int64, indices.device)
-    strides = contiguous_strides(shape, 1)
-    kept = tuple(0 if d == axis % len(shape) else stride for d, stride in enumerate(strides))
-    dimensions = collapse(indices.shape, contiguous_strides(indices.shape, 1), kept)
-    _fill_places(places, indices.reshape(indices.size), dimensions, 0, shape[axis], strides[axis])
-    return places
-
-
-def _fill_places(
-    places: Array, indices: Array, dimensions: Sequence[Dimension], base: int, size: int, step: int
-) -> None:
-    """One launch, or one for each coordinate of the outer dimension if one cannot count so many."""
-    n = places.size
-    if len(dimensions) > RANK or (n > MOST_WORDS and len(dimensions) > 1):
-        outer, *inner = dimensions
-        each = n // outer.n
-        for i in range(outer.n):
-            part = slice(i * each, (i + 1) * each)
-            _fill_places(places[part], indices[part], inner, base + i * outer.sx, size, step)
-        return
-    dimensions = [*[Dimension(1, 0, 0)] * (RANK - len(dimensions)), *dimensions]
-    counts, coordinate_strides = (d.n for d in dimensions[1:]), (d.sx for d in dimensions)
-    flat_places.launch_each(n, places, indices, n, *counts, *coordinate_strides, size, step, base)
+    places: Any = 0
+    for d, n in enumerate(shape):
+        after = (1,) * (len(shape) - 1 - d)
+        along = indices if d == axis % len(shape) else iota(indices.shape[d], indices.device).reshape(-1, *after)
+        places = APPEND_INDEX(places, along, n)
+    return contiguous(places).reshape(-1)
 
 
 # Sorting, one-hot -----------------------------------------------------------------------------------------------------
@@ -217,16 +166,7 @@ def argsort(x: Array, axis: int, descending: bool) -> Array:
     return contiguous(order.reshape(last.shape).swapaxes(axis, -1))
 
 
-@kernel("int64* x2, int64 x2", registers=10)
-def mark(y, indices, n, classes):
-    i = cuda.grid(1)
-    if i < n and 0 <= indices[i] < classes:
-        y[i * classes + indices[i]] = 1
-
-
 def one_hot(indices: Array, classes: int) -> Array:
     """int64, a new last axis with 1 at the index."""
-    y = zeros((*indices.shape, classes), np.int64, indices.device)
-    n = indices.size
-    mark.launch_each(n, y, as_indices(indices), n, classes)
-    return y
+    places = as_indices(indices).reshape(*indices.shape, 1)
+    return comparison.eq(places, iota(classes, indices.device), dtype=np.dtype(np.int64))

@@ -21,7 +21,7 @@ _ADD: dict[Any, Any] = norm.residual_kernels("add_layer_norm", centred=True)
 
 def forward(x: Array, weight: Array | None, bias: Array | None, eps: float) -> tuple[Array, Array, Array]:
     """x (N, C), weight and bias (C,), both or neither -> y (N, C), mean (N,), rstd (N,); all of x's dtype."""
-    y, _, mean, rstd = norm.forward(_KERNELS[x.dtype], x, None, weight, bias, eps)
+    y, _, mean, rstd = norm.forward(_KERNELS[x.dtype], x, None, weight, bias, eps, True)
     return y, mean, rstd
 
 
@@ -30,10 +30,10 @@ def add_forward(x: Array, residual: Array, weight: Array, bias: Array, eps: floa
 
     The residual is of x's dtype, or half floats to a float32 x.
     """
-    return norm.forward(_ADD[x.dtype, residual.dtype.name], x, residual, weight, bias, eps)
+    return norm.forward(_ADD[x.dtype, residual.dtype.name], x, residual, weight, bias, eps, True)
 
 
 def backward(dy: Array, x: Array, weight: Array | None, mean: Array, rstd: Array) -> tuple[Array, Array, Array]:
     """dy, x (N, C), mean and rstd (N,) of forward -> dx (N, C), dweight (C,), dbias (C,)."""
-    dx, (dweight, dbias) = norm.backward(_KERNELS[x.dtype], 2, dy, x, weight, mean, rstd)
+    dx, (dweight, dbias) = norm.backward(_KERNELS[x.dtype], True, dy, x, weight, mean, rstd)
     return dx, dweight, dbias

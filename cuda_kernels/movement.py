@@ -2,12 +2,10 @@
 
 import itertools
 
-import numpy as np
-
-from .platform.array import Array, contiguous, empty, full
+from . import comparison, elementwise
+from .platform.array import Array, empty, full
 from .platform.array import expand as expand
-from .platform.language import THREADS, cuda
-from .platform.launch import Kernel, kernel
+from .rowwise.scan import iota
 from .rowwise.strided_copy import copy_into as copy_into
 
 ALL = slice(None)
@@ -111,46 +109,21 @@ def diagonal(x: Array, offset: int, axis1: int, axis2: int) -> Array:
 # Triangles ------------------------------------------------------------------------------------------------------------
 
 
-def _band(bits: int) -> Kernel:
-    dtype = np.dtype(f"uint{bits}").type
-
-    @kernel(f"bits{bits}* x2, int64 x5", registers=16, of=f"{bits}_bits")
-    def band(y, x, rows, columns, blocks, low, high):
-        """y[r, c] = x[r, c] if low <= c - r <= high, else 0; ``blocks`` blocks for each row."""
-        block = np.uint32(cuda.blockIdx.x)
-        place = block // np.uint32(blocks)
-        c = np.int64(block - place * np.uint32(blocks)) * cuda.blockDim.x + cuda.threadIdx.x
-        r = np.int64(place % np.uint32(rows))
-        if c < columns:
-            i = np.int64(place) * columns + c
-            value = dtype(0)
-            if low <= c - r <= high:
-                value = x[i]
-            y[i] = value
-
-    return band
-
-
-_BAND = {bits // 8: _band(bits) for bits in (8, 16, 32, 64)}
-
-
 def tril(x: Array, diagonal: int) -> Array:
     """The last two axes' lower triangle, zeros above ``diagonal``."""
-    return _triangle(x, -sum(x.shape), diagonal)
+    return elementwise.where(comparison.ge(diagonal, _diagonals(x)), x, _zero(x))
 
 
 def triu(x: Array, diagonal: int) -> Array:
     """The last two axes' upper triangle, zeros below ``diagonal``."""
-    return _triangle(x, diagonal, sum(x.shape))
+    return elementwise.where(comparison.ge(_diagonals(x), diagonal), x, _zero(x))
 
 
-def _triangle(x: Array, low: int, high: int) -> Array:
-    y = empty(x.shape, x.dtype, x.device)
-    if y.size:
-        *_, rows, columns = x.shape
-        blocks = -(-columns // THREADS)
-        grid = blocks * (x.size // columns)
-        _BAND[x.itemsize].launch(
-            grid, y, contiguous(x), rows, columns, blocks, low, high, threads=min(THREADS, columns)
-        )
-    return y
+def _zero(x: Array) -> int:
+    return False if x.dtype.kind == "b" else 0  # an int would make it int64
+
+
+def _diagonals(x: Array) -> Array:
+    """c - r for each row r and column c of the last two axes."""
+    rows, columns = x.shape[-2:]
+    return elementwise.sub(iota(columns, x.device), iota(rows, x.device).reshape(rows, 1))

@@ -2,7 +2,7 @@
 
 An array whose memory is dense is reduced as it lies, one run of neighbouring axes after the other, the last run first;
 any other is copied. ``fold.py`` has the kernels of sums, products and extrema, ``argmax_fold.py`` those of indices and
-logsumexp, ``scan.py`` and ``cumprod_gradient.py`` those of cumulative sums and products.
+logsumexp, ``scan.py`` those of cumulative sums and products.
 """
 
 import itertools
@@ -15,7 +15,6 @@ from . import comparison, elementwise
 from .platform.array import Array, contiguous, contiguous_strides, from_host
 from .rowwise import gather_scatter as at
 from .rowwise.argmax_fold import pair_fold
-from .rowwise.cumprod_gradient import cumprod_gradient
 from .rowwise.fold import FOLDS, fold, word_of
 from .rowwise.scan import scan
 from .rowwise.sorting import sort_rows
@@ -161,7 +160,10 @@ def _around(x: Array, axis: int) -> tuple[int, int, int]:
 def _scan(name: str, x: Array, axis: int, reverse: bool = False, exclusive: bool = False) -> Array:
     wide = x.dtype if x.dtype.name in ("float32", "float64", "int64") else np.dtype(np.int64)
     y = x if wide == x.dtype else elementwise.cast(x, wide)
-    y = scan(name, contiguous(y), *_around(x, axis), reverse, exclusive)
+    rows = contiguous(y.swapaxes(axis, -1) if x.ndim else y)
+    n = _around(x, axis)[1]
+    y = scan(name, rows.reshape(x.size // (n or 1), n), reverse, exclusive).reshape(rows.shape)
+    y = y.swapaxes(axis, -1) if x.ndim else y
     return y if wide == x.dtype else elementwise.cast(y, x.dtype)
 
 
@@ -187,8 +189,21 @@ def prod_of_others(x: Array, axis: int) -> Array:
 
 
 def cumprod_backward(dy: Array, x: Array, y: Array, axis: int) -> Array:
-    """dx of y = ``cumprod(x)``, in time n, by PyTorch's formula; float32 or float64. Any strides."""
-    outer, n, inner = _around(x, axis)
-    if n == 1:
+    """dx of y = ``cumprod(x)`` in time n, by PyTorch's formula; float32 or float64. Any strides.
+
+    before the first zero of x:  dx_i = sum over j >= i of dy_j y_j, divided by x_i
+    at it:  dx_i = the sum, up to the next zero, of dy_j times the product of x_1 .. x_j without x_i
+    behind it:  dx_i = 0
+    """
+    if _around(x, axis)[1] == 1:
         return dy
-    return cumprod_gradient(contiguous(dy), contiguous(x), contiguous(y), outer, n, inner)
+    wide, where, equal = np.dtype(np.float64), elementwise.where, comparison.eq
+    zero = equal(x, 0)
+    zeros = cumsum(elementwise.cast(zero, np.dtype(np.int64)), axis)  # so far
+    first = comparison.logical_and(zero, equal(zeros, 1))
+    until = comparison.logical_or(equal(zeros, 1), comparison.logical_and(zero, equal(zeros, 2)))
+    terms = elementwise.mul(elementwise.cast(dy, wide), elementwise.cast(y, wide))
+    before = elementwise.div(reverse_cumsum(where(equal(zeros, 0), terms, 0), axis), x)
+    others = elementwise.mul(dy, cumprod(where(first, 1, x), axis))
+    at_first = sum(where(until, others, 0), (axis % x.ndim,), True, wide)
+    return elementwise.cast(where(first, at_first, where(equal(zeros, 0), before, 0)), x.dtype)

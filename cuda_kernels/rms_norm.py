@@ -20,7 +20,7 @@ _ADD: dict[Any, Any] = norm.residual_kernels("add_rms_norm", centred=False)
 
 def forward(x: Array, weight: Array, eps: float) -> tuple[Array, Array]:
     """x (N, C), weight (C,) -> y (N, C), rstd (N,); all of x's dtype. Inputs that are not contiguous are copied."""
-    y, _, _, rstd = norm.forward(_KERNELS[x.dtype], x, None, weight, None, eps)
+    y, _, _, rstd = norm.forward(_KERNELS[x.dtype], x, None, weight, None, eps, False)
     return y, rstd
 
 
@@ -29,11 +29,11 @@ def add_forward(x: Array, residual: Array, weight: Array, eps: float) -> tuple[A
 
     The residual is of x's dtype, or half floats to a float32 x.
     """
-    y, h, _, rstd = norm.forward(_ADD[x.dtype, residual.dtype.name], x, residual, weight, None, eps)
+    y, h, _, rstd = norm.forward(_ADD[x.dtype, residual.dtype.name], x, residual, weight, None, eps, False)
     return y, h, rstd
 
 
 def backward(dy: Array, x: Array, weight: Array, rstd: Array) -> tuple[Array, Array]:
     """dy, x (N, C) and rstd (N,) of forward -> dx (N, C), dweight (C,)."""
-    dx, (dweight,) = norm.backward(_KERNELS[x.dtype], 1, dy, x, weight, rstd, rstd)
+    dx, (dweight,) = norm.backward(_KERNELS[x.dtype], False, dy, x, weight, rstd, rstd)
     return dx, dweight

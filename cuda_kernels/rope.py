@@ -10,28 +10,22 @@ A thread rotates one pair, or four, which it reads and writes 128 bits at once w
 Source: Su et al., "RoFormer: enhanced transformer with rotary position embedding" (2021).
 """
 
+import functools
 import math as python_math
 from typing import Any
 
 import numpy as np
 
 from .platform import recording
-from .platform.array import Array, as_array, contiguous, empty, merged
-from .platform.language import cuda, device_function, libdevice, math
+from .platform.array import Array, contiguous, empty, from_host, merged
+from .platform.language import cuda, device_function, libdevice
 from .platform.launch import Kernel, kernel
+from .pointwise.pointwise import Pointwise
+from .pointwise.rules import of_numbers
 from .ptx import ptx
 
 ROPE_THREADS = 128
 ROPE_REALS = (np.float32, np.float64)
-POSITIONS = (np.float32, np.float64, np.int64, np.int32, np.uint8)
-
-
-@kernel("float64*, float64, int64", threads=ROPE_THREADS, registers=64)
-def base_frequencies(frequencies, base, n):
-    """frequencies[j] = base^(-j / n)."""
-    j = cuda.grid(1)
-    if j < n:
-        frequencies[j] = math.pow(base, -np.float64(j) / np.float64(n))
 
 
 # pi / 2 in three parts, the first two of 33 bits: whole quarter turns are taken off an angle without losing its digits.
@@ -39,24 +33,19 @@ QUARTER = (1.57079632673412561417, 6.07710050630396597660e-11, 2.022266248795950
 QUARTERS_PER_RADIAN, HALVES_PER_RADIAN = 2 / python_math.pi, 1 / python_math.pi
 
 
-def _angles(position: Any, real: Any) -> Kernel:
-    word, of = np.dtype(real).name, np.dtype(position).name
+def _of_angle(name: str) -> Pointwise:
+    """cos or sin of a position times a frequency, in float64."""
+    of_half_turns, wide = getattr(libdevice, f"{name}pi"), np.dtype(np.float64)
 
-    @kernel(f"{word}* x2, {of}*, float64*, int64 x2", threads=ROPE_THREADS, registers=64, of=f"{word}_{of}")
-    def angles(cos, sin, positions, frequencies, n, half):
-        """Row p of the tables (n = rows times half elements): cosine and sine of positions[p] times each frequency."""
-        i = np.int64(cuda.grid(1))
-        if i < n:
-            row = i // half
-            angle = np.float64(positions[row]) * frequencies[i - row * half]
-            quarters = libdevice.rint(angle * QUARTERS_PER_RADIAN)
-            rest = cuda.fma(-quarters, QUARTER[0], angle)
-            rest = cuda.fma(-quarters, QUARTER[2], cuda.fma(-quarters, QUARTER[1], rest))
-            halves = 0.5 * (quarters - 4.0 * libdevice.rint(0.25 * quarters)) + rest * HALVES_PER_RADIAN
-            cos[i] = real(libdevice.cospi(halves))
-            sin[i] = real(libdevice.sinpi(halves))
+    def of_angle(position, frequency):
+        angle = position * frequency
+        quarters = libdevice.rint(angle * QUARTERS_PER_RADIAN)
+        rest = cuda.fma(-quarters, QUARTER[0], angle)
+        rest = cuda.fma(-quarters, QUARTER[2], cuda.fma(-quarters, QUARTER[1], rest))
+        return of_half_turns(0.5 * (quarters - 4.0 * libdevice.rint(0.25 * quarters)) + rest * HALVES_PER_RADIAN)
 
-    return angles
+    words = [f"int64 float64 to {real.__name__}" for real in ROPE_REALS]
+    return Pointwise(name, of_numbers(of_angle), lambda *kinds: (wide,) * 3, 2, eager=words, lazy=(), width=1)
 
 
 @device_function
@@ -113,7 +102,7 @@ def _rotate(real: Any, wide: bool) -> Kernel:
     return rotate
 
 
-_ANGLES = {(np.dtype(p), np.dtype(real)): _angles(p, real) for p in POSITIONS for real in ROPE_REALS}
+_COS, _SIN = _of_angle("cos"), _of_angle("sin")
 _ROTATE = {np.dtype(real): _rotate(real, False) for real in ROPE_REALS}
 _ROTATE_WIDE = _rotate(np.float32, True)
 MOST_PAIRS = 2**31 - 1  # pairs of a launch
@@ -124,24 +113,23 @@ MOST_PAIRS = 2**31 - 1  # pairs of a launch
 
 def tables(positions: Array, dim: int, base: float, dtype: Any) -> tuple[Array, Array]:
     """Cosine and sine (*positions.shape, dim / 2) of the angles, rounded to ``dtype``."""
-    half = -(-dim // 2)
-    frequencies = empty((half,), np.float64, positions.device)
-    base_frequencies.launch_each(half, frequencies, float(base), half)
-    return angle_tables(positions, frequencies, dtype)
+    return angle_tables(positions, float(base) ** (np.arange(0, dim, 2) / -max(dim, 1)), dtype)
 
 
-def angle_tables(positions: Array, frequencies: Array | np.ndarray, dtype: Any) -> tuple[Array, Array]:
+def angle_tables(positions: Array, frequencies: np.ndarray, dtype: Any) -> tuple[Array, Array]:
     """`tables` of the angles positions * frequencies; frequencies (dim / 2,) float64."""
-    if isinstance(frequencies, np.ndarray):  # the host's, and the same in each launch of a graph
-        with recording.outside() as graph:
-            frequencies = as_array(frequencies, np.float64)
-        if graph is not None:
-            graph.keep.append(frequencies)
-    positions, frequencies = contiguous(positions), contiguous(frequencies)
-    half = frequencies.shape[0]
-    cos, sin = (empty((*positions.shape, half), dtype, positions.device) for _ in range(2))
-    _ANGLES[positions.dtype, cos.dtype].launch_each(cos.size, cos, sin, positions, frequencies, cos.size, half)
-    return cos, sin
+    found = _on_device(frequencies.astype(np.float64).tobytes(), positions.device)
+    if recording.current() is not None:
+        recording.current().keep.append(found)
+    positions = positions.reshape(*positions.shape, 1)
+    return _COS(positions, found, dtype=np.dtype(dtype)), _SIN(positions, found, dtype=np.dtype(dtype))
+
+
+@functools.lru_cache(maxsize=64)
+def _on_device(numbers: bytes, device: int) -> Array:
+    """float64 numbers, which are copied once."""
+    with recording.outside():
+        return from_host(np.frombuffer(numbers), device)
 
 
 def rotate(x: Array, cos: Array, sin: Array, interleaved: bool) -> Array:

@@ -32,20 +32,17 @@ def _sgd(real: Any, states: int) -> Kernel:
     product = PRODUCTS[real]
 
     def descend(row, p, g, b, unused):
-        if row[1] != real(0):
-            g = g + product(row[1], p)
-        return p - product(row[0], g), b, unused
-
-    def descend_with_momentum(row, p, g, b, unused):
         lr, weight_decay, keep, take, momentum, nesterov, _, _ = row
         if weight_decay != real(0):
             g = g + product(weight_decay, p)
-        b = product(keep, b) + product(take, g)
-        direction = g + product(momentum, b) if nesterov != real(0) else b
+        direction = g
+        if states:
+            b = product(keep, b) + product(take, g)
+            direction = g + product(momentum, b) if nesterov != real(0) else b
         return p - product(lr, direction), b, unused
 
     if states:
-        return updater("sgd_momentum", real.__name__, 1, descend_with_momentum, {np.float32: 32, np.float64: 40}[real])
+        return updater("sgd_momentum", real.__name__, 1, descend, {np.float32: 32, np.float64: 40}[real])
     return updater("sgd", real.__name__, 0, descend, 32)
 
 

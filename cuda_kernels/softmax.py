@@ -6,26 +6,25 @@
 
 ``rows``: along the last axis, a warp or a block keeps a row (N, C) in registers: one read, one write. ``long``: rows
 that are too long for that, a block goes over each; maximum and sum in one pass (Milakov & Gimelshein, "Online
-normalizer calculation for softmax", 2018), then a second one. ``columns``: along any other axis, and very short rows.
+normalizer calculation for softmax", 2018), then a second one. Along any other axis: the rows of a transposed copy.
 ``ladder_softmax.py`` leads to ``rows`` in steps.
+
 As in PyTorch a row that holds NaN or +inf, or only -inf, gives NaN (log_softmax keeps -inf beside finite values).
 """
 
-import math as host_math
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .platform.array import Array, contiguous, empty
-from .platform.language import THREADS, cuda, device_function, math
+from .platform.language import cuda, device_function, math
 from .platform.launch import Kernel, kernel
 from .pointwise.rules import larger_of as larger
 from .rowwise.argmax_fold import add_exponentials
-from .rowwise.collective import PAIR, block_max, block_sum, column_sum, down_column, of_pairs
-from .rowwise.rows import aligned, ceil_div, power_of_two, quotient, row_kernel, row_tile
+from .rowwise.collective import block_max, block_sum
+from .rowwise.rows import aligned, ceil_div, row_kernel, row_tile
 
 LONG_THREADS = 512
-of_column: Any = down_column(of_pairs(add_exponentials), PAIR)
 
 
 @device_function
@@ -41,12 +40,11 @@ def slope(dy: Any, y: Any, total: Any, log: Any) -> Any:
 
 
 class SoftmaxKernels(NamedTuple):
-    """The kernels of forward or backward for one dtype: of short rows, of rows, of long rows, of columns."""
+    """The kernels of forward or backward for one dtype: of short rows, of rows, of long rows."""
 
     short: Kernel
     rows: Kernel
     long: Kernel
-    columns: Kernel
     accesses: int  # of a thread of ``rows``, 128 bits each
 
 
@@ -153,60 +151,10 @@ def _forward_long(real: Any) -> Kernel:
     return forward_long
 
 
-def _columns(real: Any) -> tuple[Kernel, Kernel]:
-    word = real.__name__
-
-    @kernel(f"{word}* x2, int64 x3, int32", registers=64, of=word)
-    def forward_columns(x, y, outputs, C, inner, log):
-        """Of x (outer, C, inner), outputs = outer inner; ``blockDim.y`` threads share a column."""
-        maxima = cuda.shared.array(THREADS, real)
-        sums = cuda.shared.array(THREADS, real)
-        place, height = cuda.threadIdx.y, cuda.blockDim.y
-        output = np.int64(cuda.blockIdx.x) * cuda.blockDim.x + cuda.threadIdx.x
-        o = quotient(output, inner)
-        base = o * C * inner + output - o * inner
-        stop = C if output < outputs else 0
-        m, s = real(-np.inf), real(0)
-        for c in range(place, stop, height):
-            m, s = add_exponentials(m, s, x[base + c * inner], real(1))
-        m, s = of_column((m, s), (maxima, sums))
-        if height > 1:
-            m, s = maxima[cuda.threadIdx.x], sums[cuda.threadIdx.x]
-        s += m - m  # NaN where m is infinite
-        s = math.log(s) if log else real(1) / s
-        for c in range(place, stop, height):
-            centred = x[base + c * inner] - m
-            y[base + c * inner] = centred - s if log else math.exp(centred) * s
-
-    @kernel(f"{word}* x3, int64 x3, int32", registers=48, of=word)
-    def backward_columns(dy, y, dx, outputs, C, inner, log):
-        """As ``forward_columns``."""
-        sums = cuda.shared.array(THREADS, real)
-        place, height = cuda.threadIdx.y, cuda.blockDim.y
-        output = np.int64(cuda.blockIdx.x) * cuda.blockDim.x + cuda.threadIdx.x
-        o = quotient(output, inner)
-        base = o * C * inner + output - o * inner
-        stop = C if output < outputs else 0
-        total = real(0)
-        for c in range(place, stop, height):
-            at = base + c * inner
-            total += term(dy[at], y[at], log)
-        total = column_sum(total, sums)
-        if height > 1:
-            total = sums[cuda.threadIdx.x]
-        for c in range(place, stop, height):
-            at = base + c * inner
-            dx[at] = slope(dy[at], y[at], total, log)
-
-    return forward_columns, backward_columns
-
-
 def _kernels(real: Any, most: int) -> tuple[SoftmaxKernels, SoftmaxKernels]:
     """Those of forward, and of backward, whose threads have room for two rows of ``most`` accesses."""
-    forward_columns, backward_columns = _columns(real)
-    forward = _forward_rows(real, 1), _forward_rows(real, 4), _forward_long(real), forward_columns
-    long = _backward(real, 2, LONG_THREADS, kept=False)
-    backward = _backward(real, 1, 128), _backward(real, most, 1024), long, backward_columns
+    forward = _forward_rows(real, 1), _forward_rows(real, 4), _forward_long(real)
+    backward = _backward(real, 1, 128), _backward(real, most, 1024), _backward(real, 2, LONG_THREADS, kept=False)
     return SoftmaxKernels(*forward, 4), SoftmaxKernels(*backward, most)
 
 
@@ -216,26 +164,17 @@ _BACKWARD: dict[Any, SoftmaxKernels] = {real: backward for real, (_, backward) i
 
 
 def _along(kernels: dict[Any, SoftmaxKernels], inputs: tuple[Array, ...], axis: int, log: int) -> Array:
-    """Run a kernel along ``axis`` of equally shaped inputs -> a new contiguous array."""
-    shape = inputs[0].shape or (1,)  # 0-d: one row of one element, as in PyTorch
-    axis %= len(shape)
-    dtype = inputs[0].dtype
-    out = empty(inputs[0].shape, dtype, inputs[0].device)
-    if not out.size:
-        return out
-    arrays = *(contiguous(x) for x in inputs), out
-    C, inner = shape[axis], host_math.prod(shape[axis + 1 :])
-    N = out.size // (C * inner)
-    chosen = kernels[dtype]
-    if inner == 1 and C > 16:
+    """Run a kernel along ``axis`` of equally shaped inputs -> a new array."""
+    shape, dtype = inputs[0].shape, inputs[0].dtype
+    arrays = [contiguous((x if shape else x.reshape(1)).swapaxes(axis, -1)) for x in inputs]  # 0-d: a row of one
+    out = empty(arrays[0].shape, dtype, arrays[0].device)
+    chosen, C = kernels[dtype], out.shape[-1]
+    if out.size:
+        N = out.size // C
         kernel_, threads = row_kernel(chosen[:3], chosen.accesses, N, C, dtype.itemsize)
-        vectors = aligned(16 // dtype.itemsize, C, *arrays)
-        kernel_.launch(ceil_div(N, threads[1]), *arrays, N, C, vectors, log, threads=threads)
-        return out
-    height = 1 if C <= 16 else min(THREADS // power_of_two(min(inner, 32)), power_of_two(ceil_div(C, 8)))
-    block = (min(THREADS // height, power_of_two(N * inner if height == 1 else min(inner, 32))), height)
-    chosen.columns.launch(ceil_div(N * inner, block[0]), *arrays, N * inner, C, inner, log, threads=block)
-    return out
+        vectors = aligned(16 // dtype.itemsize, C, *arrays, out)
+        kernel_.launch(ceil_div(N, threads[1]), *arrays, out, N, C, vectors, log, threads=threads)
+    return out.swapaxes(axis, -1) if shape else out.reshape(())
 
 
 def forward(x: Array, axis: int) -> Array:

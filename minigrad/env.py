@@ -15,6 +15,7 @@ import platform
 import subprocess
 import sys
 import textwrap
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ from typing import Any
 import numpy as np
 from llvmlite import binding as llvm
 
-__all__ = ["Cache", "Cpu", "Environment", "Status", "Threads", "collect", "format_report", "main"]
+__all__ = ["Status", "collect", "format_report", "main"]
 
 _FEATURES = ("avx2", "fma", "f16c", "avx512f", "avx512vl", "avx512bf16", "amx-bf16", "neon", "bf16", "sve", "sve2")
 PROBE_TIMEOUT = 60.0  # seconds; importing a large package from a cold network disk takes long
@@ -39,59 +40,22 @@ class Status:
     remedy: str = ""
 
 
-@dataclass(frozen=True)
-class Cpu:
-    """The processor's name, LLVM's name for it, its instruction sets that the kernels profit from, its vector width."""
-
-    name: str
-    target: str
-    features: tuple[str, ...]
-    vector_bits: int
+Facts = dict[str, str]  # a section of the report, by what is told
 
 
-@dataclass(frozen=True)
-class Threads:
-    """The thread pool of the kernels, and the BLAS of NumPy beside it.
-
-    ``layer`` is ``tbb``, ``omp`` or ``workqueue``; ``reason`` says why it is not TBB (empty if it is). ``active`` of
-    ``pool`` threads are used by a kernel; ``cores`` is what the operating system grants to this process.
-    """
-
-    layer: str
-    reason: str
-    active: int
-    pool: int
-    cores: int
-    blas: str
-
-
-@dataclass(frozen=True)
-class Cache:
-    """The folder of compiled kernels, the number of its files and their size in bytes."""
-
-    folder: Path
-    files: int
-    bytes: int
-
-
-@dataclass(frozen=True)
-class Environment:
-    """All that the report shows."""
-
-    versions: dict[str, str]
-    cpu: Cpu
-    threads: Threads
-    cache: Cache
-    devices: tuple[Status, ...]
-    extras: tuple[Status, ...]
-
-
-def collect() -> Environment:
+def collect() -> dict[str, Facts | tuple[Status, ...]]:
     """Look at this process, the machine and the optional packages; no optional one can make it fail."""
-    return Environment(versions(), cpu(), threads(), kernel_cache(), devices(), extras())
+    return {
+        "versions": versions(),
+        "cpu": cpu(),
+        "threads": threads(),
+        "kernel cache": kernel_cache(),
+        "devices": devices(),
+        "extras": extras(),
+    }
 
 
-def versions() -> dict[str, str]:
+def versions() -> Facts:
     """Versions of minigrad, Python and the packages that the base install needs."""
     found = {"minigrad": _version("minigrad-cuda") or "not installed (imported from a folder)"}
     found["Python"] = f"{platform.python_version()} ({platform.python_implementation()}, {platform.platform()})"
@@ -107,12 +71,16 @@ def _version(distribution: str) -> str | None:
         return None
 
 
-def cpu() -> Cpu:
+def cpu() -> Facts:
     """The processor as LLVM compiles for it."""
     present = {name for name, on in llvm.get_host_cpu_features().items() if on}
-    features = tuple(name for name in _FEATURES if name in present)
+    features = ", ".join(name for name in _FEATURES if name in present)
     bits = 512 if "avx512f" in present else 256 if "avx" in present else 128
-    return Cpu(_cpu_name(), llvm.get_host_cpu_name(), features, bits)
+    return {
+        "name": f"{_cpu_name()} (LLVM: {llvm.get_host_cpu_name()})",
+        "features": features or "none that the kernels profit from",
+        "vectors": f"{bits} bit: {bits // 32} float32",
+    }
 
 
 def _cpu_name() -> str:
@@ -128,42 +96,48 @@ def _cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def threads() -> Threads:
-    """The thread layer and the thread counts of the CPU kernels."""
+def threads() -> Facts:
+    """The thread pool of the kernels, why its layer is not TBB, and the BLAS of NumPy beside it."""
     import numba
 
     from .cpu_kernels.toolbox import threads as pool
 
     reason = ""
     if pool.LAYER != "tbb":
-        requested = os.environ.get("NUMBA_THREADING_LAYER")
-        if requested == pool.LAYER:
-            reason = f"NUMBA_THREADING_LAYER={requested}"
+        if os.environ.get("NUMBA_THREADING_LAYER") == pool.LAYER:
+            reason = f" (not tbb: NUMBA_THREADING_LAYER={pool.LAYER})"
         else:
             try:
                 importlib.import_module("numba.np.ufunc.tbbpool")
-                reason = "it could be loaded only later"
+                reason = " (not tbb: it could be loaded only later)"
             except ImportError as error:
-                reason = f"TBB cannot be loaded ({error}): pip install tbb"
+                reason = f" (not tbb: TBB cannot be loaded ({error}): pip install tbb)"
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     config: Any = np.show_config(mode="dicts")
     blas = config.get("Build Dependencies", {}).get("blas", {})
     name = f"{blas.get('name', 'unknown')} {blas.get('version', '')}".strip()
-    return Threads(pool.LAYER, reason, pool.get_num_threads(), int(numba.config.NUMBA_NUM_THREADS), cores, name)
+    size = numba.config.NUMBA_NUM_THREADS
+    return {
+        "layer": pool.LAYER + reason,
+        "count": f"{pool.get_num_threads()} of a pool of {size} (NUMBA_NUM_THREADS), on {cores} cores",
+        "BLAS": f"{name}; float32 and float64 products do not use it, they run on the pool above",
+    }
 
 
-def kernel_cache() -> Cache:
+def kernel_cache() -> Facts:
     """The folder of compiled CPU kernels and what lies in it."""
     from .cpu_kernels.toolbox import jit
 
-    folder = Path(jit.CACHE_DIRECTORY)
     sizes = []
-    for path in folder.rglob("*"):
+    for path in Path(jit.CACHE_DIRECTORY).rglob("*"):
         with contextlib.suppress(OSError):  # another process has just replaced it
             if path.is_file():
                 sizes.append(path.stat().st_size)
-    return Cache(folder, len(sizes), sum(sizes))
+    return {
+        "folder": f"{jit.CACHE_DIRECTORY} (MINIGRAD_CACHE_DIR chooses another)",
+        "size": f"{sum(sizes) / 1e6:.1f} MB in {len(sizes)} files",
+    }
 
 
 def devices() -> tuple[Status, ...]:
@@ -293,29 +267,16 @@ def _extra(name: str, part: Status) -> Status:
     return Status(name, part.usable, part.detail, "" if part.usable else remedy)
 
 
-def format_report(environment: Environment) -> str:
-    """The report as text, one fact a line."""
-    cpu, threads, cache = environment.cpu, environment.threads, environment.cache
-    layer = threads.layer + (f" (not tbb: {threads.reason})" if threads.reason else "")
-    lines = ["versions"]
-    lines += [f"  {name:<12} {version}" for name, version in environment.versions.items()]
-    lines += [
-        "cpu",
-        f"  name         {cpu.name} (LLVM: {cpu.target})",
-        f"  features     {', '.join(cpu.features) or 'none that the kernels profit from'}",
-        f"  vectors      {cpu.vector_bits} bit: {cpu.vector_bits // 32} float32",
-        "threads",
-        f"  layer        {layer}",
-        f"  count        {threads.active} of a pool of {threads.pool} (NUMBA_NUM_THREADS), on {threads.cores} cores",
-        f"  BLAS         {threads.blas}; float32 and float64 products do not use it, they run on the pool above",
-        "kernel cache",
-        f"  folder       {cache.folder} (MINIGRAD_CACHE_DIR chooses another)",
-        f"  size         {cache.bytes / 1e6:.1f} MB in {cache.files} files",
-    ]
+def format_report(sections: Mapping[str, Facts | tuple[Status, ...]]) -> str:
+    """The report as text, one fact a line; a problem that several lines share is told once."""
+    lines: list[str] = []
     said: set[str] = set()
-    for title, rows in (("devices", environment.devices), ("extras", environment.extras)):
+    for title, facts in sections.items():
         lines.append(title)
-        for row in rows:
+        if isinstance(facts, dict):
+            lines += [f"  {name:<12} {fact}" for name, fact in facts.items()]
+            continue
+        for row in facts:
             problems = {problem.partition(": pip ")[0]: problem for problem in row.detail.split("; ")}
             detail = "; ".join(problems[key] for key in problems if key not in said) or "as above"
             said.update(problems)

@@ -223,6 +223,12 @@ def tensors(arrays: Sequence[np.ndarray], dtype: str, device: str, needs: Sequen
     ]
 
 
+def draw(device: str, *shapes: Shape, dtype: Any = np.float64) -> list[mg.Tensor]:
+    """Leaves of normal numbers, the same at each call."""
+    rng = np.random.default_rng(0)
+    return [mg.tensor(rng.standard_normal(s).astype(dtype), device=device, requires_grad=True) for s in shapes]
+
+
 def weights_like(y: np.ndarray) -> np.ndarray:
     """The gradient that checks send into backward: normal, and the same for the same shape."""
     return np.random.default_rng(7).standard_normal(y.shape).astype(np.float32).astype(np.float64)
@@ -386,19 +392,25 @@ def layouts(x: np.ndarray, device: str) -> dict[str, mg.Tensor]:
 
 
 def check_layouts(op: Op, device: str) -> None:
-    """Neither the layout of an input nor that of the incoming gradient changes values or gradients."""
-    for shapes in op.shapes_on(device):
+    """Neither the layout of an input nor that of the incoming gradient changes values or gradients.
+
+    In the simulator at small shapes: on a GPU most kernels read a copy of what is not contiguous, whatever its size.
+    """
+    several = op.shapes_on(device)
+    few = [shapes for shapes in several if sum(int(np.prod(shape)) for shape in shapes) < 400] or several[:1]
+    for shapes in few if simulated(device) else several:
         arrays = op.inputs(shapes)
         if not any(x.ndim for x in arrays):
             continue
         for i, x in enumerate(arrays):
-            if x.ndim and x.dtype.kind == "f" and op.equal_rows:
+            if x.ndim and x.size and x.dtype.kind == "f" and op.equal_rows:
                 equal_rows = [np.repeat(x[:1], x.shape[0], 0) if j == i else a for j, a in enumerate(arrays)]
-                _compare_layouts(op, device, equal_rows, i)
+                _compare_layouts(op, device, equal_rows, i, expanded=True)
             _compare_layouts(op, device, arrays, i)
 
 
-def _compare_layouts(op: Op, device: str, arrays: list[np.ndarray], i: int) -> None:
+def _compare_layouts(op: Op, device: str, arrays: list[np.ndarray], i: int, expanded: bool = False) -> None:
+    """Of input i each layout, or ``expanded`` rows alone."""
     dtype = "float32"
     arrays = [x.astype(dtype) if x.dtype.kind == "f" else x for x in arrays]
     needs = op.needs(arrays)
@@ -407,6 +419,8 @@ def _compare_layouts(op: Op, device: str, arrays: list[np.ndarray], i: int) -> N
     expected_grads = send_back(expected, plain)
     w = weights_like(host(expected)).astype(expected.dtype)
     for name, view in layouts(arrays[i], device).items():
+        if expanded and name != "expanded":
+            continue
         inputs = tensors(arrays, dtype, device, needs)
         inputs[i] = view.detach()
         assert inputs[i].shape == arrays[i].shape
@@ -420,7 +434,7 @@ def _compare_layouts(op: Op, device: str, arrays: list[np.ndarray], i: int) -> N
             assert (g is None) == (h is None)
             if g is not None:
                 assert_close(g, h, 4 * op.rounding, f"{what}: gradients", [*arrays, w])
-    if expected.requires_grad and i == 0:
+    if expected.requires_grad and i == 0 and not expanded:
         for name, gradient in layouts(w, device).items():
             again = tensors(arrays, dtype, device, needs)
             for g, h in zip(send_back(op.run(*again), again, gradient), expected_grads, strict=True):

@@ -134,11 +134,6 @@ def test_leaves_as_output_and_functions_of_nothing() -> None:
     assert_same_gradient(mg.checkpoint(lambda: w * w).sum(), (w * w).sum(), w)
 
 
-def test_keyword_arguments() -> None:
-    x = leaf(4)
-    assert_equal_runs(lambda call: call(lambda x, *, n: (x**n).exp(), x, n=2).sum())
-
-
 def test_no_grad_and_frozen_inputs_record_nothing() -> None:
     x = leaf(3)
     with mg.no_grad():

@@ -64,23 +64,11 @@ def test_numbers_are_pinned() -> None:
     )
 
 
-@pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
-def test_the_number_of_threads_does_not_matter(draw, set_threads) -> None:
-    want, large = draw(generator=Generator(3)), mg.randn(1000, 301, generator=Generator(5))
-    set_threads(1)
-    assert same(draw(generator=Generator(3)), want) and same(mg.randn(1000, 301, generator=Generator(5)), large)
-
-
 def test_a_given_generator_leaves_the_default_alone() -> None:
     before = default_generator.state_dict()
     for draw in DRAWS.values():
         draw(generator=Generator(1))
     assert default_generator.state_dict() == before
-
-
-def test_float32_and_float64_normals_agree() -> None:
-    wide = mg.randn(1000, dtype="float64", generator=Generator(2))
-    assert same(mg.randn(1000, generator=Generator(2)), wide.float())
 
 
 # ---------------------------------------------------------------------- the generator

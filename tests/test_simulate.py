@@ -145,6 +145,7 @@ def test_the_page_has_the_steps_of_a_warp() -> None:
     assert steps[32]["cost"] == 32 and len(steps[32]["lanes"]) == 32 and "&lt;svg" in report._repr_html_()
 
 
+@pytest.mark.long
 def test_a_kernel_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NUMBA_ENABLE_CUDASIM", "0")
     command = "-m", "minigrad.cuda_kernels.inspect", "--simulate"

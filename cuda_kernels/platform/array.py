@@ -145,22 +145,17 @@ class DeviceArray:
     def reshape(self, *shape: Any) -> DeviceArray:
         """As NumPy's: a view where the strides allow it, else of a contiguous copy; one size may be -1."""
         sizes = tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else shape
-        if -1 in sizes:
-            rest = math.prod(n for n in sizes if n != -1)
-            if sizes.count(-1) > 1 or not rest or self.size % rest:
-                raise ValueError(f"cannot reshape array of size {self.size} into shape {sizes}")
-            sizes = tuple(self.size // rest if n == -1 else n for n in sizes)
-        if math.prod(sizes) != self.size:
-            raise ValueError(f"cannot reshape array of size {self.size} into shape {sizes}")
         if sizes == self.shape:
             return self.view(self.shape, self.strides)
-        if self.contiguous:
+        if self.contiguous and math.prod(sizes) == self.size and min(sizes, default=0) >= 0:  # quicker than NumPy
             return self.view(sizes, contiguous_strides(sizes, self.dtype.itemsize))
         try:
-            strides = _ghost(self).reshape(sizes, copy=False).strides
-        except ValueError:  # these strides need a copy
+            found = _ghost(self).reshape(sizes, copy=False)
+        except ValueError:  # these strides need a copy, or the sizes do not fit
+            if self.contiguous:
+                raise
             return copy(self).reshape(sizes)
-        return self.view(sizes, strides)
+        return self.view(found.shape, found.strides)
 
     def transpose(self, *axes: int) -> DeviceArray:
         """The dimensions in another order (default: reversed); a view."""

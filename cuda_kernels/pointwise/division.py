@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from ..platform.array import Array, to_host, zeros
+from ..platform import families
+from ..platform.array import Array
 from ..platform.language import math
 from .pointwise import Pointwise, kind, like
-from .rules import is_float, is_zero, libdevice_function, rule
+from .rules import is_float, libdevice_function, rule
 
 
 @rule
@@ -88,10 +89,6 @@ def _pow(real):
     return of_integers
 
 
-_ZEROS: Any = {"width": 1, "marks": True, "eager": ("int64 to uint8",), "lazy": ("int32 to uint8",)}
-_ANY_ZERO = Pointwise("any_zero", is_zero, like(np.logical_not), 1, **_ZEROS)
-
-
 class Division(Pointwise):
     """An operation without a value for an integer divided by 0: ZeroDivisionError. (Floats give infinities and NaN.)"""
 
@@ -101,9 +98,7 @@ class Division(Pointwise):
         kinds = [v.dtype if isinstance(v, Array) else kind(v) for v in inputs]
         if self.resolve(*kinds)[-1].kind in "iu":
             if isinstance(y, Array):
-                flag = zeros((1,), np.uint8, y.device)
-                _ANY_ZERO(y, out=flag.view(y.shape, (0,) * y.ndim))
-                found = bool(to_host(flag)[0])
+                found = not families.reduce.all(y, tuple(range(y.ndim)), False)
             else:
                 found = y == 0
             if found:

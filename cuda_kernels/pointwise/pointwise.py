@@ -61,7 +61,6 @@ class Pointwise:
     lazy:      those of kernels that are made when they are first used
     registers: of a thread; ``registers64`` if something is 8 bytes wide
     width:     elements of a thread, 4 or 1
-    marks:     write only where the rule is true
     slow_path: see ``compiler.Declaration``
     family:    the names of the module that it is of (default: of the caller)
     """
@@ -76,7 +75,6 @@ class Pointwise:
     registers: int = 36
     registers64: int = 64
     width: int = 4
-    marks: bool = False
     slow_path: bool = False
     family: dict[str, Any] = field(default_factory=dict)
 
@@ -157,7 +155,6 @@ class Variant:
             "rule": operation.rule(conversion.loaded(computed[-1]).type),
             "store": conversion.store_as(computed[-1], result),
             "write": fours(result.itemsize).store,
-            "one": np.uint8(1),
         }
         for j, (dtype, c) in enumerate(zip(stored, computed, strict=True)):
             names |= {
@@ -166,7 +163,7 @@ class Variant:
                 f"raw{j}": conversion.loaded(dtype).type,
             }
         numbers = [conversion.loaded(dtype).itemsize == dtype.itemsize for dtype in stored]
-        source = pointwise_source.source(len(stored), operation.width, numbers, operation.marks)
+        source = pointwise_source.source(len(stored), operation.width, numbers)
         run = compiled("run", source, operation.family["__file__"], names)
         wide = any(dtype.itemsize == 8 for dtype in (*stored, *computed, result))
         steps, arrays = f"int64 x{len(stored) + 1}", ", ".join(f"{dtype.name}*" for dtype in (result, *stored))

@@ -18,11 +18,8 @@ For two inputs and a thread of one element it is
 from .layout import MIDDLE
 
 
-def source(n: int, width: int, numbers: list[bool], marks: bool) -> list[str]:
-    """The lines of the kernel ``run`` of ``n`` inputs (``numbers``: which may be one), ``width`` elements a thread.
-
-    ``marks``: write only where the result is true.
-    """
+def source(n: int, width: int, numbers: list[bool]) -> list[str]:
+    """The lines of the kernel ``run`` of ``n`` inputs (``numbers``: which may be one), ``width`` elements a thread."""
     arrays = ["z", *(str(j) for j in range(n))]
     inputs = [*(f"x{j}" for j in range(n)), *(f"v{j}" for j in range(n))]
     steps = [f"s{a}" for a in arrays]
@@ -56,8 +53,6 @@ def source(n: int, width: int, numbers: list[bool], marks: bool) -> list[str]:
     for j in range(n):
         lines += _branches(_reading(j, width, numbers[j]))
     values = [f"rule({', '.join(f'load{j}(a{j}_{k})' for j in range(n))})" for k in range(width)]
-    if marks:
-        return lines + [line for value in values for line in (f"        if {value}:", "            z[pz] = one")]
     lines += [f"        r{k} = store({value})" for k, value in enumerate(values)]
     singly = ["z[pz] = r0", *(line for k in others for line in (f"if left > {k}:", f"    z[pz + {k} * sz] = r{k}"))]
     at_once = [(f"modes >> {2 * n} & 3 == 1 and left > 3", ["write(z, pz, (r0, r1, r2, r3))"])] if width > 1 else []

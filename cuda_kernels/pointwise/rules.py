@@ -132,8 +132,17 @@ GELU_SLOPE, GELU_CUBIC = 2 * host_math.sqrt(2 / host_math.pi), 0.044715  # of "t
 
 
 @rule
+def gelu_tanh(real: Any) -> Any:
+    """x sigmoid(2u), the GELU of "tanh"."""
+    one, slope, cubic = real(1), real(GELU_SLOPE), real(GELU_CUBIC)
+    sigmoid_of = sigmoid(real)
+
+    return lambda x: x * sigmoid_of(slope * x * (one + cubic * x * x))
+
+
+@rule
 def gelu_slope(real: Any) -> Any:
-    """The derivative of x sigmoid(2u), the GELU of "tanh"."""
+    """The derivative of ``gelu_tanh``."""
     one, slope, cubic, cubic3 = real(1), real(GELU_SLOPE), real(GELU_CUBIC), real(3 * GELU_CUBIC)
     sigmoid_of = sigmoid(real)
 

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from ..platform.array import Array, empty
-from ..platform.language import cuda, device_function, libdevice, math
+from ..platform.language import cuda, device_function, libdevice
 from ..platform.launch import Kernel, kernel
 from ..platform.memory import TENSOR_CORES
 from ..pointwise.conversion import conversions
-from ..pointwise.rules import GELU_CUBIC, GELU_SLOPE, gelu_slope
+from ..pointwise.rules import GELU_CUBIC, GELU_SLOPE, gelu_slope, gelu_tanh
 from ..ptx import ptx
 from ..ptx.fours import add4, load_inside, store_inside
 from .record import ADD, BIAS, GELU, SLOPE, Problem
@@ -53,17 +53,6 @@ def target(p: Problem, splits: int) -> Target:
 # One element ----------------------------------------------------------------------------------------------------------
 
 
-def gelu_of(real: Any) -> Any:
-    """s sigmoid(2u), the GELU of "tanh"."""
-    one, slope, cubic = real(1), real(GELU_SLOPE), real(GELU_CUBIC)
-
-    @device_function
-    def gelu(s):
-        return s / (one + math.exp(-slope * s * (one + cubic * s * s)))
-
-    return gelu
-
-
 def steps_of(real: Any) -> Any:
     """``finish``, which makes the element of y at ``place`` of a sum. Integers have no step but BIAS."""
     if np.dtype(real).kind != "f":
@@ -73,7 +62,7 @@ def steps_of(real: Any) -> Any:
             return s + bias[column] if epilogue & BIAS else s
 
         return finish_integer
-    gelu, slope = gelu_of(real), gelu_slope(real)
+    gelu, slope = gelu_tanh(real), gelu_slope(real)
 
     @device_function
     def finish(s, place, column, bias, other, epilogue):

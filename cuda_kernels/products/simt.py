@@ -45,9 +45,7 @@ def multiply(p: Problem) -> None:
         _multiply_tiles(p)
         return
     y, bias, other, epilogue = whole(p)
-    n, most = y.size * lanes, kernel.threads[0]
-    arguments = y, p.a, p.b, bias, other, *p.words, epilogue, y.size
-    kernel.launch(-(-n // most), *arguments, threads=max(min(most, n), 1))
+    kernel.launch_each(y.size * lanes, y, p.a, p.b, bias, other, *p.words, epilogue, y.size)
 
 
 def is_small(p: Problem) -> bool:
@@ -71,8 +69,6 @@ def _multiply_tiles(p: Problem) -> None:
     if side == 128:
         kinds = "".join(along(x, k, 4) or "-" for x, k in ((a, -1), (b, -2)))
         kernel = simt_tiles.WIDE.get(kinds, kernel)
-        if kinds == "kk" and later & GELU and tiles.splits == 1:
-            kernel, later = simt_tiles.WIDE_GELU, 0
     y, bias, other, epilogue = target(p, tiles.splits)
     if tiles.splits > 1:
         later = p.epilogue

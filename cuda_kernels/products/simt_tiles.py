@@ -13,7 +13,6 @@ from ..platform.language import cuda, device_function
 from ..platform.launch import Kernel, kernel
 from ..ptx import ptx
 from ..ptx.fours import load_inside
-from .epilogue import gelu_of
 from .record import ADD, BIAS
 from .tiles import KINDS, TILE_WORDS, WORDS, start, tile_at
 
@@ -63,12 +62,12 @@ def _operand(real: Any, side: int, vector: bool, along: bool) -> tuple[Any, Any,
     return lane, valid, read, write
 
 
-def _tiled(real: Any, T: int, registers: int, contiguous: str = "", with_gelu: bool = False) -> Kernel:
+def _tiled(real: Any, T: int, registers: int, contiguous: str = "") -> Kernel:
     """The kernel with T x T elements of y for each of the 256 threads.
 
     ``contiguous`` (two of "k" and "o") says along which dimension, the common or the other one, a and b are read 128
     bits at once; the caller has checked addresses and sizes. Without it they are read one by one at any strides.
-    GELU is the epilogue of the kernel ``with_gelu`` only, with fast exponentials: others would not stay in registers.
+    With GELU in the epilogue the sums would not stay in the registers of two blocks: it is a pass of its own.
     """
     word, side = np.dtype(real).name, 16 * T
     depth = 1024 // side  # 4 elements of each operand for each thread
@@ -76,7 +75,6 @@ def _tiled(real: Any, T: int, registers: int, contiguous: str = "", with_gelu: b
     pitch = side + PADDING  # of rows of a slice in shared memory
     half = depth * pitch
     accumulators, halves = T * T, 2 * half
-    gelu = gelu_of(real)
     vector = bool(contiguous)
     vector_fragments = real is np.float32 and T >= 4
 
@@ -124,8 +122,8 @@ def _tiled(real: Any, T: int, registers: int, contiguous: str = "", with_gelu: b
                             y[first + lane] = sums[i * T + j]
 
     @kernel(
-        f"{word}* x5, {WORDS}, {TILE_WORDS}", registers=registers, resident=2 if vector and not with_gelu else 1,
-        of=f"{word}_{side}{'_' * vector}{contiguous}{'_gelu' * with_gelu}", fastmath=with_gelu, vector_loads=vector,
+        f"{word}* x5, {WORDS}, {TILE_WORDS}", registers=registers, resident=2 if vector else 1,
+        of=f"{word}_{side}{'_' * vector}{contiguous}", vector_loads=vector,
         flops=lambda *args: 2 * args[0].size * args[7] // args[-2],
     )  # fmt: skip
     def tiled(
@@ -185,10 +183,6 @@ def _tiled(real: Any, T: int, registers: int, contiguous: str = "", with_gelu: b
             add_bias(sums, bias, column, columns_left)
         if epilogue & ADD:
             exchange(sums, other, place, N64, rows_left, columns_left, True)
-        if with_gelu:
-            exchange(sums, other, place, N64, rows_left, columns_left, False)
-            for i in range(accumulators):
-                sums[i] = gelu(sums[i])
         exchange(sums, y, place, N64, rows_left, columns_left, False)
 
     return tiled
@@ -198,4 +192,3 @@ def _tiled(real: Any, T: int, registers: int, contiguous: str = "", with_gelu: b
 PLAIN = (np.float32, 8, 136), (np.float32, 4, 88), (np.float32, 2, 72), (np.float64, 4, 128), (np.float64, 2, 96)
 TILED = {(np.dtype(real), 16 * T): _tiled(real, T, registers) for real, T, registers in PLAIN}
 WIDE = {kinds: _tiled(np.float32, 8, 124, kinds) for kinds in KINDS}
-WIDE_GELU = _tiled(np.float32, 8, 168, "kk", with_gelu=True)  # a linear layer: rows times rows of the weight

@@ -127,4 +127,3 @@ block_max: Any = across_block(larger_of)
 warp_sums: Any = across_lanes(add_pairs, PAIR)
 row_sums: Any = across_block(add_pairs, PAIR)
 """Two sums at once."""
-column_sum: Any = down_column(add)

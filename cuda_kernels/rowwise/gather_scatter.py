@@ -2,23 +2,35 @@
 
 x (P, K, Q) and places (N,) in [0, K) give y (P, N, Q) with y[p, n, q] = x[p, places[n], q]. A place may occur more than
 once. Of the values written there the last one stays: the largest n of each place is found by an atomic maximum of
-integers, whose result does not depend on an order. Reductions sort the places, stably, so that equal ones follow one
-another; one thread takes all of a place's values in their order. Every run gives the same bits.
+integers, whose result does not depend on an order.
+
+Reductions sort the places, stably, and take them in chunks of 32. A thread walks a chunk for one column of (P, Q), or
+for four, and joins the values of equal places, in order:
+
+    chunk 0           chunk 1           chunk 2
+    3 3 3 5 5 7 7 7   7 7 7 7 7 7 7 7   7 7 8 8 9 9 9 9
+
+A place within one chunk (3, 5, 8, 9) is changed at once. What a place that goes on (7) has in each chunk is kept, and
+joined by a second kernel, chunk after chunk. No atomics: each run gives the same bits.
 """
+
+from typing import Any
 
 import numpy as np
 
 from ..platform import families
 from ..platform.array import Array, empty, zeros
-from ..platform.language import cuda, device_function
+from ..platform.language import THREADS, cuda, device_function
 from ..platform.launch import Kernel, kernel
 from ..pointwise.conversion import element_conversions
 from ..pointwise.rules import larger_of, smaller_of
 from ..ptx import ptx
+from .rows import ceil_div, quotient
 from .sorting import sort_rows
 from .strided_copy import WIDTHS, words_from
 
 MOST_WORDS = 2**31 - 1  # of a launch, whose places are 32-bit numbers
+SORTED_CHUNK = 32  # sorted places that a thread takes
 LOW_BITS = np.uint64(2**63 - 1)  # of the keys of numbers >= 0, whose highest bit is set
 
 
@@ -137,58 +149,133 @@ _COMBINE = {
 _OF_BOOLS = _COMBINE | {"sum": device_function(lambda x, y: x | y), "prod": device_function(lambda x, y: x & y)}
 
 
-def _reducer(name: str, dtype: str) -> Kernel:
+@device_function
+def _load_one(p: Any, i: Any) -> Any:
+    x = p[i]
+    return x, x, x, x
+
+
+@device_function
+def _store_one(p: Any, i: Any, values: Any) -> None:
+    p[i] = values[0]
+
+
+def _reducers(name: str, dtype: str, width: int) -> tuple[Kernel, Kernel, np.dtype[Any]]:
+    """The two kernels of a reduction, and the dtype of what the first leaves to the second."""
     combine = (_OF_BOOLS if dtype == "bool" else _COMBINE)[name]
     real = np.dtype({"bool": "uint8", "float16": "float32", "bfloat16": "float32"}.get(dtype, dtype)).type
     read, write = element_conversions(dtype)
+    load, store = (ptx.load4, ptx.store4) if width == 4 else (_load_one, _store_one)
+    wide, of = real.__name__, f"{name}_{dtype}_{width}"
 
-    @kernel(f"{dtype}* x2, uint64*, int64*, uint32 x4", registers=25, name=f"{name}_{dtype}")
-    def reduce(x, y, places, order, size, N, K, Q):
-        """One thread takes all values of a place, from the first one on; places are sorted."""
-        i = np.uint32(cuda.grid(1))
-        if i < size:
-            row = i // Q
-            q = np.int64(i - row * Q)
-            p = row // N
-            n = np.int64(row - p * N)
-            place = np.int64(places[n] & LOW_BITS)
-            if n == 0 or places[n - 1] != places[n]:
-                to = (np.int64(p) * np.int64(K) + np.int64(place)) * np.int64(Q) + q
-                first = np.int64(p) * np.int64(N)
-                total = real(read(x[to]))
-                end = np.int64(N)
-                key = places[n]
-                while n < end and places[n] == key:
-                    total = real(combine(total, real(read(y[(first + order[n]) * np.int64(Q) + q]))))
-                    n += 1
-                x[to] = write(total)
+    @device_function
+    def widened(v):
+        return real(read(v[0])), real(read(v[1])), real(read(v[2])), real(read(v[3]))
 
-    return reduce
+    @device_function
+    def joined(s, v):
+        low = real(combine(s[0], v[0])), real(combine(s[1], v[1]))
+        return low[0], low[1], real(combine(s[2], v[2])), real(combine(s[3], v[3]))
+
+    @device_function
+    def put_into(x, to, found):
+        store(x, to, (write(found[0]), write(found[1]), write(found[2]), write(found[3])))
+
+    @device_function
+    def place_of(blocks):
+        """The thread's chunk and column."""
+        block = np.uint32(cuda.blockIdx.x)
+        down = np.uint32(block // blocks)
+        across = np.int64(np.uint32(block - down * blocks))
+        chunk = np.int64(down) * cuda.blockDim.y + cuda.threadIdx.y
+        return chunk, width * (across * cuda.blockDim.x + cuda.threadIdx.x)
+
+    @kernel(
+        f"{dtype}* x2, uint64*, int64*, {wide}*, int64 x4, uint32",
+        registers=64, vector_loads=width == 4 and dtype == "float32", name=f"chunks_{of}",
+    )  # fmt: skip
+    def reduce_chunks(x, y, keys, order, kept, N, K, Q, columns, blocks):
+        """kept (chunks, 2, columns): of a place from the chunk before what it has here; of one that goes on, too."""
+        chunk, column = place_of(blocks)
+        start = chunk * SORTED_CHUNK
+        if column >= columns or start >= N:
+            return
+        p = quotient(column, Q)
+        q = column - p * Q
+        end = min(start + SORTED_CHUNK, N)
+        began_before, first = start > 0 and keys[start - 1] == keys[start], True
+        found = real(0), real(0), real(0), real(0)
+        for i in range(start, end):
+            key = keys[i]
+            to = (p * K + np.int64(key & LOW_BITS)) * Q + q
+            values = widened(load(y, (p * N + order[i]) * Q + q))
+            if first:
+                found = widened(load(x, to))
+            found = values if first and began_before else joined(found, values)
+            goes_on = i + 1 < N and keys[i + 1] == key
+            first = i + 1 == end or not goes_on
+            if first:
+                if began_before:
+                    store(kept, 2 * chunk * columns + column, found)
+                elif goes_on:
+                    store(kept, (2 * chunk + 1) * columns + column, found)
+                else:
+                    put_into(x, to, found)
+                began_before = False
+
+    @kernel(f"{dtype}*, uint64*, {wide}*, int64 x4, uint32", registers=40, name=f"spanning_{of}")
+    def reduce_spanning(x, keys, kept, N, K, Q, columns, blocks):
+        """The thread of the chunk where a place that goes on begins takes what all its chunks have."""
+        chunk, column = place_of(blocks)
+        start = chunk * SORTED_CHUNK
+        end = start + SORTED_CHUNK
+        if column >= columns or end >= N:
+            return
+        key = keys[end - 1]
+        if keys[end] != key or (start > 0 and keys[start - 1] == key):
+            return
+        found = load(kept, (2 * chunk + 1) * columns + column)
+        while end < N and keys[end] == key:
+            chunk += 1
+            found = joined(found, load(kept, 2 * chunk * columns + column))
+            end += SORTED_CHUNK
+        p = quotient(column, Q)
+        put_into(x, (p * K + np.int64(key & LOW_BITS)) * Q + column - p * Q, found)
+
+    return reduce_chunks, reduce_spanning, np.dtype(real)
 
 
-_REDUCE = {("sum", dtype): _reducer("sum", dtype) for dtype in ("float16", "bfloat16")} | {
-    (name, dtype): _reducer(name, dtype)
-    for name in ("sum", "prod", "amax", "amin")
-    for dtype in ("float32", "float64", "int64", "int32", "uint8", "bool")
+_NUMBERS = ("float32", "float64", "int64", "int32", "uint8", "bool")
+_REDUCE = {
+    (name, dtype, width): _reducers(name, dtype, width)
+    for name, dtypes, width in (
+        *((name, _NUMBERS, 1) for name in _COMBINE),
+        ("sum", ("float16", "bfloat16"), 1),
+        ("sum", ("float32", "float16", "bfloat16"), 4),
+    )
+    for dtype in dtypes
 }
 
 
 def reduce_at(x: Array, places: Array, y: Array, reduce: str) -> None:
-    """x[p, places[n], q] = f(itself, y[p, n, q]) for n in order, all contiguous; half floats are rounded once.
+    """x[p, k, q] = f(itself, y[p, n, q] of all n with places[n] = k), in order; all contiguous, halves rounded once.
 
     f is the sum, the product, the larger or the smaller one for ``reduce`` "sum", "prod", "amax" or "amin".
     """
     if not y.size:
         return
-    P, K, Q = x.shape
-    chosen = _REDUCE.get((reduce, x.dtype.name))
-    if chosen is None:
+    (P, K, Q), N = x.shape, places.size
+    wide = Q % 4 == 0 and not (x.pointer % 16 or y.pointer % 16)
+    width = 4 if wide and (reduce, x.dtype.name, 4) in _REDUCE else 1
+    if (reduce, x.dtype.name, width) not in _REDUCE:
         raise TypeError(f"there is no {reduce} of {x.dtype} at places on the device 'cuda'")
-    if P > 1 and y.size > MOST_WORDS:
-        for half in (slice(P // 2), slice(P // 2, None)):
-            reduce_at(x[half], places, y[half], reduce)
-        return
-    if max(y.size, K) > MOST_WORDS:
-        raise ValueError(f"indexing: {y.size} values at {K} places; at most {MOST_WORDS} are supported")
-    keys, order = sort_rows(places.reshape(1, places.size))
-    chosen.launch_each(y.size, x, y, keys, order, y.size, places.size, K, Q)
+    chunks_of, spanning, total = _REDUCE[reduce, x.dtype.name, width]
+    keys, order = sort_rows(places.reshape(1, N))
+    chunks, columns = ceil_div(N, SORTED_CHUNK), P * Q
+    kept = empty((chunks, 2, columns), total, x.device)
+    across = min(THREADS, columns // width)
+    down, blocks = min(THREADS // across, chunks), ceil_div(columns // width, across)
+    grid, threads, sizes = blocks * ceil_div(chunks, down), (across, down), (N, K, Q, columns, blocks)
+    chunks_of.launch(grid, x, y, keys, order, kept, *sizes, threads=threads)
+    if chunks > 1:
+        spanning.launch(grid, x, keys, kept, *sizes, threads=threads)

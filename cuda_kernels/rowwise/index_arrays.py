@@ -76,7 +76,7 @@ def nonzero(mask: Array) -> Array:
 _INSIDE = of_numbers(lambda x, low, high, kept: x if x == kept or (low <= x and x < high) else np.int64(0))
 _REPLACE_OUTSIDE = Pointwise("replace_outside", _INSIDE, floating, 4, eager=("int64",), lazy=())
 _APPENDED = of_numbers(lambda places, i, size: places * size + (i + size if i < np.int64(0) else i))
-_APPEND = Pointwise("append_index", _APPENDED, floating, 3, eager=("int64",), lazy=())
+APPEND_INDEX = Pointwise("append_index", _APPENDED, floating, 3, eager=("int64",), lazy=())
 
 
 # Brackets -------------------------------------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ def _places(x: Array, view: Array, arrays: list[_Part]) -> tuple[Array, tuple[in
         ) from None
     places: Any = 0
     for part, indices in zip(arrays, found, strict=True):
-        places = _APPEND(places, indices, math.prod(view.shape[d] for d in part.dims))
+        places = APPEND_INDEX(places, indices, math.prod(view.shape[d] for d in part.dims))
     return contiguous(expand(places, shape)).reshape(-1), shape
 
 

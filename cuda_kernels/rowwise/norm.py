@@ -3,24 +3,34 @@
 Forward keeps a row in the registers of a warp or a block: one read, one write. Backward does so with rows of x and dy,
 and a block takes a part of the rows: each thread sums dweight and dbias of its columns over them, and writes them once;
 ``fold`` adds the parts. How many parts there are depends on the shape only. Rows that are too long for registers are
-read more than once (``forward_long``, ``backward_long``), and ``weight_sums`` goes down their columns.
+normalised in steps: elementwise kernels and folds, which ``batch_norm`` and ``group_norm`` are made of too.
 """
 
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..platform import families
 from ..platform.array import Array, contiguous, empty
 from ..platform.language import cuda, math
 from ..platform.launch import Kernel, kernel
-from ..pointwise.conversion import element_conversions
+from ..pointwise.pointwise import Pointwise, floating
+from ..pointwise.rules import of_numbers, rule
 from .collective import block_sum, row_sums, warp_sums
 from .fold import fold
 from .rows import aligned, ceil_div, row_kernel, row_threads, row_tile
 
 MOST_PARTS = 1024  # at most
 PART_ROWS = 4  # at least
-SUM_COLUMNS = 256  # of a block of ``weight_sums``
+
+_Y = of_numbers(lambda x, mean, scale, shift: (x - mean) * scale + shift)
+_DY_XHAT = of_numbers(lambda dy, x, mean, rstd: dy * ((x - mean) * rstd))
+_DX = of_numbers(lambda dy, x, mean, rstd, slope, shift, scale: (dy - (x - mean) * rstd * slope - shift) * scale)
+RSTD = Pointwise("rstd", rule(lambda real: lambda var, eps: real(1) / math.sqrt(var + eps)), floating, 2)
+SQUARE = Pointwise("square", of_numbers(lambda x, mean: (x - mean) * (x - mean)), floating, 2)
+AFFINE = Pointwise("affine", _Y, floating, 4, registers=64)
+TIMES_XHAT = Pointwise("times_xhat", _DY_XHAT, floating, 4, registers=64)
+GRADIENT = Pointwise("gradient", _DX, floating, 7, width=1, registers=64)
 
 
 class RowNormKernels(NamedTuple):
@@ -28,11 +38,8 @@ class RowNormKernels(NamedTuple):
 
     short: Kernel
     rows: Kernel
-    long: Kernel
     backward_short: Kernel
     backward_rows: Kernel
-    backward_long: Kernel
-    weight_sums: Kernel
 
 
 def _forward_rows(label: str, real: Any, accesses: int, centred: bool, residual: str = "") -> Kernel:
@@ -90,50 +97,6 @@ def _forward_rows(label: str, real: Any, accesses: int, centred: bool, residual:
         write(y, row * C, stop, vectors, values)
 
     return forward_rows
-
-
-def _forward_long(label: str, real: Any, centred: bool, residual: str = "") -> Kernel:
-    word = real.__name__
-    added, half = bool(residual), residual not in ("", word)
-    widen = element_conversions(residual)[0]
-
-    @kernel(
-        f"{word}*, {residual or word}*, {word}* x6, int64 x2, {word}, int32 x2",
-        threads=1024, registers=40, name=f"{label}_long_{word}" + (f"_{residual}" if half else ""),
-    )  # fmt: skip
-    def forward_long(x, r, weight, bias, y, h, mean, rstd, N, C, eps, vectors, affine):
-        """A block for each row, which is read from memory once and then from the cache."""
-        partial = cuda.shared.array(32, real)
-        row = np.int64(cuda.blockIdx.x)
-        base = row * C
-        scale = real(1) / real(C)
-        m, total = real(0), real(0)
-        for j in range(cuda.threadIdx.x, C, cuda.blockDim.x):
-            value = x[base + j]
-            if added:
-                value += widen(r[base + j])
-                h[base + j] = value
-            total += value
-        if centred:
-            m = block_sum(total, partial) * scale
-        squares = real(0)
-        for j in range(cuda.threadIdx.x, C, cuda.blockDim.x):
-            value = (h[base + j] if added else x[base + j]) - m
-            squares += value * value
-        factor = real(1) / math.sqrt(block_sum(squares, partial) * scale + eps)
-        for j in range(cuda.threadIdx.x, C, cuda.blockDim.x):
-            value = ((h[base + j] if added else x[base + j]) - m) * factor
-            if affine:
-                value *= weight[j]
-                if centred:
-                    value += bias[j]
-            y[base + j] = value
-        if cuda.threadIdx.x == 0:
-            rstd[row] = factor
-            if centred:
-                mean[row] = m
-
-    return forward_long
 
 
 def _backward_rows(label: str, real: Any, accesses: int, centred: bool) -> Kernel:
@@ -194,90 +157,41 @@ def _backward_rows(label: str, real: Any, accesses: int, centred: bool) -> Kerne
     return backward_rows
 
 
-def _backward_long(label: str, real: Any, centred: bool) -> tuple[Kernel, Kernel]:
-    sums, word = 2 if centred else 1, real.__name__
-
-    @kernel(f"{word}* x6, int64 x2, int32", threads=1024, registers=40, name=f"{label}_backward_long_{word}")
-    def backward_long(dy, x, weight, mean, rstd, dx, N, C, affine):
-        """A block for each row."""
-        shared = cuda.shared.array(32, real), cuda.shared.array(32, real)
-        row = np.int64(cuda.blockIdx.x)
-        base = row * C
-        scale = real(1) / real(C)
-        factor, m = rstd[row], real(0)
-        if centred:
-            m = mean[row]
-        total, total_xhat = real(0), real(0)
-        for j in range(cuda.threadIdx.x, C, cuda.blockDim.x):
-            g = dy[base + j] * (weight[j] if affine else real(1))
-            total += g
-            total_xhat += g * ((x[base + j] - m) * factor)
-        total, total_xhat = row_sums((total, total_xhat), shared)
-        if not centred:
-            total = real(0)
-        for j in range(cuda.threadIdx.x, C, cuda.blockDim.x):
-            g = dy[base + j] * (weight[j] if affine else real(1))
-            xhat = (x[base + j] - m) * factor
-            dx[base + j] = factor * (g - total * scale - xhat * (total_xhat * scale))
-
-    @kernel(f"{word}* x5, int64 x3", threads=SUM_COLUMNS, registers=40, name=f"{label}_weight_sums_{word}")
-    def weight_sums(dy, x, mean, rstd, partials, N, C, part):
-        """What ``backward_rows`` leaves in partials, for the rows of part blockIdx.y; a thread for each column."""
-        j = np.int64(cuda.grid(1))
-        if j >= C:
-            return
-        dweight, dbias = real(0), real(0)
-        start = cuda.blockIdx.y * part
-        for row in range(start, min(N, start + part)):
-            m = real(0)
-            if centred:
-                m = mean[row]
-            g = dy[row * C + j]
-            dweight += g * ((x[row * C + j] - m) * rstd[row])
-            dbias += g
-        partials[cuda.blockIdx.y * sums * C + j] = dweight
-        if centred:
-            partials[(cuda.blockIdx.y * sums + 1) * C + j] = dbias
-
-    return backward_long, weight_sums
-
-
-def _forwards(label: str, real: Any, centred: bool, residual: str = "") -> tuple[Kernel, Kernel, Kernel]:
-    """``short``, ``rows`` and ``long`` of the forward pass."""
-    short, rows = (_forward_rows(label, real, accesses, centred, residual) for accesses in (1, 4))
-    return short, rows, _forward_long(label, real, centred, residual)
+def _forwards(label: str, real: Any, centred: bool, residual: str = "") -> tuple[Kernel, Kernel]:
+    """``short`` and ``rows`` of the forward pass."""
+    return _forward_rows(label, real, 1, centred, residual), _forward_rows(label, real, 4, centred, residual)
 
 
 def norm_kernels(label: str, centred: bool) -> dict[Any, RowNormKernels]:
     """All kernels of a normalisation by dtype; their names begin with ``label``."""
     return {
         np.dtype(real): RowNormKernels(
-            *_forwards(label, real, centred),
-            _backward_rows(label, real, 1, centred),
-            _backward_rows(label, real, 2, centred),
-            *_backward_long(label, real, centred),
+            *_forwards(label, real, centred), *(_backward_rows(label, real, accesses, centred) for accesses in (1, 2))
         )
         for real in (np.float32, np.float64)
     }
 
 
-def residual_kernels(label: str, centred: bool) -> dict[Any, tuple[Kernel, Kernel, Kernel]]:
+def residual_kernels(label: str, centred: bool) -> dict[Any, tuple[Kernel, Kernel]]:
     """Those of the forward pass that adds a residual first, by its dtype and that of x."""
     pairs = [(np.float32, word) for word in ("float32", "bfloat16", "float16")] + [(np.float64, "float64")]
     return {(np.dtype(real), residual): _forwards(label, real, centred, residual) for real, residual in pairs}
 
 
 def forward(
-    kernels: Any, x: Array, residual: Array | None, weight: Array | None, bias: Array | None, eps: float
-) -> tuple[Array, Array, Array, Array]:
-    """``kernels``: (short, rows, long, ...) -> y, x + residual (or x), mean, rstd. Any strides, which are copied."""
+    kernels: Any, x: Array, residual: Array | None, weight: Array | None, bias: Array | None, eps: float, centred: bool
+) -> tuple[Array, Array, Any, Array]:
+    """``kernels``: (short, rows, ...) -> y, x + residual (or x), mean, rstd. Any strides, which are copied."""
     N, C = x.shape
-    x, *others = contiguous(x), *(None if a is None else contiguous(a) for a in (residual, weight, bias))
+    x = contiguous(x)
+    residual, weight, bias = (None if a is None else contiguous(a) for a in (residual, weight, bias))
+    width = 16 // x.itemsize
+    if C > 4 * width * kernels[1].threads[0]:
+        return _forward_steps(x, residual, weight, bias, float(eps), centred)
     y, mean, rstd = (empty(shape, x.dtype, x.device) for shape in (x.shape, N, N))
     h = x if residual is None else empty(x.shape, x.dtype, x.device)
-    width = 16 // x.itemsize
-    chosen, threads = row_kernel(kernels[:3], 4, N, C, x.itemsize)
-    pointers = (x, *(x if a is None else a for a in others), y, h, mean, rstd)
+    chosen, threads = row_kernel((*kernels[:2], None), 4, N, C, x.itemsize)
+    pointers = (x, *(x if a is None else a for a in (residual, weight, bias)), y, h, mean, rstd)
     vectors = aligned(width, C, *pointers[:6])
     affine = int(weight is not None)
     if x.size:
@@ -287,28 +201,57 @@ def forward(
 
 
 def backward(
-    kernels: RowNormKernels, sums: int, dy: Array, x: Array, weight: Array | None, mean: Array, rstd: Array
+    kernels: RowNormKernels, centred: bool, dy: Array, x: Array, weight: Array | None, mean: Array, rstd: Array
 ) -> tuple[Array, tuple[Array, ...]]:
-    """-> dx and the ``sums`` (1 or 2) gradients of the parameters, (C,) each. Any strides, which are copied."""
-    N, C = x.shape
-    dy, x = contiguous(dy), contiguous(x)
+    """-> dx and the gradients of the parameters (if not ``centred``, of one), (C,) each. Any strides."""
+    (N, C), sums = x.shape, 1 + centred
+    dy, x, weight = contiguous(dy), contiguous(x), None if weight is None else contiguous(weight)
+    width = 16 // x.itemsize
+    chosen, accesses = (kernels.backward_short, 1) if C <= 32 * width else (kernels.backward_rows, 2)
+    threads = row_threads(1, C, accesses * width, chosen.threads[0])[0]
+    if C > threads * accesses * width:
+        return _backward_steps(dy, x, weight, mean.reshape(N, 1) if centred else 0.0, rstd.reshape(N, 1))
     dx = empty(x.shape, x.dtype, x.device)
     part = max(PART_ROWS, ceil_div(N, MOST_PARTS))
     parts = ceil_div(N, part)
     partials = empty(parts * sums * C, x.dtype, x.device)
-    width = 16 // x.itemsize
-    chosen, accesses = (kernels.backward_short, 1) if C <= 32 * width else (kernels.backward_rows, 2)
-    threads = row_threads(1, C, accesses * width, chosen.threads[0])[0]
-    w, affine = (x, 0) if weight is None else (contiguous(weight), 1)
-    if not x.size:
-        pass
-    elif C <= threads * accesses * width:
+    w, affine = (x, 0) if weight is None else (weight, 1)
+    if x.size:
         vectors = aligned(width, C, dy, x, w, dx, partials)
         chosen.launch(parts, dy, x, w, mean, rstd, dx, partials, N, C, part, vectors, affine, threads=threads)
-    else:
-        kernels.backward_long.launch(N, dy, x, w, mean, rstd, dx, N, C, affine)
-        kernels.weight_sums.launch((ceil_div(C, SUM_COLUMNS), parts), dy, x, mean, rstd, partials, N, C, part)
     total = partials if parts == 1 else fold("sum", partials, 1, parts, sums * C, x.dtype)
     return dx, tuple(
         Array(total.memory, (C,), x.dtype, pointer=total.pointer + i * C * x.itemsize) for i in range(sums)
     )
+
+
+# Long rows, in steps --------------------------------------------------------------------------------------------------
+
+
+def _row_means(x: Array) -> Array:
+    """(N, 1) of x (N, C)."""
+    N, C = x.shape
+    return families.elementwise.div(fold("sum", x, N, C, 1, x.dtype), x.dtype.type(C)).reshape(N, 1)
+
+
+def _forward_steps(
+    x: Array, residual: Array | None, weight: Array | None, bias: Array | None, eps: float, centred: bool
+) -> tuple[Array, Array, Any, Array]:
+    h = x if residual is None else families.elementwise.add(x, residual)
+    mean = _row_means(h) if centred else 0.0
+    rstd = RSTD(_row_means(SQUARE(h, mean)), eps)
+    y = AFFINE(h, mean, rstd, 0.0)
+    if weight is not None:
+        AFFINE(y, 0.0, weight, 0.0 if bias is None else bias, out=y)
+    return y, h, mean.reshape(-1) if isinstance(mean, Array) else mean, rstd.reshape(-1)
+
+
+def _backward_steps(
+    dy: Array, x: Array, weight: Array | None, mean: Any, rstd: Array
+) -> tuple[Array, tuple[Array, ...]]:
+    """``mean`` and ``rstd`` (N, 1); a mean of 0.0 is that of rows that are not centred."""
+    g = dy if weight is None else families.elementwise.mul(dy, weight)
+    (N, C), centred = x.shape, isinstance(mean, Array)
+    slope, shift = _row_means(TIMES_XHAT(g, x, mean, rstd)), _row_means(g) if centred else 0.0
+    sums = (TIMES_XHAT(dy, x, mean, rstd), dy)[: 1 + centred]
+    return GRADIENT(g, x, mean, rstd, slope, shift, rstd), tuple(fold("sum", a, 1, N, C, x.dtype) for a in sums)

@@ -1,27 +1,24 @@
-"""Sums or products of the first 1, 2, ... values of x (outer, n, inner) along n.
+"""Sums or products of the first 1, 2, ... values of the rows of x (N, n).
 
-``serial``: a thread goes along n. ``by_block``: a block takes tiles of as many values as it has threads; each warp
-scans its 32 by shuffles, and adds what the warps and tiles before it have. Where few rows are long, n is taken in
-parts, whose totals are scanned first. Products of float32 are formed in float64: they may leave float32 and come back.
+A block takes tiles of as many values as it has threads; each warp scans its 32 by shuffles, and adds what the warps and
+tiles before it have. Where few rows are long, n is taken in parts, whose totals are scanned first. Products of float32
+are formed in float64: they may leave float32 and come back.
 """
 
 from typing import Any
 
 import numpy as np
 
-from ..platform.array import Array, empty
+from ..platform.array import Array, empty, ones
 from ..platform.language import FULL_WARP, THREADS, cuda, device_function
 from ..platform.launch import Kernel, kernel
 from .collective import add
 from .fold import multiply
-from .rows import ceil_div, quotient
+from .rows import ceil_div
 
-SERIAL = 32  # a thread is enough for so many values
 PART = 4096  # values that are worth a block of their own
-OUTPUTS = 16384  # so many rows fill a card with a thread each
 
-
-Scan = tuple[Kernel, Kernel, np.dtype[Any]]  # ``serial``, ``by_block``, and what the parts' totals are
+Scan = tuple[Kernel, np.dtype[Any]]  # and what the parts' totals are
 
 
 def _scan(name: str, real: Any, wide: Any, combine: Any, identity: int) -> Scan:
@@ -32,32 +29,16 @@ def _scan(name: str, real: Any, wide: Any, combine: Any, identity: int) -> Scan:
         other = cuda.shfl_up_sync(FULL_WARP, value, distance)
         return combine(other, value) if lane >= distance else value
 
-    @kernel(f"{word}* x2, int64 x3, int32 x2, {wide.__name__}", registers=40, name=f"{name}_serial_{word}")
-    def serial(x, y, outputs, n, inner, reverse, exclusive, start):
-        """y[o, j, i] = x[o, 0, i] .. x[o, j, i]; ``reverse``: from the end; ``exclusive``: without x[o, j, i]."""
-        output = np.int64(cuda.grid(1))
-        if output < outputs:
-            o = quotient(output, inner)
-            at = o * n * inner + output - o * inner
-            step = inner
-            if reverse:
-                at += (n - 1) * inner
-                step = -inner
-            total = start
-            for _ in range(n):
-                before = total
-                total = combine(total, wide(x[at]))
-                y[at] = before if exclusive else total
-                at += step
+    @kernel(f"{word}*, {wide.__name__}*, {word}*, int64 x2, int32 x3", registers=48, name=f"{name}_{word}")
+    def scan_rows(x, totals, y, n, part, reverse, exclusive, stage):
+        """y[row, j] = x[row, 0] .. x[row, j]; ``reverse``: from the end; ``exclusive``: without x[row, j].
 
-    @kernel(f"{word}*, {wide.__name__}*, {word}*, int64 x3, int32 x3", registers=48, name=f"{name}_by_block_{word}")
-    def by_block(x, totals, y, n, inner, part, reverse, exclusive, stage):
-        """Stage 0: y, in one part. 1: totals[o, p, i] of parts p = blockIdx.y. 2: y, from totals of those before."""
+        Stage 0: y, in one part. 1: totals[row, p] of parts p = blockIdx.y. 2: y, from totals of those before.
+        """
         of_warps = cuda.shared.array(32, wide)
         t, lane, warp = cuda.threadIdx.x, cuda.threadIdx.x % 32, cuda.threadIdx.x // 32
-        o = quotient(np.int64(cuda.blockIdx.x), inner)
-        i = cuda.blockIdx.x - o * inner
-        place = (o * cuda.gridDim.y + cuda.blockIdx.y) * inner + i
+        row = np.int64(cuda.blockIdx.x)
+        place = row * cuda.gridDim.y + cuda.blockIdx.y
         carry = wide(identity)
         if stage == 2:
             carry = totals[place]
@@ -65,7 +46,7 @@ def _scan(name: str, real: Any, wide: Any, combine: Any, identity: int) -> Scan:
         stop = min(n, start + part)
         for tile in range(start, stop, cuda.blockDim.x):
             j = tile + t
-            at = (o * n + (n - 1 - j if reverse else j)) * inner + i
+            at = row * n + (n - 1 - j if reverse else j)
             value = wide(identity)
             if j < stop:
                 value = wide(x[at])
@@ -85,7 +66,7 @@ def _scan(name: str, real: Any, wide: Any, combine: Any, identity: int) -> Scan:
         if stage == 1 and t == 0:
             totals[place] = carry
 
-    return serial, by_block, np.dtype(wide)
+    return scan_rows, np.dtype(wide)
 
 
 SCANS: dict[tuple[str, str], Scan] = {
@@ -96,28 +77,27 @@ SCANS: dict[tuple[str, str], Scan] = {
 }
 
 
-def scan(name: str, x: Array, outer: int, n: int, inner: int, reverse: bool = False, exclusive: bool = False) -> Array:
-    """``name`` (sum, prod) of the values so far of contiguous x (outer, n, inner) -> an array of x's shape and dtype.
+def scan(name: str, x: Array, reverse: bool = False, exclusive: bool = False) -> Array:
+    """``name`` (sum, prod) of the values so far of the rows of contiguous x (N, n) -> an array of x's shape and dtype.
 
     ``reverse``: from the last value to the first. ``exclusive``: of those before only.
     """
-    y = empty(x.shape, x.dtype, x.device)
-    serial, by_block, wide = SCANS[name, x.dtype.name]
-    outputs = outer * inner
-    identity = 0 if name == "sum" else 1
+    y, (N, n) = empty(x.shape, x.dtype, x.device), x.shape
+    scan_rows, wide = SCANS[name, x.dtype.name]
     flags = int(reverse), int(exclusive)
     if not x.size:
         return y
-    if n <= SERIAL or (outputs >= OUTPUTS and inner > 1):
-        serial.launch_each(outputs, x, y, outputs, n, inner, *flags, identity)
-        return y
-    part = max(PART, ceil_div(n, 1024)) if outputs < 1024 else n
+    part = max(PART, ceil_div(n, 1024)) if N < 1024 else n
     parts = ceil_div(n, part)
     threads = min(THREADS, 32 * ceil_div(n, 32))
-    totals = empty(outputs * parts if parts > 1 else 0, wide, x.device)
+    totals = empty((N, parts) if parts > 1 else 0, wide, x.device)
     if parts > 1:
-        by_block.launch((outputs, parts), x, totals, y, n, inner, part, *flags, 1, threads=threads)
-        totals = scan(name, totals, outer, parts, inner, exclusive=True)
-    stage = 2 if parts > 1 else 0
-    by_block.launch((outputs, parts), x, totals, y, n, inner, part, *flags, stage, threads=threads)
+        scan_rows.launch((N, parts), x, totals, y, n, part, *flags, 1, threads=threads)
+        totals = scan(name, totals, exclusive=True)
+    scan_rows.launch((N, parts), x, totals, y, n, part, *flags, 2 if parts > 1 else 0, threads=threads)
     return y
+
+
+def iota(n: int, device: int) -> Array:
+    """int64 (n,): 0, 1, ... n - 1."""
+    return scan("sum", ones((1, n), np.int64, device), exclusive=True).reshape(n)

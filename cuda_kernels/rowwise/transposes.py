@@ -9,7 +9,7 @@ several matrices, ``bx`` and ``by`` apart. A block has a tile, and the grid (col
 
 import numpy as np
 
-from ..platform.language import cuda
+from ..platform.language import cuda, device_function
 from ..platform.launch import Kernel, kernel
 from ..ptx import ptx
 
@@ -41,38 +41,40 @@ def through_tile(name: str, bits: int, pitch: int) -> Kernel:
 PADDED_TILES: dict[int, Kernel] = {bits // 8: through_tile("padded", bits, TILE_PITCH) for bits in (8, 16, 32, 64)}
 
 
-@kernel("bits32* x2, int64 x6", threads=(8, 32), registers=24, vector_loads=True)
-def wide_32_bits(y, x, rows, columns, sy, sx, by, bx):
-    square = cuda.shared.array((TILE_SIDE, TILE_PITCH), np.uint32)
-    i, k, z = 4 * np.int64(cuda.threadIdx.x), np.int64(cuda.threadIdx.y), np.int64(cuda.blockIdx.z)
-    left, top = np.int64(cuda.blockIdx.x) * TILE_SIDE, np.int64(cuda.blockIdx.y) * TILE_SIDE
-    if top + k < rows and left + i < columns:
-        v0, v1, v2, v3 = ptx.load_constant4(x, z * bx + (top + k) * sx + left + i)
-        square[k, i], square[k, i + 1], square[k, i + 2], square[k, i + 3] = v0, v1, v2, v3
-    cuda.syncthreads()
-    if left + k < columns and top + i < rows:
-        values = square[i, k], square[i + 1, k], square[i + 2, k], square[i + 3, k]
-        ptx.store4(y, z * by + (left + k) * sy + top + i, values)
+def _wide(bits: int, registers: int) -> Kernel:
+    """Tiles of 8 accesses of 16 bytes on a side: 32 x 32 elements of 4 bytes, 64 x 64 of 2."""
+    count = 128 // bits  # elements of an access
+    side, pitch, turns, dtype = 8 * count, 8 * count + 32 // bits, count // 4, np.dtype(f"uint{bits}").type
+    load, store = (ptx.load_constant4, ptx.store4) if count == 4 else (ptx.load_constant8, ptx.store8)
+
+    @device_function
+    def column(square, i, k):
+        four = square[i, k], square[i + 1, k], square[i + 2, k], square[i + 3, k]
+        if count == 8:
+            return four + (square[i + 4, k], square[i + 5, k], square[i + 6, k], square[i + 7, k])
+        return four
+
+    @kernel(
+        f"bits{bits}* x2, int64 x6", threads=(8, 32), registers=registers, vector_loads=True, name=f"wide_{bits}_bits"
+    )
+    def transpose(y, x, rows, columns, sy, sx, by, bx):
+        square = cuda.shared.array((side, pitch), dtype)
+        i, z = count * np.int64(cuda.threadIdx.x), np.int64(cuda.blockIdx.z)
+        left, top = np.int64(cuda.blockIdx.x) * side, np.int64(cuda.blockIdx.y) * side
+        for turn in range(turns):
+            k = cuda.threadIdx.y + 32 * turn
+            if top + k < rows and left + i < columns:
+                v = load(x, z * bx + (top + k) * sx + left + i)
+                for e in range(count):
+                    square[k, i + e] = v[e]
+        cuda.syncthreads()
+        for turn in range(turns):
+            k = cuda.threadIdx.y + 32 * turn
+            if left + k < columns and top + i < rows:
+                store(y, z * by + (left + k) * sy + top + i, column(square, i, k))
+
+    return transpose
 
 
-@kernel("bits16* x2, int64 x6", threads=(8, 32), registers=34, vector_loads=True)
-def wide_16_bits(y, x, rows, columns, sy, sx, by, bx):
-    """A tile of 64 x 64 elements of 2 bytes: two rows for each thread."""
-    square = cuda.shared.array((64, 66), np.uint16)
-    i, z = 8 * np.int64(cuda.threadIdx.x), np.int64(cuda.blockIdx.z)
-    left, top = np.int64(cuda.blockIdx.x) * 64, np.int64(cuda.blockIdx.y) * 64
-    for k in range(cuda.threadIdx.y, 64, 32):
-        if top + k < rows and left + i < columns:
-            v0, v1, v2, v3, v4, v5, v6, v7 = ptx.load_constant8(x, z * bx + (top + k) * sx + left + i)
-            square[k, i], square[k, i + 1], square[k, i + 2], square[k, i + 3] = v0, v1, v2, v3
-            square[k, i + 4], square[k, i + 5], square[k, i + 6], square[k, i + 7] = v4, v5, v6, v7
-    cuda.syncthreads()
-    for k in range(cuda.threadIdx.y, 64, 32):
-        if left + k < columns and top + i < rows:
-            v0, v1, v2, v3 = square[i, k], square[i + 1, k], square[i + 2, k], square[i + 3, k]
-            v4, v5, v6, v7 = square[i + 4, k], square[i + 5, k], square[i + 6, k], square[i + 7, k]
-            ptx.store8(y, z * by + (left + k) * sy + top + i, (v0, v1, v2, v3, v4, v5, v6, v7))
-
-
-WIDE_TILES: dict[int, tuple[Kernel, int]] = {4: (wide_32_bits, TILE_SIDE), 2: (wide_16_bits, 64)}
+WIDE_TILES: dict[int, tuple[Kernel, int]] = {4: (_wide(32, 24), TILE_SIDE), 2: (_wide(16, 34), 64)}
 """By bytes of an element: the kernel of 16-byte accesses, and the side of its tile."""

@@ -1,5 +1,6 @@
 """Functions of each element: the plain ones, in chunks where arrays are large; and erf, which NumPy lacks."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -7,15 +8,26 @@ import numba
 import numpy as np
 
 from ..plain_kernels import elementwise as plain
-from .toolbox.array_program import FEW, Chunked, for_graphs, in_chunks, into_first
+from ..plain_kernels.elementwise import quiet
+from .toolbox.array_program import FEW, Chunked, chunked, for_graphs, in_chunks, into_first
 from .toolbox.jit import kernel
 from .toolbox.vector_math import erf_fast
 
 div: Any  # and all others of the plain family
-globals().update(in_chunks(plain, without=("add_into", "assign", "cast", "erf")))
+globals().update(in_chunks(plain, without=("add_into", "assign", "cast", "erf", "fused", "pow")))
 assign: Callable[..., None] = plain.assign
 add_into: Callable[..., None] = into_first(np.add)
-_casts: dict[Any, Chunked] = {}
+
+_power = chunked(plain.pow)
+_even_power = chunked(quiet(lambda x, n: np.power(np.abs(x), n)))
+_odd_power = chunked(quiet(lambda x, n: np.copysign(np.power(np.abs(x), n), x)))
+
+
+def pow(x: Any, y: Any) -> Any:
+    """x ** y, as the plain one; with AVX-512 NumPy takes a hundred times as long for negative numbers."""
+    if isinstance(y, int | float) and x.dtype.char in "fd" and y % 2 in (0, 1):
+        return _odd_power(x, y) if y % 2 else _even_power(x, y)
+    return _power(x, y)
 
 
 def cast(x: np.ndarray, dtype: Any) -> np.ndarray:
@@ -23,14 +35,32 @@ def cast(x: np.ndarray, dtype: Any) -> np.ndarray:
     return plain.cast(x, dtype) if x.size < FEW or numba.config.DISABLE_JIT else _cast_to(dtype)(x)
 
 
+@functools.cache
 def _cast_to(dtype: Any) -> Chunked:
-    dtype = np.dtype(dtype)
-    if dtype not in _casts:
-        _casts[dtype] = Chunked(lambda x: plain.cast(x, dtype))
-    return _casts[dtype]
+    return Chunked(lambda x: plain.cast(x, dtype))
 
 
 for_graphs(cast, lambda x, dtype: _cast_to(dtype).program_for(x), lambda x, dtype: _cast_to(dtype)(x, worth=2))
+
+
+def fused(expression: Callable[..., Any], *inputs: Any) -> Any:
+    """expression(elementwise, *inputs), a function of a module's top level; of large arrays in one pass."""
+    for x in inputs:
+        if getattr(x, "size", 0) >= FEW and not numba.config.DISABLE_JIT:
+            return _of_arrays(expression)(*inputs)
+    return expression(plain, *inputs)
+
+
+@functools.cache
+def _of_arrays(expression: Callable[..., Any]) -> Chunked:
+    return Chunked(lambda *inputs: expression(plain, *inputs))
+
+
+for_graphs(
+    fused,
+    lambda expression, *inputs: _of_arrays(expression).program_for(*inputs),
+    lambda expression, *inputs: _of_arrays(expression)(*inputs, worth=2),
+)
 
 
 @kernel

@@ -1,4 +1,4 @@
-"""Reductions: the plain family, with sums over the first axes and the gradient of cumulative products compiled."""
+"""Reductions: the plain family, with rows and columns folded by compiled kernels, and a gradient of products."""
 
 import math
 from typing import Any
@@ -7,9 +7,15 @@ import numpy as np
 
 from ..plain_kernels import reduce as plain
 from ..plain_kernels.elementwise import quiet
+from .softmax import SUM_BLOCK
 from .toolbox.jit import kernel
 from .toolbox.product_epilogue import add_columns
-from .toolbox.register_tile import keep_alive, pointer
+from .toolbox.register_tile import keep_alive, pointer, whole_vectors
+from .toolbox.threads import get_num_threads, task_kernel
+from .toolbox.vector_math import maxnum
+
+FEW = 4096  # elements that NumPy folds in the time of a launch
+BLOCK = 16384  # elements of a row that one task folds
 
 
 @kernel
@@ -51,6 +57,49 @@ def _cumprod_backward(dy, x, y, dx):
             dx_row[first] = total * y_row[first - 1] if first else total
 
 
+@task_kernel
+def _fold_rows(task, tasks, x, y, sign):
+    """y[i, b] = the sum of block b of row i of x for sign 0, else the largest (1) or the smallest (-1)."""
+    whole_vectors()
+    rows, blocks = y.shape
+    real, columns = x.dtype.type, x.shape[1]
+    for part in range(task * rows * blocks // tasks, (task + 1) * rows * blocks // tasks):
+        i, b = part // blocks, part % blocks
+        end = min(columns, (b + 1) * BLOCK)
+        total = real(0)
+        if sign == 0:
+            for start in range(b * BLOCK, end, SUM_BLOCK):
+                block, strip = x[i, start : min(end, start + SUM_BLOCK)], real(0)
+                for j in range(block.shape[0]):
+                    strip += block[j]
+                total += strip
+        else:
+            block, missing = x[i, b * BLOCK : end], real(0)
+            total, factor = -real(np.inf), real(sign)
+            for j in range(block.shape[0]):
+                total = maxnum(total, factor * block[j])
+            for j in range(block.shape[0]):
+                missing += real(0) if block[j] == block[j] else real(1)
+            total = factor * total if missing == 0 else real(np.nan)
+        y[i, b] = total
+
+
+def _folded(x: np.ndarray, axes: tuple[int, ...], keepdim: bool, sign: int, fold: np.ufunc) -> np.ndarray | None:
+    """``fold`` over the last axes of a large contiguous array, whose order depends on the shape only; else None."""
+    first = x.ndim - len(axes)
+    if x.size < FEW or x.dtype.char not in "fd" or not x.flags.carray or axes != tuple(range(first, x.ndim)):
+        return None
+    y = np.empty(x.shape[:first] + (1,) * len(axes) if keepdim else x.shape[:first], x.dtype)
+    columns = x.size // y.size
+    blocks = -(-columns // BLOCK)
+    parts = np.empty((y.size, blocks), x.dtype) if blocks > 1 else y.reshape(-1, 1)
+    tasks = min(parts.size, get_num_threads(), -(-x.size // BLOCK))
+    _fold_rows.launch(x.dtype, tasks, x.reshape(-1, columns), parts, sign)
+    if blocks > 1:
+        fold.reduce(parts, 1, None, y.reshape(-1))
+    return y
+
+
 class reduce(plain):
     """Reductions over ``axes``, a tuple of non-negative ints, or along one axis."""
 
@@ -60,6 +109,8 @@ class reduce(plain):
         dtype = dtype or x.dtype
         if x.dtype.char == "?" and len(axes) == x.ndim and not keepdim and np.dtype(dtype).kind in "iu":
             return np.asarray(np.count_nonzero(x), dtype)
+        if dtype == x.dtype and (y := _folded(x, axes, keepdim, 0, np.add)) is not None:
+            return y
         # NumPy adds the rows of a matrix one after the other, and passes over the sums for each.
         if (
             x.dtype.char in "fd"
@@ -79,10 +130,20 @@ class reduce(plain):
     @quiet
     def mean(x: np.ndarray, axes: tuple[int, ...], keepdim: bool) -> np.ndarray:
         """Mean over ``axes``; NaN for an empty one."""
-        count = 1
-        for axis in axes:
-            count *= x.shape[axis]
+        count = math.prod(x.shape[axis] for axis in axes)
         return np.asarray(np.true_divide(reduce.sum(x, axes, keepdim), x.dtype.type(count)), dtype=x.dtype)
+
+    @staticmethod
+    def max(x: np.ndarray, axes: tuple[int, ...], keepdim: bool) -> np.ndarray:
+        """Largest value over ``axes``; NaN if there is one."""
+        y = _folded(x, axes, keepdim, 1, np.maximum)
+        return plain.max(x, axes, keepdim) if y is None else y
+
+    @staticmethod
+    def min(x: np.ndarray, axes: tuple[int, ...], keepdim: bool) -> np.ndarray:
+        """Smallest value over ``axes``; NaN if there is one."""
+        y = _folded(x, axes, keepdim, -1, np.minimum)
+        return plain.min(x, axes, keepdim) if y is None else y
 
     @staticmethod
     def cumprod_backward(dy: np.ndarray, x: np.ndarray, y: np.ndarray, axis: int) -> np.ndarray:

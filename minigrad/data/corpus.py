@@ -6,13 +6,10 @@ The default is Python's reference manual, which lies in the standard library as 
 
 import contextlib
 import hashlib
-import http.client
 import importlib
 import os
 import platform
 import time
-import urllib.error
-import urllib.request
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -225,6 +222,10 @@ def _cache_directory() -> Path:
 
 
 def _download(url: str, size: int, sha256: str) -> bytes:
+    import http.client
+    import urllib.error
+    import urllib.request  # together a tenth of the time that importing minigrad takes
+
     remedy = "use the default corpus (leave --data out) or your own text (--data FILE)"
     deadline = time.monotonic() + DOWNLOAD_SECONDS
     raw = bytearray()

@@ -73,8 +73,11 @@ class Mish(FloatFunction):
 
     def backward(self, dy: Any) -> Any:
         x, t = self.saved
-        k = self.kernels.elementwise
-        return k.mul(dy, k.add(t, k.mul(k.mul(x, k.sigmoid(x)), k.sub(1, k.square(t)))))
+        return self.kernels.elementwise.fused(_mish, dy, x, t)
+
+
+def _mish(k: Any, dy: Any, x: Any, t: Any) -> Any:
+    return k.mul(dy, k.add(t, k.mul(k.mul(x, k.sigmoid(x)), k.sub(1, k.square(t)))))
 
 
 class Hardtanh(Clamp):

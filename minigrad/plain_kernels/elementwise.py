@@ -48,6 +48,11 @@ class elementwise:
     minimum: np.ufunc = np.minimum
 
     @staticmethod
+    def fused(expression: Callable[..., Any], *inputs: Any) -> Any:
+        """expression(elementwise, *inputs), a function of a module's top level: other backends take it as one pass."""
+        return expression(elementwise, *inputs)
+
+    @staticmethod
     def where(condition: Any, x: Any, y: Any) -> Any:
         """x where the condition holds, else y."""
         return np.where(condition, x, y)
@@ -86,6 +91,11 @@ class elementwise:
             return np.power(x, y)
         odd = np.where(y % 2 == 1, x, 1)
         return np.where(y < 0, np.where(np.abs(x) == 1, odd, 0), np.power(x, np.maximum(y, 0)))
+
+    @staticmethod
+    def cube(x: np.ndarray) -> np.ndarray:
+        """x^3."""
+        return x * x * x
 
     @staticmethod
     def add_into(x: np.ndarray, y: Any) -> None:
@@ -197,6 +207,24 @@ class activation:
     """Activations in pieces. The exponentials see only arguments that cannot overflow, so no branch that is thrown away
     raises a warning or costs digits.
     """
+
+    @staticmethod
+    def relu_backward(dy: np.ndarray, y: np.ndarray) -> np.ndarray:
+        """dy where y > 0 or NaN, else 0."""
+        return np.where(y <= 0, 0, dy)
+
+    @staticmethod
+    @quiet
+    def silu(x: np.ndarray) -> np.ndarray:
+        """x sigmoid(x)."""
+        return x * elementwise.sigmoid(x)
+
+    @staticmethod
+    @quiet
+    def silu_backward(dy: np.ndarray, x: np.ndarray) -> np.ndarray:
+        """dy s (1 + x (1 - s)), s = sigmoid(x)."""
+        s = elementwise.sigmoid(x)
+        return dy * (s * (x * (1 - s) + 1))
 
     @staticmethod
     def leaky_relu(x: np.ndarray, slope: float) -> np.ndarray:

@@ -429,8 +429,6 @@ def test_an_index_out_of_range_goes_nowhere(loss: Callable[..., mg.Tensor], bad:
 
 # Trainers -------------------------------------------------------------------------------------------------------------
 
-Run = tuple[list[Any], list[np.ndarray], Any]
-
 
 def gpt() -> nn.Module:
     return GPT2(GPT2Config(block_size=6, vocab_size=11, n_layer=1, n_head=1, n_embd=4, dropout=0.2))

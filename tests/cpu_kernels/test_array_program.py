@@ -32,7 +32,7 @@ def _values(dtype, shape: tuple[int, ...]) -> np.ndarray:
 NUMBERS = {"slope": 0.1, "alpha": 0.7, "beta": 1.5, "threshold": 20.0, "nan": 0.5, "low": -1, "high": 1.5}
 NUMBERS |= {"posinf": None, "neginf": -2.0}
 FAMILIES = ("elementwise", "comparison", "trigonometry", "activation", "log_sigmoid")
-APART = ("add_into", "assign", "cast", "erf")
+APART = ("add_into", "assign", "cast", "erf", "fused")
 FUNCTIONS = [(f, n) for f in FAMILIES for n in vars(getattr(plain_kernels, f)) if n[0] != "_" and n not in APART]
 
 
@@ -105,14 +105,10 @@ def test_layouts(function, layout: str) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_any_number_of_threads_gives_the_same_bits(threads: int) -> None:
+def test_any_number_of_threads_gives_the_same_bits(threads: int, set_threads) -> None:
     x = values(np.float32)
-    before = cpu_kernels.threads.get_num_threads()
-    cpu_kernels.threads.set_num_threads(threads)
-    try:
-        same(cpu_kernels.activation.softplus(x, 1.0, 20.0), plain_kernels.activation.softplus(x, 1.0, 20.0))
-    finally:
-        cpu_kernels.threads.set_num_threads(before)
+    set_threads(threads)
+    same(cpu_kernels.activation.softplus(x, 1.0, 20.0), plain_kernels.activation.softplus(x, 1.0, 20.0))
 
 
 def test_sums_in_place_and_memory_that_is_shared() -> None:
@@ -202,3 +198,17 @@ def test_small_arrays_and_large_ones_take_their_way_by_size(monkeypatch: pytest.
         x = np.ones(size, np.float32)
         add(x, x)
     assert ran == [array_program.WORTH]
+
+
+def slope(k, x, dy, n):
+    return k.mul(dy, k.add(k.mul(k.sigmoid(x), n), 1))
+
+
+def test_an_expression_of_kernels_is_one_pass_with_the_same_bits() -> None:
+    x, column = values(np.float32), values(np.float32, (ROWS, 1))
+    with np.errstate(over="ignore", invalid="ignore"):
+        expected = plain_kernels.elementwise.fused(slope, x, column, 0.25)
+    for dtype in (np.float32, np.float64):
+        program = Program(lambda *inputs: slope(plain_kernels.elementwise, *inputs), (np.dtype(dtype),) * 2 + (float,))
+        assert program.steps == 7
+    same(Chunked(lambda *inputs: slope(plain_kernels.elementwise, *inputs))(x, column, 0.25), expected)

@@ -13,12 +13,12 @@ import pytest
 from minigrad.cpu_kernels.toolbox.compile_ahead import known_kernels
 from minigrad.cpu_kernels.toolbox.jit import TEAM
 
-# A step of a linear layer, which needs kernels that the list knows.
+# A step of a layer, which needs kernels that the list knows.
 SCRIPT = """
 import minigrad
 from minigrad.cpu_kernels.toolbox.jit import TEAM
 minigrad.manual_seed(0)
-layer = minigrad.nn.Linear(16, 8)
+layer = minigrad.nn.{}
 x = minigrad.randn(32, 16)
 for gradient in layer(x).square().sum().backward().values():
     print(gradient.numpy().tobytes().hex())
@@ -26,9 +26,9 @@ print(len(TEAM._helpers), sum(helper.poll() is None for helper in TEAM._helpers.
 """
 
 
-def start(cache: Path, script: str = SCRIPT, **environment: str) -> subprocess.Popen[str]:
+def start(cache: Path, layer: str, **environment: str) -> subprocess.Popen[str]:
     environment = {**os.environ, "MINIGRAD_CACHE_DIR": str(cache), "NUMBA_NUM_THREADS": "2", **environment}
-    command = [sys.executable, "-X", "dev", "-c", "import sys" + script]
+    command = [sys.executable, "-X", "dev", "-c", "import sys" + SCRIPT.format(layer)]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -38,10 +38,11 @@ def test_the_list_names_kernels_that_exist() -> None:
         assert kernel.py_func.__code__.co_argcount == len(types), f"run benchmarks/known_kernels.py: {key}"
 
 
+@pytest.mark.long
 def test_bits_are_those_of_a_process_without_helpers(tmp_path: Path) -> None:
     outputs = []
     for threads in ("2", "1"):
-        process = start(tmp_path / threads, NUMBA_NUM_THREADS=threads)
+        process = start(tmp_path / threads, "LayerNorm(16)", NUMBA_NUM_THREADS=threads)
         out, err = process.communicate(timeout=300)
         assert process.returncode == 0, err
         assert err.splitlines()[-1].startswith("0" if threads == "1" else "2"), err
@@ -65,16 +66,17 @@ def helpers(cache: Path) -> list[int]:
     return found
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks for processes as Linux shows them")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_helpers_end_with_their_program(tmp_path: Path, number: int) -> None:
-    process = start(tmp_path)
+    process = start(tmp_path, "Linear(16, 8)")  # which takes long
     until = time.monotonic() + 120
     while not helpers(tmp_path) and time.monotonic() < until:
         time.sleep(0.1)
     assert helpers(tmp_path)
     process.send_signal(number)
-    process.communicate(timeout=60)
+    process.communicate(timeout=300)
     # Where Ctrl-C falls into a callback of LLVM, Numba loses it.
     assert process.returncode != 0 or number == signal.SIGINT
     while helpers(tmp_path) and time.monotonic() < until:

@@ -45,6 +45,27 @@ def run(setting):
     return enabled == "True", int(faults)
 
 
+ALIGNED = """
+import numpy as np
+import minigrad.cpu_kernels
+kept = [make(size) for size in (0, 1, 7, 100, 5000, 70_000, 3_000_000) for make in (np.empty, np.zeros, np.ones) * 3]
+assert not any(x.ctypes.data % 64 for x in kept), [x.ctypes.data % 64 for x in kept]
+assert not any(x.any() for x in kept[1::3]) and all(x.all() for x in kept[2::3])
+grown = np.arange(10)
+for size in (10_000, 20, 2_000_000, 15):
+    grown.resize(size, refcheck=False)
+    assert grown[:10].tolist() == [*range(10)] and not grown[10:].any() and not grown.ctypes.data % 64
+assert np.fromiter(range(100_000), np.int64).sum() == 4_999_950_000
+for order in (np.arange(5_000).reshape(50, 100)[:, ::-1], np.arange(50.0)[::-1], np.zeros((3, 0))):
+    assert (np.take_along_axis(order, order.argsort(-1), -1) == np.sort(order, -1)).all()  # frees what it has not taken
+"""
+
+
+@needs_glibc
+def test_arrays_begin_with_a_cache_line():
+    python(ALIGNED, MINIGRAD_MALLOPT="1", MINIGRAD_POISON="", MINIGRAD_DEBUG="")
+
+
 @pytest.mark.long
 @needs_glibc
 def test_freed_blocks_are_reused_without_page_faults():

@@ -10,7 +10,6 @@ from minigrad.cpu_kernels.toolbox.jit import kernel
 from minigrad.plain_kernels.random import philox4x32
 
 SEED, OFFSET = 2**63 + 12345, 2**40 + 7
-LARGE = 3 * random.CHUNK + 5
 
 
 @kernel

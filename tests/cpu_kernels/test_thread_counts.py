@@ -12,7 +12,6 @@ import sys
 import numpy as np
 import pytest
 
-Arrays = tuple[np.ndarray, ...]
 POOL = max(7, 1 + (os.cpu_count() or 1))
 COUNTS = (1, 2, 4, POOL)
 CASES = {}

@@ -100,7 +100,7 @@ def test_few_rows(dtype, K, name, launched):
     ("sizes", "T", "splits"),
     [((4, 3, 5), None, 1), ((2, 40, 3), None, 1), ((9, 8, 33), 8, 1), ((9, 7, 33), 8, 1), ((9, 130, 5), 2, 2)],
 )
-def test_epilogues_are_the_composite(sizes, T, splits, launched, monkeypatch):
+def test_epilogues_are_the_composite(sizes, T, splits, monkeypatch):
     """matmul_gelu is the product, its bias and GELU; others add, or multiply by GELU's derivative; in each kernel."""
     if T is None:
         monkeypatch.setattr(simt, "SMALL", 1000 if sizes[0] == 4 else 0)
@@ -108,7 +108,6 @@ def test_epilogues_are_the_composite(sizes, T, splits, launched, monkeypatch):
         use_tiles(monkeypatch, T, splits)
     M, K, N = sizes
     check_epilogues(check_value, draw(M, K) / 4, draw(K, N), draw(N), draw(M, N), ("rows", "columns"))
-    assert ("simt_tiles.tiled_float32_128_kk_gelu" in launched) == (sizes == (9, 8, 33))
 
 
 def test_epilogues_refuse_what_they_cannot_do(monkeypatch):

@@ -12,7 +12,7 @@ from minigrad.cuda_kernels.platform import array
 from minigrad.cuda_kernels.rowwise import transposes
 
 DTYPES = ["uint8", "float16", "float32", "float64"]
-RUNGS = [ladder.naive, ladder.tile, transposes.PADDED_TILES[4], transposes.wide_32_bits]
+RUNGS = [ladder.naive, ladder.tile, transposes.PADDED_TILES[4], transposes.WIDE_TILES[4][0]]
 
 
 def draw(shape, dtype):

@@ -292,6 +292,8 @@ def test_gradients_are_one_launch(launched):
         lambda: gelu.backward(dy, x, "tanh"),
         lambda: gelu.backward(dy, x, "none"),
         lambda: log_sigmoid.backward(dy, x),
+        lambda: activation.silu_backward(dy, x),
+        lambda: activation.relu_backward(dy, x),
         lambda: activation.elu_backward(dy, x, 1.5),
         lambda: activation.leaky_relu_backward(dy, x, 0.1),
         lambda: activation.softplus_backward(dy, x, 2.0, 20.0),

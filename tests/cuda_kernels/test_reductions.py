@@ -102,7 +102,7 @@ def check_softmax_of_bad_rows(C, dtype="float32"):
 
 @pytest.mark.parametrize("shape", [(3, 5), (3, 20), (2, 516), (1, 1029), (2, 40, 3)], ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_softmax_in_registers_and_in_columns(dtype, shape, order):
+def test_softmax_in_registers_and_along_another_axis(dtype, shape, order):
     check_softmax(shape, dtype)
 
 
@@ -157,7 +157,7 @@ def test_norms_with_a_residual_of_half_floats(N, C, residual):
 
 @pytest.mark.parametrize(("dtype", "C"), [("float64", 8200), ("float32", 16400)])
 def test_rows_longer_than_the_registers(dtype, C):
-    """Read twice by softmax, more than once by the norms."""
+    """Read twice by softmax, in steps by the norms."""
     check_norms(1, C, dtype, dtype)
     check_softmax((1, C), dtype)
 

@@ -297,13 +297,6 @@ def test_dp_errors_steps_that_wait_for_a_dead_or_closed_replica_are_answered() -
             replica.make_step(good).result(timeout=10)
 
 
-def test_dp_errors_closing_twice_waits_once() -> None:
-    replica, began = dist.ThreadReplica(Net), time.monotonic()
-    for _ in range(2):
-        replica.close(timeout=30)
-    assert time.monotonic() - began < 10
-
-
 def test_dp_errors_dropped_reply_of_ones_own_protocol() -> None:
     class Cancels:
         def make_step(self, step: dist.ReplicaStep) -> Future[ReplicaStepResult]:

@@ -111,15 +111,6 @@ def random_heads(device, B=2, H=2, Hkv=2, Tq=5, Tk=5, D=4, requires_grad=True, d
     return [mg.tensor(rng.standard_normal(s).astype(dtype), device=device, requires_grad=requires_grad) for s in shapes]
 
 
-def test_the_future_has_no_influence(device):
-    q, k, v = random_heads(device, requires_grad=False)
-    before = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-    k[:, :, 3:] = 100.0
-    v[:, :, 3:] = -100.0
-    after = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-    np.testing.assert_array_equal(host(before)[:, :, :3], host(after)[:, :, :3])
-
-
 def test_large_scores_do_not_overflow(device):
     q, k, v = random_heads(device, dtype="float32")
     y = F.scaled_dot_product_attention(q * 1000, k, v, is_causal=True)

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from harness import Op, assert_like_torch, every_check, functional, host, integers, needs_torch, torch, uniform
+from harness import Op, every_check, functional, host, integers, needs_torch, torch, uniform
 from refusals import raises
 
 import minigrad as mg
@@ -124,18 +124,6 @@ def test_a_batch_of_ignored_targets(reduction, weighted, device):
     np.testing.assert_array_equal(host(y), z.detach().numpy())
     z.sum().backward()
     np.testing.assert_array_equal(np.nan_to_num(host(y.sum().backward()[x])), np.nan_to_num(t.grad.numpy()))
-
-
-@needs_torch
-def test_extreme_logits_are_pytorchs(device):
-    x = np.float32([[1e4, 0, -1e4], [-np.inf, 0, 1], [0, np.inf, 0], [np.nan, 0, 0], [-1e4, -1e4, -1e4]])
-
-    def run(m, logits):
-        classes = m.tensor([1, 1, 1, 1, 2], device=str(logits.device))
-        return m.nn.functional.cross_entropy(logits, classes, reduction="none")
-
-    # p = exp(x - lse), and lse is rounded at its own size, 1e4.
-    assert_like_torch(run, x, rtol=1e-4, atol=1e-6, differentiate=True, device=device)
 
 
 @pytest.mark.parametrize("dtype", ["int32", "uint8"])

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from harness import Op, every_check, functional, host, torch, uniform
+from harness import Op, draw, every_check, functional, host, torch, uniform
 from refusals import raises
 
 import minigrad as mg
@@ -79,11 +79,6 @@ OPS = [
 
 
 test_op = every_check(OPS)
-
-
-def draw(device, *shapes, dtype=np.float64, seed=0):
-    rng = np.random.default_rng(seed)
-    return [mg.tensor(rng.standard_normal(s).astype(dtype), device=device, requires_grad=True) for s in shapes]
 
 
 @pytest.mark.parametrize("shapes", [((5, 2), (4, 3)), ((5, 3), (3,)), ((5, 3), (4, 3), (3,)), ((), (4, 3))])

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from harness import Op, every_check, host, integers, simulated, torch, uniform
+from harness import Op, draw, every_check, host, integers, simulated, torch, uniform
 
 import minigrad as mg
 import minigrad.nn.functional as F
@@ -31,11 +31,6 @@ OPS = [
 
 
 test_op = every_check(OPS)
-
-
-def draw(device, *shapes, dtype=np.float64, seed=0):
-    rng = np.random.default_rng(seed)
-    return [mg.tensor(rng.standard_normal(s).astype(dtype), device=device, requires_grad=True) for s in shapes]
 
 
 @pytest.mark.compiled

@@ -231,15 +231,6 @@ def test_ties_share_the_gradient_evenly_or_the_first_takes_it(device):
     assert values.sum().backward()[x].tolist() == [[0, 1, 0], [1, 0, 1]]
 
 
-def test_nan_is_the_extremum(device):
-    x = mg.tensor([1.0, float("nan"), 3.0], device=device)
-    assert np.isnan(x.amax().item())
-    assert np.isnan(x.amin().item())
-    assert x.argmax().item() == 1
-    assert x.argmin().item() == 1
-    assert x.max(0).indices.item() == 1
-
-
 @pytest.mark.parametrize("name", ["norm", "std"])
 def test_the_root_of_zero_has_gradient_zero(name, device):
     """The slope of the square root there is infinite; PyTorch takes 0 too."""

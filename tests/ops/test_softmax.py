@@ -1,8 +1,7 @@
 """Softmax and log-softmax along any dimension."""
 
 import numpy as np
-import pytest
-from harness import Op, assert_like_torch, every_check, needs_torch, torch, uniform
+from harness import Op, every_check, torch, uniform
 from refusals import raises
 
 import minigrad as mg
@@ -40,20 +39,6 @@ OPS = [*along("softmax", softmax), *along("log_softmax", lambda x, axis: np.log(
 
 
 test_op = every_check(OPS)
-
-
-EXTREMES = [[-np.inf, 0, 1], [-np.inf] * 3, [np.inf, 0, 0], [np.nan, 0, 1], [200, 0, 0]]
-EXTREMES += [[1e4, 1e4 - 1, 0], [-1e4, -1e4, -1e4]]
-
-
-@needs_torch
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
-@pytest.mark.parametrize("row", EXTREMES)
-def test_extreme_rows_are_pytorchs(name, dtype, row, device):
-    rows = np.array([row, [0, 1, 2]], dtype)
-    rtol = 16 * float(np.finfo(dtype).eps)
-    assert_like_torch(lambda m, x: getattr(x, name)(1), rows, rtol=rtol, atol=rtol, differentiate=True, device=device)
 
 
 def test_integers_count_as_floats(device):

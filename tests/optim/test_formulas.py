@@ -186,20 +186,6 @@ def one_step(optimizer: Any, p: Tensor, g: list[float]) -> np.ndarray:
     return p.data - before
 
 
-def test_adamws_epsilon_is_outside_the_bias_correction() -> None:
-    (p,) = make_params(np.float64, shapes=[(1,)])
-    # The first step is lr * g / (|g| + eps): half of lr. With an uncorrected root it would be a quarter of a percent.
-    np.testing.assert_allclose(one_step(AdamW([p], lr=1.0, weight_decay=0.0), p, [1e-8]), -0.5, rtol=1e-6)
-
-
-def test_lars_keeps_the_direction_of_the_gradient() -> None:
-    (p,) = make_params(np.float64, shapes=[(2,)])
-    length = np.linalg.norm(p.data)
-    lars = Lamb([p], lr=0.1, betas=(0.0, 0.0), weight_decay=0.0, max_trust_ratio=None, use_adam=False)
-    # Division by the root of the squares would make both elements' steps equally long.
-    np.testing.assert_allclose(one_step(lars, p, [3.0, 4.0]), -0.1 * length * np.array([0.6, 0.8]), rtol=1e-12)
-
-
 @pytest.mark.parametrize("use_adam", [True, False])
 def test_a_norm_of_zero_makes_lambs_ratio_one(use_adam: bool) -> None:
     zero, still = (Tensor(values, requires_grad=True) for values in (np.zeros(3), np.ones(3)))

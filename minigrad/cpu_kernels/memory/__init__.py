@@ -15,7 +15,7 @@ held before its reuse is seen.
 
 import os
 
-from . import heap, poison
+from . import aligned, heap, poison
 
 # Parameters of mallopt(3), from glibc's malloc.h.
 M_TRIM_THRESHOLD = -1
@@ -41,3 +41,5 @@ if enabled:
     heap.release_when_idle()
 if os.environ.get("MINIGRAD_POISON") == "1":
     poison.install()
+elif enabled and not heap.DEBUGGING:
+    aligned.install()

@@ -99,7 +99,7 @@ class Arena:
         self._before: Any = None
         functions = _new, _new_zeros, _resize, _delete
         self._allocator: Any = numpy_allocator.allocator("minigrad_arena", self._heap, *functions)
-        numpy_allocator.python("Py_IncRef", None, ctypes.py_object)(self._memory)  # for arrays that outlive all else
+        numpy_allocator.keep(self._memory)  # for arrays that outlive all else
         for arena in list(_closed):
             arena._end()
 

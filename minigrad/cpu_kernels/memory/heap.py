@@ -156,6 +156,7 @@ def _debugging() -> bool:
     return int(level) > 0
 
 
-if _debugging():
+DEBUGGING: bool = _debugging()
+if DEBUGGING:
     _count_arrays()
     atexit.register(_report)

@@ -7,7 +7,7 @@ imports minigrad, come from it. Source: NumPy's C interface, "Memory management 
 import ctypes
 import functools
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numba
@@ -60,20 +60,29 @@ def allocator(
     """
     of_new, of_three = _size(_context, _size), _size(_context, _size, _size)
     signatures = (new, of_new), (new_zeros, of_three), (resize, of_three), (delete, types.void(_context, _size, _size))
-    addresses = [_compiled(fn, signature) for fn, signature in signatures]
-    handler = _Handler(name.encode(), 1, context.ctypes.data, *addresses)
+    return handler(name, context, [_compiled(fn, signature) for fn, signature in signatures])
+
+
+def handler(name: str, context: np.ndarray, addresses: Iterable[int]) -> Any:
+    """An allocator for ``use``, of functions by their addresses, in the order of ``allocator``."""
+    record = _Handler(name.encode(), 1, context.ctypes.data, *addresses)
     capsule: Any = python("PyCapsule_New", ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
-        ctypes.addressof(handler), b"mem_handler", None
+        ctypes.addressof(record), b"mem_handler", None
     )
-    python("Py_IncRef", None, ctypes.py_object)(handler)  # arrays are freed until the very end of the process
+    keep(record)
     return capsule
 
 
 @functools.cache
 def _compiled(fn: Callable[..., Any], signature: Any) -> int:
     function = numba.cfunc(signature)(fn)
-    python("Py_IncRef", None, ctypes.py_object)(function)
+    keep(function)
     return int(function.address)
+
+
+def keep(x: Any) -> None:
+    """Until the very end of the process, when the last arrays are freed."""
+    python("Py_IncRef", None, ctypes.py_object)(x)
 
 
 def python(name: str, result: Any, *arguments: Any) -> Any:
@@ -97,5 +106,5 @@ def use(allocator: Any) -> Any:
 
 def install(name: str, context: np.ndarray, *functions: Callable[..., Any]) -> None:
     """``use`` an allocator until the end of the process."""
-    python("Py_IncRef", None, ctypes.py_object)(context)
+    keep(context)
     use(allocator(name, context, *functions))

@@ -24,6 +24,7 @@ from typing import Any
 import numba
 import numpy as np
 
+from .multi_tensor import address_of, addresses_of
 from .numpy_loops import Loop, call_loop, cast_loop, fill, numpy_loop, where_loop
 from .register_tile import keep_alive
 from .threads import constant, get_num_threads, task_kernel
@@ -175,27 +176,33 @@ class Program:
 
     def run(self, inputs: tuple[Any, ...], out: np.ndarray | None = None) -> np.ndarray:
         """The result for inputs of the program's dtypes that broadcast, in ``out``, or in a new array."""
-        with np.errstate(all="ignore"):  # a number that is infinite to the dtype
-            given = [self._as_array(inputs[i], i) for i in self._inputs]
-        operands = [*given, *self._constants.values()]
+        operands = [inputs[i] for i in self._inputs]
+        if not all([isinstance(x, np.ndarray) for x in operands]):
+            with np.errstate(all="ignore"):  # a number that is infinite to the dtype
+                operands = [self._as_array(x, i) for x, i in zip(operands, self._inputs, strict=True)]
+        operands += self._constants.values()
         arrays = [x for x in operands if x.ndim]
-        flags: Any = [["readonly"]] * len(arrays) + [["writeonly", "allocate"]]
-        walk = np.nditer([*arrays, out], ["external_loop"], flags, [*(x.dtype for x in arrays), self.result])
-        views = list(walk.itviews)
-        shape = views[0].shape
-        wide = iter(views)
-        table = constant(np.zeros((len(operands) + 1, 2 + len(shape)), np.int64))
-        for row, x, vector in zip(table, [*operands, views[-1]], self._vectors, strict=True):
-            if x.ndim:
-                x = next(wide)
-                row[2:] = x.strides
-            row[:2] = x.__array_interface__["data"][0], x.itemsize if vector and not x.ndim else 0
-        chunk = LONG_CHUNK if self.steps == 1 else CHUNK
-        parts = views[0].size // shape[-1] * -(-shape[-1] // chunk)
+        shape = arrays[0].shape
+        if out is None and all([x.shape == shape and x.flags.c_contiguous for x in arrays]):
+            out = np.empty(shape, self.result)
+            views, shape = [*arrays, out], (out.size,)
+            strides = [(x.itemsize,) for x in views]
+        else:
+            flags: Any = [["readonly"]] * len(arrays) + [["writeonly", "allocate"]]
+            walk = np.nditer([*arrays, out], ["external_loop"], flags, [*(x.dtype for x in arrays), self.result])
+            out, views = walk.operands[-1], list(walk.itviews)
+            shape, strides = views[0].shape, [x.strides for x in views]
+        rows = [[address, 0, *steps] for address, steps in zip(addresses_of(views), strides, strict=True)]
+        for i, x in enumerate(operands):
+            if not x.ndim:
+                rows.insert(i, [address_of(x), x.itemsize if self._vectors[i] else 0, *(0,) * len(shape)])
+        chunk, size = LONG_CHUNK if self.steps == 1 else CHUNK, out.size
+        parts = size // shape[-1] * -(-shape[-1] // chunk)
         threads = get_num_threads()
-        tasks = min(parts, threads * max(1, views[0].size * self.steps // (TASK * threads)))
+        tasks = min(parts, threads * max(1, size * self.steps // (TASK * threads)))
+        table = constant(np.array(rows, np.int64))
         _run.launch(None, tasks, self._table, table, constant(np.array(shape, np.int64)), self._places, chunk)
-        return walk.operands[-1]
+        return out
 
 
 @task_kernel
@@ -241,7 +248,7 @@ def _run(task, tasks, steps, table, shape, places, chunk):
 
 def _plainly_laid_out(x: np.ndarray) -> bool:
     """Whether loops run over it as NumPy's would: those of reversed or unaligned arrays work on copies."""
-    return x.flags.aligned and min(x.strides, default=0) >= 0
+    return x.flags.carray or (x.flags.aligned and min(x.strides, default=0) >= 0)
 
 
 class Chunked:
@@ -263,7 +270,9 @@ class Chunked:
         arrays = [x for x in inputs if isinstance(x, np.ndarray)]
         program = self.program_for(*inputs)
         size = max((x.size for x in arrays), default=0)
-        if program is not None and 1 < size and size * program.steps >= worth and all(map(_plainly_laid_out, arrays)):
+        steps = program.steps if program is not None else 0
+        enough = size * steps >= (2 * worth if steps == 1 else worth)  # NumPy's one step is as fast but for threads
+        if program is not None and 1 < size and enough and all(map(_plainly_laid_out, arrays)):
             with contextlib.suppress(ValueError, OverflowError, TypeError):  # NumPy will say what does not fit
                 return program.run(inputs, out)
         return self.function(*inputs) if out is None else self.function(*inputs, out)
@@ -318,7 +327,7 @@ def into_first(function: np.ufunc) -> Callable[[np.ndarray, Any], None]:
             large(x, y, out=x)
 
     def at_any_size(x: np.ndarray, y: Any) -> None:
-        large(x, y, out=x, worth=NEVER if np.may_share_memory(x, y) else 2)
+        large(x, y, out=x, worth=NEVER if np.may_share_memory(x, y) else 1)
 
     return for_graphs(into, large.program_for, at_any_size)
 

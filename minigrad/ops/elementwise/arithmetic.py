@@ -82,8 +82,12 @@ class Div(Arithmetic):
     def backward(self, dz: Any) -> Any:
         y, z = self.saved
         k = self.kernels.elementwise
-        # z / y first, as in PyTorch: where it overflows, or y is infinite, the order decides about NaN.
-        return k.div(dz, y) if self.needs[0] else None, k.neg(k.mul(dz, k.div(z, y))) if self.needs[1] else None
+        return k.div(dz, y) if self.needs[0] else None, k.fused(_of_divisor, y, z, dz) if self.needs[1] else None
+
+
+def _of_divisor(k: Any, y: Any, z: Any, dz: Any) -> Any:
+    # z / y first, as in PyTorch: where it overflows, or y is infinite, the order decides about NaN.
+    return k.neg(k.mul(dz, k.div(z, y)))
 
 
 class FloorDiv(Arithmetic):
@@ -198,8 +202,13 @@ class Huber(Arithmetic):
         distance = k.sub(x, y)
         cut = k.clamp(distance, -delta, delta)
         self.saved = (cut,)
-        return k.mul(k.abs(cut), k.sub(k.abs(distance), k.mul(k.abs(cut), 0.5)))
+        return k.fused(_huber, distance, cut)
 
     def backward(self, dz: Any) -> Any:
         dx = self.kernels.elementwise.mul(dz, self.saved[0])
         return dx, self.kernels.elementwise.neg(dx) if self.needs[1] else None
+
+
+def _huber(k: Any, distance: Any, cut: Any) -> Any:
+    size = k.abs(cut)
+    return k.mul(size, k.sub(k.abs(distance), k.mul(size, 0.5)))

@@ -43,7 +43,7 @@ def _function(derivative: Expression, forward: Expression, autocast: str | None)
     """The class, of the derivative's name, docstring and module."""
 
     def backward(self: FloatFunction, dy: Any) -> Any:
-        return derivative(self.kernels.elementwise, self.saved[0], dy)
+        return self.kernels.elementwise.fused(derivative, self.saved[0], dy)
 
     members = {"forward": forward, "backward": backward, "autocast": autocast, "__slots__": ()}
     about = {"__doc__": derivative.__doc__, "__module__": derivative.__module__}
@@ -107,7 +107,7 @@ def Sqrt(k: Any, y: Any, dy: Any) -> Any:
 @of_y(lambda kernels, x: kernels.elementwise.rsqrt(x), autocast="float32")
 def Rsqrt(k: Any, y: Any, dy: Any) -> Any:
     """y = 1 / sqrt(x);  dx = -y^3 dy / 2."""
-    return k.mul(k.mul(dy, k.mul(k.square(y), y)), -0.5)
+    return k.mul(k.mul(dy, k.cube(y)), -0.5)
 
 
 @of_x(lambda kernels, x: kernels.elementwise.sin(x))
@@ -152,16 +152,11 @@ class Silu(FloatFunction):
     __slots__ = ()
 
     def forward(self, x: Any) -> Any:
-        k = self.kernels.elementwise
-        s = k.sigmoid(x)
-        self.saved = (x, s)
-        with self.kernels.quiet():  # -inf gives NaN
-            return k.mul(x, s)
+        self.saved = (x,)
+        return self.kernels.activation.silu(x)
 
     def backward(self, dy: Any) -> Any:
-        x, s = self.saved
-        k = self.kernels.elementwise
-        return k.mul(dy, k.mul(s, k.add(k.mul(x, k.sub(1, s)), 1)))
+        return self.kernels.activation.silu_backward(dy, self.saved[0])
 
 
 class Relu(Function):
@@ -176,8 +171,7 @@ class Relu(Function):
         return y
 
     def backward(self, dy: Any) -> Any:
-        c = self.kernels.comparison
-        return self.kernels.elementwise.select(c.logical_not(c.le(self.saved[0], 0)), dy)  # not y > 0: NaN passes dy on
+        return self.kernels.activation.relu_backward(dy, self.saved[0])
 
 
 class StepFunction(Function):

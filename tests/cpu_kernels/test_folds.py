@@ -1,0 +1,35 @@
+"""Sums and extrema of large contiguous arrays over their last axes, against NumPy in float64."""
+
+import numpy as np
+import pytest
+
+from minigrad import cpu_kernels, get_num_threads, set_num_threads
+
+SHAPES = {
+    "rows": ((100, 65), (1,)),
+    "rows of a few": ((2000, 3), (1,)),
+    "all": ((70, 71, 2), (0, 1, 2)),
+    "two axes": ((7, 3, 1000), (1, 2)),
+    "rows of many blocks": ((3, 50_000), (1,)),
+    "nothing to fold": ((5000, 1), (1,)),
+}
+
+
+@pytest.mark.parametrize("name", ["sum", "mean", "max", "min"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_folds(shape: str, name: str) -> None:
+    (sizes, axes), kernel, by_numpy = SHAPES[shape], getattr(cpu_kernels.reduce, name), getattr(np, name)
+    for dtype, rtol in ((np.float32, 3e-6), (np.float64, 1e-14)):
+        for sign in (1, -1):
+            x = sign * np.random.default_rng(0).uniform(0.5, 1.5, sizes).astype(dtype)
+            expected = by_numpy(x.astype(np.float64), axes, keepdims=True)
+            y = kernel(x, axes, True)
+            assert (y.shape, y.dtype) == (expected.shape, x.dtype)
+            np.testing.assert_allclose(y, expected, rtol)
+            before = get_num_threads()
+            set_num_threads(1)
+            np.testing.assert_array_equal(kernel(x, axes, False), y.reshape(kernel(x, axes, False).shape))
+            set_num_threads(before)
+        for special in (np.inf, -np.inf, np.nan):
+            x.reshape(-1)[[0, -1]] = special
+            np.testing.assert_allclose(kernel(x, axes, False), by_numpy(x.astype(np.float64), axes), rtol)
