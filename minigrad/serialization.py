@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .errors import bad_type
-from .files import durable, safetensors_format
+from .files import durable, safetensors_format, sha256sums
 from .files.durable import StrPath
 from .files.safetensors_format import Arrays, CheckpointError, FileHeader, faults_of, parse_json, read_arrays, show
 
@@ -71,7 +71,9 @@ class Checkpoint(NamedTuple):
 # ---- weights alone -------------------------------------------------------------------------------------------------
 
 
-def save_safetensors(path: StrPath, arrays: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> Path:
+def save_safetensors(
+    path: StrPath, arrays: Mapping[str, Any], metadata: Mapping[str, str] | None = None, checksums: bool = False
+) -> Path:
     """Write named arrays to one safetensors file, atomically and durably.
 
     Args:
@@ -79,6 +81,7 @@ def save_safetensors(path: StrPath, arrays: Mapping[str, Any], metadata: Mapping
         arrays: name to tensor or NumPy array of float16/32/64, bfloat16, an integer type or bool, for example
             ``model.state_dict()``; any strides.
         metadata: free text kept in the header.
+        checksums: write the file's sha256 into ``SHA256SUMS`` beside it.
 
     Raises:
         CheckpointError: something cannot be stored, or the file could not be written (the old one is then intact).
@@ -90,7 +93,8 @@ def save_safetensors(path: StrPath, arrays: Mapping[str, Any], metadata: Mapping
         raise bad_type(f"save_safetensors: arrays is a {type(arrays).__name__}, expected a mapping from names{hint}")
     path = Path(path)
     try:
-        durable.replace_file(path, safetensors_format.encode(arrays, metadata))
+        with faults_of(path):
+            sha256sums.replace_file(path, safetensors_format.encode(arrays, metadata), checksums)
     except OSError as error:
         raise CheckpointError(f"{path} could not be written: {_reason(error)}", path) from error
     return path
@@ -98,6 +102,8 @@ def save_safetensors(path: StrPath, arrays: Mapping[str, Any], metadata: Mapping
 
 def load_safetensors(path: StrPath) -> Arrays:
     """Read a safetensors file into fresh arrays.
+
+    Where ``SHA256SUMS`` beside it names the file, its content is checked.
 
     Raises:
         CheckpointError: naming the file and what is wrong with it; no other exception, whatever the file holds.

@@ -51,7 +51,14 @@ def run(source: str, filename: str = "<block>", namespace: dict[str, Any] | None
     everything = ""
     expected = expected_values(source)
     for node in ast.parse(source, filename).body:
-        value, printed = _execute(node, namespace, filename)
+        with contextlib.redirect_stdout(io.StringIO()) as output:
+            if isinstance(node, ast.Expr):
+                value = eval(compile(ast.Expression(node.value), filename, "eval"), namespace)
+            else:
+                exec(compile(ast.Module([node], []), filename, "exec"), namespace)
+                value = namespace.get(ast.unparse(node.targets[0])) if isinstance(node, ast.Assign) else None
+        printed = output.getvalue()
+        print(printed, end="")
         everything += printed
         wanted = [expected.pop(line) for line in range(node.lineno, (node.end_lineno or 0) + 1) if line in expected]
         if wanted:
@@ -62,21 +69,6 @@ def run(source: str, filename: str = "<block>", namespace: dict[str, Any] | None
     if expected:
         raise AssertionError(f"{filename}: comments on lines that give nothing: {expected}")
     return everything
-
-
-def _execute(node: ast.stmt, namespace: dict[str, Any], filename: str) -> tuple[Any, str]:
-    """The value of an expression or of an assigned name, and what was printed."""
-    output = io.StringIO()
-    value = None
-    with contextlib.redirect_stdout(output):
-        if isinstance(node, ast.Expr):
-            value = eval(compile(ast.Expression(node.value), filename, "eval"), namespace)
-        else:
-            exec(compile(ast.Module([node], []), filename, "exec"), namespace)
-            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-                value = namespace[node.targets[0].id]
-    print(output.getvalue(), end="")
-    return value, output.getvalue()
 
 
 if __name__ == "__main__":

@@ -236,6 +236,7 @@ _OPERATION = "ops/test_{stem}.py"
 _OF_THE_CPU = "cpu_kernels/test_{stem}*.py", "cpu_kernels/test_thread_counts.py", "plain_kernels/test_families.py"
 _SIMULATED = {"NUMBA_ENABLE_CUDASIM": "1"}
 _TRAINERS = "*trainer*", "buckets", "grad_sync", "boostr_*", "reproducible", "silent_damage"
+_FILES = "test_crash_safety.py", "test_saving.py", "test_safetensors_format.py", "test_serialization.py"
 _COMMUNICATORS = "communicator", "thread", "faults", "nccl", "mpi", "rendezvous", "grad_sync", "tensor_parallel"
 
 
@@ -253,6 +254,7 @@ AREAS = {
         "cuda_kernels", kernel_functions, replacements, (_OPERATION, "cuda_kernels/test_{stem}.py"), _SIMULATED, "cuda"
     ),
     "trainers": Area("distributed/train", every_function, logic_replacements, of_ranks(*_TRAINERS)),
+    "files": Area("minigrad/files", every_function, logic_replacements, _FILES),
     "communicators": Area("distributed/comm", every_function, logic_replacements, of_ranks(*_COMMUNICATORS)),
 }
 

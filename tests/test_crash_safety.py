@@ -1,6 +1,6 @@
-"""Every system call of a save fails, is cut short, or is the last one of the process; power is cut after every one.
+"""Every system call of a save fails, is cut short, or is the last one of the process, and then power is cut, too.
 
-Whatever happens: the old checkpoint or the new one loads, bit for bit, and the new one if the save had returned.
+Whatever happens: the last two checkpoints that were whole stay so, bit for bit, or the new one is the last of two.
 """
 
 import contextlib
@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from minigrad import distributed as dist
 from minigrad import serialization
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="the calls that are made to fail are POSIX's")
@@ -24,21 +25,32 @@ CALLS = (
 )
 
 
-def save(folder: Path, step: int, note: str = "", keep: int = 1) -> None:
+def by_ranks(*arguments) -> None:
+    dist.run_threads(2, lambda comm: dist.save_distributed_checkpoint(comm, *arguments), timeout=20)
+
+
+def beside_the_training(*arguments) -> None:
+    with dist.AsyncCheckpointer() as checkpoints:
+        checkpoints.save(*arguments)
+
+
+def save(folder: Path, step: int, note: str = "", write=serialization.save_checkpoint) -> None:
     arrays = {"w": np.full(5, step, np.float32), "b": np.arange(3.0) + step}
-    serialization.save_checkpoint(
-        folder, {"model": arrays, "optimizer": {"m": np.full(2, -step)}}, {"step": step, "note": note}, keep
-    )
+    write(folder, {"model": arrays, "optimizer": {"m": np.full(2, -step)}}, {"step": step, "note": note}, 2)
 
 
-def loaded(folder: Path) -> tuple[int, str]:
-    """Step and note of the newest checkpoint, after a check of its content."""
-    checkpoint = serialization.load_checkpoint(folder)
-    step = checkpoint.step
-    np.testing.assert_array_equal(checkpoint.tensors["model"]["w"], np.full(5, step, np.float32))
-    np.testing.assert_array_equal(checkpoint.tensors["model"]["b"], np.arange(3.0) + step)
-    np.testing.assert_array_equal(checkpoint.tensors["optimizer"]["m"], np.full(2, -step))
-    return step, checkpoint.state["note"]
+def whole(folder: Path) -> list[tuple[int, str]]:
+    """Step and note of the last two checkpoints that are whole, after a check of their content."""
+    found = {}
+    for entry in serialization.list_checkpoints(folder):
+        with contextlib.suppress(serialization.CheckpointError):
+            checkpoint = serialization.load_checkpoint(entry.path)
+            step = checkpoint.step
+            np.testing.assert_array_equal(checkpoint.tensors["model"]["w"], np.full(5, step, np.float32))
+            np.testing.assert_array_equal(checkpoint.tensors["model"]["b"], np.arange(3.0) + step)
+            np.testing.assert_array_equal(checkpoint.tensors["optimizer"]["m"], np.full(2, -step))
+            found[step] = checkpoint.state["note"]
+    return list(found.items())[-2:]
 
 
 class Killed(BaseException):
@@ -53,6 +65,8 @@ class Faults:
 
     def wrap(self, name: str, real):
         def call(*args, **kwargs):
+            if self.kind in ("short", "full") and name != "write":
+                return real(*args, **kwargs)
             self.count += 1
             hit = self.count == self.at
             if self.kind == "kill" and self.count >= self.at:
@@ -61,15 +75,15 @@ class Faults:
                 elif name == "write" and hit:
                     real(args[0], args[1][: len(args[1]) // 2])
                 raise Killed
-            if not hit or (self.kind == "short" and name != "write"):
+            if not hit:
                 return real(*args, **kwargs)
-            if name == "write" and self.kind in ("short", "full"):
+            if self.kind in ("short", "full"):
                 written = real(args[0], args[1][: len(args[1]) // 2])
                 if self.kind == "short":
                     return written
             elif name == "close":
                 real(*args)
-            code = errno.ENOSPC if name == "write" and self.kind == "full" else errno.EIO
+            code = errno.ENOSPC if self.kind == "full" else errno.EIO
             raise OSError(code, os.strerror(code))
 
         return call
@@ -91,52 +105,6 @@ def each_call(kind: str):
             return
 
 
-@pytest.mark.long(but=4)
-@pytest.mark.parametrize("kind", ["error", "full", "short", "kill"])
-@pytest.mark.parametrize("same_step", [False, True], ids=["next step", "same step"])
-def test_any_call_of_a_save_may_fail(tmp_path, kind, same_step):
-    new = (1, "new") if same_step else (2, "new")
-    outcomes = set()
-    for faults in each_call(kind):
-        folder = tmp_path / str(faults.at)
-        save(folder, 1, "old")
-        returned = False
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # an old checkpoint that could not be deleted
-            with contextlib.suppress(serialization.CheckpointError, Killed), faults.installed():
-                save(folder, *new)
-                returned = True
-        found = loaded(folder)
-        assert found == new if returned else found in (new, (1, "old"))
-        for entry in serialization.list_checkpoints(
-            folder
-        ):  # no half-written and no half-deleted one is ever in the list
-            serialization.load_checkpoint(entry.path)
-        outcomes.add((returned, found))
-        save(folder, 3)  # and the next save is not disturbed by what was left behind
-        assert loaded(folder) == (3, "")
-        assert [name for name in os.listdir(folder) if not name.startswith("step-")] == []
-        shutil.rmtree(folder)
-    assert faults.at > 30  # some forty, and fewer where rmtree makes fewer calls (Python 3.10)
-    assert (True, new) in outcomes
-    assert kind == "short" or (False, (1, "old")) in outcomes
-
-
-@pytest.mark.parametrize("kind", ["error", "full", "short", "kill"])
-def test_any_call_of_saving_weights_may_fail(tmp_path, kind):
-    path = tmp_path / "weights.safetensors"
-    for faults in each_call(kind):
-        serialization.save_safetensors(path, {"w": np.zeros(3)})
-        returned = False
-        with contextlib.suppress(serialization.CheckpointError, Killed), faults.installed():
-            serialization.save_safetensors(path, {"w": np.ones(3)})
-            returned = True
-        found = serialization.load_safetensors(path)["w"].tolist()
-        assert found == [1.0] * 3 if returned else found in ([1.0] * 3, [0.0] * 3)
-    serialization.save_safetensors(path, {})
-    assert os.listdir(tmp_path) == [path.name]
-
-
 # ---- power cuts ----------------------------------------------------------------------------------------------------
 
 
@@ -148,6 +116,7 @@ class Disk:
     """
 
     def __init__(self, root: Path) -> None:
+        root.mkdir()
         self.root = root
         self.seen = {}
         self.flushed = {}
@@ -192,7 +161,7 @@ class Disk:
             folder.pop(name, {}).clear()
 
     def materialise(self, target: Path, names_survive: bool, contents: str) -> None:
-        """Write the disk after a cut: unflushed names survive or not, unflushed contents are zeros, cut, or kept."""
+        """Write the disk after a cut: unflushed names survive or not, unflushed contents are zeros or cut."""
 
         def write(node, path: Path) -> None:
             if isinstance(node, dict):
@@ -202,53 +171,100 @@ class Disk:
             else:
                 content, flushed = node
                 if flushed is None:
-                    half = content[: len(content) // 2]
-                    flushed = {"zeros": b"\0" * len(content), "cut": half, "kept": content}[contents]
+                    flushed = b"\0" * len(content) if contents == "zeros" else content[: len(content) // 2]
                 path.write_bytes(flushed)
 
         write(self.seen, target)
 
+    def after_cuts(self, target: Path):
+        """What may be there after a cut, one possibility after the other."""
+        for names_survive, contents in ((False, "zeros"), (True, "zeros"), (True, "cut")):
+            self.materialise(target, names_survive, contents)
+            yield target
+            shutil.rmtree(target)
 
-def test_power_may_be_cut_after_any_call(tmp_path, monkeypatch):
-    root = tmp_path / "root"
-    root.mkdir()
-    disk = Disk(root)
-    disk.flushed[id(disk.seen)] = {}
-    checked = finished = 0
-    quiet = False  # within what is recorded as one call, and while the disk is looked at
+    @contextlib.contextmanager
+    def recorded(self):
+        """Within, each call that changes the disk is recorded; rmtree as one."""
 
-    def check() -> None:
-        nonlocal checked
-        for names_survive, contents in itertools.product((False, True), ("zeros", "cut", "kept")):
-            after = tmp_path / "after"
-            disk.materialise(after, names_survive, contents)
-            if finished > 0 or serialization.list_checkpoints(after / "run"):
-                assert loaded(after / "run") in history[max(0, finished - 1) : finished + 1]
-            shutil.rmtree(after)
-            checked += 1
+        def wrap(name: str, real):
+            def call(*args, **kwargs):
+                result = real(*args, **kwargs)
+                known = args[0] in self.open if isinstance(args[0], int) else kwargs.get("dir_fd") is None
+                if known and (isinstance(args[0], int) or self.root in (Path(args[0]), *Path(args[0]).parents)):
+                    self.record(name, result, args)
+                elif name == "open":  # elsewhere, or one of rmtree's own
+                    self.open.pop(result, None)
+                return result
 
-    def recorded(name: str, real):
-        def call(*args, **kwargs):
-            nonlocal quiet
-            if quiet:
-                return real(*args, **kwargs)
-            quiet = True
-            result = real(*args, **kwargs)
-            disk.record(name, result, args)
-            check()
-            quiet = False
-            return result
+            return call
 
-        return call
+        with pytest.MonkeyPatch.context() as patch:
+            for name in ("open", "write", "fsync", "mkdir", "rename"):
+                patch.setattr(os, name, wrap(name, getattr(os, name)))
+            patch.setattr(shutil, "rmtree", wrap("rmtree", shutil.rmtree))
+            yield
 
-    history = [(1, "first"), (2, "second"), (2, "again"), (5, "last")]
-    for name in ("open", "write", "fsync", "mkdir", "rename"):
-        monkeypatch.setattr(os, name, recorded(name, getattr(os, name)))
-    monkeypatch.setattr(shutil, "rmtree", recorded("rmtree", shutil.rmtree))
-    for step, note in history:
-        save(root / "run", step, note)
-        finished += 1
-        quiet = True
-        check()
-        quiet = False
-    assert checked > 500
+
+# ---- saves ----------------------------------------------------------------------------------------------------------
+
+
+STORIES = {
+    "the first": [(1, "first")],
+    "the second": [(1, "first"), (2, "second")],
+    "the third": [(1, "first"), (2, "second"), (5, "third")],
+    "the same step": [(1, "first"), (2, "second"), (2, "again")],
+}
+ONE, KINDS = serialization.save_checkpoint, ("error", "kill", "full", "short")
+SAVES = [(kind, story, ONE) for story in reversed(STORIES) for kind in KINDS]
+SAVES += [(kind, "the third", write) for write in (by_ranks, beside_the_training) for kind in KINDS[:2]]
+
+
+@pytest.mark.long(but=2)
+@pytest.mark.parametrize(("kind", "story", "write"), SAVES)
+def test_any_call_of_a_save_may_fail_and_then_the_power(tmp_path, kind, story, write):
+    *before, new = STORIES[story]
+    old, now = (list(dict(saves).items())[-2:] for saves in (before, STORIES[story]))
+    outcomes, cuts = [], 0
+    save(tmp_path / "warm", 1, "", write)  # what is opened once, such as a kernel, is not of the save
+    for faults in each_call(kind):
+        root = tmp_path / str(faults.at)
+        disk = Disk(root)
+        with disk.recorded():
+            for step, note in before:
+                save(root / "run", step, note)
+            returned = False
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", RuntimeWarning)  # an old checkpoint that could not be deleted
+                with contextlib.suppress(serialization.CheckpointError, Killed), faults.installed():
+                    save(root / "run", *new, write)
+                    returned = True
+        found = whole(root / "run")
+        assert found == now if returned else found in (now, old)
+        newest = serialization.list_checkpoints(root / "run")[-1:]
+        assert [entry.step for entry in newest] == [step for step, _ in found[-1:]]  # a half-written one is no entry
+        for after in disk.after_cuts(tmp_path / "after"):
+            assert whole(after / "run") in ([now] if returned else [now, old])
+            cuts += 1
+        save(root / "run", 9)  # and the next save is not disturbed by what was left behind
+        assert whole(root / "run")[-1] == (9, "")
+        assert [name for name in os.listdir(root / "run") if not name.startswith("step-")] == []
+        outcomes.append((returned, found == now))
+        shutil.rmtree(root)
+    assert faults.at > (4 if kind in ("short", "full") else 30) and cuts == 3 * faults.at
+    assert (True, True) in outcomes and (kind == "short" or (False, False) in outcomes)
+
+
+@pytest.mark.parametrize("kind", ["error", "full", "short", "kill"])
+def test_any_call_of_saving_weights_may_fail(tmp_path, kind):
+    path = tmp_path / "weights.safetensors"
+    for faults in each_call(kind):
+        serialization.save_safetensors(path, {"w": np.zeros(3)})
+        returned = False
+        with contextlib.suppress(serialization.CheckpointError, Killed), faults.installed():
+            serialization.save_safetensors(path, {"w": np.ones(3)})
+            returned = True
+        found = serialization.load_safetensors(path)["w"].tolist()
+        assert found == [1.0] * 3 if returned else found in ([1.0] * 3, [0.0] * 3)
+    serialization.save_safetensors(path, {})
+    assert os.listdir(tmp_path) == [path.name]

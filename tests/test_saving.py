@@ -1,11 +1,15 @@
 """``minigrad.save`` and ``load``: what comes back, what is refused, files that lie."""
 
+import shutil
+import subprocess
+
 import numpy as np
 import pytest
 from refusals import raises
 
 import minigrad
 from minigrad import nn, optim
+from minigrad.data import DataError, open_tokens, write_tokens
 from minigrad.serialization import CheckpointError, load_safetensors, save_safetensors
 
 
@@ -77,3 +81,43 @@ def test_a_file_that_lies_is_one_kind_of_error(tmp_path, tree):
     (tmp_path / "file").write_bytes(b"PK\x03\x04" + bytes(100))
     raises(CheckpointError, "file", minigrad.load, tmp_path / "file")
     assert minigrad.load(minigrad.save({}, tmp_path / "file")) == {}
+
+
+def test_sums_are_written_by_an_option_and_checked_wherever_they_are(tmp_path):
+    weights, sums = tmp_path / "a b.safetensors", tmp_path / "SHA256SUMS"
+    save_safetensors(weights, {"w": np.ones(3)}, checksums=True)
+    write_tokens(tmp_path / "t.bin", np.arange(9), checksums=True)
+    write_tokens(tmp_path / "u.bin", np.arange(9), "llm.c", checksums=True)
+    if sha256sum := shutil.which("sha256sum"):
+        subprocess.run([sha256sum, "-c", "--strict", "SHA256SUMS"], cwd=tmp_path, check=True, capture_output=True)
+    lines = [line.split(maxsplit=1) for line in sums.read_text().splitlines()]
+    sums.write_text("".join(f"{sha256.upper()} *./{name}\r\n" for sha256, name in lines))  # as others write it
+    assert load_safetensors(weights)["w"].sum() == 3 and open_tokens(tmp_path / "u.bin", "llm.c").sum() == 36
+    loads = [(CheckpointError, weights, load_safetensors), (CheckpointError, weights, minigrad.load)]
+    loads.append((DataError, tmp_path / "t.bin", open_tokens))
+    for error, path, load in loads:
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 1
+        path.write_bytes(content)
+        raises(error, rf"{path}.*sha256 is not the one in SHA256SUMS", load, path)
+        content[-1] ^= 1
+        path.write_bytes(content)
+        load(path)
+    save_safetensors(weights, {"w": np.zeros(3)})  # without the option its line goes
+    write_tokens(tmp_path / "t.bin", np.arange(4), checksums=True)  # with it, there is another one
+    after = sums.read_text().splitlines()
+    assert [line.split(maxsplit=1)[1] for line in after] == ["u.bin", "t.bin"]
+    assert load_safetensors(weights)["w"].sum() == 0 and len(open_tokens(tmp_path / "t.bin")) == 4
+    for bad, words in [
+        (b"abc  x\n", "line 1 is not a sha256"),
+        (b"\n" + 2 * (b"0" * 64 + b"  x\n"), "line 3 names a file again"),
+        (b"\xff", "SHA256SUMS cannot be read"),
+        (b" " * (1 + (16 << 20)), "SHA256SUMS has more than"),
+    ]:
+        sums.write_bytes(bad)
+        raises(CheckpointError, words, load_safetensors, weights)
+        raises(CheckpointError, words, save_safetensors, weights, {})
+        raises(DataError, words, open_tokens, tmp_path / "t.bin")
+    sums.write_text("")
+    save_safetensors(weights, {})
+    assert not sums.exists()

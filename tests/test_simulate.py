@@ -2,6 +2,8 @@
 
 import json
 import re
+import shutil
+import subprocess
 
 import numba
 import numpy as np
@@ -143,6 +145,17 @@ def test_the_page_has_the_steps_of_a_warp() -> None:
     steps = json.loads(data)["steps"]
     assert [step["kind"] for step in steps] == ["shared store"] * 32 + ["shared load", "global store"]
     assert steps[32]["cost"] == 32 and len(steps[32]["lanes"]) == 32 and "&lt;svg" in report._repr_html_()
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="the page's script is not run: node is not installed")
+def test_the_page_draws_a_step_at_a_time() -> None:
+    report = simulate(shared_column(32), 2, 32, floats(64), np.zeros(64, np.float32))
+    script = report.html().partition("<script>")[2].partition("</script>")[0]
+    page = "const parts = {}, document = {getElementById: id => parts[id] ??= {value: 0, setAttribute() {}}};"
+    moves = "let k = 33; while (k--) parts.next.onclick(); parts.back.onclick(); console.log(JSON.stringify(parts))"
+    parts = json.loads(subprocess.check_output(["node", "-e", page + script + moves]))
+    assert parts["place"]["textContent"] == "33 of 34" and "32 passes over the banks" in parts["cost"]["innerHTML"]
+    assert parts["picture"]["innerHTML"].count("<line ") == 32 and "tile[t, 0]" in parts["line"]["textContent"]
 
 
 @pytest.mark.long

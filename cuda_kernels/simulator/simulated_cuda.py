@@ -31,17 +31,15 @@ class _Local:
         return LocalArray(shape, getattr(dtype, "name", dtype))
 
 
-def _shuffle(reason: str, source: Callable[[int, int], int]) -> Callable[[int, Any, int], Any]:
-    def shuffle(mask: int, value: Any, operand: int) -> Any:
-        values, lane = simulator.collective(reason, value, mask)
-        other = source(lane, int(operand))
-        if not 0 <= other < WARP:
-            return value
-        if other not in values:
-            raise SimulationError(f"{reason}: lane {lane} reads lane {other}, which is not in the mask")
-        return values[other]
-
-    return shuffle
+def shuffle(reason: str, source: Callable[[int, int], int], mask: int, value: Any, operand: int) -> Any:
+    """The value of another lane of the warp, which ``source`` computes from this lane and the operand."""
+    values, lane = simulator.collective(reason, value, mask)
+    other = source(lane, int(operand))
+    if not 0 <= other < WARP:
+        return value
+    if other not in values:
+        raise SimulationError(f"{reason}: lane {lane} reads lane {other}, which is not in the mask")
+    return values[other]
 
 
 def _atomic(change: Callable[[Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:
@@ -65,10 +63,10 @@ class _Cuda:
         self.gridDim = simulator.gridDim
         self.shared = _Shared()
         self.local = _Local()
-        self.shfl_sync = _shuffle("shfl_sync", lambda lane, source: source)
-        self.shfl_xor_sync = _shuffle("shfl_xor_sync", lambda lane, mask: lane ^ mask)
-        self.shfl_down_sync = _shuffle("shfl_down_sync", lambda lane, delta: lane + delta)
-        self.shfl_up_sync = _shuffle("shfl_up_sync", lambda lane, delta: lane - delta)
+        self.shfl_sync = functools.partial(shuffle, "shfl_sync", lambda lane, source: source)
+        self.shfl_xor_sync = functools.partial(shuffle, "shfl_xor_sync", lambda lane, mask: lane ^ mask)
+        self.shfl_down_sync = functools.partial(shuffle, "shfl_down_sync", lambda lane, delta: lane + delta)
+        self.shfl_up_sync = functools.partial(shuffle, "shfl_up_sync", lambda lane, delta: lane - delta)
         self.atomic = _Atomic()
         self.warpsize = WARP
         self.syncthreads = lambda: simulator.block().wait("block")

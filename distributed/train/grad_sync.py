@@ -403,11 +403,19 @@ class Buckets(Reducer):
         if self.manager is not None:
             self.manager.reset()
 
-    def compare(self, step: Step, named: Named) -> None:
-        """After every ``compare_every`` steps, but not while a graph is captured. Raises ReplicaMismatchError."""
+    def compares(self, step: Step) -> bool:
+        """After every ``compare_every`` steps, but not while a graph is captured."""
         every = step.config.compare_every
-        if every and step.global_step % every == 0 and not step.recorder.on_device:
-            agree_on_values(self.communicator, [*named, *moments(step.optimizer, named)], LATER)
+        return every > 0 and step.global_step % every == 0 and not step.recorder.on_device
+
+    def compare(self, step: Step, named: Named) -> None:
+        """If it is due, compare the hash of all, and where that differs each tensor's. Raises ReplicaMismatchError."""
+        if self.compares(step):
+            held = [*named, *moments(step.optimizer, named)]
+            mine = hashlib.sha256(b"".join(_digest(p) for _, p in held)).digest()
+            everyone = all_gather_rows(self.communicator, np.frombuffer(mine, np.uint8))
+            if (everyone != everyone[0]).any():
+                agree_on_values(self.communicator, held, LATER)
 
     def restart(self, unit: float) -> None:
         """Compare at the next step what the ranks have."""

@@ -162,6 +162,10 @@ class Reducer:
     def reset(self) -> None:
         """Drop what the reducer has of the window."""
 
+    def compares(self, step: Step) -> bool:
+        """Whether ``compare`` is due after this step."""
+        return False
+
     def compare(self, step: Step, named: Named) -> None:
         """After a step: whether all ranks hold the same."""
 

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, Literal, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 
-from ..files import durable
+from ..files import durable, sha256sums
 from .batches import Row
 from .errors import DataError
 
@@ -32,6 +32,8 @@ _MAX_COUNT = 2**31 - 1  # of llm.c: its header counts in int32
 def open_tokens(path: durable.StrPath, format: TokenFormat = "nanogpt") -> np.memmap[Any, Any]:
     """Map the tokens of a file into memory, read-only.
 
+    Where ``SHA256SUMS`` beside it names the file, it is read once to compare the content.
+
     Args:
         path: of the file.
         format: ``"nanogpt"`` or ``"llm.c"``. It is never guessed: every llm.c file is a possible nanoGPT file.
@@ -40,7 +42,7 @@ def open_tokens(path: durable.StrPath, format: TokenFormat = "nanogpt") -> np.me
         ``(N,)`` uint16, as `RandomBatches`, `FixedBatches` and `EpochBatches` take them.
 
     Raises:
-        DataError: the file cannot be read, is empty, or breaks a rule of its format.
+        DataError: the file cannot be read, is empty or damaged, or breaks a rule of its format.
     """
     path = Path(path)
     offset = _header_bytes(format)
@@ -60,6 +62,8 @@ def open_tokens(path: durable.StrPath, format: TokenFormat = "nanogpt") -> np.me
                 raise DataError(f"{path} has {size:,} bytes, an odd number: it does not hold 16-bit tokens")
             if size == offset:
                 raise DataError(f"{path} holds no tokens")
+            if path.name in sha256sums.read_sums(path.parent):
+                sha256sums.check(path, sha256sums.sha256_of(path))
             return np.memmap(file, dtype=_TOKEN, mode="r", offset=offset)
     except FileNotFoundError:
         raise DataError(f"{path} does not exist") from None
@@ -69,7 +73,9 @@ def open_tokens(path: durable.StrPath, format: TokenFormat = "nanogpt") -> np.me
         raise DataError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
 
-def write_tokens(path: durable.StrPath, tokens: Row | Iterable[Row], format: TokenFormat = "nanogpt") -> int:
+def write_tokens(
+    path: durable.StrPath, tokens: Row | Iterable[Row], format: TokenFormat = "nanogpt", checksums: bool = False
+) -> int:
     """Write tokens to a file, which appears under its name when it is complete and flushed to the disk.
 
     Args:
@@ -77,6 +83,7 @@ def write_tokens(path: durable.StrPath, tokens: Row | Iterable[Row], format: Tok
         tokens: a row of integers in ``[0, 65536)``, or an iterable of rows, written as they come: a generator that
             tokenizes one document at a time holds one document in memory.
         format: ``"nanogpt"`` or ``"llm.c"``.
+        checksums: write the file's sha256 into ``SHA256SUMS`` beside it.
 
     Returns:
         the number of tokens written.
@@ -102,6 +109,9 @@ def write_tokens(path: durable.StrPath, tokens: Row | Iterable[Row], format: Tok
             file.seek(0)
             durable.write_all(file.fileno(), np.array([_MAGIC, _VERSION, count], "<i4").tobytes())
         durable.fsync(file.fileno())
+        sha256 = sha256sums.sha256_of(temporary) if checksums else None
+        sha256sums.note(path.parent, {path.name: None})
+    sha256sums.note(path.parent, {path.name: sha256})
     return count
 
 

@@ -28,6 +28,7 @@ from ..autograd import TensorCore
 from ..dtypes import bfloat16
 from ..errors import LocatedError
 from ..modes import Closing
+from . import sha256sums
 
 Arrays: TypeAlias = dict[str, np.ndarray[Any, Any]]
 
@@ -302,8 +303,13 @@ class _File(Closing):
         return bytes(buffer)
 
     def check(self, sha256: str | None) -> None:
-        if sha256 is not None and sha256 != self.digest.hexdigest():
-            raise self.error("its sha256 is not the manifest's: the content is damaged")
+        """Compare what was read, the whole file, with the manifest's sha256, or without one with ``SHA256SUMS``."""
+        found = self.digest.hexdigest()
+        with faults_of(self.path):
+            if sha256 is None:
+                sha256sums.check(self.path, found)
+            elif sha256 != found:
+                raise ValueError("its sha256 is not the manifest's: the content is damaged")
 
 
 def read_bytes(path: Path, limit: int, size: int | None = None, sha256: str | None = None) -> bytes:

@@ -1,8 +1,10 @@
-"""usage: minigrad learn [list | start N | check N | solution N.K] [--folder DIR] [--hint] [--notebook]
+"""usage: minigrad learn [list | start N | run N | check N | solution N.K] [--folder DIR] [--hint] [--notebook]
 
   minigrad learn                 the chapters, and what you have solved
   minigrad learn start 2         write the file of chapter 2, never over one of yours; --notebook: as a notebook
-  minigrad learn check 2         check your file, exercise by exercise (check 2.3: one); --hint: with hints
+  minigrad learn run 2           run the code of the chapter's page with your file, as far as you have solved it
+  minigrad learn check 2         check your file, exercise by exercise (check 2.3: one); --hint: with hints,
+                                 one at the first try that fails, one more with each further try
   minigrad learn solution 2.3    show how the library does it, after a question
 
 Your files are in the folder minigrad-course, or where --folder says. It needs no network. The chapters are to be read
@@ -11,7 +13,9 @@ in order, but each can be done alone: what you have not solved of the chapters b
 import argparse
 import os
 import re
+import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -19,7 +23,7 @@ from typing import NoReturn
 from .course import Chapter, chapters, library_lines
 from .exercise import Exercise
 from .folder import PROGRESS, CourseError, Folder
-from .judge import Answer, judge
+from .judge import Answer, environment, judge, lay_out
 
 
 class Parser(argparse.ArgumentParser):
@@ -46,11 +50,13 @@ def main(arguments: Sequence[str]) -> int:
         folder = Folder(given.folder or Path("." if here else "minigrad-course"))
         if given.command == "list":
             return overview(folder)
-        if given.command not in ("start", "check", "solution"):
-            raise CourseError(f"unknown command {given.command}; list, start, check and solution are the commands")
+        if given.command not in ("start", "run", "check", "solution"):
+            raise CourseError(f"unknown command {given.command}; list, start, run, check and solution are the commands")
         chapter, exercises = named(given.number)
         if given.command == "start":
             return start(folder, chapter, given.notebook)
+        if given.command == "run":
+            return run(folder, chapter)
         if given.command == "check":
             return check(folder, chapter, exercises, given.hint)
         return solution(folder, chapter, exercises)
@@ -96,19 +102,35 @@ def start(folder: Folder, chapter: Chapter, notebook: bool) -> int:
     print(f"Chapter {chapter.number}: {chapter.title}\nread   {path if notebook else chapter.page}")
     print(f"write  {path}: {len(chapter.exercises)} exercises, each marked `your code here`")
     print(f"check  minigrad learn check {chapter.number}")
+    print(
+        f"run    minigrad learn run {chapter.number}: the code of the page, with your file and the chapters before it"
+    )
+    print("On the page, `# -> 7` after a line is its value, and the box below a block is what it prints.")
+    print("`3 of 7 exercises` in the list, and `passed`, say what your last check found.")
     return 0
+
+
+def run(folder: Folder, chapter: Chapter) -> int:
+    """Run the code of a chapter's page, in a process of its own."""
+    earlier, source = folder.earlier(chapter), folder.source(chapter)
+    with tempfile.TemporaryDirectory(prefix="minigrad-learn-") as place:
+        (file,) = lay_out(Path(place), chapter, earlier, [source])
+        command = [sys.executable, "-m", f"{__package__}.page", str(chapter.number), str(file)]
+        return subprocess.call(command, env=environment(chapter, PYTHONPATH=place))
 
 
 def check(folder: Folder, chapter: Chapter, exercises: Sequence[Exercise], hint: bool) -> int:
     """Check the learner's file, exercise by exercise."""
-    source = folder.source(chapter)
-    earlier = {number: text for number, text in folder.solved_files().items() if number < chapter.number}
+    source, earlier = folder.source(chapter), folder.earlier(chapter)
     print(f"Chapter {chapter.number}: {chapter.title} ({folder.file(chapter)})")
     if re.search(r"^(from|import) chapter_", source, re.MULTILINE):
         for number in range(1, chapter.number):
             ours = "ours (yours is not solved, or has changed since it passed)"
             print(f"  chapter {number}: {'yours' if number in earlier else ours}")
     answers = judge(chapter, [(source, [item.number for item in exercises])], earlier)
+    if answers[0].state == "broken":
+        print(f"  {answers[0].message}")
+        return 1
     for item, answer in zip(exercises, answers):
         folder.note(item.number, answer.state)
         report(folder, item, answer, hint and (answer.state == "wrong" or len(exercises) == 1))

@@ -90,14 +90,14 @@ class Folder:
         else:
             self.state["files"].pop(str(chapter.number), None)
 
-    def solved_files(self) -> dict[int, str]:
-        """The learner's files that are solved and have not changed since, by the number of the chapter."""
+    def earlier(self, chapter: Chapter) -> dict[int, str]:
+        """The learner's files of earlier chapters, by number: those that are solved and have not changed since."""
         found = {}
-        for number, chapter in chapters().items():
+        for number in range(1, chapter.number):
             with contextlib.suppress(CourseError):  # a file that is gone is not solved
-                source = self.source(chapter)
-                if digest(source) == self.state["files"].get(str(number)):
-                    found[number] = source
+                text = self.source(chapters()[number])
+                if digest(text) == self.state["files"].get(str(number)):
+                    found[number] = text
         return found
 
     def _write(self, path: Path, text: str) -> None:

@@ -5,6 +5,7 @@ writes an answer, a line of JSON, for each exercise as it ends.
 """
 
 import contextlib
+import functools
 import importlib.util
 import io
 import itertools
@@ -29,7 +30,10 @@ UNSTOPPABLE = 99  # the exit code of a process whose learner's code goes on when
 
 
 class Answer(NamedTuple):
-    """What became of an exercise: ``"passed"``, ``"missing"`` (not written yet) or ``"wrong"``; and the words."""
+    """What became of an exercise, and the words: ``"passed"``, ``"missing"`` (not written yet) or ``"wrong"``.
+
+    It is ``"broken"``, with the same words for each exercise, if the file does not load.
+    """
 
     exercise: str
     state: str
@@ -53,12 +57,9 @@ def judge(
     """
     numbers = [number for _, exercises in jobs for number in exercises]
     with tempfile.TemporaryDirectory(prefix="minigrad-learn-") as folder:
-        lay_out(Path(folder), chapter, earlier)
-        for k, (source, _) in enumerate(jobs):
-            (Path(folder) / str(k)).mkdir()
-            (Path(folder) / str(k) / f"{chapter.module}.py").write_text(source, encoding="utf-8")
+        lay_out(Path(folder), chapter, earlier, [source for source, _ in jobs])
         given = {"chapter": chapter.number, "folder": folder, "jobs": [list(e) for _, e in jobs], "seconds": seconds}
-        lines, ended = _run(json.dumps(given), chapter.number in SIMULATED, seconds * (len(numbers) + 1) + 30)
+        lines, ended = _run(json.dumps(given), environment(chapter), seconds * (len(numbers) + 1) + 30)
     answers = [Answer(*json.loads(line)) for line in lines]
     if left := numbers[len(answers) :]:
         endless = f"it did not end within {seconds:g} s, and could not be interrupted"
@@ -67,20 +68,29 @@ def judge(
     return answers + [Answer(number, "wrong", "not checked: the one before it did not end") for number in left[1:]]
 
 
-def lay_out(folder: Path, chapter: Chapter, earlier: Mapping[int, str]) -> None:
-    """Write the files of the chapters before this one: the learner's, or the solved ones."""
+def lay_out(folder: Path, chapter: Chapter, earlier: Mapping[int, str], sources: Sequence[str] = ()) -> list[Path]:
+    """Write the files of the chapters before, the learner's or the solved ones; returns those of ``sources``."""
     for number, before in chapters().items():
         if number < chapter.number:
             text = earlier.get(number) or before.solution
             (folder / f"{before.module}.py").write_text(text, encoding="utf-8")
+    files = [folder / str(k) / f"{chapter.module}.py" for k in range(len(sources))]
+    for file, source in zip(files, sources):
+        file.parent.mkdir()
+        file.write_text(source, encoding="utf-8")
+    return files
 
 
-def _run(request: str, simulated: bool, seconds: float) -> tuple[list[str], int | None]:
+def environment(chapter: Chapter, **more: str) -> dict[str, str]:
+    """The variables of a process in which a chapter's code runs."""
+    simulated = {"NUMBA_ENABLE_CUDASIM": "1"} if chapter.number in SIMULATED else {}
+    return {**os.environ, **simulated, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUTF8": "1", **more}
+
+
+def _run(request: str, variables: dict[str, str], seconds: float) -> tuple[list[str], int | None]:
     """The lines that the judging process wrote, and its exit code, None if it had to be ended."""
-    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUTF8": "1"}
-    environment |= {"NUMBA_ENABLE_CUDASIM": "1"} if simulated else {}
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "start_new_session": True}
-    process = subprocess.Popen([sys.executable, "-m", __name__], env=environment, encoding="utf-8", **pipes)
+    process = subprocess.Popen([sys.executable, "-m", __name__], env=variables, encoding="utf-8", **pipes)
     code: int | None = None
     try:
         written, _ = process.communicate(request, timeout=seconds)
@@ -128,12 +138,37 @@ def main() -> None:
 def answers(path: Path, exercises: Sequence[Exercise], request: dict[str, Any]) -> Iterator[Answer]:
     """Load a learner's file and check it."""
     loaded: list[ModuleType] = []
-    broken = watched("", lambda: loaded.append(load(path)), path, request["seconds"])
+    broken = watched(None, lambda: loaded.append(load(path)), path, request["seconds"])
     for item in exercises:
         if loaded:
-            yield watched(item.number, lambda item=item: item.check(loaded[0]), path, request["seconds"])
+            yield checked(item, loaded[0], path, request["seconds"])
         else:
-            yield broken._replace(exercise=item.number, state="wrong", message=f"the file fails: {broken.message}")
+            yield broken._replace(exercise=item.number, state="broken", message=f"the file fails: {broken.message}")
+
+
+def checked(item: Exercise, module: Any, path: Path, seconds: float) -> Answer:
+    """The answer to what a module has of an exercise; a typical mistake is named."""
+    answer = watched(item, lambda: item.examine(module), path, seconds)
+    if answer.state == "wrong" and "\nexpected" in answer.message:
+        name = typical(item.number, seconds).get(answer.message)
+        return answer._replace(message="\n".join([answer.message, *([name] if name else [])]))
+    return answer
+
+
+@functools.cache
+def typical(number: str, seconds: float) -> dict[str, str]:
+    """What the check says of the typical mistakes of an exercise: it says the same of a learner's who made one."""
+    chapter = chapters()[int(number.partition(".")[0])]
+    (item,) = [item for item in chapter.exercises if item.number == number]
+    said: dict[str, str] = {}
+    with tempfile.TemporaryDirectory(prefix="minigrad-learn-") as folder:
+        for k, (old, new, name) in enumerate(item.wrong):
+            if name.startswith("this is "):
+                path = Path(folder) / f"mistake_{k}.py"
+                path.write_text(chapter.mistaken(item, old, new), encoding="utf-8")
+                answer = watched(item, lambda path=path: item.examine(load(path)), path, seconds)
+                said.setdefault(answer.message, name)
+    return said
 
 
 def load(path: Path) -> ModuleType:
@@ -145,8 +180,8 @@ def load(path: Path) -> ModuleType:
     return module
 
 
-def watched(number: str, work: Any, path: Path, seconds: float) -> Answer:
-    """What becomes of a piece of work, within the time limit: never an exception."""
+def watched(item: Exercise | None, work: Any, path: Path, seconds: float) -> Answer:
+    """What becomes of a check, or of loading a file, within the time limit: never an exception."""
 
     rings = itertools.count()
 
@@ -166,20 +201,25 @@ def watched(number: str, work: Any, path: Path, seconds: float) -> Answer:
             finally:
                 signal.setitimer(signal.ITIMER_REAL, 0)
     except BaseException as error:
-        state, message = verdict(number, error, path)
-    return Answer(number, state, message, printed.getvalue()[:1000])
+        state, message = verdict(item, error, path)
+    return Answer(item.number if item else "", state, message, printed.getvalue()[:1000])
 
 
-def verdict(number: str, error: BaseException, path: Path) -> tuple[str, str]:
-    """The state and the words for what a check raised."""
+def verdict(item: Exercise | None, error: BaseException, path: Path) -> tuple[str, str]:
+    """The state and the words for what a check raised; of the learner's lines, one of the exercise is shown."""
     if isinstance(error, Wrong):
         return "wrong", str(error)
     if isinstance(error, NotImplementedError) and str(error).startswith("exercise "):
         asked = str(error).removeprefix("exercise ")
-        return "missing", "not written yet" if asked == number else f"needs exercise {asked} first"
+        return "missing", "not written yet" if item and asked == item.number else f"needs exercise {asked} first"
     if isinstance(error, SyntaxError):
         return "wrong", f"line {error.lineno}: {error.msg}: {(error.text or '').strip()}"
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if path.parents[1] in Path(f.filename).parents]
+    stacks = [traceback.extract_tb(error.__traceback__)]
+    if isinstance(error, Endless):  # perhaps in a thread that the check waits for
+        stacks += map(traceback.extract_stack, sys._current_frames().values())
+    frames = [f for stack in stacks for f in stack if path.parents[1] in Path(f.filename).parents]
+    names = [name.rpartition(".")[2] for name in item.names] if item else []
+    frames = [f for f in frames if f.name in names and Path(f.filename).name == path.name] or frames
     what = str(error) if isinstance(error, Endless) else f"{type(error).__name__}: {error}"
     if isinstance(error, SystemExit):
         what = "it ends the program (sys.exit)"
@@ -187,7 +227,8 @@ def verdict(number: str, error: BaseException, path: Path) -> tuple[str, str]:
         what += " (a function that returned nothing?)"
     if not frames:
         return "wrong", f"the check could not use what it got: {what}"
-    place = "" if Path(frames[-1].filename).name == path.name else f"{Path(frames[-1].filename).name}, "
+    name = Path(frames[-1].filename).name
+    place = f"{name}, " if name.startswith("chapter_") and name != path.name else ""
     return "wrong", f"{place}line {frames[-1].lineno}: {what}: {frames[-1].line}"
 
 

@@ -1,6 +1,6 @@
 """Kernels in a check: they run in the simulator, and what it finds wrong is an answer."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -32,21 +32,19 @@ def costs(what: str, report: WarpReport, kind: str, most: int, why: str) -> None
     require(found <= most, f"{what}\n{accesses} took {found} {unit}, {most} are enough: {why}")
 
 
-def written(
-    what: str, got: Array, want: Array, mistakes: Mapping[str, Array] | None = None, tolerance: float = 1e-5
-) -> None:
+def written(what: str, got: Array, want: Array, tolerance: float = 1e-5) -> None:
     """``same`` for a kernel's result; what no thread wrote is said first."""
     places = np.argwhere(np.isnan(got) & ~np.isnan(want))
     if len(places):
         first = ", ".join(str(int(i)) for i in places[0])
-        raise Wrong(f"{what}\n{len(places)} of {got.size} elements are not a number, the first at [{first}]: "
-                    "no thread wrote there, or it read what nobody wrote")  # fmt: skip
+        raise Wrong(f"{what}\nexpected {got.size} numbers\ngot      {len(places)} elements that are not a number, "
+                    f"the first at [{first}]: no thread wrote there, or it read what nobody wrote")  # fmt: skip
     wrong = np.argwhere(~np.isclose(got, want, rtol=0, atol=tolerance * np.max(np.abs(want), initial=1.0)))
     if len(wrong) and got.size > 40:
         place = tuple(int(i) for i in wrong[0])
         what += f"\n{len(wrong)} of {got.size} elements are wrong, the first at {list(place)}: "
         what += f"{got[place]:.6g} instead of {want[place]:.6g}"
-    same(what, got, want, mistakes, tolerance)
+    same(what, got, want, tolerance)
 
 
 def picture(report: WarpReport, kind: str, step: int = 0) -> str:

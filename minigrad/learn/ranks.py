@@ -37,6 +37,7 @@ class Rank:
         self.sent += data.nbytes
         with world.changed:
             world.messages[self.number, to].append((self.now, data))
+            world.reached[self.number].add(to)
             world.changed.notify_all()
 
     def recv(self, source: int) -> Any:
@@ -73,6 +74,7 @@ class World:
         self.messages: dict[tuple[int, int], deque[tuple[float, Array]]] = {
             (a, b): deque() for a in range(size) for b in range(size)
         }
+        self.reached: dict[int, set[int]] = {number: set() for number in range(size)}  # to whom a rank has sent
         self.waits: dict[int, int] = {}  # for whom a rank waits
         self.ended: set[int] = set()
 

@@ -20,7 +20,7 @@ from ..creation import zeros
 from ..device import CPU, Place
 from ..dtypes import default_dtype, float32
 from ..errors import bad_value, located
-from ..files import durable
+from ..files import durable, sha256sums
 from ..files.durable import StrPath
 from ..files.safetensors_format import CheckpointError, encode, faults_of, iter_arrays, read_header, read_json, show
 from ..tensor import Tensor
@@ -67,6 +67,8 @@ class HubModel(nn.Module):
     ) -> Model:
         """Read ``config.json`` and the safetensors of a local folder in Hugging Face's format; in evaluation mode.
 
+        What a ``SHA256SUMS`` in the folder names is checked against it.
+
         Args:
             folder: with ``model.safetensors``, or shards and ``model.safetensors.index.json``. Weights of any floating
                 dtype, tied or untied head, names with the prefix of the whole model or without.
@@ -111,12 +113,13 @@ class HubModel(nn.Module):
         model.eval()
         return model
 
-    def save_pretrained(self, folder: StrPath, *, max_shard_size: int | str = "5GB") -> None:
+    def save_pretrained(self, folder: StrPath, *, max_shard_size: int | str = "5GB", checksums: bool = False) -> None:
         """Write ``config.json`` and safetensors that `from_pretrained` and Hugging Face's transformers load.
 
         Args:
             folder: made if missing; a model in it is replaced, other files stay.
             max_shard_size: bytes, or a number with KB, MB or GB; a larger model becomes several files and an index.
+            checksums: write the sha256 of each file into ``SHA256SUMS``, which loading and ``sha256sum -c`` check.
 
         Raises:
             CheckpointError: the files could not be written. The folder then has no ``config.json`` and does not load.
@@ -135,15 +138,17 @@ class HubModel(nn.Module):
                 os.unlink(folder / CONFIG)
             places: dict[str, str] = {}
             for file, shard in zip(names, shards, strict=True):
-                durable.replace_file(folder / file, encode({name: tensors[name] for name in shard}, {"format": "pt"}))
+                data = encode({name: tensors[name] for name in shard}, {"format": "pt"})
+                sha256sums.replace_file(folder / file, data, checksums)
                 places.update(dict.fromkeys(shard, file))
             if len(shards) > 1:
                 total = {"total_size": sum(tensor.data.nbytes for tensor in tensors.values())}
-                _write_json(folder / INDEX, {"metadata": total, "weight_map": dict(sorted(places.items()))})
+                _write_json(folder / INDEX, {"metadata": total, "weight_map": dict(sorted(places.items()))}, checksums)
             for path in folder.iterdir():
                 if (_OURS.fullmatch(path.name) and path.name not in names) or (path.name == INDEX and len(shards) == 1):
                     path.unlink()
-            _write_json(folder / CONFIG, config)
+                    sha256sums.note(folder, {path.name: None})
+            _write_json(folder / CONFIG, config, checksums)
         except OSError as error:
             raise CheckpointError(f"{folder} could not be written: {error.strerror or error}", folder) from error
 
@@ -254,8 +259,9 @@ def _copy(model: HubModel, files: dict[Path, dict[str, Any]]) -> None:
 # ---- writing -------------------------------------------------------------------------------------------------------
 
 
-def _write_json(path: Path, document: Any) -> None:
-    durable.replace_file(path, [(json.dumps(document, indent=2, allow_nan=False) + "\n").encode()])
+def _write_json(path: Path, document: Any, checksums: bool) -> None:
+    text = json.dumps(document, indent=2, allow_nan=False) + "\n"
+    sha256sums.replace_file(path, [text.encode()], checksums)
 
 
 def _bytes(size: int | str) -> int:

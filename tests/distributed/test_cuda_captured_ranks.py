@@ -86,6 +86,22 @@ def test_cuda_loss_that_is_not_finite_on_one_rank_stops_all(machine: FakeMachine
     assert good(fn) == [3, 3]
 
 
+def test_cuda_captured_steps_compare_what_the_ranks_hold(machine: FakeMachine) -> None:
+    def fn(comm: dist.Communicator) -> None:
+        model = Pair(comm.device)
+        trainer = dist.BucketedTrainer(dist.TrainingConfig(compare_every=4), comm)
+        step = trainer.capture(model.loss, model.named_parameters())
+        for i in range(5):
+            step(rows(comm, i)).result()
+        assert step.graphs == 1
+        model.b.detach().mul_(1.0 + comm.rank)
+        for i in range(5, 7):
+            step(rows(comm, i)).result()
+        raises(dist.ReplicaMismatchError, r"copies of 'b' .* \(step 8\); unless the program", step, rows(comm, 7))
+
+    good(fn)
+
+
 def test_cuda_index_out_of_range_on_one_rank_stops_all(machine: FakeMachine) -> None:
     def fn(comm: dist.Communicator):
         model = Pair(comm.device)

@@ -19,33 +19,38 @@ def home(tmp_path, monkeypatch):
     return tmp_path / "minigrad-course"
 
 
-def test_a_learner_s_way(home, capsys, monkeypatch):
-    assert run(capsys, "start", 1)[0] == 0
+def test_a_learner_s_way(home, capfd, monkeypatch):
+    assert "run    minigrad learn run 1" in run(capfd, "start", 1)[1]
     file = home / "chapter_01.py"
     assert file.read_text(encoding="utf-8") == course.chapters()[1].stubs()
-    code, out, _ = run(capsys, "check", 1, "--hint")
+    code, out, _ = run(capfd, "check", 1, "--hint")
     assert code == 1 and out.count("not written yet") == 7 and "hint" not in out
+    file.write_text("def f(:\n")  # said once, and no try of an exercise
+    assert run(capfd, "check", 1)[1].splitlines()[1:] == ["  the file fails: line 1: invalid syntax: def f(:"]
     chapter = course.chapters()[1]
     old, new, words = chapter.exercises[1].wrong[0]
     file.write_text(chapter.mistaken(chapter.exercises[1], old, new), encoding="utf-8")
     for tries in (1, 2):
-        code, out, _ = run(capsys, "check", 1, "--hint")
+        code, out, _ = run(capfd, "check", 1, "--hint")
         assert code == 1 and words in out and out.count("hint ") == tries and out.count("passed") == 6
-    assert "6 of 7" in run(capsys)[1]
-    assert run(capsys, "check", "1.1")[0] == 0 and "hint" not in run(capsys, "check", "1.1", "--hint")[1]
-    run(capsys, "start", 2)
-    assert "chapter 1: ours" in run(capsys, "check", 2)[1]
+    assert "6 of 7" in run(capfd)[1]
+    assert run(capfd, "check", "1.1")[0] == 0 and "hint" not in run(capfd, "check", "1.1", "--hint")[1]
+    run(capfd, "start", 2)
+    assert "chapter 1: ours" in run(capfd, "check", 2)[1]
+    code, out, _ = run(capfd, "run", 1)
+    assert code == 0 and "\n(12, 4, 1)\n" in out and "... at(matrix" in out and out.rstrip().endswith("*")
+    assert run(capfd, "run", 2)[1].endswith("here it ends: needs exercise 2.1 first\n")
     file.write_text(chapter.solution, encoding="utf-8")
-    assert run(capsys, "check", 1)[0] == 0
-    assert "chapter 1: yours" in run(capsys, "check", 2)[1]
+    assert run(capfd, "check", 1)[0] == 0
+    assert "chapter 1: yours" in run(capfd, "check", 2)[1]
     file.write_text(chapter.solution + "\n", encoding="utf-8")
-    assert "changed since it passed" in run(capsys, "check", 2)[1]
+    assert "changed since it passed" in run(capfd, "check", 2)[1]
     monkeypatch.setattr("sys.stdin.readline", lambda: "n\n")
-    assert "def at" not in run(capsys, "solution", "1.2")[1]
+    assert "def at" not in run(capfd, "solution", "1.2")[1]
     monkeypatch.setattr("sys.stdin.readline", lambda: "y\n")
-    assert all(part in run(capsys, "solution", "1.2")[1] for part in ("class Index", "def at"))
-    run(capsys, "start", 3, "--notebook")
-    assert "exercise 3.1" in run(capsys, "check", 3)[1] + json.dumps((home / "chapter_03.ipynb").read_text())
+    assert all(part in run(capfd, "solution", "1.2")[1] for part in ("class Index", "def at"))
+    run(capfd, "start", 3, "--notebook")
+    assert "exercise 3.1" in run(capfd, "check", 3)[1] + json.dumps((home / "chapter_03.ipynb").read_text())
 
 
 def test_bad_input_is_one_line(home, capsys):
@@ -72,8 +77,8 @@ def test_bad_input_is_one_line(home, capsys):
 
 
 BROKEN = {
-    "def f(:": "line 1: invalid syntax",
-    "while True: pass": "did not end within 1 s",
+    "def f(:": "the file fails: line 1: invalid syntax",
+    "while True: pass": "the file fails: line 1: it did not end within 1 s",
     "while True:\n  try:\n    while True: pass\n  except BaseException: pass": "did not end within 1 s",
     "while True: print('x' * 99)": "prints without end",
     "raise SystemExit": "it ends the program",
@@ -81,12 +86,22 @@ BROKEN = {
     "1 / 0": "line 1: ZeroDivisionError: division by zero: 1 / 0",
     "def f(): return f()\nf()": "line 1: RecursionError",
     "import chapter_99": "line 1: ModuleNotFoundError",
-    "": "AttributeError",
+    "def row_mayor(shape): return shape": "the file has no `row_major`: was it renamed, or deleted?",
 }
 
 
 def test_a_broken_file_is_one_answer():
-    chapter = course.chapters()[1]
     for source, words in BROKEN.items():
-        (answer,) = judge.judge(chapter, [(source, ["1.1"])], {}, seconds=1.0)
-        assert answer.state == "wrong" and words in answer.message and "\n" not in answer.message, (source, answer)
+        (answer,) = judge.judge(course.chapters()[1], [(source, ["1.1"])], {}, seconds=1.0)
+        state = "broken" if answer.message.startswith("the file fails: ") else "wrong"
+        assert answer.state == state and words in answer.message and "\n" not in answer.message, (source, answer)
+
+
+def test_what_hangs_in_a_check_is_one_line_with_its_place():
+    """In the check's own thread, in those of ranks, in a kernel."""
+    for number, line in ("2.3", "found[end] = 1.0"), ("9.1", "distance = 1"), ("6.1", "i = cuda.grid(1)"):
+        chapter, hang = course.chapters()[int(number[0])], "while True: 1"
+        source = chapter.solution.replace(line, hang, 1)
+        (answer,) = judge.judge(chapter, [(source, [number])], {}, seconds=2.0)
+        place = source.partition(hang)[0].count("\n") + 1
+        assert answer.message == f"line {place}: it did not end within 2 s: an endless loop?: {hang}"

@@ -1,5 +1,6 @@
 """Folders in Hugging Face's format: the numbers of transformers, both ways, and every fault named."""
 
+import hashlib
 import json
 import shutil
 
@@ -199,6 +200,25 @@ def test_saving_again_replaces_the_model_and_nothing_else(tmp_path) -> None:
         tensors = safetensors_header(shard).tensors.values()
         assert len(tensors) == 1 or sum(t.end - t.begin for t in tensors) <= 500
     assert from_pretrained(tmp_path).config == large.config
+
+
+@pytest.mark.parametrize("size", [500, "5GB"])
+def test_a_folder_may_have_sums_which_loading_checks(size, tmp_path) -> None:
+    model = GPT2(GPT2Config(9, 5, 2, 2, 4))
+    model.save_pretrained(tmp_path, max_shard_size=300, checksums=True)
+    model.save_pretrained(tmp_path, max_shard_size=size, checksums=True)
+    files = {*tmp_path.iterdir()} - {tmp_path / "SHA256SUMS"}
+    lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}" for path in files]
+    assert sorted((tmp_path / "SHA256SUMS").read_text().splitlines()) == sorted(lines)
+    from_pretrained(tmp_path)
+    for path in files:
+        content = path.read_bytes()
+        other = content[:-1] + b" " if path.suffix == ".json" else content[:-1] + bytes([content[-1] ^ 1])
+        path.write_bytes(other)
+        raises(CheckpointError, f"{path.name}: its sha256 is not the one in SHA256SUMS", from_pretrained, tmp_path)
+        path.write_bytes(content)
+    model.save_pretrained(tmp_path, max_shard_size=size)
+    assert not (tmp_path / "SHA256SUMS").exists() and from_pretrained(tmp_path).config == model.config
 
 
 def test_a_save_that_fails_leaves_a_folder_that_does_not_load(folder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,7 +92,8 @@ class WarpReport:
             f"thread {r.warp * WARP + i} of block {r.block} {does[r.kind.split()[1]]} it at {shown(r.line)}"
             for r, i in ((a, lane), (b, other))
         )
-        return f"race on {self._element(a.kind, address)}: {one}, and {two}, without a barrier between"
+        order = "without a barrier between" if a.block == b.block else "and blocks have no order"
+        return f"race on {self._element(a.kind, address)}: {one}, and {two}, {order}"
 
     def _element(self, kind: str, address: int) -> str:
         for name, first, shape, itemsize in self.trace.arrays[kind.split()[0]]:

@@ -101,4 +101,6 @@ def install() -> None:
     context = np.zeros(1, np.int64)  # which they do not read
     numpy_allocator.keep((engine, context))
     addresses = map(engine.get_function_address, ("new", "new_zeros", "resize", "delete"))
-    numpy_allocator.use(numpy_allocator.handler("minigrad_aligned", context, addresses))
+    allocator, record = numpy_allocator.handler("minigrad_aligned", context, addresses)
+    numpy_allocator.keep(record)
+    numpy_allocator.use(allocator)

@@ -98,8 +98,10 @@ class Arena:
         self._heap[: LINE + 1] = self.start, len(self._heap), LINE, 0, 0, 0, 0, 0, len(self._heap) - LINE
         self._before: Any = None
         functions = _new, _new_zeros, _resize, _delete
-        self._allocator: Any = numpy_allocator.allocator("minigrad_arena", self._heap, *functions)
-        numpy_allocator.keep(self._memory)  # for arrays that outlive all else
+        self._allocator: Any
+        self._allocator, handler = numpy_allocator.allocator("minigrad_arena", self._heap, *functions)
+        self._kept: Any = (self._memory, handler)
+        numpy_allocator.keep(self._kept)  # for arrays that outlive all else
         for arena in list(_closed):
             arena._end()
 
@@ -148,7 +150,7 @@ class Arena:
     def _end(self) -> None:
         if not self.arrays:
             _closed.remove(self)
-            numpy_allocator.python("Py_DecRef", None, ctypes.py_object)(self._memory)
+            numpy_allocator.python("Py_DecRef", None, ctypes.py_object)(self._kept)
 
 
 def _addresses(size: int) -> mmap.mmap:

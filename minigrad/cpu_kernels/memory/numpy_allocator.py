@@ -52,25 +52,24 @@ def allocator(
     new_zeros: Callable[..., Any] = _new_zeros,
     resize: Callable[..., Any] = _resize,
     delete: Callable[..., Any] = _delete,
-) -> Any:
+) -> tuple[Any, Any]:
     """An allocator for ``use``, of functions compiled here: ``new(context, size)``,
     ``new_zeros(context, count, size)``, ``resize(context, address, size)`` and ``delete(context, address, size)``.
 
-    ``context``, int64, must outlive the arrays.
+    With it comes its handler, which must outlive the arrays; so must ``context``, int64.
     """
     of_new, of_three = _size(_context, _size), _size(_context, _size, _size)
     signatures = (new, of_new), (new_zeros, of_three), (resize, of_three), (delete, types.void(_context, _size, _size))
     return handler(name, context, [_compiled(fn, signature) for fn, signature in signatures])
 
 
-def handler(name: str, context: np.ndarray, addresses: Iterable[int]) -> Any:
-    """An allocator for ``use``, of functions by their addresses, in the order of ``allocator``."""
+def handler(name: str, context: np.ndarray, addresses: Iterable[int]) -> tuple[Any, Any]:
+    """What ``allocator`` returns, of functions by their addresses, in its order."""
     record = _Handler(name.encode(), 1, context.ctypes.data, *addresses)
     capsule: Any = python("PyCapsule_New", ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
         ctypes.addressof(record), b"mem_handler", None
     )
-    keep(record)
-    return capsule
+    return capsule, record
 
 
 @functools.cache
@@ -106,5 +105,6 @@ def use(allocator: Any) -> Any:
 
 def install(name: str, context: np.ndarray, *functions: Callable[..., Any]) -> None:
     """``use`` an allocator until the end of the process."""
-    keep(context)
-    use(allocator(name, context, *functions))
+    capsule, record = allocator(name, context, *functions)
+    keep((context, record))
+    use(capsule)

@@ -250,7 +250,7 @@ class GradStore:
     def pop(self, tensor: Tensor) -> Array:
         """Take a gradient out. KeyError if there is none."""
         if tensor not in self:
-            raise KeyError(f"tensor {tensor.number} has no gradient yet: it comes before what was made from it")
+            raise KeyError(f"tensor {tensor.number} has no gradient: it comes before what was made from it, or twice")
         return self.grads.pop(tensor.number)
 
     def add(self, tensor: Tensor, grad: Array) -> None:

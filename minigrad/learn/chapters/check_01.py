@@ -8,12 +8,7 @@ from ..exercise import attempt, refuses, require, same
 
 
 def exercise_1(my: Any) -> None:
-    mistakes = {
-        "column by column, as the last axis has not stride 1": (2, 1),
-        "one axis too far: the last axis has stride 1": (6, 3),
-        "right, but in the wrong order": (1, 3),
-    }
-    same("row_major((2, 3))", my.row_major((2, 3)), (3, 1), mistakes)
+    same("row_major((2, 3))", my.row_major((2, 3)), (3, 1))
     same("row_major((2, 3, 4))", my.row_major((2, 3, 4)), (12, 4, 1))
     same("row_major(()), of a single number", my.row_major(()), ())
 
@@ -39,7 +34,7 @@ def exercise_2(my: Any) -> None:
         refuses(f"at(view, {index}) {name}", IndexError, my.at, view, index)
 
 
-def sees(what: str, my: Any, view: Any, got: Any, want: Any, **mistakes: Any) -> None:
+def sees(what: str, my: Any, view: Any, got: Any, want: Any) -> None:
     """Compare what a view shows, and require that it shares the memory."""
     require(isinstance(got, my.View), f"{what}\nexpected a View\ngot      {got!r}")
     same(f"{what}: its shape", got.shape, want.shape)
@@ -47,18 +42,20 @@ def sees(what: str, my: Any, view: Any, got: Any, want: Any, **mistakes: Any) ->
     lowest, highest = got.start + sum(w for w in ways if w < 0), got.start + sum(w for w in ways if w > 0)
     outside = f"{what}\nstart {got.start} and strides {got.strides} lead outside of the memory: they move with the axes"
     require(lowest >= 0 and highest < len(got.memory), outside)
-    same(what, got.tolist(), want.tolist(), {name.replace("_", " "): x.tolist() for name, x in mistakes.items()})
+    same(what, got.tolist(), want.tolist())
     require(got.memory is view.memory, f"{what}\nthe elements were copied; a view shares the memory")
 
 
 def exercise_3(my: Any) -> None:
     view, x = counting(my, 2, 3)
-    wrong = {"in_the_old_order: the strides have to move with the axes": x.reshape(3, 2)}
     what = "transposed(view, (1, 0)) of [[0, 1, 2], [3, 4, 5]] (shape and strides move together)"
-    sees(what, my, view, my.transposed(view, (1, 0)), x.T, **wrong)
+    sees(what, my, view, my.transposed(view, (1, 0)), x.T)
     view, x = counting(my, 2, 3, 4)
     got = my.transposed(view, (1, 2, 0))
     sees("transposed(view, (1, 2, 0)) of shape (2, 3, 4)", my, view, got, x.transpose(1, 2, 0))
+    later, x = my.View(list(range(7)), (2, 3), (3, 1), 1), np.arange(1, 7).reshape(2, 3)
+    what = "transposed(view, (1, 0)) of a view with start 1, which stays"
+    sees(what, my, later, my.transposed(later, (1, 0)), x.T)
 
 
 def exercise_4(my: Any) -> None:
@@ -68,7 +65,7 @@ def exercise_4(my: Any) -> None:
         got, want = my.sliced(row, 0, first, step), x[first::step]
         note = "lengths are rounded up" if step > 0 else "place 0 counts, too"
         same(f"{what}: its shape ({note})", got.shape, want.shape)
-        sees(what, my, row, got, want, every_element_from_there=x[first:][: len(want)])
+        sees(what, my, row, got, want)
     later = my.View(row.memory, (2,), (2,), 1)
     what = "a view [1, 3] with start 1 and stride 2, sliced(view, 0, 1, 1): the start counts, too"
     sees(what, my, row, my.sliced(later, 0, 1, 1), np.array([3]))
@@ -86,8 +83,7 @@ def exercise_5(my: Any) -> None:
     ]
     for a, b, why in cases:
         got = attempt(my.broadcast_shape, a, b)
-        want = np.broadcast_shapes(a, b)
-        same(f"broadcast_shape({a}, {b}): {why}", got, want, {"in the wrong order": want[::-1]})
+        same(f"broadcast_shape({a}, {b}): {why}", got, np.broadcast_shapes(a, b))
     for a, b in (((2,), (3,)), ((2, 3), (2,)), ((0,), (2,))):
         refuses(f"broadcast_shape({a}, {b})", ValueError, my.broadcast_shape, a, b)
 
@@ -112,8 +108,7 @@ def exercise_7(my: Any) -> None:
         missing = 2 - len(shape)
         axes = tuple(k for k in range(2) if k < missing or shape[k - missing] != g.shape[k])
         want = np.asarray(g.sum(axis=axes)).reshape(shape)
-        mistakes = {"the mean": g.mean(axis=axes).reshape(shape), "the largest": g.max(axis=axes).reshape(shape)}
         what = f"unbroadcast({g.tolist()}, {shape}): sum over axes that are missing there, and those of length 1 there"
-        same(what, attempt(my.unbroadcast, g, shape), want, mistakes if axes else {})
+        same(what, attempt(my.unbroadcast, g, shape), want)
     big = np.ones((4, 2, 3))
     same("unbroadcast of ones of shape (4, 2, 3) to (2, 1)", my.unbroadcast(big, (2, 1)), np.full((2, 1), 12.0))

@@ -18,13 +18,7 @@ def product(what: str, my: Any, call: Any, shape: tuple[int, int, int], *sizes: 
     """Run a product and compare c; returns the counted matrices."""
     a, b, c, want = matrices(my, *shape)
     call(a, b, c, *sizes)
-    wrong = {"c = a b: what is in c already is to be kept": want - 1, "c as it was": np.ones(want.shape)}
-    whole = shape[1] // sizes[0] * sizes[0] if sizes else shape[1]
-    wrong["without k = 0"], wrong["without the rest after the last whole block"] = (
-        1 + a.array[:, some] @ b.array[some] for some in (slice(1, None), slice(whole))
-    )
-    wrong["the product of the last k alone: they are to be added up"] = a.array[:, -1:] @ b.array[-1:]
-    same(f"{what}, a of shape {shape[:2]}, b of shape {shape[1:]}, c all 1: c += a b", c.array, want, wrong)
+    same(f"{what}, a of shape {shape[:2]}, b of shape {shape[1:]}, c all 1: c += a b", c.array, want)
     require(a.reads and b.reads and c.writes, f"{what}: work on single elements, such as c[i, j]: they are counted")
     return a, b, c
 
@@ -51,14 +45,7 @@ def exercise_2(my: Any) -> None:
 
 def exercise_3(my: Any) -> None:
     for cache, width, itemsize, want in ((4096, 64, 4, 8), (5000, 64, 4, 8), (1 << 20, 256, 4, 512), (1024, 512, 8, 4)):
-        room = cache // (width * itemsize)
-        mistakes = {
-            "0: at least 4": 0,
-            "the whole cache: the other half is for rows of a and c": room // 4 * 4,
-            "not a multiple of 4": room // 2,
-            "without the bytes of a number": cache // 2 // width // 4 * 4,
-        }
-        same(f"block_depth({cache}, {width}, {itemsize})", my.block_depth(cache, width, itemsize), want, mistakes)
+        same(f"block_depth({cache}, {width}, {itemsize})", my.block_depth(cache, width, itemsize), want)
 
 
 def exercise_4(my: Any) -> None:
@@ -66,14 +53,8 @@ def exercise_4(my: Any) -> None:
     for k0, j0 in ((0, 0), (2, 1), (2, 3), (3, 4)):
         block = np.full((2, 2), 99.0)
         want = np.pad(b, ((0, 2), (0, 2)))[k0 : k0 + 2, j0 : j0 + 2]
-        mistakes = {
-            "the piece at [0, 0]": b[:2, :2],
-            "its transpose": want.T,
-            "what comes if the rest of the block keeps what was in it": np.where(want == 0, 99.0, want),
-            "the piece at [j0, k0]": np.pad(b, ((0, 5), (0, 5)))[j0 : j0 + 2, k0 : k0 + 2],
-        }
         my.pack(my.Counted(b, my.Cache(4)), k0, j0, block)
-        same(f"b of shape (4, 5) with 1, 2, 3, ...: pack(b, {k0}, {j0}, block of 2 × 2)", block, want, mistakes)
+        same(f"b of shape (4, 5) with 1, 2, 3, ...: pack(b, {k0}, {j0}, block of 2 × 2)", block, want)
 
 
 def exercise_5(my: Any) -> None:
@@ -82,14 +63,9 @@ def exercise_5(my: Any) -> None:
         block = my.Counted(np.sin(np.arange(depth * width)).reshape(depth, width), my.Cache(16))
         want = np.ones((4, width))
         want[i : i + 2] += a.array[i : i + 2, k0 : k0 + depth] @ block.array
-        early, four = want.copy(), np.ones((4, width))
-        four[i : i + 2] += a.array[i : i + 2, k0 : k0 + 4] @ block.array[:4]
-        early[i] = 1 + a.array[i, :depth] @ block.array
-        one = np.where(np.arange(4)[:, None] == i + 1, 1.0, want)
         call = f"tile(a, block, c, i={i}, k0={k0}), block of {depth} × {width}"
         my.tile(a, block, c, i, k0)
-        wrong = {"row i only; row i + 1 is missing": one, "from the first four rows of the block only": four}
-        same(f"{call}, c all 1", c.array, want, {**wrong, "row i with a from column 0, not k0": early})
+        same(f"{call}, c all 1", c.array, want)
         limits = {"numbers of the block": (block.reads, depth * width), "numbers of a": (a.reads, 2 * depth)}
         for name, (got, most) in {**limits, "elements of c": (c.reads, width * depth // 2)}.items():
             require(got <= most, f"{call}: {got} {name} were read, expected {most}: keep numbers in variables")

@@ -35,15 +35,17 @@ def exercise_3(my: Any) -> None:
     x, y = np.arange(128, dtype=f32), empty(128)
     what = "128 elements, 2 blocks of 64 threads: y"
     report = run(what, my.reverse, 2, 64, x, y)
-    written(what, y, x.reshape(2, 64)[:, ::-1].ravel(), {"all blocks turned round together": x[::-1]})
+    written(what, y, x.reshape(2, 64)[:, ::-1].ravel())
     require(report.traffic("shared").requests, f"{what}\nnothing was written to shared memory: the tile is to be used")
+    require(report.barriers, f"{what}\nthe barrier is missing, cuda.syncthreads(): each thread takes back its own "
+            "element only. Thread t is to write y[first + t], which another one has read")  # fmt: skip
     costs(what, report, "global", 32, "each element of x is read once, each of y written once")
 
 
 def exercise_4(my: Any) -> None:
     for rows, columns in ((32, 32), (34, 5)):
         x = np.arange(rows * columns, dtype=f32).reshape(rows, columns)
-        y, what = empty(columns, rows), f"x of shape ({rows}, {columns})"
+        y, what = empty(columns, rows), f"x of shape ({rows}, {columns}), 32 x 8 threads for 32 x 32 elements"
         report = run(what, my.transpose, (-(-columns // 32), -(-rows // 32)), (32, 8), x, y)
         written(what, y, x.T)
         if columns == 32:

@@ -45,17 +45,16 @@ def exercise_1(my: Any) -> None:
 
 def rows(kernel: Any, passes: int, reads: str) -> None:
     """Check a softmax kernel, and how often it reads each number."""
-    for x in (SMALL, HUGE, wide(2, 70)):
-        y, what = empty(*x.shape), f"x = {x.tolist()}" if x.size < 10 else "x of shape (2, 70), blocks of 64 threads"
+    for x in (SMALL, HUGE, wide(2, 150)):
+        y, what = empty(*x.shape), f"x = {x.tolist()}" if x.size < 10 else "x of shape (2, 150), blocks of 64 threads"
         report = run(what, kernel, 2, 64, x, y)
         if x is HUGE:
             require(np.isfinite(y).all(), f"{what}\ny holds NaN: e^10000 is infinite. Take the maximum out first")
-        mistakes = {"the powers without the division": np.exp(x - x.max(-1, keepdims=True))}
-        written(f"{what}: y", y, softmax_of(x.astype(np.float64)).astype(f32), mistakes)
+        written(f"{what}: y", y, softmax_of(x.astype(np.float64)).astype(f32))
     lanes = report.traffic("global load").lanes
     require(lanes <= passes * x.size, f"{what}\n{lanes} reads of {x.size} numbers: {reads}")
     sectors = report.traffic("global load").cost
-    require(sectors <= 2 * report.traffic("global load").ideal,
+    require(sectors <= 1.5 * report.traffic("global load").ideal,
             f"{what}\n{sectors} sectors: neighbouring threads should read neighbouring columns")  # fmt: skip
 
 
@@ -76,10 +75,7 @@ def exercise_3(my: Any) -> None:
             got = my.join(*map(f32, given))
             what = f"join{given}: {why}"
             require(isinstance(got, tuple) and len(got) == 2, f"{what}\nexpected two numbers, (m, s), got {got!r}")
-            mistakes = {
-                "the sums added as they are, with different maxima": np.array([want[0], given[1] + given[3]], f32)
-            }
-            same(what, np.array(got, f32), np.array(want, f32), mistakes)
+            same(what, np.array(got, f32), np.array(want, f32))
 
 
 def exercise_4(my: Any) -> None:
@@ -97,21 +93,10 @@ def exercise_5(my: Any) -> None:
         exact = x.astype(np.float64)
         p, hit = softmax_of(exact), np.eye(columns)[targets]
         want = np.log(np.exp(exact - exact.max(1, keepdims=True)).sum(1)) + exact.max(1) - exact[range(n), targets]
-        mistakes = {"without the maximum that was taken out": (want - exact.max(1)).astype(f32)}
-        written(f"{what}: losses", losses, want.astype(f32), mistakes, 2e-3 if x is HUGE else 1e-5)
-        mistakes = {
-            "the gradient of the sum of the losses": (p - hit).astype(f32),
-            "the softmax alone": (p / n).astype(f32),
-        }
-        written(f"{what}: dx", dx, ((p - hit) / n).astype(f32), mistakes)
+        written(f"{what}: losses", losses, want.astype(f32), 2e-3 if x is HUGE else 1e-5)
+        written(f"{what}: dx", dx, ((p - hit) / n).astype(f32))
     lanes = report.traffic("global load").lanes
     require(lanes <= 2 * x.size + 3 * 128, f"{what}\n{lanes} reads of {x.size} numbers: two passes are enough")
-
-
-def attended(q: Array, k: Array, v: Array, shift: int = 0, scale: float = 0.5) -> Array:
-    """Causal attention as the formula says it; query i sees the keys up to i + shift."""
-    scores = np.where(np.tri(len(q), k=shift) > 0, scale * q @ k.T, -np.inf)
-    return np.asarray(softmax_of(scores) @ v, f32)
 
 
 def exercise_6(my: Any) -> None:
@@ -121,12 +106,10 @@ def exercise_6(my: Any) -> None:
         q *= 4
         y, what = empty(T, my.D), f"T = {T}, {-(-T // 16)} blocks of 16 threads"
         report = run(what, my.attention, -(-T // 16), 16, q, k, v, y)
-        mistakes = {"without the division by the root of D": attended(q, k, v, 0, 1.0)}
-        if T == 2:
-            alone = np.isnan(y[0]).all() and not np.isnan(y[1:]).any()
-            require(not alone, f"{what}\ny[0] is no number: query 0 sees one key, that at its own place")
-            mistakes["a query that sees the future"] = attended(q, k, v, 1)
-        written(f"{what}: y", y, attended(q, k, v), mistakes)
+        alone = T == 2 and np.isnan(y[0]).all() and not np.isnan(y[1:]).any()
+        require(not alone, f"{what}\ny[0] is no number: query 0 sees one key, that at its own place")
+        weights = softmax_of(np.where(np.tri(T) > 0, q @ k.T / 2, -np.inf))
+        written(f"{what}: y", y, np.asarray(weights @ v, f32))
     lanes = report.traffic("global load").lanes
     most = T * my.D * (1 + 2 * -(-T // 16))
     require(lanes <= most, f"{what}\n{lanes} reads from global memory, {most} are enough: a block reads a key once")

@@ -116,8 +116,7 @@ def exercise_6(my: Any) -> None:
         a, b, y = small(M, K), small(K, N), empty(M, N)
         what = f"a of shape ({M}, {K}), b of shape ({K}, {N})"
         report = run(what, my.matmul_tensor, (N // 16, M // 16), 32, bits(a), bits(b), y)
-        mistakes = {"the_last_16_along_K_alone": a[:, -16:] @ b[-16:]}
-        written(f"{what}: y", y, a @ b, mistakes)
+        written(f"{what}: y", y, a @ b)
         most = M // 16 * (N // 16) * (K // 16) * 2
         found = report.instructions("mma")
         require(found == most, f"{what}\n{found} instructions mma_float16, {most} are needed")
