@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
+import functools
 import io
 import re
 import shlex
 import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -38,6 +40,15 @@ class RunError(RuntimeError):
     """The run cannot go on; the message says what is left of it."""
 
 
+class Filled(argparse.HelpFormatter):
+    """Fills the description's paragraphs to the terminal's width; those of commands stay lines."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        fill = functools.partial(textwrap.fill, width=width, break_on_hyphens=False, break_long_words=False)
+        parts = [part.split("\n") if "\n    " in f"\n{part}" else [part] for part in text.split("\n\n")]
+        return "\n\n".join("\n".join(fill(line, subsequent_indent=" " * 8 * (len(p) > 1)) for line in p) for p in parts)
+
+
 class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are one line, with the nearest flag for a misspelt one."""
 
@@ -45,9 +56,7 @@ class Parser(argparse.ArgumentParser):
         if description and is_command():
             mention = r"python examples/(\w+\.py)([^\n]*?)(  +|$)"
             description = re.sub(mention, as_command, description, flags=re.MULTILINE)
-        super().__init__(
-            description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-        )
+        super().__init__(description=description, formatter_class=Filled, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
         """Raise the message as UsageError."""

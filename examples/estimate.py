@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 
 import numpy as np
 from char_run import Settings
 from command_line import UsageError
 
 import minigrad
-from minigrad.device import Device
+from minigrad.device import CPU, Device
 from minigrad.models import GPT2Config, gpt2_memory
 from minigrad.tools.free_memory import free_memory, in_words
 
@@ -22,23 +23,46 @@ def check_memory(settings: Settings, vocab_size: int, device: Device, world_size
 
     A Llama counts as the GPT-2 of its sizes.
     """
-    free = free_memory(device)
     world_size = 1 if settings.reproducible else world_size  # which does not part micro-batches
     ranks = int(os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", 1)) if device.type == "cpu" else 1  # that share the memory
-    needed = ranks * step_bytes(settings, vocab_size, settings.batch_size // world_size)
-    if free is None or needed <= free:
-        return
-    smaller = [n for n in (2**k for k in range(10, -1, -1)) if n * world_size < settings.batch_size]
-    fits = next((n for n in smaller if ranks * step_bytes(settings, vocab_size, n) <= free), None)
-    advice = [] if fits is None else [f"--batch-size {fits * world_size} fits"]
-    if getattr(settings, "preset", "tiny") != "tiny":
-        advice.append("--preset tiny is for trying it")
+    advice = ["--preset tiny is for trying it"] if getattr(settings, "preset", "tiny") != "tiny" else []
     if device.type == "cpu" and settings.family == "gpt2":
         advice.append("--device cuda trains on a GPU")
+    check(
+        settings, lambda n: ranks * step_bytes(settings, vocab_size, n), settings.batch_size, device, advice, world_size
+    )
+
+
+def announced(config: GPT2Config, parameters: int, batch_size: int, steps: int, device: Device = CPU) -> str:
+    """The memory and the time of a training, in words; UsageError if it does not fit into the free memory.
+
+    ``config`` has the sizes of the transformer, whatever its parts are.
+    """
+
+    def needed(n: int) -> int:
+        return PROCESS + gpt2_memory(config, n).peak
+
+    check(config, needed, batch_size, device, [])
+    flops = steps * batch_size * config.block_size * flops_per_token(config, parameters)
+    at_best = f", {duration(flops / cpu_flops())} at best" if device.type == "cpu" else ""
+    return f"about {in_words(needed(batch_size))} of memory{at_best}"
+
+
+def check(
+    sizes: Settings | GPT2Config, needed: Callable[[int], int], batch_size: int, device: Device, advice: list[str],
+    parts: int = 1,
+) -> None:  # fmt: skip
+    """Raise UsageError if a step does not fit, with a batch that does; ``needed`` says the bytes of a part of it."""
+    free = free_memory(device)
+    if free is None or needed(batch_size // parts) <= free:
+        return
+    smaller = [n for n in (2**k for k in range(20, -1, -1)) if n * parts < batch_size]
+    fits = next((n for n in smaller if needed(n) <= free), None)
+    advice = [*([] if fits is None else [f"--batch-size {fits * parts} fits"]), *advice]
     raise UsageError(
-        f"a step of {settings.n_layer} layers, {settings.n_embd} channels and {settings.batch_size} sequences of "
-        f"{settings.block_size} needs about {in_words(needed)} of memory, and {in_words(free)} are free on {device}; "
-        + ("; ".join(advice) or "take fewer layers, channels or tokens")
+        f"a step of {sizes.n_layer} layers, {sizes.n_embd} channels and {batch_size} sequences of "
+        f"{sizes.block_size} needs about {in_words(needed(batch_size // parts))} of memory, and {in_words(free)} are "
+        f"free on {device}; " + ("; ".join(advice) or "take fewer layers, channels or tokens")
     )
 
 
@@ -50,7 +74,7 @@ def step_bytes(settings: Settings, vocab_size: int, batch_size: int) -> int:
     return PROCESS + gpt2_memory(config, max(1, batch_size), dtype=dtype).peak
 
 
-def flops_per_token(settings: Settings, parameters: int) -> int:
+def flops_per_token(settings: Settings | GPT2Config, parameters: int) -> int:
     """Operations of a training step, for each token: 6 N + 12 L T C (Chowdhery et al., "PaLM", 2022, appendix B).
 
     N counts the weights that are multiplied with: all but the position embedding, which is only added (the token

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 from command_line import BAR, Parser, RunError, UsageError, choose_device, how_to_run, run_cli
+from estimate import announced
 from pretrained_folder import copy_companions, load_pretrained
 from tqdm.auto import tqdm
 
@@ -26,7 +27,7 @@ from minigrad import Tensor
 from minigrad.data import FixedBatches, RandomBatches, load_corpus, train_val_split
 from minigrad.distributed import NonFiniteLossError, SimpleTrainer, TrainingConfig
 from minigrad.distributed.train.signals import interrupts
-from minigrad.models import CausalLM
+from minigrad.models import CausalLM, GPT2Config
 from minigrad.optim import AdamW, LinearWarmup, NonFiniteGradientError, decay_groups
 
 
@@ -68,11 +69,13 @@ def main() -> int:
         batches = RandomBatches(train, args.batch_size, T, args.seed)
         val_batches = FixedBatches(val, args.batch_size, T, args.eval_batches)
         minigrad.manual_seed(args.seed)
+        sizes = GPT2Config(model.config.vocab_size, T, model.config.n_layer, 1, model.config.n_embd)
+        needs = announced(sizes, model.num_parameters(), args.batch_size, args.steps, device)
     except ValueError as error:
         raise UsageError(error) from error
     parameters = f"{model.num_parameters():,} parameters"
     text_size = f"{corpus.name}: {len(tokens):,} tokens, {args.batch_size * T:,} a step"
-    print(f"{source}: {type(model).__name__}, {parameters}; {text_size}")
+    print(f"{source}: {type(model).__name__}, {parameters}; {text_size}; {needs}")
     trainer = SimpleTrainer.with_optimizer(TrainingConfig(max_grad_norm=1.0), optimizer).with_lr_schedule(schedule)
     started = time.perf_counter()
     try:

@@ -1,8 +1,7 @@
 """Train on replicas that are not equally fast, in lockstep and with a cadence that lets nobody wait.
 
-    python examples/heterogeneous_training.py                  ten seconds; draws who computed when, as text and, with
-                                                               matplotlib, as a picture
-    python examples/heterogeneous_training.py --slow-down 5    a replica that is five times slower
+    python examples/heterogeneous_training.py                ten seconds; draws who computed when, as text or a picture
+    python examples/heterogeneous_training.py --slow-down 5  a replica that is five times slower
 
 Two replicas are threads, and one is made slower by sleeping. In lockstep (policy SYNC) the fast one waits after each
 batch. With policy CADENCE both compute for the same time and are averaged then: the fast one does three batches while

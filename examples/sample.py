@@ -2,7 +2,7 @@
 
 python examples/sample.py                                the run under runs/ that was saved last
 python examples/sample.py runs/char-gpt --prompt "The " --chars 500 --temperature 0.8
-python examples/sample.py --attention heads.png          a picture of what each head looked at, with matplotlib
+python examples/sample.py --attention heads.png          a picture of what each head looked at (matplotlib)
 """
 
 from __future__ import annotations

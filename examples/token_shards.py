@@ -27,7 +27,7 @@ from text_tokenizers import ShardTokenizer, choose_tokenizer, end_of_text, in_wo
 from tqdm.auto import tqdm
 
 from minigrad.data import DataError, load_corpus, open_tokens, write_tokens
-from minigrad.data.corpus import short_name, text_files
+from minigrad.data.corpus import text_files
 from minigrad.files import durable
 
 INDEX = "shards.json"
@@ -153,15 +153,22 @@ def find_texts(data: list[str] | None) -> tuple[str, list[Text]]:
     if data is None or data == ["shakespeare"]:
         corpus = load_corpus("pydoc" if data is None else "shakespeare")
         return corpus.name, [Text(len(corpus.text), lambda: corpus.text)]
-    files = text_files(data)
+    sizes, name = text_files(data, text_size)
+    texts = [Text(size, lambda path=path: load_corpus([path]).text) for path, size in sizes.items() if size]  # type: ignore[misc]
+    if not texts:
+        raise DataError(f"{name}: all files are empty")
+    return name, texts
+
+
+def text_size(path: Path) -> int:
+    """The bytes of a file, which is read to see that it is text; DataError if it cannot be, or is none."""
     try:
-        sized = [(path, path.stat().st_size) for path in files]
+        size = path.stat().st_size
     except OSError as error:
         raise DataError(f"{error.filename}: {error.strerror}") from None
-    texts = [Text(size, lambda path=path: load_corpus([path]).text) for path, size in sized if size]  # type: ignore[misc]
-    if not texts:
-        raise DataError(f"{short_name(data)}: all files are empty")
-    return short_name(data), texts
+    if size:
+        load_corpus([path])
+    return size
 
 
 def parts(texts: list[Text], begin: float, end: float) -> Iterator[tuple[str, bool]]:
@@ -181,10 +188,12 @@ def parts(texts: list[Text], begin: float, end: float) -> Iterator[tuple[str, bo
 
 
 def _line_end(text: str, fraction: float) -> int:
-    """Where the line ends in which a fraction of the text falls."""
+    """Where the line ends in which a fraction of the text falls; within the line, if that is the last one."""
     if not 0 < fraction < 1:
         return 0 if fraction <= 0 else len(text)
-    return text.find("\n", int(fraction * len(text))) + 1 or len(text)
+    place = int(fraction * len(text))
+    end = text.find("\n", place) + 1
+    return end if 0 < end < len(text) else place
 
 
 def tokenized(

@@ -18,6 +18,7 @@ import time
 
 import numpy as np
 from command_line import BAR, Parser, UsageError, run_cli
+from estimate import announced
 from tqdm.auto import tqdm
 
 import minigrad
@@ -52,7 +53,10 @@ def main() -> int:
     held_out, known = sums[order[: args.held_out]], sums[order[args.held_out :]]
     minigrad.manual_seed(args.seed)
     model = GPT2(GPT2Config(len(CHARACTERS), PROMPT + ANSWER - 1, n_layer=2, n_head=4, n_embd=64))
-    print(f'GPT: {model.num_parameters():,} parameters; {len(known):,} sums to learn, such as "{text(known[0])}"')
+    needs = announced(model.config, model.num_parameters(), args.batch_size, args.steps)
+    print(
+        f'GPT: {model.num_parameters():,} parameters; {needs}\n{len(known):,} sums to learn, such as "{text(known[0])}"'
+    )
 
     started = time.perf_counter()
     train(model, known, args.steps, args.batch_size, args.lr, args.seed)

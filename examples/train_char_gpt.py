@@ -267,7 +267,8 @@ class TrainingRun:
         trainer, steps = self.trainer, self.settings.steps
         last = steps if last is None else min(last, steps)
         seconds: deque[float] = deque(maxlen=20)  # of the last steps; the first one of all also compiles
-        signal_number, said = 0, time.monotonic()
+        began, first, signal_number = time.monotonic(), trainer.global_step, 0
+        said = began
         shape: dict[str, Any] = {"dynamic_ncols": True, "disable": None}  # None: unless this is a terminal
         if self.world_size > 1:  # whose lines a launcher passes on, each whole
             shape = {"file": Lines(), "ncols": 100, "mininterval": 10, "delay": 10, "disable": self.rank > 0}
@@ -284,7 +285,7 @@ class TrainingRun:
                 if metrics.step % LOG_EVERY == 0 or metrics.step == 1:
                     self.write({**vars(metrics), **self.speed(rate)})
                 if bar.disable and time.monotonic() - said > SAYS_EVERY:  # into a file, or a pipe
-                    left = duration(sum(seconds) / len(seconds) * (steps - metrics.step))
+                    left = duration((time.monotonic() - began) / (metrics.step - first) * (steps - metrics.step))
                     self.say(f"step {metrics.step:5d} of {steps}  {shown}  about {left} left")
                     said = time.monotonic()
                 self.after_step(metrics)
@@ -466,8 +467,9 @@ def plot_losses(folder: Path, unit: str) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        print(f"loss (nats per {unit}; pip install matplotlib for a picture)")
-        print(curve([(r["step"], r["loss"]) for r in records if "loss" in r]))
+        points = [(r["step"], r["loss"]) for r in records if "loss" in r]
+        if len(points) > 1:
+            print(f"loss (nats per {unit}; pip install matplotlib for a picture)\n{curve(points)}")
         return
     figure = Figure(figsize=(7, 4), layout="tight")
     axes = figure.subplots()

@@ -15,12 +15,14 @@ import time
 import numpy as np
 from command_line import BAR, Parser, UsageError, run_cli
 from digit_images import SIZE, draw_digits, show
+from estimate import announced
 from tqdm.auto import tqdm
 
 import minigrad
 from minigrad import Tensor, nn
 from minigrad.data import DataLoader, TensorDataset
 from minigrad.distributed import SimpleTrainer, TrainingConfig
+from minigrad.models import GPT2Config
 from minigrad.nn import functional as F
 from minigrad.optim import AdamW, CosineAnnealing, decay_groups
 
@@ -70,12 +72,14 @@ def main() -> int:
         if not getattr(args, name) >= least:
             raise UsageError(f"--{name.replace('_', '-')} is {getattr(args, name)}, expected at least {least}")
 
+    minigrad.manual_seed(args.seed)
+    model = VisionTransformer()
+    sizes = GPT2Config(10, (SIZE // PATCH) ** 2, len(model.blocks), 4, 64)  # those of a GPT that is as large
+    needs = announced(sizes, model.num_parameters(), args.batch_size, args.steps)
     rng = np.random.default_rng(args.seed)
     images, digits = draw_digits(args.images, args.noise, rng)
     test_images, test_digits = draw_digits(args.held_out, args.noise, rng)
-    minigrad.manual_seed(args.seed)
-    model = VisionTransformer()
-    print(f"{len(images):,} images such as these, {model.num_parameters():,} parameters")
+    print(f"{len(images):,} images such as these, {model.num_parameters():,} parameters; {needs}")
     print(show(images[:6]))
 
     started = time.perf_counter()

@@ -16,7 +16,9 @@ minigrad train --help and the like list the flags. minigrad --version prints the
 import ast
 import difflib
 import importlib
+import shutil
 import sys
+import textwrap
 from pathlib import Path
 
 from . import __version__, env
@@ -66,7 +68,9 @@ def run_example(folder: Path, arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         about = {name: ast.get_docstring(ast.parse(path.read_text("utf-8"))) for name, path in scripts.items()}
         print("usage: minigrad examples NAME [flags]\n")
-        print("\n".join(f"  {name:<24}{str(text).splitlines()[0]}" for name, text in about.items()))
+        columns, indent = shutil.get_terminal_size().columns - 1, " " * 26
+        for name, text in about.items():
+            print(textwrap.fill(f"  {name:<24}{str(text).splitlines()[0]}", columns, subsequent_indent=indent))
         return 0
     name, *flags = arguments
     found = [stem for stem in scripts if stem in (name, f"train_{name}")] or [stem for stem in scripts if name in stem]

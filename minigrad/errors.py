@@ -20,10 +20,15 @@ OURS = (__name__.partition(".")[0], "functools", "contextlib", "threading", "con
 """The latter four call us back: between our own frames, or in a thread that has no line of the user's."""
 
 
-def user_line() -> str | None:
-    """``file:line: source`` of the call that led into minigrad, or None where there is none."""
+def user_line(hide: bool = False) -> str | None:
+    """``file:line: source`` of the call that led into minigrad, or None where there is none.
+
+    ``hide``: IPython and pytest leave the frames up to that call out when they show the error that is raised now.
+    """
     frame = sys._getframe(1)
     while str(frame.f_globals.get("__name__")).partition(".")[0] in OURS:
+        if hide:
+            frame.f_locals["__tracebackhide__"] = True
         if frame.f_back is None:
             return None
         frame = frame.f_back
@@ -60,7 +65,7 @@ def located(error: E) -> E:
     """The error, its message followed by the line of the user's call."""
     if isinstance(error, LocatedError):
         return error
-    line = user_line()
+    line = user_line(hide=True)
     if line is not None and error.args and isinstance(error.args[0], str):
         place = f"\n  at {line}"
         message = error.args[0].replace(place, "")  # it may quote an error that has its place
@@ -181,7 +186,7 @@ class LocatedError(ValueError):
     """
 
     def __init__(self, message: str) -> None:
-        line = user_line()
+        line = user_line(hide=True)
         self.place: str = f"\n  at {line}" if line else ""
         super().__init__(message.replace(self.place, "") if line else message)  # it may quote an error of this line
 

@@ -4,6 +4,7 @@
 """
 
 import difflib
+import functools
 import importlib
 import opcode
 import re
@@ -13,6 +14,7 @@ from types import ModuleType, TracebackType
 from typing import Any
 
 from .errors import located
+from .modes import F
 
 
 def _read() -> dict[str, dict[str, str]]:
@@ -81,10 +83,14 @@ def list_names(module: str) -> None:
 
 def answer_for(module: str, *, searched: bool = False) -> None:
     """Give a module a ``__getattr__``, which is called for names that it has not, and of which type checkers need not
-    know. With ``searched``, other modules look here for a name that they lack.
+    know. With ``searched``, other modules look here for a name that they lack. The classes of the module's answer for
+    arguments, too.
     """
     if searched:
         _searched.append(module)
+    for kind in vars(sys.modules[module]).values() if module != "minigrad" else ():
+        if isinstance(kind, type) and "__init__" in vars(kind) and kind.__module__.startswith(module):
+            kind.__init__ = answering(kind.__init__)  # type: ignore[misc]  # to type checkers it is the same
 
     def named(name: str) -> Any:
         if name.startswith("__"):
@@ -120,10 +126,11 @@ def make_modules() -> None:
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         previous(kind, error, trace)
-        if text := explained(error):
-            print(f"minigrad: {text}", file=sys.stderr)
+        say(error)
 
     sys.excepthook = hook
+    if shell := getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)():
+        shell.events.register("post_run_cell", lambda result: say(result.error_in_exec))  # which asks no excepthook
 
 
 class _DeviceModule(ModuleType):
@@ -141,14 +148,34 @@ class _Absent:
             raise ModuleNotFoundError(f"No module named {name!r}; {HINTS['modules'][name]}", name=name)
 
 
-def explained(error: BaseException) -> str | None:
-    """What to say below an error of Python's own: about an argument under PyTorch's name, or a tensor's method that an
+def answering(function: F) -> F:
+    """The function, whose error about an argument under PyTorch's name says what to use, whoever catches it."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except TypeError as error:
+            if text := explained(error):
+                error.args = (f"{error}; {text}",)
+                located(error)
+            raise
+
+    return call  # type: ignore[return-value]  # functools.wraps keeps the signature
+
+
+def say(error: BaseException | None) -> None:
+    """Print what there is to say below an error that has just been shown."""
+    if text := explained(error):
+        print(f"minigrad: {text}", file=sys.stderr)
+
+
+def explained(error: BaseException | None) -> str | None:
+    """What to say of an error of Python's own: about an argument under PyTorch's name, or a tensor's method that an
     array has not."""
     name = str(getattr(error, "name", None))
-    if isinstance(error, AttributeError) and type(getattr(error, "obj", None)).__name__ == "ndarray":
-        tensor = sys.modules["minigrad.tensor"].Tensor
-        return (
-            f"p.data is the NumPy array; use with minigrad.no_grad(): p.{name}(...)" if hasattr(tensor, name) else None
-        )
-    found = re.search(r"unexpected keyword argument '(\w+)'", str(error)) if isinstance(error, TypeError) else None
-    return f"{found[1]}: {HINTS['arguments'][found[1]]}" if found and found[1] in HINTS["arguments"] else None
+    of_array = isinstance(error, AttributeError) and type(getattr(error, "obj", None)).__name__ == "ndarray"
+    if of_array and hasattr(sys.modules["minigrad.tensor"].Tensor, name):
+        return f"p.data is the NumPy array; use with minigrad.no_grad(): p.{name}(...)"
+    found = re.search(r"unexpected keyword argument '(\w+)'$", str(error)) if isinstance(error, TypeError) else None
+    return HINTS["arguments"].get(found[1]) if found else None

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from processes import python
 from refusals import raises
 
 import minigrad as mg
@@ -331,6 +332,22 @@ def test_the_line_is_that_of_the_users_call() -> None:
         assert f"\n  at {Path(code.co_filename).name}:{code.co_firstlineno}: for wrong in (lambda" in re.sub(
             r"at \S*/", "at ", str(caught)
         )
+    deep = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(3, 2)))
+    with pytest.raises(ValueError, match="in 1.0 of Sequential") as shown:
+        deep(mg.ones(1, 2))
+    # Of our frames, pytest shows but the last, in which it is raised.
+    assert len(shown.traceback) > 6 and [entry.name for entry in shown.traceback.filter(shown)][1:] == []
+
+
+def test_a_shell_says_what_to_use_below_an_error_of_pythons_own() -> None:
+    wrong = "minigrad.zeros(2).data.zero_()"
+    assert "minigrad: p.data is the NumPy array; use with" in python("-c", f"import minigrad; {wrong}").stderr
+    # A notebook asks no excepthook; a stand-in for IPython, which tells what was registered of its cells.
+    notebook = "import sys, types; said = []; shell = types.SimpleNamespace(events=types.SimpleNamespace(register="
+    notebook += "lambda *a: said.append(a))); sys.modules['IPython'] = types.SimpleNamespace(get_ipython=lambda: shell)"
+    cell = f"try: {wrong}\nexcept AttributeError as e: said[0][1](types.SimpleNamespace(error_in_exec=e))"
+    run = python("-c", f"{notebook}\nimport minigrad\n{cell}\nsaid[0][1](types.SimpleNamespace(error_in_exec=None))")
+    assert run.stderr == "minigrad: p.data is the NumPy array; use with minigrad.no_grad(): p.zero_(...)\n"
 
 
 def test_code_without_source_has_a_line_too() -> None:

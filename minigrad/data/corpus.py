@@ -11,14 +11,15 @@ import os
 import platform
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from ..files import durable
-from .errors import DataError
+from .errors import DataError, NotTextError
 
+T = TypeVar("T")
 Source: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
@@ -104,29 +105,25 @@ def _pydoc() -> tuple[str, str, dict[str, str | int | list[str]]]:
 
 
 def _files(paths: list[str | os.PathLike[str]]) -> tuple[str, str, dict[str, str | int | list[str]]]:
-    texts: dict[str, str] = {}
     size = 0
-    given, left_out = {*map(Path, paths)}, 0
-    for path in text_files(paths):
+
+    def text(path: Path) -> str:
+        nonlocal size
         raw = _read(path, MAX_BYTES - size)
-        try:
-            texts[str(path)] = _decode(path, raw)
-            size += len(raw)
-        except DataError:
-            if path in given:
-                raise
-            left_out += 1  # of a folder: a picture, or whatever else lies there
-    if not texts:
-        raise DataError(f"{short_name(paths)} holds {left_out} files, none of which is UTF-8 text")
-    name = short_name(paths) + (f" (without {left_out} files that are no text)" if left_out else "")
-    return "\n".join(texts.values()), name, {"source": "files", "files": list(texts)}
+        found = _decode(path, raw)
+        size += len(raw)
+        return found
+
+    texts, name = text_files(paths, text)
+    return "\n".join(texts.values()), name, {"source": "files", "files": [*map(str, texts)]}
 
 
-def text_files(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:
-    """The files that ``load_corpus(paths)`` reads, in its order: for those who read them one at a time.
+def text_files(paths: Sequence[str | os.PathLike[str]], read: Callable[[Path], T]) -> tuple[dict[Path, T], str]:
+    """What ``read`` returns of each file that ``load_corpus(paths)`` reads, in its order; and the name of the whole.
 
     Raises:
-        DataError: there are no paths, or a folder holds no files.
+        DataError: there are no paths, or a folder holds no text.
+        NotTextError: ``read`` raised it of a file that was named. Those of folders are left out, and the name says so.
     """
     if not paths:
         raise DataError("no data: give at least one file or folder, or leave --data out for the default corpus")
@@ -134,7 +131,19 @@ def text_files(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:
     for given in map(Path, paths):
         for path in _expand(given):
             unique.setdefault(os.path.realpath(path), path)  # which knows no error: reading will say it
-    return list(unique.values())
+    texts: dict[Path, T] = {}
+    for path in unique.values():
+        try:
+            texts[path] = read(path)
+        except NotTextError:
+            if path in map(Path, paths):
+                raise
+    left_out = len(unique) - len(texts)
+    if not texts:
+        raise DataError(f"{short_name(paths)} holds no file of UTF-8 text ({left_out} of other kinds)")
+    return texts, short_name(paths) + (
+        f" ({left_out} file{'s' * (left_out > 1)} left out: not text)" if left_out else ""
+    )
 
 
 def short_name(paths: Sequence[str | os.PathLike[str]]) -> str:
@@ -183,7 +192,7 @@ def _decode(path: Path, raw: bytes) -> str:
     except UnicodeDecodeError as error:
         bad = error.start + mark
     if bad >= 0:
-        raise DataError(f"{path} is not UTF-8 text: byte 0x{raw[bad]:02x} at offset {bad:,}")
+        raise NotTextError(f"{path} is not UTF-8 text: byte 0x{raw[bad]:02x} at offset {bad:,}")
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 

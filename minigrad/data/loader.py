@@ -76,6 +76,8 @@ class DataLoader:
         self._resumed = False
         self._takes_seed: bool = shuffle and generator is None
         if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
+            if not len(dataset):
+                raise bad_value(f"DataLoader of an empty {type(dataset).__name__}: expected at least one sample")
             seed, draws = (generator or default_generator).next() if shuffle else (0, 0)
             seed = (seed + draws * 0x9E37_79B9_7F4A_7C15) % 2**64
             self.sampler = (EpochSampler if shuffle else InOrder)(len(dataset), batch_size, seed, drop_last)
@@ -112,6 +114,10 @@ class DataLoader:
 
     def _parts(self) -> Iterator[list[Any]]:
         samples = iter(self.dataset)
+        if not (first := [*itertools.islice(samples, 1)]):
+            once = "what can be iterated once only, as a generator, is empty in its second epoch"
+            raise bad_value(f"DataLoader: the {type(self.dataset).__name__} yielded nothing; {once}")
+        samples = itertools.chain(first, samples)
         while part := list(itertools.islice(samples, self.batch_size)):
             if len(part) == self.batch_size or not self.drop_last:
                 yield part

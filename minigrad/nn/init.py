@@ -11,6 +11,7 @@ import numpy as np
 
 from ..creation import empty, empty_like
 from ..errors import bad_value
+from ..hints import answering
 from ..modes import F, no_grad
 from ..random import Source
 from ..tensor import Tensor
@@ -39,6 +40,7 @@ def skipping() -> bool:
 def _draws(fill: F) -> F:
     """A function that fills a tensor with random numbers, outside of the graph; nothing under `skip_init`."""
 
+    @answering
     @functools.wraps(fill)
     def filled(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if _skipped.get():

@@ -1,6 +1,7 @@
 """Helpers compile what a program will need; what they do never changes a result, and none outlives its program."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -45,6 +46,7 @@ def test_bits_are_those_of_a_process_without_helpers(tmp_path: Path) -> None:
         out, err = process.communicate(timeout=300)
         assert process.returncode == 0, err
         assert err.splitlines()[-1].startswith("0" if threads == "1" else "2"), err
+        assert re.match(r"compiling \d\d CPU kernels, for this and later runs: about \d+ s\n", err)  # before it does
         outputs.append(out)
     assert outputs[0] == outputs[1] != ""
 

@@ -90,9 +90,9 @@ def test_what_is_not_text_is_named_with_the_offset(tree):
         caught = raises(DataError, "", load_corpus, tree / "b" / "bad.bin")
         assert caught.args[0] == f"{tree / 'b' / 'bad.bin'} is not UTF-8 text: byte {byte} at offset {offset}"
         corpus = load_corpus(tree)
-        assert corpus.name == f"{tree} (without 1 files that are no text)" and "bad.bin" not in str(corpus.metadata)
+        assert corpus.name == f"{tree} (1 file left out: not text)" and "bad.bin" not in str(corpus.metadata)
     (tree / "b" / "x.md").unlink()
-    raises(DataError, "b holds 1 files, none of which is UTF-8 text", load_corpus, tree / "b")
+    raises(DataError, "b holds no file of UTF-8 text .1 of other kinds", load_corpus, tree / "b")
 
 
 def allocating(limit: int, path) -> None:

@@ -20,10 +20,11 @@ FLAGS = {
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_help_is_the_docstring_and_the_flags(script, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
     assert raises(SystemExit, "", lambda: load(script, monkeypatch, "--help").main()).code == 0
     shown = capsys.readouterr().out
     docstring = ast.get_docstring(ast.parse((EXAMPLES / script).read_text("utf-8")))
-    assert docstring in shown
+    assert " ".join(docstring.split()) in " ".join(shown.split()) and max(map(len, shown.splitlines())) < 80
     assert all(f"  --{flag}" in shown for flag in FLAGS.get(script, "").split())
     assert f"examples/{script}" in docstring  # how to run it
 

@@ -1,6 +1,7 @@
 """Addition: the sums are right, none is both learned and tested, and the share is what the model writes."""
 
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -74,7 +75,17 @@ def test_only_the_answer_is_learned(monkeypatch):
     assert len(targets) == 2 and (targets[0] != targets[1]).any()
 
 
-@pytest.mark.parametrize(("flag", "value"), [("--held-out", 10_000), ("--steps", 0), ("--seed", -1)])
-def test_values_out_of_range_are_refused(flag, value, monkeypatch):
-    addition = load(ADDITION, monkeypatch, flag, value)
-    raises(addition.UsageError, flag, addition.main)
+@pytest.mark.parametrize("script", [ADDITION, "train_vit_digits.py"])
+@pytest.mark.parametrize(
+    ("flag", "value", "error"),
+    [
+        ("--steps", 0, "--steps"),
+        ("--seed", -1, "--seed"),
+        ("--batch-size", 2**20, "GB of memory.*--batch-size 1?.... f"),
+    ],
+)
+def test_values_out_of_range_are_refused(script, flag, value, error, monkeypatch):
+    module = load(script, monkeypatch, flag, value)
+    monkeypatch.setattr(sys.modules["estimate"], "free_memory", lambda device: 2**30)
+    raises(module.UsageError, error, module.main)
+    raises(module.UsageError, "--held-out", load(script, monkeypatch, "--held-out", -1).main)

@@ -85,6 +85,7 @@ def test_shards_hold_the_tokens_of_the_texts(script, texts: Path, tmp_path: Path
     shards, tokenizers = script("token_shards"), script("text_tokenizers")
     monkeypatch.setattr(shards, "PIECE", 50)
     tokenizer = data.BytePairTokenizer.train("".join(TEXTS.values()), 300, ["<|endoftext|>"])
+    (texts / "picture.png").write_bytes(b"\x89PNG\0\xff" * 99)  # is left out, and the name of the whole says so
     made = shards.make_shards([str(texts)], tmp_path / "out", tokenizer, 0.1, 200)
     assert [len(shard) for shard in made.train[:-1]] == [200] * (len(made.train) - 1) and len(made.train) > 1
     found = np.concatenate([*made.train, made.val])
@@ -97,7 +98,11 @@ def test_shards_hold_the_tokens_of_the_texts(script, texts: Path, tmp_path: Path
     assert 0.08 < len(val.encode()) / sum(len(text.encode()) for text in TEXTS.values()) < 0.12
     assert str(made.val.dtype) == "uint16" and not made.val.flags.writeable
     again = shards.open_shards(tmp_path / "out")
-    assert again.sha256 == made.sha256 and again.tokenizer == tokenizer and again.name == str(texts)
+    assert (
+        again.sha256 == made.sha256
+        and again.tokenizer == tokenizer
+        and again.name == f"{texts} (1 file left out: not text)"
+    )
     assert "the folder's byte-pair tokens" in again.in_words()
     assert tokenizers.tokenizer_of(tokenizers.ByteTokenizer().to_dict()).decode([72, 256, 105, 200]) == "Hi\ufffd"
 

@@ -36,11 +36,11 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.core.sigutils import normalize_signature
 
 IDLE = 2.0  # seconds without work, after which a helper ends
-SOON = 3.0  # seconds, after which a line says why it takes long
+SOON = 3.0  # seconds of work, of which a line says at once why it takes long
 PATIENCE = 120.0  # seconds to wait for another process, which may have been stopped
 URGENT = 1e6  # in place of a kernel's seconds: the program waits for it
 SAVING, SLOTS = 0, range(1, 9)  # places of locks: on the cache's indices, and of the helpers, which need 200 MB each
-BAR = "compiling CPU kernels, for this and later runs: {n_fmt} of {total_fmt} |{bar:20}| {unit}"
+BAR = "compiling: {n_fmt} of {total_fmt} |{bar:20}| {unit}"
 
 
 @functools.cache
@@ -75,7 +75,7 @@ class Team:
         self._needed: list[tuple[str, Any]] = []
         self._ahead: dict[str, float] = {}  # what helpers were told to compile, with its seconds
         self._helpers: dict[int, subprocess.Popen[bytes]] = {}  # by their slots
-        self._since = self._told = 0.0
+        self._since, self._told = 0.0, False
 
     def take(self, place: int, wait: bool = False) -> bool:
         """Whether a lock is this process's now, rather than another's; it is where the system has no such locks."""
@@ -133,6 +133,10 @@ class Team:
         programs = frozenset.intersection(*used) if used else frozenset()
         wanted = {key: seconds for key, (needed_by, seconds) in known.items() if programs <= needed_by}
         new = {key: wanted[key] for key in wanted if key not in self._ahead and not self._cached(key)}
+        seconds = sum(new.values()) / max(1, self.most_helpers)
+        if programs and seconds > SOON and not self._told:
+            self._told = True
+            print(f"compiling {len(new)} CPU kernels, for this and later runs: about {seconds:.0f} s", file=sys.stderr)
         if programs and self.most_helpers > 1 and sum(new.values()) > 1:
             if all(helper.poll() is not None for helper in self._helpers.values()):
                 vacant = [slot for slot in SLOTS[: self.most_helpers] if self.take(slot)]
@@ -191,13 +195,13 @@ class Team:
             if not coming and self.take(place_of(key)):
                 break
             if coming and waited > next_look:
-                bar, next_look = self._show(bar, waited), waited + 0.25
+                bar, next_look = self._show(bar), waited + 0.25
             time.sleep(0.03)
         if bar is not None:
             bar.close()
 
-    def _show(self, bar: Any, waited: float) -> Any:
-        """A bar, new or moved, if there is more than a second to wait; where there is no terminal, one line in all."""
+    def _show(self, bar: Any) -> Any:
+        """A bar, new or moved, if there is more than a second to wait; none where there is no terminal."""
         from tqdm import tqdm  # when first used: "import minigrad" is shorter without
 
         left = [seconds for key, seconds in self._ahead.items() if not self._cached(key)]
@@ -205,13 +209,10 @@ class Team:
         seconds = sum(left) * (passed / done if done > 1 else 1 / len(self._helpers))
         if bar is None and seconds > 1:
             bar = tqdm(bar_format=BAR, leave=False, disable=None, dynamic_ncols=True)
-        if bar is not None and not bar.disable:
+        if bar is not None:
             bar.total, bar.n = len(self._ahead), len(self._ahead) - len(left)
             bar.unit = f"{seconds:.0f} s left"
             bar.refresh()
-        elif waited > SOON and not self._told:
-            self._told = waited
-            print(f"compiling {len(left)} CPU kernels, for this and later runs: {seconds:.0f} s", file=sys.stderr)
         return bar
 
     def help_others(self, slot: int) -> None:
