@@ -79,9 +79,10 @@ def main() -> int:
     trainer = SimpleTrainer.with_optimizer(TrainingConfig(max_grad_norm=1.0), optimizer).with_lr_schedule(schedule)
     started = time.perf_counter()
     try:
-        before = validate(model, val_batches)
-        train_model(model, trainer, batches, args.steps, 60 * args.minutes)
-        after = validate(model, val_batches)
+        with interrupts() as received:
+            before = validate(model, val_batches)
+            train_model(model, trainer, batches, args.steps, 60 * args.minutes, received)
+            after = validate(model, val_batches)
     except (NonFiniteLossError, NonFiniteGradientError) as error:
         raise RunError(f"{error}; nothing was saved (a smaller --lr may help)") from error
     model.save_pretrained(out)
@@ -94,19 +95,21 @@ def main() -> int:
     return 0
 
 
-def train_model(model: CausalLM, trainer: SimpleTrainer, batches: RandomBatches, steps: int, seconds: float) -> None:
-    """Train until the steps are made, the time is over or somebody interrupts; at least one step."""
+def train_model(
+    model: CausalLM, trainer: SimpleTrainer, batches: RandomBatches, steps: int, seconds: float, received: list[int]
+) -> None:
+    """Train until the steps are made, the time is over or a signal was ``received``; at least one step."""
     started = time.perf_counter()
     bar = tqdm(total=steps, bar_format=BAR, dynamic_ncols=True, disable=None)
-    with bar, interrupts() as interrupt:
+    with bar:
         model.train()
-        while trainer.global_step < steps and not interrupt:
+        while trainer.global_step < steps:
             loss = batch_loss(model, *batches.batch(trainer.global_step))
             metrics = trainer.step(model.named_parameters(), loss.backward(), loss.item())
             assert metrics is not None  # every batch is a step
             bar.set_postfix_str(f"loss {metrics.loss:.3f}, lr {metrics.lr:.1e}", refresh=False)
             bar.update()
-            if time.perf_counter() - started > seconds:
+            if received or time.perf_counter() - started > seconds:
                 break
 
 

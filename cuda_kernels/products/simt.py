@@ -45,7 +45,8 @@ def multiply(p: Problem) -> None:
         _multiply_tiles(p)
         return
     y, bias, other, epilogue = whole(p)
-    kernel.launch_each(y.size * lanes, y, p.a, p.b, bias, other, *p.words, epilogue, y.size)
+    n, most = y.size * lanes, kernel.threads[0]  # ``launch_each``, without a step on the way of a @ b
+    kernel.launch(-(-n // most), y, p.a, p.b, bias, other, *p.words, epilogue, y.size, threads=max(min(most, n), 1))
 
 
 def is_small(p: Problem) -> bool:
