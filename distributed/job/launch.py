@@ -152,19 +152,22 @@ class LaunchJob:
                     return False
                 self._pass_on(mpirun, self.stop)
             if self.failures or self.stop or self._in_vain():
-                until = min(until, time.monotonic() + (min(PROMPT, self.grace) if self._in_vain() else self.grace))
+                patience = min(PROMPT, self.grace) if self._left() <= self._in_vain() else self.grace
+                until = min(until, time.monotonic() + patience)
                 time.sleep(0.02)
             else:
                 self.changed.wait(0.05)
         return mpirun.poll() is None and time.monotonic() >= deadline
 
-    def _in_vain(self) -> bool:
-        """Whether the ranks that are left wait for others that are over: to meet them, or to end together with them."""
-        met, failed = self.told[rank_parent.MET], {rank for rank, _ in self.failures}
-        over = failed | set(self.ended)
-        left = set(range(self.ranks)) - over
-        meeting = self.told[rank_parent.JOINED] - met - over
-        return bool((meeting and over - met) or (failed and left and left <= self.told[rank_parent.DONE]))
+    def _left(self) -> set[int]:
+        return set(range(self.ranks)) - {rank for rank, _ in self.failures} - set(self.ended)
+
+    def _in_vain(self) -> set[int]:
+        """The ranks that wait for others that are over: to meet them, or to end together with them."""
+        left, met = self._left(), self.told[rank_parent.MET]
+        missed = set(range(self.ranks)) - left - met
+        meeting = self.told[rank_parent.JOINED] - met - self.told[rank_parent.APART] if missed else set()
+        return left & (meeting | (self.told[rank_parent.DONE] if self.failures else set()))
 
     def _look_around(self) -> None:
         """Called many times a second while the job runs: for a job that depends on more than its ranks."""
@@ -208,10 +211,10 @@ class LaunchJob:
                 self._say("after that, " + "; ".join(others))
             if self.ended and self.told[rank_parent.VICTIM].issuperset(r for r, _ in self.failures):
                 self._say(f"but rank {listed(self.ended)} ended with exit code 0, and others missed it")
-        left = [rank for rank in range(self.ranks) if rank not in over]
+        left = sorted(self._left())
         if killed and left:
             late = f"still running after {self.timeout if timed_out else self.grace:g} s"
-            why = f"waiting for rank {listed(sorted(over))}, which cannot come" if self._in_vain() else late
+            why = f"waiting for rank {listed(sorted(over))}, which cannot come" if self._in_vain().issuperset(left) else late
             self._say(f"ended rank {listed(left)}, {why}")
         if self.failures:
             return first if first > 0 else 128 - first

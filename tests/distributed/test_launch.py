@@ -100,6 +100,17 @@ def test_the_first_failure_is_named_and_the_rest_is_ended(act, code, words):
     assert result.seconds < 15
 
 
+def test_a_rank_at_work_has_its_grace_while_another_waits_in_vain():
+    program = WHO + (
+        "if rank == 1:\n    sys.exit(3)\n"
+        "if rank == 2:\n    time.sleep(3)\n    print('saved')\n    sys.exit(0)\n"
+        "from minigrad.distributed import MpiCommunicator\nMpiCommunicator()\n"
+    )
+    result = run_ranks(3, program, timeout=30)
+    assert result.returncode == 3 and result.lines(2) == ["saved"], result.text
+    assert "launch: ended rank 0, waiting for rank 1, 2, which cannot come" in result.stderr, result.text
+
+
 def test_later_failures_do_not_hide_the_first():
     program = WHO + "time.sleep(0.2 + 0.6 * (rank != 2))\nsys.exit(10 + rank)\n"
     result = run_ranks(3, program)
