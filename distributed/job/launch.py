@@ -214,7 +214,11 @@ class LaunchJob:
         left = sorted(self._left())
         if killed and left:
             late = f"still running after {self.timeout if timed_out else self.grace:g} s"
-            why = f"waiting for rank {listed(sorted(over))}, which cannot come" if self._in_vain().issuperset(left) else late
+            why = (
+                f"waiting for rank {listed(sorted(over))}, which cannot come"
+                if self._in_vain().issuperset(left)
+                else late
+            )
             self._say(f"ended rank {listed(left)}, {why}")
         if self.failures:
             return first if first > 0 else 128 - first
