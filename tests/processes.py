@@ -1,5 +1,6 @@
 """Python processes that tests wait for."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -13,3 +14,16 @@ def python(*arguments: object, env=NOTHING, **options) -> subprocess.CompletedPr
     variables = {**os.environ, "PYTHONUTF8": "1", **env}
     fixed = {"capture_output": True, "encoding": "utf-8", "timeout": 300, "input": ""}
     return subprocess.run(command, env=variables, **{**fixed, **options})
+
+
+@contextlib.contextmanager
+def writing(path):
+    """While the block runs, another process, whose number it gets, writes a run's metrics.jsonl."""
+    program = (
+        "import sys; from minigrad.metrics_log import JsonLinesLog as Log; log = Log(sys.argv[1]); print(log.path)"
+    )
+    command = [sys.executable, "-u", "-c", f"{program}; sys.stdin.read()", path]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        holder.stdout.readline()
+        yield holder.pid
+        holder.stdin.close()

@@ -170,7 +170,8 @@ class BlockDistributedTrainer(Scaled):
     def verify_replicas(self) -> None:
         """Contract C-DDP-001: all ranks' weights, moments and saved buffers have the same bits.
 
-        A collective, between steps. Raises ReplicaMismatchError on all ranks, naming the first tensor that differs and the ranks in the minority.
+        A collective, between steps. Raises ReplicaMismatchError on all ranks, naming the first tensor that differs and
+        the ranks in the minority.
         """
         self.assert_replicas_identical(self._replicated())
 

@@ -11,7 +11,7 @@ import hashlib
 import mmap
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from . import durable
@@ -28,28 +28,29 @@ def read_sums(folder: Path) -> dict[str, str]:
     Raises:
         ValueError: naming the list, and the line that is none.
     """
-    found: dict[str, str] = {}
-    for number, line in enumerate(_lines(folder / SUMS), 1):
-        match = _LINE.fullmatch(line)
-        if match is not None and match[2] not in found:
-            found[match[2]] = match[1].lower()
-        elif line.strip() and not line.startswith("#"):
-            fault = "names a file again" if match else "is not a sha256, two spaces and the name of a file"
-            raise ValueError(f"{folder / SUMS}: line {number} {fault}")
-    return found
+    return {name: line[:64].lower() for name, line in _lines(folder / SUMS).items() if name[0] != "\n"}
 
 
-def _lines(path: Path) -> list[str]:
-    if not os.path.lexists(path):
-        return []
+def _lines(path: Path) -> dict[str, str]:
+    """The list's lines by name of file; comments by names that no file in a list has."""
     try:
-        if not path.is_file():
+        if os.path.lexists(path) and not path.is_file():
             raise ValueError(f"{path} is not a regular file")
-        if path.stat().st_size > MAX_SUMS:
+        if path.exists() and path.stat().st_size > MAX_SUMS:
             raise ValueError(f"{path} has more than {MAX_SUMS:,} bytes")
-        return [line.rstrip("\r") for line in path.read_text("utf-8").split("\n")]
+        lines = path.read_text("utf-8").split("\n") if path.exists() else []
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
+    found: dict[str, str] = {}
+    for number, line in enumerate((line.rstrip("\r") for line in lines), 1):
+        match = _LINE.fullmatch(line)
+        name = match[2] if match else f"\n{number}"
+        if name in found or not (match or not line.strip() or line.startswith("#")):
+            fault = "names a file again" if match else "is not a sha256, two spaces and the name of a file"
+            raise ValueError(f"{path}: line {number} {fault}")
+        if line.strip():
+            found[name] = line
+    return found
 
 
 def check(path: Path, sha256: str) -> None:
@@ -71,17 +72,15 @@ def renewing(path: Path, checksums: bool) -> Iterator[tuple[bool, list[str]]]:
     if checksums and _UNFIT.search(path.name):
         raise ValueError(f"{SUMS} cannot name {path.name!r}: it has a line break, or is not of Unicode")
     with durable.folder_lock(path.parent) as locked:
-        named = path.name in read_sums(path.parent)
-        lines = [line for line in _lines(path.parent / SUMS) if line.strip()]
-        others = [line for line in lines if (match := _LINE.fullmatch(line)) is None or match[2] != path.name]
-        if named or (not others and os.path.lexists(path.parent / SUMS)):
-            _write(path.parent / SUMS, others, locked)
+        lines = _lines(path.parent / SUMS)
+        if lines.pop(path.name, "") or (not lines and os.path.lexists(path.parent / SUMS)):
+            _write(path.parent / SUMS, lines.values(), locked)
         yield locked, sums
         if checksums:
-            _write(path.parent / SUMS, [*others, f"{sums[0]}  {path.name}"], locked)
+            _write(path.parent / SUMS, [*lines.values(), f"{sums[0]}  {path.name}"], locked)
 
 
-def _write(path: Path, lines: list[str], locked: bool) -> None:
+def _write(path: Path, lines: Collection[str], locked: bool) -> None:
     if lines:
         durable.replace_locked(path, ["".join(f"{line}\n" for line in lines).encode()], locked)
     else:
