@@ -231,12 +231,10 @@ class Store(Closing):
             _dismiss(connection)
 
     def _send_away(self) -> None:
-        with contextlib.suppress(IndexError):  # threads take out theirs meanwhile
-            while True:
-                _dismiss(self._pending.popleft())
-        with contextlib.suppress(queue.Empty):
-            while True:
-                _dismiss(self._proved.get_nowait()[0].socket)
+        for take in (self._pending.popleft, lambda: self._proved.get_nowait()[0].socket):
+            with contextlib.suppress(IndexError, queue.Empty):  # threads take out theirs meanwhile
+                while True:
+                    _dismiss(take())
 
     def _admit(self, channel: Channel, address: str, rank: int, world_size: int) -> None:
         """Let a rank in that knows the secret, or tell it why not."""
