@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import numba
 import numpy as np
 
 from ..plain_kernels import reduce as plain
@@ -87,7 +88,7 @@ def _fold_rows(task, tasks, x, y, sign):
 def _folded(x: np.ndarray, axes: tuple[int, ...], keepdim: bool, sign: int, fold: np.ufunc) -> np.ndarray | None:
     """``fold`` over the last axes of a large contiguous array, whose order depends on the shape only; else None."""
     first = x.ndim - len(axes)
-    simple = x.dtype.char in "fd" and x.flags.c_contiguous and x.flags.aligned
+    simple = x.dtype.char in "fd" and x.flags.c_contiguous and x.flags.aligned and not numba.config.DISABLE_JIT
     if x.size < FEW or not simple or axes != tuple(range(first, x.ndim)):
         return None
     y = np.empty(x.shape[:first] + (1,) * len(axes) if keepdim else x.shape[:first], x.dtype)
