@@ -39,7 +39,6 @@ class Run:
             self.trainer.step(self.params, loss.backward(), loss.item())
 
 
-@np.errstate(all="ignore")  # a flipped bit makes numbers that overflow
 def flips(comm, count: int) -> Counter[str]:
     """What the flips ended in: an error that names rank and tensor, or nothing, if they were rounded away in time."""
     run, rng, ends = Run(comm), np.random.default_rng(1), Counter()
