@@ -19,11 +19,8 @@ def python(*arguments: object, env=NOTHING, **options) -> subprocess.CompletedPr
 @contextlib.contextmanager
 def writing(path):
     """While the block runs, another process, whose number it gets, writes a run's metrics.jsonl."""
-    program = (
-        "import sys; from minigrad.metrics_log import JsonLinesLog as Log; log = Log(sys.argv[1]); print(log.path)"
-    )
-    command = [sys.executable, "-u", "-c", f"{program}; sys.stdin.read()", path]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
-        holder.stdout.readline()
-        yield holder.pid
-        holder.stdin.close()
+    program = "import sys, minigrad.metrics_log as m; log = m.JsonLinesLog(sys.argv[1]); print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", program, path], stdin=-1, stdout=-1) as other:
+        other.stdout.readline()
+        yield other.pid
+        other.kill()
