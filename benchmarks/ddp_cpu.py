@@ -45,6 +45,7 @@ from minigrad.distributed import (
     Trainer,
     TrainingConfig,
     all_gather_bytes,
+    assert_replicas_identical,
     init_process_group,
     mean_over_ranks,
 )
@@ -137,8 +138,9 @@ def time_all_reduce(comm: Communicator, dist: Any, rounds: int) -> dict[str, Any
     return report
 
 
-def time_steps(comm: Communicator, dist: Any, preset: Preset, rounds: int) -> dict[str, Any]:
-    """Milliseconds per step of each trainer, and the share of our communication that was hidden."""
+def time_steps(comm: Communicator, dist: Any, preset: Preset, rounds: int, reproducible: bool) -> dict[str, Any]:
+    """Milliseconds per step of each trainer, and the share of our communication that was hidden; and of a comparison
+    of the ranks' weights by their hashes."""
     tokens, targets = (minigrad.from_numpy(array) for array in preset.batch())
     config = TrainingConfig(LR, WEIGHT_DECAY, max_grad_norm=None)
     fused = FusedOptimizerConfig(AdamWConfig(LR, weight_decay=WEIGHT_DECAY))
@@ -174,6 +176,10 @@ def time_steps(comm: Communicator, dist: Any, preset: Preset, rounds: int) -> di
         "FusedDistributedOptimizer": ours(FusedDistributedOptimizer(fused, comm)),
         "Trainer.setup": replicas(),
     }
+    if reproducible:
+        turns["reproducible"] = ours(DistributedTrainer(dataclasses.replace(config, reproducible=True), comm))
+    params = list(minigrad_gpt(preset).named_parameters())
+    turns["comparison of hashes"] = lambda: assert_replicas_identical(comm, params)
     if dist is not None:
         import torch
         from torch.nn.parallel import DistributedDataParallel
@@ -215,7 +221,7 @@ def work(args: argparse.Namespace) -> None:
             "model": dataclasses.asdict(preset),
             "parameters": minigrad_gpt(preset).num_parameters(),
             "all_reduce": time_all_reduce(comm, dist, 3 * args.rounds),
-            "step": time_steps(comm, dist, preset, args.rounds),
+            "step": time_steps(comm, dist, preset, args.rounds, args.reproducible),
             "load_average": os.getloadavg()[0],
             "machine": {"cpu": cpu_name(), "python": platform.python_version(), "date": time.strftime("%Y-%m-%d")},
             "versions": {"minigrad": minigrad.__version__, "communicator": type(comm).__name__},
@@ -260,6 +266,9 @@ def main() -> None:
     parser.add_argument("--preset", choices=list(PRESETS), default="M", help="the model (default M)")
     parser.add_argument("--sequences", type=int, default=2, help="sequences per rank and step (default 2)")
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument(
+        "--reproducible", action="store_true", help="time DistributedTrainer with reproducible=True, too"
+    )
     parser.add_argument("--json", type=Path, help="write the report here as well")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)  # set for the ranks: where the report goes
     args = parser.parse_args()
@@ -278,6 +287,7 @@ def main() -> None:
             "1",
         ]
         flags = ["--preset", args.preset, "--sequences", str(args.sequences), "--rounds", str(args.rounds)]
+        flags += ["--reproducible"] * args.reproducible
         code = subprocess.run([*launch, __file__, *flags, "--worker", str(file)]).returncode
         if code:
             raise SystemExit(code)

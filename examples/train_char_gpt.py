@@ -170,7 +170,12 @@ class TrainingRun:
             log = JsonLinesLog(self.run.folder / "metrics.jsonl")
         except OSError as error:
             raise UsageError(f"cannot write into {self.run.folder}: {error.strerror}") from error
-        log.truncate_after(self.trainer.global_step)
+        # Only now, with its lock, is the folder ours: another run may have ended in it since it was chosen.
+        step, newest = self.trainer.global_step, max((c.step for c in list_checkpoints(self.run.folder)), default=0)
+        if newest != step or (not step and log.path.stat().st_size):
+            log.close()
+            raise UsageError(f"another process has trained in {self.run.folder} meanwhile; --resume continues that run")
+        log.truncate_after(step)
         return log
 
     def write(self, record: dict[str, Any]) -> None:

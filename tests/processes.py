@@ -1,5 +1,6 @@
 """Python processes that tests wait for."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -13,3 +14,13 @@ def python(*arguments: object, env=NOTHING, **options) -> subprocess.CompletedPr
     variables = {**os.environ, "PYTHONUTF8": "1", **env}
     fixed = {"capture_output": True, "encoding": "utf-8", "timeout": 300, "input": ""}
     return subprocess.run(command, env=variables, **{**fixed, **options})
+
+
+@contextlib.contextmanager
+def writing(path):
+    """While the block runs, another process, whose number it gets, writes a run's metrics.jsonl."""
+    program = "import sys, minigrad.metrics_log as m; log = m.JsonLinesLog(sys.argv[1]); print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", program, path], stdin=-1, stdout=-1) as other:
+        other.stdout.readline()
+        yield other.pid
+        other.kill()

@@ -255,14 +255,15 @@ def test_any_call_of_a_save_may_fail_and_then_the_power(tmp_path, kind, story, w
     assert (True, True) in outcomes and (kind == "short" or (False, False) in outcomes)
 
 
+@pytest.mark.parametrize("checksums", [False, True])
 @pytest.mark.parametrize("kind", ["error", "full", "short", "kill"])
-def test_any_call_of_saving_weights_may_fail(tmp_path, kind):
+def test_any_call_of_saving_weights_may_fail(tmp_path, kind, checksums):
     path = tmp_path / "weights.safetensors"
     for faults in each_call(kind):
-        serialization.save_safetensors(path, {"w": np.zeros(3)})
+        serialization.save_safetensors(path, {"w": np.zeros(3)}, checksums=checksums)
         returned = False
         with contextlib.suppress(serialization.CheckpointError, Killed), faults.installed():
-            serialization.save_safetensors(path, {"w": np.ones(3)})
+            serialization.save_safetensors(path, {"w": np.ones(3)}, checksums=checksums)
             returned = True
         found = serialization.load_safetensors(path)["w"].tolist()
         assert found == [1.0] * 3 if returned else found in ([1.0] * 3, [0.0] * 3)

@@ -4,11 +4,11 @@ import errno
 import json
 import math
 import os
-import subprocess
 import sys
 
 import numpy as np
 import pytest
+from processes import writing
 from refusals import raises
 
 from minigrad.metrics_log import JsonLinesLog, TensorBoardWriter, read_json_lines
@@ -114,14 +114,9 @@ def test_a_full_disk_names_the_file_and_leaves_whole_lines(tmp_path, monkeypatch
 
 def test_a_file_that_another_process_writes_is_refused_and_that_process_named(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    hold = (
-        "import sys, minigrad.metrics_log as m; log = m.JsonLinesLog(sys.argv[1]); print('has it', flush=True); input()"
-    )
-    with subprocess.Popen([sys.executable, "-c", f"{hold}; input()", path], stdin=-1, stdout=-1, text=True) as other:
-        assert other.stdout.readline() == "has it\n"
-        named = f"process {other.pid} " if sys.platform == "linux" else "another process"
+    with writing(path) as pid:
+        named = f"process {pid} " if sys.platform == "linux" else "another process"
         raises(BlockingIOError, rf"{named}.*is writing it: .*metrics\.jsonl", lambda: JsonLinesLog(path))
-        other.kill()
     with JsonLinesLog(path) as first, JsonLinesLog(path) as again:  # a notebook's cell that runs twice
         first.write({"step": 1})
         again.write({"step": 2})

@@ -1,7 +1,11 @@
 """``minigrad.save`` and ``load``: what comes back, what is refused, files that lie."""
 
+import hashlib
+import os
 import shutil
 import subprocess
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -10,6 +14,7 @@ from refusals import raises
 import minigrad
 from minigrad import nn, optim
 from minigrad.data import DataError, open_tokens, write_tokens
+from minigrad.files import sha256sums
 from minigrad.serialization import CheckpointError, load_safetensors, save_safetensors
 
 
@@ -106,7 +111,7 @@ def test_sums_are_written_by_an_option_and_checked_wherever_they_are(tmp_path):
     save_safetensors(weights, {"w": np.zeros(3)})  # without the option its line goes
     write_tokens(tmp_path / "t.bin", np.arange(4), checksums=True)  # with it, there is another one
     after = sums.read_text().splitlines()
-    assert [line.split(maxsplit=1)[1] for line in after] == ["u.bin", "t.bin"]
+    assert [line.split(maxsplit=1)[1] for line in after] == ["*./u.bin", "t.bin"]  # others stay as they were
     assert load_safetensors(weights)["w"].sum() == 0 and len(open_tokens(tmp_path / "t.bin")) == 4
     for bad, words in [
         (b"abc  x\n", "line 1 is not a sha256"),
@@ -118,6 +123,36 @@ def test_sums_are_written_by_an_option_and_checked_wherever_they_are(tmp_path):
         raises(CheckpointError, words, load_safetensors, weights)
         raises(CheckpointError, words, save_safetensors, weights, {})
         raises(DataError, words, open_tokens, tmp_path / "t.bin")
+        raises(DataError, words, write_tokens, tmp_path / "t.bin", np.arange(4))
+    assert len(np.fromfile(tmp_path / "t.bin", np.uint16)) == 4  # it is the old one
+    sums.write_text(f"# of mine\r\n\n{'0' * 64}  x\n")
+    save_safetensors(weights, {"w": np.ones(1)}, checksums=True)
+    assert sums.read_text().splitlines()[:2] == ["# of mine", "0" * 64 + "  x"]
+    for name in ("a\nb", "a\r", "\udcff"):
+        raises(CheckpointError, "SHA256SUMS cannot name", save_safetensors, tmp_path / name, {}, None, True)
+        raises(DataError, "SHA256SUMS cannot name", write_tokens, tmp_path / name, np.arange(4), "nanogpt", True)
+        assert not (tmp_path / name).exists() and load_safetensors(weights)["w"].sum() == 1
+    for make in (os.mkfifo, lambda path: path.symlink_to("nowhere"), os.mkdir):
+        sums.unlink()
+        make(sums)
+        raises(CheckpointError, "SHA256SUMS is not a regular file", load_safetensors, weights)
+        raises(CheckpointError, "SHA256SUMS is not a regular file", save_safetensors, weights, {})
+    sums.rmdir()
     sums.write_text("")
     save_safetensors(weights, {})
     assert not sums.exists()
+
+
+@pytest.mark.parametrize("save", [save_safetensors, write_tokens])
+def test_two_writers_of_a_file_leave_the_sum_of_its_content(tmp_path, save):
+    path, both = tmp_path / "t.bin", threading.Barrier(2)
+
+    def write(value: int) -> None:
+        for _ in range(20):
+            both.wait(30)
+            save(path, {"w": np.full(3, value)} if save is save_safetensors else np.full(9, value), checksums=True)
+            both.wait(30)
+            sha256sums.check(path, hashlib.sha256(path.read_bytes()).hexdigest())
+
+    with ThreadPoolExecutor(2) as pool:
+        assert [*pool.map(write, range(2))] == [None, None]

@@ -152,19 +152,22 @@ class LaunchJob:
                     return False
                 self._pass_on(mpirun, self.stop)
             if self.failures or self.stop or self._in_vain():
-                until = min(until, time.monotonic() + (min(PROMPT, self.grace) if self._in_vain() else self.grace))
+                patience = min(PROMPT, self.grace) if self._left() <= self._in_vain() else self.grace
+                until = min(until, time.monotonic() + patience)
                 time.sleep(0.02)
             else:
                 self.changed.wait(0.05)
         return mpirun.poll() is None and time.monotonic() >= deadline
 
-    def _in_vain(self) -> bool:
-        """Whether the ranks that are left wait for others that are over: to meet them, or to end together with them."""
-        met, failed = self.told[rank_parent.MET], {rank for rank, _ in self.failures}
-        over = failed | set(self.ended)
-        left = set(range(self.ranks)) - over
-        meeting = self.told[rank_parent.JOINED] - met - over
-        return bool((meeting and over - met) or (failed and left and left <= self.told[rank_parent.DONE]))
+    def _left(self) -> set[int]:
+        return set(range(self.ranks)) - {rank for rank, _ in self.failures} - set(self.ended)
+
+    def _in_vain(self) -> set[int]:
+        """The ranks that wait for others that are over: to meet them, or to end together with them."""
+        left, met = self._left(), self.told[rank_parent.MET]
+        missed = set(range(self.ranks)) - left - met
+        meeting = self.told[rank_parent.JOINED] - met - self.told[rank_parent.APART] if missed else set()
+        return left & (meeting | (self.told[rank_parent.DONE] if self.failures else set()))
 
     def _look_around(self) -> None:
         """Called many times a second while the job runs: for a job that depends on more than its ranks."""
@@ -191,8 +194,7 @@ class LaunchJob:
         return True
 
     def _verdict(self, code: int, timed_out: bool, killed: bool) -> int:
-        over = {rank for rank, _ in self.failures} | set(self.ended)
-        silent = sorted(self.told[rank_parent.STARTED] - over)
+        silent = sorted(self.told[rank_parent.STARTED] & self._left())
         # When mpirun ended by itself, who has not reported its end was killed together with its parent.
         if not killed and code >= 0:
             self.failures += [(rank, -signal.SIGKILL) for rank in silent]
@@ -203,15 +205,15 @@ class LaunchJob:
             self.failures.sort(key=lambda failure: failure[0] in self.told[rank_parent.VICTIM])
             rank, first = self.failures[0]
             self._say(f"rank {rank} failed first: {describe(first)}")
-            others = [f"rank {r}: {describe(c)}" for r, c in self.failures[1:]]
-            if others:
+            if others := [f"rank {r}: {describe(c)}" for r, c in self.failures[1:]]:
                 self._say("after that, " + "; ".join(others))
             if self.ended and self.told[rank_parent.VICTIM].issuperset(r for r, _ in self.failures):
                 self._say(f"but rank {listed(self.ended)} ended with exit code 0, and others missed it")
-        left = [rank for rank in range(self.ranks) if rank not in over]
+        left = sorted(self._left())
         if killed and left:
-            late = f"still running after {self.timeout if timed_out else self.grace:g} s"
-            why = f"waiting for rank {listed(sorted(over))}, which cannot come" if self._in_vain() else late
+            why = f"still running after {self.timeout if timed_out else self.grace:g} s"
+            if self._in_vain().issuperset(left):
+                why = f"waiting for rank {listed(sorted({*range(self.ranks)} - {*left}))}, which cannot come"
             self._say(f"ended rank {listed(left)}, {why}")
         if self.failures:
             return first if first > 0 else 128 - first
@@ -271,12 +273,10 @@ class LaunchJob:
     def _report(self, rank: int, what: str) -> None:
         if what in rank_parent.WORDS:
             self.told[what].add(rank)
-        elif self.ending:
-            return
-        elif int(what):
+        elif not self.ending and int(what):
             self.failures.append((rank, int(what)))
             self.changed.set()
-        else:
+        elif not self.ending:
             self.ended.append(rank)
 
     def _print(self, line: str, target: TextIO) -> None:
@@ -313,8 +313,7 @@ def handled(handler: Callable[[int, Any], None], numbers: Iterable[int] = ENDING
 
 def carried() -> dict[str, str]:
     """The variables of this process that decide how ranks compute. The rendezvous secret is none: it stays here."""
-    mine = os.environ.items()
-    return {name: value for name, value in mine if name.startswith(CARRIED) and name != "MINIGRAD_RENDEZVOUS_SECRET"}
+    return {n: v for n, v in os.environ.items() if n.startswith(CARRIED) and n != "MINIGRAD_RENDEZVOUS_SECRET"}
 
 
 def listed(ranks: list[int]) -> str:

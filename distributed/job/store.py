@@ -141,8 +141,7 @@ class Store(Closing):
         if self._listener is not None:
             _dismiss(self._listener)
             self._welcomer.join()
-        while self._pending:
-            _dismiss(self._pending.popleft())
+        self._send_away()
         for channel in self._channels.values():
             channel.socket.close()
         self._channels.clear()
@@ -225,9 +224,17 @@ class Store(Closing):
         if hmac.compare_digest(proof, mac(self._key, b"proof", nonce, client, who)):
             channel = Channel(connection, mac(self._key, b"session", nonce, client, who), first=True)
             self._proved.put((channel, address, *_WHO.unpack(who)))
+            if self._closed:  # meanwhile
+                self._send_away()
         else:
             self._strangers.append(address)
             _dismiss(connection)
+
+    def _send_away(self) -> None:
+        for take in (self._pending.popleft, lambda: self._proved.get_nowait()[0].socket):
+            with contextlib.suppress(IndexError, queue.Empty):  # threads take out theirs meanwhile
+                while True:
+                    _dismiss(take())
 
     def _admit(self, channel: Channel, address: str, rank: int, world_size: int) -> None:
         """Let a rank in that knows the secret, or tell it why not."""

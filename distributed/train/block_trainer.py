@@ -168,9 +168,10 @@ class BlockDistributedTrainer(Scaled):
         return self._guarded(lambda: self.flush(self.model.named_parameters()))
 
     def verify_replicas(self) -> None:
-        """Contract C-DDP-001: all ranks' weights and saved buffers have the same bits. A collective, between steps.
+        """Contract C-DDP-001: all ranks' weights, moments and saved buffers have the same bits.
 
-        Raises ReplicaMismatchError on all ranks, naming the first tensor that differs and the ranks in the minority.
+        A collective, between steps. Raises ReplicaMismatchError on all ranks, naming the first tensor that differs and
+        the ranks in the minority.
         """
         self.assert_replicas_identical(self._replicated())
 

@@ -229,9 +229,11 @@ class CapturedStep:
         """One step; with ``grad_accum_steps`` n > 1 the inputs' first dimension is n, the window's micro-batches.
 
         The inputs may be on the CPU; those in pinned memory are copied while the host goes on. For the first inputs of
-        some shapes this is the trainer's own step. Errors of that, and of all steps on the CPU, are raised at once.
+        some shapes this is the trainer's own step. Errors of that, and of all steps on the CPU, are raised at once. So
+        is what the ranks' comparison after every ``compare_every`` steps finds; for it the host waits.
 
-        Raises ValueError within an unfinished window, and an error that an earlier launch found and nobody has seen.
+        Raises ValueError within an unfinished window, ReplicaMismatchError where ranks differ, and an error that an
+        earlier launch found and nobody has seen.
         """
         step = self._step
         named = step.reducer.begin(step, self._params, 0.0)

@@ -121,6 +121,7 @@ class Run:
             log=None if dry else self.folder / "metrics.jsonl",
             log_every=t.log_interval,
         )
+        self._check_folder(resume or dry)  # again: the trainer's log has locked it
         self.saved_step: int | None = None
         if resume:
             self._resume()
@@ -136,8 +137,8 @@ class Run:
 
     def _check_folder(self, may_exist: bool) -> None:
         """Rank 0 looks, and all learn: a new run replaces nothing."""
-        log = self.folder / "metrics.jsonl"
-        found = self.comm.rank == 0 and (bool(list_checkpoints(self.folder)) or log.exists())
+        logged = any(log.stat().st_size for log in self.folder.glob("metrics.jsonl"))
+        found = self.comm.rank == 0 and (logged or bool(list_checkpoints(self.folder)))
         if all_gather_json(self.comm, found)[0] and not may_exist:
             raise SettingsError(
                 f"{self.folder} holds a run already: add --resume, choose another training.output_dir, or delete it"

@@ -12,6 +12,7 @@ of the ranks' means would be another number wherever they do not have equally ma
 import hashlib
 import json
 import math
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -412,13 +413,17 @@ class Buckets(Reducer):
         return every > 0 and step.global_step % every == 0 and not step.recorder.on_device
 
     def compare(self, step: Step, named: Named) -> None:
-        """If it is due, compare the hash of all, and where that differs each tensor's. Raises ReplicaMismatchError."""
+        """If it is due, compare the hash of all, and where that differs each tensor's.
+
+        Raises ReplicaMismatchError; warns where only the first hashes differ."""
         if self.compares(step):
             held = [*named, *moments(step.optimizer, named)]
             mine = hashlib.sha256(b"".join(_digest(p) for _, p in held)).digest()
             everyone = all_gather_rows(self.communicator, np.frombuffer(mine, np.uint8))
             if (everyone != everyone[0]).any():
                 agree_on_values(self.communicator, held, LATER)
+                again = "the ranks' hashes differed, and computed again they agree: a memory or processor is at fault"
+                warnings.warn(f"step {step.global_step}: {again}", RuntimeWarning, stacklevel=2)
 
     def restart(self, unit: float) -> None:
         """Compare at the next step what the ranks have."""

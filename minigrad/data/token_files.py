@@ -10,6 +10,7 @@ A text of a billion tokens then costs no memory to open: batches read the pages 
 import os
 import stat
 from collections.abc import Iterable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, TypeAlias, get_args
 
@@ -90,13 +91,14 @@ def write_tokens(
 
     Raises:
         DataError: a row is not one of integers that fit 16 bits, or there are no tokens, or too many for the header of
-            llm.c (2**31 - 1). Whatever is raised, also by the iterable, the old file stays as it was.
+            llm.c (2**31 - 1); or ``SHA256SUMS`` is damaged, or cannot hold the file's name. Whatever is raised, also by
+            the iterable, the old file stays as it was.
         OSError: the file cannot be written.
     """
     path = Path(path)
     header = _header_bytes(format)
     count = 0
-    with durable.replacing(path) as temporary, open(temporary, "xb", buffering=0) as file:
+    with ExitStack() as locks, durable.replacing(path) as temporary, open(temporary, "xb", buffering=0) as file:
         durable.write_all(file.fileno(), bytes(header))
         for row in [tokens] if isinstance(tokens, np.ndarray) else tokens:
             durable.write_all(file.fileno(), _as_uint16(row, count).tobytes())
@@ -109,9 +111,11 @@ def write_tokens(
             file.seek(0)
             durable.write_all(file.fileno(), np.array([_MAGIC, _VERSION, count], "<i4").tobytes())
         durable.fsync(file.fileno())
-        sha256 = sha256sums.sha256_of(temporary) if checksums else None
-        sha256sums.note(path.parent, {path.name: None})
-    sha256sums.note(path.parent, {path.name: sha256})
+        sha256 = sha256sums.sha256_of(temporary) if checksums else ""
+        try:
+            locks.enter_context(sha256sums.renewing(path, checksums))[1].append(sha256)
+        except ValueError as error:
+            raise DataError(f"{path} is not replaced: {error}") from error
     return count
 
 

@@ -119,10 +119,15 @@ def replacing(path: Path) -> Iterator[Path]:
 def replace_file(path: Path, chunks: Iterable[memoryview | bytes]) -> tuple[int, str]:
     """Replace the content of `path` atomically and durably; size and sha256 as `write_new_file`."""
     with folder_lock(path.parent) as locked:
-        if locked:
-            remove_orphans(path.parent, f"{TEMPORARY}{path.name}-")
-        with replacing(path) as temporary:
-            return write_new_file(temporary, chunks)
+        return replace_locked(path, chunks, locked)
+
+
+def replace_locked(path: Path, chunks: Iterable[memoryview | bytes], locked: bool) -> tuple[int, str]:
+    """`replace_file`, by the holder of the folder's lock, where its file system has one."""
+    if locked:
+        remove_orphans(path.parent, f"{TEMPORARY}{path.name}-")
+    with replacing(path) as temporary:
+        return write_new_file(temporary, chunks)
 
 
 def remove_orphans(folder: Path, prefix: str) -> None:

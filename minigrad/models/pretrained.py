@@ -133,6 +133,7 @@ class HubModel(nn.Module):
         config = {**self.config.to_hub(), "model_type": self.model_type, "torch_dtype": dtype}
         try:
             durable.make_directories(folder)
+            sha256sums.read_sums(folder)  # a bad one is refused before anything is lost
             # Without config.json the folder does not load: weights of two models are never taken for one.
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(folder / CONFIG)
@@ -146,11 +147,12 @@ class HubModel(nn.Module):
                 _write_json(folder / INDEX, {"metadata": total, "weight_map": dict(sorted(places.items()))}, checksums)
             for path in folder.iterdir():
                 if (_OURS.fullmatch(path.name) and path.name not in names) or (path.name == INDEX and len(shards) == 1):
-                    path.unlink()
-                    sha256sums.note(folder, {path.name: None})
+                    with sha256sums.renewing(path, checksums=False):
+                        path.unlink()
             _write_json(folder / CONFIG, config, checksums)
-        except OSError as error:
-            raise CheckpointError(f"{folder} could not be written: {error.strerror or error}", folder) from error
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise CheckpointError(f"{folder} could not be written: {reason}", folder) from error
 
     def hub_zeros(self) -> dict[str, tuple[int, ...]]:
         """Tensors that the stored format has and this model has not, with their shapes; they are 0."""

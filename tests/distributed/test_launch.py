@@ -100,6 +100,17 @@ def test_the_first_failure_is_named_and_the_rest_is_ended(act, code, words):
     assert result.seconds < 15
 
 
+def test_a_rank_at_work_has_its_grace_while_another_waits_in_vain():
+    program = WHO + (
+        "if rank == 1:\n    sys.exit(3)\n"
+        "if rank == 2:\n    time.sleep(3)\n    print('saved')\n    sys.exit(0)\n"
+        "from minigrad.distributed import MpiCommunicator\nMpiCommunicator()\n"
+    )
+    result = run_ranks(3, program, timeout=30)
+    assert result.returncode == 3 and result.lines(2) == ["saved"], result.text
+    assert "launch: ended rank 0, waiting for rank 1, 2, which cannot come" in result.stderr, result.text
+
+
 def test_later_failures_do_not_hide_the_first():
     program = WHO + "time.sleep(0.2 + 0.6 * (rank != 2))\nsys.exit(10 + rank)\n"
     result = run_ranks(3, program)
@@ -255,31 +266,41 @@ def at(phase):
 at("start")
 import minigrad
 from minigrad.distributed import MpiCommunicator, save_distributed_checkpoint
+from minigrad.distributed.train import checkpoint
+from minigrad.files import durable
+module, name = (checkpoint, "all_gather_json") if rank else (durable, "fsync")
+def in_a_save(*arguments, function=getattr(module, name)):
+    at("save")
+    return function(*arguments)
+setattr(module, name, in_a_save)
 at("rendezvous")
 with MpiCommunicator(timeout=60) as comm:
     x = minigrad.ones(3)
     comm.all_reduce(x)
     at("step")
     comm.all_reduce(x)
-    at("save")
     save_distributed_checkpoint(comm, sys.argv[0] + ".run", {"model": {"x": x}}, {"step": 1})
 at("end")
 """
 
 
 def test_however_a_job_ends_all_processes_are_gone_soon(tmp_path, seeds):
-    """Long before the ranks' deadlines and the launcher's grace; and the exit code tells how it ended."""
+    """Within 5 s, long before the ranks' deadlines and the launcher's grace; and the exit code tells how it ended."""
     for seed in seeds(4):
         phase, way, rank = ENDS[seed % len(ENDS)]
         act, code = WAYS[way]
         (folder := tmp_path / str(seed)).mkdir()
         job, (scratch, *_) = started(folder, TRAINING, arguments=[phase, str(rank), act], lines=1)
+        began = time.monotonic()
         if "launcher" in way:
             job.send_signal(getattr(signal, way.split()[1]))
         out, err = job.communicate(timeout=15)
         text = f"rank {rank}, {way} at {phase}: exit code {job.returncode}\n{out}{err}"
         assert job.returncode == (0 if (phase, way) == ("end", "return") else code), text
         wait_until(lambda folder=folder: not alive(str(folder)))
+        took, waiting = time.monotonic() - began, max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+        print(f"{took:.2f} s, {text.splitlines()[0]}")
+        assert took < 5.0 * waiting, text  # as many processes wait for each core
         assert launch.SCRATCH in scratch and not os.path.exists(scratch.split()[-1]), text
 
 

@@ -100,6 +100,18 @@ def test_what_the_error_says_and_when_nobody_compares():
     dist.run_threads(RANKS, lambda comm: body(comm, 0), timeout=60)
 
 
+def test_a_moment_that_flips_right_before_a_save_is_not_saved(tmp_path):
+    def body(comm):
+        trainer = dist.BlockDistributedTrainer(nets.Net(), comm)
+        trainer.train_batch(*nets.batch(0, slice(comm.rank, 12, RANKS)))
+        name, moment = moments(trainer.optimizer, trainer.model.named_parameters())[-1]
+        moment.data.flat[0] += comm.rank == 1
+        raises(ReplicaMismatchError, f"'{name}' .*differ.*: rank 1", trainer.save_checkpoint, tmp_path / "run")
+
+    dist.run_threads(RANKS, body, timeout=60)
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_suspect_step_is_computed_again_and_the_fault_is_transient_or_persistent():
     def body(comm, spoiled=0, large=1.0, recheck=True, factor=1e6, flipped=False, scaler=None):
         net, calls, last = nets.Net(), 0, comm.rank == comm.world_size - 1

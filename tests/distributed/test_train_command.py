@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from processes import python
+from processes import python, writing
 from ranks import requires_mpi, run_ranks
 from refusals import raises
 from train_runs import go, weights, write
@@ -328,6 +328,25 @@ def test_a_model_beyond_the_memory_is_refused_with_the_estimate(tmp_path, capsys
     said = capsys.readouterr().err
     words = rf"error: model: {layers} layers of 512 channels have at least \S+ billion parameters and need \S+ GB of "
     assert re.match(words + r"memory, of which \S+ GB are free on cpu\n$", said)
+
+
+def test_a_folder_has_one_run_also_if_another_one_came_meanwhile(tmp_path, monkeypatch):
+    path, batches = write(tmp_path), train.EpochBatches
+    with writing(tmp_path / "run/metrics.jsonl") as pid:
+        for flags in ([], ["--resume"]):
+            done = python("-m", "minigrad.distributed.train", path, *flags)
+            assert done.returncode == 1 and len(done.stderr.splitlines()) == 1, done.stderr
+            assert f"process {pid} (" in done.stderr
+    go(dist.NoOpCommunicator(), path)
+    (tmp_path / "run").rename(tmp_path / "other")
+
+    def meanwhile(*arguments):
+        shutil.copytree(tmp_path / "other", tmp_path / "run")
+        return batches(*arguments)
+
+    monkeypatch.setattr(train, "EpochBatches", meanwhile)
+    raises(SettingsError, "holds a run already: add --resume", lambda: go(dist.NoOpCommunicator(), path))
+    assert weights(tmp_path / "run") == weights(tmp_path / "other")
 
 
 def test_one_process_runs_from_the_command_line(tmp_path):

@@ -1,5 +1,6 @@
 """The main example as its users meet it: what it shows and writes, exact resume, and bad input."""
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -13,6 +14,8 @@ from pathlib import Path
 
 import pytest
 from example_scripts import TINY, assert_refused, command, content, finish, load, run
+from processes import writing
+from refusals import raises
 
 from minigrad import cuda_kernels, serialization
 
@@ -273,6 +276,38 @@ def test_a_run_is_never_overwritten_and_keeps_its_settings_and_text(home):
         (("--resume", "--data", "other.txt"), ["other.txt is not the text", "runs/char-gpt", "pydoc"]),
     ):
         assert_refused(run(TRAIN, *arguments, cwd=home), 2, *parts)
+    assert content(home) == before
+
+
+@POSIX
+@pytest.mark.parametrize("script", [TRAIN, "train_char_gpt_ddp.py"])
+def test_a_run_that_another_process_trains_is_refused(home, script):
+    with writing(home / RUN / "metrics.jsonl") as pid:
+        assert_refused(run(script, "--resume", cwd=home), 2, f"process {pid} (", "is writing it")
+
+
+@POSIX
+@pytest.mark.parametrize("ended", [True, False])
+@pytest.mark.parametrize("resume", [True, False])
+def test_what_another_process_trains_meanwhile_is_not_overwritten(home, monkeypatch, resume, ended):
+    """Between the choice of the folder, or the loading of the checkpoint, and the lock."""
+    name, place = ("load_run", RUN / "step-00000024") if resume else ("new_folder", RUN)
+    shutil.move(home / place, home / "other")
+    module = load(TRAIN, monkeypatch, *(["--resume"] if resume else TINY), "--out", home / RUN)
+    choose, before = getattr(module, name), {}
+
+    def meanwhile(*arguments, **options):
+        chosen = choose(*arguments, **options)
+        shutil.move(home / "other", home / place) if ended else stack.enter_context(
+            writing(home / RUN / "metrics.jsonl")
+        )
+        before.update(content(home))
+        return chosen
+
+    monkeypatch.setattr(module, name, meanwhile)
+    words = "has trained in .* meanwhile" if ended else r"cannot write into .* process \d+ \(.* is writing it"
+    with contextlib.ExitStack() as stack:
+        raises(module.UsageError, words, module.main)
     assert content(home) == before
 
 

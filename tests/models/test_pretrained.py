@@ -227,7 +227,11 @@ def test_a_save_that_fails_leaves_a_folder_that_does_not_load(folder, monkeypatc
     def full(*args):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("minigrad.models.pretrained.durable.replace_file", full)
+    (folder / "SHA256SUMS").write_text("0  config.json\n")
+    raises(CheckpointError, "could not be written: .*SHA256SUMS: line 1 is not", model.save_pretrained, folder)
+    (folder / "SHA256SUMS").write_text("# config.json\n")
+    assert from_pretrained(folder).config == model.config
+    monkeypatch.setattr("minigrad.files.durable.write_new_file", full)
     raises(CheckpointError, r"model could not be written: No space left on device", model.save_pretrained, folder)
     raises(CheckpointError, r"config.json: the file is missing", lambda: from_pretrained(folder))
 

@@ -16,9 +16,10 @@ MARK = "\x1eminigrad rank "  # begins a report on stderr: RANK RETURNCODE (negat
 STARTED = "started"  # its program runs, and signals reach it
 JOINED = "joined"  # it has asked for a communicator
 MET = "met"  # it has one
+APART = "apart"  # it got an error instead
 DONE = "done"  # its program has ended well, and it waits for the others to end
 VICTIM = "victim"  # it is about to fail because another one has
-WORDS = (STARTED, JOINED, MET, DONE, VICTIM)
+WORDS = (STARTED, JOINED, MET, APART, DONE, VICTIM)
 PR_SET_PDEATHSIG = 1
 
 
@@ -41,9 +42,13 @@ def tell(word: str) -> None:
 
 @contextlib.contextmanager
 def joining() -> Iterator[None]:
-    """Around the making of a communicator: tell the launcher of the begin and of the success."""
+    """Around the making of a communicator: tell the launcher of the begin and of how it ended."""
     tell(JOINED)
-    yield
+    try:
+        yield
+    except BaseException:
+        tell(APART)
+        raise
     tell(MET)
 
 
