@@ -123,14 +123,47 @@ def test_races_name_both_lines() -> None:
     assert [len(simulate(together, 2, 1, y, by_block).races) for by_block in (0, 1)] == [1, 0]
 
 
-def test_errors_name_the_line_and_numbas_words_work() -> None:
-    @numba_cuda.jit
-    def beyond(y):
-        y[numba_cuda.grid(1)] += 1
+@numba_cuda.jit
+def beyond(y):
+    y[numba_cuda.grid(1)] += 1
 
+
+def unknown(y):
+    y[0] = numba_cuda.popc(3)
+
+
+def imported() -> int:
+    from numba import cuda
+
+    return cuda.grid(1)
+
+
+ELSEWHERE: dict = {}  # of another module
+exec("from numba import cuda\nplace = lambda: cuda.grid(1)\ncompiled = cuda.jit(device=True)(place)", ELSEWHERE)
+PLACES = [lambda: numba.cuda.grid(1), imported, ELSEWHERE["place"], ELSEWHERE["compiled"]]
+WRONG = [
+    ((beyond, 3, 32), r"cuda.grid\(1\)\] \+= 1`: index 64 is outside"),
+    ((beyond, 1, 1025), "1 to 1024 threads"),
+    ((beyond, "a", 4), "a grid of 'a' blocks of 4 threads: both are 1 to 3 whole numbers"),
+    ((beyond, (1, 1, 1, 1), 4), "both are 1 to 3 whole numbers"),
+    ((3, 1, 4), "with 3 as kernel: 3 is not a callable object"),
+    ((lambda: None, 1, 4), "too many positional arguments"),
+    ((unknown, 1, 4), r"popc\(3\)`: AttributeError: the simulator has no cuda.popc"),
+]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_numbas_words_wherever_they_are(place) -> None:
     y = np.zeros(64, np.float32)
-    raises(SimulationError, r"cuda.grid\(1\)\] \+= 1`: index 64 is outside", lambda: simulate(beyond, 3, 32, y))
-    raises(SimulationError, "1 to 1024 threads", lambda: simulate(beyond, 1, 1025, y))
+    simulate(lambda y: y.__setitem__(place(), 1), 2, 16, y)
+    assert y.tolist() == [1] * 32 + [0] * 32
+
+
+@pytest.mark.parametrize(("launch", "words"), WRONG)
+def test_errors_name_the_line_and_leave_numba_as_it_was(launch, words) -> None:
+    before, call = numba_cuda.grid, type(ELSEWHERE["compiled"]).__call__
+    raises(SimulationError, words, lambda: simulate(*launch, np.zeros(64, np.float32)))
+    assert numba_cuda.grid is before and type(ELSEWHERE["compiled"]).__call__ is call
 
 
 def test_occupancy() -> None:

@@ -76,6 +76,9 @@ class _Cuda:
 
     laneid = property(lambda self: simulator.block().current.lane)
 
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"the simulator has no cuda.{name}: docs/simulator.md names the words that it has")
+
     def grid(self, ndim: int) -> Any:
         """This thread's place in the grid."""
         places = [

@@ -215,7 +215,7 @@ class SimulatedBlock:
 
 _now: Any = SimpleNamespace()  # ``block``, to which the running kernel's ``cuda`` names refer
 watched: dict[Callable[..., None], Any] = {}  # kernels whose next run is noted, and the ``Trace`` of each
-_running = threading.Lock()
+running = threading.RLock()
 _seed = os.environ.get("MINIGRAD_CUDASIM_ORDER")  # a seed for ``order``
 _order: random.Random | None = random.Random(int(_seed)) if _seed else None
 threadIdx: Any = SimpleNamespace(x=0, y=0, z=0)  # noqa: N816  # CUDA's names, of the running thread
@@ -239,7 +239,7 @@ def run(
     trace: Any = None,
 ) -> None:
     """Run a kernel, block after block; the host's threads take turns, because all kernels see the same ``cuda``."""
-    with _running, np.errstate(all="ignore"), _noting(trace or watched.pop(function, None)) as trace:
+    with running, np.errstate(all="ignore"), _noting(trace or watched.pop(function, None)) as trace:
         if trace is not None:
             trace.grid, trace.threads, trace.now = grid, threads, _now
         blockDim.x, blockDim.y, blockDim.z = threads
