@@ -144,8 +144,8 @@ PLACES = [lambda: numba.cuda.grid(1), imported, ELSEWHERE["place"], ELSEWHERE["c
 WRONG = [
     ((beyond, 3, 32), r"cuda.grid\(1\)\] \+= 1`: index 64 is outside"),
     ((beyond, 1, 1025), "1 to 1024 threads"),
-    ((beyond, "a", 4), "a grid of 'a' blocks of 4 threads: both are 1 to 3 whole numbers"),
-    ((beyond, (1, 1, 1, 1), 4), "both are 1 to 3 whole numbers"),
+    ((beyond, "a", 4), "a grid of 'a' blocks of 4 threads: 1 to 3 numbers each"),
+    ((beyond, (1, 1, 1, 1), 4), "1 to 3 numbers each"),
     ((3, 1, 4), "with 3 as kernel: 3 is not a callable object"),
     ((lambda: None, 1, 4), "too many positional arguments"),
     ((unknown, 1, 4), r"popc\(3\)`: AttributeError: the simulator has no cuda.popc"),

@@ -99,11 +99,7 @@ cuda: Any = _Cuda()
 def _as_float(function: Callable[[float], float]) -> Callable[[Any], Any]:
     """A function of the standard library that returns its argument's dtype."""
 
-    @functools.wraps(function)
-    def compute(x: Any) -> Any:
-        return np.asarray(x).dtype.type(function(float(x)))
-
-    return compute
+    return lambda x: np.asarray(x).dtype.type(function(float(x)))
 
 
 class _Math:

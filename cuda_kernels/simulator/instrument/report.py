@@ -55,14 +55,13 @@ class WarpReport:
         self.name: str = name
         self.trace: Trace = trace
         self.registers: int = registers or ASSUMED_REGISTERS
-        self.stated: bool = registers is not None
+        self.stated: str = "assumed" if registers is None else "stated"
         self.requests: list[Request] = trace.of("global") + trace.of("shared")
         self.steps: list[Request] = trace.of("step")
         self.barriers: int = trace.barriers  # all blocks' together
         self.races: list[str] = [self._race(*found) for found in trace.races()]
-        found = occupancy(python_math.prod(trace.threads), self.registers, trace.shared_bytes)
-        self.occupancy: int = found[0]
-        self.limit: str = found[1]
+        self.shared_bytes: int = trace.shared_bytes  # of a block
+        self.occupancy, self.limit = occupancy(python_math.prod(trace.threads), self.registers, self.shared_bytes)
 
     def traffic(self, kind: str, line: int | None = None) -> Traffic:
         """Of ``"global load"``, ``"shared"``, ...: all, or those of one line of the source."""
@@ -122,10 +121,9 @@ class WarpReport:
         lines.append(f"  divergence: {partial} of {len(self.steps)} steps of warps with a part of their lanes")
         lines += [f"    {count:>6} at {shown(line)}" for line, count in self.divergent.items()]
         lines += [f"  {race}" for race in self.races] or ["  no races"]
-        stated = "stated" if self.stated else "assumed"
         lines.append(
             f"  occupancy {self.occupancy} of {WARPS} warps: limited by {self.limit} "
-            f"({self.registers} registers a thread, {stated}; {self.trace.shared_bytes} bytes of shared memory a block)"
+            f"({self.registers} registers a thread, {self.stated}; {self.shared_bytes} bytes of shared memory a block)"
         )
         return "\n".join(lines)
 
@@ -175,8 +173,7 @@ def simulate(
     sizes: list[Any] = [size if isinstance(size, tuple) else (size,) for size in (grid, block)]
     whole = all(isinstance(n, int | np.integer) and n > 0 for size in sizes for n in size)
     if not whole or max(map(len, sizes)) > 3 or python_math.prod(sizes[1]) > 1024:
-        rule = "both are 1 to 3 whole numbers, and a block has 1 to 1024 threads"
-        raise SimulationError(f"a grid of {grid!r} blocks of {block!r} threads: {rule}")
+        raise SimulationError(f"a grid of {grid!r} blocks of {block!r} threads: 1 to 3 numbers each, 1 to 1024 threads")
     for i, x in enumerate(arguments):
         if isinstance(x, np.ndarray):
             room = np.full(x.nbytes + 256, POISON, np.uint8)
