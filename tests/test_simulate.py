@@ -158,7 +158,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize("place", [lambda: numba.cuda.grid(1), *map(ELSEWHERE.get, "place compiled imported".split())])
+@pytest.mark.parametrize("place", [lambda: numba.cuda.grid(1), *map(ELSEWHERE.get, ["place", "compiled", "imported"])])
 def test_numbas_words_wherever_they_are(place) -> None:
     y = np.zeros(64, np.float32)
     simulate(lambda y: y.__setitem__(place(), 1), 2, 16, y)

@@ -52,7 +52,7 @@ def test_a_missing_barrier_is_a_race() -> None:
             y[t] = tile[63 - t]  # no barrier after it: the next turn may write first
 
     for kernel in (neighbour, overwritten, reused):
-        pytest.raises(SimulationError, run, kernel, np.zeros(64, np.float32)).match("race: thread")
+        raises(SimulationError, "race: thread", lambda kernel=kernel: run(kernel, np.zeros(64, np.float32)))
 
 
 def test_a_warp_needs_its_own_barrier_only() -> None:
@@ -145,7 +145,7 @@ def test_accesses_outside_of_memory() -> None:
         *[(beyond, "index 63 is outside"), (before, "index -1 is outside"), (shared, "outside a shared array")],
         *[(local, "outside a local array"), (unaligned, "not aligned"), (vector, "index 62 is outside")],
     ]:
-        pytest.raises(SimulationError, run, kernel, np.zeros(63, np.float32)).match(words)
+        raises(SimulationError, words, lambda kernel=kernel: run(kernel, np.zeros(63, np.float32)))
 
 
 def test_memory_is_poisoned() -> None:
