@@ -189,6 +189,8 @@ def simulate(
         with simulator.running, _words(function):
             simulator.run(function, of_grid, of_block, shared_bytes, tuple(given), trace)
     except Exception as error:
+        if isinstance(error, NotImplementedError) and "pure-python" not in str(error):
+            raise  # by the kernel itself: it is not written yet
         said = str(error) if isinstance(error, SimulationError) else f"{type(error).__name__}: {error}"
         if isinstance(error, ModuleNotFoundError) and error.name == "greenlet":
             said += ', which the simulator needs: pip install "minigrad-cuda[learn]"'
