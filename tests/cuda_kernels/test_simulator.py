@@ -150,9 +150,8 @@ def test_accesses_outside_of_memory() -> None:
 
 def test_memory_is_poisoned() -> None:
     def unwritten(y) -> None:
-        t = cuda.threadIdx.x
-        tile = cuda.shared.array(64, np.float32)
-        y[t] = tile[t] + cuda.local.array(4, np.float32)[1] * np.float32(0)
+        shared, local = cuda.shared.array(64, np.float32), cuda.local.array(4, np.float32)
+        y[cuda.threadIdx.x] = shared[cuda.threadIdx.x] + local[1] * np.float32(0)
 
     y = np.zeros(64, np.float32)
     run(unwritten, y)
@@ -177,9 +176,8 @@ def test_half_floats_round_to_nearest_even() -> None:
     import ml_dtypes
 
     rng = np.random.default_rng(0)
-    x = np.concatenate(
-        [rng.standard_normal(200) * 10.0 ** rng.integers(-9, 9, 200), [0.0, -0.0, np.inf, -np.inf, np.nan, 1 + 2.0**-9]]
-    ).astype(np.float32)
+    ordinary = rng.standard_normal(200) * 10.0 ** rng.integers(-9, 9, 200)
+    x = np.array([*ordinary, 0.0, -0.0, np.inf, -np.inf, np.nan, 1 + 2.0**-9], np.float32)
     with np.errstate(over="ignore"):
         for to_bits, to_float, dtype in [
             (ptx.float_to_float16, ptx.float16_to_float, np.float16),
