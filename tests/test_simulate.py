@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+from pathlib import Path
 
 import numba
 import numpy as np
@@ -12,8 +13,9 @@ from numba import cuda as numba_cuda
 from processes import python
 from refusals import raises
 
-from minigrad.cuda_kernels.simulator import SimulationError, cuda, simulate
-from minigrad.cuda_kernels.simulator.instrument.report import occupancy
+from minigrad.cuda_kernels.ptx.ptx_twins import ldmatrix
+from minigrad.cuda_kernels.simulator import SimulationError, cuda, occupancy, simulate, simulator
+from minigrad.cuda_kernels.simulator.instrument import trace
 
 
 def floats(n: int) -> np.ndarray:
@@ -33,9 +35,17 @@ def shared_column(pitch: int, dtype: type = np.float32):
         for k in range(32):
             tile[k, t] = dtype(t)
         cuda.syncthreads()
-        y[t] = tile[t, 0]
+        y[t] = tile[t, 0].real
 
     return kernel
+
+
+def matrices(x, y):
+    y[cuda.threadIdx.x] = ldmatrix(simulator.shared_address(cuda.shared.array(128, np.uint32, 16), 4 * cuda.laneid))[0]
+
+
+def dynamic(x, y):
+    cuda.shared.array(0, np.float32)[y.size - 1] = 1
 
 
 def histogram(x, y):
@@ -74,12 +84,13 @@ def on_one_line(x, y):
 COUNTS = [
     (strided(1), 64, "global load", (2, 64, 256, 8, 8)),
     (strided(1, first=1), 64, "global load", (2, 64, 256, 10, 8)),
-    (strided(2), 32, "global load", (1, 32, 128, 8, 4)),
     (strided(0), 64, "global load", (2, 64, 256, 2, 2)),
     (shared_column(32), 32, "shared load", (1, 32, 128, 32, 1)),
     (shared_column(33), 32, "shared load", (1, 32, 128, 1, 1)),
     (shared_column(32, np.float64), 32, "shared store", (32, 1024, 8192, 64, 64)),
     (shared_column(32, np.float64), 32, "shared load", (1, 32, 256, 32, 2)),
+    (shared_column(32, np.complex128), 32, "shared load", (1, 32, 512, 32, 4)),
+    (matrices, 32, "shared load", (1, 32, 512, 4, 4)),
     (histogram, 32, "shared atomic", (1, 32, 128, 16, 1)),
     (histogram, 32, "global atomic", (1, 4, 16, 1, 1)),
     (ragged, 4, "global load", (6, 12, 48, 6, 6)),
@@ -123,20 +134,49 @@ def test_races_name_both_lines() -> None:
     assert [len(simulate(together, 2, 1, y, by_block).races) for by_block in (0, 1)] == [1, 0]
 
 
-def test_errors_name_the_line_and_numbas_words_work() -> None:
-    @numba_cuda.jit
-    def beyond(y):
-        y[numba_cuda.grid(1)] += 1
+@numba_cuda.jit
+def beyond(y):
+    y[numba_cuda.grid(1)] += 1
 
+
+def unknown(y):
+    y[0] = numba_cuda.popc(3)
+
+
+ELSEWHERE: dict = {}  # another module
+exec("from numba import cuda\nplace = lambda: cuda.grid(1)\ncompiled = cuda.jit(device=True)(place)", ELSEWHERE)
+exec("def imported():\n    from numba import cuda\n    return cuda.grid(1)", ELSEWHERE)
+WRONG = [
+    ((beyond, 3, 32), r"cuda.grid\(1\)\] \+= 1`: index 64 is outside"),
+    ((beyond, 1, 1025), "1 to 1024 threads"),
+    ((beyond, "a", 4), "a grid of 'a' blocks of 4 threads: 1 to 3 numbers each"),
+    ((3, 1, 4), "with 3 as kernel: 3 is not a callable object"),
+    ((shared_column(32), 3, 32, floats(1)), "more than 100 steps and requests"),
+    ((unknown, 1, 4), r"popc\(3\)`: AttributeError: the simulator has no cuda.popc"),
+]
+
+
+@pytest.mark.parametrize("place", [lambda: numba.cuda.grid(1), *map(ELSEWHERE.get, ["place", "compiled", "imported"])])
+def test_numbas_words_wherever_they_are(place) -> None:
     y = np.zeros(64, np.float32)
-    raises(SimulationError, r"cuda.grid\(1\)\] \+= 1`: index 64 is outside", lambda: simulate(beyond, 3, 32, y))
-    raises(SimulationError, "1 to 1024 threads", lambda: simulate(beyond, 1, 1025, y))
+    simulate(lambda y: y.__setitem__(place(), 1), 2, 16, y)
+    assert y.tolist() == [1] * 32 + [0] * 32
+
+
+@pytest.mark.parametrize(("launch", "words"), WRONG)
+def test_errors_name_the_line_and_leave_numba_as_it_was(launch, words, monkeypatch) -> None:
+    before, call = numba_cuda.grid, type(ELSEWHERE["compiled"]).__call__
+    monkeypatch.setattr(trace, "MOST", trace.MOST // 5000)  # of 500,000
+    raises(SimulationError, words, lambda: simulate(*launch, np.zeros(64, np.float32)))
+    assert numba_cuda.grid is before and type(ELSEWHERE["compiled"]).__call__ is call
 
 
 def test_occupancy() -> None:
     cases = [(256, 32, 0), (256, 64, 0), (96, 32, 0), (256, 255, 0), (32, 32, 0), (256, 32, 48 * 1024)]
     limits = ["warps", "registers", "warps", "registers", "blocks", "shared memory"]
     assert [occupancy(*case) for case in cases] == list(zip([64, 32, 63, 8, 32, 32], limits))
+    report = simulate(dynamic, 1, 256, floats(1), floats(64), registers=64, shared_bytes=65536)
+    assert (report.shared_bytes, report.registers, report.occupancy, report.limit) == (65536, 64, 24, "shared memory")
 
 
 def test_the_page_has_the_steps_of_a_warp() -> None:
@@ -159,10 +199,14 @@ def test_the_page_draws_a_step_at_a_time() -> None:
 
 
 @pytest.mark.long
-def test_a_kernel_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_of_the_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("NUMBA_ENABLE_CUDASIM", "0")
     command = "-m", "minigrad.cuda_kernels.inspect", "--simulate"
     done = python(*command, "ladder_reduction.tree")
     assert re.search(r"global loads +64 requests +2048 lanes .* 4.00 a request", done.stdout), done.stderr
     assert re.search(r"shared loads +200 .*\n.*\n.* 0, barriers 72\n", done.stdout), done.stdout
     assert "no kernel has such a name" in python(*command, "nothing").stderr
+    found = set(re.findall(r"^(\w+\.\w+): grid", python(*command, "adamw", "embedding", "gelu").stdout, re.MULTILINE))
+    assert found >= {"multi_tensor.adamw_float32", "gather_scatter.take_128_bits", "gelu.forward_erf_float32"}
+    (tmp_path / "mine.py").write_text("import minigrad as mg\nmg.ones(40, device='cuda').exp()", encoding="utf-8")
+    assert "elementwise.exp_float32: grid (1, 1, 1)" in python(*command, "exp_", tmp_path / "mine.py").stdout

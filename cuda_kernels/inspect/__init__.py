@@ -12,8 +12,9 @@ lets wait for one another), or an instruction of a whole warp that not all of it
 ``--warm`` compiles them into the cache instead, for this machine's GPU where there is one: a program that launches them
 later need not. What the cache holds does not depend on the machine, so it may be filled on another one and carried.
 
-``--simulate NAME [program.py]`` runs a program (default: small samples of the ladders and of some families) in the
-simulator and prints for each kernel of the name what the warps of its first launch did (docs/simulator.md).
+``--simulate NAME [program.py]`` runs a program (default: small calls of the families and of the ladders) in the
+simulator and prints for each kernel of the name what the warps of its first launch did (docs/simulator.md). The name
+of a family stands for the kernels that its small call launches.
 
 The tools come with ``pip install "minigrad-cuda[inspect]"``, or with NVIDIA's toolkit on the PATH.
 """
@@ -23,6 +24,7 @@ import functools
 import importlib
 import importlib.util
 import multiprocessing
+import operator
 import os
 import pkgutil
 import re
@@ -32,7 +34,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +42,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from ..platform import compiler, families, libcuda, memory
+from ..platform import compiler, libcuda, memory
 from ..platform.array import from_host
 from ..platform.language import SIMULATED
 from ..platform.launch import KERNELS, LAZY_KERNELS, Kernel
@@ -184,34 +186,54 @@ def simulate(words: Sequence[str]) -> int:
         command = [sys.executable, "-m", __name__, "--simulate", *words]
         return subprocess.run(command, env={**os.environ, "NUMBA_ENABLE_CUDASIM": "1"}, check=False).returncode
     programs = [word for word in words if word.endswith(".py")]
-    chosen = [k for n, k in load_all(True).items() if any(word in n for word in words if word not in programs)]
-    traces = {kernel: Trace(kernel.function) for kernel in chosen}
-    simulator.watched.update({kernel.function: trace for kernel, trace in traces.items()})
-    for program in programs if chosen else ():
-        runpy.run_path(program, run_name="__main__")
-    if chosen and not programs:
-        _samples()
+    asked = re.compile("|".join(re.escape(word) for word in words if word not in programs) or "$^")
+    traces = {kernel: Trace(kernel.function) for kernel in load_all(True).values()}
+    runs = [("", functools.partial(runpy.run_path, program, run_name="__main__")) for program in programs]
+    for of, call in runs or _samples():
+        new = {k.function: t for k, t in traces.items() if not t.grid[0] and asked.search(f"{k.name} {of}")}
+        simulator.watched.update(new)
+        call()
+        simulator.watched.clear()
     ran = [WarpReport(kernel.name, trace, kernel.registers) for kernel, trace in traces.items() if trace.requests]
     print(*ran, sep="\n\n")
     if not ran:
-        names = ", ".join(k.name for k in chosen) or "no kernel has such a name"
-        print(f"no launch of {' or '.join(words)} ({names}): --simulate NAME program.py runs yours", file=sys.stderr)
+        known = ", ".join(k.name for k in traces if asked.search(k.name)) or "no kernel has such a name"
+        print(f"no launch of {' or '.join(words)} ({known}): --simulate NAME program.py runs yours", file=sys.stderr)
     return 0 if ran else 1
 
 
-def _samples() -> None:
-    """Small launches of the ladders and of some families."""
-    rng, ladders = np.random.default_rng(0), importlib.import_module("minigrad.cuda_kernels").ladders
-    x, a, b = (from_host(rng.standard_normal(shape, np.float32)) for shape in ((8, 96), (20, 16), (16, 24)))
-    for step in range(1, 5):
-        ladders.ladder_softmax.softmax(step, x)
-        ladders.ladder_reduction.reduce(step + 1, from_host(rng.standard_normal(2048, np.float32)))
-    for name in ladders.ladder_matmul.STEPS:
-        ladders.ladder_matmul.multiply(name, a, b)
-    families.find("softmax").forward(x, -1)
-    families.find("layer_norm").forward(x, None, None, 1e-5)
-    families.find("matmul").matmul(a, b)
-    families.find("cross_entropy").forward(x, from_host(np.arange(8)), -100, 0.0, None)
+def _samples() -> Iterator[tuple[str, Callable[[], object]]]:
+    """A small call of each family, and of each step of the ladders, with its name."""
+    package, rng = importlib.import_module("minigrad.cuda_kernels"), np.random.default_rng(0)
+    shapes: list[int | tuple[int, ...]] = [(24, 24), (24, 24), 24, 2048, (1, 2, 48, 64)]
+    x, y, row, line, q = (from_host(rng.standard_normal(shape, np.float32)) for shape in shapes)
+    rows = from_host(np.arange(24))
+    optimizers = ("adagrad", 1, 3), ("adamw", 2, 7), ("lamb", 2, 8), ("sgd", 1, 6)  # states, columns of scalars
+    calls: list[tuple[str, tuple[object, ...]]] = [
+        *(("ladders.ladder_softmax.softmax", (step, x)) for step in range(1, 5)),
+        *(("ladders.ladder_reduction.reduce", (step, line)) for step in range(2, 6)),
+        *(("ladders.ladder_matmul.multiply", (step, x, y)) for step in package.ladders.ladder_matmul.STEPS),
+        *((f"{o}.step", (package.adamw.Table([x], *[[y]] * n), [y], np.ones((1, m)))) for o, n, m in optimizers),
+        ("activation.silu comparison.isnan log_sigmoid.forward trigonometry.asinh grad_norm.sum_of_squares", (x,)),
+        ("elementwise.add linear.forward matmul.matmul", (x, y)),
+        ("softmax.forward movement.tril", (x, -1)),
+        ("embedding.forward indexing.index", (x, rows)),
+        ("reduce.sum", (x, (1,), False)),
+        ("gelu.forward", (x, "none")),
+        ("dropout.forward", (x, 0.1, 0, 0)),
+        ("random.uniform", ((24, 24), np.float32, 0, 0)),
+        ("layer_norm.forward", (x, None, None, 1e-5)),
+        ("rms_norm.forward", (x, row, 1e-5)),
+        ("group_norm.forward", (x[None], row, row, 4, 1e-5)),
+        ("batch_norm.statistics", (x[None],)),
+        ("rope.rotate", (x, x[:, :12], x[:, 12:], False)),
+        ("cross_entropy.forward", (x, rows, -100, 0.0, None)),
+        ("linear_cross_entropy.forward", (x, y, rows, -100, 24.0, (True, True))),
+        ("attention.forward", (q, q, q, (True, 0.125, 0.0, 0, 0))),
+    ]
+    for names, arguments in calls:
+        for name in names.split():
+            yield name, functools.partial(operator.attrgetter(name)(package), *arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,8 +1,10 @@
-"""CUDA's programming model on the CPU, and the door to it: ``simulate`` a kernel of yours. Only `platform`, `ptx` and
-`inspect` import what is below."""
+"""CUDA's programming model on the CPU, and the door to it: ``simulate`` a kernel of yours.
 
-from .instrument.report import WarpReport, simulate
+Outside the tests only `platform`, `ptx` and `inspect` import what is below.
+"""
+
+from .instrument.report import WarpReport, occupancy, simulate
 from .simulated_cuda import cuda, math
 from .simulated_memory import SimulationError
 
-__all__ = ["WarpReport", "SimulationError", "cuda", "math", "simulate"]
+__all__ = ["WarpReport", "SimulationError", "cuda", "math", "occupancy", "simulate"]

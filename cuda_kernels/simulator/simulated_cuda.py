@@ -76,6 +76,9 @@ class _Cuda:
 
     laneid = property(lambda self: simulator.block().current.lane)
 
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"the simulator has no cuda.{name}: docs/simulator.md names the words that it has")
+
     def grid(self, ndim: int) -> Any:
         """This thread's place in the grid."""
         places = [
@@ -96,11 +99,7 @@ cuda: Any = _Cuda()
 def _as_float(function: Callable[[float], float]) -> Callable[[Any], Any]:
     """A function of the standard library that returns its argument's dtype."""
 
-    @functools.wraps(function)
-    def compute(x: Any) -> Any:
-        return np.asarray(x).dtype.type(function(float(x)))
-
-    return compute
+    return lambda x: np.asarray(x).dtype.type(function(float(x)))
 
 
 class _Math:

@@ -238,12 +238,9 @@ class LocalArray:
         self._values: list[Any] = [poison] * count
 
     def __getitem__(self, i: int) -> Any:
-        if i < 0:
+        if not 0 <= i < len(self._values):
             raise self._outside(i)
-        try:
-            return self._values[i]
-        except IndexError:
-            raise self._outside(i) from None
+        return self._values[i]
 
     def __setitem__(self, i: int, value: Any) -> None:
         if not 0 <= i < len(self._values):

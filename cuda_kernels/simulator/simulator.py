@@ -78,14 +78,7 @@ class Condition(NamedTuple):
     description: Callable[[], str]
 
 
-class _Fibers(threading.local):
-    """Greenlets of a host thread that have run a CUDA thread to its end; a new one costs more than most threads do."""
-
-    def __init__(self) -> None:
-        self.idle: list[Any] = []
-
-
-_fibers = _Fibers()
+_fibers = threading.local()  # ``idle``: greenlets that have run a CUDA thread; a new one costs more than most threads
 
 
 def _serve(hub: Any, function: Any, args: Any) -> None:
@@ -117,7 +110,7 @@ class SimulatedBlock:
         import greenlet  # of the extra "test"; the rest of the package does not need it
 
         self._hub = greenlet.getcurrent()
-        idle = _fibers.idle
+        idle: list[Any] = vars(_fibers).setdefault("idle", [])
         context = contextvars.copy_context()  # NumPy's errstate is in it
         width, height, depth = self.size
         threads: list[Thread] = []
@@ -138,10 +131,8 @@ class SimulatedBlock:
                 self.current = thread
                 self.stamp = Stamp(thread.number, self.epoch, thread.warp.epoch)
                 threadIdx.x, threadIdx.y, threadIdx.z = thread.index
-                if thread.waits_for is None:
-                    thread.waits_for = thread.greenlet.switch(self._hub, function, args)
-                else:
-                    thread.waits_for = thread.greenlet.switch()
+                start = (self._hub, function, args) if thread.waits_for is None else ()
+                thread.waits_for = thread.greenlet.switch(*start)
                 if thread.waits_for is ENDED:
                     idle.append(thread.greenlet)
             alive = [t for t in alive if t.waits_for is not ENDED]
@@ -215,7 +206,7 @@ class SimulatedBlock:
 
 _now: Any = SimpleNamespace()  # ``block``, to which the running kernel's ``cuda`` names refer
 watched: dict[Callable[..., None], Any] = {}  # kernels whose next run is noted, and the ``Trace`` of each
-_running = threading.Lock()
+running = threading.RLock()
 _seed = os.environ.get("MINIGRAD_CUDASIM_ORDER")  # a seed for ``order``
 _order: random.Random | None = random.Random(int(_seed)) if _seed else None
 threadIdx: Any = SimpleNamespace(x=0, y=0, z=0)  # noqa: N816  # CUDA's names, of the running thread
@@ -239,7 +230,7 @@ def run(
     trace: Any = None,
 ) -> None:
     """Run a kernel, block after block; the host's threads take turns, because all kernels see the same ``cuda``."""
-    with _running, np.errstate(all="ignore"), _noting(trace or watched.pop(function, None)) as trace:
+    with running, np.errstate(all="ignore"), _noting(trace or watched.pop(function, None)) as trace:
         if trace is not None:
             trace.grid, trace.threads, trace.now = grid, threads, _now
         blockDim.x, blockDim.y, blockDim.z = threads
@@ -257,11 +248,8 @@ def run(
 @contextlib.contextmanager
 def _noting(trace: Any) -> Iterator[Any]:
     """The threads tell ``trace``, if there is one, what they do."""
-    if trace is None:
-        yield None
-        return
     before, simulated_memory.trace = sys.gettrace(), trace
-    sys.settrace(trace.enter)
+    sys.settrace(before if trace is None else trace.enter)
     try:
         yield trace
     finally:

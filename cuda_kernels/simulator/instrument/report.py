@@ -2,13 +2,16 @@
 
 import contextlib
 import html
+import importlib
+import inspect
 import json
 import linecache
 import math as python_math
-import sys
+import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,14 +55,13 @@ class WarpReport:
         self.name: str = name
         self.trace: Trace = trace
         self.registers: int = registers or ASSUMED_REGISTERS
-        self.stated: bool = registers is not None
+        self.stated: str = "assumed" if registers is None else "stated"
         self.requests: list[Request] = trace.of("global") + trace.of("shared")
         self.steps: list[Request] = trace.of("step")
         self.barriers: int = trace.barriers  # all blocks' together
         self.races: list[str] = [self._race(*found) for found in trace.races()]
-        found = occupancy(python_math.prod(trace.threads), self.registers, trace.shared_bytes)
-        self.occupancy: int = found[0]
-        self.limit: str = found[1]
+        self.shared_bytes: int = trace.shared_bytes  # of a block
+        self.occupancy, self.limit = occupancy(python_math.prod(trace.threads), self.registers, self.shared_bytes)
 
     def traffic(self, kind: str, line: int | None = None) -> Traffic:
         """Of ``"global load"``, ``"shared"``, ...: all, or those of one line of the source."""
@@ -119,10 +121,9 @@ class WarpReport:
         lines.append(f"  divergence: {partial} of {len(self.steps)} steps of warps with a part of their lanes")
         lines += [f"    {count:>6} at {shown(line)}" for line, count in self.divergent.items()]
         lines += [f"  {race}" for race in self.races] or ["  no races"]
-        stated = "stated" if self.stated else "assumed"
         lines.append(
             f"  occupancy {self.occupancy} of {WARPS} warps: limited by {self.limit} "
-            f"({self.registers} registers a thread, {stated}; {self.trace.shared_bytes} bytes of shared memory a block)"
+            f"({self.registers} registers a thread, {self.stated}; {self.shared_bytes} bytes of shared memory a block)"
         )
         return "\n".join(lines)
 
@@ -158,13 +159,21 @@ def simulate(
     """Run ``kernel`` on ``grid`` blocks of ``block`` threads and report what it did.
 
     ``arguments``: NumPy arrays, which the kernel may change, and numbers. The kernel is a Python function in the words
-    of ``numba.cuda``; its ``cuda`` and ``math`` are this package's, or Numba's and Python's, which are replaced
-    meanwhile. ``registers``: of a thread, for the occupancy; the compiler knows them, the simulator does not.
-    ``shared_bytes``: dynamic shared memory. Raises SimulationError, with the line, for what a GPU leaves undefined;
-    races are in the report.
+    of ``numba.cuda``, which are the simulator's meanwhile, as is ``math`` in the kernel's module. ``registers``: of a
+    thread, for the occupancy; the compiler knows them, the simulator does not. ``shared_bytes``: dynamic shared memory.
+    Raises SimulationError, with the line, for what a GPU leaves undefined and for the kernel's own errors; races are
+    in the report.
     """
     function: Any = getattr(kernel, "py_func", kernel)
-    trace, given, copies = Trace(function), list(arguments), []
+    try:
+        names = list(inspect.signature(function).bind(*arguments).arguments)
+        trace, given, copies = Trace(function), list(arguments), []
+    except (AttributeError, TypeError) as error:
+        raise SimulationError(f"simulate(kernel, grid, block, *arguments) with {kernel!r} as kernel: {error}") from None
+    sizes: list[Any] = [size if isinstance(size, tuple) else (size,) for size in (grid, block)]
+    whole = all(isinstance(n, int | np.integer) and n > 0 for size in sizes for n in size)
+    if not whole or max(map(len, sizes)) > 3 or python_math.prod(sizes[1]) > 1024:
+        raise SimulationError(f"a grid of {grid!r} blocks of {block!r} threads: 1 to 3 numbers each, 1 to 1024 threads")
     for i, x in enumerate(arguments):
         if isinstance(x, np.ndarray):
             room = np.full(x.nbytes + 256, POISON, np.uint8)
@@ -173,33 +182,44 @@ def simulate(
             view[:] = x.reshape(-1)
             copies.append((x, view))
             given[i] = KernelArray(view, 0, x.shape or (1,))
-            name = function.__code__.co_varnames[i]
+            name = names[min(i, len(names) - 1)]  # the last may be *names
             trace.arrays["global"].append((name, view.ctypes.data, x.shape or (1,), x.itemsize))
-    sizes: list[Any] = [(*size, 1, 1)[:3] if isinstance(size, tuple) else (size, 1, 1) for size in (grid, block)]
-    if not 1 <= python_math.prod(sizes[1]) <= 1024 or python_math.prod(sizes[0]) < 1:
-        raise SimulationError(f"a grid of {grid} blocks of {block} threads: a block has 1 to 1024 threads")
+    of_grid, of_block = ((*size, 1, 1)[:3] for size in sizes)
     try:
-        with _words(function):
-            simulator.run(function, sizes[0], sizes[1], shared_bytes, tuple(given), trace)
-    except ModuleNotFoundError as error:
-        raise SimulationError(f'{error}, which the simulator needs: pip install "minigrad-cuda[learn]"') from None
-    except SimulationError as error:
-        raise SimulationError(f"{_place(error)}{error}") from None
+        with simulator.running, _words(function):
+            simulator.run(function, of_grid, of_block, shared_bytes, tuple(given), trace)
+    except Exception as error:
+        if isinstance(error, NotImplementedError) and "pure-python" not in str(error):
+            raise  # by the kernel itself: it is not written yet
+        said = str(error) if isinstance(error, SimulationError) else f"{type(error).__name__}: {error}"
+        if isinstance(error, ModuleNotFoundError) and error.name == "greenlet":
+            said += ', which the simulator needs: pip install "minigrad-cuda[learn]"'
+        raise SimulationError(_place(error) + said) from None
     for x, view in copies:
         x[...] = view.reshape(x.shape)
     return WarpReport(function.__name__, trace, registers)
 
 
+class _Words(ModuleType):
+    """``numba.cuda`` while a kernel is simulated, for all who hold the module."""
+
+    def __getattribute__(self, name: str) -> Any:
+        return super().__getattribute__(name) if name.startswith("_") else getattr(simulated_cuda.cuda, name)
+
+
 @contextlib.contextmanager
 def _words(function: Any) -> Iterator[None]:
-    """The globals of a kernel, with the simulator's words for those of Numba and of ``math``."""
-    names = function.__globals__
-    ours = {id(sys.modules.get("numba.cuda")): simulated_cuda.cuda, id(python_math): simulated_cuda.math}
-    before = {n: v for n, v in names.items() if id(v) in ours or hasattr(v, "py_func")}
-    names.update({n: ours.get(id(v)) or v.py_func for n, v in before.items()})
+    """The simulator's words for those of ``numba.cuda``, and for ``math`` and what Numba compiled in the module."""
+    numba_cuda, names = importlib.import_module("numba.cuda"), function.__globals__
+    compiled: Any = type(numba_cuda.jit(device=True)(_place))
+    before = {n: v for n, v in names.items() if v is python_math or hasattr(v, "py_func")}
+    numbas = numba_cuda.__class__, compiled.__call__
     try:
+        names.update({n: simulated_cuda.math if v is python_math else v.py_func for n, v in before.items()})
+        numba_cuda.__class__, compiled.__call__ = _Words, property(operator.attrgetter("py_func"))
         yield
     finally:
+        numba_cuda.__class__, compiled.__call__ = numbas
         names.update(before)
 
 
@@ -208,7 +228,7 @@ def _place(error: BaseException) -> str:
     here, found = error.__traceback__, ""
     while here is not None:
         file = here.tb_frame.f_code.co_filename
-        if not file.startswith(OURS) and not file.endswith("_twins.py"):
+        if not file.startswith(OURS) and not file.endswith("_twins.py") and "site-packages" not in file:
             found = f"{shown((file, here.tb_lineno))}: "
         here = here.tb_next
     return found
