@@ -1,10 +1,14 @@
 """``minigrad learn``: what it writes, what it keeps, and one clear line for whatever a learner's file does."""
 
+import itertools
 import json
+import os
+import sys
 
 import pytest
+from processes import python
 
-from minigrad.learn import command, course, judge
+from minigrad.learn import command, course, judge, notebook
 
 
 def run(capsys, *arguments: object) -> tuple[int, str, str]:
@@ -64,6 +68,8 @@ def test_bad_input_is_one_line(home, capsys):
         (["check", "1.9"], "1.1 to 1.7"),
         (["check", 2], "minigrad learn start 2"),
         (["solution", 1], "for example 1.1"),
+        (["check", "²"], "there is no chapter ²"),
+        (["start", 1, "--notebook"], "chapter_01.py is there already"),
         (["chekc"], "unknown command chekc"),
         (["--hnit"], "unrecognized arguments"),
         (["start", 2, "--folder", home / "file/x"], "cannot be written"),
@@ -71,9 +77,35 @@ def test_bad_input_is_one_line(home, capsys):
         code, _, error = run(capsys, *arguments)
         assert code == 2 and error.startswith("error: ") and error.count("\n") == 1 and words in error, arguments
     assert (home / "chapter_01.py").read_bytes() == kept
-    for damage in ("{", "[1]", '{"passed": 1}'):
+    whole = '{"passed": [%s], "tries": {"2.1": %s}, "files": {}}'
+    for damage in ("{", "[1]", '{"passed": 1}', whole % ('"1.1", 2', 1), whole % ("", '"x"')):
         (home / "minigrad-learn.json").write_text(damage)
         assert "is damaged" in run(capsys, "check", 1)[2]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_without_write_permission_is_one_line(home, capsys):
+    home.mkdir(mode=0o500)
+    code, _, error = run(capsys, "start", 1)
+    assert (code, error) == (2, "error: minigrad-course/chapter_01.py cannot be written: Permission denied\n")
+
+
+def test_ctrl_c_ends_a_run(home):
+    home.mkdir()
+    (home / "chapter_01.py").write_text("import os\nos.killpg(0, 2)\nwhile True: 1")
+    done = python("-m", "minigrad", "learn", "run", 1, cwd=home.parent, start_new_session=True)
+    assert (done.returncode, done.stderr) == (130, "interrupted\n"), done
+
+
+def test_a_check_in_a_notebook_ends_and_gives_hints(home, capsys, monkeypatch):
+    monkeypatch.setattr("sys.path", sys.path[:])
+    monkeypatch.setattr(notebook, "SECONDS", 0.2)
+    check = notebook.begin(1, {"row_major": lambda shape: any(n < 0 for n in itertools.count())})
+    for hint, shown in (True, 1), (True, 2), (False, 0):
+        check("1.1", hint)
+        out = capsys.readouterr().out
+        assert "it did not end within 0.2 s" in out
+        assert sum(f"  {text}\n" in out for text in course.chapters()[1].exercises[0].hints) == shown
 
 
 BROKEN = {
