@@ -113,7 +113,7 @@ def attempt(call: Callable[..., Any], *arguments: Any) -> Any:
     """What a call returns, or the error as text: to be compared with what is wanted."""
     try:
         return call(*arguments)
-    except (IndexError, TypeError, ValueError) as error:
+    except (IndexError, TypeError, ValueError, ZeroDivisionError) as error:
         return f"{type(error).__name__}: {error}"
 
 

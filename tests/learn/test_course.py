@@ -40,6 +40,14 @@ def test_an_exercise_is_solved_by_its_solution_only(chapter, place, case):
         assert answer.state != "passed" and words in answer.message, answer
 
 
+@pytest.mark.parametrize("number", course.chapters())
+def test_the_words_of_a_mistake_are_in_no_answer_to_another_one(number):
+    answered = [(case[2:], answer.message) for case, answer in zip(cases(course.chapters()[number]), answers(number))]
+    for (exercise, words), _ in answered:
+        others = [said for (where, name), said in answered if where == exercise and name not in ("", words)]
+        assert not words or words != "expected" and not any(words in said for said in others), (exercise, words)
+
+
 @pytest.mark.long(but=2)
 @pytest.mark.parametrize("number", course.chapters())
 def test_a_text_and_its_notebook_show_what_their_code_gives(number, tmp_path):
