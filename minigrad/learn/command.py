@@ -169,7 +169,9 @@ def solution(folder: Folder, chapter: Chapter, exercises: Sequence[Exercise]) ->
     print(f"{'You have solved it' if done else f'You have tried {tries} times'}. Show it? [y/N] ", end="", flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         return 0
-    if item.library:
+    if item.library.startswith("because "):
+        print(f"\nThe library has no lines for this, {item.library}.")
+    else:
         path, number, lines = library_lines(item.library)
         print(f"\nThe library has it in {path}, line {number}:\n\n{lines}")
     print(f"\nIn the chapter's words:\n\n{chapter.solution_of(item)}")
