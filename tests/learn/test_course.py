@@ -86,6 +86,12 @@ def unexplained(texts: list[str], glossary: str) -> list[str]:
 
 def test_every_word_of_the_glossary_is_explained_where_it_is_used_first():
     glossary = (course.FOLDER / "glossary.md").read_text(encoding="utf-8")
-    assert unexplained([chapter.text for chapter in course.chapters().values()], glossary) == []
+    texts = [chapter.text for chapter in course.chapters().values()]
+    bold = re.findall(r"\*\*([^*]+)\*\*", re.sub(r"^```.*?^```|`[^`\n]*`", "", "\n".join(texts), flags=re.M | re.S))
+    entries = re.findall(r"^- \*\*(.+?)\*\*", glossary, re.MULTILINE)
+    assert [
+        word for word in bold if word.lower().rstrip("s") not in {entry.lower().rstrip("s") for entry in entries}
+    ] == []
+    assert unexplained(texts, glossary) == []
     assert unexplained(["Loss.", "A **loss** is x. Any loss"], "- **loss**: x.") == ["loss"]
     assert unexplained(["A **loss** is x. `loss`", "losses"], "- **loss**: x.") == []
