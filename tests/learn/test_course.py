@@ -75,23 +75,18 @@ def test_a_chapter_is_whole(number):
 def unexplained(texts: list[str], glossary: str) -> list[str]:
     """Words of the glossary that a text uses before one explains them: in bold, or with a link to the glossary."""
     prose = re.sub(r"^```.*?^```|^#.*?$|`[^`\n]*`", "", "\n".join(texts), flags=re.MULTILINE | re.DOTALL)
-
-    def explained(word: str) -> bool:
-        use = rf"(?P<explained>\*\*|\[)?(?<![\w`]){re.escape(word)}(?:s|es)?\b"
-        first = re.search(use, prose, re.IGNORECASE)
-        return first is not None and first["explained"] is not None
-
-    return [word for word in re.findall(r"^- \*\*(.+?)\*\*:", glossary, re.MULTILINE) if not explained(word)]
+    use = r"(?P<explained>\*\*|\[)?(?<![\w`])%s(?:s|es)?\b"
+    words = re.findall(r"^- \*\*(.+?)\*\*:", glossary, re.MULTILINE)
+    first = {word: re.search(use % re.escape(word), prose, re.IGNORECASE) for word in words}
+    return [word for word in words if not (first[word] and first[word]["explained"])]
 
 
 def test_every_word_of_the_glossary_is_explained_where_it_is_used_first():
     glossary = (course.FOLDER / "glossary.md").read_text(encoding="utf-8")
     texts = [chapter.text for chapter in course.chapters().values()]
-    bold = re.findall(r"\*\*([^*]+)\*\*", re.sub(r"^```.*?^```|`[^`\n]*`", "", "\n".join(texts), flags=re.M | re.S))
-    entries = re.findall(r"^- \*\*(.+?)\*\*", glossary, re.MULTILINE)
-    assert [
-        word for word in bold if word.lower().rstrip("s") not in {entry.lower().rstrip("s") for entry in entries}
-    ] == []
+    prose = re.sub(r"^```.*?^```|`[^`\n]*`", "", "\n".join(texts), flags=re.MULTILINE | re.DOTALL)
+    bold, entries = (set(re.findall(r"\*\*([^*]+?)s?\*\*", text.lower())) for text in (prose, glossary))
+    assert bold - entries == set()
     assert unexplained(texts, glossary) == []
     assert unexplained(["Loss.", "A **loss** is x. Any loss"], "- **loss**: x.") == ["loss"]
     assert unexplained(["A **loss** is x. `loss`", "losses"], "- **loss**: x.") == []

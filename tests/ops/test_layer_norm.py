@@ -1,5 +1,7 @@
 """Layer normalisation over the last dimensions."""
 
+from functools import partial
+
 import numpy as np
 from harness import NORMAL, Op, every_check, host, torch, uniform
 from refusals import raises
@@ -10,7 +12,8 @@ import minigrad.nn.functional as F
 EPS = 1e-3  # large enough to be seen
 
 
-def normalise(x, weight=1.0, bias=0.0, axes=-1):
+def normalise(x, weight=1.0, bias=0.0, last=1):
+    axes = tuple(range(-last, 0))
     centred = x - x.mean(axes, keepdims=True)
     return centred / np.sqrt((centred**2).mean(axes, keepdims=True) + EPS) * weight + bias
 
@@ -27,26 +30,16 @@ ROWS = [(5,), (3, 4), (2, 3, 7), (70, 3), (40, 500), (0, 4)]
 SMALL_ROWS = [(5,), (3, 4), (2, 3, 7), (17, 3), (5, 300), (0, 4)]  # several blocks of rows; rows of several warps
 AFFINE = (NORMAL, uniform(0.5, 2), NORMAL)
 
+
+def affine(shapes, last=1):
+    return [(s, s[-last:], s[-last:]) for s in shapes]
+
+
 LAYER = layer, normalise, layer_torch
 OPS = [
     Op("plain", *LAYER, [(s,) for s in ROWS], rounding=64, small_shapes=[(s,) for s in SMALL_ROWS]),
-    Op(
-        "affine",
-        *LAYER,
-        [(s, s[-1:], s[-1:]) for s in ROWS],
-        AFFINE,
-        rounding=64,
-        small_shapes=[(s, s[-1:], s[-1:]) for s in SMALL_ROWS],
-    ),
-    Op(
-        "two_dimensions",
-        lambda *x: layer(*x, last=2),
-        lambda *x: normalise(*x, axes=(-2, -1)),
-        lambda *x: layer_torch(*x, last=2),
-        [(s, s[-2:], s[-2:]) for s in [(3, 4), (2, 3, 4)]],
-        AFFINE,
-        rounding=64,
-    ),
+    Op("affine", *LAYER, affine(ROWS), AFFINE, rounding=64, small_shapes=affine(SMALL_ROWS)),
+    Op("two_dimensions", *(partial(run, last=2) for run in LAYER), affine([(3, 4), (2, 3, 4)], 2), AFFINE, rounding=64),
 ]
 
 
