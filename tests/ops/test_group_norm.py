@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from harness import NORMAL, Op, every_check, torch, uniform
+from harness import NORMAL, every_check, functional, uniform
 from refusals import raises
 
 import minigrad as mg
@@ -30,12 +30,11 @@ def case(name, shapes, groups, affine):
     def with_parameters(shapes):
         return [(s, s[1:2], s[1:2]) if affine else (s,) for s in shapes]
 
-    return Op(
+    return functional(
         name,
-        lambda x, *p: F.group_norm(x, groups, *p, eps=EPS),
-        lambda x, *p: normalise(x, *p, groups=groups),
         # PyTorch refuses one value for each group, and an empty batch
-        lambda x, *p: torch.nn.functional.group_norm(x, groups, *p, eps=EPS),
+        lambda f, x, *p: f.group_norm(x, groups, *p, eps=EPS),
+        lambda x, *p: normalise(x, *p, groups=groups),
         with_parameters(shapes),
         (NORMAL, uniform(0.5, 2), NORMAL) if affine else NORMAL,
         rounding=64,

@@ -3,7 +3,7 @@
 from functools import partial
 
 import numpy as np
-from harness import NORMAL, Op, every_check, host, torch, uniform
+from harness import NORMAL, every_check, functional, host, uniform
 from refusals import raises
 
 import minigrad as mg
@@ -18,12 +18,8 @@ def normalise(x, weight=1.0, bias=0.0, last=1):
     return centred / np.sqrt((centred**2).mean(axes, keepdims=True) + EPS) * weight + bias
 
 
-def layer(x, *parameters, last=1):
-    return F.layer_norm(x, x.shape[x.ndim - last :], *parameters, eps=EPS)
-
-
-def layer_torch(x, *parameters, last=1):
-    return torch.nn.functional.layer_norm(x, x.shape[x.ndim - last :], *parameters, eps=EPS)
+def layer(f, x, *parameters, last=1):
+    return f.layer_norm(x, x.shape[x.ndim - last :], *parameters, eps=EPS)
 
 
 ROWS = [(5,), (3, 4), (2, 3, 7), (70, 3), (40, 500), (0, 4)]
@@ -35,11 +31,12 @@ def affine(shapes, last=1):
     return [(s, s[-last:], s[-last:]) for s in shapes]
 
 
-LAYER = layer, normalise, layer_torch
+LAYER = layer, normalise
+BOTH = [partial(run, last=2) for run in LAYER]
 OPS = [
-    Op("plain", *LAYER, [(s,) for s in ROWS], rounding=64, small_shapes=[(s,) for s in SMALL_ROWS]),
-    Op("affine", *LAYER, affine(ROWS), AFFINE, rounding=64, small_shapes=affine(SMALL_ROWS)),
-    Op("two_dimensions", *(partial(run, last=2) for run in LAYER), affine([(3, 4), (2, 3, 4)], 2), AFFINE, rounding=64),
+    functional("plain", *LAYER, [(s,) for s in ROWS], rounding=64, small_shapes=[(s,) for s in SMALL_ROWS]),
+    functional("affine", *LAYER, affine(ROWS), AFFINE, rounding=64, small_shapes=affine(SMALL_ROWS)),
+    functional("two_dimensions", *BOTH, affine([(3, 4), (2, 3, 4)], 2), AFFINE, rounding=64),
 ]
 
 

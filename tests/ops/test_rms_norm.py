@@ -4,7 +4,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from harness import NORMAL, Op, every_check, host, needs_torch, torch, uniform
+from harness import NORMAL, every_check, functional, host, needs_torch, torch, uniform
 from refusals import raises
 
 import minigrad as mg
@@ -17,12 +17,8 @@ def normalise(x, weight=1.0, last=1):
     return x / np.sqrt((x**2).mean(tuple(range(-last, 0)), keepdims=True) + EPS) * weight
 
 
-def rms(x, *weight, last=1):
-    return F.rms_norm(x, x.shape[x.ndim - last :], *weight, eps=EPS)
-
-
-def rms_torch(x, *weight, last=1):
-    return torch.nn.functional.rms_norm(x, x.shape[x.ndim - last :], *weight, eps=EPS)
+def rms(f, x, *weight, last=1):
+    return f.rms_norm(x, x.shape[x.ndim - last :], *weight, eps=EPS)
 
 
 ROWS = [(5,), (3, 4), (2, 3, 7), (70, 3), (40, 500), (0, 4)]
@@ -35,11 +31,12 @@ def weighted(shapes, last=1):
     return [(s, s[-last:]) for s in shapes]
 
 
-RMS = rms, normalise, rms_torch
+RMS = rms, normalise
+BOTH = [partial(run, last=2) for run in RMS]
 OPS = [
-    Op("plain", *RMS, [(s,) for s in ROWS], rounding=64, small_shapes=[(s,) for s in SMALL_ROWS]),
-    Op("weighted", *RMS, weighted(ROWS), WEIGHT, rounding=64, small_shapes=weighted(SMALL_ROWS)),
-    Op("two_dimensions", *(partial(run, last=2) for run in RMS), weighted([(3, 4), (2, 3, 4)], 2), WEIGHT, rounding=64),
+    functional("plain", *RMS, [(s,) for s in ROWS], rounding=64, small_shapes=[(s,) for s in SMALL_ROWS]),
+    functional("weighted", *RMS, weighted(ROWS), WEIGHT, rounding=64, small_shapes=weighted(SMALL_ROWS)),
+    functional("two_dimensions", *BOTH, weighted([(3, 4), (2, 3, 4)], 2), WEIGHT, rounding=64),
 ]
 
 
