@@ -45,7 +45,10 @@ class Filled(argparse.HelpFormatter):
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         fill = functools.partial(textwrap.fill, width=width, break_on_hyphens=False, break_long_words=False)
-        parts = [part.split("\n") if "\n    " in f"\n{part}" else [part] for part in text.split("\n\n")]
+        parts = [
+            part.split("\n") if re.search("^(    |minigrad |python )", part, re.M) else [part]
+            for part in text.split("\n\n")
+        ]
         return "\n\n".join("\n".join(fill(line, subsequent_indent=" " * 8 * (len(p) > 1)) for line in p) for p in parts)
 
 

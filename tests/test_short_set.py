@@ -14,7 +14,7 @@ import minigrad.distributed
 TESTS = Path(__file__).parent
 EXAMPLES = TESTS.parent / "examples"
 ERRORS_OF_ELEMENTWISE = {"activation", "integers", "trigonometry"}  # tests/ops/test_elementwise.py has them
-WHOLLY_LONG = {"test_add_an_op.py"}  # one test, which runs others in a copy of the tree
+WHOLLY_LONG = {"test_add_an_op.py", "test_flat_memory.py"}  # one test, which runs others in a copy of the tree
 
 
 @pytest.fixture

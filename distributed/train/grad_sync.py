@@ -288,6 +288,9 @@ def _digest(p: Tensor) -> bytes:
 class Buckets(Reducer):
     """Averages the gradients over the ranks in flat buffers, when the window is full."""
 
+    unit: float
+    num_buckets: int
+
     def __init__(self, communicator: Communicator, bucket_size_bytes: int, hook: CommHook) -> None:
         self.communicator: Communicator = communicator
         self.world_size: int = communicator.world_size

@@ -32,7 +32,7 @@ def pow(x: Any, y: Any) -> Any:
 
 def cast(x: np.ndarray, dtype: Any) -> np.ndarray:
     """A copy of ``x`` in another dtype."""
-    return plain.cast(x, dtype) if x.size < FEW or numba.config.DISABLE_JIT else _cast_to(dtype)(x)
+    return plain.cast(x, dtype) if x.size < FEW or numba.config.DISABLE_JIT else _cast_to(np.dtype(dtype))(x)
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import numba
 import numpy as np
 
 from ..plain_kernels import reduce as plain
@@ -10,7 +11,7 @@ from ..plain_kernels.elementwise import quiet
 from .softmax import SUM_BLOCK
 from .toolbox.jit import kernel
 from .toolbox.product_epilogue import add_columns
-from .toolbox.register_tile import keep_alive, pointer, whole_vectors
+from .toolbox.register_tile import keep_alive, operand, pointer, whole_vectors
 from .toolbox.threads import get_num_threads, task_kernel
 from .toolbox.vector_math import maxnum
 
@@ -87,14 +88,15 @@ def _fold_rows(task, tasks, x, y, sign):
 def _folded(x: np.ndarray, axes: tuple[int, ...], keepdim: bool, sign: int, fold: np.ufunc) -> np.ndarray | None:
     """``fold`` over the last axes of a large contiguous array, whose order depends on the shape only; else None."""
     first = x.ndim - len(axes)
-    if x.size < FEW or x.dtype.char not in "fd" or not x.flags.carray or axes != tuple(range(first, x.ndim)):
+    simple = x.dtype.char in "fd" and x.flags.c_contiguous and x.flags.aligned and not numba.config.DISABLE_JIT
+    if x.size < FEW or not simple or axes != tuple(range(first, x.ndim)):
         return None
     y = np.empty(x.shape[:first] + (1,) * len(axes) if keepdim else x.shape[:first], x.dtype)
     columns = x.size // y.size
     blocks = -(-columns // BLOCK)
     parts = np.empty((y.size, blocks), x.dtype) if blocks > 1 else y.reshape(-1, 1)
     tasks = min(parts.size, get_num_threads(), -(-x.size // BLOCK))
-    _fold_rows.launch(x.dtype, tasks, x.reshape(-1, columns), parts, sign)
+    _fold_rows.launch(x.dtype, tasks, operand(x).reshape(-1, columns), parts, sign)
     if blocks > 1:
         fold.reduce(parts, 1, None, y.reshape(-1))
     return y

@@ -193,11 +193,15 @@ def test_without_compiled_kernels_large_arrays_are_numpys() -> None:
 def test_small_arrays_and_large_ones_take_their_way_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
     ran = []
     monkeypatch.setattr(Program, "run", lambda self, inputs, out=None: ran.append(inputs[0].size) or inputs[0])
-    add = Chunked(np.add)
-    for size in (array_program.FEW, array_program.WORTH - 1, array_program.WORTH):
+    one, two = Chunked(np.add), Chunked(lambda x, y: np.add(x, y) * 2)
+    for size in (array_program.FEW, array_program.WORTH // 2, 2 * array_program.WORTH - 1, 2 * array_program.WORTH):
         x = np.ones(size, np.float32)
-        add(x, x)
-    assert ran == [array_program.WORTH]
+        one(x, x)
+        two(x, x)
+    assert (
+        ran
+        == [size for size in (array_program.WORTH // 2, 2 * array_program.WORTH - 1)] + [2 * array_program.WORTH] * 2
+    )
 
 
 def slope(k, x, dy, n):

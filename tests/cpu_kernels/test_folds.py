@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import minigrad as mg
 from minigrad import cpu_kernels, get_num_threads, set_num_threads
 
 SHAPES = {
@@ -33,3 +34,13 @@ def test_folds(shape: str, name: str) -> None:
         for special in (np.inf, -np.inf, np.nan):
             x.reshape(-1)[[0, -1]] = special
             np.testing.assert_allclose(kernel(x, axes, False), by_numpy(x.astype(np.float64), axes), rtol)
+
+
+def test_a_graph_folds_what_may_not_be_written() -> None:
+    """As it does an array of the same kind that may be: a view that repeats nothing is read-only."""
+    both = mg.cuda.graphed(lambda x: ((x * 1).sum(), (x * 1).expand(8192).sum()))
+    for seed in range(3):
+        x = mg.tensor(np.random.default_rng(seed).standard_normal(8192).astype(np.float32))
+        with mg.no_grad():
+            own, view = (y.item() for y in both(x))
+        assert own == view == x.sum().item()

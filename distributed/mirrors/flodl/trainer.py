@@ -162,7 +162,10 @@ class Trainer(Closing):
         if self.prints_summary:
             print(f"minigrad: {n} replica{'s' * (n > 1)} on {', '.join(map(str, places))}", file=sys.stderr)
 
-    setup = setup_with = setup_head = setup_head_with = _Itself()
+    setup: _Itself = _Itself()
+    setup_with: _Itself = setup
+    setup_head: _Itself = setup
+    setup_head_with: _Itself = setup
 
     # ------------------------------------------------------------------ what it has
 

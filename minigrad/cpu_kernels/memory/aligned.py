@@ -94,6 +94,8 @@ define void @delete(i64 %context, i64 %array, i64 %size) {
 
 def install() -> None:
     """Align what NumPy allocates in the calling thread from now on. For glibc."""
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
     engine = llvm.create_mcjit_compiler(
         llvm.parse_assembly(FUNCTIONS), llvm.Target.from_default_triple().create_target_machine(opt=2, jit=True)
     )

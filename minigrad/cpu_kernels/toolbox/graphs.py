@@ -248,8 +248,8 @@ class HostGraph:
                 raise self.error(f"{name} has changed an input, so it belongs to IN_PLACE in {__name__}")
             if name in CHECKS:
                 self._check(function, result, arguments, named)
-            elif kind in _sufficed or (
-                tried and launches and self._suffice(call, launches, inputs, results, target, before)
+            elif launches and (
+                kind in _sufficed or (tried and self._suffice(call, launches, inputs, results, target, before))
             ):
                 if len(_sufficed) > KINDS:
                     _sufficed.clear()
@@ -488,7 +488,7 @@ _sufficed: set[Any] = set()  # the kinds of calls that were tried, and of which 
 def _kind(x: Any) -> Any:
     """What tells a call's arguments from those of calls that launch something else: all but the values in arrays."""
     if isinstance(x, np.ndarray):
-        return x.shape, x.strides, x.dtype.str, x.flags.aligned
+        return x.shape, x.strides, x.dtype.str, x.flags.aligned, x.flags.writeable
     if isinstance(x, dict):
         return tuple((name, _kind(value)) for name, value in x.items())
     return tuple(map(_kind, x)) if isinstance(x, tuple | list) else (type(x), repr(x))

@@ -72,6 +72,11 @@ class _BorrowedArray:
         self.__array_interface__ = {**x.__array_interface__, "data": (x.__array_interface__["data"][0], False)}
 
 
+def operand(x: np.ndarray) -> np.ndarray:
+    """x, as an array that may be written: to Numba a read-only one would be another type."""
+    return x if x.flags.writeable else np.asarray(_BorrowedArray(x))
+
+
 _FIRST: list[Any] = [(), *((0,) * n + (slice(1),) for n in range(64))]  # the index, by the number of dimensions
 
 
@@ -80,9 +85,7 @@ def first_element(x: np.ndarray) -> np.ndarray:
 
     To Numba this is one type, whatever the number of dimensions and the strides of ``x``: one compilation serves all.
     """
-    if not x.flags.writeable:  # a read-only array would be another type
-        x = np.asarray(_BorrowedArray(x))
-    return x[_FIRST[x.ndim]]
+    return operand(x)[_FIRST[x.ndim]]
 
 
 @intrinsic
