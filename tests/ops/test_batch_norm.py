@@ -2,17 +2,13 @@
 
 import numpy as np
 import pytest
-from harness import NORMAL, POSITIVE, Op, every_check, functional, host, needs_torch, torch, uniform
+from harness import NORMAL, POSITIVE, Op, every_check, functional, host, needs_torch, per_channel, torch, uniform
 from refusals import raises
 
 import minigrad as mg
 import minigrad.nn.functional as F
 
 EPS = 1e-3  # large enough to be seen
-
-
-def per_channel(x, p):
-    return p if isinstance(p, float) else p.reshape(-1, *(1,) * (x.ndim - 2))
 
 
 def train(x, weight=1.0, bias=0.0):

@@ -2,17 +2,13 @@
 
 import numpy as np
 import pytest
-from harness import NORMAL, every_check, functional, uniform
+from harness import NORMAL, every_check, functional, per_channel, uniform
 from refusals import raises
 
 import minigrad as mg
 import minigrad.nn.functional as F
 
 EPS = 1e-3  # large enough to be seen
-
-
-def per_channel(x, p):
-    return p if isinstance(p, float) else p.reshape(-1, *(1,) * (x.ndim - 2))
 
 
 def normalise(x, weight=1.0, bias=0.0, groups=2):
