@@ -161,6 +161,11 @@ def same(
     return Op(name, run, reference, run, shapes, domains, **options)
 
 
+def per_channel(x: Any, p: Any) -> Any:
+    """A parameter of x's channels, dimension 1, in a shape that broadcasts with x; a number as it is."""
+    return p if isinstance(p, float) else p.reshape(-1, *(1,) * (x.ndim - 2))
+
+
 def functional(
     name: str, call: Any, reference: Any, shapes: Sequence[tuple[Shape, ...]], domains: Any = NORMAL, **options: Any
 ) -> Op:

@@ -2,7 +2,8 @@
 
   minigrad learn                 the chapters, and what you have solved
   minigrad learn start 2         write the file of chapter 2, never over one of yours; --notebook: as a notebook
-  minigrad learn run 2           run the code of the chapter's page with your file, as far as you have solved it
+  minigrad learn run 2           run the code of the chapter's page with your file, as far as you have solved it;
+                                 it has no time limit: Ctrl-C ends it
   minigrad learn check 2         check your file, exercise by exercise (check 2.3: one); --hint: with hints,
                                  one at the first try that fails, one more with each further try
   minigrad learn solution 2.3    show how the library does it, after a question
@@ -75,7 +76,7 @@ def named(number: str) -> tuple[Chapter, list[Exercise]]:
     """The chapter and the exercises that ``"2"`` or ``"2.3"`` names."""
     first = number.partition(".")[0]
     known = chapters()
-    if not first.isdigit() or int(first) not in known:
+    if not first.isdecimal() or int(first) not in known:
         said = f"there is no chapter {number}" if number else "a chapter is missing"
         raise CourseError(f"{said}; the chapters are {min(known)} to {max(known)}, and exercises are named like 2.3")
     chapter = known[int(first)]
@@ -168,7 +169,9 @@ def solution(folder: Folder, chapter: Chapter, exercises: Sequence[Exercise]) ->
     print(f"{'You have solved it' if done else f'You have tried {tries} times'}. Show it? [y/N] ", end="", flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         return 0
-    if item.library:
+    if item.library.startswith("because "):
+        print(f"\nThe library has no lines for this, {item.library}.")
+    else:
         path, number, lines = library_lines(item.library)
         print(f"\nThe library has it in {path}, line {number}:\n\n{lines}")
     print(f"\nIn the chapter's words:\n\n{chapter.solution_of(item)}")

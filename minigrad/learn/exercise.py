@@ -25,7 +25,7 @@ class Exercise:
         number: ``"2.3"``, chapter and place.
         names: the functions and methods whose bodies the learner writes, such as ``"Mul.backward"``.
         check: takes the learner's module, and raises ``Wrong`` with the smallest input that shows a mistake.
-        library: where the library has the same thing, as ``"minigrad.ops.reduce:Sum"``, or "".
+        library: where the library has the same thing, as ``"minigrad.ops.reduce:Sum"``, or ``"because ..."``: why not.
         hints: each says more than the one before.
         wrong: typical mistakes, as edits of the solution: the old text, the new text, words that the answer must hold.
             Words that begin with ``this is`` are added to the answer where the check says the same of a learner's file.
@@ -113,7 +113,7 @@ def attempt(call: Callable[..., Any], *arguments: Any) -> Any:
     """What a call returns, or the error as text: to be compared with what is wanted."""
     try:
         return call(*arguments)
-    except (IndexError, TypeError, ValueError) as error:
+    except (IndexError, TypeError, ValueError, ZeroDivisionError) as error:
         return f"{type(error).__name__}: {error}"
 
 

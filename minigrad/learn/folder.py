@@ -33,7 +33,8 @@ class Folder:
             kinds = {name: type(value) for name, value in kept.items()}
         except (ValueError, AttributeError):
             kinds = {}
-        if kinds != {name: type(value) for name, value in self.state.items()}:
+        whole = kinds == {name: type(value) for name, value in self.state.items()}
+        if not whole or {*map(type, kept["passed"])} - {str} or {*map(type, kept["tries"].values())} - {int}:
             raise CourseError(f"{path / PROGRESS} is damaged; move it away, and check your chapters again")
         self.state = kept
 
@@ -43,9 +44,10 @@ class Folder:
 
     def add(self, chapter: Chapter, notebook: bool) -> Path:
         """Write a chapter's file, but never over one that is there."""
+        for path in self.path.glob(f"{chapter.module}.*"):
+            if path.suffix in (".py", ".ipynb"):  # also the other kind: a check takes one of them
+                raise CourseError(f"{path} is there already, and stays as it is; move it away to begin again")
         path = self.path / f"{chapter.module}.{'ipynb' if notebook else 'py'}"
-        if path.exists():
-            raise CourseError(f"{path} is there already, and stays as it is; move it away to begin again")
         stubs = chapter.stubs()
         self._write(path, json.dumps(chapter.notebook(stubs), indent=1) if notebook else stubs)
         return path

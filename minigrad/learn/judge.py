@@ -223,6 +223,8 @@ def verdict(item: Exercise | None, error: BaseException, path: Path) -> tuple[st
     what = str(error) if isinstance(error, Endless) else f"{type(error).__name__}: {error}"
     if isinstance(error, SystemExit):
         what = "it ends the program (sys.exit)"
+    if isinstance(error, KeyboardInterrupt):
+        what = "interrupted"
     if "'NoneType'" in what:
         what += " (a function that returned nothing?)"
     if not frames:

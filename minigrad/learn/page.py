@@ -12,7 +12,7 @@ from .judge import load, verdict
 
 
 def main(number: str, file: str) -> int:
-    """Run block after block, as typed at a prompt, until one fails; at a terminal a prompt follows."""
+    """Run block after block, as typed at a prompt, until one fails; at a terminal a prompt follows, but not Ctrl-C."""
     page, failed = chapters()[int(number)].page.name, 0
     names: dict[str, Any] = {}
     try:
@@ -23,8 +23,8 @@ def main(number: str, file: str) -> int:
                 exec(compile(ast.Interactive([statement]), page, "single"), names)
     except (Exception, KeyboardInterrupt) as error:
         print(f"here it ends: {verdict(None, error, Path(file))[1]}")
-        failed = 1
-    if sys.stdin.isatty():
+        failed = 130 if isinstance(error, KeyboardInterrupt) else 1
+    if sys.stdin.isatty() and failed != 130:
         code.interact("Try what you like. All names from above are there; Ctrl-D ends it.", local=names, exitmsg="")
     return failed
 

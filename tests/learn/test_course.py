@@ -40,6 +40,14 @@ def test_an_exercise_is_solved_by_its_solution_only(chapter, place, case):
         assert answer.state != "passed" and words in answer.message, answer
 
 
+@pytest.mark.parametrize("number", course.chapters())
+def test_the_words_of_a_mistake_are_in_no_answer_to_another_one(number):
+    answered = [(case[2:], answer.message) for case, answer in zip(cases(course.chapters()[number]), answers(number))]
+    for (exercise, words), _ in answered:
+        others = [said for (where, name), said in answered if where == exercise and name not in ("", words)]
+        assert not words or (words != "expected" and not any(words in said for said in others)), (exercise, words)
+
+
 @pytest.mark.long(but=2)
 @pytest.mark.parametrize("number", course.chapters())
 def test_a_text_and_its_notebook_show_what_their_code_gives(number, tmp_path):
@@ -50,13 +58,13 @@ def test_a_text_and_its_notebook_show_what_their_code_gives(number, tmp_path):
 
 @pytest.mark.parametrize("number", course.chapters())
 def test_a_chapter_is_whole(number):
-    """Every exercise has a heading, hints and three mistakes; a saved notebook is the learner's file."""
+    """Every exercise has a heading, two hints and three mistakes; a saved notebook is the learner's file."""
     chapter = course.chapters()[number]
     assert re.findall(course.MARK, chapter.text) == [item.number for item in chapter.exercises]
-    assert all(item.hints and len(item.wrong) >= 3 for item in chapter.exercises)
+    assert all(len(item.hints) >= 2 and len(item.wrong) >= 3 for item in chapter.exercises)
     assert 4 <= len(chapter.exercises) <= 8 and len(chapter.text.split()) <= 2500
     for item in chapter.exercises:
-        assert not item.library or course.library_lines(item.library)
+        assert item.library.startswith("because ") or course.library_lines(item.library)
     file = course.file_of_notebook(json.dumps(chapter.notebook(chapter.solution)))
     assert ast.unparse(ast.parse(file)) == ast.unparse(ast.parse(chapter.solution))
 
@@ -67,17 +75,18 @@ def test_a_chapter_is_whole(number):
 def unexplained(texts: list[str], glossary: str) -> list[str]:
     """Words of the glossary that a text uses before one explains them: in bold, or with a link to the glossary."""
     prose = re.sub(r"^```.*?^```|^#.*?$|`[^`\n]*`", "", "\n".join(texts), flags=re.MULTILINE | re.DOTALL)
-
-    def explained(word: str) -> bool:
-        use = rf"(?P<explained>\*\*|\[)?(?<![\w`]){re.escape(word)}(?:s|es)?\b"
-        first = re.search(use, prose, re.IGNORECASE)
-        return first is not None and first["explained"] is not None
-
-    return [word for word in re.findall(r"^- \*\*(.+?)\*\*:", glossary, re.MULTILINE) if not explained(word)]
+    use = r"(?P<explained>\*\*|\[)?(?<![\w`])%s(?:s|es)?\b"
+    words = re.findall(r"^- \*\*(.+?)\*\*:", glossary, re.MULTILINE)
+    first = {word: re.search(use % re.escape(word), prose, re.IGNORECASE) for word in words}
+    return [word for word in words if not (first[word] and first[word]["explained"])]
 
 
 def test_every_word_of_the_glossary_is_explained_where_it_is_used_first():
     glossary = (course.FOLDER / "glossary.md").read_text(encoding="utf-8")
-    assert unexplained([chapter.text for chapter in course.chapters().values()], glossary) == []
+    texts = [chapter.text for chapter in course.chapters().values()]
+    prose = re.sub(r"^```.*?^```|`[^`\n]*`", "", "\n".join(texts), flags=re.MULTILINE | re.DOTALL)
+    bold, entries = (set(re.findall(r"\*\*([^*]+?)s?\*\*", text.lower())) for text in (prose, glossary))
+    assert bold - entries == set()
+    assert unexplained(texts, glossary) == []
     assert unexplained(["Loss.", "A **loss** is x. Any loss"], "- **loss**: x.") == ["loss"]
     assert unexplained(["A **loss** is x. `loss`", "losses"], "- **loss**: x.") == []

@@ -1,10 +1,11 @@
 """``minigrad learn``: what it writes, what it keeps, and one clear line for whatever a learner's file does."""
 
+import itertools
 import json
 
 import pytest
 
-from minigrad.learn import command, course, judge
+from minigrad.learn import command, course, judge, notebook
 
 
 def run(capsys, *arguments: object) -> tuple[int, str, str]:
@@ -40,6 +41,8 @@ def test_a_learner_s_way(home, capfd, monkeypatch):
     code, out, _ = run(capfd, "run", 1)
     assert code == 0 and "\n(12, 4, 1)\n" in out and "... at(matrix" in out and out.rstrip().endswith("*")
     assert run(capfd, "run", 2)[1].endswith("here it ends: needs exercise 2.1 first\n")
+    file.write_text("raise KeyboardInterrupt")
+    assert run(capfd, "run", 1)[:2] == (130, "here it ends: line 1: interrupted: raise KeyboardInterrupt\n")
     file.write_text(chapter.solution, encoding="utf-8")
     assert run(capfd, "check", 1)[0] == 0
     assert "chapter 1: yours" in run(capfd, "check", 2)[1]
@@ -64,16 +67,31 @@ def test_bad_input_is_one_line(home, capsys):
         (["check", "1.9"], "1.1 to 1.7"),
         (["check", 2], "minigrad learn start 2"),
         (["solution", 1], "for example 1.1"),
+        (["check", "²"], "there is no chapter ²"),
+        (["start", 1, "--notebook"], "chapter_01.py is there already"),
         (["chekc"], "unknown command chekc"),
         (["--hnit"], "unrecognized arguments"),
         (["start", 2, "--folder", home / "file/x"], "cannot be written"),
+        (["start", 2, "--folder", "/proc"], "cannot be written"),  # nobody may write there, not even root
     ):
         code, _, error = run(capsys, *arguments)
         assert code == 2 and error.startswith("error: ") and error.count("\n") == 1 and words in error, arguments
     assert (home / "chapter_01.py").read_bytes() == kept
-    for damage in ("{", "[1]", '{"passed": 1}'):
+    whole = '{"passed": [%s], "tries": {"2.1": %s}, "files": {}}'
+    for damage in ("{", "[1]", '{"passed": 1}', whole % ('"1.1", 2', 1), whole % ("", '"x"')):
         (home / "minigrad-learn.json").write_text(damage)
         assert "is damaged" in run(capsys, "check", 1)[2]
+
+
+def test_a_check_in_a_notebook_ends_and_gives_hints(home, capsys, monkeypatch):
+    monkeypatch.syspath_prepend(home)
+    monkeypatch.setattr(notebook, "SECONDS", 0.2)
+    check = notebook.begin(1, {"row_major": lambda shape: any(n < 0 for n in itertools.count())})
+    for hint, shown in (True, 1), (True, 2), (False, 0):
+        check("1.1", hint)
+        out = capsys.readouterr().out
+        hints = [text for text in course.chapters()[1].exercises[0].hints if f"  {text}\n" in out]
+        assert "it did not end within 0.2 s" in out and len(hints) == shown
 
 
 BROKEN = {

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from harness import NORMAL, Op, booleans, every_check, host, simulated, torch
+from harness import NORMAL, Op, booleans, every_check, functional, host, simulated, torch
 from refusals import raises
 
 import minigrad as mg
@@ -54,11 +54,10 @@ def case(name, shapes, **options):
 
 
 def masked(name, shapes, domain, **options):
-    return Op(
+    return functional(
         name,
-        lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, m, **options),
+        lambda f, q, k, v, m: f.scaled_dot_product_attention(q, k, v, m, **options),
         lambda q, k, v, m: reference(q, k, v, mask=m),
-        lambda q, k, v, m: torch.nn.functional.scaled_dot_product_attention(q, k, v, m, **options),
         shapes,
         (NORMAL, NORMAL, NORMAL, domain),
         rounding=128,

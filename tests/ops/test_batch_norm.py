@@ -2,17 +2,13 @@
 
 import numpy as np
 import pytest
-from harness import NORMAL, POSITIVE, Op, every_check, host, needs_torch, torch, uniform
+from harness import NORMAL, POSITIVE, Op, every_check, functional, host, needs_torch, per_channel, torch, uniform
 from refusals import raises
 
 import minigrad as mg
 import minigrad.nn.functional as F
 
 EPS = 1e-3  # large enough to be seen
-
-
-def per_channel(x, p):
-    return p if isinstance(p, float) else p.reshape(-1, *(1,) * (x.ndim - 2))
 
 
 def train(x, weight=1.0, bias=0.0):
@@ -32,11 +28,10 @@ FEW = [(1, 3), (0, 4), (2, 3, 0)]
 SMALL_SHAPES = [*SHAPES[:3], (70, 4), (2, 3, 300)]  # channels that threads share; more than one block along S
 
 OPS = [
-    Op(
+    functional(
         name,
-        lambda x, *p: F.batch_norm(x, None, None, *p, training=True, eps=EPS),
+        lambda f, x, *p: f.batch_norm(x, None, None, *p, training=True, eps=EPS),
         train,
-        lambda x, *p: torch.nn.functional.batch_norm(x, None, None, *p, training=True, eps=EPS),
         [(s, *(s[1:2],) * parameters) for s in SHAPES],
         (NORMAL, uniform(0.5, 2), NORMAL)[: parameters + 1],
         rounding=64,

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from harness import NORMAL, Op, every_check, host, integers, torch
+from harness import NORMAL, every_check, functional, host, integers
 from refusals import raises
 
 import minigrad as mg
@@ -16,11 +16,10 @@ def shapes(large):
 
 
 OPS = [
-    Op(
+    functional(
         "embedding",
-        lambda w, i: F.embedding(i, w),
+        lambda f, w, i: f.embedding(i, w),
         lambda w, i: w[i],
-        lambda w, i: torch.nn.functional.embedding(i, w),
         shapes(((6, 300), (70,))),
         (NORMAL, integers(0, 6)),
         rounding=64,

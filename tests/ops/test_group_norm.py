@@ -2,17 +2,13 @@
 
 import numpy as np
 import pytest
-from harness import NORMAL, Op, every_check, torch, uniform
+from harness import NORMAL, every_check, functional, per_channel, uniform
 from refusals import raises
 
 import minigrad as mg
 import minigrad.nn.functional as F
 
 EPS = 1e-3  # large enough to be seen
-
-
-def per_channel(x, p):
-    return p if isinstance(p, float) else p.reshape(-1, *(1,) * (x.ndim - 2))
 
 
 def normalise(x, weight=1.0, bias=0.0, groups=2):
@@ -30,12 +26,11 @@ def case(name, shapes, groups, affine):
     def with_parameters(shapes):
         return [(s, s[1:2], s[1:2]) if affine else (s,) for s in shapes]
 
-    return Op(
+    return functional(
         name,
-        lambda x, *p: F.group_norm(x, groups, *p, eps=EPS),
-        lambda x, *p: normalise(x, *p, groups=groups),
         # PyTorch refuses one value for each group, and an empty batch
-        lambda x, *p: torch.nn.functional.group_norm(x, groups, *p, eps=EPS),
+        lambda f, x, *p: f.group_norm(x, groups, *p, eps=EPS),
+        lambda x, *p: normalise(x, *p, groups=groups),
         with_parameters(shapes),
         (NORMAL, uniform(0.5, 2), NORMAL) if affine else NORMAL,
         rounding=64,

@@ -1,8 +1,10 @@
 """Root-mean-square normalisation over the last dimensions."""
 
+from functools import partial
+
 import numpy as np
 import pytest
-from harness import NORMAL, Op, every_check, host, needs_torch, torch, uniform
+from harness import NORMAL, every_check, functional, host, needs_torch, torch, uniform
 from refusals import raises
 
 import minigrad as mg
@@ -11,41 +13,30 @@ import minigrad.nn.functional as F
 EPS = 1e-3  # large enough to be seen
 
 
-def normalise(x, weight=1.0, axes=-1):
-    return x / np.sqrt((x**2).mean(axes, keepdims=True) + EPS) * weight
+def normalise(x, weight=1.0, last=1):
+    return x / np.sqrt((x**2).mean(tuple(range(-last, 0)), keepdims=True) + EPS) * weight
 
 
-def rms(x, *weight, last=1):
-    return F.rms_norm(x, x.shape[x.ndim - last :], *weight, eps=EPS)
-
-
-def rms_torch(x, *weight, last=1):
-    return torch.nn.functional.rms_norm(x, x.shape[x.ndim - last :], *weight, eps=EPS)
+def rms(f, x, *weight, last=1):
+    return f.rms_norm(x, x.shape[x.ndim - last :], *weight, eps=EPS)
 
 
 ROWS = [(5,), (3, 4), (2, 3, 7), (70, 3), (40, 500), (0, 4)]
 SMALL_ROWS = [(5,), (3, 4), (2, 3, 7), (17, 3), (5, 300), (0, 4)]  # several blocks of rows; rows of several warps
 
-RMS = rms, normalise, rms_torch
+WEIGHT = (NORMAL, uniform(0.5, 2))
+
+
+def weighted(shapes, last=1):
+    return [(s, s[-last:]) for s in shapes]
+
+
+RMS = rms, normalise
+BOTH = [partial(run, last=2) for run in RMS]
 OPS = [
-    Op("plain", *RMS, [(s,) for s in ROWS], rounding=64, small_shapes=[(s,) for s in SMALL_ROWS]),
-    Op(
-        "weighted",
-        *RMS,
-        [(s, s[-1:]) for s in ROWS],
-        (NORMAL, uniform(0.5, 2)),
-        rounding=64,
-        small_shapes=[(s, s[-1:]) for s in SMALL_ROWS],
-    ),
-    Op(
-        "two_dimensions",
-        lambda *x: rms(*x, last=2),
-        lambda *x: normalise(*x, axes=(-2, -1)),
-        lambda *x: rms_torch(*x, last=2),
-        [(s, s[-2:]) for s in [(3, 4), (2, 3, 4)]],
-        (NORMAL, uniform(0.5, 2)),
-        rounding=64,
-    ),
+    functional("plain", *RMS, [(s,) for s in ROWS], rounding=64, small_shapes=[(s,) for s in SMALL_ROWS]),
+    functional("weighted", *RMS, weighted(ROWS), WEIGHT, rounding=64, small_shapes=weighted(SMALL_ROWS)),
+    functional("two_dimensions", *BOTH, weighted([(3, 4), (2, 3, 4)], 2), WEIGHT, rounding=64),
 ]
 
 
