@@ -43,6 +43,7 @@ from minigrad.optim import NonFiniteGradientError
 from minigrad.profiler import Profile, profile
 from minigrad.serialization import CheckpointError, list_checkpoints
 
+BEGAN = time.time()
 LOG_EVERY = 10  # steps between lines in metrics.jsonl
 SAYS_EVERY = 20.0  # seconds between lines that say how far it is, where there is no bar
 FAILURES = (NonFiniteLossError, NonFiniteGradientError, ReplicaMismatchError, CheckpointError, CommError, OSError)
@@ -171,8 +172,9 @@ class TrainingRun:
         except OSError as error:
             raise UsageError(f"cannot write into {self.run.folder}: {error.strerror}") from error
         # Only now, with its lock, is the folder ours: another run may have ended in it since it was chosen.
-        step, newest = self.trainer.global_step, max((c.step for c in list_checkpoints(self.run.folder)), default=0)
-        if newest != step or (not step and log.path.stat().st_size):
+        step, saved = self.trainer.global_step, list_checkpoints(self.run.folder)
+        new = any(c.step > step and c.path.stat().st_ctime > BEGAN for c in saved)
+        if new or (not step and log.path.stat().st_size):
             log.close()
             raise UsageError(f"another process has trained in {self.run.folder} meanwhile; --resume continues that run")
         log.truncate_after(step)

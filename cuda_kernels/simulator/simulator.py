@@ -206,7 +206,7 @@ class SimulatedBlock:
 
 _now: Any = SimpleNamespace()  # ``block``, to which the running kernel's ``cuda`` names refer
 watched: dict[Callable[..., None], Any] = {}  # kernels whose next run is noted, and the ``Trace`` of each
-running = threading.RLock()
+running: Any = threading.RLock()
 _seed = os.environ.get("MINIGRAD_CUDASIM_ORDER")  # a seed for ``order``
 _order: random.Random | None = random.Random(int(_seed)) if _seed else None
 threadIdx: Any = SimpleNamespace(x=0, y=0, z=0)  # noqa: N816  # CUDA's names, of the running thread

@@ -61,6 +61,8 @@ class WarpReport:
         self.barriers: int = trace.barriers  # all blocks' together
         self.races: list[str] = [self._race(*found) for found in trace.races()]
         self.shared_bytes: int = trace.shared_bytes  # of a block
+        self.occupancy: int
+        self.limit: str
         self.occupancy, self.limit = occupancy(python_math.prod(trace.threads), self.registers, self.shared_bytes)
 
     def traffic(self, kind: str, line: int | None = None) -> Traffic:
