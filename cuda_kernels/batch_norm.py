@@ -29,8 +29,8 @@ def forward(x: Array, weight: Array, bias: Array, mean: Array, var: Array, eps: 
 
 def parameter_gradients(dy: Array, x: Array, mean: Array, rstd: Array, shape: tuple[int, ...]) -> tuple[Array, Array]:
     """dweight and dbias (C,): the sums over N and S of dy xhat and of dy, seen as ``shape`` (N, C, S)."""
-    sums = (reduce.sum(a.reshape(shape), (0, 2), False) for a in (TIMES_XHAT(dy, x, mean, rstd), dy))
-    return tuple(sums)  # type: ignore[return-value]
+    dweight, dbias = (reduce.sum(a.reshape(shape), (0, 2), False) for a in (TIMES_XHAT(dy, x, mean, rstd), dy))
+    return dweight, dbias
 
 
 def backward(
