@@ -92,8 +92,10 @@ def pytest_sessionfinish(session: pytest.Session):
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """An error such as an illegal address leaves a process without CUDA: the tests after it need another process."""
     memory = sys.modules.get("minigrad.cuda_kernels.platform.memory")
+    if not report.failed or memory is None:
+        return
     backend = importlib.import_module("minigrad.cuda_kernels")
-    if not report.failed or memory is None or backend.simulated() or not backend.availability()[0]:
+    if backend.simulated() or not backend.availability()[0]:
         return
     try:
         memory.synchronize()

@@ -57,7 +57,7 @@ def good(out):
     return out
 
 
-def wait_until(condition: Callable[[], object], seconds: float = 5.0) -> None:
+def wait_until(condition: Callable[[], object], seconds: float = 20.0) -> None:
     """Return as soon as the condition holds; AssertionError if it does not in time."""
     deadline = time.monotonic() + seconds
     while not condition():

