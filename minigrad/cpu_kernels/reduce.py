@@ -105,7 +105,6 @@ def _folded(x: np.ndarray, axes: tuple[int, ...], keepdim: bool, sign: int, fold
 class reduce(plain):
     """Reductions over ``axes``, a tuple of non-negative ints, or along one axis."""
 
-    @staticmethod
     def sum(x: np.ndarray, axes: tuple[int, ...], keepdim: bool, dtype: Any = None) -> np.ndarray:
         """Sum over ``axes`` in ``dtype`` (default: that of x)."""
         dtype = dtype or x.dtype
@@ -128,26 +127,22 @@ class reduce(plain):
                 return y if y.shape == shape else y.reshape(shape)  # a view would not own its memory
         return plain.sum(x, axes, keepdim, dtype)
 
-    @staticmethod
     @quiet
     def mean(x: np.ndarray, axes: tuple[int, ...], keepdim: bool) -> np.ndarray:
         """Mean over ``axes``; NaN for an empty one."""
         count = math.prod(x.shape[axis] for axis in axes)
         return np.asarray(np.true_divide(reduce.sum(x, axes, keepdim), x.dtype.type(count)), dtype=x.dtype)
 
-    @staticmethod
     def max(x: np.ndarray, axes: tuple[int, ...], keepdim: bool) -> np.ndarray:
         """Largest value over ``axes``; NaN if there is one."""
         y = _folded(x, axes, keepdim, 1, np.maximum)
         return plain.max(x, axes, keepdim) if y is None else y
 
-    @staticmethod
     def min(x: np.ndarray, axes: tuple[int, ...], keepdim: bool) -> np.ndarray:
         """Smallest value over ``axes``; NaN if there is one."""
         y = _folded(x, axes, keepdim, -1, np.minimum)
         return plain.min(x, axes, keepdim) if y is None else y
 
-    @staticmethod
     def cumprod_backward(dy: np.ndarray, x: np.ndarray, y: np.ndarray, axis: int) -> np.ndarray:
         """dx of y = ``cumprod(x)``, in time n, by PyTorch's formula; float32 or float64. Any strides."""
         n = x.shape[axis]

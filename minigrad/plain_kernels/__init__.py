@@ -1,8 +1,8 @@
 """The plain kernels: every family in NumPy alone, formula above code. It is the place to begin reading.
 
-A family is a class as a namespace: ``softmax.forward(x, axis)``. They are the reference of the kernels' tests, what
-runs in ``minigrad.kernels("plain")``, and the families that another backend names in its ``PLAIN_ONLY``. They import
-NumPy and each other; backends and ``device.kernels`` import them.
+A family is a class as a namespace: ``softmax.forward(x, axis)``; its functions have no ``self``. They are the reference
+of the kernels' tests, what runs in ``minigrad.kernels("plain")``, and the families that another backend names in its
+``PLAIN_ONLY``. They import NumPy and each other; backends and ``device.kernels`` import them.
 """
 
 from .arrays import (

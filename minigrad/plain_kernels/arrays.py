@@ -58,57 +58,46 @@ def quiet() -> np.errstate:
 class movement:
     """Rearranging memory: views where NumPy can give one, copies where it cannot."""
 
-    @staticmethod
     def reshape(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
         """``x`` in another shape; a view if strides allow it."""
         return x.reshape(shape)
 
-    @staticmethod
     def permute(x: np.ndarray, order: tuple[int, ...]) -> np.ndarray:
         """A view with the axes in another order."""
         return x.transpose(order)
 
-    @staticmethod
     def expand(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
         """A read-only view with size-1 and new leading axes repeated (stride 0)."""
         return np.broadcast_to(x, shape)
 
-    @staticmethod
     def cat(arrays: tuple[np.ndarray, ...], axis: int) -> np.ndarray:
         """The arrays one after the other along ``axis``."""
         return np.concatenate(arrays, axis)
 
-    @staticmethod
     def split(x: np.ndarray, sizes: tuple[int, ...], axis: int) -> list[np.ndarray]:
         """Consecutive views of the given sizes along ``axis``."""
         return np.split(x, np.cumsum(sizes)[:-1].tolist(), axis)
 
-    @staticmethod
     def flip(x: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
         """A copy with the order along ``axes`` reversed."""
         return np.flip(x, axes).copy()
 
-    @staticmethod
     def tril(x: np.ndarray, diagonal: int) -> np.ndarray:
         """The last two axes' lower triangle, zeros above ``diagonal``."""
         return np.tril(x, diagonal)
 
-    @staticmethod
     def triu(x: np.ndarray, diagonal: int) -> np.ndarray:
         """The last two axes' upper triangle, zeros below ``diagonal``."""
         return np.triu(x, diagonal)
 
-    @staticmethod
     def roll(x: np.ndarray, shifts: tuple[int, ...], axes: tuple[int, ...]) -> np.ndarray:
         """A copy, elements moved on by the shifts along the axes; what leaves at the end enters at the start."""
         return np.roll(x, shifts, axes)
 
-    @staticmethod
     def tile(x: np.ndarray, repeats: tuple[int, ...]) -> np.ndarray:
         """Copies of ``x`` side by side, ``repeats`` of them along each axis; there may be more repeats than axes."""
         return np.tile(x, repeats)
 
-    @staticmethod
     def pad(x: np.ndarray, widths: tuple[tuple[int, int], ...], value: float) -> np.ndarray:
         """A copy with (before, after) elements of ``value`` added along each axis; negative numbers remove elements."""
         y = np.full([n + before + after for n, (before, after) in zip(x.shape, widths)], value, x.dtype)
@@ -116,7 +105,6 @@ class movement:
         y[inner] = x[tuple(slice(max(-b, 0), n - max(-a, 0)) for n, (b, a) in zip(x.shape, widths))]
         return y
 
-    @staticmethod
     def diagonal(x: np.ndarray, offset: int, axis1: int, axis2: int) -> np.ndarray:
         """A view of the diagonal of two axes as a new last axis, writeable if ``x`` is."""
         y = np.diagonal(x, offset, axis1, axis2)
@@ -129,12 +117,10 @@ class indexing:
     arrays.
     """
 
-    @staticmethod
     def index(x: np.ndarray, where: Any) -> np.ndarray:
         """x[where]: a view for basic indices, a copy if arrays are among them."""
         return np.asarray(x[where])
 
-    @staticmethod
     def add_at(x: np.ndarray, where: Any, y: np.ndarray, distinct: bool) -> None:
         """x[where] += y. ``distinct`` promises that no position occurs twice; else repeated ones add up."""
         if distinct:
@@ -142,27 +128,22 @@ class indexing:
         else:
             np.add.at(x, where, y)
 
-    @staticmethod
     def assign_at(x: np.ndarray, where: Any, y: Any) -> None:
         """x[where] = y."""
         x[where] = y
 
-    @staticmethod
     def gather(x: np.ndarray, axis: int, indices: np.ndarray) -> np.ndarray:
         """y[i][j][k] = x[i][indices[i][j][k]][k] (for axis 1), the shape of ``indices``."""
         return x[_grid(indices, axis)]
 
-    @staticmethod
     def scatter_add(x: np.ndarray, axis: int, indices: np.ndarray, y: np.ndarray) -> None:
         """x[i][indices[i][j][k]][k] += y[i][j][k] (for axis 1), in place; repeated positions add up in order."""
         np.add.at(x, _grid(indices, axis), y)
 
-    @staticmethod
     def scatter(x: np.ndarray, axis: int, indices: np.ndarray, y: Any) -> None:
         """x[i][indices[i][j][k]][k] = y[i][j][k] (for axis 1), in place; of repeated positions the last one wins."""
         x[_grid(indices, axis)] = y
 
-    @staticmethod
     def scatter_reduce(x: np.ndarray, axis: int, indices: np.ndarray, y: np.ndarray, reduce: str) -> None:
         """x[i][indices[i][j][k]][k] = f(itself, y[i][j][k]) (for axis 1), in place, one after the other.
 
@@ -171,7 +152,6 @@ class indexing:
         with np.errstate(all="ignore"):
             REDUCTIONS[reduce].at(x, _grid(indices, axis), y)
 
-    @staticmethod
     def scatter_winners(shape: tuple[int, ...], axis: int, indices: np.ndarray) -> np.ndarray:
         """bool, of the shape of ``indices``: whose value ``scatter`` into an array of ``shape`` leaves there."""
         order = np.arange(indices.size).reshape(indices.shape)
@@ -179,7 +159,6 @@ class indexing:
         indexing.scatter(last, axis, indices, order)
         return indexing.gather(last, axis, indices) == order
 
-    @staticmethod
     def argsort(x: np.ndarray, axis: int, descending: bool) -> np.ndarray:
         """Indices (int64) that sort ``x`` stably along ``axis``; NaN counts as the largest."""
         if not descending:
@@ -188,7 +167,6 @@ class indexing:
         n = x.shape[axis]
         return np.flip(n - 1 - np.argsort(np.flip(x, axis), axis=axis, kind="stable"), axis)
 
-    @staticmethod
     def one_hot(indices: np.ndarray, classes: int) -> np.ndarray:
         """int64, a new last axis with 1 at the index."""
         return (indices[..., None] == np.arange(classes)).astype(np.int64)
@@ -206,18 +184,15 @@ def _grid(indices: np.ndarray, axis: int) -> tuple[np.ndarray, ...]:
 class embedding:
     """y[i] = weight[indices[i]];  dweight[v] = sum of dy[i] over the positions i with indices[i] = v."""
 
-    @staticmethod
     def check_indices(indices: np.ndarray, rows: int) -> int:
         """The first flat position whose index, int64, is not in 0..rows - 1; -1 if all are."""
         bad = (indices < 0) | (indices >= rows)
         return int(bad.argmax()) if bad.any() else -1
 
-    @staticmethod
     def forward(weight: np.ndarray, indices: np.ndarray) -> np.ndarray:
         """weight (V, C) of any real dtype, indices int64 of any shape (checked) -> (*indices.shape, C)."""
         return weight[indices]
 
-    @staticmethod
     def backward_into(dy: np.ndarray, indices: np.ndarray, dweight: np.ndarray) -> None:
         """dweight[indices] += dy, in place, duplicates summed in order. Half floats are summed in float32 and rounded
         once.
@@ -236,7 +211,6 @@ class reduce:
     Over ``axes``, a tuple of non-negative ints, or along one axis.
     """
 
-    @staticmethod
     @quiet()
     def sum(x: np.ndarray, axes: tuple[int, ...], keepdim: bool, dtype: Any = None) -> np.ndarray:
         """Sum over ``axes`` in ``dtype`` (default: that of x)."""
@@ -245,7 +219,6 @@ class reduce:
         y = untyped.add.reduce(x, axes, wide, None, keepdim)  # np.sum, without a microsecond of Python
         return np.asarray(y, dtype=dtype)
 
-    @staticmethod
     @quiet()
     def mean(x: np.ndarray, axes: tuple[int, ...], keepdim: bool) -> np.ndarray:
         """Mean over ``axes``; NaN for an empty one."""
@@ -254,56 +227,46 @@ class reduce:
             count *= x.shape[axis]
         return np.asarray(np.true_divide(reduce.sum(x, axes, keepdim), x.dtype.type(count)), dtype=x.dtype)
 
-    @staticmethod
     @quiet()
     def max(x: np.ndarray, axes: tuple[int, ...], keepdim: bool) -> np.ndarray:
         """Largest value over ``axes``; NaN if there is one."""
         return np.asarray(untyped.max(x, axis=axes, keepdims=keepdim))
 
-    @staticmethod
     @quiet()
     def min(x: np.ndarray, axes: tuple[int, ...], keepdim: bool) -> np.ndarray:
         """Smallest value over ``axes``; NaN if there is one."""
         return np.asarray(untyped.min(x, axis=axes, keepdims=keepdim))
 
-    @staticmethod
     def argmax(x: np.ndarray, axis: int | None, keepdim: bool) -> np.ndarray:
         """Index (int64) of the first largest value along ``axis``, or in the flattened array."""
         return np.asarray(untyped.argmax(x, axis=axis, keepdims=keepdim), dtype=np.int64)
 
-    @staticmethod
     def argmin(x: np.ndarray, axis: int | None, keepdim: bool) -> np.ndarray:
         """Index (int64) of the first smallest value along ``axis``, or in the flattened array."""
         return np.asarray(untyped.argmin(x, axis=axis, keepdims=keepdim), dtype=np.int64)
 
-    @staticmethod
     def any(x: np.ndarray, axes: tuple[int, ...], keepdim: bool) -> np.ndarray:
         """Whether any value over ``axes`` is not zero."""
         return np.asarray(untyped.any(x, axis=axes, keepdims=keepdim))
 
-    @staticmethod
     def all(x: np.ndarray, axes: tuple[int, ...], keepdim: bool) -> np.ndarray:
         """Whether all values over ``axes`` are not zero."""
         return np.asarray(untyped.all(x, axis=axes, keepdims=keepdim))
 
-    @staticmethod
     @quiet()
     def cumsum(x: np.ndarray, axis: int) -> np.ndarray:
         """Sums of the first 1, 2, ... values along ``axis``."""
         return np.cumsum(x, axis=axis, dtype=x.dtype)
 
-    @staticmethod
     def reverse_cumsum(x: np.ndarray, axis: int) -> np.ndarray:
         """Sums of the last n, n-1, ... values along ``axis``."""
         return np.flip(np.cumsum(np.flip(x, axis), axis=axis, dtype=x.dtype), axis)
 
-    @staticmethod
     @quiet()
     def prod(x: np.ndarray, axis: int, keepdim: bool, dtype: Any) -> np.ndarray:
         """Product along ``axis``, in ``dtype``."""
         return np.asarray(untyped.prod(x, axis=axis, dtype=dtype, keepdims=keepdim))
 
-    @staticmethod
     @quiet()
     def prod_of_others(x: np.ndarray, axis: int) -> np.ndarray:
         """For each place the product of all other values along ``axis``; no division, so zeros need no care."""
@@ -314,14 +277,12 @@ class reduce:
             y[..., :-1] *= np.cumprod(rows[..., :0:-1], axis=-1, dtype=x.dtype)[..., ::-1]  # of those after
         return np.moveaxis(y, -1, axis)
 
-    @staticmethod
     @quiet()
     def cumprod(x: np.ndarray, axis: int) -> np.ndarray:
         """Products of the first 1, 2, ... values along ``axis``."""
         wide = np.float64 if x.dtype.kind == "f" else x.dtype  # so that a product may leave float32 and come back
         return np.cumprod(x, axis=axis, dtype=wide).astype(x.dtype, copy=False)
 
-    @staticmethod
     @quiet()
     def cumprod_backward(dy: np.ndarray, x: np.ndarray, y: np.ndarray, axis: int) -> np.ndarray:
         """dx of y = ``cumprod(x)``: of each x_i the sum over j >= i of dy_j times the product without x_i."""
@@ -333,7 +294,6 @@ class reduce:
             dx[..., i] = (dy * np.cumprod(others, -1, np.float64))[..., i:].sum(-1)
         return np.moveaxis(dx, -1, axis)
 
-    @staticmethod
     @quiet()
     def median(x: np.ndarray) -> np.ndarray:
         """The value in the middle (of an even number the lower one) of all; NaN if there is one, and of none."""
@@ -345,7 +305,6 @@ class reduce:
         middle = (x.size - 1) // 2
         return np.asarray(np.partition(flat, middle)[middle])
 
-    @staticmethod
     @quiet()
     def logsumexp(x: np.ndarray, axes: tuple[int, ...], keepdim: bool) -> np.ndarray:
         """log(sum(exp(x))) over ``axes``, shifted by the maximum so that it cannot overflow."""

@@ -47,43 +47,36 @@ class elementwise:
     maximum: np.ufunc = np.maximum
     minimum: np.ufunc = np.minimum
 
-    @staticmethod
     def fused(expression: Callable[..., Any], *inputs: Any) -> Any:
         """expression(elementwise, *inputs), a function of a module's top level: other backends take it as one pass."""
         return expression(elementwise, *inputs)
 
-    @staticmethod
     def where(condition: Any, x: Any, y: Any) -> Any:
         """x where the condition holds, else y."""
         return np.where(condition, x, y)
 
-    @staticmethod
     def round(x: np.ndarray) -> np.ndarray:
         """The nearest whole numbers, of two equally near the even one."""
         return np.rint(x) if x.dtype.kind == "f" else x.copy()
 
-    @staticmethod
     @quiet
     def floor_div(x: Any, y: Any) -> Any:
         """floor(x / y). ZeroDivisionError for an integer 0 in y."""
         _divisor(x, y)
         return np.floor_divide(x, y)
 
-    @staticmethod
     @quiet
     def remainder(x: Any, y: Any) -> Any:
         """x - y floor(x / y), of the sign of y. ZeroDivisionError for an integer 0 in y."""
         _divisor(x, y)
         return np.remainder(x, y)
 
-    @staticmethod
     @quiet
     def fmod(x: Any, y: Any) -> Any:
         """x - y trunc(x / y), of the sign of x. ZeroDivisionError for an integer 0 in y."""
         _divisor(x, y)
         return np.fmod(x, y)
 
-    @staticmethod
     @quiet
     def pow(x: Any, y: Any) -> Any:
         """x ** y. Of integers with a negative exponent in y the integer part: 0, or 1 and -1 for these."""
@@ -92,46 +85,38 @@ class elementwise:
         odd = np.where(y % 2 == 1, x, 1)
         return np.where(y < 0, np.where(np.abs(x) == 1, odd, 0), np.power(x, np.maximum(y, 0)))
 
-    @staticmethod
     def cube(x: np.ndarray) -> np.ndarray:
         """x^3."""
         return x * x * x
 
-    @staticmethod
     def add_into(x: np.ndarray, y: Any) -> None:
         """x += y."""
         np.add(x, y, x)  # the name ``out`` would cost a tenth of a microsecond
 
-    @staticmethod
     @quiet
     def assign(x: np.ndarray, y: Any) -> None:
         """x[...] = y, broadcasting y."""
         np.copyto(x, y, casting="unsafe")
 
-    @staticmethod
     @quiet
     def cast(x: np.ndarray, dtype: Any) -> np.ndarray:
         """A copy of ``x`` in another dtype."""
         return x.astype(dtype)
 
-    @staticmethod
     @quiet
     def rsqrt(x: np.ndarray) -> np.ndarray:
         """1 / sqrt(x)."""
         return np.reciprocal(np.sqrt(x))
 
-    @staticmethod
     def sign(x: np.ndarray) -> np.ndarray:
         """-1, 0 or 1; 0 for NaN, as in PyTorch."""
         return np.subtract(x > 0, x < 0, dtype=x.dtype)
 
-    @staticmethod
     @quiet
     def sigmoid(x: np.ndarray) -> np.ndarray:
         """1 / (1 + exp(-x)): exact to the last digits also where it is tiny; exp(-x) = inf gives the right 0."""
         return np.reciprocal(np.exp(-x) + 1)
 
-    @staticmethod
     @quiet
     def nan_to_num(x: np.ndarray, nan: float, posinf: float | None, neginf: float | None) -> np.ndarray:
         """x with NaN and the infinities replaced; None means the largest (smallest) finite number of the dtype."""
@@ -142,24 +127,20 @@ class elementwise:
         y = np.where(x == np.inf, above, np.where(x == -np.inf, below, x))
         return np.where(np.isnan(x), nan, y)
 
-    @staticmethod
     def relu(x: np.ndarray) -> np.ndarray:
         """max(x, 0); NaN stays NaN."""
         return np.maximum(x, 0)
 
-    @staticmethod
     def clamp(x: np.ndarray, low: Any, high: Any) -> np.ndarray:
         """min(max(x, low), high); a bound of None does not bound."""
         if low is not None:
             x = np.maximum(x, low)
         return np.minimum(x, high) if high is not None else x
 
-    @staticmethod
     def select(condition: np.ndarray, x: Any) -> np.ndarray:
         """x where the condition holds, else 0 (also where x is NaN or infinite, unlike a product with the mask)."""
         return np.where(condition, x, np.zeros((), dtype=x.dtype))
 
-    @staticmethod
     def erf(x: np.ndarray) -> np.ndarray:
         """Error function, of the shape and dtype of x, float32 or float64."""
         return np.asarray(_erf(x)).astype(x.dtype)
@@ -208,45 +189,37 @@ class activation:
     raises a warning or costs digits.
     """
 
-    @staticmethod
     def relu_backward(dy: np.ndarray, y: np.ndarray) -> np.ndarray:
         """dy where y > 0 or NaN, else 0."""
         return np.where(y <= 0, 0, dy)
 
-    @staticmethod
     @quiet
     def silu(x: np.ndarray) -> np.ndarray:
         """x sigmoid(x)."""
         return x * elementwise.sigmoid(x)
 
-    @staticmethod
     @quiet
     def silu_backward(dy: np.ndarray, x: np.ndarray) -> np.ndarray:
         """dy s (1 + x (1 - s)), s = sigmoid(x)."""
         s = elementwise.sigmoid(x)
         return dy * (s * (x * (1 - s) + 1))
 
-    @staticmethod
     def leaky_relu(x: np.ndarray, slope: float) -> np.ndarray:
         """x where x > 0, else slope * x."""
         return np.where(x > 0, x, x * slope)
 
-    @staticmethod
     def leaky_relu_backward(dy: np.ndarray, x: np.ndarray, slope: float) -> np.ndarray:
         """dy where x > 0, else slope * dy."""
         return np.where(x > 0, dy, dy * slope)
 
-    @staticmethod
     def elu(x: np.ndarray, alpha: float) -> np.ndarray:
         """x where x > 0, else alpha * (exp(x) - 1)."""
         return np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0)))
 
-    @staticmethod
     def elu_backward(dy: np.ndarray, x: np.ndarray, alpha: float) -> np.ndarray:
         """dy where x > 0, else alpha * exp(x) * dy."""
         return dy * np.where(x > 0, 1, alpha * np.exp(np.minimum(x, 0)))
 
-    @staticmethod
     @quiet
     def softplus(x: np.ndarray, beta: float, threshold: float) -> np.ndarray:
         """log(1 + exp(beta x)) / beta; x itself where beta x > threshold."""
@@ -254,7 +227,6 @@ class activation:
         y = (np.maximum(z, 0) + np.log1p(np.exp(-np.abs(z)))) / beta
         return np.where(z > threshold, x, y)
 
-    @staticmethod
     @quiet
     def softplus_backward(dy: np.ndarray, x: np.ndarray, beta: float, threshold: float) -> np.ndarray:
         """dy * sigmoid(beta x); dy itself where beta x > threshold."""
@@ -266,13 +238,11 @@ class activation:
 class log_sigmoid:
     """y = min(x, 0) - log(1 + e^-|x|), which neither overflows nor cancels;  dx = dy sigmoid(-x)."""
 
-    @staticmethod
     @quiet
     def forward(x: np.ndarray) -> np.ndarray:
         """y of the shape and (floating) dtype of x."""
         return np.minimum(x, 0) - np.log1p(np.exp(-np.abs(x)))
 
-    @staticmethod
     @quiet
     def backward(dy: np.ndarray, x: np.ndarray) -> np.ndarray:
         """dx from dy and the input of ``forward``."""
@@ -287,13 +257,11 @@ class gelu:
     "tanh": Phi(x) ~ s = sigmoid(2u), u = sqrt(2 / pi) (x + 0.044715 x^3)      dy/dx = s + 2 x s (1 - s) du/dx
     """
 
-    @staticmethod
     @quiet
     def forward(x: np.ndarray, approximate: str) -> np.ndarray:
         """y of the shape and dtype of x."""
         return x * _phi(x, approximate)
 
-    @staticmethod
     @quiet
     def backward(dy: np.ndarray, x: np.ndarray, approximate: str) -> np.ndarray:
         """dx = dy * dy/dx(x)."""

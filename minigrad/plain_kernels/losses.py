@@ -20,13 +20,11 @@ class cross_entropy:
     (mean divides by the sum of w_t) are the caller's. Label smoothing: Szegedy et al. (2016).
     """
 
-    @staticmethod
     def check_targets(targets: np.ndarray, classes: int, ignore_index: int) -> int:
         """The first position whose target is neither in 0..classes - 1 nor ``ignore_index``, else -1."""
         bad = ((targets < 0) | (targets >= classes)) & (targets != ignore_index)
         return int(bad.argmax()) if bad.any() else -1
 
-    @staticmethod
     @quiet
     def forward(
         logits: np.ndarray,
@@ -43,7 +41,6 @@ class cross_entropy:
         losses = np.where(wanted == 0, 0, wanted * (lse[:, None] - logits)).sum(1, dtype=logits.dtype)
         return losses, lse
 
-    @staticmethod
     @quiet
     def backward(
         dlosses: np.ndarray,
@@ -60,7 +57,6 @@ class cross_entropy:
         dx = dlosses[:, None] * (p * wanted.sum(1, keepdims=True) - wanted)
         return np.where((targets == ignore_index)[:, None], 0, dx).astype(logits.dtype, copy=False)
 
-    @staticmethod
     def forward_backward(
         dlosses: np.ndarray,
         logits: np.ndarray,
@@ -97,7 +93,6 @@ def _wanted(
 class linear_cross_entropy:
     """The cross-entropy of z = x W^T:  dx = dz W, dW = dz^T x. x (N, C), W (M, C), targets (N,)."""
 
-    @staticmethod
     def forward(
         x: np.ndarray,
         weight: np.ndarray,
@@ -122,7 +117,6 @@ class linear_cross_entropy:
         dx, dweight, _ = linear.backward(dlogits, x, weight, (*needs, False))
         return losses, dx, dweight
 
-    @staticmethod
     def backward(
         dloss: np.ndarray, x: np.ndarray, dx: np.ndarray | None, dweight: np.ndarray | None, divisor: float
     ) -> tuple[np.ndarray | None, np.ndarray | None]:

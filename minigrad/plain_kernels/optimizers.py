@@ -109,7 +109,6 @@ class sgd:
     SCALARS = ("lr", "weight_decay", "keep", "take", "momentum", "nesterov")
     Table = ParamTable
 
-    @staticmethod
     @quiet
     def step(table: ParamTable, grads: Sequence[np.ndarray], scalars: np.ndarray) -> None:
         """Update the parameters, and the buffers if the table has them, in place; arguments as ``Table.checked``."""
@@ -132,7 +131,6 @@ class adagrad:
     SCALARS = ("lr", "weight_decay", "eps")
     Table = ParamTable
 
-    @staticmethod
     @quiet
     def step(table: ParamTable, grads: Sequence[np.ndarray], scalars: np.ndarray) -> None:
         """Update the parameters and the sums of squares in place; arguments as ``Table.checked``."""
@@ -157,7 +155,6 @@ class adamw:
     L2_SCALARS = (*SCALARS, "l2")
     Table = ParamTable
 
-    @staticmethod
     @quiet
     def step(table: ParamTable, grads: Sequence[np.ndarray], scalars: np.ndarray) -> None:
         """Update the parameters and moments in place; arguments as ``Table.checked``."""
@@ -186,7 +183,6 @@ class lamb:
     SCALARS = ("lr", "weight_decay", "beta1", "beta2", "correction", "root", "eps", "max_trust_ratio")
     Table = ParamTable
 
-    @staticmethod
     @quiet
     def step(table: ParamTable, grads: Sequence[np.ndarray], scalars: np.ndarray) -> None:
         """Update the parameters and their moments in place; arguments as ``Table.checked``."""
@@ -209,13 +205,11 @@ class grad_norm:
     NaN. Squares are summed in float64.
     """
 
-    @staticmethod
     @quiet
     def sum_of_squares(arrays: Iterable[np.ndarray]) -> float:
         """The sum of the squares of all elements, accumulated in float64; 0.0 for no arrays."""
         return float(sum(np.square(array.astype(np.float64)).sum() for array in arrays))
 
-    @staticmethod
     @quiet
     def scale_(arrays: Iterable[np.ndarray], factor: float) -> None:
         """array *= factor in place, in each array's dtype.
@@ -226,7 +220,6 @@ class grad_norm:
             real = array.dtype if array.dtype.char in "fd" else np.dtype(np.float32)  # float16 would round the factor
             np.copyto(array, array.astype(real, copy=False) * real.type(factor), casting="unsafe")
 
-    @staticmethod
     def clip_(arrays: Iterable[np.ndarray], max_norm: float, eps: float) -> np.ndarray:
         """array *= max_norm / (norm + eps) in place if the norm of all elements is finite and more than ``max_norm``.
 
@@ -240,7 +233,6 @@ class grad_norm:
             grad_norm.scale_({id(array): array for array in arrays}.values(), max_norm / (norm + eps))
         return np.array(norm)
 
-    @staticmethod
     def unscale_(arrays: Iterable[np.ndarray], inverse_scale: float) -> np.ndarray:
         """array *= inverse_scale in place, and whether an element of any array was infinite or NaN: int32 (), 0 or 1.
 
@@ -251,7 +243,6 @@ class grad_norm:
         grad_norm.scale_(arrays, inverse_scale)
         return np.array(not finite, np.int32)
 
-    @staticmethod
     def all_finite(arrays: Iterable[np.ndarray]) -> bool:
         """Whether no element of any array is infinite or NaN."""
         return all(bool(np.isfinite(array).all()) for array in arrays)

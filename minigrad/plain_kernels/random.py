@@ -33,7 +33,6 @@ def philox4x32(counter: Sequence[Any], key: Sequence[int]) -> list[Any]:
 class random:
     """Draws of a seed and an offset."""
 
-    @staticmethod
     def state(seed: int, offset: int) -> tuple[np.uint64, np.uint64]:
         """Both as uint64. Raises ValueError unless seed is in 0..2^64 - 1, offset in 0..2^63 - 1."""
         for name, value, bits in (("seed", seed, 64), ("offset", offset, 63)):
@@ -41,7 +40,6 @@ class random:
                 raise ValueError(f"{name}={value}: expected an integer from 0 to 2**{bits} - 1")
         return np.uint64(seed), np.uint64(offset)
 
-    @staticmethod
     def philox_bits(n: int, seed: int, offset: int) -> np.ndarray:
         """The first n words of the draw: uint32 (n,)."""
         key, draw = (int(number) for number in random.state(seed, offset))
@@ -50,7 +48,6 @@ class random:
         words = philox4x32((blocks & LOW, blocks >> 32, *offsets), (key & LOW, key >> 32))
         return np.stack(words, 1).astype(np.uint32).reshape(-1)[:n]
 
-    @staticmethod
     def uniform(shape: int | Sequence[int], dtype: Any, seed: int, offset: int) -> np.ndarray:
         """Uniform in [0, 1), float32 (multiples of 2^-24) or float64 (multiples of 2^-53)."""
         out = _real(shape, dtype)
@@ -60,7 +57,6 @@ class random:
             flat = (_words64(out.size, seed, offset) >> 11).astype(np.float64) * 2**-53
         return flat.reshape(out.shape)
 
-    @staticmethod
     def normal(shape: int | Sequence[int], dtype: Any, seed: int, offset: int) -> np.ndarray:
         """Standard normal, float32 or float64: the same float64 numbers, rounded. One word for each element; |z| < 6.8.
 
@@ -72,7 +68,6 @@ class random:
         pairs = np.stack([r * _each(math.cos, t), r * _each(math.sin, t)], 1)
         return pairs.reshape(-1)[: out.size].reshape(out.shape).astype(out.dtype)
 
-    @staticmethod
     def integers(low: int, high: int, shape: int | Sequence[int], seed: int, offset: int) -> np.ndarray:
         """int64 in [low, high): low + floor(word64 * span / 2^64), which favours no value by more than 2^-64.
 
@@ -85,7 +80,6 @@ class random:
         out.reshape(-1)[:] = [low + (word * (high - low) >> 64) for word in words]
         return out
 
-    @staticmethod
     def permutation(n: int, seed: int, offset: int) -> np.ndarray:
         """A random permutation of 0..n-1, int64: the stable order of n random 64-bit keys."""
         return np.argsort(_words64(n, seed, offset), kind="stable").astype(np.int64, copy=False)
@@ -114,7 +108,6 @@ class dropout:
     As in PyTorch the mask is multiplied, so a dropped NaN or infinity gives NaN.
     """
 
-    @staticmethod
     def forward(x: np.ndarray, p: float, seed: int, offset: int) -> np.ndarray:
         """x float32 or float64, any shape -> y of the same shape; 0 <= p <= 1."""
         if not 0 <= p <= 1:
@@ -122,7 +115,6 @@ class dropout:
         with np.errstate(invalid="ignore"):
             return np.asarray(x * mask(x.shape, x.dtype, p, seed, offset))
 
-    @staticmethod
     def backward(dy: np.ndarray, p: float, seed: int, offset: int) -> np.ndarray:
         """dx: the gradient passes through the mask of the forward draw."""
         return dropout.forward(dy, p, seed, offset)

@@ -19,27 +19,23 @@ class softmax:
     log y = x - m - log(sum(e^(x - m)));  dx = dy - e^(log y) sum(dy).
     """
 
-    @staticmethod
     @quiet
     def forward(x: np.ndarray, axis: int) -> np.ndarray:
         """softmax(x) along ``axis``; x float32 or float64, any shape."""
         e = np.exp(x - x.max(axis, keepdims=True, initial=-np.inf))
         return np.asarray(e / e.sum(axis, keepdims=True))
 
-    @staticmethod
     @quiet
     def backward(dy: np.ndarray, y: np.ndarray, axis: int) -> np.ndarray:
         """dx from dy and the result y of ``forward``."""
         return y * (dy - (dy * y).sum(axis, keepdims=True))
 
-    @staticmethod
     @quiet
     def log_forward(x: np.ndarray, axis: int) -> np.ndarray:
         """log(softmax(x)) along ``axis``."""
         below = x - x.max(axis, keepdims=True, initial=-np.inf)
         return np.asarray(below - np.log(np.exp(below).sum(axis, keepdims=True)))
 
-    @staticmethod
     @quiet
     def log_backward(dy: np.ndarray, y: np.ndarray, axis: int) -> np.ndarray:
         """dx from dy and the result y of ``log_forward``."""
@@ -53,7 +49,6 @@ class layer_norm:
     dx = rstd (g - mean(g) - xhat mean(g xhat))      dweight = sum over rows of dy * xhat      dbias = of dy
     """
 
-    @staticmethod
     @quiet
     def forward(x: np.ndarray, weight: np.ndarray | None, bias: np.ndarray | None, eps: float) -> Norm:
         """x (N, C), weight and bias (C,), None for 1 and 0 -> y (N, C), mean (N,), rstd (N,); all of x's dtype."""
@@ -63,7 +58,6 @@ class layer_norm:
         y = y if weight is None else y * weight
         return y if bias is None else y + bias, mean, rstd
 
-    @staticmethod
     @quiet
     def backward(dy: np.ndarray, x: np.ndarray, weight: np.ndarray | None, mean: np.ndarray, rstd: np.ndarray) -> Norm:
         """dy, x (N, C), mean and rstd (N,) of forward -> dx (N, C), dweight (C,), dbias (C,)."""
@@ -80,14 +74,12 @@ class rms_norm:
     dx = rstd (g - xhat mean(g xhat))      dweight = sum over rows of dy * xhat
     """
 
-    @staticmethod
     @quiet
     def forward(x: np.ndarray, weight: np.ndarray, eps: float) -> tuple[np.ndarray, np.ndarray]:
         """x (N, C), weight (C,) -> y (N, C), rstd (N,); all of x's dtype."""
         rstd = 1 / np.sqrt(reduce.mean(np.square(x), (1,), False) + x.dtype.type(eps))
         return x * rstd[:, None] * weight, rstd
 
-    @staticmethod
     @quiet
     def backward(dy: np.ndarray, x: np.ndarray, weight: np.ndarray, rstd: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """dy, x (N, C) and rstd (N,) of forward -> dx (N, C), dweight (C,)."""
@@ -102,14 +94,12 @@ class group_norm:
     dx: layer_norm's, for g = dy * weight      dweight = sum over N and S of dy * xhat      dbias = of dy
     """
 
-    @staticmethod
     def forward(x: np.ndarray, weight: np.ndarray, bias: np.ndarray, groups: int, eps: float) -> Norm:
         """x (N, C, S), weight and bias (C,) -> y (N, C, S), mean and rstd (N * groups,); all of x's dtype."""
         N, C, S = x.shape
         y, mean, rstd = layer_norm.forward(x.reshape(N * groups, C // groups * S), None, None, eps)
         return y.reshape(x.shape) * weight[:, None] + bias[:, None], mean, rstd
 
-    @staticmethod
     def backward(dy: np.ndarray, x: np.ndarray, weight: np.ndarray, mean: np.ndarray, rstd: np.ndarray) -> Norm:
         """dy, x (N, C, S) and mean, rstd of ``forward`` -> dx (N, C, S), dweight (C,), dbias (C,)."""
         rows = x.reshape(mean.size, x.size // max(mean.size, 1))
@@ -127,13 +117,11 @@ class batch_norm:
     dx = weight rstd (dy - dbias / n - xhat dweight / n),  n = N S      where they are those of x
     """
 
-    @staticmethod
     def statistics(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Mean and (biased) variance (C,) of the channels of x (N, C, S)."""
         mean = reduce.mean(x, (0, 2), False)
         return mean, reduce.mean(np.square(x - mean[:, None]), (0, 2), False)
 
-    @staticmethod
     def forward(
         x: np.ndarray, weight: np.ndarray, bias: np.ndarray, mean: np.ndarray, var: np.ndarray, eps: float
     ) -> tuple[np.ndarray, np.ndarray]:
@@ -144,7 +132,6 @@ class batch_norm:
         y += bias[:, None]
         return y, rstd
 
-    @staticmethod
     def backward(
         dy: np.ndarray, x: np.ndarray, weight: np.ndarray, mean: np.ndarray, rstd: np.ndarray, of_batch: bool
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -165,7 +152,6 @@ class batch_norm:
 class matmul:
     """y = a b (+ bias): the products of matrices whose leading dimensions broadcast."""
 
-    @staticmethod
     @quiet
     def matmul(a: np.ndarray, b: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
         """a (..., M, K), b (..., K, N), bias (N,) -> (..., M, N). Raises ValueError if the shapes do not fit."""
@@ -173,7 +159,6 @@ class matmul:
         y = np.matmul(a, b)
         return y if bias is None else y + bias
 
-    @staticmethod
     def supports_half(x: np.ndarray) -> bool:
         """False: float16 and bfloat16 arrive as float32."""
         return False
@@ -193,7 +178,6 @@ def check_shapes(a: np.ndarray, b: np.ndarray, bias: np.ndarray | None) -> None:
 class linear:
     """y = x W^T + b (+ r);  dx = dy W, dW = dy^T x, db = sum of dy over the rows."""
 
-    @staticmethod
     def forward(
         x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None, residual: np.ndarray | None = None
     ) -> np.ndarray:
@@ -201,7 +185,6 @@ class linear:
         y = matmul.matmul(x, weight.T, bias)
         return y if residual is None else y + residual
 
-    @staticmethod
     def forward_gelu(
         x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, approximate: str
     ) -> tuple[np.ndarray, np.ndarray]:
@@ -209,7 +192,6 @@ class linear:
         before = linear.forward(x, weight, bias)
         return gelu.forward(before, approximate), before
 
-    @staticmethod
     def backward(
         dy: np.ndarray, x: np.ndarray | None, weight: np.ndarray | None, needs: tuple[bool, bool, bool]
     ) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray | None]:
@@ -221,12 +203,10 @@ class linear:
         dweight = matmul.matmul(dy.T, x) if needs[1] and x is not None else None
         return dx, dweight, dy.sum(0) if needs[2] else None
 
-    @staticmethod
     def add_weight_gradient(dweight: np.ndarray, dy: np.ndarray, x: np.ndarray) -> None:
         """dW += dy^T x: dW (M, K), dy (N, M), x (N, K)."""
         dweight += matmul.matmul(dy.T, x)
 
-    @staticmethod
     def backward_gelu(
         dy: np.ndarray, weight: np.ndarray, before: np.ndarray, approximate: str
     ) -> tuple[np.ndarray, np.ndarray]:
@@ -246,12 +226,10 @@ class attention:
     Several query heads may share a key-value head (Ainslie et al., "GQA", 2023).
     """
 
-    @staticmethod
     def supports_half(x: np.ndarray) -> bool:
         """False: float16 and bfloat16 arrive as float32."""
         return False
 
-    @staticmethod
     @quiet
     def forward(q: np.ndarray, k: np.ndarray, v: np.ndarray, options: Options) -> tuple[np.ndarray, np.ndarray]:
         """q (B, H, Tq, D), k and v (B, Hkv, Tk, D) with H a multiple of Hkv -> y (B, H, Tq, D) and lse (B, H, Tq), the
@@ -263,7 +241,6 @@ class attention:
         y = _masked(np.exp(scores - lse), options) @ _for_queries(v, q)
         return y.astype(q.dtype, copy=False), lse[..., 0].astype(q.dtype, copy=False)
 
-    @staticmethod
     @quiet
     def backward(
         dy: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, out: np.ndarray, lse: np.ndarray, options: Options
@@ -279,7 +256,6 @@ class attention:
         dq, dk, dv = (g.astype(q.dtype, copy=False) for g in (ds @ _for_queries(k, q), dk, dv))
         return dq, dk, dv
 
-    @staticmethod
     def backward_packed(
         dy: np.ndarray, qkv: np.ndarray, out: np.ndarray, lse: np.ndarray, options: Options
     ) -> np.ndarray:
@@ -288,7 +264,6 @@ class attention:
         grads = attention.backward(dy, q, k, v, out, lse, options)
         return np.stack([grad.swapaxes(1, 2) for grad in grads], 2)
 
-    @staticmethod
     def extend(q: np.ndarray, k: np.ndarray, v: np.ndarray, cache: np.ndarray, length: np.ndarray) -> np.ndarray:
         """Append k and v (B, Hkv, 1, D) to the ``length`` (1,) tokens in a cache, keys and values (2, B, Hkv,
         max_tokens, D), of which q (B, H, 1, D) then sees all -> y (B, H, 1, D)."""
@@ -323,18 +298,15 @@ class rope:
     negative angles. Angles are computed in float64: at position 10^6 float32 would be off by 0.06.
     """
 
-    @staticmethod
     def tables(positions: np.ndarray, dim: int, base: float, dtype: Any) -> tuple[np.ndarray, np.ndarray]:
         """Cosine and sine (*positions.shape, dim / 2) of the angles, rounded to ``dtype``."""
         return rope.angle_tables(positions, float(base) ** (np.arange(0, dim, 2) / -max(dim, 1)), dtype)
 
-    @staticmethod
     def angle_tables(positions: np.ndarray, frequencies: np.ndarray, dtype: Any) -> tuple[np.ndarray, np.ndarray]:
         """`tables` of the angles positions * frequencies; frequencies (dim / 2,) float64."""
         angles = positions.astype(np.float64)[..., None] * frequencies
         return np.cos(angles).astype(dtype), np.sin(angles).astype(dtype)
 
-    @staticmethod
     def rotate(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, interleaved: bool) -> np.ndarray:
         """x (..., D); cos and sin (..., D / 2) of x's dtype, whose leading sizes broadcast to x's -> y (..., D)."""
         half = x.shape[-1] // 2
