@@ -193,7 +193,7 @@ class MpiCommunicator(Communicator):
         """Refuse further work, tell the other ranks, end what is under way; returns the error to raise."""
         if self._error is None:
             self._error = self._translated(operation.call, operation.messages, error)
-            if isinstance(self._error, PeerLostError):
+            if isinstance(self._error, PeerLostError) and self.rank not in self._error.ranks:
                 tell(VICTIM)
         self._kept.append(operation)
         for other in self._progress.pending(self):
