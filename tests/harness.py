@@ -10,6 +10,9 @@ Zero sizes, 0-d tensors and broadcasting are among the shapes. An operation's ow
 """
 
 import functools
+import inspect
+import math
+import operator
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +33,8 @@ try:
 except ImportError:
     torch = None
 
-needs_torch = pytest.mark.skipif(torch is None, reason="PyTorch is not installed: nothing to compare with")
+NO_TORCH = "PyTorch is not installed: nothing to compare with"
+needs_torch = pytest.mark.skipif(torch is None, reason=NO_TORCH)
 
 Shape = tuple[int, ...]
 Domain = Callable[[np.random.Generator, Shape], np.ndarray]
@@ -142,16 +146,40 @@ class Op:
         return [flag and x.dtype.kind == "f" for flag, x in zip(flags, arrays, strict=True)]
 
 
-def unary(name: str, run: Any, reference: Any, torch_run: Any = None, **options: Any) -> Op:
-    """An elementwise Op of one input."""
+def unary(name: str, run: Any = None, reference: Any = None, torch_run: Any = None, **options: Any) -> Op:
+    """An elementwise Op of one input; without ``run`` the method of that name, and NumPy's function."""
+    if run is None:
+        run = torch_run = operator.methodcaller(name)
     random = hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5).map(lambda s: (s,))
-    return Op(name, run, reference, torch_run, UNARY, random_shapes=random, **options)
+    return Op(name, run, reference or getattr(np, name), torch_run, UNARY, random_shapes=random, **options)
 
 
 def binary(name: str, run: Any, reference: Any, torch_run: Any = None, **options: Any) -> Op:
     """An elementwise Op of two inputs that broadcast."""
     random = hnp.mutually_broadcastable_shapes(num_shapes=2, max_dims=4, min_side=0, max_side=4)
     return Op(name, run, reference, torch_run, BINARY, random_shapes=random.map(lambda s: s.input_shapes), **options)
+
+
+def alike(name: str, run: Any, reference: Any, **options: Any) -> Op:
+    """An elementwise Op of one input or two that PyTorch writes like we do."""
+    made = unary if len(inspect.signature(run).parameters) == 1 else binary
+    return made(name, run, reference, run, **options)
+
+
+def activation(name: str, reference: Any, domains: Any = NORMAL, refuses: tuple[str, ...] = (), **params: Any) -> Op:
+    """An elementwise function of ``nn.functional`` that has the same name and parameters in PyTorch."""
+    ours, theirs = (
+        lambda x, f=f: getattr(f, name)(x, **params) for f in (mg.nn.functional, torch and torch.nn.functional)
+    )
+    return unary(
+        "-".join([name, *map(str, params.values())]), ours, reference, theirs, domains=domains, refuses=refuses
+    )
+
+
+def gelu(x: np.ndarray, approximate: str = "none") -> np.ndarray:
+    if approximate == "tanh":
+        return x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2
+    return x * (1 + np.vectorize(math.erf, otypes=[float])(x / math.sqrt(2))) / 2
 
 
 def same(
@@ -261,8 +289,10 @@ def assert_like_torch(
     """``call(m, *tensors)`` of minigrad for ``m`` gives the dtypes, shapes and values that it gives of PyTorch.
 
     Of several results all; NaN and infinities too. With ``differentiate`` the gradients of the first one as well, for
-    ``weights_like``.
+    ``weights_like``. Without PyTorch the test is skipped.
     """
+    if torch is None:
+        pytest.skip(NO_TORCH)
     ours = [mg.tensor(x, requires_grad=differentiate, device=device) for x in arrays]
     theirs = [torch.tensor(x, requires_grad=differentiate) for x in arrays]
     with np.errstate(all="ignore"):
@@ -300,7 +330,7 @@ def check_values(op: Op, device: str) -> None:
 def torch_call(op: Op) -> Callable[..., Any]:
     """``op.torch``, or the test is skipped."""
     if torch is None or op.torch is None:
-        pytest.skip("PyTorch is not installed: nothing to compare with" if torch is None else f"PyTorch has no {op}")
+        pytest.skip(NO_TORCH if torch is None else f"PyTorch has no {op}")
     return op.torch
 
 
@@ -571,27 +601,13 @@ def _capture(op: Op, device: str, arrays: list[np.ndarray], turned: bool) -> Non
         assert one.tobytes() == host(other.detach()).tobytes(), f"{op}: result {i}{', turned' if turned else ''}"
 
 
-CHECKS = (
-    check_values,
-    check_torch,
-    check_gradients,
-    check_layouts,
-    check_shapes,
-    check_dtypes,
-    check_half,
-    check_capture,
-)
-
-
-def check_name(check: Callable[..., None]) -> str:
-    """``check_values`` -> ``values``, for the names of tests."""
-    return check.__name__.removeprefix("check_")
+CHECKS = tuple(check for name, check in list(globals().items()) if name.startswith("check_"))
 
 
 def every_check(ops: Sequence[Op]) -> Callable[..., None]:
     """The test of a file: each check on each operation, on each device."""
 
-    @pytest.mark.parametrize("check", CHECKS, ids=check_name)
+    @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
     @pytest.mark.parametrize("op", ops, ids=str)
     def test_op(op: Op, check: Callable[[Op, str], None], device: str) -> None:
         check(op, device)

@@ -31,7 +31,7 @@ CASES = {
     "SGD nesterov": _case(SGD, lr=0.02, momentum=0.9, nesterov=True),
     "Adam": _case(Adam, lr=0.02, weight_decay=0.1),
     "AdamW": _case(AdamW, lr=0.02, weight_decay=0.1),
-    "AdaGrad": _case(AdaGrad, lr=0.02, weight_decay=0.1, initial_accumulator_value=0.2),
+    "AdaGrad": _case(AdaGrad, lr=0.02, weight_decay=0.1, initial_accumulator_value=0.2, lr_decay=0.1),
     "Lamb": _case(Lamb, lr=0.02, weight_decay=0.1),
     "LARS": _case(Lamb, lr=0.02, weight_decay=0.1, use_adam=False),
     "Muon": _case(Muon, MATRICES, weight_decay=0.1),

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from graph_cases import nodes_of
 from in_threads import outcomes
 from refusals import raises
 from replica_models import Normed
@@ -211,14 +212,8 @@ def test_the_gradient_of_a_cast_weight_is_rounded_once_for_all_uses() -> None:
 
 def casts_of(y: Tensor) -> set[int]:
     """The nodes that cast a leaf, in the graph of ``y``."""
-    nodes, found = [y.node], set()
-    for node in nodes:
-        for edge in node.edges if node is not None else ():
-            if isinstance(edge, minigrad.Function):
-                nodes.append(edge)
-            elif edge is not None and isinstance(node, Cast):
-                found.add(id(node))
-    return found
+    casts = [node for node in nodes_of(y) if isinstance(node, Cast)]
+    return {id(node) for node in casts if isinstance(node.edges[0], Tensor)}
 
 
 def test_a_weight_is_cast_once_until_the_outermost_context_ends() -> None:

@@ -3,24 +3,11 @@
 import weakref
 
 import numpy as np
-import pytest
-from graph_cases import leaf
+from graph_cases import Recorder, leaf
+from refusals import raises
 
 import minigrad as mg
 from minigrad import Tensor, nn
-
-
-class Recorder:
-    """Keeps the calls; ``fail_at`` raises at that call."""
-
-    def __init__(self, fail_at: int | None = None) -> None:
-        self.calls: list[tuple[mg.TensorId, Tensor, np.ndarray]] = []
-        self.fail_at = fail_at
-
-    def on_leaf_grad_ready(self, id: mg.TensorId, grad: Tensor) -> None:
-        if len(self.calls) == self.fail_at:
-            raise KeyboardInterrupt("stop")
-        self.calls.append((id, grad, grad.numpy().copy()))
 
 
 def test_each_leaf_is_reported_once_with_its_final_gradient() -> None:
@@ -83,8 +70,7 @@ def test_an_exception_in_a_hook_propagates_and_breaks_nothing() -> None:
         x = layer(x).tanh()
     loss = x.sum()
     for fail_at in range(6):
-        with pytest.raises(KeyboardInterrupt):
-            loss.backward(hook=Recorder(fail_at), retain_graph=True)
+        raises(KeyboardInterrupt, "", lambda fail_at=fail_at: loss.backward(hook=Recorder(fail_at), retain_graph=True))
     hook = Recorder()
     again = loss.backward(hook=hook)
     assert len(hook.calls) == len(again) == 6

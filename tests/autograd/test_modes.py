@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 from graph_cases import leaf
 from in_threads import outcomes
+from refusals import raises
 
 import minigrad as mg
 
@@ -64,8 +65,7 @@ def test_generator_and_coroutine_functions_are_refused() -> None:
     async def coroutine() -> None: ...
 
     for fn in (generator, coroutine):
-        with pytest.raises(TypeError, match="generator or coroutine"):
-            mg.no_grad()(fn)
+        raises(TypeError, "generator or coroutine", mg.no_grad(), fn)
 
 
 def test_each_thread_has_its_own_mode() -> None:

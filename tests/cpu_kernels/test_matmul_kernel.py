@@ -298,8 +298,7 @@ def test_all_products_of_a_linear_layer_are_of_rounded_operands(precision):
 
 def test_other_words_are_refused_and_high_is_float32_on_a_cpu():
     """CPUs have no TensorFloat-32; a script for GPUs runs on them as it is."""
-    with pytest.raises(ValueError, match='expected "highest", "high" or "medium"'):
-        mg.set_float32_matmul_precision("bfloat16")
+    raises(ValueError, 'expected "highest", "high" or "medium"', mg.set_float32_matmul_precision, "bfloat16")
     assert mg.get_float32_matmul_precision() == "highest"
     x = RNG.standard_normal((33, 70)).astype(np.float32)
     expected = matmul(x, x.T)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from processes import python
+from refusals import raises
 
 from minigrad.cpu_kernels.toolbox.threads import task_kernel
 
@@ -33,8 +34,7 @@ def test_every_task_runs_once(tasks, dtype):
 def test_no_memory_is_an_error(tasks):
     x = np.zeros(4)
     _allocate.launch(x.dtype, tasks, x, 8)
-    with pytest.raises(MemoryError):
-        _allocate.launch(x.dtype, tasks, x, 1 << 59)
+    raises(MemoryError, "", lambda: _allocate.launch(x.dtype, tasks, x, 1 << 59))
 
 
 @pytest.mark.parametrize(

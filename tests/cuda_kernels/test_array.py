@@ -46,8 +46,7 @@ def test_basic_indexing(index: object) -> None:
 def test_other_indices_are_refused() -> None:
     _, root = both()
     for index in ([0, 1], np.array([0]), 1.0):
-        with pytest.raises(TypeError, match="integers, slices, None and Ellipsis"):
-            root[index]
+        raises(TypeError, "integers, slices, None and Ellipsis", lambda index=index: root[index])
     raises(IndexError, "", lambda: root[3])
 
 

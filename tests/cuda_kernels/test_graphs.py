@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from graph_cases import drawn, same_bits
 from harness import host
 from refusals import raises
 
@@ -16,16 +17,8 @@ from minigrad.cuda_kernels.platform.upload import Upload
 cuda = mg.cuda
 
 
-def drawn(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
-
-
 def on_gpu(array: np.ndarray) -> mg.Tensor:
     return mg.tensor(array, device="cuda")
-
-
-def same_bits(xs: list[np.ndarray], ys: list[np.ndarray]) -> bool:
-    return len(xs) == len(ys) and all(x.tobytes() == y.tobytes() for x, y in zip(xs, ys, strict=True))
 
 
 def test_what_waits_for_copies_may_become_garbage_within_a_capture() -> None:

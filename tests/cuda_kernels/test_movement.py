@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+from refusals import raises
 from simulated import ordered
 
 from minigrad.cuda_kernels import movement as cuda
@@ -75,7 +76,6 @@ def test_each_rung_of_the_ladder(rung):
 
 def test_what_differs_is_named():
     x = array.empty((2, 3), np.float32)
-    with pytest.raises(ValueError, match=r"got float32 \(2, 3\) and float32 \(3, 2\)"):
-        cuda.copy_into(x, x.T)
+    raises(ValueError, r"got float32 \(2, 3\) and float32 \(3, 2\)", lambda: cuda.copy_into(x, x.T))
     with pytest.raises(ValueError, match=r"got float32 \(2, 3\) and int32 \(2, 3\)"):
         cuda.copy_into(x, array.empty((2, 3), np.int32))

@@ -4,6 +4,7 @@ import ctypes
 
 import numpy as np
 import pytest
+from refusals import raises
 
 from minigrad.cuda_kernels.platform import array, compiler, launch, libcuda, memory, tensor_map
 from minigrad.cuda_kernels.platform.launch import Kernel, kernel
@@ -93,8 +94,7 @@ def test_maps_come_first() -> None:
 def test_instructions_of_one_capability_only(monkeypatch: pytest.MonkeyPatch) -> None:
     for capability in ((8, 0), (10, 0)):
         monkeypatch.setattr(memory, "capability", lambda _, capability=capability: capability)
-        with pytest.raises(libcuda.CudaError, match=r"needs compute capability 9\.0 exactly, cuda:0 has"):
-            reads._load(0)
+        raises(libcuda.CudaError, r"needs compute capability 9\.0 exactly, cuda:0 has", reads._load, 0)
 
 
 TEXT = """

@@ -124,8 +124,7 @@ def test_with_a_device_arrays_arrive_as_tensors() -> None:
 
 def test_what_is_refused_at_once() -> None:
     for depth in (0, True, 1.5):
-        with pytest.raises(ValueError, match="depth is .*, expected an integer >= 1"):
-            Prefetcher([], depth)  # type: ignore[arg-type]  # the error is the test
+        raises(ValueError, "depth is .*, expected an integer >= 1", lambda depth=depth: Prefetcher([], depth))
     by_step = r"RandomBatches is not iterable; give it \(batches.batch\(step\) for"
     raises(TypeError, by_step, lambda: Prefetcher(RandomBatches(np.arange(100), 2, 4, seed=1)))  # type: ignore[arg-type]
     raises(TypeError, "not iterable", lambda: Prefetcher(3))  # type: ignore[arg-type]

@@ -72,8 +72,7 @@ def test_a_sequence_with_names() -> None:
     for name in ("a.b", "", "training", "forward"):
         with pytest.raises(KeyError, match="is no name; expected one without dots that is no attribute"):
             nn.Sequential({name: nn.ReLU()})
-    with pytest.raises(TypeError, match="Sequential holds Modules, not int"):
-        nn.Sequential({"a": 3})  # type: ignore[dict-item]  # the error is the test
+    raises(TypeError, "Sequential holds Modules, not int", lambda: nn.Sequential({"a": 3}))
     raises(TypeError, "Sequential holds Modules, not dict", lambda: nn.Sequential(nn.ReLU(), {"a": nn.ReLU()}))
 
 

@@ -1,7 +1,7 @@
 """Leaky ReLU, ELU, softplus, and what is made of them and of norms: SELU, mish, normalize, cosine similarity."""
 
 import numpy as np
-from harness import dyadic, every_check, functional, torch, unary
+from harness import activation, dyadic, every_check, functional, torch, unary
 
 import minigrad as mg
 import minigrad.nn.functional as F
@@ -9,23 +9,10 @@ import minigrad.nn.functional as F
 ALPHA, SCALE = 1.6732632423543772, 1.0507009873554805
 INTEGERS = ("int64", "int32", "uint8", "bool")
 SIDES = dyadic(-3, 3)  # nowhere near 0
-
-
-def activation(name, reference, domain=SIDES, refuses=(), **params):
-    return unary(
-        "-".join([name, *map(str, params.values())]),
-        lambda x: getattr(F, name)(x, **params),
-        reference,
-        lambda x: getattr(torch.nn.functional, name)(x, **params),
-        domains=domain,
-        refuses=refuses,
-    )
-
-
 OPS = [
-    activation("hardtanh", lambda x: np.clip(x, -1, 1), refuses=INTEGERS),
-    activation("hardtanh", lambda x: np.clip(x, -0.5, 2.75), refuses=INTEGERS, min_val=-0.5, max_val=2.75),
-    activation("relu6", lambda x: np.clip(x, 0, 6), dyadic(-9, 9), refuses=INTEGERS),
+    activation("hardtanh", lambda x: np.clip(x, -1, 1), SIDES, INTEGERS),
+    activation("hardtanh", lambda x: np.clip(x, -0.5, 2.75), SIDES, INTEGERS, min_val=-0.5, max_val=2.75),
+    activation("relu6", lambda x: np.clip(x, 0, 6), dyadic(-9, 9), INTEGERS),
     unary(
         "hardsigmoid",
         F.hardsigmoid,
@@ -34,15 +21,15 @@ OPS = [
         domains=dyadic(-4, 4),
         refuses=INTEGERS,
     ),
-    activation("hardswish", lambda x: x * np.clip(x + 3, 0, 6) / 6, dyadic(-4, 4), refuses=INTEGERS),
-    activation("softsign", lambda x: x / (1 + np.abs(x))),
-    activation("tanhshrink", lambda x: x - np.tanh(x)),
-    activation("leaky_relu", lambda x: np.where(x > 0, x, 0.01 * x)),
-    activation("leaky_relu", lambda x: np.where(x > 0, x, -0.5 * x), negative_slope=-0.5),
-    activation("elu", lambda x: np.where(x > 0, x, np.expm1(x))),
-    activation("elu", lambda x: np.where(x > 0, x, 2 * np.expm1(x)), alpha=2.0),
-    activation("selu", lambda x: SCALE * np.where(x > 0, x, ALPHA * np.expm1(x)), refuses=INTEGERS),
-    activation("mish", lambda x: x * np.tanh(np.log1p(np.exp(x))), refuses=INTEGERS),
+    activation("hardswish", lambda x: x * np.clip(x + 3, 0, 6) / 6, dyadic(-4, 4), INTEGERS),
+    activation("softsign", lambda x: x / (1 + np.abs(x)), SIDES),
+    activation("tanhshrink", lambda x: x - np.tanh(x), SIDES),
+    activation("leaky_relu", lambda x: np.where(x > 0, x, 0.01 * x), SIDES),
+    activation("leaky_relu", lambda x: np.where(x > 0, x, -0.5 * x), SIDES, negative_slope=-0.5),
+    activation("elu", lambda x: np.where(x > 0, x, np.expm1(x)), SIDES),
+    activation("elu", lambda x: np.where(x > 0, x, 2 * np.expm1(x)), SIDES, alpha=2.0),
+    activation("selu", lambda x: SCALE * np.where(x > 0, x, ALPHA * np.expm1(x)), SIDES, INTEGERS),
+    activation("mish", lambda x: x * np.tanh(np.log1p(np.exp(x))), SIDES, INTEGERS),
     functional(
         "softmin",
         lambda f, x: f.softmin(x, 1),
@@ -69,8 +56,8 @@ OPS = [
         SIDES,
         rounding=64,
     ),
-    activation("softplus", lambda x: np.log1p(np.exp(x))),
-    activation("softplus", lambda x: np.where(2 * x > 3, x, np.log1p(np.exp(2 * x)) / 2), beta=2.0, threshold=3.0),
+    activation("softplus", lambda x: np.log1p(np.exp(x)), SIDES),
+    activation("softplus", lambda x: np.where(2 * x > 3, x, np.log1p(np.exp(2 * x)) / 2), SIDES, beta=2.0, threshold=3),
 ]
 
 

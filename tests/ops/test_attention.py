@@ -11,7 +11,7 @@ import minigrad as mg
 import minigrad.nn.functional as F
 
 
-def reference(q, k, v, causal=False, scale=None, mask=None):
+def reference(q, k, v, mask=None, causal=False, scale=None):
     """The T x T matrix and all."""
     repeat = q.shape[1] // max(k.shape[1], 1)
     k, v = np.repeat(k, repeat, 1), np.repeat(v, repeat, 1)
@@ -37,38 +37,21 @@ NONE = heads((0, 2, 2, 3, 3, 4), (1, 2, 2, 0, 3, 4))
 LONG, SHORTER = heads((1, 2, 2, 70, 70, 16), (1, 2, 2, 17, 17, 16))  # of the latter too, not all rows fit one block
 
 
-def case(name, shapes, **options):
-    settings = dict(options)
-
-    def run(*x):
-        return F.scaled_dot_product_attention(*x, **settings)
-
-    def run_torch(*x):
-        return torch.nn.functional.scaled_dot_product_attention(*x, **settings)
-
-    def by_numpy(*x):
-        return reference(*x, causal=settings.get("is_causal", False), scale=settings.get("scale"))
-
-    small = [SHORTER if s == LONG else s for s in shapes]
-    return Op(name, run, by_numpy, run_torch, shapes, rounding=128, refuses=("int64",), small_shapes=small)
-
-
-def masked(name, shapes, domain, **options):
+def case(name, shapes, domains=NORMAL, **options):
     return functional(
         name,
-        lambda f, q, k, v, m: f.scaled_dot_product_attention(q, k, v, m, **options),
-        lambda q, k, v, m: reference(q, k, v, mask=m),
+        lambda f, *x: f.scaled_dot_product_attention(*x, **options),
+        lambda *x: reference(*x, causal=options.get("is_causal", False), scale=options.get("scale")),
         shapes,
-        (NORMAL, NORMAL, NORMAL, domain),
+        domains,
         rounding=128,
+        refuses=("int64",) if domains is NORMAL else (),
+        small_shapes=[SHORTER if s == LONG else s for s in shapes],
     )
 
 
-MASKED = [
-    (*heads((2, 2, 2, 3, 5, 4))[0], (3, 5)),
-    (*heads((2, 2, 2, 3, 5, 4))[0], (2, 2, 3, 5)),
-    (*heads((2, 2, 2, 3, 5, 4))[0], (2, 1, 1, 5)),
-]
+MASKED = [(*heads((2, 2, 2, 3, 5, 4))[0], mask) for mask in ((3, 5), (2, 2, 3, 5), (2, 1, 1, 5))]
+MASK, ADDED = ((NORMAL, NORMAL, NORMAL, domain) for domain in (booleans, NORMAL))
 GROUPED_MASKED = [(*GROUPED[0], (5, 5))]
 
 
@@ -95,9 +78,9 @@ OPS = [
     case("scale", SIZES[1:3], scale=0.3),
     case("grouped", GROUPED, enable_gqa=True),
     case("grouped_causal", GROUPED, enable_gqa=True, is_causal=True),
-    masked("bool_mask", MASKED, booleans),
-    masked("added_mask", MASKED, NORMAL),
-    masked("grouped_bool_mask", GROUPED_MASKED, booleans, enable_gqa=True),
+    case("bool_mask", MASKED, MASK),
+    case("added_mask", MASKED, ADDED),
+    case("grouped_bool_mask", GROUPED_MASKED, MASK, enable_gqa=True),
 ]
 
 

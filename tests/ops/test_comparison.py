@@ -1,62 +1,41 @@
 """Comparisons and logic: bool results without gradients, PyTorch's promotion, NaN unequal to everything."""
 
 import numpy as np
-from harness import binary, booleans, dyadic, every_check, integers, unary
+from harness import alike, booleans, dyadic, every_check, integers, unary
 from refusals import raises
 
 import minigrad as mg
-
-GRID = dyadic(-0.1, 0.1)  # few values, so that some are equal
 
 
 def with_specials(rng, shape):
     return rng.choice([1.0, -2.0, 0.0, np.nan, np.inf, -np.inf], shape)
 
 
+GRID = {"domains": dyadic(-0.1, 0.1), "differentiable": False}  # few values, so that some are equal
 SPECIALS = {"domains": with_specials, "differentiable": False}
-
-
-def compare(name, run, reference):
-    return binary(name, run, reference, run, domains=GRID, differentiable=False)
-
-
-def check_of(name):
-    call = lambda x: getattr(x, name)()  # noqa: E731
-    return unary(name, call, getattr(np, name), call, **SPECIALS)
-
-
-def bitwise(name, run, reference):
-    return binary(name, run, reference, run, domains=integers(-9, 9))
-
-
-def logical(name, run, reference):
-    return binary(name, run, reference, run, **SPECIALS)
+BITS = {"domains": integers(-9, 9)}
 
 
 OPS = [
-    compare("eq", lambda x, y: x == y, np.equal),
-    compare("ne", lambda x, y: x != y, np.not_equal),
-    compare("lt", lambda x, y: x < y, np.less),
-    compare("le", lambda x, y: x <= y, np.less_equal),
-    compare("gt", lambda x, y: x > y, np.greater),
-    compare("ge", lambda x, y: x >= y, np.greater_equal),
-    binary("and", lambda x, y: x & y, np.logical_and, lambda x, y: x & y, domains=booleans),
-    binary("or", lambda x, y: x | y, np.logical_or, lambda x, y: x | y, domains=booleans),
-    binary("xor", lambda x, y: x ^ y, np.logical_xor, lambda x, y: x ^ y, domains=booleans),
-    unary("not", lambda x: ~x, np.logical_not, lambda x: ~x, domains=booleans),
-    bitwise("bitwise_and", lambda x, y: x & y, np.bitwise_and),
-    bitwise("bitwise_or", lambda x, y: x | y, np.bitwise_or),
-    bitwise("bitwise_xor", lambda x, y: x ^ y, np.bitwise_xor),
-    unary("bitwise_not", lambda x: ~x, np.invert, lambda x: ~x, domains=integers(-9, 9)),
-    logical("logical_and", lambda x, y: x.logical_and(y), np.logical_and),
-    logical("logical_or", lambda x, y: x.logical_or(y), np.logical_or),
-    logical("logical_xor", lambda x, y: x.logical_xor(y), np.logical_xor),
-    unary("logical_not", lambda x: x.logical_not(), np.logical_not, lambda x: x.logical_not(), **SPECIALS),
-    check_of("isnan"),
-    check_of("isinf"),
-    check_of("isfinite"),
-    check_of("isposinf"),
-    check_of("isneginf"),
+    alike("eq", lambda x, y: x == y, np.equal, **GRID),
+    alike("ne", lambda x, y: x != y, np.not_equal, **GRID),
+    alike("lt", lambda x, y: x < y, np.less, **GRID),
+    alike("le", lambda x, y: x <= y, np.less_equal, **GRID),
+    alike("gt", lambda x, y: x > y, np.greater, **GRID),
+    alike("ge", lambda x, y: x >= y, np.greater_equal, **GRID),
+    alike("and", lambda x, y: x & y, np.logical_and, domains=booleans),
+    alike("or", lambda x, y: x | y, np.logical_or, domains=booleans),
+    alike("xor", lambda x, y: x ^ y, np.logical_xor, domains=booleans),
+    alike("not", lambda x: ~x, np.logical_not, domains=booleans),
+    alike("bitwise_and", lambda x, y: x & y, np.bitwise_and, **BITS),
+    alike("bitwise_or", lambda x, y: x | y, np.bitwise_or, **BITS),
+    alike("bitwise_xor", lambda x, y: x ^ y, np.bitwise_xor, **BITS),
+    alike("bitwise_not", lambda x: ~x, np.invert, **BITS),
+    alike("logical_and", lambda x, y: x.logical_and(y), np.logical_and, **SPECIALS),
+    alike("logical_or", lambda x, y: x.logical_or(y), np.logical_or, **SPECIALS),
+    alike("logical_xor", lambda x, y: x.logical_xor(y), np.logical_xor, **SPECIALS),
+    *(unary(f"is{kind}", **SPECIALS) for kind in ("nan", "inf", "finite", "posinf", "neginf")),
+    unary("logical_not", **SPECIALS),
 ]
 
 

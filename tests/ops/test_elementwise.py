@@ -4,32 +4,11 @@ import math
 
 import numpy as np
 import pytest
-from harness import (
-    POSITIVE,
-    Op,
-    assert_close,
-    binary,
-    booleans,
-    dyadic,
-    every_check,
-    host,
-    needs_torch,
-    torch,
-    unary,
-    uniform,
-)
+from harness import POSITIVE, alike, assert_close, booleans, dyadic, every_check, host, same, torch, unary, uniform
 from refusals import raises
 
 import minigrad as mg
 import minigrad.nn.functional as F
-
-
-def special(name, domain=None, **options):
-    """A function that NumPy and PyTorch both have under this name."""
-    domain = {} if domain is None else {"domains": domain}
-    return unary(
-        name, lambda x: getattr(x, name)(), getattr(np, name), lambda x: getattr(x, name)(), **domain, **options
-    )
 
 
 def sigmoid(x):
@@ -39,93 +18,61 @@ def sigmoid(x):
 STEPS = dyadic(-3, 3)  # nowhere near a jump
 AWAY = (dyadic(-3, 3), dyadic(0.5, 2.5, odd=False))  # an odd number is no multiple of an even one
 UNEQUAL = (dyadic(-2, 2), dyadic(-2, 2, odd=False))
-CONDITION = [
-    *[((3, 4), (3, 4), (3, 4)), ((3, 1), (4,), (2, 1, 1)), ((), (), (5,)), ((0, 2), (2,), (1, 2)), ((2,), (), ())],
+WHERE = [
+    ((3, 4), (3, 4), (3, 4)),
+    ((3, 1), (4,), (2, 1, 1)),
+    ((), (), (5,)),
+    ((0, 2), (2,), (1, 2)),
+    ((2,), (), ()),
 ]
+CHOICES = (uniform(-2, 2), uniform(-2, 2), booleans)
+MASKED = [((3, 4), (3, 4)), ((2, 3), (3,)), ((3,), (2, 1)), ((), ()), ((0,), (1,))]
 
 OPS = [
-    binary("add", lambda x, y: x + y, np.add, lambda x, y: x + y),
-    binary("sub", lambda x, y: x - y, np.subtract, lambda x, y: x - y),
-    binary("mul", lambda x, y: x * y, np.multiply, lambda x, y: x * y),
-    binary("div", lambda x, y: x / y, np.divide, lambda x, y: x / y, domains=(uniform(-2, 2), POSITIVE)),
-    binary("floor_div", lambda x, y: x // y, np.floor_divide, lambda x, y: x // y, domains=AWAY, differentiable=False),
-    binary("remainder", lambda x, y: x % y, np.remainder, lambda x, y: x % y, domains=AWAY, rounding=64),
-    binary("fmod", lambda x, y: x.fmod(y), np.fmod, lambda x, y: x.fmod(y), domains=AWAY, rounding=64),
-    binary("pow", lambda x, y: x**y, np.power, lambda x, y: x**y, domains=(POSITIVE, uniform(-2, 2)), rounding=32),
-    binary("maximum", lambda x, y: x.maximum(y), np.maximum, lambda x, y: torch.maximum(x, y), domains=UNEQUAL),
-    binary("minimum", lambda x, y: x.minimum(y), np.minimum, lambda x, y: torch.minimum(x, y), domains=UNEQUAL),
-    Op(
-        "where",
-        lambda x, y, c: x.where(c, y),
-        lambda x, y, c: np.where(c, x, y),
-        lambda x, y, c: torch.where(c, x, y),
-        shapes=CONDITION,
-        domains=(uniform(-2, 2), uniform(-2, 2), booleans),
-    ),
-    Op(
-        "masked_fill",
-        lambda x, c: x.masked_fill(c, -7.0),
-        lambda x, c: np.where(c, -7.0, x),
-        lambda x, c: x.masked_fill(c, -7.0),
-        shapes=[((3, 4), (3, 4)), ((2, 3), (3,)), ((3,), (2, 1)), ((), ()), ((0,), (1,))],
-        domains=(uniform(-2, 2), booleans),
-    ),
-    unary("add_number", lambda x: 1.5 + x + 2, lambda x: x + 3.5, lambda x: 1.5 + x + 2),
-    unary("sub_number", lambda x: 1.5 - x - 2, lambda x: -0.5 - x, lambda x: 1.5 - x - 2),
-    unary("mul_number", lambda x: 1.5 * x * 2, lambda x: x * 3, lambda x: 1.5 * x * 2),
-    unary("div_number", lambda x: (3 / x) / 2, lambda x: 1.5 / x, lambda x: (3 / x) / 2, domains=POSITIVE),
-    unary("remainder_number", lambda x: x % 0.75, lambda x: x % 0.75, lambda x: x % 0.75, domains=uniform(0.8, 1.4)),
-    unary(
-        "number_remainder",
-        lambda x: 7 % x,
-        lambda x: 7 % x,
-        lambda x: 7 % x,
-        domains=uniform(2.4, 3.4),
-        torch_differentiates=False,
-    ),
-    unary(
-        "number_floor_div", lambda x: 7 // x, lambda x: 7 // x, lambda x: 7 // x, domains=STEPS, differentiable=False
-    ),
-    unary("pow_0", lambda x: x**0, np.ones_like, lambda x: x**0),
-    unary("pow_1", lambda x: x**1, lambda x: x, lambda x: x**1),
+    alike("add", lambda x, y: x + y, np.add),
+    alike("sub", lambda x, y: x - y, np.subtract),
+    alike("mul", lambda x, y: x * y, np.multiply),
+    alike("div", lambda x, y: x / y, np.divide, domains=(uniform(-2, 2), POSITIVE)),
+    alike("floor_div", lambda x, y: x // y, np.floor_divide, domains=AWAY, differentiable=False),
+    alike("remainder", lambda x, y: x % y, np.remainder, domains=AWAY, rounding=64),
+    alike("fmod", lambda x, y: x.fmod(y), np.fmod, domains=AWAY, rounding=64),
+    alike("pow", lambda x, y: x**y, np.power, domains=(POSITIVE, uniform(-2, 2)), rounding=32),
+    alike("maximum", lambda x, y: x.maximum(y), np.maximum, domains=UNEQUAL),
+    alike("minimum", lambda x, y: x.minimum(y), np.minimum, domains=UNEQUAL),
+    same("where", lambda x, y, c: x.where(c, y), lambda x, y, c: np.where(c, x, y), WHERE, CHOICES),
+    same("masked_fill", lambda x, c: x.masked_fill(c, -7.0), lambda x, c: np.where(c, -7.0, x), MASKED, CHOICES[1:]),
+    alike("add_number", lambda x: 1.5 + x + 2, lambda x: x + 3.5),
+    alike("sub_number", lambda x: 1.5 - x - 2, lambda x: -0.5 - x),
+    alike("mul_number", lambda x: 1.5 * x * 2, lambda x: x * 3),
+    alike("div_number", lambda x: (3 / x) / 2, lambda x: 1.5 / x, domains=POSITIVE),
+    alike("remainder_number", lambda x: x % 0.75, lambda x: x % 0.75, domains=uniform(0.8, 1.4)),
+    alike("number_remainder", lambda x: 7 % x, lambda x: 7 % x, domains=uniform(2.4, 3.4), torch_differentiates=False),
+    alike("number_floor_div", lambda x: 7 // x, lambda x: 7 // x, domains=STEPS, differentiable=False),
+    alike("pow_0", lambda x: x**0, np.ones_like),
+    alike("pow_1", lambda x: x**1, lambda x: x),
     *(unary(f"pow_{n}", lambda x, n=n: x**n, lambda x, n=n: np.power(x, n), lambda x, n=n: x**n) for n in (2, 3, 4, 5)),
     *(
         unary(f"pow_{n}", lambda x, n=n: x**n, lambda x, n=n: x**n, lambda x, n=n: x**n, domains=POSITIVE)
         for n in (-2, -1.5, -1, -0.5, 0.5)
     ),
-    unary("number_pow", lambda x: 3**x, lambda x: 3**x, lambda x: 3**x),
-    unary("clamp", lambda x: x.clamp(-1, 1.25), lambda x: x.clip(-1, 1.25), lambda x: x.clamp(-1, 1.25), domains=STEPS),
-    unary("clamp_min", lambda x: x.clamp(min=0), lambda x: x.clip(0), lambda x: x.clamp(min=0), domains=STEPS),
-    unary("clamp_max", lambda x: x.clamp(max=0), lambda x: x.clip(None, 0), lambda x: x.clamp(max=0), domains=STEPS),
-    unary("neg", lambda x: -x, np.negative, lambda x: -x),
-    special("abs", STEPS),
-    special("square"),
-    special("reciprocal", POSITIVE),
-    special("exp"),
-    special("exp2"),
-    special("expm1"),
-    special("log", POSITIVE),
-    special("log2", POSITIVE),
-    special("log10", POSITIVE),
-    special("log1p", uniform(-0.5, 2)),
-    special("sqrt", POSITIVE),
-    unary("rsqrt", lambda x: x.rsqrt(), lambda x: 1 / np.sqrt(x), lambda x: x.rsqrt(), domains=POSITIVE),
-    special("sin"),
-    special("cos"),
-    special("tan", uniform(-1.25, 1.25), rounding=64),
-    unary("erf", lambda x: x.erf(), np.vectorize(math.erf, otypes=[float]), lambda x: x.erf(), domains=uniform(-5, 5)),
-    unary("nan_to_num", lambda x: x.nan_to_num(), np.copy, lambda x: x.nan_to_num()),
-    special("tanh"),
-    unary("sigmoid", lambda x: x.sigmoid(), sigmoid, lambda x: x.sigmoid()),
+    alike("number_pow", lambda x: 3**x, lambda x: 3**x),
+    alike("clamp", lambda x: x.clamp(-1, 1.25), lambda x: x.clip(-1, 1.25), domains=STEPS),
+    alike("clamp_min", lambda x: x.clamp(min=0), lambda x: x.clip(0), domains=STEPS),
+    alike("clamp_max", lambda x: x.clamp(max=0), lambda x: x.clip(None, 0), domains=STEPS),
+    alike("neg", lambda x: -x, np.negative),
+    *map(unary, ("square", "exp", "exp2", "expm1", "sin", "cos", "tanh")),
+    *(unary(name, domains=POSITIVE) for name in ("reciprocal", "log", "log2", "log10", "sqrt")),
+    *(unary(name, domains=STEPS) for name in ("abs", "sign", "floor", "ceil", "round", "trunc")),
+    unary("log1p", domains=uniform(-0.5, 2)),
+    unary("tan", domains=uniform(-1.25, 1.25), rounding=64),
+    alike("rsqrt", lambda x: x.rsqrt(), lambda x: 1 / np.sqrt(x), domains=POSITIVE),
+    alike("erf", lambda x: x.erf(), np.vectorize(math.erf, otypes=[float]), domains=uniform(-5, 5)),
+    unary("nan_to_num"),
+    alike("sigmoid", lambda x: x.sigmoid(), sigmoid),
     unary("silu", F.silu, lambda x: x * sigmoid(x), lambda x: torch.nn.functional.silu(x)),
-    unary("relu", lambda x: x.relu(), lambda x: x.clip(0), lambda x: x.relu(), domains=STEPS),
-    special("sign", STEPS),
-    special("floor", STEPS),
-    special("ceil", STEPS),
-    special("round", STEPS),
-    special("trunc", STEPS),
-    unary("clone", lambda x: x.clone(), lambda x: x, lambda x: x.clone()),
-    unary("contiguous", lambda x: x.contiguous() * 1, lambda x: x, lambda x: x.contiguous() * 1),
+    alike("relu", lambda x: x.relu(), lambda x: x.clip(0), domains=STEPS),
+    alike("clone", lambda x: x.clone(), lambda x: x),
+    alike("contiguous", lambda x: x.contiguous() * 1, lambda x: x),
 ]
 
 
@@ -148,11 +95,10 @@ PROMOTING = {
 }
 
 
-@needs_torch
 @pytest.mark.parametrize("name", PROMOTING)
 def test_promotion_is_pytorchs(name, device):
     """Every pair of dtypes, dimensions and kinds of Python numbers, in either order."""
-    op = PROMOTING[name]
+    torch, op = pytest.importorskip("torch"), PROMOTING[name]
     for first, x in VALUES.items():
         for second, y in VALUES.items():
             if not isinstance(x, np.ndarray) and not isinstance(y, np.ndarray):

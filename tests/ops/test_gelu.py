@@ -1,40 +1,22 @@
 """GELU, exact and by tanh."""
 
-import math
-
 import numpy as np
 import pytest
-from harness import assert_like_torch, every_check, needs_torch, torch, unary, uniform
+from harness import activation, assert_like_torch, every_check, gelu, uniform
 from refusals import raises
 
 import minigrad as mg
 import minigrad.nn.functional as F
 
-
-def exact(x):
-    return x * (1 + np.vectorize(math.erf, otypes=[float])(x / math.sqrt(2))) / 2
-
-
-def by_tanh(x):
-    return x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2
-
-
 OPS = [
-    unary("gelu", F.gelu, exact, lambda x: torch.nn.functional.gelu(x), domains=uniform(-4, 4)),
-    unary(
-        "gelu_tanh",
-        lambda x: F.gelu(x, "tanh"),
-        by_tanh,
-        lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
-        domains=uniform(-4, 4),
-    ),
+    activation("gelu", gelu, uniform(-4, 4)),
+    activation("gelu", lambda x: gelu(x, "tanh"), uniform(-4, 4), approximate="tanh"),
 ]
 
 
 test_op = every_check(OPS)
 
 
-@needs_torch
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
 def test_tails_and_special_values(approximate, device):
     """Far out it is 0 or x, and its slope 0 or 1. (At infinity the slope is inf times 0; PyTorch's is NaN too.)"""

@@ -53,8 +53,7 @@ def test_a_strided_view_changes_its_own_elements_only(name, device):
 def test_a_tensor_of_the_graph_is_not_changed(name, device):
     x = mg.ones(3, device=device, requires_grad=True)
     for y in (x, x * 2, x[1:]):
-        with pytest.raises(RuntimeError, match=r"changes a tensor in place where gradients are recorded.*no_grad"):
-            CHANGES[name](y)
+        raises(RuntimeError, r"changes a tensor in place where gradients are recorded.*no_grad", CHANGES[name], y)
     assert x.tolist() == [1, 1, 1]
     assert x.version == 0
     with mg.no_grad():

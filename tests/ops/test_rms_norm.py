@@ -4,7 +4,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from harness import NORMAL, every_check, functional, host, needs_torch, torch, uniform
+from harness import NORMAL, assert_like_torch, every_check, functional, host, uniform
 from refusals import raises
 
 import minigrad as mg
@@ -43,12 +43,10 @@ OPS = [
 test_op = every_check(OPS)
 
 
-@needs_torch
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_the_default_eps_is_pytorchs(dtype, device):
     x = (np.random.default_rng(0).standard_normal((3, 4)) * 1e-4).astype(dtype)
-    expected = torch.nn.functional.rms_norm(torch.tensor(x), (4,)).numpy()
-    np.testing.assert_allclose(host(F.rms_norm(mg.tensor(x, device=device), 4)), expected, rtol=1e-5)
+    assert_like_torch(lambda m, x: m.nn.functional.rms_norm(x, (4,)), x, rtol=1e-5, device=device)
 
 
 def test_zero_rows_and_empty_rows(device):

@@ -150,9 +150,7 @@ def test_half_width_parameters_are_updated_in_float32_and_rounded_once(case: Cas
         exact = case.make(wide)
         arrays, meta = optimizer.state_dict()
         exact.load_state_dict({name: a.astype(np.float32) for name, a in arrays.items()}, meta)
-        wide_grads = grad_store.GradStore()
-        for p, w in zip(params, wide, strict=True):
-            wide_grads.insert(w, grads[p].float())
+        wide_grads = grad_store.GradStore({w._id: grads[p].float() for p, w in zip(params, wide, strict=True)})
         optimizer.step(grads)
         exact.step(wide_grads)
         exact_arrays, _ = exact.state_dict()

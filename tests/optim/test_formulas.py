@@ -11,19 +11,8 @@ from optimizer_cases import MATRICES, SHAPES, bits, make_grads, make_params
 from refusals import raises
 
 from minigrad.grad_store import GradStore
-from minigrad.optim import (
-    SGD,
-    AdaGrad,
-    AdaGradConfig,
-    Adam,
-    AdamW,
-    AdamWConfig,
-    Lamb,
-    LambConfig,
-    Muon,
-    SgdConfig,
-    orthogonalize,
-)
+from minigrad.optim import SGD, AdaGrad, AdaGradConfig, Adam, AdamW, AdamWConfig, Lamb, LambConfig, Muon, SgdConfig
+from minigrad.optim.optimizers import orthogonalize
 from minigrad.tensor import Tensor
 
 # ---------------------------------------------------------------------- the formulas: the t-th update of p, in float64
@@ -180,9 +169,8 @@ def test_agrees_with_torch(row: Row, dtype: Any) -> None:
 
 def one_step(optimizer: Any, p: Tensor, g: list[float]) -> np.ndarray:
     """How a gradient changes p."""
-    before, grads = p.data.copy(), GradStore()
-    grads.insert(p, Tensor(np.array(g)))
-    optimizer.step(grads)
+    before = p.data.copy()
+    optimizer.step(GradStore({p._id: Tensor(np.array(g))}))
     return p.data - before
 
 

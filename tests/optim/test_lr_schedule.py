@@ -84,8 +84,7 @@ def test_every_schedule_is_a_pure_function_with_checked_steps(schedule: LrSchedu
     assert schedule.get_lr(np.int64(7)) == forwards[7]  # type: ignore[arg-type]  # any integer
     raises(ValueError, "counted from 0", lambda: schedule.get_lr(-1))
     raises(TypeError, "is an integer", schedule.get_lr, 1.5)  # type: ignore[arg-type]
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        setattr(schedule, dataclasses.fields(schedule)[0].name, 1.0)  # type: ignore[arg-type]
+    raises(dataclasses.FrozenInstanceError, "", lambda: setattr(schedule, dataclasses.fields(schedule)[0].name, 1.0))
 
 
 def test_bad_arguments_are_named() -> None:
