@@ -12,6 +12,7 @@ import code_blocks
 import pytest
 import seed_systems
 from processes import python
+from refusals import raises
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -147,8 +148,7 @@ def test_a_block_that_fails_or_lies_is_caught():
         "import math  # -> something",
         "# -> nothing gives this\nx = 1",
     ]:
-        with pytest.raises((AssertionError, ValueError)):
-            code_blocks.run(source)
+        raises((AssertionError, ValueError), "", code_blocks.run, source)
 
 
 def test_a_true_block_passes(tmp_path):

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from refusals import raises
 
 pytestmark = pytest.mark.long
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
@@ -109,6 +110,5 @@ def test_bad_options_and_a_machine_without_a_gpu(first_light, monkeypatch, tmp_p
         (["--minutes", "0"], "--minutes is 0, expected a number above 0"),
         (["--rehearse", "--only", "tests"], "no stage's name contains 'tests'; there are training: graph"),
     ]:
-        with pytest.raises(SystemExit):
-            first_light.main([*out, *options])
+        raises(SystemExit, "", lambda options=options: first_light.main([*out, *options]))
         assert message in capsys.readouterr().err

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from processes import python
+from refusals import raises
 
 from minigrad.cuda_kernels.platform import compiler
 
@@ -37,8 +38,7 @@ def test_it_says_what_the_machine_lacks(report, monkeypatch, tmp_path, capsys):
     cuda_kernels = importlib.import_module("minigrad.cuda_kernels")
     monkeypatch.setattr(cuda_kernels, "simulated", lambda: False)
     monkeypatch.setattr(cuda_kernels, "availability", lambda: (False, "no NVIDIA driver"))
-    with pytest.raises(SystemExit):
-        report.main(["--out", str(tmp_path / "report.json")])
+    raises(SystemExit, "", lambda: report.main(["--out", str(tmp_path / "report.json")]))
     assert "there is no GPU to measure: no NVIDIA driver" in capsys.readouterr().err
 
 

@@ -274,8 +274,7 @@ def test_refuses_states_and_arguments_that_do_not_fit() -> None:
         (trainer, {**meta, "scaler": {"scale": math.nan, "good_steps": 0}}, "scale is nan"),
         (trainer, {**meta, "skipped_steps": -1}, "skipped_steps is -1"),
     ):
-        with pytest.raises(ValueError, match=words):
-            other.load_state_dict(net.named_parameters(), arrays, state)
+        raises(ValueError, words, other.load_state_dict, net.named_parameters(), arrays, state)
     words = "precision is of type TrainingConfig, expected a MixedPrecisionConfig"
     raises(TypeError, words, lambda: dist.AmpTrainer(PLAIN, PLAIN))  # type: ignore[arg-type]
     raises(ValueError, "compute_dtype is float32", lambda: dist.MixedPrecisionConfig(float32))

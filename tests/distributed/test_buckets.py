@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 from in_threads import in_threads
+from refusals import raises
 
 import minigrad
 from minigrad import Function, GradStore, Tensor
@@ -69,8 +70,7 @@ def test_the_size_is_checked(size):
 
 def test_misuse_is_refused_and_leaves_the_window_as_it_was():
     a, b = dp.parameters((2,), (3,))
-    with pytest.raises(ValueError, match="given twice"):
-        dist.GradientBucketManager([a, b, a], dist.NoOpCommunicator())
+    raises(ValueError, "given twice", lambda: dist.GradientBucketManager([a, b, a], dist.NoOpCommunicator()))
     manager = dist.GradientBucketManager([a, b], dist.NoOpCommunicator(), 4)
     (other,) = dp.parameters((2,))
     with pytest.raises(ValueError, match=f"tensor {int(other.id)} is not one of the 2 parameters in the buckets"):
@@ -80,8 +80,7 @@ def test_misuse_is_refused_and_leaves_the_window_as_it_was():
     with pytest.raises(ValueError, match=f"tensor {int(b.id)} was marked ready twice in one window"):
         manager.mark_grad_ready(b.id, filled(b))
     for wrong in (np.ones((2, 1), np.float32), np.ones(2), np.float32(1)):
-        with pytest.raises(ValueError, match="has shape .* the parameter has"):
-            manager.mark_grad_ready(a.id, Tensor(wrong))
+        raises(ValueError, "has shape .* the parameter has", manager.mark_grad_ready, a.id, Tensor(wrong))
     assert manager.is_ready(b.id) and not manager.is_ready(a.id)
     grads = manager.wait_and_unflatten()
     assert grads[b].tolist() == [2.0] * 3 and grads[a].tolist() == [0.0] * 2

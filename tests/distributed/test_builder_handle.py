@@ -132,8 +132,7 @@ def test_builder_workers_set_their_learning_rate_and_record_scalars():
 
 def test_builder_replicas_must_be_alike():
     made = iter([rb.Net(), nn.Linear(5, 2)])
-    with pytest.raises(ValueError, match="^Ddp: replica 1 has 2 parameters, expected 3"):
-        rb.builder(model_factory=lambda: next(made)).run()
+    raises(ValueError, "^Ddp: replica 1 has 2 parameters, expected 3", rb.builder(model_factory=lambda: next(made)).run)
 
 
 def test_builder_replicas_begin_with_the_first_ones_values():

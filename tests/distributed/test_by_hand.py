@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from in_threads import free_port, wait_until
 from ranks import alive, requires_mpi
+from refusals import raises
 from train_runs import go, weights, write
 
 from minigrad.distributed import DistributedTrainConfig, RendezvousError, run_threads
@@ -227,5 +228,4 @@ def test_hosts_are_those_of_the_processes(hand, tmp_path):
 
 def test_a_program_of_its_own_needs_the_launcher():
     config = DistributedTrainConfig(2, 1, coordinator_addr="127.0.0.1:9000")
-    with pytest.raises(RendezvousError, match=r"need MPI, .* start the job with python -m minigrad.distributed.launch"):
-        config.connect()
+    raises(RendezvousError, r"need MPI, .* start the job with python -m minigrad.distributed.launch", config.connect)

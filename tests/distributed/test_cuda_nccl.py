@@ -9,6 +9,7 @@ import pytest
 from data_parallel import Net
 from fake_nccl import FakeArray, FakeMachine, on_ranks
 from in_threads import good
+from refusals import raises
 from replica_models import bits
 
 import minigrad as mg
@@ -74,8 +75,7 @@ def test_must_non_finite_block_on_cuda_changes_nothing(machine: FakeMachine) -> 
         before = bits(model)
         x = nccl_programs.ROWS[nccl_programs.PARTS[comm.rank]].copy()
         x[0, 0] = np.inf if comm.rank else 0.0
-        with pytest.raises(dist.NonFiniteBlockGradientError, match="rank 1"):
-            trainer.train_batch(x)
+        raises(dist.NonFiniteBlockGradientError, "rank 1", trainer.train_batch, x)
         assert bits(model) == before
 
     on_both(fn)
@@ -119,7 +119,5 @@ def test_cuda_group_of_nccl_that_fails_says_so(machine: FakeMachine) -> None:
     machine.nccl.NcclCommunicator = failing
     with pytest.raises(mg.distributed.RendezvousError, match="no such GPU|not all of the 2 ranks"):
         dist.NcclCommunicator.group(DEVICES, rendezvous_timeout=0.2)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'checks'"):
-        dist.NcclCommunicator.group(DEVICES, checks=True)
-    with pytest.raises(ValueError, match="the number of devices is 0"):
-        dist.NcclCommunicator.group([])
+    raises(TypeError, "unexpected keyword argument 'checks'", lambda: dist.NcclCommunicator.group(DEVICES, checks=True))
+    raises(ValueError, "the number of devices is 0", lambda: dist.NcclCommunicator.group([]))

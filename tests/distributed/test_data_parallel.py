@@ -231,8 +231,7 @@ def test_dp_errors_no_replicas_and_late_bound_replicas(stack: ExitStack) -> None
     assert trainer.step(rows(4)).loss > 0
     trainer.set_replicas([])
     assert_step_fails(trainer, rows(4), dist.NoReplicasError, "no replicas configured")
-    with pytest.raises(TypeError, match="replica 1 is a int, which has no method make_step"):
-        trainer.set_replicas([Echo(), 3])  # type: ignore[list-item]
+    raises(TypeError, "replica 1 is a int, which has no method make_step", lambda: trainer.set_replicas([Echo(), 3]))
     assert trainer.replicas == () and trainer.global_step == 1
 
 
@@ -290,8 +289,7 @@ def test_dp_errors_steps_that_wait_for_a_dead_or_closed_replica_are_answered() -
             replica.close()
             assert first.result(timeout=10).samples == waiting.result(timeout=10).samples == 2
         else:
-            with pytest.raises(ReplicaDroppedReplyError, match="SystemExit"):
-                waiting.result(timeout=10)
+            raises(ReplicaDroppedReplyError, "SystemExit", lambda waiting=waiting: waiting.result(timeout=10))
         time.sleep(0.1)
         with pytest.raises(ReplicaDroppedReplyError, match="SystemExit" if ending == "exit" else "it was closed"):
             replica.make_step(good).result(timeout=10)
@@ -380,8 +378,7 @@ def test_buffers_are_means_over_samples_and_counts_the_largest() -> None:
 
 def test_configuration_is_checked() -> None:
     for field, value in [("size", 0), ("size", 1.5), ("clip", 0.0), ("clip", float("nan"))]:
-        with pytest.raises(ValueError, match="expected"):
-            config(**{field: value})  # type: ignore[arg-type]
+        raises(ValueError, "expected", lambda field=field, value=value: config(**{field: value}))
     for name, weights in [("huber", None), ("mse", (1.0,)), ("weighted_cross_entropy", None)]:
         raises(ValueError, "loss", LossKind, name, weights)
     sgd = "sgd"

@@ -133,8 +133,7 @@ def test_a_models_weights_by_name() -> None:
 
 def test_what_it_is_made_of_is_checked() -> None:
     for bad in (-1, 1.5, True):
-        with pytest.raises(ValueError, match="max_staleness is"):
-            server(max_staleness=bad)  # type: ignore[arg-type]
+        raises(ValueError, "max_staleness is", lambda bad=bad: server(max_staleness=bad))
     raises(TypeError, "expected one such as OptimizerKind", server, "sgd")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="weights has dtype int64, expected a floating one"):
         dist.AsyncParameterServer(np.arange(3), SGD, 1)

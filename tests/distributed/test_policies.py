@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import raises
 
 from minigrad.distributed.mirrors.flodl.policies import (
     OVERSHOOT_CEILING,
@@ -54,8 +55,7 @@ def test_guard_keeps_five_and_takes_the_largest_over_ranks():
     for i in range(9):
         guard.observe([0.1 * i, 0.3, 0.2])
     assert list(guard.ring) == [max(0.1 * i, 0.3) for i in range(4, 9)]
-    with pytest.raises(ValueError, match="divergence_threshold is 0, expected a number > 0, or None"):
-        DivergenceGuard(0)
+    raises(ValueError, "divergence_threshold is 0, expected a number > 0, or None", DivergenceGuard, 0)
 
 
 @pytest.mark.parametrize(
