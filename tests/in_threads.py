@@ -18,9 +18,8 @@ def in_threads(n: int | str, timeout: float = 30, **options) -> Callable[[Callab
     def decorate(test: Test) -> Test:
         @functools.wraps(test)
         def run(**arguments) -> None:
-            run_threads(
-                arguments[n] if isinstance(n, str) else n, functools.partial(test, **arguments), timeout, **options
-            )
+            ranks = arguments[n] if isinstance(n, str) else n
+            run_threads(ranks, functools.partial(test, **arguments), timeout, **options)
 
         signature = inspect.signature(test)
         run.__signature__ = signature.replace(parameters=[*signature.parameters.values()][1:])  # type: ignore[attr-defined]

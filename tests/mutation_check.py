@@ -264,10 +264,9 @@ AREAS = {
 
 def test_files(area: Area, path: Path) -> list[str]:
     stem = path.parts[2] if path.parts[:2] == ("minigrad", "ops") else path.name  # all of ops/elementwise/ is one
-    found = {
-        str(file) for pattern in area.tests for file in (ROOT / "tests").glob(pattern.format(stem=Path(stem).stem))
-    }
-    return [str(Path(file).relative_to(ROOT)) for file in sorted(found)]
+    patterns = [pattern.format(stem=Path(stem).stem) for pattern in area.tests]
+    found = {file for pattern in patterns for file in (ROOT / "tests").glob(pattern)}
+    return [str(file.relative_to(ROOT)) for file in sorted(found)]
 
 
 # The runs -------------------------------------------------------------------------------------------------------------

@@ -56,9 +56,8 @@ def train(kind: str, comm: dist.Communicator, steps: int, after_first=None):
     params = [*model.named_parameters()]
     x = Tensor(ROWS[PARTS[comm.rank]], device=comm.device)
     if kind == "block":
-        blocks = dist.BlockDistributedTrainer(
-            model, comm, dist.TrainingConfig(max_grad_norm=0.5), optimizer=sgd(params)
-        )
+        config = dist.TrainingConfig(max_grad_norm=0.5)
+        blocks = dist.BlockDistributedTrainer(model, comm, config, optimizer=sgd(params))
     else:
         trainer = make_trainer(kind, comm, clip=0.5, optimizer=sgd(params))
     for step in range(steps):

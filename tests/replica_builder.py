@@ -58,16 +58,9 @@ def sgd(params) -> optim.SGD:
 
 
 def builder(**options) -> DdpBuilder:
-    settings = {
-        "dataset": (X, Y),
-        "batch_size": BATCH,
-        "num_epochs": 2,
-        "replicas": 2,
-        "lr_scale_ratio": 0.0,
-        "batch_timeout": 20.0,
-    }
-    parts = {"model_factory": Net, "optim_factory": adamw, "train_fn": loss_of}
-    return DdpBuilder(**{**parts, **settings, **options})
+    parts = {"model_factory": Net, "optim_factory": adamw, "train_fn": loss_of, "dataset": (X, Y), "batch_size": BATCH}
+    sizes = {"num_epochs": 2, "replicas": 2, "lr_scale_ratio": 0.0, "batch_timeout": 20.0}
+    return DdpBuilder(**{**parts, **sizes, **options})
 
 
 def epoch_batches(epoch: int, seed: int = 42) -> list[np.ndarray]:

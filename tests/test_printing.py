@@ -9,6 +9,7 @@ from harness import needs_torch, torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from refusals import raises
 
 import minigrad as mg
 
@@ -114,8 +115,7 @@ def test_options_are_pytorchs(options) -> None:
 
 
 def test_unknown_profile() -> None:
-    with pytest.raises(ValueError, match="profile='tiny'; expected 'default', 'short' or 'full'"):
-        mg.set_printoptions(profile="tiny")
+    raises(ValueError, "profile='tiny'; expected 'default', 'short' or 'full'", mg.set_printoptions, profile="tiny")
 
 
 def test_the_default_dtype_is_not_named() -> None:

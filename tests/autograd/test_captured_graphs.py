@@ -1,8 +1,8 @@
 """Graphs: a launch does to the last bit what the program would have done, and says no where it could not."""
 
-import contextlib
 import gc
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -263,7 +263,7 @@ def test_backward_of_what_was_computed_before_the_capture_is_refused_on_the_cpu(
     x = on_device(drawn(3)).requires_grad_()
     early, graph = x * 2.0, cuda.Graph(DEVICE)
     refused = pytest.raises(CaptureError, match=r"^backward\(\) during capture: a part .* computed before any capture")
-    with refused if DEVICE == "cpu" else contextlib.nullcontext(), graph.capture():
+    with refused if DEVICE == "cpu" else nullcontext(), graph.capture():
         (early * x).sum().backward()
 
 
@@ -335,9 +335,7 @@ def test_own_operations_say_that_they_call_kernels_alone() -> None:
 
     x = on_device(drawn(3))
     for operation, refused in ((Twice, DEVICE == "cpu"), (Said, False)):
-        outcome = (
-            pytest.raises(CaptureError, match="Twice is the program's own") if refused else contextlib.nullcontext()
-        )
+        outcome = pytest.raises(CaptureError, match="Twice is the program's own") if refused else nullcontext()
         with outcome, cuda.Graph(DEVICE).capture():
             operation.apply(x)
 
@@ -403,7 +401,7 @@ def test_an_index_out_of_range_goes_nowhere(loss: Callable[..., mg.Tensor], bad:
         grad = y.backward()[x]
     for indices in ([0, 3, bad], [2, 3, 1]):
         i.copy_(on_device(np.array(indices)))
-        with pytest.raises(IndexError, match="out of") if bad in indices else contextlib.nullcontext():
+        with pytest.raises(IndexError, match="out of") if bad in indices else nullcontext():
             graph.replay()
             graph.check()
     expected = loss(x, i)

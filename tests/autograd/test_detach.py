@@ -46,8 +46,6 @@ def test_non_tensors_and_pickles() -> None:
 
 
 def test_mixed_devices_are_refused_before_any_kernel_runs() -> None:
-    elsewhere = Tensor.wrap(np.ones(3), mg.Device("cuda"))  # naming the device needs no GPU
-    raises(
-        RuntimeError, r"(?s)a . b: inputs are on different devices.*on cpu, .*on cuda:0", lambda: leaf(3) + elsewhere
-    )
-    raises(RuntimeError, "different devices", lambda: mg.cat([leaf(3), elsewhere]))
+    other = Tensor.wrap(np.ones(3), mg.Device("cuda"))  # naming the device needs no GPU
+    raises(RuntimeError, r"(?s)a . b: inputs are on different devices.*on cpu, .*on cuda:0", lambda: leaf(3) + other)
+    raises(RuntimeError, "different devices", lambda: mg.cat([leaf(3), other]))

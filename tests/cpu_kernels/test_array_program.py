@@ -43,9 +43,7 @@ def inputs_of(family: str, name: str, dtype):
     names = ufunc.__code__.co_varnames[: ufunc.__code__.co_argcount]
     if "bit" in name or "shift" in name:
         return [np.abs(values(np.int64)) % 7 for _ in names]
-    return [
-        values(bool) if n == "condition" else NUMBERS.get(n, None) if n in NUMBERS else values(dtype) for n in names
-    ]
+    return [values(bool) if n == "condition" else NUMBERS[n] if n in NUMBERS else values(dtype) for n in names]
 
 
 def same(found: np.ndarray, expected: np.ndarray) -> None:
@@ -194,14 +192,12 @@ def test_small_arrays_and_large_ones_take_their_way_by_size(monkeypatch: pytest.
     ran = []
     monkeypatch.setattr(Program, "run", lambda self, inputs, out=None: ran.append(inputs[0].size) or inputs[0])
     one, two = Chunked(np.add), Chunked(lambda x, y: np.add(x, y) * 2)
-    for size in (array_program.FEW, array_program.WORTH // 2, 2 * array_program.WORTH - 1, 2 * array_program.WORTH):
+    worth = array_program.WORTH
+    for size in (array_program.FEW, worth // 2, 2 * worth - 1, 2 * worth):
         x = np.ones(size, np.float32)
         one(x, x)
         two(x, x)
-    assert (
-        ran
-        == [size for size in (array_program.WORTH // 2, 2 * array_program.WORTH - 1)] + [2 * array_program.WORTH] * 2
-    )
+    assert ran == [worth // 2, 2 * worth - 1, 2 * worth, 2 * worth]
 
 
 def slope(k, x, dy, n):

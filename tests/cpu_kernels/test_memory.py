@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from refusals import raises
 
 import minigrad as mg
 from minigrad.cpu_kernels import memory
@@ -197,9 +198,8 @@ def test_debug_shows_how_much_memory_was_used_before():
 
 
 def test_a_level_that_is_no_number_is_named():
-    with pytest.raises(subprocess.CalledProcessError) as error:
-        python("import minigrad as mg; mg.ones(3)", MINIGRAD_DEBUG="yes")
-    assert "MINIGRAD_DEBUG=yes" in error.value.stderr
+    error = raises(subprocess.CalledProcessError, "", python, "import minigrad as mg; mg.ones(3)", MINIGRAD_DEBUG="yes")
+    assert "MINIGRAD_DEBUG=yes" in error.stderr
 
 
 IDLE = """

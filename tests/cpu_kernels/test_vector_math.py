@@ -57,13 +57,8 @@ def ulps(y, exact):
 @pytest.fixture(scope="module")
 def sample():
     rng = np.random.default_rng(0)
-    parts = [
-        rng.uniform(-110, 95, 60_000),
-        rng.normal(size=60_000),
-        rng.uniform(-5, 5, 60_000),
-        np.logspace(-40, 2, 999),
-    ]
-    return np.concatenate(parts).astype(np.float32)
+    drawn = rng.uniform(-110, 95, 60_000), rng.normal(size=60_000), rng.uniform(-5, 5, 60_000)
+    return np.concatenate([*drawn, np.logspace(-40, 2, 999)]).astype(np.float32)
 
 
 def test_float32_error_bounds(sample):

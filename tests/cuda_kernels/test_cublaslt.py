@@ -19,9 +19,7 @@ from minigrad.cuda_kernels.products import choose, cublaslt
 sys.path.append(str(Path(__file__).parent))
 from fake_cublaslt import FakeCublasLt
 
-pytestmark = pytest.mark.skipif(
-    not simulated(), reason="NUMBA_ENABLE_CUDASIM=1 selects the simulator, whose memory it is"
-)
+pytestmark = pytest.mark.skipif(not simulated(), reason="the memory is the simulator's: NUMBA_ENABLE_CUDASIM=1")
 
 TOLERANCE = {bf16: 2**-8, f16: 2**-11, f32: 1e-6, f64: 1e-13}
 

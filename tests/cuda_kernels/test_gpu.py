@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from refusals import raises
 
 import minigrad as mg
 from minigrad import cuda_kernels
@@ -333,10 +334,8 @@ def test_debug_level_2_prints_a_line_for_each_launch():
 
 def test_a_refused_launch_names_its_kernel():
     x = array.zeros((8,), np.float32)
-    with pytest.raises(
-        libcuda.CudaError, match=r"launching test_gpu\.write_at\(float32\[8\], 0\) on a grid of \(1, 1, 1\)"
-    ):
-        write_at.launch(1, x, 0, threads=4096)
+    words = r"launching test_gpu\.write_at\(float32\[8\], 0\) on a grid of \(1, 1, 1\)"
+    raises(libcuda.CudaError, words, write_at.launch, 1, x, 0, threads=4096)
     write_at.launch(1, x, 3)
     assert array.to_host(x).tolist() == [0, 0, 0, 1, 0, 0, 0, 0]
 

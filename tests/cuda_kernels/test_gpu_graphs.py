@@ -17,9 +17,7 @@ LAYERS, HEADS, WIDTH, BLOCK, VOCABULARY, BATCH = 2, 2, 128, 128, 512, 4
 
 def train(captured: bool, kind: str):
     mg.manual_seed(0)
-    config = mg.models.GPT2Config(
-        block_size=BLOCK, vocab_size=VOCABULARY, n_layer=LAYERS, n_head=HEADS, n_embd=WIDTH, dropout=0.1
-    )
+    config = mg.models.GPT2Config(VOCABULARY, BLOCK, LAYERS, HEADS, WIDTH, dropout=0.1)
     model = mg.models.GPT2(config).to(device="cuda")
     settings, schedule = distributed.TrainingConfig(max_grad_norm=0.5), mg.optim.CosineAnnealing(1e-3, 1e-4, 2, 20)
     trainer: distributed.SimpleTrainer

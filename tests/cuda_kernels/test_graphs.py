@@ -34,10 +34,8 @@ def test_the_device_updates_only_where_all_ranks_launched_the_same_step() -> Non
     def decided(own: float, *rows: float, norm: float = 1.0, outside: int = 0, overflow: int = 0) -> tuple[int, int]:
         results = on_gpu(np.array([np.nan, np.nan, own, *rows]))
         flags = [on_gpu(np.array([x], np.int32)).data for x in (overflow, outside)]
-        allowed = on_gpu(np.full(1, 7, np.int32))
-        graphs.decide.launch(
-            1, results.data, 2, 2, 1, on_gpu(np.array([norm])).data, *flags, stopped.data, allowed.data
-        )
+        allowed, norms = on_gpu(np.full(1, 7, np.int32)), on_gpu(np.array([norm]))
+        graphs.decide.launch(1, results.data, 2, 2, 1, norms.data, *flags, stopped.data, allowed.data)
         return int(results[0].item()), int(allowed.item())
 
     same = (5.0, 0.1, 0.2, 5.0, 0.3, 0.4, 5.0)

@@ -278,5 +278,4 @@ def test_the_threads_of_a_warpgroup_agree() -> None:
         if t < 64:
             hopper_ptx.wgmma("bfloat16", 64, "kk")(sums[t], 0, 0)
 
-    with pytest.raises(SimulationError, match="cannot go on: .* 64 have ended, .* wgmma 64kk"):
-        run(half, np.zeros(1), threads=128)
+    raises(SimulationError, "cannot go on: .* 64 have ended, .* wgmma 64kk", run, half, np.zeros(1), threads=128)

@@ -62,8 +62,7 @@ def test_arguments_that_do_not_fit() -> None:
 @pytest.mark.parametrize(("grid", "threads"), [((1, 65536), 8), ((1, 1, 65536), 8), (2**31, 8), (1, 65), (1, (8, 9))])
 def test_the_simulator_refuses_what_a_gpu_refuses(grid, threads) -> None:
     x = array.zeros(4, np.float32)
-    with pytest.raises(simulated_memory.SimulationError, match="a GPU refuses that"):
-        scale.launch(grid, x, x, 4, 1.0, threads=threads)
+    raises(simulated_memory.SimulationError, "a GPU refuses that", scale.launch, grid, x, x, 4, 1.0, threads=threads)
 
 
 def test_a_signature_that_does_not_fit_is_refused_where_it_is_declared() -> None:
@@ -165,8 +164,7 @@ def test_an_array_of_another_device_is_refused() -> None:
         scale.launch(1, y, y, 4, 1.0)
         if x.device:
             for arguments in ((x, y), (y, x)):
-                with pytest.raises(libcuda.CudaError, match=r"on cuda:0 with an array of cuda:1"):
-                    scale.launch(1, *arguments, 4, 1.0)
+                raises(libcuda.CudaError, r"on cuda:0 with an array of cuda:1", scale.launch, 1, *arguments, 4, 1.0)
 
 
 def test_the_first_launch_of_a_thread_binds_its_device(recorded, monkeypatch: pytest.MonkeyPatch) -> None:

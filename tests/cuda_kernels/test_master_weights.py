@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from harness import host
+from refusals import raises
 
 import minigrad as mg
 from minigrad import nn
@@ -48,7 +49,6 @@ def test_a_step_of_all_weights_is_one_launch(launched: list[str]) -> None:
 def test_weights_must_fit_their_masters() -> None:
     kernels = mg.Device("cuda").kernels
     x, half = kernels.zeros((3,), np.float32), kernels.zeros((3,), mg.bfloat16)
-    with pytest.raises(TypeError, match="1 masters of float32 and 1 weights of float32"):
-        kernels.adamw.Table([x], [x], [x], weights=[x])
+    raises(TypeError, "1 masters of float32 and 1 weights of float32", kernels.adamw.Table, [x], [x], [x], weights=[x])
     with pytest.raises(TypeError, match="array 0 has dtype float32, the table has bfloat16"):
         kernels.adamw.step(kernels.adamw.Table([x], [x], [x], weights=[half]), [x], np.zeros((1, 7)))

@@ -410,8 +410,7 @@ def test_the_simulator_knows_which_addresses_are_in_use() -> None:
     assert (p[0], p[3]) == (2.0, 5.0)
     with pytest.raises(simulated_memory.SimulationError, match="outside the memory"):
         p[4]
-    with pytest.raises(simulated_memory.SimulationError, match="not aligned"):
-        ptx.pointer_float64(x.pointer + 4)
+    raises(simulated_memory.SimulationError, "not aligned", ptx.pointer_float64, x.pointer + 4)
     address = x.pointer
     del x, p
     for nowhere in (address, 4096):

@@ -155,8 +155,7 @@ def test_addresses_that_a_gpu_would_refuse() -> None:
         *[(0, 16, 4, "outside the memory"), (64, 0, 16, "outside a shared array"), (0, 0, 20, "0 to 16 bytes")],
         (1 << 24, 0, 16, "no address in shared memory"),
     ):
-        with pytest.raises(SimulationError, match=problem):
-            run(copy(offset, i, nbytes), x, threads=1)
+        raises(SimulationError, problem, run, copy(offset, i, nbytes), x, threads=1)
 
 
 def test_shared_memory_is_aligned_as_declared() -> None:

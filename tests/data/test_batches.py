@@ -116,8 +116,7 @@ def test_min_tokens_is_exactly_enough(block_size, val_fraction):
     train, val = train_val_split(np.arange(n), val_fraction, block_size)
     assert min(len(train), len(val)) >= block_size + 1
     np.testing.assert_array_equal(np.concatenate([train, val]), np.arange(n))
-    with pytest.raises(DataError, match=f"at least {n:,} tokens are needed"):
-        train_val_split(np.arange(n - 1), val_fraction, block_size)
+    raises(DataError, f"at least {n:,} tokens are needed", train_val_split, np.arange(n - 1), val_fraction, block_size)
 
 
 def test_wrong_arguments_are_named():

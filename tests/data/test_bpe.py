@@ -94,8 +94,7 @@ def test_wrong_arguments_are_named():
     began = time.monotonic()
     assert BytePairTokenizer.train(word, 1024).vocab_size == 1024 and time.monotonic() - began < 10  # 20 s uncut
     for special in ([""], ["xx", "xx"], ["\ud800"], ["a"], ["Ġ"]):
-        with pytest.raises(DataError):
-            BytePairTokenizer.train("abab c", 300, special, "llama3").encode("ab")
+        raises(DataError, "", BytePairTokenizer.train("abab c", 300, special, "llama3").encode, "ab")
 
 
 def test_state_survives_json_and_files(tmp_path):
@@ -203,9 +202,8 @@ def test_what_a_file_may_not_say():
         (["post_processor"], template(A, {"SpecialToken": {"id": "<y>", "type_id": 0}}), "post_processor: "),
         (["post_processor"], {"type": "RobertaProcessing", "sep": ["a", 900], "cls": ["a", 64]}, "does not exist"),
     ]:
-        with pytest.raises(DataError, match=message) as caught:
-            from_document(changed(path, value))
-        assert "\n" not in caught.value.args[0]
+        error = raises(DataError, message, from_document, changed(path, value))
+        assert "\n" not in error.args[0]
 
 
 @pytest.mark.parametrize("text", ["", "[", "[]", "null", '{"a": 1, "a": 2}', "[" * 100_000, '{"model": NaN}'])

@@ -132,11 +132,8 @@ def test_what_a_batch_is(workers):
     (batch, *_) = DataLoader(Squares(), 3, num_workers=workers)
     assert batch["n"].dtype == minigrad.int64 and batch["square"][0].tolist() == [0, 1, 4]
     assert batch["square"][1] == ["0^2", "1^2", "2^2"] and batch["square"][0].dtype == minigrad.float32
-    assert [b.tolist() for b in DataLoader((i / 2 for i in range(5)), 2, num_workers=workers)] == [
-        [0, 0.5],
-        [1, 1.5],
-        [2],
-    ]
+    read = [b.tolist() for b in DataLoader((i / 2 for i in range(5)), 2, num_workers=workers)]
+    assert read == [[0, 0.5], [1, 1.5], [2]]
     assert len([*DataLoader(iter(range(5)), 2, drop_last=True, num_workers=workers)]) == 2
     assert [*DataLoader([(1, 2), (3, 4)], 2, collate_fn=lambda samples: samples)] == [[(1, 2), (3, 4)]]
     assert next(iter(DataLoader(X, 5, num_workers=workers, pin_memory=True))).shape == (5, 2)

@@ -11,11 +11,12 @@ from replica_models import Normed
 import minigrad
 from minigrad import GradStore, Tensor, autocast, bfloat16, float16, float32, float64, nn
 from minigrad import distributed as dist
+from minigrad.distributed import MixedPrecisionConfig
 from minigrad.optim import SGD, AdamW, LinearWarmup, LossScaleStrategy, NonFiniteGradientError
 
 PLAIN = dist.TrainingConfig(max_grad_norm=None)
 BOTH = pytest.mark.parametrize(
-    "precision", [dist.MixedPrecisionConfig.bf16(), dist.MixedPrecisionConfig.fp16()], ids=["bf16", "fp16"]
+    "precision", [MixedPrecisionConfig.bf16(), MixedPrecisionConfig.fp16()], ids=["bf16", "fp16"]
 )
 
 
@@ -33,8 +34,8 @@ class Line(nn.Module):
 SMALL, HUGE = np.full((1, 4), 1e-4), np.full((1, 4), 6e4)  # HUGE is finite in the forward pass, and * scale in no half
 
 
-def fp16(strategy: LossScaleStrategy) -> dist.MixedPrecisionConfig:
-    return dist.MixedPrecisionConfig(float16, loss_scale=strategy)
+def fp16(strategy: LossScaleStrategy) -> MixedPrecisionConfig:
+    return MixedPrecisionConfig(float16, loss_scale=strategy)
 
 
 def line(strategy, comm=None, accum=1, lr=1.0) -> tuple[Line, dist.AmpTrainer]:
@@ -90,7 +91,7 @@ def test_defect_an_overflow_on_one_rank_is_one_on_all(bucket: int) -> None:
     def body(comm: dist.Communicator) -> tuple[float, int, bytes]:
         net = Line()
         optimizer = AdamW(net.named_parameters(), lr=1e-3)
-        trainer = dist.AmpTrainer(PLAIN, dist.MixedPrecisionConfig.fp16(), comm, optimizer, bucket_size_bytes=bucket)
+        trainer = dist.AmpTrainer(PLAIN, MixedPrecisionConfig.fp16(), comm, optimizer, bucket_size_bytes=bucket)
         made = [feed(trainer, net, HUGE if comm.rank == 1 and step == 1 else SMALL) for step in range(3)]
         assert [m is None for m in made] == [False, True, False]
         assert (optimizer.timestep, trainer.global_step, trainer.skipped_steps) == (2, 2, 1)
@@ -142,9 +143,7 @@ def test_defect_master_weights_and_moments_are_float32() -> None:
         other = nn.Linear(2, 2).to(half)
         with pytest.raises(ValueError, match=f"parameter weight is {half}, expected float32"):
             dist.AmpTrainer().step(other.named_parameters(), GradStore(), 1.0)
-    raises(
-        ValueError, "master_dtype is float16, expected float32", lambda: dist.MixedPrecisionConfig(master_dtype=float16)
-    )
+    raises(ValueError, "master_dtype is float16, expected float32", MixedPrecisionConfig, master_dtype=float16)
 
 
 @pytest.mark.parametrize("world", [1, 2])
@@ -175,7 +174,7 @@ def test_defect_the_scaler_is_saved_and_resumed_exactly(comm: dist.Communicator,
 
 def test_defect_a_schedule_counts_steps_that_were_made() -> None:
     net = Line()
-    trainer = dist.AmpTrainer(PLAIN, dist.MixedPrecisionConfig.fp16(), schedule=LinearWarmup(1.0, 10))
+    trainer = dist.AmpTrainer(PLAIN, MixedPrecisionConfig.fp16(), schedule=LinearWarmup(1.0, 10))
     rates = []
     for batch in (SMALL, HUGE, SMALL, HUGE, SMALL):
         metrics = feed(trainer, net, batch)
@@ -211,7 +210,7 @@ def test_in_bfloat16_it_is_simple_trainer_under_autocast_to_the_bit() -> None:
 
 
 @BOTH
-def test_two_ranks_train_as_one(precision: dist.MixedPrecisionConfig) -> None:
+def test_two_ranks_train_as_one(precision: MixedPrecisionConfig) -> None:
     def body(comm: dist.Communicator) -> list[np.ndarray]:
         net = make_net()
         trainer = dist.AmpTrainer(dist.TrainingConfig(learning_rate=1e-2), precision, comm, bucket_size_bytes=100)
@@ -277,5 +276,5 @@ def test_refuses_states_and_arguments_that_do_not_fit() -> None:
         raises(ValueError, words, other.load_state_dict, net.named_parameters(), arrays, state)
     words = "precision is of type TrainingConfig, expected a MixedPrecisionConfig"
     raises(TypeError, words, lambda: dist.AmpTrainer(PLAIN, PLAIN))  # type: ignore[arg-type]
-    raises(ValueError, "compute_dtype is float32", lambda: dist.MixedPrecisionConfig(float32))
-    raises(ValueError, "loss_scale is 2.0", lambda: dist.MixedPrecisionConfig(loss_scale=2.0))  # type: ignore[arg-type]
+    raises(ValueError, "compute_dtype is float32", lambda: MixedPrecisionConfig(float32))
+    raises(ValueError, "loss_scale is 2.0", lambda: MixedPrecisionConfig(loss_scale=2.0))  # type: ignore[arg-type]

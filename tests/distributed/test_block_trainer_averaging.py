@@ -43,10 +43,8 @@ def test_must_mean_semantics_means_of_1_and_5_with_3_and_1_samples_give_2():
 @pytest.mark.parametrize("sizes", [(12,), (6, 6), (10, 2), (0, 11, 1)], ids=str)
 def test_must_mean_semantics_ranks_are_one_process_on_the_whole_batch(sizes, tied):
     want = nets.alone(nets.Net(tied=tied))
-    results = dist.run_threads(
-        len(sizes), lambda comm: nets.train(comm, nets.Net(comm.rank, tied=tied), sizes), timeout=20
-    )
-    for got in results:
+    body = lambda comm: nets.train(comm, nets.Net(comm.rank, tied=tied), sizes)  # noqa: E731
+    for got in dist.run_threads(len(sizes), body, timeout=20):
         nets.assert_like_one_process(got, want)
         assert got[1]["blocks.0.statistic.seen"] == 4
         assert np.abs(got[1]["blocks.2.statistic.mean"]).max() > 0.01
@@ -117,10 +115,8 @@ def test_must_accumulation_is_one_batch_one_reduction_and_a_clip_after_it():
 
 def test_must_accumulation_window_ends_with_the_data():
     def body(comm: dist.ThreadCommunicator):
-        net = nets.Net(comm.rank)
-        trainer = dist.BlockDistributedTrainer(
-            net, comm, dist.TrainingConfig(0.02, max_grad_norm=0.5, grad_accum_steps=5)
-        )
+        net, config = nets.Net(comm.rank), dist.TrainingConfig(0.02, max_grad_norm=0.5, grad_accum_steps=5)
+        trainer = dist.BlockDistributedTrainer(net, comm, config)
         if comm.rank == 0:
             assert trainer.train_batch(*nets.batch(0)) is None  # the other rank has nothing left
         metrics = trainer.finish_window()

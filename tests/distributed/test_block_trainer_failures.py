@@ -62,8 +62,7 @@ def test_must_non_finite_in_a_world_of_one_and_in_sums_and_losses():
         with pytest.raises(dist.NonFiniteBlockGradientError, match="on the ranks' sum, block 0"):
             trainer.train_batch(np.ones(1, np.float32))
         trainer._loss_fn = lambda x: one.blocks[0].weight * 0.0 + (math.nan if comm.rank == 1 else 0.0)
-        with pytest.raises(dist.NonFiniteLossError, match="loss of step 1 is nan on rank 1"):
-            trainer.train_batch(np.ones(1, np.float32))
+        raises(dist.NonFiniteLossError, "loss of step 1 is nan on rank 1", trainer.train_batch, np.ones(1, np.float32))
         assert one.blocks[0].weight.item() == 0.0
 
     dist.run_threads(2, body, timeout=20)
@@ -94,16 +93,13 @@ def test_must_mismatch_raises_on_every_rank_before_averaging(comm: dist.ThreadCo
     trainer = dist.BlockDistributedTrainer(net, comm, CONFIG)
     if what == "samples":
         x, y = batch(0)
-        with pytest.raises(ValueError, match=r"one number of samples, not shapes \(12, 5\), \(11, 5\)"):
-            trainer.train_batch(x, y[1:])
+        raises(ValueError, r"one number of samples, not shapes \(12, 5\), \(11, 5\)", trainer.train_batch, x, y[1:])
         return
     if what == "later step":
         trainer.train_batch(*batch(0))
     trainer._step.global_step += odd
     before = held(net)
-    raises(
-        dist.CollectiveMismatchError, "the (global step|number of the step) is", lambda: trainer.train_batch(*batch(1))
-    )
+    raises(dist.CollectiveMismatchError, "the (global step|number of the step) is", trainer.train_batch, *batch(1))
     assert held(net) == before
 
 

@@ -7,7 +7,6 @@ from block_trainer_nets import CONFIG, Net, Spoil, alone, assert_like_one_proces
 from in_threads import in_threads
 from refusals import raises
 
-import minigrad
 from minigrad import Tensor, nn, optim
 from minigrad import distributed as dist
 
@@ -28,8 +27,7 @@ class Half(nn.Module):
         self.blocks = nn.ModuleList([nn.Linear(4, 4, bias=False)])
 
     def loss(self, x: Tensor) -> Tensor:
-        y = x.to(minigrad.float16) @ self.blocks[0].weight.to(minigrad.float16)
-        return (y.to(minigrad.float32) * 1e-7).sum() / len(x)
+        return ((x.half() @ self.blocks[0].weight.half()).float() * 1e-7).sum() / len(x)
 
 
 def test_should_precision_an_overflow_leaves_the_step_out_on_all_ranks_and_the_scaler_is_saved(tmp_path):
@@ -47,10 +45,7 @@ def test_should_precision_an_overflow_leaves_the_step_out_on_all_ranks_and_the_s
         np.testing.assert_allclose(before - net.blocks[0].weight.data, 0.1, rtol=2e-2)  # 1e-7 is no normal float16
         before = net.blocks[0].weight.data.copy()
         if comm.rank == 1:  # finite in the forward pass; its gradient times the scale is more than float16 can hold
-            trainer._loss_fn = lambda x: (
-                (x.to(minigrad.float16) * net.blocks[0].weight[0].to(minigrad.float16)).to(minigrad.float32).sum()
-                * 1e-3
-            )
+            trainer._loss_fn = lambda x: (x.half() * net.blocks[0].weight[0].half()).float().sum() * 1e-3
         assert trainer.train_batch(small if comm.rank == 0 else huge) is None
         assert (trainer.global_step, trainer.skipped_steps) == (1, 1)
         assert np.array_equal(net.blocks[0].weight.data, before)

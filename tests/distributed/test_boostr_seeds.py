@@ -83,10 +83,8 @@ def test_distributed_trainer_grad_accumulation():
 def test_distributed_trainer_send_sync(world):
     """Rust's ``Send + Sync``: a trainer made in one thread is used in others, one after the other."""
     params = [parameter([1.0, 2.0]) for _ in range(world)]
-    trainers = [
-        dist.DistributedTrainer(dist.TrainingConfig(), comm)
-        for comm in dist.ThreadCommunicator.group(world, timeout=20)
-    ]
+    comms = dist.ThreadCommunicator.group(world, timeout=20)
+    trainers = [dist.DistributedTrainer(dist.TrainingConfig(), comm) for comm in comms]
 
     def step(rank: int) -> dist.TrainingMetrics | None:
         return trainers[rank].step([params[rank]], gradient(params[rank], [0.1, 0.2]), 0.5)

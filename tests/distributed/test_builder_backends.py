@@ -38,9 +38,8 @@ def test_the_average_is_weighted_and_the_same_on_all(dtype):
     assert host[4].item() == 9 and host[2].data.tobytes() == replicas()[0][2].data.tobytes()
     alone = weighted_mean(replicas(), weights)
     assert [a.data.tobytes() for a in alone] == [a.data.tobytes() for a in host]
-    pre, post = (
-        np.concatenate([r[i].data.astype(np.float64).ravel() for i in (0, 1, 3)]) for r in (replicas()[1], host)
-    )
+    both = replicas()[1], host
+    pre, post = (np.concatenate([r[i].data.astype(np.float64).ravel() for i in (0, 1, 3)]) for r in both)
     assert deltas[1] == pytest.approx(np.linalg.norm(pre - post) / np.linalg.norm(post), rel=10 * tolerance)
 
 

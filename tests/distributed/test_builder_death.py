@@ -172,4 +172,5 @@ def test_death_by_numbers_that_are_not_finite_names_the_step():
 
 
 def test_death_of_the_only_one_by_the_keyboard_is_passed_on():
-    raises(KeyboardInterrupt, "", builder(replicas=1, train_fn=lambda m, b: raises(KeyboardInterrupt())()).run)
+    with pytest.raises(KeyboardInterrupt):
+        builder(replicas=1, train_fn=lambda m, b: raises(KeyboardInterrupt())()).run()

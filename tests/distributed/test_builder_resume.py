@@ -16,13 +16,8 @@ from minigrad.nn import functional as F
 
 @pytest.mark.parametrize("backend", AverageBackend)
 def test_resume_is_the_uninterrupted_run_to_the_bit(backend, tmp_path):
-    options = {
-        "policy": SYNC,
-        "backend": backend,
-        "num_epochs": 4,
-        "max_grad_norm": 0.5,
-        "scheduler": lambda world: optim.CosineAnnealing(0.05, 0.0, 3, 25),
-    }
+    options = {"policy": SYNC, "backend": backend, "num_epochs": 4, "max_grad_norm": 0.5}
+    options["scheduler"] = lambda world: optim.CosineAnnealing(0.05, 0.0, 3, 25)
 
     def checkpoint_fn(epoch: int, state: TrainedState) -> None:
         assert epoch == state.epoch
@@ -87,13 +82,11 @@ def test_resume_checks_what_it_is_given(tmp_path):
 @pytest.mark.parametrize("policy", [CADENCE, ASYNC])
 def test_checkpoint_between_epochs_has_exactly_these_epochs(policy):
     saved = []
-    state = builder(
-        policy=policy,
-        num_epochs=5,
-        checkpoint_every=2,
-        checkpoint_fn=lambda epoch, s: saved.append((epoch, s.epoch, s.batches, len(s.replicas))),
-    ).run()
-    state.join()
+
+    def note(epoch: int, state: TrainedState) -> None:
+        saved.append((epoch, state.epoch, state.batches, len(state.replicas)))
+
+    builder(policy=policy, num_epochs=5, checkpoint_every=2, checkpoint_fn=note).run().join()
     assert saved == [(2, 2, 24, 2), (4, 4, 48, 2)]
 
 

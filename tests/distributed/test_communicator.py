@@ -50,9 +50,8 @@ def test_errors_say_where(kind):
 
 def test_a_call_in_words_is_what_must_agree():
     array = np.ones((3, 4), np.float32)
-    assert (
-        str(Call(CallKind.ALL_REDUCE, 1, None, array, array, dist.ReduceOp.SUM)) == "all_reduce(sum) of (3, 4) float32"
-    )
+    summed = Call(CallKind.ALL_REDUCE, 1, None, array, array, dist.ReduceOp.SUM)
+    assert str(summed) == "all_reduce(sum) of (3, 4) float32"
     assert str(Call(CallKind.BROADCAST, 9, 4, None, array, peer=2)) == "broadcast of (3, 4) float32 from rank 2"
     assert str(Call(CallKind.BARRIER, 3, None)) == "barrier"
 
@@ -63,9 +62,8 @@ def test_headers_agree_where_calls_do():
     mine = call_header.pack(call, 3, 5)
     assert mine.nbytes == call_header.SIZE == 128 and call_header.whole(mine)
     assert call_header.read(mine) == ("all_reduce", "all_reduce(sum) of (3, 4) float32 in step 5", 7)
-    assert call_header.agree(
-        mine, call_header.pack(Call(CallKind.ALL_REDUCE, 9, 5, array, array, dist.ReduceOp.SUM), 3, 5)
-    )
+    same = Call(CallKind.ALL_REDUCE, 9, 5, array, array, dist.ReduceOp.SUM)
+    assert call_header.agree(mine, call_header.pack(same, 3, 5))
     for differs in (
         call_header.pack(call, 4, 5),
         call_header.pack(call, 3, 6),

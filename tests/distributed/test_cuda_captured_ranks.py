@@ -105,9 +105,8 @@ def test_cuda_captured_steps_compare_what_the_ranks_hold(machine: FakeMachine) -
 def test_cuda_index_out_of_range_on_one_rank_stops_all(machine: FakeMachine) -> None:
     def fn(comm: dist.Communicator):
         model = Pair(comm.device)
-        step = trainer_of("distributed", comm).capture(
-            lambda x, i: model.loss(x) + model.a[i].sum(), model.named_parameters()
-        )
+        trainer = trainer_of("distributed", comm)
+        step = trainer.capture(lambda x, i: model.loss(x) + model.a[i].sum(), model.named_parameters())
         good, bad = (Tensor(np.array([0, last])) for last in (2, 3))
         for i in range(2):
             step(rows(comm, i), good).result()
@@ -125,10 +124,8 @@ def test_cuda_index_out_of_range_on_one_rank_stops_all(machine: FakeMachine) -> 
 def test_cuda_ranks_whose_inputs_or_steps_differ_are_told(machine: FakeMachine) -> None:
     def shapes(comm: dist.Communicator) -> None:
         _, _, step, _ = after_steps(comm, 0)
-        with pytest.raises(
-            dist.CollectiveMismatchError, match=r"inputs of a captured step is 'float32 \(2, 3\)' on rank 1"
-        ):
-            step(rows(comm, 0)[: 1 + comm.rank])
+        words = r"inputs of a captured step is 'float32 \(2, 3\)' on rank 1"
+        raises(dist.CollectiveMismatchError, words, lambda: step(rows(comm, 0)[: 1 + comm.rank]))
 
     def rates(comm: dist.Communicator) -> None:
         model = Pair(comm.device)
@@ -137,11 +134,7 @@ def test_cuda_ranks_whose_inputs_or_steps_differ_are_told(machine: FakeMachine) 
         for i in range(2):
             step(rows(comm, i)).result()
         trainer.optimizer.set_lr(0.1 * (1 + comm.rank))
-        raises(
-            dist.CollectiveMismatchError,
-            r"'learning rate': 0.[12].* on rank [01]",
-            lambda: step(rows(comm, 2)).result(),
-        )
+        raises(dist.CollectiveMismatchError, r"'learning rate': 0.[12].* on rank [01]", step(rows(comm, 2)).result)
 
     good(shapes)
     good(rates)
@@ -209,10 +202,8 @@ def test_cuda_ranks_that_capture_different_gradients_keep_no_graph(machine: Fake
         )
         step(rows(comm, 0)).result()
         odd += [1] * comm.rank
-        with pytest.raises(
-            dist.CollectiveMismatchError, match=r"the parameters with a gradient is .*'unused'.* on rank 1"
-        ):
-            step(rows(comm, 1))
+        words = r"the parameters with a gradient is .*'unused'.* on rank 1"
+        raises(dist.CollectiveMismatchError, words, step, rows(comm, 1))
         found = step.graphs
         odd.clear()
         return found, [step(rows(comm, i)).result().step for i in range(1, 3)], weights(model)

@@ -16,12 +16,7 @@ if not mg.cuda.is_available():
 DEVICES = [mg.Device("cuda:0"), mg.Device(f"cuda:{min(1, mg.cuda.device_count() - 1)}")]
 RNG = np.random.default_rng(0)
 X, Y = RNG.standard_normal((7, 3)), RNG.integers(0, 2, 7)
-CONFIG = dist.TrainerConfig(
-    batch_size_per_device=4,
-    gradient_clip=1.0,
-    optimizer=dist.OptimizerKind.sgd(0.1, 0.9),
-    loss=dist.LossKind.cross_entropy(),
-)
+CONFIG = dist.TrainerConfig(4, 1.0, dist.OptimizerKind.sgd(0.1, 0.9), dist.LossKind.cross_entropy())
 
 
 def weights(model: nn.Module) -> list[np.ndarray]:

@@ -26,6 +26,7 @@ from minigrad.optim import AdamW, AdamWConfig, CosineAnnealing, NonFiniteGradien
 SGD = dist.OptimizerKind.sgd(0.05, momentum=0.9, weight_decay=0.1)
 ADAMW = dist.OptimizerKind.adamw(0.02, 0.8, 0.95, 1e-6, 0.1)
 WEIGHTS = (0.5, 3.0, 0.0, 1.25)
+ABOVE = "replica 1 raised ValueError: a feature is above 1000"  # what a replica that fails says
 
 
 def config(optimizer=ADAMW, loss=None, clip=None, size=100) -> dist.TrainerConfig:
@@ -265,13 +266,12 @@ def test_dp_errors_dropped_reply_of_a_thread(stack: ExitStack, how: str, reason:
     bad = x.copy()
     bad[4] = 2000.0  # goes to replica 1
     trainer.timeout = 1.5 if how == "sleep" else 60.0
-    error = assert_step_fails(
-        trainer, (bad, y), ReplicaDroppedReplyError, f"trainer: replica dropped reply: replica 1: {reason}"
-    )
+    dropped = f"replica dropped reply: replica 1: {reason}"
+    error = assert_step_fails(trainer, (bad, y), ReplicaDroppedReplyError, f"trainer: {dropped}")
     assert error.rank == 1  # type: ignore[attr-defined]
     trainer.timeout = 60.0
     if how == "exit":
-        assert_step_fails(trainer, (x, y), ReplicaDroppedReplyError, f"replica dropped reply: replica 1: {reason}")
+        assert_step_fails(trainer, (x, y), ReplicaDroppedReplyError, dropped)
     trainer.set_replicas(threads(stack, 2))
     stats, model = [trainer.step((x, y))], Net()
     assert_same(trainer, stats, model, trained_alone(model, config(), [rows(6, 0), rows(6, 1)]).stats[1:])
@@ -330,9 +330,7 @@ def test_dp_errors_a_threads_exception_is_forwarded_with_its_rank(stack: ExitSta
     trainer = DataParallelTrainer(config(), replicas, model=Net(), timeout=threading.TIMEOUT_MAX)
     x, y = rows(6)
     x[1] = 2000.0
-    error = assert_step_fails(
-        trainer, (x, y), dist.ReplicaError, "replica 1 raised ValueError: a feature is above 1000"
-    )
+    error = assert_step_fails(trainer, (x, y), dist.ReplicaError, ABOVE)
     assert isinstance(error, dist.ReplicaError)
     assert (error.rank, error.kind) == (1, "ValueError") and isinstance(error.__cause__, ValueError)
     trainer.set_replicas(replicas[:2])
@@ -408,9 +406,7 @@ def test_peer_loss_processes_equal_one_device_and_a_killed_one_is_replaced(stack
     x, y = batches[1]
     bad = x.copy()
     bad[1] = 2000.0
-    error = assert_step_fails(
-        trainer, (bad, y), dist.ReplicaError, "replica 1 raised ValueError: a feature is above 1000"
-    )
+    error = assert_step_fails(trainer, (bad, y), dist.ReplicaError, ABOVE)
     assert isinstance(error, dist.ReplicaError) and (error.rank, error.kind) == (1, "ValueError")
     assert "in forward" in error.trace
     trainer.set_replicas([replicas[0], spare])

@@ -5,16 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from refusals import raises
 
-from minigrad.distributed.mirrors.flodl.policies import (
-    OVERSHOOT_CEILING,
-    AveragingPolicy,
-    DivergenceGuard,
-    OvershootLimit,
-    should_average,
-)
+from minigrad.distributed.mirrors.flodl import policies
 from minigrad.distributed.mirrors.flodl.workload import MIN_CHUNK, ChunkPool, partition
 
-SYNC, CADENCE, ASYNC = AveragingPolicy.SYNC, AveragingPolicy.CADENCE, AveragingPolicy.ASYNC
+SYNC, CADENCE, ASYNC = policies.AveragingPolicy.SYNC, policies.AveragingPolicy.CADENCE, policies.AveragingPolicy.ASYNC
 
 
 def test_policies_truth_table():
@@ -30,7 +24,8 @@ def test_policies_truth_table():
         ((9, 0), (81.0, 50.0), 20.0, False, False, False),  # nobody is averaged without a step of his own
     ]:
         view = steps, wall_ms, (2, 6), anchor_wall_ms
-        assert [should_average(policy, *view) for policy in (SYNC, CADENCE, ASYNC)] == [sync, cadence, asynchronous]
+        found = [policies.should_average(policy, *view) for policy in (SYNC, CADENCE, ASYNC)]
+        assert found == [sync, cadence, asynchronous]
 
 
 # ------------------------------------------------------------------ guard and overshoot
@@ -46,16 +41,16 @@ def test_guard_three_rises_above_the_threshold():
         ([0.09, 0.07, 0.08, 0.10], [False, False, False, True]),
         ([0.06, 0.07, 0.08, 0.09, 0.10, 0.11], [False, False, True, False, False, True]),  # afresh after each
     ]:
-        guard = DivergenceGuard(0.05)
+        guard = policies.DivergenceGuard(0.05)
         assert [guard.observe([0.0, delta]) for delta in deltas] == verdicts
 
 
 def test_guard_keeps_five_and_takes_the_largest_over_ranks():
-    guard = DivergenceGuard(1.0)
+    guard = policies.DivergenceGuard(1.0)
     for i in range(9):
         guard.observe([0.1 * i, 0.3, 0.2])
     assert list(guard.ring) == [max(0.1 * i, 0.3) for i in range(4, 9)]
-    raises(ValueError, "divergence_threshold is 0, expected a number > 0, or None", DivergenceGuard, 0)
+    raises(ValueError, "divergence_threshold is 0, expected a number > 0, or None", policies.DivergenceGuard, 0)
 
 
 @pytest.mark.parametrize(
@@ -63,13 +58,13 @@ def test_guard_keeps_five_and_takes_the_largest_over_ranks():
     [(10, None, 2, 3), (300, None, 3, 6), (10_000, None, 5, 10), (300, 1, 1, 1), (300, 0, 0, 0), (300, 99, 3, 15)],
 )
 def test_overshoot_starts_grows_and_falls_back(batches, given_cap, start, cap):
-    overshoot = OvershootLimit(batches, given_cap)
+    overshoot = policies.OvershootLimit(batches, given_cap)
     assert overshoot.limit == start
     seen = []
     for _ in range(30):
         overshoot.averaged(drifts=False)
         seen.append(overshoot.limit)
-    assert seen[0] == min(start + 1, cap) and seen[-1] == cap <= OVERSHOOT_CEILING
+    assert seen[0] == min(start + 1, cap) and seen[-1] == cap <= policies.OVERSHOOT_CEILING
     overshoot.averaged(drifts=True)
     assert overshoot.limit == start
 

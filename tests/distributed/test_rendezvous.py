@@ -241,8 +241,7 @@ def test_a_gpu_that_nccl_cannot_use_is_an_error(gpus, monkeypatch):
         raise OSError("no NVIDIA driver (libcuda.so.1)")
 
     monkeypatch.setattr(minigrad.cuda_kernels, "driver", no_driver)
-    with pytest.raises(DeviceError, match=r"cuda:0 cannot be used: no NVIDIA driver \(libcuda"):
-        nccl.check_device(Device("cuda:0"))
+    raises(DeviceError, r"cuda:0 cannot be used: no NVIDIA driver \(libcuda", nccl.check_device, Device("cuda:0"))
     raises(RendezvousError, "needs an NVIDIA GPU: no NVIDIA driver", lambda: init_process_group("nccl"))
 
 

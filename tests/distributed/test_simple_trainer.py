@@ -233,9 +233,8 @@ def test_a_loss_that_is_not_finite_names_the_step_and_changes_nothing(loss):
         trainer.step(params, make_grads(params, i), 1.0)
     before = state_bits(trainer, params)
     trainer.step(params, make_grads(params, 2), 1.0)
-    with pytest.raises(NonFiniteLossError, match="the loss of step 2 is") as caught:
-        trainer.step(params, make_grads(params, 3), loss)
-    assert caught.value.step == 2
+    error = raises(NonFiniteLossError, "the loss of step 2 is", trainer.step, params, make_grads(params, 3), loss)
+    assert error.step == 2
     assert state_bits(trainer, params) == before  # the window was dropped
     assert trainer.step(params, make_grads(params, 4), 1.0) is None  # and a new one begins
 
@@ -329,8 +328,7 @@ def test_a_state_that_is_no_mapping_is_refused(meta):
 
 def test_gradients_must_be_a_grad_store() -> None:
     p = minigrad.tensor([1.0], requires_grad=True)
-    with pytest.raises(TypeError, match="the GradStore that loss.backward.. returned, not dict"):
-        SimpleTrainer().step([p], {}, 1.0)
+    raises(TypeError, "the GradStore that loss.backward.. returned, not dict", SimpleTrainer().step, [p], {}, 1.0)
     raises(ValueError, "max_grad_norm is 'a'", lambda: TrainingConfig(max_grad_norm="a"))
 
 

@@ -48,10 +48,8 @@ def about(values):
 
 def test_timeline_idle_gaps():
     timeline = scripted()
-    assert [(gap.rank, about(gap.start_ms), about(gap.duration_ms)) for gap in timeline.idle_gaps(0)] == [
-        (0, 10, 20),
-        (0, 40, 10),
-    ]
+    gaps = [(gap.rank, about(gap.start_ms), about(gap.duration_ms)) for gap in timeline.idle_gaps(0)]
+    assert gaps == [(0, 10, 20), (0, 40, 10)]
     assert timeline.idle_gaps(0, min_ms=15) == [IdleGap(0, about(10), about(20))]
     assert timeline.idle_gaps(1) == [IdleGap(1, about(30), about(20))]
     assert Timeline().idle_gaps(0) == []

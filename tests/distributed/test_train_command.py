@@ -115,8 +115,7 @@ def test_should_launcher_flags_outweigh_the_file_and_a_launcher_fills_in(tmp_pat
     assert resolve(section, ALONE) == dist.DistributedTrainConfig(4, 3, None, None, "a:1", "cuda")
     found = []
     monkeypatch.setattr(dist.DistributedTrainConfig, "connect", lambda config, **options: found.append(config) or 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        train.main([str(path), "--world-size", "2", "--rank", "1", "--coordinator", "b:2"])
+    raises(ZeroDivisionError, "", train.main, [str(path), "--world-size", "2", "--rank", "1", "--coordinator", "b:2"])
     raises(ZeroDivisionError, "", lambda: train.main([str(write(tmp_path, distributed="null")), "--world-size", "1"]))
     assert found == [dist.DistributedTrainConfig(2, 1, None, None, "b:2", "cuda"), dist.DistributedTrainConfig(1, 0)]
     assert resolve(None, SECOND) == resolve(DistributedSection(), SECOND) == dist.DistributedTrainConfig(2, 1)
@@ -298,8 +297,7 @@ def test_a_run_replaces_nothing_and_keeps_its_settings(tmp_path):
     raises(SettingsError, "holds a run already: add --resume", lambda: go(dist.NoOpCommunicator(), path))
     with pytest.raises(SettingsError, match=r"training.lr is 0.5; the run in .* has 0.001 and keeps it"):
         go(dist.NoOpCommunicator(), write(tmp_path, lr=0.5), resume=True)
-    with pytest.raises(CheckpointError):
-        go(dist.NoOpCommunicator(), write(tmp_path, output_dir=tmp_path / "none"), resume=True)
+    raises(CheckpointError, "", go, dist.NoOpCommunicator(), write(tmp_path, output_dir=tmp_path / "none"), resume=True)
 
 
 def test_ranks_with_other_files_refuse(tmp_path):

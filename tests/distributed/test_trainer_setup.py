@@ -362,21 +362,15 @@ def test_clipping_is_per_replica_before_the_reduction() -> None:
     grads = [exact.loss(x[:7], y[:7]).backward(), exact.loss(x[7:], y[7:]).backward()]
     norms = [math.sqrt(sum(float((g.data**2).sum()) for g in store.values())) for store in grads]
     assert norms[1] > 2 * norms[0] > limit
-    expected = {
-        name: sum(
-            s / 10 * store[p].data * min(1, limit / norm) for s, store, norm in zip(sizes, grads, norms, strict=True)
-        )
-        for name, p in exact.named_parameters()
-        if p in grads[0]
-    }
+    factors = [size / 10 * min(1, limit / norm) for size, norm in zip(sizes, norms, strict=True)]
+    clipped = lambda p: sum(c * store[p].data for c, store in zip(factors, grads, strict=True))  # noqa: E731
+    moved = {name: (p.data, clipped(p)) for name, p in exact.named_parameters() if p in grads[0]}
     with setup(2, DdpConfig(max_anchor=0, max_grad_norm=limit, speed_hint=(1, 7 / 3))) as trainer:
         metrics = made(trainer.step(loss_of, x, y))
         for name, p in trainer.models[1].named_parameters():
-            if name in expected:
-                np.testing.assert_allclose(
-                    p.data, dict(exact.named_parameters())[name].data - LR * expected[name], rtol=1e-5
-                )
-    after = math.sqrt(sum(float((g**2).sum()) for g in expected.values()))
+            if name in moved:
+                np.testing.assert_allclose(p.data, moved[name][0] - LR * moved[name][1], rtol=1e-5)
+    after = math.sqrt(sum(float((g**2).sum()) for _, g in moved.values()))
     assert metrics.grad_norm == pytest.approx(after, rel=1e-5)
     assert after <= limit
 
@@ -457,10 +451,8 @@ def test_a_replica_that_hangs_is_named_within_the_deadline() -> None:
             time.sleep(6 if model is trainer.models[1] else 0)
             return model.loss(x, y)
 
-        with pytest.raises(
-            dist.ReplicaDroppedReplyError, match="replica 1 has not ended forward and backward within 2 s"
-        ):
-            trainer.step(hanging, *batch(0))
+        words = "replica 1 has not ended forward and backward within 2 s"
+        raises(dist.ReplicaDroppedReplyError, words, trainer.step, hanging, *batch(0))
         raises(RuntimeError, "takes no more steps: replica 1", lambda: trainer.step(loss_of, *batch(0)))
 
 

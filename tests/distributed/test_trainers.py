@@ -65,10 +65,8 @@ def using(*letters: str, accum: int = 1) -> tuple[tuple[dp.Share, ...], ...]:
     """A window of as many micro-batches, ``accum`` for each rank, which use the named parts: side and gain, by first
     letters."""
     cuts = np.array_split(np.arange(dp.ROWS), len(letters))
-    every = [
-        dp.Share(tuple(map(int, rows)), frozenset(part for part in dp.EVERYTHING if part[0] in used))
-        for rows, used in zip(cuts, letters)
-    ]
+    parts = [frozenset(part for part in dp.EVERYTHING if part[0] in used) for used in letters]
+    every = [dp.Share(tuple(map(int, rows)), used) for rows, used in zip(cuts, parts)]
     return tuple(tuple(every[i : i + accum]) for i in range(0, len(every), accum))
 
 
@@ -145,11 +143,8 @@ def test_float16_gradients_do_not_overflow_with_numbers_of_tokens_as_weights(kin
 def test_parameters_may_be_frozen_and_join_between_steps(kind):
     def body(comm: dist.ThreadCommunicator) -> list[dp.Record]:
         net = dp.Scenario(dp.shares(2)).net()
-        trainer = (
-            dp.make_trainer(kind, comm)
-            if comm.world_size > 1
-            else dist.SimpleTrainer(dist.TrainingConfig(dp.LR, 0.01, None))
-        )
+        plain = dist.SimpleTrainer(dist.TrainingConfig(dp.LR, 0.01, None))
+        trainer = dp.make_trainer(kind, comm) if comm.world_size > 1 else plain
         records = []
         for step in range(4):
             net.side.requires_grad_(step != 1)

@@ -16,9 +16,7 @@ from minigrad.fast.decode import Decode
 from minigrad.models import GPT2, CausalLM, GPT2Config, Llama, LlamaConfig
 
 GPT = GPT2Config(vocab_size=19, block_size=10, n_layer=2, n_head=3, n_embd=72)
-LLAMA = LlamaConfig(
-    vocab_size=19, block_size=10, n_layer=2, n_head=6, n_kv_head=2, n_embd=36, n_inner=50, head_dim=8, rope_base=100.0
-)
+LLAMA = LlamaConfig(19, 10, n_layer=2, n_head=6, n_kv_head=2, n_embd=36, n_inner=50, head_dim=8, rope_base=100.0)
 
 
 def gpt2(**changes: Any) -> CausalLM:
@@ -204,8 +202,7 @@ def test_what_the_modules_refuse_is_refused() -> None:
     caches = model.new_caches(2, max_tokens=2)
     with mg.no_grad():
         model(tokens(2, 1), caches)
-        with pytest.raises(IndexError, match="index 19 at position 1 is out of range for 19 rows"):
-            model(mg.tensor([[0], [19]]), caches)
+        raises(IndexError, "index 19 at position 1 is out of range for 19 rows", model, mg.tensor([[0], [19]]), caches)
         raises(IndexError, "index -1 at position 0 is out of range", lambda: model(mg.tensor([[-1], [0]]), caches))
         raises(TypeError, "integers", lambda: model(mg.ones(2, 1), caches))
         raises(ValueError, "this cache expects", lambda: model(tokens(1, 1), caches))

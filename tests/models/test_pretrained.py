@@ -316,9 +316,8 @@ def test_configurations_of_llama_that_cannot_be_followed(tmp_path) -> None:
         ({"eos_token_id": "x"}, "eos_token_id is 'x'"),
         ({"model_type": "mistral"}, "model_type is 'mistral', and Llama reads 'llama'"),
     ]:
-        with pytest.raises(CheckpointError, match=message) as error:
-            llama_config(tmp_path, **fields)
-        assert str(tmp_path / "config.json") in str(error.value) or "do not fit" in str(error.value)
+        error = raises(CheckpointError, message, llama_config, tmp_path, **fields)
+        assert str(tmp_path / "config.json") in str(error) or "do not fit" in str(error)
 
 
 NOT_FOLLOWED = [

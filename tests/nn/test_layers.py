@@ -90,11 +90,9 @@ NORMALISATIONS = [
 def test_normalisations_are_pytorchs(name: str, args, shape: tuple[int, ...]) -> None:
     """Names, order and values of the state; outputs in training and evaluation; gradients."""
     ours, theirs = getattr(nn, name)(*args), getattr(torch.nn, name)(*args)
-    assert [(n, t.shape) for n, t in ours.state_dict().items()] == [
-        (n, tuple(t.shape)) for n, t in theirs.state_dict().items()
-    ]
-    for n, t in theirs.state_dict().items():
-        np.testing.assert_array_equal(ours.state_dict()[n].numpy(), t.numpy())
+    for (n, ours_t), (name, t) in zip(ours.state_dict().items(), theirs.state_dict().items(), strict=True):
+        assert (n, ours_t.shape) == (name, tuple(t.shape))
+        np.testing.assert_array_equal(ours_t.numpy(), t.numpy())
     state = {n: values(*p.shape, seed=9).astype("f4") for n, p in ours.named_parameters()}
     ours.load_state_dict(state, strict=False)
     theirs.load_state_dict({n: torch.tensor(v) for n, v in state.items()}, strict=False)

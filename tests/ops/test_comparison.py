@@ -34,7 +34,7 @@ OPS = [
     alike("logical_and", lambda x, y: x.logical_and(y), np.logical_and, **SPECIALS),
     alike("logical_or", lambda x, y: x.logical_or(y), np.logical_or, **SPECIALS),
     alike("logical_xor", lambda x, y: x.logical_xor(y), np.logical_xor, **SPECIALS),
-    *(unary(f"is{kind}", **SPECIALS) for kind in ("nan", "inf", "finite", "posinf", "neginf")),
+    *(unary(name, **SPECIALS) for name in ("isnan", "isinf", "isfinite", "isposinf", "isneginf")),
     unary("logical_not", **SPECIALS),
 ]
 

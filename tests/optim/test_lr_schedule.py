@@ -7,53 +7,43 @@ import numpy as np
 import pytest
 from refusals import raises
 
-from minigrad.optim.lr_schedule import (
-    Constant,
-    CosineAnnealing,
-    CyclicalLr,
-    DecayShape,
-    ExponentialDecay,
-    InverseSqrt,
-    Lambda,
-    LinearWarmup,
-    LrSchedule,
-    StepDecay,
-    WarmRestarts,
-    Wsd,
-)
+from minigrad import optim
 
 COSINE_999 = 0.001 + 0.009 * (1 + math.cos(math.pi * 999 / 1000)) / 2
 COSINE_QUARTER = 0.001 + 0.009 * (1 + math.sqrt(0.5)) / 2
 WSD = {0: 0.0001, 99: 0.01, 100: 0.01, 499: 0.01, 500: 0.01, 1000: 0.001, 10**9: 0.001}
-CLOSED_FORMS: list[tuple[LrSchedule, dict[int, float]]] = [
-    (Constant(1e-3), {0: 1e-3, 10**12: 1e-3}),
+CLOSED_FORMS: list[tuple[optim.LrSchedule, dict[int, float]]] = [
+    (optim.Constant(1e-3), {0: 1e-3, 10**12: 1e-3}),
     # The base rate is reached at the last step of the warmup.
-    (LinearWarmup(0.01, 100), {0: 0.0001, 49: 0.005, 98: 0.0099, 99: 0.01, 100: 0.01, 10**9: 0.01}),
-    (LinearWarmup(0.01, 0), {0: 0.01}),
-    (LinearWarmup(0.01, 1), {0: 0.01, 1: 0.01}),
-    (CosineAnnealing(0.01, 0.001, 100, 1100), {0: 0.0001, 99: 0.01, 100: 0.01, 350: COSINE_QUARTER, 600: 0.0055}),
-    (CosineAnnealing(0.01, 0.001, 100, 1100), {1100: 0.001}),
-    (CosineAnnealing(0.01, 0.001, 0, 1000), {0: 0.01, 999: COSINE_999, 1000: 0.001, 10**15: 0.001}),
-    (CosineAnnealing(0.01, 0.001, 5, 5), {4: 0.01, 5: 0.001}),  # a warmup and nothing else
-    (Wsd(0.01, 0.001, 100, 400, 500), {**WSD, 625: 0.001 + 0.009 * 0.75}),  # linear
-    (Wsd(0.01, 0.001, 100, 400, 500, "cosine"), {**WSD, 625: COSINE_QUARTER}),
-    (Wsd(0.01, 0.001, 100, 400, 500, DecayShape.Sqrt), {**WSD, 625: 0.001 + 0.009 * 0.5}),
-    (Wsd(0.01, 0.001, 0, 2, 0), {0: 0.01, 1: 0.01, 2: 0.001}),
-    (Wsd(0.01, 0.001, 0, 0, 4, "sqrt"), {0: 0.01, 1: 0.001 + 0.009 * 0.5, 4: 0.001}),
-    (Wsd(0.01, 0.001, 0, 0, 0, "cosine"), {0: 0.001}),
-    (StepDecay(0.1, 0.1, 30), {0: 0.1, 29: 0.1, 30: 0.01, 59: 0.01, 60: 0.001, 90: 0.0001}),
-    (ExponentialDecay(0.1, 0.01), {0: 0.1, 1: 0.1 * math.exp(-0.01), 100: 0.1 / math.e, 10**7: 0.0}),
-    (CyclicalLr(0.001, 0.01, 100), {0: 0.001, 25: 0.0055, 50: 0.01, 75: 0.0055, 99: 0.00118, 100: 0.001, 250: 0.01}),
-    (CyclicalLr(0.0, 1.0, 5), {0: 0, 1: 0.5, 2: 1, 3: 2 / 3, 4: 1 / 3, 5: 0}),  # an odd cycle still reaches the top
-    (CyclicalLr(0.0, 1.0, 2), {0: 0, 1: 1, 2: 0}),
-    (WarmRestarts(0.01, 0.0, 10, 2.0), {0: 0.01, 5: 0.005, 10: 0.01, 20: 0.005, 30: 0.01, 50: 0.005, 70: 0.01}),
-    (WarmRestarts(0.01, 0.0, 10, 1.0, 0.5), {0: 0.01, 9: 0.005 * (1 + math.cos(0.9 * math.pi)), 10: 0.005, 20: 0.0025}),
-    (WarmRestarts(0.01, 0.0, 1), {10**15: 0.01}),  # immediate, not a loop over the periods
+    (optim.LinearWarmup(0.01, 100), {0: 0.0001, 49: 0.005, 98: 0.0099, 99: 0.01, 100: 0.01, 10**9: 0.01}),
+    (optim.LinearWarmup(0.01, 0), {0: 0.01}),
+    (optim.LinearWarmup(0.01, 1), {0: 0.01, 1: 0.01}),
+    (optim.CosineAnnealing(0.01, 0.001, 100, 1100), {0: 0.0001, 99: 0.01, 100: 0.01, 350: COSINE_QUARTER, 600: 0.0055}),
+    (optim.CosineAnnealing(0.01, 0.001, 100, 1100), {1100: 0.001}),
+    (optim.CosineAnnealing(0.01, 0.001, 0, 1000), {0: 0.01, 999: COSINE_999, 1000: 0.001, 10**15: 0.001}),
+    (optim.CosineAnnealing(0.01, 0.001, 5, 5), {4: 0.01, 5: 0.001}),  # a warmup and nothing else
+    (optim.Wsd(0.01, 0.001, 100, 400, 500), {**WSD, 625: 0.001 + 0.009 * 0.75}),  # linear
+    (optim.Wsd(0.01, 0.001, 100, 400, 500, "cosine"), {**WSD, 625: COSINE_QUARTER}),
+    (optim.Wsd(0.01, 0.001, 100, 400, 500, optim.DecayShape.Sqrt), {**WSD, 625: 0.001 + 0.009 * 0.5}),
+    (optim.Wsd(0.01, 0.001, 0, 2, 0), {0: 0.01, 1: 0.01, 2: 0.001}),
+    (optim.Wsd(0.01, 0.001, 0, 0, 4, "sqrt"), {0: 0.01, 1: 0.001 + 0.009 * 0.5, 4: 0.001}),
+    (optim.Wsd(0.01, 0.001, 0, 0, 0, "cosine"), {0: 0.001}),
+    (optim.StepDecay(0.1, 0.1, 30), {0: 0.1, 29: 0.1, 30: 0.01, 59: 0.01, 60: 0.001, 90: 0.0001}),
+    (optim.ExponentialDecay(0.1, 0.01), {0: 0.1, 1: 0.1 * math.exp(-0.01), 100: 0.1 / math.e, 10**7: 0.0}),
+    (optim.CyclicalLr(0.001, 0.01, 100), {0: 0.001, 25: 0.0055, 50: 0.01, 75: 0.0055, 99: 0.00118}),
+    (optim.CyclicalLr(0.001, 0.01, 100), {100: 0.001, 250: 0.01}),
+    # An odd cycle still reaches the top.
+    (optim.CyclicalLr(0.0, 1.0, 5), {0: 0, 1: 0.5, 2: 1, 3: 2 / 3, 4: 1 / 3, 5: 0}),
+    (optim.CyclicalLr(0.0, 1.0, 2), {0: 0, 1: 1, 2: 0}),
+    (optim.WarmRestarts(0.01, 0.0, 10, 2.0), {0: 0.01, 5: 0.005, 10: 0.01, 20: 0.005, 30: 0.01, 50: 0.005, 70: 0.01}),
+    (optim.WarmRestarts(0.01, 0.0, 10, 1.0, 0.5), {0: 0.01, 10: 0.005, 20: 0.0025}),
+    (optim.WarmRestarts(0.01, 0.0, 10, 1.0, 0.5), {9: 0.005 * (1 + math.cos(0.9 * math.pi))}),
+    (optim.WarmRestarts(0.01, 0.0, 1), {10**15: 0.01}),  # immediate, not a loop over the periods
     # Periods 1, 1, 2, 3, 5: floors of 1.5**k, which do not stay at 1.
-    (WarmRestarts(0.01, 0.0, 1, 1.5), {0: 0.01, 1: 0.01, 2: 0.01, 3: 0.005, 4: 0.01, 7: 0.01}),
-    (WarmRestarts(0.01, 0.004, 10, 1.0, 0.1), {10: 0.004, 15: 0.004, 10**4: 0.004}),  # never under min_lr
-    (InverseSqrt(0.01, 4000), {0: 0.01 / 4000, 999: 0.0025, 3999: 0.01, 15999: 0.005}),
-    (Lambda(lambda step: 0.1 / (1 + step)), {0: 0.1, 9: 0.01}),
+    (optim.WarmRestarts(0.01, 0.0, 1, 1.5), {0: 0.01, 1: 0.01, 2: 0.01, 3: 0.005, 4: 0.01, 7: 0.01}),
+    (optim.WarmRestarts(0.01, 0.004, 10, 1.0, 0.1), {10: 0.004, 15: 0.004, 10**4: 0.004}),  # never under min_lr
+    (optim.InverseSqrt(0.01, 4000), {0: 0.01 / 4000, 999: 0.0025, 3999: 0.01, 15999: 0.005}),
+    (optim.Lambda(lambda step: 0.1 / (1 + step)), {0: 0.1, 9: 0.01}),
 ]
 
 
@@ -61,22 +51,22 @@ ALL = {type(schedule).__name__: schedule for schedule, _ in CLOSED_FORMS}
 
 
 @pytest.mark.parametrize(("schedule", "expected"), CLOSED_FORMS)
-def test_closed_form(schedule: LrSchedule, expected: dict[int, float]) -> None:
+def test_closed_form(schedule: optim.LrSchedule, expected: dict[int, float]) -> None:
     for step, lr in expected.items():
         # The formula and the schedule round in different orders.
         assert schedule.get_lr(step) == pytest.approx(lr, rel=1e-12, abs=1e-18), f"{schedule} at step {step}"
 
 
 def test_rates_at_the_turning_points() -> None:
-    assert CosineAnnealing(0.3, 0.1, 0, 7).get_lr(0) == 0.3  # not a rounding beside it
-    assert max(range(8000), key=InverseSqrt(0.01, 4000).get_lr) == 3999
-    for shape in DecayShape:
-        schedule = Wsd(0.01, 0.001, 100, 400, 500, shape.value)
+    assert optim.CosineAnnealing(0.3, 0.1, 0, 7).get_lr(0) == 0.3  # not a rounding beside it
+    assert max(range(8000), key=optim.InverseSqrt(0.01, 4000).get_lr) == 3999
+    for shape in optim.DecayShape:
+        schedule = optim.Wsd(0.01, 0.001, 100, 400, 500, shape.value)
         assert schedule.decay_shape is shape and 0.001 < schedule.get_lr(999) < 0.0011
 
 
 @pytest.mark.parametrize("schedule", ALL.values(), ids=ALL)
-def test_every_schedule_is_a_pure_function_with_checked_steps(schedule: LrSchedule) -> None:
+def test_every_schedule_is_a_pure_function_with_checked_steps(schedule: optim.LrSchedule) -> None:
     forwards = [schedule.get_lr(step) for step in range(200)]
     backwards = [schedule.get_lr(step) for step in reversed(range(200))]
     assert forwards == backwards[::-1]
@@ -89,27 +79,27 @@ def test_every_schedule_is_a_pure_function_with_checked_steps(schedule: LrSchedu
 
 def test_bad_arguments_are_named() -> None:
     for make, message in [
-        (lambda: Constant(-1.0), r"Constant: lr is -1.0, expected a finite number >= 0"),
-        (lambda: Constant(math.nan), r"lr is nan"),
-        (lambda: Constant("fast"), r"lr is 'fast'"),  # type: ignore[arg-type]
-        (lambda: LinearWarmup(0.1, -1), r"warmup_steps is -1, expected an integer >= 0"),
-        (lambda: LinearWarmup(0.1, 1.5), r"warmup_steps is 1.5"),  # type: ignore[arg-type]
-        (lambda: CosineAnnealing(0.1, 0.2, 0, 10), r"min_lr is 0.2, more than base_lr, 0.1"),
-        (lambda: CosineAnnealing(0.1, 0.0, 11, 10), r"warmup_steps is 11, more than total_steps, 10"),
-        (lambda: CosineAnnealing(0.1, 0.0, 0, 0), r"total_steps is 0, expected an integer >= 1"),
-        (lambda: Wsd(0.1, 0.0, 1, 1, 1, "cubic"), r"decay_shape is 'cubic', expected .*'linear', 'cosine', 'sqrt'"),
-        (lambda: StepDecay(0.1, 1.5, 10), r"decay_factor is 1.5, expected a number in \(0, 1\]"),
-        (lambda: StepDecay(0.1, 0.5, 0), r"decay_steps is 0"),
-        (lambda: ExponentialDecay(0.1, -0.1), r"decay_rate is -0.1"),
-        (lambda: CyclicalLr(0.1, 0.01, 10), r"min_lr is 0.1, more than max_lr"),
-        (lambda: CyclicalLr(0.01, 0.1, 1), r"cycle_length is 1, expected an integer >= 2"),
-        (lambda: WarmRestarts(0.1, 0.0, 10, 0.5), r"period_mult is 0.5, expected at least 1"),
-        (lambda: WarmRestarts(0.1, 0.0, 0), r"first_period is 0"),
-        (lambda: InverseSqrt(0.1, 0), r"warmup_steps is 0, expected an integer >= 1"),
-        (lambda: Lambda(lambda step: math.nan).get_lr(3), r"fn\(3\) returned nan"),
+        (lambda: optim.Constant(-1.0), r"Constant: lr is -1.0, expected a finite number >= 0"),
+        (lambda: optim.Constant(math.nan), r"lr is nan"),
+        (lambda: optim.Constant("fast"), r"lr is 'fast'"),  # type: ignore[arg-type]
+        (lambda: optim.LinearWarmup(0.1, -1), r"warmup_steps is -1, expected an integer >= 0"),
+        (lambda: optim.LinearWarmup(0.1, 1.5), r"warmup_steps is 1.5"),  # type: ignore[arg-type]
+        (lambda: optim.CosineAnnealing(0.1, 0.2, 0, 10), r"min_lr is 0.2, more than base_lr, 0.1"),
+        (lambda: optim.CosineAnnealing(0.1, 0.0, 11, 10), r"warmup_steps is 11, more than total_steps, 10"),
+        (lambda: optim.CosineAnnealing(0.1, 0.0, 0, 0), r"total_steps is 0, expected an integer >= 1"),
+        (lambda: optim.Wsd(1, 0.0, 1, 1, 1, "cubic"), r"decay_shape is 'cubic', expected .*'linear', 'cosine', 'sqrt'"),
+        (lambda: optim.StepDecay(0.1, 1.5, 10), r"decay_factor is 1.5, expected a number in \(0, 1\]"),
+        (lambda: optim.StepDecay(0.1, 0.5, 0), r"decay_steps is 0"),
+        (lambda: optim.ExponentialDecay(0.1, -0.1), r"decay_rate is -0.1"),
+        (lambda: optim.CyclicalLr(0.1, 0.01, 10), r"min_lr is 0.1, more than max_lr"),
+        (lambda: optim.CyclicalLr(0.01, 0.1, 1), r"cycle_length is 1, expected an integer >= 2"),
+        (lambda: optim.WarmRestarts(0.1, 0.0, 10, 0.5), r"period_mult is 0.5, expected at least 1"),
+        (lambda: optim.WarmRestarts(0.1, 0.0, 0), r"first_period is 0"),
+        (lambda: optim.InverseSqrt(0.1, 0), r"warmup_steps is 0, expected an integer >= 1"),
+        (lambda: optim.Lambda(lambda step: math.nan).get_lr(3), r"fn\(3\) returned nan"),
     ]:
         raises(ValueError, message, make)
 
 
 def test_lambda_wants_a_function() -> None:
-    raises(TypeError, "expected a function", Lambda, 0.1)  # type: ignore[arg-type]
+    raises(TypeError, "expected a function", optim.Lambda, 0.1)  # type: ignore[arg-type]
