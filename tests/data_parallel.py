@@ -28,11 +28,8 @@ def parameters(*shapes: tuple[int, ...], dtype: Any = np.float32) -> list[Tensor
 
 def store(params, values, order=None) -> GradStore:
     """A gradient for each parameter that has a value, in this order; the value is broadcast."""
-    grads = GradStore()
-    for i in range(len(params)) if order is None else order:
-        if values[i] is not None:
-            grads.insert(params[i], Tensor(np.broadcast_to(values[i], params[i].shape), dtype=params[i].dtype))
-    return grads
+    pairs = [(params[i], values[i]) for i in (range(len(params)) if order is None else order)]
+    return GradStore({p._id: Tensor(np.broadcast_to(v, p.shape), dtype=p.dtype) for p, v in pairs if v is not None})
 
 
 class Net(nn.Module):

@@ -8,12 +8,17 @@ import sys
 NOTHING = {}
 
 
-def python(*arguments: object, env=NOTHING, **options) -> subprocess.CompletedProcess[str]:
-    """``python *arguments`` when it has ended, with its output as text. ``options`` are those of subprocess.run."""
+def python(*arguments: object, env=NOTHING, returncode: int | None = None, **options):
+    """``python *arguments`` when it has ended, as it should: with ``returncode``, or None for any. Output is text.
+
+    ``options`` are those of subprocess.run.
+    """
     command = [sys.executable, *map(str, arguments)]
     variables = {**os.environ, "PYTHONUTF8": "1", **env}
     fixed = {"capture_output": True, "encoding": "utf-8", "timeout": 300, "input": ""}
-    return subprocess.run(command, env=variables, **{**fixed, **options})
+    done: subprocess.CompletedProcess[str] = subprocess.run(command, env=variables, **{**fixed, **options})
+    assert returncode in (None, done.returncode), done.stdout + done.stderr
+    return done
 
 
 @contextlib.contextmanager

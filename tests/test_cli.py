@@ -18,15 +18,13 @@ run = functools.partial(python, "-m", "minigrad")
 def trained(tmp_path_factory: pytest.TempPathFactory):
     """A folder in which ``minigrad train`` has trained a tiny model, and what it printed."""
     folder = tmp_path_factory.mktemp("trained")
-    result = run("train", *TINY, "--steps", 8, cwd=folder)
-    assert result.returncode == 0, result.stderr
+    result = run("train", *TINY, "--steps", 8, cwd=folder, returncode=0)
     return folder, result.stdout
 
 
 @pytest.mark.long
 def test_train_is_the_example(trained, tmp_path):
-    result = example_scripts.run("train_char_gpt.py", *TINY, "--steps", 8, cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
+    example_scripts.finish("train_char_gpt.py", *TINY, "--steps", 8, cwd=tmp_path)
     checkpoint = "runs/char-gpt/step-00000008"
     for file in ("model.safetensors", "trainer.safetensors", "state.json"):
         assert (trained[0] / checkpoint / file).read_bytes() == (tmp_path / checkpoint / file).read_bytes()
@@ -43,8 +41,7 @@ def test_train_says_how_to_go_on_and_that_works(trained):
 
 @pytest.mark.long
 def test_a_resumed_run_is_the_same_command(trained):
-    result = run("train", "--resume", cwd=trained[0])
-    assert result.returncode == 0
+    result = run("train", "--resume", cwd=trained[0], returncode=0)
     assert "nothing to do: runs/char-gpt has 8 steps" in result.stdout
 
 

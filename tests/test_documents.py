@@ -40,8 +40,7 @@ def test_readme_shows_code_that_runs():
 )
 def test_documented_code_runs(path, block, tmp_path):
     name = f"{path.relative_to(ROOT)}:{block.line}"
-    run = python(ROOT / "tests/code_blocks.py", name, input=block.source, cwd=tmp_path)
-    assert run.returncode == 0, run.stdout + run.stderr
+    python(ROOT / "tests/code_blocks.py", name, input=block.source, cwd=tmp_path, returncode=0)
 
 
 def quoted(block: code_blocks.Block) -> str | None:
@@ -132,8 +131,7 @@ def test_every_row_of_the_seed_systems_names_what_there_is():
 
 
 def test_what_people_type_who_know_pytorch_ends_as_the_page_says(tmp_path):
-    run = python(ROOT / "tests/idioms.py", cwd=tmp_path)
-    assert run.returncode == 0, run.stderr
+    python(ROOT / "tests/idioms.py", cwd=tmp_path, returncode=0)
     counts = re.search(r"^Of (\d+) idioms (\d+) work", (ROOT / "docs/from_pytorch.md").read_text(), re.MULTILINE)
     assert counts and int(counts[1]) >= 150 and int(counts[2]) >= 115
 

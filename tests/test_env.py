@@ -45,8 +45,7 @@ def test_broken_optional_packages_are_reported_with_reason_and_remedy(tmp_path):
     for name, source in broken.items():
         (tmp_path / f"{name}.py").write_text(source)
     path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
-    report = python("-m", "minigrad.env", env={"PYTHONPATH": path})
-    assert report.returncode == 0, report.stderr
+    report = python("-m", "minigrad.env", env={"PYTHONPATH": path}, returncode=0)
     assert "Traceback" not in report.stdout + report.stderr
     for reason in (
         "mpi          not usable: mpi4py cannot be imported (RuntimeError: cannot load MPI library)",

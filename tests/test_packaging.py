@@ -55,8 +55,7 @@ def import_from(folder: Path, code: str) -> list[str]:
     """Run code that sees the folder and the base dependencies, but not this checkout: -P and -S, then their folder."""
     numpy_home = Path(__import__("numpy").__file__).parents[1]
     program = f"import sys; sys.path[:0] = [{str(folder)!r}]; sys.path.append({str(numpy_home)!r})\n{code}"
-    run = python("-S", "-c", program, cwd=folder, env={"PYTHONPATH": ""})
-    assert run.returncode == 0, run.stderr
+    run = python("-S", "-c", program, cwd=folder, env={"PYTHONPATH": ""}, returncode=0)
     return run.stdout.split()
 
 

@@ -231,8 +231,7 @@ def test_other_vector_widths(cpu, features, vector_bytes):
     if vector_bytes > register_tile.VECTOR_BYTES:
         pytest.skip("this CPU has no AVX2")
     environment = {"NUMBA_CPU_NAME": cpu, "NUMBA_CPU_FEATURES": features, "NUMBA_NUM_THREADS": "1"}  # without helpers
-    result = python("-c", OTHER_VECTORS, env=environment)
-    assert result.returncode == 0, result.stderr
+    result = python("-c", OTHER_VECTORS, env=environment, returncode=0)
     assert int(result.stdout) == vector_bytes
 
 

@@ -44,10 +44,7 @@ def on(device: str, arrays: list[np.ndarray]) -> list[Tensor]:
 
 
 def store(params: list[Tensor], grads: list[np.ndarray]) -> grad_store.GradStore:
-    found = grad_store.GradStore()
-    for p, g in zip(params, grads, strict=True):
-        found.insert(p, Tensor(g, device=p.device))
-    return found
+    return grad_store.GradStore({p._id: Tensor(g, device=p.device) for p, g in zip(params, grads, strict=True)})
 
 
 def compare(found: np.ndarray, expected: np.ndarray, exact: bool) -> None:

@@ -225,6 +225,7 @@ def test_numbers_beyond_float32():
 
 def test_numbers_that_an_integer_dtype_cannot_hold():
     x = np.arange(5, dtype=np.uint8)
+    # Also where no kernel runs.
     raises(OverflowError, "Python integer 300 out of bounds for uint8", lambda: elementwise.add(from_host(x[:0]), 300))
     for name, compare in (("lt", operator.lt), ("ge", operator.ge), ("eq", operator.eq), ("ne", operator.ne)):
         for number in (300, -1, 2**70):

@@ -94,7 +94,8 @@ def test_wrong_arguments_are_named():
     began = time.monotonic()
     assert BytePairTokenizer.train(word, 1024).vocab_size == 1024 and time.monotonic() - began < 10  # 20 s uncut
     for special in ([""], ["xx", "xx"], ["\ud800"], ["a"], ["Ġ"]):
-        raises(DataError, "", BytePairTokenizer.train("abab c", 300, special, "llama3").encode, "ab")
+        with pytest.raises(DataError):
+            BytePairTokenizer.train("abab c", 300, special, "llama3").encode("ab")
 
 
 def test_state_survives_json_and_files(tmp_path):
@@ -177,7 +178,7 @@ def test_what_a_file_may_not_say():
         (["model", "vocab", "a"], 600, "must have the ids 0 to"),
         (["model", "vocab", "a"], 10**9, "'a' has the id 1000000000"),
         (["model", "vocab", "a"], True, "'a' has the id True"),
-        (["model", "vocab", "a"], 1, "have one id|byte"),
+        (["model", "vocab", "a"], 1, "not a tokenizer: .* out of vocabulary|have one id"),
         (["model", "vocab", "a b"], 600, "'a b' is neither a byte-level token nor an added one"),
         (["model", "type"], "Unigram", "'Unigram' is not supported"),
         (["model", "dropout"], 0.1, "dropout"),

@@ -70,6 +70,7 @@ def test_should_precision_what_is_no_overflow_still_halts(comm: dist.ThreadCommu
     trainer._loss_fn = lambda x: x.sum() * 0.0 + Spoil.apply(net.blocks[0].weight, value=math.nan)
     x = np.ones((1, 4), np.float32)
     assert trainer.train_batch(x) is None
+    # At a scale of 1 it is no overflow.
     raises(dist.NonFiniteBlockGradientError, "", trainer.train_batch, x)
     trainer._loss_fn = lambda x: (net.blocks[0].weight * math.nan).sum()
     raises(dist.NonFiniteLossError, "", trainer.train_batch, x)

@@ -95,10 +95,7 @@ def test_defect_07_gradients_that_share_memory_count_once(comm: dist.ThreadCommu
     trainer = sgd_trainer(kind, comm, params, accum=accum, bucket=12)
     for _ in range(accum):
         shared = Tensor(np.full(3, 2.0 + comm.rank, np.float32))
-        grads = GradStore()
-        for p in params:
-            grads.insert(p, shared)
-        trainer.step(params, grads, 1.0, weight)
+        trainer.step(params, GradStore({p._id: shared for p in params}), 1.0, weight)
     for p in params:
         np.testing.assert_allclose(p.data, -3.0, rtol=1e-6)
 

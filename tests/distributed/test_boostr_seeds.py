@@ -19,9 +19,7 @@ def parameter(values: list[float]) -> Tensor:
 
 
 def gradient(p: Tensor, values: list[float]) -> GradStore:
-    grads = GradStore()
-    grads.insert(p, Tensor(np.array(values, np.float32)))
-    return grads
+    return store([p], [values])
 
 
 # ---------------------------------------------------------------------- DistributedTrainer

@@ -93,6 +93,7 @@ def test_what_fails_on_rank_0_fails_everywhere(tmp_path):
 
         def caught(comm: dist.Communicator, fn=fn) -> str:
             error = raises(serialization.CheckpointError, "", fn, comm)
+            comm.barrier()  # the communicator is as good as before
             return str(error)
 
         messages = dist.run_threads(3, caught, timeout=20)

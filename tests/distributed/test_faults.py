@@ -118,8 +118,7 @@ if comm.rank == 1:
 comm.all_reduce(minigrad.ones(3))
 print("no error")
 """
-    result = run_ranks(2, program)
-    assert result.returncode == 0, result.text
+    result = run_ranks(2, program, returncode=0)
     assert result.lines(0) == result.lines(1) == ["no error"]
     assert "ZeroDivisionError" in result.errors(1)
 
@@ -138,8 +137,7 @@ if comm.rank == 0:
     time.sleep(2)
 print("done")
 """
-    result = run_ranks(2, program)
-    assert result.returncode == 0, result.text
+    result = run_ranks(2, program, returncode=0)
     assert result.lines(0) == result.lines(1) == ["done"]
 
 
@@ -176,8 +174,7 @@ except RendezvousError:
     print(time.monotonic() - began < 30)
     raise
 """
-    result = run_ranks(2, program, options=("--grace", "0.5"))
-    assert result.returncode == 1, result.text
+    result = run_ranks(2, program, options=("--grace", "0.5"), returncode=1)
     assert result.lines(0) == ["True"]
     assert result.seconds < 50
 

@@ -149,8 +149,7 @@ a.close()
 
 
 def passes(ranks: int, program: str, *arguments: str, timeout: float) -> None:
-    result = run_ranks(ranks, BEGIN + program, Path(__file__).parents[1], *arguments, timeout=timeout)
-    assert result.returncode == 0, result.text
+    result = run_ranks(ranks, BEGIN + program, Path(__file__).parents[1], *arguments, timeout=timeout, returncode=0)
     assert all(result.lines(rank) == ["passed"] for rank in range(ranks)), result.text
 
 

@@ -98,9 +98,7 @@ def test_parameter_server_honours_every_optimizer(optimizer: dist.OptimizerKind,
     ps = dist.AsyncParameterServer(START.astype(np.float64), optimizer, 3, gradient_clip=clip)
     for version, gradient in enumerate(np.random.default_rng(0).standard_normal((5, 3))):
         ps.push_gradient(0, max(0, version - 2), gradient)
-        grads = GradStore()
-        grads.insert(p, Tensor(gradient))
-        alone.step([("weights", p)], grads, 0.0)
+        alone.step([("weights", p)], GradStore({p._id: Tensor(gradient)}), 0.0)
         assert np.array_equal(ps.pull_weights()[0], p.data)
 
 

@@ -348,8 +348,7 @@ def test_a_folder_has_one_run_also_if_another_one_came_meanwhile(tmp_path, monke
 
 
 def test_one_process_runs_from_the_command_line(tmp_path):
-    done = python("-W", "error", "-m", "minigrad.distributed.train", write(tmp_path))
-    assert done.returncode == 0, done.stderr
+    done = python("-W", "error", "-m", "minigrad.distributed.train", write(tmp_path), returncode=0)
     assert done.stdout.splitlines()[-1] == "done: step 6; all 1 ranks hold the same weights, bit for bit"
 
 
@@ -384,8 +383,7 @@ def test_a_signal_or_a_death_loses_no_whole_step(tmp_path, number):
     else:
         assert found.returncode == 128 + number and "stopped after step 4, which is saved" in found.stdout, found.text
     shutil.copytree(tmp_path / "run", tmp_path / "alone")
-    again = run_ranks(2, "-m", "minigrad.distributed.train", path, "--resume", timeout=300)
-    assert again.returncode == 0, again.text
+    run_ranks(2, "-m", "minigrad.distributed.train", path, "--resume", timeout=300, returncode=0)
     whole = write(tmp_path, dropout=0.2, accumulation_steps=2, output_dir=tmp_path / "whole")
     dist.run_threads(2, lambda comm: go(comm, whole), timeout=60)
     assert weights(tmp_path / "run") == weights(tmp_path / "whole")
@@ -398,8 +396,7 @@ def test_a_signal_or_a_death_loses_no_whole_step(tmp_path, number):
 def test_should_launcher_processes_log_and_resume_bit_for_bit_on_every_rank(tmp_path):
     path = write(tmp_path, dropout=0.2, accumulation_steps=2)
     path.write_text(path.read_text() + "  distributed: {world_size: 2, backend: cpu}\n")
-    result = run_ranks(2, "-m", "minigrad.distributed.train", path, timeout=300)
-    assert result.returncode == 0, result.text
+    result = run_ranks(2, "-m", "minigrad.distributed.train", path, timeout=300, returncode=0)
     assert "all 2 ranks hold the same weights" in result.lines(0)[-1] and result.lines(1) == []
     folder = tmp_path / "run"
     begin, *lines = read_json_lines(folder / "metrics.jsonl")
@@ -412,8 +409,7 @@ def test_should_launcher_processes_log_and_resume_bit_for_bit_on_every_rank(tmp_
     assert len(hashes) == 2 and hashes[0] == hashes[1]
     straight = weights(folder, 6)
     shutil.rmtree(next(folder.glob("step-00000006*")))
-    again = run_ranks(2, "-m", "minigrad.distributed.train", path, "--resume", "--world-size", 2, timeout=300)
-    assert again.returncode == 0, again.text
+    run_ranks(2, "-m", "minigrad.distributed.train", path, "--resume", "--world-size", 2, timeout=300, returncode=0)
     assert weights(folder) == straight  # dropout too: every rank's random numbers went on
     relogged = [line for line in read_json_lines(folder / "metrics.jsonl") if "run" not in line]
     assert [(line["step"], line["loss"]) for line in relogged] == [(line["step"], line["loss"]) for line in lines]

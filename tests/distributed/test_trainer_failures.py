@@ -253,6 +253,7 @@ def test_a_loss_that_has_no_backward_drops_the_bucketed_window_on_all_ranks(comm
     trainer = make_trainer("bucketed", comm, accum=2)
     if micro:
         feed(trainer, net, good(comm, net, 0, 0))
+    # Not a scalar.
     raises((RuntimeError, ValueError), "", lambda: feed(trainer, net, net(SCENARIO.batch(0, (0, 1))[0])))
     assert state_bits(trainer, net)[2]["window"]["current_step"] == 0
     feed(trainer, net, good(comm, net, 0, 0))
