@@ -145,7 +145,7 @@ MISTAKES = {
     # Habits of PyTorch
     "optimizer of another model": lambda: AdamW([leaf(3)]).step(leaf(2).sum().backward()),
     "trainer with parameters used up": lambda: SimpleTrainer().step(iter(()), leaf(2).sum().backward(), 1.0),
-    "adding up losses in place": lambda: mg.zeros(()).__iadd__(leaf(3).sum()),
+    "adding up losses in place": lambda: mg.zeros(()).add_(leaf(3).sum()),
     "tensor over a parameter": lambda: setattr(nn.Linear(4, 2), "weight", mg.ones(2, 4)),
     "saving a model": lambda folder: mg.save({"model": nn.Linear(2, 2)}, folder / "model.pt"),
     "saving a module": lambda folder: save_safetensors(folder / "model.safetensors", nn.Linear(2, 2)),

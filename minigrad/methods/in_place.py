@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from .. import dtypes, shapes
-from ..autograd import TensorCore
+from ..autograd import Function, TensorCore
 from ..errors import bad_state, bad_type, bad_value
 from ..modes import F, is_grad_enabled
 from ..random import Source, draw
@@ -24,19 +24,44 @@ def _in_place(method: F) -> F:
     name = f"{method.__name__}_"
 
     def changed(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        new, own = method(self.detach(), *args, **kwargs).data, self.data
-        if dtypes.category(new.dtype) > dtypes.category(own.dtype):
-            raise bad_type(f"{name}: the result is {new.dtype}, which a {own.dtype} tensor cannot hold; use x = x + y")
-        if new.shape != own.shape:
-            raise bad_value(f"{name}: the result has shape {new.shape}, the tensor {own.shape}; use x = x + y")
+        new = _held(name, self, method(self.detach(), *args, **kwargs))
         self._change(name, *args, *kwargs.values())
-        self.device.kernels.elementwise.assign(own, new)
+        self.device.kernels.elementwise.assign(self.data, new.data)
         return self
 
     functools.update_wrapper(changed, method)
     changed.__name__, changed.__doc__ = name, f"``{method.__name__}`` in place."
     changed.__code__ = changed.__code__.replace(co_name=name)  # what tracebacks and captures call it
     return changed  # type: ignore[return-value]  # functools.wraps keeps the signature
+
+
+def _held(name: str, own: Tensor, new: Tensor) -> Tensor:
+    """``new``, if a tensor such as ``own`` can hold it."""
+    if dtypes.category(new.dtype) > dtypes.category(own.dtype):
+        raise bad_type(f"{name}: the result is {new.dtype}, which a {own.dtype} tensor cannot hold; use x = x + y")
+    if new.shape != own.shape:
+        raise bad_value(f"{name}: the result has shape {new.shape}, the tensor {own.shape}; use x = x + y")
+    return new
+
+
+def _operator(method: Callable[..., Tensor], in_place: F) -> F:
+    """``x += y``: in place, but where gradients are recorded a new x, which other names of the old one do not see.
+
+    A leaf that requires grad, and a view of one, are refused as by ``add_``: they would keep their values.
+    """
+
+    @functools.wraps(in_place)
+    def operator(self: Tensor, other: Operand) -> Tensor:
+        recorded = is_grad_enabled() and (self.requires_grad or (isinstance(other, TensorCore) and other.requires_grad))
+        source: Any = self if self.node is None else self.node
+        while isinstance(source, Function) and source.is_view and source.edges:
+            source = source.edges[0]
+        leaf = isinstance(source, TensorCore) and source.requires_grad and source._version is self._version
+        if leaf or not recorded:
+            return in_place(self, other)
+        return _held(in_place.__name__, self, method(self, other)).to(self.dtype)
+
+    return operator  # type: ignore[return-value]
 
 
 class InPlaceMethods:
@@ -69,13 +94,13 @@ class InPlaceMethods:
     bitwise_left_shift_: Final = _in_place(ComparisonMethods.bitwise_left_shift)
     bitwise_right_shift_: Final = _in_place(ComparisonMethods.bitwise_right_shift)
 
-    __iadd__ = add_
-    __isub__ = sub_
-    __imul__ = mul_
-    __itruediv__ = div_
-    __ifloordiv__ = floor_divide_
-    __imod__ = remainder_
-    __ipow__ = pow_
+    __iadd__: Final = _operator(MathMethods.add, add_)
+    __isub__: Final = _operator(MathMethods.sub, sub_)
+    __imul__: Final = _operator(MathMethods.mul, mul_)
+    __itruediv__: Final = _operator(MathMethods.div, div_)
+    __ifloordiv__: Final = _operator(MathMethods.floor_divide, floor_divide_)
+    __imod__: Final = _operator(MathMethods.remainder, remainder_)
+    __ipow__: Final = _operator(MathMethods.pow, pow_)
     __iand__ = bitwise_and_
     __ior__ = bitwise_or_
     __ixor__ = bitwise_xor_
