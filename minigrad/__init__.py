@@ -10,7 +10,7 @@ from .creation import *
 from .device import Device, DeviceError, kernels, plain_families
 from .dtypes import *
 from .dtypes import default_dtype as get_default_dtype
-from .einstein_sum import einsum
+from .einstein_sum import einsum, kron, tensordot
 from .engine import BackwardHook, backward
 from .fast.explain import explain
 from .functions import *
@@ -56,7 +56,7 @@ __all__ = [
     "arange", "as_tensor", "cat", "concat", "concatenate", "empty", "empty_like", "eye", "from_dlpack", "from_numpy",
     "full", "full_like", "hstack", "linspace", "logspace", "meshgrid", "one_hot", "ones", "ones_like", "rand",
     "rand_like", "randint", "randint_like", "randn", "randn_like", "randperm", "stack", "tensor", "tril_indices",
-    "triu_indices", "vstack", "where", "zeros", "zeros_like", "einsum",
+    "triu_indices", "vstack", "where", "zeros", "zeros_like", "einsum", "kron", "tensordot",
     # Random numbers
     "Generator", "default_generator", "manual_seed", "fresh_seed",
     # Tools and rooms
@@ -74,8 +74,8 @@ __all__ = [
     "bitwise_xor", "bitwise_left_shift", "bitwise_right_shift",
     # Over dimensions
     "sum", "nansum", "mean", "nanmean", "var", "std", "norm", "prod", "any", "all", "count_nonzero", "trace", "amax",
-    "amin", "max", "min", "median", "argmax", "argmin", "cumsum", "cumprod", "cummax", "cummin", "diff", "logsumexp",
-    "logaddexp", "softmax", "log_softmax", "std_mean", "var_mean",
+    "amin", "max", "min", "median", "quantile", "argmax", "argmin", "cumsum", "cumprod", "cummax", "cummin", "diff",
+    "logsumexp", "logaddexp", "softmax", "log_softmax", "std_mean", "var_mean",
     # The same elements in another shape, order or number
     "flatten", "ravel", "unflatten", "squeeze", "unsqueeze", "transpose", "swapdims", "movedim", "moveaxis", "t",
     "roll", "repeat_interleave", "diagonal", "tril", "triu", "narrow", "select", "split", "chunk", "unbind", "reshape",

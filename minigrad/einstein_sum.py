@@ -1,16 +1,18 @@
 """Einstein's sum convention: ``einsum("bik,bkj->bij", a, b)`` is a batched matrix product.
 
-Nothing new is computed here. Operands are taken one after the other; each pair becomes one product of (batches of)
-matrices by permute, reshape and matmul, or an elementwise product if no index is summed. So the gradients are those of
-these operations.
+``tensordot`` and ``kron`` are written in it. Nothing new is computed here. Operands are taken one after the other; each
+pair becomes one product of (batches of) matrices by permute, reshape and matmul, or an elementwise product if no index
+is summed. So the gradients are those of these operations.
 """
 
 import math
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from string import ascii_letters
 
 from . import dtypes
 from .errors import bad_type, bad_value
+from .shapes import normalize_dim
 from .tensor import Tensor
 
 Labels = list[str | int]  # of an operand's dimensions: letters, and for those of "..." -1, -2, ... from the right
@@ -118,3 +120,25 @@ def _product(a: Tensor, a_labels: Labels, b: Tensor, b_labels: Labels, kept: set
     left = a.reshape(*batches, math.prod(outer[len(batch) :]), k)
     right = b.reshape(*batches, k, math.prod(shape[len(outer) :]))
     return (left @ right).reshape(shape), [*batch, *rows, *columns]
+
+
+def kron(input: Tensor, other: Tensor) -> Tensor:
+    """Kronecker product: ``input`` with each of its elements replaced by that element times ``other``."""
+    n = max(input.ndim, other.ndim)
+    x, y = (t.reshape((1,) * (n - t.ndim) + t.shape) for t in (input, other))
+    of_x, of_y = ascii_letters[:n], ascii_letters[n : 2 * n]
+    blocks = einsum(f"{of_x},{of_y}->{''.join(map(''.join, zip(of_x, of_y)))}", x, y)
+    return blocks.reshape([a * b for a, b in zip(x.shape, y.shape)])
+
+
+def tensordot(a: Tensor, b: Tensor, dims: int | tuple[Sequence[int], Sequence[int]] = 2) -> Tensor:
+    """Sums of products over ``dims``: so many of the last dimensions of a and the first of b, or lists of both."""
+    last = (range(a.ndim - dims, a.ndim), range(dims)) if isinstance(dims, int) else dims
+    i, j = ([normalize_dim(dim, t.ndim) for dim in some] for t, some in zip((a, b), last))
+    if len(i) != len(j) or [a.shape[k] for k in i] != [b.shape[k] for k in j]:
+        raise bad_value(f"tensordot of shapes {a.shape} and {b.shape} over {dims}: expected equal sizes, in pairs")
+    of_a, of_b = ascii_letters[: a.ndim], [*ascii_letters[a.ndim : a.ndim + b.ndim]]
+    for of_both, place in zip(i, j):
+        of_b[place] = of_a[of_both]
+    rest = "".join(sorted({*of_a} ^ {*of_b}, key=ascii_letters.index))
+    return einsum(f"{of_a},{''.join(of_b)}->{rest}", a, b)

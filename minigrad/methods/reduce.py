@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import dtypes, shapes
 from ..autograd import TensorCore
-from ..errors import bad_type, bad_value
+from ..errors import bad_type, bad_value, check_choice
 from ..ops import movement, reduce, softmax
 from ..shapes import Axis, Dim
 from .indexing import ValuesAndIndices
@@ -213,6 +213,33 @@ class ReduceMethods:
         place = (n - missing).where(missing > 0, (n - 1) // 2)
         return self._select(order._at(found, place), found, keepdim)
 
+    def quantile(
+        self: Tensor, q: Any, dim: Dim = None, keepdim: bool = False, *, interpolation: str = "linear"
+    ) -> Tensor:
+        """The value below which the share ``q``, 0 to 1, of those along ``dim`` (default all) lies; NaN if one is.
+
+        Several shares, a vector, are the first dimension of the result. Where it lies between two values,
+        ``interpolation`` is "linear", or takes the "lower", "higher" or "nearest" one, or the "midpoint".
+        """
+        check_choice("quantile", "interpolation", interpolation, ("linear", "midpoint", *_ROUNDED))
+        _floating("quantile", self)
+        whole = dim is None or not self.ndim
+        x, at = (self.flatten(), 0) if whole else (self, self._nonempty("quantile", dim, None)[0])
+        share = self.tensor_type(q, dtype=self.dtype, device=self.device).detach()
+        if share.ndim > 1 or not x.numel() or not ((share >= 0) & (share <= 1)).all():
+            raise bad_value(
+                f"quantile of shape {self.shape}, q={q}: expected values, and one share or a vector, 0 to 1"
+            )
+        values = x.sort(at)[0].movedim(at, 0)
+        place = share.reshape((-1,) + (1,) * (values.ndim - 1)) * (values.shape[0] - 1)
+        place = getattr(place, _ROUNDED.get(interpolation, "clone"))()
+        low, high = (values[end.flatten().long()] for end in (place.floor(), place.ceil()))
+        y = low.lerp(high, 0.5 if interpolation == "midpoint" else place - place.floor())
+        y = y.masked_fill(values[-1].isnan(), math.nan)  # they are the last
+        if keepdim:
+            y = y.reshape((-1,) + (1,) * self.ndim) if whole else y.unsqueeze(at + 1)
+        return y if share.ndim else y[0]
+
     def argmax(self: Tensor, dim: Axis = None, keepdim: bool = False, *, axis: Axis = None) -> Tensor:
         """Index (int64) of the first largest value, along ``dim`` or of the flattened tensor."""
         self._nonempty("argmax", dim, axis)
@@ -293,6 +320,9 @@ class ReduceMethods:
     def log_softmax(self: Tensor, dim: Axis = None, *, axis: Axis = None) -> Tensor:
         """log(softmax(self)) along ``dim``, computed without overflow."""
         return softmax.LogSoftmax.apply(self, axis=shapes.some_dim("log_softmax", dim, axis, self.ndim))
+
+
+_ROUNDED = {"lower": "floor", "higher": "ceil", "nearest": "round"}
 
 
 def _floating(name: str, x: Tensor) -> None:

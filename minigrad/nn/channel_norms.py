@@ -3,10 +3,12 @@
 from typing import Any
 
 from ..creation import ones, zeros
+from ..device import CPU, Place
 from ..errors import bad_value
 from ..tensor import Tensor
 from . import functional as F
-from .module import Module, Parameter
+from .layers import affine_of
+from .module import Module
 
 
 class GroupNorm(Module):
@@ -15,7 +17,14 @@ class GroupNorm(Module):
     _shown = "{num_groups}, {num_channels}, eps={eps}"
 
     def __init__(
-        self, num_groups: int, num_channels: int, eps: float = 1e-5, affine: bool = True, *, dtype: Any = None
+        self,
+        num_groups: int,
+        num_channels: int,
+        eps: float = 1e-5,
+        affine: bool = True,
+        *,
+        dtype: Any = None,
+        device: Place = CPU,
     ) -> None:
         super().__init__()
         if num_groups < 1 or num_channels % num_groups:
@@ -23,8 +32,7 @@ class GroupNorm(Module):
         self.num_groups = num_groups
         self.num_channels = num_channels
         self.eps = eps
-        self.weight: Parameter | None = Parameter(ones(num_channels, dtype=dtype)) if affine else None
-        self.bias: Parameter | None = Parameter(zeros(num_channels, dtype=dtype)) if affine else None
+        self.weight, self.bias = affine_of(num_channels, affine, affine, dtype, device)
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, num_channels, ...) -> the same shape."""
@@ -50,16 +58,16 @@ class BatchNorm1d(Module):
         track_running_stats: bool = True,
         *,
         dtype: Any = None,
+        device: Place = CPU,
     ) -> None:
         super().__init__()
         self.num_features = num_features
         self.eps = eps
         self.momentum = momentum
-        self.weight: Parameter | None = Parameter(ones(num_features, dtype=dtype)) if affine else None
-        self.bias: Parameter | None = Parameter(zeros(num_features, dtype=dtype)) if affine else None
+        self.weight, self.bias = affine_of(num_features, affine, affine, dtype, device)
         tracked = track_running_stats
-        self.register_buffer("running_mean", zeros(num_features, dtype=dtype) if tracked else None)
-        self.register_buffer("running_var", ones(num_features, dtype=dtype) if tracked else None)
+        self.register_buffer("running_mean", zeros(num_features, dtype=dtype, device=device) if tracked else None)
+        self.register_buffer("running_var", ones(num_features, dtype=dtype, device=device) if tracked else None)
         self.register_buffer("num_batches_tracked", zeros((), dtype="int64") if tracked else None)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ O = TypeVar("O", bound="_OfFunction")
 class _OfFunction(Module):
     """A function of tensors and of options: the fields of a dataclass, in the order in which the function takes them.
 
-    An option that may be a tensor is a buffer.
+    An option that may be a tensor is a buffer. ``inplace`` is PyTorch's: here the result is always a new tensor.
     """
 
     _function: ClassVar[Callable[..., Tensor]]
@@ -40,7 +40,7 @@ class _OfFunction(Module):
         if function is not None:
             cls._function = function
             dataclasses.dataclass(eq=False, repr=False)(cls)
-            cls._names = tuple(field.name for field in dataclasses.fields(cls))  # type: ignore[arg-type]  # it is one now
+            cls._names = tuple(field.name for field in dataclasses.fields(cls) if field.name != "inplace")  # type: ignore[arg-type]  # it is one now
             cls._shown = cls._shown or ", ".join(f"{name}={{{name}!r}}" for name in cls._names)
 
     def __new__(cls: type[O], *_: Any, **options: Any) -> O:
@@ -70,6 +70,8 @@ class _OfOne(_OfFunction):
 class ReLU(_OfOne, function=F.relu):
     """max(x, 0)."""
 
+    inplace: bool = False
+
 
 class Tanh(_OfOne, function=F.tanh):
     """Hyperbolic tangent."""
@@ -79,10 +81,13 @@ class LeakyReLU(_OfOne, function=F.leaky_relu):
     """x where x > 0, else negative_slope * x."""
 
     negative_slope: float = 0.01
+    inplace: bool = False
 
 
 class SiLU(_OfOne, function=F.silu):
     """x sigmoid(x)."""
+
+    inplace: bool = False
 
 
 class Sigmoid(_OfOne, function=F.sigmoid):
@@ -105,6 +110,7 @@ class ELU(_OfOne, function=F.elu):
     """x where x > 0, else alpha * (exp(x) - 1)."""
 
     alpha: float = 1.0
+    inplace: bool = False
 
 
 class Softplus(_OfOne, function=F.softplus):
@@ -117,9 +123,13 @@ class Softplus(_OfOne, function=F.softplus):
 class SELU(_OfOne, function=F.selu):
     """``ELU`` scaled so that mean 0 and variance 1 are kept (Klambauer et al. 2017)."""
 
+    inplace: bool = False
+
 
 class Mish(_OfOne, function=F.mish):
     """x tanh(softplus(x)) (Misra 2019)."""
+
+    inplace: bool = False
 
 
 class LogSigmoid(_OfOne, function=F.logsigmoid):
@@ -129,9 +139,13 @@ class LogSigmoid(_OfOne, function=F.logsigmoid):
 class ReLU6(_OfOne, function=F.relu6):
     """x limited to [0, 6]."""
 
+    inplace: bool = False
+
 
 class Hardswish(_OfOne, function=F.hardswish):
     """x relu6(x + 3) / 6."""
+
+    inplace: bool = False
 
 
 class Hardtanh(_OfOne, function=F.hardtanh):
@@ -139,6 +153,7 @@ class Hardtanh(_OfOne, function=F.hardtanh):
 
     min_val: float = -1.0
     max_val: float = 1.0
+    inplace: bool = False
 
 
 class GLU(_OfOne, function=F.glu):

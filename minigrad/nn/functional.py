@@ -433,7 +433,7 @@ def scaled_dot_product_attention(
     enable_gqa: bool = False,
     generator: Source = None,
 ) -> Tensor:
-    """softmax(scale q k^T + mask) v: query (B, H, Tq, D), key and value (B, H, Tk, D) -> (B, H, Tq, D).
+    """softmax(scale q k^T + mask) v: query (B, H, Tq, D), key (B, H, Tk, D), value (B, H, Tk, E) -> (B, H, Tq, E).
 
     ``is_causal`` lets query i see keys 0 ... i. ``scale`` defaults to 1 / sqrt(D). With ``enable_gqa``, key and value
     may have fewer heads: each serves H / Hkv consecutive query heads. ``attn_mask``, broadcastable to (B, H,
@@ -446,12 +446,16 @@ def scaled_dot_product_attention(
         raise bad_value(f"scaled_dot_product_attention: {shapes_}; expected 4 dimensions (B, H, T, D)")
     B, H, _, D = query.shape
     Hkv = key.shape[1]
-    if key.shape != value.shape or key.shape[0] != B or key.shape[3] != D:
+    if key.shape[:3] != value.shape[:3] or key.shape[0] != B or key.shape[3] != D:
         raise bad_value(f"scaled_dot_product_attention: {shapes_}; batch, key and value sizes must agree")
     if Hkv != H and not (enable_gqa and Hkv and H % Hkv == 0):
         raise bad_value(f"scaled_dot_product_attention: {H} query heads, {Hkv} key heads; enable_gqa needs a multiple")
     expect(0 <= dropout_p < 1, "scaled_dot_product_attention: dropout_p", dropout_p, "[0, 1)")
     scale = 1 / math.sqrt(D) if scale is None else scale
+    if (size := value.shape[3]) != D:  # the narrower ones with zeros, which add nothing
+        query, key, value = (t.pad((0, max(size, D) - t.shape[3])) for t in (query, key, value))
+        options_ = attn_mask, dropout_p, is_causal, scale, enable_gqa, generator
+        return scaled_dot_product_attention(query, key, value, *options_)[..., :size]
     if attn_mask is not None:
         if is_causal:
             raise bad_value("scaled_dot_product_attention: pass attn_mask or is_causal, not both")

@@ -5,6 +5,7 @@ from typing import Any
 
 from ..autograd import no_grad
 from ..creation import empty, ones, zeros
+from ..device import CPU, Place
 from ..errors import check_choice, expect
 from ..shapes import Sizes, shape_argument
 from ..tensor import Tensor
@@ -17,16 +18,18 @@ class Linear(Module):
     """y = x W^T + b: (..., in_features) -> (..., out_features). Weight (out, in); initialised as in PyTorch, uniform
     in +-1 / sqrt(in_features)."""
 
-    def __init__(self, in_features: int, out_features: int, bias: bool = True, *, dtype: Any = None) -> None:
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool = True, *, dtype: Any = None, device: Place = CPU
+    ) -> None:
         super().__init__()
         self.in_features = in_features
         self.out_features = out_features
-        self.weight: Parameter = Parameter(empty(out_features, in_features, dtype=dtype))
+        self.weight: Parameter = Parameter(empty(out_features, in_features, dtype=dtype, device=device))
         init.kaiming_uniform_(self.weight, a=math.sqrt(5))
         self.bias: Parameter | None = None
         if bias:
             bound = 1 / math.sqrt(max(in_features, 1))
-            self.bias = Parameter(init.uniform_(empty(out_features, dtype=dtype), -bound, bound))
+            self.bias = Parameter(init.uniform_(empty(out_features, dtype=dtype, device=device), -bound, bound))
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., in_features) -> (..., out_features)."""
@@ -44,12 +47,18 @@ class Embedding(Module):
     """
 
     def __init__(
-        self, num_embeddings: int, embedding_dim: int, padding_idx: int | None = None, *, dtype: Any = None
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        padding_idx: int | None = None,
+        *,
+        dtype: Any = None,
+        device: Place = CPU,
     ) -> None:
         super().__init__()
         self.num_embeddings = num_embeddings
         self.embedding_dim = embedding_dim
-        self.weight: Parameter = Parameter(empty(num_embeddings, embedding_dim, dtype=dtype))
+        self.weight: Parameter = Parameter(empty(num_embeddings, embedding_dim, dtype=dtype, device=device))
         init.normal_(self.weight)
         self.padding_idx: int | None = None if padding_idx is None else F.padding_row(padding_idx, num_embeddings)
         if self.padding_idx is not None:
@@ -64,6 +73,14 @@ class Embedding(Module):
         """Sizes."""
         padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
         return f"{self.num_embeddings}, {self.embedding_dim}{padding}"
+
+
+def affine_of(
+    shape: Sizes, weight: bool, bias: bool, dtype: Any, device: Place
+) -> tuple[Parameter | None, Parameter | None]:
+    """A norm's weight, 1, and its bias, 0, where wanted."""
+    made: dict[str, Any] = {"dtype": dtype, "device": device}
+    return Parameter(ones(shape, **made)) if weight else None, Parameter(zeros(shape, **made)) if bias else None
 
 
 class LayerNorm(Module):
@@ -82,13 +99,13 @@ class LayerNorm(Module):
         bias: bool = True,
         *,
         dtype: Any = None,
+        device: Place = CPU,
     ) -> None:
         super().__init__()
         self.normalized_shape: tuple[int, ...] = shape_argument((normalized_shape,))
         shape = self.normalized_shape
         self.eps = eps
-        self.weight: Parameter | None = Parameter(ones(shape, dtype=dtype)) if elementwise_affine else None
-        self.bias: Parameter | None = Parameter(zeros(shape, dtype=dtype)) if elementwise_affine and bias else None
+        self.weight, self.bias = affine_of(shape, elementwise_affine, elementwise_affine and bias, dtype, device)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., *normalized_shape) -> the same shape."""
@@ -101,13 +118,19 @@ class RMSNorm(Module):
     _shown = "{normalized_shape}, eps={eps}"
 
     def __init__(
-        self, normalized_shape: Sizes, eps: float | None = None, elementwise_affine: bool = True, *, dtype: Any = None
+        self,
+        normalized_shape: Sizes,
+        eps: float | None = None,
+        elementwise_affine: bool = True,
+        *,
+        dtype: Any = None,
+        device: Place = CPU,
     ) -> None:
         super().__init__()
         self.normalized_shape: tuple[int, ...] = shape_argument((normalized_shape,))
         shape = self.normalized_shape
         self.eps = eps
-        self.weight: Parameter | None = Parameter(ones(shape, dtype=dtype)) if elementwise_affine else None
+        self.weight, _ = affine_of(shape, elementwise_affine, False, dtype, device)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., *normalized_shape) -> the same shape."""
@@ -115,11 +138,14 @@ class RMSNorm(Module):
 
 
 class Dropout(Module):
-    """In training, zero each element with probability p and scale the rest by 1 / (1 - p)."""
+    """In training, zero each element with probability p and scale the rest by 1 / (1 - p).
+
+    ``inplace`` is PyTorch's: here the result is always a new tensor.
+    """
 
     _shown = "p={p}"
 
-    def __init__(self, p: float = 0.5) -> None:
+    def __init__(self, p: float = 0.5, inplace: bool = False) -> None:
         super().__init__()
         expect(0 <= p <= 1, "Dropout: p", p, "a probability")
         self.p = p

@@ -32,6 +32,14 @@ def test_the_module_is_its_function(name: str, options) -> None:
     assert all(str(option) in repr(layer) for option in options.values())
 
 
+@pytest.mark.parametrize("name", ["ReLU", "LeakyReLU", "SiLU", "ELU", "SELU", "Mish", "ReLU6", "Hardswish", "Hardtanh"])
+def test_inplace_computes_a_new_tensor(name: str) -> None:
+    x = mg.tensor([-1.0, 2.0])
+    y = getattr(nn, name)(inplace=True)(x)
+    assert x.tolist() == [-1, 2] and y.tolist() == getattr(nn, name)()(x).tolist() != x.tolist()
+    assert nn.ReLU(True)(x).tolist() == [0, 2] and nn.Dropout(0.0, True)(x).tolist() == [-1, 2]
+
+
 def test_glu_of_an_odd_size_and_of_integers() -> None:
     raises(ValueError, r"glu of shape \(2, 3\): expected an even size of dim -1", lambda: F.glu(mg.ones(2, 3)))
     raises(TypeError, "glu", lambda: F.glu(mg.tensor([1, 2])))

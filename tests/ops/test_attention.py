@@ -33,6 +33,7 @@ def heads(*sizes):
 
 SIZES = heads((1, 1, 1, 1, 1, 1), (2, 2, 2, 5, 5, 4), (1, 2, 2, 3, 7, 4), (1, 1, 1, 7, 3, 4), (1, 2, 2, 70, 70, 16))
 GROUPED = heads((2, 4, 2, 5, 5, 4), (1, 6, 1, 3, 4, 2))
+OTHER_VALUES = [((2, 2, 5, 4), (2, 2, 3, 4), (2, 2, 3, size)) for size in (2, 7)]  # not of the keys' size
 NONE = heads((0, 2, 2, 3, 3, 4), (1, 2, 2, 0, 3, 4))
 LONG, SHORTER = heads((1, 2, 2, 70, 70, 16), (1, 2, 2, 17, 17, 16))  # of the latter too, not all rows fit one block
 
@@ -76,6 +77,7 @@ OPS = [
     case("attention", [*SIZES, *NONE]),
     case("causal", [*SIZES, *NONE], is_causal=True),
     case("scale", SIZES[1:3], scale=0.3),
+    case("other_values", OTHER_VALUES, is_causal=True),
     case("grouped", GROUPED, enable_gqa=True),
     case("grouped_causal", GROUPED, enable_gqa=True, is_causal=True),
     case("bool_mask", MASKED, MASK),

@@ -9,6 +9,7 @@ from refusals import raises
 
 import minigrad as mg
 import minigrad.nn.functional as F
+from minigrad import nn
 
 LAYERS = [*((s, (4, 3)) for s in [(5, 3), (3,), (2, 5, 3)]), ((33, 65), (70, 65)), ((0, 3), (4, 3)), ((2, 0), (4, 0))]
 SMALL_LAYERS = [*LAYERS[:3], ((9, 33), (20, 33)), *LAYERS[4:]]  # more results than a block has threads
@@ -127,3 +128,12 @@ def test_nan_and_infinity_pass(approximate, device):
     assert np.isfinite(y[[0, 3]]).all()
     assert np.isnan(y[1]).all()
     assert not np.isfinite(y[2]).any()
+
+
+def test_layers_are_made_on_a_device_in_a_dtype(device):
+    made = {"device": device, "dtype": "float64"}
+    layers = [nn.Linear(3, 2, **made), nn.Embedding(3, 2, **made), nn.LayerNorm(3, **made), nn.RMSNorm(3, **made)]
+    layers += [nn.GroupNorm(1, 3, **made), nn.BatchNorm1d(3, **made)]
+    tensors = [t for layer in layers for t in (*layer.parameters(), *layer.buffers()) if t.ndim]
+    assert len(tensors) == 12
+    assert {(t.device, t.dtype) for t in tensors} == {(mg.Device(device), mg.float64)}

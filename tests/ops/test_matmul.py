@@ -58,6 +58,12 @@ def einsum(equation, shapes):
     return Op(f"einsum({equation})", run, reference, lambda *x: torch.einsum(equation, *x), shapes, rounding=64)
 
 
+def of_two(name, shapes, *options):
+    """A function of minigrad, NumPy and PyTorch."""
+    runs = (lambda a, b, m=m: getattr(m, name)(a, b, *options) for m in (mg, np, torch))
+    return Op(f"{name}{list(options)}", *runs, shapes, rounding=64)
+
+
 OPS = [
     same(
         "matmul",
@@ -72,6 +78,10 @@ OPS = [
     same("mv", lambda a, b: a.mv(b), np.matmul, [((3, 4), (4,)), ((3, 0), (0,))], rounding=64),
     same("dot", lambda a, b: a.dot(b), np.dot, [((5,), (5,)), ((0,), (0,))], rounding=64),
     same("outer", lambda a, b: a.outer(b), np.outer, [((3,), (4,)), ((0,), (4,))], rounding=64),
+    of_two("kron", [((2, 3), (3, 2)), ((2,), (2, 1, 3)), ((), (3,)), ((0,), (2,))]),
+    of_two("tensordot", [((2, 3, 4), (3, 4, 2)), ((3, 4), (3, 4))], 2),
+    of_two("tensordot", [((2, 3, 4), (4, 5, 3))], ([-1, 1], [0, 2])),
+    of_two("tensordot", [((2,), (3, 2))], 0),
     *(einsum(equation, shapes) for equation, shapes in EINSUMS),
 ]
 
@@ -128,6 +138,8 @@ def test_wrong_products_are_named(device):
         (lambda: mg.einsum("i", a), "expected one letter a dimension"),
         (lambda: mg.einsum("i.j", a), "'i.j' is not of letters and"),
         (lambda: mg.einsum("ij,i->j", a, v), "'i' has sizes 2 and 3, which do not broadcast"),
+        (lambda: mg.tensordot(a, a, 1), r"tensordot of shapes \(2, 3\) and \(2, 3\) over 1: expected equal sizes"),
+        (lambda: mg.tensordot(a, v, ([0, 1], [0])), "expected equal sizes, in pairs"),
         (lambda: mg.einsum("ij->ii", a), "each of its letters once"),
         (lambda: mg.einsum("ii", mg.ones(1, 3, device=device)), "occurs twice in an operand, with sizes 1, 3"),
         (lambda: a.bmm(a), r"bmm of shapes \(2, 3\) and \(2, 3\): expected 3 and 3 dimensions"),

@@ -86,6 +86,8 @@ FULL = [ALL, FIRST, LAST, OUTER, LEADING]
 MANY = [(d, [s for s in shapes if 0 not in s[0]]) for d, shapes in FULL]
 SEVERAL = [(d, [s for s in shapes if min(s[0], default=0) > 1]) for d, shapes in FULL]  # a variance needs two values
 
+SHARES = [0.0, 0.3, 1.0]
+
 OPS = [
     *reduction("sum", np.sum, [*FULL, EMPTY], rounding=64),
     *reduction("mean", np.mean, MANY, rounding=64),
@@ -106,6 +108,21 @@ OPS = [
     *arg_reduction("argmin", np.argmin),
     pair("max", np.max),
     pair("min", np.min),
+    *(
+        Op(
+            f"quantile-{dim}-{way}",
+            lambda x, dim=dim, way=way: x.quantile(SHARES, dim, interpolation=way),
+            lambda x, dim=dim, way=way: np.quantile(x, SHARES, dim, method=way),
+            lambda x, dim=dim, way=way: x.quantile(torch.tensor(SHARES, dtype=x.dtype), dim, interpolation=way),
+            shapes,
+            distinct(-2, 2),
+            rounding=32,
+        )
+        for dim, way, shapes in (
+            *((None, "linear", [((),), ((3, 4),)]), (-1, "linear", [((2, 3, 4),)])),
+            *((0, way, [((2, 3),)]) for way in ("linear", "lower", "higher", "nearest", "midpoint")),
+        )
+    ),
     pair("median", lambda x, axis: np.take(np.sort(x, axis), (x.shape[axis] - 1) // 2, axis)),
     *(
         same(
@@ -285,6 +302,17 @@ def test_sums_and_means_without_nan(name, dim, device):
 
 
 # Median ---------------------------------------------------------------------------------------------------------------
+
+
+def test_quantiles_of_one_share_with_nan_and_errors(device):
+    x = mg.tensor([[1.0, 2.0, np.nan], [3.0, 5.0, 4.0]], device=device)
+    assert str(x.quantile(0.25, 1, keepdim=True).tolist()) == "[[nan], [3.5]]"
+    assert x[1].quantile(0.5).item() == 4 and np.isnan(x.quantile(0.5).item())
+    assert x[1].quantile([0.5], keepdim=True).shape == (1, 1)
+    for q in (-0.1, [0.5, 1.5], np.nan, [[0.5]]):
+        raises(ValueError, "expected values, and one share or a vector, 0 to 1", lambda q=q: x.quantile(q))
+    raises(ValueError, "quantile over an empty dimension", lambda: mg.zeros(0, 3, device=device).quantile(0.5, 0))
+    raises(TypeError, "quantile of int64", lambda: x.long().quantile(0.5))
 
 
 def test_median_of_ties(device):
