@@ -7,8 +7,7 @@ from ..device import CPU, Place
 from ..errors import bad_value
 from ..tensor import Tensor
 from . import functional as F
-from .layers import affine_of
-from .module import Module
+from .module import Module, Parameter
 
 
 class GroupNorm(Module):
@@ -32,7 +31,9 @@ class GroupNorm(Module):
         self.num_groups = num_groups
         self.num_channels = num_channels
         self.eps = eps
-        self.weight, self.bias = affine_of(num_channels, affine, affine, dtype, device)
+        made: dict[str, Any] = {"dtype": dtype, "device": device}
+        self.weight: Parameter | None = Parameter(ones(num_channels, **made)) if affine else None
+        self.bias: Parameter | None = Parameter(zeros(num_channels, **made)) if affine else None
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, num_channels, ...) -> the same shape."""
@@ -64,10 +65,12 @@ class BatchNorm1d(Module):
         self.num_features = num_features
         self.eps = eps
         self.momentum = momentum
-        self.weight, self.bias = affine_of(num_features, affine, affine, dtype, device)
+        made: dict[str, Any] = {"dtype": dtype, "device": device}
+        self.weight: Parameter | None = Parameter(ones(num_features, **made)) if affine else None
+        self.bias: Parameter | None = Parameter(zeros(num_features, **made)) if affine else None
         tracked = track_running_stats
-        self.register_buffer("running_mean", zeros(num_features, dtype=dtype, device=device) if tracked else None)
-        self.register_buffer("running_var", ones(num_features, dtype=dtype, device=device) if tracked else None)
+        self.register_buffer("running_mean", zeros(num_features, **made) if tracked else None)
+        self.register_buffer("running_var", ones(num_features, **made) if tracked else None)
         self.register_buffer("num_batches_tracked", zeros((), dtype="int64") if tracked else None)
 
     def forward(self, x: Tensor) -> Tensor:

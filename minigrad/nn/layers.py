@@ -75,14 +75,6 @@ class Embedding(Module):
         return f"{self.num_embeddings}, {self.embedding_dim}{padding}"
 
 
-def affine_of(
-    shape: Sizes, weight: bool, bias: bool, dtype: Any, device: Place
-) -> tuple[Parameter | None, Parameter | None]:
-    """A norm's weight, 1, and its bias, 0, where wanted."""
-    made: dict[str, Any] = {"dtype": dtype, "device": device}
-    return Parameter(ones(shape, **made)) if weight else None, Parameter(zeros(shape, **made)) if bias else None
-
-
 class LayerNorm(Module):
     """Normalise over the last dimensions, of sizes ``normalized_shape``, then scale and shift (weight 1, bias 0).
 
@@ -105,7 +97,9 @@ class LayerNorm(Module):
         self.normalized_shape: tuple[int, ...] = shape_argument((normalized_shape,))
         shape = self.normalized_shape
         self.eps = eps
-        self.weight, self.bias = affine_of(shape, elementwise_affine, elementwise_affine and bias, dtype, device)
+        made: dict[str, Any] = {"dtype": dtype, "device": device}
+        self.weight: Parameter | None = Parameter(ones(shape, **made)) if elementwise_affine else None
+        self.bias: Parameter | None = Parameter(zeros(shape, **made)) if elementwise_affine and bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., *normalized_shape) -> the same shape."""
@@ -130,7 +124,8 @@ class RMSNorm(Module):
         self.normalized_shape: tuple[int, ...] = shape_argument((normalized_shape,))
         shape = self.normalized_shape
         self.eps = eps
-        self.weight, _ = affine_of(shape, elementwise_affine, False, dtype, device)
+        made: dict[str, Any] = {"dtype": dtype, "device": device}
+        self.weight: Parameter | None = Parameter(ones(shape, **made)) if elementwise_affine else None
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., *normalized_shape) -> the same shape."""
