@@ -79,6 +79,8 @@ def test_floats_have_a_program(family: str, name: str) -> None:
 
 LAYOUTS = {
     "a row": lambda x: (x, x[0]),
+    "short rows": lambda x: (x[:, :768].reshape(-1, 48), x[0, :48]),
+    "rows before": lambda x: (x[0, :48].reshape(8, 6), x[:, :768].reshape(-1, 8, 6)),
     "a column": lambda x: (x, x[:, :1]),
     "a number": lambda x: (x, 0.3),
     "a scalar": lambda x: (np.float32(0.3), x),

@@ -182,8 +182,13 @@ class Program:
                 operands = [self._as_array(x, i) for x, i in zip(operands, self._inputs, strict=True)]
         operands += self._constants.values()
         arrays = [x for x in operands if x.ndim]
-        shape = arrays[0].shape
-        if out is None and all([x.shape == shape and x.flags.c_contiguous for x in arrays]):
+        shape = max(arrays, key=lambda x: (x.size, x.ndim)).shape
+        periods = [x.size if x.shape != shape else 0 for x in arrays]  # of arrays for the last dimensions, which repeat
+        longest, chunk = max(periods), LONG_CHUNK if self.steps == 1 else CHUNK
+        plain = all([x.flags.c_contiguous and x.shape == shape[len(shape) - x.ndim :] for x in arrays])
+        flat = out is None and plain and 2 * longest <= CHUNK
+        if flat:
+            chunk -= chunk % max(longest, 1)
             out = np.empty(shape, self.result)
             views, shape = [*arrays, out], (out.size,)
             strides = [(x.itemsize,) for x in views]
@@ -193,10 +198,13 @@ class Program:
             out, views = walk.operands[-1], list(walk.itviews)
             shape, strides = views[0].shape, [x.strides for x in views]
         rows = [[address, 0, *steps] for address, steps in zip(addresses_of(views), strides, strict=True)]
+        if flat and longest:
+            for row, x, period in zip(rows, arrays, periods):
+                row[1:] = (x.itemsize, period) if period else row[1:]
         for i, x in enumerate(operands):
             if not x.ndim:
                 rows.insert(i, [address_of(x), x.itemsize if self._vectors[i] else 0, *(0,) * len(shape)])
-        chunk, size = LONG_CHUNK if self.steps == 1 else CHUNK, out.size
+        size = out.size
         parts = size // shape[-1] * -(-shape[-1] // chunk)
         threads = get_num_threads()
         tasks = min(parts, threads * max(1, size * self.steps // (TASK * threads)))
@@ -221,8 +229,8 @@ def _run(task, tasks, steps, table, shape, places, chunk):
     for k in range(operands):
         size = table[k, 1]
         stride[k] = size if size else table[k, dims + 1]
-        if size:  # a vector of one number: NumPy's loops are fastest for operands without stride 0
-            fill(address[k], table[k, 0], size, min(chunk, inner))
+        if size:  # a vector of one number or row, again and again: for stride 0 and short rows NumPy's loops are slow
+            fill(address[k], table[k, 0], size, max(1, table[k, dims + 1]), min(chunk, inner))
     for part in range(task * rows * chunks // tasks, (task + 1) * rows * chunks // tasks):
         row = part // chunks
         first = (part - row * chunks) * chunk

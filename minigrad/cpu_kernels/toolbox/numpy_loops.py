@@ -166,15 +166,22 @@ def _where(args, n, strides, source, target):
             _array(z + i * steps[3], 1, source)[0] = _array(place, 1, source)[0]
 
 
+@inline
+def _repeat(x, y):
+    for first in range(0, y.shape[0], x.shape[0]):
+        for i in range(min(x.shape[0], y.shape[0] - first)):
+            y[first + i] = x[i]
+
+
 @kernel
-def fill(target: int, source: int, itemsize: int, count: int) -> None:
-    """``count`` copies of the item at the address ``source``."""
+def fill(target: int, source: int, itemsize: int, period: int, count: int) -> None:
+    """``count`` items: the ``period`` ones at the address ``source``, again and again."""
     if itemsize == 4:
-        _array(target, count, np.uint32)[:] = _array(source, 1, np.uint32)[0]
+        _repeat(_array(source, period, np.uint32), _array(target, count, np.uint32))
     elif itemsize == 8:
-        _array(target, count, np.uint64)[:] = _array(source, 1, np.uint64)[0]
+        _repeat(_array(source, period, np.uint64), _array(target, count, np.uint64))
     else:
-        _array(target, count, np.uint8)[:] = _array(source, 1, np.uint8)[0]
+        _repeat(_array(source, period * itemsize, np.uint8), _array(target, count * itemsize, np.uint8))
 
 
 _FLOAT32 = np.dtype(np.float32)
