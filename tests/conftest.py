@@ -30,6 +30,16 @@ LONG = {
 }
 
 
+@pytest.fixture(autouse=True)
+def environment():
+    """What a script that runs within a test sets is not left to the next one."""
+    before = dict(os.environ)
+    yield
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+    os.environ.update(before)
+
+
 @pytest.fixture
 def set_threads():
     """``set_num_threads``, for a test after which the number is what it was."""
