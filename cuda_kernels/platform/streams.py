@@ -13,7 +13,21 @@ from . import memory, recording
 from .language import SIMULATED, cupy
 
 
-class Stream:
+class _Awaited:
+    handle: Any = None  # CuPy's stream or event
+
+    def synchronize(self) -> None:
+        """Wait until the stream is empty, or has come to the event."""
+        recording.refuse(*recording.WAIT)
+        if self.handle is not None:
+            self.handle.synchronize()
+
+    def query(self) -> bool:
+        """Whether the stream is empty, or has come to the event."""
+        return self.handle is None or bool(self.handle.done)
+
+
+class Stream(_Awaited):
     """A queue of work on a device (default: the current one). Within ``with stream:`` kernels and copies go there.
 
     Memory that one stream still uses may be given to another when its tensor is freed: keep the tensor until
@@ -23,7 +37,6 @@ class Stream:
     def __init__(self, device: int | None = None) -> None:
         self.device: int = memory.current_device() if device is None else device
         self._entered: list[memory.on_device] = []  # a stream may be entered again within itself
-        self.handle: Any = None  # CuPy's stream
         if not SIMULATED:
             with memory.on_device(self.device):
                 self.handle = cupy.cuda.Stream(non_blocking=True)
@@ -40,16 +53,6 @@ class Stream:
             memory.set_device(self.device)  # CuPy takes the stream from the current device, which operations change
             self.handle.__exit__(*exception)
         self._entered.pop().__exit__(*exception)
-
-    def synchronize(self) -> None:
-        """Wait until the stream is empty."""
-        recording.refuse(*recording.WAIT)
-        if self.handle is not None:
-            self.handle.synchronize()
-
-    def query(self) -> bool:
-        """Whether the stream is empty."""
-        return self.handle is None or bool(self.handle.done)
 
     def wait_event(self, event: Event) -> None:
         """Let what the stream is given from now on wait for ``event``."""
@@ -68,12 +71,11 @@ class Stream:
         return event
 
 
-class Event:
+class Event(_Awaited):
     """A place in a stream. ``enable_timing`` allows ``elapsed_time``."""
 
     def __init__(self, enable_timing: bool = False) -> None:
         self.enable_timing = enable_timing
-        self.handle: Any = None
         self._when: float | None = None
         if not SIMULATED:
             self.handle = cupy.cuda.Event(disable_timing=not enable_timing)
@@ -83,16 +85,6 @@ class Event:
         self._when = time.perf_counter()
         if self.handle is not None:
             self.handle.record(None if stream is None else stream.handle)
-
-    def synchronize(self) -> None:
-        """Wait until the stream has come to the event."""
-        recording.refuse(*recording.WAIT)
-        if self.handle is not None:
-            self.handle.synchronize()
-
-    def query(self) -> bool:
-        """Whether the stream has come to the event."""
-        return self.handle is None or bool(self.handle.done)
 
     def elapsed_time(self, end: Event) -> float:
         """Milliseconds from this event to ``end``. RuntimeError if one was not recorded or does not take the time."""
