@@ -66,7 +66,7 @@ BUDGETS = {
     "circles of files": Budget(1, 1, "Tensor and its methods: the price of explicit methods"),
     "tests: lines of code": Budget(
         32_000,
-        32_650,
+        32_720,
         "tests are read, too; 600 came with what a newcomer, a run and ranks need, 400 with histories drawn from seeds "
         "and memory that stays flat",
     ),

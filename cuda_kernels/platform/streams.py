@@ -39,7 +39,7 @@ class Stream(_Awaited):
         self._entered: list[memory.on_device] = []  # a stream may be entered again within itself
         if not SIMULATED:
             with memory.on_device(self.device):
-                self.handle = cupy.cuda.Stream(non_blocking=True)
+                self.handle: Any = cupy.cuda.Stream(non_blocking=True)
 
     def __enter__(self) -> Stream:
         self._entered.append(memory.on_device(self.device))
@@ -78,7 +78,7 @@ class Event(_Awaited):
         self.enable_timing = enable_timing
         self._when: float | None = None
         if not SIMULATED:
-            self.handle = cupy.cuda.Event(disable_timing=not enable_timing)
+            self.handle: Any = cupy.cuda.Event(disable_timing=not enable_timing)
 
     def record(self, stream: Stream | None = None) -> None:
         """Put the event at the end of a stream (default: the current one)."""
