@@ -146,6 +146,7 @@ def unknown(y):
 ELSEWHERE: dict = {}  # another module
 exec("from numba import cuda\nplace = lambda: cuda.grid(1)\ncompiled = cuda.jit(device=True)(place)", ELSEWHERE)
 exec("def imported():\n    from numba import cuda\n    return cuda.grid(1)", ELSEWHERE)
+exec("from numba.cuda import gridDim, grid as place\ndef own(y):\n    y[place(1)] = gridDim.x - 1", IMPORTED := {})
 WRONG = [
     ((beyond, 3, 32), r"cuda.grid\(1\)\] \+= 1`: index 64 is outside"),
     ((beyond, 1, 1025), "1 to 1024 threads"),
@@ -156,10 +157,13 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize("place", [lambda: numba.cuda.grid(1), *map(ELSEWHERE.get, ["place", "compiled", "imported"])])
-def test_numbas_words_wherever_they_are(place) -> None:
+PLACES = [lambda: numba.cuda.grid(1), *map(ELSEWHERE.get, ["place", "compiled", "imported"])]
+
+
+@pytest.mark.parametrize("kernel", [*(lambda y, at=at: y.__setitem__(at(), 1) for at in PLACES), IMPORTED["own"]])
+def test_numbas_words_wherever_they_are(kernel) -> None:
     y = np.zeros(64, np.float32)
-    simulate(lambda y: y.__setitem__(place(), 1), 2, 16, y)
+    simulate(kernel, 2, 16, y)
     assert y.tolist() == [1] * 32 + [0] * 32
 
 

@@ -211,13 +211,15 @@ class _Words(ModuleType):
 
 @contextlib.contextmanager
 def _words(function: Any) -> Iterator[None]:
-    """The simulator's words for those of ``numba.cuda``, and for ``math`` and what Numba compiled in the module."""
-    numba_cuda, names = importlib.import_module("numba.cuda"), function.__globals__
+    """The simulator's words for those of ``numba.cuda``; in the module, for imports, ``math`` and what is compiled."""
+    numba_cuda, names, ours = importlib.import_module("numba.cuda"), function.__globals__, simulated_cuda.cuda
     compiled: Any = type(numba_cuda.jit(device=True)(_place))
-    before = {n: v for n, v in names.items() if v is python_math or hasattr(v, "py_func")}
+    known = {n: v for n, v in vars(numba_cuda).items() if n in {*vars(ours), "grid", "gridsize"}}
+    words = {id(python_math): simulated_cuda.math, **{id(v): getattr(ours, n) for n, v in known.items()}}
+    before = {n: v for n, v in names.items() if id(v) in words or hasattr(v, "py_func")}
     numbas = numba_cuda.__class__, compiled.__call__
     try:
-        names.update({n: simulated_cuda.math if v is python_math else v.py_func for n, v in before.items()})
+        names.update({n: words[id(v)] if id(v) in words else v.py_func for n, v in before.items()})
         numba_cuda.__class__, compiled.__call__ = _Words, property(operator.attrgetter("py_func"))
         yield
     finally:
