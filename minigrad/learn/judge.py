@@ -173,11 +173,20 @@ def typical(number: str, seconds: float) -> dict[str, str]:
 
 def load(path: Path) -> ModuleType:
     """The learner's file as a module, under its plain name."""
+    simulate_numba()
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def simulate_numba() -> None:
+    """Where kernels are simulated, let ``from numba.cuda import grid`` bring the simulator's words: Numba's has none."""
+    if os.environ.get("NUMBA_ENABLE_CUDASIM") == "1":
+        cuda = importlib.import_module("minigrad.cuda_kernels.simulator").cuda
+        words = {name: getattr(cuda, name) for name in (*vars(cuda), "grid", "gridsize")}
+        vars(importlib.import_module("numba.cuda")).update(words)
 
 
 def watched(item: Exercise | None, work: Any, path: Path, seconds: float) -> Answer:

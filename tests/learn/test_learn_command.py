@@ -115,6 +115,12 @@ def test_a_broken_file_is_one_answer():
         assert answer.state == state and words in answer.message and "\n" not in answer.message, (source, answer)
 
 
+def test_a_kernel_may_import_numba_s_words():
+    chapter, ours = course.chapters()[6], "from minigrad.cuda_kernels.simulator import cuda"
+    source = chapter.solution.replace(ours, "from numba.cuda import grid as place").replace("cuda.grid(1)", "place(1)", 1)
+    assert judge.judge(chapter, [(source, ["6.1"])], {}) == [judge.Answer("6.1", "passed")]
+
+
 def test_what_hangs_in_a_check_is_one_line_with_its_place():
     """In the check's own thread, in those of ranks, in a kernel."""
     for number, line in ("2.3", "found[end] = 1.0"), ("9.1", "distance = 1"), ("6.1", "i = cuda.grid(1)"):
