@@ -32,7 +32,7 @@ class Rank:
         """Send a copy of an array; nobody waits for it to be taken."""
         world, data = self._world, np.array(array)
         if not 0 <= to < self.size or to == self.number:
-            raise ValueError(f"rank {self.number} sends to rank {to}, of ranks 0 to {self.size - 1}")
+            raise ValueError(f"rank {self.number} sends to rank {to}, of ranks 0 to {self.size - 1}: a step too many?")
         self.now += world.latency + world.per_byte * data.nbytes
         self.sent += data.nbytes
         with world.changed:

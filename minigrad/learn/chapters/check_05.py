@@ -44,7 +44,7 @@ def exercise_2(my: Any) -> None:
 
 
 def exercise_3(my: Any) -> None:
-    for cache, width, itemsize, want in ((4096, 64, 4, 8), (5000, 64, 4, 8), (1 << 20, 256, 4, 512), (1024, 512, 8, 4)):
+    for cache, width, itemsize, want in ((1024, 512, 8, 4), (4096, 64, 4, 8), (5000, 64, 4, 8), (1 << 20, 256, 4, 512)):
         same(f"block_depth({cache}, {width}, {itemsize})", my.block_depth(cache, width, itemsize), want)
 
 
@@ -72,7 +72,7 @@ def exercise_5(my: Any) -> None:
 
 
 def exercise_6(my: Any) -> None:
-    for rows, threads in ((8, 2), (6, 2), (10, 4), (2, 3), (64, 7)):
+    for rows, threads in ((2, 3), (6, 2), (8, 2), (10, 4), (64, 7)):
         got = my.share(rows, threads)
         what = f"share({rows}, {threads}) gave {got}"
         require(len(got) == threads, f"{what}\nexpected {threads} shares")

@@ -21,7 +21,7 @@ def each(what: str, got: list[Any], want: list[Any]) -> None:
 
 
 def exercise_1(my: Any) -> None:
-    for size, root in ((2, 0), (2, 1), (3, 0), (8, 0), (8, 5), (1, 0)):
+    for size, root in ((1, 0), (2, 0), (2, 1), (3, 0), (8, 0), (8, 5)):
         world, given = World(size), arrays(size, 2)
         what = f"{size} ranks, broadcast from rank {root} (a last round may be too small for all to send)"
         each(what, run(what, world, my.broadcast, given, [root] * size), [given[root]] * size)
@@ -39,7 +39,7 @@ def traffic(what: str, world: World, most: int, why: str = "one part in each ste
 
 
 def exercise_2(my: Any) -> None:
-    for size, length in ((2, 2), (3, 3), (4, 8), (3, 7), (1, 4)):
+    for size, length in ((1, 2), (2, 2), (3, 3), (3, 7), (4, 8)):
         world, given = World(size), arrays(size, length)
         what = f"{size} ranks, arrays of {length} numbers, rank 0 has 1, 2, ..., rank 1 has 10, 20, ...: reduce_scatter"
         kept = [array.copy() for array in given]
@@ -50,7 +50,7 @@ def exercise_2(my: Any) -> None:
 
 
 def exercise_3(my: Any) -> None:
-    for size in (2, 3, 4, 1):
+    for size in (1, 2, 3, 4):
         world, parts = World(size), arrays(size, 2)
         what = f"{size} ranks, rank 0 has [1, 2], rank 1 has [10, 20], ...: all_gather"
         each(what, run(what, world, my.all_gather, parts), [np.concatenate(parts)] * size)
