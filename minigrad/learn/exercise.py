@@ -24,7 +24,10 @@ class Exercise:
     Attributes:
         number: ``"2.3"``, chapter and place.
         names: the functions and methods whose bodies the learner writes, such as ``"Mul.backward"``.
-        check: takes the learner's module, and raises ``Wrong`` with the smallest input that shows a mistake.
+        cases: calls and what they give, the smallest input first: ``"f(2) -> 4"``, or an error's type, and a note
+            behind ``  #``. A list of numbers may be given as an array.
+        check: what no case can say: takes the learner's module, and raises ``Wrong`` with the smallest input that shows
+            a mistake.
         library: where the library has the same thing, as ``"minigrad.ops.reduce:Sum"``, or ``"because ..."``: why not.
         hints: each says more than the one before.
         wrong: typical mistakes, as edits of the solution: the old text, the new text, words that the answer must hold.
@@ -33,6 +36,7 @@ class Exercise:
 
     number: str
     names: Sequence[str]
+    cases: Sequence[str]
     check: Check
     library: str
     hints: Sequence[str]
@@ -45,18 +49,20 @@ class Exercise:
             for word in name.split("."):
                 found = getattr(found, word, None)
             require(found, f"the file has no `{name}`: was it renamed, or deleted?")
+        for case in self.cases:
+            meet(vars(module), *case.split(" -> "))
         self.check(module)
 
 
 def read(text: str, checks: ModuleType) -> list[Exercise]:
-    """The exercises that ``NN_exercises.txt`` declares, with the functions ``exercise_1``, ... of ``check_NN.py``."""
+    """The exercises that ``NN_exercises.txt`` declares, with the functions ``exercise_1``, ... that ``check_NN.py`` has."""
     found = []
     for block in re.split(r"^exercise ", text, flags=re.MULTILINE)[1:]:
         (number, names), *fields = [line.split(": ", 1) for line in block.splitlines() if line]
-        of = {kind: [value for name, value in fields if name == kind] for kind in ("library", "hint", "wrong")}
-        check = getattr(checks, f"exercise_{number.partition('.')[2]}")
+        of = {kind: [value for name, value in fields if name == kind] for kind in ("library", "case", "hint", "wrong")}
+        check = getattr(checks, f"exercise_{number.partition('.')[2]}", lambda module: None)
         edits = [tuple(text.replace("\\n", "\n").split(" => ")) for text in of["wrong"]]
-        found.append(Exercise(number, names.split(", "), check, "".join(of["library"]), of["hint"], edits))
+        found.append(Exercise(number, names.split(", "), of["case"], check, "".join(of["library"]), of["hint"], edits))
     return found
 
 
@@ -103,17 +109,33 @@ def require(good: Any, message: str) -> None:
         raise Wrong(message)
 
 
+def meet(names: dict[str, Any], call: str, want: str) -> None:
+    """Raise ``Wrong`` unless a case is met: what the call gives, with the learner's names."""
+    want, _, note = want.partition("  # ")
+    what, wanted = f"{call}: {note}" if note else call, eval(want)
+    if isinstance(wanted, type):
+        refuses(what, wanted, eval, call, names)
+    else:
+        got = attempt(eval, call, names, caught=(ValueError, ZeroDivisionError))
+        if isinstance(wanted, list) and not isinstance(wanted[0], list):
+            wanted, got = np.array(wanted), np.array(got) if isinstance(got, (list, tuple)) else got
+        same(what, got, wanted)
+
+
 def refuses(what: str, error: type[Exception], call: Callable[..., Any], *arguments: Any) -> None:
     """Raise ``Wrong`` unless the call raises the error."""
     got = attempt(call, *arguments)
     require(str(got).startswith(error.__name__), f"{what}\nexpected {error.__name__}\ngot      {show(got)}")
 
 
-def attempt(call: Callable[..., Any], *arguments: Any) -> Any:
+ERRORS = (IndexError, TypeError, ValueError, ZeroDivisionError)
+
+
+def attempt(call: Callable[..., Any], *arguments: Any, caught: tuple[type[Exception], ...] = ERRORS) -> Any:
     """What a call returns, or the error as text: to be compared with what is wanted."""
     try:
         return call(*arguments)
-    except (IndexError, TypeError, ValueError, ZeroDivisionError) as error:
+    except caught as error:
         return f"{type(error).__name__}: {error}"
 
 

@@ -7,12 +7,6 @@ import numpy as np
 from ..exercise import attempt, refuses, require, same
 
 
-def exercise_1(my: Any) -> None:
-    same("row_major((2, 3))", my.row_major((2, 3)), (3, 1))
-    same("row_major((2, 3, 4))", my.row_major((2, 3, 4)), (12, 4, 1))
-    same("row_major(()), of a single number", my.row_major(()), ())
-
-
 def counting(my: Any, *shape: int) -> tuple[Any, Any]:
     """A view of 0, 1, 2, ... row by row, and the same as an array."""
     x = np.arange(int(np.prod(shape))).reshape(shape)
@@ -71,21 +65,6 @@ def exercise_4(my: Any) -> None:
     sees(what, my, row, my.sliced(later, 0, 1, 1), np.array([3]))
     view, x = counting(my, 3, 4)
     sees("sliced(view, 1, 3, -2) of shape (3, 4)", my, view, my.sliced(view, 1, 3, -2), x[:, 3::-2])
-
-
-def exercise_5(my: Any) -> None:
-    cases: list[tuple[Any, Any, str]] = [
-        ((1,), (3,), "length 1 takes the other"),
-        ((3,), (2, 3), "compared from the right; a missing axis counts as 1"),
-        ((2, 1, 4), (3, 1), "both are repeated"),
-        ((0,), (1,), "length 1 takes the other, also if that is 0"),
-        ((), (2,), "a single number fits everything"),
-    ]
-    for a, b, why in cases:
-        got = attempt(my.broadcast_shape, a, b)
-        same(f"broadcast_shape({a}, {b}): {why}", got, np.broadcast_shapes(a, b))
-    for a, b in (((2,), (3,)), ((2, 3), (2,)), ((0,), (2,))):
-        refuses(f"broadcast_shape({a}, {b})", ValueError, my.broadcast_shape, a, b)
 
 
 def exercise_6(my: Any) -> None:

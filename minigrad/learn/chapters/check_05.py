@@ -43,11 +43,6 @@ def exercise_2(my: Any) -> None:
     require(c.fetched <= 300, f"{where}: {c.fetched:,} lines of c were fetched; the innermost loop is j")
 
 
-def exercise_3(my: Any) -> None:
-    for cache, width, itemsize, want in ((1024, 512, 8, 4), (4096, 64, 4, 8), (5000, 64, 4, 8), (1 << 20, 256, 4, 512)):
-        same(f"block_depth({cache}, {width}, {itemsize})", my.block_depth(cache, width, itemsize), want)
-
-
 def exercise_4(my: Any) -> None:
     b = np.arange(1.0, 21).reshape(4, 5)
     for k0, j0 in ((0, 0), (2, 1), (2, 3), (3, 4)):

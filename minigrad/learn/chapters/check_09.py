@@ -66,24 +66,6 @@ def exercise_4(my: Any) -> None:
         each(what, run(what, World(size), my.average, gradients, samples), [want] * size)
 
 
-def exercise_5(my: Any) -> None:
-    cases = [([4], 10, [[0]]), ([4, 4], 10, [[1, 0]]), ([4, 4, 4], 8, [[2, 1], [0]]), ([3, 20, 3], 8, [[2], [1], [0]]),
-             ([20, 1], 8, [[1], [0]]), ([5, 3, 4, 4], 8, [[3, 2], [1, 0]])]  # fmt: skip
-    for sizes, limit, want in cases:
-        same(f"buckets({sizes}, {limit})", my.buckets(sizes, limit), want)
-
-
-def exercise_6(my: Any) -> None:
-    cases = [
-        ([1.0], [2.0], [(1, 3)]), ([1.0, 2.0], [3.0, 1.0], [(1, 4), (4, 5)]),
-        ([1.0, 5.0], [2.0, 2.0], [(1, 3), (5, 7)]), ([0.0, 1.0, 9.0], [4.0, 4.0, 1.0], [(0, 4), (4, 8), (9, 10)]),
-    ]  # fmt: skip
-    for ready, lasts, want in cases:
-        what = f"ready at {ready}, lasting {lasts}: (start, end) of each"
-        got = np.array(my.overlap(ready, lasts), float)
-        same(what, got, np.array(want, float))
-
-
 def exercise_7(my: Any) -> None:
     for size, length in ((2, 2), (3, 7)):
         world, gradients = World(size), arrays(size, length)
