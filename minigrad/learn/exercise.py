@@ -55,7 +55,7 @@ class Exercise:
 
 
 def read(text: str, checks: ModuleType) -> list[Exercise]:
-    """The exercises that ``NN_exercises.txt`` declares, with the functions ``exercise_1``, ... that ``check_NN.py`` has."""
+    """The exercises that ``NN_exercises.txt`` declares, with the functions of ``check_NN.py``."""
     found = []
     for block in re.split(r"^exercise ", text, flags=re.MULTILINE)[1:]:
         (number, names), *fields = [line.split(": ", 1) for line in block.splitlines() if line]

@@ -182,7 +182,7 @@ def load(path: Path) -> ModuleType:
 
 
 def simulate_numba() -> None:
-    """Where kernels are simulated, let ``from numba.cuda import grid`` bring our simulator's words; Numba's has none."""
+    """In the simulator, let ``from numba.cuda import grid`` bring our simulator's words: Numba's has none."""
     if os.environ.get("NUMBA_ENABLE_CUDASIM") == "1":
         cuda = importlib.import_module("minigrad.cuda_kernels.simulator").cuda
         words = {name: getattr(cuda, name) for name in (*vars(cuda), "grid", "gridsize")}

@@ -8,6 +8,7 @@ import json
 import linecache
 import math as python_math
 import operator
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -213,7 +214,8 @@ class _Words(ModuleType):
 def _words(function: Any) -> Iterator[None]:
     """The simulator's words for those of ``numba.cuda``; in the module, for imports, ``math`` and what is compiled."""
     numba_cuda, names, ours = importlib.import_module("numba.cuda"), function.__globals__, simulated_cuda.cuda
-    compiled: Any = type(numba_cuda.jit(device=True)(_place))
+    dispatcher = sys.modules.get("numba.cuda.dispatcher")  # what is compiled is of its class, but for Numba's simulator
+    compiled: Any = dispatcher.CUDADispatcher if dispatcher else type(numba_cuda.jit(device=True)(_place))
     known = {n: v for n, v in vars(numba_cuda).items() if n in {*vars(ours), "grid", "gridsize"}}
     words = {id(python_math): simulated_cuda.math, **{id(v): getattr(ours, n) for n, v in known.items()}}
     before = {n: v for n, v in names.items() if id(v) in words or hasattr(v, "py_func")}
