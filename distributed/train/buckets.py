@@ -104,7 +104,8 @@ class GradientBucketManager:
     ``bucket_size_bytes``; it holds one dtype. A parameter larger than that has a bucket of its own. ``groups`` part the
     parameters, in the order in which they are to be sent: no bucket then holds parameters of two groups.
 
-    ``inspect`` is shown each bucket's own gradients just before they are sent.
+    ``inspect`` is shown each bucket's own gradients just before they are sent. Each bucket can be cut into ``parts``
+    equal parts.
 
     ``num_buckets`` says how many there are. The buffers stay for the next window and are the only memory held: a
     gradient that is marked ready moves into its bucket. Raises ValueError for a ``bucket_size_bytes`` that is no
@@ -120,6 +121,7 @@ class GradientBucketManager:
         *,
         groups: Sequence[Sequence[Tensor]] | None = None,
         inspect: Callable[[GradStore], None] | None = None,
+        parts: int = 1,
     ) -> None:
         check_int("bucket_size_bytes", bucket_size_bytes, 1)
         if len({p.id for p in params}) != len(params):
@@ -132,9 +134,9 @@ class GradientBucketManager:
                 "in exactly one group"
             )
         self._communicator, self._hook, self._inspect = communicator, hook, inspect
-        self._buckets = [bucket for group in groups for bucket in filled(group, bucket_size_bytes)]
-        self._bucket_of = {id: bucket for bucket in self._buckets for id in bucket.views}
-        self.num_buckets: int = len(self._buckets)
+        self.buckets = [bucket for group in groups for bucket in _filled(group, bucket_size_bytes, parts)]
+        self._bucket_of = {id: bucket for bucket in self.buckets for id in bucket.views}
+        self.num_buckets: int = len(self.buckets)
         self._launched = 0
 
     def __contains__(self, id: TensorId) -> bool:
@@ -165,7 +167,7 @@ class GradientBucketManager:
 
     def launch_rest(self) -> None:
         """Send what has not been sent, with zeros for the gradients that did not come."""
-        for bucket in self._buckets[self._launched :]:
+        for bucket in self.buckets[self._launched :]:
             for id, view in bucket.views.items():
                 if id not in bucket.ready:
                     bucket.flat.device.kernels.elementwise.assign(view, 0)
@@ -173,8 +175,8 @@ class GradientBucketManager:
         self._launch_complete()
 
     def _launch_complete(self) -> None:
-        while self._launched < len(self._buckets):
-            bucket = self._buckets[self._launched]
+        while self._launched < len(self.buckets):
+            bucket = self.buckets[self._launched]
             if len(bucket.ready) < len(bucket.views):
                 return
             if self._inspect is not None:
@@ -190,7 +192,7 @@ class GradientBucketManager:
         """
         self.launch_rest()
         try:
-            for bucket in self._buckets:
+            for bucket in self.buckets:
                 bucket.wait()
                 if factor != 1.0:
                     bucket.flat.device.kernels.grad_norm.scale_([bucket.flat.data], factor)
@@ -207,21 +209,21 @@ class GradientBucketManager:
 
     def flat_buffers(self) -> list[Tensor]:
         """The buckets' memory, in the order in which they are sent."""
-        return [bucket.flat for bucket in self._buckets]
+        return [bucket.flat for bucket in self.buckets]
 
     def reset(self) -> None:
         """Drop the window and begin a new one, after waiting for what is under way.
 
         Does not raise: where communication failed, the next bucket that is sent says so.
         """
-        for bucket in self._buckets:
+        for bucket in self.buckets:
             with contextlib.suppress(CommError):
                 bucket.wait()
             bucket.ready.clear()
         self._launched = 0
 
 
-def filled(params: Sequence[Tensor], bucket_size_bytes: int, parts: int = 1) -> list[Bucket]:
+def _filled(params: Sequence[Tensor], bucket_size_bytes: int, parts: int) -> list[Bucket]:
     """Parameters from the last to the first, in buckets; those of each dtype and device form buckets of their own. A
     bucket can be cut into so many equal parts."""
     groups: list[list[Tensor]] = []

@@ -233,6 +233,8 @@ class Window:
     present:    for each trained parameter, in the common order, whether it has a gradient
     step:       the number of the step that it would make
     non_finite: for each of these parameters, whether its gradient has an infinity or NaN; empty where nobody looks
+    losses:     of each micro-batch, for a reproducible sum; else empty, as are the next ones
+    weights:    of each micro-batch
     """
 
     loss: float
@@ -243,13 +245,15 @@ class Window:
     present: list[bool]
     step: int = 0
     non_finite: list[bool] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    weights: list[float] = field(default_factory=list)
 
 
 def exchange_window(communicator: Communicator, window: Window) -> list[Window]:
     """Every rank's window, in order of rank, by one small collective."""
     numbers = [("loss", "f8"), ("weight", "f8"), ("count", "i8"), ("norm", "f8"), ("lr", "f8"), ("step", "i8")]
-    flags = [(key, "?", len(getattr(window, key))) for key in ("present", "non_finite")]
-    record = np.dtype([*numbers, *flags])
+    lists = [("present", "?"), ("non_finite", "?"), ("losses", "f8"), ("weights", "f8")]
+    record = np.dtype([*numbers, *((key, kind, len(getattr(window, key))) for key, kind in lists)])
     mine = np.array([tuple(getattr(window, key) for key in record.names or ())], record)
     rows = all_gather_rows(communicator, mine.view(np.uint8)).view(record)
     return [Window(**{key: row[key].tolist() for key in record.names or ()}) for row in rows[:, 0]]

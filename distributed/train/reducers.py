@@ -6,18 +6,18 @@ from typing import Any
 
 from minigrad import GradStore, Tensor
 
-from ..comm.communicator import all_gather_json
-from .buckets import filled
+from .buckets import Bucket, GradientBucketManager
 from .grad_sync import Buckets, Window, trained_of
 from .step import Named, Step
-from .tree import Nodes, TreeAccumulator, insert, root
+from .tree import Nodes, TreeAccumulator, insert, loss_sum, root
 
 
 class Trees(Buckets):
     """Adds up all ranks' micro-batches by the tree of ``tree.py``, so that their number does not matter.
 
     Of each bucket a rank gets its part of all nodes, adds these up, and gives the result to all: twice the bytes of a
-    bucket are sent for each node, as an all-reduce sends.
+    bucket are sent for each node, as an all-reduce sends. First nodes travel while the ranks tell each other what else
+    there is, and the sum of a bucket while the next one is added up.
     """
 
     capturable = False
@@ -26,46 +26,67 @@ class Trees(Buckets):
         """What must be the same on all ranks, by name."""
         return {**super().settings(step), "the seed of the default generator": _tree(step).seed}
 
+    def new_buckets(self, trained: list[Tensor]) -> GradientBucketManager:
+        """Buckets of as many equal parts as there are ranks."""
+        return GradientBucketManager(trained, self.communicator, self.bucket_size_bytes, parts=self.world_size)
+
     def reduce(self, step: Step, named: Named) -> tuple[Iterable[GradStore], float] | None:
         """Tell each other what the leaves are, and add up their nodes."""
-        comm, tree, trained = self.communicator, _tree(step), trained_of(named)
+        tree, trained = _tree(step), trained_of(named)
         mean = tree._loss_sum / tree.weight if tree.weight else 0.0
-        mine = Window(mean, tree.weight, tree.current_step, 0.0, 0.0, [p._id in tree.present for p in trained])
-        nodes, leaves = tree.nodes, all_gather_json(comm, tree.leaves)
+        present, sums = [p._id in tree.present for p in trained], [*tree.nodes.values()]
+        more = {"losses": tree.losses, "weights": tree.weights}
+        mine = Window(mean, tree.weight, tree.current_step, 0.0, 0.0, present, **more)
         tree.reset()
+        buckets = self.buckets(trained).buckets
+        received = [[self._exchanged(bucket, sums[:1])] for bucket in buckets]
         windows = self.windows(step, trained, mine)
         if windows is None:
             return None
-        total = math.fsum(weight for rank in leaves for _, weight in rank)
-        loss = math.fsum(loss * weight for rank in leaves for loss, weight in rank if weight) / total
+        losses, weights = [[x for w in windows for x in getattr(w, key)] for key in ("losses", "weights")]
+        total = math.fsum(weights)
         absent = [p for i, p in enumerate(trained) if not any(window.present[i] for window in windows)]
-        places = [tree.places(rank, weights) for rank, weights in enumerate(leaves)]
-        return self._added(trained, nodes, places, total, absent), loss
+        places = [tree.places(rank, window.weights) for rank, window in enumerate(windows)]
+        for i in range(1, max(map(len, places))):
+            for bucket, parts in zip(buckets, received):
+                parts.append(self._exchanged(bucket, sums[i : i + 1]))
+        return self._added(buckets, received, places, total, absent), loss_sum(losses, weights) / total
+
+    def _exchanged(self, bucket: Bucket, node: list[dict[int, Tensor]]) -> Tensor:
+        """Begin to exchange a node of each rank, which may have none; returns the memory for the parts of all."""
+        flat, kernels = bucket.flat, bucket.flat.device.kernels
+        bucket.wait()
+        for sums in node:
+            for id, view in bucket.views.items():
+                kernels.elementwise.assign(view, sums.pop(id).data)
+        received = Tensor.wrap(kernels.empty((flat.numel(),), flat.dtype), flat.device)
+        bucket.work = self.communicator.all_to_all(flat, received, async_op=True)
+        return received
 
     def _added(
-        self, trained: list[Tensor], mine: Nodes, places: list[Nodes], total: float, absent: list[Tensor]
+        self,
+        buckets: list[Bucket],
+        received: list[list[Tensor]],
+        places: list[Nodes],
+        total: float,
+        absent: list[Tensor],
     ) -> Iterator[GradStore]:
-        """Each bucket's mean gradients, of this rank's nodes and the places of all ranks' nodes in the tree."""
-        comm, sums = self.communicator, list(mine.values())
-        for bucket in filled(trained, self.bucket_size_bytes, comm.world_size):
+        """Each bucket's mean gradients, of what was received and the places of all ranks' nodes in the tree."""
+        for bucket, parts in zip(buckets, received):
             flat, kernels = bucket.flat, bucket.flat.device.kernels
-            size = flat.numel() // comm.world_size
-            received = []
-            for i in range(max(map(len, places))):
-                for id, view in bucket.views.items():
-                    if i < len(sums):
-                        kernels.elementwise.assign(view, sums[i][id].data)
-                received.append(Tensor.wrap(kernels.empty((flat.numel(),), flat.dtype), flat.device))
-                comm.all_to_all(flat, received[-1])
-
+            size = flat.numel() // self.world_size
+            bucket.wait()
             nodes: Nodes = {}
             for rank, keys in enumerate(places):
-                for i, key in enumerate(keys):
-                    part = received[i].data[rank * size : (rank + 1) * size]
-                    insert(nodes, *key, part, kernels.elementwise.add_into)
+                for key, part in zip(keys, parts):
+                    mine = part.data[rank * size : (rank + 1) * size]
+                    insert(nodes, *key, mine, kernels.elementwise.add_into)
             sum_ = root(nodes, kernels.elementwise.add_into)
             kernels.grad_norm.scale_([sum_], 1.0 / total)
-            comm.all_gather(Tensor.wrap(sum_, flat.device), flat)
+            bucket.work = self.communicator.all_gather(Tensor.wrap(sum_, flat.device), flat, async_op=True)
+            parts.clear()
+        for bucket in buckets:
+            bucket.wait()
             grads = bucket.grads()
             for p in absent:
                 grads.remove(p)

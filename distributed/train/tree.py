@@ -12,7 +12,7 @@ So a rank adds up what is complete within its own leaves, and sends the roots of
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -64,8 +64,9 @@ class TreeAccumulator(GradAccumulator):
         """Drop what the present window has so far."""
         super().reset()
         self.nodes: Nodes = {}
-        self.leaves: list[tuple[float, float]] = []
-        """Loss and weight of each micro-batch."""
+        self.losses: list[float] = [0.0] * self.accum_steps
+        self.weights: list[float] = [0.0] * self.accum_steps
+        """Of each micro-batch, as is its loss."""
         self.present: set[int] = set()
         """The numbers of the tensors that have a gradient in any of them."""
 
@@ -91,16 +92,16 @@ class TreeAccumulator(GradAccumulator):
         one.add(grads, loss, take=True, weight=weight)
         if weight:
             insert(self.nodes, 0, self.leaf, one._sums, _add_into)
-        self.leaves.append((loss, weight))
-        self.weight: float = math.fsum(w for _, w in self.leaves)
-        self._loss_sum = math.fsum(x * w for x, w in self.leaves if w)
+        self.losses[self.current_step], self.weights[self.current_step] = loss, weight
+        self.weight: float = math.fsum(self.weights)
+        self._loss_sum = loss_sum(self.losses, self.weights)
         self.current_step += 1
         return self.current_step >= self.accum_steps
 
-    def places(self, rank: int, leaves: list[tuple[float, float]]) -> Nodes:
-        """Where in the tree the nodes of a rank with these leaves are."""
+    def places(self, rank: int, weights: list[float]) -> Nodes:
+        """Where in the tree the nodes of a rank are whose leaves have these weights."""
         nodes: Nodes = {}
-        for i, (_, weight) in enumerate(leaves):
+        for i, weight in enumerate(weights):
             if weight:
                 insert(nodes, 0, rank * self.accum_steps + i, True, lambda left, right: None)
         return nodes
@@ -125,6 +126,11 @@ class TreeAccumulator(GradAccumulator):
             raise ValueError("the state is not that of a trainer with reproducible=True, at the end of a step")
         self.reset()
         self.seed = check_int("seed", meta["seed"], 0, 2**64 - 1)
+
+
+def loss_sum(losses: Iterable[float], weights: Iterable[float]) -> float:
+    """The sum of the losses of micro-batches times their weights, whatever their order."""
+    return math.fsum(loss * weight for loss, weight in zip(losses, weights) if weight)
 
 
 def _add_into(left: dict[int, Tensor], right: dict[int, Tensor]) -> None:

@@ -39,7 +39,7 @@ def test_buckets_are_filled_from_the_last_parameter_up_to_the_limit(limit, sizes
     manager = dist.GradientBucketManager(params, dist.NoOpCommunicator(), limit)
     assert [flat.numel() for flat in manager.flat_buffers()] == sizes
     assert manager.num_buckets == len(sizes)
-    order = [id for bucket in manager._buckets for id in bucket.views]
+    order = [id for bucket in manager.buckets for id in bucket.views]
     assert order == [p.id for p in reversed(params)]
 
 
@@ -273,7 +273,7 @@ def test_between_steps_a_trainer_holds_nothing_but_its_flat_buffers(comm: dist.T
     gc.collect()
     flats = manager.flat_buffers()
     assert sum(flat.data.nbytes for flat in flats) == sum(p.data.nbytes for p in net.parameters())
-    for bucket in manager._buckets:
+    for bucket in manager.buckets:
         assert bucket.work is None and not bucket.ready
         assert all(np.shares_memory(view, bucket.flat.data) for view in bucket.views.values() if view.size)
     assert trainer._step.accumulator._sums == {}
