@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -114,6 +115,9 @@ class Communicator(Closing, ABC):
         return self._run(self._call(CallKind.RECV, None, array, peer=src, tag=tag), async_op, tensor)
 
     # ------------------------------------------------------------------ life
+
+    def expose(self, held: Callable[[], Sequence[Tensor]]) -> None:
+        """Told by trainers what all ranks must hold alike; faults on purpose may change it (``FaultPlan``)."""
 
     def sync(self) -> None:
         """Wait until all operations that this rank has started are over."""

@@ -192,6 +192,11 @@ def moments(optimizer: Optimizer, params: Params) -> Named:
     ]
 
 
+def held(step: Step, named: Named) -> Named:
+    """What all ranks must hold alike: parameters, and what the optimizer keeps of them."""
+    return [*named, *moments(step.optimizer, named)]
+
+
 def all_reduce_grads(
     communicator: Communicator,
     grads: GradStore,
@@ -320,7 +325,9 @@ class Buckets(Reducer):
             if first and has_float16(agreed):
                 self.unit = power_of_two(mean_over_ranks(comm, {"weight": weight})["weight"])
             self._agreed, self.manager = (key, agreed), None
-        return step.named(self._agreed[1])
+        agreed = step.named(self._agreed[1])
+        comm.expose(lambda: [tensor for _, tensor in held(step, agreed)])
+        return agreed
 
     def settings(self, step: Step) -> dict[str, Any]:
         """What must be the same on all ranks, by name."""
@@ -411,21 +418,20 @@ class Buckets(Reducer):
         if self.manager is not None:
             self.manager.reset()
 
-    def compares(self, step: Step) -> bool:
-        """After every ``compare_every`` steps, but not while a graph is captured."""
+    def compares(self, step: Step, failed: bool = False) -> bool:
+        """After every ``compare_every`` steps, and one that has failed, but not while a graph is captured."""
         every = step.config.compare_every
-        return every > 0 and step.global_step % every == 0 and not step.recorder.on_device
+        return every > 0 and (failed or step.global_step % every == 0) and not step.recorder.on_device
 
-    def compare(self, step: Step, named: Named) -> None:
+    def compare(self, step: Step, named: Named, failed: bool = False) -> None:
         """If it is due, compare the hash of all, and where that differs each tensor's.
 
         Raises ReplicaMismatchError; warns where only the first hashes differ."""
-        if self.compares(step):
-            held = [*named, *moments(step.optimizer, named)]
-            mine = hashlib.sha256(b"".join(_digest(p) for _, p in held)).digest()
+        if self.compares(step, failed):
+            mine = hashlib.sha256(b"".join(_digest(p) for _, p in held(step, named))).digest()
             everyone = all_gather_rows(self.communicator, np.frombuffer(mine, np.uint8))
             if (everyone != everyone[0]).any():
-                agree_on_values(self.communicator, held, LATER)
+                agree_on_values(self.communicator, held(step, named), LATER)
                 again = "the ranks' hashes differed, and computed again they agree: a memory or processor is at fault"
                 warnings.warn(f"step {step.global_step}: {again}", RuntimeWarning, stacklevel=2)
 

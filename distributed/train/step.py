@@ -12,6 +12,7 @@ A trainer is a Step with its own members. The classes below are those of one pro
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -20,6 +21,7 @@ from minigrad import BackwardHook, GradStore, Tensor, TensorId, float16
 from minigrad.optim import AdamW, GradAccumulator, LrSchedule, NonFiniteGradientError, Optimizer, clip_grad_norm
 from minigrad.optim.grad_scaler import MIN_SCALE, GradScaler
 
+from ..comm.comm_errors import CommError
 from ..comm.communicator import Communicator
 from .config import NonFiniteLossError, TrainingConfig, TrainingMetrics
 
@@ -100,6 +102,10 @@ class Step:
             metrics = self.recorder.count(self, loss, norm)
             self.reducer.compare(self, named)
             return metrics
+        except (NonFiniteLossError, NonFiniteGradientError):
+            with contextlib.suppress(CommError):  # of a rank that has this error alone
+                self.reducer.compare(self, named, failed=True)
+            raise
         finally:
             self.reducer.reset()
             self.accumulator.key_draws(self.global_step)
@@ -162,11 +168,11 @@ class Reducer:
     def reset(self) -> None:
         """Drop what the reducer has of the window."""
 
-    def compares(self, step: Step) -> bool:
-        """Whether ``compare`` is due after this step."""
+    def compares(self, step: Step, failed: bool = False) -> bool:
+        """Whether ``compare`` is due after this step, or one that found a loss or gradient that is not finite."""
         return False
 
-    def compare(self, step: Step, named: Named) -> None:
+    def compare(self, step: Step, named: Named, failed: bool = False) -> None:
         """After a step: whether all ranks hold the same."""
 
     def restart(self, unit: float) -> None:

@@ -14,9 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from minigrad import Tensor
+
 from ..place import device_of, is_on_host
 
-KINDS = ("delay", "drop", "kill", "stop", "flip")
+KINDS = ("delay", "drop", "kill", "stop", "flip", "damage")
 
 
 class RankKilledError(Exception):
@@ -34,6 +36,7 @@ class Fault:
       In a plan with an ``order`` it ends with RankKilledError when the others have ended; without one, never.
     - ``flip``: bit number ``bit`` (modulo how many there are) of the tensor that the rank contributes is changed on the
       way; nothing where it contributes none.
+    - ``damage``: so is a bit of the weights and moments that the rank's trainer holds, from its first step on.
     """
 
     kind: str
@@ -95,6 +98,16 @@ class FaultPlan:
 
     def __repr__(self) -> str:
         return f"FaultPlan({list(self.faults)}, order={self.order})"
+
+
+def flip_bit(tensors: Sequence[Tensor], bit: int) -> None:
+    """Change bit number ``bit``, modulo how many there are, of tensors one after the other, in place."""
+    bit %= 8 * sum(t.data.nbytes for t in tensors) or 1
+    for t in tensors:
+        if bit < 8 * t.data.nbytes:
+            t.device.kernels.elementwise.assign(t.data, with_flipped_bit(t.data, bit))
+            return
+        bit -= 8 * t.data.nbytes
 
 
 def with_flipped_bit(array: Any, bit: int) -> Any:

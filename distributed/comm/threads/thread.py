@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, wait
 from typing import TypeVar
 
+from minigrad import Tensor
 from minigrad.device import CPU, Device
 from minigrad.errors import check_int
 from minigrad.modes import of_thread
@@ -22,7 +23,7 @@ from minigrad.random import drawing_from, generators_for
 from ..call_thread import in_threads
 from ..calls import DEFAULT_TIMEOUT, Call, CallKind, Work
 from ..communicator import Communicator
-from .faults import Fault, FaultPlan, RankKilledError, with_flipped_bit
+from .faults import Fault, FaultPlan, RankKilledError, flip_bit, with_flipped_bit
 from .thread_group import Group, RankPart, words_of
 from .turns import SeededTurns, Turns
 
@@ -54,6 +55,7 @@ class ThreadCommunicator(Communicator):
         self._messages: Counter[tuple[int, int, int]] = Counter()  # by source, destination, tag
         self._started: deque[RankPart] = deque()
         self._children: list[ThreadCommunicator] = []
+        self._held: Callable[[], Sequence[Tensor]] = list
 
     @classmethod
     def group(
@@ -88,6 +90,8 @@ class ThreadCommunicator(Communicator):
                 killed = RankKilledError(f"rank {me} was {end} in {words_of(call)}, as planned")
                 self._world._abandon(killed)
                 raise killed
+            if fault.kind == "damage":
+                flip_bit(self._held(), fault.bit)
             if fault.kind == "flip" and send is not None and call.kind is not CallKind.SPLIT:
                 send = with_flipped_bit(send, fault.bit)
             arrives = fault.kind != "drop"
@@ -122,6 +126,10 @@ class ThreadCommunicator(Communicator):
         for work in list(self._started):
             work.wait()
 
+    def expose(self, held: Callable[[], Sequence[Tensor]]) -> None:
+        """Remember it, until ``close``."""
+        self._held = held
+
     def _split(self, color: int | None, key: int) -> Communicator | None:
         members, _ = self._regroup(color, key)
         if color is None:
@@ -134,6 +142,7 @@ class ThreadCommunicator(Communicator):
 
     def _shut(self) -> None:
         self._abandon(self._error)
+        self._held = list
         if self is self._world:
             self._group.turns.leave(self.rank)
 
