@@ -45,7 +45,6 @@ from minigrad.distributed import (
     Trainer,
     TrainingConfig,
     all_gather_bytes,
-    assert_replicas_identical,
     init_process_group,
     mean_over_ranks,
 )
@@ -140,7 +139,7 @@ def time_all_reduce(comm: Communicator, dist: Any, rounds: int) -> dict[str, Any
 
 def time_steps(comm: Communicator, dist: Any, preset: Preset, rounds: int, reproducible: bool) -> dict[str, Any]:
     """Milliseconds per step of each trainer, and the share of our communication that was hidden; and of a comparison
-    of the ranks' weights by their hashes."""
+    of the ranks' weights and moments by their hashes."""
     tokens, targets = (minigrad.from_numpy(array) for array in preset.batch())
     config = TrainingConfig(LR, WEIGHT_DECAY, max_grad_norm=None)
     fused = FusedOptimizerConfig(AdamWConfig(LR, weight_decay=WEIGHT_DECAY))
@@ -169,17 +168,19 @@ def time_steps(comm: Communicator, dist: Any, preset: Preset, rounds: int, repro
         x, y = (minigrad.cat([t] * comm.world_size) for t in (tokens, targets))
         return lambda: trainer.step(lambda model, x, y: model.loss(x, y), x, y)
 
+    distributed = DistributedTrainer(config, comm)
     turns = {
         "alone": ours(SimpleTrainer(config)),
-        "DistributedTrainer": ours(DistributedTrainer(config, comm)),
+        "DistributedTrainer": ours(distributed),
         "BucketedTrainer": ours(BucketedTrainer(config, comm)),
         "FusedDistributedOptimizer": ours(FusedDistributedOptimizer(fused, comm)),
-        "Trainer.setup": replicas(),
     }
     if reproducible:
         turns["reproducible"] = ours(DistributedTrainer(dataclasses.replace(config, reproducible=True), comm))
-    params = list(minigrad_gpt(preset).named_parameters())
-    turns["comparison of hashes"] = lambda: assert_replicas_identical(comm, params)
+    turns["Trainer.setup"] = replicas()
+    turns["comparison of hashes"] = lambda: distributed.assert_replicas_identical(
+        [p for group in distributed.optimizer.param_groups for p in group["params"]]
+    )
     if dist is not None:
         import torch
         from torch.nn.parallel import DistributedDataParallel

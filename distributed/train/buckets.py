@@ -80,9 +80,10 @@ class Bucket:
         self.ready: set[TensorId] = set()
         self.work: Work | None = None
 
-    def grads(self) -> GradStore:
-        """Its parameters' gradients, as views."""
-        return GradStore({id: Tensor.wrap(view, self.flat.device) for id, view in self.views.items()})
+    def grads(self, absent: Sequence[Tensor] = ()) -> GradStore:
+        """Its parameters' gradients, as views, without those of the ``absent`` ones."""
+        kept = self.views.keys() - {p.id for p in absent}
+        return GradStore({id: Tensor.wrap(v, self.flat.device) for id, v in self.views.items() if id in kept})
 
     def wait(self) -> None:
         """Until it is reduced, if it was sent."""
@@ -196,10 +197,7 @@ class GradientBucketManager:
                 bucket.wait()
                 if factor != 1.0:
                     bucket.flat.device.kernels.grad_norm.scale_([bucket.flat.data], factor)
-                grads = bucket.grads()
-                for p in absent:
-                    grads.remove(p)
-                yield grads
+                yield bucket.grads(absent)
         finally:
             self.reset()
 

@@ -9,6 +9,7 @@ and make the same update, so their weights stay equal to the last bit. A mean ov
 of the ranks' means would be another number wherever they do not have equally many.
 """
 
+import contextlib
 import hashlib
 import json
 import math
@@ -26,7 +27,7 @@ from minigrad.optim import GradAccumulator, Optimizer
 from minigrad.optim.grad_accumulator import check_weight
 from minigrad.optim.optimizer_state import options_of
 
-from ..comm.comm_errors import CollectiveMismatchError
+from ..comm.comm_errors import CollectiveMismatchError, CommError
 from ..comm.communicator import Communicator, all_gather_bytes, all_gather_json, all_gather_rows
 from ..comm.place import bytes_of, on_host
 from .buckets import DEFAULT_BUCKET_BYTES, CommHook, GradientBucketManager, all_reduce_hook
@@ -35,6 +36,7 @@ from .step import Named, Params, Reducer, Step, has_float16, merged, named_param
 
 FACTORS = np.frombuffer(hashlib.shake_128(b"replicas").digest(8 * 1024), np.uint64) | np.uint64(1)
 AT_FIRST = "call broadcast_params before the first step, and change weights on all ranks alike"
+AGAIN = "the ranks' hashes differed, and computed again they agree: a memory or processor is at fault"
 LATER = (
     "unless the program changed it on one rank alone, its memory or processor is at fault; go on from a "
     "checkpoint of before"
@@ -426,14 +428,15 @@ class Buckets(Reducer):
     def compare(self, step: Step, named: Named, failed: bool = False) -> None:
         """If it is due, compare the hash of all, and where that differs each tensor's.
 
-        Raises ReplicaMismatchError; warns where only the first hashes differ."""
+        Raises ReplicaMismatchError; warns where only the first hashes differ. After a step that ``failed`` on this rank
+        alone there is nobody to compare with, and its own error stands."""
         if self.compares(step, failed):
             mine = hashlib.sha256(b"".join(_digest(p) for _, p in held(step, named))).digest()
-            everyone = all_gather_rows(self.communicator, np.frombuffer(mine, np.uint8))
-            if (everyone != everyone[0]).any():
-                agree_on_values(self.communicator, held(step, named), LATER)
-                again = "the ranks' hashes differed, and computed again they agree: a memory or processor is at fault"
-                warnings.warn(f"step {step.global_step}: {again}", RuntimeWarning, stacklevel=2)
+            with contextlib.suppress(*[CommError] * failed):
+                everyone = all_gather_rows(self.communicator, np.frombuffer(mine, np.uint8))
+                if (everyone != everyone[0]).any():
+                    agree_on_values(self.communicator, held(step, named), LATER)
+                    warnings.warn(f"step {step.global_step}: {AGAIN}", RuntimeWarning, stacklevel=2)
 
     def restart(self, unit: float) -> None:
         """Compare at the next step what the ranks have."""

@@ -9,7 +9,7 @@ from minigrad import GradStore, Tensor
 from .buckets import Bucket, GradientBucketManager
 from .grad_sync import Buckets, Window, trained_of
 from .step import Named, Step
-from .tree import Nodes, TreeAccumulator, insert, loss_sum, root
+from .tree import Nodes, TreeAccumulator, insert, root
 
 
 class Trees(Buckets):
@@ -35,24 +35,23 @@ class Trees(Buckets):
         tree, trained = _tree(step), trained_of(named)
         mean = tree._loss_sum / tree.weight if tree.weight else 0.0
         present, sums = [p._id in tree.present for p in trained], [*tree.nodes.values()]
-        more = {"losses": tree.losses, "weights": tree.weights}
-        mine = Window(mean, tree.weight, tree.current_step, 0.0, 0.0, present, **more)
+        mine = Window(mean, tree.weight, tree.current_step, 0.0, 0.0, present, 0, [], tree.losses, tree.weights)
         tree.reset()
-        buckets = self.buckets(trained).buckets
-        received = [[self._exchanged(bucket, sums[:1])] for bucket in buckets]
+        exchanged = [(bucket, [self._exchange(bucket, sums[:1])]) for bucket in self.buckets(trained).buckets]
         windows = self.windows(step, trained, mine)
         if windows is None:
             return None
-        losses, weights = [[x for w in windows for x in getattr(w, key)] for key in ("losses", "weights")]
-        total = math.fsum(weights)
+        leaves = [leaf for window in windows for leaf in zip(window.losses, window.weights) if leaf[1]]
+        total = math.fsum(weight for _, weight in leaves)
+        loss = math.fsum(loss * weight for loss, weight in leaves) / total
         absent = [p for i, p in enumerate(trained) if not any(window.present[i] for window in windows)]
         places = [tree.places(rank, window.weights) for rank, window in enumerate(windows)]
         for i in range(1, max(map(len, places))):
-            for bucket, parts in zip(buckets, received):
-                parts.append(self._exchanged(bucket, sums[i : i + 1]))
-        return self._added(buckets, received, places, total, absent), loss_sum(losses, weights) / total
+            for bucket, parts in exchanged:
+                parts.append(self._exchange(bucket, sums[i : i + 1]))
+        return self._added(exchanged, places, total, absent), loss
 
-    def _exchanged(self, bucket: Bucket, node: list[dict[int, Tensor]]) -> Tensor:
+    def _exchange(self, bucket: Bucket, node: list[dict[int, Tensor]]) -> Tensor:
         """Begin to exchange a node of each rank, which may have none; returns the memory for the parts of all."""
         flat, kernels = bucket.flat, bucket.flat.device.kernels
         bucket.wait()
@@ -64,15 +63,10 @@ class Trees(Buckets):
         return received
 
     def _added(
-        self,
-        buckets: list[Bucket],
-        received: list[list[Tensor]],
-        places: list[Nodes],
-        total: float,
-        absent: list[Tensor],
+        self, exchanged: list[tuple[Bucket, list[Tensor]]], places: list[Nodes], total: float, absent: list[Tensor]
     ) -> Iterator[GradStore]:
         """Each bucket's mean gradients, of what was received and the places of all ranks' nodes in the tree."""
-        for bucket, parts in zip(buckets, received):
+        for bucket, parts in exchanged:
             flat, kernels = bucket.flat, bucket.flat.device.kernels
             size = flat.numel() // self.world_size
             bucket.wait()
@@ -85,12 +79,9 @@ class Trees(Buckets):
             kernels.grad_norm.scale_([sum_], 1.0 / total)
             bucket.work = self.communicator.all_gather(Tensor.wrap(sum_, flat.device), flat, async_op=True)
             parts.clear()
-        for bucket in buckets:
+        for bucket, _ in exchanged:
             bucket.wait()
-            grads = bucket.grads()
-            for p in absent:
-                grads.remove(p)
-            yield grads
+            yield bucket.grads(absent)
 
 
 def _tree(step: Step) -> TreeAccumulator:

@@ -12,7 +12,6 @@ A trainer is a Step with its own members. The classes below are those of one pro
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -21,7 +20,6 @@ from minigrad import BackwardHook, GradStore, Tensor, TensorId, float16
 from minigrad.optim import AdamW, GradAccumulator, LrSchedule, NonFiniteGradientError, Optimizer, clip_grad_norm
 from minigrad.optim.grad_scaler import MIN_SCALE, GradScaler
 
-from ..comm.comm_errors import CommError
 from ..comm.communicator import Communicator
 from .config import NonFiniteLossError, TrainingConfig, TrainingMetrics
 
@@ -91,20 +89,16 @@ class Step:
     def end_window(self, named: Named) -> TrainingMetrics | None:
         """Reduce, unscale, clip, update, count."""
         try:
-            reduced = self.reducer.reduce(self, named)
-            if reduced is None:
+            if (reduced := self.reducer.reduce(self, named)) is None:
                 return None
-            parts, loss = reduced
-            unscaled = self.precision.unscale(parts, self.recorder)
-            if unscaled is None:
+            if (unscaled := self.precision.unscale(reduced[0], self.recorder)) is None:
                 return None
             norm = self.updater.clip_and_update(self, named, unscaled)
-            metrics = self.recorder.count(self, loss, norm)
+            metrics = self.recorder.count(self, reduced[1], norm)
             self.reducer.compare(self, named)
             return metrics
         except (NonFiniteLossError, NonFiniteGradientError):
-            with contextlib.suppress(CommError):  # of a rank that has this error alone
-                self.reducer.compare(self, named, failed=True)
+            self.reducer.compare(self, named, failed=True)
             raise
         finally:
             self.reducer.reset()

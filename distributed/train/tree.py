@@ -12,7 +12,7 @@ So a rank adds up what is complete within its own leaves, and sends the roots of
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -94,7 +94,7 @@ class TreeAccumulator(GradAccumulator):
             insert(self.nodes, 0, self.leaf, one._sums, _add_into)
         self.losses[self.current_step], self.weights[self.current_step] = loss, weight
         self.weight: float = math.fsum(self.weights)
-        self._loss_sum = loss_sum(self.losses, self.weights)
+        self._loss_sum = math.fsum(x * w for x, w in zip(self.losses, self.weights) if w)
         self.current_step += 1
         return self.current_step >= self.accum_steps
 
@@ -126,11 +126,6 @@ class TreeAccumulator(GradAccumulator):
             raise ValueError("the state is not that of a trainer with reproducible=True, at the end of a step")
         self.reset()
         self.seed = check_int("seed", meta["seed"], 0, 2**64 - 1)
-
-
-def loss_sum(losses: Iterable[float], weights: Iterable[float]) -> float:
-    """The sum of the losses of micro-batches times their weights, whatever their order."""
-    return math.fsum(loss * weight for loss, weight in zip(losses, weights) if weight)
 
 
 def _add_into(left: dict[int, Tensor], right: dict[int, Tensor]) -> None:

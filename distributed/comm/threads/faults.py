@@ -14,8 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from minigrad import Tensor
-
 from ..place import device_of, is_on_host
 
 KINDS = ("delay", "drop", "kill", "stop", "flip", "damage")
@@ -98,16 +96,6 @@ class FaultPlan:
 
     def __repr__(self) -> str:
         return f"FaultPlan({list(self.faults)}, order={self.order})"
-
-
-def flip_bit(tensors: Sequence[Tensor], bit: int) -> None:
-    """Change bit number ``bit``, modulo how many there are, of tensors one after the other, in place."""
-    bit %= 8 * sum(t.data.nbytes for t in tensors) or 1
-    for t in tensors:
-        if bit < 8 * t.data.nbytes:
-            t.device.kernels.elementwise.assign(t.data, with_flipped_bit(t.data, bit))
-            return
-        bit -= 8 * t.data.nbytes
 
 
 def with_flipped_bit(array: Any, bit: int) -> Any:

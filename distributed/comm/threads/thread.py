@@ -23,7 +23,7 @@ from minigrad.random import drawing_from, generators_for
 from ..call_thread import in_threads
 from ..calls import DEFAULT_TIMEOUT, Call, CallKind, Work
 from ..communicator import Communicator
-from .faults import Fault, FaultPlan, RankKilledError, flip_bit, with_flipped_bit
+from .faults import Fault, FaultPlan, RankKilledError, with_flipped_bit
 from .thread_group import Group, RankPart, words_of
 from .turns import SeededTurns, Turns
 
@@ -90,8 +90,10 @@ class ThreadCommunicator(Communicator):
                 killed = RankKilledError(f"rank {me} was {end} in {words_of(call)}, as planned")
                 self._world._abandon(killed)
                 raise killed
-            if fault.kind == "damage":
-                flip_bit(self._held(), fault.bit)
+            if fault.kind == "damage" and (held := self._held()):
+                bit, number = divmod(fault.bit, len(held))
+                one = held[number]
+                one.device.kernels.elementwise.assign(one.data, with_flipped_bit(one.data, bit))
             if fault.kind == "flip" and send is not None and call.kind is not CallKind.SPLIT:
                 send = with_flipped_bit(send, fault.bit)
             arrives = fault.kind != "drop"
