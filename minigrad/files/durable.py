@@ -171,7 +171,7 @@ def other_holder(fd: int) -> str:
             pid = next((w[4] for w in locks if w[1] == "FLOCK" and w[5].endswith(f":{info.st_ino}")), None)
             found = found if pid is None else f"process {pid}"
             command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-            found = f"{found} ({command[:100]})"
+            found += f" ({''.join(c if c.isprintable() else '?' for c in command[:100])})"
         return found
     if taken:
         _held[info.st_dev, info.st_ino] = fd
