@@ -7,6 +7,7 @@ import dataclasses
 import difflib
 import functools
 import io
+import os
 import re
 import shlex
 import sys
@@ -18,6 +19,7 @@ from typing import Any, NoReturn
 import minigrad
 from minigrad.data import DataError
 from minigrad.device import Device
+from minigrad.env import fit
 from minigrad.serialization import CheckpointError
 
 BAR = "{percentage:3.0f}% |{bar}| {n_fmt}/{total_fmt} [{elapsed}, {remaining} left{postfix}]"  # for tqdm
@@ -131,6 +133,9 @@ def run_cli(main: Callable[[], int]) -> NoReturn:
         code = complain(error, 2)
     except RunError as error:
         code = complain(error, 1)
+    except BrokenPipeError:  # nobody reads on, as with ``| head``; what is left to write is dropped
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
     except OSError as error:
         code = complain(describe(error), 1)
     except MemoryError as error:
@@ -141,9 +146,14 @@ def run_cli(main: Callable[[], int]) -> NoReturn:
 
 
 def complain(message: object, code: int) -> int:
-    """Print ``error: message`` as one line and return the exit code."""
+    """Print ``error: message`` as one line, which a terminal breaks between words, and return the exit code.
+
+    There, the command that goes on with a run has a line of its own, to be copied.
+    """
     text = str(message).partition("\n  at ")[0]  # without the line of the script, which is no news to its user
-    print("error: " + " ".join(text.split()), file=sys.stderr)
+    told, to_go_on, command = f"error: {' '.join(text.split())}".partition("To go on: ")
+    between = "\n  " if to_go_on and sys.stderr.isatty() else ""
+    print(fit(told + (to_go_on.strip() if between else to_go_on), sys.stderr) + between + command, file=sys.stderr)
     return code
 
 

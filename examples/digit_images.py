@@ -71,8 +71,9 @@ def distances(starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
 
 
 def show(images: np.ndarray) -> str:
-    """Images (N, SIZE, SIZE) side by side as text, darker for more ink, two characters a pixel; as many as fit."""
-    images = images[: max(1, (shutil.get_terminal_size().columns + 1) // (2 * SIZE + 1))]
+    """Images (N, SIZE, SIZE) side by side as text, darker for more ink, two characters a pixel; in rows that fit."""
+    width = max(1, (shutil.get_terminal_size().columns + 1) // (2 * SIZE + 1))
     shades = np.array(list(" .:*#"))
     cells = shades[(images * len(shades)).astype(int).clip(0, len(shades) - 1)]
-    return "\n".join(" ".join("".join(2 * cell for cell in line) for line in row) for row in cells.swapaxes(0, 1))
+    rows = [line for i in range(0, len(cells), width) for line in cells[i : i + width].swapaxes(0, 1)]
+    return "\n".join(" ".join("".join(2 * cell for cell in image) for image in row) for row in rows)

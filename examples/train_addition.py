@@ -70,7 +70,7 @@ def main() -> int:
     count = int(right.sum())
     share = 100 * count / len(right)
     print(f"{count:,} of {len(right):,} held-out sums right: {share:.2f} % ({seconds:.0f} s of training)")
-    while args.ask and (asked := input("a sum, such as 57+68 (or nothing, to end): ").replace(" ", "")):
+    while args.ask and (asked := ask("a sum, such as 57+68 (or nothing, to end): ").replace(" ", "")):
         numbers = re.fullmatch(r"(\d{1,2})\+(\d{1,2})=?", asked)
         if numbers is None:
             print("two numbers of at most two digits, with a + between them")
@@ -78,6 +78,15 @@ def main() -> int:
         question = np.array([[CHARACTERS.index(c) for c in f"{int(numbers[1]):02}+{int(numbers[2]):02}="]])
         print(written(question[0], answer(model, question)[0], args.reverse))
     return 0
+
+
+def ask(question: str) -> str:
+    """What is typed; nothing at the end of the input, which is Ctrl-D in a terminal."""
+    try:
+        return input(question)
+    except EOFError:
+        print()
+        return ""
 
 
 def written(question: np.ndarray, result: np.ndarray, reverse: bool) -> str:

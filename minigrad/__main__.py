@@ -16,9 +16,7 @@ minigrad train --help and the like list the flags. minigrad --version prints the
 import ast
 import difflib
 import importlib
-import shutil
 import sys
-import textwrap
 from pathlib import Path
 
 from . import __version__, env
@@ -68,9 +66,8 @@ def run_example(folder: Path, arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         about = {name: ast.get_docstring(ast.parse(path.read_text("utf-8"))) for name, path in scripts.items()}
         print("usage: minigrad examples NAME [flags]\n")
-        columns, indent = shutil.get_terminal_size().columns - 1, " " * 26
         for name, text in about.items():
-            print(textwrap.fill(f"  {name:<24}{str(text).splitlines()[0]}", columns, subsequent_indent=indent))
+            print(env.fit(f"  {name:<24}{str(text).splitlines()[0]}", sys.stdout, 26))
         return 0
     name, *flags = arguments
     found = [stem for stem in scripts if stem in (name, f"train_{name}")] or [stem for stem in scripts if name in stem]
@@ -90,7 +87,7 @@ def run_script(script: Path, name: str, arguments: list[str]) -> int:
 
 def refuse(message: str) -> int:
     """Print an error as one line; returns the exit code."""
-    print(f"error: {message}", file=sys.stderr)
+    print(env.fit(f"error: {message}", sys.stderr), file=sys.stderr)
     return 2
 
 

@@ -12,6 +12,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -19,7 +20,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 from llvmlite import binding as llvm
@@ -284,13 +285,22 @@ def format_report(sections: Mapping[str, Facts | tuple[Status, ...]]) -> str:
             if row.remedy:
                 lines.append(f"  {'':<12} remedy: {row.remedy}")
     report = "\n".join(lines)
-    checkout = Path(__file__).parents[1].joinpath("pyproject.toml").is_file()
+    checkout = any((folder / "minigrad/env.py").is_file() for folder in (Path(__file__).parents[1], Path.cwd()))
     return report.replace('pip install "minigrad-cuda[', 'pip install -e ".[') if checkout else report
+
+
+def fit(text: str, file: TextIO, indent: int = 0) -> str:
+    """Text whose lines are broken between words where ``file`` is a terminal that is narrower."""
+    if not file.isatty():
+        return text
+    margins: dict[str, Any] = {"width": shutil.get_terminal_size().columns, "subsequent_indent": " " * indent}
+    fill = textwrap.TextWrapper(**margins, break_long_words=False, break_on_hyphens=False).fill
+    return "\n".join(map(fill, text.split("\n")))
 
 
 def main() -> int:
     """Print the report."""
-    print(format_report(collect()))
+    print(fit(format_report(collect()), sys.stdout, 15))
     return 0
 
 

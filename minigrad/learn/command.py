@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from ..env import fit
 from .course import Chapter, chapters, library_lines
 from .exercise import Exercise
 from .folder import PROGRESS, CourseError, Folder
@@ -62,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
             return check(folder, chapter, exercises, given.hint)
         return solution(folder, chapter, exercises)
     except CourseError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(fit(f"error: {error}", sys.stderr), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

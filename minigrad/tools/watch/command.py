@@ -6,6 +6,7 @@ import webbrowser
 from pathlib import Path
 from typing import NoReturn
 
+from ...env import fit
 from ...files import durable
 from .runs import WatchError, open_runs
 from .server import is_loopback, open_server, saved_page
@@ -48,7 +49,7 @@ def main(arguments: list[str]) -> int:
             return _export(Path(options.export), saved_page(runs))
         server = open_server(runs, options.host, options.port, PORT)
     except WatchError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(fit(f"error: {error}", sys.stderr), file=sys.stderr)
         return 2
     host = f"[{options.host}]" if ":" in options.host else options.host
     url = f"http://{host}:{server.server_address[1]}/"
