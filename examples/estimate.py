@@ -12,10 +12,12 @@ from command_line import UsageError
 
 import minigrad
 from minigrad.device import CPU, Device
+from minigrad.dtypes import is_half
 from minigrad.models import GPT2Config, gpt2_memory
 from minigrad.tools.free_memory import free_memory, in_words
 
 PROCESS = 300 << 20  # bytes of Python, the libraries and the kernels
+SAVING = 7  # times the weights, while a checkpoint is written: copies of weights and moments, and of the files
 
 
 def check_memory(settings: Settings, vocab_size: int, device: Device, world_size: int = 1) -> None:
@@ -28,9 +30,11 @@ def check_memory(settings: Settings, vocab_size: int, device: Device, world_size
     advice = ["--preset tiny is for trying it"] if getattr(settings, "preset", "tiny") != "tiny" else []
     if device.type == "cpu" and settings.family == "gpt2":
         advice.append("--device cuda trains on a GPU")
-    check(
-        settings, lambda n: ranks * step_bytes(settings, vocab_size, n), settings.batch_size, device, advice, world_size
-    )
+
+    def needed(n: int) -> int:
+        return ranks * step_bytes(settings, vocab_size, n, device)
+
+    check(settings, needed, settings.batch_size, device, advice, world_size)
 
 
 def announced(config: GPT2Config, parameters: int, batch_size: int, steps: int, device: Device = CPU) -> str:
@@ -66,12 +70,15 @@ def check(
     )
 
 
-def step_bytes(settings: Settings, vocab_size: int, batch_size: int) -> int:
-    """The peak of a training step of ``batch_size`` sequences, about."""
+def step_bytes(settings: Settings, vocab_size: int, batch_size: int, device: Device = CPU) -> int:
+    """The peak of a training step of ``batch_size`` sequences, and of saving beside it, about."""
     sizes = (settings.block_size, settings.n_layer, settings.n_head, settings.n_embd)
     config = GPT2Config(vocab_size, *sizes, checkpoint_blocks=getattr(settings, "checkpoint_blocks", False))
     dtype = getattr(minigrad, getattr(settings, "dtype", "float32"))
-    return PROCESS + gpt2_memory(config, max(1, batch_size), dtype=dtype).peak
+    if device.type == "cuda":
+        return PROCESS + gpt2_memory(config, max(1, batch_size), dtype=dtype).peak
+    whole = gpt2_memory(config, max(1, batch_size))  # a CPU computes in float32; a captured step holds halves beside it
+    return PROCESS + whole.peak * (2 if is_half(dtype) else 1) + SAVING * whole.weights
 
 
 def flops_per_token(settings: Settings | GPT2Config, parameters: int) -> int:

@@ -245,7 +245,7 @@ class TrainingRun:
         """The memory and the time that the run takes."""
         s = self.settings
         parts = 1 if s.reproducible else self.world_size
-        memory = step_bytes(s, self.run.tokenizer.vocab_size, -(-s.batch_size // parts))
+        memory = step_bytes(s, self.run.tokenizer.vocab_size, -(-s.batch_size // parts), self.model.device)
         if self.model.device.type != "cpu":
             return f"about {in_words(memory)} of memory"
         at_best = duration(seconds_at_least(s, self.model.num_parameters()))

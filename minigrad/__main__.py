@@ -67,7 +67,7 @@ def run_example(folder: Path, arguments: list[str]) -> int:
         about = {name: ast.get_docstring(ast.parse(path.read_text("utf-8"))) for name, path in scripts.items()}
         print("usage: minigrad examples NAME [flags]\n")
         for name, text in about.items():
-            print(env.fit(f"  {name:<24}{str(text).splitlines()[0]}", sys.stdout, 26))
+            print(env.fit(f"  {name:<24}{str(text).splitlines()[0]}", indent=26))
         return 0
     name, *flags = arguments
     found = [stem for stem in scripts if stem in (name, f"train_{name}")] or [stem for stem in scripts if name in stem]

@@ -289,11 +289,11 @@ def format_report(sections: Mapping[str, Facts | tuple[Status, ...]]) -> str:
     return report.replace('pip install "minigrad-cuda[', 'pip install -e ".[') if checkout else report
 
 
-def fit(text: str, file: TextIO, indent: int = 0) -> str:
-    """Text whose lines are broken between words where ``file`` is a terminal that is narrower."""
-    if not file.isatty():
+def fit(text: str, file: TextIO | None = None, indent: int = 0) -> str:
+    """Text whose lines are broken between words; if it goes to a ``file``, only where that is a terminal."""
+    if file is not None and not file.isatty():
         return text
-    margins: dict[str, Any] = {"width": shutil.get_terminal_size().columns, "subsequent_indent": " " * indent}
+    margins: dict[str, Any] = {"width": shutil.get_terminal_size().columns - 1, "subsequent_indent": " " * indent}
     fill = textwrap.TextWrapper(**margins, break_long_words=False, break_on_hyphens=False).fill
     return "\n".join(map(fill, text.split("\n")))
 

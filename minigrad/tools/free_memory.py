@@ -1,5 +1,6 @@
 """Whether what is about to be made fits into the memory there is: asked before anything is made."""
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,10 @@ from typing import Any
 from .. import cuda
 from ..device import CPU, Device
 from ..errors import bad_value
+
+resource: Any = None
+with contextlib.suppress(ImportError):  # Windows has none
+    import resource
 
 BLOCK = 16_000  # bytes of Python's objects for a block of a model, at least
 
@@ -26,6 +31,9 @@ def free_memory(device: Device = CPU) -> int | None:
     except (OSError, KeyError, ValueError):  # not Linux, or no limit ("max")
         if not found and hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
             found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    if resource is not None and (limit := resource.getrlimit(resource.RLIMIT_AS)[0]) != resource.RLIM_INFINITY:
+        pages = Path("/proc/self/statm")
+        found.append(limit - (int(pages.read_text().split()[0]) * resource.getpagesize() if pages.exists() else 0))
     return min(found, default=None)
 
 
