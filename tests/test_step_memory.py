@@ -89,3 +89,11 @@ def test_other_inputs_are_refused() -> None:
     expected = "dtype is int64; expected float32, bfloat16 or float16"
     raises(ValueError, expected, lambda: gpt2_memory(GPT2Config(), 1, dtype=minigrad.int64))
     raises(ValueError, "tied=False", lambda: gpt2_memory(GPT2Config(tied=False), 1))
+
+
+def test_a_limit_of_the_address_space_is_a_limit_of_the_free_memory():
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_AS, (2**33, 2**33))"
+    done = python(
+        "-c", f"{limit}\nfrom minigrad.tools.free_memory import free_memory\nprint(free_memory())", returncode=0
+    )
+    assert 2**30 < int(done.stdout) < 2**33
