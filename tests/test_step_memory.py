@@ -1,6 +1,7 @@
 """What a step keeps in memory: counted in the graph, measured by the allocators, and predicted for GPT-2."""
 
 import pytest
+from processes import python
 from refusals import raises
 
 import minigrad
@@ -93,7 +94,6 @@ def test_other_inputs_are_refused() -> None:
 
 def test_a_limit_of_the_address_space_is_a_limit_of_the_free_memory():
     limit = "import resource; resource.setrlimit(resource.RLIMIT_AS, (2**33, 2**33))"
-    done = python(
-        "-c", f"{limit}\nfrom minigrad.tools.free_memory import free_memory\nprint(free_memory())", returncode=0
-    )
+    program = f"{limit}\nfrom minigrad.tools.free_memory import free_memory\nprint(free_memory())"
+    done = python("-c", program, returncode=0)
     assert 2**30 < int(done.stdout) < 2**33
