@@ -135,7 +135,7 @@ class GradientBucketManager:
                 "in exactly one group"
             )
         self._communicator, self._hook, self._inspect = communicator, hook, inspect
-        self.buckets = [bucket for group in groups for bucket in _filled(group, bucket_size_bytes, parts)]
+        self.buckets: list[Bucket] = [bucket for group in groups for bucket in _filled(group, bucket_size_bytes, parts)]
         self._bucket_of = {id: bucket for bucket in self.buckets for id in bucket.views}
         self.num_buckets: int = len(self.buckets)
         self._launched = 0
