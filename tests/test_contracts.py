@@ -213,8 +213,9 @@ def test_no_data_becomes_code():
         # Numba takes no *args: a kernel for n inputs is written out by pointwise_source.source, from n and constants,
         # and a device function from the steps of a plain kernel.
         r"cuda_kernels/pointwise/formulas\.py:\d+ calls exec": 1,
-        # The code of a page of the course, which is shipped with it.
+        # The code of a page of the course, and the calls that an exercise's cases make: shipped with it.
         r"minigrad/learn/page\.py:\d+ calls exec": 1,
+        r"minigrad/learn/exercise\.py:\d+ calls eval": 1,
     }
     rest = [line for line in found if not any(re.fullmatch(pattern, line) for pattern in allowed)]
     for pattern, count in allowed.items():

@@ -135,7 +135,7 @@ class GradientBucketManager:
                 "in exactly one group"
             )
         self._communicator, self._hook, self._inspect = communicator, hook, inspect
-        self.buckets: list[Bucket] = [bucket for group in groups for bucket in _filled(group, bucket_size_bytes, parts)]
+        self.buckets: list[Bucket] = [bucket for group in groups for bucket in filled(group, bucket_size_bytes, parts)]
         self._bucket_of = {id: bucket for bucket in self.buckets for id in bucket.views}
         self.num_buckets: int = len(self.buckets)
         self._launched = 0
@@ -221,7 +221,7 @@ class GradientBucketManager:
         self._launched = 0
 
 
-def _filled(params: Sequence[Tensor], bucket_size_bytes: int, parts: int) -> list[Bucket]:
+def filled(params: Sequence[Tensor], bucket_size_bytes: int, parts: int) -> list[Bucket]:
     """Parameters from the last to the first, in buckets; those of each dtype and device form buckets of their own. A
     bucket can be cut into so many equal parts."""
     groups: list[list[Tensor]] = []
