@@ -11,9 +11,9 @@ from collections.abc import Collection, Sequence
 from string import ascii_letters
 
 from . import dtypes
-from .errors import bad_type, bad_value
+from .errors import bad_type, bad_value, check_int
 from .shapes import normalize_dim
-from .tensor import Tensor
+from .tensor import Tensor, check_tensor
 
 Labels = list[str | int]  # of an operand's dimensions: letters, and for those of "..." -1, -2, ... from the right
 
@@ -124,7 +124,7 @@ def _product(a: Tensor, a_labels: Labels, b: Tensor, b_labels: Labels, kept: set
 
 def kron(input: Tensor, other: Tensor) -> Tensor:
     """Kronecker product: ``input`` with each of its elements replaced by that element times ``other``."""
-    n = max(input.ndim, other.ndim)
+    n = max(check_tensor("kron", t).ndim for t in (input, other))
     x, y = (t.reshape((1,) * (n - t.ndim) + t.shape) for t in (input, other))
     of_x, of_y = ascii_letters[:n], ascii_letters[n : 2 * n]
     blocks = einsum(f"{of_x},{of_y}->{''.join(map(''.join, zip(of_x, of_y)))}", x, y)
@@ -133,9 +133,10 @@ def kron(input: Tensor, other: Tensor) -> Tensor:
 
 def tensordot(a: Tensor, b: Tensor, dims: int | tuple[Sequence[int], Sequence[int]] = 2) -> Tensor:
     """Sums of products over ``dims``: so many of the last dimensions of a and the first of b, or lists of both."""
-    last = (range(a.ndim - dims, a.ndim), range(dims)) if isinstance(dims, int) else dims
-    i, j = ([normalize_dim(dim, t.ndim) for dim in some] for t, some in zip((a, b), last))
-    if len(i) != len(j) or [a.shape[k] for k in i] != [b.shape[k] for k in j]:
+    first = check_tensor("tensordot", a).ndim - check_int("dims", dims, 0) if isinstance(dims, int) else 0
+    last = (range(first, a.ndim), range(dims)) if isinstance(dims, int) else dims
+    i, j = ([normalize_dim(dim, check_tensor("tensordot", t).ndim) for dim in some] for t, some in zip((a, b), last))
+    if [a.shape[k] for k in i] != [b.shape[k] for k in j] or len({*i}) < len(i) or len({*j}) < len(j):
         raise bad_value(f"tensordot of shapes {a.shape} and {b.shape} over {dims}: expected equal sizes, in pairs")
     of_a, of_b = ascii_letters[: a.ndim], [*ascii_letters[a.ndim : a.ndim + b.ndim]]
     for of_both, place in zip(i, j):

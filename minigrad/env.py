@@ -285,7 +285,8 @@ def format_report(sections: Mapping[str, Facts | tuple[Status, ...]]) -> str:
             if row.remedy:
                 lines.append(f"  {'':<12} remedy: {row.remedy}")
     report = "\n".join(lines)
-    checkout = any((folder / "minigrad/env.py").is_file() for folder in (Path(__file__).parents[1], Path.cwd()))
+    here = (folder / "pyproject.toml" for folder in (Path(__file__).parents[1], Path.cwd()))
+    checkout = any(file.is_file() and file.with_name("minigrad").is_dir() for file in here)
     return report.replace('pip install "minigrad-cuda[', 'pip install -e ".[') if checkout else report
 
 

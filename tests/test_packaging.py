@@ -62,12 +62,9 @@ def import_from(folder: Path, code: str) -> list[str]:
 def test_wheel_holds_every_file_of_the_package_and_nothing_else(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
-    expected = set()
-    for folder, name in FOLDERS.items():
-        for path in (ROOT / folder).rglob("*"):
-            if path.is_file() and "__pycache__" not in path.parts:
-                expected.add(f"{name}/{path.relative_to(ROOT / folder).as_posix()}")
-    assert names == expected
+    found = [(name, path, ROOT / folder) for folder, name in FOLDERS.items() for path in (ROOT / folder).rglob("*")]
+    files = [row for row in found if row[1].is_file() and "__pycache__" not in row[1].parts]
+    assert names == {f"{name}/{path.relative_to(folder).as_posix()}" for name, path, folder in files}
     assert {"minigrad/py.typed", "minigrad/distributed/__init__.py", "minigrad/cuda_kernels/__init__.py"} <= names
     assert {name.split("/")[0] for name in names} == {"minigrad"}
     packages = {name.rpartition("/")[0] for name in names if name.endswith(".py")}
@@ -113,10 +110,12 @@ def test_installed_wheel_imports(installed):
         "import minigrad, minigrad.distributed, minigrad.cuda_kernels, importlib.util\n"
         "print(minigrad.distributed.__file__, minigrad.cuda_kernels.__file__, importlib.util.find_spec('distributed'))"
     )
-    distributed, cuda_kernels, top = import_from(installed, code)
-    assert Path(distributed) == installed / "minigrad/distributed/__init__.py"
-    assert Path(cuda_kernels) == installed / "minigrad/cuda_kernels/__init__.py"
-    assert top == "None"
+    within = [installed / f"minigrad/{name}/__init__.py" for name in ("distributed", "cuda_kernels")]
+    assert import_from(installed, code) == [*map(str, within), "None"]
+    rows = "(env.Status('mpi', False, '', 'pip install \"minigrad-cuda[mpi]\"'),)"
+    code = f"import os; from minigrad import env; rows = {{'': {rows}}}; print(env.format_report(rows).split()[-1])\n"
+    code += f"os.chdir({str(ROOT)!r}); print(env.format_report(rows).split()[-1])"
+    assert import_from(installed, code) == ['"minigrad-cuda[mpi]"', '".[mpi]"']
 
 
 @pytest.mark.long

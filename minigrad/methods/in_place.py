@@ -47,7 +47,7 @@ def _held(name: str, own: Tensor, new: Tensor) -> Tensor:
 def _operator(method: Callable[..., Tensor], in_place: F) -> F:
     """``x += y``: in place, but where gradients are recorded a new x, which other names of the old one do not see.
 
-    A leaf that requires grad, and a view of one, are refused as by ``add_``: they would keep their values.
+    A leaf that requires grad, and a view of a leaf, are refused as by ``add_``: the leaf would keep its values.
     """
 
     @functools.wraps(in_place)
@@ -56,8 +56,8 @@ def _operator(method: Callable[..., Tensor], in_place: F) -> F:
         source: Any = self if self.node is None else self.node
         while isinstance(source, Function) and source.is_view and source.edges:
             source = source.edges[0]
-        leaf = isinstance(source, TensorCore) and source.requires_grad and source._version is self._version
-        if leaf or not recorded:
+        leaf = isinstance(source, TensorCore) and source._version is self._version
+        if not recorded or (leaf and (source.requires_grad or self.data.base is not None)):
             return in_place(self, other)
         return _held(in_place.__name__, self, method(self, other)).to(self.dtype)
 

@@ -225,7 +225,7 @@ class ReduceMethods:
         _floating("quantile", self)
         whole = dim is None or not self.ndim
         x, at = (self.flatten(), 0) if whole else (self, self._nonempty("quantile", dim, None)[0])
-        share = self.tensor_type(q, dtype=self.dtype, device=self.device).detach()
+        share = self.tensor_type(q, dtype=dtypes.float64, device=self.device).detach()
         if share.ndim > 1 or not x.numel() or not ((share >= 0) & (share <= 1)).all():
             raise bad_value(
                 f"quantile of shape {self.shape}, q={q}: expected values, and one share or a vector, 0 to 1"
@@ -234,7 +234,7 @@ class ReduceMethods:
         place = share.reshape((-1,) + (1,) * (values.ndim - 1)) * (values.shape[0] - 1)
         place = getattr(place, _ROUNDED.get(interpolation, "clone"))()
         low, high = (values[end.flatten().long()] for end in (place.floor(), place.ceil()))
-        y = low.lerp(high, 0.5 if interpolation == "midpoint" else place - place.floor())
+        y = low.lerp(high, 0.5 if interpolation == "midpoint" else (place - place.floor()).to(self.dtype))
         y = y.masked_fill(values[-1].isnan(), math.nan)  # they are the last
         if keepdim:
             y = y.reshape((-1,) + (1,) * self.ndim) if whole else y.unsqueeze(at + 1)

@@ -71,7 +71,7 @@ class BatchNorm1d(Module):
         tracked = track_running_stats
         self.register_buffer("running_mean", zeros(num_features, **made) if tracked else None)
         self.register_buffer("running_var", ones(num_features, **made) if tracked else None)
-        self.register_buffer("num_batches_tracked", zeros((), dtype="int64") if tracked else None)
+        self.register_buffer("num_batches_tracked", zeros((), dtype="int64", device=device) if tracked else None)
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, C) or (N, C, L) -> the same shape."""

@@ -140,6 +140,8 @@ def test_wrong_products_are_named(device):
         (lambda: mg.einsum("ij,i->j", a, v), "'i' has sizes 2 and 3, which do not broadcast"),
         (lambda: mg.tensordot(a, a, 1), r"tensordot of shapes \(2, 3\) and \(2, 3\) over 1: expected equal sizes"),
         (lambda: mg.tensordot(a, v, ([0, 1], [0])), "expected equal sizes, in pairs"),
+        (lambda: mg.tensordot(a[:1, :1], a[:1, :1], ([0, 0], [0, 1])), "expected equal sizes, in pairs"),
+        (lambda: mg.tensordot(v, v, -1), "dims is -1, expected an integer >= 0"),
         (lambda: mg.einsum("ij->ii", a), "each of its letters once"),
         (lambda: mg.einsum("ii", mg.ones(1, 3, device=device)), "occurs twice in an operand, with sizes 1, 3"),
         (lambda: a.bmm(a), r"bmm of shapes \(2, 3\) and \(2, 3\): expected 3 and 3 dimensions"),
