@@ -309,8 +309,8 @@ def load_checkpoint(folder: StrPath, step: int | None = None) -> Checkpoint:
         return checkpoint
     entries = list_checkpoints(folder)
     if not entries:
-        state = "holds no checkpoint (no folder named step-00000123)" if folder.is_dir() else "is not a folder"
-        raise CheckpointError(f"{folder} {state}", folder)
+        empty = "holds no checkpoint yet: a run saves them as folders such as step-00000123"
+        raise CheckpointError(f"{folder} {empty if folder.is_dir() else 'is not a folder'}", folder)
     candidates = [entry for entry in entries if step is None or entry.step <= step]
     if step is not None and (not candidates or candidates[-1].step != step):
         steps = ", ".join(str(number) for number in sorted({entry.step for entry in entries}))
