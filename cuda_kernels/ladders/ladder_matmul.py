@@ -1,4 +1,4 @@
-"""y = a b for row-major float32 matrices in six steps, each a few lines from the one before; a (M, K), b (K, N).
+"""y = a b for row-major float32 matrices in six steps, each little more than the one before; a (M, K), b (K, N).
 
     1 naive        a thread for each element. Neighbouring threads have neighbouring rows: each reads a line of its own
     2 coalesced    neighbouring threads have neighbouring columns: a warp reads one line of b, and one element of a
@@ -18,115 +18,74 @@ import numpy as np
 
 from ..platform.array import Array, empty
 from ..platform.language import cuda
-from ..platform.launch import kernel
+from ..platform.launch import Kernel, kernel
 from ..ptx import ptx
 
 SIDE = 16  # threads of a block: 16 x 16
 TILE = 64  # rows and columns of the tiles of steps 5 and 6
-SLICE = 16  # k of the tiles
+SLICE = 16  # k of the tiles of step 6
 FOUR, SIXTEEN = 4, 16
 PITCH = TILE + 4
 SLICE_SIZE = SLICE * PITCH
 f32: type[np.float32] = np.float32
 
 
-@kernel("float32* x3, int64 x3", threads=(SIDE, SIDE), registers=40)
-def naive(y, a, b, M, N, K):
-    row = cuda.blockIdx.x * SIDE + cuda.threadIdx.x
-    column = cuda.blockIdx.y * SIDE + cuda.threadIdx.y
-    if row < M and column < N:
-        s = f32(0)
-        for k in range(K):
-            s += a[row * K + k] * b[k * N + column]
-        y[row * N + column] = s
+def _of_memory(name: str, by_columns: bool) -> Kernel:
+    """Steps 1 and 2, which differ in what neighbouring threads have: rows, or columns."""
+
+    @kernel("float32* x3, int64 x3", threads=(SIDE, SIDE), registers=40, name=name)
+    def multiply(y, a, b, M, N, K):
+        column, row = cuda.threadIdx.y, cuda.threadIdx.x
+        if by_columns:
+            column, row = row, column
+        row += cuda.blockIdx.x * SIDE
+        column += cuda.blockIdx.y * SIDE
+        if row < M and column < N:
+            s = f32(0)
+            for k in range(K):
+                s += a[row * K + k] * b[k * N + column]
+            y[row * N + column] = s
+
+    return multiply
 
 
-@kernel("float32* x3, int64 x3", threads=(SIDE, SIDE), registers=40)
-def coalesced(y, a, b, M, N, K):
-    column = cuda.blockIdx.y * SIDE + cuda.threadIdx.x
-    row = cuda.blockIdx.x * SIDE + cuda.threadIdx.y
-    if row < M and column < N:
-        s = f32(0)
-        for k in range(K):
-            s += a[row * K + k] * b[k * N + column]
-        y[row * N + column] = s
+def _of_tiles(name: str, R: int, S: int, registers: int) -> Kernel:
+    """Steps 3 to 5, which differ in how many elements a thread computes: R x S, each SIDE from its neighbour."""
+    rows, columns, elements = SIDE * R, SIDE * S, R * S
 
+    @kernel("float32* x3, int64 x3", threads=(SIDE, SIDE), registers=registers, name=name)
+    def multiply(y, a, b, M, N, K):
+        a_tile = cuda.shared.array((rows, SIDE), f32)
+        b_tile = cuda.shared.array((SIDE, columns), f32)
+        s = cuda.local.array(elements, f32)
+        factors = cuda.local.array(S, f32)
+        tx, ty = cuda.threadIdx.x, cuda.threadIdx.y
+        column = cuda.blockIdx.y * columns + tx
+        row = cuda.blockIdx.x * rows + ty
+        for i in range(elements):
+            s[i] = f32(0)
+        for first in range(0, K, SIDE):
+            for i in range(R):
+                inside = row + SIDE * i < M and first + tx < K
+                a_tile[ty + SIDE * i, tx] = a[(row + SIDE * i) * K + first + tx] if inside else f32(0)
+            for j in range(S):
+                inside = first + ty < K and column + SIDE * j < N
+                b_tile[ty, tx + SIDE * j] = b[(first + ty) * N + column + SIDE * j] if inside else f32(0)
+            cuda.syncthreads()
+            for k in range(SIDE):
+                for j in range(S):
+                    factors[j] = b_tile[k, tx + SIDE * j]
+                for i in range(R):
+                    factor = a_tile[ty + SIDE * i, k]
+                    for j in range(S):
+                        s[S * i + j] += factor * factors[j]
+            cuda.syncthreads()
+        for i in range(R):
+            for j in range(S):
+                if row + SIDE * i < M and column + SIDE * j < N:
+                    y[(row + SIDE * i) * N + column + SIDE * j] = s[S * i + j]
 
-@kernel("float32* x3, int64 x3", threads=(SIDE, SIDE), registers=40)
-def shared(y, a, b, M, N, K):
-    a_tile = cuda.shared.array((SIDE, SIDE), f32)
-    b_tile = cuda.shared.array((SIDE, SIDE), f32)
-    tx, ty = cuda.threadIdx.x, cuda.threadIdx.y
-    column = cuda.blockIdx.y * SIDE + tx
-    row = cuda.blockIdx.x * SIDE + ty
-    s = f32(0)
-    for first in range(0, K, SIDE):
-        a_tile[ty, tx] = a[row * K + first + tx] if row < M and first + tx < K else f32(0)
-        b_tile[ty, tx] = b[(first + ty) * N + column] if first + ty < K and column < N else f32(0)
-        cuda.syncthreads()
-        for k in range(SIDE):
-            s += a_tile[ty, k] * b_tile[k, tx]
-        cuda.syncthreads()
-    if row < M and column < N:
-        y[row * N + column] = s
-
-
-@kernel("float32* x3, int64 x3", threads=(SIDE, SIDE), registers=48)
-def column_of_four(y, a, b, M, N, K):
-    a_tile = cuda.shared.array((TILE, SIDE), f32)
-    b_tile = cuda.shared.array((SIDE, SIDE), f32)
-    s = cuda.local.array(FOUR, f32)
-    tx, ty = cuda.threadIdx.x, cuda.threadIdx.y
-    column = cuda.blockIdx.y * SIDE + tx
-    row = cuda.blockIdx.x * TILE + ty
-    for i in range(4):
-        s[i] = f32(0)
-    for first in range(0, K, SIDE):
-        for i in range(4):
-            inside = row + SIDE * i < M and first + tx < K
-            a_tile[ty + SIDE * i, tx] = a[(row + SIDE * i) * K + first + tx] if inside else f32(0)
-        b_tile[ty, tx] = b[(first + ty) * N + column] if first + ty < K and column < N else f32(0)
-        cuda.syncthreads()
-        for k in range(SIDE):
-            factor = b_tile[k, tx]
-            for i in range(4):
-                s[i] += a_tile[ty + SIDE * i, k] * factor
-        cuda.syncthreads()
-    for i in range(4):
-        if row + SIDE * i < M and column < N:
-            y[(row + SIDE * i) * N + column] = s[i]
-
-
-@kernel("float32* x3, int64 x3", threads=(SIDE, SIDE), registers=64)
-def square_of_four(y, a, b, M, N, K):
-    a_tile = cuda.shared.array((TILE, SLICE), f32)
-    b_tile = cuda.shared.array((SLICE, TILE), f32)
-    s = cuda.local.array(SIXTEEN, f32)
-    factors = cuda.local.array(FOUR, f32)
-    tx, ty = cuda.threadIdx.x, cuda.threadIdx.y
-    column = cuda.blockIdx.y * TILE + tx
-    row = cuda.blockIdx.x * TILE + ty
-    for i in range(16):
-        s[i] = f32(0)
-    for first in range(0, K, SLICE):
-        for i in range(4):
-            inside = row + SIDE * i < M and first + tx < K
-            a_tile[ty + SIDE * i, tx] = a[(row + SIDE * i) * K + first + tx] if inside else f32(0)
-            inside = first + ty < K and column + SIDE * i < N
-            b_tile[ty, tx + SIDE * i] = b[(first + ty) * N + column + SIDE * i] if inside else f32(0)
-        cuda.syncthreads()
-        for k in range(SLICE):
-            for j in range(4):
-                factors[j] = b_tile[k, tx + SIDE * j]
-            for i in range(4):
-                factor = a_tile[ty + SIDE * i, k]
-                for j in range(4):
-                    s[4 * i + j] += factor * factors[j]
-        cuda.syncthreads()
-    for i in range(4):
-        for j in range(4):
-            if row + SIDE * i < M and column + SIDE * j < N:
-                y[(row + SIDE * i) * N + column + SIDE * j] = s[4 * i + j]
+    return multiply
 
 
 @kernel("float32* x3, int64 x3", threads=(SIDE, SIDE), registers=64, vector_loads=True)
@@ -175,11 +134,11 @@ def vectors(y, a, b, M, N, K):
 
 # name: (kernel, rows and columns of y that a block computes)
 STEPS: dict[str, Any] = {
-    "naive": (naive, SIDE, SIDE),
-    "coalesced": (coalesced, SIDE, SIDE),
-    "shared": (shared, SIDE, SIDE),
-    "column": (column_of_four, TILE, SIDE),
-    "square": (square_of_four, TILE, TILE),
+    "naive": (_of_memory("naive", False), SIDE, SIDE),
+    "coalesced": (_of_memory("coalesced", True), SIDE, SIDE),
+    "shared": (_of_tiles("shared", 1, 1, 40), SIDE, SIDE),
+    "column": (_of_tiles("column_of_four", 4, 1, 48), TILE, SIDE),
+    "square": (_of_tiles("square_of_four", 4, 4, 64), TILE, TILE),
     "vectors": (vectors, TILE, TILE),
 }
 
