@@ -22,7 +22,7 @@ import numpy as np
 from ..platform import memory
 from ..platform.tensor_map import SWIZZLED_ROW, TensorMap
 from ..simulator import simulator
-from ..simulator.simulated_memory import WARP, SharedArray, SimulationError
+from ..simulator.simulated_memory import SharedArray, SimulationError
 from ..simulator.simulator import Condition
 from ..simulator.tensor_core_sums import add_products
 
@@ -206,6 +206,18 @@ class Reading:
         """Array, first byte, the one after the last."""
         return [found for group in self.groups for found in group]
 
+    def commit(self, _: Any) -> None:
+        """What was begun since the last time is a group (9.7.15.6.2)."""
+        self.groups.append([])
+        self.sums.append([])
+
+    def end(self, groups: int) -> None:
+        """All but the last ``groups`` groups have ended (9.7.15.6.3)."""
+        ended = max(0, len(self.groups) - 1 - groups)
+        for sums in (s for group in self.sums[:ended] for s in group):
+            sums.done = True
+        del self.groups[:ended], self.sums[:ended]
+
 
 def _readers() -> dict[int, Reading]:
     return simulator.block().state.setdefault("wgmma", {})
@@ -307,10 +319,8 @@ def wgmma(dtype: str, columns: int, kinds: str) -> Callable[[Any, Any, Any], Sum
             raise SimulationError(f"wgmma adds to sums of zeros({columns}), or of a wgmma of {columns} columns")
         if sums.unfenced is not None and sums.unfenced == _fences(0):
             raise SimulationError("wgmma: its sums were written without a wgmma_fence after that")
-        brought = simulator.block().wait(f"wgmma {columns}{kinds}", simulator.WHOLE_GROUP, (sums, int(a), int(b)))
-        if simulator.WARPGROUP not in brought:  # the first thread to go on computes for all
-            brought[simulator.WARPGROUP] = multiply(brought)
-        matrix, ranges = brought[simulator.WARPGROUP]
+        brings, name = (sums, int(a), int(b)), f"wgmma {columns}{kinds}"
+        matrix, ranges = simulator.together(name, brings, multiply, simulator.WHOLE_GROUP)
         found = Sums(matrix, False)
         reading = _reading()
         reading.groups[-1] += [r for r in ranges if r not in reading.groups[-1]]
@@ -321,30 +331,13 @@ def wgmma(dtype: str, columns: int, kinds: str) -> Callable[[Any, Any, Any], Sum
 
 
 def wgmma_commit() -> None:
-    """What was begun since the last one is a group (9.7.15.6.2)."""
-    brought, _ = simulator.collective("wgmma_commit", None)
-    if WARP not in brought:
-        brought[WARP] = True
-        reading = _reading()
-        reading.groups.append([])
-        reading.sums.append([])
-
-
-def _wait(groups: int) -> None:
-    """9.7.15.6.3: all but the last ``groups`` groups have ended."""
-    brought, _ = simulator.collective("wgmma_wait", None)
-    if WARP not in brought:
-        brought[WARP] = True
-        reading = _reading()
-        ended = max(0, len(reading.groups) - 1 - groups)
-        for sums in (s for group in reading.sums[:ended] for s in group):
-            sums.done = True
-        del reading.groups[:ended], reading.sums[:ended]
+    """What was begun since the last one is a group."""
+    simulator.together("wgmma_commit", None, _reading().commit)
 
 
 def wgmma_wait1() -> None:
     """Until all groups but the last have ended."""
-    _wait(1)
+    simulator.together("wgmma_wait", None, lambda _: _reading().end(1))
 
 
 def wgmma_wait0(sums: Any) -> tuple[np.float32, ...]:
@@ -353,7 +346,7 @@ def wgmma_wait0(sums: Any) -> tuple[np.float32, ...]:
     Figure 149 of 9.7.15.5.1.1.1, accumulator D of m64nNk16: register i of lane l of warp w of the warpgroup is of row
     16 w + l // 4 + 8 (i // 2 % 2) and of column 8 (i // 4) + 2 (l % 4) + i % 2.
     """
-    _wait(0)
+    simulator.together("wgmma_wait", None, lambda _: _reading().end(0))
     if not sums.done and sums.unfenced is None:
         raise SimulationError("wgmma_wait0 of sums whose group was never committed")
     number = simulator.block().current.number % simulator.WARPGROUP

@@ -110,11 +110,9 @@ def shared_address(array: Any, i: Any) -> np.int32:
 
 def _matrix_rows(reason: str, address: Any) -> tuple[list[tuple[SharedArray, int]], int]:
     """Where the rows of 16 bytes are whose addresses the 32 lanes bring, and this lane's number."""
-    lanes, lane = simulator.collective(reason, address)
+    rows = simulator.together(reason, address, lambda lanes: [simulator.shared_at(lanes[row]) for row in range(WARP)])
     simulator.note("shared load", int(address), 16)
-    if WARP not in lanes:  # the first lane to go on looks for all
-        lanes[WARP] = [simulator.shared_at(lanes[row]) for row in range(WARP)]
-    return lanes[WARP], lane
+    return rows, simulator.block().current.lane
 
 
 def ldmatrix(address: Any) -> Registers:
@@ -196,10 +194,7 @@ def mma(word: str) -> Callable[[Any, Any, Any], tuple[np.float32, ...]]:
     def multiply(a: Any, b: Any, c: Any) -> tuple[np.float32, ...]:
         if (len(a), len(b), len(c)) != (4, 2, 4):
             raise SimulationError(f"{name} of {len(a)}, {len(b)} and {len(c)} registers; expected 4, 2 and 4")
-        lanes, lane = simulator.collective(name, (a, b, c))
-        if WARP not in lanes:  # the first lane to go on computes for all
-            lanes[WARP] = product(lanes)
-        return tuple(lanes[WARP][lane])
+        return tuple(simulator.together(name, (a, b, c), product)[simulator.block().current.lane])
 
     return multiply
 

@@ -25,6 +25,7 @@ import os
 import random
 import sys
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -40,19 +41,19 @@ WARPGROUP = 128
 class Warp:
     """32 threads; ``epoch`` counts its barriers."""
 
-    __slots__ = ("epoch", "number", "results", "values")
+    __slots__ = ("epoch", "number")
 
     def __init__(self, number: int) -> None:
         self.number: int = number
         self.epoch: int = 0
-        self.values: dict[int, Any] = {}  # what each waiting lane brought
-        self.results: dict[int, Any] = {}  # and what all brought, once all are there
 
 
 class Thread:
     """A CUDA thread: a greenlet, its place in the block, and what it waits for."""
 
-    __slots__ = ("allocations", "copies", "greenlet", "index", "lane", "number", "waits_for", "warp")
+    __slots__ = (
+        *("allocations", "brought", "copies", "greenlet", "index", "lane", "number", "results", "waits_for", "warp"),
+    )
 
     def __init__(self, number: int, index: tuple[int, int, int], warp: Warp, fiber: Any) -> None:
         self.number: int = number
@@ -64,11 +65,14 @@ class Thread:
         self.copies: list[list[tuple[SharedArray, int, np.ndarray]]] = [[]]  # groups; the last is not committed yet
         # ("block", 0), (a collective's name, its mask or WHOLE_GROUP), ("until", a Condition), or ENDED
         self.waits_for: tuple[str, Any] | None = None
+        self.brought: Any = None  # to the collective that it waits for
+        self.results: dict[int, Any] = {}  # and what all brought, once all are there
 
 
 ENDED: tuple[str, Any] = ("ended", 0)
 WHOLE_WARP = 0xFFFFFFFF
 WHOLE_GROUP = -1  # instead of a mask: 4 warps
+EVERYBODY = -1  # instead of a thread's number: what was computed for all
 
 
 class Condition(NamedTuple):
@@ -152,42 +156,29 @@ class SimulatedBlock:
         if reason != "block":
             if mask != WHOLE_GROUP and not mask >> thread.lane & 1:
                 raise SimulationError(f"{reason}: lane {thread.lane} is not in the mask {mask:#x}")
-            thread.warp.values[thread.lane] = value
+            thread.brought = value
         self._hub.switch((reason, mask))
-        return thread.warp.results
+        return thread.results
 
     def _next(self, alive: list[Thread], ended: int) -> list[Thread]:
         """The threads that may go on: those whose condition holds, whole warps or groups of 4 warps at the same
         collective, else all at the block's barrier."""
         ready: list[Thread] = []
-        by_warp: dict[Warp, list[Thread]] = {}
-        by_group: dict[tuple[int, str], list[Thread]] = {}
+        meetings: dict[Any, list[Thread]] = defaultdict(list)
         for thread in alive:
-            waits: tuple[str, Any] = thread.waits_for or ("block", 0)
-            name, what = waits
+            name, what = thread.waits_for or ENDED
+            size = WARPGROUP if what == WHOLE_GROUP else WARP
             if name == "until":
                 ready += [thread] if what.holds() else []
-            elif what == WHOLE_GROUP:
-                by_group.setdefault((thread.number // WARPGROUP, name), []).append(thread)
-            else:
-                by_warp.setdefault(thread.warp, []).append(thread)
-        for members in by_group.values():
-            if len(members) == WARPGROUP:
-                results = {t.number % WARPGROUP: t.warp.values.pop(t.lane) for t in members}
+            elif name != "block":
+                meetings[name, what, size, thread.number // size].append(thread)
+        for (name, mask, size, _), members in meetings.items():
+            if len(members) == (WARPGROUP if mask == WHOLE_GROUP else mask.bit_count()):
+                results = {thread.number % size: thread.brought for thread in members}
                 for thread in members:
-                    thread.warp.results = results
+                    thread.results = results
+                members[0].warp.epoch += name == "syncwarp"
                 ready += members
-        for warp, threads in by_warp.items():
-            groups: dict[Any, list[Thread]] = {}
-            for thread in threads:
-                if thread.waits_for is not None and thread.waits_for[0] != "block":
-                    groups.setdefault(thread.waits_for, []).append(thread)
-            for (reason, mask), members in groups.items():
-                if {t.lane for t in members} == {lane for lane in range(WARP) if mask >> lane & 1}:
-                    warp.results = {t.lane: warp.values.pop(t.lane) for t in members}
-                    warp.epoch += reason == "syncwarp"
-                    ready += members
-                    break  # the lanes of another mask have their turn when these have read their results
         if ready or not alive:
             return ready
         at_barrier = [t for t in alive if t.waits_for == ("block", 0)]
@@ -290,6 +281,14 @@ def collective(reason: str, value: Any, mask: int = WHOLE_WARP) -> tuple[dict[in
     """What the lanes of ``mask`` bring to an instruction that they execute together, and this lane's number."""
     block = _now.block
     return block.wait(reason, int(mask) & WHOLE_WARP, value), block.current.lane
+
+
+def together(reason: str, value: Any, compute: Callable[[dict[int, Any]], Any], mask: int = WHOLE_WARP) -> Any:
+    """``compute`` of what all lanes of a warp, or with WHOLE_GROUP threads of a group, bring: once for all of them."""
+    brought = _now.block.wait(reason, mask, value)
+    if EVERYBODY not in brought:  # the first thread to go on computes
+        brought[EVERYBODY] = compute(brought)
+    return brought[EVERYBODY]
 
 
 def block() -> SimulatedBlock:
