@@ -254,7 +254,7 @@ class HostGraph:
                 if len(_sufficed) > KINDS:
                     _sufficed.clear()
                 _sufficed.add(kind)
-                self._new += launches
+                self._new += [one._replace(arguments=()) for one in launches]  # whose memory may be used again
                 self.keep += constants
                 self.keep += [x for one in launches for x in _arrays(one.arguments) if not self.pool.holds(x)]
                 self.keep += [x for x in inputs if not self.pool.holds(x)]  # which may be known by address only
