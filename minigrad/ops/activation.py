@@ -8,16 +8,14 @@ from .elementwise import Clamp, FloatFunction
 class LeakyRelu(FloatFunction):
     """y = x where x > 0, else slope x;  dx = dy where x > 0, else slope dy."""
 
-    __slots__ = ("slope",)
-    slope: float
+    __slots__ = ()
 
     def forward(self, x: Any, *, slope: float) -> Any:
-        self.slope = slope
-        self.saved = (x,)
+        self.saved = (x, slope)
         return self.kernels.activation.leaky_relu(x, slope)
 
     def backward(self, dy: Any) -> Any:
-        return self.kernels.activation.leaky_relu_backward(dy, self.saved[0], self.slope)
+        return self.kernels.activation.leaky_relu_backward(dy, *self.saved)
 
 
 class Elu(FloatFunction):
@@ -27,33 +25,28 @@ class Elu(FloatFunction):
     (2015).
     """
 
-    __slots__ = ("alpha",)
-    alpha: float
+    __slots__ = ()
 
     def forward(self, x: Any, *, alpha: float) -> Any:
-        self.alpha = alpha
-        self.saved = (x,)
+        self.saved = (x, alpha)
         return self.kernels.activation.elu(x, alpha)
 
     def backward(self, dy: Any) -> Any:
-        return self.kernels.activation.elu_backward(dy, self.saved[0], self.alpha)
+        return self.kernels.activation.elu_backward(dy, *self.saved)
 
 
 class Softplus(FloatFunction):
     """y = log(1 + e^(beta x)) / beta, or x where beta x > threshold;  dx = dy / (1 + e^(-beta x)), or dy."""
 
-    __slots__ = ("beta", "threshold")
+    __slots__ = ()
     autocast = "float32"
-    beta: float
-    threshold: float
 
     def forward(self, x: Any, *, beta: float, threshold: float) -> Any:
-        self.beta, self.threshold = beta, threshold
-        self.saved = (x,)
+        self.saved = (x, beta, threshold)
         return self.kernels.activation.softplus(x, beta, threshold)
 
     def backward(self, dy: Any) -> Any:
-        return self.kernels.activation.softplus_backward(dy, self.saved[0], self.beta, self.threshold)
+        return self.kernels.activation.softplus_backward(dy, *self.saved)
 
 
 class Mish(FloatFunction):

@@ -22,20 +22,18 @@ class ScaledDotProductAttention(Function):
     from q, k and the rows' log-sum-exp. Dropout multiplies P (and dP) with a counter-based mask.
     """
 
-    __slots__ = ("options",)
+    __slots__ = ()
     autocast = "half"
     half_kernels = "attention"
     promotes = True
-    options: Options
 
     def forward(self, q: Any, k: Any, v: Any, *, options: Options) -> Any:
-        self.options = options
         y, lse = self.kernels.attention.forward(q, k, v, options)
-        self.saved = (q, k, v, y, lse)
+        self.saved = (q, k, v, y, lse, options)
         return y
 
     def backward(self, dy: Any) -> Any:
-        return self.kernels.attention.backward(dy, *self.saved, self.options)
+        return self.kernels.attention.backward(dy, *self.saved)
 
 
 class PackedAttention(Function):
@@ -45,23 +43,20 @@ class PackedAttention(Function):
     One node in place of the dozen that take qkv apart, and its gradient is written once, not added up from thirds.
     """
 
-    __slots__ = ("heads", "options")
+    __slots__ = ()
     autocast = "half"
     half_kernels = "attention"
-    options: Options
-    heads: tuple[int, ...]
 
     def forward(self, qkv: Any, *, heads: tuple[int, ...], options: Options) -> Any:
-        self.heads, self.options = heads, options  # (B, T, 3, H, D)
         y, lse = self.kernels.attention.forward(*_parts(qkv, heads), options)
-        self.saved = (qkv, y, lse)
+        self.saved = (qkv, y, lse, heads, options)
         y = y.swapaxes(1, 2)
         return y.reshape(*heads[:2], heads[3] * heads[4]) if len(qkv.shape) == 3 else y
 
     def backward(self, dy: Any) -> Any:
-        qkv, y, lse = self.saved
-        dy = dy.reshape(*self.heads[:2], *self.heads[3:]).swapaxes(1, 2)
-        dqkv = self.kernels.attention.backward_packed(dy, qkv.reshape(self.heads), y, lse, self.options)
+        qkv, y, lse, heads, options = self.saved
+        dy = dy.reshape(*heads[:2], *heads[3:]).swapaxes(1, 2)
+        dqkv = self.kernels.attention.backward_packed(dy, qkv.reshape(heads), y, lse, options)
         return dqkv if len(qkv.shape) == 5 else dqkv.reshape(qkv.shape)
 
 

@@ -12,21 +12,18 @@ class BatchNorm(Function):
     x itself (``of_batch``) dx = w rstd (dy - mean(dy) - n mean(dy n)).
     """
 
-    __slots__ = ("of_batch", "shape")
+    __slots__ = ()
     promotes = True
-    of_batch: bool
-    shape: Any
 
     def forward(self, x: Any, weight: Any, bias: Any, *, mean: Any, var: Any, eps: float, of_batch: bool) -> Any:
-        self.shape, self.of_batch = x.shape, of_batch
-        N, C = x.shape[:2]
+        N, C, *_ = shape = x.shape
         x = self.kernels.contiguous(x).reshape(N, C, x.size // max(N * C, 1))
         y, rstd = self.kernels.batch_norm.forward(x, weight, bias, mean, var, eps)
-        self.saved = (x, weight, mean, rstd)
-        return y.reshape(self.shape)
+        self.saved = (x, weight, mean, rstd, of_batch, shape)
+        return y.reshape(shape)
 
     def backward(self, dy: Any) -> Any:
-        x, weight, mean, rstd = self.saved
+        x, weight, mean, rstd, of_batch, shape = self.saved
         dy = self.kernels.contiguous(dy).reshape(x.shape)
-        dx, dw, db = self.kernels.batch_norm.backward(dy, x, weight, mean, rstd, self.of_batch)
-        return dx.reshape(self.shape), dw, db
+        dx, dw, db = self.kernels.batch_norm.backward(dy, x, weight, mean, rstd, of_batch)
+        return dx.reshape(shape), dw, db

@@ -12,22 +12,18 @@ class CrossEntropy(Function):
     With a ``divisor``, a number or a 0-d array, the result is the sum of the losses, divided by it.
     """
 
-    __slots__ = ("divisor", "options")
+    __slots__ = ()
     autocast = "float32"
-    options: tuple[Any, ...]
-    divisor: Any
 
     def forward(self, logits: Any, targets: Any, *, options: tuple[Any, ...], divisor: Any = None) -> Any:
-        self.options, self.divisor = options, divisor
         k = self.kernels
         losses, lse = k.cross_entropy.forward(logits, targets, *options)
-        self.saved = (logits, targets, lse)
+        self.saved = (logits, targets, lse, options, divisor)
         return losses if divisor is None else k.elementwise.div(k.reduce.sum(losses, (0,), False), divisor)
 
     def backward(self, dlosses: Any) -> Any:
-        logits, targets, lse = self.saved
+        logits, targets, lse, options, divisor = self.saved
         k = self.kernels
-        if self.divisor is not None:
-            dlosses = k.movement.expand(k.elementwise.div(dlosses, self.divisor), lse.shape)
-        dlosses = k.contiguous(dlosses)
-        return self.kernels.cross_entropy.backward(dlosses, logits, targets, lse, *self.options), None
+        if divisor is not None:
+            dlosses = k.movement.expand(k.elementwise.div(dlosses, divisor), lse.shape)
+        return k.cross_entropy.backward(k.contiguous(dlosses), logits, targets, lse, *options), None

@@ -12,16 +12,14 @@ class Gelu(Function):
     ``approximate="tanh"`` uses Phi(x) = (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) / 2, as GPT-2 does.
     """
 
-    __slots__ = ("approximate",)
-    approximate: str
+    __slots__ = ()
 
     def forward(self, x: Any, *, approximate: str) -> Any:
-        self.approximate = approximate
-        self.saved = (x,)
+        self.saved = (x, approximate)
         return self.kernels.gelu.forward(x, approximate)
 
     def backward(self, dy: Any) -> Any:
-        return self.kernels.gelu.backward(dy, self.saved[0], self.approximate)
+        return self.kernels.gelu.backward(dy, *self.saved)
 
 
 class FeedForward(Function):
@@ -31,32 +29,27 @@ class FeedForward(Function):
     Of the two matrices of the hidden size only h is kept: backward has g from the exponential that gelu' needs.
     """
 
-    __slots__ = ("approximate", "shape")
+    __slots__ = ()
     autocast = "half"
     half_kernels = "matmul"
     promotes = True
-    approximate: str
-    shape: tuple[int, ...]
 
     def forward(
         self, x: Any, weight: Any, bias: Any, weight2: Any, bias2: Any, residual: Any = None, *, approximate: str
     ) -> Any:
-        self.approximate, self.shape = approximate, x.shape
         linear, rows = self.kernels.linear, rows_of(self.kernels, x)
+        activation, before = linear.forward_gelu(rows, weight, bias, approximate)
         if True in self.needs:
-            activation, before = linear.forward_gelu(rows, weight, bias, approximate)
-            self.saved = (rows, weight, before, weight2)
-        else:
-            activation, _ = linear.forward_gelu(rows, weight, bias, approximate)
+            self.saved = (rows, weight, before, weight2, approximate, x.shape)
         y = linear.forward(activation, weight2, bias2, None if residual is None else rows_of(self.kernels, residual))
         return y.reshape(*x.shape[:-1], weight2.shape[0])
 
     def backward(self, dy: Any) -> Any:
-        rows, weight, before, weight2 = self.saved
+        rows, weight, before, weight2, approximate, shape = self.saved
         needs, linear = self.needs, self.kernels.linear
         dy_rows = rows_of(self.kernels, dy)
-        dbefore, activation = linear.backward_gelu(dy_rows, weight2, before, self.approximate)
+        dbefore, activation = linear.backward_gelu(dy_rows, weight2, before, approximate)
         _, dweight2, dbias2 = linear.backward(dy_rows, activation, None, (False, needs[3], needs[4]))
         dx, dweight, dbias = linear.backward(dbefore, rows, weight, needs[:3])
-        dx = None if dx is None else dx.reshape(self.shape)
+        dx = None if dx is None else dx.reshape(shape)
         return (dx, dweight, dbias, dweight2, dbias2, dy)[: len(needs)]

@@ -11,21 +11,19 @@ class GroupNorm(Function):
     dx = rstd (g - mean(g) - n mean(g n)) with g = dy w;  dw = sum of dy n and db = sum of dy over all but the channels.
     """
 
-    __slots__ = ("shape",)
+    __slots__ = ()
     autocast = "float32"
     promotes = True
-    shape: Any
 
     def forward(self, x: Any, weight: Any, bias: Any, *, groups: int, eps: float) -> Any:
-        self.shape = x.shape
-        N, C = x.shape[:2]
+        N, C, *_ = shape = x.shape
         x = self.kernels.contiguous(x).reshape(N, C, x.size // max(N * C, 1))
         y, mean, rstd = self.kernels.group_norm.forward(x, weight, bias, groups, eps)
-        self.saved = (x, weight, mean, rstd)
-        return y.reshape(self.shape)
+        self.saved = (x, weight, mean, rstd, shape)
+        return y.reshape(shape)
 
     def backward(self, dy: Any) -> Any:
-        x, weight, mean, rstd = self.saved
+        x, weight, mean, rstd, shape = self.saved
         dy = self.kernels.contiguous(dy).reshape(x.shape)
         dx, dw, db = self.kernels.group_norm.backward(dy, x, weight, mean, rstd)
-        return dx.reshape(self.shape), dw, db
+        return dx.reshape(shape), dw, db

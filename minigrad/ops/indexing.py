@@ -33,18 +33,16 @@ class Index(Function):
 class Gather(Function):
     """y[i][j] = x[i][indices[i][j]] (along an axis);  dx at those places += dy."""
 
-    __slots__ = ("axis",)
+    __slots__ = ()
     widens = False
     adds_in_place = True
-    axis: int
 
     def forward(self, x: Any, indices: Any, *, axis: int) -> Any:
-        self.axis = axis
-        self.saved = (indices,)
+        self.saved = (axis, indices)
         return self.kernels.indexing.gather(x, axis, indices)
 
     def backward_into(self, dy: Any, dx: Any) -> None:
-        self.kernels.indexing.scatter_add(dx, self.axis, self.saved[0], dy)
+        self.kernels.indexing.scatter_add(dx, *self.saved, dy)
 
 
 class Scatter(Function):
@@ -53,45 +51,40 @@ class Scatter(Function):
     If a position is written twice, the last value stays, and only that one gets a gradient.
     """
 
-    __slots__ = ("axis",)
+    __slots__ = ()
     widens = False
-    axis: int
 
     def forward(self, x: Any, source: Any, indices: Any, *, axis: int) -> Any:
-        self.axis = axis
-        self.saved = (indices,)
+        self.saved = (axis, indices)
         y = self.kernels.copy(x)
         self.kernels.indexing.scatter(y, axis, indices, source)
         return y
 
     def backward(self, dy: Any) -> Any:
-        (indices,) = self.saved
         k = self.kernels.indexing
         dx = dsource = None
         if self.needs[0]:
             dx = self.kernels.copy(dy)
-            k.scatter(dx, self.axis, indices, 0)
+            k.scatter(dx, *self.saved, 0)
         if self.needs[1]:
-            there = k.gather(dy, self.axis, indices)
-            dsource = self.kernels.elementwise.select(k.scatter_winners(dy.shape, self.axis, indices), there)
+            there = k.gather(dy, *self.saved)
+            dsource = self.kernels.elementwise.select(k.scatter_winners(dy.shape, *self.saved), there)
         return dx, dsource, None
 
 
 class ScatterAdd(Function):
     """y = x, but y[i][indices[i][j]] += source[i][j] (along an axis);  dx = dy, dsource = dy at those places."""
 
-    __slots__ = ("axis",)
-    axis: int
+    __slots__ = ()
 
     def forward(self, x: Any, source: Any, indices: Any, *, axis: int) -> Any:
-        self.axis = axis
-        self.saved = (indices,)
+        self.saved = (axis, indices)
         y = self.kernels.copy(x)
         self.kernels.indexing.scatter_add(y, axis, indices, source)
         return y
 
     def backward(self, dy: Any) -> Any:
-        dsource = self.kernels.indexing.gather(dy, self.axis, self.saved[0]) if self.needs[1] else None
+        dsource = self.kernels.indexing.gather(dy, *self.saved) if self.needs[1] else None
         return dy, dsource, None
 
 
@@ -101,29 +94,27 @@ class ScatterProd(Function):
     That is the product of all that are not 0, divided by itself, unless another one is 0.
     """
 
-    __slots__ = ("axis",)
-    axis: int
+    __slots__ = ()
 
     def forward(self, x: Any, source: Any, indices: Any, *, axis: int, reduce: str) -> Any:
-        self.axis = axis
-        self.saved = (x, source, indices)
+        self.saved = (x, source, indices, axis)
         y = self.kernels.copy(x)
         self.kernels.indexing.scatter_reduce(y, axis, indices, source, reduce)
         return y
 
     def backward(self, dy: Any) -> Any:
-        x, source, indices = self.saved
+        x, source, indices, axis = self.saved
         k, c, i = self.kernels.elementwise, self.kernels.comparison, self.kernels.indexing
         x_zero, source_zero = (k.cast(c.eq(v, 0), x.dtype) for v in (x, source))
         x_part, source_part = k.add(x, x_zero), k.add(source, source_zero)  # 1 for 0
         product, zeros = self.kernels.copy(x_part), self.kernels.copy(x_zero)
-        i.scatter_reduce(product, self.axis, indices, source_part, "prod")
-        i.scatter_add(zeros, self.axis, indices, source_zero)
+        i.scatter_reduce(product, axis, indices, source_part, "prod")
+        i.scatter_add(zeros, axis, indices, source_zero)
         dx = dsource = None
         if self.needs[0]:
             dx = k.mul(dy, k.select(c.eq(zeros, x_zero), k.div(product, x_part)))
         if self.needs[1]:
-            dy, product, zeros = (i.gather(v, self.axis, indices) for v in (dy, product, zeros))
+            dy, product, zeros = (i.gather(v, axis, indices) for v in (dy, product, zeros))
             dsource = k.mul(dy, k.select(c.eq(zeros, source_zero), k.div(product, source_part)))
         return dx, dsource, None
 
@@ -134,25 +125,23 @@ class ScatterExtremum(Function):
     Those that tie share it evenly, as in ``AMax``.
     """
 
-    __slots__ = ("axis",)
-    axis: int
+    __slots__ = ()
 
     def forward(self, x: Any, source: Any, indices: Any, *, axis: int, reduce: str) -> Any:
-        self.axis = axis
         y = self.kernels.copy(x)
         self.kernels.indexing.scatter_reduce(y, axis, indices, source, reduce)
-        self.saved = (x, source, indices, y)
+        self.saved = (x, source, indices, y, axis)
         return y
 
     def backward(self, dy: Any) -> Any:
-        x, source, indices, y = self.saved
+        x, source, indices, y, axis = self.saved
         k, eq, i = self.kernels.elementwise, self.kernels.comparison.eq, self.kernels.indexing
         attained = k.cast(eq(x, y), x.dtype)
-        source_attained = k.cast(eq(source, i.gather(y, self.axis, indices)), x.dtype)
+        source_attained = k.cast(eq(source, i.gather(y, axis, indices)), x.dtype)
         ties = self.kernels.copy(attained)
-        i.scatter_add(ties, self.axis, indices, source_attained)
+        i.scatter_add(ties, axis, indices, source_attained)
         share = k.div(dy, ties)
-        return k.mul(share, attained), k.mul(i.gather(share, self.axis, indices), source_attained), None
+        return k.mul(share, attained), k.mul(i.gather(share, axis, indices), source_attained), None
 
 
 class ArgSort(Function):

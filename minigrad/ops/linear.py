@@ -19,16 +19,14 @@ class Linear(Function):
     Inputs are x, W, then b or None, then r; the last ones may be left out.
     """
 
-    __slots__ = ("shape",)
+    __slots__ = ()
     autocast = "half"
     half_kernels = "matmul"
     promotes = True
-    shape: tuple[int, ...]
 
     def forward(self, x: Any, weight: Any, bias: Any = None, residual: Any = None) -> Any:
-        self.shape = x.shape
         rows, needs = rows_of(self.kernels, x), self.needs
-        self.saved = (rows if needs[1] else None, weight if needs[0] else None)
+        self.saved = (rows if needs[1] else None, weight if needs[0] else None, x.shape)
         linear = self.kernels.linear
         if residual is None:
             y = linear.forward(rows, weight, bias)
@@ -37,11 +35,10 @@ class Linear(Function):
         return y if len(x.shape) == 2 else y.reshape(*x.shape[:-1], weight.shape[0])
 
     def backward(self, dy: Any) -> Any:
-        rows, weight = self.saved
-        needs = self.needs
+        (rows, weight, shape), needs = self.saved, self.needs
         dx, dweight, dbias = self.kernels.linear.backward(
             rows_of(self.kernels, dy), rows, weight, (needs[0], needs[1], len(needs) > 2 and needs[2])
         )
-        if dx is not None and len(self.shape) != 2:
-            dx = dx.reshape(self.shape)
+        if dx is not None and len(shape) != 2:
+            dx = dx.reshape(shape)
         return (dx, dweight, dbias, dy if len(needs) == 4 and needs[3] else None)[: len(needs)]

@@ -174,31 +174,25 @@ class AllOf(AnyOf):
 class Var(Reduction):
     """y = sum((x - mean)^2) / (n - correction);  dx = 2 (x - mean) dy / (n - correction)."""
 
-    __slots__ = ("divisor",)
-    divisor: Any
+    __slots__ = ()
 
     def forward(self, x: Any, *, axes: tuple[int, ...], keepdim: bool, correction: float) -> Any:
         self.remember(axes, x)
-        self.divisor = max(math.prod(x.shape[axis] for axis in axes) - correction, 0)
+        divisor = max(math.prod(x.shape[axis] for axis in axes) - correction, 0)
         k = self.kernels
         centred = k.elementwise.sub(x, k.reduce.mean(x, axes, True))
-        self.saved = (centred,)
+        self.saved = (centred, divisor)
         # Without the rounding of the mean, so that equal values have the variance 0.
         exact = k.elementwise.sub(centred, k.reduce.mean(centred, axes, True))
         total = k.reduce.sum(k.elementwise.square(exact), axes, keepdim)
-        if self.divisor:
-            return k.elementwise.div(total, self.divisor)
+        if divisor:
+            return k.elementwise.div(total, divisor)
         return k.full(total.shape, float("nan"), x.dtype)
 
     def backward(self, dy: Any) -> Any:
-        (centred,) = self.saved
-        return self.through(centred, dy)
-
-    def through(self, centred: Any, dy: Any) -> Any:
-        """dx from the gradient of the variance."""
-        k = self.kernels
-        slope = k.elementwise.mul(centred, 2 / self.divisor if self.divisor else float("nan"))
-        return k.elementwise.mul(slope, self.spread(dy))
+        centred, divisor, *_ = self.saved
+        k = self.kernels.elementwise
+        return k.mul(k.mul(centred, 2 / divisor if divisor else float("nan")), self.spread(dy))
 
 
 class Std(Var):
@@ -215,15 +209,14 @@ class Std(Var):
             # The squares may have left float32, where the root would not.
             y = super().forward(k.cast(x, float64), axes=axes, keepdim=keepdim, correction=correction)
             y = k.cast(k.sqrt(y), float32)
-            self.saved = (k.cast(self.saved[0], float32),)
+            self.saved = (k.cast(self.saved[0], float32), self.saved[1])
         self.saved = (*self.saved, y)
         return y
 
     def backward(self, dy: Any) -> Any:
-        centred, y = self.saved
-        k = self.kernels
-        dvar = k.elementwise.div(dy, k.elementwise.mul(y, 2))
-        return self.through(centred, k.elementwise.select(k.comparison.ne(y, 0), dvar))
+        (*_, y), k = self.saved, self.kernels.elementwise
+        dvar = k.div(dy, k.mul(y, 2))
+        return super().backward(k.select(self.kernels.comparison.ne(y, 0), dvar))
 
 
 class Norm(Reduction):
@@ -233,13 +226,11 @@ class Norm(Reduction):
     x that are not 0;  dx = 0. Which factors are formed first is PyTorch's choice: it decides where the result is NaN.
     """
 
-    __slots__ = ("p",)
+    __slots__ = ()
     autocast = "float32"
-    p: float
 
     def forward(self, x: Any, *, axes: tuple[int, ...], keepdim: bool, p: float = 2) -> Any:
         self.remember(axes, x)
-        self.p = p
         k, reduce = self.kernels.elementwise, self.kernels.reduce
         if p == 2:
             y = k.sqrt(reduce.sum(k.square(x), axes, keepdim))
@@ -251,11 +242,11 @@ class Norm(Reduction):
             y = reduce.sum(k.abs(x), axes, keepdim)
         else:
             y = k.pow(reduce.sum(k.pow(k.abs(x), p), axes, keepdim), 1 / p)
-        self.saved = (x, y)
+        self.saved = (x, y, p)
         return y
 
     def backward(self, dy: Any) -> Any:
-        (x, y), p = self.saved, self.p
+        x, y, p = self.saved
         k, c = self.kernels.elementwise, self.kernels.comparison
         y, dy = self.spread(y), self.spread(dy)
         if p == 2:
@@ -317,22 +308,20 @@ class Prod(Reduction):
     PyTorch's product of all elements: two zeros make its gradient 0 everywhere.
     """
 
-    __slots__ = ("whole",)
+    __slots__ = ()
     autocast = "float32"
-    whole: bool
 
     def forward(self, x: Any, *, axis: int, keepdim: bool, whole: bool = False) -> Any:
         self.remember((axis,), x)
-        self.whole = whole
         y = self.kernels.reduce.prod(x, axis, keepdim, x.dtype if x.dtype.kind in "fV" else "int64")
-        self.saved = (x, y)
+        self.saved = (x, y, whole)
         return y
 
     def backward(self, dy: Any) -> Any:
-        x, y = self.saved
+        x, y, whole = self.saved
         k = self.kernels
         zeros = int(k.reduce.sum(k.comparison.eq(x, 0), tuple(range(x.ndim)), False, "int64"))
-        if self.whole and zeros > 1:
+        if whole and zeros > 1:
             return k.full(x.shape, 0, x.dtype)
         others = k.reduce.prod_of_others(x, self.axes[0]) if zeros else k.elementwise.div(self.spread(y), x)
         return k.elementwise.mul(self.spread(dy), others)
@@ -341,16 +330,13 @@ class Prod(Reduction):
 class CumProd(Function):
     """y_i = x_1 ... x_i along an axis;  dx_i = sum over j >= i of dy_j times the product of x_1 ... x_j without x_i."""
 
-    __slots__ = ("axis",)
+    __slots__ = ()
     autocast = "float32"
-    axis: int
 
     def forward(self, x: Any, *, axis: int) -> Any:
-        self.axis = axis
         y = self.kernels.reduce.cumprod(x, axis)
-        self.saved = (x, y)
+        self.saved = (x, y, axis)
         return y
 
     def backward(self, dy: Any) -> Any:
-        x, y = self.saved
-        return self.kernels.reduce.cumprod_backward(dy, x, y, self.axis)
+        return self.kernels.reduce.cumprod_backward(dy, *self.saved)

@@ -12,22 +12,20 @@ class RMSNorm(Function):
     dx = rstd (g - n mean(g n)) with g = dy w;  dw = sum over rows of dy n.
     """
 
-    __slots__ = ("shape",)
+    __slots__ = ()
     autocast = "float32"
     promotes = True
-    shape: Any
 
     def forward(self, x: Any, weight: Any, *, eps: float, made: Any = None) -> Any:
         """``made``: what ``fast.add_norm.AddForNorm`` has computed of this x already."""
-        self.shape = x.shape
         contiguous = self.kernels.contiguous
         rows = contiguous(x).reshape(math.prod(x.shape[: x.ndim - weight.ndim]), weight.size)
         w = contiguous(weight).reshape(-1)
         y, rstd = made or self.kernels.rms_norm.forward(rows, w, eps)
-        self.saved = (rows, w, rstd, weight.shape)
+        self.saved = (rows, w, rstd, x.shape, weight.shape)
         return y.reshape(x.shape)
 
     def backward(self, dy: Any) -> Any:
-        rows, w, rstd, shape = self.saved
+        rows, w, rstd, shape, w_shape = self.saved
         dx, dw = self.kernels.rms_norm.backward(self.kernels.contiguous(dy).reshape(rows.shape), rows, w, rstd)
-        return dx.reshape(self.shape), dw.reshape(shape)
+        return dx.reshape(shape), dw.reshape(w_shape)

@@ -9,18 +9,16 @@ class Rope(Function):
     """y = R x, where R rotates pair j of a row at position p by p base^(-2j / D), or p frequencies[j] if given;
     dx = R^T dy, the rotation back."""
 
-    __slots__ = ("interleaved",)
-    interleaved: bool
+    __slots__ = ()
 
     def forward(self, x: Any, positions: Any, *, base: float, interleaved: bool, frequencies: Any = None) -> Any:
-        self.interleaved = interleaved
         if frequencies is None:
             cos, sin = self.kernels.rope.tables(positions, x.shape[-1], base, x.dtype)
         else:
             cos, sin = self.kernels.rope.angle_tables(positions, frequencies, x.dtype)
-        self.saved = (cos, sin)
+        self.saved = (cos, sin, interleaved)
         return self.kernels.rope.rotate(x, cos, sin, interleaved)
 
     def backward(self, dy: Any) -> Any:
-        cos, sin = self.saved
-        return self.kernels.rope.rotate(dy, cos, self.kernels.elementwise.neg(sin), self.interleaved), None
+        cos, sin, interleaved = self.saved
+        return self.kernels.rope.rotate(dy, cos, self.kernels.elementwise.neg(sin), interleaved), None

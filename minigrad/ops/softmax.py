@@ -8,34 +8,30 @@ from ..autograd import Function
 class Softmax(Function):
     """y = e^x / sum(e^x);  dx = y (dy - sum(dy y))."""
 
-    __slots__ = ("axis",)
+    __slots__ = ()
     autocast = "float32"
     floats = True
-    axis: int
 
     def forward(self, x: Any, *, axis: int) -> Any:
-        self.axis = axis
         y = self.kernels.softmax.forward(x, axis)
-        self.saved = (y,)
+        self.saved = (y, axis)
         return y
 
     def backward(self, dy: Any) -> Any:
-        return self.kernels.softmax.backward(dy, self.saved[0], self.axis)
+        return self.kernels.softmax.backward(dy, *self.saved)
 
 
 class LogSoftmax(Function):
     """y = x - log(sum(e^x));  dx = dy - e^y sum(dy)."""
 
-    __slots__ = ("axis",)
+    __slots__ = ()
     autocast = "float32"
     floats = True
-    axis: int
 
     def forward(self, x: Any, *, axis: int) -> Any:
-        self.axis = axis
         y = self.kernels.softmax.log_forward(x, axis)
-        self.saved = (y,)
+        self.saved = (y, axis)
         return y
 
     def backward(self, dy: Any) -> Any:
-        return self.kernels.softmax.log_backward(dy, self.saved[0], self.axis)
+        return self.kernels.softmax.log_backward(dy, *self.saved)

@@ -33,23 +33,20 @@ class Pow(Arithmetic):
 class PowScalar(Function):
     """y = x^n for a number n;  dx = n x^(n-1) dy, 0 if n = 0. An integer x with a float n is cast first."""
 
-    __slots__ = ("n",)
+    __slots__ = ()
     autocast = "float32"
     promotes = True
-    n: float
 
     def forward(self, x: Any, n: float) -> Any:
         refuse_bool("**", x)
-        self.n = n
-        self.saved = (x,)
+        self.saved = (x, n)
         return self.power(x, n)
 
     def backward(self, dy: Any) -> Any:
-        (x,) = self.saved
-        k = self.kernels.elementwise
-        if self.n == 0:
+        x, n = self.saved
+        if n == 0:
             return zeros_like(self.kernels, dy), None
-        return k.fused(_scaled, dy, x if self.n == 2 else self.power(x, self.n - 1), self.n), None
+        return self.kernels.elementwise.fused(_scaled, dy, x if n == 2 else self.power(x, n - 1), n), None
 
     def power(self, x: Any, n: float) -> Any:
         """x^n; as PyTorch by products and roots, in a tenth of the time. (At -0 and -inf the roots are not C's.)"""
