@@ -17,9 +17,7 @@ from typing import Any
 import numpy as np
 
 from .optimizers.multi_tensor import PRODUCTS, REALS, Table, updater
-from .platform.array import Array
-from .platform.language import math
-from .platform.launch import Kernel
+from .platform.toolbox import Array, Kernel, math
 
 __all__ = ["SCALARS", "Table", "step"]
 

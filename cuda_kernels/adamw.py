@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 
 from .optimizers.multi_tensor import HALVES, PRODUCTS, Table, updater
-from .platform.array import Array
-from .platform.language import math
+from .platform.toolbox import Array, math
 
 __all__ = ["L2_SCALARS", "SCALARS", "Table", "step"]
 

@@ -21,9 +21,7 @@ import numpy as np
 
 from . import elementwise
 from .platform import libcuda
-from .platform.array import Array, contiguous, empty
-from .platform.language import SIMULATED, THREADS, cuda, math
-from .platform.launch import Kernel, kernel
+from .platform.toolbox import SIMULATED, THREADS, Array, Kernel, contiguous, cuda, empty, kernel, math
 from .rowwise.cross_entropy_row import row_passes
 from .rowwise.fold import fold
 from .rowwise.index_arrays import find_outside, harmless

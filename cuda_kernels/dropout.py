@@ -10,9 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .platform.array import Array, contiguous, copy, empty
-from .platform.language import cuda
-from .platform.launch import Kernel, kernel
+from .platform.toolbox import Array, Kernel, contiguous, copy, cuda, empty, kernel
 from .pointwise.philox import philox_block, unit_float32
 from .ptx.fours import fours, load_inside, storer_inside
 from .random import draw

@@ -9,8 +9,7 @@ Source: Hendrycks & Gimpel, "Gaussian error linear units" (2016).
 
 import math as host_math
 
-from .platform.array import Array
-from .platform.language import math
+from .platform.toolbox import Array, math
 from .pointwise import rules
 from .pointwise.pointwise import Pointwise, floating
 from .pointwise.rules import rule

@@ -22,8 +22,7 @@ from . import elementwise
 from .optimizers.multi_tensor import POINTERS, REALS, Cut, block_of, chunk_of
 from .platform import memory, recording
 from .platform.array import Array, contiguous, empty, to_host, zeros
-from .platform.language import FULL_WARP, cuda, device_function, math
-from .platform.launch import Kernel, kernel
+from .platform.toolbox import FULL_WARP, Kernel, cuda, device_function, kernel, math
 from .platform.upload import Upload
 from .ptx.fours import fours
 from .rowwise.collective import block_sum

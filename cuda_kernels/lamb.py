@@ -26,9 +26,7 @@ import numpy as np
 
 from .optimizers.multi_tensor import POINTERS, PRODUCTS, REALS, Table, block_of, chunk_of, row_of
 from .platform import recording
-from .platform.array import Array, empty
-from .platform.language import cuda, device_function, math
-from .platform.launch import Kernel, kernel
+from .platform.toolbox import Array, Kernel, cuda, device_function, empty, kernel, math
 from .rowwise.collective import block_sum
 from .rowwise.rows import ceil_div
 

@@ -19,9 +19,7 @@ import numpy as np
 from minigrad.plain_kernels import random as plain
 
 from .platform import recording
-from .platform.array import Array, empty
-from .platform.language import cuda, device_function, libdevice, math
-from .platform.launch import Kernel, kernel
+from .platform.toolbox import Array, Kernel, cuda, device_function, empty, kernel, libdevice, math
 from .pointwise.philox import HALF_WORD, LOW_WORD, philox_block, unit_float32
 from .ptx import ptx
 from .ptx.fours import storer_inside

@@ -18,8 +18,7 @@ import numpy as np
 
 from .platform import recording
 from .platform.array import Array, contiguous, empty, from_host, merged
-from .platform.language import cuda, device_function, libdevice
-from .platform.launch import Kernel, kernel
+from .platform.toolbox import Kernel, cuda, device_function, kernel, libdevice
 from .pointwise.pointwise import Pointwise
 from .pointwise.rules import of_numbers
 from .ptx import ptx

@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 
 from .optimizers.multi_tensor import PRODUCTS, REALS, Table, updater
-from .platform.array import Array
-from .platform.launch import Kernel
+from .platform.toolbox import Array, Kernel
 
 __all__ = ["SCALARS", "Table", "step"]
 

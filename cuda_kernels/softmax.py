@@ -16,9 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .platform.array import Array, contiguous, empty
-from .platform.language import cuda, device_function, math
-from .platform.launch import Kernel, kernel
+from .platform.toolbox import Array, Kernel, contiguous, cuda, device_function, empty, kernel, math
 from .pointwise.rules import larger_of as larger
 from .rowwise.argmax_fold import add_exponentials
 from .rowwise.collective import block_max, block_sum

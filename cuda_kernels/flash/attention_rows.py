@@ -10,9 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..platform.array import Array, copy, empty
-from ..platform.language import cuda, device_function, math
-from ..platform.launch import Kernel, kernel
+from ..platform.toolbox import Array, Kernel, copy, cuda, device_function, empty, kernel, math
 from ..pointwise.philox import philox_block, unit_float32
 from ..pointwise.rules import larger_of as larger
 from ..rowwise.collective import block_max, block_sum

@@ -13,9 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..platform import libcuda
-from ..platform.array import Array
-from ..platform.language import SIMULATED, cuda, device_function, math
-from ..platform.launch import Kernel, kernel
+from ..platform.toolbox import SIMULATED, Array, Kernel, cuda, device_function, kernel, math
 from .attention_rows import SIZES, Arrays, contiguous_rows, passes, steps_of
 from .flash_tiles import flash_tiles, row_max, row_sum
 

@@ -21,10 +21,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..platform.array import Array, copy
-from ..platform.language import cuda, device_function, math
-from ..platform.launch import Kernel, kernel
 from ..platform.memory import TENSOR_CORES
+from ..platform.toolbox import Array, Kernel, copy, cuda, device_function, kernel, math
 from ..pointwise.conversion import conversions
 from ..ptx import ptx
 from ..rowwise.collective import across_lanes, add

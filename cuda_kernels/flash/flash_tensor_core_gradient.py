@@ -24,10 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from ..platform.array import Array
-from ..platform.language import cuda
-from ..platform.launch import Kernel, kernel
 from ..platform.memory import TENSOR_CORES
+from ..platform.toolbox import Array, Kernel, cuda, kernel
 from ..pointwise.conversion import conversions
 from ..ptx import ptx
 from ..rowwise.collective import warp_sum

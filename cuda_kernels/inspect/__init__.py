@@ -43,9 +43,8 @@ import numpy as np
 from tqdm import tqdm
 
 from ..platform import compiler, libcuda, memory
-from ..platform.array import from_host
-from ..platform.language import SIMULATED
-from ..platform.launch import KERNELS, LAZY_KERNELS, Kernel
+from ..platform.launch import KERNELS, LAZY_KERNELS
+from ..platform.toolbox import SIMULATED, Kernel, from_host
 from ..simulator import WarpReport, simulator
 from ..simulator.instrument.trace import Trace
 from . import divergence

@@ -16,9 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ..platform.array import Array, empty
-from ..platform.language import cuda
-from ..platform.launch import Kernel, kernel
+from ..platform.toolbox import Array, Kernel, cuda, empty, kernel
 from ..ptx import ptx
 
 SIDE = 16  # threads of a block: 16 x 16

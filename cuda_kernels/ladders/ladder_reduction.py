@@ -14,9 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..platform.array import Array, empty
-from ..platform.language import cuda, device_function
-from ..platform.launch import Kernel, kernel
+from ..platform.toolbox import Array, Kernel, cuda, device_function, empty, kernel
 from ..ptx import ptx
 from ..rowwise.collective import block_sum, warp_sum
 from ..rowwise.rows import ceil_div

@@ -12,9 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..platform.array import Array, empty
-from ..platform.language import cuda, math
-from ..platform.launch import kernel
+from ..platform.toolbox import Array, cuda, empty, kernel, math
 from ..pointwise.rules import larger_of as larger
 from ..rowwise.argmax_fold import add_exponentials
 from ..rowwise.collective import block_max, block_sum

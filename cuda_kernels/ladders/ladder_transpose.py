@@ -14,8 +14,7 @@ several matrices, ``bx`` and ``by`` apart. A block has a tile, and the grid (col
 
 import numpy as np
 
-from ..platform.language import cuda
-from ..platform.launch import Kernel, kernel
+from ..platform.toolbox import Kernel, cuda, kernel
 from ..rowwise.transposes import TILE_SIDE, TILE_THREADS, through_tile
 
 

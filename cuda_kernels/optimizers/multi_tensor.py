@@ -25,9 +25,7 @@ import numpy as np
 from minigrad.plain_kernels.optimizers import ParamTable
 
 from ..platform import memory, recording
-from ..platform.array import Array, from_host
-from ..platform.language import THREADS, cuda, device_function, libdevice
-from ..platform.launch import Kernel, kernel
+from ..platform.toolbox import THREADS, Array, Kernel, cuda, device_function, from_host, kernel, libdevice
 from ..platform.upload import Upload
 from ..pointwise.conversion import element_conversions
 from ..ptx import ptx

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..platform import families
-from ..platform.array import Array
-from ..platform.language import math
+from ..platform.toolbox import Array, math
 from .pointwise import Pointwise, kind, like
 from .rules import is_float, libdevice_function, rule
 

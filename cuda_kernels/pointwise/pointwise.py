@@ -36,8 +36,7 @@ from typing import Any
 import numpy as np
 
 from ..platform import launch, memory, recording
-from ..platform.array import Array, empty
-from ..platform.language import THREADS, cuda
+from ..platform.toolbox import THREADS, Array, cuda, empty
 from ..ptx.fours import fours
 from . import conversion, layout, pointwise_source
 from .formulas import compiled, inputs_of, of_formula

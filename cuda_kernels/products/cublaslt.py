@@ -25,8 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..platform import launch, libcuda, memory, recording
-from ..platform.array import Array, contiguous, empty
-from ..platform.language import SIMULATED
+from ..platform.toolbox import SIMULATED, Array, contiguous, empty
 from .epilogue import finish, finish4
 from .record import ADD, BIAS, GELU, SLOPE, Problem, problem
 

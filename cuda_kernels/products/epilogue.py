@@ -11,10 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from ..platform.array import Array, empty
-from ..platform.language import cuda, device_function, libdevice
-from ..platform.launch import Kernel, kernel
 from ..platform.memory import TENSOR_CORES
+from ..platform.toolbox import Array, Kernel, cuda, device_function, empty, kernel, libdevice
 from ..pointwise.conversion import conversions
 from ..pointwise.rules import GELU_CUBIC, GELU_SLOPE, gelu_slope, gelu_tanh
 from ..ptx import ptx

@@ -31,11 +31,9 @@ from typing import Any
 import numpy as np
 
 from ..platform import libcuda, memory
-from ..platform.array import merged
-from ..platform.language import SIMULATED, cuda
-from ..platform.launch import Kernel, kernel
 from ..platform.signatures import TENSOR_MAP
 from ..platform.tensor_map import TensorMap
+from ..platform.toolbox import SIMULATED, Kernel, cuda, kernel, merged
 from ..ptx import hopper_ptx, ptx
 from . import tensor_core
 from .epilogue import PAIRS, finish4, store_of, target

@@ -13,9 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..platform.array import contiguous
-from ..platform.language import cuda, device_function
-from ..platform.launch import Kernel, kernel
+from ..platform.toolbox import Kernel, contiguous, cuda, device_function, kernel
 from ..ptx import ptx
 from ..rowwise.collective import warp_sum
 from . import simt_tiles

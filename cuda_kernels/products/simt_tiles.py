@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..platform.language import cuda, device_function
-from ..platform.launch import Kernel, kernel
+from ..platform.toolbox import Kernel, cuda, device_function, kernel
 from ..ptx import ptx
 from ..ptx.fours import load_inside
 from .record import ADD, BIAS

@@ -24,10 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from ..platform.array import Array, empty, expand
-from ..platform.language import cuda, device_function
-from ..platform.launch import Kernel, kernel
 from ..platform.memory import TENSOR_CORES
+from ..platform.toolbox import Array, Kernel, cuda, device_function, empty, expand, kernel
 from ..ptx import ptx
 from ..rowwise.strided_copy import copy_into
 from .epilogue import PAIRS, finish4, store_of, target

@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..platform.array import Array
-from ..platform.language import device_function
-from ..platform.launch import LAZY_KERNELS, Kernel
+from ..platform.launch import LAZY_KERNELS
+from ..platform.toolbox import Array, Kernel, device_function
 from .record import Problem
 
 KINDS = ("kk", "ko", "ok", "oo")  # along what a and b are read: k, or the other of their last two dimensions

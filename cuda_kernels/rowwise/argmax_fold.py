@@ -11,9 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..platform.array import Array, empty
-from ..platform.language import THREADS, cuda, device_function, math
-from ..platform.launch import Kernel, kernel
+from ..platform.toolbox import THREADS, Array, Kernel, cuda, device_function, empty, kernel, math
 from ..pointwise.rules import larger_of as larger
 from .collective import PAIR, down_column, of_pairs
 from .fold import column_plan, limits_of, word_of

@@ -9,9 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..platform.array import Array, empty
-from ..platform.language import THREADS, cuda, device_function
-from ..platform.launch import Kernel, kernel
+from ..platform.toolbox import THREADS, Array, Kernel, cuda, device_function, empty, kernel
 from ..pointwise.rules import larger_of, smaller_of
 from ..ptx import ptx
 from .collective import across_block, add, down_column

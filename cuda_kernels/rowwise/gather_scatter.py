@@ -19,9 +19,7 @@ from typing import Any
 import numpy as np
 
 from ..platform import families
-from ..platform.array import Array, empty, zeros
-from ..platform.language import THREADS, cuda, device_function
-from ..platform.launch import Kernel, kernel
+from ..platform.toolbox import THREADS, Array, Kernel, cuda, device_function, empty, kernel, zeros
 from ..pointwise.conversion import element_conversions
 from ..pointwise.rules import larger_of, smaller_of
 from ..ptx import ptx

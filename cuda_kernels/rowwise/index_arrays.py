@@ -11,9 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..platform import families, recording
-from ..platform.array import Array, contiguous, empty, expand, from_host, full, to_host
-from ..platform.language import cuda
-from ..platform.launch import kernel
+from ..platform.toolbox import Array, contiguous, cuda, empty, expand, from_host, full, kernel, to_host
 from ..pointwise.pointwise import Pointwise, floating
 from ..pointwise.rules import of_numbers
 from ..ptx import ptx

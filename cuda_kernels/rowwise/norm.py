@@ -11,9 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..platform import families
-from ..platform.array import Array, contiguous, empty
-from ..platform.language import cuda, math
-from ..platform.launch import Kernel, kernel
+from ..platform.toolbox import Array, Kernel, contiguous, cuda, empty, kernel, math
 from ..pointwise.pointwise import Pointwise, floating
 from ..pointwise.rules import of_numbers, rule
 from .collective import block_sum, row_sums, warp_sums

@@ -9,9 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..platform.array import Array, empty, ones
-from ..platform.language import FULL_WARP, THREADS, cuda, device_function
-from ..platform.launch import Kernel, kernel
+from ..platform.toolbox import FULL_WARP, THREADS, Array, Kernel, cuda, device_function, empty, kernel, ones
 from .collective import add
 from .fold import multiply
 from .rows import ceil_div

@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ..platform.array import Array, empty, reinterpret
-from ..platform.language import THREADS, cuda
-from ..platform.launch import Kernel, kernel
+from ..platform.array import reinterpret
+from ..platform.toolbox import THREADS, Array, Kernel, cuda, empty, kernel
 from ..pointwise.pointwise import Pointwise
 from ..pointwise.rules import rule
 

@@ -9,8 +9,7 @@ several matrices, ``bx`` and ``by`` apart. A block has a tile, and the grid (col
 
 import numpy as np
 
-from ..platform.language import cuda, device_function
-from ..platform.launch import Kernel, kernel
+from ..platform.toolbox import Kernel, cuda, device_function, kernel
 from ..ptx import ptx
 
 TILE_SIDE = 32  # of a tile
