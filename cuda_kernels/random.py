@@ -22,10 +22,11 @@ from .platform import recording
 from .platform.toolbox import Array, Kernel, cuda, device_function, empty, kernel, libdevice, math
 from .pointwise.philox import HALF_WORD, LOW_WORD, philox_block, unit_float32
 from .ptx import ptx
-from .ptx.fours import storer_inside
+from .ptx.fours import each, storer_inside
 
 state: Callable[[int, int], Any] = plain.state
 ELEVEN = np.uint64(11)
+WORD = np.float64(2.0**-32)
 TOP_BIT = np.uint64(1 << 63)
 
 
@@ -56,56 +57,45 @@ def sort_key(low: Any, high: Any) -> Any:
     return np.int64(word64(low, high) ^ TOP_BIT)
 
 
-def _of_words(name: str, word: str, make: Callable[..., Any]) -> Kernel:
-    """The kernel of elements ``make(a, b, c, d)``, of the four words of a block: four, or two of 8 bytes."""
-    values_of = device_function(make)
-    count, store = (2, store_two) if np.dtype(word).itemsize == 8 else (4, storer_inside(4))
+def _of_words(name: str, word: str, count: int, values_of: Any, registers: int = 32) -> Kernel:
+    """The kernel of elements of which a thread makes ``count``, 4 or 2: ``values_of`` the four words of a block."""
+    store = store_two if count == 2 else storer_inside(np.dtype(word).itemsize)
 
-    @kernel(f"{word}*, int64, uint64 x2", registers=32, name=name)
+    @kernel(f"{word}*, int64, uint64 x2", registers=registers, name=name)
     def draw_words(y: Any, n: Any, seed: Any, offset: Any) -> None:
         block = cuda.grid(1)
         if count * block < n:
-            a, b, c, d = philox_block(np.uint64(block), seed, offset)
-            store(y, count * block, n, values_of(a, b, c, d))
+            store(y, count * block, n, values_of(philox_block(np.uint64(block), seed, offset)))
 
     return draw_words
 
 
-bits: Kernel = _of_words("bits", "uint32", lambda a, b, c, d: (a, b, c, d))
-uniform_float32: Kernel = _of_words(
-    "uniform_float32",
-    "float32",
-    lambda a, b, c, d: (unit_float32(a), unit_float32(b), unit_float32(c), unit_float32(d)),
-)
-uniform_float64: Kernel = _of_words(
-    "uniform_float64", "float64", lambda a, b, c, d: (unit_float64(a, b), unit_float64(c, d))
-)
-sort_keys: Kernel = _of_words("sort_keys", "int64", lambda a, b, c, d: (sort_key(a, b), sort_key(c, d)))
+def _pairs(function: Any) -> Any:
+    """Of four words two values, each of two."""
+    return device_function(lambda words: (function(words[0], words[1]), function(words[2], words[3])))
 
 
 @device_function
-def box_muller(u: Any, v: Any, word: Any) -> Any:
+def box_muller(u: Any, v: Any) -> Any:
     """Two normal float64 of two words: r cos(t), r sin(t), r = sqrt(-2 log((u + 1/2) w)), t = 2 pi v w, w = 2^-32."""
-    radius = math.sqrt(-2.0 * math.log((np.float64(u) + 0.5) * word))
-    half_turns = 2.0 * word * np.float64(v)  # cospi needs no reduction of large angles, which takes local memory
+    radius = math.sqrt(-2.0 * math.log((np.float64(u) + 0.5) * WORD))
+    half_turns = 2.0 * WORD * np.float64(v)  # cospi needs no reduction of large angles, which takes local memory
     return radius * libdevice.cospi(half_turns), radius * libdevice.sinpi(half_turns)
 
 
 def _normal(real: Any) -> Kernel:
-    dtype, store = real.__name__, storer_inside(np.dtype(real).itemsize)
+    @device_function
+    def four(words):
+        (a, b), (c, d) = box_muller(words[0], words[1]), box_muller(words[2], words[3])
+        return real(a), real(b), real(c), real(d)
 
-    @kernel(f"{dtype}*, int64, uint64 x2, float64", registers=64, of=dtype)
-    def normal(y: Any, n: Any, seed: Any, offset: Any, word: Any) -> None:
-        block = cuda.grid(1)
-        if 4 * block < n:
-            a, b, c, d = philox_block(np.uint64(block), seed, offset)
-            first, second = box_muller(a, b, word)
-            third, fourth = box_muller(c, d, word)
-            store(y, 4 * block, n, (real(first), real(second), real(third), real(fourth)))
-
-    return normal
+    return _of_words(f"normal_{real.__name__}", real.__name__, 4, four, registers=64)
 
 
+bits: Kernel = _of_words("bits", "uint32", 4, device_function(lambda words: words))
+uniform_float32: Kernel = _of_words("uniform_float32", "float32", 4, each(unit_float32))
+uniform_float64: Kernel = _of_words("uniform_float64", "float64", 2, _pairs(unit_float64))
+sort_keys: Kernel = _of_words("sort_keys", "int64", 2, _pairs(sort_key))
 _NORMAL = {np.dtype(real): _normal(real) for real in (np.float32, np.float64)}
 
 
@@ -158,7 +148,7 @@ def uniform(shape: int | tuple[int, ...], dtype: Any, seed: int, offset: int) ->
 def normal(shape: int | tuple[int, ...], dtype: Any, seed: int, offset: int) -> Array:
     """Standard normal, float32 or float64: the same float64 numbers, rounded. One word for each element; |z| < 6.8."""
     y = empty(shape, dtype)
-    return draw(_NORMAL[y.dtype], y, 4, seed, offset, 2.0**-32)
+    return draw(_NORMAL[y.dtype], y, 4, seed, offset)
 
 
 def integers(low: int, high: int, shape: int | tuple[int, ...], seed: int, offset: int) -> Array:

@@ -16,7 +16,7 @@ from ..platform.toolbox import Array, Kernel, cuda, device_function, empty, kern
 from ..pointwise.conversion import conversions
 from ..pointwise.rules import GELU_CUBIC, GELU_SLOPE, gelu_slope, gelu_tanh
 from ..ptx import ptx
-from ..ptx.fours import add4, load_inside, store_inside
+from ..ptx.fours import add4, each, load_inside, store_inside
 from .record import ADD, BIAS, GELU, SLOPE, Problem
 
 VECTOR = 16  # a further bit of an epilogue: 4 columns lie at a multiple of 4
@@ -114,25 +114,25 @@ def _sigmoid(s: Any) -> Any:
 
 
 @device_function
-def _gelu(s: Any) -> Any:
-    return s * _sigmoid(s)
+def _times_slope(s: Any, v: Any) -> Any:
+    """s gelu'(v)."""
+    half = _sigmoid(v)
+    return s * (half + v * half * (f32(1) - half) * U1 * (f32(1) + U2 * v * v))
 
 
-@device_function
-def _gelu_slope(s: Any) -> Any:
-    half = _sigmoid(s)
-    return half + s * half * (f32(1) - half) * U1 * (f32(1) + U2 * s * s)
+_gelu4: Any = each(device_function(lambda s: s * _sigmoid(s)))
+_times_slope4: Any = each(_times_slope, 2)
 
 
 def _four(word: str) -> tuple[Any, Any]:
     """``get`` and ``put``: up to 4 elements, all at once with ``vector``."""
     widen, narrow = conversions(word)
+    widen4: Any = each(widen)
     zero: Any = f32(0) if word == "float32" else np.uint16(0)
 
     @device_function
     def get(p, i, count, vector):
-        v = ptx.load4(p, i) if vector else load_inside(p, i, 1, count, zero)
-        return widen(v[0]), widen(v[1]), widen(v[2]), widen(v[3])
+        return widen4(ptx.load4(p, i) if vector else load_inside(p, i, 1, count, zero))
 
     @device_function
     def put(p, i, values, count, vector):
@@ -160,13 +160,9 @@ def store_of(operand: str, out: str) -> Any:
             s = add4(s, get_bias(bias, column, count, vector))
         if epilogue & GELU:
             put(other, place, s, count, vector)
-            s = _gelu(s[0]), _gelu(s[1]), _gelu(s[2]), _gelu(s[3])
+            s = _gelu4(s)
         elif epilogue & SLOPE:
-            v = get(other, place, count, vector)
-            s = (
-                s[0] * _gelu_slope(v[0]), s[1] * _gelu_slope(v[1]),
-                s[2] * _gelu_slope(v[2]), s[3] * _gelu_slope(v[3]),
-            )  # fmt: skip
+            s = _times_slope4(s, get(other, place, count, vector))
         elif epilogue & ADD:
             s = add4(s, get(other, place, count, vector))
         put(y, place, s, count, vector)

@@ -29,10 +29,17 @@ def _store(p: Any, i: Any, values: Any) -> None:
     ptx.store2(p, i + 2, (values[2], values[3]))
 
 
-@device_function
-def add4(s: Any, v: Any) -> Any:
-    """The sums of 4 values and 4."""
-    return s[0] + v[0], s[1] + v[1], s[2] + v[2], s[3] + v[3]
+def each(function: Any, inputs: int = 1) -> Any:
+    """The device function of 4 values, or of twice 4: of each, or each pair, what a device function makes of it."""
+    if inputs == 1:
+        return device_function(lambda x: (function(x[0]), function(x[1]), function(x[2]), function(x[3])))
+    return device_function(
+        lambda x, y: (function(x[0], y[0]), function(x[1], y[1]), function(x[2], y[2]), function(x[3], y[3]))
+    )
+
+
+add4: Any = each(device_function(lambda x, y: x + y), 2)
+"""The sums of 4 values and 4."""
 
 
 @device_function

@@ -23,6 +23,7 @@ from ..platform.toolbox import THREADS, Array, Kernel, cuda, device_function, em
 from ..pointwise.conversion import element_conversions
 from ..pointwise.rules import larger_of, smaller_of
 from ..ptx import ptx
+from ..ptx.fours import each
 from .rows import ceil_div, quotient
 from .sorting import sort_rows
 from .strided_copy import WIDTHS, words_from
@@ -166,18 +167,9 @@ def _reducers(name: str, dtype: str, width: int) -> tuple[Kernel, Kernel, np.dty
     load, store = (ptx.load4, ptx.store4) if width == 4 else (_load_one, _store_one)
     wide, of = real.__name__, f"{name}_{dtype}_{width}"
 
-    @device_function
-    def widened(v):
-        return real(read(v[0])), real(read(v[1])), real(read(v[2])), real(read(v[3]))
-
-    @device_function
-    def joined(s, v):
-        low = real(combine(s[0], v[0])), real(combine(s[1], v[1]))
-        return low[0], low[1], real(combine(s[2], v[2])), real(combine(s[3], v[3]))
-
-    @device_function
-    def put_into(x, to, found):
-        store(x, to, (write(found[0]), write(found[1]), write(found[2]), write(found[3])))
+    widened: Any = each(device_function(lambda v: real(read(v))))
+    joined: Any = each(device_function(lambda s, v: real(combine(s, v))), 2)
+    narrowed: Any = each(write)
 
     @device_function
     def place_of(blocks):
@@ -218,7 +210,7 @@ def _reducers(name: str, dtype: str, width: int) -> tuple[Kernel, Kernel, np.dty
                 elif goes_on:
                     store(kept, (2 * chunk + 1) * columns + column, found)
                 else:
-                    put_into(x, to, found)
+                    store(x, to, narrowed(found))
                 began_before = False
 
     @kernel(f"{dtype}*, uint64*, {wide}*, int64 x4, uint32", registers=40, name=f"spanning_{of}")
@@ -238,7 +230,7 @@ def _reducers(name: str, dtype: str, width: int) -> tuple[Kernel, Kernel, np.dty
             found = joined(found, load(kept, 2 * chunk * columns + column))
             end += SORTED_CHUNK
         p = quotient(column, Q)
-        put_into(x, (p * K + np.int64(key & LOW_BITS)) * Q + column - p * Q, found)
+        store(x, (p * K + np.int64(key & LOW_BITS)) * Q + column - p * Q, narrowed(found))
 
     return reduce_chunks, reduce_spanning, np.dtype(real)
 
