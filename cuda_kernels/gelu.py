@@ -7,26 +7,25 @@
 Source: Hendrycks & Gimpel, "Gaussian error linear units" (2016).
 """
 
-import math as host_math
+from minigrad.plain_kernels.elementwise import NORMAL_DENSITY, gelu
 
-from .platform.toolbox import Array, math
-from .pointwise import rules
+from .platform.array import Array
+from .platform.language import math
+from .pointwise.formulas import of_formula
 from .pointwise.pointwise import Pointwise, floating
 from .pointwise.rules import rule
 
-NORMAL_DENSITY = 1 / host_math.sqrt(2 * host_math.pi)  # phi(0)
-
 
 @rule
-def _backward_tanh(real):
-    slope_of = rules.gelu_slope(real)
-
-    return lambda dy, x: dy * slope_of(x)
+def _normal_cdf(real):
+    """Phi(x); its relative error where it is tiny is that of x^2."""
+    scale, half = real(-(0.5**0.5)), real(0.5)
+    return lambda x: half * math.erfc(scale * x)
 
 
 @rule
 def _forward_erf(real):
-    normal_cdf = rules.normal_cdf(real)
+    normal_cdf = _normal_cdf(real)
 
     return lambda x: x * normal_cdf(x)
 
@@ -34,18 +33,20 @@ def _forward_erf(real):
 @rule
 def _backward_erf(real):
     half, density = real(-0.5), real(NORMAL_DENSITY)
-    normal_cdf = rules.normal_cdf(real)
+    normal_cdf = _normal_cdf(real)
 
     return lambda dy, x: dy * (normal_cdf(x) + x * density * math.exp(half * x * x))
 
 
+_FORWARD_TANH = of_formula(lambda x: gelu.forward(x, "tanh"))
+_BACKWARD_TANH = of_formula(lambda dy, x: gelu.backward(dy, x, "tanh"))
 _LAZY = ("float64", "bfloat16", "float16")  # halves are computed in float32 and rounded once
 _FORWARD = {
-    "tanh": Pointwise("forward_tanh", rules.gelu_tanh, floating, 1, lazy=_LAZY),
+    "tanh": Pointwise("forward_tanh", _FORWARD_TANH, floating, 1, lazy=_LAZY),
     "none": Pointwise("forward_erf", _forward_erf, floating, 1, lazy=_LAZY),
 }
 _BACKWARD = {
-    "tanh": Pointwise("backward_tanh", _backward_tanh, floating, 2),
+    "tanh": Pointwise("backward_tanh", _BACKWARD_TANH, floating, 2),
     "none": Pointwise("backward_erf", _backward_erf, floating, 2, lazy=_LAZY),
 }
 

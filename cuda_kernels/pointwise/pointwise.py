@@ -5,7 +5,7 @@ function of numbers, made for the type that it computes in, whose constants have
 
     def silu(real):
         one = real(1)
-        sigmoid = rules.sigmoid(real)      # rules call rules: that is how operations are fused
+        sigmoid = of_formula(plain.sigmoid)(real)      # rules call rules: that is how operations are fused
 
         @device_function
         def rule(x):

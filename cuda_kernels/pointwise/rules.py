@@ -5,7 +5,6 @@ kernels are made from them, and how they are composed.
 """
 
 import functools
-import math as host_math
 from collections.abc import Callable
 from typing import Any
 
@@ -121,41 +120,3 @@ def of_numpy(function: Any) -> Any:
     if function in _OF_NUMPY:
         return _OF_NUMPY[function]
     return of_math(function.__name__.replace("arc", "a"))
-
-
-# GELU -----------------------------------------------------------------------------------------------------------------
-
-
-sigmoid: Any = rule(lambda real: lambda x: real(1) / (real(1) + math.exp(-x)))
-"""1 / (1 + e^-x); e^-x = inf gives the right 0."""
-GELU_SLOPE, GELU_CUBIC = 2 * host_math.sqrt(2 / host_math.pi), 0.044715  # of "tanh": 2u = SLOPE x (1 + CUBIC x^2)
-
-
-@rule
-def gelu_tanh(real: Any) -> Any:
-    """x sigmoid(2u), the GELU of "tanh"."""
-    one, slope, cubic = real(1), real(GELU_SLOPE), real(GELU_CUBIC)
-    sigmoid_of = sigmoid(real)
-
-    return lambda x: x * sigmoid_of(slope * x * (one + cubic * x * x))
-
-
-@rule
-def gelu_slope(real: Any) -> Any:
-    """The derivative of ``gelu_tanh``."""
-    one, slope, cubic, cubic3 = real(1), real(GELU_SLOPE), real(GELU_CUBIC), real(3 * GELU_CUBIC)
-    sigmoid_of = sigmoid(real)
-
-    def slope_of(x):
-        square = x * x
-        s = sigmoid_of(slope * x * (one + cubic * square))
-        return s + x * s * (one - s) * slope * (one + cubic3 * square)
-
-    return slope_of
-
-
-@rule
-def normal_cdf(real: Any) -> Any:
-    """Phi(x), the distribution function of the standard normal; its relative error where it is tiny is that of x^2."""
-    scale, half = real(-(0.5**0.5)), real(0.5)
-    return lambda x: half * math.erfc(scale * x)

@@ -11,10 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from minigrad.plain_kernels.elementwise import GELU_CUBIC, GELU_SLOPE
+from minigrad.plain_kernels.elementwise import gelu as plain
+
 from ..platform.memory import TENSOR_CORES
 from ..platform.toolbox import Array, Kernel, cuda, device_function, empty, kernel, libdevice
 from ..pointwise.conversion import conversions
-from ..pointwise.rules import GELU_CUBIC, GELU_SLOPE, gelu_slope, gelu_tanh
+from ..pointwise.formulas import of_formula
 from ..ptx import ptx
 from ..ptx.fours import add4, each, load_inside, store_inside
 from .record import ADD, BIAS, GELU, SLOPE, Problem
@@ -60,7 +63,8 @@ def steps_of(real: Any) -> Any:
             return s + bias[column] if epilogue & BIAS else s
 
         return finish_integer
-    gelu, slope = gelu_tanh(real), gelu_slope(real)
+    gelu = of_formula(lambda s: plain.forward(s, "tanh"))(real)
+    slope = of_formula(lambda s: plain.backward(1, s, "tanh"))(real)
 
     @device_function
     def finish(s, place, column, bias, other, epilogue):

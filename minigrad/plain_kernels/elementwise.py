@@ -268,16 +268,16 @@ class gelu:
         phi = _phi(x, approximate)
         if approximate == "none":
             return dy * (phi + x * np.exp(-x * x / 2) / math.sqrt(2 * math.pi))
-        return dy * (phi + x * phi * (1 - phi) * GELU_SLOPE * (1 + 3 * GELU_CUBIC * x * x))
+        return dy * (phi + x * phi * (1 - phi) * GELU_SLOPE * (1 + 3 * GELU_CUBIC * (x * x)))
 
 
 GELU_SLOPE, GELU_CUBIC = 2 * math.sqrt(2 / math.pi), 0.044715  # "tanh": 2u = GELU_SLOPE (x + GELU_CUBIC x^3)
 NORMAL_DENSITY = 1 / math.sqrt(2 * math.pi)  # phi(0)
 
 
-def _phi(x: np.ndarray, approximate: str) -> np.ndarray:
+def _phi(x: np.ndarray, approximate: str) -> Any:
     if approximate == "none":
         return np.asarray(_erfc(x / -math.sqrt(2))).astype(x.dtype) / 2
     if approximate == "tanh":
-        return np.asarray(elementwise.sigmoid(GELU_SLOPE * x * (1 + GELU_CUBIC * x * x)))
+        return elementwise.sigmoid(GELU_SLOPE * x * (1 + GELU_CUBIC * (x * x)))
     raise ValueError(f"approximate={approximate!r}: expected 'none' (erf) or 'tanh'")
