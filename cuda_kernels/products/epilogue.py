@@ -26,6 +26,7 @@ VECTOR = 16  # a further bit of an epilogue: 4 columns lie at a multiple of 4
 # Dtypes of the operands and of y, on tensor cores.
 PAIRS = [(word, out) for word in ("bfloat16", "float16") for out in (word, "float32")] + [("float32", "float32")]
 f32: type[np.float32] = np.float32
+ONE: Any = 1
 EXPONENT = np.float32(-GELU_SLOPE / python_math.log(2))
 U1, U2, U3 = np.float32(GELU_SLOPE), np.float32(3 * GELU_CUBIC), np.float32(GELU_CUBIC)
 
@@ -64,7 +65,7 @@ def steps_of(real: Any) -> Any:
 
         return finish_integer
     gelu = of_formula(lambda s: plain.forward(s, "tanh"))(real)
-    slope = of_formula(lambda s: plain.backward(1, s, "tanh"))(real)
+    slope = of_formula(lambda s: plain.backward(ONE, s, "tanh"))(real)
 
     @device_function
     def finish(s, place, column, bias, other, epilogue):
