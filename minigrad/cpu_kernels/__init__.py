@@ -1,22 +1,7 @@
 """The CPU backend: NumPy and Numba on raw arrays, one module per family, and the plain families of PLAIN_ONLY."""
 
 from ..plain_kernels import batch_norm, movement
-from ..plain_kernels.arrays import (
-    Array,
-    as_array,
-    contiguous,
-    copy,
-    empty,
-    from_dlpack,
-    from_host,
-    full,
-    may_share_memory,
-    ones,
-    quiet,
-    reinterpret,
-    to_host,
-    zeros,
-)
+from ..plain_kernels.arrays import *
 from . import (
     activation,
     adagrad,

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..plain_kernels.optimizers import grad_norm as plain
+from ..plain_kernels.optimizers import writable
 from .toolbox.jit import kernel
 from .toolbox.multi_tensor import addresses_of, elements_at
 from .toolbox.threads import TaskKernel, task_kernel
@@ -90,10 +92,6 @@ def _table(arrays: Sequence[np.ndarray]) -> _Chunks:
     return _Chunks(addresses, sizes, np.empty(0, arrays[0].dtype))
 
 
-def _is_real(array: np.ndarray) -> bool:
-    return array.dtype.char in "fd"
-
-
 def _readable(arrays: Iterable[np.ndarray]) -> list[list[np.ndarray]]:
     """The arrays by dtype, each contiguous, and float64 where it is neither float32 nor float64."""
     groups: dict[str, list[np.ndarray]] = {}
@@ -109,14 +107,10 @@ def _readable(arrays: Iterable[np.ndarray]) -> list[list[np.ndarray]]:
 
 def _writable(arrays: Iterable[np.ndarray], what: str) -> tuple[list[list[np.ndarray]], list[np.ndarray]]:
     """Float32 and float64 arrays that are contiguous, by dtype; and the others."""
-    arrays = list(arrays)
-    for position, array in enumerate(arrays):
-        if not array.flags.writeable:
-            raise ValueError(f"array {position} of shape {array.shape} is read-only; {what} writes in place")
     groups: dict[np.dtype, list[np.ndarray]] = {}
     others = []
-    for array in arrays:
-        if _is_real(array) and array.flags.c_contiguous:
+    for array in writable(arrays, what):
+        if array.dtype.char in "fd" and array.flags.c_contiguous:
             groups.setdefault(array.dtype, []).append(array)
         else:
             others.append(array)
@@ -143,16 +137,9 @@ def scale_(arrays: Iterable[np.ndarray], factor: float) -> None:
     Raises ValueError, naming the position, for a read-only array, before anything is changed.
     """
     groups, others = _writable(arrays, "scale_")
-    _scale_others(others, factor)
+    plain.scale_(others, factor)
     for group in groups:
         _table(group).launch(_scale_chunks, float(factor))
-
-
-def _scale_others(arrays: Iterable[np.ndarray], factor: float) -> None:
-    for array in arrays:
-        real = array.dtype if _is_real(array) else np.dtype(np.float32)  # float16 would round the factor
-        with np.errstate(over="ignore", invalid="ignore"):  # infinity is a value, as it is in the kernel
-            np.copyto(array, array.astype(real, copy=False) * real.type(factor), casting="unsafe")
 
 
 def clip_(arrays: Iterable[np.ndarray], max_norm: float, eps: float) -> np.ndarray:
@@ -177,7 +164,7 @@ def unscale_(arrays: Iterable[np.ndarray], inverse_scale: float | np.ndarray) ->
     groups, others = _writable(arrays, "unscale_")
     inverse_scale = float(np.asarray(inverse_scale).item())  # in a graph an array, which varies
     finite = all_finite(others)
-    _scale_others(others, inverse_scale)
+    plain.scale_(others, inverse_scale)
     for group in groups:
         chunks = _table(group)
         each = np.empty(chunks.sizes.size, np.bool_)

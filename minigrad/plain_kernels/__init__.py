@@ -5,26 +5,8 @@ of the kernels' tests, what runs in ``minigrad.kernels("plain")``, and the famil
 ``PLAIN_ONLY``. They import NumPy and each other; backends and ``device.kernels`` import them.
 """
 
-from .arrays import (
-    Array,
-    as_array,
-    contiguous,
-    copy,
-    embedding,
-    empty,
-    from_dlpack,
-    from_host,
-    full,
-    indexing,
-    may_share_memory,
-    movement,
-    ones,
-    quiet,
-    reduce,
-    reinterpret,
-    to_host,
-    zeros,
-)
+from .arrays import *
+from .arrays import embedding, indexing, movement, reduce
 from .elementwise import activation, comparison, elementwise, gelu, log_sigmoid, trigonometry
 from .losses import cross_entropy, linear_cross_entropy
 from .optimizers import adagrad, adamw, grad_norm, lamb, sgd

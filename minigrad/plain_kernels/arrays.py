@@ -5,6 +5,11 @@ from typing import Any
 
 import numpy as np
 
+# What each backend in the host's memory has from here; the families below have their own names.
+__all__ = [
+    "Array", "as_array", "contiguous", "copy", "empty", "from_dlpack", "from_host", "full", "may_share_memory", "ones",
+    "quiet", "reinterpret", "to_host", "zeros",
+]  # fmt: skip
 untyped: Any = np  # NumPy's type stubs have no overload for a ``keepdims`` that is a variable
 Array = np.ndarray
 as_array: Callable[..., np.ndarray] = np.asarray

@@ -24,9 +24,8 @@ from typing import Any
 
 from llvmlite import ir
 from numba.core import cgutils, types
-from numba.extending import intrinsic
 
-from .jit import inline, kernel
+from .jit import emits, inline, kernel
 from .register_tile import (
     INT32,
     INT64,
@@ -70,64 +69,52 @@ def _round(builder: Any, vectors: Any, first: Any, second: Any) -> Any:
     return builder.call(cgutils.get_or_insert_function(builder.module, function_type, name), [second, first])
 
 
-@intrinsic
-def _round_two_rows(_: Any, x: Any, following: Any, y: Any) -> Any:
+@emits(lambda x, following, y: types.void(x, following, y))
+def _round_two_rows(context: Any, builder: Any, signature: Any, x: Any, following: Any, y: Any) -> None:
     """Pair 16 floats at x with the 16 of the next row: y[j] = (x[j], following[j])."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        vectors = Vectors(builder, context, types.float32)
-        rows = (vectors.load(address, INT64(0)) for address in arguments[:2])
-        alternate = [half * LANES + j for j in range(LANES) for half in (0, 1)]
-        mask = ir.Constant(ir.VectorType(INT32, 2 * LANES), alternate)
-        pairs = builder.shuffle_vector(_round(builder, vectors, *rows), ir.Constant(_HALVES, ir.Undefined), mask)
-        vectors.store(builder.bitcast(pairs, vectors.type), arguments[2], INT64(0))
-        return context.get_dummy_value()
-
-    return types.void(x, following, y), generate
+    vectors = Vectors(builder, context, types.float32)
+    rows = (vectors.load(address, INT64(0)) for address in (x, following))
+    alternate = [half * LANES + j for j in range(LANES) for half in (0, 1)]
+    mask = ir.Constant(ir.VectorType(INT32, 2 * LANES), alternate)
+    pairs = builder.shuffle_vector(_round(builder, vectors, *rows), ir.Constant(_HALVES, ir.Undefined), mask)
+    vectors.store(builder.bitcast(pairs, vectors.type), y, INT64(0))
 
 
-@intrinsic
-def _round_columns(_: Any, x: Any, x_column: Any, y: Any) -> Any:
+@emits(lambda x, x_column, y: types.void(x, types.int64, y))
+def _round_columns(context: Any, builder: Any, signature: Any, x: Any, x_column: Any, y: Any) -> None:
     """Pair 16 columns of 32 contiguous floats: y[p, j] = (x[j, 2p], x[j, 2p + 1]), rows of y are a panel apart."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        x, x_column, y = arguments
-        vectors = Vectors(builder, context, types.float32)
-        rows = []
-        for j in range(LANES):
-            start = builder.mul(x_column, INT64(j))
-            halves = (vectors.load(x, builder.add(start, INT64(h * LANES))) for h in (0, 1))
-            rows.append(builder.bitcast(_round(builder, vectors, *halves), _PAIRS))
-        transpose_registers(builder, rows)
-        for p, row in enumerate(rows):
-            vectors.store(builder.bitcast(row, vectors.type), y, INT64(p * PANEL))
-        return context.get_dummy_value()
-
-    return types.void(x, types.int64, y), generate
+    vectors = Vectors(builder, context, types.float32)
+    rows = []
+    for j in range(LANES):
+        start = builder.mul(x_column, INT64(j))
+        halves = (vectors.load(x, builder.add(start, INT64(h * LANES))) for h in (0, 1))
+        rows.append(builder.bitcast(_round(builder, vectors, *halves), _PAIRS))
+    transpose_registers(builder, rows)
+    for p, row in enumerate(rows):
+        vectors.store(builder.bitcast(row, vectors.type), y, INT64(p * PANEL))
 
 
-@intrinsic
-def _multiply_tile(_: Any, pairs: Any, a: Any, b: Any, start: Any, start_row: Any, y: Any, y_row: Any) -> Any:
+@emits(
+    lambda pairs, a, b, start, start_row, y, y_row: types.void(types.int64, a, b, start, types.int64, y, types.int64)
+)
+def _multiply_tile(
+    context: Any, builder: Any, signature: Any,
+    pairs: Any, a: Any, b: Any, start: Any, start_row: Any, y: Any, y_row: Any,
+) -> None:  # fmt: skip
     """y[r, c] = start[r, c] + sum_k a[r, k] b[k, c]   for r < TILE_ROWS, c < PANEL, k < 2 pairs.
 
     ``b`` is a panel, ``a`` the first of TILE_ROWS columns of one. ``y`` and ``start`` are as in ``multiply_tile``.
     """
+    vectors = Vectors(builder, context, types.float32)
+    function_type = ir.FunctionType(vectors.type, [vectors.type, _PAIRS, _PAIRS])
+    name = "llvm.x86.avx512bf16.dpbf16ps.512"
+    multiply_add = cgutils.get_or_insert_function(builder.module, function_type, name)
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pairs, a, b, start, start_row, y, y_row = arguments
-        vectors = Vectors(builder, context, types.float32)
-        function_type = ir.FunctionType(vectors.type, [vectors.type, _PAIRS, _PAIRS])
-        name = "llvm.x86.avx512bf16.dpbf16ps.512"
-        multiply_add = cgutils.get_or_insert_function(builder.module, function_type, name)
+    def add(total: Any, a_value: Any, b_vector: Any) -> Any:
+        return builder.call(multiply_add, [total, *(builder.bitcast(x, _PAIRS) for x in (a_value, b_vector))])
 
-        def add(total: Any, a_value: Any, b_vector: Any) -> Any:
-            return builder.call(multiply_add, [total, *(builder.bitcast(x, _PAIRS) for x in (a_value, b_vector))])
-
-        a_offsets = [INT64(r) for r in range(TILE_ROWS)]
-        emit_tile(vectors, pairs, (a, a_offsets, INT64(PANEL)), b, add, (start, start_row), (y, y_row))
-        return context.get_dummy_value()
-
-    return types.void(types.int64, a, b, start, types.int64, y, types.int64), generate
+    a_offsets = [INT64(r) for r in range(TILE_ROWS)]
+    emit_tile(vectors, pairs, (a, a_offsets, INT64(PANEL)), b, add, (start, start_row), (y, y_row))
 
 
 # ---------------------------------------------------------------- loops

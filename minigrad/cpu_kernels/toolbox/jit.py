@@ -1,4 +1,4 @@
-"""How the CPU kernels are compiled: the decorators ``kernel`` and ``inline``, and their disk cache.
+"""How the CPU kernels are compiled: the decorators ``kernel``, ``inline`` and ``emits``, and their disk cache.
 
 Numba's own cache has three weaknesses for a library: a kernel is not recompiled when a function that it inlines changes
 in another file, it is written beside the source (often read-only), and it is pickle, so a damaged file raises in
@@ -14,6 +14,7 @@ import atexit
 import contextlib
 import functools
 import hashlib
+import inspect
 import os
 import pickle
 import shutil
@@ -30,7 +31,8 @@ from llvmlite.binding import Linkage
 from numba.core.caching import FunctionCache, IndexDataCacheFile
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
-from numba.core.types import unliteral
+from numba.core.types import unliteral, void
+from numba.extending import intrinsic
 
 from .compile_ahead import Team
 
@@ -266,3 +268,26 @@ def kernel(fn: Callable[..., Any]) -> Any:
 def inline(fn: Callable[..., Any]) -> Any:
     """A scalar helper that is inlined into the kernels that call it."""
     return numba.njit(inline="always", **OPTIONS)(fn)
+
+
+def emits(types_of: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
+    """An intrinsic, whose calls in kernels become the LLVM code that fn(context, builder, signature, *values) emits.
+
+    ``types_of`` gives a call's signature from the types of its arguments, or None where there is none. Where that says
+    void, ``fn`` returns nothing.
+    """
+
+    def made(fn: Callable[..., Any]) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            result = fn(context, builder, signature, *values)
+            return context.get_dummy_value() if signature.return_type == void else result
+
+        def typed(typing_context: Any, *arguments: Any) -> Any:
+            signature = types_of(*arguments)
+            return signature and (signature, generate)
+
+        parameters = inspect.signature(lambda typing_context: None).parameters | inspect.signature(types_of).parameters
+        vars(typed)["__signature__"] = inspect.Signature([*parameters.values()])
+        return intrinsic(functools.update_wrapper(typed, fn))
+
+    return made

@@ -17,11 +17,10 @@ from typing import Any
 
 import numpy as np
 from numba import types
-from numba.extending import intrinsic
 from numba.np.numpy_support import carray
 
 from ...plain_kernels import optimizers as plain
-from .jit import inline
+from .jit import emits, inline
 from .threads import TaskKernel, get_num_threads
 
 RUN = 16384  # elements: the four arrays of AdamW's run fill a quarter of a 1 MiB L2 cache
@@ -47,14 +46,10 @@ def address_of(array: np.ndarray) -> int:
     return addresses_of((array,))[0]
 
 
-@intrinsic
-def pointer_at(_: Any, address: Any, like: Any) -> Any:
-    """In a kernel: ``address`` as a pointer to elements of the dtype of the array ``like``."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
-
-    return types.CPointer(like.dtype)(address, like), generate
+@emits(lambda address, like: types.CPointer(like.dtype)(address, like))
+def pointer_at(context: Any, builder: Any, signature: Any, address: Any, like: Any) -> Any:
+    """In a kernel: ``address`` as a pointer to elements of the dtype of ``like``, an array or a class."""
+    return builder.inttoptr(address, context.get_value_type(signature.return_type))
 
 
 @inline

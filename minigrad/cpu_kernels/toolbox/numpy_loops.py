@@ -7,17 +7,17 @@ a Numba kernel can call on a part of its arrays. The structure of a ufunc is par
 
 import ctypes
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numba
 import numpy as np
 from llvmlite import ir
 from numba.core import types
-from numba.extending import intrinsic, overload
+from numba.extending import overload
 
 from ...plain_kernels.arrays import is_half
-from .jit import OPTIONS, inline, kernel
+from .jit import OPTIONS, emits, inline, kernel
+from .multi_tensor import pointer_at
 from .threads import INT64, compiled_address, emit_call
 
 _LOOP_TYPE = ir.FunctionType(
@@ -67,22 +67,16 @@ def numpy_loop(ufunc: np.ufunc, dtypes: tuple[np.dtype[Any], ...]) -> Loop | Non
     return Loop(inner.functions[i] or 0, (inner.data[i] or 0) if inner.data else 0)
 
 
-@intrinsic
-def call_loop(_: Any, address: Any, data: Any, args: Any, n: Any, strides: Any) -> Any:
+@emits(lambda address, data, args, n, strides: types.void(*[types.int64] * 5))
+def call_loop(context: Any, builder: Any, signature: Any, address: Any, data: Any, *arrays: Any) -> None:
     """In a kernel: call a loop. ``args``, ``n`` and ``strides`` are the addresses of int64 arrays."""
-
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        address, data, *arrays = values
-        compiled = builder.icmp_signed("==", data, ir.Constant(INT64, COMPILED))
-        with builder.if_else(compiled) as (of_numba, of_numpy):
-            with of_numba:
-                nothing = ir.Constant(INT64, 0)  # where a compiled loop has the classes of its numbers
-                emit_call(context, builder, address, (types.int64,) * 5, [*arrays, nothing, nothing])
-            with of_numpy:
-                builder.call(builder.inttoptr(address, _LOOP_TYPE.as_pointer()), [*arrays, data])
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 5), generate
+    compiled = builder.icmp_signed("==", data, ir.Constant(INT64, COMPILED))
+    with builder.if_else(compiled) as (of_numba, of_numpy):
+        with of_numba:
+            nothing = ir.Constant(INT64, 0)  # where a compiled loop has the classes of its numbers
+            emit_call(context, builder, address, (types.int64,) * 5, [*arrays, nothing, nothing])
+        with of_numpy:
+            builder.call(builder.inttoptr(address, _LOOP_TYPE.as_pointer()), [*arrays, data])
 
 
 # Loops that are compiled here ---------------------------------------------------------------------------------------
@@ -90,12 +84,10 @@ def call_loop(_: Any, address: Any, data: Any, args: Any, n: Any, strides: Any) 
 # Arguments ``source`` and ``target`` are the classes of numbers. bfloat16, which Numba lacks, is uint16 to it.
 
 
-def _changed(signature: Any, convert: Callable[..., Any]) -> Any:
-    return lambda _, x: (signature, lambda context, builder, sig, values: convert(builder, values[0]))
-
-
-_bits: Any = intrinsic(_changed(types.uint32(types.float32), lambda b, x: b.bitcast(x, ir.IntType(32))))
-_of_bits: Any = intrinsic(_changed(types.float32(types.uint32), lambda b, x: b.bitcast(x, ir.FloatType())))
+_bits: Any = emits(lambda x: types.uint32(types.float32))(lambda _, builder, __, x: builder.bitcast(x, ir.IntType(32)))
+_of_bits: Any = emits(lambda x: types.float32(types.uint32))(
+    lambda _, builder, __, x: builder.bitcast(x, ir.FloatType())
+)
 
 
 def _convert(x, target):
@@ -120,18 +112,9 @@ def _conversion(x, target):
 overload(_convert, jit_options=OPTIONS)(_conversion)
 
 
-@intrinsic
-def _numbers(_: Any, address: Any, kind: Any) -> Any:
-    """The address as a pointer to numbers of the class ``kind``."""
-    pointer = types.CPointer(kind.dtype)
-    return pointer(types.int64, kind), lambda context, builder, signature, values: builder.inttoptr(
-        values[0], context.get_value_type(pointer)
-    )
-
-
 @inline
 def _array(address, n, kind):
-    return numba.carray(_numbers(address, kind), n)
+    return numba.carray(pointer_at(address, kind), n)
 
 
 @kernel

@@ -34,9 +34,8 @@ import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.core.codegen import get_host_cpu_features
-from numba.extending import intrinsic
 
-from .jit import inline, kernel
+from .jit import emits, inline, kernel
 
 
 def cpu_has(feature: str) -> bool:
@@ -88,40 +87,22 @@ def first_element(x: np.ndarray) -> np.ndarray:
     return operand(x)[_FIRST[x.ndim]]
 
 
-@intrinsic
-def pointer(_: Any, array: Any) -> Any:
+@emits(lambda array: types.CPointer(array.dtype)(array) if isinstance(array, types.Array) else None)
+def pointer(context: Any, builder: Any, signature: Any, array: Any) -> Any:
     """The address of an array's first element. The caller keeps the array alive."""
-    if not isinstance(array, types.Array):
-        return None
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return context.make_array(array)(context, builder, arguments[0]).data
-
-    return types.CPointer(array.dtype)(array), generate
+    return context.make_array(signature.args[0])(context, builder, array).data
 
 
-@intrinsic
-def advance(_: Any, address: Any, count: Any) -> Any:
+@emits(lambda address, count: address(address, types.int64))
+def advance(context: Any, builder: Any, signature: Any, address: Any, count: Any) -> Any:
     """The pointer ``count`` elements further on."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.gep(arguments[0], [arguments[1]])
-
-    return address(address, types.int64), generate
+    return builder.gep(address, [count])
 
 
-def _lanes(address: Any) -> int:
-    return int(VECTOR_BYTES * 8 // address.dtype.bitwidth)
-
-
-@intrinsic
-def vector_lanes(_: Any, address: Any) -> Any:
+@emits(lambda address: types.int64(address))
+def vector_lanes(context: Any, builder: Any, signature: Any, address: Any) -> Any:
     """Elements of the pointed-to type in one vector; a constant."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return INT64(_lanes(address))
-
-    return types.int64(address), generate
+    return INT64(VECTOR_BYTES * 8 // signature.args[0].dtype.bitwidth)
 
 
 @inline
@@ -151,37 +132,22 @@ def aligned_empty(count: int, like: np.ndarray) -> np.ndarray:
     return buffer[skip : skip + count]
 
 
-@intrinsic
-def keep_alive(_: Any, arrays: Any) -> Any:
+@emits(lambda arrays: types.void(arrays))
+def keep_alive(context: Any, builder: Any, signature: Any, arrays: Any) -> None:
     """Use a tuple of arrays once more: Numba frees an array after its last use, and does not see those of pointers."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return context.get_dummy_value()
 
-    return types.void(arrays), generate
-
-
-@intrinsic
-def not_inlined(_: Any) -> Any:
+@emits(lambda: types.void())
+def not_inlined(context: Any, builder: Any, signature: Any) -> None:
     """Keep LLVM from inlining the kernel that calls this: each copy of a large kernel costs compile time."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        builder.function.attributes.add("noinline")
-        return context.get_dummy_value()
-
-    return types.void(), generate
+    builder.function.attributes.add("noinline")
 
 
-@intrinsic
-def whole_vectors(_: Any) -> Any:
+@emits(lambda: types.void())
+def whole_vectors(context: Any, builder: Any, signature: Any) -> None:
     """Let LLVM use the longest vectors in the kernel that calls this: on some processors it takes halves by itself."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        # llvmlite writes an attribute as it is, but refuses to add those that it does not know.
-        set.add(builder.function.attributes, f'"prefer-vector-width"="{VECTOR_BYTES * 8}"')
-        return context.get_dummy_value()
-
-    return types.void(), generate
+    # llvmlite writes an attribute as it is, but refuses to add those that it does not know.
+    set.add(builder.function.attributes, f'"prefer-vector-width"="{VECTOR_BYTES * 8}"')
 
 
 # ---------------------------------------------------------------- the tile
@@ -283,91 +249,78 @@ def emit_tile(vectors: Vectors, steps: Any, left: Any, b: Any, add: Callable[...
             vectors.store(builder.fadd(first, totals[r][c]), y[0], address(r, y[1], column))
 
 
-@intrinsic
+@emits(
+    lambda depth, a, a_row, a_column, b, start, start_row, y, y_row: types.void(
+        types.int64, a, types.int64, types.int64, b, start, types.int64, y, types.int64
+    )
+)
 def multiply_tile(
-    _: Any, depth: Any, a: Any, a_row: Any, a_column: Any, b: Any, start: Any, start_row: Any, y: Any, y_row: Any
-) -> Any:
+    context: Any, builder: Any, signature: Any,
+    depth: Any, a: Any, a_row: Any, a_column: Any, b: Any, start: Any, start_row: Any, y: Any, y_row: Any,
+) -> None:  # fmt: skip
     """y[r, c] = start[r, c] + sum_k a[r, k] b[k, c]   for r < TILE_ROWS, c < tile_columns(y), k < depth.
 
     ``b`` is one packed panel. ``a`` has the strides ``a_row`` and ``a_column``; rows of ``y`` and ``start`` are
     contiguous and ``y_row``, ``start_row`` apart. ``start`` is y itself to accumulate, or one row (stride 0) of zeros
     or biases. Sums run over k in order, so an element's bits do not depend on its tile.
     """
-    integer = types.int64
-    signature = types.void(integer, a, integer, integer, b, start, integer, y, integer)
+    vectors = Vectors(builder, context, signature.args[1].dtype)
+    multiply_add = vectors.multiply_add()
+    a_offsets = [INT64(0), *(_opaque(builder, builder.mul(a_row, INT64(r))) for r in range(1, TILE_ROWS))]
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        depth, a, a_row, a_column, b, start, start_row, y, y_row = arguments
-        vectors = Vectors(builder, context, signature.args[1].dtype)
-        multiply_add = vectors.multiply_add()
-        a_offsets = [INT64(0), *(_opaque(builder, builder.mul(a_row, INT64(r))) for r in range(1, TILE_ROWS))]
+    def add(total: Any, a_value: Any, b_vector: Any) -> Any:
+        return builder.call(multiply_add, [a_value, b_vector, total])
 
-        def add(total: Any, a_value: Any, b_vector: Any) -> Any:
-            return builder.call(multiply_add, [a_value, b_vector, total])
-
-        emit_tile(vectors, depth, (a, a_offsets, a_column), b, add, (start, start_row), (y, y_row))
-        return context.get_dummy_value()
-
-    return signature, generate
+    emit_tile(vectors, depth, (a, a_offsets, a_column), b, add, (start, start_row), (y, y_row))
 
 
-@intrinsic
-def row_maximum(_: Any, row: Any, count: Any, start: Any) -> Any:
+@emits(lambda row, count, start: start(row, types.int64, start))
+def row_maximum(context: Any, builder: Any, signature: Any, row: Any, count: Any, start: Any) -> Any:
     """The largest of ``start``, which is not NaN, and row[:count] but for its NaN; ``count`` > 0 is whole tiles.
 
     A loop with ``maxnum`` takes three instructions for each vector where this takes one.
     """
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        row, count, start = arguments
-        vectors = Vectors(builder, context, signature.args[0].dtype)
-        columns = range(TILE_VECTORS)
+    vectors = Vectors(builder, context, signature.args[0].dtype)
+    columns = range(TILE_VECTORS)
 
-        def larger(x: Any, y: Any) -> Any:
-            return builder.select(builder.fcmp_ordered(">", x, y), x, y)
+    def larger(x: Any, y: Any) -> Any:
+        return builder.select(builder.fcmp_ordered(">", x, y), x, y)
 
-        before = builder.block
-        loop = builder.append_basic_block("maximum.loop")
-        done = builder.append_basic_block("maximum.done")
-        first = vectors.repeat(start)
-        builder.branch(loop)
+    before = builder.block
+    loop = builder.append_basic_block("maximum.loop")
+    done = builder.append_basic_block("maximum.done")
+    first = vectors.repeat(start)
+    builder.branch(loop)
 
-        builder.position_at_end(loop)
-        j = builder.phi(INT64)
-        maxima = [builder.phi(vectors.type) for _ in columns]
-        following = [larger(vectors.load(row, builder.add(j, INT64(c * vectors.lanes))), maxima[c]) for c in columns]
-        next_j = builder.add(j, INT64(TILE_VECTORS * vectors.lanes))
-        j.add_incoming(INT64(0), before)
-        j.add_incoming(next_j, loop)
-        for c in columns:
-            maxima[c].add_incoming(first, before)
-            maxima[c].add_incoming(following[c], loop)
-        builder.cbranch(builder.icmp_signed("<", next_j, count), loop, done)
+    builder.position_at_end(loop)
+    j = builder.phi(INT64)
+    maxima = [builder.phi(vectors.type) for _ in columns]
+    following = [larger(vectors.load(row, builder.add(j, INT64(c * vectors.lanes))), maxima[c]) for c in columns]
+    next_j = builder.add(j, INT64(TILE_VECTORS * vectors.lanes))
+    j.add_incoming(INT64(0), before)
+    j.add_incoming(next_j, loop)
+    for c in columns:
+        maxima[c].add_incoming(first, before)
+        maxima[c].add_incoming(following[c], loop)
+    builder.cbranch(builder.icmp_signed("<", next_j, count), loop, done)
 
-        builder.position_at_end(done)
-        maximum = functools.reduce(larger, following)
-        half = vectors.lanes // 2
-        while half:
-            low, high = (
-                builder.shuffle_vector(
-                    maximum, maximum, ir.Constant(ir.VectorType(INT32, half), list(range(i, i + half)))
-                )
-                for i in (0, half)
-            )
-            maximum, half = larger(high, low), half // 2
-        return builder.extract_element(maximum, INT32(0))
-
-    return start(row, types.int64, start), generate
+    builder.position_at_end(done)
+    maximum = functools.reduce(larger, following)
+    half = vectors.lanes // 2
+    while half:
+        low, high = (
+            builder.shuffle_vector(maximum, maximum, ir.Constant(ir.VectorType(INT32, half), list(range(i, i + half))))
+            for i in (0, half)
+        )
+        maximum, half = larger(high, low), half // 2
+    return builder.extract_element(maximum, INT32(0))
 
 
-@intrinsic
-def address_of(_: Any, address: Any) -> Any:
+@emits(lambda address: types.int64(address))
+def address_of(context: Any, builder: Any, signature: Any, address: Any) -> Any:
     """A pointer as a number, which can be stored."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.ptrtoint(arguments[0], INT64)
-
-    return types.int64(address), generate
+    return builder.ptrtoint(address, INT64)
 
 
 def _emit_prefetch(builder: Any, address: Any, to_write: int, caches: int) -> None:
@@ -377,26 +330,16 @@ def _emit_prefetch(builder: Any, address: Any, to_write: int, caches: int) -> No
     builder.call(function, [address, INT32(to_write), INT32(caches), INT32(of_data)])
 
 
-@intrinsic
-def _prefetch(_: Any, address: Any) -> Any:
+@emits(lambda address: types.void(address))
+def _prefetch(context: Any, builder: Any, signature: Any, address: Any) -> None:
     """Begin to fetch the cache line of an address, to be written or read soon. The address need not be valid."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        _emit_prefetch(builder, builder.bitcast(arguments[0], ir.IntType(8).as_pointer()), to_write=1, caches=3)
-        return context.get_dummy_value()
-
-    return types.void(address), generate
+    _emit_prefetch(builder, builder.bitcast(address, ir.IntType(8).as_pointer()), to_write=1, caches=3)
 
 
-@intrinsic
-def prefetch_for_later(_: Any, address: Any) -> Any:
+@emits(lambda address: types.void(types.int64))
+def prefetch_for_later(context: Any, builder: Any, signature: Any, address: Any) -> None:
     """Begin to fetch the cache line of an address, a number, into the L2 cache. The address need not be valid."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        _emit_prefetch(builder, builder.inttoptr(arguments[0], ir.IntType(8).as_pointer()), to_write=0, caches=2)
-        return context.get_dummy_value()
-
-    return types.void(types.int64), generate
+    _emit_prefetch(builder, builder.inttoptr(address, ir.IntType(8).as_pointer()), to_write=0, caches=2)
 
 
 @inline
@@ -419,28 +362,18 @@ def add_edge(tile: Any, start: Any, start_row: int, y: Any, y_row: int, rows: in
 # ---------------------------------------------------------------- packing
 
 
-@intrinsic
-def copy_vector(_: Any, x: Any, y: Any) -> Any:
+@emits(lambda x, y: types.void(x, y))
+def copy_vector(context: Any, builder: Any, signature: Any, x: Any, y: Any) -> None:
     """Copy one vector from x to y."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        vectors = Vectors(builder, context, signature.args[0].dtype)
-        vectors.store(vectors.load(arguments[0], INT64(0)), arguments[1], INT64(0))
-        return context.get_dummy_value()
-
-    return types.void(x, y), generate
+    vectors = Vectors(builder, context, signature.args[0].dtype)
+    vectors.store(vectors.load(x, INT64(0)), y, INT64(0))
 
 
-@intrinsic
-def copy_row_tile_column(_: Any, x: Any, y: Any) -> Any:
+@emits(lambda x, y: types.void(x, y))
+def copy_row_tile_column(context: Any, builder: Any, signature: Any, x: Any, y: Any) -> None:
     """Copy TILE_ROWS elements from x to y."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        vectors = Vectors(builder, context, signature.args[0].dtype, TILE_ROWS)
-        vectors.store(vectors.load(arguments[0], INT64(0)), arguments[1], INT64(0))
-        return context.get_dummy_value()
-
-    return types.void(x, y), generate
+    vectors = Vectors(builder, context, signature.args[0].dtype, TILE_ROWS)
+    vectors.store(vectors.load(x, INT64(0)), y, INT64(0))
 
 
 def transpose_registers(builder: Any, rows: list[Any]) -> None:
@@ -463,20 +396,14 @@ def transpose_registers(builder: Any, rows: list[Any]) -> None:
         step *= 2
 
 
-@intrinsic
-def transpose_vectors(_: Any, x: Any, x_row: Any, y: Any, y_row: Any) -> Any:
+@emits(lambda x, x_row, y, y_row: types.void(x, types.int64, y, types.int64))
+def transpose_vectors(context: Any, builder: Any, signature: Any, x: Any, x_row: Any, y: Any, y_row: Any) -> None:
     """Transpose a square of vector_lanes x vector_lanes elements: y[j, i] = x[i, j]; rows are contiguous."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        x, x_row, y, y_row = arguments
-        vectors = Vectors(builder, context, signature.args[0].dtype)
-        rows = [vectors.load(x, builder.mul(x_row, INT64(i))) for i in range(vectors.lanes)]
-        transpose_registers(builder, rows)
-        for j, row in enumerate(rows):
-            vectors.store(row, y, builder.mul(y_row, INT64(j)))
-        return context.get_dummy_value()
-
-    return types.void(x, types.int64, y, types.int64), generate
+    vectors = Vectors(builder, context, signature.args[0].dtype)
+    rows = [vectors.load(x, builder.mul(x_row, INT64(i))) for i in range(vectors.lanes)]
+    transpose_registers(builder, rows)
+    for j, row in enumerate(rows):
+        vectors.store(row, y, builder.mul(y_row, INT64(j)))
 
 
 @kernel

@@ -38,9 +38,8 @@ import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.core.errors import TypingError
-from numba.extending import intrinsic
 
-from .jit import compiled, kernel
+from .jit import compiled, emits, kernel
 
 FRAME_BYTES = 4096
 INT64: Any = ir.IntType(64)
@@ -157,36 +156,34 @@ _workqueue_lock = threading.Lock()
 # ---------------------------------------------------------------- tasks
 
 
-@intrinsic
-def _fill_frame(_: Any, frame: Any, address: Any, arguments: Any) -> Any:
+def _frame_types(frame: Any, address: Any, arguments: Any) -> Any:
+    return types.int64(frame, types.int64, arguments) if isinstance(arguments, types.BaseTuple) else None
+
+
+@emits(_frame_types)
+def _fill_frame(context: Any, builder: Any, signature: Any, frame: Any, address: Any, packed: Any) -> Any:
     """Store the kernel's address and arguments in the frame; returns the address of their entry function.
 
     Arrays are stored as borrowed memory, without the reference count of this call: the caller keeps them alive.
     """
-    if not isinstance(arguments, types.BaseTuple):
-        return None
-
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        frame_array, address, packed = values
-        frame_type = ir.LiteralStructType([INT64, packed.type])
-        if context.get_abi_sizeof(frame_type) > FRAME_BYTES:
-            raise ValueError(f"the arguments of a task kernel need more than {FRAME_BYTES} bytes")
-        borrowed = []
-        for type_, value in zip(arguments.types, cgutils.unpack_tuple(builder, packed), strict=True):
-            if isinstance(type_, types.Array):
-                array = context.make_array(type_)(context, builder, value)
-                array.meminfo = cgutils.get_null_value(array.meminfo.type)
-                array.parent = cgutils.get_null_value(array.parent.type)
-                value = array._getvalue()
-            borrowed.append(value)
-        target = builder.bitcast(context.make_array(frame)(context, builder, frame_array).data, frame_type.as_pointer())
-        content = cgutils.pack_array if isinstance(packed.type, ir.ArrayType) else cgutils.pack_struct
-        builder.store(address, cgutils.gep_inbounds(builder, target, 0, 0))
-        builder.store(content(builder, borrowed), cgutils.gep_inbounds(builder, target, 0, 1))
-        entry = _emit_entry(context, builder.module, frame_type, arguments.types)
-        return builder.ptrtoint(entry, INT64)
-
-    return types.int64(frame, types.int64, arguments), generate
+    of_frame, _, of_arguments = signature.args
+    frame_type = ir.LiteralStructType([INT64, packed.type])
+    if context.get_abi_sizeof(frame_type) > FRAME_BYTES:
+        raise ValueError(f"the arguments of a task kernel need more than {FRAME_BYTES} bytes")
+    borrowed = []
+    for type_, value in zip(of_arguments.types, cgutils.unpack_tuple(builder, packed), strict=True):
+        if isinstance(type_, types.Array):
+            array = context.make_array(type_)(context, builder, value)
+            array.meminfo = cgutils.get_null_value(array.meminfo.type)
+            array.parent = cgutils.get_null_value(array.parent.type)
+            value = array._getvalue()
+        borrowed.append(value)
+    target = builder.bitcast(context.make_array(of_frame)(context, builder, frame).data, frame_type.as_pointer())
+    content = cgutils.pack_array if isinstance(packed.type, ir.ArrayType) else cgutils.pack_struct
+    builder.store(address, cgutils.gep_inbounds(builder, target, 0, 0))
+    builder.store(content(builder, borrowed), cgutils.gep_inbounds(builder, target, 0, 1))
+    entry = _emit_entry(context, builder.module, frame_type, of_arguments.types)
+    return builder.ptrtoint(entry, INT64)
 
 
 def _emit_entry(context: Any, module: Any, frame_type: Any, argument_types: Any) -> Any:
@@ -222,26 +219,25 @@ def _passed_as(argument: Any) -> Any:
     return types.unliteral(argument)
 
 
-@intrinsic
-def call_at(_: Any, address: Any, callee: Any, arguments: Any) -> Any:
-    """In a kernel: call another one, ``callee``, at its ``compiled_address`` for these arguments' types. 1: it failed.
-
-    A plain call would link and optimise a copy of it anew: compile time, and perhaps other bits.
-    """
+def _call_types(address: Any, callee: Any, arguments: Any) -> Any:
     given = tuple(map(_passed_as, arguments.types))
     element = next(argument.dtype for argument in given if isinstance(argument, types.Array))
     if given != callee.dispatcher.signature_for(element):
         raise TypingError(f"{callee.dispatcher.__name__} is not compiled for {given}")
+    return types.int64(types.int64, callee, arguments)
 
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        cast = [
-            value if isinstance(after, types.Array) else context.cast(builder, value, before, after)
-            for value, before, after in zip(cgutils.unpack_tuple(builder, values[2]), arguments.types, given)
-        ]
-        status = emit_call(context, builder, values[0], given, cast)
-        return builder.zext(cgutils.is_not_null(builder, status), INT64)
 
-    return types.int64(types.int64, callee, arguments), generate
+@emits(_call_types)
+def call_at(context: Any, builder: Any, signature: Any, address: Any, callee: Any, arguments: Any) -> Any:
+    """In a kernel: call another one, ``callee``, at its ``compiled_address`` for these arguments' types. 1: it failed.
+
+    A plain call would link and optimise a copy of it anew: compile time, and perhaps other bits.
+    """
+    cast, given = [], [*map(_passed_as, signature.args[2].types)]
+    for value, before, after in zip(cgutils.unpack_tuple(builder, arguments), signature.args[2].types, given):
+        cast.append(value if isinstance(after, types.Array) else context.cast(builder, value, before, after))
+    status = emit_call(context, builder, address, given, cast)
+    return builder.zext(cgutils.is_not_null(builder, status), INT64)
 
 
 @kernel
@@ -249,14 +245,10 @@ def _prepare(frame, address, arguments):
     return _fill_frame(frame, address, arguments)
 
 
-@intrinsic
-def _enter(_: Any, entry: Any, frame: Any, task: Any, tasks: Any) -> Any:
+@emits(lambda entry, frame, task, tasks: types.int64(*[types.int64] * 4))
+def _enter(context: Any, builder: Any, signature: Any, entry: Any, frame: Any, task: Any, tasks: Any) -> Any:
     """Call an entry function."""
-
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        return builder.call(builder.inttoptr(values[0], ENTRY_TYPE.as_pointer()), values[1:])
-
-    return types.int64(*[types.int64] * 4), generate
+    return builder.call(builder.inttoptr(entry, ENTRY_TYPE.as_pointer()), [frame, task, tasks])
 
 
 @parallel_kernel

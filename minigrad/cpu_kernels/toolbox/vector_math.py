@@ -22,9 +22,10 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic, overload
+from numba.extending import overload
 
 from ...plain_kernels.elementwise import GELU_SLOPE
+from .jit import emits
 
 _OPTIONS: Any = {"fastmath": {"contract"}, "error_model": "numpy", "forceinline": True}
 
@@ -59,60 +60,38 @@ ONE_FACTOR_MIN: Any = np.float32(-88.0)
 EXP2_MIN, EXP2_MAX = _float32(-127.0, 128.0)
 
 
-def _scale(typing_context: Any, value: Any, rounded: Any) -> Any:
+@emits(lambda value, rounded: types.float32(types.float32, types.float32))
+def _scale_by_power_of_two(context: Any, builder: Any, signature: Any, value: Any, rounded: Any) -> Any:
     """value * 2^n, where ``rounded`` is n + ROUND_MAGIC and -150 <= n <= 129.
 
     Two factors, because 2^n itself may lie outside float32's normal range: subnormal results are rounded once.
     """
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        value, rounded = arguments
-        int32 = ir.IntType(32)
-        n = builder.sub(builder.bitcast(rounded, int32), int32(ROUND_MAGIC_BITS))
-        first = builder.ashr(n, int32(1))
-        for part in (first, builder.sub(n, first)):
-            power = builder.bitcast(builder.shl(builder.add(part, int32(127)), int32(23)), ir.FloatType())
-            value = builder.fmul(value, power)
-        return value
-
-    return types.float32(types.float32, types.float32), generate
+    int32 = ir.IntType(32)
+    n = builder.sub(builder.bitcast(rounded, int32), int32(ROUND_MAGIC_BITS))
+    first = builder.ashr(n, int32(1))
+    for part in (first, builder.sub(n, first)):
+        power = builder.bitcast(builder.shl(builder.add(part, int32(127)), int32(23)), ir.FloatType())
+        value = builder.fmul(value, power)
+    return value
 
 
-_scale_by_power_of_two: Any = intrinsic(_scale)
-
-
-def _power(typing_context: Any, rounded: Any) -> Any:
+@emits(lambda rounded: types.float32(types.float32))
+def _power_of_two(context: Any, builder: Any, signature: Any, rounded: Any) -> Any:
     """2^n, where ``rounded`` is n + BIASED_MAGIC and -127 <= n <= 128: 0 and infinity at the ends."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        int32 = ir.IntType(32)
-        field = builder.shl(builder.bitcast(arguments[0], int32), int32(23))
-        return builder.bitcast(field, ir.FloatType())
-
-    return types.float32(types.float32), generate
+    int32 = ir.IntType(32)
+    return builder.bitcast(builder.shl(builder.bitcast(rounded, int32), int32(23)), ir.FloatType())
 
 
-_power_of_two: Any = intrinsic(_power)
-
-
-def _maxnum(typing_context: Any, a: Any, b: Any) -> Any:
+@emits(lambda a, b: a(a, b) if a == b and a in (types.float32, types.float64) else None)
+def maxnum(context: Any, builder: Any, signature: Any, a: Any, b: Any) -> Any:
     """The larger of two floats of one type; if one is NaN the other, as C's ``fmax``.
 
     For the maximum of a row that is subtracted before exp: a NaN reaches the result through exp. A running ``max`` or
     comparison does not vectorise without the assumption that there are no NaNs, this does (ten times faster).
     """
-    if a != b or a not in (types.float32, types.float64):
-        return None
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        kind = arguments[0].type
-        function = builder.module.declare_intrinsic("llvm.maxnum", [kind], ir.FunctionType(kind, [kind, kind]))
-        return builder.call(function, arguments, fastmath=("nsz", "reassoc"))
-
-    return a(a, b), generate
-
-
-maxnum: Any = intrinsic(_maxnum)
+    kind = a.type
+    function = builder.module.declare_intrinsic("llvm.maxnum", [kind], ir.FunctionType(kind, [kind, kind]))
+    return builder.call(function, [a, b], fastmath=("nsz", "reassoc"))
 
 
 def _in_kernels(fn: Callable[..., Any], float32: Callable[..., Any], float64: Callable[..., Any] | None = None) -> None:
