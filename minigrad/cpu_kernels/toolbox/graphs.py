@@ -405,7 +405,8 @@ class HostGraph:
 
     def _add(self, node: Callable[[], bool | None]) -> None:
         if self._new:
-            self._nodes.append(Launches(self._new).run)
+            with self.pool.unused():  # earlier launches overwrite what is in the arena now
+                self._nodes.append(Launches(self._new).run)
             self._new = []
         self._nodes.append(node)
 
