@@ -2,6 +2,8 @@
 
 import itertools
 
+import numpy as np
+
 from . import comparison, elementwise
 from .platform.array import Array, empty, full
 from .platform.array import expand as expand
@@ -95,15 +97,7 @@ def pad(x: Array, widths: tuple[tuple[int, int], ...], value: float) -> Array:
 
 def diagonal(x: Array, offset: int, axis1: int, axis2: int) -> Array:
     """A view of the diagonal of two axes as a new last axis, writeable if ``x`` is."""
-    axis1, axis2 = axis1 % x.ndim, axis2 % x.ndim
-    down, right = max(-offset, 0), max(offset, 0)
-    n = max(min(x.shape[axis1] - down, x.shape[axis2] - right), 0)
-    rest = [i for i in range(x.ndim) if i not in (axis1, axis2)]
-    return x.view(
-        (*(x.shape[i] for i in rest), n),
-        (*(x.strides[i] for i in rest), x.strides[axis1] + x.strides[axis2]),
-        down * x.strides[axis1] + right * x.strides[axis2] if n else 0,
-    )
+    return x.seen(lambda a: np.diagonal(a, offset, axis1, axis2))
 
 
 # Triangles ------------------------------------------------------------------------------------------------------------

@@ -20,13 +20,12 @@ from minigrad.plain_kernels import random as plain
 
 from .platform import recording
 from .platform.toolbox import Array, Kernel, cuda, device_function, empty, kernel, libdevice, math
-from .pointwise.philox import HALF_WORD, LOW_WORD, philox_block, unit_float32
+from .pointwise.philox import HALF_WORD, philox_block, unit_float32
 from .ptx import ptx
 from .ptx.fours import each, storer_inside
 
 state: Callable[[int, int], Any] = plain.state
 ELEVEN = np.uint64(11)
-WORD = np.float64(2.0**-32)
 TOP_BIT = np.uint64(1 << 63)
 
 
@@ -57,11 +56,11 @@ def sort_key(low: Any, high: Any) -> Any:
     return np.int64(word64(low, high) ^ TOP_BIT)
 
 
-def _of_words(name: str, word: str, count: int, values_of: Any, registers: int = 32) -> Kernel:
+def _of_words(name: str, word: str, count: int, values_of: Any) -> Kernel:
     """The kernel of elements of which a thread makes ``count``, 4 or 2: ``values_of`` the four words of a block."""
     store = store_two if count == 2 else storer_inside(np.dtype(word).itemsize)
 
-    @kernel(f"{word}*, int64, uint64 x2", registers=registers, name=name)
+    @kernel(f"{word}*, int64, uint64 x2", registers=32, name=name)
     def draw_words(y: Any, n: Any, seed: Any, offset: Any) -> None:
         block = cuda.grid(1)
         if count * block < n:
@@ -76,20 +75,26 @@ def _pairs(function: Any) -> Any:
 
 
 @device_function
-def box_muller(u: Any, v: Any) -> Any:
+def box_muller(u: Any, v: Any, word: Any) -> Any:
     """Two normal float64 of two words: r cos(t), r sin(t), r = sqrt(-2 log((u + 1/2) w)), t = 2 pi v w, w = 2^-32."""
-    radius = math.sqrt(-2.0 * math.log((np.float64(u) + 0.5) * WORD))
-    half_turns = 2.0 * WORD * np.float64(v)  # cospi needs no reduction of large angles, which takes local memory
+    radius = math.sqrt(-2.0 * math.log((np.float64(u) + 0.5) * word))
+    half_turns = 2.0 * word * np.float64(v)  # cospi needs no reduction of large angles, which takes local memory
     return radius * libdevice.cospi(half_turns), radius * libdevice.sinpi(half_turns)
 
 
 def _normal(real: Any) -> Kernel:
-    @device_function
-    def four(words):
-        (a, b), (c, d) = box_muller(words[0], words[1]), box_muller(words[2], words[3])
-        return real(a), real(b), real(c), real(d)
+    dtype, store = real.__name__, storer_inside(np.dtype(real).itemsize)
 
-    return _of_words(f"normal_{real.__name__}", real.__name__, 4, four, registers=64)
+    @kernel(f"{dtype}*, int64, uint64 x2, float64", registers=64, of=dtype)
+    def normal(y: Any, n: Any, seed: Any, offset: Any, word: Any) -> None:
+        """``word``: 2^-32, an argument because it is of float64, in which a kernel computes only if it says so."""
+        block = cuda.grid(1)
+        if 4 * block < n:
+            a, b, c, d = philox_block(np.uint64(block), seed, offset)
+            (z0, z1), (z2, z3) = box_muller(a, b, word), box_muller(c, d, word)
+            store(y, 4 * block, n, (real(z0), real(z1), real(z2), real(z3)))
+
+    return normal
 
 
 bits: Kernel = _of_words("bits", "uint32", 4, device_function(lambda words: words))
@@ -99,23 +104,13 @@ sort_keys: Kernel = _of_words("sort_keys", "int64", 2, _pairs(sort_key))
 _NORMAL = {np.dtype(real): _normal(real) for real in (np.float32, np.float64)}
 
 
-@device_function
-def high_product(word: Any, span: Any) -> Any:
-    """floor(word * span / 2^64), by the schoolbook product of 32-bit halves."""
-    span_low, span_high = span & LOW_WORD, span >> HALF_WORD
-    low_low = (word & LOW_WORD) * span_low
-    middle = (word >> HALF_WORD) * span_low + (low_low >> HALF_WORD)
-    other = (word & LOW_WORD) * span_high + (middle & LOW_WORD)
-    return (word >> HALF_WORD) * span_high + (middle >> HALF_WORD) + (other >> HALF_WORD)
-
-
 @kernel("int64*, int64, uint64 x4", registers=40)
 def integers_int64(y: Any, n: Any, seed: Any, offset: Any, low: Any, span: Any) -> None:
     block = cuda.grid(1)
     if 2 * block < n:
         a, b, c, d = philox_block(np.uint64(block), seed, offset)
-        first, second = high_product(word64(a, b), span), high_product(word64(c, d), span)
-        store_two(y, 2 * block, n, (np.int64(low + first), np.int64(low + second)))
+        first, second = libdevice.umul64hi(word64(a, b), span), libdevice.umul64hi(word64(c, d), span)
+        store_two(y, 2 * block, n, (np.int64(low + np.uint64(first)), np.int64(low + np.uint64(second))))
 
 
 # Launchers ------------------------------------------------------------------------------------------------------------
@@ -148,7 +143,7 @@ def uniform(shape: int | tuple[int, ...], dtype: Any, seed: int, offset: int) ->
 def normal(shape: int | tuple[int, ...], dtype: Any, seed: int, offset: int) -> Array:
     """Standard normal, float32 or float64: the same float64 numbers, rounded. One word for each element; |z| < 6.8."""
     y = empty(shape, dtype)
-    return draw(_NORMAL[y.dtype], y, 4, seed, offset)
+    return draw(_NORMAL[y.dtype], y, 4, seed, offset, 2.0**-32)
 
 
 def integers(low: int, high: int, shape: int | tuple[int, ...], seed: int, offset: int) -> Array:

@@ -43,30 +43,28 @@ def halve(values: Any, t: Any) -> None:
         half //= 2
 
 
-@kernel("float32* x2, int64", registers=16)
-def tree(x: Any, y: Any, n: Any) -> None:
-    """y[b] = the sum of the 256 values of block b."""
-    values = cuda.shared.array(THREADS, np.float32)
-    t = cuda.threadIdx.x
-    i = np.int64(cuda.blockIdx.x) * THREADS + t
-    values[t] = x[i] if i < n else np.float32(0)
-    cuda.syncthreads()
-    halve(values, t)
-    if t == 0:
-        y[cuda.blockIdx.x] = values[0]
+def _by_halves(name: str, count: int) -> Kernel:
+    """Steps 2 and 3, which differ in how many values a thread brings: 1, or the sum of 2."""
+
+    @kernel("float32* x2, int64", registers=16, name=name)
+    def sums(x: Any, y: Any, n: Any) -> None:
+        values = cuda.shared.array(THREADS, np.float32)
+        t = cuda.threadIdx.x
+        i = np.int64(cuda.blockIdx.x) * (count * THREADS) + t
+        total = x[i] if i < n else np.float32(0)
+        if count == 2:
+            total += x[i + THREADS] if i + THREADS < n else np.float32(0)
+        values[t] = total
+        cuda.syncthreads()
+        halve(values, t)
+        if t == 0:
+            y[cuda.blockIdx.x] = values[0]
+
+    return sums
 
 
-@kernel("float32* x2, int64", registers=16)
-def add_while_loading(x: Any, y: Any, n: Any) -> None:
-    """y[b] = the sum of the 512 values of block b."""
-    values = cuda.shared.array(THREADS, np.float32)
-    t = cuda.threadIdx.x
-    i = np.int64(cuda.blockIdx.x) * (2 * THREADS) + t
-    values[t] = (x[i] if i < n else np.float32(0)) + (x[i + THREADS] if i + THREADS < n else np.float32(0))
-    cuda.syncthreads()
-    halve(values, t)
-    if t == 0:
-        y[cuda.blockIdx.x] = values[0]
+tree: Kernel = _by_halves("tree", 1)
+add_while_loading: Kernel = _by_halves("add_while_loading", 2)
 
 
 @kernel("float32* x2, int64", registers=24)

@@ -157,6 +157,11 @@ class DeviceArray:
             return copy(self).reshape(sizes)
         return self.view(found.shape, found.strides)
 
+    def seen(self, view: Callable[[np.ndarray], np.ndarray]) -> DeviceArray:
+        """The view that NumPy makes of such an array; it must not be a scalar, whose value NumPy would read."""
+        found = view(_ghost(self))
+        return self.view(found.shape, found.strides, found.ctypes.data - self.pointer if found.size else 0)
+
     def transpose(self, *axes: int) -> DeviceArray:
         """The dimensions in another order (default: reversed); a view."""
         order = axes or tuple(reversed(range(self.ndim)))
@@ -179,8 +184,7 @@ class DeviceArray:
         for part in parts:
             if not (part is None or part is Ellipsis or isinstance(part, int | np.integer | slice)):
                 raise TypeError(f"a DeviceArray is indexed by integers, slices, None and Ellipsis, not {part!r}")
-        found = _ghost(self)[parts if Ellipsis in parts else (*parts, ...)]  # so never a scalar, which would be read
-        return self.view(found.shape, found.strides, found.ctypes.data - self.pointer if found.size else 0)
+        return self.seen(lambda x: x[parts if Ellipsis in parts else (*parts, ...)])  # so never a scalar
 
     # Arithmetic -------------------------------------------------------------------------------------------------------
 

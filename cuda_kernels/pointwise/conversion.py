@@ -56,7 +56,7 @@ def _truth(x: Any) -> Any:
 def _to_odd(x: Any) -> Any:
     """float64 to float32 so that rounding it to float16 is as rounding once: what is inexact gets odd bits."""
     y = libdevice.double2float_rz(x)
-    return y if np.float64(y) == x or x != x else ptx.int_as_float(ptx.float_as_int(y) | np.int32(1))
+    return y if np.float64(y) == x or x != x else libdevice.int_as_float(libdevice.float_as_int(y) | np.int32(1))
 
 
 def _then(first: Convert, second: Convert) -> Convert:

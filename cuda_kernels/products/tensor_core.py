@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from ..platform.memory import TENSOR_CORES
-from ..platform.toolbox import Array, Kernel, cuda, device_function, empty, expand, kernel
+from ..platform.toolbox import Array, Kernel, cuda, device_function, empty, expand, kernel, libdevice
 from ..ptx import ptx
 from ..rowwise.strided_copy import copy_into
 from .epilogue import PAIRS, finish4, store_of, target
@@ -126,7 +126,7 @@ def _slices(kind: str, itemsize: int, side: int) -> tuple[Any, Any, Any, Any]:
 
     @device_function
     def rounded(word):
-        return ptx.round_tf32(ptx.int_as_float(word)) if itemsize == 4 else word
+        return ptx.round_tf32(libdevice.int_as_float(word)) if itemsize == 4 else word
 
     @device_function
     def fragment(memory, base, offset, o, step, lane):

@@ -13,7 +13,6 @@ these have their names here:
   to global memory.
 * ``float16_to_float(bits)``, ``bfloat16_to_float(bits)``: uint16 bits to float32.
 * ``float_to_float16(x)``, ``float_to_bfloat16(x)``: float32 to uint16 bits, to nearest even; NaN stays NaN.
-* ``float_as_int(x)``, ``int_as_float(i)``: the bits of a float32 as int32, and back.
 * ``exp2_approx(x)``: 2^x of float32, one instruction of the special function unit (2 ulp).
 * ``atomic_max(p, i, x)``, ``atomic_min``: on signed integers of global memory, where any order gives the same result.
 

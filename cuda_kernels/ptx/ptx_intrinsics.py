@@ -160,18 +160,6 @@ def float_to_bfloat16(builder: Any, value: Any) -> Any:
     return builder.trunc(builder.select(is_nan, quiet, rounded), I16)
 
 
-@conversion(types.int32, types.float32)
-def float_as_int(builder: Any, value: Any) -> Any:
-    """The bits of float32 ``x``."""
-    return builder.bitcast(value, I32)
-
-
-@conversion(types.float32, types.int32)
-def int_as_float(builder: Any, value: Any) -> Any:
-    """The float32 of these bits."""
-    return builder.bitcast(value, F32)
-
-
 def atomic(operation: str) -> Any:
     """An atomic read-modify-write of an element of signed integers in global memory."""
 

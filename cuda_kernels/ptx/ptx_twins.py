@@ -73,16 +73,6 @@ def float_to_bfloat16(x: Any) -> np.uint16:
     return np.uint16(np.asarray(np.float32(x)).astype(ml_dtypes.bfloat16).view(np.uint16).item())
 
 
-def float_as_int(x: Any) -> np.int32:
-    """The bits of float32 ``x``."""
-    return np.float32(x).view(np.int32)
-
-
-def int_as_float(i: Any) -> np.float32:
-    """The float32 of these bits."""
-    return np.int32(i).view(np.float32)
-
-
 def exp2_approx(x: Any) -> np.float32:
     """2^x."""
     return np.exp2(np.float32(x))

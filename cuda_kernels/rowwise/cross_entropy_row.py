@@ -91,10 +91,7 @@ def row_passes(real: Any, cached: bool) -> Passes:
         return low
 
     @device_function
-    def gradient(
-        x: Any, base: Any, cache: Any, dx: Any, C: Any, vectors: Any, w: Any, lse: Any,
-        scale: Any, spread: Any, target: Any, on_target: Any, spread_by_weight: Any,
-    ) -> None:  # fmt: skip
+    def gradient(x, base, cache, dx, C, vectors, w, lse, scale, spread, target, on_target, spread_by_weight):
         """dx = scale e^(x - lse) - spread (times w), less on_target at the target; 0 where the target is -1."""
         if target < 0:
             for j in range(cuda.threadIdx.x, C, cuda.blockDim.x):

@@ -38,25 +38,19 @@ def multiply(x: Any, y: Any) -> Any:
 _LOADS = {2: ptx.load_constant2, 4: ptx.load_constant4, 16: ptx.load_constant16}
 
 
+def _tree(width: int, combine: Any, wide: Any) -> Any:
+    """The device function that combines ``width`` values (a power of 2) in pairs, these in pairs, ..."""
+    if width == 1:
+        return device_function(lambda v: wide(v[0]))
+    half, middle = _tree(width // 2, combine, wide), width // 2
+    return device_function(lambda v: combine(half(v[:middle]), half(v[middle:])))
+
+
 def _fold(name: str, word: str, target: str, wide: Any, combine: Any, identity: Any) -> Fold:
     """``word`` and ``target``: of a kernel's signature, from which and to which; ``wide``: the dtype of the results."""
     width = {"bits8": 16, "int32": 4, "float32": 4}.get(word, 2)
     load, of_row, of_column = _LOADS[width], across_block(combine, again=False), down_column(combine)
-
-    @device_function
-    def pair(v: Any) -> Any:
-        return combine(wide(v[0]), wide(v[1]))
-
-    @device_function
-    def four(v: Any) -> Any:
-        return combine(combine(wide(v[0]), wide(v[1])), combine(wide(v[2]), wide(v[3])))
-
-    @device_function
-    def sixteen(v: Any) -> Any:
-        low = combine(four(v[0:4]), four(v[4:8]))
-        return combine(low, combine(four(v[8:12]), four(v[12:16])))
-
-    within = {2: pair, 4: four, 16: sixteen}[width]
+    within = _tree(width, combine, wide)
 
     @kernel(
         f"{word}*, {target}*, int64 x3, int32", registers=48, name=f"{name}_rows_{word}_{target}", vector_loads=True

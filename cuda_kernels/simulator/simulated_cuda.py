@@ -126,6 +126,9 @@ class _Libdevice:
     exp2, exp2f, fmod, fmodf = np.exp2, np.exp2, np.fmod, np.fmod
     fmul_rn, dmul_rn = np.multiply, np.multiply
     fast_fdividef = np.divide
+    float_as_int = staticmethod(lambda x: np.float32(x).view(np.int32))
+    int_as_float = staticmethod(lambda i: np.int32(i).view(np.float32))
+    umul64hi = staticmethod(lambda x, y: np.uint64(int(x) * int(y) >> 64))
 
     @staticmethod
     def double2float_rz(x: Any) -> Any:
