@@ -27,6 +27,7 @@ from .rowwise.fold import fold
 from .rowwise.index_arrays import find_outside, harmless
 from .rowwise.rows import aligned, ceil_div, power_of_two
 
+Options = tuple[int, float, Array | None]  # ignore_index, label_smoothing, class_weight (C,)
 LONG_ROW_THREADS = 1024  # threads for a row of more than LONG_ROW elements
 LONG_ROW = 16384
 SHARED = (16 << 10, 96 << 10, 200 << 10)  # bytes for a row: many blocks, two blocks, one block on a multiprocessor
@@ -114,20 +115,17 @@ def _weights(class_weight: Array | None, x: Array) -> tuple[Array, Array, int]:
     return weight, fold("sum", weight, 1, weight.size, 1, x.dtype), 1
 
 
-def forward(
-    logits: Array, targets: Array, ignore_index: int, label_smoothing: float, class_weight: Array | None
-) -> tuple[Array, Array]:
-    """logits (N, C) float32 or float64, targets (N,) int64 (checked), class_weight (C,) -> losses (N,), lse (N,)."""
+def forward(logits: Array, targets: Array, options: Options) -> tuple[Array, Array]:
+    """logits (N, C) float32 or float64, targets (N,) int64 (checked) -> losses (N,), lse (N,)."""
     x = contiguous(logits)
     outputs = empty(len(x), x.dtype, x.device), empty(len(x), x.dtype, x.device)
-    options = ignore_index, label_smoothing, class_weight
     _launch(_FORWARD[x.dtype], _block(*x.shape), x, x, targets, outputs, x, options)
     return outputs
 
 
 def _launch(
     chosen: Kernel, threads: tuple[int, int], dlosses: Array, x: Array, targets: Array,
-    outputs: tuple[Array, Array], dx: Array, options: tuple[int, float, Array | None],
+    outputs: tuple[Array, Array], dx: Array, options: Options,
 ) -> None:  # fmt: skip
     """Start one of the kernels. ``outputs``: losses, which the gradient alone does not need, and lse."""
     (N, C), (ignore_index, label_smoothing, class_weight) = x.shape, options
@@ -137,21 +135,17 @@ def _launch(
     chosen.launch(ceil_div(N, threads[1]), *pointers, N, C, *numbers, threads=threads)
 
 
-def backward(
-    dlosses: Array, logits: Array, targets: Array, lse: Array,
-    ignore_index: int, label_smoothing: float, class_weight: Array | None,
-) -> Array:  # fmt: skip
+def backward(dlosses: Array, logits: Array, targets: Array, lse: Array, options: Options) -> Array:
     """dlosses (N,), the gradient of each row's loss, and the inputs and lse of ``forward`` -> dlogits (N, C)."""
-    x, options = contiguous(logits), (ignore_index, label_smoothing, class_weight)
+    x = contiguous(logits)
     dx = empty(x.shape, x.dtype, x.device)
     _launch(_BACKWARD[x.dtype], _block(*x.shape), contiguous(dlosses), x, targets, (lse, lse), dx, options)
     return dx
 
 
 def forward_backward(
-    dlosses: Array, logits: Array, targets: Array,
-    ignore_index: int, label_smoothing: float, class_weight: Array | None, dlogits: Array | None = None,
-) -> tuple[Array, Array, Array]:  # fmt: skip
+    dlosses: Array, logits: Array, targets: Array, options: Options, dlogits: Array | None = None
+) -> tuple[Array, Array, Array]:
     """``forward`` and ``backward`` in one pass over the logits -> losses (N,), lse (N,), dlogits (N, C).
 
     ``dlosses`` (N,) must be known before: 1 for the sum, 1 / N for the mean. ``dlogits`` (contiguous, of logits' shape
@@ -164,7 +158,6 @@ def forward_backward(
     limit = _shared_limit(x.device)
     chosen = _FUSED[x.dtype][next((n for n in SHARED if C * x.itemsize <= n <= limit), 0)]
     outputs = empty(len(x), x.dtype, x.device), empty(len(x), x.dtype, x.device)
-    options = ignore_index, label_smoothing, class_weight
     _launch(chosen, _block(1, C), contiguous(dlosses), x, targets, outputs, dx, options)
     return *outputs, dx
 

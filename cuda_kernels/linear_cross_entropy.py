@@ -38,10 +38,10 @@ def forward(
         logits = linear.forward(part, weight)
         logits = logits if half is None else cast(logits, real)
         if True not in needs:
-            losses.append(cross_entropy.forward(logits, labels, *options)[0])
+            losses.append(cross_entropy.forward(logits, labels, options)[0])
             continue
         dlosses = full((part.shape[0],), _unit(half), real)
-        found, _, dlogits = cross_entropy.forward_backward(dlosses, logits, labels, *options, dlogits=logits)
+        found, _, dlogits = cross_entropy.forward_backward(dlosses, logits, labels, options, dlogits=logits)
         losses.append(found)
         del logits
         dlogits = dlogits if half is None else cast(dlogits, half)

@@ -226,7 +226,7 @@ def _samples() -> Iterator[tuple[str, Callable[[], object]]]:
         ("group_norm.forward", (x[None], row, row, 4, 1e-5)),
         ("batch_norm.statistics", (x[None],)),
         ("rope.rotate", (x, x[:, :12], x[:, 12:], False)),
-        ("cross_entropy.forward", (x, rows, -100, 0.0, None)),
+        ("cross_entropy.forward", (x, rows, (-100, 0.0, None))),
         ("linear_cross_entropy.forward", (x, y, rows, -100, 24.0, (True, True))),
         ("attention.forward", (q, q, q, (True, 0.125, 0.0, 0, 0))),
     ]

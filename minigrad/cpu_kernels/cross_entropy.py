@@ -19,6 +19,8 @@ import math
 import numpy as np
 from numba.core import types
 
+from ..plain_kernels.losses import Options
+from ..plain_kernels.losses import cross_entropy as plain
 from .embedding import _within
 from .softmax import SUM_BLOCK, row_max
 from .toolbox.jit import kernel
@@ -187,10 +189,7 @@ def check_targets(targets: np.ndarray, classes: int, ignore_index: int) -> int:
 
     ``forward`` and ``backward`` index with the targets unchecked: call this first.
     """
-    if _within(targets, classes):
-        return -1
-    bad = ((targets < 0) | (targets >= classes)) & (targets != ignore_index)
-    return int(bad.argmax()) if bad.any() else -1
+    return -1 if _within(targets, classes) else plain.check_targets(targets, classes, ignore_index)
 
 
 FUSED_ROWS = StageKernel(
@@ -201,57 +200,38 @@ FUSED_ROWS = StageKernel(
 )  # fmt: skip
 
 
-def _arguments(
-    targets: np.ndarray, ignore_index: int, label_smoothing: float, class_weight: np.ndarray | None, dtype: np.dtype
-) -> tuple[np.ndarray, int, float, np.ndarray]:
+def _arguments(targets: np.ndarray, options: Options, dtype: np.dtype) -> tuple[np.ndarray, int, float, np.ndarray]:
+    ignore_index, label_smoothing, class_weight = options
     weight = np.empty(0, dtype) if class_weight is None else np.ascontiguousarray(class_weight, dtype)
     return np.ascontiguousarray(targets), int(ignore_index), float(label_smoothing), weight
 
 
-def forward(
-    logits: np.ndarray,
-    targets: np.ndarray,
-    ignore_index: int,
-    label_smoothing: float,
-    class_weight: np.ndarray | None,
-) -> tuple[np.ndarray, np.ndarray]:
-    """logits (N, C) float32 or float64, targets (N,) int64 (checked), class_weight (C,) -> losses (N,), lse (N,)."""
+def forward(logits: np.ndarray, targets: np.ndarray, options: Options) -> tuple[np.ndarray, np.ndarray]:
+    """logits (N, C) float32 or float64, targets (N,) int64 (checked) -> losses (N,), lse (N,)."""
     N, C = logits.shape
     losses, lse = np.empty(N, logits.dtype), np.empty(N, logits.dtype)
     logits = np.ascontiguousarray(logits)
-    arguments = _arguments(targets, ignore_index, label_smoothing, class_weight, logits.dtype)
+    arguments = _arguments(targets, options, logits.dtype)
     _forward.launch(logits.dtype, tasks_of_rows(N, C, TASK_ELEMENTS), logits, *arguments, losses, lse)
     return losses, lse
 
 
 def backward(
-    dlosses: np.ndarray,
-    logits: np.ndarray,
-    targets: np.ndarray,
-    lse: np.ndarray,
-    ignore_index: int,
-    label_smoothing: float,
-    class_weight: np.ndarray | None,
+    dlosses: np.ndarray, logits: np.ndarray, targets: np.ndarray, lse: np.ndarray, options: Options
 ) -> np.ndarray:
     """dlosses (N,), the gradient of each row's loss, and the inputs and lse of ``forward`` -> dlogits (N, C)."""
     N, C = logits.shape
     dlogits = np.empty((N, C), logits.dtype)
     logits = np.ascontiguousarray(logits)
     dlosses, lse = (np.ascontiguousarray(x, logits.dtype) for x in (dlosses, lse))
-    targets, *options = _arguments(targets, ignore_index, label_smoothing, class_weight, logits.dtype)
+    targets, *rest = _arguments(targets, options, logits.dtype)
     tasks = tasks_of_rows(N, C, TASK_ELEMENTS)
-    _backward.launch(logits.dtype, tasks, dlosses, logits, targets, lse, *options, dlogits)
+    _backward.launch(logits.dtype, tasks, dlosses, logits, targets, lse, *rest, dlogits)
     return dlogits
 
 
 def forward_backward(
-    dlosses: np.ndarray,
-    logits: np.ndarray,
-    targets: np.ndarray,
-    ignore_index: int,
-    label_smoothing: float,
-    class_weight: np.ndarray | None,
-    dlogits: np.ndarray | None = None,
+    dlosses: np.ndarray, logits: np.ndarray, targets: np.ndarray, options: Options, dlogits: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """``forward`` and ``backward`` in one pass over the logits -> losses (N,), lse (N,), dlogits (N, C).
 
@@ -266,7 +246,7 @@ def forward_backward(
         raise ValueError(
             f"dlogits must be a contiguous {logits.dtype} array of shape {logits.shape}, got {dx.dtype} {dx.shape}"
         )
-    arguments = _arguments(targets, ignore_index, label_smoothing, class_weight, logits.dtype)
+    arguments = _arguments(targets, options, logits.dtype)
     tasks = 1 if dx.size <= TASK_ELEMENTS else min(N, get_num_threads())
     of_rows, logits = FUSED_ROWS.address(dx.dtype), np.ascontiguousarray(logits)
     _fused.launch(dx.dtype, tasks, of_rows, dlosses, logits, dx, *arguments, losses, lse)

@@ -86,9 +86,9 @@ def forward(
         part, labels = x[here], targets[here]
         logits = linear.forward(part, weight)
         if True not in needs:
-            losses.append(cross_entropy.forward(logits, labels, *options)[0])
+            losses.append(cross_entropy.forward(logits, labels, options)[0])
             continue
-        found, _, dlogits = cross_entropy.forward_backward(dlosses[here], logits, labels, *options, dlogits=logits)
+        found, _, dlogits = cross_entropy.forward_backward(dlosses[here], logits, labels, options, dlogits=logits)
         dpart, first, _ = linear.backward(dlogits, part, weight, (needs[0], needs[1] and dweight is None, False))
         if dweight is not None:
             linear.add_weight_gradient(dweight, dlogits, part)

@@ -17,7 +17,7 @@ class CrossEntropy(Function):
 
     def forward(self, logits: Any, targets: Any, *, options: tuple[Any, ...], divisor: Any = None) -> Any:
         k = self.kernels
-        losses, lse = k.cross_entropy.forward(logits, targets, *options)
+        losses, lse = k.cross_entropy.forward(logits, targets, options)
         self.saved = (logits, targets, lse, options, divisor)
         return losses if divisor is None else k.elementwise.div(k.reduce.sum(losses, (0,), False), divisor)
 
@@ -26,4 +26,4 @@ class CrossEntropy(Function):
         k = self.kernels
         if divisor is not None:
             dlosses = k.movement.expand(k.elementwise.div(dlosses, divisor), lse.shape)
-        return k.cross_entropy.backward(k.contiguous(dlosses), logits, targets, lse, *options), None
+        return k.cross_entropy.backward(k.contiguous(dlosses), logits, targets, lse, options), None

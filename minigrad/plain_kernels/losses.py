@@ -7,7 +7,7 @@ import numpy as np
 from .elementwise import quiet
 from .transformer import linear
 
-Pair = tuple[np.ndarray, np.ndarray]
+Options = tuple[int, float, np.ndarray | None]  # ignore_index, label_smoothing, class_weight (C,)
 
 
 class cross_entropy:
@@ -26,50 +26,35 @@ class cross_entropy:
         return int(bad.argmax()) if bad.any() else -1
 
     @quiet
-    def forward(
-        logits: np.ndarray,
-        targets: np.ndarray,
-        ignore_index: int,
-        label_smoothing: float,
-        class_weight: np.ndarray | None,
-    ) -> Pair:
-        """logits (N, C) float32 or float64, targets (N,) int64 (checked), class_weight (C,) -> losses and lse (N,)."""
+    def forward(logits: np.ndarray, targets: np.ndarray, options: Options) -> tuple[np.ndarray, np.ndarray]:
+        """logits (N, C) float32 or float64, targets (N,) int64 (checked) -> losses and lse (N,)."""
         top = logits.max(1, initial=-np.inf)
         lse = top + np.log(np.exp(logits - top[:, None]).sum(1))
-        wanted = _wanted(logits, targets, ignore_index, label_smoothing, class_weight)
+        wanted = _wanted(logits, targets, options)
         # 0 * infinity is 0 here: a class that nothing asks for adds nothing.
         losses = np.where(wanted == 0, 0, wanted * (lse[:, None] - logits)).sum(1, dtype=logits.dtype)
         return losses, lse
 
     @quiet
     def backward(
-        dlosses: np.ndarray,
-        logits: np.ndarray,
-        targets: np.ndarray,
-        lse: np.ndarray,
-        ignore_index: int,
-        label_smoothing: float,
-        class_weight: np.ndarray | None,
+        dlosses: np.ndarray, logits: np.ndarray, targets: np.ndarray, lse: np.ndarray, options: Options
     ) -> np.ndarray:
         """dlosses (N,), the gradient of each row's loss, and the inputs and lse of ``forward`` -> dlogits (N, C)."""
-        wanted = _wanted(logits, targets, ignore_index, label_smoothing, class_weight)
+        wanted = _wanted(logits, targets, options)
         p = np.exp(logits - lse[:, None])
         dx = dlosses[:, None] * (p * wanted.sum(1, keepdims=True) - wanted)
-        return np.where((targets == ignore_index)[:, None], 0, dx).astype(logits.dtype, copy=False)
+        return np.where((targets == options[0])[:, None], 0, dx).astype(logits.dtype, copy=False)
 
     def forward_backward(
         dlosses: np.ndarray,
         logits: np.ndarray,
         targets: np.ndarray,
-        ignore_index: int,
-        label_smoothing: float,
-        class_weight: np.ndarray | None,
+        options: Options,
         dlogits: np.ndarray | None = None,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Both -> losses (N,), lse (N,), dlogits (N, C), which is written to ``dlogits`` if given."""
-        options = ignore_index, label_smoothing, class_weight
-        losses, lse = cross_entropy.forward(logits, targets, *options)
-        dx = cross_entropy.backward(dlosses, logits, targets, lse, *options)
+        losses, lse = cross_entropy.forward(logits, targets, options)
+        dx = cross_entropy.backward(dlosses, logits, targets, lse, options)
         if dlogits is None:
             return losses, lse, dx
         if dlogits.shape != dx.shape or dlogits.dtype != dx.dtype or not dlogits.flags.c_contiguous:
@@ -79,11 +64,9 @@ class cross_entropy:
         return losses, lse, dlogits
 
 
-def _wanted(
-    logits: np.ndarray, targets: np.ndarray, ignore_index: int, smoothing: float, class_weight: np.ndarray | None
-) -> np.ndarray:
+def _wanted(logits: np.ndarray, targets: np.ndarray, options: Options) -> np.ndarray:
     """q of the formulas, (N, C)."""
-    C = logits.shape[1]
+    C, (ignore_index, smoothing, class_weight) = logits.shape[1], options
     weights = np.ones(C, logits.dtype) if class_weight is None else class_weight
     on_target = (np.arange(C) == targets[:, None]).astype(logits.dtype)
     q = weights * ((1 - smoothing) * on_target + smoothing / max(C, 1))
@@ -109,11 +92,11 @@ class linear_cross_entropy:
         if x.dtype.itemsize == 2:
             x, weight = x.astype(np.float32), weight.astype(np.float32)
         logits, of_loss = linear.forward(x, weight), 1 / divisor if divisor else math.nan
-        losses, lse = cross_entropy.forward(logits, targets, ignore_index, 0.0, None)
+        losses, lse = cross_entropy.forward(logits, targets, (ignore_index, 0.0, None))
         if True not in needs:
             return losses, None, None
         dlosses = np.full(len(x), of_loss, x.dtype)
-        dlogits = cross_entropy.backward(dlosses, logits, targets, lse, ignore_index, 0.0, None)
+        dlogits = cross_entropy.backward(dlosses, logits, targets, lse, (ignore_index, 0.0, None))
         dx, dweight, _ = linear.backward(dlogits, x, weight, (*needs, False))
         return losses, dx, dweight
 

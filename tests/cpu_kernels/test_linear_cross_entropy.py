@@ -32,7 +32,7 @@ def test_bits_of_the_single_operations(sizes, dtype, special, threads, set_threa
     found = linear_cross_entropy._in_two_steps(x, weight, targets, IGNORED, np.full(len(x), 0.125, x.dtype))
     logits = linear.forward(x, weight)
     dlosses = np.full(len(x), 0.125, dtype)
-    losses, _, dlogits = cross_entropy.forward_backward(dlosses, logits, targets, IGNORED, 0.0, None)
+    losses, _, dlogits = cross_entropy.forward_backward(dlosses, logits, targets, (IGNORED, 0.0, None))
     dx, dweight, _ = linear.backward(dlogits, x, weight, (True, True, False))
     for name, a, b in zip(("losses", "dx", "dweight"), found, (losses, dx, dweight), strict=True):
         np.testing.assert_array_equal(a, b, err_msg=name)

@@ -66,7 +66,7 @@ def linear_layer(k, x, w, b, r, dy):
 
 @case((N,), (N, C), np.arange(N) % C)
 def cross_entropy_in_one_pass(k, dlosses, x, targets):
-    return k.cross_entropy.forward_backward(dlosses, x, targets, -100, 0.0, None)
+    return k.cross_entropy.forward_backward(dlosses, x, targets, (-100, 0.0, None))
 
 
 @case((B, H, T, D), (B, H, T, D), (B, H, T, D), (B, H, T, D))
@@ -105,9 +105,9 @@ def gelu(k, x, dy):
 def long_rows(k, x, w, b, dy):
     y, mean, rstd = k.layer_norm.forward(x, w, b, 1e-5)
     p, targets = k.softmax.forward(x, 1), np.array([5, 20_000])
-    losses, lse = k.cross_entropy.forward(x, targets, -100, 0.1, None)
+    losses, lse = k.cross_entropy.forward(x, targets, (-100, 0.1, None))
     dlosses = np.ones_like(losses)
-    dx = k.cross_entropy.backward(dlosses, x, targets, lse, -100, 0.1, None)
+    dx = k.cross_entropy.backward(dlosses, x, targets, lse, (-100, 0.1, None))
     return y, *k.layer_norm.backward(dy, x, w, mean, rstd), p, k.softmax.backward(dy, p, 1), losses, lse, dx
 
 
@@ -119,8 +119,8 @@ def softmax(k, x, dy):
 
 @case((N, C), (N,), np.random.default_rng(0).integers(0, C, N))
 def cross_entropy(k, x, dlosses, targets):
-    losses, lse = k.cross_entropy.forward(x, targets, -100, 0.1, None)
-    return losses, lse, k.cross_entropy.backward(dlosses, x, targets, lse, -100, 0.1, None)
+    losses, lse = k.cross_entropy.forward(x, targets, (-100, 0.1, None))
+    return losses, lse, k.cross_entropy.backward(dlosses, x, targets, lse, (-100, 0.1, None))
 
 
 @case((50, C), (N, C), np.random.default_rng(0).integers(0, 50, N))

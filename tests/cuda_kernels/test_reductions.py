@@ -164,13 +164,13 @@ def test_rows_longer_than_the_registers(dtype, C):
 
 def check_cross_entropy(x, dlosses, targets, smoothing=0.0, w=None):
     """Loss and gradient at once, over the logits themselves too: the results of the plain kernels, which it returns."""
-    losses, lse = plain.cross_entropy.forward(x, targets, -100, smoothing, w)
-    expected = losses, lse, plain.cross_entropy.backward(dlosses, x, targets, lse, -100, smoothing, w)
+    losses, lse = plain.cross_entropy.forward(x, targets, (-100, smoothing, w))
+    expected = losses, lse, plain.cross_entropy.backward(dlosses, x, targets, lse, (-100, smoothing, w))
     options = -100, smoothing, None if w is None else from_host(w)
     close = (2e-5, 2e-6) if x.dtype == np.float32 else (1e-12, 1e-12)
     d, logits, t = map(from_host, (dlosses, x, targets))
-    same(cross_entropy.forward_backward(d, logits, t, *options), expected, *close)
-    *_, found = cross_entropy.forward_backward(d, logits, t, *options, dlogits=logits)
+    same(cross_entropy.forward_backward(d, logits, t, options), expected, *close)
+    *_, found = cross_entropy.forward_backward(d, logits, t, options, dlogits=logits)
     assert found is logits
     same([logits], expected[2:], *close)
     return expected
@@ -203,8 +203,8 @@ def test_cross_entropy_in_one_pass_and_in_two(N, C, smoothing, weighted, order):
     w = 1 + normal(C, seed=3) ** 2 if weighted else None
     losses, lse, dx = check_cross_entropy(x, dlosses, targets, smoothing, w)
     t, options = from_host(targets), (-100, smoothing, None if w is None else from_host(w))
-    same(cross_entropy.forward(from_host(x), t, *options), (losses, lse))
-    same([cross_entropy.backward(from_host(dlosses), from_host(x), t, from_host(lse), *options)], [dx])
+    same(cross_entropy.forward(from_host(x), t, options), (losses, lse))
+    same([cross_entropy.backward(from_host(dlosses), from_host(x), t, from_host(lse), options)], [dx])
 
 
 def test_a_row_too_long_for_shared_memory_is_read_twice(monkeypatch):

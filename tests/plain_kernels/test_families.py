@@ -128,9 +128,9 @@ CASES = {
     ),
     "embedding": Case(lambda k, w: k.embedding.forward(w, POSITIONS), embedding_gradient, ((6, 3),)),
     "cross-entropy": Case(
-        lambda k, x: k.cross_entropy.forward(x, TARGETS, *OPTIONS)[0],
+        lambda k, x: k.cross_entropy.forward(x, TARGETS, OPTIONS)[0],
         lambda k, dy, x: (
-            k.cross_entropy.backward(dy, x, TARGETS, k.cross_entropy.forward(x, TARGETS, *OPTIONS)[1], *OPTIONS),
+            k.cross_entropy.backward(dy, x, TARGETS, k.cross_entropy.forward(x, TARGETS, OPTIONS)[1], OPTIONS),
         ),
         ((4, 5),),
     ),
