@@ -369,7 +369,7 @@ def find_it_exceptions() -> list[str]:
 
 # The decorators of what Numba compiles: its length is that of straight-line arithmetic, its parameters are pointers.
 COMPILERS = {"njit", "jit", "kernel", "task_kernel", "parallel_kernel", "device_function", "intrinsic", "overload"}
-COMPILERS |= {"inline", "_device"}
+COMPILERS |= {"inline", "_device", "emits"}
 # Signatures that mirror those of another library.
 MIRRORED = {
     "minigrad/nn/functional.py:scaled_dot_product_attention": "PyTorch's",

@@ -1,5 +1,6 @@
 """Graphs: a launch does to the last bit what the program would have done, and says no where it could not."""
 
+import functools
 import gc
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -364,11 +365,10 @@ def test_captures_are_neither_nested_nor_repeated() -> None:
 
 @pytest.mark.parametrize("function", [lambda x: x * 1.5, lambda x: F.softmax(x, -1)])
 def test_memory_freed_within_the_capture_is_used_again_in_it(function: Callable[[mg.Tensor], mg.Tensor]) -> None:
-    x, graph = on_device(drawn(10, 300)), cuda.Graph(DEVICE)
+    x, p, graph = on_device(drawn(10, 300)), on_device(drawn(3)).requires_grad_(), cuda.Graph(DEVICE)
     with graph.capture():
-        y = x
-        for _ in range(10):
-            y = function(y)
+        y = functools.reduce(lambda y, again: again(y), [function] * 10, x)
+        optim.SGD([p], lr=0.1).step(mg.GradStore({p.id: p.detach()}))
     assert graph.pool_bytes <= 3 * 12224
     graph.replay()
     for _ in range(10):
