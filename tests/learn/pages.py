@@ -25,9 +25,8 @@ def filled(chapter: course.Chapter) -> str:
             source = "".join(made["source"])
             with contextlib.redirect_stdout(io.StringIO()):
                 printed[source] = code_blocks.run(source, f"{chapter.page.name}, notebook", namespace)
-            assert not source.startswith("check(") or printed[source].split() == [source[7:-2], "passed"], printed[
-                source
-            ]
+            said = printed[source].split()
+            assert not source.startswith("check(") or said == [source[7:-2], "passed"], printed[source]
 
     def block(match: re.Match[str]) -> str:
         shown, said = match["output"], printed[match["code"].strip("\n")]

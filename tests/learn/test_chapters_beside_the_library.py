@@ -1,12 +1,17 @@
-"""The solved chapters on rows of the library's own tests, in float64: its references' values, and its gradients."""
+"""The solved chapters on rows of the library's own tests, in float64: its references' values, and its gradients.
 
-import importlib
+With ``PYTHONPATH=FOLDER`` it takes the chapters of that folder, a learner's.
+"""
+
+import importlib.util
 
 import numpy as np
 import pytest
 
 import minigrad as mg
-from minigrad.learn.chapters import chapter_01, chapter_02, chapter_03, chapter_04
+
+HOME = "" if importlib.util.find_spec("chapter_04") else "minigrad.learn.chapters."
+chapter_01, chapter_02, chapter_03, chapter_04 = (importlib.import_module(f"{HOME}chapter_0{k}") for k in range(1, 5))
 
 ROWS = [  # a table of tests/ops, its row, the chapter's operation, made with the row's whole numbers; a scale of inputs
     *[("matmul", "matmul", chapter_02.MatMul, 1), ("softmax", "softmax--1", chapter_04.Softmax, 1)],

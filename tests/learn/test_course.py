@@ -56,13 +56,24 @@ def test_a_text_and_its_notebook_show_what_their_code_gives(number, tmp_path):
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr
 
 
+@pytest.mark.long(but=2)
+@pytest.mark.parametrize("number", course.chapters())
+def test_a_solved_notebook_passes_its_checks_in_jupyter(number, tmp_path):
+    client, formats = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    book = formats.reads(json.dumps(course.chapters()[number].notebook(course.chapters()[number].solution)), 4)
+    client.execute(book, cwd=tmp_path)
+    said = [cell.outputs[0].text.split() for cell in book.cells if cell.source.startswith("check(")]
+    assert said == [[item.number, "passed"] for item in course.chapters()[number].exercises]
+
+
 @pytest.mark.parametrize("number", course.chapters())
 def test_a_chapter_is_whole(number):
-    """Every exercise has a heading, two hints and three mistakes; a saved notebook is the learner's file."""
+    """Every exercise has a heading, two hints, three mistakes; code prints each drawing; a notebook is the file."""
     chapter = course.chapters()[number]
     assert re.findall(course.MARK, chapter.text) == [item.number for item in chapter.exercises]
     assert all(len(item.hints) >= 2 and len(item.wrong) >= 3 for item in chapter.exercises)
     assert 4 <= len(chapter.exercises) <= 8 and len(chapter.text.split()) <= 2500
+    assert not re.search(r"(?<!^```\n\n)^```text", chapter.text, re.MULTILINE)
     for item in chapter.exercises:
         assert item.library.startswith("because ") or course.library_lines(item.library)
     file = course.file_of_notebook(json.dumps(chapter.notebook(chapter.solution)))

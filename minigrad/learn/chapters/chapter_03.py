@@ -65,10 +65,12 @@ class Relu(Op):
     """z = x where x > 0, else 0."""
 
     def forward(self, x: Array) -> Array:
+        """x where it is positive, else 0. Keep in ``self`` where that was."""
         self.positive = x > 0
         return x * self.positive
 
     def backward(self, dz: Array) -> Array:
+        """dx: dz passes where x was positive."""
         return dz * self.positive
 
 

@@ -109,6 +109,11 @@ class Attention(Module):
         self.q, self.k, self.v, self.out = (Linear(rng, C, C) for _ in range(4))
 
     def forward(self, x: Tensor, cache: Cache | None = None) -> Tensor:
+        """(B, T, C) as (B, T, C).
+
+        ``q``, ``k`` and ``v`` of x are split into heads, a cache extends the keys and values, the heads' attention is
+        joined, and goes through ``out``.
+        """
         q, k, v = (split(layer(x), self.heads) for layer in (self.q, self.k, self.v))
         if cache is not None:
             k, v = cache.extend(k, v)
@@ -122,6 +127,7 @@ class Norm(Module):
         self.weight, self.bias = Tensor(np.ones(C), True), Tensor(np.zeros(C), True)
 
     def forward(self, x: Tensor) -> Tensor:
+        """The layer norm of x, times ``weight``, plus ``bias``."""
         return LayerNorm()(x) * self.weight + self.bias
 
 
@@ -133,6 +139,7 @@ class Block(Module):
         self.norm2, self.up, self.down = Norm(C), Linear(rng, C, 4 * C), Linear(rng, 4 * C, C)
 
     def forward(self, x: Tensor, cache: Cache | None = None) -> Tensor:
+        """x plus the attention of ``norm1`` of x; then that plus ``down`` of Relu of ``up`` of ``norm2`` of it."""
         x = x + self.attention(self.norm1(x), cache)
         return x + self.down(Relu()(self.up(self.norm2(x))))
 

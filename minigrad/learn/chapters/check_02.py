@@ -15,6 +15,8 @@ def exercise_1(my: Any) -> None:
     require([p for p, _ in z.inputs] == [x, y], "z = x * y\nz.inputs needs one pair for each of x and y, in this order")
     slopes = np.array([slope for _, slope in z.inputs])
     same("the derivatives of z = x * y by x and by y, for x = 3, y = 5", slopes, np.array([5.0, 3.0]))
+    z = my.Number(0.5).tanh()
+    same("z = tanh x for x = 0.5: z and its slope", np.array([z.value, z.inputs[0][1]]), np.array([0.462117, 0.786448]))
 
 
 def exercise_2(my: Any) -> None:
@@ -71,6 +73,8 @@ R = np.array([[2.0, -1.0], [4.0, 3.0]])
 def exercise_4(my: Any) -> None:
     same("Mul().forward, element by element", my.Mul().forward(S, R), S * R)
     check_backward(f"Mul of x = {S.tolist()}, y = {R.tolist()}", my.Mul, [S, R])
+    same(f"Tanh of {B.tolist()}", my.Tanh().forward(B), np.tanh(B))
+    check_backward(f"Tanh of {B.tolist()}", my.Tanh, [B])
 
 
 def exercise_5(my: Any) -> None:

@@ -59,6 +59,9 @@ def exercise_3(my: Any) -> None:
     for name in ("weight", "bias"):
         there = any(getattr(layer, name) is tensor for tensor in reached)
         require(there, f"the result gives {name} no gradient: compute with tensors and operations, not with .data")
+    signs = np.array([[1.0, -2.0], [-0.5, 3.0]])
+    same("Relu of [[1, -2], [-0.5, 3]]", my.Relu().forward(signs), np.maximum(signs, 0.0))
+    check_backward("Relu of [[1, -2], [-0.5, 3]]", my.Relu, [signs])
 
 
 def exercise_4(my: Any) -> None:

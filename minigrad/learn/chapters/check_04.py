@@ -92,6 +92,22 @@ def exercise_6(my: Any) -> None:
     want = 3 * (2 * (table[tokens] + places[2:5]) + 1) @ table.T
     same("the same after 2 tokens in the caches", model(tokens, caches).data, want)
     require(asked[-1] is caches[1], "block k gets caches[k]")
+    x, norm, part = numbers(1, 3, 4), my.Norm(4), my.Attention(np.random.default_rng(0), 4, 2)
+    norm.bias.data = np.arange(4.0)
+    same(
+        "Norm with weight 1 and bias [0, 1, 2, 3]", norm(my.Tensor(x)).data, my.LayerNorm().forward(x) + np.arange(4.0)
+    )
+    part.q = part.k = part.v = lambda y: y
+    part.out, cache, parts = (lambda y: y * 10.0), my.Cache(), my.split(my.Tensor(x), 2)
+    what = "Attention of 3 places, 2 heads; q, k and v give back what they get, and out multiplies by 10"
+    same(what, part(my.Tensor(x)).data, want := 10 * my.join(my.attention(parts, parts, parts)).data)
+    made = [part(my.Tensor(x[:, a:b]), cache).data for a, b in ((0, 2), (2, 3))]
+    same("the same, first 2 places and then 1, with a cache", np.concatenate(made, axis=1), want)
+    block = my.Block(np.random.default_rng(0), 1, 1)
+    block.norm1 = block.norm2 = lambda y: y * 3.0
+    block.attention, block.up, block.down = (lambda y, cache=None: y * 10.0), (lambda y: y - 100.0), lambda y: y * 100.0
+    what = "Block of 1 and 2: norms multiply by 3, attention by 10, down by 100; up subtracts 100"
+    same(what, block(my.Tensor(np.array([[[1.0], [2.0]]]))).data, np.array([[[31.0], [8662.0]]]))
 
 
 def exercise_7(my: Any) -> None:
