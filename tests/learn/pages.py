@@ -1,7 +1,6 @@
 """Run a chapter's solved notebook. ``python tests/learn/pages.py 2`` fills in what the code of its text prints.
 
-A block of ``text`` right below a block of ``python`` is what that code prints; ``# -> value`` is compared. Every check
-of the notebook passes.
+A block of ``text`` right below a block of ``python`` is what that code prints; ``# -> value`` is compared.
 """
 
 import contextlib
@@ -19,14 +18,10 @@ from minigrad.learn import course
 def filled(chapter: course.Chapter) -> str:
     """The text with what its code prints."""
     namespace: dict[str, object] = {"__name__": "__main__"}
-    printed = {}
-    for made in chapter.notebook(chapter.solution)["cells"]:
-        if made["cell_type"] == "code":
-            source = "".join(made["source"])
-            with contextlib.redirect_stdout(io.StringIO()):
-                printed[source] = code_blocks.run(source, f"{chapter.page.name}, notebook", namespace)
-            said = printed[source].split()
-            assert not source.startswith("check(") or said == [source[7:-2], "passed"], printed[source]
+    cells = chapter.notebook(chapter.solution)["cells"]
+    sources = ["".join(made["source"]) for made in cells if made["cell_type"] == "code"]
+    with contextlib.redirect_stdout(io.StringIO()):
+        printed = {source: code_blocks.run(source, f"{chapter.page.name}, notebook", namespace) for source in sources}
 
     def block(match: re.Match[str]) -> str:
         shown, said = match["output"], printed[match["code"].strip("\n")]

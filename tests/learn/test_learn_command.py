@@ -9,9 +9,7 @@ from minigrad.learn import command, course, judge, notebook
 
 
 def run(capsys, *arguments: object) -> tuple[int, str, str]:
-    code = command.main(list(map(str, arguments)))
-    shown = capsys.readouterr()
-    return code, shown.out, shown.err
+    return (command.main(list(map(str, arguments))), *capsys.readouterr())
 
 
 @pytest.fixture
