@@ -23,8 +23,9 @@ def python(*arguments: object, env=NOTHING, returncode: int | None = None, **opt
 
 @contextlib.contextmanager
 def writing(path):
-    """While the block runs, another process, whose number it gets, writes a run's metrics.jsonl."""
-    program = "import sys, minigrad.metrics_log as m; log = m.JsonLinesLog(sys.argv[1]); print(flush=True); input()"
+    """While the block runs, another process, whose number it gets and whose command has control characters, writes a
+    run's metrics.jsonl."""
+    program = "#\x1b\nimport sys, minigrad.metrics_log as m; log = m.JsonLinesLog(sys.argv[1]); print(flush=1); input()"
     with subprocess.Popen([sys.executable, "-c", program, path], stdin=-1, stdout=-1) as other:
         other.stdout.readline()
         yield other.pid

@@ -29,7 +29,6 @@ def test_records_are_visible_at_once_and_valid_json(tmp_path):
         log.write({"step": np.int64(2), "loss": np.array(0.5), "text": "ünï\nx", "flag": np.True_})
         first, second = strict(path)
     assert first == {"step": 1, "loss": 0.1, "nan": "NaN", "list": ["Infinity", "-Infinity"], "d": {"a": None}}
-    assert math.isnan(float(first["nan"]))
     assert second == {"step": 2, "loss": 0.5, "text": "ünï\nx", "flag": True}
     assert read_json_lines(path) == [first, second]
     with JsonLinesLog(path) as log:
@@ -116,7 +115,7 @@ def test_a_file_that_another_process_writes_is_refused_and_that_process_named(tm
     path = tmp_path / "metrics.jsonl"
     with writing(path) as pid:
         named = f"process {pid} " if sys.platform == "linux" else "another process"
-        raises(BlockingIOError, rf"{named}.*is writing it: .*metrics\.jsonl", lambda: JsonLinesLog(path))
+        raises(BlockingIOError, rf"{named}[ -~]*is writing it: .*metrics\.jsonl", lambda: JsonLinesLog(path))
     with JsonLinesLog(path) as first, JsonLinesLog(path) as again:  # a notebook's cell that runs twice
         first.write({"step": 1})
         again.write({"step": 2})

@@ -8,15 +8,16 @@ import dataclasses
 import difflib
 import itertools
 import math
+import os
 import re
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from minigrad.data import BytePairTokenizer, CharTokenizer
-from minigrad.device import CPU, Device
+from minigrad.device import Device
 from minigrad.dtypes import bfloat16, float16
 from minigrad.errors import NonNegativeInt, PositiveInt, check_fields
 from minigrad.models import GPT2, CausalLM, Llama
@@ -52,14 +53,19 @@ class ModelSection:
     tied: bool = True
     checkpoint_blocks: bool = False
 
-    def build(self, vocab_size: int, seq_len: int, device: Device = CPU) -> CausalLM:
-        """A new model, with weights from the default generator. ValueError for one that cannot be trained here."""
+    def build(self, vocab_size: int, seq_len: int, device: Device, say: Callable[[str], None]) -> CausalLM:
+        """A new model, with weights from the default generator: thousands of layers take a while, so ``say`` tells.
+
+        ValueError for one that cannot be trained here, on this rank and those beside it.
+        """
         sizes = {key: n for key, n in dataclasses.asdict(self).items() if key != "family" and n is not None}
         kind: type[CausalLM] = GPT2
         if self.family != "gpt2":
             kind, sizes = Llama, {"n_kv_head": self.n_head, "n_inner": 4 * self.n_embd, **sizes}
         config = kind.config_class(vocab_size, seq_len, **sizes)
-        check_model_fits(config, 16, device)  # weight, gradient, and two moments of AdamW, in float32
+        ranks = int(os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", 1)) if device.type == "cpu" else 1  # share the memory
+        least = check_model_fits(config, 16, device, ranks)  # weight, gradient, and AdamW's two moments, in float32
+        say(f"making a {self.family} of {self.n_layer:,} layers: at least {least} of memory for weights and moments")
         return kind(config)
 
 
@@ -245,9 +251,8 @@ def read_settings(path: str | Path, overrides: Mapping[str, str] | None = None) 
         raise SettingsError(f"{path} is no valid YAML: {' '.join(str(error).split())}") from error
     content = {} if content is None else content
     if isinstance(content, dict):
-        content = _overridden(
-            content, {key: _plain(yaml, Loader, key, text) for key, text in (overrides or {}).items()}
-        )
+        given = {key: _plain(yaml, Loader, key, text) for key, text in (overrides or {}).items()}
+        content = _overridden(content, given)
     settings = _section(Settings, content, "")
     _check(settings)
     return settings
@@ -329,13 +334,10 @@ def _section(kind: type[Section], named: Any, where: str) -> Section:
         if not dot:
             content[key] = value
             continue
-        if content.get(key) is None:
-            content[key] = {}
-        if not isinstance(content[key], dict):
-            raise SettingsError(
-                f"{key} is {_show(content[key])}, expected keys and values, of which {prefix}{name} is one"
-            )
-        content[key][rest] = value
+        section = {} if content.get(key) is None else content[key]
+        if not isinstance(section, dict):
+            raise SettingsError(f"{key} is {_show(section)}, expected keys and values, of which {prefix}{name} is one")
+        content[key] = {**section, rest: value}
     return kind(**{key: _value(hints[key], value, prefix + key) for key, value in content.items()})
 
 
@@ -378,9 +380,7 @@ def _check(settings: Settings) -> None:
     if m.family not in ("gpt2", "llama"):
         raise SettingsError(f"model.family is {m.family!r}, expected gpt2 or llama")
     if m.family == "gpt2" and m.n_kv_head is not None:
-        raise SettingsError(
-            f"model.n_kv_head is {m.n_kv_head}, but a gpt2 has as many as heads of queries: leave it out"
-        )
+        raise SettingsError(f"model.n_kv_head is {m.n_kv_head}, but a gpt2 has n_head of them: leave it out")
     try:
         check_fields(t)
         if t.mixed_precision not in (None, "bf16", "fp16"):

@@ -37,20 +37,22 @@ def free_memory(device: Device = CPU) -> int | None:
     return min(found, default=None)
 
 
-def check_model_fits(config: Any, bytes_each: int, device: Device = CPU) -> None:
-    """ValueError for a language model whose matrices, at so many bytes a number, are more than the free memory: the
-    embedding, and those that each layer has at least.
+def check_model_fits(config: Any, bytes_each: int, device: Device = CPU, ranks: int = 1) -> str:
+    """The least memory, in words, of a language model with so many bytes a number: of the embedding's matrix, and those
+    that each layer has at least, on each of the ranks that share it. ValueError where that is more than is free.
 
     What a file or a flag claims may be any integer: this takes no longer for a large one.
     """
     layer = 2 * config.head_size * (config.n_head + config.n_kv_head) + 2 * (config.n_inner or 4 * config.n_embd)
     least = config.n_embd * (config.vocab_size + config.n_layer * layer)
-    free, needed = free_memory(device), least * bytes_each + config.n_layer * BLOCK
+    free, needed = free_memory(device), ranks * (least * bytes_each + config.n_layer * BLOCK)
+    on = device if ranks == 1 else f"{device} for {ranks} ranks"
     if free is not None and needed > free:
         raise bad_value(
             f"{config.n_layer} layers of {config.n_embd} channels have at least {_billions(least)} "
-            f"billion parameters and need {in_words(needed)} of memory, of which {in_words(free)} are free on {device}"
+            f"billion parameters and need {in_words(needed)} of memory, of which {in_words(free)} are free on {on}"
         )
+    return in_words(needed)
 
 
 def in_words(count: int) -> str:
