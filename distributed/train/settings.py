@@ -29,6 +29,8 @@ from ..job.rendezvous import DistributedTrainConfig
 from .config import TrainingConfig
 
 Section = TypeVar("Section")
+# What PyYAML raises for a wrong !!tag, for 31 February, for a number of 5,000 digits, and for deep nesting.
+UNFIT = (ValueError, AttributeError, KeyError, TypeError, RecursionError)
 
 
 class SettingsError(ValueError):
@@ -225,7 +227,7 @@ def read_settings(path: str | Path, overrides: Mapping[str, str] | None = None) 
 
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
             seen = set()
-            for key_node, value_node in node.value:
+            for key_node, value_node in node.value if isinstance(node, yaml.MappingNode) else []:
                 key = self.construct_object(key_node, deep=True)
                 line = f"{path}, line {key_node.start_mark.line + 1}"
                 if not isinstance(key, str) or "." in key:
@@ -237,17 +239,21 @@ def read_settings(path: str | Path, overrides: Mapping[str, str] | None = None) 
                     self.construct_object(value_node, deep=True)
                 except SettingsError:
                     raise
-                except (ValueError, AttributeError) as error:  # a wrong !!tag, 31 February, a number of 5,000 digits
+                except UNFIT as error:
                     raise SettingsError(f"{line}: {key}: {error}") from error
             return dict(super().construct_mapping(node, deep))
 
     number = re.compile(r"[-+]?(\.\d+|\d+(\.\d*)?)[eE][-+]?\d+$", re.ASCII)
+    # int and str again: an integer of 5,000 digits in base 16 could be read, but no message could show it.
+    Loader.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(str(loader.construct_yaml_int(node))))
     Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+.0123456789"))
     try:
         content = yaml.load(Path(path).read_text(encoding="utf-8"), Loader)
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path} cannot be read: {error}") from error
-    except (yaml.YAMLError, RecursionError) as error:
+    except SettingsError:
+        raise
+    except (yaml.YAMLError, *UNFIT) as error:
         raise SettingsError(f"{path} is no valid YAML: {' '.join(str(error).split())}") from error
     content = {} if content is None else content
     if isinstance(content, dict):
@@ -288,7 +294,7 @@ def _plain(yaml: Any, loader: Any, key: str, text: str) -> Any:
     """A value of the command line, as in the file."""
     try:
         return yaml.load(text, loader)
-    except (yaml.YAMLError, ValueError, AttributeError) as error:
+    except (yaml.YAMLError, *UNFIT) as error:
         raise SettingsError(f"{key}: {text[:40]!r} is no value of YAML: {' '.join(str(error).split())}") from error
 
 
@@ -327,10 +333,8 @@ def _section(kind: type[Section], named: Any, where: str) -> Section:
         key, dot, rest = name.partition(".")
         if key not in hints:
             near = difflib.get_close_matches(key, hints, 1)
-            raise SettingsError(
-                f"unknown key {prefix}{key}"
-                + (f"; did you mean {near[0]}?" if near else f"; the keys here are {', '.join(hints)}")
-            )
+            advice = f"did you mean {near[0]}?" if near else f"the keys here are {', '.join(hints)}"
+            raise SettingsError(f"unknown key {prefix}{key}; {advice}")
         if not dot:
             content[key] = value
             continue
@@ -348,10 +352,9 @@ def _value(hint: Any, value: Any, where: str) -> Any:
             return _section(typing.cast(type, choice), value, where)
         if choice is float and type(value) is int and abs(value) < 2**1023:
             return float(value)
-        if typing.get_origin(choice) is list:
-            if type(value) is list and value and all(type(one) is str for one in value):
-                return value
-        elif type(value) is choice:
+        if type(value) is typing.get_origin(choice) is list and value and all(type(one) is str for one in value):
+            return value
+        if type(value) is choice:
             return value
     wanted = " or ".join(_NAMES.get(str(choice), choice.__name__) for choice in choices)
     raise SettingsError(f"{where} is {_show(value)}, expected {wanted}")

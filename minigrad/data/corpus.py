@@ -130,7 +130,10 @@ def text_files(paths: Sequence[str | os.PathLike[str]], read: Callable[[Path], T
     unique: dict[str, Path] = {}
     for given in map(Path, paths):
         for path in _expand(given):
-            unique.setdefault(os.path.realpath(path), path)  # which knows no error: reading will say it
+            try:
+                unique.setdefault(os.path.realpath(path), path)  # of a link to itself, too: reading will say it
+            except ValueError as error:  # no name of a file: it holds a zero, or half of a character
+                raise DataError(f"{str(path)!r} cannot be read: {error}") from None
     texts: dict[Path, T] = {}
     for path in unique.values():
         try:
@@ -141,9 +144,8 @@ def text_files(paths: Sequence[str | os.PathLike[str]], read: Callable[[Path], T
     left_out = len(unique) - len(texts)
     if not texts:
         raise DataError(f"{short_name(paths)} holds no file of UTF-8 text ({left_out} of other kinds)")
-    return texts, short_name(paths) + (
-        f" ({left_out} file{'s' * (left_out > 1)} left out: not text)" if left_out else ""
-    )
+    note = f" ({left_out} file{'s' * (left_out > 1)} left out: not text)" if left_out else ""
+    return texts, short_name(paths) + note
 
 
 def short_name(paths: Sequence[str | os.PathLike[str]]) -> str:

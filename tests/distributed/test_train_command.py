@@ -86,11 +86,14 @@ def test_must_config_files_refuse_by_name(tmp_path):
         ("model: {n_kv_head: 2}\ntraining: {max_steps: 1}", "model.n_kv_head is 2"),
         ("data: {source: []}\ntraining: {max_steps: 1}", r"data.source is \[\], expected text or a list of paths"),
         ("training: {max_steps: 1", "is no valid YAML"),
-        ("training: {seed: " + "9" * 6000 + "}", "line 1: seed: .*6000 digits"),
+        ("training: {seed: 0x" + "f" * 5000 + "}", "line 1: seed: .*4300 digits"),
         ("training:\n  seed: 2026-02-31", "line 2: seed: day is out of range"),
         ("training: {max_steps: 1, lr: " + "9" * 400 + "}", "training.lr is 9+..., expected a number"),
         ("training: {seed: !!int abc}", "line 1: seed: invalid literal"),
         ("training: {seed: !!timestamp x}", "line 1: seed: "),
+        ("training: {seed: !!bool maybe}", "line 1: seed: 'maybe'"),
+        ("training: !!map [1]", "is no valid YAML: expected a mapping node, but found sequence"),
+        ("9" * 6000, "is no valid YAML: .*6000 digits"),
         ("training: !!python/object/apply:os.system ['true']", "is no valid YAML"),
     ]:
         path = tmp_path / "config.yaml"
