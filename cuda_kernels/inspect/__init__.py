@@ -175,8 +175,7 @@ def _run(*command: str) -> str:
 
 
 def _number(pattern: str, text: str) -> int:
-    found = re.search(pattern, text)
-    return int(found.group(1)) if found else 0
+    return int(found[1]) if (found := re.search(pattern, text)) else 0
 
 
 def simulate(words: Sequence[str]) -> int:
@@ -212,6 +211,7 @@ def _samples() -> Iterator[tuple[str, Callable[[], object]]]:
         *(("ladders.ladder_softmax.softmax", (step, x)) for step in range(1, 5)),
         *(("ladders.ladder_reduction.reduce", (step, line)) for step in range(2, 6)),
         *(("ladders.ladder_matmul.multiply", (step, x, y)) for step in package.ladders.ladder_matmul.STEPS),
+        *((f"ladders.ladder_transpose.{step}.launch", (1, y, x, *[24] * 4, 0, 0)) for step in ("naive", "tile")),
         *((f"{o}.step", (package.adamw.Table([x], *[[y]] * n), [y], np.ones((1, m)))) for o, n, m in optimizers),
         ("activation.silu comparison.isnan log_sigmoid.forward trigonometry.asinh grad_norm.sum_of_squares", (x,)),
         ("elementwise.add linear.forward matmul.matmul", (x, y)),
