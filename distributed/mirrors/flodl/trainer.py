@@ -90,7 +90,9 @@ class Trainer(Closing):
     failure of communication, the trainer takes no more steps. NonFiniteLossError and NonFiniteGradientError are
     SimpleTrainer's.
 
-    Attributes, to be read only:
+    The attributes are to be read only.
+
+    Attributes:
         devices: where the replicas are; ``world_size`` is how many.
         models: the replicas' models, in order of rank; the first is the one that was passed. Between steps all are
             equal.
