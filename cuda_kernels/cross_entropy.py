@@ -14,14 +14,13 @@ Sources: torch.nn.functional.cross_entropy; Szegedy et al., "Rethinking the Ince
 (2016) for label smoothing; Liger kernel for the gradient in the forward pass.
 """
 
-import functools
 from typing import Any
 
 import numpy as np
 
 from . import elementwise
-from .platform import libcuda
-from .platform.toolbox import SIMULATED, THREADS, Array, Kernel, contiguous, cuda, empty, kernel, math
+from .platform import libcuda, memory
+from .platform.toolbox import THREADS, Array, Kernel, contiguous, cuda, empty, kernel, math
 from .rowwise.cross_entropy_row import row_passes
 from .rowwise.fold import fold
 from .rowwise.index_arrays import find_outside, harmless
@@ -155,14 +154,8 @@ def forward_backward(
     dx = empty(x.shape, x.dtype, x.device) if dlogits is None else dlogits
     if dx.shape != x.shape or dx.dtype != x.dtype or not dx.contiguous:
         raise ValueError(f"dlogits must be a contiguous {x.dtype} array of shape {x.shape}, got {dx}")
-    limit = _shared_limit(x.device)
+    limit = memory.attribute(libcuda.SHARED_PER_BLOCK, x.device) - 1024  # the kernel has some of its own
     chosen = _FUSED[x.dtype][next((n for n in SHARED if C * x.itemsize <= n <= limit), 0)]
     outputs = empty(len(x), x.dtype, x.device), empty(len(x), x.dtype, x.device)
     _launch(chosen, _block(1, C), contiguous(dlosses), x, targets, outputs, dx, options)
     return *outputs, dx
-
-
-@functools.cache
-def _shared_limit(device: int) -> int:
-    """Bytes of dynamic shared memory that a block may have beside the kernel's own."""
-    return SHARED[-1] if SIMULATED else libcuda.device_attribute(libcuda.SHARED_PER_BLOCK, device) - 1024

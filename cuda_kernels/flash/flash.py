@@ -7,13 +7,12 @@ is scaled down. Pairs above the causal diagonal are skipped, the longest rows of
 Past the end tiles are zeros, and scores minus infinity.
 """
 
-import functools
 from typing import Any
 
 import numpy as np
 
-from ..platform import libcuda
-from ..platform.toolbox import SIMULATED, Array, Kernel, cuda, device_function, kernel, math
+from ..platform import libcuda, memory
+from ..platform.toolbox import Array, Kernel, cuda, device_function, kernel, math
 from .attention_rows import SIZES, Arrays, contiguous_rows, passes, steps_of
 from .flash_tiles import flash_tiles, row_max, row_sum
 
@@ -238,10 +237,9 @@ _KERNELS = {
 _LARGEST_BYTES = max(f.nbytes(4) for f in _SIZES)
 
 
-@functools.cache
 def fits(device: int) -> bool:
     """Whether a block of the device may have the shared memory that the tiles need (cards from 2020 on)."""
-    return SIMULATED or libcuda.device_attribute(libcuda.SHARED_PER_BLOCK, device) >= _LARGEST_BYTES
+    return memory.attribute(libcuda.SHARED_PER_BLOCK, device) >= _LARGEST_BYTES
 
 
 def _choose(q: Array) -> tuple[Any, Kernel, Kernel, Kernel]:

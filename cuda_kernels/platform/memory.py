@@ -300,14 +300,21 @@ def device_name(device: int) -> str:
     return str(cupy.cuda.runtime.getDeviceProperties(device)["name"].decode())
 
 
+# Of a small card with all instructions that the simulator knows.
+_SIMULATED_ATTRIBUTES = {
+    libcuda.COMPUTE_MAJOR: 9, libcuda.COMPUTE_MINOR: 0, libcuda.MULTIPROCESSORS: 2, libcuda.SHARED_PER_BLOCK: 227 << 10
+}  # fmt: skip
+
+
+@functools.cache
+def attribute(which: int, device: int) -> int:
+    """A number about the device, by its CUdevice_attribute (``libcuda.py`` names them)."""
+    return _SIMULATED_ATTRIBUTES[which] if SIMULATED else libcuda.device_attribute(which, device)
+
+
 def capability(device: int) -> tuple[int, int]:
-    """The compute capability, (major, minor); of the simulator that of a card with all instructions that it knows."""
-    if SIMULATED:
-        return 9, 0
-    return (
-        libcuda.device_attribute(libcuda.COMPUTE_MAJOR, device),
-        libcuda.device_attribute(libcuda.COMPUTE_MINOR, device),
-    )
+    """The compute capability, (major, minor)."""
+    return attribute(libcuda.COMPUTE_MAJOR, device), attribute(libcuda.COMPUTE_MINOR, device)
 
 
 TENSOR_CORES = (8, 0)  # the oldest compute capability with tensor cores for bfloat16, float16 and TensorFloat-32

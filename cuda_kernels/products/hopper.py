@@ -33,7 +33,7 @@ import numpy as np
 from ..platform import libcuda, memory
 from ..platform.signatures import TENSOR_MAP
 from ..platform.tensor_map import TensorMap
-from ..platform.toolbox import SIMULATED, Kernel, cuda, kernel, merged
+from ..platform.toolbox import Kernel, cuda, kernel, merged
 from ..ptx import hopper_ptx, ptx
 from . import tensor_core
 from .epilogue import PAIRS, finish4, store_of, target
@@ -157,10 +157,9 @@ def plan(M: int, N: int, K: int, count: int) -> tuple[int, int]:
     return -columns, splits
 
 
-@functools.cache
 def multiprocessors(device: int) -> int:
     """How many blocks run at a time: one on each."""
-    return 2 if SIMULATED else libcuda.device_attribute(libcuda.MULTIPROCESSORS, device)
+    return memory.attribute(libcuda.MULTIPROCESSORS, device)
 
 
 @functools.cache
