@@ -228,7 +228,7 @@ def verdict(item: Exercise | None, error: BaseException, path: Path) -> tuple[st
         stacks += map(traceback.extract_stack, sys._current_frames().values())
     frames = [f for stack in stacks for f in stack if path.parents[1] in Path(f.filename).parents]
     names = [name.rpartition(".")[2] for name in item.names] if item else []
-    frames = [f for f in frames if f.name in names and Path(f.filename).name == path.name] or frames
+    frames = [f for f in frames if f.name in names and path.name in (Path(f.filename).name, "cell")] or frames
     what = str(error) if isinstance(error, Endless) else f"{type(error).__name__}: {error}"
     if isinstance(error, SystemExit):
         what = "it ends the program (sys.exit)"

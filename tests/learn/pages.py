@@ -18,8 +18,7 @@ from minigrad.learn import course
 def filled(chapter: course.Chapter) -> str:
     """The text with what its code prints."""
     namespace: dict[str, object] = {"__name__": "__main__"}
-    cells = chapter.notebook(chapter.solution)["cells"]
-    sources = ["".join(made["source"]) for made in cells if made["cell_type"] == "code"]
+    sources = ["".join(c["source"]) for c in chapter.notebook(chapter.solution)["cells"] if c["cell_type"] == "code"]
     with contextlib.redirect_stdout(io.StringIO()):
         printed = {source: code_blocks.run(source, f"{chapter.page.name}, notebook", namespace) for source in sources}
 
