@@ -226,6 +226,20 @@ class Tensor(
         kind, index = self.data.__dlpack_device__()
         return int(kind), int(index)
 
+    def __array_namespace__(self, *, api_version: str | None = None) -> Any:
+        """``minigrad.array_api``: the functions of the Python array API standard."""
+        from . import array_api
+
+        if api_version not in (None, "2021.12", "2022.12", "2023.12", array_api.__array_api_version__):
+            raise bad_value(f"array API version {api_version!r}: there is {array_api.__array_api_version__}")
+        return array_api
+
+    def to_device(self, device: Place, /, *, stream: Any = None) -> Tensor:
+        """``to(device)`` under the array API standard's name; the stream is always the current one, ``None``."""
+        if stream is not None:
+            raise bad_value(f"to_device: stream={stream!r}; expected None, the current stream")
+        return self.to(device=device)
+
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         """The memory of a CUDA tensor, version 3 of the protocol. AttributeError on the CPU: there is none."""

@@ -1,0 +1,1 @@
+"""Bridges to other libraries, one module each, imported when asked for; nothing of minigrad imports them."""
