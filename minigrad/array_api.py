@@ -26,7 +26,11 @@ from .tensor import Tensor
 
 __array_api_version__ = "2024.12"
 
-e, inf, nan, newaxis, pi = math.e, math.inf, math.nan, None, math.pi
+e: float = math.e
+inf: float = math.inf
+nan: float = math.nan
+newaxis: None = None
+pi: float = math.pi
 
 KINDS: dict[str, tuple[np.dtype[Any], ...]] = {
     "bool": (bool_,),
