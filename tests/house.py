@@ -66,9 +66,9 @@ BUDGETS = {
     "circles of files": Budget(1, 1, "Tensor and its methods: the price of explicit methods"),
     "tests: lines of code": Budget(
         32_000,
-        32_720,
+        32_830,
         "tests are read, too; 600 came with what a newcomer, a run and ranks need, 400 with histories drawn from seeds "
-        "and memory that stays flat",
+        "and memory that stays flat, 110 with the array API and what runs its suite",
     ),
     "longest function": Budget(60, 60, "a function is seen whole"),
     "most parameters": Budget(8, 8, "more belong into a record"),
