@@ -26,6 +26,7 @@ Nothing is copied to make it so: ``tensor_core.py`` computes the others.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -157,9 +158,8 @@ def plan(M: int, N: int, K: int, count: int) -> tuple[int, int]:
     return -columns, splits
 
 
-def multiprocessors(device: int) -> int:
-    """How many blocks run at a time: one on each."""
-    return memory.attribute(libcuda.MULTIPROCESSORS, device)
+multiprocessors: Callable[[int], int] = functools.partial(memory.attribute, libcuda.MULTIPROCESSORS)
+"""How many blocks run at a time on a device: one on each."""
 
 
 @functools.cache
