@@ -328,7 +328,8 @@ class TrainingRun:
 
     def workers(self) -> str:
         """Who computes, in words."""
-        return f"{minigrad.get_num_threads()} threads"
+        threads = minigrad.get_num_threads()
+        return f"{threads} thread{'s' * (threads > 1)}"
 
     def interrupted(self, received: list[int]) -> int:
         """The signal that ends the training after this step, or 0."""
