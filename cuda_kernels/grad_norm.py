@@ -22,7 +22,7 @@ from . import elementwise
 from .optimizers.multi_tensor import POINTERS, REALS, Cut, block_of, chunk_of
 from .platform import memory, recording
 from .platform.array import Array, contiguous, empty, to_host, zeros
-from .platform.toolbox import FULL_WARP, Kernel, cuda, device_function, kernel, math
+from .platform.toolbox import FULL_WARP, Kernel, cuda, kernel, math
 from .platform.upload import Upload
 from .ptx.fours import fours
 from .rowwise.collective import block_sum
@@ -38,11 +38,9 @@ def _kernels(real: Any) -> tuple[Kernel, Kernel, Kernel]:
     may_leave = real is np.float32
     load, _, store = fours(itemsize)
 
-    @device_function
     def four_squares(a, b, c, d):
         return (a * a + b * b) + (c * c + d * d)
 
-    @device_function
     def sum_of_chunk(x, n, aligned, factor, partial):
         """Thread by thread four neighbours at a time, whether or not one access fetches them."""
         total = real(0)
@@ -98,7 +96,6 @@ def _kernels(real: Any) -> tuple[Kernel, Kernel, Kernel]:
             result[2] = clip
             narrow[0] = np.float32(clip)
 
-    @device_function
     def is_bad(x):
         return x - x != real(0)
 

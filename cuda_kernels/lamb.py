@@ -26,7 +26,7 @@ import numpy as np
 
 from .optimizers.multi_tensor import POINTERS, PRODUCTS, REALS, Table, block_of, chunk_of, row_of
 from .platform import recording
-from .platform.toolbox import Array, Kernel, cuda, device_function, empty, kernel, math
+from .platform.toolbox import Array, Kernel, cuda, empty, kernel, math
 from .rowwise.collective import block_sum
 from .rowwise.rows import ceil_div
 
@@ -68,13 +68,11 @@ def _lamb(real: Any, lamb: bool) -> tuple[Kernel, Kernel]:
     name, word = "lamb" if lamb else "lars", real.__name__
     most = {(False, 4): 32, (False, 8): 40, (True, 4): 48, (True, 8): 64}[lamb, itemsize]
 
-    @device_function
     def direction(row, p, m, v):
         if lamb:
             return m / row[5] / (math.sqrt(v) / row[6] + row[7]) + product(row[0], p)
         return m
 
-    @device_function
     def arrays_of(addresses, tensor, first):
         p = addresses[tensor * columns] + first * itemsize
         m = addresses[tensor * columns + 1] + first * itemsize

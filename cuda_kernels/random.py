@@ -19,7 +19,7 @@ import numpy as np
 from minigrad.plain_kernels import random as plain
 
 from .platform import recording
-from .platform.toolbox import Array, Kernel, cuda, device_function, empty, kernel, libdevice, math
+from .platform.toolbox import Array, Kernel, cuda, empty, kernel, libdevice, math
 from .pointwise.philox import HALF_WORD, philox_block, unit_float32
 from .ptx import ptx
 from .ptx.fours import each, storer_inside
@@ -29,13 +29,11 @@ ELEVEN = np.uint64(11)
 TOP_BIT = np.uint64(1 << 63)
 
 
-@device_function
 def word64(low: Any, high: Any) -> Any:
     """Two words as one of 64 bits."""
     return np.uint64(high) << HALF_WORD | np.uint64(low)
 
 
-@device_function
 def store_two(y: Any, first: Any, n: Any, values: Any) -> None:
     """y[first], y[first + 1] = values, as far as n reaches; 16 bytes at once but for the last."""
     if first + 2 <= n:
@@ -44,13 +42,11 @@ def store_two(y: Any, first: Any, n: Any, values: Any) -> None:
         y[first] = values[0]
 
 
-@device_function
 def unit_float64(low: Any, high: Any) -> Any:
     """Two words as a float64 in [0, 1): the upper 53 bits."""
     return np.float64(np.int64(word64(low, high) >> ELEVEN)) * 2.0**-53
 
 
-@device_function
 def sort_key(low: Any, high: Any) -> Any:
     """Two words as an int64 of the same order."""
     return np.int64(word64(low, high) ^ TOP_BIT)
@@ -71,10 +67,9 @@ def _of_words(name: str, word: str, count: int, values_of: Any) -> Kernel:
 
 def _pairs(function: Any) -> Any:
     """Of four words two values, each of two."""
-    return device_function(lambda words: (function(words[0], words[1]), function(words[2], words[3])))
+    return lambda words: (function(words[0], words[1]), function(words[2], words[3]))
 
 
-@device_function
 def box_muller(u: Any, v: Any, word: Any) -> Any:
     """Two normal float64 of two words: r cos(t), r sin(t), r = sqrt(-2 log((u + 1/2) w)), t = 2 pi v w, w = 2^-32."""
     radius = math.sqrt(-2.0 * math.log((np.float64(u) + 0.5) * word))
@@ -97,7 +92,7 @@ def _normal(real: Any) -> Kernel:
     return normal
 
 
-bits: Kernel = _of_words("bits", "uint32", 4, device_function(lambda words: words))
+bits: Kernel = _of_words("bits", "uint32", 4, lambda words: words)
 uniform_float32: Kernel = _of_words("uniform_float32", "float32", 4, each(unit_float32))
 uniform_float64: Kernel = _of_words("uniform_float64", "float64", 2, _pairs(unit_float64))
 sort_keys: Kernel = _of_words("sort_keys", "int64", 2, _pairs(sort_key))

@@ -18,7 +18,7 @@ import numpy as np
 
 from .platform import recording
 from .platform.array import Array, contiguous, empty, from_host, merged
-from .platform.toolbox import Kernel, cuda, device_function, kernel, libdevice
+from .platform.toolbox import Kernel, cuda, kernel, libdevice
 from .pointwise.pointwise import Pointwise
 from .pointwise.rules import of_numbers
 from .ptx import ptx
@@ -47,7 +47,6 @@ def _of_angle(name: str) -> Pointwise:
     return Pointwise(name, of_numbers(of_angle), lambda *kinds: (wide,) * 3, 2, eager=words, lazy=(), width=1)
 
 
-@device_function
 def turned(a: Any, b: Any, c: Any, s: Any) -> Any:
     """The pair (a, b) rotated by the angle whose cosine and sine are c and s."""
     return a * c - b * s, a * s + b * c

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .platform.toolbox import Array, Kernel, contiguous, cuda, device_function, empty, kernel, math
+from .platform.toolbox import Array, Kernel, contiguous, cuda, empty, kernel, math
 from .pointwise.rules import larger_of as larger
 from .rowwise.argmax_fold import add_exponentials
 from .rowwise.collective import block_max, block_sum
@@ -25,13 +25,11 @@ from .rowwise.rows import aligned, ceil_div, row_kernel, row_tile
 LONG_THREADS = 512
 
 
-@device_function
 def term(dy: Any, y: Any, log: Any) -> Any:
     """Of the sum over a row that all its gradients contain."""
     return dy if log else dy * y
 
 
-@device_function
 def slope(dy: Any, y: Any, total: Any, log: Any) -> Any:
     """The gradient of an element; ``total``: the sum of ``term``."""
     return dy - math.exp(y) * total if log else y * (dy - total)

@@ -368,8 +368,10 @@ def find_it_exceptions() -> list[str]:
 # Functions ------------------------------------------------------------------------------------------------------------
 
 # The decorators of what Numba compiles: its length is that of straight-line arithmetic, its parameters are pointers.
-COMPILERS = {"njit", "jit", "kernel", "task_kernel", "parallel_kernel", "device_function", "intrinsic", "overload"}
+COMPILERS = {"njit", "jit", "kernel", "task_kernel", "parallel_kernel", "intrinsic", "overload"}
 COMPILERS |= {"inline", "_device", "emits"}
+# Where functions within functions are compiled too: kernels call them.
+FACTORIES = re.compile(r"cuda_kernels/(?!platform|simulator|inspect)")
 # Signatures that mirror those of another library.
 MIRRORED = {
     "minigrad/nn/functional.py:scaled_dot_product_attention": "PyTorch's",
@@ -393,17 +395,19 @@ def functions(path: Path) -> Iterator[Shape]:
     def length(node: ast.AST) -> int:
         return int(node.end_lineno or 0) - int(node.lineno) + 1  # type: ignore[attr-defined]
 
-    def visit(node: ast.AST) -> Iterator[Shape | int]:
+    factory = FACTORIES.match(path.relative_to(ROOT).as_posix()) is not None
+
+    def visit(node: ast.AST, within: bool = False) -> Iterator[Shape | int]:
         """Shapes of the functions below, and the lengths of the outermost compiled ones."""
         for child in ast.iter_child_nodes(node):
             if not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                yield from visit(child)
+                yield from visit(child, within)
                 continue
             names = {ast.unparse(d.func if isinstance(d, ast.Call) else d) for d in child.decorator_list}
-            if {name.rpartition(".")[2] for name in names} & COMPILERS:
+            if within or {name.rpartition(".")[2] for name in names} & COMPILERS:
                 yield length(child)
                 continue
-            inside = list(visit(child))
+            inside = list(visit(child, factory))
             compiled = sum(item for item in inside if isinstance(item, int))
             given = child.args.posonlyargs + child.args.args + child.args.kwonlyargs
             count = len([argument for argument in given if argument.arg not in ("self", "cls")])

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..platform.toolbox import Array, Kernel, copy, cuda, device_function, empty, kernel, math
+from ..platform.toolbox import Array, Kernel, copy, cuda, empty, kernel, math
 from ..pointwise.philox import philox_block, unit_float32
 from ..pointwise.rules import larger_of as larger
 from ..rowwise.collective import block_max, block_sum
@@ -27,7 +27,6 @@ def steps_of(*operands: Array) -> list[int]:
     return [step for x in operands for step in x.steps[:3]]
 
 
-@device_function
 def dropped(index: Any, threshold: Any, seed: Any, offset: Any) -> Any:
     """Whether dropout takes element ``index`` of the (B, H, Tq, Tk) probabilities: as ``fill_dropout`` of the CPU."""
     place = np.uint64(index)
@@ -37,7 +36,6 @@ def dropped(index: Any, threshold: Any, seed: Any, offset: Any) -> Any:
     return unit_float32(np.uint32(word)) < threshold
 
 
-@device_function
 def place_of(row: Any, T: Any, heads: Any) -> Any:
     """The batch, head and position of a row."""
     outer = row // T
@@ -45,7 +43,6 @@ def place_of(row: Any, T: Any, heads: Any) -> Any:
     return b, outer - b * heads, row - outer * T
 
 
-@device_function
 def dot(x: Any, i: Any, y: Any, j: Any, D: Any, zero: Any) -> Any:
     """The sum of x[i + c] y[j + c] over D columns."""
     s = zero

@@ -12,14 +12,13 @@ from typing import Any
 import numpy as np
 
 from ..platform import libcuda, memory
-from ..platform.toolbox import Array, Kernel, cuda, device_function, kernel, math
+from ..platform.toolbox import Array, Kernel, cuda, kernel, math
 from .attention_rows import SIZES, Arrays, contiguous_rows, passes, steps_of
 from .flash_tiles import flash_tiles, row_max, row_sum
 
 LARGEST = {np.dtype(np.float32): 128, np.dtype(np.float64): 64}  # head sizes
 
 
-@device_function
 def place_of_block(heads: Any, own_heads: Any) -> Any:
     """The batch, the head, and which of their tiles."""
     order = np.uint32(cuda.blockIdx.x) // np.uint32(heads)

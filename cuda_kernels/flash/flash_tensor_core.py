@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..platform.memory import TENSOR_CORES
-from ..platform.toolbox import Array, Kernel, copy, cuda, device_function, kernel, math
+from ..platform.toolbox import Array, Kernel, copy, cuda, kernel, math
 from ..pointwise.conversion import conversions
 from ..ptx import ptx
 from ..rowwise.collective import across_lanes, add
@@ -35,7 +35,7 @@ SCORES = 32  # of a thread
 LOWEST = np.float32(-1e30)  # what is not seen; its exponential beside any other is 0
 LN2 = np.float32(python_math.log(2))
 f32: type[np.float32] = np.float32
-row_max: Any = across_lanes(device_function(lambda x, other: max(x, other)), distances=(1, 2))
+row_max: Any = across_lanes(lambda x, other: max(x, other), distances=(1, 2))
 row_sum: Any = across_lanes(add, distances=(1, 2))
 
 
@@ -44,11 +44,9 @@ def tile_functions(DMAX: int, height: int = SIDE) -> tuple[Any, Any]:
     chunks = DMAX // 8  # 16 bytes each, of a row
     per_pass = THREADS // chunks  # rows
 
-    @device_function
     def swizzled(r, c):
         return np.int32(r * (DMAX * 2) + ((c ^ (r & 7)) << 4))
 
-    @device_function
     def copy_tile(target, x, place, step, rows, D, t):
         """The rows of a tile to shared memory, zeros after them."""
         r, c = np.int32(t // chunks), np.int32(t % chunks)
@@ -75,7 +73,6 @@ def products(word: str) -> Products:
     pack_two = ptx.pack_bfloat16 if word == "bfloat16" else ptx.pack_float16
     add_product = ptx.adder(word)
 
-    @device_function
     def pack(s, i):
         return (
             pack_two(s[8 * i], s[8 * i + 1]),
@@ -84,13 +81,11 @@ def products(word: str) -> Products:
             pack_two(s[8 * i + 6], s[8 * i + 7]),
         )
 
-    @device_function
     def add_rows(s, j, a, address):
         b = ptx.ldmatrix(address)
         add_product(s, 8 * j, a, b[0], b[2])
         add_product(s, 8 * j + 4, a, b[1], b[3])
 
-    @device_function
     def add_columns(s, j, a, address):
         b = ptx.ldmatrix_transposed(address)
         add_product(s, 8 * j, a, b[0], b[1])

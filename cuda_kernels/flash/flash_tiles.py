@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..platform.language import cuda, device_function, math
+from ..platform.language import cuda, math
 from ..ptx import ptx
 from ..ptx.fours import fours, load_inside
 from ..rowwise.collective import across_lanes, add
@@ -24,7 +24,7 @@ THREADS = 256
 
 
 ROW = (8, 4, 2, 1)  # of the 16 threads of a row
-row_max: Any = across_lanes(device_function(lambda x, other: other if other > x else x), distances=ROW)
+row_max: Any = across_lanes(lambda x, other: other if other > x else x, distances=ROW)
 """The largest over the 16 threads of a row; NaN is passed over, it returns with the exponentials."""
 row_sum: Any = across_lanes(add, distances=ROW)
 """The sum over the 16 threads of a row."""
@@ -40,7 +40,6 @@ def flash_tiles(real: Any, DMAX: int, R: int) -> Any:
     chunks = DMAX // 4  # of a row
     R4 = 4 * R
 
-    @device_function
     def load_tile(shared, base, x, start, step, rows, D, wide):
         """Rows of x from ``start`` on into shared memory, ``step`` apart, zeros behind them."""
         for chunk in range(cuda.threadIdx.x, side * chunks, THREADS):
@@ -55,7 +54,6 @@ def flash_tiles(real: Any, DMAX: int, R: int) -> Any:
                     values = load_inside(x, place, 1, D - c, zero)
             store4(shared, base + row * pitch + c, values)
 
-    @device_function
     def scores(s, shared, x, y, D):
         """s[i R + j] = the product of row ty R + i of tile x and row tx + 16 j of tile y."""
         rows = cuda.local.array(R4, real)
@@ -75,7 +73,6 @@ def flash_tiles(real: Any, DMAX: int, R: int) -> Any:
                     s[i * R + j] += rows[4 * i + 2] * b[2]
                     s[i * R + j] += rows[4 * i + 3] * b[3]
 
-    @device_function
     def put(s, shared, p):
         """The thread's scores into the tile p of shared memory."""
         p += cuda.threadIdx.x // 16 * (R * p_pitch) + cuda.threadIdx.x % 16
@@ -83,7 +80,6 @@ def flash_tiles(real: Any, DMAX: int, R: int) -> Any:
             for j in range(R):
                 shared[p + i * p_pitch + 16 * j] = s[i * R + j]
 
-    @device_function
     def get(s, shared, p):
         """And back."""
         p += cuda.threadIdx.x // 16 * (R * p_pitch) + cuda.threadIdx.x % 16
@@ -91,7 +87,6 @@ def flash_tiles(real: Any, DMAX: int, R: int) -> Any:
             for j in range(R):
                 s[i * R + j] = shared[p + i * p_pitch + 16 * j]
 
-    @device_function
     def drop(shared, p, rows, columns, first, row_step, column_step, threshold, seed, offset, kept):
         """Dropout of the thread's own scores in the tile p; ``first`` is its place in the mask, which has the steps."""
         ty, tx = cuda.threadIdx.x // 16, cuda.threadIdx.x % 16
@@ -102,7 +97,6 @@ def flash_tiles(real: Any, DMAX: int, R: int) -> Any:
                 gone = dropped(first + row * row_step + column * column_step, threshold, seed, offset)
                 shared[place] = real(0) if gone else shared[place] * kept
 
-    @device_function
     def add_rows(sums, shared, p, x, keys):
         """sums[(i groups + g) 4 + c] += the sum over keys of p[ty R + i, key] x[key, 4 tx + 64 g + c]."""
         weights = cuda.local.array(R4, real)
@@ -122,7 +116,6 @@ def flash_tiles(real: Any, DMAX: int, R: int) -> Any:
                         sums[place + 2] += weights[4 * i + e] * b[2]
                         sums[place + 3] += weights[4 * i + e] * b[3]
 
-    @device_function
     def store_rows(y, start, step, sums, factors, rows, D):
         """y[start + row step ...] = sums times the row's factor, for the thread's R rows."""
         first = cuda.threadIdx.x // 16 * R
@@ -134,7 +127,6 @@ def flash_tiles(real: Any, DMAX: int, R: int) -> Any:
                         if column < D:
                             y[start + (first + i) * step + column] = sums[(i * groups + g) * 4 + c] * factors[i]
 
-    @device_function
     def exponential(x):
         return ptx.exp2_approx(x) if single else math.exp(x)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..platform.toolbox import Array, Kernel, cuda, device_function, empty, kernel
+from ..platform.toolbox import Array, Kernel, cuda, empty, kernel
 from ..ptx import ptx
 from ..rowwise.collective import block_sum, warp_sum
 from ..rowwise.rows import ceil_div
@@ -32,7 +32,6 @@ def one_thread(x: Any, y: Any, n: Any) -> None:
     y[0] = total
 
 
-@device_function
 def halve(values: Any, t: Any) -> None:
     """values[0] = the sum of the block's values."""
     half = THREADS // 2

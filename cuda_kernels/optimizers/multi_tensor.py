@@ -25,7 +25,7 @@ import numpy as np
 from minigrad.plain_kernels.optimizers import ParamTable
 
 from ..platform import memory, recording
-from ..platform.toolbox import THREADS, Array, Kernel, cuda, device_function, from_host, kernel, libdevice
+from ..platform.toolbox import THREADS, Array, Kernel, cuda, from_host, kernel, libdevice
 from ..platform.upload import Upload
 from ..pointwise.conversion import element_conversions
 from ..ptx import ptx
@@ -46,7 +46,6 @@ PRODUCTS: dict[Any, Any] = {np.float32: libdevice.fmul_rn, np.float64: libdevice
 """That no sum absorbs."""
 
 
-@device_function
 def row_of(scalars: Any, tensor: Any) -> Scalars:
     """The row of scalars of a tensor."""
     i = tensor * ROW_LENGTH
@@ -56,7 +55,6 @@ def row_of(scalars: Any, tensor: Any) -> Scalars:
     )  # fmt: skip
 
 
-@device_function
 def chunk_of(chunks: Any, sizes: Any, length: Any) -> Any:
     """A block's tensor, its chunk's first element there, and the chunk's number of elements."""
     tensor = chunks[2 * cuda.blockIdx.x]
@@ -64,10 +62,10 @@ def chunk_of(chunks: Any, sizes: Any, length: Any) -> Any:
     return tensor, first, np.int32(min(np.int64(length), sizes[tensor] - first))
 
 
-def updater(name: str, word: str, states: int, element: Callable[..., Any], registers: int) -> Kernel:
+def updater(name: str, word: str, states: int, update: Callable[..., Any], registers: int) -> Kernel:
     """The kernel of one optimizer, for gradients of dtype ``word``; where that is a half dtype, it writes weights too.
 
-    ``element(row, p, g, s, t)``: new (p, s, t) of one element, where s and t are its states; ``states`` is how
+    ``update(row, p, g, s, t)``: new (p, s, t) of one element, where s and t are its states; ``states`` is how
     many it has, 0 to 2. The others have any value and go nowhere.
     """
     half = word in HALVES
@@ -79,7 +77,6 @@ def updater(name: str, word: str, states: int, element: Callable[..., Any], regi
     widen, narrow = element_conversions(word)
     load, _, store = fours(itemsize)
     load_half, _, store_half = fours(half_size)
-    update = device_function(element)
 
     @kernel(
         f"int64* x3, int32*, {real.__name__}*, int32", registers=registers, name=f"{name}_{word}", vector_loads=True

@@ -1,13 +1,14 @@
-"""What kernels are written in: ``from .language import cuda, device_function, libdevice, math``.
+"""What kernels are written in: ``from .language import cuda, libdevice, math``.
 
 The names are Numba's where a GPU computes, and those of ``simulated_cuda.py`` where the simulator does. A kernel's
 source is the same for both. ``ptx`` (vector loads, conversions of half floats) is imported beside it:
 ``from . import ptx``.
 """
 
+import functools
 import importlib
-from collections.abc import Callable
-from typing import Any, TypeVar
+from types import FunctionType
+from typing import Any
 
 from ..simulator import simulated_cuda
 from .availability import simulated
@@ -23,7 +24,17 @@ class _CuPy:
 
 
 cupy: Any = _CuPy()
-F = TypeVar("F", bound=Callable[..., Any])
+
+
+@functools.cache
+def _compiled(function: FunctionType) -> Any:
+    return cuda.jit(device=True, forceinline=True)(function)
+
+
+def _type_of(function: FunctionType, context: Any) -> Any:
+    """For Numba: what a kernel calls is compiled into it, without a mark. Its own functions it knows by itself."""
+    return None if function.__module__.startswith(("numba", "numpy")) else _compiled(function)._numba_type_
+
 
 SIMULATED: bool = simulated()
 
@@ -37,11 +48,7 @@ else:
     cuda = importlib.import_module("numba.cuda")
     libdevice = importlib.import_module("numba.cuda.libdevice")
     math = importlib.import_module("math")
+    importlib.import_module("numba.cuda.extending").typeof_impl.register(FunctionType, _type_of)
 
 FULL_WARP = 0xFFFFFFFF  # the mask of all 32 lanes
 THREADS = 256  # of a block, where a kernel has no reason for another number
-
-
-def device_function(function: F) -> F:
-    """A function that kernels call; it is compiled into each of them."""
-    return function if SIMULATED else cuda.jit(device=True, forceinline=True)(function)

@@ -12,7 +12,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ..platform.language import SIMULATED, device_function, libdevice
+from ..platform.language import SIMULATED, libdevice
 from ..ptx import ptx
 
 BFLOAT16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
@@ -47,12 +47,10 @@ def store_as(computed: np.dtype[Any], stored: np.dtype[Any]) -> Convert:
     return _then(_to_odd if odd else _number(source, np.dtype(np.float32)), _HALVES[stored.name][1])
 
 
-@device_function
 def _truth(x: Any) -> Any:
     return np.uint8(1) if x else np.uint8(0)
 
 
-@device_function
 def _to_odd(x: Any) -> Any:
     """float64 to float32 so that rounding it to float16 is as rounding once: what is inexact gets odd bits."""
     y = libdevice.double2float_rz(x)
@@ -60,7 +58,6 @@ def _to_odd(x: Any) -> Any:
 
 
 def _then(first: Convert, second: Convert) -> Convert:
-    @device_function
     def convert(x: Any) -> Any:
         return second(first(x))
 
@@ -74,15 +71,9 @@ def _number(source: np.dtype[Any], target: np.dtype[Any]) -> Convert:
         return lambda x: x if type(x) is number else np.asarray(x).astype(target)[()]
     if source.kind == "f" and target.kind in "iu":
         return _truncate(source.type, number)
-
-    @device_function
-    def convert(x: Any) -> Any:
-        return number(x)
-
-    return convert
+    return number
 
 
-_AS_IT_IS = device_function(lambda x: x)
 _HALVES = {
     "float16": (ptx.float16_to_float, ptx.float_to_float16),
     "bfloat16": (ptx.bfloat16_to_float, ptx.float_to_bfloat16),
@@ -91,7 +82,7 @@ _HALVES = {
 
 def element_conversions(word: str) -> tuple[Convert, Convert]:
     """From an element of dtype ``word``, as it lies in memory, to what sums are formed of, and back."""
-    return _HALVES.get(word, (_AS_IT_IS, _AS_IT_IS))
+    return _HALVES.get(word, (lambda x: x, lambda x: x))
 
 
 def conversions(word: str) -> tuple[Any, Any]:
@@ -99,9 +90,8 @@ def conversions(word: str) -> tuple[Any, Any]:
     widen = element_conversions(word)[0]
     pack = {"bfloat16": ptx.pack_bfloat16, "float16": ptx.pack_float16}.get(word)
     if pack is None:
-        return widen, device_function(lambda x, y: (x, y))
+        return widen, lambda x, y: (x, y)
 
-    @device_function
     def halves(x, y):
         pair = pack(x, y)
         return np.uint16(pair & np.uint32(0xFFFF)), np.uint16(pair >> np.uint32(16))
@@ -114,7 +104,6 @@ def _truncate(real: Any, integer: Any) -> Convert:
     limit = real(2.0**width)
     lowest = np.int64(-(2**width))
 
-    @device_function
     def convert(x: Any) -> Any:
         return integer(np.int64(x) if -limit <= x and x < limit else lowest)
 

@@ -56,8 +56,7 @@ def _remainder(real):
 @rule
 def _fmod(real):
     if is_float(real):
-        modulo = libdevice_function("fmod", real)
-        return lambda x, y: modulo(x, y)
+        return libdevice_function("fmod", real)
     zero = real(0)
 
     def of_integers(x, y):
@@ -70,7 +69,7 @@ def _fmod(real):
 @rule
 def _pow(real):
     if is_float(real):
-        return lambda x, y: math.pow(x, y)
+        return math.pow
     zero, one = real(0), real(1)
 
     def of_integers(x, n):

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from ..platform.language import device_function
 from ..ptx import ptx
 
 # Unsigned constants: Numba promotes uint64 with a signed int to float64.
@@ -19,7 +18,6 @@ LAST_BIT, OTHER_BITS = np.uint64(63), np.uint64(ON_DEVICE - 1)
 EIGHT = np.uint32(8)
 
 
-@device_function
 def philox4x32(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> Any:
     """Ten rounds: counter (c0, c1, c2, c3) and key (k0, k1), all uint32, to four random uint32."""
     for _ in range(10):
@@ -34,7 +32,6 @@ def philox4x32(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> Any:
     return c0, c1, c2, c3
 
 
-@device_function
 def philox_block(block: Any, seed: Any, offset: Any) -> Any:
     """Four random uint32: the words 4 * block to 4 * block + 3 of the draw; all arguments uint64.
 
@@ -51,7 +48,6 @@ def philox_block(block: Any, seed: Any, offset: Any) -> Any:
     )  # fmt: skip
 
 
-@device_function
 def unit_float32(word: Any) -> Any:
     """A uint32 as a float32 in [0, 1): its upper 24 bits."""
     return np.float32(np.int32(word >> EIGHT)) * np.float32(2.0**-24)

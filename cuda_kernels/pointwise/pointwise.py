@@ -7,7 +7,6 @@ function of numbers, made for the type that it computes in, whose constants have
         one = real(1)
         sigmoid = of_formula(plain.sigmoid)(real)      # rules call rules: that is how operations are fused
 
-        @device_function
         def rule(x):
             return x * sigmoid(x)
         return rule

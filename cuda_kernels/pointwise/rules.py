@@ -10,17 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from ..platform.language import device_function, libdevice, math
+from ..platform.language import libdevice, math
 
-
-def rule(make: Callable[[Any], Callable[..., Any]]) -> Any:
-    """The rule whose function for the type ``real`` is ``make(real)``: ``rule(lambda real: lambda x: real(1) / x)``."""
-    return functools.cache(lambda real: device_function(make(real)))
+rule: Any = functools.cache
+"""Of a function from the type ``real`` to the function of its numbers: ``rule(lambda real: lambda x: real(1) / x)``."""
 
 
 def of_numbers(function: Callable[..., Any]) -> Any:
     """The rule of a function that is the same for all types."""
-    return rule(lambda real: function)
+    return lambda real: function
 
 
 def libdevice_function(name: str, real: Any) -> Any:
@@ -29,9 +27,8 @@ def libdevice_function(name: str, real: Any) -> Any:
 
 
 def of_math(name: str) -> Any:
-    """The rule of a function of one number in ``math``, which knows the precision of its argument."""
-    function = getattr(math, name)
-    return of_numbers(lambda x: function(x))
+    """The rule of a function in ``math``, which knows the precision of its arguments."""
+    return of_numbers(getattr(math, name))
 
 
 def of_libdevice(name: str, of_floats: bool = False) -> Any:
@@ -40,10 +37,9 @@ def of_libdevice(name: str, of_floats: bool = False) -> Any:
     def make(real: Any) -> Any:
         if of_floats and not is_float(real):
             return lambda x: x
-        function = libdevice_function(name, real)
-        return lambda x: function(x)
+        return libdevice_function(name, real)
 
-    return rule(make)
+    return make
 
 
 same: Any = of_numbers(lambda x: x)
@@ -56,13 +52,11 @@ def is_float(real: Any) -> bool:
     return bool(np.dtype(real).kind == "f")
 
 
-@device_function
 def larger_of(x: Any, y: Any) -> Any:
     """max(x, y); NaN if one of them is."""
     return x if x > y or x != x else y
 
 
-@device_function
 def smaller_of(x: Any, y: Any) -> Any:
     """min(x, y); NaN if one of them is."""
     return x if x < y or x != x else y
@@ -103,7 +97,7 @@ _OF_NUMPY: dict[Any, Any] = {
     np.minimum: lambda real: smaller_of,
     np.exp2: of_libdevice("exp2"),
     **{rounds: of_libdevice(rounds.__name__, of_floats=True) for rounds in (np.floor, np.ceil, np.rint, np.trunc)},
-    np.arctan2: of_numbers(lambda x, y: math.atan2(x, y)),
+    np.arctan2: of_math("atan2"),
     np.logical_not: is_zero,
     np.logical_and: rule(lambda real: lambda x, y: x != real(0) and y != real(0)),
     np.logical_or: rule(lambda real: lambda x, y: x != real(0) or y != real(0)),

@@ -15,7 +15,7 @@ from minigrad.plain_kernels.elementwise import GELU_CUBIC, GELU_SLOPE
 from minigrad.plain_kernels.elementwise import gelu as plain
 
 from ..platform.memory import TENSOR_CORES
-from ..platform.toolbox import Array, Kernel, cuda, device_function, empty, kernel, libdevice
+from ..platform.toolbox import Array, Kernel, cuda, empty, kernel, libdevice
 from ..pointwise.conversion import conversions
 from ..pointwise.formulas import of_formula
 from ..ptx import ptx
@@ -59,7 +59,6 @@ def steps_of(real: Any) -> Any:
     """``finish``, which makes the element of y at ``place`` of a sum. Integers have no step but BIAS."""
     if np.dtype(real).kind != "f":
 
-        @device_function
         def finish_integer(s, place, column, bias, other, epilogue):
             return s + bias[column] if epilogue & BIAS else s
 
@@ -67,7 +66,6 @@ def steps_of(real: Any) -> Any:
     gelu = of_formula(lambda s: plain.forward(s, "tanh"))(real)
     slope = of_formula(lambda s: plain.backward(ONE, s, "tanh"))(real)
 
-    @device_function
     def finish(s, place, column, bias, other, epilogue):
         if epilogue & BIAS:
             s += bias[column]
@@ -112,20 +110,18 @@ def finish(p: Problem, parts: Array, splits: int, epilogue: int) -> None:
 # Four columns, on tensor cores ----------------------------------------------------------------------------------------
 
 
-@device_function
 def _sigmoid(s: Any) -> Any:
     """sigmoid(2 u(s))."""
     return libdevice.fast_fdividef(f32(1), f32(1) + ptx.exp2_approx(EXPONENT * s * (f32(1) + U3 * s * s)))
 
 
-@device_function
 def _times_slope(s: Any, v: Any) -> Any:
     """s gelu'(v)."""
     half = _sigmoid(v)
     return s * (half + v * half * (f32(1) - half) * U1 * (f32(1) + U2 * v * v))
 
 
-_gelu4: Any = each(device_function(lambda s: s * _sigmoid(s)))
+_gelu4: Any = each(lambda s: s * _sigmoid(s))
 _times_slope4: Any = each(_times_slope, 2)
 
 
@@ -135,11 +131,9 @@ def _four(word: str) -> tuple[Any, Any]:
     widen4: Any = each(widen)
     zero: Any = f32(0) if word == "float32" else np.uint16(0)
 
-    @device_function
     def get(p, i, count, vector):
         return widen4(ptx.load4(p, i) if vector else load_inside(p, i, 1, count, zero))
 
-    @device_function
     def put(p, i, values, count, vector):
         first, second = narrow(values[0], values[1]), narrow(values[2], values[3])
         four = first[0], first[1], second[0], second[1]
@@ -158,7 +152,6 @@ def store_of(operand: str, out: str) -> Any:
     """``store``, which takes 4 sums and their place to y."""
     (get_bias, _), (get, put) = FOUR[operand], FOUR[out]
 
-    @device_function
     def store(s, place, column, count, y, bias, other, epilogue):
         vector = epilogue & VECTOR != 0
         if epilogue & BIAS:

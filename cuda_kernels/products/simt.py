@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..platform.toolbox import Kernel, contiguous, cuda, device_function, kernel
+from ..platform.toolbox import Kernel, contiguous, cuda, kernel
 from ..ptx import ptx
 from ..rowwise.collective import warp_sum
 from . import simt_tiles
@@ -82,7 +82,6 @@ def _multiply_tiles(p: Problem) -> None:
 # The kernels ------------------------------------------------------------------------------
 
 
-@device_function
 def _place(element: Any, M: Any, N: Any) -> Any:
     """The matrix, row and column of an element of y."""
     outer = element // np.uint32(N)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..platform.toolbox import Kernel, cuda, device_function, kernel
+from ..platform.toolbox import Kernel, cuda, kernel
 from ..ptx import ptx
 from ..ptx.fours import load_inside
 from .record import ADD, BIAS
@@ -27,19 +27,16 @@ def _operand(real: Any, side: int, vector: bool, along: bool) -> tuple[Any, Any,
     """
     depth, pitch = 1024 // side, side + PADDING
 
-    @device_function
     def lane(t, k_first):
         if along if vector else k_first:
             return np.int32(t // (depth // 4)), np.int32(t % (depth // 4) * 4)
         return np.int32(t % (side // 4) * 4), np.int32(t // (side // 4))
 
-    @device_function
     def valid(room, k_room, k_first):
         if along if vector else k_first:
             return k_room if room > 0 else np.int32(0)
         return room if k_room > 0 else np.int32(0)
 
-    @device_function
     def read(x, place, o_step, k_step, count, k_first):
         zero = real(0)
         if vector:
@@ -48,7 +45,6 @@ def _operand(real: Any, side: int, vector: bool, along: bool) -> tuple[Any, Any,
             return zero, zero, zero, zero
         return load_inside(x, place, k_step if k_first else o_step, count, zero)
 
-    @device_function
     def write(tile, base, o, k, values, k_first):
         place = base + k * pitch + o
         if vector and not along:
@@ -80,7 +76,6 @@ def _tiled(real: Any, T: int, registers: int, contiguous: str = "") -> Kernel:
     lane_a, valid_a, read_a, write_a = _operand(real, side, vector, contiguous[:1] != "o")
     lane_b, valid_b, read_b, write_b = _operand(real, side, vector, contiguous[1:] != "o")
 
-    @device_function
     def fragment(values, tile, base):
         """A thread's T of the 16 T values of a row of a slice."""
         if vector_fragments:
@@ -97,7 +92,6 @@ def _tiled(real: Any, T: int, registers: int, contiguous: str = "") -> Kernel:
     # What follows walks the thread's elements: ``rows`` and ``columns`` are how many there are from its first one on,
     # ``place`` is where that one is, of rows of N.
 
-    @device_function
     def add_bias(sums, bias, column, columns):
         for j in range(T):
             lane = j // width * 16 * width + j % width
@@ -105,7 +99,6 @@ def _tiled(real: Any, T: int, registers: int, contiguous: str = "") -> Kernel:
                 for i in range(T):
                     sums[i * T + j] += bias[column + lane]
 
-    @device_function
     def exchange(sums, y, place, N, rows, columns, adds):
         """sums += y if ``adds``, else y = sums."""
         for i in range(T):

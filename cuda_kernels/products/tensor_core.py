@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from ..platform.memory import TENSOR_CORES
-from ..platform.toolbox import Array, Kernel, cuda, device_function, empty, expand, kernel, libdevice
+from ..platform.toolbox import Array, Kernel, cuda, empty, expand, kernel, libdevice
 from ..ptx import ptx
 from ..rowwise.strided_copy import copy_into
 from .epilogue import PAIRS, finish4, store_of, target
@@ -91,12 +91,10 @@ def _slices(kind: str, itemsize: int, side: int) -> tuple[Any, Any, Any, Any]:
     chunks = LINE // 16 if along_k else side // elements  # of a line
     line = LINE if along_k else side * itemsize
 
-    @device_function
     def first(t):
         r, c = np.int32(t // chunks), np.int32(t % chunks * elements)
         return (r, c) if along_k else (c, r)
 
-    @device_function
     def swizzled(r, c):
         if along_k:
             c ^= (r >> 1) & 3
@@ -106,16 +104,13 @@ def _slices(kind: str, itemsize: int, side: int) -> tuple[Any, Any, Any, Any]:
             c ^= (r & 3) << 1
         return np.int32(r * line + (c << 4))
 
-    @device_function
     def place(t):
         return swizzled(np.int32(t // chunks), np.int32(t % chunks))
 
-    @device_function
     def nbytes(o_left, k_left):
         along, across = (k_left, o_left) if along_k else (o_left, k_left)
         return np.int32(max(min(along, elements), 0) * itemsize) if across > 0 else np.int32(0)
 
-    @device_function
     def copy(target, x, place, step, o_left, k_left):
         ptx.cp_async(target, x, place, nbytes(o_left, k_left))
         if along_k:
@@ -124,11 +119,9 @@ def _slices(kind: str, itemsize: int, side: int) -> tuple[Any, Any, Any, Any]:
             there = nbytes(o_left, np.int32(k_left - LINE // itemsize // 2))
         ptx.cp_async(np.int32(target + side * 32), x, place + step, there)
 
-    @device_function
     def rounded(word):
         return ptx.round_tf32(libdevice.int_as_float(word)) if itemsize == 4 else word
 
-    @device_function
     def fragment(memory, base, offset, o, step, lane):
         """The 16 rows from ``o`` on, at 32 bytes of k: the matrices (o, k), (o + 8, k), (o, later k), (o + 8, ...)."""
         if along_k:

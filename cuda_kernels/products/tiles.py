@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..platform.launch import LAZY_KERNELS
-from ..platform.toolbox import Array, Kernel, device_function
+from ..platform.toolbox import Array, Kernel
 from .record import Problem
 
 KINDS = ("kk", "ko", "ok", "oo")  # along what a and b are read: k, or the other of their last two dimensions
@@ -86,14 +86,12 @@ def declare(name: str, tiles_of: Callable[..., Kernel], dtypes: Pairs, sizes: Si
             LAZY_KERNELS[f"{name}.tiles_{operand}_{out}_{size}_{kinds}"] = make
 
 
-@device_function
 def start(matrix: Any, inner: Any, outer_step: Any, inner_step: Any) -> Any:
     """Where a matrix of the batch begins."""
     outer = matrix // inner
     return np.int64(outer) * outer_step + np.int64(matrix - outer * inner) * inner_step
 
 
-@device_function
 def tile_at(
     tile: Any, row_tiles: Any, column_tiles: Any, splits: Any, chunk: Any, K: Any, rows: Any, columns: Any
 ) -> Any:

@@ -2,7 +2,6 @@
 
 from typing import Any, NamedTuple
 
-from ..platform.language import device_function
 from . import ptx
 
 
@@ -15,7 +14,6 @@ class Fours(NamedTuple):
 
 
 def _twice(load2: Any) -> Any:
-    @device_function
     def load(p: Any, i: Any) -> Any:
         a, b = load2(p, i), load2(p, i + 2)
         return a[0], a[1], b[0], b[1]
@@ -23,7 +21,6 @@ def _twice(load2: Any) -> Any:
     return load
 
 
-@device_function
 def _store(p: Any, i: Any, values: Any) -> None:
     ptx.store2(p, i, (values[0], values[1]))
     ptx.store2(p, i + 2, (values[2], values[3]))
@@ -32,17 +29,14 @@ def _store(p: Any, i: Any, values: Any) -> None:
 def each(function: Any, inputs: int = 1) -> Any:
     """The device function of 4 values, or of twice 4: of each, or each pair, what a device function makes of it."""
     if inputs == 1:
-        return device_function(lambda x: (function(x[0]), function(x[1]), function(x[2]), function(x[3])))
-    return device_function(
-        lambda x, y: (function(x[0], y[0]), function(x[1], y[1]), function(x[2], y[2]), function(x[3], y[3]))
-    )
+        return lambda x: (function(x[0]), function(x[1]), function(x[2]), function(x[3]))
+    return lambda x, y: (function(x[0], y[0]), function(x[1], y[1]), function(x[2], y[2]), function(x[3], y[3]))
 
 
-add4: Any = each(device_function(lambda x, y: x + y), 2)
+add4: Any = each(lambda x, y: x + y, 2)
 """The sums of 4 values and 4."""
 
 
-@device_function
 def load_inside(p: Any, i: Any, step: Any, count: Any, zero: Any) -> Any:
     """4 elements, each ``step`` from the one before: the first ``count`` of them, and zeros."""
     return (
@@ -53,7 +47,6 @@ def load_inside(p: Any, i: Any, step: Any, count: Any, zero: Any) -> Any:
     )
 
 
-@device_function
 def store_inside(p: Any, i: Any, count: Any, values: Any) -> None:
     """The first ``count`` of 4 values, one by one."""
     for e in range(4):
@@ -72,7 +65,6 @@ def storer_inside(itemsize: int) -> Any:
     """The device function that stores 4 values from ``first`` on as far as ``n`` reaches: at once but for the last."""
     store = fours(itemsize).store
 
-    @device_function
     def store_four(p: Any, first: Any, n: Any, values: Any) -> None:
         if first + 4 <= n:
             store(p, first, values)

@@ -39,7 +39,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..platform.language import SIMULATED, device_function
+from ..platform.language import SIMULATED
 
 if TYPE_CHECKING or SIMULATED:
     from . import ptx_twins as made
@@ -77,7 +77,6 @@ def adder(word: str) -> Any:
     """``add_product``, which adds a b of elements of dtype ``word``, as ``mma``, to the four sums from ``i`` on."""
     mma = {"bfloat16": mma_bfloat16, "float16": mma_float16, "float32": mma_tf32}[word]
 
-    @device_function
     def add_product(sums, i, a, b0, b1):
         s = mma(a, (b0, b1), (sums[i], sums[i + 1], sums[i + 2], sums[i + 3]))
         for e in range(4):

@@ -11,14 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from ..platform.toolbox import THREADS, Array, Kernel, cuda, device_function, empty, kernel, math
+from ..platform.toolbox import THREADS, Array, Kernel, cuda, empty, kernel, math
 from ..pointwise.rules import larger_of as larger
 from .collective import PAIR, down_column, of_pairs
 from .fold import column_plan, limits_of, word_of
 from .rows import ceil_div, quotient
 
 
-@device_function
 def add_exponentials(m: Any, s: Any, other_m: Any, other_s: Any) -> Any:
     """(M, S) with S e^M = s e^m + s' e^m'; m and m' may be infinite."""
     e = math.exp(-math.fabs(m - other_m))
@@ -32,7 +31,6 @@ def add_exponentials(m: Any, s: Any, other_m: Any, other_s: Any) -> Any:
 def _first(before: Any) -> Any:
     """The device function to the pair whose value is ``before`` the other, of equal ones that of the smaller index."""
 
-    @device_function
     def first(v: Any, k: Any, other_v: Any, other_k: Any) -> Any:
         nan, other_nan = v != v, other_v != other_v
         tie = (v == other_v or (nan and other_nan)) and other_k < k
@@ -43,17 +41,15 @@ def _first(before: Any) -> Any:
     return first
 
 
-first_largest: Any = _first(device_function(lambda x, y: x > y))
-first_smallest: Any = _first(device_function(lambda x, y: x < y))
+first_largest: Any = _first(lambda x, y: x > y)
+first_smallest: Any = _first(lambda x, y: x < y)
 
 
-@device_function
 def index_of(v: Any, k: Any) -> Any:
     """The result of argmax and argmin."""
     return k
 
 
-@device_function
 def logarithm(m: Any, s: Any) -> Any:
     """The result of logsumexp."""
     return m + math.log(s)

@@ -14,7 +14,7 @@ Lanes and threads of a block all get the result. Of pairs ``partial`` is a pair 
 
 from typing import Any, NamedTuple
 
-from ..platform.language import FULL_WARP, cuda, device_function
+from ..platform.language import FULL_WARP, cuda
 from ..pointwise.rules import larger_of
 
 
@@ -26,39 +26,35 @@ class Moves(NamedTuple):
     get: Any  # (partial, i)
 
 
-@device_function
 def _shuffled(x: Any, distance: Any) -> Any:
     return cuda.shfl_xor_sync(FULL_WARP, x, distance)
 
 
-@device_function
 def _put(partial: Any, i: Any, x: Any) -> None:
     partial[i] = x
 
 
-@device_function
 def _put_pair(partial: Any, i: Any, x: Any) -> None:
     partial[0][i], partial[1][i] = x[0], x[1]
 
 
-NUMBER = Moves(_shuffled, _put, device_function(lambda partial, i: partial[i]))
+NUMBER = Moves(_shuffled, _put, lambda partial, i: partial[i])
 PAIR = Moves(
-    device_function(lambda x, distance: (_shuffled(x[0], distance), _shuffled(x[1], distance))),
+    lambda x, distance: (_shuffled(x[0], distance), _shuffled(x[1], distance)),
     _put_pair,
-    device_function(lambda partial, i: (partial[0][i], partial[1][i])),
+    lambda partial, i: (partial[0][i], partial[1][i]),
 )
 
 
 def of_pairs(combine: Any) -> Any:
     """The device function (x, y) of two pairs that ``combine(x[0], x[1], y[0], y[1])`` is."""
-    return device_function(lambda x, y: combine(x[0], x[1], y[0], y[1]))
+    return lambda x, y: combine(x[0], x[1], y[0], y[1])
 
 
 def across_lanes(combine: Any, moves: Moves = NUMBER, distances: tuple[int, ...] = (16, 8, 4, 2, 1)) -> Any:
     """The device function (x). ``distances``: fewer of them join groups of lanes."""
     shuffled = moves.shuffled
 
-    @device_function
     def fold(x: Any) -> Any:
         for distance in distances:
             x = combine(x, shuffled(x, distance))
@@ -71,7 +67,6 @@ def across_block(combine: Any, moves: Moves = NUMBER, again: bool = True) -> Any
     """The device function (x, partial). ``again``: the kernel uses ``partial`` a second time."""
     of_warp, (_, put, get) = across_lanes(combine, moves), moves
 
-    @device_function
     def fold(x: Any, partial: Any) -> Any:
         x = of_warp(x)
         if cuda.blockDim.x > 32:
@@ -92,7 +87,6 @@ def down_column(combine: Any, moves: Moves = NUMBER) -> Any:
     """The device function (x, partial)."""
     _, put, get = moves
 
-    @device_function
     def fold(x: Any, partial: Any) -> Any:
         place, width = cuda.threadIdx.y, cuda.blockDim.x
         half = cuda.blockDim.y >> 1
@@ -111,13 +105,16 @@ def down_column(combine: Any, moves: Moves = NUMBER) -> Any:
     return fold
 
 
-@device_function
 def add(x: Any, y: Any) -> Any:
     """x + y."""
     return x + y
 
 
-add_pairs: Any = device_function(lambda x, y: (x[0] + y[0], x[1] + y[1]))
+def add_pairs(x: Any, y: Any) -> Any:
+    """The sums of two pairs."""
+    return x[0] + y[0], x[1] + y[1]
+
+
 warp_sum: Any = across_lanes(add)
 warp_max: Any = across_lanes(larger_of)
 """NaN if one is."""

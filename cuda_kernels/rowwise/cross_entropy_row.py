@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..platform.language import cuda, device_function, math
+from ..platform.language import cuda, math
 from ..pointwise.rules import larger_of as larger
 from ..ptx import ptx
 from .argmax_fold import add_exponentials
@@ -27,7 +27,6 @@ def row_passes(real: Any, cached: bool) -> Passes:
     four = width == 4
     load, store = (ptx.load4, ptx.store4) if four else (ptx.load2, ptx.store2)
 
-    @device_function
     def join(m: Any, s: Any, v: Any) -> Any:
         top = larger(v[0], v[1])
         if four:
@@ -40,7 +39,6 @@ def row_passes(real: Any, cached: bool) -> Passes:
             added += math.exp(v[2] - top) + math.exp(v[3] - top)
         return top, s * math.exp(m - top) + added
 
-    @device_function
     def exponentials(x: Any, base: Any, C: Any, vectors: Any, cache: Any, partial: Any) -> Any:
         """(m, s) of the row: its maximum, and the sum of e^(x - m)."""
         m, s = real(-np.inf), real(0)
@@ -69,7 +67,6 @@ def row_passes(real: Any, cached: bool) -> Passes:
         m, s = joined((m, s), partial)
         return m, s + (m - m)  # NaN where m is infinite
 
-    @device_function
     def smoothing(x: Any, base: Any, C: Any, w: Any, weighted: Any, m: Any, log_s: Any, partial: Any) -> Any:
         """sum_c w_c (lse - x_c)."""
         total = real(0)
@@ -78,11 +75,9 @@ def row_passes(real: Any, cached: bool) -> Passes:
             total += w[j] * gap if weighted else gap
         return block_sum(total, partial[0])
 
-    @device_function
     def slope(x: Any, lse: Any, scale: Any, spread: Any, is_target: Any, on_target: Any) -> Any:
         return scale * math.exp(x - lse) - spread - (on_target if is_target else real(0))
 
-    @device_function
     def slopes(v: Any, lse: Any, scale: Any, spread: Any, at: Any, on_target: Any) -> Any:
         low = slope(v[0], lse, scale, spread, at == 0, on_target), slope(v[1], lse, scale, spread, at == 1, on_target)
         if four:
@@ -90,7 +85,6 @@ def row_passes(real: Any, cached: bool) -> Passes:
             return low[0], low[1], third, slope(v[3], lse, scale, spread, at == 3, on_target)
         return low
 
-    @device_function
     def gradient(x, base, cache, dx, C, vectors, w, lse, scale, spread, target, on_target, spread_by_weight):
         """dx = scale e^(x - lse) - spread (times w), less on_target at the target; 0 where the target is -1."""
         if target < 0:

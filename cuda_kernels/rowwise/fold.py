@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..platform.toolbox import THREADS, Array, Kernel, cuda, device_function, empty, kernel
+from ..platform.toolbox import THREADS, Array, Kernel, cuda, empty, kernel
 from ..pointwise.rules import larger_of, smaller_of
 from ..ptx import ptx
 from .collective import across_block, add, down_column
@@ -29,7 +29,6 @@ class Fold(NamedTuple):
     width: int  # elements of a 128-bit load
 
 
-@device_function
 def multiply(x: Any, y: Any) -> Any:
     """x y."""
     return x * y
@@ -41,9 +40,9 @@ _LOADS = {2: ptx.load_constant2, 4: ptx.load_constant4, 16: ptx.load_constant16}
 def _tree(width: int, combine: Any, wide: Any) -> Any:
     """The device function that combines ``width`` values (a power of 2) in pairs, these in pairs, ..."""
     if width == 1:
-        return device_function(lambda v: wide(v[0]))
+        return lambda v: wide(v[0])
     half, middle = _tree(width // 2, combine, wide), width // 2
-    return device_function(lambda v: combine(half(v[:middle]), half(v[middle:])))
+    return lambda v: combine(half(v[:middle]), half(v[middle:]))
 
 
 def _fold(name: str, word: str, target: str, wide: Any, combine: Any, identity: Any) -> Fold:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ..platform import families
-from ..platform.toolbox import THREADS, Array, Kernel, cuda, device_function, empty, kernel, zeros
+from ..platform.toolbox import THREADS, Array, Kernel, cuda, empty, kernel, zeros
 from ..pointwise.conversion import element_conversions
 from ..pointwise.rules import larger_of, smaller_of
 from ..ptx import ptx
@@ -140,21 +140,19 @@ def winners(places: Array, K: int) -> Array:
 
 
 _COMBINE = {
-    "sum": device_function(lambda x, y: x + y),
-    "prod": device_function(lambda x, y: x * y),
+    "sum": lambda x, y: x + y,
+    "prod": lambda x, y: x * y,
     "amax": larger_of,
     "amin": smaller_of,
 }
-_OF_BOOLS = _COMBINE | {"sum": device_function(lambda x, y: x | y), "prod": device_function(lambda x, y: x & y)}
+_OF_BOOLS = _COMBINE | {"sum": lambda x, y: x | y, "prod": lambda x, y: x & y}
 
 
-@device_function
 def _load_one(p: Any, i: Any) -> Any:
     x = p[i]
     return x, x, x, x
 
 
-@device_function
 def _store_one(p: Any, i: Any, values: Any) -> None:
     p[i] = values[0]
 
@@ -167,11 +165,10 @@ def _reducers(name: str, dtype: str, width: int) -> tuple[Kernel, Kernel, np.dty
     load, store = (ptx.load4, ptx.store4) if width == 4 else (_load_one, _store_one)
     wide, of = real.__name__, f"{name}_{dtype}_{width}"
 
-    widened: Any = each(device_function(lambda v: real(read(v))))
-    joined: Any = each(device_function(lambda s, v: real(combine(s, v))), 2)
+    widened: Any = each(lambda v: real(read(v)))
+    joined: Any = each(lambda s, v: real(combine(s, v)), 2)
     narrowed: Any = each(write)
 
-    @device_function
     def place_of(blocks):
         """The thread's chunk and column."""
         block = np.uint32(cuda.blockIdx.x)

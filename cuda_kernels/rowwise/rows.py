@@ -8,12 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..platform.language import cuda, device_function
+from ..platform.language import cuda
 from ..pointwise.conversion import element_conversions
 from ..ptx import ptx
 
 
-@device_function
 def quotient(a: Any, b: Any) -> Any:
     """a // b of non-negative integers: quick where both fit 32 bits, else bit by bit, without a call."""
     if (a | b) >> 32 == 0:
@@ -80,13 +79,11 @@ def row_tile(real: Any, accesses: int, word: str = "") -> RowTile:
     four = width == 4
     load, store = (ptx.load4, ptx.store4) if four else (ptx.load2, ptx.store2)
 
-    @device_function
     def get(values: Any, k: Any) -> Any:
         if four:
             return values[k], values[k + 1], values[k + 2], values[k + 3]
         return values[k], values[k + 1]
 
-    @device_function
     def read(x: Any, base: Any, C: Any, vectors: Any, values: Any, padding: Any) -> None:
         if vectors:
             for k in range(accesses):
@@ -102,7 +99,6 @@ def row_tile(real: Any, accesses: int, word: str = "") -> RowTile:
                 j = k * cuda.blockDim.x + cuda.threadIdx.x
                 values[k] = widen(x[base + j]) if j < C else padding
 
-    @device_function
     def write(y: Any, base: Any, C: Any, vectors: Any, values: Any) -> None:
         if vectors:
             for k in range(accesses):
@@ -115,7 +111,6 @@ def row_tile(real: Any, accesses: int, word: str = "") -> RowTile:
                 if j < C:
                     y[base + j] = values[k]
 
-    @device_function
     def inside(k: Any, C: Any, vectors: Any) -> Any:
         if vectors:
             return (k // width * cuda.blockDim.x + cuda.threadIdx.x) * width < C

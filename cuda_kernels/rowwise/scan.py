@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..platform.toolbox import FULL_WARP, THREADS, Array, Kernel, cuda, device_function, empty, kernel, ones
+from ..platform.toolbox import FULL_WARP, THREADS, Array, Kernel, cuda, empty, kernel, ones
 from .collective import add
 from .fold import multiply
 from .rows import ceil_div
@@ -22,7 +22,6 @@ Scan = tuple[Kernel, np.dtype[Any]]  # and what the parts' totals are
 def _scan(name: str, real: Any, wide: Any, combine: Any, identity: int) -> Scan:
     word = real.__name__
 
-    @device_function
     def with_before(value, lane, distance):
         other = cuda.shfl_up_sync(FULL_WARP, value, distance)
         return combine(other, value) if lane >= distance else value

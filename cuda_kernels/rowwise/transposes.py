@@ -9,7 +9,7 @@ several matrices, ``bx`` and ``by`` apart. A block has a tile, and the grid (col
 
 import numpy as np
 
-from ..platform.toolbox import Kernel, cuda, device_function, kernel
+from ..platform.toolbox import Kernel, cuda, kernel
 from ..ptx import ptx
 
 TILE_SIDE = 32  # of a tile
@@ -46,7 +46,6 @@ def _wide(bits: int, registers: int) -> Kernel:
     side, pitch, turns, dtype = 8 * count, 8 * count + 32 // bits, count // 4, np.dtype(f"uint{bits}").type
     load, store = (ptx.load_constant4, ptx.store4) if count == 4 else (ptx.load_constant8, ptx.store8)
 
-    @device_function
     def column(square, i, k):
         four = square[i, k], square[i + 1, k], square[i + 2, k], square[i + 3, k]
         if count == 8:

@@ -13,7 +13,7 @@ from refusals import raises
 import minigrad
 from minigrad import cuda_kernels, plain_kernels
 from minigrad.cuda_kernels import comparison, elementwise, gelu, log_sigmoid
-from minigrad.cuda_kernels.platform import language, launch
+from minigrad.cuda_kernels.platform import launch
 from minigrad.cuda_kernels.platform.array import copy, from_host, to_host
 from minigrad.cuda_kernels.pointwise import formulas, layout, pointwise, rules
 
@@ -263,7 +263,6 @@ def silu_gradient(real):
     one = real(1)
     sigmoid, larger = formulas.of_formula(plain_kernels.elementwise.sigmoid)(real), rules.larger_of
 
-    @language.device_function
     def rule(dy, x, least):
         s = sigmoid(x)
         return larger(dy * s * (one + x * (one - s)), least)
