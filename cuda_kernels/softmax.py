@@ -12,7 +12,7 @@ normalizer calculation for softmax", 2018), then a second one. Along any other a
 As in PyTorch a row that holds NaN or +inf, or only -inf, gives NaN (log_softmax keeps -inf beside finite values).
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -25,23 +25,8 @@ from .rowwise.rows import aligned, ceil_div, row_kernel, row_tile
 LONG_THREADS = 512
 
 
-def term(dy: Any, y: Any, log: Any) -> Any:
-    """Of the sum over a row that all its gradients contain."""
-    return dy if log else dy * y
-
-
-def slope(dy: Any, y: Any, total: Any, log: Any) -> Any:
-    """The gradient of an element; ``total``: the sum of ``term``."""
-    return dy - math.exp(y) * total if log else y * (dy - total)
-
-
-class SoftmaxKernels(NamedTuple):
-    """The kernels of forward or backward for one dtype: of short rows, of rows, of long rows."""
-
-    short: Kernel
-    rows: Kernel
-    long: Kernel
-    accesses: int  # of a thread of ``rows``, 128 bits each
+SoftmaxKernels = tuple[tuple[Kernel, Kernel, Kernel], int]
+"""For short rows, rows and long rows; and how many 128-bit accesses a thread of ``rows`` has."""
 
 
 def _forward_rows(real: Any, accesses: int) -> Kernel:
@@ -105,14 +90,15 @@ def _backward(real: Any, accesses: int, threads: int, kept: bool = True) -> Kern
             if kept or not log:
                 read(y, base + start, stop - start, vectors, values, real(0))
             for k in range(count):
-                total += term(slopes[k], values[k], log)
+                total += slopes[k] if log else slopes[k] * values[k]
         total = block_sum(total, partial)
         for start in range(0, 1 if kept else stop, 1 if kept else count * cuda.blockDim.x):
             if not kept:
                 read(dy, base + start, stop - start, vectors, slopes, real(0))
                 read(y, base + start, stop - start, vectors, values, real(0))
             for k in range(count):
-                slopes[k] = slope(slopes[k], values[k], total, log)
+                dy_one, y_one = slopes[k], values[k]
+                slopes[k] = dy_one - math.exp(y_one) * total if log else y_one * (dy_one - total)
             write(dx, base + start, stop - start, vectors, slopes)
 
     return backward
@@ -151,7 +137,7 @@ def _kernels(real: Any, most: int) -> tuple[SoftmaxKernels, SoftmaxKernels]:
     """Those of forward, and of backward, whose threads have room for two rows of ``most`` accesses."""
     forward = _forward_rows(real, 1), _forward_rows(real, 4), _forward_long(real)
     backward = _backward(real, 1, 128), _backward(real, most, 1024), _backward(real, 2, LONG_THREADS, kept=False)
-    return SoftmaxKernels(*forward, 4), SoftmaxKernels(*backward, most)
+    return (forward, 4), (backward, most)
 
 
 _KERNELS = {np.dtype(real): _kernels(real, most) for real, most in ((np.float32, 4), (np.float64, 2))}
@@ -164,10 +150,10 @@ def _along(kernels: dict[Any, SoftmaxKernels], inputs: tuple[Array, ...], axis: 
     shape, dtype = inputs[0].shape, inputs[0].dtype
     arrays = [contiguous((x if shape else x.reshape(1)).swapaxes(axis, -1)) for x in inputs]  # 0-d: a row of one
     out = empty(arrays[0].shape, dtype, arrays[0].device)
-    chosen, C = kernels[dtype], out.shape[-1]
+    (chosen, accesses), C = kernels[dtype], out.shape[-1]
     if out.size:
         N = out.size // C
-        kernel_, threads = row_kernel(chosen[:3], chosen.accesses, N, C, dtype.itemsize)
+        kernel_, threads = row_kernel(chosen, accesses, N, C, dtype.itemsize)
         vectors = aligned(16 // dtype.itemsize, C, *arrays, out)
         kernel_.launch(ceil_div(N, threads[1]), *arrays, out, N, C, vectors, log, threads=threads)
     return out.swapaxes(axis, -1) if shape else out.reshape(())

@@ -32,7 +32,10 @@ def load_as(stored: np.dtype[Any], computed: np.dtype[Any]) -> Convert:
     """A device function from an element of ``stored`` as it lies in memory to a number of ``computed``."""
     truth = computed.kind == "b" and stored.kind != "b"
     change = _truth if truth else _number(loaded(stored), loaded(computed))
-    return _then(_HALVES[stored.name][0], change) if stored.name in _HALVES else change
+    if stored.name not in _HALVES:
+        return change
+    widen = _HALVES[stored.name][0]
+    return lambda x: change(widen(x))
 
 
 @functools.cache
@@ -43,8 +46,9 @@ def store_as(computed: np.dtype[Any], stored: np.dtype[Any]) -> Convert:
         return _truth
     if stored.name not in _HALVES:
         return _number(source, stored)
-    odd = stored == np.float16 and source == np.float64
-    return _then(_to_odd if odd else _number(source, np.dtype(np.float32)), _HALVES[stored.name][1])
+    odd, narrow = stored == np.float16 and source == np.float64, _HALVES[stored.name][1]
+    single = _to_odd if odd else _number(source, np.dtype(np.float32))
+    return lambda x: narrow(single(x))
 
 
 def _truth(x: Any) -> Any:
@@ -55,13 +59,6 @@ def _to_odd(x: Any) -> Any:
     """float64 to float32 so that rounding it to float16 is as rounding once: what is inexact gets odd bits."""
     y = libdevice.double2float_rz(x)
     return y if np.float64(y) == x or x != x else libdevice.int_as_float(libdevice.float_as_int(y) | np.int32(1))
-
-
-def _then(first: Convert, second: Convert) -> Convert:
-    def convert(x: Any) -> Any:
-        return second(first(x))
-
-    return convert
 
 
 def _number(source: np.dtype[Any], target: np.dtype[Any]) -> Convert:
@@ -103,8 +100,4 @@ def _truncate(real: Any, integer: Any) -> Convert:
     width = 31 if integer is np.int32 else 63
     limit = real(2.0**width)
     lowest = np.int64(-(2**width))
-
-    def convert(x: Any) -> Any:
-        return integer(np.int64(x) if -limit <= x and x < limit else lowest)
-
-    return convert
+    return lambda x: integer(np.int64(x) if -limit <= x and x < limit else lowest)

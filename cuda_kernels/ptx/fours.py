@@ -14,16 +14,12 @@ class Fours(NamedTuple):
 
 
 def _twice(load2: Any) -> Any:
-    def load(p: Any, i: Any) -> Any:
-        a, b = load2(p, i), load2(p, i + 2)
-        return a[0], a[1], b[0], b[1]
-
-    return load
+    return lambda p, i: load2(p, i) + load2(p, i + 2)
 
 
 def _store(p: Any, i: Any, values: Any) -> None:
-    ptx.store2(p, i, (values[0], values[1]))
-    ptx.store2(p, i + 2, (values[2], values[3]))
+    ptx.store2(p, i, values[:2])
+    ptx.store2(p, i + 2, values[2:])
 
 
 def each(function: Any, inputs: int = 1) -> Any:

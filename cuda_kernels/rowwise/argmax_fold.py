@@ -45,16 +45,6 @@ first_largest: Any = _first(lambda x, y: x > y)
 first_smallest: Any = _first(lambda x, y: x < y)
 
 
-def index_of(v: Any, k: Any) -> Any:
-    """The result of argmax and argmin."""
-    return k
-
-
-def logarithm(m: Any, s: Any) -> Any:
-    """The result of logsumexp."""
-    return m + math.log(s)
-
-
 def _pair_fold(
     name: str, word: str, wide: Any, second: Any, combine: Any, first: Any, none: Any, finish: Any
 ) -> Kernel:
@@ -101,15 +91,15 @@ _NO_INDEX = np.iinfo(np.int64).max
 
 
 def _pair_folds() -> dict[tuple[str, str], Kernel]:
-    found = {}
+    found, index_of = {}, lambda v, k: k
     for word in ("float32", "float64", "int64", "int32", "bits8"):
         wide = np.int32 if word == "bits8" else np.dtype(word).type
         low, high = limits_of(word)
         found["argmax", word] = _pair_fold("argmax", word, wide, np.int64, first_largest, low, _NO_INDEX, index_of)
         found["argmin", word] = _pair_fold("argmin", word, wide, np.int64, first_smallest, high, _NO_INDEX, index_of)
     for real in (np.float32, np.float64):
-        word = real.__name__
-        found["logsumexp", word] = _pair_fold("logsumexp", word, real, real, add_exponentials, -np.inf, 0, logarithm)
+        states = add_exponentials, -np.inf, 0, lambda m, s: m + math.log(s)
+        found["logsumexp", real.__name__] = _pair_fold("logsumexp", real.__name__, real, real, *states)
     return found
 
 

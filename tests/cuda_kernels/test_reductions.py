@@ -112,9 +112,9 @@ def test_softmax_of_rows_that_a_block_goes_over(monkeypatch, dtype, C, order):
     """Several turns, with and without 128-bit accesses; NaN, infinities and parts of -inf as in short rows."""
     monkeypatch.setattr(softmax, "LONG_THREADS", 64)
     for table in (softmax._FORWARD, softmax._BACKWARD):  # as if registers held 16 elements
-        for real, kernels in table.items():
+        for real, ((_, _, long), accesses) in table.items():
             small = SimpleNamespace(threads=(0, 1))
-            monkeypatch.setitem(table, real, kernels._replace(short=small, rows=small))
+            monkeypatch.setitem(table, real, ((small, small, long), accesses))
     check_softmax((2, C), dtype)
     check_softmax_of_bad_rows(C, dtype)
 
