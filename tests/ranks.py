@@ -92,15 +92,6 @@ with MpiCommunicator(timeout=60) as comm:
     return run_ranks(n, program, timeout=300, returncode=returncode)
 
 
-def run_alone(source: str, warnings: str = "error", **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run source text in a process of its own, without a launcher; by default warnings are errors."""
-    command = [sys.executable, "-W", warnings, "-c", source]
-    environment = {**os.environ, **environment}
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=150, env=environment, stdin=subprocess.DEVNULL
-    )
-
-
 def alive(mark: str) -> list[str]:
     """The processes whose command line holds ``mark``."""
     found = []

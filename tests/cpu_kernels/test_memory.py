@@ -3,11 +3,9 @@
 import os
 import platform
 import re
-import subprocess
-import sys
 
+import processes
 import pytest
-from refusals import raises
 
 import minigrad as mg
 from minigrad.cpu_kernels import memory
@@ -37,8 +35,7 @@ needs_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mall
 
 
 def python(source, **environment):
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment}
-    return subprocess.run([sys.executable, "-c", source], env=environment, capture_output=True, text=True, check=True)
+    return processes.python("-c", source, env=environment, returncode=0)
 
 
 def run(setting):
@@ -198,8 +195,8 @@ def test_debug_shows_how_much_memory_was_used_before():
 
 
 def test_a_level_that_is_no_number_is_named():
-    error = raises(subprocess.CalledProcessError, "", python, "import minigrad as mg; mg.ones(3)", MINIGRAD_DEBUG="yes")
-    assert "MINIGRAD_DEBUG=yes" in error.stderr
+    done = processes.python("-c", "import minigrad as mg; mg.ones(3)", env={"MINIGRAD_DEBUG": "yes"}, returncode=1)
+    assert "MINIGRAD_DEBUG=yes" in done.stderr
 
 
 IDLE = """

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from refusals import raises
 
 from minigrad.cuda_kernels import indexing as cuda
 from minigrad.cuda_kernels.platform import array
@@ -59,6 +58,8 @@ def test_places_that_span_chunks(reduce, dtype, width, order):
     rng = np.random.default_rng(0)
     where, y = np.where(rng.random(101) < 0.8, 3, rng.integers(0, 6, 101)), rng.integers(-1, 2, (3, 101, 2 * width))
     x, y = np.ones((3, 6, y.shape[2])).astype(dtype), y.astype(dtype)
+    if x.dtype.kind == "f":
+        y[0, 2] = np.nan
     expected = x.astype(np.float64) if dtype != "bool" else x.copy()
     combine = {"sum": np.add, "prod": np.multiply, "amax": np.maximum, "amin": np.minimum}[reduce]
     with np.errstate(invalid="ignore"):
@@ -67,20 +68,6 @@ def test_places_that_span_chunks(reduce, dtype, width, order):
     gather_scatter.reduce_at(found, array.from_host(where), array.from_host(y), reduce)
     expected = expected % 256 if dtype == "uint8" else expected
     np.testing.assert_array_equal(array.to_host(found).astype(expected.dtype), expected)
-
-
-@pytest.mark.parametrize("reduce", ["prod", "amax", "amin"])
-@pytest.mark.parametrize("dtype", ["float32", "int64", "uint8", "bool"])
-def test_reductions_at_places(dtype, reduce, order):
-    rng = np.random.default_rng(0)
-    x, y = (rng.integers(-3, 4, shape).astype(dtype) for shape in ((3, 4), (2, 7)))
-    if dtype == "float32":
-        y[0, 2] = np.nan
-    indices = rng.integers(0, 4, (2, 7))
-    expected, found = x.copy(), array.from_host(x)
-    plain.scatter_reduce(expected, 1, indices, y, reduce)
-    cuda.scatter_reduce(found, 1, array.from_host(indices), array.from_host(y), reduce)
-    np.testing.assert_array_equal(array.to_host(found), expected)
 
 
 def test_views_are_written_through():
@@ -121,22 +108,3 @@ def test_gather_of_many_dimensions():
     expected = np.take_along_axis(x[(slice(2),) * 6], indices, 6)
     found = cuda.gather(array.from_host(x), 6, array.from_host(indices))
     np.testing.assert_array_equal(array.to_host(found), expected)
-
-
-BAD_INDICES = [
-    ((np.array([0, 3]),), "index 3 is out of bounds for axis 0 with size 3"),
-    ((slice(None), np.array([0, -5])), "index -5 is out of bounds for axis 1 with size 4"),
-    ((np.array([True, False]),), "boolean index did not match indexed array along axis 0; size of axis is 3 but"),
-    ((np.array([0, 1]), np.array([0, 1, 2])), r"could not be broadcast together with shapes \(2,\) \(3,\)"),
-    ((np.array([0]), 0, 0), "too many indices for array: array is 2-dimensional, but 3 were indexed"),
-]
-
-
-@pytest.mark.parametrize(("where", "message"), BAD_INDICES)
-@pytest.mark.parametrize("on_device", [False, True])
-def test_errors_are_those_of_the_cpu(where, message, on_device):
-    x = np.ones((3, 4), np.float32)
-    raises(IndexError, message, lambda: plain.index(x, where))
-    if on_device:
-        where = tuple(array.from_host(p) if isinstance(p, np.ndarray) else p for p in where)
-    raises(IndexError, message, lambda: cuda.index(array.from_host(x), where))

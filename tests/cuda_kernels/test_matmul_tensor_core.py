@@ -164,12 +164,6 @@ def test_errors() -> None:
         raises(error, words, call)
 
 
-def test_which_devices_have_the_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
-    for capability, found in (((7, 5), False), ((8, 0), True), ((12, 0), True)):
-        monkeypatch.setattr(memory, "capability", lambda _, capability=capability: capability)
-        assert memory.has_tensor_cores(0) is found
-
-
 @pytest.mark.parametrize("capability", [(8, 0), (7, 5)])
 @pytest.mark.parametrize("dtype", [bf16, f16])
 def test_operations_on_halves(dtype, capability, launched, monkeypatch) -> None:

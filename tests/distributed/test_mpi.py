@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-from ranks import requires_mpi, run_alone, run_ranks
+from processes import python
+from ranks import requires_mpi, run_ranks
 
 pytestmark = requires_mpi
 
@@ -178,11 +179,11 @@ def test_a_thread_that_waits_holds_up_no_other():
 
 def test_an_mpirun_of_another_mpi_is_refused():
     """MPICH's mpirun starts processes that Open MPI takes for worlds of one."""
-    out = run_alone(
+    source = (
         "from minigrad.distributed import MpiCommunicator, RendezvousError\n"
-        "try:\n    MpiCommunicator()\nexcept RendezvousError as error:\n    print(error)\n",
-        PMI_RANK="1", PMI_SIZE="2", OMPI_MCA_btl="self",
-    )  # fmt: skip
+        "try:\n    MpiCommunicator()\nexcept RendezvousError as error:\n    print(error)\n"
+    )
+    out = python("-W", "error", "-c", source, env={"PMI_RANK": "1", "PMI_SIZE": "2", "OMPI_MCA_btl": "self"})
     if "mpi4py finds no MPI library" in out.stderr:
         pytest.skip("mpi4py finds libmpi only where mpirun says where it is")
     assert out.returncode == 0, out.stderr
@@ -194,8 +195,6 @@ def test_an_mpirun_of_another_mpi_is_refused():
     [("mpi4py", "ModuleNotFoundError", "minigrad-cuda[mpi]"), ("mpi4py.MPI", "RuntimeError", "no MPI library")],
 )
 def test_what_is_missing_is_said(hide, error, words):
-    out = run_alone(
-        f"import sys\nsys.modules[{hide!r}] = None\nfrom minigrad.distributed import MpiCommunicator\nMpiCommunicator()"
-    )
-    assert out.returncode == 1
+    hidden = f"import sys\nsys.modules[{hide!r}] = None\nfrom minigrad.distributed import MpiCommunicator\n"
+    out = python("-c", f"{hidden}MpiCommunicator()", returncode=1)
     assert out.stderr.splitlines()[-1].startswith(error) and words in out.stderr.splitlines()[-1]

@@ -14,7 +14,7 @@ import pytest
 from communicator_suite import BREAKING, CHECKS, break_by_other_message, check_send_and_recv, name_of
 from fake_nccl import FakeMachine, FakeStream
 from in_threads import outcomes, wait_until
-from ranks import run_alone
+from processes import python
 from refusals import raises
 
 from minigrad import Tensor, device
@@ -351,7 +351,8 @@ comm.barrier()
 
 def test_a_process_that_ends_without_close_aborts():
     tests = str(Path(__file__).resolve().parents[1])
-    run = run_alone(ENDS_WITHOUT_CLOSE, PYTHONPATH=os.pathsep.join([tests, os.environ.get("PYTHONPATH", "")]))
+    path = os.pathsep.join([tests, os.environ.get("PYTHONPATH", "")])
+    run = python("-W", "error", "-c", ENDS_WITHOUT_CLOSE, env={"PYTHONPATH": path})
     assert (run.returncode, run.stdout, run.stderr) == (0, "aborted\n", "")
 
 

@@ -13,7 +13,7 @@ from communicator_suite import CHECKS, name_of
 from fake_nccl import on_ranks
 from in_threads import free_port, good, outcomes
 from nccl_programs import collectives, copies_to_host, no_staging
-from ranks import run_alone
+from processes import python
 
 import minigrad as mg
 from minigrad.distributed import NcclCommunicator, replica_communicators
@@ -59,7 +59,7 @@ def in_two_processes(name: str) -> None:
     }
 
     def rank(number: int):
-        return run_alone(program, "default", **common, RANK=str(number), LOCAL_RANK=str(number))
+        return python("-c", program, env={**common, "RANK": str(number), "LOCAL_RANK": str(number)})
 
     for run in good([*outcomes(range(2), rank, 200).values()]):
         assert run.returncode == 0 and "good" in run.stdout, run.stdout + run.stderr

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from communicator_suite import BREAKING, CHECKS, SLOW_CHECKS, name_of
 from in_threads import in_threads, wait_until
-from ranks import run_alone
+from processes import python
 from refusals import raises
 
 import minigrad
@@ -235,7 +235,7 @@ assert run_threads(4, fn, timeout=60) == [True] * 4
 def test_ranks_may_launch_parallel_kernels_at_the_same_time(layer, module):
     """Numba's workqueue layer ends the process when two threads launch kernels; the kernels take turns there."""
     source = KERNELS.format(layer=layer, module=module)
-    done = run_alone(source, NUMBA_THREADING_LAYER=layer, NUMBA_NUM_THREADS="2")
+    done = python("-W", "error", "-c", source, env={"NUMBA_THREADING_LAYER": layer, "NUMBA_NUM_THREADS": "2"})
     if done.returncode == 77:
         pytest.skip(f"Numba has no {layer} layer here")
     assert done.returncode == 0, done.stderr
