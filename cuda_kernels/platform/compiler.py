@@ -43,7 +43,7 @@ Work = Callable[..., int]  # of a launch's arguments
 
 @dataclass(eq=False)
 class Declaration:
-    """What a kernel is compiled from, and what ``inspect.py`` holds its machine code to.
+    """What a kernel is compiled from, and what ``inspect/`` holds its machine code to.
 
     signature:     a word for each parameter (``signatures.py``)
     threads:       the block's size, and the most that a launch may use

@@ -41,7 +41,7 @@ Grid = int | tuple[int, ...]
 
 AHEAD = 256  # launches; a stream's queue holds 1,024
 DEBUG: int = int(os.environ.get("MINIGRAD_DEBUG") or 0)
-KERNELS: dict[str, Kernel] = {}  # all kernels by name, for ``inspect.py``
+KERNELS: dict[str, Kernel] = {}  # all kernels by name, for ``inspect/``
 LAZY_KERNELS: dict[str, Callable[[], Kernel]] = {}  # and what makes those that are made when first used
 
 
@@ -217,7 +217,7 @@ class Kernel(compiler.Declaration):
 def kernel(
     *signature: str, threads: int | tuple[int, ...] = THREADS, name: str = "", of: str = "", **stated: Any
 ) -> Callable[[Callable[..., None]], Kernel]:
-    """Declare a kernel, for ``Kernel.launch`` and for ``inspect.py``.
+    """Declare a kernel, for ``Kernel.launch`` and for ``inspect/``.
 
     ``signature``: words, ``"float32* x2, int64"`` or one by one (``signatures.py``). ``stated``: the other fields of
     ``compiler.Declaration``, at least ``registers``. ``of``: what a factory makes the kernel of, which follows the

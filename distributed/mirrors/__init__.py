@@ -1,1 +1,1 @@
-"""The interfaces of flodl, entrenar and atomr on the same training step. Nothing imports it."""
+"""The interfaces of flodl and atomr on the same training step. Nothing imports it."""

@@ -4,9 +4,9 @@
 
 A trainer is a Step with its own members. The classes below are those of one process, eager, in full precision:
 
-    reducer     makes a window's gradients those of all ranks     (reducers.py: in buckets, beside backward)
+    reducer     makes a window's gradients those of all ranks     (grad_sync.py: in buckets, beside backward)
     precision   scales the loss, and unscales the gradients       (amp_trainer.py: mixed precision)
-    updater     clips, and steps the optimizer                    (fused_optimizer.py: bucket by bucket)
+    updater     clips, and steps the optimizer                    (distributed_trainer.py: bucket by bucket)
     recorder    decides on the update, and counts it              (captured_step.py: as part of a graph)
 """
 

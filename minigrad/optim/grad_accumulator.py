@@ -97,7 +97,8 @@ class GradAccumulator:
         return self.add(grads, loss, take=True, weight=weight)
 
     def key_draws(self, step: int) -> None:
-        """Before a micro-batch of this optimizer step: a place to decide on its random numbers."""
+        """Called before each micro-batch of this optimizer step. A subclass may choose the random numbers of the
+        micro-batch here (``TreeAccumulator`` does); this one leaves them as they are."""
 
     def pop(self, key: Tensor | TensorId) -> Tensor | None:
         """Take the sum of one tensor's gradients out of the window, for somebody who goes on with it, or None."""
