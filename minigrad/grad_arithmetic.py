@@ -71,9 +71,8 @@ def by_device(grads: "Iterable[Tensor]") -> "dict[Device, list[Any]]":
 
 def norm_of(grads: "list[Tensor]") -> float:
     """The norm of these gradients, taken as one vector."""
-    devices = {id(grad.device): grad.device for grad in grads}.values()
-    arrays = [(device, [grad.data for grad in grads if grad.device is device]) for device in devices]
-    return math.sqrt(math.fsum([device.kernels.grad_norm.sum_of_squares(a) for device, a in arrays]))
+    arrays = {device: [grad.data for grad in grads if grad.device is device] for device in {g.device for g in grads}}
+    return math.sqrt(math.fsum(device.kernels.grad_norm.sum_of_squares(a) for device, a in arrays.items()))
 
 
 def scale_grads(grads: "Iterable[Tensor]", factor: float) -> None:

@@ -69,13 +69,15 @@ def inputs_of(formula: Callable[..., Any]) -> int:
 
 
 def of_formula(formula: Callable[..., Any]) -> Any:
-    """The rule of a plain formula."""
+    """The rule of a plain formula. Making it raises TypeError for a formula that returns anything but one array."""
     inputs = [f"x{i}" for i in range(inputs_of(formula))]
 
     def make(real: Any) -> Any:
         lines = [f"def formula({', '.join(inputs)}):"]
         names = {"__name__": __name__, "real": real}
         result = formula(*(Noted(name, lines, names) for name in inputs))
+        if not isinstance(result, Noted):
+            raise TypeError(f"{formula.__qualname__} returns a {type(result).__name__}; a kernel returns one array")
         return compiled("formula", [*lines, f"    return {result.name}"], __file__, names)
 
     return rule(make)

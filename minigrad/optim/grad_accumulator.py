@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import bad_value, check_int
-from ..grad_arithmetic import by_device
+from ..grad_arithmetic import scale_grads
 from ..grad_store import GradStore, TensorId
 from ..tensor import Tensor
 
@@ -174,8 +174,7 @@ def _copy(grad: Tensor) -> Tensor:
 
 def _scale(grads: Iterable[Tensor], factor: float) -> None:
     if factor != 1.0:
-        for device, arrays in by_device(grads).items():
-            device.kernels.grad_norm.scale_(arrays, factor)
+        scale_grads(grads, factor)
 
 
 def _named(params: Iterable[Tensor | tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
