@@ -151,6 +151,9 @@ def _where(args, n, strides, source, target):
 
 @inline
 def _repeat(x, y):
+    if x.shape[0] == 1:
+        y[:] = x[0]  # in vectors
+        return
     for first in range(0, y.shape[0], x.shape[0]):
         for i in range(min(x.shape[0], y.shape[0] - first)):
             y[first + i] = x[i]
