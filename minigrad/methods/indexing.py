@@ -89,12 +89,12 @@ class IndexingMethods:
         """
         if as_tuple and not self.ndim:
             return self.reshape(1).nonzero(as_tuple=True)
-        sizes = np.array([max(n, 1) for n in self.shape], np.int64)
-        strides = np.array([max(math.prod(self.shape[i + 1 :]), 1) for i in range(self.ndim)], np.int64)
-        where = (self != 0).reshape(-1)
-        found = self.tensor_type(np.arange(self.numel()), device=self.device)[where].unsqueeze(1)
-        step, size = (self.tensor_type(n, device=self.device) for n in (strides, sizes))
-        places = found // step % size
+        rest = self.tensor_type(np.arange(self.numel()), device=self.device)[(self != 0).reshape(-1)]
+        places = rest.new_empty(len(rest), self.ndim)
+        for dim in range(self.ndim):
+            step = max(math.prod(self.shape[dim + 1 :]), 1)
+            places[:, dim] = rest // step
+            rest = rest - places[:, dim] * step
         return places.unbind(1) if as_tuple else places
 
     def diag(self: Tensor, diagonal: int = 0) -> Tensor:

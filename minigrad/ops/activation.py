@@ -94,12 +94,15 @@ class Hardswish(FloatFunction):
 
     def forward(self, x: Any) -> Any:
         self.saved = (x,)
-        k = self.kernels.elementwise
         with self.kernels.quiet():  # -inf gives NaN
-            return k.div(k.mul(x, k.clamp(k.add(x, 3), 0, 6)), 6)
+            return self.kernels.elementwise.fused(_hardswish, x)
 
     def backward(self, dy: Any) -> Any:
         (x,) = self.saved
         k, c = self.kernels.elementwise, self.kernels.comparison
         slope = k.where(c.lt(x, 3), k.add(k.div(x, 3), 0.5), self.kernels.full((), 1, x.dtype))
         return k.select(c.gt(x, -3), k.mul(dy, slope))
+
+
+def _hardswish(k: Any, x: Any) -> Any:
+    return k.div(k.mul(x, k.clamp(k.add(x, 3), 0, 6)), 6)

@@ -83,9 +83,7 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
 
 
 def _kind(x: Any) -> Any:
-    if isinstance(x, np.ndarray | np.generic):
-        return x.dtype
-    return BOOL if isinstance(x, bool) else type(x)
+    return getattr(x, "dtype", None) or (BOOL if isinstance(x, bool) else type(x))
 
 
 def _example(x: Any) -> Any:
@@ -277,10 +275,10 @@ class Chunked:
         """The result, in ``out`` if it is given; by the program for ``worth`` elements of steps or more."""
         arrays = [x for x in inputs if isinstance(x, np.ndarray)]
         program = self.program_for(*inputs)
-        size = max((x.size for x in arrays), default=0)
+        size = max([x.size for x in arrays], default=0)
         steps = program.steps if program is not None else 0
         enough = size * steps >= (2 * worth if steps == 1 else worth)  # NumPy's one step is as fast but for threads
-        if program is not None and 1 < size and enough and all(map(_plainly_laid_out, arrays)):
+        if program is not None and 1 < size and enough and all([_plainly_laid_out(x) for x in arrays]):
             with contextlib.suppress(ValueError, OverflowError, TypeError):  # NumPy will say what does not fit
                 return program.run(inputs, out)
         return self.function(*inputs) if out is None else self.function(*inputs, out)
