@@ -17,6 +17,7 @@ from .toolbox.vector_math import maxnum
 
 FEW = 4096  # elements that NumPy folds in the time of a launch
 BLOCK = 16384  # elements of a row that one task folds
+SUM, LARGEST, SMALLEST, PRODUCT = 0, 1, -1, 2  # what _fold_rows makes of a row
 
 
 @kernel
@@ -59,8 +60,8 @@ def _cumprod_backward(dy, x, y, dx):
 
 
 @task_kernel
-def _fold_rows(task, tasks, x, y, sign):
-    """y[i, b] = the sum of block b of row i of x for sign 0, else the largest (1) or the smallest (-1)."""
+def _fold_rows(task, tasks, x, y, fold):
+    """y[i, b] = the sum of block b of row i of x, or what else ``fold`` says."""
     whole_vectors()
     rows, blocks = y.shape
     real, columns = x.dtype.type, x.shape[1]
@@ -68,15 +69,19 @@ def _fold_rows(task, tasks, x, y, sign):
         i, b = part // blocks, part % blocks
         end = min(columns, (b + 1) * BLOCK)
         total = real(0)
-        if sign == 0:
+        if fold == SUM:
             for start in range(b * BLOCK, end, SUM_BLOCK):
                 block, strip = x[i, start : min(end, start + SUM_BLOCK)], real(0)
                 for j in range(block.shape[0]):
                     strip += block[j]
                 total += strip
+        elif fold == PRODUCT:
+            block, total = x[i, b * BLOCK : end], real(1)
+            for j in range(block.shape[0]):
+                total *= block[j]
         else:
             block, missing = x[i, b * BLOCK : end], real(0)
-            total, factor = -real(np.inf), real(sign)
+            total, factor = -real(np.inf), real(fold)
             for j in range(block.shape[0]):
                 total = maxnum(total, factor * block[j])
             for j in range(block.shape[0]):
@@ -85,7 +90,29 @@ def _fold_rows(task, tasks, x, y, sign):
         y[i, b] = total
 
 
-def _folded(x: np.ndarray, axes: tuple[int, ...], keepdim: bool, sign: int, fold: np.ufunc) -> np.ndarray | None:
+@task_kernel
+def _scan_rows(task, tasks, x, y, product, backward):
+    """y[i, j] = the sum (or the product) of x[i, 0] to x[i, j], or from the row's end on backward."""
+    rows, n = x.shape
+    for i in range(task * rows // tasks, (task + 1) * rows // tasks):
+        total = 1.0 if product else 0.0
+        for k in range(n):
+            j = n - 1 - k if backward else k
+            total = total * x[i, j] if product else total + x[i, j]
+            y[i, j] = total
+
+
+def _scanned(x: np.ndarray, axis: int, product: bool = False, backward: bool = False) -> np.ndarray | None:
+    """The scan of a large floating array along its last axis, with totals in float64; None of others."""
+    if x.size < FEW or x.dtype.char not in "fd" or axis != x.ndim - 1 or numba.config.DISABLE_JIT:
+        return None
+    y = np.empty(x.shape, x.dtype)
+    rows, results = (a.reshape(-1, x.shape[-1]) for a in (operand(np.ascontiguousarray(x)), y))
+    _scan_rows.launch(x.dtype, min(get_num_threads(), len(rows)), rows, results, product, backward)
+    return y
+
+
+def _folded(x: np.ndarray, axes: tuple[int, ...], keepdim: bool, kind: int, fold: np.ufunc) -> np.ndarray | None:
     """``fold`` over the last axes of a large contiguous array, whose order depends on the shape only; else None."""
     first = x.ndim - len(axes)
     simple = x.dtype.char in "fd" and x.flags.c_contiguous and x.flags.aligned and not numba.config.DISABLE_JIT
@@ -96,7 +123,7 @@ def _folded(x: np.ndarray, axes: tuple[int, ...], keepdim: bool, sign: int, fold
     blocks = -(-columns // BLOCK)
     parts = np.empty((y.size, blocks), x.dtype) if blocks > 1 else y.reshape(-1, 1)
     tasks = min(parts.size, get_num_threads(), -(-x.size // BLOCK))
-    _fold_rows.launch(x.dtype, tasks, operand(x).reshape(-1, columns), parts, sign)
+    _fold_rows.launch(x.dtype, tasks, operand(x).reshape(-1, columns), parts, kind)
     if blocks > 1:
         fold.reduce(parts, 1, None, y.reshape(-1))
     return y
@@ -110,7 +137,7 @@ class reduce(plain):
         dtype = dtype or x.dtype
         if x.dtype.char == "?" and len(axes) == x.ndim and not keepdim and np.dtype(dtype).kind in "iu":
             return np.asarray(np.count_nonzero(x), dtype)
-        if dtype == x.dtype and (y := _folded(x, axes, keepdim, 0, np.add)) is not None:
+        if dtype == x.dtype and (y := _folded(x, axes, keepdim, SUM, np.add)) is not None:
             return y
         # NumPy adds the rows of a matrix one after the other, and passes over the sums for each.
         if (
@@ -135,13 +162,33 @@ class reduce(plain):
 
     def max(x: np.ndarray, axes: tuple[int, ...], keepdim: bool) -> np.ndarray:
         """Largest value over ``axes``; NaN if there is one."""
-        y = _folded(x, axes, keepdim, 1, np.maximum)
+        y = _folded(x, axes, keepdim, LARGEST, np.maximum)
         return plain.max(x, axes, keepdim) if y is None else y
 
     def min(x: np.ndarray, axes: tuple[int, ...], keepdim: bool) -> np.ndarray:
         """Smallest value over ``axes``; NaN if there is one."""
-        y = _folded(x, axes, keepdim, -1, np.minimum)
+        y = _folded(x, axes, keepdim, SMALLEST, np.minimum)
         return plain.min(x, axes, keepdim) if y is None else y
+
+    def prod(x: np.ndarray, axis: int, keepdim: bool, dtype: Any) -> np.ndarray:
+        """Product along ``axis``, in ``dtype``."""
+        y = _folded(x, (axis,), keepdim, PRODUCT, np.multiply) if x.dtype == dtype else None
+        return plain.prod(x, axis, keepdim, dtype) if y is None else y
+
+    def cumsum(x: np.ndarray, axis: int) -> np.ndarray:
+        """Sums of the first 1, 2, ... values along ``axis``."""
+        y = _scanned(x, axis)
+        return plain.cumsum(x, axis) if y is None else y
+
+    def reverse_cumsum(x: np.ndarray, axis: int) -> np.ndarray:
+        """Sums of the last n, n-1, ... values along ``axis``."""
+        y = _scanned(x, axis, backward=True)
+        return plain.reverse_cumsum(x, axis) if y is None else y
+
+    def cumprod(x: np.ndarray, axis: int) -> np.ndarray:
+        """Products of the first 1, 2, ... values along ``axis``."""
+        y = _scanned(x, axis, product=True)
+        return plain.cumprod(x, axis) if y is None else y
 
     def cumprod_backward(dy: np.ndarray, x: np.ndarray, y: np.ndarray, axis: int) -> np.ndarray:
         """dx of y = ``cumprod(x)``, in time n, by PyTorch's formula; float32 or float64. Any strides."""
