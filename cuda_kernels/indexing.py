@@ -158,12 +158,12 @@ def _flat_places(shape: tuple[int, ...], axis: int, indices: Array) -> Array:
 # Sorting, one-hot -----------------------------------------------------------------------------------------------------
 
 
-def argsort(x: Array, axis: int, descending: bool) -> Array:
-    """Indices (int64) that sort ``x`` stably along ``axis``; NaN counts as the largest."""
+def argsort(x: Array, axis: int, descending: bool, first: int | None = None) -> Array:
+    """The ``first`` (default: all) indices (int64) of ``x`` sorted stably along ``axis``; NaN is the largest."""
     last = contiguous(x.swapaxes(axis, -1))
     n = last.shape[-1]
     _, order = sort_rows(last.reshape(last.size // n if n else 0, n), descending)
-    return contiguous(order.reshape(last.shape).swapaxes(axis, -1))
+    return contiguous(order.reshape(last.shape)[..., :first].swapaxes(axis, -1))
 
 
 def one_hot(indices: Array, classes: int) -> Array:

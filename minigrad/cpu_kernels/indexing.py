@@ -1,25 +1,115 @@
 """Reading and adding at positions: the plain family, with the sums at positions that may repeat compiled."""
 
+import math
 from typing import Any
 
+import numba
 import numpy as np
 
 from ..plain_kernels import indexing as plain
 from . import embedding
-from .toolbox.jit import kernel
+from .toolbox.register_tile import operand
+from .toolbox.threads import task_kernel, tasks_of_rows
 
+FEW = 4096  # elements that NumPy picks in the time of a launch
+ALONE = 16384  # elements of a task
+MOST_BEST = 128  # so many of a row are found by comparing each element with those found before
 FLOATS = (np.float32, np.float64)
 globals().update(
-    (name, getattr(plain, name)) for name in vars(plain) if name not in ("add_at", "scatter_add") and name[0] != "_"
+    (name, getattr(plain, name))
+    for name in vars(plain)
+    if name not in ("add_at", "argsort", "gather", "index", "scatter_add") and name[0] != "_"
 )
 
 
-@kernel
-def _scatter_add(x, places, y):
-    for o in range(places.shape[0]):
-        for i in range(places.shape[1]):
-            for j in range(places.shape[2]):
-                x[o, places[o, i, j], j] += y[o, i, j]
+@task_kernel
+def _gather(task, tasks, x, places, step, y):
+    """y[i, k] = x[o, places[i, k] * step + k], without k if step is 1; equally many rows i one by one for each o."""
+    rows, of_one = y.shape[0], y.shape[0] // x.shape[0]
+    along = 0 if step == 1 else 1
+    for i in range(task * rows // tasks, (task + 1) * rows // tasks):
+        row = x[i // of_one]
+        for k in range(y.shape[1]):
+            y[i, k] = row[places[i, k] * step + k * along]
+
+
+@task_kernel
+def _scatter_add(task, tasks, x, places, step, y):
+    """The same places of x += y[i, k]; the rows of an o are one task's, in order."""
+    outer, of_one = x.shape[0], y.shape[0] // x.shape[0]
+    along = 0 if step == 1 else 1
+    for i in range(task * outer // tasks * of_one, (task + 1) * outer // tasks * of_one):
+        row = x[i // of_one]
+        for k in range(y.shape[1]):
+            row[places[i, k] * step + k * along] += y[i, k]
+
+
+def _in_rows(
+    x: np.ndarray, axis: int, places: np.ndarray, y: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, int, np.ndarray]:
+    """Arguments of the two kernels above."""
+    step = math.prod(x.shape[axis + 1 :])
+    width = places.shape[axis] if step == 1 else step
+    return x.reshape(-1, x.shape[axis] * step), places.reshape(-1, width), step, y.reshape(-1, width)
+
+
+def gather(x: np.ndarray, axis: int, indices: np.ndarray) -> np.ndarray:
+    """y[i][j][k] = x[i][indices[i][j][k]][k] (for axis 1), the shape of ``indices``, each from 0 on and in range."""
+    others = (*indices.shape[:axis], x.shape[axis], *indices.shape[axis + 1 :])
+    if indices.size < FEW or others != x.shape or numba.config.DISABLE_JIT:
+        return plain.gather(x, axis, indices)
+    y = np.empty(indices.shape, x.dtype)
+    word = f"u{x.itemsize}"
+    x, indices = (operand(np.ascontiguousarray(a)) for a in (x, indices))
+    arguments = _in_rows(x.view(word), axis, indices, y.view(word))
+    _gather.launch(word, tasks_of_rows(*arguments[1].shape, ALONE), *arguments)
+    return y
+
+
+@task_kernel
+def _best(task, tasks, x, descending, places):
+    """places[i]: where the first elements of row i in sorted order are, each put in its place among those before."""
+    rows, most = places.shape
+    values = np.empty(most, x.dtype)
+    for i in range(task * rows // tasks, (task + 1) * rows // tasks):
+        found = 0
+        for j in range(x.shape[1]):
+            value, at = x[i, j], found
+            while at > 0:
+                other = values[at - 1]
+                above, last = value > other, value != value
+                below, last_is_other = value < other, other != other
+                if descending:
+                    before = above or (last and not last_is_other)
+                else:
+                    before = below or (last_is_other and not last)
+                if not before:
+                    break
+                if at < most:
+                    values[at], places[i, at] = other, places[i, at - 1]
+                at -= 1
+            if at < most:
+                values[at], places[i, at] = value, j
+                found = min(found + 1, most)
+
+
+def argsort(x: np.ndarray, axis: int, descending: bool, first: int | None = None) -> np.ndarray:
+    """The ``first`` (default: all) indices (int64) of ``x`` sorted stably along ``axis``; NaN is the largest."""
+    few = first is not None and 0 < first <= min(MOST_BEST, x.shape[axis] // 8) and x.size >= FEW
+    if not few or x.dtype.char not in "fdilq" or numba.config.DISABLE_JIT:
+        return plain.argsort(x, axis, descending, first)
+    rows = operand(np.ascontiguousarray(np.moveaxis(x, axis, -1)))
+    places = np.empty((*rows.shape[:-1], first), np.int64)
+    flat = rows.reshape(-1, rows.shape[-1])
+    _best.launch(x.dtype, tasks_of_rows(*flat.shape, ALONE), flat, descending, places.reshape(-1, first))
+    return np.moveaxis(places, -1, axis)
+
+
+def index(x: np.ndarray, where: Any) -> np.ndarray:
+    """x[where], as the plain one; the elements under a mask by their places, which NumPy finds sooner."""
+    if isinstance(where, np.ndarray) and where.dtype == bool and where.shape == x.shape:
+        return x.reshape(-1).take(np.flatnonzero(where))
+    return plain.index(x, where)
 
 
 def add_at(x: np.ndarray, where: Any, y: np.ndarray, distinct: bool) -> None:
@@ -39,9 +129,8 @@ def scatter_add(x: np.ndarray, axis: int, indices: np.ndarray, y: np.ndarray) ->
     if places is None or not indices.shape == y.shape == expected:
         plain.scatter_add(x, axis, indices, y)
         return
-    inner = int(np.prod(x.shape[axis + 1 :]))
-    folded = [np.ascontiguousarray(a).reshape(-1, a.shape[axis], inner) for a in (places, y)]
-    _scatter_add(x.reshape(-1, x.shape[axis], inner), *folded)
+    arguments = _in_rows(x, axis, *(operand(np.ascontiguousarray(a)) for a in (places, y)))
+    _scatter_add.launch(x.dtype, tasks_of_rows(len(arguments[0]), y.size // len(arguments[0]), ALONE), *arguments)
 
 
 def _places(indices: np.ndarray, x: np.ndarray, y: Any, axis: int = 0) -> np.ndarray | None:

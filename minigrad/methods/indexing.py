@@ -219,7 +219,7 @@ class IndexingMethods:
         if not self.ndim:
             return ValuesAndIndices(*(x.reshape(()) for x in self.reshape(1).topk(k)))
         expect(0 <= k <= self.shape[dim], "topk: k", k, f"0 to {self.shape[dim]}, the size of dim {dim}")
-        order = self.argsort(dim, largest)[(slice(None),) * dim + (slice(k),)]
+        order = indexing.ArgSort.apply(self, axis=dim, descending=largest, first=k)
         return ValuesAndIndices(self._at(dim, order), order)
 
     def _at(self: Tensor, dim: int, index: Tensor) -> Tensor:

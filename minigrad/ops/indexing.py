@@ -145,13 +145,13 @@ class ScatterExtremum(Function):
 
 
 class ArgSort(Function):
-    """Indices that sort x along an axis, stably; no gradient."""
+    """Indices that sort x along an axis, stably, or the ``first`` of them; no gradient."""
 
     __slots__ = ()
     differentiable = False
 
-    def forward(self, x: Any, *, axis: int, descending: bool) -> Any:
-        return self.kernels.indexing.argsort(x, axis, descending)
+    def forward(self, x: Any, *, axis: int, descending: bool, first: int | None = None) -> Any:
+        return self.kernels.indexing.argsort(x, axis, descending, first)
 
 
 class OneHot(Function):

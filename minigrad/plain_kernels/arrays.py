@@ -164,13 +164,14 @@ class indexing:
         indexing.scatter(last, axis, indices, order)
         return indexing.gather(last, axis, indices) == order
 
-    def argsort(x: np.ndarray, axis: int, descending: bool) -> np.ndarray:
-        """Indices (int64) that sort ``x`` stably along ``axis``; NaN counts as the largest."""
-        if not descending:
-            return np.argsort(x, axis=axis, kind="stable")
-        # A stable descending order: reverse, sort ascending (stable), reverse back.
-        n = x.shape[axis]
-        return np.flip(n - 1 - np.argsort(np.flip(x, axis), axis=axis, kind="stable"), axis)
+    def argsort(x: np.ndarray, axis: int, descending: bool, first: int | None = None) -> np.ndarray:
+        """The ``first`` (default: all) indices (int64) of ``x`` sorted stably along ``axis``; NaN is the largest."""
+        if descending:  # stably: reverse, sort ascending (stable), reverse back
+            order = np.argsort(np.flip(x, axis), axis=axis, kind="stable")
+            order = np.flip(x.shape[axis] - 1 - order, axis)
+        else:
+            order = np.argsort(x, axis=axis, kind="stable")
+        return order[(slice(None),) * axis + (slice(first),)]
 
     def one_hot(indices: np.ndarray, classes: int) -> np.ndarray:
         """int64, a new last axis with 1 at the index."""
