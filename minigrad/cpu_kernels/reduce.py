@@ -170,6 +170,7 @@ class reduce(plain):
         y = _folded(x, axes, keepdim, SMALLEST, np.minimum)
         return plain.min(x, axes, keepdim) if y is None else y
 
+    @quiet
     def prod(x: np.ndarray, axis: int, keepdim: bool, dtype: Any) -> np.ndarray:
         """Product along ``axis``, in ``dtype``."""
         y = _folded(x, (axis,), keepdim, PRODUCT, np.multiply) if x.dtype == dtype else None

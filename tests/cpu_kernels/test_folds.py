@@ -1,4 +1,4 @@
-"""Sums and extrema of large contiguous arrays over their last axes, against NumPy in float64."""
+"""Sums, extrema, products and scans of large arrays over their last axes, against NumPy in float64."""
 
 import numpy as np
 import pytest
@@ -34,6 +34,23 @@ def test_folds(shape: str, name: str) -> None:
         for special in (np.inf, -np.inf, np.nan):
             x.reshape(-1)[[0, -1]] = special
             np.testing.assert_allclose(kernel(x, axes, False), by_numpy(x.astype(np.float64), axes), rtol)
+
+
+@pytest.mark.parametrize("shape", [(100, 65), (3, 50_000), (20_000,), (20_000, 1)])
+def test_products_and_scans(shape: tuple[int, ...]) -> None:
+    k, last = cpu_kernels.reduce, len(shape) - 1
+    for dtype, rtol in ((np.float32, 2e-5), (np.float64, 1e-12)):
+        x = np.random.default_rng(0).uniform(0.99, 1.01, shape).astype(dtype)
+        for special in (None, np.inf, np.nan):
+            if special is not None:
+                x.reshape(-1)[[5, -1]] = special, 0
+            wide = x.astype(np.float64)
+            np.testing.assert_allclose(k.prod(x, last, False, x.dtype), wide.prod(-1), rtol)
+            for order in (x, np.asfortranarray(x)):
+                np.testing.assert_allclose(k.cumsum(order, last), wide.cumsum(-1), rtol)
+                np.testing.assert_allclose(k.cumprod(order, last), wide.cumprod(-1), rtol)
+                backward = np.flip(np.flip(wide, -1).cumsum(-1), -1)
+                np.testing.assert_allclose(k.reverse_cumsum(order, last), backward, rtol)
 
 
 def test_a_graph_folds_what_may_not_be_written() -> None:

@@ -34,6 +34,31 @@ def test_repeated_and_negative_positions(shape: tuple[int, ...], axis: int, dtyp
     both("add_at", x, (rows,), y[:1, :1, ...], False)  # y broadcasts
 
 
+@pytest.mark.parametrize("dtype", [*DTYPES, np.bool_])
+@pytest.mark.parametrize(
+    ("shape", "axis", "n"), [((90, 70), 1, 80), ((90, 70), 0, 99), ((9, 60, 40), 1, 70), ((9000,), 0, 9000)]
+)
+def test_large_arrays(shape: tuple[int, ...], axis: int, n: int, dtype) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.integers(-50, 50, shape).astype(dtype)
+    places = rng.integers(0, shape[axis], (*shape[:axis], n, *shape[axis + 1 :]))
+    layouts = (x, places), (np.asfortranarray(x), np.asfortranarray(places))
+    for x, places in layouts:
+        same("gather", x, axis, places)
+        same("index", x, x > 3)
+        both("scatter_add", np.ascontiguousarray(x), axis, places, rng.normal(0, 5, places.shape).astype(dtype))
+        if x.dtype.kind == "f":
+            x[x == 7] = np.nan
+        for descending in (False, True):
+            same("argsort", x, axis, descending, 3)
+
+
+def same(name: str, *arguments) -> None:
+    results = [getattr(kernels.indexing, name)(*arguments) for kernels in (cpu_kernels, plain_kernels)]
+    assert results[0].dtype == results[1].dtype
+    np.testing.assert_array_equal(*results)
+
+
 @pytest.mark.parametrize("place", [6, -7])
 def test_positions_out_of_range_change_nothing(place: int) -> None:
     x = np.zeros((6, 3), np.float32)
