@@ -48,10 +48,13 @@ from .register_tile import (
 from .threads import task_kernel
 
 AVAILABLE = VECTOR_BYTES == 64 and cpu_has("avx512bf16")
+AMX = AVAILABLE and cpu_has("amx-bf16")
 LANES = 16  # pairs in a vector
 PANEL = TILE_VECTORS * LANES  # columns in a panel
+ROWS = 2 * LANES if AMX else TILE_ROWS  # of a tile of the result
+STEP = LANES if AMX else 1  # pairs that a tile takes at once
 DEPTH_BLOCK = 512  # of k: with COLUMN_BLOCK, 512 KiB of packed b, which stay in L2
-COLUMN_BLOCK = 512
+COLUMN_BLOCK = 1024 if AMX else 512
 ROW_BLOCK = 2 * PANEL
 
 # Declared as older LLVM has them, with integers for bfloat16; newer LLVM converts such declarations.
@@ -117,17 +120,106 @@ def _multiply_tile(
     emit_tile(vectors, pairs, (a, a_offsets, INT64(PANEL)), b, add, (start, start_row), (y, y_row))
 
 
+# ---------------------------------------------------------------- instructions of AMX
+#
+# Its eight registers are tiles of 16 rows of 64 bytes. One instruction multiplies a tile of 16 rows of 16 pairs along k
+# by one of 16 pairs of 16 columns, and adds the product to a tile of 16 x 16 floats (Intel's manual, chapter
+# "Programming with Intel AMX").
+
+_BYTE = ir.IntType(8)
+_SIZES = bytes([1]) + bytes(15) + 8 * bytes([64, 0]) + bytes(16) + 8 * bytes([16]) + bytes(8)
+"""What the registers are: palette 1, then the bytes of a row (16 bits) and the rows of each."""
+
+
+def _amx(builder: Any, name: str, *arguments: Any) -> None:
+    values = [_BYTE(x) if isinstance(x, int) else x for x in arguments]
+    function_type = ir.FunctionType(ir.VoidType(), [x.type for x in values])
+    builder.call(cgutils.get_or_insert_function(builder.module, function_type, f"llvm.x86.{name}"), values)
+
+
+@emits(lambda: types.void())
+def _begin_tiles(context: Any, builder: Any, signature: Any) -> None:
+    """Let this thread's registers be tiles of 16 rows of 64 bytes."""
+    sizes = cgutils.global_constant(builder, "minigrad.amx", ir.Constant(ir.ArrayType(_BYTE, 64), bytearray(_SIZES)))
+    _amx(builder, "ldtilecfg", builder.bitcast(sizes, _BYTE.as_pointer()))
+
+
+@emits(lambda: types.void())
+def _end_tiles(context: Any, builder: Any, signature: Any) -> None:
+    _amx(builder, "tilerelease")
+
+
+@emits(
+    lambda pairs, a, b, start, start_row, y, y_row: types.void(types.int64, a, b, start, types.int64, y, types.int64)
+)
+def _multiply_by_amx(
+    context: Any, builder: Any, signature: Any,
+    pairs: Any, a: Any, b: Any, start: Any, start_row: Any, y: Any, y_row: Any,
+) -> None:  # fmt: skip
+    """As ``_multiply_tile``, for 32 rows; ``a`` is a panel that ``_turn_panels`` has turned, ``pairs`` whole tiles."""
+    halves = (0, 1)
+
+    def tile(address: Any, row: Any, i: int, j: int) -> tuple[Any, Any]:
+        """Where 16 rows and columns of one are, and the bytes between its rows."""
+        offset = builder.add(builder.mul(row, INT64(i * LANES)), INT64(j * LANES))
+        place = builder.bitcast(builder.gep(address, [offset]), _BYTE.as_pointer())
+        return place, builder.mul(row, INT64(4))
+
+    for i in halves:
+        for j in halves:
+            _amx(builder, "tileloadd64", 2 * i + j, *tile(start, start_row, i, j))
+    with cgutils.for_range_slice(builder, INT64(0), pairs, INT64(LANES)) as (pair, _):
+        step = builder.mul(pair, INT64(PANEL))
+        for half in halves:
+            _amx(builder, "tileloadd64", 4 + half, *tile(builder.gep(a, [step]), INT64(PANEL), 0, half))
+            _amx(builder, "tileloadd64", 6 + half, *tile(builder.gep(b, [step]), INT64(PANEL), 0, half))
+        for i in halves:
+            for j in halves:
+                _amx(builder, "tdpbf16ps", 2 * i + j, 4 + i, 6 + j)
+    for i in halves:
+        for j in halves:
+            _amx(builder, "tilestored64", 2 * i + j, *tile(y, y_row, i, j))
+
+
+@emits(lambda x: types.void(x))
+def _turn_square(context: Any, builder: Any, signature: Any, x: Any) -> None:
+    """Transpose 16 x 16 pairs in a panel, in place."""
+    vectors = Vectors(builder, context, types.float32)
+    rows = [vectors.load(x, INT64(r * PANEL)) for r in range(LANES)]
+    transpose_registers(builder, rows)
+    for r, row in enumerate(rows):
+        vectors.store(row, x, INT64(r * PANEL))
+
+
+@kernel
+def _turn_panels(packed, pairs, width):
+    """Transpose the squares of 16 x 16 pairs in panels: rows are what follows each other along k."""
+    for first in range(0, round_up(width, PANEL) * pairs, LANES * PANEL):
+        for column in range(0, PANEL, LANES):
+            _turn_square(advance(packed, first + column))
+
+
+@emits(lambda *arguments: types.void(*arguments))
+def _nothing(*_: Any) -> None:
+    """In place of what only AMX needs."""
+
+
+multiply_tile: Any = _multiply_by_amx if AMX else _multiply_tile
+turn_panels: Any = _turn_panels if AMX else _nothing
+begin_tiles: Any = _begin_tiles if AMX else _nothing
+end_tiles: Any = _end_tiles if AMX else _nothing
+
+
 # ---------------------------------------------------------------- loops
 
 
 @kernel
-def _round_panels(b, b_row, b_column, depth, width, packed, corner):
-    """Round b[:depth, :width] into panels of pairs, padded with zeros to whole panels and an even depth.
+def _round_panels(b, b_row, b_column, depth, width, pairs, packed, corner):
+    """Round b[:depth, :width] into panels of pairs, padded with zeros to whole panels and ``pairs``.
 
-    The panel of column j starts at j * pairs, with pairs = (depth + 1) // 2. ``corner`` is room for two vectors.
+    The panel of column j starts at j * pairs. ``corner`` is room for two vectors.
     """
     not_inlined()
-    pairs = (depth + 1) // 2
     following = advance(corner, LANES)
     for j in range(0, round_up(width, PANEL), LANES):
         source = advance(b, j * b_column)
@@ -145,7 +237,7 @@ def _round_panels(b, b_row, b_column, depth, width, packed, corner):
                 _round_columns(advance(source, 2 * p), b_column, advance(target, p * PANEL))
         for p in range(done, pairs):
             for c in range(LANES):
-                corner[c] = source[2 * p * b_row + c * b_column] if c < used else 0
+                corner[c] = source[2 * p * b_row + c * b_column] if c < used and 2 * p < depth else 0
                 inside = c < used and 2 * p + 1 < depth
                 following[c] = source[(2 * p + 1) * b_row + c * b_column] if inside else 0
             _round_two_rows(corner, following, advance(target, p * PANEL))
@@ -161,13 +253,15 @@ def _multiply_rounded(
         width = min(COLUMN_BLOCK, columns - j)
         for k in range(0, depth, DEPTH_BLOCK):
             block_depth = min(DEPTH_BLOCK, depth - k)
-            pairs = (block_depth + 1) // 2
-            _round_panels(advance(b, k * b_row + j * b_column), b_row, b_column, block_depth, width, packed_b, corner)
+            pairs = round_up((block_depth + 1) // 2, STEP)
+            b_block = advance(b, k * b_row + j * b_column)
+            _round_panels(b_block, b_row, b_column, block_depth, width, pairs, packed_b, corner)
             for i in range(0, rows, ROW_BLOCK):
                 height = min(ROW_BLOCK, rows - i)
                 a_block = advance(a, i * a_row + k * a_column)
-                _round_panels(a_block, a_column, a_row, block_depth, height, packed_a, corner)
-                for tile_i in range(0, height, TILE_ROWS):
+                _round_panels(a_block, a_column, a_row, block_depth, height, pairs, packed_a, corner)
+                turn_panels(packed_a, pairs, height)
+                for tile_i in range(0, height, ROWS):
                     a_tile = advance(packed_a, tile_i // PANEL * PANEL * pairs + tile_i % PANEL)
                     for tile_j in range(0, width, PANEL):
                         panel = advance(packed_b, tile_j * pairs)
@@ -178,11 +272,11 @@ def _multiply_rounded(
                             start, start_row = advance(bias, j + tile_j), 0
                         else:
                             start, start_row = zeros, 0
-                        if tile_i + TILE_ROWS <= height and tile_j + PANEL <= width:
-                            _multiply_tile(pairs, a_tile, panel, start, start_row, target, y_row)
+                        if tile_i + ROWS <= height and tile_j + PANEL <= width:
+                            multiply_tile(pairs, a_tile, panel, start, start_row, target, y_row)
                         else:
-                            _multiply_tile(pairs, a_tile, panel, zeros, 0, edge, PANEL)
-                            rows_inside, columns_inside = min(TILE_ROWS, height - tile_i), min(PANEL, width - tile_j)
+                            multiply_tile(pairs, a_tile, panel, zeros, 0, edge, PANEL)
+                            rows_inside, columns_inside = min(ROWS, height - tile_i), min(PANEL, width - tile_j)
                             add_edge(edge, start, start_row, target, y_row, rows_inside, columns_inside)
 
 
@@ -195,18 +289,19 @@ def multiply_cells(
     a_row, a_column, b_row, b_column, y_row, _ = strides
     rows, columns, depth = sizes
     row_parts, column_parts = grid
-    pairs = (min(depth, DEPTH_BLOCK) + 1) // 2
-    small = aligned_empty(2 * LANES + PANEL + TILE_ROWS * PANEL, y)
+    pairs = round_up((min(depth, DEPTH_BLOCK) + 1) // 2, STEP)
+    small = aligned_empty(2 * LANES + PANEL + ROWS * PANEL, y)
     small[2 * LANES : 2 * LANES + PANEL] = 0
     packed_b = aligned_empty(pairs * min(round_up(columns, PANEL), COLUMN_BLOCK), y)
     packed_a = aligned_empty(pairs * min(round_up(rows, PANEL), ROW_BLOCK), y)
+    begin_tiles()
     parts = row_parts * column_parts
     cells = len(a_offsets) * parts
     for cell in range(task * cells // tasks, (task + 1) * cells // tasks):
         batch, part = cell // parts, cell % parts
         row_part, column_part = part // column_parts, part % column_parts
-        i, j = bound(row_part, row_parts, rows, TILE_ROWS), bound(column_part, column_parts, columns, PANEL)
-        height = bound(row_part + 1, row_parts, rows, TILE_ROWS) - i
+        i, j = bound(row_part, row_parts, rows, ROWS), bound(column_part, column_parts, columns, PANEL)
+        height = bound(row_part + 1, row_parts, rows, ROWS) - i
         width = bound(column_part + 1, column_parts, columns, PANEL) - j
         _multiply_rounded(
             advance(pointer(a), a_offsets[batch] + i * a_row), a_row, a_column,
@@ -215,6 +310,7 @@ def multiply_cells(
             advance(pointer(y), batch * rows * columns + i * y_row + j), y_row,
             height, width, depth, pointer(packed_a), pointer(packed_b), pointer(small),
         )  # fmt: skip
+    end_tiles()
     keep_alive((small, packed_a, packed_b))
 
 
