@@ -281,6 +281,28 @@ def test_the_largest_number_becomes_infinite_and_denormal_ones_count_as_zero(pre
     np.testing.assert_array_equal(matmul(np.full((3, 3), np.float32(1e-39)), np.full((3, 3), np.float32(1e38))), 0)
 
 
+COMPILED_FOR_AMX = """
+import numpy as np
+from minigrad.cpu_kernels.toolbox.bfloat16_product import multiply_cells
+one, places = np.zeros(1, np.float32), np.zeros(1, np.int64)
+multiply_cells.address(None, (one, one, one, False, one, places, places, (1,) * 6, (1,) * 3, (1, 1)))
+(code,) = multiply_cells.kernel.inspect_asm().values()
+print(*(name in code for name in ("ldtilecfg", "tdpbf16ps", "tilerelease", "vdpbf16ps")))
+"""
+
+
+def test_a_cpu_with_amx_multiplies_tiles(tmp_path):
+    """Compiled for one, whatever this CPU is; where it has AMX, all the others of these tests run that code."""
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        pytest.skip("AMX is x86's")
+    features = "+avx,+avx2,+fma,+avx512f,+avx512bw,+avx512vl,+avx512dq,+avx512bf16"
+    for amx, expected in ((",+amx-tile,+amx-bf16", "True True True False"), ("", "False False False True")):
+        environment = {"NUMBA_CPU_NAME": "sapphirerapids", "NUMBA_CPU_FEATURES": features + amx}
+        environment |= {"NUMBA_NUM_THREADS": "1", "MINIGRAD_CACHE_DIR": str(tmp_path)}
+        result = python("-c", COMPILED_FOR_AMX, env=environment, returncode=0)
+        assert result.stdout.split() == expected.split()
+
+
 @MEDIUM
 def test_all_products_of_a_linear_layer_are_of_rounded_operands(precision):
     """The gradient of the bias is exact."""

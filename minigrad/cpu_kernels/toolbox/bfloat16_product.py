@@ -1,4 +1,4 @@
-"""Matrix product of float32 operands that are rounded to bfloat16, summed in float32: ``vdpbf16ps`` of AVX-512.
+"""Matrix product of float32 operands that are rounded to bfloat16, summed in float32, by AVX-512 or AMX.
 
 bfloat16 is the upper half of a float32: 8 bits of exponent, 8 of significand. A vector of 32 of them takes the place of
 16 floats, and one instruction multiplies two such vectors and adds neighbouring products:
@@ -13,6 +13,11 @@ tells why there is packing): weights, activations and results stay float32.
     pair 0:  b[0, 0] b[1, 0] | b[0, 1] b[1, 1] | ...      of the panel
     pair 1:  b[2, 0] b[3, 0] | b[2, 1] b[3, 1] | ...
 
+AVX-512's instruction for that is ``vdpbf16ps``. AMX has eight registers that are tiles of 16 rows of 64 bytes. Its
+``tdpbf16ps`` makes 256 sums at once: a tile of 16 rows of 16 pairs along k, times one of 16 pairs of 16 columns. The
+panels are the same, but the squares of 16 x 16 pairs in those of a are transposed. Source: Intel's "Software
+Developer's Manual", volume 1, chapter "Programming with Intel AMX".
+
 **Error.** Rounding to nearest, ties to even, changes an operand by at most 2^-8 of itself, so an element of the product
 by at most (2^-7 + 2^-16) sum |a b|, besides the roundings of the float32 sum. NaN and infinities propagate; magnitudes
 from 3.396e38 become infinite. The instructions treat denormal numbers (below 1.2e-38) as zero, also in their results.
@@ -20,6 +25,9 @@ from 3.396e38 become infinite. The instructions treat denormal numbers (below 1.
 Each element is summed over k in order, so its bits depend neither on its neighbours nor on the number of threads.
 """
 
+import ctypes
+import os
+import sys
 from typing import Any
 
 from llvmlite import ir
@@ -33,7 +41,6 @@ from .register_tile import (
     TILE_VECTORS,
     VECTOR_BYTES,
     Vectors,
-    add_edge,
     advance,
     aligned_empty,
     bound,
@@ -53,7 +60,7 @@ LANES = 16  # pairs in a vector
 PANEL = TILE_VECTORS * LANES  # columns in a panel
 ROWS = 2 * LANES if AMX else TILE_ROWS  # of a tile of the result
 STEP = LANES if AMX else 1  # pairs that a tile takes at once
-DEPTH_BLOCK = 512  # of k: with COLUMN_BLOCK, 512 KiB of packed b, which stay in L2
+DEPTH_BLOCK = 512  # of k: with COLUMN_BLOCK, 512 KiB of packed b, which stay in L2 (CPUs with AMX have 2 MiB of it)
 COLUMN_BLOCK = 1024 if AMX else 512
 ROW_BLOCK = 2 * PANEL
 
@@ -121,14 +128,10 @@ def _multiply_tile(
 
 
 # ---------------------------------------------------------------- instructions of AMX
-#
-# Its eight registers are tiles of 16 rows of 64 bytes. One instruction multiplies a tile of 16 rows of 16 pairs along k
-# by one of 16 pairs of 16 columns, and adds the product to a tile of 16 x 16 floats (Intel's manual, chapter
-# "Programming with Intel AMX").
 
 _BYTE = ir.IntType(8)
-_SIZES = bytes([1]) + bytes(15) + 8 * bytes([64, 0]) + bytes(16) + 8 * bytes([16]) + bytes(8)
-"""What the registers are: palette 1, then the bytes of a row (16 bits) and the rows of each."""
+_SIZES = bytearray([1, *[0] * 15, *8 * [64, 0], *[0] * 16, *8 * [16], *[0] * 8])
+"""What the registers are: palette 1, then the bytes of a row (16 bits each) and the rows of all eight."""
 
 
 def _amx(builder: Any, name: str, *arguments: Any) -> None:
@@ -140,7 +143,7 @@ def _amx(builder: Any, name: str, *arguments: Any) -> None:
 @emits(lambda: types.void())
 def _begin_tiles(context: Any, builder: Any, signature: Any) -> None:
     """Let this thread's registers be tiles of 16 rows of 64 bytes."""
-    sizes = cgutils.global_constant(builder, "minigrad.amx", ir.Constant(ir.ArrayType(_BYTE, 64), bytearray(_SIZES)))
+    sizes = cgutils.global_constant(builder, "minigrad.amx", ir.Constant(ir.ArrayType(_BYTE, len(_SIZES)), _SIZES))
     _amx(builder, "ldtilecfg", builder.bitcast(sizes, _BYTE.as_pointer()))
 
 
@@ -156,7 +159,7 @@ def _multiply_by_amx(
     context: Any, builder: Any, signature: Any,
     pairs: Any, a: Any, b: Any, start: Any, start_row: Any, y: Any, y_row: Any,
 ) -> None:  # fmt: skip
-    """As ``_multiply_tile``, for 32 rows; ``a`` is a panel that ``_turn_panels`` has turned, ``pairs`` whole tiles."""
+    """As ``_multiply_tile``, for 32 rows; ``a`` is a panel whose squares are transposed, ``pairs`` a multiple of 16."""
     halves = (0, 1)
 
     def tile(address: Any, row: Any, i: int, j: int) -> tuple[Any, Any]:
@@ -182,7 +185,7 @@ def _multiply_by_amx(
 
 
 @emits(lambda x: types.void(x))
-def _turn_square(context: Any, builder: Any, signature: Any, x: Any) -> None:
+def _transpose_square(context: Any, builder: Any, signature: Any, x: Any) -> None:
     """Transpose 16 x 16 pairs in a panel, in place."""
     vectors = Vectors(builder, context, types.float32)
     rows = [vectors.load(x, INT64(r * PANEL)) for r in range(LANES)]
@@ -191,24 +194,7 @@ def _turn_square(context: Any, builder: Any, signature: Any, x: Any) -> None:
         vectors.store(row, x, INT64(r * PANEL))
 
 
-@kernel
-def _turn_panels(packed, pairs, width):
-    """Transpose the squares of 16 x 16 pairs in panels: rows are what follows each other along k."""
-    for first in range(0, round_up(width, PANEL) * pairs, LANES * PANEL):
-        for column in range(0, PANEL, LANES):
-            _turn_square(advance(packed, first + column))
-
-
-@emits(lambda *arguments: types.void(*arguments))
-def _nothing(*_: Any) -> None:
-    """In place of what only AMX needs."""
-
-
-multiply_tile: Any = _multiply_by_amx if AMX else _multiply_tile
-turn_panels: Any = _turn_panels if AMX else _nothing
-begin_tiles: Any = _begin_tiles if AMX else _nothing
-end_tiles: Any = _end_tiles if AMX else _nothing
-
+_multiply: Any = _multiply_by_amx if AMX else _multiply_tile
 
 # ---------------------------------------------------------------- loops
 
@@ -244,6 +230,13 @@ def _round_panels(b, b_row, b_column, depth, width, pairs, packed, corner):
 
 
 @inline
+def _copy(x, x_row, y, y_row, rows, columns):
+    for r in range(rows):
+        for c in range(columns):
+            y[r * y_row + c] = x[r * x_row + c]
+
+
+@inline
 def _multiply_rounded(
     a, a_row, a_column, b, b_row, b_column, bias, has_bias, y, y_row, rows, columns, depth, packed_a, packed_b, small
 ):
@@ -260,7 +253,10 @@ def _multiply_rounded(
                 height = min(ROW_BLOCK, rows - i)
                 a_block = advance(a, i * a_row + k * a_column)
                 _round_panels(a_block, a_column, a_row, block_depth, height, pairs, packed_a, corner)
-                turn_panels(packed_a, pairs, height)
+                if AMX:  # a constant: what is not for this CPU is not compiled
+                    for square in range(0, round_up(height, PANEL) * pairs, LANES * PANEL):
+                        for column in range(0, PANEL, LANES):
+                            _transpose_square(advance(packed_a, square + column))
                 for tile_i in range(0, height, ROWS):
                     a_tile = advance(packed_a, tile_i // PANEL * PANEL * pairs + tile_i % PANEL)
                     for tile_j in range(0, width, PANEL):
@@ -273,11 +269,12 @@ def _multiply_rounded(
                         else:
                             start, start_row = zeros, 0
                         if tile_i + ROWS <= height and tile_j + PANEL <= width:
-                            multiply_tile(pairs, a_tile, panel, start, start_row, target, y_row)
+                            _multiply(pairs, a_tile, panel, start, start_row, target, y_row)
                         else:
-                            multiply_tile(pairs, a_tile, panel, zeros, 0, edge, PANEL)
                             rows_inside, columns_inside = min(ROWS, height - tile_i), min(PANEL, width - tile_j)
-                            add_edge(edge, start, start_row, target, y_row, rows_inside, columns_inside)
+                            _copy(start, start_row, edge, PANEL, rows_inside, columns_inside)
+                            _multiply(pairs, a_tile, panel, edge, PANEL, edge, PANEL)
+                            _copy(edge, PANEL, target, y_row, rows_inside, columns_inside)
 
 
 @task_kernel
@@ -294,7 +291,8 @@ def multiply_cells(
     small[2 * LANES : 2 * LANES + PANEL] = 0
     packed_b = aligned_empty(pairs * min(round_up(columns, PANEL), COLUMN_BLOCK), y)
     packed_a = aligned_empty(pairs * min(round_up(rows, PANEL), ROW_BLOCK), y)
-    begin_tiles()
+    if AMX:
+        _begin_tiles()
     parts = row_parts * column_parts
     cells = len(a_offsets) * parts
     for cell in range(task * cells // tasks, (task + 1) * cells // tasks):
@@ -310,7 +308,8 @@ def multiply_cells(
             advance(pointer(y), batch * rows * columns + i * y_row + j), y_row,
             height, width, depth, pointer(packed_a), pointer(packed_b), pointer(small),
         )  # fmt: skip
-    end_tiles()
+    if AMX:
+        _end_tiles()
     keep_alive((small, packed_a, packed_b))
 
 
@@ -332,4 +331,12 @@ def set_float32_matmul_precision(word: str) -> None:
             'set_float32_matmul_precision("medium"): this CPU, or the one that NUMBA_CPU_FEATURES names, has no '
             'avx512_bf16, the instruction vdpbf16ps; "highest" and "high" work everywhere'
         )
+    # Linux lets a process use tiles when it has asked (arch_prctl: ARCH_REQ_XCOMP_PERM, XTILEDATA).
+    if word == "medium" and AMX and sys.platform == "linux":
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.syscall(158, 0x1023, 18):
+            raise RuntimeError(
+                f'set_float32_matmul_precision("medium"): Linux refuses AMX ({os.strerror(ctypes.get_errno())}); with '
+                "NUMBA_CPU_FEATURES set to this CPU's features but amx-bf16, AVX-512 computes"
+            )
     precision = word
