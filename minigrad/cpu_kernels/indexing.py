@@ -62,7 +62,7 @@ def gather(x: np.ndarray, axis: int, indices: np.ndarray) -> np.ndarray:
     word = f"u{x.itemsize}"
     x, indices = (operand(np.ascontiguousarray(a)) for a in (x, indices))
     arguments = _in_rows(x.view(word), axis, indices, y.view(word))
-    _gather.launch(word, tasks_of_rows(*arguments[1].shape, ALONE), *arguments)
+    _gather.launch(word, tasks_of_rows(len(arguments[1]), arguments[1].shape[1], ALONE), *arguments)
     return y
 
 
@@ -95,13 +95,13 @@ def _best(task, tasks, x, descending, places):
 
 def argsort(x: np.ndarray, axis: int, descending: bool, first: int | None = None) -> np.ndarray:
     """The ``first`` (default: all) indices (int64) of ``x`` sorted stably along ``axis``; NaN is the largest."""
-    few = first is not None and 0 < first <= min(MOST_BEST, x.shape[axis] // 8) and x.size >= FEW
-    if not few or x.dtype.char not in "fdilq" or numba.config.DISABLE_JIT:
+    most = min(MOST_BEST, x.shape[axis] // 8) if x.size >= FEW else 0
+    if first is None or not 0 < first <= most or x.dtype.char not in "fdilq" or numba.config.DISABLE_JIT:
         return plain.argsort(x, axis, descending, first)
     rows = operand(np.ascontiguousarray(np.moveaxis(x, axis, -1)))
     places = np.empty((*rows.shape[:-1], first), np.int64)
     flat = rows.reshape(-1, rows.shape[-1])
-    _best.launch(x.dtype, tasks_of_rows(*flat.shape, ALONE), flat, descending, places.reshape(-1, first))
+    _best.launch(x.dtype, tasks_of_rows(len(flat), flat.shape[1], ALONE), flat, descending, places.reshape(-1, first))
     return np.moveaxis(places, -1, axis)
 
 
