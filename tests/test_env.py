@@ -126,10 +126,8 @@ def test_availability_names_a_missing_driver(monkeypatch):
     assert not usable and reason.startswith("no NVIDIA driver (libcuda.so.1)")
 
 
-def test_availability_of_a_complete_machine(monkeypatch):
+def test_availability_names_a_numpy_that_is_too_new(monkeypatch):
     complete(monkeypatch)
-    monkeypatch.setattr(availability, "nvvm_problem", lambda: None)
-    assert cuda_kernels.availability() == (True, "8 device(s), the driver supports CUDA 13.1")
     monkeypatch.setattr(availability.np, "__version__", "2.5.1")
     usable, reason = cuda_kernels.availability()
     assert not usable and "needs numpy<2.5" in reason
@@ -162,11 +160,6 @@ def test_nvvm_is_looked_for_where_nvcc_is(monkeypatch, tmp_path, found):
             'NVVM, which compiles kernels, is not found (Failure finding "libnvvm.so"): '
             'pip install "minigrad-cuda[cuda13]"'
         )
-
-
-@pytest.mark.gpu
-def test_driver_shows_a_device():
-    assert cuda_kernels.driver().devices >= 1
 
 
 def test_a_missing_kernel_family_raises_and_names_family_and_device():
@@ -223,6 +216,7 @@ def test_importing_minigrad_imports_no_optional_package():
         "import sys, minigrad\n"
         "assert 'minigrad.cuda_kernels' not in sys.modules, 'minigrad.cuda_kernels'\n"
         "import minigrad.distributed, minigrad.cuda_kernels\n"
+        "minigrad.distributed.init_process_group()\n"
         "optional = {'cupy', 'numba_cuda', 'numba.cuda', 'mpi4py', 'matplotlib', 'torch'}\n"
         "print(sorted(optional & set(sys.modules)))\n"
     )

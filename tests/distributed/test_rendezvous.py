@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from in_threads import free_port, outcomes
-from processes import python
 from refusals import raises
 
 import minigrad.cuda_kernels
@@ -288,14 +287,3 @@ def test_which_gpu(gpus, monkeypatch, gpu_count, local_rank, device, want):
         assert str(rendezvous._gpu(device, place)) == want
     else:
         raises(RendezvousError, want, lambda: rendezvous._gpu(device, place))
-
-
-# ---------------------------------------------------------------------- processes of their own
-
-
-def test_nothing_optional_is_imported():
-    code = (
-        "import sys, minigrad.distributed as d; d.init_process_group(); "
-        "print(sorted({'cupy', 'mpi4py', 'torch'} & set(sys.modules)))"
-    )
-    assert python("-W", "error", "-c", code, returncode=0).stdout == "[]\n"
