@@ -50,10 +50,6 @@ def test_leaves_used_late_are_reported_early() -> None:
 
 def test_a_leaf_used_early_and_late_is_reported_after_its_last_use() -> None:
     tied, middle = leaf(3), leaf(3, seed=1)
-    hook = Recorder()
-    ((tied * middle).exp() * tied).sum().backward(hook=hook)
-    assert [id for id, _, _ in hook.calls][-1] in (tied.id, middle.id)
-    assert len(hook.calls) == 2
     x = tied * 2
     hook = Recorder()
     ((x * middle) * tied).sum().backward(hook=hook)

@@ -135,13 +135,6 @@ def rope(k, x):
     return (k.rope.rotate(x, *k.rope.tables(np.arange(T * 10), D, 10000.0, x.dtype), False),)
 
 
-@case((90_001,), (90_001,))
-def adamw(k, p, g):
-    p, m, v = p.copy(), np.zeros_like(p), np.zeros_like(p)
-    k.adamw.step(k.adamw.Table([p], [m], [v]), [g], np.array([[0.99, 0.1, 0.99, 0.01, 0.1, 0.1, 1e-8]]))
-    return p, m, v
-
-
 @case((90_001,), (70_001,))
 def clipping(k, *arrays):
     arrays = tuple(x.copy() for x in arrays)

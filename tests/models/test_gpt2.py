@@ -63,7 +63,7 @@ def test_the_same_seed_gives_the_same_text(model: GPT2) -> None:
 
 
 def test_the_coldest_text_is_the_greedy_one(model: GPT2) -> None:
-    """Which is that of the largest logits: tests/fast/test_decode.py."""
+    """The largest logit is by far the likeliest where it is cold."""
     ids = tokens(2, 3)
     greedy = model.generate(ids, 10, temperature=0.0)
     for coldest in ({"temperature": 1e-6}, {"temperature": 1e-45}, {"top_k": 1}, {"top_p": 1e-9}):

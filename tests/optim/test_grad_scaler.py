@@ -83,11 +83,8 @@ def test_gradients_are_unscaled_once() -> None:
     raises(ValueError, r"shape \(3,\) is float16", lambda: scaler.unscale_(store(p, 4.0, np.float16)))
 
 
-def test_a_scale_stays_within_1_and_what_float32_holds() -> None:
+def test_a_scale_stays_within_what_float32_holds() -> None:
     scaler = GradScaler(2.0, growth_interval=1)
-    for _ in range(3):
-        scaler.update_scale(overflow=True)
-    assert scaler.get_scale() == 1.0
     scaler.update(2.0**127)
     scaler.update_scale(overflow=False)
     assert scaler.get_scale() == 2.0**127
