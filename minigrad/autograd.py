@@ -3,9 +3,9 @@
 ``TensorCore`` is what autograd knows of a tensor. Its ``Version`` shows changes in place that would make gradients
 wrong.
 
-A graph node *is* the Function instance that computed a tensor. ``Function.apply`` runs ``forward`` on raw arrays, and
-if a gradient will be wanted, keeps the instance with edges to where its inputs came from: the nodes that computed them,
-or leaf tensors. Raw arrays also mean that backward records nothing: there are no higher-order gradients.
+A graph node *is* the Function instance that computed a tensor. ``Function.apply`` runs ``forward`` on raw arrays. If a
+gradient will be wanted, it keeps the instance. An edge leads from it to each input's node, or to the input itself if
+that is a leaf. ``backward`` gets raw arrays too, so it records nothing, and there are no higher-order gradients.
 
 What every op would otherwise repeat is done once, here: dtype promotion, device checks, errors that name the inputs.
 ``op_inputs.py`` has the words of these errors.
@@ -120,18 +120,18 @@ class Function:
                 return 3 * x * x * dy
 
     ``forward`` gets the raw arrays of its tensor inputs (NumPy arrays on the CPU), other positional inputs as they are,
-    and keyword parameters; it returns one new array (or, with ``is_view``, one that may share the first input's
-    memory). What backward needs of them goes into ``self.saved``: it is freed as backward goes, and a later in-place
-    change of it is noticed. ``backward`` gets the gradient of the output and returns one gradient (or None, meaning
-    zero) for each positional input, alone or as a tuple; gradients may have the broadcast shape. ``self.needs[i]``
-    tells whether input ``i`` needs one. ``self.kernels`` is the device's kernel package.
+    and keyword parameters. It returns one new array. With ``is_view`` the array may share the first input's memory.
+    What backward needs goes into ``self.saved``: it is freed as backward goes, and a later in-place change of it is
+    noticed. ``backward`` gets the gradient of the output. It returns one gradient for each positional input, alone or
+    as a tuple; None means zero. Gradients may have the broadcast shape. ``self.needs[i]`` tells whether input ``i``
+    needs one. ``self.kernels`` is the device's kernel package.
 
     An op whose gradient is mostly zeros (indexing, embedding) sets ``adds_in_place`` and defines
-    ``backward_into(dy, dx)`` instead, which adds to the gradient of its input in place; one with several differentiable
-    inputs gets a gradient for each of those that need one, in order.
+    ``backward_into(dy, dx)`` instead, which adds to the gradient of its input in place. If several inputs are
+    differentiable, it gets a gradient for each that needs one, in order.
 
     float16 and bfloat16 inputs arrive as float32 copies, and the result and the gradients are rounded back. An op that
-    only moves or chooses values sets ``widens = False`` and gets them as they are; so does one that names its
+    only moves or chooses values sets ``widens = False`` and gets them as they are. So does an op that names its
     ``half_kernels``, on devices whose kernels compute with them.
     """
 

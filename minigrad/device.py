@@ -51,8 +51,8 @@ class Device:
 
     @property
     def kernels(self) -> Any:
-        """The backend package for this thread: the ``native`` one, the plain one within ``kernels("plain")``, or while
-        a graph of the CPU is captured the one that notes its calls.
+        """The backend package for this thread: the ``native`` one, or the plain one within ``kernels("plain")``. While
+        a graph of the CPU is captured, it is the package that notes the calls.
         """
         chosen = of_thread.mode.kernels
         if chosen is None or self.type != "cpu":

@@ -1,8 +1,8 @@
 """``backward``: the walk over the graph, from its newest node to its oldest.
 
 Ids grow with time and a node's inputs are older than itself, so that is a topological order and no recursion is needed.
-What every op would otherwise repeat is done here, once: summing gradients back over broadcast dimensions, adding the
-gradients of a tensor that is used several times, freeing saved arrays on the way.
+What every op would otherwise repeat is done here, once. Gradients are summed back over broadcast dimensions, those of a
+tensor that is used several times are added, and saved arrays are freed on the way.
 
 All state of a walk is its own, so several threads may walk graphs that share leaves, or one retained graph.
 """

@@ -50,8 +50,8 @@ class NoGradientError(KeyError):
 class GradStore(GradArithmetic):
     """A mapping from tensor (or TensorId) to its gradient, a Tensor of the same shape, dtype and device.
 
-    ``loss.backward()`` returns one. It holds the gradients of the leaves that require grad, and of nothing else; each
-    owns its memory, contiguous and shared with no other tensor, so it may be changed in place.
+    ``loss.backward()`` returns one. It holds the gradients of the leaves that require grad, and of nothing else. Each
+    gradient has contiguous memory that it shares with no other tensor, so it may be changed in place.
     """
 
     __slots__ = ("_grads", "_line")

@@ -192,9 +192,9 @@ class set_grad_enabled(_SetGrad):
 @contextlib.contextmanager
 def detect_anomaly(enabled: bool = True) -> Iterator[None]:
     """Within the block (this thread only) operations remember the line that called them, and ``backward`` raises
-    RuntimeError where a gradient turns NaN: with the operation, its input, and that line if the forward pass ran within
-    the block too. Other errors of ``backward`` then name the line as well. Slow; for debugging. The counterpart of
-    ``torch.autograd.detect_anomaly``; ``enabled=False`` turns it off within the block.
+    RuntimeError where a gradient turns NaN. The error names the operation and its input, and the line if the forward
+    pass ran within the block too. Other errors of ``backward`` then name the line as well. Slow; for debugging. The
+    counterpart of ``torch.autograd.detect_anomaly``; ``enabled=False`` turns it off within the block.
     """
     with holding(of_thread.mode, anomaly=enabled):
         yield

@@ -86,9 +86,9 @@ class SimpleTrainer:
         ``model.named_parameters()`` gives. Only their gradients count: those under a tensor's id, or under its key of
         the mapping. ``grads`` is consumed (its arrays may be changed).
 
-        Raises NonFiniteLossError or NonFiniteGradientError, naming the step, before anything is changed but the window,
-        which is dropped (the mean gradient of a window is checked with clipping and without), and ValueError for a
-        trained parameter that the optimizer does not know, and for gradients of other tensors only.
+        Raises NonFiniteLossError or NonFiniteGradientError, naming the step. Nothing is changed, but the window is
+        dropped. (The mean gradient of a window is checked with clipping and without.) Raises ValueError for a trained
+        parameter that the optimizer does not know, and for gradients of other tensors only.
         """
         return self._step.take(params, grads, float(loss_value))
 
@@ -153,12 +153,12 @@ class SimpleTrainer:
                 pending = step(x, y)
             print(pending.result())
 
-        The first inputs of some shapes are an eager step, the second are captured, and from then on a step is one
-        launch, for which the host does not wait: ``result()`` of what it returns does. Weights, moments, random numbers
-        and metrics are those of eager steps to the last bit. On the CPU a step is over when the call returns, and with
-        plain kernels all steps are eager. ``loss_function`` returns a tensor of one element; what it does in Python
-        happens in the capture only. The ``max_graphs`` combinations of shapes used last are kept. ``global_step``
-        counts launches.
+        The first call for inputs of some shapes is an eager step, and the second is captured. From then on a step is
+        one launch. The host does not wait for it, but in ``result()`` of what the call returns. Weights, moments,
+        random numbers and metrics are those of eager steps to the last bit. On the CPU a step is over when the call
+        returns, and with plain kernels all steps are eager. ``loss_function`` returns a tensor of one element; what it
+        does in Python happens in the capture only. The ``max_graphs`` combinations of shapes used last are kept.
+        ``global_step`` counts launches.
 
         On several ranks, with DistributedTrainer, BucketedTrainer or AmpTrainer over NCCL, the exchange of gradients is
         part of the graph. All ranks call the step alike, with inputs of the same shapes, whose micro-batches count

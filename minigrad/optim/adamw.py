@@ -34,13 +34,13 @@ class AdamW(Configured[AdamWConfig]):
 
     ``t`` counts the updates of that parameter alone, so one that was frozen at first is corrected by its own count;
     ``timestep`` counts the calls of ``step``. The moments m and v (``exp_avg``, ``exp_avg_sq``) have the dtype of the
-    parameter and are made at its first update, as views of one flat array for all parameters that
-    are new then. A step bumps the parameters' versions.
+    parameter. They are made at its first update, as views of one flat array for all parameters that are new then. A
+    step bumps the parameters' versions.
 
-    With ``master_weights`` float16 and bfloat16 parameters have float32 moments and a float32 copy, the ``master``,
-    which is what is updated and saved; the parameter is the master rounded. Where the program changes a parameter, its
-    master begins anew from it. float32 and float64 parameters are their own masters: the option changes nothing for
-    them, so that models of mixed dtypes, and one program for all dtypes, can have it.
+    With ``master_weights`` float16 and bfloat16 parameters have float32 moments and a float32 copy, the ``master``.
+    The master is updated and saved, and the parameter is the master rounded. Where the program changes a parameter, its
+    master begins anew from it. For float32 and float64 parameters the option changes nothing, so that models of mixed
+    dtypes, and one program for all dtypes, can have it.
 
     Source: Loshchilov & Hutter, "Decoupled weight decay regularization" (2019).
     """

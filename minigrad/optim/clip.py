@@ -1,8 +1,8 @@
 """The gradients' norm, and clipping in place. ``clip_more.py`` has the other ways to clip.
 
-The sum of squares is accumulated in float64 (on a GPU, float32 squares in float32 within blocks of some thousand) and
-in a fixed order (that of ``params``, or of the tensors' creation), so replicas that hold the same gradients clip by the
-same factor to the last bit.
+The sum of squares is accumulated in float64. (On a GPU, float32 squares are added in float32 within blocks of some
+thousand.) The order is fixed, that of ``params`` or of the tensors' creation, so replicas that hold the same gradients
+clip by the same factor to the last bit.
 """
 
 import math

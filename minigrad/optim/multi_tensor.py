@@ -68,10 +68,10 @@ class MultiTensorOptimizer(Optimizer):
     """An optimizer whose arithmetic is a kernel family with a table of addresses: a subclass names the family and
     gives a parameter's scalars.
 
-    float16 and bfloat16 parameters, with a state of the same dtype, are updated by way of float32 copies and rounded
-    once in a step, as by PyTorch's fused optimizers. An update below half a unit in the last place is lost (for
-    bfloat16, below 1/512 of the weight): keep the weights in float32 where that matters, or use an optimizer with
-    ``master_weights``, which keeps a float32 copy of each half parameter, its ``master``, with float32 states; a step
+    float16 and bfloat16 parameters have a state of the same dtype. They are updated by way of float32 copies and
+    rounded once in a step, as by PyTorch's fused optimizers. An update below half a unit in the last place is lost (for
+    bfloat16, below 1/512 of the weight). Where that matters, keep the weights in float32, or use an optimizer with
+    ``master_weights``. It keeps a float32 copy of each half parameter, its ``master``, with float32 states. A step
     updates these and rounds the master to the parameter, in one launch.
     """
 

@@ -37,8 +37,8 @@ class Optimizer(OptimizerState, ABC):
 
     A frozen parameter, which does not require grad, gets no gradient and stays as it is.
 
-    Raises TypeError for something that is no parameter, ValueError if there are none in ``params``, for a tensor that
-    was computed by an operation, for a parameter given twice, and for options that are unknown or out of range.
+    Raises TypeError for something that is no parameter. Raises ValueError if there are none in ``params``, for a tensor
+    that was computed by an operation, for a parameter given twice, and for options that are unknown or out of range.
     """
 
     capturable: bool = False
