@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 import code_blocks
+import house
 import pytest
 import seed_systems
 from processes import python
@@ -209,6 +210,17 @@ def test_an_injected_broken_link_is_caught(tmp_path):
     for link in ("[x](missing.md)", "[x](#no-such)", "[x]: missing.md", '<img src="no.png">', "[x](../../etc/passwd)"):
         page.write_text(f"# Title\n{link}\n")
         assert broken_links(page, tmp_path), link
+
+
+EXAMPLE_FILES = {"train", "script", "program", "mine", "isru", "test_isru", "chapter_NN", "check_NN", "_tensor_str"}
+
+
+def test_sources_and_pages_name_files_that_there_are():
+    """A file that was moved or renamed is renamed in the docstrings, comments and pages that name it, too."""
+    there = {path.stem for path in tree() if path.suffix == ".py"} | EXAMPLE_FILES
+    for path in [*house.files(*house.SOURCES, "examples", "benchmarks"), *documents()]:
+        named = set(re.findall(r"[\s`/(](\w+)\.py\b", path.read_text(encoding="utf-8")))
+        assert path.name == "CHANGELOG.md" or named <= there, f"{path.relative_to(ROOT)}: {named - there}"
 
 
 def test_ci_runs_the_commands_of_the_readme():
