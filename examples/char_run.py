@@ -73,8 +73,9 @@ class Settings:
             ("steps", 1), ("batch_size", 1), ("block_size", 1), ("grad_accum", 1), ("warmup", 0), ("eval_every", 1),
             ("eval_batches", 1), ("sample_every", 0), ("sample_chars", 1), ("save_every", 1), ("keep", 1), ("seed", 0),
         ):  # fmt: skip
-            if getattr(self, name) < least:
-                raise UsageError(f"{flag(name)} is {getattr(self, name)}, expected at least {least}")
+            if not least <= getattr(self, name) < 10**99:
+                expected = f"at least {least}" if getattr(self, name) < least else "less than 10^99"
+                raise UsageError(f"{flag(name)} is {getattr(self, name)}, expected {expected}")
         if not (self.lr >= 0 and self.min_lr >= 0):
             raise UsageError(f"--lr is {self.lr} and --min-lr {self.min_lr}, expected numbers of at least 0")
         if not self.grad_clip >= 0:

@@ -14,7 +14,7 @@ import minigrad
 from minigrad.device import CPU, Device
 from minigrad.dtypes import is_half
 from minigrad.models import GPT2Config, gpt2_memory
-from minigrad.tools.free_memory import free_memory, in_words
+from minigrad.tools.free_memory import BLOCK_SECONDS, free_memory, in_words
 
 PROCESS = 300 << 20  # bytes of Python, the libraries and the kernels
 SAVING = 7  # times the weights, while a checkpoint is written: copies of weights and moments, and of the files
@@ -23,7 +23,7 @@ SAVING = 7  # times the weights, while a checkpoint is written: copies of weight
 def check_memory(settings: Settings, vocab_size: int, device: Device, world_size: int = 1) -> None:
     """Raise UsageError for a step that does not fit into the free memory, with a micro-batch that does.
 
-    A Llama counts as the GPT-2 of its sizes.
+    A Llama counts as the GPT-2 of its sizes. Says so where it will take long to make a model that fits.
     """
     world_size = 1 if settings.reproducible else world_size  # which does not part micro-batches
     ranks = int(os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", 1)) if device.type == "cpu" else 1  # that share the memory
@@ -35,6 +35,8 @@ def check_memory(settings: Settings, vocab_size: int, device: Device, world_size
         return ranks * step_bytes(settings, vocab_size, n, device)
 
     check(settings, needed, settings.batch_size, device, advice, world_size)
+    if (seconds := settings.n_layer * BLOCK_SECONDS) > 3:
+        print(f"making {settings.n_layer:,} layers takes about {duration(seconds)}")
 
 
 def announced(config: GPT2Config, parameters: int, batch_size: int, steps: int, device: Device = CPU) -> str:

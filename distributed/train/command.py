@@ -107,7 +107,7 @@ class Run:
         """The epoch, and how many of its batches all ranks together have had."""
         minigrad.manual_seed(t.seed)
         try:
-            model = settings.model.build(tokenizer.vocab_size, t.seq_len, comm.device, self.say)
+            model = settings.model.build(tokenizer.vocab_size, t.seq_len, t.batch_size, comm.device, self.say)
         except ValueError as error:
             raise SettingsError(f"model: {error}") from error
         model.to(device=comm.device)

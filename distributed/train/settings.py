@@ -22,7 +22,7 @@ from minigrad.dtypes import bfloat16, float16
 from minigrad.errors import NonNegativeInt, PositiveInt, check_fields
 from minigrad.models import GPT2, CausalLM, Llama
 from minigrad.optim import AdamW, CosineAnnealing
-from minigrad.tools.free_memory import check_model_fits
+from minigrad.tools.free_memory import BLOCK_SECONDS, check_model_fits
 
 from ..comm.launchers import Place
 from ..job.rendezvous import DistributedTrainConfig
@@ -55,10 +55,12 @@ class ModelSection:
     tied: bool = True
     checkpoint_blocks: bool = False
 
-    def build(self, vocab_size: int, seq_len: int, device: Device, say: Callable[[str], None]) -> CausalLM:
+    def build(
+        self, vocab_size: int, seq_len: int, batch_size: int, device: Device, say: Callable[[str], None]
+    ) -> CausalLM:
         """A new model, with weights from the default generator: thousands of layers take a while, so ``say`` tells.
 
-        ValueError for one that cannot be trained here, on this rank and those beside it.
+        ValueError for one that cannot be trained here on such micro-batches, on this rank and those beside it.
         """
         sizes = {key: n for key, n in dataclasses.asdict(self).items() if key != "family" and n is not None}
         kind: type[CausalLM] = GPT2
@@ -66,8 +68,10 @@ class ModelSection:
             kind, sizes = Llama, {"n_kv_head": self.n_head, "n_inner": 4 * self.n_embd, **sizes}
         config = kind.config_class(vocab_size, seq_len, **sizes)
         ranks = int(os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", 1)) if device.type == "cpu" else 1  # share the memory
-        least = check_model_fits(config, 16, device, ranks)  # weight, gradient, and AdamW's two moments, in float32
-        say(f"making a {self.family} of {self.n_layer:,} layers: at least {least} of memory for weights and moments")
+        # 16 bytes: weight, gradient, and AdamW's two moments, in float32.
+        least = check_model_fits(config, 16, device, ranks, batch_size * seq_len)
+        seconds = f", in about {self.n_layer * BLOCK_SECONDS:.0f} s" if self.n_layer > 1000 else ""
+        say(f"making a {self.family} of {self.n_layer:,} layers{seconds}: at least {least} of memory for a step")
         return kind(config)
 
 

@@ -314,6 +314,8 @@ def train_val_split(tokens: Row, val_fraction: float = 0.1, block_size: int = 1)
 def min_tokens(block_size: int, val_fraction: float = 0.1) -> int:
     """The fewest tokens whose two parts, as `train_val_split` makes them, hold one window each."""
     _check_fraction(val_fraction)
+    if block_size >= 2**40 or min(val_fraction, 1 - val_fraction) < 2**-20:
+        raise DataError(f"no text is long enough for a block size of {block_size} and a val_fraction of {val_fraction}")
     enough = int((block_size + 1) / min(val_fraction, 1 - val_fraction)) + 2
     # The shorter part never shrinks as n grows, so the exact rule, with its rounding, can be bisected.
     return bisect.bisect_left(

@@ -14,6 +14,7 @@ with contextlib.suppress(ImportError):  # Windows has none
     import resource
 
 BLOCK = 16_000  # bytes of Python's objects for a block of a model, at least
+BLOCK_SECONDS = 0.003  # to make them, about
 
 
 def free_memory(device: Device = CPU) -> int | None:
@@ -37,20 +38,26 @@ def free_memory(device: Device = CPU) -> int | None:
     return min(found, default=None)
 
 
-def check_model_fits(config: Any, bytes_each: int, device: Device = CPU, ranks: int = 1) -> str:
+def check_model_fits(config: Any, bytes_each: int, device: Device = CPU, ranks: int = 1, tokens: int = 0) -> str:
     """The least memory, in words, of a language model with so many bytes a number: of the embedding's matrix, and those
     that each layer has at least, on each of the ranks that share it. ValueError where that is more than is free.
+
+    ``tokens`` are those of a micro-batch. For each, every layer keeps its input in float32, and without
+    ``checkpoint_blocks`` four times that at least.
 
     What a file or a flag claims may be any integer: this takes no longer for a large one.
     """
     layer = 2 * config.head_size * (config.n_head + config.n_kv_head) + 2 * (config.n_inner or 4 * config.n_embd)
     least = config.n_embd * (config.vocab_size + config.n_layer * layer)
-    free, needed = free_memory(device), ranks * (least * bytes_each + config.n_layer * BLOCK)
+    kept = tokens * config.n_layer * config.n_embd * (4 if config.checkpoint_blocks else 16)
+    free, needed = free_memory(device), ranks * (least * bytes_each + config.n_layer * BLOCK + kept)
     on = device if ranks == 1 else f"{device} for {ranks} ranks"
+    with_batch = f" with {tokens} tokens a micro-batch" if tokens else ""
     if free is not None and needed > free:
         raise bad_value(
             f"{config.n_layer} layers of {config.n_embd} channels have at least {_billions(least)} "
-            f"billion parameters and need {in_words(needed)} of memory, of which {in_words(free)} are free on {on}"
+            f"billion parameters and need {in_words(needed)} of memory{with_batch}, of which {in_words(free)} are free "
+            f"on {on}"
         )
     return in_words(needed)
 

@@ -131,3 +131,5 @@ def test_wrong_arguments_are_named():
         raises(DataError, "seed", RandomBatches, TOKENS, 1, 8, seed)
     for fraction in (0.0, 1.0, -1.0, float("nan")):
         raises(DataError, "val_fraction", train_val_split, TOKENS, fraction)
+    for size, fraction in ((10**18, 0.1), (10**400, 0.1), (8, 1e-320)):
+        raises(DataError, "no text is long enough for a block size of", min_tokens, size, fraction)

@@ -323,13 +323,17 @@ def test_errors_of_the_command_are_one_line(tmp_path, capsys):
     assert "unknown argument --coordinater: expected a flag of --help" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("family", "layers"), [("gpt2", 2), ("gpt2", 10**5), ("llama", 10**9), ("gpt2", 10**30)])
-def test_a_model_beyond_the_memory_is_refused_with_the_estimate(tmp_path, capsys, monkeypatch, family, layers):
-    monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_SIZE", "1" if layers > 2 else "1000000000")
-    flags = ["--model.family", family, "--model.n_layer", str(layers), "--model.n_embd", "512"]
+@pytest.mark.parametrize(
+    ("family", "layers", "batch"),
+    [("gpt2", 2, 2), ("gpt2", 10**5, 2), ("llama", 10**9, 2), ("gpt2", 10**30, 2), ("gpt2", 1, 10**33)],
+)
+def test_a_model_beyond_the_memory_is_refused_with_the_estimate(tmp_path, capsys, monkeypatch, family, layers, batch):
+    monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_SIZE", "1000000000" if layers == 2 else "1")
+    flags = ["--model.family", family, "--model.n_layer", str(layers), "--model.n_embd", "512", "--batch-size", str(batch)]
     assert train.main([str(write(tmp_path)), *flags]) == 2
     words = rf"error: model: {layers} layers of 512 channels have at least \S+ billion parameters and need \S+ GB of "
-    assert re.match(words + r"memory, of which \S+ GB are free on cpu( for \d+ ranks)?\n$", capsys.readouterr().err)
+    words += rf"memory with {8 * batch} tokens a micro-batch, of which"
+    assert re.match(words + r" \S+ GB are free on cpu( for \d+ ranks)?\n$", capsys.readouterr().err)
 
 
 def test_a_folder_has_one_run_also_if_another_one_came_meanwhile(tmp_path, monkeypatch):
