@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Final
@@ -356,11 +357,29 @@ FIRST = 256  # bytes of the first message: the length in 8, then as much as fits
 
 
 def all_gather_rows(communicator: Communicator, array: np.ndarray) -> np.ndarray:
-    """Every rank's array (n,), in order of rank: (world_size, n). Size and dtype are the same on all ranks."""
-    device, ranks = communicator.device, communicator.world_size
-    recv = Tensor.wrap(device.kernels.empty((ranks * array.size,), array.dtype), device)
-    communicator.all_gather(on_device(array, device), recv)
-    return on_host(recv).reshape(ranks, array.size)
+    """Every rank's array (n,), in order of rank: (world_size, n). Size and dtype are the same on all ranks.
+
+    Raises CommError, naming the ranks, for what a bit that flipped on the way has changed.
+    """
+    device, ranks, send = communicator.device, communicator.world_size, _with_sum(array.tobytes())
+    recv = Tensor.wrap(device.kernels.empty((ranks * send.size,), np.uint8), device)
+    communicator.all_gather(on_device(send, device), recv)
+    rows = on_host(recv).reshape(ranks, send.size)
+    _check_sums(communicator, "all_gather", dict(enumerate(rows)))
+    return np.ascontiguousarray(rows[:, :-4]).view(array.dtype)
+
+
+def _with_sum(data: bytes) -> np.ndarray:
+    """The bytes, and their CRC-32."""
+    return np.frombuffer(data + zlib.crc32(data).to_bytes(4, "little"), np.uint8)
+
+
+def _check_sums(communicator: Communicator, op: str, received: dict[int, np.ndarray]) -> None:
+    """CommError, and a communicator that takes no more work, unless what came from each rank ends with its CRC-32."""
+    if bad := [rank for rank, row in received.items() if not np.array_equal(row, _with_sum(row[:-4].tobytes()))]:
+        text = f"what came from rank {', '.join(map(str, bad))} was damaged on its way: its CRC-32 does not fit"
+        number, rank, step = communicator._sequence, communicator.rank, communicator.step
+        raise communicator._fail(CommError(text, op=op, sequence=number, rank=rank, step=step, ranks=bad))
 
 
 def all_gather_bytes(communicator: Communicator, data: bytes) -> list[bytes]:
@@ -399,7 +418,7 @@ def send_bytes(
 ) -> list[Work]:
     """Send ``data``, perhaps empty, to rank ``dest``, which calls ``recv_bytes``."""
     whole = (len(data).to_bytes(8, "little") + data).ljust(FIRST, b"\0")
-    parts = [np.frombuffer(part, np.uint8) for part in (whole[:FIRST], whole[FIRST:]) if part]
+    parts = [_with_sum(part) for part in (whole[:FIRST], whole[FIRST:]) if part]
     return [communicator.send(on_device(part, communicator.device), dest, tag, async_op=async_op) for part in parts]
 
 
@@ -411,6 +430,8 @@ def recv_bytes(communicator: Communicator, src: int, tag: int = 0) -> bytes:
 
 
 def _receive(communicator: Communicator, src: int, tag: int, size: int) -> bytes:
-    data = on_device(np.empty(size, np.uint8), communicator.device)
+    data = on_device(np.empty(size + 4, np.uint8), communicator.device)
     communicator.recv(data, src, tag)
-    return on_host(data).tobytes()
+    received = on_host(data)
+    _check_sums(communicator, "recv", {src: received})
+    return received[:-4].tobytes()

@@ -10,6 +10,7 @@ from refusals import raises
 
 from minigrad import Tensor, dtypes
 from minigrad import distributed as dist
+from minigrad.distributed.comm.communicator import all_gather_json, recv_bytes, send_bytes
 from minigrad.distributed.train.grad_sync import Window, agree_on_params, agree_on_settings, exchange_window
 
 WORLDS = pytest.mark.parametrize("world", [1, 2, 3, 4])
@@ -187,6 +188,26 @@ def test_one_bit_that_flips_on_the_way_is_found(bit):
         assert (e.name, e.ranks) == ("w", (0,))  # the others have the same wrong copy
 
     dist.run_threads(3, body, timeout=20, fault=dist.FaultPlan([dist.Fault("flip", rank=0, call=3, bit=bit)]))
+
+
+@pytest.mark.parametrize(("op", "call", "bits"), [("all_gather", 1, 96), ("all_gather", 2, 72), ("recv", 1, 2080)])
+def test_a_bit_that_flips_on_the_way_of_bytes_is_an_error_that_names_operation_and_rank(op, call, bits):
+    def body(comm: dist.ThreadCommunicator) -> None:
+        if op == "all_gather":
+            all_gather_json(comm, "ab 12")
+        elif comm.rank:
+            send_bytes(comm, b"ab", 0)
+        else:
+            recv_bytes(comm, 1)
+
+    for bit in range(0, bits, 1 if bits < 100 else 41):
+        with pytest.raises(
+            dist.CommError, match=rf"{op} \(operation {call}\), rank 0: what came from rank 1 "
+        ) as caught:
+            dist.run_threads(
+                2, body, timeout=20, fault=dist.FaultPlan([dist.Fault("flip", rank=1, call=call, bit=bit)])
+            )
+        assert caught.value.ranks == (1,)
 
 
 # ---------------------------------------------------------------------- gradients
