@@ -117,8 +117,7 @@ def test_a_gradient_is_needed_for_more_than_one_element() -> None:
 
 @pytest.mark.parametrize("gradient", [mg.ones(3), mg.ones(2, 3, dtype="float32"), mg.ones(()), np.ones((3, 2))])
 def test_gradient_must_fit(gradient) -> None:
-    with pytest.raises(ValueError, match=r"gradient has shape .* but the tensor has \(2, 3\) and float64"):
-        (leaf(2, 3) * 2).backward(gradient)
+    raises(ValueError, r"gradient has shape .* but the tensor has \(2, 3\) and", (leaf(2, 3) * 2).backward, gradient)
 
 
 def test_without_requires_grad() -> None:

@@ -1,7 +1,6 @@
 """Batches: pure in the step, shifted by one, every window reachable, evaluation fixed."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from refusals import raises
@@ -120,8 +119,7 @@ def test_min_tokens_is_exactly_enough(block_size, val_fraction):
 
 
 def test_wrong_arguments_are_named():
-    with pytest.raises(DataError, match=r"the training part has 8 tokens, a window of block size 8 takes 9"):
-        RandomBatches(np.arange(8), 1, 8, 0)
+    raises(DataError, r"the training part has 8 tokens, a window of block size 8", RandomBatches, np.arange(8), 1, 8, 0)
     raises(DataError, "at least 1, got 0 and 8", lambda: RandomBatches(TOKENS, 0, 8, 0))
     raises(DataError, "at least 1, got 1 and 0", lambda: FixedBatches(TOKENS, 1, 0))
     raises(DataError, r"shape \(2, 3\) of float64", lambda: RandomBatches(np.ones((2, 3)), 1, 1, 0))

@@ -236,8 +236,7 @@ def test_what_nccl_says_at_the_beginning_is_told(machine, monkeypatch):
         raise RuntimeError("unhandled cuda error")
 
     monkeypatch.setattr(machine.nccl, "NcclCommunicator", fails)
-    with pytest.raises(RendezvousError, match="NCCL did not start on cuda:0: RuntimeError: unhandled cuda error"):
-        NcclCommunicator(1, 0, CUDA)
+    raises(RendezvousError, "NCCL did not start on cuda:0: RuntimeError: unhandled cuda", NcclCommunicator, 1, 0, CUDA)
 
 
 class NcclError(RuntimeError):

@@ -131,8 +131,7 @@ def test_what_it_is_made_of_is_checked() -> None:
     for bad in (-1, 1.5, True):
         raises(ValueError, "max_staleness is", lambda bad=bad: server(max_staleness=bad))
     raises(TypeError, "expected one such as OptimizerKind", server, "sgd")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="weights has dtype int64, expected a floating one"):
-        dist.AsyncParameterServer(np.arange(3), SGD, 1)
+    raises(TypeError, "weights has dtype int64, expected a floating", dist.AsyncParameterServer, np.arange(3), SGD, 1)
     raises(ValueError, "there are no weights", lambda: dist.AsyncParameterServer({}, SGD, 1))
 
 

@@ -152,8 +152,7 @@ def test_a_gradient_that_is_not_finite_on_one_stage_stops_all() -> None:
         stage = Steep() if comm.rank == 1 else nn.Linear(5, 5 - comm.rank // 2, dtype="float64")
         trainer = dist.PipelineParallelTrainer(config(100, clip=1.0), stage, comm)
         before = [p.data.tobytes() for p in stage.parameters()]
-        with pytest.raises(NonFiniteGradientError, match="step 1: the gradient norm is (inf|nan) on rank 1; no weight"):
-            trainer.step(rows(5))
+        raises(NonFiniteGradientError, "step 1: the gradient norm is (inf|nan) on rank 1; no", trainer.step, rows(5))
         assert [p.data.tobytes() for p in stage.parameters()] == before
 
     dist.run_threads(3, train, timeout=30)

@@ -4,6 +4,7 @@ import math
 
 import pytest
 from example_scripts import load, run
+from refusals import raises
 
 from minigrad.ops.elementwise import Exp
 
@@ -49,5 +50,4 @@ def test_a_training_that_stops_short_is_noticed(monkeypatch, capsys):
 
 def test_there_is_no_tenth_stop(monkeypatch):
     tour = load(TOUR, monkeypatch, 10)
-    with pytest.raises(tour.UsageError, match="no stop 10: they are 1 to 9"):
-        tour.main()
+    raises(tour.UsageError, "no stop 10: they are 1 to 9", tour.main)

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 from example_scripts import load
+from refusals import raises
 from virtual_time import VirtualTime
 
 SCRIPT = "heterogeneous_training.py"
@@ -47,5 +48,4 @@ def test_it_does_without_matplotlib(monkeypatch, capsys):
 
 def test_two_batches_are_needed(monkeypatch):
     script = load(SCRIPT, monkeypatch, "--samples", 31)
-    with pytest.raises(script.UsageError, match="--samples is 31, expected at least two batches of 16"):
-        script.main()
+    raises(script.UsageError, "--samples is 31, expected at least two batches of 16", script.main)

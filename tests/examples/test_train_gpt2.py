@@ -325,6 +325,8 @@ def test_memory_and_time_are_estimated_from_the_sizes(script, monkeypatch: pytes
     estimate, char_run = script("estimate"), script("char_run")
     free, settings = estimate.free_memory(minigrad.Device("cpu")), char_run.Settings()
     assert free is None or 1e8 < free < 1e14
+    too_many = char_run.Settings(grad_accum=10**400)
+    raises(script("command_line").UsageError, "--grad-accum is 10+, expected less than 10.99", too_many.check)
     monkeypatch.setattr(estimate, "cpu_flops", lambda: 1e11)
     tokens, operations = 6000 * 12 * 64, 6 * (800_000 - 64 * 128) + 12 * 4 * 64 * 128
     assert estimate.seconds_at_least(settings, 800_000) == pytest.approx(tokens * operations / 1e11)

@@ -88,8 +88,7 @@ def test_fan_in() -> None:
     assert init.fan_out(mg.empty(5, 3)) == 5 and init.fan_out(mg.empty(5, 3, 2)) == 10
     drawn_by_fan = ["kaiming_uniform_", "kaiming_normal_", "xavier_uniform_", "xavier_normal_", "orthogonal_"]
     for name in ["fan_in", "fan_out", *drawn_by_fan]:
-        with pytest.raises(ValueError, match=r"shape \(3,\): expected a weight of at least two dimensions"):
-            getattr(init, name)(mg.empty(3))
+        raises(ValueError, r"shape \(3,\): expected a weight of at least two", getattr(init, name), mg.empty(3))
 
 
 def test_the_generator_decides() -> None:

@@ -141,11 +141,9 @@ def test_grouped_query_attention_is_the_formula(n_kv_head: int | None, bias: boo
 
 def test_grouped_query_attention_refuses_other_heads() -> None:
     for n_embd, n_head in ((12, 0), (12, 5), (15, 5)):
-        with pytest.raises(ValueError, match=f"n_embd={n_embd} is not an even multiple of n_head={n_head}"):
-            GroupedQueryAttention(n_embd, n_head)
+        raises(ValueError, f"n_embd={n_embd} is not an even multiple of", GroupedQueryAttention, n_embd, n_head)
     for n_kv_head in (0, 2, 4):
-        with pytest.raises(ValueError, match=f"n_head=3 is not a multiple of n_kv_head={n_kv_head}"):
-            GroupedQueryAttention(C, 3, n_kv_head)
+        raises(ValueError, "n_head=3 is not a multiple of", GroupedQueryAttention, C, 3, n_kv_head)
     for head_size in (0, 3, -2):
         with pytest.raises(ValueError, match=f"head_size={head_size}; rotation needs an even number of channels"):
             GroupedQueryAttention(C, 3, head_size=head_size)

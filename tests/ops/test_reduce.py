@@ -337,6 +337,5 @@ def test_median_is_pytorchs(device):
             assert_like_torch(medians, np.float32(values), rtol=0, device=device)
     assert mg.tensor([3, 1, 2], device=device).median().item() == 2
     assert np.isnan(mg.zeros(0, device=device).median().item())
-    with pytest.raises(ValueError, match=r"median over an empty dimension of shape \(0, 3\) has no value"):
-        mg.zeros(0, 3, device=device).median(0)
+    raises(ValueError, r"median over an empty dimension of shape \(0, 3\) has", mg.zeros(0, 3, device=device).median, 0)
     raises(ValueError, "median over an empty dimension", lambda: mg.zeros(0, dtype=mg.int64, device=device).median())

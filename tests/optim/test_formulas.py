@@ -195,8 +195,7 @@ def test_orthogonalize_makes_singular_values_about_one(shape: tuple[int, int]) -
 
 def test_muon_takes_matrices_only_and_nothing_is_left_of_a_refused_group() -> None:
     w, b = make_params(shapes=[(2, 3), (3,)])
-    with pytest.raises(ValueError, match=r"parameter bias of shape \(3,\) is no matrix; give it to an AdamW"):
-        Muon([("weight", w), ("bias", b)])
+    raises(ValueError, r"parameter bias of shape \(3,\) is no matrix; give it to", Muon, [("weight", w), ("bias", b)])
     optimizer = Muon()
     raises(ValueError, "no matrix", lambda: optimizer.add_param_group({"params": [w, b]}))
     optimizer.add_param_group({"params": [w]})
