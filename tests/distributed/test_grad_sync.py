@@ -172,7 +172,7 @@ def test_replicas_that_differ_are_named_with_the_minority(comm: dist.ThreadCommu
 
 @in_threads(2, timeout=20)
 def test_values_that_only_look_equal_differ(comm: dist.ThreadCommunicator):
-    raises(dist.ReplicaMismatchError, "", dist.assert_replicas_identical, comm, [tensor(3, fill=(0.0, -0.0)[comm.rank])])
+    raises(dist.ReplicaMismatchError, "", dist.assert_replicas_identical, comm, [tensor(3, fill=(0, -0.0)[comm.rank])])
     dist.assert_replicas_identical(comm, [tensor(3, fill=math.nan)])  # the same NaN
     dist.assert_replicas_identical(comm, [tensor(0), tensor(2, 0)])
 
