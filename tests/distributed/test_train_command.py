@@ -327,16 +327,7 @@ def test_errors_of_the_command_are_one_line(tmp_path, capsys):
 def test_a_model_beyond_the_memory_is_refused_with_the_estimate(tmp_path, capsys, monkeypatch, layers):
     family, batch = "llama" if layers == 10**9 else "gpt2", 10**33 if layers == 1 else 2
     monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_SIZE", "1000000000" if layers == 2 else "1")
-    flags = [
-        "--model.family",
-        family,
-        "--model.n_layer",
-        str(layers),
-        "--model.n_embd",
-        "512",
-        "--batch-size",
-        str(batch),
-    ]
+    flags = f"--model.family {family} --model.n_layer {layers} --model.n_embd 512 --batch-size {batch}".split()
     assert train.main([str(write(tmp_path)), *flags]) == 2
     words = rf"error: model: {layers} layers of 512 channels have at least \S+ billion parameters and need \S+ GB of "
     words += rf"memory with {8 * batch} tokens a micro-batch, of which"
