@@ -16,6 +16,8 @@ import contextlib
 import dataclasses
 import itertools
 import math
+import os
+import shutil
 import sys
 import threading
 import time
@@ -278,7 +280,9 @@ class TrainingRun:
         said = began
         shape: dict[str, Any] = {"dynamic_ncols": True, "disable": None}  # None: unless this is a terminal
         if self.world_size > 1:  # whose lines a launcher passes on, each whole
-            shape = {"file": Lines(), "ncols": 100, "mininterval": 10, "delay": 10, "disable": self.rank > 0}
+            columns = min(100, shutil.get_terminal_size().columns - 5)
+            shape = {"file": Lines(), "disable": self.rank > 0, "ncols": columns}
+            shape |= {"mininterval": 0.2} if Lines.moves else {"mininterval": 10, "delay": 10}
         with tqdm(initial=trainer.global_step, total=steps, bar_format=BAR, smoothing=0, **shape) as bar:
             while trainer.global_step < last and not (signal_number := self.interrupted(received)):
                 before = time.perf_counter()
@@ -443,12 +447,22 @@ class TrainingRun:
 
 
 class Lines:
-    """A file for a progress bar that writes each of its states in a line of its own, to stderr."""
+    """A file for a progress bar that writes each of its states in a line of its own, to stderr.
+
+    Those of a launcher in a terminal begin with a return: it shows them in one line, above which others are printed.
+    """
+
+    moves = os.environ.get("MINIGRAD_LAUNCH") == "terminal"
+    last = ""
 
     def write(self, text: str) -> None:
-        """What tqdm writes, without the return to the line's beginning."""
+        """What tqdm writes; at its end the last state stays."""
         if state := text.strip("\r\n "):
-            print(state, file=sys.stderr, flush=True)
+            print("\r" * self.moves + state, file=sys.stderr, flush=True)
+            self.last = state
+        elif text == "\n" and self.last and self.moves:
+            print("\r\n" + self.last, file=sys.stderr, flush=True)
+            self.last = ""
 
     def flush(self) -> None:
         """All is written."""

@@ -61,6 +61,7 @@ class LaunchJob:
         self.passed_on: bool = False  # the ranks got it as well
         self.changed: threading.Event = threading.Event()
         self.printing: threading.Lock = threading.Lock()
+        self.bar: str = ""  # the last line of the terminal
 
     # ------------------------------------------------------------------ the command
 
@@ -83,7 +84,8 @@ class LaunchJob:
         for name in THREAD_VARIABLES:
             out[name] = str(self.threads) if self.threads is not None else out.get(name, str(shared))
         out["PYTHONUNBUFFERED"] = "1"  # the last words of a rank that is killed
-        out["MINIGRAD_LAUNCH"] = "1"
+        out["MINIGRAD_LAUNCH"] = "terminal" if sys.stderr.isatty() else "1"
+        out.setdefault("COLUMNS", str(shutil.get_terminal_size().columns))
         if not self.hosts:
             out.setdefault("OMPI_MCA_btl", "self,sm")  # looking for network cards takes a second
             out["OMPI_MCA_btl_sm_backing_directory"] = scratch
@@ -113,6 +115,8 @@ class LaunchJob:
                     return self._supervise(mpirun)
                 finally:
                     self._kill(mpirun)
+                    if self.bar:  # of ranks that did not end it
+                        self._print("] \r", sys.stderr)
             finally:
                 shutil.rmtree(scratch, ignore_errors=True)
                 if held is not None:
@@ -280,12 +284,18 @@ class LaunchJob:
             self.ended.append(rank)
 
     def _print(self, line: str, target: TextIO) -> None:
+        """A line; in a terminal, what begins with a return is a bar, which stays below the lines until the next one."""
         encoding = target.encoding or "utf-8"
         line = line.encode(encoding, "backslashreplace").decode(encoding)
+        tag, moves, state = line.partition("] \r")
         with self.printing:
             try:
-                target.write(line + "\n")
-                target.flush()
+                print("\r\033[K" * bool(self.bar), end="", file=sys.stderr, flush=True)
+                if moves and sys.stderr.isatty():
+                    self.bar = f"{tag}] {state}"[: shutil.get_terminal_size().columns - 1] if state else ""
+                else:
+                    print(line, file=target, flush=True)
+                print(self.bar, end="", file=sys.stderr, flush=True)
             except BrokenPipeError:  # nobody reads any more: end the job, and let the ranks not block until then
                 nowhere = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(nowhere, target.fileno())

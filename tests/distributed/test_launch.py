@@ -178,7 +178,8 @@ def test_ctrl_c_in_a_terminal_reaches_the_ranks_once_and_mpirun_not_at_all(tmp_p
     def take_terminal() -> None:
         fcntl.ioctl(child, termios.TIOCSCTTY, 0)
 
-    job, _ = started(tmp_path, SAVES, stdout=child, stderr=child, preexec_fn=take_terminal)
+    bar = "import sys\nfor i in range(3):\n    print(f'\\r{i} of 3', file=sys.stderr)\n"
+    job, _ = started(tmp_path, bar + SAVES, stdout=child, stderr=child, preexec_fn=take_terminal)
     os.close(child)
     shown = b""
     while shown.count(b"ready") < 2:
@@ -192,6 +193,7 @@ def test_ctrl_c_in_a_terminal_reaches_the_ranks_once_and_mpirun_not_at_all(tmp_p
     assert job.wait(20) == 130, text
     assert text.count("interrupted") == text.count("saved") == 2, text
     assert "all ranks have ended after SIGINT" in text
+    assert re.search(r"\[\d\] 2 of 3\r\x1b\[K\[\d\] saved", text) and not re.search(r" of 3\r?\n", text)  # a bar
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["grace", "again"])
