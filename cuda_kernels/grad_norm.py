@@ -233,7 +233,7 @@ def scale_(arrays: Iterable[Array], factor: float) -> None:
 def clip_(arrays: Iterable[Array], max_norm: float, eps: float) -> Array:
     """array *= max_norm / (norm + eps) in place if the norm of all elements is finite and more than ``max_norm``.
 
-    Returns that norm, float64 (), on the device of the arrays (of which there is at least one); the host does not wait.
+    Returns that norm, float64 (), on the device of the arrays; the host does not wait. There is at least one array.
     An array that is given twice counts twice and is changed once.
     Raises ValueError, naming the position, for a read-only array, before anything is changed.
     """
@@ -254,7 +254,7 @@ def clip_(arrays: Iterable[Array], max_norm: float, eps: float) -> Array:
 def unscale_(arrays: Iterable[Array], inverse_scale: float) -> Array:
     """array *= inverse_scale in place, and whether an element of any array was infinite or NaN: int32 (), 0 or 1.
 
-    The result is on the device of the arrays (of which there is at least one); the host does not wait.
+    The result is on the device of the arrays; the host does not wait. There is at least one array.
     Raises ValueError, naming the position, for a read-only array, before anything is changed.
     """
     return _scale(arrays, inverse_scale, "unscale_", checks=True).reshape(())

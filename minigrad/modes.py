@@ -1,4 +1,4 @@
-"""The modes of a thread: whether operations are recorded (no_grad), anomaly detection, autocast, kernels, fast ways.
+"""The modes of a thread: whether operations are recorded (no_grad), anomaly detection, autocast, kernels, plans.
 
 A *plan* is a faster way to compute a module's method (``plans.py``). ``graph`` is not autograd's, but the one that is
 being captured: calls of kernels that are launched again without Python (``cuda/cuda_graph.py``).

@@ -1,7 +1,7 @@
-"""The door to second ways: other computations of a module's method, which ``minigrad.fast`` lists in ``PLANS``.
+"""Plans: faster ways to compute a module's method. ``minigrad.fast`` has them, and lists them in ``PLANS``.
 
-``Module.__call__`` asks here for ``forward``, and a method decorated ``@planned`` asks for itself. Nothing else knows
-that there are plans.
+``Module.__call__`` asks here for a plan of ``forward``, and a method decorated ``@planned`` asks for itself. Nothing
+else knows that there are plans.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Plan:
-    """Another way to compute a method of a module.
+    """A faster way to compute a method of a module.
 
     ``equality`` says how its results compare with those of the method. ``reasons`` and ``run`` have the method's
     arguments.
@@ -63,7 +63,7 @@ def choose(method: Callable[..., Any], module: Any, args: tuple[Any, ...], kwarg
     against: dict[str, list[str]] = {}
     for plan in PLANS[method]:
         if off is True or (off and plan.name in off):
-            against[plan.name] = ["fast ways are off: MINIGRAD_FAST=0 or unfused()"]
+            against[plan.name] = ["plans are off: MINIGRAD_FAST=0 or unfused()"]
             continue
         reasons = _reasons(plan, module, args, kwargs)
         if (first := next(reasons, None)) is None:

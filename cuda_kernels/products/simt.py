@@ -2,7 +2,7 @@
 
     up to SMALL multiply-adds, and integers    small: a thread for each element; a launch costs more than the product
     few rows or columns, both read along k     dot: a warp for each element (decoding one token)
-    everything else                            the largest tiles of which there are enough: ``simt_tiles.py``
+    everything else                            the largest tiles that keep all processors busy: ``simt_tiles.py``
 
 Element (r, c) of matrix z of the batch is the sum over k of a[r a_row + k a_depth] b[k b_depth + c b_column], where a
 and b begin at (z // inner) outer + (z % inner) inner steps of theirs. k is walked in order and divided by the shapes

@@ -49,7 +49,7 @@ def divide(p: Problem, rows: int, columns: int, splits: int) -> ProductTiles:
 
 
 def plan(M: int, N: int, K: int, count: int, sides: Sides) -> tuple[int, int]:
-    """(side, splits): the largest of these tiles of which there are enough, and the parts of one matrix's sums."""
+    """(side, splits): the largest of these tiles that keep all processors busy, and the parts of one matrix's sums."""
     side, splits = 0, 1
     for side in sides:
         tiles = count * -(-M // side) * -(-N // side)

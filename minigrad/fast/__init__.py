@@ -1,7 +1,7 @@
-"""Second ways: plans that compute modules in fewer operations. Importing it opens them; only ``minigrad`` does.
+"""Plans that compute modules in fewer operations. Importing it fills their table; only ``minigrad`` does.
 
-The table: by the method of a module class, the plans for it, best first. ``minigrad.explain`` shows which of them runs
-and why others do not; ``MINIGRAD_FAST=0`` or ``with minigrad.unfused():`` turns them off.
+The table has the plans for each method of a module class, best first. ``minigrad.explain`` shows which of them runs and
+why others do not. ``MINIGRAD_FAST=0`` or ``with minigrad.unfused():`` turns them off.
 """
 
 from .. import models, nn

@@ -124,7 +124,7 @@ def test_explain_says_what_runs_and_why_other_plans_do_not() -> None:
     assert "forward not as 'sum with norm': only on a GPU" in text
     with mg.unfused():
         text = str(mg.explain(model, tokens))
-    assert "    h.0.mlp: MLP\n      forward not as 'feed forward': fast ways are off" in text
+    assert "    h.0.mlp: MLP\n      forward not as 'feed forward': plans are off" in text
     assert "runs as" not in text and "h.1.mlp.c_fc: Linear" in text
     with mg.no_grad():
         caches = model.eval().new_caches(4)
