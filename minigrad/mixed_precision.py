@@ -1,9 +1,9 @@
 """Mixed precision: within ``autocast``, an operation chooses the dtype that it computes in (``torch.autocast``).
 
-Products of matrices and attention run in the half dtype; what adds up many numbers or has a wide range (exponentials,
-softmax, norms, sums, losses) in float32; all others in the dtype that they are given. ``Function.autocast`` says which
-operation is which. The lists are those of ``torch.autocast("cuda")``, on every device. Source: Micikevicius et al.,
-"Mixed precision training" (2018).
+Products of matrices and attention run in the half dtype. What adds up many numbers or has a wide range (exponentials,
+softmax, norms, sums, losses) runs in float32, and all others in the dtype that they are given. ``Function.autocast``
+says which operation is which. The lists are those of ``torch.autocast("cuda")``, on every device. Source: Micikevicius
+et al., "Mixed precision training" (2018).
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
       step-00000200/                model.safetensors  optimizer.safetensors  state.json  manifest.json
       step-00000300/
 
-A checkpoint is a folder that appears under its name only when it is complete: files are written and flushed in a
-temporary sibling, the manifest (size and sha256 of each) last, then the folder is flushed and renamed. Older ones are
+A checkpoint is a folder that appears under its name only when it is complete. Its files are written and flushed in a
+temporary sibling, the manifest (size and sha256 of each) last. Then the folder is flushed and renamed. Older ones are
 deleted only after that rename is on the disk. So at any moment the old checkpoint or the new one loads. Nothing is
 overwritten: saving a step again makes ``step-00000300.r1`` and then deletes ``step-00000300``.
 

@@ -10,8 +10,8 @@ For each element, with the parameter's own scalars (see ``SCALARS``), in PyTorch
 
 Memory policy: p, m and v are read and written once, g is read once, nothing is allocated.
 
-The arithmetic is plain IEEE (no fast-math, no fused multiply-add): an element's result does not depend on whether a
-vector lane or a loop tail computed it, so cutting parameters in other places (threads, shards, buckets) changes no bit.
+The arithmetic is plain IEEE (no fast-math, no fused multiply-add), so a vector lane and a loop's tail compute the same
+result. Cutting parameters in other places (threads, shards, buckets) therefore changes no bit.
 The pass is bound by memory, so this costs nothing.
 
 Sources: Kingma & Ba, "Adam: a method for stochastic optimization" (2015); Loshchilov & Hutter, "Decoupled weight decay

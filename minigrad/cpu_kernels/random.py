@@ -1,7 +1,7 @@
 """Philox4x32-10, a counter-based generator: any element of any draw is a function of (seed, offset, index).
 
-No generator state is shared or advanced, so the numbers do not depend on the number of threads or on the order of work,
-and a dropout mask is recomputed in the backward pass instead of stored.
+No generator state is shared or advanced, so the numbers do not depend on the number of threads or on the order of work.
+A dropout mask is computed again in the backward pass instead of stored.
 
     key     = (seed low word, seed high word)
     counter = (block low, block high, offset low, offset high)

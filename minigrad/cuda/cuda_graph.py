@@ -1,8 +1,8 @@
 """Graphs of tensor programs: ``minigrad.cuda.Graph`` (PyTorch's ``torch.cuda.CUDAGraph``), of a GPU or of the CPU.
 
-A graph repeats kernels with the addresses and numbers of its capture. What the framework itself changes from step to
-step, the counts of optimizers and random generators and the learning rates, is computed by the host before each launch
-and read by the kernels from the device; so a launch does to the last bit what the program would have done.
+A graph repeats kernels with the addresses and numbers of its capture. The framework itself changes some numbers from
+step to step: counts of optimizers and random generators, and learning rates. The host computes these before each
+launch, and the kernels read them from the device. So a launch does to the last bit what the program would have done.
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ class CastsMethods:
         or those of another tensor, ``to(other)``. Itself if nothing changes.
 
         With ``non_blocking`` a copy between pinned memory (``pin_memory()``) and a GPU becomes part of the stream, and
-        the call does not wait for it: what is copied from must not change, and what is copied to must not be read,
-        before ``minigrad.cuda.synchronize()`` or a later operation of the same stream.
+        the call does not wait for it. Until ``minigrad.cuda.synchronize()`` or a later operation of the same stream,
+        the source must not change and the result must not be read.
         """
         for arg in args:
             if isinstance(arg, TensorCore):

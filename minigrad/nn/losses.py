@@ -120,9 +120,10 @@ def linear_cross_entropy(
     """``cross_entropy(linear(input, linear_weight), target)`` of class indices without ever having all logits: input
     (..., in), linear_weight (classes, in), target (...) of integers -> the mean or sum.
 
-    The logits, for a large vocabulary the largest arrays of a training step, are made, turned into their gradient and
-    used for those of input and linear_weight in chunks of 256 MiB, on a GPU of 512 MiB, all in the forward pass (Hsu et
-    al., "Liger Kernel", 2024). Without rows, or with input and weight of different dtypes, the two operations run.
+    The logits are the largest arrays of a training step if the vocabulary is large. Here they are made in chunks of 256
+    MiB, on a GPU of 512 MiB. Each chunk is turned into its gradient and used for those of input and linear_weight, all
+    in the forward pass (Hsu et al., "Liger Kernel", 2024). Without rows, or with input and weight of different dtypes,
+    the two operations run.
 
     Raises TypeError and IndexError as ``cross_entropy``, ValueError for other shapes and for reduction="none".
     """

@@ -88,15 +88,15 @@ def memory_report(
         print(minigrad.memory_report(model, lambda: model.loss(x, y), optimizer))
 
     ``compute_loss`` is called once and its result's ``backward`` once; no weight changes. What is kept for backward is
-    found by walking the graph: the memory under each saved array is counted once, for the operation that saved it first
+    found by walking the graph. The memory under each saved array is counted once, for the operation that saved it first
     and the innermost module in whose forward it did. Weights that operations save are not counted again. With
     ``checkpoint`` it is the inputs that count. The optimizer's state counts as it is: nothing before the first step.
 
-    A transformer block that runs in fewer operations is counted, and its temporary part measured, module by module,
-    with its sums by themselves. It keeps the same. As one operation it needs a few per cent more at backward's peak.
+    A transformer block is counted, and its temporary part measured, without the plan ``sums in products``, so that each
+    sum is a node of its own. It keeps the same memory.
 
-    The temporary part is measured: on a GPU by the counters of ``minigrad.cuda`` (whose peak is reset), on the CPU by
-    ``tracemalloc``, which sees NumPy's arrays but not what compiled kernels take for themselves.
+    The temporary part is measured. On a GPU the counters of ``minigrad.cuda`` do it, and their peak is reset. On the
+    CPU ``tracemalloc`` does, which sees NumPy's arrays but not what compiled kernels take for themselves.
 
     Raises TypeError if the loss is no tensor, or is not computed from anything that requires grad.
     """

@@ -1,8 +1,8 @@
 """How the CPU kernels are compiled: the decorators ``kernel``, ``inline`` and ``emits``, and their disk cache.
 
-Numba's own cache has three weaknesses for a library: a kernel is not recompiled when a function that it inlines changes
-in another file, it is written beside the source (often read-only), and it is pickle, so a damaged file raises in
-the middle of a call and a planted one runs code. Ours lives in a private folder of the user, named after a hash of all
+Numba's own cache has three weaknesses for a library. A kernel is not recompiled when a function that it inlines changes
+in another file. It is written beside the source, which is often read-only. And it is pickle: a damaged file raises in
+the middle of a call, and a planted one runs code. Ours lives in a private folder of the user, named after a hash of all
 kernel sources, and a damaged entry is compiled again.
 
 ``MINIGRAD_CACHE_DIR`` overrides the folder (default: ``$XDG_CACHE_HOME/minigrad`` or ``~/.cache/minigrad``).
