@@ -28,7 +28,10 @@ from sphinx.application import Sphinx
 
 ROOT = Path(__file__).resolve().parents[1]
 CONTENTS = {
-    "Begin": ["docs/installation", "docs/examples", "docs/from_pytorch", "docs/features", "docs/notebooks/index"],
+    "Begin": [
+        "docs/installation", "docs/examples", "docs/from_pytorch", "docs/torch_names", "docs/features",
+        "docs/notebooks/index",
+    ],
     "Course": ["minigrad/learn/chapters/*"],
     "Use": ["docs/training", "docs/models", "docs/watch", "docs/profiler", "docs/cpu", "docs/distributed", "docs/zero"],
     "Understand": [

@@ -21,6 +21,7 @@ from typing import Any
 from char_run import Run, latest_folder, load_run
 from command_line import BAR, Parser, UsageError, choose_device, run_cli
 from pretrained_folder import is_pretrained, load_pretrained
+from text_tokenizers import LibraryTokenizer, as_tokenizer
 from tqdm.auto import tqdm
 
 import minigrad
@@ -109,10 +110,11 @@ def sampling(args: argparse.Namespace) -> dict[str, Any]:
 
 def encode(tokenizer: Any, prompt: str | None, first: Any = None) -> list[int]:
     """The tokens of the prompt, at least one. ``first`` is the token that begins a text, if there is one."""
+    tokenizer = as_tokenizer(tokenizer)
     if prompt is None:  # a new line, unless the model knows none
         known = "\n" if not isinstance(tokenizer, CharTokenizer) else tokenizer.characters
         prompt = "\n" if "\n" in known else known[0]
-    options = {"template": True} if isinstance(tokenizer, BytePairTokenizer) else {}
+    options = {"template": True} if isinstance(tokenizer, (BytePairTokenizer, LibraryTokenizer)) else {}
     ids: list[int] = tokenizer.encode(prompt, **options).tolist()
     if not ids and isinstance(first, int) and first < tokenizer.vocab_size:
         ids = [first]
@@ -123,6 +125,7 @@ def encode(tokenizer: Any, prompt: str | None, first: Any = None) -> list[int]:
 
 def pieces(tokenizer: Any) -> Callable[[int | None, bool], str]:
     """Turns tokens into text one at a time: a character whose bytes are spread over several comes with the last one."""
+    tokenizer, seen = as_tokenizer(tokenizer), []
     utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def piece(index: int | None, last: bool) -> str:
@@ -130,6 +133,13 @@ def pieces(tokenizer: Any) -> Callable[[int | None, bool], str]:
             return "\ufffd"
         if isinstance(tokenizer, CharTokenizer):
             return "" if index is None else tokenizer.decode([index])
+        if isinstance(tokenizer, LibraryTokenizer):  # words may begin with a space that is none at the start
+            before = tokenizer.decode(seen)
+            seen.extend([] if index is None else [index])
+            after = tokenizer.decode(seen)
+            if after.endswith("\ufffd") and not last:  # within a character
+                return ""
+            return after[len(before.rstrip("\ufffd")) :]
         return utf8.decode(b"" if index is None else tokenizer.decode_bytes([index]), last)
 
     return piece

@@ -81,6 +81,38 @@ class TiktokenTokenizer:
         return {"kind": "tiktoken", "name": self.name}
 
 
+class LibraryTokenizer:
+    """A ``Tokenizer`` of Hugging Face's tokenizers that is no byte-level BPE, with the methods of ours. What the caller
+    has loaded is trusted; what it does not know is up to its rules, so a text may not come back unchanged."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = type(tokenizer).from_str(tokenizer.to_str())
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self.vocab_size: int = self._tokenizer.get_vocab_size()
+
+    def encode(self, text: str, *, template: bool = False) -> npt.NDArray[np.int64]:
+        """The tokens of ``text``; with ``template``, those that the tokenizer puts around a text, too."""
+        return np.array(self._tokenizer.encode(text, add_special_tokens=template).ids, np.int64)
+
+    def decode(self, tokens: npt.ArrayLike | Sequence[int]) -> str:
+        """Their text, special tokens included."""
+        ids = np.asarray(tokens).reshape(-1)
+        if ids.size and not 0 <= ids.min() <= ids.max() < self.vocab_size:
+            raise DataError(f"a token is not in [0, {self.vocab_size}): {ids.min()} to {ids.max()}")
+        return str(self._tokenizer.decode(ids.tolist(), skip_special_tokens=False))
+
+
+def as_tokenizer(tokenizer: Any) -> Any:
+    """A tokenizer of ours, which comes back as it is, or of a ``Tokenizer`` of Hugging Face's tokenizers."""
+    if not (hasattr(tokenizer, "to_str") and hasattr(tokenizer, "get_vocab_size")):
+        return tokenizer
+    try:
+        return BytePairTokenizer(tokenizer)
+    except DataError:
+        return LibraryTokenizer(tokenizer)
+
+
 ShardTokenizer = ByteTokenizer | TiktokenTokenizer | BytePairTokenizer
 
 

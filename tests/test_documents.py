@@ -132,7 +132,8 @@ def test_every_row_of_the_seed_systems_names_what_there_is():
 
 
 def test_what_people_type_who_know_pytorch_ends_as_the_page_says(tmp_path):
-    python(ROOT / "tests/idioms.py", cwd=tmp_path, returncode=0)
+    python(ROOT / "docs/idioms.py", cwd=tmp_path, returncode=0)
+    python(ROOT / "docs/torch_table.py", cwd=tmp_path, returncode=0)
     counts = re.search(r"^Of (\d+) idioms (\d+) work", (ROOT / "docs/from_pytorch.md").read_text(), re.MULTILINE)
     assert counts and int(counts[1]) >= 150 and int(counts[2]) >= 115
 

@@ -66,8 +66,26 @@ CASES = {
         },
         "bfloat16",
     ),
+    "mistral": (
+        "MistralForCausalLM",
+        {
+            **_LLAMA,
+            "sliding_window": 5,
+            "head_dim": 6,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
+        },
+        "bfloat16",
+    ),
+    "qwen3": ("Qwen3ForCausalLM", {**_LLAMA, "head_dim": 6, "tie_word_embeddings": True}, "bfloat16"),
+    "qwen3-biases": ("Qwen3ForCausalLM", {**_LLAMA, "attention_bias": True, "head_dim": 4}, "float32"),
 }
-STORED = {"gpt2": "12KB", "llama3": "10MB", "smollm2": "10MB"}  # fixtures, with their largest shard
+STORED = {
+    "gpt2": "12KB",
+    "llama3": "10MB",
+    "smollm2": "10MB",
+    "mistral": "10MB",
+    "qwen3": "10MB",
+}  # fixtures, with their largest shard
 
 
 def tokens(B: int = 2, T: int = 12, seed: int = 5) -> np.ndarray:
@@ -92,8 +110,8 @@ def write(name: str, folder: Path, max_shard_size: str = "10MB", **changes) -> N
 
 
 def computed(folder: Path):
-    """Logits (2, 12, VOCAB) of `tokens`, and NEW greedy tokens after the first six of the first row, by transformers in
-    float32."""
+    """Logits (2, 12, VOCAB) of `tokens`, and NEW greedy tokens after the first six of the first row, without and with a
+    penalty of 1.3, by transformers in float32."""
     import torch
     import transformers
 
@@ -102,9 +120,9 @@ def computed(folder: Path):
     with torch.no_grad():
         logits = model(ids).logits.numpy()
         options = {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-        out = model.generate(ids[:1, :6], attention_mask=torch.ones(1, 6, dtype=torch.int64), **options)
-    assert out.shape == (1, 6 + NEW)
-    return {"logits": logits, "greedy": out[0].tolist()}
+        options["attention_mask"] = torch.ones(1, 6, dtype=torch.int64)
+        greedy, penalised = (model.generate(ids[:1, :6], **options, repetition_penalty=x)[0] for x in (1.0, 1.3))
+    return {"logits": logits, "greedy": greedy.tolist(), "penalised": penalised.tolist()}
 
 
 def stored(name: str):

@@ -5,6 +5,7 @@ A window of T + 1 tokens gives T predictions: ``x`` is its first T tokens, ``y``
 
 import bisect
 from collections.abc import Iterator, Mapping, Sequence
+from numbers import Integral
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -175,7 +176,8 @@ class RandomBatches:
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        rows = [tokens] if isinstance(tokens, np.ndarray) else list(tokens)
+        one = isinstance(tokens, np.ndarray) or hasattr(tokens, "ids") or isinstance(next(iter(tokens), None), Integral)
+        rows = [tokens] if one else [*map(row_of, tokens)]
         if not rows:
             raise DataError("there are no shards of tokens to train on")
         # A shard that is shorter than a window has none; that all are is an error, which names the longest.
@@ -300,6 +302,7 @@ def train_val_split(tokens: Row, val_fraction: float = 0.1, block_size: int = 1)
         DataError: a part would be shorter than one window of `block_size` + 1 tokens.
     """
     _check_fraction(val_fraction)
+    tokens = row_of(tokens)
     n_val = int(len(tokens) * val_fraction)
     n_train = len(tokens) - n_val
     if min(n_train, n_val) < block_size + 1:
@@ -328,10 +331,16 @@ def _check_fraction(val_fraction: float) -> None:
         raise DataError(f"val_fraction must lie between 0 and 1, got {val_fraction}")
 
 
+def row_of(tokens: Any) -> Row:
+    """Tokens as an array: of an array, a list of integers, or an ``Encoding`` of Hugging Face's tokenizers."""
+    return tokens if isinstance(tokens, np.ndarray) else np.asarray(getattr(tokens, "ids", tokens))
+
+
 def _windows(tokens: Row, batch_size: int, block_size: int, part: str) -> Row:
     """All windows ``(N - T, T + 1)`` as a view."""
     if batch_size < 1 or block_size < 1:
         raise DataError(f"batch_size and block_size must be at least 1, got {batch_size} and {block_size}")
+    tokens = row_of(tokens)
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
         raise DataError(f"tokens must be a row of integers, got shape {tokens.shape} of {tokens.dtype}")
     if len(tokens) < block_size + 1:

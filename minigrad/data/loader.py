@@ -75,6 +75,10 @@ class DataLoader:
         self.sampler: EpochSampler | None = None
         self._resumed = False
         self._takes_seed: bool = shuffle and generator is None
+        if isinstance(dataset, Mapping):
+            raise bad_type(
+                f"DataLoader of a {type(dataset).__name__}: pass one of {', '.join(map(repr, dataset))} of it"
+            )
         if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
             if not len(dataset):
                 raise bad_value(f"DataLoader of an empty {type(dataset).__name__}: expected at least one sample")
@@ -159,6 +163,8 @@ def collate(samples: Sequence[Any]) -> Any:
     first = samples[0]
     if isinstance(first, Tensor):
         return stack(list(samples))
+    if isinstance(first, str | bytes):  # NumPy's are also of its numbers' class
+        return list(samples)
     if isinstance(first, np.ndarray | np.generic | int | float):
         return Tensor(np.stack(samples) if isinstance(first, np.ndarray | np.generic) else list(samples))
     if isinstance(first, Mapping):

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..files import durable, sha256sums
-from .batches import Row
+from .batches import Row, row_of
 from .errors import DataError
 
 TokenFormat: TypeAlias = Literal["nanogpt", "llm.c"]
@@ -101,7 +101,7 @@ def write_tokens(
     with ExitStack() as locks, durable.replacing(path) as temporary, open(temporary, "xb", buffering=0) as file:
         durable.write_all(file.fileno(), bytes(header))
         for row in [tokens] if isinstance(tokens, np.ndarray) else tokens:
-            durable.write_all(file.fileno(), _as_uint16(row, count).tobytes())
+            durable.write_all(file.fileno(), _as_uint16(row_of(row), count).tobytes())
             count += len(row)
         if not count:
             raise DataError(f"there are no tokens to write to {path}")

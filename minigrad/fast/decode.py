@@ -90,6 +90,9 @@ class Decoder:
             yield "a graph is captured, or plain kernels are chosen"
         if not self._floats or is_grad_enabled() or is_autocast_enabled(device.type):
             yield "gradients are recorded, or not all numbers are float32, or float64"
+        window = getattr(self._model.config, "sliding_window", None)
+        if window is not None and cache is not None and window < cache.max_tokens:
+            yield "the attention slides over fewer tokens than the cache has"
         if self._drops:
             yield "dropout acts"
         vocab, ids = self._model.embedding.num_embeddings, tokens.data

@@ -13,7 +13,7 @@ from .llama import Llama, LlamaConfig, RopeScaling
 
 __all__ = ["GPT2", "CausalLM", "GPT2Config", "Llama", "LlamaConfig", "RopeScaling", "from_pretrained", "gpt2_memory"]
 
-FAMILIES: dict[str, type[CausalLM]] = {family.model_type: family for family in (GPT2, Llama)}
+FAMILIES: dict[str, type[CausalLM]] = {kind: family for family in (GPT2, Llama) for kind in family.model_types}
 
 
 def from_pretrained(
@@ -21,8 +21,8 @@ def from_pretrained(
 ) -> CausalLM:
     """The model of a folder in Hugging Face's format, of the family that its ``config.json`` names.
 
-    GPT-2 (``"model_type": "gpt2"``) and Llama (``"llama"``; SmolLM2 is one). For the arguments see
-    `CausalLM.from_pretrained`.
+    GPT-2 (``"model_type": "gpt2"``) and Llama (``"llama"``; SmolLM2 is one), of which ``"mistral"`` and ``"qwen3"`` are
+    settings. For the arguments see `CausalLM.from_pretrained`.
 
     Raises:
         CheckpointError: as there, or the family is another one.
@@ -30,5 +30,5 @@ def from_pretrained(
     hub = HubConfig(Path(folder))
     family = hub.get("model_type")
     if not isinstance(family, str) or family not in FAMILIES:
-        raise hub.error(f"model_type {family!r:.60} is not supported, only {' and '.join(FAMILIES)}")
+        raise hub.error(f"model_type {family!r:.60} is not supported, only {', '.join(FAMILIES)}")
     return FAMILIES[family].from_pretrained(folder, dtype=dtype, device=device, dropout=dropout)

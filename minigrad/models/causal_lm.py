@@ -1,7 +1,6 @@
 """What the language models share: the loss and generation."""
 
 import math
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from .. import nn
@@ -10,6 +9,7 @@ from ..checkpoint_activations import checkpoint
 from ..creation import cat
 from ..device import Device
 from ..errors import bad_value, located
+from ..hints import answering
 from ..nn import functional as F
 from ..nn.module import unmodified
 from ..plans import planned
@@ -118,28 +118,23 @@ class CausalLM(HubModel):
         like = self.embedding.weight
         return [nn.KVCache(batch, c.n_kv_head, room, c.head_size, like) for _ in range(c.n_layer)]
 
+    @answering
     @no_grad()
-    def generate(
-        self,
-        tokens: Tensor,
-        max_new_tokens: int,
-        *,
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        seed: int | None = None,
-        eos_token_id: int | Sequence[int] | None = None,
-    ) -> Tensor:
-        """Continue token ids (B, T) by sampling: returns (B, T + max_new_tokens).
+    def generate(self, tokens: Tensor, max_new_tokens: int, **options: Any) -> Tensor:
+        """Continue token ids (B, T) by sampling: returns (B num_return_sequences, T + max_new_tokens).
 
         Logits are divided by ``temperature`` (0: always the most likely token); ``top_k`` keeps the k most likely (and
         equals of the last), ``top_p`` the fewest most likely whose probabilities add up to p (Holtzman et al. 2020).
         The same ``seed`` gives the same continuation; None draws from the default generator. The context is the last
         block_size tokens. Dropout is off meanwhile.
 
-        With ``eos_token_id`` (one or several), a sequence ends with such a token and is filled up with it; the result
-        is shorter if all sequences end.
+        With ``eos_token_id`` (one or several), a sequence ends with such a token and is filled up with
+        ``pad_token_id``, or with the token that ended it; the result is shorter if all sequences end.
+
+        The names are those of Hugging Face's transformers. ``do_sample=False`` is temperature 0, and True refuses that.
+        Each sequence is continued ``num_return_sequences`` times. ``repetition_penalty`` above 1 makes tokens that were
+        there less likely (Keskar et al. 2019). The defaults are those of `minigrad.models.generation.Options`. Another
+        option is a TypeError that says what to use.
         """
-        options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
-        new = generation.stream(self, tokens, max_new_tokens, **options, eos_token_id=eos_token_id)
-        return cat([tokens, *new], dim=1)
+        new = [*generation.stream(self, tokens, max_new_tokens, **options)]
+        return cat([tokens.repeat_interleave(options.get("num_return_sequences", 1), 0), *new], dim=1)

@@ -1,8 +1,10 @@
 """Text from a language model: the next token is drawn, appended, and the next one asked for, with a key-value cache."""
 
+import dataclasses
 import math
 import numbers
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -11,33 +13,69 @@ from ..autograd import no_grad
 from ..creation import cat, from_numpy, where
 from ..device import CPU
 from ..dtypes import float64
-from ..errors import bad_type, bad_value, expect
+from ..errors import bad_type, bad_value, check_int, expect
+from ..hints import answering
 from ..random import Generator, Source, draw
 from ..tensor import Tensor
 
 NOT_FINITE = "generate: the model's logits are NaN, inf, or -inf for all tokens"
 
 
-def stream(
-    model: nn.Module,
-    tokens: Tensor,
-    max_new_tokens: int,
-    *,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    seed: int | None = None,
-    eos_token_id: int | Sequence[int] | None = None,
-) -> Iterator[Tensor]:
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """How text is continued, by the names of Hugging Face's transformers. ValueError for what is out of range."""
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    eos_token_id: int | Sequence[int] | None = None
+    pad_token_id: int | None = None
+    do_sample: bool | None = None
+    num_return_sequences: int = 1
+    repetition_penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        def check(good: bool, name: str, wanted: str) -> None:
+            expect(good, f"generate: {name}", getattr(self, name), wanted)
+
+        top_k, top_p, copies, penalty = self.top_k, self.top_p, self.num_return_sequences, self.repetition_penalty
+        warm = isinstance(self.temperature, numbers.Real) and 0 <= self.temperature < math.inf
+        check(warm, "temperature", "0 (greedy) or a positive number")
+        check(not self.do_sample or self.temperature > 0, "temperature", "above 0 with do_sample=True")
+        check(
+            top_k is None or (isinstance(top_k, numbers.Integral) and top_k >= 1), "top_k", "an integer of at least 1"
+        )
+        share = top_p is None or (isinstance(top_p, numbers.Real) and 0 < top_p <= 1)
+        check(share, "top_p", "a probability above 0, at most 1")
+        check(all(type(end) is int and end >= 0 for end in self.ends), "eos_token_id", "a token, or several")
+        check(self.pad_token_id is None or check_int("pad_token_id", self.pad_token_id) >= 0, "pad_token_id", "a token")
+        check(check_int("num_return_sequences", copies) >= 1, "num_return_sequences", "at least 1")
+        check(copies == 1 or self.heat > 0, "num_return_sequences", "1 without sampling, as all would be alike")
+        check(isinstance(penalty, numbers.Real) and 0 < penalty < math.inf, "repetition_penalty", "above 0; 1 is none")
+
+    @property
+    def ends(self) -> list[int]:
+        """The tokens that end a sequence."""
+        given = self.eos_token_id
+        return [] if given is None else [*given] if isinstance(given, Sequence) else [given]
+
+    @property
+    def heat(self) -> float:
+        """The temperature, 0 without sampling."""
+        return 0.0 if self.do_sample is False else self.temperature
+
+
+@answering
+def stream(model: nn.Module, tokens: Tensor, max_new_tokens: int, **options: Any) -> Iterator[Tensor]:
     """The tokens (B, 1) that a ``CausalLM`` continues ``tokens`` (B, T) with, one at a time; see `CausalLM.generate`.
 
     Raises ValueError for arguments out of range, before the first token.
     """
-    _check(tokens, max_new_tokens, temperature, top_k, top_p)
-    ends = [] if eos_token_id is None else [*eos_token_id] if isinstance(eos_token_id, Sequence) else [eos_token_id]
-    valid = all(type(end) is int and end >= 0 for end in ends)
-    expect(valid, "generate: eos_token_id", eos_token_id, "a token, or several")
-    generator = None if seed is None else Generator(seed)
+    o = Options(**options)
+    _check(tokens, max_new_tokens)
+    tokens = tokens.repeat_interleave(o.num_return_sequences, 0) if o.num_return_sequences > 1 else tokens
+    generator = None if o.seed is None else Generator(o.seed)
 
     def continued() -> Iterator[Tensor]:
         block_size = model.config.block_size
@@ -52,15 +90,17 @@ def stream(
                 with no_grad():
                     if caches is None or caches[0].length == block_size:
                         # Nothing cached, or the window slides: all positions change, so the cache starts anew.
-                        pieces = [cat(pieces, dim=1)[:, -block_size:]]
+                        pieces = [cat(pieces, dim=1)]
                         caches = model.new_caches(tokens.shape[0], room)
-                        logits = model(pieces[0], caches)[:, -1:]
+                        logits = model(pieces[0][:, -block_size:], caches)[:, -1:]
                     else:
                         logits = model(last, caches)
-                    chosen = sample(logits, temperature, top_k, top_p, generator)
+                    if o.repetition_penalty != 1:
+                        logits = penalised(logits[:, -1], cat(pieces, dim=1), o.repetition_penalty)
+                    chosen = sample(logits, o.heat, o.top_k, o.top_p, generator)
                     if ended is not None:
-                        chosen = where(ended, last, chosen)  # an ended sequence repeats its last token
-                    for end in ends:
+                        chosen = where(ended, last if o.pad_token_id is None else o.pad_token_id, chosen)
+                    for end in o.ends:
                         ended = chosen == end if ended is None else ended | (chosen == end)
                     pieces.append(chosen)
                     last = chosen
@@ -74,17 +114,18 @@ def stream(
     return continued()
 
 
-def _check(tokens: Tensor, max_new_tokens: int, temperature: float, top_k: int | None, top_p: float | None) -> None:
+def penalised(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
+    """Logits (B, vocab), of which those of tokens ``seen`` (B, T) are divided by ``penalty`` if they are above 0, else
+    multiplied with it (Keskar et al. 2019)."""
+    found = logits.gather(1, seen)
+    return logits.scatter(1, seen, where(found > 0, found / penalty, found * penalty))
+
+
+def _check(tokens: Tensor, max_new_tokens: int) -> None:
     if not isinstance(tokens, Tensor):
         raise bad_type(f"generate: tokens are a {type(tokens).__name__}; expected a tensor of integers (B, T)")
     if tokens.ndim != 2 or not tokens.shape[1]:
         raise bad_value(f"generate: tokens of shape {tokens.shape}; expected (B, T) with T >= 1")
-    warm = isinstance(temperature, numbers.Real) and 0 <= temperature < math.inf
-    expect(warm, "generate: temperature", temperature, "0 (greedy) or a positive number")
-    top = top_k is None or (isinstance(top_k, numbers.Integral) and top_k >= 1)
-    expect(top, "generate: top_k", top_k, "an integer of at least 1")
-    share = top_p is None or (isinstance(top_p, numbers.Real) and 0 < top_p <= 1)
-    expect(share, "generate: top_p", top_p, "a probability above 0, at most 1")
     count = isinstance(max_new_tokens, numbers.Integral) and max_new_tokens >= 0
     expect(count, "generate: max_new_tokens", max_new_tokens, "an integer of 0 or more")
 

@@ -19,7 +19,7 @@ class GPT2(CausalLM):
 
     config: GPT2Config
 
-    model_type = "gpt2"
+    model_types: ClassVar[tuple[str, ...]] = ("gpt2",)
     config_class = GPT2Config
     parts: ClassVar[tuple[str, str, str]] = "wte", "h", "ln_f"
     hub_prefix = "transformer."

@@ -68,6 +68,7 @@ class GPT2Config:
         hub.only("scale_attn_weights", True)
         hub.only("scale_attn_by_inverse_layer_idx", False)
         hub.only("add_cross_attention", False)
+        hub.only("sliding_window", None)
         hub.inert("reorder_and_upcast_attn")  # the same numbers: attention is computed in float32 here
         hub.inert("n_ctx", *(name for name in hub.values if name.startswith("summary_")))
         drops = {name: hub.probability(name, 0.1) for name in ("resid_pdrop", "embd_pdrop", "attn_pdrop")}
@@ -87,6 +88,7 @@ class GPT2Config:
         """The fields of ``config.json``."""
         return {
             "architectures": ["GPT2LMHeadModel"],
+            "model_type": "gpt2",
             "activation_function": "gelu_new",
             "attn_pdrop": self.dropout,
             "embd_pdrop": self.dropout,

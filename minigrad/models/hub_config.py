@@ -31,7 +31,7 @@ INERT = (
 REFUSED: dict[str, tuple[Any, ...]] = {
     "attn_logit_softcapping": (None,), "cross_attention_hidden_size": (None,), "final_logit_softcapping": (None,),
     "is_encoder_decoder": (False,), "pruned_heads": (None, {}), "quantization_config": (None,),
-    "sliding_window": (None,), "use_sliding_window": (False,),
+    "use_sliding_window": (False,),
 }  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Llama (Touvron et al. 2023; Grattafiori et al. 2024), configurable; module and parameter names are Hugging Face's.
 
 Rotary positions, RMSNorm, SwiGLU and grouped queries. Llama 2 and 3, SmolLM2 and their like are sizes of it, which
-Hugging Face's ``config.json`` says.
+Hugging Face's ``config.json`` says. Mistral (Jiang et al. 2023) and Qwen3 (Yang et al. 2025) are settings.
 """
 
 from __future__ import annotations
@@ -63,6 +63,9 @@ class LlamaConfig:
     ``eps`` is that of the norms; ``dropout`` that of the attention. The two ids are for those who generate: the model
     does not use them.
 
+    ``sliding_window``: how many tokens, itself included, each one sees, as in Mistral. ``qk_norm``: the queries and
+    keys of each head are normalised, as in Qwen3.
+
     ``checkpoint_blocks``: ``backward`` computes the activations of each block again, so that less memory is needed.
 
     """
@@ -85,12 +88,13 @@ class LlamaConfig:
     bos_token_id: Bos = None
     eos_token_id: Eos = None
     checkpoint_blocks: bool = False
+    sliding_window: int | None = None
+    qk_norm: bool = False
 
     def __post_init__(self) -> None:
         check_sizes(self, "vocab_size", "block_size", "n_layer", "n_head", "n_kv_head", "n_embd", "n_inner")
-        if self.head_dim is not None:
-            check_sizes(self, "head_dim")
-        elif self.n_embd % self.n_head:
+        check_sizes(self, *(name for name in ("head_dim", "sliding_window") if getattr(self, name) is not None))
+        if self.head_dim is None and self.n_embd % self.n_head:
             raise bad_value(f"LlamaConfig: n_embd={self.n_embd} is not a multiple of n_head={self.n_head}")
         if self.head_size % 2:
             raise bad_value(f"LlamaConfig: heads of {self.head_size} channels; rotation needs an even number")
@@ -99,6 +103,9 @@ class LlamaConfig:
                 f"LlamaConfig: n_head={self.n_head} is not a multiple of n_kv_head={self.n_kv_head}; "
                 f"n_kv_head={self.n_head} gives each head its own keys and values"
             )
+        biased = self.mlp_bias or (self.attention_bias and not self.qk_norm)
+        if (self.sliding_window or self.qk_norm) and (biased or (self.sliding_window and self.qk_norm)):
+            raise bad_value("LlamaConfig: sliding_window goes without qk_norm and biases, qk_norm without mlp_bias")
         expect(0 < self.rope_base < LARGE, "LlamaConfig: rope_base", self.rope_base, "a positive number of float32")
         check_numbers(self)
 
@@ -117,14 +124,24 @@ class LlamaConfig:
 
     @classmethod
     def from_hub(cls, hub: HubConfig, dropout: float | None) -> LlamaConfig:
-        """What a ``config.json`` of model_type llama means, of transformers 4 or 5."""
+        """What a ``config.json`` of model_type llama, mistral or qwen3 means, of transformers 4 or 5."""
+        kind = hub.get("model_type")
         hub.only("hidden_act", "silu", "swish")
         hub.only("rope_interleaved", False)
         hub.inert("is_llama_config", "pretraining_tp", "transformers.js_config")
+        if kind == "qwen3":
+            hub.inert("max_window_layers", "sliding_window")  # without use_sliding_window, which is refused
+        elif kind != "mistral":
+            hub.only("sliding_window", None)
         fields = Stored.read_all(cls, hub)
         n_head, n_embd = fields["n_head"], fields["n_embd"]
-        fields["n_kv_head"] = hub.integer("num_key_value_heads", n_head)
-        head_dim = None if hub.get("head_dim", None) is None else hub.integer("head_dim")
+        fields["n_kv_head"] = hub.integer("num_key_value_heads", {"mistral": 8, "qwen3": 32}.get(kind, n_head))
+        head_dim = (
+            None if hub.get("head_dim", 128 if kind == "qwen3" else None) is None else hub.integer("head_dim", 128)
+        )
+        if kind == "mistral" and hub.get("sliding_window", 4096) is not None:
+            fields["sliding_window"] = hub.integer("sliding_window", 4096)
+        fields["qk_norm"] = kind == "qwen3"
         fields["head_dim"] = None if head_dim is not None and head_dim * n_head == n_embd else head_dim
         fields["rope_base"], fields["rope_scaling"] = _rope_from_hub(hub)
         return cls(**fields if dropout is None else {**fields, "dropout": dropout})
@@ -136,8 +153,11 @@ class LlamaConfig:
             names = {"kind": "rope_type", "original_block_size": "original_max_position_embeddings"}
             given = stored if stored["kind"] == "llama3" else ("kind", "factor")
             stored = {names.get(name, name): stored[name] for name in given}
+        kind = "qwen3" if self.qk_norm else "llama" if self.sliding_window is None else "mistral"
         return {
-            "architectures": ["LlamaForCausalLM"],
+            "architectures": [f"{kind.capitalize()}ForCausalLM"],
+            "model_type": kind,
+            "sliding_window": self.sliding_window,
             "hidden_act": "silu",
             **Stored.write_all(self),
             "num_key_value_heads": self.n_kv_head,
@@ -193,6 +213,9 @@ class LlamaBlock(nn.Module):
         self.self_attn: nn.GroupedQueryAttention = nn.GroupedQueryAttention(
             c.n_embd, c.n_head, c.n_kv_head, c.dropout, c.attention_bias, **heads
         )
+        self.self_attn.window = c.sliding_window
+        if c.qk_norm:
+            self.self_attn.q_norm, self.self_attn.k_norm = (nn.RMSNorm(c.head_size, c.eps) for _ in range(2))
         self.post_attention_layernorm: nn.RMSNorm = nn.RMSNorm(c.n_embd, c.eps)
         self.mlp: nn.SwiGLU = nn.SwiGLU(c.n_embd, c.n_inner, c.mlp_bias)
 
@@ -211,7 +234,7 @@ class Llama(CausalLM):
 
     config: LlamaConfig
 
-    model_type = "llama"
+    model_types: ClassVar[tuple[str, ...]] = ("llama", "mistral", "qwen3")
     config_class = LlamaConfig
     parts: ClassVar[tuple[str, str, str]] = "embed_tokens", "layers", "norm"
     hub_prefix = "model."

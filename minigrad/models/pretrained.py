@@ -44,7 +44,7 @@ class HubModel(nn.Module):
 
     config: Any
 
-    model_type: ClassVar[str]  # "model_type" in config.json
+    model_types: ClassVar[tuple[str, ...]]  # "model_type" in config.json
     config_class: ClassVar[Any]  # with from_hub and to_hub
     hub_prefix: ClassVar[str]  # before the names of all tensors but the head's
     hub_buffers: ClassVar[re.Pattern[str]]  # tensors in old files that are no weights: masks and frequencies
@@ -83,8 +83,8 @@ class HubModel(nn.Module):
         folder = Path(folder)
         hub = HubConfig(folder)
         kind = hub.get("model_type")
-        if kind != cls.model_type:
-            raise hub.error(f"model_type is {show(kind)}, and {cls.__name__} reads {cls.model_type!r}")
+        if kind not in cls.model_types:
+            raise hub.error(f"model_type is {show(kind)}, and {cls.__name__} reads {' and '.join(cls.model_types)}")
         with faults_of(hub.path):
             config = cls.config_class.from_hub(hub, dropout)
         hub.finish()
@@ -130,7 +130,7 @@ class HubModel(nn.Module):
         shards = _shards(tensors, limit)
         n, dtype = len(shards), str(self.embedding.weight.dtype)
         names = [f"model-{i + 1:05d}-of-{n:05d}.safetensors" for i in range(n)] if n > 1 else [WEIGHTS]
-        config = {**self.config.to_hub(), "model_type": self.model_type, "torch_dtype": dtype}
+        config = {**self.config.to_hub(), "torch_dtype": dtype}
         try:
             durable.make_directories(folder)
             sha256sums.read_sums(folder)  # a bad one is refused before anything is lost

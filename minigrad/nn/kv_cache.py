@@ -8,8 +8,8 @@ import numpy as np
 
 from .. import capturing
 from ..autograd import is_grad_enabled
-from ..creation import arange, empty
-from ..dtypes import float32, float64
+from ..creation import arange, empty, ones
+from ..dtypes import bool_, float32, float64
 from ..errors import bad_state, bad_value
 from ..ops.attention import ExtendedAttention
 from ..tensor import Tensor
@@ -42,9 +42,9 @@ class KVCache:
         self.length = end
         return self._held[0, :, :, :end], self._held[1, :, :, :end]
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0, window: int | None = None) -> Tensor:
         """Append the keys and values k, v (B, T, nh, hs) of new tokens, and let their queries q (B, T, n_head, hs), of
-        which each nh-th part has the same keys, attend to all so far -> (B, T, n_head hs).
+        which each nh-th part has the same keys, attend to all so far, or the last ``window`` -> (B, T, n_head hs).
 
         One token at a time, or any number into an empty cache; under no_grad. ValueError when the cache is full.
         """
@@ -56,10 +56,12 @@ class KVCache:
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
         graph = capturing.recorded()
         if graph is None:
-            causal = self.length == 0  # one new token sees all that came before
-            k, v = self.extend(k, v)
-            y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=causal, enable_gqa=True)
+            y = causal_attention(q, *self.extend(k, v), dropout, window)
         else:
+            if window is not None and window < self.max_tokens:
+                capturing.refuse(
+                    "the attention slides over fewer tokens than the cache has", "call it before the capture"
+                )
             if T > 1 or dropout or q.dtype != self._held.dtype or q.dtype not in (float32, float64):
                 capturing.refuse(
                     f"a launch appends one token, in float32 or float64 and without dropout, not {T} of {q.dtype}",
@@ -97,3 +99,16 @@ class KVCache:
     def _check_room(self, T: int) -> None:
         if self.length + T > self.max_tokens:
             raise bad_value(f"KVCache holds {self.max_tokens} tokens; {self.length} are in it and {T} more came")
+
+
+def causal_attention(q: Tensor, k: Tensor, v: Tensor, dropout: float, window: int | None) -> Tensor:
+    """Queries (B, H, T, hs) of the last T tokens to the keys and values of T tokens or, of one query, of any number,
+    (B, nh, Tk, hs) -> (B, H, T, hs). Each token sees itself and earlier ones, the last ``window`` if that is a number.
+    """
+    T, mask = q.shape[2], None
+    if window is not None and k.shape[2] > window:
+        if T > 1:
+            mask = ones(T, T, dtype=bool_, device=q.device).tril().triu(1 - window)
+        else:
+            k, v = k[:, :, -window:], v[:, :, -window:]
+    return F.scaled_dot_product_attention(q, k, v, mask, dropout, T > 1 and mask is None, enable_gqa=True)

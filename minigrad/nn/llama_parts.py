@@ -6,8 +6,8 @@ from ..creation import arange
 from ..errors import bad_value
 from ..tensor import Tensor
 from . import functional as F
-from .kv_cache import KVCache
-from .layers import Linear
+from .kv_cache import KVCache, causal_attention
+from .layers import Linear, RMSNorm
 from .module import Module
 
 
@@ -18,6 +18,10 @@ class GroupedQueryAttention(Module):
     Queries and keys are rotated by their positions: ``F.rope`` with ``rope_base`` or, if given, ``rope_frequencies``.
     Heads have ``head_size`` channels, n_embd / n_head by default. Dropout acts on the attention probabilities. A cache
     for it has n_kv_head heads. Parameters are named as in Hugging Face's Llama.
+
+    Two attributes are None at first. ``window``: how many tokens, itself included, each one sees (Mistral; beyond it,
+    the scores of a prompt are computed as a whole). ``q_norm`` and ``k_norm``: norms of heads, before the rotation
+    (Qwen3).
     """
 
     _shown = "n_head={n_head}, n_kv_head={n_kv_head}, is_causal=True, dropout={dropout}"
@@ -49,6 +53,9 @@ class GroupedQueryAttention(Module):
         self.dropout = dropout
         self.rope_base = rope_base
         self.rope_frequencies = rope_frequencies
+        self.window: int | None = None
+        self.q_norm: RMSNorm | None = None
+        self.k_norm: RMSNorm | None = None
         self.q_proj: Linear = Linear(n_embd, n_head * head_size, bias)
         self.k_proj: Linear = Linear(n_embd, n_kv_head * head_size, bias)
         self.v_proj: Linear = Linear(n_embd, n_kv_head * head_size, bias)
@@ -59,14 +66,15 @@ class GroupedQueryAttention(Module):
         B, T, _ = x.shape
         q = self.q_proj(x).reshape(B, T, self.n_head, self.head_size)
         k, v = (p(x).reshape(B, T, self.n_kv_head, self.head_size) for p in (self.k_proj, self.v_proj))
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
         positions = arange(T, device=x.device) if cache is None else cache.positions(T)
         positions = positions.unsqueeze(1)  # one for all heads
         q, k = (F.rope(t, positions, self.rope_base, frequencies=self.rope_frequencies) for t in (q, k))
         dropout = self.dropout if self.training else 0.0
         if cache is not None:
-            return self.o_proj(cache.attend(q, k, v, dropout))
-        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-        y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True, enable_gqa=True)
+            return self.o_proj(cache.attend(q, k, v, dropout, self.window))
+        y = causal_attention(*(t.transpose(1, 2) for t in (q, k, v)), dropout, self.window)
         return self.o_proj(y.transpose(1, 2).reshape(B, T, -1))
 
 

@@ -135,6 +135,7 @@ def test_what_a_batch_is(workers):
     read = [b.tolist() for b in DataLoader((i / 2 for i in range(5)), 2, num_workers=workers)]
     assert read == [[0, 0.5], [1, 1.5], [2]]
     assert len([*DataLoader(iter(range(5)), 2, drop_last=True, num_workers=workers)]) == 2
+    assert next(iter(DataLoader([{"text": np.str_("a")}, {"text": np.str_("b")}], 2)))["text"] == ["a", "b"]
     assert [*DataLoader([(1, 2), (3, 4)], 2, collate_fn=lambda samples: samples)] == [[(1, 2), (3, 4)]]
     assert next(iter(DataLoader(X, 5, num_workers=workers, pin_memory=True))).shape == (5, 2)
     x, y = next(iter(Prefetcher(DataLoader(TensorDataset(X, Y), 2), device="cpu")))

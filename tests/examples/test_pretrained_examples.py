@@ -9,10 +9,11 @@ import time
 
 import numpy as np
 import pytest
-from example_scripts import assert_refused, command, content, finish, run
+import tokenizers
+from example_scripts import assert_refused, command, content, finish, load, run
 
 import minigrad as mg
-from minigrad.data import BytePairTokenizer
+from minigrad.data import BytePairTokenizer, RandomBatches, train_val_split
 from minigrad.models import GPT2, GPT2Config, Llama, LlamaConfig, from_pretrained
 
 FINETUNE, GENERATE = "finetune_pretrained.py", "generate.py"
@@ -142,6 +143,28 @@ def test_it_writes_with_a_run_of_characters(finished) -> None:
     first = text("--prompt", "The ", "--tokens", 40, "--seed", 7, cwd=finished[0])  # finds the run by itself
     sampled = run("sample.py", "--prompt", "The ", "--chars", 40, "--seed", 7, cwd=finished[0])
     assert first == sampled.stdout.removesuffix("\n") and len(first) == 44
+
+
+@pytest.mark.short
+def test_a_tokenizer_of_the_library_writes_as_ours_and_gives_batches(made, monkeypatch) -> None:
+    module = load(GENERATE, monkeypatch)
+    theirs = tokenizers.Tokenizer.from_file(str(made / "gpt2/tokenizer.json"))
+    ours, prompt = BytePairTokenizer(theirs), "The — quick \N{GRINNING FACE}"
+    assert module.encode(theirs, prompt) == ours.encode(prompt).tolist()
+    words = tokenizers.Tokenizer(tokenizers.models.BPE(byte_fallback=True))  # as SentencePiece's are converted
+    words.pre_tokenizer, decoders = tokenizers.pre_tokenizers.Metaspace(), tokenizers.decoders
+    words.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
+    words.train_from_iterator(
+        [TEXT], tokenizers.trainers.BpeTrainer(special_tokens=[f"<0x{i:02X}>" for i in range(256)])
+    )
+    for each in (theirs, words):
+        ids, piece = module.encode(each, prompt), module.pieces(each)
+        assert "".join(piece(i, False) for i in ids).strip() + piece(None, True) == prompt
+    row = ours.encode(TEXT)
+    for tokens in (row.tolist(), theirs.encode(TEXT), [theirs.encode(TEXT)]):
+        for a, b in zip(RandomBatches(tokens, 2, 8, 0).batch(0), RandomBatches(row, 2, 8, 0).batch(0)):
+            np.testing.assert_array_equal(a, b)
+    assert (train_val_split(theirs.encode(TEXT))[1] == train_val_split(row)[1]).all()
 
 
 # ---------------------------------------------------------------------- bad input

@@ -1,7 +1,7 @@
 """Write pretrained/: tiny random models in Hugging Face's format, and what transformers computes with them.
 
 Run with PyTorch and transformers installed: ``python tests/golden/make_pretrained.py``. Made with transformers
-5.23.0 and PyTorch 2.13.0 on the CPU.
+5.24.0 and PyTorch 2.13.0 on the CPU.
 """
 
 import json
@@ -23,6 +23,6 @@ if __name__ == "__main__":
             path.chmod(0o644)
         found = computed(folder)
         logits = [[[round(float(v), 5) for v in row] for row in rows] for rows in found["logits"]]
-        (folder / "expected.json").write_text(json.dumps({"greedy": found["greedy"], "logits": logits}) + "\n")
+        (folder / "expected.json").write_text(json.dumps({**found, "logits": logits}) + "\n")
         size = sum(path.stat().st_size for path in folder.iterdir())
         print(f"{folder.name}: {size:,} bytes, {len(set(found['greedy']))} different greedy tokens")

@@ -117,6 +117,18 @@ def test_generate_takes_the_numbers_of_numpy(model: GPT2) -> None:
     assert ours.tolist() == numpys.tolist()
 
 
+def test_options_of_transformers(model: GPT2) -> None:
+    """What a penalty makes of tokens: test_pretrained.py, beside transformers."""
+    ids = tokens(2, 3)
+    copies = model.generate(ids, 9, seed=1, num_return_sequences=3)
+    assert copies.tolist() == model.generate(ids.repeat_interleave(3, 0), 9, seed=1).tolist()
+    assert copies.shape == (6, 12) and copies[0].tolist() != copies[1].tolist()
+    free = model.generate(ids[:1], 9, do_sample=False).tolist()[0]
+    both = model.generate(mg.cat([ids[:1], ids[1:]]), 9, temperature=0, eos_token_id=free[4], pad_token_id=18).tolist()
+    end = free.index(free[4], 3) + 1
+    assert both[0] == free[:end] + [18] * (len(both[0]) - end)
+
+
 REFUSED = [
     ({"temperature": -1.0}, "temperature=-1.0"),
     ({"temperature": math.nan}, "temperature=nan"),

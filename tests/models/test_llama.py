@@ -14,12 +14,6 @@ from minigrad.models import Llama, LlamaConfig, RopeScaling
 # ---------------------------------------------------------------------- size and start
 
 
-@pytest.mark.parametrize(("tied", "count"), [(True, 134_515_008), (False, 134_515_008 + 49152 * 576)])
-def test_smollm2_135m_has_134_515_008_parameters(tied: bool, count: int) -> None:
-    with nn.init.skip_init():  # the memory is never touched
-        assert Llama(LlamaConfig(tied=tied)).num_parameters() == count
-
-
 def test_weights_that_are_not_drawn_use_no_random_numbers() -> None:
     mg.manual_seed(1)
     before = mg.default_generator.state_dict()
@@ -51,3 +45,18 @@ def test_rope_frequencies() -> None:
     plain = LlamaConfig(head_dim=64, rope_base=5e5).rope_frequencies
     linear = LlamaConfig(head_dim=64, rope_base=5e5, rope_scaling=RopeScaling("linear", 4.0)).rope_frequencies
     np.testing.assert_allclose(linear, np.array(plain) / 4, rtol=1e-15)
+
+
+@mg.no_grad()
+def test_a_sliding_window_is_no_graph_unless_the_cache_is_shorter() -> None:
+    model = Llama(LlamaConfig(19, 10, 1, 2, 1, 8, 8, sliding_window=4)).eval()
+    for room, words in (
+        (4, "forward runs as 'decode'"),
+        (5, "not as 'decode': the attention slides over fewer tokens"),
+    ):
+        model(mg.tensor([[1, 2]]), caches := model.new_caches(1, room))
+        assert words in str(mg.explain(model, mg.tensor([[3]]), caches))
+    ids = mg.tensor([[1, 2, 3, 4, 5, 6, 7]])
+    changed = mg.tensor([[1, 2, 9, 4, 5, 6, 7]])
+    differs = (model(ids) != model(changed)).any(-1).tolist()[0]
+    assert differs == [False, False, True, True, True, True, False]  # a window of four, one layer

@@ -1,5 +1,6 @@
 """Folders in Hugging Face's format: the numbers of transformers, both ways, and every fault named."""
 
+import dataclasses
 import hashlib
 import json
 import shutil
@@ -12,6 +13,7 @@ from tiny_models import CASES, GOLDEN, NEW, STORED
 
 import minigrad as mg
 from minigrad.models import GPT2, CausalLM, GPT2Config, Llama, LlamaConfig, RopeScaling, from_pretrained
+from minigrad.models.hub_config import HubConfig
 from minigrad.serialization import CheckpointError, load_safetensors, safetensors_header, save_safetensors
 
 LLAMA = LlamaConfig(vocab_size=61, block_size=96, n_layer=2, n_head=4, n_kv_head=2, n_embd=16, n_inner=24)
@@ -22,14 +24,14 @@ def logits(model: CausalLM) -> np.ndarray:
         return model(mg.tensor(tiny_models.tokens())).numpy()
 
 
-def greedy(model: CausalLM) -> list[int]:
-    return model.generate(mg.tensor(tiny_models.tokens()[:1, :6]), NEW, temperature=0).tolist()[0]
+def greedy(model: CausalLM, **options) -> list[int]:
+    return model.generate(mg.tensor(tiny_models.tokens()[:1, :6]), NEW, do_sample=False, **options).tolist()[0]
 
 
 def assert_same(model: CausalLM, want) -> None:
     """float32 on both sides, and logits of size 10: they agree to 1e-4, and so do all choices among them."""
     np.testing.assert_allclose(logits(model), want["logits"], rtol=0, atol=1e-4)
-    assert greedy(model) == want["greedy"]
+    assert greedy(model) == want["greedy"] and greedy(model, repetition_penalty=1.3) == want["penalised"]
 
 
 # ---------------------------------------------------------------------- as transformers computes
@@ -71,7 +73,7 @@ def test_a_folder_of_transformers_gives_its_numbers_and_back(theirs, tmp_path) -
 def test_transformers_finds_all_weights_where_it_expects_them(tmp_path) -> None:
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     for model in (GPT2(GPT2Config(61, 96, 1, 2, 16, bias=False, tied=False)), Llama(LLAMA)):
-        folder = tmp_path / model.model_type
+        folder = tmp_path / model.model_types[0]
         model.save_pretrained(folder)
         other, info = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
         assert not any(info.values()), info
@@ -255,6 +257,23 @@ def llama_config(tmp_path, **fields) -> LlamaConfig:
     return Llama.from_pretrained(tmp_path).config
 
 
+PUBLISHED = {"SmolLM2-135M": 134_515_008, "Qwen3-0.6B": 596_049_920, "Mistral-7B-v0.1": 7_241_732_096}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_configurations_give_the_published_numbers_of_parameters(name: str, tmp_path) -> None:
+    fields = json.loads((GOLDEN / "published.json").read_text())[name]
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    config = LlamaConfig.from_hub(hub := HubConfig(tmp_path), None)
+    hub.finish()  # no field is unknown: a warning would fail the test
+    one, two = (dataclasses.replace(config, n_layer=n) for n in (1, 2))
+    with mg.nn.init.skip_init():  # the memory is never touched
+        first, second = (Llama(sizes).num_parameters() for sizes in (one, two))
+    assert first + (config.n_layer - 1) * (second - first) == PUBLISHED[name]
+    written = {**config.to_hub(), "architectures": fields["architectures"]}
+    assert {key: written[key] for key in written.keys() & fields.keys()}.items() <= fields.items()
+
+
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
 SCALED = RopeScaling("llama3", 8.0, 1.0, 4.0, 64)
 
@@ -313,7 +332,10 @@ def test_configurations_of_llama_that_cannot_be_followed(tmp_path) -> None:
         ({"attention_bias": 1}, "attention_bias is 1, expected true or false"),
         ({"attention_dropout": 1.5}, "attention_dropout is 1.5, expected a probability"),
         ({"eos_token_id": "x"}, "eos_token_id is 'x'"),
-        ({"model_type": "mistral"}, "model_type is 'mistral', and Llama reads 'llama'"),
+        ({"model_type": "gpt2"}, "model_type is 'gpt2', and Llama reads llama and mistral and qwen3"),
+        ({"model_type": "qwen3", "use_sliding_window": True}, "use_sliding_window = True is not supported"),
+        ({"model_type": "qwen3", "head_dim": 2}, "missing: layers.0.self_attn.q_norm.weight"),
+        ({"model_type": "mistral", "sliding_window": 0}, "sliding_window is 0, expected a positive integer"),
     ]:
         error = raises(CheckpointError, message, llama_config, tmp_path, **fields)
         assert str(tmp_path / "config.json") in str(error) or "do not fit" in str(error)
@@ -329,8 +351,8 @@ NOT_FOLLOWED = [
     ({"n_positions": 95}, r"shape: wpe.weight is \(96, 16\), expected \(95, 16\)"),
     ({"bias": False}, "is not 0, but config.json says that there is no bias"),
     ({"tie_word_embeddings": False}, "missing: lm_head.weight"),
-    ({"model_type": "bert"}, "model_type 'bert' is not supported, only gpt2 and llama"),
-    ({"model_type": ["gpt2"]}, "is not supported, only gpt2 and llama"),
+    ({"model_type": "bert"}, "model_type 'bert' is not supported, only gpt2, llama, mistral, qwen3"),
+    ({"model_type": ["gpt2"]}, "is not supported, only gpt2, llama, mistral, qwen3"),
 ]
 
 

@@ -1,6 +1,6 @@
 """What becomes of what people type who know PyTorch: golden/idioms.txt, and the tables of docs/from_pytorch.md.
 
-``python tests/idioms.py --write`` makes the tables anew; without it, the exit code says whether they are up to date.
+``python docs/idioms.py --write`` makes the tables anew; without it, the exit code says whether they are up to date.
 Some idioms save files: into the current folder.
 """
 
@@ -18,7 +18,7 @@ from minigrad import hints
 ROOT = Path(__file__).resolve().parents[1]
 LIST = ROOT / "tests/golden/idioms.txt"
 PAGE = ROOT / "docs/from_pytorch.md"
-START = "<!-- The tables are made by tests/idioms.py. -->\n"
+START = "<!-- The tables are made by docs/idioms.py. -->\n"
 BARE = re.compile(r"unexpected keyword|required positional|takes \d+ pos|has no |No module named|import name")
 
 
@@ -30,10 +30,10 @@ class Idiom(NamedTuple):
     answer: str | None
 
 
-def read() -> dict[str, list[str]]:
-    """The lines of code by section."""
+def read(path: Path) -> dict[str, list[str]]:
+    """The lines of a list by section."""
     sections: dict[str, list[str]] = {}
-    for line in LIST.read_text(encoding="utf-8").splitlines():
+    for line in path.read_text(encoding="utf-8").splitlines():
         if line.startswith("== "):
             lines = sections[line[3:]] = []
         elif line and not line.startswith("#"):
@@ -66,7 +66,7 @@ def answer(preamble: str, code: str) -> str | None:
 
 def idioms() -> list[Idiom]:
     """All of them; what they print is dropped."""
-    sections = read()
+    sections = read(LIST)
     preamble = "\n".join(sections.pop("Preamble"))
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
@@ -92,4 +92,4 @@ if __name__ == "__main__":
     if sys.argv[1:] == ["--write"]:
         PAGE.write_text(new, encoding="utf-8")
     elif new != page:
-        sys.exit("docs/from_pytorch.md is out of date: run python tests/idioms.py --write")
+        sys.exit("docs/from_pytorch.md is out of date: run python docs/idioms.py --write")
