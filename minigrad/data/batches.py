@@ -177,7 +177,7 @@ class RandomBatches:
         world_size: int = 1,
     ) -> None:
         one = isinstance(tokens, np.ndarray) or hasattr(tokens, "ids") or isinstance(next(iter(tokens), None), Integral)
-        rows = [tokens] if one else [*map(row_of, tokens)]
+        rows: list[Any] = [tokens] if one else [*map(row_of, tokens)]
         if not rows:
             raise DataError("there are no shards of tokens to train on")
         # A shard that is shorter than a window has none; that all are is an error, which names the longest.

@@ -74,7 +74,8 @@ class GroupedQueryAttention(Module):
         dropout = self.dropout if self.training else 0.0
         if cache is not None:
             return self.o_proj(cache.attend(q, k, v, dropout, self.window))
-        y = causal_attention(*(t.transpose(1, 2) for t in (q, k, v)), dropout, self.window)
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        y = causal_attention(q, k, v, dropout, self.window)
         return self.o_proj(y.transpose(1, 2).reshape(B, T, -1))
 
 
