@@ -11,15 +11,17 @@ or --minutes, whichever comes first; Ctrl-C ends it too, and what was learned so
 
 from __future__ import annotations
 
+import argparse
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from command_line import BAR, Parser, RunError, UsageError, choose_device, how_to_run, run_cli
 from estimate import announced
-from pretrained_folder import copy_companions, load_pretrained
+from pretrained_folder import copy_companions, is_pretrained, load_pretrained
 from tqdm.auto import tqdm
 
 import minigrad
@@ -34,6 +36,17 @@ from minigrad.optim import AdamW, LinearWarmup, NonFiniteGradientError, decay_gr
 def main() -> int:
     """Parse the flags, load, train, save."""
     parser = Parser(__doc__)
+    add_flags(parser, lr=5e-5)
+
+    def save(model: CausalLM, source: Path, out: Path) -> None:
+        model.save_pretrained(out)
+        copy_companions(source, out)
+
+    return finetune(parser.parse(), lambda model: None, save)
+
+
+def add_flags(parser: Parser, lr: float) -> None:
+    """The flags of every script that trains a model further."""
     parser.add_argument("folder", help="of the model to start from")
     parser.add_argument("--text", nargs="+", default=None, metavar="PATH", help="text files, folders, or: shakespeare")
     parser.add_argument("--out", default=None, metavar="FOLDER", help="where to save (default finetuned/NAME)")
@@ -41,14 +54,21 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=2.0, help="minutes of training at most (default 2)")
     parser.add_argument("--batch-size", type=int, default=4, help="sequences per step (default 4)")
     parser.add_argument("--block-size", type=int, default=128, help="tokens per sequence (default 128)")
-    parser.add_argument("--lr", type=float, default=5e-5, help="learning rate after the warmup (default 5e-5)")
+    parser.add_argument("--lr", type=float, default=lr, help=f"learning rate after the warmup (default {lr:g})")
     parser.add_argument("--warmup", type=int, default=10, help="steps over which it rises (default 10)")
     parser.add_argument("--weight-decay", type=float, default=0.01, help="of matrices (default 0.01)")
     parser.add_argument("--dropout", type=float, default=0.0, help="dropout probability (default 0)")
     parser.add_argument("--eval-batches", type=int, default=4, help="batches per validation (default 4)")
     parser.add_argument("--seed", type=int, default=0, help="of batches and dropout (default 0)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default cpu)")
-    args = parser.parse()
+
+
+def finetune(
+    args: argparse.Namespace,
+    prepare: Callable[[CausalLM], None],
+    save: Callable[[CausalLM, Path, Path], None],
+) -> int:
+    """Load, prepare the model, train what is not frozen, and save the model of a folder into another."""
     device = choose_device(args.device)
     for name in ("steps", "batch_size", "block_size", "eval_batches"):
         if getattr(args, name) < 1:
@@ -58,7 +78,8 @@ def main() -> int:
     source, out = Path(args.folder), new_folder(args.out, Path(args.folder))
     try:
         model, tokenizer = load_pretrained(source, device, args.dropout)
-        optimizer = AdamW(decay_groups(model.named_parameters(), args.weight_decay), lr=args.lr)
+        prepare(model)
+        optimizer = AdamW(decay_groups(trained(model), args.weight_decay), lr=args.lr)
         schedule = LinearWarmup(args.lr, args.warmup)
         text: Any = "pydoc" if args.text is None else args.text[0] if args.text == ["shakespeare"] else args.text
         corpus = load_corpus(text)
@@ -85,14 +106,19 @@ def main() -> int:
             after = validate(model, val_batches)
     except (NonFiniteLossError, NonFiniteGradientError) as error:
         raise RunError(f"{error}; nothing was saved (a smaller --lr may help)") from error
-    model.save_pretrained(out)
-    copy_companions(source, out)
+    save(model, source, out)
     print(
         f"validation loss {before:.4f} -> {after:.4f} nats per token, {trainer.global_step} steps in "
         f"{time.perf_counter() - started:.0f} s; saved in {out}"
     )
-    print(f"next: {how_to_run('generate.py', out)}")
+    if is_pretrained(out):
+        print(f"next: {how_to_run('generate.py', out)}")
     return 0
+
+
+def trained(model: CausalLM) -> list[tuple[str, Tensor]]:
+    """The parameters that are not frozen, by name."""
+    return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
 
 
 def train_model(
@@ -105,7 +131,7 @@ def train_model(
         model.train()
         while trainer.global_step < steps:
             loss = batch_loss(model, *batches.batch(trainer.global_step))
-            metrics = trainer.step(model.named_parameters(), loss.backward(), loss.item())
+            metrics = trainer.step(trained(model), loss.backward(), loss.item())
             assert metrics is not None  # every batch is a step
             bar.set_postfix_str(f"loss {metrics.loss:.3f}, lr {metrics.lr:.1e}", refresh=False)
             bar.update()

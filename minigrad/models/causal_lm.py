@@ -133,7 +133,7 @@ class CausalLM(HubModel):
 
         The names are those of Hugging Face's transformers. ``do_sample=False`` is temperature 0, and True refuses that.
         Each sequence is continued ``num_return_sequences`` times. ``repetition_penalty`` above 1 makes tokens that were
-        there less likely (Keskar et al. 2019). The defaults are those of `minigrad.models.generation.Options`. Another
+        there less likely (Keskar et al. 2019). The defaults are those of `minigrad.models.generation.Sampling`. Another
         option is a TypeError that says what to use.
         """
         new = [*generation.stream(self, tokens, max_new_tokens, **options)]

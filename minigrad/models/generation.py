@@ -22,7 +22,7 @@ NOT_FINITE = "generate: the model's logits are NaN, inf, or -inf for all tokens"
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class Sampling:
     """How text is continued, by the names of Hugging Face's transformers. ValueError for what is out of range."""
 
     temperature: float = 1.0
@@ -72,7 +72,7 @@ def stream(model: nn.Module, tokens: Tensor, max_new_tokens: int, **options: Any
 
     Raises ValueError for arguments out of range, before the first token.
     """
-    o = Options(**options)
+    o = Sampling(**options)
     _check(tokens, max_new_tokens)
     tokens = tokens.repeat_interleave(o.num_return_sequences, 0) if o.num_return_sequences > 1 else tokens
     generator = None if o.seed is None else Generator(o.seed)

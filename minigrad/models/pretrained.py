@@ -123,9 +123,14 @@ class HubModel(nn.Module):
 
         Raises:
             CheckpointError: the files could not be written. The folder then has no ``config.json`` and does not load.
+            ValueError: the size is none, or the model has LoRA layers.
         """
         folder = Path(folder)
         limit = _bytes(max_shard_size)
+        if nn.lora.layers(self):
+            raise bad_value(
+                "save_pretrained: the model has LoRA layers; lora.merge it, or lora.save their changes alone"
+            )
         tensors = _tensors(self)
         shards = _shards(tensors, limit)
         n, dtype = len(shards), str(self.embedding.weight.dtype)

@@ -1,7 +1,7 @@
 """Modules, layers and their functions."""
 
 from .. import hints as _hints
-from . import functional, init
+from . import functional, init, lora
 from .channel_norms import BatchNorm1d, GroupNorm
 from .containers import ModuleDict, ModuleList, ParameterDict, ParameterList, Sequential
 from .function_modules import *
@@ -19,7 +19,7 @@ __all__ = [
     "LayerNorm", "LeakyReLU", "Linear", "LogSigmoid", "LogSoftmax", "MSELoss", "Mish", "Module", "ModuleDict",
     "ModuleList", "NLLLoss", "Parameter", "ParameterDict", "ParameterList", "RMSNorm", "ReLU", "ReLU6",
     "RemovableHandle", "SelfAttention", "Sequential", "SiLU", "Sigmoid", "SmoothL1Loss", "Softmax", "Softplus",
-    "SwiGLU", "Tanh", "Unflatten", "functional", "init",
+    "SwiGLU", "Tanh", "Unflatten", "functional", "init", "lora",
 ]
 # fmt: on
 

@@ -15,6 +15,7 @@ from example_scripts import assert_refused, command, content, finish, load, run
 import minigrad as mg
 from minigrad.data import BytePairTokenizer, RandomBatches, train_val_split
 from minigrad.models import GPT2, GPT2Config, Llama, LlamaConfig, from_pretrained
+from minigrad.nn import lora
 
 FINETUNE, GENERATE = "finetune_pretrained.py", "generate.py"
 pytestmark = pytest.mark.long
@@ -76,6 +77,19 @@ def test_finetuning_learns_the_text_and_saves_the_same_kind_of_folder(home, name
 
     written = finish(GENERATE, f"finetuned/{name}", "--prompt", "The quick", "--tokens", 8, "--seed", 1, cwd=home)
     assert written.stdout.startswith("The quick")
+
+
+def test_lora_saves_the_difference_and_the_merged_model(home) -> None:
+    flags = (*SHORT, "--out", "out", "--rank", 4, "--merge")
+    lines = finish("finetune_lora.py", "gpt2", *flags, "--lr", 1e-2, cwd=home).stdout.splitlines()
+    assert lines[0] == "4 layers learn by 1,024 numbers of rank 4; all else is frozen"
+    start, end = (float(word) for word in lines[3].split()[2:5:2])
+    assert end < start - 0.1 and "out/adapter.safetensors: " in lines[2] and "generate.py out" in lines[4]
+    model = from_pretrained(home / "gpt2")
+    lora.load(model, home / "out/adapter.safetensors")
+    ids = mg.tensor([[1, 2, 3]])
+    merged = from_pretrained(home / "out")(ids).detach().numpy()
+    np.testing.assert_allclose(model(ids).detach().numpy(), merged, rtol=1e-4, atol=1e-5)  # float32
 
 
 def test_the_result_is_that_of_the_seed_alone(home) -> None:
