@@ -16,7 +16,9 @@ minigrad train --help and the like list the flags. minigrad --version prints the
 import ast
 import difflib
 import importlib
+import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from . import __version__, env
@@ -28,7 +30,17 @@ COMMANDS = (*SCRIPTS, *WINGS, "examples", "env")
 
 def main() -> int:
     """Do what the command line says; returns the exit code, 2 for one that cannot be followed."""
-    command, *arguments = sys.argv[1:] or ["--help"]
+    try:
+        code = follow(*(sys.argv[1:] or ["--help"]))
+        sys.stdout.flush()
+    except BrokenPipeError:  # nobody reads on, as with ``| head``; what is left to write is dropped
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    return code
+
+
+def follow(command: str, *arguments: str) -> int:
+    """Run a command; returns the exit code."""
     if command in ("-h", "--help"):
         print(__doc__)
         return 0
@@ -40,9 +52,9 @@ def main() -> int:
         guess = f"; did you mean {near[0]}?" if near else ""
         return refuse(f"unknown command {command}{guess} (minigrad --help lists the commands: {', '.join(COMMANDS)})")
     if command in WINGS:
-        return int(importlib.import_module(f"{__package__}.{WINGS[command]}.command").main(arguments))
+        return int(importlib.import_module(f"{__package__}.{WINGS[command]}.command").main([*arguments]))
     if command == "env":
-        if arguments in (["-h"], ["--help"]):
+        if arguments in (("-h",), ("--help",)):
             print(env.__doc__)
             return 0
         return refuse(f"minigrad env takes no arguments, not {arguments[0]}") if arguments else env.main()
@@ -60,7 +72,7 @@ def examples_folder() -> Path:
     return next((f for f in (package / "examples", package.parent / "examples") if f.is_dir()), package / "examples")
 
 
-def run_example(folder: Path, arguments: list[str]) -> int:
+def run_example(folder: Path, arguments: tuple[str, ...]) -> int:
     """List the examples, or run the one that is named; ``train_`` may be left out."""
     scripts = {path.stem: path for path in sorted(folder.glob("*.py")) if "run_cli(main)" in path.read_text("utf-8")}
     if not arguments or arguments[0] in ("-h", "--help"):
@@ -76,7 +88,7 @@ def run_example(folder: Path, arguments: list[str]) -> int:
     return run_script(scripts[found[0]], str(scripts[found[0]]), flags)
 
 
-def run_script(script: Path, name: str, arguments: list[str]) -> int:
+def run_script(script: Path, name: str, arguments: Iterable[str]) -> int:
     """Run one of the examples as if it had been called by this name; it exits by itself."""
     sys.argv = [name, *arguments]
     sys.path.insert(0, str(script.parent))

@@ -1,5 +1,8 @@
 """minigrad.array_api beside NumPy, which follows the same standard; array-api-compat and einops where they are."""
 
+import importlib
+import sys
+
 import numpy as np
 import pytest
 from refusals import raises
@@ -69,6 +72,12 @@ def test_array_api_compat_recognises_tensors():
     assert compat.is_array_api_obj(x)
     assert compat.array_namespace(x, x) is xp
     assert compat.to_device(x, "cpu") is x
+
+
+def test_without_einops_its_backend_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "einops", None)
+    monkeypatch.delitem(sys.modules, "minigrad.compat.einops", raising=False)
+    raises(ModuleNotFoundError, "pip install einops", importlib.import_module, "minigrad.compat.einops")
 
 
 def test_einops_takes_tensors():

@@ -2,6 +2,7 @@
 
 import functools
 import re
+import subprocess
 import sys
 
 import example_scripts
@@ -54,6 +55,12 @@ def test_help_speaks_of_the_command_alone(command, tmp_path):
     uses = [line for line in shown.splitlines() if line.strip().startswith("minigrad ")]
     columns = {len(re.match(r" *\S+(?: \S+)*  +", line)[0]) for line in uses if "  " in line.strip()}
     assert len(uses) > 1 and len(columns) == 1  # the remarks stand below each other
+
+
+def test_a_reader_that_stops_is_no_error():
+    for command in ("env", "examples"):
+        shell = ["sh", "-c", f"{sys.executable} -m minigrad {command} | true"]
+        assert subprocess.run(shell, capture_output=True).stderr == b""
 
 
 @pytest.mark.long

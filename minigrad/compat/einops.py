@@ -6,7 +6,10 @@ its operations, which are minigrad's.
 
 from typing import Any
 
-from einops._backends import AbstractBackend
+try:
+    from einops._backends import AbstractBackend
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError("minigrad.compat.einops needs einops: pip install einops", name="einops") from error
 
 from .. import creation
 from ..einstein_sum import einsum
