@@ -452,8 +452,8 @@ class Lines:
     Those of a launcher in a terminal begin with a return: it shows them in one line, above which others are printed.
     """
 
-    moves = os.environ.get("MINIGRAD_LAUNCH") == "terminal"
-    last = ""
+    moves: bool = os.environ.get("MINIGRAD_LAUNCH") == "terminal"
+    last: str = ""
 
     def write(self, text: str) -> None:
         """What tqdm writes; at its end the last state stays."""
