@@ -121,7 +121,6 @@ def write() -> None:
 
 
 DIMS = {
-    "sum": lambda x: x.sum(5),
     "amax": lambda x: x.amax(5),
     "transpose": lambda x: x.transpose(0, 5),
     "unsqueeze": lambda x: mg.unsqueeze(x, 5),

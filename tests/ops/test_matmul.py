@@ -135,9 +135,7 @@ def test_wrong_products_are_named(device):
     for wrong, message in (
         (lambda: mg.einsum("ij,jk=>ik", a, a), "'jk=>ik' is not of letters"),
         (lambda: mg.einsum("ij", v), r"operand 0 has shape \(3,\); expected one letter a dimension"),
-        (lambda: mg.einsum("i", a), "expected one letter a dimension"),
         (lambda: mg.einsum("i.j", a), "'i.j' is not of letters and"),
-        (lambda: mg.einsum("ij,i->j", a, v), "'i' has sizes 2 and 3, which do not broadcast"),
         (lambda: mg.tensordot(a, a, 1), r"tensordot of shapes \(2, 3\) and \(2, 3\) over 1: expected equal sizes"),
         (lambda: mg.tensordot(a, v, ([0, 1], [0])), "expected equal sizes, in pairs"),
         (lambda: mg.tensordot(a[:1, :1], a[:1, :1], ([0, 0], [0, 1])), "expected equal sizes, in pairs"),
