@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from .device import Device
-from .dtypes import default_dtype, float32, float64, is_floating, is_half, result_dtype
+from .dtypes import default_dtype, float32, float64, int64, is_floating, is_half, result_dtype
 from .errors import bad_type, user_line
 from .grad_store import next_id
 from .modes import Mode, of_thread
@@ -141,6 +141,7 @@ class Function:
     )  # fmt: skip
 
     promotes: ClassVar[bool] = False  # cast the inputs to their common dtype, by PyTorch's rules, before forward
+    compares: ClassVar[bool] = False  # and integers of several dtypes to int64, which holds them all
     floats: ClassVar[bool] = False  # and integer inputs to the default floating dtype
     widens: ClassVar[bool] = True  # compute with float16 and bfloat16 as float32, and round results and gradients once
     half_kernels: ClassVar[str | None] = None  # but not where this kernel family takes them: its supports_half(array)
@@ -298,6 +299,12 @@ def _promote(cls: type[Any], inputs: tuple[Any, ...], arrays: list[Any]) -> Any:
     dtype = result_dtype(arrays) if len(arrays) > 1 else arrays[0].dtype
     if cls.floats and not is_floating(dtype):
         dtype = default_dtype()
+    if (
+        cls.compares
+        and dtype.kind in "iu"
+        and any(getattr(x, "dtype", dtype).itemsize > dtype.itemsize for x in arrays)
+    ):
+        dtype = int64  # a 0-d int32 of -1 is below every uint8, though such a tensor does not widen others
     for i, x in enumerate(inputs):
         if isinstance(x, TensorCore) and x.data.dtype != dtype:
             arrays[i] = x.device.kernels.elementwise.cast(x.data, dtype)

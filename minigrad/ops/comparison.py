@@ -7,10 +7,11 @@ from ..autograd import Function
 
 
 class Comparison(Function):
-    """Inputs are cast to their common dtype first; the result is bool."""
+    """Inputs are cast to their common dtype first, integers to one that holds them all; the result is bool."""
 
     __slots__ = ()
     promotes = True
+    compares = True
     widens = False
     differentiable = False
 

@@ -1,5 +1,7 @@
 """Comparisons and logic: bool results without gradients, PyTorch's promotion, NaN unequal to everything."""
 
+import itertools
+
 import numpy as np
 from harness import alike, booleans, dyadic, every_check, integers, unary
 from refusals import raises
@@ -50,6 +52,20 @@ def test_comparison_with_numbers_promotes(device):
     assert (mg.tensor([0.1], device=device) == np.float64(0.1)).tolist() == [
         True
     ]  # compared in float32, as a number is
+
+
+INTEGERS = {"uint8": [0, 44, 255], "int32": [-1, 0, 44, 300], "int64": [-1, 2**40, 44]}
+
+
+def test_integers_of_two_dtypes_are_compared_as_numbers(device):
+    """Also where one is a 0-d tensor, which does not widen others: -1 is below every uint8, and 300 is not 44."""
+    for one, other in itertools.product(INTEGERS, repeat=2):
+        y, numbers = mg.tensor(INTEGERS[other], dtype=other, device=device), INTEGERS[other]
+        for number in INTEGERS[one]:
+            x = mg.tensor(number, dtype=one, device=device)
+            assert (x <= y).tolist() == [number <= n for n in numbers], (x, y)
+            assert (y < x).tolist() == [n < number for n in numbers], (x, y)
+            assert (x == y).tolist() == [number == n for n in numbers], (x, y)
 
 
 def test_results_do_not_require_grad(device):
