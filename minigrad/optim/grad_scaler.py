@@ -12,7 +12,7 @@ from ..device import Device
 from ..dtypes import finfo, float16, float32, is_half
 from ..errors import bad_state, bad_value, check_float, check_int, check_option
 from ..grad_arithmetic import by_device
-from ..grad_store import GradStore
+from ..grad_store import GradStore, check_grads
 from ..modes import current_graph
 from ..tensor import Tensor
 from .optimizer import Optimizer
@@ -164,6 +164,7 @@ class GradScaler:
 
         Raises ValueError for float16 gradients, and RuntimeError for gradients unscaled since the last ``update``.
         """
+        check_grads("unscale_", grads)
         if not self._enabled:
             return
         if any(store is grads for store, _ in self._unscaled):
@@ -198,11 +199,12 @@ class GradScaler:
         """Whether a gradient of the last ``unscale_`` was infinite or NaN. Asking waits for a GPU's answer."""
         return bool(self._unscaled) and _overflowed(self._unscaled[-1][1])
 
-    def step(self, optimizer: Optimizer, grads: GradStore) -> bool:
+    def step(self, optimizer: Optimizer, grads: GradStore | None = None) -> bool:
         """``optimizer.step(grads)``, but not if a gradient overflowed; returns whether it was made.
 
-        Gradients that were not unscaled yet (to clip them, say) are unscaled here.
+        Gradients that were not unscaled yet (to clip them, say) are unscaled here. TypeError without gradients.
         """
+        grads = check_grads("step", grads)
         if self._enabled:
             if not any(store is grads for store, _ in self._unscaled):
                 self.unscale_(grads)

@@ -108,6 +108,9 @@ def test_options_are_read_set_and_checked() -> None:
     raises(ValueError, "backoff_factor", lambda: scaler.set_backoff_factor(1.5))
     raises(ValueError, "growth_interval", lambda: scaler.set_growth_interval(0))
     raises(ValueError, "growth_factor", lambda: scaler.set_growth_factor(0.5))
+    optimizer = SGD([param()], lr=1.0)  # as PyTorch's scaler is called
+    raises(TypeError, "step takes the GradStore that loss.backward", GradScaler(enabled=False).step, optimizer)
+    raises(TypeError, "unscale_ takes the GradStore that", GradScaler(enabled=False).unscale_, optimizer)
     raises(ValueError, "init_scale", GradScaler, 0.5)
     raises(ValueError, "good_steps", scaler.load_state_dict, {"scale": 2.0, "good_steps": -1})
 
