@@ -22,7 +22,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ IDLE = 2.0  # seconds without work, after which a helper ends
 SOON = 3.0  # seconds of work, of which a line says at once why it takes long
 PATIENCE = 120.0  # seconds to wait for another process, which may have been stopped
 URGENT = 1e6  # in place of a kernel's seconds: the program waits for it
-SAVING, SLOTS = 0, range(1, 9)  # places of locks: on the cache's indices, and of the helpers, which need 200 MB each
+SLOTS = range(8)  # places of the locks of helpers, which need 200 MB each
 BAR = "compiling: {n_fmt} of {total_fmt} |{bar:20}| {unit}"
 
 
@@ -70,7 +70,7 @@ class Team:
         self.most_helpers: int = min(len(SLOTS), config.NUMBA_NUM_THREADS) if able else 0
         self._folder = folder
         self._locks = os.open(folder / "locks", os.O_RDWR | os.O_CREAT, 0o600)  # to close any such would free all locks
-        self._mutex = threading.Lock()
+        self.saving = threading.Lock()  # while a kernel is written, a helper is not cut off
         self._compiling: list[int] = []  # places of the locks of kernels, from callers to callees
         self._needed: list[tuple[str, Any]] = []
         self._ahead: dict[str, float] = {}  # what helpers were told to compile, with its seconds
@@ -91,16 +91,6 @@ class Team:
         with contextlib.suppress(OSError):  # where there are none
             if fcntl is not None:
                 fcntl.lockf(self._locks, fcntl.LOCK_UN, 1, place)
-
-    @contextlib.contextmanager
-    def saving(self) -> Iterator[None]:
-        """While a kernel is written: nobody else reads and writes the same index, and a helper is not cut off."""
-        with self._mutex:
-            self.take(SAVING, wait=True)
-            try:
-                yield
-            finally:
-                self.free(SAVING)
 
     def compile(self, dispatcher: Any, types: Any) -> Any:
         """Numba's ``dispatcher.compile(types)``, which calls ``load``, and leaves no lock behind."""
@@ -223,7 +213,7 @@ class Team:
             for line in sys.stdin:
                 seconds, _, key = line.strip().partition(" ")
                 work.put((-float(seconds), key))
-            self._mutex.acquire()
+            self.saving.acquire()
             os._exit(0)  # the process that it works for has ended
 
         threading.Thread(target=read, daemon=True).start()

@@ -19,18 +19,20 @@ import os
 import pickle
 import shutil
 import stat
+import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numba
 from llvmlite.binding import Linkage
-from numba.core.caching import FunctionCache, IndexDataCacheFile
+from numba.core.caching import NullCache
 from numba.core.codegen import JITCodeLibrary
-from numba.core.compiler import Compiler
+from numba.core.compiler import Compiler, CompileResult
+from numba.core.serialize import dumps
 from numba.core.types import unliteral, void
 from numba.extending import intrinsic
 
@@ -110,85 +112,60 @@ def _source_hash() -> str:
     return digest.hexdigest()[:16]
 
 
-class DigestedFiles(IndexDataCacheFile):
-    """Numba's files of a kernel, the index and its entries, which begin with the sha256 of the rest.
+class KernelCache(NullCache):
+    """The machine code of a kernel on disk: for each signature a file, which begins with the sha256 of the rest.
 
-    Unpickling damaged machine code raises anything, aborts the process, or runs it.
+    What is damaged, or was written with other versions of what Numba needs, counts as absent and is written anew.
     """
 
-    def _load_index(self) -> dict[Any, str]:
-        try:
-            version, stamp, overloads = self.read(self._index_path)
-        except FileNotFoundError:
-            return {}
-        return overloads if (version, stamp) == (self._version, self._source_stamp) else {}
-
-    def _save_index(self, overloads: dict[Any, str]) -> None:
-        self.write(self._index_path, (self._version, self._source_stamp, overloads))
-
-    def _load_data(self, name: str) -> Any:
-        return self.read(self._data_path(name))
-
-    def _save_data(self, name: str, data: Any) -> None:
-        self.write(self._data_path(name), data)
-
-    def read(self, path: str) -> Any:
-        """What ``write`` wrote; raises DamagedEntryError."""
-        if not stat.S_ISREG(os.stat(path).st_mode):  # reading a named pipe would wait for ever
-            raise DamagedEntryError(path)
-        content = Path(path).read_bytes()
-        digest, data = content[:DIGEST_BYTES], content[DIGEST_BYTES:]
-        if digest != hashlib.sha256(data).digest():
-            raise DamagedEntryError(path)
-        return pickle.loads(data)
-
-    def write(self, path: str, content: Any) -> None:
-        """In one step for those who read at the same time."""
-        data = self._dump(content)
-        if os.path.isdir(path) and not os.path.islink(path):  # damage that a file cannot take the place of
-            shutil.rmtree(path)
-        with self._open_for_write(path) as file:
-            file.write(hashlib.sha256(data).digest() + data)
-
-
-class DamagedEntryError(Exception):
-    """A file of the kernel cache is not what was written."""
-
-
-class KernelCache(FunctionCache):
-    """Numba's function cache, except that a damaged entry counts as absent and is written anew."""
-
     def __init__(self, fn: Callable[..., Any]) -> None:
-        super().__init__(fn)
-        self._cache_file = DigestedFiles(
-            self._cache_path, self._impl.filename_base, self._impl.locator.get_source_stamp()
-        )
+        self._fn = fn
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        read, holds = (functools.partial(look, sig, target_context) for look in (self._read, self.holds))
-        return TEAM.load(name_of(self._py_func), sig, read, holds)
-
-    def _read(self, sig: Any, target_context: Any) -> Any:
-        try:
-            return super().load_overload(sig, target_context)
-        except (DamagedEntryError, AttributeError, ImportError, TypeError):  # or of other versions of what Numba needs
-            self.flush()
-            return None
+        path = self._path(sig, target_context)
+        return TEAM.load(name_of(self._fn), sig, lambda: self._read(path, target_context), path.exists)
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        with TEAM.saving():
-            try:
-                super().save_overload(sig, data)
-            except DamagedEntryError:  # of the index: start a new one
-                self.flush()
-                super().save_overload(sig, data)
+        if data.library.has_dynamic_globals:  # addresses, which are of this process only
+            return
+        path, content = self._path(sig, data.target_context), dumps(data._reduce())
+        CACHE_DIRECTORY.mkdir(mode=0o700, parents=True, exist_ok=True)  # it may have been removed
+        with TEAM.saving, tempfile.TemporaryDirectory(dir=CACHE_DIRECTORY) as folder:
+            if path.is_dir() and not path.is_symlink():  # damage that a file cannot take the place of
+                shutil.rmtree(path)
+            whole = Path(folder, path.name)
+            whole.write_bytes(hashlib.sha256(content).digest() + content)
+            with contextlib.suppress(PermissionError):  # on Windows, while another process reads it
+                whole.replace(path)
 
     def holds(self, sig: Any, target_context: Any) -> bool:
         """Whether there is an entry, be it damaged."""
-        try:
-            return self._index_key(sig, target_context.codegen()) in self._cache_file._load_index()
-        except DamagedEntryError:
-            return False
+        return self._path(sig, target_context).exists()
+
+    def _path(self, sig: Any, target_context: Any) -> Path:
+        """Of an entry. Its name has a hash of what the machine code depends on, beside the sources of this package."""
+        code, closure = self._fn.__code__, [cell.cell_contents for cell in self._fn.__closure__ or ()]
+        source = _digest_of(sys.executable if getattr(sys, "frozen", False) else code.co_filename)
+        defined = name_of(self._fn), code.co_firstlineno, source, dumps(closure)
+        compiled_for = str(sig), target_context.codegen().magic_tuple(), sys.implementation.cache_tag
+        digest = hashlib.sha256(repr((defined, compiled_for)).encode()).hexdigest()
+        return CACHE_DIRECTORY / f"{self._fn.__name__}-{digest}.nbc"
+
+    @staticmethod
+    def _read(path: Path, target_context: Any) -> Any:
+        """The digest comes first: unpickling damaged machine code raises anything, aborts the process, or runs it."""
+        with contextlib.suppress(FileNotFoundError, AttributeError, ImportError, TypeError):
+            content = path.read_bytes() if path.is_file() else b""  # reading a named pipe would wait for ever
+            digest, data = content[:DIGEST_BYTES], content[DIGEST_BYTES:]
+            if digest == hashlib.sha256(data).digest():
+                target_context.refresh()
+                return CompileResult._rebuild(target_context, *pickle.loads(data))
+        return None
+
+
+@functools.cache
+def _digest_of(path: str) -> bytes:
+    return hashlib.sha256(Path(path).read_bytes()).digest()
 
 
 def name_of(fn: Callable[..., Any]) -> str:
@@ -231,23 +208,11 @@ CACHE_DIRECTORY = cache_directory()
 TEAM = Team(CACHE_DIRECTORY)
 
 
-@contextlib.contextmanager
-def _numba_cache_directory() -> Iterator[None]:
-    """Numba reads its cache folder once, when a function's cache object is made."""
-    previous = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = str(CACHE_DIRECTORY)
-    try:
-        yield
-    finally:
-        numba.config.CACHE_DIR = previous
-
-
 def compiled(fn: Callable[..., Any], **options: Any) -> Any:
     dispatcher = numba.njit(**OPTIONS, **options, pipeline_class=KernelCompiler)(fn)
     if numba.config.DISABLE_JIT:
         return dispatcher
-    with _numba_cache_directory():
-        dispatcher._cache = KernelCache(fn)
+    dispatcher._cache = KernelCache(fn)
     dispatcher.compile = functools.partial(TEAM.compile, dispatcher)
     TEAM.kernels[name_of(fn)] = dispatcher
     template = dispatcher.get_call_template
