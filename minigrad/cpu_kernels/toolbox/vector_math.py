@@ -95,12 +95,12 @@ def maxnum(context: Any, builder: Any, signature: Any, a: Any, b: Any) -> Any:
 
 
 def _in_kernels(fn: Callable[..., Any], float32: Callable[..., Any], float64: Callable[..., Any] | None = None) -> None:
-    """Kernels that call ``fn`` get ``float32`` or ``float64`` by the type of the argument x; ``fn`` itself without."""
+    """Kernels that call ``fn`` get ``float32`` or ``float64`` by the type of the first argument; ``fn`` without one."""
 
-    def choose(x: float) -> Callable[..., Any] | None:
+    def choose(x: float, *others: float) -> Callable[..., Any] | None:
         return {types.float32: float32, types.float64: float64 or fn}.get(x)
 
-    overload(fn, jit_options=_OPTIONS)(choose)
+    overload(fn, jit_options=_OPTIONS, strict=False)(choose)
 
 
 def exp_fast(x: float) -> float:
@@ -119,11 +119,7 @@ def _exp_float32(x: float) -> Any:
     return _scale_by_power_of_two(p, rounded)
 
 
-def _exp_float64(x: float) -> Any:
-    return math.exp(x)
-
-
-_in_kernels(exp_fast, _exp_float32, _exp_float64)
+_in_kernels(exp_fast, _exp_float32, lambda x: math.exp(x))
 
 
 def exp_nonpositive(x: float) -> float:
@@ -157,11 +153,7 @@ def _exp2_float32(x: float) -> Any:
     return p * _power_of_two(rounded)
 
 
-def _exp2_float64(x: float) -> Any:
-    return np.exp2(x)
-
-
-_in_kernels(exp2_fast, _exp2_float32, _exp2_float64)
+_in_kernels(exp2_fast, _exp2_float32, lambda x: np.exp2(x))
 
 
 def sigmoid_fast(x: float) -> float:
@@ -240,23 +232,16 @@ def normal_cdf(x: float, gaussian: float) -> float:
 # 1 - Phi(x) = exp(-x^2 / 2) k R(k), k = 1 / (1 + x / sqrt 8), for x >= 0: Abramowitz & Stegun's form 7.1.26 with a
 # polynomial of degree 6 fitted as above. One exp for Phi and Phi' instead of two, and no cancellation for x < 0.
 INVERSE_SQRT8 = np.float32(0.35355339059)
-SQRT_HALF = math.sqrt(0.5)
 R6, R5, R4, R3, R2, R1, R0 = _float32(
     4.527205434389e-02, -1.819574939472e-01, 1.988086862678e-01, 1.661398712146e-02,
     1.413736961972e-01, 1.387215548179e-01, 1.411676258187e-01,
 )  # fmt: skip
 
 
-def _normal_cdf(x: Any, gaussian: Any) -> Any:
-    def float32(x: Any, gaussian: Any) -> Any:
-        k = ONE / (ONE + INVERSE_SQRT8 * abs(x))
-        tail = gaussian * k * ((((((R6 * k + R5) * k + R4) * k + R3) * k + R2) * k + R1) * k + R0)
-        return tail if x < ZERO else ONE - tail
-
-    def float64(x: Any, gaussian: Any) -> Any:
-        return 0.5 * math.erfc(-SQRT_HALF * x)
-
-    return {types.float32: float32, types.float64: float64}.get(x)
+def _normal_cdf_float32(x: float, gaussian: float) -> Any:
+    k = ONE / (ONE + INVERSE_SQRT8 * abs(x))
+    tail = gaussian * k * ((((((R6 * k + R5) * k + R4) * k + R3) * k + R2) * k + R1) * k + R0)
+    return tail if x < ZERO else ONE - tail
 
 
-overload(normal_cdf, jit_options=_OPTIONS)(_normal_cdf)
+_in_kernels(normal_cdf, _normal_cdf_float32)
