@@ -50,7 +50,7 @@ class Exercise:
                 found = getattr(found, word, None)
             require(found, f"the file has no `{name}`: was it renamed, or deleted?")
         for case in self.cases:
-            meet(vars(module), *case.split(" -> "))
+            meet({**vars(module)}, *case.split(" -> "))
         self.check(module)
 
 
@@ -82,10 +82,15 @@ def agree(got: Any, want: Any, tolerance: float) -> bool:
     if not isinstance(want, (np.ndarray, np.generic, float)):
         return bool(type(got) is type(want) and got == want)
     got, want = np.asarray(got), np.asarray(want)
-    if got.shape != want.shape or got.dtype.kind not in "fiub":
+    if got.shape != want.shape or got.dtype.kind not in "fiub" or narrower(got, want):
         return False
     scale = float(np.max(np.abs(want), initial=1.0, where=np.isfinite(want)))
     return bool(np.allclose(got, want, rtol=0, atol=tolerance * scale))
+
+
+def narrower(got: Array, want: Array) -> bool:
+    """Whether floats have fewer bytes than are wanted: float32 in place of float64."""
+    return bool(got.dtype.kind == want.dtype.kind == "f" and got.dtype.itemsize < want.dtype.itemsize)
 
 
 def same(what: str, got: Any, want: Any, tolerance: float = 1e-6) -> None:
@@ -98,6 +103,8 @@ def same(what: str, got: Any, want: Any, tolerance: float = 1e-6) -> None:
         lines.append("is there a `return`?")
     elif isinstance(want, np.ndarray) and getattr(got, "shape", ()) != want.shape:
         lines.append(f"the shape is {getattr(got, 'shape', ())}, expected {want.shape}")
+    elif isinstance(want, np.ndarray) and narrower(np.asarray(got), want):
+        lines.append(f"the dtype is {got.dtype}, expected {want.dtype}")
     elif type(got) is not type(want) and np.array_equal(got, want):
         lines.append(f"the type is {type(got).__name__}, expected {type(want).__name__}")
     raise Wrong("\n".join(lines))
@@ -165,7 +172,9 @@ def check_backward(what: str, make: Callable[[], Any], inputs: Sequence[Array]) 
     got = op.backward(given)
     unchanged = all(np.array_equal(a, b) for a, b in zip([given, *inputs], [dz, *kept]))
     require(unchanged, f"{what}\nforward or backward changed an array that it was given; others use it, too")
-    got = tuple(got) if isinstance(got, (tuple, list)) else (got,)
+    got, again = (tuple(x) if isinstance(x, (tuple, list)) else (x,) for x in (got, op.backward(given)))
+    changed = f"{what}\nbackward called a second time gives other gradients: it changed what forward had kept"
+    require(all(map(np.array_equal, got, again)), changed)
     require(len(got) == len(inputs), f"{what}\nbackward returned {len(got)} gradients for {len(inputs)} inputs")
     wanted = slopes(lambda *arrays: make().forward(*arrays), inputs, dz)
     for k, (mine, want) in enumerate(zip(got, wanted)):

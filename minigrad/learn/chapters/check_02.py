@@ -40,6 +40,9 @@ def exercise_2(my: Any) -> None:
     y = made(1, x := made(0))
     same("2 was made from 1, and 1 from 0: newest_first of 2", values(z := made(2, y)), [2, 1, 0])
     same("the same, and 3 made from 0 and 2: newest_first of 3", values(made(3, x, z)), [3, 2, 1, 0])
+    p, q = made(5), made(1)
+    what = "5 was made, then 1, then 9 from 1, then 3 from 5 and 9 (newest by `number`): newest_first of 3"
+    same(what, values(made(3, p, made(9, q))), [3, 9, 1, 5])
     tower = chain = x
     for value in range(1, 30):
         tower = made(value, tower, tower)
@@ -78,11 +81,13 @@ def exercise_4(my: Any) -> None:
 
 
 def exercise_5(my: Any) -> None:
-    for axis, keepdims in ((0, False), (1, False), (1, True), (None, False)):
+    for axis, keepdims in ((0, False), (1, False), (1, True), (None, False), (None, True)):
         what = f"x = {S.tolist()}, Sum(axis={axis}, keepdims={keepdims})"
         want = np.asarray(S.sum(axis=axis, keepdims=keepdims))
         same(f"{what}, forward", my.Sum(axis, keepdims).forward(S), want)
         check_backward(what, partial(my.Sum, axis, keepdims), [S])
+    for axis in (1, -1):
+        check_backward(f"x of shape (2, 2, 2), axis {axis}", partial(my.Sum, axis, False), [np.stack([S, R])])
     check_backward("x of shape (2, 3), axis 1", partial(my.Sum, 1, False), [A])
 
 
@@ -103,8 +108,13 @@ def exercise_7(my: Any) -> None:
     same("add [1, 2], then [10, 10]: grads[x]", grads[x], np.array([11.0, 12.0]))
     same("add(x, a), then add(x, b): the caller's array a, [1, 2], stays as it is", one, np.array([1.0, 2.0]))
     require(grads[x] is first, "the second add made a new array; it should add to the first in place")
-    y, wide = my.Tensor(np.zeros(2), True), np.zeros((3, 2))
-    refuses("a gradient of shape (3, 2) for a tensor of shape (2,)", ValueError, grads.add, y, wide)
+    single = my.Tensor(np.zeros(()), True)
+    for _ in range(2):
+        grads.add(single, np.float64(2.0))
+    same("add(x, np.float64(2)), twice, for x of shape (): grads[x] (np.array makes an array)", grads[single], np.array(4.0))
+    for shape in ((3, 2), (2, 1), (3,), ()):
+        what = f"a gradient of shape {shape} for a tensor of shape (2,)"
+        refuses(what, ValueError, grads.add, my.Tensor(np.zeros(2), True), np.zeros(shape))
 
 
 def exercise_8(my: Any) -> None:
@@ -125,4 +135,5 @@ def exercise_8(my: Any) -> None:
     for _ in range(5_000):
         long = long + fixed.sum()
     same("0 added to x 5,000 times: the gradient of x", my.backward(long)[x], np.array(1.0))
-    refuses("backward of a tensor of shape (2,)", ValueError, my.backward, row + row)
+    for end in (row + row, row.reshape(2, 1).sum(0)):
+        refuses(f"backward of a tensor of shape {end.shape}", ValueError, my.backward, end)

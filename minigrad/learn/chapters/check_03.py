@@ -26,8 +26,9 @@ def exercise_1(my: Any) -> None:
     same("a list `layers` of two such modules", names(row), ["layers.0.bias", "layers.1.bias"])
     deep = module(net=row)
     same("that module as attribute `net` of another", names(deep), ["net.layers.0.bias", "net.layers.1.bias"])
-    twice = names(module(a=inner, b=inner))
-    same("one module under two names: a shared parameter is listed once", twice, ["a.bias"])
+    twice = names(module(a=inner, b=inner, c=module(tied=bias)))
+    what = "one module under two names, and its bias in another module: a shared parameter is listed once"
+    same(what, twice, ["a.bias"])
 
 
 def exercise_2(my: Any) -> None:
@@ -40,14 +41,18 @@ def exercise_2(my: Any) -> None:
     spread = round(float(np.std(w)), 2)
     same("first_weights(rng, 400, 100): the spread (standard deviation)", spread, 0.1, tolerance=0.005)
     same("its mean", round(float(np.mean(w)), 2), 0.0, tolerance=0.01)
+    require(np.abs(w).max() > 0.3, f"the largest is {np.abs(w).max():.2f}: of 40,000 normal numbers one is above 0.3")
 
 
 def exercise_3(my: Any) -> None:
-    layer = my.Linear(np.random.default_rng(0), 3, 2)
+    layer = my.Linear(np.random.default_rng(5), 3, 2)
     same("Linear(rng, 3, 2): the shape of weight, (outputs, inputs)", layer.weight.shape, (2, 3))
     same("its bias", layer.bias.data, np.zeros(2))
-    what = "the names of its parameters, tensors with requires_grad"
-    same(what, sorted(layer.named_parameters()), ["bias", "weight"])
+    for name in ("weight", "bias"):
+        require(getattr(layer, name).requires_grad, f"Linear(rng, 3, 2): {name} is a tensor without requires_grad=True")
+    same("the names of its parameters", sorted(layer.named_parameters()), ["bias", "weight"])
+    drawn = my.first_weights(np.random.default_rng(5), 2, 3)
+    same("its weight, which first_weights(rng, outputs, inputs) gives", layer.weight.data, drawn)
     x = np.array([[1.0, 0.0, 2.0]])
     layer.bias.data = np.array([10.0, 20.0])
     want = x @ layer.weight.data.T + layer.bias.data
@@ -62,6 +67,9 @@ def exercise_3(my: Any) -> None:
     signs = np.array([[1.0, -2.0], [-0.5, 3.0]])
     same("Relu of [[1, -2], [-0.5, 3]]", my.Relu().forward(signs), np.maximum(signs, 0.0))
     check_backward("Relu of [[1, -2], [-0.5, 3]]", my.Relu, [signs])
+    zero = my.Relu()
+    zero.forward(np.zeros(1))
+    same("Relu of [0], dz = [1]: 0 is not positive, and passes nothing", zero.backward(np.ones(1)), np.zeros(1))
 
 
 def exercise_4(my: Any) -> None:
@@ -82,19 +90,18 @@ def exercise_4(my: Any) -> None:
 
 
 def exercise_5(my: Any) -> None:
-    x, y = my.Tensor(np.zeros(1), True), my.Tensor(np.zeros(1), True)
+    x, y = my.Tensor(np.zeros(2), True), my.Tensor(np.zeros(2), True)
 
-    def clipped(limit: float, a: float, b: float) -> tuple[float, Any]:
+    def clipped(limit: float) -> tuple[float, Any]:
         grads = my.GradStore()
-        grads.add(x, np.array([a]))
-        grads.add(y, np.array([b]))
-        return my.clip([x, y], grads, limit), np.array([grads[x][0], grads[y][0]])
+        grads.add(x, np.array([1.0, -2.0]))
+        grads.add(y, np.array([2.0, 4.0]))
+        return my.clip([x, y], grads, limit), np.array([grads[x], grads[y]])
 
-    norm, after = clipped(1.0, 3.0, 4.0)
-    what = "gradients [3] and [4] of two parameters, limit 1"
-    same(f"{what}: the norm", norm, 5.0)
-    same(f"{what}: the gradients after", after, np.array([0.6, 0.8]))
-    same("gradients [0.3] and [0.4], limit 1", clipped(1.0, 0.3, 0.4)[1], np.array([0.3, 0.4]))
+    (norm, after), what = clipped(1.0), "gradients [1, -2] and [2, 4] of two parameters"
+    same(f"{what}, limit 1: the norm", norm, 5.0)
+    same(f"{what}, limit 1: the gradients after", after, np.array([[0.2, -0.4], [0.4, 0.8]]))
+    same(f"{what}, limit 10: the gradients after", clipped(10.0)[1], np.array([[1.0, -2.0], [2.0, 4.0]]))
 
 
 def exercise_6(my: Any) -> None:

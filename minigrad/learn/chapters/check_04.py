@@ -25,6 +25,7 @@ def exercise_1(my: Any) -> None:
     want = np.outer([0.0, 11.0, 0.0, 2.0, 0.0], [1.0, 1.0])
     same(f"{what}, dz = 1, 2 and 10: the gradient of the table", got, want)
     same("dz = 0 afterwards: 0 again", op.backward(np.zeros((1, 3, 2))), np.zeros((5, 2)))
+    check_backward("table of 5 rows, places [1, 3, 1], of one axis", lambda: my.Embedding(places[0]), [table])
 
 
 def exercise_2(my: Any) -> None:
@@ -38,22 +39,25 @@ def exercise_2(my: Any) -> None:
 
 
 def exercise_3(my: Any) -> None:
-    powers = np.exp(ROWS - ROWS.max(-1, keepdims=True))
-    p = powers / powers.sum(-1, keepdims=True)
-    same(f"Softmax of {ROWS.tolist()}", my.Softmax().forward(ROWS), p)
+    for what, x in (f"{ROWS.tolist()}", ROWS), ("shape (2, 3, 2)", numbers(2, 3, 2)):
+        powers = np.exp(x - x.max(-1, keepdims=True))
+        same(f"Softmax of {what}", my.Softmax().forward(x), powers / powers.sum(-1, keepdims=True))
+        check_backward(f"Softmax of {what}", my.Softmax, [x])
+    x = np.array([[1000.0, 0.0], [0.0, 0.0]])
     with np.errstate(all="ignore"):
-        got = my.Softmax().forward(np.array([[1000.0, 0.0]]))
+        got, both = my.Softmax().forward(x[:1]), my.Softmax().forward(x)
     same("Softmax of [[1000, 0]]: exp(1000) overflows; subtract the largest", got, np.array([[1.0, 0.0]]))
-    check_backward(f"Softmax of {ROWS.tolist()}", my.Softmax, [ROWS])
+    same("Softmax of [[1000, 0], [0, 0]]: each row has its own largest", both, np.array([[1.0, 0.0], [0.5, 0.5]]))
 
 
 def exercise_4(my: Any) -> None:
-    for T, S in ((3, 3), (1, 3), (2, 3)):
-        q, k, v = 2 * numbers(1, 1, T, 4), 3 * numbers(1, 1, S, 4), numbers(1, 1, S, 4)[..., ::-1].copy()
-        scores = q @ k.swapaxes(-1, -2) / 2 - 1e9 * np.triu(np.ones((T, S)), S - T + 1)
+    for T, S, D in ((3, 3, 4), (1, 3, 4), (2, 3, 3)):
+        q, k, v = 2 * numbers(1, 2, T, D), 3 * numbers(1, 2, S, D), numbers(1, 2, S, D)[..., ::-1].copy()
+        scores = q @ k.swapaxes(-1, -2) / np.sqrt(D) - 1e9 * np.triu(np.ones((T, S)), S - T + 1)
         p = np.exp(scores - scores.max(-1, keepdims=True))
         got = my.attention(my.Tensor(q), my.Tensor(k), my.Tensor(v))
-        same(f"attention of {T} queries and {S} keys, D = 4", got.data, p / p.sum(-1, keepdims=True) @ v)
+        what = f"attention of {T} queries and {S} keys in 2 heads, D = {D}"
+        same(what, got.data, p / p.sum(-1, keepdims=True) @ v)
     for name in "qkv":
         given = [my.Tensor(numbers(1, 1, 2, 4), name == other) for other in "qkv"]
         says = f"the result gives {name} no gradient: compute with tensors, not with .data"
@@ -93,21 +97,23 @@ def exercise_6(my: Any) -> None:
     same("the same after 2 tokens in the caches", model(tokens, caches).data, want)
     require(asked[-1] is caches[1], "block k gets caches[k]")
     x, norm, part = numbers(1, 3, 4), my.Norm(4), my.Attention(np.random.default_rng(0), 4, 2)
-    norm.bias.data = np.arange(4.0)
-    same(
-        "Norm with weight 1 and bias [0, 1, 2, 3]", norm(my.Tensor(x)).data, my.LayerNorm().forward(x) + np.arange(4.0)
-    )
-    part.q = part.k = part.v = lambda y: y
-    part.out, parts = (lambda y: y * 10.0), my.split(my.Tensor(x), 2)
-    what = "Attention of 3 places, 2 heads; q, k and v give back what they get, and out multiplies by 10"
-    same(what, part(my.Tensor(x)).data, want := 10 * my.join(my.attention(parts, parts, parts)).data)
-    cache = SimpleNamespace(extend=lambda k, v: (parts, parts))
+    norm.weight.data, norm.bias.data = np.array([1.0, 2.0, 4.0, 8.0]), np.arange(4.0)
+    want = my.LayerNorm().forward(x) * norm.weight.data + norm.bias.data
+    same("Norm with weight [1, 2, 4, 8] and bias [0, 1, 2, 3]", norm(my.Tensor(x)).data, want)
+    part.q, part.k, part.v, part.out = (lambda y: y), (lambda y: y + 1.0), (lambda y: y * 3.0), (lambda y: y * 10.0)
+    q, k, v = (my.split(my.Tensor(x), 2) + add for add in (0.0, 1.0, 0.0))
+    what = "Attention of 3 places, 2 heads; q gives back what it gets, k adds 1, v multiplies by 3, and out by 10"
+    same(what, part(my.Tensor(x)).data, want := 10 * my.join(my.attention(q, k, v * 3.0)).data)
+    cache = SimpleNamespace(extend=lambda *new: (k, v * 3.0))
     same("the same for the last place, with a cache", part(my.Tensor(x[:, 2:]), cache).data, want[:, 2:])
     block = my.Block(np.random.default_rng(0), 1, 1)
-    block.norm1 = block.norm2 = lambda y: y * 3.0
-    block.attention, block.up, block.down = (lambda y, cache=None: y * 10.0), (lambda y: y - 100.0), lambda y: y * 100.0
-    what = "Block of 1 and 2: norms multiply by 3, attention by 10, down by 100; up subtracts 100"
-    same(what, block(my.Tensor(np.array([[[1.0], [2.0]]]))).data, np.array([[[31.0], [8662.0]]]))
+    block.norm1, block.norm2 = (lambda y: y * 3.0), (lambda y: y * 5.0)
+    block.attention = lambda y, cache=0.0: y * 10.0 + (cache or 0.0)
+    block.up, block.down, x = (lambda y: y - 50.0), (lambda y: y * 100.0), my.Tensor(np.array([[[-1.0], [2.0]]]))
+    what = "Block of -1 and 2: norm1 multiplies by 3, norm2 by 5, attention by 10, down by 100; up subtracts 50"
+    same(what, block(x).data, np.array([[[-31.0], [26062.0]]]))
+    what = "the same with a cache, for which attention adds 9: x + attention(norm1(x), cache)"
+    same(what, block(x, 9.0).data, np.array([[[-22.0], [30571.0]]]))
 
 
 def exercise_7(my: Any) -> None:
@@ -147,6 +153,8 @@ def exercise_8(my: Any) -> None:
     good = good and len({id(c[0]) for c in model.caches}) == 1
     require(good, "each call of the model gets the same list, with one Cache for each block")
     require(model.caches[0][0] is not model.caches[0][1], "each block needs a Cache of its own")
+    twice = [my.sample(Model(), [0], 30, 1.0, np.random.default_rng(1)) for _ in range(2)]
+    same("temperature 1, two generators with one seed: the second's tokens are the first's", twice[1], twice[0])
     for temperature, share in ((1.0, 0.75), (0.5, 0.9)):
         drawn = my.sample(Model(), [0], 4000, temperature, rng)[1:]
         what = f"logits [0, log 3, -20], temperature {temperature}: the share of token 1 in 4,000 draws"
