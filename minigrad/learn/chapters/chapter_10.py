@@ -89,6 +89,7 @@ def waiting(spans: Sequence[tuple[float, float]], end: float) -> float:
     """The seconds from 0 to ``end`` in which a device did nothing.
 
     ``spans`` are the (start, stop) of what it did, in any order. Some overlap: it can compute and communicate at once.
+    The last may go on after ``end``.
     """
     idle, busy_until = 0.0, 0.0
     for start, stop in sorted(spans):

@@ -111,7 +111,11 @@ def exercise_7(my: Any) -> None:
     single = my.Tensor(np.zeros(()), True)
     for _ in range(2):
         grads.add(single, np.float64(2.0))
-    same("add(x, np.float64(2)), twice, for x of shape (): grads[x] (np.array makes an array)", grads[single], np.array(4.0))
+    same(
+        "add(x, np.float64(2)), twice, for x of shape (): grads[x] (np.array makes an array)",
+        grads[single],
+        np.array(4.0),
+    )
     for shape in ((3, 2), (2, 1), (3,), ()):
         what = f"a gradient of shape {shape} for a tensor of shape (2,)"
         refuses(what, ValueError, grads.add, my.Tensor(np.zeros(2), True), np.zeros(shape))

@@ -58,18 +58,18 @@ def exercise_5(my: Any) -> None:
     def kernel(x: Any, y: Any) -> None:
         y[cuda.threadIdx.x] = my.warp_sum(x[cuda.threadIdx.x])
 
-    x = np.zeros(64, f32)
-    for lane in (0, 31, 13):
-        x[:] = np.arange(64) == lane
-        y, what = empty(64), f"2 warps, all values 0 but that of lane {lane} of the first, which is 1: warp_sum"
+    places = np.arange(64, dtype=f32)
+    given = {f"all values 0 but that of lane {k} of the first, which is 1": (places == k) * f32(1) for k in (0, 31, 13)}
+    for which, x in {**given, "with the values 0, 1, ..., 63": places}.items():
+        y, what = empty(64), f"2 warps, {which}: warp_sum"
         report = run(what, kernel, 1, 64, x, y)
-        written(what, y, np.repeat(np.array([1, 0], f32), 32))
+        written(what, y, np.repeat(x.reshape(2, 32).sum(1), 32))
     require(report.instructions("shfl") == 10, f"{what}\n{report.instructions('shfl')} exchanges of 2 warps, 10 do")
 
 
 def exercise_6(my: Any) -> None:
     rng = np.random.default_rng(0)
-    for M, K, N in ((8, 8, 8), (8, 16, 8), (9, 11, 10)):
+    for M, K, N in ((8, 8, 8), (8, 16, 8), (9, 17, 10)):
         a, b = rng.integers(-3, 4, (M, K)).astype(f32), rng.integers(-3, 4, (K, N)).astype(f32)
         y, what = empty(M, N), f"a of shape ({M}, {K}), b of shape ({K}, {N})"
         report = run(what, my.matmul, (-(-N // 8), -(-M // 8)), (8, 8), a, b, y)

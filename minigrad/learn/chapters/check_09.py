@@ -51,8 +51,8 @@ def exercise_2(my: Any) -> None:
 
 def exercise_3(my: Any) -> None:
     for size in (1, 2, 3, 4):
-        world, parts = World(size), arrays(size, 2)
-        what = f"{size} ranks, rank 0 has [1, 2], rank 1 has [10, 20], ...: all_gather"
+        world, parts = World(size), [part[: 1 + k % 2] for k, part in enumerate(arrays(size, 2))]
+        what = f"{size} ranks, rank 0 has [1], rank 1 has [10, 20], rank 2 has [100], ...: all_gather"
         each(what, run(what, world, my.all_gather, parts), [np.concatenate(parts)] * size)
         traffic(what, world, 16 * (size - 1))
 
@@ -63,7 +63,9 @@ def exercise_4(my: Any) -> None:
         gradients = arrays(size, 2)
         want = np.average(gradients, 0, samples)
         what = f"{size} ranks with {samples} samples and the gradients {[g.tolist() for g in gradients]}"
+        kept = [gradient.copy() for gradient in gradients]
         each(what, run(what, World(size), my.average, gradients, samples), [want] * size)
+        same(f"{what}: the gradients that were given, afterwards", np.array(gradients), np.array(kept))
 
 
 def exercise_7(my: Any) -> None:

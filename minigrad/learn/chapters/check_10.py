@@ -7,25 +7,6 @@ import numpy as np
 from ..exercise import require, same
 
 
-def exercise_1(my: Any) -> None:
-    cases = [([[1.0, 2.0]], 2.0, [1.0, 0.0]), ([[1.0, 3.0], [3.5, 1.0]], 6.5, [2.0, 2.5]),
-             ([[1.0, 1.0, 4.0], [1.0, 5.0, 1.0]], 9.0, [7.0, 3.0, 4.0])]  # fmt: skip
-    for times, total, waited in cases:
-        what, got = f"lockstep({times})", my.lockstep(times)
-        require(isinstance(got, tuple) and len(got) == 2, f"{what}\nexpected the seconds and a list, got {got!r}")
-        same(f"{what}: the seconds", float(got[0]), total)
-        same(f"{what}: the waiting", np.array(got[1]), np.array(waited))
-
-
-def exercise_2(my: Any) -> None:
-    cases = [([1.0, 1.0], 4, [2, 2]), ([3.0, 1.0], 8, [6, 2]), ([1.0, 1.0], 3, [2, 1]), ([1.0, 1.0, 1.0], 8, [3, 3, 2]),
-             ([2.0, 1.0], 10, [7, 3]), ([10.0, 1.0, 1.0], 5, [4, 1, 0]), ([1.4, 1.4, 7.2], 10, [2, 1, 7])]  # fmt: skip
-    for speeds, batch, want in cases:
-        what, got = f"shares({speeds}, {batch})", list(my.shares(speeds, batch))
-        require(sum(got) == batch, f"{what}\nexpected {want}\ngot      {got}\nthey add up to {sum(got)}, not {batch}")
-        same(what, np.array(got), np.array(want))
-
-
 def exercise_3(my: Any) -> None:
     true, speeds = [5.0, 2.0, 1.0], [0.0, 0.0, 0.0]
     for step in range(30):
