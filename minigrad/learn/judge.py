@@ -147,12 +147,33 @@ def answers(path: Path, exercises: Sequence[Exercise], request: dict[str, Any]) 
 
 
 def checked(item: Exercise, module: Any, path: Path, seconds: float) -> Answer:
-    """The answer to what a module has of an exercise; a typical mistake is named."""
+    """The answer to what a module has of an exercise; a typical mistake is named, or an exercise that it rests on."""
     answer = watched(item, lambda: item.examine(module), path, seconds)
+    for other in rests_on(item, vars(module)) if answer.state == "wrong" else ():
+        if watched(other, lambda other=other: other.examine(module), path, seconds).state != "passed":
+            first = f"exercise {other.number}, on which this one may rest, is not right yet: begin there"
+            return answer._replace(message=f"{first}\n{answer.message}")
     if answer.state == "wrong" and "\nexpected" in answer.message:
         name = typical(item.number, seconds).get(answer.message)
         return answer._replace(message="\n".join([answer.message, *([name] if name else [])]))
     return answer
+
+
+def rests_on(item: Exercise, names: Mapping[str, Any]) -> list[Exercise]:
+    """Earlier exercises of the chapter whose names the code of an exercise uses, or its check, or what these use."""
+    found = words_of(item.check) | {name.partition(".")[0] for name in item.names}
+    while more := {word for name in found & {*names} for word in words_of(names[name])} - found:
+        found |= more
+    exercises = chapters()[int(item.number.partition(".")[0])].exercises
+    earlier = exercises[: exercises.index(item)]
+    return [other for other in earlier if found & {name.partition(".")[0] for name in other.names}]
+
+
+def words_of(thing: Any) -> set[str]:
+    """The names that a function uses, or the functions of a class."""
+    thing = getattr(thing, "__code__", thing) if callable(thing) else thing
+    inner = vars(thing).values() if isinstance(thing, type) else getattr(thing, "co_consts", ())
+    return {*getattr(thing, "co_names", ()), *(word for part in inner for word in words_of(part))}
 
 
 @functools.cache

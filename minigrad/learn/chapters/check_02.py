@@ -8,17 +8,6 @@ import numpy as np
 from ..exercise import check_backward, refuses, require, same
 
 
-def exercise_1(my: Any) -> None:
-    x, y = my.Number(3.0), my.Number(5.0)
-    z = x * y
-    same("the value of z = x * y for x = 3, y = 5", z.value, 15.0)
-    require([p for p, _ in z.inputs] == [x, y], "z = x * y\nz.inputs needs one pair for each of x and y, in this order")
-    slopes = np.array([slope for _, slope in z.inputs])
-    same("the derivatives of z = x * y by x and by y, for x = 3, y = 5", slopes, np.array([5.0, 3.0]))
-    z = my.Number(0.5).tanh()
-    same("z = tanh x for x = 0.5: z and its slope", np.array([z.value, z.inputs[0][1]]), np.array([0.462117, 0.786448]))
-
-
 def exercise_2(my: Any) -> None:
     asked = []
 
@@ -53,18 +42,6 @@ def exercise_2(my: Any) -> None:
         values(chain)
     except RecursionError:
         require(False, "a chain of 20,000 vertices is longer than Python's stack: no function may call itself here")
-
-
-def exercise_3(my: Any) -> None:
-    x = my.Number(7.0)
-    u = my.Number(14.0, (x, 2.0))
-    v = my.Number(42.0, (u, 3.0))
-    same("dx/dx, for x alone", my.derivatives(x)[x], 1.0)
-    same("u = 2 x and v = 3 u: dv/dx", my.derivatives(v)[x], 6.0)
-    z = x + x
-    same("z = x + x: dz/dx", my.derivatives(z)[x], 2.0)
-    w = my.Number(1.0, (v, 1.0), (u, 5.0))
-    same("u = 2 x, v = 3 u, w = v + 5 u: dw/dx", my.derivatives(w)[x], 16.0)
 
 
 A = np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])

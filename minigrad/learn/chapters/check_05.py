@@ -39,10 +39,7 @@ def exercise_2(my: Any) -> None:
     _, b, c = product("blocked, depth 4, width 16", my, my.blocked, (24, 24, 24), 4, 16)
     where = "24 × 24 matrices, blocks of 4 rows × 16 columns, a cache of 16 lines"
     what = f"{where}: {b.fetched:,} lines of b were fetched; it has 72, and each is needed once"
-    require(
-        b.fetched <= 100,
-        f"{what}\nall rows of a have to use a block before the next block comes; depth counts its rows",
-    )
+    require(b.fetched <= 100, f"{what}\nall rows of a have to use a block before the next; depth counts its rows")
     require(c.fetched <= 500, f"{where}: {c.fetched:,} lines of c were fetched; the innermost loop is j")
 
 

@@ -22,23 +22,6 @@ def small(*shape: int) -> Array:
     return np.random.default_rng(sum(shape)).integers(-3, 4, shape).astype(f32)
 
 
-def exercise_1(my: Any) -> None:
-    across, down, right = np.array([0, 1]), np.array([8, 0]), np.array([0, 8])
-    for lane in (0, 1, 4, 31):
-        start = np.array([lane // 4, lane % 4 * 2])
-        c = np.array([start, start + across, start + down, start + down + across])
-        b = np.array([start, start + across, start + right, start + right + across])[:, ::-1]
-        for name, want in (("a", np.concatenate([c, c + right])), ("b", b), ("c", c)):
-            what = f"places_{name}({lane}), as (row, column)"
-            got = np.array(getattr(my, f"places_{name}")(lane))
-            if got.shape == want.shape and not np.array_equal(got, want):
-                same_set = {tuple(p) for p in got} == {tuple(p) for p in want}
-                turned = np.array_equal(got, want[:, ::-1])
-                hint = "row and column are exchanged" if turned else "the order is another" if same_set else ""
-                require(False, f"{what}\nexpected {want.tolist()}\ngot      {got.tolist()}\n{hint}".strip())
-            require(got.shape == want.shape, f"{what}\nexpected {len(want)} pairs, got {got.tolist()}")
-
-
 def product(my_kernel: Any, columns: int) -> Any:
     """Check a product by one warp: first a matrix with a single 1, then any."""
     for row, k in ((0, 0), (0, 1), (0, 8), (8, 0), (9, 3), (None, None)):
