@@ -192,7 +192,8 @@ def simulate(words: Sequence[str]) -> int:
         simulator.watched.update(new)
         call()
         simulator.watched.clear()
-    ran = [WarpReport(kernel.name, trace, kernel.registers) for kernel, trace in traces.items() if trace.requests]
+    first = sorted(traces.items(), key=lambda found: ".ladders." in found[0].function.__module__)
+    ran = [WarpReport(kernel.name, trace, kernel.registers) for kernel, trace in first if trace.requests]
     print(*ran, sep="\n\n")
     if not ran:
         known = ", ".join(k.name for k in traces if asked.search(k.name)) or "no kernel has such a name"

@@ -4,6 +4,7 @@ import functools
 import math as python_math
 import operator
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,23 +13,19 @@ from . import simulator
 from .simulated_memory import POISON, WARP, LocalArray, SharedArray, SimulationError
 
 
-class _Shared:
-    @staticmethod
-    def array(shape: Any, dtype: Any, alignment: int | None = None) -> SharedArray:
-        """Shared memory of the block; shape 0 means the launch's dynamic bytes, from their beginning."""
-        dtype = getattr(dtype, "name", dtype)  # of Numba's own types
-        if shape == 0:
-            return simulator.allocate_shared(shape, dtype, alignment, lambda: simulator.block().dynamic.view(dtype))
-        nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        new = functools.partial(np.full, nbytes, POISON, np.uint8)
-        return simulator.allocate_shared(shape, dtype, alignment, lambda: new().view(dtype).reshape(shape))
+def shared_array(shape: Any, dtype: Any, alignment: int | None = None) -> SharedArray:
+    """Shared memory of the block; shape 0 means the launch's dynamic bytes, from their beginning."""
+    dtype = getattr(dtype, "name", dtype)  # of Numba's own types
+    if shape == 0:
+        return simulator.allocate_shared(shape, dtype, alignment, lambda: simulator.block().dynamic.view(dtype))
+    nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    new = functools.partial(np.full, nbytes, POISON, np.uint8)
+    return simulator.allocate_shared(shape, dtype, alignment, lambda: new().view(dtype).reshape(shape))
 
 
-class _Local:
-    @staticmethod
-    def array(shape: int, dtype: Any, alignment: int | None = None) -> LocalArray:
-        """Registers of the thread."""
-        return LocalArray(shape, getattr(dtype, "name", dtype))
+def local_array(shape: int, dtype: Any, alignment: int | None = None) -> LocalArray:
+    """Registers of the thread."""
+    return LocalArray(shape, getattr(dtype, "name", dtype))
 
 
 def shuffle(reason: str, source: Callable[[int, int], int], mask: int, value: Any, operand: int) -> Any:
@@ -43,14 +40,8 @@ def shuffle(reason: str, source: Callable[[int, int], int], mask: int, value: An
 
 
 def _atomic(change: Callable[[Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:
+    """A word of ``cuda.atomic``: it returns what was there before."""
     return lambda array, index, x: array.update(index, lambda before: change(before, x))
-
-
-class _Atomic:
-    """``cuda.atomic``: each returns what was there before."""
-
-    add, sub = staticmethod(_atomic(operator.add)), staticmethod(_atomic(operator.sub))
-    max, min = staticmethod(_atomic(max)), staticmethod(_atomic(min))
 
 
 class _Cuda:
@@ -61,13 +52,14 @@ class _Cuda:
         self.blockIdx = simulator.blockIdx
         self.blockDim = simulator.blockDim
         self.gridDim = simulator.gridDim
-        self.shared = _Shared()
-        self.local = _Local()
+        self.shared = SimpleNamespace(array=shared_array)
+        self.local = SimpleNamespace(array=local_array)
         self.shfl_sync = functools.partial(shuffle, "shfl_sync", lambda lane, source: source)
         self.shfl_xor_sync = functools.partial(shuffle, "shfl_xor_sync", lambda lane, mask: lane ^ mask)
         self.shfl_down_sync = functools.partial(shuffle, "shfl_down_sync", lambda lane, delta: lane + delta)
         self.shfl_up_sync = functools.partial(shuffle, "shfl_up_sync", lambda lane, delta: lane - delta)
-        self.atomic = _Atomic()
+        atomics = {"add": operator.add, "sub": operator.sub, "max": max, "min": min}
+        self.atomic = SimpleNamespace(**{name: _atomic(change) for name, change in atomics.items()})
         self.warpsize = WARP
         self.syncthreads = lambda: simulator.block().wait("block")
         self.syncwarp = lambda mask=0xFFFFFFFF: simulator.collective("syncwarp", None, mask)
@@ -81,11 +73,11 @@ class _Cuda:
 
     def grid(self, ndim: int) -> Any:
         """This thread's place in the grid."""
-        places = [
+        places = tuple(
             getattr(self.blockIdx, axis) * getattr(self.blockDim, axis) + getattr(self.threadIdx, axis)
             for axis in "xyz"[:ndim]
-        ]
-        return places[0] if ndim == 1 else tuple(places)
+        )
+        return places[0] if ndim == 1 else places
 
     def gridsize(self, ndim: int) -> Any:
         """The number of threads of the grid."""

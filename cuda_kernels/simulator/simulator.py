@@ -226,14 +226,12 @@ def run(
             trace.grid, trace.threads, trace.now = grid, threads, _now
         blockDim.x, blockDim.y, blockDim.z = threads
         gridDim.x, gridDim.y, gridDim.z = grid
-        for z in range(grid[2]):
-            for y in range(grid[1]):
-                for x in range(grid[0]):
-                    blockIdx.x, blockIdx.y, blockIdx.z = x, y, z
-                    _now.block = SimulatedBlock((x, y, z), threads, dynamic_bytes)
-                    _now.block.run(function, args, _order)
-                    if trace is not None:
-                        trace.ended(_now.block)
+        for z, y, x in np.ndindex(*reversed(grid)):
+            blockIdx.x, blockIdx.y, blockIdx.z = x, y, z
+            _now.block = SimulatedBlock((x, y, z), threads, dynamic_bytes)
+            _now.block.run(function, args, _order)
+            if trace is not None:
+                trace.ended(_now.block)
 
 
 @contextlib.contextmanager

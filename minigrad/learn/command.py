@@ -134,8 +134,9 @@ def check(folder: Folder, chapter: Chapter, exercises: Sequence[Exercise], hint:
         print(f"  {answers[0].message}")
         return 1
     for item, answer in zip(exercises, answers):
-        folder.note(item.number, answer.state)
-        report(folder, item, answer, hint and (answer.state == "wrong" or len(exercises) == 1))
+        shown = hint and (answer.state == "wrong" or len(exercises) == 1)
+        folder.note(item.number, answer.state, shown)
+        report(folder, item, answer, shown)
     folder.note_file(chapter, source)
     folder.save()
     failed = [answer for answer in answers if answer.state != "passed"]

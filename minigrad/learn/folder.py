@@ -71,11 +71,11 @@ class Folder:
         except (ValueError, KeyError, TypeError) as error:
             raise CourseError(f"{path} is no notebook: {error}") from error
 
-    def note(self, exercise: str, state: str) -> None:
-        """Note the state of an answer."""
+    def note(self, exercise: str, state: str, hint: bool) -> None:
+        """Note the state of an answer. A try is a wrong one, or a hint that was asked for before the first line."""
         others = [number for number in self.state["passed"] if number != exercise]
         self.state["passed"] = sorted([*others, exercise] if state == "passed" else others)
-        self.state["tries"][exercise] = self.tries(exercise) + (state == "wrong")
+        self.state["tries"][exercise] = self.tries(exercise) + (state == "wrong" or (hint and state == "missing"))
 
     def tries(self, exercise: str) -> int:
         """How often a check of the exercise has failed."""

@@ -32,7 +32,7 @@ def begin(number: int, names: dict[str, Any]) -> Callable[..., None]:
         answer = checked(item, SimpleNamespace(**names), cells / "0" / "cell", SECONDS)
         print(answer.printed, end="")
         print(" ".join([exercise, answer.state, *answer.message.splitlines()[:1]]))
-        tries[exercise] += answer.state == "wrong"
+        tries[exercise] += answer.state == "wrong" or (hint and answer.state == "missing")
         hints = item.hints[: max(1, tries[exercise])] if hint and answer.state != "passed" else []
         print(*(f"  {line}" for line in [*answer.message.splitlines()[1:], *hints]), sep="\n")
 

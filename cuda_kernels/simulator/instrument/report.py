@@ -9,7 +9,7 @@ import linecache
 import math as python_math
 import operator
 import sys
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -84,12 +84,9 @@ class WarpReport:
 
     @property
     def divergent(self) -> dict[Line, int]:
-        """The lines to which a warp came with a part of its lanes, and how often."""
-        found: dict[Line, int] = defaultdict(int)
-        for step in self.steps:
-            size = min(WARP, python_math.prod(self.trace.threads) - step.warp * WARP)
-            found[step.line] += len(step.lanes) < size
-        return {line: count for line, count in found.items() if count}
+        """The lines to which, or to a chosen part of which, a warp came with a part of its lanes, and how often."""
+        threads = python_math.prod(self.trace.threads)
+        return Counter(step.line for step in self.steps if len(step.lanes) < min(WARP, threads - step.warp * WARP))
 
     def _race(self, a: Request, b: Request, lane: int, other: int, address: int) -> str:
         does = {"load": "reads", "store": "writes", "atomic": "updates"}

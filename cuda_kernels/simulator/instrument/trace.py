@@ -6,6 +6,7 @@ lanes that took different ways meet again where the ways do, and no order of the
 
 import dis
 import functools
+import itertools
 import math
 import sys
 from collections import defaultdict
@@ -76,25 +77,43 @@ def loops(code: CodeType) -> list[tuple[int, int]]:
     return sorted(last.items(), key=lambda loop: (loop[0], -loop[1]))
 
 
+@functools.cache
+def choices(code: CodeType) -> dict[int, int]:
+    """Where a part of a line begins that is chosen (``a if c else b``, ``if c: a``, ``a and b``), and its line."""
+    steps = [step for step in dis.get_instructions(code) if step.opname != "NOT_TAKEN"]
+    starts, line, lines = dict(dis.findlinestarts(code)), 0, {}
+    found: dict[int, int] = {}
+    for step in steps:
+        line = lines[step.offset] = starts.get(step.offset) or line
+    for step, after in itertools.pairwise(steps):
+        if "JUMP" in step.opname and "_IF_" in step.opname:
+            found |= {way: lines[way] for way in (after.offset, step.argval) if lines[way] == lines[step.offset]}
+    ends = {step.offset for step in steps if "CONST" in step.opname and step.argval is None}  # a return without a value
+    return {way: line for way, line in found.items() if way not in ends}
+
+
 class _Call:
     """A function that a thread runs: in which turn of each loop it is."""
 
     def __init__(self, trace: "Trace", code: CodeType) -> None:
         self.trace = trace
         self.loops = loops(code)
+        self.choices = choices(code)
         self.outermost: bool = code is trace.code
         self.turns: list[int] = [0] * len(self.loops)
         self.before: int = -1  # the instruction at which the last line began
 
     def line(self, frame: FrameType, event: str, _: Any) -> Callable[..., Any]:
-        """A line begins."""
+        """A line begins, or what a choice within a line has chosen."""
+        here = frame.f_lasti
         if event == "line":
-            here = frame.f_lasti
+            frame.f_trace_opcodes = frame.f_lineno in self.choices.values()
             for i, (first, last) in enumerate(self.loops):
                 # A jump backwards is seen where it goes to, or, in a loop of one line, where it comes from.
                 turns = here == last or (here == first and self.before != last)
                 self.turns[i] = self.turns[i] + turns if first <= here <= last else 0
             self.before = here
+        if event == "line" or (event == "opcode" and here in self.choices):
             self.trace.note("step", 0, 0, frame)
         return self.line
 
@@ -190,8 +209,8 @@ class Trace:
         """A block ran to its end."""
         self.barriers += block.epoch
         self.shared_bytes = len(block.dynamic) + sum(a.values.nbytes for a in block.shared if a.declared[0])
-        shared = enumerate(block.shared, 1)
-        self.arrays["shared"] = [(f"shared array {i}", a.start, a.shape, a.values.itemsize) for i, a in shared]
+        own = [(a.start, a.shape, a.values.itemsize) for a in block.shared]
+        self.arrays["shared"] = [(f"shared array {i}", *array) for i, array in enumerate(own, 1)]
 
     def of(self, space: str) -> list[Request]:
         """The requests to one space, each warp's in the order of the program."""

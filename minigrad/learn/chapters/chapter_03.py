@@ -81,7 +81,10 @@ class CrossEntropy(Op):
         self.targets = targets
 
     def forward(self, logits: Array) -> Array:
-        """The loss, of shape (). Logits of 1000 must not overflow: subtract the largest of each row first."""
+        """The loss, of shape (), from log p = x - log(sum(exp(x))) for each row x.
+
+        Logits of 1000 must not overflow: subtract the largest of each row first. Keep p for ``backward``.
+        """
         shifted = logits - logits.max(axis=1, keepdims=True)
         logs = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
         self.p = np.exp(logs)
