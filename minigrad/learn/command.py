@@ -12,6 +12,7 @@ Your files are in the folder minigrad-course, or where --folder says. It needs n
 in order, but each can be done alone: what you have not solved of the chapters before is ours."""
 
 import argparse
+import importlib.util
 import os
 import re
 import subprocess
@@ -22,10 +23,13 @@ from pathlib import Path
 from typing import NoReturn
 
 from ..env import fit
-from .course import Chapter, chapters, library_lines
+from .course import SIMULATED, Chapter, chapters, library_lines
 from .exercise import Exercise
 from .folder import PROGRESS, CourseError, Folder
 from .judge import Answer, environment, judge, lay_out
+
+
+SIMULATOR_NEEDS = 'runs its kernels in the simulator, which needs: pip install "minigrad-cuda[learn]"'
 
 
 class Parser(argparse.ArgumentParser):
@@ -55,7 +59,11 @@ def main(arguments: Sequence[str]) -> int:
         if given.command not in ("start", "run", "check", "solution"):
             raise CourseError(f"unknown command {given.command}; list, start, run, check and solution are the commands")
         chapter, exercises = named(given.number)
+        without = chapter.number in SIMULATED and importlib.util.find_spec("greenlet") is None
+        if without and given.command in ("run", "check"):
+            raise CourseError(f"chapter {chapter.number} {SIMULATOR_NEEDS}")
         if given.command == "start":
+            print(f"First: chapter {chapter.number} {SIMULATOR_NEEDS}\n" * without, end="")
             return start(folder, chapter, given.notebook)
         if given.command == "run":
             return run(folder, chapter)
@@ -125,10 +133,9 @@ def check(folder: Folder, chapter: Chapter, exercises: Sequence[Exercise], hint:
     """Check the learner's file, exercise by exercise."""
     source, earlier = folder.source(chapter), folder.earlier(chapter)
     print(f"Chapter {chapter.number}: {chapter.title} ({folder.file(chapter)})")
-    if re.search(r"^(from|import) chapter_", source, re.MULTILINE):
-        for number in range(1, chapter.number):
-            ours = "ours (yours is not solved, or has changed since it passed)"
-            print(f"  chapter {number}: {'yours' if number in earlier else ours}")
+    for number in dict.fromkeys(map(int, re.findall(r"^(?:from|import) chapter_(\d+)", source, re.MULTILINE))):
+        ours = "ours (yours is not solved, or has changed since it passed)"
+        print(f"  chapter {number}: {'yours' if number in earlier else ours}")
     answers = judge(chapter, [(source, [item.number for item in exercises])], earlier)
     if answers[0].state == "broken":
         print(f"  {answers[0].message}")
@@ -174,7 +181,8 @@ def solution(folder: Folder, chapter: Chapter, exercises: Sequence[Exercise]) ->
     if item.library.startswith("because "):
         print(f"\nThe library has no lines for this, {item.library}.")
     else:
+        note = item.library.partition("  # ")[2]
         path, number, lines = library_lines(item.library)
-        print(f"\nThe library has it in {path}, line {number}:\n\n{lines}")
+        print(f"\nThe library has it in {path}, line {number}{note and f' ({note})'}:\n\n{lines}")
     print(f"\nIn the chapter's words:\n\n{chapter.solution_of(item)}")
     return 0

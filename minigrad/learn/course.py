@@ -167,21 +167,28 @@ def index_of(parts: Sequence[str], name: str) -> int:
 
 
 def find(tree: ast.AST, name: str) -> Definition:
-    """The function, class or method of a dotted name."""
+    """The function, class or method of a dotted name, or the assignment of a constant."""
     node: Any = tree
     for word in name.split("."):
-        node = next(n for n in node.body if isinstance(n, Definition) and n.name == word)
+        node = next(n for n in node.body if word in (getattr(n, "name", ""), *targets(n)))
     return node
+
+
+def targets(node: ast.AST) -> list[str]:
+    """The names that an assignment gives."""
+    return [
+        part.id for target in getattr(node, "targets", []) for part in ast.walk(target) if isinstance(part, ast.Name)
+    ]
 
 
 def library_lines(reference: str) -> tuple[str, int, str]:
     """The file, the first line and the text of ``"minigrad.engine:backward"``; CUDA's modules are not imported."""
-    module, _, name = reference.partition(":")
+    module, _, name = reference.partition("  # ")[0].partition(":")
     spec = importlib.util.find_spec(module)
     assert spec is not None and spec.origin is not None
     source = Path(spec.origin).read_text(encoding="utf-8")
     node = find(ast.parse(source), name)
-    first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+    first = min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", []))])
     return spec.origin, first, "\n".join(source.splitlines()[first - 1 : node.end_lineno]) + "\n"
 
 

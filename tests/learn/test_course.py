@@ -79,9 +79,15 @@ def test_a_chapter_is_whole(number):
 # The words ------------------------------------------------------------------------------------------------------------
 
 
+def prose_of(texts: list[str]) -> str:
+    """The texts without code, headings and targets of links."""
+    code = r"^```.*?^```|^#.*?$|`[^`\n]*`|(?<=\])\([^)]*\)"
+    return re.sub(code, "", "\n".join(texts), flags=re.MULTILINE | re.DOTALL)
+
+
 def unexplained(texts: list[str], glossary: str) -> list[str]:
     """Words of the glossary that a text uses before one explains them: in bold, or with a link to the glossary."""
-    prose = re.sub(r"^```.*?^```|^#.*?$|`[^`\n]*`", "", "\n".join(texts), flags=re.MULTILINE | re.DOTALL)
+    prose = prose_of(texts)
     use = r"(?P<explained>\*\*|\[)?(?<![\w`])%s(?:s|es)?\b"
     words = re.findall(r"^- \*\*(.+?)\*\*:", glossary, re.MULTILINE)
     first = {word: re.search(use % re.escape(word), prose, re.IGNORECASE) for word in words}
@@ -91,9 +97,10 @@ def unexplained(texts: list[str], glossary: str) -> list[str]:
 def test_every_word_of_the_glossary_is_explained_where_it_is_used_first():
     glossary = (course.FOLDER / "glossary.md").read_text(encoding="utf-8")
     texts = [chapter.text for chapter in course.chapters().values()]
-    prose = re.sub(r"^```.*?^```|`[^`\n]*`", "", "\n".join(texts), flags=re.MULTILINE | re.DOTALL)
-    bold, entries = (set(re.findall(r"\*\*([^*]+?)s?\*\*", text.lower())) for text in (prose, glossary))
-    assert bold - entries == set()
+    bold, entries = (set(re.findall(r"\*\*([^*]+?)s?\*\*", text.lower())) for text in (prose_of(texts), glossary))
+    field = Path(__file__).with_name("field_words.txt").read_text(encoding="utf-8").splitlines()
+    used = (word for word in field if re.search(rf"(?<![\w-]){word}(s|es)?\b", prose_of(texts), re.IGNORECASE))
+    assert (bold | {word.lower().removesuffix("s") for word in used}) - entries == set()
     assert unexplained(texts, glossary) == []
     assert unexplained(["Loss.", "A **loss** is x. Any loss"], "- **loss**: x.") == ["loss"]
     assert unexplained(["A **loss** is x. `loss`", "losses"], "- **loss**: x.") == []

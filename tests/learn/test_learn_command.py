@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import sys
 
 import pytest
 
@@ -24,6 +25,8 @@ def test_a_learner_s_way(home, capfd, monkeypatch):
     assert file.read_text(encoding="utf-8") == course.chapters()[1].stubs()
     code, out, _ = run(capfd, "check", 1, "--hint")
     assert code == 1 and out.count("not written yet") == 7 and "hint" not in out
+    for tries in (1, 2):  # also before the first line
+        assert run(capfd, "check", "1.4", "--hint")[1].count("hint ") == tries
     file.write_text("def f(:\n")  # said once, and no try of an exercise
     assert run(capfd, "check", 1)[1].splitlines()[1:] == ["  the file fails: line 1: invalid syntax: def f(:"]
     chapter = course.chapters()[1]
@@ -54,13 +57,15 @@ def test_a_learner_s_way(home, capfd, monkeypatch):
     assert "exercise 3.1" in run(capfd, "check", 3)[1] + json.dumps((home / "chapter_03.ipynb").read_text())
 
 
-def test_bad_input_is_one_line(home, capsys):
+def test_bad_input_is_one_line(home, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "greenlet", None)  # not installed
     run(capsys, "start", 1)
     kept = (home / "chapter_01.py").read_bytes()
     (home / "file").write_text("")
     for arguments, words in (
         (["start", 1], "there already"),
         (["start", 77], "no chapter 77"),
+        (["check", 6], 'pip install "minigrad-cuda[learn]"'),
         (["check"], "a chapter is missing"),
         (["check", "1.9"], "1.1 to 1.7"),
         (["check", 2], "minigrad learn start 2"),
@@ -120,6 +125,13 @@ def test_a_kernel_may_import_numba_s_words():
     chapter, ours = course.chapters()[6], "from minigrad.cuda_kernels.simulator import cuda"
     source = chapter.solution.replace(ours, "from numba.cuda import grid as place").replace("cuda.grid(", "place(")
     assert judge.judge(chapter, [(source, ["6.1"])], {}) == [judge.Answer("6.1", "passed")]
+
+
+def test_an_answer_names_the_exercise_on_which_it_rests():
+    chapter = course.chapters()[7]
+    source = chapter.mistaken(chapter.exercises[0], "largest = LOWEST", "largest = np.float32(0)")
+    (answer,) = judge.judge(chapter, [(source, ["7.4"])], {})
+    assert answer.message.startswith("exercise 7.1, on which this one may rest, is not right yet: begin there\nx = ")
 
 
 def test_what_hangs_in_a_check_is_one_line_with_its_place():
