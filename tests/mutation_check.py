@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import ast
 import copy
+import functools
 import os
 import random
 import shutil
@@ -23,7 +24,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 # Exchanging their operands changes nothing.
@@ -33,7 +34,7 @@ UNARY = {"neg", "square", "logical_not", "sign", "exp", "log"}
 INDEXING = {"range", "prange", "min", "max", "len", "empty", "zeros", "reshape", "tuple", "sorted", "sum"}
 
 
-Place = list[tuple[str, int | None]]  # the fields, and positions in lists, that lead from a function to a node
+Place = list[Any]  # the fields, and positions in lists, that lead from a function to a node
 
 
 class Break(NamedTuple):
@@ -50,25 +51,14 @@ class Break(NamedTuple):
 
 def functions(tree: ast.Module) -> dict[str, ast.FunctionDef]:
     """The functions and methods of a file by dotted name."""
-    found: dict[str, ast.FunctionDef] = {}
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef):
-            found[node.name] = node
-        elif isinstance(node, ast.ClassDef):
-            found.update({f"{node.name}.{item.name}": item for item in node.body if isinstance(item, ast.FunctionDef)})
-    return found
+    owners = [("", tree), *((f"{node.name}.", node) for node in tree.body if isinstance(node, ast.ClassDef))]
+    return {name + one.name: one for name, owner in owners for one in owner.body if isinstance(one, ast.FunctionDef)}
 
 
 def called(function: ast.FunctionDef) -> set[str]:
     """Names of the functions, and of the methods of self, that a function calls."""
-    names = set()
-    for node in ast.walk(function):
-        if isinstance(node, ast.Call):
-            if isinstance(node.func, ast.Name):
-                names.add(node.func.id)
-            elif isinstance(node.func, ast.Attribute) and getattr(node.func.value, "id", "") == "self":
-                names.add(node.func.attr)
-    return names
+    called = [ast.unparse(node.func) for node in ast.walk(function) if isinstance(node, ast.Call)]
+    return {name.removeprefix("self.") for name in called if "." not in name.removeprefix("self.")}
 
 
 def backward_functions(tree: ast.Module) -> list[str]:
@@ -108,23 +98,20 @@ def replacements(node: ast.AST) -> Iterator[tuple[str, ast.expr | ast.stmt]]:
             yield f"only the first operand of {name}", args[0]
         if name in UNARY and len(args) == 1:
             yield f"{name} dropped", args[0]
-        if name == "select":
+        if name == "select" and len(args) > 1:
             yield "select dropped", args[1]
         if name in ("add", "sub") and isinstance(node.func, ast.Attribute):
-            other = copy.deepcopy(node)
-            cast(ast.Attribute, other.func).attr = "sub" if name == "add" else "add"
-            yield f"{name} turned round", other
+            turned = ast.Attribute(node.func.value, "sub" if name == "add" else "add", ast.Load())
+            yield f"{name} turned round", ast.Call(turned, args, node.keywords)
         plain = len(args) >= 2 and not any(isinstance(a, ast.Starred) for a in args[:2])
         if plain and name not in SYMMETRIC | INDEXING and ast.dump(args[0]) != ast.dump(args[1]):
-            other = copy.deepcopy(node)
-            other.args[:2] = [other.args[1], other.args[0]]
-            yield f"arguments of {name} exchanged", other
+            yield f"arguments of {name} exchanged", ast.Call(node.func, [args[1], args[0], *args[2:]], node.keywords)
     elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub | ast.Mult | ast.Div):
         word = type(node.op).__name__.lower()
         yield f"only the first operand of {word}", node.left
         if isinstance(node.op, ast.Add | ast.Sub):
-            turned = ast.Sub() if isinstance(node.op, ast.Add) else ast.Add()
-            yield f"{word} turned round", ast.BinOp(node.left, turned, node.right)
+            other = ast.Sub() if isinstance(node.op, ast.Add) else ast.Add()
+            yield f"{word} turned round", ast.BinOp(node.left, other, node.right)
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and not isinstance(node.operand, ast.Constant):
         yield "minus dropped", node.operand
     elif isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add) and isinstance(node.target, ast.Subscript):
@@ -135,9 +122,7 @@ def logic_replacements(node: ast.AST) -> Iterator[tuple[str, ast.expr | ast.stmt
     """Wrong versions of a statement or expression that decides or acts; those of ``replacements`` too."""
     yield from replacements(node)
     if isinstance(node, ast.If | ast.While) and not isinstance(node.test, ast.Constant):
-        turned = copy.deepcopy(node)
-        turned.test = ast.UnaryOp(ast.Not(), turned.test)
-        yield "condition turned round", turned
+        yield "condition turned round", type(node)(ast.UnaryOp(ast.Not(), node.test), node.body, node.orelse)
     elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
         yield f"call of {call_name(node.value)} dropped", ast.Pass()
     elif isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Lt | ast.Gt | ast.LtE | ast.GtE):
@@ -150,21 +135,13 @@ def sites(function: ast.FunctionDef) -> Iterator[tuple[Place, ast.AST]]:
 
     def visit(node: ast.AST, path: Place) -> Iterator[tuple[Place, ast.AST]]:
         yield path, node
+        left = {"slice", "annotation", "returns", "decorator_list"}
+        left |= {"test"} if isinstance(node, ast.IfExp | ast.If) else {"iter"} if isinstance(node, ast.For) else set()
+        left |= {"args"} if isinstance(node, ast.Call) and call_name(node) in INDEXING else set()
         for field, value in ast.iter_fields(node):
-            if field in ("slice", "annotation", "returns", "decorator_list") or (
-                field == "test" and isinstance(node, ast.IfExp | ast.If)
-            ):
-                continue
-            if isinstance(node, ast.Call) and call_name(node) in INDEXING and field == "args":
-                continue
-            if isinstance(node, ast.For) and field == "iter":
-                continue
-            if isinstance(value, list):
-                for i, item in enumerate(value):
-                    if isinstance(item, ast.AST):
-                        yield from visit(item, [*path, (field, i)])
-            elif isinstance(value, ast.AST):
-                yield from visit(value, [*path, (field, None)])
+            for i, item in enumerate(value) if isinstance(value, list) else [(None, value)]:
+                if isinstance(item, ast.AST) and field not in left:
+                    yield from visit(item, [*path, field] if i is None else [*path, field, i])
 
     return visit(function, [])
 
@@ -172,14 +149,11 @@ def sites(function: ast.FunctionDef) -> Iterator[tuple[Place, ast.AST]]:
 def replaced(tree: ast.Module, name: str, path: Place, new: ast.AST) -> str:
     """The source with what is at ``path`` of function ``name`` replaced."""
     changed = copy.deepcopy(tree)
-    node: ast.AST = functions(changed)[name]
-    for field, i in path[:-1]:
-        node = getattr(node, field) if i is None else getattr(node, field)[i]
-    field, i = path[-1]
-    if i is None:
-        setattr(node, field, new)
-    else:
-        getattr(node, field)[i] = new
+    owner: Any = functions(changed)[name]
+    for step in path[:-1]:
+        owner = owner[step] if isinstance(owner, list) else getattr(owner, step)
+    put = owner.__setitem__ if isinstance(owner, list) else functools.partial(setattr, owner)
+    put(path[-1], new)
     return ast.unparse(ast.fix_missing_locations(changed))
 
 
@@ -305,15 +279,9 @@ def run_tests(package: Path, area: Area, path: Path, limit: float, *options: str
     """``passed``, ``failed`` or ``too long``."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", *test_files(area, path)]
     command += [*options, *(["-k", area.select] if area.select else [])]
-    with subprocess.Popen(
-        command,
-        cwd=package.parents[1],
-        env=environment(package) | area.environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    ) as run:
+    variables = environment(package) | area.environment
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "start_new_session": True}
+    with subprocess.Popen(command, cwd=package.parents[1], env=variables, **pipes) as run:
         try:
             output = run.communicate(timeout=limit)[0]
         except subprocess.TimeoutExpired:
