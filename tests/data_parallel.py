@@ -126,11 +126,9 @@ class Record:
 
 def record(trainer: dist.SimpleTrainer, net: nn.Module, metrics: dist.TrainingMetrics | None) -> Record:
     assert metrics is not None
-    moments = {}
-    for name, p in net.named_parameters():
-        state = trainer.optimizer.state.get(p.id)
-        if state is not None:
-            moments[name] = state.step, state.arrays["exp_avg"].copy(), state.arrays["exp_avg_sq"].copy()
+    states = {name: trainer.optimizer.state.get(p.id) for name, p in net.named_parameters()}
+    arrays = {name: (s.step, s.arrays["exp_avg"], s.arrays["exp_avg_sq"]) for name, s in states.items() if s}
+    moments = {name: (step, m.copy(), v.copy()) for name, (step, m, v) in arrays.items()}
     return Record(metrics, weights_of(net), moments)
 
 

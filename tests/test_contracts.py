@@ -364,9 +364,7 @@ def undocumented(name: str, value: object) -> list[str]:
 def test_public_names_are_documented(package):
     module = importlib.import_module(package)
     assert (module.__doc__ or "").strip(), f"{package} has no docstring"
-    missing = []
-    for name in module.__all__:
-        missing += undocumented(f"{package}.{name}", getattr(module, name))
+    missing = [line for name in module.__all__ for line in undocumented(f"{package}.{name}", getattr(module, name))]
     assert not missing, "\n".join(missing)
 
 

@@ -209,8 +209,7 @@ def test_a_kernel_of_the_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert re.search(r"global loads +64 requests +2048 lanes .* 4.00 a request", done.stdout), done.stderr
     assert re.search(r"shared loads +200 .*\n.*\n.* 0, barriers 72\n", done.stdout), done.stdout
     assert "no kernel has such a name" in python(*command, "nothing").stderr
-    done = python(*command, "adamw", "embedding", "gelu", "softmax")
-    found = re.findall(r"^(\w+\.\w+): grid", done.stdout, re.MULTILINE)
+    found = re.findall(r"^(\w+\.\w+): grid", python(*command, "adamw", "embedding", "gelu", "softmax").stdout, re.M)
     assert {"multi_tensor.adamw_float32", "gather_scatter.take_128_bits", "gelu.forward_erf_float32"} <= {*found}
     assert found.index("softmax.forward_rows_4_float32") < found.index("ladder_softmax.row_per_thread")
     (tmp_path / "mine.py").write_text("import minigrad as mg\nmg.ones(40, device='cuda').exp()", encoding="utf-8")

@@ -48,7 +48,9 @@ else:
     cuda = importlib.import_module("numba.cuda")
     libdevice = importlib.import_module("numba.cuda.libdevice")
     math = importlib.import_module("math")
-    importlib.import_module("numba.cuda.extending").typeof_impl.register(FunctionType, _type_of)
+    extending = importlib.import_module("numba.cuda.extending")
+    if hasattr(extending, "typeof_impl"):  # numba-cuda, without which nothing is compiled
+        extending.typeof_impl.register(FunctionType, _type_of)
 
 FULL_WARP = 0xFFFFFFFF  # the mask of all 32 lanes
 THREADS = 256  # of a block, where a kernel has no reason for another number

@@ -58,7 +58,7 @@ class _Cuda:
         self.shfl_xor_sync = functools.partial(shuffle, "shfl_xor_sync", lambda lane, mask: lane ^ mask)
         self.shfl_down_sync = functools.partial(shuffle, "shfl_down_sync", lambda lane, delta: lane + delta)
         self.shfl_up_sync = functools.partial(shuffle, "shfl_up_sync", lambda lane, delta: lane - delta)
-        atomics = {"add": operator.add, "sub": operator.sub, "max": max, "min": min}
+        atomics: dict[str, Any] = {"add": operator.add, "sub": operator.sub, "max": max, "min": min}
         self.atomic = SimpleNamespace(**{name: _atomic(change) for name, change in atomics.items()})
         self.warpsize = WARP
         self.syncthreads = lambda: simulator.block().wait("block")

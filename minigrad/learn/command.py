@@ -28,7 +28,6 @@ from .exercise import Exercise
 from .folder import PROGRESS, CourseError, Folder
 from .judge import Answer, environment, judge, lay_out
 
-
 SIMULATOR_NEEDS = 'runs its kernels in the simulator, which needs: pip install "minigrad-cuda[learn]"'
 
 

@@ -8,7 +8,9 @@ import json
 import linecache
 import math as python_math
 import operator
+import re
 import sys
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -129,11 +131,10 @@ class WarpReport:
 
     def html(self, block: tuple[int, int, int] = (0, 0, 0), warp: int = 0) -> str:
         """A page without a network that draws the accesses of one warp, a step at a time."""
-        steps = []
-        for r in sorted(self.requests, key=lambda r: r.key):
-            if (r.block, r.warp) == (block, warp):
-                lanes = [[lane, address, nbytes] for lane, (address, nbytes, _) in sorted(r.lanes.items())]
-                steps.append(dict(kind=r.kind, line=shown(r.line), cost=r.cost, ideal=r.ideal, lanes=lanes))
+        own = sorted((r for r in self.requests if (r.block, r.warp) == (block, warp)), key=lambda r: r.key)
+        lanes = [[[lane, *access[:2]] for lane, access in sorted(r.lanes.items())] for r in own]
+        about = [dict(kind=r.kind, line=shown(r.line), cost=r.cost, ideal=r.ideal) for r in own]
+        steps = [{**step, "lanes": found} for step, found in zip(about, lanes)]
         data = json.dumps({"title": f"{self.name}, block {block}, warp {warp}", "text": str(self), "steps": steps})
         page = Path(__file__).with_suffix(".html").read_text(encoding="utf-8")
         return page.replace("{DATA}", data.replace("<", "\\u003c"))
@@ -228,10 +229,6 @@ def _words(function: Any) -> Iterator[None]:
 
 def _place(error: BaseException) -> str:
     """The line of the kernel where it was raised, if it was there."""
-    here, found = error.__traceback__, ""
-    while here is not None:
-        file = here.tb_frame.f_code.co_filename
-        if not file.startswith(OURS) and not file.endswith("_twins.py") and "site-packages" not in file:
-            found = f"{shown((file, here.tb_lineno))}: "
-        here = here.tb_next
-    return found
+    lines = [(frame.f_code.co_filename, number) for frame, number in traceback.walk_tb(error.__traceback__)]
+    kernels = [line for line in lines if not re.search(rf"^{re.escape(OURS)}|_twins\.py$|site-packages", line[0])]
+    return f"{shown(kernels[-1])}: " if kernels else ""
