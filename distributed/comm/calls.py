@@ -97,6 +97,18 @@ class Call:
         """The shape of ``array``, () for ``barrier``."""
         return () if self.array is None else tuple(self.array.shape)
 
+    def wire_bytes(self, ranks: int) -> int:
+        """What each of the ranks sends, without headers, by the way that sends least (of a broadcast, the root)."""
+        copies = {
+            CallKind.ALL_REDUCE: 2 * (ranks - 1) / ranks,
+            CallKind.BROADCAST: 2 * (ranks - 1) / ranks,
+            CallKind.ALL_GATHER: ranks - 1,
+            CallKind.REDUCE_SCATTER: (ranks - 1) / ranks,
+            CallKind.ALL_TO_ALL: (ranks - 1) / ranks,
+            CallKind.SEND: 1,
+        }.get(self.kind, 0)
+        return 0 if self.array is None else round(copies * int(self.array.nbytes))
+
     @property
     def between_two(self) -> bool:
         """Whether it is a message to or from another rank, no collective."""
@@ -128,6 +140,10 @@ def in_words(name: str, op: ReduceOp | None, shape: tuple[int, ...] | str, dtype
 class CommStats:
     """What a communicator has done so far. Times are seconds of the wall clock.
 
+    ``bytes_sent`` are those of the tensors that this rank has put in, ``wire_bytes`` those that it sends to the others
+    of them and of results: 2 (W - 1) / W times a tensor for an all-reduce over W ranks, half of that for a
+    reduce-scatter of it, and for an all-gather to a tensor of that size.
+
     ``busy_s`` is the time in which at least one operation was under way, ``waited_s`` the part of it for which the
     rank's own thread stood still.
     """
@@ -136,6 +152,7 @@ class CommStats:
     bytes_sent: int = 0
     busy_s: float = 0.0
     waited_s: float = 0.0
+    wire_bytes: int = 0
     _under_way: int = field(default=0, init=False, repr=False, compare=False)
     _since: float = field(default=0.0, init=False, repr=False, compare=False)
 

@@ -32,8 +32,7 @@ _FUNCTIONS: dict[ReduceOp, tuple[np.ufunc, str]] = {
 def combine(op: ReduceOp | None, sources: Sequence[Any], outs: Sequence[Any]) -> None:
     """Write the combination of ``sources`` (one 1-D array per rank, in order of rank) into each of ``outs``.
 
-    All have the same length and dtype. ``outs[0]`` may be ``sources[0]``; each other ``outs[i]`` may be one of the
-    sources too. A single source is copied as it is; ``op`` may then be None. Arrays of devices are contiguous, and
+    All have the same length and dtype. Each of ``outs`` may be one of the sources. A single source is copied as it is; ``op`` may then be None. Arrays of devices are contiguous, and
     nothing has still to write or to read them.
     """
     if not is_on_host(outs[0]):
@@ -48,7 +47,9 @@ def combine(op: ReduceOp | None, sources: Sequence[Any], outs: Sequence[Any]) ->
                 wide = [source.astype(np.float32) for source in sources]
                 result[...] = _reduce(op, wide, np.empty(result.shape, np.float32))
             else:
-                _reduce(op, sources, result)
+                # The first two sources are used up, element by element, when the result is written.
+                last = [x.copy() if np.may_share_memory(x, result) else x for x in sources[2:]]
+                _reduce(op, [*sources[:2], *last], result)
     for out in outs[1:]:
         out[...] = result
 

@@ -26,7 +26,7 @@ from minigrad.modes import Closing
 
 from .calls import DEFAULT_TIMEOUT, FINISHED, Call, CallKind, CommStats, ReduceOp, Work, check_seconds
 from .comm_errors import CommError, CommunicatorBrokenError
-from .place import device_of, on_device, on_host
+from .place import address_of, device_of, on_device, on_host
 
 
 class Communicator(Closing, ABC):
@@ -76,14 +76,15 @@ class Communicator(Closing, ABC):
 
     def all_gather(self, send: Tensor, recv: Tensor, *, async_op: bool = False) -> Work:
         """Write all ranks' ``send``, one after the other in order of rank, into ``recv`` (world_size times as many
-        elements)."""
+        elements). ``send`` may be this rank's part of ``recv``: then it is done in place."""
         a, b = self._pair("all_gather", send, recv, 1, self.world_size)
         return self._run(self._call(CallKind.ALL_GATHER, a, b), async_op, recv)
 
     def reduce_scatter(
         self, send: Tensor, recv: Tensor, op: ReduceOp = ReduceOp.SUM, *, async_op: bool = False
     ) -> Work:
-        """Combine all ranks' ``send`` and write part number ``rank`` of world_size equal parts into ``recv``."""
+        """Combine all ranks' ``send`` and write part number ``rank`` of world_size equal parts into ``recv``, which may
+        be that part of ``send`` itself."""
         a, b = self._pair("reduce_scatter", send, recv, self.world_size, 1)
         self._check_op("reduce_scatter", op, a.dtype)
         return self._run(self._call(CallKind.REDUCE_SCATTER, a, b, op=op), async_op, recv)
@@ -220,6 +221,7 @@ class Communicator(Closing, ABC):
         self.stats.operations += 1
         if call.send is not None:
             self.stats.bytes_sent += int(call.send.nbytes)
+        self.stats.wire_bytes += call.wire_bytes(self.world_size)
         return self._start(call) if async_op else self._start_and_wait(call)
 
     # ------------------------------------------------------------------ checks
@@ -263,9 +265,13 @@ class Communicator(Closing, ABC):
                     else f"send must have {self.world_size} times as many elements as recv"
                 )
             )
-        kernels = send.device.kernels
-        if self.world_size > 1 and a.size and kernels.may_share_memory(a, b):
-            raise ValueError(f"{name}: send and recv share memory; pass two tensors")
+        if self.world_size > 1 and a.size and send.device.kernels.may_share_memory(a, b):
+            part, whole = sorted((a, b), key=lambda array: int(array.size))
+            if a.size == b.size or address_of(part) != address_of(whole) + self.rank * part.nbytes:
+                raise ValueError(
+                    f"{name}: send and recv share memory; pass two tensors"
+                    + ("" if a.size == b.size else f", or as the smaller one part {self.rank} of the larger one")
+                )
         return a, b
 
     def _check_op(self, name: str, op: Any, dtype: Any) -> None:

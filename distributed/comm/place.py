@@ -18,6 +18,11 @@ def device_of(array: Any) -> Device:
     return CPU if is_on_host(array) else Device(f"cuda:{array.device}")
 
 
+def address_of(array: Any) -> int:
+    """Where in memory a raw array begins."""
+    return int(array.ctypes.data if is_on_host(array) else array.pointer)
+
+
 def on_host(tensor: Tensor) -> np.ndarray:
     """The tensor's values in host memory: on the CPU its own array."""
     return np.asarray(tensor.device.kernels.to_host(tensor.data))

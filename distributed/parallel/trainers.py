@@ -6,7 +6,6 @@ pipeline had no micro-batches and no backward.
 """
 
 import json
-import math
 import time
 from abc import ABC, abstractmethod
 from collections import deque
@@ -18,7 +17,7 @@ import numpy as np
 
 from minigrad import GradStore, Tensor, empty, empty_like, zeros_like
 from minigrad.nn import Module
-from minigrad.optim import GradAccumulator, LrSchedule, NonFiniteGradientError, clip_grads_with_norm, grad_norm
+from minigrad.optim import GradAccumulator, LrSchedule
 from minigrad.random import Generator, drawing_from
 
 from ..comm.calls import Work
@@ -27,35 +26,10 @@ from ..comm.communicator import Communicator, CommunicatorGroup, all_gather_json
 from ..train import trainer_errors as errors
 from ..train.buckets import DEFAULT_BUCKET_BYTES, all_reduce_hook
 from ..train.grad_sync import Buckets, agree_on_settings, agree_on_values, digest_of, mean_over_ranks, mismatch
-from ..train.step import Named, Step, Updater
+from ..train.parts import PartOfModelUpdater
+from ..train.step import Named
 from ..train.train_kinds import Batch, KindTrainer, StepStats, TrainerConfig, batch_arrays, mean_gradient
 from .tensor_layers import SplitModule, vocab_parallel_cross_entropy
-
-
-class PartOfModelUpdater(Updater):
-    """Clips by the norm of the whole model, of which each rank has some parameters; all ranks step together.
-
-    ``owned(p)`` says whether this rank's gradient of ``p`` counts in the norm: for each number of the model exactly one
-    rank must say so.
-    """
-
-    def __init__(self, communicator: Communicator, owned: Callable[[Tensor], bool]) -> None:
-        self._communicator, self._owned = communicator, owned
-
-    def clip(self, step: Step, grads: GradStore, max_norm: float, params: list[Tensor]) -> float:
-        """Clip to the norm over all ranks, and return it."""
-        if self._communicator.world_size == 1:
-            return super().clip(step, grads, max_norm, params)
-        mine = grad_norm(grads, [p for p in params if self._owned(p)])
-        norms = all_gather_json(self._communicator, mine)
-        norm = math.hypot(*norms)
-        if not math.isfinite(norm):
-            bad = [f"{value} on rank {rank}" for rank, value in enumerate(norms) if not math.isfinite(value)]
-            raise NonFiniteGradientError(
-                f"the gradient norm is {', '.join(bad) or 'too large for a float64'}; no weight was changed", norm
-            )
-        clip_grads_with_norm(grads, max_norm, norm, params)
-        return norm
 
 
 class PartOfModelTrainer(KindTrainer, ABC):

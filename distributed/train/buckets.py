@@ -13,10 +13,11 @@ Source: Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parall
 """
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
-from minigrad import Device, GradStore, Tensor, TensorId, bfloat16, zeros
+from minigrad import GradStore, Tensor, TensorId, bfloat16, zeros
 from minigrad.errors import check_int
 
 from ..comm.calls import ReduceOp, Work
@@ -67,18 +68,36 @@ class _Decompress(Work):
 
 
 class Bucket:
-    """One flat buffer, and where in it each parameter's gradient is."""
+    """One flat buffer, and where in it each parameter's gradient is. It takes its memory when that is first used."""
 
-    def __init__(self, params: Sequence[Tensor], device: Device, dtype: Any, parts: int = 1) -> None:
-        size = -(-sum(p.numel() for p in params) // parts) * parts
-        self.flat: Tensor = zeros(size, dtype=dtype, device=device)
-        self.views: dict[TensorId, Any] = {}
-        start = 0
-        for p in params:
-            self.views[p.id] = self.flat.data[start : start + p.numel()].reshape(p.shape)
-            start += p.numel()
+    def __init__(self, params: Sequence[Tensor], parts: int = 1) -> None:
+        self.params: Sequence[Tensor] = params
+        self.ids: list[TensorId] = [p.id for p in params]
+        self.size: int = -(-sum(p.numel() for p in params) // parts) * parts
         self.ready: set[TensorId] = set()
         self.work: Work | None = None
+        self._flat: Tensor | None = None
+
+    @property
+    def flat(self) -> Tensor:
+        """The buffer, (size,)."""
+        if self._flat is None:
+            self._flat = zeros(self.size, dtype=self.params[0].dtype, device=self.params[0].device)
+            ends = itertools.accumulate(p.numel() for p in self.params)
+            self._views = {
+                p.id: self._flat.data[end - p.numel() : end].reshape(p.shape) for p, end in zip(self.params, ends)
+            }
+        return self._flat
+
+    @property
+    def views(self) -> dict[TensorId, Any]:
+        """Each parameter's place in the buffer, a raw array of its shape."""
+        return self._views if self.flat is not None else {}
+
+    @property
+    def reduced(self) -> Tensor:
+        """What this rank has of the mean over the ranks, when it is there."""
+        return self.flat
 
     def grads(self, absent: Sequence[Tensor] = ()) -> GradStore:
         """Its parameters' gradients, as views, without those of the ``absent`` ones."""
@@ -135,10 +154,21 @@ class GradientBucketManager:
                 "in exactly one group"
             )
         self._communicator, self._hook, self._inspect = communicator, hook, inspect
-        self.buckets: list[Bucket] = [bucket for group in groups for bucket in filled(group, bucket_size_bytes, parts)]
-        self._bucket_of = {id: bucket for bucket in self.buckets for id in bucket.views}
+        self._parts = parts
+        self.buckets: list[Bucket] = [
+            self.new_bucket(members) for group in groups for members in filled(group, bucket_size_bytes)
+        ]
+        self._bucket_of = {id: bucket for bucket in self.buckets for id in bucket.ids}
         self.num_buckets: int = len(self.buckets)
         self._launched = 0
+
+    def new_bucket(self, params: Sequence[Tensor]) -> Bucket:
+        """A bucket of these parameters, which have one dtype."""
+        return Bucket(params, self._parts)
+
+    def send(self, bucket: Bucket) -> None:
+        """Begin to reduce a bucket."""
+        bucket.work = self._hook(self._communicator, bucket.flat)
 
     def __contains__(self, id: TensorId) -> bool:
         return id in self._bucket_of
@@ -173,16 +203,16 @@ class GradientBucketManager:
                 if id not in bucket.ready:
                     bucket.flat.device.kernels.elementwise.assign(view, 0)
                     bucket.ready.add(id)
-        self._launch_complete()
+            self._launch_complete()
 
     def _launch_complete(self) -> None:
         while self._launched < len(self.buckets):
             bucket = self.buckets[self._launched]
-            if len(bucket.ready) < len(bucket.views):
+            if len(bucket.ready) < len(bucket.ids):
                 return
             if self._inspect is not None:
                 self._inspect(bucket.grads())
-            bucket.work = self._hook(self._communicator, bucket.flat)
+            self.send(bucket)
             self._launched += 1
 
     def wait_each(self, absent: Sequence[Tensor] = (), factor: float = 1.0) -> Iterator[GradStore]:
@@ -196,7 +226,7 @@ class GradientBucketManager:
             for bucket in self.buckets:
                 bucket.wait()
                 if factor != 1.0:
-                    bucket.flat.device.kernels.grad_norm.scale_([bucket.flat.data], factor)
+                    bucket.reduced.device.kernels.grad_norm.scale_([bucket.reduced.data], factor)
                 yield bucket.grads(absent)
         finally:
             self.reset()
@@ -221,9 +251,8 @@ class GradientBucketManager:
         self._launched = 0
 
 
-def filled(params: Sequence[Tensor], bucket_size_bytes: int, parts: int) -> list[Bucket]:
-    """Parameters from the last to the first, in buckets; those of each dtype and device form buckets of their own. A
-    bucket can be cut into so many equal parts."""
+def filled(params: Sequence[Tensor], bucket_size_bytes: int) -> list[list[Tensor]]:
+    """Parameters from the last to the first, by buckets; those of each dtype and device form buckets of their own."""
     groups: list[list[Tensor]] = []
     open_groups: dict[Any, tuple[list[Tensor], int]] = {}
     for p in reversed(params):
@@ -234,4 +263,4 @@ def filled(params: Sequence[Tensor], bucket_size_bytes: int, parts: int) -> list
             groups.append(group)
         group.append(p)
         open_groups[key] = group, size + p.data.nbytes
-    return [Bucket(group, group[0].device, group[0].dtype, parts) for group in groups]
+    return groups

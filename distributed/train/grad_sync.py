@@ -456,7 +456,7 @@ class Overlapped(Buckets):
         soon as it is final. The micro-batches before that only add up.
         """
         accumulator = step.accumulator
-        if step.holding or accumulator.current_step + 1 < step.config.grad_accum_steps:
+        if step.holding or not self.sends(step):
             return super().backward(step, named, loss, weight)
         try:
             step.backward(loss, _Filler(self.buckets(trained_of(named)), accumulator, weight))
@@ -465,6 +465,10 @@ class Overlapped(Buckets):
             self.reset()
             raise
         return GradStore()
+
+    def sends(self, step: Step) -> bool:
+        """Whether the coming micro-batch is one whose gradients go to the other ranks."""
+        return step.accumulator.current_step + 1 >= step.config.grad_accum_steps
 
 
 class _Filler:

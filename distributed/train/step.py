@@ -84,6 +84,8 @@ class Step:
             raise NonFiniteLossError.of(loss, self.global_step + 1)
         full = self.accumulator.add_of(named, wanted_grads(grads, named), loss, weight)
         self.accumulator.key_draws(self.global_step)
+        if not full and not self.holding:
+            self.reducer.end_micro_batch(self, named)
         return self.end_window(named) if full and not self.holding else None
 
     def end_window(self, named: Named) -> TrainingMetrics | None:
@@ -147,6 +149,9 @@ class Reducer:
     def backward(self, step: Step, named: Named, loss: Tensor, weight: float) -> GradStore:
         """The gradients of a micro-batch, without those that the reducer has taken already."""
         return step.backward(loss)
+
+    def end_micro_batch(self, step: Step, named: Named) -> None:
+        """After a micro-batch that does not end the window, outside of ``no_sync``."""
 
     def reduce(self, step: Step, named: Named) -> tuple[Iterable[GradStore], float] | None:
         """End the window: its mean gradients, in parts that may still be on their way, and its mean loss.
@@ -236,12 +241,16 @@ class Updater:
             text = f"step {step.global_step + 1}{where}: {error}"
             raise NonFiniteGradientError(text, error.norm, error.first) from error
         step.set_scheduled_lr()
-        step.optimizer.step(grads)
+        self.update(step, grads)
         return None if limit is None else norm
 
     def clip(self, step: Step, grads: GradStore, max_norm: float, params: list[Tensor]) -> float:
         """Clip to the global norm, and return it."""
         return step.recorder.clip(grads, max_norm, params)
+
+    def update(self, step: Step, grads: GradStore) -> None:
+        """Make the optimizer's step."""
+        step.optimizer.step(grads)
 
 
 class Recorder:

@@ -186,6 +186,7 @@ class Lamb(Configured[LambConfig]):
     """
 
     _family = "lamb"
+    elementwise = False
     config_type = LambConfig
     checks: ClassVar[Checks] = {**ADAM_CHECKS, "max_trust_ratio": _check_limit, "use_adam": check_bool}
     state_arrays: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
@@ -258,6 +259,7 @@ class Muon(Optimizer):
     """
 
     checks: ClassVar[Checks] = {**SGD.checks, "momentum": check_share, "ns_steps": partial(check_int, least=1)}
+    elementwise = False
     state_arrays: tuple[str, ...] = ("momentum_buffer",)
 
     def __init__(

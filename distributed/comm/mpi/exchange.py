@@ -74,11 +74,7 @@ def all_reduce(mail: Mail, call: Call) -> Steps:
         parts = [mine if p == mail.rank else scratch[p, : mine.size] for p in range(mail.size)]
         messages = [m for p in mail.peers for m in mail.send(blocks[p], p) + mail.recv(parts[p], p)]
         yield last + messages
-        if mail.rank < 2:  # its own values are used up in the first addition, element by element
-            combine(call.op, parts, [mine])
-        else:
-            combine(call.op, parts, [scratch[mail.rank, : mine.size]])
-            mine[...] = scratch[mail.rank, : mine.size]
+        combine(call.op, parts, [mine])
         last = [m for p in mail.peers for m in mail.send(mine, p) + mail.recv(blocks[p], p)]
     yield last
 

@@ -1,0 +1,219 @@
+"""ShardedTrainer: a BucketedTrainer whose ranks share the optimizer's moments, and in stage 2 the gradients (ZeRO).
+
+    gradients   reduce-scatter [ bucket 0 ][ bucket 1 ]        each rank gets the mean of its own part
+    AdamW                                              [ my parts ]
+    weights                                                         all-gather [ bucket 0 ][ bucket 1 ]
+
+That is an all-reduce in two halves, with the update between them: as many bytes. boostr's ``ZeroTrainer``s, which own
+whole tensors and all-reduce all gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+import minigrad
+from minigrad import GradStore, Tensor, autocast
+from minigrad.errors import check_int
+from minigrad.nn import Module
+from minigrad.optim import LrSchedule, Optimizer
+from minigrad.optim.optimizer_state import options_of
+from minigrad.tools.step_memory import MemoryReport
+
+from ..comm.communicator import Communicator
+from .amp_trainer import AmpTrainer, MixedPrecisionConfig
+from .buckets import DEFAULT_BUCKET_BYTES, all_reduce_hook
+from .config import TrainingConfig
+from .grad_sync import Overlapped, trained_of
+from .parts import PartOfModelRecorder, PartOfModelUpdater
+from .shards import ShareManager, cut, join
+from .step import Named, Params, Precision, Step
+
+
+class Shares(Overlapped):
+    """Reduces gradients to this rank's shares, and knows the optimizer of these."""
+
+    capturable = False
+    manager: ShareManager | None
+
+    def __init__(self, communicator: Communicator, bucket_size_bytes: int, stage: int) -> None:
+        super().__init__(communicator, bucket_size_bytes, all_reduce_hook)
+        self.stage = stage
+        self.own: Optimizer | None = None
+
+    def settings(self, step: Step) -> dict[str, Any]:
+        """With the stage."""
+        return {**super().settings(step), "the stage": self.stage}
+
+    def begin(self, step: Step, params: Params, weight: float) -> Named:
+        """Where the parameters are others than before, so are the shares: the states are joined, and cut anew."""
+        known, shares = self._agreed, self.manager
+        named = super().begin(step, params, weight)
+        if self._agreed is not known:
+            self.join_states(step, shares)
+        return named
+
+    def join_states(self, step: Step, shares: ShareManager | None) -> None:
+        """Give the trainer's optimizer the states of whole parameters, until ``optimizer_of`` cuts them again."""
+        if shares is not None and self.own is not None:
+            join(self.own, step.optimizer, shares)
+            self.own = None
+
+    def new_buckets(self, trained: list[Tensor]) -> ShareManager:
+        """Buckets with a part for each rank."""
+        return ShareManager(trained, self.communicator, self.bucket_size_bytes, self.stage > 1)
+
+    def shares(self) -> ShareManager:
+        """The buckets, which there are from the first reduction on."""
+        assert self.manager is not None
+        return self.manager
+
+    def optimizer_of(self, step: Step) -> Optimizer:
+        """The optimizer of this rank's pieces, with the options that the trainer's has now."""
+        shares = self.shares()
+        if self.own is None:
+            self.own = cut(step.optimizer, shares)
+        for piece in shares.pieces:
+            piece.refresh()
+        for mine, whole in zip(self.own.param_groups, step.optimizer.param_groups, strict=True):
+            mine.update(options_of(whole))
+        return self.own
+
+    def sends(self, step: Step) -> bool:
+        """From stage 2 on, each micro-batch."""
+        return self.stage > 1 or super().sends(step)
+
+    def end_micro_batch(self, step: Step, named: Named) -> None:
+        """From stage 2 on, reduce its gradients: whole ones are not kept."""
+        if self.stage > 1:
+            trained = trained_of(named)
+            self.buckets(trained)
+            for p in reversed(trained):
+                if (grad := step.accumulator.pop(p)) is not None:
+                    self.shares().mark_grad_ready(p.id, grad)
+            self.shares().end_micro_batch()
+
+    def restart(self, unit: float) -> None:
+        """The trainer's optimizer has other states."""
+        super().restart(unit)
+        self.own = None
+
+
+class ShareUpdater(PartOfModelUpdater):
+    """Updates this rank's pieces, clipped by the norm of all, and gives all ranks the new weights."""
+
+    def __init__(self, reducer: Shares) -> None:
+        super().__init__(reducer.communicator)
+        self._reducer = reducer
+
+    def clip(self, step: Step, grads: GradStore, max_norm: float, params: list[Tensor]) -> float:
+        """Clip the gradients of the pieces."""
+        return super().clip(step, grads, max_norm, [piece.tensor for piece in self._reducer.shares().pieces])
+
+    def update(self, step: Step, grads: GradStore) -> None:
+        """One step of the optimizer of pieces."""
+        own = self._reducer.optimizer_of(step)
+        own.step(grads)
+        step.optimizer.timestep = own.timestep
+        self._reducer.shares().spread()
+
+
+class ShardedTrainer(AmpTrainer):
+    """A BucketedTrainer whose ranks each keep a share of what a step needs, not all of it (ZeRO).
+
+    ::
+
+        trainer = ShardedTrainer(TrainingConfig(learning_rate=3e-4), communicator, stage=2)
+        trainer.broadcast_params(model.named_parameters())
+        for x, y in this_ranks_share:
+            metrics = trainer.backward_and_step(model.loss(x, y), model.named_parameters(), weight=len(x))
+
+    Of n ranks each keeps 1/n of the optimizer's states (``stage`` 1), and of the gradients too (2). Shares are ranges
+    of elements, whatever parameters they cut. Weights and metrics are those of BucketedTrainer, but for the order of
+    sums, and the ranks' weights are equal to the bit.
+
+    In stage 2 the gradients of each micro-batch are reduced, so that no rank keeps whole ones. All ranks must then make
+    equally many micro-batches, a rank without samples one of weight 0. Within ``no_sync`` they need not; gradients are
+    whole there.
+
+    ``precision``: as AmpTrainer's; None: all is computed in the parameters' dtype. ``optimizer`` may have any groups;
+    its states are those of whole parameters only within ``state_dict`` and ``load_state_dict``, so that a run goes on
+    in any stage, on any number of ranks. In a world of one rank nothing is shared.
+
+    Raises ValueError for another stage, an optimizer that cannot update parts of parameters (Lamb, Muon), and
+    ``reproducible=True``, whose sums are of whole micro-batches.
+    """
+
+    _example = "TrainingConfig(learning_rate=1e-3), init_process_group(), stage=2"
+
+    def __init__(
+        self,
+        config: TrainingConfig | None,
+        communicator: Communicator,
+        optimizer: Optimizer | None = None,
+        schedule: LrSchedule | None = None,
+        *,
+        stage: int = 1,
+        precision: MixedPrecisionConfig | None = None,
+        bucket_size_bytes: int = DEFAULT_BUCKET_BYTES,
+    ) -> None:
+        super().__init__(config, precision, communicator, optimizer, schedule, bucket_size_bytes=bucket_size_bytes)
+        self.stage: int = check_int("stage", stage, 1, 2)
+        if not self.optimizer.elementwise:
+            raise ValueError(
+                f"{type(self).__name__}: {type(self.optimizer).__name__} looks at whole parameters, of which a rank "
+                "has ranges of elements; use AdamW, Adam, SGD or AdaGrad"
+            )
+        if self.config.reproducible:
+            raise ValueError(f"{type(self).__name__}: reproducible=True adds up whole gradients: use BucketedTrainer")
+        self._mixed_precision = precision is not None
+        if precision is None:
+            self._step.precision = Precision()
+        self._shares: Shares | None = None
+        if self.world_size > 1:
+            self._shares = self._step.reducer = Shares(communicator, bucket_size_bytes, stage)
+            self._step.updater = ShareUpdater(self._shares)
+            self._step.recorder = PartOfModelRecorder(communicator)
+
+    def autocast(self, device_type: str | None = None) -> autocast:
+        """The context of the forward pass; without a ``precision`` it changes nothing."""
+        return super().autocast(device_type) if self._mixed_precision else autocast(device_type, enabled=False)
+
+    def state_dict(self, params: Params) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """As AmpTrainer's, of whole parameters: a collective of all ranks, each of which gets all."""
+        shares, step = self._shares, self._step
+        if shares is None or shares.own is None or step.accumulator.current_step:
+            return super().state_dict(params)
+        shares.join_states(step, shares.manager)
+        try:
+            return super().state_dict(params)
+        finally:
+            shares.optimizer_of(step)
+
+    def load_state_dict(self, params: Params, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> None:
+        """Take over what ``state_dict`` of any trainer of one rank or several returned."""
+        super().load_state_dict(params, arrays, {"scaler": None, "skipped_steps": 0, **meta})
+
+    def memory_report(self, module: Module, compute_loss: Callable[[], Tensor]) -> MemoryReport:
+        """``minigrad.memory_report`` of this rank: gradients and the optimizer's states are its share."""
+        if self._shares is None:
+            return minigrad.memory_report(module, compute_loss, self.optimizer)
+        report = minigrad.memory_report(module, compute_loss, self._shares.own)
+        manager = self._shares.manager
+        if manager is not None:
+            report.gradients = sum((b.flat if b.keeps_whole else b.mine).data.nbytes for b in manager.buckets)
+        return report
+
+
+class ZeroTrainer(ShardedTrainer):
+    """Stage 1 (boostr)."""
+
+
+class Zero2Trainer(ShardedTrainer):
+    """Stage 2 (boostr)."""
+
+    def __init__(self, config: TrainingConfig | None, communicator: Communicator, **options: Any) -> None:
+        super().__init__(config, communicator, stage=2, **options)

@@ -1,0 +1,234 @@
+"""Shares of flat buckets: which elements of gradients and moments a rank holds, whatever parameters they belong to.
+
+    bucket     [ weight a | weight b             | c  ]-      flat, filled up to a multiple of the ranks
+    share      [ rank 0        | rank 1               ]       equal ranges of elements, one for each rank
+    piece      [ a        | b  ][ b              | c  ]       what of each parameter is in a share
+
+A rank's optimizer updates the pieces in its share, each with the options of its parameter.
+
+Source: Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models" (2020).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from minigrad import GradStore, Tensor, TensorId, empty_like, zeros
+from minigrad.autograd import bump
+from minigrad.optim import Optimizer
+from minigrad.optim.optimizer_state import ParamState, options_of
+
+from ..comm.calls import ReduceOp
+from ..comm.communicator import Communicator, all_gather_json
+from .buckets import Bucket, GradientBucketManager, all_reduce_hook
+
+
+class Piece:
+    """The elements ``where`` of a parameter, which are the elements ``place`` of a share; ``tensor`` (n,) views them."""
+
+    def __init__(self, p: Tensor, where: slice, place: slice) -> None:
+        self.p, self.where, self.place = p, where, place
+        self.tensor: Tensor = Tensor.wrap(p.data.reshape(-1)[where], p.device)
+        self._of = p.data
+
+    def refresh(self) -> None:
+        """View the parameter's memory of now, which the program may have replaced."""
+        if self._of is not self.p.data:
+            self._of, self.tensor.data = self.p.data, self.p.data.reshape(-1)[self.where]
+
+
+class Share(Bucket):
+    """A bucket of which each rank reduces one part, and this rank's part. Unless ``whole`` is kept, a share has memory
+    of its own, and the bucket has some only while it is filled and sent."""
+
+    def __init__(self, params: Sequence[Tensor], communicator: Communicator, whole: bool) -> None:
+        super().__init__(params, communicator.world_size)
+        n = self.size // communicator.world_size
+        first = communicator.rank * n
+        self.keeps_whole = whole
+        self.communicator = communicator
+        self.mine: Tensor = (
+            Tensor.wrap(self.flat.data[first : first + n], params[0].device)
+            if whole
+            else zeros(n, dtype=params[0].dtype, device=params[0].device)
+        )
+        """This rank's part (n,): of the gradients, and at the end of a step of the weights."""
+        self.pieces: list[Piece] = []
+        start = -first  # of a parameter, in the share
+        for p in params:
+            a, b = max(start, 0), min(start + p.numel(), n)
+            if a < b:
+                self.pieces.append(Piece(p, slice(a - start, b - start), slice(a, b)))
+            start += p.numel()
+        self.came: set[TensorId] = set()
+        """The parameters that had a gradient in a micro-batch before."""
+        self._received: Tensor | None = None
+        self._has_sum = False
+
+    @property
+    def reduced(self) -> Tensor:
+        """This rank's part."""
+        return self.mine
+
+    def grads(self, absent: Sequence[Tensor] = ()) -> GradStore:
+        """The gradients of its pieces, as views, without those of the ``absent`` parameters."""
+        without = {p.id for p in absent}
+        views = [(piece.tensor, self.mine.data[piece.place]) for piece in self.pieces if piece.p.id not in without]
+        return GradStore({tensor.id: Tensor.wrap(view, self.mine.device) for tensor, view in views})
+
+    def scatter(self) -> None:
+        """Begin to add up this rank's part over the ranks."""
+        self._received = empty_like(self.mine) if self._has_sum else self.mine
+        self.work = self.communicator.reduce_scatter(self.flat, self._received, ReduceOp.AVG, async_op=True)
+
+    def wait(self) -> None:
+        """Until it is reduced, if it was sent, and added to the sum of the micro-batches before."""
+        super().wait()
+        received, self._received = self._received, None
+        if received is not None and received is not self.mine:
+            self.mine.device.kernels.elementwise.add_into(self.mine.data, received.data)
+        self.free()
+
+    def next_micro_batch(self) -> None:
+        """What comes now is added to what is there."""
+        self._has_sum = True
+        self.ready.clear()
+
+    def reset(self) -> None:
+        """A new window begins."""
+        self.came.clear()
+        self._has_sum = False
+        self.free()
+
+    def gather(self) -> None:
+        """Begin to give all ranks the values of all pieces."""
+        for piece in self.pieces:
+            self.mine.device.kernels.elementwise.assign(self.mine.data[piece.place], piece.tensor.data)
+        self.work = self.communicator.all_gather(self.mine, self.flat, async_op=True)
+
+    def fill(self) -> None:
+        """Write what was gathered into the parameters."""
+        super().wait()
+        for p in self.params:
+            p.device.kernels.elementwise.assign(p.data, self.views[p.id])
+        bump(self.params)
+        self.free()
+
+    def free(self) -> None:
+        """Give the bucket's memory back, if it is not kept."""
+        if not self.keeps_whole:
+            self._flat, self._views = None, {}
+
+
+class ShareManager(GradientBucketManager):
+    """Buckets that are reduced to shares. With ``micro_batches``, stages 2 and 3, no rank keeps whole gradients: those
+    of each micro-batch are reduced, at most two buckets at a time."""
+
+    buckets: list[Share]  # type: ignore[assignment]  # of the base, Buckets
+
+    def __init__(
+        self,
+        params: Sequence[Tensor],
+        communicator: Communicator,
+        bucket_size_bytes: int,
+        micro_batches: bool,
+        groups: Sequence[Sequence[Tensor]] | None = None,
+    ) -> None:
+        self._micro_batches = micro_batches
+        self._communicator = communicator
+        super().__init__(params, communicator, bucket_size_bytes, all_reduce_hook, groups=groups)
+
+    def new_bucket(self, params: Sequence[Tensor]) -> Share:
+        """A share."""
+        return Share(params, self._communicator, not self._micro_batches)
+
+    @property
+    def pieces(self) -> list[Piece]:
+        """What this rank has of all parameters."""
+        return [piece for share in self.buckets for piece in share.pieces]
+
+    def is_ready(self, id: TensorId) -> bool:
+        """Whether the parameter had a gradient in this window."""
+        return super().is_ready(id) or any(id in share.came for share in self.buckets)
+
+    def mark_grad_ready(self, id: TensorId, grad: Tensor) -> None:
+        """As the base's; but where the bucket's memory is given back, ``grad`` is empty afterwards."""
+        super().mark_grad_ready(id, grad)
+        if self._micro_batches:
+            grad.data = grad.device.kernels.empty((0,), grad.dtype)
+
+    def send(self, bucket: Bucket) -> None:
+        """Begin to reduce a bucket, when the one before has arrived if no more than two are to be whole."""
+        if self._micro_batches and self._launched:
+            self.buckets[self._launched - 1].wait()
+        self.buckets[self._launched].scatter()
+
+    def end_micro_batch(self) -> None:
+        """Reduce the gradients of a micro-batch that does not end the window."""
+        for share in self.buckets:
+            share.came |= share.ready
+        self.launch_rest()
+        for share in self.buckets:
+            share.wait()
+            share.next_micro_batch()
+        self._launched = 0
+
+    def reset(self) -> None:
+        """Drop the window and begin a new one, after waiting for what is under way."""
+        super().reset()
+        for share in self.buckets:
+            share.reset()
+
+    def spread(self) -> None:
+        """Give all ranks the values of all pieces; one bucket travels while another is written into its parameters."""
+        for before, share in zip([None, *self.buckets], [*self.buckets, None]):
+            if share is not None:
+                share.gather()
+            if before is not None:
+                before.fill()
+
+
+def cut(whole: Optimizer, shares: ShareManager) -> Optimizer:
+    """The optimizer of this rank's pieces, with the options of ``whole``, whose states it takes over."""
+    pieces = {piece.p.id: piece for piece in shares.pieces}
+    own = whole.without_params()
+    for group in whole.param_groups:
+        mine = [(whole.name_of(p), pieces[p.id].tensor) for p in group["params"] if p.id in pieces]
+        own.add_param_group({**options_of(group), "params": mine})
+    for p in (p for share in shares.buckets for p in share.params):
+        state, piece = whole.state.pop(p.id, None), pieces.get(p.id)
+        if state is not None and piece is not None:
+            k = state.device.kernels
+            arrays = {kind: k.copy(array.reshape(-1)[piece.where]) for kind, array in state.arrays.items()}
+            own.state[piece.tensor.id] = ParamState(state.device, state.step, arrays)
+    own.timestep = whole.timestep
+    return own
+
+
+def join(own: Optimizer, whole: Optimizer, shares: ShareManager) -> None:
+    """Give ``whole`` the states of all ranks' pieces; a collective of all ranks."""
+    mine: dict[str, Any] = {}
+    for piece in shares.pieces:
+        if (state := own.state.get(piece.tensor.id)) is not None:
+            mine[whole.name_of(piece.p)] = [state.step, sorted(state.arrays)]
+    everyone = all_gather_json(shares.buckets[0].communicator, mine)
+    known = {name: entry for one in everyone for name, entry in one.items()}
+    for share in shares.buckets:
+        entries = [(p, *known.get(whole.name_of(p), (0, []))) for p in share.params]
+        for kind in sorted({kind for _, _, kinds in entries for kind in kinds}):
+            dtype, device = whole.dtype_of(share.params[0], kind), share.mine.device
+            part = zeros(share.mine.numel(), dtype=dtype, device=device)
+            for piece in share.pieces:
+                state = own.state.get(piece.tensor.id)
+                if state is not None and kind in state.arrays:
+                    device.kernels.elementwise.assign(part.data[piece.place], state.arrays[kind])
+            gathered = zeros(share.size, dtype=dtype, device=device)
+            share.communicator.all_gather(part, gathered)
+            start = 0
+            for p, step, kinds in entries:
+                if kind in kinds:
+                    array = device.kernels.copy(gathered.data[start : start + p.numel()].reshape(p.shape))
+                    whole.state.setdefault(p.id, ParamState(device, step)).arrays[kind] = array
+                start += p.numel()
+    whole.timestep = own.timestep
