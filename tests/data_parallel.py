@@ -15,7 +15,8 @@ import numpy as np
 from minigrad import GradStore, Tensor, dtypes, nn, optim
 from minigrad import distributed as dist
 
-KINDS = ("distributed", "bucketed", "fused")
+HOOKED = ("distributed", "bucketed", "fused")  # those that take a hook
+KINDS = (*HOOKED, "stage 1", "stage 2")
 ROWS = 12
 LR = 0.02
 WAIT = 10.0  # seconds after which an event that should have come is missing
@@ -126,9 +127,12 @@ class Record:
 
 def record(trainer: dist.SimpleTrainer, net: nn.Module, metrics: dist.TrainingMetrics | None) -> Record:
     assert metrics is not None
-    states = {name: trainer.optimizer.state.get(p.id) for name, p in net.named_parameters()}
-    arrays = {name: (s.step, s.arrays["exp_avg"], s.arrays["exp_avg_sq"]) for name, s in states.items() if s}
-    moments = {name: (step, m.copy(), v.copy()) for name, (step, m, v) in arrays.items()}
+    arrays, meta = trainer.state_dict(list(net.named_parameters()))
+    kinds = "exp_avg", "exp_avg_sq"
+    moments = {
+        name: (count, *(arrays[f"optimizer.{kind}.{name}"] for kind in kinds))
+        for name, count in meta["optimizer"]["steps"].items()
+    }
     return Record(metrics, weights_of(net), moments)
 
 
@@ -177,8 +181,10 @@ def make_trainer(
         assert optimizer is None
         fused = dist.FusedOptimizerConfig(optim.AdamWConfig(lr=lr), bucket, clip, accum)
         return dist.FusedDistributedOptimizer(fused, comm, schedule, hook=hook)
-    cls = {"distributed": dist.DistributedTrainer, "bucketed": dist.BucketedTrainer}[kind]
     config = dist.TrainingConfig(lr, max_grad_norm=clip, grad_accum_steps=accum)
+    if kind.startswith("stage"):
+        return dist.ShardedTrainer(config, comm, optimizer, schedule, stage=int(kind[-1]), bucket_size_bytes=bucket)
+    cls = {"distributed": dist.DistributedTrainer, "bucketed": dist.BucketedTrainer}[kind]
     return cls(config, comm, optimizer, schedule, bucket_size_bytes=bucket, hook=hook)
 
 
@@ -212,7 +218,8 @@ def train(comm, kind, scenario, bucket=200, hook=dist.all_reduce_hook, on_traine
             turn = (comm.rank + step) % len(named)
             named = named[turn:] + named[:turn]
             loss = net.loss(*scenario.batch(step, share.rows), share.parts) if share.rows else None
-            if scenario.ends == "no_sync" and i + 1 < len(mine):
+            unequal = scenario.ends == "flush" and kind == "stage 2"  # which sends each micro-batch, if it may
+            if scenario.ends == "no_sync" and i + 1 < len(mine) or unequal:
                 with trainer.no_sync():
                     metrics = feed(trainer, net, loss, len(share.rows), named)
             else:

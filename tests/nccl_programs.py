@@ -14,7 +14,7 @@ from minigrad import distributed as dist
 from minigrad.device import CPU, Device
 
 RECORD = 1024  # bytes: losses, weights and flags of all ranks, norms; the parameters below are larger
-KINDS = ("distributed", "bucketed", "block")
+KINDS = ("distributed", "bucketed", "stage 1", "stage 2", "block")
 COLLECTIVES = (
     *(suite.check_all_reduce, suite.check_broadcast, suite.check_all_gather, suite.check_reduce_scatter),
     *(suite.check_all_to_all, suite.check_asynchronous),

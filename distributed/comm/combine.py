@@ -32,8 +32,8 @@ _FUNCTIONS: dict[ReduceOp, tuple[np.ufunc, str]] = {
 def combine(op: ReduceOp | None, sources: Sequence[Any], outs: Sequence[Any]) -> None:
     """Write the combination of ``sources`` (one 1-D array per rank, in order of rank) into each of ``outs``.
 
-    All have the same length and dtype. Each of ``outs`` may be one of the sources. A single source is copied as it is; ``op`` may then be None. Arrays of devices are contiguous, and
-    nothing has still to write or to read them.
+    All have the same length and dtype. Each of ``outs`` may be one of the sources. A single source is copied as it is;
+    ``op`` may then be None. Arrays of devices are contiguous, and nothing has still to write or to read them.
     """
     if not is_on_host(outs[0]):
         _combine_on_devices(op, sources, outs)

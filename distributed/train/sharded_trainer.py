@@ -185,13 +185,15 @@ class ShardedTrainer(AmpTrainer):
     def state_dict(self, params: Params) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """As AmpTrainer's, of whole parameters: a collective of all ranks, each of which gets all."""
         shares, step = self._shares, self._step
-        if shares is None or shares.own is None or step.accumulator.current_step:
-            return super().state_dict(params)
-        shares.join_states(step, shares.manager)
-        try:
-            return super().state_dict(params)
-        finally:
+        cut = shares is not None and shares.own is not None and not step.accumulator.current_step
+        if shares is not None and cut:
+            shares.join_states(step, shares.manager)
+        arrays, meta = super().state_dict(params)
+        if shares is not None and cut:
             shares.optimizer_of(step)
+        for key in () if self._mixed_precision else ("scaler", "skipped_steps"):
+            del meta[key]
+        return arrays, meta
 
     def load_state_dict(self, params: Params, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> None:
         """Take over what ``state_dict`` of any trainer of one rank or several returned."""

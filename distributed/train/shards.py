@@ -25,7 +25,7 @@ from .buckets import Bucket, GradientBucketManager, all_reduce_hook
 
 
 class Piece:
-    """The elements ``where`` of a parameter, which are the elements ``place`` of a share; ``tensor`` (n,) views them."""
+    """Elements ``where`` of a parameter, which are elements ``place`` of a share; ``tensor`` (n,) is a view of them."""
 
     def __init__(self, p: Tensor, where: slice, place: slice) -> None:
         self.p, self.where, self.place = p, where, place

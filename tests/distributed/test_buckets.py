@@ -220,7 +220,7 @@ def test_a_bucket_waits_for_those_before_it_so_that_all_ranks_send_in_one_order(
     assert [manager.wait_and_unflatten()[p].item() for p in params[:1]] == [1.0]
 
 
-@pytest.mark.parametrize("kind", dp.KINDS)
+@pytest.mark.parametrize("kind", dp.HOOKED)
 @in_threads(2)
 def test_a_window_that_is_dropped_is_waited_for_because_the_next_uses_the_same_memory(comm, kind):
     params = dp.parameters((4,), (4,))

@@ -175,6 +175,8 @@ def test_the_schedule_is_followed(kind):
 def test_no_sync_makes_windows_longer_and_sends_nothing(kind):
     scenario = dp.Scenario(dp.shares(2, accum=3), ends="no_sync", clip=0.3)
     dp.assert_same_run(dp.run(kind, scenario), dp.alone(scenario))
+    if kind.startswith("stage"):
+        return  # test_sharded_trainer.py counts what these send
 
     def body(comm: dist.ThreadCommunicator) -> None:
         net = scenario.net()

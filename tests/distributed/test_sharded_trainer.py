@@ -1,0 +1,252 @@
+"""What ShardedTrainer's ranks keep and send. That they train as one process does, test_trainers.py says for all."""
+
+import tracemalloc
+from functools import partial
+from pathlib import Path
+
+import data_parallel as dp
+import numpy as np
+import pytest
+from ranks import requires_mpi, run_ranks
+from refusals import raises
+
+import minigrad
+from minigrad import Tensor, nn, optim
+from minigrad import distributed as dist
+
+STAGES = (1, 2)
+ALL_STAGES = pytest.mark.parametrize("stage", STAGES)
+LAYERS, WIDTH = 8, 256
+
+
+def model(dtype=np.float32) -> nn.Sequential:
+    """524,288 parameters in matrices."""
+    layers = [nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)]
+    return nn.Sequential(*layers).to(dtype)
+
+
+def loss_of(net: nn.Module, rank: int = 0) -> Tensor:
+    x = np.random.default_rng(rank).standard_normal((3, WIDTH))
+    return net(Tensor(x, dtype=next(net.parameters()).dtype)).float().square().mean()
+
+
+def trained(comm, stage, dtype=np.float32, steps=2):
+    """A model and its trainer after some steps; stage 0 is a BucketedTrainer."""
+    with minigrad.random.drawing_from(minigrad.random.Generator(1)):
+        net = model(dtype)
+    adamw, bucket = optim.AdamW(net.named_parameters(), master_weights=True), WIDTH * WIDTH * 4
+    if stage:
+        trainer = dist.ShardedTrainer(None, comm, adamw, stage=stage, bucket_size_bytes=bucket)
+    else:
+        trainer = dist.BucketedTrainer(None, comm, adamw, bucket_size_bytes=bucket)
+    for _ in range(steps):
+        trainer.backward_and_step(loss_of(net, comm.rank), net.named_parameters())
+    return net, trainer
+
+
+# ---------------------------------------------------------------------- memory
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("dtype", [np.float32, minigrad.bfloat16], ids=str)
+@ALL_STAGES
+def test_a_rank_keeps_what_the_paper_says(stage, dtype, world):
+    """Table 1 of Rajbhandari et al. (2020), with 2 + 2 + 12 bytes in mixed precision, and 4 + 4 + 8 in float32. What
+    the report says of each kind, and what is allocated on all ranks together."""
+    psi = LAYERS * WIDTH * WIDTH
+    weight, states = (4, 8) if dtype == np.float32 else (2, 12)
+    want = {
+        "weights": weight * psi,
+        "gradients": weight * psi / (1 if stage < 2 else world),
+        "optimizer": states * psi / world,
+    }
+    allocated = {}
+
+    def body(comm: dist.ThreadCommunicator) -> dict[str, int]:
+        before = in_use(comm)
+        net, trainer = trained(comm, stage, dtype)
+        if comm.rank == 0:
+            allocated["all"] = in_use(comm) - before
+        else:
+            in_use(comm)
+        report = trainer.memory_report(net, lambda: loss_of(net))
+        assert "gradients" in str(report)
+        return {kind: getattr(report, kind) for kind in want}
+
+    def in_use(comm) -> int:
+        comm.barrier()
+        now = tracemalloc.get_traced_memory()[0]
+        comm.barrier()
+        return now
+
+    tracemalloc.start()
+    try:
+        reports = dist.run_threads(world, body, timeout=30)
+    finally:
+        tracemalloc.stop()
+    for report in reports:
+        assert report == {kind: pytest.approx(size, rel=0.05) for kind, size in want.items()}
+    assert allocated["all"] == pytest.approx(world * sum(want.values()), rel=0.05)
+
+
+def test_no_rank_has_whole_gradients_in_stage_2_also_between_micro_batches():
+    layer = WIDTH * WIDTH * 4
+
+    def peak(comm: dist.ThreadCommunicator) -> int:
+        net, trainer = trained(comm, 2, steps=1)
+        trainer.config = trainer.config.with_grad_accum_steps(3)
+        trainer._step.accumulator = trainer.config.accumulator()
+        trainer.backward_and_step(loss_of(net), net.named_parameters())
+        comm.barrier()
+        if comm.rank == 0:
+            tracemalloc.reset_peak()
+        before = tracemalloc.get_traced_memory()[0]
+        comm.barrier()
+        trainer.backward_and_step(loss_of(net), net.named_parameters())
+        trainer.backward_and_step(loss_of(net), net.named_parameters())
+        comm.barrier()
+        return tracemalloc.get_traced_memory()[1] - before
+
+    tracemalloc.start()
+    try:
+        assert max(dist.run_threads(2, peak, timeout=30)) < 2 * 5 * layer < 2 * LAYERS * layer
+    finally:
+        tracemalloc.stop()
+
+
+# ---------------------------------------------------------------------- bytes
+
+
+def sent_in_a_step(comm, stage) -> int:
+    net, trainer = trained(comm, stage)
+    before = comm.stats.wire_bytes
+    trainer.backward_and_step(loss_of(net, comm.rank), net.named_parameters())
+    return comm.stats.wire_bytes - before
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_a_step_sends_as_many_bytes_as_the_all_reduce(world):
+    plain, *sharded = [dist.run_threads(world, partial(sent_in_a_step, stage=i), timeout=30)[0] for i in (0, *STAGES)]
+    gradients = 4 * LAYERS * WIDTH * WIDTH
+    assert gradients * 2 * (world - 1) / world < plain < 1.01 * gradients * 2 * (world - 1) / world
+    for stage, sent in zip(STAGES, sharded):
+        assert sent < 1.05 * plain, stage
+
+
+# ---------------------------------------------------------------------- precision, states
+
+
+@ALL_STAGES
+def test_a_step_that_overflows_in_one_share_is_left_out_on_all_ranks(stage):
+    """Else it is AmpTrainer's, to the bit: without clipping nothing is summed in another order."""
+
+    def body(comm: dist.ThreadCommunicator, stage: int) -> tuple:
+        p = nn.Parameter(minigrad.ones(6))
+        config, fp16 = dist.TrainingConfig(max_grad_norm=None), dist.MixedPrecisionConfig.fp16()
+        trainer = (
+            dist.ShardedTrainer(config, comm, stage=stage, precision=fp16)
+            if stage
+            else dist.AmpTrainer(config, fp16, comm)
+        )
+        found = []
+        for factor in (1.0, 1e35, 2.0):
+            with trainer.autocast():
+                loss = (p.square() * Tensor([1, 1, 1, 1, 1, factor])).sum() / max(factor, 1.0) * min(factor, 1e33)
+            found.append(repr(trainer.backward_and_step(loss, [p])))
+        return found, trainer.loss_scale, trainer.skipped_steps, p.tolist()
+
+    plain, *others = [dist.run_threads(3, partial(body, stage=i), timeout=30) for i in (0, stage)]
+    assert others == [plain] and plain[0][2] == 1
+
+
+@ALL_STAGES
+def test_a_run_goes_on_in_any_stage_on_any_number_of_ranks(stage):
+    scenario = dp.Scenario(dp.shares(1, steps=4), clip=0.3)
+    want = dp.alone(scenario)
+
+    def part(comm, steps, kind, saved):
+        net = scenario.net()
+        trainer = dp.make_trainer(kind, comm, clip=0.3)
+        params = dict(net.named_parameters())
+        if saved is not None:
+            net.load_state_dict(saved[0])
+            trainer.load_state_dict(params.items(), *saved[1])
+        for step in steps:
+            rows = np.array_split(np.arange(dp.ROWS), comm.world_size)[comm.rank]
+            metrics = dp.feed(trainer, net, net.loss(*scenario.batch(step, rows)), len(rows))
+        return (dp.weights_of(net), trainer.state_dict(params.items())), dp.record(trainer, net, metrics)
+
+    def run(world, *args):
+        return dist.run_threads(world, partial(part, steps=args[0], kind=args[1], saved=args[2]), timeout=30)[0]
+
+    saved, _ = run(3, (0, 1), f"stage {stage}", None)
+    for world, kind in [(2, "stage 1"), (3, "stage 2"), (2, "bucketed"), (1, "stage 2")]:
+        again, _ = run(world, (2,), kind, saved)
+        dp.assert_same_run([run(4, (3,), f"stage {stage}", again)[1]], want[-1:])
+    whole, record = run(3, (0, 1, 2, 3), f"stage {stage}", None)
+    assert run(3, (2, 3), f"stage {stage}", saved)[1].bits() == record.bits()
+
+
+# ---------------------------------------------------------------------- what is refused
+
+
+def test_what_cannot_be_sharded_is_refused():
+    comm, p = dist.NoOpCommunicator(), nn.Parameter(minigrad.ones(2, 2))
+    make = partial(dist.ShardedTrainer, None, comm)
+    raises(ValueError, "stage is 4", lambda: make(stage=4))
+    raises(ValueError, "stage is 0", lambda: make(stage=0))
+    raises(ValueError, "Muon looks at whole parameters.*AdamW", lambda: make(optim.Muon([p])))
+    raises(ValueError, "Lamb looks at whole", lambda: make(optim.Lamb([p])))
+    raises(ValueError, "whole gradients", lambda: dist.ZeroTrainer(dist.TrainingConfig(reproducible=True), comm))
+    raises(TypeError, "communicator is of type int", lambda: dist.Zero2Trainer(None, 4))
+
+
+def test_ranks_in_different_stages_say_so_and_do_not_hang():
+    def body(comm: dist.ThreadCommunicator) -> str:
+        p = nn.Parameter(minigrad.ones(4))
+        trainer = dist.ShardedTrainer(None, comm, stage=1 + comm.rank)
+        with pytest.raises(dist.CollectiveMismatchError) as caught:
+            trainer.backward_and_step(p.sum(), [p])
+        return str(caught.value)
+
+    for text in dist.run_threads(2, body, timeout=30):
+        assert "the stage is 2 on rank 1, 1 on rank 0" in text
+
+
+# ---------------------------------------------------------------------- processes
+
+PROGRAM = """
+import sys
+sys.path[:0] = sys.argv[1:3]
+import data_parallel as dp
+import test_sharded_trainer as here
+from minigrad.distributed import MpiCommunicator
+from minigrad.distributed.comm.mpi.exchange import Mail
+
+comm = MpiCommunicator(timeout=30)
+W = comm.world_size
+for stage in here.STAGES:
+    for clip, accum, sizes in ((None, 1, None), (0.3, 3, None), (0.3, 1, [12 - 2 * (W - 1), *[2] * (W - 1)])):
+        scenario = dp.Scenario(dp.shares(W, accum=accum, sizes=sizes), clip=clip, accum=accum)
+        dp.assert_same_run(dp.train(comm, f"stage {stage}", scenario, 16), dp.alone(scenario))
+    begin, sent = Mail._begin, []
+    def counted(mail, move, array, peer):
+        sent.append(array.nbytes if "Isend" in repr(move) else 0)
+        return begin(mail, move, array, peer)
+    net, trainer = here.trained(comm, stage)
+    before, Mail._begin = comm.stats.wire_bytes, counted
+    trainer.backward_and_step(here.loss_of(net, comm.rank), net.named_parameters())
+    Mail._begin = begin
+    counts = comm.stats.wire_bytes - before
+    assert abs(sum(sent) - counts) < 0.01 * counts, (sum(sent), counts)
+comm.close()
+print("passed")
+"""
+
+
+@requires_mpi
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_processes_train_as_one_does_and_send_what_is_counted(ranks):
+    here = Path(__file__).parent
+    result = run_ranks(ranks, PROGRAM, here.parent, here, timeout=120, returncode=0)
+    assert result.stdout.count("passed") == ranks
