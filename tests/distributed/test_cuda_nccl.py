@@ -54,7 +54,8 @@ def test_must_no_cpu_staging_over_nccl_on_cuda(machine, host, monkeypatch, kind)
     cuda = on_both(lambda comm: nccl_programs.no_staging_with(kind, comm))
     assert any(size > nccl_programs.RECORD for _, size in host), "the hashes of the first step are seen"
     assert max(headers) <= nccl_programs.RECORD, "what NCCL's headers say of a call"
-    reduced = [count for name, _, _, _, count, *_ in machine.calls("allReduce")]
+    name, ranks = ("reduceScatter", 2) if kind.startswith("stage") else ("allReduce", 1)
+    reduced = [count * ranks for _, _, _, _, count, *_ in machine.calls(name)]
     assert sum(reduced) >= 2 * 3 * 4 * 160, "the gradients themselves went by NCCL"
     cpu = dist.run_threads(2, lambda comm: nccl_programs.train(kind, comm, 3))
     for got in cuda:
