@@ -6,7 +6,8 @@
 
 It sees the same batches as one process would, and all ranks end with the same weights, bit for bit. Ctrl-C finishes the
 step on all ranks, saves, and says how to resume. If a rank dies, the others save the last whole step before they stop,
-so --resume goes on from there, on any number of ranks. Without the launcher it trains in one process.
+so --resume goes on from there, on any number of ranks. With --shard each rank keeps only its share of moments (1) and
+gradients (2); if one dies, the run goes on from the last checkpoint. Without the launcher it trains in one process.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from minigrad.distributed import (
     CommError,
     Communicator,
     NonFiniteLossError,
+    ShardedTrainer,
     TrainingConfig,
     TrainingMetrics,
     agree_on_settings,
@@ -51,6 +53,8 @@ from minigrad.serialization import CheckpointError, save_checkpoint
 
 T = TypeVar("T")
 TIMEOUT = 600.0
+SHARD_STAGES = (0, 1, 2)
+SHARD_HELP = "each rank keeps a share of: 1 the moments, 2 the gradients too (default 0: nothing)"
 
 
 def main() -> int:
@@ -62,25 +66,26 @@ def main() -> int:
     parser.add_argument(
         "--timeout", type=float, default=TIMEOUT, metavar="S", help=f"seconds that a rank waits (default {TIMEOUT:g})"
     )
+    parser.add_argument("--shard", type=int, default=0, choices=SHARD_STAGES, help=SHARD_HELP)
     parser.add_argument("--profile", action="store_true", help=PROFILE_HELP)
     parser.add_settings(Settings)
     flags = vars(parser.parse())
-    names = ("data", "out", "resume", "timeout", "profile")
-    data, out, resume, timeout, profiling = (flags.pop(name) for name in names)
+    names = ("data", "out", "resume", "timeout", "shard", "profile")
+    data, out, resume, timeout, shard, profiling = (flags.pop(name) for name in names)
     if not 0 < timeout < math.inf:
         raise UsageError(f"--timeout is {timeout:g}, expected a number of seconds above 0")
     with init_process_group(timeout=timeout) as comm:
-        run, corpus = prepare(comm, data, out, resume, flags)
+        run, corpus = prepare(comm, data, out, resume, flags, shard)
         with contextlib.closing(Training(comm, run, corpus)) as training:
             training.profiling = profiling
             return training.train_or_explain()
 
 
 def prepare(
-    comm: Communicator, data: list[str] | None, out: str | None, resume: bool, flags: dict[str, Any]
+    comm: Communicator, data: list[str] | None, out: str | None, resume: bool, flags: dict[str, Any], shard: int = 0
 ) -> tuple[Run, Corpus]:
     """A new run, or that of rank 0's checkpoint, with a trainer that overlaps the all-reduce with backward."""
-    trainer = functools.partial(_bucketed, comm)
+    trainer = functools.partial(bucketed, comm, shard)
     if resume:
         folder = on_rank_0(comm, lambda: latest_folder(out))
         run = run_of(load_distributed_checkpoint(comm, folder or ""), CPU, flags, Settings, trainer)
@@ -105,8 +110,13 @@ def prepare(
     return run, corpus
 
 
-def _bucketed(comm: Communicator, config: Any, **kwargs: Any) -> BucketedTrainer:
-    return BucketedTrainer(dealt(comm, config), comm, **kwargs)
+def bucketed(comm: Communicator, shard: int, config: TrainingConfig, **kwargs: Any) -> BucketedTrainer:
+    """A trainer whose ranks hold everything (0), or only their shares (the stages of ZeRO)."""
+    if not shard:
+        return BucketedTrainer(dealt(comm, config), comm, **kwargs)
+    if config.reproducible:
+        raise UsageError("--shard: --reproducible adds up whole gradients")
+    return ShardedTrainer(config, comm, stage=shard, **kwargs)
 
 
 def dealt(comm: Communicator, config: TrainingConfig) -> TrainingConfig:
@@ -216,7 +226,8 @@ class Training(TrainingRun):
     def write_checkpoint(self) -> None:
         """Rank 0 writes for all, if they hold the same; the others go on when the checkpoint is safe."""
         self.trainer.assert_replicas_identical(self.model.named_parameters())
-        contents = run_contents(self.run) if self.comm.rank == 0 else ({}, {})
+        everyone = isinstance(self.trainer, ShardedTrainer)  # each rank has a share of the moments
+        contents = run_contents(self.run) if everyone or self.comm.rank == 0 else ({}, {})
         save_distributed_checkpoint(self.comm, self.run.folder, *contents, keep=self.settings.keep)
 
     def finish(self) -> None:
@@ -243,6 +254,8 @@ class Training(TrainingRun):
             done = f"step {step} is saved in {folder}"
         elif not step:
             return "no step was made"
+        elif isinstance(self.trainer, ShardedTrainer):  # the lost rank's share is lost
+            return super().rescue(error)
         elif self.comm.rank != alive[0]:
             return f"rank {alive[0]} saves step {step}"
         else:

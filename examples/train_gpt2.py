@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
 import math
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from gpt2_run import GPT2Settings, build, from_flags, initial, peak_flops
 from text_tokenizers import choose_tokenizer, end_of_text
 from token_shards import TOKENIZER_HELP, Shards, is_shards, make_shards, open_shards
 from train_char_gpt import PROFILE_HELP
-from train_char_gpt_ddp import TIMEOUT, Training, dealt, on_rank_0
+from train_char_gpt_ddp import SHARD_HELP, SHARD_STAGES, TIMEOUT, Training, bucketed, dealt, on_rank_0
 
 import minigrad
 from minigrad import Tensor
@@ -37,8 +38,8 @@ from minigrad.data import DataError
 from minigrad.device import Device, DeviceError
 from minigrad.distributed import (
     AmpTrainer,
-    BucketedTrainer,
     Communicator,
+    MixedPrecisionConfig,
     RendezvousError,
     SimpleTrainer,
     agree_on_settings,
@@ -82,6 +83,7 @@ def main() -> int:
     parser.add_argument(
         "--timeout", type=float, default=TIMEOUT, metavar="S", help=f"seconds that a rank waits (default {TIMEOUT:g})"
     )
+    parser.add_argument("--shard", type=int, default=0, choices=SHARD_STAGES, help=SHARD_HELP)
     parser.add_argument("--profile", action="store_true", help=PROFILE_HELP)
     parser.add_settings(GPT2Settings)
     flags = vars(parser.parse())
@@ -97,8 +99,11 @@ def main() -> int:
         "threads",
         "peak",
         "timeout",
+        "shard",
     ]
-    data, tokenizer, init, out, resume, device, communicator, graph, threads, peak, timeout = map(flags.pop, names)
+    data, tokenizer, init, out, resume, device, communicator, graph, threads, peak, timeout, shard = map(
+        flags.pop, names
+    )
     profiling = flags.pop("profile")
     for name, value in (("--timeout", timeout), ("--peak", peak)):
         if value is not None and not 0 < value < math.inf:
@@ -114,9 +119,9 @@ def main() -> int:
         )
     with connected(communicator, device, timeout) as comm:
         if resume:
-            run, shards = prepare_resumed(comm, comm.device, data, out, flags)
+            run, shards = prepare_resumed(comm, comm.device, data, out, flags, shard)
         else:
-            run, shards = prepare_new(comm, comm.device, Source(data, tokenizer, init), out, flags)
+            run, shards = prepare_new(comm, comm.device, Source(data, tokenizer, init), out, flags, shard)
         agree_on_settings(comm, {"the tokens": shards.sha256, "the settings": run.settings})
         with contextlib.closing(GPT2Training(comm, run, shards, peak, graph)) as training:
             training.profiling = profiling
@@ -144,14 +149,17 @@ class Source:
         return Path(self.data[0]) if self.data and is_shards(self.data) else None
 
 
-def trainer_of(dtype: str, comm: Communicator) -> Any:
+def trainer_of(dtype: str, comm: Communicator, shard: int) -> Any:
     """What makes the trainer: mixed precision for bfloat16, and an all-reduce that overlaps with backward."""
-    kind: Any = AmpTrainer if dtype == "bfloat16" else BucketedTrainer
-    return lambda config, **options: kind(dealt(comm, config), communicator=comm, **options)
+    if shard and dtype == "bfloat16":
+        return functools.partial(bucketed, comm, shard, precision=MixedPrecisionConfig.bf16())
+    if shard or dtype != "bfloat16":
+        return functools.partial(bucketed, comm, shard)
+    return lambda config, **options: AmpTrainer(dealt(comm, config), communicator=comm, **options)
 
 
 def prepare_new(
-    comm: Communicator, device: Device, source: Source, out: str | None, flags: dict[str, Any]
+    comm: Communicator, device: Device, source: Source, out: str | None, flags: dict[str, Any], shard: int = 0
 ) -> tuple[Run, Shards]:
     """A new run; rank 0 tokenizes, if there is text to tokenize."""
     given = source.shards()
@@ -172,7 +180,7 @@ def prepare_new(
             raise UsageError("--tokenizer is for text; the shards in --data have their own")
         rows = settings.vocab_size or tokenizer.vocab_size
         on_rank_0(comm, lambda: check_memory(settings, rows, device, comm.world_size))
-        model, made = build(settings, tokenizer.vocab_size, device, trainer_of(settings.dtype, comm), start)
+        model, made = build(settings, tokenizer.vocab_size, device, trainer_of(settings.dtype, comm, shard), start)
     except (ValueError, CheckpointError) as error:  # alike on all ranks
         raise UsageError(error) from error
 
@@ -193,14 +201,14 @@ def prepare_new(
 
 
 def prepare_resumed(
-    comm: Communicator, device: Device, data: list[str] | None, out: str | None, flags: dict[str, Any]
+    comm: Communicator, device: Device, data: list[str] | None, out: str | None, flags: dict[str, Any], shard: int = 0
 ) -> tuple[Run, Shards]:
     """The run of rank 0's checkpoint, on the same tokens."""
     folder = on_rank_0(comm, lambda: latest_folder(out))
     checkpoint = load_distributed_checkpoint(comm, folder or "")
     settings = checkpoint.state.get("settings")
     dtype = settings.get("dtype", "") if isinstance(settings, dict) else ""
-    run = run_of(checkpoint, device, flags, GPT2Settings, trainer_of(dtype, comm))
+    run = run_of(checkpoint, device, flags, GPT2Settings, trainer_of(dtype, comm, shard))
     shards = open_shards(Path(data[0] if data else run.origin["data"] or run.folder / SHARDS))
     if shards.sha256 != run.origin["sha256"]:
         raise UsageError(
