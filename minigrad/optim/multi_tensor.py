@@ -84,12 +84,6 @@ class MultiTensorOptimizer(Optimizer):
         self._batches: dict[Any, list[UpdateBatch]] = {}
         super().__init__(params, defaults)
 
-    def without_params(self) -> Optimizer:
-        """One of the same kind and options that has no parameters and no state yet."""
-        other = super().without_params()
-        vars(other)["_batches"] = {}
-        return other
-
     @abstractmethod
     def _row(self, group: dict[str, Any], t: int) -> tuple[float, ...]:
         """The kernel's scalars for the t-th update of a parameter of that group, in double precision."""
@@ -193,7 +187,7 @@ class MultiTensorOptimizer(Optimizer):
     def reset(self) -> None:
         """Forget the moments and all counts; groups and options stay."""
         super().reset()
-        self._batches.clear()
+        self._batches = {}
 
 
 class Configured(MultiTensorOptimizer, Generic[C]):

@@ -6,7 +6,6 @@ not stored on tensors, so ``step`` takes the GradStore that ``loss.backward()`` 
 
 from __future__ import annotations
 
-import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -45,10 +44,6 @@ class Optimizer(OptimizerState, ABC):
     capturable: bool = False
     """Whether ``step`` may be part of a graph: all that differs from step to step is then computed by the host
     before each launch, and read by the kernels from the device."""
-
-    elementwise: bool = True
-    """Whether each element of a parameter is updated by its own gradient and state alone, so that a part of a parameter
-    can be updated by itself."""
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
         if isinstance(params, Tensor) or hasattr(params, "named_parameters") or not isinstance(params, Iterable | None):
@@ -102,12 +97,6 @@ class Optimizer(OptimizerState, ABC):
             raise bad_type(f"{label} is a {type(p).__name__}; an optimizer takes tensors, or pairs (name, tensor)")
         if not p.is_leaf:
             raise bad_value(f"{label} of shape {p.shape} was computed by an operation; only leaves are optimized")
-
-    def without_params(self) -> Optimizer:
-        """One of the same kind and options that has no parameters and no state yet."""
-        other = copy.copy(self)
-        OptimizerState.__init__(other, dict(self.defaults))
-        return other
 
     def kinds_of(self, options: Mapping[str, Any]) -> tuple[str, ...]:
         """Those of ``state_arrays`` that the state of a parameter in a group with these options has."""

@@ -1,8 +1,9 @@
 """What an optimizer remembers: parameter groups, each parameter's state, and both saved and resumed."""
 
+import copy
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from ..tensor import Tensor
 
 Arrays = dict[str, np.ndarray]
 Kinds: TypeAlias = tuple[str, ...]  # names of arrays
+Self = TypeVar("Self", bound="OptimizerState")
 Checks: TypeAlias = Mapping[str, Callable[[str, Any], Any]]
 
 
@@ -33,6 +35,10 @@ class OptimizerState:
     """Names of the arrays that a parameter's state may have, all of the parameter's shape and dtype."""
     extra_arrays: Kinds = ()
     """Names of arrays that the states of some parameters have beside these."""
+
+    elementwise: bool = True
+    """Whether each element of a parameter is updated by its own gradient and state alone, so that a part of a parameter
+    can be updated by itself."""
 
     checks: ClassVar[Checks] = {"lr": check_float}
     """By the name of an option, what gives its value as a plain one, or raises ValueError."""
@@ -58,6 +64,13 @@ class OptimizerState:
     def kinds_of(self, options: Mapping[str, Any]) -> Kinds:
         """Those of ``state_arrays`` that the state of a parameter in a group with these options has."""
         raise NotImplementedError
+
+    def without_params(self: Self) -> Self:
+        """One of the same kind and options that has no parameters and no state yet."""
+        other = copy.copy(self)
+        OptimizerState.__init__(other, dict(self.defaults))
+        other.reset()
+        return other
 
     def name_of(self, p: Tensor) -> str:
         """The name that ``p`` was given with, or its position in order of addition; keys of the saved state use it."""
