@@ -99,6 +99,7 @@ from .train.grad_sync import mean_over_ranks as mean_over_ranks
 from .train.grad_sync import shard_batches as shard_batches
 from .train.sharded_trainer import ShardedTrainer as ShardedTrainer
 from .train.sharded_trainer import Zero2Trainer as Zero2Trainer
+from .train.sharded_trainer import Zero3Trainer as Zero3Trainer
 from .train.sharded_trainer import ZeroTrainer as ZeroTrainer
 from .train.simple_trainer import SimpleTrainer as SimpleTrainer
 from .train.train_kinds import LossKind as LossKind

@@ -127,13 +127,19 @@ class Record:
 
 def record(trainer: dist.SimpleTrainer, net: nn.Module, metrics: dist.TrainingMetrics | None) -> Record:
     assert metrics is not None
+    sharded = trainer if isinstance(trainer, dist.ShardedTrainer) else None
     arrays, meta = trainer.state_dict(list(net.named_parameters()))
+    if sharded is not None:
+        sharded.gather_full_params()
     kinds = "exp_avg", "exp_avg_sq"
     moments = {
         name: (count, *(arrays[f"optimizer.{kind}.{name}"] for kind in kinds))
         for name, count in meta["optimizer"]["steps"].items()
     }
-    return Record(metrics, weights_of(net), moments)
+    weights = weights_of(net)
+    if sharded is not None:
+        sharded.release_params()
+    return Record(metrics, weights, moments)
 
 
 def weights_of(net: nn.Module) -> dict[str, np.ndarray]:
@@ -207,6 +213,8 @@ def train(comm, kind, scenario, bucket=200, hook=dist.all_reduce_hook, on_traine
     net = scenario.net(seed=root - comm.rank)
     trainer = make_trainer(kind, comm, scenario.clip, scenario.accum, bucket, scenario.schedule, hook)
     trainer.broadcast_params(net.named_parameters(), root)
+    if kind == "stage 3":
+        trainer.shard(net, [net])
     on_trainer(trainer)
     records = []
     for step, window in enumerate(scenario.steps):
@@ -217,9 +225,10 @@ def train(comm, kind, scenario, bucket=200, hook=dist.all_reduce_hook, on_traine
             named = list(net.named_parameters())
             turn = (comm.rank + step) % len(named)
             named = named[turn:] + named[:turn]
-            loss = net.loss(*scenario.batch(step, share.rows), share.parts) if share.rows else None
+            rows = share.rows or (0,) * (kind == "stage 3")  # whose ranks make equally many forward passes
+            loss = net.loss(*scenario.batch(step, rows), share.parts) if rows else None
             unequal = scenario.ends == "flush" and kind == "stage 2"  # which sends each micro-batch, if it may
-            if scenario.ends == "no_sync" and i + 1 < len(mine) or unequal:
+            if (scenario.ends == "no_sync" and i + 1 < len(mine)) or unequal:
                 with trainer.no_sync():
                     metrics = feed(trainer, net, loss, len(share.rows), named)
             else:

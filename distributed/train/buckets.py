@@ -83,11 +83,13 @@ class Bucket:
         """The buffer, (size,)."""
         if self._flat is None:
             self._flat = zeros(self.size, dtype=self.params[0].dtype, device=self.params[0].device)
-            ends = itertools.accumulate(p.numel() for p in self.params)
-            self._views = {
-                p.id: self._flat.data[end - p.numel() : end].reshape(p.shape) for p, end in zip(self.params, ends)
-            }
+            self._views = self.views_of(self._flat)
         return self._flat
+
+    def views_of(self, flat: Tensor) -> dict[TensorId, Any]:
+        """Each parameter's place in a buffer of this size, a raw array of its shape."""
+        ends = itertools.accumulate(p.numel() for p in self.params)
+        return {p.id: flat.data[end - p.numel() : end].reshape(p.shape) for p, end in zip(self.params, ends)}
 
     @property
     def views(self) -> dict[TensorId, Any]:

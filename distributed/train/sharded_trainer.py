@@ -10,7 +10,8 @@ whole tensors and all-reduce all gradients.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from .grad_sync import Overlapped, trained_of
 from .parts import PartOfModelRecorder, PartOfModelUpdater
 from .shards import ShareManager, cut, join
 from .step import Named, Params, Precision, Step
+from .units import Units
 
 
 class Shares(Overlapped):
@@ -43,10 +45,13 @@ class Shares(Overlapped):
         super().__init__(communicator, bucket_size_bytes, all_reduce_hook)
         self.stage = stage
         self.own: Optimizer | None = None
+        self.units: Units | None = None
+        """Of the model, in stage 3."""
 
     def settings(self, step: Step) -> dict[str, Any]:
-        """With the stage."""
-        return {**super().settings(step), "the stage": self.stage}
+        """With the stage, and its units."""
+        units = None if self.units is None else [[p.shape for p in unit.params] for unit in self.units.all]
+        return {**super().settings(step), "the stage": self.stage, "the units": units}
 
     def begin(self, step: Step, params: Params, weight: float) -> Named:
         """Where the parameters are others than before, so are the shares: the states are joined, and cut anew."""
@@ -54,6 +59,10 @@ class Shares(Overlapped):
         named = super().begin(step, params, weight)
         if self._agreed is not known:
             self.join_states(step, shares)
+            if self.units is not None and shares is not None:
+                if {p.id for p in trained_of(named)} != {id for share in shares.buckets for id in share.ids}:
+                    raise ValueError("stage 3: since shard(model) other parameters are trained; freeze before it")
+                self.manager = shares
         return named
 
     def join_states(self, step: Step, shares: ShareManager | None) -> None:
@@ -64,7 +73,13 @@ class Shares(Overlapped):
 
     def new_buckets(self, trained: list[Tensor]) -> ShareManager:
         """Buckets with a part for each rank."""
-        return ShareManager(trained, self.communicator, self.bucket_size_bytes, self.stage > 1)
+        if self.stage < 3:
+            return ShareManager(trained, self.communicator, self.bucket_size_bytes, self.stage > 1)
+        if self.units is None:
+            raise RuntimeError("stage 3 gathers weights before they are used: call trainer.shard(model) first")
+        shares = ShareManager(trained, self.communicator, sys.maxsize, True, [unit.params for unit in self.units.all])
+        self.units.keep(shares.buckets)
+        return shares
 
     def shares(self) -> ShareManager:
         """The buckets, which there are from the first reduction on."""
@@ -96,6 +111,10 @@ class Shares(Overlapped):
                     self.shares().mark_grad_ready(p.id, grad)
             self.shares().end_micro_batch()
 
+    def compares(self, step: Step, failed: bool = False) -> bool:
+        """Not in stage 3, where nothing is there twice."""
+        return self.units is None and super().compares(step, failed)
+
     def restart(self, unit: float) -> None:
         """The trainer's optimizer has other states."""
         super().restart(unit)
@@ -118,7 +137,10 @@ class ShareUpdater(PartOfModelUpdater):
         own = self._reducer.optimizer_of(step)
         own.step(grads)
         step.optimizer.timestep = own.timestep
-        self._reducer.shares().spread()
+        if self._reducer.units is None:
+            self._reducer.shares().spread()
+        else:
+            self._reducer.units.changed()
 
 
 class ShardedTrainer(AmpTrainer):
@@ -161,7 +183,7 @@ class ShardedTrainer(AmpTrainer):
         bucket_size_bytes: int = DEFAULT_BUCKET_BYTES,
     ) -> None:
         super().__init__(config, precision, communicator, optimizer, schedule, bucket_size_bytes=bucket_size_bytes)
-        self.stage: int = check_int("stage", stage, 1, 2)
+        self.stage: int = check_int("stage", stage, 1, 3)
         if not self.optimizer.elementwise:
             raise ValueError(
                 f"{type(self).__name__}: {type(self.optimizer).__name__} looks at whole parameters, of which a rank "
@@ -181,6 +203,34 @@ class ShardedTrainer(AmpTrainer):
     def autocast(self, device_type: str | None = None) -> autocast:
         """The context of the forward pass; without a ``precision`` it changes nothing."""
         return super().autocast(device_type) if self._mixed_precision else autocast(device_type, enabled=False)
+
+    # ------------------------------------------------------------------ stage 3
+
+    def shard(self, model: Module, units: Sequence[Module] | None = None) -> None:
+        """Keep only a share of the trained parameters of ``model`` from now on (stage 3; in others, nothing happens).
+
+        Their values must be the same on all ranks: call ``broadcast_params`` before. ``units`` are the modules whose
+        parameters are gathered one by one; None: the entries of the model's only ModuleList. A module that is called
+        has its weights; elsewhere a parameter is NaN, until ``gather_full_params``. A collective of all ranks, which
+        then must all make equally many forward passes, a rank without samples one of weight 0.
+
+        Raises ValueError for a model without blocks, or with several lists of them.
+        """
+        found = Units(model, units) if self.stage > 2 else None
+        if found is not None and self._shares is not None:
+            self._shares.units = found
+            named = self._shares.begin(self._step, model.named_parameters(), 0.0)
+            self._shares.buckets(trained_of(named))
+
+    def gather_full_params(self) -> None:
+        """Have all weights whole on all ranks (boostr): to save or load them, or to use them as one likes."""
+        if self._shares is not None and self._shares.units is not None:
+            self._shares.units.gather()
+
+    def release_params(self) -> None:
+        """Keep only this rank's share of the weights, as they are now (boostr)."""
+        if self._shares is not None and self._shares.units is not None:
+            self._shares.units.release()
 
     def state_dict(self, params: Params) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """As AmpTrainer's, of whole parameters: a collective of all ranks, each of which gets all."""
@@ -204,9 +254,10 @@ class ShardedTrainer(AmpTrainer):
         if self._shares is None:
             return minigrad.memory_report(module, compute_loss, self.optimizer)
         report = minigrad.memory_report(module, compute_loss, self._shares.own)
-        manager = self._shares.manager
-        if manager is not None:
-            report.gradients = sum((b.flat if b.keeps_whole else b.mine).data.nbytes for b in manager.buckets)
+        shares = [] if self._shares.manager is None else self._shares.manager.buckets
+        report.gradients = sum((share.flat if share.keeps_whole else share.mine).data.nbytes for share in shares)
+        if self._shares.units is not None:
+            report.weights += sum(share.weights.data.nbytes for share in shares)
         return report
 
 
@@ -219,3 +270,10 @@ class Zero2Trainer(ShardedTrainer):
 
     def __init__(self, config: TrainingConfig | None, communicator: Communicator, **options: Any) -> None:
         super().__init__(config, communicator, stage=2, **options)
+
+
+class Zero3Trainer(ShardedTrainer):
+    """Stage 3 (boostr)."""
+
+    def __init__(self, config: TrainingConfig | None, communicator: Communicator, **options: Any) -> None:
+        super().__init__(config, communicator, stage=3, **options)

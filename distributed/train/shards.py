@@ -19,7 +19,7 @@ from minigrad.autograd import bump
 from minigrad.optim import Optimizer
 from minigrad.optim.optimizer_state import ParamState, options_of
 
-from ..comm.calls import ReduceOp
+from ..comm.calls import ReduceOp, Work
 from ..comm.communicator import Communicator, all_gather_json
 from .buckets import Bucket, GradientBucketManager, all_reduce_hook
 
@@ -30,11 +30,17 @@ class Piece:
     def __init__(self, p: Tensor, where: slice, place: slice) -> None:
         self.p, self.where, self.place = p, where, place
         self.tensor: Tensor = Tensor.wrap(p.data.reshape(-1)[where], p.device)
-        self._of = p.data
+        self._of: Any = p.data
+
+    def move(self, weights: Tensor) -> None:
+        """View a share's own memory (n,) from now on, which takes over the values."""
+        array, self._of = weights.data[self.place], None
+        weights.device.kernels.elementwise.assign(array, self.tensor.data)
+        self.tensor.data = array
 
     def refresh(self) -> None:
         """View the parameter's memory of now, which the program may have replaced."""
-        if self._of is not self.p.data:
+        if self._of is not None and self._of is not self.p.data:
             self._of, self.tensor.data = self.p.data, self.p.data.reshape(-1)[self.where]
 
 
@@ -114,6 +120,27 @@ class Share(Bucket):
             p.device.kernels.elementwise.assign(p.data, self.views[p.id])
         bump(self.params)
         self.free()
+
+    def keep_weights(self) -> None:
+        """From now on the pieces are in memory of the share."""
+        self.weights: Tensor = zeros(self.mine.numel(), dtype=self.mine.dtype, device=self.mine.device)
+        for piece in self.pieces:
+            piece.move(self.weights)
+
+    def gather_weights(self, flat: Tensor) -> Work:
+        """Begin to write all ranks' weights into ``flat`` (size,)."""
+        return self.communicator.all_gather(self.weights, flat, async_op=True)
+
+    def show(self, flat: Tensor) -> None:
+        """Let the parameters be views of these weights."""
+        views = self.views_of(flat)
+        for p in self.params:
+            p.data = views[p.id]
+
+    def take_weights(self) -> None:
+        """Keep what is this rank's of the parameters' values."""
+        for piece in self.pieces:
+            self.mine.device.kernels.elementwise.assign(piece.tensor.data, piece.p.data.reshape(-1)[piece.where])
 
     def free(self) -> None:
         """Give the bucket's memory back, if it is not kept."""
@@ -225,10 +252,9 @@ def join(own: Optimizer, whole: Optimizer, shares: ShareManager) -> None:
                     device.kernels.elementwise.assign(part.data[piece.place], state.arrays[kind])
             gathered = zeros(share.size, dtype=dtype, device=device)
             share.communicator.all_gather(part, gathered)
-            start = 0
+            views = share.views_of(gathered)
             for p, step, kinds in entries:
                 if kind in kinds:
-                    array = device.kernels.copy(gathered.data[start : start + p.numel()].reshape(p.shape))
+                    array = device.kernels.copy(views[p.id])
                     whole.state.setdefault(p.id, ParamState(device, step)).arrays[kind] = array
-                start += p.numel()
     whole.timestep = own.timestep

@@ -183,7 +183,7 @@ def test_a_run_goes_on_in_any_stage_on_any_number_of_ranks(stage):
     for world, kind in [(2, "stage 1"), (3, "stage 2"), (2, "bucketed"), (1, "stage 2")]:
         again, _ = run(world, (2,), kind, saved)
         dp.assert_same_run([run(4, (3,), f"stage {stage}", again)[1]], want[-1:])
-    whole, record = run(3, (0, 1, 2, 3), f"stage {stage}", None)
+    _, record = run(3, (0, 1, 2, 3), f"stage {stage}", None)
     assert run(3, (2, 3), f"stage {stage}", saved)[1].bits() == record.bits()
 
 
