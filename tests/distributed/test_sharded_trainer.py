@@ -11,10 +11,10 @@ from ranks import requires_mpi, run_ranks
 from refusals import raises
 
 import minigrad
-from minigrad import Tensor, nn, optim
+from minigrad import Tensor, models, nn, optim
 from minigrad import distributed as dist
 
-STAGES = (1, 2)
+STAGES = (1, 2, 3)
 ALL_STAGES = pytest.mark.parametrize("stage", STAGES)
 LAYERS, WIDTH = 8, 256
 
@@ -37,6 +37,7 @@ def trained(comm, stage, dtype=np.float32, steps=2):
     adamw, bucket = optim.AdamW(net.named_parameters(), master_weights=True), WIDTH * WIDTH * 4
     if stage:
         trainer = dist.ShardedTrainer(None, comm, adamw, stage=stage, bucket_size_bytes=bucket)
+        trainer.shard(net, list(net))
     else:
         trainer = dist.BucketedTrainer(None, comm, adamw, bucket_size_bytes=bucket)
     for _ in range(steps):
@@ -56,7 +57,7 @@ def test_a_rank_keeps_what_the_paper_says(stage, dtype, world):
     psi = LAYERS * WIDTH * WIDTH
     weight, states = (4, 8) if dtype == np.float32 else (2, 12)
     want = {
-        "weights": weight * psi,
+        "weights": weight * psi / (1 if stage < 3 else world),
         "gradients": weight * psi / (1 if stage < 2 else world),
         "optimizer": states * psi / world,
     }
@@ -89,11 +90,12 @@ def test_a_rank_keeps_what_the_paper_says(stage, dtype, world):
     assert allocated["all"] == pytest.approx(world * sum(want.values()), rel=0.05)
 
 
-def test_no_rank_has_whole_gradients_in_stage_2_also_between_micro_batches():
+@pytest.mark.parametrize("stage", [2, 3])
+def test_no_rank_has_whole_gradients_or_weights_also_between_micro_batches(stage):
     layer = WIDTH * WIDTH * 4
 
     def peak(comm: dist.ThreadCommunicator) -> int:
-        net, trainer = trained(comm, 2, steps=1)
+        net, trainer = trained(comm, stage, steps=1)
         trainer.config = trainer.config.with_grad_accum_steps(3)
         trainer._step.accumulator = trainer.config.accumulator()
         trainer.backward_and_step(loss_of(net), net.named_parameters())
@@ -125,12 +127,12 @@ def sent_in_a_step(comm, stage) -> int:
 
 
 @pytest.mark.parametrize("world", [2, 4])
-def test_a_step_sends_as_many_bytes_as_the_all_reduce(world):
+def test_a_step_sends_as_many_bytes_as_the_all_reduce_and_in_stage_3_half_as_many_again(world):
     plain, *sharded = [dist.run_threads(world, partial(sent_in_a_step, stage=i), timeout=30)[0] for i in (0, *STAGES)]
     gradients = 4 * LAYERS * WIDTH * WIDTH
     assert gradients * 2 * (world - 1) / world < plain < 1.01 * gradients * 2 * (world - 1) / world
     for stage, sent in zip(STAGES, sharded):
-        assert sent < 1.05 * plain, stage
+        assert sent < (1.05 if stage < 3 else 1.55) * plain, stage
 
 
 # ---------------------------------------------------------------------- precision, states
@@ -140,20 +142,33 @@ def test_a_step_sends_as_many_bytes_as_the_all_reduce(world):
 def test_a_step_that_overflows_in_one_share_is_left_out_on_all_ranks(stage):
     """Else it is AmpTrainer's, to the bit: without clipping nothing is summed in another order."""
 
+    class Squares(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.p = nn.Parameter(minigrad.ones(6))
+
+        def forward(self, factor: float) -> Tensor:
+            y = (self.p.square() * Tensor([1, 1, 1, 1, 1, factor])).sum()
+            return y / max(factor, 1.0) * min(factor, 1e33)
+
     def body(comm: dist.ThreadCommunicator, stage: int) -> tuple:
-        p = nn.Parameter(minigrad.ones(6))
+        net = Squares()
         config, fp16 = dist.TrainingConfig(max_grad_norm=None), dist.MixedPrecisionConfig.fp16()
         trainer = (
             dist.ShardedTrainer(config, comm, stage=stage, precision=fp16)
             if stage
             else dist.AmpTrainer(config, fp16, comm)
         )
+        if stage:
+            trainer.shard(net, [net])
         found = []
         for factor in (1.0, 1e35, 2.0):
             with trainer.autocast():
-                loss = (p.square() * Tensor([1, 1, 1, 1, 1, factor])).sum() / max(factor, 1.0) * min(factor, 1e33)
-            found.append(repr(trainer.backward_and_step(loss, [p])))
-        return found, trainer.loss_scale, trainer.skipped_steps, p.tolist()
+                loss = net(factor)
+            found.append(repr(trainer.backward_and_step(loss, net.named_parameters())))
+        if stage:
+            trainer.gather_full_params()
+        return found, trainer.loss_scale, trainer.skipped_steps, net.p.tolist()
 
     plain, *others = [dist.run_threads(3, partial(body, stage=i), timeout=30) for i in (0, stage)]
     assert others == [plain] and plain[0][2] == 1
@@ -171,20 +186,74 @@ def test_a_run_goes_on_in_any_stage_on_any_number_of_ranks(stage):
         if saved is not None:
             net.load_state_dict(saved[0])
             trainer.load_state_dict(params.items(), *saved[1])
+        if kind == "stage 3":
+            trainer.shard(net, [net])
         for step in steps:
             rows = np.array_split(np.arange(dp.ROWS), comm.world_size)[comm.rank]
             metrics = dp.feed(trainer, net, net.loss(*scenario.batch(step, rows)), len(rows))
-        return (dp.weights_of(net), trainer.state_dict(params.items())), dp.record(trainer, net, metrics)
+        found = dp.record(trainer, net, metrics)
+        return (found.weights, trainer.state_dict(params.items())), found
 
     def run(world, *args):
         return dist.run_threads(world, partial(part, steps=args[0], kind=args[1], saved=args[2]), timeout=30)[0]
 
     saved, _ = run(3, (0, 1), f"stage {stage}", None)
-    for world, kind in [(2, "stage 1"), (3, "stage 2"), (2, "bucketed"), (1, "stage 2")]:
+    for world, kind in [(2, "stage 1"), (3, "stage 2"), (2, "stage 3"), (2, "bucketed"), (1, "stage 2")]:
         again, _ = run(world, (2,), kind, saved)
         dp.assert_same_run([run(4, (3,), f"stage {stage}", again)[1]], want[-1:])
     _, record = run(3, (0, 1, 2, 3), f"stage {stage}", None)
     assert run(3, (2, 3), f"stage {stage}", saved)[1].bits() == record.bits()
+
+
+# ---------------------------------------------------------------------- weights of blocks
+
+
+@pytest.mark.parametrize("options", [{}, {"tied": False}, {"checkpoint_blocks": True}], ids=str)
+@pytest.mark.parametrize("world", [2, 3])
+def test_blocks_are_gathered_forward_and_backward(world, options):
+    """Five blocks in two buffers, a head that is or is not the embedding; each step of two micro-batches."""
+    nets = []
+    for _ in range(world + 1):
+        minigrad.manual_seed(3)
+        nets.append(models.GPT2(models.GPT2Config(37, 8, n_layer=5, n_head=2, n_embd=16, **options)).double())
+    tokens = np.random.default_rng(3).integers(0, 37, (3, 2, 3, 9))  # of a step and micro-batch
+    config = dist.TrainingConfig(0.01, max_grad_norm=0.5, grad_accum_steps=2)
+
+    def body(comm, net, trainer) -> list[dp.Record]:
+        params, records = list(net.named_parameters()), []
+        if isinstance(trainer, dist.ShardedTrainer):
+            trainer.shard(net)
+        for batches in tokens:
+            for rows in batches:
+                x = rows[comm.rank :: comm.world_size]
+                loss = net.loss(Tensor(x[:, :-1]), Tensor(x[:, 1:]))
+                metrics = dp.feed(trainer, net, loss, len(x), params)
+            records.append(dp.record(trainer, net, metrics))
+            with minigrad.no_grad():
+                assert np.isfinite(net.loss(Tensor(rows[:, :-1]), Tensor(rows[:, 1:])).item())
+        return records
+
+    want = body(dist.NoOpCommunicator(), nets[-1], dist.SimpleTrainer(config))
+    make = partial(dist.Zero3Trainer, config)
+    for got in dist.run_threads(world, lambda comm: body(comm, nets[comm.rank], make(comm)), timeout=30):
+        dp.assert_same_run(got, want)
+
+
+def test_weights_that_are_not_gathered_are_nan_and_what_was_written_to_whole_ones_stays():
+    def body(comm: dist.ThreadCommunicator) -> None:
+        net, trainer = trained(comm, 3)
+        assert all(p.isnan().all() and p.shape == (WIDTH, WIDTH) for p in net.parameters())
+        loss = loss_of(net)
+        trainer.gather_full_params()
+        with minigrad.no_grad():
+            for p in net.parameters():
+                p.copy_(minigrad.eye(WIDTH))
+        trainer.release_params()
+        raises(RuntimeError, "before the weights were changed or gathered", loss.backward)
+        whole = minigrad.ones(1, WIDTH)
+        assert net(whole).equal(whole) and net[0].weight.isnan().all()
+
+    dist.run_threads(2, body, timeout=30)
 
 
 # ---------------------------------------------------------------------- what is refused
@@ -199,6 +268,22 @@ def test_what_cannot_be_sharded_is_refused():
     raises(ValueError, "Lamb looks at whole", lambda: make(optim.Lamb([p])))
     raises(ValueError, "whole gradients", lambda: dist.ZeroTrainer(dist.TrainingConfig(reproducible=True), comm))
     raises(TypeError, "communicator is of type int", lambda: dist.Zero2Trainer(None, 4))
+    raises(ValueError, "Linear has 0 ModuleLists.*pass units=", lambda: make(stage=3).shard(nn.Linear(2, 2)))
+    make(stage=3, optimizer=optim.SGD([p], lr=0.1))
+
+
+def test_stage_3_is_told_of_its_model():
+    def body(comm: dist.ThreadCommunicator) -> None:
+        net, trainer = nn.Linear(2, 2), dist.Zero3Trainer(None, comm)
+        trainer.broadcast_params(net.named_parameters())
+        step = lambda: trainer.backward_and_step(net(minigrad.ones(1, 2)).sum(), net.named_parameters())  # noqa: E731
+        raises(RuntimeError, r"call trainer.shard\(model\) first", step)
+        trainer.shard(net, [net])
+        assert step() is not None
+        net.bias.requires_grad_(False)
+        raises(ValueError, "other parameters are trained", step)
+
+    dist.run_threads(2, body, timeout=30)
 
 
 def test_ranks_in_different_stages_say_so_and_do_not_hang():

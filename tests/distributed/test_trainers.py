@@ -14,10 +14,11 @@ from minigrad import GradStore, Tensor, dtypes, nn, optim
 from minigrad import distributed as dist
 
 ALL_KINDS = pytest.mark.parametrize("kind", dp.KINDS)
+RUN_KINDS = pytest.mark.parametrize("kind", [*dp.KINDS, "stage 3"])  # which is told of its model by ``dp.run``
 SIZES = [(5, 7), (12, 0), (0, 1, 11), (3, 0, 8, 1)]  # 0: the rank has no samples
 
 
-@ALL_KINDS
+@RUN_KINDS
 @pytest.mark.parametrize("clip", [None, 0.3])
 @pytest.mark.parametrize("accum", [1, 4])
 @pytest.mark.parametrize(("world", "bucket"), [(1, 200), (2, 16), (3, 200), (4, 16), (4, 25 * 2**20)])
@@ -26,7 +27,7 @@ def test_ranks_are_one_process(kind, world, accum, clip, bucket):
     dp.assert_same_run(dp.run(kind, scenario, bucket), dp.alone(scenario))
 
 
-@ALL_KINDS
+@RUN_KINDS
 @pytest.mark.parametrize("accum", [1, 3])
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_unequal_shards_count_by_their_samples(kind, sizes, accum):
@@ -44,14 +45,14 @@ def assert_as_exact_as_one_process(got: list[dp.Record], scenario: dp.Scenario) 
     return bound
 
 
-@ALL_KINDS
+@RUN_KINDS
 @pytest.mark.parametrize("sizes", [(6, 6), (5, 0, 7)], ids=str)
 def test_float32_ranks_round_no_worse_than_one_process(kind, sizes):
     scenario = dp.Scenario(dp.shares(len(sizes), steps=8, sizes=sizes), dtype=np.float32, clip=1.0)
     assert assert_as_exact_as_one_process(dp.run(kind, scenario), scenario) < 1e-4
 
 
-@ALL_KINDS
+@RUN_KINDS
 @pytest.mark.parametrize("dtype", [dtypes.float16, dtypes.bfloat16], ids=str)
 def test_half_width_parameters_stay_equal_on_all_ranks(kind, dtype):
     scenario = dp.Scenario(dp.shares(3, steps=4), dtype=dtype, clip=1.0)
@@ -80,7 +81,7 @@ PRESENCE = {
 }
 
 
-@ALL_KINDS
+@RUN_KINDS
 @pytest.mark.parametrize("clip", [None, 0.3])
 @pytest.mark.parametrize("pattern", PRESENCE)
 def test_parameters_that_are_not_always_used(kind, pattern, clip):
@@ -95,7 +96,7 @@ def test_parameters_that_are_not_always_used(kind, pattern, clip):
         assert [r.moments["side"][0] for r in records] == [1, 1, 1, 2]
 
 
-@ALL_KINDS
+@RUN_KINDS
 @pytest.mark.parametrize("bucket", [16, 10**6])
 @pytest.mark.parametrize("change", [{"tied": True}, {"frozen": ("side", "bias")}, {"dtype": np.float32, "mixed": True}])
 def test_tied_frozen_and_mixed_parameters(kind, bucket, change):
@@ -162,7 +163,7 @@ def test_parameters_may_be_frozen_and_join_between_steps(kind):
 # ---------------------------------------------------------------------- windows and schedules
 
 
-@ALL_KINDS
+@RUN_KINDS
 def test_the_schedule_is_followed(kind):
     schedule = optim.CosineAnnealing(0.05, 0.001, warmup_steps=2, total_steps=5)
     scenario = dp.Scenario(dp.shares(2, steps=6), schedule=schedule)
@@ -171,7 +172,7 @@ def test_the_schedule_is_followed(kind):
     assert [r.metrics.lr for r in records] == [schedule.get_lr(i) for i in range(6)]
 
 
-@ALL_KINDS
+@RUN_KINDS
 def test_no_sync_makes_windows_longer_and_sends_nothing(kind):
     scenario = dp.Scenario(dp.shares(2, accum=3), ends="no_sync", clip=0.3)
     dp.assert_same_run(dp.run(kind, scenario), dp.alone(scenario))
