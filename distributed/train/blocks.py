@@ -44,19 +44,8 @@ class BlockLayout:
         A shared parameter, such as a tied head's, belongs where the model names it first. Raises ValueError if there is
         no such list, or several to choose from.
         """
-        lists = {name: module for name, module in model.named_modules() if isinstance(module, ModuleList)}
-        outer = [name for name in lists if not any(name.startswith(f"{other}.") for other in lists)]
-        if blocks is None:
-            if len(outer) != 1:
-                found_lists = ", ".join(outer) or "none"
-                raise ValueError(
-                    f"{type(model).__name__} has {len(outer)} ModuleLists ({found_lists}), expected one; pass "
-                    "blocks= with the name of the one that holds the blocks"
-                )
-            blocks = outer[0]
-        elif blocks not in lists:
-            raise ValueError(f"blocks is {blocks!r}; {type(model).__name__} has the ModuleLists {', '.join(lists)}")
-        found: dict[str, Named] = {f"block {i}": [] for i in reversed(range(len(lists[blocks])))}
+        blocks, modules = blocks_of(model, blocks, "the name of the one that holds the blocks")
+        found: dict[str, Named] = {f"block {i}": [] for i in reversed(range(len(modules)))}
         after: dict[str, Named] = {}
         embedding: Named = []
         seen = False
@@ -69,12 +58,28 @@ class BlockLayout:
             else:
                 embedding.append((name, p))
         groups = [*found.items(), *reversed(after.items()), ("embedding", embedding)]
-        return cls(tuple((name, named) for name, named in groups if named), len(lists[blocks]))
+        return cls(tuple((name, named) for name, named in groups if named), len(modules))
 
     @property
     def names(self) -> list[str]:
         """The groups' names, in order."""
         return [name for name, _ in self.groups]
+
+
+def blocks_of(model: Module, name: str | None, advice: str) -> tuple[str, ModuleList]:
+    """The model's ModuleList of that name (None: the only one that is in no other), with its name.
+
+    Raises ValueError, with ``advice``, if there is none, or several to choose from.
+    """
+    lists = {name: module for name, module in model.named_modules() if isinstance(module, ModuleList)}
+    outer = [name for name in lists if not any(name.startswith(f"{other}.") for other in lists)]
+    if name is None and len(outer) != 1:
+        found = f"{len(outer)} ModuleLists ({', '.join(outer) or 'none'})"
+        raise ValueError(f"{type(model).__name__} has {found}, expected one; pass blocks= with {advice}")
+    name = outer[0] if name is None else name
+    if name not in lists:
+        raise ValueError(f"blocks is {name!r}; {type(model).__name__} has the ModuleLists {', '.join(lists)}")
+    return name, lists[name]
 
 
 class NonFiniteBlockGradientError(NonFiniteGradientError):

@@ -77,7 +77,7 @@ class Shares(Overlapped):
             return ShareManager(trained, self.communicator, self.bucket_size_bytes, self.stage > 1)
         if self.units is None:
             raise RuntimeError("stage 3 gathers weights before they are used: call trainer.shard(model) first")
-        shares = ShareManager(trained, self.communicator, sys.maxsize, True, [unit.params for unit in self.units.all])
+        shares = ShareManager(trained, self.communicator, sys.maxsize, True, [u.params for u in self.units.all[::-1]])
         self.units.keep(shares.buckets)
         return shares
 
@@ -206,17 +206,17 @@ class ShardedTrainer(AmpTrainer):
 
     # ------------------------------------------------------------------ stage 3
 
-    def shard(self, model: Module, units: Sequence[Module] | None = None) -> None:
+    def shard(self, model: Module, blocks: Sequence[Module] | None = None) -> None:
         """Keep only a share of the trained parameters of ``model`` from now on (stage 3; in others, nothing happens).
 
-        Their values must be the same on all ranks: call ``broadcast_params`` before. ``units`` are the modules whose
+        Their values must be the same on all ranks: call ``broadcast_params`` before. ``blocks`` are the modules whose
         parameters are gathered one by one; None: the entries of the model's only ModuleList. A module that is called
         has its weights; elsewhere a parameter is NaN, until ``gather_full_params``. A collective of all ranks, which
         then must all make equally many forward passes, a rank without samples one of weight 0.
 
         Raises ValueError for a model without blocks, or with several lists of them.
         """
-        found = Units(model, units) if self.stage > 2 else None
+        found = Units(model, blocks) if self.stage > 2 else None
         if found is not None and self._shares is not None:
             self._shares.units = found
             named = self._shares.begin(self._step, model.named_parameters(), 0.0)

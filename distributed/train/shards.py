@@ -30,18 +30,23 @@ class Piece:
     def __init__(self, p: Tensor, where: slice, place: slice) -> None:
         self.p, self.where, self.place = p, where, place
         self.tensor: Tensor = Tensor.wrap(p.data.reshape(-1)[where], p.device)
+        self.tensor._version = p._version
         self._of: Any = p.data
-
-    def move(self, weights: Tensor) -> None:
-        """View a share's own memory (n,) from now on, which takes over the values."""
-        array, self._of = weights.data[self.place], None
-        weights.device.kernels.elementwise.assign(array, self.tensor.data)
-        self.tensor.data = array
 
     def refresh(self) -> None:
         """View the parameter's memory of now, which the program may have replaced."""
         if self._of is not None and self._of is not self.p.data:
             self._of, self.tensor.data = self.p.data, self.p.data.reshape(-1)[self.where]
+
+    def move(self, weights: Tensor) -> None:
+        """View a share's own memory (n,) from now on."""
+        self._of, self.tensor = None, Tensor.wrap(weights.data[self.place], weights.device)
+        self.take()
+
+    def take(self) -> None:
+        """Copy the parameter's values to the share's own memory."""
+        self.p.device.kernels.elementwise.assign(self.tensor.data, self.p.data.reshape(-1)[self.where])
+        bump([self.tensor])
 
 
 class Share(Bucket):
@@ -67,10 +72,7 @@ class Share(Bucket):
             if a < b:
                 self.pieces.append(Piece(p, slice(a - start, b - start), slice(a, b)))
             start += p.numel()
-        self.came: set[TensorId] = set()
-        """The parameters that had a gradient in a micro-batch before."""
         self._received: Tensor | None = None
-        self._has_sum = False
 
     @property
     def reduced(self) -> Tensor:
@@ -83,28 +85,17 @@ class Share(Bucket):
         views = [(piece.tensor, self.mine.data[piece.place]) for piece in self.pieces if piece.p.id not in without]
         return GradStore({tensor.id: Tensor.wrap(view, self.mine.device) for tensor, view in views})
 
-    def scatter(self) -> None:
-        """Begin to add up this rank's part over the ranks."""
-        self._received = empty_like(self.mine) if self._has_sum else self.mine
+    def scatter(self, add: bool) -> None:
+        """Begin to reduce this rank's part, which may have to be added to what is there."""
+        self._received = empty_like(self.mine) if add else self.mine
         self.work = self.communicator.reduce_scatter(self.flat, self._received, ReduceOp.AVG, async_op=True)
 
     def wait(self) -> None:
-        """Until it is reduced, if it was sent, and added to the sum of the micro-batches before."""
+        """Until it is reduced, if it was sent, and added."""
         super().wait()
         received, self._received = self._received, None
         if received is not None and received is not self.mine:
             self.mine.device.kernels.elementwise.add_into(self.mine.data, received.data)
-        self.free()
-
-    def next_micro_batch(self) -> None:
-        """What comes now is added to what is there."""
-        self._has_sum = True
-        self.ready.clear()
-
-    def reset(self) -> None:
-        """A new window begins."""
-        self.came.clear()
-        self._has_sum = False
         self.free()
 
     def gather(self) -> None:
@@ -118,7 +109,8 @@ class Share(Bucket):
         super().wait()
         for p in self.params:
             p.device.kernels.elementwise.assign(p.data, self.views[p.id])
-        bump(self.params)
+        here = {piece.p.id for piece in self.pieces}  # whose change the optimizer has counted
+        bump([p for p in self.params if p.id not in here])
         self.free()
 
     def keep_weights(self) -> None:
@@ -136,11 +128,6 @@ class Share(Bucket):
         views = self.views_of(flat)
         for p in self.params:
             p.data = views[p.id]
-
-    def take_weights(self) -> None:
-        """Keep what is this rank's of the parameters' values."""
-        for piece in self.pieces:
-            self.mine.device.kernels.elementwise.assign(piece.tensor.data, piece.p.data.reshape(-1)[piece.where])
 
     def free(self) -> None:
         """Give the bucket's memory back, if it is not kept."""
@@ -162,13 +149,14 @@ class ShareManager(GradientBucketManager):
         micro_batches: bool,
         groups: Sequence[Sequence[Tensor]] | None = None,
     ) -> None:
-        self._micro_batches = micro_batches
-        self._communicator = communicator
+        self._micro_batches, self.communicator = micro_batches, communicator
+        self._came: set[TensorId] = set()  # the parameters that had a gradient in micro-batches before
+        self._adds = False
         super().__init__(params, communicator, bucket_size_bytes, all_reduce_hook, groups=groups)
 
     def new_bucket(self, params: Sequence[Tensor]) -> Share:
         """A share."""
-        return Share(params, self._communicator, not self._micro_batches)
+        return Share(params, self.communicator, not self._micro_batches)
 
     @property
     def pieces(self) -> list[Piece]:
@@ -177,7 +165,7 @@ class ShareManager(GradientBucketManager):
 
     def is_ready(self, id: TensorId) -> bool:
         """Whether the parameter had a gradient in this window."""
-        return super().is_ready(id) or any(id in share.came for share in self.buckets)
+        return super().is_ready(id) or id in self._came
 
     def mark_grad_ready(self, id: TensorId, grad: Tensor) -> None:
         """As the base's; but where the bucket's memory is given back, ``grad`` is empty afterwards."""
@@ -189,23 +177,24 @@ class ShareManager(GradientBucketManager):
         """Begin to reduce a bucket, when the one before has arrived if no more than two are to be whole."""
         if self._micro_batches and self._launched:
             self.buckets[self._launched - 1].wait()
-        self.buckets[self._launched].scatter()
+        self.buckets[self._launched].scatter(self._adds)
 
     def end_micro_batch(self) -> None:
         """Reduce the gradients of a micro-batch that does not end the window."""
-        for share in self.buckets:
-            share.came |= share.ready
+        self._came.update(*(share.ready for share in self.buckets))
         self.launch_rest()
         for share in self.buckets:
             share.wait()
-            share.next_micro_batch()
-        self._launched = 0
+            share.ready.clear()
+        self._launched, self._adds = 0, True
 
     def reset(self) -> None:
         """Drop the window and begin a new one, after waiting for what is under way."""
         super().reset()
+        self._came.clear()
+        self._adds = False
         for share in self.buckets:
-            share.reset()
+            share.free()
 
     def spread(self) -> None:
         """Give all ranks the values of all pieces; one bucket travels while another is written into its parameters."""
@@ -239,7 +228,7 @@ def join(own: Optimizer, whole: Optimizer, shares: ShareManager) -> None:
     for piece in shares.pieces:
         if (state := own.state.get(piece.tensor.id)) is not None:
             mine[whole.name_of(piece.p)] = [state.step, sorted(state.arrays)]
-    everyone = all_gather_json(shares.buckets[0].communicator, mine)
+    everyone = all_gather_json(shares.communicator, mine)
     known = {name: entry for one in everyone for name, entry in one.items()}
     for share in shares.buckets:
         entries = [(p, *known.get(whole.name_of(p), (0, []))) for p in share.params]

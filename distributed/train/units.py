@@ -18,11 +18,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from minigrad import Tensor, empty, full
+from minigrad import Tensor, full
 from minigrad.autograd import Function, bump
-from minigrad.nn import Module, ModuleList
+from minigrad.nn import Module
 
 from ..comm.calls import Work
+from .blocks import blocks_of
 from .shards import Share
 
 
@@ -33,6 +34,10 @@ class Unit:
         self.slot, self.params = slot, params
         self.shares: list[Share] = []
         self.arriving: list[tuple[Share, Tensor, Work]] = []
+
+    def gather(self, share: Share, flat: Tensor) -> None:
+        """Begin to gather one of its shares into ``flat`` (size,)."""
+        self.arriving.append((share, flat, share.gather_weights(flat)))
 
     def show(self) -> None:
         """Let the parameters be what is being gathered, when it has arrived."""
@@ -67,34 +72,29 @@ class Rejoin(Function):
 
 
 class Units:
-    """The blocks of ``model``, or the modules that are chosen, and the rest of its trained parameters.
+    """The rest of a model's trained parameters (number 0), and its blocks, or other modules that are chosen (1 and on).
 
-    A parameter that two units use, or one and the rest, is one of the rest. ValueError for a model without blocks.
+    A parameter that two units use is one of the rest. Raises ValueError for a model without blocks.
     """
 
     def __init__(self, model: Module, blocks: Sequence[Module] | None) -> None:
-        blocks = blocks_of(model) if blocks is None else blocks
+        if blocks is None:
+            blocks = list(blocks_of(model, None, "the modules to gather one by one, such as [model]")[1])
         within = {id(module) for block in blocks for module in block.modules()}
         outside = [module for module in model.modules() if id(module) not in within]
+        self._modules = list(enumerate(blocks, 1)), outside
         uses = Counter(p.id for block in blocks for p in block.parameters())
         uses.update(p.id for module in outside for p in vars(module)["_parameters"].values() if p is not None)
-        trained = [p for p in model.parameters() if p.requires_grad]
-        alone = {p.id for p in trained if uses[p.id] == 1}
-        self.blocks = [Unit(i % 2, [p for p in block.parameters() if p.id in alone]) for i, block in enumerate(blocks)]
-        inner = {p.id for unit in self.blocks for p in unit.params}
-        self.rest = Unit(2, [p for p in trained if p.id not in inner])
+        alone = [[p for p in block.parameters() if p.requires_grad and uses[p.id] == 1] for block in blocks]
+        known = {p.id for params in alone for p in params}
+        rest = Unit(2, [p for p in model.parameters() if p.requires_grad and p.id not in known])
+        self.all: list[Unit] = [rest, *(Unit(i % 2, params) for i, params in enumerate(alone))]
         self.buffers: dict[Any, Tensor] = {}
         self.holders: dict[int, Unit] = {}
         """By slot, the unit that is in its buffers."""
         self.whole: bool = False
         """Whether all are gathered, by ``gather``."""
         self._ahead, self._changes = 1, 0
-        self._modules = blocks, outside
-
-    @property
-    def all(self) -> list[Unit]:
-        """In the order in which backward ends with them."""
-        return [*reversed(self.blocks), self.rest]
 
     def keep(self, shares: Sequence[Share]) -> None:
         """From now on a rank has only its shares of the weights."""
@@ -104,37 +104,26 @@ class Units:
             for share in unit.shares:
                 share.keep_weights()
             unit.hide()
-        self._sizes = Counter[Any]()
-        for unit in self.all:
-            for share in unit.shares:
-                key = unit.slot, share.mine.dtype
-                self._sizes[key] = max(self._sizes[key], share.size)
         blocks, outside = self._modules
-        for i, block in enumerate(blocks):
+        for i, block in blocks:
             block.register_forward_pre_hook(functools.partial(self._before, i))
             block.register_forward_hook(functools.partial(self._after, i))
         for module in outside:
-            module.register_forward_pre_hook(self._before_rest)
+            module.register_forward_pre_hook(functools.partial(self._before, 0))
 
     # ------------------------------------------------------------------ forward and backward
 
-    def _before_rest(self, *call: Any) -> None:
-        self._ahead = 1
-        if not self.whole and self.holders.get(self.rest.slot) is not self.rest:
-            self._start(self.rest)
-            self.rest.show()
-            if self.blocks:
-                self._start(self.blocks[0])
-
     def _before(self, i: int, *call: Any) -> None:
-        """Unit i is about to be used: have it, and begin to gather the one that comes next."""
-        if not self.whole:
-            self._start(self.rest)
-            self.rest.show()
-            self._start(self.blocks[i])
-            self.blocks[i].show()
-            if 0 <= i + self._ahead < len(self.blocks):
-                self._start(self.blocks[i + self._ahead])
+        """Unit i is about to be used: have it and the rest, and begin to gather the one that comes next."""
+        if self.whole:
+            return
+        first = self.holders.get(2) is None
+        for unit in (self.all[0], self.all[i]):
+            self._start(unit)
+            unit.show()
+        self._ahead = self._ahead if i else 1
+        if (i or first) and 0 < i + self._ahead < len(self.all):
+            self._start(self.all[i + self._ahead])
 
     def _after(self, i: int, module: Module, args: Any, y: Any) -> Any:
         if isinstance(y, tuple):
@@ -160,53 +149,35 @@ class Units:
         for share in unit.shares:
             key = unit.slot, share.mine.dtype
             if key not in self.buffers:
-                self.buffers[key] = empty((self._sizes[key],), dtype=share.mine.dtype, device=share.mine.device)
-            flat = Tensor.wrap(self.buffers[key].data[: share.size], share.mine.device)
-            unit.arriving.append((share, flat, share.gather_weights(flat)))
+                others = [other for at in self.all if at.slot == unit.slot for other in at.shares]
+                size = max(other.size for other in others if other.mine.dtype == share.mine.dtype)
+                self.buffers[key] = share.mine.new_empty((size,))
+            unit.gather(share, Tensor.wrap(self.buffers[key].data[: share.size], share.mine.device))
 
     # ------------------------------------------------------------------ between steps
 
     def changed(self) -> None:
-        """The weights have changed: what was gathered is free."""
+        """The weights have changed: what was gathered is free, or gathered again."""
         self._changes += 1
-        for unit in self.holders.values():
-            unit.hide()
         self.holders.clear()
         self.buffers.clear()
         for unit in self.all:
+            unit.hide()
             bump(unit.params)
-        if self.whole:
-            self.gather()
+            for share in unit.shares if self.whole else []:
+                unit.gather(share, share.mine.new_empty((share.size,)))
+            unit.show()
 
     def gather(self) -> None:
         """Have all weights whole, in memory of their own."""
-        self.whole = False
-        self.changed()
-        for unit in self.all:
-            for share in unit.shares:
-                flat = empty((share.size,), dtype=share.mine.dtype, device=share.mine.device)
-                unit.arriving.append((share, flat, share.gather_weights(flat)))
-            unit.show()
-        self.whole = True
+        if not self.whole:
+            self.whole = True
+            self.changed()
 
     def release(self) -> None:
         """Take over what the whole weights have become, and keep only shares of them."""
         if self.whole:
+            for piece in (piece for unit in self.all for share in unit.shares for piece in share.pieces):
+                piece.take()
             self.whole = False
-            for unit in self.all:
-                for share in unit.shares:
-                    share.take_weights()
-                unit.hide()
             self.changed()
-
-
-def blocks_of(model: Module) -> list[Module]:
-    """The entries of the model's only ModuleList that is in no other; ValueError if there is none, or several."""
-    lists = {name: module for name, module in model.named_modules() if isinstance(module, ModuleList)}
-    outer = [name for name in lists if not any(name.startswith(f"{other}.") for other in lists)]
-    if len(outer) != 1:
-        raise ValueError(
-            f"{type(model).__name__} has {len(outer)} ModuleLists ({', '.join(outer) or 'none'}), expected one, of its "
-            "blocks; pass units= with the modules that are to be gathered one by one, such as [model]"
-        )
-    return list(lists[outer[0]].children())
