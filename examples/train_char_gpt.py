@@ -392,10 +392,8 @@ class TrainingRun:
             val_loss = self.validate()
             self.write({"step": step, "val_loss": val_loss})
             self.say(f"step {step:5d}  train loss {metrics.loss:.4f}  validation loss {val_loss:.4f}")
-        if self.rank == 0 and s.sample_every and (step % s.sample_every == 0 or step == s.steps):
-            text = self.sample()
-            self.write({"step": step, "sample": text})
-            self.say(f"{'-' * 30} sample\n{text}\n{'-' * 37}")
+        if s.sample_every and (step % s.sample_every == 0 or step == s.steps):
+            self.show_sample(step)
         if step % s.save_every == 0:
             self.save()
 
@@ -414,6 +412,12 @@ class TrainingRun:
             step = self.trainer.global_step
             raise NonFiniteLossError(f"the validation loss after step {step} is {total / count}", step)
         return total / count
+
+    def show_sample(self, step: int) -> None:
+        """Log a sample and print it."""
+        text = self.sample()
+        self.write({"step": step, "sample": text})
+        self.say(f"{'-' * 30} sample\n{text}\n{'-' * 37}")
 
     def sample(self) -> str:
         """Some text of the model's own. Its random numbers are apart from the training's."""

@@ -6,8 +6,8 @@
 
 It sees the same batches as one process would, and all ranks end with the same weights, bit for bit. Ctrl-C finishes the
 step on all ranks, saves, and says how to resume. If a rank dies, the others save the last whole step before they stop,
-so --resume goes on from there, on any number of ranks. With --shard each rank keeps only its share of moments (1) and
-gradients (2); if one dies, the run goes on from the last checkpoint. Without the launcher it trains in one process.
+so --resume goes on from there, on any number of ranks. With --shard each rank keeps only its share of moments (1),
+gradients (2), weights (3); if one dies, the run goes on from the last checkpoint. Without the launcher it trains in one process.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import contextlib
 import functools
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -53,8 +53,8 @@ from minigrad.serialization import CheckpointError, save_checkpoint
 
 T = TypeVar("T")
 TIMEOUT = 600.0
-SHARD_STAGES = (0, 1, 2)
-SHARD_HELP = "each rank keeps a share of: 1 the moments, 2 the gradients too (default 0: nothing)"
+SHARD_STAGES = (0, 1, 2, 3)
+SHARD_HELP = "each rank keeps a share of: 1 the moments, 2 the gradients too, 3 the weights too (default 0: nothing)"
 
 
 def main() -> int:
@@ -172,6 +172,8 @@ class Training(TrainingRun):
     def train(self) -> int:
         """Train from rank 0's weights to the last step; returns the exit code."""
         self.trainer.broadcast_params(self.model.named_parameters())
+        if isinstance(self.trainer, ShardedTrainer):
+            self.trainer.shard(self.model)
         return super().train()
 
     def step(self) -> TrainingMetrics:
@@ -193,7 +195,27 @@ class Training(TrainingRun):
         params = list(self.model.named_parameters())
         if len(x):
             return self.trainer.backward_and_step(self.loss(x, y), params, weight=len(x))
-        return self.trainer.step(params, GradStore(), 0.0, weight=0)  # more ranks than sequences, or micro-batches
+        # More ranks than sequences, or micro-batches.
+        if self.comm.world_size > 1 and getattr(self.trainer, "stage", 0) == 3:  # the others need this rank's weights
+            blank = np.zeros((1, self.settings.block_size), np.int64)
+            return self.trainer.backward_and_step(self.loss(blank, blank), params, weight=0)
+        return self.trainer.step(params, GradStore(), 0.0, weight=0)
+
+    @contextlib.contextmanager
+    def whole_weights(self) -> Iterator[None]:
+        """Within it this rank has all weights, of which it else may have a share."""
+        sharded = self.trainer if isinstance(self.trainer, ShardedTrainer) else None
+        if sharded is not None:
+            sharded.gather_full_params()
+        yield
+        if sharded is not None:
+            sharded.release_params()
+
+    def show_sample(self, step: int) -> None:
+        """Rank 0 does."""
+        with self.whole_weights():
+            if self.rank == 0:
+                super().show_sample(step)
 
     def gather_traces(self, seen: Profile) -> list[Any]:
         """The trace of each rank."""
@@ -214,9 +236,10 @@ class Training(TrainingRun):
         """Mean loss (nats per character) over the validation batches, of which each rank takes some."""
         self.model.eval()
         total, count = 0.0, 0
-        for x, y in itertools.islice(self.val_batches, self.comm.rank, batches, self.comm.world_size):
-            total += self.loss(x, y).item() * y.size
-            count += y.size
+        with self.whole_weights():
+            for x, y in itertools.islice(self.val_batches, self.comm.rank, batches, self.comm.world_size):
+                total += self.loss(x, y).item() * y.size
+                count += y.size
         mean = mean_over_ranks(self.comm, {"loss": total / max(count, 1)}, weight=count)["loss"]
         if not math.isfinite(mean):
             step = self.trainer.global_step
@@ -227,7 +250,8 @@ class Training(TrainingRun):
         """Rank 0 writes for all, if they hold the same; the others go on when the checkpoint is safe."""
         self.trainer.assert_replicas_identical(self.model.named_parameters())
         everyone = isinstance(self.trainer, ShardedTrainer)  # each rank has a share of the moments
-        contents = run_contents(self.run) if everyone or self.comm.rank == 0 else ({}, {})
+        with self.whole_weights():
+            contents = run_contents(self.run) if everyone or self.comm.rank == 0 else ({}, {})
         save_distributed_checkpoint(self.comm, self.run.folder, *contents, keep=self.settings.keep)
 
     def finish(self) -> None:

@@ -268,10 +268,7 @@ class Communicator(Closing, ABC):
         if self.world_size > 1 and a.size and send.device.kernels.may_share_memory(a, b):
             part, whole = sorted((a, b), key=lambda array: int(array.size))
             if a.size == b.size or address_of(part) != address_of(whole) + self.rank * part.nbytes:
-                raise ValueError(
-                    f"{name}: send and recv share memory; pass two tensors"
-                    + ("" if a.size == b.size else f", or as the smaller one part {self.rank} of the larger one")
-                )
+                raise ValueError(f"{name}: send and recv share memory; pass two, or in place the rank's part")
         return a, b
 
     def _check_op(self, name: str, op: Any, dtype: Any) -> None:

@@ -82,9 +82,13 @@ class Bucket:
     def flat(self) -> Tensor:
         """The buffer, (size,)."""
         if self._flat is None:
-            self._flat = zeros(self.size, dtype=self.params[0].dtype, device=self.params[0].device)
+            self._flat = self.new_zeros(self.size)
             self._views = self.views_of(self._flat)
         return self._flat
+
+    def new_zeros(self, n: int) -> Tensor:
+        """Memory (n,) like that of its parameters."""
+        return zeros(n, dtype=self.params[0].dtype, device=self.params[0].device)
 
     def views_of(self, flat: Tensor) -> dict[TensorId, Any]:
         """Each parameter's place in a buffer of this size, a raw array of its shape."""

@@ -1,11 +1,11 @@
-"""ShardedTrainer: a BucketedTrainer whose ranks share the optimizer's moments, and in stage 2 the gradients (ZeRO).
+"""ShardedTrainer: a BucketedTrainer whose ranks share moments, and in stages 2 and 3 gradients and weights (ZeRO).
 
     gradients   reduce-scatter [ bucket 0 ][ bucket 1 ]        each rank gets the mean of its own part
     AdamW                                              [ my parts ]
     weights                                                         all-gather [ bucket 0 ][ bucket 1 ]
 
-That is an all-reduce in two halves, with the update between them: as many bytes. boostr's ``ZeroTrainer``s, which own
-whole tensors and all-reduce all gradients.
+That is an all-reduce in two halves, with the update between them: as many bytes. In stage 3 weights are gathered when
+they are used (units.py). boostr's ``ZeroTrainer``s, which own whole tensors and all-reduce all gradients.
 """
 
 from __future__ import annotations
@@ -153,13 +153,13 @@ class ShardedTrainer(AmpTrainer):
         for x, y in this_ranks_share:
             metrics = trainer.backward_and_step(model.loss(x, y), model.named_parameters(), weight=len(x))
 
-    Of n ranks each keeps 1/n of the optimizer's states (``stage`` 1), and of the gradients too (2). Shares are ranges
-    of elements, whatever parameters they cut. Weights and metrics are those of BucketedTrainer, but for the order of
-    sums, and the ranks' weights are equal to the bit.
+    Of n ranks each keeps 1/n of the optimizer's states (``stage`` 1), of the gradients too (2), and of the weights (3;
+    tell it the model: ``shard``). Shares are ranges of elements, whatever parameters they cut. Weights and metrics are
+    those of BucketedTrainer, but for the order of sums, and the ranks' weights are equal to the bit.
 
-    In stage 2 the gradients of each micro-batch are reduced, so that no rank keeps whole ones. All ranks must then make
-    equally many micro-batches, a rank without samples one of weight 0. Within ``no_sync`` they need not; gradients are
-    whole there.
+    From stage 2 on the gradients of each micro-batch are reduced, so that no rank keeps whole ones. All ranks must then
+    make equally many micro-batches, a rank without samples one of weight 0. Within ``no_sync`` they need not in stage
+    2; gradients are whole there.
 
     ``precision``: as AmpTrainer's; None: all is computed in the parameters' dtype. ``optimizer`` may have any groups;
     its states are those of whole parameters only within ``state_dict`` and ``load_state_dict``, so that a run goes on
@@ -170,6 +170,7 @@ class ShardedTrainer(AmpTrainer):
     """
 
     _example = "TrainingConfig(learning_rate=1e-3), init_process_group(), stage=2"
+    _stage = 1
 
     def __init__(
         self,
@@ -178,12 +179,12 @@ class ShardedTrainer(AmpTrainer):
         optimizer: Optimizer | None = None,
         schedule: LrSchedule | None = None,
         *,
-        stage: int = 1,
+        stage: int | None = None,
         precision: MixedPrecisionConfig | None = None,
         bucket_size_bytes: int = DEFAULT_BUCKET_BYTES,
     ) -> None:
         super().__init__(config, precision, communicator, optimizer, schedule, bucket_size_bytes=bucket_size_bytes)
-        self.stage: int = check_int("stage", stage, 1, 3)
+        self.stage: int = check_int("stage", self._stage if stage is None else stage, 1, 3)
         if not self.optimizer.elementwise:
             raise ValueError(
                 f"{type(self).__name__}: {type(self.optimizer).__name__} looks at whole parameters, of which a rank "
@@ -196,7 +197,7 @@ class ShardedTrainer(AmpTrainer):
             self._step.precision = Precision()
         self._shares: Shares | None = None
         if self.world_size > 1:
-            self._shares = self._step.reducer = Shares(communicator, bucket_size_bytes, stage)
+            self._shares = self._step.reducer = Shares(communicator, bucket_size_bytes, self.stage)
             self._step.updater = ShareUpdater(self._shares)
             self._step.recorder = PartOfModelRecorder(communicator)
 
@@ -234,13 +235,12 @@ class ShardedTrainer(AmpTrainer):
 
     def state_dict(self, params: Params) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """As AmpTrainer's, of whole parameters: a collective of all ranks, each of which gets all."""
-        shares, step = self._shares, self._step
-        cut = shares is not None and shares.own is not None and not step.accumulator.current_step
-        if shares is not None and cut:
-            shares.join_states(step, shares.manager)
+        shares = self._shares
+        if shares is not None:
+            shares.join_states(self._step, shares.manager)
         arrays, meta = super().state_dict(params)
-        if shares is not None and cut:
-            shares.optimizer_of(step)
+        if shares is not None and shares.manager is not None:
+            shares.optimizer_of(self._step)
         for key in () if self._mixed_precision else ("scaler", "skipped_steps"):
             del meta[key]
         return arrays, meta
@@ -268,12 +268,10 @@ class ZeroTrainer(ShardedTrainer):
 class Zero2Trainer(ShardedTrainer):
     """Stage 2 (boostr)."""
 
-    def __init__(self, config: TrainingConfig | None, communicator: Communicator, **options: Any) -> None:
-        super().__init__(config, communicator, stage=2, **options)
+    _stage = 2
 
 
 class Zero3Trainer(ShardedTrainer):
     """Stage 3 (boostr)."""
 
-    def __init__(self, config: TrainingConfig | None, communicator: Communicator, **options: Any) -> None:
-        super().__init__(config, communicator, stage=3, **options)
+    _stage = 3

@@ -59,11 +59,7 @@ class Share(Bucket):
         first = communicator.rank * n
         self.keeps_whole = whole
         self.communicator = communicator
-        self.mine: Tensor = (
-            Tensor.wrap(self.flat.data[first : first + n], params[0].device)
-            if whole
-            else zeros(n, dtype=params[0].dtype, device=params[0].device)
-        )
+        self.mine: Tensor = self.flat.detach()[first : first + n] if whole else self.new_zeros(n)
         """This rank's part (n,): of the gradients, and at the end of a step of the weights."""
         self.pieces: list[Piece] = []
         start = -first  # of a parameter, in the share
@@ -115,7 +111,7 @@ class Share(Bucket):
 
     def keep_weights(self) -> None:
         """From now on the pieces are in memory of the share."""
-        self.weights: Tensor = zeros(self.mine.numel(), dtype=self.mine.dtype, device=self.mine.device)
+        self.weights: Tensor = self.new_zeros(self.mine.numel())
         for piece in self.pieces:
             piece.move(self.weights)
 
