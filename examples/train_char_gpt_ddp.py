@@ -7,7 +7,8 @@
 It sees the same batches as one process would, and all ranks end with the same weights, bit for bit. Ctrl-C finishes the
 step on all ranks, saves, and says how to resume. If a rank dies, the others save the last whole step before they stop,
 so --resume goes on from there, on any number of ranks. With --shard each rank keeps only its share of moments (1),
-gradients (2), weights (3); if one dies, the run goes on from the last checkpoint. Without the launcher it trains in one process.
+gradients (2) and weights (3); if one dies, the run goes on from the last checkpoint. Without the launcher it trains in
+one process.
 """
 
 from __future__ import annotations

@@ -63,6 +63,19 @@ class Net(nn.Module):
         return ((self(x, parts) - y) ** 2).mean()
 
 
+class Chain(nn.Module):
+    """Nets one after the other."""
+
+    def __init__(self, nets: list[Net]) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nets)
+
+    def loss(self, x: Tensor, y: Tensor, parts: frozenset[str] = EVERYTHING) -> Tensor:
+        for block in self.blocks:
+            x = block(x, parts)
+        return ((x - y) ** 2).mean()
+
+
 @dataclass(frozen=True)
 class Share:
     """What one rank has in one micro-batch."""
@@ -84,15 +97,17 @@ class Scenario:
     accum: int = 1
     schedule: optim.LrSchedule | None = None
     ends: str = "full"  # or "no_sync", or "flush": how a window comes to its end
+    blocks: int = 0  # so many Nets, one after the other, which stage 3 gathers one by one
 
     @property
     def world(self) -> int:
         return len(self.steps[0])
 
-    def net(self, seed: int = 0) -> Net:
-        net = Net(self.dtype, seed, self.tied, self.mixed)
+    def net(self, seed: int = 0) -> Any:
+        nets = [Net(self.dtype, seed + 100 * i, self.tied, self.mixed) for i in range(max(self.blocks, 1))]
+        net = Chain(nets) if self.blocks else nets[0]
         for name, p in net.named_parameters():
-            p.requires_grad_(name not in self.frozen)
+            p.requires_grad_(name.rpartition(".")[2] not in self.frozen)
         return net
 
     def batch(self, step: int, rows) -> tuple[Tensor, Tensor]:
@@ -214,7 +229,7 @@ def train(comm, kind, scenario, bucket=200, hook=dist.all_reduce_hook, on_traine
     trainer = make_trainer(kind, comm, scenario.clip, scenario.accum, bucket, scenario.schedule, hook)
     trainer.broadcast_params(net.named_parameters(), root)
     if kind == "stage 3":
-        trainer.shard(net, [net])
+        trainer.shard(net, None if scenario.blocks else [net])
     on_trainer(trainer)
     records = []
     for step, window in enumerate(scenario.steps):

@@ -166,7 +166,7 @@ class GradientBucketManager:
         ]
         self._bucket_of = {id: bucket for bucket in self.buckets for id in bucket.ids}
         self.num_buckets: int = len(self.buckets)
-        self._launched = 0
+        self._launched, self._limit = 0, len(self.buckets)
 
     def new_bucket(self, params: Sequence[Tensor]) -> Bucket:
         """A bucket of these parameters, which have one dtype."""
@@ -202,9 +202,9 @@ class GradientBucketManager:
         bucket.ready.add(id)
         self._launch_complete()
 
-    def launch_rest(self) -> None:
-        """Send what has not been sent, with zeros for the gradients that did not come."""
-        for bucket in self.buckets[self._launched :]:
+    def launch_rest(self, end: int | None = None) -> None:
+        """Send what has not been sent of the buckets before ``end``, with zeros for the gradients that did not come."""
+        for bucket in self.buckets[self._launched : end]:
             for id, view in bucket.views.items():
                 if id not in bucket.ready:
                     bucket.flat.device.kernels.elementwise.assign(view, 0)
@@ -212,7 +212,7 @@ class GradientBucketManager:
             self._launch_complete()
 
     def _launch_complete(self) -> None:
-        while self._launched < len(self.buckets):
+        while self._launched < self._limit:
             bucket = self.buckets[self._launched]
             if len(bucket.ready) < len(bucket.ids):
                 return

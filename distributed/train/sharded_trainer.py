@@ -78,7 +78,7 @@ class Shares(Overlapped):
         if self.units is None:
             raise RuntimeError("stage 3 gathers weights before they are used: call trainer.shard(model) first")
         shares = ShareManager(trained, self.communicator, sys.maxsize, True, [u.params for u in self.units.all[::-1]])
-        self.units.keep(shares.buckets)
+        self.units.keep(shares)
         return shares
 
     def shares(self) -> ShareManager:
@@ -96,6 +96,16 @@ class Shares(Overlapped):
         for mine, whole in zip(self.own.param_groups, step.optimizer.param_groups, strict=True):
             mine.update(options_of(whole))
         return self.own
+
+    def backward(self, step: Step, named: Named, loss: Tensor, weight: float) -> GradStore:
+        """In stage 3 units tell when gradients are sent."""
+        if self.units is None:
+            return super().backward(step, named, loss, weight)
+        self.units.sends = not step.holding
+        try:
+            return super().backward(step, named, loss, weight)
+        finally:
+            self.units.sends = False
 
     def sends(self, step: Step) -> bool:
         """From stage 2 on, each micro-batch."""

@@ -133,7 +133,11 @@ class Share(Bucket):
 
 class ShareManager(GradientBucketManager):
     """Buckets that are reduced to shares. With ``micro_batches``, stages 2 and 3, no rank keeps whole gradients: those
-    of each micro-batch are reduced, at most two buckets at a time."""
+    of each micro-batch are reduced, at most two buckets at a time.
+
+    With ``groups``, stage 3, buckets are sent by ``launch_rest`` alone, for other collectives go between them: their
+    order must not depend on which gradients a rank has.
+    """
 
     buckets: list[Share]  # type: ignore[assignment]  # of the base, Buckets
 
@@ -146,9 +150,10 @@ class ShareManager(GradientBucketManager):
         groups: Sequence[Sequence[Tensor]] | None = None,
     ) -> None:
         self._micro_batches, self.communicator = micro_batches, communicator
-        self._came: set[TensorId] = set()  # the parameters that had a gradient in micro-batches before
+        self._came: set[TensorId] = set()  # the parameters that had a gradient in the window
         self._adds = False
         super().__init__(params, communicator, bucket_size_bytes, all_reduce_hook, groups=groups)
+        self._limit = self._least = self.num_buckets if groups is None else 0
 
     def new_bucket(self, params: Sequence[Tensor]) -> Share:
         """A share."""
@@ -161,10 +166,11 @@ class ShareManager(GradientBucketManager):
 
     def is_ready(self, id: TensorId) -> bool:
         """Whether the parameter had a gradient in this window."""
-        return super().is_ready(id) or id in self._came
+        return id in self._came
 
     def mark_grad_ready(self, id: TensorId, grad: Tensor) -> None:
         """As the base's; but where the bucket's memory is given back, ``grad`` is empty afterwards."""
+        self._came.add(id)
         super().mark_grad_ready(id, grad)
         if self._micro_batches:
             grad.data = grad.device.kernels.empty((0,), grad.dtype)
@@ -175,20 +181,24 @@ class ShareManager(GradientBucketManager):
             self.buckets[self._launched - 1].wait()
         self.buckets[self._launched].scatter(self._adds)
 
+    def launch_rest(self, end: int | None = None) -> None:
+        """As the base's."""
+        self._limit = self.num_buckets if end is None else end
+        super().launch_rest(end)
+
     def end_micro_batch(self) -> None:
         """Reduce the gradients of a micro-batch that does not end the window."""
-        self._came.update(*(share.ready for share in self.buckets))
         self.launch_rest()
         for share in self.buckets:
             share.wait()
             share.ready.clear()
-        self._launched, self._adds = 0, True
+        self._launched, self._limit, self._adds = 0, self._least, True
 
     def reset(self) -> None:
         """Drop the window and begin a new one, after waiting for what is under way."""
         super().reset()
         self._came.clear()
-        self._adds = False
+        self._limit, self._adds = self._least, False
         for share in self.buckets:
             share.free()
 

@@ -24,7 +24,7 @@ from minigrad.nn import Module
 
 from ..comm.calls import Work
 from .blocks import blocks_of
-from .shards import Share
+from .shards import Share, ShareManager
 
 
 class Unit:
@@ -94,13 +94,16 @@ class Units:
         """By slot, the unit that is in its buffers."""
         self.whole: bool = False
         """Whether all are gathered, by ``gather``."""
+        self.sends: bool = False
+        """Whether the gradients of this backward go to the other ranks meanwhile."""
         self._ahead, self._changes = 1, 0
 
-    def keep(self, shares: Sequence[Share]) -> None:
+    def keep(self, manager: ShareManager) -> None:
         """From now on a rank has only its shares of the weights."""
+        self._manager = manager
         for unit in self.all:
             ids = {p.id for p in unit.params}
-            unit.shares = [share for share in shares if share.ids[0] in ids]
+            unit.shares = [share for share in manager.buckets if share.ids[0] in ids]
             for share in unit.shares:
                 share.keep_weights()
             unit.hide()
@@ -136,6 +139,8 @@ class Units:
         if changes != self._changes:
             raise RuntimeError("backward of a loss that was computed before the weights were changed or gathered")
         self._ahead = -1
+        if self.sends:  # what comes after this unit is over
+            self._manager.launch_rest(sum(len(unit.shares) for unit in self.all[i + 1 :]))
         self._before(i)
 
     def _start(self, unit: Unit) -> None:

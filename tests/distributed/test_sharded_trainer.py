@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from ranks import requires_mpi, run_ranks
 from refusals import raises
+from test_trainers import PRESENCE, SIZES
 
 import minigrad
 from minigrad import Tensor, models, nn, optim
@@ -238,6 +239,13 @@ def test_blocks_are_gathered_forward_and_backward(world, options):
     make = partial(dist.Zero3Trainer, config)
     for got in dist.run_threads(world, lambda comm: body(comm, nets[comm.rank], make(comm)), timeout=30):
         dp.assert_same_run(got, want)
+
+
+@pytest.mark.parametrize("windows", [*PRESENCE.values(), *(dp.shares(len(s), accum=3, sizes=s) for s in SIZES)])
+def test_blocks_of_which_not_all_ranks_use_the_same(windows):
+    """Gradients that some ranks do not have, or micro-batches of weight 0, change no collective's place."""
+    scenario = dp.Scenario(windows, clip=0.3, accum=len(windows[0][0]), blocks=4, frozen=("bias",))
+    dp.assert_same_run(dp.run("stage 3", scenario), dp.alone(scenario))
 
 
 def test_weights_that_are_not_gathered_are_nan_and_what_was_written_to_whole_ones_stays():
