@@ -124,6 +124,28 @@ def shares(world: int, steps: int = 3, accum: int = 1, sizes=None) -> Any:
     return (window,) * steps
 
 
+SIZES = [(5, 7), (12, 0), (0, 1, 11), (3, 0, 8, 1)]  # 0: the rank has no samples
+
+
+def using(*letters: str, accum: int = 1) -> tuple[tuple[Share, ...], ...]:
+    """A window of as many micro-batches, ``accum`` for each rank, which use the named parts: side and gain, by first
+    letters."""
+    cuts = np.array_split(np.arange(ROWS), len(letters))
+    parts = [frozenset(part for part in EVERYTHING if part[0] in used) for used in letters]
+    every = [Share(tuple(map(int, rows)), used) for rows, used in zip(cuts, parts)]
+    return tuple(tuple(every[i : i + accum]) for i in range(0, len(every), accum))
+
+
+PRESENCE = {
+    "on one rank": (using("sg", "g"), using("sg", "g")),
+    "on another rank each step": (using("s", "g", ""), using("", "s", "g"), using("g", "", "s")),
+    "on no rank at times": (using("sg", "sg"), using("g", "g"), using("", ""), using("sg", "s")),
+    "on no rank at first": (using("", "", "", ""), using("", "", "s", ""), using("g", "", "", "")),
+    "on no rank ever": (using("s", "s"), using("s", "s"), using("s", "s")),
+    "in one micro-batch of one rank": (using("sg", "g", "g", "g", accum=2),) * 3,
+}
+
+
 @dataclass(frozen=True)
 class Record:
     """How things are after a step: arrays by the parameter's name; moments with the count of updates."""

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from ranks import requires_mpi, run_ranks
 from refusals import raises
-from test_trainers import PRESENCE, SIZES
 
 import minigrad
 from minigrad import Tensor, models, nn, optim
@@ -241,7 +240,7 @@ def test_blocks_are_gathered_forward_and_backward(world, options):
         dp.assert_same_run(got, want)
 
 
-@pytest.mark.parametrize("windows", [*PRESENCE.values(), *(dp.shares(len(s), accum=3, sizes=s) for s in SIZES)])
+@pytest.mark.parametrize("windows", [*dp.PRESENCE.values(), *(dp.shares(len(s), accum=3, sizes=s) for s in dp.SIZES)])
 def test_blocks_of_which_not_all_ranks_use_the_same(windows):
     """Gradients that some ranks do not have, or micro-batches of weight 0, change no collective's place."""
     scenario = dp.Scenario(windows, clip=0.3, accum=len(windows[0][0]), blocks=4, frozen=("bias",))

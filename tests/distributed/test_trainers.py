@@ -15,7 +15,6 @@ from minigrad import distributed as dist
 
 ALL_KINDS = pytest.mark.parametrize("kind", dp.KINDS)
 RUN_KINDS = pytest.mark.parametrize("kind", [*dp.KINDS, "stage 3"])  # which is told of its model by ``dp.run``
-SIZES = [(5, 7), (12, 0), (0, 1, 11), (3, 0, 8, 1)]  # 0: the rank has no samples
 
 
 @RUN_KINDS
@@ -29,7 +28,7 @@ def test_ranks_are_one_process(kind, world, accum, clip, bucket):
 
 @RUN_KINDS
 @pytest.mark.parametrize("accum", [1, 3])
-@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize("sizes", dp.SIZES, ids=str)
 def test_unequal_shards_count_by_their_samples(kind, sizes, accum):
     scenario = dp.Scenario(dp.shares(len(sizes), accum=accum, sizes=sizes), clip=0.3, accum=accum)
     dp.assert_same_run(dp.run(kind, scenario), dp.alone(scenario))
@@ -62,31 +61,12 @@ def test_half_width_parameters_stay_equal_on_all_ranks(kind, dtype):
 # ---------------------------------------------------------------------- parameters
 
 
-def using(*letters: str, accum: int = 1) -> tuple[tuple[dp.Share, ...], ...]:
-    """A window of as many micro-batches, ``accum`` for each rank, which use the named parts: side and gain, by first
-    letters."""
-    cuts = np.array_split(np.arange(dp.ROWS), len(letters))
-    parts = [frozenset(part for part in dp.EVERYTHING if part[0] in used) for used in letters]
-    every = [dp.Share(tuple(map(int, rows)), used) for rows, used in zip(cuts, parts)]
-    return tuple(tuple(every[i : i + accum]) for i in range(0, len(every), accum))
-
-
-PRESENCE = {
-    "on one rank": (using("sg", "g"), using("sg", "g")),
-    "on another rank each step": (using("s", "g", ""), using("", "s", "g"), using("g", "", "s")),
-    "on no rank at times": (using("sg", "sg"), using("g", "g"), using("", ""), using("sg", "s")),
-    "on no rank at first": (using("", "", "", ""), using("", "", "s", ""), using("g", "", "", "")),
-    "on no rank ever": (using("s", "s"), using("s", "s"), using("s", "s")),
-    "in one micro-batch of one rank": (using("sg", "g", "g", "g", accum=2),) * 3,
-}
-
-
 @RUN_KINDS
 @pytest.mark.parametrize("clip", [None, 0.3])
-@pytest.mark.parametrize("pattern", PRESENCE)
+@pytest.mark.parametrize("pattern", dp.PRESENCE)
 def test_parameters_that_are_not_always_used(kind, pattern, clip):
     # assert_same_run compares moments and counts too: a parameter that no rank used is not even decayed.
-    scenario = dp.Scenario(PRESENCE[pattern], clip=clip, accum=len(PRESENCE[pattern][0][0]))
+    scenario = dp.Scenario(dp.PRESENCE[pattern], clip=clip, accum=len(dp.PRESENCE[pattern][0][0]))
     records = dp.run(kind, scenario)
     dp.assert_same_run(records, dp.alone(scenario))
     assert "unused" not in records[-1].moments
