@@ -99,15 +99,9 @@ class Call:
 
     def wire_bytes(self, ranks: int) -> int:
         """What each of the ranks sends, without headers, by the way that sends least (of a broadcast, the root)."""
-        copies = {
-            CallKind.ALL_REDUCE: 2 * (ranks - 1) / ranks,
-            CallKind.BROADCAST: 2 * (ranks - 1) / ranks,
-            CallKind.ALL_GATHER: ranks - 1,
-            CallKind.REDUCE_SCATTER: (ranks - 1) / ranks,
-            CallKind.ALL_TO_ALL: (ranks - 1) / ranks,
-            CallKind.SEND: 1,
-        }.get(self.kind, 0)
-        return 0 if self.array is None else round(copies * int(self.array.nbytes))
+        parts = {"all_reduce": 2, "broadcast": 2, "reduce_scatter": 1, "all_to_all": 1, "all_gather": ranks, "send": 1}
+        of = 1 if self.kind is CallKind.SEND else ranks / max(ranks - 1, 1)
+        return 0 if self.array is None else round(parts.get(self.kind.value, 0) * int(self.array.nbytes) / of)
 
     @property
     def between_two(self) -> bool:

@@ -19,7 +19,7 @@ from minigrad.autograd import bump
 from minigrad.optim import Optimizer
 from minigrad.optim.optimizer_state import ParamState, options_of
 
-from ..comm.calls import ReduceOp, Work
+from ..comm.calls import ReduceOp
 from ..comm.communicator import Communicator, all_gather_json
 from .buckets import Bucket, GradientBucketManager, all_reduce_hook
 
@@ -68,6 +68,8 @@ class Share(Bucket):
             if a < b:
                 self.pieces.append(Piece(p, slice(a - start, b - start), slice(a, b)))
             start += p.numel()
+        self.weights: Tensor
+        """In stage 3, this rank's part of the weights (n,), of which the pieces are views."""
         self._received: Tensor | None = None
 
     @property
@@ -108,22 +110,6 @@ class Share(Bucket):
         here = {piece.p.id for piece in self.pieces}  # whose change the optimizer has counted
         bump([p for p in self.params if p.id not in here])
         self.free()
-
-    def keep_weights(self) -> None:
-        """From now on the pieces are in memory of the share."""
-        self.weights: Tensor = self.new_zeros(self.mine.numel())
-        for piece in self.pieces:
-            piece.move(self.weights)
-
-    def gather_weights(self, flat: Tensor) -> Work:
-        """Begin to write all ranks' weights into ``flat`` (size,)."""
-        return self.communicator.all_gather(self.weights, flat, async_op=True)
-
-    def show(self, flat: Tensor) -> None:
-        """Let the parameters be views of these weights."""
-        views = self.views_of(flat)
-        for p in self.params:
-            p.data = views[p.id]
 
     def free(self) -> None:
         """Give the bucket's memory back, if it is not kept."""

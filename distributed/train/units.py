@@ -37,20 +37,20 @@ class Unit:
 
     def gather(self, share: Share, flat: Tensor) -> None:
         """Begin to gather one of its shares into ``flat`` (size,)."""
-        self.arriving.append((share, flat, share.gather_weights(flat)))
+        self.arriving.append((share, flat, share.communicator.all_gather(share.weights, flat, async_op=True)))
 
     def show(self) -> None:
         """Let the parameters be what is being gathered, when it has arrived."""
         for share, flat, work in self.arriving:
             work.wait()
-            share.show(flat)
+            views = share.views_of(flat)
+            for p in share.params:
+                p.data = views[p.id]
         self.arriving.clear()
 
     def hide(self) -> None:
         """Let the parameters be NaN, which takes no memory, and shows if somebody uses them."""
-        for _, _, work in self.arriving:
-            work.wait()
-        self.arriving.clear()
+        self.show()  # nothing may still arrive
         for p in self.params:
             nan = full((), math.nan, dtype=p.dtype, device=p.device)
             p.data = p.device.kernels.movement.expand(nan.data, p.shape)
@@ -105,7 +105,9 @@ class Units:
             ids = {p.id for p in unit.params}
             unit.shares = [share for share in manager.buckets if share.ids[0] in ids]
             for share in unit.shares:
-                share.keep_weights()
+                share.weights = share.new_zeros(share.mine.numel())
+                for piece in share.pieces:
+                    piece.move(share.weights)
             unit.hide()
         blocks, outside = self._modules
         for i, block in blocks:
