@@ -73,16 +73,16 @@ class Scaled(BucketedTrainer):
         return self._step.precision.skipped_steps
 
     def state_dict(self, params: Params) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """As DistributedTrainer's, with the scale, its count of good steps, and the steps left out."""
+        """As DistributedTrainer's; where the loss is scaled, with the scale and its counts."""
         arrays, meta = super().state_dict(params)
-        scaler = None if self.scaler is None else self.scaler.state_dict()
-        return arrays, {**meta, "scaler": scaler, "skipped_steps": self.skipped_steps}
+        if self.scaler is not None:
+            meta.update(scaler=self.scaler.state_dict(), skipped_steps=self.skipped_steps)
+        return arrays, meta
 
     def load_state_dict(self, params: Params, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> None:
         """As DistributedTrainer's. Raises ValueError if one of the two has a scaler and the other none."""
-        if not isinstance(meta, Mapping) or "scaler" not in meta:
-            raise ValueError(f"the saved trainer state has no 'scaler': it is not that of {self._step.name}")
-        saved, skipped = meta["scaler"], check_int("skipped_steps", meta.get("skipped_steps"), 0)
+        state = meta if isinstance(meta, Mapping) else {}
+        saved, skipped = state.get("scaler"), check_int("skipped_steps", state.get("skipped_steps", 0), 0)
         if (saved is None) != (self.scaler is None):
             raise ValueError(f"the state was saved {'without' if saved is None else 'with'} loss scaling")
         if self.scaler is not None:

@@ -11,7 +11,7 @@ they are used (units.py). boostr's ``ZeroTrainer``s, which own whole tensors and
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -251,13 +251,7 @@ class ShardedTrainer(AmpTrainer):
         arrays, meta = super().state_dict(params)
         if shares is not None and shares.manager is not None:
             shares.optimizer_of(self._step)
-        for key in () if self._mixed_precision else ("scaler", "skipped_steps"):
-            del meta[key]
         return arrays, meta
-
-    def load_state_dict(self, params: Params, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> None:
-        """Take over what ``state_dict`` of any trainer of one rank or several returned."""
-        super().load_state_dict(params, arrays, {"scaler": None, "skipped_steps": 0, **meta})
 
     def memory_report(self, module: Module, compute_loss: Callable[[], Tensor]) -> MemoryReport:
         """``minigrad.memory_report`` of this rank: gradients and the optimizer's states are its share."""

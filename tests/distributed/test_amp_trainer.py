@@ -269,7 +269,7 @@ def test_refuses_states_and_arguments_that_do_not_fit() -> None:
     _, unscaled = line(LossScaleStrategy.none())
     for other, state, words in (
         (unscaled, meta, "saved with loss scaling"),
-        (trainer, without, "no 'scaler'"),
+        (trainer, without, "saved without loss scaling"),
         (trainer, {**meta, "scaler": {"scale": math.nan, "good_steps": 0}}, "scale is nan"),
         (trainer, {**meta, "skipped_steps": -1}, "skipped_steps is -1"),
     ):

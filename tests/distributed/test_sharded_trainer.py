@@ -19,33 +19,38 @@ ALL_STAGES = pytest.mark.parametrize("stage", STAGES)
 LAYERS, WIDTH = 8, 256
 
 
-def model(dtype=np.float32) -> nn.Sequential:
-    """524,288 parameters in matrices."""
-    layers = [nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)]
-    return nn.Sequential(*layers).to(dtype)
-
-
 def loss_of(net: nn.Module, rank: int = 0) -> Tensor:
     x = np.random.default_rng(rank).standard_normal((3, WIDTH))
     return net(Tensor(x, dtype=next(net.parameters()).dtype)).float().square().mean()
 
 
-def trained(comm, stage, dtype=np.float32, steps=2):
-    """A model and its trainer after some steps; stage 0 is a BucketedTrainer."""
+def trained(comm, stage, dtype=np.float32, micro_batches=2, accum=1):
+    """A model of 524,288 parameters and its trainer; stage 0 is a BucketedTrainer."""
     with minigrad.random.drawing_from(minigrad.random.Generator(1)):
-        net = model(dtype)
-    adamw, bucket = optim.AdamW(net.named_parameters(), master_weights=True), WIDTH * WIDTH * 4
+        net = nn.Sequential(*[nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)]).to(dtype)
+    adamw, config = (
+        optim.AdamW(net.named_parameters(), master_weights=True),
+        dist.TrainingConfig(grad_accum_steps=accum),
+    )
+    kind, options = (dist.ShardedTrainer, {"stage": stage}) if stage else (dist.BucketedTrainer, {})
+    trainer = kind(config, comm, adamw, bucket_size_bytes=WIDTH * WIDTH * 4, **options)
     if stage:
-        trainer = dist.ShardedTrainer(None, comm, adamw, stage=stage, bucket_size_bytes=bucket)
         trainer.shard(net, list(net))
-    else:
-        trainer = dist.BucketedTrainer(None, comm, adamw, bucket_size_bytes=bucket)
-    for _ in range(steps):
+    for _ in range(micro_batches):
         trainer.backward_and_step(loss_of(net, comm.rank), net.named_parameters())
     return net, trainer
 
 
 # ---------------------------------------------------------------------- memory
+
+
+def in_use(comm) -> int:
+    """Bytes allocated by all ranks together, all of which ask."""
+    comm.barrier()
+    tracemalloc.reset_peak()
+    now = tracemalloc.get_traced_memory()[0]
+    comm.barrier()
+    return now
 
 
 @pytest.mark.parametrize("world", [2, 4])
@@ -61,34 +66,21 @@ def test_a_rank_keeps_what_the_paper_says(stage, dtype, world):
         "gradients": weight * psi / (1 if stage < 2 else world),
         "optimizer": states * psi / world,
     }
-    allocated = {}
 
-    def body(comm: dist.ThreadCommunicator) -> dict[str, int]:
+    def body(comm: dist.ThreadCommunicator) -> None:
         before = in_use(comm)
         net, trainer = trained(comm, stage, dtype)
-        if comm.rank == 0:
-            allocated["all"] = in_use(comm) - before
-        else:
-            in_use(comm)
+        assert in_use(comm) - before == pytest.approx(world * sum(want.values()), rel=0.05)
         report = trainer.memory_report(net, lambda: loss_of(net))
+        assert {kind: getattr(report, kind) for kind in want} == pytest.approx(want, rel=0.05)
         assert "gradients" in str(report)
-        return {kind: getattr(report, kind) for kind in want}
-
-    def in_use(comm) -> int:
-        comm.barrier()
-        now = tracemalloc.get_traced_memory()[0]
-        comm.barrier()
-        return now
 
     dist.run_threads(2, partial(trained, stage=1, dtype=dtype), timeout=30)  # what is compiled takes memory, too
     tracemalloc.start()
     try:
-        reports = dist.run_threads(world, body, timeout=30)
+        dist.run_threads(world, body, timeout=30)
     finally:
         tracemalloc.stop()
-    for report in reports:
-        assert report == {kind: pytest.approx(size, rel=0.05) for kind, size in want.items()}
-    assert allocated["all"] == pytest.approx(world * sum(want.values()), rel=0.05)
 
 
 @pytest.mark.parametrize("stage", [2, 3])
@@ -96,15 +88,8 @@ def test_no_rank_has_whole_gradients_or_weights_also_between_micro_batches(stage
     layer = WIDTH * WIDTH * 4
 
     def peak(comm: dist.ThreadCommunicator) -> int:
-        net, trainer = trained(comm, stage, steps=1)
-        trainer.config = trainer.config.with_grad_accum_steps(3)
-        trainer._step.accumulator = trainer.config.accumulator()
-        trainer.backward_and_step(loss_of(net), net.named_parameters())
-        comm.barrier()
-        if comm.rank == 0:
-            tracemalloc.reset_peak()
-        before = tracemalloc.get_traced_memory()[0]
-        comm.barrier()
+        net, trainer = trained(comm, stage, micro_batches=4, accum=3)
+        before = in_use(comm)
         trainer.backward_and_step(loss_of(net), net.named_parameters())
         trainer.backward_and_step(loss_of(net), net.named_parameters())
         comm.barrier()
@@ -143,33 +128,19 @@ def test_a_step_sends_as_many_bytes_as_the_all_reduce_and_in_stage_3_half_as_man
 def test_a_step_that_overflows_in_one_share_is_left_out_on_all_ranks(stage):
     """Else it is AmpTrainer's, to the bit: without clipping nothing is summed in another order."""
 
-    class Squares(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.p = nn.Parameter(minigrad.ones(6))
-
-        def forward(self, factor: float) -> Tensor:
-            y = (self.p.square() * Tensor([1, 1, 1, 1, 1, factor])).sum()
-            return y / max(factor, 1.0) * min(factor, 1e33)
-
     def body(comm: dist.ThreadCommunicator, stage: int) -> tuple:
-        net = Squares()
+        net = nn.Linear(6, 1, bias=False)
+        net.weight.detach().fill_(0.1)
         config, fp16 = dist.TrainingConfig(max_grad_norm=None), dist.MixedPrecisionConfig.fp16()
-        trainer = (
-            dist.ShardedTrainer(config, comm, stage=stage, precision=fp16)
-            if stage
-            else dist.AmpTrainer(config, fp16, comm)
-        )
-        if stage:
-            trainer.shard(net, [net])
-        found = []
-        for factor in (1.0, 1e35, 2.0):
+        sharded = dist.ShardedTrainer(config, comm, stage=stage or 1, precision=fp16)
+        sharded.shard(net, [net])
+        trainer, found = sharded if stage else dist.AmpTrainer(config, fp16, comm), []
+        for factor in (1.0, 6e4, 2.0):  # of one weight's gradient, which the scale takes beyond 65504
             with trainer.autocast():
-                loss = net(factor)
+                loss = net(Tensor([[1, 1, 1, 1, 1, factor]])).sum() * 1e-3
             found.append(repr(trainer.backward_and_step(loss, net.named_parameters())))
-        if stage:
-            trainer.gather_full_params()
-        return found, trainer.loss_scale, trainer.skipped_steps, net.p.tolist()
+        sharded.gather_full_params()
+        return found, trainer.loss_scale, trainer.skipped_steps, net.weight.tolist()
 
     plain, *others = [dist.run_threads(3, partial(body, stage=i), timeout=30) for i in (0, stage)]
     assert others == [plain] and plain[0][2] == 1
