@@ -14,7 +14,7 @@ from minigrad import distributed as dist
 from minigrad.device import CPU, Device
 
 RECORD = 1024  # bytes: losses, weights and flags of all ranks, norms; the parameters below are larger
-KINDS = ("distributed", "bucketed", "stage 1", "stage 2", "block")
+KINDS = ("distributed", "bucketed", "stage 1", "stage 2", "stage 3", "block")
 COLLECTIVES = (
     *(suite.check_all_reduce, suite.check_broadcast, suite.check_all_gather, suite.check_reduce_scatter),
     *(suite.check_all_to_all, suite.check_asynchronous),
@@ -40,6 +40,9 @@ class Blocks(nn.Module):
         self.head = parameter(2, 80)
 
     def loss(self, x: Tensor) -> Tensor:
+        return self(x)
+
+    def forward(self, x: Tensor) -> Tensor:
         h = x @ self.embed
         for block in self.blocks:
             h = block(h) + block.shift.sum(0)
@@ -60,11 +63,15 @@ def train(kind: str, comm: dist.Communicator, steps: int, after_first=None):
         blocks = dist.BlockDistributedTrainer(model, comm, config, optimizer=sgd(params))
     else:
         trainer = make_trainer(kind, comm, clip=0.5, optimizer=sgd(params))
+        if kind.startswith("stage"):
+            trainer.shard(model)
     for step in range(steps):
         if step == 1 and after_first is not None:
             after_first()
         metrics = blocks.train_batch(x) if kind == "block" else feed(trainer, model, model.loss(x), len(x))
         assert metrics is not None
+    if kind.startswith("stage"):
+        trainer.gather_full_params()
     return dict(params)
 
 

@@ -81,8 +81,9 @@ class Scaled(BucketedTrainer):
 
     def load_state_dict(self, params: Params, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> None:
         """As DistributedTrainer's. Raises ValueError if one of the two has a scaler and the other none."""
-        state = meta if isinstance(meta, Mapping) else {}
-        saved, skipped = state.get("scaler"), check_int("skipped_steps", state.get("skipped_steps", 0), 0)
+        state: Mapping[str, Any] = meta if isinstance(meta, Mapping) else {}
+        saved: Any = state.get("scaler")
+        skipped = check_int("skipped_steps", state.get("skipped_steps", 0), 0)
         if (saved is None) != (self.scaler is None):
             raise ValueError(f"the state was saved {'without' if saved is None else 'with'} loss scaling")
         if self.scaler is not None:
