@@ -13,6 +13,7 @@ from refusals import raises
 import minigrad
 from minigrad import Tensor, models, nn, optim
 from minigrad import distributed as dist
+from minigrad.distributed.train.units import Units
 
 STAGES = (1, 2, 3)
 ALL_STAGES = pytest.mark.parametrize("stage", STAGES)
@@ -214,8 +215,31 @@ def test_blocks_are_gathered_forward_and_backward(world, options):
 @pytest.mark.parametrize("windows", [*dp.PRESENCE.values(), *(dp.shares(len(s), accum=3, sizes=s) for s in dp.SIZES)])
 def test_blocks_of_which_not_all_ranks_use_the_same(windows):
     """Gradients that some ranks do not have, or micro-batches of weight 0, change no collective's place."""
-    scenario = dp.Scenario(windows, clip=0.3, accum=len(windows[0][0]), blocks=4, frozen=("bias",))
+    scenario = dp.Scenario(windows, clip=0.3, accum=len(windows[0][0]), blocks=4, frozen=("bias", "unused"))
     dp.assert_same_run(dp.run("stage 3", scenario), dp.alone(scenario))
+
+
+def test_the_next_unit_is_on_its_way_while_one_is_used(monkeypatch):
+    start, before = Units._start, Units._before
+
+    def starting(units, unit) -> None:
+        if units.holders.get(unit.slot) is not unit:
+            vars(units).setdefault("events", []).append(units.all.index(unit))
+        start(units, unit)
+
+    def using(units, i, *call) -> None:
+        before(units, i, *call)
+        units.events.append(-i)
+
+    monkeypatch.setattr(Units, "_start", starting)
+    monkeypatch.setattr(Units, "_before", using)
+
+    def body(comm: dist.ThreadCommunicator) -> list[int]:
+        return trained(comm, 3, micro_batches=1)[1]._shares.units.events
+
+    forward = [0, 1, 0, 2, -1, 3, -2, 4, -3, 5, -4, 6, -5, 7, -6, 8, -7, -8]  # i: begun to gather, -i: used; 0 the rest
+    backward = [-8, 6, -7, 5, -6, 4, -5, 3, -4, 2, -3, 1, -2, -1]
+    assert dist.run_threads(2, body, timeout=30) == [forward + backward] * 2
 
 
 def test_weights_that_are_not_gathered_are_nan_and_what_was_written_to_whole_ones_stays():
