@@ -166,7 +166,7 @@ class GradientBucketManager:
         ]
         self._bucket_of = {id: bucket for bucket in self.buckets for id in bucket.ids}
         self.num_buckets: int = len(self.buckets)
-        self._launched, self._limit = 0, len(self.buckets)
+        self._launched = 0
 
     def new_bucket(self, params: Sequence[Tensor]) -> Bucket:
         """A bucket of these parameters, which have one dtype."""
@@ -212,7 +212,7 @@ class GradientBucketManager:
             self._launch_complete()
 
     def _launch_complete(self) -> None:
-        while self._launched < self._limit:
+        while self._launched < len(self.buckets):
             bucket = self.buckets[self._launched]
             if len(bucket.ready) < len(bucket.ids):
                 return

@@ -119,11 +119,7 @@ class Share(Bucket):
 
 class ShareManager(GradientBucketManager):
     """Buckets that are reduced to shares. With ``micro_batches``, stages 2 and 3, no rank keeps whole gradients: those
-    of each micro-batch are reduced, at most two buckets at a time.
-
-    With ``groups``, stage 3, buckets are sent by ``launch_rest`` alone, for other collectives go between them: their
-    order must not depend on which gradients a rank has.
-    """
+    of each micro-batch are reduced, at most two buckets at a time."""
 
     buckets: list[Share]  # type: ignore[assignment]  # of the base, Buckets
 
@@ -139,7 +135,6 @@ class ShareManager(GradientBucketManager):
         self._came: set[TensorId] = set()  # the parameters that had a gradient in the window
         self._adds = False
         super().__init__(params, communicator, bucket_size_bytes, all_reduce_hook, groups=groups)
-        self._limit = self._least = self.num_buckets if groups is None else 0
 
     def new_bucket(self, params: Sequence[Tensor]) -> Share:
         """A share."""
@@ -167,24 +162,19 @@ class ShareManager(GradientBucketManager):
             self.buckets[self._launched - 1].wait()
         self.buckets[self._launched].scatter(self._adds)
 
-    def launch_rest(self, end: int | None = None) -> None:
-        """As the base's."""
-        self._limit = self.num_buckets if end is None else end
-        super().launch_rest(end)
-
     def end_micro_batch(self) -> None:
         """Reduce the gradients of a micro-batch that does not end the window."""
         self.launch_rest()
         for share in self.buckets:
             share.wait()
             share.ready.clear()
-        self._launched, self._limit, self._adds = 0, self._least, True
+        self._launched, self._adds = 0, True
 
     def reset(self) -> None:
         """Drop the window and begin a new one, after waiting for what is under way."""
         super().reset()
         self._came.clear()
-        self._limit, self._adds = self._least, False
+        self._adds = False
         for share in self.buckets:
             share.free()
 

@@ -141,7 +141,7 @@ class Units:
         if changes != self._changes:
             raise RuntimeError("backward of a loss that was computed before the weights were changed or gathered")
         self._ahead = -1
-        if self.sends:  # what comes after this unit is over
+        if self.sends:  # what comes after this unit is over, also where a rank lacks gradients of it
             self._manager.launch_rest(sum(len(unit.shares) for unit in self.all[i + 1 :]))
         self._before(i)
 
