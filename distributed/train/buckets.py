@@ -130,8 +130,7 @@ class GradientBucketManager:
     ``bucket_size_bytes``; it holds one dtype. A parameter larger than that has a bucket of its own. ``groups`` part the
     parameters, in the order in which they are to be sent: no bucket then holds parameters of two groups.
 
-    ``inspect`` is shown each bucket's own gradients just before they are sent. Each bucket can be cut into ``parts``
-    equal parts.
+    ``inspect`` is shown each bucket's own gradients just before they are sent. ``bucket`` makes a bucket of parameters.
 
     ``num_buckets`` says how many there are. The buffers stay for the next window and are the only memory held: a
     gradient that is marked ready moves into its bucket. Raises ValueError for a ``bucket_size_bytes`` that is no
@@ -147,7 +146,7 @@ class GradientBucketManager:
         *,
         groups: Sequence[Sequence[Tensor]] | None = None,
         inspect: Callable[[GradStore], None] | None = None,
-        parts: int = 1,
+        bucket: Callable[[Sequence[Tensor]], Bucket] = Bucket,
     ) -> None:
         check_int("bucket_size_bytes", bucket_size_bytes, 1)
         if len({p.id for p in params}) != len(params):
@@ -160,17 +159,10 @@ class GradientBucketManager:
                 "in exactly one group"
             )
         self._communicator, self._hook, self._inspect = communicator, hook, inspect
-        self._parts = parts
-        self.buckets: list[Bucket] = [
-            self.new_bucket(members) for group in groups for members in filled(group, bucket_size_bytes)
-        ]
-        self._bucket_of = {id: bucket for bucket in self.buckets for id in bucket.ids}
+        self.buckets: list[Bucket] = [bucket(part) for group in groups for part in filled(group, bucket_size_bytes)]
+        self._bucket_of = {id: each for each in self.buckets for id in each.ids}
         self.num_buckets: int = len(self.buckets)
         self._launched = 0
-
-    def new_bucket(self, params: Sequence[Tensor]) -> Bucket:
-        """A bucket of these parameters, which have one dtype."""
-        return Bucket(params, self._parts)
 
     def send(self, bucket: Bucket) -> None:
         """Begin to reduce a bucket."""

@@ -1,5 +1,6 @@
 """The reducer of reproducible steps: all ranks' micro-batches are added up by a tree, whoever made them."""
 
+import functools
 import math
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -28,7 +29,8 @@ class Trees(Buckets):
 
     def new_buckets(self, trained: list[Tensor]) -> GradientBucketManager:
         """Buckets of as many equal parts as there are ranks."""
-        return GradientBucketManager(trained, self.communicator, self.bucket_size_bytes, parts=self.world_size)
+        parts = functools.partial(Bucket, parts=self.world_size)
+        return GradientBucketManager(trained, self.communicator, self.bucket_size_bytes, bucket=parts)
 
     def reduce(self, step: Step, named: Named) -> tuple[Iterable[GradStore], float] | None:
         """Tell each other what the leaves are, and add up their nodes."""

@@ -10,6 +10,7 @@ they are used (units.py). boostr's ``ZeroTrainer``s, which own whole tensors and
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -30,7 +31,7 @@ from .buckets import DEFAULT_BUCKET_BYTES, all_reduce_hook
 from .config import TrainingConfig
 from .grad_sync import Overlapped, trained_of
 from .parts import PartOfModelRecorder, PartOfModelUpdater
-from .shards import ShareManager, cut, join
+from .shards import Share, ShareManager, cut, join
 from .step import Named, Params, Precision, Step
 from .units import Units
 
@@ -73,11 +74,13 @@ class Shares(Overlapped):
 
     def new_buckets(self, trained: list[Tensor]) -> ShareManager:
         """Buckets with a part for each rank."""
+        share = functools.partial(Share, communicator=self.communicator, whole=self.stage == 1)
         if self.stage < 3:
-            return ShareManager(trained, self.communicator, self.bucket_size_bytes, self.stage > 1)
+            return ShareManager(trained, self.communicator, self.bucket_size_bytes, bucket=share)
         if self.units is None:
             raise RuntimeError("stage 3 gathers weights before they are used: call trainer.shard(model) first")
-        shares = ShareManager(trained, self.communicator, sys.maxsize, True, [u.params for u in self.units.all[::-1]])
+        groups = [unit.params for unit in self.units.all[::-1]]
+        shares = ShareManager(trained, self.communicator, sys.maxsize, groups=groups, bucket=share)
         self.units.keep(shares)
         return shares
 

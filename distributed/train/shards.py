@@ -21,7 +21,7 @@ from minigrad.optim.optimizer_state import ParamState, options_of
 
 from ..comm.calls import ReduceOp
 from ..comm.communicator import Communicator, all_gather_json
-from .buckets import Bucket, GradientBucketManager, all_reduce_hook
+from .buckets import Bucket, GradientBucketManager
 
 
 class Piece:
@@ -70,6 +70,8 @@ class Share(Bucket):
             start += p.numel()
         self.weights: Tensor
         """In stage 3, this rank's part of the weights (n,), of which the pieces are views."""
+        self.came: set[TensorId] = set()
+        """The parameters that had a gradient in the window."""
         self._received: Tensor | None = None
 
     @property
@@ -118,27 +120,13 @@ class Share(Bucket):
 
 
 class ShareManager(GradientBucketManager):
-    """Buckets that are reduced to shares. With ``micro_batches``, stages 2 and 3, no rank keeps whole gradients: those
-    of each micro-batch are reduced, at most two buckets at a time."""
+    """Buckets that are reduced to shares. Those that are not kept whole are reduced in each micro-batch, and at most
+    two of them are whole at a time."""
 
     buckets: list[Share]  # type: ignore[assignment]  # of the base, Buckets
-
-    def __init__(
-        self,
-        params: Sequence[Tensor],
-        communicator: Communicator,
-        bucket_size_bytes: int,
-        micro_batches: bool,
-        groups: Sequence[Sequence[Tensor]] | None = None,
-    ) -> None:
-        self._micro_batches, self.communicator = micro_batches, communicator
-        self._came: set[TensorId] = set()  # the parameters that had a gradient in the window
-        self._adds = False
-        super().__init__(params, communicator, bucket_size_bytes, all_reduce_hook, groups=groups)
-
-    def new_bucket(self, params: Sequence[Tensor]) -> Share:
-        """A share."""
-        return Share(params, self.communicator, not self._micro_batches)
+    _bucket_of: dict[TensorId, Share]  # type: ignore[assignment]
+    _adds: bool = False
+    """Whether there are sums of micro-batches before."""
 
     @property
     def pieces(self) -> list[Piece]:
@@ -147,20 +135,22 @@ class ShareManager(GradientBucketManager):
 
     def is_ready(self, id: TensorId) -> bool:
         """Whether the parameter had a gradient in this window."""
-        return id in self._came
+        return id in self._bucket_of[id].came
 
     def mark_grad_ready(self, id: TensorId, grad: Tensor) -> None:
         """As the base's; but where the bucket's memory is given back, ``grad`` is empty afterwards."""
-        self._came.add(id)
         super().mark_grad_ready(id, grad)
-        if self._micro_batches:
+        share = self._bucket_of[id]
+        share.came.add(id)
+        if not share.keeps_whole:
             grad.data = grad.device.kernels.empty((0,), grad.dtype)
 
     def send(self, bucket: Bucket) -> None:
         """Begin to reduce a bucket, when the one before has arrived if no more than two are to be whole."""
-        if self._micro_batches and self._launched:
+        share = self.buckets[self._launched]
+        if self._launched and not share.keeps_whole:
             self.buckets[self._launched - 1].wait()
-        self.buckets[self._launched].scatter(self._adds)
+        share.scatter(self._adds)
 
     def end_micro_batch(self) -> None:
         """Reduce the gradients of a micro-batch that does not end the window."""
@@ -173,9 +163,9 @@ class ShareManager(GradientBucketManager):
     def reset(self) -> None:
         """Drop the window and begin a new one, after waiting for what is under way."""
         super().reset()
-        self._came.clear()
         self._adds = False
         for share in self.buckets:
+            share.came.clear()
             share.free()
 
     def spread(self) -> None:
@@ -210,7 +200,7 @@ def join(own: Optimizer, whole: Optimizer, shares: ShareManager) -> None:
     for piece in shares.pieces:
         if (state := own.state.get(piece.tensor.id)) is not None:
             mine[whole.name_of(piece.p)] = [state.step, sorted(state.arrays)]
-    everyone = all_gather_json(shares.communicator, mine)
+    everyone = all_gather_json(shares._communicator, mine)
     known = {name: entry for one in everyone for name, entry in one.items()}
     for share in shares.buckets:
         entries = [(p, *known.get(whole.name_of(p), (0, []))) for p in share.params]
