@@ -179,7 +179,7 @@ def test_no_sync_makes_windows_longer_and_sends_nothing(kind):
             metrics = micro_batch(3)
             assert metrics is not None and metrics.step == step + 2
             assert comm.stats.operations == operations + trainer.num_buckets + 1  # all gradients, and a record
-            assert comm.stats.bytes_sent == sent + sum(p.data.nbytes for p in net.parameters()) + 58  # with the check of a record
+            assert comm.stats.bytes_sent == sent + sum(p.data.nbytes for p in net.parameters()) + 58
 
     dist.run_threads(2, body, timeout=30)
 
