@@ -1,13 +1,16 @@
 """What the tests of GPT-2 and Llama share: weights and token ids."""
 
+import os
 from typing import TypeVar
 
 import numpy as np
 
 import minigrad as mg
 from minigrad import Generator, Tensor, nn
+from minigrad.modes import FAST_IS_OFF
 
 VOCAB = 19
+PLANS_RUN = not FAST_IS_OFF and os.environ.get("MINIGRAD_KERNELS") != "plain"
 Model = TypeVar("Model", bound=nn.Module)
 
 

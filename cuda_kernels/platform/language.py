@@ -48,7 +48,7 @@ else:
     cuda = importlib.import_module("numba.cuda")
     libdevice = importlib.import_module("numba.cuda.libdevice")
     math = importlib.import_module("math")
-    extending = importlib.import_module("numba.cuda.extending")
+    extending: Any = importlib.import_module("numba.cuda.extending")
     if hasattr(extending, "typeof_impl"):  # numba-cuda, without which nothing is compiled
         extending.typeof_impl.register(FunctionType, _type_of)
 

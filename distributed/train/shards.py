@@ -19,7 +19,7 @@ from minigrad.autograd import bump
 from minigrad.optim import Optimizer
 from minigrad.optim.optimizer_state import ParamState, options_of
 
-from ..comm.calls import ReduceOp
+from ..comm.calls import ReduceOp, Work
 from ..comm.communicator import Communicator, all_gather_json
 from .buckets import Bucket, GradientBucketManager
 
@@ -28,7 +28,9 @@ class Piece:
     """Elements ``where`` of a parameter, which are elements ``place`` of a share; ``tensor`` (n,) is a view of them."""
 
     def __init__(self, p: Tensor, where: slice, place: slice) -> None:
-        self.p, self.where, self.place = p, where, place
+        self.p = p
+        self.where = where
+        self.place = place
         self.tensor: Tensor = Tensor.wrap(p.data.reshape(-1)[where], p.device)
         self.tensor._version = p._version
         self._of: Any = p.data
@@ -52,6 +54,8 @@ class Piece:
 class Share(Bucket):
     """A bucket of which each rank reduces one part, and this rank's part. Unless ``whole`` is kept, a share has memory
     of its own, and the bucket has some only while it is filled and sent."""
+
+    work: Work | None
 
     def __init__(self, params: Sequence[Tensor], communicator: Communicator, whole: bool) -> None:
         super().__init__(params, communicator.world_size)

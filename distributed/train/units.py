@@ -31,7 +31,8 @@ class Unit:
     """Parameters that are gathered together, in the buffers of a ``slot``."""
 
     def __init__(self, slot: int, params: Sequence[Tensor]) -> None:
-        self.slot, self.params = slot, params
+        self.slot = slot
+        self.params = params
         self.shares: list[Share] = []
         self.arriving: list[tuple[Share, Tensor, Work]] = []
 

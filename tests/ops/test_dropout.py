@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from harness import every_check, host, simulated, unary
+from refusals import raises
 
 import minigrad as mg
 import minigrad.nn.functional as F
@@ -65,3 +66,7 @@ def test_p_1_drops_all(device):
     assert y.tolist() == [0, 0, 0]
     assert y.sum().backward()[x].tolist() == [0, 0, 0]
     assert drop(mg.full((50,), float("nan"), device=device), 0.5).isnan().all()  # dropped or not
+
+
+def test_a_probability_above_1():
+    raises(ValueError, "dropout: p=1.5; expected a probability, 0 to 1", F.dropout, mg.ones(2), 1.5)

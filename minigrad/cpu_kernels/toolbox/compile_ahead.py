@@ -70,7 +70,7 @@ class Team:
         self.most_helpers: int = min(len(SLOTS), config.NUMBA_NUM_THREADS) if able else 0
         self._folder = folder
         self._locks = os.open(folder / "locks", os.O_RDWR | os.O_CREAT, 0o600)  # to close any such would free all locks
-        self.saving = threading.Lock()  # while a kernel is written, a helper is not cut off
+        self.saving: Any = threading.Lock()  # while a kernel is written, a helper is not cut off
         self._compiling: list[int] = []  # places of the locks of kernels, from callers to callees
         self._needed: list[tuple[str, Any]] = []
         self._ahead: dict[str, float] = {}  # what helpers were told to compile, with its seconds
