@@ -101,7 +101,7 @@ def same(what: str, got: Any, want: Any, tolerance: float = 1e-6) -> None:
     lines = [what, f"expected {show(want, digits)}", f"got      {show(got, digits)}"]
     if got is None:
         lines.append("is there a `return`?")
-    elif isinstance(want, np.ndarray) and getattr(got, "shape", ()) != want.shape:
+    elif isinstance(want, np.ndarray) and not isinstance(got, str) and getattr(got, "shape", ()) != want.shape:
         lines.append(f"the shape is {getattr(got, 'shape', ())}, expected {want.shape}")
     elif isinstance(want, np.ndarray) and narrower(np.asarray(got), want):
         lines.append(f"the dtype is {got.dtype}, expected {want.dtype}")
