@@ -13,6 +13,7 @@ Source: Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parall
 """
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
@@ -76,15 +77,11 @@ class Bucket:
         self.size: int = -(-sum(p.numel() for p in params) // parts) * parts
         self.ready: set[TensorId] = set()
         self.work: Work | None = None
-        self._flat: Tensor | None = None
 
-    @property
+    @functools.cached_property
     def flat(self) -> Tensor:
         """The buffer, (size,)."""
-        if self._flat is None:
-            self._flat = self.new_zeros(self.size)
-            self._views = self.views_of(self._flat)
-        return self._flat
+        return self.new_zeros(self.size)
 
     def new_zeros(self, n: int) -> Tensor:
         """Memory (n,) like that of its parameters."""
@@ -95,10 +92,10 @@ class Bucket:
         ends = itertools.accumulate(p.numel() for p in self.params)
         return {p.id: flat.data[end - p.numel() : end].reshape(p.shape) for p, end in zip(self.params, ends)}
 
-    @property
+    @functools.cached_property
     def views(self) -> dict[TensorId, Any]:
         """Each parameter's place in the buffer, a raw array of its shape."""
-        return self._views if self.flat is not None else {}
+        return self.views_of(self.flat)
 
     @property
     def reduced(self) -> Tensor:

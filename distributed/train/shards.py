@@ -120,7 +120,8 @@ class Share(Bucket):
     def free(self) -> None:
         """Give the bucket's memory back, if it is not kept."""
         if not self.keeps_whole:
-            self._flat, self._views = None, {}
+            for name in ("flat", "views"):
+                vars(self).pop(name, None)
 
 
 class ShareManager(GradientBucketManager):

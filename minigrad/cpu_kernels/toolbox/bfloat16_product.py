@@ -104,9 +104,11 @@ def _round_columns(context: Any, builder: Any, signature: Any, x: Any, x_column:
         vectors.store(builder.bitcast(row, vectors.type), y, INT64(p * PANEL))
 
 
-@emits(
-    lambda pairs, a, b, start, start_row, y, y_row: types.void(types.int64, a, b, start, types.int64, y, types.int64)
-)
+def _types_of_tile(pairs: Any, a: Any, b: Any, start: Any, start_row: Any, y: Any, y_row: Any) -> Any:
+    return types.void(types.int64, a, b, start, types.int64, y, types.int64)
+
+
+@emits(_types_of_tile)
 def _multiply_tile(
     context: Any, builder: Any, signature: Any,
     pairs: Any, a: Any, b: Any, start: Any, start_row: Any, y: Any, y_row: Any,
@@ -152,9 +154,7 @@ def _end_tiles(context: Any, builder: Any, signature: Any) -> None:
     _amx(builder, "tilerelease")
 
 
-@emits(
-    lambda pairs, a, b, start, start_row, y, y_row: types.void(types.int64, a, b, start, types.int64, y, types.int64)
-)
+@emits(_types_of_tile)
 def _multiply_by_amx(
     context: Any, builder: Any, signature: Any,
     pairs: Any, a: Any, b: Any, start: Any, start_row: Any, y: Any, y_row: Any,
