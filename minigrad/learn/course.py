@@ -16,6 +16,7 @@ from .exercise import Exercise, read
 FOLDER = Path(__file__).with_name("chapters")
 SIMULATED = (6, 7, 8)  # chapters whose kernels run in the simulator
 AFTER = re.compile(r"^##|^(?:.+\n)*.*:\n\n```python|^```python", re.MULTILINE)  # before it stands the exercise's cell
+GIVEN = "  # given"  # behind a line of a solution that the learner need not write
 MARK = re.compile(r"^##+ Exercise (\d+\.\d+)\b", re.MULTILINE)  # a heading of the text: an exercise begins
 BLOCK = re.compile(r"^```python\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 Definition = ast.FunctionDef | ast.ClassDef
@@ -52,17 +53,24 @@ class Chapter:
     @functools.cached_property
     def solution(self) -> str:
         """The solved file as in a learner's folder: it imports the chapters before it by their plain names."""
+        return self._marked.replace(GIVEN, "")
+
+    @functools.cached_property
+    def _marked(self) -> str:
+        """The solved file, with the marks of lines that the learner's file has, too."""
         source = (FOLDER / f"{self.module}.py").read_text(encoding="utf-8")
         return re.sub(r"^from \.chapter_", "from chapter_", source, flags=re.MULTILINE)
 
     def stubs(self) -> str:
-        """The learner's file: of what an exercise asks for, the docstring alone is left."""
-        lines = self.solution.splitlines()
+        """The learner's file: of what an exercise asks for, the docstring and the given lines are left."""
+        lines = self._marked.splitlines()
         holes = [(item, name) for item in self.exercises for name in item.names]
         for body, number in sorted(((self._body(name), item.number) for item, name in holes), reverse=True):
-            indent = " " * (len(lines[body[0] - 1]) - len(lines[body[0] - 1].lstrip()))
-            lines[body[0] - 1 : body[1]] = [f'{indent}raise NotImplementedError("exercise {number}")  # your code here']
-        return "\n".join(lines) + "\n"
+            own = [k for k in range(body[0] - 1, body[1]) if not lines[k].endswith(GIVEN)]
+            indent = re.sub(r"\S.*", "", lines[own[0]])
+            hole = f'{indent}raise NotImplementedError("exercise {number}")  # your code here'
+            lines[own[0] : own[-1] + 1] = [hole]
+        return "\n".join(lines).replace(GIVEN, "") + "\n"
 
     def solution_of(self, item: Exercise) -> str:
         """The lines of the solution that an exercise asks for."""

@@ -49,8 +49,8 @@ def newest_first(end: Any) -> list[Any]:
     It works for everything that has ``parents()`` and ``number``. It uses a list of what is still to be visited, and no
     function that calls itself: a chain may be longer than Python's stack.
     """
-    found = {end.number: end}
-    waiting = [end]
+    found = {end.number: end}  # given
+    waiting = [end]  # given
     while waiting:
         for parent in waiting.pop().parents():
             if parent.number not in found:
@@ -61,12 +61,12 @@ def newest_first(end: Any) -> list[Any]:
 
 def derivatives(end: Number) -> dict[Number, float]:
     """The derivative of ``end`` by every number below it, and by itself, which is 1.0."""
-    found = dict.fromkeys(newest_first(end), 0.0)
-    found[end] = 1.0
+    found = dict.fromkeys(newest_first(end), 0.0)  # given
+    found[end] = 1.0  # given
     for vertex in found:
         for parent, slope in vertex.inputs:
             found[parent] += slope * found[vertex]
-    return found
+    return found  # given
 
 
 class Tensor:
@@ -159,7 +159,7 @@ class Mul(Op):
     def forward(self, x: Array, y: Array) -> Array:
         """The product. Keep in ``self`` what ``backward`` needs."""
         self.x, self.y = x, y
-        return x * y
+        return x * y  # given
 
     def backward(self, dz: Array) -> tuple[Array, Array]:
         """dx and dy for operands of one shape. What was broadcast is summed later, by ``backward`` below."""
@@ -190,7 +190,7 @@ class MatMul(Op):
     def forward(self, x: Array, y: Array) -> Array:
         """The product. Keep in ``self`` what ``backward`` needs."""
         self.x, self.y = x, y
-        return x @ y
+        return x @ y  # given
 
     def backward(self, dz: Array) -> tuple[Array, Array]:
         """dx = dz yᵀ and dy = xᵀ dz, where ᵀ exchanges the last two axes."""
@@ -203,7 +203,7 @@ class Tanh(Op):
     def forward(self, x: Array) -> Array:
         """tanh of each element: ``np.tanh``. Keep z in ``self``."""
         self.z = np.tanh(x)
-        return self.z
+        return self.z  # given
 
     def backward(self, dz: Array) -> Array:
         """dx: tanh has the slope 1 - z²."""
@@ -262,8 +262,8 @@ class GradStore:
         array of a single number.) Later ones are added to it in place.
         ValueError if ``grad`` has not the shape of the tensor.
         """
-        if grad.shape != tensor.shape:
-            raise ValueError(f"a gradient of shape {grad.shape} for a tensor of shape {tensor.shape}")
+        if grad.shape != tensor.shape:  # given
+            raise ValueError(f"a gradient of shape {grad.shape} for a tensor of shape {tensor.shape}")  # given
         first = self.grads.get(tensor.number)
         if first is None:
             self.grads[tensor.number] = np.array(grad)
@@ -278,10 +278,10 @@ def backward(loss: Tensor) -> GradStore:
     A gradient that is larger than its tensor, because the tensor was broadcast, is summed by ``unbroadcast``.
     ValueError if the loss has another shape.
     """
-    if loss.shape != ():
-        raise ValueError(f"backward starts at a single number, not at a tensor of shape {loss.shape}")
-    flowing, leaves = GradStore(), GradStore()
-    flowing.add(loss, np.ones_like(loss.data))
+    if loss.shape != ():  # given
+        raise ValueError(f"backward starts at a single number, not at a tensor of shape {loss.shape}")  # given
+    flowing, leaves = GradStore(), GradStore()  # given
+    flowing.add(loss, np.ones_like(loss.data))  # given
     for tensor in newest_first(loss):
         grad = flowing.pop(tensor)
         if tensor.node is None:
@@ -291,4 +291,4 @@ def backward(loss: Tensor) -> GradStore:
         for x, dx in zip(tensor.node.inputs, found if isinstance(found, tuple) else (found,)):
             if x.requires_grad:
                 flowing.add(x, unbroadcast(dx, x.shape))
-    return leaves
+    return leaves  # given

@@ -24,7 +24,7 @@ class Module:
         among them, and in lists of modules; a module in a list has its place as its name. A tensor that is there twice
         is listed once, under the first name.
         """
-        found: dict[str, Tensor] = {}
+        found: dict[str, Tensor] = {}  # given
         for name, value in vars(self).items():
             parts = {f"{name}.{k}": part for k, part in enumerate(value)} if isinstance(value, list) else {name: value}
             for path, part in parts.items():
@@ -36,7 +36,7 @@ class Module:
                 for full, p in below.items():
                     if all(p is not q for q in found.values()):
                         found[full] = p
-        return found
+        return found  # given
 
     def parameters(self) -> list[Tensor]:
         """All parameters below."""

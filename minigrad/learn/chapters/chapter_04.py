@@ -24,7 +24,7 @@ class Embedding(Op):
         """The gradient of the table: a row gets the sum over all its uses, and 0 if it was not used."""
         grad = np.zeros(self.shape)
         np.add.at(grad, self.places, dz)
-        return grad
+        return grad  # given
 
 
 class LayerNorm(Op):
@@ -35,7 +35,7 @@ class LayerNorm(Op):
         centred = x - x.mean(axis=-1, keepdims=True)
         self.s = np.sqrt((centred**2).mean(axis=-1, keepdims=True) + 1e-5)
         self.z = centred / self.s
-        return self.z
+        return self.z  # given
 
     def backward(self, dz: Array) -> Array:
         """dx = (dz - mean(dz) - z mean(dz z)) / s, with means over the last axis."""
@@ -50,7 +50,7 @@ class Softmax(Op):
         """Probabilities. As in chapter 3, subtract the largest of each row first. Keep z in ``self``."""
         powers = np.exp(x - x.max(axis=-1, keepdims=True))
         self.z = powers / powers.sum(axis=-1, keepdims=True)
-        return self.z
+        return self.z  # given
 
     def backward(self, dz: Array) -> Array:
         """dx = z (dz - sum(dz z)), with the sum over the last axis."""
@@ -63,7 +63,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     The weights are the softmax of q kᵀ / √D. The queries stand at the last T of S places. A query sees the keys at its
     own place and before it. Add -1e9 to the other scores: their weights become 0.
     """
-    T, S, D = q.shape[-2], k.shape[-2], q.shape[-1]
+    T, S, D = q.shape[-2], k.shape[-2], q.shape[-1]  # given
     later = np.triu(np.full((T, S), -1e9), S - T + 1)
     scores = q @ k.transpose(0, 1, 3, 2) * (1.0 / math.sqrt(D)) + Tensor(later)
     return Softmax()(scores) @ v
@@ -71,13 +71,13 @@ def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def split(x: Tensor, heads: int) -> Tensor:
     """(B, T, C) as (B, heads, T, C / heads): head h has the h-th piece of each row."""
-    B, T, C = x.shape
+    B, T, C = x.shape  # given
     return x.reshape(B, T, heads, C // heads).transpose(0, 2, 1, 3)
 
 
 def join(x: Tensor) -> Tensor:
     """The way back: (B, heads, T, D) as (B, T, heads * D)."""
-    B, H, T, D = x.shape
+    B, H, T, D = x.shape  # given
     return x.transpose(0, 2, 1, 3).reshape(B, T, H * D)
 
 
@@ -97,8 +97,8 @@ class Cache:
         if self.k is not None and self.v is not None:
             k = Tensor(np.concatenate([self.k.data, k.data], axis=2))
             v = Tensor(np.concatenate([self.v.data, v.data], axis=2))
-        self.k, self.v = k, v
-        return k, v
+        self.k, self.v = k, v  # given
+        return k, v  # given
 
 
 class Attention(Module):
@@ -160,8 +160,8 @@ class GPT(Module):
         the blocks, each with its cache if there are caches, then through ``norm``. The logits are x times the table of
         tokens, transposed. If the caches hold S tokens, these tokens stand at places S, S + 1, ...
         """
-        start = caches[0].length() if caches else 0
-        places = np.arange(start, start + tokens.shape[1])
+        start = caches[0].length() if caches else 0  # given
+        places = np.arange(start, start + tokens.shape[1])  # given
         x = Embedding(tokens)(self.tokens) + Embedding(places)(self.places)
         for k, block in enumerate(self.blocks):
             x = block(x, caches[k] if caches else None)
@@ -169,16 +169,16 @@ class GPT(Module):
 
 
 def sample(model: Any, tokens: list[int], count: int, temperature: float, rng: np.random.Generator) -> list[int]:
-    """The tokens, continued by ``count`` new ones. Each is drawn by softmax(logits / temperature) of the last place.
+    """The tokens, and ``count`` new ones after them, each drawn by softmax(logits / temperature) of the last place.
 
     Temperature 0 takes the largest logit. There is one Cache for each of ``model.blocks``: the first call of the model
     gets all tokens, each later call the new one only. Draw with ``rng.choice(len(p), p=p)``.
     """
-    caches = [Cache() for _ in model.blocks]
-    tokens, new = list(tokens), list(tokens)
+    caches = [Cache() for _ in model.blocks]  # given
+    tokens, new = list(tokens), list(tokens)  # given
     for _ in range(count):
         logits = model(np.array([new]), caches).data[0, -1]
         p = Softmax().forward(logits / temperature) if temperature > 0 else logits == logits.max()
         new = [int(rng.choice(len(p), p=p / p.sum()))]
         tokens += new
-    return tokens
+    return tokens  # given

@@ -76,10 +76,10 @@ def matmul(a: Any, b: Any, y: Any) -> None:
 
     Block (bx, by) has the columns from 8 bx and the rows from 8 by on. a (M, K), b (K, N), y (M, N), of any sizes.
     """
-    a_tile, b_tile = cuda.shared.array((SIDE, SIDE), np.float32), cuda.shared.array((SIDE, SIDE), np.float32)
-    tx, ty = cuda.threadIdx.x, cuda.threadIdx.y
-    j, i = cuda.grid(2)
-    total = np.float32(0)
+    a_tile, b_tile = cuda.shared.array((SIDE, SIDE), np.float32), cuda.shared.array((SIDE, SIDE), np.float32)  # given
+    tx, ty = cuda.threadIdx.x, cuda.threadIdx.y  # given
+    j, i = cuda.grid(2)  # given
+    total = np.float32(0)  # given
     for first in range(0, a.shape[1], SIDE):
         a_tile[ty, tx] = a[i, first + tx] if i < a.shape[0] and first + tx < a.shape[1] else np.float32(0)
         b_tile[ty, tx] = b[first + ty, j] if first + ty < b.shape[0] and j < b.shape[1] else np.float32(0)

@@ -40,12 +40,12 @@ def block_sum(value: Any, partial: Any) -> Any:
     for warp in range(cuda.blockDim.x // WARP):
         total += partial[warp]
     cuda.syncthreads()
-    return total
+    return total  # given
 
 
 def block_max(value: Any, partial: Any) -> Any:
     """The largest of the values of all threads of the block, as ``block_sum``."""
-    value = warp_max(value)
+    value = warp_max(value)  # given
     if cuda.threadIdx.x % WARP == 0:
         partial[cuda.threadIdx.x // WARP] = value
     cuda.syncthreads()
@@ -53,7 +53,7 @@ def block_max(value: Any, partial: Any) -> Any:
     for warp in range(cuda.blockDim.x // WARP):
         largest = larger(largest, partial[warp])
     cuda.syncthreads()
-    return largest
+    return largest  # given
 
 
 def softmax(x: Any, y: Any) -> None:
@@ -61,8 +61,8 @@ def softmax(x: Any, y: Any) -> None:
 
     Three passes over the row: the maximum, the sum, the result. Neighbouring threads read neighbouring columns.
     """
-    partial = cuda.shared.array(WARP, np.float32)
-    i, columns = cuda.blockIdx.x, x.shape[1]
+    partial = cuda.shared.array(WARP, np.float32)  # given
+    i, columns = cuda.blockIdx.x, x.shape[1]  # given
     m, s = LOWEST, np.float32(0)
     for j in range(cuda.threadIdx.x, columns, cuda.blockDim.x):
         m = larger(m, x[i, j])
@@ -87,8 +87,8 @@ def join(m: Any, s: Any, other_m: Any, other_s: Any) -> Any:
 
 def online_softmax(x: Any, y: Any) -> None:
     """``softmax`` in two passes: the first finds maximum and sum together, by ``join``."""
-    partial = cuda.shared.array(WARP, np.float32)
-    i, columns = cuda.blockIdx.x, x.shape[1]
+    partial = cuda.shared.array(WARP, np.float32)  # given
+    i, columns = cuda.blockIdx.x, x.shape[1]  # given
     m, s = LOWEST, np.float32(0)
     for j in range(cuda.threadIdx.x, columns, cuda.blockDim.x):
         m, s = join(m, s, x[i, j], np.float32(1))
@@ -104,8 +104,8 @@ def cross_entropy(x: Any, targets: Any, losses: Any, dx: Any) -> None:
     losses[i] = log(sum over j of e^x[i, j]) - x[i, targets[i]], computed with the maximum taken out. dx[i, j] is
     (softmax(x)[i, j] - (1 where j is the target, else 0)) / the number of rows, which is ``cuda.gridDim.x``.
     """
-    partial = cuda.shared.array(WARP, np.float32)
-    i, columns, target = cuda.blockIdx.x, x.shape[1], targets[cuda.blockIdx.x]
+    partial = cuda.shared.array(WARP, np.float32)  # given
+    i, columns, target = cuda.blockIdx.x, x.shape[1], targets[cuda.blockIdx.x]  # given
     m, s = LOWEST, np.float32(0)
     for j in range(cuda.threadIdx.x, columns, cuda.blockDim.x):
         m, s = join(m, s, x[i, j], np.float32(1))
@@ -124,17 +124,17 @@ def attention(q: Any, k: Any, v: Any, y: Any) -> None:
     A thread for each query, 16 in a block. The keys and values come through shared memory in tiles of 16; each thread
     keeps a maximum, a sum and a weighted sum of the values so far. No array of scores exists anywhere.
     """
-    keys, values = cuda.shared.array((KEYS, D), np.float32), cuda.shared.array((KEYS, D), np.float32)
-    query, total = cuda.local.array(D, np.float32), cuda.local.array(D, np.float32)
-    t, i, T = cuda.threadIdx.x, cuda.grid(1), q.shape[0]
-    for d in range(D):
-        query[d] = q[i, d] / math.sqrt(np.float32(D)) if i < T else np.float32(0)
-        total[d] = np.float32(0)
-    m, s = LOWEST, np.float32(0)
-    for first in range(0, T, KEYS):
-        for d in range(D):
-            keys[t, d] = k[first + t, d] if first + t < T else np.float32(0)
-            values[t, d] = v[first + t, d] if first + t < T else np.float32(0)
+    keys, values = cuda.shared.array((KEYS, D), np.float32), cuda.shared.array((KEYS, D), np.float32)  # given
+    query, total = cuda.local.array(D, np.float32), cuda.local.array(D, np.float32)  # given
+    t, i, T = cuda.threadIdx.x, cuda.grid(1), q.shape[0]  # given
+    for d in range(D):  # given
+        query[d] = q[i, d] / math.sqrt(np.float32(D)) if i < T else np.float32(0)  # given
+        total[d] = np.float32(0)  # given
+    m, s = LOWEST, np.float32(0)  # given
+    for first in range(0, T, KEYS):  # given
+        for d in range(D):  # given
+            keys[t, d] = k[first + t, d] if first + t < T else np.float32(0)  # given
+            values[t, d] = v[first + t, d] if first + t < T else np.float32(0)  # given
         cuda.syncthreads()
         for n in range(KEYS):
             if first + n <= i:
@@ -148,6 +148,6 @@ def attention(q: Any, k: Any, v: Any, y: Any) -> None:
                     total[d] = total[d] * old + new * values[n, d]
                 m = top
         cuda.syncthreads()
-    if i < T:
-        for d in range(D):
-            y[i, d] = total[d] / s
+    if i < T:  # given
+        for d in range(D):  # given
+            y[i, d] = total[d] / s  # given

@@ -23,7 +23,7 @@ def places_a(lane: int) -> Any:
     With i = lane // 4 and j = 2 (lane % 4): (i, j) and the one to its right; the same 8 rows below; then both again, 8
     columns to the right.
     """
-    i, j = lane // 4, lane % 4 * 2
+    i, j = lane // 4, lane % 4 * 2  # given
     left = (i, j), (i, j + 1), (i + 8, j), (i + 8, j + 1)
     return (*left, (i, j + 8), (i, j + 9), (i + 8, j + 8), (i + 8, j + 9))
 
@@ -33,13 +33,13 @@ def places_b(lane: int) -> Any:
 
     With i and j as before: (j, i) and the one below it; then both again, 8 rows below.
     """
-    i, j = lane // 4, lane % 4 * 2
+    i, j = lane // 4, lane % 4 * 2  # given
     return (j, i), (j + 1, i), (j + 8, i), (j + 9, i)
 
 
 def places_c(lane: int) -> Any:
     """Which elements (row, column) of the result, 16 x 8, a lane holds: the first 4 of ``places_a``."""
-    i, j = lane // 4, lane % 4 * 2
+    i, j = lane // 4, lane % 4 * 2  # given
     return (i, j), (i, j + 1), (i + 8, j), (i + 8, j + 1)
 
 
@@ -48,8 +48,8 @@ def multiply_tile(a: Any, b: Any, y: Any) -> None:
 
     The instruction takes 4 registers of a, 2 of b and 4 float32 of c, and returns 4 float32 of c + a b.
     """
-    lane = cuda.threadIdx.x
-    of_a, of_b, of_c = places_a(lane), places_b(lane), places_c(lane)
+    lane = cuda.threadIdx.x  # given
+    of_a, of_b, of_c = places_a(lane), places_b(lane), places_c(lane)  # given
     left = (pair(a[of_a[0]], a[of_a[1]]), pair(a[of_a[2]], a[of_a[3]]),
             pair(a[of_a[4]], a[of_a[5]]), pair(a[of_a[6]], a[of_a[7]]))  # fmt: skip
     right = pair(b[of_b[0]], b[of_b[1]]), pair(b[of_b[2]], b[of_b[3]])
@@ -74,9 +74,9 @@ def multiply_shared(a: Any, b: Any, y: Any) -> None:
     Each lane copies 8 elements of a and 8 of b. Then ``ptx.ldmatrix`` gives the 4 registers of a, and
     ``ptx.ldmatrix_transposed`` those of b: 2 for its left half, 2 for its right half. Two products.
     """
-    a_tile = cuda.shared.array(SIDE * SIDE, np.uint16, alignment=16)
-    b_tile = cuda.shared.array(SIDE * SIDE, np.uint16, alignment=16)
-    lane, zero = cuda.threadIdx.x, np.float32(0)
+    a_tile = cuda.shared.array(SIDE * SIDE, np.uint16, alignment=16)  # given
+    b_tile = cuda.shared.array(SIDE * SIDE, np.uint16, alignment=16)  # given
+    lane, zero = cuda.threadIdx.x, np.float32(0)  # given
     for n in range(lane, SIDE * SIDE, 32):
         a_tile[n] = a[n // SIDE, n % SIDE]
         b_tile[n] = b[n // SIDE, n % SIDE]
@@ -105,9 +105,9 @@ def tile_sums(x: Any, y: Any, tiles: int) -> None:
     ``x``: ``tiles`` tiles of 256 float32. They come by asynchronous copies, of 16 bytes for each thread, to two stages
     in shared memory by turns: while a tile is added up, the next one is on its way.
     """
-    stages = cuda.shared.array(2 * STAGE, np.float32, alignment=16)
-    t = cuda.threadIdx.x
-    total = np.float32(0)
+    stages = cuda.shared.array(2 * STAGE, np.float32, alignment=16)  # given
+    t = cuda.threadIdx.x  # given
+    total = np.float32(0)  # given
     ptx.cp_async(ptx.shared_address(stages, 4 * t), x, 4 * t, 16)
     ptx.cp_async_commit()
     for tile in range(tiles):
@@ -129,11 +129,11 @@ def matmul_tensor(a: Any, b: Any, y: Any) -> None:
     A warp, a block of its own, for each tile of 16 x 16 of y; block (bx, by) has the columns from 16 bx and the rows
     from 16 by on. As ``multiply_shared``, along K, and the sums stay in registers.
     """
-    a_tile = cuda.shared.array(SIDE * SIDE, np.uint16, alignment=16)
-    b_tile = cuda.shared.array(SIDE * SIDE, np.uint16, alignment=16)
-    lane, zero = cuda.threadIdx.x, np.float32(0)
-    top, side = cuda.blockIdx.y * SIDE, cuda.blockIdx.x * SIDE
-    first_half, second_half = (zero, zero, zero, zero), (zero, zero, zero, zero)
+    a_tile = cuda.shared.array(SIDE * SIDE, np.uint16, alignment=16)  # given
+    b_tile = cuda.shared.array(SIDE * SIDE, np.uint16, alignment=16)  # given
+    lane, zero = cuda.threadIdx.x, np.float32(0)  # given
+    top, side = cuda.blockIdx.y * SIDE, cuda.blockIdx.x * SIDE  # given
+    first_half, second_half = (zero, zero, zero, zero), (zero, zero, zero, zero)  # given
     for k in range(0, a.shape[1], SIDE):
         for n in range(lane, SIDE * SIDE, 32):
             a_tile[n] = a[top + n // SIDE, k + n % SIDE]
@@ -144,7 +144,7 @@ def matmul_tensor(a: Any, b: Any, y: Any) -> None:
         first_half = ptx.mma_float16(left, right[:2], first_half)
         second_half = ptx.mma_float16(left, right[2:], second_half)
         cuda.syncthreads()
-    of_c = places_c(lane)
-    for n in range(4):
-        y[top + of_c[n][0], side + of_c[n][1]] = first_half[n]
-        y[top + of_c[n][0], side + of_c[n][1] + 8] = second_half[n]
+    of_c = places_c(lane)  # given
+    for n in range(4):  # given
+        y[top + of_c[n][0], side + of_c[n][1]] = first_half[n]  # given
+        y[top + of_c[n][0], side + of_c[n][1] + 8] = second_half[n]  # given

@@ -19,7 +19,7 @@ def broadcast(rank: Any, array: Any, root: int) -> Any:
         elif distance <= place < 2 * distance:
             array = rank.recv((rank.number - distance) % rank.size)
         distance *= 2
-    return array
+    return array  # given
 
 
 def all_reduce(rank: Any, array: Any) -> Any:
@@ -33,7 +33,7 @@ def reduce_scatter(rank: Any, array: Any) -> Any:
     In a ring: in each of size - 1 steps every rank sends one part to the rank on its right, number + 1, and adds what
     comes from its left to its own. The array that was given stays as it is.
     """
-    size, me = rank.size, rank.number
+    size, me = rank.size, rank.number  # given
     parts = [part.copy() for part in np.array_split(array, size)]
     for step in range(size - 1):
         rank.send((me + 1) % size, parts[(me - step - 1) % size])
@@ -43,7 +43,7 @@ def reduce_scatter(rank: Any, array: Any) -> Any:
 
 def all_gather(rank: Any, part: Any) -> Any:
     """Every rank returns the parts of all ranks, one after the other, in the order of the ranks. In the same ring."""
-    size, me = rank.size, rank.number
+    size, me = rank.size, rank.number  # given
     parts = [part] * size
     for step in range(size - 1):
         rank.send((me + 1) % size, parts[(me - step) % size])
@@ -66,7 +66,7 @@ def buckets(sizes: Sequence[int], limit: int) -> list[list[int]]:
     ``sizes`` are the parameters' bytes. Backward finishes their gradients from the last to the first. A group takes the
     next one as long as it has at most ``limit`` bytes; one that is larger is a group of its own.
     """
-    found: list[list[int]] = []
+    found: list[list[int]] = []  # given
     room = 0
     for number in reversed(range(len(sizes))):
         if not found or sizes[number] > room:
@@ -74,7 +74,7 @@ def buckets(sizes: Sequence[int], limit: int) -> list[list[int]]:
             room = limit
         found[-1].append(number)
         room -= sizes[number]
-    return found
+    return found  # given
 
 
 def overlap(ready: Sequence[float], lasts: Sequence[float]) -> list[tuple[float, float]]:
@@ -82,13 +82,13 @@ def overlap(ready: Sequence[float], lasts: Sequence[float]) -> list[tuple[float,
 
     ``ready``: when backward has finished a bucket's gradients. ``lasts``: how long its communication takes.
     """
-    found = []
+    found = []  # given
     free = 0.0
     for begin, seconds in zip(ready, lasts):
         start = max(begin, free)
         free = start + seconds
         found.append((start, free))
-    return found
+    return found  # given
 
 
 def sharded_step(rank: Any, weights: Any, gradient: Any, momentum: Any, rate: float) -> Any:

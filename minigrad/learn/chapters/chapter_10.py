@@ -89,10 +89,10 @@ def waiting(spans: Sequence[tuple[float, float]], end: float) -> float:
     """The seconds from 0 to ``end`` in which a device did nothing.
 
     ``spans`` are the (start, stop) of what it did, in any order. Some overlap: it can compute and communicate at once.
-    The last may go on after ``end``.
+    One may go on after ``end``, or begin there: only what is before counts.
     """
     idle, busy_until = 0.0, 0.0
     for start, stop in sorted(spans):
-        idle += max(0.0, start - busy_until)
+        idle += max(0.0, min(start, end) - busy_until)
         busy_until = max(busy_until, stop)
     return idle + max(0.0, end - busy_until)

@@ -104,9 +104,9 @@ def exercise_5(my: Any) -> None:
 
 
 def exercise_6(my: Any) -> None:
-    def run(decay: float, *gradients: float) -> float:
+    def run(decay: float, *gradients: float, lr: float = 0.1) -> float:
         p, q = (my.Tensor(np.array([2.0]), True) for _ in range(2))
-        first, optimizer = p.data, my.AdamW([p, q], lr=0.1, decay=decay)
+        first, optimizer = p.data, my.AdamW([p, q], lr=lr, decay=decay)
         for g in gradients:
             grads = my.GradStore()
             grads.add(p, np.array([g]))
@@ -118,6 +118,7 @@ def exercise_6(my: Any) -> None:
 
     same("p = 2, g = 4, lr = 0.1, decay = 0: the first step has size lr", run(0.0, 4.0), 1.9)
     same("the same with decay = 0.5: p - 0.1 * (1 + 0.5 * 2)", run(0.5, 4.0), 1.8)
+    same("the same with lr = 0.05: 2 - 0.05 * (1 + 0.5 * 2)", run(0.5, 4.0, lr=0.05), 1.9)
     same("g = 1e-8, as small as eps: 2 - 0.1 * 1e-8 / (1e-8 + 1e-8)", run(0.0, 1e-8), 1.95)
     m, v = (0.9 * 0.1 * 4 + 0.1 * 1) / (1 - 0.9**2), (0.95 * 0.05 * 16 + 0.05 * 1) / (1 - 0.95**2)
     same("two steps, g = 4, then g = 1", run(0.0, 4.0, 1.0), 1.9 - 0.1 * m / np.sqrt(v))
