@@ -111,9 +111,7 @@ def start(folder: Folder, chapter: Chapter, notebook: bool) -> int:
     print(f"Chapter {chapter.number}: {chapter.title}\nread   {path if notebook else chapter.page}")
     print(f"write  {path}: {len(chapter.exercises)} exercises, each marked `your code here`")
     print(f"check  minigrad learn check {chapter.number}")
-    print(
-        f"run    minigrad learn run {chapter.number}: the code of the page, with your file and the chapters before it"
-    )
+    print(f"run    minigrad learn run {chapter.number}: the page's code, with your file and the chapters before it")
     print("On the page, `# -> 7` after a line is its value, and the box below a block is what it prints.")
     print("`3 of 7 exercises` in the list, and `passed`, say what your last check found.")
     return 0
@@ -177,11 +175,8 @@ def solution(folder: Folder, chapter: Chapter, exercises: Sequence[Exercise]) ->
     print(f"{'You have solved it' if done else f'You have tried {tries} times'}. Show it? [y/N] ", end="", flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         return 0
-    if item.library.startswith("because "):
-        print(f"\nThe library has no lines for this, {item.library}.")
-    else:
-        note = item.library.partition("  # ")[2]
-        path, number, lines = library_lines(item.library)
-        print(f"\nThe library has it in {path}, line {number}{note and f' ({note})'}:\n\n{lines}")
+    note = item.library.partition("  # ")[2]
+    path, number, lines = library_lines(item.library)
+    print(f"\nThe library has it in {path}, line {number}{note and f' ({note})'}:\n\n{lines}")
     print(f"\nIn the chapter's words:\n\n{chapter.solution_of(item)}")
     return 0

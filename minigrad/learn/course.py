@@ -58,8 +58,7 @@ class Chapter:
     @functools.cached_property
     def _marked(self) -> str:
         """The solved file, with the marks of lines that the learner's file has, too."""
-        source = (FOLDER / f"{self.module}.py").read_text(encoding="utf-8")
-        return re.sub(r"^from \.chapter_", "from chapter_", source, flags=re.MULTILINE)
+        return re.sub(r"(?m)^from \.chapter_", "from chapter_", (FOLDER / f"{self.module}.py").read_text("utf-8"))
 
     def stubs(self) -> str:
         """The learner's file: of what an exercise asks for, the docstring and the given lines are left."""
@@ -68,8 +67,8 @@ class Chapter:
         for body, number in sorted(((self._body(name), item.number) for item, name in holes), reverse=True):
             own = [k for k in range(body[0] - 1, body[1]) if not lines[k].endswith(GIVEN)]
             indent = re.sub(r"\S.*", "", lines[own[0]])
-            hole = f'{indent}raise NotImplementedError("exercise {number}")  # your code here'
-            lines[own[0] : own[-1] + 1] = [hole]
+            hole = [f'{indent}raise NotImplementedError("exercise {number}")  # your code here']
+            lines[own[0] : own[-1] + 1] = hole
         return "\n".join(lines).replace(GIVEN, "") + "\n"
 
     def solution_of(self, item: Exercise) -> str:

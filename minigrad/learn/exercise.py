@@ -28,7 +28,7 @@ class Exercise:
             behind ``  #``. A list of numbers may be given as an array.
         check: what no case can say: takes the learner's module, and raises ``Wrong`` with the smallest input that shows
             a mistake.
-        library: where the library has the same thing, as ``"minigrad.ops.reduce:Sum"``, or ``"because ..."``: why not.
+        library: where the library has the same thing, as ``"minigrad.ops.reduce:Sum"``, and a note behind ``  #``.
         hints: each says more than the one before.
         wrong: typical mistakes, as edits of the solution: the old text, the new text, words that the answer must hold.
             Words that begin with ``this is`` are added to the answer where the check says the same of a learner's file.
