@@ -7,7 +7,7 @@ compares. Everything follows from seeds, so ranks that are processes can do all 
 
 import math
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -319,10 +319,6 @@ def distance(got: list[Record], want: list[Record]) -> float:
         float(np.abs(last[name].astype(np.float64) - array).max()) / max(1.0, float(np.abs(array).max()))
         for name, array in exact.items()
     )
-
-
-def in_float64(scenario: Scenario) -> Scenario:
-    return replace(scenario, dtype=np.float64, mixed=False)
 
 
 def epsilon(scenario: Scenario) -> float:

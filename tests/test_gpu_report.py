@@ -160,35 +160,31 @@ def test_the_median_is_of_one_call(report):
     assert 2e-3 <= seconds < 0.1 and first == second == 1 + 1 + 5, done.stderr
 
 
-def fake_entries():
-    return {
-        "machine": {"gpu": "card"},
-        "copy rate": {"bytes_per_second": 4e12},
-        "matrix rate": {"flops_per_second": 50e12, "by": "cuBLAS"},
-        "launch": {"us": 4.25, "goal_us": 5.0},
-        "add": {"max_rel_err": 1e-7, "bytes": 4 * 10**8, "flops": None, "ms": 0.125, "torch_ms": 0.25},
-        "matmul": {"max_rel_err": 2e-6, "bytes": None, "flops": 10**11, "ms": 4.0, "torch_error": "Error: no"},
-        "broken": {"error": "MissingKernelError: there are none"},
-        "first results": {"cold_seconds": 9.0, "cached_seconds": 0.5, "kernels": 6},
-        "GPT-2": {"batch": "16 x 1024", "ms": 400.0, "tokens_per_second": 40960.0, "peak_gib": 60.0}
-        | {"losses": [10.8, 9.5], "version": "1"},
-    }
-
-
+ENTRIES = {
+    "machine": {"gpu": "card"},
+    "copy rate": {"bytes_per_second": 4e12},
+    "matrix rate": {"flops_per_second": 50e12, "by": "cuBLAS"},
+    "launch": {"us": 4.25, "goal_us": 5.0},
+    "add": {"max_rel_err": 1e-7, "bytes": 4 * 10**8, "flops": None, "ms": 0.125, "torch_ms": 0.25},
+    "matmul": {"max_rel_err": 2e-6, "bytes": None, "flops": 10**11, "ms": 4.0, "torch_error": "Error: no"},
+    "broken": {"error": "MissingKernelError: there are none"},
+    "first results": {"cold_seconds": 9.0, "cached_seconds": 0.5, "kernels": 6},
+    "GPT-2": {"batch": "16 x 1024", "ms": 400.0, "tokens_per_second": 40960.0, "peak_gib": 60.0}
+    | {"losses": [10.8, 9.5], "version": "1"},
+}
 PARTS = {"machine": "machine", "copy rate": "limits", "matrix rate": "limits", "launch": "host"}
 PARTS |= {"first results": "compile", "GPT-2": "training"}
 
 
 def test_rates_table_and_file(report, tmp_path):
-    answers = fake_entries()
     goals = {"add": 75.0, "matmul": 80.0, "broken": 90.0}
-    chosen = [(PARTS.get(name, "kernels"), name, goals.get(name)) for name in answers]
+    chosen = [(PARTS.get(name, "kernels"), name, goals.get(name)) for name in ENTRIES]
     path = tmp_path / "report.json"
     seen = []
 
     def ask(name: str, seconds: float):
         seen.append(json.loads(path.read_text())["entries"] if path.exists() else None)
-        return answers[name]
+        return ENTRIES[name]
 
     made = report.measure_all(chosen, ask, report.writer(path), report.LIMITS)
     assert [len(entries) for entries in seen[1:]] == list(range(8))  # written after each entry

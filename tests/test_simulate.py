@@ -142,8 +142,7 @@ def unknown(y):
     y[0] = numba_cuda.popc(3)
 
 
-ELSEWHERE: dict = {}  # another module
-exec("from numba import cuda\nplace = lambda: cuda.grid(1)\ncompiled = cuda.jit(device=True)(place)", ELSEWHERE)
+exec("from numba import cuda\nplace = lambda: cuda.grid(1)\ncompiled = cuda.jit(device=True)(place)", ELSEWHERE := {})
 exec("def imported():\n    from numba import cuda\n    return cuda.grid(1)", ELSEWHERE)
 exec("from numba.cuda import gridDim, grid as place\ndef own(y):\n    y[place(1)] = gridDim.x - 1", IMPORTED := {})
 WRONG = [

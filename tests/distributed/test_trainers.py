@@ -38,7 +38,7 @@ def assert_as_exact_as_one_process(got: list[dp.Record], scenario: dp.Scenario) 
     """No fixed multiple of epsilon bounds AdamW: it divides gradients by their size, so a rounded tiny one may turn an
     update round. What can be asked is that ranks are as near to exact numbers as one process is. Returns the bound.
     """
-    exact = dp.alone(dp.in_float64(scenario))
+    exact = dp.alone(replace(scenario, dtype=np.float64, mixed=False))
     bound = 4 * dp.distance(dp.alone(scenario), exact) + 8 * dp.epsilon(scenario)
     assert dp.distance(got, exact) <= bound
     return bound

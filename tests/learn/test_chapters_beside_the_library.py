@@ -4,6 +4,7 @@ With ``PYTHONPATH=FOLDER`` it takes the chapters of that folder, a learner's: ch
 """
 
 import importlib.util
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ ROWS = [  # a table of tests/ops, its row, and the same by the chapters, for ten
     *(("reduce", f"sum-{dim}-keepdim", lambda x, dim=dim: x.sum(dim, True)) for dim in (None, 0, -1)),
     ("movement", "permute", lambda x: x.transpose(2, 0, 1)),
     ("matmul", "matmul", lambda x, y: x @ y),
+    ("linear", "linear", lambda x, w: chapter_03.Linear.forward(SimpleNamespace(weight=w, bias=0.0), x)),
     ("softmax", "softmax--1", lambda x: chapter_04.Softmax()(x)),
     ("cross_entropy", "cross_entropy-mean-0.0-ignore-100", lambda x, targets: chapter_03.CrossEntropy(targets)(x)),
     ("embedding", "embedding", lambda table, places: chapter_04.Embedding(places)(table)),

@@ -65,11 +65,14 @@ def test_a_solved_notebook_passes_its_checks_in_jupyter(number, tmp_path):
 
 @pytest.mark.parametrize("number", course.chapters())
 def test_a_chapter_is_whole(number):
-    """Every exercise has a heading, two hints, three mistakes; code prints each drawing; a notebook is the file."""
+    """Every exercise has a heading, hints, mistakes; code prints drawings; 30 to 90 minutes; a notebook is the file."""
     chapter = course.chapters()[number]
     assert re.findall(course.MARK, chapter.text) == [item.number for item in chapter.exercises]
     assert all(len(item.hints) >= 2 and len(item.wrong) >= 3 for item in chapter.exercises)
     assert 4 <= len(chapter.exercises) <= 8 and len(chapter.text.split()) <= 2500
+    solved, given = ({line.strip() for line in text.splitlines()} for text in (chapter.solution, chapter.stubs()))
+    minutes = len(prose_of([chapter.text]).split()) / 200 + 2 * len(solved - given) + len(chapter.exercises)
+    assert 30 <= minutes <= 90 and abs(int(re.findall(r"(\d+) minutes", chapter.text)[0]) - minutes) <= 5, minutes
     assert not re.search(r"(?<!^```\n\n)^```text", chapter.text, re.MULTILINE)
     assert all(course.library_lines(item.library) for item in chapter.exercises)
     file = course.file_of_notebook(json.dumps(chapter.notebook(chapter.solution)))
