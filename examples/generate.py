@@ -4,8 +4,7 @@
     python examples/generate.py FOLDER --prompt "Once upon" --tokens 100 --temperature 0.7 --top-p 0.95
     python examples/generate.py FOLDER --temperature 0           the likeliest text
 
-FOLDER holds config.json, model.safetensors (or shards) and a tokenizer.json with byte-level BPE (needs the extra
-`bpe`); or the checkpoints of train_char_gpt.py, train_llama_char.py or train_gpt2.py. The text appears as it is
+FOLDER holds config.json, model.safetensors (or shards) and a tokenizer.json (needs the extra `bpe`); or the checkpoints of train_char_gpt.py, train_llama_char.py or train_gpt2.py. The text appears as it is
 written; into a file, a bar shows the progress. The last line, on stderr, is how fast it was.
 """
 
@@ -21,11 +20,11 @@ from typing import Any
 from char_run import Run, latest_folder, load_run
 from command_line import BAR, Parser, UsageError, choose_device, run_cli
 from pretrained_folder import is_pretrained, load_pretrained
-from text_tokenizers import LibraryTokenizer, as_tokenizer
+from text_tokenizers import as_tokenizer
 from tqdm.auto import tqdm
 
 import minigrad
-from minigrad.data import BytePairTokenizer, CharTokenizer
+from minigrad.data import CharTokenizer, LibraryTokenizer
 from minigrad.metrics_log import read_json_lines
 from minigrad.models import CausalLM
 from minigrad.models.generation import stream
@@ -114,7 +113,7 @@ def encode(tokenizer: Any, prompt: str | None, first: Any = None) -> list[int]:
     if prompt is None:  # a new line, unless the model knows none
         known = "\n" if not isinstance(tokenizer, CharTokenizer) else tokenizer.characters
         prompt = "\n" if "\n" in known else known[0]
-    options = {"template": True} if isinstance(tokenizer, (BytePairTokenizer, LibraryTokenizer)) else {}
+    options = {"template": True} if isinstance(tokenizer, LibraryTokenizer) else {}
     ids: list[int] = tokenizer.encode(prompt, **options).tolist()
     if not ids and isinstance(first, int) and first < tokenizer.vocab_size:
         ids = [first]
@@ -133,7 +132,7 @@ def pieces(tokenizer: Any) -> Callable[[int | None, bool], str]:
             return "\ufffd"
         if isinstance(tokenizer, CharTokenizer):
             return "" if index is None else tokenizer.decode([index])
-        if isinstance(tokenizer, LibraryTokenizer):  # words may begin with a space that is none at the start
+        if type(tokenizer) is LibraryTokenizer:  # words may begin with a space that is none at the start
             before = tokenizer.decode(seen)
             seen.extend([] if index is None else [index])
             after = tokenizer.decode(seen)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from command_line import UsageError
 
-from minigrad.data import BytePairTokenizer
+from minigrad.data import LibraryTokenizer, load_tokenizer
 from minigrad.device import Device
 from minigrad.models import CausalLM, from_pretrained
 
@@ -23,10 +23,10 @@ def is_pretrained(folder: Path) -> bool:
     return (folder / "config.json").exists()
 
 
-def load_pretrained(folder: Path, device: Device, dropout: float | None = None) -> tuple[CausalLM, BytePairTokenizer]:
+def load_pretrained(folder: Path, device: Device, dropout: float | None = None) -> tuple[CausalLM, LibraryTokenizer]:
     """Weights and tokenizer; CheckpointError and DataError name what is missing or not supported."""
     model = from_pretrained(folder, device=device, dropout=dropout)
-    tokenizer = BytePairTokenizer.from_pretrained(folder)
+    tokenizer = load_tokenizer(folder)
     if tokenizer.vocab_size > model.config.vocab_size:
         raise UsageError(
             f"{folder}: the tokenizer has {tokenizer.vocab_size:,} tokens, the model knows "

@@ -1,7 +1,7 @@
 """Turn text into shards of 16-bit tokens, which train_gpt2.py reads through memory maps.
 
     python examples/token_shards.py --data notes.txt docs/ --out tokens      any UTF-8 text
-    python examples/token_shards.py --out tokens --tokenizer bytes           Python's own documentation
+    python examples/token_shards.py --out tokens --tokenizer FOLDER          Python's own documentation, in its tokens
     python examples/train_gpt2.py --data tokens                              trains on them
 
 train_gpt2.py does this itself if it gets text. By hand it is done once for many runs, and for more text than fits into
@@ -34,10 +34,10 @@ INDEX = "shards.json"
 SHARD_TOKENS = 100_000_000
 VAL_FRACTION = 0.05
 PIECE = 1 << 20  # characters that are tokenized at once
-TOKENIZER_HELP = (
-    "auto (tiktoken's gpt2 if it is installed, else bytes), gpt2, bytes, or a folder with tokenizer.json (extra bpe)"
-)
-CUT = re.compile(r"(?<=\S)\n")  # a text cut here has the tokens of both parts: GPT-2's words never span it
+TOKENIZER_HELP = "bytes, a tokenizer.json, or a folder with one (extra bpe)"
+CUT = re.compile(
+    r"(?<=\S)\n"
+)  # a text cut here has the tokens of both parts: GPT-2's words never span it (others may begin with a space)
 
 
 def main() -> int:
@@ -45,15 +45,14 @@ def main() -> int:
     parser = Parser(__doc__)
     parser.add_argument("--data", nargs="+", default=None, metavar="PATH", help="text files, folders, or: shakespeare")
     parser.add_argument("--out", default="tokens", metavar="FOLDER", help="new folder (default tokens)")
-    parser.add_argument("--tokenizer", default="auto", metavar="NAME", help=f"{TOKENIZER_HELP} (default auto)")
+    parser.add_argument("--tokenizer", default="bytes", metavar="NAME", help=f"{TOKENIZER_HELP} (default bytes)")
     parser.add_argument("--val-fraction", type=float, default=VAL_FRACTION, help=f"default {VAL_FRACTION}")
     parser.add_argument("--shard-tokens", type=int, default=SHARD_TOKENS, help=f"of a file (default {SHARD_TOKENS:,})")
     args = parser.parse()
     folder = Path(args.out)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"--out {folder} exists and is not an empty folder (nothing is overwritten)")
-    tokenizer = choose_tokenizer(args.tokenizer)
-    shards = make_shards(args.data, folder, tokenizer, args.val_fraction, args.shard_tokens)
+    shards = make_shards(args.data, folder, args.tokenizer, args.val_fraction, args.shard_tokens)
     print(f"{shards.in_words()}; in {folder}\nnext: {how_to_run('train_gpt2.py', '--data', folder)}")
     return 0
 
@@ -109,11 +108,13 @@ def open_shards(folder: Path) -> Shards:
 def make_shards(
     data: list[str] | None,
     folder: Path,
-    tokenizer: ShardTokenizer,
+    tokenizer: Any,
     val_fraction: float = VAL_FRACTION,
     shard_tokens: int = SHARD_TOKENS,
 ) -> Shards:
     """Tokenize texts into ``folder``; ``data`` as on the command line, None for Python's documentation.
+
+    ``tokenizer`` is what ``choose_tokenizer`` takes, such as a ``Tokenizer`` of Hugging Face's tokenizers.
 
     Raises DataError for texts that cannot be read, and if a part has no tokens.
     """
@@ -121,6 +122,7 @@ def make_shards(
         raise UsageError(f"--val-fraction is {val_fraction}, expected a number between 0 and 1")
     if shard_tokens < 1:
         raise UsageError(f"--shard-tokens is {shard_tokens}, expected at least 1")
+    tokenizer = choose_tokenizer(tokenizer)
     name, texts = find_texts(data)
     folder.mkdir(parents=True, exist_ok=True)
     sha256 = hashlib.sha256()

@@ -63,7 +63,7 @@ def main() -> int:
         metavar="PATH",
         help="text files, folders, a folder of shards, or: shakespeare",
     )
-    parser.add_argument("--tokenizer", default=None, metavar="NAME", help=f"{TOKENIZER_HELP} (default auto)")
+    parser.add_argument("--tokenizer", default=None, metavar="NAME", help=f"{TOKENIZER_HELP} (default bytes)")
     parser.add_argument("--init-from", default=None, metavar="FOLDER", help="begin with a published GPT-2's weights")
     parser.add_argument("--out", default=None, metavar="FOLDER", help="folder of the run (default runs/gpt2...)")
     parser.add_argument("--resume", action="store_true", help="continue the run in --out, or the one saved last")
@@ -173,7 +173,7 @@ def prepare_new(
                 print("on a CPU: --preset tiny (--preset gpt2 is for a GPU: --device cuda)", flush=True)
         settings = from_flags(flags)
         if given is None:
-            tokenizer = choose_tokenizer(source.tokenizer or source.init or "auto")
+            tokenizer = choose_tokenizer(source.tokenizer or source.init or "bytes")
         elif source.tokenizer is None:
             tokenizer = open_shards(given).tokenizer
         else:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from minigrad.data import BytePairTokenizer, CharTokenizer
+from minigrad.data import BytePairTokenizer, CharTokenizer, LibraryTokenizer, load_tokenizer
 from minigrad.device import Device
 from minigrad.dtypes import bfloat16, float16
 from minigrad.errors import NonNegativeInt, PositiveInt, check_fields
@@ -79,19 +79,17 @@ class ModelSection:
 class DataSection:
     """``data``: ``source`` is ``pydoc``, ``shakespeare``, or paths of text files and folders.
 
-    ``tokens`` are ``characters``, ``bytes``, or those of a byte-level BPE: the path of its tokenizer.json.
+    ``tokens`` are ``characters``, ``bytes``, or those of the tokenizer.json at this path.
     """
 
     source: str | list[str] = "pydoc"
     tokens: str = "characters"
 
-    def tokenizer_of(self, text: str) -> CharTokenizer | BytePairTokenizer:
+    def tokenizer_of(self, text: str) -> CharTokenizer | LibraryTokenizer:
         """What makes tokens of the text. Raises DataError for a file that is none."""
         if self.tokens == "characters":
             return CharTokenizer.from_text(text)
-        return (
-            BytePairTokenizer.train(text, 256) if self.tokens == "bytes" else BytePairTokenizer.from_file(self.tokens)
-        )
+        return BytePairTokenizer.train(text, 256) if self.tokens == "bytes" else load_tokenizer(self.tokens)
 
 
 @dataclasses.dataclass(frozen=True)

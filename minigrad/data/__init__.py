@@ -2,7 +2,7 @@
 
 from .. import hints as _hints
 from .batches import EpochBatches, EpochSampler, FixedBatches, RandomBatches, min_tokens, shard, train_val_split
-from .bpe import BytePairTokenizer
+from .bpe import BytePairTokenizer, LibraryTokenizer, load_tokenizer
 from .corpus import Corpus, load_corpus
 from .errors import DataError
 from .loader import DataLoader, Dataset, TensorDataset
@@ -13,8 +13,8 @@ from .tokenizer import CharTokenizer
 # fmt: off
 __all__ = [
     "BytePairTokenizer", "CharTokenizer", "Corpus", "DataError", "DataLoader", "Dataset", "EpochBatches",
-    "EpochSampler", "FixedBatches", "Prefetcher", "RandomBatches", "TensorDataset", "load_corpus", "min_tokens",
-    "open_tokens", "shard", "train_val_split", "write_tokens",
+    "EpochSampler", "FixedBatches", "LibraryTokenizer", "Prefetcher", "RandomBatches", "TensorDataset", "load_corpus",
+    "load_tokenizer", "min_tokens", "open_tokens", "shard", "train_val_split", "write_tokens",
 ]
 # fmt: on
 

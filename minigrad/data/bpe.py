@@ -2,6 +2,7 @@
 
 The arithmetic is that of Hugging Face's `tokenizers`. Here are its files, checked and bounded, its errors as ours, and
 what that library leaves open: every byte is a token, and no text can pose as a special token unless it may.
+`load_tokenizer` runs files with other rules, too, as the library reads them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +22,11 @@ from ..files.safetensors_format import parse_json, read_bytes, show
 from .errors import DataError
 from .tokenizer import Tokens, checked_ids, encoded
 
+Self = TypeVar("Self", bound="LibraryTokenizer")
 MAX_BYTES = 64 << 20
 # Lists and objects, and commas: they bound the memory that a file can ask for. Llama 3's has 280,000 and 690,000.
 MAX_CONTAINERS, MAX_COMMAS = 1_000_000, 4_000_000
+MAX_ID = 1 << 24  # of tokens that are not numbered one by one
 LONG = 4096  # characters of a word; of longer ones, parts are learned from: time grows with the square of the length
 # How words are cut: GPT-2's two spellings (which ByteLevel does by itself), and Llama 3's.
 GPT2 = (
@@ -51,7 +54,116 @@ _OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
 _BYTES = {byte: byte for byte in _PRINTABLE} | {0x100 + i: byte for i, byte in enumerate(_OTHERS)}
 
 
-class BytePairTokenizer:
+class LibraryTokenizer:
+    """A ``Tokenizer`` of Hugging Face's `tokenizers` with any rules, such as Mistral's or Qwen3's; see `load_tokenizer`.
+
+    Its rules may change a text, which then comes back in another form, and may take long: take a file from whom you
+    trust. Needs that library, the extra `bpe`.
+
+    Args:
+        tokenizer: it is copied, without its truncation and padding.
+
+    Raises:
+        DataError: an id is 2**24 or more, or the library cannot copy it.
+    """
+
+    kind = "tokenizers"
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._size = 1 + max(tokenizer.get_vocab().values(), default=-1)
+        if self._size > MAX_ID:  # saving counts up to it
+            raise DataError(f"a token has the id {self._size - 1:,}; the largest may be {MAX_ID - 1:,}")
+        document = json.loads(tokenizer.to_str())
+        (self._tokenizer, self._state), (self._plain, _) = _of_library(document), _of_library(document)
+        self._plain.encode_special_tokens = True
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens, special ones included."""
+        return self._size
+
+    @property
+    def special_tokens(self) -> dict[str, int]:
+        """The special tokens and their ids."""
+        return {token["content"]: token["id"] for token in self._state["added_tokens"] if token["special"]}
+
+    def encode(self, text: str, *, special_tokens: bool = True, template: bool = False) -> Tokens:
+        """Token ids of `text`, int64 ``(N,)``.
+
+        Args:
+            text: anything that UTF-8 can encode.
+            special_tokens: True: a special or added token that stands in the text becomes its one id. False: it is
+                text like any other, and no special id comes out; for text that you do not trust.
+            template: put the tokens around the text that the file's post-processor asks for, such as Llama 3's
+                ``<|begin_of_text|>``. Only with `special_tokens`.
+
+        Raises:
+            DataError: the text holds a lone surrogate, or `template` comes without `special_tokens`.
+        """
+        if template and not special_tokens:
+            raise DataError("encode(template=True) adds special tokens: it goes with special_tokens=True")
+        encoded(text)
+        chosen = self._tokenizer if special_tokens else self._plain
+        with _library_errors("encode"):
+            return np.array(chosen.encode(text, add_special_tokens=template).ids, dtype=np.int64)
+
+    def decode(self, tokens: npt.ArrayLike | Sequence[int]) -> str:
+        """The text of token ids, special tokens included; bytes that are not UTF-8 become U+FFFD.
+
+        Raises:
+            DataError: an id is not an integer in ``[0, vocab_size)``.
+        """
+        ids = checked_ids(tokens, self.vocab_size).tolist()
+        return str(self._tokenizer.decode(ids, skip_special_tokens=False))
+
+    @classmethod
+    def from_file(cls: type[Self], path: durable.StrPath) -> Self:
+        """Read a ``tokenizer.json`` of Hugging Face's `tokenizers`.
+
+        Raises:
+            DataError: naming the file and the fault.
+        """
+        with _file(path):
+            return cls._read(_read_json(path))
+
+    @classmethod
+    def from_dict(cls: type[Self], state: Mapping[str, Any]) -> Self:
+        """The inverse of `to_dict`.
+
+        Raises:
+            DataError: `state` is not what `to_dict` returns.
+        """
+        if not isinstance(state, Mapping) or state.keys() != {"kind", "tokenizer"} or state["kind"] != cls.kind:
+            raise DataError(f"this is not the state of a {cls.__name__}")
+        return cls._read(state["tokenizer"])
+
+    @classmethod
+    def _read(cls: type[Self], document: Any) -> Self:
+        return cls(_of_library(document)[0])
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values from which `from_dict` makes an equal tokenizer; for checkpoints."""
+        return {"kind": self.kind, "tokenizer": json.loads(self._tokenizer.to_str())}
+
+    def save(self, path: durable.StrPath) -> None:
+        """Write a ``tokenizer.json`` that `load_tokenizer` and Hugging Face's `tokenizers` read; at once, durably.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        durable.replace_file(Path(path), [self._tokenizer.to_str().encode()])
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and self._state == other._state
+
+    def __hash__(self) -> int:
+        return hash((self.kind, self.vocab_size))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(vocab_size={self.vocab_size})"
+
+
+class BytePairTokenizer(LibraryTokenizer):
     """Words cut by a regular expression, their UTF-8 bytes merged pair by pair (Radford et al., 2019).
 
     All 256 bytes are tokens, so there is no unknown character, and ``decode(encode(text)) == text`` for every text.
@@ -67,6 +179,8 @@ class BytePairTokenizer:
         DataError: it is no byte-level BPE, or its tokens have gaps.
         ModuleNotFoundError: `tokenizers` is not installed.
     """
+
+    kind = "byte pairs"
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer, self._state = _made(json.loads(tokenizer.to_str()))
@@ -143,33 +257,17 @@ class BytePairTokenizer:
         return cls(_made(_document(model["vocab"], model["merges"], PATTERNS[pattern], special_tokens))[0])
 
     @classmethod
-    def from_file(cls, path: durable.StrPath) -> BytePairTokenizer:
-        """Read a ``tokenizer.json`` of Hugging Face's `tokenizers`, with a byte-level BPE model.
-
-        Raises:
-            DataError: naming the file and the fault.
-        """
-        with _file(path):
-            return cls(_made(_read_json(path))[0])
-
-    @classmethod
     def from_pretrained(cls, folder: durable.StrPath) -> BytePairTokenizer:
         """Read the ``tokenizer.json`` of a model's folder in Hugging Face's format.
 
         Raises:
-            DataError: there is none, or it is not byte-level BPE.
+            DataError: there is none, or it is not byte-level BPE; `load_tokenizer` reads other kinds.
         """
-        path = Path(folder) / "tokenizer.json"
-        only = "only byte-level BPE in a tokenizer.json is read, as of GPT-2, Llama 3 and SmolLM2"
-        if not path.exists():
-            others = [name for name in ("tokenizer.model", "vocab.txt", "vocab.json") if path.with_name(name).exists()]
-            kinds = {"tokenizer.model": " of SentencePiece", "vocab.txt": " of WordPiece"}
-            instead = f"; there is a {others[0]}{kinds.get(others[0], '')}" if others else ""
-            raise DataError(f"{path} is missing{instead}; {only}")
-        try:
-            return cls.from_file(path)
-        except DataError as error:
-            raise DataError(f"{error}; {only}") from error
+        return cls.from_file(_path_in(folder))
+
+    @classmethod
+    def _read(cls, document: Any) -> BytePairTokenizer:
+        return cls(_made(document)[0])
 
     @classmethod
     def from_gpt2_files(
@@ -197,30 +295,7 @@ class BytePairTokenizer:
                     raise DataError(f"the special token {show(token)} is not in the vocabulary: name others, or none")
             return cls(_made(_document(found, pairs, BYTE_LEVEL, special_tokens))[0])
 
-    @classmethod
-    def from_dict(cls, state: Mapping[str, Any]) -> BytePairTokenizer:
-        """The inverse of `to_dict`.
-
-        Raises:
-            DataError: `state` is not what `to_dict` returns.
-        """
-        if not isinstance(state, Mapping) or state.keys() != {"kind", "tokenizer"} or state["kind"] != "byte pairs":
-            raise DataError("this is not the state of a byte-pair tokenizer")
-        return cls(_made(state["tokenizer"])[0])
-
-    # ---- where it goes ----
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON values from which `from_dict` makes an equal tokenizer; for checkpoints."""
-        return {"kind": "byte pairs", "tokenizer": json.loads(self._tokenizer.to_str())}
-
-    def save(self, path: durable.StrPath) -> None:
-        """Write a ``tokenizer.json`` that `from_file` and Hugging Face's `tokenizers` read; replaced at once, durably.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
-        durable.replace_file(Path(path), [self._tokenizer.to_str().encode()])
+    # ---- where it goes, and back ----
 
     def save_gpt2_files(self, vocab: durable.StrPath, merges: durable.StrPath) -> None:
         """Write ``vocab.json`` and ``merges.txt`` as GPT-2 has them. Give `from_gpt2_files` the special tokens again.
@@ -238,36 +313,10 @@ class BytePairTokenizer:
         lines = ["#version: 0.2", *(" ".join(pair) for pair in model["merges"]), ""]
         durable.replace_file(Path(merges), ["\n".join(lines).encode()])
 
-    # ---- text to tokens and back ----
-
     @property
     def vocab_size(self) -> int:
         """Number of tokens, special ones included."""
         return len(self._table)
-
-    @property
-    def special_tokens(self) -> dict[str, int]:
-        """The special tokens and their ids."""
-        return {token["content"]: token["id"] for token in self._state["added_tokens"] if token["special"]}
-
-    def encode(self, text: str, *, special_tokens: bool = True, template: bool = False) -> Tokens:
-        """Token ids of `text`, int64 ``(N,)``.
-
-        Args:
-            text: anything that UTF-8 can encode.
-            special_tokens: True: a special or added token that stands in the text becomes its one id. False: it is
-                text like any other, and no special id comes out; for text that you do not trust.
-            template: put the tokens around the text that the file's post-processor asks for, such as Llama 3's
-                ``<|begin_of_text|>``. Only with `special_tokens`.
-
-        Raises:
-            DataError: the text holds a lone surrogate, or `template` comes without `special_tokens`.
-        """
-        if template and not special_tokens:
-            raise DataError("encode(template=True) adds special tokens: it goes with special_tokens=True")
-        encoded(text)
-        chosen = self._tokenizer if special_tokens else self._plain
-        return np.array(chosen.encode(text, add_special_tokens=template).ids, dtype=np.int64)
 
     def decode_bytes(self, tokens: npt.ArrayLike | Sequence[int]) -> bytes:
         """The bytes of token ids of any shape; a token may end within a character.
@@ -285,15 +334,6 @@ class BytePairTokenizer:
         """
         return self.decode_bytes(tokens).decode("utf-8", errors="replace")
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, BytePairTokenizer) and self._state == other._state
-
-    def __hash__(self) -> int:
-        return hash(tuple(self._table))
-
-    def __repr__(self) -> str:
-        return f"BytePairTokenizer(vocab_size={self.vocab_size})"
-
 
 def _without_long_words(text: str) -> Iterator[str]:
     """The text in parts, cut where a word, or a run of spaces, has LONG characters."""
@@ -303,6 +343,40 @@ def _without_long_words(text: str) -> Iterator[str]:
             yield text[begin:cut]
             begin = cut
     yield text[begin:]
+
+
+def load_tokenizer(source: Any) -> LibraryTokenizer:
+    """The tokenizer of a ``tokenizer.json``, of a model's folder with one, or a ``Tokenizer`` of Hugging Face's library.
+
+    Byte-level BPE with the rules of GPT-2, Llama 3 or SmolLM2 becomes a `BytePairTokenizer`. What has other rules, as
+    that of Mistral or Qwen3, is a `LibraryTokenizer`: its rules run as they are, so take it only from whom you trust.
+
+    Raises:
+        DataError: naming the file and the fault.
+        ModuleNotFoundError: `tokenizers` is not installed.
+    """
+    if hasattr(source, "to_str"):
+        try:
+            return BytePairTokenizer(source)
+        except DataError:
+            return LibraryTokenizer(source)
+    path = _path_in(source) if Path(source).is_dir() else Path(source)
+    with _file(path):
+        document = _read_json(path)
+        try:
+            return BytePairTokenizer._read(document)
+        except DataError:
+            return LibraryTokenizer._read(document)
+
+
+def _path_in(folder: durable.StrPath) -> Path:
+    path = Path(folder) / "tokenizer.json"
+    if not path.exists():
+        others = [name for name in ("tokenizer.model", "vocab.txt", "vocab.json") if path.with_name(name).exists()]
+        kinds = {"tokenizer.model": " of SentencePiece", "vocab.txt": " of WordPiece"}
+        instead = f"; there is a {others[0]}{kinds.get(others[0], '')}" if others else ""
+        raise DataError(f"{path} is missing{instead}; save it with Hugging Face's tokenizers")
+    return path
 
 
 def _library() -> Any:
@@ -316,8 +390,13 @@ def _library() -> Any:
 
 
 def _made(document: Any) -> tuple[Any, dict[str, Any]]:
-    """A ``Tokenizer`` of the library, without truncation and padding, and what it saves. DataError for all else."""
+    """The same of a document that asks for byte-level BPE and nothing else."""
     _check_rules(document)
+    return _of_library(document)
+
+
+def _of_library(document: Any) -> tuple[Any, dict[str, Any]]:
+    """A ``Tokenizer`` of the library, without truncation and padding, and what it saves. DataError for all else."""
     library = _library()
     with _library_errors("not a tokenizer"):
         made = library.Tokenizer.from_str(json.dumps(document))
