@@ -4,8 +4,9 @@
     python examples/finetune_pretrained.py FOLDER --text notes.txt docs/
     python examples/generate.py finetuned/NAME --prompt "The "       writes with the result
 
-FOLDER holds config.json, model.safetensors (or shards) and a tokenizer.json (needs the extra `bpe`). The result has the same form: generate.py and Hugging Face's transformers load it. Training ends after --steps
-or --minutes, whichever comes first; Ctrl-C ends it too, and what was learned so far is saved.
+FOLDER holds config.json, model.safetensors (or shards) and a tokenizer.json (needs the extra `bpe`). The result has
+the same form: generate.py and Hugging Face's transformers load it. Training ends after --steps or --minutes, whichever
+comes first; Ctrl-C ends it too, and what was learned so far is saved.
 """
 
 from __future__ import annotations

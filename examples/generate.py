@@ -4,8 +4,9 @@
     python examples/generate.py FOLDER --prompt "Once upon" --tokens 100 --temperature 0.7 --top-p 0.95
     python examples/generate.py FOLDER --temperature 0           the likeliest text
 
-FOLDER holds config.json, model.safetensors (or shards) and a tokenizer.json (needs the extra `bpe`); or the checkpoints of train_char_gpt.py, train_llama_char.py or train_gpt2.py. The text appears as it is
-written; into a file, a bar shows the progress. The last line, on stderr, is how fast it was.
+FOLDER holds config.json, model.safetensors (or shards) and a tokenizer.json (needs the extra `bpe`); or the
+checkpoints of train_char_gpt.py, train_llama_char.py or train_gpt2.py. The text appears as it is written; into a file,
+a bar shows the progress. The last line, on stderr, is how fast it was.
 """
 
 from __future__ import annotations

@@ -35,9 +35,8 @@ SHARD_TOKENS = 100_000_000
 VAL_FRACTION = 0.05
 PIECE = 1 << 20  # characters that are tokenized at once
 TOKENIZER_HELP = "bytes, a tokenizer.json, or a folder with one (extra bpe)"
-CUT = re.compile(
-    r"(?<=\S)\n"
-)  # a text cut here has the tokens of both parts: GPT-2's words never span it (others may begin with a space)
+# A text cut here has the tokens of both parts: GPT-2's words never span it. SentencePiece's get a space at each cut.
+CUT = re.compile(r"(?<=\S)\n")
 
 
 def main() -> int:

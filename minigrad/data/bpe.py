@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -55,7 +55,7 @@ _BYTES = {byte: byte for byte in _PRINTABLE} | {0x100 + i: byte for i, byte in e
 
 
 class LibraryTokenizer:
-    """A ``Tokenizer`` of Hugging Face's `tokenizers` with any rules, such as Mistral's or Qwen3's; see `load_tokenizer`.
+    """A ``Tokenizer`` of Hugging Face's `tokenizers` with any rules, as of Mistral or Qwen3; see `load_tokenizer`.
 
     Its rules may change a text, which then comes back in another form, and may take long: take a file from whom you
     trust. Needs that library, the extra `bpe`.
@@ -169,8 +169,8 @@ class BytePairTokenizer(LibraryTokenizer):
     All 256 bytes are tokens, so there is no unknown character, and ``decode(encode(text)) == text`` for every text.
     (Where a file sets `add_prefix_space`, the text comes back with that space.)
 
-    Make one with `train`, `from_file`, `from_pretrained`, `from_gpt2_files` or `from_dict`, or from a `Tokenizer` of
-    Hugging Face's `tokenizers`. Needs that library, the extra `bpe`.
+    Make one with `train`, `from_file` or `from_dict`, or from a `Tokenizer` of Hugging Face's
+    `tokenizers`. Needs that library, the extra `bpe`.
 
     Args:
         tokenizer: a byte-level BPE. It is copied, without its truncation and padding.
@@ -196,7 +196,7 @@ class BytePairTokenizer(LibraryTokenizer):
         if missing := set(range(len(table))) - table.keys():
             n = len(table)
             raise DataError(f"{n:,} tokens must have the ids 0 to {n - 1:,}: {min(missing):,} is missing")
-        self._table = [table[index] for index in range(len(table))]
+        self._table, self._size = [table[index] for index in range(len(table))], len(table)
         merged = {"".join(merge) for merge in model["merges"]}
         if posing := next((c for c in contents if c in model["vocab"] and (c in merged or len(c) == 1)), None):
             raise DataError(f"the added token {show(posing)} is also what plain text is encoded to")
@@ -246,77 +246,22 @@ class BytePairTokenizer(LibraryTokenizer):
         for each in (text, *special_tokens):
             encoded(each)
         library = _library()
-        size = vocab_size - len(special_tokens)
-        learning, _ = _made(_document({chr(code): i for i, code in enumerate(sorted(_BYTES))}, [], PATTERNS[pattern]))
-        options = {"vocab_size": size, "min_frequency": 2, "show_progress": False}
+        model = {"type": "BPE", "vocab": {}, "merges": []}
+        document = {"version": "1.0", "pre_tokenizer": PATTERNS[pattern], "decoder": BYTE_LEVEL, "model": model}
+        learning, _ = _of_library(document)
+        options = {"vocab_size": vocab_size - len(special_tokens), "min_frequency": 2, "show_progress": False}
         trainer = library.trainers.BpeTrainer(**options, initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet())
         longest_first = sorted(special_tokens, key=len, reverse=True)
         pieces = re.split("|".join(map(re.escape, longest_first)), text) if special_tokens else [text]
         learning.train_from_iterator((part for piece in pieces for part in _without_long_words(piece)), trainer)
-        model = json.loads(learning.to_str())["model"]
-        return cls(_made(_document(model["vocab"], model["merges"], PATTERNS[pattern], special_tokens))[0])
-
-    @classmethod
-    def from_pretrained(cls, folder: durable.StrPath) -> BytePairTokenizer:
-        """Read the ``tokenizer.json`` of a model's folder in Hugging Face's format.
-
-        Raises:
-            DataError: there is none, or it is not byte-level BPE; `load_tokenizer` reads other kinds.
-        """
-        return cls.from_file(_path_in(folder))
+        learning.add_special_tokens([library.AddedToken(token, normalized=False) for token in special_tokens])
+        return cls(learning)
 
     @classmethod
     def _read(cls, document: Any) -> BytePairTokenizer:
         return cls(_made(document)[0])
 
-    @classmethod
-    def from_gpt2_files(
-        cls, vocab: durable.StrPath, merges: durable.StrPath, special_tokens: Sequence[str] = ("<|endoftext|>",)
-    ) -> BytePairTokenizer:
-        """Read GPT-2's ``vocab.json`` (or ``encoder.json``) and ``merges.txt`` (or ``vocab.bpe``).
-
-        Args:
-            vocab, merges: the files.
-            special_tokens: which entries of the vocabulary are special; the files do not say.
-
-        Raises:
-            DataError: naming the fault.
-        """
-        with _file(vocab):
-            found = _read_json(vocab)
-        with _file(merges):
-            lines = read_bytes(Path(merges), MAX_BYTES).decode().splitlines()
-        pairs = [line.split(" ") for line in lines if line and not line.startswith("#version")]
-        with _file(vocab):
-            if not isinstance(found, dict):
-                raise DataError(f"a vocabulary is an object, found {show(found)}")
-            for token in special_tokens:
-                if token not in found:
-                    raise DataError(f"the special token {show(token)} is not in the vocabulary: name others, or none")
-            return cls(_made(_document(found, pairs, BYTE_LEVEL, special_tokens))[0])
-
-    # ---- where it goes, and back ----
-
-    def save_gpt2_files(self, vocab: durable.StrPath, merges: durable.StrPath) -> None:
-        """Write ``vocab.json`` and ``merges.txt`` as GPT-2 has them. Give `from_gpt2_files` the special tokens again.
-
-        Raises:
-            DataError: this tokenizer has rules that these files cannot express; `save` keeps them.
-            OSError: a file cannot be written.
-        """
-        model, special = self._state["model"], self.special_tokens
-        ids = {**model["vocab"], **special}
-        if _made(_document(ids, model["merges"], BYTE_LEVEL, list(special)))[1] != self._state:
-            raise DataError("GPT-2's files cannot express this tokenizer's rules: save it as one file")
-        ordered = dict(sorted(ids.items(), key=lambda item: item[1]))
-        durable.replace_file(Path(vocab), [json.dumps(ordered, ensure_ascii=False, separators=(",", ":")).encode()])
-        lines = ["#version: 0.2", *(" ".join(pair) for pair in model["merges"]), ""]
-        durable.replace_file(Path(merges), ["\n".join(lines).encode()])
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of tokens, special ones included."""
-        return len(self._table)
+    # ---- tokens to text ----
 
     def decode_bytes(self, tokens: npt.ArrayLike | Sequence[int]) -> bytes:
         """The bytes of token ids of any shape; a token may end within a character.
@@ -346,7 +291,7 @@ def _without_long_words(text: str) -> Iterator[str]:
 
 
 def load_tokenizer(source: Any) -> LibraryTokenizer:
-    """The tokenizer of a ``tokenizer.json``, of a model's folder with one, or a ``Tokenizer`` of Hugging Face's library.
+    """The tokenizer of a ``tokenizer.json``, of a folder with one, or a ``Tokenizer`` of Hugging Face's library.
 
     Byte-level BPE with the rules of GPT-2, Llama 3 or SmolLM2 becomes a `BytePairTokenizer`. What has other rules, as
     that of Mistral or Qwen3, is a `LibraryTokenizer`: its rules run as they are, so take it only from whom you trust.
@@ -356,27 +301,22 @@ def load_tokenizer(source: Any) -> LibraryTokenizer:
         ModuleNotFoundError: `tokenizers` is not installed.
     """
     if hasattr(source, "to_str"):
-        try:
-            return BytePairTokenizer(source)
-        except DataError:
-            return LibraryTokenizer(source)
-    path = _path_in(source) if Path(source).is_dir() else Path(source)
+        return _best(json.loads(source.to_str()))
+    path = Path(source)
+    if path.is_dir() and not (path / "tokenizer.json").exists():
+        kinds = {"tokenizer.model": "SentencePiece", "vocab.txt": "WordPiece", "vocab.json": "GPT-2"}
+        other = next((f"; there is a {name} of {kind}" for name, kind in kinds.items() if (path / name).exists()), "")
+        raise DataError(f"{path}/tokenizer.json is missing{other}; Hugging Face's tokenizers can save one")
+    path = path / "tokenizer.json" if path.is_dir() else path
     with _file(path):
-        document = _read_json(path)
-        try:
-            return BytePairTokenizer._read(document)
-        except DataError:
-            return LibraryTokenizer._read(document)
+        return _best(_read_json(path))
 
 
-def _path_in(folder: durable.StrPath) -> Path:
-    path = Path(folder) / "tokenizer.json"
-    if not path.exists():
-        others = [name for name in ("tokenizer.model", "vocab.txt", "vocab.json") if path.with_name(name).exists()]
-        kinds = {"tokenizer.model": " of SentencePiece", "vocab.txt": " of WordPiece"}
-        instead = f"; there is a {others[0]}{kinds.get(others[0], '')}" if others else ""
-        raise DataError(f"{path} is missing{instead}; save it with Hugging Face's tokenizers")
-    return path
+def _best(document: Any) -> LibraryTokenizer:
+    try:
+        return BytePairTokenizer._read(document)
+    except DataError:
+        return LibraryTokenizer._read(document)
 
 
 def _library() -> Any:
@@ -449,22 +389,6 @@ def _check_fields(value: Any, where: str, **allowed: list[Any]) -> None:
     for field, values in allowed.items():
         if field in value and value[field] not in values:
             raise DataError(f"{where}: {field} = {show(value[field])} is not supported, only {show(values[0])}")
-
-
-def _document(
-    vocab: Any, merges: Iterable[Any], pre_tokenizer: dict[str, Any], special_tokens: Sequence[str] = ()
-) -> dict[str, Any]:
-    """The ``tokenizer.json`` of these parts. Special tokens that the vocabulary lacks get the ids behind it."""
-    ids = {token: vocab.get(token, len(vocab) + i) for i, token in enumerate(special_tokens)}
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    added = [{"id": ids[token], "content": token, **flags} for token in sorted(ids, key=ids.__getitem__)]
-    return {
-        "version": "1.0",
-        "added_tokens": added,
-        "pre_tokenizer": pre_tokenizer,
-        "decoder": BYTE_LEVEL,
-        "model": {"type": "BPE", "vocab": {**vocab, **ids}, "merges": [list(pair) for pair in merges]},
-    }
 
 
 def _bytes(token: str) -> bytes:

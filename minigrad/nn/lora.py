@@ -84,6 +84,15 @@ def wrap(
     """
     if layers(model):
         raise bad_value("lora.wrap: the model has LoRA layers; merge it first")
+    chosen = _chosen(model, names, rank, alpha, dropout)
+    _place(model, chosen)
+    return dict(chosen.values())
+
+
+def _chosen(
+    model: Module, names: Iterable[str], rank: int, alpha: float = 16.0, dropout: float = 0.0
+) -> dict[int, tuple[str, LoRALinear]]:
+    """The new layers and their names, by the ids of the Linear layers that are still in their place."""
     modules = dict(model.named_modules())
     chosen: dict[int, tuple[str, LoRALinear]] = {}
     tied = {id(p) for _, p, again in model._named_tensors("_parameters", "") if again}
@@ -98,9 +107,12 @@ def wrap(
             if id(module.weight) in tied or getattr(model, "_head", None) is module:
                 raise bad_value(f"lora.wrap: the weight of {name} is read elsewhere, too, and would not change there")
             chosen[id(module)] = name, LoRALinear(module, rank, alpha, dropout)
+    return chosen
+
+
+def _place(model: Module, chosen: dict[int, tuple[str, LoRALinear]]) -> None:
     model.requires_grad_(False)
     _replace(model, {key: layer for key, (_, layer) in chosen.items()})
-    return dict(chosen.values())
 
 
 def merge(model: Module) -> None:
@@ -125,16 +137,19 @@ def load(model: Module, path: StrPath) -> None:
         CheckpointError: the file is damaged.
         ValueError: it lists all names that are missing, unexpected or of another shape.
     """
-    state = load_safetensors(path)
+    state, new, layered = load_safetensors(path), {}, Module()
     found = [name.removesuffix(".lora_A") for name in state if name.endswith(".lora_A")]
     if found and not layers(model):
-        wrap(model, found, len(state[f"{found[0]}.lora_A"]))
-    wanted = [name for name in model.state_dict() if ".lora_" in name]
+        new = _chosen(model, found, len(state[f"{found[0]}.lora_A"]))
+    layered._modules.update(layers(model) or dict(new.values()))
+    wanted = [name for name in layered.state_dict() if ".lora_" in name]
     problems = [f"missing: {name}" for name in wanted if name not in state]
     problems += [f"unexpected: {name}" for name in state if name not in wanted]
     if problems or not found:
         raise bad_value("\n  ".join([f"lora.load: {path} does not fit the model:", *problems]))
-    model.load_state_dict(state, strict=False)
+    layered.load_state_dict(state, strict=False)  # all of it, or an error: the model is as it was till here
+    if new:
+        _place(model, new)
 
 
 def _replace(model: Module, new: dict[int, Any]) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import raises
 
-from minigrad.data import BytePairTokenizer, DataError, bpe, load_corpus
+from minigrad.data import BytePairTokenizer, DataError, LibraryTokenizer, bpe, load_corpus, load_tokenizer
 
 TEXT = load_corpus("pydoc").text[:60_000] + "日本語 中文 한국어 😀😀 naïve café École ١٢٣ 12345\r\n\t  \n" * 3
 PIECES = [" ", "  ", "\n", "\r\n", "\t", "\x85", "\u3000", "'s", "'LL", "the", "return", "é", "e\u0301", "日本", "😀"]
@@ -26,6 +26,7 @@ TRAINED = {
 }
 with_special = st.lists(mixed | st.sampled_from(SPECIAL)).map("".join)
 DOCUMENT = TRAINED["gpt2", True].to_dict()["tokenizer"]
+DOCUMENT["model"]["vocab"] |= {token["content"]: token["id"] for token in DOCUMENT["added_tokens"]}  # as in GPT-2's
 DELETE = object()
 
 
@@ -107,22 +108,62 @@ def test_state_survives_json_and_files(tmp_path):
         raises(DataError, "", BytePairTokenizer.from_dict, state)
 
 
-def test_gpt2_files(tmp_path):
-    tokenizer, files = TRAINED["gpt2", True], (tmp_path / "vocab.json", tmp_path / "merges.txt")
-    tokenizer.save_gpt2_files(*files)
-    assert BytePairTokenizer.from_gpt2_files(*files, SPECIAL) == tokenizer
-    lines = files[1].read_text(encoding="utf-8").splitlines()
-    assert lines[:2] == ["#version: 0.2", " ".join(DOCUMENT["model"]["merges"][0])]
-    unknown = "vocab.json: the special token '<x>' is not in the vocabulary"
-    raises(DataError, unknown, lambda: BytePairTokenizer.from_gpt2_files(*files, ["<x>"]))
-    raises(DataError, "cannot express", lambda: TRAINED["llama3", True].save_gpt2_files(*files))
+def test_gpt2_files_are_read_by_the_library(tmp_path):
+    tokenizer = TRAINED["gpt2", False]
+    vocab, merges = tokenizers.Tokenizer.from_str(json.dumps(tokenizer.to_dict()["tokenizer"])).model.save(
+        str(tmp_path)
+    )
+    again = load_tokenizer(tokenizers.ByteLevelBPETokenizer(vocab, merges))
+    assert isinstance(again, BytePairTokenizer) and again.encode(TEXT).tolist() == tokenizer.encode(TEXT).tolist()
+
+
+def other_rules():
+    """As Mistral's file: SentencePiece's BPE, with bytes for the unknown. As Qwen3's: NFC, and digits one by one."""
+    of_bytes, decoders = [f"<0x{i:02X}>" for i in range(256)], tokenizers.decoders
+    mistral = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    mistral.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    steps = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    mistral.decoder = decoders.Sequence(steps)
+    special = ["<unk>", "<s>", "</s>"]
+    mistral.train_from_iterator(
+        TEXT[:9000].split("\n"), tokenizers.trainers.BpeTrainer(vocab_size=500, special_tokens=[*special, *of_bytes])
+    )
+    document = json.loads(mistral.to_str())
+    document["added_tokens"] = document["added_tokens"][:3]  # bytes are tokens of the model, not special ones
+    ids = {"id": "<s>", "ids": [1], "tokens": ["<s>"]}
+    single = [{"SpecialToken": {"id": "<s>", "type_id": 0}}, A]
+    document["post_processor"] = {**template(*single), "special_tokens": {"<s>": ids}}
+    digits = bpe.LLAMA3.replace("{1,3}", "")
+    split = {**SPLIT, "pattern": {"Regex": digits}}
+    qwen = {**DOCUMENT, "normalizer": {"type": "NFC"}}
+    qwen["pre_tokenizer"] = steps_of(split, {**bpe.BYTE_LEVEL, "use_regex": False})
+    return {"mistral": document, "qwen": qwen}
+
+
+@pytest.mark.parametrize("name", ["mistral", "qwen"])
+def test_a_file_with_other_rules_runs_as_the_library_reads_it(tmp_path, name):
+    document, text = other_rules()[name], "The naïve caf\u00e9, 2026: 日本語 \U0001f600 </s><|x|>"
+    (tmp_path / "tokenizer.json").write_text(json.dumps(document))
+    theirs = tokenizers.Tokenizer.from_str(json.dumps(document))
+    ours = load_tokenizer(tmp_path)
+    assert type(ours) is LibraryTokenizer and ours.vocab_size == theirs.get_vocab_size()
+    for template in (False, True):
+        assert ours.encode(text, template=template).tolist() == theirs.encode(text, add_special_tokens=template).ids
+    special = set(ours.special_tokens.values())
+    assert special & {*ours.encode(text).tolist()} and not special & {*ours.encode(text, special_tokens=False).tolist()}
+    assert ours.decode(ours.encode(text, special_tokens=False)) == text
+    assert LibraryTokenizer.from_dict(json.loads(json.dumps(ours.to_dict()))) == load_tokenizer(theirs) == ours
+    ours.save(tmp_path / "saved.json")
+    assert load_tokenizer(tmp_path / "saved.json") == ours
+    raises(DataError, r"token 9999 at position 0 is not in", ours.decode, [9999])
+    raises(DataError, r"lone surrogate", ours.encode, "\ud800")
 
 
 def test_a_tokenizer_of_the_library_is_taken_without_truncation_and_padding():
     theirs = tokenizers.Tokenizer.from_str(json.dumps(DOCUMENT))
     theirs.enable_truncation(3)
     theirs.enable_padding(length=10)
-    assert BytePairTokenizer(theirs) == TRAINED["gpt2", True]
+    assert BytePairTokenizer(theirs) == from_document(DOCUMENT)
     assert len(theirs.encode(TEXT).ids) == 10  # theirs is as it was
 
 
@@ -141,7 +182,7 @@ DIGITS = {"type": "Digits", "individual_digits": True}
 SPLIT = bpe.PATTERNS["llama3"]["pretokenizers"][0]
 
 
-def steps(*items):
+def steps_of(*items):
     return {"type": "Sequence", "pretokenizers": list(items)}
 
 
@@ -152,14 +193,14 @@ def test_what_a_file_may_ask_for():
     assert with_template.encode("a b").tolist() == plain
     prefixed = from_document(changed(["pre_tokenizer", "add_prefix_space"], True))
     assert prefixed.decode(prefixed.encode("a")) == " a"
-    digits = from_document({**DOCUMENT, "pre_tokenizer": steps(DIGITS, bpe.BYTE_LEVEL)})
+    digits = from_document({**DOCUMENT, "pre_tokenizer": steps_of(DIGITS, bpe.BYTE_LEVEL)})
     assert len(digits.encode("12345")) == 5
     as_split = {**SPLIT, "pattern": {"Regex": bpe.GPT2[1]}, "behavior": "Removed", "invert": True}
     byte_level = {**bpe.BYTE_LEVEL, "use_regex": False}
-    cut = from_document({**DOCUMENT, "pre_tokenizer": steps(as_split, byte_level)})
+    cut = from_document({**DOCUMENT, "pre_tokenizer": steps_of(as_split, byte_level)})
     assert cut.encode(TEXT).tolist() == TRAINED["gpt2", True].encode(TEXT).tolist()
     texts = [" ".join(pair) for pair in DOCUMENT["model"]["merges"]]
-    assert from_document(changed(["model", "merges"], texts)) == TRAINED["gpt2", True]
+    assert from_document(changed(["model", "merges"], texts)) == from_document(DOCUMENT)
     # A word that is in the vocabulary is taken whole, but not one that is a special token.
     marks = {**DOCUMENT["model"]["vocab"], "!!!": 600}
     added = [*DOCUMENT["added_tokens"], {**ADDED, "id": 600, "content": "!!!"}]
@@ -189,11 +230,11 @@ def test_what_a_file_may_not_say():
         (["decoder", "type"], "WordPiece", "'WordPiece' is not supported"),
         (["pre_tokenizer"], None, "pre_tokenizer, at its end: None"),
         (["pre_tokenizer", "type"], "Other", "'Other' is not supported, only 'ByteLevel'"),
-        (["pre_tokenizer"], steps(DIGITS), "at its end: type = 'Digits'"),
-        (["pre_tokenizer"], steps(DIGITS, {**bpe.BYTE_LEVEL, "add_prefix_space": True}), "add_prefix_space = True"),
-        (["pre_tokenizer"], steps({"type": "Metaspace"}, bpe.BYTE_LEVEL), "'Metaspace' is not supported"),
-        (["pre_tokenizer"], steps({**SPLIT, "pattern": {"Regex": "(a+)+$"}}, bpe.BYTE_LEVEL), r"'\(a\+\)\+\$'"),
-        (["pre_tokenizer"], steps({**SPLIT, "behavior": "Removed"}, bpe.BYTE_LEVEL), "behavior = 'Removed'"),
+        (["pre_tokenizer"], steps_of(DIGITS), "at its end: type = 'Digits'"),
+        (["pre_tokenizer"], steps_of(DIGITS, {**bpe.BYTE_LEVEL, "add_prefix_space": True}), "add_prefix_space = True"),
+        (["pre_tokenizer"], steps_of({"type": "Metaspace"}, bpe.BYTE_LEVEL), "'Metaspace' is not supported"),
+        (["pre_tokenizer"], steps_of({**SPLIT, "pattern": {"Regex": "(a+)+$"}}, bpe.BYTE_LEVEL), r"'\(a\+\)\+\$'"),
+        (["pre_tokenizer"], steps_of({**SPLIT, "behavior": "Removed"}, bpe.BYTE_LEVEL), "behavior = 'Removed'"),
         (["added_tokens"], {}, "added_tokens must be a list"),
         (["added_tokens", 0, "id"], -1, "has the id -1"),
         (["added_tokens", 0, "lstrip"], True, "lstrip = True is not supported"),

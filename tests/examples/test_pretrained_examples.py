@@ -13,7 +13,7 @@ import tokenizers
 from example_scripts import assert_refused, command, content, finish, load, run
 
 import minigrad as mg
-from minigrad.data import BytePairTokenizer, RandomBatches, train_val_split
+from minigrad.data import BytePairTokenizer, RandomBatches, load_tokenizer, train_val_split
 from minigrad.models import GPT2, GPT2Config, Llama, LlamaConfig, from_pretrained
 from minigrad.nn import lora
 
@@ -134,7 +134,7 @@ def text(*arguments, cwd) -> str:
 @pytest.mark.short
 def test_it_writes_what_the_model_generates(made) -> None:
     model = from_pretrained(made / "llama")
-    tokenizer = BytePairTokenizer.from_pretrained(made / "llama")
+    tokenizer = load_tokenizer(made / "llama")
     prompt = tokenizer.encode("The — fox").tolist()
     options = {"temperature": 1.5, "top_k": 250, "top_p": 0.9, "seed": 5}
     ids = model.generate(mg.tensor([prompt]), 60, **options).tolist()[0]
@@ -145,7 +145,7 @@ def test_it_writes_what_the_model_generates(made) -> None:
 
 def test_it_stops_at_the_end_of_the_text(home) -> None:
     model = from_pretrained(home / "gpt2")
-    tokens = mg.tensor([BytePairTokenizer.from_pretrained(home / "gpt2").encode("fox").tolist()])
+    tokens = mg.tensor([load_tokenizer(home / "gpt2").encode("fox").tolist()])
     third = model.generate(tokens, 3, temperature=1.0, seed=3).tolist()[0][-1]
     config = json.loads((home / "gpt2/config.json").read_text())
     (home / "gpt2/config.json").write_text(json.dumps({**config, "eos_token_id": [third]}))
@@ -211,12 +211,15 @@ def test_bad_input_is_one_line_and_touches_nothing(home, script: str, arguments:
 def test_tokenizers_that_are_not_byte_level_bpe(home) -> None:
     path = home / "gpt2/tokenizer.json"
     document = json.loads(path.read_text(encoding="utf-8"))
-    only = "only byte-level BPE in a tokenizer.json is read"
-    path.write_text(json.dumps({**document, "pre_tokenizer": {"type": "Metaspace"}}))
-    assert_refused(run(GENERATE, "gpt2", cwd=home), 2, "gpt2/tokenizer.json", "Metaspace", only)
+    path.write_text(json.dumps({**document, "normalizer": {"type": "NFC"}}))
+    written = finish(GENERATE, "gpt2", "--prompt", "lazy cafe\u0301", "--tokens", 3, cwd=home)
+    assert written.stdout.startswith("lazy caf\u00e9")
+    assert "saved in out" in finish(FINETUNE, "gpt2", *SHORT, "--steps", 1, "--out", "out", cwd=home).stdout
+    path.write_text(json.dumps({**document, "pre_tokenizer": {"type": "Unheard"}}))
+    assert_refused(run(GENERATE, "gpt2", cwd=home), 2, "gpt2/tokenizer.json", "not a tokenizer")
     path.unlink()
     (home / "gpt2/tokenizer.model").write_bytes(b"")
-    assert_refused(run(FINETUNE, "gpt2", cwd=home), 2, "is missing; there is a tokenizer.model of SentencePiece", only)
+    assert_refused(run(FINETUNE, "gpt2", cwd=home), 2, "is missing; there is a tokenizer.model of SentencePiece")
     shutil.copyfile(home / "llama/tokenizer.json", path)
     BytePairTokenizer.train(TEXT, 316, [f"<{i}>" for i in range(60)]).save(path)
     assert_refused(run(GENERATE, "gpt2", cwd=home), 2, "the model knows", "do not belong together")

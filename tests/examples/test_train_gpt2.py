@@ -2,7 +2,6 @@
 
 import dataclasses
 import importlib
-import importlib.machinery
 import json
 import re
 import shlex
@@ -14,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tiny_models
+import tokenizers as library
 from example_scripts import EXAMPLES, finish, load
 from refusals import raises
 
@@ -103,7 +103,7 @@ def test_shards_hold_the_tokens_of_the_texts(script, texts: Path, tmp_path: Path
         and again.tokenizer == tokenizer
         and again.name == f"{texts} (1 file left out: not text)"
     )
-    assert "the folder's byte-pair tokens" in again.in_words()
+    assert f"{tokenizer.vocab_size} kinds of tokens" in again.in_words()
     assert tokenizers.tokenizer_of(tokenizers.ByteTokenizer().to_dict()).decode([72, 256, 105, 200]) == "Hi\ufffd"
 
 
@@ -122,34 +122,19 @@ def test_damaged_shards_are_refused(script, texts: Path, tmp_path: Path) -> None
     raises(data.DataError, "'words' is no kind of tokenizer", lambda: shards.open_shards(folder))
 
 
-def test_tiktoken_is_taken_where_it_is_installed(script, monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenizers, command_line = script("text_tokenizers"), script("command_line")
-
-    class Encoding:  # of tiktoken, as far as it is used
-        n_vocab, eot_token = 50257, 50256
-
-        def encode_ordinary(self, text: str) -> list[int]:
-            return [50000 + ord(c) - 97 for c in text]
-
-        def decode_bytes(self, tokens: list[int]) -> bytes:
-            return bytes(token - 50000 + 97 for token in tokens)
-
-    def get_encoding(name: str) -> Encoding:
-        if name != "gpt2":
-            raise ConnectionError("no network")
-        return Encoding()
-
-    module = types.ModuleType("tiktoken")
-    module.get_encoding = get_encoding  # type: ignore[attr-defined]
-    module.__spec__ = importlib.machinery.ModuleSpec("tiktoken", None)
-    monkeypatch.setitem(sys.modules, "tiktoken", module)
-    chosen = tokenizers.choose_tokenizer("auto")
-    assert tokenizers.in_words(chosen) == "tiktoken's gpt2 tokens" and tokenizers.end_of_text(chosen) == 50256
-    np.testing.assert_array_equal(tokenizers.plain_tokens(chosen, "abc"), [50000, 50001, 50002])
-    assert tokenizers.tokenizer_of(chosen.to_dict()).decode(np.array([50001])) == "b"
-    raises(command_line.UsageError, "cannot load its encoding 'r50k' .no network", tokenizers.TiktokenTokenizer, "r50k")
-    monkeypatch.setitem(sys.modules, "tiktoken", None)
-    raises(command_line.UsageError, "tiktoken is not installed", lambda: tokenizers.choose_tokenizer("gpt2"))
+def test_shards_of_a_tokenizer_with_other_rules(script, texts: Path, tmp_path: Path) -> None:
+    shards, tokenizers = script("token_shards"), script("text_tokenizers")
+    theirs = library.Tokenizer(library.models.BPE(byte_fallback=True))
+    theirs.pre_tokenizer, theirs.decoder = library.pre_tokenizers.Metaspace(), library.decoders.Metaspace()
+    special = ["</s>", *(f"<0x{i:02X}>" for i in range(256))]
+    theirs.train_from_iterator(["some words of a text\n"], library.trainers.BpeTrainer(special_tokens=special))
+    theirs.save(str(tmp_path / "tokenizer.json"))
+    for given in (theirs, str(tmp_path / "tokenizer.json"), tmp_path):
+        made = shards.make_shards([str(texts)], tmp_path / str(hash(str(given))), given)
+        tokens = np.concatenate([*made.train, made.val])
+        assert int((tokens == 0).sum()) == len([*texts.iterdir()]) and tokenizers.end_of_text(made.tokenizer) == 0
+        assert shards.open_shards(made.folder).tokenizer == made.tokenizer == data.load_tokenizer(theirs)
+    raises(script("command_line").UsageError, "expected bytes, a token", tokenizers.choose_tokenizer, "gpt2")
 
 
 # ---------------------------------------------------------------------- a run

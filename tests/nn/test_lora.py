@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from language_models import PLANS_RUN, VOCAB, randomised, tokens
+from refusals import raises
 
 import minigrad as mg
 from minigrad import nn
@@ -72,6 +73,22 @@ def test_generation_with_a_cache_is_the_merged_models(make, names) -> None:
     assert {type(m) for m in model.modules()} == {type(m) for m in make().modules()}
     np.testing.assert_allclose(model(ids).detach().numpy(), logits, rtol=1e-10, atol=1e-10)
     assert model.generate(ids, 20, temperature=0).tolist() == text
+
+
+@pytest.mark.parametrize(
+    "change", [lambda x: x[:, :-1], lambda x: x.astype("int64"), lambda x: x[:0]], ids=["shape", "dtype", "rank"]
+)
+def test_what_does_not_fit_leaves_the_model_as_it_was(tmp_path, change) -> None:
+    path, model = tmp_path / "lora.safetensors", wrapped(gpt2())
+    for key in ("lora_A", "lora_B"):
+        state = {name: x.detach().numpy() for name, x in model.state_dict().items() if ".lora_" in name}
+        name = [name for name in state if name.endswith(key)][-1]
+        mg.serialization.save_safetensors(path, {**state, name: change(state[name])})
+        other = gpt2()
+        raises(ValueError, key, lora.load, other, path)
+        assert not lora.layers(other) and all(p.requires_grad for p in other.parameters())
+        raises(ValueError, key, lora.load, model, path)
+        assert all((x.detach().numpy() == state[n]).all() for n, x in model.state_dict().items() if n in state)
 
 
 def test_the_difference_alone_is_saved_and_comes_back(tmp_path) -> None:
