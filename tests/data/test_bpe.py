@@ -117,46 +117,30 @@ def test_gpt2_files_are_read_by_the_library(tmp_path):
     assert isinstance(again, BytePairTokenizer) and again.encode(TEXT).tolist() == tokenizer.encode(TEXT).tolist()
 
 
-def other_rules():
-    """As Mistral's file: SentencePiece's BPE, with bytes for the unknown. As Qwen3's: NFC, and digits one by one."""
-    of_bytes, decoders = [f"<0x{i:02X}>" for i in range(256)], tokenizers.decoders
-    mistral = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
-    mistral.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
-    steps = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    mistral.decoder = decoders.Sequence(steps)
-    special = ["<unk>", "<s>", "</s>"]
-    mistral.train_from_iterator(
-        TEXT[:9000].split("\n"), tokenizers.trainers.BpeTrainer(vocab_size=500, special_tokens=[*special, *of_bytes])
-    )
-    document = json.loads(mistral.to_str())
-    document["added_tokens"] = document["added_tokens"][:3]  # bytes are tokens of the model, not special ones
-    ids = {"id": "<s>", "ids": [1], "tokens": ["<s>"]}
-    single = [{"SpecialToken": {"id": "<s>", "type_id": 0}}, A]
-    document["post_processor"] = {**template(*single), "special_tokens": {"<s>": ids}}
-    digits = bpe.LLAMA3.replace("{1,3}", "")
-    split = {**SPLIT, "pattern": {"Regex": digits}}
-    qwen = {**DOCUMENT, "normalizer": {"type": "NFC"}}
-    qwen["pre_tokenizer"] = steps_of(split, {**bpe.BYTE_LEVEL, "use_regex": False})
-    return {"mistral": document, "qwen": qwen}
-
-
 @pytest.mark.parametrize("name", ["mistral", "qwen"])
 def test_a_file_with_other_rules_runs_as_the_library_reads_it(tmp_path, name):
-    document, text = other_rules()[name], "The naïve caf\u00e9, 2026: 日本語 \U0001f600 </s><|x|>"
-    (tmp_path / "tokenizer.json").write_text(json.dumps(document))
-    theirs = tokenizers.Tokenizer.from_str(json.dumps(document))
-    ours = load_tokenizer(tmp_path)
+    if name == "mistral":  # with SentencePiece's rules
+        theirs = tokenizers.SentencePieceBPETokenizer()
+        theirs.train_from_iterator(
+            [TEXT[:9000]], vocab_size=500, special_tokens=["<unk>", "<|x|>"], show_progress=False
+        )
+    else:  # of bytes, composed before, and digits one by one
+        split = {**SPLIT, "pattern": {"Regex": bpe.LLAMA3.replace("{1,3}", "")}}
+        rules = {"normalizer": {"type": "NFC"}, "post_processor": template(X, A)}
+        rules["pre_tokenizer"] = steps_of(split, {**bpe.BYTE_LEVEL, "use_regex": False})
+        theirs = tokenizers.Tokenizer.from_str(json.dumps({**DOCUMENT, **rules}))
+    theirs.save(str(tmp_path / "tokenizer.json"))
+    ours, text = load_tokenizer(tmp_path), "class or None, cafe\u0301 2026:  x<|x|>"
     assert type(ours) is LibraryTokenizer and ours.vocab_size == theirs.get_vocab_size()
-    for template in (False, True):
-        assert ours.encode(text, template=template).tolist() == theirs.encode(text, add_special_tokens=template).ids
-    special = set(ours.special_tokens.values())
-    assert special & {*ours.encode(text).tolist()} and not special & {*ours.encode(text, special_tokens=False).tolist()}
-    assert ours.decode(ours.encode(text, special_tokens=False)) == text
+    for around in (False, True):
+        assert ours.encode(text, template=around).tolist() == theirs.encode(text, add_special_tokens=around).ids
+    special, plain = ours.special_tokens["<|x|>"], ours.encode(text, special_tokens=False).tolist()
+    assert special in ours.encode(text) and special not in plain
+    assert ours.decode(plain[:9]) == theirs.decode(plain[:9]) and ours.decode(plain[:9]).startswith("class or None")
     assert LibraryTokenizer.from_dict(json.loads(json.dumps(ours.to_dict()))) == load_tokenizer(theirs) == ours
     ours.save(tmp_path / "saved.json")
     assert load_tokenizer(tmp_path / "saved.json") == ours
     raises(DataError, r"token 9999 at position 0 is not in", ours.decode, [9999])
-    raises(DataError, r"lone surrogate", ours.encode, "\ud800")
 
 
 def test_a_tokenizer_of_the_library_is_taken_without_truncation_and_padding():

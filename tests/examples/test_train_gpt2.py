@@ -124,10 +124,8 @@ def test_damaged_shards_are_refused(script, texts: Path, tmp_path: Path) -> None
 
 def test_shards_of_a_tokenizer_with_other_rules(script, texts: Path, tmp_path: Path) -> None:
     shards, tokenizers = script("token_shards"), script("text_tokenizers")
-    theirs = library.Tokenizer(library.models.BPE(byte_fallback=True))
-    theirs.pre_tokenizer, theirs.decoder = library.pre_tokenizers.Metaspace(), library.decoders.Metaspace()
-    special = ["</s>", *(f"<0x{i:02X}>" for i in range(256))]
-    theirs.train_from_iterator(["some words of a text\n"], library.trainers.BpeTrainer(special_tokens=special))
+    theirs = library.SentencePieceBPETokenizer()
+    theirs.train_from_iterator(TEXTS.values(), special_tokens=["</s>", "<unk>"], show_progress=False)
     theirs.save(str(tmp_path / "tokenizer.json"))
     for given in (theirs, str(tmp_path / "tokenizer.json"), tmp_path):
         made = shards.make_shards([str(texts)], tmp_path / str(hash(str(given))), given)
