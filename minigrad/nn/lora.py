@@ -147,7 +147,7 @@ def load(model: Module, path: StrPath) -> None:
     problems += [f"unexpected: {name}" for name in state if name not in wanted]
     if problems or not found:
         raise bad_value("\n  ".join([f"lora.load: {path} does not fit the model:", *problems]))
-    layered.load_state_dict(state, strict=False)  # all of it, or an error: the model is as it was till here
+    (layered if new else model).load_state_dict(state, strict=False)  # or an error, and the model is as it was
     if new:
         _place(model, new)
 
