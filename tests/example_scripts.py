@@ -1,12 +1,18 @@
 """Run the scripts in ``examples/`` as a user does, with sizes that train in a second."""
 
+import contextlib
 import importlib
+import io
 import shlex
+import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from processes import python
+
+import minigrad
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
@@ -21,14 +27,39 @@ def command(script: str, *arguments: object) -> list[str]:
     return [sys.executable, str(EXAMPLES / script), *map(str, arguments)]
 
 
-def run(script: str, *arguments: object, cwd: Path, **options):
-    """The finished process, with its output as text."""
-    return python(EXAMPLES / script, *arguments, cwd=cwd, **options)
+def spawned(script: str, *arguments: object, cwd: Path, **options) -> subprocess.CompletedProcess[str]:
+    """The finished process, which must end well."""
+    return python(EXAMPLES / script, *arguments, cwd=cwd, **{"returncode": 0, **options})
 
 
-def finish(script: str, *arguments: object, cwd: Path, **options):
-    """The same, of a process that must end well."""
-    return run(script, *arguments, cwd=cwd, returncode=0, **options)
+def called(main: Callable[[], object], patch: pytest.MonkeyPatch, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """What a process with this main would have left, from a call in this one, which keeps its generator and threads."""
+    out, err = io.StringIO(), io.StringIO()
+    state, threads = minigrad.default_generator.state_dict(), minigrad.get_num_threads()
+    patch.chdir(cwd)
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = main()
+    except SystemExit as ended:
+        code = ended.code
+    finally:
+        minigrad.default_generator.load_state_dict(state)
+        minigrad.set_num_threads(threads)
+    return subprocess.CompletedProcess(sys.argv, code, out.getvalue(), err.getvalue())
+
+
+def run(script: str, *arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """The script as ``spawned`` runs it, but in this process, which has imported the library and loaded the kernels."""
+    with pytest.MonkeyPatch.context() as patch:
+        module = load(script, patch, *arguments)
+        return called(lambda: module.run_cli(module.main), patch, cwd)
+
+
+def finish(script: str, *arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """The same, of one that must end well."""
+    done = run(script, *arguments, cwd=cwd)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
 
 
 def load(script: str, monkeypatch: pytest.MonkeyPatch, *arguments: object):

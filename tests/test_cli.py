@@ -1,6 +1,5 @@
 """The command ``minigrad``: the example scripts under shorter names, and the report of the installation."""
 
-import functools
 import re
 import subprocess
 import sys
@@ -11,15 +10,22 @@ from example_scripts import TINY, assert_refused
 from processes import python
 
 import minigrad
+from minigrad import __main__
 
-run = functools.partial(python, "-m", "minigrad")
+
+def run(*arguments: object, cwd):
+    """The command as a process runs it, but in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["minigrad", *map(str, arguments)])
+        patch.setattr(sys, "path", [*sys.path])
+        return example_scripts.called(__main__.main, patch, cwd)
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory):
     """A folder in which ``minigrad train`` has trained a tiny model, and what it printed."""
     folder = tmp_path_factory.mktemp("trained")
-    result = run("train", *TINY, "--steps", 8, cwd=folder, returncode=0)
+    result = python("-m", "minigrad", "train", *TINY, "--steps", 8, cwd=folder, returncode=0)
     return folder, result.stdout
 
 
@@ -42,7 +48,7 @@ def test_train_says_how_to_go_on_and_that_works(trained):
 
 @pytest.mark.long
 def test_a_resumed_run_is_the_same_command(trained):
-    result = run("train", "--resume", cwd=trained[0], returncode=0)
+    result = run("train", "--resume", cwd=trained[0])
     assert "nothing to do: runs/char-gpt has 8 steps" in result.stdout
 
 
@@ -75,8 +81,9 @@ def test_help_and_version_of_the_command_itself(tmp_path):
 
 
 @pytest.mark.long
-def test_examples_are_listed_and_run(tmp_path):
-    shown = run("examples", cwd=tmp_path, env={"COLUMNS": "70"}).stdout.splitlines()
+def test_examples_are_listed_and_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "70")
+    shown = run("examples", cwd=tmp_path).stdout.splitlines()
     assert max(map(len, shown)) < 70
     names = [line.split()[0] for line in shown if line.startswith("  ")]
     assert {"autograd_tour", "train_addition", "train_gpt2", "sample"} <= set(names) and "char_run" not in names
@@ -86,7 +93,7 @@ def test_examples_are_listed_and_run(tmp_path):
 
 
 def test_env_is_the_report(tmp_path, monkeypatch, capsys):
-    from minigrad import __main__, env
+    from minigrad import env
 
     monkeypatch.setattr(env, "main", lambda: print("the report") or 0)
     monkeypatch.setattr(sys, "argv", ["minigrad", "env"])
@@ -110,8 +117,6 @@ def test_bad_input_is_one_line(arguments, parts, tmp_path):
 
 
 def test_an_installation_without_the_scripts_is_named(tmp_path, monkeypatch, capsys):
-    from minigrad import __main__
-
     monkeypatch.setattr(__main__, "__file__", str(tmp_path / "minigrad" / "__main__.py"))
     monkeypatch.setattr(sys, "argv", ["minigrad", "train"])
     assert __main__.main() == 2

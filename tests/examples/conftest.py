@@ -20,7 +20,7 @@ def same_generator():
 def finished(tmp_path_factory: pytest.TempPathFactory):
     """A folder in which ``runs/char-gpt`` was trained to its end on the default corpus, and what the script printed."""
     folder = tmp_path_factory.mktemp("finished")
-    return folder, example_scripts.finish("train_char_gpt.py", *example_scripts.TINY, cwd=folder)
+    return folder, example_scripts.spawned("train_char_gpt.py", *example_scripts.TINY, cwd=folder)
 
 
 @pytest.fixture

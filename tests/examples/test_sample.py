@@ -7,7 +7,7 @@ import shutil
 
 import numpy as np
 import pytest
-from example_scripts import TINY, assert_refused, content, finish, load, run
+from example_scripts import TINY, assert_refused, content, finish, load, run, spawned
 
 import minigrad
 
@@ -16,9 +16,9 @@ RUN = "runs/char-gpt"
 pytestmark = pytest.mark.long
 
 
-def text(*arguments: object, cwd, **options: object) -> str:
+def text(*arguments: object, cwd) -> str:
     """What the script wrote, without the line end of the terminal."""
-    result = finish(SAMPLE, *arguments, cwd=cwd, **options)
+    result = finish(SAMPLE, *arguments, cwd=cwd)
     assert re.fullmatch(r"\S+, step \d+(, validation loss \d\.\d+)?\n", result.stderr), result.stderr
     return result.stdout.removesuffix("\n")
 
@@ -61,10 +61,9 @@ def test_the_run_saved_last_is_the_default(home):
 
 
 def test_text_that_the_terminal_cannot_show_is_escaped(finished):
-    result = run(
-        SAMPLE, "--prompt", "“", "--chars", 0, cwd=finished[0], env={"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
-    )
-    assert (result.returncode, result.stdout) == (0, "\\u201c\n") and "step 24, validation loss" in result.stderr
+    ascii_only = {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    result = spawned(SAMPLE, "--prompt", "“", "--chars", 0, cwd=finished[0], env=ascii_only)
+    assert result.stdout == "\\u201c\n" and "step 24, validation loss" in result.stderr
 
 
 BAD_INPUT = [

@@ -13,7 +13,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from example_scripts import TINY, assert_refused, command, content, finish, load, run
+from example_scripts import TINY, assert_refused, command, content, finish, load, run, spawned
 from processes import writing
 from refusals import raises
 
@@ -144,7 +144,7 @@ def test_ctrl_c_saves_and_the_command_it_names_goes_on_bit_for_bit(finished, tmp
     assert 6 <= step < 24
     assert serialization.load_checkpoint(tmp_path / "my run").step == step
     assert line[1:] == ["--resume", "--out", "my run"]
-    resumed = finish(line[0], *line[1:], cwd=tmp_path).stdout
+    resumed = spawned(line[0], *line[1:], cwd=tmp_path).stdout
     assert re.search(rf"steps {step + 1} to 24, from step-{step:08d} of [\d-]+ \d\d:\d\d; about", resumed)
     assert re.search(r"done in \d+ s, \d+ s of them since it was resumed", resumed), resumed
     assert_same_run(tmp_path / "my run", finished[0] / RUN)
@@ -338,7 +338,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_offered(home, file,
 
 def test_the_offered_checkpoint_goes_on_to_the_same_end(finished, home):
     flip(home / RUN / "step-00000024/model.safetensors")
-    result = finish(TRAIN, "--resume", "--out", RUN / "step-00000016", cwd=home)
+    result = spawned(TRAIN, "--resume", "--out", RUN / "step-00000016", cwd=home)
     assert "run: runs/char-gpt, steps 17 to 24" in result.stdout
     assert not (home / RUN / "step-00000024").exists()  # replaced by a sound revision
     (home / RUN / "step-00000024.r1").rename(home / RUN / "step-00000024")
@@ -391,9 +391,8 @@ def test_a_full_disk_stops_the_run_and_keeps_what_was_saved(home):
         shutil.rmtree(home / RUN / f"step-{step:08d}")
     before = content(home / RUN / "step-00000008")
     limit = (home / RUN / "step-00000008/model.safetensors").stat().st_size // 2
-    result = run(
-        TRAIN, "--resume", cwd=home, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-    )
+    limits = {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))}
+    result = spawned(TRAIN, "--resume", cwd=home, returncode=None, **limits)
     kept = f"the last good checkpoint is {RUN / 'step-00000008'}"
     assert_refused(result, 1, "the checkpoint of step 16 could not be written", "File too large", kept)
     assert content(home / RUN / "step-00000008") == before

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from example_scripts import EXAMPLES, TINY, assert_refused, finish, run
+from example_scripts import EXAMPLES, TINY, assert_refused, finish, spawned
 from ranks import RanksResult, requires_mpi, run_ranks
 
 from minigrad.serialization import load_checkpoint
@@ -35,7 +35,7 @@ def tensors(folder: Path) -> dict[str, np.ndarray]:
 
 
 def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
-    alone = finish("train_char_gpt_ddp.py", *TINY, "--dropout", 0, "--out", tmp_path / "alone", cwd=tmp_path)
+    alone = spawned("train_char_gpt_ddp.py", *TINY, "--dropout", 0, "--out", tmp_path / "alone", cwd=tmp_path)
     result = launch(2, tmp_path / "two", *TINY, "--dropout", 0)
     assert "all 2 ranks hold the same weights, bit for bit" in result.lines(0) and not result.lines(1)
     assert result.stderr == "" and "ranks" not in alone.stdout  # no progress bar; one process is nobody's replica
@@ -59,7 +59,7 @@ def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
 
 def test_a_reproducible_run_is_one_run_on_any_ranks(tmp_path: Path) -> None:
     flags = (*TINY, "--reproducible", "--grad-accum", 3)
-    finish("train_char_gpt_ddp.py", *flags, "--out", tmp_path / "alone", cwd=tmp_path)
+    spawned("train_char_gpt_ddp.py", *flags, "--out", tmp_path / "alone", cwd=tmp_path)
     launch(2, tmp_path / "two", *flags)
     shutil.copytree(tmp_path / "two" / "step-00000008", tmp_path / "three" / "step-00000008")
     launch(3, tmp_path / "three", "--resume")
@@ -176,8 +176,8 @@ def test_a_signal_that_comes_after_another_rank_told_of_it_breaks_no_checkpoint(
 
 
 def test_wrong_input_is_one_line_on_every_rank(tmp_path: Path) -> None:
-    assert_refused(run("train_char_gpt_ddp.py", "--n-head", 3, cwd=tmp_path), 2, "n_embd=128 is not a multiple")
-    assert_refused(run("train_char_gpt_ddp.py", "--timeout", "nan", cwd=tmp_path), 2, "--timeout is nan")
+    for flag, value, words in (("--n-head", 3, "n_embd=128 is not a multiple"), ("--timeout", "nan", "is nan")):
+        assert_refused(spawned(SCRIPT, flag, value, cwd=tmp_path, returncode=None), 2, words)
     (tmp_path / "file").write_text("")
     for folder, why in {
         tmp_path / "file/run": "Not a directory",
