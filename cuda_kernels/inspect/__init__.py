@@ -23,6 +23,7 @@ import argparse
 import functools
 import importlib
 import importlib.util
+import itertools
 import multiprocessing
 import operator
 import os
@@ -144,15 +145,22 @@ def tool(name: str) -> str:
     return found
 
 
-def report(kernel: Kernel, capability: tuple[int, int]) -> Report:
-    """Compile one kernel for a compute capability and read what it became."""
-    arch = compiler.architecture(kernel, capability)
-    ptx = compiler.to_ptx(kernel, capability)
+def reports(kernels: Sequence[Kernel], capability: tuple[int, int]) -> list[Report]:
+    """Compile kernels of one architecture and read what they became. Each tool runs once for all: starts take long."""
+    arch, texts = compiler.architecture(kernels[0], capability), [compiler.to_ptx(k, capability) for k in kernels]
     with tempfile.TemporaryDirectory() as folder:
-        source, cubin = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
-        source.write_text(ptx)
-        log = _run(tool("ptxas"), f"-arch={arch}", "-v", "-O3", str(source), "-o", str(cubin))
+        sources, cubin = [Path(folder, f"{kernel.symbol}.ptx") for kernel in kernels], Path(folder, "all.cubin")
+        for source, text in zip(sources, texts):  # variables and device functions of all have names of their own
+            source.write_text(re.sub(r"\b_(?:_cudart|cudapy|ZN)\w+", rf"\g<0>_{source.stem}", text))
+        log = _run(tool("ptxas"), f"-arch={arch}", "-v", "-O3", *map(str, sources), "-o", str(cubin))
         sass = _run(tool("nvdisasm"), "-c", "-ndf", str(cubin))  # without an analysis of branches
+    logs = dict(re.findall(r"entry function '(\w+)'(.*?)(?=Compiling|\Z)", log, re.DOTALL))
+    code = dict(re.findall(r"\n\.text\.(\w+):(.*?)(?=\n\.text\.|\Z)", sass, re.DOTALL))
+    losses = re.findall(compiler.LOSS_WARNING, log)  # they name the kernel
+    return [_read(k, arch, ptx, logs[k.symbol], code[k.symbol], losses) for k, ptx in zip(kernels, texts)]
+
+
+def _read(kernel: Kernel, arch: str, ptx: str, log: str, sass: str, losses: list[str]) -> Report:
     instructions = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]+)", sass)
     return Report(
         kernel,
@@ -162,7 +170,7 @@ def report(kernel: Kernel, capability: tuple[int, int]) -> Report:
         local=_number(r"(\d+) bytes stack frame", log),
         spills=_number(r"(\d+) bytes spill stores", log) + _number(r"(\d+) bytes spill loads", log),
         instructions=Counter(instructions),
-        warnings=tuple(re.findall(compiler.LOSS_WARNING, log)),
+        warnings=tuple(loss for loss in losses if f"'{kernel.symbol}'" in loss or " function '" not in loss),
         divergent=tuple(dict.fromkeys(divergence.divergent(ptx))),
     )
 
@@ -268,27 +276,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"no kernel's name contains {' or '.join(options.kernels)}")
     if not options.warm:
         tool("ptxas"), tool("nvdisasm")  # said here, once, if they are missing
-    work = [
-        (k.name, capability)
-        for k in chosen
-        for capability in capabilities
-        if (capability == k.capability if k.only else capability >= k.capability)
-    ]
-    if not work:
+    groups: dict[tuple[str, tuple[int, int]], list[str]] = {}
+    for k, capability in itertools.product(chosen, capabilities):
+        if capability == k.capability if k.only else capability >= k.capability:
+            groups.setdefault((compiler.architecture(k, capability), capability), []).append(k.name)
+    if not groups:
         parser.error(f"none of these kernels is for {' or '.join('sm_{}{}'.format(*c) for c in capabilities)}")
-    broken = 0
+    # Neighbours share device functions.
+    work = [(names[i : i + 8], at) for (_, at), names in groups.items() for i in range(0, len(names), 8)]
+    broken, total = 0, sum(len(names) for names, _ in work)
     does = _kept if options.warm else functools.partial(_described, sass=options.sass)
     jobs, spawn = min(options.jobs, len(work)), multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, spawn, initializer=load_all, initargs=(options.lazy, files)) as pool:
-        done = pool.map(does, work, chunksize=8)  # neighbours share device functions
-        hidden = None if options.warm else True  # None: where nobody watches
-        for text, faults in tqdm(done, total=len(work), unit="kernel", disable=hidden):
+        done = itertools.chain.from_iterable(pool.map(does, work))
+        # disable=None: where nobody watches
+        for text, faults in tqdm(done, total=total, unit="kernel", disable=None if options.warm else True):
             print(text, end="", flush=True)
             broken += faults
-    if options.warm:
-        print(f"{len(work)} compiled kernels in {compiler.cache_folder()}")
-        return 0
-    print(f"{len(chosen)} kernels, {broken} over budget")
+    warmed = f"{total} compiled kernels in {compiler.cache_folder()}"
+    print(warmed if options.warm else f"{len(chosen)} kernels, {broken} over budget")
     return 1 if broken else 0
 
 
@@ -308,19 +314,18 @@ def _devices() -> list[tuple[int, int]]:
     return sorted({memory.capability(i) for i in range(count)})
 
 
-def _kept(work: tuple[str, tuple[int, int]]) -> tuple[str, int]:
-    """Compile one kernel, unless the cache has it."""
-    name, capability = work
-    compiler.to_cubin(KERNELS[name], capability)
-    return "", 0
+def _kept(work: tuple[list[str], tuple[int, int]]) -> list[tuple[str, int]]:
+    """Compile kernels, unless the cache has them."""
+    for name in work[0]:
+        compiler.to_cubin(KERNELS[name], work[1])
+    return [("", 0)] * len(work[0])
 
 
-def _described(work: tuple[str, tuple[int, int]], sass: bool) -> tuple[str, int]:
-    """The lines about one kernel on one architecture, and the number of its faults."""
-    name, capability = work
-    found = report(KERNELS[name], capability)
-    lines = [str(found)]
-    if sass:
-        lines.append("    " + ", ".join(f"{name} {n}" for name, n in sorted(found.instructions.items())))
-    faults = found.faults()
-    return "".join(f"{line}\n" for line in lines + [f"    over budget: {fault}" for fault in faults]), len(faults)
+def _described(work: tuple[list[str], tuple[int, int]], sass: bool) -> list[tuple[str, int]]:
+    """The lines about each kernel on one architecture, and the number of its faults."""
+    described = []
+    for found in reports([KERNELS[name] for name in work[0]], work[1]):
+        counts, faults = ", ".join(f"{name} {n}" for name, n in sorted(found.instructions.items())), found.faults()
+        lines = [str(found), *[f"    {counts}"] * sass, *(f"    over budget: {fault}" for fault in faults)]
+        described.append(("".join(f"{line}\n" for line in lines), len(faults)))
+    return described

@@ -164,12 +164,10 @@ BAD = """
         for i in range(x[t]):
             x[i] += cuda.shfl_xor_sync(FULL_WARP, x[t], 1)
 
-    for made in (
-        many_registers, local_memory, float64_arithmetic, narrow_loads, no_matrix_product, good, sum_in_uneven_loop,
-        sum_of_some(33), sum_of_some(64),
-    ):
-        print(made.name.partition(".")[2], inspect.report(made, (8, 0)).faults())
-    print("sums_read_too_early", inspect.report(sums_read_too_early, (9, 0)).faults())
+    kernels = [many_registers, local_memory, float64_arithmetic, narrow_loads, no_matrix_product, good]
+    kernels += [sum_in_uneven_loop, sum_of_some(33), sum_of_some(64)]
+    for found in inspect.reports(kernels, (8, 0)) + inspect.reports([sums_read_too_early], (9, 0)):
+        print(found.kernel.name.partition(".")[2], found.faults())
     for made in (sums_read_too_early, hopper.tiles_of("bfloat16", "bfloat16", 256, "oo")):
         with warnings.catch_warnings(record=True) as caught:
             compiler.assemble(compiler.to_ptx(made, (9, 0)), "sm_90a")  # by nvJitLink, as for a launch

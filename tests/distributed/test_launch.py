@@ -83,9 +83,7 @@ def test_the_job_ends_when_nobody_reads_its_output():
 
 FAILURES = [
     ("sys.exit(3)", 3, "exit code 3"),
-    ("os.kill(os.getpid(), 9)", 137, "killed by SIGKILL"),
     ("os.abort()", 134, "killed by SIGABRT"),
-    ("1 / 0", 1, "exit code 1"),
 ]
 
 

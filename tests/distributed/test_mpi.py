@@ -8,7 +8,7 @@ from ranks import requires_mpi, run_ranks
 
 pytestmark = requires_mpi
 
-# What all programs below begin with; the first argument is the folder of the tests.
+# What programs begin with, of which one launch runs several; the first argument is the folder of the tests.
 BEGIN = """
 import sys, threading, time
 sys.path.insert(0, sys.argv[1])
@@ -149,27 +149,16 @@ a.close()
 """
 
 
-def passes(ranks: int, program: str, *arguments: str, timeout: float) -> None:
-    result = run_ranks(ranks, BEGIN + program, Path(__file__).parents[1], *arguments, timeout=timeout, returncode=0)
-    assert all(result.lines(rank) == ["passed"] for rank in range(ranks)), result.text
+def passes(ranks: int, *programs: str, timeout: float) -> None:
+    source, tests = "".join((BEGIN, *programs)), Path(__file__).parents[1]
+    result = run_ranks(ranks, source, tests, "slow" if ranks == 2 else "quick", timeout=timeout, returncode=0)
+    assert all(result.lines(rank) == ["passed"] * len(programs) for rank in range(ranks)), result.text
 
 
 @pytest.mark.long(but=1)
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_it_is_a_communicator(ranks):
-    passes(ranks, SUITE, "slow" if ranks == 2 else "quick", timeout=120)
-
-
-@pytest.mark.long(but=1)
-@pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_all_ranks_hold_the_bits_of_the_sum_in_order_of_rank(ranks):
-    passes(ranks, BITS, timeout=120)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_operations_side_by_side(ranks):
-    passes(ranks, BESIDE, timeout=60)
+    passes(ranks, SUITE, BITS, BESIDE, timeout=200)
 
 
 @pytest.mark.long

@@ -32,12 +32,6 @@ def test_a_seed_gives_its_text_again_and_no_seed_another(finished):
     assert len({first, *others}) == 3
 
 
-def test_greedy_text_depends_on_no_seed(finished):
-    texts = [text(RUN, "--temperature", 0, "--chars", 30, "--seed", seed, cwd=finished[0]) for seed in (1, 2)]
-    assert texts[0] == texts[1]
-    assert texts[0].startswith("\n") and len(texts[0]) == 31
-
-
 def test_an_earlier_checkpoint_writes_another_text(finished):
     arguments = ("--temperature", 1, "--chars", 60, "--seed", 1)
     assert text(RUN, *arguments, cwd=finished[0]) != text(RUN, *arguments, "--step", 8, cwd=finished[0])
@@ -81,10 +75,6 @@ BAD_INPUT = [
 @pytest.mark.parametrize(("arguments", "parts"), BAD_INPUT)
 def test_bad_input_is_one_line(finished, arguments, parts):
     assert_refused(run(SAMPLE, *arguments, cwd=finished[0]), 2, *parts)
-
-
-def test_without_a_run_it_says_what_to_do(tmp_path):
-    assert_refused(run(SAMPLE, cwd=tmp_path), 2, "no run with a checkpoint under runs", "train one first")
 
 
 def test_a_model_that_knows_no_new_line_starts_with_what_it_knows(tmp_path):

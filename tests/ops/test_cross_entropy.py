@@ -37,6 +37,7 @@ def case(reduction, label_smoothing, weighted, ignore_index):
         [((6, 5), (6,)), ((5,), ()), ((30, 5), (30,))],
         (uniform(-4, 4), integers(0, 5)),
         rounding=64,
+        small_shapes=[((6, 5), (6,)), ((5,), ())],  # two blocks, and one row
     )
 
 
