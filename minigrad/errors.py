@@ -6,6 +6,7 @@ something to raise. The checks of numbers and options that many arguments share 
 """
 
 import functools
+import importlib
 import linecache
 import math
 import numbers
@@ -18,6 +19,15 @@ from typing import Annotated, Any, TypeAlias, TypeVar, Union, get_args, get_orig
 E = TypeVar("E", bound=Exception)
 OURS = (__name__.partition(".")[0], "functools", "contextlib", "threading", "concurrent")
 """The latter four call us back: between our own frames, or in a thread that has no line of the user's."""
+
+
+def of_extra(extra: str, module: str, need: str) -> Any:
+    """The module of an optional package. ModuleNotFoundError: ``need``, which is a sentence, and what to install."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        install = f'install the extra `{extra}`: pip install "minigrad-cuda[{extra}]"'
+        raise ModuleNotFoundError(f"{need}; {install}") from error
 
 
 def user_line(hide: bool = False) -> str | None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from .errors import of_extra
 from .files import durable
 from .modes import Closing
 
@@ -117,12 +118,8 @@ class TensorBoardWriter:
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        try:
-            from tensorboardX import SummaryWriter
-        except ModuleNotFoundError as error:
-            install = 'install the extra `tensorboard`: pip install "minigrad-cuda[tensorboard]"'
-            raise ModuleNotFoundError(f"TensorBoard's files need tensorboardX; {install}") from error
-        self._writer = SummaryWriter(os.fspath(folder))
+        library = of_extra("tensorboard", "tensorboardX", "TensorBoard's files need tensorboardX")
+        self._writer = library.SummaryWriter(os.fspath(folder))
         self.close: Callable[[], object] = self._writer.close
 
     def __call__(self, record: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from minigrad.data import BytePairTokenizer, CharTokenizer, LibraryTokenizer, load_tokenizer
 from minigrad.device import Device
 from minigrad.dtypes import bfloat16, float16
-from minigrad.errors import NonNegativeInt, PositiveInt, check_fields
+from minigrad.errors import NonNegativeInt, PositiveInt, check_fields, of_extra
 from minigrad.models import GPT2, CausalLM, Llama
 from minigrad.optim import AdamW, CosineAnnealing
 from minigrad.tools.free_memory import BLOCK_SECONDS, check_model_fits
@@ -217,14 +217,9 @@ def read_settings(path: str | Path, overrides: Mapping[str, str] | None = None) 
     Raises SettingsError, naming the key, for everything that is not understood, and ModuleNotFoundError, saying what to
     install, without PyYAML.
     """
-    try:
-        import yaml
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            'a YAML configuration needs PyYAML; install the extra `yaml`: pip install "minigrad-cuda[yaml]"'
-        ) from error
+    yaml = of_extra("yaml", "yaml", "a YAML configuration needs PyYAML")
 
-    class Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML is not typed
+    class Loader(yaml.SafeLoader):  # type: ignore[misc, name-defined]  # PyYAML is not typed
         """Plain values only, and no key twice; 1e-3 is a number, as in YAML 1.2."""
 
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from ..errors import of_extra
 from ..files import durable
 from ..files.safetensors_format import parse_json, read_bytes, show
 from .errors import DataError
@@ -320,13 +321,7 @@ def _best(document: Any) -> LibraryTokenizer:
 
 
 def _library() -> Any:
-    try:
-        import tokenizers
-    except ImportError as error:
-        raise ModuleNotFoundError(
-            'BytePairTokenizer needs `tokenizers`; install the extra `bpe`: pip install "minigrad-cuda[bpe]"'
-        ) from error
-    return tokenizers
+    return of_extra("bpe", "tokenizers", "BytePairTokenizer needs `tokenizers`")
 
 
 def _made(document: Any) -> tuple[Any, dict[str, Any]]:

@@ -118,6 +118,7 @@ class CausalLM(HubModel):
         like = self.embedding.weight
         return [nn.KVCache(batch, c.n_kv_head, room, c.head_size, like) for _ in range(c.n_layer)]
 
+    @generation.listing
     @answering
     @no_grad()
     def generate(self, tokens: Tensor, max_new_tokens: int, **options: Any) -> Tensor:

@@ -1,6 +1,7 @@
 """Text from a language model: the next token is drawn, appended, and the next one asked for, with a key-value cache."""
 
 import dataclasses
+import inspect
 import math
 import numbers
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,7 @@ from ..device import CPU
 from ..dtypes import float64
 from ..errors import bad_type, bad_value, check_int, expect
 from ..hints import answering
+from ..modes import F
 from ..random import Generator, Source, draw
 from ..tensor import Tensor
 
@@ -43,9 +45,8 @@ class Sampling:
         warm = isinstance(self.temperature, numbers.Real) and 0 <= self.temperature < math.inf
         check(warm, "temperature", "0 (greedy) or a positive number")
         check(not self.do_sample or self.temperature > 0, "temperature", "above 0 with do_sample=True")
-        check(
-            top_k is None or (isinstance(top_k, numbers.Integral) and top_k >= 1), "top_k", "an integer of at least 1"
-        )
+        few = top_k is None or (isinstance(top_k, numbers.Integral) and top_k >= 1)
+        check(few, "top_k", "an integer of at least 1")
         share = top_p is None or (isinstance(top_p, numbers.Real) and 0 < top_p <= 1)
         check(share, "top_p", "a probability above 0, at most 1")
         check(all(type(end) is int and end >= 0 for end in self.ends), "eos_token_id", "a token, or several")
@@ -66,6 +67,15 @@ class Sampling:
         return 0.0 if self.do_sample is False else self.temperature
 
 
+def listing(function: F) -> F:
+    """The function, whose signature lists the options: ``help`` and editors show them, and what they are without."""
+    own, options = ([*inspect.signature(each).parameters.values()] for each in (function, Sampling))
+    shown = own[:-1] + [option.replace(kind=option.KEYWORD_ONLY) for option in options]
+    function.__signature__ = inspect.signature(function).replace(parameters=shown)  # type: ignore[attr-defined]
+    return function
+
+
+@listing
 @answering
 def stream(model: nn.Module, tokens: Tensor, max_new_tokens: int, **options: Any) -> Iterator[Tensor]:
     """The tokens (B, 1) that a ``CausalLM`` continues ``tokens`` (B, T) with, one at a time; see `CausalLM.generate`.

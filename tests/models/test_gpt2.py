@@ -1,5 +1,6 @@
 """GPT-2: size, loss, sampling, what forward and generate refuse. (What holds for every family: test_families.py.)"""
 
+import inspect
 import math
 
 import numpy as np
@@ -127,6 +128,8 @@ def test_options_of_transformers(model: GPT2) -> None:
     both = model.generate(mg.cat([ids[:1], ids[1:]]), 9, temperature=0, eos_token_id=free[4], pad_token_id=18).tolist()
     end = free.index(free[4], 3) + 1
     assert both[0] == free[:end] + [18] * (len(both[0]) - end)
+    shown = inspect.signature(GPT2.generate).parameters  # which help() shows
+    assert [*shown][3:] == [*vars(generation.Sampling(0.5))] and shown["temperature"].default == 1.0
 
 
 REFUSED = [

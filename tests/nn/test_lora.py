@@ -75,20 +75,18 @@ def test_generation_with_a_cache_is_the_merged_models(make, names) -> None:
     assert model.generate(ids, 20, temperature=0).tolist() == text
 
 
-@pytest.mark.parametrize(
-    "change", [lambda x: x[:, :-1], lambda x: x.astype("int64"), lambda x: x[:0]], ids=["shape", "dtype", "rank"]
-)
-def test_what_does_not_fit_leaves_the_model_as_it_was(tmp_path, change) -> None:
+def test_what_does_not_fit_leaves_the_model_as_it_was(tmp_path) -> None:
     path, model = tmp_path / "lora.safetensors", wrapped(gpt2())
-    for key in ("lora_A", "lora_B"):
-        state = {name: x.detach().numpy() for name, x in model.state_dict().items() if ".lora_" in name}
-        name = [name for name in state if name.endswith(key)][-1]
-        mg.serialization.save_safetensors(path, {**state, name: change(state[name])})
-        other = gpt2()
-        raises(ValueError, key, lora.load, other, path)
-        assert not lora.layers(other) and all(p.requires_grad for p in other.parameters())
-        raises(ValueError, key, lora.load, model, path)
-        assert all((x.detach().numpy() == state[n]).all() for n, x in model.state_dict().items() if n in state)
+    state = {name: x.detach().numpy() for name, x in model.state_dict().items() if ".lora_" in name}
+    last = [name for name in state if name.endswith("lora_B")][-1]
+    for change in (state[last][:, :-1], state[last].astype("int64")):
+        mg.serialization.save_safetensors(path, {**state, last: change})
+        for other in (gpt2(), wrapped(gpt2())):
+            before = {name: x.tolist() for name, x in other.state_dict().items()}
+            learns = [p.requires_grad for p in other.parameters()]
+            raises(ValueError, last, lora.load, other, path)
+            assert {name: x.tolist() for name, x in other.state_dict().items()} == before
+            assert [p.requires_grad for p in other.parameters()] == learns
 
 
 def test_the_difference_alone_is_saved_and_comes_back(tmp_path) -> None:
