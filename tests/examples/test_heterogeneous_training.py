@@ -4,26 +4,17 @@ import importlib.util
 import re
 import sys
 
-import pytest
-from example_scripts import load
+from example_scripts import finish, load
 from refusals import raises
 from virtual_time import VirtualTime
 
 SCRIPT = "heterogeneous_training.py"
-pytestmark = pytest.mark.usefixtures("same_generator")
 
 
-@pytest.fixture(autouse=True)
-def folder(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-
-
-def test_the_slow_one_gets_fewer_batches_and_nobody_waits(monkeypatch, capsys, tmp_path):
+def test_the_slow_one_gets_fewer_batches_and_nobody_waits(monkeypatch, tmp_path):
     arguments = ("--epochs", 3, "--samples", 640, "--sleep-ms", 15, "--anchor", 6, "--width", 40)
-    script = load(SCRIPT, monkeypatch, *arguments)
-    monkeypatch.setattr(script, "time", VirtualTime(monkeypatch))
-    assert script.main() == 0
-    shown = capsys.readouterr().out
+    monkeypatch.setattr(load(SCRIPT, monkeypatch), "time", VirtualTime(monkeypatch))
+    shown = finish(SCRIPT, *arguments, cwd=tmp_path).stdout
     lockstep, cadence = shown.split("CADENCE:")
     assert "settled at 1.0:1.0" in lockstep and "batches        60 and 60" in lockstep
     assert "wanted         18:6" in cadence  # the slow one may be at a batch more when the fast one has done its own
@@ -38,11 +29,10 @@ def test_the_slow_one_gets_fewer_batches_and_nobody_waits(monkeypatch, capsys, t
         assert (tmp_path / "runs/heterogeneous_training.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 
 
-def test_it_does_without_matplotlib(monkeypatch, capsys):
+def test_it_does_without_matplotlib(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # as if it were not installed
     arguments = ("--epochs", 1, "--samples", 64, "--sleep-ms", 0, "--width", 0)
-    assert load(SCRIPT, monkeypatch, *arguments).main() == 0
-    shown = capsys.readouterr().out
+    shown = finish(SCRIPT, *arguments, cwd=tmp_path).stdout
     assert "no picture: matplotlib is not installed" in shown and "replica 0  " not in shown
 
 

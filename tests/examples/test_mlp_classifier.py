@@ -6,17 +6,11 @@ import sys
 
 import numpy as np
 import pytest
-from example_scripts import load, recorded
+from example_scripts import finish, load, recorded
 
 import minigrad
 
 SPIRALS = "mlp_classifier.py"
-pytestmark = pytest.mark.usefixtures("same_generator")
-
-
-@pytest.fixture(autouse=True)
-def folder(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
 
 
 def by_hand(model, x: np.ndarray) -> np.ndarray:
@@ -27,25 +21,24 @@ def by_hand(model, x: np.ndarray) -> np.ndarray:
     return (x @ w["4.weight"].T + w["4.bias"]).argmax(1)
 
 
-def test_the_accuracy_is_that_of_new_points(monkeypatch, capsys):
-    spirals = load(SPIRALS, monkeypatch, "--steps", 150, "--points", 300, "--seed", 3)
+def test_the_accuracy_is_that_of_new_points(monkeypatch, tmp_path):
+    spirals = load(SPIRALS, monkeypatch)
     seen = recorded(monkeypatch, spirals, "train")
-    assert spirals.main() == 0
+    shown = finish(SPIRALS, "--steps", 150, "--points", 300, "--seed", 3, cwd=tmp_path).stdout
     model, known = seen[:2]
     rng = np.random.default_rng(3)
     first, _ = spirals.two_spirals(300, 0.02, rng)
     x, y = spirals.two_spirals(300, 0.02, rng)
     assert np.array_equal(first, known) and not np.isin(x, known).any()
     right = int((by_hand(model, x.astype(np.float64)) == y).sum())
-    shown = capsys.readouterr().out
     assert shown.splitlines()[-1].startswith(f"{right} of 300 new points right: {right / 3:.1f} % ")
     assert 180 < right < 300  # it has learned something and not everything, so the number means something
 
 
 @pytest.mark.long
-def test_it_learns_the_spirals(monkeypatch, capsys):
-    assert load(SPIRALS, monkeypatch, "--steps", 700, "--width", 0).main() == 0
-    (right,) = re.findall(r"^(\d+) of 400 new points right", capsys.readouterr().out, re.MULTILINE)
+def test_it_learns_the_spirals(tmp_path):
+    shown = finish(SPIRALS, "--steps", 700, "--width", 0, cwd=tmp_path).stdout
+    (right,) = re.findall(r"^(\d+) of 400 new points right", shown, re.MULTILINE)
     assert int(right) >= 380
 
 
@@ -71,12 +64,11 @@ def test_the_points_are_two_spirals(monkeypatch):
     assert y.sum() == 500 and radius.max() <= 1
 
 
-def test_the_picture_is_drawn_or_said_to_be_missing(monkeypatch, capsys, tmp_path):
+def test_the_picture_is_drawn_or_said_to_be_missing(monkeypatch, tmp_path):
     arguments = ("--steps", 1, "--points", 4, "--width", 0, "--png", "new/plane.png")
-    assert load(SPIRALS, monkeypatch, *arguments).main() == 0
+    shown = finish(SPIRALS, *arguments, cwd=tmp_path).stdout
     if importlib.util.find_spec("matplotlib") is not None:
-        assert "picture: new/plane.png" in capsys.readouterr().out
+        assert "picture: new/plane.png" in shown
         assert (tmp_path / "new/plane.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # as if it were not installed
-    assert load(SPIRALS, monkeypatch, *arguments).main() == 0
-    assert "no picture: matplotlib is not installed" in capsys.readouterr().out
+    assert "no picture: matplotlib is not installed" in finish(SPIRALS, *arguments, cwd=tmp_path).stdout
