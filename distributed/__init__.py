@@ -10,6 +10,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from minigrad import hints
+
 _HOMES = {
     alias.name: f"{__name__}.{node.module}"
     for node in ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")).body
@@ -21,7 +23,7 @@ __all__ = list(_HOMES)
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise hints.missing(__name__, name, __all__, f"module {__name__!r}")
     value = globals()[name] = getattr(import_module(_HOMES[name]), name)
     return value
 

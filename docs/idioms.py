@@ -57,7 +57,7 @@ def answer(preamble: str, code: str) -> str | None:
         message = str(error).partition("\n")[0]
         last = traceback.extract_tb(error.__traceback__)[-1]
         said = message.partition("; ")[2] if BARE.search(message) else message
-        said = said if last.filename.startswith(str(ROOT)) else hints.explained(error)
+        said = said if last.filename.startswith(str(ROOT)) and said else hints.explained(error)
         if not said:
             raise AssertionError(f"{code}\n  {type(error).__name__}: {message}") from error
         return said

@@ -16,6 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+import loading  # noqa: F401  # before minigrad, whose import takes a second
+
 import minigrad
 from minigrad.data import DataError
 from minigrad.device import Device

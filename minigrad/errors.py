@@ -12,6 +12,7 @@ import math
 import numbers
 import os
 import sys
+import traceback
 import types
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -36,7 +37,7 @@ def user_line(hide: bool = False) -> str | None:
     ``hide``: IPython and pytest leave the frames up to that call out when they show the error that is raised now.
     """
     frame = sys._getframe(1)
-    while str(frame.f_globals.get("__name__")).partition(".")[0] in OURS:
+    while _is_ours(frame):
         if hide:
             frame.f_locals["__tracebackhide__"] = True
         if frame.f_back is None:
@@ -63,7 +64,7 @@ def operation() -> str:
     """``name: `` of the public function or method that asked for a check, or nothing where there is none."""
     frame = sys._getframe(1)
     module = frame.f_globals["__name__"]  # of the check itself
-    while str(frame.f_globals.get("__name__")).partition(".")[0] in OURS and frame.f_back is not None:
+    while _is_ours(frame) and frame.f_back is not None:
         name = frame.f_code.co_name
         if frame.f_globals["__name__"] != module and not name.startswith(("_", "<", "forward")):
             return f"{name}: "
@@ -82,6 +83,26 @@ def located(error: E) -> E:
         within = "" if "\n  in " in message else layer()
         error.args = (message + within + place, *error.args[1:])
     return error
+
+
+def without_ours(error: BaseException) -> None:
+    """Cut hidden frames off the end of the tracebacks of an error and of those before it; drop those of ours alone."""
+    last = step = error.__traceback__
+    while step is not None:
+        if "__tracebackhide__" not in step.tb_frame.f_locals:
+            last = step
+        step = step.tb_next
+    if last is not None:
+        last.tb_next = None
+    before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    if before is not None and all(_is_ours(frame) for frame, _ in traceback.walk_tb(before.__traceback__)):
+        error.__cause__ = None  # and no context is shown
+    elif before is not None:
+        without_ours(before)
+
+
+def _is_ours(frame: types.FrameType) -> bool:
+    return str(frame.f_globals.get("__name__")).partition(".")[0] in OURS
 
 
 def bad_value(message: str) -> ValueError:
@@ -176,9 +197,7 @@ def check_option(name: str, value: Any, options: Iterable[Any]) -> None:
 
 def check_choice(name: str, option: str, value: Any, known: tuple[Any, ...]) -> None:
     """ValueError unless ``value`` is one of ``known``."""
-    if value not in known:
-        expected = ", ".join(map(repr, known[:-1]))
-        raise bad_value(f"{name}: {option}={value!r}; expected {expected} or {known[-1]!r}")
+    expect(value in known, f"{name}: {option}", value, f"{', '.join(map(repr, known[:-1]))} or {known[-1]!r}")
 
 
 def expect(good: bool, name: str, value: Any, wanted: str) -> None:

@@ -10,10 +10,10 @@ import opcode
 import re
 import sys
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import ModuleType, SimpleNamespace, TracebackType
 from typing import Any
 
-from .errors import located
+from .errors import located, without_ours
 from .modes import F
 
 
@@ -121,7 +121,7 @@ def make_modules() -> None:
             setattr(sys.modules[parent], child, module)
         answer_for(name)
     sys.modules["minigrad.device"].__class__ = _DeviceModule
-    sys.meta_path.append(_Absent)
+    sys.meta_path.append(SimpleNamespace(find_spec=_find_spec))  # type: ignore[arg-type]
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -129,8 +129,16 @@ def make_modules() -> None:
         say(error)
 
     sys.excepthook = hook
-    if shell := getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)():
-        shell.events.register("post_run_cell", lambda result: say(result.error_in_exec))  # which asks no excepthook
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    if shell and not shell.custom_exceptions:  # of the user's
+        shell.set_custom_exc((Exception,), _show)  # IPython asks no excepthook
+
+
+def _show(shell: Any, kind: type, error: BaseException, trace: TracebackType, tb_offset: int | None = None) -> None:
+    """Let IPython show an error, which hides all of our frames but the last, without that one."""
+    without_ours(error)
+    shell.showtraceback((kind, error, trace), tb_offset=tb_offset)
+    say(error)
 
 
 class _DeviceModule(ModuleType):
@@ -140,12 +148,10 @@ class _DeviceModule(ModuleType):
         return self.Device(name if index is None else f"{name}:{index}")
 
 
-class _Absent:
-    @staticmethod
-    def find_spec(name: str, path: Any = None, target: Any = None) -> None:
-        """What Python asks where it has found no module of this name."""
-        if name in HINTS["modules"]:
-            raise ModuleNotFoundError(f"No module named {name!r}; {HINTS['modules'][name]}", name=name)
+def _find_spec(name: str, path: Any = None, target: Any = None) -> None:
+    """What Python asks where it has found no module of this name."""
+    if name in HINTS["modules"]:
+        raise ModuleNotFoundError(f"No module named {name!r}; {HINTS['modules'][name]}", name=name)
 
 
 def answering(function: F) -> F:
@@ -153,6 +159,7 @@ def answering(function: F) -> F:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True  # IPython and pytest look for it
         try:
             return function(*args, **kwargs)
         except TypeError as error:
@@ -171,11 +178,12 @@ def say(error: BaseException | None) -> None:
 
 
 def explained(error: BaseException | None) -> str | None:
-    """What to say of an error of Python's own: about an argument under PyTorch's name, or a tensor's method that an
-    array has not."""
-    name = str(getattr(error, "name", None))
-    of_array = isinstance(error, AttributeError) and type(getattr(error, "obj", None)).__name__ == "ndarray"
-    if of_array and hasattr(sys.modules["minigrad.tensor"].Tensor, name):
-        return f"p.data is the NumPy array; use with minigrad.no_grad(): p.{name}(...)"
+    """What to say of an error of Python's own: about an argument under PyTorch's name, or an attribute that an array or
+    an object of ours has not."""
+    if isinstance(error, AttributeError) and error.obj is not None:
+        kinds = [kind.__name__ for kind in (error.obj if isinstance(error.obj, type) else type(error.obj)).__mro__]
+        if kinds[0] == "ndarray" and hasattr(sys.modules["minigrad.tensor"].Tensor, error.name):
+            return f"p.data is the NumPy array; use with minigrad.no_grad(): p.{error.name}(...)"
+        return next((HINTS[kind][error.name] for kind in kinds if error.name in HINTS.get(kind, {})), None)
     found = re.search(r"unexpected keyword argument '(\w+)'$", str(error)) if isinstance(error, TypeError) else None
     return HINTS["arguments"].get(found[1]) if found else None

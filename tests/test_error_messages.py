@@ -88,12 +88,14 @@ def test_the_line_is_that_of_the_users_call() -> None:
 def test_a_shell_says_what_to_use_below_an_error_of_pythons_own() -> None:
     wrong = "minigrad.zeros(2).data.zero_()"
     assert "minigrad: p.data is the NumPy array; use with" in python("-c", f"import minigrad; {wrong}").stderr
-    # A notebook asks no excepthook; a stand-in for IPython, which tells what was registered of its cells.
-    notebook = "import sys, types; said = []; shell = types.SimpleNamespace(events=types.SimpleNamespace(register="
-    notebook += "lambda *a: said.append(a))); sys.modules['IPython'] = types.SimpleNamespace(get_ipython=lambda: shell)"
-    cell = f"try: {wrong}\nexcept AttributeError as e: said[0][1](types.SimpleNamespace(error_in_exec=e))"
-    run = python("-c", f"{notebook}\nimport minigrad\n{cell}\nsaid[0][1](types.SimpleNamespace(error_in_exec=None))")
+    cells = ["import minigrad; x = minigrad.ones(2, 3)", wrong, "x @ x", "minigrad.nn.Linear(2, 3, 4, 5)"]
+    cells.append("try: x @ x\nexcept ValueError as e: raise KeyError from e")
+    shell = "from IPython.core.interactiveshell import InteractiveShell\nshell = InteractiveShell.instance(colors='NoColor')"
+    run = python("-c", f"{shell}\nfor cell in {cells}: shell.run_cell(cell); print('CELL')")
     assert run.stderr == "minigrad: p.data is the NumPy array; use with minigrad.no_grad(): p.zero_(...)\n"
+    assert "File " not in run.stdout and "hidden" not in run.stdout  # of the frames, the cell's are shown alone
+    parts = run.stdout.split("CELL")
+    assert [part.count("Traceback") for part in parts] == [0, 1, 1, 1, 2, 0] and "inner dimensions" in parts[2]
 
 
 def test_code_without_source_has_a_line_too() -> None:

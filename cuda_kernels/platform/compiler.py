@@ -213,10 +213,8 @@ def _remedy(words: str, installed: dict[str, str], linker: tuple[int, int]) -> s
 
 def cache_folder() -> Path:
     """The folder of compiled kernels, made private if it does not exist."""
-    root = os.environ.get("MINIGRAD_CACHE_DIR")
-    if root is None:
-        root = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "minigrad")
-    folder = Path(root) / "cuda"
+    above = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    folder = Path(os.environ.get("MINIGRAD_CACHE_DIR") or os.path.join(above, "minigrad")) / "cuda"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     refuse_others(folder, ", who could plant machine code in it; set MINIGRAD_CACHE_DIR to a private folder")
     return folder

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..creation import from_dlpack, tensor
-from ..errors import bad_type, bad_value
+from ..errors import bad_type, bad_value, expect
 from ..nn.module import Module
 from ..optim.optimizer import Optimizer
 from ..tensor import Tensor
@@ -72,8 +72,7 @@ def state_dict(module: Module, *, names: Names | None = None, transposed: Iterab
     Arguments as of ``load_state_dict``. Needs PyTorch.
     """
     back = {here: there for there, here in (names or {}).items()}
-    if len(back) < len(names or {}):
-        raise bad_value(f"state_dict: names={names!r}; expected another name here for each module")
+    expect(len(back) == len(names or {}), "state_dict: names", names, "another name here for each module")
     found = {}
     for table in ("_parameters", "_buffers"):
         for name, value, _ in module._named_tensors(table, "", saved_only=True):

@@ -151,4 +151,4 @@ def __getattr__(name: str) -> Any:
     if name in _OF_KERNELS:
         package = Device("cuda:0").kernels_package()
         return getattr(package.memory if name == "OutOfMemoryError" else package.streams, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise hints.missing(__name__, name, [], f"module {__name__!r}")

@@ -217,10 +217,8 @@ def _shakespeare() -> tuple[str, str, dict[str, str | int | list[str]]]:
 
 
 def _cache_directory() -> Path:
-    root = os.environ.get("MINIGRAD_CACHE_DIR")
-    if root is None:
-        root = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "minigrad")
-    return Path(root)
+    above = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(os.environ.get("MINIGRAD_CACHE_DIR") or os.path.join(above, "minigrad"))
 
 
 def _download(url: str, size: int, sha256: str) -> bytes:

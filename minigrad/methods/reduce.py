@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import dtypes, shapes
 from ..autograd import TensorCore
-from ..errors import bad_type, bad_value, check_choice
+from ..errors import bad_type, bad_value, check_choice, expect
 from ..ops import movement, reduce, softmax
 from ..shapes import Axis, Dim
 from .indexing import ValuesAndIndices
@@ -117,8 +117,7 @@ class ReduceMethods:
         _floating("norm", self)
         axes = shapes.normalize_dims(dim, axis, self.ndim)
         keep = keepdim or keepdims
-        if isinstance(p, str) and p != "fro":
-            raise bad_value(f"norm: p={p!r}; expected a number or 'fro' (dim is the second argument)")
+        expect(not isinstance(p, str) or p == "fro", "norm: p", p, "a number or 'fro' (dim is the second argument)")
         p = 2.0 if p == "fro" else float(p)
         if math.isinf(p):
             self._nonempty("norm", dim, axis)

@@ -24,3 +24,4 @@ __all__ = [
 # fmt: on
 
 _hints.answer_for(__name__, searched=True)
+_hints.answer_for(init.__name__)

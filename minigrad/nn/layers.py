@@ -122,10 +122,9 @@ class RMSNorm(Module):
     ) -> None:
         super().__init__()
         self.normalized_shape: tuple[int, ...] = shape_argument((normalized_shape,))
-        shape = self.normalized_shape
         self.eps = eps
-        made: dict[str, Any] = {"dtype": dtype, "device": device}
-        self.weight: Parameter | None = Parameter(ones(shape, **made)) if elementwise_affine else None
+        weight = ones(self.normalized_shape, dtype=dtype, device=device)
+        self.weight: Parameter | None = Parameter(weight) if elementwise_affine else None
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., *normalized_shape) -> the same shape."""

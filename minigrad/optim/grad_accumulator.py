@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import bad_value, check_int
+from ..errors import bad_value, check_float, check_int
 from ..grad_arithmetic import scale_grads
 from ..grad_store import GradStore, TensorId
 from ..tensor import Tensor
@@ -145,8 +145,7 @@ class GradAccumulator:
             raise bad_value(f"the saved window has accum_steps {steps!r}, this one {self.accum_steps}")
         count = check_int("current_step", meta.get("current_step"), 0, self.accum_steps - 1)
         for key in ("loss_sum", "weight"):
-            if isinstance(meta.get(key), bool) or not isinstance(meta.get(key), int | float):
-                raise bad_value(f"{key} is {meta.get(key)!r}, expected a number")
+            check_float(key, meta.get(key), -math.inf)
         by_name = {f"grad.{name}": p for name, p in _named(params)}
         sums: dict[int, Tensor] = {}
         for key, array in arrays.items():
