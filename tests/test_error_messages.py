@@ -90,7 +90,7 @@ def test_a_shell_says_what_to_use_below_an_error_of_pythons_own() -> None:
     assert "minigrad: p.data is the NumPy array; use with" in python("-c", f"import minigrad; {wrong}").stderr
     cells = ["import minigrad; x = minigrad.ones(2, 3)", wrong, "x @ x", "minigrad.nn.Linear(2, 3, 4, 5)"]
     cells.append("try: x @ x\nexcept ValueError as e: raise KeyError from e")
-    shell = "from IPython.core.interactiveshell import InteractiveShell\nshell = InteractiveShell.instance(colors='NoColor')"
+    shell = "from IPython.core import interactiveshell as i; shell = i.InteractiveShell.instance(colors='NoColor')"
     run = python("-c", f"{shell}\nfor cell in {cells}: shell.run_cell(cell); print('CELL')")
     assert run.stderr == "minigrad: p.data is the NumPy array; use with minigrad.no_grad(): p.zero_(...)\n"
     assert "File " not in run.stdout and "hidden" not in run.stdout  # of the frames, the cell's are shown alone
