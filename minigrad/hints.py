@@ -121,7 +121,7 @@ def make_modules() -> None:
             setattr(sys.modules[parent], child, module)
         answer_for(name)
     sys.modules["minigrad.device"].__class__ = _DeviceModule
-    sys.meta_path.append(SimpleNamespace(find_spec=_find_spec))  # type: ignore[arg-type]
+    sys.meta_path.append(SimpleNamespace(find_spec=_find_spec))
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -182,7 +182,7 @@ def explained(error: BaseException | None) -> str | None:
     an object of ours has not."""
     if isinstance(error, AttributeError) and error.obj is not None:
         kinds = [kind.__name__ for kind in (error.obj if isinstance(error.obj, type) else type(error.obj)).__mro__]
-        if kinds[0] == "ndarray" and hasattr(sys.modules["minigrad.tensor"].Tensor, error.name):
+        if kinds[0] == "ndarray" and hasattr(sys.modules["minigrad.tensor"].Tensor, str(error.name)):
             return f"p.data is the NumPy array; use with minigrad.no_grad(): p.{error.name}(...)"
         return next((HINTS[kind][error.name] for kind in kinds if error.name in HINTS.get(kind, {})), None)
     found = re.search(r"unexpected keyword argument '(\w+)'$", str(error)) if isinstance(error, TypeError) else None
