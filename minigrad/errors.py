@@ -12,7 +12,6 @@ import math
 import numbers
 import os
 import sys
-import traceback
 import types
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -86,7 +85,7 @@ def located(error: E) -> E:
 
 
 def without_ours(error: BaseException) -> None:
-    """Cut hidden frames off the end of the tracebacks of an error and of those before it; drop those of ours alone."""
+    """Cut hidden frames off the end of the tracebacks of an error and of those that led to it."""
     last = step = error.__traceback__
     while step is not None:
         if "__tracebackhide__" not in step.tb_frame.f_locals:
@@ -95,9 +94,7 @@ def without_ours(error: BaseException) -> None:
     if last is not None:
         last.tb_next = None
     before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    if before is not None and all(_is_ours(frame) for frame, _ in traceback.walk_tb(before.__traceback__)):
-        error.__cause__ = None  # and no context is shown
-    elif before is not None:
+    if before is not None:
         without_ours(before)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from minigrad.device import CPU, Device
-from minigrad.errors import check_int, expect
+from minigrad.errors import check_int
 
 from ..comm.calls import DEFAULT_TIMEOUT, RENDEZVOUS_TIMEOUT, check_seconds, remaining
 from ..comm.communicator import Communicator, NoOpCommunicator, all_gather_bytes
@@ -191,12 +191,15 @@ class DistributedTrainConfig:
         check_int("rank", self.rank, 0, self.world_size - 1)
         if self.local_rank is not None:
             check_int("local_rank", self.local_rank, 0, self.world_size - 1)
-        wanted = f"one of {', '.join(KINDS)} (there is no 'auto', which would hide that a GPU is missing)"
-        expect(self.backend in KINDS, "backend", self.backend, wanted)
-        mine = ROLES[min(self.rank, 1)]
-        expect(
-            self.role in (None, mine), "role", self.role, f"one of {', '.join(ROLES)}; rank {self.rank} is the {mine}"
-        )
+        if self.backend not in KINDS:
+            raise ValueError(
+                f"backend is {self.backend!r}, expected one of {', '.join(KINDS)} (there is no 'auto', which would "
+                "hide that a GPU is missing)"
+            )
+        expected = ROLES[min(self.rank, 1)]
+        if self.role not in (None, expected):
+            known = ", ".join(ROLES)
+            raise ValueError(f"role is {self.role!r}, expected one of {known}; rank {self.rank} is the {expected}")
         if self.coordinator_addr is not None:
             parse_address(self.coordinator_addr)
             if self.world_size == 1:

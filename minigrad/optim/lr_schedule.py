@@ -18,17 +18,7 @@ from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 
 from .. import hints
-from ..errors import (
-    NonNegative,
-    NonNegativeInt,
-    PositiveInt,
-    bad_type,
-    bad_value,
-    check_fields,
-    check_float,
-    check_int,
-    check_option,
-)
+from ..errors import NonNegative, NonNegativeInt, PositiveInt, bad_type, bad_value, check_fields, check_int
 
 
 class LrSchedule(ABC):
@@ -58,7 +48,6 @@ def _check_share(name: str, value: object) -> None:
 
 
 Share: TypeAlias = Annotated[float, _check_share]  # in (0, 1]
-Growth: TypeAlias = Annotated[float, functools.partial(check_float, least=1.0)]  # of periods, which never shrink
 Cycle: TypeAlias = Annotated[int, functools.partial(check_int, least=2)]
 
 
@@ -159,9 +148,13 @@ class Wsd(_Decaying):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        name = getattr(self.decay_shape, "value", self.decay_shape)
-        check_option("Wsd: decay_shape", name, [shape.value for shape in DecayShape])
-        object.__setattr__(self, "decay_shape", DecayShape(name))
+        try:
+            object.__setattr__(self, "decay_shape", DecayShape(self.decay_shape))
+        except ValueError:
+            known = ", ".join(repr(shape.value) for shape in DecayShape)
+            raise bad_value(
+                f"Wsd: decay_shape is {self.decay_shape!r}, expected a DecayShape or one of {known}"
+            ) from None
 
     def _lr(self, step: int) -> float:
         return self._stable_then_decay(step, self.stable_steps, self.decay_steps, DecayShape(self.decay_shape))
@@ -221,8 +214,14 @@ class WarmRestarts(_Checked):
     base_lr: NonNegative
     min_lr: NonNegative
     first_period: PositiveInt
-    period_mult: Growth = 1.0
+    period_mult: NonNegative = 1.0
     lr_decay: Share = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        mult = self.period_mult
+        if mult < 1:
+            raise bad_value(f"WarmRestarts: period_mult is {mult}, expected at least 1: periods never shrink")
 
     def _lr(self, step: int) -> float:
         if self.period_mult == 1:

@@ -15,7 +15,7 @@ def test_must_config_refuses_invalid_values():
         ({"world_size": 2, "rank": 2}, "rank is 2, expected an integer from 0 to 1"),
         ({"world_size": 2, "rank": -1}, "rank is -1"),
         ({"world_size": 2, "local_rank": 2}, "local_rank is 2"),
-        ({"world_size": 2, "role": "boss"}, "role='boss'; expected one of coordinator, worker"),
+        ({"world_size": 2, "role": "boss"}, "role is 'boss', expected one of coordinator, worker"),
         ({"world_size": 2, "rank": 1, "role": "coordinator"}, "rank 1 is the worker"),
         ({"world_size": 2, "backend": "wgpu"}, "backend is 'wgpu', expected one of cpu, cuda"),
         ({"world_size": 2, "backend": "auto"}, "there is no 'auto'"),
