@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from minigrad import Device, GradStore, Tensor
-from minigrad.errors import PositiveInt, check_fields
+from minigrad.errors import PositiveInt, check_fields, check_option
 from minigrad.nn import Module
 from minigrad.nn import functional as F
 from minigrad.optim import SGD, AdamW, AdamWConfig, GradAccumulator, LrSchedule, Optimizer, SgdConfig
@@ -79,9 +79,7 @@ class LossKind:
     weights: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        names = ("mse", "cross_entropy", "weighted_cross_entropy")
-        if self.name not in names:
-            raise ValueError(f"the loss {self.name!r}: expected one of {', '.join(names)}")
+        check_option("the loss", self.name, ("mse", "cross_entropy", "weighted_cross_entropy"))
         if (self.weights is not None) != (self.name == "weighted_cross_entropy"):
             raise ValueError(f"the loss {self.name} with weights {self.weights}: weighted_cross_entropy alone has them")
         if self.weights is not None and not all(0 <= w < math.inf for w in self.weights):
