@@ -93,8 +93,7 @@ def without_ours(error: BaseException) -> None:
         step = step.tb_next
     if last is not None:
         last.tb_next = None
-    before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    if before is not None:
+    if before := error.__cause__ or error.__context__:
         without_ours(before)
 
 

@@ -129,8 +129,7 @@ def make_modules() -> None:
         say(error)
 
     sys.excepthook = hook
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    if shell and not shell.custom_exceptions:  # of the user's
+    if (shell := getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()) and not shell.custom_exceptions:
         shell.set_custom_exc((Exception,), _show)  # IPython asks no excepthook
 
 
