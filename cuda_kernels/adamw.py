@@ -39,10 +39,8 @@ def _element(real: Any) -> Callable[..., Any]:
         if l2 != real(0):
             g = g + product(l2, p)
         difference = g - m
-        if weight < real(0.5):  # as torch.lerp: the form without cancellation
-            m = m + product(weight, difference)
-        else:
-            m = g - product(difference, real(1) - weight)
+        # As torch.lerp: the form without cancellation.
+        m = m + product(weight, difference) if weight < real(0.5) else g - product(difference, real(1) - weight)
         v = product(v, beta2) + product(product(one_minus_beta2, g), g)
         return product(p, decay) - product(step_size, m) / (math.sqrt(v) / root + eps), m, v
 

@@ -6,6 +6,7 @@ weights, the trainer's state, the settings, the vocabulary and the random state.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ import minigrad
 from minigrad.data import CharTokenizer
 from minigrad.device import Device
 from minigrad.distributed import SimpleTrainer, TrainingConfig
+from minigrad.files import durable
 from minigrad.models import GPT2, CausalLM, GPT2Config, Llama, LlamaConfig
 from minigrad.optim import AdamW, CosineAnnealing, decay_groups
 from minigrad.serialization import Checkpoint, CheckpointError, list_checkpoints, load_checkpoint, save_checkpoint
@@ -147,6 +149,8 @@ def new_folder(chosen: str | None, family: str) -> Path:
         folder = Path(chosen)
         if folder.exists() and not folder.is_dir():
             raise UsageError(f"--out {folder} is a file, not a folder")
+        if other := writer_of(folder):
+            raise UsageError(f"cannot write into {folder}: {other} is writing it")
         if list_checkpoints(folder):
             raise UsageError(f"{folder} holds a run already; add --resume to continue it, or choose another --out")
         if folder.exists() and any(folder.iterdir()):
@@ -161,6 +165,15 @@ def new_folder(chosen: str | None, family: str) -> Path:
         number += 1
         folder = RUNS / f"{name}-{number}"
     return folder
+
+
+def writer_of(folder: Path) -> str:
+    """The process that trains in the folder, in words, or ""."""
+    with contextlib.suppress(FileNotFoundError), open(folder / "metrics.jsonl", "rb") as log:
+        other = durable.other_holder(log.fileno())
+        durable.release(log.fileno())
+        return other
+    return ""
 
 
 def latest_folder(chosen: str | None) -> Path:

@@ -48,10 +48,7 @@ def flash_tiles(real: Any, DMAX: int, R: int) -> Any:
             values = (zero, zero, zero, zero)
             place = start + row * step + c
             if row < rows and c < D:
-                if wide:
-                    values = load_constant4(x, place)
-                else:
-                    values = load_inside(x, place, 1, D - c, zero)
+                values = load_constant4(x, place) if wide else load_inside(x, place, 1, D - c, zero)
             store4(shared, base + row * pitch + c, values)
 
     def scores(s, shared, x, y, D):

@@ -175,11 +175,7 @@ class on_device:  # a context, as in minigrad.no_grad
             set_device(self._before)
 
 
-class _Simulated(threading.local):
-    current = 0
-
-
-_simulated = _Simulated()
+_simulated = threading.local()  # ``current``: the calling thread's device, 0 until it takes another
 
 
 @functools.cache
@@ -197,7 +193,7 @@ def _questions() -> tuple[Callable[[], int], Callable[[], Any]]:
 def current_device() -> int:
     """The index of this thread's device."""
     if SIMULATED:
-        return _simulated.current
+        return int(getattr(_simulated, "current", 0))
     return _questions()[0]()
 
 

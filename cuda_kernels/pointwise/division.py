@@ -95,11 +95,8 @@ class Division(Pointwise):
         y = inputs[1]
         kinds = [v.dtype if isinstance(v, Array) else kind(v) for v in inputs]
         if self.resolve(*kinds)[-1].kind in "iu":
-            if isinstance(y, Array):
-                found = not families.reduce.all(y, tuple(range(y.ndim)), False)
-            else:
-                found = y == 0
-            if found:
+            every = families.reduce.all(y, tuple(range(y.ndim)), False) if isinstance(y, Array) else y != 0
+            if not every:
                 raise ZeroDivisionError("integer division by 0; convert with .float() for infinities and NaN")
         return super().__call__(*inputs, out=out, dtype=dtype)
 

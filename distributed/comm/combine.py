@@ -64,14 +64,8 @@ def _reduce(op: ReduceOp, sources: Sequence[Any], result: Any) -> Any:
     return result
 
 
-class _Streams(threading.local):
-    """Each thread's own, by device, so that what it does runs beside the ranks' kernels."""
-
-    def __init__(self) -> None:
-        self.known: dict[int, Any] = {}
-
-
-_streams = _Streams()
+_streams = threading.local()
+"""Each thread's own, by device, so that what it does runs beside the ranks' kernels."""
 
 
 def _combine_on_devices(op: ReduceOp | None, sources: Sequence[Any], outs: Sequence[Any]) -> None:
@@ -81,9 +75,8 @@ def _combine_on_devices(op: ReduceOp | None, sources: Sequence[Any], outs: Seque
     """
     home = outs[0].device
     kernels = device_of(outs[0]).kernels_package()
-    if home not in _streams.known:
-        _streams.known[home] = kernels.streams.Stream(home)
-    stream = _streams.known[home]
+    stream = vars(_streams).get(str(home)) or kernels.streams.Stream(home)
+    vars(_streams)[str(home)] = stream
     with stream:
         parts = [_fetched(kernels, source, home) for source in sources]  # kept until the stream has used them
         total = parts[0] if op is None or len(parts) == 1 else _reduced(kernels, op, parts)

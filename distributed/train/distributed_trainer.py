@@ -25,7 +25,7 @@ from minigrad.optim.grad_accumulator import check_weight
 from ..comm.communicator import Communicator
 from .buckets import DEFAULT_BUCKET_BYTES, CommHook, GradientBucketManager, all_reduce_hook
 from .config import TrainingConfig, TrainingMetrics, check_kind
-from .grad_sync import Buckets, Overlapped, Window, assert_replicas_identical, broadcast_params, moments, not_finite
+from .grad_sync import Buckets, Overlapped, Window, assert_replicas_identical, broadcast_params, held, not_finite
 from .reducers import Trees
 from .simple_trainer import SimpleTrainer
 from .step import Named, Params, Step, Updater, named_params
@@ -93,8 +93,7 @@ class DistributedTrainer(SimpleTrainer):
         """Raise ReplicaMismatchError, on every rank, unless all ranks' tensors, and what the optimizer keeps of them,
         have the same bits. A collective."""
         self.communicator.step = self.global_step
-        named = named_params(params)
-        assert_replicas_identical(self.communicator, [*named, *moments(self.optimizer, named)])
+        assert_replicas_identical(self.communicator, held(self._step, named_params(params)))
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -8,7 +8,8 @@ For each element, with the parameter's own scalars (see ``SCALARS``), in PyTorch
     v <- v * beta2 + (1 - beta2) * g * g
     p <- p - step_size * m / (sqrt(v) / root + eps)   step_size = lr / (1 - beta1^t), root = sqrt(1 - beta2^t)
 
-Memory policy: p, m and v are read and written once, g is read once, nothing is allocated.
+Memory policy: p, m and v are read and written once, g is read once, nothing is allocated. A checksum of what is read
+goes into ``Table.read``, for ranks that compare it.
 
 The arithmetic is plain IEEE (no fast-math, no fused multiply-add), so a vector lane and a loop's tail compute the same
 result. Cutting parameters in other places (threads, shards, buckets) therefore changes no bit.
@@ -24,7 +25,7 @@ import numba
 import numpy as np
 
 from . import elementwise
-from .toolbox.multi_tensor import GRAD, PARAM, STATE, Table, run_of
+from .toolbox.multi_tensor import GRAD, PARAM, STATE, Table, run_of, with_bits
 from .toolbox.threads import task_kernel
 
 __all__ = ["L2_SCALARS", "SCALARS", "Table", "step"]
@@ -38,9 +39,10 @@ L2_SCALARS = (*SCALARS, "l2")
 
 # Not the kernels' fast-math flags, see the module docstring (False must be said, or the caller's flags are inherited).
 @numba.njit(nogil=True, error_model="numpy", fastmath=False)
-def _update(p: np.ndarray, g: np.ndarray, m: np.ndarray, v: np.ndarray, scalars: np.ndarray) -> None:
-    """One run of elements: arrays (n,), a row of ``SCALARS`` or ``L2_SCALARS``."""
-    real = p.dtype.type
+def _update(p: np.ndarray, g: np.ndarray, m: np.ndarray, v: np.ndarray, scalars: np.ndarray, read: np.ndarray) -> None:
+    """One run of elements: arrays (n,), a row of ``SCALARS`` or ``L2_SCALARS``, the run's row of ``Table.read``."""
+    real, word = p.dtype.type, read.dtype.type
+    bits = word(0)
     decay, weight, beta2, one_minus_beta2 = real(scalars[0]), real(scalars[1]), real(scalars[2]), real(scalars[3])
     step_size, root, eps = real(scalars[4]), real(scalars[5]), real(scalars[6])
     l2 = real(scalars[7]) if scalars.shape[0] > 7 else real(0)
@@ -48,6 +50,7 @@ def _update(p: np.ndarray, g: np.ndarray, m: np.ndarray, v: np.ndarray, scalars:
     beta1 = real(1) - weight
     blend_from_old = weight < real(0.5)  # as torch.lerp: the form without cancellation
     for i in range(p.shape[0]):
+        bits = with_bits(with_bits(with_bits(bits, p[i]), m[i]), v[i])
         gi = g[i] + l2 * p[i] if couples else g[i]
         difference = gi - m[i]
         mi = m[i] + weight * difference if blend_from_old else gi - difference * beta1
@@ -55,10 +58,12 @@ def _update(p: np.ndarray, g: np.ndarray, m: np.ndarray, v: np.ndarray, scalars:
         m[i] = mi
         v[i] = vi
         p[i] = p[i] * decay - step_size * mi / (np.sqrt(vi) / root + eps)
+    read[0] = read[0] * word(0x9E3779B1) + bits  # odd, so that what differed once differs for good
+    read[1] += word(1)
 
 
 @task_kernel
-def _step(task, tasks, starts, runs, addresses, like, scalars):
+def _step(task, tasks, starts, runs, addresses, like, scalars, read):
     for r in range(starts[task], starts[task + 1]):
         _update(
             run_of(addresses, runs, r, PARAM, like),
@@ -66,6 +71,7 @@ def _step(task, tasks, starts, runs, addresses, like, scalars):
             run_of(addresses, runs, r, STATE, like),
             run_of(addresses, runs, r, STATE + 1, like),
             scalars[runs[r, 0]],
+            read[r],
         )
 
 
@@ -81,7 +87,7 @@ def step(table: Table, grads: Sequence[np.ndarray], scalars: np.ndarray) -> None
     """
     coupled = scalars.ndim == 2 and scalars.shape[1] == len(L2_SCALARS)
     grads, scalars = table.bind(grads, scalars, len(L2_SCALARS) if coupled else len(SCALARS))
-    table.launch(_step, scalars)
+    table.launch(_step, scalars, table.read)
     if table.weights is not None:
         for w, p in zip(table.weights, table.arrays[0], strict=True):
             elementwise.assign(w, p.reshape(w.shape))

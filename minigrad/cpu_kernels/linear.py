@@ -163,10 +163,7 @@ def _plain(*operands: np.ndarray) -> bool:
     dtype = operands[0].dtype
     if dtype not in FLOATS or (bfloat16_product.precision == "medium" and dtype.itemsize == 4):
         return False
-    for x in operands:
-        if not x.flags.carray or x.dtype != dtype or x.size == 0:
-            return False
-    return True
+    return all([x.flags.carray and x.dtype == dtype and x.size > 0 for x in operands])
 
 
 def _division(rows: int, columns: int, depth: int, itemsize: int, work: int) -> tuple[tuple[int, int], int]:

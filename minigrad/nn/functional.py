@@ -502,10 +502,7 @@ def _masked_attention(
         B, Hkv, T, D = key.shape
         key, value = (t.unsqueeze(2).expand(B, Hkv, repeat, T, D).reshape(B, Hkv * repeat, T, D) for t in (key, value))
     scores = (query * scale) @ key.mT
-    if mask.dtype == bool_:
-        scores = scores.masked_fill(~mask, -math.inf)
-    else:
-        scores = scores + mask
+    scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == bool_ else scores + mask
     if not scores.shape[-1]:
         return scores @ value
     blind = scores.detach().amax(-1, keepdim=True) == -math.inf  # queries that may see no key: their result is 0

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import operator
 from abc import abstractmethod
 from collections.abc import Iterable
@@ -183,6 +184,16 @@ class MultiTensorOptimizer(Optimizer):
         if index != batch.index.tolist():
             batch.index = np.array(index)
         return np.array([self._row(self.param_groups[group], t + 1) for group, t in rows]).take(batch.index, axis=0)
+
+    def reads(self) -> dict[int, list[Any]]:
+        """As the base's: rows of the tables' ``read``."""
+        found: dict[int, list[Any]] = {}
+        for batch in itertools.chain(*self._batches.values()):
+            if (read := getattr(batch.table, "read", None)) is not None:
+                for i, number in enumerate(batch.ids):
+                    found.setdefault(number, []).extend(read[batch.table.runs[:, 0] == i])
+                read.fill(0)
+        return found
 
     def reset(self) -> None:
         """Forget the moments and all counts; groups and options stay."""

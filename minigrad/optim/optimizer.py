@@ -151,6 +151,11 @@ class Optimizer(OptimizerState, ABC):
     def update(self, grads: GradStore) -> None:
         """``step`` without counting it: for those who make one step in several parts, such as one bucket at a time."""
 
+    def reads(self) -> dict[int, list[Any]]:
+        """By the number of a parameter, what updates since the last call have read of it and its state, as pairs of a
+        checksum and how many updates there were. Nothing where nobody looks."""
+        return {}
+
     def _check_options(self) -> None:
         """Raise ValueError for a group's option that is out of range; those that were last found in order are known."""
         for index, group in enumerate(self.param_groups):

@@ -49,7 +49,7 @@ def flips(count: int) -> Counter[str]:
         run, calls = Run(comm), []
         for _ in range(2):
             run.steps(EVERY)
-            calls.append(comm.stats.operations)
+            calls.append(comm.stats.operations - 1)  # the last two send hashes that are made already
         return calls, run.held()
 
     def contents(held):
@@ -71,10 +71,9 @@ def flips(count: int) -> Counter[str]:
 
 
 @pytest.mark.parametrize("count", [50, pytest.param(1000, marks=pytest.mark.long)])
-def test_a_flipped_bit_is_named_or_rounded_away(count):
+def test_a_flipped_bit_is_named(count):
     ends = flips(count)
-    assert ends.keys() <= {"named", "without a trace", "rounded away"}
-    assert ends["named"] >= 0.94 * count and ends["rounded away"] <= count / 250
+    assert ends == {"named": count}
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])

@@ -276,7 +276,8 @@ def test_a_run_is_never_overwritten_and_keeps_its_settings_and_text(home):
 @pytest.mark.parametrize("script", [TRAIN, "train_char_gpt_ddp.py"])
 def test_a_run_that_another_process_trains_is_refused(home, script):
     with writing(home / RUN / "metrics.jsonl") as pid:
-        assert_refused(run(script, "--resume", cwd=home), 2, f"process {pid} (", "is writing it")
+        for flags in (["--resume"], [*TINY, "--out", RUN]):
+            assert_refused(run(script, *flags, cwd=home), 2, f"process {pid} (", "is writing it")
 
 
 @POSIX

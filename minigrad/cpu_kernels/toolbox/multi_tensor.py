@@ -64,6 +64,12 @@ def run_of(addresses: np.ndarray, runs: np.ndarray, r: int, column: int, like: n
     return elements_at(addresses[runs[r, 0], column] + runs[r, 1] * like.itemsize, runs[r, 2], like)
 
 
+@emits(lambda total, x: total(total, x))
+def with_bits(context: Any, builder: Any, signature: Any, total: Any, x: Any) -> Any:
+    """In a kernel: an integer, exclusive or the bits of a number of the same width: Numba would widen both."""
+    return builder.xor(total, builder.bitcast(x, total.type))
+
+
 class Table(plain.ParamTable):
     """Addresses and runs of the arrays that one launch updates; build it once, use it for many steps.
 
@@ -71,7 +77,7 @@ class Table(plain.ParamTable):
     C-contiguous and writable, of equal sizes at equal positions. The table keeps them alive.
     """
 
-    __slots__ = ("addresses", "like", "runs", "tasks")
+    __slots__ = ("addresses", "like", "read", "runs", "tasks")
 
     def __init__(
         self,
@@ -87,6 +93,8 @@ class Table(plain.ParamTable):
         self.addresses: np.ndarray = np.empty((len(params), STATE + len(states)), np.int64)
         for column, arrays in zip((PARAM, *range(STATE, STATE + len(states))), self.arrays, strict=True):
             self.addresses[:, column] = addresses_of(arrays)
+        self.read: np.ndarray = np.zeros((len(self.runs), 2), f"u{self.dtype.itemsize}")
+        """Of each run a checksum of what updates have read of parameter and states, and how many there were."""
 
     def bind(
         self, grads: Sequence[np.ndarray], scalars: np.ndarray, columns: int

@@ -359,11 +359,9 @@ class TaskKernel:
         """Where the machine code for arguments of these types is."""
         address = self._addresses.get(key)
         if address is None:
-            address = self._addresses[key] = self._compile(arguments)
+            address = compiled_address(self.kernel, types.int64, types.int64, *map(numba.typeof, arguments))
+            self._addresses[key] = address
         return address
-
-    def _compile(self, arguments: tuple[Any, ...]) -> int:
-        return compiled_address(self.kernel, types.int64, types.int64, *map(numba.typeof, arguments))
 
 
 def tasks_of(elements: int, chunk: int) -> int:
