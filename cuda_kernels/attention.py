@@ -37,8 +37,8 @@ def forward(q: Array, k: Array, v: Array, options: Options) -> tuple[Array, Arra
             also where Tq and Tk differ. Dropout: a probability is zeroed or divided by 1 - p; element (b,
             h, i, j) of the (B, H, Tq, Tk) mask is drawn as by the CPU backend, to the bit.
 
-    Returns: y (B, H, Tq, D), laid out in memory as (B, Tq, H, D) as the output projection reads it, and lse (B, H, Tq),
-    the logarithm of each row's softmax denominator, for ``backward``. Without keys y is 0.
+    Returns: y (B, H, Tq, D) and, for ``backward``, lse (B, H, Tq), the logarithm of each row's softmax denominator. y
+    is laid out in memory as (B, Tq, H, D), as the output projection reads it. Without keys y is 0.
     """
     if q.dtype.itemsize == 2 and not _on_tensor_cores(q, k, options):
         y, lse = forward(_single(q), _single(k), _single(v), options)

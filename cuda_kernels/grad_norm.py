@@ -1,8 +1,9 @@
 """Passes over many arrays: the gradients' global norm, clipping and scaling in place, checks for infinities and NaN.
 
 All arrays of one dtype are one launch over a list of chunks. A block sums the squares of its chunk in the array's
-dtype, and one block adds the chunks' sums up in float64, both in an order that depends on the arrays' sizes alone. A
-chunk whose squares leave float32's range is summed again, scaled by a power of 2, so the norm has float64's range.
+dtype, and one block adds the chunks' sums up in float64. Both do so in an order that depends on the arrays' sizes
+alone. A chunk whose squares leave float32's range is summed again, scaled by a power of 2, so the norm has float64's
+range.
 
 ``clip_`` and ``unscale_`` leave their results on the device, so the host need not wait for them.
 

@@ -1,7 +1,7 @@
 """The cross-entropy of z = x W^T and its gradients: x (N, C), W (M, C), targets (N,).
 
-The logits z are made in chunks of rows of ``CHUNK_BYTES``. Where a gradient is wanted, each chunk becomes dz in place
-and is used at once for dx = dz W and dW += dz^T x, in float32 at least. Backward divides by the number of targets: so
+The logits z are made in chunks of rows of ``CHUNK_BYTES``. Where a gradient is wanted, each chunk becomes dz in place.
+It is used at once for dx = dz W and dW += dz^T x, in float32 at least. Backward divides by the number of targets: so
 the host need not know it, and a step can be captured. float16 is rounded after the scale of the loss.
 """
 
@@ -20,8 +20,8 @@ FLOAT16_FACTOR = 64.0  # dz of float16 are so many times as large: that of an im
 def forward(
     x: Array, weight: Array, targets: Array, ignore_index: int, divisor: Any, needs: tuple[bool, bool]
 ) -> tuple[Array, Array | None, Array | None]:
-    """x (N, C), weight (M, C), targets (N,) int64 (checked), N > 0 -> the losses (N,), and what ``backward`` makes dx
-    (N, C) and dweight (M, C) of, None for what ``needs`` does not ask for.
+    """x (N, C), weight (M, C), targets (N,) int64 (checked), N > 0 -> the losses (N,), and what ``backward`` makes both
+    gradients of. These are dx (N, C) and dweight (M, C); None stands for what ``needs`` does not ask for.
     """
     cast, half = elementwise.cast, x.dtype if x.dtype.name in HALVES else None
     if half is not None and not matmul.supports_half(x):

@@ -21,8 +21,8 @@ def matmul(a: Array, b: Array, bias: Array | None = None) -> Array:
 
     Returns: a new C-contiguous array (..., M, N). Operands of different dtypes are cast to the one that holds both.
 
-    With ``set_float32_matmul_precision`` "high" or "medium" float32 operands are rounded to TensorFloat-32, but not
-    those of small products and of few rows or columns, which do not wait for arithmetic.
+    With ``set_float32_matmul_precision`` "high" or "medium" float32 operands are rounded to TensorFloat-32. Those of
+    small products and of few rows or columns are not, because these do not wait for arithmetic.
 
     Raises ValueError if the shapes do not fit, TypeError for half floats on devices without tensor cores for them:
     operations widen them before.

@@ -1,8 +1,9 @@
 """Attention of half floats on tensor cores: ``attention.forward`` for heads of up to 128, float32 sums.
 
-A block has 64 queries, 16 for each of its 4 warps, whose fragments stay in registers, and walks over the keys in tiles
-of 64. Tiles of k and v have two places each in shared memory, so the next ones are on their way while a pair is used;
-the swizzle is that of ``products/tensor_core.py``. With s = scale log2(e) q k^T in registers, and for each row
+A block has 64 queries, 16 for each of its 4 warps, and walks over the keys in tiles of 64. The fragments of the queries
+stay in registers. Tiles of k and v have two places each in shared memory, so the next ones are on their way while a
+pair is used; the swizzle is that of ``products/tensor_core.py``. With s = scale log2(e) q k^T in registers, and for
+each row
 
     m' = max(m, max s)      p = 2^(s - m')      l = 2^(m - m') l + sum p      o = 2^(m - m') o + p v
 

@@ -1,8 +1,8 @@
 """The gradient of attention of half floats on tensor cores, for heads of up to 128, with float32 sums.
 
-The formulas are those of ``attention.py``. A block keeps 64 queries and walks over the keys (dq), or keeps 64 keys and
-walks over the queries of all heads that share them (dk, dv): both are one program, with the sides exchanged. With the
-rows that a block keeps as x, x' and the rows of a tile as z, z',
+The formulas are those of ``attention.py``. For dq a block keeps 64 queries and walks over the keys. For dk and dv it
+keeps 64 keys and walks over the queries of all heads that share them: both are one program, with the sides exchanged.
+With the rows that a block keeps as x, x' and the rows of a tile as z, z',
 
     queries   x = q, x' = dy    z = k, z' = v     s = x z^T, p = 2^(s - lse), ds = p (x' z'^T - delta);  dq = scale ds z
     keys      x = k, x' = v     z = q, z' = dy    the same, transposed;  dk = scale ds z, dv = p z'
@@ -12,7 +12,7 @@ in shared memory. Each sum is a block's own, in a fixed order, without atomics.
 
 A thread's registers hold 16 x D / 32 numbers of each sum. For heads of up to 64 the fragments of x and x' stay there
 too, and tiles have 64 rows. For larger heads the sums of dk and dv alone take half of the registers, so tiles have 32
-rows, and the fragments of k and v are read again for each tile: a quarter more shared memory is read.
+rows. The fragments of k and v are then read again for each tile: a quarter more shared memory is read.
 
 float16 overflows where ds exceeds 65504: a loss scale has to be below that.
 

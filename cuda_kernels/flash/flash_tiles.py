@@ -1,9 +1,9 @@
 """What the kernels of ``flash.py`` do with tiles, as functions of a dtype, the largest head size and R.
 
 A tile has 16 R rows; the 256 threads are a square of 16 x 16. Thread (ty, tx) computes the scores of the rows ty R + i
-and the keys tx + 16 j, and the columns 4 tx + 64 g of what is summed over keys. Tiles lie in shared memory as they do
-in device memory, rows of D padded to DMAX + 4: then 128-bit reads along D (scores) and along columns (sums) both meet
-no bank twice.
+and the keys tx + 16 j. Of what is summed over keys it computes the columns 4 tx + 64 g. Tiles lie in shared memory as
+they do in device memory, rows of D padded to DMAX + 4: then 128-bit reads along D (scores) and along columns (sums)
+both meet no bank twice.
 
 Exponentials are powers of 2 in float32 (one instruction) and of e in float64.
 """

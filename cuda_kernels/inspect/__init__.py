@@ -5,16 +5,17 @@ architectures of ``--arch`` (default: sm_80 and sm_90), assembled by ``ptxas`` a
 line for each shows registers, shared memory, spills, 128-bit loads, tensor-core instructions (matrix products, LDSM:
 loads of their operands from shared memory, LDGSTS and TMA: asynchronous copies to it) and float64 instructions;
 ``--sass`` adds a line that counts every instruction. The exit status is 1 if a kernel breaks its budget: more registers
-than it states, a spill, local memory, float64 arithmetic in a kernel without float64 arguments, no 128-bit load or none
-of the ``instructions`` where it states them, a loss that the assembler warns of (asynchronous products, wgmma, that it
-lets wait for one another), or an instruction of a whole warp that not all of its lanes may reach (``divergence.py``).
+than it states, a spill, local memory, or float64 arithmetic in a kernel without float64 arguments. The status is also 1
+without a 128-bit load or one of the ``instructions``, where the kernel states them. A loss that the assembler warns of
+breaks the budget, too (asynchronous products, wgmma, that it lets wait for one another). So does an instruction of a
+whole warp that not all of its lanes may reach (``divergence.py``).
 
 ``--warm`` compiles them into the cache instead, for this machine's GPU where there is one: a program that launches them
 later need not. What the cache holds does not depend on the machine, so it may be filled on another one and carried.
 
-``--simulate NAME [program.py]`` runs a program (default: small calls of the families and of the ladders) in the
-simulator and prints for each kernel of the name what the warps of its first launch did (docs/simulator.md). The name
-of a family stands for the kernels that its small call launches.
+``--simulate NAME [program.py]`` runs a program in the simulator (default: small calls of the families and of the
+ladders). For each kernel of the name it prints what the warps of its first launch did (docs/simulator.md). The name of
+a family stands for the kernels that its small call launches.
 
 The tools come with ``pip install "minigrad-cuda[inspect]"``, or with NVIDIA's toolkit on the PATH.
 """

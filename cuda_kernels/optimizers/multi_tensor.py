@@ -5,14 +5,15 @@ table of addresses and the list of chunks are made once and stay on the device. 
 addresses and the scalars, in one copy that the host does not wait for (``Upload``).
 
 ``updater`` makes the kernel of an optimizer whose elements are independent of each other. It moves four elements at a
-time where all arrays of a tensor are aligned to that, else single ones, which neighbouring threads have side by side.
+time where all arrays of a tensor are aligned to that. Elsewhere it moves single ones, which neighbouring threads have
+side by side.
 
 Half weights have float32 masters: one launch reads the gradient, updates master and states, and writes the weight, the
-master rounded to it. The bits are those of a cast of the gradient, the float32 step, and a cast of the master
-(Micikevicius et al., "Mixed precision training", 2018).
+master rounded to it. The bits are those of a cast of the gradient, the float32 step, and a cast of the master. Source:
+Micikevicius et al., "Mixed precision training" (2018).
 
-The arithmetic is plain IEEE: products are rounded before they are added to anything (``product``), as on the CPU, so
-that an element's bits depend neither on the path nor on the chunk nor on the device.
+The arithmetic is plain IEEE: products are rounded before they are added to anything (``product``), as on the CPU. So an
+element's bits depend neither on the path nor on the chunk nor on the device.
 
 The multi-tensor launch by pointer table is NVIDIA Apex's.
 """
@@ -166,9 +167,9 @@ def block_of(threads: int, most: int = THREADS) -> int:
 class Table(ParamTable):
     """Addresses and chunks of the arrays that one launch updates; build it once, use it for many steps.
 
-    ``params`` and each of ``states`` are sequences of equally many arrays of one device and dtype, float32 or float64,
-    C-contiguous and writable, of equal sizes at equal positions. The table keeps them alive. With ``weights``, float16
-    or bfloat16, ``params`` are their float32 masters, and gradients have the weights' dtype.
+    ``params`` and each of ``states`` are sequences of equally many arrays of one device and dtype, float32 or float64.
+    All are C-contiguous and writable, and of equal sizes at equal positions. The table keeps them alive. With
+    ``weights``, float16 or bfloat16, ``params`` are their float32 masters, and gradients have the weights' dtype.
 
     Raises ValueError or TypeError, naming the position, for an array that cannot be updated through its address.
     """

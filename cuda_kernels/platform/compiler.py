@@ -3,9 +3,9 @@
 nvJitLink comes with numba-cuda, as NVVM does, and its machine code runs on any driver of its major version of CUDA; the
 driver's own assembler refuses the PTX of an NVVM that is newer than the driver. Neither needs a GPU.
 
-The machine code of a kernel depends on the sources of this folder, the kernel's name and signature, the compute
-capability and the versions of the compilers; their hash names its file. The files lie in the private cache folder of
-the user beside the CPU kernels (``MINIGRAD_CACHE_DIR`` overrides it).
+A kernel's machine code depends on the kernel's name and signature, the sources of this folder, the compute capability
+and the compilers' versions. Their hash names its file. The files lie in the private cache folder of the user beside the
+CPU kernels (``MINIGRAD_CACHE_DIR`` overrides it).
 """
 
 import contextlib

@@ -99,7 +99,7 @@ class Kernel(compiler.Declaration):
 
         An array stands for each pointer of the signature, a TensorMap for each of those, a number for the rest. An
         empty grid starts nothing. ``threads`` (default: the kernel's) may be fewer than declared. Raises TypeError for
-        arguments that do not fit the signature, CudaError with the kernel's name and the arguments if the driver
+        arguments that do not fit the signature. Raises CudaError with the kernel's name and the arguments if the driver
         refuses, or for an array of another device than the current one.
         """
         device = memory.current_device()

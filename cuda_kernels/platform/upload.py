@@ -14,8 +14,8 @@ class Upload:
     """Numbers that go to the device with every step, by a copy that the host does not wait for.
 
     They are written into page-locked memory first. A copy may still be reading it when the next step's numbers come, so
-    there are several such buffers, and one is written again when the event after its last copy has passed. The
-    device's memory is one: copies and kernels of a stream have an order.
+    there are several such buffers. One is written again when the event after its last copy has passed. The device's
+    memory is one: copies and kernels of a stream have an order.
     """
 
     DEPTH = 4  # steps that the host may be ahead before it waits

@@ -1,9 +1,9 @@
 """How elementwise kernels see arrays: few dimensions, and groups of elements along the innermost one.
 
 Worked out on the host, once for each set of shapes and strides. Inputs are broadcast to the output's shape (stride 0),
-the dimensions are put in the order of the output's strides, those of size 1 are dropped, and neighbours that follow on
-one another in all arrays become one. A kernel sees up to five dimensions; what has more, or too many groups for 32-bit
-numbers, is cut along its outermost dimension into several launches.
+and the dimensions are put in the order of the output's strides. Those of size 1 are dropped, and neighbours that follow
+on one another in all arrays become one. A kernel sees up to five dimensions; what has more, or too many groups for
+32-bit numbers, is cut along its outermost dimension into several launches.
 """
 
 import functools

@@ -6,8 +6,8 @@
     cublaslt   NVIDIA's library, for float dtypes (``cublaslt.py``)
 
 The user chooses by ``MINIGRAD_GEMM`` or ``minigrad.cuda.set_gemm``. "tuned", the default, is the engine that was
-measured to be faster for the dtype, the transposition and about the size on this card and driver, and numba for what
-was not measured. Integers, empty sums and what no library multiplies are numba's always.
+measured to be faster for the dtype, transposition and rough size on this card and driver. What was not measured is
+numba's. Integers, empty sums and what no library multiplies are numba's always.
 
 A further engine is an entry of ``ENGINES`` and a word of ``choices.GEMMS``.
 
@@ -16,8 +16,9 @@ A further engine is an entry of ``ENGINES`` and a word of ``choices.GEMMS``.
 
     {"NVIDIA H200, CUDA 13.0": {"bfloat16 nt 16384 4096 1024 x1": {"engine": "cublaslt", "ms": {"numba": 0.2, ...}}}}
 
-A product is known by its dtype ("tf32" for rounded float32, both where operands and result differ), by whether the rows
-of a and of b are contiguous ("n") or not ("t"), and by M, N, K and the size of the batch, rounded up to powers of two.
+A product is known by its dtype ("tf32" for rounded float32, both where operands and result differ). Two letters say
+whether the rows of a and of b are contiguous ("n") or not ("t"). M, N, K and the size of the batch come last, rounded
+up to powers of two.
 """
 
 import functools

@@ -1,10 +1,10 @@
 """Matrix products of half floats by TMA and wgmma, for compute capability 9.0 (H100, H200) and no other.
 
 A block has two warpgroups and a further warp, and computes tiles of 128 rows and 256 or 128 columns, one after another.
-A thread of that warp, the producer, lets TMA copy slices of 64 elements of k into a ring of 4 stages, as soon as one is
-free. The two groups, the consumers, multiply 64 rows each: wgmma reads both operands where they lie in shared
-memory and keeps 64 x 256 sums in the registers of 128 threads. So the threads that multiply copy nothing and compute no
-addresses of elements, and slices of the next tile arrive while the last one is written.
+A thread of that warp, the producer, lets TMA copy slices of 64 elements of k into a ring of 4 stages. It does so as
+soon as a stage is free. The two groups, the consumers, multiply 64 rows each: wgmma reads both operands where they lie
+in shared memory and keeps 64 x 256 sums in the registers of 128 threads. So the threads that multiply copy nothing and
+compute no addresses of elements. Slices of the next tile arrive while the last one is written.
 
     full[s]     the stage's bytes have arrived           one arrival (the producer's, which expects the bytes)
     empty[s]    nobody reads the stage any more          8 arrivals (of each consumers' warp)
@@ -13,13 +13,13 @@ An operand lies along k ("k") or along its rows or columns ("o"). A row of a box
 side by side; its 16-byte pieces are swizzled. Of "k" a box is 64 of k and all rows (or columns) of the tile; of "o" it
 is 64 rows (columns) and 64 of k, and a tile has several. TMA writes zeros where the arrays end.
 
-The sums go through shared memory, 32 columns of a warp's 16 rows at a time, so that each thread has 4 columns of a row,
-and then through ``epilogue.py``. They are float32, in an order that the shapes decide.
+The sums go through shared memory, 32 columns of a warp's 16 rows at a time, so each thread has 4 columns of a row. Then
+they go through ``epilogue.py``. They are float32, in an order that the shapes decide.
 
 TMA reads an operand where it lies, transposed or not, if
 
-    its elements are neighbours along k, or along the other one of its last two dimensions,
-    its address and its steps along all other dimensions are multiples of 16 bytes (8 elements), and
+    its elements are neighbours along k, or along the other one of its last two dimensions;
+    its address and its steps along all other dimensions are multiples of 16 bytes (8 elements); and
     its leading dimensions are one at most, of any step, or it is the same for all of them.
 
 Nothing is copied to make it so: ``tensor_core.py`` computes the others.

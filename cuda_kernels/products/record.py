@@ -1,7 +1,7 @@
 """A matrix product as all engines take it: the record ``Problem``.
 
-``choose.py`` picks the engine. It computes ``y = a b`` and the epilogue, for each element s of the product in this
-order, with one array ``other`` for all steps but the first:
+``choose.py`` picks the engine. It computes ``y = a b`` and the epilogue. For each element s of the product, the
+epilogue's steps come in this order, with one array ``other`` for all but the first:
 
     BIAS   s += bias[column]
     GELU   other = s;  s = gelu(s), the one of "tanh"

@@ -4,7 +4,7 @@
     few rows or columns, both read along k     dot: a warp for each element (decoding one token)
     everything else                            the largest tiles that keep all processors busy: ``simt_tiles.py``
 
-Element (r, c) of matrix z of the batch is the sum over k of a[r a_row + k a_depth] b[k b_depth + c b_column], where a
+Element (r, c) of matrix z of the batch is the sum over k of a[r a_row + k a_depth] b[k b_depth + c b_column]. There a
 and b begin at (z // inner) outer + (z % inner) inner steps of theirs. k is walked in order and divided by the shapes
 alone: the result has the same bits at each run.
 """

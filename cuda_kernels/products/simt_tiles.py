@@ -1,8 +1,8 @@
 """The kernels of large matrix products, with the arguments and epilogues of ``simt.py``.
 
-A block computes a square tile of y (128, 64 or 32 on a side), each of its 256 threads 8 x 8, 4 x 4 or 2 x 2 of it, in
-registers. Slices of a and b of 1024 elements come through shared memory, the next ones while these are multiplied:
-there are two of each, so one barrier a slice is enough. ``ladder_matmul.py`` comes here step by step.
+A block computes a square tile of y, 128, 64 or 32 on a side. Each of its 256 threads computes 8 x 8, 4 x 4 or 2 x 2 of
+it, in registers. Slices of a and b of 1024 elements come through shared memory, the next ones while these are
+multiplied: there are two of each, so one barrier a slice is enough. ``ladder_matmul.py`` comes here step by step.
 """
 
 from typing import Any

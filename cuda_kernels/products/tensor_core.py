@@ -4,16 +4,16 @@ Float32 is rounded for callers who ask for it. Sums and epilogues are float32, a
 An operand is read where it lies, transposed or not, if its rows or columns begin at multiples of 16 bytes; others are
 copied to such places first. The kernels need compute capability 8.0; for older cards operations widen half floats.
 
-A block computes a square tile of y, 128 or 64 on a side, each of its warps 64 x 32 or 32 x 32 of it: ``ptx.mma`` takes
-16 x 16 of a and 16 x 8 of b from the registers of a warp. Slices of 64 bytes of k come to shared memory by
-asynchronous copies, which write zeros where the matrices end. Three slices of each operand have room, so two are on
-their way while one is multiplied, and one barrier a slice is enough.
+A block computes a square tile of y, 128 or 64 on a side. Each of its warps computes 64 x 32 or 32 x 32 of it:
+``ptx.mma`` takes 16 x 16 of a and 16 x 8 of b from the registers of a warp. Slices of 64 bytes of k come to shared
+memory by asynchronous copies, which write zeros where the matrices end. Three slices of each operand have room, so two
+are on their way while one is multiplied, and one barrier a slice is enough.
 
 An operand is read along the dimension in which it lies in memory: along k ("k"), or along its rows or columns ("o").
 In shared memory a line is what is read: 64 bytes of k for each row, or 128 (64) rows for each k. ``ldmatrix`` gives a
 warp the registers that ``mma`` takes from the one, ``ldmatrix_transposed`` from the other; of float32, which it cannot
 transpose, four reads do. The 16 bytes c of line r lie at place c ^ f(r), so that the 8 lines of a matrix lie in
-different banks, and nothing is padded.
+different banks. Nothing is padded.
 
 The warp's sums go through shared memory once more, to become 4 columns of a row for each thread, and then through
 ``epilogue.py``. Sums are in an order that the shapes decide: the same bits at each run.

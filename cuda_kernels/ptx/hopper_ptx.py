@@ -6,8 +6,8 @@ As in ``ptx.py``, each is inline PTX on a GPU (``hopper_intrinsics.py``) and has
 A barrier in shared memory (mbarrier, 8 bytes at a multiple of 8) counts arrivals of threads and bytes of copies. When
 both are complete its phase ends, and the next one begins with the same number of arrivals:
 
-* ``mbarrier_init(address, count)``: a barrier of so many arrivals. ``fence_async()`` afterwards shows what the thread
-  wrote to shared memory to TMA and wgmma, and a barrier of the block shows it to the other threads.
+* ``mbarrier_init(address, count)``: a barrier of so many arrivals. ``fence_async()`` afterwards shows TMA and wgmma
+  what the thread wrote to shared memory. A barrier of the block shows it to the other threads.
 * ``mbarrier_expect(address, nbytes)``: arrive, and let the phase also wait for so many bytes.
 * ``mbarrier_arrive(address)``: arrive.
 * ``mbarrier_wait(address, parity)``: until the phase of this parity has ended; the first phase is of parity 0, and the
@@ -17,8 +17,8 @@ both are complete its phase ends, and the next one begins with the same number o
 
 A warpgroup is 4 warps that begin at a multiple of 4. All its threads execute these, with the same operands:
 
-* ``wgmma(dtype, columns, kinds)``: the function (sums, a, b) -> sums, which begins to add the product of 64 x 16 and 16
-  x ``columns`` half floats in shared memory, where 64-bit descriptors say. ``kinds``: "k" where the elements along the
+* ``wgmma(dtype, columns, kinds)``: the function (sums, a, b) -> sums. It begins to add the product of 64 x 16 and 16 x
+  ``columns`` half floats in shared memory, where 64-bit descriptors say. ``kinds``: "k" where the elements along the
   common dimension are neighbours, "o" where those along the other one are; of a, of b.
 * ``zeros(columns)``: the function () -> sums of a thread, ``columns`` / 2 float32. ``wgmma_fence()`` comes between
   what wrote to these registers and the first ``wgmma``.

@@ -1,13 +1,13 @@
 """The functions of ``hopper_ptx.py`` for the simulator, written from NVIDIA's "PTX ISA", version 9.0.
 
-The sections are named where they are followed. Nothing here knows the kernels: the bytes of a box are placed by the
-table of the swizzle, and ``wgmma`` finds its operands from the bits of the descriptors alone, so an address, a stride
-or a swizzle that a GPU would not take gives a wrong product or an error here as well.
+The sections are named where they are followed. Nothing here knows the kernels: the table of the swizzle places the
+bytes of a box, and ``wgmma`` finds its operands from the bits of the descriptors alone. So an address, a stride or a
+swizzle that a GPU would not take gives a wrong product or an error here as well.
 
 What has no defined result on a GPU is an error:
 
-* a copy arrives as late as it may, when a thread waits for its barrier, and until then its bytes are poison that
-  nothing may read;
+* a copy arrives as late as it may, when a thread waits for its barrier; until then its bytes are poison that nothing
+  may read;
 * a box that is copied over what a ``wgmma`` may still read;
 * sums that are read, or written by anything else, before they were waited for;
 * a barrier that no phase will end any more, with what is missing; more arrivals than a phase counts.

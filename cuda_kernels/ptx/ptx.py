@@ -1,8 +1,8 @@
 """What Numba has no name for: 128-bit loads and stores, and the bits of half floats.
 
-Each function here is an LLVM fragment or a PTX instruction for the GPU (``ptx_intrinsics.py``) with a twin of the same
-name and meaning in Python for the simulator (``ptx_twins.py``). Both make those that differ in a number or a dtype, and
-these have their names here:
+Each function here is an LLVM fragment or a PTX instruction for the GPU (``ptx_intrinsics.py``). For the simulator it
+has a twin of the same name and meaning in Python (``ptx_twins.py``). Both files make those that differ in a number or a
+dtype, and these have their names here:
 
 * ``load2(p, i)``, ``load4``, ``load8``: n consecutive elements from ``p[i]`` on, a tuple, by one
   instruction; n times the element's size is at most 16 bytes, and the address is a multiple of it. ``p`` is a pointer

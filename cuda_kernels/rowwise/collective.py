@@ -1,7 +1,7 @@
 """What the threads of a warp or of a block compute together. All of them must call.
 
-Each is made for an associative ``combine`` of two values, and takes them in a fixed order, so a kernel gives the same
-bits at each run. A value is a number, or a pair with ``PAIR`` (``of_pairs`` makes its ``combine``):
+Each is made for an associative ``combine`` of two values. It takes all values in a fixed order, so a kernel gives the
+same bits at each run. A value is a number, or a pair with ``PAIR`` (``of_pairs`` makes its ``combine``):
 
     across_lanes(x)             over the 32 lanes of a warp, or groups of them
     across_block(x, partial)    over the threads of a block, a multiple of 32; ``partial`` is shared and holds 32. In a

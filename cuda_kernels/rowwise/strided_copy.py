@@ -1,8 +1,8 @@
 """y[...] = x between arrays of one shape and dtype, at any strides.
 
-On the host the dimensions are put in the order of y's strides, those that follow on one another in both arrays become
-one, and a run of elements that lies together in both is cut into words of up to 16 bytes. What is left is one of four
-cases:
+On the host the dimensions are put in the order of y's strides, and those that follow on one another in both arrays
+become one. A run of elements that lies together in both is cut into words of up to 16 bytes. What is left is one of
+four cases:
 
 * one run: the driver's own copy;
 * runs (the inner dimension is kept): an elementwise kernel, with a thread for each word;

@@ -1,7 +1,7 @@
 """Device, shared and local memory in the simulator: every access is checked.
 
-An index outside its memory, a race between two threads of a block and the use of an element to which an asynchronous
-copy is on its way are errors; new memory is full of 0xFF bytes (NaN).
+An index outside its memory and a race between two threads of a block are errors. So is the use of an element to which
+an asynchronous copy is on its way. New memory is full of 0xFF bytes (NaN).
 """
 
 import operator

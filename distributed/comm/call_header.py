@@ -1,7 +1,7 @@
 """What a rank is about to do, in 128 bytes: sent along with an operation, it lets the others see a disagreement.
 
-A header is the call's number, a digest of what the ranks must agree on, the call in words (cut where they are too
-long), and a check sum, which tells a header from memory that it has not reached yet.
+A header is the call's number, a digest of what the ranks must agree on, the call in words, and a check sum. The words
+are cut where they are too long. The check sum tells a header from memory that it has not reached yet.
 """
 
 import hashlib

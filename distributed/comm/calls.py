@@ -135,10 +135,10 @@ class CommStats:
     """What a communicator has done so far. Times are seconds of the wall clock.
 
     ``bytes_sent`` are those of the tensors that this rank has put in, ``wire_bytes`` those that it sends to the others
-    of them and of results: 2 (W - 1) / W times a tensor for an all-reduce over W ranks, half of that for a
+    of them and of results: 2 (W - 1) / W times a tensor for an all-reduce over W ranks. It is half of that for a
     reduce-scatter of it, and for an all-gather to a tensor of that size.
 
-    ``busy_s`` is the time in which at least one operation was under way, ``waited_s`` the part of it for which the
+    ``busy_s`` is the time in which at least one operation was under way. ``waited_s`` is the part of it for which the
     rank's own thread stood still.
     """
 

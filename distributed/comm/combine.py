@@ -69,9 +69,9 @@ _streams = threading.local()
 
 
 def _combine_on_devices(op: ReduceOp | None, sources: Sequence[Any], outs: Sequence[Any]) -> None:
-    """Copy each source to the device of ``outs[0]`` (by the driver, directly where the cards can reach each other),
-    combine them there by the library's own kernels, and copy the result to the others. No value reaches the memory of
-    the host, unless the driver takes that way between two cards.
+    """Copy each source to the device of ``outs[0]``, combine them there by the library's own kernels, and copy the
+    result to the others. The driver copies, directly where the cards can reach each other. No value reaches the memory
+    of the host, unless the driver takes that way between two cards.
     """
     home = outs[0].device
     kernels = device_of(outs[0]).kernels_package()

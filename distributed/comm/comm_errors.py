@@ -10,9 +10,9 @@ from collections.abc import Sequence
 class CommError(RuntimeError):
     """Base of the errors of communication.
 
-    ``op`` is the operation's name, ``sequence`` its number among those of its communicator (from 1), ``rank`` the rank
-    that raised, ``step`` the training step if a trainer told the communicator, ``ranks`` the ranks that are to blame or
-    are missing, as far as they are known.
+    ``op`` is the operation's name, ``sequence`` its number among those of its communicator (from 1), and ``rank`` the
+    rank that raised. ``step`` is the training step if a trainer told the communicator. ``ranks`` are the ranks that are
+    to blame or are missing, as far as they are known.
     """
 
     def __init__(

@@ -69,8 +69,8 @@ def discover_place(
     too. ``rank`` and ``world_size`` come together. MASTER_ADDR and MASTER_PORT are read where the arguments do not say;
     under torchrun, whose agent occupies MASTER_PORT, the next port is taken.
 
-    Raises RendezvousError, naming the variables, for a rank without a world size or the other way round, for a rank
-    outside the world, and for what is no number.
+    Raises RendezvousError, naming the variables, for a rank outside the world and for what is no number. It is raised,
+    too, for a rank without a world size or the other way round.
     """
     if (rank is None) != (world_size is None):
         raise RendezvousError(f"rank={rank!r} and world_size={world_size!r}: pass both or neither")

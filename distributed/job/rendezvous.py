@@ -52,9 +52,9 @@ def init_process_group(
 
     ``rendezvous_timeout`` is one deadline in seconds until all ranks have met; ``timeout`` is that of each operation.
 
-    Raises RendezvousError for variables that make no sense (``discover_place``), for a backend that does not fit them,
-    and for ranks that are missing or have no usable GPU; one rank alone raises DeviceError for such a GPU. A launcher
-    that speaks of several ranks never leads to NoOpCommunicator.
+    Raises RendezvousError for variables that make no sense (``discover_place``) and for a backend that does not fit
+    them. It is raised, too, for ranks that are missing or have no usable GPU; one rank alone raises DeviceError for
+    such a GPU. A launcher that speaks of several ranks never leads to NoOpCommunicator.
     """
     deadline = time.monotonic() + check_seconds("rendezvous_timeout", rendezvous_timeout)
     check_seconds("timeout", timeout)

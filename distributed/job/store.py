@@ -1,11 +1,11 @@
 """Store: all ranks of a job meet at one TCP address and exchange a few bytes, before an engine exists.
 
 Rank 0 listens, the others connect. Nothing that arrives is unpickled, executed or allocated by its own account: every
-message has a known or a bounded length. Each side proves that it knows the job's secret (HMAC-SHA256 over fresh random
-numbers of both sides, so that a recorded proof is worth nothing), and every later message carries a code under a key
-of that one connection. Each handshake has a thread of its own: whoever says nothing, says it slowly or talks nonsense
-waits alone. Python's ``multiprocessing.connection`` is not used because there one silent peer holds up all, and
-messages are unpickled.
+message has a known or a bounded length. Each side proves that it knows the job's secret: HMAC-SHA256 over fresh random
+numbers of both sides, so that a recorded proof is worth nothing. Every later message carries a code under a key of that
+one connection. Each handshake has a thread of its own: whoever says nothing, says it slowly or talks nonsense waits
+alone. Python's ``multiprocessing.connection`` is not used because there one silent peer holds up all, and messages are
+unpickled.
 
 The exchange is authenticated, not secret, and NCCL's own connections that follow it are neither: a cluster's network
 must be trusted as NCCL trusts it. The secret keeps strangers and other jobs out of the rendezvous.

@@ -5,8 +5,8 @@ cross-entropy; and the operations that move what they need between ranks.
     row-parallel         y = sum_r x_r W_r^T    W by columns:  every rank has a part of x and all of y
 
 A column-parallel layer, something elementwise, and a row-parallel layer need one all-reduce in forward and one in
-backward. What every rank has whole (inputs, outputs, targets) must be the same on all ranks, and all ranks call the
-same layers in the same order. Source: Shoeybi et al., "Megatron-LM" (2019), whose names and defaults these layers have.
+backward. What every rank has whole (inputs, outputs, targets) must be the same on all ranks. All ranks call the same
+layers in the same order. Source: Shoeybi et al., "Megatron-LM" (2019), whose names and defaults these layers have.
 
 Each operation says what it does in both directions: where forward gives every rank the same x, backward adds up what
 each made of it; without that, gradients further down would be those of one rank's part only.

@@ -230,9 +230,9 @@ class PipelineParallelTrainer(PartOfModelTrainer):
     be so within a stage.
 
     For a rank that is gone or silent the others raise StageDroppedReplyError, or FinalStageDroppedReplyError if it is
-    the last. (Of a silent rank, its neighbours' neighbours know only that the one before it is silent, too.)
-    Raises NoStagesError, on all ranks, if a rank passes None for its stage. With a CommunicatorGroup the stages are
-    those of its ``pipeline``, each rank of a model passes that replica's batch, and layers may be split over its
+    the last. Of a silent rank, its neighbours' neighbours know only that the one before it is silent, too. Raises
+    NoStagesError, on all ranks, if a rank passes None for its stage. With a CommunicatorGroup the stages are those of
+    its ``pipeline``, and each rank of a model passes that replica's batch. Layers may be split over the group's
     ``tensor``.
     """
 

@@ -3,7 +3,7 @@
     weights float32 -> cast in the forward pass -> loss * scale -> backward in half -> gradients float32
     -> window, reduction over the ranks -> unscale in float32 -> overflow? leave the step out : clip, update, count
 
-After the reduction all ranks hold the same bits, so what one rank overflowed is found by all, and their scales stay
+After the reduction all ranks hold the same bits. So what one rank overflowed is found by all, and their scales stay
 equal without asking each other.
 """
 

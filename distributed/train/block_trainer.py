@@ -59,9 +59,10 @@ class BlockDistributedTrainer(Scaled):
         loss_fn: called with the batch's tensors; None: ``model.loss``. Returns the mean over the batch's samples.
         blocks: name of the ModuleList that holds the blocks; None: the only one.
         scaler: for gradients that pass through float16; a step that overflows on any rank is left out on all.
-        log: rank 0 appends a JSON line to this file every ``log_every`` steps, with the global loss, the gradient norm,
-            tokens (elements of the batch's last array) per second of all ranks, and the seconds of communication
-            and those in which a rank waited for it, the largest of any rank, since the line before.
+        log: rank 0 appends a JSON line to this file every ``log_every`` steps. It has the global loss, the gradient
+            norm, and the tokens (elements of the batch's last array) per second of all ranks. It also has two times
+            since the line before, each the largest of any rank: the seconds of communication, and those in which a rank
+            waited for it.
         max_steps: what ``reached_max_steps`` compares with; None: never reached.
         recheck: keep a step's batches, and compute it again where the gradient's norm is ten times the usual one
             (recheck.py); a RuntimeWarning says whether the fault is transient or persistent.
@@ -313,9 +314,9 @@ class BlockDistributedTrainer(Scaled):
 class StepLog:
     """Appends a line to ``path`` every ``every`` steps; nothing without a path.
 
-    A line has the metrics, its time, the memory of rank 0, tokens per second of all ranks, and the seconds of
-    communication and those in which a rank waited for it, the largest of any rank, since the line before; the waiting
-    also by rank. Raises ValueError for an ``every`` below 1.
+    A line has the metrics, its time, the memory of rank 0, and the tokens per second of all ranks. It also has two
+    times since the line before, each the largest of any rank: the seconds of communication, and those in which a rank
+    waited for it. The waiting is there by rank, too. Raises ValueError for an ``every`` below 1.
     """
 
     def __init__(self, communicator: Communicator, path: StrPath | None, every: int = 1) -> None:

@@ -30,8 +30,8 @@ from .step import Named, Step, Updater, merged
 class BlockLayout:
     """Which parameters belong together, in the order in which their gradients are reduced.
 
-    ``groups``: (name, parameters with their names in the model). The blocks come first, from the last to the first,
-    then what follows the blocks in the model, the last first, then what precedes them, as ``embedding``.
+    ``groups``: (name, parameters with their names in the model). The blocks come first, from the last to the first.
+    Then comes what follows the blocks in the model, the last first, then what precedes them, as ``embedding``.
     """
 
     groups: tuple[tuple[str, Named], ...]

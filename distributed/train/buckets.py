@@ -6,7 +6,7 @@ Parameters are put into buckets in reverse order, which is roughly that in which
     buckets       [------ 0 ------][------- 1 -------][------- 2 -------]
     all-reduce             0 ------>        1 ------>          2 ------>
 
-A bucket is sent when it is full and all before it have been sent, so that every rank sends the same buckets in the same
+A bucket is sent when it is full and all before it have been sent. So every rank sends the same buckets in the same
 order, whatever order its gradients come in.
 
 Source: Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training" (2020).
@@ -175,8 +175,8 @@ class GradientBucketManager:
     def mark_grad_ready(self, id: TensorId, grad: Tensor) -> None:
         """Move a gradient into its bucket; ``grad`` then is a view of that. Sends the bucket if it is complete.
 
-        Raises ValueError for a tensor that the manager does not know, for its second gradient in a window, and for
-        another shape, dtype or device than its parameter's.
+        Raises ValueError for a tensor that the manager does not know, and for its second gradient in a window. It is
+        raised, too, for another shape, dtype or device than its parameter's.
         """
         bucket = self._bucket_of.get(id)
         if bucket is None:

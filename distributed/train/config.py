@@ -48,8 +48,8 @@ class TrainingConfig:
 
     ``reproducible``: weights, moments, losses, norms and dropout do not depend on the number of ranks, to the bit. Rank
     r makes the micro-batches r * grad_accum_steps and on of a step; a last rank that has fewer passes empty ones, of
-    weight 0. They are added up by a fixed tree (tree.py), and numbered by it are the default generator's draws, whose
-    seed is the one that the generator has when the trainer is made.
+    weight 0. They are added up by a fixed tree (tree.py), which also numbers the default generator's draws. Their seed
+    is the one that the generator has when the trainer is made.
 
     ``compare_every``: after so many steps several ranks compare the hashes of their weights and of what the optimizer
     keeps of them; where they differ, all raise ReplicaMismatchError. 0: never.

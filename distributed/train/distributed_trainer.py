@@ -112,11 +112,11 @@ class DistributedTrainer(SimpleTrainer):
         """Take in one micro-batch of this rank: None while the window is not full, else one optimizer step's metrics.
 
         ``weight`` is the number of samples (or tokens) that the loss is a mean of; only ratios matter, so leave it out
-        where all micro-batches are equally large. Gradients are multiplied by it before they are added up; where some
-        are float16, by its ratio to the mean weight of the step before (or of all ranks' first micro-batches), which
-        overflows only if weights grow by orders of magnitude from one step to the next. A rank that has no samples left
-        passes an empty GradStore, a loss of 0 and a weight of 0. The metrics' loss is the mean over the samples of all
-        ranks.
+        where all micro-batches are equally large. Gradients are multiplied by it before they are added up. Where some
+        are float16, they are multiplied by its ratio to the mean weight of the step before (or of all ranks' first
+        micro-batches). That overflows only if weights grow by orders of magnitude from one step to the next. A rank
+        that has no samples left passes an empty GradStore, a loss of 0 and a weight of 0. The metrics' loss is the mean
+        over the samples of all ranks.
 
         Beside SimpleTrainer's errors, raises those of communication. A loss or gradient that is not finite on one rank
         raises on all of them, at the end of the window; no weight is changed and the window is dropped.

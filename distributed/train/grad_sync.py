@@ -4,9 +4,9 @@ how the gradients of several ranks become one.
 Ranks must never guess what the others hold. They compare their lists of parameters by hash before the first step, and
 in each window exchange one small record: its loss, its weight, and which parameters have a gradient.
 
-All ranks start from the same weights, reduce the gradients of a window once, in buckets, after backward or beside it,
-and make the same update, so their weights stay equal to the last bit. A mean over ranks is taken over samples: the mean
-of the ranks' means would be another number wherever they do not have equally many.
+All ranks start from the same weights, and reduce the gradients of a window once, in buckets, after backward or beside
+it. They make the same update, so their weights stay equal to the last bit. A mean over ranks is taken over samples: the
+mean of the ranks' means would be another number wherever they do not have equally many.
 """
 
 import contextlib
@@ -454,8 +454,8 @@ class Overlapped(Buckets):
     """Buckets that are sent while backward still computes."""
 
     def backward(self, step: Step, named: Named, loss: Tensor, weight: float) -> GradStore:
-        """In the last micro-batch of a window each gradient is added to the window's sum and goes into its bucket as
-        soon as it is final. The micro-batches before that only add up.
+        """In the last micro-batch of a window each gradient is added to the window's sum, and goes into its bucket once
+        it is final. The micro-batches before that only add up.
         """
         accumulator = step.accumulator
         if step.holding or not self.sends(step):

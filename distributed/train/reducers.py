@@ -18,7 +18,7 @@ class Trees(Buckets):
 
     Of each bucket a rank gets its part of all nodes, adds these up, and gives the result to all: twice the bytes of a
     bucket are sent for each node, as an all-reduce sends. First nodes travel while the ranks tell each other what else
-    there is, and the sum of a bucket while the next one is added up.
+    there is. The sum of a bucket travels while the next one is added up.
     """
 
     capturable = False

@@ -175,8 +175,8 @@ class ShardedTrainer(AmpTrainer):
     2; gradients are whole there.
 
     ``precision``: as AmpTrainer's; None: all is computed in the parameters' dtype. ``optimizer`` may have any groups;
-    its states are those of whole parameters only within ``state_dict`` and ``load_state_dict``, so that a run goes on
-    in any stage, on any number of ranks. In a world of one rank nothing is shared.
+    its states are those of whole parameters only within ``state_dict`` and ``load_state_dict``. So a run goes on in any
+    stage, on any number of ranks. In a world of one rank nothing is shared.
 
     Raises ValueError for another stage, an optimizer that cannot update parts of parameters (Lamb, Muon), and
     ``reproducible=True``, whose sums are of whole micro-batches.

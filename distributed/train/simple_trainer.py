@@ -87,7 +87,7 @@ class SimpleTrainer:
         the mapping. ``grads`` is consumed (its arrays may be changed).
 
         Raises NonFiniteLossError or NonFiniteGradientError, naming the step. Nothing is changed, but the window is
-        dropped. (The mean gradient of a window is checked with clipping and without.) Raises ValueError for a trained
+        dropped. The mean gradient of a window is checked with clipping and without. Raises ValueError for a trained
         parameter that the optimizer does not know, and for gradients of other tensors only.
         """
         return self._step.take(params, grads, float(loss_value))

@@ -69,9 +69,9 @@ class OptimizerKind:
 class LossKind:
     """Which loss, a mean: ``LossKind.mse()``, ``.cross_entropy()`` or ``.weighted_cross_entropy(weights)``.
 
-    Of cross-entropy, classes are the last dimension of the outputs, targets are class indices of the outputs' other
-    dimensions, and targets of -100 count for nothing. ``weights`` has a number >= 0 for each class; the mean is then
-    over the targets' weights, as in PyTorch.
+    Of cross-entropy, classes are the last dimension of the outputs, and targets are class indices of the outputs' other
+    dimensions. Targets of -100 count for nothing. ``weights`` has a number >= 0 for each class; the mean is then over
+    the targets' weights, as in PyTorch.
     """
 
     example: ClassVar[str] = "LossKind.mse()"

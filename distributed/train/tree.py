@@ -1,7 +1,7 @@
 """The sum over a step's micro-batches that does not depend on how many ranks made them.
 
-Floating-point sums depend on their order. Here it is that of a fixed tree: micro-batch i of all ranks' is leaf i, and
-the nodes 2 j and 2 j + 1 of a level make node j of the next one; where one of the two is missing, it is the other.
+Floating-point sums depend on their order. Here it is that of a fixed tree: micro-batch i of all ranks' is leaf i. The
+nodes 2 j and 2 j + 1 of a level make node j of the next one; where one of the two is missing, it is the other.
 
     leaf     0   1   2   3   4   5         rank 0 of two has the leaves 0, 1, 2, and so the nodes 0+1 and 2,
              └─+─┘   └─+─┘   └─+─┘         rank 1 has 3 and 4+5

@@ -1,8 +1,9 @@
 """How the collectives move large tensors between ranks by messages, as generators for ``Progress``.
 
 Every block of a reduction has one owner: it receives all ranks' values, combines them in order of rank and sends the
-result to all, so all ranks hold the same bits (the two halves of Rabenseifner's all-reduce, Thakur et al. 2005). Work
-goes block by block, so that a block is still in the cache when it is combined and scratch memory stays small.
+result to all. So all ranks hold the same bits. These are the two halves of Rabenseifner's all-reduce (Thakur et al.
+2005). Work goes block by block, so that a block is still in the cache when it is combined and scratch memory stays
+small.
 """
 
 from __future__ import annotations

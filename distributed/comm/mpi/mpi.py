@@ -2,9 +2,8 @@
 
 MPI is started when the first communicator is made (``mpi_runtime``). All messages are nonblocking, and whoever waits
 for them looks at a clock (``Progress``): MPI itself knows no deadlines. Before an operation's payload the ranks
-exchange headers (``call_header``); small payloads travel with them. A rank that fails tells the others in an *alarm*,
-and Open MPI's fault tolerance (ULFM, on under ``minigrad.distributed.launch``) tells of processes that died without a
-word.
+exchange headers (``call_header``); small payloads travel with them. A rank that fails tells the others in an *alarm*.
+Open MPI's fault tolerance (ULFM, on under ``minigrad.distributed.launch``) tells of processes that died without a word.
 """
 
 import struct

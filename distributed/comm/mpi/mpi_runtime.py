@@ -1,10 +1,10 @@
 """MPI in this process: how it is started and ended, and the thread that drives it. Only this file imports mpi4py.
 
 MPI's messages move only while somebody asks for them. An operation is a generator: it starts messages, yields them, and
-goes on when all have arrived. Operations of one *channel* (a communicator's collectives, or the messages of one tag to
-one rank) run one after the other, different channels side by side. One thread of the process, or a caller who waits
-anyway while nothing else is under way, asks ("tests") whether messages have arrived, with pauses that leave the cores
-to whoever computes (``Progress``).
+goes on when all have arrived. A *channel* is a communicator's collectives, or the messages of one tag to one rank.
+Operations of one channel run one after the other, different channels side by side. One thread of the process, or a
+caller who waits anyway while nothing else is under way, asks ("tests") whether messages have arrived. Pauses in between
+leave the cores to whoever computes (``Progress``).
 """
 
 from __future__ import annotations

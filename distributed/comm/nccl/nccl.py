@@ -3,8 +3,8 @@ data.
 
 Each communicator has a CUDA stream and a thread of its own. An operation waits, on the GPU, for what the caller's
 current stream was doing when it was started, and then runs beside it. The thread makes every call of NCCL, because
-almost each of them may block for a peer that is gone (NCCL sets up its connections when they are first used), and
-NCCL knows no deadline: the rank's own thread only ever waits for a bounded time, then aborts from a third thread.
+almost each of them may block for a peer that is gone: NCCL sets up its connections when they are first used, and knows
+no deadline. So the rank's own thread only ever waits for a bounded time, then aborts from a third thread.
 
 ``Work.wait`` blocks the host until the GPU has finished, or reports what went wrong. PyTorch's returns as soon as the
 current stream is made to wait, and leaves errors to a watchdog that ends the process; a result that may be garbage
@@ -85,11 +85,11 @@ class NcclCommunicator(Communicator):
     All operations of a rank run in the order in which it starts them. Messages between two ranks must be received in
     the order in which they are sent: tags do not pick one, and with ``check`` one that does not match is an error of
     the receiver. ``send`` and ``recv`` with ``async_op`` are collected, and start together at the next ``wait``,
-    ``is_completed``, ``sync`` or collective, so that those among them may be started in any order.
+    ``is_completed``, ``sync`` or collective. So those among them may be started in any order.
 
     The arithmetic is NCCL's: AVG scales each rank's values by 1 / world_size, then adds; MIN and MAX may lose a NaN.
-    A rank that is gone is mostly noticed by the deadline, because NCCL tells of lost network connections only, and
-    CommTimeoutError names it only for messages.
+    A rank that is gone is mostly noticed by the deadline, because NCCL tells of lost network connections only.
+    CommTimeoutError names such a rank only for messages.
 
     Collectives can be captured in a CUDA graph (NCCL 2.9 and later), which each rank must do alike, and launch alike;
     headers are left out there, and ``wait`` makes the captured stream wait. One eager operation must come before, for

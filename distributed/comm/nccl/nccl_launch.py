@@ -119,7 +119,7 @@ class NcclLaunch:
         """Before a message, in the same group.
 
         A group of all headers before the group of all messages would hold each message back until every partner of the
-        group is there, and could deadlock where the messages alone do not.
+        group is there. That could deadlock where the messages alone do not.
         """
         if call.kind is CallKind.SEND:
             mine = handles.cupy.asarray(call_header.pack(call))

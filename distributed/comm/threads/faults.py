@@ -76,7 +76,7 @@ class FaultPlan:
         max_delay: float = 0.01,
     ) -> FaultPlan:
         """``count`` faults of these kinds at different places among the first ``calls`` calls of ``world_size`` ranks,
-        delays up to ``max_delay`` seconds, in the order of the seed; the same for the same arguments."""
+        in the order of the seed. Delays are up to ``max_delay`` seconds; the same arguments give the same plan."""
         rng = np.random.default_rng(seed)
         places = rng.choice(world_size * calls, size=count, replace=False)
 

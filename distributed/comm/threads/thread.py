@@ -35,7 +35,7 @@ _T = TypeVar("_T")
 class ThreadCommunicator(Communicator):
     """One rank of a group of threads; ``group`` makes all of them, ``run_threads`` the threads as well.
 
-    ``send`` ends when the other rank has received, so two ranks that both send first and receive then do not get on
+    ``send`` ends when the other rank has received. So two ranks that both send first and receive then do not get on
     here, as they may not elsewhere.
     """
 
@@ -178,8 +178,8 @@ def run_threads(
     end; a rank that has not is named in the error. A rank that computes without end while nobody waits for it is
     waited for.
 
-    Each rank's default generator is its own, as that of a process would be, with a seed that the caller's default
-    generator and the rank decide; ``manual_seed`` in ``fn`` seeds the rank's. It computes with the caller's
+    Each rank's default generator is its own, as that of a process would be. The caller's default generator and the rank
+    decide its seed; ``manual_seed`` in ``fn`` seeds the rank's. The rank computes with the caller's
     ``minigrad.kernels`` and plans (``minigrad.unfused``).
     """
     comms = ThreadCommunicator.group(n, timeout, fault, devices)

@@ -46,7 +46,7 @@ class DataParallelTrainer(KindTrainer):
                 stats = trainer.step((x, y))
 
     The model's own values are the weights; its frozen parameters stay as they are. Loss and gradients are means over
-    all samples of the batch, however many each replica got, and are summed in order of the replicas, so a run does not
+    all samples of the batch, however many each replica got. They are summed in order of the replicas, so a run does not
     depend on who answers first. Floating buffers become the samples' mean of the replicas' buffers; others, such as
     counts of batches, the largest. Layers that look at the whole batch (batch normalisation) see each replica's part.
 

@@ -46,8 +46,9 @@ ERRORS = (StaleGradientError, NonFiniteGradientError, ValueError)  # that a remo
 
 @dataclass(frozen=True)
 class ServerStats:
-    """What a server has done: its version, gradients applied and rejected as stale, times that the weights were pulled,
-    and the mean staleness, in versions, of the last 128 gradients applied (0 before the first)."""
+    """What a server has done: its version, gradients applied and rejected as stale, and times that the weights were
+    pulled. ``avg_staleness`` is the mean staleness, in versions, of the last 128 gradients applied (0 before the
+    first)."""
 
     version: int
     gradients_applied: int

@@ -41,13 +41,13 @@ class Stop:
 class Average:
     """Take part in this average, number ``number``.
 
-    ``checkpoint`` is the number of epochs done, where the state is to be saved after it, ``taken`` the steps and times
-    that count, of those who are at it, ``collected`` when the last one came, ``begun`` those who were told so, and
-    ``deltas`` how far those who have made it were from it.
+    ``checkpoint`` is the number of epochs done, where the state is to be saved after it. ``taken`` are the steps and
+    times that count, of those who are at it, and ``collected`` is when the last one came. ``begun`` are those who were
+    told so, and ``deltas`` how far those who have made it were from it.
 
-    If it ``overlaps``, nobody stands still: a replica gets it twice, first to hand in a copy of its tensors (``parts``)
-    and, once the ``mean`` of all is there, to take that over; between the two it trains. ``cost_ms`` is what this took
-    the slowest one.
+    If it ``overlaps``, nobody stands still: a replica gets it twice, and trains between the two. First it hands in a
+    copy of its tensors (``parts``); once the ``mean`` of all is there, it takes that over. ``cost_ms`` is what this
+    took the slowest one.
     """
 
     number: int

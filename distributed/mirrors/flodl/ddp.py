@@ -4,7 +4,7 @@ The caller runs forward and backward of each replica, and between backward and t
 gradients' mean. Gradients are in GradStores, so the calls take those: one for each replica, in order of rank.
 
 ``Ddp.wrap(models, devices)`` has all replicas in this process; ``devices=["cpu", "cpu"]`` means two replicas that share
-the CPU's cores, say as two threads, ``["cuda:0", "cuda:1"]`` one on each of two GPUs, connected as
+the CPU's cores, say as two threads. ``["cuda:0", "cuda:1"]`` means one on each of two GPUs, connected as
 ``replica_communicators`` says. ``Ddp.of_rank(model, communicator)`` has one replica in each of several processes (MPI,
 or NCCL with one GPU each); every rank then makes the same calls.
 
@@ -188,8 +188,8 @@ class Ddp(Closing):
         self._reduce(grads, [1] * self.world_size)
 
     def weighted_all_reduce_gradients(self, grads: Sequence[GradStore], batch_counts: Sequence[int]) -> None:
-        """Replace the gradients by sum(c_r g_r) / sum(c_r), where g_r is the gradient of the *mean* loss of replica r's
-        c_r batches or samples (of all ranks' counts, in order of rank). For the rest see ``all_reduce_gradients``.
+        """Replace the gradients by sum(c_r g_r) / sum(c_r), of all ranks' counts, in order of rank. Here g_r is the
+        gradient of the *mean* loss of replica r's c_r batches or samples. For the rest see ``all_reduce_gradients``.
 
         With a count of 0 a replica's own gradients are not looked at, and it gets the others' mean. A replica that has
         added up the gradients of its c_r batches divides the sum by c_r first: weighting sums would weight twice.

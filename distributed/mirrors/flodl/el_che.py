@@ -45,8 +45,8 @@ class ElChe:
         cadence.report_timing([500.0, 1000.0], cadence.batch_counts, sync_ms=400.0)
         cadence.anchor, cadence.batch_counts  # 40, [80, 40]
 
-    The anchor grows while averaging takes more than the overhead target's share of the time, up to ``max_anchor``, and
-    falls back by one batch, not below where it began, while that is under half of the target.
+    The anchor grows while averaging takes more than the overhead target's share of the time, up to ``max_anchor``. It
+    falls back by one batch, not below where it began, while that share is under half of the target.
 
     Raises ValueError for fewer than two ranks and for an anchor below 1.
 

@@ -19,8 +19,8 @@ from .workload import Batch
 def fetcher(dataset: Any) -> tuple[int, Callable[[np.ndarray], Any]]:
     """Number of samples, and what gives the batch of some sample numbers.
 
-    ``dataset`` is an array or tensor, a tuple of such of the same length (a batch is then a tensor, or a tuple of
-    tensors), or an object with ``len()`` whose ``dataset[indices]`` is the batch, for indices (batch_size,) int64.
+    ``dataset`` is an array or tensor, or a tuple of such of the same length: a batch is then a tensor, or a tuple of
+    tensors. Or it is an object with ``len()`` whose ``dataset[indices]`` is the batch, for indices (batch_size,) int64.
     """
     if isinstance(dataset, np.ndarray | Tensor):
         return len(dataset), lambda indices: as_tensor(dataset[indices])

@@ -1,7 +1,7 @@
 """The replicas that one process has, each in a thread of its own: what connects them, and how they are averaged.
 
 An average is weighted with the batches that each has done. A communicator of the CPU, or of the replicas' devices, adds
-the same flat arrays in the same order, so both give the same bits (but NCCL's order is its own).
+the same flat arrays in the same order. So both give the same bits (but NCCL's order is its own).
 """
 
 import logging

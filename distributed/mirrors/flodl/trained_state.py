@@ -22,8 +22,8 @@ Arrays = dict[str, np.ndarray]
 @dataclass(frozen=True)
 class RunReport:
     """How a run went; lists in order of rank, times in milliseconds. ``count_history`` are the batches that each
-    replica did before each average, ``counts`` what ElChe last wanted of each (1 with policy SYNC), ``aborted`` the
-    averages that were given up because a replica was late."""
+    replica did before each average. ``counts`` is what ElChe last wanted of each (1 with policy SYNC). ``aborted`` is
+    the number of averages that were given up because a replica was late."""
 
     batches: list[int]
     compute_ms: list[float]

@@ -1,11 +1,11 @@
 """Trainer: the same training loop on one replica and on several (flodl's ``Trainer``).
 
-In setup mode ``step`` divides each batch among the replicas, which run forward and backward in threads of their own
-(on GPUs, or on the CPU, whose kernels release the interpreter's lock), and averages what they find. What follows
-backward is SimpleTrainer's, with one replica, and DistributedTrainer's, with several: nothing of it is repeated here.
+In setup mode ``step`` divides each batch among the replicas, and averages what they find. They run forward and backward
+in threads of their own, on GPUs, or on the CPU, whose kernels release the interpreter's lock. What follows backward is
+SimpleTrainer's, with one replica, and DistributedTrainer's, with several: nothing of it is repeated here.
 
 The loss is a function that every replica calls with its own share, and a mean over that share. flodl takes one loss
-over the outputs gathered from all replicas, so that their gradients are parts of a sum, and then averages them as if
+over the outputs gathered from all replicas, so that their gradients are parts of a sum. It then averages them as if
 they were means.
 """
 

@@ -31,8 +31,8 @@ class Batch:
 @dataclass(frozen=True)
 class CadencePlan:
     """What a run does. ``batches`` are those of an epoch, ``partition_ratios`` and ``progressive`` how they are dealt
-    out, ``first_epoch`` and ``batches_before`` (of all replicas) where a resumed run begins, ``device_indices`` the
-    replicas' GPUs, by default 0, the rest as in ``DdpBuilder``."""
+    out. ``first_epoch`` and ``batches_before`` (of all replicas) are where a resumed run begins. ``device_indices`` are
+    the replicas' GPUs, by default 0; the rest is as in ``DdpBuilder``."""
 
     world: int
     batches: int
@@ -55,8 +55,8 @@ class Workload:
     """Deals the batches of the plan's epochs out to its replicas.
 
     With policy SYNC, each step of all replicas takes neighbouring batches. Otherwise replicas take chunks while an
-    epoch runs (``progressive``), or each has its part of it from the beginning, in proportion to ``partition_ratios``
-    or, without them, to ``counts()``.
+    epoch runs (``progressive``), or each has its part of it from the beginning. These parts are in proportion to
+    ``partition_ratios`` or, without them, to ``counts()``.
 
     A replica may begin an epoch while others are in the one before. After every ``checkpoint_every`` epochs none begins
     the next as long as ``held`` is true. ``oldest`` is the first epoch that is not over.
