@@ -3,9 +3,9 @@
     python benchmarks/generate_cpu.py --preset S
     python benchmarks/generate_cpu.py --preset M --rounds 20 --json benchmarks/results/generate_cpu_M.json
 
-The same GPT-2 with the same weights continues one token until the context is full, by sampling (temperature 0.8, the 20
-most likely tokens), in float32. Contenders take turns, and ratios within a round count (see ``turns.py``). Before, each
-generates greedily, and these texts must be the same.
+The same GPT-2 with the same weights continues one token until the context is full, in float32. It samples, with
+temperature 0.8 and from the 20 most likely tokens. Contenders take turns, and ratios within a round count (see
+``turns.py``). Before, each generates greedily, and these texts must be the same.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ class Function:
     needs one. ``self.kernels`` is the device's kernel package.
 
     An op whose gradient is mostly zeros (indexing, embedding) sets ``adds_in_place`` and defines
-    ``backward_into(dy, dx)`` instead, which adds to the gradient of its input in place. If several inputs are
+    ``backward_into(dy, dx)`` instead. That adds to the gradient of its input in place. If several inputs are
     differentiable, it gets a gradient for each that needs one, in order.
 
     float16 and bfloat16 inputs arrive as float32 copies, and the result and the gradients are rounded back. An op that

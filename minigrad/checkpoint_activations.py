@@ -2,7 +2,7 @@
 
 The graph of a checkpointed function is recorded as always, so edges, leaves, hooks and the order of ``backward`` are
 those of the plain function. Only what its nodes have saved is dropped. When ``backward`` comes to the first of them,
-the function runs again, the second graph is matched with the first node by node, and its saved arrays move over.
+the function runs again. The second graph is matched with the first node by node, and its saved arrays move over.
 """
 
 import weakref
@@ -22,16 +22,17 @@ Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]  # a function 
 def checkpoint(fn: Callable[..., Any], /, *inputs: Any, **kwargs: Any) -> Any:
     """``fn(*inputs, **kwargs)``, whose intermediate results are not kept for ``backward`` but computed again there.
 
-    Memory falls from all activations of ``fn`` to its inputs, for the time of a second forward pass (Chen, Xu, Zhang,
-    Guestrin, "Training deep nets with sublinear memory cost", 2016). Gradients are those of the plain call, to the bit,
-    for the inputs and for everything else that ``fn`` uses. Random draws are repeated, from whichever Generator. Calls
-    may be nested. ``fn`` returns a tensor, or tuples, lists and dicts of tensors. With ``retain_graph=True`` what the
-    second run saved stays.
+    Memory falls from all activations of ``fn`` to its inputs, for the time of a second forward pass. Gradients are
+    those of the plain call, to the bit, for the inputs and for everything else that ``fn`` uses. Random draws are
+    repeated, from whichever Generator. Calls may be nested. ``fn`` returns a tensor, or tuples, lists and dicts of
+    tensors. With ``retain_graph=True`` what the second run saved stays.
 
     ``fn`` must compute the same again, on as many threads: they decide whether an ``nn.Block`` is one operation or
     several. RuntimeError in ``backward`` if the second run records other operations, draws other random numbers, or
     gives outputs with other sums along their rows; and if an input or a leaf was changed in place since. State that
     ``fn`` changes, like the running averages of a BatchNorm, is changed twice.
+
+    Source: Chen, Xu, Zhang, Guestrin, "Training deep nets with sublinear memory cost" (2016).
     """
     if not is_grad_enabled():
         return fn(*inputs, **kwargs)

@@ -1,6 +1,6 @@
 """DLPack both ways: memory shared with NumPy, PyTorch, CuPy, JAX without a copy (the array API standard's protocol).
 
-NumPy knows no bfloat16, and its own DLPack code refuses that dtype. Such memory passes through NumPy as uint16, and the
+NumPy knows no bfloat16, and its own DLPack code refuses that dtype. Such memory passes through NumPy as uint16. The
 dtype in the capsule, which is new and belongs to nobody else yet, is changed before or after.
 """
 

@@ -1,8 +1,8 @@
 """``backward``: the walk over the graph, from its newest node to its oldest.
 
 Ids grow with time and a node's inputs are older than itself, so that is a topological order and no recursion is needed.
-What every op would otherwise repeat is done here, once. Gradients are summed back over broadcast dimensions, those of a
-tensor that is used several times are added, and saved arrays are freed on the way.
+What every op would otherwise repeat is done here, once. Gradients are summed back over broadcast dimensions, and those
+of a tensor that is used several times are added. Saved arrays are freed on the way.
 
 All state of a walk is its own, so several threads may walk graphs that share leaves, or one retained graph.
 """
@@ -52,8 +52,8 @@ def backward(
     the Jacobian with. Saved arrays are freed as they are used; ``retain_graph=True`` keeps them for a second call.
     ``hook.on_leaf_grad_ready(id, grad)`` is called as soon as a leaf's gradient is final.
 
-    Raises RuntimeError if ``root`` does not require grad, if the graph was freed by an earlier call, or if a saved
-    tensor was changed in place; NotImplementedError for ``create_graph=True``.
+    Raises RuntimeError if ``root`` does not require grad, or if the graph was freed by an earlier call. Raises it also
+    if a saved tensor was changed in place; NotImplementedError for ``create_graph=True``.
     """
     if create_graph:
         raise located(

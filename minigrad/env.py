@@ -1,7 +1,7 @@
 """usage: minigrad env
 
-Shows the versions, CPU, threads, kernel cache, devices and optional packages that this installation can use, and for
-the rest the command that would mend it. It takes no arguments and changes nothing."""
+Shows the versions, CPU, threads, kernel cache, devices and optional packages that this installation can use. For the
+rest it shows the command that would mend it. It takes no arguments and changes nothing."""
 
 # The functions return data; only ``main`` prints. Optional packages are imported in processes of their own, because a
 # broken one may raise anything, start MPI, or take the process down.

@@ -146,8 +146,9 @@ NonNegative: TypeAlias = Annotated[float, check_float]  # and finite
 
 
 def check_fields(record: Any, prefix: str = "") -> None:
-    """Check a dataclass by what the types of its fields are annotated with, such as ``PositiveInt``, and those that are
-    of a class of ours by this class. None passes where a type allows it; ``prefix`` begins the fields' names in errors.
+    """Check a dataclass by what the types of its fields are annotated with, such as ``PositiveInt``. A field whose type
+    is a class of ours is checked by that class. None passes where a type allows it; ``prefix`` begins the fields' names
+    in errors.
     """
     for name, optional, checks in _annotated(record.__class__):
         value = getattr(record, name)

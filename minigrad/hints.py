@@ -54,8 +54,8 @@ def missing(kind: str, name: str, names: list[str], owner: str | None = None) ->
 class NotInMinigrad:
     """Stands in a class for an attribute that PyTorch's has: to read or to set it is an error that says what to use.
 
-    A ``__getattr__`` could say more, of every name; but up to Python 3.11 a class that has one reads each attribute
-    four times as slowly, also those that are there, and a small operation reads ten of its tensors.
+    A ``__getattr__`` could say more, of every name. But up to Python 3.11 a class that has one reads each attribute
+    four times as slowly, also those that are there. And a small operation reads ten of its tensors.
     """
 
     __slots__ = ("name",)

@@ -1,7 +1,7 @@
 """Mixed precision: within ``autocast``, an operation chooses the dtype that it computes in (``torch.autocast``).
 
 Products of matrices and attention run in the half dtype. What adds up many numbers or has a wide range (exponentials,
-softmax, norms, sums, losses) runs in float32, and all others in the dtype that they are given. ``Function.autocast``
+softmax, norms, sums, losses) runs in float32. All others run in the dtype that they are given. ``Function.autocast``
 says which operation is which. The lists are those of ``torch.autocast("cuda")``, on every device. Source: Micikevicius
 et al., "Mixed precision training" (2018).
 """
@@ -95,9 +95,9 @@ class autocast:
 
     Parameters stay float32, and so do their gradients. ``dtype`` is bfloat16 or float16; None: bfloat16 on the CPU,
     float16 on CUDA. ``enabled=False`` switches an outer one off, whatever the dtype. Instances may be nested and
-    reused. With ``cache_enabled`` (None: as the outer one, or True) the half copy of a parameter is made once and kept
-    until the outermost autocast ends, or the parameter is changed in place. Call ``backward`` after the context: its
-    operations use the dtypes of the forward pass.
+    reused. With ``cache_enabled`` (None: as the outer one, or True) the half copy of a parameter is made once. It is
+    kept until the outermost autocast ends, or the parameter is changed in place. Call ``backward`` after the context:
+    its operations use the dtypes of the forward pass.
 
     Raises ValueError for other types of device, and for other dtypes if enabled.
     """

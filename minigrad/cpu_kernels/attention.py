@@ -13,7 +13,7 @@ down. The backward pass recomputes the probabilities from lse. Tiles above the c
 Rows of a head lie far apart in memory, where the processor does not foresee them: those of the next block and head, and
 those to be written, are asked for while tiles are multiplied.
 
-k and v of a head are packed once into panels, padded with zeros, so there are no other edge cases than the last rows
+k and v of a head are packed once into panels, padded with zeros. So there are no other edge cases than the last rows
 of q and dy. Query heads that share a key-value head (grouped-query attention) share its panels.
 
 Sources: Dao et al., "FlashAttention" (2022); Dao, "FlashAttention-2" (2023); Ainslie et al., "GQA" (2023).
@@ -499,8 +499,8 @@ def forward(q: np.ndarray, k: np.ndarray, v: np.ndarray, options: Options) -> tu
             also where Tq and Tk differ. Dropout: a probability is zeroed or divided by 1 - p; element (b,
             h, i, j) of the (B, H, Tq, Tk) mask is drawn by ``random.fill_dropout``.
 
-    Returns: y (B, H, Tq, D), laid out in memory as (B, Tq, H, D) as the output projection reads it, and lse (B, H, Tq),
-    the logarithm of each row's softmax denominator, for ``backward``. Without keys y is 0.
+    Returns: y (B, H, Tq, D) and lse (B, H, Tq). y is laid out in memory as (B, Tq, H, D), as the output projection
+    reads it, and is 0 without keys. lse is the logarithm of each row's softmax denominator, for ``backward``.
     """
     B, Hq, Tq, D = q.shape
     H, Tk = k.shape[1:3]

@@ -1,7 +1,7 @@
 """Passes over many arrays: the gradients' global norm, clipping and scaling in place, checks for infinities and NaN.
 
 All arrays of one dtype are one parallel launch over a table of chunks. Squares are summed in float64, each chunk by
-itself and the chunks in order, so neither the number of threads nor 10^8 float32 elements make the norm drift.
+itself and the chunks in order. So neither the number of threads nor 10^8 float32 elements make the norm drift.
 
 Used by gradient clipping: Pascanu, Mikolov & Bengio, "On the difficulty of training recurrent neural networks" (2013).
 """

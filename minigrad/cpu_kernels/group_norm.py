@@ -1,4 +1,4 @@
-"""Group normalisation of x (N, C, S): the channels are G groups of neighbours, and the C / G * S values of each group
+"""Group normalisation of x (N, C, S): the channels are G groups of neighbours. The C / G * S values of each group
 of each sample are a row that ``layer_norm``'s kernels normalise to xhat. Then y = xhat * weight + bias by channel.
 
     dx: layer_norm's, for g = dy * weight      dweight = sum over N and S of dy * xhat      dbias = of dy

@@ -99,8 +99,8 @@ def set_gemm(engine: str) -> None:
     """Choose who multiplies matrices of floats on GPUs, in the whole process.
 
     - ``"numba"``: the kernels of this package.
-    - ``"hopper"``: the same, but half floats by the tensor memory accelerator and warpgroups' products of compute
-      capability 9.0 (H100, H200), where operands lie at multiples of 16 bytes.
+    - ``"hopper"``: the same, but half floats by the tensor memory accelerator and warpgroups' products, where operands
+      lie at multiples of 16 bytes. It needs compute capability 9.0 (H100, H200).
     - ``"cublaslt"``: NVIDIA's cuBLASLt.
     - ``"tuned"``, the default: for each product the one that ``benchmarks/gpu_report.py --tune`` found fastest on this
       card and driver; the kernels of this package for what it has not measured.

@@ -38,7 +38,7 @@ class Graph:
 
     What is captured is what the thread gives the device: no Python runs in ``replay``. Optimizers' steps and random
     draws may be in it: their counts go on with each replay as if the program had run. A value that is read, and data
-    that come from the host, raise CaptureError in the capture, as does an optimizer without a kernel for all its
+    that come from the host, raise CaptureError in the capture. So does an optimizer without a kernel for all its
     parameters (``Muon``). Tensors that were made in the capture keep their memory for the next replay; nobody else is
     given it until the graph is closed or garbage.
 

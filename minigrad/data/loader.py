@@ -45,8 +45,8 @@ class DataLoader:
         for x, y in DataLoader(TensorDataset(images, labels), batch_size=32, shuffle=True):
             ...
 
-    The order of an epoch is a function of its number and of one draw of ``generator``, and ``state_dict`` resumes with
-    the batch after the last one, in the order of the state unless a ``generator`` was passed. A loop that ends early
+    The order of an epoch is a function of its number and of one draw of ``generator``. ``state_dict`` resumes with the
+    batch after the last one, in the order of the state unless a ``generator`` was passed. A loop that ends early
     begins the next epoch when it runs again.
 
     Args:

@@ -30,12 +30,12 @@ class Prefetcher(Closing, Iterator[Any]):
                 ...
 
     With a ``device`` the arrays and tensors of a batch (also those in tuples, lists and dicts) arrive as tensors there.
-    For a GPU the thread puts them into pinned memory, and the copy is part of the caller's stream, which the caller
-    does not wait for. Without one, batches come as they are.
+    For a GPU the thread puts them into pinned memory. The copy is part of the caller's stream, which the caller does
+    not wait for. Without one, batches come as they are.
 
     What the loader raises is raised by ``next`` in its turn, with the loader's own traceback. The thread ends with the
-    last batch, with an error, by ``close`` and the end of a ``with``, and when nobody has the Prefetcher any more.
-    Random numbers that the loader draws should come from generators of its own: it runs beside the caller.
+    last batch, with an error, and by ``close`` and the end of a ``with``. It ends, too, when nobody has the Prefetcher
+    any more. Random numbers that the loader draws should come from generators of its own: it runs beside the caller.
 
     Raises ValueError for a ``depth`` that is no integer >= 1, TypeError for what cannot be iterated over.
     """

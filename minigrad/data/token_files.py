@@ -90,7 +90,7 @@ def write_tokens(
         the number of tokens written.
 
     Raises:
-        DataError: a row is not one of integers that fit 16 bits, or there are no tokens, or too many for the header of
+        DataError: a row is not one of integers that fit 16 bits; there are no tokens, or too many for the header of
             llm.c (2**31 - 1); or ``SHA256SUMS`` is damaged, or cannot hold the file's name. Whatever is raised, also by
             the iterable, the old file stays as it was.
         OSError: the file cannot be written.

@@ -1,7 +1,7 @@
 """A sum and its norm in one pass over the stream, on a GPU under autocast.
 
 There the product before rounds its result, so it cannot add the stream itself. The last sum of a block has its norm in
-the next block, so blocks hand on their stream and the branch that is still to be added.
+the next block. So blocks hand on their stream and the branch that is still to be added.
 """
 
 from collections.abc import Iterator

@@ -278,8 +278,8 @@ class IndexingMethods:
         Without ``replacement`` no index comes twice in a row: each draw is from those that are left (by exponential
         clocks; Efraimidis and Spirakis, "Weighted random sampling with a reservoir", 2006).
 
-        Raises ValueError for weights that are negative, not finite, or all zero in a row, and for more samples without
-        replacement than a row has weights above 0.
+        Raises ValueError for weights that are negative, not finite, or all zero in a row. Raises it also for more
+        samples without replacement than a row has weights above 0.
         """
         w = self.detach().double()
         bad = not w.isfinite().all() or (w < 0).any() or (w.sum(-1) == 0).any()

@@ -125,8 +125,8 @@ def stream(model: nn.Module, tokens: Tensor, max_new_tokens: int, **options: Any
 
 
 def penalised(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
-    """Logits (B, vocab), of which those of tokens ``seen`` (B, T) are divided by ``penalty`` if they are above 0, else
-    multiplied with it (Keskar et al. 2019)."""
+    """Logits (B, vocab) with a penalty on the tokens ``seen`` (B, T). Theirs are divided by ``penalty`` if they are
+    above 0, else multiplied with it (Keskar et al. 2019)."""
     found = logits.gather(1, seen)
     return logits.scatter(1, seen, where(found > 0, found / penalty, found * penalty))
 

@@ -1,7 +1,7 @@
 """Folders of weights in Hugging Face's format: ``config.json`` beside ``model.safetensors``, or beside shards and their
 ``model.safetensors.index.json``.
 
-The headers of all files are checked against the model before any weights are read, and the weights are then read one
+The headers of all files are checked against the model before any weights are read. The weights are then read one
 tensor at a time. Folders come from anywhere: every fault is a `CheckpointError` that names the file.
 """
 

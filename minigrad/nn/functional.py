@@ -327,9 +327,9 @@ def batch_norm(
 ) -> Tensor:
     """(x - mean) / sqrt(var + eps) * weight + bias by channel: x (N, C, ...), the others (C,) -> the same shape as x.
 
-    In training, mean and (biased) variance are those of the batch, and the running ones, if given, become (1 -
-    momentum) times themselves + momentum times the batch's, in place, with the unbiased variance. Otherwise the running
-    ones are used.
+    In training, mean and (biased) variance are those of the batch. The running ones, if given, become (1 - momentum)
+    times themselves + momentum times the batch's, in place, with the unbiased variance. Otherwise the running ones are
+    used.
     """
     if x.ndim < 2:
         raise bad_value(f"batch_norm: x of shape {x.shape}; expected (N, C, ...)")

@@ -134,8 +134,8 @@ def xavier_normal_(x: Tensor, gain: float = 1.0, generator: Source = None) -> Te
 
 @_draws
 def orthogonal_(x: Tensor, gain: float = 1.0, generator: Source = None) -> Tensor:
-    """``gain`` times a matrix (out, product of the other sizes) drawn uniformly among those with orthonormal rows, or
-    columns if there are fewer of them (Saxe et al. 2013)."""
+    """``gain`` times a matrix (out, product of the other sizes) with orthonormal rows, or columns if there are fewer of
+    them. It is drawn uniformly among all such (Saxe et al. 2013)."""
     columns = fan_in(x)
     rows = x.shape[0]
     drawn = empty(max(rows, columns), min(rows, columns), dtype="float64").normal_(0.0, 1.0, generator)

@@ -43,8 +43,10 @@ class KVCache:
         return self._held[0, :, :, :end], self._held[1, :, :, :end]
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0, window: int | None = None) -> Tensor:
-        """Append the keys and values k, v (B, T, nh, hs) of new tokens, and let their queries q (B, T, n_head, hs), of
-        which each nh-th part has the same keys, attend to all so far, or the last ``window`` -> (B, T, n_head hs).
+        """Append the keys and values k, v (B, T, nh, hs) of new tokens; their queries attend -> (B, T, n_head hs).
+
+        The queries q (B, T, n_head, hs) see all tokens so far, or the last ``window``. Each nh-th part of them has the
+        same keys.
 
         One token at a time, or any number into an empty cache; under no_grad. ValueError when the cache is full.
         """
@@ -102,8 +104,10 @@ class KVCache:
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, dropout: float, window: int | None) -> Tensor:
-    """Queries (B, H, T, hs) of the last T tokens to the keys and values of T tokens or, of one query, of any number,
-    (B, nh, Tk, hs) -> (B, H, T, hs). Each token sees itself and earlier ones, the last ``window`` if that is a number.
+    """Queries (B, H, T, hs) of the last T tokens to keys and values (B, nh, Tk, hs) -> (B, H, T, hs).
+
+    Tk is T, or any number for one query. Each token sees itself and earlier ones, the last ``window`` if that is a
+    number.
     """
     T, mask = q.shape[2], None
     if window is not None and k.shape[2] > window:

@@ -121,9 +121,9 @@ def linear_cross_entropy(
     (..., in), linear_weight (classes, in), target (...) of integers -> the mean or sum.
 
     The logits are the largest arrays of a training step if the vocabulary is large. Here they are made in chunks of 256
-    MiB, on a GPU of 512 MiB. Each chunk is turned into its gradient and used for those of input and linear_weight, all
-    in the forward pass (Hsu et al., "Liger Kernel", 2024). Without rows, or with input and weight of different dtypes,
-    the two operations run.
+    MiB, on a GPU of 512 MiB. Each chunk is turned into its gradient and used for those of input and linear_weight. All
+    that is done in the forward pass (Hsu et al., "Liger Kernel", 2024). Without rows, or with input and weight of
+    different dtypes, the two operations run.
 
     Raises TypeError and IndexError as ``cross_entropy``, ValueError for other shapes and for reduction="none".
     """

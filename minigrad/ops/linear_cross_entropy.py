@@ -11,7 +11,7 @@ class LinearCrossEntropy(Function):
     W (classes, in), targets (...).
 
     The kernels make the logits z in chunks of rows. Where a gradient is wanted, forward turns each chunk into dz in
-    place and uses it at once, and backward only multiplies with the loss's gradient. dW adds up in float32 at least.
+    place and uses it at once. Backward only multiplies with the loss's gradient. dW adds up in float32 at least.
     On a GPU backward also divides by ``divisor``, which in a graph is an array: so the host waits for nothing.
 
     Source: Hsu et al., "Liger Kernel" (2024), FusedLinearCrossEntropy.

@@ -1,7 +1,7 @@
 """The gradients' norm, and clipping in place. ``clip_more.py`` has the other ways to clip.
 
-The sum of squares is accumulated in float64. (On a GPU, float32 squares are added in float32 within blocks of some
-thousand.) The order is fixed, that of ``params`` or of the tensors' creation, so replicas that hold the same gradients
+The sum of squares is accumulated in float64. On a GPU, float32 squares are added in float32 within blocks of some
+thousand. The order is fixed, that of ``params`` or of the tensors' creation. So replicas that hold the same gradients
 clip by the same factor to the last bit.
 """
 

@@ -30,8 +30,8 @@ class EMA:
 
     In its t-th update an average a of a parameter p becomes a + (1 - d) * (p - a). d is ``decay``, or with ``warmup``
     the smaller of it and (1 + t) / (10 + t), so that the first weights are soon forgotten. Averages start as copies of
-    the parameters, with their dtype and device. Those of float16 and bfloat16 parameters are float32, because so small
-    a step as (1 - d) (p - a) would often be lost in their own precision. Buffers are not averaged.
+    the parameters, with their dtype and device. Those of float16 and bfloat16 parameters are float32: so small a step
+    as (1 - d) (p - a) would often be lost in their own precision. Buffers are not averaged.
 
     Raises ValueError unless 0 <= decay < 1.
 

@@ -1,7 +1,7 @@
 """Learning-rate schedules: pure functions of the step, so there is nothing to save and nothing to resume.
 
 ``schedule.get_lr(step)`` takes the number of optimizer steps already made: 0 for the first. A warmup of ``w`` steps
-multiplies the rate by (step + 1) / w, so that the first step already learns and step w - 1 has the full rate.
+multiplies the rate by (step + 1) / w. So the first step already learns, and step w - 1 has the full rate.
 Schedules that end stay at ``min_lr`` afterwards. The names and fields are those of boostr.
 """
 

@@ -38,7 +38,8 @@ class Optimizer(OptimizerState, ABC):
     A frozen parameter, which does not require grad, gets no gradient and stays as it is.
 
     Raises TypeError for something that is no parameter. Raises ValueError if there are none in ``params``, for a tensor
-    that was computed by an operation, for a parameter given twice, and for options that are unknown or out of range.
+    that was computed by an operation, and for a parameter given twice. Options that are unknown or out of range raise
+    it, too.
     """
 
     capturable: bool = False
@@ -123,8 +124,8 @@ class Optimizer(OptimizerState, ABC):
     def step(self, grads: GradStore | None = None) -> None:
         """Update, in place, every parameter that has a gradient in ``grads``; the others stay as they are.
 
-        Raises ValueError or TypeError for a gradient or an option that does not fit, and ValueError for gradients of
-        other tensors only, before anything is changed.
+        Raises ValueError or TypeError for a gradient or an option that does not fit. Raises ValueError for gradients of
+        other tensors only. Either is raised before anything is changed.
         """
         grads = check_grads("step", grads)
         if not grads.is_empty() and not any(p in grads for group in self.param_groups for p in group["params"]):
@@ -152,8 +153,9 @@ class Optimizer(OptimizerState, ABC):
         """``step`` without counting it: for those who make one step in several parts, such as one bucket at a time."""
 
     def reads(self) -> dict[int, list[Any]]:
-        """By the number of a parameter, what updates since the last call have read of it and its state, as pairs of a
-        checksum and how many updates there were. Nothing where nobody looks."""
+        """By the number of a parameter, what updates since the last call have read of it and its state.
+
+        That is pairs of a checksum and how many updates there were. Nothing where nobody looks."""
         return {}
 
     def _check_options(self) -> None:

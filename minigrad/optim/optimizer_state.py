@@ -90,9 +90,10 @@ class OptimizerState:
         self.timestep = 0
 
     def _make_states(self, params: Iterable[Tensor], kinds: Kinds | None = None) -> None:
-        """Give each parameter those of the arrays (default: all of ``state_arrays``) that its state lacks, of zeros:
-        for each kind a single flat array per device and dtype, of which every parameter's is a view that begins at a
-        multiple of four elements, where a GPU's widest access can.
+        """Give each parameter those of the arrays (default: all of ``state_arrays``) that its state lacks, of zeros.
+
+        For each kind there is a single flat array per device and dtype, of which every parameter's is a view. A view
+        begins at a multiple of four elements, where a GPU's widest access can.
         """
         kinds = self.state_arrays if kinds is None else kinds
         new: dict[tuple[Device, Any, Kinds], list[Tensor]] = {}

@@ -88,7 +88,7 @@ class rms_norm:
 
 
 class group_norm:
-    """x (N, C, S): the channels are G groups of neighbours, and the C / G * S values of each group of each sample are a
+    """x (N, C, S): the channels are G groups of neighbours. The C / G * S values of each group of each sample are a
     row that ``layer_norm`` makes xhat (Wu & He 2018). Then y = xhat * weight + bias by channel.
 
     dx: layer_norm's, for g = dy * weight      dweight = sum over N and S of dy * xhat      dbias = of dy
@@ -232,9 +232,10 @@ class attention:
 
     @quiet
     def forward(q: np.ndarray, k: np.ndarray, v: np.ndarray, options: Options) -> tuple[np.ndarray, np.ndarray]:
-        """q (B, H, Tq, D), k and v (B, Hkv, Tk, D) with H a multiple of Hkv -> y (B, H, Tq, D) and lse (B, H, Tq), the
-        logarithm of each row's softmax denominator, for ``backward``. Query i sees the keys j <= i if causal. Element
-        (b, h, i, j) of the mask (B, H, Tq, Tk) is dropout's. Without keys y is 0.
+        """q (B, H, Tq, D), k and v (B, Hkv, Tk, D) with H a multiple of Hkv -> y (B, H, Tq, D) and lse (B, H, Tq).
+
+        lse is the logarithm of each row's softmax denominator, for ``backward``. Query i sees the keys j <= i if
+        causal. Element (b, h, i, j) of the mask (B, H, Tq, Tk) is dropout's. Without keys y is 0.
         """
         scores = _scores(q, k, options)
         lse = reduce.logsumexp(scores, (3,), True)
@@ -265,8 +266,8 @@ class attention:
         return np.stack([grad.swapaxes(1, 2) for grad in grads], 2)
 
     def extend(q: np.ndarray, k: np.ndarray, v: np.ndarray, cache: np.ndarray, length: np.ndarray) -> np.ndarray:
-        """Append k and v (B, Hkv, 1, D) to the ``length`` (1,) tokens in a cache, keys and values (2, B, Hkv,
-        max_tokens, D), of which q (B, H, 1, D) then sees all -> y (B, H, 1, D)."""
+        """Append k and v (B, Hkv, 1, D) to the ``length`` (1,) tokens in a cache; q (B, H, 1, D) then sees all of them
+        -> y (B, H, 1, D). The cache is keys and values (2, B, Hkv, max_tokens, D)."""
         tokens = int(length[0]) + 1
         cache[0, :, :, tokens - 1 : tokens], cache[1, :, :, tokens - 1 : tokens] = k, v
         keys, values = cache[:, :, :, :tokens]

@@ -92,8 +92,8 @@ def memory_report(
     and the innermost module in whose forward it did. Weights that operations save are not counted again. With
     ``checkpoint`` it is the inputs that count. The optimizer's state counts as it is: nothing before the first step.
 
-    A transformer block is counted, and its temporary part measured, without the plan ``sums in products``, so that each
-    sum is a node of its own. It keeps the same memory.
+    A transformer block is counted, and its temporary part measured, without the plan ``sums in products``. So each sum
+    is a node of its own. It keeps the same memory.
 
     The temporary part is measured. On a GPU the counters of ``minigrad.cuda`` do it, and their peak is reset. On the
     CPU ``tracemalloc`` does, which sees NumPy's arrays but not what compiled kernels take for themselves.

@@ -1,10 +1,11 @@
 """Keep freed activation memory in the process, so that a training step reuses warm pages.
 
-By default glibc gives every block above 128 KiB to 32 MiB (the limit adapts) its own ``mmap`` and returns it to the
-system when it is freed. Each activation of each step is then zeroed page by page by the system, which can cost more
-than the arithmetic on it (GELU and layer norm of 24 and 6 MiB, forward and backward: 1.6 times the time). At import,
-``mallopt`` raises the limits: large blocks come from the heap, and the heap keeps them. The price is that the process
-keeps its peak memory until it ends, or has been idle for a minute, or is told to give it back (``heap.py``).
+By default glibc gives every block above 128 KiB to 32 MiB (the limit adapts) its own ``mmap``. When the block is freed,
+it goes back to the system. Each activation of each step is then zeroed page by page by the system, which can cost more
+than the arithmetic on it. GELU and layer norm of 24 and 6 MiB, forward and backward, took 1.6 times the time. At
+import, ``mallopt`` raises the limits: large blocks come from the heap, and the heap keeps them. The price is that the
+process keeps its peak memory until it ends or has been idle for a minute. It also gives it back when told to
+(``heap.py``).
 
 This concerns Linux with glibc only. Other C libraries have no ``mallopt`` and are left alone, as is everything if
 ``MINIGRAD_MALLOPT=0`` is in the environment. ``enabled`` says which happened.

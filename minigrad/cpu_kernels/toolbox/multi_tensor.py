@@ -1,6 +1,6 @@
 """Many tensors in one launch: the table of addresses that the optimizers' kernels share, cut into runs and tasks.
 
-A run is a stretch of one tensor, of at most ``RUN`` elements and cut at multiples of it, so a sum over a run does not
+A run is a stretch of one tensor, of at most ``RUN`` elements and cut at multiples of it. So a sum over a run does not
 depend on what else the table holds. A task is a few neighbouring runs, about ``RUN`` elements; each thread gets
 equally many tasks, so that all have about as much to do. An optimizer's task kernel is
 
@@ -73,8 +73,8 @@ def with_bits(context: Any, builder: Any, signature: Any, total: Any, x: Any) ->
 class Table(plain.ParamTable):
     """Addresses and runs of the arrays that one launch updates; build it once, use it for many steps.
 
-    ``params`` and each of ``states`` are sequences of equally many arrays of one dtype, float32 or float64,
-    C-contiguous and writable, of equal sizes at equal positions. The table keeps them alive.
+    ``params`` and each of ``states`` are sequences of equally many arrays, of equal sizes at equal positions. All
+    arrays are of one dtype, float32 or float64, C-contiguous and writable. The table keeps them alive.
     """
 
     __slots__ = ("addresses", "like", "read", "runs", "tasks")

@@ -9,13 +9,13 @@ Three nested blocks keep each operand in the cache level from which the register
                     multiply_tile                        # y tile (+)= a tile @ panel
 
 A transposed a is packed once for each block of columns, so these are wider where those of k are shorter. Lines of a
-large y, and of what an epilogue reads and writes, are asked for before a tile is multiplied, and are there when it is
+large y, and of what an epilogue reads and writes, are asked for before a tile is multiplied. They are there when it is
 done.
 
 Few rows (decoding one token) do not repay packing b: ``multiply_thin`` reads b once, in place.
 
-Parallel work is a grid over rows and columns; k is never divided between threads, so each element is summed in an order
-that depends on the shapes only and the result does not depend on the number of threads.
+Parallel work is a grid over rows and columns; k is never divided between threads. So each element is summed in an order
+that depends on the shapes only, and the result does not depend on the number of threads.
 """
 
 from functools import lru_cache
@@ -172,8 +172,8 @@ def multiply_thin(
 def grid_of(batch: int, rows: int, columns: int, tile_width: int, thread_count: int) -> tuple[int, int]:
     """Into how many row and column parts each matrix is divided: the fastest of the divisors of the thread count.
 
-    Costs are in steps of k: a tile takes TILE_ROWS of them (two multiply-adds per cycle), packing a panel about 4 (each
-    cell packs the columns of b that it needs), touching a row tile about 1.
+    Costs are in steps of k: a tile takes TILE_ROWS of them (two multiply-adds per cycle), touching a row tile about 1.
+    Packing a panel takes about 4, as each cell packs the columns of b that it needs.
     """
     row_tiles, panels = -(-rows // TILE_ROWS), -(-columns // tile_width)
 

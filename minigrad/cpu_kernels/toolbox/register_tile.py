@@ -2,7 +2,7 @@
 
 How a fast matrix product works (Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication", 2008).
 ``y = a @ b`` does ``depth`` multiply-adds per element of y. A core can start two vector multiply-adds per cycle but
-load only about two vectors per cycle, so each loaded value must be used several times, and the sums must stay in
+load only about two vectors per cycle. So each loaded value must be used several times, and the sums must stay in
 registers:
 
     one tile of y:  TILE_ROWS x 2 vectors of accumulators           (8 x 32 floats with AVX-512: 16 of the 32 registers)
@@ -379,9 +379,9 @@ def copy_row_tile_column(context: Any, builder: Any, signature: Any, x: Any, y: 
 def transpose_registers(builder: Any, rows: list[Any]) -> None:
     """Emit the transposition of a square that lies in vector values, one a row, in place.
 
-    log2(lanes) rounds of swaps. Round s takes each pair of vectors whose indices differ in bit s and exchanges the
-    off-diagonal halves of its 2 x 2 blocks of size s; after all rounds, bit s of row and column have changed places for
-    every s, which is a transposition.
+    log2(lanes) rounds of swaps. Round s takes each pair of vectors whose indices differ in bit s. It exchanges the
+    off-diagonal halves of the pair's 2 x 2 blocks of size s. After all rounds, bit s of row and column have changed
+    places for every s, which is a transposition.
     """
     lanes, step = len(rows), 1
     while step < lanes:

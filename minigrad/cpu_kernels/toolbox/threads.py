@@ -11,7 +11,7 @@ kernels follow each other: GOMP_SPINCOUNT and OMP_WAIT_POLICY in the environment
 
 Numba compiles a ``prange`` loop through four nested wrappers, and links and optimises everything that the loop calls
 anew in each of them: most of the compile time of a large kernel. Here one ``prange`` loop, compiled once for the whole
-library, calls any kernel through a pointer, and the kernel itself is compiled once, as serial code:
+library, calls any kernel through a pointer. The kernel itself is compiled once, as serial code:
 
     @task_kernel
     def _scale(task, tasks, x, factor):                       # handles its share of the work: part `task` of `tasks`

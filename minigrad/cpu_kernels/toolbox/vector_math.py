@@ -1,8 +1,8 @@
 """exp, exp2, tanh, sigmoid, erf and maxnum for use inside kernels, in a form that LLVM vectorises for float32.
 
-Numba ships without a vector math library, so ``math.exp`` in a loop is one scalar libm call per element (about 5 times
-the cost of the polynomial below, ``math.tanh`` 20 times). Each function here has one name for both precisions: float32
-arguments get a branch-free polynomial, float64 arguments the libm function, which keeps the full precision that
+Numba ships without a vector math library, so ``math.exp`` in a loop is one scalar libm call per element. It costs about
+5 times as much as the polynomial below, ``math.tanh`` 20 times. Each function here has one name for both precisions:
+float32 arguments get a branch-free polynomial, float64 arguments the libm function, which keeps the full precision that
 gradient checks need.
 
 NaN gives NaN and infinities give the exact limit. Float32 errors (measured in the tests):
