@@ -169,7 +169,7 @@ def new_folder(chosen: str | None, family: str) -> Path:
 
 def writer_of(folder: Path) -> str:
     """The process that trains in the folder, in words, or ""."""
-    with contextlib.suppress(FileNotFoundError), open(folder / "metrics.jsonl", "rb") as log:
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), open(folder / "metrics.jsonl", "rb") as log:
         other = durable.other_holder(log.fileno())
         durable.release(log.fileno())
         return other

@@ -211,7 +211,7 @@ def test_it_begins_with_published_weights(here: Here, capsys: pytest.CaptureFixt
     rest = shlex.split("--steps 1 --batch-size 1 --lr 0 --min-lr 0 --sample-chars 5 --peak 1 --data text")
     assert here.main("--init-from", "theirs", *rest, "--grad-accum", 1, "--eval-batches", 1) == 0
     shown = capsys.readouterr().out
-    assert "the folder's byte-pair tokens" in shown and "GPT-2: 12,9" in shown
+    assert "text: 290 kinds of tokens" in shown and "GPT-2: 12,9" in shown
     loaded = sys.modules["char_run"].load_run(here.folder / RUN, minigrad.Device("cpu"))
     assert loaded.settings.vocab_size == 300 and loaded.settings.block_size == 96
     assert isinstance(loaded.model, models.GPT2) and loaded.tokenizer == tokenizer
@@ -227,7 +227,7 @@ def test_what_it_cannot_begin_with_is_refused(here: Here) -> None:
     here.refused("--vocab-size is 61, but the tokenizer has 257 tokens", *flags)
     here.refused("--preset gpt3: expected one of gpt2,", "--preset", "gpt3")
     here.refused("--dtype float16: expected bfloat16 or float32", "--dtype", "float16")
-    here.refused("expected auto, gpt2, bytes, or a folder", "--tokenizer", "words", *TINY)
+    here.refused("expected bytes, a tokenizer.json, or a folder with one", "--tokenizer", "words", *TINY)
     here.refused("leave out --init-from and --tokenizer", "--resume", "--tokenizer", "bytes")
     here.refused("--peak is -1, expected a number above 0", "--peak", -1)
     here.refused("unknown device 'gpu'", "--device", "gpu")
