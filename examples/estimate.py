@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from char_run import Settings
@@ -52,6 +53,22 @@ def announced(config: GPT2Config, parameters: int, batch_size: int, steps: int, 
     flops = steps * batch_size * config.block_size * flops_per_token(config, parameters)
     at_best = f", {duration(flops / cpu_flops())} at best" if device.type == "cpu" else ""
     return f"about {in_words(needed(batch_size))} of memory{at_best}"
+
+
+def announced_mlp(widths: Sequence[int], rows: int, steps: int, data: int = 0, asleep: float = 0.0) -> str:
+    """The same of linear layers between ``widths`` numbers, for steps of ``rows`` rows out of ``data`` (0: those) by
+    AdamW, that also sleep for some seconds. A row has a product, an activation and a gradient of each
+    width, and the data need 40 bytes a row."""
+    weights = sum((a + 1) * b for a, b in itertools.pairwise(widths))
+    needed = PROCESS + 16 * weights + 12 * rows * sum(widths) + 40 * max(rows, data)
+    free = free_memory(CPU)
+    if free is not None and needed > free:
+        raise UsageError(
+            f"{weights:,} parameters and {max(rows, data):,} rows need about {in_words(needed)} of memory, and "
+            f"{in_words(free)} are free on cpu; take narrower layers or fewer rows"
+        )
+    seconds = 6 * weights * rows * steps / cpu_flops() + asleep
+    return f"{weights:,} parameters; about {in_words(needed)} of memory, {duration(seconds)} at best"
 
 
 def check(

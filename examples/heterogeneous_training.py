@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 from command_line import Parser, UsageError, run_cli
+from estimate import announced_mlp
 
 import minigrad
 from minigrad import nn
@@ -51,6 +52,9 @@ def main() -> int:
             raise UsageError(f"--{name.replace('_', '-')} is {getattr(args, name)}, expected at least {value}")
     if args.samples < 2 * args.batch_size:
         raise UsageError(f"--samples is {args.samples}, expected at least two batches of {args.batch_size}")
+    batches, slow = args.epochs * (args.samples // args.batch_size), args.slow_down
+    asleep = args.sleep_ms / 1e3 * batches * (slow / 2 + slow / (1 + slow))  # in lockstep, and with a cadence
+    print(announced_mlp((2, 32, 2), args.batch_size, 2 * batches, args.samples, asleep))
 
     # A run of two batches first: the kernels' compilation, at their first use ever, would count as a slow batch.
     few = {**vars(args), "epochs": 1, "samples": 2 * args.batch_size, "sleep_ms": 0.0}

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 from command_line import BAR, Parser, UsageError, run_cli
+from estimate import announced_mlp
 from tqdm.auto import tqdm
 
 import minigrad
@@ -41,6 +42,7 @@ def main() -> int:
         if not getattr(args, name) >= least:
             raise UsageError(f"--{name} is {getattr(args, name)}, expected at least {least}")
 
+    print(announced_mlp((2, args.hidden, args.hidden, 2), args.points, args.steps))
     rng = np.random.default_rng(args.seed)
     known, test = two_spirals(args.points, args.noise, rng), two_spirals(args.points, args.noise, rng)
     minigrad.manual_seed(args.seed)

@@ -39,3 +39,5 @@ def test_it_does_without_matplotlib(monkeypatch, tmp_path):
 def test_two_batches_are_needed(monkeypatch):
     script = load(SCRIPT, monkeypatch, "--samples", 31)
     raises(script.UsageError, "--samples is 31, expected at least two batches of 16", script.main)
+    script = load(SCRIPT, monkeypatch, "--samples", 10**11)
+    raises(script.UsageError, "162 parameters and 100,000,000,000 rows need about 4,000", script.main)

@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 from example_scripts import finish, load, recorded
+from refusals import raises
 
 import minigrad
 
@@ -32,6 +33,7 @@ def test_the_accuracy_is_that_of_new_points(monkeypatch, tmp_path):
     assert np.array_equal(first, known) and not np.isin(x, known).any()
     right = int((by_hand(model, x.astype(np.float64)) == y).sum())
     assert shown.splitlines()[-1].startswith(f"{right} of 300 new points right: {right / 3:.1f} % ")
+    assert shown.startswith("4,482 parameters; about 0.3 GB of memory, ")
     assert 180 < right < 300  # it has learned something and not everything, so the number means something
 
 
@@ -72,3 +74,8 @@ def test_the_picture_is_drawn_or_said_to_be_missing(monkeypatch, tmp_path):
         assert (tmp_path / "new/plane.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # as if it were not installed
     assert "no picture: matplotlib is not installed" in finish(SPIRALS, *arguments, cwd=tmp_path).stdout
+
+
+def test_what_does_not_fit_is_refused(monkeypatch):
+    script = load(SPIRALS, monkeypatch, "--hidden", 10**6)
+    raises(script.UsageError, r"1,000,006,000,002 parameters .* need about 16,0.*GB of memory", script.main)
