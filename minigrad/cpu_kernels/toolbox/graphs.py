@@ -175,6 +175,7 @@ class HostGraph:
             with self.pool.used():
                 yield self
             self._add(_nothing)
+            heap.release()  # what trials have left
             self._captured = True
         finally:
             _thread.graph = None
@@ -224,7 +225,6 @@ class HostGraph:
             return self._remembered(function(*arguments, **named))
         if name in UPDATES:
             return self._repeat(name, function, arguments, named, [], [])
-        tried = not name.startswith(VALUES + CHECKS)
         inputs = list(_arrays((arguments, named)))
         target = arguments[IN_PLACE[name]] if name in IN_PLACE else None
         kind = (
@@ -232,28 +232,28 @@ class HostGraph:
             _kind((arguments, named)),
             target is not None and [_is_part(target, [x]) for x in inputs].count(True),
         )
+        call = functools.partial(getattr(function, "at_any_size", function), *arguments, **named)
         with self.pool.unused():
-            before = None if target is None else target.copy()
+            if target is not None and not self.pool.holds(target):
+                self._before.append((target, target.copy()))  # the capture is no step
             if name in SCALING:
                 self._before += [(x, x.copy()) for x in inputs if not self.pool.holds(x)]
-            digests = [_digest(x) for x in inputs] if tried and target is None and kind not in _sufficed else []
+            tried = kind not in _suffice and not name.startswith(VALUES + CHECKS)
+            digests = [_digest(x) for x in inputs] if tried and target is None else []
             getattr(function, "prepare", _nothing)(*arguments, **named)
-        call = functools.partial(getattr(function, "at_any_size", function), *arguments, **named)
+            trial = _Trial(call, inputs, target) if tried else None
         result, launches, constants = self._noting(call)
         with self.pool.unused():
             results = list(_arrays(result))
-            if target is not None and before is not None and not self.pool.holds(target):
-                self._before.append((target, before))  # the capture is no step
-            elif digests != [_digest(x) for x in inputs[: len(digests)]]:
+            if digests != [_digest(x) for x in inputs[: len(digests)]]:
                 raise self.error(f"{name} has changed an input, so it belongs to IN_PLACE in {__name__}")
+            if trial is not None and (suffices := trial.passes(launches, results, self.pool)) is not None:
+                if len(_suffice) > KINDS:
+                    _suffice.clear()
+                _suffice[kind] = suffices
             if name in CHECKS:
                 self._check(function, result, arguments, named)
-            elif launches and (
-                kind in _sufficed or (tried and self._suffice(call, launches, inputs, results, target, before))
-            ):
-                if len(_sufficed) > KINDS:
-                    _sufficed.clear()
-                _sufficed.add(kind)
+            elif launches and _suffice.get(kind):
                 self._new += [one._replace(arguments=()) for one in launches]  # whose memory may be used again
                 self.keep += constants
                 self.keep += [x for one in launches for x in _arrays(one.arguments) if not self.pool.holds(x)]
@@ -261,7 +261,7 @@ class HostGraph:
             elif not (results and name.startswith(VIEWS) and all(_is_part(x, inputs) for x in results)):
                 if result is not None and not results:
                     _refuse(*READ)
-                self._repeat(name, function, arguments, named, results, inputs, launches if tried else ())
+                self._repeat(name, function, arguments, named, results, inputs, trial is not None and launches)
         return self._remembered(result)
 
     def _remembered(self, result: Any) -> Any:
@@ -296,58 +296,6 @@ class HostGraph:
             return result, recording.launches, constants
         finally:
             recording.launches = None
-
-    def _suffice(
-        self,
-        call: Callable[[], Any],
-        launches: list[Launch],
-        inputs: list[np.ndarray],
-        results: list[np.ndarray],
-        target: Any,
-        before: Any,
-    ) -> bool:
-        """Whether the launches alone do to the results, or to the ``target`` that was ``before``, what the call does.
-
-        It is tried with other values of the inputs, too: a zero, for one, hides what is added. If they do not, the
-        target is as before the call, and the results are spoiled.
-        """
-        if target is not None:
-            target[...] = before
-        own = [x for one in launches for x in _arrays(one.arguments) if self.pool.holds(x)]
-        own = [x for x in own if not _is_part(x, inputs + results)]
-        outside = [x for x in results if not self.pool.holds(x) and not _is_part(x, inputs)]
-        if outside or any(x.dtype.kind in "biu" for x in own):
-            return False
-        moving = [x for x in inputs if x.flags.writeable and (x.dtype.kind in "fV" or x is target)]
-        kept, scratch = [x.copy() for x in moving], [_digest(x) for x in own]
-        told, alike = results + ([] if target is None else [target]), True
-
-        def set_inputs(moved: bool) -> None:
-            for x, old in reversed([*zip(moving, kept, strict=True)]):
-                x[...] = old
-            for x in moving if moved else ():
-                if x.dtype.kind in "fV":
-                    x[...] = x * x.dtype.type(0.5) + x.dtype.type(0.375)
-
-        try:
-            with np.errstate(all="ignore"):
-                for moved in (True, False):
-                    set_inputs(moved)
-                    made = list(_arrays(_with_places(call())))
-                    wanted = [_digest(x) for x in made + told[len(results) :]]
-                    set_inputs(moved)
-                    for x in (*results, *own):
-                        if x.flags.writeable and not _is_part(x, inputs):
-                            x.fill(1 if x.dtype.kind in "biu" else np.nan)
-                    Launches(launches).run()
-                    alike = alike and wanted == [_digest(x) for x in told]
-        except BaseException:  # Ctrl-C, too: weights are among the inputs
-            set_inputs(moved=False)
-            raise
-        alike = alike and (target is not None or scratch == [_digest(x) for x in own])
-        if target is not None and not alike:
-            target[...] = before
-        return alike
 
     def _repeat(
         self,
@@ -483,7 +431,71 @@ def _mapped(function: Callable[[Any], Any], x: Any) -> Any:
     return type(x)(_mapped(function, part) for part in x) if type(x) in (list, tuple) else x
 
 
-_sufficed: set[Any] = set()  # the kinds of calls that were tried, and of which launches suffice
+_suffice: dict[Any, bool] = {}  # whether the launches of a kind of call suffice, of the kinds that were tried
+
+
+class _Trial:
+    """Whether launches alone do what a call does, also with other values of its inputs: a zero hides what is added.
+
+    What the call makes of these is known by digests, from before it is noted: the results are not there twice.
+    """
+
+    def __init__(self, call: Callable[[], Any], inputs: list[np.ndarray], target: np.ndarray | None) -> None:
+        self.inputs, self.targets = inputs, [] if target is None else [target]
+        self.moving = [x for x in inputs if x.flags.writeable and (x.dtype.kind in "fV" or x is target)]
+        self.kept = [x.copy() for x in self.moving]
+        self.expected: list[int] | None = None
+        with self._moved(), contextlib.suppress(Exception):  # which the call itself raises, unless these values do
+            self.expected = [_digest(x) for x in [*_arrays(_with_places(call())), *self.targets]]
+        heap.release()  # the graph's memory takes its place
+
+    @contextlib.contextmanager
+    def _moved(self) -> Iterator[None]:
+        """Other values within, and those of before at the end, also after Ctrl-C: weights are among the inputs."""
+        self._restore()
+        try:
+            with np.errstate(all="ignore"):
+                for x in self.moving:
+                    if x.dtype.kind in "fV":
+                        x *= x.dtype.type(0.5)
+                        x += x.dtype.type(0.375)
+                yield
+        finally:
+            self._restore()
+
+    def _restore(self) -> None:
+        for x, old in zip(reversed(self.moving), reversed(self.kept), strict=True):
+            x[...] = old
+
+    def passes(self, launches: list[Launch], results: list[np.ndarray], pool: Arena) -> bool | None:
+        """Whether the launches suffice, by spoiling the results and launching; None if that cannot be tried.
+
+        If there are some and they do not, the target is as before the call, and the results may be spoiled.
+        """
+        if not launches:
+            return False
+        told = results + self.targets
+        own = [x for one in launches for x in _arrays(one.arguments) if pool.holds(x)]
+        own = [x for x in own if not _is_part(x, self.inputs + results)]
+        outside = [x for x in results if not pool.holds(x) and not _is_part(x, self.inputs)]
+        if self.expected is None or outside or any(x.dtype.kind in "biu" for x in own):
+            self._restore()
+            return None
+        wanted, scratch = [_digest(x) for x in told], [_digest(x) for x in own]
+
+        def alike(expected: list[int] | None) -> bool:
+            for x in (*results, *own):
+                if x.flags.writeable and not _is_part(x, self.inputs):
+                    x.fill(1 if x.dtype.kind in "biu" else np.nan)
+            Launches(launches).run()
+            return expected == [_digest(x) for x in told]
+
+        with self._moved():
+            good = alike(self.expected)
+        good = alike(wanted) and good and (bool(self.targets) or scratch == [_digest(x) for x in own])
+        if not good:
+            self._restore()
+        return good
 
 
 def _kind(x: Any) -> Any:
