@@ -18,7 +18,7 @@ def pair(low: Any, high: Any) -> Any:
 
 
 def places_a(lane: int) -> Any:
-    """Which elements (row, column) of a, 16 x 16, a lane holds: 8, in the order of its 4 registers, lower half first.
+    """A lane's elements (row, column) of a, 16 x 16: a tuple of 8, in the order of its 4 registers, lower half first.
 
     With i = lane // 4 and j = 2 (lane % 4): (i, j) and the one to its right; the same 8 rows below; then both again, 8
     columns to the right.
@@ -29,7 +29,7 @@ def places_a(lane: int) -> Any:
 
 
 def places_b(lane: int) -> Any:
-    """Which elements (row, column) of b, 16 x 8, a lane holds: 4, in the order of its 2 registers.
+    """A lane's elements (row, column) of b, 16 x 8: a tuple of 4, in the order of its 2 registers.
 
     With i and j as before: (j, i) and the one below it; then both again, 8 rows below.
     """
@@ -38,7 +38,7 @@ def places_b(lane: int) -> Any:
 
 
 def places_c(lane: int) -> Any:
-    """Which elements (row, column) of the result, 16 x 8, a lane holds: the first 4 of ``places_a``."""
+    """A lane's elements (row, column) of the result, 16 x 8: the first 4 of ``places_a``."""
     return places_a(lane)[:4]
 
 
