@@ -258,7 +258,7 @@ def verdict(item: Exercise | None, error: BaseException, path: Path) -> tuple[st
     if "'NoneType'" in what:
         what += " (a function that returned nothing?)"
     if not frames:
-        return "wrong", f"the check could not use what it got: {what}"
+        return "wrong", f"the {'check' if item else 'page'} could not use what it got: {what}"
     name = Path(frames[-1].filename).name
     place = f"{name}, " if name.startswith("chapter_") and name != path.name else ""
     return "wrong", f"{place}line {frames[-1].lineno}: {what}: {frames[-1].line}"
