@@ -36,7 +36,10 @@ class View:
     start: int = 0
 
     def tolist(self) -> Any:
-        """The elements as nested lists."""
+        """The elements as nested lists, one level for each axis; without axes, the one element.
+
+        ``View(list("abcdef"), (2, 3), (3, 1)).tolist()`` is ``[["a", "b", "c"], ["d", "e", "f"]]``.
+        """
         if not self.shape:
             return self.memory[self.start]
         starts = [self.start + i * self.strides[0] for i in range(self.shape[0])]
