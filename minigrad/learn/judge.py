@@ -255,8 +255,8 @@ def verdict(item: Exercise | None, error: BaseException, path: Path) -> tuple[st
         what = "it ends the program (sys.exit)"
     if isinstance(error, KeyboardInterrupt):
         what = "interrupted"
-    if "'NoneType'" in what:
-        what += " (a function that returned nothing?)"
+    notes = {"'NoneType'": " (a function that returned nothing?)", "not iterable": " (one where several are expected?)"}
+    what += next((note for words, note in notes.items() if words in what), "")
     if not frames:
         return "wrong", f"the {'check' if item else 'page'} could not use what it got: {what}"
     name = Path(frames[-1].filename).name
