@@ -63,6 +63,10 @@ from .mirrors.flodl.trainer import HasGraph as HasGraph
 from .mirrors.flodl.trainer import Trainer as Trainer
 from .mirrors.flodl.workload import EpochMetrics as EpochMetrics
 from .mirrors.flodl.workload import ReplicaEpoch as ReplicaEpoch
+from .parallel.mesh import Mesh as Mesh
+from .parallel.mesh import Part as Part
+from .parallel.mesh import Split as Split
+from .parallel.mesh_trainer import MeshTrainer as MeshTrainer
 from .parallel.tensor_layers import ColumnParallelLinear as ColumnParallelLinear
 from .parallel.tensor_layers import RowParallelLinear as RowParallelLinear
 from .parallel.tensor_layers import VocabParallelEmbedding as VocabParallelEmbedding

@@ -3,6 +3,7 @@
 import os
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -104,24 +105,30 @@ def bits(model: nn.Module) -> dict[str, bytes]:
 
 @dataclass
 class Part:
-    """What a rank has after some steps: (loss, norm) of each, and its parameters and buffers by name."""
+    """What a rank has after some steps: (loss, norm) of each, parameters and buffers by name, the trainer's state."""
 
     stats: list[tuple[float, float]] = field(default_factory=list)
     weights: dict[str, np.ndarray] = field(default_factory=dict)
     most_in_flight: int = 0
+    state: Any = None
 
 
-def trained_alone(model: nn.Module, config: dist.TrainerConfig, batches, schedule: LrSchedule | None = None) -> Part:
-    """One process, which has the whole model and each batch at once."""
+def trained_alone(
+    model: nn.Module, config: dist.TrainerConfig, batches, schedule: LrSchedule | None = None, saved: Any = None
+) -> Part:
+    """One process, which has the whole model and each batch at once, and may go on with a state."""
     named = list(model.named_parameters())
     optimizer = config.optimizer.build([(name, p) for name, p in named if p.requires_grad])
     trainer = dist.SimpleTrainer(dist.TrainingConfig(max_grad_norm=config.max_grad_norm), optimizer, schedule)
     part = Part()
+    if saved is not None:
+        trainer.load_state_dict(named, *saved)
     for x, y in batches:
         loss = config.loss(model(Tensor(x)), Tensor(y))
         metrics = trainer.step(named, loss.backward(), loss.item())
         assert metrics is not None and metrics.grad_norm is not None
         part.stats.append((metrics.loss, metrics.grad_norm))
+    part.state = trainer.state_dict(named)
     part.weights = {name: t.numpy().copy() for name, t in model.state_dict().items()}
     return part
 

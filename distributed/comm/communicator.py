@@ -14,6 +14,7 @@ import math
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -316,7 +317,7 @@ class NoOpCommunicator(Communicator):
         """It holds nothing."""
 
 
-class CommunicatorGroup:
+class CommunicatorGroup(Closing):
     """The communicators of a rank that is one of ``data`` x ``pipeline`` x ``tensor`` (boostr's ``CommunicatorGroup``).
 
     Rank (d, p, t) is number (d * pipeline + p) * tensor + t of ``world``. The attributes are communicators, those of
@@ -334,9 +335,11 @@ class CommunicatorGroup:
         for name, size in (("data", data), ("pipeline", pipeline), ("tensor", tensor)):
             check_int(name, size, 1)
         if data * pipeline * tensor != world.world_size:
-            raise ValueError(f"{data} x {pipeline} x {tensor} ranks (data, pipeline, tensor) of {world.world_size}")
+            sizes = f"{data} x {pipeline} x {tensor} ranks (data, pipeline, tensor)"
+            raise ValueError(f"{sizes} of {world.world_size}; expected sizes whose product is the number of ranks")
         stage, t = divmod(world.rank, tensor)
         d, p = divmod(stage, pipeline)
+        self._made: list[Communicator] = []
         self.world: Communicator = world
         self.data: Communicator = self._part(p * tensor + t)
         self.pipeline: Communicator = self._part(d * tensor + t)
@@ -346,12 +349,21 @@ class CommunicatorGroup:
     def _part(self, color: int) -> Communicator:
         part = self.world.split(color)
         assert part is not None
+        self._made.append(part)
         return part
 
     def close(self) -> None:
         """Close all but ``world``, whose owner closes it."""
-        for part in (self.model, self.tensor, self.pipeline, self.data):
+        for part in reversed(self._made):
             part.close()
+
+
+def as_group(communicator: Communicator | CommunicatorGroup, along: str) -> Any:
+    """A group as it is; of one communicator, a group of this dimension alone."""
+    if isinstance(communicator, CommunicatorGroup):
+        return communicator
+    alone = dict.fromkeys(("data", "pipeline", "tensor"), NoOpCommunicator())
+    return SimpleNamespace(**{**alone, "world": communicator, "model": communicator, along: communicator})
 
 
 # ------------------------------------------------------------------ bytes, JSON and parts of arrays between ranks

@@ -102,12 +102,23 @@ class SplitModule(Module):
     """A layer of which each rank has a part.
 
     ``split`` has for each parameter the dimension that is cut into parts, None for one that every rank has whole;
-    ``size`` is what the whole parameters measure along it.
+    ``size`` is what the whole parameters measure along it. Where ``groups`` of equal size lie side by side there, such
+    as queries, keys and values, each rank has a part of each.
     """
 
     split: ClassVar[dict[str, int | None]]
     size: int
+    groups: int = 1
     communicator: Communicator
+
+    @classmethod
+    def of(cls, whole: Any, communicator: Communicator, groups: int = 1, **options: Any) -> "SplitModule":
+        """This rank's part of rank 0's layer of the full size; ``options`` are attributes that the class has."""
+        part = cls.__new__(cls)
+        Module.__init__(part)
+        vars(part).update({key: n for key, n in vars(whole).items() if isinstance(n, int)}, groups=groups, **options)
+        part._begin(communicator, whole)
+        return part
 
     def _begin(self, communicator: Communicator, whole: Any) -> None:
         """Take this rank's part of rank 0's new layer of the full size."""
@@ -121,26 +132,33 @@ class SplitModule(Module):
         """Make this rank's part of ``whole``, a layer of the full size, its own."""
         if whole.weight.shape != self._shape:
             raise bad_value(f"a layer with a weight of shape {whole.weight.shape}, expected {self._shape}")
-        begin, end = part_of(self.size, self.communicator)
         for name, dim in self.split.items():
             p: Parameter | None = getattr(whole, name)
             if p is not None:
-                part = p.detach() if dim is None else p.detach().narrow(dim, begin, end - begin)
-                p = Parameter(part.clone())
+                p = Parameter(self.cut(p.detach(), dim).clone(), p.requires_grad)
             setattr(self, name, p)
 
     def whole(self) -> dict[str, Tensor]:
         """The parameters of all ranks, of the full size, on each of them: a collective."""
-        found = {}
-        for name, dim in self.split.items():
-            p: Parameter | None = getattr(self, name)
-            if p is not None:
-                found[name] = p.detach().clone() if dim is None else self._gathered(p.detach(), dim)
-        return found
+        params = ((name, getattr(self, name), dim) for name, dim in self.split.items())
+        return {name: self.joined(p.detach(), dim).clone() for name, p, dim in params if p is not None}
 
-    def _gathered(self, part: Tensor, dim: int) -> Tensor:
-        columns = all_gather_columns(self.communicator, part.transpose(dim, -1).data, self.size)
-        return Tensor.wrap(columns, part.device).transpose(dim, -1).contiguous()
+    def cut(self, whole: Tensor, dim: int | None) -> Tensor:
+        """This rank's part of something of a whole parameter's shape, whose dimension ``dim`` is split."""
+        if dim is None:
+            return whole
+        begin, end = part_of(self.size // self.groups, self.communicator)
+        return whole.unflatten(dim, (self.groups, -1)).narrow(dim + 1, begin, end - begin).flatten(dim, dim + 1)
+
+    def joined(self, part: Tensor, dim: int | None) -> Tensor:
+        """What all ranks' parts were cut from: a collective."""
+        if dim is None:
+            return part
+        size = self.size // self.groups
+        begin, end = part_of(size, self.communicator)
+        last = part.unflatten(dim, (self.groups, end - begin)).transpose(dim + 1, -1)
+        columns = all_gather_columns(self.communicator, last.data, size)
+        return Tensor.wrap(columns, part.device).transpose(dim + 1, -1).flatten(dim, dim + 1).contiguous()
 
     def extra_repr(self) -> str:
         """Whose part it is."""
@@ -169,6 +187,7 @@ class ColumnParallelLinear(_ParallelLinear):
     """
 
     split: ClassVar[dict[str, int | None]] = {"weight": 0, "bias": 0}
+    gather_output: bool = True
 
     def __init__(
         self,
@@ -198,6 +217,7 @@ class RowParallelLinear(_ParallelLinear):
     """
 
     split: ClassVar[dict[str, int | None]] = {"weight": 1, "bias": None}
+    input_is_parallel: bool = False
 
     def __init__(
         self,

@@ -16,13 +16,14 @@ from typing import Any, ClassVar
 import numpy as np
 
 from minigrad import GradStore, Tensor, empty, empty_like, zeros_like
+from minigrad.errors import check_option
 from minigrad.nn import Module
 from minigrad.optim import GradAccumulator, LrSchedule
 from minigrad.random import Generator, drawing_from
 
 from ..comm.calls import Work
 from ..comm.comm_errors import CommTimeoutError, PeerLostError
-from ..comm.communicator import Communicator, CommunicatorGroup, all_gather_json, recv_bytes, send_bytes
+from ..comm.communicator import Communicator, CommunicatorGroup, all_gather_json, as_group, recv_bytes, send_bytes
 from ..train import trainer_errors as errors
 from ..train.buckets import DEFAULT_BUCKET_BYTES, all_reduce_hook
 from ..train.grad_sync import Buckets, agree_on_settings, agree_on_values, digest_of, mean_over_ranks, mismatch
@@ -41,6 +42,10 @@ class PartOfModelTrainer(KindTrainer, ABC):
 
     _along: ClassVar[str]
     """The dimension of a CommunicatorGroup whose ranks this trainer joins."""
+    shard: int = 0
+    pipeline_schedule: str = ""
+    split_classes: int | None = None
+    """Over how many classes the model's outputs are split; None: they are whole."""
 
     def __init__(
         self,
@@ -48,25 +53,27 @@ class PartOfModelTrainer(KindTrainer, ABC):
         model: Module,
         communicator: Communicator | CommunicatorGroup,
         schedule: LrSchedule | None,
+        seed: int,
     ) -> None:
-        data: Communicator | None = None
-        if isinstance(communicator, CommunicatorGroup):
-            self._communicator: Communicator = getattr(communicator, self._along)
-            world, whole, data = communicator.world, communicator.model, communicator.data
-        else:
-            world = whole = self._communicator = communicator
-        self._replicas = 1 if data is None else data.world_size
+        group = self._group = as_group(communicator, self._along)
+        self._communicator: Communicator = getattr(group, self._along)
+        self._replicas: int = group.data.world_size
+        self.seed: int = seed
         with self._naming_the_lost():
-            agree_on_settings(world, {"the trainer": type(self).__name__, "the configuration": config})
+            told = {"the trainer": type(self).__name__, "the configuration": config, "the seed": seed}
+            agree_on_settings(group.world, {**told, "shard": self.shard, "pipeline_schedule": self.pipeline_schedule})
         super().__init__(config, model, schedule)
         self._device = next((p.device for _, p in self._named), self._communicator.device)
         layers = [module for module in model.modules() if isinstance(module, SplitModule)]
         parts = [getattr(layer, name) for layer in layers for name, dim in layer.split.items() if dim is not None]
         self._split = {part.id for part in parts if part is not None}
-        first = not layers or layers[0].communicator.rank == 0
-        self._step.updater = PartOfModelUpdater(whole, lambda p: first or p.id in self._split)
-        if data is not None and self._replicas > 1:
-            self._step.reducer = Buckets(data, DEFAULT_BUCKET_BYTES, all_reduce_hook)
+        self._step.updater = PartOfModelUpdater(group.model, self._counts)
+        if self._replicas > 1:
+            self._step.reducer = Buckets(group.data, DEFAULT_BUCKET_BYTES, all_reduce_hook)
+
+    def _counts(self, p: Tensor) -> bool:
+        """Whether this rank's gradient of a parameter counts in the norm of the whole model."""
+        return self._group.tensor.rank == 0 or p.id in self._split
 
     def step(self, batch: Batch) -> StepStats:
         """One optimizer step of all ranks with the mean gradient of the batch; all get the same loss and norm.
@@ -77,9 +84,12 @@ class PartOfModelTrainer(KindTrainer, ABC):
         leaves the communicator.
         """
         began = time.perf_counter()
-        self._communicator.step = self.global_step + 1
+        group = self._group
+        group.world.step = self._communicator.step = self.global_step + 1
+        draws = np.random.SeedSequence([self.seed, self.global_step, group.data.rank, group.pipeline.rank])
         with self._naming_the_lost():
-            grads, loss, weight = self._gradients(batch)
+            with drawing_from(Generator(int(draws.generate_state(1, np.uint64)[0]))):
+                grads, loss, weight = self._gradients(batch)
             return StepStats.of(self._step.take(self._named, grads, loss, weight if self._replicas > 1 else 1.0), began)
 
     @abstractmethod
@@ -90,8 +100,9 @@ class PartOfModelTrainer(KindTrainer, ABC):
 
     def _same_batch(
         self, batch: Batch, facts: Callable[[np.ndarray, np.ndarray], dict[str, Any]]
-    ) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
-        """(features, labels) of the batch, and ``facts`` of them, which are the same on all ranks."""
+    ) -> tuple[np.ndarray, np.ndarray, list[dict[str, Any]]]:
+        """(features, labels) of the batch, and by rank ``facts`` of all ranks' batches, which are the same on all ranks
+        of a model that have facts of that name."""
         problem: Exception | None = None
         x = y = np.zeros(0)
         try:
@@ -101,17 +112,27 @@ class PartOfModelTrainer(KindTrainer, ABC):
             mine = {"samples": 0}  # the ranks find out together, below
         except (TypeError, ValueError, IndexError) as error:
             problem, mine = error, {"problem": f"{type(error).__name__}: {error}"}
-        everyone = all_gather_json(self._communicator, mine)
+        everyone = all_gather_json(self._group.world, mine)
         if problem is not None:
             raise problem
+        here, size = self._group.world.rank, self._group.model.world_size
         for rank, other in enumerate(everyone):
             if other.get("samples") == 0:
                 raise errors.ZeroSamplesError(f"trainer: zero samples on rank {rank}")
-            if other != mine:
+            ours = mine.keys() & other.keys() if rank // size == here // size else set()
+            if "problem" in other or any(other[key] != mine[key] for key in ours):
                 there = other.get("problem", f"{other.get('samples')} samples")
                 text = f"the ranks' batches differ: {there} on rank {rank}, {mine['samples']} here, or other values"
-                raise mismatch(self._communicator, text, "step", [rank])
-        return x, y, mine
+                raise mismatch(self._group.world, text, "step", [rank])
+        return x, y, everyone
+
+    def _loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """The mean loss; the outputs' classes may be split over the ranks."""
+        kind, classes = self.config.loss, self.split_classes
+        if classes is None:
+            return kind(outputs, y)
+        rows, weight = outputs.reshape(y.numel(), outputs.shape[-1]), kind.class_weights(outputs)
+        return vocab_parallel_cross_entropy(rows, y.reshape(-1), classes, self._group.tensor, weight)
 
     def _check_weight(self, weight: float) -> None:
         """Raise ValueError for a batch without any weight, where no other replica can have some."""
@@ -171,10 +192,9 @@ class TensorParallelTrainer(PartOfModelTrainer):
             )
         if split_classes is not None and config.loss.name == "mse":
             raise ValueError(f"split_classes is {split_classes}, but the loss is mse, which needs whole outputs")
-        super().__init__(config, model, communicator, schedule)
+        super().__init__(config, model, communicator, schedule, seed)
         self.model: Module = model
-        self.split_classes: int | None = split_classes
-        self.seed: int = seed
+        self.split_classes = split_classes
         self._whole: Named | None = [(name, p) for name, p in self._named if p.id not in self._split]  # until compared
 
     def _lost(self, ranks: tuple[int, ...], error: Exception) -> errors.ShardDroppedReplyError:
@@ -188,18 +208,9 @@ class TensorParallelTrainer(PartOfModelTrainer):
             self._whole = None
         x, y, _ = self._same_batch(batch, lambda x, y: {"sha256": digest_of({"features": x, "labels": y})})
         self._check_weight(weight := self.config.loss.weight_of(y))
-        seed = int(np.random.SeedSequence([self.seed, self.global_step]).generate_state(1, np.uint64)[0])
         size = self.config.batch_size_per_device
-        with drawing_from(Generator(seed)):
-            return *mean_gradient(self._loss, self.config.loss, x, y, size, self._device), weight
-
-    def _loss(self, x: Tensor, y: Tensor) -> Tensor:
-        outputs, kind = self.model(x), self.config.loss
-        if self.split_classes is None:
-            return kind(outputs, y)
-        weight = kind.class_weights(outputs)
-        rows = outputs.reshape(y.numel(), outputs.shape[-1])
-        return vocab_parallel_cross_entropy(rows, y.reshape(-1), self.split_classes, self._communicator, weight)
+        step = mean_gradient(lambda x, y: self._loss(self.model(x), y), self.config.loss, x, y, size, self._device)
+        return *step, weight
 
 
 FORWARD, BACKWARD = 1, 2  # tags
@@ -215,7 +226,10 @@ class PipelineParallelTrainer(PartOfModelTrainer):
         rank 2         F1    B1 F2 B2 F3 B3 F4 B4
 
     A stage keeps the activations of at most as many micro-batches as there are stages from it to the end, however many
-    micro-batches there are. Source: Narayanan et al., "Memory-efficient pipeline-parallel DNN training" (2021).
+    micro-batches there are. Source: Narayanan et al., "Memory-efficient pipeline-parallel DNN training" (2021). With
+    ``pipeline_schedule="gpipe"`` all forwards come before all backwards (Huang et al., "GPipe", 2019): the same bits in
+    as much time, and the activations of all micro-batches at once. Of p stages and m micro-batches, each idles
+    (p - 1) / (m + p - 1) of the time, if all take equally long.
 
     ::
 
@@ -233,7 +247,7 @@ class PipelineParallelTrainer(PartOfModelTrainer):
     the last. Of a silent rank, its neighbours' neighbours know only that the one before it is silent, too. Raises
     NoStagesError, on all ranks, if a rank passes None for its stage. With a CommunicatorGroup the stages are those of
     its ``pipeline``, and each rank of a model passes that replica's batch. Layers may be split over the group's
-    ``tensor``.
+    ``tensor``. ``seed`` is that of dropout, which each replica and stage draws by itself.
     """
 
     _along = "pipeline"
@@ -245,14 +259,18 @@ class PipelineParallelTrainer(PartOfModelTrainer):
         communicator: Communicator | CommunicatorGroup,
         *,
         schedule: LrSchedule | None = None,
+        pipeline_schedule: str = "1f1b",
+        seed: int = 0,
     ) -> None:
-        super().__init__(config, Module() if stage is None else stage, communicator, schedule)
+        self.pipeline_schedule = pipeline_schedule
+        super().__init__(config, Module() if stage is None else stage, communicator, schedule, seed)
+        check_option("pipeline_schedule", pipeline_schedule, ("1f1b", "gpipe"))
         communicator = self._communicator
         with self._naming_the_lost():
             present = all_gather_json(communicator, stage is not None)
         if stage is None or False in present:
             missing = ", ".join(str(rank) for rank, has in enumerate(present) if not has)
-            raise errors.NoStagesError(f"PipelineParallelTrainer: no stages on rank {missing} of {len(present)}")
+            raise errors.NoStagesError(f"{type(self).__name__}: no stages on rank {missing} of {len(present)}")
         self.stage: Module = stage
         self.most_in_flight: int = 0
         """The largest number of micro-batches whose activations this rank held at once in the last step."""
@@ -263,22 +281,24 @@ class PipelineParallelTrainer(PartOfModelTrainer):
         kind, words = errors.StageDroppedReplyError, "stage dropped reply"
         if last in ranks:
             kind, words = errors.FinalStageDroppedReplyError, "final stage dropped reply"
-        return kind(f"PipelineParallelTrainer: {words}: {error}; no weight was changed", ranks[0] if ranks else None)
+        return kind(f"{type(self).__name__}: {words}: {error}; no weight was changed", ranks[0] if ranks else None)
 
     # ------------------------------------------------------------------ the schedule
 
     def _gradients(self, batch: Batch) -> tuple[GradStore, float, float]:
         parts, weights, total = self._micro_batches(batch)
         behind = self._communicator.world_size - 1 - self._communicator.rank  # stages
+        if self.pipeline_schedule == "gpipe":
+            behind = len(parts)
         held: deque[tuple[float, Tensor, Tensor]] = deque()
         sends: list[Work] = []  # awaited at the end: a stage that waited for its neighbour would stop the flow
         mean = GradAccumulator(len(parts))
         self.most_in_flight = 0
         for i, ((features, labels), weight) in enumerate(zip(parts, weights, strict=True)):
-            x = self._tensor(features) if self._is_first else self._receive_activation()
+            x = self._to_device(features) if self._is_first else self._receive_activation()
             y = self.stage(x)
             if self._is_last:
-                y = self.config.loss(y, self._tensor(labels))
+                y = self._loss(y, self._to_device(labels))
             else:
                 sends += self._send_activation(y)
             held.append((weight, x, y))
@@ -311,17 +331,22 @@ class PipelineParallelTrainer(PartOfModelTrainer):
     def _micro_batches(self, batch: Batch) -> tuple[list[tuple[np.ndarray, np.ndarray]], list[float], float]:
         """The parts of the batch, what each counts in the mean, which the ranks agree on, and the whole weight."""
         size, weight_of = self.config.batch_size_per_device, self.config.loss.weight_of
-        x, y, facts = self._same_batch(
-            batch, lambda x, y: {"weights": [weight_of(y[i : i + size]) for i in range(0, len(y), size)]}
-        )
+
+        def facts(x: np.ndarray, y: np.ndarray) -> dict[str, Any]:
+            used = {"features": x[: len(x) * self._is_first], "labels": y[: len(y) * self._is_last]}
+            weights = [weight_of(y[i : i + size]) for i in range(0, len(y), size)]
+            return {"weights": weights, f"used in stage {self._communicator.rank}": digest_of(used)}
+
+        x, y, everyone = self._same_batch(batch, facts)
         parts = [(x[i : i + size], y[i : i + size]) for i in range(0, len(x), size)]
-        weights = facts["weights"]
-        self._check_weight(total := sum(weights))
+        weights = everyone[self._group.world.rank]["weights"]
+        self._weight, self._rounds = sum(weights), max(len(one["weights"]) for one in everyone)  # of all replicas
+        self._check_weight(total := self._weight)
         return parts, [weight / (total or 1.0) for weight in weights], total
 
     # ------------------------------------------------------------------ between neighbours
 
-    def _tensor(self, array: np.ndarray) -> Tensor:
+    def _to_device(self, array: np.ndarray) -> Tensor:
         return Tensor(array).to(self._device)
 
     def _send_activation(self, y: Tensor) -> list[Work]:

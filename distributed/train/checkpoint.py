@@ -58,7 +58,7 @@ def load_distributed_checkpoint(communicator: Communicator, folder: StrPath, ste
     for file, named in content["arrays"].items():
         for name, (shape, dtype) in named.items():
             array = np.empty(shape, dtype) if found is None else found.tensors[file][name]
-            tensors[file][name] = _from_rank_0(communicator, array)
+            tensors[file][name] = from_rank(communicator, array)
     return Checkpoint(tensors, content["state"], Path(content["path"]), content["step"])
 
 
@@ -158,8 +158,8 @@ class AsyncCheckpointer(Closing):
             self._thread.shutdown()
 
 
-def _from_rank_0(communicator: Communicator, array: np.ndarray) -> np.ndarray:
-    """Rank 0's array on every rank, of whatever dtype, as bytes."""
+def from_rank(communicator: Communicator, array: np.ndarray, root: int = 0) -> np.ndarray:
+    """Rank ``root``'s array on every rank, which passes one of that shape and dtype, whatever it is: as bytes."""
     tensor = on_device(bytes_of(array), communicator.device)
-    communicator.broadcast(tensor, 0)
+    communicator.broadcast(tensor, root)
     return on_host(tensor).view(array.dtype).reshape(array.shape)

@@ -11,6 +11,8 @@ from minigrad.optim import GradScaler, NonFiniteGradientError, clip_grads_with_n
 from ..comm.communicator import Communicator, all_gather_rows
 from .step import Recorder, Step, Updater
 
+Owned = Callable[[Tensor], bool]
+
 
 class PartOfModelUpdater(Updater):
     """Clips by the norm of the whole model, of which each rank has some parameters; all ranks step together.
@@ -19,7 +21,7 @@ class PartOfModelUpdater(Updater):
     rank must say so.
     """
 
-    def __init__(self, communicator: Communicator, owned: Callable[[Tensor], bool] = lambda p: True) -> None:
+    def __init__(self, communicator: Communicator, owned: Owned = lambda p: True) -> None:
         self._communicator, self._owned = communicator, owned
 
     def clip(self, step: Step, grads: GradStore, max_norm: float, params: list[Tensor]) -> float:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,8 +20,9 @@ import numpy as np
 import minigrad
 from minigrad import GradStore, Tensor, autocast
 from minigrad.errors import check_int
+from minigrad.grad_arithmetic import scale_grads
 from minigrad.nn import Module
-from minigrad.optim import LrSchedule, Optimizer
+from minigrad.optim import GradAccumulator, LrSchedule, Optimizer
 from minigrad.optim.optimizer_state import options_of
 from minigrad.tools.step_memory import MemoryReport
 
@@ -30,7 +31,7 @@ from .amp_trainer import AmpTrainer, MixedPrecisionConfig
 from .buckets import DEFAULT_BUCKET_BYTES, all_reduce_hook
 from .config import TrainingConfig
 from .grad_sync import Overlapped, trained_of
-from .parts import PartOfModelRecorder, PartOfModelUpdater
+from .parts import Owned, PartOfModelRecorder, PartOfModelUpdater
 from .shards import Share, ShareManager, cut, join
 from .step import Named, Params, Precision, Step
 from .units import Units
@@ -117,12 +118,16 @@ class Shares(Overlapped):
     def end_micro_batch(self, step: Step, named: Named) -> None:
         """From stage 2 on, reduce its gradients: whole ones are not kept."""
         if self.stage > 1:
-            trained = trained_of(named)
-            self.buckets(trained)
-            for p in reversed(trained):
-                if (grad := step.accumulator.pop(p)) is not None:
-                    self.shares().mark_grad_ready(p.id, grad)
-            self.shares().end_micro_batch()
+            self.buckets(trained_of(named))
+            self.reduce_now(step.accumulator, reversed(trained_of(named)))
+
+    def reduce_now(self, accumulator: GradAccumulator, params: Iterable[Tensor], factor: float = 1.0) -> None:
+        """Add the gradients of these parameters, times ``factor``, to the shares, out of the accumulator."""
+        for p in params:
+            if (grad := accumulator.pop(p)) is not None:
+                scale_grads([grad] if factor != 1.0 else [], factor)
+                self.shares().mark_grad_ready(p.id, grad)
+        self.shares().end_micro_batch()
 
     def compares(self, step: Step, failed: bool = False) -> bool:
         """Not in stage 3, where nothing is there twice."""
@@ -135,15 +140,22 @@ class Shares(Overlapped):
 
 
 class ShareUpdater(PartOfModelUpdater):
-    """Updates this rank's pieces, clipped by the norm of all, and gives all ranks the new weights."""
+    """Updates this rank's pieces, clipped by the norm of all, and gives all ranks the new weights.
 
-    def __init__(self, reducer: Shares) -> None:
-        super().__init__(reducer.communicator)
-        self._reducer = reducer
+    Where each rank has a part of the model, the pieces of all ranks of ``model`` are it, of which those of ``owned``
+    parameters count.
+    """
+
+    def __init__(self, reducer: Shares, model: Communicator | None = None, owned: Owned = lambda p: True) -> None:
+        super().__init__(reducer.communicator if model is None else model, owned)
+        self._reducer, self._counts = reducer, owned
 
     def clip(self, step: Step, grads: GradStore, max_norm: float, params: list[Tensor]) -> float:
         """Clip the gradients of the pieces."""
-        return super().clip(step, grads, max_norm, [piece.tensor for piece in self._reducer.shares().pieces])
+        pieces = self._reducer.shares().pieces
+        counted = {piece.tensor.id for piece in pieces if self._counts(piece.p)}
+        self._owned = lambda tensor: tensor.id in counted
+        return super().clip(step, grads, max_norm, [piece.tensor for piece in pieces])
 
     def update(self, step: Step, grads: GradStore) -> None:
         """One step of the optimizer of pieces."""

@@ -62,7 +62,7 @@ class SelfAttention(Module):
             raise bad_value(f"{type(self).__name__}: x of shape {x.shape}; expected (B, T, C) with C = {C} channels")
         B, T, _ = x.shape
         qkv, dropout = self.c_attn(x), self.dropout if self.training else 0.0
-        heads = B, T, 3, self.n_head, C // self.n_head
+        heads = B, T, 3, self.n_head, qkv.shape[2] // (3 * self.n_head)
         if cache is not None:
             q, k, v = qkv.reshape(heads).unbind(2)
             return cache.attend(q, k, v, dropout)
@@ -70,7 +70,7 @@ class SelfAttention(Module):
             return F.packed_attention(qkv, dropout, is_causal=self.is_causal, n_head=self.n_head)
         q, k, v = (t.transpose(1, 2) for t in qkv.reshape(heads).unbind(2))
         mask = _causal_too(attn_mask, T) if self.is_causal else attn_mask
-        return F.scaled_dot_product_attention(q, k, v, mask, dropout).transpose(1, 2).reshape(B, T, C)
+        return F.scaled_dot_product_attention(q, k, v, mask, dropout).transpose(1, 2).reshape(B, T, -1)
 
 
 def _causal_too(mask: Tensor, T: int) -> Tensor:
