@@ -119,6 +119,11 @@ def how_to_run(script: str, *arguments: object) -> str:
     return shlex.join(["python", str(folder / script), *map(str, arguments)])
 
 
+def as_typed() -> str:
+    """The command that this run was started by."""
+    return shlex.join([*(sys.argv[0].split() if is_command() else ["python", sys.argv[0]]), *sys.argv[1:]])
+
+
 def flag(name: str) -> str:
     """The command-line flag of a setting."""
     return "--" + name.replace("_", "-")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from char_run import Settings
-from command_line import UsageError
+from command_line import UsageError, flag
 
 import minigrad
 from minigrad.device import CPU, Device
@@ -17,6 +20,7 @@ from minigrad.dtypes import is_half
 from minigrad.models import GPT2Config, gpt2_memory
 from minigrad.tools.free_memory import BLOCK_SECONDS, free_memory, in_words
 
+Widths = tuple[Sequence[int], int, int]  # of the layers; the rows of a step, and of all data
 PROCESS = 300 << 20  # bytes of Python, the libraries and the kernels
 SAVING = 7  # times the weights, while a checkpoint is written: copies of weights and moments, and of the files
 
@@ -32,61 +36,90 @@ def check_memory(settings: Settings, vocab_size: int, device: Device, world_size
     if device.type == "cpu" and settings.family == "gpt2":
         advice.append("--device cuda trains on a GPU")
 
-    def needed(n: int) -> int:
-        return ranks * step_bytes(settings, vocab_size, n, device)
+    def needed(batch_size: int, **sizes: int) -> int:
+        smaller = dataclasses.replace(settings, **sizes)
+        if smaller.n_embd % smaller.n_head:
+            return sys.maxsize
+        return ranks * step_bytes(smaller, vocab_size, -(-batch_size // world_size), device)
 
-    check(settings, needed, settings.batch_size, device, advice, world_size)
+    check(settings, needed, ("batch_size", "block_size", "n_layer", "n_embd"), settings.batch_size, device, advice)
     if (seconds := settings.n_layer * BLOCK_SECONDS) > 3:
         print(f"making {settings.n_layer:,} layers takes about {duration(seconds)}")
 
 
-def announced(config: GPT2Config, parameters: int, batch_size: int, steps: int, device: Device = CPU) -> str:
+def announced(
+    config: GPT2Config, parameters: int, batch_size: int, steps: int, device: Device = CPU, sizes: Sequence[str] = ()
+) -> str:
     """The memory and the time of a training, in words; UsageError if it does not fit into the free memory.
 
-    ``config`` has the sizes of the transformer, whatever its parts are.
+    ``config`` has the sizes of the transformer, whatever its parts are; ``sizes`` are those that flags can change.
     """
 
-    def needed(n: int) -> int:
-        return PROCESS + gpt2_memory(config, n).peak
+    def needed(batch_size: int, **smaller: int) -> int:
+        return PROCESS + gpt2_memory(dataclasses.replace(config, **smaller), batch_size).peak
 
-    check(config, needed, batch_size, device, [])
+    check(config, needed, ("batch_size", *sizes), batch_size, device, [])
     flops = steps * batch_size * config.block_size * flops_per_token(config, parameters)
-    at_best = f", {duration(flops / cpu_flops())} at best" if device.type == "cpu" else ""
-    return f"about {in_words(needed(batch_size))} of memory{at_best}"
+    time_needed = f", {at_best(flops / cpu_flops())}" if device.type == "cpu" else ""
+    return f"about {in_words(needed(batch_size))} of memory{time_needed}"
 
 
-def announced_mlp(widths: Sequence[int], rows: int, steps: int, data: int = 0, asleep: float = 0.0) -> str:
-    """The same of linear layers between ``widths`` numbers, for steps of ``rows`` rows out of ``data`` (0: those) by
-    AdamW, that also sleep for some seconds. A row has a product, an activation and a gradient of each
+def announced_mlp(sizes: Callable[..., Widths], flags: dict[str, int], steps: int, asleep: float = 0.0) -> str:
+    """The same of linear layers, for steps by AdamW that also sleep for some seconds. ``sizes(**flags)`` are the widths
+    of the layers, the rows of a step, and those of all data. A row has a product, an activation and a gradient of each
     width, and the data need 40 bytes a row."""
-    weights = sum((a + 1) * b for a, b in itertools.pairwise(widths))
-    needed = PROCESS + 16 * weights + 12 * rows * sum(widths) + 40 * max(rows, data)
-    free = free_memory(CPU)
-    if free is not None and needed > free:
+
+    def parameters(widths: Sequence[int]) -> int:
+        return sum((a + 1) * b for a, b in itertools.pairwise(widths))
+
+    def needed(**flags: int) -> int:
+        widths, rows, data = sizes(**flags)
+        return PROCESS + 16 * parameters(widths) + 12 * rows * sum(widths) + 40 * data
+
+    widths, rows, data = sizes(**flags)
+    weights, free = parameters(widths), free_memory(CPU)
+    if free is not None and needed(**flags) > free:
         raise UsageError(
-            f"{weights:,} parameters and {max(rows, data):,} rows need about {in_words(needed)} of memory, and "
-            f"{in_words(free)} are free on cpu; take narrower layers or fewer rows"
+            f"{weights:,} parameters and {data:,} rows need about {in_words(needed(**flags))} of memory, and "
+            f"{in_words(free)} are free on cpu; {fitting(needed, flags, free) or 'there is no smaller one'}"
         )
     seconds = 6 * weights * rows * steps / cpu_flops() + asleep
-    return f"{weights:,} parameters; about {in_words(needed)} of memory, {duration(seconds)} at best"
+    return f"{weights:,} parameters; about {in_words(needed(**flags))} of memory, {at_best(seconds)}"
 
 
 def check(
-    sizes: Settings | GPT2Config, needed: Callable[[int], int], batch_size: int, device: Device, advice: list[str],
-    parts: int = 1,
-) -> None:  # fmt: skip
-    """Raise UsageError if a step does not fit, with a batch that does; ``needed`` says the bytes of a part of it."""
-    free = free_memory(device)
-    if free is None or needed(batch_size // parts) <= free:
+    sizes: Any, needed: Callable[..., int], names: Sequence[str], batch_size: int, device: Device, advice: list[str]
+) -> None:
+    """Raise UsageError if a step does not fit, with flags that do; ``needed`` says its bytes, and ``names`` are of
+    sizes that flags can change."""
+    free, flags = free_memory(device), {"batch_size": batch_size}
+    if free is None or needed(**flags) <= free:
         return
-    smaller = [n for n in (2**k for k in range(20, -1, -1)) if n * parts < batch_size]
-    fits = next((n for n in smaller if needed(n) <= free), None)
-    advice = [*([] if fits is None else [f"--batch-size {fits * parts} fits"]), *advice]
+    flags |= {name: getattr(sizes, name) for name in names if name not in flags}
+    advice = [fits for fits in [fitting(needed, flags, free)] if fits] + advice
     raise UsageError(
         f"a step of {sizes.n_layer} layers, {sizes.n_embd} channels and {batch_size} sequences of "
-        f"{sizes.block_size} needs about {in_words(needed(batch_size // parts))} of memory, and {in_words(free)} are "
-        f"free on {device}; " + ("; ".join(advice) or "take fewer layers, channels or tokens")
+        f"{sizes.block_size} needs about {in_words(needed(batch_size))} of memory, and {in_words(free)} are "
+        f"free on {device}; " + ("; ".join(advice) or "take a smaller model")
     )
+
+
+def fitting(needed: Callable[..., int], flags: dict[str, int], free: int) -> str:
+    """A flag with the largest power of two that fits, or all of them, halved until they do; "" where nothing fits."""
+    for name, value in flags.items():
+        powers = (2**k for k in range(value.bit_length() - 1, -1, -1) if 2**k < value)
+        if (fits := next((n for n in powers if needed(**{**flags, name: n}) <= free), None)) is not None:
+            return f"{flag(name)} {fits} fits"
+    for k in range(1, max(flags.values()).bit_length()):
+        smaller = {name: max(1, value >> k) for name, value in flags.items()}
+        if needed(**smaller) <= free:
+            return " ".join(f"{flag(name)} {value}" for name, value in smaller.items()) + " fit"
+    return ""
+
+
+def at_best(seconds: float) -> str:
+    """The time of products alone, in words."""
+    return f"{duration(seconds) if seconds >= 1 else 'less than 1 s'} at best"
 
 
 def step_bytes(settings: Settings, vocab_size: int, batch_size: int, device: Device = CPU) -> int:

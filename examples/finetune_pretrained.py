@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from command_line import BAR, Parser, RunError, UsageError, choose_device, how_to_run, run_cli
+from command_line import BAR, Parser, RunError, UsageError, as_typed, choose_device, how_to_run, run_cli
 from estimate import announced
 from pretrained_folder import copy_companions, is_pretrained, load_pretrained
 from tqdm.auto import tqdm
@@ -28,7 +29,7 @@ import minigrad
 from minigrad import Tensor
 from minigrad.data import FixedBatches, RandomBatches, load_corpus, train_val_split
 from minigrad.distributed import NonFiniteLossError, SimpleTrainer, TrainingConfig
-from minigrad.distributed.train.signals import interrupts
+from minigrad.distributed.train.signals import interrupts, what_is_lost
 from minigrad.models import CausalLM, GPT2Config
 from minigrad.optim import AdamW, LinearWarmup, NonFiniteGradientError, decay_groups
 
@@ -91,7 +92,7 @@ def finetune(
         val_batches = FixedBatches(val, args.batch_size, T, args.eval_batches)
         minigrad.manual_seed(args.seed)
         sizes = GPT2Config(model.config.vocab_size, T, model.config.n_layer, 1, model.config.n_embd)
-        needs = announced(sizes, model.num_parameters(), args.batch_size, args.steps, device)
+        needs = announced(sizes, model.num_parameters(), args.batch_size, args.steps, device, ["block_size"])
     except ValueError as error:
         raise UsageError(error) from error
     parameters = f"{model.num_parameters():,} parameters"
@@ -100,18 +101,20 @@ def finetune(
     trainer = SimpleTrainer.with_optimizer(TrainingConfig(max_grad_norm=1.0), optimizer).with_lr_schedule(schedule)
     started = time.perf_counter()
     try:
-        with interrupts() as received:
+        with interrupts(lambda: what_is_lost(trainer.global_step, None, as_typed())) as received:
             before = validate(model, val_batches)
             train_model(model, trainer, batches, args.steps, 60 * args.minutes, received)
             after = validate(model, val_batches)
+            save(model, source, out)
     except (NonFiniteLossError, NonFiniteGradientError) as error:
         raise RunError(f"{error}; nothing was saved (a smaller --lr may help)") from error
-    save(model, source, out)
     print(
         f"validation loss {before:.4f} -> {after:.4f} nats per token, {trainer.global_step} steps in "
         f"{time.perf_counter() - started:.0f} s; saved in {out}"
     )
     if is_pretrained(out):
+        if left := args.steps - trainer.global_step:
+            print(f"to go on: {how_to_run(Path(sys.argv[0]).name, out, '--steps', left)}")
         print(f"next: {how_to_run('generate.py', out)}")
     return 0
 

@@ -54,7 +54,8 @@ def main() -> int:
         raise UsageError(f"--samples is {args.samples}, expected at least two batches of {args.batch_size}")
     batches, slow = args.epochs * (args.samples // args.batch_size), args.slow_down
     asleep = args.sleep_ms / 1e3 * batches * (slow / 2 + slow / (1 + slow))  # in lockstep, and with a cadence
-    print(announced_mlp((2, 32, 2), args.batch_size, 2 * batches, args.samples, asleep))
+    flags = {"samples": args.samples, "batch_size": args.batch_size}
+    print(announced_mlp(lambda samples, batch_size: ((2, 32, 2), batch_size, samples), flags, 2 * batches, asleep))
 
     # A run of two batches first: the kernels' compilation, at their first use ever, would count as a slow batch.
     few = {**vars(args), "epochs": 1, "samples": 2 * args.batch_size, "sleep_ms": 0.0}

@@ -42,7 +42,8 @@ def main() -> int:
         if not getattr(args, name) >= least:
             raise UsageError(f"--{name} is {getattr(args, name)}, expected at least {least}")
 
-    print(announced_mlp((2, args.hidden, args.hidden, 2), args.points, args.steps))
+    flags = {"hidden": args.hidden, "points": args.points}
+    print(announced_mlp(lambda hidden, points: ((2, hidden, hidden, 2), points, points), flags, args.steps))
     rng = np.random.default_rng(args.seed)
     known, test = two_spirals(args.points, args.noise, rng), two_spirals(args.points, args.noise, rng)
     minigrad.manual_seed(args.seed)

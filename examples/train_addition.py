@@ -65,7 +65,8 @@ def main() -> int:
     answers = answer(model, held_out[:, :PROMPT])
     right = (answers == held_out[:, PROMPT:]).all(1)
     for wrong in np.flatnonzero(~right)[:10]:
-        print(f'wrong: "{text(held_out[wrong, :PROMPT])}{text(answers[wrong])}", not "{text(held_out[wrong])}"')
+        asked, right_one = held_out[wrong], written(held_out[wrong], held_out[wrong, PROMPT:], args.reverse)
+        print(f"wrong: {written(asked, answers[wrong], args.reverse)}; {right_one} is right")
     print("some of them: " + ", ".join(written(*row, args.reverse) for row in zip(held_out[:5], answers)))
     count = int(right.sum())
     share = 100 * count / len(right)

@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 from char_run import Run, Settings, latest_folder, load_run, new_folder, save_run
-from command_line import BAR, Parser, RunError, UsageError, choose_device, describe, how_to_run, run_cli
+from command_line import BAR, Parser, RunError, UsageError, as_typed, choose_device, describe, how_to_run, run_cli
 from estimate import check_memory, duration, in_words, seconds_at_least, step_bytes
 from tqdm.auto import tqdm
 
@@ -38,7 +38,7 @@ from minigrad.data import CharTokenizer, Corpus, FixedBatches, RandomBatches, lo
 from minigrad.device import Device
 from minigrad.distributed import CommError, NonFiniteLossError, ReplicaMismatchError, SimpleTrainer, TrainingMetrics
 from minigrad.distributed.train.captured_step import CapturedStep
-from minigrad.distributed.train.signals import interrupts
+from minigrad.distributed.train.signals import interrupts, what_is_lost
 from minigrad.metrics_log import JsonLinesLog, TensorBoardWriter, about_run, moment, read_json_lines
 from minigrad.models import CausalLM
 from minigrad.optim import NonFiniteGradientError
@@ -133,6 +133,8 @@ def check_text(run: Run, corpus: Corpus) -> None:
 class TrainingRun:
     """The training loop of a run, and what it shows and writes; on several processes, rank 0 does that for all."""
 
+    script: str = ""  # that goes on with it, if it is not the settings' own
+
     def __init__(self, run: Run, corpus: Any, rank: int = 0, world_size: int = 1) -> None:
         self.run = run
         self.corpus = corpus  # a Corpus; train_gpt2.py has shards of tokens
@@ -196,8 +198,6 @@ class TrainingRun:
         """``train``; raises RunError, or KeyboardInterrupt, that says what is saved."""
         try:
             return self.train()
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(self.what_is_lost()) from None
         except FAILURES as error:
             raise RunError(f"{describe(error)}; {self.rescue(error)}") from error
 
@@ -208,11 +208,8 @@ class TrainingRun:
 
     def what_is_lost(self) -> str:
         """Of a run that was stopped without saving."""
-        step, saved = self.trainer.global_step, self.saved_step
-        if saved is None:
-            return f"stopped after step {step}; nothing was saved"
-        lost = "no step is" if step == saved else f"{step - saved} steps are"
-        return f"stopped after step {step}; step {saved} is saved, {lost} lost. To go on: {self.how_to_resume()}"
+        command = self.launched(as_typed()) if self.saved_step is None else self.how_to_resume()
+        return what_is_lost(self.trainer.global_step, self.saved_step, command)
 
     def train(self) -> int:
         """Train to the last step; returns the exit code."""
@@ -233,7 +230,8 @@ class TrainingRun:
         about = {"settings": dataclasses.asdict(s), "parameters": self.model.num_parameters(), "ranks": self.world_size}
         self.write(about_run(s.steps, self.tokens_per_step, **about))
         self.started = time.perf_counter()
-        with interrupts() as received:  # to the end of save: another rank's signal may end the loop before this one's
+        # To the end of save: another rank's signal may end the loop before this one's.
+        with interrupts(self.what_is_lost) as received:
             signal_number = self.profile_steps(received) if self.profiling else 0
             signal_number = signal_number or self.make_steps(received)
             self.save()
@@ -340,8 +338,13 @@ class TrainingRun:
         return received[0] if received else 0
 
     def how_to_resume(self) -> str:
-        """The command that goes on with this run."""
-        return how_to_run(self.settings.script, "--resume", "--out", self.run.folder)
+        """The command that goes on with this run, on as many ranks."""
+        return self.launched(how_to_run(self.script or self.settings.script, "--resume", "--out", self.run.folder))
+
+    def launched(self, command: str) -> str:
+        """The command for as many ranks."""
+        launcher = f"python -m minigrad.distributed.launch -n {self.world_size} "
+        return command if self.world_size == 1 else launcher + command.removeprefix("python ")
 
     def finish(self) -> None:
         """Say what the finished run has left, and draw it."""

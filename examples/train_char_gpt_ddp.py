@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 from char_run import Run, Settings, latest_folder, new_folder, run_contents, run_of
-from command_line import Parser, UsageError, how_to_run, run_cli
+from command_line import Parser, UsageError, run_cli
 from estimate import check_memory
 from train_char_gpt import PROFILE_HELP, TrainingRun, check_text, load_text
 
@@ -261,12 +261,6 @@ class Training(TrainingRun):
             self.trainer.assert_replicas_identical(self.model.named_parameters())
             self.say(f"all {self.comm.world_size} ranks hold the same weights, bit for bit")
         super().finish()
-
-    def how_to_resume(self) -> str:
-        """The command that goes on with this run, on as many ranks."""
-        command = how_to_run(self.script, "--resume", "--out", self.run.folder)
-        launcher = f"python -m minigrad.distributed.launch -n {self.comm.world_size} "
-        return command if self.comm.world_size == 1 else launcher + command.removeprefix("python ")
 
     def rescue(self, error: Exception) -> str:
         """Save without the others. Weights change only after a whole reduction, so they are those of the last step."""

@@ -276,7 +276,7 @@ class GPT2Training(Training):
         return super().workers() if device.type == "cpu" else f"on {world} x {minigrad.cuda.get_device_name(device)}"
 
     def how_to_resume(self) -> str:
-        """The command that goes on with this run, on as many ranks."""
+        """The command that goes on with this run."""
         device = self.model.device.type
         return super().how_to_resume() + (f" --device {device}" if device != "cpu" else "")
 

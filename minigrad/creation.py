@@ -100,27 +100,29 @@ def from_dlpack(x: Any, *, device: Place | None = None, copy: bool | None = None
     return tensor.clone() if copy else tensor
 
 
-def full(shape: Any, value: float, *, dtype: Any = None, device: Place = CPU, requires_grad: bool = False) -> Tensor:
-    """A tensor of ``shape`` filled with ``value``; the dtype follows the value unless given."""
+def full(
+    size: Any, fill_value: float, *, dtype: Any = None, device: Place = CPU, requires_grad: bool = False
+) -> Tensor:
+    """A tensor of the shape ``size`` filled with ``fill_value``; the dtype follows the value unless given."""
+    value, device = fill_value, Device(device)
     dtype = dtypes.as_dtype(dtype or (dtypes.default_dtype() if isinstance(value, float) else np.asarray(value).dtype))
-    device = Device(device)
-    return _finish(device.kernels.full(shapes.shape_argument((shape,)), value, dtype), device, requires_grad)
+    return _finish(device.kernels.full(shapes.shape_argument((size,)), value, dtype), device, requires_grad)
 
 
-def zeros(*shape: Any, dtype: Any = None, device: Place = CPU, requires_grad: bool = False) -> Tensor:
+def zeros(*shape: Any, size: Any = None, dtype: Any = None, device: Place = CPU, requires_grad: bool = False) -> Tensor:
     """Zeros: ``zeros(2, 3)`` or ``zeros((2, 3))``."""
-    return full(shapes.shape_argument(shape), 0.0, dtype=dtype, device=device, requires_grad=requires_grad)
+    return full(shapes.shape_argument(shape, size), 0.0, dtype=dtype, device=device, requires_grad=requires_grad)
 
 
-def ones(*shape: Any, dtype: Any = None, device: Place = CPU, requires_grad: bool = False) -> Tensor:
+def ones(*shape: Any, size: Any = None, dtype: Any = None, device: Place = CPU, requires_grad: bool = False) -> Tensor:
     """Ones: ``ones(2, 3)`` or ``ones((2, 3))``."""
-    return full(shapes.shape_argument(shape), 1.0, dtype=dtype, device=device, requires_grad=requires_grad)
+    return full(shapes.shape_argument(shape, size), 1.0, dtype=dtype, device=device, requires_grad=requires_grad)
 
 
-def empty(*shape: Any, dtype: Any = None, device: Place = CPU, requires_grad: bool = False) -> Tensor:
+def empty(*shape: Any, size: Any = None, dtype: Any = None, device: Place = CPU, requires_grad: bool = False) -> Tensor:
     """Uninitialised memory of the shape."""
     device = Device(device)
-    array = device.kernels.empty(shapes.shape_argument(shape), dtypes.as_dtype(dtype or dtypes.default_dtype()))
+    array = device.kernels.empty(shapes.shape_argument(shape, size), dtypes.as_dtype(dtype or dtypes.default_dtype()))
     return _finish(array, device, requires_grad)
 
 
@@ -134,9 +136,9 @@ def ones_like(x: Tensor, *, dtype: Any = None, requires_grad: bool = False) -> T
     return ones(x.shape, dtype=dtype or x.dtype, device=x.device, requires_grad=requires_grad)
 
 
-def full_like(x: Tensor, value: float, *, dtype: Any = None, requires_grad: bool = False) -> Tensor:
-    """``value`` everywhere, in the shape, dtype and device of ``x``."""
-    return full(x.shape, value, dtype=dtype or x.dtype, device=x.device, requires_grad=requires_grad)
+def full_like(x: Tensor, fill_value: float, *, dtype: Any = None, requires_grad: bool = False) -> Tensor:
+    """``fill_value`` everywhere, in the shape, dtype and device of ``x``."""
+    return full(x.shape, fill_value, dtype=dtype or x.dtype, device=x.device, requires_grad=requires_grad)
 
 
 def empty_like(x: Tensor, *, dtype: Any = None, requires_grad: bool = False) -> Tensor:
@@ -184,35 +186,43 @@ def triu_indices(row: int, col: int, offset: int = 0, *, device: Place = CPU) ->
     return _of_numbers(lambda: np.stack(np.triu_indices(row, offset, col)), dtypes.int64, device)
 
 
-def _draw(kind: str, shape: Any, dtype: Any, device: Place, generator: Source, grad: bool) -> Tensor:
+def _draw(kind: str, shape: tuple[int, ...], dtype: Any, device: Place, generator: Source, grad: bool) -> Tensor:
     device = Device(device)
     dtype = dtypes.as_dtype(dtype or dtypes.default_dtype())
-    return _finish(draw(kind, device.kernels, shapes.shape_argument(shape), dtype, generator), device, grad)
+    return _finish(draw(kind, device.kernels, shape, dtype, generator), device, grad)
 
 
 def rand(
-    *shape: Any, dtype: Any = None, device: Place = CPU, generator: Source = None, requires_grad: bool = False
-) -> Tensor:
+    *shape: Any, size: Any = None, dtype: Any = None, device: Place = CPU, generator: Source = None,
+    requires_grad: bool = False,
+) -> Tensor:  # fmt: skip
     """Uniform random values in [0, 1)."""
-    return _draw("uniform", shape, dtype, device, generator, requires_grad)
+    return _draw("uniform", shapes.shape_argument(shape, size), dtype, device, generator, requires_grad)
 
 
 def randn(
-    *shape: Any, dtype: Any = None, device: Place = CPU, generator: Source = None, requires_grad: bool = False
-) -> Tensor:
+    *shape: Any, size: Any = None, dtype: Any = None, device: Place = CPU, generator: Source = None,
+    requires_grad: bool = False,
+) -> Tensor:  # fmt: skip
     """Standard normal random values."""
-    return _draw("normal", shape, dtype, device, generator, requires_grad)
+    return _draw("normal", shapes.shape_argument(shape, size), dtype, device, generator, requires_grad)
 
 
-def randint(low: int, high: Any, shape: Any = None, *, device: Place = CPU, generator: Source = None) -> Tensor:
-    """Random integers (int64) in [low, high): ``randint(low, high, shape)``, or ``randint(high, shape)`` from 0."""
-    if shape is None:
-        low, high, shape = 0, low, high
+def randint(
+    low: int, high: Any = None, shape: Any = None, *, size: Any = None, device: Place = CPU, generator: Source = None
+) -> Tensor:
+    """Random integers (int64) in [low, high): ``randint(low, high, shape)``, or ``randint(high, shape)`` from 0. The
+    shape is also ``size=``."""
+    if size is None and shape is None:
+        high, shape = None, high
+    if high is None:
+        low, high = 0, low
     if not low < high:
         raise bad_value(f"randint: no integer in [{low}, {high})")
+    shape = shapes.shape_argument((shape,) if size is None else (), size)
     device = Device(device)
     place = (generator or default_generator).next()
-    return Tensor.wrap(device.kernels.random.integers(low, high, shapes.shape_argument((shape,)), *place), device)
+    return Tensor.wrap(device.kernels.random.integers(low, high, shape, *place), device)
 
 
 def rand_like(x: Tensor, *, dtype: Any = None, generator: Source = None, requires_grad: bool = False) -> Tensor:
@@ -239,14 +249,14 @@ def randperm(n: int, *, device: Place = CPU, generator: Source = None) -> Tensor
     return Tensor.wrap(device.kernels.random.permutation(n, *(generator or default_generator).next()), device)
 
 
-def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """The tensors one after the other along ``dim``; all other sizes must agree."""
+def cat(tensors: Sequence[Tensor], dim: int = 0, *, axis: int | None = None) -> Tensor:
+    """The tensors one after the other along ``dim`` (or ``axis``); all other sizes must agree."""
     tensors = list(tensors)
     if not tensors or not all(isinstance(t, TensorCore) for t in tensors):
         raise bad_type("cat: expected a non-empty sequence of tensors")
     if not tensors[0].ndim:
         raise bad_value("cat: 0-d tensors cannot be joined; use stack")
-    axis = shapes.normalize_dim(dim, tensors[0].ndim)
+    axis = shapes.normalize_dim(dim if axis is None else axis, tensors[0].ndim)
     if len({(*t.shape[:axis], *t.shape[axis + 1 :], t.ndim) for t in tensors}) > 1:
         raise bad_value(f"cat: shapes {[t.shape for t in tensors]}; only the sizes of dim {axis} may differ")
     return movement.Cat.apply(*tensors, axis=axis)
@@ -256,14 +266,14 @@ concat = cat
 concatenate = cat
 
 
-def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """The tensors, of equal shape, along a new dimension ``dim``."""
+def stack(tensors: Sequence[Tensor], dim: int = 0, *, axis: int | None = None) -> Tensor:
+    """The tensors, of equal shape, along a new dimension ``dim`` (or ``axis``)."""
     tensors = list(tensors)
     if not tensors:
         raise bad_type("stack: expected a non-empty sequence of tensors")
     if any(t.shape != tensors[0].shape for t in tensors):
         raise bad_value(f"stack: shapes {[t.shape for t in tensors]} differ; cat joins them along a dimension")
-    axis = shapes.normalize_dim(dim, tensors[0].ndim + 1)
+    axis = shapes.normalize_dim(dim if axis is None else axis, tensors[0].ndim + 1)
     return cat([t.unsqueeze(axis) for t in tensors], axis)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView
+from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping
 from typing import TYPE_CHECKING, Any
 
 from .errors import bad_type, located
@@ -107,13 +107,19 @@ class GradStore(GradArithmetic):
         grads = self._grads
         return {number: grads.pop(number) for number in numbers if number in grads}
 
-    def update(self, other: GradStore) -> None:
-        """Insert all gradients of another store."""
-        self._grads.update(other._grads)
+    def update(self, other: GradStore | Mapping[Any, Tensor]) -> None:
+        """Insert all gradients of another store, or of a dict whose keys are tensors or their ids."""
+        store = isinstance(other, GradStore)
+        self._grads.update(other._grads if store else {self._key(key): grad for key, grad in other.items()})
 
     def remove(self, key: Tensor | TensorId) -> Tensor | None:
         """Take the gradient of a tensor out of the store and return it, or None."""
         return self._grads.pop(self._key(key), None)
+
+    def pop(self, key: Tensor | TensorId, *default: Any) -> Any:
+        """``remove``; without a ``default``, NoGradientError where there is none."""
+        grad = self.remove(key)
+        return grad if grad is not None else default[0] if default else self[key]
 
     def accumulate(
         self, key: Tensor | TensorId, grad: Tensor, add: Callable[[Tensor, Tensor], Tensor] | None = None

@@ -9,6 +9,7 @@ import importlib
 import opcode
 import re
 import sys
+import traceback
 from pathlib import Path
 from types import ModuleType, SimpleNamespace, TracebackType
 from typing import Any
@@ -58,16 +59,17 @@ class NotInMinigrad:
     four times as slowly, also those that are there. And a small operation reads ten of its tensors.
     """
 
-    __slots__ = ("name",)
+    __slots__ = ("kind", "name")
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, kind: str, name: str) -> None:
+        self.kind: str = kind
         self.name: str = name
 
     def __get__(self, instance: object | None, owner: type) -> Any:
-        raise missing("Tensor", self.name, [], owner.__name__)
+        raise missing(self.kind, self.name, [], owner.__name__)
 
     def __set__(self, instance: object, value: Any) -> None:
-        raise missing("Tensor", self.name, [], type(instance).__name__)
+        raise missing(self.kind, self.name, [], type(instance).__name__)
 
 
 def defined_in(module: str) -> list[str]:
@@ -184,5 +186,8 @@ def explained(error: BaseException | None) -> str | None:
         if kinds[0] == "ndarray" and hasattr(sys.modules["minigrad.tensor"].Tensor, str(error.name)):
             return f"p.data is the NumPy array; use with minigrad.no_grad(): p.{error.name}(...)"
         return next((HINTS[kind][error.name] for kind in kinds if error.name in HINTS.get(kind, {})), None)
+    if isinstance(error, TypeError) and str(error) == "'int' object is not callable":
+        line = traceback.extract_tb(error.__traceback__)[-1].line or ""
+        return "p.data is the NumPy array; use p.size(...)" if ".data.size(" in line else None
     found = re.search(r"unexpected keyword argument '(\w+)'$", str(error)) if isinstance(error, TypeError) else None
     return HINTS["arguments"].get(found[1]) if found else None

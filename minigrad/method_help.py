@@ -1,36 +1,51 @@
-"""What ``help(Tensor.softmax)`` says below the method's own sentence: formula, derivative, kernels and an example."""
+"""What ``help(Tensor.softmax)`` says below the method's own sentence: arguments, formula, derivative, kernels, example.
+
+``method_examples.txt`` has what a docstring does not say: of each method a line ``name [parts]: expression -> result``,
+and what arguments mean that many methods have. The parts are the operations that the expression runs, such as
+``softmax.Softmax``, and the families of other kernels, such as ``random``.
+"""
 
 import functools
 import inspect
+import re
+import sys
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import FunctionType
 
-from .autograd import Function
+FILE = Path(__file__).with_name("method_examples.txt")
+ON_CPU = {path.stem for path in FILE.parent.glob("cpu_kernels/*.py")}
 
 
 def describe(function: FunctionType, owner: str = "") -> None:
-    """Add to the docstring of a function, or of a method of ``owner``, what the operation behind it says."""
+    """Add to the docstring of a function, or of a method of ``owner``, what the file says of it."""
     if owner:
         function.__qualname__ = f"{owner}.{function.__name__}"  # what Python's own errors and help() call it
-    names = function.__globals__
-    words = list(function.__code__.co_names)
-    for helper in filter(inspect.isfunction, [names.get(word) for word in words]):
-        words += helper.__code__.co_names
-    modules = [module for module in map(names.get, words) if isinstance(module, ModuleType)]
-    found = [getattr(module, word, None) for module in modules for word in words]  # as in softmax.Softmax
-    used = [kind for kind in found if isinstance(kind, type) and issubclass(kind, Function)]
-    text = inspect.getdoc(function) or ""
-    if used and text:
-        place = used[0].__module__.removeprefix("minigrad.ops.").partition(".")[0]
-        text += f"\n\n{used[0].__name__}: {inspect.getdoc(used[0])}\n\n"
-        text += f"The operation is in ops/{place}, its kernels are in cpu_kernels/{place} and cuda_kernels/{place}."
-    if text and function.__name__ in examples():
-        text += f"\n\n>>> {examples()[function.__name__]}"
-    function.__doc__ = text or None
+    text = inspect.getdoc(function)
+    if text is None or function.__name__ not in (examples := read()[1]):
+        return
+    parts, example = examples[function.__name__]
+    code, words, meanings = inspect.unwrap(function).__code__, set(re.findall(r"\w+", text)), read()[0]
+    names = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
+    said = "\n".join(f"  {name}: {meanings[name]}" for name in names if name in meanings and name not in words)
+    function.__doc__ = "\n\n".join(filter(None, (text, said, made_of(parts), f">>> {example}")))
 
 
 @functools.cache
-def examples() -> dict[str, str]:
-    """By the name of a function an expression, and in the next line what it gives."""
-    lines = Path(__file__).with_name("method_examples.txt").read_text(encoding="utf-8").splitlines()
-    return {line.partition(": ")[0]: line.partition(": ")[2].replace(" -> ", "\n") for line in lines}
+def made_of(parts: str) -> str:
+    """The formula of an operation, or the names of several, and where their kernels are."""
+    operations = [part.partition(".")[2] for part in parts.split() if "." in part]
+    families = [*dict.fromkeys(part.partition(".")[0] for part in parts.split())]
+    places = (f"cpu_kernels/{name}" if name in ON_CPU else f"plain_kernels ({name})" for name in families)
+    kernels = f"Kernels: {', '.join(places)}; for CUDA {', '.join(families)} in cuda_kernels."
+    if len(operations) != 1:
+        return f"Made of {', '.join(operations)}. {kernels}" if operations else kernels * bool(families)
+    kind = getattr(sys.modules[f"{__package__}.ops.{families[0]}"], operations[0])
+    return f"{operations[0]}: {inspect.getdoc(kind)}\n\nThe operation is in ops/{families[0]}. {kernels}"
+
+
+@functools.cache
+def read() -> tuple[dict[str, str], dict[str, tuple[str, str]]]:
+    """The meanings of arguments; and of methods the parts, with an expression and in the next line its result."""
+    lines = [line.partition(": ")[::2] for line in FILE.read_text(encoding="utf-8").splitlines()]
+    marked = [(*name.rstrip("]").split(" ["), rest.replace(" -> ", "\n")) for name, rest in lines if "[" in name]
+    return dict(lines), {name: (parts, example) for name, parts, example in marked}

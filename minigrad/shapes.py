@@ -74,13 +74,14 @@ def _either(dim: Any, axis: Any) -> Any:
     return dim if axis is None else axis
 
 
-def shape_argument(args: tuple[Any, ...]) -> tuple[int, ...]:
-    """``f(2, 3)`` and ``f((2, 3))`` both mean the shape (2, 3)."""
-    if len(args) == 1 and not hasattr(args[0], "__index__"):
-        args = tuple(args[0])
+def shape_argument(args: tuple[Any, ...], size: Any = None) -> tuple[int, ...]:
+    """``f(2, 3)``, ``f((2, 3))`` and ``f(size=(2, 3))`` all mean the shape (2, 3)."""
+    args = args if size is None else (*args, size)
     try:
+        if len(args) == 1 and not hasattr(args[0], "__index__"):
+            args = tuple(args[0])
         return tuple([n.__index__() for n in args])
-    except AttributeError:
+    except (AttributeError, TypeError):
         raise bad_type(f"a shape is integers, not {args!r}") from None
 
 

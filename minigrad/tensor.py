@@ -302,11 +302,12 @@ class Tensor(
 
 TensorCore.tensor_type = Tensor
 
-for _name in hints.HINTS["Tensor"]:
-    setattr(Tensor, _name, hints.NotInMinigrad(_name))
+for _kind in (Tensor, GradStore):
+    for _name in hints.HINTS[_kind.__name__]:
+        setattr(_kind, _name, hints.NotInMinigrad(_kind.__name__, _name))
 
-for _base in Tensor.__bases__[:-1]:
-    for _method in filter(inspect.isfunction, vars(_base).values()):
+for _base in (*Tensor.__bases__[:-1], Tensor):
+    for _method in dict.fromkeys(filter(inspect.isfunction, vars(_base).values())):  # some have several names
         method_help.describe(_method, "Tensor")
 
 # What a tensor combines with: the ``other`` of ``x + other``.

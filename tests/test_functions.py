@@ -1,12 +1,17 @@
 """The functions that are methods of Tensor, too: each is the method, whose values tests/ops compares with PyTorch's."""
 
 import inspect
+import re
 
+import house
 import pytest
 from refusals import raises
 
 import minigrad as mg
 from minigrad import functions, method_help
+from minigrad.autograd import Function
+from minigrad.device import CPU
+from minigrad.modes import holding, of_thread
 
 FUNCTIONS = {name: getattr(functions, name) for name in functions.__all__ if hasattr(mg.Tensor, name)}
 ALIASES = {"subtract": "sub", "multiply": "mul", "divide": "div", "negative": "neg", "absolute": "abs", "clip": "clamp"}
@@ -56,12 +61,55 @@ def test_probabilities_and_weights_have_their_names():
     assert mg.multinomial(weights=mg.tensor([0.0, 1.0]), num_samples=1).tolist() == [1]
 
 
-def test_help_has_formula_kernels_and_an_example_that_is_true():
-    assert "y = e^x / sum(e^x);  dx = y (dy - sum(dy y))" in (mg.Tensor.softmax.__doc__ or "")
-    assert "cpu_kernels/gelu" in (mg.nn.functional.gelu.__doc__ or "")
-    found = method_help.examples()
-    for name, example in found.items():
-        code, result = example.splitlines()
-        assert repr(eval(code, {"minigrad": mg, "F": mg.nn.functional})) == result, name
-        function = getattr(mg.Tensor, name, None) or getattr(mg.nn.functional, name)
-        assert f">>> {example}" in function.__doc__, name
+F = mg.nn.functional
+EXAMPLES = method_help.read()[1]
+METHODS = {f for base in mg.Tensor.__mro__[:-2] for f in vars(base).values() if inspect.isfunction(f)}
+NEED_A_GPU = {"cuda", "pin_memory"}
+SOFTMAX = """exp(self) along ``dim``, which must be given, divided by its sum.
+
+  axis: NumPy's name for dim
+
+Softmax: y = e^x / sum(e^x);  dx = y (dy - sum(dy y)).
+
+The operation is in ops/softmax. Kernels: cpu_kernels/softmax; for CUDA softmax in cuda_kernels.
+
+>>> minigrad.tensor([1.0, 1.0]).softmax(0)
+tensor([0.5000, 0.5000])"""
+
+
+def test_help_of_every_method_has_an_example_and_says_what_its_arguments_mean():
+    assert mg.Tensor.softmax.__doc__ == mg.softmax.__doc__ == SOFTMAX
+    for f in (*METHODS, *(vars(F)[name] for name in EXAMPLES if name in vars(F) and name != "where")):
+        if f.__name__[0] != "_" and f.__name__ not in NEED_A_GPU:
+            text, parameters = inspect.getdoc(f) or "", [*inspect.signature(f).parameters.values()][1:]
+            assert text.endswith(f"\n\n>>> {EXAMPLES[f.__name__][1]}") and text.count(">>>") == 1, f
+            named = {p.name for p in parameters if p.kind is not p.VAR_POSITIONAL}
+            assert f.__name__.endswith("_") or named <= set(re.findall(r"\w+", text.partition(">>>")[0])), f
+
+
+def test_examples_of_help_are_true_and_run_what_it_says_methods_are_made_of(monkeypatch):
+    ran: set[str] = set()
+    apply = Function.apply.__func__
+
+    class Kernels:
+        def __getattr__(self, name: str):
+            ran.update([name] if (house.ROOT / f"cuda_kernels/{name}.py").exists() else [])
+            return getattr(CPU.native, name)
+
+    def noted(op, *inputs, **options):
+        ran.add(f"{op.__module__.split('.')[2]}.{op.__name__}")
+        return apply(op, *inputs, **options)
+
+    monkeypatch.setattr(Function, "apply", classmethod(noted))
+    with holding(of_thread.mode, kernels=Kernels()):
+        for name, (listed, example) in EXAMPLES.items():
+            (code, result), parts = example.splitlines(), listed.split()
+            ran.clear()
+            assert repr(eval(code, {"minigrad": mg, "F": F})) == result, name
+            families = {part.partition(".")[0] for part in parts}
+            assert {part for part in ran if "." in part} == {part for part in parts if "." in part}, name
+            assert {part.partition(".")[0] for part in ran} == families, name
+            text = (getattr(mg.Tensor, name, None) or getattr(F, name)).__doc__
+            for family in families:
+                where = f"cpu_kernels/{family}" if family not in mg.plain_families() else f"plain_kernels ({family})"
+                assert where in text and re.search(rf"for CUDA .*\b{family}\b", text), name

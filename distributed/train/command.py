@@ -17,6 +17,7 @@ import hashlib
 import json
 import math
 import os
+import shlex
 import signal
 import socket
 import sys
@@ -45,7 +46,7 @@ from .block_trainer import BlockDistributedTrainer
 from .config import NonFiniteLossError, TrainingMetrics
 from .grad_sync import ReplicaMismatchError, agree_on_settings, difference
 from .settings import FLAGS, Settings, SettingsError, read_overrides, read_settings, resolve
-from .signals import interrupted, interrupts
+from .signals import interrupted, interrupts, what_is_lost
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -75,6 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return run_by_hand(config, alike, sys.argv[1:] if arguments is None else arguments)
         with config.connect(timeout=settings.training.timeout) as comm:
             run = Run(comm, settings, options.resume, options.dry_run)
+            run.arguments = sys.argv[1:] if arguments is None else arguments
             try:
                 return 0 if options.dry_run else run.train()
             except CommError as error:
@@ -85,6 +87,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain(error, 2)
     except (CommError, NonFiniteLossError, NonFiniteGradientError, ReplicaMismatchError, OSError) as error:
         return _complain(error, 1)
+    except KeyboardInterrupt as error:
+        return _complain(error if error.args else "interrupted", 130)
 
 
 class Run:
@@ -123,6 +127,7 @@ class Run:
         )
         self._check_folder(resume or dry)  # again: the trainer's log has locked it
         self.saved_step: int | None = None
+        self.arguments: Sequence[str] = ["CONFIG.yaml"]
         if resume:
             self._resume()
         self._place_of_step = self.place
@@ -183,7 +188,7 @@ class Run:
             return 0
         tokens = t.batch_size * t.seq_len * t.accumulation_steps * self.comm.world_size
         trainer.log.begin(self.steps, tokens, settings=self.settings.fixed(), parameters=trainer.model.num_parameters())
-        with interrupts() as received:
+        with interrupts(self._what_is_lost) as received:
             while trainer.global_step < self.steps and self.place[0] != t.epochs and not number:
                 metrics = trainer.train_batch(*self.next_batch())
                 if metrics is None and self.place[0] == t.epochs:
@@ -195,7 +200,7 @@ class Run:
             self._save()
         step = f"step {trainer.global_step}"
         if number:
-            self.say(f"stopped after {step}, which is saved; add --resume to go on")
+            self.say(f"stopped after {step}, saved. To go on:\n  {self._command()}")
             return 128 + number
         self.say(f"done: {step}; all {self.comm.world_size} ranks hold the same weights, bit for bit")
         return 0
@@ -226,7 +231,19 @@ class Run:
         if self.saved_step != step and step and self.comm.rank == alive[0]:
             self._save(alone=True)
         saves = f"rank {alive[0]} saves step {step}" if self.saved_step != step else f"step {step} is saved"
-        return f"; {saves} in {self.folder}, add --resume to go on" if step else "; no step was made"
+        return f"; {saves} in {self.folder}. To go on: {self._command()}" if step else "; no step was made"
+
+    def _command(self, resume: bool = True) -> str:
+        """What goes on with the run, or begins it again, as it was started, on as many ranks."""
+        ranks = str(self.comm.world_size)
+        launcher = ["-m", "minigrad.distributed.launch", "-n", ranks] if "MINIGRAD_LAUNCH" in os.environ else []
+        given = [word for word in self.arguments if word != "--resume"]
+        words = ["python", *launcher, "-m", "minigrad.distributed.train", *given, *["--resume"] * resume]
+        return shlex.join(words)
+
+    def _what_is_lost(self) -> str:
+        saved = self.saved_step
+        return what_is_lost(self.trainer.global_step, saved, self._command(saved is not None))
 
     def say(self, text: str) -> None:
         """Print on rank 0."""
@@ -234,7 +251,7 @@ class Run:
             print(text, flush=True)
 
 
-def _complain(error: Exception, code: int, rescued: str = "") -> int:
+def _complain(error: BaseException | str, code: int, rescued: str = "") -> int:
     text = str(error).partition("\n  at ")[0]  # without the line of this program, which is no news to its user
     print("error: " + " ".join((text + rescued).split()), file=sys.stderr)
     return code

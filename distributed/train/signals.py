@@ -1,11 +1,11 @@
-"""Signals that end a training after its step, on all ranks."""
+"""Signals that end a training after its step, on all ranks, and what is said of one that ends at once."""
 
 import contextlib
 import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -20,8 +20,9 @@ ANSWERS = (
 
 
 @contextlib.contextmanager
-def interrupts() -> Iterator[list[int]]:
-    """A list that Ctrl-C or SIGTERM adds its number to, instead of raising; a second one raises at once.
+def interrupts(lost: Callable[[], str] = str) -> Iterator[list[int]]:
+    """A list that Ctrl-C or SIGTERM adds its number to, instead of raising; a second one raises at once, with a message
+    of ``lost()``: what is saved, and how to go on (``what_is_lost``).
 
     Python calls handlers between its own instructions, not while a kernel is compiled, which takes seconds. So a thread
     answers, which gets the signals' numbers through a socket.
@@ -37,7 +38,7 @@ def interrupts() -> Iterator[list[int]]:
     def note(number: int, frame: object) -> None:
         received.append(number)
         if max(len(received), len(answered)) > 1:  # two signals during one kernel's compilation are one call of this
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt(lost())
 
     def answer() -> None:
         while number := ours.recv(1):
@@ -58,6 +59,16 @@ def interrupts() -> Iterator[list[int]]:
         pythons.close()
         thread.join()
         ours.close()
+
+
+def what_is_lost(step: int, saved: int | None, command: str) -> str:
+    """Of a training that was stopped after a step without saving it; ``command`` goes on, or begins again."""
+    lost = step - (saved or 0)
+    steps = "no step is" if not lost else "1 step is" if lost == 1 else f"{lost} steps are"
+    kept = "nothing is saved" if saved is None else f"step {saved} is saved"
+    return (
+        f"stopped after step {step}; {kept}, {steps} lost. To {'begin again' if saved is None else 'go on'}: {command}"
+    )
 
 
 def interrupted(communicator: Communicator, received: list[int]) -> int:

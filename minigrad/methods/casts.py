@@ -116,7 +116,7 @@ class CastsMethods:
         return self.wrap(self.device.kernels.empty(shapes.shape_argument(size), found), self.device)
 
     def new_full(self: Tensor, size: Any, fill_value: builtins.float, *, dtype: Any = None) -> Tensor:
-        """``fill_value`` everywhere, of the dtype (if no other is given) and device of this tensor."""
+        """``fill_value`` in the shape ``size``, of the dtype (if no other is given) and device of this tensor."""
         found = self.dtype if dtype is None else dtypes.as_dtype(dtype)
         return self.wrap(self.device.kernels.full(shapes.shape_argument((size,)), fill_value, found), self.device)
 

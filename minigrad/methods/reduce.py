@@ -313,11 +313,11 @@ class ReduceMethods:
         return movement.Cat.apply(x.reshape(shape), y.reshape(shape), axis=0).logsumexp(0)
 
     def softmax(self: Tensor, dim: Axis = None, *, axis: Axis = None) -> Tensor:
-        """exp(self) along ``dim``, divided by its sum."""
+        """exp(self) along ``dim``, which must be given, divided by its sum."""
         return softmax.Softmax.apply(self, axis=shapes.some_dim("softmax", dim, axis, self.ndim))
 
     def log_softmax(self: Tensor, dim: Axis = None, *, axis: Axis = None) -> Tensor:
-        """log(softmax(self)) along ``dim``, computed without overflow."""
+        """log(softmax(self)) along ``dim``, which must be given, computed without overflow."""
         return softmax.LogSoftmax.apply(self, axis=shapes.some_dim("log_softmax", dim, axis, self.ndim))
 
 

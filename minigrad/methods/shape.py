@@ -81,7 +81,7 @@ class ShapeMethods:
         return movement.Permute.apply(self, order=tuple(order))
 
     def movedim(self: Tensor, source: Dim, destination: Dim) -> Tensor:
-        """A view with dimensions moved to new places; the others keep their order."""
+        """A view with the dimensions ``source`` at the places ``destination``; the others keep their order."""
         return movement.Permute.apply(self, order=shapes.moved_order(source, destination, self.ndim))
 
     def permute(self: Tensor, *dims: Any) -> Tensor:

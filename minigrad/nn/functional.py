@@ -511,5 +511,6 @@ def _masked_attention(
 
 
 for _function in filter(inspect.isfunction, [*vars().values()]):
-    method_help.describe(_function)
+    if _function.__module__.startswith(__package__):
+        method_help.describe(_function)
 _hints.answer_for(__name__, searched=True)

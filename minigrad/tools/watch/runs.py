@@ -236,8 +236,9 @@ def open_runs(places: list[str]) -> Runs:
     runs = Runs([Path(place) for place in places or ["runs"]])
     for place in runs.places:
         if not place.exists():
-            hint = "" if places else "; train one first, or name a run's folder or its file of JSON lines"
-            raise WatchError(f"there is no {place}{hint}")
+            there = [name for near in dict.fromkeys((place.parent, Path("runs"))) for name, *_ in _runs_of(near)][:9]
+            hint = "there are " + ", ".join(there) if there else "train one first, or name a folder or its log"
+            raise WatchError(f"there is no {place}; {hint}")
         if not _runs_of(place):
             raise WatchError(f"{place} holds no run: no file of JSON lines such as metrics.jsonl, and no timeline.json")
     runs.refresh()
