@@ -12,6 +12,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -269,7 +270,7 @@ def _extra(name: str, part: Status) -> Status:
 
 
 def format_report(sections: Mapping[str, Facts | tuple[Status, ...]]) -> str:
-    """The report as text, one fact a line; a problem that several lines share is told once."""
+    """The report as text, one fact a line; a problem that several lines share, as a missing library, is told once."""
     lines: list[str] = []
     said: set[str] = set()
     for title, facts in sections.items():
@@ -278,7 +279,8 @@ def format_report(sections: Mapping[str, Facts | tuple[Status, ...]]) -> str:
             lines += [f"  {name:<12} {fact}" for name, fact in facts.items()]
             continue
         for row in facts:
-            problems = {problem.partition(": pip ")[0]: problem for problem in row.detail.split("; ")}
+            # "NCCL needs cupy" and "cupy is not installed" are the same problem.
+            problems = {re.sub(r": pip .*|.* needs | is not installed", "", p): p for p in row.detail.split("; ")}
             detail = "; ".join(problems[key] for key in problems if key not in said) or "as above"
             said.update(problems)
             lines.append(f"  {row.name:<12} {'usable' if row.usable else 'not usable'}: {detail}")

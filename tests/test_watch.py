@@ -142,7 +142,7 @@ def test_bad_input_is_one_line(tmp_path, capsys):
     ):  # fmt: skip
         assert command.main(arguments) == 2
         assert re.fullmatch(rf"error: .*{part}.*\n", capsys.readouterr().err), part
-    assert_refused(python("-m", "minigrad", "watch", cwd=tmp_path), 2, "there is no runs; train one first")
+    assert_refused(python("-m", "minigrad", "watch", cwd=tmp_path / "empty"), 2, "there is no runs; train one first")
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
