@@ -6,6 +6,7 @@ Some idioms save files: into the current folder.
 
 import contextlib
 import io
+import linecache
 import re
 import sys
 import traceback
@@ -51,6 +52,7 @@ def answer(preamble: str, code: str) -> str | None:
     """None if it works; else what the error says. AssertionError for an error that helps nobody."""
     names: dict[str, object] = {"__name__": "typed"}
     exec(here(preamble), names)
+    linecache.cache["<typed>"] = len(code), None, here(code).splitlines(keepends=True), "<typed>"
     try:
         exec(compile(here(code), "<typed>", "exec"), names)
     except Exception as error:

@@ -26,14 +26,18 @@ def _function(method: F) -> F:
     def refused(x: Any) -> TypeError:
         return bad_type(f"{name} of a {type(x).__name__}: expected a tensor; make one with minigrad.tensor(...)")
 
-    def of_one(x: Any) -> Any:  # in half the time
-        if isinstance(x, TensorCore):
+    def of_one(x: Any, **wrong: Any) -> Any:  # in half the time
+        if isinstance(x, TensorCore) and not wrong:
             return method(x)
-        raise refused(x)
+        return of_more(x, **wrong)
 
     def of_more(x: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(x, TensorCore):
-            return method(x, *args, **kwargs)
+            try:
+                return method(x, *args, **kwargs)
+            except TypeError as error:
+                hints.answer(error)
+                raise
         raise refused(x)
 
     function = functools.wraps(method)(of_one if len(inspect.signature(method).parameters) == 1 else of_more)

@@ -66,7 +66,7 @@ class NotInMinigrad:
         self.name: str = name
 
     def __get__(self, instance: object | None, owner: type) -> Any:
-        raise missing(self.kind, self.name, [], owner.__name__)
+        raise missing(self.kind, self.name, [], owner.__name__.removeprefix("Unread"))
 
     def __set__(self, instance: object, value: Any) -> None:
         raise missing(self.kind, self.name, [], type(instance).__name__)
@@ -164,12 +164,17 @@ def answering(function: F) -> F:
         try:
             return function(*args, **kwargs)
         except TypeError as error:
-            if text := explained(error):
-                error.args = (f"{error}; {text}",)
-                located(error)
+            answer(error)
             raise
 
     return call  # type: ignore[return-value]  # functools.wraps keeps the signature
+
+
+def answer(error: TypeError) -> None:
+    """Add to an error about an argument under PyTorch's name what to use."""
+    if text := explained(error):
+        error.args = (f"{error}; {text}",)
+        located(error)
 
 
 def say(error: BaseException | None) -> None:

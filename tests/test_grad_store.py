@@ -55,6 +55,9 @@ def test_insert_replaces_and_remove_takes_out(params: list[Tensor]) -> None:
     assert store[a] is second and len(store) == 1 and not store.is_empty()
     assert store.remove(a) is second and store.remove(a) is None and store.remove(b.id) is None
     assert store.is_empty()
+    store.update({a: first, b.id: second})
+    assert store.pop(a) is first and store.pop(a, None) is None and store.pop(b.id, None) is second
+    raises(KeyError, "no gradient for tensor", store.pop, a)
 
 
 def test_accumulate_adds_without_writing_to_either(params: list[Tensor]) -> None:
