@@ -512,9 +512,7 @@ def _masked_attention(
 
 
 # Every step of a transformer calls them; what a wrong argument means, Python and notebooks say below their error.
-_OFTEN = (
-    "embedding|linear|feed_forward|(layer|rms)_norm|gelu|silu|rope|.*attention|(linear_)?cross_entropy|check_indices"
-)
+_OFTEN = "_.*|embedding|check_indices|linear|feed_forward|(layer|rms)_norm|gelu|silu|rope|dropout|.*(attention|entropy)"
 for _name, _function in [*vars().items()]:
     if inspect.isfunction(_function) and _function.__module__.startswith(__package__):
         method_help.describe(_function)
