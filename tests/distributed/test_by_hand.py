@@ -164,7 +164,7 @@ def test_a_process_that_ends_ends_all(hand, tmp_path, rank, number, codes, words
         assert "launch: all ranks have ended after" in err or -9 in codes, found
     wait_until(lambda: not alive(str(tmp_path)), 12.0)
     if codes[0] != -9:
-        assert "which is saved; add --resume to go on" in found[0][1]
+        assert ", saved. To go on:" in found[0][1]
 
 
 @pytest.mark.long

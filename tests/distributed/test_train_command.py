@@ -385,9 +385,9 @@ def test_a_signal_or_a_death_loses_no_whole_step(tmp_path, number):
     saved = 3 if number is signal.SIGKILL else 4
     assert load_checkpoint(tmp_path / "run").step == saved, found.text
     if number is signal.SIGKILL:
-        assert f"step {saved} is saved in" in found.errors(0) and "add --resume" in found.errors(0), found.text
+        assert f"step {saved} is saved in" in found.errors(0) and f"train {path}" in found.errors(0), found.text
     else:
-        assert found.returncode == 128 + number and "stopped after step 4, which is saved" in found.stdout, found.text
+        assert found.returncode == 128 + number and "stopped after step 4, saved. To go on:" in found.stdout, found.text
     shutil.copytree(tmp_path / "run", tmp_path / "alone")
     run_ranks(2, "-m", "minigrad.distributed.train", path, "--resume", timeout=300, returncode=0)
     whole = write(tmp_path, dropout=0.2, accumulation_steps=2, output_dir=tmp_path / "whole")
@@ -395,6 +395,24 @@ def test_a_signal_or_a_death_loses_no_whole_step(tmp_path, number):
     assert weights(tmp_path / "run") == weights(tmp_path / "whole")
     assert train.main([str(whole), "--resume", "--output-dir", str(tmp_path / "alone")]) == 0
     assert load_checkpoint(tmp_path / "alone").step == 6
+
+
+@pytest.mark.parametrize(("number", "step"), [(signal.SIGINT, 5), (signal.SIGTERM, 2)])
+def test_a_second_signal_says_what_is_lost_and_how_to_go_on(tmp_path, monkeypatch, capsys, number, step):
+    def twice(run, metrics):
+        after(run, metrics)
+        for _ in range(2 * (metrics.step == step)):
+            signal.raise_signal(number)
+
+    after = Run._after
+    monkeypatch.setattr(Run, "_after", twice)
+    monkeypatch.setenv("MINIGRAD_LAUNCH", "1")
+    path = write(tmp_path)
+    assert train.main([str(path), "--training.seed", "7"]) == 130
+    saved = "nothing is saved" if step < 3 else "step 3 is saved"
+    then = f"To {'begin again' if step < 3 else 'go on'}: python -m minigrad.distributed.launch -n 1 -m"
+    told = f"error: stopped after step {step}; {saved}, 2 steps are lost. {then} minigrad.distributed.train {path}"
+    assert f"{told} --training.seed 7{' --resume' * (step > 3)}\n" in capsys.readouterr().err
 
 
 @pytest.mark.long

@@ -152,7 +152,8 @@ def test_ctrl_c_saves_and_the_command_it_names_goes_on_bit_for_bit(finished, tmp
 
 @POSIX
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_second_signal_says_what_is_lost_and_how_to_go_on(tmp_path, monkeypatch, number):
+@pytest.mark.parametrize("script", [TRAIN, "train_llama_char.py", "train_gpt2.py", "train_char_gpt_ddp.py"])
+def test_a_second_signal_says_what_is_lost_and_how_to_go_on(tmp_path, monkeypatch, script, number):
     train = load(TRAIN, monkeypatch)
 
     def twice(self, metrics):
@@ -162,9 +163,10 @@ def test_a_second_signal_says_what_is_lost_and_how_to_go_on(tmp_path, monkeypatc
 
     after_step = train.TrainingRun.after_step
     monkeypatch.setattr(train.TrainingRun, "after_step", twice)
-    done = run(TRAIN, *TINY, "--out", "run", cwd=tmp_path)
+    done = run(script, *TINY, "--out", "run", cwd=tmp_path)
     told = "error: stopped after step 11; step 8 is saved, 3 steps are lost. To go on: python "
-    assert done.returncode == 130 and told in done.stderr and done.stderr.rstrip().endswith("--resume --out run")
+    assert done.returncode == 130 and told in done.stderr, done.stderr
+    assert done.stderr.rstrip().endswith(f"{script} --resume --out run")
 
 
 @POSIX
