@@ -247,7 +247,8 @@ class LaunchJob:
             self._say(f"killed rank {listed(left)}, {when}")
         else:
             self._say(f"all ranks have ended after {name}")
-        usual = (-self.stop, 128 + self.stop, 128 + signal.SIGINT)  # the last one is that of KeyboardInterrupt
+        ends = (self.stop, signal.SIGINT)  # which a KeyboardInterrupt ends with
+        usual = [code for number in ends for code in (-number, 128 + number)]
         failed = [f"rank {rank}: {describe(code)}" for rank, code in self.failures if code not in usual]
         if failed:
             self._say("not by the signal, " + "; ".join(failed))
