@@ -215,8 +215,7 @@ def randint(
     shape is also ``size=``."""
     if size is None and shape is None:
         high, shape = None, high
-    if high is None:
-        low, high = 0, low
+    low, high = (0, low) if high is None else (low, high)
     if not low < high:
         raise bad_value(f"randint: no integer in [{low}, {high})")
     shape = shapes.shape_argument((shape,) if size is None else (), size)
@@ -262,8 +261,7 @@ def cat(tensors: Sequence[Tensor], dim: int = 0, *, axis: int | None = None) -> 
     return movement.Cat.apply(*tensors, axis=axis)
 
 
-concat = cat
-concatenate = cat
+concat = concatenate = cat
 
 
 def stack(tensors: Sequence[Tensor], dim: int = 0, *, axis: int | None = None) -> Tensor:

@@ -58,7 +58,7 @@ class LaunchJob:
         self.stop: int | None = None  # the signal that the launcher got
         self.stopped_at: float = 0.0
         self.hurry: bool = False  # it got another one
-        self.passed_on: bool = False  # the ranks got it as well
+        self.passed_on: int = 0  # how many of them the ranks got as well
         self.changed: threading.Event = threading.Event()
         self.printing: threading.Lock = threading.Lock()
         self.bar: str = ""  # the last line of the terminal
@@ -149,20 +149,15 @@ class LaunchJob:
         """Wait until the job is over or is to be ended by force; whether that is because of ``timeout``."""
         deadline = math.inf if self.timeout is None else time.monotonic() + self.timeout
         until = math.inf  # the end of the grace
-        hurries = False
         while mpirun.poll() is None and time.monotonic() < min(deadline, until):
             self._look_around()
-            if self.stop and not self.passed_on:
+            if self.stop and self.passed_on <= self.hurry:
                 if self.stop == signal.SIGPIPE or len(self.told[rank_parent.STARTED]) < self.ranks:
                     return False
-                name = signal.Signals(self.stop).name
-                self._say(f"got {name} and passed it on; the ranks have {self.grace:g} s to end (again: at once)")
-                self._pass_on(mpirun, self.stop)
-            elif self.stop and self.hurry and not hurries:
-                hurries, until = True, min(until, time.monotonic() + PROMPT)  # in which they say what is lost
                 self._pass_on(mpirun, self.stop)
             if self.failures or self.stop or self._in_vain():
-                patience = min(PROMPT, self.grace) if self._left() <= self._in_vain() else self.grace
+                soon = self.hurry or self._left() <= self._in_vain()  # in a hurry they just say what is lost
+                patience = min(PROMPT, self.grace) if soon else self.grace
                 until = min(until, time.monotonic() + patience)
                 time.sleep(0.02)
             else:
@@ -184,7 +179,10 @@ class LaunchJob:
 
     def _pass_on(self, mpirun: subprocess.Popen[bytes], number: int) -> None:
         """Send a signal to every rank, on all hosts, through mpirun and the ranks' parents."""
-        self.passed_on = True
+        self.passed_on += 1
+        if not self.hurry:
+            name = signal.Signals(number).name
+            self._say(f"got {name} and passed it on; the ranks have {self.grace:g} s to end (again: at once)")
         carriers = rank_parent.carriers()
         mpirun.send_signal(carriers.get(signal.Signals(number), carriers[signal.SIGTERM]))
 
@@ -247,8 +245,7 @@ class LaunchJob:
             self._say(f"killed rank {listed(left)}, {when}")
         else:
             self._say(f"all ranks have ended after {name}")
-        ends = (self.stop, signal.SIGINT)  # which a KeyboardInterrupt ends with
-        usual = [code for number in ends for code in (-number, 128 + number)]
+        usual = (-self.stop, 128 + self.stop, -signal.SIGINT, 128 + signal.SIGINT)  # the latter: KeyboardInterrupt
         failed = [f"rank {rank}: {describe(code)}" for rank, code in self.failures if code not in usual]
         if failed:
             self._say("not by the signal, " + "; ".join(failed))

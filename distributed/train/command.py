@@ -235,15 +235,12 @@ class Run:
 
     def _command(self, resume: bool = True) -> str:
         """What goes on with the run, or begins it again, as it was started, on as many ranks."""
-        ranks = str(self.comm.world_size)
-        launcher = ["-m", "minigrad.distributed.launch", "-n", ranks] if "MINIGRAD_LAUNCH" in os.environ else []
-        given = [word for word in self.arguments if word != "--resume"]
-        words = ["python", *launcher, "-m", "minigrad.distributed.train", *given, *["--resume"] * resume]
-        return shlex.join(words)
+        launcher = ["-m", "minigrad.distributed.launch", "-n", str(self.comm.world_size)]
+        words = ["-m", "minigrad.distributed.train", *(word for word in self.arguments if word != "--resume")]
+        return shlex.join(["python", *launcher * ("MINIGRAD_LAUNCH" in os.environ), *words, *["--resume"] * resume])
 
     def _what_is_lost(self) -> str:
-        saved = self.saved_step
-        return what_is_lost(self.trainer.global_step, saved, self._command(saved is not None))
+        return what_is_lost(self.trainer.global_step, self.saved_step, self._command(self.saved_step is not None))
 
     def say(self, text: str) -> None:
         """Print on rank 0."""

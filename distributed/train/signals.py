@@ -63,12 +63,9 @@ def interrupts(lost: Callable[[], str] = str) -> Iterator[list[int]]:
 
 def what_is_lost(step: int, saved: int | None, command: str) -> str:
     """Of a training that was stopped after a step without saving it; ``command`` goes on, or begins again."""
-    lost = step - (saved or 0)
-    steps = "no step is" if not lost else "1 step is" if lost == 1 else f"{lost} steps are"
+    lost, then = step - (saved or 0), "begin again" if saved is None else "go on"
     kept = "nothing is saved" if saved is None else f"step {saved} is saved"
-    return (
-        f"stopped after step {step}; {kept}, {steps} lost. To {'begin again' if saved is None else 'go on'}: {command}"
-    )
+    return f"stopped after step {step}; {kept}, {lost} step{' is' if lost == 1 else 's are'} lost. To {then}: {command}"
 
 
 def interrupted(communicator: Communicator, received: list[int]) -> int:
