@@ -35,6 +35,15 @@ def test_readme_shows_code_that_runs():
     assert code_blocks.python_blocks(ROOT / "README.md"), "README.md has no block marked python"
 
 
+def test_the_first_screen_of_the_readme_has_all_and_names_no_system_without_a_word_on_it():
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    screen = "\n".join(page.splitlines()[:60])
+    for part in ("for people who", "](docs/terminal.svg)", "```python", "| PyTorch 2.13 eager |", "What it is not"):
+        assert part in screen, part
+    assert not re.findall("Mistral|Qwen|SmolLM|TensorFlow|JAX|tinygrad|nanoGPT|transformers'", page)
+    assert len(page.split()) <= 1308
+
+
 @pytest.mark.long(but=2)
 @pytest.mark.parametrize(
     ("path", "block"), [pytest.param(p, b, id=f"{p.relative_to(ROOT)}:{b.line}") for p, b in python_blocks()]
