@@ -158,7 +158,7 @@ def line_by_hand() -> None:
     w = minigrad.zeros(1, requires_grad=True)
     b = minigrad.zeros(1, requires_grad=True)
     losses = []
-    for _ in tqdm(range(300), bar_format=BAR, disable=None):
+    for _ in tqdm(range(300), bar_format=BAR, smoothing=0, disable=None):
         loss = ((w * x + b - y) ** 2).mean()
         losses.append(loss.item())
         grads = loss.backward()
@@ -177,7 +177,7 @@ def line_with_adamw() -> None:
     x, y = points()
     model = nn.Linear(1, 1)
     optimizer = AdamW(model.parameters(), lr=0.05, weight_decay=0.0)
-    for _ in tqdm(range(300), bar_format=BAR, disable=None):
+    for _ in tqdm(range(300), bar_format=BAR, smoothing=0, disable=None):
         loss = F.mse_loss(model(x), y)
         optimizer.step(loss.backward())
     show(f"{model = }", f"{model.weight.detach() = }", f"{model.bias.detach() = }")

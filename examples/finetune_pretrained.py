@@ -129,7 +129,7 @@ def train_model(
 ) -> None:
     """Train until the steps are made, the time is over or a signal was ``received``; at least one step."""
     started = time.perf_counter()
-    bar = tqdm(total=steps, bar_format=BAR, dynamic_ncols=True, disable=None)
+    bar = tqdm(total=steps, bar_format=BAR, smoothing=0, dynamic_ncols=True, disable=None)
     with bar:
         model.train()
         while trainer.global_step < steps:

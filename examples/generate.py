@@ -63,7 +63,7 @@ def write(
 ) -> list[int]:
     """Print the prompt and what follows it, as it comes, after a heading on stderr; returns what follows."""
     piece, written = pieces(tokenizer), []
-    with tqdm(total=count, bar_format=BAR, disable=True if sys.stdout.isatty() else None) as bar:
+    with tqdm(total=count, bar_format=BAR, smoothing=0, disable=True if sys.stdout.isatty() else None) as bar:
         try:
             following = stream(model, minigrad.tensor([prompt], device=model.device), count, **options)
         except ValueError as error:

@@ -76,7 +76,7 @@ def train(model: nn.Module, x: np.ndarray, y: np.ndarray, steps: int, lr: float)
     """AdamW on all points at once; returns the last loss."""
     inputs, targets = minigrad.from_numpy(x), minigrad.from_numpy(y)
     trainer = SimpleTrainer(TrainingConfig(learning_rate=lr))
-    with tqdm(range(steps), bar_format=BAR, disable=None) as bar:
+    with tqdm(range(steps), bar_format=BAR, smoothing=0, disable=None) as bar:
         for _ in bar:
             loss = F.cross_entropy(model(inputs), targets)
             metrics = trainer.step(model.named_parameters(), loss.backward(), loss.item())

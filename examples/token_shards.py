@@ -127,7 +127,9 @@ def make_shards(
     sha256 = hashlib.sha256()
     index: dict[str, Any] = {"name": name, "tokenizer": tokenizer.to_dict()}
     size = sum(text.size for text in texts)
-    with tqdm(total=size, bar_format=BAR, dynamic_ncols=True, unit="B", unit_scale=True, disable=None) as bar:
+    with tqdm(
+        total=size, bar_format=BAR, smoothing=0, dynamic_ncols=True, unit="B", unit_scale=True, disable=None
+    ) as bar:
         for part, pieces in (("train", parts(texts, 0, 1 - val_fraction)), ("val", parts(texts, 1 - val_fraction, 1))):
             rows = _Rows(tokenized(pieces, tokenizer, bar.update), sha256.update)
             index[part] = []

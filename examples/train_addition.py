@@ -117,7 +117,7 @@ def train(model: GPT2, known: np.ndarray, steps: int, batch_size: int, lr: float
     schedule = CosineAnnealing(lr, lr / 100, warmup_steps=min(100, steps // 10), total_steps=steps)
     trainer = SimpleTrainer.with_optimizer(TrainingConfig(), optimizer).with_lr_schedule(schedule)
     rng = np.random.default_rng([seed, 1])
-    with tqdm(range(steps), bar_format=BAR, disable=None) as bar:
+    with tqdm(range(steps), bar_format=BAR, smoothing=0, disable=None) as bar:
         for _ in bar:
             batch = known[rng.integers(len(known), size=batch_size)]
             x, y = batch[:, :-1], batch[:, 1:].copy()

@@ -104,7 +104,7 @@ def train(model: nn.Module, loader: DataLoader, steps: int, lr: float) -> None:
     schedule = CosineAnnealing(lr, lr / 100, warmup_steps=min(100, steps // 10), total_steps=steps)
     trainer = SimpleTrainer.with_optimizer(TrainingConfig(), optimizer).with_lr_schedule(schedule)
     batches = itertools.chain.from_iterable(itertools.repeat(loader))
-    with tqdm(range(steps), bar_format=BAR, disable=None) as bar:
+    with tqdm(range(steps), bar_format=BAR, smoothing=0, disable=None) as bar:
         for _, (images, digits) in zip(bar, batches):
             loss = F.cross_entropy(model(images), digits)
             metrics = trainer.step(model.named_parameters(), loss.backward(), loss.item())

@@ -41,7 +41,6 @@ def test_the_first_screen_of_the_readme_has_all_and_names_no_system_without_a_wo
     for part in ("for people who", "](docs/terminal.svg)", "```python", "| PyTorch 2.13 eager |", "What it is not"):
         assert part in screen, part
     assert not re.findall("Mistral|Qwen|SmolLM|TensorFlow|JAX|tinygrad|nanoGPT|transformers'", page)
-    assert len(page.split()) <= 1308
 
 
 @pytest.mark.long(but=2)

@@ -27,6 +27,8 @@ def test_help_is_the_docstring_and_the_flags(script, monkeypatch, capsys):
     assert " ".join(docstring.split()) in " ".join(shown.split()) and max(map(len, shown.splitlines())) < 80
     assert all(f"  --{flag}" in shown for flag in FLAGS.get(script, "").split())
     assert f"examples/{script}" in docstring  # how to run it
+    text = (EXAMPLES / script).read_text("utf-8")
+    assert text.count("tqdm(") == text.count("bar_format=BAR, smoothing=0")  # the time left, from the whole run
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

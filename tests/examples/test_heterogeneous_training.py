@@ -24,7 +24,7 @@ def test_the_slow_one_gets_fewer_batches_and_nobody_waits(monkeypatch, tmp_path)
     assert fast + slow == 120 and 2.4 * slow < fast < 3.6 * slow
     before, after = map(float, re.findall(r"waiting: ([0-9.]+) % .* lockstep, ([0-9.]+) %", shown)[0])
     assert before == 33.3 and after < 12
-    assert len(re.findall(r"^replica [01]  [#.-]+$", shown, re.MULTILINE)) == 4
+    assert re.findall(r"^replica ([01])  [#.-]+$", shown, re.MULTILINE) == ["0", "1"] * 2  # the fast one above
     if importlib.util.find_spec("matplotlib") is not None:
         assert (tmp_path / "runs/heterogeneous_training.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 

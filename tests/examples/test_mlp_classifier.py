@@ -78,4 +78,8 @@ def test_the_picture_is_drawn_or_said_to_be_missing(monkeypatch, tmp_path):
 
 def test_what_does_not_fit_is_refused(monkeypatch):
     script = load(SPIRALS, monkeypatch, "--hidden", 10**6)
-    raises(script.UsageError, r"1,000,006,000,002 parameters .* need about 16,0.*GB of memory", script.main)
+    told = r"1,000,006,000,002 parameters .* need about 16,0.*GB of memory.*; --hidden 16384 fits$"
+    monkeypatch.setattr(sys.modules["estimate"], "free_memory", lambda device: 2**33)
+    raises(script.UsageError, told, script.main)
+    both = load(SPIRALS, monkeypatch, "--hidden", 10**6, "--points", 10**9)
+    raises(script.UsageError, r"; --hidden \d+ --points \d+ fit$", both.main)

@@ -1,9 +1,11 @@
 """The sampling script: the same seed gives the same text, and what cannot be continued is refused."""
 
 import importlib.util
+import io
 import os
 import re
 import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -35,6 +37,26 @@ def test_a_seed_gives_its_text_again_and_no_seed_another(finished):
 def test_an_earlier_checkpoint_writes_another_text(finished):
     arguments = ("--temperature", 1, "--chars", 60, "--seed", 1)
     assert text(RUN, *arguments, cwd=finished[0]) != text(RUN, *arguments, "--step", 8, cwd=finished[0])
+
+
+def test_each_character_is_shown_before_the_next_one_is_made(finished, monkeypatch):
+    class Terminal(io.StringIO):
+        shown = ""
+
+        def flush(self) -> None:
+            self.shown = self.getvalue()
+
+    def watched(*arguments, **options):
+        for count, token in enumerate(stream(*arguments, **options)):
+            assert len(sys.stdout.shown) == (len("The ") + count if count else 0)
+            yield token
+
+    monkeypatch.chdir(finished[0])
+    generate, stream = load("generate.py", monkeypatch), load("generate.py", monkeypatch).stream
+    monkeypatch.setattr(generate, "stream", watched)
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    assert load(SAMPLE, monkeypatch, RUN, "--prompt", "The ", "--chars", 9).main() == 0
+    assert len(sys.stdout.getvalue()) == len("The \n") + 9
 
 
 @pytest.mark.short

@@ -54,9 +54,11 @@ def test_the_share_is_what_the_model_writes_on_sums_it_never_saw(monkeypatch, ca
     assert 10 < right < 400  # some are wrong, so the number means something
     wrong = [line for line in shown if line.startswith("wrong: ")]
     assert len(wrong) == min(400 - right, 10)
-    for line in wrong:
-        given, correct = line.split('"')[1::2]
-        assert given[:6] == correct[:6] and given != correct
+    for line in wrong:  # as people write them
+        a, b, given, correct = map(
+            int, re.fullmatch(r"wrong: (\d+) \+ (\d+) = (\d+); \1 \+ \2 = (\d+) is right", line).groups()
+        )
+        assert a + b == correct != given
 
 
 def test_only_the_answer_is_learned(monkeypatch):

@@ -1,6 +1,7 @@
 """The main example as its users meet it: what it shows and writes, exact resume, and bad input."""
 
 import contextlib
+import html
 import importlib.util
 import json
 import os
@@ -13,7 +14,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from example_scripts import TINY, assert_refused, command, content, finish, load, run, spawned
+from example_scripts import EXAMPLES, TINY, assert_refused, command, content, finish, load, run, spawned
 from processes import writing
 from refusals import raises
 
@@ -69,6 +70,19 @@ def test_a_run_shows_and_writes_what_it_promises(finished):
     if drawn:
         assert (folder / RUN / "loss.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     assert [path.name for path in folder.iterdir()] == ["runs"]  # nothing elsewhere
+
+
+@pytest.mark.short
+def test_the_picture_of_the_readme_shows_what_a_run_prints(finished):
+    """All of its lines of a training, but for the numbers."""
+
+    def form(line: str) -> str:
+        return re.sub(r" (s|min) at best|threads?", "", re.sub(r" *[\d.,:]+", "#", line))
+
+    picture = re.findall("<text [^>]*>(.*?)</text>", (EXAMPLES.parent / "docs/terminal.svg").read_text("utf-8"))
+    lines = [html.unescape(line).replace("\N{NO-BREAK SPACE}", " ") for line in picture]
+    told = [form(line) for line in lines if line.startswith(("pydoc", "GPT", "run: ", "step ", "done in "))]
+    assert len(told) == 8 and set(told) <= {form(line) for line in finished[1].stdout.splitlines()}
 
 
 @pytest.mark.short

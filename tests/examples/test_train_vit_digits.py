@@ -49,6 +49,9 @@ def test_images_differ_from_each_other_and_repeat_with_the_seed(monkeypatch):
     assert clean.min() == 0 and clean.max() == 1
     ink = clean.reshape(50, -1).mean(1)
     assert ink.min() > 0.03 and ink.max() < 0.6  # a pen's lines: neither nothing nor all
+    for columns in (20, 70, 100, 300):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        assert max(map(len, digit_images.show(images[:6]).splitlines())) <= max(columns, 2 * 16)
 
 
 def test_distances_are_those_to_the_lines(monkeypatch):
