@@ -109,8 +109,8 @@ class GradStore(GradArithmetic):
 
     def update(self, other: GradStore | Mapping[Any, Tensor]) -> None:
         """Insert all gradients of another store, or of a dict whose keys are tensors or their ids."""
-        store = isinstance(other, GradStore)
-        self._grads.update(other._grads if store else {self._key(key): grad for key, grad in other.items()})
+        plain = other._grads if isinstance(other, GradStore) else {self._key(key): g for key, g in other.items()}
+        self._grads.update(plain)
 
     def remove(self, key: Tensor | TensorId) -> Tensor | None:
         """Take the gradient of a tensor out of the store and return it, or None."""
