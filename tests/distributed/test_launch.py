@@ -216,9 +216,10 @@ def test_ranks_that_go_on_after_a_signal_are_killed(tmp_path, again):
 
 
 def test_ranks_say_what_is_lost_at_a_second_signal(tmp_path):
-    program = "import time\nfrom minigrad.distributed.train.signals import interrupts\n"
-    program += "with interrupts(lambda: '3 steps are lost'):\n    print('ready')\n    time.sleep(99)\n"
-    job, _ = started(tmp_path, program)
+    program = (
+        "from minigrad.distributed.train.signals import interrupts\nwith interrupts(lambda: '3 steps are lost'):\n"
+    )
+    job, _ = started(tmp_path, f"import time\n{program}    print('ready')\n    time.sleep(99)\n")
     for wait in (0, launch.REPEATED + 0.2):
         time.sleep(wait)
         job.send_signal(signal.SIGTERM)

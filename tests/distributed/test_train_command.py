@@ -397,22 +397,20 @@ def test_a_signal_or_a_death_loses_no_whole_step(tmp_path, number):
     assert load_checkpoint(tmp_path / "alone").step == 6
 
 
-@pytest.mark.parametrize(("number", "step"), [(signal.SIGINT, 5), (signal.SIGTERM, 2)])
-def test_a_second_signal_says_what_is_lost_and_how_to_go_on(tmp_path, monkeypatch, capsys, number, step):
-    def twice(run, metrics):
-        after(run, metrics)
-        for _ in range(2 * (metrics.step == step)):
-            signal.raise_signal(number)
-
-    after = Run._after
-    monkeypatch.setattr(Run, "_after", twice)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_says_what_is_lost_and_how_to_go_on(tmp_path, monkeypatch, capsys, number):
+    path, after = write(tmp_path), Run._after
+    twice = {5: [signal.raise_signal] * 2}
+    monkeypatch.setattr(
+        Run, "_after", lambda run, m: [after(run, m), *(send(number) for send in twice.get(m.step, ()))]
+    )
     monkeypatch.setenv("MINIGRAD_LAUNCH", "1")
-    path = write(tmp_path)
     assert train.main([str(path), "--training.seed", "7"]) == 130
-    saved = "nothing is saved" if step < 3 else "step 3 is saved"
-    then = f"To {'begin again' if step < 3 else 'go on'}: python -m minigrad.distributed.launch -n 1 -m"
-    told = f"error: stopped after step {step}; {saved}, 2 steps are lost. {then} minigrad.distributed.train {path}"
-    assert f"{told} --training.seed 7{' --resume' * (step > 3)}\n" in capsys.readouterr().err
+    command = (
+        f"python -m minigrad.distributed.launch -n 1 -m minigrad.distributed.train {path} --training.seed 7 --resume"
+    )
+    told = f"error: stopped after step 5; step 3 is saved, 2 steps are lost. To go on: {command}\n"
+    assert told in capsys.readouterr().err
 
 
 @pytest.mark.long

@@ -40,23 +40,15 @@ def test_an_earlier_checkpoint_writes_another_text(finished):
 
 
 def test_each_character_is_shown_before_the_next_one_is_made(finished, monkeypatch):
-    class Terminal(io.StringIO):
-        shown = ""
-
-        def flush(self) -> None:
-            self.shown = self.getvalue()
-
-    def watched(*arguments, **options):
-        for count, token in enumerate(stream(*arguments, **options)):
-            assert len(sys.stdout.shown) == (len("The ") + count if count else 0)
-            yield token
-
+    shown, order = io.StringIO(), []
+    shown.flush = lambda: order.append(len(shown.getvalue()))
+    generate = load("generate.py", monkeypatch)
+    stream = generate.stream
     monkeypatch.chdir(finished[0])
-    generate, stream = load("generate.py", monkeypatch), load("generate.py", monkeypatch).stream
-    monkeypatch.setattr(generate, "stream", watched)
-    monkeypatch.setattr(sys, "stdout", Terminal())
-    assert load(SAMPLE, monkeypatch, RUN, "--prompt", "The ", "--chars", 9).main() == 0
-    assert len(sys.stdout.getvalue()) == len("The \n") + 9
+    monkeypatch.setattr(generate, "stream", lambda *a, **options: (order.append(0) or i for i in stream(*a, **options)))
+    monkeypatch.setattr(sys, "stdout", shown)
+    assert load(SAMPLE, monkeypatch, RUN, "--prompt", "The ", "--chars", 3).main() == 0
+    assert order == [0, 5, 0, 6, 0, 7]  # made, and how much is shown then
 
 
 @pytest.mark.short

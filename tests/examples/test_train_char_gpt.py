@@ -80,7 +80,7 @@ def test_the_picture_of_the_readme_shows_what_a_run_prints(finished):
         return re.sub(r" (s|min) at best|threads?", "", re.sub(r" *[\d.,:]+", "#", line))
 
     picture = re.findall("<text [^>]*>(.*?)</text>", (EXAMPLES.parent / "docs/terminal.svg").read_text("utf-8"))
-    lines = [html.unescape(line).replace("\N{NO-BREAK SPACE}", " ") for line in picture]
+    lines = html.unescape("\n".join(picture)).replace("\N{NO-BREAK SPACE}", " ").splitlines()
     told = [form(line) for line in lines if line.startswith(("pydoc", "GPT", "run: ", "step ", "done in "))]
     assert len(told) == 8 and set(told) <= {form(line) for line in finished[1].stdout.splitlines()}
 
