@@ -3,7 +3,9 @@
 import contextlib
 import importlib
 import io
+import itertools
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -80,6 +82,18 @@ def recorded(monkeypatch: pytest.MonkeyPatch, module, name: str):
 
     monkeypatch.setattr(module, name, call)
     return seen
+
+
+def send_twice(monkeypatch: pytest.MonkeyPatch, owner, name: str, count: int, number: int) -> None:
+    """Before the call of this count, a function's process gets the signal twice."""
+    function, calls = getattr(owner, name), itertools.count(1)
+
+    def call(*arguments):
+        for _ in range(2 * (next(calls) == count)):
+            signal.raise_signal(number)
+        return function(*arguments)
+
+    monkeypatch.setattr(owner, name, call)
 
 
 def content(folder: Path) -> dict[str, tuple[int, bytes]]:

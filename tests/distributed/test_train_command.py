@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from example_scripts import send_twice
 from processes import python, writing
 from ranks import requires_mpi, run_ranks
 from refusals import raises
@@ -399,17 +400,12 @@ def test_a_signal_or_a_death_loses_no_whole_step(tmp_path, number):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_second_signal_says_what_is_lost_and_how_to_go_on(tmp_path, monkeypatch, capsys, number):
-    path, after = write(tmp_path), Run._after
-    twice = {5: [signal.raise_signal] * 2}
-    monkeypatch.setattr(
-        Run, "_after", lambda run, m: [after(run, m), *(send(number) for send in twice.get(m.step, ()))]
-    )
+    path = write(tmp_path)
+    send_twice(monkeypatch, Run, "_after", 5, number)
     monkeypatch.setenv("MINIGRAD_LAUNCH", "1")
     assert train.main([str(path), "--training.seed", "7"]) == 130
-    command = (
-        f"python -m minigrad.distributed.launch -n 1 -m minigrad.distributed.train {path} --training.seed 7 --resume"
-    )
-    told = f"error: stopped after step 5; step 3 is saved, 2 steps are lost. To go on: {command}\n"
+    told = "error: stopped after step 5; step 3 is saved, 2 steps are lost. To go on: python -m minigrad.distributed."
+    told += f"launch -n 1 -m minigrad.distributed.train {path} --training.seed 7 --resume\n"
     assert told in capsys.readouterr().err
 
 

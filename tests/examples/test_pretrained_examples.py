@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 import tokenizers
-from example_scripts import assert_refused, command, content, finish, load, run
+from example_scripts import assert_refused, command, content, finish, load, run, send_twice
 
 import minigrad as mg
 from minigrad.data import BytePairTokenizer, RandomBatches, load_tokenizer, train_val_split
@@ -125,15 +125,9 @@ def test_ctrl_c_saves_what_was_learned(home) -> None:
 @pytest.mark.skipif(os.name == "nt", reason="signals are POSIX's")
 @pytest.mark.parametrize("script", [FINETUNE, "finetune_lora.py"])
 def test_a_second_signal_says_what_is_lost_and_how_to_begin_again(home, monkeypatch, script) -> None:
-    module, calls = load(FINETUNE, monkeypatch), []
-    trained = module.trained
-
-    def twice(model):
-        for _ in range(2 * (len(calls) == 3)):  # one call is the optimizer's
-            signal.raise_signal(signal.SIGTERM)
-        return calls.append(model) or trained(model)
-
-    monkeypatch.setattr(module, "trained", twice)
+    send_twice(
+        monkeypatch, load(FINETUNE, monkeypatch), "trained", 4, signal.SIGTERM
+    )  # of which one is the optimizer's
     done = run(script, "gpt2", *SHORT, cwd=home)
     told = "error: stopped after step 2; nothing is saved, 2 steps are lost. To begin again: python "
     assert done.returncode == 130 and told in done.stderr and f"{script} gpt2 --text text.txt" in done.stderr

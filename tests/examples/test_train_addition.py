@@ -55,9 +55,8 @@ def test_the_share_is_what_the_model_writes_on_sums_it_never_saw(monkeypatch, ca
     wrong = [line for line in shown if line.startswith("wrong: ")]
     assert len(wrong) == min(400 - right, 10)
     for line in wrong:  # as people write them
-        a, b, given, correct = map(
-            int, re.fullmatch(r"wrong: (\d+) \+ (\d+) = (\d+); \1 \+ \2 = (\d+) is right", line).groups()
-        )
+        form = r"wrong: (\d+) \+ (\d+) = (\d+); \1 \+ \2 = (\d+) is right"
+        a, b, given, correct = map(int, re.fullmatch(form, line).groups())
         assert a + b == correct != given
 
 

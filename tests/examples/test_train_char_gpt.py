@@ -14,7 +14,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from example_scripts import EXAMPLES, TINY, assert_refused, command, content, finish, load, run, spawned
+from example_scripts import EXAMPLES, TINY, assert_refused, command, content, finish, load, run, send_twice, spawned
 from processes import writing
 from refusals import raises
 
@@ -76,13 +76,11 @@ def test_a_run_shows_and_writes_what_it_promises(finished):
 def test_the_picture_of_the_readme_shows_what_a_run_prints(finished):
     """All of its lines of a training, but for the numbers."""
 
-    def form(line: str) -> str:
-        return re.sub(r" (s|min) at best|threads?", "", re.sub(r" *[\d.,:]+", "#", line))
-
-    picture = re.findall("<text [^>]*>(.*?)</text>", (EXAMPLES.parent / "docs/terminal.svg").read_text("utf-8"))
-    lines = html.unescape("\n".join(picture)).replace("\N{NO-BREAK SPACE}", " ").splitlines()
-    told = [form(line) for line in lines if line.startswith(("pydoc", "GPT", "run: ", "step ", "done in "))]
-    assert len(told) == 8 and set(told) <= {form(line) for line in finished[1].stdout.splitlines()}
+    texts = [(EXAMPLES.parent / "docs/terminal.svg").read_text("utf-8"), finished[1].stdout]
+    plain = [html.unescape(re.sub("<.*?>", "", text)).replace("\N{NO-BREAK SPACE}", " ") for text in texts]
+    lines = [re.findall("^(?:pydoc|GPT:|run:|step|done in) .*", text, re.MULTILINE) for text in plain]
+    told, printed = ({re.sub(r" *[\d.,]+|( s| min) at best|threads?", "#", line) for line in each} for each in lines)
+    assert len(told) == 5 and told <= printed
 
 
 @pytest.mark.short
@@ -168,15 +166,7 @@ def test_ctrl_c_saves_and_the_command_it_names_goes_on_bit_for_bit(finished, tmp
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("script", [TRAIN, "train_llama_char.py", "train_gpt2.py", "train_char_gpt_ddp.py"])
 def test_a_second_signal_says_what_is_lost_and_how_to_go_on(tmp_path, monkeypatch, script, number):
-    train = load(TRAIN, monkeypatch)
-
-    def twice(self, metrics):
-        after_step(self, metrics)
-        for _ in range(2 * (metrics.step == 11)):
-            signal.raise_signal(number)
-
-    after_step = train.TrainingRun.after_step
-    monkeypatch.setattr(train.TrainingRun, "after_step", twice)
+    send_twice(monkeypatch, load(TRAIN, monkeypatch).TrainingRun, "after_step", 11, number)
     done = run(script, *TINY, "--out", "run", cwd=tmp_path)
     told = "error: stopped after step 11; step 8 is saved, 3 steps are lost. To go on: python "
     assert done.returncode == 130 and told in done.stderr, done.stderr
