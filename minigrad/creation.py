@@ -209,10 +209,11 @@ def randn(
 
 
 def randint(
-    low: int, high: Any = None, shape: Any = None, *, size: Any = None, device: Place = CPU, generator: Source = None
-) -> Tensor:
-    """Random integers (int64) in [low, high): ``randint(low, high, shape)``, or ``randint(high, shape)`` from 0. The
-    shape is also ``size=``."""
+    low: int = 0, high: Any = None, shape: Any = None, *, size: Any = None, dtype: Any = None, device: Place = CPU,
+    generator: Source = None,
+) -> Tensor:  # fmt: skip
+    """Random integers (int64 without ``dtype``) in [low, high): ``randint(low, high, shape)``, or from 0
+    ``randint(high, shape)``. The shape may be called ``size``."""
     if size is None and shape is None:
         high, shape = None, high
     low, high = (0, low) if high is None else (low, high)
@@ -221,7 +222,7 @@ def randint(
     shape = shapes.shape_argument((shape,) if size is None else (), size)
     device = Device(device)
     place = (generator or default_generator).next()
-    return Tensor.wrap(device.kernels.random.integers(low, high, shape, *place), device)
+    return Tensor.wrap(device.kernels.random.integers(low, high, shape, *place), device).to(dtype=dtype)
 
 
 def rand_like(x: Tensor, *, dtype: Any = None, generator: Source = None, requires_grad: bool = False) -> Tensor:
@@ -238,8 +239,7 @@ def randint_like(
     x: Tensor, low: int, high: int | None = None, *, dtype: Any = None, generator: Source = None
 ) -> Tensor:
     """Random integers in [low, high), or [0, low), of the shape, dtype (also a floating one) and device of ``x``."""
-    low, high = (0, low) if high is None else (low, high)
-    return randint(low, high, x.shape, device=x.device, generator=generator).to(dtypes.as_dtype(dtype or x.dtype))
+    return randint(low, high, size=x.shape, dtype=dtype or x.dtype, device=x.device, generator=generator)
 
 
 def randperm(n: int, *, device: Place = CPU, generator: Source = None) -> Tensor:
