@@ -100,10 +100,8 @@ def from_dlpack(x: Any, *, device: Place | None = None, copy: bool | None = None
     return tensor.clone() if copy else tensor
 
 
-def full(
-    size: Any, fill_value: float, *, dtype: Any = None, device: Place = CPU, requires_grad: bool = False
-) -> Tensor:
-    """A tensor of the shape ``size`` filled with ``fill_value``; the dtype follows the value unless given."""
+def full(size: Any, fill_value: Any, *, dtype: Any = None, device: Place = CPU, requires_grad: bool = False) -> Tensor:
+    """A tensor of the shape ``size`` filled with a number, ``fill_value``, whose dtype it has if none is given."""
     value, device = fill_value, Device(device)
     dtype = dtypes.as_dtype(dtype or (dtypes.default_dtype() if isinstance(value, float) else np.asarray(value).dtype))
     return _finish(device.kernels.full(shapes.shape_argument((size,)), value, dtype), device, requires_grad)

@@ -157,7 +157,7 @@ class LaunchJob:
                 self._pass_on(mpirun, self.stop)
             if self.failures or self.stop or self._in_vain():
                 soon = self.hurry or self._left() <= self._in_vain()  # in a hurry they just say what is lost
-                patience = min(PROMPT, self.grace) if soon else self.grace
+                patience = min(PROMPT if soon else self.grace, self.grace)
                 until = min(until, time.monotonic() + patience)
                 time.sleep(0.02)
             else:
