@@ -38,7 +38,7 @@ def check_memory(settings: Settings, vocab_size: int, device: Device, world_size
 
     def needed(batch_size: int, **sizes: int) -> int:
         smaller = dataclasses.replace(settings, **sizes)
-        if smaller.n_embd % smaller.n_head:
+        if sizes and smaller.n_embd % smaller.n_head:
             return sys.maxsize
         return ranks * step_bytes(smaller, vocab_size, -(-batch_size // world_size), device)
 
