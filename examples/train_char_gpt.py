@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from char_run import Run, Settings, latest_folder, load_run, new_folder, save_run
 from command_line import BAR, Parser, RunError, UsageError, as_typed, choose_device, describe, how_to_run, run_cli
-from estimate import check_memory, duration, in_words, seconds_at_least, step_bytes
+from estimate import at_best, check_memory, duration, in_words, seconds_at_least, step_bytes
 from tqdm.auto import tqdm
 
 import minigrad
@@ -248,8 +248,7 @@ class TrainingRun:
         memory = step_bytes(s, self.run.tokenizer.vocab_size, -(-s.batch_size // parts), self.model.device)
         if self.model.device.type != "cpu":
             return f"about {in_words(memory)} of memory"
-        at_best = duration(seconds_at_least(s, self.model.num_parameters()))
-        return f"about {in_words(memory)} of memory, {at_best} at best"
+        return f"about {in_words(memory)} of memory, {at_best(seconds_at_least(s, self.model.num_parameters()))}"
 
     def profile_steps(self, received: list[int]) -> int:
         """The first steps, without a capture; says where their time goes. Returns as ``make_steps``."""
