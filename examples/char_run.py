@@ -190,6 +190,14 @@ def latest_folder(chosen: str | None) -> Path:
     return max(saved)[1]
 
 
+def folder_to_resume(chosen: str | None) -> Path:
+    """``latest_folder``, in which nobody trains."""
+    folder = latest_folder(chosen)
+    if other := writer_of(folder):
+        raise UsageError(f"cannot write into {folder}: {other} is writing it")
+    return folder
+
+
 @dataclasses.dataclass
 class Run:
     """A training run: what a checkpoint holds, and the folder of its checkpoints. ``origin`` tells of the text."""

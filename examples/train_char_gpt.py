@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from char_run import Run, Settings, latest_folder, load_run, new_folder, save_run
+from char_run import Run, Settings, folder_to_resume, load_run, new_folder, save_run
 from command_line import BAR, Parser, RunError, UsageError, as_typed, choose_device, describe, how_to_run, run_cli
 from estimate import at_best, check_memory, duration, in_words, seconds_at_least, step_bytes
 from tqdm.auto import tqdm
@@ -115,7 +115,7 @@ def prepare_resumed(
     kind: type[Settings], data: list[str] | None, out: str | None, device: Device, flags: dict[str, Any]
 ) -> TrainingRun:
     """The run of a checkpoint, on the same text."""
-    run = load_run(latest_folder(out), device, changes=flags, kind=kind)
+    run = load_run(folder_to_resume(out), device, changes=flags, kind=kind)
     corpus = load_text(run.origin["data"] if data is None else data, run.settings)
     check_text(run, corpus)
     return TrainingRun(run, corpus)

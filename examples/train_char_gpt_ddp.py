@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from char_run import Run, Settings, latest_folder, new_folder, run_contents, run_of
+from char_run import Run, Settings, folder_to_resume, new_folder, run_contents, run_of
 from command_line import Parser, UsageError, run_cli
 from estimate import check_memory
 from train_char_gpt import PROFILE_HELP, TrainingRun, check_text, load_text
@@ -88,7 +88,7 @@ def prepare(
     """A new run, or that of rank 0's checkpoint, with a trainer that overlaps the all-reduce with backward."""
     trainer = functools.partial(bucketed, comm, shard)
     if resume:
-        folder = on_rank_0(comm, lambda: latest_folder(out))
+        folder = on_rank_0(comm, lambda: folder_to_resume(out))
         run = run_of(load_distributed_checkpoint(comm, folder or ""), CPU, flags, Settings, trainer)
         corpus = load_text(run.origin["data"] if data is None else data, run.settings)
     else:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from char_run import Run, latest_folder, new_folder, run_of
+from char_run import Run, folder_to_resume, new_folder, run_of
 from command_line import Parser, UsageError, describe, run_cli
 from estimate import check_memory, flops_per_token
 from gpt2_run import GPT2Settings, build, from_flags, initial, peak_flops
@@ -204,7 +204,7 @@ def prepare_resumed(
     comm: Communicator, device: Device, data: list[str] | None, out: str | None, flags: dict[str, Any], shard: int = 0
 ) -> tuple[Run, Shards]:
     """The run of rank 0's checkpoint, on the same tokens."""
-    folder = on_rank_0(comm, lambda: latest_folder(out))
+    folder = on_rank_0(comm, lambda: folder_to_resume(out))
     checkpoint = load_distributed_checkpoint(comm, folder or "")
     settings = checkpoint.state.get("settings")
     dtype = settings.get("dtype", "") if isinstance(settings, dict) else ""

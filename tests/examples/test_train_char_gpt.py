@@ -281,9 +281,11 @@ def test_a_run_is_never_overwritten_and_keeps_its_settings_and_text(home):
 
 @POSIX
 @pytest.mark.parametrize("script", [TRAIN, "train_char_gpt_ddp.py"])
-def test_a_run_that_another_process_trains_is_refused(home, script):
-    with writing(home / RUN / "metrics.jsonl") as pid:
-        for flags in (["--resume"], [*TINY, "--out", RUN]):
+@pytest.mark.parametrize("folder", [RUN, "runs/begun"])  # which has no checkpoint yet
+def test_a_run_that_another_process_trains_is_refused(home, script, folder):
+    with writing(home / folder / "metrics.jsonl") as pid:
+        for flags in (["--resume"], TINY):
+            flags = [*flags, "--out", folder]
             assert_refused(run(script, *flags, cwd=home), 2, f"process {pid} (", "is writing it")
 
 
