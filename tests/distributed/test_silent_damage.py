@@ -90,6 +90,19 @@ def test_there_is_no_false_alarm(steps):
     dist.run_threads(2, lambda comm: Run(comm).steps(steps), timeout=60)
 
 
+def test_one_rank_whose_program_moved_a_weight_gives_no_false_alarm():
+    """Its optimizer then begins to count anew what it reads."""
+
+    def body(comm):
+        run = Run(comm)
+        run.steps(2)
+        if comm.rank == 1:
+            run.params[0][1].data = run.params[0][1].data.copy()
+        run.steps(6)
+
+    dist.run_threads(2, body, timeout=60)
+
+
 def test_what_the_error_says_and_when_nobody_compares():
     def body(comm, every):
         run = Run(comm)
