@@ -237,6 +237,16 @@ def work(args: argparse.Namespace) -> None:
             args.worker.write_text(json.dumps(report, indent=1) + "\n")
 
 
+def launched(script: str, ranks: int, flags: list[str]) -> dict[str, Any]:
+    """What rank 0 of ``script`` has written to the file that ``--worker`` names; ranks have one thread each."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "report.json")
+        launch = [sys.executable, "-m", "minigrad.distributed.launch", "-n", str(ranks), "--threads-per-rank", "1"]
+        if code := subprocess.run([*launch, script, *flags, "--worker", str(file)]).returncode:
+            raise SystemExit(code)
+        return dict(json.loads(file.read_text()))
+
+
 def show(report: dict[str, Any]) -> None:
     """Print the report as tables."""
     print(
@@ -276,23 +286,8 @@ def main() -> None:
     if args.worker is not None:
         work(args)
         return
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "report.json")
-        launch = [
-            sys.executable,
-            "-m",
-            "minigrad.distributed.launch",
-            "-n",
-            str(args.ranks),
-            "--threads-per-rank",
-            "1",
-        ]
-        flags = ["--preset", args.preset, "--sequences", str(args.sequences), "--rounds", str(args.rounds)]
-        flags += ["--reproducible"] * args.reproducible
-        code = subprocess.run([*launch, __file__, *flags, "--worker", str(file)]).returncode
-        if code:
-            raise SystemExit(code)
-        report = json.loads(file.read_text())
+    flags = ["--preset", args.preset, "--sequences", str(args.sequences), "--rounds", str(args.rounds)]
+    report = launched(__file__, args.ranks, [*flags, *["--reproducible"] * args.reproducible])
     if not HAS_TORCH:
         print("PyTorch is not installed: nothing to compare with (pip install torch)")
     show(report)
