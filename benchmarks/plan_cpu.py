@@ -193,7 +193,7 @@ def work(args: argparse.Namespace) -> None:
         machine = machine_of(milliseconds, comm.world_size, preset)
         steps = {}
         for name, (choice, batch, _) in cases.items():
-            seconds = predict(Job(config, batch, minigrad.float32), machine, choice).seconds
+            seconds = predict(Job(config, batch, "float32"), machine, choice).seconds
             facts = {"choice": dataclasses.asdict(choice), "batch": batch}
             steps[name] = {**facts, "measured": milliseconds[name] / 1e3, "predicted": seconds}
         if comm.rank == 0:

@@ -2,9 +2,9 @@
 
     python benchmarks/shard_cpu.py --json benchmarks/results/shard_cpu.json
 
-A step (forward, backward, AdamW, no clipping) of the same GPT, in turns, as in ddp_cpu.py. PyTorch's contenders are DDP,
-DDP with ZeroRedundancyOptimizer (which shares the moments), and FSDP2, which keeps the weights whole from forward to
-backward (reshard_after_forward=False) or gathers them again (True).
+A step (forward, backward, AdamW, no clipping) of the same GPT, in turns, as in ddp_cpu.py. PyTorch's contenders are
+DDP, DDP with ZeroRedundancyOptimizer (which shares the moments), and FSDP2, which keeps the weights whole from forward
+to backward (reshard_after_forward=False) or gathers them again (True).
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-import minigrad
 from ddp_cpu import HAS_TORCH, Contest, Turn, connect_torch, launched
+from train_step_contenders import LR, PRESETS, WEIGHT_DECAY, Preset, minigrad_gpt, torch_adamw, torch_gpt
+from turns import cpu_name
+
+import minigrad
 from minigrad.distributed import (
     BucketedTrainer,
     Communicator,
@@ -30,8 +33,6 @@ from minigrad.distributed import (
     init_process_group,
     mean_over_ranks,
 )
-from train_step_contenders import LR, PRESETS, WEIGHT_DECAY, Preset, minigrad_gpt, torch_adamw, torch_gpt
-from turns import cpu_name
 
 RIVALS = {  # what each stage is compared with: what shares as much
     "stage 1": ("DistributedTrainer", "torch DDP", "torch ZeroRedundancyOptimizer"),
@@ -153,7 +154,7 @@ def show(report: dict[str, Any]) -> None:
     m, load = report["model"], report["load_average"]
     print(
         f"{report['ranks']} ranks with one thread each, {report['machine']['cpu']}, load average {load[0]:.1f} to "
-        f"{load[1]:.1f}; GPT of {report['parameters']:,} parameters, {m['batch_size']} x {m['block_size']} tokens a rank"
+        f"{load[1]:.1f}\nGPT of {report['parameters']:,} parameters, {m['batch_size']} x {m['block_size']} tokens a rank"
     )
     print(f"{'step, ms':>30}{'median':>10}{'MAD':>8}")
     for name, ms in report["milliseconds"].items():

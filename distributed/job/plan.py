@@ -1,4 +1,4 @@
-"""Plan a training on many ranks before they are there: ``python -m minigrad.distributed.plan --model gpt2-xl --gpus 8``.
+"""Plan a training before its ranks are there: ``python -m minigrad.distributed.plan --model gpt2-xl --gpus 8,64,512``.
 
 Memory, bytes and time of a step follow from sizes and from the rates that a machine reaches, for every mesh (data x
 tensor x pipeline), stage of ZeRO, micro-batch, and with and without recomputing activations. docs/planning.md has the
@@ -18,10 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
-import minigrad
-from minigrad.dtypes import is_half
 from minigrad.models import GPT2Config, gpt2_memory
 
 from ..train.buckets import DEFAULT_BUCKET_BYTES
@@ -53,11 +50,6 @@ class Machine:
             if not isinstance(value, int | float) or not 0 <= value < math.inf or (not value and name != "overlap"):
                 raise ValueError(f"{name} is {value!r}, expected a number > 0")
 
-    @classmethod
-    def of_sheet(cls, peak: float, bandwidth: float, near: float, far: float) -> Machine:
-        """A GPU with 80 GB by its data sheet. The shares of it that are reached are those of docs/planning.md."""
-        return cls(0.7 * peak, 80e9, 0.85 * bandwidth, 0.7 * near, 0.7 * far, 8, 1e-5, 0.65)
-
 
 @dataclass(frozen=True)
 class Job:
@@ -66,18 +58,18 @@ class Job:
 
     config: GPT2Config
     batch: int
-    dtype: Any = minigrad.bfloat16
+    dtype: str = "bfloat16"
     scores: bool = False
 
     @cached_property
     def bytes_a_weight(self) -> tuple[int, int, int]:
         """Of a weight, its gradient, and the optimizer's states (ZeRO, section 3.1)."""
-        return (2, 2, 12) if is_half(self.dtype) else (4, 4, 8)
+        return (4, 4, 8) if self.dtype == "float32" else (2, 2, 12)
 
     @cached_property
     def weights(self) -> tuple[float, float]:
         """The weights of a layer, and those of the rest."""
-        one, two = (gpt2_memory(replace(self.config, n_layer=n), 1, dtype=minigrad.float32).weights / 4 for n in (1, 2))
+        one, two = (gpt2_memory(replace(self.config, n_layer=n), 1, dtype="float32").weights / 4 for n in (1, 2))
         return two - one, 2 * one - two
 
     def kept(self, sequences: int) -> tuple[float, float, float, float]:
@@ -113,6 +105,11 @@ class Choice:
     micro_batch: int = 1
     again: bool = False
 
+    @property
+    def mesh(self) -> str:
+        """The numbers of ranks, as the table has them."""
+        return f"{self.data} x {self.tensor} x {self.pipeline}"
+
 
 @dataclass(frozen=True)
 class Prediction:
@@ -133,6 +130,11 @@ class Prediction:
         return self.compute + self.exposed + self.bubble
 
 
+def state_bytes(weights: float, ranks: int, stage: int, bytes_a_weight: tuple[int, int, int]) -> float:
+    """Weights, gradients and the optimizer's states of one of ``ranks`` replicas (ZeRO, sections 3.1 and 5)."""
+    return weights * sum(size / (ranks if stage >= kind else 1) for kind, size in zip((3, 2, 1), bytes_a_weight))
+
+
 class _Sums:
     """One choice's parts of a prediction."""
 
@@ -149,11 +151,9 @@ class _Sums:
 
     def memory(self) -> float:
         """States, what is gathered or being reduced, and activations of the stage that has most."""
-        weight, grad, states = self.job.bytes_a_weight
-        d, stage = self.d, self.choice.stage
-        total = self.weights * (
-            weight / (d if stage > 2 else 1) + grad / (d if stage > 1 else 1) + states / (d if stage else 1)
-        )
+        weight, grad, _ = self.job.bytes_a_weight
+        stage = self.choice.stage
+        total = state_bytes(self.weights, self.d, stage, self.job.bytes_a_weight)
         if stage == 2:
             total += 2 * min(DEFAULT_BUCKET_BYTES, self.weights * grad)
         if stage == 3:  # two blocks and the rest are whole, and so are the gradients of two of them
@@ -177,10 +177,6 @@ class _Sums:
         again = self.choice.again
         return self.layers * (forward * (4 if again else 3) + traffic * (7 if again else 5)) + 3 * head
 
-    def optimizer(self) -> float:
-        """Seconds of AdamW, which reads four arrays and writes three, or with masters as many bytes."""
-        return 28 * self.weights / (self.d if self.choice.stage else 1) / self.machine.bandwidth
-
     def time_of(self, size: float, messages: float, ranks: int, link: float) -> float:
         """Seconds until each rank has sent ``size`` bytes in some collectives."""
         return size / link + messages * math.log2(ranks) * self.machine.latency
@@ -200,19 +196,23 @@ class _Sums:
         return size, self.time_of(size, self.p > 1, 2, self.machine.near if near else self.machine.far)
 
     def replicas(self) -> tuple[float, float, float]:
-        """Bytes and seconds of gradients and weights, and the seconds of computing that may hide them."""
-        weight, grad, _ = self.job.bytes_a_weight
-        d, m, stage, share = self.d, self.micro_batches, self.choice.stage, (self.d - 1) / self.d
-        micro = self.micro_batch()
-        backward = micro * (0.75 if self.choice.again else 0.67)
+        """Bytes and seconds of gradients and weights, and the seconds of these that computing hides.
+
+        Gradients travel beside backward, in stages 2 and 3 of each micro-batch. Stages 1 and 2 send weights after the
+        update, stage 3 before a layer's forward and backward, but for the last two layers, which are still there.
+        """
+        d, m, stage, c = self.d, self.micro_batches, self.choice.stage, self.job.bytes_a_weight
+        share, reduced = (d - 1) / d, m if stage > 1 else 1
+        grads, weights, hiding = reduced * self.weights * c[1], self.weights * c[0], self.micro_batch()
+        messages = (reduced + 1) * math.ceil(self.weights * c[1] / DEFAULT_BUCKET_BYTES)
         if stage == 3:
-            sent, number, hiding = m * (grad + 2 * weight), 3 * m * (self.layers + 1), m * micro
+            weights = m * (weights + max(0, self.layers - 2) * self.layer * c[0])
+            messages, hiding = m * 3 * (self.layers + 1), m * hiding
         else:
-            reduced = m if stage == 2 else 1
-            sent, hiding = reduced * grad + weight, reduced * backward
-            number = (reduced + 1) * math.ceil(self.weights * grad / DEFAULT_BUCKET_BYTES)
-        sent *= share * self.weights
-        return sent, self.time_of(sent, number, d, self.link), hiding
+            hiding *= reduced * (0.75 if self.choice.again else 2 / 3)
+        seconds = self.time_of(share * (grads + weights), messages, d, self.link)
+        late = share * weights / self.link if stage in (1, 2) else 0  # the seconds that nothing can hide
+        return share * (grads + weights), seconds, min(seconds - late, self.machine.overlap * hiding)
 
 
 def predict(job: Job, machine: Machine, choice: Choice) -> Prediction:
@@ -220,15 +220,17 @@ def predict(job: Job, machine: Machine, choice: Choice) -> Prediction:
     sums = _Sums(job, machine, choice)
     m, filling = sums.micro_batches, choice.pipeline - 1
     micro = sums.micro_batch()
+    # AdamW reads four arrays and writes three in float32; with masters it moves as many bytes.
+    optimizer = 28 * sums.weights / (choice.data if choice.stage else 1) / machine.bandwidth
     (tensor_bytes, tensor), (message_bytes, message) = sums.tensors(), sums.neighbours()
-    data_bytes, data, hiding = sums.replicas()
-    hidden = min(data, machine.overlap * hiding) + 2 * m * message * machine.overlap
+    data_bytes, data, hidden = sums.replicas()
+    hidden += 2 * m * message * machine.overlap
     communication = m * (tensor + 2 * message) + data
     return Prediction(
         choice,
         sums.memory(),
-        m * (tensor_bytes + 2 * message_bytes) + data_bytes,
-        m * micro + sums.optimizer(),
+        m * (tensor_bytes + min(2, filling) * message_bytes) + data_bytes,
+        m * micro + optimizer,
         communication,
         communication - hidden,
         filling * (micro + tensor + 2 * message),
@@ -237,16 +239,15 @@ def predict(job: Job, machine: Machine, choice: Choice) -> Prediction:
 
 def choices(job: Job, machine: Machine, ranks: int) -> Iterator[Choice]:
     """All ways to share ``job`` between ``ranks``; layers are split within a node only."""
-    for tensor in range(1, min(ranks, machine.node) + 1):
-        for pipeline in range(1, job.config.n_layer + 1):
+    for tensor in range(1, min(ranks, machine.node, job.config.n_head) + 1):
+        for pipeline in range(1, min(ranks, job.config.n_layer) + 1):
             data, left = divmod(ranks, tensor * pipeline)
             if left or job.config.n_head % tensor or job.batch % data:
                 continue
             for stage in range(4 if data > 1 else 1):
                 for k in range((job.batch // data).bit_length()):
-                    if job.batch // data % 2**k == 0:
-                        for again in (False, True):
-                            yield Choice(data, tensor, pipeline, stage, 2**k, again)
+                    for again in (False, True) if job.batch // data % 2**k == 0 else ():
+                        yield Choice(data, tensor, pipeline, stage, 2**k, again)
 
 
 def plans(job: Job, machine: Machine, ranks: int) -> list[Prediction]:
@@ -264,26 +265,29 @@ def plans(job: Job, machine: Machine, ranks: int) -> list[Prediction]:
         raise PlanError(f"no mesh of {ranks} ranks shares {job.batch} sequences evenly; take another --batch")
     if not best:
         raise PlanError(
-            f"no mesh of {ranks} ranks fits into {machine.memory / 1e9:.0f} GB a rank: the smallest, {named(least)}, "
-            f"needs {least.memory / 1e9:.1f} GB; take more ranks or a smaller model"
+            f"no mesh of {ranks} ranks fits into {machine.memory / 1e9:.0f} GB a rank: the smallest, {least.choice.mesh} "
+            f"in stage {least.choice.stage}, needs {least.memory / 1e9:.1f} GB; take more ranks or a smaller model"
         )
-    return sorted(best.values(), key=lambda found: found.seconds)
-
+    return sorted(best.values(), key=lambda found: (found.seconds, found.memory))
 
 
 # The command ----------------------------------------------------------------------------------------------------------
 
 SHEETS = {"a100": (312e12, 2.039e12, 300e9), "h100": (989e12, 3.35e12, 450e9)}  # bfloat16, memory, NVLink one way
 LINKS = {"nvlink": math.inf, "ib200": 25e9, "ib400": 50e9}  # of each GPU to other nodes; with nvlink there is one node
-HEAD = ("mesh", "stage", "micro", "again", "GB", "sent GB", "compute", "comm", "exposed", "bubble", "step", "TFLOP/s")
+UNITS = "data x tensor x pipeline, milliseconds"
+HEAD = ("mesh", "stage", "micro", "recompute", "GB", "sent GB", "compute", "comm", "exposed", "bubble", "step")
 
 
 def read_machine(name: str, link: str | None) -> Machine:
-    """A GPU of ``SHEETS`` whose nodes ``link`` joins, or a file of measured rates: JSON with the fields of Machine."""
+    """A GPU with 80 GB whose nodes of 8 ``link`` joins, or a file of measured rates: JSON with the fields of Machine.
+
+    The shares of its data sheet that a GPU reaches are explained in docs/planning.md.
+    """
     if name in SHEETS:
         peak, bandwidth, near = SHEETS[name]
-        machine = Machine.of_sheet(peak, bandwidth, near, min(near, LINKS[link or "ib400"]))
-        return replace(machine, node=sys.maxsize) if link == "nvlink" else machine
+        far, node = min(near, LINKS[link or "ib400"]), sys.maxsize if link == "nvlink" else 8
+        return Machine(0.7 * peak, 80e9, 0.85 * bandwidth, 0.7 * near, 0.7 * far, node, 1e-5, 0.65)
     if link is not None:
         raise PlanError(f"--link {link}: the links are those of the file {name}; leave --link out")
     try:
@@ -293,38 +297,34 @@ def read_machine(name: str, link: str | None) -> Machine:
         raise PlanError(f"--machine {name}: {error}; expected {', '.join(SHEETS)} or JSON with {wanted}") from None
 
 
-def numbers(flag: str, text: str, by: str) -> list[int]:
-    """The positive integers of a flag."""
-    if not all(word.isdecimal() and int(word) for word in text.split(by)):
-        raise PlanError(f"{flag} {text}: expected positive integers, like {by.join(('8', '64', '512'))}")
-    return [int(word) for word in text.split(by)]
+def number(flag: str, word: str) -> int:
+    """A positive integer of a flag."""
+    if not word.isdecimal() or not int(word):
+        raise PlanError(f"{flag}: {word!r} is no positive integer")
+    return int(word)
 
 
 def sizes(model: str) -> GPT2Config:
     """A GPT-2 by its name, or by layers, heads and channels."""
     if model not in MODELS and model.count("x") != 2:
         raise PlanError(f"--model {model}: expected {', '.join(MODELS)} or LAYERSxHEADSxCHANNELS, like 96x96x12288")
-    layers, heads, channels = MODELS.get(model) or numbers("--model", model, "x")
+    layers, heads, channels = MODELS.get(model) or (number("--model", word) for word in model.split("x"))
     try:
         return GPT2Config(n_layer=layers, n_head=heads, n_embd=channels)
     except ValueError as error:
-        raise PlanError(f"--model {model}: {error}") from None
+        raise PlanError(f"--model {model}: {str(error).splitlines()[0]}") from None
 
 
-def named(found: Prediction) -> str:
-    """A mesh and a stage in words."""
-    c = found.choice
-    return f"{c.data} x {c.tensor} x {c.pipeline} (data x tensor x pipeline) in stage {c.stage}"
-
-
-def row(job: Job, ranks: int, found: Prediction) -> tuple[str, ...]:
-    """The words of a line of the table."""
-    c, (layer, head) = found.choice, job.flops(job.batch)
-    rate = 3 * (job.config.n_layer * layer + head) / ranks / found.seconds / 1e12
-    times = (found.compute, found.communication, found.exposed, found.bubble, found.seconds)
-    mesh = f"{c.data} x {c.tensor} x {c.pipeline}"
-    start = (mesh, str(c.stage), str(c.micro_batch), "yes" if c.again else "no")
-    return *start, *(f"{x:.1f}" for x in (found.memory / 1e9, found.sent / 1e9, *(1e3 * t for t in times), rate))
+def table(found: list[Prediction]) -> str:
+    """A line for each prediction."""
+    rows = [HEAD]
+    for one in found:
+        c, times = one.choice, (one.compute, one.communication, one.exposed, one.bubble, one.seconds)
+        numbers = (one.memory / 1e9, one.sent / 1e9, *(1e3 * seconds for seconds in times))
+        words = str(c.stage), str(c.micro_batch), "yes" if c.again else "no"
+        rows.append((c.mesh, *words, *(f"{x:.1f}" for x in numbers)))
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return "\n".join("  ".join(word.rjust(n) for word, n in zip(row, widths)) for row in rows)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -337,25 +337,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--link", choices=LINKS, help="of GPUs of different nodes; nvlink: all are one node")
     parser.add_argument("--batch", default="512", help="sequences of 1,024 tokens a step, of all ranks (default 512)")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of the weights")
-    parser.add_argument("--top", default="5", help="lines of each table (default 5)")
+    parser.add_argument("--top", default="8", help="lines of each table (default 8)")
     args = parser.parse_args(arguments)
-    code = 0
     try:
         if args.machine in SHEETS and args.dtype == "float32":
             raise PlanError(f"--dtype float32: the rates of {args.machine} are bfloat16's; give --machine a file")
-        (batch,), (top,) = numbers("--batch", args.batch, ","), numbers("--top", args.top, ",")
-        job = Job(sizes(args.model), batch, getattr(minigrad, args.dtype))
-        machine, counts = read_machine(args.machine, args.link), numbers("--gpus", args.gpus, ",")
+        batch, top = number("--batch", args.batch), number("--top", args.top)
+        counts = [number("--gpus", word) for word in args.gpus.split(",")]
+        job, machine = Job(sizes(args.model), batch, args.dtype), read_machine(args.machine, args.link)
+        for ranks in counts:
+            lines = table(plans(job, machine, ranks)[:top])
+            print(f"{args.model}, {batch} sequences a step, {ranks} ranks: {UNITS}\n{lines}\n")
     except PlanError as error:
-        parser.exit(2, f"plan: {error}\n")
-    for ranks in counts:
-        try:
-            rows = [HEAD, *(row(job, ranks, found) for found in plans(job, machine, ranks)[:top])]
-        except PlanError as error:
-            print(f"plan: {error}", file=sys.stderr)
-            code = 2
-            continue
-        widths = [max(map(len, column)) for column in zip(*rows)]
-        print(f"{args.model} on {ranks} ranks, {batch} sequences a step; milliseconds; data x tensor x pipeline")
-        print("\n".join("  ".join(word.rjust(n) for word, n in zip(line, widths)) for line in rows) + "\n")
-    return code
+        print(f"plan: {error}", file=sys.stderr)
+        return 2
+    return 0
