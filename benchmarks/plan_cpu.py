@@ -41,7 +41,7 @@ from minigrad.distributed import (
     TrainingConfig,
     init_process_group,
 )
-from minigrad.distributed.job.plan import Choice, Job, Machine, predict
+from minigrad.distributed.parallel.plan import Choice, Job, Machine, predict
 from minigrad.models import GPT2Config
 from minigrad.nn import functional as F
 

@@ -153,8 +153,9 @@ def show(report: dict[str, Any]) -> None:
     """Print the report as a table."""
     m, load = report["model"], report["load_average"]
     print(
-        f"{report['ranks']} ranks with one thread each, {report['machine']['cpu']}, load average {load[0]:.1f} to "
-        f"{load[1]:.1f}\nGPT of {report['parameters']:,} parameters, {m['batch_size']} x {m['block_size']} tokens a rank"
+        f"{report['ranks']} ranks with one thread each, {report['machine']['cpu']}, "
+        f"load average {load[0]:.1f} to {load[1]:.1f}\n"
+        f"GPT of {report['parameters']:,} parameters, {m['batch_size']} x {m['block_size']} tokens a rank"
     )
     print(f"{'step, ms':>30}{'median':>10}{'MAD':>8}")
     for name, ms in report["milliseconds"].items():

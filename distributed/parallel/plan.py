@@ -265,8 +265,8 @@ def plans(job: Job, machine: Machine, ranks: int) -> list[Prediction]:
         raise PlanError(f"no mesh of {ranks} ranks shares {job.batch} sequences evenly; take another --batch")
     if not best:
         raise PlanError(
-            f"no mesh of {ranks} ranks fits into {machine.memory / 1e9:.0f} GB a rank: the smallest, {least.choice.mesh} "
-            f"in stage {least.choice.stage}, needs {least.memory / 1e9:.1f} GB; take more ranks or a smaller model"
+            f"no mesh of {ranks} ranks fits into {machine.memory / 1e9:.0f} GB a rank; the smallest, "
+            f"{least.choice.mesh} in stage {least.choice.stage}, needs {least.memory / 1e9:.1f} GB; take more ranks"
         )
     return sorted(best.values(), key=lambda found: (found.seconds, found.memory))
 
