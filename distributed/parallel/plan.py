@@ -317,7 +317,7 @@ def sizes(model: str) -> GPT2Config:
 
 def table(found: list[Prediction]) -> str:
     """A line for each prediction."""
-    rows = [HEAD]
+    rows: list[tuple[str, ...]] = [HEAD]
     for one in found:
         c, times = one.choice, (one.compute, one.communication, one.exposed, one.bubble, one.seconds)
         numbers = (one.memory / 1e9, one.sent / 1e9, *(1e3 * seconds for seconds in times))
