@@ -164,8 +164,7 @@ class _Sums:
         kept = self.layers * (tokens * (4 * self.job.config.n_embd + 4) if self.choice.again else layer)
         if self.choice.again:
             temporary += layer
-        first = min(self.p, self.micro_batches) * kept + (head / self.t if self.p == 1 else 0)
-        return total + max(first, kept + head / self.t) + temporary
+        return total + max(min(self.p, self.micro_batches) * kept, kept + head / self.t) + temporary
 
     def micro_batch(self) -> float:
         """Seconds of computing of a micro-batch in the slowest stage, the last one: products, and traffic of memory.

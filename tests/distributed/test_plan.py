@@ -113,11 +113,37 @@ def test_one_rank_needs_the_memory_of_the_model(again):
     assert found.memory == pytest.approx(report.peak + report.gradients, rel=0.01)  # these are counted apart
 
 
+JOB = plan.Job(GPT2Config(100, 32, n_layer=12, n_head=6, n_embd=48), 24)
+NUMBERS = 32 * 48  # of a sequence between layers
+
+
+def test_operations_are_six_for_a_weight_and_token_and_half_the_scores():
+    weights = sum(p.numel() for name, p in GPT2(JOB.config).named_parameters() if p.ndim == 2 and "wpe" not in name)
+    found = plan.predict(JOB, plan.Machine(1e12, 1e12, 1e30, 1, 1, 8, 1, 0.0), plan.Choice())
+    assert found.compute * 1e12 == pytest.approx(24 * (32 * 6 * weights + 6 * 12 * 32 * NUMBERS), rel=1e-6)
+
+
 def test_a_pipeline_fills_and_empties_while_its_micro_batches_last():
-    job = plan.Job(GPT2Config(100, 32, n_layer=12, n_head=2, n_embd=64), 9)
     machine = plan.Machine(1e12, 1e12, 1e15, 1e15, 1e15, 8, 1e-15, 0.0)
-    found = plan.predict(job, machine, plan.Choice(pipeline=4))
-    assert found.bubble == pytest.approx(found.compute * 3 / 9, rel=1e-3) and found.sent == 9 * 2 * 32 * 64 * 2
+    two, four = (plan.predict(JOB, machine, plan.Choice(pipeline=p)) for p in (2, 4))
+    assert two.bubble == pytest.approx(two.compute / 24, rel=1e-3)
+    assert four.bubble == pytest.approx(four.compute * 3 / 24, rel=1e-3)
+    assert four.compute == plan.predict(JOB, machine, plan.Choice(pipeline=5)).compute  # of a stage of 3 layers
+    assert four.sent == 2 * two.sent == 24 * 2 * 2 * NUMBERS  # a stage in the middle has two neighbours
+    split = plan.predict(JOB, machine, plan.Choice(tensor=3)).sent
+    assert split == pytest.approx(24 * 12 * 8 * 2 / 3 * NUMBERS * 2)  # Narayanan et al. (2021), section 3.2
+
+
+def test_computing_hides_all_but_the_weights_that_follow_the_update():
+    machine = plan.Machine(1e9, 1e12, 1e15, 1e10, 1e10, 8, 1e-15, 1.0)
+    found = [plan.predict(JOB, machine, plan.Choice(4, stage=stage, micro_batch=6)) for stage in range(4)]
+    assert [p.exposed / p.communication for p in found] == pytest.approx([0, 0.5, 0.5, 0], abs=1e-3)
+
+
+def test_choices_use_all_ranks_evenly():
+    found = list(plan.choices(JOB, plan.read_machine("h100", None), 24))
+    assert len(found) == len(set(found)) > 100 and {c.tensor for c in found} == {1, 2, 3, 6}
+    assert all(c.data * c.tensor * c.pipeline == 24 and JOB.batch % (c.data * c.micro_batch) == 0 for c in found)
 
 
 # ---------------------------------------------------------------------- the command
