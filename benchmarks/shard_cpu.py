@@ -42,7 +42,7 @@ RIVALS = {  # what each stage is compared with: what shares as much
 
 
 def ours(comm: Communicator, preset: Preset) -> dict[str, Turn]:
-    """A step of each of our trainers."""
+    """A step of each of our trainers, which returns its loss."""
     tokens, targets = (minigrad.from_numpy(array) for array in preset.batch())
     config = TrainingConfig(LR, WEIGHT_DECAY, max_grad_norm=None)
 
@@ -51,12 +51,15 @@ def ours(comm: Communicator, preset: Preset) -> dict[str, Turn]:
         if isinstance(trainer, ShardedTrainer):
             trainer.shard(model)
 
-        def step() -> None:
+        def step() -> float:
             loss = model.loss(tokens, targets)
-            trainer.step(model.named_parameters(), loss.backward(), loss.item())
+            metrics = trainer.step(model.named_parameters(), loss.backward(), loss.item())
+            assert metrics is not None
+            return metrics.loss
 
-        def overlapped() -> None:
-            trainer.backward_and_step(model.loss(tokens, targets), model.named_parameters())  # type: ignore[attr-defined]
+        def overlapped() -> float:
+            loss = model.loss(tokens, targets)
+            return float(trainer.backward_and_step(loss, model.named_parameters()).loss)  # type: ignore[attr-defined]
 
         return overlapped if isinstance(trainer, BucketedTrainer) else step
 
@@ -66,7 +69,7 @@ def ours(comm: Communicator, preset: Preset) -> dict[str, Turn]:
 
 
 def theirs(comm: Communicator, preset: Preset) -> dict[str, Turn]:
-    """A step of each of PyTorch's."""
+    """The same of PyTorch's."""
     import torch
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -77,11 +80,12 @@ def theirs(comm: Communicator, preset: Preset) -> dict[str, Turn]:
     mesh = init_device_mesh("cpu", (comm.world_size,))
 
     def turn(model: Any, optimizer: Any) -> Turn:
-        def step() -> None:
+        def step() -> float:
             loss = model(x, y)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             optimizer.step()
+            return float(loss.item())
 
         return step
 

@@ -101,6 +101,20 @@ def test_a_profile_shows_all_parts(tmp_path):
     assert all(share > 0 for share in json.loads(report.read_text())["percent"].values())
 
 
+def test_contenders_with_sharded_states_make_the_same_steps(module):
+    ddp, shard = module("ddp_cpu"), module("shard_cpu")
+    comm = NoOpCommunicator()
+    dist = ddp.connect_torch(comm) if ddp.HAS_TORCH else None
+    try:
+        turns = shard.ours(comm, tiny(module)) | (shard.theirs(comm, tiny(module)) if dist is not None else {})
+        losses = {name: [turn() for _ in range(4)] for name, turn in turns.items()}
+    finally:
+        if dist is not None:
+            dist.destroy_process_group()
+    module("train_step_cpu").check_losses({"minigrad": losses.pop("alone"), **losses})
+    assert set(shard.RIVALS) < set(losses)
+
+
 def test_speed_contenders_of_ddp_take_turns_and_what_counts_are_medians(module, monkeypatch):
     ddp = module("ddp_cpu")
     now, played = [0.0], []
