@@ -33,7 +33,9 @@ CONTENTS = {
         "docs/notebooks/index",
     ],
     "Course": ["minigrad/learn/chapters/*"],
-    "Use": ["docs/training", "docs/models", "docs/watch", "docs/profiler", "docs/cpu", "docs/distributed", "docs/planning"],
+    "Use": [
+        "docs/training", "docs/models", "docs/watch", "docs/profiler", "docs/cpu", "docs/distributed", "docs/planning",
+    ],
     "Understand": [
         "docs/reading", "docs/architecture", "docs/add_an_op", "docs/change_the_model", "docs/matmul_cpu",
         "docs/kernels", "docs/simulator", "docs/tensor_cores", "docs/hopper_product",
