@@ -15,6 +15,7 @@ from .comm.communicator import NoOpCommunicator as NoOpCommunicator
 from .comm.communicator import all_gather_bytes as all_gather_bytes
 from .comm.launchers import Place as Place
 from .comm.launchers import discover_place as discover_place
+from .comm.launchers import restarts as restarts
 from .comm.mpi.mpi import MpiCommunicator as MpiCommunicator
 from .comm.nccl.nccl import NcclCommunicator as NcclCommunicator
 from .comm.threads.faults import Fault as Fault

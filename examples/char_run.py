@@ -17,7 +17,7 @@ from command_line import UsageError, flag
 import minigrad
 from minigrad.data import CharTokenizer
 from minigrad.device import Device
-from minigrad.distributed import SimpleTrainer, TrainingConfig
+from minigrad.distributed import SimpleTrainer, TrainingConfig, restarts
 from minigrad.files import durable
 from minigrad.models import GPT2, CausalLM, GPT2Config, Llama, LlamaConfig
 from minigrad.optim import AdamW, CosineAnnealing, decay_groups
@@ -153,7 +153,7 @@ def new_folder(chosen: str | None, family: str) -> Path:
             raise UsageError(f"cannot write into {folder}: {other} is writing it")
         if list_checkpoints(folder):
             raise UsageError(f"{folder} holds a run already; add --resume to continue it, or choose another --out")
-        if folder.exists() and any(folder.iterdir()):
+        if folder.exists() and any(folder.iterdir()) and not restarts():  # by this job, which began in it
             raise UsageError(
                 f"{folder} is not empty and has no checkpoint to resume; delete it, or choose another --out "
                 "(nothing is overwritten)"

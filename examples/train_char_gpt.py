@@ -36,7 +36,14 @@ import minigrad
 from minigrad import Tensor
 from minigrad.data import CharTokenizer, Corpus, FixedBatches, RandomBatches, load_corpus, min_tokens, train_val_split
 from minigrad.device import Device
-from minigrad.distributed import CommError, NonFiniteLossError, ReplicaMismatchError, SimpleTrainer, TrainingMetrics
+from minigrad.distributed import (
+    CommError,
+    NonFiniteLossError,
+    ReplicaMismatchError,
+    SimpleTrainer,
+    TrainingMetrics,
+    restarts,
+)
 from minigrad.distributed.train.captured_step import CapturedStep
 from minigrad.distributed.train.signals import interrupts, what_is_lost
 from minigrad.metrics_log import JsonLinesLog, TensorBoardWriter, about_run, moment, read_json_lines
@@ -178,7 +185,7 @@ class TrainingRun:
         # Only now, with its lock, is the folder ours: another run may have ended in it since it was chosen.
         step, saved = self.trainer.global_step, list_checkpoints(self.run.folder)
         new = any(c.step > step and c.path.stat().st_ctime > BEGAN for c in saved)
-        if new or (not step and log.path.stat().st_size):
+        if new or (not step and log.path.stat().st_size and not restarts()):
             log.close()
             raise UsageError(f"another process has trained in {self.run.folder} meanwhile; --resume continues that run")
         log.truncate_after(step)

@@ -7,8 +7,8 @@
 It sees the same batches as one process would, and all ranks end with the same weights, bit for bit. Ctrl-C finishes the
 step on all ranks, saves, and says how to resume. If a rank dies, the others save the last whole step before they stop,
 so --resume goes on from there, on any number of ranks. With --shard each rank keeps only its share of moments (1),
-gradients (2) and weights (3); if one dies, the run goes on from the last checkpoint. Without the launcher it trains in
-one process.
+gradients (2) and weights (3); if one dies, the run goes on from the last checkpoint. With the launcher's --max-restarts
+it does so by itself; give --out then. Without the launcher it trains in one process.
 """
 
 from __future__ import annotations
@@ -44,13 +44,15 @@ from minigrad.distributed import (
     init_process_group,
     load_distributed_checkpoint,
     mean_over_ranks,
+    restarts,
     save_distributed_checkpoint,
 )
 from minigrad.distributed.comm.communicator import all_gather_json
+from minigrad.distributed.train.checkpoint import by_rank_0
 from minigrad.distributed.train.signals import interrupted
 from minigrad.metrics_log import JsonLinesLog
 from minigrad.profiler import Profile
-from minigrad.serialization import CheckpointError, save_checkpoint
+from minigrad.serialization import CheckpointError, list_checkpoints, save_checkpoint
 
 T = TypeVar("T")
 TIMEOUT = 600.0
@@ -76,10 +78,22 @@ def main() -> int:
     if not 0 < timeout < math.inf:
         raise UsageError(f"--timeout is {timeout:g}, expected a number of seconds above 0")
     with init_process_group(timeout=timeout) as comm:
-        run, corpus = prepare(comm, data, out, resume, flags, shard)
+        run, corpus = prepare(comm, data, out, goes_on(comm, out, resume), flags, shard)
         with contextlib.closing(Training(comm, run, corpus)) as training:
             training.profiling = profiling
             return training.train_or_explain()
+
+
+def goes_on(comm: Communicator, out: str | None, resume: bool) -> bool:
+    """Whether a run is continued: as the user says, or as a job has to that the launcher has started again."""
+    count = restarts()
+    if count is None:
+        return resume
+    if out is None:
+        raise UsageError(
+            "with --max-restarts give the run's folder, --out FOLDER: a restart goes on with what is there"
+        )
+    return resume or bool(count and by_rank_0(comm, lambda: bool(list_checkpoints(out)), "look into", out))
 
 
 def prepare(

@@ -30,7 +30,7 @@ from gpt2_run import GPT2Settings, build, from_flags, initial, peak_flops
 from text_tokenizers import choose_tokenizer, end_of_text
 from token_shards import TOKENIZER_HELP, Shards, is_shards, make_shards, open_shards
 from train_char_gpt import PROFILE_HELP
-from train_char_gpt_ddp import SHARD_HELP, SHARD_STAGES, TIMEOUT, Training, bucketed, dealt, on_rank_0
+from train_char_gpt_ddp import SHARD_HELP, SHARD_STAGES, TIMEOUT, Training, bucketed, dealt, goes_on, on_rank_0
 
 import minigrad
 from minigrad import Tensor
@@ -118,8 +118,9 @@ def main() -> int:
             "--resume goes on with the run's own weights and tokens; leave out --init-from and --tokenizer"
         )
     with connected(communicator, device, timeout) as comm:
-        if resume:
-            run, shards = prepare_resumed(comm, comm.device, data, out, flags, shard)
+        if goes_on(comm, out, resume):
+            given = data if resume or is_shards(data) else None  # of a text the run has shards
+            run, shards = prepare_resumed(comm, comm.device, given, out, flags, shard)
         else:
             run, shards = prepare_new(comm, comm.device, Source(data, tokenizer, init), out, flags, shard)
         agree_on_settings(comm, {"the tokens": shards.sha256, "the settings": run.settings})

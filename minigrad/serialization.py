@@ -9,6 +9,9 @@ temporary sibling, the manifest (size and sha256 of each) last. Then the folder 
 deleted only after that rename is on the disk. So at any moment the old checkpoint or the new one loads. Nothing is
 overwritten: saving a step again makes ``step-00000300.r1`` and then deletes ``step-00000300``.
 
+Where several processes write, each has files of its own, ``model-rank-0-of-2.safetensors``, with a piece of each tensor
+(``minigrad.distributed.save_sharded_checkpoint``). Loading joins them.
+
 There is no pickle: tensors are safetensors, all else is JSON. Reading checks everything before it believes it.
 """
 
@@ -21,21 +24,22 @@ import re
 import secrets
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .errors import bad_type
-from .files import durable, safetensors_format, sha256sums
+from .files import durable, safetensors_format, sha256sums, shares
 from .files.durable import StrPath
 from .files.safetensors_format import Arrays, CheckpointError, FileHeader, faults_of, parse_json, read_arrays, show
+from .files.shares import Records
 
 # fmt: off
 __all__ = [
-    "Checkpoint", "CheckpointEntry", "CheckpointError", "list_checkpoints", "load_checkpoint", "load_safetensors",
-    "safetensors_header", "save_checkpoint", "save_safetensors",
+    "Checkpoint", "CheckpointEntry", "CheckpointError", "export_safetensors", "list_checkpoints", "load_checkpoint",
+    "load_safetensors", "safetensors_header", "save_checkpoint", "save_safetensors",
 ]
 # fmt: on
 
@@ -142,17 +146,36 @@ def save_checkpoint(
     Raises:
         CheckpointError: the arguments cannot be stored, or writing failed. Earlier checkpoints are then intact.
     """
-    folder = Path(folder)
+    step = checked_step(state, keep)
+    for name in tensors:
+        if not isinstance(name, str) or not _STEM.fullmatch(name) or shares.SHARE.fullmatch(name):
+            raise CheckpointError(f"{show(name)} cannot name a file of tensors: use letters, digits, '_' and '-'")
+    files = {f"{name}.safetensors": safetensors_format.encode(arrays) for name, arrays in tensors.items()}
+
+    def write(temporary: Path) -> Records:
+        return {name: durable.write_new_file(temporary / name, data) for name, data in files.items()}
+
+    return write_checkpoint(temporary_folder(folder, step), step, encode_state(state), write, keep)
+
+
+def checked_step(state: Mapping[str, Any], keep: int | None) -> int:
+    """The step of a state. Raises CheckpointError for one that is none, and for a wrong ``keep``."""
     step = state.get("step")
     if type(step) is not int or not 0 <= step < 10**18:
         raise CheckpointError(f'state["step"] must be a non-negative int, got {show(step)}')
     if keep is not None and (type(keep) is not int or keep < 1):
         raise CheckpointError(f"keep must be at least 1, or None to keep all, got {show(keep)}")
-    for name in tensors:
-        if not isinstance(name, str) or not _STEM.fullmatch(name):
-            raise CheckpointError(f"{show(name)} cannot name a file of tensors: use letters, digits, '_' and '-'")
-    files = {f"{name}.safetensors": safetensors_format.encode(arrays) for name, arrays in tensors.items()}
-    state_bytes = encode_state(state)
+    return step
+
+
+def write_checkpoint(
+    temporary: Path, step: int, state: bytes, write: Callable[[Path], Records], keep: int | None
+) -> Path:
+    """A checkpoint of the files that ``write(temporary)`` leaves in a `temporary_folder`, and of an encoded state.
+
+    Returns and raises as `save_checkpoint`.
+    """
+    folder = temporary.parent
     try:
         durable.make_directories(folder)
         with durable.folder_lock(folder) as locked:
@@ -162,11 +185,9 @@ def save_checkpoint(
             same_step = [entry.revision for entry in _entries(folder) if entry.step == step]
             suffix = f".r{max(same_step) + 1}" if same_step else ""
             target = folder / f"step-{step:08d}{suffix}"
-            temporary = durable.temporary_sibling(target)
             try:
                 os.mkdir(temporary)
-                records = {name: durable.write_new_file(temporary / name, data) for name, data in files.items()}
-                records[STATE] = durable.write_new_file(temporary / STATE, [state_bytes])
+                records = {**write(temporary), STATE: durable.write_new_file(temporary / STATE, [state])}
                 durable.write_new_file(temporary / MANIFEST, [_encode_manifest(step, records)])
                 durable.fsync_directory(temporary)
                 os.rename(temporary, target)
@@ -179,6 +200,11 @@ def save_checkpoint(
         message = f"the checkpoint of step {step} could not be written into {folder}: {_reason(error)}"
         raise CheckpointError(message, folder) from error
     return target
+
+
+def temporary_folder(folder: StrPath, step: int) -> Path:
+    """A free name for the folder in which a checkpoint is written."""
+    return durable.temporary_sibling(Path(folder) / f"step-{step:08d}")
 
 
 def _prune(folder: Path, step: int, newest: Path, keep: int | None) -> None:
@@ -194,7 +220,7 @@ def _prune(folder: Path, step: int, newest: Path, keep: int | None) -> None:
                 shutil.rmtree(trash, ignore_errors=True)
     except OSError as error:
         message = f"an old checkpoint in {folder} could not be deleted: {_reason(error)}"
-        warnings.warn(message, RuntimeWarning, stacklevel=3)
+        warnings.warn(message, RuntimeWarning, stacklevel=4)
 
 
 def _reason(error: OSError | ValueError) -> str:
@@ -340,8 +366,43 @@ def _load(path: Path, expected_step: int | None = None) -> Checkpoint:
         state = decode_state(safetensors_format.read_bytes(state_path, MAX_STATE, *records.pop(STATE)))
         if type(state.get("step")) is not int or state["step"] != step:
             raise ValueError(f"its step is {show(state.get('step'))}, the manifest's is {step}")
-    tensors = {name.removesuffix(".safetensors"): read_arrays(path / name, *record) for name, record in records.items()}
+    tensors = {stem: shares.read(path, names, records) for stem, names in _stems(path, records).items()}
     return Checkpoint(tensors, state, path, step)
+
+
+def _stems(path: Path, records: Records) -> dict[str, list[str]]:
+    with faults_of(path / MANIFEST):
+        return shares.by_stem(name for name in records if name != STATE)
+
+
+def export_safetensors(folder: StrPath, path: StrPath, file: str = "model", checksums: bool = False) -> Path:
+    """Write the tensors of a checkpoint to one file, also where each rank has saved its share of them.
+
+    They are copied in chunks of 4 MB, so that nobody ever holds the model. ``load_safetensors`` reads the file.
+
+    Args:
+        folder: a folder of checkpoints, of which the newest is taken, or one checkpoint itself.
+        path: as ``save_safetensors``.
+        file: which tensors of the checkpoint.
+        checksums: as ``save_safetensors``.
+
+    Raises:
+        CheckpointError: the checkpoint is missing, damaged or torn, or has no such tensors; or ``path`` could not be
+            written (the old file is then intact).
+    """
+    folder, path = Path(folder), Path(path)
+    if not os.path.exists(folder / MANIFEST) and (entries := list_checkpoints(folder)):
+        folder = entries[-1].path
+    _, records = _read_manifest(folder)
+    stems = _stems(folder, records)
+    if file not in stems:
+        raise CheckpointError(f"{folder} has no tensors called {show(file)}; it has {', '.join(stems)}", folder)
+    try:
+        with faults_of(path):
+            sha256sums.replace_file(path, shares.merged(folder, stems[file], records), checksums)
+    except OSError as error:
+        raise CheckpointError(f"{path} could not be written: {_reason(error)}", path) from error
+    return path
 
 
 def _read_manifest(path: Path) -> tuple[int, dict[str, tuple[int, str]]]:

@@ -12,6 +12,8 @@ from typing import Any
 
 from .comm_errors import RendezvousError
 
+RESTARTS = "MINIGRAD_RESTART"
+
 
 @dataclass(frozen=True)
 class Place:
@@ -98,6 +100,15 @@ def discover_place(
             raise RendezvousError(f"{local[0]}={local_rank} contradicts {size[0]}={size[1]}")
     mpi = _mpi_says(own[1], size[1], environ)
     return Place(own[1], size[1], local_rank, launcher.source, mpi, address, port)
+
+
+def restarts(environ: Mapping[str, str] = os.environ) -> int | None:
+    """How often the launcher has started this job again since it lost a rank; None where it would not
+    (``--max-restarts``).
+
+    A program that finds more than 0 goes on from its newest checkpoint, or begins anew if there is none yet.
+    """
+    return _number(RESTARTS, environ) if RESTARTS in environ else None
 
 
 def _launchers(environ: Mapping[str, str]) -> list[_Launcher]:

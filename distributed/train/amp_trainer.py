@@ -10,7 +10,7 @@ equal without asking each other.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,9 +72,11 @@ class Scaled(BucketedTrainer):
         """Steps that were left out, because gradients overflowed."""
         return self._step.precision.skipped_steps
 
-    def state_dict(self, params: Params) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    def state_dict(
+        self, params: Params, part: Callable[[Any], Any] | None = None
+    ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """As DistributedTrainer's; where the loss is scaled, with the scale and its counts."""
-        arrays, meta = super().state_dict(params)
+        arrays, meta = super().state_dict(params, part)
         if self.scaler is not None:
             meta.update(scaler=self.scaler.state_dict(), skipped_steps=self.skipped_steps)
         return arrays, meta

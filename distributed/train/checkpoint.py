@@ -7,6 +7,7 @@ AsyncCheckpointer writes the files beside the training (boostr's ``AsyncCheckpoi
 
 import copy
 import itertools
+import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +21,7 @@ from minigrad.modes import Closing
 from minigrad.serialization import Checkpoint, CheckpointError, load_checkpoint, save_checkpoint
 
 from ..comm.communicator import Communicator, all_gather_json
+from ..comm.launchers import restarts
 from ..comm.place import bytes_of, copied, on_device, on_host
 
 Tensors = Mapping[str, Mapping[str, Any]]  # by file, then by name
@@ -41,13 +43,20 @@ def load_distributed_checkpoint(communicator: Communicator, folder: StrPath, ste
     """``minigrad.serialization.load_checkpoint`` by rank 0, sent to all; a collective of all ranks.
 
     ``folder`` and ``step`` of rank 0 alone count, and ``path`` of the result is one of its disk. Raises CheckpointError
-    on every rank if rank 0 finds no checkpoint or a damaged one.
+    on every rank if rank 0 finds no checkpoint or a damaged one. A job that was started again (``restarts``) goes on
+    from the newest whole one instead, and warns: nobody may be there to choose.
     """
     found: Checkpoint | None = None
 
     def load() -> dict[str, Any]:
         nonlocal found
-        found = load_checkpoint(folder, step)
+        try:
+            found = load_checkpoint(folder, step)
+        except CheckpointError as error:
+            if not restarts() or error.previous is None:
+                raise
+            warnings.warn(f"{error}: going on from that one", RuntimeWarning, stacklevel=4)
+            found = load_checkpoint(error.previous)
         arrays = {
             file: {name: [a.shape, a.dtype.name] for name, a in named.items()} for file, named in found.tensors.items()
         }

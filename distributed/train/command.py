@@ -8,7 +8,8 @@ Flags outweigh the file; nothing outweighs a launcher, which must agree with bot
 --training.max_steps 500. Rank 0 writes metrics.jsonl and the checkpoints into the output folder; --resume goes on from
 the newest one: bit for bit with as many ranks, with any number, and to more steps.
 
-Ctrl-C and SIGTERM finish the step and save it. If a rank dies, the others save the last whole step.
+Ctrl-C and SIGTERM finish the step and save it. If a rank dies, the others save the last whole step; with the launcher's
+--max-restarts the run then goes on by itself.
 """
 
 import argparse
@@ -38,11 +39,12 @@ from minigrad.serialization import CheckpointError, list_checkpoints
 
 from ..comm.comm_errors import CollectiveMismatchError, CommError, RendezvousError
 from ..comm.communicator import Communicator, all_gather_json
-from ..comm.launchers import discover_place
+from ..comm.launchers import discover_place, restarts
 from ..job.launch import GRACE, LaunchJob, carried, find_mpirun, handled
 from ..job.rendezvous import DistributedTrainConfig, parse_address
 from ..job.store import Store
 from .block_trainer import BlockDistributedTrainer
+from .checkpoint import by_rank_0
 from .config import NonFiniteLossError, TrainingMetrics
 from .grad_sync import ReplicaMismatchError, agree_on_settings, difference
 from .settings import FLAGS, Settings, SettingsError, read_overrides, read_settings, resolve
@@ -104,7 +106,10 @@ class Run:
         corpus = load_corpus(settings.data.source, t.seq_len + 1)
         self.text: str = str(corpus.metadata["sha256"])
         agree_on_settings(comm, {"the text": self.text})
-        self._check_folder(resume or dry)
+        again = bool(restarts())  # in a folder that was this job's from its first start on
+        self._check_folder(resume or dry or again)
+        if again:
+            resume |= by_rank_0(comm, lambda: bool(list_checkpoints(self.folder)), "look into", self.folder)
         tokenizer = settings.data.tokenizer_of(corpus.text)
         self.batches: EpochBatches = EpochBatches(tokenizer.encode(corpus.text), t.batch_size, t.seq_len, t.seed)
         self.place: tuple[int, int] = (0, 0)
@@ -125,11 +130,13 @@ class Run:
             log=None if dry else self.folder / "metrics.jsonl",
             log_every=t.log_interval,
         )
-        self._check_folder(resume or dry)  # again: the trainer's log has locked it
+        self._check_folder(resume or dry or again)  # once more: the trainer's log has locked it
         self.saved_step: int | None = None
         self.arguments: Sequence[str] = ["CONFIG.yaml"]
         if resume:
             self._resume()
+        elif again:
+            self.trainer.log.resume_after(0)
         self._place_of_step = self.place
         self.steps: int = t.max_steps or self.trainer.global_step + -(-self._rounds_left() // t.accumulation_steps)
         self.trainer.with_lr_schedule(t.schedule(self.steps))

@@ -11,7 +11,7 @@ All buckets belong to one step of the optimizer, with one timestep.
 
 import contextlib
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -124,7 +124,9 @@ class DistributedTrainer(SimpleTrainer):
         check_weight(weight)  # before anything is sent
         return self._step.take(params, grads, float(loss_value), weight)
 
-    def state_dict(self, params: Params) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    def state_dict(
+        self, params: Params, part: Callable[[Any], Any] | None = None
+    ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """What an exact resume needs beside the weights: the same on all ranks, so that one of them may save it.
 
         Raises RuntimeError within a window of micro-batches, which every rank has another part of.
@@ -135,7 +137,7 @@ class DistributedTrainer(SimpleTrainer):
                 f"the window has {count} of {self.config.grad_accum_steps} micro-batches, and "
                 "each rank has its own; save after a step that returned metrics, or call flush first"
             )
-        return super().state_dict(params)
+        return super().state_dict(params, part)
 
 
 class BucketedTrainer(DistributedTrainer):

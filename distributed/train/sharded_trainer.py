@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 import minigrad
-from minigrad import GradStore, Tensor, autocast
+from minigrad import GradStore, Tensor, TensorId, autocast
 from minigrad.errors import check_int
 from minigrad.grad_arithmetic import scale_grads
 from minigrad.nn import Module
@@ -26,7 +26,7 @@ from minigrad.optim import GradAccumulator, LrSchedule, Optimizer
 from minigrad.optim.optimizer_state import options_of
 from minigrad.tools.step_memory import MemoryReport
 
-from ..comm.communicator import Communicator
+from ..comm.communicator import Communicator, all_gather_json
 from .amp_trainer import AmpTrainer, MixedPrecisionConfig
 from .buckets import DEFAULT_BUCKET_BYTES, all_reduce_hook
 from .config import TrainingConfig
@@ -258,15 +258,35 @@ class ShardedTrainer(AmpTrainer):
         if self._shares is not None and self._shares.units is not None:
             self._shares.units.release()
 
-    def state_dict(self, params: Params) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """As AmpTrainer's, of whole parameters: a collective of all ranks, each of which gets all."""
+    def state_dict(
+        self, params: Params, part: Callable[[Any], Any] | None = None
+    ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """As AmpTrainer's, of whole parameters: a collective of all ranks, each of which gets all.
+
+        With a ``part`` a rank gives what it has of a sharded array, as it is: nothing is gathered.
+        """
         shares = self._shares
-        if shares is not None:
+        if shares is not None and part is None:
             shares.join_states(self._step, shares.manager)
-        arrays, meta = super().state_dict(params)
-        if shares is not None and shares.manager is not None:
+        arrays, meta = super().state_dict(params, part)
+        if shares is None:
+            return arrays, meta
+        if part is None and shares.manager is not None:
             shares.optimizer_of(self._step)
+        if shares.own is not None and part is not None:
+            mine, about = shares.own.state_dict()
+            arrays.update({f"optimizer.{key}": value for key, value in mine.items()})
+            for steps in all_gather_json(self.communicator, about["steps"]):
+                meta["optimizer"]["steps"].update(steps)
         return arrays, meta
+
+    def pieces(self) -> dict[TensorId, Tensor]:
+        """This rank's part of each parameter of which it keeps only a part now (stage 3), perhaps empty."""
+        units = None if self._shares is None else self._shares.units
+        if units is None or units.whole:
+            return {}
+        mine = {piece.p.id: piece.tensor for unit in units.all for share in unit.shares for piece in share.pieces}
+        return {p.id: mine[p.id] if p.id in mine else p.new_empty((0,)) for unit in units.all for p in unit.params}
 
     def memory_report(self, module: Module, compute_loss: Callable[[], Tensor]) -> MemoryReport:
         """``minigrad.memory_report`` of this rank: gradients and the optimizer's states are its share."""

@@ -99,15 +99,18 @@ class SimpleTrainer:
         """
         return self._step.flush(params)
 
-    def state_dict(self, params: Params) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    def state_dict(
+        self, params: Params, part: Callable[[Any], Any] | None = None
+    ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """All that an exact resume needs beside the weights: arrays for safetensors, and the rest as JSON.
 
         Holds the optimizer's moments and counts, the global step, and an unfinished window of micro-batches.
+        ``part(array)`` is what of a raw array of the optimizer is given; None: all of it.
         """
         step = self._step
         step.recorder.wait_for_captures()
         named = step.named(params)
-        arrays, meta = step.optimizer.state_dict()
+        arrays, meta = step.optimizer.state_dict(part)
         window_arrays, window = step.accumulator.state_dict(named)
         if step.reducer.unit != 1.0:
             window["unit"] = step.reducer.unit

@@ -17,7 +17,7 @@ import math
 import os
 import reprlib
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -237,6 +237,36 @@ def encode(arrays: Mapping[str, Any], metadata: Mapping[str, str] | None = None)
     return [raw]
 
 
+def encode_header(tensors: Mapping[str, tuple[np.dtype[Any], Sequence[int]]], metadata: Mapping[str, str]) -> bytes:
+    """What a file begins with whose tensors, of these dtypes and shapes, follow in this order.
+
+    Raises:
+        CheckpointError: if they cannot be stored.
+    """
+    document: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    end = 0
+    for name, (dtype, shape) in tensors.items():
+        begin, end = end, end + math.prod(shape) * dtype.itemsize
+        document[name] = {"dtype": CODES[dtype.str], "shape": list(shape), "data_offsets": [begin, end]}
+    try:
+        raw = json.dumps(document, ensure_ascii=False).encode()
+        if len(raw) > MAX_HEADER:
+            raise ValueError(f"the header takes {len(raw):,} bytes, the limit is {MAX_HEADER:,}")
+        raw += b" " * (-len(raw) % 8)  # so that tensors are aligned, if larger dtypes come first
+        parse_header(raw, end)
+    except ValueError as error:
+        raise CheckpointError(f"these tensors cannot be stored: {error}") from None
+    return len(raw).to_bytes(8, "little") + raw
+
+
+def encode_views(arrays: Mapping[str, Any], metadata: Mapping[str, str]) -> list[bytes | memoryview]:
+    """`encode`, but of the arrays' own memory: nothing is copied."""
+    named = {name: _storable(name, array) for name, array in arrays.items()}
+    named = dict(sorted(named.items(), key=lambda item: -item[1].itemsize))
+    header = encode_header({name: (array.dtype, array.shape) for name, array in named.items()}, metadata)
+    return [header, *(array.reshape(-1).view(np.uint8).data for array in named.values())]
+
+
 def _storable(name: Any, array: Any) -> np.ndarray[Any, Any]:
     if not isinstance(name, str) or name == "__metadata__":
         raise CheckpointError(f"{show(name)} cannot be the name of a tensor")
@@ -326,6 +356,18 @@ def read_bytes(path: Path, limit: int, size: int | None = None, sha256: str | No
         return raw
 
 
+def check_file(path: Path, size: int, sha256: str) -> None:
+    """Read a whole file, and keep nothing of it.
+
+    Raises:
+        CheckpointError: naming the file, if its size or content is another one.
+    """
+    with _File(path, size) as file:
+        for begin in range(0, size, _CHUNK):
+            file.read(min(_CHUNK, size - begin))
+        file.check(sha256)
+
+
 def read_json(path: Path, limit: int) -> Any:
     """What a small JSON file says.
 
@@ -369,17 +411,20 @@ def read_arrays(path: Path, size: int | None = None, sha256: str | None = None) 
 
 
 def iter_arrays(
-    path: Path, size: int | None = None, sha256: str | None = None
+    path: Path, size: int | None = None, sha256: str | None = None, metadata: dict[str, str] | None = None
 ) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
     """`read_arrays`, one tensor at a time, for models too large for a second copy.
 
-    The checksum covers the whole file, so it is compared after the last tensor.
+    The checksum covers the whole file, so it is compared after the last tensor. The file's ``metadata`` are added to
+    what is passed.
 
     Raises:
         CheckpointError: naming the file and the fault.
     """
     with _File(path, size) as file:
         header = _read_header(file)
+        if metadata is not None:
+            metadata.update(header.metadata)
         for name, entry in header.tensors.items():
             try:
                 array = np.empty(entry.shape, entry.dtype)

@@ -134,10 +134,11 @@ class OptimizerState:
         self.state[p._id] = state
         return state
 
-    def state_dict(self) -> tuple[Arrays, dict[str, Any]]:
+    def state_dict(self, part: Callable[[Any], Any] | None = None) -> tuple[Arrays, dict[str, Any]]:
         """All that an exact resume needs, copied: arrays for safetensors, and the rest as JSON.
 
         Arrays are named ``exp_avg.<parameter>``: the parameter's name, or its position if it was given without one.
+        ``part(array)`` is what of a raw array is given; None: all of it.
         """
         arrays: Arrays = {}
         steps: dict[str, int] = {}
@@ -154,7 +155,8 @@ class OptimizerState:
                 if state is not None:
                     steps[name] = state.step
                     for kind, array in state.arrays.items():
-                        arrays[f"{kind}.{name}"] = np.array(state.device.kernels.to_host(array))
+                        shown = array if part is None else part(array)
+                        arrays[f"{kind}.{name}"] = np.array(state.device.kernels.to_host(shown))
         meta = {"optimizer": type(self).__name__, "timestep": self.timestep, "steps": steps, "param_groups": groups}
         return arrays, meta
 
