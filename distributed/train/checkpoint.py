@@ -55,7 +55,7 @@ def load_distributed_checkpoint(communicator: Communicator, folder: StrPath, ste
         except CheckpointError as error:
             if not restarts() or error.previous is None:
                 raise
-            warnings.warn(f"{error}: going on from that one", RuntimeWarning, stacklevel=4)
+            warnings.warn(f"{error.args[0]}: going on from that one", RuntimeWarning, stacklevel=4)
             found = load_checkpoint(error.previous)
         arrays = {
             file: {name: [a.shape, a.dtype.name] for name, a in named.items()} for file, named in found.tensors.items()

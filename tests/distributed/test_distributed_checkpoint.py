@@ -101,6 +101,20 @@ def test_what_fails_on_rank_0_fails_everywhere(tmp_path):
         assert all(messages[0] in message for message in messages)
 
 
+def test_a_job_that_was_started_again_takes_the_newest_whole_checkpoint(tmp_path, monkeypatch):
+    for step in (1, 2):
+        serialization.save_checkpoint(tmp_path, {"x": {"w": np.ones(step)}}, {"step": step})
+    (tmp_path / "step-00000002/x.safetensors").write_bytes(b"damaged")
+    load = partial(dist.load_distributed_checkpoint, dist.NoOpCommunicator(), tmp_path)
+    raises(serialization.CheckpointError, "the last intact one before it is", load)
+    monkeypatch.setenv("MINIGRAD_RESTART", "1")
+    assert dist.restarts() == 1
+    with pytest.warns(RuntimeWarning, match="step-00000001: going on from that one"):
+        assert load().step == 1
+    monkeypatch.setenv("MINIGRAD_RESTART", "often")
+    raises(dist.RendezvousError, "'often' is no number", dist.restarts)
+
+
 def test_random_numbers_go_on_and_new_ranks_get_their_own():
     # Threads share the default generator, so ranks are played one after the other.
     class Rank(dist.NoOpCommunicator):

@@ -259,6 +259,76 @@ def test_a_rank_whose_parent_is_killed_is_the_one_that_failed(tmp_path):
     assert "launch: rank 0 failed first: killed by SIGKILL\nlaunch: after that, rank 1: exit code 1" in result.stderr
 
 
+LOST = WHO + (
+    "import signal\ncount = os.environ['MINIGRAD_RESTART']\nprint('start', count, flush=True)\n"
+    "if rank == 1 and int(count) < int(sys.argv[1]):\n    {}\ntime.sleep(0.2)\n"
+)
+KILL = LOST.format("os.kill(os.getpid(), signal.SIGKILL)")
+
+
+def test_a_job_that_loses_a_rank_starts_again():
+    """All ranks do, as often as is allowed, and the program learns how often; the last start's code counts."""
+    again = ("--max-restarts", "3", "--grace", "0.5")
+    result = run_ranks(2, KILL, "2", options=again, env={"MINIGRAD_RESTART": "9"}, returncode=0)
+    for rank in range(2):
+        assert result.lines(rank) == ["start 0", "start 1", "start 2"], result.text
+    assert result.stderr.count("launch: rank 1 failed first: killed by SIGKILL") == 2
+    assert [line for line in result.stderr.splitlines() if "restart " in line] == [
+        f"launch: restart {i} of 3, on 2 ranks" for i in (1, 2)
+    ]
+    result = run_ranks(2, KILL, "9", options=("--max-restarts", "1", "--grace", "0.5"), returncode=137)
+    assert "launch: not started again: that was restart 1\n" in result.stderr
+    assert result.lines(1) == ["start 0", "start 1"]
+
+
+@pytest.mark.parametrize(
+    ("act", "options", "code", "words"),
+    [
+        ("sys.exit(2)", (), 2, "not started again: exit code 2 would come again"),
+        ("time.sleep(99)", ("--timeout", "1.5"), 124, "still running after 1.5 s"),
+        (
+            "os.kill(os.getpid(), signal.SIGKILL)",
+            ("--timeout", "2.5", "--max-restarts", "999"),
+            137,
+            "restart 1 of 999",
+        ),
+    ],
+)
+def test_what_would_come_again_or_is_over_is_not_started_again(act, options, code, words):
+    """The timeout is that of all starts together."""
+    program, options = LOST.format(act), ("--max-restarts", "5", "--grace", "0.3", *options)
+    result = run_ranks(2, program, "9999", options=options, timeout=20)
+    assert result.returncode in (code, launch.TIMED_OUT) and words in result.stderr, result.text
+    assert result.seconds < 12 and (result.lines(1) == ["start 0"]) == (code != 137)
+
+
+def test_a_signal_ends_a_job_that_would_start_again(tmp_path):
+    job, _ = started(tmp_path, SAVES, "--max-restarts", "5")
+    job.send_signal(signal.SIGTERM)
+    _, err = job.communicate(timeout=20)
+    assert job.returncode == 143 and "restart" not in err, err
+
+
+@pytest.mark.short
+def test_hosts_that_cannot_be_reached_are_left_out(tmp_path, monkeypatch, capsys):
+    """A stand-in for ssh reaches all but one."""
+    ssh = tmp_path / "ssh"
+    ssh.write_text('#!/bin/sh\nfor word; do [ "$word" = lost ] && exit 255; done\nexit 0\n')
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    job = launch.LaunchJob(Path("mpirun"), 5, [("there", 2), ("lost", 3)], 1, ["x.py"], None, 1.0, max_restarts=3)
+    assert job.environment("")["MINIGRAD_RESTART"] == "0" and "-x MINIGRAD_RESTART" in " ".join(job.command())
+    assert job._starts_again(137) and job.hosts == [("there", 2)] and job.ranks == 2
+    assert (
+        "launch: without lost, which cannot be reached\nlaunch: restart 1 of 3, on 2 ranks" in capsys.readouterr().err
+    )
+    assert job._starts_again(137) and job.environment("")["MINIGRAD_RESTART"] == "2"
+    job.hosts = [("lost", 2)]
+    assert not job._starts_again(137) and "no host is left" in capsys.readouterr().err
+    monkeypatch.setenv("PATH", "")
+    assert launch.reachable("localhost") and not launch.reachable("there")
+
+
 PHASES = ["start", "rendezvous", "step", "save", "end"]
 WAYS = {
     "return": ("sys.exit(0)", 1),
@@ -343,6 +413,7 @@ def test_what_is_missing_is_said(monkeypatch, capsys):
 WRONG_LINES = [
     *[([], "-n N"), (["-n", "0", "x.py"], "not >= 1"), (["-n", "2"], "name a script")],
     *[(["--hosts", "a:b", "x.py"], "'a:b' is no host name"), (["-n", "2", "--timeout", "-1", "x.py"], "not > 0")],
+    (["-n", "2", "--max-restarts", "-1", "x.py"], "not >= 1"),
 ]
 
 

@@ -305,6 +305,25 @@ def test_a_run_replaces_nothing_and_keeps_its_settings(tmp_path):
     raises(CheckpointError, "", go, dist.NoOpCommunicator(), write(tmp_path, output_dir=tmp_path / "none"), resume=True)
 
 
+def test_a_run_that_the_launcher_starts_again_goes_on_or_begins_anew(tmp_path, monkeypatch):
+    path = write(tmp_path)
+    go(dist.NoOpCommunicator(), path)
+    whole, folder = weights(tmp_path / "run"), tmp_path / "run"
+    logged = [r["step"] for r in read_json_lines(folder / "metrics.jsonl") if "step" in r]
+    shutil.rmtree(max(folder.glob("step-*")))
+    monkeypatch.setenv("MINIGRAD_RESTART", "0")
+    raises(SettingsError, "holds a run already", lambda: go(dist.NoOpCommunicator(), path))
+    monkeypatch.setenv("MINIGRAD_RESTART", "1")
+    for left in (True, False):
+        if not left:
+            for saved in folder.glob("step-*"):
+                shutil.rmtree(saved)
+        assert bool(list(folder.glob("step-*"))) == left
+        go(dist.NoOpCommunicator(), path)
+        assert weights(folder) == whole
+        assert [r["step"] for r in read_json_lines(folder / "metrics.jsonl") if "step" in r] == logged
+
+
 def test_ranks_with_other_files_refuse(tmp_path):
     paths = []
     for rank in range(2):

@@ -1,6 +1,7 @@
 """The example on several processes: it learns what one process does, and loses nothing when a rank dies."""
 
 import contextlib
+import json
 import os
 import re
 import shlex
@@ -13,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from example_scripts import EXAMPLES, TINY, assert_refused, finish, spawned
+from processes import python
 from ranks import RanksResult, requires_mpi, run_ranks
 
 from minigrad.serialization import load_checkpoint
@@ -124,6 +126,23 @@ def test_nothing_is_lost_when_a_rank_is_killed(tmp_path: Path, victim: int) -> N
     if victim:
         shown = launch(3, folder, "--resume", "--steps", last + 1).lines(0)  # of each batch of 2, one rank has nothing
         assert "all 3 ranks hold the same weights, bit for bit" in shown
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="the ranks' processes are found in /proc")
+@pytest.mark.parametrize("flags", [(), ("--shard", "2")], ids=["whole", "shares"])
+def test_a_run_whose_ranks_are_killed_ends_as_the_undisturbed_one(flags) -> None:
+    """The benchmark's ten kills are two here; of shares what was not saved is made again."""
+    options = ["--kills", 2, "--steps", 90, "--save-every", 10, "--", *TINY[2:], "--eval-every", 99, "--keep", 2]
+    goodput = python(EXAMPLES.parent / "benchmarks/goodput.py", *options, *flags, returncode=0)
+    report = json.loads(goodput.stdout)
+    assert report["same_weights"] and report["restarts"] == len(report["kills"]) == 2, goodput.stdout
+    assert 0 < report["goodput"][1] < report["goodput"][0] < 1
+
+
+def test_a_job_that_may_start_again_names_its_folder(tmp_path: Path) -> None:
+    for script, folder in (("train_char_gpt_ddp.py", ()), ("train_gpt2.py", ("--preset", "tiny"))):
+        result = spawned(script, *folder, cwd=tmp_path, env={"MINIGRAD_RESTART": "0"}, returncode=None)
+        assert_refused(result, 2, "with --max-restarts give the run's folder, --out")
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="the ranks' processes are found in /proc")
