@@ -88,6 +88,7 @@ from .train.checkpoint import load_distributed_checkpoint as load_distributed_ch
 from .train.checkpoint import random_state as random_state
 from .train.checkpoint import restore_random_state as restore_random_state
 from .train.checkpoint import save_distributed_checkpoint as save_distributed_checkpoint
+from .train.checkpoint import save_sharded_checkpoint as save_sharded_checkpoint
 from .train.config import NonFiniteLossError as NonFiniteLossError
 from .train.config import TrainingConfig as TrainingConfig
 from .train.config import TrainingMetrics as TrainingMetrics

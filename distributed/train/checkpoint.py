@@ -3,10 +3,24 @@
 Replicas hold the same weights and moments, so one copy is enough and any number of ranks can go on from it. It reaches
 the other ranks through the communicator: no shared disk is needed, and no rank can resume from another file.
 AsyncCheckpointer writes the files beside the training (boostr's ``AsyncCheckpointer``).
+
+A sharded checkpoint is written by all ranks, each of which has files of its own, into one folder that all of them see:
+
+    rank 0   step [ copy ] step step step            rank 0 waits for the others' records,
+               [ write model-rank-0-of-2 ]  [ wait ] [ state, manifest, rename ]
+    rank 1   step [ copy ] step step step
+               [ write model-rank-1-of-2, its record ]
+
+Ranks that are gone leave a folder without a manifest, which is no checkpoint.
 """
 
 import copy
+import functools
 import itertools
+import json
+import os
+import threading
+import time
 import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,13 +30,27 @@ from typing import Any
 import numpy as np
 
 import minigrad
+from minigrad.files import durable, shares
 from minigrad.files.durable import StrPath
+from minigrad.files.safetensors_format import encode_views
 from minigrad.modes import Closing
-from minigrad.serialization import Checkpoint, CheckpointError, load_checkpoint, save_checkpoint
+from minigrad.nn import Module
+from minigrad.serialization import (
+    Checkpoint,
+    CheckpointError,
+    checked_step,
+    encode_state,
+    load_checkpoint,
+    save_checkpoint,
+    temporary_folder,
+    write_checkpoint,
+)
 
-from ..comm.communicator import Communicator, all_gather_json
+from ..comm.communicator import Communicator, all_gather_json, part_of
 from ..comm.launchers import restarts
 from ..comm.place import bytes_of, copied, on_device, on_host
+from .sharded_trainer import ShardedTrainer
+from .simple_trainer import SimpleTrainer
 
 Tensors = Mapping[str, Mapping[str, Any]]  # by file, then by name
 
@@ -113,6 +141,142 @@ def by_rank_0(communicator: Communicator, work: Callable[[], Any], what: str, fo
     return value
 
 
+GONE = 2.0  # seconds in which the shares of ranks that are lost may still appear
+
+
+class RankShare:
+    """This rank's part of a checkpoint, copied to the host. To make one is a collective of all ranks."""
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        folder: StrPath,
+        model: Module,
+        trainer: SimpleTrainer,
+        state: Mapping[str, Any],
+        keep: int | None,
+    ) -> None:
+        self.communicator, self.keep = communicator, keep
+        params, state = dict(model.named_parameters()), dict(state)
+        part = functools.partial(_even_part, communicator)
+        moments, state["trainer"] = trainer.state_dict(params.items(), part)
+        optimizer, whole = trainer.optimizer, model.state_dict()
+        named = {optimizer.name_of(p): p for group in optimizer.param_groups for p in group["params"]}
+        pieces = trainer.pieces() if isinstance(trainer, ShardedTrainer) else {}
+        held = {name: pieces[p.id] for name, p in params.items() if p.id in pieces}
+        weights = {
+            name: copied(held[name]) if name in held else np.array(x.device.kernels.to_host(part(x.data)))
+            for name, x in whole.items()
+        }
+        # Beside the optimizer's there may be arrays of a window, in a world of one rank.
+        likes = {key: named[key.split(".", 2)[2]] if key.startswith("optimizer.") else x for key, x in moments.items()}
+        self.files: dict[str, tuple[Mapping[str, Any], dict[str, str]]] = {
+            "model": (weights, {name: json.dumps(x.shape) for name, x in whole.items()}),
+            "trainer": (
+                {key: x.reshape(-1) for key, x in moments.items()},
+                {key: json.dumps(x.shape) for key, x in likes.items()},
+            ),
+        }
+        self.hurried: threading.Event = threading.Event()
+        """Set when nobody waits for the checkpoint any more."""
+
+        def begin() -> list[Any]:
+            self.state = encode_state(state)
+            step = checked_step(state, keep)
+            return [step, str(temporary_folder(Path(folder).absolute(), step))]
+
+        step, temporary = by_rank_0(communicator, begin, "save", folder)
+        self.step, self.temporary = int(step), Path(temporary)
+
+    def write(self) -> Path:
+        """Write it; on rank 0 also what all others have written, as one checkpoint, when they have. CheckpointError if
+        anything fails."""
+        if self.communicator.rank == 0:
+            return write_checkpoint(self.temporary, self.step, self.state, self._write_all, self.keep)
+        try:
+            self._wait_for(self.temporary, "rank 0 has begun")
+            record = durable.temporary_sibling(self._record(self.communicator.rank))
+            durable.write_new_file(record, [json.dumps(self._write_mine()).encode()])
+            os.rename(record, self._record(self.communicator.rank))
+        except OSError as error:
+            message = f"rank {self.communicator.rank} could not write its share of step {self.step}: {error}"
+            raise CheckpointError(message, self.temporary) from error
+        return self.temporary
+
+    def result(self, writing: Future[Path]) -> Path:
+        """The checkpoint's folder, when all ranks have written. CheckpointError on all of them if one could not."""
+        while True:
+            done = writing.done()
+            failure = writing.exception() if done else None
+            mine = [str(writing.result()) if done and failure is None else None, failure and str(failure)]
+            told = all_gather_json(self.communicator, mine)
+            if failed := [f"rank {rank}: {text}" for rank, (_, text) in enumerate(told) if text is not None]:
+                self.hurried.set()
+                raise CheckpointError("; ".join(failed), self.temporary.parent) from failure
+            if all(path is not None for path, _ in told):
+                return Path(told[0][0])
+            time.sleep(0.01)
+
+    def _write_mine(self) -> dict[str, tuple[int, str]]:
+        rank, ranks = self.communicator.rank, self.communicator.world_size
+        named = {shares.name_of(stem, rank, ranks): content for stem, content in self.files.items()}
+        return {
+            name: durable.write_new_file(self.temporary / name, encode_views(*content))
+            for name, content in named.items()
+        }
+
+    def _write_all(self, temporary: Path) -> dict[str, tuple[int, str]]:
+        records = self._write_mine()
+        for rank in range(1, self.communicator.world_size):
+            self._wait_for(self._record(rank), f"rank {rank} has written its share")
+            told = json.loads(self._record(rank).read_bytes())
+            os.unlink(self._record(rank))
+            records.update({name: (size, sha256) for name, (size, sha256) in told.items()})
+        return records
+
+    def _record(self, rank: int) -> Path:
+        return self.temporary / f"rank-{rank}.json"
+
+    def _wait_for(self, path: Path, what: str) -> None:
+        """Wait for a file or folder; as long as the communicator waits, but not for ranks that are known to be lost."""
+        deadline = time.monotonic() + self.communicator.timeout
+        while not path.exists():
+            if self.communicator._error is not None or self.hurried.is_set():
+                deadline = min(deadline, time.monotonic() + GONE)
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"waited in vain until {what}")
+            time.sleep(0.005)
+
+
+def save_sharded_checkpoint(
+    communicator: Communicator,
+    folder: StrPath,
+    model: Module,
+    trainer: SimpleTrainer,
+    state: Mapping[str, Any],
+    keep: int | None = 2,
+) -> Path:
+    """A checkpoint that each rank writes its share of; a collective of all ranks, which must see one ``folder``.
+
+    The tensors are those of ``model`` and ``trainer``, ``state`` with ``trainer`` added. Of what a ShardedTrainer's
+    ranks share, each writes what it has, without gathering; of what all have, an equal part. So it loads as any other:
+    by any trainer, in any stage, on any number of ranks, also by ``minigrad.serialization.load_checkpoint``.
+
+    Returns and raises as ``save_distributed_checkpoint``. ``folder``, ``state`` and ``keep`` of rank 0 alone count.
+    """
+    with AsyncCheckpointer() as checkpoints:
+        checkpoints.save_sharded(communicator, folder, model, trainer, state, keep)
+        path = checkpoints.wait()
+    assert path is not None
+    return path
+
+
+def _even_part(communicator: Communicator, array: Any) -> Any:
+    """This rank's part of a raw array's elements, as a view."""
+    begin, end = part_of(array.size, communicator)
+    return array.reshape(-1)[begin:end]
+
+
 class AsyncCheckpointer(Closing):
     """Saves in a thread what it has copied to the host; one checkpoint at a time.
 
@@ -133,6 +297,8 @@ class AsyncCheckpointer(Closing):
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[Path] | None = None
+        self._share: RankShare | None = None
+        """Of the checkpoint that is being written, if all ranks write it."""
 
     def save(self, folder: StrPath, tensors: Tensors, state: Mapping[str, Any], keep: int | None = 2) -> None:
         """Begin ``minigrad.serialization.save_checkpoint`` of what the tensors hold now."""
@@ -152,12 +318,35 @@ class AsyncCheckpointer(Closing):
 
         by_rank_0(communicator, lambda: self.save(folder, tensors, state, keep), "save", folder)
 
+    def save_sharded(
+        self,
+        communicator: Communicator,
+        folder: StrPath,
+        model: Module,
+        trainer: SimpleTrainer,
+        state: Mapping[str, Any],
+        keep: int | None = 2,
+    ) -> None:
+        """Begin ``save_sharded_checkpoint``; a collective, as are ``wait`` and ``close`` after it."""
+        self.wait()
+        self._share = RankShare(communicator, folder, model, trainer, state, keep)
+        self._writing = self._thread.submit(self._share.write)
+
     def wait(self) -> Path | None:
         """Return the folder of the checkpoint that was saved last, when it is on the disk; None if none was begun since
         the last call.
         """
         writing, self._writing = self._writing, None
-        return None if writing is None else writing.result()
+        share, self._share = self._share, None
+        return None if writing is None else writing.result() if share is None else share.result(writing)
+
+    def __exit__(self, *error: object) -> None:
+        if error[0] is None:
+            self.close()
+        else:  # which goes on; the other ranks may never come
+            if self._share is not None:
+                self._share.hurried.set()
+            self._thread.shutdown()
 
     def close(self) -> None:
         """Wait for the checkpoint that is being written, raise what stopped it, and write no more."""
