@@ -106,8 +106,8 @@ def measure(comm: Communicator, options: argparse.Namespace, folder: Path) -> di
     ways: dict[str, Callable[[], object]] = {
         "none": lambda: None,
         "whole": whole,
-        "shares": lambda: save_sharded_checkpoint(comm, folder, model, trainer, {"step": trainer.global_step}),
-        "beside": lambda: checkpoints.save_sharded(comm, folder, model, trainer, {"step": trainer.global_step}),
+        "shares": lambda: save_sharded_checkpoint(folder, model, trainer, {"step": trainer.global_step}),
+        "beside": lambda: checkpoints.save_sharded(folder, model, trainer, {"step": trainer.global_step}),
     }
     stalls: dict[str, list[float]] = {name: [] for name in ways}
     after: dict[str, list[float]] = {name: [] for name in ways}

@@ -378,7 +378,7 @@ def _stems(path: Path, records: Records) -> dict[str, list[str]]:
 def export_safetensors(folder: StrPath, path: StrPath, file: str = "model", checksums: bool = False) -> Path:
     """Write the tensors of a checkpoint to one file, also where each rank has saved its share of them.
 
-    They are copied in chunks of 4 MB, so that nobody ever holds the model. ``load_safetensors`` reads the file.
+    They are copied piece by piece, of which there is one in memory at a time. ``load_safetensors`` reads the file.
 
     Args:
         folder: a folder of checkpoints, of which the newest is taken, or one checkpoint itself.

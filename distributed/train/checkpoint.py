@@ -30,27 +30,19 @@ from typing import Any
 import numpy as np
 
 import minigrad
+from minigrad import serialization
 from minigrad.files import durable, shares
 from minigrad.files.durable import StrPath
-from minigrad.files.safetensors_format import encode_views
+from minigrad.files.safetensors_format import Arrays, encode_views
 from minigrad.modes import Closing
 from minigrad.nn import Module
-from minigrad.serialization import (
-    Checkpoint,
-    CheckpointError,
-    checked_step,
-    encode_state,
-    load_checkpoint,
-    save_checkpoint,
-    temporary_folder,
-    write_checkpoint,
-)
+from minigrad.serialization import Checkpoint, CheckpointError, load_checkpoint, save_checkpoint
 
 from ..comm.communicator import Communicator, all_gather_json, part_of
 from ..comm.launchers import restarts
 from ..comm.place import bytes_of, copied, on_device, on_host
+from .distributed_trainer import DistributedTrainer
 from .sharded_trainer import ShardedTrainer
-from .simple_trainer import SimpleTrainer
 
 Tensors = Mapping[str, Mapping[str, Any]]  # by file, then by name
 
@@ -148,51 +140,42 @@ class RankShare:
     """This rank's part of a checkpoint, copied to the host. To make one is a collective of all ranks."""
 
     def __init__(
-        self,
-        communicator: Communicator,
-        folder: StrPath,
-        model: Module,
-        trainer: SimpleTrainer,
-        state: Mapping[str, Any],
-        keep: int | None,
+        self, folder: StrPath, model: Module, trainer: DistributedTrainer, state: Mapping[str, Any], keep: int | None
     ) -> None:
-        self.communicator, self.keep = communicator, keep
-        params, state = dict(model.named_parameters()), dict(state)
-        part = functools.partial(_even_part, communicator)
+        self.communicator, self.keep = trainer.communicator, keep
+        self.hurried: threading.Event = threading.Event()
+        """Set when nobody waits for the checkpoint any more."""
+        params, whole, state = dict(model.named_parameters()), model.state_dict(), dict(state)
+        part = functools.partial(_even_part, trainer.communicator)
         moments, state["trainer"] = trainer.state_dict(params.items(), part)
-        optimizer, whole = trainer.optimizer, model.state_dict()
-        named = {optimizer.name_of(p): p for group in optimizer.param_groups for p in group["params"]}
         pieces = trainer.pieces() if isinstance(trainer, ShardedTrainer) else {}
         held = {name: pieces[p.id] for name, p in params.items() if p.id in pieces}
         weights = {
             name: copied(held[name]) if name in held else np.array(x.device.kernels.to_host(part(x.data)))
             for name, x in whole.items()
         }
+        named = {trainer.optimizer.name_of(p): p for group in trainer.optimizer.param_groups for p in group["params"]}
         # Beside the optimizer's there may be arrays of a window, in a world of one rank.
         likes = {key: named[key.split(".", 2)[2]] if key.startswith("optimizer.") else x for key, x in moments.items()}
-        self.files: dict[str, tuple[Mapping[str, Any], dict[str, str]]] = {
-            "model": (weights, {name: json.dumps(x.shape) for name, x in whole.items()}),
-            "trainer": (
-                {key: x.reshape(-1) for key, x in moments.items()},
-                {key: json.dumps(x.shape) for key, x in likes.items()},
-            ),
+        moments = {key: x.reshape(-1) for key, x in moments.items()}
+        self.files: dict[str, tuple[Arrays, dict[str, str]]] = {
+            file: (mine, {name: json.dumps(x.shape) for name, x in all_of.items()})
+            for file, mine, all_of in (("model", weights, whole), ("trainer", moments, likes))
         }
-        self.hurried: threading.Event = threading.Event()
-        """Set when nobody waits for the checkpoint any more."""
 
         def begin() -> list[Any]:
-            self.state = encode_state(state)
-            step = checked_step(state, keep)
-            return [step, str(temporary_folder(Path(folder).absolute(), step))]
+            step = serialization.checked_step(state, keep)
+            self.state = serialization.encode_state(state)
+            return [step, str(serialization.temporary_folder(Path(folder).absolute(), step))]
 
-        step, temporary = by_rank_0(communicator, begin, "save", folder)
+        step, temporary = by_rank_0(trainer.communicator, begin, "save", folder)
         self.step, self.temporary = int(step), Path(temporary)
 
     def write(self) -> Path:
         """Write it; on rank 0 also what all others have written, as one checkpoint, when they have. CheckpointError if
         anything fails."""
         if self.communicator.rank == 0:
-            return write_checkpoint(self.temporary, self.step, self.state, self._write_all, self.keep)
+            return serialization.write_checkpoint(self.temporary, self.step, self.state, self._write_all, self.keep)
         try:
             self._wait_for(self.temporary, "rank 0 has begun")
             record = durable.temporary_sibling(self._record(self.communicator.rank))
@@ -218,20 +201,16 @@ class RankShare:
             time.sleep(0.01)
 
     def _write_mine(self) -> dict[str, tuple[int, str]]:
-        rank, ranks = self.communicator.rank, self.communicator.world_size
-        named = {shares.name_of(stem, rank, ranks): content for stem, content in self.files.items()}
-        return {
-            name: durable.write_new_file(self.temporary / name, encode_views(*content))
-            for name, content in named.items()
-        }
+        name_of = functools.partial(shares.name_of, rank=self.communicator.rank, ranks=self.communicator.world_size)
+        files = {name_of(stem): encode_views(*content) for stem, content in self.files.items()}
+        return {name: durable.write_new_file(self.temporary / name, views) for name, views in files.items()}
 
     def _write_all(self, temporary: Path) -> dict[str, tuple[int, str]]:
         records = self._write_mine()
         for rank in range(1, self.communicator.world_size):
             self._wait_for(self._record(rank), f"rank {rank} has written its share")
-            told = json.loads(self._record(rank).read_bytes())
+            records |= {name: (size, sha) for name, (size, sha) in json.loads(self._record(rank).read_bytes()).items()}
             os.unlink(self._record(rank))
-            records.update({name: (size, sha256) for name, (size, sha256) in told.items()})
         return records
 
     def _record(self, rank: int) -> Path:
@@ -249,12 +228,7 @@ class RankShare:
 
 
 def save_sharded_checkpoint(
-    communicator: Communicator,
-    folder: StrPath,
-    model: Module,
-    trainer: SimpleTrainer,
-    state: Mapping[str, Any],
-    keep: int | None = 2,
+    folder: StrPath, model: Module, trainer: DistributedTrainer, state: Mapping[str, Any], keep: int | None = 2
 ) -> Path:
     """A checkpoint that each rank writes its share of; a collective of all ranks, which must see one ``folder``.
 
@@ -265,10 +239,8 @@ def save_sharded_checkpoint(
     Returns and raises as ``save_distributed_checkpoint``. ``folder``, ``state`` and ``keep`` of rank 0 alone count.
     """
     with AsyncCheckpointer() as checkpoints:
-        checkpoints.save_sharded(communicator, folder, model, trainer, state, keep)
-        path = checkpoints.wait()
-    assert path is not None
-    return path
+        checkpoints.save_sharded(folder, model, trainer, state, keep)
+        return Path(checkpoints.wait() or "")
 
 
 def _even_part(communicator: Communicator, array: Any) -> Any:
@@ -320,16 +292,15 @@ class AsyncCheckpointer(Closing):
 
     def save_sharded(
         self,
-        communicator: Communicator,
         folder: StrPath,
         model: Module,
-        trainer: SimpleTrainer,
+        trainer: DistributedTrainer,
         state: Mapping[str, Any],
         keep: int | None = 2,
     ) -> None:
         """Begin ``save_sharded_checkpoint``; a collective, as are ``wait`` and ``close`` after it."""
         self.wait()
-        self._share = RankShare(communicator, folder, model, trainer, state, keep)
+        self._share = RankShare(folder, model, trainer, state, keep)
         self._writing = self._thread.submit(self._share.write)
 
     def wait(self) -> Path | None:

@@ -356,18 +356,6 @@ def read_bytes(path: Path, limit: int, size: int | None = None, sha256: str | No
         return raw
 
 
-def check_file(path: Path, size: int, sha256: str) -> None:
-    """Read a whole file, and keep nothing of it.
-
-    Raises:
-        CheckpointError: naming the file, if its size or content is another one.
-    """
-    with _File(path, size) as file:
-        for begin in range(0, size, _CHUNK):
-            file.read(min(_CHUNK, size - begin))
-        file.check(sha256)
-
-
 def read_json(path: Path, limit: int) -> Any:
     """What a small JSON file says.
 

@@ -16,13 +16,12 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from . import safetensors_format
-from .safetensors_format import Arrays, CheckpointError, Entry, faults_of, iter_arrays, parse_json, read_arrays, show
+from .safetensors_format import Arrays, Entry, faults_of, iter_arrays, parse_json, read_arrays, show
 
 Records: TypeAlias = Mapping[str, tuple[int, str]]  # by name of file: its size and sha256
 
 SUFFIX = ".safetensors"
 SHARE = re.compile(r"(.+)-rank-([0-9]{1,6})-of-([0-9]{1,6})")
-CHUNK = 4 << 20
 
 
 def name_of(stem: str, rank: int, ranks: int) -> str:
@@ -75,31 +74,24 @@ def _shape(name: str, pieces: list[Any], text: str) -> tuple[int, ...]:
 
 
 def merged(folder: Path, names: list[str], records: Records) -> Iterator[bytes]:
-    """One file of the whole tensors, in chunks. CheckpointError, naming a file, for damage, before the first."""
-    sharded, shapes = _is_share(names[0]), dict[str, str]()
+    """One file of the whole tensors, a piece at a time. Before that, CheckpointError, naming a file, for damage."""
+    shapes: dict[str, str] = {}
     found: dict[str, list[tuple[Path, int, Entry]]] = {}  # by tensor: the file, where its data begin, and the piece
     for name in names:
-        safetensors_format.check_file(folder / name, *records[name])
-        header = safetensors_format.read_header(folder / name)
-        begin = records[name][0] - max((entry.end for entry in header.tensors.values()), default=0)
-        for key, entry in header.tensors.items():
+        for _ in iter_arrays(folder / name, *records[name], shapes):
+            pass  # it is checked
+        tensors = safetensors_format.read_header(folder / name).tensors
+        begin = records[name][0] - max((entry.end for entry in tensors.values()), default=0)
+        for key, entry in tensors.items():
             found.setdefault(key, []).append((folder / name, begin, entry))
-        shapes.update(header.metadata)
-    whole = {}
+    whole, sharded = {}, _is_share(names[0])
     with faults_of(folder / names[0]):
         for key, places in sorted(found.items(), key=lambda item: -item[1][0][2].dtype.itemsize):
             entries = [entry for _, _, entry in places]
             shape = _shape(key, entries, shapes.get(key, "")) if sharded else entries[0].shape
             whole[key] = entries[0].dtype, shape
     yield safetensors_format.encode_header(whole, {})
-    for key in whole:
-        for path, begin, entry in found[key]:
-            with open(path, "rb") as file:
-                file.seek(begin + entry.begin)
-                left = entry.end - entry.begin
-                while left:
-                    chunk = file.read(min(left, CHUNK))
-                    if not chunk:
-                        raise CheckpointError(f"{path}: the file shrank while it was read", path)
-                    left -= len(chunk)
-                    yield chunk
+    for path, begin, entry in (place for key in whole for place in found[key]):
+        with open(path, "rb") as file:
+            file.seek(begin + entry.begin)
+            yield file.read(entry.end - entry.begin)

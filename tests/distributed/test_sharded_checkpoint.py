@@ -88,7 +88,7 @@ def test_shares_are_the_whole_tensors_of_any_trainer_on_any_ranks(tmp_path, kind
                 if whole and kind.startswith("stage"):
                     trainer.gather_full_params()
                 state = {"step": steps, "note": [comm.rank]}
-                path = dist.save_sharded_checkpoint(comm, tmp_path, net, trainer, state)
+                path = dist.save_sharded_checkpoint(tmp_path, net, trainer, state)
                 if whole and kind.startswith("stage"):
                     trainer.release_params()
                 saved = dist.load_distributed_checkpoint(comm, tmp_path, steps)
@@ -99,8 +99,6 @@ def test_shares_are_the_whole_tensors_of_any_trainer_on_any_ranks(tmp_path, kind
             files = sorted(file.name for file in path.iterdir())
             names = [shares.name_of(stem, rank, world) for stem in ("model", "trainer") for rank in range(world)]
             assert files == sorted(["manifest.json", "state.json", *names])
-            sizes = [(path / name).stat().st_size for name in names[world:]]
-            assert max(sizes) < 1.3 * sum(sizes) / world
 
     dist.run_threads(world, body, timeout=60)
 
@@ -119,9 +117,9 @@ def test_a_run_goes_on_from_shares_in_any_stage_on_any_number_of_ranks(tmp_path)
             trainer.shard(net, [net])
         rows = np.array_split(np.arange(dp.ROWS), comm.world_size)[comm.rank]
         if step:  # also before anything is cut into shares again
-            dist.save_sharded_checkpoint(comm, tmp_path, net, trainer, {"step": step}, keep=None)
+            dist.save_sharded_checkpoint(tmp_path, net, trainer, {"step": step}, keep=None)
         metrics = dp.feed(trainer, net, net.loss(*scenario.batch(step, rows)), len(rows))
-        dist.save_sharded_checkpoint(comm, tmp_path, net, trainer, {"step": step + 1}, keep=None)
+        dist.save_sharded_checkpoint(tmp_path, net, trainer, {"step": step + 1}, keep=None)
         return dp.record(trainer, net, metrics)
 
     for step, (world, kind) in enumerate([(3, "stage 2"), (2, "stage 3"), (4, "stage 1"), (1, "bucketed")]):
@@ -139,14 +137,14 @@ def test_masters_of_half_weights_and_their_scaler_are_saved(tmp_path):
         trainer.backward_and_step(
             net(minigrad.ones(2, 3, dtype=minigrad.bfloat16)).float().sum(), net.named_parameters()
         )
-        dist.save_sharded_checkpoint(comm, tmp_path, net, trainer, {"step": 1})
+        dist.save_sharded_checkpoint(tmp_path, net, trainer, {"step": 1})
         assert bits(serialization.load_checkpoint(tmp_path).tensors) == contents(net, trainer)[0]
 
     dist.run_threads(2, body, timeout=30)
 
 
 def save(comm, folder, step, kind="stage 2", **options) -> None:
-    dist.save_sharded_checkpoint(comm, folder, *trained(comm, kind, 1), {"step": step}, **options)
+    dist.save_sharded_checkpoint(folder, *trained(comm, kind, 1), {"step": step}, **options)
 
 
 def caught(comm, call) -> str:
@@ -166,9 +164,7 @@ TORN = {
 def test_a_torn_set_is_one_error_of_all_ranks_and_the_older_checkpoint_stays(tmp_path, how):
     act, words = TORN[how]
     dist.run_threads(2, lambda comm: save(comm, tmp_path, 1), timeout=30)
-    dist.run_threads(
-        2, lambda comm: dist.save_sharded_checkpoint(comm, tmp_path, *trained(comm, "stage 2"), {"step": 2})
-    )
+    dist.run_threads(2, lambda comm: dist.save_sharded_checkpoint(tmp_path, *trained(comm, "stage 2"), {"step": 2}))
     share = "trainer-rank-1-of-2.safetensors"
     act(tmp_path / "step-00000002" / share, tmp_path / "step-00000001" / share)
     told = dist.run_threads(3, lambda comm: caught(comm, lambda: dist.load_distributed_checkpoint(comm, tmp_path)))
@@ -256,14 +252,14 @@ def test_it_is_written_beside_the_training_one_at_a_time(tmp_path, monkeypatch):
         net, trainer = trained(comm, "stage 3")
         with dist.AsyncCheckpointer() as checkpoints:
             state = {"step": 2, "notes": ["first"]}
-            checkpoints.save_sharded(comm, tmp_path, net, trainer, state)
+            checkpoints.save_sharded(tmp_path, net, trainer, state)
             state["notes"].append("later")
             want = contents(net, trainer)
             trainer.backward_and_step(net.loss(minigrad.ones(2, 5)), net.named_parameters())
             assert not list(tmp_path.glob("step-*"))
             comm.barrier()
             may_write.set()
-            checkpoints.save_sharded(comm, tmp_path, net, trainer, {"step": 3})
+            checkpoints.save_sharded(tmp_path, net, trainer, {"step": 3})
             first = serialization.load_checkpoint(tmp_path, 2)
             assert (bits(first.tensors), first.state["trainer"]) == want and first.state["notes"] == ["first"]
         assert bits(serialization.load_checkpoint(tmp_path, 3).tensors) == contents(net, trainer)[0] != want[0]
@@ -280,7 +276,7 @@ def test_a_rank_that_dies_in_a_save_leaves_the_older_checkpoint_and_nobody_waits
     def body(comm):
         net, trainer = trained(comm, "stage 2")
         with dist.AsyncCheckpointer() as checkpoints:
-            checkpoints.save_sharded(comm, tmp_path, net, trainer, {"step": 2})
+            checkpoints.save_sharded(tmp_path, net, trainer, {"step": 2})
             if comm.rank:
                 raise KeyError("the rank is lost")
             comm.barrier()
@@ -301,12 +297,12 @@ def test_any_call_of_a_save_of_shares_may_fail(tmp_path, kind):
         folder = tmp_path / str(faults.at)
         net, trainer = trained(comm, "stage 2")
         for step in (1, 2):
-            dist.save_sharded_checkpoint(comm, folder, net, trainer, {"step": step})
+            dist.save_sharded_checkpoint(folder, net, trainer, {"step": step})
         returned = False
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # an old checkpoint that could not be deleted
             with contextlib.suppress(serialization.CheckpointError, Killed), faults.installed():
-                dist.save_sharded_checkpoint(comm, folder, net, trainer, {"step": 3})
+                dist.save_sharded_checkpoint(folder, net, trainer, {"step": 3})
                 returned = True
         newest = serialization.load_checkpoint(folder)
         assert newest.step in ((3,) if returned else (2, 3)) and bits(newest.tensors) == contents(net, trainer)[0]
@@ -320,16 +316,18 @@ def test_weights_are_exported_without_being_held(tmp_path):
 
     def body(comm):
         trainer = dist.ShardedTrainer(None, comm, stage=2)
-        dist.save_sharded_checkpoint(comm, tmp_path, net, trainer, {"step": 1})
+        dist.save_sharded_checkpoint(tmp_path, net, trainer, {"step": 1})
 
     dist.run_threads(3, body, timeout=60)
+    sizes = [file.stat().st_size for file in tmp_path.glob("step-*/model-rank-*")]
+    assert len(sizes) == 3 and max(sizes) < 1.01 * min(sizes)
     serialization.save_checkpoint(tmp_path / "whole", {"model": net.state_dict()}, {"step": 1})
     for source in (tmp_path, tmp_path / "step-00000001", tmp_path / "whole"):
         tracemalloc.start()
         path = serialization.export_safetensors(source, tmp_path / "model.safetensors", checksums=True)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        assert peak < 3 * shares.CHUNK
+        assert peak < 16e6  # a layer has 4 MB
         found = serialization.load_safetensors(path)
         assert bits({"": found}) == bits({"": {name: x.numpy() for name, x in net.state_dict().items()}})
     export = serialization.export_safetensors
@@ -345,7 +343,7 @@ def of_processes(comm) -> str:
     net, trainer = trained(comm, "stage 3")
     with dist.AsyncCheckpointer() as checkpoints:
         for step in (1, 2):
-            checkpoints.save_sharded(comm, folder, net, trainer, {"step": step})
+            checkpoints.save_sharded(folder, net, trainer, {"step": step})
     found, want = dist.load_distributed_checkpoint(comm, folder), contents(net, trainer)
     assert (bits(found.tensors), found.state["trainer"]) == want
     comm.barrier()
