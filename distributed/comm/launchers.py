@@ -6,6 +6,8 @@ eight jobs of one.
 """
 
 import os
+import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -100,6 +102,17 @@ def discover_place(
             raise RendezvousError(f"{local[0]}={local_rank} contradicts {size[0]}={size[1]}")
     mpi = _mpi_says(own[1], size[1], environ)
     return Place(own[1], size[1], local_rank, launcher.source, mpi, address, port)
+
+
+def launch_command(ranks: int) -> str:
+    """What starts the program of this process on so many ranks, with MPI."""
+    module = getattr(sys.modules["__main__"], "__spec__", None)  # of python -m
+    script = (
+        ["-m", module.name.removesuffix(".__main__")]
+        if module
+        else ["script.py" if sys.argv[0] in ("", "-c") else sys.argv[0]]
+    )
+    return shlex.join(["python", "-m", "minigrad.distributed.launch", "-n", str(ranks), *script, *sys.argv[1:]])
 
 
 def restarts(environ: Mapping[str, str] = os.environ) -> int | None:

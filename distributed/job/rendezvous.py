@@ -12,7 +12,7 @@ from minigrad.errors import check_int
 
 from ..comm.calls import DEFAULT_TIMEOUT, RENDEZVOUS_TIMEOUT, check_seconds, remaining
 from ..comm.communicator import Communicator, NoOpCommunicator, all_gather_bytes
-from ..comm.launchers import Place, check_alone, discover_place
+from ..comm.launchers import Place, check_alone, discover_place, launch_command
 from ..comm.mpi.rank_parent import joining
 from .store import Store
 
@@ -20,7 +20,6 @@ BACKENDS = ("noop", "mpi", "nccl")
 KINDS = ("cpu", "cuda")
 ROLES = ("coordinator", "worker")
 DEFAULT_PORT = 29500  # torchrun's
-LAUNCH = "python -m minigrad.distributed.launch -n N script.py"
 
 Exchange = Callable[[bytes], list[bytes]]
 
@@ -101,8 +100,8 @@ def _backend(backend: str | None, place: Place, device: str | Device | None) -> 
         raise place.error("backend 'nccl' serves CUDA devices; for device 'cpu' take 'mpi'")
     if backend == "mpi" and place.world_size > 1 and not place.mpi:
         raise place.error(
-            f"{place.source} speaks of {place.world_size} ranks on the CPU. These need MPI, which no launcher of MPI "
-            f"started here: start the job with {LAUNCH} (or mpirun, or srun)"
+            f"{place.source} speaks of {place.world_size} ranks on the CPU. These need MPI, which processes that are "
+            f"started apart cannot join; start all with {launch_command(place.world_size)}"
         )
     return backend
 
@@ -138,7 +137,8 @@ def _mpi(timeout: float, deadline: float, place: Place) -> Communicator:
         communicator.close()
         raise place.error(
             f"{place.source} says rank {place.rank} of {place.world_size}, MPI says rank {found[0]} of {found[1]}. The "
-            f"launcher belongs to another MPI than the one that Python loads; start the job with {LAUNCH}"
+            "launcher belongs to another MPI than the one that Python loads; start all with "
+            f"{launch_command(place.world_size)}"
         )
     return communicator
 

@@ -2,11 +2,16 @@
 
 import functools
 import os
+import re
+import shlex
+import sys
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from in_threads import free_port, outcomes
+from processes import python
+from ranks import requires_mpi
 from refusals import raises
 
 import minigrad.cuda_kernels
@@ -174,7 +179,29 @@ def test_mpi_must_see_the_world_that_the_launcher_made(mpi, monkeypatch, found):
 @pytest.mark.parametrize("backend", [None, "mpi"])
 def test_torchrun_on_the_cpu_is_told_how_to_start_mpi(mpi, monkeypatch, backend):
     set_environ(monkeypatch, TORCHRUN)
-    raises(RendezvousError, r"torchrun speaks of 8 ranks .*python -m", init_process_group, backend)
+    monkeypatch.setattr("sys.argv", ["train.py", "--out", "a b"])
+    monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(__spec__=None))
+    words = "torchrun speaks of 8 ranks .*python -m minigrad.distributed.launch -n 8 train.py --out 'a b'"
+    raises(RendezvousError, words, init_process_group, backend)
+    monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(__spec__=SimpleNamespace(name="train.__main__")))
+    raises(RendezvousError, "launch -n 8 -m train --out", init_process_group, backend)
+
+
+@requires_mpi
+@pytest.mark.long
+@pytest.mark.parametrize("environ", [{**TORCHRUN, "WORLD_SIZE": "2", "RANK": "1"}, {**SLURM, "SLURM_PROCID": "1"}])
+def test_the_command_that_a_refusal_names_works(tmp_path, environ):
+    """Processes that torchrun or Slurm has started apart are no ranks of MPI; the launcher's are."""
+    (tmp_path / "train.py").write_text(
+        "import sys\nfrom minigrad.distributed import init_process_group\n"
+        "with init_process_group() as comm:\n    print(comm.world_size, sys.argv[1:])\n"
+    )
+    environ = {**environ, "SLURM_STEP_NUM_TASKS": "2"} if "SLURM_PROCID" in environ else environ
+    refused = python("train.py", "--out", "a b", cwd=tmp_path, env=environ, returncode=1).stderr.splitlines()[-1]
+    command = re.fullmatch(r".*RendezvousError: rank 1: .*; start all with (.*)|.* Start all with (.*)", refused)
+    assert command is not None, refused
+    done = python(*shlex.split(command[1] or command[2])[1:], cwd=tmp_path, returncode=0)
+    assert sorted(done.stdout.splitlines()) == [f"[{rank}] 2 ['--out', 'a b']" for rank in range(2)]
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from typing import Any
 from ..call_thread import QueuedCall
 from ..calls import DEFAULT_TIMEOUT, Call, PendingWork, remaining
 from ..comm_errors import RendezvousError
-from ..launchers import discover_place
+from ..launchers import discover_place, launch_command
 from .rank_parent import DONE, tell
 
 Messages = list[tuple[Any, int]]  # requests, each with the rank at the other end
@@ -344,5 +344,6 @@ def _check_world(mpi: Any) -> None:
     if place.world_size > 1 and size == 1:
         raise place.error(
             f"{place.source} started {place.world_size} ranks, but MPI ({mpi.get_vendor()[0]}) sees only this one: "
-            "mpirun and mpi4py belong to different MPIs. Start the job with python -m minigrad.distributed.launch"
+            "what started it speaks no PMIx, or is another MPI's. Start all with "
+            f"{launch_command(place.world_size)}"
         )
