@@ -220,16 +220,19 @@ def run_contents(run: Run) -> tuple[dict[str, Any], dict[str, Any]]:
     """What a checkpoint holds: tensors by file, and the rest as JSON values."""
     weights = {name: tensor.cpu().numpy() for name, tensor in run.model.state_dict().items()}
     arrays, meta = run.trainer.state_dict(run.model.named_parameters())
-    state = {
+    return {"model": weights, "trainer": arrays}, {**run_state(run), "trainer": meta}
+
+
+def run_state(run: Run) -> dict[str, Any]:
+    """What a checkpoint holds beside model and trainer, as JSON values."""
+    return {
         "step": run.trainer.global_step,
-        "trainer": meta,
         "generator": minigrad.default_generator.state_dict(),
         "family": run.settings.family,
         "settings": dataclasses.asdict(run.settings),
         "tokenizer": run.tokenizer.to_dict(),
         "corpus": run.origin,
     }
-    return {"model": weights, "trainer": arrays}, state
 
 
 def load_run(

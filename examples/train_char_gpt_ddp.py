@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from char_run import Run, Settings, folder_to_resume, new_folder, run_contents, run_of
+from char_run import Run, Settings, folder_to_resume, new_folder, run_contents, run_of, run_state
 from command_line import Parser, UsageError, run_cli
 from estimate import check_memory
 from train_char_gpt import PROFILE_HELP, TrainingRun, check_text, load_text
@@ -46,6 +46,7 @@ from minigrad.distributed import (
     mean_over_ranks,
     restarts,
     save_distributed_checkpoint,
+    save_sharded_checkpoint,
 )
 from minigrad.distributed.comm.communicator import all_gather_json
 from minigrad.distributed.train.checkpoint import by_rank_0
@@ -262,12 +263,14 @@ class Training(TrainingRun):
         return mean
 
     def write_checkpoint(self) -> None:
-        """Rank 0 writes for all, if they hold the same; the others go on when the checkpoint is safe."""
+        """Rank 0 writes for all, if they hold the same, or each its share; they go on when the checkpoint is safe."""
         self.trainer.assert_replicas_identical(self.model.named_parameters())
-        everyone = isinstance(self.trainer, ShardedTrainer)  # each rank has a share of the moments
-        with self.whole_weights():
-            contents = run_contents(self.run) if everyone or self.comm.rank == 0 else ({}, {})
-        save_distributed_checkpoint(self.comm, self.run.folder, *contents, keep=self.settings.keep)
+        folder, keep = self.run.folder, self.settings.keep
+        if isinstance(self.trainer, ShardedTrainer):
+            save_sharded_checkpoint(folder, self.model, self.trainer, run_state(self.run), keep)
+        else:
+            contents = run_contents(self.run) if self.comm.rank == 0 else ({}, {})
+            save_distributed_checkpoint(self.comm, folder, *contents, keep=keep)
 
     def finish(self) -> None:
         """Make sure that the ranks have the same weights, and say what the run has left."""
