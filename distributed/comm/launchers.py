@@ -112,7 +112,7 @@ def launch_command(ranks: int) -> str:
         if module
         else ["script.py" if sys.argv[0] in ("", "-c") else sys.argv[0]]
     )
-    return shlex.join(["python", "-m", "minigrad.distributed.launch", "-n", str(ranks), *script, *sys.argv[1:]])
+    return f"python -m minigrad.distributed.launch -n {ranks} {shlex.join([*script, *sys.argv[1:]])}"
 
 
 def restarts(environ: Mapping[str, str] = os.environ) -> int | None:

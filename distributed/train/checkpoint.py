@@ -142,7 +142,8 @@ class RankShare:
     def __init__(
         self, folder: StrPath, model: Module, trainer: DistributedTrainer, state: Mapping[str, Any], keep: int | None
     ) -> None:
-        self.communicator, self.keep = trainer.communicator, keep
+        self.communicator: Communicator = trainer.communicator
+        self.keep: int | None = keep
         self.hurried: threading.Event = threading.Event()
         """Set when nobody waits for the checkpoint any more."""
         params, whole, state = dict(model.named_parameters()), model.state_dict(), dict(state)
@@ -165,26 +166,21 @@ class RankShare:
 
         def begin() -> list[Any]:
             step = serialization.checked_step(state, keep)
-            self.state = serialization.encode_state(state)
+            self.state: bytes = serialization.encode_state(state)
             return [step, str(serialization.temporary_folder(Path(folder).absolute(), step))]
 
         step, temporary = by_rank_0(trainer.communicator, begin, "save", folder)
-        self.step, self.temporary = int(step), Path(temporary)
+        self.step: int = step
+        self.temporary: Path = Path(temporary)
 
     def write(self) -> Path:
-        """Write it; on rank 0 also what all others have written, as one checkpoint, when they have. CheckpointError if
-        anything fails."""
+        """Write it; on rank 0 also what all others have written, as one checkpoint, when they have."""
         if self.communicator.rank == 0:
             return serialization.write_checkpoint(self.temporary, self.step, self.state, self._write_all, self.keep)
-        try:
-            self._wait_for(self.temporary, "rank 0 has begun")
-            record = durable.temporary_sibling(self._record(self.communicator.rank))
-            durable.write_new_file(record, [json.dumps(self._write_mine()).encode()])
-            os.rename(record, self._record(self.communicator.rank))
-        except OSError as error:
-            message = f"rank {self.communicator.rank} could not write its share of step {self.step}: {error}"
-            raise CheckpointError(message, self.temporary) from error
-        return self.temporary
+        self._wait_for(self.temporary, "rank 0 has begun")
+        record = self._record(self.communicator.rank)
+        durable.replace_file(record, [json.dumps(self._write_mine()).encode()])
+        return record
 
     def result(self, writing: Future[Path]) -> Path:
         """The checkpoint's folder, when all ranks have written. CheckpointError on all of them if one could not."""

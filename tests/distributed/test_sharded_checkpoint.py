@@ -23,7 +23,7 @@ from minigrad import nn, optim, serialization
 from minigrad.distributed.train.checkpoint import RankShare, by_rank_0
 from minigrad.files import durable, shares
 
-KINDS = ("distributed", "bucketed", "stage 1", "stage 2", "stage 3")
+KINDS = ("distributed", "bucketed", "stage 1", "stage 2", "stage 3", "half")
 
 
 class Parts(nn.Module):
@@ -46,25 +46,34 @@ class Parts(nn.Module):
 
 
 def trained(comm, kind, steps=2):
-    net = Parts()
-    trainer = dp.make_trainer(kind, comm, bucket=40)
-    if kind == "stage 3":
+    net, optimizer = Parts(), None
+    if kind == "half":
+        optimizer = optim.AdamW(net.to(minigrad.bfloat16).named_parameters(), master_weights=True)
+    trainer = dp.make_trainer(kind.replace("half", "stage 3"), comm, bucket=40, optimizer=optimizer)
+    if kind in ("stage 3", "half"):
         trainer.shard(net)
     for step in range(steps):
-        x = minigrad.tensor(np.random.default_rng([step, comm.rank]).standard_normal((2, 5)), dtype="float32")
-        dp.feed(trainer, net, net.loss(x))
+        x = minigrad.tensor(np.random.default_rng([step, comm.rank]).standard_normal((2, 5)), dtype=net.gain.dtype)
+        dp.feed(trainer, net, net.loss(x).float())
     return net, trainer
+
+
+@contextlib.contextmanager
+def gathered(trainer):
+    if isinstance(trainer, dist.ShardedTrainer):
+        trainer.gather_full_params()
+        yield
+        trainer.release_params()
+    else:
+        yield
 
 
 def contents(net, trainer):
     """All that a whole checkpoint holds, as bits; a collective."""
     arrays, meta = trainer.state_dict(net.named_parameters())
-    sharded = isinstance(trainer, dist.ShardedTrainer)
-    if sharded:
-        trainer.gather_full_params()
-    tensors = {"model": {name: x.numpy().copy() for name, x in net.state_dict().items()}, "trainer": arrays}
-    if sharded:
-        trainer.release_params()
+    with gathered(trainer):
+        model = {name: np.asarray(x.data).copy() for name, x in net.state_dict().items()}
+    tensors = {"model": model, "trainer": arrays}
     return bits(tensors), json.loads(json.dumps(meta))
 
 
@@ -79,18 +88,15 @@ def bits(tensors):
 @pytest.mark.parametrize("world", [1, 2, 3])
 @pytest.mark.parametrize("kind", KINDS)
 def test_shares_are_the_whole_tensors_of_any_trainer_on_any_ranks(tmp_path, kind, world):
-    """Before the first step, after some, and after weights were gathered."""
+    """Before the first step and after some, of weights that are gathered or not. ``half`` weights have masters."""
 
     def body(comm):
         for steps in (0, 2):
             net, trainer = trained(comm, kind, steps)
-            for whole in (False, True):
-                if whole and kind.startswith("stage"):
-                    trainer.gather_full_params()
-                state = {"step": steps, "note": [comm.rank]}
-                path = dist.save_sharded_checkpoint(tmp_path, net, trainer, state)
-                if whole and kind.startswith("stage"):
-                    trainer.release_params()
+            for state in (gathered(trainer), contextlib.nullcontext()):
+                with state:
+                    about = {"step": steps, "note": [comm.rank]}
+                    path = dist.save_sharded_checkpoint(tmp_path, net, trainer, about)
                 saved = dist.load_distributed_checkpoint(comm, tmp_path, steps)
                 assert path == saved.path and saved.state["note"] == [0]
                 assert (bits(saved.tensors), saved.state["trainer"]) == contents(net, trainer)
@@ -125,22 +131,6 @@ def test_a_run_goes_on_from_shares_in_any_stage_on_any_number_of_ranks(tmp_path)
     for step, (world, kind) in enumerate([(3, "stage 2"), (2, "stage 3"), (4, "stage 1"), (1, "bucketed")]):
         got = dist.run_threads(world, partial(part, kind=kind, step=step), timeout=30)[0]
         dp.assert_same_run([got], [want[step]])
-
-
-def test_masters_of_half_weights_and_their_scaler_are_saved(tmp_path):
-    def body(comm):
-        net = nn.Linear(3, 5).to(minigrad.bfloat16)
-        adamw = optim.AdamW(net.named_parameters(), master_weights=True)
-        trainer = dist.ShardedTrainer(None, comm, adamw, stage=3)
-        trainer.broadcast_params(net.named_parameters())
-        trainer.shard(net, [net])
-        trainer.backward_and_step(
-            net(minigrad.ones(2, 3, dtype=minigrad.bfloat16)).float().sum(), net.named_parameters()
-        )
-        dist.save_sharded_checkpoint(tmp_path, net, trainer, {"step": 1})
-        assert bits(serialization.load_checkpoint(tmp_path).tensors) == contents(net, trainer)[0]
-
-    dist.run_threads(2, body, timeout=30)
 
 
 def save(comm, folder, step, kind="stage 2", **options) -> None:
