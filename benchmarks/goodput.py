@@ -1,6 +1,6 @@
 """Kill ranks of a training, again and again, and see what it loses: ``--max-restarts`` of the launcher.
 
-    python benchmarks/goodput.py                                      ten kills in about ten minutes on two ranks
+    python benchmarks/goodput.py                                      ten kills in 3,600 steps on two ranks
     python benchmarks/goodput.py --kills 3 --steps 90 -- --shard 2    fewer, of sharded states
 
 train_char_gpt_ddp.py trains twice: undisturbed, and while a rank drawn from --seed gets SIGKILL, --kills times, spread
