@@ -101,7 +101,7 @@ def _backend(backend: str | None, place: Place, device: str | Device | None) -> 
     if backend == "mpi" and place.world_size > 1 and not place.mpi:
         raise place.error(
             f"{place.source} speaks of {place.world_size} ranks on the CPU. These need MPI, which processes that are "
-            f"started apart cannot join; start all with {launch_command(place.world_size)}"
+            f"started apart cannot join: start the job with {launch_command(place.world_size)}"
         )
     return backend
 
@@ -137,7 +137,7 @@ def _mpi(timeout: float, deadline: float, place: Place) -> Communicator:
         communicator.close()
         raise place.error(
             f"{place.source} says rank {place.rank} of {place.world_size}, MPI says rank {found[0]} of {found[1]}. The "
-            "launcher belongs to another MPI than the one that Python loads; start all with "
+            "launcher belongs to another MPI than the one that Python loads; start the job with "
             f"{launch_command(place.world_size)}"
         )
     return communicator

@@ -344,6 +344,6 @@ def _check_world(mpi: Any) -> None:
     if place.world_size > 1 and size == 1:
         raise place.error(
             f"{place.source} started {place.world_size} ranks, but MPI ({mpi.get_vendor()[0]}) sees only this one: "
-            "what started it speaks no PMIx, or is another MPI's. Start all with "
+            "what started it speaks no PMIx, or is another MPI's. Start the job with "
             f"{launch_command(place.world_size)}"
         )
