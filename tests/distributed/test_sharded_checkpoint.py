@@ -201,6 +201,7 @@ def test_what_manifests_and_shares_may_not_say(tmp_path):
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_share_that_cannot_be_written_is_an_error_of_all_ranks(tmp_path, monkeypatch, rank):
     write, broken = durable.write_new_file, threading.Event()
@@ -258,6 +259,7 @@ def test_it_is_written_beside_the_training_one_at_a_time(tmp_path, monkeypatch):
     dist.run_threads(2, body, timeout=30)
 
 
+@pytest.mark.long
 def test_a_rank_that_dies_in_a_save_leaves_the_older_checkpoint_and_nobody_waits_for_it(tmp_path, monkeypatch):
     dist.run_threads(2, lambda comm: save(comm, tmp_path, 1), timeout=30)
     write = RankShare.write
@@ -300,6 +302,7 @@ def test_any_call_of_a_save_of_shares_may_fail(tmp_path, kind):
     assert True in outcomes and False in outcomes and len(outcomes) > 20
 
 
+@pytest.mark.long
 def test_weights_are_exported_without_being_held(tmp_path):
     """From shares and from whole files, to what load_safetensors reads."""
     net = nn.Sequential(*[nn.Linear(1024, 1024, bias=False) for _ in range(8)])  # 32 MB
