@@ -211,6 +211,7 @@ _OF_THE_CPU = "cpu_kernels/test_{stem}*.py", "cpu_kernels/test_thread_counts.py"
 _SIMULATED = {"NUMBA_ENABLE_CUDASIM": "1"}
 _TRAINERS = "*trainer*", "buckets", "grad_sync", "boostr_*", "reproducible", "silent_damage"
 _FILES = "test_crash_safety.py", "test_saving.py", "test_safetensors_format.py", "test_serialization.py"
+_ERRORS = "test_error_messages.py"
 _COMMUNICATORS = "communicator", "thread", "faults", "nccl", "mpi", "rendezvous", "grad_sync", "tensor_parallel"
 
 
@@ -227,12 +228,14 @@ AREAS = {
     "cuda": Area(
         "cuda_kernels", kernel_functions, replacements, (_OPERATION, "cuda_kernels/test_{stem}.py"), _SIMULATED, "cuda"
     ),
-    "trainers": Area("distributed/train", every_function, logic_replacements, of_ranks(*_TRAINERS)),
+    "trainers": Area("distributed/train", every_function, logic_replacements, (*of_ranks(*_TRAINERS), _ERRORS)),
     "files": Area("minigrad/files", every_function, logic_replacements, _FILES),
     "communicators": Area(
         "distributed/comm", every_function, logic_replacements, of_ranks(*_COMMUNICATORS, "histories")
     ),
-    "jobs": Area("distributed/job", every_function, logic_replacements, of_ranks("launch", "rendezvous", "store")),
+    "jobs": Area(
+        "distributed/job", every_function, logic_replacements, (*of_ranks("launch", "rendezvous", "store"), _ERRORS)
+    ),
 }
 
 

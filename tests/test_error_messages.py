@@ -1,7 +1,8 @@
 """What the errors of common mistakes say, compared with ``golden/errors.txt``.
 
-There are the lines of code of each mistake, below its name, and what they raise. To add one, write name and code, then
-``python tests/test_error_messages.py --write``, which fills in the messages; read the difference before you keep it.
+There are the lines of code of each mistake, below its name, and what they raise; of a subject several mistakes, one
+after the other. To add one, write name and code, then ``python tests/test_error_messages.py --write``, which fills in
+the messages; read the difference before you keep it.
 """
 
 import contextlib
@@ -22,39 +23,48 @@ from minigrad.nn import functional as F
 
 GOLDEN = Path(__file__).with_name("golden") / "errors.txt"
 BEFORE = "before each of them"  # code that raises nothing
+Steps = list[tuple[str, str]]  # code, and the message that it ends with
+STEP = re.compile(r"((?:>>> ?.*\n)+)((?:(?!>>>).*\n)*)")
 
 
-def message_of(code: str, folder: Path) -> str:
-    """Type and message of what the lines of a mistake raise, without what differs from run to run."""
-    linecache.cache["<typed>"] = len(code), None, code.splitlines(keepends=True), "<typed>"
+def messages_of(steps: Steps, folder: Path) -> Steps:
+    """The same steps with type and message of what they raise, without what differs from run to run."""
     names = {"folder": folder}
-    exec(MISTAKES[BEFORE][0], names)
-    try:
-        exec(compile(code, "<typed>", "exec"), names)
-    except Exception as error:
-        text = f"{type(error).__name__}: {error}"
-    else:
-        raise AssertionError(f"nothing was raised by\n{code}")
-    text = re.sub(r"at <typed>:\d+", "at FILE:LINE", text.replace(str(folder), "FOLDER"))
-    return re.sub(r"tensor \d+", "tensor ID", text)
-
-
-def read() -> dict[str, tuple[str, str]]:
-    """The golden file: by the name of a mistake, its code and what that raises."""
-    found = {}
-    for entry in re.split(r"\n\n(?=\S)", GOLDEN.read_text(encoding="utf-8").rstrip("\n")):
-        name, *lines = entry.replace("\n    ", "\n").split("\n")
-        code = [line for line in lines if line.startswith(">>>")]
-        found[name] = "".join(f"{line[4:]}\n" for line in code), "\n".join(lines[len(code) :])
+    exec(MISTAKES[BEFORE][0][0], names)
+    found = []
+    for i, (code, _) in enumerate(steps):
+        linecache.cache[f"<typed {i}>"] = len(code), None, code.splitlines(keepends=True), f"<typed {i}>"
+        try:
+            exec(compile(code, f"<typed {i}>", "exec"), names)
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}"
+        else:
+            raise AssertionError(f"nothing was raised by\n{code}")
+        text = re.sub(r"at <typed \d+>:\d+", "at FILE:LINE", text.replace(str(folder), "FOLDER"))
+        found.append((code, re.sub("0{40,}", "0...", re.sub(r"\b(tensor|at) (0x\w+|\d+)\b", r"\1 ID", text))))
     return found
 
 
-def render(mistakes: dict[str, tuple[str, str]]) -> str:
+def read() -> dict[str, Steps]:
+    """The golden file: by the name of a subject, its mistakes."""
+    found = {}
+    for entry in re.split(r"\n\n(?=\S)", GOLDEN.read_text(encoding="utf-8").rstrip("\n")):
+        name, _, lines = entry.replace("\n    ", "\n").partition("\n")
+        steps = STEP.findall(lines + "\n")
+        found[name] = [(re.sub("(?m)^>>> ?", "", code), text.rstrip("\n")) for code, text in steps]
+    return found
+
+
+def render(mistakes: dict[str, Steps]) -> str:
     entries = []
-    for name, (code, text) in mistakes.items():
-        lines = [f">>> {line}".rstrip() for line in code.splitlines()] + text.splitlines()
+    for name, steps in mistakes.items():
+        lines = [line for code, text in steps for line in [*typed(code), *text.splitlines()]]
         entries.append("\n    ".join([name, *lines]) + "\n")
     return "\n".join(entries)
+
+
+def typed(code: str) -> list[str]:
+    return [f">>> {line}".rstrip() for line in code.splitlines()]
 
 
 MISTAKES = read()
@@ -62,8 +72,7 @@ MISTAKES = read()
 
 @pytest.mark.parametrize("name", [*MISTAKES][1:])
 def test_message(name: str, tmp_path: Path) -> None:
-    code, text = MISTAKES[name]
-    assert message_of(code, tmp_path) == text
+    assert messages_of(MISTAKES[name], tmp_path) == MISTAKES[name]
 
 
 def test_the_golden_file_is_read_as_it_is_written() -> None:
@@ -115,10 +124,10 @@ def test_anomaly_mode_ends_with_its_block() -> None:
 
 
 def write() -> None:
-    written = {}
-    for name, (code, _) in MISTAKES.items():
+    written = {BEFORE: MISTAKES[BEFORE]}
+    for name in [*MISTAKES][1:]:
         with tempfile.TemporaryDirectory() as folder:
-            written[name] = code, "" if name == BEFORE else message_of(code, Path(folder))
+            written[name] = messages_of(MISTAKES[name], Path(folder))
     GOLDEN.write_text(render(written), encoding="utf-8")
 
 

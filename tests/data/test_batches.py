@@ -116,18 +116,3 @@ def test_min_tokens_is_exactly_enough(block_size, val_fraction):
     assert min(len(train), len(val)) >= block_size + 1
     np.testing.assert_array_equal(np.concatenate([train, val]), np.arange(n))
     raises(DataError, f"at least {n:,} tokens are needed", train_val_split, np.arange(n - 1), val_fraction, block_size)
-
-
-def test_wrong_arguments_are_named():
-    raises(DataError, r"the training part has 8 tokens, a window of block size 8", RandomBatches, np.arange(8), 1, 8, 0)
-    raises(DataError, "at least 1, got 0 and 8", lambda: RandomBatches(TOKENS, 0, 8, 0))
-    raises(DataError, "at least 1, got 1 and 0", lambda: FixedBatches(TOKENS, 1, 0))
-    raises(DataError, r"shape \(2, 3\) of float64", lambda: RandomBatches(np.ones((2, 3)), 1, 1, 0))
-    raises(DataError, "max_batches", lambda: FixedBatches(TOKENS, 1, 8, 0))
-    raises(DataError, "step must not be negative", lambda: RandomBatches(TOKENS, 1, 8, 0).batch(-1))
-    for seed in (-1, 2**64):
-        raises(DataError, "seed", RandomBatches, TOKENS, 1, 8, seed)
-    for fraction in (0.0, 1.0, -1.0, float("nan")):
-        raises(DataError, "val_fraction", train_val_split, TOKENS, fraction)
-    for size, fraction in ((10**18, 0.1), (10**400, 0.1), (8, 1e-320)):
-        raises(DataError, "no text is long enough for a block size of", min_tokens, size, fraction)

@@ -140,21 +140,3 @@ def test_what_a_batch_is(workers):
     assert next(iter(DataLoader(X, 5, num_workers=workers, pin_memory=True))).shape == (5, 2)
     x, y = next(iter(Prefetcher(DataLoader(TensorDataset(X, Y), 2), device="cpu")))
     assert x.tolist() == [[0, 1], [2, 3]] and y.tolist() == [0, 1] and TensorDataset(X, Y)[3][1] == 3
-
-
-def test_what_a_loader_refuses():
-    for error, message, make in [
-        (ValueError, "arrays of .10, 9. rows", lambda: TensorDataset(X, Y[1:])),
-        (TypeError, "takes arrays or tensors, not a list", lambda: TensorDataset(X, [1, 2])),
-        (TypeError, "a int has no len.. and no .i., and is not iterable", lambda: DataLoader(3)),
-        (TypeError, "has no len.. and no .i., so it has no order to change", lambda: DataLoader(iter(X), shuffle=True)),
-        (ValueError, "of an empty TensorDataset", lambda: DataLoader(TensorDataset(X[:0]))),
-        (ValueError, "of an empty list", lambda: DataLoader([], shuffle=True)),
-        (ValueError, "the list_iterator yielded nothing", lambda: [[*once] for once in [DataLoader(iter([1]))] * 2]),
-        (ValueError, "num_workers is -1", lambda: DataLoader(X, num_workers=-1)),
-        (TypeError, "which has none", lambda: len(DataLoader(iter(X)))),
-        (AttributeError, "cannot be resumed", lambda: DataLoader(iter(X)).state_dict()),
-        (AttributeError, "cannot be resumed", lambda: DataLoader(iter(X)).load_state_dict({})),
-        (ZeroDivisionError, "", lambda: [*DataLoader(X, 2, num_workers=2, collate_fn=lambda samples: 1 / 0)]),
-    ]:
-        raises(error, message, make)

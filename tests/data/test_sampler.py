@@ -71,12 +71,3 @@ def test_token_batches_are_parted_alike():
         for step, (x, y) in enumerate(whole):
             np.testing.assert_array_equal(np.concatenate([batches[step][0] for batches in parts]), x)
             np.testing.assert_array_equal(np.concatenate([batches[step][1] for batches in parts]), y)
-
-
-def test_wrong_arguments_are_named():
-    for arguments, message in [
-        *[((0, 1, 0), "n and batch_size must be at least 1, got 0 and 1"), ((1, 0, 0), "got 1 and 0")],
-        *[((1, 1, 2**64), "seed"), ((1, 1, 0, False, 2, 2), "rank is 2 of 2")],
-        ((1, 1, 0, False, -1, 2), "rank is -1 of 2"),
-    ]:
-        raises(DataError, message, lambda arguments=arguments: EpochSampler(*arguments))

@@ -1,7 +1,5 @@
 """ElChe: counts of batches per rank, against hand-computed vectors and over random histories. Pure logic."""
 
-import math
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -136,28 +134,6 @@ def test_a_rank_without_batches_keeps_its_speed() -> None:
     assert (fresh.is_calibrated, fresh.batch_counts, fresh.anchor_wall_ms) == (False, [10, 10], 0.0)
     fresh.report_timing([0, 0], [0, 0], 0)
     assert fresh.anchor == 10
-
-
-def test_arguments_out_of_range_are_refused() -> None:
-    for wrong, words in [
-        (lambda: ElChe(1, 10), "El Che requires at least 2 devices"),
-        (lambda: ElChe(2, 0), "anchor must be >= 1"),
-        (lambda: ElChe(2, 10).with_max_anchor(0), "max_anchor is 0, expected an integer >= 1"),
-        (lambda: ElChe(2, 10).with_max_batch_diff(-1), "max_batch_diff is -1, expected an integer >= 0"),
-        (
-            lambda: ElChe(2, 10).with_speed_ratio(1, 0.4),
-            "as fast the others are. is 0.4, expected a finite number >= 1",
-        ),
-        (lambda: ElChe(2, 10).with_speed_ratio(2, 2.0), "slow_rank is 2, expected an integer from 0 to 1"),
-        (lambda: ElChe(2, 10).with_speed_ratio(0, math.nan), "ratio .* is nan"),
-        (lambda: ElChe(2, 10).with_overhead_target(math.inf), "overhead_target is inf"),
-        (lambda: ElChe(2, 10).clamp_total(-1), "max_total is -1, expected an integer >= 0"),
-        (lambda: ElChe(2, 10).report_timing([1.0], [1, 1], 0), "wall_ms has 1 entries for 2 ranks"),
-        (lambda: ElChe(2, 10).report_timing([1.0, 1.0], [1], 0), "actual_batches has 1 entries for 2 ranks"),
-        (lambda: ElChe(2, 10).report_timing([1.0, -1.0], [1, 1], 0), r"wall_ms\[1\] is -1.0"),
-        (lambda: ElChe(2, 10).report_timing([1.0, 1.0], [1, 1], math.nan), "sync_ms is nan"),
-    ]:
-        raises(ValueError, words, wrong)
 
 
 def test_a_refused_report_changes_nothing() -> None:

@@ -51,15 +51,6 @@ def test_the_configuration_has_boostrs_fields_defaults_and_builders():
     assert config == TrainingConfig()  # builders return copies
 
 
-def test_the_configuration_refuses_values_out_of_range():
-    for field, value in [
-        *[("learning_rate", -1.0), ("learning_rate", math.nan), ("weight_decay", -0.1), ("max_grad_norm", 0.0)],
-        *[("max_grad_norm", math.nan), ("grad_accum_steps", 0), ("grad_accum_steps", 1.5)],
-        *[("reproducible", 1), ("compare_every", -1)],
-    ]:
-        raises(ValueError, "", lambda field=field, value=value: TrainingConfig(**{field: value}))
-
-
 def test_a_trainer_makes_an_adamw_of_its_configuration():
     params = make_params()
     trainer = SimpleTrainer(TrainingConfig(learning_rate=0.5, weight_decay=0.25))
@@ -316,11 +307,6 @@ def test_a_damaged_state_is_refused_and_nothing_changes(damage):
     before = state_bits(trainer, params)
     raises(ValueError, "", trainer.load_state_dict, params, arrays, meta)
     assert state_bits(trainer, params) == before
-
-
-@pytest.mark.parametrize("meta", [[], None, "state"])
-def test_a_state_that_is_no_mapping_is_refused(meta):
-    raises(ValueError, "expected a mapping", lambda: SimpleTrainer().load_state_dict(make_params(), {}, meta))
 
 
 # ---------------------------------------------------------------------- the rest

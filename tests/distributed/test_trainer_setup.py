@@ -474,40 +474,6 @@ def test_freezing_replica_0_freezes_all() -> None:
         assert changed == {"bias", "side", "gain", "head"}
 
 
-def given(n: int, **options) -> Trainer:
-    defaults = {"model": net(), "builder": lambda device: net(), "optimizer": sgd, "config": DdpConfig()}
-    return Trainer.setup_with(**{**defaults, "devices": ["cpu"] * n, **options})
-
-
-NO_BATCH = r"step takes loss_fn\(model, \*batch\) .* not a {} first"
-
-
-def test_arguments_that_do_not_fit_are_refused() -> None:
-    for error, words, call in [
-        (ValueError, "devices is empty", lambda: given(0)),
-        (ValueError, "the model is on cpu", lambda: given(1, devices=["cuda"])),
-        (ValueError, "slow_rank is 2, expected an integer from 0", lambda: setup(2, DdpConfig(speed_hint=(2, 2.0)))),
-        (ValueError, "timeout is 0", lambda: setup(2, timeout=0)),
-        (ValueError, r"got shapes \[\]", lambda: setup(1).step(loss_of)),
-        (ValueError, "same number of rows", lambda: setup(1).step(loss_of, batch(0)[0], batch(0, 3)[1])),
-        (ValueError, "at least one", lambda: setup(1).step(loss_of, Tensor(np.zeros((0, 5))))),
-        (ValueError, "tensors or arrays", lambda: setup(1).step(loss_of, 3.0)),
-        (ValueError, "1 has 5 parameters, expected 6", lambda: given(2, builder=lambda device: net(tied=True))),
-        (TypeError, NO_BATCH.format("Net"), lambda: setup(1).step(net(), *batch())),
-        (TypeError, NO_BATCH.format("Tensor"), lambda: setup(1).step(batch()[0], *batch())),
-        (TypeError, "setup takes a Module, or a wrapper .*, not str", lambda: Trainer.setup("net", net, sgd)),
-        (TypeError, "unexpected keyword argument 'device'", lambda: Trainer.setup_head(net(), net, sgd, device="cpu")),
-        (TypeError, "returned NoneType, expected an Optimizer", lambda: given(1, optimizer=lambda params: None)),
-        (TypeError, "schedule is 0.1, expected an LrSchedule", lambda: given(1, schedule=0.1)),
-        (TypeError, "schedule is 0.1, expected an LrSchedule", lambda: given(2, schedule=0.1)),
-        (TypeError, "config is {}, expected a DdpConfig", lambda: given(1, config={})),
-        (TypeError, "config is {}, expected a DdpConfig", lambda: given(2, config={})),
-        (TypeError, r"builder is .*, expected a function of \(device\)", lambda: given(1, builder=lambda: net())),
-        (TypeError, r"builder is .*, expected a function of \(device\)", lambda: given(2, builder=lambda: net())),
-    ]:
-        raises(error, words, call)
-
-
 def test_a_new_trainer_says_where_its_replicas_are(capsys, monkeypatch) -> None:
     setup(2).close()
     assert capsys.readouterr().err == "minigrad: 2 replicas on cpu, cpu\n"

@@ -40,30 +40,6 @@ def changed(family, **sizes):
 # ---------------------------------------------------------------------- sizes and start
 
 
-SENSELESS = [
-    *((GPT2, {name: value}, name) for name in ("n_layer", "vocab_size") for value in (0, -1, True)),
-    (GPT2, {"block_size": 2.0}, "block_size=2.0"),
-    (GPT2, {"n_embd": 15}, "n_embd=15 is not a multiple"),
-    (GPT2, {"n_head": 3}, "n_head=3"),
-    (GPT2, {"dropout": -0.1}, "dropout=-0.1"),
-    (Llama, {"n_layer": 0}, "n_layer=0"),
-    (Llama, {"n_inner": 2.0}, "n_inner=2.0"),
-    (Llama, {"head_dim": 0}, "head_dim=0"),
-    (Llama, {"head_dim": 3}, "heads of 3 channels"),
-    (Llama, {"head_dim": None, "n_embd": 18}, "n_embd=18 is not a multiple of n_head=4"),
-    (Llama, {"n_kv_head": 3}, "n_head=4 is not a multiple of n_kv_head=3"),
-    (Llama, {"rope_base": 0.0}, "rope_base=0.0"),
-    (Llama, {"rope_base": 1e39}, r"rope_base=1e\+39"),
-    *((family, {"eps": 10**400}, "eps=10") for family in SMALL),
-    *((family, {"dropout": 1.0}, "dropout=1.0") for family in SMALL),
-]
-
-
-@pytest.mark.parametrize(("family", "sizes", "message"), SENSELESS)
-def test_configurations_that_make_no_sense(family, sizes, message: str) -> None:
-    raises(ValueError, f"{family.__name__}Config: .*{message}", lambda: changed(family, **sizes))
-
-
 def test_initial_weights(family) -> None:
     config = changed(family, vocab_size=300, block_size=100, n_layer=8, n_embd=64, n_inner=96)
     mg.manual_seed(0)

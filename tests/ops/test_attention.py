@@ -182,21 +182,4 @@ def test_packed_attention_is_attention_of_its_parts_to_the_bit(device, dropout):
 
 def test_errors(device):
     q, k, v = random_heads(device, H=4, Hkv=4, requires_grad=False)
-    attend, packed = F.scaled_dot_product_attention, F.packed_attention
-    qkv, mask = mg.ones(2, 3, 12, device=device), mg.zeros(3, 5, device=device)
-    sizes = r"key \(2, 4, 5, 4\), value \(2, 4, 4, 4\); batch, key and value sizes must agree"
-    for words, call in (
-        (sizes, lambda: attend(q, k, v[:, :, 1:])),
-        ("must agree", lambda: attend(q, k[:1], v[:1])),
-        ("must agree", lambda: attend(q[..., 1:], k, v)),
-        ("4 query heads, 2 key heads; enable_gqa needs a multiple", lambda: attend(q, k[:, :2], v[:, :2])),
-        ("4 query heads, 3 key heads; enable_gqa", lambda: attend(q, k[:, :3], v[:, :3], enable_gqa=True)),
-        (r"dropout_p=1.0; expected \[0, 1\)", lambda: attend(q, k, v, dropout_p=1.0)),
-        (r"(?s)\(2, 4, 5, 5\).*\(3, 5\)", lambda: attend(q, k, v, mask)),
-        (r"expected \(B, T, 3 n_head D\) with n_head = 0", lambda: packed(qkv, n_head=0)),
-        (r"expected \(B, T, 3 n_head D\) with n_head = 3", lambda: packed(qkv, n_head=3)),
-        (r"qkv of shape \(2, 3, 12\); expected \(B, T, 3, H, D\)", lambda: packed(qkv)),
-        (r"dropout_p=1; expected \[0, 1\)", lambda: packed(qkv.reshape(2, 3, 3, 1, 4), 1)),
-    ):
-        raises(ValueError, words, call)
-    raises(TypeError, "attention expects a floating tensor, not int64", lambda: attend(q.long(), k.long(), v.long()))
+    raises(ValueError, "batch, key and value sizes must agree", F.scaled_dot_product_attention, q, k[:1], v[:1])

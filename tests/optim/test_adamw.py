@@ -53,20 +53,6 @@ def test_groups_and_options() -> None:
     assert AdamW({a.id: a, b.id: b}).param_groups[0]["params"] == [a, b]  # boostr's parameters
 
 
-def test_what_is_no_parameter_is_named() -> None:
-    p, q = make_params(shapes=[(2,), (3,)])
-    for params, error, message in [
-        (p, TypeError, "params is a Tensor; pass a list"),
-        ({p, q}, TypeError, "params is a set, whose order changes"),
-        ([("w", p), ("v", None)], TypeError, "parameter 'v' is a NoneType"),
-        ([(1, p)], TypeError, "parameter 0 has the name 1"),
-        ([{"params": [p]}, {"params": [("again", p)]}], ValueError, "parameter 'again' of .* is already in a group"),
-        ([("w", p), ("w", q)], ValueError, "two parameters have the name 'w'"),
-        ([{"lr": 0.1}], TypeError, "a dict with the key 'params'"),
-    ]:
-        raises(error, message, AdamW, params)
-
-
 def test_decay_groups() -> None:
     named = [("w", (4, 5)), ("b", (5,)), ("norm", (5,)), ("emb", (10, 4)), ("scale", ())]
     entries = [(name, Tensor(np.zeros(shape, np.float32), requires_grad=True)) for name, shape in named]
