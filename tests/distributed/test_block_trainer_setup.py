@@ -7,27 +7,6 @@ from refusals import raises
 from minigrad import distributed as dist
 
 
-def test_must_config_refuses_invalid_values():
-    for fields, message in [
-        ({"world_size": 0}, "world_size is 0, expected an integer >= 1"),
-        ({"world_size": True}, "world_size is True"),
-        ({"world_size": "2"}, "world_size is '2'"),
-        ({"world_size": 2, "rank": 2}, "rank is 2, expected an integer from 0 to 1"),
-        ({"world_size": 2, "rank": -1}, "rank is -1"),
-        ({"world_size": 2, "local_rank": 2}, "local_rank is 2"),
-        ({"world_size": 2, "role": "boss"}, "role is 'boss', expected one of coordinator, worker"),
-        ({"world_size": 2, "rank": 1, "role": "coordinator"}, "rank 1 is the worker"),
-        ({"world_size": 2, "backend": "wgpu"}, "backend is 'wgpu', expected one of cpu, cuda"),
-        ({"world_size": 2, "backend": "auto"}, "there is no 'auto'"),
-        ({"world_size": 2, "backend": "cuda", "coordinator_addr": "host"}, "expected HOST:PORT"),
-        ({"world_size": 2, "backend": "cuda", "coordinator_addr": "host:0"}, "expected HOST:PORT"),
-        ({"world_size": 2, "backend": "cuda", "coordinator_addr": "host:70000"}, "expected HOST:PORT"),
-        ({"world_size": 2, "backend": "cuda", "coordinator_addr": "a b:9000"}, "expected HOST:PORT"),
-        ({"world_size": 1, "backend": "cuda", "coordinator_addr": "host:9000"}, "one rank meets nobody"),
-    ]:
-        raises(ValueError, message, lambda fields=fields: dist.DistributedTrainConfig(**fields))
-
-
 def test_must_config_fits_the_communicator():
     assert dist.DistributedTrainConfig(2, 1, role="worker", backend="cuda", coordinator_addr="[::1]:9000").rank == 1
     assert dist.DistributedTrainConfig(2).is_coordinator and not dist.DistributedTrainConfig(2, 1).is_coordinator

@@ -127,24 +127,6 @@ def test_should_launcher_flags_outweigh_the_file_and_a_launcher_fills_in(tmp_pat
     assert resolve(None, ALONE) == dist.DistributedTrainConfig(1, 0)
 
 
-def test_must_config_contradictions_raise():
-    for section, place, message in [
-        (DistributedSection(3), SECOND, "world_size is 3, but Open MPI says 2"),
-        (DistributedSection(rank=0), SECOND, "rank is 0, but Open MPI says 1"),
-        (DistributedSection(2, local_rank=0), SECOND, "local_rank is 0, but Open MPI says 1"),
-        (DistributedSection(2, role="coordinator"), SECOND, "rank 1 is the worker"),
-        (DistributedSection(2, coordinator_addr="a:1"), SECOND, "is for backend 'cuda', or .* through MPI's launcher"),
-        (DistributedSection(2, coordinator_addr="a:1"), ALONE, "which of the 2 ranks is this.*--rank"),
-        (DistributedSection(1), SECOND, "rank is 1, expected an integer from 0 to 0"),
-        (DistributedSection(), ALONE, "training.distributed needs world_size"),
-        (DistributedSection(2), ALONE, "nothing launched this process: start the ranks with .*launch -n 2"),
-        (DistributedSection(2, 1), ALONE, "nothing launched this process"),
-        (DistributedSection(2, backend="cuda"), ALONE, "which of the 2 ranks is this.*--rank"),
-        (DistributedSection(2, backend="wgpu"), SECOND, "backend is 'wgpu'"),
-    ]:
-        raises(SettingsError, message, resolve, section, place)
-
-
 def test_should_tcp_coordinator_is_where_nccl_ranks_meet(monkeypatch):
     asked = []
 

@@ -443,33 +443,13 @@ def test_masked_scatter_broadcasts_and_works_in_place(device):
 
 
 def test_wrong_arguments_are_named(device):
-    x, index, row = mg.ones(2, 3, device=device), mg.tensor([0, 1], device=device), mg.ones(2, device=device)
-    i, wide = mg.tensor([[0, 4]], device=device), mg.tensor([[0, 2, 1, 1]], device=device)
-    column = mg.zeros(4, 1, device=device).long()
+    x, index, wide = (mg.tensor(a, device=device) for a in (np.ones((2, 3)), np.array([0, 1]), np.array([[0, 2]])))
     for error, call, message in (
-        (ValueError, lambda: x.__setitem__(0, row), "could not broadcast"),
-        (IndexError, lambda: x.gather(1, i - 1), "gather: index -1 is out of range"),
-        (TypeError, lambda: x.gather(1, i.float()), "gather: indices must be integers, not float32"),
-        (ValueError, lambda: x.gather(1, column), "does not fit"),
-        (ValueError, lambda: x.scatter(0, wide, 1.0), r"index shape \(1, 4\) does not fit the tensor's \(2, 3\)"),
-        (ValueError, lambda: x.scatter(1, wide, x), "is larger than the source's"),
-        (IndexError, lambda: x.scatter(0, wide[:, :2], 1.0), "index 2 is out of range for size 2"),
-        (TypeError, lambda: x.scatter(1, wide[:, :3], x.long()), r"convert with \.to\(dtype\)"),
+        (ValueError, lambda: x.__setitem__(0, x[0, :2]), "could not broadcast"),
+        (IndexError, lambda: x.gather(1, wide - 1), "gather: index -1 is out of range"),
+        (IndexError, lambda: x.scatter(0, wide, 1.0), "index 2 is out of range for size 2"),
         (IndexError, lambda: x.index_select(0, wide[0]), "index 2 is out of range for size 2"),
-        (ValueError, lambda: x.index_select(0, wide), "expected one dimension"),
-        (ValueError, lambda: x.take_along_dim(column[:3], 1), "do not broadcast"),
-        (ValueError, lambda: x.scatter_reduce(0, index, x, "max"), "reduce is 'max', expected one of 'sum'"),
-        (TypeError, lambda: x.scatter_reduce(0, index, 1.0, "sum"), "src is a float; expected a tensor"),
-        (ValueError, lambda: x.unique(dim=0), "unique: dim=0; only the values of the whole tensor"),
-        (ValueError, lambda: x.masked_scatter(x > 0, mg.ones(5, device=device)), "6 places and 5 values"),
-        (TypeError, lambda: x.masked_scatter(x > 0, x.double()), "the source is float64, the tensor float32"),
-        (ValueError, lambda: mg.ones(1, 1, 1, device=device).diag(), "expected a vector or a matrix"),
-        (ValueError, lambda: x.index_fill(0, index, x), "expected a number or a 0-d tensor"),
         (IndexError, lambda: x.index_fill(0, index + 1, 5), "index 2 is out of range for size 2"),
-        (TypeError, lambda: x.index_copy(0, index, x.double()), r"convert with \.to\(dtype\)"),
-        (TypeError, lambda: x.index_put((index,), x.long()), r"convert with \.to\(dtype\)"),
         (ValueError, lambda: mg.one_hot(index, 1), "one_hot: 1 classes cannot hold index 1"),
-        (ValueError, lambda: mg.one_hot(index - 1), "one_hot: negative index -1"),
-        (TypeError, lambda: mg.one_hot(x), "one_hot: indices must be integers, not float32"),
     ):
         raises(error, message, call)
