@@ -44,23 +44,10 @@ def test_balancer_speed_hint() -> None:
     assert balancer.ratios == pytest.approx([0.4, 0.2, 0.4])
 
 
-def test_floor_is_filled_by_the_others_in_proportion() -> None:
-    assert balanced_ratios([1.0, 33.0, 66.0]) == pytest.approx([0.05, 0.95 / 3, 0.95 * 2 / 3])
-    # Taking from the others brings the second below the floor as well, which one round would miss.
-    assert balanced_ratios([0.0, 5.1, 94.9]) == pytest.approx([0.05, 0.05, 0.90])
-    assert balanced_ratios([1.0] * 40) == pytest.approx([1 / 40] * 40)
-
-
 def test_shards_half_up() -> None:
     assert shard_sizes(5, [0.5, 0.5]) == [3, 2]
     assert shard_sizes(10, [0.7, 0.3]) == [7, 3]
     assert shard_sizes(7, [0.05, 0.90, 0.05]) == [1, 5, 1]
-
-
-def test_shards_of_a_batch_smaller_than_the_ranks() -> None:
-    assert shard_sizes(1, [1 / 3] * 3) == [1, 0, 0]
-    assert shard_sizes(2, [0.2, 0.3, 0.5]) == [0, 1, 1]
-    assert shard_sizes(0, [0.5, 0.5]) == [0, 0]
 
 
 @settings(max_examples=200, deadline=None)

@@ -235,22 +235,6 @@ def test_a_window_that_is_dropped_is_waited_for_because_the_next_uses_the_same_m
 # ---------------------------------------------------------------------- what memory is held
 
 
-def test_a_gradient_that_is_ready_is_a_view_of_its_bucket_and_its_own_memory_is_free():
-    params = dp.parameters((100,), (10, 10))
-    manager = dist.GradientBucketManager(params, dist.NoOpCommunicator(), 10**6)
-    (flat,) = manager.flat_buffers()
-    assert flat.data.nbytes == 800
-    for p in params:
-        grad = filled(p)
-        own = weakref.ref(grad.data)
-        manager.mark_grad_ready(p.id, grad)
-        assert own() is None
-        assert np.shares_memory(grad.data, flat.data)
-    reduced = manager.wait_and_unflatten()
-    assert all(np.shares_memory(grad.data, flat.data) for grad in reduced.values())
-    assert [id(buffer) for buffer in manager.flat_buffers()] == [id(flat)]
-
-
 @pytest.mark.parametrize("kind", ["distributed", "bucketed", "fused"])
 @in_threads(2)
 def test_between_steps_a_trainer_holds_nothing_but_its_flat_buffers(comm: dist.ThreadCommunicator, kind):

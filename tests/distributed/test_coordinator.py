@@ -136,23 +136,6 @@ def test_data_partition_at_most_one_epoch_ahead():
     assert seen == [Batch(epoch, i) for epoch in (0, 1) for i in range(4)] and task == coordinator.Wait("no batch left")
 
 
-def test_policies_sync_averages_after_each_batch():
-    w = World(plan(SYNC, world=3, batches=13, epochs=2), [1.0, 5.0, 2.0]).run()
-    assert w.c.count_history == [[1, 1, 1]] * 8
-    for i, (_, batch) in enumerate(w.batches):
-        assert (batch.epoch, batch.index // 3) == divmod(i // 3, 4)  # each step has neighbouring batches
-
-
-@pytest.mark.parametrize("policy", [CADENCE, ASYNC])
-def test_slow_rank_counts_become_three_to_one(policy):
-    w = World(plan(policy, batches=240), [10.0, 30.0]).run()
-    settled = w.c.count_history[1:-1]
-    assert len(settled) > 10
-    fast, slow = (sum(counts[rank] for counts in settled) for rank in (0, 1))
-    assert 2.6 <= fast / slow <= 3.4
-    assert w.c.counts() == [12, 4]
-
-
 # ------------------------------------------------------------------ throttle and overshoot
 
 
@@ -164,16 +147,6 @@ def test_throttle_lead_never_exceeds_the_limit_and_events_are_not_repeated(polic
     assert len(w.leads) > 200  # most of the run; at its very end the one that still has batches is alone
     throttled = [e for e in w.timeline.events if e.kind is timeline.EventKind.THROTTLE]
     assert throttled and all(e.rank == 0 for e in throttled)
-
-
-def test_overshoot_beyond_the_count_is_limited():
-    w = World(plan(ASYNC, batches=400, epochs=1), [1.0, 50.0], anchor=3, max_overshoot=2)
-    assert isinstance(w.c.next(1), Batch)
-    done = 0
-    while isinstance(task := w.c.next(0), Batch):
-        w.c.batch_done(0, 2, 0.0, 1.0)
-        done += 1
-    assert (task, done) == (coordinator.Wait("overshoot"), 3 + 2)
 
 
 # ------------------------------------------------------------------ guard

@@ -541,25 +541,6 @@ def test_errors_name_the_replica_and_leave_the_ranks_usable() -> None:
     on_ranks(3, partial(Failing, "raise"), errors)
 
 
-class Steep(Net):
-    """Where ``unused`` is 0, its gradient is not finite if replica 1 of 2 has a feature other than 0."""
-
-    def forward(self, x):
-        return super().forward(x) + (self.unused.sum() * x.abs().sum()).sqrt() if x.abs().sum().item() else x[:, :4]
-
-
-def test_a_gradient_that_is_not_finite_names_replica_and_parameter() -> None:
-    def train(comm: dist.Communicator) -> None:
-        model = Steep()
-        model.unused.data[...] = 0.0
-        with dist.RankReplicas(comm) as replicas:
-            trainer = DataParallelTrainer(config(), replicas, model=model)
-            half = X * (np.arange(6) % 2)[:, None]
-            assert_step_fails(trainer, (half, Y), NonFiniteGradientError, "step 1: .* unused on replica 1 is not fin")
-
-    on_ranks(3, Steep, train)
-
-
 def loss_of_a_rank(comm: dist.Communicator) -> None:
     """Rank 2, which is replica 1, fails; others take its place."""
     trainer = DataParallelTrainer(config(), dist.RankReplicas(comm), model=Net())

@@ -222,17 +222,6 @@ def test_four_ranks_join_among_junk_and_silence(monkeypatch):
     assert grown < 10_000 * (1024 if sys.platform == "darwin" else 1)
 
 
-def test_a_silent_stranger_is_shown_out(monkeypatch):
-    monkeypatch.setattr(store, "_HANDSHAKE_SECONDS", 0.2)
-    port = free_port()
-    with meanwhile(lambda: meet([0], 2, port, timeout=0.8)), connected(port) as s:
-        s.settimeout(5)
-        assert len(read(s, GREETING)) == GREETING
-        began = time.monotonic()
-        assert s.recv(1) == b""
-        assert time.monotonic() - began < 4
-
-
 def test_a_connection_to_itself_is_not_rank_0(monkeypatch):
     """TCP lets a client that dials a free port of its own machine meet itself."""
     port = free_port()

@@ -1,7 +1,6 @@
 """What holds for every optimizer: skipped parameters, groups, parts of a step, threads, exact resume, refusals."""
 
 import json
-import math
 
 import numpy as np
 import pytest
@@ -160,32 +159,6 @@ def test_half_width_parameters_are_updated_in_float32_and_rounded_once(case: Cas
         for p, w in zip(params, wide, strict=True):
             assert p.dtype == dtype
             np.testing.assert_array_equal(p.data, w.data.astype(dtype))
-
-
-def test_follows_replaced_data_and_dtype(case: Case) -> None:
-    params, plain = (make_params(shapes=case.shapes) for _ in range(2))
-    optimizer, untouched = case.make(params), case.make(plain)
-    for step in range(4):
-        if step == 2:
-            for p in params:
-                p.data = p.data.copy()
-        optimizer.step(make_grads(params, step))
-        untouched.step(make_grads(plain, step))
-    assert bits(optimizer, params) == bits(untouched, plain)
-    for p in params:
-        p.data = p.data.astype(np.float64)
-    optimizer.step(make_grads(params, 4))
-    assert {a.dtype for p in params for a in optimizer.state[p.id].arrays.values()} <= {np.dtype(np.float64)}
-    assert {optimizer.state[p.id].step for p in params} == {5}
-    assert all(np.all(p.data != q.data) for p, q in zip(params, plain, strict=True))
-
-
-def test_a_nan_reaches_the_weights(case: Case) -> None:
-    params = make_params(shapes=[(3, 2), (4, 5)])
-    optimizer, grads = case.make(params), make_grads(params, 0)
-    grads[params[0]].data[0, 0] = math.nan
-    optimizer.step(grads)
-    assert [bool(np.isnan(p.data).any()) for p in params] == [True, False]
 
 
 def test_an_optimizer_that_would_train_nothing_is_refused(case: Case) -> None:

@@ -74,20 +74,6 @@ def test_a_change_between_two_steps_counts(kind: str, name: str) -> None:
     assert (changed == run(kind, None, forgetful=True)) == (name in WITHOUT_EFFECT)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_models_that_share_an_optimizer_are_trained_as_by_their_own(kind: str) -> None:
-    ours, theirs = make_params(), make_params()
-    shared = CASES[kind].make(ours)
-    own = CASES[kind].make(theirs[:3]), CASES[kind].make(theirs[3:])
-    parts = (0, 1, 2), (3, 4, 5)
-    for step, updated in enumerate([(0, 1), (0,), (0, 1), (1,), (0,), (0, 1), (1,), (0, 1)]):
-        others = tuple(i for part in (0, 1) if part not in updated for i in parts[part])
-        shared.step(make_grads(ours, step, others))
-        for part in updated:
-            own[part].step(make_grads(theirs, step, parts[1 - part]))
-    assert [p.data.tobytes() for p in ours] == [p.data.tobytes() for p in theirs]
-
-
 def test_strided_gradients_are_taken_as_what_they_show() -> None:
     ours, theirs = make_params(shapes=[(4, 5)]), make_params(shapes=[(4, 5)])
     optimizer, reference = CASES["AdamW"].make(ours), CASES["AdamW"].make(theirs)
