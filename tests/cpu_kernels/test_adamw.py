@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from refusals import raises
 
 from minigrad.cpu_kernels import adamw
 from minigrad.cpu_kernels.toolbox import multi_tensor, threads
@@ -65,27 +64,6 @@ def test_no_parameters_and_read_only_gradients() -> None:
     before = p[0].copy()
     adamw.step(adamw.Table(p, m, v), g, np.array([row(1)]))
     assert (p[0] != before).all()
-
-
-def test_arrays_that_cannot_be_updated_through_their_address_are_refused() -> None:
-    p, g, m, v = make([(4, 6)], np.float32)
-    scalars, before, read_only = np.array([row(1)]), p[0].copy(), p[0].copy()
-    read_only.flags.writeable = False
-    table = adamw.Table(p, m, v)
-    for error, words, call in (
-        (ValueError, "not C-contiguous", lambda: adamw.Table([p[0].T], m, v)),
-        (TypeError, "float32 or float64", lambda: adamw.Table([p[0].astype(np.float16)], m, v)),
-        (TypeError, "array 0 has dtype float32, the table has", lambda: adamw.Table([p[0].astype(np.float64)], m, v)),
-        (ValueError, "1 parameters, 0 and 1 state arrays", lambda: adamw.Table(p, [], v)),
-        (ValueError, "read-only", lambda: adamw.Table([read_only], m, v)),
-        (ValueError, "not C-contiguous", lambda: adamw.step(table, [g[0].T.copy().T], scalars)),
-        (ValueError, "has 18 elements, its parameter has 24", lambda: adamw.step(table, [g[0][:3]], scalars)),
-        (TypeError, "dtype float64", lambda: adamw.step(table, [g[0].astype(np.float64)], scalars)),
-        (ValueError, "0 gradients", lambda: adamw.step(table, [], scalars)),
-        (ValueError, "float64 scalars of shape", lambda: adamw.step(table, g, scalars.astype(np.float32))),
-    ):
-        raises(error, words, call)
-    np.testing.assert_array_equal(p[0], before)
 
 
 @pytest.mark.parametrize(

@@ -266,20 +266,10 @@ def test_adagrad_takes_pytorchs_positions() -> None:
 
 BAD_OPTIONS = [
     *((kind, {"lr": math.nan}, "lr is nan, expected a finite number >= 0") for kind in KINDS),
-    *((kind, {"weight_decay": -1}, "weight_decay is -1, expected a finite number >= 0") for kind in KINDS),
-    *((kind, {"lrate": 1}, f"{kind.__name__} has no option 'lrate'; it has lr, ") for kind in KINDS),
-    (AdamW, {"betas": (0.9, 1.0)}, r"betas\[1\] is 1.0, expected a number below 1 and >= 0"),
     (AdamW, {"betas": 0.9}, "betas is 0.9, expected two numbers"),
-    (AdamW, {"eps": -1e-8}, "eps is -1e-08"),
-    (Lamb, {"max_trust_ratio": -1.0}, "max_trust_ratio is -1.0"),
     (Lamb, {"use_adam": "yes"}, "use_adam is 'yes', expected True"),
-    (Lamb, {"betas": (0.9, 1.0)}, r"betas\[1\] is 1.0"),
-    (Muon, {"momentum": 1.0}, "momentum is 1.0"),
-    (Muon, {"nesterov": None}, "nesterov is None"),
     (Muon, {"ns_steps": 0}, "ns_steps is 0, expected an integer >= 1"),
     (SGD, {"nesterov": True, "momentum": 0.0}, "it needs momentum > 0 and dampening = 0"),
-    (SGD, {"nesterov": True, "momentum": 0.9, "dampening": 0.1}, "it needs momentum > 0 and dampening = 0"),
-    (SGD, {"nesterov": 1}, "nesterov is 1, expected True or False"),
 ]
 
 
