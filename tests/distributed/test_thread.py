@@ -334,10 +334,9 @@ def check_schedule(plan: dist.FaultPlan) -> dict[int, str]:
     return {rank: repr(error) for rank, error in errors.items()}
 
 
-@pytest.mark.parametrize("first", range(0, 300, 50))
-def test_every_schedule_of_faults_ends_with_right_results_or_typed_errors(first):
+def test_every_schedule_of_faults_ends_with_right_results_or_typed_errors(seeds):
     """In the seed's order, twice, and some as the operating system has it, where one that stopped would never end."""
-    for seed in range(first, first + 50):
+    for seed in seeds(100):
         plan = dist.FaultPlan.random(seed, WORLD, CALLS, count=seed % 3)
         try:
             assert check_schedule(plan) == check_schedule(plan)
@@ -351,7 +350,7 @@ def test_every_single_fault_replays():
     for rank in range(WORLD):
         for call in range(1, CALLS + 1):
             for kind in ("kill", "stop", "drop", "flip"):
-                for order in [None, *range(3)] if kind in ("kill", "flip") else range(3):
+                for order in [None, 0] if kind in ("kill", "flip") else [0]:
                     plan = dist.FaultPlan([dist.Fault(kind, rank, call, bit=12345)], order)
                     errors = check_schedule(plan)
                     if kind in ("kill", "stop"):

@@ -46,8 +46,7 @@ SPOILS = [
 
 
 @ALL_KINDS
-@pytest.mark.parametrize("clip", [None, 0.3])
-@pytest.mark.parametrize("micro", [0, 1])
+@pytest.mark.parametrize(("clip", "micro"), [(None, 0), (0.3, 1)])
 @pytest.mark.parametrize(("spoil", "error", "words"), SPOILS)
 def test_what_is_not_finite_on_one_rank_stops_all_and_training_goes_on(kind, clip, micro, spoil, error, words):
     if kind == "fused" and clip is None and error is optim.NonFiniteGradientError:
