@@ -95,9 +95,7 @@ _FILL = Pointwise("fill", rules.same, floating, 1, lazy=())
 def cast(x: Array, dtype: Any) -> Array:
     """A copy of ``x`` in another dtype."""
     dtype = np.dtype(dtype)
-    if dtype == x.dtype:
-        return copy(x)
-    return _CAST(x, dtype=dtype)
+    return copy(x) if dtype == x.dtype else _CAST(x, dtype=dtype)
 
 
 def fill(x: Array, value: Any) -> None:

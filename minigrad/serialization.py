@@ -282,9 +282,7 @@ def _from_json(value: Any) -> Any:
                 raise ValueError(f"{show(value)} is not a float")
             return float(value["__float__"])
         return {key: _from_json(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_from_json(item) for item in value]
-    return value
+    return [_from_json(item) for item in value] if isinstance(value, list) else value
 
 
 def decode_state(raw: bytes) -> dict[str, Any]:

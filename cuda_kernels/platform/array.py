@@ -56,9 +56,7 @@ class DeviceArray:
         base: DeviceArray | None = None,
         writeable: bool = True,
     ) -> None:
-        self.memory = memory
-        self.shape = shape
-        self.dtype = dtype
+        self.memory, self.shape, self.dtype = memory, shape, dtype
         self.strides: tuple[int, ...] = contiguous_strides(shape, dtype.itemsize) if strides is None else strides
         self.pointer: int = memory.pointer if pointer is None else pointer
         self.base = base
@@ -366,9 +364,7 @@ def reinterpret(x: DeviceArray, dtype: Any) -> DeviceArray:
 
 def as_array(x: Any, dtype: Any = None) -> DeviceArray:
     """A DeviceArray as it is; a number or NumPy array as one on the current device."""
-    if isinstance(x, DeviceArray):
-        return x
-    return from_host(np.asarray(x, dtype))
+    return x if isinstance(x, DeviceArray) else from_host(np.asarray(x, dtype))
 
 
 def expand(x: DeviceArray, shape: tuple[int, ...]) -> DeviceArray:

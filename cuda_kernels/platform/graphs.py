@@ -277,9 +277,7 @@ class RecordedGraph:
 
     def allowed_sizes(self, sizes: Array) -> Array:
         """``sizes``, int64, or zeros where ``allowed`` is 0: what a kernel then goes over is empty."""
-        if self.allowed is None:
-            return sizes
-        return families.elementwise.where(self.allowed, sizes, 0)
+        return sizes if self.allowed is None else families.elementwise.where(self.allowed, sizes, 0)
 
     # Launches ---------------------------------------------------------------------------------------------------------
 

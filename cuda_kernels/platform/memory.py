@@ -192,9 +192,7 @@ def _questions() -> tuple[Callable[[], int], Callable[[], Any]]:
 
 def current_device() -> int:
     """The index of this thread's device."""
-    if SIMULATED:
-        return int(getattr(_simulated, "current", 0))
-    return _questions()[0]()
+    return int(getattr(_simulated, "current", 0)) if SIMULATED else _questions()[0]()
 
 
 def set_device(device: int) -> None:
@@ -210,9 +208,7 @@ def set_device(device: int) -> None:
 @functools.cache
 def device_count() -> int:
     """The number of devices."""
-    if SIMULATED:
-        return SIMULATED_DEVICES
-    return int(cupy.cuda.runtime.getDeviceCount())
+    return SIMULATED_DEVICES if SIMULATED else int(cupy.cuda.runtime.getDeviceCount())
 
 
 def select(device: int) -> None:
@@ -223,9 +219,7 @@ def select(device: int) -> None:
 
 def current_stream() -> int:
     """The handle of this thread's stream on its device: CuPy's, so that both work in one order."""
-    if SIMULATED:
-        return 0
-    return int(_questions()[1]().ptr)
+    return 0 if SIMULATED else int(_questions()[1]().ptr)
 
 
 def synchronize(device: int | None = None) -> None:
@@ -291,9 +285,7 @@ def empty_cache(device: int) -> None:
 
 def device_name(device: int) -> str:
     """The device's name."""
-    if SIMULATED:
-        return "simulator"
-    return str(cupy.cuda.runtime.getDeviceProperties(device)["name"].decode())
+    return "simulator" if SIMULATED else str(cupy.cuda.runtime.getDeviceProperties(device)["name"].decode())
 
 
 # Of a small card with all instructions that the simulator knows.

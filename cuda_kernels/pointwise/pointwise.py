@@ -143,9 +143,7 @@ class Variant:
         computed: tuple[np.dtype[Any], ...],
         result: np.dtype[Any],
     ) -> None:
-        self.stored = stored
-        self.computed = computed
-        self.result = result
+        self.stored, self.computed, self.result = stored, computed, result
         names = {
             "__name__": operation.family["__name__"],
             "cuda": cuda,

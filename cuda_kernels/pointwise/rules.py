@@ -111,6 +111,4 @@ _OF_NUMPY: dict[Any, Any] = {
 
 def of_numpy(function: Any) -> Any:
     """The rule of one of NumPy's functions that is no operator; most are functions of a number in ``math``."""
-    if function in _OF_NUMPY:
-        return _OF_NUMPY[function]
-    return of_math(function.__name__.replace("arc", "a"))
+    return _OF_NUMPY[function] if function in _OF_NUMPY else of_math(function.__name__.replace("arc", "a"))

@@ -25,9 +25,7 @@ class CommError(RuntimeError):
         step: int | None = None,
         ranks: Sequence[int] = (),
     ) -> None:
-        self.op = op
-        self.sequence = sequence
-        self.rank = rank
+        self.op, self.sequence, self.rank = op, sequence, rank
         self.step = step
         self.ranks: tuple[int, ...] = tuple(ranks)
         where = [] if op is None else [op if sequence is None else f"{op} (operation {sequence})"]

@@ -151,6 +151,4 @@ def _each(batch: Any, change: Callable[[Any], Any]) -> Any:
         return type(batch)(*(_each(x, change) for x in batch))
     if isinstance(batch, tuple | list):
         return type(batch)(_each(x, change) for x in batch)
-    if isinstance(batch, Mapping):
-        return {key: _each(x, change) for key, x in batch.items()}
-    return change(batch)
+    return {key: _each(x, change) for key, x in batch.items()} if isinstance(batch, Mapping) else change(batch)

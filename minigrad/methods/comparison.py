@@ -23,14 +23,10 @@ class ComparisonMethods:
     __slots__ = ()
 
     def __eq__(self: Tensor, other: Any) -> Tensor:  # type: ignore[override]  # elementwise, as in NumPy and PyTorch
-        if other is None:
-            return NotImplemented
-        return comparison.Eq.apply(self, self._operand(other))
+        return NotImplemented if other is None else comparison.Eq.apply(self, self._operand(other))
 
     def __ne__(self: Tensor, other: Any) -> Tensor:  # type: ignore[override]  # elementwise, as in NumPy and PyTorch
-        if other is None:
-            return NotImplemented
-        return comparison.Ne.apply(self, self._operand(other))
+        return NotImplemented if other is None else comparison.Ne.apply(self, self._operand(other))
 
     def eq(self: Tensor, other: Operand) -> Tensor:
         """self == other, elementwise."""

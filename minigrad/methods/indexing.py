@@ -317,6 +317,4 @@ def _neutral(reduce: str, dtype: np.dtype[Any]) -> float:
     largest = reduce == "amin"
     if dtypes.is_floating(dtype):
         return math.inf if largest else -math.inf
-    if dtype == dtypes.bool_:
-        return largest
-    return int(np.iinfo(dtype).max if largest else np.iinfo(dtype).min)
+    return largest if dtype == dtypes.bool_ else int(np.iinfo(dtype).max if largest else np.iinfo(dtype).min)

@@ -100,9 +100,7 @@ def _captured(x: Tensor) -> bool:
 
 def _divisor(total: Tensor, dtype: Any) -> Any:
     """What 0-d ``total`` holds; in a graph, whose every launch has its own, a tensor."""
-    if _captured(total):
-        return total.to(float64 if dtype == float64 else float32)
-    return float(total.item())
+    return total.to(float64 if dtype == float64 else float32) if _captured(total) else float(total.item())
 
 
 def _count(labels: Tensor, ignore_index: int, dtype: Any) -> Any:
