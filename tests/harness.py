@@ -446,8 +446,8 @@ def layouts(x: np.ndarray, device: str) -> dict[str, mg.Tensor]:
 def check_layouts(op: Op, device: str) -> None:
     """Neither the layout of an input nor that of the incoming gradient changes values or gradients.
 
-    In the simulator at small shapes, and but for elementwise operations at the one of the most dimensions and values:
-    on a GPU other kernels read a copy of what is not contiguous, whatever its shape.
+    In the simulator at small shapes, and but for elementwise operations at the one of the most dimensions and values,
+    in two layouts: on a GPU other kernels read a copy of what is not contiguous, whatever its shape and strides.
     """
     several = op.shapes_on(device)
     if simulated(device):
@@ -474,8 +474,9 @@ def _compare_layouts(op: Op, device: str, arrays: list[np.ndarray], i: int, expa
     expected = op.run(*plain)
     expected_grads = send_back(expected, plain)
     w = weights_like(host(expected)).astype(expected.dtype)
+    left_out = ("transposed", "permuted", "reversed")[: 3 * (simulated(device) and op.shapes not in (UNARY, BINARY))]
     for name, view in layouts(arrays[i], device).items():
-        if expanded and name != "expanded":
+        if name in left_out or (expanded and name != "expanded"):
             continue
         inputs = tensors(arrays, dtype, device, needs)
         inputs[i] = view.detach()
@@ -492,6 +493,8 @@ def _compare_layouts(op: Op, device: str, arrays: list[np.ndarray], i: int, expa
                 assert_close(g, h, 4 * op.rounding, f"{what}: gradients", [*arrays, w])
     if expected.requires_grad and i == 0 and not expanded:
         for name, gradient in layouts(w, device).items():
+            if name in left_out:
+                continue
             again = tensors(arrays, dtype, device, needs)
             for g, h in zip(send_back(op.run(*again), again, gradient), expected_grads, strict=True):
                 if g is not None:
