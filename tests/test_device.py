@@ -25,11 +25,6 @@ def test_devices_are_shown_by_name() -> None:
     assert repr(Device("cuda:1")) == "Device('cuda:1')"
 
 
-@pytest.mark.parametrize("name", ["", "gpu", "cpu:1", "cuda:x", "cuda:-1", "CPU", None, 0, "cuda:1:2"])
-def test_unknown_names(name) -> None:
-    raises(DeviceError, "expected 'cpu', 'cuda' or 'cuda:N'", lambda: Device(name))
-
-
 def test_a_device_that_cannot_be_used_says_what_is_missing() -> None:
     available, reason = importlib.import_module("minigrad.cuda_kernels").availability()
     if available:
