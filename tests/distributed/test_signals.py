@@ -14,7 +14,7 @@ from minigrad.distributed.train.signals import interrupts
 with interrupts() as received:
     print("ready", flush=True)
     for _ in range(3):
-        hashlib.pbkdf2_hmac('sha256', b'', b'', 15_000_000)  # as a compiler: seconds without Python
+        hashlib.pbkdf2_hmac('sha256', b'', b'', 5_000_000)  # as a compiler: seconds without Python
 """
 
 
