@@ -113,3 +113,11 @@ def assert_refused(result, code: int, *parts: str) -> None:
     assert "Traceback" not in result.stdout
     for part in parts:
         assert part in lines[0], lines[0]
+
+
+def refusals(section: str) -> list:
+    """Of a section of golden/refused_commands.txt each command line, and the parts of its answer."""
+    text = Path(__file__).with_name("golden").joinpath("refused_commands.txt").read_text(encoding="utf-8")
+    (lines,) = re.findall(rf"(?ms)^\[{section}\]\n(.*?)(?:\n\n|\Z)", text)
+    rows = [line.split(" -> ") for line in lines.splitlines()]
+    return [pytest.param(shlex.split(command), parts.split(" | "), id=command) for command, parts in rows]

@@ -6,7 +6,7 @@ import sys
 
 import example_scripts
 import pytest
-from example_scripts import TINY, assert_refused
+from example_scripts import TINY, assert_refused, refusals
 from processes import python
 
 import minigrad
@@ -91,17 +91,8 @@ def test_env_is_the_report(tmp_path, monkeypatch):
     assert run("env", cwd=tmp_path).stdout == "the report\n"
 
 
-BAD_INPUT = [
-    (["examples", "nonsense"], ["nonsense is none of the examples: autograd_tour, ", "train_addition"]),
-    (["trian"], ["unknown command trian", "did you mean train?", "minigrad --help"]),
-    (["env", "--json"], ["minigrad env takes no arguments, not --json"]),
-    (["train", "--stpes", "3"], ["unknown argument --stpes", "did you mean --steps?", "minigrad train --help"]),
-    (["sample"], ["no run with a checkpoint under runs", "train one first"]),
-]
-
-
 @pytest.mark.long(but=1)
-@pytest.mark.parametrize(("arguments", "parts"), BAD_INPUT)
+@pytest.mark.parametrize(("arguments", "parts"), refusals("minigrad"))
 def test_bad_input_is_one_line(arguments, parts, tmp_path):
     assert_refused(run(*arguments, cwd=tmp_path), 2, *parts)
 

@@ -196,27 +196,11 @@ def test_a_tokenizer_of_the_library_writes_as_ours_and_gives_batches(made, monke
 # ---------------------------------------------------------------------- bad input
 
 
-BAD_INPUT = [
-    (GENERATE, "gpt2 --tokens -1", ["max_new_tokens=-1"]),
-    (GENERATE, "gpt2 --temperature -1", ["temperature=-1"]),
-    (GENERATE, "llama --step 3", ["--step is for runs"]),
-    (GENERATE, "nowhere", ["nowhere is not a folder"]),
-    (FINETUNE, "nowhere", ["nowhere is not a folder"]),
-    (FINETUNE, "gpt2 --steps 0", ["--steps is 0"]),
-    (FINETUNE, "gpt2 --minutes 0", ["--minutes is 0"]),
-    (FINETUNE, "gpt2 --lr -1", ["-1"]),
-    (FINETUNE, "gpt2 --dropout 1", ["dropout=1.0"]),
-    (FINETUNE, "gpt2 --text missing.txt", ["missing.txt does not exist"]),
-    (FINETUNE, "gpt2 --out llama", ["--out llama exists", "nothing is overwritten"]),
-    (FINETUNE, "", ["folder"]),
-]
-
-
 @pytest.mark.long(but=1)
-@pytest.mark.parametrize(("script", "arguments", "parts"), BAD_INPUT)
-def test_bad_input_is_one_line_and_touches_nothing(home, script: str, arguments: str, parts: list[str]) -> None:
+@pytest.mark.parametrize(("arguments", "parts"), refusals("pretrained models"))
+def test_bad_input_is_one_line_and_touches_nothing(home, arguments: list[str], parts: list[str]) -> None:
     before = content(home)
-    assert_refused(run(script, *arguments.split(), cwd=home), 2, *parts)
+    assert_refused(run(*arguments, cwd=home), 2, *parts)
     assert content(home) == before
 
 

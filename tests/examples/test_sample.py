@@ -9,7 +9,7 @@ import sys
 
 import numpy as np
 import pytest
-from example_scripts import TINY, assert_refused, content, finish, load, run, spawned
+from example_scripts import TINY, assert_refused, content, finish, load, refusals, run, spawned
 
 import minigrad
 
@@ -74,19 +74,8 @@ def test_text_that_the_terminal_cannot_show_is_escaped(finished):
     assert result.stdout == "\\u201c\n" and "step 24, validation loss" in result.stderr
 
 
-BAD_INPUT = [
-    (["--prompt", "a€b"], ["'€' (U+20AC) at position 1", "vocabulary"]),
-    (["--prompt", ""], ["--prompt is empty"]),
-    (["--temperature", "-1"], ["temperature=-1.0"]),
-    (["--chars", "-1"], ["--chars -1", "expected 0 or more"]),
-    (["--seed", "-1"], ["seed -1"]),
-    (["--step", "7"], ["no checkpoint of step 7", "8, 16, 24"]),
-    (["runs/missing"], ["runs/missing is not a folder; there are runs/char-gpt"]),
-]
-
-
 @pytest.mark.long(but=1)
-@pytest.mark.parametrize(("arguments", "parts"), BAD_INPUT)
+@pytest.mark.parametrize(("arguments", "parts"), refusals("sample.py"))
 def test_bad_input_is_one_line(finished, arguments, parts):
     assert_refused(run(SAMPLE, *arguments, cwd=finished[0]), 2, *parts)
 

@@ -229,32 +229,9 @@ def texts(tmp_path: Path) -> Path:
 
 
 BAD_INPUT = [
-    ("--data empty.txt", ["empty.txt", "0 characters"]),
-    ("--data tiny.txt", ["tiny.txt", "9 characters", "at least"]),
-    ("--data good.txt latin.txt", ["latin.txt is not UTF-8 text", "0xe4 at offset 1"]),
-    ("--data missing.txt", ["missing.txt does not exist"]),
-    ("--data nothing", ["nothing holds no files"]),
-    ("--data good.txt --block-size 4096", ["good.txt has 1,800 characters", "smaller block size"]),
-    ("good.txt", ["unknown argument good.txt", "--help"]),
-    ("--steps", ["--steps", "expected one argument"]),
-    ("--steps 0", ["--steps is 0"]),
-    ("--n-head 3", ["n_head=3"]),
-    ("--dropout 2", ["dropout=2.0"]),
-    ("--lr nan", ["lr", "nan"]),
-    ("--lr 1e-5", ["--min-lr is 0.0001, more than --lr"]),
-    ("--grad-clip -1", ["--grad-clip"]),
-    ("--val-fraction 1", ["val_fraction"]),
-    ("--seed -1", ["--seed"]),
-    ("--threads 9999", ["9999"]),
-    ("--device tpu", ["--device tpu", "expected 'cpu'"]),
-    ("--out good.txt", ["good.txt is a file"]),
-    ("--out good.txt/run", ["good.txt/run", "Not a directory"]),
-    ("--out full", ["full is not empty", "nothing is overwritten"]),
-    pytest.param("--out /proc/run", ["cannot write into /proc/run"], marks=NEEDS_PROC),
-    pytest.param("--device cuda", ["--device cuda", "cannot be used"], marks=NEEDS_NO_CUDA),
-    ("--resume", ["no run with a checkpoint under runs"]),
-    ("--resume --out nowhere", ["nowhere is not a folder"]),
-    ("--resume --out full", ["full holds no checkpoint"]),
+    *refusals("train_char_gpt.py"),
+    pytest.param(["--out", "/proc/run"], ["cannot write into /proc/run"], marks=NEEDS_PROC),
+    pytest.param(["--device", "cuda"], ["--device cuda", "cannot be used"], marks=NEEDS_NO_CUDA),
 ]
 
 
@@ -262,7 +239,7 @@ BAD_INPUT = [
 @pytest.mark.parametrize(("arguments", "parts"), BAD_INPUT)
 def test_bad_input_is_one_line_and_touches_nothing(texts, arguments, parts):
     before = content(texts)
-    assert_refused(run(TRAIN, *arguments.split(), cwd=texts), 2, *parts)
+    assert_refused(run(TRAIN, *arguments, cwd=texts), 2, *parts)
     assert content(texts) == before
 
 
