@@ -56,7 +56,9 @@ class DeviceArray:
         base: DeviceArray | None = None,
         writeable: bool = True,
     ) -> None:
-        self.memory, self.shape, self.dtype = memory, shape, dtype
+        self.memory = memory
+        self.shape = shape
+        self.dtype = dtype
         self.strides: tuple[int, ...] = contiguous_strides(shape, dtype.itemsize) if strides is None else strides
         self.pointer: int = memory.pointer if pointer is None else pointer
         self.base = base

@@ -143,7 +143,9 @@ class Variant:
         computed: tuple[np.dtype[Any], ...],
         result: np.dtype[Any],
     ) -> None:
-        self.stored, self.computed, self.result = stored, computed, result
+        self.stored = stored
+        self.computed = computed
+        self.result = result
         names = {
             "__name__": operation.family["__name__"],
             "cuda": cuda,

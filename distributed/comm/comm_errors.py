@@ -25,7 +25,9 @@ class CommError(RuntimeError):
         step: int | None = None,
         ranks: Sequence[int] = (),
     ) -> None:
-        self.op, self.sequence, self.rank = op, sequence, rank
+        self.op = op
+        self.sequence = sequence
+        self.rank = rank
         self.step = step
         self.ranks: tuple[int, ...] = tuple(ranks)
         where = [] if op is None else [op if sequence is None else f"{op} (operation {sequence})"]

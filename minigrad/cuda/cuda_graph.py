@@ -236,7 +236,9 @@ class Graphed:
     def __init__(self, function: Callable[..., Any], device: Device | None, max_graphs: int) -> None:
         if max_graphs < 1:
             raise bad_value(f"max_graphs is {max_graphs!r}, expected an integer >= 1")
-        self.function, self.device, self.max_graphs = function, device, max_graphs
+        self.function = function
+        self.device = device
+        self.max_graphs = max_graphs
         self._seen: set[Any] = set()
         self._graphs: dict[Any, Static] = {}
 

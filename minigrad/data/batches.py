@@ -77,8 +77,12 @@ class EpochSampler:
                 "smaller batch size or drop_last=False"
             )
         shard(n, rank, world_size)  # checks both
-        self.n, self.batch_size, self.seed = n, batch_size, seed
-        self.drop_last, self.rank, self.world_size = drop_last, rank, world_size
+        self.n = n
+        self.batch_size = batch_size
+        self.seed = seed
+        self.drop_last = drop_last
+        self.rank = rank
+        self.world_size = world_size
         self.epoch: int = 0
         self.position: int = 0
         self._order: tuple[int, npt.NDArray[np.int64]] | None = None
@@ -182,7 +186,9 @@ class RandomBatches:
         self._ends = np.cumsum([len(windows) for windows in self._windows])
         if not 0 <= seed < 2**64:
             raise DataError(f"seed must be in [0, 2**64), got {seed}")
-        self.batch_size, self.block_size, self.seed = batch_size, block_size, seed
+        self.batch_size = batch_size
+        self.block_size = block_size
+        self.seed = seed
         self._part = shard(batch_size, rank, world_size)
 
     def batch(self, step: int) -> Batch:

@@ -28,7 +28,9 @@ class GroupNorm(Module):
         super().__init__()
         if num_groups < 1 or num_channels % num_groups:
             raise bad_value(f"GroupNorm: num_channels={num_channels} is not a multiple of num_groups={num_groups}")
-        self.num_groups, self.num_channels, self.eps = num_groups, num_channels, eps
+        self.num_groups = num_groups
+        self.num_channels = num_channels
+        self.eps = eps
         made: dict[str, Any] = {"dtype": dtype, "device": device}
         self.weight: Parameter | None = Parameter(ones(num_channels, **made)) if affine else None
         self.bias: Parameter | None = Parameter(zeros(num_channels, **made)) if affine else None
@@ -60,7 +62,9 @@ class BatchNorm1d(Module):
         device: Place = CPU,
     ) -> None:
         super().__init__()
-        self.num_features, self.eps, self.momentum = num_features, eps, momentum
+        self.num_features = num_features
+        self.eps = eps
+        self.momentum = momentum
         made: dict[str, Any] = {"dtype": dtype, "device": device}
         self.weight: Parameter | None = Parameter(ones(num_features, **made)) if affine else None
         self.bias: Parameter | None = Parameter(zeros(num_features, **made)) if affine else None

@@ -50,7 +50,9 @@ class GroupedQueryAttention(Module):
         self.n_head = n_head
         self.n_kv_head: int = n_kv_head
         self.head_size: int = head_size
-        self.dropout, self.rope_base, self.rope_frequencies = dropout, rope_base, rope_frequencies
+        self.dropout = dropout
+        self.rope_base = rope_base
+        self.rope_frequencies = rope_frequencies
         self.window: int | None = None
         self.q_norm: RMSNorm | None = None
         self.k_norm: RMSNorm | None = None

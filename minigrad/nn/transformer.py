@@ -30,7 +30,9 @@ class SelfAttention(Module):
         super().__init__()
         if n_head < 1 or n_embd % n_head:
             raise bad_value(f"{type(self).__name__}: n_embd={n_embd} is not a multiple of n_head={n_head}")
-        self.n_head, self.dropout, self.is_causal = n_head, dropout, is_causal
+        self.n_head = n_head
+        self.dropout = dropout
+        self.is_causal = is_causal
         self.c_attn: Linear = Linear(n_embd, 3 * n_embd, bias)
         self.c_proj: Linear = Linear(n_embd, n_embd, bias)
         self.resid_dropout: Dropout = Dropout(dropout)
