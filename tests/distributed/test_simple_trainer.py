@@ -13,7 +13,7 @@ from refusals import raises
 
 import minigrad
 from minigrad import GradStore, Tensor, TensorId, nn, serialization
-from minigrad.distributed import SimpleTrainer, TrainingConfig, TrainingMetrics
+from minigrad.distributed import NonFiniteLossError, SimpleTrainer, TrainingConfig, TrainingMetrics
 from minigrad.distributed.train.step import Named, Reducer, Step
 from minigrad.optim import AdamW, CosineAnnealing, Lambda, decay_groups
 
@@ -211,6 +211,20 @@ def test_a_trained_parameter_that_a_given_optimizer_lacks_is_refused_by_name():
         np.testing.assert_array_equal(p.data, old)
     params[2].requires_grad_(False)
     assert trainer.step(params, make_grads(params, 0, skip=(2,)), 1.0) is not None
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
+def test_a_loss_that_is_not_finite_names_the_step_and_changes_nothing(loss):
+    params = make_params()
+    trainer = SimpleTrainer(TrainingConfig(grad_accum_steps=2))
+    for i in range(2):
+        trainer.step(params, make_grads(params, i), 1.0)
+    before = state_bits(trainer, params)
+    trainer.step(params, make_grads(params, 2), 1.0)
+    error = raises(NonFiniteLossError, "the loss of step 2 is", trainer.step, params, make_grads(params, 3), loss)
+    assert error.step == 2
+    assert state_bits(trainer, params) == before  # the window was dropped
+    assert trainer.step(params, make_grads(params, 4), 1.0) is None  # and a new one begins
 
 
 # ---------------------------------------------------------------------- what must not pass
