@@ -38,10 +38,9 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-@pytest.fixture(params=[None, 1], ids=["in order", "shuffled"])
-def order(request: pytest.FixtureRequest):
-    """The simulator's threads by their numbers, and in another order; a GPU has its own, and needs one run."""
-    if request.param is not None and not importlib.import_module("minigrad.cuda_kernels").simulated():
-        pytest.skip("the threads' order is the simulator's to choose")
-    with importlib.import_module("simulated").ordered(request.param):
+@pytest.fixture
+def order():
+    """The simulator's threads in another order than by their numbers, in which tests/ops runs; a GPU has its own."""
+    simulated = importlib.import_module("minigrad.cuda_kernels").simulated()
+    with importlib.import_module("simulated").ordered(1 if simulated else None):
         yield

@@ -106,7 +106,7 @@ def test_softmax_in_registers_and_along_another_axis(dtype, shape, order):
     check_softmax(shape, dtype)
 
 
-@pytest.mark.parametrize("C", [17, 1029, 5000, 4100])
+@pytest.mark.parametrize("C", [17, 1029, 4100])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_softmax_of_rows_that_a_block_goes_over(monkeypatch, dtype, C, order):
     """Several turns, with and without 128-bit accesses; NaN, infinities and parts of -inf as in short rows."""
