@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import io
 import itertools
+import re
 import shlex
 import signal
 import subprocess

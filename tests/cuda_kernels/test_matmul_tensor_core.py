@@ -40,7 +40,7 @@ def use(monkeypatch: pytest.MonkeyPatch, side: int, splits: int = 1) -> None:
 LAYOUTS = list(itertools.product(("rows", "columns"), repeat=2))
 CASES = [(dtype, f32, 64, *layouts) for dtype in (bf16, f32) for layouts in LAYOUTS]
 CASES += [(dtype, dtype, 128, *layouts) for dtype in (bf16, f32) for layouts in LAYOUTS]
-CASES += [(bf16, f32, 128, "rows", "rows")]
+CASES += [(bf16, f32, 128, *layouts) for layouts in LAYOUTS]
 CASES += [(f16, f32, 64, "rows", "columns"), (f16, f32, 64, "columns", "rows")]
 
 

@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 import tokenizers
-from example_scripts import assert_refused, command, content, finish, load, run, send_twice
+from example_scripts import assert_refused, command, content, finish, load, refusals, run, send_twice
 
 import minigrad as mg
 from minigrad.data import BytePairTokenizer, RandomBatches, load_tokenizer, train_val_split

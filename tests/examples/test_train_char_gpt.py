@@ -14,7 +14,19 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from example_scripts import EXAMPLES, TINY, assert_refused, command, content, finish, load, run, send_twice, spawned
+from example_scripts import (
+    EXAMPLES,
+    TINY,
+    assert_refused,
+    command,
+    content,
+    finish,
+    load,
+    refusals,
+    run,
+    send_twice,
+    spawned,
+)
 from processes import writing
 from refusals import raises
 
