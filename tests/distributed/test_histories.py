@@ -150,7 +150,7 @@ def played(tmp_path, monkeypatch, set_threads):
 
 @pytest.mark.long
 def test_every_history_ends_with_the_bits_of_a_run_without_faults(played, seeds):
-    for seed in seeds(100):
+    for seed in seeds(500):
         played(seed)
 
 
