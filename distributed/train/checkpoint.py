@@ -142,6 +142,9 @@ class RankShare:
     def __init__(
         self, folder: StrPath, model: Module, trainer: DistributedTrainer, state: Mapping[str, Any], keep: int | None
     ) -> None:
+        if not isinstance(trainer, DistributedTrainer):
+            text = "save what its state_dict gives with save_checkpoint, or save_distributed_checkpoint"
+            raise TypeError(f"shares are those of a DistributedTrainer, not of a {type(trainer).__name__}; {text}")
         self.communicator: Communicator = trainer.communicator
         self.keep: int | None = keep
         self.hurried: threading.Event = threading.Event()

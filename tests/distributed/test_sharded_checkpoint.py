@@ -168,6 +168,12 @@ def test_a_torn_set_is_one_error_of_all_ranks_and_the_older_checkpoint_stays(tmp
     assert dist.run_threads(3, lambda comm: dist.load_distributed_checkpoint(comm, tmp_path, 1).step) == [1] * 3
 
 
+def test_other_trainers_are_refused_with_what_saves_them(tmp_path):
+    trainer = dist.SimpleTrainer(dist.TrainingConfig())
+    for save in (dist.save_sharded_checkpoint, dist.AsyncCheckpointer().save_sharded):
+        raises(TypeError, "of a SimpleTrainer; save .* save_checkpoint", save, tmp_path, Parts(), trainer, {"step": 1})
+
+
 def test_what_manifests_and_shares_may_not_say(tmp_path):
     for names in (["m-rank-1-of-2"], ["m-rank-0-of-2", "m-rank-1-of-3"], ["m", "m-rank-0-of-1"]):
         raises(
