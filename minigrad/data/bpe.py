@@ -292,7 +292,8 @@ def _without_long_words(text: str) -> Iterator[str]:
 
 
 def load_tokenizer(source: Any) -> LibraryTokenizer:
-    """The tokenizer of a ``tokenizer.json``, of a folder with one, or a ``Tokenizer`` of Hugging Face's library.
+    """The tokenizer of a ``tokenizer.json``, of a folder with one, or of Hugging Face's libraries: a ``Tokenizer`` of
+    `tokenizers`, or a fast one of `transformers`.
 
     Byte-level BPE with the rules of GPT-2, Llama 3 or SmolLM2 becomes a `BytePairTokenizer`. What has other rules, as
     that of Mistral or Qwen3, is a `LibraryTokenizer`: its rules run as they are, so take it only from whom you trust.
@@ -301,6 +302,7 @@ def load_tokenizer(source: Any) -> LibraryTokenizer:
         DataError: naming the file and the fault.
         ModuleNotFoundError: `tokenizers` is not installed.
     """
+    source = getattr(source, "backend_tokenizer", source)  # of transformers
     if hasattr(source, "to_str"):
         return _best(json.loads(source.to_str()))
     path = Path(source)

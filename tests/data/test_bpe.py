@@ -4,6 +4,7 @@ import copy
 import json
 import sys
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -138,6 +139,7 @@ def test_a_file_with_other_rules_runs_as_the_library_reads_it(tmp_path, name):
     assert special in ours.encode(text) and special not in plain
     assert ours.decode(plain[:9]) == theirs.decode(plain[:9]) and ours.decode(plain[:9]).startswith("class or None")
     assert LibraryTokenizer.from_dict(json.loads(json.dumps(ours.to_dict()))) == load_tokenizer(theirs) == ours
+    assert load_tokenizer(SimpleNamespace(backend_tokenizer=theirs)) == ours  # a fast one of transformers
     ours.save(tmp_path / "saved.json")
     assert load_tokenizer(tmp_path / "saved.json") == ours
     raises(DataError, r"token 9999 at position 0 is not in", ours.decode, [9999])
