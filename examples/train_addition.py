@@ -54,9 +54,9 @@ def main() -> int:
     minigrad.manual_seed(args.seed)
     model = GPT2(GPT2Config(len(CHARACTERS), PROMPT + ANSWER - 1, n_layer=2, n_head=4, n_embd=64))
     needs = announced(model.config, model.num_parameters(), args.batch_size, args.steps)
-    print(
-        f'GPT: {model.num_parameters():,} parameters; {needs}\n{len(known):,} sums to learn, such as "{text(known[0])}"'
-    )
+    backwards = ", with the answer backwards, units first" if args.reverse else ""
+    print(f"GPT: {model.num_parameters():,} parameters; {needs}")
+    print(f'{len(known):,} sums to learn, such as "{text(known[0])}"{backwards}')
 
     started = time.perf_counter()
     train(model, known, args.steps, args.batch_size, args.lr, args.seed)

@@ -219,7 +219,7 @@ class Function:
             node.half = _prepare(cls, inputs, arrays, dtype, kernels)
         try:
             out = node.forward(*arrays, **params) if params else node.forward(*arrays)
-        except (ValueError, IndexError, OverflowError) as error:
+        except (ValueError, IndexError, OverflowError, TypeError, AttributeError) as error:
             told = explained(cls, error, inputs)
             if told is None:
                 raise

@@ -200,7 +200,8 @@ def check_choice(name: str, option: str, value: Any, known: tuple[Any, ...]) -> 
 def expect(good: bool, name: str, value: Any, wanted: str) -> None:
     """ValueError, with the name of an argument, its value and what was expected, unless ``good``."""
     if not good:
-        raise bad_value(f"{name}={value!r}; expected {wanted}")
+        shown = repr(value)
+        raise bad_value(f"{name}={shown if len(shown) < 300 else shown[:300] + ' ...'}; expected {wanted}")
 
 
 class LocatedError(ValueError):

@@ -12,6 +12,9 @@ WRITTEN = {"MatMul": "a @ b", "Add": "a + b", "Sub": "a - b", "Mul": "a * b", "D
 def explained(cls: type[Any], error: Exception, inputs: tuple[Any, ...]) -> Exception | None:
     """The error of ``forward`` with the op and its inputs; None for errors of other kinds, which explain themselves."""
     kind = type(error)
+    if any(isinstance(x, autograd.TensorCore) and isinstance(x.data, autograd.TensorCore) for x in inputs):
+        text = "to a tensor, but it is an array; to change values: with minigrad.no_grad(): p.copy_(tensor)"
+        return located(TypeError(f"{WRITTEN.get(cls.__name__, cls.__name__)}: the .data of an input was set {text}"))
     if kind not in (ValueError, IndexError, OverflowError) or not isinstance(next(iter(error.args), None), str):
         return None
     reason = _broadcast_problem(inputs) if "broadcast together" in str(error) else str(error)

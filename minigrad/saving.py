@@ -40,7 +40,8 @@ def save(obj: Any, path: StrPath) -> Path:
             arrays[name] = value
             return {"__tensor__" if isinstance(value, Tensor) else "__array__": name}
         if hasattr(value, "state_dict"):
-            raise bad_type(f"save: objects are not saved (loading them would run code): pass its .state_dict(), {name}")
+            text = "objects are not saved (loading them would run code): pass its .state_dict()"
+            raise bad_type(f"save: {text}" + (f", {name}" if name else ""))
         if isinstance(value, Mapping):
             if MARKS.keys() & value.keys():
                 raise CheckpointError(f"{name or 'the object'} has a key of {', '.join(MARKS)}, which save itself uses")

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import pickle
 import shutil
 import subprocess
 import threading
@@ -156,3 +157,10 @@ def test_two_writers_of_a_file_leave_the_sum_of_its_content(tmp_path, save):
 
     with ThreadPoolExecutor(2) as pool:
         assert [*pool.map(write, range(2))] == [None, None]
+
+
+def test_files_of_other_formats_are_named(tmp_path):
+    np.savez(tmp_path / "a.npz", a=np.ones(3))
+    (tmp_path / "a.pkl").write_bytes(pickle.dumps({"a": 1}))
+    raises(CheckpointError, "is a zip archive, as of torch.save", minigrad.load, tmp_path / "a.npz")
+    raises(CheckpointError, "is a pickle, and no file of safetensors", minigrad.load, tmp_path / "a.pkl")

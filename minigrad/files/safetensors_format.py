@@ -367,11 +367,17 @@ def read_json(path: Path, limit: int) -> Any:
         return parse_json(raw)
 
 
+OTHERS = {b"PK\3\4": "a zip archive, as of torch.save or numpy.savez", b"\x80\2": "a pickle", b"\x80\4": "a pickle"}
+"""What files of other formats begin with."""
+
+
 def _read_header(file: _File) -> FileHeader:
     if file.size < 8:
         raise file.error(f"has {file.size} bytes, fewer than the 8 of a safetensors length")
-    length = int.from_bytes(file.read(8), "little")
+    length = int.from_bytes(start := file.read(8), "little")
     if length > MAX_HEADER:
+        if other := next((kind for magic, kind in OTHERS.items() if start.startswith(magic)), None):
+            raise file.error(f"is {other}, and no file of safetensors: save it as one with the library that wrote it")
         raise file.error(f"its header claims {length:,} bytes, the limit is {MAX_HEADER:,}")
     if length > file.size - 8:
         raise file.error(f"its header claims {length:,} bytes, {file.size - 8:,} follow")

@@ -70,3 +70,10 @@ def test_a_result_without_a_graph_has_one_version_for_all() -> None:
         y.add_(1.0)
         for loss in (first, second):
             raises(RuntimeError, "Mul needs .* changed in place", loss.backward)
+
+
+@pytest.mark.parametrize("operation", [lambda w: w + 1, lambda w: w @ w.T, lambda w: F.linear(w, w), lambda w: w.sum()])
+def test_data_that_was_set_to_a_tensor_is_named(operation) -> None:
+    w = leaf(3, 3)
+    w.data = mg.zeros(3, 3)
+    raises(TypeError, r"the \.data of an input was set to a tensor.*p\.copy_", operation, w)
