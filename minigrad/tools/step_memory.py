@@ -37,6 +37,7 @@ class MemoryReport:
     ``weight_copies`` are the weights in the half dtype of autocast. ``activations`` is what is kept for ``backward``,
     by operation, ``modules`` the same by module ("" for what no module made). ``temporary`` is what backward held, at
     its peak, beyond the activations: results and gradients on their way; ``gradients`` those of all trained weights.
+    ``offloaded`` is in host memory, for a model on a GPU: it is no part of ``peak``.
     """
 
     weights: int = 0
@@ -47,6 +48,7 @@ class MemoryReport:
     activations: dict[str, int] = field(default_factory=dict)
     modules: dict[str, int] = field(default_factory=dict)
     temporary: int = 0
+    offloaded: int = 0
 
     @property
     def kept(self) -> int:
@@ -71,6 +73,7 @@ class MemoryReport:
             *((f"  in {name or 'no module'}", size) for name, size in _falling(_alike(self.modules))),
             ("temporary, at backward's peak", self.temporary),
             ("peak of the step", self.peak),
+            ("offloaded to the host", self.offloaded),
         ]
         rows = [row for row in rows if row[1] or row[0] in ("activations", "peak of the step")]
         width = max(len(name) for name, _ in rows)
