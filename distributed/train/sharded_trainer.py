@@ -314,7 +314,10 @@ class ShardedTrainer(AmpTrainer):
         return {p.id: mine[p.id] if p.id in mine else p.new_empty((0,)) for unit in units.all for p in unit.params}
 
     def memory_report(self, module: Module, compute_loss: Callable[[], Tensor]) -> MemoryReport:
-        """``minigrad.memory_report`` of this rank: gradients and the optimizer's states are its share."""
+        """``minigrad.memory_report`` of this rank: gradients and the optimizer's states are its share.
+
+        ``offloaded`` are states and copies of weights in host memory.
+        """
         if self._shares is None:
             return minigrad.memory_report(module, compute_loss, self.optimizer)
         report = minigrad.memory_report(module, compute_loss, self._shares.own)
@@ -322,9 +325,8 @@ class ShardedTrainer(AmpTrainer):
         report.gradients = sum((share.flat if share.keeps_whole else share.mine).data.nbytes for share in shares)
         if self._shares.units is not None:
             report.weights += sum(share.weights.data.nbytes for share in shares)
-        if self._shares.offload:
-            copies = sum(piece.own.data.nbytes for share in shares for piece in share.pieces)
-            report.optimizer, report.offloaded = 0, report.optimizer + copies
+        copies = [piece.own for share in shares for piece in share.pieces if piece.own is not piece.tensor]
+        report.offloaded += sum(copy.data.nbytes for copy in copies)
         return report
 
 
