@@ -162,9 +162,9 @@ def test_cuda_weights_and_gradients_of_replicas_and_server_stay_on_devices() -> 
 
 
 @np.errstate(over="ignore", invalid="ignore")  # on the CPU, where it overflows
-def offloaded(folder, stage: int, half: bool, comm: dist.Communicator, offload: bool = False) -> list[np.ndarray]:
+def sharded(folder, stage: int, half: bool, offload: bool, comm: dist.Communicator) -> list[np.ndarray]:
     """Metrics, weights and states of steps of two micro-batches, after each of which the program changes a weight. In
-    float32 the first one overflows, by its weight. After the second the states are saved, and loaded again."""
+    float32 the first one overflows, by its weight. After the first that counts, states are saved and loaded."""
     fp16, found = None if half else dist.MixedPrecisionConfig.fp16(), []
     mg.manual_seed(1)
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).to(device=comm.device)
@@ -194,9 +194,8 @@ def offloaded(folder, stage: int, half: bool, comm: dist.Communicator, offload: 
 
 @pytest.mark.parametrize(("stage", "ranks", "half"), [(1, 2, False), (2, 2, False), (3, 2, True), (3, 1, False)])
 def test_cuda_states_in_host_memory_give_what_states_on_the_gpu_give(stage, ranks, half, tmp_path) -> None:
-    def run(devices, **options) -> list[np.ndarray]:
-        part = partial(offloaded, tmp_path, stage, half, **options)
-        return dist.run_threads(len(devices), part, 300, devices=devices)[0]
+    def run(devices, offload: bool = False) -> list[np.ndarray]:
+        return dist.run_threads(len(devices), partial(sharded, tmp_path, stage, half, offload), 300, devices=devices)[0]
 
     got = run(DEVICES[:ranks], offload=True)
     for devices, tolerance in ((DEVICES[:ranks], 1e-5), ([mg.device.CPU], 2.0**-6 if half else 1e-5)):
