@@ -19,6 +19,7 @@ import numpy as np
 
 import minigrad
 from minigrad import GradStore, Tensor, TensorId, autocast
+from minigrad.device import CPU
 from minigrad.errors import check_int
 from minigrad.grad_arithmetic import scale_grads
 from minigrad.nn import Module
@@ -43,9 +44,10 @@ class Shares(Overlapped):
     capturable = False
     manager: ShareManager | None
 
-    def __init__(self, communicator: Communicator, bucket_size_bytes: int, stage: int) -> None:
+    def __init__(self, communicator: Communicator, bucket_size_bytes: int, stage: int, offload: bool = False) -> None:
         super().__init__(communicator, bucket_size_bytes, all_reduce_hook)
         self.stage = stage
+        self.offload = offload
         self.own: Optimizer | None = None
         self.units: Units | None = None
         """Of the model, in stage 3."""
@@ -75,6 +77,12 @@ class Shares(Overlapped):
 
     def new_buckets(self, trained: list[Tensor]) -> ShareManager:
         """Buckets with a part for each rank."""
+        there = sum(p.device is CPU for p in trained)
+        if self.offload and there:
+            raise ValueError(
+                f"offload=True takes optimizer states from GPUs to host memory; {there} of {len(trained)} trained "
+                'parameters are on the CPU: leave offload out, or call model.to(device="cuda") first'
+            )
         share = functools.partial(Share, communicator=self.communicator, whole=self.stage == 1)
         if self.stage < 3:
             return ShareManager(trained, self.communicator, self.bucket_size_bytes, bucket=share)
@@ -93,10 +101,12 @@ class Shares(Overlapped):
     def optimizer_of(self, step: Step) -> Optimizer:
         """The optimizer of this rank's pieces, with the options that the trainer's has now."""
         shares = self.shares()
-        if self.own is None:
-            self.own = cut(step.optimizer, shares)
         for piece in shares.pieces:
             piece.refresh()
+            if self.offload:
+                piece.to_host()
+        if self.own is None:
+            self.own = cut(step.optimizer, shares)
         for mine, whole in zip(self.own.param_groups, step.optimizer.param_groups, strict=True):
             mine.update(options_of(whole))
         return self.own
@@ -160,7 +170,10 @@ class ShareUpdater(PartOfModelUpdater):
     def update(self, step: Step, grads: GradStore) -> None:
         """One step of the optimizer of pieces."""
         own = self._reducer.optimizer_of(step)
-        own.step(grads)
+        moved = [piece for piece in self._reducer.shares().pieces if self._reducer.offload and piece.tensor in grads]
+        own.step(GradStore({p.own.id: grads[p.tensor].cpu() for p in moved}) if self._reducer.offload else grads)
+        for piece in moved:
+            piece.from_host()
         step.optimizer.timestep = own.timestep
         if self._reducer.units is None:
             self._reducer.shares().spread()
@@ -190,6 +203,14 @@ class ShardedTrainer(AmpTrainer):
     its states are those of whole parameters only within ``state_dict`` and ``load_state_dict``. So a run goes on in any
     stage, on any number of ranks. In a world of one rank nothing is shared.
 
+    ``offload`` (ZeRO-Offload): the optimizer of this rank's share, with its states and a copy of the share's weights,
+    is in host memory. There the CPU updates the copy with gradients that are copied from the GPU, and the weights are
+    copied back. Results differ by the rounding of the CPU's kernels. One rank alone offloads all its states, whatever
+    the stage. Parameters on the CPU are refused with a ValueError in the first step.
+
+    Sources: Rajbhandari et al. (2020), shards.py; Ren et al., "ZeRO-Offload: democratizing billion-scale model
+    training" (2021).
+
     Raises ValueError for another stage, an optimizer that cannot update parts of parameters (Lamb, Muon), and
     ``reproducible=True``, whose sums are of whole micro-batches.
     """
@@ -207,6 +228,7 @@ class ShardedTrainer(AmpTrainer):
         stage: int | None = None,
         precision: MixedPrecisionConfig | None = None,
         bucket_size_bytes: int = DEFAULT_BUCKET_BYTES,
+        offload: bool = False,
     ) -> None:
         super().__init__(config, precision, communicator, optimizer, schedule, bucket_size_bytes=bucket_size_bytes)
         self.stage: int = check_int("stage", self._stage if stage is None else stage, 1, 3)
@@ -221,8 +243,11 @@ class ShardedTrainer(AmpTrainer):
         if precision is None:
             self._step.precision = Precision()
         self._shares: Shares | None = None
-        if self.world_size > 1:
-            self._shares = self._step.reducer = Shares(communicator, bucket_size_bytes, self.stage)
+        if offload:
+            self.optimizer.keeps_on = CPU
+        if self.world_size > 1 or offload:
+            stage = self.stage if self.world_size > 1 else 1
+            self._shares = self._step.reducer = Shares(communicator, bucket_size_bytes, stage, offload)
             self._step.updater = ShareUpdater(self._shares)
             self._step.recorder = PartOfModelRecorder(communicator)
 
@@ -243,7 +268,7 @@ class ShardedTrainer(AmpTrainer):
         Raises ValueError for a model without blocks, or with several lists of them.
         """
         found = Units(model, blocks) if self.stage > 2 else None
-        if found is not None and self._shares is not None:
+        if found is not None and self._shares is not None and self._shares.stage > 2:
             self._shares.units = found
             named = self._shares.begin(self._step, model.named_parameters(), 0.0)
             self._shares.buckets(trained_of(named))
@@ -289,7 +314,10 @@ class ShardedTrainer(AmpTrainer):
         return {p.id: mine[p.id] if p.id in mine else p.new_empty((0,)) for unit in units.all for p in unit.params}
 
     def memory_report(self, module: Module, compute_loss: Callable[[], Tensor]) -> MemoryReport:
-        """``minigrad.memory_report`` of this rank: gradients and the optimizer's states are its share."""
+        """``minigrad.memory_report`` of this rank: gradients and the optimizer's states are its share.
+
+        ``offloaded`` are states and copies of weights in host memory.
+        """
         if self._shares is None:
             return minigrad.memory_report(module, compute_loss, self.optimizer)
         report = minigrad.memory_report(module, compute_loss, self._shares.own)
@@ -297,6 +325,8 @@ class ShardedTrainer(AmpTrainer):
         report.gradients = sum((share.flat if share.keeps_whole else share.mine).data.nbytes for share in shares)
         if self._shares.units is not None:
             report.weights += sum(share.weights.data.nbytes for share in shares)
+        copies = [piece.own for share in shares for piece in share.pieces if piece.own is not piece.tensor]
+        report.offloaded += sum(copy.data.nbytes for copy in copies)
         return report
 
 

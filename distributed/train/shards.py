@@ -33,22 +33,41 @@ class Piece:
         self.place = place
         self.tensor: Tensor = Tensor.wrap(p.data.reshape(-1)[where], p.device)
         self.tensor._version = p._version
+        self.own: Tensor = self.tensor
+        """What the optimizer updates: ``tensor``, or its copy in host memory."""
         self._of: Any = p.data
+        self._copied = -1  # the version of ``tensor`` that the copy is of
 
     def refresh(self) -> None:
         """View the parameter's memory of now, which the program may have replaced."""
         if self._of is not None and self._of is not self.p.data:
             self._of, self.tensor.data = self.p.data, self.p.data.reshape(-1)[self.where]
+            self._copied = -1
 
     def move(self, weights: Tensor) -> None:
         """View a share's own memory (n,) from now on."""
-        self._of, self.tensor = None, Tensor.wrap(weights.data[self.place], weights.device)
+        self._of = None
+        self.tensor = self.own = Tensor.wrap(weights.data[self.place], weights.device)
         self.take()
 
     def take(self) -> None:
         """Copy the parameter's values to the share's own memory."""
         self.p.device.kernels.elementwise.assign(self.tensor.data, self.p.data.reshape(-1)[self.where])
         bump([self.tensor])
+
+    def to_host(self) -> None:
+        """Let ``own`` be a copy in host memory, made anew where anybody else has changed the values."""
+        if self._copied != self.tensor._version.count:
+            copy = self.tensor.cpu()
+            self.own = copy if self.own is self.tensor else self.own
+            self.own.data, self._copied = copy.data, self.tensor._version.count
+            bump([self.own])
+
+    def from_host(self) -> None:
+        """Take over what the optimizer has made of the copy."""
+        self.p.device.kernels.elementwise.assign(self.tensor.data, self.own.data)
+        bump([self.tensor])
+        self._copied = self.tensor._version.count
 
 
 class Share(Bucket):
@@ -187,14 +206,14 @@ def cut(whole: Optimizer, shares: ShareManager) -> Optimizer:
     pieces = {piece.p.id: piece for piece in shares.pieces}
     own = whole.without_params()
     for group in whole.param_groups:
-        mine = [(whole.name_of(p), pieces[p.id].tensor) for p in group["params"] if p.id in pieces]
+        mine = [(whole.name_of(p), pieces[p.id].own) for p in group["params"] if p.id in pieces]
         own.add_param_group({**options_of(group), "params": mine})
     for p in (p for share in shares.buckets for p in share.params):
         state, piece = whole.state.pop(p.id, None), pieces.get(p.id)
         if state is not None and piece is not None:
             k = state.device.kernels
             arrays = {kind: k.copy(array.reshape(-1)[piece.where]) for kind, array in state.arrays.items()}
-            own.state[piece.tensor.id] = ParamState(state.device, state.step, arrays)
+            own.state[piece.own.id] = ParamState(state.device, state.step, arrays)
     own.timestep = whole.timestep
     return own
 
@@ -203,7 +222,7 @@ def join(own: Optimizer, whole: Optimizer, shares: ShareManager) -> None:
     """Give ``whole`` the states of all ranks' pieces; a collective of all ranks."""
     mine: dict[str, Any] = {}
     for piece in shares.pieces:
-        if (state := own.state.get(piece.tensor.id)) is not None:
+        if (state := own.state.get(piece.own.id)) is not None:
             mine[whole.name_of(piece.p)] = [state.step, sorted(state.arrays)]
     everyone = all_gather_json(shares._communicator, mine)
     known = {name: entry for one in everyone for name, entry in one.items()}
@@ -213,7 +232,7 @@ def join(own: Optimizer, whole: Optimizer, shares: ShareManager) -> None:
             dtype, device = whole.dtype_of(share.params[0], kind), share.mine.device
             part = zeros(share.mine.numel(), dtype=dtype, device=device)
             for piece in share.pieces:
-                state = own.state.get(piece.tensor.id)
+                state = own.state.get(piece.own.id)
                 if state is not None and kind in state.arrays:
                     device.kernels.elementwise.assign(part.data[piece.place], state.arrays[kind])
             gathered = zeros(share.size, dtype=dtype, device=device)
@@ -221,6 +240,7 @@ def join(own: Optimizer, whole: Optimizer, shares: ShareManager) -> None:
             views = share.views_of(gathered)
             for p, step, kinds in entries:
                 if kind in kinds:
-                    array = device.kernels.copy(views[p.id])
-                    whole.state.setdefault(p.id, ParamState(device, step)).arrays[kind] = array
+                    home = whole.keeps_on or device
+                    array = Tensor.wrap(views[p.id], device).clone().to(home).data
+                    whole.state.setdefault(p.id, ParamState(home, step)).arrays[kind] = array
     whole.timestep = own.timestep

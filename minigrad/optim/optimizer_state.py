@@ -49,6 +49,8 @@ class OptimizerState:
         self.defaults = self.checked(defaults)
         self.param_groups: list[dict[str, Any]] = []
         self.state: dict[int, ParamState] = {}
+        self.keeps_on: Device | None = None
+        """Where a loaded state is until the parameter's next update; None: on the parameter's device."""
         self.timestep: int = 0
         """Calls of ``step`` so far, also of those that found no gradients."""
         self._names: dict[int, str] = {}
@@ -178,7 +180,7 @@ class OptimizerState:
         for group, saved in zip(self.param_groups, meta["param_groups"], strict=True):
             group.update(self.checked(options_of(saved)))
         for name, step in meta["steps"].items():
-            self.state[params[name]._id] = ParamState(params[name].device, step)
+            self.state[params[name]._id] = ParamState(self.keeps_on or params[name].device, step)
         for kind in (*self.state_arrays, *self.extra_arrays):
             self._make_states([params[name] for name in meta["steps"] if f"{kind}.{name}" in arrays], (kind,))
         for name in meta["steps"]:

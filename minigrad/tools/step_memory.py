@@ -37,6 +37,7 @@ class MemoryReport:
     ``weight_copies`` are the weights in the half dtype of autocast. ``activations`` is what is kept for ``backward``,
     by operation, ``modules`` the same by module ("" for what no module made). ``temporary`` is what backward held, at
     its peak, beyond the activations: results and gradients on their way; ``gradients`` those of all trained weights.
+    ``offloaded`` is what an optimizer has in host memory, of a model on a GPU: no part of ``peak``.
     """
 
     weights: int = 0
@@ -47,6 +48,7 @@ class MemoryReport:
     activations: dict[str, int] = field(default_factory=dict)
     modules: dict[str, int] = field(default_factory=dict)
     temporary: int = 0
+    offloaded: int = 0
 
     @property
     def kept(self) -> int:
@@ -71,6 +73,7 @@ class MemoryReport:
             *((f"  in {name or 'no module'}", size) for name, size in _falling(_alike(self.modules))),
             ("temporary, at backward's peak", self.temporary),
             ("peak of the step", self.peak),
+            ("offloaded to the host", self.offloaded),
         ]
         rows = [row for row in rows if row[1] or row[0] in ("activations", "peak of the step")]
         width = max(len(name) for name, _ in rows)
@@ -111,8 +114,10 @@ def memory_report(
         owned.update(bases)
     report.gradients = sum(p.data.nbytes for p in parameters if p.requires_grad)
     if optimizer is not None:
-        arrays = [array for state in optimizer.state.values() for array in state.arrays.values()]
-        report.optimizer = sum(array.nbytes for array in arrays)
+        devices = {p.device for p in parameters}
+        for state in optimizer.state.values():
+            kind = "optimizer" if state.device in devices else "offloaded"
+            setattr(report, kind, getattr(report, kind) + sum(array.nbytes for array in state.arrays.values()))
 
     with _meter(parameters) as meter, unfused("sums in products"):
         with recording(calls):

@@ -1,12 +1,14 @@
 """The other trainers of several ranks give on GPUs what they give on the CPU; each is tested in depth there."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from nccl_programs import copies_to_host
 from replica_models import PipelineCase, TensorCase
 
 import minigrad as mg
-from minigrad import Tensor, nn
+from minigrad import Tensor, nn, optim
 from minigrad import distributed as dist
 from minigrad.nn import functional as F
 
@@ -157,3 +159,45 @@ def test_cuda_weights_and_gradients_of_replicas_and_server_stay_on_devices() -> 
     assert weight.device is DEVICES[0] and max(size for _, size in seen) < 3 * 256 * 4
     wanted = weights(models[0])[0] - np.float32(0.1) * weights(models[1])[0]
     np.testing.assert_allclose(weight.cpu().numpy(), wanted, rtol=1e-6)
+
+
+@np.errstate(over="ignore", invalid="ignore")  # on the CPU, where it overflows
+def sharded(folder, stage: int, half: bool, offload: bool, comm: dist.Communicator) -> list[np.ndarray]:
+    """Metrics, weights and states of steps of two micro-batches, after each of which the program changes a weight. In
+    float32 the first one overflows, by its weight. After the first that counts, states are saved and loaded."""
+    fp16, found = None if half else dist.MixedPrecisionConfig.fp16(), []
+    mg.manual_seed(1)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).to(device=comm.device)
+    named = [*model.to(mg.bfloat16 if half else mg.float32).named_parameters()]
+    adamw = optim.AdamW(named, 0.1, eps=0.1, master_weights=True)
+    config = dist.TrainingConfig(max_grad_norm=0.05, grad_accum_steps=2)
+    trainer = dist.ShardedTrainer(config, comm, adamw, stage=stage, precision=fp16, offload=offload)
+    trainer.shard(model, [model[0], model[2]])
+    for factor in (1.0 if half else 1e37, 1.0, 1.0, 1.0):
+        for rows in np.array_split(np.arange(comm.rank, 7, comm.world_size), 2):
+            x, y = Tensor(X[rows], dtype=named[0][1].dtype, device=comm.device), Tensor(Y[rows], device=comm.device)
+            metrics = trainer.backward_and_step(F.cross_entropy(model(x).float(), y), named, len(rows) * factor)
+        trainer.gather_full_params()
+        model[2].weight.detach().mul_(1.5)
+        found += [np.array([metrics.loss, metrics.grad_norm] if metrics else 0), *map(np.array, weights(model))]
+        trainer.release_params()
+        if trainer.global_step == 1:
+            dist.save_sharded_checkpoint(folder, model, trainer, {"step": 1})
+            saved = dist.load_distributed_checkpoint(comm, folder)
+            trainer.load_state_dict(named, saved.tensors["trainer"], saved.state["trainer"])
+            assert {state.device for state in adamw.state.values()} == {mg.device.CPU if offload else comm.device}
+    found = [array.astype(np.float64) for array in (*found, *trainer.state_dict(named)[0].values())]
+    report = trainer.memory_report(model, lambda: model(x).float().sum())
+    assert not offload or (report.optimizer, report.offloaded * comm.world_size) == (0, 26 * (14 if half else 12))
+    return found
+
+
+@pytest.mark.parametrize(("stage", "ranks", "half"), [(1, 2, False), (2, 2, False), (3, 2, True), (3, 1, False)])
+def test_cuda_states_in_host_memory_give_what_states_on_the_gpu_give(stage, ranks, half, tmp_path) -> None:
+    def run(devices, offload: bool = False) -> list[np.ndarray]:
+        return dist.run_threads(len(devices), partial(sharded, tmp_path, stage, half, offload), 300, devices=devices)[0]
+
+    got = run(DEVICES[:ranks], offload=True)
+    for devices, tolerance in ((DEVICES[:ranks], 1e-5), ([mg.device.CPU], 2.0**-6 if half else 1e-5)):
+        for ours, theirs in zip(got, run(devices), strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance * np.abs(theirs).max())

@@ -272,6 +272,7 @@ def test_what_cannot_be_sharded_is_refused():
     raises(ValueError, "whole gradients", lambda: dist.ZeroTrainer(dist.TrainingConfig(reproducible=True), comm))
     raises(TypeError, "communicator is of type int", lambda: dist.Zero2Trainer(None, 4))
     raises(ValueError, "Linear has 0 ModuleLists.*pass blocks=", lambda: make(stage=3).shard(nn.Linear(2, 2)))
+    raises(ValueError, "1 of 1 .* on the CPU: leave", lambda: make(offload=True).step([p], p.sum().backward(), 1.0))
     make(stage=3, optimizer=optim.SGD([p], lr=0.1))
 
 
