@@ -49,7 +49,7 @@ BUDGETS = {
         "of ranks, checkpoints beside training, flodl's checks and overlap, and what a GPU needs before its first day, "
         "1,000 functions in chunks, kernels compiled ahead, starts by hand, replicas on ranks, and captured steps, 450 "
         "loaders, schedulers, stores that add, save and load, 400 a simulator that counts, 350 the same bits for any "
-        "number of ranks and ranks that compare hashes, 530 sharded states, 370 meshes, 330 jobs that start again and "
+        "number of ranks and ranks that compare hashes, 570 sharded states, 370 meshes, 330 jobs that start again and "
         "checkpoints of shares, 250 a planner, 240 LoRA and PyTorch's state dicts, 230 the profiler",
     ),
     "wings: lines of code": Budget(3_000, 3_000, "the course and the dashboard, which nothing below imports"),
