@@ -72,6 +72,7 @@ def test_a_result_without_a_graph_has_one_version_for_all() -> None:
             raises(RuntimeError, "Mul needs .* changed in place", loss.backward)
 
 
+@pytest.mark.compiled  # NumPy takes a tensor for an array
 @pytest.mark.parametrize("operation", [lambda w: w + 1, lambda w: w @ w.T, lambda w: F.linear(w, w), lambda w: w.sum()])
 def test_data_that_was_set_to_a_tensor_is_named(operation) -> None:
     w = leaf(3, 3)
