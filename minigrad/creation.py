@@ -246,14 +246,14 @@ def randperm(n: int, *, device: Place = CPU, generator: Source = None) -> Tensor
     return Tensor.wrap(device.kernels.random.permutation(n, *(generator or default_generator).next()), device)
 
 
-def cat(tensors: Sequence[Tensor], dim: int = 0, *, axis: int | None = None) -> Tensor:
-    """The tensors one after the other along ``dim`` (or ``axis``); all other sizes must agree."""
+def cat(tensors: Sequence[Tensor], dim: int | None = None, *, axis: int | None = None) -> Tensor:
+    """The tensors one after the other along ``dim`` (or ``axis``; 0); all other sizes must agree."""
     tensors = list(tensors)
     if not tensors or not all(isinstance(t, TensorCore) for t in tensors):
         raise bad_type("cat: expected a non-empty sequence of tensors")
     if not tensors[0].ndim:
         raise bad_value("cat: 0-d tensors cannot be joined; use stack")
-    axis = shapes.normalize_dim(dim if axis is None else axis, tensors[0].ndim)
+    axis = shapes.one_dim(dim, axis, tensors[0].ndim) or 0
     if len({(*t.shape[:axis], *t.shape[axis + 1 :], t.ndim) for t in tensors}) > 1:
         raise bad_value(f"cat: shapes {[t.shape for t in tensors]}; only the sizes of dim {axis} may differ")
     return movement.Cat.apply(*tensors, axis=axis)
@@ -262,14 +262,14 @@ def cat(tensors: Sequence[Tensor], dim: int = 0, *, axis: int | None = None) -> 
 concat = concatenate = cat
 
 
-def stack(tensors: Sequence[Tensor], dim: int = 0, *, axis: int | None = None) -> Tensor:
-    """The tensors, of equal shape, along a new dimension ``dim`` (or ``axis``)."""
+def stack(tensors: Sequence[Tensor], dim: int | None = None, *, axis: int | None = None) -> Tensor:
+    """The tensors, of equal shape, along a new dimension ``dim`` (or ``axis``; 0)."""
     tensors = list(tensors)
     if not tensors:
         raise bad_type("stack: expected a non-empty sequence of tensors")
     if any(t.shape != tensors[0].shape for t in tensors):
         raise bad_value(f"stack: shapes {[t.shape for t in tensors]} differ; cat joins them along a dimension")
-    axis = shapes.normalize_dim(dim if axis is None else axis, tensors[0].ndim + 1)
+    axis = shapes.one_dim(dim, axis, tensors[0].ndim + 1) or 0
     return cat([t.unsqueeze(axis) for t in tensors], axis)
 
 

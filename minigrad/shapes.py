@@ -76,7 +76,9 @@ def _either(dim: Any, axis: Any) -> Any:
 
 def shape_argument(args: tuple[Any, ...], size: Any = None) -> tuple[int, ...]:
     """``f(2, 3)``, ``f((2, 3))`` and ``f(size=(2, 3))`` all mean the shape (2, 3)."""
-    args = args if size is None else (*args, size)
+    if args and size is not None:
+        raise bad_type(f"pass the shape {args!r} or size={size!r}, not both")
+    args = args if size is None else (size,)
     try:
         if len(args) == 1 and not hasattr(args[0], "__index__"):
             args = tuple(args[0])

@@ -170,3 +170,9 @@ def test_numbers_that_fit_their_dtype() -> None:
 def test_a_number_that_an_operand_cannot_hold_is_named_with_the_operation() -> None:
     with pytest.raises(OverflowError, match=r"a . b: Python integer -2 out of bounds for uint8\n  inputs: \(2,\) "):
         mg.ones(2, dtype="uint8") + -2
+
+
+def test_a_shape_or_a_dimension_that_is_given_twice_is_refused():
+    raises(TypeError, r"the shape \(2,\) or size=3, not both", mg.zeros, 2, size=3)
+    for join in (mg.cat, mg.stack):
+        raises(TypeError, "dim or axis .* not both", join, [mg.ones(2, 2)] * 2, dim=1, axis=0)
