@@ -270,29 +270,44 @@ def show(report: dict[str, Any]) -> None:
         print(line + f"{ratio:20.2f}" if ratio else line.rstrip())
 
 
+def parser_of(doc: str | None) -> argparse.ArgumentParser:
+    """The flags of a benchmark on ranks; ``launched`` sets ``--worker`` for these."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--preset", choices=list(PRESETS), default="M", help="the model (default M)")
+    parser.add_argument("--sequences", type=int, default=2, help="of a rank's micro-batch (default 2)")
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--json", type=Path, help="write the report here as well")
+    parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)  # where the report of the ranks goes
+    return parser
+
+
+def flags_of(args: argparse.Namespace) -> list[str]:
+    """Those that the ranks get as well."""
+    return ["--preset", args.preset, "--sequences", str(args.sequences), "--rounds", str(args.rounds)]
+
+
 def main() -> None:
     """Parse the flags, start the ranks, print the report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--preset", choices=list(PRESETS), default="M", help="the model (default M)")
-    parser.add_argument("--sequences", type=int, default=2, help="sequences per rank and step (default 2)")
-    parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument(
         "--reproducible", action="store_true", help="time DistributedTrainer with reproducible=True, too"
     )
-    parser.add_argument("--json", type=Path, help="write the report here as well")
-    parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)  # set for the ranks: where the report goes
     args = parser.parse_args()
     if args.worker is not None:
         work(args)
         return
-    flags = ["--preset", args.preset, "--sequences", str(args.sequences), "--rounds", str(args.rounds)]
-    report = launched(__file__, args.ranks, [*flags, *["--reproducible"] * args.reproducible])
+    report = launched(__file__, args.ranks, [*flags_of(args), *["--reproducible"] * args.reproducible])
+    finish(report, args.json, show)
+
+
+def finish(report: dict[str, Any], json_file: Path | None, show: Callable[[dict[str, Any]], None]) -> None:
+    """Print the report with ``show``, and write it."""
     if not HAS_TORCH:
         print("PyTorch is not installed: nothing to compare with (pip install torch)")
     show(report)
-    if args.json:
-        args.json.write_text(json.dumps(report, indent=1) + "\n")
+    if json_file:
+        json_file.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

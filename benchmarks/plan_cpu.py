@@ -16,11 +16,10 @@ import os
 import platform
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ddp_cpu import Contest, launched
+from ddp_cpu import Contest, flags_of, launched, parser_of
 from train_step_contenders import PRESETS, Preset, minigrad_gpt
 from turns import cpu_name
 
@@ -197,17 +196,11 @@ def work(args: argparse.Namespace) -> None:
 
 def main() -> None:
     """Parse the flags, start the ranks, print the comparison."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--preset", choices=list(PRESETS), default="M", help="the model (default M)")
-    parser.add_argument("--sequences", type=int, default=2, help="of a micro-batch (default 2)")
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--json", type=Path, help="write the report here as well")
-    parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)  # set for the ranks: where the report goes
+    parser = parser_of(__doc__)
     args = parser.parse_args()
     if args.worker is not None:
         work(args)
         return
-    flags = ["--preset", args.preset, "--sequences", str(args.sequences), "--rounds", str(args.rounds)]
     report: dict[str, Any] = {
         "model": dataclasses.asdict(dataclasses.replace(PRESETS[args.preset], batch_size=args.sequences)),
         "machine": {"cpu": cpu_name(), "cores": os.cpu_count(), "date": time.strftime("%Y-%m-%d")},
@@ -216,7 +209,7 @@ def main() -> None:
         "runs": [],
     }
     for ranks in (2, 4):
-        run = launched(__file__, ranks, flags)
+        run = launched(__file__, ranks, flags_of(args))
         report["runs"].append(run)
         rates = ", ".join(f"{name} {value:.3g}" for name, value in run["machine"].items())
         print(f"\n{ranks} ranks: {rates}\n{'step, ms':>12}{'measured':>10}{'predicted':>11}{'ratio':>7}")

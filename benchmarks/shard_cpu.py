@@ -15,10 +15,9 @@ import json
 import os
 import platform
 import time
-from pathlib import Path
 from typing import Any
 
-from ddp_cpu import HAS_TORCH, Contest, Turn, connect_torch, launched
+from ddp_cpu import HAS_TORCH, Contest, Turn, connect_torch, finish, flags_of, launched, parser_of
 from train_step_contenders import LR, PRESETS, WEIGHT_DECAY, Preset, minigrad_gpt, torch_adamw, torch_gpt
 from turns import cpu_name
 
@@ -169,24 +168,13 @@ def show(report: dict[str, Any]) -> None:
 
 def main() -> None:
     """Parse the flags, start the ranks, print the report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--preset", choices=list(PRESETS), default="M", help="the model (default M)")
-    parser.add_argument("--sequences", type=int, default=2, help="sequences per rank and step (default 2)")
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--json", type=Path, help="write the report here as well")
-    parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)  # set for the ranks: where the report goes
     args = parser.parse_args()
     if args.worker is not None:
         work(args)
         return
-    flags = ["--preset", args.preset, "--sequences", str(args.sequences), "--rounds", str(args.rounds)]
-    report = launched(__file__, args.ranks, flags)
-    if not HAS_TORCH:
-        print("PyTorch is not installed: nothing to compare with (pip install torch)")
-    show(report)
-    if args.json:
-        args.json.write_text(json.dumps(report, indent=1) + "\n")
+    finish(launched(__file__, args.ranks, flags_of(args)), args.json, show)
 
 
 if __name__ == "__main__":
