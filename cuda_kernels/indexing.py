@@ -35,18 +35,14 @@ def index(x: Array, where: Any) -> Array:
     return at.take(cube, chosen.places).reshape(chosen.shape)
 
 
-def add_at(x: Array, where: Any, y: Any, distinct: bool) -> None:
-    """x[where] += y. ``distinct`` promises that no position occurs twice; else repeated ones add up."""
+def add_at(x: Array, where: Any, y: Any) -> None:
+    """x[where] += y; repeated positions add up."""
     if is_basic(where):
         target = x[where]
         elementwise.add_into(target, _values(y, target.shape, x))
         return
     chosen = select(x, where)
-
-    def add(cube: Array, places: Array, rows: Array) -> None:
-        at.put(cube, places, elementwise.add(at.take(cube, places), rows), distinct=True)
-
-    _change(*chosen[:4], y, chosen.shape, add if distinct else _reducing("sum"))
+    _change(*chosen[:4], y, chosen.shape, _reducing("sum"))
 
 
 def assign_at(x: Array, where: Any, y: Any) -> None:

@@ -25,7 +25,7 @@ from .embedding import _within
 from .softmax import SUM_BLOCK, row_max
 from .toolbox.jit import kernel
 from .toolbox.register_tile import whole_vectors
-from .toolbox.threads import StageKernel, call_at, get_num_threads, task_kernel, tasks_of_rows
+from .toolbox.threads import StageKernel, call_at, shares, task_kernel, tasks_of_rows
 from .toolbox.vector_math import exp_nonpositive
 
 TASK_ELEMENTS = 16384  # rows of about this many elements are one task
@@ -247,7 +247,7 @@ def forward_backward(
             f"dlogits must be a contiguous {logits.dtype} array of shape {logits.shape}, got {dx.dtype} {dx.shape}"
         )
     arguments = _arguments(targets, options, logits.dtype)
-    tasks = 1 if dx.size <= TASK_ELEMENTS else min(N, get_num_threads())
+    tasks = min(N, shares(dx.size))
     of_rows, logits = FUSED_ROWS.address(dx.dtype), np.ascontiguousarray(logits)
     _fused.launch(dx.dtype, tasks, of_rows, dlosses, logits, dx, *arguments, losses, lse)
     return losses, lse, dx

@@ -112,12 +112,12 @@ def index(x: np.ndarray, where: Any) -> np.ndarray:
     return plain.index(x, where)
 
 
-def add_at(x: np.ndarray, where: Any, y: np.ndarray, distinct: bool) -> None:
-    """x[where] += y. ``distinct`` promises that no position occurs twice; else repeated ones add up."""
+def add_at(x: np.ndarray, where: Any, y: np.ndarray) -> None:
+    """x[where] += y; repeated positions add up."""
     rows = where[0] if isinstance(where, tuple) and len(where) == 1 else where
-    places = _places(rows, x, y) if isinstance(rows, np.ndarray) and not distinct else None
+    places = _places(rows, x, y) if isinstance(rows, np.ndarray) else None
     if places is None or y.shape != (*places.shape, *x.shape[1:]):
-        plain.add_at(x, where, y, distinct)
+        plain.add_at(x, where, y)
     else:
         embedding.backward_into(y.reshape(*places.shape, -1), places, x.reshape(len(x), -1))
 

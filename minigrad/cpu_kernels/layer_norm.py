@@ -19,9 +19,8 @@ from numba.core import types
 
 from .toolbox.jit import kernel
 from .toolbox.register_tile import whole_vectors
-from .toolbox.threads import StageKernel, call_at, get_num_threads, task_kernel
+from .toolbox.threads import StageKernel, call_at, shares, task_kernel
 
-TASK_ELEMENTS = 16384  # fewer are one task
 BACKWARD_CHUNKS = 64  # at most; each has its own partial sums of dweight and dbias
 BACKWARD_ROWS = 16  # at least, in each chunk
 
@@ -133,7 +132,7 @@ def forward(
     weight = np.ones(C, dtype) if weight is None else contiguous(weight)
     bias = np.zeros(C, dtype) if bias is None else contiguous(bias)
     x = contiguous(x)
-    tasks = 1 if x.size <= TASK_ELEMENTS else min(N, get_num_threads())
+    tasks = min(N, shares(x.size))
     _forward.launch(dtype, tasks, FORWARD_ROWS.address(dtype), x, weight, bias, float(eps), y, mean, rstd)
     return y, mean, rstd
 
@@ -148,7 +147,7 @@ def backward(
     dy, x = contiguous(dy), contiguous(x)
     rows = max(BACKWARD_ROWS, -(-N // BACKWARD_CHUNKS))
     partial = empty((2, -(-N // rows) or 1, C), dtype)
-    tasks = 1 if x.size <= TASK_ELEMENTS else get_num_threads()
+    tasks = shares(x.size)
     _backward.launch(
         dtype, tasks, GRADIENT_ROWS.address(dtype), dy, x, weight, mean, rstd, dx, dweight, dbias, partial, rows
     )

@@ -46,7 +46,7 @@ from .toolbox.register_tile import (
     round_up,
     tile_columns,
 )
-from .toolbox.threads import StageKernel, call_at, get_num_threads, task_kernel
+from .toolbox.threads import StageKernel, call_at, shares, task_kernel
 
 FAR_WEIGHTS = 1 << 20  # elements; more are in no cache when the next block's sums are added to them
 GELU, SLOPE = {"tanh": GELU_TANH, "none": GELU_ERF}, {"tanh": SLOPE_TANH, "none": SLOPE_ERF}
@@ -168,9 +168,7 @@ def _plain(*operands: np.ndarray) -> bool:
 
 def _division(rows: int, columns: int, depth: int, itemsize: int, work: int) -> tuple[tuple[int, int], int]:
     """The grid of a product and the number of tasks, if ``work`` multiply-adds are to be done in one launch."""
-    if work < (PARALLEL_WORK_THIN if rows <= THIN_ROWS else PARALLEL_WORK):
-        return (1, 1), 1
-    count = get_num_threads()
+    count = shares(work, PARALLEL_WORK_THIN if rows <= THIN_ROWS else PARALLEL_WORK)
     return grid_of(1, rows, columns, TILE_BYTES // itemsize, count), count
 
 

@@ -21,7 +21,7 @@ from .linear import _PAIRS, _product_rows, _weight_gradient
 from .matmul import NO_BIAS
 from .toolbox.product_loops import PARALLEL_WORK, THIN_ROWS, grid_of
 from .toolbox.register_tile import TILE_BYTES
-from .toolbox.threads import call_at, get_num_threads, task_kernel
+from .toolbox.threads import call_at, shares, task_kernel
 
 CHUNK_BYTES = 256 << 20  # of logits that exist at a time
 _fused_rows = cross_entropy._fused_rows
@@ -127,10 +127,10 @@ def _in_two_steps(
     ``dlosses`` (N,) are the gradients of the rows' losses.
     """
     (N, C), M, dtype = x.shape, len(weight), x.dtype
-    count = get_num_threads()
-    if N * M * C * 3 < PARALLEL_WORK or N // count <= THIN_ROWS:
+    count = shares(N * M * C * 3, PARALLEL_WORK)
+    if N // count <= THIN_ROWS:
         count = 1
-    grid = _PAIRS[1] if count == 1 else grid_of(1, M, C, TILE_BYTES // dtype.itemsize, count)
+    grid = grid_of(1, M, C, TILE_BYTES // dtype.itemsize, count)
     losses, lse = np.empty(N, dtype), np.empty(N, dtype)
     dlogits, dx, dweight = np.empty((N, M), dtype), np.empty((N, C), dtype), np.empty((M, C), dtype)
     no_bias, none = NO_BIAS[dtype.char], linear.EMPTY[dtype.char]

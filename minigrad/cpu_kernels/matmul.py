@@ -36,7 +36,7 @@ from .toolbox.register_tile import (
     round_up,
     tile_columns,
 )
-from .toolbox.threads import constant, get_num_threads, task_kernel
+from .toolbox.threads import constant, shares, task_kernel
 
 
 @task_kernel
@@ -148,11 +148,9 @@ def _multiply(a: np.ndarray, b: np.ndarray, bias: np.ndarray | None, y: np.ndarr
     batch = len(a_offsets)
     has_bias = bias is not None
     bias = np.ascontiguousarray(bias, y.dtype) if has_bias else NO_BIAS[y.dtype.char]
-    grid, tasks = (1, 1), 1
-    if batch * rows * columns * depth >= (PARALLEL_WORK_THIN if thin else PARALLEL_WORK):
-        thread_count = get_num_threads()
-        grid = grid_of(batch, rows, columns, TILE_BYTES // item, thread_count)
-        tasks = min(thread_count, batch * grid[0] * grid[1])
+    count = shares(batch * rows * columns * depth, PARALLEL_WORK_THIN if thin else PARALLEL_WORK)
+    grid = grid_of(batch, rows, columns, TILE_BYTES // item, count)
+    tasks = min(count, batch * grid[0] * grid[1])
     arguments = (
         first_element(a), first_element(b), first_element(bias), has_bias, first_element(y),
         a_offsets, b_offsets, strides, (rows, columns, depth), grid,

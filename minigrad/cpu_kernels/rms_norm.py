@@ -14,9 +14,8 @@ import math
 
 import numpy as np
 
-from .toolbox.threads import get_num_threads, task_kernel
+from .toolbox.threads import shares, task_kernel
 
-TASK_ELEMENTS = 16384  # less is not worth another thread
 BACKWARD_CHUNKS = 64  # at most; each has its own partial sum of dweight
 BACKWARD_ROWS = 16  # at least, in each chunk
 
@@ -62,7 +61,7 @@ def _backward(task, tasks, dy, x, weight, rstd, dx, partial_dweight, rows):
 def forward(x: np.ndarray, weight: np.ndarray, eps: float) -> tuple[np.ndarray, np.ndarray]:
     """x (N, C), weight (C,) -> y (N, C), rstd (N,); all of x's dtype. Inputs that are not contiguous are copied."""
     y, rstd = np.empty(x.shape, x.dtype), np.empty(x.shape[0], x.dtype)
-    tasks = get_num_threads() if x.size > TASK_ELEMENTS else 1
+    tasks = shares(x.size)
     _forward.launch(x.dtype, tasks, np.ascontiguousarray(x), np.ascontiguousarray(weight), float(eps), y, rstd)
     return y, rstd
 
@@ -72,7 +71,7 @@ def backward(dy: np.ndarray, x: np.ndarray, weight: np.ndarray, rstd: np.ndarray
     N, C = x.shape
     rows = max(BACKWARD_ROWS, -(-N // BACKWARD_CHUNKS))
     dx, partial = np.empty((N, C), x.dtype), np.empty((-(-N // rows), C), x.dtype)
-    tasks = min(get_num_threads(), len(partial)) if x.size > TASK_ELEMENTS else 1
+    tasks = min(len(partial), shares(x.size))
     dy, x, weight = (np.ascontiguousarray(a) for a in (dy, x, weight))
     _backward.launch(x.dtype, tasks, dy, x, weight, rstd, dx, partial, rows)
     return dx, partial.sum(axis=0)  # rows are added in order: NumPy's pairwise order is for the last axis

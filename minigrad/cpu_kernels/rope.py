@@ -13,9 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ..plain_kernels import rope as plain
-from .toolbox.threads import constant, get_num_threads, task_kernel
-
-TASK_ELEMENTS = 16384  # less is not worth another thread
+from .toolbox.threads import constant, shares, task_kernel
 
 
 @task_kernel
@@ -53,7 +51,6 @@ def rotate(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, interleaved: bool) -
     cos, sin = (np.ascontiguousarray(t).reshape(places.size, D // 2) for t in (cos, sin))
     y = np.empty(x.shape, x.dtype)
     rows = np.ascontiguousarray(x).reshape(place.size, D)
-    tasks = get_num_threads() if x.size > TASK_ELEMENTS else 1
     arguments = (rows, constant(np.ascontiguousarray(place)), cos, sin, bool(interleaved), y.reshape(place.size, D))
-    _rotate.launch(x.dtype, tasks, *arguments)
+    _rotate.launch(x.dtype, shares(x.size), *arguments)
     return y

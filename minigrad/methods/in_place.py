@@ -185,7 +185,7 @@ class InPlaceMethods:
         first, where, _ = shapes.parse_index(tuple(indices))
         k = self.device.kernels.indexing
         target = self.data if first is None else k.index(self.data, first)
-        k.add_at(target, where, values.data if isinstance(values, TensorCore) else values, distinct=False)
+        k.add_at(target, where, values.data if isinstance(values, TensorCore) else values)
         return self
 
     def scatter_(self: Tensor, dim: int, index: Tensor, src: Operand) -> Tensor:

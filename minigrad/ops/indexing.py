@@ -27,7 +27,11 @@ class Index(Function):
         return self.kernels.copy(where) if isinstance(where, self.kernels.Array) else where
 
     def backward_into(self, dy: Any, dx: Any) -> None:
-        self.kernels.indexing.add_at(dx, self.where, dy, distinct=self.basic)
+        indexing = self.kernels.indexing
+        if self.basic:
+            self.kernels.elementwise.add_into(indexing.index(dx, self.where), dy)
+        else:
+            indexing.add_at(dx, self.where, dy)
 
 
 class Gather(Function):

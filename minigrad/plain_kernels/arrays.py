@@ -124,14 +124,12 @@ class indexing:
 
     def index(x: np.ndarray, where: Any) -> np.ndarray:
         """x[where]: a view for basic indices, a copy if arrays are among them."""
-        return np.asarray(x[where])
+        y = x[where]
+        return y if isinstance(y, np.ndarray) else x[(*np.atleast_1d(where), ...)]
 
-    def add_at(x: np.ndarray, where: Any, y: np.ndarray, distinct: bool) -> None:
-        """x[where] += y. ``distinct`` promises that no position occurs twice; else repeated ones add up."""
-        if distinct:
-            x[where] += y
-        else:
-            np.add.at(x, where, y)
+    def add_at(x: np.ndarray, where: Any, y: np.ndarray) -> None:
+        """x[where] += y; repeated positions add up."""
+        np.add.at(x, where, y)
 
     def assign_at(x: np.ndarray, where: Any, y: Any) -> None:
         """x[where] = y."""

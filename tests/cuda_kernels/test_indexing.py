@@ -45,7 +45,7 @@ def test_repeated_places_give_the_same_bits_in_any_order(dtype, order):
     expected = x.astype(np.float32)
     np.add.at(expected, where, y.astype(np.float32))
     found = array.from_host(x)
-    cuda.add_at(found, array.from_host(where), array.from_host(y), distinct=False)
+    cuda.add_at(found, array.from_host(where), array.from_host(y))
     np.testing.assert_array_equal(array.to_host(found), expected.astype(dtype))
     expected[where] = y
     cuda.assign_at(found, array.from_host(where), array.from_host(y))

@@ -27,7 +27,7 @@ import numpy as np
 from .multi_tensor import address_of, addresses_of
 from .numpy_loops import Loop, call_loop, cast_loop, fill, numpy_loop, where_loop
 from .register_tile import keep_alive
-from .threads import constant, get_num_threads, task_kernel
+from .threads import constant, get_num_threads, task_kernel, tasks_of
 
 CHUNK = 1024  # elements: the operands of some steps fit into the first cache
 LONG_CHUNK = 8192  # of a program of one step, which uses none of them again
@@ -336,6 +336,29 @@ def into_first(function: np.ufunc) -> Callable[[np.ndarray, Any], None]:
         large(x, y, out=x, worth=NEVER if np.may_share_memory(x, y) else 1)
 
     return for_graphs(into, large.program_for, at_any_size)
+
+
+_moved = Chunked(np.positive)
+
+
+def copy_into(y: np.ndarray, x: np.ndarray) -> None:
+    """y[...] = x, of the same dtype, as a launch if there is a loop for items of this size."""
+    word = f"i{y.itemsize}"
+    if y.itemsize not in (4, 8) or not (_plainly_laid_out(x) and _plainly_laid_out(y)):
+        np.copyto(y, x)
+    else:
+        _moved(x.view(word), out=y.view(word), worth=1)
+
+
+@task_kernel
+def _clear(task, tasks, y):
+    y[task * y.size // tasks : (task + 1) * y.size // tasks] = 0
+
+
+def clear(y: np.ndarray) -> None:
+    """Zeros in a contiguous array, as a launch."""
+    bytes_ = y.reshape(-1).view(np.uint8)
+    _clear.launch(None, tasks_of(bytes_.size, 4 * TASK), bytes_)
 
 
 def in_chunks(family: type, without: tuple[str, ...] = ()) -> dict[str, Callable[..., Any]]:

@@ -35,6 +35,7 @@ import numpy as np
 from ..memory import heap
 from ..memory.arena import Arena
 from . import threads
+from .array_program import clear, copy_into
 from .multi_tensor import address_of
 from .threads import Launch, Launches
 
@@ -59,9 +60,9 @@ UPDATES = "adagrad.step", "adamw.step", "lamb.step", "sgd.step"
 OTHERS = "Array", "graphs", "heap", "memory", "threads"
 """What is in a backend and is no family."""
 INTO: dict[str, Callable[..., None]] = {
-    "zeros": lambda y, shape: y.fill(0),
-    "copy": np.copyto,
-    "contiguous": np.copyto,
+    "zeros": lambda y, shape: clear(y),
+    "copy": copy_into,
+    "contiguous": copy_into,
 }
 """What fills the place of a result quicker than a copy of a new one."""
 READ = "it reads a value", "keep it as a tensor, and read it after the launch"
@@ -113,11 +114,6 @@ def state_address(words: np.ndarray) -> int:
     """Where kernels find a generator's seed and offset."""
     threads.GENERATORS.add(address_of(words))
     return address_of(words)
-
-
-def clear(x: np.ndarray) -> None:
-    """Zeros."""
-    x.fill(0)
 
 
 class HostGraph:
@@ -254,10 +250,7 @@ class HostGraph:
             if name in CHECKS:
                 self._check(function, result, arguments, named)
             elif launches and _suffice.get(kind):
-                self._new += [one._replace(arguments=()) for one in launches]  # whose memory may be used again
-                self.keep += constants
-                self.keep += [x for one in launches for x in _arrays(one.arguments) if not self.pool.holds(x)]
-                self.keep += [x for x in inputs if not self.pool.holds(x)]  # which may be known by address only
+                self._append(launches, [*constants, *inputs])
             elif not (results and name.startswith(VIEWS) and all(_is_part(x, inputs) for x in results)):
                 if result is not None and not results:
                     _refuse(*READ)
@@ -315,7 +308,12 @@ class HostGraph:
         targets = [None if _is_part(x, inputs) else self._lent(x) for x in results]
         into = INTO.get(name)
         if into is not None and targets[0] is not None:
-            self._add(functools.partial(into, targets[0], arguments[0]))
+            fill = functools.partial(into, targets[0], arguments[0])
+            _, launches, constants = self._noting(fill)
+            if launches:
+                self._append(launches, [*constants, *inputs])
+            else:
+                self._add(fill)
             return
 
         def again() -> None:
@@ -350,6 +348,12 @@ class HostGraph:
     def _lent(self, x: Any) -> Any:
         """``x`` with arrays of the arena that do not keep their memory from being used again."""
         return _mapped(lambda y: self.pool.alias(y) if isinstance(y, np.ndarray) and self.pool.holds(y) else y, x)
+
+    def _append(self, launches: list[Launch], near: list[np.ndarray]) -> None:
+        """Make these, too, in each launch, with arrays ``near`` that kernels may know by their addresses only."""
+        self._new += [one._replace(arguments=()) for one in launches]  # whose memory may be used again
+        near = near + [x for one in launches for x in _arrays(one.arguments)]
+        self.keep += [x for x in near if not self.pool.holds(x)]
 
     def _add(self, node: Callable[[], bool | None]) -> None:
         if self._new:

@@ -42,6 +42,9 @@ from numba.core.errors import TypingError
 from .jit import compiled, emits, kernel
 
 FRAME_BYTES = 4096
+WORDS = 8  # of int64, are a line of the cache
+LOOKS = 200  # at what others do; then a thread that waits lets other programs have the core
+FACTOR = 4  # by which a launch of a graph is quicker than one by itself
 INT64: Any = ir.IntType(64)
 # int64 entry(frame, task, tasks): 1 if the kernel failed
 ENTRY_TYPE: Any = ir.FunctionType(INT64, [INT64] * 3)
@@ -108,14 +111,21 @@ def get_num_threads() -> int:
     return _threads_of_pool()()
 
 
+def shares(work: int, least: int = 16384) -> int:
+    """How many tasks ``work`` is, elements unless ``least`` says so: one for each thread, if it is more than ``least``.
+
+    A launch of a graph follows at once on the one before, so there less is worth it.
+    """
+    factor = 1 if recording.launches is None else FACTOR
+    return get_num_threads() if work * factor > least else 1
+
+
 def tasks_of_rows(rows: int, width: int, elements: int) -> int:
     """How many tasks of about ``elements`` elements ``rows`` rows of ``width`` are, so that all threads get like
     shares; 1 if there are no more than ``elements``.
     """
-    if rows * width <= elements:
-        return 1
-    count = get_num_threads()
-    return min(rows, count * max(1, round(rows * width / (elements * count))))
+    count = shares(rows * width, elements)
+    return min(rows, count * max(1, round(rows * width / (elements * count)))) if count > 1 else 1
 
 
 def set_num_threads(n: int) -> None:
@@ -260,25 +270,60 @@ def _run(entry, frame, tasks):
     return failures
 
 
+@emits(lambda address, n: types.int64(types.int64, types.int64))
+def _fetch_add(context: Any, builder: Any, signature: Any, address: Any, n: Any) -> Any:
+    """Add to an integer that other threads change, too; what it was. What either did before is seen after."""
+    return builder.atomic_rmw("add", builder.inttoptr(address, INT64.as_pointer()), n, "acq_rel")
+
+
+@emits(lambda address: types.int64(types.int64))
+def _look(context: Any, builder: Any, signature: Any, address: Any) -> Any:
+    """An integer that other threads change, and, seen after it, what they did before."""
+    return builder.load_atomic(builder.inttoptr(address, INT64.as_pointer()), "acquire", 8)
+
+
+@emits(lambda: types.void())
+def _give_way(context: Any, builder: Any, signature: Any) -> None:
+    """Let another thread have the core, if one waits for it."""
+    cgutils.get_or_insert_function(builder.module, ir.FunctionType(ir.IntType(32), []), "sched_yield")
+    builder.call(builder.module.globals["sched_yield"], [])
+
+
 @kernel
-def _walk_serially(table):
+def _share(table, progress, member, members):
+    """One member's part of all launches: of each its own tasks, then those that others have not begun.
+
+    progress: int64 (launches, WORDS * n), zeros at first: how many tasks are done, and then of each member's how many
+    were begun. Who waits, waits for tasks that others are at; so it ends also if only one member runs at all.
+    """
     failures = 0
     for i in range(table.shape[0]):
-        for task in range(table[i, 2]):
-            failures += _enter(table[i, 0], table[i, 1], task, table[i, 2])
+        entry, frame, tasks = table[i, 0], table[i, 1], table[i, 2]
+        done = progress.ctypes.data + i * progress.strides[0]
+        mine = 0
+        for k in range(members):
+            owner = (member + k) % members
+            first, end = owner * tasks // members, (owner + 1) * tasks // members
+            while first < end:
+                task = first + _fetch_add(done + 8 * (1 + owner), 1)
+                if task >= end:
+                    break
+                failures += _enter(entry, frame, task, tasks)
+                mine += 1
+        looks = 0
+        _fetch_add(done, mine)
+        while _look(done) < tasks:
+            looks += 1
+            if looks > LOOKS:
+                _give_way()
     return failures
 
 
 @parallel_kernel
-def _walk(table):
+def _walk(table, progress, members):
     failures = 0
-    for i in range(table.shape[0]):
-        entry, frame, tasks = table[i, 0], table[i, 1], table[i, 2]
-        if tasks == 1:
-            failures += _enter(entry, frame, 0, 1)
-        else:
-            for task in numba.prange(tasks):
-                failures += _enter(entry, frame, task, tasks)
+    for member in numba.prange(members):
+        failures += _share(table, progress, member, members)
     return failures
 
 
@@ -300,11 +345,17 @@ class Launches:
         self._frames = [one.frame for one in launches]
         rows = [(one.entry, one.frame.ctypes.data, one.tasks) for one in launches]
         self._table = np.array(rows, np.int64).reshape(-1, 3)
-        self._parallel = bool((self._table[:, 2] > 1).any())
+        self._most = int(self._table[:, 2].max(initial=1))
+        self._progress = np.empty((0, 0), np.int64)
 
     def run(self) -> None:
         """Do them all. Raises MemoryError if a kernel got no memory for its workspace."""
-        if (_walk if self._parallel and not _forked else _walk_serially)(self._table):
+        members = 1 if _forked else min(self._most, get_num_threads())
+        if self._progress.shape[1] <= members:
+            self._progress = np.empty((len(self._table), (members // WORDS + 1) * WORDS), np.int64)
+        self._progress.fill(0)
+        one = members == 1
+        if _share(self._table, self._progress, 0, 1) if one else _walk(self._table, self._progress, members):
             raise MemoryError("no memory for a kernel's workspace")
 
 
