@@ -1,11 +1,13 @@
 """Task kernels: each task runs once, arguments of all kinds arrive, a failure in the pool is raised."""
 
+import numba
 import numpy as np
 import pytest
 from processes import python
 from refusals import raises
 
-from minigrad.cpu_kernels.toolbox.threads import task_kernel
+from minigrad.cpu_kernels.toolbox import threads
+from minigrad.cpu_kernels.toolbox.threads import Launches, task_kernel
 
 
 @task_kernel
@@ -30,11 +32,46 @@ def test_every_task_runs_once(tasks, dtype):
     np.testing.assert_array_equal(x, expected + 16)
 
 
+@task_kernel
+def _next(task, tasks, x, y):
+    n, late = x.shape[0], 0.0
+    for k in range(0 if task else 3000):  # the first task is the last to write
+        late += np.sqrt(late + k)
+    for i in range(task * n // tasks, (task + 1) * n // tasks):
+        y[i] += x[(i + n // 2) % n] + 1 + 0 * late
+
+
+def _chain(size, length):
+    """Arrays, and launches in each of which a task reads what other tasks of the launch before have written."""
+    arrays = [np.zeros(size) for _ in range(length + 1)]
+    pairs = zip(arrays, arrays[1:], strict=False)
+    return arrays, [_next.prepared(np.float64, 1 + i % 7, pair) for i, pair in enumerate(pairs)]
+
+
+@pytest.mark.parametrize("count", range(1, min(4, numba.config.NUMBA_NUM_THREADS) + 1))
+def test_a_launch_of_a_list_finds_what_the_one_before_has_written(set_threads, count):
+    set_threads(count)
+    for _ in range(50):
+        arrays, launches = _chain(64, 40)
+        Launches(launches).run()
+        np.testing.assert_array_equal(arrays, np.repeat(np.arange(41), 64).reshape(41, 64))
+
+
+def test_one_thread_of_several_does_all_if_the_others_come_late():
+    arrays, launches = _chain(64, 40)
+    all_of_them = Launches(launches)
+    progress = np.zeros((40, threads.WORDS), np.int64)
+    for member in (2, 0, 1):
+        assert threads._share(all_of_them._table, progress, member, 3) == 0
+        np.testing.assert_array_equal(arrays[-1], np.full(64, 40))
+
+
 @pytest.mark.parametrize("tasks", [1, 4])
 def test_no_memory_is_an_error(tasks):
     x = np.zeros(4)
     _allocate.launch(x.dtype, tasks, x, 8)
     raises(MemoryError, "", lambda: _allocate.launch(x.dtype, tasks, x, 1 << 59))
+    raises(MemoryError, "", Launches([_allocate.prepared(x.dtype, tasks, (x, 1 << 59))] * 3).run)
 
 
 @pytest.mark.parametrize(

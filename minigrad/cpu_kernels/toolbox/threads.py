@@ -284,7 +284,9 @@ def _look(context: Any, builder: Any, signature: Any, address: Any) -> Any:
 
 @emits(lambda: types.void())
 def _give_way(context: Any, builder: Any, signature: Any) -> None:
-    """Let another thread have the core, if one waits for it."""
+    """Let another thread have the core, if one waits for it; Windows is not asked."""
+    if not hasattr(os, "sched_yield"):
+        return
     cgutils.get_or_insert_function(builder.module, ir.FunctionType(ir.IntType(32), []), "sched_yield")
     builder.call(builder.module.globals["sched_yield"], [])
 
@@ -354,8 +356,8 @@ class Launches:
         if self._progress.shape[1] <= members:
             self._progress = np.empty((len(self._table), (members // WORDS + 1) * WORDS), np.int64)
         self._progress.fill(0)
-        one = members == 1
-        if _share(self._table, self._progress, 0, 1) if one else _walk(self._table, self._progress, members):
+        walk = _walk if members > 1 else functools.partial(_share, member=0)
+        if walk(self._table, self._progress, members=members):
             raise MemoryError("no memory for a kernel's workspace")
 
 
