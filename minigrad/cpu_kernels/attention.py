@@ -48,7 +48,7 @@ from .toolbox.register_tile import (
     tile_columns,
     whole_vectors,
 )
-from .toolbox.threads import get_num_threads, task_kernel
+from .toolbox.threads import get_num_threads, shares, task_kernel
 from .toolbox.vector_math import exp_nonpositive
 
 # Multiples of TILE_ROWS; KEY_BLOCK of tile_columns too (TILE_ROWS is 8 or 6, tile_columns a power of 2 up to 32).
@@ -617,6 +617,6 @@ def extend(q: np.ndarray, k: np.ndarray, v: np.ndarray, cache: np.ndarray, lengt
     B, H, T, D = q.shape
     y = np.empty((B, T, H, D), q.dtype)
     (q, q_strides), (k, k_strides), (v, v_strides) = _operand(q), _operand(k), _operand(v)
-    tasks = get_num_threads() if cache.size >= PARALLEL_CACHE else 1
+    tasks = shares(cache.size, PARALLEL_CACHE)
     _extend.launch(q.dtype, tasks, q, k, v, cache, length, y, q_strides, k_strides, v_strides, 1 / math.sqrt(D))
     return y.swapaxes(1, 2)

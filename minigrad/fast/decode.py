@@ -58,6 +58,7 @@ class Decoder:
         self._hooks = [table[kind] for table in tables[1:] for kind in ("_forward_pre_hooks", "_forward_hooks")]
         self._tables = [*tables, *(table[kind] for table in tables for kind in ("_modules", "_parameters"))]
         self._entries = [*chain.from_iterable(map(_values, self._tables))]
+        self._checked, self._same = nn.Module.last_write, True
         self._drops = any(
             table["training"] and (table.get("p") or (isinstance(p := table.get("dropout"), float) and p))
             for table in tables
@@ -69,12 +70,14 @@ class Decoder:
 
     def is_of(self, model: CausalLM, caches: list[nn.KVCache]) -> bool:
         """Whether model and caches are still those that the graphs were made of."""
-        entries = [*chain.from_iterable(map(_values, self._tables))]
+        if self._checked != nn.Module.last_write:
+            self._checked = nn.Module.last_write
+            entries = [*chain.from_iterable(map(_values, self._tables))]
+            self._same = len(entries) == len(self._entries) and all(map(is_, entries, self._entries))
         return (
-            model is self._model
-            and len(entries) == len(self._entries)
+            self._same
+            and model is self._model
             and len(caches) == len(self._caches)
-            and all(map(is_, entries, self._entries))
             and all(cache is known() for cache, known in zip(caches, self._caches))
             and all(map(is_, map(_data, self._tensors), self._arrays))
         )

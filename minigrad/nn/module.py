@@ -59,6 +59,9 @@ def _forget_walks() -> None:
     _walks = {}
 
 
+_writes = itertools.count(1)
+
+
 class Module:
     """A layer or model: Parameters, buffers and child Modules, which are attributes.
 
@@ -68,6 +71,8 @@ class Module:
     """
 
     training: bool
+    last_write: ClassVar[int] = 0
+    """The number of the latest change of any module's attributes: what was found before it may have changed."""
     _modules: dict[str, Module]
     _forward_of_library: ClassVar[Callable[..., Any]]
 
@@ -154,6 +159,7 @@ class Module:
         if table is not None:
             table[name] = value  # keeps its place in the order if it had one
         own[name] = value
+        Module.last_write = next(_writes)
         if listed:
             _forget_walks()
 
@@ -260,6 +266,7 @@ class Module:
         """Training mode (dropout active) for the whole tree; returns the module."""
         for module in self.modules():
             module.__dict__["training"] = mode
+        Module.last_write = next(_writes)
         return self
 
     def eval(self) -> Module:
