@@ -1,5 +1,7 @@
 """Task kernels: each task runs once, arguments of all kinds arrive, a failure in the pool is raised."""
 
+import itertools
+
 import numba
 import numpy as np
 import pytest
@@ -44,7 +46,7 @@ def _next(task, tasks, x, y):
 def _chain(size, length):
     """Arrays, and launches in each of which a task reads what other tasks of the launch before have written."""
     arrays = [np.zeros(size) for _ in range(length + 1)]
-    pairs = zip(arrays, arrays[1:], strict=False)
+    pairs = itertools.pairwise(arrays)
     return arrays, [_next.prepared(np.float64, 1 + i % 7, pair) for i, pair in enumerate(pairs)]
 
 
