@@ -339,8 +339,9 @@ class Launch(NamedTuple):
 
 
 class Launches:
-    """Launches in their order, each of which waits for the one before, as one call. Those of one task run in the
-    calling thread."""
+    """Launches in their order, each of which waits for the one before, as one call; by the calling thread alone if all
+    are of one task.
+    """
 
     def __init__(self, launches: Iterable[Launch]) -> None:
         launches = list(launches)
@@ -348,16 +349,12 @@ class Launches:
         rows = [(one.entry, one.frame.ctypes.data, one.tasks) for one in launches]
         self._table = np.array(rows, np.int64).reshape(-1, 3)
         self._most = int(self._table[:, 2].max(initial=1))
-        self._progress = np.empty((0, 0), np.int64)
 
     def run(self) -> None:
         """Do them all. Raises MemoryError if a kernel got no memory for its workspace."""
         members = 1 if _forked else min(self._most, get_num_threads())
-        if self._progress.shape[1] <= members:
-            self._progress = np.empty((len(self._table), (members // WORDS + 1) * WORDS), np.int64)
-        self._progress.fill(0)
-        walk = _walk if members > 1 else functools.partial(_share, member=0)
-        if walk(self._table, self._progress, members=members):
+        progress = np.zeros((len(self._table), (members // WORDS + 1) * WORDS), np.int64)
+        if _walk(self._table, progress, members) if members > 1 else _share(self._table, progress, 0, 1):
             raise MemoryError("no memory for a kernel's workspace")
 
 
