@@ -1,9 +1,7 @@
 """Passes over many arrays: the gradients' global norm, clipping and scaling in place, checks for infinities and NaN.
 
-All arrays of one dtype are one launch over a list of chunks. A block sums the squares of its chunk in the array's
-dtype, and one block adds the chunks' sums up in float64. Both do so in an order that depends on the arrays' sizes
-alone. A chunk whose squares leave float32's range is summed again, scaled by a power of 2, so the norm has float64's
-range.
+All arrays of one dtype are one launch over a list of chunks. A block sums the squares of its chunk in float64, and
+``fold`` adds the chunks' sums, in an order that depends on the arrays' sizes alone.
 
 ``clip_`` and ``unscale_`` leave their results on the device, so the host need not wait for them.
 
@@ -20,82 +18,45 @@ import numpy as np
 from minigrad.plain_kernels.optimizers import writable
 
 from . import elementwise
-from .optimizers.multi_tensor import POINTERS, REALS, Cut, block_of, chunk_of
+from .optimizers.multi_tensor import POINTERS, REALS, Cut, chunk_of
 from .platform import memory, recording
 from .platform.array import Array, contiguous, empty, to_host, zeros
-from .platform.toolbox import FULL_WARP, Kernel, cuda, kernel, math
+from .platform.toolbox import Kernel, cuda, kernel
 from .platform.upload import Upload
-from .ptx.fours import fours
+from .pointwise.pointwise import Pointwise, floating
+from .pointwise.rules import rule
+from .ptx.fours import each, fours
 from .rowwise.collective import block_sum
+from .rowwise.fold import fold
 
 NORM_CHUNK = 8192  # elements of one partial sum
-SMALL_SUM, LARGE_SUM = 2.0**-80, 2.0**120  # sums of float32 squares between these lost nothing to the range
-UP, DOWN = 2.0**100, 2.0**-80  # the factors of chunks whose sums are not
 REMEMBERED = 16  # lists of sizes that a thread remembers
 
 
-def _kernels(real: Any) -> tuple[Kernel, Kernel, Kernel]:
+def _kernels(real: Any) -> tuple[Kernel, Kernel]:
     word, pointer, itemsize = real.__name__, POINTERS[real], np.dtype(real).itemsize
-    may_leave = real is np.float32
     load, _, store = fours(itemsize)
+    widened: Any = each(np.float64)
 
-    def four_squares(a, b, c, d):
-        return (a * a + b * b) + (c * c + d * d)
-
-    def sum_of_chunk(x, n, aligned, factor, partial):
-        """Thread by thread four neighbours at a time, whether or not one access fetches them."""
-        total = real(0)
+    @kernel("int64* x2, int32*, float64*, int32", registers=32, vector_loads=True, of=word)
+    def squares(addresses, sizes, chunks, sums, length):
+        """``sums`` (chunks,). Thread by thread four neighbours at a time, whether or not one access fetches them."""
+        partial = cuda.shared.array(32, np.float64)
+        tensor, first, n = chunk_of(chunks, sizes, length)
+        address = addresses[tensor] + first * itemsize
+        x, total = pointer(address), np.float64(0)
         i = cuda.threadIdx.x * 4
         while i + 4 <= n:
-            v = load(x, i) if aligned else (x[i], x[i + 1], x[i + 2], x[i + 3])
-            total += four_squares(v[0] * factor, v[1] * factor, v[2] * factor, v[3] * factor)
+            v = widened(load(x, i) if address & 15 == 0 else (x[i], x[i + 1], x[i + 2], x[i + 3]))
+            total += (v[0] * v[0] + v[1] * v[1]) + (v[2] * v[2] + v[3] * v[3])
             i += cuda.blockDim.x * 4
         i = n - n % 4 + cuda.threadIdx.x
         if i < n:
-            value = x[i] * factor
+            value = np.float64(x[i])
             total += value * value
-        # All have the same sum; of one lane, a compiler sees it, too.
-        return cuda.shfl_sync(FULL_WARP, block_sum(total, partial), 0)
-
-    @kernel(f"int64* x2, int32*, {word}*, int32", registers=32, vector_loads=True, of=word)
-    def squares(addresses, sizes, chunks, sums, length):
-        """``sums`` (chunks, 2): the sum of the squares of f x, and f."""
-        partial = cuda.shared.array(32, real)
-        tensor, first, n = chunk_of(chunks, sizes, length)
-        address = addresses[tensor] + first * itemsize
-        x, aligned, factor = pointer(address), address & 15 == 0, real(1)
-        total = sum_of_chunk(x, n, aligned, factor, partial)
-        if may_leave and not (real(SMALL_SUM) < total < real(LARGE_SUM)):
-            factor = real(UP) if total <= real(SMALL_SUM) else real(DOWN)
-            total = sum_of_chunk(x, n, aligned, factor, partial)
+        total = block_sum(total, partial)
         if cuda.threadIdx.x == 0:
-            sums[2 * cuda.blockIdx.x] = total
-            sums[2 * cuda.blockIdx.x + 1] = factor
-
-    @kernel(f"{word}*, int64, float64*, float32*, int32, float64 x2", threads=1024, registers=32, of=word)
-    def total(sums, n, result, narrow, more, max_norm, eps):
-        """``result``: the sum of squares, the norm, the factor of clipping; ``more``: added to what is there.
-
-        ``narrow``: the factor in float32. One block.
-        """
-        partial = cuda.shared.array(32, np.float64)
-        added = np.float64(0)
-        i = np.int64(cuda.threadIdx.x)
-        while i < n:
-            factor = np.float64(sums[2 * i + 1])
-            added += np.float64(sums[2 * i]) / (factor * factor)
-            i += cuda.blockDim.x
-        added = block_sum(added, partial)
-        if cuda.threadIdx.x == 0:
-            if more:
-                added += result[0]
-            norm, clip = math.sqrt(added), np.float64(1)
-            if norm > max_norm and norm < np.float64(np.inf):
-                clip = max_norm / (norm + eps)
-            result[0] = added
-            result[1] = norm
-            result[2] = clip
-            narrow[0] = np.float32(clip)
+            sums[cuda.blockIdx.x] = total
 
     def is_bad(x):
         return x - x != real(0)
@@ -129,10 +90,17 @@ def _kernels(real: Any) -> tuple[Kernel, Kernel, Kernel]:
             if bad and checks:
                 found[0] = 1  # whoever writes, writes the same
 
-    return squares, total, scale
+    return squares, scale
+
+
+@rule
+def _clipping(real):
+    one, infinity = real(1), real(np.inf)
+    return lambda norm, limit, eps: limit / (norm + eps) if norm > limit and norm < infinity else one
 
 
 _KERNELS = {np.dtype(real): _kernels(real) for real in REALS}
+_CLIPPING = Pointwise("clipping", _clipping, floating, 3, eager=("float64", "float64 to float32"), lazy=())
 
 
 # Launchers ------------------------------------------------------------------------------------------------------------
@@ -163,19 +131,17 @@ class _Pass:
 
     def __init__(self, arrays: Sequence[Array], factor: float | np.ndarray = 1.0) -> None:
         self.dtype = arrays[0].dtype
-        self.squares, self.total, self.scaling = _KERNELS[self.dtype]
+        self.squares, self.scaling = _KERNELS[self.dtype]
         self.cut, upload = _plan(arrays)
         pointers = np.array([array.pointer for array in arrays], np.int64)
         factors = factor if isinstance(factor, np.ndarray) else np.array([factor], np.float64)
         self.addresses, self.factor = upload.send(pointers, recording.mapped(factors, lambda f: f.astype(self.dtype)))
 
-    def add_squares(self, result: Array, narrow: Array, more: bool, max_norm: float, eps: float) -> None:
-        """Add the squares to ``result`` (3,); ``more``: to what is there."""
-        cut, sums = self.cut, empty((self.cut.count, 2), self.dtype, result.device)
+    def add_squares(self, sums: Array) -> None:
+        """The chunks' sums of squares, into float64 (chunks,)."""
+        cut = self.cut
         arguments = self.addresses, cut.device_sizes, cut.chunks, sums, cut.length
         self.squares.launch(cut.count, *arguments, threads=cut.threads(4))
-        threads = block_of(cut.count, 1024)
-        self.total.launch(1, sums, cut.count, result, narrow, int(more), max_norm, eps, threads=threads)
 
     def scale(self, factor: Array, found: Array | None, writes: bool) -> None:
         """Multiply by ``factor`` (1,); raise the flag ``found`` (1,) where something is infinite or NaN."""
@@ -203,12 +169,14 @@ def _groups(arrays: Iterable[Array], writer: str = "") -> tuple[list[list[Array]
     return list(groups.values()), copies
 
 
-def _norm(passes: list[_Pass], device: int, max_norm: float, eps: float) -> tuple[Array, Array]:
-    """float64 (sum of squares, norm, factor), and the factor in float32."""
-    result, narrow = empty(3, np.float64, device), empty(1, np.float32, device)
-    for position, one in enumerate(passes):
-        one.add_squares(result, narrow, position > 0, max_norm, eps)
-    return result, narrow
+def _squares(passes: list[_Pass], device: int) -> Array:
+    """The sum of all squares, float64 (1,)."""
+    count = sum(one.cut.count for one in passes)
+    sums, start = empty(count, np.float64, device), 0
+    for one in passes:
+        one.add_squares(sums[start : start + one.cut.count])
+        start += one.cut.count
+    return fold("sum", sums, 1, count, 1, sums.dtype)
 
 
 def sum_of_squares(arrays: Iterable[Array]) -> float:
@@ -219,8 +187,7 @@ def sum_of_squares(arrays: Iterable[Array]) -> float:
     groups, _ = _groups(arrays)
     if not groups:
         return 0.0
-    result, _ = _norm([_Pass(group) for group in groups], groups[0][0].device, np.inf, 0.0)
-    return float(to_host(result)[0])
+    return float(to_host(_squares([_Pass(group) for group in groups], groups[0][0].device))[0])
 
 
 def scale_(arrays: Iterable[Array], factor: float) -> None:
@@ -241,15 +208,15 @@ def clip_(arrays: Iterable[Array], max_norm: float, eps: float) -> Array:
     arrays = list(arrays)
     groups, copies = _groups(arrays, "clip_")
     passes = [_Pass(group) for group in groups]
-    result, narrow = _norm(passes, groups[0][0].device, max_norm, eps)
+    norm = elementwise.sqrt(_squares(passes, groups[0][0].device))
     unique = {id(array): array for array in arrays}
     if len(unique) < len(arrays):
         groups, copies = _groups(unique.values(), "clip_")
         passes = [_Pass(group) for group in groups]
     for one in passes:
-        one.scale(narrow if one.dtype == np.float32 else result[2:], None, writes=True)
+        one.scale(_CLIPPING(norm, float(max_norm), float(eps), dtype=one.dtype), None, writes=True)
     _put_back(copies)
-    return result[1]
+    return norm.reshape(())
 
 
 def unscale_(arrays: Iterable[Array], inverse_scale: float) -> Array:
