@@ -35,7 +35,7 @@ def _element(real: Any) -> Callable[..., Any]:
     product = PRODUCTS[real]
 
     def element(row, p, g, m, v):
-        decay, weight, beta2, one_minus_beta2, step_size, root, eps, l2 = row
+        decay, weight, beta2, one_minus_beta2, step_size, root, eps, l2, _ = row
         if l2 != real(0):
             g = g + product(l2, p)
         difference = g - m

@@ -24,7 +24,9 @@ from typing import Any
 
 import numpy as np
 
-from .optimizers.multi_tensor import POINTERS, PRODUCTS, REALS, Table, block_of, chunk_of, row_of
+from .optimizers.multi_tensor import (
+    POINTERS, PRODUCTS, REALS, ROW_LENGTH, Table, block_of, chunk_of, row_of, updater,
+)  # fmt: skip
 from .platform import recording
 from .platform.toolbox import Array, Kernel, cuda, empty, kernel, math
 from .rowwise.collective import block_sum
@@ -38,8 +40,11 @@ SCALARS = ("lr", "weight_decay", "beta1", "beta2", "correction", "root", "eps", 
 
 def _ratios(real: Any) -> Kernel:
     @kernel(f"float64*, int64*, float64*, {real.__name__}*", registers=32, of=real.__name__)
-    def ratios(sums, starts, limits, steps):
-        """``starts`` (tensors + 1): the tensors' first chunks; ``limits`` (tensors, 2): lr and max_trust_ratio."""
+    def ratios(sums, starts, limits, scalars):
+        """``starts`` (tensors + 1): the tensors' first chunks; ``limits`` (tensors, 2): lr and max_trust_ratio.
+
+        The first number of each row of ``scalars`` becomes lr times the ratio.
+        """
         partial = cuda.shared.array(32, np.float64)
         tensor = cuda.blockIdx.x
         of_p, of_u = np.float64(0), np.float64(0)
@@ -55,31 +60,24 @@ def _ratios(real: Any) -> Kernel:
             if ratio > limits[2 * tensor + 1]:
                 ratio = limits[2 * tensor + 1]
         if cuda.threadIdx.x == 0:
-            steps[tensor] = real(limits[2 * tensor] * ratio)
+            scalars[ROW_LENGTH * tensor] = real(limits[2 * tensor] * ratio)
 
     return ratios
 
 
 def _lamb(real: Any, lamb: bool) -> tuple[Kernel, Kernel]:
-    """``lamb``: with v in the table. Rows of the kernels: weight_decay, beta1, 1 - beta1, beta2, 1 - beta2, correction,
-    root, eps."""
+    """``lamb``: with v in the table."""
     pointer, product = POINTERS[real], PRODUCTS[real]
     columns, itemsize = 3 if lamb else 2, np.dtype(real).itemsize
     name, word = "lamb" if lamb else "lars", real.__name__
     most = {(False, 4): 32, (False, 8): 40, (True, 4): 48, (True, 8): 64}[lamb, itemsize]
 
     def direction(row, p, m, v):
-        if lamb:
-            return m / row[5] / (math.sqrt(v) / row[6] + row[7]) + product(row[0], p)
-        return m
+        _, weight_decay, _, _, _, _, correction, root, eps = row
+        return m / correction / (math.sqrt(v) / root + eps) + product(weight_decay, p) if lamb else m
 
-    def arrays_of(addresses, tensor, first):
-        p = addresses[tensor * columns] + first * itemsize
-        m = addresses[tensor * columns + 1] + first * itemsize
-        v = m
-        if lamb:
-            v = addresses[tensor * columns + 2] + first * itemsize
-        return pointer(p), pointer(m), pointer(v)
+    def descend(row, p, unused, m, v):
+        return p - product(row[0], direction(row, p, m, v)), m, v
 
     @kernel(f"int64* x3, int32*, {word}*, float64*, int32", registers=most, name=f"{name}_moments_{word}")
     def moments(addresses, sizes, grads, chunks, scalars, sums, length):
@@ -87,19 +85,21 @@ def _lamb(real: Any, lamb: bool) -> tuple[Kernel, Kernel]:
         partial = cuda.shared.array(32, np.float64)
         tensor, first, n = chunk_of(chunks, sizes, length)
         row = row_of(scalars, tensor)
-        p, m, v = arrays_of(addresses, tensor, first)
-        g = pointer(grads[tensor] + first * itemsize)
+        _, weight_decay, beta1, rest1, beta2, rest2, _, _, _ = row
+        start = first * itemsize
+        p, m = pointer(addresses[tensor * columns] + start), pointer(addresses[tensor * columns + 1] + start)
+        g, v = pointer(grads[tensor] + start), pointer(addresses[tensor * columns + columns - 1] + start)
         of_p, of_u = np.float64(0), np.float64(0)
         i = cuda.threadIdx.x
         while i < n:
             p_one, g_one, m_one = p[i], g[i], m[i]
             v_one = m_one
             if lamb:
-                m_one = product(row[1], m_one) + product(row[2], g_one)
-                v_one = product(row[3], v[i]) + product(product(row[4], g_one), g_one)
+                m_one = product(beta1, m_one) + product(rest1, g_one)
+                v_one = product(beta2, v[i]) + product(product(rest2, g_one), g_one)
                 v[i] = v_one
             else:
-                m_one = product(row[1], m_one) + product(row[2], g_one + product(row[0], p_one))
+                m_one = product(beta1, m_one) + product(rest1, g_one + product(weight_decay, p_one))
             m[i] = m_one
             u = np.float64(direction(row, p_one, m_one, v_one))
             of_p += np.float64(p_one) * np.float64(p_one)
@@ -110,18 +110,7 @@ def _lamb(real: Any, lamb: bool) -> tuple[Kernel, Kernel]:
             sums[2 * cuda.blockIdx.x] = of_p
             sums[2 * cuda.blockIdx.x + 1] = of_u
 
-    @kernel(f"int64* x2, int32*, {word}* x2, int32", registers=32, name=f"{name}_step_{word}")
-    def descend(addresses, sizes, chunks, scalars, steps, length):
-        tensor, first, n = chunk_of(chunks, sizes, length)
-        row = row_of(scalars, tensor)
-        p, m, v = arrays_of(addresses, tensor, first)
-        i = cuda.threadIdx.x
-        while i < n:
-            p_one = p[i]
-            p[i] = p_one - product(steps[tensor], direction(row, p_one, m[i], v[i]))
-            i += cuda.blockDim.x
-
-    return moments, descend
+    return moments, updater(f"{name}_step", word, 1 + lamb, descend, most, writes=0)
 
 
 _RATIOS = {np.dtype(real): _ratios(real) for real in REALS}
@@ -137,21 +126,19 @@ def step(table: Table, grads: Sequence[Array], scalars: np.ndarray) -> None:
     cut = table.cut
     if not cut.count:
         return
-    rows, ends = (
-        recording.mapped(scalars, _rows),
-        recording.mapped(scalars, lambda s: np.ascontiguousarray(s[:, [0, 7]])),
-    )
-    addresses, rows_there, limits = table.send(grads, rows, ends)
+    limits = recording.mapped(scalars, lambda s: np.ascontiguousarray(s[:, [0, 7]]))
+    addresses, rows, limits = table.send(grads, recording.mapped(scalars, _rows), limits)
     sums = empty((cut.count, 2), np.float64, table.device)
-    steps = empty(len(grads), table.dtype, table.device)
     (moments, descend), threads = _KERNELS[table.dtype, table.states], cut.threads(4)
-    arrays = table.addresses, cut.device_sizes
-    moments.launch(cut.count, *arrays, addresses, cut.chunks, rows_there, sums, cut.length, threads=threads)
+    arrays = table.addresses, cut.device_sizes, addresses, cut.chunks, rows
+    moments.launch(cut.count, *arrays, sums, cut.length, threads=threads)
     most = ceil_div(max(cut.sizes), cut.length)
-    _RATIOS[table.dtype].launch(len(grads), sums, cut.starts, limits, steps, threads=block_of(most))
-    descend.launch(cut.count, *arrays, cut.chunks, rows_there, steps, cut.length, threads=threads)
+    _RATIOS[table.dtype].launch(len(grads), sums, cut.starts, limits, rows, threads=block_of(most))
+    descend.launch(cut.count, *arrays, cut.length, threads=threads)
 
 
 def _rows(scalars: np.ndarray) -> np.ndarray:
-    _, weight_decay, beta1, beta2, correction, root, eps, _ = scalars.T
-    return np.stack([weight_decay, beta1, 1.0 - beta1, beta2, 1.0 - beta2, correction, root, eps], axis=1)
+    """Rows of the kernels: lr (which becomes the step), weight_decay, beta1, 1 - beta1, beta2, 1 - beta2, correction,
+    root, eps."""
+    lr, weight_decay, beta1, beta2, correction, root, eps, _ = scalars.T
+    return np.stack([lr, weight_decay, beta1, 1.0 - beta1, beta2, 1.0 - beta2, correction, root, eps], axis=1)

@@ -31,7 +31,7 @@ def _sgd(real: Any, states: int) -> Kernel:
     product = PRODUCTS[real]
 
     def descend(row, p, g, b, unused):
-        lr, weight_decay, keep, take, momentum, nesterov, _, _ = row
+        lr, weight_decay, keep, take, momentum, nesterov, _, _, _ = row
         if weight_decay != real(0):
             g = g + product(weight_decay, p)
         direction = g

@@ -34,11 +34,11 @@ from ..ptx.fours import fours
 from ..rowwise.rows import ceil_div
 
 CHUNK = 4096  # elements: 16 for each thread, and a million of them are enough blocks for a card
-ROW_LENGTH = 8  # numbers in a row of scalars, as the kernels get it
+ROW_LENGTH = 9  # numbers in a row of scalars, as the kernels get it
 REALS = (np.float32, np.float64)
 HALVES = ("bfloat16", "float16")
 
-Scalars = tuple[Any, Any, Any, Any, Any, Any, Any, Any]
+Scalars = tuple[Any, Any, Any, Any, Any, Any, Any, Any, Any]
 
 
 POINTERS: dict[Any, Any] = {np.float32: ptx.pointer_float32, np.float64: ptx.pointer_float64}
@@ -51,8 +51,8 @@ def row_of(scalars: Any, tensor: Any) -> Scalars:
     """The row of scalars of a tensor."""
     i = tensor * ROW_LENGTH
     return (
-        scalars[i], scalars[i + 1], scalars[i + 2], scalars[i + 3],
-        scalars[i + 4], scalars[i + 5], scalars[i + 6], scalars[i + 7],
+        scalars[i], scalars[i + 1], scalars[i + 2], scalars[i + 3], scalars[i + 4],
+        scalars[i + 5], scalars[i + 6], scalars[i + 7], scalars[i + 8],
     )  # fmt: skip
 
 
@@ -63,18 +63,20 @@ def chunk_of(chunks: Any, sizes: Any, length: Any) -> Any:
     return tensor, first, np.int32(min(np.int64(length), sizes[tensor] - first))
 
 
-def updater(name: str, word: str, states: int, update: Callable[..., Any], registers: int) -> Kernel:
+def updater(
+    name: str, word: str, states: int, update: Callable[..., Any], registers: int, writes: int = 2
+) -> Kernel:
     """The kernel of one optimizer, for gradients of dtype ``word``; where that is a half dtype, it writes weights too.
 
     ``update(row, p, g, s, t)``: new (p, s, t) of one element, where s and t are its states; ``states`` is how
-    many it has, 0 to 2. The others have any value and go nowhere.
+    many it has, 0 to 2. The others have any value and go nowhere. Only the first ``writes`` states are written.
     """
     half = word in HALVES
     real = np.float32 if half else np.dtype(word).type
     pointer = POINTERS[real]
     pointer_half = ptx.pointer_uint16 if half else pointer
     itemsize, half_size = np.dtype(real).itemsize, 2 if half else np.dtype(real).itemsize
-    columns, ends = 1 + states + half, 4 * half_size - 1 & 15
+    columns, ends, written = 1 + states + half, 4 * half_size - 1 & 15, min(states, writes)
     widen, narrow = element_conversions(word)
     load, _, store = fours(itemsize)
     load_half, _, store_half = fours(half_size)
@@ -106,9 +108,9 @@ def updater(name: str, word: str, states: int, update: Callable[..., Any], regis
                 p2, s2, t2 = update(row, a[2], widen(d[2]), b[2], c[2])
                 p3, s3, t3 = update(row, a[3], widen(d[3]), b[3], c[3])
                 store(p, i, (p0, p1, p2, p3))
-                if states > 0:
+                if written > 0:
                     store(s, i, (s0, s1, s2, s3))
-                if states > 1:
+                if written > 1:
                     store(t, i, (t0, t1, t2, t3))
                 if half:
                     store_half(w, i, (narrow(p0), narrow(p1), narrow(p2), narrow(p3)))
@@ -117,9 +119,9 @@ def updater(name: str, word: str, states: int, update: Callable[..., Any], regis
         while i < n:
             p_one, s_one, t_one = update(row, p[i], widen(g[i]), s[i], t[i])
             p[i] = p_one
-            if states > 0:
+            if written > 0:
                 s[i] = s_one
-            if states > 1:
+            if written > 1:
                 t[i] = t_one
             if half:
                 w[i] = narrow(p_one)
