@@ -1,11 +1,11 @@
-"""The sum of n float32 values in five steps, each a few lines from the one before; ``fold`` uses the last.
+"""The sum of n float32 values in five steps, each a few lines from the one before; the last is ``rowwise/fold.py``.
 
 1. ``one_thread``: adds them one after the other. One load is under way at a time, and the error grows with n.
 2. ``tree``: each thread of a block brings a value; half of the threads add the other half's, then a quarter, ... There
    is one barrier for each of 8 halvings, and half of the threads only load.
 3. ``add_while_loading``: each thread brings the sum of two values, so half as many blocks do the same work.
 4. ``shuffles``: below 32 values a warp exchanges registers: no shared memory, no barrier.
-5. ``grid_stride``: a thread adds many values before anything is exchanged, 4 in each 128-bit load.
+5. ``fold``: a thread adds many values before anything is exchanged, 4 in each 128-bit load.
 
 A launch leaves a sum for each block in y; the next one adds those. No step uses atomics: the order is fixed.
 """
@@ -15,12 +15,11 @@ from typing import Any
 import numpy as np
 
 from ..platform.toolbox import Array, Kernel, cuda, empty, kernel
-from ..ptx import ptx
-from ..rowwise.collective import block_sum, warp_sum
+from ..rowwise.collective import warp_sum
+from ..rowwise.fold import FOLDS, fold
 from ..rowwise.rows import ceil_div
 
 THREADS = 256
-BLOCKS = 1024  # of ``grid_stride``, at most
 
 
 @kernel("float32* x2, int64", threads=1, registers=40)
@@ -83,37 +82,21 @@ def shuffles(x: Any, y: Any, n: Any) -> None:
         y[cuda.blockIdx.x] = total
 
 
-@kernel("float32* x2, int64", registers=32, vector_loads=True)
-def grid_stride(x: Any, y: Any, n: Any) -> None:
-    """y[b] = the sum of every gridDim-th group of 1024 values; x is aligned to 16 bytes."""
-    of_warps = cuda.shared.array(32, np.float32)
-    total = np.float32(0)
-    i = np.int64(cuda.grid(1)) * 4
-    while i + 4 <= n:
-        v = ptx.load_constant4(x, i)
-        total += (v[0] + v[1]) + (v[2] + v[3])
-        i += cuda.gridsize(1) * 4
-    while i < n:  # the last 1 to 3 values are one thread's
-        total += x[i]
-        i += 1
-    total = block_sum(total, of_warps)
-    if cuda.threadIdx.x == 0:
-        y[cuda.blockIdx.x] = total
-
-
-LADDER: tuple[tuple[Kernel, int], ...] = (  # and how many values a block adds
+LADDER: tuple[tuple[Kernel, int], ...] = (  # and how many values a block adds; ``fold`` decides that itself
     (one_thread, 0),
     (tree, THREADS),
     (add_while_loading, 2 * THREADS),
     (shuffles, 2 * THREADS),
-    (grid_stride, 4 * THREADS),
+    (FOLDS["sum", "float32", "float32"].rows, 0),
 )
 
 
 def reduce(step: int, x: Array) -> Array:
     """The sum of contiguous float32 x, (1,), by step 1 to 5."""
+    if step == len(LADDER):
+        return fold("sum", x, 1, x.size, 1, x.dtype)
     chosen, per_block = LADDER[step - 1]
-    blocks = min(max(ceil_div(x.size, per_block), 1), BLOCKS if chosen is grid_stride else 1 << 30) if per_block else 1
+    blocks = max(ceil_div(x.size, per_block), 1) if per_block else 1
     y = empty(blocks, x.dtype, x.device)
     chosen.launch(blocks, x, y, x.size)
     return y if blocks == 1 else reduce(step, y)

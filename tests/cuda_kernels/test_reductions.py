@@ -247,6 +247,3 @@ def test_ladder_of_softmax(step, order):
     for shape in ((3, 5), (2, 140)):
         x = normal(*shape)
         same([ladder_softmax.softmax(step, from_host(x))], [plain.softmax.forward(x, 1)])
-    if step == 4:
-        with pytest.raises(ValueError, match="at most 2048 values in registers, got 2049"):
-            ladder_softmax.softmax(step, from_host(normal(1, 2049)))
