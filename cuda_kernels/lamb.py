@@ -24,9 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from .optimizers.multi_tensor import (
-    POINTERS, PRODUCTS, REALS, ROW_LENGTH, Table, block_of, chunk_of, row_of, updater,
-)  # fmt: skip
+from .optimizers.multi_tensor import POINTERS, PRODUCTS, REALS, ROW_LENGTH, Table, block_of, chunk_of, row_of, updater
 from .platform import recording
 from .platform.toolbox import Array, Kernel, cuda, empty, kernel, math
 from .rowwise.collective import block_sum

@@ -63,9 +63,7 @@ def chunk_of(chunks: Any, sizes: Any, length: Any) -> Any:
     return tensor, first, np.int32(min(np.int64(length), sizes[tensor] - first))
 
 
-def updater(
-    name: str, word: str, states: int, update: Callable[..., Any], registers: int, writes: int = 2
-) -> Kernel:
+def updater(name: str, word: str, states: int, update: Callable[..., Any], registers: int, writes: int = 2) -> Kernel:
     """The kernel of one optimizer, for gradients of dtype ``word``; where that is a half dtype, it writes weights too.
 
     ``update(row, p, g, s, t)``: new (p, s, t) of one element, where s and t are its states; ``states`` is how
