@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 
 from . import comparison, elementwise
-from .platform.array import Array, empty, full
+from .platform.array import Array, copy, empty, full
 from .platform.array import expand as expand
 from .rowwise.scan import iota
 from .rowwise.strided_copy import copy_into as copy_into
@@ -55,28 +55,22 @@ def flip(x: Array, axes: tuple[int, ...]) -> Array:
 
 def roll(x: Array, shifts: tuple[int, ...], axes: tuple[int, ...]) -> Array:
     """A copy with the elements moved on by the shifts along the axes; what leaves at the end comes in at the start."""
-    total = [0] * x.ndim
+    y = x
     for shift, axis in zip(shifts, axes, strict=True):
-        total[axis] += shift
-    y = empty(x.shape, x.dtype, x.device)
-    moved = []  # for each axis: (where in y, what of x)
-    for n, shift in zip(x.shape, total, strict=True):
-        k = shift % n if n else 0
-        moved.append([(ALL, ALL)] if not k else [(slice(k, None), slice(n - k)), (slice(k), slice(n - k, None))])
-    for pieces in itertools.product(*moved):
-        copy_into(y[tuple(to for to, _ in pieces)], x[tuple(source for _, source in pieces)])
-    return y
+        n = x.shape[axis]
+        if n and shift % n:
+            first, last = split(y, (n - shift % n, shift % n), axis)
+            y = cat((last, first), axis)
+    return copy(x) if y is x else y
 
 
 def tile(x: Array, repeats: tuple[int, ...]) -> Array:
     """Copies of ``x`` side by side, ``repeats`` of them along each axis; there may be more repeats than axes."""
     ndim = max(x.ndim, len(repeats))
-    sizes, strides = (1,) * (ndim - x.ndim) + x.shape, (0,) * (ndim - x.ndim) + x.strides
-    repeats = (1,) * (ndim - len(repeats)) + tuple(repeats)
-    y = empty(tuple(m * n for m, n in zip(repeats, sizes, strict=True)), x.dtype, x.device)
-    pairs = tuple(m for pair in zip(repeats, sizes, strict=True) for m in pair)
-    copy_into(y.reshape(pairs), x.view(pairs, tuple(s for stride in strides for s in (0, stride))))
-    return y
+    sizes, repeats = (1,) * (ndim - x.ndim) + x.shape, (1,) * (ndim - len(repeats)) + tuple(repeats)
+    apart = x.reshape(tuple(n for size in sizes for n in (1, size)))
+    pairs = tuple(n for pair in zip(repeats, sizes, strict=True) for n in pair)
+    return copy(expand(apart, pairs)).reshape(tuple(m * n for m, n in zip(repeats, sizes, strict=True)))
 
 
 def pad(x: Array, widths: tuple[tuple[int, int], ...], value: float) -> Array:
