@@ -28,42 +28,19 @@ from ..platform.memory import TENSOR_CORES
 from ..platform.toolbox import Array, Kernel, cuda, kernel
 from ..pointwise.conversion import conversions
 from ..ptx import ptx
-from ..rowwise.collective import warp_sum
 from .attention_rows import Arrays, passes, steps_of
-from .flash_tensor_core import SIDE, THREADS, aligned, products, tile_functions
+from .flash_tensor_core import SIDE, THREADS, aligned, products, row_sum, tile_functions
 
 f32: type[np.float32] = np.float32
 
 
-def _delta(word: str) -> Kernel:
-    widen, _ = conversions(word)
-
-    @kernel(f"float32*, {word}* x2, int32 x4, int64 x6", threads=128, registers=32, capability=TENSOR_CORES, of=word)
-    def delta(dots, dy, y, H, T, D, n, dy_b, dy_h, dy_t, y_b, y_h, y_t):
-        """dots (B, H, T) = dy . y, a warp for each row."""
-        row = np.uint32(np.uint32(cuda.blockIdx.x) * np.uint32(4) + np.uint32(cuda.threadIdx.x >> 5))
-        if row < np.uint32(n):
-            outer = np.uint32(row // np.uint32(T))
-            t = np.int64(row - outer * np.uint32(T))
-            b = np.uint32(outer // np.uint32(H))
-            h = np.int64(outer - b * np.uint32(H))
-            dy_row = np.int64(b) * dy_b + h * dy_h + t * dy_t
-            y_row = np.int64(b) * y_b + h * y_h + t * y_t
-            total = f32(0)
-            lane = cuda.threadIdx.x % 32
-            for c in range(lane, D, 32):
-                total += widen(dy[dy_row + c]) * widen(y[y_row + c])
-            total = warp_sum(total)
-            if lane == 0:
-                dots[row] = total
-
-    return delta
-
-
 def _gradient(word: str, DMAX: int, keeps_keys: bool, height: int, in_registers: bool, registers: int) -> Kernel:
-    """``height``: rows of a tile of z. ``in_registers``: the fragments of x and x' stay there."""
+    """``height``: rows of a tile of z. ``in_registers``: the fragments of x and x' stay there.
+
+    The pass over the queries writes delta, which the one over the keys reads.
+    """
     pack, add_rows, add_columns = products(word)
-    _, narrow = conversions(word)
+    widen, narrow = conversions(word)
     swizzled, copy_kept = tile_functions(DMAX)
     _, copy_tile = tile_functions(DMAX, height)
     kept_bytes, tile_bytes = SIDE * DMAX * 2, height * DMAX * 2
@@ -72,14 +49,14 @@ def _gradient(word: str, DMAX: int, keeps_keys: bool, height: int, in_registers:
     scores, outputs = height // 2, DMAX // 2  # of a thread
 
     @kernel(
-        f"{word}* x6, float32* x2, int32 x6, float32 x2, int64 x12, int32 x2",
+        f"{word}* x7, float32* x2, int32 x6, float32 x2, int64 x15, int32 x2",
         threads=THREADS, registers=registers, resident=2, shared_bytes=2 * kept_bytes + 4 * tile_bytes,
         name=f"{'keys' if keeps_keys else 'queries'}_{word}_{DMAX}", capability=TENSOR_CORES,
         instructions=("HMMA", "LDSM", "LDGSTS", "MUFU.EX2"),
     )  # fmt: skip
     def gradient_tiles(
-        dx, dx2, x, x2, z, z2, lse, delta, Hq, H, Tq, Tk, D, causal, exponent, scale,
-        x_b, x_h, x_t, x2_b, x2_h, x2_t, z_b, z_h, z_t, z2_b, z2_h, z2_t, heads, tiles,
+        dx, dx2, x, x2, z, z2, y, lse, delta, Hq, H, Tq, Tk, D, causal, exponent, scale,
+        x_b, x_h, x_t, x2_b, x2_h, x2_t, z_b, z_h, z_t, z2_b, z2_h, z2_t, y_b, y_h, y_t, heads, tiles,
     ):  # fmt: skip
         memory = cuda.shared.array(0, np.float32, alignment=128)
         x_at = ptx.shared_address(memory, 0)
@@ -116,14 +93,23 @@ def _gradient(word: str, DMAX: int, keeps_keys: bool, height: int, in_registers:
         for i in range(outputs):
             sums[i] = f32(0)
             sums2[i] = f32(0)
-        row_lse, low_lse, row_delta, low_delta = f32(0), f32(0), f32(0), f32(0)
+        lses, deltas = cuda.local.array(2, np.float32), cuda.local.array(2, np.float32)  # of its two rows, 8 apart
         log2e = f32(1.4426950408889634)
-        if not keeps_keys:
-            place = np.int64(head) * Tq + mine
-            if mine < Tq:
-                row_lse, row_delta = lse[place] * log2e, delta[place]
-            if mine + 8 < Tq:
-                low_lse, low_delta = lse[place + 8] * log2e, delta[place + 8]
+        for side in range(2):
+            at_row, part = np.int32(mine + 8 * side), f32(0)
+            lses[side] = f32(0)
+            if not keeps_keys:
+                place = np.int64(head) * Tq + at_row
+                if at_row < Tq:
+                    lses[side] = lse[place] * log2e
+                    dy_row = np.int64(b) * x2_b + np.int64(h) * x2_h + np.int64(at_row) * x2_t
+                    y_row = np.int64(b) * y_b + np.int64(h) * y_h + np.int64(at_row) * y_t
+                    for c in range(lane & 3, D, 4):
+                        part += widen(x2[dy_row + c]) * widen(y[y_row + c])
+                part = row_sum(part)
+                if at_row < Tq and lane & 3 == 0:
+                    delta[place] = part
+            deltas[side] = part
         key, z_head = begin, h  # of the tile that is multiplied
         next_key, next_head = begin, h
         offset = np.int32(0)
@@ -167,23 +153,20 @@ def _gradient(word: str, DMAX: int, keeps_keys: bool, height: int, in_registers:
                     for e in range(2):
                         column = np.int32(key + 8 * j + (lane & 3) * 2 + e)
                         if keeps_keys:
-                            row_lse, row_delta = f32(0), f32(0)
+                            one_lse, one_delta = f32(0), f32(0)
                             if column < Tq:
                                 at_query = (np.int64(b) * Hq + z_head) * Tq + column
-                                row_lse, row_delta = lse[at_query] * log2e, delta[at_query]
-                            low_lse, low_delta = row_lse, row_delta
-                            seen = column < Tq and (not causal or mine <= column)
-                            low_seen = column < Tq and (not causal or mine + 8 <= column)
-                        else:
-                            seen = column < Tk and (not causal or column <= mine)
-                            low_seen = column < Tk and (not causal or column <= mine + 8)
-                        i = 4 * j + e
-                        p_row = ptx.exp2_approx(s[i] * exponent - row_lse) if seen else f32(0)
-                        p_low = ptx.exp2_approx(s[i + 2] * exponent - low_lse) if low_seen else f32(0)
-                        s[i] = p_row
-                        s[i + 2] = p_low
-                        ds[i] = p_row * (ds[i] - row_delta)
-                        ds[i + 2] = p_low * (ds[i + 2] - low_delta)
+                                one_lse, one_delta = lse[at_query] * log2e, delta[at_query]
+                        for side in range(2):
+                            i, at_row = 4 * j + 2 * side + e, np.int32(mine + 8 * side)
+                            if keeps_keys:
+                                seen = column < Tq and (not causal or at_row <= column)
+                                of_lse, of_delta = one_lse, one_delta
+                            else:
+                                seen = column < Tk and (not causal or column <= at_row)
+                                of_lse, of_delta = lses[side], deltas[side]
+                            p = ptx.exp2_approx(s[i] * exponent - of_lse) if seen else f32(0)
+                            s[i], ds[i] = p, p * (ds[i] - of_delta)
                 for i in range(pairs):
                     a = pack(ds, i)
                     for j in range(steps):
@@ -212,28 +195,22 @@ def _gradient(word: str, DMAX: int, keeps_keys: bool, height: int, in_registers:
 
 
 WORDS = ("bfloat16", "float16")
-DELTA = {word: _delta(word) for word in WORDS}
-# rows of a tile, whether fragments stay in registers, registers
-QUERIES = {
-    (word, DMAX): _gradient(word, DMAX, False, *budget)
-    for word in WORDS
-    for DMAX, budget in ((64, (64, True, 208)), (128, (32, True, 248)))
-}
-KEYS = {
-    (word, DMAX): _gradient(word, DMAX, True, *budget)
-    for word in WORDS
-    for DMAX, budget in ((64, (64, True, 248)), (128, (32, False, 248)))
-}
+# Of the passes over the queries and over the keys: rows of a tile, whether fragments stay in registers, registers.
+PASSES = [
+    {(word, DMAX): _gradient(word, DMAX, keeps_keys, *budget) for word in WORDS for DMAX, budget in budgets.items()}
+    for keeps_keys, budgets in (
+        (False, {64: (64, True, 208), 128: (32, True, 248)}),
+        (True, {64: (64, True, 248), 128: (32, False, 248)}),
+    )
+]
 
 
 def backward(grads: Arrays, delta: Array, inputs: Arrays, settings: tuple[Any, ...]) -> None:
     """``attention.backward``, as ``attention_rows.backward``; of what ``flash_tensor_core.forward`` takes."""
     (*sizes, _, _, _, scale, _), lse = settings, inputs[-1]
     *operands, y = (aligned(x) for x in inputs[:-1])
-    (_, Hq, Tq, D), n = y.shape, lse.size
-    kind = y.dtype.name, 64 if D <= 64 else 128
-    DELTA[kind[0]].launch(-(-n // 4), delta, operands[0], y, Hq, Tq, D, n, *steps_of(operands[0], y))
+    D, scales = y.shape[-1], (scale / python_math.log(2), scale)
+    kernels = [of[y.dtype.name, 64 if D <= 64 else 128] for of in PASSES]
     for i, results, sides, heads, rows in passes(grads, tuple(operands)):
-        tiles, scales = -(-rows // SIDE), (scale / python_math.log(2), scale)
-        arguments = *sizes, *scales, *steps_of(*sides), heads, tiles
-        (QUERIES, KEYS)[i][kind].launch(heads * tiles, *results, *sides, lse, delta, *arguments)
+        tiles, steps = -(-rows // SIDE), steps_of(*sides, y)
+        kernels[i].launch(heads * tiles, *results, *sides, y, lse, delta, *sizes, *scales, *steps, heads, tiles)
