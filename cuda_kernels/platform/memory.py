@@ -51,7 +51,7 @@ class Memory:
         if ending():  # of the interpreter: modules may be empty, nothing can be imported, and all memory goes anyway
             return
         if self.counted:
-            _usage(self.device).now -= self.counted
+            _now[self.device] -= self.counted
         if self.bytes is not None:
             if self.owner is self.bytes:
                 forget_simulated(self.pointer)
@@ -59,26 +59,14 @@ class Memory:
                 self.owner.take_back(self.pointer, self.bytes)  # the pool that it is of
 
 
-class Usage:
-    """Bytes that arrays of one device hold, and the most that they held."""
-
-    def __init__(self) -> None:
-        self.now: int = 0
-        self.peak: int = 0
-
-
-_usages: dict[int, Usage] = {}
-
-
-def _usage(device: int) -> Usage:
-    return _usages.get(device) or _usages.setdefault(device, Usage())
+_now: collections.Counter[int] = collections.Counter()  # bytes that arrays hold, by device
+_peak: collections.Counter[int] = collections.Counter()  # the most that they held
 
 
 def count(device: int, nbytes: int) -> None:
     """Count memory that is used from now on; a negative number, that is not used any more."""
-    usage = _usage(device)
-    usage.now += nbytes
-    usage.peak = max(usage.peak, usage.now)
+    _now[device] += nbytes
+    _peak[device] = max(_peak[device], _now[device])
 
 
 def allocate(nbytes: int, device: int) -> Memory:
@@ -107,7 +95,7 @@ def taken_from(pool: Callable[[int], Any], nbytes: int, device: int) -> Any:
 
 def new_simulated(nbytes: int, device: int) -> np.ndarray:
     """New bytes of the simulator's memory, which has their address from now on. Raises OutOfMemoryError."""
-    if _usage(device).now + nbytes > SIMULATED_BYTES:
+    if _now[device] + nbytes > SIMULATED_BYTES:
         raise _out_of_memory(nbytes, device)
     raw = np.full(nbytes + ALLOCATION_ALIGNMENT, simulated_memory.POISON, np.uint8)
     raw = raw[-raw.ctypes.data % ALLOCATION_ALIGNMENT :][:nbytes]
@@ -148,7 +136,7 @@ def _out_of_memory(nbytes: int, device: int) -> OutOfMemoryError:
     mib = 1 << 20
     return OutOfMemoryError(
         f"cuda:{device} is out of memory: {nbytes / mib:.1f} MiB were asked for; arrays hold "
-        f"{_usage(device).now / mib:.1f} MiB, the pool keeps {memory_reserved(device) / mib:.1f} MiB, and of the "
+        f"{_now[device] / mib:.1f} MiB, the pool keeps {memory_reserved(device) / mib:.1f} MiB, and of the "
         f"device's {total / mib:.0f} MiB {free / mib:.1f} MiB are free. A smaller batch or minigrad.checkpoint needs "
         "less; minigrad.cuda.empty_cache() returns what the pool keeps unused"
     )
@@ -236,40 +224,40 @@ def synchronize(device: int | None = None) -> None:
 
 def memory_allocated(device: int) -> int:
     """Bytes that arrays hold now."""
-    return _usage(device).now
+    return _now[device]
 
 
 def max_memory_allocated(device: int) -> int:
     """The most bytes that arrays held since the start or ``reset_peak_memory_stats``."""
-    return _usage(device).peak
+    return _peak[device]
 
 
 def reset_peak_memory_stats(device: int) -> None:
     """Count the peak from now on."""
-    _usage(device).peak = _usage(device).now
+    _peak[device] = _now[device]
 
 
 def memory_reserved(device: int) -> int:
     """Bytes that the pool has from the driver, used or not."""
     if SIMULATED:
-        return _usage(device).now
+        return _now[device]
     with on_device(device):
-        return int(cupy.get_default_memory_pool().total_bytes()) + _of_graphs.get(device, 0)
+        return int(cupy.get_default_memory_pool().total_bytes()) + _of_graphs[device]
 
 
-_of_graphs: dict[int, int] = {}  # bytes of the graphs' pools, by device
+_of_graphs: collections.Counter[int] = collections.Counter()  # bytes of the graphs' pools, by device
 
 
 def count_reserved(device: int, nbytes: int) -> None:
     """Count bytes of a graph's pool, all of them as used; a negative number when they are returned."""
-    _of_graphs[device] = _of_graphs.get(device, 0) + nbytes
+    _of_graphs[device] += nbytes
     count(device, nbytes)
 
 
 def mem_get_info(device: int) -> tuple[int, int]:
     """(free, total) bytes of the device."""
     if SIMULATED:
-        return SIMULATED_BYTES - _usage(device).now, SIMULATED_BYTES
+        return SIMULATED_BYTES - _now[device], SIMULATED_BYTES
     with on_device(device):
         free, total = cupy.cuda.runtime.memGetInfo()
     return int(free), int(total)
