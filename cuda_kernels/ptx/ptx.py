@@ -39,7 +39,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..platform.language import SIMULATED
+import numpy as np
+
+from ..platform.language import SIMULATED, libdevice
 
 if TYPE_CHECKING or SIMULATED:
     from . import ptx_twins as made
@@ -57,6 +59,23 @@ atomic_max, atomic_min = map(made.atomic, ("max", "min"))
 cp_async_wait0, cp_async_wait1 = map(made.waiter, (0, 1))
 mma_bfloat16, mma_float16, mma_tf32 = map(made.mma, ("bfloat16", "float16", "tf32"))
 pack_bfloat16, pack_float16 = map(made.packer, ("bfloat16", "float16"))
+
+
+def bfloat16_to_float(bits: Any) -> Any:
+    """uint16 bits of a bfloat16 as float32: its upper half."""
+    return libdevice.int_as_float(np.int32(np.uint32(bits) << np.uint32(16)))
+
+
+def float_to_bfloat16(x: Any) -> Any:
+    """The uint16 bits of float32 ``x`` rounded to bfloat16, in integers, for cards older than the instruction.
+
+    Half a unit less one, plus the bit that decides a tie, is added below the cut; NaN becomes the quiet one.
+    """
+    bits = np.uint32(libdevice.float_as_int(np.float32(x)))
+    upper = np.uint32(bits >> np.uint32(16))
+    if x != x:
+        return np.uint16(upper & np.uint32(0x8000) | np.uint32(0x7FC0))
+    return np.uint16(np.uint32(bits + np.uint32(0x7FFF) + (upper & np.uint32(1))) >> np.uint32(16))
 
 
 def adder(word: str) -> Any:

@@ -139,27 +139,6 @@ def float_to_float16(builder: Any, value: Any) -> Any:
     return builder.bitcast(builder.fptrunc(value, ir.HalfType()), I16)
 
 
-@conversion(types.float32, types.uint16)
-def bfloat16_to_float(builder: Any, value: Any) -> Any:
-    """uint16 bits of a bfloat16 as float32: its upper half."""
-    return builder.bitcast(builder.shl(builder.zext(value, I32), I32(16)), F32)
-
-
-@conversion(types.uint16, types.float32)
-def float_to_bfloat16(builder: Any, value: Any) -> Any:
-    """The uint16 bits of float32 ``x`` rounded to bfloat16, in integers, for cards older than the instruction.
-
-    Half a unit less one, plus the bit that decides a tie, is added below the cut; NaN becomes the quiet one.
-    """
-    bits = builder.bitcast(value, I32)
-    odd = builder.and_(builder.lshr(bits, I32(16)), I32(1))
-    rounded = builder.lshr(builder.add(bits, builder.add(I32(0x7FFF), odd)), I32(16))
-    sign = builder.and_(builder.lshr(bits, I32(16)), I32(0x8000))
-    quiet = builder.or_(sign, I32(0x7FC0))
-    is_nan = builder.fcmp_unordered("uno", value, value)
-    return builder.trunc(builder.select(is_nan, quiet, rounded), I16)
-
-
 def atomic(operation: str) -> Any:
     """An atomic read-modify-write of an element of signed integers in global memory."""
 

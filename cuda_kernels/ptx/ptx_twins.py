@@ -58,19 +58,9 @@ def float16_to_float(bits: Any) -> np.float32:
     return np.float32(np.uint16(bits).view(np.float16))
 
 
-def bfloat16_to_float(bits: Any) -> np.float32:
-    """uint16 bits of a bfloat16 as float32."""
-    return (np.uint32(bits) << np.uint32(16)).view(np.float32)
-
-
 def float_to_float16(x: Any) -> np.uint16:
     """The uint16 bits of float32 ``x`` rounded to float16."""
     return np.float16(np.float32(x)).view(np.uint16)
-
-
-def float_to_bfloat16(x: Any) -> np.uint16:
-    """The uint16 bits of float32 ``x`` rounded to bfloat16."""
-    return np.uint16(np.asarray(np.float32(x)).astype(ml_dtypes.bfloat16).view(np.uint16).item())
 
 
 def exp2_approx(x: Any) -> np.float32:
@@ -191,8 +181,8 @@ def mma(word: str) -> Callable[[Any, Any, Any], tuple[np.float32, ...]]:
 
 def packer(word: str) -> Callable[[Any, Any], np.uint32]:
     """Two float32 rounded to this dtype, in a register."""
-    rounded = {"bfloat16": float_to_bfloat16, "float16": float_to_float16}[word]
-    return lambda low, high: np.uint32(rounded(high)) << np.uint32(16) | np.uint32(rounded(low))
+    dtype = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}[word]
+    return lambda low, high: np.array([low, high], np.float32).astype(dtype).view(np.uint32)[0]
 
 
 def round_tf32(x: Any) -> np.uint32:
