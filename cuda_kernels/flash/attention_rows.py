@@ -1,8 +1,9 @@
-"""Attention with a thread for each row: small problems, and heads of any size.
+"""Attention row by row: small problems, heads of any size, and one more token to a cache.
 
-The formulas are those of ``attention.py``. A thread walks over the keys of its query (for dk and dv: the queries of its
-key) and keeps only the running maximum and sum; what it adds up over D columns lies in the result itself. This is
-the plain version of ``flash.py``, which computes the same on tiles.
+The formulas are those of ``attention.py``. Forward, a block has a query. It takes as many keys at a time as it has
+threads, and keeps the running maximum and sum. Backward, a thread has a query (for dk and dv: a key) and walks over the
+other side. What is added up over D columns lies in the result itself. This is the plain version of ``flash.py``, which
+computes the same on tiles.
 """
 
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from ..rowwise.collective import block_max, block_sum
 Arrays = tuple[Array, ...]
 # Hq, H, Tq, Tk, D; causal; threshold, seed and offset of dropout.
 SIZES = "int64 x5, int32, float32, uint64 x2"
-EXTENDERS = 128  # threads for a query that sees a whole cache
+SEERS = 128  # threads for a query at most
 THREE, TWO = np.uint64(3), np.uint64(2)
 
 
@@ -51,89 +52,70 @@ def dot(x: Any, i: Any, y: Any, j: Any, D: Any, zero: Any) -> Any:
     return s
 
 
-def _forward(real: Any) -> Kernel:
+def _forward(real: Any, extends: bool) -> Kernel:
+    """``extends``: a query sees first the keys in a cache, then the one new key of k, which goes there."""
     word = np.dtype(real).name
 
-    @kernel(f"{word}* x5, int64, {SIZES}, {word} x2, int64 x9", threads=128, registers=56, of=word)
+    @kernel(
+        f"{word}* x6, int64*, {SIZES}, {word} x2, int64 x10", threads=SEERS, registers=128, resident=4,
+        name=f"{'extend' if extends else 'forward'}_{word}",
+    )  # fmt: skip
     def forward(
-        y, lse, q, k, v, n, Hq, H, Tq, Tk, D, causal, threshold, seed, offset, scale, kept,
-        q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t,
+        y, lse, q, k, v, cache, length, Hq, H, Tq, Tk, D, causal, threshold, seed, offset, scale, kept,
+        q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, room,
     ):  # fmt: skip
-        """y (B, Tq, Hq, D) and lse (n,), n = B Hq Tq rows."""
-        row = np.int64(cuda.grid(1))
-        if row < n:
-            b, h, i = place_of(row, Tq, Hq)
-            kv = h // (Hq // H)
-            query = b * q_b + h * q_h + i * q_t
-            key, value = b * k_b + kv * k_h, b * v_b + kv * v_h
-            place = ((b * Tq + i) * Hq + h) * D
-            zero, one = real(0), real(1)
-            for c in range(D):
-                y[place + c] = zero
-            largest, total = -real(math.inf), zero
-            for j in range(min(Tk, i + 1) if causal else Tk):
-                s = scale * dot(q, query, k, key + j * k_t, D, zero)
-                if s > largest:
-                    decay = math.exp(largest - s)
-                    largest = s
-                    total *= decay
-                    for c in range(D):
-                        y[place + c] *= decay
-                p = math.exp(s - largest) if s != -real(math.inf) else zero
-                total += p
-                if threshold > np.float32(0):
-                    p = zero if dropped(row * Tk + j, threshold, seed, offset) else p * kept
-                for c in range(D):
-                    y[place + c] += p * v[value + j * v_t + c]
+        """A block for each row of y (B, Tq, Hq, D) and lse (B, Hq, Tq); ``length``: how many keys are in the cache.
+
+        The new key and value are read where they are, so that no block waits for another.
+        """
+        partial, weights = cuda.shared.array(32, real), cuda.shared.array(SEERS, real)
+        row, tid, step = np.int64(cuda.blockIdx.x), cuda.threadIdx.x, cuda.blockDim.x
+        b, h, i = place_of(row, Tq, Hq)
+        kv = h // (Hq // H)
+        query, key, value = b * q_b + h * q_h + i * q_t, b * k_b + kv * k_h, b * v_b + kv * v_h
+        place = ((b * Tq + i) * Hq + h) * D
+        zero, lowest = real(0), -real(math.inf)
+        old, count = np.int64(0), np.int64(min(Tk, i + 1) if causal else Tk)
+        if extends:
+            old = length[0]
+            count = old + 1
+        keys = (b * H + kv) * room * D
+        values = keys + cuda.gridDim.x // Hq * H * room * D
+        for c in range(tid, D, step):
+            y[place + c] = zero
+        largest, total = lowest, zero
+        for first in range(0, count, step):
+            j, s = first + tid, lowest
+            if extends and j < old:
+                s = scale * dot(q, query, cache, keys + j * D, D, zero)
+            elif j < count:
+                s = scale * dot(q, query, k, key + (j - old) * k_t, D, zero)
+            top = block_max(larger(largest, s), partial)
+            p = math.exp(s - top) if s != lowest else zero
+            decay = math.exp(largest - top) if largest != lowest else zero
+            largest, total = top, total * decay + p
+            if threshold > np.float32(0):
+                p = zero if dropped(row * Tk + j, threshold, seed, offset) else p * kept
+            weights[tid] = p
+            cuda.syncthreads()
+            for c in range(tid, D, step):
+                s = y[place + c] * decay
+                for j in range(first, min(first + step, old if extends else count)):
+                    s += weights[j - first] * (cache[values + j * D + c] if extends else v[value + j * v_t + c])
+                if extends and old < first + step:
+                    s += weights[old - first] * v[value + c]
+                y[place + c] = s
+            cuda.syncthreads()
+        total = block_sum(total, partial)
+        if tid == 0 and not extends:
             lse[row] = largest + math.log(total)
-            inverse = one / total if Tk > 0 else zero
-            for c in range(D):
-                y[place + c] *= inverse
+        inverse = real(1) / total if count > 0 else zero
+        for c in range(tid, D, step):
+            y[place + c] *= inverse
+            if extends and h % (Hq // H) == 0:
+                cache[keys + old * D + c], cache[values + old * D + c] = k[key + c], v[value + c]
 
     return forward
-
-
-def _extend(real: Any) -> Kernel:
-    word = np.dtype(real).name
-    registers = {"float32": 64, "float64": 80}[word]
-
-    @kernel(f"{word}* x5, int64*, {word}*, int64 x4, {word}, int64 x6", threads=EXTENDERS, registers=registers, of=word)
-    def extend(y, q, k, v, cache, length, scores, Hq, H, room, D, scale, q_b, q_h, k_b, k_h, v_b, v_h):
-        """A block for each query head of y (B, 1, Hq, D); the first of those that share keys writes the new ones.
-
-        The new key and value are read where they are, so that no block waits for another. ``scores`` (B Hq, room).
-        """
-        partial = cuda.shared.array(32, real)
-        row, tid, n = np.int64(cuda.blockIdx.x), cuda.threadIdx.x, length[0]
-        b, h = row // Hq, row % Hq
-        kv = h // (Hq // H)
-        query, new_key, new_value = b * q_b + h * q_h, b * k_b + kv * k_h, b * v_b + kv * v_h
-        keys = (b * H + kv) * room * D
-        values, place, zero = keys + cuda.gridDim.x // Hq * H * room * D, row * room, real(0)
-        largest, total = -real(math.inf), zero
-        for j in range(tid, n + 1, EXTENDERS):
-            if j < n:
-                s = scale * dot(q, query, cache, keys + j * D, D, zero)
-            else:
-                s = scale * dot(q, query, k, new_key, D, zero)
-            scores[place + j] = s
-            largest = larger(largest, s)
-        largest = block_max(largest, partial)
-        for j in range(tid, n + 1, EXTENDERS):
-            p = math.exp(scores[place + j] - largest)
-            scores[place + j] = p
-            total += p
-        total = block_sum(total, partial)
-        cuda.syncthreads()
-        for c in range(tid, D, EXTENDERS):
-            s = scores[place + n] * v[new_value + c]
-            for j in range(n):
-                s += scores[place + j] * cache[values + j * D + c]
-            y[row * D + c] = s / total
-            if h % (Hq // H) == 0:
-                cache[keys + n * D + c], cache[values + n * D + c] = k[new_key + c], v[new_value + c]
-
-    return extend
 
 
 def _gradient(real: Any, keeps_keys: bool) -> Kernel:
@@ -190,10 +172,12 @@ def _gradient(real: Any, keeps_keys: bool) -> Kernel:
 
 
 _KERNELS = {
-    np.dtype(real): (_forward(real), *(_gradient(real, keeps_keys) for keeps_keys in (False, True)))
+    np.dtype(real): (
+        *(_forward(real, extends) for extends in (False, True)),
+        *(_gradient(real, keeps_keys) for keeps_keys in (False, True)),
+    )
     for real in (np.float32, np.float64)
 }
-_EXTEND = {np.dtype(real): _extend(real) for real in (np.float32, np.float64)}
 
 
 def contiguous_rows(x: Array) -> Array:
@@ -203,18 +187,18 @@ def contiguous_rows(x: Array) -> Array:
 
 def forward(y: Array, lse: Array, inputs: Arrays, settings: tuple[Any, ...]) -> None:
     """``attention.forward`` of ``inputs``, q, k, v, into y (B, Tq, Hq, D) and lse."""
-    inputs = tuple(map(contiguous_rows, inputs))
-    run, n = _KERNELS[y.dtype][0], lse.size
-    run.launch(-(-n // 32), y, lse, *inputs, n, *settings, *steps_of(*inputs), threads=32)
+    q, k, v = map(contiguous_rows, inputs)
+    threads = min(SEERS, -(-max(q.shape[-1], k.shape[2], 1) // 32) * 32)
+    run, arrays, none = _KERNELS[y.dtype][0], (y, lse, q, k, v, k), empty(1, np.int64, q.device)
+    run.launch(lse.size, *arrays, none, *settings, *steps_of(q, k, v), 0, threads=threads)
 
 
 def extend(y: Array, inputs: Arrays, cache: Array, length: Array, scale: float) -> None:
     """``attention.extend`` of ``inputs``, q, k, v, into y (B, 1, H, D) and the cache."""
     q, k, v = map(contiguous_rows, inputs)
     (B, Hq, _, D), (_, _, H, room, _) = q.shape, cache.shape
-    scores = empty((B * Hq, room), q.dtype, q.device)
-    steps = (step for x in (q, k, v) for step in x.steps[:2])
-    _EXTEND[y.dtype].launch(B * Hq, y, q, k, v, cache, length, scores, Hq, H, room, D, scale, *steps, threads=EXTENDERS)
+    settings = Hq, H, 1, 1, D, 0, 0.0, 0, 0, scale, 1.0
+    _KERNELS[y.dtype][1].launch(B * Hq, y, y, q, k, v, cache, length, *settings, *steps_of(q, k, v), room)
 
 
 def passes(grads: Arrays, operands: Arrays) -> Iterator[tuple[int, Arrays, Arrays, int, int]]:
@@ -232,5 +216,5 @@ def backward(grads: Arrays, delta: Array, inputs: Arrays, settings: tuple[Any, .
     Hq, Tq) is scratch."""
     *operands, y, lse = *map(contiguous_rows, inputs[:-1]), inputs[-1]
     for i, results, sides, heads, rows in passes(grads, tuple(operands)):
-        n, steps, run = heads * rows, steps_of(*sides, y), _KERNELS[y.dtype][1 + i]
+        n, steps, run = heads * rows, steps_of(*sides, y), _KERNELS[y.dtype][2 + i]
         run.launch(-(-n // 32), *results, *sides, y, lse, delta, n, *settings, *steps, threads=32)
