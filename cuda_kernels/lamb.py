@@ -124,8 +124,8 @@ def step(table: Table, grads: Sequence[Array], scalars: np.ndarray) -> None:
     cut = table.cut
     if not cut.count:
         return
-    limits = recording.mapped(scalars, lambda s: np.ascontiguousarray(s[:, [0, 7]]))
-    addresses, rows, limits = table.send(grads, recording.mapped(scalars, _rows), limits)
+    ends = recording.mapped(scalars, lambda s: np.ascontiguousarray(s[:, [0, 7]]))
+    addresses, rows, limits = table.send(grads, recording.mapped(scalars, _rows), ends)
     sums = empty((cut.count, 2), np.float64, table.device)
     (moments, descend), threads = _KERNELS[table.dtype, table.states], cut.threads(4)
     arrays = table.addresses, cut.device_sizes, addresses, cut.chunks, rows

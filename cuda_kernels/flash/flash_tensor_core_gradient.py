@@ -104,8 +104,8 @@ def _gradient(word: str, DMAX: int, keeps_keys: bool, height: int, in_registers:
                     lses[side] = lse[place] * log2e
                     dy_row = np.int64(b) * x2_b + np.int64(h) * x2_h + np.int64(at_row) * x2_t
                     y_row = np.int64(b) * y_b + np.int64(h) * y_h + np.int64(at_row) * y_t
-                    for c in range(lane & 3, D, 4):
-                        part += widen(x2[dy_row + c]) * widen(y[y_row + c])
+                    for e in range(lane & 3, D, 4):
+                        part += widen(x2[dy_row + e]) * widen(y[y_row + e])
                 part = row_sum(part)
                 if at_row < Tq and lane & 3 == 0:
                     delta[place] = part

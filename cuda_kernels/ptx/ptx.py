@@ -50,15 +50,16 @@ else:
     from . import ptx_intrinsics as made
     from .ptx_intrinsics import *
 
-load2, load4, load8 = map(made.loader, (2, 4, 8))
-load_constant2, load_constant4, load_constant8, load_constant16 = (made.loader(n, True) for n in (2, 4, 8, 16))
-store2, store4, store8 = map(made.storer, (2, 4, 8))
-pointer_float32, pointer_float64 = map(made.pointer, ("float32", "float64"))
-pointer_uint16, pointer_uint64 = map(made.pointer, ("uint16", "uint64"))
-atomic_max, atomic_min = map(made.atomic, ("max", "min"))
-cp_async_wait0, cp_async_wait1 = map(made.waiter, (0, 1))
-mma_bfloat16, mma_float16, mma_tf32 = map(made.mma, ("bfloat16", "float16", "tf32"))
-pack_bfloat16, pack_float16 = map(made.packer, ("bfloat16", "float16"))
+_made: Any = made
+load2, load4, load8 = map(_made.loader, (2, 4, 8))
+load_constant2, load_constant4, load_constant8, load_constant16 = (_made.loader(n, True) for n in (2, 4, 8, 16))
+store2, store4, store8 = map(_made.storer, (2, 4, 8))
+pointer_float32, pointer_float64 = map(_made.pointer, ("float32", "float64"))
+pointer_uint16, pointer_uint64 = map(_made.pointer, ("uint16", "uint64"))
+atomic_max, atomic_min = map(_made.atomic, ("max", "min"))
+cp_async_wait0, cp_async_wait1 = map(_made.waiter, (0, 1))
+mma_bfloat16, mma_float16, mma_tf32 = map(_made.mma, ("bfloat16", "float16", "tf32"))
+pack_bfloat16, pack_float16 = map(_made.packer, ("bfloat16", "float16"))
 
 
 def bfloat16_to_float(bits: Any) -> Any:
