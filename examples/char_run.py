@@ -269,6 +269,8 @@ def run_of(
         if kind not in (None, family):
             raise UsageError(f"{folder} is a run of {family.script}: resume it with that script")
         settings = with_changes(family(**fields), changes or {})
+        if settings.n_layer > (stored := len(tensors["model"])):  # a claim: so many would take minutes to make
+            raise ValueError(f"{settings.n_layer} layers, but the weights are {stored} tensors")
         tokenizer = family.tokenizer_of(state["tokenizer"])
         origin = dict(state["corpus"], data=state["corpus"]["data"], sha256=state["corpus"]["sha256"])
         model, made = settings.build(tokenizer.vocab_size, device, trainer)

@@ -339,6 +339,7 @@ def test_the_offered_checkpoint_goes_on_to_the_same_end(finished, home):
 
 OTHERS = [
     ({"settings": None}, "no 'settings'"),
+    ({"settings": {"n_layer": 10**5, "n_embd": 4}}, "100000 layers, but the weights are 16 tensors"),
     ({"tokenizer": {"kind": "characters", "characters": "abc"}}, "wte.weight"),
     ({"trainer": ["not", "a", "trainer"]}, "expected a mapping"),
 ]
