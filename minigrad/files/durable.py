@@ -180,9 +180,8 @@ def other_holder(fd: int) -> str:
 
 def release(fd: int) -> None:
     """Give the lock of an open file back: closing is not enough, because a process forked meanwhile shares it."""
-    info = os.fstat(fd)
-    if _held.get((info.st_dev, info.st_ino)) == fd:
-        del _held[info.st_dev, info.st_ino]
+    for place in [place for place, holder in [*_held.items()] if holder == fd]:
+        del _held[place]
     if fcntl is not None:
         with contextlib.suppress(OSError):
             fcntl.flock(fd, fcntl.LOCK_UN)
