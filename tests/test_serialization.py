@@ -273,6 +273,7 @@ def test_a_forged_manifest_is_refused(tmp_path):
         ({"files": {"state.json": RECORD, "../up.safetensors": RECORD}}, "not a file of a checkpoint"),
         ({"files": {"state.json": RECORD, "/etc/passwd": RECORD}}, "not a file of a checkpoint"),
         ({"files": {"state.json": RECORD, "x.pkl": RECORD}}, "not a file of a checkpoint"),
+        ({"files": {"state.json": RECORD, f"{'a' * 300}.safetensors": RECORD}}, "not a file of a checkpoint"),
     ]:
         path = save(tmp_path, 1)
         forge(path, **changes)
