@@ -27,6 +27,8 @@ ACTS = {
     ),
     "SIGSTOP": ("os.kill(os.getpid(), signal.SIGSTOP)", "CommTimeoutError", 1, "launch: ended rank {}, still running"),
     "shape": ("x = minigrad.zeros(size + 1)", "CollectiveMismatchError", 1, ""),
+    "dtype": ("x = minigrad.zeros(size, dtype=minigrad.float64)", "CollectiveMismatchError", 1, ""),
+    "operation": ("how = 'barrier'", "CollectiveMismatchError", 1, ""),
     "skipped": ("how, comm.step = next(calls)", "CollectiveMismatchError", 1, ""),
     "exit 0": ("os._exit(0)", LOST, 1, ZERO),
     "sys.exit 0": ("sys.exit(0)", LOST, 1, ZERO),

@@ -72,7 +72,8 @@ def flips(seeds) -> Counter[str]:
 
 
 def test_a_flipped_bit_is_named(seeds):
-    assert flips(seeds(50)) == {"named": len(seeds(50))}
+    chosen = {*seeds(50), 87, 102}  # two of which the next update rounds away, and the loss is not finite
+    assert flips(chosen) == {"named": len(chosen)}
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
