@@ -47,11 +47,12 @@ def main() -> int:
     parser.add_argument("--tokenizer", default="bytes", metavar="NAME", help=f"{TOKENIZER_HELP} (default bytes)")
     parser.add_argument("--val-fraction", type=float, default=VAL_FRACTION, help=f"default {VAL_FRACTION}")
     parser.add_argument("--shard-tokens", type=int, default=SHARD_TOKENS, help=f"of a file (default {SHARD_TOKENS:,})")
+    parser.add_argument("--checksums", action="store_true", help="write SHA256SUMS, which training then checks")
     args = parser.parse()
     folder = Path(args.out)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"--out {folder} exists and is not an empty folder (nothing is overwritten)")
-    shards = make_shards(args.data, folder, args.tokenizer, args.val_fraction, args.shard_tokens)
+    shards = make_shards(args.data, folder, args.tokenizer, args.val_fraction, args.shard_tokens, args.checksums)
     print(f"{shards.in_words()}; in {folder}\nnext: {how_to_run('train_gpt2.py', '--data', folder)}")
     return 0
 
@@ -110,10 +111,12 @@ def make_shards(
     tokenizer: Any,
     val_fraction: float = VAL_FRACTION,
     shard_tokens: int = SHARD_TOKENS,
+    checksums: bool = False,
 ) -> Shards:
     """Tokenize texts into ``folder``; ``data`` as on the command line, None for Python's documentation.
 
-    ``tokenizer`` is what ``choose_tokenizer`` takes, such as a ``Tokenizer`` of Hugging Face's tokenizers.
+    ``tokenizer`` is what ``choose_tokenizer`` takes, such as a ``Tokenizer`` of Hugging Face's tokenizers;
+    ``checksums`` is what ``write_tokens`` takes.
 
     Raises DataError for texts that cannot be read, and if a part has no tokens.
     """
@@ -136,7 +139,8 @@ def make_shards(
             while rows.more() or not index[part]:
                 path = folder / f"{part}-{len(index[part]):05d}.bin"
                 # Validation windows are spread over the whole part, so it is one file.
-                count = write_tokens(path, rows.take(shard_tokens if part == "train" else size * 4), format="llm.c")
+                taken = rows.take(shard_tokens if part == "train" else size * 4)
+                count = write_tokens(path, taken, "llm.c", checksums)
                 index[part].append({"file": path.name, "tokens": count})
     index["sha256"] = sha256.hexdigest()
     durable.replace_file(folder / INDEX, [json.dumps(index).encode()])

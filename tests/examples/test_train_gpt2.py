@@ -109,8 +109,11 @@ def test_shards_hold_the_tokens_of_the_texts(script, texts: Path, tmp_path: Path
 
 def test_damaged_shards_are_refused(script, texts: Path, tmp_path: Path) -> None:
     shards, folder = script("token_shards"), tmp_path / "out"
-    shards.make_shards([str(texts)], folder, script("text_tokenizers").ByteTokenizer())
+    shards.make_shards([str(texts)], folder, script("text_tokenizers").ByteTokenizer(), checksums=True)
     whole = (folder / "val-00000.bin").read_bytes()
+    (folder / "val-00000.bin").write_bytes(whole[:-1] + b"?")
+    raises(data.DataError, "sha256 is not the one in SHA256SUMS", lambda: shards.open_shards(folder))
+    (folder / "SHA256SUMS").unlink()
     (folder / "val-00000.bin").write_bytes(whole[:-2])
     raises(data.DataError, "its header counts", lambda: shards.open_shards(folder))
     (folder / "val-00000.bin").write_bytes(b"\0" * len(whole))
