@@ -130,6 +130,8 @@ def measure(comm: Communicator, options: argparse.Namespace, folder: Path) -> di
         "machine": f"{cpu_name()}, {os.cpu_count()} cores",
         "ranks": comm.world_size,
         "stage": options.stage,
+        "steps": options.steps,
+        "rounds": options.rounds,
         "parameters": model.num_parameters(),
         "megabytes": round(size / 1e6, 1),
         "step_ms": statistics.median(after["none"]) / options.steps,

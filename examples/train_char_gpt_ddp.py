@@ -58,7 +58,10 @@ from minigrad.serialization import CheckpointError, list_checkpoints, save_check
 T = TypeVar("T")
 TIMEOUT = 600.0
 SHARD_STAGES = (0, 1, 2, 3)
-SHARD_HELP = "each rank keeps a share of: 1 the moments, 2 the gradients too, 3 the weights too (default 0: nothing)"
+SHARD_HELP = (
+    "each rank keeps a share of: 1 the moments, 2 the gradients too, 3 the weights too, but for validations and samples "
+    "(default 0: nothing)"
+)
 
 
 def main() -> int:

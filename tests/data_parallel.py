@@ -5,9 +5,11 @@ A ``Scenario`` says which rows of the batch each rank has in each micro-batch, a
 compares. Everything follows from seeds, so ranks that are processes can do all of it by themselves.
 """
 
+import contextlib
 import math
 import threading
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -146,6 +148,16 @@ PRESENCE = {
 }
 
 
+def configurations(world: int) -> list[Scenario]:
+    """Clipping, accumulation, uneven sizes, absent, tied and frozen parameters on so many ranks."""
+    found = [Scenario(shares(world, accum=n), clip=clip, accum=n) for clip in (None, 0.3) for n in (1, 4)]
+    sizes = [(n, size) for n in (1, 3) for size in SIZES if len(size) == world]
+    found += [Scenario(shares(world, accum=n, sizes=size), clip=0.3, accum=n) for n, size in sizes]
+    present = [p for p in PRESENCE.values() if len(p[0]) == world]
+    found += [Scenario(p, clip=clip, accum=len(p[0][0])) for p in present for clip in (None, 0.3)]
+    return [*found, replace(found[3], tied=True), replace(found[3], frozen=("side", "bias"))]
+
+
 @dataclass(frozen=True)
 class Record:
     """How things are after a step: arrays by the parameter's name; moments with the count of updates."""
@@ -164,19 +176,25 @@ class Record:
 
 def record(trainer: dist.SimpleTrainer, net: nn.Module, metrics: dist.TrainingMetrics | None) -> Record:
     assert metrics is not None
-    sharded = trainer if isinstance(trainer, dist.ShardedTrainer) else None
     arrays, meta = trainer.state_dict(list(net.named_parameters()))
-    if sharded is not None:
-        sharded.gather_full_params()
     kinds = "exp_avg", "exp_avg_sq"
     moments = {
         name: (count, *(arrays[f"optimizer.{kind}.{name}"] for kind in kinds))
         for name, count in meta["optimizer"]["steps"].items()
     }
-    weights = weights_of(net)
-    if sharded is not None:
-        sharded.release_params()
-    return Record(metrics, weights, moments)
+    with gathered(trainer):
+        return Record(metrics, weights_of(net), moments)
+
+
+@contextlib.contextmanager
+def gathered(trainer: dist.SimpleTrainer) -> Iterator[None]:
+    """Within it all ranks have whole weights."""
+    sharded = [trainer] if isinstance(trainer, dist.ShardedTrainer) else []
+    for one in sharded:
+        one.gather_full_params()
+    yield
+    for one in sharded:
+        one.release_params()
 
 
 def weights_of(net: nn.Module) -> dict[str, np.ndarray]:
@@ -186,11 +204,9 @@ def weights_of(net: nn.Module) -> dict[str, np.ndarray]:
 def state_bits(trainer: dist.SimpleTrainer, net: nn.Module) -> Any:
     """All that a step may change, to the last bit."""
     arrays, meta = trainer.state_dict(net.named_parameters())
-    return (
-        {name: p.data.tobytes() for name, p in net.named_parameters()},
-        {name: array.tobytes() for name, array in arrays.items()},
-        meta,
-    )
+    with gathered(trainer):
+        weights = {name: p.data.tobytes() for name, p in net.named_parameters()}
+    return weights, {name: array.tobytes() for name, array in arrays.items()}, meta
 
 
 def alone(scenario: Scenario) -> list[Record]:
@@ -219,6 +235,7 @@ def make_trainer(
     hook: dist.CommHook = dist.all_reduce_hook,
     lr: float = LR,
     optimizer: optim.Optimizer | None = None,
+    net: nn.Module | None = None,  # which stage 3 is told of
 ) -> dist.DistributedTrainer:
     if kind == "fused":
         assert optimizer is None
@@ -226,7 +243,10 @@ def make_trainer(
         return dist.FusedDistributedOptimizer(fused, comm, schedule, hook=hook)
     config = dist.TrainingConfig(lr, max_grad_norm=clip, grad_accum_steps=accum)
     if kind.startswith("stage"):
-        return dist.ShardedTrainer(config, comm, optimizer, schedule, stage=int(kind[-1]), bucket_size_bytes=bucket)
+        sharded = dist.ShardedTrainer(config, comm, optimizer, schedule, stage=int(kind[-1]), bucket_size_bytes=bucket)
+        if net is not None:
+            sharded.shard(net, [net])
+        return sharded
     cls = {"distributed": dist.DistributedTrainer, "bucketed": dist.BucketedTrainer}[kind]
     return cls(config, comm, optimizer, schedule, bucket_size_bytes=bucket, hook=hook)
 
@@ -256,13 +276,15 @@ def train(comm, kind, scenario, bucket=200, hook=dist.all_reduce_hook, on_traine
     records = []
     for step, window in enumerate(scenario.steps):
         mine = window[comm.rank]
+        if kind == "stage 3":  # whose ranks make equally many forward passes
+            mine += (Share(()),) * (max(map(len, window)) - len(mine))
         metrics = None
         for i, share in enumerate(mine):
             assert metrics is None
             named = list(net.named_parameters())
             turn = (comm.rank + step) % len(named)
             named = named[turn:] + named[:turn]
-            rows = share.rows or (0,) * (kind == "stage 3")  # whose ranks make equally many forward passes
+            rows = share.rows or (0,) * (kind == "stage 3")
             loss = net.loss(*scenario.batch(step, rows), share.parts) if rows else None
             unequal = scenario.ends == "flush" and kind == "stage 2"  # which sends each micro-batch, if it may
             if (scenario.ends == "no_sync" and i + 1 < len(mine)) or unequal:

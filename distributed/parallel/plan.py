@@ -243,7 +243,7 @@ def choices(job: Job, machine: Machine, ranks: int) -> Iterator[Choice]:
             data, left = divmod(ranks, tensor * pipeline)
             if left or job.config.n_head % tensor or job.batch % data:
                 continue
-            for stage in range(4 if data > 1 else 1):
+            for stage in range(1 if data == 1 else 3 if tensor * pipeline > 1 else 4):  # as MeshTrainer has them
                 for k in range((job.batch // data).bit_length()):
                     for again in (False, True) if job.batch // data % 2**k == 0 else ():
                         yield Choice(data, tensor, pipeline, stage, 2**k, again)

@@ -116,11 +116,7 @@ class MixedPrecision(Precision):
 
     def settings(self) -> dict[str, Any]:
         """What must be the same on all ranks, by name."""
-        return {
-            **super().settings(),
-            "the precision": self.config,
-            "the number of float32 overrides": len(self.fp32),
-        }
+        return {**super().settings(), "the precision": self.config, "the number of float32 overrides": len(self.fp32)}
 
 
 class AmpTrainer(Scaled):

@@ -137,7 +137,7 @@ GONE = 2.0  # seconds in which the shares of ranks that are lost may still appea
 
 
 class RankShare:
-    """This rank's part of a checkpoint, copied to the host. To make one is a collective of all ranks."""
+    """This rank's part of a checkpoint, on the host: on a CPU views. To make one is a collective of all ranks."""
 
     def __init__(
         self, folder: StrPath, model: Module, trainer: DistributedTrainer, state: Mapping[str, Any], keep: int | None
@@ -154,10 +154,8 @@ class RankShare:
         moments, state["trainer"] = trainer.state_dict(params.items(), part)
         pieces = trainer.pieces() if isinstance(trainer, ShardedTrainer) else {}
         held = {name: pieces[p.id] for name, p in params.items() if p.id in pieces}
-        weights = {
-            name: copied(held[name]) if name in held else np.array(x.device.kernels.to_host(part(x.data)))
-            for name, x in whole.items()
-        }
+        raw = {name: held[name].data if name in held else part(x.data) for name, x in whole.items()}
+        weights = {name: x.device.kernels.to_host(raw[name]) for name, x in whole.items()}
         named = {trainer.optimizer.name_of(p): p for group in trainer.optimizer.param_groups for p in group["params"]}
         # Beside the optimizer's there may be arrays of a window, in a world of one rank.
         likes = {key: named[key.split(".", 2)[2]] if key.startswith("optimizer.") else x for key, x in moments.items()}
@@ -237,9 +235,9 @@ def save_sharded_checkpoint(
 
     Returns and raises as ``save_distributed_checkpoint``. ``folder``, ``state`` and ``keep`` of rank 0 alone count.
     """
-    with AsyncCheckpointer() as checkpoints:
-        checkpoints.save_sharded(folder, model, trainer, state, keep)
-        return Path(checkpoints.wait() or "")
+    share = RankShare(folder, model, trainer, state, keep)
+    with ThreadPoolExecutor(1, "checkpoint") as thread:
+        return share.result(thread.submit(share.write))
 
 
 def _even_part(communicator: Communicator, array: Any) -> Any:
@@ -300,6 +298,8 @@ class AsyncCheckpointer(Closing):
         """Begin ``save_sharded_checkpoint``; a collective, as are ``wait`` and ``close`` after it."""
         self.wait()
         self._share = RankShare(folder, model, trainer, state, keep)
+        for mine, _ in self._share.files.values():
+            mine.update({name: np.array(array) for name, array in mine.items()})
         self._writing = self._thread.submit(self._share.write)
 
     def wait(self) -> Path | None:

@@ -133,10 +133,8 @@ class DistributedTrainer(SimpleTrainer):
         """
         count = self._step.accumulator.current_step
         if self.communicator.world_size > 1 and count:
-            raise RuntimeError(
-                f"the window has {count} of {self.config.grad_accum_steps} micro-batches, and "
-                "each rank has its own; save after a step that returned metrics, or call flush first"
-            )
+            text = f"the window has {count} of {self.config.grad_accum_steps} micro-batches, and each rank has its own"
+            raise RuntimeError(f"{text}; save after a step that returned metrics, or call flush first")
         return super().state_dict(params, part)
 
 

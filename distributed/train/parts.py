@@ -9,6 +9,7 @@ from minigrad import GradStore, Tensor
 from minigrad.optim import GradScaler, NonFiniteGradientError, clip_grads_with_norm, grad_norm
 
 from ..comm.communicator import Communicator, all_gather_rows
+from .grad_sync import not_finite
 from .step import Recorder, Step, Updater
 
 Owned = Callable[[Tensor], bool]
@@ -32,10 +33,8 @@ class PartOfModelUpdater(Updater):
         norms = all_gather_rows(self._communicator, np.array([mine]))[:, 0].tolist()
         norm = math.hypot(*norms)
         if not math.isfinite(norm):
-            bad = [f"{value} on rank {rank}" for rank, value in enumerate(norms) if not math.isfinite(value)]
-            raise NonFiniteGradientError(
-                f"the gradient norm is {', '.join(bad) or 'too large for a float64'}; no weight was changed", norm
-            )
+            told = not_finite(norms) or "too large for a float64"
+            raise NonFiniteGradientError(f"the gradient norm is {told}; no weight was changed", norm)
         clip_grads_with_norm(grads, max_norm, norm, params)
         return norm
 

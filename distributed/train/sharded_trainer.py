@@ -49,8 +49,7 @@ class Shares(Overlapped):
         self.stage = stage
         self.offload = offload
         self.own: Optimizer | None = None
-        self.units: Units | None = None
-        """Of the model, in stage 3."""
+        self.units: Units | None = None  # of the model, in stage 3
 
     def settings(self, step: Step) -> dict[str, Any]:
         """With the stage, and its units."""
@@ -113,13 +112,9 @@ class Shares(Overlapped):
 
     def backward(self, step: Step, named: Named, loss: Tensor, weight: float) -> GradStore:
         """In stage 3 units tell when gradients are sent."""
-        if self.units is None:
-            return super().backward(step, named, loss, weight)
-        self.units.sends = not step.holding
-        try:
-            return super().backward(step, named, loss, weight)
-        finally:
-            self.units.sends = False
+        if self.units is not None:
+            self.units.expect(loss, None if step.holding else step.accumulator)
+        return super().backward(step, named, loss, weight)
 
     def sends(self, step: Step) -> bool:
         """From stage 2 on, each micro-batch."""
@@ -233,10 +228,8 @@ class ShardedTrainer(AmpTrainer):
         super().__init__(config, precision, communicator, optimizer, schedule, bucket_size_bytes=bucket_size_bytes)
         self.stage: int = check_int("stage", self._stage if stage is None else stage, 1, 3)
         if not self.optimizer.elementwise:
-            raise ValueError(
-                f"{type(self).__name__}: {type(self.optimizer).__name__} looks at whole parameters, of which a rank "
-                "has ranges of elements; use AdamW, Adam, SGD or AdaGrad"
-            )
+            text = f"{type(self).__name__}: {type(self.optimizer).__name__} looks at whole parameters"
+            raise ValueError(f"{text}, of which a rank has ranges of elements; use AdamW, Adam, SGD or AdaGrad")
         if self.config.reproducible:
             raise ValueError(f"{type(self).__name__}: reproducible=True adds up whole gradients: use BucketedTrainer")
         self._mixed_precision = precision is not None
@@ -262,16 +255,18 @@ class ShardedTrainer(AmpTrainer):
 
         Their values must be the same on all ranks: call ``broadcast_params`` before. ``blocks`` are the modules whose
         parameters are gathered one by one; None: the entries of the model's only ModuleList. A module that is called
-        has its weights; elsewhere a parameter is NaN, until ``gather_full_params``. A collective of all ranks, which
-        then must all make equally many forward passes, a rank without samples one of weight 0.
+        has its weights; elsewhere a parameter is NaN, until ``gather_full_params``. Blocks return tensors, or tuples,
+        lists and dicts of them. They may be called several times, and in any order, if it is that of all ranks; where
+        it is their own, the next one is gathered ahead. A collective of all ranks, which then must all make equally
+        many forward passes, a rank without samples one of weight 0.
 
-        Raises ValueError for a model without blocks, or with several lists of them.
+        Raises ValueError for a model without blocks, or with several lists of them. The step raises TypeError for what
+        else a block returns, RuntimeError if the loss uses a block's weights by another way than what it returned.
         """
         found = Units(model, blocks) if self.stage > 2 else None
         if found is not None and self._shares is not None and self._shares.stage > 2:
             self._shares.units = found
-            named = self._shares.begin(self._step, model.named_parameters(), 0.0)
-            self._shares.buckets(trained_of(named))
+            self._shares.buckets(trained_of(self._shares.begin(self._step, model.named_parameters(), 0.0)))
 
     def gather_full_params(self) -> None:
         """Have all weights whole on all ranks (boostr): to save or load them, or to use them as one likes."""
@@ -299,7 +294,7 @@ class ShardedTrainer(AmpTrainer):
         if part is None and shares.manager is not None:
             shares.optimizer_of(self._step)
         if shares.own is not None and part is not None:
-            mine, about = shares.own.state_dict()
+            mine, about = shares.own.state_dict(lambda array: array)
             arrays.update({f"optimizer.{key}": value for key, value in mine.items()})
             for steps in all_gather_json(self.communicator, about["steps"]):
                 meta["optimizer"]["steps"].update(steps)

@@ -33,8 +33,7 @@ class Piece:
         self.place = place
         self.tensor: Tensor = Tensor.wrap(p.data.reshape(-1)[where], p.device)
         self.tensor._version = p._version
-        self.own: Tensor = self.tensor
-        """What the optimizer updates: ``tensor``, or its copy in host memory."""
+        self.own: Tensor = self.tensor  # what the optimizer updates: ``tensor``, or its copy in host memory
         self._of: Any = p.data
         self._copied = -1  # the version of ``tensor`` that the copy is of
 
@@ -91,10 +90,8 @@ class Share(Bucket):
             if a < b:
                 self.pieces.append(Piece(p, slice(a - start, b - start), slice(a, b)))
             start += p.numel()
-        self.weights: Tensor
-        """In stage 3, this rank's part of the weights (n,), of which the pieces are views."""
-        self.came: set[TensorId] = set()
-        """The parameters that had a gradient in the window."""
+        self.weights: Tensor  # in stage 3, this rank's part of them (n,), of which the pieces are views
+        self.came: set[TensorId] = set()  # the parameters that had a gradient in the window
         self._received: Tensor | None = None
 
     @property
@@ -149,8 +146,7 @@ class ShareManager(GradientBucketManager):
 
     buckets: list[Share]  # type: ignore[assignment]  # of the base, Buckets
     _bucket_of: dict[TensorId, Share]  # type: ignore[assignment]
-    _adds: bool = False
-    """Whether there are sums of micro-batches before."""
+    _adds: bool = False  # whether there are sums of micro-batches before
 
     @property
     def pieces(self) -> list[Piece]:
@@ -220,10 +216,8 @@ def cut(whole: Optimizer, shares: ShareManager) -> Optimizer:
 
 def join(own: Optimizer, whole: Optimizer, shares: ShareManager) -> None:
     """Give ``whole`` the states of all ranks' pieces; a collective of all ranks."""
-    mine: dict[str, Any] = {}
-    for piece in shares.pieces:
-        if (state := own.state.get(piece.own.id)) is not None:
-            mine[whole.name_of(piece.p)] = [state.step, sorted(state.arrays)]
+    states = {whole.name_of(piece.p): own.state.get(piece.own.id) for piece in shares.pieces}
+    mine = {name: [state.step, sorted(state.arrays)] for name, state in states.items() if state is not None}
     everyone = all_gather_json(shares._communicator, mine)
     known = {name: entry for one in everyone for name, entry in one.items()}
     for share in shares.buckets:

@@ -13,10 +13,7 @@ from ..comm.communicator import Communicator, all_gather_rows
 from ..job.launch import handled
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-ANSWERS = (
-    b"\nfinishing this step, then saving (again: stop at once)\n",
-    b"\nstopping at once, without saving\n",
-)
+ANSWERS = (b"\nfinishing this step, then saving (again: stop at once)\n", b"\nstopping at once, without saving\n")
 
 
 @contextlib.contextmanager

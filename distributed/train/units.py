@@ -15,15 +15,18 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from minigrad import Tensor, full
-from minigrad.autograd import Function, bump
+from minigrad.autograd import Function, bump, is_grad_enabled
+from minigrad.engine import reachable
 from minigrad.nn import Module
+from minigrad.optim import GradAccumulator
 
 from ..comm.calls import Work
 from .blocks import blocks_of
+from .grad_sync import agree_on_settings
 from .shards import Share, ShareManager
 
 
@@ -58,17 +61,17 @@ class Unit:
 
 
 class Rejoin(Function):
-    """y = x, the output of a unit; backward, which comes to it first, has the unit's weights gathered again."""
+    """y = x, an output of unit i; backward, which comes to it first, has the unit's weights gathered again."""
 
     is_view = True
     widens = False
 
-    def forward(self, x: Any, *, reach: Callable[[], None]) -> Any:
-        self.reach = reach
+    def forward(self, x: Any, *, units: Units, i: int) -> Any:
+        self.units, self.i, self.changes = units, i, units.changes
         return x
 
     def backward(self, dy: Any) -> Any:
-        self.reach()
+        self.units.rejoin(self)
         return dy
 
 
@@ -83,7 +86,7 @@ class Units:
             blocks = list(blocks_of(model, None, "the modules to gather one by one, such as [model]")[1])
         within = {id(module) for block in blocks for module in block.modules()}
         outside = [module for module in model.modules() if id(module) not in within]
-        self._modules = list(enumerate(blocks, 1)), outside
+        self._modules = [*enumerate(blocks, 1), *((0, module) for module in outside)]
         uses = Counter(p.id for block in blocks for p in block.parameters())
         uses.update(p.id for module in outside for p in vars(module)["_parameters"].values() if p is not None)
         alone = [[p for p in block.parameters() if p.requires_grad and uses[p.id] == 1] for block in blocks]
@@ -91,13 +94,14 @@ class Units:
         rest = Unit(2, [p for p in model.parameters() if p.requires_grad and p.id not in known])
         self.all: list[Unit] = [rest, *(Unit(i % 2, params) for i, params in enumerate(alone))]
         self.buffers: dict[Any, Tensor] = {}
-        self.holders: dict[int, Unit] = {}
-        """By slot, the unit that is in its buffers."""
-        self.whole: bool = False
-        """Whether all are gathered, by ``gather``."""
-        self.sends: bool = False
-        """Whether the gradients of this backward go to the other ranks meanwhile."""
-        self._ahead, self._changes = 1, 0
+        self.holders: dict[int, Unit] = {}  # by slot, the unit that is in its buffers
+        self.whole: bool = False  # whether all are gathered, by ``gather``
+        self.changes: int = 0
+        self._ahead = 1
+        self._order: list[int] = []
+        self._over: dict[
+            int, int
+        ] = {}  # by the order of a Rejoin, how many buckets must be sent when backward is there
 
     def keep(self, manager: ShareManager) -> None:
         """From now on a rank has only its shares of the weights."""
@@ -110,12 +114,10 @@ class Units:
                 for piece in share.pieces:
                     piece.move(share.weights)
             unit.hide()
-        blocks, outside = self._modules
-        for i, block in blocks:
-            block.register_forward_pre_hook(functools.partial(self._before, i))
-            block.register_forward_hook(functools.partial(self._after, i))
-        for module in outside:
-            module.register_forward_pre_hook(functools.partial(self._before, 0))
+        for i, module in self._modules:
+            module.register_forward_pre_hook(functools.partial(self._before, i))
+            if i:
+                module.register_forward_hook(functools.partial(self._after, i))
 
     # ------------------------------------------------------------------ forward and backward
 
@@ -132,19 +134,54 @@ class Units:
             self._start(self.all[i + self._ahead])
 
     def _after(self, i: int, module: Module, args: Any, y: Any) -> Any:
-        if isinstance(y, tuple):
-            return tuple(self._after(i, module, args, one) for one in y)
-        if self.whole or not isinstance(y, Tensor) or not y.requires_grad:
+        if self.whole or not is_grad_enabled() or isinstance(y, str | int | float | None):
             return y
-        return Rejoin.apply(y, reach=functools.partial(self._rejoin, i, self._changes))
+        if isinstance(y, Tensor):
+            return Rejoin.apply(y, units=self, i=i) if y.requires_grad else y
+        again = functools.partial(self._after, i, module, args)
+        if isinstance(y, dict):
+            return type(y)(zip(y, map(again, y.values())))
+        if isinstance(y, tuple | list):
+            return getattr(type(y), "_make", type(y))(map(again, y))
+        told = f"block {i - 1}, a {type(module).__name__}, returns a {type(y).__name__}"
+        raise TypeError(f"stage 3: {told}; expected tensors, or tuples, lists and dicts of them")
 
-    def _rejoin(self, i: int, changes: int) -> None:
-        if changes != self._changes:
+    def expect(self, loss: Tensor, window: GradAccumulator | None) -> None:
+        """See where the backward of ``loss`` will be over with each unit: in this order gradients are sent, with the
+        sums of ``window``; None: they stay here.
+
+        RuntimeError if it needs weights that are not there then; CollectiveMismatchError if ranks have other orders.
+        """
+        nodes, parts = reachable(loss.node)[0], [] if self.whole else list(enumerate(self.all))[1:]
+        visits = [node for node in nodes if isinstance(node, Rejoin)]
+        last = {node.i: node.order for node in reversed(visits)}  # where backward comes to a unit for the last time
+        order = sorted(range(len(self.all)), key=lambda i: (-last.get(i, 0), -i))
+        if order != self._order:
+            agree_on_settings(self._manager._communicator, {"the order in which backward ends blocks": order})
+            self._order, self._manager.buckets = order, [share for i in order for share in self.all[i].shares]
+        self._window = window
+        over = {at.order: sum(len(self.all[i].shares) for i, end in last.items() if end > at.order) for at in visits}
+        self._over = {} if window is None else over
+        unit_of = {p: i for i, unit in parts for p in unit.params}
+        there = {None, *(i for i, unit in parts if unit in self.holders.values() and not unit.arriving)}
+        for node in reversed(nodes):
+            if isinstance(node, Rejoin):
+                there = {None, node.i}
+            elif lost := [i for edge in node.edges if (i := unit_of.get(edge)) not in there]:
+                text = f"backward comes to weights of block {lost[0] - 1} by another way than what its forward returned"
+                raise RuntimeError(f"stage 3: {text}, or after they were released; return all that the loss uses")
+
+    def rejoin(self, node: Rejoin) -> None:
+        """Backward is about to be in a unit."""
+        if node.changes != self.changes:
             raise RuntimeError("backward of a loss that was computed before the weights were changed or gathered")
         self._ahead = -1
-        if self.sends:  # what comes after this unit is over, also where a rank lacks gradients of it
-            self._manager.launch_rest(sum(len(unit.shares) for unit in self.all[i + 1 :]))
-        self._before(i)
+        n = self._over.get(node.order, 0)  # what comes after this unit is over, also where a rank lacks gradients of it
+        for id in [id for share in self._manager.buckets[:n] for id in share.ids if id not in share.ready]:
+            if self._window is not None and (grad := self._window.pop(id)) is not None:
+                self._manager.mark_grad_ready(id, grad)
+        self._manager.launch_rest(n)
+        self._before(node.i)
 
     def _start(self, unit: Unit) -> None:
         """Begin to gather a unit, if it is not there."""
@@ -166,7 +203,7 @@ class Units:
 
     def changed(self) -> None:
         """The weights have changed: what was gathered is free, or gathered again."""
-        self._changes += 1
+        self.changes += 1
         self.holders.clear()
         self.buffers.clear()
         for unit in self.all:

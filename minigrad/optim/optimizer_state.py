@@ -137,10 +137,10 @@ class OptimizerState:
         return state
 
     def state_dict(self, part: Callable[[Any], Any] | None = None) -> tuple[Arrays, dict[str, Any]]:
-        """All that an exact resume needs, copied: arrays for safetensors, and the rest as JSON.
+        """All that an exact resume needs: arrays for safetensors, and the rest as JSON.
 
         Arrays are named ``exp_avg.<parameter>``: the parameter's name, or its position if it was given without one.
-        ``part(array)`` is what of a raw array is given; None: all of it.
+        ``part(array)`` is what of a raw array is given, and on a CPU not copied; None: a copy of all.
         """
         arrays: Arrays = {}
         steps: dict[str, int] = {}
@@ -157,8 +157,8 @@ class OptimizerState:
                 if state is not None:
                     steps[name] = state.step
                     for kind, array in state.arrays.items():
-                        shown = array if part is None else part(array)
-                        arrays[f"{kind}.{name}"] = np.array(state.device.kernels.to_host(shown))
+                        to_host = state.device.kernels.to_host
+                        arrays[f"{kind}.{name}"] = np.array(to_host(array)) if part is None else to_host(part(array))
         meta = {"optimizer": type(self).__name__, "timestep": self.timestep, "steps": steps, "param_groups": groups}
         return arrays, meta
 

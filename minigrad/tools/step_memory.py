@@ -99,7 +99,8 @@ def memory_report(
     is a node of its own. It keeps the same memory.
 
     The temporary part is measured. On a GPU the counters of ``minigrad.cuda`` do it, and their peak is reset. On the
-    CPU ``tracemalloc`` does, which sees NumPy's arrays but not what compiled kernels take for themselves.
+    CPU ``tracemalloc`` does, which sees NumPy's arrays but not what compiled kernels take for themselves. Threads that
+    measure at the same time measure what all of them do.
 
     Raises TypeError if the loss is no tensor, or is not computed from anything that requires grad.
     """
@@ -229,6 +230,9 @@ def _base(array: Any) -> Any:
     return array
 
 
+_meters: list[bool] = []  # of the threads that measure now, whether they began to trace: the last one ends it
+
+
 @contextlib.contextmanager
 def _meter(parameters: list[Any]) -> Iterator[Callable[[], int]]:
     """Yields what tells the most bytes that were allocated within, above those before."""
@@ -239,16 +243,18 @@ def _meter(parameters: list[Any]) -> Iterator[Callable[[], int]]:
         memory.reset_peak_memory_stats(device.index)
         yield lambda: int(memory.max_memory_allocated(device.index) - before)
         return
-    running = tracemalloc.is_tracing()
-    if running:
+    if running := tracemalloc.is_tracing():
         tracemalloc.reset_peak()
     else:
         tracemalloc.start()
+    _meters.append(not running)
     before = tracemalloc.get_traced_memory()[0]
     try:
         yield lambda: tracemalloc.get_traced_memory()[1] - before
     finally:
-        if not running:
+        begun = any(_meters)
+        _meters.pop()
+        if begun and not _meters:
             tracemalloc.stop()
 
 

@@ -93,15 +93,22 @@ def sent_in_a_step(comm, stage):
     for _ in range(2):  # the ranks compare more in the first step
         before = comm.stats.wire_bytes
         trainer.backward_and_step(model.loss(tokens, tokens), model.named_parameters())
-    return comm.stats.wire_bytes - before
+    sent = comm.stats.wire_bytes - before
+    return sent, trainer.memory_report(model, lambda: model.loss(tokens, tokens)) if stage else None
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("stage", range(4))
-def test_ranks_send_as_many_bytes_as_predicted(stage, ranks):
+def test_ranks_send_and_need_as_many_bytes_as_predicted(stage, ranks):
     job, machine = plan.Job(SMALL, 2 * ranks, "float32"), plan.read_machine("h100", None)
-    want = plan.predict(job, machine, plan.Choice(ranks, stage=stage, micro_batch=2)).sent
-    assert dist.run_threads(ranks, partial(sent_in_a_step, stage=stage), timeout=30)[0] == pytest.approx(want, rel=0.01)
+    want = plan.predict(job, machine, plan.Choice(ranks, stage=stage, micro_batch=2))
+    sent, report = dist.run_threads(ranks, partial(sent_in_a_step, stage=stage), timeout=30)[0]
+    assert sent == pytest.approx(want.sent, rel=0.01)
+    if stage:
+        layer, rest = job.weights
+        whole = [0, 8 * (5 * layer + rest), 8 * layer][stage - 1]  # the gradients of two buckets, or blocks
+        counted = report.weights + report.gradients + report.optimizer + report.kept
+        assert want.memory == pytest.approx(counted + whole + gpt2_memory(SMALL, 2).temporary, rel=0.01)
 
 
 @pytest.mark.parametrize("again", [False, True])
@@ -144,6 +151,7 @@ def test_choices_use_all_ranks_evenly():
     found = list(plan.choices(JOB, plan.read_machine("h100", None), 24))
     assert len(found) == len(set(found)) > 100 and {c.tensor for c in found} == {1, 2, 3, 6}
     assert all(c.data * c.tensor * c.pipeline == 24 and JOB.batch % (c.data * c.micro_batch) == 0 for c in found)
+    assert {c.mesh for c in found if c.stage == 3} == {"24 x 1 x 1"}  # MeshTrainer refuses others
 
 
 # ---------------------------------------------------------------------- the command

@@ -58,20 +58,10 @@ def trained(comm, kind, steps=2):
     return net, trainer
 
 
-@contextlib.contextmanager
-def gathered(trainer):
-    if isinstance(trainer, dist.ShardedTrainer):
-        trainer.gather_full_params()
-        yield
-        trainer.release_params()
-    else:
-        yield
-
-
 def contents(net, trainer):
     """All that a whole checkpoint holds, as bits; a collective."""
     arrays, meta = trainer.state_dict(net.named_parameters())
-    with gathered(trainer):
+    with dp.gathered(trainer):
         model = {name: np.asarray(x.data).copy() for name, x in net.state_dict().items()}
     tensors = {"model": model, "trainer": arrays}
     return bits(tensors), json.loads(json.dumps(meta))
@@ -93,7 +83,7 @@ def test_shares_are_the_whole_tensors_of_any_trainer_on_any_ranks(tmp_path, kind
     def body(comm):
         for steps in (0, 2):
             net, trainer = trained(comm, kind, steps)
-            for state in (gathered(trainer), contextlib.nullcontext()):
+            for state in (dp.gathered(trainer), contextlib.nullcontext()):
                 with state:
                     about = {"step": steps, "note": [comm.rank]}
                     path = dist.save_sharded_checkpoint(tmp_path, net, trainer, about)

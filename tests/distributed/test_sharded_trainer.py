@@ -1,6 +1,8 @@
 """What ShardedTrainer's ranks keep and send. That they train as one process does, test_trainers.py says for all."""
 
+import operator
 import tracemalloc
+from collections import namedtuple
 from functools import partial
 from pathlib import Path
 
@@ -25,12 +27,14 @@ def loss_of(net: nn.Module, rank: int = 0) -> Tensor:
     return net(Tensor(x, dtype=next(net.parameters()).dtype)).float().square().mean()
 
 
-def trained(comm, stage, dtype=np.float32, micro_batches=2, accum=1):
+def trained(comm, stage, dtype=np.float32, micro_batches=2, accum=1, frozen=0):
     """A model of 524,288 parameters and its trainer; stage 0 is a BucketedTrainer."""
     with minigrad.random.drawing_from(minigrad.random.Generator(1)):
         net = nn.Sequential(*[nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)]).to(dtype)
+    for p in list(net.parameters())[:frozen]:
+        p.requires_grad_(False)
     adamw, config = (
-        optim.AdamW(net.named_parameters(), master_weights=True),
+        optim.AdamW([(name, p) for name, p in net.named_parameters() if p.requires_grad], master_weights=True),
         dist.TrainingConfig(grad_accum_steps=accum),
     )
     kind, options = (dist.ShardedTrainer, {"stage": stage}) if stage else (dist.BucketedTrainer, {})
@@ -101,6 +105,29 @@ def test_no_rank_has_whole_gradients_or_weights_also_between_micro_batches(stage
         assert max(dist.run_threads(2, peak, timeout=30)) < 2 * 5 * layer < 2 * LAYERS * layer
     finally:
         tracemalloc.stop()
+
+
+def test_a_save_that_is_waited_for_copies_nothing(tmp_path):
+    def peak(comm):
+        net, trainer = trained(comm, 3)
+        before = in_use(comm)
+        dist.save_sharded_checkpoint(tmp_path, net, trainer, {"step": 2})
+        comm.barrier()
+        return tracemalloc.get_traced_memory()[1] - before
+
+    tracemalloc.start()
+    try:
+        assert max(dist.run_threads(2, peak, timeout=30)) < 1e6  # weights and moments have 6.3e6 bytes
+    finally:
+        tracemalloc.stop()
+
+
+def test_frozen_weights_are_whole_on_each_rank():
+    def body(comm: dist.ThreadCommunicator) -> float:
+        net, trainer = trained(comm, 3, frozen=3)
+        return trainer.memory_report(net, lambda: loss_of(net)).weights / (4 * WIDTH * WIDTH)
+
+    assert dist.run_threads(2, body, timeout=30) == pytest.approx([3 + 5 / 2] * 2, rel=1e-3)
 
 
 # ---------------------------------------------------------------------- bytes
@@ -212,11 +239,101 @@ def test_blocks_are_gathered_forward_and_backward(world, options):
         dp.assert_same_run(got, want)
 
 
+@pytest.mark.parametrize("ends", ["full", "no_sync"])
 @pytest.mark.parametrize("windows", [*dp.PRESENCE.values(), *(dp.shares(len(s), accum=3, sizes=s) for s in dp.SIZES)])
-def test_blocks_of_which_not_all_ranks_use_the_same(windows):
+def test_blocks_of_which_not_all_ranks_use_the_same(windows, ends):
     """Gradients that some ranks do not have, or micro-batches of weight 0, change no collective's place."""
-    scenario = dp.Scenario(windows, clip=0.3, accum=len(windows[0][0]), blocks=4, frozen=("bias", "unused"))
+    scenario = dp.Scenario(windows, clip=0.3, accum=len(windows[0][0]), blocks=4, frozen=("bias", "unused"), ends=ends)
     dp.assert_same_run(dp.run("stage 3", scenario), dp.alone(scenario))
+
+
+Named = namedtuple("Named", "x also")
+OUTPUTS = {  # of a block, and how the next one takes it
+    "dict": (lambda y: {"x": y, "also": None}, operator.itemgetter("x")),
+    "list": (lambda y: [y, 3], operator.itemgetter(0)),
+    "namedtuple": (lambda y: Named(y, "tanh"), operator.attrgetter("x")),
+    "nest": (lambda y: ({"x": [y]}, y * 0), lambda y: y[0]["x"][0] + y[1]),
+    "dataclass": (lambda y: dp.Share(y), operator.attrgetter("rows")),
+}
+ORDERS = {"twice": [0, 1, 2, 3, 0, 1, 2, 3], "reversed": [3, 2, 1, 0], "mixed": [2, 0, 3, 0, 1, 2]}
+MODELS = ["bf16", "norms", "not finite", "two calls", "side by side", *list(OUTPUTS)[:-1], *ORDERS]
+
+
+class Block(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.give, self.take = OUTPUTS.get(kind, (lambda y: y, lambda y: y))
+        self.linear = nn.Linear(4, 4)
+        self.norm = nn.BatchNorm1d(4) if kind == "norms" else nn.Identity()
+
+    def forward(self, h: Tensor) -> object:
+        return self.give(self.norm(self.linear(h)).tanh())
+
+
+def blocks_trained(comm, stage: int, kind: str) -> dict[str, np.ndarray]:
+    """Losses, norms, weights and buffers of three steps. Norms need the whole batch on each rank."""
+    with minigrad.random.drawing_from(minigrad.random.Generator(1)):
+        blocks = nn.ModuleList([Block(kind) for _ in range(4)]).to(np.float32 if kind == "bf16" else np.float64)
+    named, config = list(blocks.named_parameters()), dist.TrainingConfig(max_grad_norm=1.0)
+    precision = dist.MixedPrecisionConfig.bf16() if kind == "bf16" else None
+    trainer = dist.ShardedTrainer(config, comm, optim.SGD(named, lr=0.5), stage=stage, precision=precision)
+    trainer.shard(blocks, list(blocks))
+    found, last = [], comm.rank == comm.world_size - 1
+
+    def run(x: Tensor) -> Tensor:
+        if kind == "side by side":
+            return sum(block(x) for block in blocks)
+        for i in ORDERS.get(kind, range(4)):
+            x = blocks[i].take(blocks[i](x))
+        return x
+
+    for step, spoiled in [(0, False), *[(1, True)] * (kind == "not finite"), (1, False), (2, False)]:
+        x = np.random.default_rng(step).standard_normal((7, 4))
+        x = Tensor(x if kind == "norms" else x[comm.rank :: comm.world_size], dtype=named[0][1].dtype)
+        with trainer.autocast():
+            y = run(x)
+            loss = (y * run(x * 0.5) if kind == "two calls" else y**2).to(x.dtype).mean()
+            loss = loss + ((y - y.detach()) ** 2).sqrt().sum() if spoiled and last else loss  # whose derivative is NaN
+        if spoiled:
+            words = "step 2.*: the gradient norm is nan"
+            raises(optim.NonFiniteGradientError, words, trainer.backward_and_step, loss, named, len(x))
+        else:
+            metrics = trainer.backward_and_step(loss, named, len(x))
+            found.append([metrics.loss, metrics.grad_norm])
+    with dp.gathered(trainer):
+        return {
+            "metrics": np.array(found),
+            **{name: x.numpy().astype(float) for name, x in blocks.state_dict().items()},
+        }
+
+
+def assert_blocks_train_as_in_one_process(comm, stage: int, kind: str) -> None:
+    want, got = blocks_trained(dist.NoOpCommunicator(), 1, kind), blocks_trained(comm, stage, kind)
+    for name, array in want.items():
+        dp.assert_close(got[name], array, 2**-8 if kind == "bf16" else 1e-12, name)
+
+
+@ALL_STAGES
+@pytest.mark.parametrize("kind", MODELS)
+def test_blocks_train_as_in_one_process(kind, stage):
+    """In bfloat16, with buffers, whatever blocks return, and in whatever order they are called."""
+    dist.run_threads(2, lambda comm: assert_blocks_train_as_in_one_process(comm, stage, kind), timeout=30)
+
+
+def test_blocks_whose_weights_would_not_be_there_are_refused():
+    def body(comm: dist.ThreadCommunicator) -> None:
+        told = "block 0, a Block, returns a Share; expected tensors"
+        raises(TypeError, told, blocks_trained, comm, 3, "dataclass")
+        net, trainer = trained(comm, 3, micro_batches=0)
+        x = minigrad.ones(3, WIDTH)
+        aside = net[2](net[1](x) @ net[1].weight)
+        step = partial(trainer.backward_and_step, params=list(net.named_parameters()))
+        raises(RuntimeError, "weights of block 1 by another way", step, aside.sum())
+        for block in net if comm.rank else list(net)[::-1]:
+            x = block(x)
+        raises(dist.CollectiveMismatchError, "the order in which backward ends blocks is", step, x.sum())
+
+    dist.run_threads(2, body, timeout=30)
 
 
 def test_the_next_unit_is_on_its_way_while_one_is_used(monkeypatch):
@@ -306,6 +423,7 @@ def test_ranks_in_different_stages_say_so_and_do_not_hang():
 
 PROGRAM = """
 import sys
+from dataclasses import replace
 sys.path[:0] = sys.argv[1:3]
 import data_parallel as dp
 import test_sharded_trainer as here
@@ -315,9 +433,11 @@ from minigrad.distributed.comm.mpi.exchange import Mail
 comm = MpiCommunicator(timeout=30)
 W = comm.world_size
 for stage in here.STAGES:
-    for clip, accum, sizes in ((None, 1, None), (0.3, 3, None), (0.3, 1, [12 - 2 * (W - 1), *[2] * (W - 1)])):
-        scenario = dp.Scenario(dp.shares(W, accum=accum, sizes=sizes), clip=clip, accum=accum)
+    for scenario in dp.configurations(W):
+        scenario = replace(scenario, blocks=2 * (stage == 3))
         dp.assert_same_run(dp.train(comm, f"stage {stage}", scenario, 16), dp.alone(scenario))
+    for kind in here.MODELS:
+        here.assert_blocks_train_as_in_one_process(comm, stage, kind)
     begin, sent = Mail._begin, []
     def counted(mail, move, array, peer):
         sent.append(array.nbytes if "Isend" in repr(move) else 0)

@@ -12,8 +12,7 @@ from in_threads import in_threads
 from minigrad import GradStore, Tensor, dtypes, nn, optim
 from minigrad import distributed as dist
 
-ALL_KINDS = pytest.mark.parametrize("kind", dp.KINDS)
-RUN_KINDS = pytest.mark.parametrize("kind", [*dp.KINDS, "stage 3"])  # which is told of its model by ``dp.run``
+RUN_KINDS = pytest.mark.parametrize("kind", [*dp.KINDS, "stage 3"])
 
 
 @RUN_KINDS
@@ -119,7 +118,7 @@ def test_float16_gradients_do_not_overflow_with_numbers_of_tokens_as_weights(kin
             assert np.abs(moved - mean).max() < 0.25  # 3 ulp of the parameters, which go to 128
 
 
-@ALL_KINDS
+@pytest.mark.parametrize("kind", dp.KINDS)
 def test_parameters_may_be_frozen_and_join_between_steps(kind):
     def body(comm: dist.ThreadCommunicator) -> list[dp.Record]:
         net = dp.Scenario(dp.shares(2)).net()
@@ -183,7 +182,7 @@ def test_no_sync_makes_windows_longer_and_sends_nothing(kind):
     dist.run_threads(2, body, timeout=30)
 
 
-@ALL_KINDS
+@RUN_KINDS
 def test_flush_ends_windows_of_unequal_length(kind):
     window = (
         (dp.Share((0, 1)),),
@@ -195,12 +194,12 @@ def test_flush_ends_windows_of_unequal_length(kind):
     dp.assert_same_run(dp.run(kind, scenario), dp.alone(scenario))
 
 
-@ALL_KINDS
+@RUN_KINDS
 @pytest.mark.parametrize("world", [1, 3])
 @in_threads("world")
 def test_flush_without_any_window_is_no_step(comm: dist.ThreadCommunicator, kind, world):
     net = dp.Scenario(dp.shares(1)).net()
-    trainer = dp.make_trainer(kind, comm)
+    trainer = dp.make_trainer(kind, comm, net=net)
     before = dp.state_bits(trainer, net)
     assert trainer.flush(net.named_parameters()) is None
     assert dp.feed(trainer, net, net.loss(*dp.Scenario(dp.shares(1)).batch(0, (1, 2)))) is not None
@@ -209,7 +208,7 @@ def test_flush_without_any_window_is_no_step(comm: dist.ThreadCommunicator, kind
     assert trainer.global_step == 1
 
 
-@ALL_KINDS
+@RUN_KINDS
 @pytest.mark.parametrize("communicator", [dist.NoOpCommunicator, lambda: dist.ThreadCommunicator.group(1)[0]])
 @pytest.mark.parametrize(("accum", "clip"), [(1, None), (2, 0.3)])
 def test_a_world_of_one_is_a_simple_trainer_bit_for_bit(kind, accum, clip, communicator):
@@ -227,14 +226,14 @@ def test_a_world_of_one_is_a_simple_trainer_bit_for_bit(kind, accum, clip, commu
     assert (trainer.global_step, trainer.num_buckets, trainer.communicator.stats.operations) == (4, 0, 0)
 
 
-@ALL_KINDS
+@RUN_KINDS
 @pytest.mark.parametrize("world", [1, 2])
 def test_only_ratios_of_weights_matter_and_weight_0_counts_nothing(kind, world):
     scenario = dp.Scenario(dp.shares(2))
 
     def body(comm: dist.ThreadCommunicator, factor: float, empty: bool) -> dict[str, np.ndarray]:
         net = scenario.net()
-        trainer = dp.make_trainer(kind, comm, accum=3 if empty else 2, clip=0.3)
+        trainer = dp.make_trainer(kind, comm, accum=3 if empty else 2, clip=0.3, net=net)
         for step in range(2):
             batches = [((0, 1, comm.rank + 2), 3.0 * factor, 1.0), ((4 + comm.rank,), factor, 1.0)]
             if empty:  # the mean over no rows: NaN, with gradients that are NaN; on rank 1 at the end of the window
@@ -242,7 +241,8 @@ def test_only_ratios_of_weights_matter_and_weight_0_counts_nothing(kind, world):
             for rows, weight, times in batches:
                 metrics = dp.feed(trainer, net, net.loss(*scenario.batch(step, rows)) * times, weight)
             assert metrics is not None
-        return dp.weights_of(net)
+        with dp.gathered(trainer):
+            return dp.weights_of(net)
 
     first = dist.run_threads(world, partial(body, factor=1.0, empty=False), timeout=30)[0]
     for factor, empty in [(0.001, False), (1.0, True), (1e9, True)]:

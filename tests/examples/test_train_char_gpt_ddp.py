@@ -70,6 +70,18 @@ def test_a_reproducible_run_is_one_run_on_any_ranks(tmp_path: Path) -> None:
         assert other.keys() == one.keys() and not [name for name in one if one[name].tobytes() != other[name].tobytes()]
 
 
+def test_gpt2_on_two_processes_that_keep_shares_learns_the_same(tmp_path: Path) -> None:
+    """Of a batch of one sequence a rank has none."""
+    (tmp_path / "text").write_text("def f(x):\n    return x\n\n\n" * 60)
+    flags = (*TINY[2:], "--steps", 4, "--batch-size", 1, "--dtype", "float32", "--data", tmp_path / "text")
+    for stage in (0, 1, 3):
+        shared = ("--preset", "tiny", *flags, "--shard", stage, "--out", tmp_path / str(stage))
+        run_ranks(2, EXAMPLES / "train_gpt2.py", *shared, timeout=120, returncode=0)
+    whole, *others = [tensors(tmp_path / stage) for stage in "013"]
+    for name, array in [item for other in others for item in other.items()]:
+        np.testing.assert_allclose(array, whole[name], atol=1e-5, err_msg=name)
+
+
 @contextlib.contextmanager
 def running(folder: Path):
     """A long run on two processes, whose third step is over."""
