@@ -59,8 +59,8 @@ T = TypeVar("T")
 TIMEOUT = 600.0
 SHARD_STAGES = (0, 1, 2, 3)
 SHARD_HELP = (
-    "each rank keeps a share of: 1 the moments, 2 the gradients too, 3 the weights too, but for validations and samples "
-    "(default 0: nothing)"
+    "each rank keeps a share of: 1 the moments, 2 the gradients too, 3 the weights too, which are whole in validations "
+    "and samples (default 0: nothing)"
 )
 
 

@@ -45,10 +45,11 @@ from .distributed_trainer import DistributedTrainer
 from .sharded_trainer import ShardedTrainer
 
 Tensors = Mapping[str, Mapping[str, Any]]  # by file, then by name
+Meta = Mapping[str, Any]  # what becomes JSON
 
 
 def save_distributed_checkpoint(
-    communicator: Communicator, folder: StrPath, tensors: Tensors, state: Mapping[str, Any], keep: int | None = 2
+    communicator: Communicator, folder: StrPath, tensors: Tensors, state: Meta, keep: int | None = 2
 ) -> Path:
     """``minigrad.serialization.save_checkpoint`` by rank 0, whose arguments alone count; a collective of all ranks.
 
@@ -96,7 +97,7 @@ def random_state(communicator: Communicator) -> dict[str, Any]:
     return {"generators": all_gather_json(communicator, minigrad.default_generator.state_dict())}
 
 
-def restore_random_state(communicator: Communicator, state: Mapping[str, Any]) -> None:
+def restore_random_state(communicator: Communicator, state: Meta) -> None:
     """Go on with the random numbers of ``random_state``.
 
     With as many ranks as then, each has its own again. A rank that did not exist then gets a seed that no other rank
@@ -140,7 +141,7 @@ class RankShare:
     """This rank's part of a checkpoint, on the host: on a CPU views. To make one is a collective of all ranks."""
 
     def __init__(
-        self, folder: StrPath, model: Module, trainer: DistributedTrainer, state: Mapping[str, Any], keep: int | None
+        self, folder: StrPath, model: Module, trainer: DistributedTrainer, state: Meta, keep: int | None
     ) -> None:
         if not isinstance(trainer, DistributedTrainer):
             text = "save what its state_dict gives with save_checkpoint, or save_distributed_checkpoint"
@@ -225,7 +226,7 @@ class RankShare:
 
 
 def save_sharded_checkpoint(
-    folder: StrPath, model: Module, trainer: DistributedTrainer, state: Mapping[str, Any], keep: int | None = 2
+    folder: StrPath, model: Module, trainer: DistributedTrainer, state: Meta, keep: int | None = 2
 ) -> Path:
     """A checkpoint that each rank writes its share of; a collective of all ranks, which must see one ``folder``.
 
@@ -269,31 +270,21 @@ class AsyncCheckpointer(Closing):
         self._share: RankShare | None = None
         """Of the checkpoint that is being written, if all ranks write it."""
 
-    def save(self, folder: StrPath, tensors: Tensors, state: Mapping[str, Any], keep: int | None = 2) -> None:
+    def save(self, folder: StrPath, tensors: Tensors, state: Meta, keep: int | None = 2) -> None:
         """Begin ``minigrad.serialization.save_checkpoint`` of what the tensors hold now."""
         self.wait()
         copies = {file: {name: copied(x) for name, x in named.items()} for file, named in tensors.items()}
         self._writing = self._thread.submit(save_checkpoint, folder, copies, copy.deepcopy(dict(state)), keep)
 
     def save_distributed(
-        self,
-        communicator: Communicator,
-        folder: StrPath,
-        tensors: Tensors,
-        state: Mapping[str, Any],
-        keep: int | None = 2,
+        self, communicator: Communicator, folder: StrPath, tensors: Tensors, state: Meta, keep: int | None = 2
     ) -> None:
         """``save`` by rank 0, whose arguments alone count. A collective: what rank 0 raises, all ranks learn."""
 
         by_rank_0(communicator, lambda: self.save(folder, tensors, state, keep), "save", folder)
 
     def save_sharded(
-        self,
-        folder: StrPath,
-        model: Module,
-        trainer: DistributedTrainer,
-        state: Mapping[str, Any],
-        keep: int | None = 2,
+        self, folder: StrPath, model: Module, trainer: DistributedTrainer, state: Meta, keep: int | None = 2
     ) -> None:
         """Begin ``save_sharded_checkpoint``; a collective, as are ``wait`` and ``close`` after it."""
         self.wait()

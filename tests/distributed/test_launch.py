@@ -81,10 +81,7 @@ def test_the_job_ends_when_nobody_reads_its_output():
         process.stderr.close()
 
 
-FAILURES = [
-    ("sys.exit(3)", 3, "exit code 3"),
-    ("os.abort()", 134, "killed by SIGABRT"),
-]
+FAILURES = [("sys.exit(3)", 3, "exit code 3"), ("os.abort()", 134, "killed by SIGABRT")]
 
 
 @pytest.mark.long(but=1)

@@ -44,9 +44,8 @@ TABLE_2 = [  # the same, then the stage of ZeRO and the sequences of a micro-bat
 
 def test_states_are_those_of_zero_and_no_stage_is_the_whole():
     for (billions, ranks), want in ZERO.items():
-        found = [
-            plan.state_bytes(billions, ranks, stage, plan.Job(GPT2Config(), 1).bytes_a_weight) for stage in range(4)
-        ]
+        sizes = plan.Job(GPT2Config(), 1).bytes_a_weight
+        found = [plan.state_bytes(billions, ranks, stage, sizes) for stage in range(4)]
         assert found == pytest.approx([16 * billions, *want], rel=0.03)  # 0.12 and 1.88 are rounded
 
 
@@ -160,10 +159,8 @@ def test_choices_use_all_ranks_evenly():
 def test_the_command_ranks_what_fits(capsys):
     assert plan.main(["--model", "gpt2-xl", "--gpus", "8,64", "--link", "nvlink", "--top", "3"]) == 0
     tables = [table.splitlines() for table in capsys.readouterr().out.strip().split("\n\n")]
-    assert [len(table) for table in tables] == [
-        5,
-        5,
-    ] and tables[1][0].startswith("gpt2-xl, 512 sequences a step, 64 ranks")
+    assert [len(table) for table in tables] == [5, 5]
+    assert tables[1][0].startswith("gpt2-xl, 512 sequences a step, 64 ranks")
     for table in tables:
         numbers = [[float(word) for word in line.split()[8:]] for line in table[2:]]
         assert [row[-1] for row in numbers] == sorted(row[-1] for row in numbers) and max(numbers)[0] < 80

@@ -22,6 +22,7 @@ from minigrad import distributed as dist
 from minigrad import nn, optim, serialization
 from minigrad.distributed.train.checkpoint import RankShare, by_rank_0
 from minigrad.files import durable, shares
+from minigrad.serialization import CheckpointError
 
 KINDS = ("distributed", "bucketed", "stage 1", "stage 2", "stage 3", "half")
 
@@ -150,11 +151,7 @@ def test_a_torn_set_is_one_error_of_all_ranks_and_the_older_checkpoint_stays(tmp
     told = dist.run_threads(3, lambda comm: caught(comm, lambda: dist.load_distributed_checkpoint(comm, tmp_path)))
     for text in told:
         assert f"step-00000002/{share}: {words}" in text and "last intact one before it is" in text, text
-    raises(
-        serialization.CheckpointError,
-        words,
-        lambda: serialization.export_safetensors(tmp_path, tmp_path / "x", "trainer"),
-    )
+    raises(CheckpointError, words, serialization.export_safetensors, tmp_path, tmp_path / "x", "trainer")
     assert dist.run_threads(3, lambda comm: dist.load_distributed_checkpoint(comm, tmp_path, 1).step) == [1] * 3
 
 
@@ -166,35 +163,18 @@ def test_other_trainers_are_refused_with_what_saves_them(tmp_path):
 
 def test_what_manifests_and_shares_may_not_say(tmp_path):
     for names in (["m-rank-1-of-2"], ["m-rank-0-of-2", "m-rank-1-of-3"], ["m", "m-rank-0-of-1"]):
-        raises(
-            ValueError,
-            "the shares of 'm' are not those of ranks 0 to",
-            shares.by_stem,
-            [f"{n}.safetensors" for n in names],
-        )
-    for shape, words in (
-        ("[3]", "do not make"),
-        ("[-2]", "is not the shape"),
-        ("x", "not JSON"),
-        ('["2"]', "not the shape"),
-    ):
+        files = [f"{n}.safetensors" for n in names]
+        raises(ValueError, "the shares of 'm' are not those of ranks 0 to", shares.by_stem, files)
+    shapes = {"[3]": "do not make", "[-2]": "is not the shape", "x": "not JSON", '["2"]': "not the shape"}
+    for shape, words in shapes.items():
         path = tmp_path / shares.name_of("m", 0, 1)
         path.unlink(missing_ok=True)
-        records = {
-            path.name: durable.write_new_file(
-                path, shares.safetensors_format.encode_views({"w": np.ones(2)}, {"w": shape})
-            )
-        }
+        views = shares.safetensors_format.encode_views({"w": np.ones(2)}, {"w": shape})
+        records = {path.name: durable.write_new_file(path, views)}
         for read in (shares.read, lambda *given: list(shares.merged(*given))):
-            raises(serialization.CheckpointError, words, read, tmp_path, [path.name], records)
-    raises(
-        serialization.CheckpointError,
-        "cannot name a file",
-        serialization.save_checkpoint,
-        tmp_path,
-        {"m-rank-0-of-1": {}},
-        {"step": 1},
-    )
+            raises(CheckpointError, words, read, tmp_path, [path.name], records)
+    save = partial(serialization.save_checkpoint, tmp_path, {"m-rank-0-of-1": {}}, {"step": 1})
+    raises(CheckpointError, "cannot name a file", save)
 
 
 @pytest.mark.long
@@ -320,9 +300,7 @@ def test_weights_are_exported_without_being_held(tmp_path):
         found = serialization.load_safetensors(path)
         assert bits({"": found}) == bits({"": {name: x.numpy() for name, x in net.state_dict().items()}})
     export = serialization.export_safetensors
-    raises(
-        serialization.CheckpointError, "no tensors called 'optimizer'; it has model", export, tmp_path, "x", "optimizer"
-    )
+    raises(CheckpointError, "no tensors called 'optimizer'; it has model", export, tmp_path, "x", "optimizer")
     raises(serialization.CheckpointError, "could not be written", export, tmp_path, tmp_path / "no" / "x")
     raises(serialization.CheckpointError, "file is missing", export, tmp_path / "no", tmp_path / "x")
 

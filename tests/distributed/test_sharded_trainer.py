@@ -33,10 +33,8 @@ def trained(comm, stage, dtype=np.float32, micro_batches=2, accum=1, frozen=0):
         net = nn.Sequential(*[nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)]).to(dtype)
     for p in list(net.parameters())[:frozen]:
         p.requires_grad_(False)
-    adamw, config = (
-        optim.AdamW([(name, p) for name, p in net.named_parameters() if p.requires_grad], master_weights=True),
-        dist.TrainingConfig(grad_accum_steps=accum),
-    )
+    adamw = optim.AdamW([(name, p) for name, p in net.named_parameters() if p.requires_grad], master_weights=True)
+    config = dist.TrainingConfig(grad_accum_steps=accum)
     kind, options = (dist.ShardedTrainer, {"stage": stage}) if stage else (dist.BucketedTrainer, {})
     trainer = kind(config, comm, adamw, bucket_size_bytes=WIDTH * WIDTH * 4, **options)
     if stage:
@@ -56,6 +54,23 @@ def in_use(comm) -> int:
     now = tracemalloc.get_traced_memory()[0]
     comm.barrier()
     return now
+
+
+def traced(world: int, body) -> list:
+    """What ranks return whose memory is traced."""
+    tracemalloc.start()
+    try:
+        return dist.run_threads(world, body, timeout=30)
+    finally:
+        tracemalloc.stop()
+
+
+def peak_of(comm, act) -> int:
+    """Bytes that are allocated at most on all ranks, which do this together."""
+    before = in_use(comm)
+    act()
+    comm.barrier()
+    return tracemalloc.get_traced_memory()[1] - before
 
 
 @pytest.mark.parametrize("world", [2, 4])
@@ -81,11 +96,7 @@ def test_a_rank_keeps_what_the_paper_says(stage, dtype, world):
         assert "gradients" in str(report)
 
     dist.run_threads(2, partial(trained, stage=1, dtype=dtype), timeout=30)  # what is compiled takes memory, too
-    tracemalloc.start()
-    try:
-        dist.run_threads(world, body, timeout=30)
-    finally:
-        tracemalloc.stop()
+    traced(world, body)
 
 
 @pytest.mark.parametrize("stage", [2, 3])
@@ -94,32 +105,18 @@ def test_no_rank_has_whole_gradients_or_weights_also_between_micro_batches(stage
 
     def peak(comm: dist.ThreadCommunicator) -> int:
         net, trainer = trained(comm, stage, micro_batches=4, accum=3)
-        before = in_use(comm)
-        trainer.backward_and_step(loss_of(net), net.named_parameters())
-        trainer.backward_and_step(loss_of(net), net.named_parameters())
-        comm.barrier()
-        return tracemalloc.get_traced_memory()[1] - before
+        step = lambda: trainer.backward_and_step(loss_of(net), net.named_parameters())  # noqa: E731
+        return peak_of(comm, lambda: [step(), step()])
 
-    tracemalloc.start()
-    try:
-        assert max(dist.run_threads(2, peak, timeout=30)) < 2 * 5 * layer < 2 * LAYERS * layer
-    finally:
-        tracemalloc.stop()
+    assert max(traced(2, peak)) < 2 * 5 * layer < 2 * LAYERS * layer
 
 
 def test_a_save_that_is_waited_for_copies_nothing(tmp_path):
-    def peak(comm):
-        net, trainer = trained(comm, 3)
-        before = in_use(comm)
-        dist.save_sharded_checkpoint(tmp_path, net, trainer, {"step": 2})
-        comm.barrier()
-        return tracemalloc.get_traced_memory()[1] - before
+    def peak(comm: dist.ThreadCommunicator) -> int:
+        saved = (tmp_path, *trained(comm, 3), {"step": 2})
+        return peak_of(comm, lambda: dist.save_sharded_checkpoint(*saved))
 
-    tracemalloc.start()
-    try:
-        assert max(dist.run_threads(2, peak, timeout=30)) < 1e6  # weights and moments have 6.3e6 bytes
-    finally:
-        tracemalloc.stop()
+    assert max(traced(2, peak)) < 1e6  # weights and moments have 6.3e6 bytes
 
 
 def test_frozen_weights_are_whole_on_each_rank():
@@ -259,23 +256,20 @@ ORDERS = {"twice": [0, 1, 2, 3, 0, 1, 2, 3], "reversed": [3, 2, 1, 0], "mixed": 
 MODELS = ["bf16", "norms", "not finite", "two calls", "side by side", *list(OUTPUTS)[:-1], *ORDERS]
 
 
-class Block(nn.Module):
-    def __init__(self, kind: str) -> None:
-        super().__init__()
-        self.give, self.take = OUTPUTS.get(kind, (lambda y: y, lambda y: y))
-        self.linear = nn.Linear(4, 4)
-        self.norm = nn.BatchNorm1d(4) if kind == "norms" else nn.Identity()
-
+class Block(nn.Sequential):
     def forward(self, h: Tensor) -> object:
-        return self.give(self.norm(self.linear(h)).tanh())
+        return self.give(super().forward(h))
 
 
 def blocks_trained(comm, stage: int, kind: str) -> dict[str, np.ndarray]:
     """Losses, norms, weights and buffers of three steps. Norms need the whole batch on each rank."""
+    norm, half = partial(nn.BatchNorm1d, 4) if kind == "norms" else nn.Identity, kind == "bf16"
     with minigrad.random.drawing_from(minigrad.random.Generator(1)):
-        blocks = nn.ModuleList([Block(kind) for _ in range(4)]).to(np.float32 if kind == "bf16" else np.float64)
+        blocks = nn.ModuleList([Block(nn.Linear(4, 4), norm(), nn.Tanh()) for _ in range(4)])
+    blocks.to(np.float32 if half else np.float64)
+    Block.give, take = map(staticmethod, OUTPUTS.get(kind, (lambda y: y, lambda y: y)))
     named, config = list(blocks.named_parameters()), dist.TrainingConfig(max_grad_norm=1.0)
-    precision = dist.MixedPrecisionConfig.bf16() if kind == "bf16" else None
+    precision = dist.MixedPrecisionConfig.bf16() if half else None
     trainer = dist.ShardedTrainer(config, comm, optim.SGD(named, lr=0.5), stage=stage, precision=precision)
     trainer.shard(blocks, list(blocks))
     found, last = [], comm.rank == comm.world_size - 1
@@ -284,7 +278,7 @@ def blocks_trained(comm, stage: int, kind: str) -> dict[str, np.ndarray]:
         if kind == "side by side":
             return sum(block(x) for block in blocks)
         for i in ORDERS.get(kind, range(4)):
-            x = blocks[i].take(blocks[i](x))
+            x = take(blocks[i](x))
         return x
 
     for step, spoiled in [(0, False), *[(1, True)] * (kind == "not finite"), (1, False), (2, False)]:
@@ -292,19 +286,17 @@ def blocks_trained(comm, stage: int, kind: str) -> dict[str, np.ndarray]:
         x = Tensor(x if kind == "norms" else x[comm.rank :: comm.world_size], dtype=named[0][1].dtype)
         with trainer.autocast():
             y = run(x)
+            assert half == (y.dtype == minigrad.bfloat16)
             loss = (y * run(x * 0.5) if kind == "two calls" else y**2).to(x.dtype).mean()
             loss = loss + ((y - y.detach()) ** 2).sqrt().sum() if spoiled and last else loss  # whose derivative is NaN
+        make = partial(trainer.backward_and_step, loss, named, len(x))
         if spoiled:
-            words = "step 2.*: the gradient norm is nan"
-            raises(optim.NonFiniteGradientError, words, trainer.backward_and_step, loss, named, len(x))
+            raises(optim.NonFiniteGradientError, "step 2.*: the gradient norm is nan", make)
         else:
-            metrics = trainer.backward_and_step(loss, named, len(x))
-            found.append([metrics.loss, metrics.grad_norm])
+            found.append(make())
     with dp.gathered(trainer):
-        return {
-            "metrics": np.array(found),
-            **{name: x.numpy().astype(float) for name, x in blocks.state_dict().items()},
-        }
+        arrays = {name: x.numpy().astype(float) for name, x in blocks.state_dict().items()}
+    return {"metrics": np.array([[metrics.loss, metrics.grad_norm] for metrics in found]), **arrays}
 
 
 def assert_blocks_train_as_in_one_process(comm, stage: int, kind: str) -> None:

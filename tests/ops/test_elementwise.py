@@ -19,13 +19,7 @@ def sigmoid(x):
 STEPS = dyadic(-3, 3)  # nowhere near a jump
 AWAY = (dyadic(-3, 3), dyadic(0.5, 2.5, odd=False))  # an odd number is no multiple of an even one
 UNEQUAL = (dyadic(-2, 2), dyadic(-2, 2, odd=False))
-WHERE = [
-    ((3, 4), (3, 4), (3, 4)),
-    ((3, 1), (4,), (2, 1, 1)),
-    ((), (), (5,)),
-    ((0, 2), (2,), (1, 2)),
-    ((2,), (), ()),
-]
+WHERE = [((3, 4), (3, 4), (3, 4)), ((3, 1), (4,), (2, 1, 1)), ((), (), (5,)), ((0, 2), (2,), (1, 2)), ((2,), (), ())]
 CHOICES = (uniform(-2, 2), uniform(-2, 2), booleans)
 MASKED = [((3, 4), (3, 4)), ((2, 3), (3,)), ((3,), (2, 1)), ((), ()), ((0,), (1,))]
 
