@@ -116,7 +116,7 @@ def test_a_save_that_is_waited_for_copies_nothing(tmp_path):
         saved = (tmp_path, *trained(comm, 3), {"step": 2})
         return peak_of(comm, lambda: dist.save_sharded_checkpoint(*saved))
 
-    assert max(traced(2, peak)) < 1e6  # weights and moments have 6.3e6 bytes
+    assert max(traced(2, peak)) < 2e6  # weights and moments have 6.3e6 bytes
 
 
 def test_frozen_weights_are_whole_on_each_rank():
