@@ -162,7 +162,7 @@ class Units:
         self._window = window
         over = {at.order: sum(len(self.all[i].shares) for i, end in last.items() if end > at.order) for at in visits}
         self._over = {} if window is None else over
-        unit_of = {p: i for i, unit in parts for p in unit.params}
+        unit_of: dict[Any, int] = {p: i for i, unit in parts for p in unit.params}
         there = {None, *(i for i, unit in parts if unit in self.holders.values() and not unit.arriving)}
         for node in reversed(nodes):
             if isinstance(node, Rejoin):
