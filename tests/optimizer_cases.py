@@ -60,3 +60,12 @@ def bits(optimizer: Optimizer, params: list[Tensor]) -> list[bytes]:
     arrays, meta = optimizer.state_dict()
     saved = [arrays[name].tobytes() for name in sorted(arrays)]
     return [p.data.tobytes() for p in params] + saved + [json.dumps(meta).encode()]
+
+
+# Kernels: how many states a parameter has, and rows of scalars.
+FAMILIES: dict[str, tuple[int, list[list[float]]]] = {
+    "adamw": (2, [[0.99, 0.1, 0.9, 0.1, 0.01, 0.3, 1e-8, 0.2], [1.0, 0.7, 0.99, 0.01, 0.1, 0.2, 1e-3, 0.0]]),
+    "sgd": (1, [[0.1, 0.2, 0.9, 0.7, 0.9, 0.0], [0.3, 0.0, 0.0, 1.0, 0.9, 1.0]]),
+    "adagrad": (1, [[0.1, 0.2, 1e-10], [0.3, 0.0, 1e-3]]),
+    "lamb": (2, [[0.1, 0.2, 0.9, 0.99, 0.2, 0.3, 1e-6, 10.0], [0.1, 0.0, 0.9, 0.99, 0.2, 0.3, 1e-6, np.inf]]),
+}

@@ -104,13 +104,6 @@ def test_layouts(function, layout: str) -> None:
     same(program.run((x, y)), expected)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_any_number_of_threads_gives_the_same_bits(threads: int, set_threads) -> None:
-    x = values(np.float32)
-    set_threads(threads)
-    same(cpu_kernels.activation.softplus(x, 1.0, 20.0), plain_kernels.activation.softplus(x, 1.0, 20.0))
-
-
 def test_sums_in_place_and_memory_that_is_shared() -> None:
     x, y = values(np.float32), values(np.float32)
     with np.errstate(all="ignore"):

@@ -10,37 +10,11 @@ import pytest
 import minigrad as mg
 from minigrad.cpu_kernels import memory
 
-PROGRAM = """
-import resource
-import sys
-import numpy as np
-import minigrad as mg
-from minigrad.cpu_kernels import memory
-
-def faults():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-
-for _ in range(2):
-    x = np.ones(10_000_000)
-    del x
-before = faults()
-for _ in range(5):
-    x = np.ones(10_000_000)  # 80 MB: 19531 pages of 4 KiB, or 38 huge ones
-    del x
-print(memory.enabled, faults() - before)
-"""
-
-
 needs_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt is glibc's")
 
 
 def python(source, **environment):
     return processes.python("-c", source, env=environment, returncode=0)
-
-
-def run(setting):
-    enabled, faults = python(PROGRAM, MINIGRAD_MALLOPT=setting).stdout.split()
-    return enabled == "True", int(faults)
 
 
 ALIGNED = """
@@ -62,17 +36,6 @@ for order in (np.arange(5_000).reshape(50, 100)[:, ::-1], np.arange(50.0)[::-1],
 @needs_glibc
 def test_arrays_begin_with_a_cache_line():
     python(ALIGNED, MINIGRAD_MALLOPT="1", MINIGRAD_POISON="", MINIGRAD_DEBUG="")
-
-
-@pytest.mark.long
-@needs_glibc
-def test_freed_blocks_are_reused_without_page_faults():
-    enabled, faults = run("1")
-    assert enabled
-    assert faults < 20
-    enabled, faults_without = run("0")
-    assert not enabled
-    assert faults_without > faults
 
 
 def test_enabled_says_what_happened():

@@ -89,9 +89,3 @@ def test_fill_dropout_at_any_start(dtype, p):
         row = np.full(n, np.nan, dtype)
         random.fill_dropout(row, start, np.uint64(3), np.uint64(4), p)
         np.testing.assert_array_equal(row, expected[start : start + n])
-
-
-def test_shapes():
-    assert random.uniform((), np.float32, 0, 0).shape == ()
-    assert random.normal((2, 0), np.float32, 0, 0).shape == (2, 0)
-    assert random.integers(0, 2, (3, 4), 0, 0).shape == (3, 4)

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from harness import host
-from optimizer_cases import CASES
+from optimizer_cases import CASES, FAMILIES
 from refusals import raises
 
 import minigrad
@@ -96,14 +96,6 @@ def test_half_parameters_are_the_cpus(dtype, name: str) -> None:
     first, *steps = ([x.astype(dtype) for x in draw(SHAPES, "float32", seed)] for seed in range(3))
     for found, expected in stepped(name, first, steps):
         assert found.tobytes() == expected.tobytes()
-
-
-FAMILIES: dict[str, tuple[int, list[list[float]]]] = {
-    "adamw": (2, [[0.99, 0.1, 0.9, 0.1, 0.01, 0.3, 1e-8, 0.2], [1.0, 0.7, 0.99, 0.01, 0.1, 0.2, 1e-3, 0.0]]),
-    "sgd": (1, [[0.1, 0.2, 0.9, 0.7, 0.9, 0.0], [0.3, 0.0, 0.0, 1.0, 0.9, 1.0]]),
-    "adagrad": (1, [[0.1, 0.2, 1e-10], [0.3, 0.0, 1e-3]]),
-    "lamb": (2, [[0.1, 0.2, 0.9, 0.99, 0.2, 0.3, 1e-6, 10.0], [0.1, 0.0, 0.9, 0.99, 0.2, 0.3, 1e-6, np.inf]]),
-}
 
 
 @pytest.mark.parametrize("dtype", REALS)
