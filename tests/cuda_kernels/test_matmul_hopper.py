@@ -8,12 +8,9 @@ from refusals import raises
 from simulated import ordered
 
 import minigrad
-from minigrad.cuda_kernels import simulated
-from minigrad.cuda_kernels.platform import array, choices, launch, memory, tensor_map
+from minigrad.cuda_kernels.platform import array, choices, memory, tensor_map
 from minigrad.cuda_kernels.products import hopper
 from minigrad.cuda_kernels.products.record import ADD, problem
-from minigrad.cuda_kernels.ptx import hopper_ptx, hopper_twins
-from minigrad.cuda_kernels.simulator import simulated_memory
 
 if memory.capability(0) != (9, 0):
     pytest.skip("compute capability 9.0 has TMA and wgmma, no other has both", allow_module_level=True)
@@ -215,65 +212,3 @@ def test_large_sizes(M: int, N: int, K: int, layouts: str) -> None:
     expected = product(a[rows], b)
     assert np.abs(y[rows] - expected).max() <= 1e-5 * np.abs(expected).max()
     np.testing.assert_array_equal(array.to_host(multiply(left, right)), y)
-
-
-# What only the simulator can see --------------------------------------------------------------------------------------
-
-needs_simulator = pytest.mark.skipif(not simulated(), reason="NUMBA_ENABLE_CUDASIM=1 selects the simulator")
-
-
-def nothing(*_) -> None:
-    """Instead of an instruction."""
-
-
-def wait_for_the_other_phase(address, parity, wait=hopper_ptx.mbarrier_wait) -> None:
-    wait(address, parity ^ 1)
-
-
-def small() -> None:
-    a, b = draw(16, 64 * 7), draw(64 * 7, 16)
-    check(multiply(stored(a, "rows"), stored(b, "columns")), product(a, b))
-
-
-MISTAKES = [
-    ("mbarrier_wait", nothing, "before the copy .* has arrived|has had its 1 arrivals|may still read|no mbarrier"),
-    ("mbarrier_wait", wait_for_the_other_phase, "before the copy .* has arrived|block ended before|cannot go on"),
-    ("mbarrier_arrive", nothing, "cannot go on: .* lacks 8 of 8 arrivals"),
-    ("fence_async", nothing, "no fence_async has made visible"),
-    ("wgmma_fence", nothing, "without a wgmma_fence"),
-    ("wgmma_commit", nothing, "may still read|never committed"),
-    ("wgmma_wait1", nothing, "may still read"),
-    ("wgmma_wait0", lambda sums: sums, "read before wgmma_wait0|may still read"),
-]
-
-
-@needs_simulator
-@pytest.mark.parametrize(("name", "replacement", "problem"), MISTAKES)
-def test_a_forgotten_or_wrong_step_is_found(name, replacement, problem, monkeypatch) -> None:
-    use(monkeypatch, 128)
-    monkeypatch.setattr(hopper_ptx, name, replacement)
-    raises(simulated_memory.SimulationError, problem, small)
-
-
-@needs_simulator
-@pytest.mark.parametrize("bit", [16, 32, 62])
-def test_a_wrong_descriptor_gives_a_wrong_product(bit: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Offsets and swizzle of operands along their rows and columns, which need all of them."""
-    use(monkeypatch, 128)
-    name = "hopper.tiles_bfloat16_float32_128_oo"
-    hopper.tiles_of("bfloat16", "float32", 128, "oo")
-    monkeypatch.delitem(launch.KERNELS, name)
-    wrong = hopper.DESCRIPTOR["o"] ^ 1 << bit
-    monkeypatch.setattr(hopper, "DESCRIPTOR", {"o": wrong})
-    broken = hopper.tiles_of.__wrapped__("bfloat16", "float32", 128, "oo")
-    monkeypatch.setattr(hopper, "tiles_of", lambda *_: broken)
-    a, b = draw(16, 16), draw(16, 80)
-    with pytest.raises((AssertionError, simulated_memory.SimulationError)):
-        check(multiply(stored(a, "columns"), stored(b, "rows")), product(a, b))
-
-
-@needs_simulator
-def test_another_swizzle_gives_a_wrong_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    use(monkeypatch, 128)
-    monkeypatch.setattr(hopper_twins, "_PLACES", np.tile(np.arange(8), (8, 1)))
-    raises(AssertionError, "", small)

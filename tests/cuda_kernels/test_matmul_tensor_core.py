@@ -15,7 +15,7 @@ from minigrad.cuda_kernels.platform import array, choices, memory
 from minigrad.cuda_kernels.products import choose, simt, tensor_core
 from minigrad.cuda_kernels.products.record import BIAS, broadcast, problem
 from minigrad.cuda_kernels.ptx import ptx
-from minigrad.cuda_kernels.simulator import simulated_cuda, simulated_memory, simulator
+from minigrad.cuda_kernels.simulator import simulator
 
 
 def draw(*shape: int, dtype=bf16) -> np.ndarray:
@@ -214,14 +214,3 @@ def test_no_bank_conflicts(dtype, layout: str, side: int, monkeypatch: pytest.Mo
         for first in range(0, 2 * side if places else 0, 8):
             for together in zip(*(places[first + i] for i in range(8)), strict=True):
                 assert sorted(together) == list(range(8))
-
-
-@needs_simulator
-@pytest.mark.parametrize("broken", ["wait", "barrier"])
-def test_without_a_wait_or_a_barrier_it_fails(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if broken == "wait":
-        monkeypatch.setattr(ptx, "cp_async_wait1", lambda: None)
-    else:
-        monkeypatch.setattr(simulated_cuda.cuda, "syncthreads", lambda: None)
-    with pytest.raises(simulated_memory.SimulationError, match="has waited for its asynchronous copy|race: thread"):
-        multiply(stored(draw(64, 96)), stored(draw(96, 64)))

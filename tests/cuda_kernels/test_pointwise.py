@@ -261,30 +261,6 @@ def test_a_formula_returns_one_array():
     raises(TypeError, "<lambda> returns a tuple; .* one array", formulas.of_formula(lambda x: (x, -x)), np.float32)
 
 
-def silu_gradient(real):
-    one = real(1)
-    sigmoid, larger = formulas.of_formula(plain_kernels.elementwise.sigmoid)(real), rules.larger_of
-
-    def rule(dy, x, least):
-        s = sigmoid(x)
-        return larger(dy * s * (one + x * (one - s)), least)
-
-    return rule
-
-
-SILU_GRADIENT = pointwise.Pointwise("silu_gradient", silu_gradient, pointwise.floating, 3, eager=(), lazy=())
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_rules_compose(dtype, launched):
-    """What would be six operations is one launch."""
-    x, dy = draw(5, 4, dtype=dtype) / 8, draw(4, dtype=dtype)
-    found = to_host(SILU_GRADIENT(from_host(dy), from_host(x), -0.25))
-    s = 1 / (1 + np.exp(-x.astype("f8")))
-    np.testing.assert_allclose(found, np.maximum(dy * s * (1 + x * (1 - s)), -0.25), rtol=1e-5)
-    assert len(launched) == 1
-
-
 def test_gradients_are_one_launch(launched):
     x, dy = from_host(draw(4, 6)), from_host(draw(4, 6))
     activation = cuda_kernels.activation
