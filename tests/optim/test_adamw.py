@@ -1,10 +1,13 @@
-"""State, groups and resume of an optimizer, AdamW for example: refusals change nothing."""
+"""AdamW, for example: state, groups and resume; float32 masters of half parameters."""
+
+from typing import Any
 
 import numpy as np
 import pytest
 from optimizer_cases import bits, make_grads, make_params
 from refusals import raises
 
+import minigrad as mg
 from minigrad.optim import AdamW, decay_groups
 from minigrad.tensor import Tensor
 
@@ -118,3 +121,67 @@ def test_the_moments_of_all_parameters_lie_in_one_flat_array() -> None:
         assert all((a.ctypes.data - arrays[0].ctypes.data) % 16 == 0 for a in arrays)
     optimizer.load_state_dict(*optimizer.state_dict())
     assert optimizer.state[params[0].id].arrays["exp_avg"].base.size == 24
+
+
+# ---------------------------------------------------------------------- float32 masters of half parameters
+
+
+def with_masters(params: list[Tensor], **options: Any) -> AdamW:
+    return AdamW(params, weight_decay=0.1, master_weights=True, **options)
+
+
+@pytest.mark.parametrize("half", [mg.bfloat16, mg.float16])
+def test_a_step_is_the_float32_step_of_the_master_rounded_once(half) -> None:
+    params = make_params(half)
+    wide = [Tensor(p.data.astype(np.float32), requires_grad=True) for p in params]
+    optimizer, reference = with_masters(params), AdamW(wide, weight_decay=0.1)
+    for step in range(5):
+        grads = make_grads(params, step)
+        optimizer.step(grads)
+        reference.step(mg.GradStore({q._id: grads[p].float() for p, q in zip(params, wide, strict=True)}))
+    for p, q in zip(params, wide, strict=True):
+        assert p.data.tobytes() == q.data.astype(half).tobytes()
+        state, expected = optimizer.state[p._id].arrays, reference.state[q._id].arrays
+        assert state["master"].tobytes() == q.data.tobytes()
+        for kind in ("exp_avg", "exp_avg_sq"):
+            assert state[kind].dtype == np.float32 and state[kind].tobytes() == expected[kind].tobytes()
+
+
+@pytest.mark.parametrize("dtype", [mg.float32, mg.float64])
+def test_wide_parameters_are_their_own_masters(dtype) -> None:
+    """The option changes neither weights nor state of a model without half parameters."""
+    found = []
+    for masters in (False, True):
+        params = make_params(dtype)
+        optimizer = AdamW(params, master_weights=masters)
+        for step in range(2):
+            optimizer.step(make_grads(params, step))
+        found.append(bits(optimizer, params))
+    assert found[0] == found[1]
+
+
+def test_a_resumed_run_equals_the_uninterrupted_one_and_states_without_masters_are_refused() -> None:
+    params = make_params(mg.bfloat16)
+    optimizer = with_masters(params)
+    for step in range(2):
+        optimizer.step(make_grads(params, step))
+    arrays, meta = optimizer.state_dict()
+    assert {a.dtype for a in arrays.values()} == {np.dtype(np.float32)} and "master.0" in arrays
+    others = [Tensor(p.data.copy(), requires_grad=True) for p in params]
+    resumed, less = with_masters(others), {k: v for k, v in arrays.items() if k != "master.0"}
+    raises(ValueError, r"(?s).*'master.0' is missing", resumed.load_state_dict, less, meta)
+    raises(ValueError, r"(?s).*'master.0' belongs to no parameter", AdamW(others).load_state_dict, arrays, meta)
+    resumed.load_state_dict(arrays, meta)
+    for step in (2, 3):
+        optimizer.step(make_grads(params, step))
+        resumed.step(make_grads(others, step))
+    assert bits(optimizer, params) == bits(resumed, others)
+
+
+def test_a_parameter_that_the_program_changes_is_its_own_master_again() -> None:
+    (p,) = params = make_params(mg.bfloat16, shapes=[(4,)])
+    optimizer = with_masters(params, lr=0.0)
+    optimizer.step(make_grads(params, 0))
+    p.detach().copy_(mg.full((4,), 3.0).to(mg.bfloat16))
+    optimizer.step(make_grads(params, 1))
+    assert p.detach().float().tolist() == optimizer.state[p._id].arrays["master"].tolist() == [3.0] * 4
