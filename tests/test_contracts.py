@@ -7,7 +7,7 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import house
 import pytest
@@ -32,24 +32,16 @@ def sources(*folders: str):
 MODULES = {house.module_of(path) for path in house.files(*house.SOURCES)}
 
 
-class Named(NamedTuple):
-    """A module that a file names; lazy if it is loaded later than the file, typing if only type checkers load it."""
-
-    module: str
-    line: int
-    lazy: bool
-    typing: bool
-
-
 def imports(source: str, path: str):
-    """The modules that a file imports, and those of the library that strings name.
+    """The modules that a file imports, and those of the library that strings name, each with its line, whether it is
+    loaded later than the file, and whether only type checkers load it.
 
     ``from a import b`` is ``a.b`` where that is a module, or may be one of another library.
     """
     for module, name, line, lazy, typing in house.imports(source, Path(path), MODULES):
         full = f"{module}.{name}" if name else module
         known = full in MODULES or not any(within(module, ours) for ours in MODULES)
-        yield Named(full if known else module, line, lazy, typing)
+        yield full if known else module, line, lazy, typing
 
 
 def within(module: str, *packages: str) -> bool:
@@ -114,8 +106,8 @@ UNSAFE_MODULES = ("pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "
 
 def unsafe_code(source: str, path: str) -> list[str]:
     """Uses of what turns data into code: pickle and its kin, eval and exec, ``allow_pickle=True``."""
-    found = [f"{path}:{item.line} imports {item.module}" for item in imports(source, path)]
-    found = [text for text in found if text.rpartition(" ")[2].partition(".")[0] in UNSAFE_MODULES]
+    imported = [(module, line) for module, line, *_ in imports(source, path)]
+    found = [f"{path}:{line} imports {name}" for name, line in imported if name.partition(".")[0] in UNSAFE_MODULES]
     for node in ast.walk(house.parse(source)):
         if not isinstance(node, ast.Call):
             continue

@@ -71,19 +71,6 @@ def test_a_probe_that_hangs_is_given_up(monkeypatch):
     assert not status.usable and status.detail == "sleepy cannot be imported (no answer within 0.5 s)"
 
 
-def test_data_and_printing_are_separate():
-    sections = {
-        "versions": {"minigrad": "1.2.3"},
-        "devices": (env.Status("cpu", True, "4 logical cores"),),
-        "extras": (env.Status("mpi", False, "mpi4py is not installed", "pip install it"),),
-    }
-    text = env.format_report(sections)
-    assert text.splitlines() == [
-        *["versions", "  minigrad     1.2.3", "devices", "  cpu          usable: 4 logical cores"],
-        *["extras", "  mpi          not usable: mpi4py is not installed", "               remedy: pip install it"],
-    ]
-
-
 def test_cache_counts_files_and_bytes(tmp_path):
     code = (
         "from minigrad.cpu_kernels.toolbox import jit; (jit.CACHE_DIRECTORY / 'kernel').write_bytes(bytes(300_000));"

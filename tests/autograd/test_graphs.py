@@ -1,13 +1,17 @@
-"""Graphs of every shape, and how backward is called."""
+"""Graphs: chains and diamonds, seeds, what is freed when, modes, several threads."""
 
+import gc
 import weakref
+from functools import partial
 
 import numpy as np
 import pytest
 from graph_cases import leaf
+from in_threads import good, outcomes
 from refusals import raises
 
 import minigrad as mg
+from minigrad import Function
 
 
 def test_a_chain_of_100_000_operations() -> None:
@@ -90,6 +94,7 @@ def test_gradients_have_the_dtype_of_their_leaf() -> None:
     grads = z.sum().backward()
     assert z.dtype == np.float64
     assert grads[x].dtype == np.float32 and grads[y].dtype == np.float64
+    np.testing.assert_array_equal(y.float().sum().backward()[y].numpy(), np.ones(3))
 
 
 def test_retain_graph_gives_the_same_twice() -> None:
@@ -131,3 +136,152 @@ def test_nan_and_inf_pass_without_warnings() -> None:
     large = mg.tensor([3e38, 3e38, 3e38])
     grad = ((x.log() + x).sum() * large).sum().backward()[x]  # backward overflows
     assert not np.isfinite(grad.numpy()).any()
+
+
+def test_saved_arrays_are_released_as_backward_goes() -> None:
+    x = leaf(10)
+    alive: list[int] = []
+
+    class Probe(Function):
+        """The identity, that counts the arrays still saved when its backward runs."""
+
+        def forward(self, x):
+            return x * 1
+
+        def backward(self, dy):
+            alive.append(sum(r() is not None for r in saved))
+            return dy
+
+    y, saved = x, []
+    for _ in range(6):
+        y = Probe.apply(y).exp()
+        saved.append(weakref.ref(y.node.saved[0]))
+    loss = y.sum()
+    del y
+    loss.backward()
+    assert alive == [5, 4, 3, 2, 1, 0]
+    assert loss.node is not None
+
+
+def test_the_graph_is_freed_with_its_root_and_without_the_collector() -> None:
+    x = leaf(3)
+    gc.collect()
+    gc.disable()
+    try:
+        y = x.exp()
+        node, array = weakref.ref(y), weakref.ref(y.node.saved[0])
+        loss = (y * y).sum()
+        del y
+        assert node() is None and array() is not None
+        del loss
+        assert array() is None
+    finally:
+        gc.enable()
+
+
+def test_backward_in_several_threads_at_once() -> None:
+    shared = leaf(20, 20)  # a weight that all graphs have in common
+
+    def grads_of(seed: int) -> np.ndarray:
+        x = mg.tensor(np.random.default_rng(seed).standard_normal((8, 20)))
+        y = x
+        for _ in range(4):
+            y = (y @ shared).tanh() + y
+        grad: np.ndarray = (y * y).mean().backward()[shared].numpy()
+        return grad
+
+    alone = [grads_of(i) for i in range(6)]
+    found = outcomes(range(6), lambda i: [grads_of(i) for _ in range(10)])
+    for want, grads in zip(alone, good([*found.values()]), strict=True):
+        for grad in grads:
+            np.testing.assert_array_equal(grad, want)
+
+
+def test_one_retained_graph_in_several_threads() -> None:
+    x = leaf(50)
+    loss = (x.exp() * x).sum() + (x + x).sum()
+    want = loss.backward(retain_graph=True)[x].numpy()
+    found = outcomes(range(4), lambda _: [loss.backward(retain_graph=True)[x].numpy() for _ in range(30)])
+    for grads in good([*found.values()]):
+        assert all(np.array_equal(grad, want) for grad in grads)
+
+
+SET = partial(mg.set_grad_enabled, False), partial(mg.set_grad_enabled, True)
+
+
+@pytest.mark.parametrize(("off", "on"), [(mg.no_grad, mg.enable_grad), SET], ids=["no_grad", "set_grad_enabled"])
+def test_modes_nest(off, on) -> None:
+    x = leaf(2)
+    assert mg.is_grad_enabled()
+    with off():
+        assert not (x * 2).requires_grad
+        with on():
+            assert (x * 2).requires_grad
+            with off():
+                assert not mg.is_grad_enabled()
+            assert mg.is_grad_enabled()
+        assert not mg.is_grad_enabled()
+    assert (x * 2).requires_grad
+
+
+def test_modes_are_restored_after_an_exception() -> None:
+    with pytest.raises(ZeroDivisionError), mg.no_grad():
+        raise ZeroDivisionError
+    assert mg.is_grad_enabled()
+
+
+def test_an_instance_can_be_nested_and_reused() -> None:
+    mode = mg.no_grad()
+    with mode, mg.enable_grad(), mode:
+        assert not mg.is_grad_enabled()
+    assert mg.is_grad_enabled()
+
+
+def test_modes_as_decorators() -> None:
+    @mg.no_grad()
+    def without(x: mg.Tensor, *, depth: int) -> bool:
+        """Doc."""
+        return without(x, depth=depth - 1) if depth else (x * 2).requires_grad
+
+    @mg.enable_grad()
+    def with_grad(x: mg.Tensor) -> bool:
+        return (x * 2).requires_grad
+
+    x = leaf(2)
+    assert without.__name__ == "without" and without.__doc__ == "Doc."
+    assert without(x, depth=3) is False
+    with mg.no_grad():
+        assert with_grad(x) is True
+    assert mg.is_grad_enabled()
+
+
+def test_generator_and_coroutine_functions_are_refused() -> None:
+    def generator():
+        yield 1
+
+    async def coroutine() -> None: ...
+
+    for fn in (generator, coroutine):
+        raises(TypeError, "generator or coroutine", mg.no_grad(), fn)
+
+
+def test_each_thread_has_its_own_mode() -> None:
+    x = leaf(2)
+    with mg.no_grad():
+        assert outcomes([0], lambda _: (x * 2).requires_grad) == {0: True}
+
+    def without(_: int) -> bool:
+        mg.set_grad_enabled(False)
+        return (x * 2).requires_grad
+
+    assert outcomes([0], without) == {0: False} and mg.is_grad_enabled()
+
+
+def test_set_grad_enabled_acts_at_once() -> None:
+    try:
+        mg.set_grad_enabled(False)
+        assert not mg.is_grad_enabled()
+    finally:
+        mg.set_grad_enabled(True)
+    decorated = mg.set_grad_enabled(False)(lambda: (leaf(2) * 2).requires_grad)
+    assert mg.is_grad_enabled() and not decorated() and mg.is_grad_enabled()

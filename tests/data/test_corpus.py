@@ -8,8 +8,6 @@ import sys
 import threading
 import time
 import tracemalloc
-import urllib.error
-import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -215,19 +213,6 @@ def test_a_bad_download_is_refused_with_the_way_out(server, tmp_path, monkeypatc
     assert "use the default corpus (leave --data out) or your own text (--data FILE)" in str(caught)
     assert "\n" not in caught.args[0]
     assert not (tmp_path / "cache").exists()
-
-
-OFFLINE = [urllib.error.URLError("Name or service not known"), TimeoutError(), OSError(113, "No route to host")]
-
-
-@pytest.mark.parametrize("error", OFFLINE)
-def test_offline_there_is_one_clear_error(tmp_path, monkeypatch, error):
-    def offline(*_: object, **__: object) -> None:
-        raise error
-
-    monkeypatch.setenv("MINIGRAD_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(urllib.request, "urlopen", offline)
-    raises(DataError, r"could not be downloaded \(.+\): use the default corpus", lambda: load_corpus("shakespeare"))
 
 
 def test_a_cache_that_cannot_be_written_is_no_obstacle(server, tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Layers: what they compute, how they start, what they refuse."""
+"""Layers, activations and losses as modules: their start, values, state and errors."""
 
 import math
 
@@ -14,10 +14,6 @@ from minigrad.nn import functional as F
 
 def values(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape)
-
-
-def double(layer):
-    return layer.to(mg.float64)
 
 
 def test_linear_starts_as_in_pytorch() -> None:
@@ -36,21 +32,6 @@ def test_embedding_starts_standard_normal() -> None:
     mg.manual_seed(0)
     v = nn.Embedding(300, 100).weight.detach().numpy()
     assert abs(v.mean()) < 0.02 and abs(v.std() - 1) < 0.02
-
-
-@pytest.mark.parametrize("shape", [5, (5,), (4, 5)])
-@pytest.mark.parametrize(("affine", "bias"), [(True, True), (True, False), (False, True)])
-def test_layer_norm(shape, affine: bool, bias: bool) -> None:
-    layer = double(nn.LayerNorm(shape, 1e-5, affine, bias))  # PyTorch's third argument: elementwise_affine
-    assert (layer.weight is not None, layer.bias is not None) == (affine, affine and bias)
-    x = values(3, 4, 5) * 7 + 100
-    axes = tuple(range(-len(layer.normalized_shape), 0))
-    want = (x - x.mean(axes, keepdims=True)) / np.sqrt(x.var(axes, keepdims=True) + 1e-5)
-    np.testing.assert_allclose(layer(Tensor(x)).detach().numpy(), want, rtol=1e-9, atol=1e-9)
-    state = {n: values(*p.shape, seed=1) for n, p in layer.state_dict().items()}
-    layer.load_state_dict(state)
-    want = want * state.get("weight", 1) + state.get("bias", 0)
-    np.testing.assert_allclose(layer(Tensor(x)).detach().numpy(), want, rtol=1e-9, atol=1e-9)
 
 
 def test_modules_become_half_and_bfloat16() -> None:
@@ -78,9 +59,15 @@ def test_dropout() -> None:
 
 
 NORMALISATIONS = [
-    *[("RMSNorm", (5,), (3, 5)), ("RMSNorm", ((4, 5), 1e-3, False), (3, 4, 5)), ("GroupNorm", (2, 6), (3, 6, 4))],
+    *[("LayerNorm", (5,), (3, 4, 5)), ("LayerNorm", ((4, 5), 1e-3, True, False), (3, 4, 5))],
+    *[("LayerNorm", ((5,), 1e-3, False), (3, 5)), ("RMSNorm", (5,), (3, 5))],
+    *[("RMSNorm", ((4, 5), 1e-3, False), (3, 4, 5)), ("GroupNorm", (2, 6), (3, 6, 4))],
     *[("GroupNorm", (3, 6, 1e-3, False), (3, 6)), ("BatchNorm1d", (4,), (7, 4))],
-    *[("BatchNorm1d", (4, 1e-3, None), (7, 4, 3)), ("BatchNorm1d", (4, 1e-3, 0.3, False), (7, 4, 3))],
+    *[
+        ("BatchNorm1d", (4, 1e-3, None), (7, 4, 3)),
+        ("BatchNorm1d", (4, 1e-3, 1.0), (7, 4, 3)),
+        ("BatchNorm1d", (4, 1e-3, 0.3, False), (7, 4, 3)),
+    ],
     ("BatchNorm1d", (4, 1e-5, 0.1, True, False), (7, 4)),
 ]
 
@@ -188,3 +175,118 @@ def test_an_error_within_a_model_is_one_exception_that_names_the_layer_by_its_pa
     with pytest.raises(ValueError, match="a @ b: inner dimensions differ: 3 and 2.*\n  inputs: .*\n  at ") as caught:
         mg.ones(2, 3) @ mg.ones(2, 3)
     assert caught.value.__cause__ is None and caught.value.__suppress_context__
+
+
+FUNCTIONS = {"LeakyReLU": F.leaky_relu, "LogSoftmax": F.log_softmax}  # whose names differ by more than capitals
+ACTIVATIONS = [
+    *((name, {}) for name in ("SELU", "Mish", "LogSigmoid", "ReLU6", "Hardswish", "Hardtanh", "GLU", "ELU", "GELU")),
+    *((name, {}) for name in ("ReLU", "LeakyReLU", "SiLU", "Sigmoid", "Tanh", "Softplus")),
+    ("Hardtanh", {"min_val": -0.5, "max_val": 0.25}),
+    ("GLU", {"dim": 0}),
+    ("LeakyReLU", {"negative_slope": 0.2}),
+    ("ELU", {"alpha": 0.7}),
+    ("GELU", {"approximate": "tanh"}),
+    ("Softmax", {"dim": 0}),
+    ("LogSoftmax", {"dim": -1}),
+    ("Softplus", {"beta": 2.0, "threshold": 3.0}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), ACTIVATIONS)
+def test_the_module_is_its_function(name: str, options) -> None:
+    x = mg.tensor(np.random.default_rng(0).standard_normal((6, 6)) * 4)
+    layer, function = getattr(nn, name)(*options.values()), FUNCTIONS.get(name) or getattr(F, name.lower())
+    np.testing.assert_array_equal(layer(x).numpy(), function(x, **options).numpy())
+    assert not layer.state_dict() and repr(layer).startswith(f"{name}(")
+    assert all(str(option) in repr(layer) for option in options.values())
+
+
+@pytest.mark.parametrize("name", ["ReLU", "LeakyReLU", "SiLU", "ELU", "SELU", "Mish", "ReLU6", "Hardswish", "Hardtanh"])
+def test_inplace_computes_a_new_tensor(name: str) -> None:
+    x = mg.tensor([-1.0, 2.0])
+    y = getattr(nn, name)(inplace=True)(x)
+    assert x.tolist() == [-1, 2] and y.tolist() == getattr(nn, name)()(x).tolist() != x.tolist()
+    assert nn.ReLU(True)(x).tolist() == [0, 2] and nn.Dropout(0.0, True)(x).tolist() == [-1, 2]
+
+
+def test_glu_of_an_odd_size_and_of_integers() -> None:
+    raises(ValueError, r"glu of shape \(2, 3\): expected an even size of dim -1", lambda: F.glu(mg.ones(2, 3)))
+    raises(TypeError, "glu", lambda: F.glu(mg.tensor([1, 2])))
+    assert F.glu(mg.ones(2, 4, dtype=mg.bfloat16)).dtype == mg.bfloat16
+
+
+RNG = np.random.default_rng(0)
+LOGITS, LABELS = RNG.standard_normal((6, 4)), np.array([0, 3, -100, 1, 2, 3])
+TARGET, P = RNG.uniform(0.1, 0.9, (6, 4)), RNG.uniform(0.05, 0.95, (6, 4))
+WEIGHT = np.array([0.5, 2.0, 1.0, 0.25])
+LOG_P = LOGITS - np.log(np.exp(LOGITS).sum(1, keepdims=True))
+
+LOSSES = [
+    ("CrossEntropyLoss", {}, LOGITS, LABELS),
+    ("CrossEntropyLoss", {"weight": WEIGHT, "label_smoothing": 0.1, "ignore_index": 3}, LOGITS, np.abs(LABELS % 4)),
+    ("NLLLoss", {}, LOG_P, LABELS),
+    ("NLLLoss", {"weight": WEIGHT}, LOG_P, LABELS),
+    ("MSELoss", {}, LOGITS, TARGET),
+    ("L1Loss", {}, LOGITS, TARGET),
+    ("SmoothL1Loss", {"beta": 0.5}, LOGITS, TARGET),
+    ("HuberLoss", {"delta": 0.7}, LOGITS, TARGET),
+    ("BCELoss", {"weight": WEIGHT}, P, TARGET),
+    ("BCEWithLogitsLoss", {"weight": WEIGHT, "pos_weight": WEIGHT + 1}, LOGITS, TARGET),
+    ("KLDivLoss", {"log_target": True}, LOG_P, np.log(TARGET)),
+]
+
+
+@pytest.mark.filterwarnings("ignore:reduction. 'mean' divides")  # PyTorch's advice to take "batchmean"
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize(("name", "options", "x", "target"), LOSSES, ids=[f"{c[0]}-{len(c[1])}" for c in LOSSES])
+def test_it_is_pytorchs(name, options, x, target, reduction):
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+    def loss(library, convert):
+        values = {key: convert(value) if isinstance(value, np.ndarray) else value for key, value in options.items()}
+        return getattr(library, name)(reduction=reduction, **values)(convert(x), convert(target))
+
+    ours, theirs = loss(nn, mg.tensor), loss(torch.nn, torch.tensor)
+    np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-12)
+
+
+def test_weights_move_with_the_module_and_options_show():
+    loss = nn.CrossEntropyLoss(mg.tensor(WEIGHT), label_smoothing=0.1)
+    assert [name for name, _ in loss.named_buffers()] == ["weight"] and not list(loss.parameters())
+    assert loss.to(dtype=mg.float32).weight.dtype == mg.float32
+    assert repr(nn.MSELoss("sum")) == "MSELoss(reduction='sum')"
+    for module in (nn.MSELoss, nn.CrossEntropyLoss, nn.KLDivLoss):
+        raises(ValueError, "reduction='average'; expected 'mean'", lambda module=module: module(reduction="average"))
+
+
+def test_the_divergence_per_sample():
+    x, target = mg.tensor(LOG_P), mg.tensor(TARGET / TARGET.sum(1, keepdims=True))
+    expected = (target.numpy() * (np.log(target.numpy()) - LOG_P)).sum() / 6
+    assert nn.KLDivLoss("batchmean")(x, target).item() == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(4,), (3, 4), (2, 4, 3), (2, 4, 3, 2), (0, 4)])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_log_likelihood_of_any_number_of_dimensions_is_cross_entropys(shape, weighted):
+    rng = np.random.default_rng(1)
+    x = mg.tensor(rng.standard_normal(shape), requires_grad=True)
+    dim = min(1, len(shape) - 1)
+    labels = mg.tensor(rng.integers(0, 4, shape[:dim] + shape[dim + 1 :]))
+    weight = mg.tensor(WEIGHT) if weighted else None
+    for reduction in ("mean", "sum", "none"):
+        losses = [
+            F.cross_entropy(x, labels, weight, ignore_index=2, reduction=reduction),
+            F.nll_loss(x.log_softmax(dim), labels, weight, ignore_index=2, reduction=reduction),
+        ]
+        np.testing.assert_allclose(*[loss.numpy(force=True) for loss in losses], rtol=1e-12)
+        if x.numel():
+            grads = [loss.sum().backward()[x].numpy() for loss in losses]
+            np.testing.assert_allclose(*grads, rtol=1e-10, atol=1e-12)
+
+
+def test_small_layers():
+    x = mg.tensor(RNG.standard_normal((2, 3, 4)) * 10)
+    assert nn.Identity()(x) is x
+    assert nn.Flatten()(x).shape == (2, 12) and nn.Flatten(0, 1)(x).shape == (6, 4)
+    assert repr(nn.Flatten()) == "Flatten(start_dim=1, end_dim=-1)"
+    assert nn.Unflatten(1, (3, -1))(x).shape == (2, 3, 1, 4) and "(3, -1)" in repr(nn.Unflatten(1, (3, -1)))

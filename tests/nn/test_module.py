@@ -1,4 +1,4 @@
-"""Module: attributes, names, shared weights, state, modes, conversion, repr."""
+"""Modules: parameters, buffers, state, modes, hooks and the summary."""
 
 import copy
 import gc
@@ -384,3 +384,89 @@ def test_what_was_removed_and_modules_that_are_gone_are_not_kept_in_memory() -> 
         assert [weight() for weight in weights] == [None] * 6
     finally:
         gc.enable()
+
+
+def test_hooks_see_inputs_and_outputs_in_order() -> None:
+    seen = []
+    m = nn.Sequential(nn.ReLU(), nn.Tanh())
+    for name, module in m.named_modules():
+        module.register_forward_pre_hook(lambda module, args, name=name: seen.append((name, "before", len(args))))
+        module.register_forward_hook(lambda module, args, y, name=name: seen.append((name, "after", y.shape)))
+    m(mg.ones(2))
+    order = " before, 0 before, 0 after, 1 before, 1 after,  after"
+    assert ", ".join(f"{name} {when}" for name, when, _ in seen) == order
+    assert seen[0][2] == 1 and seen[-1][2] == (2,)
+
+
+def test_hooks_may_replace_inputs_and_outputs() -> None:
+    m = nn.ReLU()
+    m.register_forward_pre_hook(lambda module, args: args[0] * 2)
+    m.register_forward_pre_hook(lambda module, args: (args[0] + 1,))
+    m.register_forward_hook(lambda module, args, y: y * 10 + args[0])
+    m.register_forward_hook(lambda module, args, y: None)
+    assert m(mg.tensor([3.0, -3.0])).tolist() == [77, -5]
+
+
+def test_handles_take_hooks_back() -> None:
+    m, calls = nn.ReLU(), []
+    handle = m.register_forward_hook(lambda *_: calls.append(1))
+    with m.register_forward_pre_hook(lambda *_: calls.append(2)):
+        m(mg.ones(1))
+    assert calls == [2, 1]
+    m(mg.ones(1))
+    assert calls == [2, 1, 1]
+    handle.remove()
+    handle.remove()
+    m(mg.ones(1))
+    assert calls == [2, 1, 1]
+
+
+def test_a_hook_may_remove_itself() -> None:
+    m, calls = nn.ReLU(), []
+
+    def once(*_) -> None:
+        calls.append(1)
+        handle.remove()
+
+    handle = m.register_forward_hook(once)
+    m.register_forward_hook(lambda *_: calls.append(2))
+    m(mg.ones(1))
+    m(mg.ones(1))
+    assert calls == [1, 2, 2]
+
+
+def test_hooks_are_not_state() -> None:
+    m = nn.Linear(2, 2)
+    m.register_forward_hook(lambda *_: None)
+    assert list(m.state_dict()) == ["weight", "bias"]
+    assert copy.deepcopy(m)(mg.ones(1, 2)).shape == (1, 2)
+
+
+def test_summary() -> None:
+    m = nn.Sequential(nn.Linear(3, 400, dtype="float64"), nn.BatchNorm1d(400))
+    m[0].bias.requires_grad_(False)
+    assert m.summary() == (
+        "name                   shape     dtype      parameters    memory\n"
+        "----------------------------------------------------------------\n"
+        "0.weight               (400, 3)  float64         1,200   9.4 KiB\n"
+        "0.bias                 (400,)    float64  400 (frozen)   3.1 KiB\n"
+        "1.weight               (400,)    float32           400   1.6 KiB\n"
+        "1.bias                 (400,)    float32           400   1.6 KiB\n"
+        "1.running_mean         (400,)    float32        buffer   1.6 KiB\n"
+        "1.running_var          (400,)    float32        buffer   1.6 KiB\n"
+        "1.num_batches_tracked  ()        int64          buffer       8 B\n"
+        "----------------------------------------------------------------\n"
+        "total of Sequential                              2,400  18.8 KiB"
+    )
+
+
+def test_shared_weights_count_once_and_nothing_is_0() -> None:
+    m = nn.Module()
+    m.a, m.b = nn.Embedding(5, 3), nn.Linear(3, 5, bias=False)
+    m.b.weight = m.a.weight
+    assert len(m.summary().splitlines()) == 5 and m.summary().endswith("15    60 B")
+    assert nn.ReLU().summary().endswith("0     0 B")
+    assert repr(m.summary()) == m.summary() and m.summary()._repr_html_().startswith("<pre>name  ")
+    big = nn.Module()
+    big.p = nn.Parameter(mg.zeros(1).expand(1024, 1024, 1024))
+    assert big.summary().endswith("1,073,741,824  4.0 GiB")
