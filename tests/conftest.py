@@ -22,7 +22,7 @@ os.environ.setdefault("MINIGRAD_GEMM", "numba")
 # A file is whole in one process: what takes long begins early, so that at the end neither process waits for the other.
 LONG = {
     *("test_train_char_gpt.py", "test_pretrained_examples.py", "test_sample.py", "test_train_char_gpt_ddp.py"),
-    *("test_train_vit_digits.py", "test_train_addition.py", "test_cli.py", "test_documents.py", "test_gpu_report.py"),
+    *("test_small_models.py", "test_cli.py", "test_documents.py", "test_gpu_report.py"),
     *("test_mpi.py", "test_faults.py", "test_launch.py", "test_kernel_cache.py"),
     # in the simulator
     *("test_flash_tensor_core.py", "test_cuda_train_gpt2.py", "test_optimizers.py", "test_training.py"),

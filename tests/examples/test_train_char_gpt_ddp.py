@@ -1,14 +1,8 @@
 """The example on several processes: it learns what one process does, and loses nothing when a rank dies."""
 
-import contextlib
 import json
-import os
-import re
-import shlex
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +14,6 @@ from ranks import RanksResult, requires_mpi, run_ranks
 from minigrad.serialization import load_checkpoint
 
 SCRIPT = EXAMPLES / "train_char_gpt_ddp.py"
-CONSTANT_RATE = ("--lr", "1e-3", "--min-lr", "1e-3")  # whatever --steps is
 pytestmark = [requires_mpi, pytest.mark.long]
 
 
@@ -82,61 +75,40 @@ def test_gpt2_on_two_processes_that_keep_shares_learns_the_same(tmp_path: Path) 
         np.testing.assert_allclose(array, whole[name], atol=1e-5, err_msg=name)
 
 
-@contextlib.contextmanager
-def running(folder: Path):
-    """A long run on two processes, whose third step is over."""
-    command = [sys.executable, "-m", "minigrad.distributed.launch", "-n", "2", "--timeout", "120", str(SCRIPT), *TINY]
-    command += shlex.split("--steps 100000 --eval-every 3 --sample-every 0 --save-every 99999 --out")
-    command += [str(folder), *CONSTANT_RATE]
-    process = subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    try:
-        assert process.stdout is not None
-        seen = []
-        for line in process.stdout:
-            seen.append(line)
-            if line.startswith("[0] step     3 "):
-                break
-        else:
-            pytest.fail("".join(seen))
-        yield process
-    finally:
-        process.terminate()
-        process.communicate(timeout=30)
+def killed(examples: str, victim: str, *arguments: str) -> None:
+    import os
+    import signal
+    import sys
+
+    sys.path.insert(0, examples)
+    import train_char_gpt_ddp as script
+
+    class Killed(script.Training):
+        def interrupted(self, received):
+            if (self.trainer.global_step, self.comm.rank) == (3, int(victim)):
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().interrupted(received)
+
+    script.Training = Killed
+    sys.argv[:] = [script.__file__, *arguments]
+    script.run_cli(script.main)
 
 
-def rank_process(folder: Path, rank: int) -> int:
-    """The process number of a rank of the run in ``folder``."""
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
-            if entry.name.isdigit():
-                words = (entry / "cmdline").read_bytes().split(b"\0")
-                mine = str(folder).encode() in words and words[1:2] == [str(SCRIPT).encode()]
-                if mine and f"OMPI_COMM_WORLD_RANK={rank}".encode() in (entry / "environ").read_bytes().split(b"\0"):
-                    return int(entry.name)
-    raise AssertionError(f"rank {rank} was not found")
-
-
-@pytest.mark.skipif(not Path("/proc").is_dir(), reason="the ranks' processes are found in /proc")
 @pytest.mark.parametrize("victim", [0, 1])
 def test_nothing_is_lost_when_a_rank_is_killed(tmp_path: Path, victim: int) -> None:
-    folder = tmp_path / "run"
-    with running(folder) as process:
-        os.kill(rank_process(folder, victim), signal.SIGKILL)
-        rest, _ = process.communicate(timeout=60)
-        assert process.returncode == 128 + signal.SIGKILL, rest
-    assert f"launch: rank {victim} failed first: killed by SIGKILL" in rest
-    assert f"[{1 - victim}] error: " in rest and "saved step" in rest, rest
-    assert f"launch -n 2 {SCRIPT} --resume --out {folder}" in rest and "MPI_ERR" not in rest, rest
-    saved = load_checkpoint(folder)
-    assert saved.step >= 3
-    last = saved.step + 4
-    launch(2, folder, "--resume", "--steps", last)
-    launch(2, tmp_path / "straight", *TINY, "--steps", last, *CONSTANT_RATE)
+    folder, flags = tmp_path / "run", (*TINY, "--lr", "1e-3", "--min-lr", "1e-3")  # the same whatever --steps is
+    result = run_ranks(2, killed, EXAMPLES, victim, *flags, "--save-every", 99, "--out", folder, returncode=137)
+    assert f"launch: rank {victim} failed first: killed by SIGKILL" in result.stderr, result.text
+    told = result.errors(1 - victim)
+    assert "error: " in told and "saved step 3" in told and "MPI_ERR" not in result.text, result.text
+    assert f"launch -n 2 {SCRIPT} --resume --out {folder}" in told, result.text
+    launch(2, folder, "--resume", "--steps", 7)
+    launch(2, tmp_path / "straight", *flags, "--steps", 7)
     expected, found = tensors(tmp_path / "straight"), tensors(folder)
     for name in expected:
         np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
     if victim:
-        shown = launch(3, folder, "--resume", "--steps", last + 1).lines(0)  # of each batch of 2, one rank has nothing
+        shown = launch(3, folder, "--resume", "--steps", 8).lines(0)  # of each batch of 2, one rank has nothing
         assert "all 3 ranks hold the same weights, bit for bit" in shown
 
 
@@ -155,28 +127,6 @@ def test_a_job_that_may_start_again_names_its_folder(tmp_path: Path) -> None:
     for script, folder in (("train_char_gpt_ddp.py", ()), ("train_gpt2.py", ("--preset", "tiny"))):
         result = spawned(script, *folder, cwd=tmp_path, env={"MINIGRAD_RESTART": "0"}, returncode=None)
         assert_refused(result, 2, "with --max-restarts give the run's folder, --out")
-
-
-@pytest.mark.skipif(not Path("/proc").is_dir(), reason="the ranks' processes are found in /proc")
-@pytest.mark.parametrize("to", ["launcher", "rank 1"])
-def test_a_signal_finishes_the_step_and_saves(tmp_path: Path, to: str) -> None:
-    """Sent to the launcher, or to one rank, which tells the other; the command that it shows goes on."""
-    folder = tmp_path / "run"
-    number = signal.SIGINT if to == "launcher" else signal.SIGTERM
-    with running(folder) as process:
-        os.kill(process.pid if to == "launcher" else rank_process(folder, 1), number)
-        rest, _ = process.communicate(timeout=60)
-        assert process.returncode == 128 + number, rest
-    assert "error" not in rest and "Traceback" not in rest
-    stopped = re.search(r"^\[0\] stopped after step (\d+), saved. To go on:\n\[0\]   python (.*)$", rest, re.M)
-    assert stopped, rest
-    step = int(stopped[1])
-    assert step >= 3 and load_checkpoint(folder).step == step
-    if to != "launcher":
-        return  # the command is the same
-    command = [sys.executable, *shlex.split(stopped[2]), "--steps", str(step + 2)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
-    assert done.returncode == 0 and f"steps {step + 1} to {step + 2}" in done.stdout, done.stdout + done.stderr
 
 
 def late(examples: str, *arguments: str) -> None:
