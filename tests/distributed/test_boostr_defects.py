@@ -11,10 +11,10 @@ from functools import partial
 import numpy as np
 import pytest
 from data_parallel import HOOKED, KINDS, Scenario, feed, make_trainer, parameters, run, shares, store
-from in_threads import in_threads
+from in_threads import good, in_threads, outcomes
 
 import minigrad
-from minigrad import GradStore, Tensor, optim
+from minigrad import GradStore, Tensor, TensorId, optim
 from minigrad import distributed as dist
 
 ALL_KINDS = pytest.mark.parametrize("kind", KINDS)
@@ -146,3 +146,30 @@ def test_defect_10_ranks_without_gradients_neither_hang_nor_miss_a_step(comm: di
         assert metrics is not None and metrics.step == trainer.optimizer.timestep == step
     assert ("0" in trainer.state_dict(params)[1]["optimizer"]["steps"]) == (who != "nobody")
     trainer.assert_replicas_identical(params)
+
+
+# --------------------------------------------------------------------- what boostr's own tests ask for, with its values
+
+
+@pytest.mark.parametrize("kind", [dist.SimpleTrainer, dist.DistributedTrainer, dist.FusedDistributedOptimizer])
+def test_a_gradient_belongs_to_the_tensor_under_its_key(kind):
+    """The seed makes ids of its own: the same one is the key of a parameter and of its gradient."""
+    (first, second), ids = parameters((2,), (1,)), [TensorId.new(), TensorId.new()]
+    grads = GradStore()
+    for id, value in zip(ids, ([0.1, -0.2], [0.3]), strict=True):
+        grads.insert(id, Tensor(np.array(value, np.float32)))
+    trainer = kind() if kind is dist.SimpleTrainer else kind(None, dist.NoOpCommunicator())
+    assert trainer.step({ids[1]: second, ids[0]: first}, grads, 0.5) is not None
+    assert first[0].item() < 0 < first[1].item() and second.item() < 0
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_distributed_trainer_send_sync(world):
+    """Rust's ``Send + Sync``: a trainer made in one thread is used in others, one after the other."""
+    params = [parameters((2,)) for _ in range(world)]
+    comms = dist.ThreadCommunicator.group(world, timeout=20)
+    trainers = [dist.DistributedTrainer(dist.TrainingConfig(), comm) for comm in comms]
+    for turn in range(2):
+        step = lambda rank: trainers[rank].step(params[rank], store(params[rank], [0.1]), 0.5)  # noqa: E731
+        steps = good([*outcomes(range(world), step).values()])
+        assert [metrics.step for metrics in steps] == [turn + 1] * world

@@ -298,6 +298,9 @@ def test_a_damaged_state_is_refused_and_nothing_changes(damage):
 def test_gradients_must_be_a_grad_store() -> None:
     p = minigrad.tensor([1.0], requires_grad=True)
     raises(TypeError, "the GradStore that loss.backward.. returned, not dict", SimpleTrainer().step, [p], {}, 1.0)
+    for given in (p, 3, minigrad.nn.Linear(2, 2)):
+        words = rf"params is a {type(given).__name__}, expected .*model.named_parameters\(\)"
+        raises(TypeError, words, SimpleTrainer().step, given, p.backward(), 0.5)
     raises(ValueError, "max_grad_norm is 'a'", lambda: TrainingConfig(max_grad_norm="a"))
 
 
