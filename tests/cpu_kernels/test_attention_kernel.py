@@ -6,6 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minigrad.cpu_kernels import attention
+from minigrad.cpu_kernels.toolbox.jit import kernel
+from minigrad.cpu_kernels.toolbox.register_tile import pointer, row_maximum, tile_columns
 from minigrad.ops.attention import Options
 from minigrad.plain_kernels import attention as plain
 
@@ -168,3 +170,35 @@ def test_a_token_extends_a_cache(dtype, sizes, monkeypatch):
     keys, values = np.repeat(cache[:, :, :, : n + 1], H // Hkv, 2).astype(np.float64)
     p = np.exp(q @ keys.swapaxes(2, 3) / np.sqrt(D))
     np.testing.assert_allclose(found, p @ values / p.sum(-1, keepdims=True), rtol=1e-4, atol=1e-5)
+
+
+@kernel
+def _largest(x, tiles, start):
+    return row_maximum(pointer(x), tiles * tile_columns(pointer(x)), start)
+
+
+@kernel
+def _columns(x):
+    return tile_columns(pointer(x))
+
+
+@pytest.mark.parametrize("tiles", [1, 2, 5])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_maximum_of_a_row(tiles, dtype):
+    """Wherever the largest element is, with numbers of either sign, and NaN and infinities among them."""
+    lowest = dtype(-np.inf)
+    count = tiles * 128 // np.dtype(dtype).itemsize  # at least as many as one tile has, of the longest vectors
+    for sign in (-1, 1):
+        x = (sign * RNG.uniform(1, 2, count)).astype(dtype)
+        used = x[: tiles * _columns(x)]
+        assert _largest(x, tiles, lowest) == used.max()
+        for i in range(len(used)):
+            moved = x.copy()
+            moved[i] = 3
+            assert _largest(moved, tiles, lowest) == 3
+            assert _largest(moved, tiles, dtype(4)) == 4
+        x[: len(used) - 1] = np.nan
+        assert _largest(x, tiles, lowest) == used[-1]
+        assert _largest(np.full_like(x, np.nan), tiles, lowest) == lowest
+        x[0] = np.inf
+        assert _largest(x, tiles, lowest) == np.inf

@@ -37,3 +37,9 @@ def test_backward_takes_statistics_and_gradients_of_any_layout_and_width():
     expected = cross_entropy.backward(dlosses, logits, targets, lse, options)
     found = cross_entropy.backward(dlosses.astype(np.float64), logits, targets, np.repeat(lse, 2)[::2], options)
     np.testing.assert_array_equal(found, expected)
+
+
+def test_an_array_for_the_gradient_is_checked() -> None:
+    arguments = np.ones(3), np.zeros((3, 2)), np.zeros(3, int), (IGNORE, 0.0, None), np.zeros((2, 3)).T
+    with pytest.raises(ValueError, match=r"dlogits must be a contiguous float64 array of shape \(3, 2\)"):
+        cross_entropy.forward_backward(*arguments)
