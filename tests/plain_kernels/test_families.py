@@ -135,11 +135,14 @@ CASES = {
         ),
         ((4, 5),),
     ),
-    "cross-entropy in one pass": Case(
-        lambda k, x: k.cross_entropy.forward_backward(np.ones(4, x.dtype), x, TARGETS, OPTIONS)[0],
-        lambda k, dy, x: k.cross_entropy.forward_backward(dy, x, TARGETS, OPTIONS)[2:],
-        ((4, 5),),
-    ),
+    **{
+        f"cross-entropy in one pass{words}": Case(
+            lambda k, x, o=options: k.cross_entropy.forward_backward(np.ones(4, x.dtype), x, TARGETS, o)[0],
+            lambda k, dy, x, o=options: k.cross_entropy.forward_backward(dy, x, TARGETS, o)[2:],
+            ((4, 5),),
+        )
+        for words, options in {"": OPTIONS, " unweighted": (*OPTIONS[:2], None), " alone": (9, 0.0, None)}.items()
+    },
     "cross-entropy of a linear layer": Case(
         lambda k, x, w: linear_loss(k, x, w)[0],
         lambda k, dy, x, w: k.linear_cross_entropy.backward(dy, x, *linear_loss(k, x, w, (True, True))[1:], 3.0),
