@@ -17,6 +17,7 @@ import textwrap
 from types import CodeType
 from typing import Any
 
+import loading  # noqa: F401  # first
 import numpy as np
 from command_line import BAR, Parser, UsageError, run_cli
 from estimate import announced_mlp

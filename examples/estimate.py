@@ -22,6 +22,7 @@ from minigrad.tools.free_memory import BLOCK_SECONDS, free_memory, in_words
 
 Widths = tuple[Sequence[int], int, int]  # of the layers; the rows of a step, and of all data
 PROCESS = 300 << 20  # bytes of Python, the libraries and the kernels
+LAYER = 1e-4  # seconds of the host for a linear layer in a step, forward, backward and update; a block has four
 SAVING = 7  # times the weights, while a checkpoint is written: copies of weights and moments, and of the files
 
 
@@ -60,7 +61,7 @@ def announced(
 
     check(config, needed, ("batch_size", *sizes), batch_size, device, [])
     flops = steps * batch_size * config.block_size * flops_per_token(config, parameters)
-    time_needed = f", {at_best(flops / cpu_flops())}" if device.type == "cpu" else ""
+    time_needed = f", {between(flops, 4 * config.n_layer * steps)}" if device.type == "cpu" else ""
     return f"about {in_words(needed(batch_size))} of memory{time_needed}"
 
 
@@ -83,8 +84,8 @@ def announced_mlp(sizes: Callable[..., Widths], flags: dict[str, int], steps: in
             f"{weights:,} parameters and {data:,} rows need about {in_words(needed(**flags))} of memory, and "
             f"{in_words(free)} are free on cpu; {fitting(needed, flags, free) or 'there is no smaller one'}"
         )
-    seconds = 6 * weights * rows * steps / cpu_flops() + asleep
-    return f"{weights:,} parameters; about {in_words(needed(**flags))} of memory, {at_best(seconds)}"
+    time_needed = between(6 * weights * rows * steps, (len(widths) - 1) * steps, asleep)
+    return f"{weights:,} parameters; about {in_words(needed(**flags))} of memory, {time_needed}"
 
 
 def check(
@@ -117,9 +118,13 @@ def fitting(needed: Callable[..., int], flags: dict[str, int], free: int) -> str
     return ""
 
 
-def at_best(seconds: float) -> str:
-    """The time of products alone, in words."""
-    return f"{duration(seconds) if seconds >= 1 else 'less than 1 s'} at best"
+def between(flops: float, layers: int, asleep: float = 0.0) -> str:
+    """How long steps take, in words: from the time of their products and of the host for that many linear layers to
+    four times that, for the other operations, validation and samples; beside other programs it is more."""
+    seconds = flops / cpu_flops() + layers * LAYER
+    if 4 * seconds + asleep < 5:
+        return "some seconds"
+    return f"{duration(seconds + asleep)} to {duration(4 * seconds + asleep)} on a free CPU"
 
 
 def step_bytes(settings: Settings, vocab_size: int, batch_size: int, device: Device = CPU) -> int:
@@ -145,22 +150,22 @@ def flops_per_token(settings: Settings | GPT2Config, parameters: int) -> int:
     return 6 * weights + 12 * settings.n_layer * settings.block_size * settings.n_embd
 
 
-def seconds_at_least(settings: Settings, parameters: int) -> float:
-    """The time of the steps' products on this CPU, at the speed of a large product."""
-    tokens = settings.steps * settings.grad_accum * settings.batch_size * settings.block_size
-    return tokens * flops_per_token(settings, parameters) / cpu_flops()
+def time_of(settings: Settings, parameters: int) -> str:
+    """How long the run's steps take on this CPU; half dtypes, which it computes in float32, take twice as long."""
+    batches, dtype = settings.steps * settings.grad_accum, getattr(minigrad, getattr(settings, "dtype", "float32"))
+    flops = batches * settings.batch_size * settings.block_size * flops_per_token(settings, parameters)
+    return between(flops * (2 if is_half(dtype) else 1), 4 * settings.n_layer * batches)
 
 
 def cpu_flops() -> float:
-    """Operations a second of products of NumPy's on all threads: the best of some that are small enough for one thread,
-    as several would wait for each other where another program has the cores; and no kernel is compiled."""
-    x = np.ones((96, 96), np.float32)
-    best, end = float("inf"), time.perf_counter() + 0.1
-    while time.perf_counter() < end:
-        before = time.perf_counter()
+    """Operations a second of NumPy's products on all threads: of some that one thread computes, as several would wait
+    for each other where another program has the cores; and no kernel is compiled."""
+    x = np.ones((16, 64, 64), np.float32)
+    count, began = 0, time.perf_counter()
+    while (seconds := time.perf_counter() - began) < 0.1:
         x @ x
-        best = min(best, time.perf_counter() - before)
-    return 2 * len(x) ** 3 / best * minigrad.get_num_threads()
+        count += 1
+    return 2 * x.size * x.shape[-1] * count / seconds * minigrad.get_num_threads()
 
 
 def duration(seconds: float) -> str:

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import loading  # noqa: F401  # first
 import numpy as np
 from command_line import BAR, Parser, RunError, UsageError, as_typed, choose_device, how_to_run, run_cli
 from estimate import announced

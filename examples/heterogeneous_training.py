@@ -16,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import loading  # noqa: F401  # first
 import numpy as np
 from command_line import Parser, UsageError, run_cli
 from estimate import announced_mlp

@@ -1,6 +1,6 @@
 """Says in a terminal, before the libraries are imported, that this takes a second, and several on a busy machine.
 
-The next line is written over it.
+The next line is written over it. Ctrl-C ends an example in one line from here on: see ``minigrad/interrupt.py``.
 """
 
 import sys
@@ -9,3 +9,5 @@ WORD = "loading"
 
 if sys.stderr.isatty():
     print(WORD, end="\r", file=sys.stderr, flush=True)
+
+import minigrad  # noqa: E402, F401

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import loading  # noqa: F401  # first
 import numpy as np
 from command_line import BAR, Parser, UsageError, run_cli
 from estimate import announced_mlp

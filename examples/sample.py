@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import loading  # noqa: F401  # first
 from attention_picture import draw, figure_class
 from char_run import latest_folder, load_run
 from command_line import Parser, choose_device, run_cli

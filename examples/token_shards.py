@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import loading  # noqa: F401  # first
 import numpy as np
 import numpy.typing as npt
 from command_line import BAR, Parser, UsageError, how_to_run, run_cli

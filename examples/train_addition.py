@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 import time
 
+import loading  # noqa: F401  # first
 import numpy as np
 from command_line import BAR, Parser, UsageError, run_cli
 from estimate import announced

@@ -26,10 +26,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import loading  # noqa: F401  # first
 import numpy as np
 from char_run import Run, Settings, folder_to_resume, load_run, new_folder, save_run
 from command_line import BAR, Parser, RunError, UsageError, as_typed, choose_device, describe, how_to_run, run_cli
-from estimate import at_best, check_memory, duration, in_words, seconds_at_least, step_bytes
+from estimate import check_memory, duration, in_words, step_bytes, time_of
 from tqdm.auto import tqdm
 
 import minigrad
@@ -255,7 +256,7 @@ class TrainingRun:
         memory = step_bytes(s, self.run.tokenizer.vocab_size, -(-s.batch_size // parts), self.model.device)
         if self.model.device.type != "cpu":
             return f"about {in_words(memory)} of memory"
-        return f"about {in_words(memory)} of memory, {at_best(seconds_at_least(s, self.model.num_parameters()))}"
+        return f"about {in_words(memory)} of memory, {time_of(s, self.model.num_parameters())}"
 
     def profile_steps(self, received: list[int]) -> int:
         """The first steps, without a capture; says where their time goes. Returns as ``make_steps``."""

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+import loading  # noqa: F401  # first
 import numpy as np
 from char_run import Run, Settings, folder_to_resume, new_folder, run_contents, run_of, run_state
 from command_line import Parser, UsageError, run_cli

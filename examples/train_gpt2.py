@@ -22,6 +22,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import loading  # noqa: F401  # first
 import numpy as np
 from char_run import Run, folder_to_resume, new_folder, run_of
 from command_line import Parser, UsageError, describe, run_cli

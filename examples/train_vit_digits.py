@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import time
 
+import loading  # noqa: F401  # first
 import numpy as np
 from command_line import BAR, Parser, UsageError, run_cli
 from digit_images import SIZE, draw_digits, show

@@ -1,7 +1,11 @@
 """minigrad: a small deep-learning framework to read, to learn from, and to train transformers with."""
 
 import os as _os
+from math import e, inf, nan, pi
 
+from . import interrupt as _interrupt  # noqa: F401  # first: it is there while the others are imported
+
+# isort: split
 from . import cuda, data, nn, optim, profiler
 from . import hints as _hints
 from .autograd import Function
@@ -46,7 +50,7 @@ __all__ = [
     # What a tensor is
     "Tensor", "TensorId", "Device", "DeviceError", "bfloat16", "bool_", "float16", "float32", "float64", "int32",
     "int64", "uint8", "default_dtype", "get_default_dtype", "set_default_dtype", "promote_types", "result_type",
-    "finfo", "iinfo", "is_tensor", "is_floating_point", "numel", "set_printoptions",
+    "finfo", "iinfo", "e", "inf", "nan", "pi", "is_tensor", "is_floating_point", "numel", "set_printoptions",
     # Automatic differentiation, modes, settings
     "Function", "GradStore", "BackwardHook", "backward", "no_grad", "enable_grad", "set_grad_enabled",
     "is_grad_enabled", "checkpoint", "detect_anomaly", "autocast", "is_autocast_enabled", "get_autocast_dtype",

@@ -1,6 +1,6 @@
 """Functions that make tensors, with PyTorch's names and arguments, and those that join several."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -246,11 +246,18 @@ def randperm(n: int, *, device: Place = CPU, generator: Source = None) -> Tensor
     return Tensor.wrap(device.kernels.random.permutation(n, *(generator or default_generator).next()), device)
 
 
+def _listed(name: str, tensors: Any) -> list[Tensor]:
+    """The tensors, if they are tensors in a list or the like."""
+    found = [] if isinstance(tensors, TensorCore) or not isinstance(tensors, Iterable) else list(tensors)
+    if not found or not all(isinstance(t, TensorCore) for t in found):
+        given = ", ".join(dict.fromkeys(type(t).__name__ for t in (found or [tensors])))
+        raise bad_type(f"{name} of {given}; expected a non-empty list of tensors, such as {name}([x, y])")
+    return found
+
+
 def cat(tensors: Sequence[Tensor], dim: int | None = None, *, axis: int | None = None) -> Tensor:
     """The tensors one after the other along ``dim`` (or ``axis``; 0); all other sizes must agree."""
-    tensors = list(tensors)
-    if not tensors or not all(isinstance(t, TensorCore) for t in tensors):
-        raise bad_type("cat: expected a non-empty sequence of tensors")
+    tensors = _listed("cat", tensors)
     if not tensors[0].ndim:
         raise bad_value("cat: 0-d tensors cannot be joined; use stack")
     axis = shapes.one_dim(dim, axis, tensors[0].ndim) or 0
@@ -264,9 +271,7 @@ concat = concatenate = cat
 
 def stack(tensors: Sequence[Tensor], dim: int | None = None, *, axis: int | None = None) -> Tensor:
     """The tensors, of equal shape, along a new dimension ``dim`` (or ``axis``; 0)."""
-    tensors = list(tensors)
-    if not tensors:
-        raise bad_type("stack: expected a non-empty sequence of tensors")
+    tensors = _listed("stack", tensors)
     if any(t.shape != tensors[0].shape for t in tensors):
         raise bad_value(f"stack: shapes {[t.shape for t in tensors]} differ; cat joins them along a dimension")
     axis = shapes.one_dim(dim, axis, tensors[0].ndim + 1) or 0
@@ -275,13 +280,13 @@ def stack(tensors: Sequence[Tensor], dim: int | None = None, *, axis: int | None
 
 def hstack(tensors: Sequence[Tensor]) -> Tensor:
     """The tensors side by side: along dimension 1, vectors and 0-d tensors (as vectors of one element) along 0."""
-    tensors = [t if t.ndim else t.reshape(1) for t in tensors]
-    return cat(tensors, min(tensors[0].ndim - 1, 1) if tensors else 0)
+    tensors = [t if t.ndim else t.reshape(1) for t in _listed("hstack", tensors)]
+    return cat(tensors, min(tensors[0].ndim - 1, 1))
 
 
 def vstack(tensors: Sequence[Tensor]) -> Tensor:
     """The tensors below each other, along dimension 0; vectors and 0-d tensors are rows."""
-    return cat([t if t.ndim > 1 else t.reshape(1, t.numel()) for t in tensors])
+    return cat([t if t.ndim > 1 else t.reshape(1, t.numel()) for t in _listed("vstack", tensors)])
 
 
 def meshgrid(*tensors: Any, indexing: str = "ij") -> tuple[Tensor, ...]:
@@ -324,4 +329,5 @@ def where(condition: Tensor, x: Operand, y: Operand) -> Tensor:
     return x.where(condition, y)
 
 
+hints.complete(__name__)
 hints.list_names(__name__)

@@ -64,9 +64,7 @@ def _parse(equation: str, operands: tuple[Tensor, ...]) -> tuple[list[Labels], L
             raise bad_value(f"einsum {equation!r}: {text!r} is not of letters and '...'; '->' stands before the output")
         hidden = x.ndim - len(term[1]) - len(term[3])
         if hidden < 0 or (hidden and not term[2]):
-            raise bad_value(
-                f"einsum {equation!r}: operand {len(labels)} has shape {x.shape}; expected one letter a dimension"
-            )
+            raise bad_value(f"einsum {equation!r}: operand {len(labels)} is {x.shape}; a dimension needs a letter")
         labels.append([*term[1], *range(-hidden, 0), *term[3]])
     every = [label for found in labels for label in found]
     hidden = max((-label for label in every if isinstance(label, int)), default=0)

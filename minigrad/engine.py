@@ -101,8 +101,8 @@ def _seed(root: Any, gradient: Any, kernels: Any) -> Any:
     seed = gradient.data if isinstance(gradient, TensorCore) else kernels.as_array(gradient)
     if seed.shape != root.data.shape or seed.dtype != root.data.dtype:
         raise bad_value(
-            f"gradient has shape {tuple(seed.shape)} and dtype {seed.dtype}, "
-            f"but the tensor has {tuple(root.data.shape)} and {root.data.dtype}"
+            f"gradient is a {type(gradient).__name__} of shape {tuple(seed.shape)} and dtype {seed.dtype}, but the "
+            f"tensor has {tuple(root.data.shape)} and {root.data.dtype}; a loss needs none: loss.backward()"
         )
     return seed
 
@@ -278,9 +278,7 @@ def _sum_to(name: str, i: int, grad: Any, shape: tuple[int, ...], kernels: Any) 
     """Undo broadcasting: sum ``grad`` over the dimensions that broadcasting added or stretched."""
     extra = grad.ndim - len(shape)
     if extra < 0 or any(n != m and n != 1 for n, m in zip(shape, grad.shape[extra:], strict=True)):
-        raise bad_state(
-            f"{name}.backward returned a gradient of shape {tuple(grad.shape)} for input {i} of shape {tuple(shape)}"
-        )
+        raise bad_state(f"{name}.backward returned a gradient of {tuple(grad.shape)} for input {i} of {tuple(shape)}")
     axes = tuple(range(extra)) + tuple(extra + j for j, n in enumerate(shape) if n == 1 and grad.shape[extra + j] != 1)
     total = kernels.reduce.sum(grad, axes, False)
     return total if total.shape == shape else total.reshape(shape)

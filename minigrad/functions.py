@@ -22,20 +22,17 @@ from .tensor import Operand, Tensor
 def _function(method: F) -> F:
     """The method as a function, which tells what to pass if its first argument is no tensor."""
     name = method.__name__
+    called = hints.answering(method) if hints.OFTEN.fullmatch(name) else method
 
-    def of_one(x: Any, **wrong: Any) -> Any:  # in half the time
-        if isinstance(x, TensorCore) and not wrong:
-            return method(x)
-        return of_more(x, **wrong)
+    def of_one(x: Any, *more: Any, **wrong: Any) -> Any:  # in half the time
+        if isinstance(x, TensorCore) and not more and not wrong:
+            return called(x)
+        return of_more(x, *more, **wrong)
 
     def of_more(x: Any, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(x, TensorCore):
             raise bad_type(f"{name} of a {type(x).__name__}: expected a tensor; make one with minigrad.tensor(...)")
-        try:
-            return method(x, *args, **kwargs)
-        except TypeError as error:
-            hints.answer(error)
-            raise
+        return called(x, *args, **kwargs)
 
     function = functools.wraps(method)(of_one if len(inspect.signature(method).parameters) == 1 else of_more)
     function.__module__, function.__qualname__ = __name__, name

@@ -1,10 +1,13 @@
 """What a program does with all gradients of a GradStore at once, and a warning about those that it never reads."""
 
 import math
+import numbers
 import sys
 import warnings
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
+
+from .errors import expect
 
 if TYPE_CHECKING:
     from .device import Device
@@ -17,6 +20,7 @@ class GradArithmetic:
     """Methods of GradStore."""
 
     __slots__ = ()
+    __array_ufunc__ = None  # number of NumPy's * store asks the store
     _line: tuple[str, int]  # of a store that nothing has read: where ``backward`` was called
 
     def __reduce_ex__(self: "GradStore", protocol: Any) -> Any:
@@ -31,10 +35,27 @@ class GradArithmetic:
         sums = {number: mine[number] + grad if number in mine else grad.clone() for number, grad in theirs}
         return type(self)({number: grad.clone() for number, grad in mine.items() if number not in sums} | sums)
 
-    def scale_(self: "GradStore", factor: float) -> "GradStore":
+    def __radd__(self: "GradStore", zero: Any) -> Any:  # as sum() begins
+        return self * 1 if isinstance(zero, int) and zero == 0 else NotImplemented
+
+    def __mul__(self: "GradStore", factor: Any) -> "GradStore":
+        """A new store, of all gradients times a number."""
+        grads = {number: grad.clone() for number, grad in self.numbered()}
+        return type(self)(grads).scale_(factor)
+
+    def __truediv__(self: "GradStore", divisor: Any) -> "GradStore":
+        """A new store, of all gradients times 1 / ``divisor``."""
+        return self * _number(divisor, -1)
+
+    def __itruediv__(self: "GradStore", divisor: Any) -> "GradStore":
+        return self.scale_(_number(divisor, -1))
+
+    def scale_(self: "GradStore", factor: Any) -> "GradStore":
         """Multiply all gradients in place, by 1 / n for the mean of n added micro-batches; returns the store."""
-        scale_grads(self.values(), factor)
+        scale_grads(self.values(), _number(factor))
         return self
+
+    __rmul__, __imul__ = __mul__, scale_
 
     def norm(self: "GradStore") -> float:
         """The norm of all gradients, taken as one vector; 0.0 where there are none."""
@@ -44,6 +65,14 @@ class GradArithmetic:
         """The gradients of a model's parameters by their names, without those that have none."""
         pairs = ((name, self.get(p)) for name, p in model.named_parameters())
         return {name: grad for name, grad in pairs if grad is not None}
+
+
+def _number(x: Any, power: int = 1) -> float:
+    """A factor, or for the power -1 one over a divisor, of a number or a tensor of one element."""
+    number = x.item() if hasattr(x, "item") else x
+    good = isinstance(number, numbers.Real) and math.isfinite(number) and (number != 0 or power > 0)
+    expect(good, "grads * x, grads / x or grads.scale_(x): x", x, "a finite number, which divides if it is not 0")
+    return float(number) ** power
 
 
 _told: set[tuple[str, int]] = set()

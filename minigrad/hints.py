@@ -6,6 +6,7 @@
 import difflib
 import functools
 import importlib
+import inspect
 import opcode
 import re
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace, TracebackType
 from typing import Any
 
+from . import method_help
 from .errors import located, without_ours
 from .modes import F
 
@@ -105,9 +107,8 @@ def answer_for(module: str, *, searched: bool = False) -> None:
         frame = sys._getframe(1)
         if frame.f_code.co_code[frame.f_lasti] == opcode.opmap["IMPORT_FROM"]:
             # Which passes over an AttributeError, and then says only that the name cannot be imported.
-            raise ImportError(
-                str(error).replace(f"module {module!r} has no attribute", f"{module} has no"), name=module
-            )
+            said = str(error).replace(f"module {module!r} has no attribute", f"{module} has no")
+            raise ImportError(said, name=module)
         raise error
 
     vars(sys.modules[module])["__getattr__"] = named
@@ -127,8 +128,8 @@ def make_modules() -> None:
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        answer(error)
         previous(kind, error, trace)
-        say(error)
 
     sys.excepthook = hook
     if (shell := getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()) and not shell.custom_exceptions:
@@ -137,9 +138,9 @@ def make_modules() -> None:
 
 def _show(shell: Any, kind: type, error: BaseException, trace: TracebackType, tb_offset: int | None = None) -> None:
     """Let IPython show an error, which hides all of our frames but the last, without that one."""
+    answer(error)
     without_ours(error)
     shell.showtraceback((kind, error, trace), tb_offset=tb_offset)
-    say(error)
 
 
 class _DeviceModule(ModuleType):
@@ -155,32 +156,57 @@ def _find_spec(name: str, path: Any = None, target: Any = None) -> None:
         raise ModuleNotFoundError(f"No module named {name!r}; {HINTS['modules'][name]}", name=name)
 
 
-def answering(function: F) -> F:
-    """The function, whose error about an argument under PyTorch's name says what to use, whoever catches it."""
+OFTEN = re.compile(
+    "_.*|embedding|check_indices|linear|feed_forward|(layer|rms)_norm|gelu|silu|rope|dropout|.*(attention|entropy)|"
+    "arange|randint|numel|to|detach|numpy|item|backward|transpose|reshape|view|unbind"
+)
+"""What every step of a transformer calls: an error about their arguments says what to use only where it is shown."""
 
-    @functools.wraps(function)
+
+def complete(owner: type | str, described: str | None = None) -> None:
+    """Let the functions of a class, or those that a module defines, answer for arguments, and describe them for
+    ``help``, as methods of the class ``described``, or "" for functions."""
+    place = sys.modules[owner] if isinstance(owner, str) else owner
+    made: dict[Any, Any] = {}
+    for name, function in [*vars(place).items()]:
+        if inspect.isfunction(function) and (place is owner or function.__module__ == owner):
+            if function not in made:  # some have several names
+                if described is not None:
+                    method_help.describe(function, described)
+                made[function] = function if OFTEN.fullmatch(name) else answering(function)
+            setattr(place, name, made[function])
+
+
+def answering(function: F) -> F:
+    """The function, whose error about its arguments says what to use, whoever catches it."""
+
     def call(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True  # IPython and pytest look for it
         try:
             return function(*args, **kwargs)
         except TypeError as error:
-            answer(error)
+            answer(error, function)
             raise
 
-    return call  # type: ignore[return-value]  # functools.wraps keeps the signature
+    call.__code__ = call.__code__.replace(co_name=function.__name__)  # what tracebacks and captures call it
+    return functools.wraps(function)(call)  # type: ignore[return-value]  # which keeps the signature
 
 
-def answer(error: TypeError) -> None:
-    """Add to an error about an argument under PyTorch's name what to use."""
-    if text := explained(error):
+def answer(error: BaseException, function: Any = None) -> None:
+    """Add to an error of Python's own what to use; or how the function is called, which was not entered."""
+    text = explained(error)
+    if text is None and function and error.__traceback__ and error.__traceback__.tb_next is None:
+        text = f"it is {signature(function)}"
+    if text and isinstance(error, Exception):
         error.args = (f"{error}; {text}",)
         located(error)
 
 
-def say(error: BaseException | None) -> None:
-    """Print what there is to say below an error that has just been shown."""
-    if text := explained(error):
-        print(f"minigrad: {text}", file=sys.stderr)
+def signature(function: Any) -> str:
+    """The name of a function or method, and its arguments with their defaults."""
+    shown = [p.replace(annotation=p.empty) for p in inspect.signature(function).parameters.values()]
+    name = function.__qualname__.removesuffix(".__init__").rpartition("<locals>.")[2]
+    return name + str(inspect.Signature([p for p in shown if p.name != "self"]))
 
 
 def explained(error: BaseException | None) -> str | None:
@@ -191,6 +217,8 @@ def explained(error: BaseException | None) -> str | None:
         if kinds[0] == "ndarray" and hasattr(sys.modules["minigrad.tensor"].Tensor, str(error.name)):
             return f"p.data is the NumPy array; use with minigrad.no_grad(): p.{error.name}(...)"
         return next((HINTS[kind][error.name] for kind in kinds if error.name in HINTS.get(kind, {})), None)
+    if isinstance(error, KeyError) and hasattr(next(iter(error.args), None), "requires_grad"):
+        return "its keys are the ids of tensors: optimizer.state[p.id]"
     if isinstance(error, TypeError) and str(error) == "'int' object is not callable":
         line = traceback.extract_tb(error.__traceback__)[-1].line or ""
         return "p.data is the NumPy array; use p.size(...)" if ".data.size(" in line else None

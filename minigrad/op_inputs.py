@@ -3,31 +3,39 @@
 from typing import Any
 
 from . import autograd
-from .errors import bad_state, located
+from .errors import bad_state, bad_type, located
 
 WRITTEN = {"MatMul": "a @ b", "Add": "a + b", "Sub": "a - b", "Mul": "a * b", "Div": "a / b", "Index": "x[...]"}
 """What a program says for an operation, where that is no name."""
 
 
+def written(cls: type[Any]) -> str:
+    """What a program says for an operation."""
+    return WRITTEN.get(cls.__name__, cls.__name__)
+
+
 def explained(cls: type[Any], error: Exception, inputs: tuple[Any, ...]) -> Exception | None:
     """The error of ``forward`` with the op and its inputs; None for errors of other kinds, which explain themselves."""
     kind = type(error)
-    if any(isinstance(x, autograd.TensorCore) and isinstance(x.data, autograd.TensorCore) for x in inputs):
-        text = "to a tensor, but it is an array; to change values: with minigrad.no_grad(): p.copy_(tensor)"
-        return located(TypeError(f"{WRITTEN.get(cls.__name__, cls.__name__)}: the .data of an input was set {text}"))
+    for x in inputs:
+        if isinstance(x, autograd.TensorCore) and not isinstance(x.data, x.device.kernels.Array):
+            return no_array(written(cls), x)
     if kind not in (ValueError, IndexError, OverflowError) or not isinstance(next(iter(error.args), None), str):
         return None
     reason = _broadcast_problem(inputs) if "broadcast together" in str(error) else str(error)
-    return located(kind(f"{WRITTEN.get(cls.__name__, cls.__name__)}: {reason}\n  inputs: {describe(inputs)}"))
+    return located(kind(f"{written(cls)}: {reason}\n  inputs: {describe(inputs)}"))
+
+
+def no_array(where: str, x: Any) -> TypeError:
+    """The error for a tensor whose ``data`` is no array."""
+    found = f"the .data of a tensor was set to a {type(x.data).__name__}, but it is an array"
+    return bad_type(f"{where}: {found}; to change values: with minigrad.no_grad(): p.copy_(tensor)")
 
 
 def mixed_devices(cls: type[Any], inputs: tuple[Any, ...]) -> RuntimeError:
     """The error for inputs on several devices."""
-    return bad_state(
-        f"{WRITTEN.get(cls.__name__, cls.__name__)}: inputs are on different devices; "
-        "move them to one with .to(device)\n"
-        f"  inputs: {describe(inputs)}"
-    )
+    problem = "inputs are on different devices; move them to one with .to(device)"
+    return bad_state(f"{written(cls)}: {problem}\n  inputs: {describe(inputs)}")
 
 
 def _broadcast_problem(inputs: tuple[Any, ...]) -> str:

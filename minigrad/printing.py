@@ -10,6 +10,7 @@ import numpy as np
 
 from . import dtypes
 from .errors import check_choice
+from .op_inputs import no_array
 
 
 @dataclass
@@ -24,11 +25,7 @@ class PrintOptions:
 
 
 options: PrintOptions = PrintOptions()
-PROFILES = {
-    "default": PrintOptions(),
-    "short": PrintOptions(precision=2, edgeitems=2),
-    "full": PrintOptions(threshold=math.inf),
-}
+PROFILES = {"default": PrintOptions(), "short": PrintOptions(2, edgeitems=2), "full": PrintOptions(threshold=math.inf)}
 
 
 def set_printoptions(
@@ -56,7 +53,7 @@ def set_printoptions(
 
 def represent(x: Any) -> str:
     """``tensor([1., 2.], requires_grad=True)``: the values, then what is not the default."""
-    array = x.device.kernels.to_host(x.data)
+    array = _host(x)
     notes = []
     if x.device.type != "cpu":
         notes.append(f"device='{x.device}'")
@@ -71,6 +68,12 @@ def represent(x: Any) -> str:
         notes.append("requires_grad=True")
     prefix = "tensor("
     return _with_notes(prefix + _values(array, len(prefix)), notes, len(prefix))
+
+
+def _host(x: Any) -> np.ndarray:
+    if not isinstance(x.data, x.device.kernels.Array):
+        raise no_array("print", x)
+    return x.device.kernels.to_host(x.data)
 
 
 def _with_notes(text: str, notes: list[str], indent: int) -> str:
@@ -149,7 +152,7 @@ def represent_html(x: Any) -> str:
     """For notebooks: a table of one or two dimensions (summarised as ``repr`` is), else the text of ``repr``; below
     it shape, dtype, device, and how it was made.
     """
-    array = x.device.kernels.to_host(x.data)
+    array = _host(x)
     facts = [f"shape {array.shape}", str(array.dtype), str(x.device)]
     if x.node is not None:
         facts.append(f"grad_fn {type(x.node).__name__}")
@@ -162,12 +165,9 @@ def represent_html(x: Any) -> str:
     text = _formatter(_edges(array) if summarize else array)
     first, *others = _shortened([*np.atleast_2d(array)], summarize)
     cells = _cells(first, summarize, text)
-    rows = [
-        cells,
-        *("<td>...</td>" * cells.count("<td>") if row is None else _cells(row, summarize, text) for row in others),
-    ]
-    rows = [f"<tr>{row}</tr>" for row in rows]
-    return f"<table>{''.join(rows)}</table><small>{caption}</small>"
+    gap = "<td>...</td>" * cells.count("<td>")
+    rows = [cells, *(gap if row is None else _cells(row, summarize, text) for row in others)]
+    return f"<table>{''.join(f'<tr>{row}</tr>' for row in rows)}</table><small>{caption}</small>"
 
 
 def _cells(row: np.ndarray, summarize: bool, text: Callable[[Any], str]) -> str:

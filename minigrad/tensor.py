@@ -8,13 +8,13 @@ NumPy's ``axis`` and ``keepdims`` work as well.
 
 from __future__ import annotations
 
-import inspect
 import math
+import operator
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from . import dlpack, dtypes, hints, method_help, printing, shapes
+from . import dlpack, dtypes, hints, printing, shapes
 from .autograd import TensorCore
 from .device import CPU, Device, Place
 from .engine import BackwardHook, backward
@@ -107,6 +107,8 @@ class Tensor(
     def is_leaf(self) -> bool:
         """True if no recorded operation computed it."""
         return self.node is None
+
+    grad_fn: Any = property(operator.attrgetter("node"), doc="``node``: the operation that computed it, or None.")
 
     @property
     def version(self) -> int:
@@ -246,9 +248,7 @@ class Tensor(
         if self.device.type != "cuda":
             raise AttributeError(f"__cuda_array_interface__ of a tensor on {self.device}: its memory is no GPU's")
         if self.requires_grad:
-            raise bad_state(
-                "__cuda_array_interface__ of a tensor that requires grad would leave the graph; use .detach() first"
-            )
+            raise bad_state("__cuda_array_interface__ of a tensor that requires grad would leave the graph: .detach()")
         return self.data.__cuda_array_interface__
 
     def item(self) -> Any:
@@ -278,9 +278,7 @@ class Tensor(
         return int(self.item())
 
     def __reduce__(self) -> Any:
-        raise bad_type(
-            "tensors are not pickled (loading a pickle runs code); use minigrad.serialization.save_safetensors"
-        )
+        raise bad_type("tensors are not pickled (loading a pickle runs code); use minigrad.save")
 
     def __copy__(self) -> Tensor:
         """A leaf that shares the memory, of the same class, which requires grad if this one does."""
@@ -307,8 +305,7 @@ for _kind in (Tensor, GradStore):
         setattr(_kind, _name, hints.NotInMinigrad(_kind.__name__, _name))
 
 for _base in (*Tensor.__bases__[:-1], Tensor):
-    for _method in dict.fromkeys(filter(inspect.isfunction, vars(_base).values())):  # some have several names
-        method_help.describe(_method, "Tensor")
+    hints.complete(_base, "Tensor")
 
 # What a tensor combines with: the ``other`` of ``x + other``.
 Operand: TypeAlias = Tensor | int | float | np.generic | np.ndarray | list[Any] | tuple[Any, ...]

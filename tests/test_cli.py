@@ -1,6 +1,7 @@
 """The command ``minigrad``: the example scripts under shorter names, and the report of the installation."""
 
 import re
+import signal
 import subprocess
 import sys
 
@@ -27,6 +28,27 @@ def trained(tmp_path_factory: pytest.TempPathFactory):
     folder = tmp_path_factory.mktemp("trained")
     result = python("-m", "minigrad", "train", *TINY, "--steps", 8, cwd=folder, returncode=0)
     return folder, result.stdout
+
+
+@pytest.mark.long(but=1)
+@pytest.mark.parametrize("last", ["minigrad.interrupt", "numpy.exceptions", "numba.core"])
+@pytest.mark.parametrize(
+    "program", [["-m", "minigrad", "env"], [example_scripts.EXAMPLES / "mlp_classifier.py"]], ids=str
+)
+def test_ctrl_c_during_the_imports_is_one_line(program, last, tmp_path):
+    """``-X importtime`` says what has just been imported."""
+    command = [sys.executable, "-X", "importtime", *map(str, program)]
+    with subprocess.Popen(command, stdout=-1, stderr=-1, text=True, cwd=tmp_path) as process:
+        while not (line := process.stderr.readline()).split("|")[-1].strip().startswith(last):
+            assert line, "it has ended"
+        process.send_signal(signal.SIGINT)
+        said = [line for line in process.communicate(timeout=60)[1].splitlines() if "import time:" not in line]
+    assert (process.returncode, said) == (130, ["error: interrupted"])
+
+
+def test_ctrl_c_in_a_program_of_somebodys_is_pythons():
+    done = python("-c", "import minigrad, os; os.kill(os.getpid(), 2)", returncode=-2)
+    assert done.stderr.rstrip().endswith("KeyboardInterrupt")
 
 
 @pytest.mark.long

@@ -139,7 +139,10 @@ def test_hstack_and_vstack_are_numpys(shape: tuple[int, ...]) -> None:
     for ours, theirs in ((mg.hstack, np.hstack), (mg.vstack, np.vstack)):
         np.testing.assert_array_equal(ours([a, a + 1]).detach().numpy(), theirs([x, x + 1]))
         assert (ours([a, a]) * 3).sum().backward()[a].tolist() == np.full(shape, 6.0).tolist()
-        raises(TypeError, "expected a non-empty sequence", ours, [])
+        for wrong, found in (([], "list"), (a, "Tensor"), ([1, 2], "int"), (3, "int")):
+            raises(
+                TypeError, rf"^.stack of {found}; expected a non-empty list of tensors, such as .stack\(", ours, wrong
+            )
 
 
 @pytest.mark.parametrize("indexing", ["ij", "xy"])

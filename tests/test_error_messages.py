@@ -94,14 +94,17 @@ def test_the_line_is_that_of_the_users_call() -> None:
     assert len(shown.traceback) > 6 and [entry.name for entry in shown.traceback.filter(shown)][1:] == []
 
 
-def test_a_shell_says_what_to_use_below_an_error_of_pythons_own() -> None:
+def test_a_shell_says_what_to_use_in_an_error_of_pythons_own() -> None:
     wrong = "minigrad.zeros(2).data.zero_()"
-    assert "minigrad: p.data is the NumPy array; use with" in python("-c", f"import minigrad; {wrong}").stderr
+    said = "no attribute 'zero_'; p.data is the NumPy array; use with minigrad.no_grad(): p.zero_(...)"
+    assert said in python("-c", f"import minigrad; {wrong}").stderr
+    shown = python("-c", "import minigrad; minigrad.ones(2, 2).view(shape=(4,))").stderr
+    assert "'shape'; give the sizes by position\n" in shown
     cells = ["import minigrad; x = minigrad.ones(2, 3)", wrong, "x @ x", "minigrad.nn.Linear(2, 3, 4, 5)"]
     cells.append("try: x @ x\nexcept ValueError as e: raise KeyError from e")
     shell = "from IPython.core import interactiveshell as i; shell = i.InteractiveShell.instance(colors='NoColor')"
     run = python("-c", f"{shell}\nfor cell in {cells}: shell.run_cell(cell); print('CELL')")
-    assert run.stderr == "minigrad: p.data is the NumPy array; use with minigrad.no_grad(): p.zero_(...)\n"
+    assert run.stderr == "" and said in run.stdout
     assert "File " not in run.stdout and "hidden" not in run.stdout  # of the frames, the cell's are shown alone
     parts = run.stdout.split("CELL")
     assert [part.count("Traceback") for part in parts] == [0, 1, 1, 1, 2, 0] and "inner dimensions" in parts[2]

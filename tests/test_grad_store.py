@@ -3,6 +3,7 @@
 import gc
 import warnings
 
+import numpy as np
 import pytest
 from refusals import raises
 
@@ -124,6 +125,25 @@ def test_stores_add_assign_scale_and_tell_norm_and_names() -> None:
     assert list(named) == ["weight", "bias"] and named["weight"] is total[w] and named["bias"].tolist() == [2]
     assert list(one.named(model)) == ["weight"]
     raises(TypeError, "unsupported operand", lambda: one + 1)
+
+
+def test_stores_times_and_divided_by_numbers() -> None:
+    w = mg.tensor([1.0, 3.0], requires_grad=True)
+    for factor in (4, -0.5, np.float32(0.25), mg.tensor(3.0), np.array(2.0)):
+        number, (store, one, other) = float(factor), ((w * w).sum().backward() for _ in range(3))
+        kept, kept_too = one, other
+        one *= factor
+        other /= factor
+        assert one is kept and other is kept_too
+        for times in (store * factor, number * store, np.float64(number) * store, one):
+            np.testing.assert_allclose(times[w].numpy(), number * np.array([2, 6]), rtol=1e-6)
+        for part in (store / factor, other):
+            np.testing.assert_allclose(part[w].numpy(), np.array([2, 6]) / number, rtol=1e-6)
+        assert store[w].tolist() == [2, 6]
+    assert sum((w * w).sum().backward() for _ in range(3))[w].tolist() == [6, 18]
+    for wrong in (lambda: store / 0, lambda: store * "a", lambda: store * float("nan"), lambda: store.scale_(None)):
+        raises(ValueError, r"grads\.scale_\(x\): x=.*; expected a finite number", wrong)
+    raises(RuntimeError, "expected one element", lambda: store * w)
 
 
 def accumulate_as_in_pytorch(w: Tensor, optimizer: mg.optim.Optimizer) -> None:

@@ -94,9 +94,7 @@ class Communicator(Closing, ABC):
         """Send part j of ``send`` (world_size equal parts) to rank j; part i of ``recv`` comes from rank i."""
         a, b = self._pair("all_to_all", send, recv, 1, 1)
         if a.size % self.world_size:
-            raise ValueError(
-                f"all_to_all: send has {a.size} elements, which is no multiple of the {self.world_size} ranks"
-            )
+            raise ValueError(f"all_to_all: send has {a.size} elements, no multiple of the {self.world_size} ranks")
         return self._run(self._call(CallKind.ALL_TO_ALL, a, b), async_op, recv)
 
     def barrier(self) -> None:

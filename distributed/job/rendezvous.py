@@ -119,9 +119,7 @@ def _gpu(device: str | Device | None, place: Place) -> Device:
     if count == 1 or place.world_size == 1:
         return Device("cuda:0")
     if place.local_rank is None:
-        raise place.error(
-            f"which of the {count} GPUs is this rank's? Set LOCAL_RANK, or pass local_rank= or device='cuda:N'"
-        )
+        raise place.error(f"which of the {count} GPUs is this rank's? Set LOCAL_RANK, or pass local_rank= or device=")
     if place.local_rank >= count:
         raise place.error(f"this is process {place.local_rank} (from 0) of its machine, which shows {count} GPUs")
     return Device(f"cuda:{place.local_rank}")
@@ -203,9 +201,7 @@ class DistributedTrainConfig:
         if self.coordinator_addr is not None:
             parse_address(self.coordinator_addr)
             if self.world_size == 1:
-                raise ValueError(
-                    f"coordinator_addr {self.coordinator_addr!r}: one rank meets nobody; leave the address out"
-                )
+                raise ValueError(f"coordinator_addr {self.coordinator_addr!r}: one rank meets nobody; leave it out")
 
     @property
     def is_coordinator(self) -> bool:
@@ -263,9 +259,8 @@ class DistributedTrainConfig:
 
 def parse_address(address: str) -> tuple[str, int]:
     """``HOST:PORT`` as its two parts; an IPv6 host stands in brackets. ValueError for anything else."""
-    found = (
-        re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})", address) if type(address) is str else None
-    )
+    text = address if type(address) is str else ""
+    found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})", text)
     if found is None or not 0 < int(found[2]) < 2**16:
         raise ValueError(
             f"the coordinator's address is {address!r}, expected HOST:PORT with a port from 1 to 65535, such as "

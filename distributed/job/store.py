@@ -188,9 +188,7 @@ class Store(Closing):
             if name[0] not in self._place:  # what the name means to rank 0 is worth knowing if nobody comes
                 self._place += f" ({name[0]})"
             return listener
-        raise self._error(
-            f"rank 0 cannot listen at {self._place} ({'; '.join(problems)}); choose another port or address"
-        )
+        raise self._error(f"rank 0 cannot listen at {self._place} ({'; '.join(problems)}); choose another port or host")
 
     def _welcome(self, listener: socket.socket) -> None:
         """In a thread: have everybody who comes prove itself, each in a thread of its own."""

@@ -187,9 +187,7 @@ class TensorParallelTrainer(PartOfModelTrainer):
         seed: int = 0,
     ) -> None:
         if not any(isinstance(module, SplitModule) for module in model.modules()):
-            raise errors.NoShardsError(
-                "TensorParallelTrainer: no shards: the model has no layer that is split over the ranks"
-            )
+            raise errors.NoShardsError("TensorParallelTrainer: no shards: no layer of the model is split over ranks")
         if split_classes is not None and config.loss.name == "mse":
             raise ValueError(f"split_classes is {split_classes}, but the loss is mse, which needs whole outputs")
         super().__init__(config, model, communicator, schedule, seed)

@@ -241,9 +241,7 @@ class CapturedStep:
         count = step.config.grad_accum_steps
         for i, x in enumerate(inputs):
             if count > 1 and isinstance(x, Tensor) and x.shape[:1] != (count,):
-                raise ValueError(
-                    f"input {i} is {x.shape}; with grad_accum_steps={count} its first dimension is {count}"
-                )
+                raise ValueError(f"input {i} is {x.shape}: with grad_accum_steps={count} its first size is {count}")
         if step.accumulator.current_step:
             raise ValueError("the window has micro-batches of other steps; call flush first")
         step.recorder.wait_for_captures(but=self)
@@ -398,9 +396,7 @@ class CapturedStep:
         elif code == RANGE:
             error = IndexError(f"step {done.number}: an index or a class target is out of range; no weight was changed")
         else:
-            error = NonFiniteGradientError(
-                f"step {done.number}: the gradient norm is {norm}; nothing was changed", norm
-            )
+            error = NonFiniteGradientError(f"step {done.number}: the gradient norm is {norm}; no weight changed", norm)
         done._done(None, error)
         self._failed = done
         while self._launched:

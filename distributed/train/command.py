@@ -152,9 +152,7 @@ class Run:
         logged = any(log.stat().st_size for log in self.folder.glob("metrics.jsonl"))
         found = self.comm.rank == 0 and (logged or bool(list_checkpoints(self.folder)))
         if all_gather_json(self.comm, found)[0] and not may_exist:
-            raise SettingsError(
-                f"{self.folder} holds a run already: add --resume, choose another training.output_dir, or delete it"
-            )
+            raise SettingsError(f"{self.folder} holds a run: add --resume, delete it, or change training.output_dir")
 
     def _resume(self) -> None:
         extra = self.trainer.load_checkpoint(self.folder)

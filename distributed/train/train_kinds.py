@@ -121,9 +121,7 @@ class LossKind:
         if self.weights is None:
             return float(kept.size)
         if kept.size and not 0 <= kept.min() <= kept.max() < len(self.weights):
-            raise IndexError(
-                f"{self.name}: labels from {kept.min()} to {kept.max()}, but weights for {len(self.weights)} classes"
-            )
+            raise IndexError(f"{self.name}: labels {kept.min()} to {kept.max()}, but {len(self.weights)} weights")
         return math.fsum(np.asarray(self.weights)[kept].tolist())
 
 

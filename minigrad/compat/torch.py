@@ -13,6 +13,7 @@ import numpy as np
 from ..creation import from_dlpack, tensor
 from ..errors import bad_type, bad_value, expect
 from ..nn.module import Module
+from ..nn.module_state import IncompatibleKeys
 from ..optim.optimizer import Optimizer
 from ..tensor import Tensor
 
@@ -42,7 +43,7 @@ def tensors(state: Any) -> dict[str, Tensor]:
 
 def load_state_dict(
     module: Module, state: Any, *, names: Names | None = None, transposed: Iterable[str] = (), strict: bool = True
-) -> None:
+) -> IncompatibleKeys:
     """Copy a state dict of PyTorch's into ``module``, as ``Module.load_state_dict`` does; its tensors stay as they are.
 
     Args:
@@ -63,7 +64,7 @@ def load_state_dict(
         if here in own:
             raise bad_value(f"load_state_dict: two names of the state become {here!r}; expected one, see names=")
         own[here] = value.T if _turned(here, value, transposed) else value
-    module.load_state_dict(own, strict)
+    return module.load_state_dict(own, strict)
 
 
 def state_dict(module: Module, *, names: Names | None = None, transposed: Iterable[str] = ()) -> dict[str, Any]:

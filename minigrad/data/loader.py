@@ -26,8 +26,9 @@ class TensorDataset(Dataset):
     def __init__(self, *arrays: Any) -> None:
         if found := [type(array).__name__ for array in arrays if not hasattr(array, "shape")]:
             raise bad_type(f"TensorDataset takes arrays or tensors, not a {found[0]}: pass numpy.asarray(...) of it")
-        if not arrays or len({len(array) for array in arrays}) > 1:
-            raise bad_value(f"TensorDataset of arrays of {[len(array) for array in arrays]} rows; expected one length")
+        shapes = [tuple(array.shape) for array in arrays]
+        if () in shapes or len({shape[0] for shape in shapes}) != 1:
+            raise bad_value(f"TensorDataset of arrays of the shapes {shapes}; expected as many rows (dim 0) in each")
         self.tensors: tuple[Any, ...] = arrays
 
     def __len__(self) -> int:
@@ -76,9 +77,7 @@ class DataLoader:
         self._resumed = False
         self._takes_seed: bool = shuffle and generator is None
         if isinstance(dataset, Mapping):
-            raise bad_type(
-                f"DataLoader of a {type(dataset).__name__}: pass one of {', '.join(map(repr, dataset))} of it"
-            )
+            raise bad_type(f"DataLoader of a {type(dataset).__name__}: pass {' or '.join(map(repr, dataset))} of it")
         if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
             if not len(dataset):
                 raise bad_value(f"DataLoader of an empty {type(dataset).__name__}: expected at least one sample")
@@ -161,6 +160,8 @@ class DataLoader:
 def collate(samples: Sequence[Any]) -> Any:
     """One batch of samples that are alike: numbers, arrays and tensors stacked, also in tuples, lists and dicts."""
     first = samples[0]
+    if isinstance(first, Tensor | np.ndarray) and len(found := dict.fromkeys(np.shape(x) for x in samples)) > 1:
+        raise bad_value(f"a batch of samples of the shapes {[*found]}; pad them to one shape, or pass collate_fn")
     if isinstance(first, Tensor):
         return stack(list(samples))
     if isinstance(first, str | bytes):  # NumPy's are also of its numbers' class

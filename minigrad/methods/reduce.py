@@ -226,9 +226,7 @@ class ReduceMethods:
         x, at = (self.flatten(), 0) if whole else (self, self._nonempty("quantile", dim, None)[0])
         share = self.tensor_type(q, dtype=dtypes.float64, device=self.device).detach()
         if share.ndim > 1 or not x.numel() or not ((share >= 0) & (share <= 1)).all():
-            raise bad_value(
-                f"quantile of shape {self.shape}, q={q}: expected values, and one share or a vector, 0 to 1"
-            )
+            raise bad_value(f"quantile of shape {self.shape}, q={q}: expected values, and a share or a vector, 0 to 1")
         values = x.sort(at)[0].movedim(at, 0)
         place = share.reshape((-1,) + (1,) * (values.ndim - 1)) * (values.shape[0] - 1)
         place = getattr(place, _ROUNDED.get(interpolation, "clone"))()
@@ -313,11 +311,11 @@ class ReduceMethods:
         return movement.Cat.apply(x.reshape(shape), y.reshape(shape), axis=0).logsumexp(0)
 
     def softmax(self: Tensor, dim: Axis = None, *, axis: Axis = None) -> Tensor:
-        """exp(self) along ``dim``, which must be given, divided by its sum."""
+        """exp(self) along ``dim`` (or ``axis``; one must be given), divided by its sum."""
         return softmax.Softmax.apply(self, axis=shapes.some_dim("softmax", dim, axis, self.ndim))
 
     def log_softmax(self: Tensor, dim: Axis = None, *, axis: Axis = None) -> Tensor:
-        """log(softmax(self)) along ``dim``, which must be given, computed without overflow."""
+        """log(softmax(self)) along ``dim`` (or ``axis``; one must be given), computed without overflow."""
         return softmax.LogSoftmax.apply(self, axis=shapes.some_dim("log_softmax", dim, axis, self.ndim))
 
 

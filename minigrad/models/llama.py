@@ -136,9 +136,8 @@ class LlamaConfig:
         fields = Stored.read_all(cls, hub)
         n_head, n_embd = fields["n_head"], fields["n_embd"]
         fields["n_kv_head"] = hub.integer("num_key_value_heads", {"mistral": 8, "qwen3": 32}.get(kind, n_head))
-        head_dim = (
-            None if hub.get("head_dim", 128 if kind == "qwen3" else None) is None else hub.integer("head_dim", 128)
-        )
+        given = hub.get("head_dim", 128 if kind == "qwen3" else None) is not None
+        head_dim = hub.integer("head_dim", 128) if given else None
         if kind == "mistral" and hub.get("sliding_window", 4096) is not None:
             fields["sliding_window"] = hub.integer("sliding_window", 4096)
         fields["qk_norm"] = kind == "qwen3"

@@ -128,9 +128,7 @@ class HubModel(nn.Module):
         folder = Path(folder)
         limit = _bytes(max_shard_size)
         if nn.lora.layers(self):
-            raise bad_value(
-                "save_pretrained: the model has LoRA layers; lora.merge it, or lora.save their changes alone"
-            )
+            raise bad_value("save_pretrained: the model has LoRA layers: lora.merge it, or lora.save these alone")
         tensors = _tensors(self)
         shards = _shards(tensors, limit)
         n, dtype = len(shards), str(self.embedding.weight.dtype)
@@ -258,9 +256,7 @@ def _copy(model: HubModel, files: dict[Path, dict[str, Any]]) -> None:
             elif stored.any():
                 raise CheckpointError(f"{path}: {name} is not 0, but {CONFIG} says that there is no bias", path)
     if head is not None and not np.array_equal(head[1], model.embedding.weight.detach().cpu().numpy(), equal_nan=True):
-        raise CheckpointError(
-            f"{head[0]}: {HEAD} is not the token embedding, but {CONFIG} says that they are tied", head[0]
-        )
+        raise CheckpointError(f"{head[0]}: {HEAD} is not the token embedding, but by {CONFIG} they are tied", head[0])
 
 
 # ---- writing -------------------------------------------------------------------------------------------------------

@@ -166,9 +166,7 @@ class Sequential(ModuleList):
         super().__init__()
         for name, module in modules[0].items():
             if not name or "." in name or hasattr(self, name):
-                raise located(
-                    KeyError(f"Sequential: {name!r} is no name; expected one without dots that is no attribute")
-                )
+                raise located(KeyError(f"Sequential: {name!r} is no name: expected one without dots, no attribute"))
             setattr(self, name, self._checked(module))
 
     def _of(self, entries: list[tuple[str, Module]]) -> Sequential:

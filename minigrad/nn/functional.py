@@ -3,16 +3,14 @@
 Whatever the dtypes of a norm's parameters (float32 ones for a bfloat16 x are usual), the result is of x's.
 """
 
-import inspect
 import math
-import re
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from .. import hints as _hints
-from .. import method_help, shapes
+from .. import shapes
 from ..creation import one_hot as one_hot
 from ..creation import ones, where, zeros
 from ..dtypes import bool_, finfo, float32, int64, is_floating, is_half
@@ -244,10 +242,7 @@ def feed_forward(
 def check_indices(indices: Any, weight: Tensor) -> Tensor:
     """``indices`` as int64, if they are integers that name rows of the table ``weight`` (num, dim)."""
     if check_tensor("embedding", indices).data.dtype.kind not in "iu":
-        raise bad_type(
-            f"embedding: indices must be integers, not {indices.dtype}; the order is embedding(indices, weight), "
-            "and .long() converts"
-        )
+        raise bad_type(f"embedding: indices must be integers, not {indices.dtype}: embedding(indices.long(), weight)")
     if weight.ndim != 2:
         raise bad_value(f"embedding: weight of shape {weight.shape}; expected (num, dim)")
     if indices.device is not weight.device:
@@ -308,9 +303,7 @@ def group_norm(x: Tensor, num_groups: int, weight: Weight = None, bias: Weight =
     Mean and variance are those of C / num_groups neighbouring channels of one sample.
     """
     if x.ndim < 2 or num_groups < 1 or x.shape[1] % num_groups:
-        raise bad_value(
-            f"group_norm: x of shape {x.shape}, {num_groups} groups; expected (N, C, ...), C a multiple of them"
-        )
+        raise bad_value(f"group_norm: {num_groups} groups of x {x.shape}; expected (N, C, ...), C a multiple of them")
     weight, bias = _affine("group_norm", x, x.shape[1:2], weight, bias)
     y = group_norm_ops.GroupNorm.apply(floating("group_norm", x), weight, bias, groups=num_groups, eps=eps)
     return in_dtype_of(x, y)
@@ -511,10 +504,5 @@ def _masked_attention(
     return dropout(probabilities, dropout_p, generator=generator) @ value
 
 
-# Every step of a transformer calls them; what a wrong argument means, Python and notebooks say below their error.
-_OFTEN = "_.*|embedding|check_indices|linear|feed_forward|(layer|rms)_norm|gelu|silu|rope|dropout|.*(attention|entropy)"
-for _name, _function in [*vars().items()]:
-    if inspect.isfunction(_function) and _function.__module__.startswith(__package__):
-        method_help.describe(_function)
-        vars()[_name] = _function if re.fullmatch(_OFTEN, _name) else _hints.answering(_function)
+_hints.complete(__name__, "")
 _hints.answer_for(__name__, searched=True)

@@ -84,9 +84,9 @@ def normal_(x: Tensor, mean: float = 0.0, std: float = 1.0, generator: Source = 
 
 
 @_draws
-def uniform_(x: Tensor, low: float = 0.0, high: float = 1.0, generator: Source = None) -> Tensor:
-    """Uniform in [low, high)."""
-    return x.uniform_(low, high, generator)
+def uniform_(x: Tensor, a: float = 0.0, b: float = 1.0, generator: Source = None) -> Tensor:
+    """Uniform in [a, b)."""
+    return x.uniform_(a, b, generator)
 
 
 @_draws

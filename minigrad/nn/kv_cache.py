@@ -61,9 +61,7 @@ class KVCache:
             y = causal_attention(q, *self.extend(k, v), dropout, window)
         else:
             if window is not None and window < self.max_tokens:
-                capturing.refuse(
-                    "the attention slides over fewer tokens than the cache has", "call it before the capture"
-                )
+                capturing.refuse("the attention slides over fewer tokens than it keeps", "call it before the capture")
             if T > 1 or dropout or q.dtype != self._held.dtype or q.dtype not in (float32, float64):
                 capturing.refuse(
                     f"a launch appends one token, in float32 or float64 and without dropout, not {T} of {q.dtype}",

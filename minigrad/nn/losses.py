@@ -286,4 +286,5 @@ def _check_pair(name: str, input: Tensor, target: Tensor, reduction: str, known:
         raise bad_value(f"{name}: input {input.shape} and target {target.shape} differ in shape")
 
 
+hints.complete(__name__, "")
 hints.list_names(__name__)

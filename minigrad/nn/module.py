@@ -89,11 +89,7 @@ class Module:
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The computation; subclasses define it."""
-        raise located(
-            NotImplementedError(
-                f"{type(self).__name__} has no forward: define it; of a list or dictionary, call the modules"
-            )
-        )
+        raise located(NotImplementedError(f"{type(self).__name__} has no forward: define it, or call its modules"))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         recorder = of_thread.mode.recorder
@@ -279,12 +275,12 @@ class Module:
             parameter.requires_grad_(requires_grad)
         return self
 
-    def to(self, *args: Any, dtype: Any = None, device: Place | None = None) -> Module:
+    def to(self, *args: Any, dtype: Any = None, device: Place | None = None, non_blocking: bool = False) -> Module:
         """Convert parameters and buffers in place, keeping their ids; returns the module.
 
-        Only floating ones change their dtype; all move to another device.
+        Only floating ones change their dtype; all move to another device, as by ``Tensor.to``.
         """
-        module_state.convert(self, *args, dtype=dtype, device=device)
+        module_state.convert(self, *args, dtype=dtype, device=device, non_blocking=non_blocking)
         return self
 
     def cpu(self) -> Module:
@@ -321,14 +317,15 @@ class Module:
                 state[name] = buffer.detach()
         return state
 
-    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> module_state.IncompatibleKeys:
         """Copy values (tensors or arrays) into the parameters and persistent buffers of the same names.
 
         A shared parameter may come under any of its names. With ``strict``, names must match exactly. Shapes and kinds
         must always. All is checked before anything is copied; ValueError lists every missing, unexpected and
-        mismatched name. Values are cast between floating dtypes.
+        mismatched name. Values are cast between floating dtypes. Returns ``(missing_keys, unexpected_keys)``, the names
+        that were passed over: none with ``strict``.
         """
-        module_state.load(self, state, strict)
+        return module_state.load(self, state, strict)
 
     def summary(self) -> str:
         """A table of all parameters and buffers with their shapes, numbers of elements and memory, and the totals."""

@@ -2,22 +2,21 @@
 
 import html
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..autograd import no_grad
-from ..device import Device
 from ..dtypes import is_floating
 from ..errors import bad_type, bad_value
 from ..tensor import Tensor
 
 
-def convert(module: Any, *args: Any, dtype: Any, device: str | Device | None) -> None:
+def convert(module: Any, *args: Any, **options: Any) -> None:
     """``Module.to``."""
     tensors = [*module.parameters(), *module.buffers()]
     with no_grad():
-        converted = [tensor.detach().to(*args, dtype=dtype, device=device) for tensor in tensors]
+        converted = [tensor.detach().to(*args, **options) for tensor in tensors]
     for i, (tensor, new) in enumerate(zip(tensors, converted, strict=True)):
         if tensor.is_floating_point() and not new.is_floating_point():
             raise bad_type(f"{type(module).__name__}.to: weights are floating tensors, {new.dtype} is no such dtype")
@@ -28,7 +27,14 @@ def convert(module: Any, *args: Any, dtype: Any, device: str | Device | None) ->
         tensor.bump_version()
 
 
-def load(module: Any, state: Mapping[str, Any], strict: bool) -> None:
+class IncompatibleKeys(NamedTuple):
+    """Names that ``load_state_dict`` passed over: of the module, and of the state; none with ``strict``."""
+
+    missing_keys: list[str]
+    unexpected_keys: list[str]
+
+
+def load(module: Any, state: Mapping[str, Any], strict: bool) -> IncompatibleKeys:
     """``Module.load_state_dict``."""
     if not isinstance(state, Mapping):
         raise bad_type(
@@ -41,15 +47,16 @@ def load(module: Any, state: Mapping[str, Any], strict: bool) -> None:
         for name, tensor, _ in module._named_tensors(table, "", saved_only=True):
             own[name] = tensor
             names.setdefault(id(tensor), []).append(name)
-    problems = [f"missing: {found[0]}" for found in names.values() if strict and not any(n in state for n in found)]
-    problems += [f"unexpected: {name}" for name in state if strict and name not in own]
-    for name, tensor in own.items():
-        if name in state:
-            value = state[name]
-            if tuple(value.shape) != tensor.shape:
-                problems.append(f"shape: {name} is {tuple(value.shape)} in the state, {tensor.shape} in the module")
-            elif is_floating(value.dtype) != tensor.is_floating_point():
-                problems.append(f"dtype: {name} is {value.dtype} in the state, {tensor.dtype} in the module")
+    missing = [found[0] for found in names.values() if not any(n in state for n in found)]
+    unexpected = [name for name in state if name not in own]
+    problems = [f"missing: {name}" for name in missing if strict]
+    problems += [f"unexpected: {name}" for name in unexpected if strict]
+    taken = [(name, tensor, state[name]) for name, tensor in own.items() if name in state]
+    for name, tensor, value in taken:
+        if tuple(value.shape) != tensor.shape:
+            problems.append(f"shape: {name} is {tuple(value.shape)} in the state, {tensor.shape} in the module")
+        elif is_floating(value.dtype) != tensor.is_floating_point():
+            problems.append(f"dtype: {name} is {value.dtype} in the state, {tensor.dtype} in the module")
     for all_names in names.values():
         given = [n for n in all_names if n in state]
         if len(given) > 1 and not all(_equal(state[given[0]], state[n]) for n in given[1:]):
@@ -58,9 +65,9 @@ def load(module: Any, state: Mapping[str, Any], strict: bool) -> None:
         listing = "\n  ".join(problems)
         raise bad_value(f"{type(module).__name__}: the state does not fit the module:\n  {listing}")
     with no_grad():
-        for name, tensor in own.items():
-            if name in state:
-                tensor.copy_(state[name])
+        for _, tensor, value in taken:
+            tensor.copy_(value)
+    return IncompatibleKeys(missing, unexpected)
 
 
 def _equal(a: Any, b: Any) -> bool:

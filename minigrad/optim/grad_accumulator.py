@@ -153,9 +153,7 @@ class GradAccumulator:
             if p is None:
                 raise bad_value(f"array {key!r} belongs to none of the {len(by_name)} params")
             if array.shape != p.shape or array.dtype != p.dtype:
-                raise bad_value(
-                    f"array {key!r} has shape {array.shape}, {array.dtype}; its parameter has {p.shape}, {p.dtype}"
-                )
+                raise bad_value(f"array {key!r} is {array.shape}, {array.dtype}; its parameter {p.shape}, {p.dtype}")
             sums[p._id] = Tensor.wrap(p.device.kernels.from_host(np.array(array, p.dtype, order="C")), p.device)
         self._sums, self.current_step = sums, count
         self._loss_sum, self.weight = float(meta["loss_sum"]), float(meta["weight"])

@@ -185,9 +185,8 @@ class OneCycleLR(LRScheduler):
             options = self.optimizer.param_groups[group]
             momentum = between(step, max_momentum, base_momentum, max_momentum)
             if cycle_momentum:
-                options.update(
-                    {"betas": (momentum, options["betas"][1])} if "betas" in options else {"momentum": momentum}
-                )
+                pair = (momentum, options["betas"][1]) if "betas" in options else None
+                options.update({"betas": pair} if pair else {"momentum": momentum})
             start = peaks[group] / div_factor
             return between(step, start, peaks[group], start / final_div_factor)
 

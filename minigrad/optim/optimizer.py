@@ -48,10 +48,7 @@ class Optimizer(OptimizerState, ABC):
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
         if isinstance(params, Tensor) or hasattr(params, "named_parameters") or not isinstance(params, Iterable | None):
-            raise bad_type(
-                f"{type(self).__name__}: params is a {type(params).__name__}; pass a list of parameters: [p], or "
-                "model.parameters()"
-            )
+            raise bad_type(f"{type(self).__name__} of a {type(params).__name__}; pass [p], or model.parameters()")
         super().__init__(defaults)
         if params is None:
             return
@@ -105,8 +102,12 @@ class Optimizer(OptimizerState, ABC):
 
     @property
     def lr(self) -> float:
-        """The learning rate of the first group; of groups to come, while there is none."""
+        """The learning rate of the first group; of groups to come, while there is none. To set it is ``set_lr``."""
         return float((self.param_groups[0] if self.param_groups else self.defaults)["lr"])
+
+    @lr.setter
+    def lr(self, lr: float) -> None:
+        self.set_lr(lr)
 
     def set_lr(self, lr: float) -> None:
         """Set the learning rate of all groups, and of groups added later."""
@@ -189,9 +190,7 @@ class Optimizer(OptimizerState, ABC):
     def _check_updatable(self, p: Tensor) -> None:
         """Raise TypeError or ValueError unless ``p`` can be updated in place."""
         if not p.is_floating_point():
-            raise bad_type(
-                f"parameter {self.name_of(p)} is {p.dtype}; {type(self).__name__} updates floating parameters"
-            )
+            raise bad_type(f"parameter {self.name_of(p)} is {p.dtype}; {type(self).__name__} updates floating ones")
         if not p.data.flags.c_contiguous:
             raise bad_value(
                 f"parameter {self.name_of(p)} of shape {p.shape} is not contiguous, so it cannot be updated in "

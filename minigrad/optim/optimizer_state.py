@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeAlias, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -26,6 +26,18 @@ class ParamState:
     step: int = 0
     arrays: dict[str, Any] = field(default_factory=dict)
     version: int | None = None  # the parameter's after its last update, where a master belongs to it
+
+
+class SavedState(NamedTuple):
+    """``arrays, meta = optimizer.state_dict()``. An entry of ``meta`` has its name: ``state["param_groups"]``."""
+
+    arrays: Arrays
+    meta: dict[str, Any]
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, str):
+            expect(key in self.meta, "the key of a state", key, f"one of {', '.join(self.meta)}; moments: .arrays")
+        return self.meta[key] if isinstance(key, str) else tuple.__getitem__(self, key)
 
 
 class OptimizerState:
@@ -136,7 +148,7 @@ class OptimizerState:
         self.state[p._id] = state
         return state
 
-    def state_dict(self, part: Callable[[Any], Any] | None = None) -> tuple[Arrays, dict[str, Any]]:
+    def state_dict(self, part: Callable[[Any], Any] | None = None) -> SavedState:
         """All that an exact resume needs: arrays for safetensors, and the rest as JSON.
 
         Arrays are named ``exp_avg.<parameter>``: the parameter's name, or its position if it was given without one.
@@ -160,7 +172,7 @@ class OptimizerState:
                         to_host = state.device.kernels.to_host
                         arrays[f"{kind}.{name}"] = np.array(to_host(array)) if part is None else to_host(part(array))
         meta = {"optimizer": type(self).__name__, "timestep": self.timestep, "steps": steps, "param_groups": groups}
-        return arrays, meta
+        return SavedState(arrays, meta)
 
     def load_state_dict(self, arrays: Any, meta: Mapping[str, Any] | None = None) -> None:
         """Take over what ``state_dict`` returned, as two arguments or as one, options of groups included.

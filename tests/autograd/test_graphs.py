@@ -122,7 +122,9 @@ def test_a_gradient_is_needed_for_more_than_one_element() -> None:
 
 @pytest.mark.parametrize("gradient", [mg.ones(3), mg.ones(2, 3, dtype="float32"), mg.ones(()), np.ones((3, 2))])
 def test_gradient_must_fit(gradient) -> None:
-    raises(ValueError, r"gradient has shape .* but the tensor has \(2, 3\) and", (leaf(2, 3) * 2).backward, gradient)
+    found = rf"gradient is a {type(gradient).__name__} of shape .* but the tensor has \(2, 3\) and"
+    raises(ValueError, found, (leaf(2, 3) * 2).backward, gradient)
+    raises(ValueError, r"is a GradStore of .*; a loss needs none: loss\.backward\(\)", leaf(1).backward, mg.GradStore())
 
 
 def test_without_requires_grad() -> None:

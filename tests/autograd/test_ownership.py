@@ -143,7 +143,7 @@ def test_operations_without_a_derivative_do_not_require_grad() -> None:
 
 
 def test_non_tensors_and_pickles() -> None:
-    raises(TypeError, "not pickled.*save_safetensors", lambda: pickle.dumps([leaf(2)]))
+    raises(TypeError, "not pickled.*use minigrad.save", lambda: pickle.dumps([leaf(2)]))
     raises(TypeError, "not pickled", lambda: pickle.dumps(nn.Linear(2, 2)))
 
 
@@ -217,8 +217,11 @@ def test_a_result_without_a_graph_has_one_version_for_all() -> None:
 
 
 @pytest.mark.compiled  # NumPy takes a tensor for an array
-@pytest.mark.parametrize("operation", [lambda w: w + 1, lambda w: w @ w.T, lambda w: F.linear(w, w), lambda w: w.sum()])
+@pytest.mark.parametrize("operation", [lambda w: w + 1, lambda w: w @ w.T, lambda w: F.linear(w, w), Tensor.sum, repr])
 def test_data_that_was_set_to_a_tensor_is_named(operation) -> None:
     w = leaf(3, 3)
     w.data = mg.zeros(3, 3)
-    raises(TypeError, r"the \.data of an input was set to a tensor.*p\.copy_", operation, w)
+    raises(TypeError, r"the \.data of a tensor was set to a Tensor.*p\.copy_", operation, w)
+    raises(TypeError, r"print: the \.data .* to a list", repr, setattr(w, "data", [1.0]) or w)
+    with mg.no_grad():
+        raises(AttributeError, r"'flags'; .* p\.copy_", setattr(w, "data", mg.zeros(3, 3)) or w.zero_)

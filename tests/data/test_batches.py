@@ -319,5 +319,10 @@ def test_what_a_batch_is(workers):
     assert next(iter(DataLoader([{"text": np.str_("a")}, {"text": np.str_("b")}], 2)))["text"] == ["a", "b"]
     assert [*DataLoader([(1, 2), (3, 4)], 2, collate_fn=lambda samples: samples)] == [[(1, 2), (3, 4)]]
     assert next(iter(DataLoader(X, 5, num_workers=workers, pin_memory=True))).shape == (5, 2)
+    for wrong in ([X[0], X[0, :1]], [minigrad.tensor(X[0]), minigrad.tensor(X[0, :1])], [(X[0], 1), (X[0, :1], 2)]):
+        shapes = r"of the shapes \[\(2,\), \(1,\)\]; pad them to one shape, or pass collate_fn"
+        raises(ValueError, shapes, lambda wrong=wrong: next(iter(DataLoader(wrong, 2, num_workers=workers))))
+    raises(ValueError, r"shapes \[\(3, 2\), \(4,\)\]; .* as many rows", TensorDataset, np.ones((3, 2)), np.ones(4))
+    raises(ValueError, r"shapes \[\(\)\]", TensorDataset, np.ones(()))
     x, y = next(iter(Prefetcher(DataLoader(TensorDataset(X, Y), 2), device="cpu")))
     assert x.tolist() == [[0, 1], [2, 3]] and y.tolist() == [0, 1] and TensorDataset(X, Y)[3][1] == 3

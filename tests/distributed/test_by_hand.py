@@ -77,7 +77,7 @@ def test_ranks_train_as_under_the_launcher(hand, tmp_path):
     run_threads(2, lambda comm: go(comm, whole), timeout=60)
     assert weights(tmp_path / "run") == weights(tmp_path / "whole")
     (code, _, err), (other, _, told) = ended(hand.start(path, 0), hand.start(path, 1))
-    assert code == other == 2 and "[0] error: " in err and "holds a run already" in err
+    assert code == other == 2 and "[0] error: " in err and "holds a run: " in err
     assert "launch: rank 0 failed first: exit code 2\n" in told or "launch: rank 1 failed first: exit code 2\n" in told
 
 

@@ -138,7 +138,7 @@ def test_what_cannot_be_reproducible_says_so():
     run.step()
     raises(ValueError, "random draws .* a graph cannot hold", run.trainer.capture, run.model.loss, run.params)
     run.trainer.step(run.params, mg.GradStore(), 0.0)
-    raises(RuntimeError, "1 of 2 micro-batches: save after a whole step", run.saved)
+    raises(RuntimeError, "1 of 2 micro-batches: save after it", run.saved)
     plain = dist.SimpleTrainer().state_dict(run.params)
     raises(ValueError, "not that of a trainer with repro", dist.SimpleTrainer(config).load_state_dict, [], *plain)
     raises(ValueError, "no_sync adds more", run.trainer.no_sync().__enter__)

@@ -254,7 +254,7 @@ def test_should_determinism_the_same_file_gives_the_same_weights(tmp_path):
 def test_a_run_replaces_nothing_and_keeps_its_settings(tmp_path):
     path = write(tmp_path)
     go(dist.NoOpCommunicator(), path)
-    raises(SettingsError, "holds a run already: add --resume", lambda: go(dist.NoOpCommunicator(), path))
+    raises(SettingsError, "holds a run: add --resume", lambda: go(dist.NoOpCommunicator(), path))
     with pytest.raises(SettingsError, match=r"training.lr is 0.5; the run in .* has 0.001 and keeps it"):
         go(dist.NoOpCommunicator(), write(tmp_path, lr=0.5), resume=True)
     raises(CheckpointError, "", go, dist.NoOpCommunicator(), write(tmp_path, output_dir=tmp_path / "none"), resume=True)
@@ -267,7 +267,7 @@ def test_a_run_that_the_launcher_starts_again_goes_on_or_begins_anew(tmp_path, m
     logged = [r["step"] for r in read_json_lines(folder / "metrics.jsonl") if "step" in r]
     shutil.rmtree(max(folder.glob("step-*")))
     monkeypatch.setenv("MINIGRAD_RESTART", "0")
-    raises(SettingsError, "holds a run already", lambda: go(dist.NoOpCommunicator(), path))
+    raises(SettingsError, "holds a run", lambda: go(dist.NoOpCommunicator(), path))
     monkeypatch.setenv("MINIGRAD_RESTART", "1")
     for left in (True, False):
         if not left:
@@ -324,7 +324,7 @@ def test_a_folder_has_one_run_also_if_another_one_came_meanwhile(tmp_path, monke
         return batches(*arguments)
 
     monkeypatch.setattr(train, "EpochBatches", meanwhile)
-    raises(SettingsError, "holds a run already: add --resume", lambda: go(dist.NoOpCommunicator(), path))
+    raises(SettingsError, "holds a run: add --resume", lambda: go(dist.NoOpCommunicator(), path))
     assert weights(tmp_path / "run") == weights(tmp_path / "other")
 
 

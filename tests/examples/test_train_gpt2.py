@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import sys
+import time
 import types
 from pathlib import Path
 
@@ -288,7 +289,7 @@ def test_without_a_gpu_the_default_is_tiny(here: Here, texts: Path, capfd: pytes
     assert here.main("--data", texts, *flags.split()) == 0
     said = capfd.readouterr().out
     assert "on a CPU: --preset tiny (--preset gpt2 is for a GPU: --device cuda)" in said
-    assert "2 layers, 2 heads, 64 channels" in said and "at best" in said
+    assert "2 layers, 2 heads, 64 channels" in said and "of memory, some seconds" in said
 
 
 def test_what_does_not_fit_is_refused_with_what_would(script, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,7 +314,18 @@ def test_memory_and_time_are_estimated_from_the_sizes(script, monkeypatch: pytes
     assert free is None or 1e8 < free < 1e14
     too_many = char_run.Settings(grad_accum=10**400)
     raises(script("command_line").UsageError, "--grad-accum is 10+, expected less than 10.99", too_many.check)
+    clock = iter([0.0, 0.05, 0.2])
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "perf_counter", lambda: next(clock))
+        patch.setattr(minigrad, "get_num_threads", lambda: 3)
+        assert estimate.cpu_flops() == pytest.approx(
+            3 * 16 * 2 * 64**3 / 0.2
+        )  # 64**3 is OpenBLAS's most for one thread
     monkeypatch.setattr(estimate, "cpu_flops", lambda: 1e11)
     tokens, operations = 6000 * 12 * 64, 6 * (800_000 - 64 * 128) + 12 * 4 * 64 * 128
-    assert estimate.seconds_at_least(settings, 800_000) == pytest.approx(tokens * operations / 1e11)
+    assert 246 < tokens * operations / 1e11 + 6000 * 4 * 4e-4 < 247  # products, and the host's part
+    assert estimate.time_of(settings, 800_000) == "4 min to 16 min on a free CPU"
+    settings.dtype = "bfloat16"  # converted beside the products of float32
+    assert estimate.time_of(settings, 800_000) == "8 min to 32 min on a free CPU"
+    assert estimate.between(1e9, 2) == "some seconds" and estimate.between(0, 0, 9.0) == "9 s to 9 s on a free CPU"
     assert [estimate.duration(s) for s in (3, 600, 7200 * 2, 864_000)] == ["3 s", "10 min", "4 h", "10 days"]

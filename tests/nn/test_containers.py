@@ -67,7 +67,7 @@ def test_a_sequence_with_names() -> None:
     plain.insert(1, nn.GELU())
     assert names(plain) == list("012") and [type(child).__name__ for child in plain] == ["Tanh", "GELU", "ReLU"]
     for name in ("a.b", "", "training", "forward"):
-        raises(KeyError, "is no name; expected one without dots that is no attribute", nn.Sequential, {name: nn.ReLU()})
+        raises(KeyError, "is no name: expected one without dots, no attribute", nn.Sequential, {name: nn.ReLU()})
     raises(TypeError, "Sequential holds Modules, not int", lambda: nn.Sequential({"a": 3}))
     raises(TypeError, "Sequential holds Modules, not dict", lambda: nn.Sequential(nn.ReLU(), {"a": nn.ReLU()}))
 

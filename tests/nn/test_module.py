@@ -238,7 +238,11 @@ def test_every_mismatch_is_reported_and_nothing_is_copied() -> None:
 def test_not_strict_ignores_names_but_not_shapes() -> None:
     m = nn.Linear(2, 2)
     bias = m.bias.tolist()
-    m.load_state_dict({"weight": np.ones((2, 2)), "extra": np.ones(1)}, strict=False)
+    missing, unexpected = m.load_state_dict({"weight": np.ones((2, 2)), "extra": np.ones(1)}, strict=False)
+    assert (missing, unexpected) == (["bias"], ["extra"])
+    assert m.load_state_dict({"weight": m.weight, "bias": m.bias}).missing_keys == []
+    tied = Tied().load_state_dict({"again": np.ones((5, 3))}, strict=False)
+    assert (tied.missing_keys, tied.unexpected_keys) == ([], [])  # under another name of its own
     assert m.weight.tolist() == [[1, 1], [1, 1]] and m.bias.tolist() == bias
     raises(ValueError, "shape: weight", lambda: m.load_state_dict({"weight": np.ones((2, 3))}, strict=False))
 

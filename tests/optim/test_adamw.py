@@ -80,6 +80,18 @@ def test_names_make_the_order_irrelevant() -> None:
         np.testing.assert_array_equal(other.state[p.id].arrays["exp_avg"], optimizer.state[p.id].arrays["exp_avg"])
 
 
+def test_the_learning_rate_can_be_set_and_a_state_read_as_in_pytorch() -> None:
+    params = make_params()
+    optimizer = AdamW([{"params": params[:1], "lr": 0.1}, {"params": params[1:]}])
+    optimizer.lr = 0.5
+    assert [group["lr"] for group in optimizer.param_groups] == [0.5, 0.5] and optimizer.defaults["lr"] == 0.5
+    with pytest.raises(ValueError, match="lr is -1"):
+        optimizer.lr = -1
+    state = optimizer.state_dict()
+    assert state["param_groups"] is state.meta["param_groups"] is state[1]["param_groups"] and state[0] is state.arrays
+    raises(ValueError, r"'state'; expected one of optimizer, timestep, .*; moments: \.arrays", lambda: state["state"])
+
+
 def test_a_state_that_does_not_fit_is_reported_and_nothing_is_changed() -> None:
     params = make_params(shapes=[(2,), (3,)])
     optimizer = AdamW([("a", params[0]), ("b", params[1])])

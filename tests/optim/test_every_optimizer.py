@@ -123,7 +123,7 @@ def test_what_cannot_be_updated_is_refused_before_anything_changes(case: Case) -
     good, first = params[1].data, params[0].data.copy()
     for data, error, message in [
         (np.asfortranarray(good), ValueError, "parameter b of shape .* is not contiguous"),
-        (good.astype(np.int64), TypeError, "parameter b is int64; .* updates floating parameters"),
+        (good.astype(np.int64), TypeError, "parameter b is int64; .* updates floating ones"),
     ]:
         params[1].data = data
         raises(error, message, lambda: optimizer.step(make_grads(params, 2)))

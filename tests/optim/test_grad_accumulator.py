@@ -115,7 +115,7 @@ def test_a_window_that_does_not_fit_is_refused(params: list[Tensor]) -> None:
         (arrays, {**meta, "loss_sum": "1"}, "loss_sum is '1'"),
         (arrays, {**meta, "weight": None}, "weight is None"),
         ({"grad.7": arrays["grad.0"]}, meta, "array 'grad.7' belongs to none of the 3 params"),
-        ({"grad.1": arrays["grad.0"]}, meta, r"array 'grad.1' has shape \(3,\), float32; its parameter has \(2, 4\)"),
+        ({"grad.1": arrays["grad.0"]}, meta, r"array 'grad.1' is \(3,\), float32; its parameter \(2, 4\)"),
     ]:
         raises(ValueError, message, fresh.load_state_dict, bad_arrays, bad_meta, params)
         assert (fresh.current_step, fresh.flush()) == (0, None)

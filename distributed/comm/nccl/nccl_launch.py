@@ -201,9 +201,7 @@ class CapturedWork(Work):
             return
         graph = capturing.recorded()
         if graph is None:
-            raise RuntimeError(
-                f"{self._call} is part of a graph: wait for it within the capture, then launch the graph"
-            )
+            raise RuntimeError(f"{self._call} is part of a graph: wait for it in the capture, then launch the graph")
         self._joined = True
         graph.raw.capture_call(self._join)
 

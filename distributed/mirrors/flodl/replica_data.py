@@ -30,9 +30,7 @@ def fetcher(dataset: Any) -> tuple[int, Callable[[np.ndarray], Any]]:
             raise ValueError(f"dataset: a tuple of arrays of the lengths {sorted(lengths)}, expected equal ones")
         return lengths.pop(), lambda indices: tuple(as_tensor(array[indices]) for array in dataset)
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
-        raise TypeError(
-            f"dataset is a {type(dataset).__name__}, expected arrays, or an object with len() and [indices]"
-        )
+        raise TypeError(f"dataset is a {type(dataset).__name__}, expected arrays or an object with len() and [indices]")
     return len(dataset), lambda indices: dataset[indices]
 
 

@@ -125,9 +125,7 @@ class Trainer(Closing):
         if not places:
             raise ValueError("devices is empty; name one device for each replica, or leave it out for one replica")
         if _device_of(first) is not places[0]:
-            raise ValueError(
-                f"the model is on {_device_of(first)}, the first device is {places[0]}; move it with .to()"
-            )
+            raise ValueError(f"the model is on {_device_of(first)}, the first device is {places[0]}: move it by .to()")
         n = len(places)
         self.balancer: AutoBalancer = AutoBalancer(n)
         self.el_che: ElChe | None = None
@@ -314,7 +312,5 @@ def _rows(batch: tuple[Any, ...]) -> int:
     """The number of rows that all of the batch's tensors have."""
     shapes = [tuple(getattr(x, "shape", ())) for x in batch]
     if not shapes or not all(shapes) or len({shape[0] for shape in shapes}) > 1 or shapes[0][0] == 0:
-        raise ValueError(
-            f"step takes tensors or arrays with the same number of rows, at least one; got shapes {shapes}"
-        )
+        raise ValueError(f"step takes tensors or arrays with as many rows in each, at least one; got shapes {shapes}")
     return int(shapes[0][0])
