@@ -206,7 +206,7 @@ def repeated_positions(repeats: Any, size: int) -> np.ndarray:
 
 
 def parse_index(where: Any) -> tuple[Any, Any, bool]:
-    """The index with tensors and lists as arrays, and whether it is basic (a view, no position twice).
+    """The index with tensors and lists as arrays, and whether it is basic: no position occurs twice, as in a mask.
 
     Beside arrays NumPy takes an integer for one more array, which can move dimensions; PyTorch selects first. Then the
     integers are an index of their own, to be applied before the other; else the first result is None.

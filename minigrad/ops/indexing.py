@@ -27,11 +27,14 @@ class Index(Function):
         return self.kernels.copy(where) if isinstance(where, self.kernels.Array) else where
 
     def backward_into(self, dy: Any, dx: Any) -> None:
-        indexing = self.kernels.indexing
-        if self.basic:
-            self.kernels.elementwise.add_into(indexing.index(dx, self.where), dy)
-        else:
+        indexing, elementwise = self.kernels.indexing, self.kernels.elementwise
+        part = indexing.index(dx, self.where) if self.basic else None
+        if part is None:
             indexing.add_at(dx, self.where, dy)
+        elif self.kernels.may_share_memory(dx, part):
+            elementwise.add_into(part, dy)
+        else:  # of a mask
+            indexing.assign_at(dx, self.where, elementwise.add(part, dy))
 
 
 class Gather(Function):
