@@ -103,7 +103,16 @@ class Deferred:
         raise NotImplementedError
 
 
-class Function:
+class FunctionType(type):
+    """The type of ``Function``: minigrad's own operations have the slots that they name, and no ``__dict__``."""
+
+    def __new__(cls, name: str, bases: tuple[type, ...], members: dict[str, Any]) -> FunctionType:
+        if members.get("__module__", "").startswith("minigrad."):
+            members.setdefault("__slots__", ())
+        return super().__new__(cls, name, bases, members)
+
+
+class Function(metaclass=FunctionType):
     """An operation with a derivative. Subclass it, write ``forward`` and ``backward``, call ``MyOp.apply(x, ...)``.
 
     ::

@@ -68,7 +68,6 @@ class _OverRanks(Function):
 class CopyToRanks(_OverRanks):
     """y = x on every rank;  dx = sum of dy over the ranks, each of which used x for another part."""
 
-    __slots__ = ()
     is_view = True
     there: ClassVar[Between] = _OverRanks.same
     back: ClassVar[Between] = _OverRanks.sum_of
@@ -77,7 +76,6 @@ class CopyToRanks(_OverRanks):
 class SumOverRanks(_OverRanks):
     """y = sum of x over the ranks;  dx = dy, which is the same on every rank."""
 
-    __slots__ = ()
     there: ClassVar[Between] = _OverRanks.sum_of
     back: ClassVar[Between] = _OverRanks.same
 
@@ -85,7 +83,6 @@ class SumOverRanks(_OverRanks):
 class GatherFromRanks(_OverRanks):
     """y (..., n) = the ranks' x (..., n_r) side by side;  dx = this rank's part of dy."""
 
-    __slots__ = ()
     there: ClassVar[Between] = _OverRanks.gathered
     back: ClassVar[Between] = _OverRanks.own
 
@@ -93,7 +90,6 @@ class GatherFromRanks(_OverRanks):
 class SplitToRanks(_OverRanks):
     """y (..., n_r) = this rank's part of x (..., n);  dx = the ranks' dy side by side."""
 
-    __slots__ = ()
     there: ClassVar[Between] = _OverRanks.own
     back: ClassVar[Between] = _OverRanks.gathered
 

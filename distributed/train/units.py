@@ -63,6 +63,7 @@ class Unit:
 class Rejoin(Function):
     """y = x, an output of unit i; backward, which comes to it first, has the unit's weights gathered again."""
 
+    __slots__ = ("reach",)
     is_view = True
     widens = False
 

@@ -34,7 +34,6 @@ class AddForNorm(Function):
     "layer_norm" or "rms_norm". For backends that say ``fuses_add_norm``.
     """
 
-    __slots__ = ()
     widens = False
 
     def forward(self, x: Any, y: Any, *, family: str, affine: tuple[Any, ...], eps: float, made: list[Any]) -> Any:

@@ -28,8 +28,6 @@ _new: Callable[..., Any] = object.__new__
 class _Unrecorded(Function):
     """Stands for the instance in a ``forward`` on the CPU that is not recorded: it keeps nothing."""
 
-    __slots__ = ()
-
     def __init__(self) -> None:
         self.device, self.needs = CPU, (False, False)
 

@@ -8,8 +8,6 @@ from .elementwise import Clamp, FloatFunction
 class LeakyRelu(FloatFunction):
     """y = x where x > 0, else slope x;  dx = dy where x > 0, else slope dy."""
 
-    __slots__ = ()
-
     def forward(self, x: Any, *, slope: float) -> Any:
         self.saved = (x, slope)
         return self.kernels.activation.leaky_relu(x, slope)
@@ -25,8 +23,6 @@ class Elu(FloatFunction):
     (2015).
     """
 
-    __slots__ = ()
-
     def forward(self, x: Any, *, alpha: float) -> Any:
         self.saved = (x, alpha)
         return self.kernels.activation.elu(x, alpha)
@@ -38,7 +34,6 @@ class Elu(FloatFunction):
 class Softplus(FloatFunction):
     """y = log(1 + e^(beta x)) / beta, or x where beta x > threshold;  dx = dy / (1 + e^(-beta x)), or dy."""
 
-    __slots__ = ()
     autocast = "float32"
 
     def forward(self, x: Any, *, beta: float, threshold: float) -> Any:
@@ -54,8 +49,6 @@ class Mish(FloatFunction):
 
     Source: Misra, "Mish: A self regularized non-monotonic activation function" (2019).
     """
-
-    __slots__ = ()
 
     def forward(self, x: Any) -> Any:
         k = self.kernels.elementwise
@@ -76,8 +69,6 @@ def _mish(k: Any, dy: Any, x: Any, t: Any) -> Any:
 class Hardtanh(Clamp):
     """y = min(max(x, low), high);  dx = dy where low < x < high (``Clamp`` counts the bounds in)."""
 
-    __slots__ = ()
-
     def backward(self, dy: Any) -> Any:
         x, low, high = self.saved
         c = self.kernels.comparison
@@ -89,8 +80,6 @@ class Hardswish(FloatFunction):
 
     Source: Howard et al., "Searching for MobileNetV3" (2019).
     """
-
-    __slots__ = ()
 
     def forward(self, x: Any) -> Any:
         self.saved = (x,)

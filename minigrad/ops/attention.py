@@ -22,7 +22,6 @@ class ScaledDotProductAttention(Function):
     from q, k and the rows' log-sum-exp. Dropout multiplies P (and dP) with a counter-based mask.
     """
 
-    __slots__ = ()
     autocast = "half"
     half_kernels = "attention"
     promotes = True
@@ -43,7 +42,6 @@ class PackedAttention(Function):
     One node in place of the dozen that take qkv apart, and its gradient is written once, not added up from thirds.
     """
 
-    __slots__ = ()
     autocast = "half"
     half_kernels = "attention"
 
@@ -67,7 +65,6 @@ class ExtendedAttention(Function):
     generation: it has no backward.
     """
 
-    __slots__ = ()
     differentiable = False
 
     def forward(self, q: Any, k: Any, v: Any, *, cache: Any, length: Any) -> Any:

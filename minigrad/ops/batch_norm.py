@@ -12,7 +12,6 @@ class BatchNorm(Function):
     x itself (``of_batch``) dx = w rstd (dy - mean(dy) - n mean(dy n)).
     """
 
-    __slots__ = ()
     promotes = True
 
     def forward(self, x: Any, weight: Any, bias: Any, *, mean: Any, var: Any, eps: float, of_batch: bool) -> Any:

@@ -9,7 +9,6 @@ from ..autograd import Function
 class Comparison(Function):
     """Inputs are cast to their common dtype first, integers to one that holds them all; the result is bool."""
 
-    __slots__ = ()
     promotes = True
     compares = True
     widens = False
@@ -19,7 +18,6 @@ class Comparison(Function):
 class Bitwise(Function):
     """Integer or bool inputs are cast to their common dtype, which is the result's; on bool it is logic."""
 
-    __slots__ = ()
     promotes = True
     differentiable = False
 
@@ -28,7 +26,7 @@ def _comparison(
     name: str, formula: str, forward: Callable[..., Any], kind: type[Function] = Comparison
 ) -> type[Function]:
     """The class of a comparison, whose ``forward`` is one call of a kernel."""
-    return type(name, (kind,), {"__module__": __name__, "__slots__": (), "__doc__": formula, "forward": forward})
+    return type(name, (kind,), {"__module__": __name__, "__doc__": formula, "forward": forward})
 
 
 def _bitwise(name: str, formula: str, forward: Callable[..., Any]) -> type[Function]:

@@ -12,7 +12,6 @@ class CrossEntropy(Function):
     With a ``divisor``, a number or a 0-d array, the result is the sum of the losses, divided by it.
     """
 
-    __slots__ = ()
     autocast = "float32"
 
     def forward(self, logits: Any, targets: Any, *, options: tuple[Any, ...], divisor: Any = None) -> Any:

@@ -8,7 +8,6 @@ from ..autograd import Function
 class Embedding(Function):
     """y = weight[indices];  dweight[indices] += dy, repeated indices adding up."""
 
-    __slots__ = ()
     widens = False  # which would copy the whole table
     adds_in_place = True
 

@@ -12,8 +12,6 @@ class Gelu(Function):
     ``approximate="tanh"`` uses Phi(x) = (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) / 2, as GPT-2 does.
     """
 
-    __slots__ = ()
-
     def forward(self, x: Any, *, approximate: str) -> Any:
         self.saved = (x, approximate)
         return self.kernels.gelu.forward(x, approximate)
@@ -29,7 +27,6 @@ class FeedForward(Function):
     Of the two matrices of the hidden size only h is kept: backward has g from the exponential that gelu' needs.
     """
 
-    __slots__ = ()
     autocast = "half"
     half_kernels = "matmul"
     promotes = True

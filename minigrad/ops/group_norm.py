@@ -11,7 +11,6 @@ class GroupNorm(Function):
     dx = rstd (g - mean(g) - n mean(g n)) with g = dy w;  dw = sum of dy n and db = sum of dy over all but the channels.
     """
 
-    __slots__ = ()
     autocast = "float32"
     promotes = True
 

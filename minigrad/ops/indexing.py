@@ -12,8 +12,6 @@ class Index(Function):
     widens = False
     is_view = True
     adds_in_place = True
-    basic: bool
-    where: Any
 
     def forward(self, x: Any, *, where: Any, basic: bool) -> Any:
         if self.needs[0]:
@@ -40,7 +38,6 @@ class Index(Function):
 class Gather(Function):
     """y[i][j] = x[i][indices[i][j]] (along an axis);  dx at those places += dy."""
 
-    __slots__ = ()
     widens = False
     adds_in_place = True
 
@@ -58,7 +55,6 @@ class Scatter(Function):
     If a position is written twice, the last value stays, and only that one gets a gradient.
     """
 
-    __slots__ = ()
     widens = False
 
     def forward(self, x: Any, source: Any, indices: Any, *, axis: int) -> Any:
@@ -82,8 +78,6 @@ class Scatter(Function):
 class ScatterAdd(Function):
     """y = x, but y[i][indices[i][j]] += source[i][j] (along an axis);  dx = dy, dsource = dy at those places."""
 
-    __slots__ = ()
-
     def forward(self, x: Any, source: Any, indices: Any, *, axis: int) -> Any:
         self.saved = (axis, indices)
         y = self.kernels.copy(x)
@@ -100,8 +94,6 @@ class ScatterProd(Function):
 
     That is the product of all that are not 0, divided by itself, unless another one is 0.
     """
-
-    __slots__ = ()
 
     def forward(self, x: Any, source: Any, indices: Any, *, axis: int, reduce: str) -> Any:
         self.saved = (x, source, indices, axis)
@@ -132,8 +124,6 @@ class ScatterExtremum(Function):
     Those that tie share it evenly, as in ``AMax``.
     """
 
-    __slots__ = ()
-
     def forward(self, x: Any, source: Any, indices: Any, *, axis: int, reduce: str) -> Any:
         y = self.kernels.copy(x)
         self.kernels.indexing.scatter_reduce(y, axis, indices, source, reduce)
@@ -154,7 +144,6 @@ class ScatterExtremum(Function):
 class ArgSort(Function):
     """Indices that sort x along an axis, stably, or the ``first`` of them; no gradient."""
 
-    __slots__ = ()
     differentiable = False
 
     def forward(self, x: Any, *, axis: int, descending: bool, first: int | None = None) -> Any:
@@ -164,7 +153,6 @@ class ArgSort(Function):
 class OneHot(Function):
     """A new last axis with 1 at the index; no gradient."""
 
-    __slots__ = ()
     widens = False
     differentiable = False
 

@@ -12,7 +12,6 @@ class LayerNorm(Function):
     dx = rstd (g - mean(g) - n mean(g n)) with g = dy w;  dw = sum over rows of dy n, db = sum over rows of dy.
     """
 
-    __slots__ = ()
     autocast = "float32"
     promotes = True
 

@@ -19,7 +19,6 @@ class Linear(Function):
     Inputs are x, W, then b or None, then r; the last ones may be left out.
     """
 
-    __slots__ = ()
     autocast = "half"
     half_kernels = "matmul"
     promotes = True

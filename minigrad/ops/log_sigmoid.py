@@ -8,8 +8,6 @@ from ..autograd import Function
 class LogSigmoid(Function):
     """y = log(1 / (1 + e^-x));  dx = dy / (1 + e^x)."""
 
-    __slots__ = ()
-
     def forward(self, x: Any) -> Any:
         self.saved = (x,)
         return self.kernels.log_sigmoid.forward(x)

@@ -12,7 +12,6 @@ def _transposed(x: Any) -> Any:
 class MatMul(Function):
     """C = A B for matrices, batched and broadcast over leading axes;  dA = dC B^T, dB = A^T dC."""
 
-    __slots__ = ()
     autocast = "half"
     half_kernels = "matmul"
     promotes = True

@@ -11,7 +11,6 @@ class Reshape(Function):
     __slots__ = ("shape",)
     widens = False
     is_view = True
-    shape: Any
 
     def forward(self, x: Any, *, shape: tuple[int, ...]) -> Any:
         self.shape = x.shape
@@ -27,7 +26,6 @@ class Permute(Function):
     __slots__ = ("inverse",)
     widens = False
     is_view = True
-    inverse: tuple[int, ...]
 
     def forward(self, x: Any, *, order: tuple[int, ...]) -> Any:
         self.inverse = tuple(sorted(range(len(order)), key=order.__getitem__))
@@ -42,7 +40,6 @@ class Expand(Function):
     does).
     """
 
-    __slots__ = ()
     widens = False
     is_view = True
 
@@ -59,8 +56,6 @@ class Cat(Function):
     __slots__ = ("axis", "sizes")
     widens = False
     promotes = True
-    axis: int
-    sizes: tuple[Any, ...]
 
     def forward(self, *inputs: Any, axis: int) -> Any:
         self.axis = axis
@@ -76,7 +71,6 @@ class _OfGradient(Function):
 
     __slots__ = ("options",)
     widens = False
-    options: dict[str, Any]
 
     def forward(self, x: Any, **options: Any) -> Any:
         self.options = options
@@ -92,8 +86,6 @@ class _OfGradient(Function):
 class Flip(_OfGradient):
     """y = x with the order along the axes reversed;  dx = dy reversed."""
 
-    __slots__ = ()
-
     def moved(self, x: Any, *, axes: tuple[int, ...]) -> Any:  # type: ignore[override]  # the options of this one
         return self.kernels.movement.flip(x, axes)
 
@@ -101,16 +93,12 @@ class Flip(_OfGradient):
 class Tril(_OfGradient):
     """y = lower triangle of the last two axes, zeros above the diagonal;  dx = the same of dy."""
 
-    __slots__ = ()
-
     def moved(self, x: Any, *, diagonal: int) -> Any:  # type: ignore[override]
         return self.kernels.movement.tril(x, diagonal)
 
 
 class Triu(_OfGradient):
     """y = upper triangle of the last two axes, zeros below the diagonal;  dx = the same of dy."""
-
-    __slots__ = ()
 
     def moved(self, x: Any, *, diagonal: int) -> Any:  # type: ignore[override]
         return self.kernels.movement.triu(x, diagonal)
@@ -121,8 +109,6 @@ class Roll(Function):
 
     __slots__ = ("axes", "shifts")
     widens = False
-    axes: tuple[int, ...]
-    shifts: tuple[int, ...]
 
     def forward(self, x: Any, *, shifts: tuple[int, ...], axes: tuple[int, ...]) -> Any:
         self.shifts, self.axes = shifts, axes
@@ -136,8 +122,6 @@ class Tile(Function):
     """y = copies of x side by side along each axis;  dx = sum of dy over the copies."""
 
     __slots__ = ("repeats", "shape")
-    repeats: tuple[int, ...]
-    shape: Any
 
     def forward(self, x: Any, *, repeats: tuple[int, ...]) -> Any:
         self.repeats = repeats
@@ -155,7 +139,6 @@ class Pad(Function):
 
     __slots__ = ("widths",)
     widens = False
-    widths: tuple[tuple[int, int], ...]
 
     def forward(self, x: Any, *, widths: tuple[tuple[int, int], ...], value: float) -> Any:
         self.widths = widths
@@ -172,7 +155,6 @@ class Diagonal(Function):
     widens = False
     is_view = True
     adds_in_place = True
-    places: tuple[int, int, int]
 
     def forward(self, x: Any, *, offset: int, axis1: int, axis2: int) -> Any:
         self.places = (offset, axis1, axis2)

@@ -12,9 +12,6 @@ class Reduction(Function):
 
     __slots__ = ("axes", "shape")
 
-    axes: tuple[int, ...]
-    shape: tuple[int, ...]
-
     def remember(self, axes: tuple[int, ...], x: Any) -> None:
         """Called by ``forward``, for ``spread``."""
         self.axes = axes
@@ -29,7 +26,6 @@ class Reduction(Function):
 class Sum(Reduction):
     """y = sum of x over the axes;  dx = dy, spread. Integers and bool are summed as int64."""
 
-    __slots__ = ()
     autocast: ClassVar[str | None] = "float32"
 
     def forward(self, x: Any, *, axes: tuple[int, ...], keepdim: bool) -> Any:
@@ -43,7 +39,6 @@ class Sum(Reduction):
 class NanSum(Sum):
     """y = sum over the axes of the x that are not NaN;  dx = dy, spread, times whether x is not NaN."""
 
-    __slots__ = ()
     autocast = None  # PyTorch's stays in its dtype
 
     def forward(self, x: Any, *, axes: tuple[int, ...], keepdim: bool) -> Any:
@@ -58,8 +53,6 @@ class NanSum(Sum):
 class Mean(Reduction):
     """y = mean of x over the axes (n values each);  dx = dy / n, spread."""
 
-    __slots__ = ()
-
     def forward(self, x: Any, *, axes: tuple[int, ...], keepdim: bool) -> Any:
         self.remember(axes, x)
         return self.kernels.reduce.mean(x, axes, keepdim)
@@ -72,7 +65,6 @@ class Mean(Reduction):
 class AMax(Reduction):
     """y = largest value over the axes;  dx = dy / (number of ties) where x = y."""
 
-    __slots__ = ()
     largest: ClassVar[bool] = True
 
     def forward(self, x: Any, *, axes: tuple[int, ...], keepdim: bool) -> Any:
@@ -93,14 +85,11 @@ class AMax(Reduction):
 class AMin(AMax):
     """y = smallest value over the axes;  dx = dy / (number of ties) where x = y."""
 
-    __slots__ = ()
     largest = False
 
 
 class Max(AMax):
     """y = the largest value;  dx = dy / (number of ties) where x = y or both are NaN (AMax has NaN everywhere)."""
-
-    __slots__ = ()
 
     def backward(self, dy: Any) -> Any:
         x, y = self.saved
@@ -113,7 +102,6 @@ class Max(AMax):
 class Min(Max):
     """y = the smallest value;  dx = dy / (number of ties) where x = y or both are NaN."""
 
-    __slots__ = ()
     largest = False
 
 
@@ -122,8 +110,6 @@ class Median(Max):
 
     NaN if there is one, and of no values.
     """
-
-    __slots__ = ()
 
     def forward(self, x: Any) -> Any:  # type: ignore[override]  # always of all values
         self.remember(tuple(range(x.ndim)), x)
@@ -135,7 +121,6 @@ class Median(Max):
 class ArgMax(Function):
     """Index of the first largest value; no gradient."""
 
-    __slots__ = ()
     differentiable = False
     largest: ClassVar[bool] = True
 
@@ -147,14 +132,12 @@ class ArgMax(Function):
 class ArgMin(ArgMax):
     """Index of the first smallest value; no gradient."""
 
-    __slots__ = ()
     largest = False
 
 
 class AnyOf(Function):
     """Whether any value over the axes is true; no gradient. bool, but uint8 for uint8, which PyTorch had as masks."""
 
-    __slots__ = ()
     differentiable = False
     every: ClassVar[bool] = False
 
@@ -167,14 +150,11 @@ class AnyOf(Function):
 class AllOf(AnyOf):
     """Whether all values over the axes are true; no gradient."""
 
-    __slots__ = ()
     every = True
 
 
 class Var(Reduction):
     """y = sum((x - mean)^2) / (n - correction);  dx = 2 (x - mean) dy / (n - correction)."""
-
-    __slots__ = ()
 
     def forward(self, x: Any, *, axes: tuple[int, ...], keepdim: bool, correction: float) -> Any:
         self.remember(axes, x)
@@ -197,8 +177,6 @@ class Var(Reduction):
 
 class Std(Var):
     """y = sqrt(var);  dx = (x - mean) dy / ((n - correction) y), 0 where y = 0."""
-
-    __slots__ = ()
 
     def forward(self, x: Any, *, axes: tuple[int, ...], keepdim: bool, correction: float) -> Any:
         k = self.kernels.elementwise
@@ -226,7 +204,6 @@ class Norm(Reduction):
     x that are not 0;  dx = 0. Which factors are formed first is PyTorch's choice: it decides where the result is NaN.
     """
 
-    __slots__ = ()
     autocast = "float32"
 
     def forward(self, x: Any, *, axes: tuple[int, ...], keepdim: bool, p: float = 2) -> Any:
@@ -270,7 +247,6 @@ class Norm(Reduction):
 class LogSumExp(Reduction):
     """y = log(sum(e^x));  dx = e^(x-y) dy."""
 
-    __slots__ = ()
     autocast = "float32"
     floats = True
 
@@ -291,7 +267,6 @@ class CumSum(Function):
 
     __slots__ = ("axis",)
     autocast = "float32"
-    axis: int
 
     def forward(self, x: Any, *, axis: int) -> Any:
         self.axis = axis
@@ -308,7 +283,6 @@ class Prod(Reduction):
     PyTorch's product of all elements: two zeros make its gradient 0 everywhere.
     """
 
-    __slots__ = ()
     autocast = "float32"
 
     def forward(self, x: Any, *, axis: int, keepdim: bool, whole: bool = False) -> Any:
@@ -330,7 +304,6 @@ class Prod(Reduction):
 class CumProd(Function):
     """y_i = x_1 ... x_i along an axis;  dx_i = sum over j >= i of dy_j times the product of x_1 ... x_j without x_i."""
 
-    __slots__ = ()
     autocast = "float32"
 
     def forward(self, x: Any, *, axis: int) -> Any:

@@ -12,7 +12,6 @@ class RMSNorm(Function):
     dx = rstd (g - n mean(g n)) with g = dy w;  dw = sum over rows of dy n.
     """
 
-    __slots__ = ()
     autocast = "float32"
     promotes = True
 

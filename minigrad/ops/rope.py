@@ -9,8 +9,6 @@ class Rope(Function):
     """y = R x, where R rotates pair j of a row at position p by p base^(-2j / D), or p frequencies[j] if given;
     dx = R^T dy, the rotation back."""
 
-    __slots__ = ()
-
     def forward(self, x: Any, positions: Any, *, base: float, interleaved: bool, frequencies: Any = None) -> Any:
         if frequencies is None:
             cos, sin = self.kernels.rope.tables(positions, x.shape[-1], base, x.dtype)

@@ -8,7 +8,6 @@ from ..autograd import Function
 class Softmax(Function):
     """y = e^x / sum(e^x);  dx = y (dy - sum(dy y))."""
 
-    __slots__ = ()
     autocast = "float32"
     floats = True
 
@@ -24,7 +23,6 @@ class Softmax(Function):
 class LogSoftmax(Function):
     """y = x - log(sum(e^x));  dx = dy - e^y sum(dy)."""
 
-    __slots__ = ()
     autocast = "float32"
     floats = True
 

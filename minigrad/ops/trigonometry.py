@@ -8,7 +8,6 @@ from .elementwise import Arithmetic, FloatFunction, of_x
 class Sinh(FloatFunction):
     """y = (e^x - e^-x) / 2;  dx = cosh(x) dy."""
 
-    __slots__ = ()
     autocast = "float32"
 
     def forward(self, x: Any) -> Any:
@@ -22,7 +21,6 @@ class Sinh(FloatFunction):
 class Cosh(FloatFunction):
     """y = (e^x + e^-x) / 2;  dx = sinh(x) dy."""
 
-    __slots__ = ()
     autocast = "float32"
 
     def forward(self, x: Any) -> Any:
@@ -76,7 +74,6 @@ def Atanh(k: Any, x: Any, dy: Any) -> Any:
 class Atan2(Arithmetic):
     """z = the angle of the point (y, x);  dx = y dz / (x^2 + y^2), dy = -x dz / (x^2 + y^2), both 0 at the origin."""
 
-    __slots__ = ()
     floats = True
 
     def forward(self, x: Any, y: Any) -> Any:

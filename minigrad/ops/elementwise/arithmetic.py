@@ -19,14 +19,11 @@ def zeros_like(kernels: Any, x: Any) -> Any:
 class Arithmetic(Function):
     """Inputs are cast to their common dtype first."""
 
-    __slots__ = ()
     promotes = True
 
 
 class Add(Arithmetic):
     """z = x + y;  dx = dz, dy = dz."""
-
-    __slots__ = ()
 
     def forward(self, x: Any, y: Any) -> Any:
         return self.kernels.elementwise.add(x, y)
@@ -37,8 +34,6 @@ class Add(Arithmetic):
 
 class Sub(Arithmetic):
     """z = x - y;  dx = dz, dy = -dz."""
-
-    __slots__ = ()
 
     def forward(self, x: Any, y: Any) -> Any:
         try:
@@ -54,8 +49,6 @@ class Sub(Arithmetic):
 class Mul(Arithmetic):
     """z = x y;  dx = y dz, dy = x dz."""
 
-    __slots__ = ()
-
     def forward(self, x: Any, y: Any) -> Any:
         need_x, need_y = self.needs
         self.saved = (x if need_y else None, y if need_x else None)
@@ -70,7 +63,6 @@ class Mul(Arithmetic):
 class Div(Arithmetic):
     """z = x / y;  dx = dz / y, dy = -(z / y) dz. Integers are divided as floats."""
 
-    __slots__ = ()
     floats = True
 
     def forward(self, x: Any, y: Any) -> Any:
@@ -93,7 +85,6 @@ def _of_divisor(k: Any, y: Any, z: Any, dz: Any) -> Any:
 class FloorDiv(Arithmetic):
     """z = floor(x / y); no gradient."""
 
-    __slots__ = ()
     differentiable = False
 
     def forward(self, x: Any, y: Any) -> Any:
@@ -103,8 +94,6 @@ class FloorDiv(Arithmetic):
 
 class Remainder(Arithmetic):
     """z = x - y floor(x / y), of the sign of y;  dx = dz, dy = -floor(x / y) dz."""
-
-    __slots__ = ()
 
     def forward(self, x: Any, y: Any) -> Any:
         refuse_bool("%", x, y)
@@ -121,8 +110,6 @@ class Remainder(Arithmetic):
 class FMod(Arithmetic):
     """z = x - y trunc(x / y), of the sign of x;  dx = dz, dy = -trunc(x / y) dz."""
 
-    __slots__ = ()
-
     def forward(self, x: Any, y: Any) -> Any:
         refuse_bool("fmod", x, y)
         self.saved = (x, y) if self.needs[1] else ()
@@ -138,8 +125,6 @@ class FMod(Arithmetic):
 class Neg(Function):
     """y = -x;  dx = -dy."""
 
-    __slots__ = ()
-
     def forward(self, x: Any) -> Any:
         refuse_bool("-", x)
         return self.kernels.elementwise.neg(x)
@@ -150,8 +135,6 @@ class Neg(Function):
 
 class Abs(Function):
     """y = |x|;  dx = sign(x) dy, 0 at 0."""
-
-    __slots__ = ()
 
     def forward(self, x: Any) -> Any:
         refuse_bool("abs", x)
@@ -168,8 +151,6 @@ class Lerp(Arithmetic):
 
     dx = (1 - w) dz, dy = w dz, dw = (y - x) dz.
     """
-
-    __slots__ = ()
 
     def forward(self, x: Any, y: Any, w: Any) -> Any:
         k = self.kernels.elementwise
@@ -194,7 +175,6 @@ class Huber(Arithmetic):
     Source: Huber, "Robust estimation of a location parameter" (1964).
     """
 
-    __slots__ = ()
     floats = True
 
     def forward(self, x: Any, y: Any, *, delta: float) -> Any:

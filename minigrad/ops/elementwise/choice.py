@@ -9,8 +9,6 @@ from .arithmetic import Arithmetic
 class Maximum(Arithmetic):
     """z = max(x, y); a tie gives half of dz to each. NaN in either gives NaN."""
 
-    __slots__ = ()
-
     def forward(self, x: Any, y: Any) -> Any:
         self.saved = (x, y)
         return self.kernels.elementwise.maximum(x, y)
@@ -23,8 +21,6 @@ class Maximum(Arithmetic):
 
 class Minimum(Arithmetic):
     """z = min(x, y); a tie gives half of dz to each. NaN in either gives NaN."""
-
-    __slots__ = ()
 
     def forward(self, x: Any, y: Any) -> Any:
         self.saved = (x, y)
@@ -45,7 +41,6 @@ def _split_ties(kernels: Any, dz: Any, tie: Any, x_loses: Any, y_loses: Any) -> 
 class Where(Function):
     """z = x where the condition holds, else y;  dz goes to the one that was taken."""
 
-    __slots__ = ()
     widens = False
 
     def forward(self, x: Any, y: Any, condition: Any) -> Any:
@@ -61,7 +56,6 @@ class Where(Function):
 class MaskedFill(Function):
     """y = value where the mask holds, else x;  dx = dy where the mask does not hold."""
 
-    __slots__ = ()
     widens = False
 
     def forward(self, x: Any, mask: Any, *, value: float) -> Any:
@@ -77,8 +71,6 @@ class MaskedFill(Function):
 class NanToNum(Function):
     """y = x with NaN and the infinities replaced by numbers;  dx = dy where x is finite, else 0."""
 
-    __slots__ = ()
-
     def forward(self, x: Any, *, nan: float, posinf: float | None, neginf: float | None) -> Any:
         self.saved = (x,)
         return self.kernels.elementwise.nan_to_num(x, nan, posinf, neginf)
@@ -92,8 +84,6 @@ class Clamp(Function):
 
     dx = dz where low <= x <= high; dlow = dz where x < low < high; dhigh = dz where x > high or low > high.
     """
-
-    __slots__ = ()
 
     def forward(self, x: Any, low: Any, high: Any) -> Any:
         self.saved = (x, low, high)

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 class Cast(Function):
     """y = x in another dtype;  dx = dy in the dtype of x (autograd casts it)."""
 
-    __slots__ = ()
     widens = False
 
     def forward(self, x: Any, *, dtype: Any) -> Any:
@@ -28,7 +27,6 @@ class Cast(Function):
 class Clone(Function):
     """y = x in new, contiguous memory;  dx = dy."""
 
-    __slots__ = ()
     widens = False
 
     def forward(self, x: Any) -> Any:

@@ -11,7 +11,6 @@ from .arithmetic import refuse_bool, zeros_like
 class FloatFunction(Function):
     """A function of real numbers: integer inputs are cast to the default floating dtype."""
 
-    __slots__ = ()
     floats = True
 
 
@@ -45,7 +44,7 @@ def _function(derivative: Expression, forward: Expression, autocast: str | None)
     def backward(self: FloatFunction, dy: Any) -> Any:
         return self.kernels.elementwise.fused(derivative, self.saved[0], dy)
 
-    members = {"forward": forward, "backward": backward, "autocast": autocast, "__slots__": ()}
+    members = {"forward": forward, "backward": backward, "autocast": autocast}
     about = {"__doc__": derivative.__doc__, "__module__": derivative.__module__}
     return type(derivative.__name__, (FloatFunction,), members | about)
 
@@ -149,8 +148,6 @@ def Sigmoid(k: Any, y: Any, dy: Any) -> Any:
 class Silu(FloatFunction):
     """y = x s, s = sigmoid(x);  dx = s (1 + x (1 - s)) dy. Also called swish."""
 
-    __slots__ = ()
-
     def forward(self, x: Any) -> Any:
         self.saved = (x,)
         return self.kernels.activation.silu(x)
@@ -161,8 +158,6 @@ class Silu(FloatFunction):
 
 class Relu(Function):
     """y = max(x, 0);  dx = dy where y > 0 or NaN (so 0 at 0, where ``maximum(x, 0)`` would give half)."""
-
-    __slots__ = ()
 
     def forward(self, x: Any) -> Any:
         refuse_bool("relu", x)
@@ -177,8 +172,6 @@ class Relu(Function):
 class StepFunction(Function):
     """A piecewise constant function: its gradient is zero wherever it has one."""
 
-    __slots__ = ()
-
     def backward(self, dy: Any) -> Any:
         return zeros_like(self.kernels, dy)
 
@@ -190,7 +183,7 @@ def _step(name: str, formula: str, value: Expression) -> type[StepFunction]:
         refuse_bool(name.lower(), x)
         return value(self.kernels.elementwise, x)
 
-    members = {"__doc__": f"{formula}  dx = 0.", "__module__": __name__, "__slots__": (), "forward": forward}
+    members = {"__doc__": f"{formula}  dx = 0.", "__module__": __name__, "forward": forward}
     return type(name, (StepFunction,), members)
 
 

@@ -9,7 +9,6 @@ from .arithmetic import Arithmetic, refuse_bool, zeros_like
 class Pow(Arithmetic):
     """z = x^y;  dx = y x^(y-1) dz (0 where y = 0), dy = z log(x) dz (0 where x = 0 and y >= 0)."""
 
-    __slots__ = ()
     autocast = "float32"
 
     def forward(self, x: Any, y: Any) -> Any:
@@ -33,7 +32,6 @@ class Pow(Arithmetic):
 class PowScalar(Function):
     """y = x^n for a number n;  dx = n x^(n-1) dy, 0 if n = 0. An integer x with a float n is cast first."""
 
-    __slots__ = ()
     autocast = "float32"
     promotes = True
 
@@ -68,7 +66,6 @@ def _scaled(k: Any, dy: Any, x: Any, n: float) -> Any:
 class Square(Function):
     """y = x^2;  dx = 2 x dy."""
 
-    __slots__ = ()
     autocast = "float32"
 
     def forward(self, x: Any) -> Any:
