@@ -5,8 +5,6 @@ standard's names and arguments, and the standard's promotion, in which a 0-d ten
 computes is minigrad's, and recorded like that. The extensions (linalg, fft) and complex dtypes are not there.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections import namedtuple

@@ -11,8 +11,6 @@ The exchange is authenticated, not secret, and NCCL's own connections that follo
 must be trusted as NCCL trusts it. The secret keeps strangers and other jobs out of the rendezvous.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import hmac

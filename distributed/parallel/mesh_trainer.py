@@ -1,7 +1,5 @@
 """MeshTrainer: one model over all ranks of a Mesh, its optimizer's states shared by its replicas (ZeRO)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any

@@ -8,8 +8,6 @@ Sources: Rajbhandari et al., "ZeRO" (2020), for memory and bytes of sharded stat
 large-scale language model training on GPU clusters using Megatron-LM" (2021), for tensors, pipelines and their bubble.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

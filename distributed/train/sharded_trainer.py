@@ -8,8 +8,6 @@ That is an all-reduce in two halves, with the update between them: as many bytes
 they are used (units.py). boostr's ``ZeroTrainer``s, which own whole tensors and all-reduce all gradients.
 """
 
-from __future__ import annotations
-
 import functools
 import sys
 from collections.abc import Callable, Iterable, Sequence

@@ -9,8 +9,6 @@ A rank's optimizer updates the pieces in its share, each with the options of its
 Source: Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models" (2020).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -10,8 +10,6 @@ Blocks take turns in two buffers, each always in the same one. So what the graph
 of its buffer, is right again as soon as the block is gathered again. The rest stays until the weights change.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections import Counter

@@ -4,8 +4,6 @@ A ``device`` is a Device, its name or its index; None means the calling thread's
 ``device_count`` answer on any machine; the rest raises DeviceError, saying what is missing, where there is no GPU.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

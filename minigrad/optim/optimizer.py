@@ -4,8 +4,6 @@ The surface is PyTorch's (``param_groups``, ``add_param_group``, per-group optio
 not stored on tensors, so ``step`` takes the GradStore that ``loss.backward()`` returned.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple

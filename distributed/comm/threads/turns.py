@@ -1,7 +1,5 @@
 """Which of the ranks that are threads runs, and what time it is: as it comes, or decided by a seed."""
 
-from __future__ import annotations
-
 import random
 import threading
 import time
