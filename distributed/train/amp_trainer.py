@@ -25,7 +25,7 @@ from ..comm.communicator import Communicator, NoOpCommunicator
 from .buckets import DEFAULT_BUCKET_BYTES, CommHook, all_reduce_hook
 from .config import TrainingConfig, check_kind
 from .distributed_trainer import BucketedTrainer
-from .step import Named, Params, Precision, named_params
+from .step import Named, Params, Precision, State, named_params
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,7 @@ class Scaled(BucketedTrainer):
         """Steps that were left out, because gradients overflowed."""
         return self._step.precision.skipped_steps
 
-    def state_dict(
-        self, params: Params, part: Callable[[Any], Any] | None = None
-    ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    def state_dict(self, params: Params, part: Callable[[Any], Any] | None = None) -> State:
         """As DistributedTrainer's; where the loss is scaled, with the scale and its counts."""
         arrays, meta = super().state_dict(params, part)
         if self.scaler is not None:

@@ -15,8 +15,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-import numpy as np
-
 from minigrad import GradStore, Tensor, TensorId, finfo
 from minigrad.grad_arithmetic import norm_of
 from minigrad.optim import AdamW, AdamWConfig, LrSchedule, NonFiniteGradientError, Optimizer
@@ -28,7 +26,7 @@ from .config import TrainingConfig, TrainingMetrics, check_kind
 from .grad_sync import Buckets, Overlapped, Window, assert_replicas_identical, broadcast_params, held, not_finite
 from .reducers import Trees
 from .simple_trainer import SimpleTrainer
-from .step import Named, Params, Step, Updater, named_params
+from .step import Named, Params, State, Step, Updater, named_params
 
 
 class DistributedTrainer(SimpleTrainer):
@@ -124,9 +122,7 @@ class DistributedTrainer(SimpleTrainer):
         check_weight(weight)  # before anything is sent
         return self._step.take(params, grads, float(loss_value), weight)
 
-    def state_dict(
-        self, params: Params, part: Callable[[Any], Any] | None = None
-    ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    def state_dict(self, params: Params, part: Callable[[Any], Any] | None = None) -> State:
         """What an exact resume needs beside the weights: the same on all ranks, so that one of them may save it.
 
         Raises RuntimeError within a window of micro-batches, which every rank has another part of.

@@ -13,8 +13,6 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import numpy as np
-
 import minigrad
 from minigrad import GradStore, Tensor, TensorId, autocast
 from minigrad.device import CPU
@@ -32,7 +30,7 @@ from .config import TrainingConfig
 from .grad_sync import Overlapped, trained_of
 from .parts import Owned, PartOfModelRecorder, PartOfModelUpdater
 from .shards import Share, ShareManager, cut, join
-from .step import Named, Params, Precision, Step
+from .step import Named, Params, Precision, State, Step
 from .units import Units
 
 
@@ -276,9 +274,7 @@ class ShardedTrainer(AmpTrainer):
         if self._shares is not None and self._shares.units is not None:
             self._shares.units.release()
 
-    def state_dict(
-        self, params: Params, part: Callable[[Any], Any] | None = None
-    ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    def state_dict(self, params: Params, part: Callable[[Any], Any] | None = None) -> State:
         """As AmpTrainer's, of whole parameters: a collective of all ranks, each of which gets all.
 
         With a ``part`` a rank gives what it has of a sharded array, as it is: nothing is gathered.

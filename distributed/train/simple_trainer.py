@@ -15,7 +15,7 @@ from minigrad.optim import LrSchedule, Optimizer
 
 from .captured_step import CapturedStep, PendingMetrics
 from .config import TrainingConfig, TrainingMetrics, check_kind
-from .step import Params, Step
+from .step import Params, State, Step
 
 
 class SimpleTrainer:
@@ -99,9 +99,7 @@ class SimpleTrainer:
         """
         return self._step.flush(params)
 
-    def state_dict(
-        self, params: Params, part: Callable[[Any], Any] | None = None
-    ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    def state_dict(self, params: Params, part: Callable[[Any], Any] | None = None) -> State:
         """All that an exact resume needs beside the weights: arrays for safetensors, and the rest as JSON.
 
         Holds the optimizer's moments and counts, the global step, and an unfinished window of micro-batches.

@@ -16,6 +16,8 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
+
 from minigrad import BackwardHook, GradStore, Tensor, TensorId, float16
 from minigrad.optim import AdamW, GradAccumulator, LrSchedule, NonFiniteGradientError, Optimizer, clip_grad_norm
 from minigrad.optim.grad_scaler import MIN_SCALE, GradScaler
@@ -26,6 +28,8 @@ from .config import NonFiniteLossError, TrainingConfig, TrainingMetrics
 Params = Mapping[TensorId, Tensor] | Iterable[Tensor | tuple[str, Tensor]]
 """How trainers are told which parameters there are."""
 Named = list[tuple[str, Tensor]]
+State = tuple[dict[str, np.ndarray], dict[str, Any]]
+"""What ``state_dict`` gives: arrays for safetensors, and the rest as JSON."""
 
 
 class Step:
