@@ -1,6 +1,6 @@
 """Operations whose result is one of their inputs, element by element; the gradient goes to the one that was taken."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from ...autograd import Function
 from .arithmetic import Arithmetic
@@ -9,33 +9,25 @@ from .arithmetic import Arithmetic
 class Maximum(Arithmetic):
     """z = max(x, y); a tie gives half of dz to each. NaN in either gives NaN."""
 
+    largest: ClassVar[bool] = True
+
     def forward(self, x: Any, y: Any) -> Any:
         self.saved = (x, y)
-        return self.kernels.elementwise.maximum(x, y)
+        k = self.kernels.elementwise
+        return (k.maximum if self.largest else k.minimum)(x, y)
 
     def backward(self, dz: Any) -> Any:
         x, y = self.saved
-        c = self.kernels.comparison
-        return _split_ties(self.kernels, dz, c.eq(x, y), c.lt(x, y), c.gt(x, y))
+        k, c = self.kernels.elementwise, self.kernels.comparison
+        share = k.where(c.eq(x, y), k.mul(dz, 0.5), dz)
+        x_loses, y_loses = (c.lt, c.gt) if self.largest else (c.gt, c.lt)
+        return k.select(c.logical_not(x_loses(x, y)), share), k.select(c.logical_not(y_loses(x, y)), share)
 
 
-class Minimum(Arithmetic):
+class Minimum(Maximum):
     """z = min(x, y); a tie gives half of dz to each. NaN in either gives NaN."""
 
-    def forward(self, x: Any, y: Any) -> Any:
-        self.saved = (x, y)
-        return self.kernels.elementwise.minimum(x, y)
-
-    def backward(self, dz: Any) -> Any:
-        x, y = self.saved
-        c = self.kernels.comparison
-        return _split_ties(self.kernels, dz, c.eq(x, y), c.gt(x, y), c.lt(x, y))
-
-
-def _split_ties(kernels: Any, dz: Any, tie: Any, x_loses: Any, y_loses: Any) -> tuple[Any, Any]:
-    k, logical_not = kernels.elementwise, kernels.comparison.logical_not
-    share = k.where(tie, k.mul(dz, 0.5), dz)
-    return k.select(logical_not(x_loses), share), k.select(logical_not(y_loses), share)
+    largest = False
 
 
 class Where(Function):
