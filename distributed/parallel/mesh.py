@@ -12,8 +12,6 @@ two stages use are on both. Sources: Shoeybi et al., "Megatron-LM" (2019); Naray
 language model training on GPU clusters" (2021).
 """
 
-from __future__ import annotations
-
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -98,7 +96,7 @@ class Mesh(CommunicatorGroup):
         if bad := [f"rank {rank}: {text}" for rank, text in enumerate(told) if text is not None]:
             raise ValueError(bad[0])
 
-    def split(self, model: Any, blocks: str | None = None, splits: Splits | None = None) -> Part:
+    def split(self, model: Any, blocks: str | None = None, splits: Splits | None = None) -> "Part":
         """This rank's part of the model, with rank 0's weights; the model becomes it. A collective of all ranks, each
         of which passes the whole model on the mesh's device.
 

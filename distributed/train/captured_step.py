@@ -12,8 +12,6 @@ it. An overflow of scaled gradients is no error, so with a loss scale the host w
 next one.
 """
 
-from __future__ import annotations
-
 import collections
 import math
 import time
@@ -94,7 +92,7 @@ def losses_of(comm: Any, event: Any, found: np.ndarray) -> list[list[float]]:
 class PendingMetrics:
     """What a step of ``CapturedStep`` did: ``result()`` waits for it."""
 
-    def __init__(self, owner: CapturedStep | None, metrics: TrainingMetrics | None = None) -> None:
+    def __init__(self, owner: "CapturedStep | None", metrics: TrainingMetrics | None = None) -> None:
         self._owner, self._metrics = owner, metrics
         self._error: Exception | None = None
         self._raised = False
@@ -120,7 +118,7 @@ class _Launched(PendingMetrics):
     """A launch whose results are on their way."""
 
     def __init__(
-        self, owner: CapturedStep, step: Step, graph: cuda_graph.Graph, results: Tensor, lr_before: float
+        self, owner: "CapturedStep", step: Step, graph: cuda_graph.Graph, results: Tensor, lr_before: float
     ) -> None:
         super().__init__(owner)
         kernels = results.device.kernels

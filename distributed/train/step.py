@@ -10,8 +10,6 @@ A trainer is a Step with its own members. The classes below are those of one pro
     recorder    decides on the update, and counts it              (captured_step.py: as part of a graph)
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -204,7 +202,7 @@ class Precision:
         """The loss to call ``backward`` of."""
         return loss if self.scaler is None else self.scaler.scale_loss(loss)
 
-    def unscale(self, parts: Iterable[GradStore], recorder: Recorder) -> Iterable[GradStore] | None:
+    def unscale(self, parts: Iterable[GradStore], recorder: "Recorder") -> Iterable[GradStore] | None:
         """The gradients of the unscaled loss; None if they overflowed and the step is left out. Without that, clipping
         refuses them."""
         if self.scaler is None:

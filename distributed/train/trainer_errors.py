@@ -3,8 +3,6 @@
 After any of them no weight has changed.
 """
 
-from __future__ import annotations
-
 
 class TrainerError(RuntimeError):
     """Base of the errors of the trainers that mirror atomr-accel-train's.
@@ -37,7 +35,7 @@ class ReplicaError(TrainerError):
         self.trace = trace
 
     @classmethod
-    def of(cls, rank: int, error: BaseException) -> ReplicaError:
+    def of(cls, rank: int, error: BaseException) -> "ReplicaError":
         """The error for what a replica raised, perhaps itself one that was forwarded from another rank."""
         kind, trace = type(error).__name__, ""
         if isinstance(error, ReplicaError):

@@ -5,8 +5,6 @@ what that library leaves open: every byte is a token, and no text can pose as a 
 `load_tokenizer` runs files with other rules, too, as the library reads them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re
@@ -220,7 +218,7 @@ class BytePairTokenizer(LibraryTokenizer):
     @classmethod
     def train(
         cls, text: str, vocab_size: int, special_tokens: Sequence[str] = (), pattern: str = "gpt2"
-    ) -> BytePairTokenizer:
+    ) -> "BytePairTokenizer":
         """Learn merges from a text; the same text gives the same tokenizer.
 
         Args:
@@ -259,7 +257,7 @@ class BytePairTokenizer(LibraryTokenizer):
         return cls(learning)
 
     @classmethod
-    def _read(cls, document: Any) -> BytePairTokenizer:
+    def _read(cls, document: Any) -> "BytePairTokenizer":
         return cls(_made(document)[0])
 
     # ---- tokens to text ----

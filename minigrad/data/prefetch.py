@@ -4,8 +4,6 @@ loader     [ 0 ][ 1 ][ 2 ][   ][ 3 ][   ][ 4 ]      at most ``depth`` batches wa
 training        [   0   ][   1   ][   2   ]
 """
 
-from __future__ import annotations
-
 import threading
 import weakref
 from collections import deque
@@ -56,7 +54,7 @@ class Prefetcher(Closing, Iterator[Any]):
         self._thread.start()
         self._end = weakref.finalize(self, self._line.stop)
 
-    def __iter__(self) -> Prefetcher:
+    def __iter__(self) -> "Prefetcher":
         return self
 
     def __next__(self) -> Any:

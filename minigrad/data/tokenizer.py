@@ -1,7 +1,5 @@
 """Characters as tokens: the vocabulary is the sorted set of the characters of the training text."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -38,7 +36,7 @@ class CharTokenizer:
         self._ids[codes] = np.arange(len(codes))
 
     @classmethod
-    def from_text(cls, text: str) -> CharTokenizer:
+    def from_text(cls, text: str) -> "CharTokenizer":
         """The vocabulary of `text`.
 
         Raises:
@@ -84,7 +82,7 @@ class CharTokenizer:
         return {"kind": "characters", "characters": self.characters}
 
     @classmethod
-    def from_dict(cls, state: Mapping[str, Any]) -> CharTokenizer:
+    def from_dict(cls, state: Mapping[str, Any]) -> "CharTokenizer":
         """The inverse of `to_dict`.
 
         Raises:

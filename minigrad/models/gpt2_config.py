@@ -1,7 +1,5 @@
 """The sizes of a GPT-2, how Hugging Face's ``config.json`` says them, and the memory that a training step needs."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Annotated, Any
 
@@ -59,7 +57,7 @@ class GPT2Config:
     # ------------------------------------------------------------------ Hugging Face's format
 
     @classmethod
-    def from_hub(cls, hub: HubConfig, dropout: float | None) -> GPT2Config:
+    def from_hub(cls, hub: HubConfig, dropout: float | None) -> "GPT2Config":
         """What a ``config.json`` of model_type gpt2 means; its other names for sizes are understood too.
 
         ``"bias": false`` (not of transformers, whose GPT-2 always has biases) is a model without.

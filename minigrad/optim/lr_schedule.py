@@ -5,8 +5,6 @@ multiplies the rate by (step + 1) / w. So the first step already learns, and ste
 Schedules that end stay at ``min_lr`` afterwards. The names and fields are those of boostr.
 """
 
-from __future__ import annotations
-
 import enum
 import functools
 import math
@@ -81,6 +79,23 @@ class LinearWarmup(_Checked):
         return self.base_lr * _warmup(step, self.warmup_steps)
 
 
+class DecayShape(enum.Enum):
+    """How WSD goes from ``base_lr`` to ``min_lr`` over its decay, u in [0, 1]: the share of the way still to go."""
+
+    Linear = "linear"
+    """1 - u"""
+    Cosine = "cosine"
+    """(1 + cos(pi * u)) / 2"""
+    Sqrt = "sqrt"
+    """1 - sqrt(u)"""
+
+    def remaining(self, u: float) -> float:
+        """The formula at ``u``."""
+        if self is DecayShape.Linear:
+            return 1.0 - u
+        return _half_cosine(u) if self is DecayShape.Cosine else 1.0 - math.sqrt(u)
+
+
 @dataclass(frozen=True)
 class _Decaying(_Checked):
     base_lr: NonNegative
@@ -114,23 +129,6 @@ class CosineAnnealing(_Decaying):
 
     def _lr(self, step: int) -> float:
         return self._stable_then_decay(step, 0, self.total_steps - self.warmup_steps, DecayShape.Cosine)
-
-
-class DecayShape(enum.Enum):
-    """How WSD goes from ``base_lr`` to ``min_lr`` over its decay, u in [0, 1]: the share of the way still to go."""
-
-    Linear = "linear"
-    """1 - u"""
-    Cosine = "cosine"
-    """(1 + cos(pi * u)) / 2"""
-    Sqrt = "sqrt"
-    """1 - sqrt(u)"""
-
-    def remaining(self, u: float) -> float:
-        """The formula at ``u``."""
-        if self is DecayShape.Linear:
-            return 1.0 - u
-        return _half_cosine(u) if self is DecayShape.Cosine else 1.0 - math.sqrt(u)
 
 
 @dataclass(frozen=True)

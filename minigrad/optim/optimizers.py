@@ -2,8 +2,6 @@
 and Muon: momentum whose matrices are made orthogonal before they are added.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -159,7 +157,7 @@ class LambConfig:
     use_adam: bool = True
 
     @classmethod
-    def lars(cls) -> LambConfig:
+    def lars(cls) -> "LambConfig":
         """LARS with boostr's defaults."""
         return cls(lr=0.1, beta2=0.0, weight_decay=1e-4, use_adam=False)
 

@@ -4,8 +4,6 @@ ThreadCommunicator asks the plan before each operation. The idea is that of torc
 simulation testing: what a failure does is tested by replaying it, with the seed as its whole description.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Iterator, Sequence
@@ -74,7 +72,7 @@ class FaultPlan:
         count: int = 1,
         kinds: Sequence[str] = KINDS,
         max_delay: float = 0.01,
-    ) -> FaultPlan:
+    ) -> "FaultPlan":
         """``count`` faults of these kinds at different places among the first ``calls`` calls of ``world_size`` ranks,
         in the order of the seed. Delays are up to ``max_delay`` seconds; the same arguments give the same plan."""
         rng = np.random.default_rng(seed)

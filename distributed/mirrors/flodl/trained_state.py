@@ -1,7 +1,5 @@
 """What a ``DdpBuilder`` run leaves behind: weights, and all that continuing it bit for bit needs."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -75,7 +73,7 @@ class TrainedState:
         return save_checkpoint(folder, tensors, state, keep)
 
     @classmethod
-    def load(cls, folder: str | os.PathLike[str], step: int | None = None) -> TrainedState:
+    def load(cls, folder: str | os.PathLike[str], step: int | None = None) -> "TrainedState":
         """Read what ``save`` wrote, verified. Raises CheckpointError for anything else."""
         saved = load_checkpoint(folder, step)
         state, files = saved.state, dict(saved.tensors)

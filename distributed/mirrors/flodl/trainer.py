@@ -9,8 +9,6 @@ over the outputs gathered from all replicas, so that their gradients are parts o
 they were means.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -215,7 +213,7 @@ class Trainer(Closing):
             return None
         return self._march(self._replicas, self.el_che, self.el_che.clamp_total(len(self._queue)))
 
-    def set_data_loader(self, dataset: Any, batch_size: int, *, seed: int = 42, resident: bool = False) -> Trainer:
+    def set_data_loader(self, dataset: Any, batch_size: int, *, seed: int = 42, resident: bool = False) -> "Trainer":
         """Say where ``epoch`` takes its batches from; returns the trainer.
 
         ``dataset``, ``batch_size`` and ``seed`` are those of DdpBuilder, for the batch of all replicas. Batches are
