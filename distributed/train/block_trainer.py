@@ -136,7 +136,7 @@ class BlockDistributedTrainer(Scaled):
         Raises NonFiniteBlockGradientError on all ranks, naming rank, block, parameters and step; NonFiniteLossError;
         and what DistributedTrainer's ``step`` raises. The window is then dropped.
         """
-        tensors = [self._tensor(one) for one in batch]
+        tensors = [(one if isinstance(one, Tensor) else Tensor(one)).to(device=self._device) for one in batch]
         sizes = {t.shape[0] if t.ndim else None for t in tensors} or {0}
         if len(sizes) != 1 or None in sizes:
             raise ValueError(
@@ -214,10 +214,6 @@ class BlockDistributedTrainer(Scaled):
     def _set_buffers(self, values: Mapping[str, Tensor]) -> None:
         for name, buffer in self._saved_buffers().items():
             buffer.copy_(values[name])
-
-    def _tensor(self, one: Any) -> Tensor:
-        tensor = one if isinstance(one, Tensor) else Tensor(one)
-        return tensor.to(device=self._device)
 
     @no_grad()
     def _average_buffers(self) -> None:

@@ -249,11 +249,16 @@ def check_indices(indices: Any, weight: Tensor) -> Tensor:
         place = weight.device
         raise bad_state(f"embedding: indices on {indices.device}, weight on {place}; move them to one with .to(device)")
     labels: Tensor = indices if indices.data.dtype == int64 else indices.long()
-    bad = weight.device.kernels.embedding.check_indices(labels.data, weight.shape[0])
+    check_rows(labels, weight.shape[0])
+    return labels
+
+
+def check_rows(labels: Tensor, rows: int) -> None:
+    """IndexError, naming the first, for ``labels``, int64, that name none of so many rows of an embedding."""
+    bad = labels.device.kernels.embedding.check_indices(labels.data, rows)
     if bad >= 0:
         index = int(labels.reshape(-1)[bad])
-        raise bad_index(f"embedding: index {index} at position {bad} is out of range for {weight.shape[0]} rows")
-    return labels
+        raise bad_index(f"embedding: index {index} at position {bad} is out of range for {rows} rows")
 
 
 def embedding(indices: Tensor, weight: Tensor, padding_idx: int | None = None) -> Tensor:
