@@ -61,7 +61,7 @@ def versions() -> Facts:
     """Versions of minigrad, Python and the packages that the base install needs."""
     found = {"minigrad": _version("minigrad-cuda") or "not installed (imported from a folder)"}
     found["Python"] = f"{platform.python_version()} ({platform.python_implementation()}, {platform.platform()})"
-    for name in ("numpy", "ml_dtypes", "numba", "llvmlite", "safetensors", "tqdm"):
+    for name in ("numpy", "ml_dtypes", "numba", "llvmlite", "tqdm"):
         found[name] = _version(name) or "not installed"
     return found
 

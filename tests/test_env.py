@@ -29,7 +29,7 @@ def test_report_names_what_is_there():
     titles = [line for line in report.stdout.splitlines() if not line.startswith(" ")]
     assert titles == ["versions", "cpu", "threads", "kernel cache", "devices", "extras"]
     rows = {line.split()[0] for line in report.stdout.splitlines() if line.startswith("  ")}
-    assert rows >= {"minigrad", "Python", "numpy", "numba", "llvmlite", "safetensors", "features", "vectors", "layer"}
+    assert rows >= {"minigrad", "Python", "numpy", "numba", "llvmlite", "features", "vectors", "layer"}
     assert rows >= {"count", "BLAS", "folder", "size", "cpu", "cuda"}
     assert rows >= {"bpe", "cuda12", "cuda13", "inspect", "mpi", "plot", "test", "torch"}
     for name in ("cupy", "numba_cuda"):

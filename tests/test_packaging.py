@@ -81,7 +81,7 @@ def test_wheel_metadata(wheel):
     assert metadata["Requires-Python"] == ">=3.10"
     assert licences
     base = {text.split(">")[0] for text in metadata.get_all("Requires-Dist") if "extra ==" not in text}
-    assert base == {"ml_dtypes", "numpy", "numba", "tqdm", "safetensors"}
+    assert base == {"ml_dtypes", "numpy", "numba", "tqdm"}
     assert set(metadata.get_all("Provides-Extra")) == {
         "bpe", "browser", "cuda12", "cuda13", "docs", "inspect", "learn", "mpi", "plot", "tensorboard", "test", "yaml",
     }  # fmt: skip

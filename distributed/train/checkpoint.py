@@ -33,7 +33,7 @@ import minigrad
 from minigrad import serialization
 from minigrad.files import durable, shares
 from minigrad.files.durable import StrPath
-from minigrad.files.safetensors_format import Arrays, encode_views
+from minigrad.files.safetensors_format import Arrays, encode
 from minigrad.modes import Closing
 from minigrad.nn import Module
 from minigrad.serialization import Checkpoint, CheckpointError, load_checkpoint, save_checkpoint
@@ -200,7 +200,7 @@ class RankShare:
 
     def _write_mine(self) -> dict[str, tuple[int, str]]:
         name_of = functools.partial(shares.name_of, rank=self.communicator.rank, ranks=self.communicator.world_size)
-        files = {name_of(stem): encode_views(*content) for stem, content in self.files.items()}
+        files = {name_of(stem): encode(*content) for stem, content in self.files.items()}
         return {name: durable.write_new_file(self.temporary / name, views) for name, views in files.items()}
 
     def _write_all(self, temporary: Path) -> dict[str, tuple[int, str]]:

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-import safetensors.numpy
 
 from ..autograd import TensorCore
 from ..dtypes import bfloat16
@@ -211,8 +210,8 @@ def _is_sizes(value: Any) -> bool:
 # ---- writing -------------------------------------------------------------------------------------------------------
 
 
-def encode(arrays: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> list[bytes]:
-    """The bytes of a safetensors file.
+def encode(arrays: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> list[bytes | memoryview]:
+    """A safetensors file: the header, and the arrays' own memory, copied only where strides or byte order are others.
 
     Args:
         arrays: name to tensor, array or NumPy scalar of float16/32/64, bfloat16, int8..64, uint8..64 or bool; any
@@ -222,19 +221,13 @@ def encode(arrays: Mapping[str, Any], metadata: Mapping[str, str] | None = None)
     Raises:
         CheckpointError: if something cannot be stored.
     """
-    named = {name: _storable(name, array) for name, array in arrays.items()}
+    named = [(name, _storable(name, array)) for name, array in arrays.items()]
     for key, value in (metadata or {}).items():
         if not isinstance(key, str) or not isinstance(value, str):
             raise CheckpointError(f"metadata must map strings to strings, got {show(key)}: {show(value)}")
-    try:
-        raw = safetensors.numpy.save(named, dict(metadata) if metadata else None)
-        end = 8 + int.from_bytes(raw[:8], "little")
-        if end - 8 > MAX_HEADER:
-            raise ValueError(f"the header takes {end - 8:,} bytes, the limit is {MAX_HEADER:,}")
-        parse_header(raw[8:end], len(raw) - end)  # what could not be read back is refused now
-    except (ValueError, safetensors.SafetensorError) as error:
-        raise CheckpointError(f"these tensors cannot be stored: {error}") from None
-    return [raw]
+    named.sort(key=lambda item: (-item[1].itemsize, item[0]))
+    header = encode_header({name: (array.dtype, array.shape) for name, array in named}, metadata or {})
+    return [header, *(array.reshape(-1).view(np.uint8).data for _, array in named)]
 
 
 def encode_header(tensors: Mapping[str, tuple[np.dtype[Any], Sequence[int]]], metadata: Mapping[str, str]) -> bytes:
@@ -249,7 +242,7 @@ def encode_header(tensors: Mapping[str, tuple[np.dtype[Any], Sequence[int]]], me
         begin, end = end, end + math.prod(shape) * dtype.itemsize
         document[name] = {"dtype": CODES[dtype.str], "shape": list(shape), "data_offsets": [begin, end]}
     try:
-        raw = json.dumps(document, ensure_ascii=False).encode()
+        raw = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
         if len(raw) > MAX_HEADER:
             raise ValueError(f"the header takes {len(raw):,} bytes, the limit is {MAX_HEADER:,}")
         raw += b" " * (-len(raw) % 8)  # so that tensors are aligned, if larger dtypes come first
@@ -257,14 +250,6 @@ def encode_header(tensors: Mapping[str, tuple[np.dtype[Any], Sequence[int]]], me
     except ValueError as error:
         raise CheckpointError(f"these tensors cannot be stored: {error}") from None
     return len(raw).to_bytes(8, "little") + raw
-
-
-def encode_views(arrays: Mapping[str, Any], metadata: Mapping[str, str]) -> list[bytes | memoryview]:
-    """`encode`, but of the arrays' own memory: nothing is copied."""
-    named = {name: _storable(name, array) for name, array in arrays.items()}
-    named = dict(sorted(named.items(), key=lambda item: -item[1].itemsize))
-    header = encode_header({name: (array.dtype, array.shape) for name, array in named.items()}, metadata)
-    return [header, *(array.reshape(-1).view(np.uint8).data for array in named.values())]
 
 
 def _storable(name: Any, array: Any) -> np.ndarray[Any, Any]:
