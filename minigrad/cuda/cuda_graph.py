@@ -17,7 +17,7 @@ import numpy as np
 
 from .. import capturing, mixed_precision, random
 from ..device import CPU, Device
-from ..errors import bad_index, bad_type, bad_value
+from ..errors import bad_index, bad_type, bad_value, check_int
 from ..modes import holding, of_thread
 from ..tensor import Tensor
 
@@ -234,11 +234,9 @@ class Graphed:
     """What ``graphed`` returns: a function of tensors, with a graph for each combination of their shapes."""
 
     def __init__(self, function: Callable[..., Any], device: Device | None, max_graphs: int) -> None:
-        if max_graphs < 1:
-            raise bad_value(f"max_graphs is {max_graphs!r}, expected an integer >= 1")
         self.function = function
         self.device = device
-        self.max_graphs = max_graphs
+        self.max_graphs: int = check_int("max_graphs", max_graphs, 1)
         self._seen: set[Any] = set()
         self._graphs: dict[Any, Static] = {}
 

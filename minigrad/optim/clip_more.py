@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from ..autograd import bump
-from ..errors import bad_value, located
+from ..errors import bad_value, check_float, located
 from ..grad_arithmetic import norm_of, scale_grads
 from ..grad_store import GradStore, TensorId
 from ..tensor import Tensor
@@ -39,9 +39,7 @@ def clip_grads_with_norm(grads: GradStore, max_norm: float, total_norm: float, p
     Raises ValueError unless max_norm > 0 and total_norm is finite.
     """
     check_positive("max_norm", max_norm)
-    if not math.isfinite(total_norm):
-        raise bad_value(f"total_norm is {total_norm}, expected a finite number")
-    if total_norm > max_norm:
+    if check_float("total_norm", total_norm, -math.inf) > max_norm:
         scale_grads(chosen_grads(grads, params).values(), max_norm / (total_norm + EPSILON))
 
 
