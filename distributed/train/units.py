@@ -64,6 +64,7 @@ class Rejoin(Function):
     __slots__ = ("reach",)
     is_view = True
     widens = False
+    reach: Callable[[], None]
 
     def forward(self, x: Any, *, units: Units, i: int) -> Any:
         self.units, self.i, self.changes = units, i, units.changes

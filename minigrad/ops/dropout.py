@@ -12,6 +12,7 @@ class Dropout(Function):
     """
 
     __slots__ = ("draw",)
+    draw: tuple[float, int, int]
 
     def forward(self, x: Any, *, p: float, seed: int, offset: int) -> Any:
         self.draw = (p, seed, offset)

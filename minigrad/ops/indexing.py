@@ -12,6 +12,8 @@ class Index(Function):
     widens = False
     is_view = True
     adds_in_place = True
+    basic: bool
+    where: Any
 
     def forward(self, x: Any, *, where: Any, basic: bool) -> Any:
         if self.needs[0]:

@@ -19,6 +19,8 @@ class LinearCrossEntropy(Function):
 
     __slots__ = ("divisor", "ignore_index", "shape")
     widens = False  # half floats stay, where the products take them; the losses are float32
+    shape: tuple[int, ...]
+    ignore_index: int
     divisor: Any  # a number, or in a graph a 0-d array
 
     def forward(self, x: Any, weight: Any, targets: Any, *, ignore_index: int, divisor: Any) -> Any:

@@ -11,6 +11,7 @@ class Reshape(Function):
     __slots__ = ("shape",)
     widens = False
     is_view = True
+    shape: Any
 
     def forward(self, x: Any, *, shape: tuple[int, ...]) -> Any:
         self.shape = x.shape
@@ -26,6 +27,7 @@ class Permute(Function):
     __slots__ = ("inverse",)
     widens = False
     is_view = True
+    inverse: tuple[int, ...]
 
     def forward(self, x: Any, *, order: tuple[int, ...]) -> Any:
         self.inverse = tuple(sorted(range(len(order)), key=order.__getitem__))
@@ -56,6 +58,8 @@ class Cat(Function):
     __slots__ = ("axis", "sizes")
     widens = False
     promotes = True
+    axis: int
+    sizes: tuple[Any, ...]
 
     def forward(self, *inputs: Any, axis: int) -> Any:
         self.axis = axis
@@ -71,6 +75,7 @@ class _OfGradient(Function):
 
     __slots__ = ("options",)
     widens = False
+    options: dict[str, Any]
 
     def forward(self, x: Any, **options: Any) -> Any:
         self.options = options
@@ -109,6 +114,8 @@ class Roll(Function):
 
     __slots__ = ("axes", "shifts")
     widens = False
+    axes: tuple[int, ...]
+    shifts: tuple[int, ...]
 
     def forward(self, x: Any, *, shifts: tuple[int, ...], axes: tuple[int, ...]) -> Any:
         self.shifts, self.axes = shifts, axes
@@ -122,6 +129,8 @@ class Tile(Function):
     """y = copies of x side by side along each axis;  dx = sum of dy over the copies."""
 
     __slots__ = ("repeats", "shape")
+    repeats: tuple[int, ...]
+    shape: Any
 
     def forward(self, x: Any, *, repeats: tuple[int, ...]) -> Any:
         self.repeats = repeats
@@ -139,6 +148,7 @@ class Pad(Function):
 
     __slots__ = ("widths",)
     widens = False
+    widths: tuple[tuple[int, int], ...]
 
     def forward(self, x: Any, *, widths: tuple[tuple[int, int], ...], value: float) -> Any:
         self.widths = widths
@@ -155,6 +165,7 @@ class Diagonal(Function):
     widens = False
     is_view = True
     adds_in_place = True
+    places: tuple[int, int, int]
 
     def forward(self, x: Any, *, offset: int, axis1: int, axis2: int) -> Any:
         self.places = (offset, axis1, axis2)

@@ -12,6 +12,9 @@ class Reduction(Function):
 
     __slots__ = ("axes", "shape")
 
+    axes: tuple[int, ...]
+    shape: tuple[int, ...]
+
     def remember(self, axes: tuple[int, ...], x: Any) -> None:
         """Called by ``forward``, for ``spread``."""
         self.axes = axes
@@ -267,6 +270,7 @@ class CumSum(Function):
 
     __slots__ = ("axis",)
     autocast = "float32"
+    axis: int
 
     def forward(self, x: Any, *, axis: int) -> Any:
         self.axis = axis

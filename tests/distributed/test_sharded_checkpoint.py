@@ -169,7 +169,7 @@ def test_what_manifests_and_shares_may_not_say(tmp_path):
     for shape, words in shapes.items():
         path = tmp_path / shares.name_of("m", 0, 1)
         path.unlink(missing_ok=True)
-        views = shares.safetensors_format.encode_views({"w": np.ones(2)}, {"w": shape})
+        views = shares.safetensors_format.encode({"w": np.ones(2)}, {"w": shape})
         records = {path.name: durable.write_new_file(path, views)}
         for read in (shares.read, lambda *given: list(shares.merged(*given))):
             raises(CheckpointError, words, read, tmp_path, [path.name], records)
