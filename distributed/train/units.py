@@ -61,12 +61,14 @@ class Unit:
 class Rejoin(Function):
     """y = x, an output of unit i; backward, which comes to it first, has the unit's weights gathered again."""
 
-    __slots__ = ("reach",)
+    __slots__ = ("changes", "i", "units")
     is_view = True
     widens = False
-    reach: Callable[[], None]
+    changes: int
+    i: int
+    units: "Units"
 
-    def forward(self, x: Any, *, units: Units, i: int) -> Any:
+    def forward(self, x: Any, *, units: "Units", i: int) -> Any:
         self.units, self.i, self.changes = units, i, units.changes
         return x
 
