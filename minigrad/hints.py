@@ -157,7 +157,7 @@ def _find_spec(name: str, path: Any = None, target: Any = None) -> None:
 
 
 OFTEN = re.compile(
-    "_.*|embedding|check_indices|linear|feed_forward|(layer|rms)_norm|gelu|silu|rope|dropout|.*(attention|entropy)|"
+    "_.*|embedding|check_.*|linear|feed_forward|(layer|rms)_norm|gelu|silu|rope|dropout|.*(attention|entropy)|"
     "arange|randint|numel|to|detach|numpy|item|backward|transpose|reshape|view|unbind"
 )
 """What every step of a transformer calls: an error about their arguments says what to use only where it is shown."""
@@ -167,14 +167,17 @@ def complete(owner: type | str, described: str | None = None) -> None:
     """Let the functions of a class, or those that a module defines, answer for arguments, and describe them for
     ``help``, as methods of the class ``described``, or "" for functions."""
     place = sys.modules[owner] if isinstance(owner, str) else owner
-    made: dict[Any, Any] = {}
-    for name, function in [*vars(place).items()]:
+    names: dict[Any, list[str]] = {}  # some functions have several
+    for name, function in vars(place).items():
         if inspect.isfunction(function) and (place is owner or function.__module__ == owner):
-            if function not in made:  # some have several names
-                if described is not None:
-                    method_help.describe(function, described)
-                made[function] = function if OFTEN.fullmatch(name) else answering(function)
-            setattr(place, name, made[function])
+            names.setdefault(function, []).append(name)
+    for function, its in names.items():
+        if described is not None:
+            method_help.describe(function, described)
+        if not any(map(OFTEN.fullmatch, its)):
+            made = answering(function)
+            for name in its:
+                setattr(place, name, made)
 
 
 def answering(function: F) -> F:

@@ -165,12 +165,12 @@ class Units:
         over = {at.order: sum(len(self.all[i].shares) for i, end in last.items() if end > at.order) for at in visits}
         self._over = {} if window is None else over
         unit_of: dict[Any, int] = {p: i for i, unit in parts for p in unit.params}
-        there = {None, *(i for i, unit in parts if unit in self.holders.values() and not unit.arriving)}
+        there = {i for i, unit in parts if unit in self.holders.values() and not unit.arriving}
         for node in reversed(nodes):
             if isinstance(node, Rejoin):
-                there = {None, node.i}
-            elif lost := [i for edge in node.edges if (i := unit_of.get(edge)) not in there]:
-                text = f"backward comes to weights of block {lost[0] - 1} by another way than what its forward returned"
+                there = {node.i}
+            elif lost := {unit_of[edge] for edge in node.edges if edge in unit_of} - there:
+                text = f"backward comes to weights of block {min(lost) - 1} by another way than what its forward returned"
                 raise RuntimeError(f"stage 3: {text}, or after they were released; return all that the loss uses")
 
     def rejoin(self, node: Rejoin) -> None:
