@@ -50,16 +50,29 @@ else:
     from . import ptx_intrinsics as made
     from .ptx_intrinsics import *
 
-_made: Any = made
-load2, load4, load8 = map(_made.loader, (2, 4, 8))
-load_constant2, load_constant4, load_constant8, load_constant16 = (_made.loader(n, True) for n in (2, 4, 8, 16))
-store2, store4, store8 = map(_made.storer, (2, 4, 8))
-pointer_float32, pointer_float64 = map(_made.pointer, ("float32", "float64"))
-pointer_uint16, pointer_uint64 = map(_made.pointer, ("uint16", "uint64"))
-atomic_max, atomic_min = map(_made.atomic, ("max", "min"))
-cp_async_wait0, cp_async_wait1 = map(_made.waiter, (0, 1))
-mma_bfloat16, mma_float16, mma_tf32 = map(_made.mma, ("bfloat16", "float16", "tf32"))
-pack_bfloat16, pack_float16 = map(_made.packer, ("bfloat16", "float16"))
+load2: Any = made.loader(2)
+load4: Any = made.loader(4)
+load8: Any = made.loader(8)
+load_constant2: Any = made.loader(2, constant=True)
+load_constant4: Any = made.loader(4, constant=True)
+load_constant8: Any = made.loader(8, constant=True)
+load_constant16: Any = made.loader(16, constant=True)
+store2: Any = made.storer(2)
+store4: Any = made.storer(4)
+store8: Any = made.storer(8)
+pointer_float32: Any = made.pointer("float32")
+pointer_float64: Any = made.pointer("float64")
+pointer_uint16: Any = made.pointer("uint16")
+pointer_uint64: Any = made.pointer("uint64")
+atomic_max: Any = made.atomic("max")
+atomic_min: Any = made.atomic("min")
+cp_async_wait0: Any = made.waiter(0)
+cp_async_wait1: Any = made.waiter(1)
+mma_bfloat16: Any = made.mma("bfloat16")
+mma_float16: Any = made.mma("float16")
+mma_tf32: Any = made.mma("tf32")
+pack_bfloat16: Any = made.packer("bfloat16")
+pack_float16: Any = made.packer("float16")
 
 
 def bfloat16_to_float(bits: Any) -> Any:
