@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from . import comparison, elementwise
-from .platform.array import Array, contiguous, copy, expand, from_host, full
+from .platform.array import Array, contiguous, copy, empty, expand, from_host, full
 from .rowwise import gather_scatter as at
 from .rowwise.index_arrays import APPEND_INDEX, as_indices, harmless, is_basic, select
+from .rowwise.index_arrays import nonzero as places_of
 from .rowwise.scan import iota
 from .rowwise.sorting import sort_rows
 from .rowwise.strided_copy import copy_into
@@ -99,6 +100,17 @@ def _values(y: Any, shape: tuple[int, ...], x: Array) -> Array:
     while y.ndim > len(shape) and y.shape[0] == 1:
         y = y.reshape(y.shape[1:])
     return expand(copy(y) if y.memory is x.memory else y, shape)
+
+
+def nonzero(x: Array) -> Array:
+    """int64 (count, ndim): the places where x is not 0."""
+    rest = places_of(comparison.ne(x, 0))
+    places = empty((rest.size, x.ndim), rest.dtype, x.device)
+    for dim in range(x.ndim - 1, -1, -1):
+        above = elementwise.floor_div(rest, max(x.shape[dim], 1))
+        copy_into(places[:, dim], elementwise.sub(rest, elementwise.mul(above, x.shape[dim])))
+        rest = above
+    return places
 
 
 # Along an axis --------------------------------------------------------------------------------------------------------

@@ -261,7 +261,8 @@ def cat(tensors: Sequence[Tensor], dim: int | None = None, *, axis: int | None =
     if not tensors[0].ndim:
         raise bad_value("cat: 0-d tensors cannot be joined; use stack")
     axis = shapes.one_dim(dim, axis, tensors[0].ndim) or 0
-    if len({(*t.shape[:axis], *t.shape[axis + 1 :], t.ndim) for t in tensors}) > 1:
+    found = [t.data.shape for t in tensors]
+    if len({(*shape[:axis], *shape[axis + 1 :], len(shape)) for shape in found}) > 1:
         raise bad_value(f"cat: shapes {[t.shape for t in tensors]}; only the sizes of dim {axis} may differ")
     return movement.Cat.apply(*tensors, axis=axis)
 
@@ -272,10 +273,10 @@ concat = concatenate = cat
 def stack(tensors: Sequence[Tensor], dim: int | None = None, *, axis: int | None = None) -> Tensor:
     """The tensors, of equal shape, along a new dimension ``dim`` (or ``axis``; 0)."""
     tensors = _listed("stack", tensors)
-    if any(t.shape != tensors[0].shape for t in tensors):
+    if any(t.data.shape != tensors[0].data.shape for t in tensors):
         raise bad_value(f"stack: shapes {[t.shape for t in tensors]} differ; cat joins them along a dimension")
     axis = shapes.one_dim(dim, axis, tensors[0].ndim + 1) or 0
-    return cat([t.unsqueeze(axis) for t in tensors], axis)
+    return movement.Cat.apply(*tensors, axis=axis, new=True)
 
 
 def hstack(tensors: Sequence[Tensor]) -> Tensor:

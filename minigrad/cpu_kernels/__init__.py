@@ -1,6 +1,6 @@
 """The CPU backend: NumPy and Numba on raw arrays, one module per family, and the plain families of PLAIN_ONLY."""
 
-from ..plain_kernels import batch_norm, movement
+from ..plain_kernels import batch_norm
 from ..plain_kernels.arrays import *
 from . import (
     activation,
@@ -23,6 +23,7 @@ from . import (
     log_sigmoid,
     matmul,
     memory,
+    movement,
     random,
     rms_norm,
     rope,
@@ -31,10 +32,12 @@ from . import (
     trigonometry,
 )
 from .memory import heap
+from .movement import contiguous
 from .reduce import reduce
 from .toolbox import bfloat16_product, graphs, threads
+from .toolbox.strided_copy import copied as copy
 
-PLAIN_ONLY: tuple[str, ...] = ("batch_norm", "movement")
+PLAIN_ONLY: tuple[str, ...] = ("batch_norm",)
 """The families that are the plain ones."""
 
 fuses_add_norm = False  # no norm adds two arrays first

@@ -89,12 +89,7 @@ class IndexingMethods:
         """
         if as_tuple and not self.ndim:
             return self.reshape(1).nonzero(as_tuple=True)
-        rest = self.tensor_type(np.arange(self.numel()), device=self.device)[(self != 0).reshape(-1)]
-        places = rest.new_empty(len(rest), self.ndim)
-        for dim in range(self.ndim):
-            step = max(math.prod(self.shape[dim + 1 :]), 1)
-            places[:, dim] = rest // step
-            rest = rest - places[:, dim] * step
+        places = self.wrap(self.device.kernels.indexing.nonzero(self.data), self.device)
         return places.unbind(1) if as_tuple else places
 
     def diag(self: Tensor, diagonal: int = 0) -> Tensor:
@@ -223,7 +218,7 @@ class IndexingMethods:
         return ValuesAndIndices(self._at(dim, order), order)
 
     def _at(self: Tensor, dim: int, index: Tensor) -> Tensor:
-        """``gather`` of an index that was found in this tensor, and so is in range."""
+        """``gather`` of an index that was found in this tensor, and so is in range; it may lack the dimension."""
         if not self.ndim:
             return self.clone()
         return indexing.Gather.apply(self, index, axis=shapes.normalize_dim(dim, self.ndim))

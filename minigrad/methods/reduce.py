@@ -178,7 +178,8 @@ class ReduceMethods:
         found = shapes.one_dim(dim, axis, self.ndim)
         if found is None:
             return reduce.Max.apply(self, axes=self._nonempty("max", None, None), keepdim=False)
-        return self._select(self.argmax(found, keepdim=True), found, keepdim)
+        index = self.argmax(found, keepdim)
+        return ValuesAndIndices(self._at(found, index), index)
 
     def min(self: Tensor, dim: Tensor | Axis = None, keepdim: bool = False, *, axis: Axis = None) -> Any:
         """The smallest value, along ``dim`` the pair (values, indices), or ``minimum`` with a tensor.
@@ -190,7 +191,8 @@ class ReduceMethods:
         found = shapes.one_dim(dim, axis, self.ndim)
         if found is None:
             return reduce.Min.apply(self, axes=self._nonempty("min", None, None), keepdim=False)
-        return self._select(self.argmin(found, keepdim=True), found, keepdim)
+        index = self.argmin(found, keepdim)
+        return ValuesAndIndices(self._at(found, index), index)
 
     def median(self: Tensor, dim: Axis = None, keepdim: bool = False, *, axis: Axis = None) -> Any:
         """The value in the middle (of an even number the lower one), or along ``dim`` the pair (values, indices).

@@ -221,7 +221,8 @@ def smooth_l1_loss(input: Tensor, target: Tensor, reduction: str = "mean", beta:
     """``huber_loss`` of ``delta=beta``, divided by beta: |input - target| - beta / 2 beyond beta; 0 is ``l1_loss``."""
     _check_pair("smooth_l1_loss", input, target, reduction)
     expect(beta >= 0, "smooth_l1_loss: beta", beta, "a number not below 0")
-    return huber_loss(input, target, reduction, beta) / beta if beta else l1_loss(input, target, reduction)
+    loss = huber_loss(input, target, reduction, beta) if beta else l1_loss(input, target, reduction)
+    return loss if beta in (0, 1) else loss / beta
 
 
 @autocast_to_float32
@@ -233,13 +234,13 @@ def binary_cross_entropy(input: Tensor, target: Tensor, weight: Weight = None, r
     """
     name = "binary_cross_entropy"
     _check_pair(name, input, target, reduction)
-    p = floating(name, input).detach()
-    if ((p < 0) | (p > 1)).any():
-        raise bad_value(f"{name}: expected probabilities in [0, 1], not {p.amin().item()} to {p.amax().item()}")
-    zero, one = input == 0, input == 1
-    log = input.masked_fill(zero, 1.0).log().masked_fill(zero, -100.0).clamp(min=-100.0)
-    log_of_rest = (-input).masked_fill(one, 0.0).log1p().masked_fill(one, -100.0).clamp(min=-100.0)
-    losses = -(target * log + (1 - target) * log_of_rest)
+    p, k = floating(name, input).data, input.device.kernels
+    if p.size:
+        axes = tuple(range(p.ndim))
+        low, high = (k.to_host(extremum(p, axes, False)).item() for extremum in (k.reduce.min, k.reduce.max))
+        if low < 0 or high > 1:
+            raise bad_value(f"{name}: expected probabilities in [0, 1], not {low} to {high}")
+    losses = elementwise.BinaryCrossEntropy.apply(input, target)
     return _reduced(losses if weight is None else losses * weight, reduction)
 
 

@@ -38,17 +38,20 @@ class Index(Function):
 
 
 class Gather(Function):
-    """y[i][j] = x[i][indices[i][j]] (along an axis);  dx at those places += dy."""
+    """y[i][j] = x[i][indices[i][j]] (along an axis, which the indices may lack);  dx at those places += dy."""
 
     widens = False
     adds_in_place = True
 
     def forward(self, x: Any, indices: Any, *, axis: int) -> Any:
-        self.saved = (axis, indices)
-        return self.kernels.indexing.gather(x, axis, indices)
+        places = indices if indices.ndim == x.ndim else indices.reshape((*x.shape[:axis], 1, *x.shape[axis + 1 :]))
+        self.saved = (axis, places)
+        y = self.kernels.indexing.gather(x, axis, places)
+        return y if places is indices else y.reshape(indices.shape)
 
     def backward_into(self, dy: Any, dx: Any) -> None:
-        self.kernels.indexing.scatter_add(dx, *self.saved, dy)
+        axis, places = self.saved
+        self.kernels.indexing.scatter_add(dx, axis, places, dy.reshape(places.shape))
 
 
 class Scatter(Function):

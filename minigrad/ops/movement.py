@@ -53,21 +53,24 @@ class Expand(Function):
 
 
 class Cat(Function):
-    """y = the inputs one after the other along an axis;  each dx = its part of dy."""
+    """y = the inputs one after the other along an axis, which may be a new one;  each dx = its part of dy."""
 
-    __slots__ = ("axis", "sizes")
+    __slots__ = ("axis", "new", "sizes")
     widens = False
     promotes = True
     axis: int
+    new: bool
     sizes: tuple[Any, ...]
 
-    def forward(self, *inputs: Any, axis: int) -> Any:
-        self.axis = axis
-        self.sizes = tuple(x.shape[axis] for x in inputs)
-        return self.kernels.movement.cat(inputs, axis)
+    def forward(self, *inputs: Any, axis: int, new: bool = False) -> Any:
+        self.axis, self.new = axis, new
+        parts = [x.reshape((*x.shape[:axis], 1, *x.shape[axis:])) for x in inputs] if new else inputs
+        self.sizes = tuple([x.shape[axis] for x in parts])
+        return self.kernels.movement.cat(parts, axis)
 
     def backward(self, dy: Any) -> Any:
-        return tuple(self.kernels.movement.split(dy, self.sizes, self.axis))
+        parts, shape = self.kernels.movement.split(dy, self.sizes, self.axis), dy.shape
+        return tuple(x.reshape((*shape[: self.axis], *shape[self.axis + 1 :])) if self.new else x for x in parts)
 
 
 class _OfGradient(Function):

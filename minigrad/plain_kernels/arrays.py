@@ -1,5 +1,6 @@
 """Arrays: making and copying them, other shapes and orders, positions and tables, sums and other reductions."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -81,7 +82,8 @@ class movement:
 
     def split(x: np.ndarray, sizes: tuple[int, ...], axis: int) -> list[np.ndarray]:
         """Consecutive views of the given sizes along ``axis``."""
-        return np.split(x, np.cumsum(sizes)[:-1].tolist(), axis)
+        before = (slice(None),) * axis
+        return [x[(*before, slice(end - n, end))] for n, end in zip(sizes, itertools.accumulate(sizes), strict=True)]
 
     def flip(x: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
         """A copy with the order along ``axes`` reversed."""
@@ -171,18 +173,30 @@ class indexing:
             order = np.argsort(x, axis=axis, kind="stable")
         return order[(slice(None),) * axis + (slice(first),)]
 
+    def nonzero(x: np.ndarray) -> np.ndarray:
+        """int64 (count, ndim): the places where x is not 0."""
+        rest = np.flatnonzero(x != 0)
+        places = np.empty((rest.size, x.ndim), np.int64)
+        for dim in range(x.ndim - 1, 0, -1):
+            above = rest // max(x.shape[dim], 1)
+            np.subtract(rest, above * x.shape[dim], places[:, dim])
+            rest = above
+        places[:, :1] = rest[:, None]
+        return places
+
     def one_hot(indices: np.ndarray, classes: int) -> np.ndarray:
         """int64, a new last axis with 1 at the index."""
-        return (indices[..., None] == np.arange(classes)).astype(np.int64)
+        y = np.zeros((*indices.shape, classes), np.int64)
+        y.reshape(-1)[np.arange(indices.size) * classes + indices.reshape(-1)] = 1
+        return y
 
 
 REDUCTIONS: dict[str, np.ufunc] = {"prod": np.multiply, "amax": np.maximum, "amin": np.minimum}
 
 
 def _grid(indices: np.ndarray, axis: int) -> tuple[np.ndarray, ...]:
-    grid = list(np.ogrid[tuple(slice(n) for n in indices.shape)])
-    grid[axis] = indices
-    return tuple(grid)
+    ranges = [np.arange(n).reshape(-1, *(1,) * (indices.ndim - 1 - i)) for i, n in enumerate(indices.shape)]
+    return (*ranges[:axis], indices, *ranges[axis + 1 :])
 
 
 class embedding:

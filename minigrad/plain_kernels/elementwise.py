@@ -28,7 +28,6 @@ class elementwise:
     neg: np.ufunc = np.negative
     abs: np.ufunc = np.abs
     square: np.ufunc = np.square
-    reciprocal: Callable[..., Any] = quiet(np.reciprocal)
     exp: Callable[..., Any] = quiet(np.exp)
     exp2: Callable[..., Any] = quiet(np.exp2)
     log: Callable[..., Any] = quiet(np.log)
@@ -104,9 +103,14 @@ class elementwise:
         return x.astype(dtype)
 
     @quiet
+    def reciprocal(x: np.ndarray) -> np.ndarray:
+        """1 / x."""
+        return np.true_divide(1, x)
+
+    @quiet
     def rsqrt(x: np.ndarray) -> np.ndarray:
         """1 / sqrt(x)."""
-        return np.reciprocal(np.sqrt(x))
+        return np.true_divide(1, np.sqrt(x))
 
     def sign(x: np.ndarray) -> np.ndarray:
         """-1, 0 or 1; 0 for NaN, as in PyTorch."""
@@ -115,7 +119,7 @@ class elementwise:
     @quiet
     def sigmoid(x: np.ndarray) -> np.ndarray:
         """1 / (1 + exp(-x)): exact to the last digits also where it is tiny; exp(-x) = inf gives the right 0."""
-        return np.reciprocal(np.exp(-x) + 1)
+        return np.true_divide(1, np.exp(-x) + 1)
 
     @quiet
     def nan_to_num(x: np.ndarray, nan: float, posinf: float | None, neginf: float | None) -> np.ndarray:
@@ -155,7 +159,6 @@ class comparison:
     le: np.ufunc = np.less_equal
     gt: np.ufunc = np.greater
     ge: np.ufunc = np.greater_equal
-    logical_not: np.ufunc = np.logical_not
     logical_and: np.ufunc = np.logical_and
     logical_or: np.ufunc = np.logical_or
     logical_xor: np.ufunc = np.logical_xor
@@ -168,6 +171,10 @@ class comparison:
     isnan: np.ufunc = np.isnan
     isinf: np.ufunc = np.isinf
     isfinite: np.ufunc = np.isfinite
+
+    def logical_not(x: np.ndarray) -> np.ndarray:
+        """x == 0."""
+        return np.equal(x, x.dtype.type(0))
 
 
 class trigonometry:

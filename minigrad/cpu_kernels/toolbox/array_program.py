@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -25,7 +26,7 @@ import numba
 import numpy as np
 
 from .multi_tensor import address_of, addresses_of
-from .numpy_loops import Loop, call_loop, cast_loop, fill, numpy_loop, where_loop
+from .numpy_loops import MODULO, Loop, call_loop, cast_loop, fill, numpy_loop, where_loop
 from .register_tile import keep_alive
 from .threads import constant, get_num_threads, task_kernel, tasks_of
 
@@ -33,7 +34,8 @@ CHUNK = 1024  # elements: the operands of some steps fit into the first cache
 LONG_CHUNK = 8192  # of a program of one step, which uses none of them again
 FEW = 8192  # elements of an array that NumPy computes faster than a program starts
 NEVER = 1 << 62
-WORTH = 131072  # elements times steps, from which on a program is faster
+REPEATS = {np.maximum, np.minimum, *MODULO}  # have loops of vectors for arrays only
+WORTH = 65536  # elements times steps, from which on a program is faster
 TASK = 32768  # elements times steps of a task, about
 MOST_ARGS = 4
 BOOL = np.dtype(bool)
@@ -61,7 +63,7 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
             dtypes = ufunc.resolve_dtypes(kinds, **signature)
         except TypeError as error:  # there is none for these, as NumPy will say
             raise NoProgramError from error
-        return self.program.step(numpy_loop(ufunc, dtypes), dtypes, inputs, repeats=ufunc in (np.maximum, np.minimum))
+        return self.program.step(numpy_loop(ufunc, dtypes), dtypes, inputs, repeats=ufunc in REPEATS)
 
     def __array_function__(self, function: Any, _: Any, args: Any, options: Any) -> Any:
         if function is np.result_type:
@@ -167,54 +169,64 @@ class Program:
                 table[i, 2 + 2 * j : 4 + 2 * j] = place[slot], self._dtypes[slot].itemsize
             free += {place[slot] for slot in slots if last[slot] == i and slot not in operands}
         self._table = table
-        self._vectors = [slot in self._repeated for slot in operands]
-
-    def _as_array(self, x: Any, slot: int) -> np.ndarray:
-        return x if isinstance(x, np.ndarray) else constant(np.array(x, self._dtypes[slot]))
+        self._repeats = [self._dtypes[slot].itemsize if slot in self._repeated else 0 for slot in operands]
+        values = self._constants.values()
+        self._constant_rows = [*zip(addresses_of(values), self._repeats[len(self._inputs) : -1])]
 
     def run(self, inputs: tuple[Any, ...], out: np.ndarray | None = None) -> np.ndarray:
         """The result for inputs of the program's dtypes that broadcast, in ``out``, or in a new array."""
         operands = [inputs[i] for i in self._inputs]
-        if not all([isinstance(x, np.ndarray) for x in operands]):
-            with np.errstate(all="ignore"):  # a number that is infinite to the dtype
-                operands = [self._as_array(x, i) for x, i in zip(operands, self._inputs, strict=True)]
-        operands += self._constants.values()
-        arrays = [x for x in operands if x.ndim]
-        shape = max(arrays, key=lambda x: (x.size, x.ndim)).shape
-        periods = [x.size if x.shape != shape else 0 for x in arrays]  # of arrays for the last dimensions, which repeat
-        longest, chunk = max(periods), LONG_CHUNK if self.steps == 1 else CHUNK
-        plain = all([x.flags.c_contiguous and x.shape == shape[len(shape) - x.ndim :] for x in arrays])
-        flat = out is None and plain and 2 * longest <= CHUNK
-        if flat:
-            chunk -= chunk % max(longest, 1)
+        arrays = [x for x in operands if isinstance(x, np.ndarray) and x.ndim]
+        shape, longest = arrays[0].shape, 0
+        if not all([x.shape == shape for x in arrays]):
+            shape = max([x.shape for x in arrays], key=lambda shape: (math.prod(shape), len(shape)))
+            longest = max([x.size for x in arrays if x.shape != shape])  # of rows that repeat, if they are no columns
+        chunk = LONG_CHUNK if self.steps == 1 else CHUNK
+        flat = out is None and 2 * longest <= CHUNK and all([x.flags.c_contiguous for x in arrays])
+        if flat and (not longest or all([x.shape == shape[len(shape) - x.ndim :] for x in arrays])):
+            chunk -= longest and chunk % longest
             out = np.empty(shape, self.result)
-            views, shape = [*arrays, out], (out.size,)
-            strides = [(x.itemsize,) for x in views]
+            views: Any = [*arrays, out]
+            layout: Any = [(0, x.itemsize) if x.shape == shape else (x.itemsize, x.size) for x in views]
+            shape = (out.size,)
         else:
             flags: Any = [["readonly"]] * len(arrays) + [["writeonly", "allocate"]]
             walk = np.nditer([*arrays, out], ["external_loop"], flags, [*(x.dtype for x in arrays), self.result])
             out, views = walk.operands[-1], list(walk.itviews)
-            shape, strides = views[0].shape, [x.strides for x in views]
-        rows = [[address, 0, *steps] for address, steps in zip(addresses_of(views), strides, strict=True)]
-        if flat and longest:
-            for row, x, period in zip(rows, arrays, periods):
-                row[1:] = (x.itemsize, period) if period else row[1:]
+            shape, layout = views[0].shape, [(0, *x.strides) for x in views]
+        size, rest = out.size, (0,) * len(shape)
+        rows = zip(addresses_of(views), layout)
+        table = [2 + len(shape), chunk, *shape]
         for i, x in enumerate(operands):
-            if not x.ndim:
-                rows.insert(i, [address_of(x), x.itemsize if self._vectors[i] else 0, *(0,) * len(shape)])
-        size = out.size
-        parts = size // shape[-1] * -(-shape[-1] // chunk)
+            if isinstance(x, np.ndarray) and x.ndim:
+                address, place = next(rows)
+                table += (address, *place)
+            else:
+                operands[i] = self._number(x, i)
+                table += (address_of(operands[i]), self._repeats[i], *rest)
+        for row in self._constant_rows:
+            table += (*row, *rest)
+        ((address, place),) = rows
+        table += (address, *place)
         threads = get_num_threads()
-        tasks = min(parts, threads * max(1, size * self.steps // (TASK * threads)))
-        table = constant(np.array(rows, np.int64))
-        _run.launch(None, tasks, self._table, table, constant(np.array(shape, np.int64)), self._places, chunk)
+        tasks = 1
+        if size > chunk:
+            parts = size // shape[-1] * -(-shape[-1] // chunk)
+            tasks = min(parts, threads * max(1, size * self.steps // (TASK * threads)))
+        _run.launch(None, tasks, self._table, constant(np.array(table, np.int64)), self._places)
         return out
+
+    def _number(self, x: Any, i: int) -> np.ndarray:
+        return x if isinstance(x, np.ndarray) else constant(np.array(x, self._dtypes[self._inputs[i]]))
 
 
 @task_kernel
-def _run(task, tasks, steps, table, shape, places, chunk):
-    operands, dims = table.shape[0], shape.shape[0]
+def _run(task, tasks, steps, table, places):
+    width, chunk = table[0], table[1]
+    dims, operands = width - 2, table.shape[0] // width - 1
+    shape, table = table[2:width], table[width:].reshape(operands, width)
     inner = shape[dims - 1]
+    chunk = min(chunk, (inner + 63) // 64 * 64)
     chunks = (inner + chunk - 1) // chunk  # of a row
     rows = 1
     for d in range(dims - 1):
@@ -275,12 +287,13 @@ class Chunked:
         """The result, in ``out`` if it is given; by the program for ``worth`` elements of steps or more."""
         arrays = [x for x in inputs if isinstance(x, np.ndarray)]
         program = self.program_for(*inputs)
-        size = max([x.size for x in arrays], default=0)
-        steps = program.steps if program is not None else 0
-        enough = size * steps >= (2 * worth if steps == 1 else worth)  # NumPy's one step is as fast but for threads
-        if program is not None and 1 < size and enough and all([_plainly_laid_out(x) for x in arrays]):
+        if program is not None and arrays and all([_plainly_laid_out(x) for x in arrays]):
             with contextlib.suppress(ValueError, OverflowError, TypeError):  # NumPy will say what does not fit
-                return program.run(inputs, out)
+                size = arrays[0].size
+                if any([x.shape != arrays[0].shape for x in arrays]):
+                    size = np.broadcast(*arrays).size
+                if size > 1 and size * program.steps >= (2 * worth if program.steps == 1 else worth):
+                    return program.run(inputs, out)
         return self.function(*inputs) if out is None else self.function(*inputs, out)
 
     def _program(self, kinds: tuple[Any, ...]) -> Program | None:
@@ -302,7 +315,8 @@ def chunked(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(x) if getattr(x, "size", 0) < FEW else large(x)
 
     def of_two(x: Any, y: Any) -> Any:
-        if getattr(x, "size", 0) < FEW and getattr(y, "size", 0) < FEW:
+        n, m = getattr(x, "size", 0), getattr(y, "size", 0)
+        if n < FEW and m < FEW and (n * m < WORTH or x.shape == y.shape):
             return function(x, y)
         return large(x, y)
 
@@ -336,18 +350,6 @@ def into_first(function: np.ufunc) -> Callable[[np.ndarray, Any], None]:
         large(x, y, out=x, worth=NEVER if np.may_share_memory(x, y) else 1)
 
     return for_graphs(into, large.program_for, at_any_size)
-
-
-_moved = Chunked(np.positive)
-
-
-def copy_into(y: np.ndarray, x: np.ndarray) -> None:
-    """y[...] = x, of the same dtype, as a launch if there is a loop for items of this size."""
-    word = f"i{y.itemsize}"
-    if y.itemsize not in (4, 8) or not (_plainly_laid_out(x) and _plainly_laid_out(y)):
-        np.copyto(y, x)
-    else:
-        _moved(x.view(word), out=y.view(word), worth=1)
 
 
 @task_kernel

@@ -35,11 +35,12 @@ import numpy as np
 from ..memory import heap
 from ..memory.arena import Arena
 from . import threads
-from .array_program import clear, copy_into
+from .array_program import clear
 from .multi_tensor import address_of
+from .strided_copy import copy_into
 from .threads import Launch, Launches
 
-VALUES = "grad_norm.", "indexing.add_at", "indexing.scatter", "linear_cross_entropy.backward"
+VALUES = "grad_norm.", "indexing.add_at", "indexing.index", "indexing.scatter", "linear_cross_entropy.backward"
 """Functions whose launches are others for other values, by the beginnings of their names."""
 IN_PLACE = {
     "attention.extend": 3, "elementwise.add_into": 0, "elementwise.assign": 0, "embedding.backward_into": 2,
@@ -214,7 +215,8 @@ class HostGraph:
         """Call a function of the backend, and note it."""
         if name in ("from_dlpack", "from_host", "to_host"):
             _refuse(*(READ if name == "to_host" else WRITE))
-        if name == "indexing.index" and any(x.dtype == np.bool_ for x in _arrays(arguments[1])):
+        masks = name == "indexing.index" and any(x.dtype == np.bool_ for x in _arrays(arguments[1]))
+        if masks or name == "indexing.nonzero":
             _refuse("it counts the values that are true", INDEXING)
         arguments, named = self._with_constants((arguments, named))
         if name in SAME:

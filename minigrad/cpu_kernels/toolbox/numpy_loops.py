@@ -19,6 +19,7 @@ from ...plain_kernels.arrays import is_half
 from .jit import OPTIONS, emits, inline, kernel
 from .multi_tensor import pointer_at
 from .threads import INT64, compiled_address, emit_call
+from .vector_math import copysign, floor, fmod_fast
 
 _LOOP_TYPE = ir.FunctionType(
     ir.VoidType(), [INT64] * 4
@@ -55,6 +56,8 @@ def numpy_loop(ufunc: np.ufunc, dtypes: tuple[np.dtype[Any], ...]) -> Loop | Non
     """The loop of a ufunc for operands of exactly these dtypes, the result's last; None if it has none for them."""
     if not DTYPES.issuperset(dtypes):
         return None
+    if ufunc in MODULO and dtypes[0].kind == "f":
+        return _compiled(MODULO[ufunc], dtypes[0].type, np.uint8)
     inner = _UFunc.from_address(id(ufunc))
     counts = (inner.nin, inner.nout, inner.nargs) == (ufunc.nin, ufunc.nout, ufunc.nargs)
     if not counts or (inner.name or b"").decode() != ufunc.__name__:
@@ -147,6 +150,60 @@ def _where(args, n, strides, source, target):
         for i in range(count):
             place = x + i * steps[1] if _array(condition + i * steps[0], 1, np.uint8)[0] else y + i * steps[2]
             _array(z + i * steps[3], 1, source)[0] = _array(place, 1, source)[0]
+
+
+@inline
+def _modulo(args, n, strides, real, kind):
+    x, y, z = _array(args, 3, np.int64)
+    steps = _array(strides, 3, np.int64)
+    count = _array(n, 1, np.int64)[0]
+    xs, ys, zs = _array(x, count, real), _array(y, count, real), _array(z, count, real)
+    missing = count
+    if steps[0] == xs.itemsize and steps[1] == xs.itemsize and steps[2] == xs.itemsize:
+        missing = 0
+        for i in range(count):
+            zs[i] = _finished(fmod_fast(xs[i], ys[i]), xs[i], ys[i], kind, real(1))
+            missing += zs[i] != zs[i]
+    for i in range(count if missing else 0):
+        place = _array(z + i * steps[2], 1, real)
+        if missing == count or place[0] != place[0]:
+            a, b = _array(x + i * steps[0], 1, real)[0], _array(y + i * steps[1], 1, real)[0]
+            place[0] = _finished(np.fmod(a, b), a, b, kind, real(1))
+
+
+@inline
+def _finished(rest, x, y, kind, one):
+    other = (rest < 0) != (y < 0)  # NumPy's steps from here on
+    if kind == FMOD:
+        return rest
+    if kind == REMAINDER:
+        signed = rest + y if other else rest
+        return signed if rest != 0 or y == 0 else copysign(rest, y)
+    quotient = (x - rest) / y
+    quotient = quotient - one if other and rest != 0 else quotient
+    below = floor(quotient)
+    below = below + one if quotient - below > 0.5 else below
+    return x / y if y == 0 else below if quotient != 0 else copysign(quotient, x / y)
+
+
+@kernel
+def _fmod(args, n, strides, source, target):
+    _modulo(args, n, strides, source, FMOD)
+
+
+@kernel
+def _remainder(args, n, strides, source, target):
+    _modulo(args, n, strides, source, REMAINDER)
+
+
+@kernel
+def _floor_divide(args, n, strides, source, target):
+    _modulo(args, n, strides, source, FLOOR)
+
+
+FMOD, REMAINDER, FLOOR = 0, 1, 2
+MODULO: dict[np.ufunc, Any] = {np.fmod: _fmod, np.remainder: _remainder, np.floor_divide: _floor_divide}
+"""Loops for floats in place of NumPy's, which calls C's fmod: that takes a step for each bit."""
 
 
 @inline

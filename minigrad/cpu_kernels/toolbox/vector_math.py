@@ -94,6 +94,22 @@ def maxnum(context: Any, builder: Any, signature: Any, a: Any, b: Any) -> Any:
     return builder.call(function, [a, b], fastmath=("nsz", "reassoc"))
 
 
+def _of_llvm(name: str, types_of: Callable[..., Any]) -> Any:
+    """A function that LLVM has, of floats of one type."""
+
+    def emit(context: Any, builder: Any, signature: Any, *values: Any) -> Any:
+        kind = values[0].type
+        function = builder.module.declare_intrinsic(name, [kind], ir.FunctionType(kind, [kind] * len(values)))
+        return builder.call(function, values)
+
+    return emits(types_of)(emit)
+
+
+floor, trunc = (_of_llvm(f"llvm.{name}", lambda x: x(x)) for name in ("floor", "trunc"))
+copysign = _of_llvm("llvm.copysign", lambda x, y: x(x, y))
+fma = _of_llvm("llvm.fma", lambda x, y, z: x(x, y, z))
+
+
 def _in_kernels(fn: Callable[..., Any], float32: Callable[..., Any], float64: Callable[..., Any] | None = None) -> None:
     """Kernels that call ``fn`` get ``float32`` or ``float64`` by the type of the first argument; ``fn`` without one."""
 
@@ -245,3 +261,23 @@ def _normal_cdf_float32(x: float, gaussian: float) -> Any:
 
 
 _in_kernels(normal_cdf, _normal_cdf_float32)
+
+
+def fmod_fast(x: float, y: float) -> float:
+    """fmod(x, y), exactly; NaN also where |x / y| is too large for that, or y infinite."""
+    return math.fmod(x, y) if y and abs(x / y) < 2.0**53 and abs(y) < math.inf else math.nan
+
+
+def _fmod(limit: Any, infinity: Any) -> Callable[..., Any]:
+    nan = type(limit)(math.nan)
+
+    def fmod(x: float, y: float) -> Any:
+        quotient = trunc(x / y)
+        rest = fma(-quotient, y, x)  # exact, also where rounding has made the quotient one too large
+        rest = rest + copysign(y, x) if ((rest < 0) & (x > 0)) | ((rest > 0) & (x < 0)) else rest
+        return copysign(rest, x) if (abs(quotient) < limit) & (abs(y) < infinity) else nan
+
+    return fmod
+
+
+_in_kernels(fmod_fast, _fmod(np.float32(2**24), np.float32(np.inf)), _fmod(2.0**53, math.inf))

@@ -1,5 +1,6 @@
 """Arithmetic of two tensors, or of a tensor and a number."""
 
+import math
 from typing import Any
 
 from ...autograd import Function
@@ -178,17 +179,54 @@ class Huber(Arithmetic):
     floats = True
 
     def forward(self, x: Any, y: Any, *, delta: float) -> Any:
-        k = self.kernels.elementwise
-        distance = k.sub(x, y)
-        cut = k.clamp(distance, -delta, delta)
-        self.saved = (cut,)
-        return k.fused(_huber, distance, cut)
+        self.saved = (x, y, delta)
+        return self.kernels.elementwise.fused(_huber, x, y, delta)
 
     def backward(self, dz: Any) -> Any:
-        dx = self.kernels.elementwise.mul(dz, self.saved[0])
+        dx = self.kernels.elementwise.fused(_of_huber, dz, *self.saved)
         return dx, self.kernels.elementwise.neg(dx) if self.needs[1] else None
 
 
-def _huber(k: Any, distance: Any, cut: Any) -> Any:
-    size = k.abs(cut)
-    return k.mul(size, k.sub(k.abs(distance), k.mul(size, 0.5)))
+def _huber(k: Any, x: Any, y: Any, delta: float) -> Any:
+    distance = k.abs(k.sub(x, y))
+    size = k.minimum(distance, delta)
+    return k.mul(size, k.sub(distance, k.mul(size, 0.5)))
+
+
+def _of_huber(k: Any, dz: Any, x: Any, y: Any, delta: float) -> Any:
+    return k.mul(dz, k.maximum(k.minimum(k.sub(x, y), delta), k.neg(delta)))
+
+
+class BinaryCrossEntropy(Arithmetic):
+    """z = -(y log x + (1 - y) log(1 - x));  dx = ((1 - y) / (1 - x) - y / x) dz, dy = (log(1 - x) - log x) dz.
+
+    Logarithms are -100 at least, and have no slope there.
+    """
+
+    __slots__ = ()
+    floats = True
+
+    def forward(self, x: Any, y: Any) -> Any:
+        self.saved = (x, y)
+        return self.kernels.elementwise.fused(_entropy, x, y)
+
+    def backward(self, dz: Any) -> Any:
+        (x, y), k = self.saved, self.kernels.elementwise
+        dx = None
+        if self.needs[0]:
+            pairs = (x, y), (k.sub(1, x), k.sub(1, y))
+            first, second = (k.select(self.kernels.comparison.gt(p, LEAST), k.div(q, p)) for p, q in pairs)
+            dx = k.mul(dz, k.sub(second, first))
+        return dx, k.fused(_of_target, dz, x) if self.needs[1] else None
+
+
+LEAST = math.exp(-100)
+
+
+def _entropy(k: Any, x: Any, y: Any) -> Any:
+    log, log_of_rest = k.maximum(k.log(x), -100), k.maximum(k.log1p(k.neg(x)), -100)
+    return k.neg(k.add(k.mul(y, log), k.mul(k.sub(1, y), log_of_rest)))
+
+
+def _of_target(k: Any, dz: Any, x: Any) -> Any:
+    return k.mul(dz, k.sub(k.maximum(k.log1p(k.neg(x)), -100), k.maximum(k.log(x), -100)))

@@ -1,0 +1,64 @@
+"""Rearranging memory: the plain family, whose large copies are made by all threads."""
+
+import math
+
+import numba
+import numpy as np
+
+from ..plain_kernels import movement as plain
+from .elementwise import select
+from .toolbox.strided_copy import FEW, copied, copy_into
+
+MADE = ("cat", "flip", "roll", "tile", "tril", "triu")
+globals().update((name, getattr(plain, name)) for name in vars(plain) if name not in MADE and name[0] != "_")
+
+
+def contiguous(x: np.ndarray) -> np.ndarray:
+    """``x`` itself if it is C-contiguous, else a copy that is; keeps 0-d arrays 0-d."""
+    return x if x.flags.c_contiguous else copied(x)
+
+
+def cat(arrays: tuple[np.ndarray, ...], axis: int) -> np.ndarray:
+    """The arrays one after the other along ``axis``."""
+    shape, dtype = list(arrays[0].shape), arrays[0].dtype
+    shape[axis] = sum([x.shape[axis] for x in arrays])
+    if math.prod(shape) * dtype.itemsize < FEW or numba.config.DISABLE_JIT:
+        return plain.cat(arrays, axis)
+    y, before, end = np.empty(shape, dtype), (slice(None),) * axis, 0
+    for x in arrays:
+        start, end = end, end + x.shape[axis]
+        copy_into(y[(*before, slice(start, end))], x)
+    return y
+
+
+def flip(x: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
+    """A copy with the order along ``axes`` reversed."""
+    return copied(np.flip(x, axes))
+
+
+def roll(x: np.ndarray, shifts: tuple[int, ...], axes: tuple[int, ...]) -> np.ndarray:
+    """A copy, elements moved on by the shifts along the axes; what leaves at the end enters at the start."""
+    for shift, axis in zip(shifts, axes, strict=True):
+        n, before = x.shape[axis], (slice(None),) * axis
+        place = n - shift % n if n else 0
+        x = cat((x[(*before, slice(place, None))], x[(*before, slice(place))]), axis)
+    return x if axes else copied(x)
+
+
+def tile(x: np.ndarray, repeats: tuple[int, ...]) -> np.ndarray:
+    """Copies of ``x`` side by side, ``repeats`` of them along each axis; there may be more repeats than axes."""
+    ndim = max(x.ndim, len(repeats))
+    sizes, repeats = (1,) * (ndim - x.ndim) + x.shape, (1,) * (ndim - len(repeats)) + tuple(repeats)
+    apart = x.reshape([n for size in sizes for n in (1, size)])
+    copies = np.broadcast_to(apart, [n for pair in zip(repeats, sizes) for n in pair])
+    return copied(copies).reshape([m * n for m, n in zip(repeats, sizes)])
+
+
+def tril(x: np.ndarray, diagonal: int) -> np.ndarray:
+    """The last two axes' lower triangle, zeros above ``diagonal``."""
+    return select(np.tri(*x.shape[-2:], diagonal, bool), x)
+
+
+def triu(x: np.ndarray, diagonal: int) -> np.ndarray:
+    """The last two axes' upper triangle, zeros below ``diagonal``."""
+    return select(~np.tri(*x.shape[-2:], diagonal - 1, bool), x)
