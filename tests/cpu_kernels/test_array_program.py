@@ -207,3 +207,21 @@ def test_an_expression_of_kernels_is_one_pass_with_the_same_bits() -> None:
         program = Program(lambda *inputs: slope(plain_kernels.elementwise, *inputs), (np.dtype(dtype),) * 2 + (float,))
         assert program.steps == 7
     same(Chunked(lambda *inputs: slope(plain_kernels.elementwise, *inputs))(x, column, 0.25), expected)
+
+
+@pytest.mark.parametrize("name", ["fmod", "remainder", "floor_div"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_remainders_have_numpys_bits_for_quotients_of_any_size(name: str, dtype) -> None:
+    ufunc = {"fmod": np.fmod, "remainder": np.remainder, "floor_div": np.floor_divide}[name]
+    special = np.array([*SPECIAL, -5.0, 0.75, 3.0, -0.75], dtype)
+    x, y = values(dtype) * np.asarray(10.0 ** RNG.integers(-12, 13, (ROWS, COLUMNS)), dtype), values(dtype)
+    x[1], y[1] = np.rint(x[1]), np.rint(y[1])  # whole quotients
+    n = len(special) ** 2
+    x.reshape(-1)[:n], y.reshape(-1)[:n] = np.repeat(special, len(special)), np.tile(special, len(special))
+    for a, b in ((x, y), (x, -0.75), (y[:, ::2], x[:, ::2]), (x, y[0])):
+        with np.errstate(all="ignore"):
+            expected = ufunc(a, b)
+        found = getattr(cpu_kernels.elementwise, name)(a, b)
+        same(found, expected)
+        number = ~np.isnan(expected)
+        np.testing.assert_array_equal(np.signbit(found)[number], np.signbit(expected)[number])

@@ -211,22 +211,17 @@ class BinaryCrossEntropy(Arithmetic):
         return self.kernels.elementwise.fused(_entropy, x, y)
 
     def backward(self, dz: Any) -> Any:
-        (x, y), k = self.saved, self.kernels.elementwise
-        dx = None
-        if self.needs[0]:
-            pairs = (x, y), (k.sub(1, x), k.sub(1, y))
-            first, second = (k.select(self.kernels.comparison.gt(p, LEAST), k.div(q, p)) for p, q in pairs)
-            dx = k.mul(dz, k.sub(second, first))
-        return dx, k.fused(_of_target, dz, x) if self.needs[1] else None
+        (x, y), k, gt = self.saved, self.kernels.elementwise, self.kernels.comparison.gt
+        pairs = (x, y), (k.sub(1, x), k.sub(1, y))
+        slope, slope_of_rest = (k.select(gt(p, math.exp(-100)), k.div(q, p)) for p, q in pairs)
+        log, log_of_rest = _logarithms(k, x) if self.needs[1] else (0, 0)
+        return k.mul(dz, k.sub(slope_of_rest, slope)), k.mul(dz, k.sub(log_of_rest, log)) if self.needs[1] else None
 
 
-LEAST = math.exp(-100)
+def _logarithms(k: Any, x: Any) -> tuple[Any, Any]:
+    return k.maximum(k.log(x), -100), k.maximum(k.log1p(k.neg(x)), -100)
 
 
 def _entropy(k: Any, x: Any, y: Any) -> Any:
-    log, log_of_rest = k.maximum(k.log(x), -100), k.maximum(k.log1p(k.neg(x)), -100)
+    log, log_of_rest = _logarithms(k, x)
     return k.neg(k.add(k.mul(y, log), k.mul(k.sub(1, y), log_of_rest)))
-
-
-def _of_target(k: Any, dz: Any, x: Any) -> Any:
-    return k.mul(dz, k.sub(k.maximum(k.log1p(k.neg(x)), -100), k.maximum(k.log(x), -100)))
