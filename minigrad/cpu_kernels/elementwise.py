@@ -14,6 +14,7 @@ from .toolbox.jit import kernel
 from .toolbox.vector_math import erf_fast
 
 div: Any  # and all others of the plain family
+select: Callable[..., Any]
 globals().update(in_chunks(plain, without=("add_into", "assign", "cast", "erf", "fused", "pow")))
 assign: Callable[..., None] = plain.assign
 add_into: Callable[..., None] = into_first(np.add)

@@ -111,10 +111,6 @@ def index(x: np.ndarray, where: Any) -> np.ndarray:
     """x[where], as the plain one; the elements under a mask by their places, which NumPy finds sooner."""
     if isinstance(where, np.ndarray) and where.dtype == bool and where.shape == x.shape:
         return x.reshape(-1).take(np.flatnonzero(where))
-    rows = where[0] if isinstance(where, tuple) and len(where) == 1 else where
-    if isinstance(rows, np.ndarray) and rows.dtype == np.int64 and x.ndim > 1 and x.dtype.type in FLOATS:
-        if x.size and rows.size * (x.size // len(x)) >= ALONE and embedding.check_indices(rows, len(x)) < 0:
-            return embedding.forward(x.reshape(len(x), -1), rows).reshape(*rows.shape, *x.shape[1:])
     return plain.index(x, where)
 
 

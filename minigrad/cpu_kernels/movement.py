@@ -7,7 +7,7 @@ import numpy as np
 
 from ..plain_kernels import movement as plain
 from .elementwise import select
-from .toolbox.strided_copy import FEW, copied, copy_into
+from .toolbox.strided_copy import FEW, MANY, copied, copy_into
 
 MADE = ("cat", "flip", "roll", "tile", "tril", "triu")
 globals().update((name, getattr(plain, name)) for name in vars(plain) if name not in MADE and name[0] != "_")
@@ -15,14 +15,14 @@ globals().update((name, getattr(plain, name)) for name in vars(plain) if name no
 
 def contiguous(x: np.ndarray) -> np.ndarray:
     """``x`` itself if it is C-contiguous, else a copy that is; keeps 0-d arrays 0-d."""
-    return x if x.flags.c_contiguous else copied(x)
+    return x if x.flags.c_contiguous else copied(x, FEW)
 
 
 def cat(arrays: tuple[np.ndarray, ...], axis: int) -> np.ndarray:
     """The arrays one after the other along ``axis``."""
     shape, dtype = list(arrays[0].shape), arrays[0].dtype
     shape[axis] = sum([x.shape[axis] for x in arrays])
-    if math.prod(shape) * dtype.itemsize < FEW or numba.config.DISABLE_JIT:
+    if math.prod(shape) * dtype.itemsize < MANY or numba.config.DISABLE_JIT:
         return plain.cat(arrays, axis)
     y, before, end = np.empty(shape, dtype), (slice(None),) * axis, 0
     for x in arrays:
@@ -56,9 +56,9 @@ def tile(x: np.ndarray, repeats: tuple[int, ...]) -> np.ndarray:
 
 def tril(x: np.ndarray, diagonal: int) -> np.ndarray:
     """The last two axes' lower triangle, zeros above ``diagonal``."""
-    return select(np.tri(*x.shape[-2:], diagonal, bool), x)
+    return select(np.tri(x.shape[-2], x.shape[-1], diagonal, bool), x)
 
 
 def triu(x: np.ndarray, diagonal: int) -> np.ndarray:
     """The last two axes' upper triangle, zeros below ``diagonal``."""
-    return select(~np.tri(*x.shape[-2:], diagonal - 1, bool), x)
+    return select(~np.tri(x.shape[-2], x.shape[-1], diagonal - 1, bool), x)

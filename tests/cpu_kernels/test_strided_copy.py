@@ -27,7 +27,7 @@ LAYOUTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 def test_layouts(layout: str, dtype: str, threads: int, set_threads: Callable[[int], None]) -> None:
     set_threads(threads)
     x = LAYOUTS[layout](RNG.integers(0, 100, (517, 771)).astype(dtype))
-    y = copied(x)
+    y = copied(x, 0)
     assert y.flags.c_contiguous and y.flags.owndata
     np.testing.assert_array_equal(y, x)
     wide = np.zeros((*x.shape[:-1], 2 * x.shape[-1]), dtype)

@@ -3,13 +3,15 @@
 import numba
 import numpy as np
 
+from .jit import inline
 from .multi_tensor import addresses_of, elements_at
 from .threads import constant, get_num_threads, task_kernel
 
-FEW = 65536  # bytes that NumPy copies in the time of a launch
+FEW = 65536  # bytes that NumPy rearranges in the time of a launch
+MANY = 1 << 20  # bytes of rows that it copies in that time
 TASK = 131072  # bytes of a task, about
-BLOCK_ROWS, BLOCK_COLUMNS = 16, 8  # so few that their lines, all a power of two apart, find room in the first cache
-RUN = 16384  # elements of a contiguous row that are a block
+RUN = 16384  # elements of a row that are a block
+ROWS, COLUMNS, TILE = 16, 512, 8  # of a block of a transposed array; a tile's lines find room in the first cache
 
 
 @task_kernel
@@ -18,30 +20,39 @@ def _copy(task, tasks, table, like):
     outer = table.shape[0] - 3
     rows, columns = table[outer, 0], table[outer + 1, 0]
     x_row, y_row, x_step, y_step = table[outer, 1], table[outer, 2], table[outer + 1, 1], table[outer + 1, 2]
-    straight = x_step == like.itemsize and y_step == like.itemsize
-    height, width = (1, RUN) if straight else (BLOCK_ROWS, BLOCK_COLUMNS)
+    turned = abs(x_row) < abs(x_step) and abs(x_step) > like.itemsize and rows > 1
+    height, width, tile = (ROWS, COLUMNS, TILE) if turned else (1, RUN, RUN)
     across, down = (columns + width - 1) // width, (rows + height - 1) // height
     blocks = across * down
     for d in range(outer):
         blocks *= table[d, 0]
     for block in range(task * blocks // tasks, (task + 1) * blocks // tasks):
-        rest, j = block // across, block % across * width
+        rest, first = block // across, block % across * width
         rest, i = rest // down, rest % down * height
-        x = table[outer + 2, 1] + i * x_row + j * x_step
-        y = table[outer + 2, 2] + i * y_row + j * y_step
+        x, y = table[outer + 2, 1] + i * x_row, table[outer + 2, 2] + i * y_row
         for d in range(outer - 1, -1, -1):
             rest, at = rest // table[d, 0], rest % table[d, 0]
             x, y = x + at * table[d, 1], y + at * table[d, 2]
-        count = min(width, columns - j)
-        for r in range(min(height, rows - i)):
-            if straight:
-                source, target = elements_at(x, count, like), elements_at(y, count, like)
-                for c in range(count):
-                    target[c] = source[c]
-            else:
-                for c in range(count):
-                    value = elements_at(x + r * x_row + c * x_step, 1, like)[0]
-                    elements_at(y + r * y_row + c * y_step, 1, like)[0] = value
+        for j in range(first, min(first + width, columns), tile):
+            count = min(tile, columns - j)
+            for r in range(min(height, rows - i)):
+                _copy_row(x + r * x_row + j * x_step, x_step, y + r * y_row + j * y_step, y_step, count, like)
+
+
+@inline
+def _copy_row(x, x_step, y, y_step, count, like):
+    source, target = elements_at(x, count, like), elements_at(y, count, like)
+    if y_step != like.itemsize:
+        for c in range(count):
+            elements_at(y + c * y_step, 1, like)[0] = elements_at(x + c * x_step, 1, like)[0]
+    elif x_step == like.itemsize:
+        for c in range(count):
+            target[c] = source[c]
+    elif x_step == 0:
+        target[:] = source[0]
+    else:
+        for c in range(count):
+            target[c] = elements_at(x + c * x_step, 1, like)[0]
 
 
 def copy_into(y: np.ndarray, x: np.ndarray) -> None:
@@ -68,9 +79,9 @@ def copy_into(y: np.ndarray, x: np.ndarray) -> None:
 LIKE = {size: np.empty(0, f"u{size}") for size in (1, 2, 4, 8)}
 
 
-def copied(x: np.ndarray) -> np.ndarray:
-    """A new C-contiguous array of the same values."""
-    if x.nbytes < FEW or numba.config.DISABLE_JIT:
+def copied(x: np.ndarray, few: int = MANY) -> np.ndarray:
+    """A new C-contiguous array of the same values; NumPy's copy of less than ``few`` bytes."""
+    if x.nbytes < few or numba.config.DISABLE_JIT:
         return np.array(x, order="C", copy=True)
     y = np.empty(x.shape, x.dtype)
     copy_into(y, x)

@@ -179,7 +179,7 @@ class Huber(Arithmetic):
     floats = True
 
     def forward(self, x: Any, y: Any, *, delta: float) -> Any:
-        self.saved = (x, y, delta)
+        self.saved = (x, y, -delta, delta)
         return self.kernels.elementwise.fused(_huber, x, y, delta)
 
     def backward(self, dz: Any) -> Any:
@@ -193,8 +193,8 @@ def _huber(k: Any, x: Any, y: Any, delta: float) -> Any:
     return k.mul(size, k.sub(distance, k.mul(size, 0.5)))
 
 
-def _of_huber(k: Any, dz: Any, x: Any, y: Any, delta: float) -> Any:
-    return k.mul(dz, k.maximum(k.minimum(k.sub(x, y), delta), k.neg(delta)))
+def _of_huber(k: Any, dz: Any, x: Any, y: Any, low: float, high: float) -> Any:
+    return k.mul(dz, k.clamp(k.sub(x, y), low, high))
 
 
 class BinaryCrossEntropy(Arithmetic):
