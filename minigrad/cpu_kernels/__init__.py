@@ -32,10 +32,9 @@ from . import (
     trigonometry,
 )
 from .memory import heap
-from .movement import contiguous
+from .movement import contiguous, copy
 from .reduce import reduce
 from .toolbox import bfloat16_product, graphs, threads
-from .toolbox.strided_copy import copied as copy
 
 PLAIN_ONLY: tuple[str, ...] = ("batch_norm",)
 """The families that are the plain ones."""

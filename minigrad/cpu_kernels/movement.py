@@ -9,8 +9,13 @@ from ..plain_kernels import movement as plain
 from .elementwise import select
 from .toolbox.strided_copy import FEW, MANY, copied, copy_into
 
-MADE = ("cat", "flip", "roll", "tile", "tril", "triu")
+MADE = ("cat", "tril", "triu")
 globals().update((name, getattr(plain, name)) for name in vars(plain) if name not in MADE and name[0] != "_")
+
+
+def copy(x: np.ndarray) -> np.ndarray:
+    """A new C-contiguous array of the same values."""
+    return copied(x, MANY)
 
 
 def contiguous(x: np.ndarray) -> np.ndarray:
@@ -29,29 +34,6 @@ def cat(arrays: tuple[np.ndarray, ...], axis: int) -> np.ndarray:
         start, end = end, end + x.shape[axis]
         copy_into(y[(*before, slice(start, end))], x)
     return y
-
-
-def flip(x: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
-    """A copy with the order along ``axes`` reversed."""
-    return copied(np.flip(x, axes))
-
-
-def roll(x: np.ndarray, shifts: tuple[int, ...], axes: tuple[int, ...]) -> np.ndarray:
-    """A copy, elements moved on by the shifts along the axes; what leaves at the end enters at the start."""
-    for shift, axis in zip(shifts, axes, strict=True):
-        n, before = x.shape[axis], (slice(None),) * axis
-        place = n - shift % n if n else 0
-        x = cat((x[(*before, slice(place, None))], x[(*before, slice(place))]), axis)
-    return x if axes else copied(x)
-
-
-def tile(x: np.ndarray, repeats: tuple[int, ...]) -> np.ndarray:
-    """Copies of ``x`` side by side, ``repeats`` of them along each axis; there may be more repeats than axes."""
-    ndim = max(x.ndim, len(repeats))
-    sizes, repeats = (1,) * (ndim - x.ndim) + x.shape, (1,) * (ndim - len(repeats)) + tuple(repeats)
-    apart = x.reshape([n for size in sizes for n in (1, size)])
-    copies = np.broadcast_to(apart, [n for pair in zip(repeats, sizes) for n in pair])
-    return copied(copies).reshape([m * n for m, n in zip(repeats, sizes)])
 
 
 def tril(x: np.ndarray, diagonal: int) -> np.ndarray:

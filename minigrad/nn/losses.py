@@ -234,12 +234,9 @@ def binary_cross_entropy(input: Tensor, target: Tensor, weight: Weight = None, r
     """
     name = "binary_cross_entropy"
     _check_pair(name, input, target, reduction)
-    p, k = floating(name, input).data, input.device.kernels
-    if p.size:
-        axes = tuple(range(p.ndim))
-        low, high = (k.to_host(extremum(p, axes, False)).item() for extremum in (k.reduce.min, k.reduce.max))
-        if low < 0 or high > 1:
-            raise bad_value(f"{name}: expected probabilities in [0, 1], not {low} to {high}")
+    p = floating(name, input).detach()
+    if p.numel() and ((low := p.amin().item()) < 0 or p.amax().item() > 1):
+        raise bad_value(f"{name}: expected probabilities in [0, 1], not {low} to {p.amax().item()}")
     losses = elementwise.BinaryCrossEntropy.apply(input, target)
     return _reduced(losses if weight is None else losses * weight, reduction)
 

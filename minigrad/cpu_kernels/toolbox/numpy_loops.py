@@ -57,7 +57,7 @@ def numpy_loop(ufunc: np.ufunc, dtypes: tuple[np.dtype[Any], ...]) -> Loop | Non
     if not DTYPES.issuperset(dtypes):
         return None
     if ufunc in MODULO and dtypes[0].kind == "f":
-        return _compiled(MODULO[ufunc], dtypes[0].type, np.uint8)
+        return _compiled(_modulo, dtypes[0].type, _BITS[MODULO[ufunc]])
     inner = _UFunc.from_address(id(ufunc))
     counts = (inner.nin, inner.nout, inner.nargs) == (ufunc.nin, ufunc.nout, ufunc.nargs)
     if not counts or (inner.name or b"").decode() != ufunc.__name__:
@@ -153,27 +153,9 @@ def _where(args, n, strides, source, target):
 
 
 @inline
-def _modulo(args, n, strides, real, kind):
-    x, y, z = _array(args, 3, np.int64)
-    steps = _array(strides, 3, np.int64)
-    count = _array(n, 1, np.int64)[0]
-    xs, ys, zs = _array(x, count, real), _array(y, count, real), _array(z, count, real)
-    missing = count
-    if steps[0] == xs.itemsize and steps[1] == xs.itemsize and steps[2] == xs.itemsize:
-        missing = 0
-        for i in range(count):
-            zs[i] = _finished(fmod_fast(xs[i], ys[i]), xs[i], ys[i], kind, real(1))
-            missing += zs[i] != zs[i]
-    for i in range(count if missing else 0):
-        place = _array(z + i * steps[2], 1, real)
-        if missing == count or place[0] != place[0]:
-            a, b = _array(x + i * steps[0], 1, real)[0], _array(y + i * steps[1], 1, real)[0]
-            place[0] = _finished(np.fmod(a, b), a, b, kind, real(1))
-
-
-@inline
 def _finished(rest, x, y, kind, one):
-    other = (rest < 0) != (y < 0)  # NumPy's steps from here on
+    """NumPy's result of this kind from fmod(x, y)."""
+    other = (rest < 0) != (y < 0)
     if kind == FMOD:
         return rest
     if kind == REMAINDER:
@@ -187,23 +169,27 @@ def _finished(rest, x, y, kind, one):
 
 
 @kernel
-def _fmod(args, n, strides, source, target):
-    _modulo(args, n, strides, source, FMOD)
+def _modulo(args, n, strides, source, target):
+    """NumPy calls C's fmod, which takes a step for each bit; ``target`` says what is wanted, by its size."""
+    x, y, z = _array(args, 3, np.int64)
+    steps = _array(strides, 3, np.int64)
+    count = _array(n, 1, np.int64)[0]
+    xs, ys, zs = _array(x, count, source), _array(y, count, source), _array(z, count, source)
+    kind, one, missing = _array(z, 1, target).itemsize, source(1), count
+    if steps[0] == xs.itemsize and steps[1] == xs.itemsize and steps[2] == xs.itemsize:
+        missing = 0
+        for i in range(count):
+            zs[i] = _finished(fmod_fast(xs[i], ys[i]), xs[i], ys[i], kind, one)
+            missing += zs[i] != zs[i]
+    for i in range(count if missing else 0):
+        place = _array(z + i * steps[2], 1, source)
+        if missing == count or place[0] != place[0]:
+            a, b = _array(x + i * steps[0], 1, source)[0], _array(y + i * steps[1], 1, source)[0]
+            place[0] = _finished(np.fmod(a, b), a, b, kind, one)
 
 
-@kernel
-def _remainder(args, n, strides, source, target):
-    _modulo(args, n, strides, source, REMAINDER)
-
-
-@kernel
-def _floor_divide(args, n, strides, source, target):
-    _modulo(args, n, strides, source, FLOOR)
-
-
-FMOD, REMAINDER, FLOOR = 0, 1, 2
-MODULO: dict[np.ufunc, Any] = {np.fmod: _fmod, np.remainder: _remainder, np.floor_divide: _floor_divide}
-"""Loops for floats in place of NumPy's, which calls C's fmod: that takes a step for each bit."""
+FMOD, REMAINDER, FLOOR = 1, 4, 8
+MODULO: dict[np.ufunc, int] = {np.fmod: FMOD, np.remainder: REMAINDER, np.floor_divide: FLOOR}
 
 
 @inline

@@ -79,7 +79,7 @@ def copy_into(y: np.ndarray, x: np.ndarray) -> None:
 LIKE = {size: np.empty(0, f"u{size}") for size in (1, 2, 4, 8)}
 
 
-def copied(x: np.ndarray, few: int = MANY) -> np.ndarray:
+def copied(x: np.ndarray, few: int) -> np.ndarray:
     """A new C-contiguous array of the same values; NumPy's copy of less than ``few`` bytes."""
     if x.nbytes < few or numba.config.DISABLE_JIT:
         return np.array(x, order="C", copy=True)

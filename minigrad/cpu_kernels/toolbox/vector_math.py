@@ -82,32 +82,25 @@ def _power_of_two(context: Any, builder: Any, signature: Any, rounded: Any) -> A
     return builder.bitcast(builder.shl(builder.bitcast(rounded, int32), int32(23)), ir.FloatType())
 
 
-@emits(lambda a, b: a(a, b) if a == b and a in (types.float32, types.float64) else None)
-def maxnum(context: Any, builder: Any, signature: Any, a: Any, b: Any) -> Any:
-    """The larger of two floats of one type; if one is NaN the other, as C's ``fmax``.
-
-    For the maximum of a row that is subtracted before exp: a NaN reaches the result through exp. A running ``max`` or
-    comparison does not vectorise without the assumption that there are no NaNs, this does (ten times faster).
-    """
-    kind = a.type
-    function = builder.module.declare_intrinsic("llvm.maxnum", [kind], ir.FunctionType(kind, [kind, kind]))
-    return builder.call(function, [a, b], fastmath=("nsz", "reassoc"))
-
-
-def _of_llvm(name: str, types_of: Callable[..., Any]) -> Any:
+def _of_llvm(name: str, types_of: Callable[..., Any], *fastmath: str) -> Any:
     """A function that LLVM has, of floats of one type."""
 
     def emit(context: Any, builder: Any, signature: Any, *values: Any) -> Any:
         kind = values[0].type
         function = builder.module.declare_intrinsic(name, [kind], ir.FunctionType(kind, [kind] * len(values)))
-        return builder.call(function, values)
+        return builder.call(function, values, fastmath=fastmath)
 
     return emits(types_of)(emit)
 
 
-floor, trunc = (_of_llvm(f"llvm.{name}", lambda x: x(x)) for name in ("floor", "trunc"))
-copysign = _of_llvm("llvm.copysign", lambda x, y: x(x, y))
-fma = _of_llvm("llvm.fma", lambda x, y, z: x(x, y, z))
+floor: Any = _of_llvm("llvm.floor", lambda x: x(x))
+trunc: Any = _of_llvm("llvm.trunc", lambda x: x(x))
+copysign: Any = _of_llvm("llvm.copysign", lambda x, y: x(x, y))
+fma: Any = _of_llvm("llvm.fma", lambda x, y, z: x(x, y, z))
+# The larger of two floats; if one is NaN the other, as C's ``fmax``. For the maximum of a row that is subtracted before
+# exp: a NaN reaches the result through exp. A running ``max`` does not become vectors without the assumption that there
+# are no NaNs, this does (ten times faster).
+maxnum: Any = _of_llvm("llvm.maxnum", lambda a, b: a(a, b), "nsz", "reassoc")
 
 
 def _in_kernels(fn: Callable[..., Any], float32: Callable[..., Any], float64: Callable[..., Any] | None = None) -> None:
