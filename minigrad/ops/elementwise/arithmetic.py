@@ -203,7 +203,6 @@ class BinaryCrossEntropy(Arithmetic):
     Logarithms are -100 at least, and have no slope there.
     """
 
-    __slots__ = ()
     floats = True
 
     def forward(self, x: Any, y: Any) -> Any:
