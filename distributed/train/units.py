@@ -170,7 +170,9 @@ class Units:
             if isinstance(node, Rejoin):
                 there = {node.i}
             elif lost := {unit_of[edge] for edge in node.edges if edge in unit_of} - there:
-                text = f"backward comes to weights of block {min(lost) - 1} by another way than what its forward returned"
+                text = (
+                    f"backward comes to weights of block {min(lost) - 1} by another way than what its forward returned"
+                )
                 raise RuntimeError(f"stage 3: {text}, or after they were released; return all that the loss uses")
 
     def rejoin(self, node: Rejoin) -> None:
