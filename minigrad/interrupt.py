@@ -8,7 +8,10 @@ from types import TracebackType
 def is_ours(program: str) -> bool:
     """Whether a program, by its path or as ``-m``, is the command ``minigrad``, a module of it, or an example."""
     if program == "-m":
-        return any(word.startswith("minigrad") for word in sys.orig_argv)
+        words = zip(sys.orig_argv, sys.orig_argv[1:], strict=False)
+        return any(flag == "-m" and word.partition(".")[0] == "minigrad" for flag, word in words)
+    if not program or sys.flags.interactive:
+        return False
     beside = os.path.join(os.path.dirname(program), "train_char_gpt.py")
     return os.path.basename(program) in ("minigrad", "minigrad-cuda") or os.path.isfile(beside)
 

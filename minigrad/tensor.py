@@ -248,7 +248,7 @@ class Tensor(
         if self.device.type != "cuda":
             raise AttributeError(f"__cuda_array_interface__ of a tensor on {self.device}: its memory is no GPU's")
         if self.requires_grad:
-            raise bad_state("__cuda_array_interface__ of a tensor that requires grad would leave the graph: .detach()")
+            raise bad_state("__cuda_array_interface__ of a tensor that requires grad leaves the graph: use .detach()")
         return self.data.__cuda_array_interface__
 
     def item(self) -> Any:

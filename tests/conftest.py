@@ -5,6 +5,7 @@ on this machine choose nothing.
 
 import importlib
 import os
+import signal
 import sys
 
 import hypothesis
@@ -14,6 +15,10 @@ import short_set
 # No deadline: the first call of a kernel compiles it.
 hypothesis.settings.register_profile("minigrad", deadline=None, derandomize=True, database=None)
 hypothesis.settings.load_profile("minigrad")
+
+# A job of a shell in the background ignores Ctrl-C, and so would the programs that tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Else the products.json of the user's cache says which kernels a test checks.
 os.environ.setdefault("MINIGRAD_GEMM", "numba")

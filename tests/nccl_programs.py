@@ -23,6 +23,17 @@ ROWS = np.random.default_rng(1).standard_normal((5, 2))
 PARTS = (slice(0, 3), slice(3, 5))
 
 
+class Block(nn.Module):
+    """A norm and a shift."""
+
+    def __init__(self, shift: nn.Parameter) -> None:
+        super().__init__()
+        self.norm, self.shift = nn.BatchNorm1d(80, affine=False).double(), shift
+
+    def forward(self, h: Tensor) -> Tensor:
+        return self.norm(h) + self.shift.sum(0)
+
+
 class Blocks(nn.Module):
     """An embedding, blocks with buffers, a head; each parameter has 1280 bytes."""
 
@@ -34,9 +45,7 @@ class Blocks(nn.Module):
             return nn.Parameter(Tensor(rng.standard_normal(shape) / 4))
 
         self.embed = parameter(2, 80)
-        self.blocks = nn.ModuleList([nn.BatchNorm1d(80, affine=False).double() for _ in range(2)])
-        for block in self.blocks:
-            block.shift = parameter(2, 80)
+        self.blocks = nn.ModuleList([Block(parameter(2, 80)) for _ in range(2)])
         self.head = parameter(2, 80)
 
     def loss(self, x: Tensor) -> Tensor:
@@ -45,7 +54,7 @@ class Blocks(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         h = x @ self.embed
         for block in self.blocks:
-            h = block(h) + block.shift.sum(0)
+            h = block(h)
         return (h * self.head.sum(0)).square().mean()
 
 

@@ -119,7 +119,7 @@ def _gpu(device: str | Device | None, place: Place) -> Device:
     if count == 1 or place.world_size == 1:
         return Device("cuda:0")
     if place.local_rank is None:
-        raise place.error(f"which of the {count} GPUs is this rank's? Set LOCAL_RANK, or pass local_rank= or device=")
+        raise place.error(f"which of the {count} GPUs is this rank's? Set LOCAL_RANK, or pass device='cuda:N'")
     if place.local_rank >= count:
         raise place.error(f"this is process {place.local_rank} (from 0) of its machine, which shows {count} GPUs")
     return Device(f"cuda:{place.local_rank}")

@@ -239,7 +239,9 @@ class CapturedStep:
         count = step.config.grad_accum_steps
         for i, x in enumerate(inputs):
             if count > 1 and isinstance(x, Tensor) and x.shape[:1] != (count,):
-                raise ValueError(f"input {i} is {x.shape}: with grad_accum_steps={count} its first size is {count}")
+                raise ValueError(
+                    f"input {i} is {x.shape}: with grad_accum_steps={count} its first dimension is {count}"
+                )
         if step.accumulator.current_step:
             raise ValueError("the window has micro-batches of other steps; call flush first")
         step.recorder.wait_for_captures(but=self)

@@ -68,7 +68,8 @@ def mean_over_ranks(communicator: Communicator, values: Mapping[str, float], wei
     records = all_gather_json(communicator, mine)
     for rank, other in enumerate(records):
         if other["values"].keys() != records[0]["values"].keys():
-            raise ValueError(f"rank {rank} passes values {sorted(other['values'])}, not {sorted(records[0]['values'])}")
+            ours, first = sorted(other["values"]), sorted(records[0]["values"])
+            raise ValueError(f"rank {rank} passes the values {ours}, rank 0 {first}")
     total = sum(r["weight"] for r in records)
     if total == 0:
         raise ValueError("the weights of all ranks are 0: there is no mean")

@@ -109,7 +109,11 @@ class Shares(Overlapped):
     def backward(self, step: Step, named: Named, loss: Tensor, weight: float) -> GradStore:
         """In stage 3 units tell when gradients are sent."""
         if self.units is not None:
-            self.units.expect(loss, None if step.holding else step.accumulator)
+            try:
+                self.units.expect(loss, None if step.holding else step.accumulator)
+            except Exception:
+                step.accumulator.reset()
+                raise
         return super().backward(step, named, loss, weight)
 
     def sends(self, step: Step) -> bool:

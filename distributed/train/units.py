@@ -101,9 +101,8 @@ class Units:
         self.changes: int = 0
         self._ahead = 1
         self._order: list[int] = []
-        self._over: dict[
-            int, int
-        ] = {}  # by the order of a Rejoin, how many buckets must be sent when backward is there
+        # By the order of a Rejoin, how many buckets must be sent when backward is there.
+        self._over: dict[int, int] = {}
 
     def keep(self, manager: ShareManager) -> None:
         """From now on a rank has only its shares of the weights."""
@@ -170,10 +169,8 @@ class Units:
             if isinstance(node, Rejoin):
                 there = {node.i}
             elif lost := {unit_of[edge] for edge in node.edges if edge in unit_of} - there:
-                text = (
-                    f"backward comes to weights of block {min(lost) - 1} by another way than what its forward returned"
-                )
-                raise RuntimeError(f"stage 3: {text}, or after they were released; return all that the loss uses")
+                text = f"stage 3: backward comes to weights of block {min(lost) - 1} by another way than its forward"
+                raise RuntimeError(f"{text}, or after they were released; use them in its forward alone")
 
     def rejoin(self, node: Rejoin) -> None:
         """Backward is about to be in a unit."""

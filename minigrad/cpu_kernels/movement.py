@@ -27,9 +27,9 @@ def cat(arrays: tuple[np.ndarray, ...], axis: int) -> np.ndarray:
     """The arrays one after the other along ``axis``."""
     shape, dtype = list(arrays[0].shape), arrays[0].dtype
     shape[axis] = sum([x.shape[axis] for x in arrays])
-    if math.prod(shape) * dtype.itemsize < MANY or numba.config.DISABLE_JIT:
+    if math.prod(shape) * dtype.itemsize < MANY or any(x.dtype != dtype for x in arrays) or numba.config.DISABLE_JIT:
         return plain.cat(arrays, axis)
-    y, before, end = np.empty(shape, dtype), (slice(None),) * axis, 0
+    y, before, end = np.empty(shape, dtype), (slice(None),) * (axis % len(shape)), 0
     for x in arrays:
         start, end = end, end + x.shape[axis]
         copy_into(y[(*before, slice(start, end))], x)

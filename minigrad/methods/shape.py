@@ -34,7 +34,7 @@ class ShapeMethods:
         """``reshape`` that never copies: ValueError if the memory layout does not allow a view."""
         y = self.reshape(*shape)
         if self.numel() and not self.device.kernels.may_share_memory(y.data, self.data):
-            raise bad_value(f"view of {self.shape}, strides {self.data.strides}, as {y.shape} needs a copy: reshape")
+            raise bad_value(f"view of {self.shape}, strides {self.data.strides}, as {y.shape} needs a copy: .reshape")
         return y
 
     def view_as(self: Tensor, other: Tensor) -> Tensor:

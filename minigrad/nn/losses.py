@@ -235,8 +235,8 @@ def binary_cross_entropy(input: Tensor, target: Tensor, weight: Weight = None, r
     name = "binary_cross_entropy"
     _check_pair(name, input, target, reduction)
     p = floating(name, input).detach()
-    if p.numel() and ((low := p.amin().item()) < 0 or p.amax().item() > 1):
-        raise bad_value(f"{name}: expected probabilities in [0, 1], not {low} to {p.amax().item()}")
+    if ((p < 0) | (p > 1)).any():
+        raise bad_value(f"{name}: expected probabilities in [0, 1], not {p.amin().item()} to {p.amax().item()}")
     losses = elementwise.BinaryCrossEntropy.apply(input, target)
     return _reduced(losses if weight is None else losses * weight, reduction)
 

@@ -159,6 +159,7 @@ class comparison:
     le: np.ufunc = np.less_equal
     gt: np.ufunc = np.greater
     ge: np.ufunc = np.greater_equal
+    logical_not: np.ufunc = np.logical_not
     logical_and: np.ufunc = np.logical_and
     logical_or: np.ufunc = np.logical_or
     logical_xor: np.ufunc = np.logical_xor
@@ -171,10 +172,6 @@ class comparison:
     isnan: np.ufunc = np.isnan
     isinf: np.ufunc = np.isinf
     isfinite: np.ufunc = np.isfinite
-
-    def logical_not(x: np.ndarray) -> np.ndarray:
-        """x == 0."""
-        return np.equal(x, x.dtype.type(0))
 
 
 class trigonometry:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from refusals import raises
 
 from minigrad import cpu_kernels, plain_kernels
 from minigrad.cpu_kernels.toolbox.strided_copy import copied, copy_into
@@ -40,12 +41,15 @@ def test_arrays_that_no_kernel_copies() -> None:
         y = np.empty_like(x)
         copy_into(y, x)
         np.testing.assert_array_equal(y, x)
+    raises(ValueError, r"no copy of one float32 \(5, 1\)", copy_into, np.ones((5, 1), "f"), np.ones((5, 2), "f"))
 
 
 @pytest.mark.parametrize("shape", [(3, 5), (517, 771), (0, 4)])
 def test_movement_is_the_plain_one(shape: tuple[int, int]) -> None:
     x = RNG.integers(0, 100, shape).astype(np.float32)
     calls = [("tril", (x, 2)), ("triu", (x, -2)), ("cat", ((x, x[:2], x), 0)), ("cat", ((x, x[:, ::2]), 1))]
+    calls += [("cat", ((x, x[:, ::2]), -1)), ("cat", ((x, x), -2)), ("cat", ((x, x.astype(np.float64)), 1))]
     for name, arguments in calls:
         found, expected = (getattr(kernels.movement, name)(*arguments) for kernels in (cpu_kernels, plain_kernels))
+        assert found.dtype == expected.dtype
         np.testing.assert_array_equal(found, expected)

@@ -159,7 +159,7 @@ def test_a_tensor_shows_its_memory_to_other_libraries() -> None:
     assert found["shape"] == (3, 2) and found["strides"] == (4, 12) and found["typestr"] == "<f4"
     assert found["data"] == (x.data.pointer, False) and found["version"] == 3 and found["stream"] > 0
     assert not hasattr(x.cpu(), "__cuda_array_interface__")  # which would be taken for a GPU's
-    with pytest.raises(RuntimeError, match=r"requires grad .* use \.detach\(\) first"):
+    with pytest.raises(RuntimeError, match=r"requires grad .* use \.detach\(\)"):
         x.requires_grad_().__cuda_array_interface__  # noqa: B018
 
 

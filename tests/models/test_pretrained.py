@@ -121,7 +121,9 @@ def test_a_tied_head_may_be_stored_if_it_is_the_embedding(folder) -> None:
     change_weights(folder, lambda a: a.update({"lm_head.weight": a["transformer.wte.weight"].copy()}))
     assert_same(from_pretrained(folder), tiny_models.stored("gpt2"))
     change_weights(folder, lambda a: a["lm_head.weight"].__setitem__((3, 4), 9.0))
-    raises(CheckpointError, r"lm_head.weight is not the token embedding, but config.json .*", from_pretrained, folder)
+    raises(
+        CheckpointError, r"lm_head.weight is not the token embedding, but by config.json .*", from_pretrained, folder
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])

@@ -217,7 +217,10 @@ class Program:
         return out
 
     def _number(self, x: Any, i: int) -> np.ndarray:
-        return x if isinstance(x, np.ndarray) else constant(np.array(x, self._dtypes[self._inputs[i]]))
+        if isinstance(x, np.ndarray):
+            return x
+        with np.errstate(all="ignore"):  # a number that is infinite to the dtype
+            return constant(np.array(x, self._dtypes[self._inputs[i]]))
 
 
 @task_kernel
@@ -316,7 +319,7 @@ def chunked(function: Callable[..., Any]) -> Callable[..., Any]:
 
     def of_two(x: Any, y: Any) -> Any:
         n, m = getattr(x, "size", 0), getattr(y, "size", 0)
-        if n < FEW and m < FEW and (n * m < WORTH or x.shape == y.shape):
+        if n < FEW and m < FEW and (n * m < WORTH or x.shape[x.ndim - y.ndim :] == y.shape):
             return function(x, y)
         return large(x, y)
 

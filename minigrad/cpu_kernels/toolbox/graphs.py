@@ -225,9 +225,11 @@ class HostGraph:
             return self._repeat(name, function, arguments, named, [], [])
         inputs = list(_arrays((arguments, named)))
         if name.startswith(VIEWS):
-            views = list(_arrays(result := function(*arguments, **named)))
+            with self.pool.unused():  # a copy is made again
+                views = list(_arrays(result := function(*arguments, **named)))
             if views and all(_is_part(x, inputs) for x in views):
                 return self._remembered(result)
+            del views, result
         target = arguments[IN_PLACE[name]] if name in IN_PLACE else None
         kind = (
             name,

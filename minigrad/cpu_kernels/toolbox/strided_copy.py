@@ -58,6 +58,8 @@ def _copy_row(x, x_step, y, y_step, count, like):
 def copy_into(y: np.ndarray, x: np.ndarray) -> None:
     """y[...] = x, of the same shape and dtype, which share no memory; as a launch, but for objects and odd layouts."""
     size = y.itemsize
+    if x.shape != y.shape or x.dtype != y.dtype:
+        raise ValueError(f"an array {x.dtype} {x.shape} is no copy of one {y.dtype} {y.shape}")
     if size not in LIKE or y.dtype.hasobject or not (x.flags.aligned and y.flags.aligned) or not y.size:
         np.copyto(y, x)
         return

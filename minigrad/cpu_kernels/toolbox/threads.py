@@ -7,7 +7,8 @@ own.
 The layer is chosen here, before Numba starts it: TBB when it is installed (``pip install tbb``), else OpenMP, else
 Numba's workqueue (30 times the launch cost). ``NUMBA_THREADING_LAYER`` overrides. OpenMP's threads spin while they
 wait, by default for milliseconds, in which another program has no core. Here it is microseconds, as long as a step's
-kernels follow each other: GOMP_SPINCOUNT and OMP_WAIT_POLICY in the environment override (docs/lab/threads.md).
+kernels follow each other: GOMP_SPINCOUNT and OMP_WAIT_POLICY in the environment override (docs/lab/threads.md). In a
+list of launches threads do not sleep: who waits gives the core to others.
 
 Numba compiles a ``prange`` loop through four nested wrappers, and links and optimises everything that the loop calls
 anew in each of them: most of the compile time of a large kernel. Here one ``prange`` loop, compiled once for the whole
