@@ -52,7 +52,7 @@ def test_mean_over_ranks_is_weighted_and_the_same_bits_everywhere(world):
 
 @in_threads(2, timeout=20)
 def test_mean_over_ranks_refuses_other_keys_and_weights_that_are_all_0(comm: dist.ThreadCommunicator):
-    words = r"rank 1 passes values \['b'\], not \['a'\]"
+    words = r"rank 1 passes the values \['b'\], rank 0 \['a'\]"
     raises(ValueError, words, lambda: dist.mean_over_ranks(comm, {"ab"[comm.rank]: 1.0}))
     raises(ValueError, "the weights of all ranks are 0", lambda: dist.mean_over_ranks(comm, {"a": 1.0}, 0.0))
     raises(ValueError, "weight is -1", lambda: dist.mean_over_ranks(comm, {"a": 1.0}, -1))
