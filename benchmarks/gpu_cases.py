@@ -347,7 +347,7 @@ CASES: Sequence[Case] = (
     Case(
         "rope",
         _angles,
-        lambda k, x, cos, sin: lambda: k.rope.rotate(x, cos, sin, False),
+        lambda k, x, cos, sin: lambda: k.rope.rotate(x, cos, sin, False),  # interleaved pairs move less at a time
         _rope,
         None,
         lambda s: 8 * s.B * s.H * s.T * s.D,

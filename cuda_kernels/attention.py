@@ -24,7 +24,7 @@ from .platform.array import Array, empty
 from .rowwise.strided_copy import copy_into
 
 Options = tuple[bool, float, float, int, int]  # those of ``minigrad.ops.attention``
-SMALL = 1 << 18  # multiply-adds of all scores: below, a thread for each row is enough
+SMALL = 1 << 18  # multiply-adds of all scores: up to here attention_rows.py, a block or a thread for each row
 
 
 def forward(q: Array, k: Array, v: Array, options: Options) -> tuple[Array, Array]:

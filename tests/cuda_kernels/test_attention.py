@@ -57,6 +57,11 @@ def test_without_keys():
     assert (array.to_host(lse) == -np.inf).all()
 
 
+def test_rows_with_more_keys_than_a_block_has_threads():
+    check("f8", (1, 4, 2, 3, 300, 2), False, DROPOUT)  # later keys have the largest score, too
+    check("f8", (1, 1, 1, 130, 150, 2), True, DROPOUT)
+
+
 TILES = [
     ("f8", (1, 2, 1, 34, 3, 4), True, DROPOUT, None),  # two tiles of queries, grouped heads
     ("f8", (1, 1, 1, 3, 50, 5), False, DROPOUT[:1] + (3, 4), 1),  # two tiles of keys, rows that no vector reads

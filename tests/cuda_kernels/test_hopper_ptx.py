@@ -235,6 +235,16 @@ def product(kinds="kk", columns=128, dtype=bf16, steps=("fence", "commit", "wait
         sums = multiply(sums, a + (odd_thread and t == 77), b)
         if "commit" in steps:
             hopper_ptx.wgmma_commit()
+        if "another group" in steps:
+            hopper_ptx.wgmma_commit()
+        if "wait1" in steps:
+            hopper_ptx.wgmma_wait1()
+        if "copy" in steps:
+            cuda.syncthreads()
+            if t == 0:
+                hopper_ptx.mbarrier_expect(full, 8192)
+                hopper_ptx.tma_load(ring, a_map, 0, 0, 0, full)
+                hopper_ptx.mbarrier_wait(full, 1)
         if "wait" in steps:
             sums = hopper_ptx.wgmma_wait0(sums)
         for i in range(columns // 2):
@@ -262,8 +272,11 @@ def test_what_wgmma_needs() -> None:
         (("commit", "wait"), "without a wgmma_fence"),
         (("fence", "wait"), "never committed"),
         (("fence", "commit"), "read before wgmma_wait0"),
+        (("fence", "commit", "copy", "wait"), "where a wgmma of warp . may still read"),
+        (("fence", "commit", "wait1", "copy", "wait"), "where a wgmma of warp . may still read"),  # the last group
     ]:
         raises(SimulationError, problem, lambda steps=steps: product(steps=steps))
+    product(steps=("fence", "commit", "another group", "wait1", "copy", "wait"))  # the group before the last has ended
 
 
 def test_the_threads_of_a_warpgroup_agree() -> None:

@@ -8,9 +8,12 @@ from refusals import raises
 from simulated import ordered
 
 import minigrad
+from minigrad.cuda_kernels import simulated
 from minigrad.cuda_kernels.platform import array, choices, memory, tensor_map
 from minigrad.cuda_kernels.products import hopper
 from minigrad.cuda_kernels.products.record import ADD, problem
+from minigrad.cuda_kernels.ptx import hopper_ptx
+from minigrad.cuda_kernels.simulator import simulated_memory
 
 if memory.capability(0) != (9, 0):
     pytest.skip("compute capability 9.0 has TMA and wgmma, no other has both", allow_module_level=True)
@@ -212,3 +215,22 @@ def test_large_sizes(M: int, N: int, K: int, layouts: str) -> None:
     expected = product(a[rows], b)
     assert np.abs(y[rows] - expected).max() <= 1e-5 * np.abs(expected).max()
     np.testing.assert_array_equal(array.to_host(multiply(left, right)), y)
+
+
+# What only the simulator can see --------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not simulated(), reason="NUMBA_ENABLE_CUDASIM=1 selects the simulator")
+@pytest.mark.parametrize(
+    ("name", "instead", "problem"),
+    [
+        ("mbarrier_wait", lambda *_: None, "before the copy .* has arrived|has had its 1 arrivals|may still read"),
+        ("wgmma_wait1", lambda: None, "may still read"),
+        ("wgmma_wait0", lambda sums: sums, "read before wgmma_wait0|may still read"),
+    ],
+)
+def test_a_forgotten_wait_is_found(name: str, instead, problem: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, 128)
+    monkeypatch.setattr(hopper_ptx, name, instead)
+    a, b = stored(draw(16, 64 * 7), "rows"), stored(draw(64 * 7, 16), "columns")
+    raises(simulated_memory.SimulationError, problem, multiply, a, b)

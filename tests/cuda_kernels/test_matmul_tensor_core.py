@@ -15,7 +15,7 @@ from minigrad.cuda_kernels.platform import array, choices, memory
 from minigrad.cuda_kernels.products import choose, simt, tensor_core
 from minigrad.cuda_kernels.products.record import BIAS, broadcast, problem
 from minigrad.cuda_kernels.ptx import ptx
-from minigrad.cuda_kernels.simulator import simulator
+from minigrad.cuda_kernels.simulator import simulated_cuda, simulated_memory, simulator
 
 
 def draw(*shape: int, dtype=bf16) -> np.ndarray:
@@ -214,3 +214,11 @@ def test_no_bank_conflicts(dtype, layout: str, side: int, monkeypatch: pytest.Mo
         for first in range(0, 2 * side if places else 0, 8):
             for together in zip(*(places[first + i] for i in range(8)), strict=True):
                 assert sorted(together) == list(range(8))
+
+
+@needs_simulator
+@pytest.mark.parametrize(("owner", "name"), [(ptx, "cp_async_wait1"), (simulated_cuda.cuda, "syncthreads")])
+def test_without_a_wait_or_a_barrier_it_fails(owner, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(owner, name, lambda: None)
+    found = "has waited for its asynchronous copy|race: thread"
+    raises(simulated_memory.SimulationError, found, multiply, stored(draw(64, 96)), stored(draw(96, 64)))

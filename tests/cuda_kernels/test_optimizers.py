@@ -167,26 +167,26 @@ def test_sum_of_squares() -> None:
         expected = sum((x.astype(np.float64) ** 2).sum() for x in xs)
         found = grad_norm.sum_of_squares(iter(map(from_host, xs)))
         assert isinstance(found, float)
-        assert found == pytest.approx(expected, rel=1e-6 if "float32" in dtypes else 1e-14)
+        assert found == pytest.approx(expected, rel=1e-13, abs=0)
     assert grad_norm.sum_of_squares([]) == 0.0
     assert grad_norm.sum_of_squares([from_host(np.zeros(0, np.float32))]) == 0.0
 
 
-def test_the_sum_does_not_depend_on_addresses_or_on_the_other_arrays() -> None:
+def test_the_sum_does_not_depend_on_addresses() -> None:
     grad_norm, x = cuda_kernels.grad_norm, draw([(250,)], "float32", 0)[0]
     alone = grad_norm.sum_of_squares([from_host(x)])
     for shift in (1, 2, 3):
         longer = from_host(np.concatenate([np.full(shift, np.nan, np.float32), x]))
         assert grad_norm.sum_of_squares([longer[shift:]]) == alone
     longer = grad_norm.sum_of_squares([from_host(np.zeros(700, np.float32)), from_host(x)])
-    assert longer == pytest.approx(alone, rel=1e-15)
+    assert longer == pytest.approx(alone, rel=1e-15, abs=0)
 
 
 @pytest.mark.parametrize("value", [0.0, 1e-45, 1e-30, 1e-13, 1e-12, 1.0, 1e18, 1e20, 3e38])
 def test_squares_beyond_float32(value: float) -> None:
     x = np.full(2 * CHUNK, value, np.float32)
     expected = (x.astype(np.float64) ** 2).sum()
-    assert cuda_kernels.grad_norm.sum_of_squares([from_host(x)]) == pytest.approx(expected, rel=1e-6, abs=0)
+    assert cuda_kernels.grad_norm.sum_of_squares([from_host(x)]) == pytest.approx(expected, rel=1e-13, abs=0)
 
 
 def test_nan_infinity_other_layouts_and_dtypes() -> None:
@@ -197,7 +197,7 @@ def test_nan_infinity_other_layouts_and_dtypes() -> None:
     half = x.astype(np.float16)
     for found, expected in ((there[:, ::3], x[:, ::3]), (there.T, x.T), (from_host(half), half)):
         sum_ = (expected.astype(np.float64) ** 2).sum()
-        assert grad_norm.sum_of_squares([found]) == pytest.approx(sum_, rel=1e-6)
+        assert grad_norm.sum_of_squares([found]) == pytest.approx(sum_, rel=1e-13, abs=0)
 
 
 def both(run, xs: list[np.ndarray]):

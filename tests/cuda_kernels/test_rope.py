@@ -20,9 +20,9 @@ def test_angles_keep_their_digits():
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
-@pytest.mark.parametrize("axes", [(3, 1, 0, 2, 4), (0, 1, 2, 3, 4)])
-def test_more_dimensions_than_a_launch_takes(axes, interleaved):
+def test_more_dimensions_than_a_launch_takes(interleaved):
     x, (cos, sin) = RNG.standard_normal((2, 3, 2, 2, 4)), RNG.standard_normal((2, 2, 1, 1, 1, 2))
+    axes = (3, 1, 0, 2, 4)
     stored = array.from_host(np.ascontiguousarray(x.transpose(axes))).transpose(*np.argsort(axes))
     y = rope.rotate(stored, array.from_host(cos), array.from_host(sin), interleaved)
     assert y.contiguous

@@ -74,6 +74,17 @@ def test_must_weight_identity_after_every_step_and_when_broken(comm: dist.Thread
     raises(dist.ReplicaMismatchError, "blocks.0.statistic.mean", trainer.verify_replicas)
 
 
+def test_must_mean_semantics_means_of_1_and_5_with_3_and_1_samples_give_2():
+    def body(comm: dist.ThreadCommunicator):
+        net = nets.One()
+        optimizer = SGD([net.blocks[0].weight], lr=1.0)
+        trainer = dist.BlockDistributedTrainer(net, comm, dist.TrainingConfig(max_grad_norm=None), optimizer=optimizer)
+        trainer.train_batch(np.ones(3) if comm.rank == 0 else np.full(1, 5.0))
+        return net.blocks[0].weight.item()
+
+    assert dist.run_threads(2, body, timeout=20) == [-2.0, -2.0]
+
+
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("sizes", [(12,), (6, 6), (10, 2), (0, 11, 1)], ids=str)
 def test_must_mean_semantics_ranks_are_one_process_on_the_whole_batch(sizes, tied):

@@ -14,6 +14,7 @@ from replica_models import Part, trained_alone
 import minigrad
 from minigrad import Tensor, models, nn
 from minigrad import distributed as dist
+from minigrad.distributed.comm.communicator import all_gather_json
 from minigrad.nn import functional as F
 
 SGD, ADAMW = dist.OptimizerKind.sgd(0.5, 0.9), dist.OptimizerKind.adamw(0.02)
@@ -371,6 +372,17 @@ def test_sizes_that_make_no_mesh():
         assert dist.Mesh(comm, tensor=2).data.world_size == 2
 
     dist.run_threads(4, check, timeout=10)
+
+
+def test_a_group_numbers_its_ranks():
+    def numbers(comm: dist.Communicator) -> list[list[int]]:
+        group = dist.CommunicatorGroup(comm, data=2, pipeline=3, tensor=2)
+        return [all_gather_json(part, comm.rank) for part in (group.data, group.pipeline, group.tensor, group.model)]
+
+    ranks, found = np.arange(12).reshape(2, 3, 2), dist.run_threads(12, numbers, timeout=30)
+    for (d, p, t), rank in np.ndenumerate(ranks):
+        parts = ranks[:, p, t], ranks[d, :, t], ranks[d, p], ranks[d]
+        assert found[rank] == [part.ravel().tolist() for part in parts]
 
 
 @pytest.mark.long(but=2)

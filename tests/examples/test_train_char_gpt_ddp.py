@@ -75,21 +75,20 @@ def test_gpt2_on_two_processes_that_keep_shares_learns_the_same(tmp_path: Path) 
         np.testing.assert_allclose(array, whole[name], atol=1e-5, err_msg=name)
 
 
-def killed(examples: str, victim: str, *arguments: str) -> None:
+def struck(examples: str, victim: str, number: str, *arguments: str) -> None:
     import os
-    import signal
     import sys
 
     sys.path.insert(0, examples)
     import train_char_gpt_ddp as script
 
-    class Killed(script.Training):
+    class Struck(script.Training):
         def interrupted(self, received):
             if (self.trainer.global_step, self.comm.rank) == (3, int(victim)):
-                os.kill(os.getpid(), signal.SIGKILL)
+                os.kill(os.getpid(), int(number))
             return super().interrupted(received)
 
-    script.Training = Killed
+    script.Training = Struck
     sys.argv[:] = [script.__file__, *arguments]
     script.run_cli(script.main)
 
@@ -97,7 +96,7 @@ def killed(examples: str, victim: str, *arguments: str) -> None:
 @pytest.mark.parametrize("victim", [0, 1])
 def test_nothing_is_lost_when_a_rank_is_killed(tmp_path: Path, victim: int) -> None:
     folder, flags = tmp_path / "run", (*TINY, "--lr", "1e-3", "--min-lr", "1e-3")  # the same whatever --steps is
-    result = run_ranks(2, killed, EXAMPLES, victim, *flags, "--save-every", 99, "--out", folder, returncode=137)
+    result = run_ranks(2, struck, EXAMPLES, victim, 9, *flags, "--save-every", 99, "--out", folder, returncode=137)
     assert f"launch: rank {victim} failed first: killed by SIGKILL" in result.stderr, result.text
     told = result.errors(1 - victim)
     assert "error: " in told and "saved step 3" in told and "MPI_ERR" not in result.text, result.text
@@ -110,6 +109,19 @@ def test_nothing_is_lost_when_a_rank_is_killed(tmp_path: Path, victim: int) -> N
     if victim:
         shown = launch(3, folder, "--resume", "--steps", 8).lines(0)  # of each batch of 2, one rank has nothing
         assert "all 3 ranks hold the same weights, bit for bit" in shown
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_one_rank_finishes_the_step_on_all_and_saves(tmp_path: Path, number: int) -> None:
+    folder, code = tmp_path / "run", 128 + number
+    flags = (int(number), *TINY, "--save-every", 99, "--out", folder)
+    result = run_ranks(2, struck, EXAMPLES, 1, *flags, timeout=120, returncode=code)
+    assert "error" not in result.stderr and "Traceback" not in result.stderr, result.text
+    assert result.errors(1).strip().startswith("finishing this step") and not result.errors(0), result.text
+    told, command = result.lines(0)[-2:]
+    assert told == "stopped after step 3, saved. To go on:" and load_checkpoint(folder).step == 3
+    assert command.endswith(f"launch -n 2 {SCRIPT} --resume --out {folder}"), result.text
+    assert "steps 4 to 5" in launch(2, folder, "--resume", "--steps", 5).stdout
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="the ranks' processes are found in /proc")

@@ -34,6 +34,18 @@ def test_embedding_starts_standard_normal() -> None:
     assert abs(v.mean()) < 0.02 and abs(v.std() - 1) < 0.02
 
 
+@pytest.mark.parametrize(("shape", "affine", "bias"), [(5, True, True), ((4, 5), True, False), ((5,), False, True)])
+def test_layer_norm(shape, affine: bool, bias: bool) -> None:
+    layer = nn.LayerNorm(shape, 1e-3, affine, bias).double()  # PyTorch's third argument: elementwise_affine
+    x, axes = values(3, 4, 5) * 7 + 100, tuple(range(-len(layer.normalized_shape), 0))
+    state = {n: values(*p.shape, seed=1) for n, p in layer.state_dict().items()}
+    assert list(state) == ["weight", "bias"][: affine + (affine and bias)]
+    layer.load_state_dict(state)
+    want = (x - x.mean(axes, keepdims=True)) / np.sqrt(x.var(axes, keepdims=True) + 1e-3)
+    want = want * state.get("weight", 1) + state.get("bias", 0)
+    np.testing.assert_allclose(layer(Tensor(x)).detach().numpy(), want, rtol=1e-9, atol=1e-9)
+
+
 def test_modules_become_half_and_bfloat16() -> None:
     layer = nn.BatchNorm1d(3)
     dtypes = {"half": "float16", "bfloat16": "bfloat16", "float": "float32", "double": "float64"}

@@ -116,6 +116,20 @@ def test_a_batch_of_ignored_targets(reduction, weighted, device):
     np.testing.assert_array_equal(np.nan_to_num(host(y.sum().backward()[x])), np.nan_to_num(t.grad.numpy()))
 
 
+@np.errstate(all="ignore")
+def test_special_rows(device):
+    """A target and classes at -inf, masked classes, an ignored row of NaN, and a logit beyond all others."""
+    inf, large = np.inf, np.float32(1e30)
+    rows = [[0, -inf, 0, -inf], [-inf, 0, 0, -inf], [np.nan] * 4, [large, 0, 0, 0], [large, 0, 0, 0]]
+    x = mg.tensor(np.array(rows, "f4"), device=device, requires_grad=True)
+    for logits in (x, x.detach()):
+        losses = F.cross_entropy(logits, mg.tensor([1, 2, -100, 0, 1], device=device), reduction="none")
+        np.testing.assert_allclose(host(losses), [inf, np.log(2), 0, 0, large], rtol=1e-6)
+        if logits is x:
+            dx = [[0.5, -1, 0.5, 0], [0, 0.5, -0.5, 0], [0] * 4, [0] * 4, [1, -1, 0, 0]]
+            np.testing.assert_allclose(host(losses.sum().backward()[x]), dx, rtol=1e-6)
+
+
 @pytest.mark.parametrize("dtype", ["int32", "uint8"])
 def test_targets_of_any_integer_dtype(dtype, device):
     x = mg.tensor(np.eye(3, dtype=np.float32), device=device)

@@ -1,4 +1,4 @@
-"""Every optimizer is its published formula, computed in float64; the options of each."""
+"""Every optimizer is its published formula, computed in float64; PyTorch's numbers; the options of each."""
 
 import math
 from collections.abc import Callable
@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from harness import needs_torch, torch
 from optimizer_cases import MATRICES, SHAPES, bits, make_grads, make_params
 from refusals import raises
 
@@ -129,6 +130,23 @@ def test_is_the_formula(row: Row, dtype: Any) -> None:
     tolerance = row.tolerance[dtype is np.float64]
     for p, q in zip(params, expected, strict=True):
         np.testing.assert_allclose(p.data, q, rtol=tolerance, atol=tolerance)
+
+
+@needs_torch
+@pytest.mark.parametrize("row", [row for row in ROWS if row.kind not in (Lamb, Muon)], ids=row_id)
+def test_agrees_with_torch(row: Row) -> None:
+    params = make_params(np.float64)
+    copies = [torch.nn.Parameter(torch.tensor(p.data)) for p in params]
+    theirs = {"AdaGrad": "Adagrad"}.get(row.kind.__name__, row.kind.__name__)
+    optimizer, their = row.kind(params, **row.options), getattr(torch.optim, theirs)(copies, **row.options)
+    for step in range(15):
+        grads = make_grads(params, step, skip=(3, 4) if step < 3 else ())
+        for p, q in zip(params, copies, strict=True):
+            q.grad = torch.tensor(grads[p].data) if p in grads else None
+        optimizer.step(grads)
+        their.step()
+    for p, q in zip(params, copies, strict=True):
+        np.testing.assert_allclose(p.data, q.detach().numpy(), rtol=1e-13, atol=1e-13)
 
 
 # ---------------------------------------------------------------------- what is special to one of them
