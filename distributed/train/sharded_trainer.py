@@ -113,6 +113,7 @@ class Shares(Overlapped):
                 self.units.expect(loss, None if step.holding else step.accumulator)
             except Exception:
                 step.accumulator.reset()
+                self.reset()
                 raise
         return super().backward(step, named, loss, weight)
 
