@@ -26,6 +26,7 @@ from .printing import set_printoptions
 from .random import Generator, default_generator, fresh_seed, manual_seed
 from .saving import load, save
 from .settings import *
+from .shapes import Size
 from .tensor import Tensor
 from .tools.drawing import draw
 from .tools.gradcheck import GradcheckError, gradcheck
@@ -48,8 +49,8 @@ if not _os.path.isdir(_os.path.join(__path__[0], "distributed")):  # a checkout,
 # fmt: off
 __all__ = [
     # What a tensor is
-    "Tensor", "TensorId", "Device", "DeviceError", "bfloat16", "bool_", "float16", "float32", "float64", "int32",
-    "int64", "uint8", "default_dtype", "get_default_dtype", "set_default_dtype", "promote_types", "result_type",
+    "Tensor", "TensorId", "Size", "Device", "DeviceError", "bfloat16", "bool_", "float16", "float32", "float64",
+    "int32", "int64", "uint8", "default_dtype", "get_default_dtype", "set_default_dtype", "promote_types", "result_type",
     "finfo", "iinfo", "e", "inf", "nan", "pi", "is_tensor", "is_floating_point", "numel", "set_printoptions",
     # Automatic differentiation, modes, settings
     "Function", "GradStore", "BackwardHook", "backward", "no_grad", "enable_grad", "set_grad_enabled",

@@ -155,11 +155,17 @@ def extras() -> tuple[Status, ...]:
     with ThreadPoolExecutor() as executor:
         found = dict(zip(_PROBES, executor.map(_probe, _PROBES, _PROBES.values()), strict=True))
     cuda = [found[name] for name in ("numba_cuda", "cupy", "NCCL")]
-    one = {"bpe": "tokenizers", "inspect": "minigrad.cuda_kernels.inspect", "mpi": "mpi4py", "plot": "matplotlib"}
-    bpe, *others = (_extra(name, found[probe]) for name, probe in {**one, "test": "pytest", "torch": "torch"}.items())
-    return bpe, _cuda_extra(12, cuda), _cuda_extra(13, cuda), *others
+    ours = {name: _extra(name, found[probe]) for name, probe in _EXTRAS.items()}
+    ours |= {"cuda12": _cuda_extra(12, cuda), "cuda13": _cuda_extra(13, cuda)}
+    return *(ours[name] for name in sorted(ours)), _extra("torch", found["torch"])
 
 
+_EXTRAS = {
+    "bpe": "tokenizers", "browser": "playwright", "docs": "sphinx", "inspect": "minigrad.cuda_kernels.inspect",
+    "learn": "greenlet", "mpi": "mpi4py", "plot": "matplotlib", "tensorboard": "tensorboardX", "test": "pytest",
+    "yaml": "yaml",
+}  # fmt: skip
+"""By the name of an extra, what is imported of it."""
 _PROBES = {
     "numba_cuda": """
 import numba_cuda, numba.cuda, numpy
@@ -170,7 +176,10 @@ if problem := nvvm_problem():
     raise RuntimeError(problem)
 v = numba_cuda.__version__
 """,
-    "cupy": "import cupy; v = cupy.__version__",
+    **{
+        name: f"import {name}; v = {name}.__version__"
+        for name in ("cupy", "greenlet", "tensorboardX", "tokenizers", "torch", "yaml")
+    },
     "NCCL": """
 from cupy.cuda import nccl
 if not nccl.available:
@@ -197,8 +206,8 @@ v = mpi4py.__version__ + ", " + MPI.Get_library_version().split(",")[0].strip()
 import pytest, greenlet, hypothesis, mypy, ruff
 v = f"{pytest.__version__}, hypothesis {hypothesis.__version__}"
 """,
-    "tokenizers": "import tokenizers; v = tokenizers.__version__",
-    "torch": "import torch; v = torch.__version__",
+    "playwright": "from importlib import metadata; import playwright.sync_api; v = metadata.version('playwright')",
+    "sphinx": "import sphinx, furo, ipykernel, jupytext, myst_nb; v = sphinx.__version__",
 }
 """By the name of a package, code that imports it and assigns its version to ``v``."""
 

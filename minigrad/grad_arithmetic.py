@@ -35,6 +35,13 @@ class GradArithmetic:
         sums = {number: mine[number] + grad if number in mine else grad.clone() for number, grad in theirs}
         return type(self)({number: grad.clone() for number, grad in mine.items() if number not in sums} | sums)
 
+    def __sub__(self: "GradStore", other: "GradStore") -> "GradStore":
+        """A new store, of the differences."""
+        return self + -other
+
+    def __neg__(self: "GradStore") -> "GradStore":
+        return self * -1
+
     def __radd__(self: "GradStore", zero: Any) -> Any:  # as sum() begins
         return self * 1 if isinstance(zero, int) and zero == 0 else NotImplemented
 

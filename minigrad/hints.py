@@ -219,11 +219,27 @@ def explained(error: BaseException | None) -> str | None:
         kinds = [kind.__name__ for kind in (error.obj if isinstance(error.obj, type) else type(error.obj)).__mro__]
         if kinds[0] == "ndarray" and hasattr(sys.modules["minigrad.tensor"].Tensor, str(error.name)):
             return f"p.data is the NumPy array; use with minigrad.no_grad(): p.{error.name}(...)"
+        kinds += ["Tensor"] * (kinds[0] == "ndarray")
         return next((HINTS[kind][error.name] for kind in kinds if error.name in HINTS.get(kind, {})), None)
     if isinstance(error, KeyError) and hasattr(next(iter(error.args), None), "requires_grad"):
         return "its keys are the ids of tensors: optimizer.state[p.id]"
     if isinstance(error, TypeError) and str(error) == "'int' object is not callable":
         line = traceback.extract_tb(error.__traceback__)[-1].line or ""
         return "p.data is the NumPy array; use p.size(...)" if ".data.size(" in line else None
-    found = re.search(r"unexpected keyword argument '(\w+)'$", str(error)) if isinstance(error, TypeError) else None
-    return HINTS["arguments"].get(found[1]) if found else None
+    said = re.match(r"(.+?)\(\) (?:got an unexpected keyword argument '(\w+)'$|takes |missing )", str(error))
+    if said is None or not isinstance(error, TypeError):
+        return None
+    known, called, argument = HINTS["arguments"], said[1], said[2] or ""
+    hint = known.get(f"{called}({argument})") or known.get(argument)
+    return hint or _signature_of(called, error.__traceback__) if "." in called else hint
+
+
+def _signature_of(called: str, trace: TracebackType | None) -> str | None:
+    """How a method of ours is called, by its name in an error; None if the program has another class of this name."""
+    owner, _, name = called.rpartition(".")
+    ours = (vars(sys.modules[module]).get(owner) for module in [*sys.modules] if module.startswith("minigrad"))
+    kind = next((kind for kind in ours if isinstance(kind, type) and hasattr(kind, name)), None)
+    known = (f.f_globals | f.f_locals for f, _ in traceback.walk_tb(trace))
+    if kind is None or owner[0] == "_" or any(names.get(owner, kind) is not kind for names in known):
+        return None
+    return f"it is {signature(getattr(kind, name))}"

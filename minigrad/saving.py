@@ -4,6 +4,7 @@ The tensors are the file's, the rest is JSON in its header. ``serialization.py``
 """
 
 from collections.abc import Callable, Mapping
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,7 @@ def save(obj: Any, path: StrPath) -> Path:
 
     Raises CheckpointError for what cannot be stored, TypeError for an object, such as a model, that has a state_dict.
     """
-    if isinstance(obj, str | Path):
-        raise bad_type("save(obj, path): the object comes first")
+    _check_path("save(obj, path)", path)
     arrays: dict[str, Any] = {}
 
     def marked(value: Any, name: str) -> Any:
@@ -54,6 +54,11 @@ def save(obj: Any, path: StrPath) -> Path:
     return save_safetensors(path, arrays, {TREE: tree})
 
 
+def _check_path(called: str, path: Any) -> None:
+    if not isinstance(path, str | PathLike):
+        raise bad_type(f"{called}: path is a {type(path).__name__}; expected the name of a file, such as 'run.pt'")
+
+
 def load(path: StrPath, map_location: Place = CPU, weights_only: bool = True) -> Any:
     """What ``save`` wrote, its tensors on the device ``map_location``; of another safetensors file, a dict of tensors.
 
@@ -62,6 +67,7 @@ def load(path: StrPath, map_location: Place = CPU, weights_only: bool = True) ->
     Raises:
         CheckpointError: naming the file and what is wrong with it.
     """
+    _check_path("load(path)", path)
     tree = (safetensors_header(path).metadata or {}).get(TREE)
     arrays = load_safetensors(path)
 

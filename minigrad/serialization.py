@@ -264,7 +264,8 @@ def _to_json(value: Any, where: str) -> Any:
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str) or key == "__float__":
-                raise CheckpointError(f"{where} has the key {show(key)}: keys must be strings, and not '__float__'")
+                wanted = f"keys must be strings, as str({show(key)}) is, and not '__float__'"
+                raise CheckpointError(f"{where} has the key {show(key)}: {wanted}")
         return {key: _to_json(item, f"{where}[{show(key)}]") for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_to_json(item, f"{where}[{index}]") for index, item in enumerate(value)]

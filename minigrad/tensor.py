@@ -50,9 +50,13 @@ class Tensor(
     """
 
     __slots__ = ()
-    __array_priority__ = 1000  # ndarray + Tensor asks the Tensor
 
-    def __init__(self, data: Any, *, dtype: Any = None, device: Place = CPU, requires_grad: bool = False) -> None:
+    def __init__(
+        self, data: Any = (), *sizes: int, dtype: Any = None, device: Place = CPU, requires_grad: bool = False
+    ) -> None:
+        if sizes:
+            wanted = ", ".join(map(str, (data, *sizes)))
+            raise bad_type(f"Tensor(data) takes values, not sizes; use minigrad.zeros({wanted}) or empty({wanted})")
         device = Device(device)
         if isinstance(data, TensorCore):
             data = data.device.kernels.to_host(data.data)
@@ -219,6 +223,14 @@ class Tensor(
         array = self.numpy()
         return array if dtype is None and not copy else np.array(array, dtype=dtype, copy=copy)
 
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = None, **options: Any) -> Any:
+        """``array + tensor`` is a tensor; ``array += tensor``, as of ``p.data``, and functions of NumPy give arrays."""
+        reflected = _REFLECTED.get(ufunc.__name__, "") if method == "__call__" and out is None else ""
+        if reflected and inputs[1] is self and not options:
+            return getattr(self, reflected)(inputs[0])
+        arrays, results = ([x.__array__() if isinstance(x, Tensor) else x for x in some] for some in (inputs, out or ()))
+        return getattr(ufunc, method)(*arrays, **options, **({"out": tuple(results)} if results else {}))
+
     def __dlpack__(
         self, *, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: bool | None = None
     ) -> Any:
@@ -299,6 +311,14 @@ class Tensor(
 
 
 TensorCore.tensor_type = Tensor
+
+_REFLECTED = {
+    "add": "__radd__", "subtract": "__rsub__", "multiply": "__rmul__", "divide": "__rtruediv__", "matmul": "__rmatmul__",
+    "floor_divide": "__rfloordiv__", "remainder": "__rmod__", "power": "__rpow__", "equal": "__eq__",
+    "not_equal": "__ne__", "less": "__gt__", "less_equal": "__ge__", "greater": "__lt__", "greater_equal": "__le__",
+    "bitwise_and": "__rand__", "bitwise_or": "__ror__", "bitwise_xor": "__rxor__", "left_shift": "__rlshift__",
+    "right_shift": "__rrshift__",
+}  # fmt: skip
 
 for _kind in (Tensor, GradStore):
     for _name in hints.HINTS[_kind.__name__]:

@@ -49,8 +49,8 @@ _SHORT = reprlib.Repr()  # bounded in depth and length, whatever the value
 _CHUNK = 4 << 20  # hashing follows reading and writing while the bytes are still in the cache
 
 
-class CheckpointError(LocatedError):
-    """A checkpoint or weights file that cannot be written or trusted.
+class CheckpointError(LocatedError, RuntimeError):
+    """A checkpoint or weights file that cannot be written or trusted. A RuntimeError, too, as in PyTorch.
 
     Attributes:
         path: the file or folder at fault.
@@ -363,7 +363,8 @@ def _read_header(file: _File) -> FileHeader:
     if length > MAX_HEADER:
         if other := next((kind for magic, kind in OTHERS.items() if start.startswith(magic)), None):
             raise file.error(f"is {other}, and no file of safetensors: save it as one with the library that wrote it")
-        raise file.error(f"its header claims {length:,} bytes, the limit is {MAX_HEADER:,}")
+        limit = f"the limit is {MAX_HEADER:,}; no file that minigrad.save or safetensors wrote begins so"
+        raise file.error(f"its header claims {length:,} bytes, {limit}")
     if length > file.size - 8:
         raise file.error(f"its header claims {length:,} bytes, {file.size - 8:,} follow")
     with faults_of(file.path):

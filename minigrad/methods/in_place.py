@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any, Final
 from .. import dtypes, shapes
 from ..autograd import Function, TensorCore
 from ..errors import bad_state, bad_type, bad_value
+from ..hints import HINTS
 from ..modes import F, is_grad_enabled
+from ..op_inputs import explained
+from ..ops.indexing import Index
 from ..random import Source, draw
 from .comparison import ComparisonMethods
 from .indexing import IndexingMethods
@@ -72,9 +75,9 @@ class InPlaceMethods:
     def _change(self: Tensor, name: str, *others: Any) -> None:
         """Refuse an in-place change that autograd could not follow; count the others."""
         if is_grad_enabled() and any(isinstance(x, TensorCore) and x.requires_grad for x in (self, *others)):
+            instead = HINTS["in place"].get(name, f"compute a new tensor (x = x.{name[:-1]}(...))")
             raise bad_state(
-                f"{name} changes a tensor in place where gradients are recorded, which would lose them; "
-                "compute a new tensor (x = x + y; total = total + loss, or total += loss.item() to log it), or "
+                f"{name} changes a tensor in place where gradients are recorded, which would lose them; {instead}, or "
                 "work under no_grad() or on .detach()"
             )
         if not self.data.flags.writeable:
@@ -162,8 +165,14 @@ class InPlaceMethods:
         self._change("item assignment", value)
         first, where, _ = shapes.parse_index(where)
         kernels = self.device.kernels.indexing
-        target = self.data if first is None else kernels.index(self.data, first)
-        kernels.assign_at(target, where, value.data if isinstance(value, TensorCore) else value)
+        try:
+            target = self.data if first is None else kernels.index(self.data, first)
+            kernels.assign_at(target, where, value.data if isinstance(value, TensorCore) else value)
+        except (IndexError, ValueError) as error:
+            if isinstance(error, ValueError) and isinstance(value, TensorCore):
+                place = kernels.index(target, where).shape
+                error = ValueError(f"a value of shape {value.data.shape} does not broadcast to the place's, {place}")
+            raise explained(Index, error, (self, value)) or error from None
 
     def masked_fill_(self: Tensor, mask: Tensor, value: float) -> Tensor:
         """``value`` where the bool ``mask``, which broadcasts, holds, in place."""

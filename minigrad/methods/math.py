@@ -273,6 +273,9 @@ class MathMethods:
         scale = 10.0**decimals
         return (self * scale).round() / scale if decimals else elementwise.Round.apply(self)
 
+    def __round__(self: Tensor, decimals: int | None = None) -> Tensor:
+        return self.round(decimals=decimals or 0)
+
     trunc: Final = of_each(elementwise.Trunc, "Integer part.")
 
     def clamp(self: Tensor, min: Operand | None = None, max: Operand | None = None) -> Tensor:

@@ -16,8 +16,8 @@ Self = TypeVar("Self", bound="_ListOf[Any]")
 def _module(owner: Module, value: Any) -> Module:
     name = type(owner).__name__
     if not isinstance(value, Module):
-        listed = isinstance(owner, ModuleList) and isinstance(value, list | tuple)
-        hint = f"; pass them one by one: {name}(*layers)" if listed else ""
+        hint = f"; pass them one by one: {name}(*layers)" if isinstance(value, list | tuple) else ""
+        hint = "; write nn.ReLU() for the class nn.ReLU and the function relu" if callable(value) else hint
         raise bad_type(f"{name} holds Modules, not {type(value).__name__}{hint}")
     return value
 
@@ -36,6 +36,10 @@ class _Holding(Module, Generic[T]):
 
     def _checked(self, value: Any) -> T:
         raise NotImplementedError
+
+    def extra_repr(self) -> str:
+        """Name, shape and dtype of each parameter."""
+        return ", ".join(f"({name}): {p.shape} {p.dtype}" for name, p in self._parameters.items())
 
     @property
     def _table(self) -> dict[str, T]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..autograd import no_grad
 from ..dtypes import is_floating
-from ..errors import bad_type, bad_value
+from ..errors import LocatedError, bad_type
 from ..tensor import Tensor
 
 
@@ -32,6 +32,10 @@ class IncompatibleKeys(NamedTuple):
 
     missing_keys: list[str]
     unexpected_keys: list[str]
+
+
+class StateDictError(LocatedError, RuntimeError):
+    """A state does not fit its module: a ValueError, and a RuntimeError as PyTorch's."""
 
 
 def load(module: Any, state: Mapping[str, Any], strict: bool) -> IncompatibleKeys:
@@ -63,7 +67,7 @@ def load(module: Any, state: Mapping[str, Any], strict: bool) -> IncompatibleKey
             problems.append(f"shared: {' and '.join(given)} are one parameter but have different values")
     if problems:
         listing = "\n  ".join(problems)
-        raise bad_value(f"{type(module).__name__}: the state does not fit the module:\n  {listing}")
+        raise StateDictError(f"{type(module).__name__}: the state does not fit the module:\n  {listing}")
     with no_grad():
         for _, tensor, value in taken:
             tensor.copy_(value)

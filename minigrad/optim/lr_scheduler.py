@@ -1,9 +1,9 @@
 """PyTorch's schedulers: each sets the learning rates of an optimizer's groups, anew with every ``step()``.
 
-The values are PyTorch's, each a formula of the count of steps. A scheduler begins from the rates that the groups had
-when the optimizer got its first one. Other than PyTorch's, it never goes by the rates that it finds: two schedulers of
-one optimizer do not multiply, and a rate that the program sets would be lost. So ``step()`` refuses rates that are not
-those it set last; ``SequentialLR`` joins schedulers, and ``base_lrs`` may be changed.
+The values are PyTorch's, each a formula of the count of steps and of the rate that it begins from. Where the program,
+or another scheduler, has set a rate since the last ``step()``, the scheduler goes on from there, as PyTorch's do: the
+base moves with it, so that two schedulers of one optimizer multiply. ``LambdaLR``, ``OneCycleLR`` and
+``CosineAnnealingWarmRestarts`` set their own rate again instead, from the one that the optimizer had at first.
 
 ``lr_schedule.py`` has this library's own, functions of the step without a state.
 """
@@ -28,36 +28,35 @@ _initial: weakref.WeakKeyDictionary[Optimizer, list[float]] = weakref.WeakKeyDic
 
 
 class LRScheduler:
-    """Base of the schedulers: ``formula(base, step, group)`` is the rate of a group after ``step`` steps."""
+    """Base of the schedulers: ``formula(base, step, group)`` is the rate of a group after ``step`` steps. It ``follows``
+    the rates that others set if it is a line of the base.
+    """
 
-    def __init__(self, optimizer: Optimizer, formula: Formula) -> None:
+    def __init__(self, optimizer: Optimizer, formula: Formula, follows: bool = False) -> None:
         if not isinstance(optimizer, Optimizer):
             raise bad_type(f"{type(self).__name__} takes an optimizer first, not a {type(optimizer).__name__}")
         self.optimizer = optimizer
         self.formula = formula
         initial = _initial.setdefault(optimizer, [])
         initial += [float(group["lr"]) for group in optimizer.param_groups[len(initial) :]]
-        self.base_lrs: list[float] = list(initial)
+        self.follows = follows
+        self.base_lrs: list[float] = [float(group["lr"]) for group in optimizer.param_groups] if follows else [*initial]
         self.last_epoch: int = 0
         """Calls of ``step`` so far."""
         self._set()
 
     def _set(self) -> None:
         self._last = [self.formula(base, self.last_epoch, i) for i, base in enumerate(self.base_lrs)]
-        for group, rate in zip(self.optimizer.param_groups, self._last, strict=True):
+        for group, rate in zip(self.optimizer.param_groups, self._last):
             group["lr"] = rate
 
     def step(self) -> None:
-        """Set the rates of the next step; call it after ``optimizer.step(grads)``.
-
-        ValueError if the groups or their rates are others than when this scheduler set them last.
-        """
-        rates = [group["lr"] for group in self.optimizer.param_groups]
-        if rates != self._last:
-            raise bad_value(
-                f"{type(self).__name__} set the rates {self._last}, now they are {rates}: what others set would "
-                "be lost. Use SequentialLR, change this one's base_lrs, or make it anew (after add_param_group, too)"
-            )
+        """Set the rates of the next step; call it after ``optimizer.step(grads)``."""
+        for i, group in enumerate(self.optimizer.param_groups if self.follows else ()):
+            if [group["lr"]] != self._last[i : i + 1]:  # set by others, or of a new group
+                low, high = (self.formula(base, self.last_epoch, i) for base in (0.0, 1.0))
+                if low != high or i == len(self.base_lrs):
+                    self.base_lrs[i : i + 1] = [(group["lr"] - low) / (high - low or 1.0)]
         self.last_epoch += 1
         self._set()
 
@@ -100,14 +99,14 @@ class StepLR(LRScheduler):
 
     def __init__(self, optimizer: Optimizer, step_size: int, gamma: float = 0.1) -> None:
         check_int("step_size", step_size, 1)
-        super().__init__(optimizer, lambda base, step, _: base * gamma ** (step // step_size))
+        super().__init__(optimizer, lambda base, step, _: base * gamma ** (step // step_size), follows=True)
 
 
 class ExponentialLR(LRScheduler):
     """base * gamma ** step"""
 
     def __init__(self, optimizer: Optimizer, gamma: float) -> None:
-        super().__init__(optimizer, lambda base, step, _: base * gamma**step)
+        super().__init__(optimizer, lambda base, step, _: base * gamma**step, follows=True)
 
 
 class LinearLR(LRScheduler):
@@ -121,7 +120,7 @@ class LinearLR(LRScheduler):
         def formula(base: float, step: int, group: int) -> float:
             return base * _line(start_factor, end_factor, min(step, total_iters) / total_iters)
 
-        super().__init__(optimizer, formula)
+        super().__init__(optimizer, formula, follows=True)
 
 
 class CosineAnnealingLR(LRScheduler):
@@ -132,7 +131,7 @@ class CosineAnnealingLR(LRScheduler):
 
     def __init__(self, optimizer: Optimizer, T_max: int, eta_min: float = 0.0) -> None:
         check_int("T_max", T_max, 1)
-        super().__init__(optimizer, lambda base, step, _: _cosine(base, eta_min, step / T_max))
+        super().__init__(optimizer, lambda base, step, _: _cosine(base, eta_min, step / T_max), follows=True)
 
 
 class CosineAnnealingWarmRestarts(LRScheduler):
@@ -204,7 +203,8 @@ class SequentialLR(LRScheduler):
             index = bisect.bisect_right(milestones, step)
             return schedulers[index].formula(base, step - starts[index], group)
 
-        super().__init__(optimizer, formula)
+        super().__init__(optimizer, formula)  # from the optimizer's first rates; the schedulers' first steps are undone
+        self.follows = all(scheduler.follows for scheduler in schedulers)
 
 
 def _cosine(start: float, end: float, u: float) -> float:

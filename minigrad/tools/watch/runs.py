@@ -238,7 +238,7 @@ def open_runs(places: list[str]) -> Runs:
         if not place.exists():
             there = [name for near in dict.fromkeys((place.parent, Path("runs"))) for name, *_ in _runs_of(near)][:9]
             hint = "there are " + ", ".join(there) if there else "train one first, or name a folder or its log"
-            raise WatchError(f"there is no {place}; {hint}")
+            raise WatchError(f"{place} does not exist; {hint}")
         if not _runs_of(place):
             raise WatchError(f"{place} holds no run: no file of JSON lines such as metrics.jsonl, and no timeline.json")
     runs.refresh()
