@@ -61,7 +61,7 @@ def announced(
 
     check(config, needed, ("batch_size", *sizes), batch_size, device, [])
     flops = steps * batch_size * config.block_size * flops_per_token(config, parameters)
-    time_needed = f", {between(flops, 4 * config.n_layer * steps)}" if device.type == "cpu" else ""
+    time_needed = f", {at_most(flops, 4 * config.n_layer * steps)}" if device.type == "cpu" else ""
     return f"about {in_words(needed(batch_size))} of memory{time_needed}"
 
 
@@ -84,7 +84,7 @@ def announced_mlp(sizes: Callable[..., Widths], flags: dict[str, int], steps: in
             f"{weights:,} parameters and {data:,} rows need about {in_words(needed(**flags))} of memory, and "
             f"{in_words(free)} are free on cpu; {fitting(needed, flags, free) or 'there is no smaller one'}"
         )
-    time_needed = between(6 * weights * rows * steps, (len(widths) - 1) * steps, asleep)
+    time_needed = at_most(6 * weights * rows * steps, (len(widths) - 1) * steps, asleep)
     return f"{weights:,} parameters; about {in_words(needed(**flags))} of memory, {time_needed}"
 
 
@@ -118,13 +118,12 @@ def fitting(needed: Callable[..., int], flags: dict[str, int], free: int) -> str
     return ""
 
 
-def between(flops: float, layers: int, asleep: float = 0.0) -> str:
-    """How long steps take, in words: from the time of their products and of the host for that many linear layers to
-    four times that, for the other operations, validation and samples; beside other programs it is more."""
-    seconds = flops / cpu_flops() + layers * LAYER
-    if 4 * seconds + asleep < 5:
-        return "some seconds"
-    return f"{duration(seconds + asleep)} to {duration(4 * seconds + asleep)} on a free CPU"
+def at_most(flops: float, layers: int, asleep: float = 0.0) -> str:
+    """How long steps take, in words: four times the time of their products and of the host for that many linear layers,
+    for the other operations, validation and samples. Large products are faster than those that are measured here, so
+    it is often a quarter of that; beside other programs it is more."""
+    seconds = 4 * (flops / cpu_flops() + layers * LAYER) + asleep
+    return "some seconds" if seconds < 5 else f"at most about {duration(seconds)} on a free CPU"
 
 
 def step_bytes(settings: Settings, vocab_size: int, batch_size: int, device: Device = CPU) -> int:
@@ -154,7 +153,7 @@ def time_of(settings: Settings, parameters: int) -> str:
     """How long the run's steps take on this CPU; half dtypes, which it computes in float32, take twice as long."""
     batches, dtype = settings.steps * settings.grad_accum, getattr(minigrad, getattr(settings, "dtype", "float32"))
     flops = batches * settings.batch_size * settings.block_size * flops_per_token(settings, parameters)
-    return between(flops * (2 if is_half(dtype) else 1), 4 * settings.n_layer * batches)
+    return at_most(flops * (2 if is_half(dtype) else 1), 4 * settings.n_layer * batches)
 
 
 def cpu_flops() -> float:

@@ -234,7 +234,7 @@ class TrainingRun:
         if self.rank == 0 and trainer.global_step:
             saved = next(entry.path for entry in list_checkpoints(folder)[::-1] if entry.step == trainer.global_step)
             origin = f", from {saved.name} of {time.strftime('%Y-%m-%d %H:%M', time.localtime(saved.stat().st_mtime))}"
-        self.say(f"run: {folder}, steps {trainer.global_step + 1} to {s.steps}{origin}; {self.needs()}")
+        self.say(f"run: {folder}, steps {trainer.global_step + 1} to {s.steps}{origin}\n{self.needs()}")
         about = {"settings": dataclasses.asdict(s), "parameters": self.model.num_parameters(), "ranks": self.world_size}
         self.write(about_run(s.steps, self.tokens_per_step, **about))
         self.started = time.perf_counter()
@@ -250,12 +250,16 @@ class TrainingRun:
         return 0
 
     def needs(self) -> str:
-        """The memory and the time that the run takes."""
+        """The memory and the time that the run takes; a resumed one knows its speed."""
         s = self.settings
         parts = 1 if s.reproducible else self.world_size
         memory = step_bytes(s, self.run.tokenizer.vocab_size, -(-s.batch_size // parts), self.model.device)
         if self.model.device.type != "cpu":
             return f"about {in_words(memory)} of memory"
+        step = self.trainer.global_step
+        if step and self.seconds_before:
+            left = self.seconds_before / (step // LOG_EVERY * LOG_EVERY or 1) * (s.steps - step)
+            return f"about {in_words(memory)} of memory, about {duration(left)} at the speed so far"
         return f"about {in_words(memory)} of memory, {time_of(s, self.model.num_parameters())}"
 
     def profile_steps(self, received: list[int]) -> int:

@@ -256,7 +256,7 @@ class GPT2Training(Training):
         """What it is trained on, and what it is measured by."""
         text: str = self.corpus.in_words()
         return (
-            f"{text}\na token takes {self.flops / 1e6:,.1f} million operations, in {self.settings.dtype}; "
+            f"{text}\na token takes {self.flops / 1e6:,.1f} million operations, in {self.settings.dtype};\n"
             f"MFU is their share of {self.peak / 1e12:.3g} TFLOP/s ({self.peak_from})"
         )
 

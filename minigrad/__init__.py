@@ -49,9 +49,9 @@ if not _os.path.isdir(_os.path.join(__path__[0], "distributed")):  # a checkout,
 # fmt: off
 __all__ = [
     # What a tensor is
-    "Tensor", "TensorId", "Size", "Device", "DeviceError", "bfloat16", "bool_", "float16", "float32", "float64",
-    "int32", "int64", "uint8", "default_dtype", "get_default_dtype", "set_default_dtype", "promote_types", "result_type",
-    "finfo", "iinfo", "e", "inf", "nan", "pi", "is_tensor", "is_floating_point", "numel", "set_printoptions",
+    "Tensor", "TensorId", "Device", "DeviceError", "bfloat16", "bool_", "float16", "float32", "float64", "int32",
+    "int64", "uint8", "default_dtype", "get_default_dtype", "set_default_dtype", "promote_types", "result_type",
+    "Size", "finfo", "iinfo", "e", "inf", "nan", "pi", "is_tensor", "is_floating_point", "numel", "set_printoptions",
     # Automatic differentiation, modes, settings
     "Function", "GradStore", "BackwardHook", "backward", "no_grad", "enable_grad", "set_grad_enabled",
     "is_grad_enabled", "checkpoint", "detect_anomaly", "autocast", "is_autocast_enabled", "get_autocast_dtype",

@@ -104,23 +104,23 @@ def full(size: Any, fill_value: Any, *, dtype: Any = None, device: Place = CPU, 
     """A tensor of the shape ``size`` filled with a number, ``fill_value``, whose dtype it has if none is given."""
     value, device = fill_value, Device(device)
     dtype = dtypes.as_dtype(dtype or (dtypes.default_dtype() if isinstance(value, float) else np.asarray(value).dtype))
-    return _finish(device.kernels.full(shapes.shape_argument((size,)), value, dtype), device, requires_grad)
+    return _finish(device.kernels.full(shapes.new_shape((size,)), value, dtype), device, requires_grad)
 
 
 def zeros(*shape: Any, size: Any = None, dtype: Any = None, device: Place = CPU, requires_grad: bool = False) -> Tensor:
     """Zeros: ``zeros(2, 3)`` or ``zeros((2, 3))``."""
-    return full(shapes.shape_argument(shape, size), 0.0, dtype=dtype, device=device, requires_grad=requires_grad)
+    return full(shapes.new_shape(shape, size), 0.0, dtype=dtype, device=device, requires_grad=requires_grad)
 
 
 def ones(*shape: Any, size: Any = None, dtype: Any = None, device: Place = CPU, requires_grad: bool = False) -> Tensor:
     """Ones: ``ones(2, 3)`` or ``ones((2, 3))``."""
-    return full(shapes.shape_argument(shape, size), 1.0, dtype=dtype, device=device, requires_grad=requires_grad)
+    return full(shapes.new_shape(shape, size), 1.0, dtype=dtype, device=device, requires_grad=requires_grad)
 
 
 def empty(*shape: Any, size: Any = None, dtype: Any = None, device: Place = CPU, requires_grad: bool = False) -> Tensor:
     """Uninitialised memory of the shape."""
     device = Device(device)
-    array = device.kernels.empty(shapes.shape_argument(shape, size), dtypes.as_dtype(dtype or dtypes.default_dtype()))
+    array = device.kernels.empty(shapes.new_shape(shape, size), dtypes.as_dtype(dtype or dtypes.default_dtype()))
     return _finish(array, device, requires_grad)
 
 
@@ -195,7 +195,7 @@ def rand(
     requires_grad: bool = False,
 ) -> Tensor:  # fmt: skip
     """Uniform random values in [0, 1)."""
-    return _draw("uniform", shapes.shape_argument(shape, size), dtype, device, generator, requires_grad)
+    return _draw("uniform", shapes.new_shape(shape, size), dtype, device, generator, requires_grad)
 
 
 def randn(
@@ -203,7 +203,7 @@ def randn(
     requires_grad: bool = False,
 ) -> Tensor:  # fmt: skip
     """Standard normal random values."""
-    return _draw("normal", shapes.shape_argument(shape, size), dtype, device, generator, requires_grad)
+    return _draw("normal", shapes.new_shape(shape, size), dtype, device, generator, requires_grad)
 
 
 def randint(
@@ -217,7 +217,7 @@ def randint(
     low, high = (0, low) if high is None else (low, high)
     if not low < high:
         raise bad_value(f"randint: no integer in [{low}, {high})")
-    shape = shapes.shape_argument((shape,) if size is None else (), size)
+    shape = shapes.new_shape((shape,) if size is None else (), size)
     device = Device(device)
     place = (generator or default_generator).next()
     return Tensor.wrap(device.kernels.random.integers(low, high, shape, *place), device).to(dtype=dtype)

@@ -237,8 +237,9 @@ def explained(error: BaseException | None) -> str | None:
 def _signature_of(called: str, trace: TracebackType | None) -> str | None:
     """How a method of ours is called, by its name in an error; None if the program has another class of this name."""
     owner, _, name = called.rpartition(".")
-    ours = (vars(sys.modules[module]).get(owner) for module in [*sys.modules] if module.startswith("minigrad"))
-    kind = next((kind for kind in ours if isinstance(kind, type) and hasattr(kind, name)), None)
+    found = (vars(sys.modules[place]).get(owner) for place in [*sys.modules] if place.startswith("minigrad"))
+    kinds = (kind for kind in found if isinstance(kind, type) and hasattr(kind, name))
+    kind = next((kind for kind in kinds if not kind.__module__.startswith("minigrad.ops.")), None)  # as those of nn
     known = (f.f_globals | f.f_locals for f, _ in traceback.walk_tb(trace))
     if kind is None or owner[0] == "_" or any(names.get(owner, kind) is not kind for names in known):
         return None

@@ -87,6 +87,14 @@ def shape_argument(args: tuple[Any, ...], size: Any = None) -> tuple[int, ...]:
         raise bad_type(f"a shape is integers, not {args!r}") from None
 
 
+def new_shape(args: tuple[Any, ...], size: Any = None) -> tuple[int, ...]:
+    """``shape_argument`` of a new tensor."""
+    shape = shape_argument(args, size)
+    if min(shape, default=0) < 0:
+        raise bad_value(f"{operation()}the shape {shape} has a negative size")
+    return shape
+
+
 def infer_shape(shape: tuple[int, ...], size: int, old: tuple[int, ...]) -> tuple[int, ...]:
     """``shape`` with its -1, if any, replaced so that it holds ``size`` elements."""
     unknown = shape.count(-1)

@@ -18,7 +18,7 @@ from . import dlpack, dtypes, hints, printing, shapes
 from .autograd import TensorCore
 from .device import CPU, Device, Place
 from .engine import BackwardHook, backward
-from .errors import bad_state, bad_type, bad_value
+from .errors import bad_state, bad_type, bad_value, expect
 from .grad_store import GradStore, TensorId
 from .methods.casts import CastsMethods
 from .methods.comparison import ComparisonMethods
@@ -228,7 +228,9 @@ class Tensor(
         reflected = _REFLECTED.get(ufunc.__name__, "") if method == "__call__" and out is None else ""
         if reflected and inputs[1] is self and not options:
             return getattr(self, reflected)(inputs[0])
-        arrays, results = ([x.__array__() if isinstance(x, Tensor) else x for x in some] for some in (inputs, out or ()))
+        arrays, results = (
+            [x.__array__() if isinstance(x, Tensor) else x for x in some] for some in (inputs, out or ())
+        )
         return getattr(ufunc, method)(*arrays, **options, **({"out": tuple(results)} if results else {}))
 
     def __dlpack__(
@@ -250,8 +252,7 @@ class Tensor(
 
     def to_device(self, device: Place, /, *, stream: Any = None) -> Tensor:
         """``to(device)`` under the array API standard's name; the stream is always the current one, ``None``."""
-        if stream is not None:
-            raise bad_value(f"to_device: stream={stream!r}; expected None, the current stream")
+        expect(stream is None, "to_device: stream", stream, "None, the current stream")
         return self.to(device=device)
 
     @property
@@ -313,12 +314,13 @@ class Tensor(
 TensorCore.tensor_type = Tensor
 
 _REFLECTED = {
-    "add": "__radd__", "subtract": "__rsub__", "multiply": "__rmul__", "divide": "__rtruediv__", "matmul": "__rmatmul__",
-    "floor_divide": "__rfloordiv__", "remainder": "__rmod__", "power": "__rpow__", "equal": "__eq__",
-    "not_equal": "__ne__", "less": "__gt__", "less_equal": "__ge__", "greater": "__lt__", "greater_equal": "__le__",
-    "bitwise_and": "__rand__", "bitwise_or": "__ror__", "bitwise_xor": "__rxor__", "left_shift": "__rlshift__",
-    "right_shift": "__rrshift__",
+    "add": "__radd__", "subtract": "__rsub__", "multiply": "__rmul__", "divide": "__rtruediv__",
+    "remainder": "__rmod__", "matmul": "__rmatmul__", "floor_divide": "__rfloordiv__", "power": "__rpow__",
+    "equal": "__eq__", "not_equal": "__ne__", "less": "__gt__", "less_equal": "__ge__", "greater": "__lt__",
+    "greater_equal": "__le__", "bitwise_and": "__rand__", "bitwise_or": "__ror__", "bitwise_xor": "__rxor__",
+    "left_shift": "__rlshift__", "right_shift": "__rrshift__",
 }  # fmt: skip
+"""By the name of a function of NumPy: the method of Tensor for its second argument."""
 
 for _kind in (Tensor, GradStore):
     for _name in hints.HINTS[_kind.__name__]:

@@ -11,7 +11,7 @@ from .. import dtypes
 from ..autograd import TensorCore
 from ..errors import bad_type
 from ..ops import comparison
-from .math import of_each
+from .math import of_each, of_two
 
 if TYPE_CHECKING:
     from ..tensor import Operand, Tensor
@@ -36,21 +36,10 @@ class ComparisonMethods:
         """self != other, elementwise."""
         return self != other
 
-    def lt(self: Tensor, other: Operand) -> Tensor:
-        """self < other, elementwise."""
-        return comparison.Lt.apply(self, self._operand(other))
-
-    def le(self: Tensor, other: Operand) -> Tensor:
-        """self <= other, elementwise."""
-        return comparison.Le.apply(self, self._operand(other))
-
-    def gt(self: Tensor, other: Operand) -> Tensor:
-        """self > other, elementwise."""
-        return comparison.Gt.apply(self, self._operand(other))
-
-    def ge(self: Tensor, other: Operand) -> Tensor:
-        """self >= other, elementwise."""
-        return comparison.Ge.apply(self, self._operand(other))
+    lt: Final = of_two(comparison.Lt, "lt", "self < other, elementwise.")
+    le: Final = of_two(comparison.Le, "le", "self <= other, elementwise.")
+    gt: Final = of_two(comparison.Gt, "gt", "self > other, elementwise.")
+    ge: Final = of_two(comparison.Ge, "ge", "self >= other, elementwise.")
 
     __lt__ = lt
     __le__ = le
@@ -92,17 +81,9 @@ class ComparisonMethods:
         """Where the value is 0."""
         return comparison.LogicalNot.apply(self)
 
-    def logical_and(self: Tensor, other: Operand) -> Tensor:
-        """Where neither value is 0."""
-        return comparison.LogicalAnd.apply(self, self._operand(other))
-
-    def logical_or(self: Tensor, other: Operand) -> Tensor:
-        """Where not both values are 0."""
-        return comparison.LogicalOr.apply(self, self._operand(other))
-
-    def logical_xor(self: Tensor, other: Operand) -> Tensor:
-        """Where exactly one of the two values is 0."""
-        return comparison.LogicalXor.apply(self, self._operand(other))
+    logical_and: Final = of_two(comparison.LogicalAnd, "logical_and", "Where neither value is 0.")
+    logical_or: Final = of_two(comparison.LogicalOr, "logical_or", "Where not both values are 0.")
+    logical_xor: Final = of_two(comparison.LogicalXor, "logical_xor", "Where exactly one of the two values is 0.")
 
     def bitwise_not(self: Tensor) -> Tensor:
         """~self, of integers or bool."""

@@ -100,8 +100,24 @@ def of_each(op: type[Function], doc: str) -> Callable[[Tensor], Tensor]:
     def method(self: Tensor) -> Tensor:
         return op.apply(self)
 
-    method.__name__, method.__doc__ = op.__name__.lower(), doc
-    method.__code__ = method.__code__.replace(co_name=method.__name__)  # what tracebacks and captures call it
+    return _named(method, op.__name__.lower(), doc)
+
+
+def of_two(op: type[Function], name: str, doc: str | None = None) -> Callable[[Tensor, Operand], Tensor]:
+    """The method that applies an operation to a tensor and an operand; such as ``__radd__`` in the other order."""
+
+    def method(self: Tensor, other: Operand) -> Tensor:
+        return op.apply(self, self._operand(other))
+
+    def reflected(self: Tensor, other: Operand) -> Tensor:
+        return op.apply(self._operand(other), self)
+
+    return _named(reflected if name.startswith("__r") else method, name, doc)
+
+
+def _named(method: Any, name: str, doc: str | None) -> Any:
+    method.__name__, method.__doc__ = name, doc
+    method.__code__ = method.__code__.replace(co_name=name)  # what tracebacks and captures call it
     return method
 
 
@@ -127,33 +143,24 @@ class MathMethods:
             return combine(elementwise.Add, self, other)
         return elementwise.Add.apply(self, self._operand(other))
 
-    def __radd__(self: Tensor, other: Operand) -> Tensor:
-        return elementwise.Add.apply(self._operand(other), self)
+    __radd__: Final = of_two(elementwise.Add, "__radd__")
 
     def __sub__(self: Tensor, other: Operand) -> Tensor:
         if isinstance(other, TensorCore):
             return combine(elementwise.Sub, self, other)
         return elementwise.Sub.apply(self, self._operand(other))
 
-    def __rsub__(self: Tensor, other: Operand) -> Tensor:
-        return elementwise.Sub.apply(self._operand(other), self)
+    __rsub__: Final = of_two(elementwise.Sub, "__rsub__")
 
     def __truediv__(self: Tensor, other: Operand) -> Tensor:
         if isinstance(other, TensorCore):
             return combine(elementwise.Div, self, other)
         return elementwise.Div.apply(self, self._operand(other))
 
-    def __rtruediv__(self: Tensor, other: Operand) -> Tensor:
-        return elementwise.Div.apply(self._operand(other), self)
-
-    def __rmul__(self: Tensor, other: Operand) -> Tensor:
-        return elementwise.Mul.apply(self._operand(other), self)
-
-    def __rfloordiv__(self: Tensor, other: Operand) -> Tensor:
-        return elementwise.FloorDiv.apply(self._operand(other), self)
-
-    def __rmod__(self: Tensor, other: Operand) -> Tensor:
-        return elementwise.Remainder.apply(self._operand(other), self)
+    __rtruediv__: Final = of_two(elementwise.Div, "__rtruediv__")
+    __rmul__: Final = of_two(elementwise.Mul, "__rmul__")
+    __rfloordiv__: Final = of_two(elementwise.FloorDiv, "__rfloordiv__")
+    __rmod__: Final = of_two(elementwise.Remainder, "__rmod__")
 
     def __rpow__(self: Tensor, other: Operand) -> Tensor:
         # A 0-d tensor of this dtype, so that a number base promotes like a number.
@@ -192,17 +199,9 @@ class MathMethods:
         """self / other."""
         return self / other
 
-    def floor_divide(self: Tensor, other: Operand) -> Tensor:
-        """self // other."""
-        return elementwise.FloorDiv.apply(self, self._operand(other))
-
-    def remainder(self: Tensor, other: Operand) -> Tensor:
-        """self % other, of the sign of ``other``."""
-        return elementwise.Remainder.apply(self, self._operand(other))
-
-    def fmod(self: Tensor, other: Operand) -> Tensor:
-        """The remainder of a division that rounds towards 0, of the sign of self."""
-        return elementwise.FMod.apply(self, self._operand(other))
+    floor_divide: Final = of_two(elementwise.FloorDiv, "floor_divide", "self // other.")
+    remainder: Final = of_two(elementwise.Remainder, "remainder", "self % other, of the sign of ``other``.")
+    fmod: Final = of_two(elementwise.FMod, "fmod", "Remainder of division towards 0, of the sign of self.")
 
     def pow(self: Tensor, exponent: Operand) -> Tensor:
         """self ** exponent."""
@@ -249,11 +248,7 @@ class MathMethods:
     asin: Final = of_each(trigonometry.Asin, "Inverse sine, in [-pi / 2, pi / 2].")
     acos: Final = of_each(trigonometry.Acos, "Inverse cosine, in [0, pi].")
     atan: Final = of_each(trigonometry.Atan, "Inverse tangent, in (-pi / 2, pi / 2).")
-
-    def atan2(self: Tensor, other: Tensor) -> Tensor:
-        """The angle, in [-pi, pi], of the points with y = self and x = other."""
-        return trigonometry.Atan2.apply(self, self._operand(other))
-
+    atan2: Final = of_two(trigonometry.Atan2, "atan2", "Angle, in [-pi, pi], of points with y = self and x = other.")
     asinh: Final = of_each(trigonometry.Asinh, "Inverse hyperbolic sine.")
     acosh: Final = of_each(trigonometry.Acosh, "Inverse hyperbolic cosine, of values of at least 1.")
     atanh: Final = of_each(trigonometry.Atanh, "Inverse hyperbolic tangent, of values in [-1, 1].")
@@ -305,13 +300,8 @@ class MathMethods:
             neginf = float(limits.min) if neginf is None else neginf
         return elementwise.NanToNum.apply(self, nan=nan, posinf=posinf, neginf=neginf)
 
-    def maximum(self: Tensor, other: Operand) -> Tensor:
-        """Elementwise larger one; ties share the gradient."""
-        return elementwise.Maximum.apply(self, self._operand(other))
-
-    def minimum(self: Tensor, other: Operand) -> Tensor:
-        """Elementwise smaller one; ties share the gradient."""
-        return elementwise.Minimum.apply(self, self._operand(other))
+    maximum: Final = of_two(elementwise.Maximum, "maximum", "Elementwise larger one; ties share the gradient.")
+    minimum: Final = of_two(elementwise.Minimum, "minimum", "Elementwise smaller one; ties share the gradient.")
 
     def lerp(self: Tensor, end: Tensor, weight: Operand) -> Tensor:
         """self + weight * (end - self), from the nearer end, as in PyTorch."""

@@ -22,14 +22,9 @@ class ReduceMethods:
     __slots__ = ()
 
     def sum(
-        self: Tensor,
-        dim: Dim = None,
-        keepdim: bool = False,
-        *,
-        dtype: Any = None,
-        axis: Dim = None,
+        self: Tensor, dim: Dim = None, keepdim: bool = False, *, dtype: Any = None, axis: Dim = None,
         keepdims: bool = False,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """Sum over ``dim`` (default all), cast to ``dtype`` first; integers and bool give int64."""
         axes = shapes.normalize_dims(dim, axis, self.ndim)
         x = self if dtype is None else self.to(dtype)
@@ -41,14 +36,9 @@ class ReduceMethods:
         return reduce.NanSum.apply(self, axes=shapes.normalize_dims(dim, None, self.ndim), keepdim=keepdim)
 
     def mean(
-        self: Tensor,
-        dim: Dim = None,
-        keepdim: bool = False,
-        *,
-        dtype: Any = None,
-        axis: Dim = None,
+        self: Tensor, dim: Dim = None, keepdim: bool = False, *, dtype: Any = None, axis: Dim = None,
         keepdims: bool = False,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """Mean over ``dim`` (default all), cast to ``dtype`` first; floating tensors only."""
         if dtype is not None:
             return self.to(dtype).mean(dim, keepdim, axis=axis, keepdims=keepdims)
@@ -61,15 +51,9 @@ class ReduceMethods:
         return self.nansum(dim, keepdim) / self.isnan().logical_not().sum(dim, keepdim)
 
     def var(
-        self: Tensor,
-        dim: Dim = None,
-        unbiased: bool = True,
-        keepdim: bool = False,
-        *,
-        correction: float | None = None,
-        axis: Dim = None,
-        keepdims: bool = False,
-    ) -> Tensor:
+        self: Tensor, dim: Dim = None, unbiased: bool = True, keepdim: bool = False, *, correction: float | None = None,
+        axis: Dim = None, keepdims: bool = False,
+    ) -> Tensor:  # fmt: skip
         """Variance over ``dim``, divided by n - correction. ``unbiased=False`` is a correction of 0, NumPy's default.
 
         ``x.var(False)`` is ``x.var(unbiased=False)``.
@@ -77,15 +61,9 @@ class ReduceMethods:
         return self._spread(reduce.Var, dim, unbiased, keepdim or keepdims, correction, axis)
 
     def std(
-        self: Tensor,
-        dim: Dim = None,
-        unbiased: bool = True,
-        keepdim: bool = False,
-        *,
-        correction: float | None = None,
-        axis: Dim = None,
-        keepdims: bool = False,
-    ) -> Tensor:
+        self: Tensor, dim: Dim = None, unbiased: bool = True, keepdim: bool = False, *, correction: float | None = None,
+        axis: Dim = None, keepdims: bool = False,
+    ) -> Tensor:  # fmt: skip
         """Square root of ``var``; its gradient is 0 where it is 0."""
         return self._spread(reduce.Std, dim, unbiased, keepdim or keepdims, correction, axis)
 
@@ -103,14 +81,9 @@ class ReduceMethods:
         return op.apply(self, axes=shapes.normalize_dims(dim, axis, self.ndim), keepdim=keepdim, correction=correction)
 
     def norm(
-        self: Tensor,
-        p: float | str = 2,
-        dim: Dim = None,
-        keepdim: bool = False,
-        *,
-        axis: Dim = None,
+        self: Tensor, p: float | str = 2, dim: Dim = None, keepdim: bool = False, *, axis: Dim = None,
         keepdims: bool = False,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """(sum |x|^p)^(1/p) over ``dim`` (default all); for infinite p the largest (smallest) |x|, for p = 0 the number
         of x that are not 0. The gradient of the Euclidean norm is 0 where it is 0.
         """

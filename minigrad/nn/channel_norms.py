@@ -16,15 +16,9 @@ class GroupNorm(Module):
     _shown = "{num_groups}, {num_channels}, eps={eps}"
 
     def __init__(
-        self,
-        num_groups: int,
-        num_channels: int,
-        eps: float = 1e-5,
-        affine: bool = True,
-        *,
-        dtype: Any = None,
+        self, num_groups: int, num_channels: int, eps: float = 1e-5, affine: bool = True, *, dtype: Any = None,
         device: Place = CPU,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         if num_groups < 1 or num_channels % num_groups:
             raise bad_value(f"GroupNorm: num_channels={num_channels} is not a multiple of num_groups={num_groups}")
@@ -51,16 +45,9 @@ class BatchNorm1d(Module):
     """
 
     def __init__(
-        self,
-        num_features: int,
-        eps: float = 1e-5,
-        momentum: float | None = 0.1,
-        affine: bool = True,
-        track_running_stats: bool = True,
-        *,
-        dtype: Any = None,
-        device: Place = CPU,
-    ) -> None:
+        self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True,
+        track_running_stats: bool = True, *, dtype: Any = None, device: Place = CPU,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.num_features = num_features
         self.eps = eps

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
 from typing import Any, ClassVar, Generic, TypeVar, overload
 
-from ..errors import bad_type, located
+from ..errors import bad_index, bad_type, located
 from ..tensor import Tensor
 from .module import Module, Parameter
 
@@ -64,11 +64,16 @@ class _ListOf(_Holding[T]):
         return self
 
     def __setitem__(self, index: int, value: Any) -> None:
-        setattr(self, list(self._table)[index], self._checked(value))
+        setattr(self, self._name(index), self._checked(value))
 
     def __getitem__(self, index: int) -> T:
         """The value at ``index``."""
-        return list(self._table.values())[index]
+        return self._table[self._name(index)]
+
+    def _name(self, index: int) -> str:
+        if not -len(self) <= index < len(self):
+            raise bad_index(f"index {index} of a {type(self).__name__} of {len(self)}")
+        return list(self._table)[index]
 
     def __iter__(self) -> Iterator[T]:
         return iter(self._table.values())

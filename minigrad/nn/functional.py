@@ -315,15 +315,9 @@ def group_norm(x: Tensor, num_groups: int, weight: Weight = None, bias: Weight =
 
 
 def batch_norm(
-    x: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Weight = None,
-    bias: Weight = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Tensor:
+    x: Tensor, running_mean: Tensor | None, running_var: Tensor | None, weight: Weight = None, bias: Weight = None,
+    training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
+) -> Tensor:  # fmt: skip
     """(x - mean) / sqrt(var + eps) * weight + bias by channel: x (N, C, ...), the others (C,) -> the same shape as x.
 
     In training, mean and (biased) variance are those of the batch. The running ones, if given, become (1 - momentum)
@@ -413,8 +407,7 @@ def rope(
 
 def dropout(x: Tensor, p: float = 0.5, training: bool = True, generator: Source = None) -> Tensor:
     """Zero each element with probability p and scale the rest by 1 / (1 - p); the identity if not training."""
-    if not 0 <= p <= 1:
-        raise bad_value(f"dropout: p={p}; expected a probability, 0 to 1")
+    expect(0 <= p <= 1, "dropout: p", p, "a probability, 0 to 1")
     if not training or p == 0:
         return x
     seed, offset = (generator or default_generator).next()
@@ -422,16 +415,9 @@ def dropout(x: Tensor, p: float = 0.5, training: bool = True, generator: Source 
 
 
 def scaled_dot_product_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-    generator: Source = None,
-) -> Tensor:
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False, generator: Source = None,
+) -> Tensor:  # fmt: skip
     """softmax(scale q k^T + mask) v: query (B, H, Tq, D), key (B, H, Tk, D), value (B, H, Tk, E) -> (B, H, Tq, E).
 
     ``is_causal`` lets query i see keys 0 ... i. ``scale`` defaults to 1 / sqrt(D). With ``enable_gqa``, key and value
@@ -484,8 +470,7 @@ def packed_attention(
     elif len(heads) != 5 or heads[2] != 3 or n_head is not None:
         expected = "(B, T, 3, H, D)" if n_head is None else f"(B, T, 3 n_head D) with n_head = {n_head}"
         raise bad_value(f"packed_attention: qkv of shape {qkv.shape}; expected {expected}")
-    if not 0 <= dropout_p < 1:
-        raise bad_value(f"packed_attention: dropout_p={dropout_p}; expected [0, 1)")
+    expect(0 <= dropout_p < 1, "packed_attention: dropout_p", dropout_p, "[0, 1)")
     scale = 1 / math.sqrt(heads[4]) if scale is None else scale
     seed, offset = (generator or default_generator).next() if dropout_p else (0, 0)
     options = attention.Options(is_causal, scale, dropout_p, seed, offset)

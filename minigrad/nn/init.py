@@ -3,13 +3,13 @@
 import contextlib
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
 
-from ..creation import empty, empty_like
+from ..creation import empty, empty_like, from_numpy
 from ..errors import bad_value
 from ..hints import answering
 from ..modes import F, no_grad
@@ -37,39 +37,43 @@ def skipping() -> bool:
     return _skipped.get()
 
 
-def _draws(fill: F) -> F:
-    """A function that fills a tensor with random numbers, outside of the graph; nothing under `skip_init`."""
+def _fills(fill: F, draws: bool = False) -> F:
+    """A function that fills a tensor, or the array ``p.data``, outside of the graph; what it ``draws`` are random
+    numbers, so it does nothing under `skip_init`."""
 
     @answering
     @functools.wraps(fill)
     def filled(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        if _skipped.get():
+        if draws and _skipped.get():
             return x
         with no_grad():
-            return fill(x, *args, **kwargs)
+            return fill(from_numpy(x) if isinstance(x, np.ndarray) else x, *args, **kwargs)
 
     return filled  # type: ignore[return-value]  # functools.wraps keeps the signature
 
 
-@no_grad()
+_draws: Callable[[F], F] = functools.partial(_fills, draws=True)
+
+
+@_fills
 def zeros_(x: Tensor) -> Tensor:
     """All zeros."""
     return x.zero_()
 
 
-@no_grad()
+@_fills
 def ones_(x: Tensor) -> Tensor:
     """All ones."""
     return x.fill_(1)
 
 
-@no_grad()
+@_fills
 def constant_(x: Tensor, value: float) -> Tensor:
     """All ``value``."""
     return x.fill_(value)
 
 
-@no_grad()
+@_fills
 def eye_(x: Tensor) -> Tensor:
     """Ones on the diagonal of a matrix, of any two sizes, and zeros elsewhere."""
     if x.ndim != 2:

@@ -47,14 +47,9 @@ class Embedding(Module):
     """
 
     def __init__(
-        self,
-        num_embeddings: int,
-        embedding_dim: int,
-        padding_idx: int | None = None,
-        *,
-        dtype: Any = None,
+        self, num_embeddings: int, embedding_dim: int, padding_idx: int | None = None, *, dtype: Any = None,
         device: Place = CPU,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         self.num_embeddings = num_embeddings
         self.embedding_dim = embedding_dim
@@ -84,15 +79,9 @@ class LayerNorm(Module):
     _shown = "{normalized_shape}, eps={eps}"
 
     def __init__(
-        self,
-        normalized_shape: Sizes,
-        eps: float = 1e-5,
-        elementwise_affine: bool = True,
-        bias: bool = True,
-        *,
-        dtype: Any = None,
-        device: Place = CPU,
-    ) -> None:
+        self, normalized_shape: Sizes, eps: float = 1e-5, elementwise_affine: bool = True, bias: bool = True, *,
+        dtype: Any = None, device: Place = CPU,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.normalized_shape: tuple[int, ...] = shape_argument((normalized_shape,))
         shape = self.normalized_shape
@@ -112,14 +101,9 @@ class RMSNorm(Module):
     _shown = "{normalized_shape}, eps={eps}"
 
     def __init__(
-        self,
-        normalized_shape: Sizes,
-        eps: float | None = None,
-        elementwise_affine: bool = True,
-        *,
-        dtype: Any = None,
+        self, normalized_shape: Sizes, eps: float | None = None, elementwise_affine: bool = True, *, dtype: Any = None,
         device: Place = CPU,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         self.normalized_shape: tuple[int, ...] = shape_argument((normalized_shape,))
         self.eps = eps

@@ -28,8 +28,8 @@ _initial: weakref.WeakKeyDictionary[Optimizer, list[float]] = weakref.WeakKeyDic
 
 
 class LRScheduler:
-    """Base of the schedulers: ``formula(base, step, group)`` is the rate of a group after ``step`` steps. It ``follows``
-    the rates that others set if it is a line of the base.
+    """Base of the schedulers: ``formula(base, step, group)`` is the rate of a group after ``step`` steps. It
+    ``follows`` the rates that others set, if it is linear in the base.
     """
 
     def __init__(self, optimizer: Optimizer, formula: Formula, follows: bool = False) -> None:
