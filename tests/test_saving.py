@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from io import BytesIO
 
 import numpy as np
 import pytest
@@ -75,8 +74,6 @@ def test_plain_values_arrays_and_other_safetensors(tmp_path):
 )
 def test_what_cannot_be_stored_is_refused_and_nothing_is_written(tmp_path, obj, error, message):
     raises(error, message, minigrad.save, obj, tmp_path / "file")
-    raises(TypeError, "save.obj, path.: path is a dict; expected the name of a file", minigrad.save, "x.pt", {})
-    raises(TypeError, "load.path.: path is a BytesIO", minigrad.load, BytesIO())
     assert not list(tmp_path.iterdir())
 
 
@@ -86,9 +83,8 @@ def test_what_cannot_be_stored_is_refused_and_nothing_is_written(tmp_path, obj, 
 def test_a_file_that_lies_is_one_kind_of_error(tmp_path, tree):
     save_safetensors(tmp_path / "file", {"a": np.ones(2)}, {"minigrad.save": tree})
     raises(CheckpointError, "file", minigrad.load, tmp_path / "file")
-    for other in (b"PK\x03\x04" + bytes(100), b"hello, I am no checkpoint"):
-        (tmp_path / "file").write_bytes(other)
-        raises(RuntimeError, "file: .*safetensors", minigrad.load, tmp_path / "file")  # as PyTorch's
+    (tmp_path / "file").write_bytes(b"PK\x03\x04" + bytes(100))
+    raises(RuntimeError, "file: .*safetensors", minigrad.load, tmp_path / "file")  # as PyTorch's
     assert minigrad.load(minigrad.save({}, tmp_path / "file")) == {}
 
 

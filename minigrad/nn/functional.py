@@ -407,7 +407,8 @@ def rope(
 
 def dropout(x: Tensor, p: float = 0.5, training: bool = True, generator: Source = None) -> Tensor:
     """Zero each element with probability p and scale the rest by 1 / (1 - p); the identity if not training."""
-    expect(0 <= p <= 1, "dropout: p", p, "a probability, 0 to 1")
+    if not 0 <= p <= 1:
+        raise bad_value(f"dropout: p={p}; expected a probability, 0 to 1")
     if not training or p == 0:
         return x
     seed, offset = (generator or default_generator).next()
@@ -470,7 +471,8 @@ def packed_attention(
     elif len(heads) != 5 or heads[2] != 3 or n_head is not None:
         expected = "(B, T, 3, H, D)" if n_head is None else f"(B, T, 3 n_head D) with n_head = {n_head}"
         raise bad_value(f"packed_attention: qkv of shape {qkv.shape}; expected {expected}")
-    expect(0 <= dropout_p < 1, "packed_attention: dropout_p", dropout_p, "[0, 1)")
+    if not 0 <= dropout_p < 1:
+        raise bad_value(f"packed_attention: dropout_p={dropout_p}; expected [0, 1)")
     scale = 1 / math.sqrt(heads[4]) if scale is None else scale
     seed, offset = (generator or default_generator).next() if dropout_p else (0, 0)
     options = attention.Options(is_causal, scale, dropout_p, seed, offset)

@@ -39,7 +39,7 @@ class LRScheduler:
         self.formula = formula
         initial = _initial.setdefault(optimizer, [])
         initial += [float(group["lr"]) for group in optimizer.param_groups[len(initial) :]]
-        self.follows = follows
+        self.follows: bool = follows
         self.base_lrs: list[float] = [float(group["lr"]) for group in optimizer.param_groups] if follows else [*initial]
         self.last_epoch: int = 0
         """Calls of ``step`` so far."""
@@ -204,7 +204,7 @@ class SequentialLR(LRScheduler):
             return schedulers[index].formula(base, step - starts[index], group)
 
         super().__init__(optimizer, formula)  # from the optimizer's first rates; the schedulers' first steps are undone
-        self.follows = all(scheduler.follows for scheduler in schedulers)
+        self.follows: bool = all(scheduler.follows for scheduler in schedulers)
 
 
 def _cosine(start: float, end: float, u: float) -> float:

@@ -159,8 +159,8 @@ def test_ctrl_c_saves_and_the_command_it_names_goes_on_bit_for_bit(finished, tmp
     assert serialization.load_checkpoint(tmp_path / "my run").step == step
     assert line[1:] == ["--resume", "--out", "my run"]
     resumed = spawned(line[0], *line[1:], cwd=tmp_path).stdout
-    assert re.search(rf"steps {step + 1} to 24, from step-{step:08d} of [\d-]+ \d\d:\d\d$", resumed, re.MULTILINE)
-    assert re.search(r"^about \S+ GB of memory, about \d+ s at the speed so far$", resumed, re.MULTILINE)
+    origin = rf"from step-{step:08d} of [\d-]+ \d\d:\d\d\nabout \S+ GB of memory, about \d+ s at the speed so far\n"
+    assert re.search(f"steps {step + 1} to 24, {origin}", resumed)
     assert re.search(r"done in \d+ s, \d+ s of them since it was resumed", resumed), resumed
     assert_same_run(tmp_path / "my run", finished[0] / RUN)
 
