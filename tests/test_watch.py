@@ -136,13 +136,13 @@ def test_bad_input_is_one_line(tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     run = str(write(tmp_path / "run", [line(1)]))
     for arguments, part in (
-        ([f"{tmp_path}/none"], f"there is no .*; there are {run}"), ([f"{tmp_path}/empty"], "holds no run"),
+        ([f"{tmp_path}/none"], f"none does not exist; there are {run}"), ([f"{tmp_path}/empty"], "holds no run"),
         ([run, "--port", "99999"], "--port is 99999"), ([run, "--host", "203.0.113.1"], "cannot listen at 203.0.113.1"),
         ([run, "--export", f"{tmp_path}/no/folder.html"], "cannot write"), ([run, "--prot"], "unrecognized arguments"),
     ):  # fmt: skip
         assert command.main(arguments) == 2
         assert re.fullmatch(rf"error: .*{part}.*\n", capsys.readouterr().err), part
-    assert_refused(python("-m", "minigrad", "watch", cwd=tmp_path / "empty"), 2, "there is no runs; train one first")
+    assert_refused(python("-m", "minigrad", "watch", cwd=tmp_path / "empty"), 2, "runs does not exist; train one first")
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
