@@ -18,7 +18,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
-from minigrad import GradStore, Tensor, TensorId, bfloat16, zeros
+from minigrad import GradStore, Tensor, TensorId, bfloat16, empty, zeros
 from minigrad.errors import check_int
 
 from ..comm.calls import ReduceOp, Work
@@ -81,7 +81,14 @@ class Bucket:
     @functools.cached_property
     def flat(self) -> Tensor:
         """The buffer, (size,)."""
-        return self.new_zeros(self.size)
+        return self.new_buffer()
+
+    def new_buffer(self) -> Tensor:
+        """Memory (size,) like that of its parameters, 0 behind them."""
+        out = empty(self.size, dtype=self.params[0].dtype, device=self.params[0].device)
+        if (end := sum(p.numel() for p in self.params)) < self.size:
+            out.device.kernels.elementwise.assign(out.data[end:], 0)
+        return out
 
     def new_zeros(self, n: int) -> Tensor:
         """Memory (n,) like that of its parameters."""

@@ -78,7 +78,7 @@ class Shares(Overlapped):
                 f"offload=True takes optimizer states from GPUs to host memory; {there} of {len(trained)} trained "
                 'parameters are on the CPU: leave offload out, or call model.to(device="cuda") first'
             )
-        share = functools.partial(Share, communicator=self.communicator, whole=self.stage == 1)
+        share = functools.partial(Share, communicator=self.communicator, stage=self.stage)
         if self.stage < 3:
             return ShareManager(trained, self.communicator, self.bucket_size_bytes, bucket=share)
         if self.units is None:
@@ -96,10 +96,10 @@ class Shares(Overlapped):
     def optimizer_of(self, step: Step) -> Optimizer:
         """The optimizer of this rank's pieces, with the options that the trainer's has now."""
         shares = self.shares()
-        for piece in shares.pieces:
-            piece.refresh()
-            if self.offload:
-                piece.to_host()
+        for share in shares.buckets:
+            share.adopt()
+        for piece in shares.pieces if self.offload else []:
+            piece.to_host()
         if self.own is None:
             self.own = cut(step.optimizer, shares)
         for mine, whole in zip(self.own.param_groups, step.optimizer.param_groups, strict=True):

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from minigrad import GradStore, Tensor, TensorId, empty_like, zeros
-from minigrad.autograd import bump
+from minigrad.autograd import Version, bump
 from minigrad.optim import Optimizer
 from minigrad.optim.optimizer_state import ParamState, options_of
 
@@ -25,30 +25,24 @@ from .buckets import Bucket, GradientBucketManager
 class Piece:
     """Elements ``where`` of a parameter, which are elements ``place`` of a share; ``tensor`` (n,) is a view of them."""
 
+    tensor: Tensor
+    own: Tensor
+    """What the optimizer updates: ``tensor``, or its copy in host memory."""
+
     def __init__(self, p: Tensor, where: slice, place: slice) -> None:
         self.p = p
         self.where = where
         self.place = place
-        self.tensor: Tensor = Tensor.wrap(p.data.reshape(-1)[where], p.device)
-        self.tensor._version = p._version
-        self.own: Tensor = self.tensor  # what the optimizer updates: ``tensor``, or its copy in host memory
-        self._of: Any = p.data
         self._copied = -1  # the version of ``tensor`` that the copy is of
 
-    def refresh(self) -> None:
-        """View the parameter's memory of now, which the program may have replaced."""
-        if self._of is not None and self._of is not self.p.data:
-            self._of, self.tensor.data = self.p.data, self.p.data.reshape(-1)[self.where]
-            self._copied = -1
-
-    def move(self, weights: Tensor) -> None:
-        """View a share's own memory (n,) from now on."""
-        self._of = None
+    def move(self, weights: Tensor, version: Version | None = None) -> None:
+        """View a share's memory (n,) from now on."""
         self.tensor = self.own = Tensor.wrap(weights.data[self.place], weights.device)
-        self.take()
+        if version is not None:
+            self.tensor._version = version
 
     def take(self) -> None:
-        """Copy the parameter's values to the share's own memory."""
+        """Copy the parameter's values to the share's memory."""
         self.p.device.kernels.elementwise.assign(self.tensor.data, self.p.data.reshape(-1)[self.where])
         bump([self.tensor])
 
@@ -68,19 +62,22 @@ class Piece:
 
 
 class Share(Bucket):
-    """A bucket of which each rank reduces one part, and this rank's part. Unless ``whole`` is kept, a share has memory
-    of its own, and the bucket has some only while it is filled and sent."""
+    """A bucket of which each rank reduces one part, and this rank's part.
+
+    In stage 1 the gradients' buffer stays. Later a share has memory of its own, and the bucket has some only while it
+    is filled and sent. Until stage 3 the parameters are views of one buffer, which is gathered in place.
+    """
 
     work: Work | None
 
-    def __init__(self, params: Sequence[Tensor], communicator: Communicator, whole: bool) -> None:
+    def __init__(self, params: Sequence[Tensor], communicator: Communicator, stage: int) -> None:
         super().__init__(params, communicator.world_size)
         n = self.size // communicator.world_size
         first = communicator.rank * n
-        self.keeps_whole = whole
+        self.keeps_whole = stage == 1
         self.communicator = communicator
-        self.mine: Tensor = self.flat.detach()[first : first + n] if whole else self.new_zeros(n)
-        """This rank's part (n,): of the gradients, and at the end of a step of the weights."""
+        self.mine: Tensor = self.flat.detach()[first : first + n] if self.keeps_whole else self.new_zeros(n)
+        """This rank's part (n,) of the gradients."""
         self.pieces: list[Piece] = []
         start = -first  # of a parameter, in the share
         for p in params:
@@ -88,7 +85,15 @@ class Share(Bucket):
             if a < b:
                 self.pieces.append(Piece(p, slice(a - start, b - start), slice(a, b)))
             start += p.numel()
-        self.weights: Tensor  # in stage 3, this rank's part of them (n,), of which the pieces are views
+        self.weights: Tensor  # this rank's part of them (n,), of which the pieces are views
+        self.places: dict[TensorId, Any] = {}  # of the parameters, where all weights are in one buffer
+        if stage < 3:
+            self.all_weights: Tensor = self.new_buffer()
+            self.weights = self.all_weights.detach()[first : first + n]
+            self.places = self.views_of(self.all_weights)
+            for piece in self.pieces:
+                piece.move(self.weights, piece.p._version)
+            self.adopt()
         self.came: set[TensorId] = set()  # the parameters that had a gradient in the window
         self._received: Tensor | None = None
 
@@ -116,20 +121,13 @@ class Share(Bucket):
             self.mine.device.kernels.elementwise.add_into(self.mine.data, received.data)
         self.free()
 
-    def gather(self) -> None:
-        """Begin to give all ranks the values of all pieces."""
-        for piece in self.pieces:
-            self.mine.device.kernels.elementwise.assign(self.mine.data[piece.place], piece.tensor.data)
-        self.work = self.communicator.all_gather(self.mine, self.flat, async_op=True)
-
-    def fill(self) -> None:
-        """Write what was gathered into the parameters."""
-        super().wait()
+    def adopt(self) -> None:
+        """Have the parameters in the buffer, also where the program has given one other memory."""
         for p in self.params:
-            p.device.kernels.elementwise.assign(p.data, self.views[p.id])
-        here = {piece.p.id for piece in self.pieces}  # whose change the optimizer has counted
-        bump([p for p in self.params if p.id not in here])
-        self.free()
+            if (place := self.places.get(p.id, p.data)) is not p.data:
+                p.device.kernels.elementwise.assign(place, p.data)
+                p.data = place
+                bump([p])
 
     def free(self) -> None:
         """Give the bucket's memory back, if it is not kept."""
@@ -187,12 +185,12 @@ class ShareManager(GradientBucketManager):
             share.free()
 
     def spread(self) -> None:
-        """Give all ranks the values of all pieces; one bucket travels while another is written into its parameters."""
-        for before, share in zip([None, *self.buckets], [*self.buckets, None]):
-            if share is not None:
-                share.gather()
-            if before is not None:
-                before.fill()
+        """Give all ranks the values of all pieces."""
+        work = [share.communicator.all_gather(share.weights, share.all_weights, async_op=True) for share in self.buckets]
+        for share, gathering in zip(self.buckets, work):
+            gathering.wait()
+            here = {piece.p.id for piece in share.pieces}  # whose change the optimizer has counted
+            bump([p for p in share.params if p.id not in here])
 
 
 def cut(whole: Optimizer, shares: ShareManager) -> Optimizer:

@@ -53,9 +53,14 @@ class Unit:
     def hide(self) -> None:
         """Let the parameters be NaN, which takes no memory, and shows if somebody uses them."""
         self.show()  # nothing may still arrive
-        for p in self.params:
-            nan = full((), math.nan, dtype=p.dtype, device=p.device)
-            p.data = p.device.kernels.movement.expand(nan.data, p.shape)
+        for p, nan in zip(self.params, self.hidden):
+            p.data = nan
+
+    @functools.cached_property
+    def hidden(self) -> list[Any]:
+        """A raw array of NaN for each parameter."""
+        of = {p: full((), math.nan, dtype=p.dtype, device=p.device).data for p in self.params}
+        return [p.device.kernels.movement.expand(nan, p.shape) for p, nan in of.items()]
 
 
 class Rejoin(Function):
@@ -114,6 +119,7 @@ class Units:
                 share.weights = share.new_zeros(share.mine.numel())
                 for piece in share.pieces:
                     piece.move(share.weights)
+                    piece.take()
             unit.hide()
         for i, module in self._modules:
             module.register_forward_pre_hook(functools.partial(self._before, i))
