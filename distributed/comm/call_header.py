@@ -33,7 +33,8 @@ def pack(call: Call, number: int = 0, step: int | None = None) -> np.ndarray:
     how many collectives the communicator has begun, and the trainer's step."""
     shape = call.shape
     many = len(shape) > _DIMS
-    words = in_words(call.kind.value, call.op, f"{call.array.size} elements" if many else shape, call.dtype, call.peer)
+    told = f"{call.array.size} elements" if many else shape
+    words = in_words(call.kind.value, call.op, told, call.dtype, call.peer, call.of)
     agreed = f"{words} {number} {step} {shape if many else ''}"
     if call.between_two:  # the name, the shape and the peer are others at each end
         words += f" with tag {call.tag}"

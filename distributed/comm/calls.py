@@ -70,7 +70,7 @@ class Call:
 
     ``send`` and ``recv`` are contiguous raw arrays of the device (the same one for ``all_reduce``; only ``recv`` for
     ``broadcast``, which on the root is also what is sent). ``peer`` is the root, destination or source, -1 where there
-    is none.
+    is none. ``of`` are the caller's own words for what it is that travels.
     """
 
     kind: CallKind
@@ -81,6 +81,7 @@ class Call:
     op: ReduceOp | None = None
     peer: int = -1
     tag: int = 0
+    of: str = ""
 
     @property
     def array(self) -> Any:
@@ -114,17 +115,17 @@ class Call:
 
     def __str__(self) -> str:
         """All that must be the same on every rank, in words: ``all_reduce(sum) of (3, 4) float32``."""
-        return in_words(str(self.kind), self.op, self.shape, self.dtype, self.peer)
+        return in_words(str(self.kind), self.op, self.shape, self.dtype, self.peer, self.of)
 
 
 @functools.lru_cache  # a training makes the same calls again and again
-def in_words(name: str, op: ReduceOp | None, shape: tuple[int, ...] | str, dtype: Any, peer: int) -> str:
+def in_words(name: str, op: ReduceOp | None, shape: tuple[int, ...] | str, dtype: Any, peer: int, of: str) -> str:
     """An operation in words; its shape may be words as well."""
     words = name
     if op is not None:
         words += f"({op.value})"
     if dtype is not None:
-        words += f" of {shape} {dtype}"
+        words += f" of {of}{', ' * bool(of)}{shape} {dtype}"
     if name == "broadcast":
         words += f" from rank {peer}"
     return words

@@ -75,20 +75,21 @@ class Communicator(Closing, ABC):
         check_int("broadcast: root", root, 0, self.world_size - 1)
         return self._run(self._call(CallKind.BROADCAST, None, array, peer=root), async_op, tensor)
 
-    def all_gather(self, send: Tensor, recv: Tensor, *, async_op: bool = False) -> Work:
+    def all_gather(self, send: Tensor, recv: Tensor, *, async_op: bool = False, of: str = "") -> Work:
         """Write all ranks' ``send``, one after the other in order of rank, into ``recv`` (world_size times as many
-        elements). ``send`` may be this rank's part of ``recv``: then it is done in place."""
+        elements). ``send`` may be this rank's part of ``recv``: then it is done in place. ``of`` says what they are, in
+        a few words that all ranks must pass alike."""
         a, b = self._pair("all_gather", send, recv, 1, self.world_size)
-        return self._run(self._call(CallKind.ALL_GATHER, a, b), async_op, recv)
+        return self._run(self._call(CallKind.ALL_GATHER, a, b, of=of), async_op, recv)
 
     def reduce_scatter(
-        self, send: Tensor, recv: Tensor, op: ReduceOp = ReduceOp.SUM, *, async_op: bool = False
+        self, send: Tensor, recv: Tensor, op: ReduceOp = ReduceOp.SUM, *, async_op: bool = False, of: str = ""
     ) -> Work:
         """Combine all ranks' ``send`` and write part number ``rank`` of world_size equal parts into ``recv``, which may
-        be that part of ``send`` itself."""
+        be that part of ``send`` itself. ``of`` as for ``all_gather``."""
         a, b = self._pair("reduce_scatter", send, recv, self.world_size, 1)
         self._check_op("reduce_scatter", op, a.dtype)
-        return self._run(self._call(CallKind.REDUCE_SCATTER, a, b, op=op), async_op, recv)
+        return self._run(self._call(CallKind.REDUCE_SCATTER, a, b, op=op, of=of), async_op, recv)
 
     def all_to_all(self, send: Tensor, recv: Tensor, *, async_op: bool = False) -> Work:
         """Send part j of ``send`` (world_size equal parts) to rank j; part i of ``recv`` comes from rank i."""

@@ -138,7 +138,10 @@ GONE = 2.0  # seconds in which the shares of ranks that are lost may still appea
 
 
 class RankShare:
-    """This rank's part of a checkpoint, on the host: on a CPU views. To make one is a collective of all ranks."""
+    """This rank's part of a checkpoint, on the host: on a CPU views, of a device arrays of their own.
+
+    To make one is a collective of all ranks.
+    """
 
     def __init__(
         self, folder: StrPath, model: Module, trainer: DistributedTrainer, state: Meta, keep: int | None
@@ -160,7 +163,7 @@ class RankShare:
         named = {trainer.optimizer.name_of(p): p for group in trainer.optimizer.param_groups for p in group["params"]}
         # Beside the optimizer's there may be arrays of a window, in a world of one rank.
         likes = {key: named[key.split(".", 2)[2]] if key.startswith("optimizer.") else x for key, x in moments.items()}
-        moments = {key: x.reshape(-1) for key, x in moments.items()}
+        moments = {key: x if x.ndim == 1 else x.reshape(-1) for key, x in moments.items()}
         self.files: dict[str, tuple[Arrays, dict[str, str]]] = {
             file: (mine, {name: json.dumps(x.shape) for name, x in all_of.items()})
             for file, mine, all_of in (("model", weights, whole), ("trainer", moments, likes))
@@ -290,7 +293,7 @@ class AsyncCheckpointer(Closing):
         self.wait()
         self._share = RankShare(folder, model, trainer, state, keep)
         for mine, _ in self._share.files.values():
-            mine.update({name: np.array(array) for name, array in mine.items()})
+            mine.update({name: np.array(array) for name, array in mine.items() if array.base is not None})
         self._writing = self._thread.submit(self._share.write)
 
     def wait(self) -> Path | None:

@@ -199,6 +199,9 @@ class ShardedTrainer(AmpTrainer):
     its states are those of whole parameters only within ``state_dict`` and ``load_state_dict``. So a run goes on in any
     stage, on any number of ranks. In a world of one rank nothing is shared.
 
+    The first step moves the trained parameters of stages 1 and 2 into buffers of ``bucket_size_bytes``, so that they are
+    gathered in place. What has shared a parameter's memory before, such as an array of NumPy, keeps the old values.
+
     ``offload`` (ZeRO-Offload): the optimizer of this rank's share, with its states and a copy of the share's weights,
     is in host memory. There the CPU updates the copy with gradients that are copied from the GPU, and the weights are
     copied back. Results differ by the rounding of the CPU's kernels. One rank alone offloads all its states, whatever
@@ -262,7 +265,8 @@ class ShardedTrainer(AmpTrainer):
         many forward passes, a rank without samples one of weight 0.
 
         Raises ValueError for a model without blocks, or with several lists of them. The step raises TypeError for what
-        else a block returns, RuntimeError if the loss uses a block's weights by another way than what it returned.
+        else a block returns, RuntimeError if the loss uses a block's weights by another way than what it returned, and
+        CollectiveMismatchError, on all ranks, if one of them calls blocks in another order.
         """
         found = Units(model, blocks) if self.stage > 2 else None
         if found is not None and self._shares is not None and self._shares.stage > 2:
@@ -282,7 +286,8 @@ class ShardedTrainer(AmpTrainer):
     def state_dict(self, params: Params, part: Callable[[Any], Any] | None = None) -> State:
         """As AmpTrainer's, of whole parameters: a collective of all ranks, each of which gets all.
 
-        With a ``part`` a rank gives what it has of a sharded array, as it is: nothing is gathered.
+        With a ``part`` a rank gives what it has of a sharded array, as it is: nothing is gathered. On the CPU these are
+        views of what the next step changes.
         """
         shares = self._shares
         if shares is not None and part is None:
@@ -293,7 +298,7 @@ class ShardedTrainer(AmpTrainer):
         if part is None and shares.manager is not None:
             shares.optimizer_of(self._step)
         if shares.own is not None and part is not None:
-            mine, about = shares.own.state_dict(lambda array: array)
+            mine, about = shares.own.state_dict(lambda array: array[:])
             arrays.update({f"optimizer.{key}": value for key, value in mine.items()})
             for steps in all_gather_json(self.communicator, about["steps"]):
                 meta["optimizer"]["steps"].update(steps)

@@ -75,6 +75,7 @@ class Share(Bucket):
         n = self.size // communicator.world_size
         first = communicator.rank * n
         self.keeps_whole = stage == 1
+        self.name: str = ""  # in stage 3, of what it is a share
         self.communicator = communicator
         self.mine: Tensor = self.flat.detach()[first : first + n] if self.keeps_whole else self.new_zeros(n)
         """This rank's part (n,) of the gradients."""
@@ -111,7 +112,7 @@ class Share(Bucket):
     def scatter(self, add: bool) -> None:
         """Begin to reduce this rank's part, which may have to be added to what is there."""
         self._received = empty_like(self.mine) if add else self.mine
-        self.work = self.communicator.reduce_scatter(self.flat, self._received, ReduceOp.AVG, async_op=True)
+        self.work = self.communicator.reduce_scatter(self.flat, self._received, ReduceOp.AVG, async_op=True, of=self.name)
 
     def wait(self) -> None:
         """Until it is reduced, if it was sent, and added."""

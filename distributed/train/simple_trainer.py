@@ -103,7 +103,8 @@ class SimpleTrainer:
         """All that an exact resume needs beside the weights: arrays for safetensors, and the rest as JSON.
 
         Holds the optimizer's moments and counts, the global step, and an unfinished window of micro-batches.
-        ``part(array)`` is what of a raw array of the optimizer is given; None: all of it.
+        ``part(array)`` is what of a raw array of the optimizer is given, on a CPU as a view that the next step changes;
+        None: a copy of all.
         """
         step = self._step
         step.recorder.wait_for_captures()

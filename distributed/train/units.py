@@ -24,7 +24,6 @@ from minigrad.optim import GradAccumulator
 
 from ..comm.calls import Work
 from .blocks import blocks_of
-from .grad_sync import agree_on_settings
 from .shards import Share, ShareManager
 
 
@@ -39,7 +38,8 @@ class Unit:
 
     def gather(self, share: Share, flat: Tensor) -> None:
         """Begin to gather one of its shares into ``flat`` (size,)."""
-        self.arriving.append((share, flat, share.communicator.all_gather(share.weights, flat, async_op=True)))
+        work = share.communicator.all_gather(share.weights, flat, async_op=True, of=share.name)
+        self.arriving.append((share, flat, work))
 
     def show(self) -> None:
         """Let the parameters be what is being gathered, when it has arrived."""
@@ -105,18 +105,18 @@ class Units:
         self.whole: bool = False  # whether all are gathered, by ``gather``
         self.changes: int = 0
         self._ahead = 1
-        self._order: list[int] = []
         # By the order of a Rejoin, how many buckets must be sent when backward is there.
         self._over: dict[int, int] = {}
 
     def keep(self, manager: ShareManager) -> None:
         """From now on a rank has only its shares of the weights."""
         self._manager = manager
-        for unit in self.all:
+        for i, unit in enumerate(self.all):
             ids = {p.id for p in unit.params}
             unit.shares = [share for share in manager.buckets if share.ids[0] in ids]
             for share in unit.shares:
                 share.weights = share.new_zeros(share.mine.numel())
+                share.name = f"block {i - 1}" if i else "the weights outside of blocks"
                 for piece in share.pieces:
                     piece.move(share.weights)
                     piece.take()
@@ -157,15 +157,13 @@ class Units:
         """See where the backward of ``loss`` will be over with each unit: in this order gradients are sent, with the
         sums of ``window``; None: they stay here.
 
-        RuntimeError if it needs weights that are not there then; CollectiveMismatchError if ranks have other orders.
+        RuntimeError if it needs weights that are not there then.
         """
         nodes, parts = reachable(loss.node)[0], [] if self.whole else list(enumerate(self.all))[1:]
         visits = [node for node in nodes if isinstance(node, Rejoin)]
         last = {node.i: node.order for node in reversed(visits)}  # where backward comes to a unit for the last time
         order = sorted(range(len(self.all)), key=lambda i: (-last.get(i, 0), -i))
-        if order != self._order:
-            agree_on_settings(self._manager._communicator, {"the order in which backward ends blocks": order})
-            self._order, self._manager.buckets = order, [share for i in order for share in self.all[i].shares]
+        self._manager.buckets = [share for i in order for share in self.all[i].shares]
         self._window = window
         over = {at.order: sum(len(self.all[i].shares) for i, end in last.items() if end > at.order) for at in visits}
         self._over = {} if window is None else over

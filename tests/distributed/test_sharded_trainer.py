@@ -253,7 +253,8 @@ OUTPUTS = {  # of a block, and how the next one takes it
     "dataclass": (lambda y: dp.Share(y), operator.attrgetter("rows")),
 }
 ORDERS = {"twice": [0, 1, 2, 3, 0, 1, 2, 3], "reversed": [3, 2, 1, 0], "mixed": [2, 0, 3, 0, 1, 2]}
-MODELS = ["bf16", "norms", "not finite", "two calls", "side by side", *list(OUTPUTS)[:-1], *ORDERS]
+ORDERS |= {"changing": ORDERS["reversed"], 0: range(4), 1: ORDERS["mixed"], 2: ORDERS["twice"]}  # of a step
+MODELS = ["bf16", "norms", "not finite", "two calls", "side by side", *list(OUTPUTS)[:-1], *list(ORDERS)[:4]]
 
 
 class Block(nn.Sequential):
@@ -277,7 +278,7 @@ def blocks_trained(comm, stage: int, kind: str) -> dict[str, np.ndarray]:
     def run(x: Tensor) -> Tensor:
         if kind == "side by side":
             return sum(block(x) for block in blocks)
-        for i in ORDERS.get(kind, range(4)):
+        for i in ORDERS[step] if kind == "changing" else ORDERS.get(kind, range(4)):
             x = take(blocks[i](x))
         return x
 
@@ -321,11 +322,27 @@ def test_blocks_whose_weights_would_not_be_there_are_refused():
         aside = net[2](net[1](x) @ net[1].weight)
         step = partial(trainer.backward_and_step, params=list(net.named_parameters()))
         raises(RuntimeError, "weights of block 1 by another way", step, aside.sum())
-        for block in net if comm.rank else list(net)[::-1]:
-            x = block(x)
-        raises(dist.CollectiveMismatchError, "the order in which backward ends blocks is", step, x.sum())
 
     dist.run_threads(2, body, timeout=30)
+
+
+def assert_an_order_of_its_own_is_refused(comm, steps: int, order: list[int]) -> None:
+    net, trainer = trained(comm, 3, micro_batches=steps)
+
+    def step() -> None:
+        x = minigrad.ones(3, WIDTH)
+        for i in order if comm.rank == 1 else range(LAYERS):
+            x = net[i](x)
+        trainer.backward_and_step(x.sum(), net.named_parameters())
+
+    raises(dist.CollectiveMismatchError, r"rank 0 called \S+ of block \d, .*; rank 1 called \S+ of block \d, ", step)
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+@pytest.mark.parametrize("order", [[*range(7, -1, -1)], [0, 1, 2, 3, 4, 5, 7, 6], [*range(8), 3], [*range(7)]], ids=str)
+def test_a_rank_with_an_order_of_blocks_of_its_own_ends_the_step_of_all(order, steps):
+    """In the first step and later, by one error that says what it did."""
+    dist.run_threads(3, partial(assert_an_order_of_its_own_is_refused, steps=steps, order=order), timeout=30)
 
 
 def test_the_next_unit_is_on_its_way_while_one_is_used(monkeypatch):
@@ -440,6 +457,7 @@ for stage in here.STAGES:
     Mail._begin = begin
     counts = comm.stats.wire_bytes - before
     assert abs(sum(sent) - counts) < 0.01 * counts, (sum(sent), counts)
+here.assert_an_order_of_its_own_is_refused(comm, 1, [*range(7), 0])
 comm.close()
 print("passed")
 """
