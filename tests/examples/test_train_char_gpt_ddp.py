@@ -1,6 +1,7 @@
 """The example on several processes: it learns what one process does, and loses nothing when a rank dies."""
 
 import json
+import os
 import shutil
 import signal
 from pathlib import Path
@@ -133,6 +134,22 @@ def test_a_run_whose_ranks_are_killed_ends_as_the_undisturbed_one(flags) -> None
     report = json.loads(goodput.stdout)
     assert report["same_weights"] and report["restarts"] == len(report["kills"]) == 2, goodput.stdout
     assert 0 < report["goodput"][1] < report["goodput"][0] < 1
+
+
+def test_a_job_that_loses_a_host_goes_on_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its two hosts are this one: a stand-in for ssh starts ranks there, but does not reach the lost one afterwards."""
+    ssh, flags = tmp_path / "ssh", (*TINY, "--steps", 8, "--dropout", 0, "--shard", 2, "--save-every", 2)
+    ssh.write_text('#!/bin/sh\n[ "$1" = -o ] && exit 255\nshift 2\nexec sh -c "$*"\n')
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    options = ("--hosts", "localhost:1,lost:2", "--max-restarts", "2")
+    program = (struck, EXAMPLES, 2, 9, *flags, "--out", tmp_path / "run")
+    result = run_ranks(3, *program, timeout=240, options=options, returncode=0)
+    assert "cannot be reached\nlaunch: restart 1 of 2, on 1 ranks\n" in result.stderr, result.text
+    launch(1, tmp_path / "straight", *flags)
+    expected, found = tensors(tmp_path / "straight"), tensors(tmp_path / "run")
+    for name in expected:
+        np.testing.assert_allclose(found[name], expected[name], atol=1e-3, err_msg=name)
 
 
 def test_a_job_that_may_start_again_names_its_folder(tmp_path: Path) -> None:
