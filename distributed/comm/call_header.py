@@ -32,10 +32,9 @@ def pack(call: Call, number: int = 0, step: int | None = None) -> np.ndarray:
     """The header of a call: SIZE bytes, uint8. ``number`` and ``step`` are for engines whose ranks must agree on them:
     how many collectives the communicator has begun, and the trainer's step."""
     shape = call.shape
-    many = len(shape) > _DIMS
-    told = f"{call.array.size} elements" if many else shape
+    told = f"{call.array.size} elements" if len(shape) > _DIMS else shape
     words = in_words(call.kind.value, call.op, told, call.dtype, call.peer, call.of)
-    agreed = f"{words} {number} {step} {shape if many else ''}"
+    agreed = f"{words} {number} {step} {shape}"
     if call.between_two:  # the name, the shape and the peer are others at each end
         words += f" with tag {call.tag}"
         agreed = f"{call.tag} {call.dtype} {call.array.size}"

@@ -80,14 +80,9 @@ class Bucket:
 
     @functools.cached_property
     def flat(self) -> Tensor:
-        """The buffer, (size,)."""
-        return self.new_buffer()
-
-    def new_buffer(self) -> Tensor:
-        """Memory (size,) like that of its parameters, 0 behind them."""
+        """The buffer, (size,), 0 behind the parameters."""
         out = empty(self.size, dtype=self.params[0].dtype, device=self.params[0].device)
-        if (end := sum(p.numel() for p in self.params)) < self.size:
-            out.device.kernels.elementwise.assign(out.data[end:], 0)
+        out.device.kernels.elementwise.assign(out.data[sum(p.numel() for p in self.params) :], 0)
         return out
 
     def new_zeros(self, n: int) -> Tensor:
@@ -236,10 +231,6 @@ class GradientBucketManager:
     def wait_and_unflatten(self) -> GradStore:
         """All gradients of the window, averaged over the ranks (boostr's ``wait_and_unflatten``)."""
         return merged(self.wait_each())
-
-    def flat_buffers(self) -> list[Tensor]:
-        """The buckets' memory, in the order in which they are sent."""
-        return [bucket.flat for bucket in self.buckets]
 
     def reset(self) -> None:
         """Drop the window and begin a new one, after waiting for what is under way.

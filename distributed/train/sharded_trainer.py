@@ -199,7 +199,7 @@ class ShardedTrainer(AmpTrainer):
     its states are those of whole parameters only within ``state_dict`` and ``load_state_dict``. So a run goes on in any
     stage, on any number of ranks. In a world of one rank nothing is shared.
 
-    The first step moves the trained parameters of stages 1 and 2 into buffers of ``bucket_size_bytes``, so that they are
+    In stages 1 and 2 the first step moves the trained parameters into buffers of ``bucket_size_bytes``, which are then
     gathered in place. What has shared a parameter's memory before, such as an array of NumPy, keeps the old values.
 
     ``offload`` (ZeRO-Offload): the optimizer of this rank's share, with its states and a copy of the share's weights,

@@ -75,7 +75,7 @@ class Share(Bucket):
         n = self.size // communicator.world_size
         first = communicator.rank * n
         self.keeps_whole = stage == 1
-        self.name: str = ""  # in stage 3, of what it is a share
+        self.of: str = ""  # what, in stage 3
         self.communicator = communicator
         self.mine: Tensor = self.flat.detach()[first : first + n] if self.keeps_whole else self.new_zeros(n)
         """This rank's part (n,) of the gradients."""
@@ -89,7 +89,7 @@ class Share(Bucket):
         self.weights: Tensor  # this rank's part of them (n,), of which the pieces are views
         self.places: dict[TensorId, Any] = {}  # of the parameters, where all weights are in one buffer
         if stage < 3:
-            self.all_weights: Tensor = self.new_buffer()
+            self.all_weights: Tensor = self.new_zeros(self.size)
             self.weights = self.all_weights.detach()[first : first + n]
             self.places = self.views_of(self.all_weights)
             for piece in self.pieces:
@@ -112,7 +112,7 @@ class Share(Bucket):
     def scatter(self, add: bool) -> None:
         """Begin to reduce this rank's part, which may have to be added to what is there."""
         self._received = empty_like(self.mine) if add else self.mine
-        self.work = self.communicator.reduce_scatter(self.flat, self._received, ReduceOp.AVG, async_op=True, of=self.name)
+        self.work = self.communicator.reduce_scatter(self.flat, self._received, ReduceOp.AVG, async_op=True, of=self.of)
 
     def wait(self) -> None:
         """Until it is reduced, if it was sent, and added."""
@@ -187,9 +187,10 @@ class ShareManager(GradientBucketManager):
 
     def spread(self) -> None:
         """Give all ranks the values of all pieces."""
-        work = [share.communicator.all_gather(share.weights, share.all_weights, async_op=True) for share in self.buckets]
-        for share, gathering in zip(self.buckets, work):
-            gathering.wait()
+        for share in self.buckets:
+            share.work = share.communicator.all_gather(share.weights, share.all_weights, async_op=True)
+        for share in self.buckets:
+            share.wait()
             here = {piece.p.id for piece in share.pieces}  # whose change the optimizer has counted
             bump([p for p in share.params if p.id not in here])
 

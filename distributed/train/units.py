@@ -34,11 +34,12 @@ class Unit:
         self.slot = slot
         self.params = params
         self.shares: list[Share] = []
+        self.hidden = [full((), math.nan, dtype=p.dtype, device=p.device).expand(p.shape).data for p in params]
         self.arriving: list[tuple[Share, Tensor, Work]] = []
 
     def gather(self, share: Share, flat: Tensor) -> None:
         """Begin to gather one of its shares into ``flat`` (size,)."""
-        work = share.communicator.all_gather(share.weights, flat, async_op=True, of=share.name)
+        work = share.communicator.all_gather(share.weights, flat, async_op=True, of=share.of)
         self.arriving.append((share, flat, work))
 
     def show(self) -> None:
@@ -55,12 +56,6 @@ class Unit:
         self.show()  # nothing may still arrive
         for p, nan in zip(self.params, self.hidden):
             p.data = nan
-
-    @functools.cached_property
-    def hidden(self) -> list[Any]:
-        """A raw array of NaN for each parameter."""
-        of = {p: full((), math.nan, dtype=p.dtype, device=p.device).data for p in self.params}
-        return [p.device.kernels.movement.expand(nan, p.shape) for p, nan in of.items()]
 
 
 class Rejoin(Function):
@@ -116,7 +111,7 @@ class Units:
             unit.shares = [share for share in manager.buckets if share.ids[0] in ids]
             for share in unit.shares:
                 share.weights = share.new_zeros(share.mine.numel())
-                share.name = f"block {i - 1}" if i else "the weights outside of blocks"
+                share.of = f"block {i - 1}" if i else "the weights outside of blocks"
                 for piece in share.pieces:
                     piece.move(share.weights)
                     piece.take()
@@ -162,8 +157,8 @@ class Units:
         nodes, parts = reachable(loss.node)[0], [] if self.whole else list(enumerate(self.all))[1:]
         visits = [node for node in nodes if isinstance(node, Rejoin)]
         last = {node.i: node.order for node in reversed(visits)}  # where backward comes to a unit for the last time
-        order = sorted(range(len(self.all)), key=lambda i: (-last.get(i, 0), -i))
-        self._manager.buckets = [share for i in order for share in self.all[i].shares]
+        ends = sorted(range(len(self.all)), key=lambda i: (-last.get(i, 0), -i))
+        self._manager.buckets = [share for i in ends for share in self.all[i].shares]
         self._window = window
         over = {at.order: sum(len(self.all[i].shares) for i, end in last.items() if end > at.order) for at in visits}
         self._over = {} if window is None else over

@@ -37,7 +37,7 @@ def filled(p: Tensor, value: float = 1.0) -> Tensor:
 def test_buckets_are_filled_from_the_last_parameter_up_to_the_limit(limit, sizes):
     params = dp.parameters((4,), (2,), (3, 1), (10,), ())
     manager = dist.GradientBucketManager(params, dist.NoOpCommunicator(), limit)
-    assert [flat.numel() for flat in manager.flat_buffers()] == sizes
+    assert [bucket.flat.numel() for bucket in manager.buckets] == sizes
     assert manager.num_buckets == len(sizes)
     order = [id for bucket in manager.buckets for id in bucket.views]
     assert order == [p.id for p in reversed(params)]
@@ -46,7 +46,7 @@ def test_buckets_are_filled_from_the_last_parameter_up_to_the_limit(limit, sizes
 def test_each_dtype_has_buckets_of_its_own():
     params = [p for dtype in (np.float32, np.float64, bfloat16) * 2 for p in dp.parameters((3,), dtype=dtype)]
     manager = dist.GradientBucketManager(params, dist.NoOpCommunicator(), 1000)
-    found = [(str(flat.dtype), flat.numel()) for flat in manager.flat_buffers()]
+    found = [(str(flat.dtype), flat.numel()) for flat in [bucket.flat for bucket in manager.buckets]]
     assert found == [("bfloat16", 6), ("float64", 6), ("float32", 6)]
 
 
@@ -254,7 +254,7 @@ def test_between_steps_a_trainer_holds_nothing_but_its_flat_buffers(comm: dist.T
     manager = trainer._step.reducer.manager
     assert manager is not None
     gc.collect()
-    flats = manager.flat_buffers()
+    flats = [bucket.flat for bucket in manager.buckets]
     assert sum(flat.data.nbytes for flat in flats) == sum(p.data.nbytes for p in net.parameters())
     for bucket in manager.buckets:
         assert bucket.work is None and not bucket.ready
