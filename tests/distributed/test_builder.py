@@ -782,9 +782,8 @@ def test_death_of_all_is_a_clear_error(replicas):
 
     handle = builder(train_fn=train_fn, replicas=replicas).run()
     assert handle.next_metrics() is None
-    with pytest.raises(ReplicaFailedError, match="no trained replica is left: replica .: KeyError: 'column'") as info:
-        handle.join()
-    assert isinstance(info.value.__cause__, KeyError) and info.value.failures
+    info = raises(ReplicaFailedError, "no trained replica is left: replica .: KeyError: 'column'", handle.join)
+    assert isinstance(info.__cause__, KeyError) and info.failures
 
 
 def test_death_by_numbers_that_are_not_finite_names_the_step():

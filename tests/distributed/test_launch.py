@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from in_threads import wait_until
 from ranks import alive, requires_mpi, run_ranks
+from refusals import raises
 
 from minigrad.distributed.job import launch
 
@@ -260,7 +261,8 @@ LOST = WHO + (
     "import signal\ncount = os.environ['MINIGRAD_RESTART']\nprint('start', count, flush=True)\n"
     "if rank == 1 and int(count) < int(sys.argv[1]):\n    {}\ntime.sleep(0.2)\n"
 )
-KILL = LOST.format("os.kill(os.getpid(), signal.SIGKILL)")
+ITSELF = "os.kill(os.getpid(), signal.SIGKILL)"
+KILL = LOST.format(ITSELF)
 
 
 def test_a_job_that_loses_a_rank_starts_again():
@@ -283,12 +285,7 @@ def test_a_job_that_loses_a_rank_starts_again():
     [
         ("sys.exit(2)", (), 2, "not started again: exit code 2 would come again"),
         ("time.sleep(99)", ("--timeout", "1.5"), 124, "still running after 1.5 s"),
-        (
-            "os.kill(os.getpid(), signal.SIGKILL)",
-            ("--timeout", "2.5", "--max-restarts", "999"),
-            137,
-            "restart 1 of 999",
-        ),
+        (ITSELF, ("--timeout", "2.5", "--max-restarts", "999"), 137, "restart 1 of 999"),
     ],
 )
 def test_what_would_come_again_or_is_over_is_not_started_again(act, options, code, words):
@@ -307,23 +304,12 @@ def test_a_signal_ends_a_job_that_would_start_again(tmp_path):
 
 
 @pytest.mark.short
-def test_hosts_that_cannot_be_reached_are_left_out(tmp_path, monkeypatch, capsys):
-    """A stand-in for ssh reaches all but one."""
-    ssh = tmp_path / "ssh"
-    ssh.write_text('#!/bin/sh\nfor word; do [ "$word" = lost ] && exit 255; done\nexit 0\n')
-    ssh.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    job = launch.LaunchJob(Path("mpirun"), 5, [("there", 2), ("lost", 3)], 1, ["x.py"], None, 1.0, max_restarts=3)
-    assert job.environment("")["MINIGRAD_RESTART"] == "0" and "-x MINIGRAD_RESTART" in " ".join(job.command())
-    assert job._starts_again(137) and job.hosts == [("there", 2)] and job.ranks == 2
-    assert (
-        "launch: without lost, which cannot be reached\nlaunch: restart 1 of 3, on 2 ranks" in capsys.readouterr().err
-    )
-    assert job._starts_again(137) and job.environment("")["MINIGRAD_RESTART"] == "2"
-    job.hosts = [("lost", 2)]
-    assert not job._starts_again(137) and "no host is left" in capsys.readouterr().err
+def test_a_job_that_has_lost_all_hosts_does_not_start_again(monkeypatch, capsys):
+    """That it goes on without one of them, the tests of train_char_gpt_ddp.py see."""
+    job = launch.LaunchJob(Path("mpirun"), 2, [("lost", 2)], 1, ["x.py"], None, 1.0, max_restarts=3)
     monkeypatch.setenv("PATH", "")
-    assert launch.reachable("localhost") and not launch.reachable("there")
+    assert not job._starts_again(137) and "no host is left" in capsys.readouterr().err
+    assert launch.reachable("localhost") and "-x MINIGRAD_RESTART" in " ".join(job.command())
 
 
 PHASES = ["start", "rendezvous", "step", "save", "end"]
@@ -417,9 +403,7 @@ WRONG_LINES = [
 @pytest.mark.short
 @pytest.mark.parametrize(("arguments", "words"), WRONG_LINES)
 def test_wrong_command_lines(arguments, words, capsys):
-    with pytest.raises(SystemExit) as caught:
-        launch.main(arguments)
-    assert caught.value.code == 2
+    assert raises(SystemExit, "2", launch.main, arguments).code == 2
     assert words in capsys.readouterr().err
 
 
