@@ -309,7 +309,7 @@ def test_a_job_that_has_lost_all_hosts_does_not_start_again(monkeypatch, capsys)
     job = launch.LaunchJob(Path("mpirun"), 2, [("lost", 2)], 1, ["x.py"], None, 1.0, max_restarts=3)
     monkeypatch.setenv("PATH", "")
     assert not job._starts_again(137) and "no host is left" in capsys.readouterr().err
-    assert launch.reachable("localhost") and "-x MINIGRAD_RESTART" in " ".join(job.command())
+    assert launch.reachable("localhost")
 
 
 PHASES = ["start", "rendezvous", "step", "save", "end"]
@@ -432,5 +432,6 @@ def test_hosts_become_mpiruns(monkeypatch):
     command = " ".join(job.command())
     assert "--host a:1,b:2" in command
     assert "-n 3 " in command
-    assert "-x NUMBA_NUM_THREADS" in command and "-x MINIGRAD_FAST" in command and "SECRET" not in command
+    assert "-x NUMBA_NUM_THREADS" in command and "-x MINIGRAD_RESTART" in command
+    assert "-x MINIGRAD_FAST" in command and "SECRET" not in command
     assert "OMPI_MCA_btl" not in job.environment("scratch")  # between hosts Open MPI chooses the network
