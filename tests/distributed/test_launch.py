@@ -303,15 +303,6 @@ def test_a_signal_ends_a_job_that_would_start_again(tmp_path):
     assert job.returncode == 143 and "restart" not in err, err
 
 
-@pytest.mark.short
-def test_a_job_that_has_lost_all_hosts_does_not_start_again(monkeypatch, capsys):
-    """That it goes on without one of them, the tests of train_char_gpt_ddp.py see."""
-    job = launch.LaunchJob(Path("mpirun"), 2, [("lost", 2)], 1, ["x.py"], None, 1.0, max_restarts=3)
-    monkeypatch.setenv("PATH", "")
-    assert not job._starts_again(137) and "no host is left" in capsys.readouterr().err
-    assert launch.reachable("localhost")
-
-
 PHASES = ["start", "rendezvous", "step", "save", "end"]
 WAYS = {
     "return": ("sys.exit(0)", 1),
@@ -424,7 +415,8 @@ def test_leftovers_of_a_killed_launcher_are_swept(tmp_path):
 
 
 @pytest.mark.short
-def test_hosts_become_mpiruns(monkeypatch):
+def test_hosts_become_mpiruns_and_a_job_that_has_lost_all_is_over(monkeypatch, capsys):
+    """That it goes on without one of them, the tests of train_char_gpt_ddp.py see."""
     monkeypatch.setenv("MINIGRAD_FAST", "0")
     monkeypatch.setenv("MINIGRAD_RENDEZVOUS_SECRET", "secret")
     hosts = launch.parse_hosts("a,b:2")
@@ -435,3 +427,7 @@ def test_hosts_become_mpiruns(monkeypatch):
     assert "-x NUMBA_NUM_THREADS" in command and "-x MINIGRAD_RESTART" in command
     assert "-x MINIGRAD_FAST" in command and "SECRET" not in command
     assert "OMPI_MCA_btl" not in job.environment("scratch")  # between hosts Open MPI chooses the network
+    job.max_restarts = 3
+    monkeypatch.setenv("PATH", "")
+    assert not job._starts_again(137) and "no host is left" in capsys.readouterr().err
+    assert launch.reachable("localhost")

@@ -20,7 +20,6 @@ from test_crash_safety import Killed, each_call
 import minigrad
 from minigrad import distributed as dist
 from minigrad import nn, optim, serialization
-from minigrad.device import CPU
 from minigrad.distributed.train.checkpoint import RankShare, by_rank_0
 from minigrad.files import durable, shares
 from minigrad.serialization import CheckpointError
@@ -238,7 +237,7 @@ def test_it_is_written_beside_the_training_one_at_a_time(tmp_path, monkeypatch):
 
 def test_what_a_device_has_copied_to_the_host_is_not_copied_again(tmp_path, monkeypatch):
     made = []
-    monkeypatch.setattr(CPU.kernels, "to_host", lambda x: made.append(np.array(x)) or made[-1])
+    monkeypatch.setattr(minigrad.device.CPU.kernels, "to_host", lambda x: made.append(np.array(x)) or made[-1])
     with dist.AsyncCheckpointer() as checkpoints:
         checkpoints.save_sharded(tmp_path, *trained(dist.NoOpCommunicator(), "stage 2"), {"step": 2})
         arrays = [x for mine, _ in checkpoints._share.files.values() for x in mine.values()]

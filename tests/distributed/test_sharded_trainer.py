@@ -410,8 +410,7 @@ def test_stage_3_is_told_of_its_model():
 def test_ranks_in_different_stages_say_so_and_do_not_hang():
     def body(comm: dist.ThreadCommunicator) -> None:
         p, trainer = nn.Parameter(minigrad.ones(4)), dist.ShardedTrainer(None, comm, stage=1 + comm.rank)
-        told = "the stage is 2 on rank 1, 1 on rank 0"
-        raises(dist.CollectiveMismatchError, told, trainer.backward_and_step, p.sum(), [p])
+        raises(dist.CollectiveMismatchError, "is 2 on rank 1, 1 on rank 0", trainer.backward_and_step, p.sum(), [p])
 
     dist.run_threads(2, body, timeout=30)
 

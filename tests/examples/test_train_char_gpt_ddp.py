@@ -138,13 +138,12 @@ def test_a_run_whose_ranks_are_killed_ends_as_the_undisturbed_one(flags) -> None
 
 def test_a_job_that_loses_a_host_goes_on_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its two hosts are this one: a stand-in for ssh starts ranks there, but does not reach the lost one afterwards."""
-    ssh, flags = tmp_path / "ssh", (*TINY, "--steps", 8, "--shard", 2, "--save-every", 2)
+    ssh, options = tmp_path / "ssh", ("--hosts", "localhost:1,lost:2", "--max-restarts", "2")
     ssh.write_text('#!/bin/sh\n[ "$1" = -o ] && exit 255\nshift 2\nexec sh -c "$*"\n')
     ssh.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    options = ("--hosts", "localhost:1,lost:2", "--max-restarts", "2")
-    program = (struck, EXAMPLES, 2, 9, *flags, "--out", tmp_path / "run")
-    result = run_ranks(3, *program, timeout=240, options=options, returncode=0)
+    flags = (*TINY, "--steps", 8, "--shard", 2, "--save-every", 2, "--out", tmp_path / "run")
+    result = run_ranks(3, struck, EXAMPLES, 2, 9, *flags, timeout=240, options=options, returncode=0)
     assert "without lost, which cannot be reached\nlaunch: restart 1 of 2, on 1 ranks\n" in result.stderr, result.text
     assert "steps 3 to 8, from step-00000002" in result.stdout and load_checkpoint(tmp_path / "run").step == 8
 
