@@ -239,8 +239,8 @@ class Function(metaclass=FunctionType):
             out = kernels.as_array(out)  # NumPy turns 0-d results into scalars
         if node.half is not None and out.dtype == float32:
             out = kernels.elementwise.cast(out, node.half)
-        shared = inputs[0] if cls.is_view and kernels.may_share_memory(out, arrays[0]) else None
-        return node._output(out, shared, inputs, mode, needed)
+        shared = cls.is_view and (out.base is arrays[0] or kernels.may_share_memory(out, arrays[0]))
+        return node._output(out, inputs[0] if shared else None, inputs, mode, needed)
 
     def _output(self, out: Any, shared: TensorCore | None, inputs: tuple[Any, ...], mode: Mode, needed: bool) -> Tensor:
         """The tensor of the array that ``forward`` returned, with this instance as its node if a gradient is needed.

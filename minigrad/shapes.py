@@ -213,6 +213,9 @@ def repeated_positions(repeats: Any, size: int) -> np.ndarray:
     return np.repeat(np.arange(size), counts)
 
 
+_PLAIN = frozenset((int, slice, type(None), type(Ellipsis)))  # the types of most indices, which NumPy takes as they are
+
+
 def parse_index(where: Any) -> tuple[Any, Any, bool]:
     """The index with tensors and lists as arrays, and whether it is basic: no position occurs twice, as in a mask.
 
@@ -220,6 +223,8 @@ def parse_index(where: Any) -> tuple[Any, Any, bool]:
     integers are an index of their own, to be applied before the other; else the first result is None.
     """
     parts = where if isinstance(where, tuple) else (where,)
+    if _PLAIN.issuperset(map(type, parts)):
+        return None, where, True
     basic, converted = True, []
     for given in parts:
         part = given

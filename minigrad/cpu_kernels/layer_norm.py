@@ -95,7 +95,7 @@ def _add_chunks(partial, dweight, dbias):
 
 @task_kernel
 def _backward(task, tasks, address, dy, x, weight, mean, rstd, dx, dweight, dbias, partial, rows):
-    """The task's share of the chunks."""
+    """The task's share of the chunks; a single task adds their sums up as well."""
     chunks = partial.shape[1]
     for chunk in range(task * chunks // tasks, (task + 1) * chunks // tasks):
         a, b = chunk * rows, (chunk + 1) * rows
@@ -103,6 +103,8 @@ def _backward(task, tasks, address, dy, x, weight, mean, rstd, dx, dweight, dbia
             address, _backward_rows,
             (dy[a:b], x[a:b], weight, mean[a:b], rstd[a:b], dx[a:b], partial[0, chunk], partial[1, chunk]),
         )  # fmt: skip
+    if tasks == 1:
+        _add_chunks(partial, dweight, dbias)
 
 
 @task_kernel
@@ -151,5 +153,6 @@ def backward(
     _backward.launch(
         dtype, tasks, GRADIENT_ROWS.address(dtype), dy, x, weight, mean, rstd, dx, dweight, dbias, partial, rows
     )
-    _sum_chunks.launch(dtype, 1, partial, dweight, dbias)
+    if tasks > 1:
+        _sum_chunks.launch(dtype, 1, partial, dweight, dbias)
     return dx, dweight, dbias

@@ -42,7 +42,11 @@ class Decode(Plan):
         yield from decoder.reasons(tokens)
 
     def run(self, model: CausalLM, tokens: Tensor, caches: list[nn.KVCache]) -> Tensor:
-        logits = caches[0].decoder.graphed(tokens)
+        decoder = caches[0].decoder
+        if decoder.begins:  # in each text the same token runs eagerly, whether there is a graph already or not
+            decoder.begins = False
+            return _forward(decoder.model, decoder.caches, tokens)
+        logits = decoder.graphed(tokens)
         return Tensor.wrap(logits.device.kernels.copy(logits.data), logits.device)
 
 
@@ -50,8 +54,11 @@ class Decoder:
     """The graphs of a model with its caches, and what they rely on. Kept with the first cache, for the next tokens."""
 
     def __init__(self, model: CausalLM, caches: list[nn.KVCache]) -> None:
-        self._model, self._caches = model, [weakref.ref(cache) for cache in caches]
-        self.graphed: cuda.Graphed = cuda.graphed(functools.partial(_forward, model, self._caches))
+        # The model may keep the caches, which keep this.
+        self.model, self.caches = weakref.ref(model), [weakref.ref(cache) for cache in caches]
+        self.graphed: cuda.Graphed = cuda.graphed(functools.partial(_forward, self.model, self.caches))
+        self.begins = False
+        """Whether the next token is the first one of a text, and the graph that of an earlier text."""
         modules = [*model.modules()]
         tables = [module.__dict__ for module in modules]
         # The model's own hooks are called around its forward, whatever that does.
@@ -76,15 +83,22 @@ class Decoder:
             self._same = len(entries) == len(self._entries) and all(map(is_, entries, self._entries))
         return (
             self._same
-            and model is self._model
-            and len(caches) == len(self._caches)
-            and all(cache is known() for cache, known in zip(caches, self._caches))
+            and model is self.model()
+            and len(caches) == len(self.caches)
+            and all([cache is known() for cache, known in zip(caches, self.caches)])
             and all(map(is_, map(_data, self._tensors), self._arrays))
         )
 
+    def for_next_text(self) -> "Decoder | None":
+        """What the caches keep for a text that begins anew: this, if it has a graph."""
+        self.begins = True
+        return self if self.graphed.graphs else None
+
     def reasons(self, tokens: Tensor) -> Iterator[str]:
         """Why a launch does not do with tokens (B, 1) what the modules do, or what these would refuse."""
-        device, cache = self._model.device, self._caches[0]()
+        model, cache = self.model(), self.caches[0]()
+        assert model is not None  # whoever asks has it
+        device = model.device
         if cache is None or cache.length == cache.max_tokens:
             yield "the cache is full"
         if not self._known or any(self._hooks):
@@ -93,12 +107,12 @@ class Decoder:
             yield "a graph is captured, or plain kernels are chosen"
         if not self._floats or is_grad_enabled() or is_autocast_enabled(device.type):
             yield "gradients are recorded, or not all numbers are float32, or float64"
-        window = getattr(self._model.config, "sliding_window", None)
+        window = getattr(model.config, "sliding_window", None)
         if window is not None and cache is not None and window < cache.max_tokens:
             yield "the attention slides over fewer tokens than the cache has"
         if self._drops:
             yield "dropout acts"
-        vocab, ids = self._model.embedding.num_embeddings, tokens.data
+        vocab, ids = model.embedding.num_embeddings, tokens.data
         if tokens.device is not device:
             yield "the tokens are on another device"
         elif ids.dtype.kind not in "iu" or (
@@ -107,9 +121,9 @@ class Decoder:
             yield "a token is out of range, or no integer"
 
 
-def _forward(model: CausalLM, caches: list[Any], tokens: Tensor) -> Tensor:
+def _forward(model: Any, caches: list[Any], tokens: Tensor) -> Tensor:
     with holding(of_thread.mode, recorder=None):  # launches call no modules
-        return CausalLM.forward(model, tokens, [cache() for cache in caches])
+        return CausalLM.forward(model(), tokens, [cache() for cache in caches])
 
 
 def _is_ours(module: nn.Module, methods: tuple[str, ...] = ()) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from .. import dtypes, shapes
 from ..errors import bad_value
 from ..modes import constant
-from ..ops import movement
+from ..ops import indexing, movement
 from ..shapes import Axis, Dim, repeated_positions
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class ShapeMethods:
     def view(self: Tensor, *shape: Any) -> Tensor:
         """``reshape`` that never copies: ValueError if the memory layout does not allow a view."""
         y = self.reshape(*shape)
-        if self.numel() and not self.device.kernels.may_share_memory(y.data, self.data):
+        if y._version is not self._version and self.numel():
             raise bad_value(f"view of {self.shape}, strides {self.data.strides}, as {y.shape} needs a copy: .reshape")
         return y
 
@@ -205,7 +205,7 @@ class ShapeMethods:
         """Consecutive views along ``dim``: of ``split_size`` (the last may be smaller), or of the listed sizes."""
         self._needs_dimension("split")
         dim = shapes.normalize_dim(dim, self.ndim)
-        total = self.shape[dim]
+        total = self.data.shape[dim]
         if isinstance(split_size, int):
             if split_size <= 0:
                 raise bad_value(f"split: split_size {split_size} must be positive")
@@ -217,7 +217,7 @@ class ShapeMethods:
         starts = [sum(sizes[:i]) for i in range(len(sizes))]
         before = (slice(None),) * dim
         places = [(*before, slice(i, i + n)) for i, n in zip(starts, sizes, strict=True)]
-        return tuple(self[place] for place in places)
+        return tuple([indexing.Index.apply(self, where=place, basic=True) for place in places])
 
     def chunk(self: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
         """At most ``chunks`` consecutive views of equal size (the last may be smaller) along ``dim``."""
@@ -233,7 +233,8 @@ class ShapeMethods:
         """The slices along ``dim``, without it."""
         self._needs_dimension("unbind")
         before = (slice(None),) * shapes.normalize_dim(dim, self.ndim)
-        return tuple(self[(*before, i)] for i in range(self.shape[len(before)]))
+        places = [(*before, i) for i in range(self.data.shape[len(before)])]
+        return tuple([indexing.Index.apply(self, where=place, basic=True) for place in places])
 
     def _needs_dimension(self: Tensor, name: str) -> None:
         if not self.ndim:

@@ -4,6 +4,7 @@ import dataclasses
 import inspect
 import math
 import numbers
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from .. import nn
 from ..autograd import no_grad
-from ..creation import cat, from_numpy, where
+from ..creation import cat, where
 from ..device import CPU
 from ..dtypes import float64
 from ..errors import bad_type, bad_value, check_int, expect
@@ -20,6 +21,7 @@ from ..modes import F
 from ..random import Generator, Source, draw
 from ..tensor import Tensor
 
+MOST_KEPT = 1 << 26  # bytes of caches
 NOT_FINITE = "generate: the model's logits are NaN, inf, or -inf for all tokens"
 
 
@@ -92,8 +94,8 @@ def stream(model: nn.Module, tokens: Tensor, max_new_tokens: int, **options: Any
         room = min(block_size, tokens.shape[1] + max_new_tokens)
         modes = [(module, module.training) for module in model.modules()]
         model.eval()
+        caches: list[nn.KVCache] | None = None
         try:
-            caches: list[nn.KVCache] | None = None
             ended: Tensor | None = None  # (B, 1): which sequences are at their end
             last, pieces = tokens[:, -1:], [tokens]
             for _ in range(max_new_tokens):
@@ -101,7 +103,7 @@ def stream(model: nn.Module, tokens: Tensor, max_new_tokens: int, **options: Any
                     if caches is None or caches[0].length == block_size:
                         # Nothing cached, or the window slides: all positions change, so the cache starts anew.
                         pieces = [cat(pieces, dim=1)]
-                        caches = model.new_caches(tokens.shape[0], room)
+                        caches = _caches(model, tokens.shape[0], room)
                         logits = model(pieces[0][:, -block_size:], caches)[:, -1:]
                     else:
                         logits = model(last, caches)
@@ -120,8 +122,31 @@ def stream(model: nn.Module, tokens: Tensor, max_new_tokens: int, **options: Any
         finally:
             for module, mode in modes:
                 module.training = mode
+            if caches is not None:
+                _keep(model, caches)
 
     return continued()
+
+
+_kept: weakref.WeakKeyDictionary[nn.Module, list[nn.KVCache]] = weakref.WeakKeyDictionary()
+"""The caches of a model's last text. With them stays the graph that was captured, which the next text launches."""
+
+
+def _caches(model: Any, batch: int, max_tokens: int) -> list[nn.KVCache]:
+    """Empty caches for ``batch`` sequences."""
+    kept = _kept.pop(model, [])
+    fit = [cache.begin_again(batch, max_tokens, model.embedding.weight) for cache in kept]
+    return kept if kept and all(fit) else model.new_caches(batch, max_tokens)
+
+
+def _keep(model: nn.Module, caches: list[nn.KVCache]) -> None:
+    """Let a model of this package have the caches for its next text, unless they are large: then a capture is little.
+
+    Others may be reachable from what the caches hold, and would never be freed.
+    """
+    ours = type(model).__module__.startswith("minigrad.") and not (model._forward_hooks or model._forward_pre_hooks)
+    if ours and sum(cache.nbytes for cache in caches) <= MOST_KEPT:
+        _kept[model] = caches
 
 
 def penalised(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
@@ -174,14 +199,18 @@ def _on_device(logits: Tensor, temperature: float, top_k: int | None, top_p: flo
 
 def _on_host(logits: Tensor, temperature: float, top_k: int | None, top_p: float | None, generator: Source) -> Tensor:
     """The same with NumPy: a row is little work, and an operation on arrays costs less there than one on tensors."""
-    vocab = logits.shape[-1]
-    scores = logits.numpy(force=True).reshape(-1, vocab).astype(np.float64)  # a copy
-    with np.errstate(invalid="ignore"):  # inf - inf: refused below
-        scores -= scores.max(-1, keepdims=True)  # the largest is 0: nothing overflows
+    # Ufuncs' own methods: for a row, what is around them costs as much as they do.
+    vocab = logits.data.shape[-1]
+    scores = logits.data.reshape(-1, vocab).astype(np.float64)  # a copy
+    largest = np.maximum.reduce(scores, -1, None, None, True)
+    if not all(map(math.isfinite, largest[:, 0].tolist())):  # as there is a finite one, no sum overflows or is 0
+        raise bad_value(NOT_FINITE)
+    scores -= largest
     scores /= temperature
     if top_k is not None and top_k < vocab:
-        # Not sorted: linear time.
-        scores[scores < np.partition(scores, vocab - top_k, -1)[:, vocab - top_k, None]] = -np.inf
+        least = scores.copy()
+        least.partition(vocab - top_k, -1)  # not sorted: linear time
+        scores[scores < least[:, vocab - top_k, None]] = -np.inf
     weights = np.exp(scores, out=scores)
     order = None
     if top_p is not None and top_p < 1:
@@ -189,13 +218,9 @@ def _on_host(logits: Tensor, temperature: float, top_k: int | None, top_p: float
         weights = np.take_along_axis(weights, order, -1)
         before = weights.cumsum(-1) - weights
         weights[before >= top_p * weights.sum(-1, keepdims=True)] = 0.0  # keeps the one that crosses p
-    edges = weights.cumsum(-1)
+    edges = np.add.accumulate(weights, -1)
     total = edges[:, -1:]
-    if not np.isfinite(total).all():
-        raise bad_value(NOT_FINITE)
     points = draw("uniform", CPU.kernels, total.shape, float64, generator) * total
     # The first edge above the point; a weight of 0 has an empty interval, so it is never drawn.
-    chosen = (edges <= points).sum(-1, keepdims=True)
-    if order is not None:
-        chosen = np.take_along_axis(order, chosen, -1)
-    return from_numpy(chosen)
+    chosen = np.add.reduce(edges <= points, -1, np.int64, None, True)
+    return Tensor.wrap(chosen if order is None else np.take_along_axis(order, chosen, -1))

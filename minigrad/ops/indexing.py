@@ -17,21 +17,19 @@ class Index(Function):
 
     def forward(self, x: Any, *, where: Any, basic: bool) -> Any:
         if self.needs[0]:
-            self.where, self.basic = self._kept(where), basic
+            self.where, self.basic, kernels = where, basic, self.kernels
+            parts = where if isinstance(where, tuple) else (where,)
+            if any([isinstance(part, kernels.Array) for part in parts]):  # the caller may change them before backward
+                kept = [kernels.copy(part) if isinstance(part, kernels.Array) else part for part in parts]
+                self.where = tuple(kept) if isinstance(where, tuple) else kept[0]
         return self.kernels.indexing.index(x, where)
-
-    def _kept(self, where: Any) -> Any:
-        """The index with copies of its arrays, which the caller may change before backward."""
-        if isinstance(where, tuple):
-            return tuple(self._kept(part) for part in where)
-        return self.kernels.copy(where) if isinstance(where, self.kernels.Array) else where
 
     def backward_into(self, dy: Any, dx: Any) -> None:
         indexing, elementwise = self.kernels.indexing, self.kernels.elementwise
         part = indexing.index(dx, self.where) if self.basic else None
         if part is None:
             indexing.add_at(dx, self.where, dy)
-        elif self.kernels.may_share_memory(dx, part):
+        elif part.base is dx or self.kernels.may_share_memory(dx, part):
             elementwise.add_into(part, dy)
         else:  # of a mask
             indexing.assign_at(dx, self.where, elementwise.add(part, dy))

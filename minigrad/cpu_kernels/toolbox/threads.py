@@ -117,8 +117,9 @@ def shares(work: int, least: int = 16384) -> int:
 
     A launch of a graph follows at once on the one before, so there less is worth it.
     """
-    factor = 1 if recording.launches is None else FACTOR
-    return get_num_threads() if work * factor > least else 1
+    if work * FACTOR <= least or (work <= least and recording.launches is None):
+        return 1
+    return get_num_threads()
 
 
 def tasks_of_rows(rows: int, width: int, elements: int) -> int:
@@ -389,10 +390,12 @@ class TaskKernel:
 
         ``key`` stands for the types of the arguments (usually a dtype): calls with equal keys must have equal types.
         """
-        launches = recording.launches
-        if launches is not None:
-            launches.append(self.prepared(key, tasks, arguments))
-        if tasks == 1 or _forked:
+        if recording.launches is not None:
+            recording.launches.append(self.prepared(key, tasks, arguments))
+        if tasks == 1:
+            self.kernel(0, 1, *arguments)
+            return
+        if _forked:
             for task in range(tasks):
                 self.kernel(task, tasks, *arguments)
             return
