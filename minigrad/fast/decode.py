@@ -8,11 +8,10 @@ from operator import attrgetter, is_
 from typing import Any
 
 from .. import cuda, nn
-from ..autograd import is_grad_enabled
 from ..capturing import OURS
 from ..dtypes import float32, float64
 from ..models.causal_lm import CausalLM
-from ..modes import current_graph, holding, is_autocast_enabled, of_thread
+from ..modes import holding, is_autocast_enabled, of_thread
 from ..nn.module import unmodified
 from ..plans import Plan
 from ..tensor import Tensor
@@ -66,14 +65,24 @@ class Decoder:
         self._tables = [*tables, *(table[kind] for table in tables for kind in ("_modules", "_parameters"))]
         self._entries = [*chain.from_iterable(map(_values, self._tables))]
         self._checked, self._same = nn.Module.last_write, True
-        self._drops = any(
+        drops = any(
             table["training"] and (table.get("p") or (isinstance(p := table.get("dropout"), float) and p))
             for table in tables
         )
         self._tensors = [*model.parameters()]
         self._arrays = [*map(_data, self._tensors)]
-        self._known = _is_ours(model, METHODS) and all(map(_is_ours, modules[1:]))
-        self._floats = {tensor.dtype for tensor in self._tensors} in ({float32}, {float64})
+        known = _is_ours(model, METHODS) and all(map(_is_ours, modules[1:]))
+        floats = {tensor.dtype for tensor in self._tensors} in ({float32}, {float64})
+        window = getattr(model.config, "sliding_window", None)
+        slides = window is not None and window < caches[0].max_tokens
+        always = {
+            CHANGED: not known,
+            "not all numbers are float32, or float64": not floats,
+            "the attention slides over fewer tokens than the cache has": slides,
+            "dropout acts": drops,
+        }
+        self._always = [reason for reason, holds in always.items() if holds]
+        self._device, self._vocab = model.device, model.embedding.num_embeddings
 
     def is_of(self, model: CausalLM, caches: list[nn.KVCache]) -> bool:
         """Whether model and caches are still those that the graphs were made of."""
@@ -85,7 +94,7 @@ class Decoder:
             self._same
             and model is self.model()
             and len(caches) == len(self.caches)
-            and all([cache is known() for cache, known in zip(caches, self.caches)])
+            and all(cache is known() for cache, known in zip(caches, self.caches))
             and all(map(is_, map(_data, self._tensors), self._arrays))
         )
 
@@ -96,27 +105,20 @@ class Decoder:
 
     def reasons(self, tokens: Tensor) -> Iterator[str]:
         """Why a launch does not do with tokens (B, 1) what the modules do, or what these would refuse."""
-        model, cache = self.model(), self.caches[0]()
-        assert model is not None  # whoever asks has it
-        device = model.device
+        yield from self._always
+        cache, mode, device, ids = self.caches[0](), of_thread.mode, self._device, tokens.data
         if cache is None or cache.length == cache.max_tokens:
             yield "the cache is full"
-        if not self._known or any(self._hooks):
+        if any(self._hooks):
             yield CHANGED
-        if current_graph() is not None or of_thread.mode.kernels == "plain":
+        if mode.graph is not None or mode.kernels == "plain":
             yield "a graph is captured, or plain kernels are chosen"
-        if not self._floats or is_grad_enabled() or is_autocast_enabled(device.type):
-            yield "gradients are recorded, or not all numbers are float32, or float64"
-        window = getattr(model.config, "sliding_window", None)
-        if window is not None and cache is not None and window < cache.max_tokens:
-            yield "the attention slides over fewer tokens than the cache has"
-        if self._drops:
-            yield "dropout acts"
-        vocab, ids = model.embedding.num_embeddings, tokens.data
+        if mode.enabled or is_autocast_enabled(device.type):
+            yield "gradients are recorded, or autocast chooses dtypes"
         if tokens.device is not device:
             yield "the tokens are on another device"
         elif ids.dtype.kind not in "iu" or (
-            device.type == "cpu" and not all(0 <= i < vocab for i in ids[:, 0].tolist())
+            device.type == "cpu" and not all(0 <= i < self._vocab for i in ids[:, 0].tolist())
         ):
             yield "a token is out of range, or no integer"
 

@@ -98,7 +98,7 @@ class KVCache:
             graph.before(lambda: me._check_room(me._tokens_of_launch))
             graph.count(functools.partial(KVCache._launched, me))
         before = self._tokens_of_launch
-        return graph.number(lambda: np.array([me.length + before + i for i in range(T)]))
+        return graph.number(lambda: np.arange(me.length + before, me.length + before + T))
 
     def _launched(self, sign: int) -> None:
         self.length += sign * self._tokens_of_launch

@@ -17,11 +17,10 @@ class Index(Function):
 
     def forward(self, x: Any, *, where: Any, basic: bool) -> Any:
         if self.needs[0]:
-            self.where, self.basic, kernels = where, basic, self.kernels
-            parts = where if isinstance(where, tuple) else (where,)
-            if any([isinstance(part, kernels.Array) for part in parts]):  # the caller may change them before backward
-                kept = [kernels.copy(part) if isinstance(part, kernels.Array) else part for part in parts]
-                self.where = tuple(kept) if isinstance(where, tuple) else kept[0]
+            kernels, parts = self.kernels, where if isinstance(where, tuple) else (where,)
+            # Copies of arrays, which the caller may change before backward.
+            kept = [kernels.copy(part) if isinstance(part, kernels.Array) else part for part in parts]
+            self.where, self.basic = tuple(kept) if isinstance(where, tuple) else kept[0], basic
         return self.kernels.indexing.index(x, where)
 
     def backward_into(self, dy: Any, dx: Any) -> None:
