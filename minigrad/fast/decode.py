@@ -75,13 +75,13 @@ class Decoder:
         floats = {tensor.dtype for tensor in self._tensors} in ({float32}, {float64})
         window = getattr(model.config, "sliding_window", None)
         slides = window is not None and window < caches[0].max_tokens
-        always = {
-            CHANGED: not known,
-            "not all numbers are float32, or float64": not floats,
-            "the attention slides over fewer tokens than the cache has": slides,
-            "dropout acts": drops,
-        }
-        self._always = [reason for reason, holds in always.items() if holds]
+        reasons = (
+            (not known, CHANGED),
+            (not floats, "not all numbers are float32, or float64"),
+            (slides, "the attention slides over fewer tokens than the cache has"),
+            (drops, "dropout acts"),
+        )
+        self._always = [reason for holds, reason in reasons if holds]
         self._device, self._vocab = model.device, model.embedding.num_embeddings
 
     def is_of(self, model: CausalLM, caches: list[nn.KVCache]) -> bool:

@@ -145,7 +145,8 @@ def _keep(model: nn.Module, caches: list[nn.KVCache]) -> None:
     Others may be reachable from what the caches hold, and would never be freed.
     """
     ours = type(model).__module__.startswith("minigrad.") and not (model._forward_hooks or model._forward_pre_hooks)
-    if ours and sum(cache.nbytes for cache in caches) <= MOST_KEPT:
+    held = caches[0]._held
+    if ours and len(caches) * held.numel() * held.element_size() <= MOST_KEPT:
         _kept[model] = caches
 
 

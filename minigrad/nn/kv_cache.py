@@ -32,19 +32,11 @@ class KVCache:
         self.length: int = 0
         self.max_tokens = max_tokens
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of keys and values, of all tokens that there is room for."""
-        return self._held.numel() * self._held.element_size()
-
     def begin_again(self, batch: int, max_tokens: int, like: Tensor) -> bool:
-        """Forget all tokens, if these arguments would make such a cache; else it is of no use for them."""
-        held = self._held
-        fits = (held.shape[1], self.max_tokens, held.dtype, held.device) == (batch, max_tokens, like.dtype, like.device)
-        if fits:
-            self.length = 0
-            self.decoder = self.decoder and self.decoder.for_next_text()
-        return fits
+        """Forget all tokens; whether these arguments would make such a cache."""
+        held, self.length = self._held, 0
+        self.decoder = self.decoder and self.decoder.for_next_text()
+        return (held.shape[1], self.max_tokens, held.dtype, held.device) == (batch, max_tokens, like.dtype, like.device)
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Append (B, nh, T, hs) keys and values; returns all so far. ValueError when the cache is full."""

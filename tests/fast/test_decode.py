@@ -13,7 +13,7 @@ import minigrad as mg
 from minigrad import Tensor, nn
 from minigrad.cpu_kernels import attention
 from minigrad.fast.decode import Decode
-from minigrad.models import GPT2, CausalLM, GPT2Config, Llama, LlamaConfig
+from minigrad.models import GPT2, CausalLM, GPT2Config, Llama, LlamaConfig, generation
 
 GPT = GPT2Config(vocab_size=19, block_size=10, n_layer=2, n_head=3, n_embd=72)
 LLAMA = LlamaConfig(19, 10, n_layer=2, n_head=6, n_kv_head=2, n_embd=36, n_inner=50, head_dim=8, rope_base=100.0)
@@ -204,10 +204,23 @@ def test_what_the_modules_refuse_is_refused() -> None:
         raises(ValueError, "KVCache holds 2 tokens; 2 are in it and 1 more came", lambda: model(tokens(2, 1), caches))
 
 
-def test_the_graph_goes_with_its_cache() -> None:
-    model, ids = gpt2(), tokens(1, 4)
-    caches = model.new_caches(1)
-    decoded(model, ids, caches)
-    graph = weakref.ref(caches[0].decoder.graphed)
-    del caches
-    assert graph() is None
+def test_the_next_text_launches_the_graph_of_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ids, drawn, sample = gpt2().float(), tokens(1, 2), [], generation.sample
+    monkeypatch.setattr(
+        generation, "sample", lambda logits, *rest: (drawn.append(logits.numpy()), sample(logits, *rest))[1]
+    )
+    texts = [model.generate(ids, 5, seed=1).tolist() for _ in range(2)]
+    assert texts[0] == texts[1] and np.array_equal(drawn[:5], drawn[5:10])  # to the last bit
+    graph = weakref.ref(generation._kept[model][0].decoder.graphed)
+    model.generate(ids, 5)
+    assert generation._kept[model][0].decoder.graphed is graph() and graph().graphs == 1
+    fresh = gpt2().float()
+    for each in (model, fresh):
+        replace_array(each)
+    assert model.generate(ids, 5, seed=1).tolist() == fresh.generate(ids, 5, seed=1).tolist() and graph() is None
+    caches = weakref.ref(generation._kept[model][0])
+    model.generate(tokens(2, 2), 5)  # of other sizes
+    assert caches() is None
+    caches = weakref.ref(generation._kept[model][0])
+    del model, each
+    assert caches() is None

@@ -392,10 +392,7 @@ class TaskKernel:
         """
         if recording.launches is not None:
             recording.launches.append(self.prepared(key, tasks, arguments))
-        if tasks == 1:
-            self.kernel(0, 1, *arguments)
-            return
-        if _forked:
+        if tasks == 1 or _forked:
             for task in range(tasks):
                 self.kernel(task, tasks, *arguments)
             return
