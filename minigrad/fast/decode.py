@@ -93,8 +93,7 @@ class Decoder:
         return (
             self._same
             and model is self.model()
-            and len(caches) == len(self.caches)
-            and all(cache is known() for cache, known in zip(caches, self.caches))
+            and caches == [known() for known in self.caches]
             and all(map(is_, map(_data, self._tensors), self._arrays))
         )
 

@@ -22,8 +22,8 @@ class ReduceMethods:
     __slots__ = ()
 
     def sum(
-        self: Tensor, dim: Dim = None, keepdim: bool = False, *, dtype: Any = None, axis: Dim = None,
-        keepdims: bool = False,
+        self: Tensor, dim: Dim = None, keepdim: bool = False, *,
+        dtype: Any = None, axis: Dim = None, keepdims: bool = False,
     ) -> Tensor:  # fmt: skip
         """Sum over ``dim`` (default all), cast to ``dtype`` first; integers and bool give int64."""
         axes = shapes.normalize_dims(dim, axis, self.ndim)
@@ -36,8 +36,8 @@ class ReduceMethods:
         return reduce.NanSum.apply(self, axes=shapes.normalize_dims(dim, None, self.ndim), keepdim=keepdim)
 
     def mean(
-        self: Tensor, dim: Dim = None, keepdim: bool = False, *, dtype: Any = None, axis: Dim = None,
-        keepdims: bool = False,
+        self: Tensor, dim: Dim = None, keepdim: bool = False, *,
+        dtype: Any = None, axis: Dim = None, keepdims: bool = False,
     ) -> Tensor:  # fmt: skip
         """Mean over ``dim`` (default all), cast to ``dtype`` first; floating tensors only."""
         if dtype is not None:
@@ -51,8 +51,8 @@ class ReduceMethods:
         return self.nansum(dim, keepdim) / self.isnan().logical_not().sum(dim, keepdim)
 
     def var(
-        self: Tensor, dim: Dim = None, unbiased: bool = True, keepdim: bool = False, *, correction: float | None = None,
-        axis: Dim = None, keepdims: bool = False,
+        self: Tensor, dim: Dim = None, unbiased: bool = True, keepdim: bool = False, *,
+        correction: float | None = None, axis: Dim = None, keepdims: bool = False,
     ) -> Tensor:  # fmt: skip
         """Variance over ``dim``, divided by n - correction. ``unbiased=False`` is a correction of 0, NumPy's default.
 
@@ -61,8 +61,8 @@ class ReduceMethods:
         return self._spread(reduce.Var, dim, unbiased, keepdim or keepdims, correction, axis)
 
     def std(
-        self: Tensor, dim: Dim = None, unbiased: bool = True, keepdim: bool = False, *, correction: float | None = None,
-        axis: Dim = None, keepdims: bool = False,
+        self: Tensor, dim: Dim = None, unbiased: bool = True, keepdim: bool = False, *,
+        correction: float | None = None, axis: Dim = None, keepdims: bool = False,
     ) -> Tensor:  # fmt: skip
         """Square root of ``var``; its gradient is 0 where it is 0."""
         return self._spread(reduce.Std, dim, unbiased, keepdim or keepdims, correction, axis)
@@ -81,9 +81,14 @@ class ReduceMethods:
         return op.apply(self, axes=shapes.normalize_dims(dim, axis, self.ndim), keepdim=keepdim, correction=correction)
 
     def norm(
-        self: Tensor, p: float | str = 2, dim: Dim = None, keepdim: bool = False, *, axis: Dim = None,
+        self: Tensor,
+        p: float | str = 2,
+        dim: Dim = None,
+        keepdim: bool = False,
+        *,
+        axis: Dim = None,
         keepdims: bool = False,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """(sum |x|^p)^(1/p) over ``dim`` (default all); for infinite p the largest (smallest) |x|, for p = 0 the number
         of x that are not 0. The gradient of the Euclidean norm is 0 where it is 0.
         """

@@ -109,9 +109,7 @@ class ShapeMethods:
     @property
     def mT(self: Tensor) -> Tensor:
         """The last two dimensions exchanged (a view)."""
-        if self.ndim < 2:
-            raise bad_value(f".mT of shape {self.shape}: expected at least two dimensions")
-        return self.transpose(-2, -1)
+        return _matrices(".mT", self).transpose(-2, -1)
 
     def expand(self: Tensor, *shape: Any) -> Tensor:
         """A read-only view with size-1 and new leading dimensions repeated; -1 keeps a size."""

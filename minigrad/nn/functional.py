@@ -208,15 +208,9 @@ def _added(residual: Tensor, x: Tensor, weight: Tensor) -> bool:
 
 
 def feed_forward(
-    x: Tensor,
-    weight: Tensor,
-    bias: Weight,
-    weight2: Tensor,
-    bias2: Tensor | None,
-    approximate: str = "none",
-    *,
+    x: Tensor, weight: Tensor, bias: Weight, weight2: Tensor, bias2: Tensor | None, approximate: str = "none", *,
     residual: Tensor | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """``linear(gelu(linear(x, weight, bias), approximate), weight2, bias2, residual=residual)`` in one operation:
     x (..., in), weight (hidden, in), weight2 (out, hidden) -> (..., out).
 
@@ -375,12 +369,9 @@ def _affine(name: str, x: Tensor, shape: tuple[int, ...], weight: Weight, bias: 
 
 
 def rope(
-    x: Tensor,
-    positions: Tensor,
-    base: float = 10000.0,
-    interleaved: bool = False,
+    x: Tensor, positions: Tensor, base: float = 10000.0, interleaved: bool = False,
     frequencies: Sequence[float] | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Rotary position embedding of queries or keys: x (..., T, D), D even -> the same shape.
 
     Pair j of a row is rotated by the row's position times base^(-2j / D), or times frequencies[j] if the D / 2

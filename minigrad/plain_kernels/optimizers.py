@@ -22,10 +22,7 @@ class ParamTable:
     __slots__ = ("arrays", "dtype", "weights")
 
     def __init__(
-        self,
-        params: Sequence[np.ndarray],
-        *states: Sequence[np.ndarray],
-        weights: Sequence[np.ndarray] | None = None,
+        self, params: Sequence[np.ndarray], *states: Sequence[np.ndarray], weights: Sequence[np.ndarray] | None = None
     ) -> None:
         if any(len(arrays) != len(params) for arrays in states):
             counts = " and ".join(str(len(arrays)) for arrays in states)
