@@ -86,55 +86,22 @@ def test_bits_do_not_depend_on_threads(n_embd: int, monkeypatch: pytest.MonkeyPa
 # ---------------------------------------------------------------------- changes between two tokens
 
 
-def replace_layer(model: CausalLM) -> None:
-    model.h[1].mlp.c_fc = nn.Linear(72, 288).double()
+CHANGES: dict[str, Callable[[Any], object]] = {
+    "layer": lambda model: setattr(model.h[1].mlp, "c_fc", nn.Linear(72, 288).double()),
+    "parameter": lambda model: setattr(model.h[1].ln_1, "weight", nn.Parameter(mg.full((72,), 2.0, dtype=mg.float64))),
+    "array": lambda model: setattr(model.wte.weight, "data", model.wte.weight.data * 2),
+    "in place": lambda model: mg.no_grad()(model.h[0].attn.c_attn.weight.mul_)(0.5),
+    "class": lambda model: setattr(model.h[0].mlp, "gelu", nn.ReLU()),
+    "hook": lambda model: model.h[0].mlp.register_forward_hook(lambda module, args, y: 2 * y),
+    "pre-hook": lambda model: model.h[1].mlp.register_forward_pre_hook(lambda module, args: (2 * args[0],)),
+    "own hook": lambda model: model.register_forward_hook(lambda module, args, y: 2 * y),
+    "forward": lambda model: setattr(model.h[0].mlp, "forward", lambda x, residual=None: 0.1 * x),
+    "option": lambda model: setattr(model.ln_f, "eps", 10.0),
+}
 
 
-def replace_parameter(model: CausalLM) -> None:
-    model.h[1].ln_1.weight = nn.Parameter(mg.full((72,), 2.0, dtype=mg.float64))
-
-
-def replace_array(model: CausalLM) -> None:
-    model.wte.weight.data = model.wte.weight.data * 2
-
-
-def change_in_place(model: CausalLM) -> None:
-    with mg.no_grad():
-        model.h[0].attn.c_attn.weight.mul_(0.5)
-
-
-def other_class(model: CausalLM) -> None:
-    model.h[0].mlp.gelu = nn.ReLU()
-
-
-def hook(model: CausalLM) -> None:
-    model.h[0].mlp.register_forward_hook(lambda module, args, y: 2 * y)
-
-
-def pre_hook(model: CausalLM) -> None:
-    model.h[1].mlp.register_forward_pre_hook(lambda module, args: (2 * args[0],))
-
-
-def own_hook(model: CausalLM) -> None:
-    model.register_forward_hook(lambda module, args, y: 2 * y)
-
-
-def another_forward(model: CausalLM) -> None:
-    model.h[0].mlp.forward = lambda x, residual=None: 0.1 * x
-
-
-def an_option(model: CausalLM) -> None:
-    model.ln_f.eps = 10.0
-
-
-CHANGES = [
-    replace_layer, replace_parameter, replace_array, change_in_place, other_class, hook, pre_hook, own_hook,
-    another_forward, an_option,
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-def test_a_change_of_the_model_counts_from_the_next_token_on(change: Callable[[CausalLM], None]) -> None:
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_of_the_model_counts_from_the_next_token_on(change: str) -> None:
     ids, found = tokens(2, 9), {}
     for way in ("graph", "modules"):
         model = gpt2()
@@ -146,7 +113,7 @@ def test_a_change_of_the_model_counts_from_the_next_token_on(change: Callable[[C
             model(ids[:, :3], caches)
             before = [model(ids[:, t : t + 1], caches).numpy() for t in range(3, 6)]
             assert by_graph(model, ids[:, :1], caches) == (way == "graph") == (caches[0].decoder.graphed.graphs == 1)
-            change(model)
+            CHANGES[change](model)
             found[way] = before + [model(ids[:, t : t + 1], caches).numpy() for t in range(6, 9)]
     np.testing.assert_allclose(found["graph"], found["modules"], rtol=1e-11, atol=1e-11)
     with mg.no_grad():
@@ -216,7 +183,7 @@ def test_the_next_text_launches_the_graph_of_the_last(monkeypatch: pytest.Monkey
     assert generation._kept[model][0].decoder.graphed is graph() and graph().graphs == 1
     fresh = gpt2().float()
     for each in (model, fresh):
-        replace_array(each)
+        CHANGES["array"](each)
     assert model.generate(ids, 5, seed=1).tolist() == fresh.generate(ids, 5, seed=1).tolist() and graph() is None
     caches = weakref.ref(generation._kept[model][0])
     model.generate(tokens(2, 2), 5)  # of other sizes
