@@ -61,9 +61,7 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != full:
             raise
-    raise MissingKernelError(
-        f"there are no {name!r} kernels for the device 'cuda' in this release; move the tensors to Device('cpu')"
-    )
+    raise MissingKernelError(f"there are no {name!r} kernels for the device 'cuda'; move the tensors to Device('cpu')")
 
 
 families.find = functools.partial(getattr, sys.modules[__name__])

@@ -58,10 +58,8 @@ def add_matmul(y: Array, a: Array, b: Array) -> None:
     a, b, shape = broadcast(a, b)
     fits = a.dtype == b.dtype and (y.dtype == a.dtype or (a.dtype.name in HALVES and y.dtype == np.float32))
     if not fits or y.dtype.kind in "iub" or y.shape != shape or not y.contiguous:
-        raise ValueError(
-            f"add_matmul of {a!r} and {b!r} to {y!r}: expected a C-contiguous array {shape}, all float32 or all "
-            "float64, or float32 for half floats"
-        )
+        expected = f"a C-contiguous array {shape}, all float32 or all float64, or float32 for half floats"
+        raise ValueError(f"add_matmul of {a!r} and {b!r} to {y!r}: expected {expected}")
     if a.shape[-1]:
         multiply(problem(y, a, b, None, y, ADD))
 

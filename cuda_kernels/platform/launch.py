@@ -109,9 +109,8 @@ class Kernel(compiler.Declaration):
                 if word not in a.words:
                     raise self._misfit(args)
                 if a.memory.device != device:
-                    raise libcuda.CudaError(
-                        f"kernel {self} was launched on cuda:{device} with an array of cuda:{a.memory.device}"
-                    )
+                    there = f"an array of cuda:{a.memory.device}"
+                    raise libcuda.CudaError(f"kernel {self} was launched on cuda:{device} with {there}")
                 values.append(a.pointer)
             elif word is None:
                 values.append(a)
@@ -155,10 +154,9 @@ class Kernel(compiler.Declaration):
     def _load(self, device: int) -> ctypes.c_void_p:
         found = memory.capability(device)
         if found < self.capability or (self.only and found != self.capability):
-            raise libcuda.CudaError(
-                f"kernel {self} needs compute capability {_dotted(self.capability)}{' exactly' if self.only else ''}, "
-                f"cuda:{device} has {_dotted(found)}"
-            )
+            needed = _dotted(self.capability) + (" exactly" if self.only else "")
+            has = f"cuda:{device} has {_dotted(found)}"
+            raise libcuda.CudaError(f"kernel {self} needs compute capability {needed}, {has}")
         cubin = compiler.to_cubin(self, found)
         memory.set_device(device)  # also where this is the first that the thread asks of it: loading needs its context
         function = libcuda.load(cubin, self.symbol, self.shared_bytes)
@@ -229,10 +227,8 @@ def kernel(
     def declare(function: Callable[..., None]) -> Kernel:
         parameters = function.__code__.co_varnames[: function.__code__.co_argcount]
         if len(words) != len(parameters):
-            raise ValueError(
-                f"kernel {function.__name__}({', '.join(parameters)}) has {len(words)} words for "
-                f"{len(parameters)} parameters: ({', '.join(words)})"
-            )
+            shown = f"kernel {function.__name__}({', '.join(parameters)})"
+            raise ValueError(f"{shown} has {len(words)} words for {len(parameters)} parameters: ({', '.join(words)})")
         full = f"{function.__module__.rpartition('.')[2]}.{name or function.__name__}{of and '_'}{of}"
         if full in KERNELS:
             raise ValueError(f"there are two kernels {full}")

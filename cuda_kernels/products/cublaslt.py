@@ -99,10 +99,8 @@ def find_library() -> ctypes.PyDLL:
         found = ctypes.PyDLL(str(loaded.abs_path), handle=loaded._handle_uint)
     except (ImportError, RuntimeError, OSError) as error:
         wheel = "nvidia-cublas" if _newest() >= (13, 0) else "nvidia-cublas-cu12"
-        raise OSError(
-            f"cuBLASLt is not found ({error}): pip install {wheel}, or choose the kernels of this package by "
-            'MINIGRAD_GEMM=numba or minigrad.cuda.set_gemm("numba")'
-        ) from error
+        remedy = f'pip install {wheel}, or choose our kernels by MINIGRAD_GEMM=numba or minigrad.cuda.set_gemm("numba")'
+        raise OSError(f"cuBLASLt is not found ({error}): {remedy}") from error
     for name, arguments in FUNCTIONS.items():
         getattr(found, name).argtypes = arguments
     found.cublasLtGetStatusString.restype = ctypes.c_char_p
@@ -273,10 +271,8 @@ def multiply(p: Problem, tf32: bool) -> None:
     wide = p.y.dtype if p.y.dtype == np.float64 else np.dtype(np.float32)
     product = empty(p.y.shape, wide, p.y.device)
     if not _run(p._replace(y=product, bias=None, other=None), 0, tf32):
-        raise CublasLtError(
-            f"cuBLASLt has no algorithm for a product of {p.a!r} and {p.b!r} to {wide.name}; "
-            'MINIGRAD_GEMM=numba or minigrad.cuda.set_gemm("numba") chooses the kernels of this package'
-        )
+        remedy = 'MINIGRAD_GEMM=numba or minigrad.cuda.set_gemm("numba") chooses the kernels of this package'
+        raise CublasLtError(f"cuBLASLt has no algorithm for a product of {p.a!r} and {p.b!r} to {wide.name}; {remedy}")
     if p.a.dtype.itemsize == 2:
         finish4(p, product, 1)
     else:

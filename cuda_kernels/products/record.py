@@ -73,10 +73,8 @@ def problem(
 def broadcast(a: Array, b: Array) -> tuple[Array, Array, tuple[int, ...]]:
     """a and b with the same leading dimensions, and the shape of their product. ValueError if they have none."""
     if a.ndim < 2 or b.ndim < 2 or a.shape[-1] != b.shape[-2]:
-        raise ValueError(
-            f"matmul of {a.shape} and {b.shape}: expected (..., M, K) and (..., K, N) with the same K and "
-            "broadcastable leading dimensions"
-        )
+        expected = "(..., M, K) and (..., K, N) with the same K and broadcastable leading dimensions"
+        raise ValueError(f"matmul of {a.shape} and {b.shape}: expected {expected}")
     if a.ndim + b.ndim == 4:
         return a, b, (a.shape[0], b.shape[1])
     batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])

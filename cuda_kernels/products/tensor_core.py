@@ -46,10 +46,8 @@ def multiply(p: Problem) -> None:
     """
     operand, out = p.a.dtype.name, p.y.dtype.name
     if p.a.dtype != p.b.dtype or (operand, out) not in PAIRS:
-        raise TypeError(
-            f"tensor cores multiply two arrays of one dtype, bfloat16, float16 or float32, to that or float32; "
-            f"got {operand} and {p.b.dtype.name} to {out}"
-        )
+        known = "two arrays of one dtype, bfloat16, float16 or float32, to that or float32"
+        raise TypeError(f"tensor cores multiply {known}; got {operand} and {p.b.dtype.name} to {out}")
     a_kind, b_kind = along(p.a, -1), along(p.b, -2)
     if not a_kind or not b_kind:
         a, b = (x if kind else _aligned(x) for x, kind in ((p.a, a_kind), (p.b, b_kind)))

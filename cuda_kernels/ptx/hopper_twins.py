@@ -47,10 +47,8 @@ class Barrier:
     def arrive(self) -> None:
         """One arrival; the phase may end."""
         if not self.pending:
-            raise SimulationError(
-                f"mbarrier {self.address:#x}: thread {simulator.block().current.number} arrives at phase {self.phase}, "
-                f"which has had its {self.count} arrivals"
-            )
+            arrives = f"thread {simulator.block().current.number} arrives at phase {self.phase}"
+            raise SimulationError(f"mbarrier {self.address:#x}: {arrives}, which has had its {self.count} arrivals")
         self.pending -= 1
 
     def ended(self, parity: int) -> bool:
@@ -93,10 +91,8 @@ def _barrier(address: Any) -> Barrier:
         raise SimulationError(f"there is no mbarrier at shared address {int(address):#x}")
     block = simulator.block()
     if barrier.made_by != block.current.number and barrier.epoch == block.epoch:
-        raise SimulationError(
-            f"race: thread {block.current.number} uses the mbarrier {int(address):#x} that thread {barrier.made_by} "
-            "made, without a barrier between"
-        )
+        uses = f"thread {block.current.number} uses the mbarrier {int(address):#x}"
+        raise SimulationError(f"race: {uses} that thread {barrier.made_by} made, without a barrier between")
     return barrier
 
 
@@ -185,9 +181,8 @@ def tma_load(address: Any, source: Any, x: Any, y: Any, z: Any, barrier: Any) ->
     for warp, reading in _readers().items():
         for other, first, last in reading.ranges():
             if other is array and first < offset + len(data) and offset < last:
-                raise SimulationError(
-                    f"TMA copies to shared address {int(address):#x}, where a wgmma of warp {warp} may still read"
-                )
+                where = f"shared address {int(address):#x}"
+                raise SimulationError(f"TMA copies to {where}, where a wgmma of warp {warp} may still read")
     array.begin_copy(offset, len(data), bulk=True)
     target.copies.append((array, offset, data))
 

@@ -171,10 +171,8 @@ def _complete(x: Array, parts: list[Any]) -> list[Any]:
 def _check_mask(mask: Any, x: Array, axis: int) -> None:
     for i, (n, m) in enumerate(zip(x.shape[axis:], mask.shape, strict=False)):
         if n != m:
-            raise IndexError(
-                f"boolean index did not match indexed array along axis {axis + i}; size of axis is {n} but size of "
-                f"corresponding boolean axis is {m}"
-            )
+            along = f"along axis {axis + i}; size of axis is {n} but size of corresponding boolean axis is {m}"
+            raise IndexError(f"boolean index did not match indexed array {along}")
 
 
 def _places(x: Array, view: Array, arrays: list[_Part]) -> tuple[Array, tuple[int, ...]]:
@@ -184,9 +182,8 @@ def _places(x: Array, view: Array, arrays: list[_Part]) -> tuple[Array, tuple[in
         shape = np.broadcast_shapes(*(indices.shape for indices in found))
     except ValueError:
         shapes = " ".join(str(indices.shape) for indices in found)
-        raise IndexError(
-            f"shape mismatch: indexing arrays could not be broadcast together with shapes {shapes}"
-        ) from None
+        what = "indexing arrays could not be broadcast together"
+        raise IndexError(f"shape mismatch: {what} with shapes {shapes}") from None
     places: Any = 0
     for part, indices in zip(arrays, found, strict=True):
         places = APPEND_INDEX(places, indices, math.prod(view.shape[d] for d in part.dims))

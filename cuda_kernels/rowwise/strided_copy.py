@@ -46,9 +46,8 @@ def copy_into(y: Array, x: Array) -> None:
     Raises ValueError if shapes or dtypes differ.
     """
     if y.shape != x.shape or y.dtype != x.dtype:
-        raise ValueError(
-            f"copy_into takes arrays of one shape and dtype: got {y.dtype} {y.shape} and {x.dtype} {x.shape}"
-        )
+        got = f"{y.dtype} {y.shape} and {x.dtype} {x.shape}"
+        raise ValueError(f"copy_into takes arrays of one shape and dtype: got {got}")
     if not y.size:
         return
     dimensions, run = list(collapse(y.shape, y.strides, x.strides)), y.itemsize

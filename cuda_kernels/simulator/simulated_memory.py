@@ -46,10 +46,8 @@ class Pointer:
         """The position of element ``i`` in the allocation, of which ``n`` elements from there on must be inside."""
         place = self.base + int(i)
         if not 0 <= place <= len(self.view) - n:
-            raise SimulationError(
-                f"index {i} is outside the memory that the pointer belongs to: "
-                f"{-self.base} to {len(self.view) - self.base - 1} exist"
-            )
+            exist = f"{-self.base} to {len(self.view) - self.base - 1} exist"
+            raise SimulationError(f"index {i} is outside the memory that the pointer belongs to: {exist}")
         return place
 
     def address(self, i: int) -> int:
@@ -115,17 +113,13 @@ class SharedArray:
         """The running thread may use an element that ``last`` used before."""
         now = self._block.stamp
         if place in self._copied_by:
-            raise SimulationError(
-                f"thread {now.thread} {what} shared element {self._index(place)} before thread "
-                f"{self._copied_by[place]} has waited for its asynchronous copy"
-            )
+            first = f"before thread {self._copied_by[place]} has waited for its asynchronous copy"
+            raise SimulationError(f"thread {now.thread} {what} shared element {self._index(place)} {first}")
         if trace is None and last is not None and last.thread != now.thread and last.epoch == now.epoch:
             same_warp = last.thread // WARP == now.thread // WARP
             if not (same_warp and last.warp_epoch < now.warp_epoch):
-                raise SimulationError(
-                    f"race: thread {now.thread} {what} shared element {self._index(place)} that thread {last.thread} "
-                    "used, without a barrier between"
-                )
+                used = f"shared element {self._index(place)} that thread {last.thread} used"
+                raise SimulationError(f"race: thread {now.thread} {what} {used}, without a barrier between")
 
     def _index(self, place: int) -> int | tuple[int, ...]:
         """Where the ``place``-th element is, in a kernel's words."""
@@ -221,9 +215,8 @@ class SharedArray:
         if self._copied_by:
             for i in np.unique(offsets // self.values.itemsize).tolist():
                 if i in self._copied_by:
-                    raise SimulationError(
-                        f"shared element {i} is read before the copy that thread {self._copied_by[i]} began has arrived"
-                    )
+                    copy = f"the copy that thread {self._copied_by[i]} began"
+                    raise SimulationError(f"shared element {i} is read before {copy} has arrived")
         return self.values.view(np.uint16)[offsets // 2]
 
 

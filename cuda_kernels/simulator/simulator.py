@@ -187,10 +187,9 @@ class SimulatedBlock:
             for thread in alive:
                 waits = thread.waits_for or ENDED
                 waiting[waits[1].description() if waits[0] == "until" else waits[0]] = thread.number
-            raise SimulationError(
-                f"block {self.index} cannot go on: of {ended + len(alive)} threads {ended} have ended, and others wait "
-                + ", ".join(f"at {'syncthreads' if w == 'block' else w} (thread {n})" for w, n in waiting.items())
-            )
+            others = ", ".join(f"at {'syncthreads' if w == 'block' else w} (thread {n})" for w, n in waiting.items())
+            state = f"of {ended + len(alive)} threads {ended} have ended, and others wait {others}"
+            raise SimulationError(f"block {self.index} cannot go on: {state}")
         self.epoch += 1
         return at_barrier
 

@@ -208,10 +208,8 @@ class Communicator(Closing, ABC):
         """The next call; ``rest`` are other fields of Call."""
         self._check_usable(kind)
         if not self.captures and capturing.recorded() is not None:
-            raise cuda.CaptureError(
-                f"{kind}() during capture: {type(self).__name__} exchanges data by the host, and a graph's launch "
-                "could not do that again; capture collectives of NcclCommunicator"
-            )
+            why = f"{type(self).__name__} exchanges data by the host, and a graph's launch could not do that again"
+            raise cuda.CaptureError(f"{kind}() during capture: {why}; capture collectives of NcclCommunicator")
         self._sequence += 1
         return Call(kind, self._sequence, self.step, send, recv, **rest)
 
@@ -231,18 +229,15 @@ class Communicator(Closing, ABC):
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{name}: {what} is a {type(tensor).__name__}, expected a minigrad Tensor")
         if not self._serves(tensor.device):
-            raise ValueError(
-                f"{name}: {what} is on {tensor.device}, {type(self).__name__} serves {self.device}; "
-                f"move it with .to({str(self.device)!r})"
-            )
+            here = f"{type(self).__name__} serves {self.device}; move it with .to({str(self.device)!r})"
+            raise ValueError(f"{name}: {what} is on {tensor.device}, {here}")
         array = tensor.data
         if array.dtype not in SUPPORTED:
             raise TypeError(f"{name}: {what} has dtype {array.dtype}, expected one of {', '.join(map(str, SUPPORTED))}")
         if not array.flags.c_contiguous:
-            raise ValueError(
-                f"{name}: {what} of shape {tuple(array.shape)} is not contiguous (a transposed or sliced view); "
-                "pass .contiguous()" + (", and copy the result back" if writes else "")
-            )
+            remedy = "pass .contiguous()" + (", and copy the result back" if writes else "")
+            kind = f"of shape {tuple(array.shape)} is not contiguous (a transposed or sliced view)"
+            raise ValueError(f"{name}: {what} {kind}; {remedy}")
         if writes and not getattr(array.flags, "writeable", True):
             raise ValueError(f"{name}: {what} of shape {tuple(array.shape)} is read-only; pass a clone()")
         return array
@@ -257,14 +252,11 @@ class Communicator(Closing, ABC):
             raise TypeError(f"{name}: send has dtype {a.dtype}, recv {b.dtype}; they must be the same")
         if a.size * recv_parts != b.size * send_parts:
             wanted = a.size * recv_parts / send_parts
-            raise ValueError(
-                f"{name}: send has shape {tuple(a.shape)} and recv {tuple(b.shape)}; with {self.world_size} ranks "
-                + (
-                    f"recv needs {int(wanted)} elements"
-                    if wanted.is_integer()
-                    else f"send must have {self.world_size} times as many elements as recv"
-                )
-            )
+            needs = f"send must have {self.world_size} times as many elements as recv"
+            if wanted.is_integer():
+                needs = f"recv needs {int(wanted)} elements"
+            shown = f"send has shape {tuple(a.shape)} and recv {tuple(b.shape)}"
+            raise ValueError(f"{name}: {shown}; with {self.world_size} ranks {needs}")
         if self.world_size > 1 and a.size and send.device.kernels.may_share_memory(a, b):
             part, whole = sorted((a, b), key=lambda array: int(array.size))
             if a.size == b.size or address_of(part) != address_of(whole) + self.rank * part.nbytes:

@@ -90,10 +90,8 @@ def discover_place(
     if own is None or size is None:
         there = next(name for name in (launcher.rank, *launcher.size, *launcher.local) if name in environ)
         missing = launcher.rank if own is None else " or ".join(launcher.size)
-        raise RendezvousError(
-            f"{there}={environ[there]} is set, but {missing} is not: who launched this process should set both "
-            "(or pass rank= and world_size=)"
-        )
+        both = "who launched this process should set both (or pass rank= and world_size=)"
+        raise RendezvousError(f"{there}={environ[there]} is set, but {missing} is not: {both}")
     _check(*own, *size)
     local = _first(launcher.local, environ)
     if local_rank is None and local is not None:

@@ -77,10 +77,8 @@ def init_process_group(
         with Store(*meeting, secret=secret, timeout=remaining(deadline) or 0.001) as store:
             return _nccl(store.all_gather, place, chosen, deadline, timeout)
     if not place.mpi:
-        raise place.error(
-            f"{place.world_size} NCCL ranks have no place to meet: set MASTER_ADDR (and MASTER_PORT) on all ranks "
-            "to the host of rank 0, or pass master_addr= and master_port="
-        )
+        remedy = "set MASTER_ADDR (and MASTER_PORT) on all ranks, or pass master_addr= and master_port="
+        raise place.error(f"{place.world_size} NCCL ranks have no place to meet: {remedy}, to the host of rank 0")
     with _mpi(remaining(deadline) or 0.001, deadline, place) as mpi:
         return _nccl(lambda value: all_gather_bytes(mpi, value), place, chosen, deadline, timeout)
 
@@ -190,10 +188,8 @@ class DistributedTrainConfig:
         if self.local_rank is not None:
             check_int("local_rank", self.local_rank, 0, self.world_size - 1)
         if self.backend not in KINDS:
-            raise ValueError(
-                f"backend is {self.backend!r}, expected one of {', '.join(KINDS)} (there is no 'auto', which would "
-                "hide that a GPU is missing)"
-            )
+            known = f"{', '.join(KINDS)} (there is no 'auto', which would hide that a GPU is missing)"
+            raise ValueError(f"backend is {self.backend!r}, expected one of {known}")
         expected = ROLES[min(self.rank, 1)]
         if self.role not in (None, expected):
             known = ", ".join(ROLES)
@@ -262,8 +258,6 @@ def parse_address(address: str) -> tuple[str, int]:
     text = address if type(address) is str else ""
     found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})", text)
     if found is None or not 0 < int(found[2]) < 2**16:
-        raise ValueError(
-            f"the coordinator's address is {address!r}, expected HOST:PORT with a port from 1 to 65535, such as "
-            "node1:29500 or [::1]:29500"
-        )
+        expected = "HOST:PORT with a port from 1 to 65535, such as node1:29500 or [::1]:29500"
+        raise ValueError(f"the coordinator's address is {address!r}, expected {expected}")
     return found[1].strip("[]"), int(found[2])

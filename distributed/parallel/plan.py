@@ -261,10 +261,9 @@ def plans(job: Job, machine: Machine, ranks: int) -> list[Prediction]:
     if least is None:
         raise PlanError(f"no mesh of {ranks} ranks shares {job.batch} sequences evenly; take another --batch")
     if not best:
-        raise PlanError(
-            f"no mesh of {ranks} ranks fits into {machine.memory / 1e9:.0f} GB a rank; the smallest, "
-            f"{least.choice.mesh} in stage {least.choice.stage}, needs {least.memory / 1e9:.1f} GB; take more ranks"
-        )
+        smallest = f"{least.choice.mesh} in stage {least.choice.stage}, needs {least.memory / 1e9:.1f} GB"
+        room = f"{machine.memory / 1e9:.0f} GB a rank"
+        raise PlanError(f"no mesh of {ranks} ranks fits into {room}; the smallest, {smallest}; take more ranks")
     return sorted(best.values(), key=lambda found: (found.seconds, found.memory))
 
 

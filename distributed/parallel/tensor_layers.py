@@ -285,10 +285,9 @@ def vocab_parallel_cross_entropy(
     """
     begin, end = part_of(classes, communicator)
     if logits.ndim != 2 or logits.shape[1] != end - begin or target.shape != logits.shape[:1]:
-        raise bad_value(
-            f"vocab_parallel_cross_entropy: logits {logits.shape}, target {target.shape}; expected "
-            f"(N, {end - begin}) for classes {begin} to {end} of {classes}, and (N,)"
-        )
+        expected = f"(N, {end - begin}) for classes {begin} to {end} of {classes}, and (N,)"
+        got = f"logits {logits.shape}, target {target.shape}"
+        raise bad_value(f"vocab_parallel_cross_entropy: {got}; expected {expected}")
     if weight is not None and weight.shape != (classes,):
         raise bad_value(f"vocab_parallel_cross_entropy: weight {weight.shape}; expected ({classes},)")
     bad = logits.device.kernels.cross_entropy.check_targets(target.long().data, classes, ignore_index)

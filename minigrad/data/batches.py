@@ -72,10 +72,8 @@ class EpochSampler:
         if not 0 <= seed < 2**64:
             raise DataError(f"seed must be in [0, 2**64), got {seed}")
         if drop_last and n < batch_size:
-            raise DataError(
-                f"{n} samples do not fill one batch of {batch_size}, and drop_last drops what is not full: use a "
-                "smaller batch size or drop_last=False"
-            )
+            remedy = "drop_last drops what is not full: use a smaller batch size or drop_last=False"
+            raise DataError(f"{n} samples do not fill one batch of {batch_size}, and {remedy}")
         shard(n, rank, world_size)  # checks both
         self.n = n
         self.batch_size = batch_size
@@ -307,10 +305,9 @@ def train_val_split(tokens: Row, val_fraction: float = 0.1, block_size: int = 1)
     n_train = len(tokens) - n_val
     if min(n_train, n_val) < block_size + 1:
         needed = min_tokens(block_size, val_fraction)
-        raise DataError(
-            f"{len(tokens):,} tokens split into {n_train:,} for training and {n_val:,} for validation, but a window of "
-            f"block size {block_size} takes {block_size + 1:,}: at least {needed:,} tokens are needed"
-        )
+        parts = f"{n_train:,} for training and {n_val:,} for validation"
+        wanted = f"a window of block size {block_size} takes {block_size + 1:,}: at least {needed:,} tokens are needed"
+        raise DataError(f"{len(tokens):,} tokens split into {parts}, but {wanted}")
     return tokens[:n_train], tokens[n_train:]
 
 
@@ -344,10 +341,8 @@ def _windows(tokens: Row, batch_size: int, block_size: int, part: str) -> Row:
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
         raise DataError(f"tokens must be a row of integers, got shape {tokens.shape} of {tokens.dtype}")
     if len(tokens) < block_size + 1:
-        raise DataError(
-            f"the {part} part has {len(tokens):,} tokens, a window of block size {block_size} takes "
-            f"{block_size + 1:,}: use more text or a smaller block size"
-        )
+        wanted = f"a window of block size {block_size} takes {block_size + 1:,}: use more text or a smaller block size"
+        raise DataError(f"the {part} part has {len(tokens):,} tokens, {wanted}")
     return sliding_window_view(tokens, block_size + 1)
 
 

@@ -236,10 +236,8 @@ class BytePairTokenizer(LibraryTokenizer):
         if not text:
             raise DataError("the text is empty: there are no merges to learn")
         if vocab_size < 256 + len(special_tokens):
-            raise DataError(
-                f"vocab_size must be at least {256 + len(special_tokens)} (256 bytes and {len(special_tokens)} special "
-                f"tokens), got {vocab_size}"
-            )
+            least = f"{256 + len(special_tokens)} (256 bytes and {len(special_tokens)} special tokens)"
+            raise DataError(f"vocab_size must be at least {least}, got {vocab_size}")
         if not all(special_tokens) or len(set(special_tokens)) < len(special_tokens):
             raise DataError("a special token is empty, or comes twice")
         for each in (text, *special_tokens):

@@ -67,10 +67,8 @@ def load_corpus(source: Source = "pydoc", min_characters: int = 1) -> Corpus:
     else:
         text, name, origin = _files([source] if isinstance(source, str | os.PathLike) else list(source))
     if len(text) < max(1, min_characters):
-        raise DataError(
-            f"the corpus {name} has {len(text):,} characters, at least {max(1, min_characters):,} are needed: "
-            "give more text, or use a smaller block size"
-        )
+        needed = f"at least {max(1, min_characters):,} are needed: give more text, or use a smaller block size"
+        raise DataError(f"the corpus {name} has {len(text):,} characters, {needed}")
     sha256 = hashlib.sha256(text.encode()).hexdigest()
     return Corpus(text, name, {**origin, "characters": len(text), "sha256": sha256})
 
@@ -83,10 +81,8 @@ def _pydoc() -> tuple[str, str, dict[str, str | int | list[str]]]:
     try:
         topics: dict[str, str] = importlib.import_module("pydoc_data.topics").topics
     except (ImportError, AttributeError):
-        raise DataError(
-            f"this build of Python ({version}) lacks pydoc_data.topics, the default corpus: give your own text with "
-            "--data FILE, or --data shakespeare"
-        ) from None
+        remedy = "the default corpus: give your own text with --data FILE, or --data shakespeare"
+        raise DataError(f"this build of Python ({version}) lacks pydoc_data.topics, {remedy}") from None
     # Topics quote each other (the page on compound statements holds that on `while`). Repeats are left out, so that the
     # validation part, the end, is text that the training part does not contain.
     seen: set[str] = set()

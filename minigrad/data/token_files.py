@@ -55,10 +55,8 @@ def open_tokens(path: durable.StrPath, format: TokenFormat = "nanogpt") -> np.me
             if format == "llm.c":
                 count = _read_count(path, file)
                 if size != offset + count * _TOKEN.itemsize:
-                    raise DataError(
-                        f"{path}: its header counts {count:,} tokens, {offset + count * _TOKEN.itemsize:,} bytes in "
-                        f"all, but the file has {size:,} bytes"
-                    )
+                    counted = f"its header counts {count:,} tokens, {offset + count * _TOKEN.itemsize:,} bytes in all"
+                    raise DataError(f"{path}: {counted}, but the file has {size:,} bytes")
             if (size - offset) % _TOKEN.itemsize:
                 raise DataError(f"{path} has {size:,} bytes, an odd number: it does not hold 16-bit tokens")
             if size == offset:

@@ -63,10 +63,9 @@ class CharTokenizer:
             position = int(ids.argmin())
             line = text.count("\n", 0, position) + 1
             character = text[position]
-            raise DataError(
-                f"the character {character!r} (U+{ord(character):04X}) at position {position:,}, line {line:,}, is not "
-                f"among the {self.vocab_size} characters of the vocabulary"
-            )
+            place = f"(U+{ord(character):04X}) at position {position:,}, line {line:,}"
+            known = f"the {self.vocab_size} characters of the vocabulary"
+            raise DataError(f"the character {character!r} {place}, is not among {known}")
         return ids
 
     def decode(self, tokens: npt.ArrayLike | Sequence[int]) -> str:

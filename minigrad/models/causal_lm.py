@@ -80,10 +80,8 @@ class CausalLM(HubModel):
         another ``forward``, which are called.
         """
         if targets.shape != tokens.shape:
-            raise bad_value(
-                f"loss: targets {targets.shape} for tokens {tokens.shape}; expected one for each token, as "
-                "text[:, 1:] has for text[:, :-1]"
-            )
+            expected = "one for each token, as text[:, 1:] has for text[:, :-1]"
+            raise bad_value(f"loss: targets {targets.shape} for tokens {tokens.shape}; expected {expected}")
         if unmodified(self):
             return F.linear_cross_entropy(self._features(tokens), self._head.weight, targets)
         return F.cross_entropy(self(tokens).reshape(-1, self.config.vocab_size), targets.reshape(-1))

@@ -39,10 +39,8 @@ class RopeScaling:
         check_choice("RopeScaling", "kind", self.kind, ("linear", "llama3"))
         expect(1 <= self.factor < math.inf, "RopeScaling: factor", self.factor, "a number of at least 1")
         if not 0 < self.low_freq_factor < self.high_freq_factor < math.inf:
-            raise bad_value(
-                f"RopeScaling: low_freq_factor={self.low_freq_factor}, high_freq_factor={self.high_freq_factor}; "
-                "expected positive numbers, the second one larger"
-            )
+            factors = f"low_freq_factor={self.low_freq_factor}, high_freq_factor={self.high_freq_factor}"
+            raise bad_value(f"RopeScaling: {factors}; expected positive numbers, the second one larger")
         check_sizes(self, "original_block_size")
 
     def scale(self, frequencies: np.ndarray) -> np.ndarray:
@@ -99,10 +97,9 @@ class LlamaConfig:
         if self.head_size % 2:
             raise bad_value(f"LlamaConfig: heads of {self.head_size} channels; rotation needs an even number")
         if self.n_head % self.n_kv_head:
-            raise bad_value(
-                f"LlamaConfig: n_head={self.n_head} is not a multiple of n_kv_head={self.n_kv_head}; "
-                f"n_kv_head={self.n_head} gives each head its own keys and values"
-            )
+            remedy = f"n_kv_head={self.n_head} gives each head its own keys and values"
+            heads = f"n_head={self.n_head} is not a multiple of n_kv_head={self.n_kv_head}"
+            raise bad_value(f"LlamaConfig: {heads}; {remedy}")
         biased = self.mlp_bias or (self.attention_bias and not self.qk_norm)
         if (self.sliding_window or self.qk_norm) and (biased or (self.sliding_window and self.qk_norm)):
             raise bad_value("LlamaConfig: sliding_window goes without qk_norm and biases, qk_norm without mlp_bias")

@@ -100,10 +100,8 @@ def trunc_normal_(
     """Normal with the given mean and standard deviation, values outside [a, b] drawn again."""
     inside = (_normal_cdf((b - mean) / std) - _normal_cdf((a - mean) / std)) if std > 0 else 0.0
     if not inside > 0.01:
-        raise bad_value(
-            f"trunc_normal_: mean={mean}, std={std}, [a, b]=[{a}, {b}]; expected an interval that holds at least "
-            "1% of the distribution, which is drawn until it hits"
-        )
+        expected = "an interval that holds at least 1% of the distribution, which is drawn until it hits"
+        raise bad_value(f"trunc_normal_: mean={mean}, std={std}, [a, b]=[{a}, {b}]; expected {expected}")
     drawn = empty_like(x).normal_(mean, std, generator)
     while count := int((outside := (drawn < a) | (drawn > b)).sum()):
         drawn[outside] = empty(count, dtype=x.dtype, device=x.device).normal_(mean, std, generator)

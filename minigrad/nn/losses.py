@@ -45,16 +45,14 @@ def cross_entropy(
     if check_tensor("cross_entropy", target).is_floating_point() and input.ndim and target.shape == input.shape:
         return _soft_cross_entropy(input, target, weight, class_dim, reduction, label_smoothing)
     if target.dtype.kind not in "iu":
-        raise bad_type(
-            f"cross_entropy: targets are class indices, not {target.dtype}; convert with .long(), "
-            f"or pass probabilities of the input's shape {input.shape}, not {target.shape}"
-        )
+        remedy = f"pass probabilities of the input's shape {input.shape}, not {target.shape}"
+        what = f"targets are class indices, not {target.dtype}"
+        raise bad_type(f"cross_entropy: {what}; convert with .long(), or {remedy}")
     expected = input.shape[:class_dim] + input.shape[class_dim + 1 :]
     if not input.ndim or target.shape != expected:
-        raise bad_value(
-            f"cross_entropy: input {input.shape}, target {target.shape}; expected input (N, C) with target (N,), "
-            "so for (B, T, C) logits: cross_entropy(logits.view(-1, C), targets.view(-1))"
-        )
+        remedy = "for (B, T, C) logits: cross_entropy(logits.view(-1, C), targets.view(-1))"
+        shapes = f"input {input.shape}, target {target.shape}; expected input (N, C) with target (N,)"
+        raise bad_value(f"cross_entropy: {shapes}, so {remedy}")
     classes = input.shape[class_dim]
     _check_class_weight(weight, classes)
     logits = input if class_dim == input.ndim - 1 else input.permute(0, *range(2, input.ndim), 1)
@@ -85,10 +83,8 @@ def _labels(name: str, target: Tensor, classes: int, ignore_index: int) -> Tenso
         labels = Tensor.wrap(k.movement.reshape(labels.data, (labels.numel(),)), labels.device)
     bad = k.cross_entropy.check_targets(labels.data, classes, ignore_index)
     if bad >= 0:
-        raise bad_index(
-            f"{name}: target {int(labels[bad])} at position {bad} is out of range for {classes} classes "
-            f"(ignore_index is {ignore_index})"
-        )
+        known = f"{classes} classes (ignore_index is {ignore_index})"
+        raise bad_index(f"{name}: target {int(labels[bad])} at position {bad} is out of range for {known}")
     return labels
 
 
@@ -129,15 +125,11 @@ def linear_cross_entropy(
         raise bad_value(f"linear_cross_entropy: reduction={reduction!r}; expected 'mean' or 'sum'")
     x, weight = floating("linear_cross_entropy", input), check_tensor("linear_cross_entropy", linear_weight)
     if check_tensor("linear_cross_entropy", target).dtype.kind not in "iu":
-        raise bad_type(
-            f"linear_cross_entropy: targets are class indices, not {target.dtype}; convert with .long(), or use "
-            "cross_entropy, which takes probabilities"
-        )
+        remedy = "convert with .long(), or use cross_entropy, which takes probabilities"
+        raise bad_type(f"linear_cross_entropy: targets are class indices, not {target.dtype}; {remedy}")
     if not x.ndim or weight.ndim != 2 or x.shape[-1] != weight.shape[1] or target.shape != x.shape[:-1]:
-        raise bad_value(
-            f"linear_cross_entropy: input {x.shape}, linear_weight {weight.shape}, target {target.shape}; "
-            "expected (..., in), (classes, in), (...)"
-        )
+        shapes = f"input {input.shape}, linear_weight {weight.shape}, target {target.shape}"
+        raise bad_value(f"linear_cross_entropy: {shapes}; expected (..., in), (classes, in), (...)")
     x, weight = cast_inputs("half", x, weight)
     if weight.dtype != x.dtype or not target.numel():
         logits = linear_ops.Linear.apply(x.reshape(target.numel(), x.shape[-1]), weight)

@@ -131,10 +131,9 @@ class Module:
             table = own["_parameters"]
         elif name in own["_parameters"]:
             if value is not None:
-                raise bad_type(
-                    f"cannot assign {type(value).__name__} as parameter {name!r} of {type(self).__name__}: "
-                    "expected an nn.Parameter or None (to set its values: with no_grad(): parameter.copy_(values))"
-                )
+                what = f"{type(value).__name__} as parameter {name!r} of {type(self).__name__}"
+                remedy = "to set its values: with no_grad(): parameter.copy_(values)"
+                raise bad_type(f"cannot assign {what}: expected an nn.Parameter or None ({remedy})")
             table = own["_parameters"]
         elif isinstance(value, Module):
             table = own["_modules"]

@@ -41,10 +41,8 @@ class StateDictError(LocatedError, RuntimeError):
 def load(module: Any, state: Mapping[str, Any], strict: bool) -> IncompatibleKeys:
     """``Module.load_state_dict``."""
     if not isinstance(state, Mapping):
-        raise bad_type(
-            f"load_state_dict takes a mapping from names to arrays, not {type(state).__name__}; "
-            "minigrad.serialization.load_safetensors(path) reads one"
-        )
+        remedy = "minigrad.serialization.load_safetensors(path) reads one"
+        raise bad_type(f"load_state_dict takes a mapping from names to arrays, not {type(state).__name__}; {remedy}")
     own: dict[str, Tensor] = {}
     names: dict[int, list[str]] = {}  # of one tensor
     for table in ("_parameters", "_buffers"):

@@ -119,11 +119,9 @@ class EMA:
         for name, p in self._params.items():
             average = self._averages[name]
             if p.shape != average.shape or p.dtype != self._dtypes[name] or p.device is not average.device:
-                raise bad_value(
-                    f"parameter {name} is now {p.dtype} of shape {p.shape} on {p.device}, where averaging "
-                    f"began {self._dtypes[name]} of shape {average.shape} on {average.device}; "
-                    "make a new EMA after such a change"
-                )
+                began = f"{self._dtypes[name]} of shape {average.shape} on {average.device}"
+                now = f"{p.dtype} of shape {p.shape} on {p.device}, where averaging began {began}"
+                raise bad_value(f"parameter {name} is now {now}; make a new EMA after such a change")
 
     def state_dict(self) -> tuple[Arrays, dict[str, Any]]:
         """All that an exact resume needs, copied: the averages by the parameters' names, and the rest as JSON."""

@@ -74,10 +74,9 @@ class GradAccumulator:
             if total is None:
                 new[number] = grad if take and grad.data.flags.c_contiguous else _copy(grad)
             elif (total.shape, total.dtype, total.device) != (grad.shape, grad.dtype, grad.device):
-                raise bad_value(
-                    f"the gradient of tensor {number} has shape {grad.shape}, {grad.dtype}, on {grad.device}; "
-                    f"in this window it had {total.shape}, {total.dtype}, on {total.device}"
-                )
+                had = f"in this window it had {total.shape}, {total.dtype}, on {total.device}"
+                has = f"has shape {grad.shape}, {grad.dtype}, on {grad.device}"
+                raise bad_value(f"the gradient of tensor {number} {has}; {had}")
         _scale(new.values(), weight)
         for number, total in self._sums.items():
             added = grads.get(TensorId(number))

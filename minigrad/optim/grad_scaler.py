@@ -177,10 +177,9 @@ class GradScaler:
         """
         bad = next((grad for grad in grads.values() if grad.dtype == float16), None)
         if bad is not None:
-            raise bad_value(
-                f"unscale_: a gradient of shape {bad.shape} is float16, in which what scaling gained is lost; "
-                "keep parameters in float32 and compute under autocast"
-            )
+            lost = "is float16, in which what scaling gained is lost"
+            remedy = "keep parameters in float32 and compute under autocast"
+            raise bad_value(f"unscale_: a gradient of shape {bad.shape} {lost}; {remedy}")
         graph = current_graph()
         inverse: Any = 1.0 / self._scale if graph is None else graph.varying(lambda: np.array([1.0 / self._scale]))
         places = by_device(grads.values()).items()

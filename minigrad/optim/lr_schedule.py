@@ -150,9 +150,8 @@ class Wsd(_Decaying):
             object.__setattr__(self, "decay_shape", DecayShape(self.decay_shape))
         except ValueError:
             known = ", ".join(repr(shape.value) for shape in DecayShape)
-            raise bad_value(
-                f"Wsd: decay_shape is {self.decay_shape!r}, expected a DecayShape or one of {known}"
-            ) from None
+            shape = self.decay_shape
+            raise bad_value(f"Wsd: decay_shape is {shape!r}, expected a DecayShape or one of {known}") from None
 
     def _lr(self, step: int) -> float:
         return self._stable_then_decay(step, self.stable_steps, self.decay_steps, DecayShape(self.decay_shape))

@@ -54,10 +54,8 @@ class Optimizer(OptimizerState, ABC):
         for group in entries if entries and isinstance(entries[0], dict) else [{"params": entries}]:
             self.add_param_group(group)
         if not self._names:
-            raise bad_value(
-                "optimizer got an empty parameter list; a generator gives its parameters only once, and modules in "
-                "a Python list are not registered: use nn.ModuleList"
-            )
+            reason = "a generator gives its parameters only once, and modules in a Python list are not registered"
+            raise bad_value(f"optimizer got an empty parameter list; {reason}: use nn.ModuleList")
 
     # ------------------------------------------------------------------ groups and options
 
@@ -128,16 +126,14 @@ class Optimizer(OptimizerState, ABC):
         """
         grads = check_grads("step", grads)
         if not grads.is_empty() and not any(p in grads for group in self.param_groups for p in group["params"]):
-            raise bad_value(
-                f"none of the {len(grads)} gradients belongs to any of the optimizer's {len(self._names)} parameters, "
-                "so nothing would be trained; was the optimizer made with the parameters of another model?"
-            )
+            known = f"any of the optimizer's {len(self._names)} parameters, so nothing would be trained"
+            asked = "was the optimizer made with the parameters of another model?"
+            raise bad_value(f"none of the {len(grads)} gradients belongs to {known}; {asked}")
         graph = current_graph()
         if graph is not None and not self.capturable:
-            raise bad_state(
-                f"{type(self).__name__}.step during capture: each launch would use its scalars of now; call "
-                "step after the launch, with the gradients of the graph, or use AdamW"
-            )
+            remedy = "call step after the launch, with the gradients of the graph, or use AdamW"
+            why = "each launch would use its scalars of now"
+            raise bad_state(f"{type(self).__name__}.step during capture: {why}; {remedy}")
         self.update(grads)
         if graph is None:
             self.timestep += 1
@@ -190,10 +186,9 @@ class Optimizer(OptimizerState, ABC):
         if not p.is_floating_point():
             raise bad_type(f"parameter {self.name_of(p)} is {p.dtype}; {type(self).__name__} updates floating ones")
         if not p.data.flags.c_contiguous:
-            raise bad_value(
-                f"parameter {self.name_of(p)} of shape {p.shape} is not contiguous, so it cannot be updated in "
-                "place; make it from a .contiguous() tensor"
-            )
+            label = f"parameter {self.name_of(p)} of shape {p.shape}"
+            remedy = "it cannot be updated in place; make it from a .contiguous() tensor"
+            raise bad_value(f"{label} is not contiguous, so {remedy}")
 
     def __repr__(self) -> str:
         lines = [f"{type(self).__name__}("]

@@ -132,10 +132,9 @@ class OptimizerState:
         kernels, x = p.device.kernels, p.data
         for name, array in state.arrays.items():
             if array.shape != x.shape:
-                raise bad_value(
-                    f"parameter {self._names[p.id]} now has shape {p.shape}, its {name} {tuple(array.shape)}; "
-                    "after a change of shape make a new optimizer, or reset() this one"
-                )
+                remedy = "after a change of shape make a new optimizer, or reset() this one"
+                shapes = f"has shape {p.shape}, its {name} {tuple(array.shape)}"
+                raise bad_value(f"parameter {self._names[p.id]} now {shapes}; {remedy}")
         arrays = state.arrays
         if state.device is not p.device:
             host = state.device.kernels.to_host

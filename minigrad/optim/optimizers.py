@@ -69,10 +69,8 @@ class SGD(Configured[SgdConfig]):
         """A copy of the options, with plain numbers. Raises ValueError if one is unknown or out of range."""
         options = super().checked(options)
         if options["nesterov"] and (options["momentum"] == 0 or options["dampening"] != 0):
-            raise bad_value(
-                f"nesterov with momentum {options['momentum']} and dampening {options['dampening']}: it needs "
-                "momentum > 0 and dampening = 0"
-            )
+            given = f"momentum {options['momentum']} and dampening {options['dampening']}"
+            raise bad_value(f"nesterov with {given}: it needs momentum > 0 and dampening = 0")
         return options
 
     def kinds_of(self, options: Mapping[str, Any]) -> tuple[str, ...]:

@@ -54,11 +54,9 @@ def check_model_fits(config: Any, bytes_each: int, device: Device = CPU, ranks: 
     on = device if ranks == 1 else f"{device} for {ranks} ranks"
     with_batch = f" with {tokens} tokens a micro-batch" if tokens else ""
     if free is not None and needed > free:
-        raise bad_value(
-            f"{config.n_layer} layers of {config.n_embd} channels have at least {_billions(least)} "
-            f"billion parameters and need {in_words(needed)} of memory{with_batch}, of which {in_words(free)} are free "
-            f"on {on}"
-        )
+        size = f"at least {_billions(least)} billion parameters and need {in_words(needed)} of memory{with_batch}"
+        model = f"{config.n_layer} layers of {config.n_embd} channels"
+        raise bad_value(f"{model} have {size}, of which {in_words(free)} are free on {on}")
     return in_words(needed)
 
 

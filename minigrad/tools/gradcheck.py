@@ -66,10 +66,8 @@ def gradcheck(
         for place, exact in zip(np.ndindex(*x.shape), analytic, strict=True):
             numeric = _central_difference(objective, x, place, eps)
             if not abs(exact - numeric) <= atol + rtol * abs(numeric):
-                raise GradcheckError(
-                    f"input {i}, element {place}: backward gives {float(exact):.9g}, "
-                    f"the finite difference is {numeric:.9g}"
-                )
+                text = f"backward gives {float(exact):.9g}, the finite difference is {numeric:.9g}"
+                raise GradcheckError(f"input {i}, element {place}: {text}")
     return True
 
 

@@ -124,10 +124,9 @@ def memory_report(
         with recording(calls):
             loss = compute_loss()
         if not isinstance(loss, TensorCore) or not loss.requires_grad:
-            raise bad_type(
-                f"memory_report: compute_loss returned {'a tensor' if isinstance(loss, TensorCore) else repr(loss)}"
-                " that nothing can be learned from; expected a loss that is computed from the module's parameters"
-            )
+            got = f"{'a tensor' if isinstance(loss, TensorCore) else repr(loss)} that nothing can be learned from"
+            expected = "a loss that is computed from the module's parameters"
+            raise bad_type(f"memory_report: compute_loss returned {got}; expected {expected}")
         _count(report, loss, owned, calls, names)
         loss.backward().values()  # read: nothing warns that they are dropped
         report.temporary = max(0, meter() - report.kept - report.weight_copies)

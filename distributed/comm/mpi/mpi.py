@@ -58,10 +58,8 @@ class MpiCommunicator(Communicator):
         try:
             wire = runtime.duplicate(deadline)
         except TimeoutError as error:
-            raise RendezvousError(
-                f"not all {world.Get_size()} ranks made a communicator within {rendezvous_timeout:g} s",
-                rank=world.Get_rank(),
-            ) from error
+            late = f"not all {world.Get_size()} ranks made a communicator within {rendezvous_timeout:g} s"
+            raise RendezvousError(late, rank=world.Get_rank()) from error
         self._open(runtime, wire, list(range(wire.size)), wire.rank, 0, timeout)
 
     def _open(self, runtime: Runtime, wire: Any, members: list[int], rank: int, context: int, timeout: float) -> None:

@@ -319,9 +319,8 @@ def _import_mpi() -> Any:
     try:
         from mpi4py import MPI
     except (RuntimeError, ImportError) as error:
-        raise RuntimeError(
-            'mpi4py finds no MPI library that it can load: pip install "minigrad-cuda[mpi]", which brings Open MPI'
-        ) from error
+        remedy = 'pip install "minigrad-cuda[mpi]", which brings Open MPI'
+        raise RuntimeError(f"mpi4py finds no MPI library that it can load: {remedy}") from error
     return MPI
 
 

@@ -208,9 +208,7 @@ class NcclCommunicator(Communicator):
     def _capture(self, call: Call, graph: cuda_graph.Graph) -> Work:
         """Make a collective part of a graph: a branch on a stream of its own, which ``wait`` joins."""
         if call.between_two or call.kind is CallKind.ALL_TO_ALL:
-            raise cuda.CaptureError(
-                f"{call.kind}() during capture: messages cannot be part of a graph, only collectives"
-            )
+            raise cuda.CaptureError(f"{call.kind}() during capture: a graph has collectives, but no messages")
         captured = CapturedWork(self, call)
         self._graphs.add(graph)
         graph.raw.keep.append(captured)
@@ -428,9 +426,8 @@ def _load() -> tuple[Any, Any]:
     except ImportError as error:
         raise DeviceError(f'NCCL is called through CuPy ({error}): pip install "minigrad-cuda[cuda13]"') from error
     if not nccl.available:
-        raise DeviceError(
-            'libnccl cannot be loaded; no CuPy wheel contains it: pip install "minigrad-cuda[cuda13]" (or cuda12)'
-        )
+        remedy = 'pip install "minigrad-cuda[cuda13]" (or cuda12)'
+        raise DeviceError(f"libnccl cannot be loaded; no CuPy wheel contains it: {remedy}")
     return cupy, nccl
 
 

@@ -162,15 +162,11 @@ class DataParallelTrainer(KindTrainer):
             if p is None or not p.requires_grad:
                 raise ValueError(f"replica {rank} has a gradient of {name!r}, which is no trained parameter")
             if (tuple(grad.shape), grad.dtype) != (p.shape, p.dtype):
-                raise ValueError(
-                    f"replica {rank}: the gradient of {name} has shape {tuple(grad.shape)}, {grad.dtype}; the "
-                    f"parameter has {p.shape}, {p.dtype}; no weight was changed"
-                )
+                here = f"has shape {tuple(grad.shape)}, {grad.dtype}; the parameter has {p.shape}, {p.dtype}"
+                raise ValueError(f"replica {rank}: the gradient of {name} {here}; no weight was changed")
             if non_finite({name: as_tensor(grad)}):
-                raise NonFiniteGradientError(
-                    f"step {step}: the gradient of {name} on replica {rank} is not finite; no weight was changed",
-                    math.nan,
-                )
+                text = f"step {step}: the gradient of {name} on replica {rank} is not finite; no weight was changed"
+                raise NonFiniteGradientError(text, math.nan)
 
     # ------------------------------------------------------------------ means over the samples of all replicas
 

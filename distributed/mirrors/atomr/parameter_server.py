@@ -118,13 +118,10 @@ class AsyncParameterServer:
                 raise ValueError(f"{who}: worker_version is {worker_version}, but the newest version is {version}")
             if staleness > self.max_staleness:
                 self._rejected += 1
-                raise StaleGradientError(
-                    f"{who}: the gradient is of version {worker_version}, {staleness} behind version {version}; at "
-                    f"most {self.max_staleness} are allowed: pull the weights and compute it again",
-                    worker,
-                    staleness,
-                    self.max_staleness,
-                )
+                behind = f"of version {worker_version}, {staleness} behind version {version}"
+                allowed = f"at most {self.max_staleness} are allowed: pull the weights and compute it again"
+                text = f"{who}: the gradient is {behind}; {allowed}"
+                raise StaleGradientError(text, worker, staleness, self.max_staleness)
             try:
                 self._trainer.step(list(self._params.items()), grads, 0.0)
             except NonFiniteGradientError as error:
@@ -184,9 +181,7 @@ class AsyncParameterServer:
         """The gradient as the optimizer takes it, copied."""
         if self._single == isinstance(gradient, Mapping):
             wanted = "one array" if self._single else "a mapping from names to arrays"
-            raise TypeError(
-                f"{who}: the gradient is a {type(gradient).__name__}, expected {wanted}, as the weights are"
-            )
+            raise TypeError(f"{who}: the gradient is a {type(gradient).__name__}, the weights are {wanted}")
         params, named = self._params, _fitting(who, {"weights": gradient} if self._single else gradient, self._params)
         return GradStore({params[k]._id: grad.to(params[k].device).clone() for k, grad in named.items()})
 

@@ -196,10 +196,8 @@ class ProcessReplica(Worker):
         try:
             ForkingPickler.dumps(build)
         except Exception as error:  # whatever its own parts raise
-            raise TypeError(
-                f"ProcessReplica: {build!r} cannot be sent to another process ({error}); pass a function that a module "
-                "defines at its top, or a functools.partial of one"
-            ) from error
+            remedy = "pass a function that a module defines at its top, or a functools.partial of one"
+            raise TypeError(f"ProcessReplica: {build!r} cannot be sent to a process ({error}); {remedy}") from error
         self._file = _unnamed_file()
         self._layout: Any = []  # name, dtype and shape of each array in the file, as the child knows them
         self._memory: Arrays = {}
@@ -240,9 +238,8 @@ class ProcessReplica(Worker):
         except (EOFError, OSError) as error:
             self._process.join(END_SECONDS)
             code = self._process.exitcode
-            raise ReplicaDroppedReplyError(
-                f"process {self._process.pid} " + (f"ended with exit code {code}" if code is not None else "is gone")
-            ) from error
+            end = f"ended with exit code {code}" if code is not None else "is gone"
+            raise ReplicaDroppedReplyError(f"process {self._process.pid} {end}") from error
         self._layout = layout
         result = result_of(reply, lambda name: self._memory[name][1, ...].copy())  # the next step writes there again
         if isinstance(result, ReplicaError):
@@ -374,10 +371,8 @@ class RankReplicas(Closing):
         """Raise ValueError unless each rank is among these once."""
         given = [rank for rank, mine in zip(self._ranks, self._replicas) for other in replicas if other is mine]
         if given != self._ranks:
-            raise ValueError(
-                f"of RankReplicas on the ranks {self._ranks} those of {given} are given, but a step needs all, once: "
-                "pass them all, or make RankReplicas of a communicator of fewer ranks (communicator.split)"
-            )
+            remedy = "pass them all, or make RankReplicas of a communicator of fewer ranks (communicator.split)"
+            raise ValueError(f"RankReplicas of {given} of ranks {self._ranks}, but a step needs all, once: {remedy}")
 
     def ask(self, rank: int, step: ReplicaStep) -> Future[ReplicaStepResult]:
         """Note a rank's part of a step. When all have one, the step is made."""

@@ -173,10 +173,8 @@ class DdpBuilder:
         self._order = order = EpochSampler(samples, self.batch_size, self.seed, drop_last=True)
         sync = self._policy is AveragingPolicy.SYNC
         if sync and len(order) < world:
-            raise ValueError(
-                f"DdpBuilder: {samples} samples are {len(order)} batches of {self.batch_size}, too few for a step of "
-                f"{world} replicas"
-            )
+            few = f"{len(order)} batches of {self.batch_size}, too few for a step of {world} replicas"
+            raise ValueError(f"DdpBuilder: {samples} samples are {few}")
         self._plan = CadencePlan(
             world=world,
             batches=len(order),
@@ -212,10 +210,8 @@ class DdpBuilder:
             raise ValueError("DdpBuilder: communicators are for several replicas with backend COMMUNICATOR")
         places = [(comm.rank, comm.world_size, comm.device) for comm in self.communicators]
         if places != [(rank, world, place) for rank, place in enumerate(self._places)]:
-            raise ValueError(
-                f"DdpBuilder: communicators are (rank, world size, device) {places}, for {world} replicas on "
-                f"{', '.join(map(str, self._places))}"
-            )
+            wanted = f"{world} replicas on {', '.join(map(str, self._places))}"
+            raise ValueError(f"DdpBuilder: communicators are (rank, world size, device) {places}, for {wanted}")
 
     def _progressive(self, sync: bool) -> bool:
         check_option("DdpBuilder: progressive_dispatch", self.progressive_dispatch, (None, False, True))
@@ -224,10 +220,8 @@ class DdpBuilder:
             if len(ratios) != len(self._places) or not all(0 < ratio < math.inf for ratio in ratios):
                 raise ValueError(f"DdpBuilder: partition_ratios is {ratios}, expected {len(self._places)} numbers > 0")
         if sync and (self.progressive_dispatch or self.partition_ratios is not None):
-            raise ValueError(
-                "DdpBuilder: with policy SYNC every replica has one batch of each step; progressive_dispatch and "
-                "partition_ratios are for CADENCE and ASYNC"
-            )
+            why = "with policy SYNC every replica has one batch of each step"
+            raise ValueError(f"DdpBuilder: {why}; progressive_dispatch and partition_ratios are for CADENCE and ASYNC")
         if self.progressive_dispatch and self.partition_ratios is not None:
             raise ValueError("DdpBuilder: partition_ratios have no effect with progressive_dispatch; leave one out")
         if self.progressive_dispatch is None:
@@ -237,10 +231,8 @@ class DdpBuilder:
     def _resumed(self, state: TrainedState, order: EpochSampler) -> dict[str, int]:
         if len(state.replicas) != len(self._places):
             why = "it is what was left after a failure" if not state.replicas else "the numbers must be equal"
-            raise ValueError(
-                f"DdpBuilder: the state has optimizers of {len(state.replicas)} replicas, for {len(self._places)}: "
-                f"{why}"
-            )
+            sizes = f"optimizers of {len(state.replicas)} replicas, for {len(self._places)}"
+            raise ValueError(f"DdpBuilder: the state has {sizes}: {why}")
         order.load_state_dict(state.sampler)
         return {"first_epoch": order.epoch, "batches_before": state.batches}
 

@@ -135,9 +135,8 @@ class Ddp(Closing):
         if len(models) < 2:
             raise ValueError("Ddp::wrap requires at least 2 models")
         if len(models) != len(devices):
-            raise ValueError(
-                f"Ddp::wrap: model count must match device count ({len(models)} models, {len(devices)} devices)"
-            )
+            counts = f"{len(models)} models, {len(devices)} devices"
+            raise ValueError(f"Ddp::wrap: model count must match device count ({counts})")
         places = [Device(device) for device in devices]
         check_kinds(places)
         params, buffers = check_alike(models, places)
@@ -195,9 +194,8 @@ class Ddp(Closing):
         added up the gradients of its c_r batches divides the sum by c_r first: weighting sums would weight twice.
         """
         if len(batch_counts) != self.world_size:
-            raise ValueError(
-                f"weighted_all_reduce: batch_counts len ({len(batch_counts)}) != device count ({self.world_size})"
-            )
+            counts = f"batch_counts len ({len(batch_counts)}) != device count ({self.world_size})"
+            raise ValueError(f"weighted_all_reduce: {counts}")
         for rank, count in enumerate(batch_counts):
             check_float(f"weighted_all_reduce: batch_counts[{rank}]", count)
         if sum(batch_counts) == 0:

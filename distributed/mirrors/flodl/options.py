@@ -47,9 +47,8 @@ def check_speed_hint(name: str, hint: Any) -> tuple[int, float]:
         rank, ratio = hint
         return check_int(name, rank, 0), check_float(name, ratio, 1.0)
     except (TypeError, ValueError):
-        raise ValueError(
-            f"{name} is {hint!r}, expected (slowest rank, ratio >= 1): how many times as fast the others are"
-        ) from None
+        expected = "(slowest rank, ratio >= 1): how many times as fast the others are"
+        raise ValueError(f"{name} is {hint!r}, expected {expected}") from None
 
 
 def clamped_overhead(name: str, target: Any) -> float:
