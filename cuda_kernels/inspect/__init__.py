@@ -73,9 +73,8 @@ class Report:
     @property
     def vector_loads(self) -> int:
         """Loads of 128 bits from device memory."""
-        return sum(
-            n for name, n in self.instructions.items() if name.startswith(("LDG", "LD.E")) and ".128" in name
-        ) + self.count("LDGSTS")
+        wide = [n for name, n in self.instructions.items() if name.startswith(("LDG", "LD.E")) and ".128" in name]
+        return sum(wide) + self.count("LDGSTS")
 
     @property
     def tensor_cores(self) -> int:
@@ -251,9 +250,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m minigrad.cuda_kernels.inspect", description=__doc__.split("\n\n")[1]
     )
     parser.add_argument("kernels", nargs="*", help="words of kernel names, or Python files (default: all kernels)")
-    parser.add_argument(
-        "--arch", nargs="+", type=_capability, metavar="sm_NN", help="architectures (default: sm_80 sm_90)"
-    )
+    parser.add_argument("--arch", nargs="+", type=_capability, metavar="sm_NN", help="default: sm_80 sm_90")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes that compile (default: CPUs)")
     parser.add_argument("--lazy", "--later", action="store_true", help="also kernels that are made when first used")
     parser.add_argument("--sass", action="store_true", help="count each instruction too")

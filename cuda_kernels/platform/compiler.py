@@ -238,9 +238,8 @@ def _constants(function: Callable[..., Any]) -> dict[str, Any]:
     """The numbers, names and types that a factory gave the kernel: the machine code contains them."""
     found = inspect.getclosurevars(function)
     named = {**found.globals, **found.nonlocals}
-    return {
-        name: named[name] for name in sorted(named) if isinstance(named[name], int | float | str | np.generic | type)
-    }
+    kinds = int | float | str | np.generic | type
+    return {name: named[name] for name in sorted(named) if isinstance(named[name], kinds)}
 
 
 @functools.cache

@@ -47,14 +47,10 @@ _P, _I, _S = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t
 FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "cublasLtCreate": (_P,),
     "cublasLtMatmulDescCreate": (_P, _I, _I),
-    "cublasLtMatmulDescSetAttribute": (_P, _I, _P, _S),
-    "cublasLtMatmulDescDestroy": (_P,),
     "cublasLtMatrixLayoutCreate": (_P, _I, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int64),
-    "cublasLtMatrixLayoutSetAttribute": (_P, _I, _P, _S),
-    "cublasLtMatrixLayoutDestroy": (_P,),
     "cublasLtMatmulPreferenceCreate": (_P,),
-    "cublasLtMatmulPreferenceSetAttribute": (_P, _I, _P, _S),
-    "cublasLtMatmulPreferenceDestroy": (_P,),
+    **{f"cublasLt{kind}SetAttribute": (_P, _I, _P, _S) for kind in ("MatmulDesc", "MatrixLayout", "MatmulPreference")},
+    **{f"cublasLt{kind}Destroy": (_P,) for kind in ("MatmulDesc", "MatrixLayout", "MatmulPreference")},
     "cublasLtMatmulAlgoGetHeuristic": (*[_P] * 7, _I, _P, _P),
     "cublasLtMatmul": (*[_P] * 14, _S, _P),
 }
@@ -206,10 +202,8 @@ class LibraryPlan:
             self.description.set(AUX_BATCH_STRIDE, ctypes.c_int64(M * N))
         self.point(call, *call.alignments[4:])  # any address that is aligned alike: here none is read
         result = Matrix(N, M, N, M * N)
-        words = call.operand, call.operand, call.out
-        self.layouts: list[Descriptor] = [
-            _layout(word, matrix, call.matrices) for word, matrix in zip(words, (call.a, call.b, result), strict=True)
-        ]
+        operands = zip((call.operand, call.operand, call.out), (call.a, call.b, result), strict=True)
+        self.layouts: list[Descriptor] = [_layout(word, matrix, call.matrices) for word, matrix in operands]
         self.result: Heuristic = Heuristic()
         self.supported: bool = self._choose(call)
 

@@ -105,11 +105,8 @@ def discover_place(
 def launch_command(ranks: int) -> str:
     """What starts the program of this process on so many ranks, with MPI."""
     module = getattr(sys.modules["__main__"], "__spec__", None)  # of python -m
-    script = (
-        ["-m", module.name.removesuffix(".__main__")]
-        if module
-        else ["script.py" if sys.argv[0] in ("", "-c") else sys.argv[0]]
-    )
+    program = "script.py" if sys.argv[0] in ("", "-c") else sys.argv[0]
+    script = ["-m", module.name.removesuffix(".__main__")] if module else [program]
     return f"python -m minigrad.distributed.launch -n {ranks} {shlex.join([*script, *sys.argv[1:]])}"
 
 

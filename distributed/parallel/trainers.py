@@ -196,9 +196,8 @@ class TensorParallelTrainer(PartOfModelTrainer):
         self._whole: Named | None = [(name, p) for name, p in self._named if p.id not in self._split]  # until compared
 
     def _lost(self, ranks: tuple[int, ...], error: Exception) -> errors.ShardDroppedReplyError:
-        return errors.ShardDroppedReplyError(
-            f"TensorParallelTrainer: shard dropped reply: {error}; no weight was changed", ranks[0] if ranks else None
-        )
+        text = f"TensorParallelTrainer: shard dropped reply: {error}; no weight was changed"
+        return errors.ShardDroppedReplyError(text, ranks[0] if ranks else None)
 
     def _gradients(self, batch: Batch) -> tuple[GradStore, float, float]:
         if self._whole is not None:

@@ -107,10 +107,8 @@ class MixedPrecision(Precision):
         master = self.config.master_dtype
         for name, p in named:
             if p.requires_grad and p.dtype != master:
-                raise ValueError(
-                    f"parameter {name} is {p.dtype}, expected {master}: master weights stay in it, and autocast casts "
-                    "them; convert the model with .to(minigrad.float32)"
-                )
+                why = "master weights stay in it, and autocast casts them; convert the model with .to(minigrad.float32)"
+                raise ValueError(f"parameter {name} is {p.dtype}, expected {master}: {why}")
 
     def settings(self) -> dict[str, Any]:
         """What must be the same on all ranks, by name."""

@@ -239,9 +239,8 @@ class CapturedStep:
         count = step.config.grad_accum_steps
         for i, x in enumerate(inputs):
             if count > 1 and isinstance(x, Tensor) and x.shape[:1] != (count,):
-                raise ValueError(
-                    f"input {i} is {x.shape}: with grad_accum_steps={count} its first dimension is {count}"
-                )
+                first = f"with grad_accum_steps={count} its first dimension is {count}"
+                raise ValueError(f"input {i} is {x.shape}: {first}")
         if step.accumulator.current_step:
             raise ValueError("the window has micro-batches of other steps; call flush first")
         step.recorder.wait_for_captures(but=self)

@@ -171,13 +171,9 @@ def agree_on_values(communicator: Communicator, params: Params, advice: str = AT
             told = f"rank {', '.join(map(str, ranks))} against the others"
             if count == next_count:
                 told = f"ranks {' and '.join(map(str, ranks))} differ; which is wrong is not known"
-            raise ReplicaMismatchError(
-                f"the ranks' copies of {name!r} {tuple(p.shape)} {p.dtype} differ: {told}"
-                + (f" (step {communicator.step})" if communicator.step is not None else "")
-                + f"; {advice}",
-                name,
-                ranks,
-            )
+            step = f" (step {communicator.step})" if communicator.step is not None else ""
+            what = f"the ranks' copies of {name!r} {tuple(p.shape)} {p.dtype} differ: {told}{step}; {advice}"
+            raise ReplicaMismatchError(what, name, ranks)
     return named
 
 

@@ -115,9 +115,8 @@ class TreeAccumulator(GradAccumulator):
     def state_dict(self, params: Any) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """The seed: between two steps there is no more, so that any number of ranks can go on. RuntimeError within."""
         if self.current_step:
-            raise RuntimeError(
-                f"the window has {self.current_step} of {self.accum_steps} micro-batches: save after its last"
-            )
+            held = f"{self.current_step} of {self.accum_steps} micro-batches"
+            raise RuntimeError(f"the window has {held}: save after its last")
         return {}, {"seed": self.seed}
 
     def load_state_dict(self, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any], params: Any) -> None:

@@ -10,6 +10,8 @@ from ..errors import bad_value
 from ..tools.step_memory import MemoryReport
 from .hub_config import Bos, Eos, HubConfig, Stored, check_numbers, check_sizes
 
+DROPS = "resid_pdrop", "embd_pdrop", "attn_pdrop"
+
 
 @dataclasses.dataclass(frozen=True)
 class GPT2Config:
@@ -69,18 +71,14 @@ class GPT2Config:
         hub.only("sliding_window", None)
         hub.inert("reorder_and_upcast_attn")  # the same numbers: attention is computed in float32 here
         hub.inert("n_ctx", *(name for name in hub.values if name.startswith("summary_")))
-        drops = {name: hub.probability(name, 0.1) for name in ("resid_pdrop", "embd_pdrop", "attn_pdrop")}
+        drops = {name: hub.probability(name, 0.1) for name in DROPS}
         if dropout is None and len(set(drops.values())) > 1:
             shown = ", ".join(f"{name} {value:g}" for name, value in drops.items())
             raise hub.error(f"{shown}: there is one dropout probability here; pass dropout=")
         fields = Stored.read_all(cls, hub)
         n_inner = hub.integer("n_inner", 4 * fields["n_embd"])
-        return cls(
-            **fields,
-            dropout=drops["resid_pdrop"] if dropout is None else dropout,
-            bias=hub.boolean("bias", True),
-            n_inner=None if n_inner == 4 * fields["n_embd"] else n_inner,
-        )
+        fields |= {"bias": hub.boolean("bias", True), "n_inner": None if n_inner == 4 * fields["n_embd"] else n_inner}
+        return cls(**fields, dropout=drops["resid_pdrop"] if dropout is None else dropout)
 
     def to_hub(self) -> dict[str, Any]:
         """The fields of ``config.json``."""
@@ -88,9 +86,7 @@ class GPT2Config:
             "architectures": ["GPT2LMHeadModel"],
             "model_type": "gpt2",
             "activation_function": "gelu_new",
-            "attn_pdrop": self.dropout,
-            "embd_pdrop": self.dropout,
-            "resid_pdrop": self.dropout,
+            **dict.fromkeys(DROPS, self.dropout),
             **Stored.write_all(self),
             "n_inner": self.n_inner,
             **({} if self.bias else {"bias": False}),

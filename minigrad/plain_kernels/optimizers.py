@@ -37,10 +37,8 @@ class ParamTable:
         if self.weights is not None:
             halves = {w.dtype.name for w in self.weights} or {"float16"}
             if len(self.weights) != len(params) or self.dtype != np.float32 or not halves <= {"float16", "bfloat16"}:
-                raise TypeError(
-                    f"{len(params)} masters of {self.dtype} and {len(self.weights)} weights of {', '.join(halves)}: "
-                    "expected as many of both, float32, and float16 or bfloat16"
-                )
+                got = f"{len(params)} masters of {self.dtype} and {len(self.weights)} weights of {', '.join(halves)}"
+                raise TypeError(f"{got}: expected as many of both, float32, and float16 or bfloat16")
 
     def _check_updated(self, arrays: Sequence[np.ndarray], dtype: np.dtype[Any]) -> None:
         for i, (array, p) in enumerate(zip(arrays, self.arrays[0], strict=True)):
@@ -64,10 +62,9 @@ class ParamTable:
         """
         params = self.arrays[0]
         if len(grads) != len(params) or scalars.shape != (len(grads), columns) or scalars.dtype != np.float64:
-            raise ValueError(
-                f"{len(grads)} gradients and scalars of shape {scalars.shape}, {scalars.dtype}: expected "
-                f"{len(params)} gradients and float64 scalars of shape ({len(params)}, {columns})"
-            )
+            expected = f"{len(params)} gradients and float64 scalars of shape ({len(params)}, {columns})"
+            got = f"{len(grads)} gradients and scalars of shape {scalars.shape}, {scalars.dtype}"
+            raise ValueError(f"{got}: expected {expected}")
         pairs = [*zip(grads, params if self.weights is None else self.weights, strict=True)]
         if False in [g.dtype == p.dtype and g.size == p.size and g.flags.c_contiguous for g, p in pairs]:
             for i, (g, p) in enumerate(pairs):

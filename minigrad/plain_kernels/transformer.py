@@ -167,10 +167,8 @@ class matmul:
 def check_shapes(a: np.ndarray, b: np.ndarray, bias: np.ndarray | None) -> None:
     """ValueError if the operands of ``matmul`` do not fit."""
     if a.ndim < 2 or b.ndim < 2 or a.shape[-1] != b.shape[-2]:
-        raise ValueError(
-            f"matmul of {a.shape} and {b.shape}: expected (..., M, K) and (..., K, N) with the same K and "
-            "broadcastable leading dimensions"
-        )
+        expected = "(..., M, K) and (..., K, N) with the same K and broadcastable leading dimensions"
+        raise ValueError(f"matmul of {a.shape} and {b.shape}: expected {expected}")
     if bias is not None and bias.shape != b.shape[-1:]:
         raise ValueError(f"matmul: bias of shape {bias.shape}, expected {b.shape[-1:]}, one value per column of b")
 

@@ -234,9 +234,8 @@ class MpiCommunicator(Communicator):
         """The program, or the thread of this number, has died of ``error``: nobody is left who would make the calls
         that the other ranks expect."""
         if self._error is None and (thread is None or self._owner_thread == thread):
-            self._error = PeerLostError(
-                f"its program ended with {type(error).__name__}: {error}", rank=self.rank, ranks=(self.rank,)
-            )
+            reason = f"its program ended with {type(error).__name__}: {error}"
+            self._error = PeerLostError(reason, rank=self.rank, ranks=(self.rank,))
         if self._error is not None:
             self._tell()
 

@@ -25,15 +25,9 @@ from ..comm_errors import CollectiveMismatchError, CommunicatorBrokenError
 
 # ncclDataType_t and ncclRedOp_t. NCCL has no bool; the minimum and maximum of bool are those of bytes.
 DTYPES = {
-    dtypes.uint8: 1,
-    dtypes.bool_: 1,
-    dtypes.int32: 2,
-    dtypes.int64: 4,
-    dtypes.float16: 6,
-    dtypes.float32: 7,
-    dtypes.float64: 8,
-    dtypes.bfloat16: 9,
-}
+    dtypes.uint8: 1, dtypes.bool_: 1, dtypes.int32: 2, dtypes.int64: 4,
+    dtypes.float16: 6, dtypes.float32: 7, dtypes.float64: 8, dtypes.bfloat16: 9,
+}  # fmt: skip
 OPS = {ReduceOp.SUM: 0, ReduceOp.PROD: 1, ReduceOp.MAX: 2, ReduceOp.MIN: 3, ReduceOp.AVG: 4}
 _UINT8 = DTYPES[dtypes.uint8]
 

@@ -223,6 +223,5 @@ def _weight(result: ReplicaStepResult) -> float:
 
 
 def _dropped(rank: int, reason: str) -> ReplicaDroppedReplyError:
-    return ReplicaDroppedReplyError(
-        f"trainer: replica dropped reply: replica {rank}: {reason}; no weight was changed", rank
-    )
+    text = f"trainer: replica dropped reply: replica {rank}: {reason}; no weight was changed"
+    return ReplicaDroppedReplyError(text, rank)

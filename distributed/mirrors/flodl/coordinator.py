@@ -272,17 +272,13 @@ class Coordinator:
 
     def _lead(self, rank: int) -> int:
         """Batches ahead of the slowest of those that have work."""
-        others = [
-            self.steps[r] for r in range(self.plan.world) if self._running[r] is not None or self.work.has_work(r)
-        ]
-        return self.steps[rank] - min(others, default=self.steps[rank])
+        able = [r for r in range(self.plan.world) if self._running[r] is not None or self.work.has_work(r)]
+        return self.steps[rank] - min((self.steps[r] for r in able), default=self.steps[rank])
 
     def _stalled(self) -> bool:
         """Whether no replica can go on, so that only an average (or the end) helps."""
-        return not any(
-            self._running[r] is not None or (self._blocked(r) is None and self.work.has_work(r))
-            for r in range(self.plan.world)
-        )
+        can_go_on = (self._blocked(r) is None and self.work.has_work(r) for r in range(self.plan.world))
+        return not (any(batch is not None for batch in self._running) or any(can_go_on))
 
     def _abortable(self) -> Average | None:
         """Without an average after each batch, a round that a replica is late for can be made later."""
@@ -292,10 +288,8 @@ class Coordinator:
     @property
     def draining(self) -> bool:
         """Whether a replica has done all that it will ever do."""
-        work = self.work
-        return work.last_epochs_open() and any(
-            self._running[r] is None and not work.has_work(r) for r in range(self.plan.world)
-        )
+        idle = (r for r in range(self.plan.world) if self._running[r] is None)
+        return self.work.last_epochs_open() and any(not self.work.has_work(r) for r in idle)
 
     # ------------------------------------------------------------------ rounds
 
@@ -323,9 +317,8 @@ class Coordinator:
         assert round.collected is not None
         steps, wall_ms = (list(part) for part in zip(*(round.taken[rank] for rank in range(self.plan.world))))
         sync_ms = round.cost_ms if round.overlaps else (self.clock() - round.collected) * 1e3
-        self.timeline.event(
-            EventKind.SYNC_END if self._by_communicator else EventKind.AVERAGE_END, round=round.number, ms=sync_ms
-        )
+        ended = EventKind.SYNC_END if self._by_communicator else EventKind.AVERAGE_END
+        self.timeline.event(ended, round=round.number, ms=sync_ms)
         drifts = self.guard is not None and self.guard.observe(list(round.deltas.values()))
         if self.el_che is not None:
             before = self.el_che.anchor

@@ -166,11 +166,8 @@ class Ddp(Closing):
         self._broadcast([[t for _, t in member.buffers] for member in self._members], root)
 
     def _broadcast(self, tensors: list[list[Tensor]], root: int) -> None:
-        begun = [
-            member.communicator.broadcast(t, root, async_op=True)
-            for member, own in zip(self._members, tensors, strict=True)
-            for t in own
-        ]
+        pairs = zip(self.communicators, tensors, strict=True)
+        begun = [communicator.broadcast(t, root, async_op=True) for communicator, own in pairs for t in own]
         for operation in begun:  # of all replicas: one waits for the others
             operation.wait()
 

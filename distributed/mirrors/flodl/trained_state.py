@@ -63,13 +63,8 @@ class TrainedState:
         """Write it as a checkpoint, which appears whole or not at all; see ``minigrad.serialization``."""
         tensors: dict[str, Mapping[str, np.ndarray]] = {"params": self.params, "buffers": self.buffers}
         tensors.update({f"replica-{rank}": arrays for rank, (arrays, _) in enumerate(self.replicas)})
-        state = {
-            "format": FORMAT,
-            "step": self.batches,
-            "epoch": self.epoch,
-            "sampler": self.sampler,
-            "replicas": [meta for _, meta in self.replicas],
-        }
+        progress = {"step": self.batches, "epoch": self.epoch, "sampler": self.sampler}
+        state = {"format": FORMAT, **progress, "replicas": [meta for _, meta in self.replicas]}
         return save_checkpoint(folder, tensors, state, keep)
 
     @classmethod

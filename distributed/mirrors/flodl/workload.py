@@ -75,10 +75,8 @@ class Workload:
 
     def has_work(self, rank: int) -> bool:
         """Whether there may be a batch for this replica now."""
-        return bool(self._queues[rank]) or any(
-            epoch not in self.sums or self.sums[epoch].pool.left(rank)
-            for epoch in range(self._epoch_of[rank], self._limit())
-        )
+        epochs = range(self._epoch_of[rank], self._limit())
+        return bool(self._queues[rank]) or any(e not in self.sums or self.sums[e].pool.left(rank) for e in epochs)
 
     def last_epochs_open(self) -> bool:
         """Whether a replica without work now will have none later."""
