@@ -181,7 +181,7 @@ class AsyncParameterServer:
         """The gradient as the optimizer takes it, copied."""
         if self._single == isinstance(gradient, Mapping):
             wanted = "one array" if self._single else "a mapping from names to arrays"
-            raise TypeError(f"{who}: the gradient is a {type(gradient).__name__}, the weights are {wanted}")
+            raise TypeError(f"{who}: the gradient is a {type(gradient).__name__}, expected {wanted}")
         params, named = self._params, _fitting(who, {"weights": gradient} if self._single else gradient, self._params)
         return GradStore({params[k]._id: grad.to(params[k].device).clone() for k, grad in named.items()})
 
