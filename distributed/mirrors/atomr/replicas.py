@@ -197,7 +197,8 @@ class ProcessReplica(Worker):
             ForkingPickler.dumps(build)
         except Exception as error:  # whatever its own parts raise
             remedy = "pass a function that a module defines at its top, or a functools.partial of one"
-            raise TypeError(f"ProcessReplica: {build!r} cannot be sent to another process ({error}); {remedy}") from error
+            sent = f"{build!r} cannot be sent to another process ({error})"
+            raise TypeError(f"ProcessReplica: {sent}; {remedy}") from error
         self._file = _unnamed_file()
         self._layout: Any = []  # name, dtype and shape of each array in the file, as the child knows them
         self._memory: Arrays = {}
