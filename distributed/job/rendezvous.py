@@ -97,10 +97,9 @@ def _backend(backend: str | None, place: Place, device: str | Device | None) -> 
     if backend == "nccl" and kind == "cpu":
         raise place.error("backend 'nccl' serves CUDA devices; for device 'cpu' take 'mpi'")
     if backend == "mpi" and place.world_size > 1 and not place.mpi:
-        raise place.error(
-            f"{place.source} speaks of {place.world_size} ranks on the CPU. These need MPI, which processes that are "
-            f"started apart cannot join: start the job with {launch_command(place.world_size)}"
-        )
+        ranks = f"{place.source} speaks of {place.world_size} ranks on the CPU"
+        need = "These need MPI, which processes that are started apart cannot join"
+        raise place.error(f"{ranks}. {need}: start the job with {launch_command(place.world_size)}")
     return backend
 
 
@@ -131,11 +130,9 @@ def _mpi(timeout: float, deadline: float, place: Place) -> Communicator:
     found = (communicator.rank, communicator.world_size)
     if place.source != "single" and found != (place.rank, place.world_size):
         communicator.close()
-        raise place.error(
-            f"{place.source} says rank {place.rank} of {place.world_size}, MPI says rank {found[0]} of {found[1]}. The "
-            "launcher belongs to another MPI than the one that Python loads; start the job with "
-            f"{launch_command(place.world_size)}"
-        )
+        said = f"{place.source} says rank {place.rank} of {place.world_size}, MPI says rank {found[0]} of {found[1]}"
+        why = "The launcher belongs to another MPI than the one that Python loads"
+        raise place.error(f"{said}. {why}; start the job with {launch_command(place.world_size)}")
     return communicator
 
 
@@ -213,17 +210,14 @@ class DistributedTrainConfig:
         """Raise ValueError if a launcher has said anything else (``discover_place``)."""
         if place.source == "single":
             if self.world_size > 1 and self.backend != "cuda" and not self.by_hand:
-                raise ValueError(
-                    f"world_size is {self.world_size}, but nothing launched this process: start the ranks with "
-                    f"python -m minigrad.distributed.launch -n {self.world_size}, or each with its --rank and one "
-                    "--coordinator HOST:PORT"
-                )
+                start = f"python -m minigrad.distributed.launch -n {self.world_size}"
+                remedy = f"start the ranks with {start}, or each with its --rank and one --coordinator HOST:PORT"
+                raise ValueError(f"world_size is {self.world_size}, but nothing launched this process: {remedy}")
             return
         if self.by_hand:
-            raise ValueError(
-                f"coordinator_addr {self.coordinator_addr!r} is for backend 'cuda', or where nothing launched the "
-                f"ranks. With backend 'cpu' those of {place.source} meet through MPI's launcher: leave the address out"
-            )
+            use = "for backend 'cuda', or where nothing launched the ranks"
+            here = f"With backend 'cpu' those of {place.source} meet through MPI's launcher: leave the address out"
+            raise ValueError(f"coordinator_addr {self.coordinator_addr!r} is {use}. {here}")
         for name, mine, said in (
             ("world_size", self.world_size, place.world_size),
             ("rank", self.rank, place.rank),

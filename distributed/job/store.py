@@ -376,11 +376,10 @@ class Store(Closing):
         if secret is None:
             outside = [a for a in addresses if not ipaddress.ip_address(a.partition("%")[0]).is_loopback]
             if outside:
-                raise self._error(
-                    f"{self._place} can be reached from other machines ({outside[0]}), so the job needs a secret: set "
-                    'MINIGRAD_RENDEZVOUS_SECRET on all ranks to the same output of python -c "import secrets; '
-                    'print(secrets.token_hex(32))"'
-                )
+                reached = f"{self._place} can be reached from other machines ({outside[0]}), so the job needs a secret"
+                command = 'python -c "import secrets; print(secrets.token_hex(32))"'
+                remedy = f"set MINIGRAD_RENDEZVOUS_SECRET on all ranks to the same output of {command}"
+                raise self._error(f"{reached}: {remedy}")
             secret = "one machine, no secret"
         secret = secret.encode() if isinstance(secret, str) else secret
         if len(secret) < MIN_SECRET:

@@ -228,10 +228,9 @@ class Elsewhere(nn.Module):
         return self.__getattr__("forward")
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(
-            "another stage has this module: embed(x) uses what is assigned before the blocks, head(x) what is assigned "
-            "after them, which may share its weights (self.head.weight = self.embed.weight)"
-        )
+        uses = "embed(x) uses what is assigned before the blocks, head(x) what is assigned after them"
+        share = "which may share its weights (self.head.weight = self.embed.weight)"
+        raise AttributeError(f"another stage has this module: {uses}, {share}")
 
 
 class Part(nn.Module):

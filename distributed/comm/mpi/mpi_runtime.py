@@ -20,6 +20,8 @@ from collections.abc import Callable, Hashable, Iterator
 from types import TracebackType
 from typing import Any
 
+from minigrad.errors import of_extra
+
 from ..call_thread import QueuedCall
 from ..calls import DEFAULT_TIMEOUT, Call, PendingWork, remaining
 from ..comm_errors import RendezvousError
@@ -307,12 +309,7 @@ class Runtime:
 
 
 def _import_mpi() -> Any:
-    try:
-        import mpi4py
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            'MpiCommunicator needs mpi4py and an MPI library: pip install "minigrad-cuda[mpi]"', name="mpi4py"
-        ) from error
+    mpi4py = of_extra("mpi", "mpi4py", "MpiCommunicator needs mpi4py and an MPI library")
     if "mpi4py.MPI" not in sys.modules:
         mpi4py.rc.initialize = False
         mpi4py.rc.finalize = False
@@ -341,8 +338,6 @@ def _check_world(mpi: Any) -> None:
     """Raise RendezvousError if the launcher says more ranks than MPI: then each process is a world of its own."""
     place, size = discover_place(), mpi.COMM_WORLD.Get_size()
     if place.world_size > 1 and size == 1:
-        raise place.error(
-            f"{place.source} started {place.world_size} ranks, but MPI ({mpi.get_vendor()[0]}) sees only this one: "
-            "what started it speaks no PMIx, or is another MPI's. Start the job with "
-            f"{launch_command(place.world_size)}"
-        )
+        alone = f"MPI ({mpi.get_vendor()[0]}) sees only this one: what started it speaks no PMIx, or is another MPI's"
+        start = f"Start the job with {launch_command(place.world_size)}"
+        raise place.error(f"{place.source} started {place.world_size} ranks, but {alone}. {start}")
