@@ -139,12 +139,7 @@ def winners(places: Array, K: int) -> Array:
 # Reducing -------------------------------------------------------------------------------------------------------------
 
 
-_COMBINE = {
-    "sum": lambda x, y: x + y,
-    "prod": lambda x, y: x * y,
-    "amax": larger_of,
-    "amin": smaller_of,
-}
+_COMBINE = {"sum": lambda x, y: x + y, "prod": lambda x, y: x * y, "amax": larger_of, "amin": smaller_of}
 _OF_BOOLS = _COMBINE | {"sum": lambda x, y: x | y, "prod": lambda x, y: x & y}
 
 

@@ -80,10 +80,7 @@ class Table(plain.ParamTable):
     __slots__ = ("addresses", "like", "read", "runs", "tasks")
 
     def __init__(
-        self,
-        params: Sequence[np.ndarray],
-        *states: Sequence[np.ndarray],
-        weights: Sequence[np.ndarray] | None = None,
+        self, params: Sequence[np.ndarray], *states: Sequence[np.ndarray], weights: Sequence[np.ndarray] | None = None
     ) -> None:
         super().__init__(params, *states, weights=weights)
         self.like: np.ndarray = np.empty(0, self.dtype)
