@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 from gpu_case import Arrays, Call, Case, Sizes, elements, normal, normals, softmax
 
-from minigrad.cuda_kernels.ladders import ladder_matmul as multiplying
-from minigrad.cuda_kernels.ladders import ladder_reduction as summing
-from minigrad.cuda_kernels.ladders import ladder_softmax as normalising
-from minigrad.cuda_kernels.ladders import ladder_transpose as transposing
+from minigrad.cuda_kernels.ladders import (
+    ladder_matmul as multiplying,
+    ladder_reduction as summing,
+    ladder_softmax as normalising,
+    ladder_transpose as transposing,
+)
 from minigrad.cuda_kernels.platform.array import DeviceArray, empty
 from minigrad.cuda_kernels.platform.launch import Kernel
 from minigrad.cuda_kernels.rowwise import transposes

@@ -11,8 +11,7 @@ import numpy as np
 from gpu_case import Arrays, Call, Case, Sizes, normal
 
 from minigrad.cuda_kernels.platform import choices
-from minigrad.cuda_kernels.products import choose, cublaslt, simt, tensor_core
-from minigrad.cuda_kernels.products import hopper as wgmma
+from minigrad.cuda_kernels.products import choose, cublaslt, hopper as wgmma, simt, tensor_core
 from minigrad.cuda_kernels.products.record import broadcast, problem
 from minigrad.dtypes import bfloat16
 

@@ -18,10 +18,7 @@ from .platform import memory
 from .platform.array import Array, copy, expand, from_host, may_share_memory
 from .pointwise import rules
 from .pointwise.conversion import loaded
-from .pointwise.division import floor_div as floor_div
-from .pointwise.division import fmod as fmod
-from .pointwise.division import pow as pow
-from .pointwise.division import remainder as remainder
+from .pointwise.division import floor_div as floor_div, fmod as fmod, pow as pow, remainder as remainder
 from .pointwise.pointwise import Pointwise, floating, like, made_from
 from .rowwise.strided_copy import copy_into
 

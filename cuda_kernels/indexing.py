@@ -15,8 +15,7 @@ import numpy as np
 from . import comparison, elementwise
 from .platform.array import Array, contiguous, copy, empty, expand, from_host, full
 from .rowwise import gather_scatter as at
-from .rowwise.index_arrays import APPEND_INDEX, as_indices, harmless, is_basic, select
-from .rowwise.index_arrays import nonzero as places_of
+from .rowwise.index_arrays import APPEND_INDEX, as_indices, harmless, is_basic, nonzero as places_of, select
 from .rowwise.scan import iota
 from .rowwise.sorting import sort_rows
 from .rowwise.strided_copy import copy_into

@@ -5,8 +5,7 @@ import itertools
 import numpy as np
 
 from . import comparison, elementwise
-from .platform.array import Array, copy, empty, full
-from .platform.array import expand as expand
+from .platform.array import Array, copy, empty, expand as expand, full
 from .rowwise.scan import iota
 from .rowwise.strided_copy import copy_into as copy_into
 

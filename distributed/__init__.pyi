@@ -1,125 +1,142 @@
 """What ``minigrad.distributed`` offers, and where it is: for type checkers, and for ``__init__.py``, which loads it."""
 
-from .comm.calls import CommStats as CommStats
-from .comm.calls import ReduceOp as ReduceOp
-from .comm.calls import Work as Work
-from .comm.comm_errors import CollectiveMismatchError as CollectiveMismatchError
-from .comm.comm_errors import CommError as CommError
-from .comm.comm_errors import CommTimeoutError as CommTimeoutError
-from .comm.comm_errors import CommunicatorBrokenError as CommunicatorBrokenError
-from .comm.comm_errors import PeerLostError as PeerLostError
-from .comm.comm_errors import RendezvousError as RendezvousError
-from .comm.communicator import Communicator as Communicator
-from .comm.communicator import CommunicatorGroup as CommunicatorGroup
-from .comm.communicator import NoOpCommunicator as NoOpCommunicator
-from .comm.communicator import all_gather_bytes as all_gather_bytes
-from .comm.launchers import Place as Place
-from .comm.launchers import discover_place as discover_place
-from .comm.launchers import restarts as restarts
+from .comm.calls import CommStats as CommStats, ReduceOp as ReduceOp, Work as Work
+from .comm.comm_errors import (
+    CollectiveMismatchError as CollectiveMismatchError,
+    CommError as CommError,
+    CommTimeoutError as CommTimeoutError,
+    CommunicatorBrokenError as CommunicatorBrokenError,
+    PeerLostError as PeerLostError,
+    RendezvousError as RendezvousError,
+)
+from .comm.communicator import (
+    Communicator as Communicator,
+    CommunicatorGroup as CommunicatorGroup,
+    NoOpCommunicator as NoOpCommunicator,
+    all_gather_bytes as all_gather_bytes,
+)
+from .comm.launchers import Place as Place, discover_place as discover_place, restarts as restarts
 from .comm.mpi.mpi import MpiCommunicator as MpiCommunicator
 from .comm.nccl.nccl import NcclCommunicator as NcclCommunicator
-from .comm.threads.faults import Fault as Fault
-from .comm.threads.faults import FaultPlan as FaultPlan
-from .comm.threads.faults import RankKilledError as RankKilledError
-from .comm.threads.thread import ThreadCommunicator as ThreadCommunicator
-from .comm.threads.thread import run_threads as run_threads
-from .job.rendezvous import DistributedTrainConfig as DistributedTrainConfig
-from .job.rendezvous import init_process_group as init_process_group
+from .comm.threads.faults import Fault as Fault, FaultPlan as FaultPlan, RankKilledError as RankKilledError
+from .comm.threads.thread import ThreadCommunicator as ThreadCommunicator, run_threads as run_threads
+from .job.rendezvous import DistributedTrainConfig as DistributedTrainConfig, init_process_group as init_process_group
 from .job.store import Store as Store
 from .mirrors.atomr.data_parallel import DataParallelTrainer as DataParallelTrainer
-from .mirrors.atomr.parameter_server import AsyncParameterServer as AsyncParameterServer
-from .mirrors.atomr.parameter_server import RemoteParameterServer as RemoteParameterServer
-from .mirrors.atomr.parameter_server import ServerStats as ServerStats
-from .mirrors.atomr.parameter_server import StaleGradientError as StaleGradientError
-from .mirrors.atomr.replicas import ProcessReplica as ProcessReplica
-from .mirrors.atomr.replicas import RankReplicas as RankReplicas
-from .mirrors.atomr.replicas import ReplicaProtocol as ReplicaProtocol
-from .mirrors.atomr.replicas import ReplicaStep as ReplicaStep
-from .mirrors.atomr.replicas import ReplicaStepResult as ReplicaStepResult
-from .mirrors.atomr.replicas import ThreadReplica as ThreadReplica
-from .mirrors.atomr.replicas import compute_step as compute_step
-from .mirrors.atomr.replicas import serve_replica as serve_replica
+from .mirrors.atomr.parameter_server import (
+    AsyncParameterServer as AsyncParameterServer,
+    RemoteParameterServer as RemoteParameterServer,
+    ServerStats as ServerStats,
+    StaleGradientError as StaleGradientError,
+)
+from .mirrors.atomr.replicas import (
+    ProcessReplica as ProcessReplica,
+    RankReplicas as RankReplicas,
+    ReplicaProtocol as ReplicaProtocol,
+    ReplicaStep as ReplicaStep,
+    ReplicaStepResult as ReplicaStepResult,
+    ThreadReplica as ThreadReplica,
+    compute_step as compute_step,
+    serve_replica as serve_replica,
+)
 from .mirrors.flodl.builder import DdpBuilder as DdpBuilder
 from .mirrors.flodl.coordinator import ReplicaStuckError as ReplicaStuckError
-from .mirrors.flodl.ddp import Ddp as Ddp
-from .mirrors.flodl.ddp import DdpConfig as DdpConfig
-from .mirrors.flodl.el_che import AutoBalancer as AutoBalancer
-from .mirrors.flodl.el_che import ElChe as ElChe
-from .mirrors.flodl.policies import ApplyPolicy as ApplyPolicy
-from .mirrors.flodl.policies import AverageBackend as AverageBackend
-from .mirrors.flodl.policies import AveragingPolicy as AveragingPolicy
+from .mirrors.flodl.ddp import Ddp as Ddp, DdpConfig as DdpConfig
+from .mirrors.flodl.el_che import AutoBalancer as AutoBalancer, ElChe as ElChe
+from .mirrors.flodl.policies import (
+    ApplyPolicy as ApplyPolicy,
+    AverageBackend as AverageBackend,
+    AveragingPolicy as AveragingPolicy,
+)
 from .mirrors.flodl.replica_group import replica_communicators as replica_communicators
-from .mirrors.flodl.replica_threads import DdpHandle as DdpHandle
-from .mirrors.flodl.replica_threads import Replica as Replica
-from .mirrors.flodl.replica_threads import ReplicaFailedError as ReplicaFailedError
-from .mirrors.flodl.replica_threads import record_scalar as record_scalar
-from .mirrors.flodl.timeline import Event as Event
-from .mirrors.flodl.timeline import EventKind as EventKind
-from .mirrors.flodl.timeline import IdleGap as IdleGap
-from .mirrors.flodl.timeline import Timeline as Timeline
-from .mirrors.flodl.timeline import TimelineSummary as TimelineSummary
-from .mirrors.flodl.trained_state import RunReport as RunReport
-from .mirrors.flodl.trained_state import TrainedState as TrainedState
-from .mirrors.flodl.trainer import HasGraph as HasGraph
-from .mirrors.flodl.trainer import Trainer as Trainer
-from .mirrors.flodl.workload import EpochMetrics as EpochMetrics
-from .mirrors.flodl.workload import ReplicaEpoch as ReplicaEpoch
-from .parallel.mesh import Mesh as Mesh
-from .parallel.mesh import Part as Part
-from .parallel.mesh import Split as Split
+from .mirrors.flodl.replica_threads import (
+    DdpHandle as DdpHandle,
+    Replica as Replica,
+    ReplicaFailedError as ReplicaFailedError,
+    record_scalar as record_scalar,
+)
+from .mirrors.flodl.timeline import (
+    Event as Event,
+    EventKind as EventKind,
+    IdleGap as IdleGap,
+    Timeline as Timeline,
+    TimelineSummary as TimelineSummary,
+)
+from .mirrors.flodl.trained_state import RunReport as RunReport, TrainedState as TrainedState
+from .mirrors.flodl.trainer import HasGraph as HasGraph, Trainer as Trainer
+from .mirrors.flodl.workload import EpochMetrics as EpochMetrics, ReplicaEpoch as ReplicaEpoch
+from .parallel.mesh import Mesh as Mesh, Part as Part, Split as Split
 from .parallel.mesh_trainer import MeshTrainer as MeshTrainer
-from .parallel.tensor_layers import ColumnParallelLinear as ColumnParallelLinear
-from .parallel.tensor_layers import RowParallelLinear as RowParallelLinear
-from .parallel.tensor_layers import VocabParallelEmbedding as VocabParallelEmbedding
-from .parallel.tensor_layers import vocab_parallel_cross_entropy as vocab_parallel_cross_entropy
-from .parallel.trainers import PipelineParallelTrainer as PipelineParallelTrainer
-from .parallel.trainers import TensorParallelTrainer as TensorParallelTrainer
-from .train.amp_trainer import AmpTrainer as AmpTrainer
-from .train.amp_trainer import MixedPrecisionConfig as MixedPrecisionConfig
+from .parallel.tensor_layers import (
+    ColumnParallelLinear as ColumnParallelLinear,
+    RowParallelLinear as RowParallelLinear,
+    VocabParallelEmbedding as VocabParallelEmbedding,
+    vocab_parallel_cross_entropy as vocab_parallel_cross_entropy,
+)
+from .parallel.trainers import (
+    PipelineParallelTrainer as PipelineParallelTrainer,
+    TensorParallelTrainer as TensorParallelTrainer,
+)
+from .train.amp_trainer import AmpTrainer as AmpTrainer, MixedPrecisionConfig as MixedPrecisionConfig
 from .train.block_trainer import BlockDistributedTrainer as BlockDistributedTrainer
-from .train.blocks import BlockLayout as BlockLayout
-from .train.blocks import NonFiniteBlockGradientError as NonFiniteBlockGradientError
-from .train.buckets import BFloat16Compression as BFloat16Compression
-from .train.buckets import CommHook as CommHook
-from .train.buckets import GradientBucketManager as GradientBucketManager
-from .train.buckets import all_reduce_hook as all_reduce_hook
-from .train.checkpoint import AsyncCheckpointer as AsyncCheckpointer
-from .train.checkpoint import load_distributed_checkpoint as load_distributed_checkpoint
-from .train.checkpoint import random_state as random_state
-from .train.checkpoint import restore_random_state as restore_random_state
-from .train.checkpoint import save_distributed_checkpoint as save_distributed_checkpoint
-from .train.checkpoint import save_sharded_checkpoint as save_sharded_checkpoint
-from .train.config import NonFiniteLossError as NonFiniteLossError
-from .train.config import TrainingConfig as TrainingConfig
-from .train.config import TrainingMetrics as TrainingMetrics
-from .train.distributed_trainer import BucketedTrainer as BucketedTrainer
-from .train.distributed_trainer import DistributedTrainer as DistributedTrainer
-from .train.distributed_trainer import FusedDistributedOptimizer as FusedDistributedOptimizer
-from .train.distributed_trainer import FusedOptimizerConfig as FusedOptimizerConfig
-from .train.grad_sync import ReplicaMismatchError as ReplicaMismatchError
-from .train.grad_sync import agree_on_settings as agree_on_settings
-from .train.grad_sync import all_reduce_grads as all_reduce_grads
-from .train.grad_sync import assert_replicas_identical as assert_replicas_identical
-from .train.grad_sync import broadcast_params as broadcast_params
-from .train.grad_sync import mean_over_ranks as mean_over_ranks
-from .train.grad_sync import shard_batches as shard_batches
-from .train.sharded_trainer import ShardedTrainer as ShardedTrainer
-from .train.sharded_trainer import Zero2Trainer as Zero2Trainer
-from .train.sharded_trainer import Zero3Trainer as Zero3Trainer
-from .train.sharded_trainer import ZeroTrainer as ZeroTrainer
+from .train.blocks import BlockLayout as BlockLayout, NonFiniteBlockGradientError as NonFiniteBlockGradientError
+from .train.buckets import (
+    BFloat16Compression as BFloat16Compression,
+    CommHook as CommHook,
+    GradientBucketManager as GradientBucketManager,
+    all_reduce_hook as all_reduce_hook,
+)
+from .train.checkpoint import (
+    AsyncCheckpointer as AsyncCheckpointer,
+    load_distributed_checkpoint as load_distributed_checkpoint,
+    random_state as random_state,
+    restore_random_state as restore_random_state,
+    save_distributed_checkpoint as save_distributed_checkpoint,
+    save_sharded_checkpoint as save_sharded_checkpoint,
+)
+from .train.config import (
+    NonFiniteLossError as NonFiniteLossError,
+    TrainingConfig as TrainingConfig,
+    TrainingMetrics as TrainingMetrics,
+)
+from .train.distributed_trainer import (
+    BucketedTrainer as BucketedTrainer,
+    DistributedTrainer as DistributedTrainer,
+    FusedDistributedOptimizer as FusedDistributedOptimizer,
+    FusedOptimizerConfig as FusedOptimizerConfig,
+)
+from .train.grad_sync import (
+    ReplicaMismatchError as ReplicaMismatchError,
+    agree_on_settings as agree_on_settings,
+    all_reduce_grads as all_reduce_grads,
+    assert_replicas_identical as assert_replicas_identical,
+    broadcast_params as broadcast_params,
+    mean_over_ranks as mean_over_ranks,
+    shard_batches as shard_batches,
+)
+from .train.sharded_trainer import (
+    ShardedTrainer as ShardedTrainer,
+    Zero2Trainer as Zero2Trainer,
+    Zero3Trainer as Zero3Trainer,
+    ZeroTrainer as ZeroTrainer,
+)
 from .train.simple_trainer import SimpleTrainer as SimpleTrainer
-from .train.train_kinds import LossKind as LossKind
-from .train.train_kinds import OptimizerKind as OptimizerKind
-from .train.train_kinds import StepStats as StepStats
-from .train.train_kinds import TrainerConfig as TrainerConfig
-from .train.train_kinds import TrainSample as TrainSample
-from .train.trainer_errors import FinalStageDroppedReplyError as FinalStageDroppedReplyError
-from .train.trainer_errors import NoReplicasError as NoReplicasError
-from .train.trainer_errors import NoShardsError as NoShardsError
-from .train.trainer_errors import NoStagesError as NoStagesError
-from .train.trainer_errors import ReplicaDroppedReplyError as ReplicaDroppedReplyError
-from .train.trainer_errors import ReplicaError as ReplicaError
-from .train.trainer_errors import ShardDroppedReplyError as ShardDroppedReplyError
-from .train.trainer_errors import StageDroppedReplyError as StageDroppedReplyError
-from .train.trainer_errors import TrainerError as TrainerError
-from .train.trainer_errors import ZeroSamplesError as ZeroSamplesError
+from .train.train_kinds import (
+    LossKind as LossKind,
+    OptimizerKind as OptimizerKind,
+    StepStats as StepStats,
+    TrainerConfig as TrainerConfig,
+    TrainSample as TrainSample,
+)
+from .train.trainer_errors import (
+    FinalStageDroppedReplyError as FinalStageDroppedReplyError,
+    NoReplicasError as NoReplicasError,
+    NoShardsError as NoShardsError,
+    NoStagesError as NoStagesError,
+    ReplicaDroppedReplyError as ReplicaDroppedReplyError,
+    ReplicaError as ReplicaError,
+    ShardDroppedReplyError as ShardDroppedReplyError,
+    StageDroppedReplyError as StageDroppedReplyError,
+    TrainerError as TrainerError,
+    ZeroSamplesError as ZeroSamplesError,
+)

@@ -6,8 +6,7 @@ from math import e, inf, nan, pi
 from . import interrupt as _interrupt  # noqa: F401  # first: it is there while the others are imported
 
 # isort: split
-from . import cuda, data, nn, optim, profiler
-from . import hints as _hints
+from . import cuda, data, hints as _hints, nn, optim, profiler
 from .autograd import Function
 from .checkpoint_activations import checkpoint
 from .creation import *

@@ -17,8 +17,7 @@ import numpy as np
 from . import creation, cuda, dtypes, einstein_sum, functions
 from .creation import from_dlpack as from_dlpack
 from .device import CPU, Device
-from .dtypes import bool_, float32, float64, int32, int64, uint8
-from .dtypes import iinfo as iinfo
+from .dtypes import bool_, float32, float64, iinfo as iinfo, int32, int64, uint8
 from .errors import bad_type, bad_value, check_option
 from .tensor import Tensor
 

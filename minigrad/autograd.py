@@ -21,9 +21,7 @@ from .device import Device
 from .dtypes import default_dtype, float32, float64, int64, is_floating, is_half, result_dtype
 from .errors import bad_type, user_line
 from .grad_store import next_id
-from .modes import Mode, of_thread
-from .modes import is_grad_enabled as is_grad_enabled
-from .modes import no_grad as no_grad
+from .modes import Mode, is_grad_enabled as is_grad_enabled, no_grad as no_grad, of_thread
 from .op_inputs import describe, explained, mixed_devices
 
 if TYPE_CHECKING:

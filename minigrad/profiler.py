@@ -1,4 +1,3 @@
 """``minigrad.profiler``: where the time of a program goes (``tools/profiler.py``)."""
 
-from .tools.profiler import Profile as Profile
-from .tools.profiler import profile as profile
+from .tools.profiler import Profile as Profile, profile as profile

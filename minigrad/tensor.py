@@ -23,8 +23,7 @@ from .grad_store import GradStore, TensorId
 from .methods.casts import CastsMethods
 from .methods.comparison import ComparisonMethods
 from .methods.in_place import InPlaceMethods
-from .methods.indexing import IndexingMethods
-from .methods.indexing import ValuesAndIndices as ValuesAndIndices
+from .methods.indexing import IndexingMethods, ValuesAndIndices as ValuesAndIndices
 from .methods.math import MathMethods
 from .methods.matmul import MatmulMethods
 from .methods.reduce import ReduceMethods

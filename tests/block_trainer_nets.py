@@ -6,8 +6,7 @@ import numpy as np
 from data_parallel import assert_close
 
 import minigrad
-from minigrad import Tensor, nn
-from minigrad import distributed as dist
+from minigrad import Tensor, distributed as dist, nn
 
 C, ROWS = 6, 12
 

@@ -16,8 +16,7 @@ import pytest
 from in_threads import wait_until
 from refusals import raises
 
-from minigrad import Tensor
-from minigrad import distributed as dist
+from minigrad import Tensor, distributed as dist
 from minigrad.distributed import Communicator, ReduceOp
 from minigrad.dtypes import SUPPORTED, bool_, float16, float32, float64, int64, is_floating
 

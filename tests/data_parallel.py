@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from minigrad import GradStore, Tensor, dtypes, nn, optim
-from minigrad import distributed as dist
+from minigrad import GradStore, Tensor, distributed as dist, dtypes, nn, optim
 
 HOOKED = ("distributed", "bucketed", "fused")  # those that take a hook
 KINDS = (*HOOKED, "stage 1", "stage 2")

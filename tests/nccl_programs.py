@@ -9,8 +9,7 @@ import pytest
 from data_parallel import Net, feed, make_trainer
 from replica_models import bits
 
-from minigrad import Tensor, cuda_kernels, nn, optim
-from minigrad import distributed as dist
+from minigrad import Tensor, cuda_kernels, distributed as dist, nn, optim
 from minigrad.device import CPU, Device
 
 RECORD = 1024  # bytes: losses, weights and flags of all ranks, norms; the parameters below are larger

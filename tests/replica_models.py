@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from minigrad import Tensor, nn
-from minigrad import distributed as dist
+from minigrad import Tensor, distributed as dist, nn
 from minigrad.nn import functional as F
 from minigrad.optim import LrSchedule
 

@@ -14,8 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minigrad import distributed as dist
-from minigrad import serialization
+from minigrad import distributed as dist, serialization
 from minigrad.files import durable
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="the calls that are made to fail are POSIX's")

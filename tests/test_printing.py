@@ -6,8 +6,7 @@ import xml.etree.ElementTree as ElementTree
 import numpy as np
 import pytest
 from harness import needs_torch, torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from hypothesis.extra import numpy as hnp
 from refusals import raises
 

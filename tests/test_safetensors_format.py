@@ -7,8 +7,7 @@ import time
 import numpy as np
 import pytest
 from harness import assert_same_bits
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from hypothesis.extra import numpy as hnp
 from refusals import raises
 

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.plain_kernels.elementwise import GELU_CUBIC, GELU_SLOPE
-from minigrad.plain_kernels.elementwise import gelu as plain
+from minigrad.plain_kernels.elementwise import GELU_CUBIC, GELU_SLOPE, gelu as plain
 
 from ..platform.memory import TENSOR_CORES
 from ..platform.toolbox import Array, Kernel, cuda, empty, kernel, libdevice

@@ -18,8 +18,7 @@ from typing import Any, ClassVar
 
 from minigrad import Function, Tensor
 from minigrad.errors import bad_index, bad_value
-from minigrad.nn import Embedding, Linear, Module, Parameter
-from minigrad.nn import functional as F
+from minigrad.nn import Embedding, Linear, Module, Parameter, functional as F
 
 from ..comm.calls import ReduceOp
 from ..comm.communicator import Communicator, all_gather_columns, part_of

@@ -13,8 +13,7 @@ import numpy as np
 
 from minigrad import Device, GradStore, Tensor
 from minigrad.errors import PositiveInt, check_fields, check_option
-from minigrad.nn import Module
-from minigrad.nn import functional as F
+from minigrad.nn import Module, functional as F
 from minigrad.optim import SGD, AdamW, AdamWConfig, GradAccumulator, LrSchedule, Optimizer, SgdConfig
 
 from ..comm.place import on_host

@@ -19,8 +19,7 @@ import math
 import numpy as np
 from numba.core import types
 
-from ..plain_kernels.losses import Options
-from ..plain_kernels.losses import cross_entropy as plain
+from ..plain_kernels.losses import Options, cross_entropy as plain
 from .embedding import _within
 from .softmax import SUM_BLOCK, row_max
 from .toolbox.jit import kernel

@@ -14,11 +14,8 @@ from ..errors import bad_value
 if TYPE_CHECKING:
     from ..cuda_kernels.platform.memory import OutOfMemoryError as OutOfMemoryError
     from ..cuda_kernels.platform.recording import CaptureError as CaptureError
-    from ..cuda_kernels.platform.streams import Event as Event
-    from ..cuda_kernels.platform.streams import Stream as Stream
-    from .cuda_graph import Graph as Graph
-    from .cuda_graph import graph as graph
-    from .cuda_graph import graphed as graphed
+    from ..cuda_kernels.platform.streams import Event as Event, Stream as Stream
+    from .cuda_graph import Graph as Graph, graph as graph, graphed as graphed
 
 
 def is_available() -> bool:

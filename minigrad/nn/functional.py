@@ -9,30 +9,28 @@ from typing import Any
 
 import numpy as np
 
-from .. import hints as _hints
-from .. import shapes
-from ..creation import one_hot as one_hot
-from ..creation import ones, where, zeros
+from .. import hints as _hints, shapes
+from ..creation import one_hot as one_hot, ones, where, zeros
 from ..dtypes import bool_, finfo, float32, int64, is_floating, is_half
 from ..errors import bad_index, bad_state, bad_type, bad_value, check_choice, expect
-from ..functions import log_softmax as log_softmax
-from ..functions import relu as relu
-from ..functions import sigmoid as sigmoid
-from ..functions import softmax as softmax
-from ..functions import tanh as tanh
+from ..functions import log_softmax as log_softmax, relu as relu, sigmoid as sigmoid, softmax as softmax, tanh as tanh
 from ..mixed_precision import autocast_to_float32, in_float32
 from ..modes import cast_inputs, is_autocast_enabled, no_grad
-from ..ops import activation, attention, elementwise
-from ..ops import batch_norm as batch_norm_ops
-from ..ops import dropout as dropout_ops
-from ..ops import embedding as embedding_ops
-from ..ops import gelu as gelu_ops
-from ..ops import group_norm as group_norm_ops
-from ..ops import layer_norm as layer_norm_ops
-from ..ops import linear as linear_ops
-from ..ops import log_sigmoid as log_sigmoid_ops
-from ..ops import rms_norm as rms_norm_ops
-from ..ops import rope as rope_ops
+from ..ops import (
+    activation,
+    attention,
+    batch_norm as batch_norm_ops,
+    dropout as dropout_ops,
+    elementwise,
+    embedding as embedding_ops,
+    gelu as gelu_ops,
+    group_norm as group_norm_ops,
+    layer_norm as layer_norm_ops,
+    linear as linear_ops,
+    log_sigmoid as log_sigmoid_ops,
+    rms_norm as rms_norm_ops,
+    rope as rope_ops,
+)
 from ..random import Source, default_generator
 from ..tensor import Tensor, check_tensor, floating, in_dtype_of
 from .losses import *

@@ -9,8 +9,7 @@ from ..device import CPU, Place
 from ..errors import check_choice, expect
 from ..shapes import Sizes, shape_argument
 from ..tensor import Tensor
-from . import functional as F
-from . import init
+from . import functional as F, init
 from .module import Module, Parameter
 
 

@@ -17,8 +17,7 @@ from ..errors import bad_value, check_float, check_int
 from ..files.durable import StrPath
 from ..serialization import load_safetensors, save_safetensors
 from ..tensor import Tensor
-from . import functional as F
-from . import init
+from . import functional as F, init
 from .layers import Linear
 from .module import Module, Parameter, unmodified
 

@@ -7,9 +7,7 @@ from ..dtypes import float32, float64, int64
 from ..errors import bad_index, bad_type, bad_value, check_choice, expect
 from ..mixed_precision import autocast_to_float32
 from ..modes import cast_inputs, current_graph
-from ..ops import cross_entropy as cross_entropy_ops
-from ..ops import elementwise, log_sigmoid
-from ..ops import linear as linear_ops
+from ..ops import cross_entropy as cross_entropy_ops, elementwise, linear as linear_ops, log_sigmoid
 from ..ops.linear_cross_entropy import LinearCrossEntropy
 from ..tensor import Tensor, check_tensor, floating, in_dtype_of
 

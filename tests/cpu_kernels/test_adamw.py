@@ -4,8 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from minigrad.cpu_kernels import adamw
 from minigrad.cpu_kernels.toolbox import multi_tensor, threads

@@ -7,8 +7,7 @@ import platform
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from ml_dtypes import bfloat16
 from processes import python
 from refusals import raises

@@ -4,8 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from product_cases import RNG, bf16, check_epilogues, f16, f32, product, stored
-from product_cases import check_on_tensor_cores as check
+from product_cases import RNG, bf16, check_epilogues, check_on_tensor_cores as check, f16, f32, product, stored
 from refusals import raises
 from simulated import ordered
 

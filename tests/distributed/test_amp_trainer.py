@@ -9,8 +9,7 @@ from refusals import raises
 from replica_models import Normed
 
 import minigrad
-from minigrad import GradStore, Tensor, autocast, bfloat16, float16, float32, float64, nn
-from minigrad import distributed as dist
+from minigrad import GradStore, Tensor, autocast, bfloat16, distributed as dist, float16, float32, float64, nn
 from minigrad.distributed import MixedPrecisionConfig
 from minigrad.optim import SGD, AdamW, LinearWarmup, LossScaleStrategy, NonFiniteGradientError
 

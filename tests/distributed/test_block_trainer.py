@@ -11,8 +11,7 @@ from in_threads import in_threads
 from refusals import raises
 
 import minigrad
-from minigrad import Tensor, models, nn, optim
-from minigrad import distributed as dist
+from minigrad import Tensor, distributed as dist, models, nn, optim
 from minigrad.distributed.train.blocks import non_finite
 from minigrad.metrics_log import read_json_lines
 from minigrad.optim import SGD

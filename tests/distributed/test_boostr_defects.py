@@ -14,8 +14,7 @@ from data_parallel import HOOKED, KINDS, Scenario, feed, make_trainer, parameter
 from in_threads import good, in_threads, outcomes
 
 import minigrad
-from minigrad import GradStore, Tensor, TensorId, optim
-from minigrad import distributed as dist
+from minigrad import GradStore, Tensor, TensorId, distributed as dist, optim
 
 ALL_KINDS = pytest.mark.parametrize("kind", KINDS)
 LINEAR = pytest.mark.parametrize("kind", ["distributed", "bucketed"])  # those that take an SGD

@@ -18,8 +18,7 @@ from in_threads import in_threads
 from refusals import raises
 
 import minigrad
-from minigrad import Function, GradStore, Tensor
-from minigrad import distributed as dist
+from minigrad import Function, GradStore, Tensor, distributed as dist
 from minigrad.dtypes import bfloat16
 
 

@@ -9,8 +9,7 @@ import pytest
 from communicator_suite import CHECKS, name_of
 from refusals import raises
 
-from minigrad import Tensor, cuda
-from minigrad import distributed as dist
+from minigrad import Tensor, cuda, distributed as dist
 from minigrad.distributed.comm import call_header
 from minigrad.distributed.comm.calls import Call, CallKind, check_seconds
 

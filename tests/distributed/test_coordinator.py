@@ -6,8 +6,7 @@ import itertools
 import random
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from refusals import raises
 
 from minigrad.distributed.mirrors.flodl import coordinator, el_che, policies, timeline

@@ -9,8 +9,7 @@ from nccl_programs import Pair, rows, trainer_of, weights
 from refusals import raises
 
 import minigrad as mg
-from minigrad import Tensor, cuda_kernels
-from minigrad import distributed as dist
+from minigrad import Tensor, cuda_kernels, distributed as dist
 from minigrad.device import Device
 from minigrad.distributed.train import captured_step
 

@@ -13,8 +13,7 @@ from refusals import raises
 from replica_models import bits
 
 import minigrad as mg
-from minigrad import Tensor, cuda_kernels
-from minigrad import distributed as dist
+from minigrad import Tensor, cuda_kernels, distributed as dist
 from minigrad.distributed.mirrors.flodl import replica_group
 
 if not cuda_kernels.simulated():

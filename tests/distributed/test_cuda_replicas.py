@@ -14,8 +14,7 @@ from nccl_programs import sgd, wrap_does_what_it_does_on_the_cpu
 from refusals import raises
 
 import minigrad as mg
-from minigrad import Tensor, data
-from minigrad import distributed as dist
+from minigrad import Tensor, data, distributed as dist
 from minigrad.data.prefetch import pinned
 from minigrad.device import CPU, Device
 

@@ -8,8 +8,7 @@ from nccl_programs import copies_to_host
 from replica_models import PipelineCase, TensorCase
 
 import minigrad as mg
-from minigrad import Tensor, nn, optim
-from minigrad import distributed as dist
+from minigrad import Tensor, distributed as dist, nn, optim
 from minigrad.nn import functional as F
 
 if not mg.cuda.is_available():

@@ -16,8 +16,7 @@ from ranks import on_processes, requires_mpi
 from refusals import raises
 from replica_models import Failing, Net, broken, rows, trained_alone
 
-from minigrad import Tensor, optim
-from minigrad import distributed as dist
+from minigrad import Tensor, distributed as dist, optim
 from minigrad.distributed import DataParallelTrainer, LossKind, ReplicaDroppedReplyError, ReplicaStepResult
 from minigrad.distributed.mirrors.atomr import replicas
 from minigrad.nn import functional as F

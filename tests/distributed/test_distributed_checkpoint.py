@@ -9,8 +9,7 @@ from data_parallel import Net, Record, assert_same_run, feed, make_trainer, reco
 from refusals import raises
 
 import minigrad
-from minigrad import Tensor, data, nn, optim, serialization
-from minigrad import distributed as dist
+from minigrad import Tensor, data, distributed as dist, nn, optim, serialization
 from minigrad.distributed.train import checkpoint as checkpoint_file
 
 RNG = np.random.default_rng(0)

@@ -3,8 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from refusals import raises
 
 from minigrad.distributed.mirrors.flodl.el_che import AutoBalancer, ElChe, balanced_ratios, shard_sizes

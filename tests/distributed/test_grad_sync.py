@@ -8,8 +8,7 @@ from data_parallel import parameters, store
 from in_threads import in_threads
 from refusals import raises
 
-from minigrad import Tensor, dtypes
-from minigrad import distributed as dist
+from minigrad import Tensor, distributed as dist, dtypes
 from minigrad.distributed.comm.communicator import all_gather_json, recv_bytes, send_bytes
 from minigrad.distributed.train.grad_sync import Window, agree_on_params, agree_on_settings, exchange_window
 

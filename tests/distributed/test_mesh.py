@@ -12,8 +12,7 @@ from refusals import raises
 from replica_models import Part, trained_alone
 
 import minigrad
-from minigrad import Tensor, models, nn
-from minigrad import distributed as dist
+from minigrad import Tensor, distributed as dist, models, nn
 from minigrad.distributed.comm.communicator import all_gather_json
 from minigrad.nn import functional as F
 

@@ -17,8 +17,7 @@ from in_threads import outcomes, wait_until
 from processes import python
 from refusals import raises
 
-from minigrad import Tensor, device
-from minigrad import distributed as dist
+from minigrad import Tensor, device, distributed as dist
 from minigrad.distributed import CommError, CommTimeoutError, NcclCommunicator, PeerLostError, RendezvousError
 from minigrad.distributed.comm.nccl import nccl, nccl_launch
 

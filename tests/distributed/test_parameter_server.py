@@ -8,8 +8,7 @@ from in_threads import good, outcomes
 from ranks import on_processes, requires_mpi
 from refusals import raises
 
-from minigrad import GradStore, Tensor, nn, optim
-from minigrad import distributed as dist
+from minigrad import GradStore, Tensor, distributed as dist, nn, optim
 
 SGD = dist.OptimizerKind.sgd(0.1)
 START = np.array([1.0, -2.0, 3.0], np.float32)

@@ -10,8 +10,7 @@ from ranks import on_processes, requires_mpi
 from refusals import raises
 from replica_models import PipelineCase, TensorCase, assert_same_part, rows
 
-from minigrad import distributed as dist
-from minigrad import nn
+from minigrad import distributed as dist, nn
 from minigrad.optim import NonFiniteGradientError
 
 ADAMW = dist.OptimizerKind.adamw(0.02, 0.8, 0.95, 1e-6, 0.1)

@@ -15,8 +15,7 @@ from ranks import requires_mpi
 from refusals import raises
 
 import minigrad.cuda_kernels
-from minigrad import Tensor, cuda
-from minigrad import distributed as dist
+from minigrad import Tensor, cuda, distributed as dist
 from minigrad.device import CPU, Device, DeviceError
 from minigrad.distributed import Place, RendezvousError, all_gather_bytes, discover_place, init_process_group
 from minigrad.distributed.comm.nccl import nccl, nccl_launch

@@ -18,8 +18,7 @@ from refusals import raises
 from test_crash_safety import Killed, each_call
 
 import minigrad
-from minigrad import distributed as dist
-from minigrad import nn, optim, serialization
+from minigrad import distributed as dist, nn, optim, serialization
 from minigrad.distributed.train.checkpoint import RankShare, by_rank_0
 from minigrad.files import durable, shares
 from minigrad.serialization import CheckpointError

@@ -13,8 +13,7 @@ from ranks import requires_mpi, run_ranks
 from refusals import raises
 
 import minigrad
-from minigrad import Tensor, models, nn, optim
-from minigrad import distributed as dist
+from minigrad import Tensor, distributed as dist, models, nn, optim
 from minigrad.distributed.train.units import Units
 
 STAGES = (1, 2, 3)

@@ -9,8 +9,7 @@ from in_threads import in_threads
 from refusals import raises
 from replica_models import VOCABULARY, TensorCase, Words, assert_same_part, rows
 
-from minigrad import Tensor, nn
-from minigrad import distributed as dist
+from minigrad import Tensor, distributed as dist, nn
 from minigrad.distributed.comm.communicator import part_of
 from minigrad.nn import functional as F
 

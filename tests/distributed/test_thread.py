@@ -16,8 +16,7 @@ from processes import python
 from refusals import raises
 
 import minigrad
-from minigrad import Tensor
-from minigrad import distributed as dist
+from minigrad import Tensor, distributed as dist
 from minigrad.distributed.comm.threads.faults import KINDS, with_flipped_bit
 from minigrad.nn import functional as F
 

@@ -9,8 +9,7 @@ from data_parallel import KINDS, LR, Net, Scenario, feed, make_trainer, paramete
 from in_threads import in_threads
 from refusals import raises
 
-from minigrad import Tensor, dtypes, optim
-from minigrad import distributed as dist
+from minigrad import Tensor, distributed as dist, dtypes, optim
 
 ALL_KINDS = pytest.mark.parametrize("kind", [*KINDS, "stage 3"])
 SCENARIO = Scenario(shares(3, steps=9, accum=2))

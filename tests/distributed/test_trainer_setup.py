@@ -15,8 +15,7 @@ from refusals import raises
 from replica_models import bits, host
 
 import minigrad
-from minigrad import Tensor, cuda, nn, optim, random
-from minigrad import distributed as dist
+from minigrad import Tensor, cuda, distributed as dist, nn, optim, random
 from minigrad.data import EpochSampler
 from minigrad.distributed import DdpConfig, Trainer
 from minigrad.distributed.mirrors.flodl import ddp

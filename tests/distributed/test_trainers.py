@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from in_threads import in_threads
 
-from minigrad import GradStore, Tensor, dtypes, nn, optim
-from minigrad import distributed as dist
+from minigrad import GradStore, Tensor, distributed as dist, dtypes, nn, optim
 
 RUN_KINDS = pytest.mark.parametrize("kind", [*dp.KINDS, "stage 3"])
 

@@ -12,8 +12,7 @@ from refusals import raises
 
 import minigrad
 from minigrad import optim
-from minigrad.optim import SGD, AdamW, Optimizer
-from minigrad.optim import lr_scheduler as S
+from minigrad.optim import SGD, AdamW, Optimizer, lr_scheduler as S
 
 COSINE_999 = 0.001 + 0.009 * (1 + math.cos(math.pi * 999 / 1000)) / 2
 COSINE_QUARTER = 0.001 + 0.009 * (1 + math.sqrt(0.5)) / 2
