@@ -3,6 +3,7 @@
 on this machine choose nothing.
 """
 
+import gc
 import importlib
 import os
 import signal
@@ -15,6 +16,8 @@ import short_set
 # No deadline: the first call of a kernel compiles it.
 hypothesis.settings.register_profile("minigrad", deadline=None, derandomize=True, database=None)
 hypothesis.settings.load_profile("minigrad")
+# Else numbers in the sources decide what is drawn, and each process reads all sources first.
+hypothesis.internal.conjecture.providers.is_local_module_file = lambda path: False
 
 # A job of a shell in the background ignores Ctrl-C, and so would the programs that tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -81,6 +84,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = chosen  # in the order of files, so that kernels are compiled before other processes need them
     else:
         items.sort(key=lambda item: item.path.name not in LONG)
+    gc.freeze()  # no collection of garbage looks at thousands of tests again
     if os.environ.get("MINIGRAD_KERNELS") == "plain":
         for item in items:
             if item.get_closest_marker("compiled"):

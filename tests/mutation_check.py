@@ -278,8 +278,8 @@ def source_hash(package: Path) -> str:
     return run.stdout.strip()
 
 
-def run_tests(package: Path, area: Area, path: Path, limit: float, *options: str) -> str:
-    """``passed``, ``failed`` or ``too long``."""
+def run_tests(package: Path, area: Area, path: Path, limit: float, *options: str) -> tuple[str, str]:
+    """``passed``, ``failed`` or ``too long``, and what pytest printed."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", *test_files(area, path)]
     command += [*options, *(["-k", area.select] if area.select else [])]
     variables = environment(package) | area.environment
@@ -289,10 +289,10 @@ def run_tests(package: Path, area: Area, path: Path, limit: float, *options: str
             output = run.communicate(timeout=limit)[0]
         except subprocess.TimeoutExpired:
             os.killpg(run.pid, signal.SIGKILL)  # with the ranks and replicas that the test has started
-            return "too long"
+            return "too long", ""
     if run.returncode in (2, 3, 4, 5):
         raise SystemExit(f"the tests of {path} could not run:\n{output[-3000:]}")
-    return "passed" if run.returncode == 0 else "failed"
+    return "passed" if run.returncode == 0 else "failed", output
 
 
 def try_break(package: Path, area: Area, made: Break, limit: float, runs: list[list[str]]) -> int:
@@ -309,7 +309,7 @@ def try_break(package: Path, area: Area, made: Break, limit: float, runs: list[l
         # What other files compiled is still right; Numba compiles this one anew by its time and size.
         shutil.copytree(compiled, source_hash(package), dirs_exist_ok=True)
     first = 0
-    while first < len(runs) and run_tests(package, area, made.path, limit, *runs[first]) == "passed":
+    while first < len(runs) and run_tests(package, area, made.path, limit, *runs[first])[0] == "passed":
         first += 1
     if compiled:
         shutil.rmtree(source_hash(package), ignore_errors=True)
@@ -340,8 +340,9 @@ def main() -> None:
                 made = breaks_of(path, area) if not args.only or path.stem in args.only else []
                 if not made or not (files := tuple(test_files(area, path))):
                     continue
-                if files not in right and (outcome := run_tests(package, area, path, 4 * args.limit)) != "passed":
-                    raise SystemExit(f"the tests of {path} do not pass without a break: {outcome}")
+                outcome, said = ("passed", "") if files in right else run_tests(package, area, path, 4 * args.limit)
+                if outcome != "passed":
+                    raise SystemExit(f"the tests of {path} do not pass without a break: {outcome}\n{said[-3000:]}")
                 right.add(files)
                 count = min(args.breaks or len(made), len(made))
                 for one in random.Random(f"{args.seed} {path}").sample(made, count):

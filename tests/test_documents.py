@@ -133,7 +133,7 @@ def test_every_row_of_the_seed_systems_names_what_there_is():
             except (AttributeError, ImportError):
                 pkgutil.resolve_name(f"minigrad.{name}")
         for file, tests in row.tests.items():
-            body = ast.parse((ROOT / "tests" / file).read_text(encoding="utf-8")).body
+            body = house.parse(house.text(ROOT / "tests" / file)).body
             known = [node.name for node in body if isinstance(node, ast.FunctionDef)]
             for test in tests:
                 assert test.startswith("test_") and fnmatch.filter(known, test), f"{file}::{test}"

@@ -6,6 +6,7 @@ otherwise.
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -22,70 +23,40 @@ _LLAMA = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
 }
-_LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 500.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,  # so that some of the 4 pairs are kept, some blended, some lowered
-}
+
+
+def _rope(theta: float, kind: str = "default", **more: float) -> dict[str, Any]:
+    return {"rope_type": kind, "rope_theta": theta, **more}
+
+
+def _llama(dtype: str, kind: str = "Llama", **changes: Any) -> tuple[str, dict[str, Any], str]:
+    return f"{kind}ForCausalLM", {**_LLAMA, **changes}, dtype
+
+
+# With these lengths some of the 4 pairs are kept, some blended, some lowered.
+_ROPE3 = _rope(500.0, "llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0)
+_ROPE3["original_max_position_embeddings"] = 32
+_BIASES: dict[str, Any] = {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}
+_SMOLLM2: dict[str, Any] = {"hidden_size": 24, "num_attention_heads": 3, "num_key_value_heads": 1}
+_SMOLLM2 |= {"rms_norm_eps": 1e-5, "tie_word_embeddings": True, "bos_token_id": 0, "eos_token_id": 0}
 
 # name: (class of transformers, its configuration, dtype on disk)
 CASES = {
     "gpt2": ("GPT2LMHeadModel", _GPT2, "float32"),
     "gpt2-untied": ("GPT2LMHeadModel", {**_GPT2, "tie_word_embeddings": False, "n_inner": 24}, "float16"),
-    "llama": ("LlamaForCausalLM", {**_LLAMA, "num_key_value_heads": 4}, "float64"),
-    "llama-biases": (
-        "LlamaForCausalLM",
-        {**_LLAMA, "attention_bias": True, "mlp_bias": True, "head_dim": 8, "tie_word_embeddings": True},
-        "float32",
-    ),
-    "llama3": (
-        "LlamaForCausalLM",
-        {**_LLAMA, "head_dim": 8, "rope_parameters": _LLAMA3, "rms_norm_eps": 1e-5, "eos_token_id": [3, 4]},
-        "bfloat16",
-    ),
-    "llama-linear": (
-        "LlamaForCausalLM",
-        {**_LLAMA, "rope_parameters": {"rope_type": "linear", "rope_theta": 100.0, "factor": 4.0}},
-        "float32",
-    ),
-    "smollm2": (
-        "LlamaForCausalLM",
-        {
-            **_LLAMA,
-            "hidden_size": 24,
-            "num_attention_heads": 3,
-            "num_key_value_heads": 1,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 100000.0},
-            "rms_norm_eps": 1e-5,
-            "tie_word_embeddings": True,
-            "bos_token_id": 0,
-            "eos_token_id": 0,
-        },
-        "bfloat16",
-    ),
-    "mistral": (
-        "MistralForCausalLM",
-        {
-            **_LLAMA,
-            "sliding_window": 5,
-            "head_dim": 6,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
-        },
-        "bfloat16",
-    ),
-    "qwen3": ("Qwen3ForCausalLM", {**_LLAMA, "head_dim": 6, "tie_word_embeddings": True}, "bfloat16"),
-    "qwen3-biases": ("Qwen3ForCausalLM", {**_LLAMA, "attention_bias": True, "head_dim": 4}, "float32"),
+    "llama": _llama("float64", num_key_value_heads=4),
+    "llama-biases": _llama("float32", head_dim=8, **_BIASES),
+    "llama3": _llama("bfloat16", head_dim=8, rope_parameters=_ROPE3, rms_norm_eps=1e-5, eos_token_id=[3, 4]),
+    "llama-linear": _llama("float32", rope_parameters=_rope(100.0, "linear", factor=4.0)),
+    "smollm2": _llama("bfloat16", rope_parameters=_rope(100000.0), **_SMOLLM2),
+    "mistral": _llama("bfloat16", "Mistral", sliding_window=5, head_dim=6, rope_parameters=_rope(100.0)),
+    "qwen3": _llama("bfloat16", "Qwen3", head_dim=6, tie_word_embeddings=True),
+    "qwen3-biases": _llama("float32", "Qwen3", attention_bias=True, head_dim=4),
 }
 STORED = {
     "gpt2": "12KB",
-    "llama3": "10MB",
-    "smollm2": "10MB",
-    "mistral": "10MB",
-    "qwen3": "10MB",
-}  # fixtures, with their largest shard
+    **dict.fromkeys(("llama3", "smollm2", "mistral", "qwen3"), "10MB"),
+}  # the largest shard of each
 
 
 def tokens(B: int = 2, T: int = 12, seed: int = 5) -> np.ndarray:

@@ -214,13 +214,6 @@ def test_the_order_depends_on_seed_and_epoch_only():
     assert orders(7) == orders(7) and len({str(order) for order in orders(7) + orders(8)[:1]}) == 4
 
 
-def test_after_the_last_batch_of_an_epoch_the_next_epoch_follows():
-    batches = EpochBatches(np.arange(21), 2, 5, seed=0)
-    assert len(list(batches)) == 2
-    assert (batches.epoch, batches.position) == (1, 0)
-    assert [epoch for epoch in range(batches.epoch, 3) for _ in batches] == [1, 1, 2, 2]
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -104,6 +104,7 @@ def test_death_in_the_midst_of_an_average_in_host_memory(policy, monkeypatch):
     assert list(state.failures) == [1]
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("policy", AveragingPolicy)
 def test_death_a_stuck_replica_is_left_behind_at_its_deadline(policy):
     release = threading.Event()

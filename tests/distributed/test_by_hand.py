@@ -67,6 +67,7 @@ def ended(*processes, seconds: float = 120) -> list[tuple[int, str, str]]:
     return [(process.returncode, *texts) for process, texts in zip(processes, said)]
 
 
+@pytest.mark.long
 def test_ranks_train_as_under_the_launcher(hand, tmp_path):
     """All that the ranks print is at rank 0."""
     path = write(tmp_path, dropout=0.2)

@@ -255,6 +255,7 @@ def test_dp_errors_batches_that_are_none(stack: ExitStack) -> None:
     assert_step_fails(trainer, (x, np.zeros(4, np.int64)), ValueError, "weight 0 together")
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize(
     ("how", "reason"), [("exit", "its thread ended with SystemExit"), ("sleep", "no answer within")]
 )
@@ -552,6 +553,7 @@ def loss_of_a_rank(comm: dist.Communicator) -> None:
     assert_same(trainer, stats, model, trained_alone(model, config(), [(X, Y)] * 2).stats)
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize(("how", "kind"), [("exit", SystemExit), ("sleep", dist.CommError)])
 def test_peer_loss_a_rank_that_ends_or_is_late_is_replaced(how: str, kind: type[BaseException]) -> None:
     caught = raises(kind, "", lambda: on_ranks(3, partial(Failing, how), loss_of_a_rank, timeout=1.5))

@@ -108,6 +108,7 @@ def on_process(comm) -> str:
     return digest(*body(comm))
 
 
+@pytest.mark.long
 @requires_mpi
 def test_processes_have_the_bits_of_threads():
     assert {line[4:] for line in on_processes(2, on_process).stdout.splitlines()} == {history((3, 2))}

@@ -449,6 +449,7 @@ print("passed")
 """
 
 
+@pytest.mark.long
 @requires_mpi
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_processes_train_as_one_does_and_send_what_is_counted(ranks):

@@ -19,6 +19,7 @@ with interrupts() as received:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals are POSIX's")
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_is_answered_while_the_main_thread_is_in_compiled_code(number):
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}

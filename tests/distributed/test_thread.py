@@ -142,15 +142,6 @@ def test_the_end_of_the_block_reports_an_operation_that_nobody_waited_for():
     raises((dist.PeerLostError, dist.CommTimeoutError), "", lambda: dist.run_threads(2, fn, timeout=0.3))
 
 
-@pytest.fixture
-def interruptible():
-    """Programs that a script starts in the background ignore Ctrl-C; this one must not."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_ends_the_ranks():
     ended = []
 

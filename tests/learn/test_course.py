@@ -4,42 +4,58 @@ import ast
 import functools
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import short_set
 from processes import python
 
 from minigrad.learn import course, judge
 
 
-def cases(chapter: course.Chapter) -> Iterator[tuple[str, str, str, str]]:
+def cases(chapter: course.Chapter) -> Iterator[tuple[str, Callable[[], str], str, str]]:
     """For each exercise: a name, the file, the number, and the words of the answer, none if it is to pass."""
+    stubs = functools.cache(chapter.stubs)
     for item in chapter.exercises:
-        yield item.number, chapter.solution, item.number, ""
-        yield f"{item.number}-stub", chapter.stubs(), item.number, "missing: "
+        yield item.number, lambda: chapter.solution, item.number, ""
+        yield f"{item.number}-stub", stubs, item.number, "missing: "
         for k, (old, new, words) in enumerate(item.wrong):
-            yield f"{item.number}-wrong-{k}", chapter.mistaken(item, old, new), item.number, words
+            yield f"{item.number}-wrong-{k}", functools.partial(chapter.mistaken, item, old, new), item.number, words
+
+
+def is_long(name: str) -> bool:
+    """Whether the short set leaves a case out: it has the first mistake of each exercise."""
+    return "-wrong-" in name and not name.endswith("-wrong-0")
 
 
 @functools.cache
-def answers(number: int) -> list[judge.Answer]:
+def answers(number: int, short: bool) -> dict[str, judge.Answer]:
+    """By the names of the cases."""
     chapter = course.chapters()[number]
-    return judge.judge(chapter, [(source, [item]) for _, source, item, _ in cases(chapter)], {})
+    chosen = [case for case in cases(chapter) if not (short and is_long(case[0]))]
+    found = judge.judge(chapter, [(source(), [item]) for _, source, item, _ in chosen], {})
+    return {case[0]: answer for case, answer in zip(chosen, found, strict=True)}
 
 
-CASES = [(n, k, case) for n, chapter in course.chapters().items() for k, case in enumerate(cases(chapter))]
+CASES = [
+    pytest.param(n, name, words, id=name, marks=[pytest.mark.long] if is_long(name) else [])
+    for n, chapter in course.chapters().items()
+    for name, _, _, words in cases(chapter)
+]
 
 
-@pytest.mark.parametrize(("chapter", "place", "case"), [pytest.param(n, k, case, id=case[0]) for n, k, case in CASES])
-def test_an_exercise_is_solved_by_its_solution_only(chapter, place, case):
-    answer, words = answers(chapter)[place], case[3]
+@pytest.mark.parametrize(("chapter", "name", "words"), CASES)
+def test_an_exercise_is_solved_by_its_solution_only(chapter, name, words, pytestconfig):
+    answer = answers(chapter, short_set.is_short(pytestconfig))[name]
     assert (answer.state == "passed") == (not words) and words in f"{answer.state}: {answer.message}", answer
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", course.chapters())
 def test_the_words_of_a_mistake_are_in_no_answer_to_another_one(number):
-    answered = [(case[2:], answer.message) for case, answer in zip(cases(course.chapters()[number]), answers(number))]
+    found = answers(number, False)
+    answered = [(case[2:], found[case[0]].message) for case in cases(course.chapters()[number])]
     for (exercise, words), _ in answered:
         others = [said for (where, name), said in answered if where == exercise and name not in ("", words)]
         assert not words or (words != "expected" and not any(words in said for said in others)), (exercise, words)

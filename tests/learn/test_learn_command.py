@@ -113,6 +113,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.long
 def test_a_broken_file_is_one_answer():
     for source, words in BROKEN.items():
         (answer,) = judge.judge(course.chapters()[1], [(source, ["1.1"])], {}, seconds=1.0)
@@ -133,6 +134,7 @@ def test_an_answer_names_the_exercise_on_which_it_rests():
     assert answer.message.startswith("exercise 7.1, on which this one may rest, is not right yet: begin there\nx = ")
 
 
+@pytest.mark.long
 def test_what_hangs_in_a_check_is_one_line_with_its_place():
     """In the check's own thread, in those of ranks, in a kernel."""
     for number, line in ("2.3", "found[end] = 1.0"), ("9.1", "distance = 1"), ("6.1", "i = cuda.grid(1)"):
