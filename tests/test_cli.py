@@ -79,6 +79,7 @@ def test_help_speaks_of_the_command_alone(command, tmp_path):
     assert len(uses) > 1 and len(columns) == 1  # the remarks stand below each other
 
 
+@pytest.mark.long
 def test_a_reader_that_stops_is_no_error():
     for command in ("env", "examples"):
         shell = ["sh", "-c", f"{sys.executable} -m minigrad {command} | true"]

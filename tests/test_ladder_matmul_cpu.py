@@ -35,6 +35,7 @@ def test_a_rung_is_the_product(ladder, rung):
         np.testing.assert_allclose(y, a.astype(np.float64) @ b, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.long(but=2)
 @pytest.mark.parametrize("rung", RUNGS)
 def test_a_rung_adds_to_y(ladder, rung):
     random = np.random.default_rng(1)

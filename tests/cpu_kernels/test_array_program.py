@@ -19,13 +19,9 @@ SPECIAL = (np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-45, 3e38)
 def values(dtype, shape: tuple[int, ...] = (ROWS, COLUMNS)) -> np.ndarray:
     """Numbers around 0, with those that formulas go wrong for."""
     with np.errstate(over="ignore"):  # in float16
-        return _values(dtype, shape)
-
-
-def _values(dtype, shape: tuple[int, ...]) -> np.ndarray:
-    x = np.asarray(RNG.normal(0, 4, shape)).astype(dtype)
-    if x.dtype.kind == "f":
-        x.reshape(-1)[: len(SPECIAL)] = np.asarray(SPECIAL).astype(dtype)
+        x = np.asarray(RNG.normal(0, 4, shape)).astype(dtype)
+        if x.dtype.kind == "f":
+            x.reshape(-1)[: len(SPECIAL)] = np.asarray(SPECIAL).astype(dtype)
     return x
 
 
@@ -53,7 +49,11 @@ def same(found: np.ndarray, expected: np.ndarray) -> None:
     np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "int32", "float16", dtypes.bfloat16, ">f4"])
+OTHERS = "int32", "float16", dtypes.bfloat16, ">f4"
+DTYPES = "float32", "float64", "int64", *(pytest.param(dtype, marks=pytest.mark.long) for dtype in OTHERS)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("family", "name"), FUNCTIONS)
 def test_every_function_has_the_bits_of_the_plain_one(family: str, name: str, dtype) -> None:
     plain = getattr(getattr(plain_kernels, family), name)

@@ -61,7 +61,7 @@ def test_the_words_of_a_mistake_are_in_no_answer_to_another_one(number):
         assert not words or (words != "expected" and not any(words in said for said in others)), (exercise, words)
 
 
-@pytest.mark.long(but=2)
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("number", course.chapters())
 def test_a_text_and_its_notebook_show_what_their_code_gives(number, tmp_path):
     variables = judge.environment(course.chapters()[number])
@@ -69,7 +69,7 @@ def test_a_text_and_its_notebook_show_what_their_code_gives(number, tmp_path):
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr
 
 
-@pytest.mark.long(but=2)
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("number", course.chapters())
 def test_a_solved_notebook_passes_its_checks_in_jupyter(number, tmp_path):
     client, formats = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
