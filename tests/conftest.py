@@ -17,7 +17,8 @@ import short_set
 hypothesis.settings.register_profile("minigrad", deadline=None, derandomize=True, database=None)
 hypothesis.settings.load_profile("minigrad")
 # Else numbers in the sources decide what is drawn, and each process reads all sources first.
-hypothesis.internal.conjecture.providers.is_local_module_file = lambda path: False
+if providers := sys.modules.get("hypothesis.internal.conjecture.providers"):  # of newer versions
+    providers.is_local_module_file = lambda path: False
 
 # A job of a shell in the background ignores Ctrl-C, and so would the programs that tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
