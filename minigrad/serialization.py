@@ -96,11 +96,8 @@ def save_safetensors(
         hint = "; pass its .state_dict()" if hasattr(arrays, "state_dict") else ""
         raise bad_type(f"save_safetensors: arrays is a {type(arrays).__name__}, expected a mapping from names{hint}")
     path = Path(path)
-    try:
-        with faults_of(path):
-            sha256sums.replace_file(path, safetensors_format.encode(arrays, metadata), checksums)
-    except OSError as error:
-        raise CheckpointError(f"{path} could not be written: {_reason(error)}", path) from error
+    with safetensors_format.refusals(path), faults_of(path):
+        sha256sums.replace_file(path, safetensors_format.encode(arrays, metadata), checksums)
     return path
 
 
@@ -155,7 +152,7 @@ def save_checkpoint(
     def write(temporary: Path) -> Records:
         return {name: durable.write_new_file(temporary / name, data) for name, data in files.items()}
 
-    return write_checkpoint(temporary_folder(folder, step), step, encode_state(state), write, keep)
+    return write_checkpoint(Path(folder), step, encode_state(state), write, keep)
 
 
 def checked_step(state: Mapping[str, Any], keep: int | None) -> int:
@@ -169,14 +166,19 @@ def checked_step(state: Mapping[str, Any], keep: int | None) -> int:
 
 
 def write_checkpoint(
-    temporary: Path, step: int, state: bytes, write: Callable[[Path], Records], keep: int | None
+    folder: Path,
+    step: int,
+    state: bytes,
+    write: Callable[[Path], Records],
+    keep: int | None,
+    temporary: Path | None = None,
 ) -> Path:
     """A checkpoint of the files that ``write(temporary)`` leaves in a `temporary_folder`, and of an encoded state.
 
     Returns and raises as `save_checkpoint`.
     """
-    folder = temporary.parent
-    try:
+    with safetensors_format.refusals(folder, f"the checkpoint of step {step} could not be written into {{}}"):
+        temporary = temporary_folder(folder, step) if temporary is None else temporary
         durable.make_directories(folder)
         with durable.folder_lock(folder) as locked:
             if locked:
@@ -196,9 +198,6 @@ def write_checkpoint(
                 raise
             durable.fsync_directory(folder)
             _prune(folder, step, target, keep)
-    except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
-        message = f"the checkpoint of step {step} could not be written into {folder}: {_reason(error)}"
-        raise CheckpointError(message, folder) from error
     return target
 
 
@@ -219,14 +218,8 @@ def _prune(folder: Path, step: int, newest: Path, keep: int | None) -> None:
                 os.rename(entry.path, trash)  # first out of the list: no half-deleted checkpoint is ever seen
                 shutil.rmtree(trash, ignore_errors=True)
     except OSError as error:
-        message = f"an old checkpoint in {folder} could not be deleted: {_reason(error)}"
+        message = f"an old checkpoint in {folder} could not be deleted: {safetensors_format.reason_of(error)}"
         warnings.warn(message, RuntimeWarning, stacklevel=4)
-
-
-def _reason(error: OSError | ValueError) -> str:
-    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    filename = getattr(error, "filename", None)
-    return f"{text} ({filename})" if filename else text
 
 
 def _encode_manifest(step: int, records: Mapping[str, tuple[int, str]]) -> bytes:
@@ -302,12 +295,9 @@ def list_checkpoints(folder: StrPath) -> list[CheckpointEntry]:
     Raises:
         CheckpointError: the folder cannot be read.
     """
-    try:
+    with safetensors_format.refusals(Path(folder), "{} cannot be listed"), contextlib.suppress(FileNotFoundError):
         return _entries(Path(folder))
-    except FileNotFoundError:
-        return []
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{folder} cannot be listed: {_reason(error)}", Path(folder)) from error
+    return []
 
 
 def _entries(folder: Path) -> list[CheckpointEntry]:
@@ -396,11 +386,8 @@ def export_safetensors(folder: StrPath, path: StrPath, file: str = "model", chec
     stems = _stems(folder, records)
     if file not in stems:
         raise CheckpointError(f"{folder} has no tensors called {show(file)}; it has {', '.join(stems)}", folder)
-    try:
-        with faults_of(path):
-            sha256sums.replace_file(path, shares.merged(folder, stems[file], records), checksums)
-    except OSError as error:
-        raise CheckpointError(f"{path} could not be written: {_reason(error)}", path) from error
+    with safetensors_format.refusals(path), faults_of(path):
+        sha256sums.replace_file(path, shares.merged(folder, stems[file], records), checksums)
     return path
 
 

@@ -7,7 +7,9 @@ import contextlib
 import errno
 import itertools
 import os
+import random
 import shutil
+import sys
 import warnings
 from pathlib import Path
 
@@ -59,7 +61,7 @@ class Killed(BaseException):
 
 
 class Faults:
-    """Counts the calls in CALLS, and of flock; call number `at` fails as `kind` says."""
+    """Counts the calls in CALLS, of flock and of urandom; call number `at` fails as `kind` says."""
 
     def __init__(self, at: int, kind: str) -> None:
         self.at, self.kind, self.count = at, kind, 0
@@ -95,6 +97,7 @@ class Faults:
             for name in CALLS:
                 patch.setattr(os, name, self.wrap(name, getattr(os, name)))
             patch.setattr(durable.fcntl, "flock", self.wrap("flock", durable.fcntl.flock))
+            patch.setattr(random, "_urandom", self.wrap("urandom", os.urandom))  # what secrets calls
             yield
 
 
@@ -255,6 +258,20 @@ def test_any_call_of_a_save_may_fail_and_then_the_power(tmp_path, kind, story, w
         shutil.rmtree(root)
     assert faults.at > (4 if kind in ("short", "full") else 30) and cuts == 3 * faults.at
     assert (True, True) in outcomes and (kind == "short" or (False, False) in outcomes)
+
+
+def test_no_call_of_a_save_is_left_out(tmp_path):
+    called = set()
+
+    def note(frame, event, function):
+        if event == "c_call" and function.__module__ in ("posix", "fcntl"):
+            called.add(function.__name__)
+
+    sys.setprofile(note)
+    for step in range(3):
+        save(tmp_path / "run", step)
+    sys.setprofile(None)
+    assert called - {"fspath"} <= {*CALLS, "flock", "urandom"} and {"urandom", "rename", "rmdir"} <= called
 
 
 @pytest.mark.parametrize("checksums", [False, True])

@@ -19,7 +19,7 @@ from minigrad.files.durable import StrPath
 from minigrad.metrics_log import JsonLinesLog, about_run, moment
 from minigrad.nn import Module
 from minigrad.optim import GradScaler, LrSchedule, NonFiniteGradientError, Optimizer
-from minigrad.serialization import Checkpoint, CheckpointError
+from minigrad.serialization import Checkpoint, CheckpointError, save_checkpoint
 
 from ..comm.calls import CommStats, ReduceOp
 from ..comm.communicator import Communicator, NoOpCommunicator, all_gather_json
@@ -28,10 +28,9 @@ from ..job.rendezvous import DistributedTrainConfig
 from .amp_trainer import Scaled
 from .blocks import BlockBuckets, BlockLayout, BlockUpdater
 from .buckets import CommHook, all_reduce_hook
-from .checkpoint import load_distributed_checkpoint, random_state, restore_random_state, save_distributed_checkpoint
+from .checkpoint import by_rank_0, load_distributed_checkpoint, random_state, restore_random_state
 from .config import TrainingConfig, TrainingMetrics
 from .grad_sync import digest_of
-from .recheck import Recheck
 from .step import Precision
 
 
@@ -64,8 +63,6 @@ class BlockDistributedTrainer(Scaled):
             since the line before, each the largest of any rank: the seconds of communication, and those in which a rank
             waited for it.
         max_steps: what ``reached_max_steps`` compares with; None: never reached.
-        recheck: keep a step's batches, and compute it again where the gradient's norm is ten times the usual one
-            (recheck.py); a RuntimeWarning says whether the fault is transient or persistent.
 
     ``is_coordinator`` says whether this is rank 0. Raises ValueError for a configuration that contradicts the
     communicator.
@@ -87,7 +84,6 @@ class BlockDistributedTrainer(Scaled):
         log_every: int = 1,
         max_steps: int | None = None,
         hook: CommHook = all_reduce_hook,
-        recheck: bool = False,
     ) -> None:
         if training is not None and training.reproducible:
             raise ValueError("reproducible=True needs DistributedTrainer, BucketedTrainer or AmpTrainer, not blocks")
@@ -109,8 +105,6 @@ class BlockDistributedTrainer(Scaled):
         self.log: StepLog = StepLog(communicator, log, log_every)
         self._step.precision = Precision(scaler, names_overflow=True)
         self._step.updater = BlockUpdater(self.layout)
-        self._recheck = Recheck(self._step.updater, self._loss_again) if recheck else None
-        self._step.updater = self._recheck or self._step.updater
         if communicator.world_size > 1:
             self._step.reducer = BlockBuckets(communicator, hook, self.layout, {"log_every": self.log.every})
         self._device = next(model.parameters()).device  # a world of one has the model where it is
@@ -153,13 +147,16 @@ class BlockDistributedTrainer(Scaled):
         self.log.tokens += tensors[-1].numel() if tensors else 0
         params = list(self.model.named_parameters())
 
-        if self._recheck is not None:
-            self._recheck.keep(self._buffers(), tensors, weight, first=self._step.accumulator.current_step == 0)
+        before = self._buffers() if self.config.recheck else {}
+
+        def loss() -> Tensor:
+            self._set_buffers(before)  # also when it is computed again
+            return self._loss(*tensors)
 
         def step() -> TrainingMetrics | None:
             if not samples:
                 return self.step(params, GradStore(), 0.0, weight=0.0)
-            return self.backward_and_step(self._loss(*tensors), params, weight)
+            return self.backward_and_step(loss, params, weight)
 
         return self._guarded(step)
 
@@ -200,20 +197,13 @@ class BlockDistributedTrainer(Scaled):
     def _loss(self, *tensors: Tensor) -> Tensor:
         return (self._loss_fn or self.model.loss)(*tensors)
 
-    def _loss_again(self, buffers: dict[str, Tensor], *tensors: Tensor) -> Tensor:
-        """The loss of a micro-batch as it was with these buffers, which stay as they are."""
-        after = self._buffers()
-        self._set_buffers(buffers)
-        loss = self._loss(*tensors)
-        self._set_buffers(after)
-        return loss
-
     def _buffers(self) -> dict[str, Tensor]:
         return {name: b.clone() for name, b in self._saved_buffers().items()}
 
     def _set_buffers(self, values: Mapping[str, Tensor]) -> None:
-        for name, buffer in self._saved_buffers().items():
-            buffer.copy_(values[name])
+        buffers = self._saved_buffers() if values else {}
+        for name, value in values.items():
+            buffers[name].copy_(value)
 
     @no_grad()
     def _average_buffers(self) -> None:
@@ -244,7 +234,6 @@ class BlockDistributedTrainer(Scaled):
         if their weights differ; CheckpointError on all ranks if it cannot be written. ``alone``: this rank writes, for
         it has lost others; an unfinished window is dropped.
         """
-        self.log.sync()
         if alone:
             self._step.accumulator.reset()
         arrays, meta = self.state_dict(self.model.named_parameters())  # refuses, on all ranks, within a window
@@ -261,7 +250,12 @@ class BlockDistributedTrainer(Scaled):
             "world_size": comm.world_size,
             "weight_hashes": all_gather_json(comm, digest_of(weights)),
         }
-        return save_distributed_checkpoint(comm, folder, {"model": weights, "trainer": arrays}, state, keep)
+
+        def write() -> str:
+            self.log.sync()
+            return str(save_checkpoint(folder, {"model": weights, "trainer": arrays}, state, keep))
+
+        return Path(by_rank_0(comm, write, "save", folder))
 
     def load_checkpoint(self, folder: StrPath, step: int | None = None) -> dict[str, Any]:
         """Go on bit for bit from the newest checkpoint, or that of ``step``; returns what was saved as ``extra``.

@@ -118,7 +118,7 @@ def restore_random_state(communicator: Communicator, state: Meta) -> None:
 
 def by_rank_0(communicator: Communicator, work: Callable[[], Any], what: str, folder: StrPath) -> Any:
     """The JSON value that ``work()`` of rank 0 returned, on all ranks. If it fails, rank 0 raises its error, and the
-    others CheckpointError."""
+    others CheckpointError, as does rank 0 where the system refused something."""
     failure: Exception | None = None
     value = None
     if communicator.rank == 0:
@@ -127,10 +127,10 @@ def by_rank_0(communicator: Communicator, work: Callable[[], Any], what: str, fo
         except Exception as error:  # raised below, when the others know
             failure = error
     value, problem = all_gather_json(communicator, [value, None if failure is None else str(failure)])[0]
-    if failure is not None:
+    if failure is not None and not isinstance(failure, OSError):
         raise failure
     if problem is not None:
-        raise CheckpointError(f"rank 0 could not {what}: {problem}", Path(folder))
+        raise CheckpointError(f"rank 0 could not {what}: {problem}", Path(folder)) from failure
     return value
 
 
@@ -181,7 +181,8 @@ class RankShare:
     def write(self) -> Path:
         """Write it; on rank 0 also what all others have written, as one checkpoint, when they have."""
         if self.communicator.rank == 0:
-            return serialization.write_checkpoint(self.temporary, self.step, self.state, self._write_all, self.keep)
+            folder, write = self.temporary.parent, self._write_all
+            return serialization.write_checkpoint(folder, self.step, self.state, write, self.keep, self.temporary)
         self._wait_for(self.temporary, "rank 0 has begun")
         record = self._record(self.communicator.rank)
         durable.replace_file(record, [json.dumps(self._write_mine()).encode()])

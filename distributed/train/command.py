@@ -47,7 +47,7 @@ from .block_trainer import BlockDistributedTrainer
 from .checkpoint import by_rank_0
 from .config import NonFiniteLossError, TrainingMetrics
 from .grad_sync import ReplicaMismatchError, agree_on_settings, difference
-from .settings import FLAGS, Settings, SettingsError, read_overrides, read_settings, resolve
+from .settings import FLAGS, Settings, SettingsError, of_file, of_key, read_overrides, read_settings, resolve
 from .signals import interrupted, interrupts, what_is_lost
 
 
@@ -71,12 +71,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options, rest = parser.parse_known_args(arguments)
     try:
         given = {key: value for key in FLAGS.values() if (value := getattr(options, key)) is not None}
-        settings = read_settings(options.config, {**given, **read_overrides(rest)})
-        config = resolve(settings.training.distributed, discover_place())
+        given.update(read_overrides(rest))
+        settings = read_settings(options.config, given)
+        with of_file(options.config, given):
+            config = resolve(settings.training.distributed, discover_place())
         if config.by_hand:
             alike = {**settings.named(), "file": options.config, "resume": options.resume, "dry-run": options.dry_run}
             return run_by_hand(config, alike, sys.argv[1:] if arguments is None else arguments)
-        with config.connect(timeout=settings.training.timeout) as comm:
+        with config.connect(timeout=settings.training.timeout) as comm, of_file(options.config, given):
             run = Run(comm, settings, options.resume, options.dry_run)
             run.arguments = sys.argv[1:] if arguments is None else arguments
             try:
@@ -103,22 +105,22 @@ class Run:
         self.folder: Path = Path(t.output_dir)
         length = {"training.max_steps": t.max_steps, "training.epochs": t.epochs}
         agree_on_settings(comm, {**settings.fixed(), **length, "--resume": resume})
-        corpus = load_corpus(settings.data.source, t.seq_len + 1)
+        with of_key("data.source"):
+            corpus = load_corpus(settings.data.source, t.seq_len + 1)
         self.text: str = str(corpus.metadata["sha256"])
         agree_on_settings(comm, {"the text": self.text})
         again = bool(restarts())  # in a folder that was this job's from its first start on
         self._check_folder(resume or dry or again)
         if again:
             resume |= by_rank_0(comm, lambda: bool(list_checkpoints(self.folder)), "look into", self.folder)
-        tokenizer = settings.data.tokenizer_of(corpus.text)
+        with of_key("data.tokens"):
+            tokenizer = settings.data.tokenizer_of(corpus.text)
         self.batches: EpochBatches = EpochBatches(tokenizer.encode(corpus.text), t.batch_size, t.seq_len, t.seed)
         self.place: tuple[int, int] = (0, 0)
         """The epoch, and how many of its batches all ranks together have had."""
         minigrad.manual_seed(t.seed)
-        try:
+        with of_key("model"):
             model = settings.model.build(tokenizer.vocab_size, t.seq_len, t.batch_size, comm.device, self.say)
-        except ValueError as error:
-            raise SettingsError(f"model: {error}") from error
         model.to(device=comm.device)
         self.trainer: BlockDistributedTrainer = BlockDistributedTrainer(
             model,

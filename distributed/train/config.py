@@ -54,6 +54,9 @@ class TrainingConfig:
     ``compare_every``: after so many steps several ranks compare the hashes of their weights and of what the optimizer
     keeps of them; where they differ, all raise ReplicaMismatchError. 0: never.
 
+    ``recheck``: keep what computes the losses of a step, and compute it again where the gradient's norm is ten times
+    the usual one (recheck.py); a RuntimeWarning says whether the fault is transient or persistent.
+
     ``learning_rate`` and ``weight_decay`` are those of the AdamW that the trainer makes; they are not used with an
     optimizer of your own. Raises ValueError for values out of range.
     """
@@ -64,12 +67,14 @@ class TrainingConfig:
     grad_accum_steps: int = 1
     reproducible: bool = False
     compare_every: NonNegativeInt = 100
+    recheck: bool = False
 
     def __post_init__(self) -> None:
         AdamW(lr=self.learning_rate, weight_decay=self.weight_decay)  # checks both
         self.accumulator()
         check_fields(self)
         check_bool("reproducible", self.reproducible)
+        check_bool("recheck", self.recheck)
 
     def accumulator(self, rank: int = 0) -> GradAccumulator:
         """What adds up the micro-batches of a rank."""

@@ -10,7 +10,7 @@ import math
 import statistics
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import minigrad
@@ -20,56 +20,75 @@ from minigrad.tensor import Tensor
 
 from ..comm.communicator import all_gather_json
 from ..comm.place import on_host
-from .step import Named, Step, Updater, merged, wanted_grads
+from .step import Loss, Named, Step, Window, merged
 
 SUSPECT = 10.0  # times the usual norm, the median of the steps before
 STEPS = 20  # before, of which the norm is known; a quarter of them is enough
 
 
-class Recheck(Updater):
-    """Before ``updater`` gets gradients of a suspect norm, computes them again by ``loss_of(buffers, *batch)``."""
+class Recheck(Window):
+    """Keeps what computes the losses of a window's micro-batches, and calls it again where the norm is suspect.
 
-    def __init__(self, updater: Updater, loss_of: Callable[..., Tensor]) -> None:
-        self.updater: Updater = updater
-        self.loss_of: Callable[..., Tensor] = loss_of
+    Not of a window that was loaded unfinished: its first micro-batches were made elsewhere.
+    """
+
+    def __init__(self) -> None:
         self._norms: deque[float] = deque(maxlen=STEPS)
-        self._kept: list[tuple[Any, list[Tensor], float, dict[str, int]]] = []
+        self._kept: list[tuple[Loss | None, float, bool, dict[str, int]]] = []
 
-    def keep(self, buffers: Any, batch: list[Tensor], weight: float, first: bool) -> None:
-        """Remember a micro-batch, the ``first`` of its window or not, and what else its loss depends on."""
-        one = (buffers, batch, weight, minigrad.default_generator.state_dict())
-        self._kept = [*([] if first else self._kept), one]
+    def keep(self, step: Step, loss: Loss | None, weight: float) -> None:
+        """Remember a micro-batch, and what else its loss depends on. ValueError for one that cannot be made again."""
+        if isinstance(loss, Tensor) or (loss is None and weight):
+            raise ValueError(
+                f"{step.name}: recheck=True computes a suspect step again, so it takes functions that compute losses: "
+                "trainer.backward_and_step(lambda: model.loss(x, y), params)"
+            )
+        one = (loss, weight, step.holding, minigrad.default_generator.state_dict())
+        self._kept[step.accumulator.current_step :] = [one]
 
-    def clip_and_update(self, step: Step, named: Named, parts: Iterable[GradStore]) -> float | None:
-        """As the updater's."""
-        grads = merged(parts)
+    def means(self, step: Step, named: Named) -> tuple[Iterable[GradStore], float] | None:
+        """As the base's, of which the second ones count if the first ones are suspect."""
+        whole = len(self._kept) == step.accumulator.current_step
+        if (means := super().means(step, named)) is None:
+            return None
+        grads = merged(means[0])
         norms, usual = _of_all_ranks(step, grad_norm(grads)), statistics.median(self._norms or [0.0])
         suspect = [norm for norm in norms if not norm <= SUSPECT * usual]
         overflow = step.precision.scaler is not None and not any(map(math.isfinite, norms))  # leaves the step out
-        if len(self._norms) >= STEPS // 4 and suspect and not overflow:
-            first = {id: on_host(grad).tobytes() for id, grad in grads.items()}
-            grads = self._computed_again(step, named)
-            equal = first == {id: on_host(grad).tobytes() for id, grad in grads.items()}
-            same, norms = all(_of_all_ranks(step, equal)), _of_all_ranks(step, grad_norm(grads))
+        if whole and len(self._norms) >= STEPS // 4 and suspect and not overflow:
+            first = _bits(grads)
+            if (again := self._computed_again(step, named)) is None:
+                return None
+            grads, means = merged(again[0]), again
+            same, norms = all(_of_all_ranks(step, first == _bits(grads))), _of_all_ranks(step, grad_norm(grads))
             warnings.warn(
                 f"step {step.global_step + 1}: the gradient's norm was {suspect[0]:.3g}, usual is {usual:.3g}; "
                 f"computed again it is {norms[0]:.3g}: the fault is {'persistent' if same else 'transient'}",
                 RuntimeWarning,
                 stacklevel=2,
             )
-        reported = self.updater.clip_and_update(step, named, [grads])
         self._norms.extend([max(norms)] if all(map(math.isfinite, norms)) else [])
-        return reported
+        return [grads], means[1]
 
-    def _computed_again(self, step: Step, named: Named) -> GradStore:
-        for buffers, batch, weight, before in self._kept:
-            minigrad.default_generator.load_state_dict(before)
-            loss = self.loss_of(buffers, *batch) if weight else None
-            grads = GradStore() if loss is None else wanted_grads(step.backward(loss), named)
-            step.accumulator.add(grads, 0.0 if loss is None else loss.item(), take=True, weight=weight)
-        reduced = step.reducer.reduce(step, named)
-        assert reduced is not None
-        return merged(step.precision.unscale(reduced[0], step.recorder) or [])
+    def _computed_again(self, step: Step, named: Named) -> tuple[Iterable[GradStore], float] | None:
+        """The means of the kept micro-batches, after which all else is as it was."""
+        generator, before = minigrad.default_generator, minigrad.default_generator.state_dict()
+        unit, holding = step.reducer.unit, step.holding
+        try:
+            for loss, weight, step.holding, state in self._kept:
+                generator.load_state_dict(state)
+                if loss is None:
+                    step.add(named, GradStore(), 0.0, weight)
+                else:
+                    step.compute(named, loss, weight)
+            return super().means(step, named)
+        finally:
+            generator.load_state_dict(before)
+            step.reducer.unit, step.holding = unit, holding
+
+
+def _bits(grads: GradStore) -> dict[Any, bytes]:
+    return {id: on_host(grad).tobytes() for id, grad in grads.items()}
 
 
 def _of_all_ranks(step: Step, value: Any) -> list[Any]:

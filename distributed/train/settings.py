@@ -4,37 +4,61 @@ A misspelt key, a wrong type or a key given twice is an error: a run of days mus
 its settings were never read.
 """
 
+import contextlib
 import dataclasses
 import difflib
+import functools
 import itertools
 import math
 import os
 import re
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 from minigrad.data import BytePairTokenizer, CharTokenizer, LibraryTokenizer, load_tokenizer
 from minigrad.device import Device
 from minigrad.dtypes import bfloat16, float16
-from minigrad.errors import NonNegativeInt, PositiveInt, check_fields, of_extra
+from minigrad.errors import NonNegative, NonNegativeInt, PositiveInt, check_fields, check_float, check_int, of_extra
 from minigrad.models import GPT2, CausalLM, Llama
 from minigrad.optim import AdamW, CosineAnnealing
 from minigrad.tools.free_memory import BLOCK_SECONDS, check_model_fits
 
 from ..comm.launchers import Place
 from ..job.rendezvous import DistributedTrainConfig
-from .config import TrainingConfig
+from .config import GradLimit, TrainingConfig
 
 Section = TypeVar("Section")
+Seed: TypeAlias = Annotated[int, functools.partial(check_int, least=0, most=2**64 - 1)]
+BelowOne: TypeAlias = Annotated[float, functools.partial(check_float, below=1.0)]
 # What PyYAML raises for a wrong !!tag, for 31 February, for a number of 5,000 digits, and for deep nesting.
 UNFIT = (ValueError, AttributeError, KeyError, TypeError, RecursionError)
 
 
 class SettingsError(ValueError):
     """The file or the flags cannot be followed; the message names the key."""
+
+
+@contextlib.contextmanager
+def of_file(path: str | Path, flags: Iterable[str] = ()) -> Iterator[None]:
+    """A SettingsError that is raised within names the file, and the flags that outweigh it, in one line."""
+    try:
+        yield
+    except SettingsError as error:
+        text = " ".join(str(error).partition("\n  at ")[0].split())
+        where = " ".join([str(path), *(f"--{flag}" for flag in flags)])
+        raise SettingsError(text if text.startswith(str(path)) else f"{where}: {text}") from error
+
+
+@contextlib.contextmanager
+def of_key(key: str) -> Iterator[None]:
+    """A ValueError that is raised within is a SettingsError, which names this key."""
+    try:
+        yield
+    except ValueError as error:
+        raise SettingsError(f"{key}: {error}") from error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,18 +139,18 @@ class TrainingSection:
     """
 
     output_dir: str = "runs/distributed"
-    seed: NonNegativeInt = 42
+    seed: Seed = 42
     max_steps: PositiveInt | None = None
     epochs: PositiveInt | None = None
     batch_size: PositiveInt = 8
     seq_len: PositiveInt = 64
     accumulation_steps: PositiveInt = 1
-    lr: float = 1e-3
-    beta1: float = 0.9
-    beta2: float = 0.999
-    weight_decay: float = 0.01
+    lr: NonNegative = 1e-3
+    beta1: BelowOne = 0.9
+    beta2: BelowOne = 0.999
+    weight_decay: NonNegative = 0.01
     warmup_steps: NonNegativeInt = 0
-    max_grad_norm: float | None = 1.0
+    max_grad_norm: GradLimit | None = 1.0
     mixed_precision: str | None = None
     log_interval: PositiveInt = 1
     save_interval: PositiveInt = 100
@@ -214,8 +238,8 @@ def read_overrides(arguments: Sequence[str]) -> dict[str, str]:
 def read_settings(path: str | Path, overrides: Mapping[str, str] | None = None) -> Settings:
     """The settings of a YAML file, and of ``overrides``: values, as text, by dotted name.
 
-    Raises SettingsError, naming the key, for everything that is not understood, and ModuleNotFoundError, saying what to
-    install, without PyYAML.
+    Raises SettingsError, naming file and key in one line, for everything that is not understood, and
+    ModuleNotFoundError, saying what to install, without PyYAML.
     """
     yaml = of_extra("yaml", "yaml", "a YAML configuration needs PyYAML")
 
@@ -253,12 +277,13 @@ def read_settings(path: str | Path, overrides: Mapping[str, str] | None = None) 
     except (yaml.YAMLError, *UNFIT) as error:
         raise SettingsError(f"{path} is no valid YAML: {' '.join(str(error).split())}") from error
     content = {} if content is None else content
-    if isinstance(content, dict):
-        given = {key: _plain(yaml, Loader, key, text) for key, text in (overrides or {}).items()}
-        content = _overridden(content, given)
-    settings = _section(Settings, content, "")
-    _check(settings)
-    return settings
+    with of_file(path, overrides or {}):
+        if isinstance(content, dict):
+            given = {key: _plain(yaml, Loader, key, text) for key, text in (overrides or {}).items()}
+            content = _overridden(content, given)
+        settings = _section(Settings, content, "")
+        _check(settings)
+        return settings
 
 
 def resolve(section: DistributedSection | None, place: Place) -> DistributedTrainConfig:
@@ -276,11 +301,9 @@ def resolve(section: DistributedSection | None, place: Place) -> DistributedTrai
         if alone and given["world_size"] != 1 and (given["backend"] == "cuda" or given["coordinator_addr"]):
             raise SettingsError(f"which of the {given['world_size']} ranks is this? Nothing launched it: pass --rank")
         given["rank"] = place.rank
-    try:
+    with of_key("training.distributed"):
         config = DistributedTrainConfig(**given)
         config.check_place(place)
-    except ValueError as error:
-        raise SettingsError(str(error)) from error
     return config
 
 
@@ -381,14 +404,9 @@ def _check(settings: Settings) -> None:
         raise SettingsError(f"model.family is {m.family!r}, expected gpt2 or llama")
     if m.family == "gpt2" and m.n_kv_head is not None:
         raise SettingsError(f"model.n_kv_head is {m.n_kv_head}, but a gpt2 has n_head of them: leave it out")
-    try:
+    if t.mixed_precision not in (None, "bf16", "fp16"):
+        raise SettingsError(f"training.mixed_precision is {t.mixed_precision!r}, expected bf16, fp16 or null")
+    if not 0 < t.timeout < math.inf:
+        raise SettingsError(f"training.timeout is {t.timeout}, expected seconds above 0")
+    with of_key("training"):
         check_fields(t)
-        if t.mixed_precision not in (None, "bf16", "fp16"):
-            raise ValueError(f"mixed_precision is {t.mixed_precision!r}, expected bf16, fp16 or null")
-        if not 0 < t.timeout < math.inf:
-            raise ValueError(f"timeout is {t.timeout}, expected seconds above 0")
-        t.trainer_config()
-        AdamW(lr=t.lr, betas=(t.beta1, t.beta2), weight_decay=t.weight_decay)
-        t.schedule(1)
-    except ValueError as error:
-        raise SettingsError(f"training: {error}") from error

@@ -12,10 +12,12 @@ from minigrad import Device, GradStore, Tensor
 from minigrad.cuda import cuda_graph
 from minigrad.errors import check_int
 from minigrad.optim import LrSchedule, Optimizer
+from minigrad.optim.grad_accumulator import check_weight
 
 from .captured_step import CapturedStep, PendingMetrics
 from .config import TrainingConfig, TrainingMetrics, check_kind
-from .step import Params, State, Step
+from .recheck import Recheck
+from .step import Loss, Params, State, Step, Window
 
 
 class SimpleTrainer:
@@ -45,6 +47,7 @@ class SimpleTrainer:
         config = TrainingConfig() if config is None else config
         check_kind(self, "config", config, TrainingConfig, self._example)
         self._step: Step = Step(type(self).__name__, config, optimizer, schedule)
+        self.config = config
         self._passes: dict[str, cuda_graph.Static] = {}
 
     def __repr__(self) -> str:
@@ -68,6 +71,7 @@ class SimpleTrainer:
     @config.setter
     def config(self, config: TrainingConfig) -> None:
         self._step.config = config
+        self._step.window = Recheck() if config.recheck else Window()
 
     @property
     def global_step(self) -> int:
@@ -91,6 +95,16 @@ class SimpleTrainer:
         parameter that the optimizer does not know, and for gradients of other tensors only.
         """
         return self._step.take(params, grads, float(loss_value))
+
+    def backward_and_step(self, loss: Loss, params: Params, weight: float = 1.0) -> TrainingMetrics | None:
+        """``loss.backward()`` and ``step`` in one; result and errors are those of ``step``.
+
+        ``loss`` may also be a function that computes it, and under ``recheck=True`` must be. That is called again in a
+        suspect step: apart from draws of the default generator, it depends on nothing that it or its like change.
+        ``weight`` is the number of samples (or tokens) that the loss is a mean of, where micro-batches differ in it.
+        """
+        check_weight(weight)  # before anything is sent
+        return self._step.backward_and_take(params, loss, weight)
 
     def flush(self, params: Params) -> TrainingMetrics | None:
         """Make a step of an unfinished window, averaged over the micro-batches it has; None if it has none.
@@ -141,6 +155,7 @@ class SimpleTrainer:
         step.optimizer.load_state_dict(parts["optimizer"], meta["optimizer"])
         step.accumulator, step.global_step = accumulator, count
         accumulator.key_draws(count)
+        self.config = step.config  # which forgets what came before
         step.reducer.restart(float(meta["window"].get("unit", 1.0)))
 
     # ------------------------------------------------------------------ graphs
@@ -167,11 +182,13 @@ class SimpleTrainer:
         alike; the first call for some shapes and the capture compare them. A loss or gradient that is not finite on one
         rank is an error of all.
 
-        Raises ValueError for parameters on several devices, other trainers and other communicators of several ranks.
+        Raises ValueError for parameters on several devices, other trainers and other communicators of several ranks,
+        and for ``reproducible`` and ``recheck``.
         """
         step, comm = self._step, self._step.reducer.communicator
-        if self.config.reproducible:
-            raise ValueError("reproducible=True numbers random draws before each step, which a graph cannot hold")
+        for option, why in ("reproducible", "numbers random draws before"), ("recheck", "looks at the gradients of"):
+            if getattr(self.config, option):
+                raise ValueError(f"{option}=True {why} each step, which a graph cannot hold")
         if comm is not None:
             if not step.reducer.capturable:
                 raise ValueError(

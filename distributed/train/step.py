@@ -6,12 +6,13 @@ A trainer is a Step with its own members. The classes below are those of one pro
 
     reducer     makes a window's gradients those of all ranks     (grad_sync.py: in buckets, beside backward)
     precision   scales the loss, and unscales the gradients       (amp_trainer.py: mixed precision)
+    window      reduces and unscales a window's gradients         (recheck.py: again, where they are suspect)
     updater     clips, and steps the optimizer                    (distributed_trainer.py: bucket by bucket)
     recorder    decides on the update, and counts it              (captured_step.py: as part of a graph)
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,8 @@ from .config import NonFiniteLossError, TrainingConfig, TrainingMetrics
 Params = Mapping[TensorId, Tensor] | Iterable[Tensor | tuple[str, Tensor]]
 """How trainers are told which parameters there are."""
 Named = list[tuple[str, Tensor]]
+Loss = Tensor | Callable[[], Tensor]
+"""A micro-batch's loss, or what computes it."""
 State = tuple[dict[str, np.ndarray], dict[str, Any]]
 """What ``state_dict`` gives: arrays for safetensors, and the rest as JSON."""
 
@@ -47,6 +50,7 @@ class Step:
         self.accumulator: GradAccumulator = config.accumulator()
         self.reducer: Reducer = Reducer()
         self.precision: Precision = Precision()
+        self.window: Window = Window()
         self.updater: Updater = Updater()
         self.recorder: Recorder = Recorder()
         self.global_step: int = 0
@@ -57,16 +61,22 @@ class Step:
 
     def take(self, params: Params, grads: GradStore, loss: float, weight: float = 1.0) -> TrainingMetrics | None:
         """Take in a micro-batch, which is consumed; None while the window is not full, or the step was left out."""
+        self.window.keep(self, None, weight)
         named = self.reducer.begin(self, params, weight)
         return self.accumulate(named, by_own_id(grads, params), loss, weight / self.reducer.unit)
 
-    def backward_and_take(self, params: Params, loss: Tensor, weight: float = 1.0) -> TrainingMetrics | None:
+    def backward_and_take(self, params: Params, loss: Loss, weight: float = 1.0) -> TrainingMetrics | None:
         """``backward``, beside which gradients may already be reduced, and ``take``."""
         self.recorder.wait_for_captures()
         named = self.reducer.begin(self, params, weight)
         weight /= self.reducer.unit
-        grads = self.reducer.backward(self, named, loss, weight)
-        return self.accumulate(named, grads, loss.item(), weight)
+        self.window.keep(self, loss, weight)
+        return self.end_if(self.compute(named, loss, weight), named)
+
+    def compute(self, named: Named, loss: Loss, weight: float) -> bool:
+        """``backward``, and ``add``."""
+        loss = loss if isinstance(loss, Tensor) else loss()
+        return self.add(named, self.reducer.backward(self, named, loss, weight), loss.item(), weight)
 
     def flush(self, params: Params) -> TrainingMetrics | None:
         """Make a step of an unfinished window; None if there is none."""
@@ -79,6 +89,10 @@ class Step:
 
     def accumulate(self, named: Named, grads: GradStore, loss: float, weight: float = 1.0) -> TrainingMetrics | None:
         """Add a micro-batch to the window, and end the window if it is full."""
+        return self.end_if(self.add(named, grads, loss, weight), named)
+
+    def add(self, named: Named, grads: GradStore, loss: float, weight: float) -> bool:
+        """Add a micro-batch to the window; whether that is full."""
         self.recorder.wait_for_captures()
         if self.reducer.world_size == 1 and weight and not math.isfinite(loss):
             self.accumulator.reset()
@@ -88,17 +102,19 @@ class Step:
         self.accumulator.key_draws(self.global_step)
         if not full and not self.holding:
             self.reducer.end_micro_batch(self, named)
-        return self.end_window(named) if full and not self.holding else None
+        return full and not self.holding
+
+    def end_if(self, full: bool, named: Named) -> TrainingMetrics | None:
+        """End a window that is full."""
+        return self.end_window(named) if full else None
 
     def end_window(self, named: Named) -> TrainingMetrics | None:
         """Reduce, unscale, clip, update, count."""
         try:
-            if (reduced := self.reducer.reduce(self, named)) is None:
+            if (means := self.window.means(self, named)) is None:
                 return None
-            if (unscaled := self.precision.unscale(reduced[0], self.recorder)) is None:
-                return None
-            norm = self.updater.clip_and_update(self, named, unscaled)
-            metrics = self.recorder.count(self, reduced[1], norm)
+            norm = self.updater.clip_and_update(self, named, means[0])
+            metrics = self.recorder.count(self, means[1], norm)
             self.reducer.compare(self, named)
             return metrics
         except (NonFiniteLossError, NonFiniteGradientError):
@@ -183,6 +199,20 @@ class Reducer:
     def memory(self, named: Named) -> Any:
         """What a graph uses besides parameters and states; with another one, the graph is of no use."""
         return None
+
+
+class Window:
+    """Makes the micro-batches' sums the means of a step."""
+
+    def keep(self, step: Step, loss: Loss | None, weight: float) -> None:
+        """Before a micro-batch: its loss, None if its gradients are there already."""
+
+    def means(self, step: Step, named: Named) -> tuple[Iterable[GradStore], float] | None:
+        """The gradients, reduced and unscaled, and the loss; None if there is no window, or its step is left out."""
+        if (reduced := step.reducer.reduce(step, named)) is None:
+            return None
+        unscaled = step.precision.unscale(reduced[0], step.recorder)
+        return None if unscaled is None else (unscaled, reduced[1])
 
 
 class Precision:

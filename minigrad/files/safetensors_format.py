@@ -75,6 +75,27 @@ def faults_of(path: Path) -> Iterator[None]:
         raise CheckpointError(f"{path}: {fault}", path) from None
 
 
+@contextlib.contextmanager
+def refusals(path: Path, what: str = "{} could not be written") -> Iterator[None]:
+    """Whatever the system refuses within is a `CheckpointError`: ``what``, of this path, and why.
+
+    So is a ValueError, such as that of a name with a zero byte.
+    """
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{what.format(path)}: {reason_of(error)}", path) from error
+
+
+def reason_of(error: OSError | ValueError) -> str:
+    """What the system says, and of which file, without its number."""
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    filename = getattr(error, "filename", None)
+    return f"{text} ({filename})" if filename else text
+
+
 class Entry(NamedTuple):
     """One tensor of a header; `begin` and `end` count from the end of the header."""
 

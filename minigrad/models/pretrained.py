@@ -20,7 +20,7 @@ from ..creation import zeros
 from ..device import CPU, Place
 from ..dtypes import default_dtype, float32
 from ..errors import bad_value, located
-from ..files import durable, sha256sums
+from ..files import durable, safetensors_format, sha256sums
 from ..files.durable import StrPath
 from ..files.safetensors_format import CheckpointError, encode, faults_of, iter_arrays, read_header, read_json, show
 from ..tensor import Tensor
@@ -134,7 +134,7 @@ class HubModel(nn.Module):
         n, dtype = len(shards), str(self.embedding.weight.dtype)
         names = [f"model-{i + 1:05d}-of-{n:05d}.safetensors" for i in range(n)] if n > 1 else [WEIGHTS]
         config = {**self.config.to_hub(), "torch_dtype": dtype}
-        try:
+        with safetensors_format.refusals(folder):
             durable.make_directories(folder)
             sha256sums.read_sums(folder)  # a bad one is refused before anything is lost
             # Without config.json the folder does not load: weights of two models are never taken for one.
@@ -153,9 +153,6 @@ class HubModel(nn.Module):
                     with sha256sums.renewing(path, checksums=False):
                         path.unlink()
             _write_json(folder / CONFIG, config, checksums)
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise CheckpointError(f"{folder} could not be written: {reason}", folder) from error
 
     def hub_zeros(self) -> dict[str, tuple[int, ...]]:
         """Tensors that the stored format has and this model has not, with their shapes; they are 0."""

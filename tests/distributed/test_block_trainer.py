@@ -1,6 +1,7 @@
 """BlockDistributedTrainer: ranks step as one process with the whole batch, stay equal, fail together, and resume."""
 
 import math
+import os
 from functools import partial
 
 import block_trainer_nets as nets
@@ -433,6 +434,9 @@ def test_must_checkpoint_hashes_every_ranks_weights_and_writes_nothing_if_they_d
         trainer.save_checkpoint(tmp_path / "run")
         net.norm.weight.data[0] += comm.rank
         raises(dist.ReplicaMismatchError, "norm.weight", lambda: trainer.save_checkpoint(tmp_path / "broken"))
+        net.norm.weight.data[0] -= comm.rank
+        trainer.log.sync = lambda: os.fsync(10**6)  # as where the disk of the log is gone
+        raises(CheckpointError, "rank 0 could not save: .*descr", lambda: trainer.save_checkpoint(tmp_path / "broken"))
 
     dist.run_threads(2, body, timeout=20)
     assert not (tmp_path / "broken").exists()

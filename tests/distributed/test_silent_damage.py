@@ -3,6 +3,7 @@
 from collections import Counter
 
 import block_trainer_nets as nets
+import data_parallel as dp
 import numpy as np
 import pytest
 from refusals import raises
@@ -128,41 +129,90 @@ def test_a_moment_that_flips_right_before_a_save_is_not_saved(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_suspect_step_is_computed_again_and_the_fault_is_transient_or_persistent():
-    def body(comm, spoiled=0, large=1.0, recheck=True, factor=1e6, flipped=False, scaler=None):
-        net, calls, last = nets.Net(), 0, comm.rank == comm.world_size - 1
-        mg.manual_seed(comm.rank)
+def trainer_of(kind, comm, net, config, **options):
+    """A trainer, and what it does with a batch."""
+    if kind == "block":
+        trainer = dist.BlockDistributedTrainer(net, comm, config, **options)
+        return trainer, trainer.train_batch
+    if kind.startswith("stage"):
+        trainer = dist.ShardedTrainer(config, comm, stage=int(kind[-1]))
+        trainer.shard(net, [net])
+    else:
+        trainer = dist.SimpleTrainer(config) if kind == "simple" else getattr(dist, f"{kind}Trainer")(config, comm)
+    loss_of = lambda *batch: lambda: options["loss_fn"](*map(mg.from_numpy, batch))  # noqa: E731
+    return trainer, lambda *batch: trainer.backward_and_step(loss_of(*batch), net.named_parameters(), len(batch[0]))
+
+
+KINDS = ("block", "stage 3", "simple", "Distributed", "Bucketed", "stage 1", "stage 2", "reproducible")
+
+
+@pytest.mark.long(but=2)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_suspect_step_is_computed_again_and_the_fault_is_transient_or_persistent(kind):
+    def body(comm, spoiled=0, large=1.0, recheck=True, factor=1e6, flipped=(), scaler=None):
+        net, calls, last = nets.Net() if kind == "block" else dp.Net(), 0, comm.rank == comm.world_size - 1
+        same = kind == "reproducible"
+        mg.manual_seed(0 if same else comm.rank)
 
         def loss_of(x, y):
             nonlocal calls
             calls += 1
             return net.loss(mg.nn.functional.dropout(x, 0.1), y) * (factor if calls == spoiled and last else 1.0)
 
-        config = TrainingConfig(grad_accum_steps=2)
-        trainer = dist.BlockDistributedTrainer(net, comm, config, loss_fn=loss_of, recheck=recheck, scaler=scaler)
+        config = TrainingConfig(grad_accum_steps=2, recheck=recheck, reproducible=same)
+        options = {"loss_fn": loss_of, "scaler": scaler}
+        trainer, train = trainer_of("Bucketed" if same else kind, comm, net, config, **options)
+        left = [*flipped]
 
-        def damaged(step, named, parts, update=trainer._step.updater.clip_and_update):
-            for grad in (grads := merged(parts)).values():
-                grad.data[...] *= 1e6 if flipped and last and step.global_step == 8 else 1.0
-            return update(step, named, [grads])
+        def damaged(step, named, reduce=trainer._step.reducer.reduce):
+            grads = merged((found := reduce(step, named))[0])
+            if last and step.global_step in left:
+                left.remove(step.global_step)
+                for grad in grads.values():
+                    grad.data[...] *= 1e6
+            return [grads], found[1]
 
-        trainer._step.updater.clip_and_update = damaged
-        for i in range(22):
-            trainer.train_batch(*(a * (large if i == 16 else 1.0) for a in nets.batch(i, slice(comm.rank, 12, 2))))
-        trainer.verify_replicas()
-        assert trainer.skipped_steps == (scaler is not None)
-        return nets.held(net)
+        trainer._step.reducer.reduce = damaged
+        losses = [
+            train(*(a * (large if i == 16 else 1.0) for a in nets.batch(i, slice(comm.rank, 12, 2)))) for i in range(22)
+        ]
+        if kind != "simple":
+            trainer.assert_replicas_identical(net.named_parameters())
+        with dp.gathered(trainer):
+            skipped = getattr(trainer, "skipped_steps", 0)
+            return nets.held(net), [metrics and metrics.loss for metrics in losses], skipped
 
     def ran(**options):
+        if kind == "simple":
+            return body(dist.NoOpCommunicator(), **options)
         return dist.run_threads(2, lambda comm: body(comm, **options), timeout=60)[0]
 
-    clean, large = ran(recheck=False), ran(recheck=False, large=100.0)
+    clean, large = ran(recheck=False), ran(recheck=False, large=1e4)
     assert ran() == clean != large
     with pytest.warns(RuntimeWarning, match=r"step 9: the gradient's norm was .* the fault is transient"):
         assert ran(spoiled=17) == clean
     with pytest.warns(RuntimeWarning, match=r"step 9: .* was .*e\+.*, usual .* the fault is transient"):
-        assert ran(flipped=True) == clean  # on one rank, after the reduction
-    with np.errstate(over="ignore", invalid="ignore"):  # an overflow leaves the step out, and is no fault
-        body(dist.NoOpCommunicator(), spoiled=17, factor=1e200, scaler=GradScaler(1e300))
+        assert ran(flipped=[8]) == clean  # on one rank, after the reduction
     with pytest.warns(RuntimeWarning, match=r"step 9: .* the fault is persistent"):
-        assert ran(large=100.0) == large
+        assert ran(large=1e4) == large
+    if kind == "block":
+        with np.errstate(over="ignore", invalid="ignore"):  # an overflow leaves the step out, and is no fault
+            skipped = body(dist.NoOpCommunicator(), spoiled=17, factor=1e200, scaler=GradScaler(1e300))[-1]
+        assert skipped == 1
+
+
+def test_what_cannot_be_computed_again_is_refused():
+    """Nor is a window computed again of which another process has made a part."""
+    net, told = mg.nn.Linear(2, 1), "takes functions that compute losses: trainer.backward_and_step"
+    params, x = [*net.named_parameters()], mg.ones(3, 2)
+    trainers = [dist.SimpleTrainer(TrainingConfig(grad_accum_steps=2, recheck=True)) for _ in range(2)]
+    loss = net(x).sum()
+    raises(ValueError, told, lambda: trainers[0].step(params, loss.backward(), loss.item()))
+    raises(ValueError, told, trainers[0].backward_and_step, net(x).sum(), params)
+    raises(ValueError, "recheck=True looks at .* a graph cannot hold", trainers[0].capture, lambda x: net(x), params)
+    for _ in range(11):
+        trainers[0].backward_and_step(lambda: net(x).sum(), params)
+    trainers[1].backward_and_step(lambda: net(x).sum(), params)
+    trainers[0].load_state_dict(params, *trainers[1].state_dict(params))
+    trainers[0]._step.window._norms.extend([1e-9] * 9)
+    assert trainers[0].backward_and_step(lambda: net(x).sum(), params).grad_norm > 1.0

@@ -63,6 +63,8 @@ def test_must_config_files_refuse_by_name(tmp_path):
         ("training: {seed: 0x" + "f" * 5000 + "}", "line 1: seed: .*4300 digits"),
         ("training:\n  seed: 2026-02-31", "line 2: seed: day is out of range"),
         ("training: {max_steps: 1, lr: " + "9" * 400 + "}", "training.lr is 9+..., expected a number"),
+        ("training: {max_steps: 1, lr: -1}", ": training: lr is -1.0, expected a finite number >= 0"),
+        ("training: {max_steps: 1, seed: 0x1" + "0" * 16 + "}", ": training: seed is 18446744073709551616, expected"),
         ("training: {seed: !!int abc}", "line 1: seed: invalid literal"),
         ("training: {seed: !!timestamp x}", "line 1: seed: "),
         ("training: {seed: !!bool maybe}", "line 1: seed: 'maybe'"),
@@ -72,7 +74,7 @@ def test_must_config_files_refuse_by_name(tmp_path):
     ]:
         path = tmp_path / "config.yaml"
         path.write_text(text)
-        raises(SettingsError, message, read_settings, path)
+        raises(SettingsError, f"^{path}.*{message}.*\\Z", read_settings, path)
 
 
 def test_must_config_files_that_cannot_be_read(tmp_path, monkeypatch, capsys):
@@ -290,8 +292,11 @@ def test_ranks_with_other_files_refuse(tmp_path):
 
 
 def test_errors_of_the_command_are_one_line(tmp_path, capsys):
-    assert train.main([str(write(tmp_path, n_head=3))]) == 2
-    assert capsys.readouterr().err.startswith("error: model: ")
+    path = write(tmp_path, n_head=3)
+    assert train.main([str(path)]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {path}: model: ")
+    assert train.main([str(path), "--seed", "1", "--data.source", "gone.txt"]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {path} --training.seed --data.source: data.source: gone.txt")
     assert train.main([str(write(tmp_path)), "--world-size", "2"]) == 2
     assert "start the ranks with python -m minigrad.distributed.launch -n 2" in capsys.readouterr().err
     assert train.main([str(EXAMPLE), "--coordinater", "x:1"]) == 2
@@ -304,8 +309,8 @@ def test_a_model_beyond_the_memory_is_refused_with_the_estimate(tmp_path, capsys
     monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_SIZE", "1000000000" if layers == 2 else "1")
     flags = f"--model.family {family} --model.n_layer {layers} --model.n_embd 512 --batch-size {batch}".split()
     assert train.main([str(write(tmp_path)), *flags]) == 2
-    words = rf"error: model: {layers} layers of 512 channels have at least \S+ billion parameters and need \S+ GB of "
-    words += rf"memory with {8 * batch} tokens a micro-batch, of which"
+    words = rf"error: .*: model: {layers} layers of 512 channels have at least \S+ billion parameters and need \S+ GB "
+    words += rf"of memory with {8 * batch} tokens a micro-batch, of which"
     assert re.match(words + r" \S+ GB are free on cpu( for \d+ ranks)?\n$", capsys.readouterr().err)
 
 
