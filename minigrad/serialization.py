@@ -96,7 +96,7 @@ def save_safetensors(
         hint = "; pass its .state_dict()" if hasattr(arrays, "state_dict") else ""
         raise bad_type(f"save_safetensors: arrays is a {type(arrays).__name__}, expected a mapping from names{hint}")
     path = Path(path)
-    with safetensors_format.refusals(path), faults_of(path):
+    with faults_of(path, " could not be written"):
         sha256sums.replace_file(path, safetensors_format.encode(arrays, metadata), checksums)
     return path
 
@@ -152,7 +152,7 @@ def save_checkpoint(
     def write(temporary: Path) -> Records:
         return {name: durable.write_new_file(temporary / name, data) for name, data in files.items()}
 
-    return write_checkpoint(Path(folder), step, encode_state(state), write, keep)
+    return write_checkpoint(temporary_folder(folder, step), step, encode_state(state), write, keep)
 
 
 def checked_step(state: Mapping[str, Any], keep: int | None) -> int:
@@ -166,19 +166,14 @@ def checked_step(state: Mapping[str, Any], keep: int | None) -> int:
 
 
 def write_checkpoint(
-    folder: Path,
-    step: int,
-    state: bytes,
-    write: Callable[[Path], Records],
-    keep: int | None,
-    temporary: Path | None = None,
+    temporary: Path, step: int, state: bytes, write: Callable[[Path], Records], keep: int | None
 ) -> Path:
     """A checkpoint of the files that ``write(temporary)`` leaves in a `temporary_folder`, and of an encoded state.
 
     Returns and raises as `save_checkpoint`.
     """
-    with safetensors_format.refusals(folder, f"the checkpoint of step {step} could not be written into {{}}"):
-        temporary = temporary_folder(folder, step) if temporary is None else temporary
+    folder = temporary.parent
+    with faults_of(folder, f": the checkpoint of step {step} could not be written"):
         durable.make_directories(folder)
         with durable.folder_lock(folder) as locked:
             if locked:
@@ -203,7 +198,8 @@ def write_checkpoint(
 
 def temporary_folder(folder: StrPath, step: int) -> Path:
     """A free name for the folder in which a checkpoint is written."""
-    return durable.temporary_sibling(Path(folder) / f"step-{step:08d}")
+    with faults_of(Path(folder), f": the checkpoint of step {step} could not be written"):
+        return durable.temporary_sibling(Path(folder) / f"step-{step:08d}")
 
 
 def _prune(folder: Path, step: int, newest: Path, keep: int | None) -> None:
@@ -295,7 +291,7 @@ def list_checkpoints(folder: StrPath) -> list[CheckpointEntry]:
     Raises:
         CheckpointError: the folder cannot be read.
     """
-    with safetensors_format.refusals(Path(folder), "{} cannot be listed"), contextlib.suppress(FileNotFoundError):
+    with faults_of(Path(folder), " cannot be listed"), contextlib.suppress(FileNotFoundError):
         return _entries(Path(folder))
     return []
 
@@ -386,7 +382,7 @@ def export_safetensors(folder: StrPath, path: StrPath, file: str = "model", chec
     stems = _stems(folder, records)
     if file not in stems:
         raise CheckpointError(f"{folder} has no tensors called {show(file)}; it has {', '.join(stems)}", folder)
-    with safetensors_format.refusals(path), faults_of(path):
+    with faults_of(path, " could not be written"):
         sha256sums.replace_file(path, shares.merged(folder, stems[file], records), checksums)
     return path
 

@@ -89,8 +89,7 @@ class BlockDistributedTrainer(Scaled):
             raise ValueError("reproducible=True needs DistributedTrainer, BucketedTrainer or AmpTrainer, not blocks")
         super().__init__(training, communicator, optimizer, schedule, hook=hook)
         place = (communicator.rank, communicator.world_size)
-        if config is None:
-            config = DistributedTrainConfig(place[1], place[0], backend=communicator.device.type)
+        config = config or DistributedTrainConfig(place[1], place[0], backend=communicator.device.type)
         if (config.rank, config.world_size, config.backend) != (*place, communicator.device.type):
             raise ValueError(
                 f"the configuration is that of rank {config.rank} of {config.world_size} with backend "
@@ -151,7 +150,7 @@ class BlockDistributedTrainer(Scaled):
 
         def loss() -> Tensor:
             self._set_buffers(before)  # also when it is computed again
-            return self._loss(*tensors)
+            return (self._loss_fn or self.model.loss)(*tensors)
 
         def step() -> TrainingMetrics | None:
             if not samples:
@@ -194,16 +193,12 @@ class BlockDistributedTrainer(Scaled):
             self.log.after(metrics, self.skipped_steps)
         return metrics
 
-    def _loss(self, *tensors: Tensor) -> Tensor:
-        return (self._loss_fn or self.model.loss)(*tensors)
-
     def _buffers(self) -> dict[str, Tensor]:
         return {name: b.clone() for name, b in self._saved_buffers().items()}
 
     def _set_buffers(self, values: Mapping[str, Tensor]) -> None:
-        buffers = self._saved_buffers() if values else {}
-        for name, value in values.items():
-            buffers[name].copy_(value)
+        for name, buffer in (self._saved_buffers() if values else {}).items():
+            buffer.copy_(values[name])
 
     @no_grad()
     def _average_buffers(self) -> None:
@@ -330,18 +325,17 @@ class StepLog:
         mine = [self.tokens, stats.busy_s - before.busy_s, stats.waited_s - before.waited_s]
         everyone = all_gather_json(comm, mine)
         if self._file is not None:
-            self._file.write(
-                {
-                    **vars(metrics),
-                    **moment(comm.device),
-                    "tokens_per_second": sum(tokens for tokens, _, _ in everyone) / (time.perf_counter() - self._since),
-                    "communication_seconds": max(busy for _, busy, _ in everyone),
-                    "waited_seconds": max(waited for _, _, waited in everyone),
-                    "waited_by_rank": [waited for _, _, waited in everyone],
-                    "world_size": comm.world_size,
-                    "skipped_steps": skipped_steps,
-                }
-            )
+            line = {
+                **vars(metrics),
+                **moment(comm.device),
+                "tokens_per_second": sum(tokens for tokens, _, _ in everyone) / (time.perf_counter() - self._since),
+                "communication_seconds": max(busy for _, busy, _ in everyone),
+                "waited_seconds": max(waited for _, _, waited in everyone),
+                "waited_by_rank": [waited for _, _, waited in everyone],
+                "world_size": comm.world_size,
+                "skipped_steps": skipped_steps,
+            }
+            self._file.write(line)
         self._begin()
         self._before = CommStats(stats.operations, stats.bytes_sent, stats.busy_s, stats.waited_s)
 

@@ -181,8 +181,7 @@ class RankShare:
     def write(self) -> Path:
         """Write it; on rank 0 also what all others have written, as one checkpoint, when they have."""
         if self.communicator.rank == 0:
-            folder, write = self.temporary.parent, self._write_all
-            return serialization.write_checkpoint(folder, self.step, self.state, write, self.keep, self.temporary)
+            return serialization.write_checkpoint(self.temporary, self.step, self.state, self._write_all, self.keep)
         self._wait_for(self.temporary, "rank 0 has begun")
         record = self._record(self.communicator.rank)
         durable.replace_file(record, [json.dumps(self._write_mine()).encode()])

@@ -71,8 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options, rest = parser.parse_known_args(arguments)
     try:
         given = {key: value for key in FLAGS.values() if (value := getattr(options, key)) is not None}
-        given.update(read_overrides(rest))
-        settings = read_settings(options.config, given)
+        settings = read_settings(options.config, given := {**given, **read_overrides(rest)})
         with of_file(options.config, given):
             config = resolve(settings.training.distributed, discover_place())
         if config.by_hand:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, TypeAlias
 
-from minigrad.errors import NonNegativeInt, check_bool, check_fields
-from minigrad.optim import AdamW, GradAccumulator
+from minigrad.errors import NonNegative, NonNegativeInt, check_bool, check_fields
+from minigrad.optim import GradAccumulator
 
 from .tree import TreeAccumulator
 
@@ -40,6 +40,7 @@ def check_limit(name: str, value: Any) -> None:
 
 
 GradLimit: TypeAlias = Annotated[float, check_limit]
+Flag: TypeAlias = Annotated[bool, check_bool]
 
 
 @dataclass(frozen=True)
@@ -61,20 +62,17 @@ class TrainingConfig:
     optimizer of your own. Raises ValueError for values out of range.
     """
 
-    learning_rate: float = 1e-3
-    weight_decay: float = 0.01
+    learning_rate: NonNegative = 1e-3
+    weight_decay: NonNegative = 0.01
     max_grad_norm: GradLimit | None = 1.0
     grad_accum_steps: int = 1
-    reproducible: bool = False
+    reproducible: Flag = False
     compare_every: NonNegativeInt = 100
-    recheck: bool = False
+    recheck: Flag = False
 
     def __post_init__(self) -> None:
-        AdamW(lr=self.learning_rate, weight_decay=self.weight_decay)  # checks both
         self.accumulator()
         check_fields(self)
-        check_bool("reproducible", self.reproducible)
-        check_bool("recheck", self.recheck)
 
     def accumulator(self, rank: int = 0) -> GradAccumulator:
         """What adds up the micro-batches of a rank."""

@@ -18,7 +18,6 @@ from typing import Any, Final
 from minigrad import GradStore, Tensor, TensorId, finfo
 from minigrad.grad_arithmetic import norm_of
 from minigrad.optim import AdamW, AdamWConfig, LrSchedule, NonFiniteGradientError, Optimizer
-from minigrad.optim.grad_accumulator import check_weight
 
 from ..comm.communicator import Communicator
 from .buckets import DEFAULT_BUCKET_BYTES, CommHook, GradientBucketManager, all_reduce_hook
@@ -46,6 +45,11 @@ class DistributedTrainer(SimpleTrainer):
 
     ``bucket_size_bytes`` is the size of the flat buffers that are reduced at once. ``hook`` averages one of them (see
     ``CommHook``; ``BFloat16Compression`` halves what is sent).
+
+    A rank that has no samples left passes ``step`` an empty GradStore, a loss of 0 and a weight of 0. The metrics' loss
+    is the mean over the samples of all ranks. Beside SimpleTrainer's errors, ``step`` raises those of communication. A
+    loss or gradient that is not finite on one rank raises on all of them, at the end of the window; no weight is
+    changed and the window is dropped.
 
     ``communicator`` connects the ranks, of which this is number ``rank`` of ``world_size``. Raises TypeError for a
     configuration or a communicator of another kind.
@@ -105,22 +109,6 @@ class DistributedTrainer(SimpleTrainer):
             yield
         finally:
             self._step.holding = before
-
-    def step(self, params: Params, grads: GradStore, loss_value: float, weight: float = 1.0) -> TrainingMetrics | None:
-        """Take in one micro-batch of this rank: None while the window is not full, else one optimizer step's metrics.
-
-        ``weight`` is the number of samples (or tokens) that the loss is a mean of; only ratios matter, so leave it out
-        where all micro-batches are equally large. Gradients are multiplied by it before they are added up. Where some
-        are float16, they are multiplied by its ratio to the mean weight of the step before (or of all ranks' first
-        micro-batches). That overflows only if weights grow by orders of magnitude from one step to the next. A rank
-        that has no samples left passes an empty GradStore, a loss of 0 and a weight of 0. The metrics' loss is the mean
-        over the samples of all ranks.
-
-        Beside SimpleTrainer's errors, raises those of communication. A loss or gradient that is not finite on one rank
-        raises on all of them, at the end of the window; no weight is changed and the window is dropped.
-        """
-        check_weight(weight)  # before anything is sent
-        return self._step.take(params, grads, float(loss_value), weight)
 
     def state_dict(self, params: Params, part: Callable[[Any], Any] | None = None) -> State:
         """What an exact resume needs beside the weights: the same on all ranks, so that one of them may save it.

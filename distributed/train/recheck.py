@@ -20,13 +20,13 @@ from minigrad.tensor import Tensor
 
 from ..comm.communicator import all_gather_json
 from ..comm.place import on_host
-from .step import Loss, Named, Step, Window, merged
+from .step import Gradients, Loss, Named, Step, merged
 
 SUSPECT = 10.0  # times the usual norm, the median of the steps before
 STEPS = 20  # before, of which the norm is known; a quarter of them is enough
 
 
-class Recheck(Window):
+class Recheck(Gradients):
     """Keeps what computes the losses of a window's micro-batches, and calls it again where the norm is suspect.
 
     Not of a window that was loaded unfinished: its first micro-batches were made elsewhere.
@@ -39,17 +39,15 @@ class Recheck(Window):
     def keep(self, step: Step, loss: Loss | None, weight: float) -> None:
         """Remember a micro-batch, and what else its loss depends on. ValueError for one that cannot be made again."""
         if isinstance(loss, Tensor) or (loss is None and weight):
-            raise ValueError(
-                f"{step.name}: recheck=True computes a suspect step again, so it takes functions that compute losses: "
-                "trainer.backward_and_step(lambda: model.loss(x, y), params)"
-            )
-        one = (loss, weight, step.holding, minigrad.default_generator.state_dict())
-        self._kept[step.accumulator.current_step :] = [one]
+            told = "calls what computes the loss again: backward_and_step(lambda: model.loss(x, y), params) works"
+            raise ValueError(f"{step.name}: recheck=True {told}")
+        state = minigrad.default_generator.state_dict()
+        self._kept[step.accumulator.current_step :] = [(loss, weight, step.holding, state)]
 
-    def means(self, step: Step, named: Named) -> tuple[Iterable[GradStore], float] | None:
+    def of_window(self, step: Step, named: Named) -> tuple[Iterable[GradStore], float] | None:
         """As the base's, of which the second ones count if the first ones are suspect."""
         whole = len(self._kept) == step.accumulator.current_step
-        if (means := super().means(step, named)) is None:
+        if (means := super().of_window(step, named)) is None:
             return None
         grads = merged(means[0])
         norms, usual = _of_all_ranks(step, grad_norm(grads)), statistics.median(self._norms or [0.0])
@@ -61,12 +59,9 @@ class Recheck(Window):
                 return None
             grads, means = merged(again[0]), again
             same, norms = all(_of_all_ranks(step, first == _bits(grads))), _of_all_ranks(step, grad_norm(grads))
-            warnings.warn(
-                f"step {step.global_step + 1}: the gradient's norm was {suspect[0]:.3g}, usual is {usual:.3g}; "
-                f"computed again it is {norms[0]:.3g}: the fault is {'persistent' if same else 'transient'}",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+            told = f"step {step.global_step + 1}: the gradient's norm was {suspect[0]:.3g}, usual is {usual:.3g}; "
+            told += f"computed again it is {norms[0]:.3g}: the fault is {'persistent' if same else 'transient'}"
+            warnings.warn(told, RuntimeWarning, stacklevel=2)
         self._norms.extend([max(norms)] if all(map(math.isfinite, norms)) else [])
         return [grads], means[1]
 
@@ -81,7 +76,7 @@ class Recheck(Window):
                     step.add(named, GradStore(), 0.0, weight)
                 else:
                     step.compute(named, loss, weight)
-            return super().means(step, named)
+            return super().of_window(step, named)
         finally:
             generator.load_state_dict(before)
             step.reducer.unit, step.holding = unit, holding

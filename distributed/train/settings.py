@@ -33,8 +33,8 @@ from .config import GradLimit, TrainingConfig
 Section = TypeVar("Section")
 Seed: TypeAlias = Annotated[int, functools.partial(check_int, least=0, most=2**64 - 1)]
 BelowOne: TypeAlias = Annotated[float, functools.partial(check_float, below=1.0)]
-# What PyYAML raises for a wrong !!tag, for 31 February, for a number of 5,000 digits, and for deep nesting.
-UNFIT = (ValueError, AttributeError, KeyError, TypeError, RecursionError)
+# What PyYAML raises for a wrong !!tag and deep nesting, beside ValueError for 31 February and 5,000 digits.
+UNFIT = (AttributeError, KeyError, TypeError, RecursionError)
 
 
 class SettingsError(ValueError):
@@ -47,17 +47,18 @@ def of_file(path: str | Path, flags: Iterable[str] = ()) -> Iterator[None]:
     try:
         yield
     except SettingsError as error:
-        text = " ".join(str(error).partition("\n  at ")[0].split())
         where = " ".join([str(path), *(f"--{flag}" for flag in flags)])
-        raise SettingsError(text if text.startswith(str(path)) else f"{where}: {text}") from error
+        raise SettingsError(" ".join(f"{where}: {error}".partition("\n  at ")[0].split())) from error
 
 
 @contextlib.contextmanager
-def of_key(key: str) -> Iterator[None]:
-    """A ValueError that is raised within is a SettingsError, which names this key."""
+def of_key(key: str, *kinds: type[Exception]) -> Iterator[None]:
+    """An error of these kinds, or a ValueError, that is raised within is a SettingsError, which names this key."""
     try:
         yield
-    except ValueError as error:
+    except SettingsError:
+        raise
+    except (ValueError, *kinds) as error:
         raise SettingsError(f"{key}: {error}") from error
 
 
@@ -250,34 +251,26 @@ def read_settings(path: str | Path, overrides: Mapping[str, str] | None = None) 
             seen = set()
             for key_node, value_node in node.value if isinstance(node, yaml.MappingNode) else []:
                 key = self.construct_object(key_node, deep=True)
-                line = f"{path}, line {key_node.start_mark.line + 1}"
+                line = f"line {key_node.start_mark.line + 1}"
                 if not isinstance(key, str) or "." in key:
                     raise SettingsError(f"{line}: the key {key!r} is no text without a dot")
                 if key in seen:
                     raise SettingsError(f"{line}: {key} is given twice")
                 seen.add(key)
-                try:
+                with of_key(f"{line}: {key}", *UNFIT):
                     self.construct_object(value_node, deep=True)
-                except SettingsError:
-                    raise
-                except UNFIT as error:
-                    raise SettingsError(f"{line}: {key}: {error}") from error
             return dict(super().construct_mapping(node, deep))
 
     number = re.compile(r"[-+]?(\.\d+|\d+(\.\d*)?)[eE][-+]?\d+$", re.ASCII)
     # int and str again: an integer of 5,000 digits in base 16 could be read, but no message could show it.
     Loader.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(str(loader.construct_yaml_int(node))))
     Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+.0123456789"))
-    try:
-        content = yaml.load(Path(path).read_text(encoding="utf-8"), Loader)
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path} cannot be read: {error}") from error
-    except SettingsError:
-        raise
-    except (yaml.YAMLError, *UNFIT) as error:
-        raise SettingsError(f"{path} is no valid YAML: {' '.join(str(error).split())}") from error
-    content = {} if content is None else content
     with of_file(path, overrides or {}):
+        with of_key("it cannot be read", OSError):
+            text = Path(path).read_text(encoding="utf-8")
+        with of_key("it is no valid YAML", yaml.YAMLError, *UNFIT):
+            content = yaml.load(text, Loader)
+        content = {} if content is None else content
         if isinstance(content, dict):
             given = {key: _plain(yaml, Loader, key, text) for key, text in (overrides or {}).items()}
             content = _overridden(content, given)
@@ -312,10 +305,8 @@ def resolve(section: DistributedSection | None, place: Place) -> DistributedTrai
 
 def _plain(yaml: Any, loader: Any, key: str, text: str) -> Any:
     """A value of the command line, as in the file."""
-    try:
+    with of_key(f"{key}: {text[:40]!r} is no value of YAML", yaml.YAMLError, *UNFIT):
         return yaml.load(text, loader)
-    except (yaml.YAMLError, *UNFIT) as error:
-        raise SettingsError(f"{key}: {text[:40]!r} is no value of YAML: {' '.join(str(error).split())}") from error
 
 
 def _overridden(content: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:

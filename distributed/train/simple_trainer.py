@@ -17,7 +17,7 @@ from minigrad.optim.grad_accumulator import check_weight
 from .captured_step import CapturedStep, PendingMetrics
 from .config import TrainingConfig, TrainingMetrics, check_kind
 from .recheck import Recheck
-from .step import Loss, Params, State, Step, Window
+from .step import Gradients, Loss, Params, State, Step
 
 
 class SimpleTrainer:
@@ -71,7 +71,7 @@ class SimpleTrainer:
     @config.setter
     def config(self, config: TrainingConfig) -> None:
         self._step.config = config
-        self._step.window = Recheck() if config.recheck else Window()
+        self._step.gradients = Recheck() if config.recheck else Gradients()
 
     @property
     def global_step(self) -> int:
@@ -83,25 +83,30 @@ class SimpleTrainer:
         """The optimizer that updates the parameters."""
         return self._step.optimizer
 
-    def step(self, params: Params, grads: GradStore, loss_value: float) -> TrainingMetrics | None:
+    def step(self, params: Params, grads: GradStore, loss_value: float, weight: float = 1.0) -> TrainingMetrics | None:
         """Take in one micro-batch: None while the window is not full, else one optimizer step's metrics.
 
         ``params`` are boostr's ``{TensorId: Tensor}`` in any order, or parameters, or pairs (name, parameter) as
         ``model.named_parameters()`` gives. Only their gradients count: those under a tensor's id, or under its key of
         the mapping. ``grads`` is consumed (its arrays may be changed).
 
+        ``weight`` is the number of samples (or tokens) that the loss is a mean of; only ratios matter, so leave it out
+        where all micro-batches are equally large. Gradients are multiplied by it before they are added up. Where some
+        are float16, they are multiplied by its ratio to the mean weight of the step before (or of all ranks' first
+        micro-batches). That overflows only if weights grow by orders of magnitude from one step to the next.
+
         Raises NonFiniteLossError or NonFiniteGradientError, naming the step. Nothing is changed, but the window is
         dropped. The mean gradient of a window is checked with clipping and without. Raises ValueError for a trained
         parameter that the optimizer does not know, and for gradients of other tensors only.
         """
-        return self._step.take(params, grads, float(loss_value))
+        check_weight(weight)  # before anything is sent
+        return self._step.take(params, grads, float(loss_value), weight)
 
     def backward_and_step(self, loss: Loss, params: Params, weight: float = 1.0) -> TrainingMetrics | None:
         """``loss.backward()`` and ``step`` in one; result and errors are those of ``step``.
 
         ``loss`` may also be a function that computes it, and under ``recheck=True`` must be. That is called again in a
         suspect step: apart from draws of the default generator, it depends on nothing that it or its like change.
-        ``weight`` is the number of samples (or tokens) that the loss is a mean of, where micro-batches differ in it.
         """
         check_weight(weight)  # before anything is sent
         return self._step.backward_and_take(params, loss, weight)
@@ -186,20 +191,15 @@ class SimpleTrainer:
         and for ``reproducible`` and ``recheck``.
         """
         step, comm = self._step, self._step.reducer.communicator
-        for option, why in ("reproducible", "numbers random draws before"), ("recheck", "looks at the gradients of"):
-            if getattr(self.config, option):
-                raise ValueError(f"{option}=True {why} each step, which a graph cannot hold")
-        if comm is not None:
-            if not step.reducer.capturable:
-                raise ValueError(
-                    f"{step.name} on {comm.world_size} ranks exchanges values by the host in each step, which a graph "
-                    "cannot hold; capture with DistributedTrainer, BucketedTrainer or AmpTrainer, or on one rank"
-                )
-            if not comm.captures:
-                raise ValueError(
-                    f"{type(comm).__name__} exchanges data by the host, which a graph cannot hold; capture on "
-                    f"{comm.world_size} ranks needs NcclCommunicator"
-                )
+        unfit = {
+            "reproducible=True numbers random draws before each step": self.config.reproducible,
+            "recheck=True looks at the gradients of each step": self.config.recheck,
+            f"{step.name} on {step.reducer.world_size} ranks exchanges values by the host; capture with "
+            "DistributedTrainer, BucketedTrainer or AmpTrainer, or on one rank": not step.reducer.capturable,
+            f"{type(comm).__name__} exchanges data by the host; it needs NcclCommunicator": comm and not comm.captures,
+        }
+        for why in (why for why, holds in unfit.items() if holds):
+            raise ValueError(f"a graph cannot hold this step: {why}")
         step.recorder.wait_for_captures()
         captured = CapturedStep(step, loss_function, params, max_graphs)
         step.recorder.captured.append(captured)

@@ -6,7 +6,7 @@ A trainer is a Step with its own members. The classes below are those of one pro
 
     reducer     makes a window's gradients those of all ranks     (grad_sync.py: in buckets, beside backward)
     precision   scales the loss, and unscales the gradients       (amp_trainer.py: mixed precision)
-    window      reduces and unscales a window's gradients         (recheck.py: again, where they are suspect)
+    gradients   reduces and unscales those of a window            (recheck.py: again, where they are suspect)
     updater     clips, and steps the optimizer                    (distributed_trainer.py: bucket by bucket)
     recorder    decides on the update, and counts it              (captured_step.py: as part of a graph)
 """
@@ -27,8 +27,7 @@ from .config import NonFiniteLossError, TrainingConfig, TrainingMetrics
 Params = Mapping[TensorId, Tensor] | Iterable[Tensor | tuple[str, Tensor]]
 """How trainers are told which parameters there are."""
 Named = list[tuple[str, Tensor]]
-Loss = Tensor | Callable[[], Tensor]
-"""A micro-batch's loss, or what computes it."""
+Loss = Tensor | Callable[[], Tensor]  # of a micro-batch, or what computes it
 State = tuple[dict[str, np.ndarray], dict[str, Any]]
 """What ``state_dict`` gives: arrays for safetensors, and the rest as JSON."""
 
@@ -50,7 +49,7 @@ class Step:
         self.accumulator: GradAccumulator = config.accumulator()
         self.reducer: Reducer = Reducer()
         self.precision: Precision = Precision()
-        self.window: Window = Window()
+        self.gradients: Gradients = Gradients()
         self.updater: Updater = Updater()
         self.recorder: Recorder = Recorder()
         self.global_step: int = 0
@@ -61,7 +60,7 @@ class Step:
 
     def take(self, params: Params, grads: GradStore, loss: float, weight: float = 1.0) -> TrainingMetrics | None:
         """Take in a micro-batch, which is consumed; None while the window is not full, or the step was left out."""
-        self.window.keep(self, None, weight)
+        self.gradients.keep(self, None, weight)
         named = self.reducer.begin(self, params, weight)
         return self.accumulate(named, by_own_id(grads, params), loss, weight / self.reducer.unit)
 
@@ -70,8 +69,8 @@ class Step:
         self.recorder.wait_for_captures()
         named = self.reducer.begin(self, params, weight)
         weight /= self.reducer.unit
-        self.window.keep(self, loss, weight)
-        return self.end_if(self.compute(named, loss, weight), named)
+        self.gradients.keep(self, loss, weight)
+        return self.end_window(named) if self.compute(named, loss, weight) else None
 
     def compute(self, named: Named, loss: Loss, weight: float) -> bool:
         """``backward``, and ``add``."""
@@ -89,10 +88,10 @@ class Step:
 
     def accumulate(self, named: Named, grads: GradStore, loss: float, weight: float = 1.0) -> TrainingMetrics | None:
         """Add a micro-batch to the window, and end the window if it is full."""
-        return self.end_if(self.add(named, grads, loss, weight), named)
+        return self.end_window(named) if self.add(named, grads, loss, weight) else None
 
     def add(self, named: Named, grads: GradStore, loss: float, weight: float) -> bool:
-        """Add a micro-batch to the window; whether that is full."""
+        """Add a micro-batch to the window; whether it ends that."""
         self.recorder.wait_for_captures()
         if self.reducer.world_size == 1 and weight and not math.isfinite(loss):
             self.accumulator.reset()
@@ -104,14 +103,10 @@ class Step:
             self.reducer.end_micro_batch(self, named)
         return full and not self.holding
 
-    def end_if(self, full: bool, named: Named) -> TrainingMetrics | None:
-        """End a window that is full."""
-        return self.end_window(named) if full else None
-
     def end_window(self, named: Named) -> TrainingMetrics | None:
         """Reduce, unscale, clip, update, count."""
         try:
-            if (means := self.window.means(self, named)) is None:
+            if (means := self.gradients.of_window(self, named)) is None:
                 return None
             norm = self.updater.clip_and_update(self, named, means[0])
             metrics = self.recorder.count(self, means[1], norm)
@@ -201,13 +196,13 @@ class Reducer:
         return None
 
 
-class Window:
+class Gradients:
     """Makes the micro-batches' sums the means of a step."""
 
     def keep(self, step: Step, loss: Loss | None, weight: float) -> None:
         """Before a micro-batch: its loss, None if its gradients are there already."""
 
-    def means(self, step: Step, named: Named) -> tuple[Iterable[GradStore], float] | None:
+    def of_window(self, step: Step, named: Named) -> tuple[Iterable[GradStore], float] | None:
         """The gradients, reduced and unscaled, and the loss; None if there is no window, or its step is left out."""
         if (reduced := step.reducer.reduce(step, named)) is None:
             return None

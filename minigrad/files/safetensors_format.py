@@ -64,29 +64,16 @@ class CheckpointError(LocatedError, RuntimeError):
 
 
 @contextlib.contextmanager
-def faults_of(path: Path) -> Iterator[None]:
-    """A ValueError that is raised within is a fault of this file: a `CheckpointError` that names it."""
+def faults_of(path: Path, what: str = "") -> Iterator[None]:
+    """What the system refuses within, or a ValueError, is a fault of this file or folder: a `CheckpointError` that
+    names it, and says ``what``, such as " could not be written"."""
     try:
         yield
     except CheckpointError:
         raise
-    except (ValueError, RecursionError) as error:
-        fault = "nested too deeply" if isinstance(error, RecursionError) else error
-        raise CheckpointError(f"{path}: {fault}", path) from None
-
-
-@contextlib.contextmanager
-def refusals(path: Path, what: str = "{} could not be written") -> Iterator[None]:
-    """Whatever the system refuses within is a `CheckpointError`: ``what``, of this path, and why.
-
-    So is a ValueError, such as that of a name with a zero byte.
-    """
-    try:
-        yield
-    except CheckpointError:
-        raise
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{what.format(path)}: {reason_of(error)}", path) from error
+    except (OSError, ValueError, RecursionError) as error:
+        fault = "nested too deeply" if isinstance(error, RecursionError) else reason_of(error)
+        raise CheckpointError(f"{path}{what}: {fault}", path) from (error if isinstance(error, OSError) else None)
 
 
 def reason_of(error: OSError | ValueError) -> str:

@@ -20,7 +20,7 @@ from ..creation import zeros
 from ..device import CPU, Place
 from ..dtypes import default_dtype, float32
 from ..errors import bad_value, located
-from ..files import durable, safetensors_format, sha256sums
+from ..files import durable, sha256sums
 from ..files.durable import StrPath
 from ..files.safetensors_format import CheckpointError, encode, faults_of, iter_arrays, read_header, read_json, show
 from ..tensor import Tensor
@@ -134,7 +134,7 @@ class HubModel(nn.Module):
         n, dtype = len(shards), str(self.embedding.weight.dtype)
         names = [f"model-{i + 1:05d}-of-{n:05d}.safetensors" for i in range(n)] if n > 1 else [WEIGHTS]
         config = {**self.config.to_hub(), "torch_dtype": dtype}
-        with safetensors_format.refusals(folder):
+        with faults_of(folder, " could not be written"):
             durable.make_directories(folder)
             sha256sums.read_sums(folder)  # a bad one is refused before anything is lost
             # Without config.json the folder does not load: weights of two models are never taken for one.

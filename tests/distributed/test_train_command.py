@@ -78,7 +78,7 @@ def test_must_config_files_refuse_by_name(tmp_path):
 
 
 def test_must_config_files_that_cannot_be_read(tmp_path, monkeypatch, capsys):
-    raises(SettingsError, r"nowhere.yaml cannot be read", lambda: read_settings(tmp_path / "nowhere.yaml"))
+    raises(SettingsError, r"nowhere.yaml: it cannot be read", lambda: read_settings(tmp_path / "nowhere.yaml"))
     monkeypatch.setitem(sys.modules, "yaml", None)
     assert train.main([str(EXAMPLE)]) == 2
     assert 'install the extra `yaml`: pip install "minigrad-cuda[yaml]"' in capsys.readouterr().err
