@@ -158,8 +158,7 @@ def alone(net: Net, steps: int = 4, config: dist.TrainingConfig = CONFIG, schedu
     trainer = dist.SimpleTrainer(config, schedule=schedule)
     metrics = []
     for step in range(steps):
-        loss = net.loss(*map(Tensor, batch(step)))
-        metrics.append(trainer.step(net.named_parameters(), loss.backward(), loss.item()))
+        metrics.append(trainer.backward_and_step(net.loss(*map(Tensor, batch(step))), net.named_parameters()))
     return metrics, contents(net)
 
 

@@ -235,12 +235,13 @@ def make_trainer(
     lr: float = LR,
     optimizer: optim.Optimizer | None = None,
     net: nn.Module | None = None,  # which stage 3 is told of
+    config: dist.TrainingConfig | None = None,
 ) -> dist.DistributedTrainer:
     if kind == "fused":
         assert optimizer is None
         fused = dist.FusedOptimizerConfig(optim.AdamWConfig(lr=lr), bucket, clip, accum)
         return dist.FusedDistributedOptimizer(fused, comm, schedule, hook=hook)
-    config = dist.TrainingConfig(lr, max_grad_norm=clip, grad_accum_steps=accum)
+    config = config or dist.TrainingConfig(lr, max_grad_norm=clip, grad_accum_steps=accum)
     if kind.startswith("stage"):
         sharded = dist.ShardedTrainer(config, comm, optimizer, schedule, stage=int(kind[-1]), bucket_size_bytes=bucket)
         if net is not None:
@@ -256,11 +257,9 @@ def feed(trainer, net, loss, weight=1.0, named=None) -> dist.TrainingMetrics | N
     if loss is None:
         assert isinstance(trainer, dist.DistributedTrainer)
         return trainer.step(params, GradStore(), 0.0, weight=0.0)
-    if isinstance(trainer, dist.BucketedTrainer):
+    if isinstance(trainer, dist.BucketedTrainer) or callable(loss):
         return trainer.backward_and_step(loss, params, weight)
-    if isinstance(trainer, dist.DistributedTrainer):
-        return trainer.step(params, loss.backward(), loss.item(), weight)
-    return trainer.step(params, loss.backward(), loss.item())
+    return trainer.step(params, loss.backward(), loss.item(), weight)
 
 
 def train(comm, kind, scenario, bucket=200, hook=dist.all_reduce_hook, on_trainer=lambda trainer: None) -> list[Record]:

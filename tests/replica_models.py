@@ -123,8 +123,7 @@ def trained_alone(
     if saved is not None:
         trainer.load_state_dict(named, *saved)
     for x, y in batches:
-        loss = config.loss(model(Tensor(x)), Tensor(y))
-        metrics = trainer.step(named, loss.backward(), loss.item())
+        metrics = trainer.backward_and_step(config.loss(model(Tensor(x)), Tensor(y)), named)
         assert metrics is not None and metrics.grad_norm is not None
         part.stats.append((metrics.loss, metrics.grad_norm))
     part.state = trainer.state_dict(named)

@@ -61,8 +61,7 @@ def training(steps: int, comm=None) -> dict[str, list[int]]:
     model, x = mlp(), mg.from_numpy(X)
 
     def step() -> None:
-        loss = (model(x) ** 2).mean()
-        trainer.step(model.named_parameters(), loss.backward(), loss.item())
+        trainer.backward_and_step((model(x) ** 2).mean(), model.named_parameters())
 
     return measured(step, steps, comm)
 

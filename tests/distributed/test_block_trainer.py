@@ -22,13 +22,8 @@ from minigrad.serialization import CheckpointError
 def test_must_config_fits_the_communicator():
     assert dist.DistributedTrainConfig(2, 1, role="worker", backend="cuda", coordinator_addr="[::1]:9000").rank == 1
     assert dist.DistributedTrainConfig(2).is_coordinator and not dist.DistributedTrainConfig(2, 1).is_coordinator
-    for options, words in [
-        ({"config": dist.DistributedTrainConfig(2)}, "the communicator's that of rank 0 of 1 on cpu"),
-        ({"config": dist.DistributedTrainConfig(1, backend="cuda")}, "the communicator's that of rank 0 of 1 on cpu"),
-        ({"log_every": 0}, "log_every is 0"),
-        ({"max_steps": 0}, "max_steps is 0, expected an integer >= 1"),
-    ]:
-        raises(ValueError, words, dist.BlockDistributedTrainer, nets.Net(), dist.NoOpCommunicator(), **options)
+    of_another = partial(dist.BlockDistributedTrainer, config=dist.DistributedTrainConfig(2))
+    raises(ValueError, "the communicator's that of rank 0 of 1", of_another, nets.Net(), dist.NoOpCommunicator())
 
 
 def test_a_trainer_knows_when_its_steps_are_made():

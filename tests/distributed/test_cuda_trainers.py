@@ -77,8 +77,7 @@ def reduced_by(make):
         x, y = Tensor(X[comm.rank :: 2], device=comm.device), Tensor(Y[comm.rank :: 2], device=comm.device)
         trainer = make(comm)
         for _ in range(2):
-            loss = F.cross_entropy(model(x), y)
-            trainer.step(model.named_parameters(), loss.backward(), loss.item())
+            trainer.backward_and_step(F.cross_entropy(model(x), y), model.named_parameters())
         return weights(model)
 
     return train

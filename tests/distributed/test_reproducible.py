@@ -132,17 +132,3 @@ def test_the_tree_depends_on_the_number_of_leaves_alone():
     raises(RuntimeError, "node 6 of level 0 .* is there already", insert, parts[0], 0, 6, [6], add)
     tree.current_step = 3
     raises(RuntimeError, "has its 3 micro-batches", tree.add_of, [], mg.GradStore(), 0.0, 1.0)
-
-
-def test_what_cannot_be_reproducible_says_so():
-    run, config = Run(dist.NoOpCommunicator(), leaves=2), TrainingConfig(reproducible=True)
-    run.step()
-    raises(ValueError, "random draws .* a graph cannot hold", run.trainer.capture, run.model.loss, run.params)
-    run.trainer.step(run.params, mg.GradStore(), 0.0)
-    raises(RuntimeError, "1 of 2 micro-batches: save after it", run.saved)
-    plain = dist.SimpleTrainer().state_dict(run.params)
-    raises(ValueError, "not that of a trainer with repro", dist.SimpleTrainer(config).load_state_dict, [], *plain)
-    raises(ValueError, "no_sync adds more", run.trainer.no_sync().__enter__)
-    raises(ValueError, "not blocks", dist.BlockDistributedTrainer, run.model, run.comm, config)
-    hook = dist.BFloat16Compression()
-    raises(ValueError, "leave the hook", lambda: dist.DistributedTrainer(config, run.comm, hook=hook))

@@ -378,20 +378,6 @@ def test_weights_that_are_not_gathered_are_nan_and_what_was_written_to_whole_one
 # ---------------------------------------------------------------------- what is refused
 
 
-def test_what_cannot_be_sharded_is_refused():
-    comm, p = dist.NoOpCommunicator(), nn.Parameter(minigrad.ones(2, 2))
-    make = partial(dist.ShardedTrainer, None, comm)
-    raises(ValueError, "stage is 4", lambda: make(stage=4))
-    raises(ValueError, "stage is 0", lambda: make(stage=0))
-    raises(ValueError, "Muon looks at whole parameters.*AdamW", lambda: make(optim.Muon([p])))
-    raises(ValueError, "Lamb looks at whole", lambda: make(optim.Lamb([p])))
-    raises(ValueError, "whole gradients", lambda: dist.ZeroTrainer(dist.TrainingConfig(reproducible=True), comm))
-    raises(TypeError, "communicator is of type int", lambda: dist.Zero2Trainer(None, 4))
-    raises(ValueError, "Linear has 0 ModuleLists.*pass blocks=", lambda: make(stage=3).shard(nn.Linear(2, 2)))
-    raises(ValueError, "1 of 1 .* on the CPU: leave", lambda: make(offload=True).step([p], p.sum().backward(), 1.0))
-    make(stage=3, optimizer=optim.SGD([p], lr=0.1))
-
-
 def test_stage_3_is_told_of_its_model():
     def body(comm: dist.ThreadCommunicator) -> None:
         net, trainer = nn.Linear(2, 2), dist.Zero3Trainer(None, comm)

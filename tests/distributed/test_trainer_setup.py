@@ -62,8 +62,7 @@ def alone(steps: int, optimizer=sgd, rows: int = ROWS, **kinds) -> Net:
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     trainer = dist.SimpleTrainer(dist.TrainingConfig(max_grad_norm=None), optimizer(trained))
     for step in range(steps):
-        loss = model.loss(*batch(step, rows))
-        trainer.step(model.named_parameters(), loss.backward(), loss.item())
+        trainer.backward_and_step(model.loss(*batch(step, rows)), model.named_parameters())
     return model
 
 
@@ -102,8 +101,7 @@ def test_one_call_setup_of_one_replica_is_plain_training_bit_for_bit(clip: float
     simple = dist.SimpleTrainer(dist.TrainingConfig(max_grad_norm=clip), optim.AdamW(plain.named_parameters(), lr=0.01))
     expected = []
     for x, y in data:
-        loss = mean_square(plain, x, y)
-        expected.append(simple.step(plain.named_parameters(), loss.backward(), loss.item()))
+        expected.append(simple.backward_and_step(mean_square(plain, x, y), plain.named_parameters()))
     random.manual_seed(5)
     model = dropping().eval()
     trainer = Trainer.setup_with(
