@@ -46,6 +46,7 @@ class Recheck(Gradients):
 
     def of_window(self, step: Step, named: Named) -> tuple[Iterable[GradStore], float] | None:
         """As the base's, of which the second ones count if the first ones are suspect."""
+        del self._kept[step.accumulator.current_step :]
         whole = len(self._kept) == step.accumulator.current_step
         if (means := super().of_window(step, named)) is None:
             return None

@@ -33,8 +33,8 @@ from .config import GradLimit, TrainingConfig
 Section = TypeVar("Section")
 Seed: TypeAlias = Annotated[int, functools.partial(check_int, least=0, most=2**64 - 1)]
 BelowOne: TypeAlias = Annotated[float, functools.partial(check_float, below=1.0)]
-# What PyYAML raises for a wrong !!tag and deep nesting, beside ValueError for 31 February and 5,000 digits.
-UNFIT = (AttributeError, KeyError, TypeError, RecursionError)
+# What PyYAML raises for a wrong !!tag, for 31 February, for a number of 5,000 digits, and for deep nesting.
+UNFIT = (ValueError, AttributeError, KeyError, TypeError, RecursionError)
 
 
 class SettingsError(ValueError):
@@ -52,13 +52,13 @@ def of_file(path: str | Path, flags: Iterable[str] = ()) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def of_key(key: str, *kinds: type[Exception]) -> Iterator[None]:
-    """An error of these kinds, or a ValueError, that is raised within is a SettingsError, which names this key."""
+def of_key(key: str, kinds: tuple[type[Exception], ...] = (ValueError,)) -> Iterator[None]:
+    """An error of these kinds that is raised within is a SettingsError, which names this key."""
     try:
         yield
     except SettingsError:
         raise
-    except (ValueError, *kinds) as error:
+    except kinds as error:
         raise SettingsError(f"{key}: {error}") from error
 
 
@@ -257,7 +257,7 @@ def read_settings(path: str | Path, overrides: Mapping[str, str] | None = None) 
                 if key in seen:
                     raise SettingsError(f"{line}: {key} is given twice")
                 seen.add(key)
-                with of_key(f"{line}: {key}", *UNFIT):
+                with of_key(f"{line}: {key}", UNFIT):
                     self.construct_object(value_node, deep=True)
             return dict(super().construct_mapping(node, deep))
 
@@ -266,9 +266,9 @@ def read_settings(path: str | Path, overrides: Mapping[str, str] | None = None) 
     Loader.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(str(loader.construct_yaml_int(node))))
     Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+.0123456789"))
     with of_file(path, overrides or {}):
-        with of_key("it cannot be read", OSError):
+        with of_key("it cannot be read", (OSError, ValueError)):
             text = Path(path).read_text(encoding="utf-8")
-        with of_key("it is no valid YAML", yaml.YAMLError, *UNFIT):
+        with of_key("it is no valid YAML", (yaml.YAMLError, *UNFIT)):
             content = yaml.load(text, Loader)
         content = {} if content is None else content
         if isinstance(content, dict):
@@ -305,7 +305,7 @@ def resolve(section: DistributedSection | None, place: Place) -> DistributedTrai
 
 def _plain(yaml: Any, loader: Any, key: str, text: str) -> Any:
     """A value of the command line, as in the file."""
-    with of_key(f"{key}: {text[:40]!r} is no value of YAML", yaml.YAMLError, *UNFIT):
+    with of_key(f"{key}: {text[:40]!r} is no value of YAML", (yaml.YAMLError, *UNFIT)):
         return yaml.load(text, loader)
 
 

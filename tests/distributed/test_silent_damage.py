@@ -199,3 +199,18 @@ def test_a_window_that_was_loaded_unfinished_is_not_computed_again():
         with warns:
             while trainer.backward_and_step(loss, params) is None:
                 pass
+
+
+def test_a_rank_without_micro_batches_computes_again_with_the_others():
+    def body(comm):
+        net, x, config = dp.Net(), mg.ones(2, 5, dtype=np.float64), TrainingConfig(grad_accum_steps=2, recheck=True)
+        trainer, params, loss = dist.BucketedTrainer(config, comm), [*net.named_parameters()], partial(net.loss, x, x)
+        for _ in range(4):
+            trainer.backward_and_step(loss, params)
+        trainer._step.gradients._norms.extend([1e-9] * 20)
+        if comm.rank == 0:
+            trainer.backward_and_step(loss, params)
+        assert trainer.flush(params).step == 3
+
+    with pytest.warns(RuntimeWarning, match="step 3: .* persistent"):
+        dist.run_threads(2, body, timeout=20)
