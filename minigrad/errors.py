@@ -132,8 +132,8 @@ def check_int(name: str, value: Any, least: int | None = None, most: int | None 
 
 def check_float(name: str, value: Any, least: float = 0.0, below: float = math.inf) -> float:
     """``value`` as a float. ValueError unless it is a number with least <= value < below; infinity and NaN are none."""
-    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    real = real and (not isinstance(value, int) or abs(value) < 2**1023)  # which a float can hold
+    floats = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    real = abs(value) < 2**1023 if type(value) is int else floats  # larger integers are no floats
     if not real or not -math.inf < float(value) or not least <= float(value) < below:
         wanted = "a finite number" if below == math.inf else f"a number below {below:g} and"
         bound = "" if least == -math.inf else f" >= {least:g}"
