@@ -187,6 +187,23 @@ class Settings:
     data: DataSection = dataclasses.field(default_factory=DataSection)
     training: TrainingSection = dataclasses.field(default_factory=TrainingSection)
 
+    def __post_init__(self) -> None:
+        """Values that no part of the training would refuse more clearly."""
+        t, m = self.training, self.model
+        if (t.max_steps is None) == (t.epochs is None):
+            more = "" if t.epochs is None else ", not both"
+            raise SettingsError(f"training needs one of max_steps and epochs{more}")
+        if m.family not in ("gpt2", "llama"):
+            raise SettingsError(f"model.family is {m.family!r}, expected gpt2 or llama")
+        if m.family == "gpt2" and m.n_kv_head is not None:
+            raise SettingsError(f"model.n_kv_head is {m.n_kv_head}, but a gpt2 has n_head of them: leave it out")
+        if t.mixed_precision not in (None, "bf16", "fp16"):
+            raise SettingsError(f"training.mixed_precision is {t.mixed_precision!r}, expected bf16, fp16 or null")
+        if not 0 < t.timeout < math.inf:
+            raise SettingsError(f"training.timeout is {t.timeout}, expected seconds above 0")
+        with of_key("training"):
+            check_fields(t)
+
     def named(self) -> dict[str, Any]:
         """All settings but those of ``training.distributed``, by dotted name."""
         found = _by_name(dataclasses.asdict(self), "")
@@ -274,9 +291,7 @@ def read_settings(path: str | Path, overrides: Mapping[str, str] | None = None) 
         if isinstance(content, dict):
             given = {key: _plain(yaml, Loader, key, text) for key, text in (overrides or {}).items()}
             content = _overridden(content, given)
-        settings = _section(Settings, content, "")
-        _check(settings)
-        return settings
+        return _section(Settings, content, "")
 
 
 def resolve(section: DistributedSection | None, place: Place) -> DistributedTrainConfig:
@@ -384,20 +399,3 @@ _NAMES = {
 def _show(value: Any) -> str:
     text = repr(value)
     return text if len(text) < 60 else text[:57] + "..."
-
-
-def _check(settings: Settings) -> None:
-    """Values that no part of the training would refuse more clearly."""
-    t, m = settings.training, settings.model
-    if (t.max_steps is None) == (t.epochs is None):
-        raise SettingsError("training needs one of max_steps and epochs" + ("" if t.epochs is None else ", not both"))
-    if m.family not in ("gpt2", "llama"):
-        raise SettingsError(f"model.family is {m.family!r}, expected gpt2 or llama")
-    if m.family == "gpt2" and m.n_kv_head is not None:
-        raise SettingsError(f"model.n_kv_head is {m.n_kv_head}, but a gpt2 has n_head of them: leave it out")
-    if t.mixed_precision not in (None, "bf16", "fp16"):
-        raise SettingsError(f"training.mixed_precision is {t.mixed_precision!r}, expected bf16, fp16 or null")
-    if not 0 < t.timeout < math.inf:
-        raise SettingsError(f"training.timeout is {t.timeout}, expected seconds above 0")
-    with of_key("training"):
-        check_fields(t)

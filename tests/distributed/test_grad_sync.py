@@ -120,11 +120,6 @@ def test_agree_on_params_names_the_first_difference_on_all_ranks(comm: dist.Thre
         assert raises(dist.CollectiveMismatchError, words, function, comm, params).ranks == (1,)
 
 
-def test_two_parameters_of_one_name_are_refused():
-    words, params = "two parameters have the name 'a'; names must differ", [("a", tensor(1)), ("a", tensor(2))]
-    raises(ValueError, words, lambda: agree_on_params(dist.NoOpCommunicator(), params))
-
-
 # ---------------------------------------------------------------------- equal values
 
 
