@@ -119,7 +119,7 @@ def tile(a, b, y):
                 for s in range(0, width, n):
                     y_tile = advance(pointer(y), i * columns + j + s)
                     strip = advance(pointer(strips), s * depth)
-                    multiply_tile(depth, a_rows, inner, 1, strip, y_tile, columns, y_tile, columns)
+                    multiply_tile(depth, a_rows, inner, 1, strip, 0, y_tile, columns, y_tile, columns)
     keep_alive((strips,))
 
 

@@ -28,9 +28,10 @@ from ..plain_kernels import attention as plain
 from .random import fill_dropout
 from .softmax import row_max
 from .toolbox.jit import inline, kernel
-from .toolbox.product_loops import THIN_COLUMN_BLOCK, multiply_thin
+from .toolbox.product_loops import PARALLEL_WORK, THIN_COLUMN_BLOCK, multiply_thin
 from .toolbox.register_tile import (
     CACHE_LINE,
+    TILE_PANELS,
     TILE_ROWS,
     address_of,
     advance,
@@ -38,6 +39,7 @@ from .toolbox.register_tile import (
     first_element,
     keep_alive,
     multiply_tile,
+    multiply_tiles,
     not_inlined,
     pack_panels,
     pack_row_tiles,
@@ -122,12 +124,18 @@ def _multiply_row_tile(depth, a, a_row, a_column, panels, panel_size, accumulate
     """
     not_inlined()
     n = tile_columns(y)
-    for j in range(0, width, n):
+    j = 0
+    while j < width:
         _fetch_ahead(ahead)
         target = advance(y, j)
         start, start_row = (target, y_row) if accumulate else (zeros, 0)
         panel = advance(panels, j // n * panel_size)
-        multiply_tile(depth, a, a_row, a_column, panel, start, start_row, target, y_row)
+        if j + TILE_PANELS * n <= width:
+            multiply_tiles(depth, a, a_row, a_column, panel, panel_size, start, start_row, target, y_row)
+            j += TILE_PANELS * n
+        else:
+            multiply_tile(depth, a, a_row, a_column, panel, 0, start, start_row, target, y_row)
+            j += n
 
 
 @kernel
@@ -185,7 +193,7 @@ def _forward(
     scores, sums = aligned_empty(TILE_ROWS * block, q), aligned_empty(QUERY_BLOCK * width, q)
     maxima, totals = np.empty(QUERY_BLOCK, q.dtype), np.empty(QUERY_BLOCK, q.dtype)
     shifts, decays = np.empty(TILE_ROWS, q.dtype), np.empty(TILE_ROWS, q.dtype)
-    last, zeros, keep = aligned_empty(TILE_ROWS * D, q), aligned_empty(n, q), aligned_empty(block, q)
+    last, zeros, keep = aligned_empty(TILE_ROWS * D, q), aligned_empty(TILE_PANELS * n, q), aligned_empty(block, q)
     columns = _column_numbers(block, q)
     ahead = _stack_ahead(Tk, D * q.itemsize)
     zeros[:] = 0
@@ -302,7 +310,7 @@ def _backward(
     padded_Tk = round_up(Tk, TILE_ROWS)
     dk_sums, dv_sums = aligned_empty(padded_Tk * width, q), aligned_empty(padded_Tk * width, q)
     last_q, last_dy = aligned_empty(TILE_ROWS * D, q), aligned_empty(TILE_ROWS * D, q)
-    zeros, keep, deltas = aligned_empty(n, q), aligned_empty(block, q), aligned_empty(QUERY_BLOCK, q)
+    zeros, keep, deltas = aligned_empty(TILE_PANELS * n, q), aligned_empty(block, q), aligned_empty(QUERY_BLOCK, q)
     columns = _column_numbers(block, q)
     ahead = _stack_ahead(Tk, D * q.itemsize)
     zeros[:] = 0
@@ -486,6 +494,11 @@ def _typed(options: Options) -> tuple[bool, float, float, np.uint64, np.uint64]:
 _NO_SEED = np.uint64(0)
 
 
+def _tasks(work: int) -> int:
+    """Of so many multiply-adds; at least one for each thread."""
+    return max(get_num_threads(), shares(work, PARALLEL_WORK))
+
+
 supports_half: Callable[[np.ndarray], bool] = plain.supports_half
 
 
@@ -517,7 +530,7 @@ def forward(q: np.ndarray, k: np.ndarray, v: np.ndarray, options: Options) -> tu
     splits = max(1, min(units, FORWARD_CELLS * thread_count // (B * H)))
     (q, q_strides), (k, k_strides), (v, v_strides) = _operand(q), _operand(k), _operand(v)
     _forward.launch(
-        q.dtype, min(thread_count, B * H * splits), q, k, v, out, lse, q_strides, k_strides, v_strides, H, Tk,
+        q.dtype, min(_tasks(B * Hq * Tq * Tk * D), B * H * splits), q, k, v, out, lse, q_strides, k_strides, v_strides, H, Tk,
         *_typed(options), splits,
     )  # fmt: skip
     return out.swapaxes(1, 2), lse
@@ -594,11 +607,11 @@ def _launch_backward(
     options: tuple[bool, float, float, np.uint64, np.uint64],
 ) -> None:
     """Run ``_backward``; ``operands`` are q, k and v, ``grads`` and ``row_steps`` its dq, dk, dv and their steps."""
-    parts, B, _, H, *_ = sizes
+    parts, B, Tk, H, D, Tq, Hq = sizes
     (q, q_strides), (k, k_strides), (v, v_strides) = operands
     (dy, dy_strides), (out, out_strides) = _operand(dy), _operand(out)
     _backward.launch(
-        q.dtype, min(get_num_threads(), parts * B * H), dy, q, k, v, out, np.ascontiguousarray(lse), *grads,
+        q.dtype, min(_tasks(B * Hq * Tq * Tk * D), parts * B * H), dy, q, k, v, out, np.ascontiguousarray(lse), *grads,
         dy_strides, q_strides, k_strides, v_strides, out_strides, sizes, *row_steps, *options,
     )  # fmt: skip
 

@@ -37,6 +37,7 @@ from .toolbox.product_loops import (
 )
 from .toolbox.register_tile import (
     TILE_BYTES,
+    TILE_PANELS,
     TILE_ROWS,
     advance,
     aligned_empty,
@@ -66,7 +67,7 @@ def _products(
     depth_limit = max(a.shape[0] if sums_grid[0] else 0, a.shape[1] if grid[0] else 0)
     column_limit = max(c.shape[1] if sums_grid[0] else 0, y.shape[1] if grid[0] else 0)
     row_limit = max(a.shape[1] if sums_grid[0] else 0, a.shape[0] if grid[0] else 0)
-    small = aligned_empty(max(n + TILE_ROWS * n, THIN_COLUMN_BLOCK), a)
+    small = aligned_empty(max((TILE_PANELS + TILE_ROWS) * n, THIN_COLUMN_BLOCK), a)
     packed_b = aligned_empty(panels_space(depth_limit, column_limit, n), a)
     packed_a = aligned_empty(min(depth_limit, DEPTH_BLOCK) * min(round_up(row_limit, TILE_ROWS), ROW_BLOCK), a)
     for product in range(2):
@@ -82,7 +83,7 @@ def _products(
             rows, columns, depth = z.shape[0], z.shape[1], c.shape[0]
             a_row, a_column, b_row, b_column = 1, rows, columns, 1
             left, right, target, finish, with_sums = pointer(a), pointer(c), pointer(z), 0, has_sums
-        small[:n] = 0  # the zeros that tiles begin with; a thin product has its sums there
+        small[: TILE_PANELS * n] = 0  # the zeros that tiles begin with; a thin product has its sums there
         thin = product == 0 and rows <= THIN_ROWS
         cells = row_parts * column_parts
         for cell in range(task * cells // tasks, (task + 1) * cells // tasks):

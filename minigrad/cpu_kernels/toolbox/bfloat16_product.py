@@ -37,7 +37,6 @@ from .jit import emits, inline, kernel
 from .register_tile import (
     INT32,
     INT64,
-    TILE_ROWS,
     TILE_VECTORS,
     VECTOR_BYTES,
     Vectors,
@@ -58,7 +57,7 @@ AVAILABLE = VECTOR_BYTES == 64 and cpu_has("avx512bf16")
 AMX = AVAILABLE and cpu_has("amx-bf16")
 LANES = 16  # pairs in a vector
 PANEL = TILE_VECTORS * LANES  # columns in a panel
-ROWS = 2 * LANES if AMX else TILE_ROWS  # of a tile of the result
+ROWS = 2 * LANES if AMX else 8  # of a tile of the result
 STEP = LANES if AMX else 1  # pairs that a tile takes at once
 DEPTH_BLOCK = 512  # of k: with COLUMN_BLOCK, 512 KiB of packed b, which stay in L2 (CPUs with AMX have 2 MiB of it)
 COLUMN_BLOCK = 1024 if AMX else 512
@@ -113,9 +112,9 @@ def _multiply_tile(
     context: Any, builder: Any, signature: Any,
     pairs: Any, a: Any, b: Any, start: Any, start_row: Any, y: Any, y_row: Any,
 ) -> None:  # fmt: skip
-    """y[r, c] = start[r, c] + sum_k a[r, k] b[k, c]   for r < TILE_ROWS, c < PANEL, k < 2 pairs.
+    """y[r, c] = start[r, c] + sum_k a[r, k] b[k, c]   for r < ROWS, c < PANEL, k < 2 pairs.
 
-    ``b`` is a panel, ``a`` the first of TILE_ROWS columns of one. ``y`` and ``start`` are as in ``multiply_tile``.
+    ``b`` is a panel, ``a`` the first of ROWS columns of one. ``y`` and ``start`` are as in ``multiply_tile``.
     """
     vectors = Vectors(builder, context, types.float32)
     function_type = ir.FunctionType(vectors.type, [vectors.type, _PAIRS, _PAIRS])
@@ -125,8 +124,8 @@ def _multiply_tile(
     def add(total: Any, a_value: Any, b_vector: Any) -> Any:
         return builder.call(multiply_add, [total, *(builder.bitcast(x, _PAIRS) for x in (a_value, b_vector))])
 
-    a_offsets = [INT64(r) for r in range(TILE_ROWS)]
-    emit_tile(vectors, pairs, (a, a_offsets, INT64(PANEL)), b, add, (start, start_row), (y, y_row))
+    a_offsets = [INT64(r) for r in range(ROWS)]
+    emit_tile(vectors, pairs, (a, a_offsets, INT64(PANEL)), (b, [INT64(0)]), add, (start, start_row), (y, y_row))
 
 
 # ---------------------------------------------------------------- instructions of AMX

@@ -24,10 +24,12 @@ from typing import Any
 from .jit import L2_BYTES, inline
 from .product_epilogue import add_columns, finish_rows
 from .register_tile import (
+    TILE_PANELS,
     TILE_ROWS,
     add_edge,
     advance,
     multiply_tile,
+    multiply_tiles,
     pack_panels,
     pack_row_tiles,
     pointer,
@@ -73,7 +75,7 @@ def multiply_packed(
     """
     n = tile_columns(y)
     panels, row_tiles, zeros = pointer(packed_b), pointer(packed_a), pointer(small)
-    edge = advance(zeros, n)
+    edge = advance(zeros, TILE_PANELS * n)
     far = rows * columns > FAR
     depth_blocks = (depth + longest - 1) // longest
     depth_block = (depth + depth_blocks - 1) // depth_blocks
@@ -99,29 +101,34 @@ def multiply_packed(
                     if tile_i >= in_place:
                         a_tile = advance(row_tiles, (tile_i - in_place) * block_depth)
                         tile_row, tile_column = 1, TILE_ROWS
-                    for tile_j in range(0, width, n):
+                    tile_j = 0
+                    while tile_j < width:
+                        wide = tile_i + TILE_ROWS <= height and tile_j + TILE_PANELS * n <= width
+                        count = TILE_PANELS if wide else 1
                         panel = advance(panels, tile_j * block_depth)
                         corner = (i + tile_i) * y_row + j + tile_j
                         target = advance(y, corner)
                         if far and epilogue and k + block_depth == depth:
-                            prefetch_tile(advance(other, corner), y_row)
-                            prefetch_tile(advance(extra, corner), y_row)
+                            prefetch_tile(advance(other, corner), y_row, count)
+                            prefetch_tile(advance(extra, corner), y_row, count)
                         if k > 0 or accumulate:
                             start, start_row = target, y_row
                             if far:
-                                prefetch_tile(target, y_row)
+                                prefetch_tile(target, y_row, count)
                         elif has_bias:
                             start, start_row = advance(bias, j + tile_j), 0
                         else:
                             start, start_row = zeros, 0
-                        if tile_i + TILE_ROWS <= height and tile_j + n <= width:
-                            multiply_tile(
-                                block_depth, a_tile, tile_row, tile_column, panel, start, start_row, target, y_row
-                            )
+                        if wide:
+                            multiply_tiles(
+                                block_depth, a_tile, tile_row, tile_column, panel, block_depth * n,
+                                start, start_row, target, y_row,
+                            )  # fmt: skip
                         else:
-                            multiply_tile(block_depth, a_tile, tile_row, tile_column, panel, zeros, 0, edge, n)
+                            multiply_tile(block_depth, a_tile, tile_row, tile_column, panel, 0, zeros, 0, edge, n)
                             rows_inside, columns_inside = min(TILE_ROWS, height - tile_i), min(n, width - tile_j)
                             add_edge(edge, start, start_row, target, y_row, rows_inside, columns_inside)
+                        tile_j += count * n
                     if epilogue and k + block_depth == depth:
                         corner = (i + tile_i) * y_row + j
                         finish_rows(

@@ -44,14 +44,14 @@ def cpu_has(feature: str) -> bool:
     return f"+{feature}" in (get_host_cpu_features() if features is None else features).split(",")
 
 
-# The rows x 2 accumulators, two vectors of b and one of a must fit the 32 (AVX-512, ARM) or 16 registers.
+# The accumulators, a row of vectors of b and one of a must fit the 32 (AVX-512, ARM) or 16 registers.
 if cpu_has("avx512f"):
-    VECTOR_BYTES, TILE_ROWS = 64, 8
+    VECTOR_BYTES, TILE_ROWS, TILE_PANELS = 64, 6, 2
 elif cpu_has("avx2"):
-    VECTOR_BYTES, TILE_ROWS = 32, 6
+    VECTOR_BYTES, TILE_ROWS, TILE_PANELS = 32, 6, 1
 else:
-    VECTOR_BYTES, TILE_ROWS = 16, 8 if cpu_has("neon") else 6
-TILE_VECTORS = 2
+    VECTOR_BYTES, TILE_ROWS, TILE_PANELS = 16, 8 if cpu_has("neon") else 6, 1
+TILE_VECTORS = 2  # in a panel
 TILE_BYTES = TILE_VECTORS * VECTOR_BYTES
 CACHE_LINE = 64
 # Rows that packing copies to one panel or row tile before it goes on to the next: it reads rows, writes whole lines.
@@ -198,14 +198,15 @@ def _opaque(builder: Any, value: Any) -> Any:
     return builder.asm(ir.FunctionType(value.type, [value.type]), "", "=r,0", [value], False)
 
 
-def emit_tile(vectors: Vectors, steps: Any, left: Any, b: Any, add: Callable[..., Any], start: Any, y: Any) -> None:
+def emit_tile(vectors: Vectors, steps: Any, left: Any, right: Any, add: Callable[..., Any], start: Any, y: Any) -> None:
     """The loop of a tile: y = start + the sums over ``steps``, by ``add(sum, value of a, vector of b)``.
 
-    ``left`` is a, the offsets of its rows, and how far a step goes; b is a panel. ``start`` and ``y`` are pairs, a
-    pointer and how far its rows are apart.
+    ``left`` is a, the offsets of its rows, and how far a step goes; ``right`` is b and the offsets of its panels.
+    ``start`` and ``y`` are pairs, a pointer and how far its rows are apart.
     """
-    builder, (a, a_offsets, a_step) = vectors.builder, left
-    rows, columns = range(TILE_ROWS), [INT64(c * vectors.lanes) for c in range(TILE_VECTORS)]
+    builder, (a, a_offsets, a_step), (b, b_offsets) = vectors.builder, left, right
+    in_panel = [INT64(c * vectors.lanes) for c in range(TILE_VECTORS)]
+    rows, columns = range(len(a_offsets)), [INT64(c * vectors.lanes) for c in range(TILE_VECTORS * len(b_offsets))]
 
     def address(row: int, row_step: Any, column: Any) -> Any:
         return builder.add(builder.mul(row_step, INT64(row)), column)
@@ -221,7 +222,7 @@ def emit_tile(vectors: Vectors, steps: Any, left: Any, b: Any, add: Callable[...
     builder.position_at_end(loop)
     k, a_k, b_k = (builder.phi(kind) for kind in (INT64, a.type, b.type))
     sums = phis()
-    b_vectors = [vectors.load(b_k, column) for column in columns]
+    b_vectors = [vectors.load(builder.gep(b_k, [panel]), column) for panel in b_offsets for column in in_panel]
     next_sums = []
     for r in rows:
         a_value = vectors.broadcast(a_k, a_offsets[r])
@@ -239,7 +240,7 @@ def emit_tile(vectors: Vectors, steps: Any, left: Any, b: Any, add: Callable[...
     builder.position_at_end(done)
     totals = phis()
     for r in rows:
-        for c in range(TILE_VECTORS):
+        for c in range(len(columns)):
             for phi in (sums[r][c], totals[r][c]):
                 phi.add_incoming(vectors.zero(), before)
                 phi.add_incoming(next_sums[r][c], loop)
@@ -249,29 +250,36 @@ def emit_tile(vectors: Vectors, steps: Any, left: Any, b: Any, add: Callable[...
             vectors.store(builder.fadd(first, totals[r][c]), y[0], address(r, y[1], column))
 
 
-@emits(
-    lambda depth, a, a_row, a_column, b, start, start_row, y, y_row: types.void(
-        types.int64, a, types.int64, types.int64, b, start, types.int64, y, types.int64
+def _tile_of(panels: int) -> Any:
+    @emits(
+        lambda depth, a, a_row, a_column, b, b_panel, start, start_row, y, y_row: types.void(
+            types.int64, a, types.int64, types.int64, b, types.int64, start, types.int64, y, types.int64
+        )
     )
-)
-def multiply_tile(
-    context: Any, builder: Any, signature: Any,
-    depth: Any, a: Any, a_row: Any, a_column: Any, b: Any, start: Any, start_row: Any, y: Any, y_row: Any,
-) -> None:  # fmt: skip
-    """y[r, c] = start[r, c] + sum_k a[r, k] b[k, c]   for r < TILE_ROWS, c < tile_columns(y), k < depth.
+    def multiply(
+        context: Any, builder: Any, signature: Any,
+        depth: Any, a: Any, a_row: Any, a_column: Any, b: Any, b_panel: Any, start: Any, start_row: Any, y: Any, y_row: Any,
+    ) -> None:  # fmt: skip
+        """y[r, c] = start[r, c] + sum_k a[r, k] b[k, c]   for r < TILE_ROWS, c < the columns of panels, k < depth.
 
-    ``b`` is one packed panel. ``a`` has the strides ``a_row`` and ``a_column``; rows of ``y`` and ``start`` are
-    contiguous and ``y_row``, ``start_row`` apart. ``start`` is y itself to accumulate, or one row (stride 0) of zeros
-    or biases. Sums run over k in order, so an element's bits do not depend on its tile.
-    """
-    vectors = Vectors(builder, context, signature.args[1].dtype)
-    multiply_add = vectors.multiply_add()
-    a_offsets = [INT64(0), *(_opaque(builder, builder.mul(a_row, INT64(r))) for r in range(1, TILE_ROWS))]
+        ``b`` is packed panels, ``b_panel`` apart. ``a`` has the strides ``a_row`` and ``a_column``; rows of ``y`` and
+        ``start`` are contiguous and ``y_row``, ``start_row`` apart. ``start`` is y itself to accumulate, or one row
+        (stride 0) of zeros or biases. Sums run over k in order, so an element's bits do not depend on its tile.
+        """
+        vectors = Vectors(builder, context, signature.args[1].dtype)
+        multiply_add = vectors.multiply_add()
+        a_offsets = [INT64(0), *(_opaque(builder, builder.mul(a_row, INT64(r))) for r in range(1, TILE_ROWS))]
+        b_offsets = [builder.mul(b_panel, INT64(p)) for p in range(panels)]
 
-    def add(total: Any, a_value: Any, b_vector: Any) -> Any:
-        return builder.call(multiply_add, [a_value, b_vector, total])
+        def add(total: Any, a_value: Any, b_vector: Any) -> Any:
+            return builder.call(multiply_add, [a_value, b_vector, total])
 
-    emit_tile(vectors, depth, (a, a_offsets, a_column), b, add, (start, start_row), (y, y_row))
+        emit_tile(vectors, depth, (a, a_offsets, a_column), (b, b_offsets), add, (start, start_row), (y, y_row))
+
+    return multiply
+
+
+multiply_tile, multiply_tiles = _tile_of(1), _tile_of(TILE_PANELS)
 
 
 @emits(lambda row, count, start: start(row, types.int64, start))
@@ -343,10 +351,10 @@ def prefetch_for_later(context: Any, builder: Any, signature: Any, address: Any)
 
 
 @inline
-def prefetch_tile(y: Any, y_row: int) -> None:
+def prefetch_tile(y: Any, y_row: int, panels: int) -> None:
     """Begin to fetch a tile of y, which is to be written or read soon."""
     for r in range(TILE_ROWS):
-        for c in range(0, TILE_VECTORS * VECTOR_BYTES, CACHE_LINE):
+        for c in range(0, panels * TILE_BYTES, CACHE_LINE):
             _prefetch(advance(y, r * y_row + c * vector_lanes(y) // VECTOR_BYTES))
 
 

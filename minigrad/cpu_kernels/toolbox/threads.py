@@ -46,6 +46,8 @@ FRAME_BYTES = 4096
 WORDS = 8  # of int64, are a line of the cache
 LOOKS = 200  # at what others do; then a thread that waits lets other programs have the core
 FACTOR = 4  # by which a launch of a graph is quicker than one by itself
+# Tasks of a thread in a launch of a graph, at most, and how much work each is, at least, in the smallest worth dividing.
+PIECES, PIECE = int(os.environ.get("PIECES", 4)), int(os.environ.get("PIECE", 4))
 INT64: Any = ir.IntType(64)
 # int64 entry(frame, task, tasks): 1 if the kernel failed
 ENTRY_TYPE: Any = ir.FunctionType(INT64, [INT64] * 3)
@@ -115,11 +117,13 @@ def get_num_threads() -> int:
 def shares(work: int, least: int = 16384) -> int:
     """How many tasks ``work`` is, elements unless ``least`` says so: one for each thread, if it is more than ``least``.
 
-    A launch of a graph follows at once on the one before, so there less is worth it.
+    A launch of a graph follows at once on the one before, so there less is worth it. Much work is more tasks there: a
+    thread that is done takes what a slower one has not begun.
     """
     if work * FACTOR <= least or (work <= least and recording.launches is None):
         return 1
-    return get_num_threads()
+    count = get_num_threads()
+    return count if recording.launches is None else count * max(1, min(PIECES, work // (count * PIECE * least)))
 
 
 def tasks_of_rows(rows: int, width: int, elements: int) -> int:
