@@ -28,6 +28,7 @@ from numba import prange
 from minigrad.cpu_kernels.toolbox.jit import kernel
 from minigrad.cpu_kernels.toolbox.register_tile import (
     TILE_BYTES,
+    TILE_PANELS,
     TILE_ROWS,
     advance,
     aligned_empty,
@@ -102,7 +103,7 @@ def packed(a, b, y):
 
 @kernel
 def tile(a, b, y):
-    """The block is packed in strips as wide as a tile of y whose sums stay in registers.
+    """The block is packed in strips, one or two of which are as wide as a tile of y whose sums stay in registers.
 
     The rows of y are a multiple of TILE_ROWS, its columns of a tile's; ``multiply`` pads with zeros.
     """
@@ -116,10 +117,12 @@ def tile(a, b, y):
             pack_panels(advance(pointer(b), k * columns + j), columns, 1, depth, width, pointer(strips))
             for i in range(0, rows, TILE_ROWS):
                 a_rows = advance(pointer(a), i * inner + k)
-                for s in range(0, width, n):
+                for s in range(0, width, TILE_PANELS * n):
                     y_tile = advance(pointer(y), i * columns + j + s)
                     strip = advance(pointer(strips), s * depth)
-                    multiply_tile(depth, a_rows, inner, 1, strip, 0, y_tile, columns, y_tile, columns)
+                    multiply_tile(
+                        TILE_PANELS, depth, a_rows, inner, 1, strip, n * depth, y_tile, columns, y_tile, columns
+                    )
     keep_alive((strips,))
 
 
@@ -139,7 +142,7 @@ def multiply(rung: str, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     (M, K), N = a.shape, b.shape[1]
     rows, columns = M, N
     if rung in ("tile", "threads"):
-        n = TILE_BYTES // a.itemsize
+        n = TILE_PANELS * TILE_BYTES // a.itemsize
         rows, columns = -(-M // TILE_ROWS) * TILE_ROWS, -(-N // n) * n
     if rows > M:
         a = np.concatenate([a, np.zeros((rows - M, K), a.dtype)])

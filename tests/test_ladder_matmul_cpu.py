@@ -39,7 +39,7 @@ def test_a_rung_is_the_product(ladder, rung):
 @pytest.mark.parametrize("rung", RUNGS)
 def test_a_rung_adds_to_y(ladder, rung):
     random = np.random.default_rng(1)
-    M, K, N = 9 * ladder.TILE_ROWS, 600, 288  # whole tiles, of 32 or 16 columns: only ``multiply`` pads
+    M, K, N = 9 * ladder.TILE_ROWS, 600, 320  # whole tiles, of 64 or 16 columns: only ``multiply`` pads
     a, b = random.standard_normal((M, K), np.float32), random.standard_normal((K, N), np.float32)
     y = np.ones((M, N), np.float32)
     ladder.RUNGS[rung](a, b, y)

@@ -39,7 +39,6 @@ from .toolbox.register_tile import (
     first_element,
     keep_alive,
     multiply_tile,
-    multiply_tiles,
     not_inlined,
     pack_panels,
     pack_row_tiles,
@@ -124,18 +123,12 @@ def _multiply_row_tile(depth, a, a_row, a_column, panels, panel_size, accumulate
     """
     not_inlined()
     n = tile_columns(y)
-    j = 0
-    while j < width:
+    for j in range(0, width, TILE_PANELS * n):
         _fetch_ahead(ahead)
         target = advance(y, j)
         start, start_row = (target, y_row) if accumulate else (zeros, 0)
-        panel = advance(panels, j // n * panel_size)
-        if j + TILE_PANELS * n <= width:
-            multiply_tiles(depth, a, a_row, a_column, panel, panel_size, start, start_row, target, y_row)
-            j += TILE_PANELS * n
-        else:
-            multiply_tile(depth, a, a_row, a_column, panel, 0, start, start_row, target, y_row)
-            j += n
+        panel, count = advance(panels, j // n * panel_size), min(TILE_PANELS, (width - j) // n)
+        multiply_tile(count, depth, a, a_row, a_column, panel, panel_size, start, start_row, target, y_row)
 
 
 @kernel
@@ -530,8 +523,8 @@ def forward(q: np.ndarray, k: np.ndarray, v: np.ndarray, options: Options) -> tu
     splits = max(1, min(units, FORWARD_CELLS * thread_count // (B * H)))
     (q, q_strides), (k, k_strides), (v, v_strides) = _operand(q), _operand(k), _operand(v)
     _forward.launch(
-        q.dtype, min(_tasks(B * Hq * Tq * Tk * D), B * H * splits), q, k, v, out, lse, q_strides, k_strides, v_strides, H, Tk,
-        *_typed(options), splits,
+        q.dtype, min(_tasks(B * Hq * Tq * Tk * D), B * H * splits), q, k, v, out, lse, q_strides, k_strides, v_strides,
+        H, Tk, *_typed(options), splits,
     )  # fmt: skip
     return out.swapaxes(1, 2), lse
 

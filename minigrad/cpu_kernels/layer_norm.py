@@ -15,23 +15,22 @@ Source: Ba, Kiros & Hinton, "Layer normalization" (2016).
 import math
 
 import numpy as np
-from numba.core import types
 
 from .toolbox.jit import kernel
 from .toolbox.register_tile import whole_vectors
-from .toolbox.threads import StageKernel, call_at, shares, task_kernel
+from .toolbox.threads import shares, task_kernel
 
 BACKWARD_CHUNKS = 64  # at most; each has its own partial sums of dweight and dbias
 BACKWARD_ROWS = 16  # at least, in each chunk
 
 
-@kernel
-def _forward_rows(x, weight, bias, eps, y, mean, rstd):
+@task_kernel
+def _forward(task, tasks, x, weight, bias, eps, y, mean, rstd):
     whole_vectors()
     real = x.dtype.type
     N, C = x.shape
     scale = real(1) / real(C)
-    for i in range(N):
+    for i in range(task * N // tasks, (task + 1) * N // tasks):
         xi, yi = x[i], y[i]
         total = real(0)
         for j in range(C):
@@ -48,39 +47,6 @@ def _forward_rows(x, weight, bias, eps, y, mean, rstd):
         rstd[i] = r
 
 
-@task_kernel
-def _forward(task, tasks, address, x, weight, bias, eps, y, mean, rstd):
-    a, b = task * x.shape[0] // tasks, (task + 1) * x.shape[0] // tasks
-    call_at(address, _forward_rows, (x[a:b], weight, bias, eps, y[a:b], mean[a:b], rstd[a:b]))
-
-
-@kernel
-def _backward_rows(dy, x, weight, mean, rstd, dx, dweight, dbias):
-    """dx of these rows; dweight and dbias (C,) receive the sums over these rows."""
-    whole_vectors()
-    real = x.dtype.type
-    N, C = x.shape
-    scale = real(1) / real(C)
-    dweight[:] = real(0)
-    dbias[:] = real(0)
-    for i in range(N):
-        xi, dyi, dxi = x[i], dy[i], dx[i]
-        m, r = mean[i], rstd[i]
-        sum_g = real(0)
-        sum_g_xhat = real(0)
-        for j in range(C):
-            xhat = (xi[j] - m) * r
-            g = dyi[j] * weight[j]
-            sum_g += g
-            sum_g_xhat += g * xhat
-            dweight[j] += dyi[j] * xhat
-            dbias[j] += dyi[j]
-        mean_g = sum_g * scale
-        mean_g_xhat = sum_g_xhat * scale
-        for j in range(C):
-            dxi[j] = r * (dyi[j] * weight[j] - mean_g - (xi[j] - m) * r * mean_g_xhat)
-
-
 @kernel
 def _add_chunks(partial, dweight, dbias):
     for c in range(partial.shape[1]):
@@ -94,15 +60,33 @@ def _add_chunks(partial, dweight, dbias):
 
 
 @task_kernel
-def _backward(task, tasks, address, dy, x, weight, mean, rstd, dx, dweight, dbias, partial, rows):
-    """The task's share of the chunks; a single task adds their sums up as well."""
+def _backward(task, tasks, dy, x, weight, mean, rstd, dx, dweight, dbias, partial, rows):
+    """dx, and in ``partial`` the sums over each chunk of rows, which a single task adds up as well."""
+    whole_vectors()
+    real = x.dtype.type
+    N, C = x.shape
+    scale = real(1) / real(C)
     chunks = partial.shape[1]
     for chunk in range(task * chunks // tasks, (task + 1) * chunks // tasks):
-        a, b = chunk * rows, (chunk + 1) * rows
-        call_at(
-            address, _backward_rows,
-            (dy[a:b], x[a:b], weight, mean[a:b], rstd[a:b], dx[a:b], partial[0, chunk], partial[1, chunk]),
-        )  # fmt: skip
+        of_weight, of_bias = partial[0, chunk], partial[1, chunk]
+        of_weight[:] = real(0)
+        of_bias[:] = real(0)
+        for i in range(chunk * rows, min(N, (chunk + 1) * rows)):
+            xi, dyi, dxi = x[i], dy[i], dx[i]
+            m, r = mean[i], rstd[i]
+            sum_g = real(0)
+            sum_g_xhat = real(0)
+            for j in range(C):
+                xhat = (xi[j] - m) * r
+                g = dyi[j] * weight[j]
+                sum_g += g
+                sum_g_xhat += g * xhat
+                of_weight[j] += dyi[j] * xhat
+                of_bias[j] += dyi[j]
+            mean_g = sum_g * scale
+            mean_g_xhat = sum_g_xhat * scale
+            for j in range(C):
+                dxi[j] = r * (dyi[j] * weight[j] - mean_g - (xi[j] - m) * r * mean_g_xhat)
     if tasks == 1:
         _add_chunks(partial, dweight, dbias)
 
@@ -113,13 +97,6 @@ def _sum_chunks(task, tasks, partial, dweight, dbias):
 
 
 # ---------------------------------------------------------------- launchers
-
-FORWARD_ROWS = StageKernel(
-    _forward_rows, lambda array: (array(2), array(1), array(1), types.float64, array(2), array(1), array(1))
-)
-GRADIENT_ROWS = StageKernel(
-    _backward_rows, lambda array: (*[array(2)] * 2, *[array(1)] * 3, array(2), array(1), array(1))
-)
 
 
 def forward(
@@ -135,7 +112,7 @@ def forward(
     bias = np.zeros(C, dtype) if bias is None else contiguous(bias)
     x = contiguous(x)
     tasks = min(N, shares(x.size))
-    _forward.launch(dtype, tasks, FORWARD_ROWS.address(dtype), x, weight, bias, float(eps), y, mean, rstd)
+    _forward.launch(dtype, tasks, x, weight, bias, float(eps), y, mean, rstd)
     return y, mean, rstd
 
 
@@ -150,9 +127,7 @@ def backward(
     rows = max(BACKWARD_ROWS, -(-N // BACKWARD_CHUNKS))
     partial = empty((2, -(-N // rows) or 1, C), dtype)
     tasks = shares(x.size)
-    _backward.launch(
-        dtype, tasks, GRADIENT_ROWS.address(dtype), dy, x, weight, mean, rstd, dx, dweight, dbias, partial, rows
-    )
+    _backward.launch(dtype, tasks, dy, x, weight, mean, rstd, dx, dweight, dbias, partial, rows)
     if tasks > 1:
         _sum_chunks.launch(dtype, 1, partial, dweight, dbias)
     return dx, dweight, dbias

@@ -67,7 +67,7 @@ def _products(
     depth_limit = max(a.shape[0] if sums_grid[0] else 0, a.shape[1] if grid[0] else 0)
     column_limit = max(c.shape[1] if sums_grid[0] else 0, y.shape[1] if grid[0] else 0)
     row_limit = max(a.shape[1] if sums_grid[0] else 0, a.shape[0] if grid[0] else 0)
-    small = aligned_empty(max((TILE_PANELS + TILE_ROWS) * n, THIN_COLUMN_BLOCK), a)
+    small = aligned_empty(max(TILE_PANELS * n * (1 + TILE_ROWS), THIN_COLUMN_BLOCK), a)
     packed_b = aligned_empty(panels_space(depth_limit, column_limit, n), a)
     packed_a = aligned_empty(min(depth_limit, DEPTH_BLOCK) * min(round_up(row_limit, TILE_ROWS), ROW_BLOCK), a)
     for product in range(2):

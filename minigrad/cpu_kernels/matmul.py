@@ -50,7 +50,7 @@ def _multiply_cells(task, tasks, a, b, bias, has_bias, y, a_offsets, b_offsets, 
     rows, columns, depth = sizes
     row_parts, column_parts = grid
     n = tile_columns(pointer(y))
-    small = aligned_empty(max((TILE_PANELS + TILE_ROWS) * n, THIN_COLUMN_BLOCK), y)
+    small = aligned_empty(max(TILE_PANELS * n * (1 + TILE_ROWS), THIN_COLUMN_BLOCK), y)
     small[: TILE_PANELS * n] = 0
     packed_b = aligned_empty(0 if thin else panels_space(depth, columns, n), y)
     packed_a = aligned_empty(0 if thin else min(depth, DEPTH_BLOCK) * min(round_up(rows, TILE_ROWS), ROW_BLOCK), y)

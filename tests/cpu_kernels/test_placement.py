@@ -42,22 +42,18 @@ def fused_loss(dlosses, weights, x, losses, lse):
 KERNELS = {
     "softmax": (lambda x, y: softmax._forward_rows.kernel(0, 1, x, y, False), [matrix], [matrix]),
     "log_softmax": (lambda x, y: softmax._forward_rows.kernel(0, 1, x, y, True), [matrix], [matrix]),
-    "softmax_backward": (
-        lambda dy, y, dx: softmax._backward_rows.kernel(0, 1, dy, y, dx, False),
-        [matrix] * 2,
-        [matrix],
-    ),
-    "log_softmax_backward": (
-        lambda dy, y, dx: softmax._backward_rows.kernel(0, 1, dy, y, dx, True),
-        [matrix] * 2,
-        [matrix],
-    ),
+    "softmax_backward": (lambda *x: softmax._backward_rows.kernel(0, 1, *x, False), [matrix] * 2, [matrix]),
+    "log_softmax_backward": (lambda *x: softmax._backward_rows.kernel(0, 1, *x, True), [matrix] * 2, [matrix]),
     "layer_norm": (
-        lambda x, weight, bias, *results: layer_norm._forward_rows(x, weight, bias, 1e-5, *results),
+        lambda x, weight, bias, *results: layer_norm._forward.kernel(0, 1, x, weight, bias, 1e-5, *results),
         [matrix, row, row],
         [matrix, column, column],
     ),
-    "layer_norm_backward": (layer_norm._backward_rows, [matrix, matrix, row, column, column], [matrix, row, row]),
+    "layer_norm_backward": (
+        lambda *x: layer_norm._backward.kernel(0, 1, *x, ROWS),
+        [matrix, matrix, row, column, column],
+        [matrix, row, row, lambda columns: (2, 1, columns)],
+    ),
     "rms_norm": (
         lambda x, weight, *results: rms_norm._forward.kernel(0, 1, x, weight, 1e-5, *results),
         [matrix, row],

@@ -5,8 +5,8 @@ Three nested blocks keep each operand in the cache level from which the register
     for columns of y in blocks of COLUMN_BLOCK:          # y, b
         for k in blocks of DEPTH_BLOCK:                  # pack b[k block, columns] into panels: stays in L2
             for rows of y in blocks of ROW_BLOCK:        # pack a[rows, k block] if it is transposed
-                for each row tile, for each panel:       # the row tile of a stays in L1, panels stream from L2
-                    multiply_tile                        # y tile (+)= a tile @ panel
+                for each row tile, for its panels:       # the row tile of a stays in L1, panels stream from L2
+                    multiply_tile                        # y tile (+)= a tile @ panels
 
 A transposed a is packed once for each block of columns, so these are wider where those of k are shorter. Lines of a
 large y, and of what an epilogue reads and writes, are asked for before a tile is multiplied. They are there when it is
@@ -29,7 +29,6 @@ from .register_tile import (
     add_edge,
     advance,
     multiply_tile,
-    multiply_tiles,
     pack_panels,
     pack_row_tiles,
     pointer,
@@ -40,7 +39,7 @@ from .register_tile import (
 
 # Packed panels take a half of L2, at least 512 KiB. How many columns are packed at a time changes no sum.
 COLUMN_BLOCK, DEPTH_BLOCK = 512 if L2_BYTES >= 2 << 20 else 256, 512
-COLUMN_BLOCK_TRANSPOSED, DEPTH_BLOCK_TRANSPOSED = 512, 256
+COLUMN_BLOCK_TRANSPOSED, DEPTH_BLOCK_TRANSPOSED = 768 if L2_BYTES >= 2 << 20 else 512, 256
 ROW_BLOCK = 8 * TILE_ROWS
 THIN_ROWS = 2
 FAR = 100_000  # elements; lines of a smaller result are near, and asking for them costs more than waiting
@@ -101,10 +100,9 @@ def multiply_packed(
                     if tile_i >= in_place:
                         a_tile = advance(row_tiles, (tile_i - in_place) * block_depth)
                         tile_row, tile_column = 1, TILE_ROWS
-                    tile_j = 0
-                    while tile_j < width:
-                        wide = tile_i + TILE_ROWS <= height and tile_j + TILE_PANELS * n <= width
-                        count = TILE_PANELS if wide else 1
+                    for tile_j in range(0, width, TILE_PANELS * n):
+                        count = TILE_PANELS if tile_j + (TILE_PANELS - 1) * n < width else 1
+                        whole = tile_i + TILE_ROWS <= height and tile_j + count * n <= width
                         panel = advance(panels, tile_j * block_depth)
                         corner = (i + tile_i) * y_row + j + tile_j
                         target = advance(y, corner)
@@ -119,16 +117,16 @@ def multiply_packed(
                             start, start_row = advance(bias, j + tile_j), 0
                         else:
                             start, start_row = zeros, 0
-                        if wide:
-                            multiply_tiles(
-                                block_depth, a_tile, tile_row, tile_column, panel, block_depth * n,
-                                start, start_row, target, y_row,
-                            )  # fmt: skip
-                        else:
-                            multiply_tile(block_depth, a_tile, tile_row, tile_column, panel, 0, zeros, 0, edge, n)
-                            rows_inside, columns_inside = min(TILE_ROWS, height - tile_i), min(n, width - tile_j)
-                            add_edge(edge, start, start_row, target, y_row, rows_inside, columns_inside)
-                        tile_j += count * n
+                        first, first_row, result, result_row = start, start_row, target, y_row
+                        if not whole:
+                            first, first_row, result, result_row = zeros, 0, edge, count * n
+                        multiply_tile(
+                            count, block_depth, a_tile, tile_row, tile_column, panel, block_depth * n,
+                            first, first_row, result, result_row,
+                        )  # fmt: skip
+                        if not whole:
+                            inside = min(TILE_ROWS, height - tile_i), min(count * n, width - tile_j)
+                            add_edge(edge, count * n, start, start_row, target, y_row, inside)
                     if epilogue and k + block_depth == depth:
                         corner = (i + tile_i) * y_row + j
                         finish_rows(

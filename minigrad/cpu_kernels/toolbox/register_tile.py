@@ -26,6 +26,7 @@ combination anew. All strides count elements.
 """
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -52,6 +53,7 @@ elif cpu_has("avx2"):
 else:
     VECTOR_BYTES, TILE_ROWS, TILE_PANELS = 16, 8 if cpu_has("neon") else 6, 1
 TILE_VECTORS = 2  # in a panel
+STEPS_AHEAD = 8  # of k; so far before they are needed a tile of several panels asks for lines of them
 TILE_BYTES = TILE_VECTORS * VECTOR_BYTES
 CACHE_LINE = 64
 # Rows that packing copies to one panel or row tile before it goes on to the next: it reads rows, writes whole lines.
@@ -222,7 +224,12 @@ def emit_tile(vectors: Vectors, steps: Any, left: Any, right: Any, add: Callable
     builder.position_at_end(loop)
     k, a_k, b_k = (builder.phi(kind) for kind in (INT64, a.type, b.type))
     sums = phis()
+    ahead = builder.gep(b_k, [INT64(STEPS_AHEAD * TILE_VECTORS * vectors.lanes)])
     b_vectors = [vectors.load(builder.gep(b_k, [panel]), column) for panel in b_offsets for column in in_panel]
+    if len(b_offsets) > 1:
+        for panel, column in itertools.product(b_offsets, in_panel):
+            line = builder.gep(builder.gep(ahead, [panel]), [column])
+            _emit_prefetch(builder, builder.bitcast(line, ir.IntType(8).as_pointer()), to_write=0, caches=3)
     next_sums = []
     for r in rows:
         a_value = vectors.broadcast(a_k, a_offsets[r])
@@ -250,36 +257,32 @@ def emit_tile(vectors: Vectors, steps: Any, left: Any, right: Any, add: Callable
             vectors.store(builder.fadd(first, totals[r][c]), y[0], address(r, y[1], column))
 
 
-def _tile_of(panels: int) -> Any:
-    @emits(
-        lambda depth, a, a_row, a_column, b, b_panel, start, start_row, y, y_row: types.void(
-            types.int64, a, types.int64, types.int64, b, types.int64, start, types.int64, y, types.int64
-        )
+@emits(
+    lambda panels, depth, a, a_row, a_column, b, b_panel, start, start_row, y, y_row: types.void(
+        types.int64, types.int64, a, types.int64, types.int64, b, types.int64, start, types.int64, y, types.int64
     )
-    def multiply(
-        context: Any, builder: Any, signature: Any,
-        depth: Any, a: Any, a_row: Any, a_column: Any, b: Any, b_panel: Any, start: Any, start_row: Any, y: Any, y_row: Any,
-    ) -> None:  # fmt: skip
-        """y[r, c] = start[r, c] + sum_k a[r, k] b[k, c]   for r < TILE_ROWS, c < the columns of panels, k < depth.
+)
+def multiply_tile(
+    context: Any, builder: Any, signature: Any, panels: Any, depth: Any, a: Any, a_row: Any, a_column: Any,
+    b: Any, b_panel: Any, start: Any, start_row: Any, y: Any, y_row: Any,
+) -> None:  # fmt: skip
+    """y[r, c] = start[r, c] + sum_k a[r, k] b[k, c]   for r < TILE_ROWS, c < panels * tile_columns(y), k < depth.
 
-        ``b`` is packed panels, ``b_panel`` apart. ``a`` has the strides ``a_row`` and ``a_column``; rows of ``y`` and
-        ``start`` are contiguous and ``y_row``, ``start_row`` apart. ``start`` is y itself to accumulate, or one row
-        (stride 0) of zeros or biases. Sums run over k in order, so an element's bits do not depend on its tile.
-        """
-        vectors = Vectors(builder, context, signature.args[1].dtype)
-        multiply_add = vectors.multiply_add()
-        a_offsets = [INT64(0), *(_opaque(builder, builder.mul(a_row, INT64(r))) for r in range(1, TILE_ROWS))]
-        b_offsets = [builder.mul(b_panel, INT64(p)) for p in range(panels)]
+    ``b`` is 1 or TILE_PANELS packed panels, ``b_panel`` apart. ``a`` has the strides ``a_row``, ``a_column``; rows of
+    ``y`` and ``start`` are contiguous and ``y_row``, ``start_row`` apart. ``start`` is y itself to accumulate, or one
+    row (stride 0) of zeros or biases. Sums run over k in order, so an element's bits do not depend on its tile.
+    """
+    vectors = Vectors(builder, context, signature.args[2].dtype)
+    multiply_add = vectors.multiply_add()
+    a_offsets = [INT64(0), *(_opaque(builder, builder.mul(a_row, INT64(r))) for r in range(1, TILE_ROWS))]
 
-        def add(total: Any, a_value: Any, b_vector: Any) -> Any:
-            return builder.call(multiply_add, [a_value, b_vector, total])
+    def add(total: Any, a_value: Any, b_vector: Any) -> Any:
+        return builder.call(multiply_add, [a_value, b_vector, total])
 
-        emit_tile(vectors, depth, (a, a_offsets, a_column), (b, b_offsets), add, (start, start_row), (y, y_row))
-
-    return multiply
-
-
-multiply_tile, multiply_tiles = _tile_of(1), _tile_of(TILE_PANELS)
+    for count in {1, TILE_PANELS}:
+        with builder.if_then(builder.icmp_signed("==", panels, INT64(count))):
+            right = b, [builder.mul(b_panel, INT64(p)) for p in range(count)]
+            emit_tile(vectors, depth, (a, a_offsets, a_column), right, add, (start, start_row), (y, y_row))
 
 
 @emits(lambda row, count, start: start(row, types.int64, start))
@@ -359,12 +362,11 @@ def prefetch_tile(y: Any, y_row: int, panels: int) -> None:
 
 
 @inline
-def add_edge(tile: Any, start: Any, start_row: int, y: Any, y_row: int, rows: int, columns: int) -> None:
-    """y = start + tile for the part of a tile that lies inside y."""
-    n = tile_columns(y)
-    for r in range(rows):
-        for c in range(columns):
-            y[r * y_row + c] = start[r * start_row + c] + tile[r * n + c]
+def add_edge(tile: Any, tile_row: int, start: Any, start_row: int, y: Any, y_row: int, inside: tuple[int, int]) -> None:
+    """y = start + tile for the rows and columns of a tile that lie ``inside`` y."""
+    for r in range(inside[0]):
+        for c in range(inside[1]):
+            y[r * y_row + c] = start[r * start_row + c] + tile[r * tile_row + c]
 
 
 # ---------------------------------------------------------------- packing

@@ -46,8 +46,7 @@ FRAME_BYTES = 4096
 WORDS = 8  # of int64, are a line of the cache
 LOOKS = 200  # at what others do; then a thread that waits lets other programs have the core
 FACTOR = 4  # by which a launch of a graph is quicker than one by itself
-# Tasks of a thread in a launch of a graph, at most, and how much work each is, at least, in the smallest worth dividing.
-PIECES, PIECE = int(os.environ.get("PIECES", 4)), int(os.environ.get("PIECE", 4))
+PIECES, PIECE = 4, 16  # tasks of a thread in a launch of a graph, at most, and how many times `least` each is, at least
 INT64: Any = ir.IntType(64)
 # int64 entry(frame, task, tasks): 1 if the kernel failed
 ENTRY_TYPE: Any = ir.FunctionType(INT64, [INT64] * 3)
