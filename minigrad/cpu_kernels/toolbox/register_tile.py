@@ -5,15 +5,15 @@ How a fast matrix product works (Goto and van de Geijn, "Anatomy of High-Perform
 load only about two vectors per cycle. So each loaded value must be used several times, and the sums must stay in
 registers:
 
-    one tile of y:  TILE_ROWS x 2 vectors of accumulators           (8 x 32 floats with AVX-512: 16 of the 32 registers)
-    one step of k:  load 2 vectors of b, broadcast TILE_ROWS scalars of a, TILE_ROWS x 2 fused multiply-adds
+    one tile of y:  TILE_ROWS x 4 vectors of accumulators with AVX-512 (6 x 64 floats, 24 of the 32 registers), else x 2
+    one step of k:  load 4 vectors of b, broadcast TILE_ROWS scalars of a, TILE_ROWS x 4 fused multiply-adds
 
 That is ``multiply_tile``. It is written in LLVM's intermediate language because Python code cannot promise that the
 accumulators stay in registers; everything around it is ordinary Numba.
 
 The tile wants its operands in the order in which it walks them:
 
-    b in *panels*:  as many columns as the tile is wide, row after row, so that each step reads the next cache lines.
+    b in *panels*:  two vectors wide, TILE_PANELS to a tile, row after row, so that steps read the next cache lines.
         b = [ panel 0 | panel 1 | ... ]      packed:  panel 0 row 0, panel 0 row 1, ..., panel 1 row 0, ...
     a row-major as it is, or in *row tiles* (TILE_ROWS rows, column after column) where it is transposed in memory.
 
