@@ -203,7 +203,7 @@ def _on_host(logits: Tensor, temperature: float, top_k: int | None, top_p: float
     # Ufuncs' own methods: for a row, what is around them costs as much as they do.
     vocab = logits.data.shape[-1]
     scores = logits.data.reshape(-1, vocab).astype(np.float64)  # a copy
-    largest = np.maximum.reduce(scores, -1, None, None, True)
+    largest = np.maximum.reduce(scores, -1, keepdims=True)
     if not all(map(math.isfinite, largest[:, 0].tolist())):  # as there is a finite one, no sum overflows or is 0
         raise bad_value(NOT_FINITE)
     scores -= largest
@@ -223,5 +223,5 @@ def _on_host(logits: Tensor, temperature: float, top_k: int | None, top_p: float
     total = edges[:, -1:]
     points = draw("uniform", CPU.kernels, total.shape, float64, generator) * total
     # The first edge above the point; a weight of 0 has an empty interval, so it is never drawn.
-    chosen = np.add.reduce(edges <= points, -1, np.int64, None, True)
+    chosen = np.add.reduce(edges <= points, -1, np.int64, keepdims=True)
     return Tensor.wrap(chosen if order is None else np.take_along_axis(order, chosen, -1))
