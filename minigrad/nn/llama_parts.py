@@ -27,17 +27,9 @@ class GroupedQueryAttention(Module):
     _shown = "n_head={n_head}, n_kv_head={n_kv_head}, is_causal=True, dropout={dropout}"
 
     def __init__(
-        self,
-        n_embd: int,
-        n_head: int,
-        n_kv_head: int | None = None,
-        dropout: float = 0.0,
-        bias: bool = False,
-        rope_base: float = 10000.0,
-        *,
-        head_size: int | None = None,
-        rope_frequencies: Sequence[float] | None = None,
-    ) -> None:
+        self, n_embd: int, n_head: int, n_kv_head: int | None = None, dropout: float = 0.0, bias: bool = False,
+        rope_base: float = 10000.0, *, head_size: int | None = None, rope_frequencies: Sequence[float] | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         n_kv_head = n_head if n_kv_head is None else n_kv_head
         if n_head < 1 or (head_size is None and n_embd % (2 * n_head)):

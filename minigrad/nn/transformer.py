@@ -111,16 +111,9 @@ class Block(Module):
     """
 
     def __init__(
-        self,
-        n_embd: int,
-        n_head: int,
-        dropout: float = 0.0,
-        bias: bool = True,
-        is_causal: bool = True,
-        *,
-        eps: float = 1e-5,
-        hidden: int | None = None,
-    ) -> None:
+        self, n_embd: int, n_head: int, dropout: float = 0.0, bias: bool = True, is_causal: bool = True, *,
+        eps: float = 1e-5, hidden: int | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.ln_1: LayerNorm = LayerNorm(n_embd, eps, bias=bias)
         self.attn: SelfAttention = SelfAttention(n_embd, n_head, dropout, bias, is_causal)

@@ -54,14 +54,9 @@ class SGD(Configured[SgdConfig]):
     state_arrays: tuple[str, ...] = ("momentum_buffer",)
 
     def __init__(
-        self,
-        params: Any = None,
-        lr: float = 0.01,
-        momentum: float = 0.0,
-        dampening: float = 0.0,
-        weight_decay: float = 0.0,
-        nesterov: bool = False,
-    ) -> None:
+        self, params: Any = None, lr: float = 0.01, momentum: float = 0.0, dampening: float = 0.0,
+        weight_decay: float = 0.0, nesterov: bool = False,
+    ) -> None:  # fmt: skip
         options = {"momentum": momentum, "dampening": dampening, "weight_decay": weight_decay, "nesterov": nesterov}
         super().__init__(params, {"lr": lr, **options})
 
@@ -113,14 +108,9 @@ class AdaGrad(Configured[AdaGradConfig]):
     state_arrays: tuple[str, ...] = ("sum",)
 
     def __init__(
-        self,
-        params: Any = None,
-        lr: float = 0.01,
-        lr_decay: float = 0.0,
-        weight_decay: float = 0.0,
-        initial_accumulator_value: float = 0.0,
-        eps: float = 1e-10,
-    ) -> None:
+        self, params: Any = None, lr: float = 0.01, lr_decay: float = 0.0, weight_decay: float = 0.0,
+        initial_accumulator_value: float = 0.0, eps: float = 1e-10,
+    ) -> None:  # fmt: skip
         super().__init__(params, vars(AdaGradConfig(lr, eps, weight_decay, initial_accumulator_value, lr_decay)))
 
     def _prepare(self, updates: list[Update], kinds: tuple[str, ...]) -> UpdateBatch:
@@ -188,15 +178,9 @@ class Lamb(Configured[LambConfig]):
     state_arrays: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
 
     def __init__(
-        self,
-        params: Any = None,
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-6,
-        weight_decay: float = 0.01,
-        max_trust_ratio: float | None = 10.0,
-        use_adam: bool = True,
-    ) -> None:
+        self, params: Any = None, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-6,
+        weight_decay: float = 0.01, max_trust_ratio: float | None = 10.0, use_adam: bool = True,
+    ) -> None:  # fmt: skip
         options = {"max_trust_ratio": max_trust_ratio, "use_adam": use_adam}
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, **options})
 
@@ -259,14 +243,9 @@ class Muon(Optimizer):
     state_arrays: tuple[str, ...] = ("momentum_buffer",)
 
     def __init__(
-        self,
-        params: Any = None,
-        lr: float = 0.02,
-        momentum: float = 0.95,
-        nesterov: bool = True,
-        weight_decay: float = 0.0,
-        ns_steps: int = 5,
-    ) -> None:
+        self, params: Any = None, lr: float = 0.02, momentum: float = 0.95, nesterov: bool = True,
+        weight_decay: float = 0.0, ns_steps: int = 5,
+    ) -> None:  # fmt: skip
         options = {"momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay, "ns_steps": ns_steps}
         super().__init__(params, {"lr": lr, **options})
 

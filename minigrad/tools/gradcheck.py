@@ -19,14 +19,9 @@ class GradcheckError(AssertionError):
 
 
 def gradcheck(
-    fn: Callable[..., Tensor | Sequence[Tensor]],
-    inputs: Sequence[Any],
-    *,
-    eps: float = 1e-6,
-    atol: float = 1e-5,
-    rtol: float = 1e-3,
-    seed: int = 0,
-) -> bool:
+    fn: Callable[..., Tensor | Sequence[Tensor]], inputs: Sequence[Any], *, eps: float = 1e-6, atol: float = 1e-5,
+    rtol: float = 1e-3, seed: int = 0,
+) -> bool:  # fmt: skip
     """Compare ``backward`` with central differences, for each element of each float64 input that requires grad.
 
     ``fn(*inputs)`` gives one tensor or several; their sum with fixed random weights v is what is differentiated, so
