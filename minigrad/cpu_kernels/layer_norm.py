@@ -16,7 +16,6 @@ import math
 
 import numpy as np
 
-from .toolbox.jit import kernel
 from .toolbox.register_tile import whole_vectors
 from .toolbox.threads import shares, task_kernel
 
@@ -47,8 +46,8 @@ def _forward(task, tasks, x, weight, bias, eps, y, mean, rstd):
         rstd[i] = r
 
 
-@kernel
-def _add_chunks(partial, dweight, dbias):
+@task_kernel
+def _sum_chunks(task, tasks, partial, dweight, dbias):
     for c in range(partial.shape[1]):
         for part, total in ((partial[0, c], dweight), (partial[1, c], dbias)):
             if c == 0:
@@ -57,6 +56,9 @@ def _add_chunks(partial, dweight, dbias):
             else:
                 for j in range(total.shape[0]):
                     total[j] += part[j]
+
+
+_add_chunks = _sum_chunks.kernel
 
 
 @task_kernel
@@ -88,12 +90,7 @@ def _backward(task, tasks, dy, x, weight, mean, rstd, dx, dweight, dbias, partia
             for j in range(C):
                 dxi[j] = r * (dyi[j] * weight[j] - mean_g - (xi[j] - m) * r * mean_g_xhat)
     if tasks == 1:
-        _add_chunks(partial, dweight, dbias)
-
-
-@task_kernel
-def _sum_chunks(task, tasks, partial, dweight, dbias):
-    _add_chunks(partial, dweight, dbias)
+        _add_chunks(0, 1, partial, dweight, dbias)
 
 
 # ---------------------------------------------------------------- launchers
