@@ -21,7 +21,11 @@ from .pretrained import HubModel
 class CausalLM(HubModel):
     """A model that predicts the next token: it embeds the tokens, which then go through blocks, a norm and a head."""
 
+    __slots__ = ("_kept",)  # the caches of the last text, for the next one: no part of what a copy or a file has
     parts: ClassVar[tuple[str, str, str]]  # names of the token embedding, the blocks, and the norm after them
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__
 
     @property
     def embedding(self) -> nn.Embedding:

@@ -4,7 +4,6 @@ import dataclasses
 import inspect
 import math
 import numbers
-import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -21,7 +20,7 @@ from ..modes import F
 from ..random import Generator, Source, draw
 from ..tensor import Tensor
 
-MOST_KEPT = 1 << 26  # bytes of caches
+MOST_KEPT = 1 << 26  # bytes of caches and weights
 NOT_FINITE = "generate: the model's logits are NaN, inf, or -inf for all tokens"
 
 
@@ -128,26 +127,21 @@ def stream(model: nn.Module, tokens: Tensor, max_new_tokens: int, **options: Any
     return continued()
 
 
-_kept: weakref.WeakKeyDictionary[nn.Module, list[nn.KVCache]] = weakref.WeakKeyDictionary()
-"""The caches of a model's last text. With them stays the graph that was captured, which the next text launches."""
-
-
 def _caches(model: Any, batch: int, max_tokens: int) -> list[nn.KVCache]:
-    """Empty caches for ``batch`` sequences."""
-    kept = _kept.pop(model, [])
+    """Empty caches for ``batch`` sequences: those of the model's last text, with its graph, if they are alike."""
+    kept = getattr(model, "_kept", [])
+    _keep(model, [])
     fit = [cache.begin_again(batch, max_tokens, model.embedding.weight) for cache in kept]
     return kept if kept and all(fit) else model.new_caches(batch, max_tokens)
 
 
 def _keep(model: nn.Module, caches: list[nn.KVCache]) -> None:
-    """Let a model of this package have the caches for its next text, unless they are large: then a capture is little.
-
-    Others may be reachable from what the caches hold, and would never be freed.
-    """
-    ours = type(model).__module__.startswith("minigrad.") and not (model._forward_hooks or model._forward_pre_hooks)
-    held = caches[0]._held
-    if ours and len(caches) * held.numel() * held.element_size() <= MOST_KEPT:
-        _kept[model] = caches
+    """Let a ``CausalLM`` have the caches for its next text, unless they and the weights are large: then a capture is
+    little, and weights that it no longer has would be too much."""
+    if hasattr(type(model), "_kept"):
+        tensors = [*(cache._held for cache in caches), *model.parameters()]
+        small = sum(tensor.numel() * tensor.element_size() for tensor in tensors) <= MOST_KEPT
+        object.__setattr__(model, "_kept", caches if small else [])
 
 
 def penalised(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:

@@ -1,5 +1,7 @@
 """A token as the launch of a graph: the logits of the modules, and the modules themselves wherever these differ."""
 
+import copy
+import gc
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -74,7 +76,7 @@ def test_a_launch_computes_what_the_modules_do(name: str, B: int, prompt: int) -
 
 @pytest.mark.parametrize("n_embd", [96, 54])
 def test_bits_do_not_depend_on_threads(n_embd: int, monkeypatch: pytest.MonkeyPatch, set_threads: Any) -> None:
-    monkeypatch.setattr(attention, "PARALLEL_CACHE", 0)
+    monkeypatch.setattr(attention, "PARALLEL_CACHE", 1)
     model, ids, before = gpt2(n_embd=n_embd).float(), tokens(3, 10), mg.get_num_threads()
     found = []
     for count in (min(2, before), 1):
@@ -178,16 +180,30 @@ def test_the_next_text_launches_the_graph_of_the_last(monkeypatch: pytest.Monkey
     )
     texts = [model.generate(ids, 5, seed=1).tolist() for _ in range(2)]
     assert texts[0] == texts[1] and np.array_equal(drawn[:5], drawn[5:10])  # to the last bit
-    graph = weakref.ref(generation._kept[model][0].decoder.graphed)
+    graph = weakref.ref(model._kept[0].decoder.graphed)
     model.generate(ids, 5)
-    assert generation._kept[model][0].decoder.graphed is graph() and graph().graphs == 1
+    assert model._kept[0].decoder.graphed is graph() and graph().graphs == 1
     fresh = gpt2().float()
     for each in (model, fresh):
         CHANGES["array"](each)
     assert model.generate(ids, 5, seed=1).tolist() == fresh.generate(ids, 5, seed=1).tolist() and graph() is None
-    caches = weakref.ref(generation._kept[model][0])
+    caches = weakref.ref(model._kept[0])
     model.generate(tokens(2, 2), 5)  # of other sizes
     assert caches() is None
-    caches = weakref.ref(generation._kept[model][0])
+    caches, array = weakref.ref(model._kept[0]), weakref.ref(model.embedding.weight.data)
+    copied = copy.deepcopy(model)
+    assert copied.generate(ids, 5, seed=1).tolist() == fresh.generate(ids, 5, seed=1).tolist()
     del model, each
-    assert caches() is None
+    assert caches() is array() is None
+
+
+def test_a_model_that_its_own_attribute_leads_to_is_freed_after_a_text() -> None:
+    model = gpt2().float()
+    model.measure = model.loss
+    model.h[0].register_forward_hook(lambda *_, model=model: None)
+    for _ in range(2):
+        model.generate(tokens(1, 2), 5)
+    there = weakref.ref(model)
+    del model
+    gc.collect()
+    assert there() is None

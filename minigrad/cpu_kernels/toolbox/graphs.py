@@ -293,6 +293,7 @@ class HostGraph:
             return result, recording.launches, constants
         finally:
             recording.launches = None
+            del recording.constant  # which has the graph
 
     def _repeat(
         self,
