@@ -127,9 +127,7 @@ def _in_two_steps(
     ``dlosses`` (N,) are the gradients of the rows' losses.
     """
     (N, C), M, dtype = x.shape, len(weight), x.dtype
-    count = shares(N * M * C * 3, PARALLEL_WORK)
-    if N // count <= THIN_ROWS:
-        count = 1
+    count = min(shares(N * M * C * 3, PARALLEL_WORK), N // (THIN_ROWS + 1)) or 1  # no thin product
     grid = grid_of(1, M, C, TILE_BYTES // dtype.itemsize, count)
     losses, lse = np.empty(N, dtype), np.empty(N, dtype)
     dlogits, dx, dweight = np.empty((N, M), dtype), np.empty((N, C), dtype), np.empty((M, C), dtype)
