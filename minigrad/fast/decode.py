@@ -54,9 +54,10 @@ class Decoder:
 
     def __init__(self, model: CausalLM, caches: list[nn.KVCache]) -> None:
         # The model may keep the caches, which keep this.
-        self.model, self.caches = weakref.ref(model), [weakref.ref(cache) for cache in caches]
+        self.model: Callable[[], CausalLM | None] = weakref.ref(model)
+        self.caches: list[Callable[[], nn.KVCache | None]] = [weakref.ref(cache) for cache in caches]
         self.graphed: cuda.Graphed = cuda.graphed(functools.partial(_forward, self.model, self.caches))
-        self.begins = False
+        self.begins: bool = False
         """Whether the next token is the first one of a text, and the graph that of an earlier text."""
         modules = [*model.modules()]
         tables = [module.__dict__ for module in modules]
