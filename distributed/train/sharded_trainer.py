@@ -25,7 +25,7 @@ from minigrad.tools.step_memory import MemoryReport
 
 from ..comm.communicator import Communicator, all_gather_json
 from .amp_trainer import AmpTrainer, MixedPrecisionConfig
-from .buckets import DEFAULT_BUCKET_BYTES, all_reduce_hook
+from .buckets import DEFAULT_BUCKET_BYTES, all_reduce_hook, filled
 from .config import TrainingConfig
 from .grad_sync import Overlapped, trained_of
 from .parts import Owned, PartOfModelRecorder, PartOfModelUpdater
@@ -53,15 +53,20 @@ class Shares(Overlapped):
         return {**super().settings(step), "the stage": self.stage, "the units": units}
 
     def begin(self, step: Step, params: Params, weight: float) -> Named:
-        """Where the parameters are others than before, so are the shares: the states are joined, and cut anew."""
+        """Where the parameters are new, the states are joined, and cut anew. Shares of the same parameters stay, so
+        that these are moved no more."""
         known, shares = self._agreed, self.manager
         named = super().begin(step, params, weight)
-        if self._agreed is not known:
+        if self._agreed is not known and shares is not None:
             self.join_states(step, shares)
-            if self.units is not None and shares is not None:
-                if {p.id for p in trained_of(named)} != {id for share in shares.buckets for id in share.ids}:
-                    raise ValueError("stage 3: since shard(model) other parameters are trained; freeze before it")
+            now = {p.id: (p.dtype, p.device) for ps in filled(trained_of(named), self.bucket_size_bytes) for p in ps}
+            was = {p.id: (share.mine.dtype, share.mine.device) for share in shares.buckets for p in share.params}
+            if self.units is not None and now.keys() != was.keys():
+                raise ValueError("stage 3: since shard(model) other parameters are trained; freeze before it")
+            if self.units is not None or [*now.items()] == [*was.items()]:
                 self.manager = shares
+            for p in (p for share in shares.buckets for p in share.params if p.id not in now):
+                p.data = p.device.kernels.copy(p.data)  # else it would keep the old buffer
         return named
 
     def join_states(self, step: Step, shares: ShareManager | None) -> None:
@@ -96,8 +101,6 @@ class Shares(Overlapped):
     def optimizer_of(self, step: Step) -> Optimizer:
         """The optimizer of this rank's pieces, with the options that the trainer's has now."""
         shares = self.shares()
-        for share in shares.buckets:
-            share.adopt()
         for piece in shares.pieces if self.offload else []:
             piece.to_host()
         if self.own is None:
@@ -140,9 +143,10 @@ class Shares(Overlapped):
         return self.units is None and super().compares(step, failed)
 
     def restart(self, unit: float) -> None:
-        """The trainer's optimizer has other states."""
+        """The trainer's optimizer has other states, and the window is another."""
         super().restart(unit)
         self.own = None
+        self.reset()
 
 
 class ShareUpdater(PartOfModelUpdater):
@@ -165,6 +169,7 @@ class ShareUpdater(PartOfModelUpdater):
 
     def update(self, step: Step, grads: GradStore) -> None:
         """One step of the optimizer of pieces."""
+        self._reducer.shares().adopt()
         own = self._reducer.optimizer_of(step)
         moved = [piece for piece in self._reducer.shares().pieces if self._reducer.offload and piece.tensor in grads]
         own.step(GradStore({p.own.id: grads[p.tensor].cpu() for p in moved}) if self._reducer.offload else grads)
@@ -200,7 +205,10 @@ class ShardedTrainer(AmpTrainer):
     stage, on any number of ranks. In a world of one rank nothing is shared.
 
     In stages 1 and 2 the first step moves the trained parameters into buffers of ``bucket_size_bytes``, which are then
-    gathered in place. What has shared a parameter's memory before, such as an array of NumPy, keeps the old values.
+    gathered in place. So does a step after some were frozen or unfrozen. What has shared a parameter's memory before,
+    such as an array of NumPy, keeps the old values. A graph that was captured before reads those: capture it again.
+    From then on that memory is the trainer's: ``p.data = array`` is copied to it in the next step, so give other
+    tensors copies of it.
 
     ``offload`` (ZeRO-Offload): the optimizer of this rank's share, with its states and a copy of the share's weights,
     is in host memory. There the CPU updates the copy with gradients that are copied from the GPU, and the weights are
@@ -266,7 +274,8 @@ class ShardedTrainer(AmpTrainer):
 
         Raises ValueError for a model without blocks, or with several lists of them. The step raises TypeError for what
         else a block returns, RuntimeError if the loss uses a block's weights by another way than what it returned, and
-        CollectiveMismatchError, on all ranks, if one of them calls blocks in another order.
+        CollectiveMismatchError, on all ranks, if one of them calls blocks in another order (a NcclCommunicator says so
+        only with ``check``).
         """
         found = Units(model, blocks) if self.stage > 2 else None
         if found is not None and self._shares is not None and self._shares.stage > 2:
@@ -293,11 +302,9 @@ class ShardedTrainer(AmpTrainer):
         if shares is not None and part is None:
             shares.join_states(self._step, shares.manager)
         arrays, meta = super().state_dict(params, part)
-        if shares is None:
-            return arrays, meta
-        if part is None and shares.manager is not None:
+        if shares is not None and part is None and shares.manager is not None:
             shares.optimizer_of(self._step)
-        if shares.own is not None and part is not None:
+        if shares is not None and part is not None and shares.own is not None:
             mine, about = shares.own.state_dict(lambda array: array[:])
             arrays.update({f"optimizer.{key}": value for key, value in mine.items()})
             for steps in all_gather_json(self.communicator, about["steps"]):

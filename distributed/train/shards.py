@@ -123,7 +123,7 @@ class Share(Bucket):
         self.free()
 
     def adopt(self) -> None:
-        """Have the parameters in the buffer, also where the program has given one other memory."""
+        """Copy parameters to the buffer that are not in it."""
         for p in self.params:
             if (place := self.places.get(p.id, p.data)) is not p.data:
                 p.device.kernels.elementwise.assign(place, p.data)
@@ -184,6 +184,15 @@ class ShareManager(GradientBucketManager):
         for share in self.buckets:
             share.came.clear()
             share.free()
+
+    def adopt(self) -> None:
+        """Have the parameters in the buffers, also where the program has given some other memory. That may be another
+        one's place, so it is copied before any place is written."""
+        moved = [p for share in self.buckets for p in share.params if share.places.get(p.id, p.data) is not p.data]
+        for p in moved:
+            p.data = p.device.kernels.copy(p.data)
+        for share in self.buckets if moved else []:
+            share.adopt()
 
     def spread(self) -> None:
         """Give all ranks the values of all pieces."""
