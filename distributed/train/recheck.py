@@ -51,7 +51,7 @@ class Recheck(Gradients):
         if (means := super().of_window(step, named)) is None:
             return None
         grads, usual = merged(means[0]), statistics.median(self._norms or [0.0])
-        wholes, norms = zip(*_of_all_ranks(step, [whole, grad_norm(grads)]))
+        wholes, norms = map(list, zip(*_of_all_ranks(step, [whole, grad_norm(grads)])))
         suspect = [norm for norm in norms if not norm <= SUSPECT * usual]
         overflow = step.precision.can_leave_out() and not any(map(math.isfinite, norms))
         if all(wholes) and len(self._norms) >= STEPS // 4 and suspect and not overflow:
