@@ -108,6 +108,7 @@ class BlockDistributedTrainer(Scaled):
             self._step.reducer = BlockBuckets(communicator, hook, self.layout, {"log_every": self.log.every})
         self._device = next(model.parameters()).device  # a world of one has the model where it is
         self._buffers_before: dict[str, Tensor] = {}
+        self._untouched = self._buffers_before  # the same until a micro-batch of the window is computed, then empty
         self._weight, self._unit = 0.0, 0.0
         self.broadcast_params(self._replicated())
 
@@ -145,11 +146,11 @@ class BlockDistributedTrainer(Scaled):
             weight /= self._unit
         self.log.tokens += tensors[-1].numel() if tensors else 0
         params = list(self.model.named_parameters())
-
-        before = self._buffers() if self.config.recheck else {}
+        before = self._untouched if self.config.recheck else {}
 
         def loss() -> Tensor:
-            self._set_buffers(before)  # also when it is computed again
+            self._set_buffers(before)  # also when the window is computed again
+            self._untouched = {}
             return (self._loss_fn or self.model.loss)(*tensors)
 
         def step() -> TrainingMetrics | None:
@@ -175,7 +176,7 @@ class BlockDistributedTrainer(Scaled):
     def _begin(self) -> None:
         """Where a window begins, remember what a failure must bring back."""
         if self._step.accumulator.current_step == 0:
-            self._buffers_before = self._buffers()
+            self._buffers_before = self._untouched = self._buffers()
             self._weight = self._unit = 0.0
 
     def _guarded(self, step: Callable[[], TrainingMetrics | None]) -> TrainingMetrics | None:
@@ -186,6 +187,7 @@ class BlockDistributedTrainer(Scaled):
                 self._average_buffers()
         except Exception as error:
             self._set_buffers(self._buffers_before)
+            self._untouched = self._buffers_before
             if not isinstance(error, NonFiniteGradientError) or not self._step.precision.leave_out():
                 raise
             return None

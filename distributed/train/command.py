@@ -306,8 +306,6 @@ def run_by_hand(config: DistributedTrainConfig, settings: Mapping[str, Any], arg
     folder, the Python and the variables (``carried``) that they were started with. Raises ModuleNotFoundError without
     mpirun, RendezvousError for ranks that are missing, and SettingsError for what differs.
     """
-    if config.local_rank is not None:
-        raise SettingsError("local_rank is for GPUs, or for a launcher to say; leave it out")
     mpirun, secret = find_mpirun(), os.environ.get("MINIGRAD_RENDEZVOUS_SECRET")
     alike = {**settings, "backend": config.backend, "the folder": os.getcwd(), "the Python": sys.executable}
     alike |= {f"the variable {name}": value for name, value in carried().items()}

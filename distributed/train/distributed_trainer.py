@@ -25,7 +25,7 @@ from .config import TrainingConfig, TrainingMetrics, check_kind
 from .grad_sync import Buckets, Overlapped, Window, assert_replicas_identical, broadcast_params, held, not_finite
 from .reducers import Trees
 from .simple_trainer import SimpleTrainer
-from .step import Named, Params, State, Step, Updater, named_params
+from .step import Loss, Named, Params, State, Step, Updater, named_params
 
 
 class DistributedTrainer(SimpleTrainer):
@@ -244,13 +244,18 @@ class FusedDistributedOptimizer(DistributedTrainer):
         self, params: Params, grads: GradStore, loss_value: float | None = None, weight: float = 1.0
     ) -> TrainingMetrics | None:
         """As DistributedTrainer's; the loss may be left out, as in boostr: that of the metrics is then NaN."""
-        within = self._step.accumulator.current_step > 0
-        self._without_loss = loss_value is None or (self._without_loss and within)
-        return self._shown(super().step(params, grads, 0.0 if loss_value is None else loss_value, weight))
+        return self._shown(loss_value is None, super().step, params, grads, loss_value or 0.0, weight)
+
+    def backward_and_step(self, loss: Loss, params: Params, weight: float = 1.0) -> TrainingMetrics | None:
+        """As DistributedTrainer's."""
+        return self._shown(False, super().backward_and_step, loss, params, weight)
 
     def flush(self, params: Params) -> TrainingMetrics | None:
         """As DistributedTrainer's."""
-        return self._shown(super().flush(params))
+        return self._shown(False, super().flush, params)
 
-    def _shown(self, metrics: TrainingMetrics | None) -> TrainingMetrics | None:
+    def _shown(self, without_loss: bool, made: Callable[..., Any], *arguments: Any) -> TrainingMetrics | None:
+        """What this call gives; its loss is NaN where a micro-batch of the window is without one."""
+        self._without_loss = without_loss or (self._without_loss and self._step.accumulator.current_step > 0)
+        metrics: TrainingMetrics | None = made(*arguments)
         return replace(metrics, loss=math.nan) if metrics is not None and self._without_loss else metrics

@@ -50,11 +50,11 @@ class Recheck(Gradients):
         whole = len(self._kept) == step.accumulator.current_step
         if (means := super().of_window(step, named)) is None:
             return None
-        grads = merged(means[0])
-        norms, usual = _of_all_ranks(step, grad_norm(grads)), statistics.median(self._norms or [0.0])
+        grads, usual = merged(means[0]), statistics.median(self._norms or [0.0])
+        wholes, norms = map(list, zip(*_of_all_ranks(step, [whole, grad_norm(grads)])))
         suspect = [norm for norm in norms if not norm <= SUSPECT * usual]
-        overflow = step.precision.scaler is not None and not any(map(math.isfinite, norms))  # leaves the step out
-        if whole and len(self._norms) >= STEPS // 4 and suspect and not overflow:
+        overflow = step.precision.can_leave_out() and not any(map(math.isfinite, norms))
+        if all(wholes) and len(self._norms) >= STEPS // 4 and suspect and not overflow:
             first = _bits(grads)
             if (again := self._computed_again(step, named)) is None:
                 return None
@@ -62,7 +62,7 @@ class Recheck(Gradients):
             same, norms = all(_of_all_ranks(step, first == _bits(grads))), _of_all_ranks(step, grad_norm(grads))
             told = f"step {step.global_step + 1}: the gradient's norm was {suspect[0]:.3g}, usual is {usual:.3g}; "
             told += f"computed again it is {norms[0]:.3g}: the fault is {'persistent' if same else 'transient'}"
-            warnings.warn(told, RuntimeWarning, stacklevel=2)
+            warnings.warn(told, RuntimeWarning, stacklevel=5)  # the call of backward_and_step
         self._norms.extend([max(norms)] if all(map(math.isfinite, norms)) else [])
         return [grads], means[1]
 
@@ -79,6 +79,7 @@ class Recheck(Gradients):
                     step.compute(named, loss, weight)
             return super().of_window(step, named)
         finally:
+            step.accumulator.reset()  # which has something where a loss failed
             generator.load_state_dict(before)
             step.reducer.unit, step.holding = unit, holding
 

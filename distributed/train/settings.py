@@ -312,6 +312,8 @@ def resolve(section: DistributedSection | None, place: Place) -> DistributedTrai
     with of_key("training.distributed"):
         config = DistributedTrainConfig(**given)
         config.check_place(place)
+    if config.by_hand and config.local_rank is not None:
+        raise SettingsError("training.distributed.local_rank is for GPUs, or for a launcher to say; leave it out")
     return config
 
 

@@ -97,7 +97,8 @@ class SimpleTrainer:
 
         Raises NonFiniteLossError or NonFiniteGradientError, naming the step. Nothing is changed, but the window is
         dropped. The mean gradient of a window is checked with clipping and without. Raises ValueError for a trained
-        parameter that the optimizer does not know, and for gradients of other tensors only.
+        parameter that the optimizer does not know, for gradients of other tensors only, and for a weight that is not a
+        finite number >= 0, or windows of weight 0.
         """
         check_weight(weight)  # before anything is sent
         return self._step.take(params, grads, float(loss_value), weight)

@@ -236,10 +236,14 @@ class Precision:
         kept = recorder.unscale(self.scaler, grads) or self.names_overflow or not self.leave_out()
         return [grads] if kept else None
 
+    def can_leave_out(self) -> bool:
+        """Whether a step that overflows is left out: there is a scale, and it has not fallen to its least."""
+        return self.scaler is not None and not (self.scaler.adapts and self.scaler.get_scale() <= MIN_SCALE)
+
     def leave_out(self) -> bool:
         """Note that scaled gradients overflowed: lower the scale and count the step. Returns whether it is left out; if
-        not, because there is no scale or it has fallen to its least, it is an error."""
-        if self.scaler is None or (self.scaler.adapts and self.scaler.get_scale() <= MIN_SCALE):
+        not (``can_leave_out``), it is an error."""
+        if self.scaler is None or not self.can_leave_out():
             return False
         self.scaler.update_scale(overflow=True)
         self.skipped_steps += 1

@@ -92,6 +92,6 @@ def merged(folder: Path, names: list[str], records: Records) -> Iterator[bytes]:
             whole[key] = entries[0].dtype, shape
     yield safetensors_format.encode_header(whole, {})
     for path, begin, entry in (place for key in whole for place in found[key]):
-        with open(path, "rb") as file:
+        with faults_of(path), open(path, "rb") as file:
             file.seek(begin + entry.begin)
             yield file.read(entry.end - entry.begin)

@@ -139,24 +139,28 @@ def told(monkeypatch):
     return texts
 
 
-KINDS = ("block", "stage 3", "distributed", "bucketed", "stage 1", "stage 2", "reproducible")
+KINDS = ("block", "stage 3", "distributed", "bucketed", "stage 1", "stage 2", "reproducible", "simple", "amp")
 
 
 @pytest.mark.long(but=2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_suspect_step_is_computed_again_and_the_fault_is_transient_or_persistent(kind, told):
     def body(comm, spoiled=0, large=1.0, recheck=True, factor=1e6, flipped=(), scaler=None):
-        net, calls, last = nets.Net() if kind == "block" else dp.Net(), 0, comm.rank == comm.world_size - 1
+        net, calls, last = nets.Net() if kind == "block" else dp.Net(np.float32), 0, comm.rank == comm.world_size - 1
         mg.manual_seed(comm.rank * (kind != "reproducible"))
 
+        @mg.autocast(None, mg.bfloat16, enabled=kind == "amp")
         def loss_of(x, y):
             nonlocal calls
             calls += 1
-            return net.loss(mg.nn.functional.dropout(x, 0.1), y) * (factor if calls == spoiled and last else 1.0)
+            wrong = factor if calls == spoiled and last else 1.0  # buffers are then wrong, too
+            return net.loss(mg.nn.functional.dropout(x / wrong, 0.1), y) * wrong
 
-        config = TrainingConfig(grad_accum_steps=2, recheck=recheck, reproducible=kind == "reproducible")
+        config = TrainingConfig(1e-3, 0.01, 1.0, 2, kind == "reproducible", 11, recheck)
         if kind == "block":
             trainer = dist.BlockDistributedTrainer(net, comm, config, loss_fn=loss_of, scaler=scaler)
+        elif kind in ("simple", "amp"):
+            trainer = dist.SimpleTrainer(config) if kind == "simple" else dist.AmpTrainer(config, None, comm)
         else:
             trainer = dp.make_trainer(kind.replace("reproducible", "bucketed"), comm, net=net, config=config)
 
@@ -165,26 +169,26 @@ def test_a_suspect_step_is_computed_again_and_the_fault_is_transient_or_persiste
             if last and step.global_step in left:
                 left.clear()
                 for grad in grads.values():
-                    grad.data[...] *= 1e6
+                    grad.data[...] *= factor
             return [grads], found[1]
 
         left, trainer._step.reducer.reduce, losses = [*flipped], damaged, []
         for i in range(22):
             x, y = (a * (large if i == 16 else 1.0) for a in nets.batch(i, slice(comm.rank, 12, 2)))
-            loss = partial(loss_of, mg.from_numpy(x), mg.from_numpy(y))
+            loss = partial(loss_of, mg.from_numpy(x).float(), mg.from_numpy(y).float())
             made = trainer.train_batch(x, y) if kind == "block" else dp.feed(trainer, net, loss, 6.0)
             losses.append(made and made.loss)
-        trainer.assert_replicas_identical(net.named_parameters())
-        assert getattr(trainer, "skipped_steps", 0) == (scaler is not None)
+        assert getattr(trainer, "skipped_steps", 0) == (scaler is not None and scaler.get_scale() > 1.0)
         with dp.gathered(trainer):
             return nets.held(net), losses
 
     def ran(words=None, **options):
         told.clear()
-        found = dist.run_threads(2, lambda comm: body(comm, **options), timeout=60)[0]
-        assert len(told) == (0 if words is None else 2) and all(re.search(words, text) for text in told), told
+        found = dist.run_threads(ranks, lambda comm: body(comm, **options), timeout=60)[0]
+        assert len(told) == (0 if words is None else ranks) and all(re.search(words, text) for text in told), told
         return found
 
+    ranks = 1 if kind == "simple" else 2
     clean, large = ran(recheck=False), ran(recheck=False, large=1e4)
     assert ran() == clean != large
     assert ran("step 9: the gradient's norm was .* the fault is transient", spoiled=17) == clean
@@ -192,12 +196,15 @@ def test_a_suspect_step_is_computed_again_and_the_fault_is_transient_or_persiste
     if kind == "block":
         with np.errstate(over="ignore", invalid="ignore"):  # an overflow leaves the step out, and is no fault
             body(dist.NoOpCommunicator(), spoiled=17, factor=1e200, scaler=GradScaler(1e300))
+        body(dist.NoOpCommunicator(), flipped=[8], factor=np.nan, scaler=GradScaler(1.0))  # which cannot fall
+        assert "norm was nan" in told[-1] and "transient" in told[-1]
     assert ran("step 9: .* the fault is persistent", large=1e4) == large
 
 
-def test_a_window_that_was_loaded_unfinished_is_not_computed_again(told):
-    config, loss = TrainingConfig(grad_accum_steps=2, recheck=True), lambda: net(mg.ones(3, 2)).sum()
-    net, trainer, other = mg.nn.Linear(2, 1), dist.SimpleTrainer(config), dist.SimpleTrainer(config)
+def test_a_window_that_was_loaded_unfinished_is_not_computed_again_and_one_whose_loss_then_fails_is_dropped(told):
+    config, factors = TrainingConfig(grad_accum_steps=2, recheck=True), iter([1.0] * 20)
+    net, loss = mg.nn.Linear(2, 1), lambda: net(mg.ones(3, 2)).sum() * next(factors)
+    trainer, other = dist.SimpleTrainer(config), dist.SimpleTrainer(config)
     params = [*net.named_parameters()]
     other.backward_and_step(loss, params)
     for _ in range(11):
@@ -208,6 +215,9 @@ def test_a_window_that_was_loaded_unfinished_is_not_computed_again(told):
         while trainer.backward_and_step(loss, params) is None:
             pass
         assert [text[:6] for text in told] == ["step 2"] * number
+    trainer.backward_and_step(loss, params)
+    raises(StopIteration, "", trainer.backward_and_step, loss, params)
+    assert trainer._step.accumulator.current_step == 0
 
 
 def test_a_rank_without_micro_batches_computes_again_with_the_others(told):
@@ -216,10 +226,12 @@ def test_a_rank_without_micro_batches_computes_again_with_the_others(told):
         trainer, params, loss = dist.BucketedTrainer(config, comm), [*net.named_parameters()], partial(net.loss, x, x)
         for _ in range(4):
             trainer.backward_and_step(loss, params)
-        trainer._step.gradients._norms.extend([1e-9] * 20)
-        if comm.rank == 0:
-            trainer.backward_and_step(loss, params)
-        assert trainer.flush(params).step == 3
+        for step in (3, 4):
+            trainer._step.gradients._norms.extend([1e-9] * 20)
+            if comm.rank == 0:
+                trainer.backward_and_step(loss, params)
+                del trainer._step.gradients._kept[: step - 3]  # then nobody computes again
+            assert trainer.flush(params).step == step
 
     dist.run_threads(2, body, timeout=20)
     assert len(told) == 2 and all(text.startswith("step 3: ") and "persistent" in text for text in told)

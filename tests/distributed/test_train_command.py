@@ -298,6 +298,8 @@ def test_errors_of_the_command_are_one_line(tmp_path, capsys):
     assert "start the ranks with python -m minigrad.distributed.launch -n 2" in capsys.readouterr().err
     assert train.main([str(EXAMPLE), "--coordinater", "x:1"]) == 2
     assert "unknown argument --coordinater: expected a flag of --help" in capsys.readouterr().err
+    place = ["--world-size", "2", "--rank", "0", "--coordinator", "x:1", "--training.distributed.local_rank", "0"]
+    assert train.main([str(path), *place]) == 2 and ": training.distributed.local_rank is" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("layers", [1, 2, 10**5, 10**9, 10**30])

@@ -264,11 +264,14 @@ def test_without_a_loss_the_metrics_have_none():
             losses.append(metrics.loss)
         trainer.step(net.named_parameters(), GradStore(), None)  # type: ignore[arg-type]
         losses.append(trainer.flush(net.named_parameters()).loss)
+        trainer.step(net.named_parameters(), GradStore(), None)  # type: ignore[arg-type]
+        feed = partial(trainer.backward_and_step, lambda: (net.head * 0.0).sum() + 2.0, [*net.named_parameters()])
+        losses += [feed().loss, (feed() or trainer.flush(net.named_parameters())).loss]
         return losses
 
     for world in (1, 2):
         for losses in dist.run_threads(world, body, timeout=30):
-            np.testing.assert_array_equal(losses, [math.nan, 1.5, math.nan, math.nan, math.nan])
+            np.testing.assert_array_equal(losses, [math.nan, 1.5, *[math.nan] * 4, 2.0])
 
 
 @pytest.mark.parametrize(
