@@ -37,7 +37,7 @@ class GradArithmetic:
 
     def __sub__(self: "GradStore", other: "GradStore") -> "GradStore":
         """A new store, of the differences."""
-        return self + -other
+        return self + -other if isinstance(other, GradArithmetic) else NotImplemented
 
     def __neg__(self: "GradStore") -> "GradStore":
         return self * -1

@@ -197,10 +197,9 @@ def answering(function: F) -> F:
 
 def answer(error: BaseException, function: Any = None) -> None:
     """Add to an error of Python's own what to use; or how the function is called, which was not entered."""
-    text = explained(error)
-    if text is None and function and error.__traceback__ and error.__traceback__.tb_next is None:
-        text = f"it is {signature(function)}"
-    if text and isinstance(error, Exception):
+    ours = function and error.__traceback__ and error.__traceback__.tb_next is None
+    text = explained(error, ours) or (f"it is {signature(function)}" if ours else "")
+    if text and isinstance(error, Exception) and text not in str(error):  # said already
         error.args = (f"{error}; {text}",)
         located(error)
 
@@ -212,9 +211,9 @@ def signature(function: Any) -> str:
     return name + str(inspect.Signature([p for p in shown if p.name != "self"]))
 
 
-def explained(error: BaseException | None) -> str | None:
-    """What to say of an error of Python's own: about an argument under PyTorch's name, or an attribute that an array or
-    an object of ours has not."""
+def explained(error: BaseException | None, ours: Any = False) -> str | None:
+    """What to say of an error of Python's own: about an argument under PyTorch's name, of a function that is ``ours``
+    or of which no other has the name, or an attribute that an array or an object of ours has not."""
     if isinstance(error, AttributeError) and error.obj is not None:
         kinds = [kind.__name__ for kind in (error.obj if isinstance(error.obj, type) else type(error.obj)).__mro__]
         if kinds[0] == "ndarray" and hasattr(sys.modules["minigrad.tensor"].Tensor, str(error.name)):
@@ -227,20 +226,21 @@ def explained(error: BaseException | None) -> str | None:
         line = traceback.extract_tb(error.__traceback__)[-1].line or ""
         return "p.data is the NumPy array; use p.size(...)" if ".data.size(" in line else None
     said = re.match(r"(.+?)\(\) (?:got an unexpected keyword argument '(\w+)'$|takes |missing )", str(error))
-    if said is None or not isinstance(error, TypeError):
+    found = _named(said[1], error.__traceback__) if said and not ours else []
+    if said is None or not isinstance(error, TypeError) or not all(x.__module__.startswith("minigrad") for x in found):
         return None
     known, called, argument = HINTS["arguments"], said[1], said[2] or ""
     hint = known.get(f"{called}({argument})") or known.get(argument)
-    return hint or _signature_of(called, error.__traceback__) if "." in called else hint
+    kind = next((x for x in found if not x.__module__.startswith("minigrad.ops.")), None)  # as those of nn
+    if hint or kind is None or called[0] == "_" or "." not in called:
+        return hint
+    return f"it is {signature(getattr(kind, called.rpartition('.')[2]))}"
 
 
-def _signature_of(called: str, trace: TracebackType | None) -> str | None:
-    """How a method of ours is called, by its name in an error; None if the program has another class of this name."""
+def _named(called: str, trace: TracebackType | None) -> list[Any]:
+    """The functions of this name, or the classes of this method, in loaded modules and the frames of a trace."""
     owner, _, name = called.rpartition(".")
-    found = (vars(sys.modules[place]).get(owner) for place in [*sys.modules] if place.startswith("minigrad"))
-    kinds = (kind for kind in found if isinstance(kind, type) and hasattr(kind, name))
-    kind = next((kind for kind in kinds if not kind.__module__.startswith("minigrad.ops.")), None)  # as those of nn
-    known = (f.f_globals | f.f_locals for f, _ in traceback.walk_tb(trace))
-    if kind is None or owner[0] == "_" or any(names.get(owner, kind) is not kind for names in known):
-        return None
-    return f"it is {signature(getattr(kind, name))}"
+    places = [getattr(module, "__dict__", {}) for module in [*sys.modules.values()]]
+    places += [f.f_globals | f.f_locals for f, _ in traceback.walk_tb(trace)]
+    kinds = (place.get(owner or name) for place in places)
+    return [x for x in kinds if (isinstance(x, type) and hasattr(x, name)) or (not owner and inspect.isfunction(x))]

@@ -222,15 +222,17 @@ class Tensor(
         array = self.numpy()
         return array if dtype is None and not copy else np.array(array, dtype=dtype, copy=copy)
 
-    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = None, **options: Any) -> Any:
-        """``array + tensor`` is a tensor; ``array += tensor``, as of ``p.data``, and functions of NumPy give arrays."""
-        reflected = _REFLECTED.get(ufunc.__name__, "") if method == "__call__" and out is None else ""
-        if reflected and inputs[1] is self and not options:
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        """``array + tensor`` is a tensor, and so is ``np.add(array, tensor)``, which is the same call. All else gives
+        arrays: ``array += tensor``, as of ``p.data``, ``np.add(tensor, array)``, options, other functions of NumPy.
+        """
+        reflected = _REFLECTED.get(ufunc.__name__, "") if method == "__call__" and not options else ""
+        if reflected and inputs[1] is self and not isinstance(inputs[0], Tensor):
             return getattr(self, reflected)(inputs[0])
-        arrays, results = (
-            [x.__array__() if isinstance(x, Tensor) else x for x in some] for some in (inputs, out or ())
-        )
-        return getattr(ufunc, method)(*arrays, **options, **({"out": tuple(results)} if results else {}))
+        if any(isinstance(x, Tensor) for x in (*options.get("out", ()), *(inputs[:1] if method == "at" else ()))):
+            raise bad_type(f"{ufunc.__name__} would change a tensor unseen by its graph; write into the array x.data")
+        arrays, named = (x.__array__() if isinstance(x, Tensor) else x for x in inputs), options.items()
+        return getattr(ufunc, method)(*arrays, **{k: x.__array__() if isinstance(x, Tensor) else x for k, x in named})
 
     def __dlpack__(
         self, *, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: bool | None = None

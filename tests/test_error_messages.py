@@ -18,7 +18,7 @@ from processes import python
 from refusals import raises
 
 import minigrad as mg
-from minigrad import nn
+from minigrad import hints, nn
 from minigrad.nn import functional as F
 
 GOLDEN = Path(__file__).with_name("golden") / "errors.txt"
@@ -156,3 +156,16 @@ if __name__ == "__main__":
     if sys.argv[1:] != ["--write"]:
         raise SystemExit(__doc__)
     write()
+
+
+def test_numpy_writes_into_no_tensor_and_a_function_of_the_programs_own_gets_no_hint():
+    def where(cond, a): ...
+
+    x = mg.ones(2)
+    assert np.ones(2).sum(where=x > 0) == 2 and type(np.add(x, x)) is np.ndarray
+    for call in (lambda: np.add(np.ones(2), 1, out=x), lambda: np.add.at(x, 0, 1)):
+        raises(TypeError, "write into the array", call)
+    with pytest.raises(TypeError) as told:
+        where(1)
+    hints.answer(told.value)
+    assert str(told.value).endswith("argument: 'a'")

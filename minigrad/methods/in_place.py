@@ -164,12 +164,12 @@ class InPlaceMethods:
         value = self._operand(value)
         self._change("item assignment", value)
         first, where, _ = shapes.parse_index(where)
-        kernels = self.device.kernels.indexing
+        kernels, target = self.device.kernels.indexing, None
         try:
             target = self.data if first is None else kernels.index(self.data, first)
             kernels.assign_at(target, where, value.data if isinstance(value, TensorCore) else value)
         except (IndexError, ValueError) as error:
-            if isinstance(error, ValueError) and isinstance(value, TensorCore):
+            if target is not None and isinstance(error, ValueError) and isinstance(value, TensorCore):
                 place = kernels.index(target, where).shape
                 error = ValueError(f"a value of shape {value.data.shape} does not broadcast to the place's, {place}")
             raise explained(Index, error, (self, value)) or error from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
 from typing import Any, ClassVar, Generic, TypeVar, overload
 
-from ..errors import bad_index, bad_type, located
+from ..errors import bad_index, bad_type, check_int, located
 from ..tensor import Tensor
 from .module import Module, Parameter
 
@@ -71,7 +71,7 @@ class _ListOf(_Holding[T]):
         return self._table[self._name(index)]
 
     def _name(self, index: int) -> str:
-        if not -len(self) <= index < len(self):
+        if not -len(self) <= check_int(f"index of a {type(self).__name__}", index) < len(self):
             raise bad_index(f"index {index} of a {type(self).__name__} of {len(self)}")
         return list(self._table)[index]
 

@@ -38,8 +38,8 @@ def skipping() -> bool:
 
 
 def _fills(fill: F, draws: bool = False) -> F:
-    """A function that fills a tensor, or the array ``p.data``, outside of the graph; what it ``draws`` are random
-    numbers, so it does nothing under `skip_init`."""
+    """A function that fills a tensor, or on the CPU the array ``p.data``, outside of the graph; what it ``draws`` are
+    random numbers, so it does nothing under `skip_init`."""
 
     @answering
     @functools.wraps(fill)

@@ -29,7 +29,8 @@ _initial: weakref.WeakKeyDictionary[Optimizer, list[float]] = weakref.WeakKeyDic
 
 class LRScheduler:
     """Base of the schedulers: ``formula(base, step, group)`` is the rate of a group after ``step`` steps. It
-    ``follows`` the rates that others set, if it is linear in the base.
+    ``follows`` the rates that others set, if it is linear in the base. One that rises again after a factor near 0
+    does not follow a rate there that would make the base more than ten times as large.
     """
 
     def __init__(self, optimizer: Optimizer, formula: Formula, follows: bool = False) -> None:
@@ -45,37 +46,52 @@ class LRScheduler:
         """Calls of ``step`` so far."""
         self._set()
 
-    def _set(self) -> None:
-        self._last = [self.formula(base, self.last_epoch, i) for i, base in enumerate(self.base_lrs)]
-        for group, rate in zip(self.optimizer.param_groups, self._last):
+    def _set(self, rates: Sequence[float] = ()) -> None:
+        self._last = [float(self.formula(base, self.last_epoch, i)) for i, base in enumerate(self.base_lrs)]
+        for group, rate in zip(self.optimizer.param_groups, rates or self._last):
             group["lr"] = rate
+
+    def _follow(self) -> list[float]:
+        """The rates of all groups, after the bases have moved to those that others have set, or of new groups."""
+        rates = [float(group["lr"]) for group in self.optimizer.param_groups]
+        wanted = f"{len(self.base_lrs)}; make another {type(self).__name__} after add_param_group"
+        expect(self.follows or len(rates) == len(self.base_lrs), "groups of the optimizer", len(rates), wanted)
+        for i, rate in enumerate(rates if self.follows else ()):
+            if [rate] != self._last[i : i + 1]:
+                low, high = (float(self.formula(base, self.last_epoch, i)) for base in (0.0, 1.0))
+                old = [*self.base_lrs, rate][i]
+                base = (rate - low) / (high - low) if high != low else old
+                if (
+                    high - low < 1e-3
+                    and abs(base) > 10 * abs(old)
+                    and isinstance(self, CosineAnnealingLR | SequentialLR)
+                ):
+                    base = old
+                self._last[i : i + 1], self.base_lrs[i : i + 1] = [rate], [base]
+        return rates
 
     def step(self) -> None:
         """Set the rates of the next step; call it after ``optimizer.step(grads)``."""
-        for i, group in enumerate(self.optimizer.param_groups if self.follows else ()):
-            if [group["lr"]] != self._last[i : i + 1]:  # set by others, or of a new group
-                low, high = (self.formula(base, self.last_epoch, i) for base in (0.0, 1.0))
-                if low != high or i == len(self.base_lrs):
-                    self.base_lrs[i : i + 1] = [(group["lr"] - low) / (high - low or 1.0)]
+        self._follow()
         self.last_epoch += 1
         self._set()
 
     def get_last_lr(self) -> list[float]:
-        """The rates of the groups, as this scheduler set them last."""
-        return self._last
+        """The rates of the groups, as this scheduler set them last, or has taken them over in ``state_dict``."""
+        return [*self._last]
 
     def state_dict(self) -> dict[str, Any]:
-        """The count of steps and the initial rates; JSON values. All else is the program's."""
-        return {"last_epoch": self.last_epoch, "base_lrs": self.base_lrs}
+        """The count of steps, the rates, and those that they begin from; JSON values. All else is the program's."""
+        return {"last_epoch": self.last_epoch, "lrs": self._follow(), "base_lrs": [*self.base_lrs]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from where ``state_dict`` was called. ValueError if it is none, or of another number of groups."""
-        rates = state.get("base_lrs") if isinstance(state, Mapping) else None
+        bases = state.get("base_lrs") if isinstance(state, Mapping) else None
         count = len(self.optimizer.param_groups)
-        if not isinstance(rates, list) or len(rates) != count:
+        if not isinstance(bases, list) or len(bases) != count:
             raise bad_value(f"this is not the state of a {type(self).__name__} of {count} groups")
-        self.last_epoch, self.base_lrs = check_int("last_epoch", state.get("last_epoch"), 0), rates
-        self._set()
+        self.last_epoch, self.base_lrs = check_int("last_epoch", state.get("last_epoch"), 0), [*bases]
+        self._set(state.get("lrs", ()))  # of another scheduler, if that was the last to set them
 
 
 def _each(name: str, value: Any, optimizer: Optimizer) -> list[Any]:

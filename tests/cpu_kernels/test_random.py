@@ -54,3 +54,13 @@ def test_fill_dropout_at_any_start(dtype, p):
         row = np.full(n, np.nan, dtype)
         random.fill_dropout(row, start, np.uint64(3), np.uint64(4), p)
         np.testing.assert_array_equal(row, expected[start : start + n])
+
+
+def test_draws_are_formulas_of_the_words_of_a_seed_and_an_offset_above_32_bits():
+    words = [philox((b, 0, OFFSET % 2**32, OFFSET >> 32), (SEED % 2**32, SEED >> 32)) for b in range(3)]
+    halves = np.array(words).reshape(-1, 2).tolist()
+    wide = [low + (high << 32) for low, high in halves]
+    assert random.uniform(6, np.float64, SEED, OFFSET).tolist() == [(word >> 11) / 2**53 for word in wide]
+    assert random.integers(-5, 10**12, 6, SEED, OFFSET).tolist() == [-5 + (w * (10**12 + 5) >> 64) for w in wide]
+    pairs = [np.sqrt(-2 * np.log((a + 0.5) / 2**32)) * np.exp(2j * np.pi * b / 2**32) for a, b in halves]
+    np.testing.assert_allclose(random.normal(12, np.float64, SEED, OFFSET), np.array(pairs).view(float), rtol=1e-11)

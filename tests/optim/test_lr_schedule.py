@@ -145,9 +145,28 @@ def test_rates_that_others_have_set_are_followed_or_replaced_as_in_pytorch(name,
         for step in range(6):
             if step == 3 and not beside:
                 optimizer.lr = 0.5
-                optimizer.add_param_group({"params": [minigrad.ones(4, requires_grad=True)], "lr": 0.5})
+                if schedulers[0].follows:
+                    optimizer.add_param_group({"params": [minigrad.ones(4, requires_grad=True)], "lr": 0.5})
             for scheduler in schedulers:
                 scheduler.step()
         assert optimizer.lr == pytest.approx(rate, rel=1e-6)
-        if not beside:  # the new group is followed, too, or left alone
-            assert optimizer.param_groups[2]["lr"] == (optimizer.lr if schedulers[0].follows else 0.5)
+        optimizer.add_param_group({"params": [minigrad.ones(5, requires_grad=True)], "lr": np.float32(0.5)})
+        if schedulers[0].follows:
+            schedulers[0].load_state_dict(json.loads(json.dumps(schedulers[0].state_dict())))
+            assert optimizer.param_groups[-1]["lr"] == 0.5
+        else:
+            raises(ValueError, "expected 2; make another .* after add_param_group", schedulers[0].step)
+
+
+def test_chained_schedulers_load_in_any_order_and_a_cosine_near_zero_keeps_its_base() -> None:
+    chains = [(S.ExponentialLR(o, 0.9), S.StepLR(o, 3)) for o in map(optimizer_of, [AdamW] * 3)]
+    for step in range(6):
+        for i, j in ((1, 0), (1, 1), (2, 1), (2, 0)) if step == 3 else ():
+            chains[i][j].load_state_dict(chains[0][j].state_dict())
+        [scheduler.step() for chain in chains[: 1 if step < 3 else 3] for scheduler in chain]
+    assert len({chain[0].optimizer.lr for chain in chains}) == 1
+    cosine = S.CosineAnnealingLR(optimizer_of(), 1000)
+    for step in range(2000):
+        cosine.optimizer.lr = 1e-3 if step == 999 else cosine.optimizer.lr
+        cosine.step()
+    assert cosine.optimizer.lr == pytest.approx(0.2)
