@@ -44,7 +44,7 @@ BUDGETS = {
     "core: lines of code": Budget(2_500, 2_500, "the same"),
     "library: lines of code": Budget(
         36_500,
-        39_844,
+        39_860,
         "a house is small if it has few lines; 1,000 are the plain kernels, 500 settings of the train command, groups "
         "of ranks, checkpoints beside training, flodl's checks and overlap, and what a GPU needs before its first day, "
         "1,000 functions in chunks, kernels compiled ahead, starts by hand, replicas on ranks, and captured steps, 450 "
@@ -67,10 +67,10 @@ BUDGETS = {
     "circles of files": Budget(1, 1, "Tensor and its methods: the price of explicit methods"),
     "tests: lines of code": Budget(
         32_000,
-        32_914,
+        32_970,
         "tests are read, too; 600 came with what a newcomer, a run and ranks need, 400 with histories drawn from seeds "
         "and memory that stays flat, 110 with the array API and what runs its suite, 250 with sharded states, 800 with "
-        "meshes, a planner, and jobs that start again",
+        "meshes, a planner, and jobs that start again, 70 with what readers of changes found",
     ),
     "longest function": Budget(60, 60, "a function is seen whole"),
     "most parameters": Budget(8, 8, "more belong into a record"),
