@@ -226,8 +226,10 @@ def explained(error: BaseException | None, ours: Any = False) -> str | None:
         line = traceback.extract_tb(error.__traceback__)[-1].line or ""
         return "p.data is the NumPy array; use p.size(...)" if ".data.size(" in line else None
     said = re.match(r"(.+?)\(\) (?:got an unexpected keyword argument '(\w+)'$|takes |missing )", str(error))
-    found = _named(said[1], error.__traceback__) if said and not ours else []
-    if said is None or not isinstance(error, TypeError) or not all(x.__module__.startswith("minigrad") for x in found):
+    if said is None or not isinstance(error, TypeError):
+        return None
+    found = [] if ours else _named(said[1], error.__traceback__)
+    if not all(x.__module__.startswith("minigrad") for x in found):
         return None
     known, called, argument = HINTS["arguments"], said[1], said[2] or ""
     hint = known.get(f"{called}({argument})") or known.get(argument)

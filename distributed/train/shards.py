@@ -74,7 +74,7 @@ class Share(Bucket):
         super().__init__(params, communicator.world_size)
         n = self.size // communicator.world_size
         first = communicator.rank * n
-        self.keeps_whole = stage == 1
+        self.keeps_whole: bool = stage == 1
         self.of: str = ""  # what, in stage 3
         self.communicator = communicator
         self.mine: Tensor = self.flat.detach()[first : first + n] if self.keeps_whole else self.new_zeros(n)
