@@ -575,7 +575,7 @@ def test_a_part_of_the_ranks_is_refused() -> None:
     def train(comm: dist.Communicator) -> None:
         with dist.RankReplicas(comm) as replicas:
             trainer, (one, two) = DataParallelTrainer(config(), replicas, model=Net()), replicas
-            raises(ValueError, r"ranks \[1, 2\] those of \[1\] are.*split", lambda: trainer.set_replicas([one]))
+            raises(ValueError, r"RankReplicas of \[1\] of ranks \[1, 2\].*split", lambda: trainer.set_replicas([one]))
             raises(ValueError, r"\[1, 1, 2\]", lambda: trainer.set_replicas([one, two, one]))
             trainer.step((X, Y))
 

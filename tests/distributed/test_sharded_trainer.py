@@ -394,6 +394,12 @@ def test_weights_that_are_not_gathered_are_nan_and_what_was_written_to_whole_one
 # ---------------------------------------------------------------------- what is refused
 
 
+def test_boostrs_names_are_the_stages():
+    trainers = (dist.ZeroTrainer, dist.Zero2Trainer, dist.Zero3Trainer)
+    stages = dist.run_threads(2, lambda comm: [trainer(None, comm).stage for trainer in trainers], timeout=30)
+    assert stages == [[1, 2, 3]] * 2
+
+
 def test_stage_3_is_told_of_its_model():
     def body(comm: dist.ThreadCommunicator) -> None:
         net, trainer = nn.Linear(2, 2), dist.Zero3Trainer(None, comm)

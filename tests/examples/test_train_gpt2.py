@@ -144,7 +144,7 @@ def test_shards_of_a_tokenizer_with_other_rules(script, texts: Path, tmp_path: P
 
 def test_a_tiny_run_says_what_it_does(trained: Path) -> None:
     shown = (trained / "shown").read_text(encoding="utf-8")
-    assert "pydoc (Python" in shown and "bytes as tokens" in shown and "million operations, in bfloat16; MFU" in shown
+    assert "pydoc (Python" in shown and "bytes as tokens" in shown and "million operations, in bfloat16;\nMFU" in shown
     assert "share of 0.001 TFLOP/s (--peak)" in shown and "run: runs/gpt2, steps 1 to 6" in shown
     assert len(re.findall(r"^step +[36]  train loss \d\.\d{4}  validation loss \d\.\d{4}$", shown, re.M)) == 2
     assert shown.count(" sample\n") == 2 and shown.splitlines()[-1].endswith("generate.py runs/gpt2")

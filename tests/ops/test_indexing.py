@@ -445,7 +445,7 @@ def test_masked_scatter_broadcasts_and_works_in_place(device):
 def test_wrong_arguments_are_named(device):
     x, index, wide = (mg.tensor(a, device=device) for a in (np.ones((2, 3)), np.array([0, 1]), np.array([[0, 2]])))
     for error, call, message in (
-        (ValueError, lambda: x.__setitem__(0, x[0, :2]), "could not broadcast"),
+        (ValueError, lambda: x.__setitem__(0, x[0, :2]), "does not broadcast"),
         (IndexError, lambda: x.gather(1, wide - 1), "gather: index -1 is out of range"),
         (IndexError, lambda: x.scatter(0, wide, 1.0), "index 2 is out of range for size 2"),
         (IndexError, lambda: x.index_select(0, wide[0]), "index 2 is out of range for size 2"),
