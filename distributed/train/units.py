@@ -34,8 +34,7 @@ class Unit:
         self.slot = slot
         self.params = params
         self.shares: list[Share] = []
-        nans = (full((), math.nan, dtype=p.dtype, device=p.device) for p in params)
-        self.hidden: list[Any] = [nan.expand(p.shape).data for p, nan in zip(params, nans)]
+        self.hidden: Any = [full((), math.nan, dtype=p.dtype, device=p.device).expand(p.shape).data for p in params]
         self.arriving: list[tuple[Share, Tensor, Work]] = []
 
     def gather(self, share: Share, flat: Tensor) -> None:

@@ -28,6 +28,13 @@ class Parameter(Tensor):
         self._init(source.data, source.device, source._version)
         self.requires_grad_(requires_grad)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "data" and isinstance(value, Tensor):  # as PyTorch takes it
+            if value.device != self.device:
+                raise bad_value(f"p.data = a tensor on {value.device}, of a parameter on {self.device}: use .to(...)")
+            value = value.data
+        super().__setattr__(name, value)
+
     def __repr__(self) -> str:
         return f"Parameter containing:\n{super().__repr__()}"
 

@@ -216,6 +216,12 @@ def test_a_result_without_a_graph_has_one_version_for_all() -> None:
             raises(RuntimeError, "Mul needs .* changed in place", loss.backward)
 
 
+def test_data_of_a_parameter_takes_a_tensor() -> None:
+    p = mg.nn.Parameter([2.0, 3.0])
+    p.data = p.data - 0.5 * mg.ones(2)
+    assert isinstance(p.data, np.ndarray) and p.tolist() == [1.5, 2.5]
+
+
 @pytest.mark.compiled  # NumPy takes a tensor for an array
 @pytest.mark.parametrize("operation", [lambda w: w + 1, lambda w: w @ w.T, lambda w: F.linear(w, w), Tensor.sum, repr])
 def test_data_that_was_set_to_a_tensor_is_named(operation) -> None:
