@@ -48,9 +48,7 @@ def follow(command: str, *arguments: str) -> int:
         print(f"minigrad {__version__}")
         return 0
     if command not in COMMANDS:
-        near = difflib.get_close_matches(command, COMMANDS, 1)
-        guess = f"; did you mean {near[0]}?" if near else ""
-        return refuse(f"unknown command {command}{guess} (minigrad --help lists the commands: {', '.join(COMMANDS)})")
+        return unknown(f"unknown command {command}", command, COMMANDS)
     if command in WINGS:
         return int(importlib.import_module(f"{__package__}.{WINGS[command]}.command").main([*arguments]))
     if command == "env":
@@ -84,7 +82,8 @@ def run_example(folder: Path, arguments: tuple[str, ...]) -> int:
     name, *flags = arguments
     found = [stem for stem in scripts if stem in (name, f"train_{name}")] or [stem for stem in scripts if name in stem]
     if len(found) != 1:
-        return refuse(f"{name} is {'several' if found else 'none'} of the examples: {', '.join(found or scripts)}")
+        names = sorted(stem.removeprefix("train_") for stem in found or scripts)
+        return unknown(f"{name} is {'several' if found else 'none'} of the examples", name, names)
     return run_script(scripts[found[0]], str(scripts[found[0]]), flags)
 
 
@@ -95,6 +94,12 @@ def run_script(script: Path, name: str, arguments: Iterable[str]) -> int:
     module = importlib.import_module(script.stem)
     module.run_cli(module.main)
     return 0
+
+
+def unknown(problem: str, name: str, names: Iterable[str]) -> int:
+    """Print what is wrong with a name, which one may have been meant, and which there are; returns the exit code."""
+    guess = "".join(f"; did you mean {near}?" for near in difflib.get_close_matches(name, [*names], 1))
+    return refuse(f"{problem}{guess or ';'} there are {', '.join(names)}")
 
 
 def refuse(message: str) -> int:

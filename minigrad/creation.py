@@ -216,7 +216,7 @@ def randint(
         high, shape = None, high
     low, high = (0, low) if high is None else (low, high)
     if not low < high:
-        raise bad_value(f"randint: no integer in [{low}, {high})")
+        raise bad_value(f"randint: no integer in [{low}, {high}) of randint(low, high, shape)")
     shape = shapes.new_shape((shape,) if size is None else (), size)
     device = Device(device)
     place = (generator or default_generator).next()

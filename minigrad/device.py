@@ -110,8 +110,8 @@ class _CudaDevice(Device):
         package = _backend("cuda")
         available, reason = package.availability()
         if not available:
-            simulator = "without a GPU, NUMBA_ENABLE_CUDASIM=1 in the environment runs the kernels in the simulator"
-            raise located(DeviceError(f"device {self} cannot be used: {reason} ({simulator})"))
+            without = "without a GPU use 'cpu', the default; NUMBA_ENABLE_CUDASIM=1 runs CUDA kernels in the simulator"
+            raise located(DeviceError(f"device {self} cannot be used: {reason} ({without})"))
         if self.index >= (count := package.memory.device_count()):
             there = f"the simulator has {count}" if package.simulated() else f"this process sees {count}"
             names = "cuda:0" if count == 1 else f"cuda:0 to cuda:{count - 1}"

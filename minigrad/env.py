@@ -53,7 +53,7 @@ def collect() -> dict[str, Facts | tuple[Status, ...]]:
         "threads": threads(),
         "kernel cache": kernel_cache(),
         "devices": devices(),
-        "extras": extras(),
+        "extras (optional)": extras(),
     }
 
 

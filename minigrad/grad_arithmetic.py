@@ -91,8 +91,9 @@ def warn_of_unread(file: str, line: int) -> None:
     if (file, line) not in _told and not sys.is_finalizing():
         _told.add((file, line))
         text = (
-            "the gradients that backward returned here were dropped, and nothing has read them: they do not add up on "
-            "the parameters. Add them: grads = grads + loss.backward(), or minigrad.optim.GradAccumulator"
+            "the gradients that backward returned here were dropped, and nothing has read them. A step takes them: "
+            "grads = loss.backward(); optimizer.step(grads). They do not add up on the parameters: accumulate with "
+            "grads = grads + loss.backward(), or minigrad.optim.GradAccumulator"
         )
         warnings.warn_explicit(text, UserWarning, file, line)
 

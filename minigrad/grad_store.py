@@ -199,11 +199,11 @@ def unread(grads: GradStore) -> GradStore:
     return grads
 
 
-def check_grads(name: str, grads: Any) -> GradStore:
-    """``grads``, if it is a GradStore; else TypeError, naming the function that was called with it."""
+def check_grads(name: str, grads: Any, usage: str = "grads = loss.backward(); optimizer.step(grads)") -> GradStore:
+    """``grads``, if it is a GradStore; else TypeError, naming the function that was called with it, and ``usage``."""
     if not isinstance(grads, GradStore):
         raise bad_type(
             f"{name} takes the GradStore that loss.backward() returned, not "
-            f"{'None' if grads is None else type(grads).__name__}: gradients are not stored on the parameters"
+            f"{'None' if grads is None else type(grads).__name__}; gradients are not stored on the parameters: {usage}"
         )
     return grads

@@ -213,7 +213,7 @@ class Tensor(
         if force:
             return self.detach().cpu().numpy()
         if self.requires_grad:
-            raise bad_state("numpy() of a tensor that requires grad would leave the graph; use .detach().numpy()")
+            raise bad_state("numpy() of a tensor that requires grad: use .detach().numpy(), or stack for several")
         if self.device.type != "cpu":
             raise bad_state(f"numpy() of a tensor on {self.device}; use .cpu().numpy()")
         return self.device.kernels.to_host(self.data)

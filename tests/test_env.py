@@ -28,7 +28,7 @@ def test_report_names_what_is_there():
     report = python("-m", "minigrad.env")
     assert (report.returncode, report.stderr) == (0, "")
     titles = [line for line in report.stdout.splitlines() if not line.startswith(" ")]
-    assert titles == ["versions", "cpu", "threads", "kernel cache", "devices", "extras"]
+    assert titles == ["versions", "cpu", "threads", "kernel cache", "devices", "extras (optional)"]
     rows = {line.split()[0] for line in report.stdout.splitlines() if line.startswith("  ")}
     named = "minigrad Python numpy numba llvmlite features vectors layer count BLAS folder size cpu cuda torch"
     project = (Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from minigrad import BackwardHook, GradStore, Tensor, TensorId, float16
+from minigrad.grad_store import check_grads
 from minigrad.optim import AdamW, GradAccumulator, LrSchedule, NonFiniteGradientError, Optimizer, clip_grad_norm
 from minigrad.optim.grad_scaler import MIN_SCALE, GradScaler
 
@@ -374,9 +375,7 @@ def wanted_grads(grads: GradStore, named: Named) -> GradStore:
     Raises TypeError for something that is no GradStore, and ValueError for gradients of other tensors only, and for one
     that does not fit its parameter.
     """
-    if not isinstance(grads, GradStore):
-        raise TypeError(f"step takes the GradStore that loss.backward() returned, not {type(grads).__name__}")
-    wanted = grads.take([p._id for _, p in named])
+    wanted = check_grads("step", grads).take([p._id for _, p in named])
     if not wanted and not grads.is_empty():
         raise ValueError(
             f"none of the {len(grads)} gradients belongs to any of the {len(named)} parameters, so nothing would "

@@ -61,5 +61,5 @@ def explain(model: Module, *args: Any) -> Explanation:
         model(*args)
     device = next((parameter.device for parameter in model.parameters()), CPU)
     if plain := plain_families(device):
-        explanation.lines.append(f"plain kernels: {', '.join(plain)}")
+        explanation.lines.append(f"of any model, {device.type} leaves to the plain kernels: {', '.join(plain)}")
     return explanation

@@ -18,6 +18,7 @@ from ..tensor import Tensor
 from .optimizer import Optimizer
 
 MIN_SCALE = 1.0
+USAGE = "grads = scaler.scale(loss).backward(); scaler.unscale_(grads); scaler.step(optimizer, grads)"
 MAX_SCALE = float(finfo(float32).max)
 
 
@@ -164,7 +165,7 @@ class GradScaler:
 
         Raises ValueError for float16 gradients, and RuntimeError for gradients unscaled since the last ``update``.
         """
-        check_grads("unscale_", grads)
+        check_grads("unscale_", grads, USAGE)
         if not self._enabled:
             return
         if any(store is grads for store, _ in self._unscaled):
@@ -203,7 +204,7 @@ class GradScaler:
 
         Gradients that were not unscaled yet (to clip them, say) are unscaled here. TypeError without gradients.
         """
-        grads = check_grads("step", grads)
+        grads = check_grads("scaler.step", grads, USAGE)
         if self._enabled:
             if not any(store is grads for store, _ in self._unscaled):
                 self.unscale_(grads)

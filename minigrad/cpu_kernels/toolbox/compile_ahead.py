@@ -198,7 +198,7 @@ class Team:
         done, passed = sum(self._ahead.values()) - sum(left), time.monotonic() - self._since
         seconds = sum(left) * (passed / done if done > 1 else 1 / len(self._helpers))
         if bar is None and seconds > 1:
-            bar = tqdm(bar_format=BAR, leave=False, disable=None, dynamic_ncols=True)
+            bar = tqdm(total=len(self._ahead), unit="", bar_format=BAR, leave=False, disable=None, dynamic_ncols=True)
         if bar is not None:
             bar.total, bar.n = len(self._ahead), len(self._ahead) - len(left)
             bar.unit = f"{seconds:.0f} s left"
