@@ -1,11 +1,14 @@
 """Whether the tests notice a wrong line: breaks the sources in one place at a time and runs their tests.
 
-``python tests/mutation_check.py [AREA ...]`` works on a copy of the sources. It rewrites the syntax tree: a gradient is
-negated or doubled, a factor, a term or a call is dropped, two arguments are exchanged, a condition is turned round.
-Each break is one run of the tests that ``AREAS`` names for the file. A break is noticed if the tests fail, or do not
-end in ``--limit`` seconds. ``--breaks`` of them are drawn for each file, with a seed. ``--only`` selects files by their
-stem. It prints each break and the share that was noticed. With ``--short`` a break that the short set of these tests
-does not notice is tried with all of them, and it prints both shares.
+``python tests/mutation_check.py CALLS [AREA ...]`` rewrites the syntax tree: a gradient is negated or doubled, a
+factor, a term or a call is dropped, two arguments are exchanged, a condition is turned round. Each break is tried with
+the tests that run the broken function, the quickest first, as far as ``--budget`` seconds go. The folder CALLS says
+which these are: if it is empty, all tests run once, and it is filled (``record_calls.py``). For a compiled function,
+whose calls are not seen, they are those that run another function of the file.
+
+Breaks are made in a copy of the sources. One is noticed if a test fails that passes in another copy, or if the tests do
+not end in ``--limit`` seconds. ``--breaks`` are drawn for each file, with a seed; ``--only`` selects files by stem. It
+prints each break and the share that was noticed. With ``--short`` the short set is asked first, then the other tests.
 """
 
 from __future__ import annotations
@@ -14,6 +17,8 @@ import argparse
 import ast
 import copy
 import functools
+import json
+import math
 import os
 import random
 import shutil
@@ -22,6 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,12 +44,13 @@ Place = list[Any]  # the fields, and positions in lists, that lead from a functi
 
 
 class Break(NamedTuple):
-    """One wrong version of a file: where, what was changed, and the text."""
+    """One wrong version of a file: where, what was changed, and what makes the text."""
 
     path: Path  # relative to the root
     function: str
+    line: int  # the function's first
     what: str
-    source: str
+    source: Callable[[], str]
 
 
 # Which functions ------------------------------------------------------------------------------------------------------
@@ -182,13 +189,14 @@ def breaks_of(path: Path, area: Area) -> list[Break]:
     found = []
     for name in area.choose(tree):
         function = functions(tree)[name]
+        this = path, name, min(one.lineno for one in [function, *function.decorator_list])
         for at, node in sites(function):
             for what, new in area.replacements(node) if at else ():
                 where = f"line {getattr(node, 'lineno', function.lineno)}: {what}"
-                found.append(Break(path, name, where, replaced(tree, name, at, new)))
+                found.append(Break(*this, where, functools.partial(replaced, tree, name, at, new)))
         if area.choose is backward_functions and name.endswith((".backward", ".backward_into")):
-            found.append(Break(path, name, "first gradient negated", with_changed_result(tree, name, 0, -1)))
-            found.append(Break(path, name, "last gradient doubled", with_changed_result(tree, name, -1, 2)))
+            for what, which, factor in (("first gradient negated", 0, -1), ("last gradient doubled", -1, 2)):
+                found.append(Break(*this, what, functools.partial(with_changed_result, tree, name, which, factor)))
     return found
 
 
@@ -199,51 +207,63 @@ class Area(NamedTuple):
     """Sources that are broken in the same way."""
 
     folder: str  # its files, and those of its sub-folders
-    choose: Callable[[ast.Module], list[str]]
-    replacements: Callable[[ast.AST], Iterator[tuple[str, ast.expr | ast.stmt]]]
-    tests: tuple[str, ...]  # patterns under tests/, where {stem} is the file's; all that exist are run
-    environment: dict[str, str] = {}  # noqa: RUF012  # never changed
-    select: str = ""  # pytest's -k
-
-
-_OPERATION = "ops/test_{stem}.py"
-_OF_THE_CPU = "cpu_kernels/test_{stem}*.py", "cpu_kernels/test_thread_counts.py", "plain_kernels/test_families.py"
-_SIMULATED = {"NUMBA_ENABLE_CUDASIM": "1"}
-_TRAINERS = "*trainer*", "buckets", "grad_sync", "boostr_*", "reproducible", "silent_damage"
-_FILES = "test_crash_safety.py", "test_saving.py", "test_safetensors_format.py", "test_serialization.py"
-_ERRORS = "test_error_messages.py"
-_COMMUNICATORS = "communicator", "thread", "faults", "nccl", "mpi", "rendezvous", "grad_sync", "tensor_parallel"
-
-
-def of_ranks(*names: str) -> tuple[str, ...]:
-    return tuple(f"distributed/test_{name}.py" for name in names)
+    choose: Callable[[ast.Module], list[str]] = every_function
+    replacements: Callable[[ast.AST], Iterator[tuple[str, ast.expr | ast.stmt]]] = logic_replacements
 
 
 AREAS = {
-    "operations": Area("minigrad/ops", backward_functions, replacements, (_OPERATION, "cpu_kernels/test_{stem}*.py")),
-    "plain": Area(
-        "minigrad/plain_kernels", every_function, replacements, ("ops/test_*.py",), {"MINIGRAD_KERNELS": "plain"}
-    ),
-    "cpu": Area("minigrad/cpu_kernels", kernel_functions, replacements, (_OPERATION, *_OF_THE_CPU)),
-    "cuda": Area(
-        "cuda_kernels", kernel_functions, replacements, (_OPERATION, "cuda_kernels/test_{stem}.py"), _SIMULATED, "cuda"
-    ),
-    "trainers": Area("distributed/train", every_function, logic_replacements, (*of_ranks(*_TRAINERS), _ERRORS)),
-    "files": Area("minigrad/files", every_function, logic_replacements, _FILES),
-    "communicators": Area(
-        "distributed/comm", every_function, logic_replacements, of_ranks(*_COMMUNICATORS, "histories")
-    ),
-    "jobs": Area(
-        "distributed/job", every_function, logic_replacements, (*of_ranks("launch", "rendezvous", "store"), _ERRORS)
-    ),
+    "operations": Area("minigrad/ops", backward_functions, replacements),
+    "plain": Area("minigrad/plain_kernels", every_function, replacements),
+    "cpu": Area("minigrad/cpu_kernels", kernel_functions, replacements),
+    "cuda": Area("cuda_kernels", kernel_functions, replacements),
+    "modules": Area("minigrad/nn"),
+    "optimizers": Area("minigrad/optim"),
+    "data": Area("minigrad/data"),
+    "files": Area("minigrad/files"),
+    "trainers": Area("distributed/train"),
+    "communicators": Area("distributed/comm"),
+    "jobs": Area("distributed/job"),
 }
 
 
-def test_files(area: Area, path: Path) -> list[str]:
-    stem = path.parts[2] if path.parts[:2] == ("minigrad", "ops") else path.name  # all of ops/elementwise/ is one
-    patterns = [pattern.format(stem=Path(stem).stem) for pattern in area.tests]
-    found = {file for pattern in patterns for file in (ROOT / "tests").glob(pattern)}
-    return [str(file.relative_to(ROOT)) for file in sorted(found)]
+# Which tests ----------------------------------------------------------------------------------------------------------
+
+
+class Tests:
+    """What ``record_calls.py`` has written: the tests that run a function, and how long they take."""
+
+    def __init__(self, folder: Path) -> None:
+        self.calls: dict[str, set[str]] = defaultdict(set)
+        self.seconds: Counter[str] = Counter()
+        self.short: set[str] = set()
+        for file in folder.glob("*.json"):
+            known = json.loads(file.read_text(encoding="utf-8"))
+            for function, tests in known["calls"].items():
+                self.calls[function] |= {test for test in tests if str(ROOT) not in test}  # its name in a copy differs
+            self.seconds.update(known["seconds"])
+            self.short |= set(known["short"])
+
+    def of(self, made: Break) -> list[str]:
+        """The tests that run the broken function, or else its file; the quickest first, without those that failed."""
+        found = self.calls.get(f"{made.path}:{made.line}") or set().union(
+            *(tests for function, tests in self.calls.items() if function.startswith(f"{made.path}:"))
+        )
+        return sorted((test for test in found if self.seconds[test] < math.inf), key=self.seconds.__getitem__)
+
+    def within(self, budget: float, tests: list[str]) -> list[str]:
+        """As many of the tests as the seconds allow, at least one; file by file."""
+        chosen, left = [], budget
+        for test in tests:
+            left -= self.seconds[test]
+            chosen += [test] if left >= 0 or not chosen else []
+        files = list(dict.fromkeys(test.partition("::")[0] for test in chosen))
+        return sorted(chosen, key=lambda test: files.index(test.partition("::")[0]))
+
+
+def record(folder: Path) -> None:
+    """Fill ``folder`` by one run of all tests."""
+    command = [sys.executable, "-m", "pytest", "-q", "--all", "-p", "record_calls"]
+    subprocess.run(command, cwd=ROOT, env=os.environ | {"RECORD_CALLS": str(folder), "PYTHONPATH": "tests"})
 
 
 # The runs -------------------------------------------------------------------------------------------------------------
@@ -267,7 +287,7 @@ def environment(package: Path) -> dict[str, str]:
     return os.environ | {
         "PYTHONPATH": str(package.parent),
         "PYTHONDONTWRITEBYTECODE": "1",
-        "MINIGRAD_CACHE_DIR": str(package.parents[1] / "cache"),
+        "MINIGRAD_CACHE_DIR": str(package.parents[2] / "cache"),
     }
 
 
@@ -278,85 +298,104 @@ def source_hash(package: Path) -> str:
     return run.stdout.strip()
 
 
-def run_tests(package: Path, area: Area, path: Path, limit: float, *options: str) -> tuple[str, str]:
+def run_tests(package: Path, tests: list[str], limit: float) -> tuple[str, str]:
     """``passed``, ``failed`` or ``too long``, and what pytest printed."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", *test_files(area, path)]
-    command += [*options, *(["-k", area.select] if area.select else [])]
-    variables = environment(package) | area.environment
+    root = package.parents[1]
+    (root / "chosen").write_text("\n".join(tests), encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", "@chosen"]
     pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "start_new_session": True}
-    with subprocess.Popen(command, cwd=package.parents[1], env=variables, **pipes) as run:
+    with subprocess.Popen(command, cwd=root, env=environment(package), **pipes) as run:
         try:
             output = run.communicate(timeout=limit)[0]
         except subprocess.TimeoutExpired:
             os.killpg(run.pid, signal.SIGKILL)  # with the ranks and replicas that the test has started
             return "too long", ""
-    if run.returncode in (2, 3, 4, 5):
-        raise SystemExit(f"the tests of {path} could not run:\n{output[-3000:]}")
     return "passed" if run.returncode == 0 else "failed", output
 
 
-def try_break(package: Path, area: Area, made: Break, limit: float, runs: list[list[str]]) -> int:
-    """Which of the runs, each with options of its own, is the first that notices the break; their number if none does.
+@functools.cache
+def pass_in(whole: Path, tests: tuple[str, ...], limit: float) -> bool:
+    """Whether the tests pass without a break."""
+    return run_tests(whole, [*tests], limit)[0] == "passed"
+
+
+def notices(broken: Path, whole: Path, tests: list[str], limit: float) -> str:
+    """The first test that fails with the break, and passes without; or a word for none of them, or all."""
+    left = list(tests)
+    while left:
+        outcome, output = run_tests(broken, left, limit)
+        if outcome == "passed":
+            return ""
+        named = [test for test in left if f"FAILED {test}" in output or f"ERROR {test}" in output]
+        suspects = [max(named, key=len)] if named else left  # none: nothing was collected, or the tests do not end
+        if pass_in(whole, tuple(suspects), limit):
+            return suspects[0] if named else outcome
+        if not named:
+            raise SystemExit(f"the tests do not run without the break either:\n{output[-3000:]}")
+        left.remove(suspects[0])
+    return ""
+
+
+def try_break(broken: Path, whole: Path, made: Break, limit: float, runs: list[list[str]]) -> tuple[int, str]:
+    """Which of the runs is the first that notices the break, by which test; the number of runs if none does.
 
     The break is in the copy, and is mended afterwards.
     """
     inside = made.path.relative_to("minigrad") if made.path.parts[0] == "minigrad" else made.path
-    file = package / inside
+    file = broken / inside
     old, stamp = file.read_text(encoding="utf-8"), file.stat()
-    compiled = source_hash(package) if "cpu_kernels" in made.path.parts else ""
-    file.write_text(made.source, encoding="utf-8")
+    compiled = source_hash(broken) if "cpu_kernels" in made.path.parts else ""
+    file.write_text(made.source(), encoding="utf-8")
     if compiled and Path(compiled).is_dir():
         # What other files compiled is still right; Numba compiles this one anew by its time and size.
-        shutil.copytree(compiled, source_hash(package), dirs_exist_ok=True)
-    first = 0
-    while first < len(runs) and run_tests(package, area, made.path, limit, *runs[first])[0] == "passed":
+        shutil.copytree(compiled, source_hash(broken), dirs_exist_ok=True)
+    first, test = 0, ""
+    while first < len(runs) and not (test := notices(broken, whole, runs[first], limit)):
         first += 1
     if compiled:
-        shutil.rmtree(source_hash(package), ignore_errors=True)
+        shutil.rmtree(source_hash(broken), ignore_errors=True)
     file.write_text(old, encoding="utf-8")
     os.utime(file, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
-    return first
+    return first, test
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("calls", type=Path, help="folder of what the tests run")
     parser.add_argument("areas", nargs="*", help=f"of {', '.join(AREAS)} (default: all)")
     parser.add_argument("--only", nargs="*", help="stems of files")
     parser.add_argument("--breaks", type=int, default=2, help="breaks drawn for each file; 0: all")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--short", action="store_true", help="ask the short set first, then all tests")
+    parser.add_argument("--short", action="store_true", help="ask the short set first, then the other tests")
+    parser.add_argument("--budget", type=float, default=60.0, help="seconds of the tests of one run")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds for one run of the tests")
     args = parser.parse_args()
     if unknown := [name for name in args.areas if name not in AREAS]:
         parser.error(f"there is no area {unknown[0]}; there are {', '.join(AREAS)}")
+    if not list(args.calls.glob("*.json")):
+        record(args.calls)
+    tests = Tests(args.calls)
 
-    runs = [["--short"], []] if args.short else [[]]
-    noticed, survivors, right = [0] * (len(runs) + 1), [], set()  # by the run that noticed first; none: the last
+    found, survivors = defaultdict(Counter), []
     with tempfile.TemporaryDirectory() as name:
-        package = make_copy(Path(name))
-        for area in (AREAS[name] for name in args.areas or AREAS):
-            for path in sorted((ROOT / area.folder).rglob("*.py")):
+        broken, whole = make_copy(Path(name, "broken")), make_copy(Path(name, "whole"))
+        for area in args.areas or AREAS:
+            for path in sorted((ROOT / AREAS[area].folder).rglob("*.py")):
                 path = path.relative_to(ROOT)
-                made = breaks_of(path, area) if not args.only or path.stem in args.only else []
-                if not made or not (files := tuple(test_files(area, path))):
-                    continue
-                outcome, said = ("passed", "") if files in right else run_tests(package, area, path, 4 * args.limit)
-                if outcome != "passed":
-                    raise SystemExit(f"the tests of {path} do not pass without a break: {outcome}\n{said[-3000:]}")
-                right.add(files)
-                count = min(args.breaks or len(made), len(made))
-                for one in random.Random(f"{args.seed} {path}").sample(made, count):
-                    started = time.perf_counter()
-                    first = try_break(package, area, one, args.limit, runs)
-                    line = f"{path} {one.function}, {one.what}"
-                    noticed[first] += 1
+                breaks = breaks_of(path, AREAS[area]) if not args.only or path.stem in args.only else []
+                count = min(args.breaks or len(breaks), len(breaks))
+                for made in random.Random(f"{args.seed} {path}").sample(breaks, count):
+                    started, every = time.perf_counter(), tests.of(made)
+                    parts = [[t for t in every if (t in tests.short) == short] for short in (True, False)]
+                    runs = [tests.within(args.budget, part) for part in (parts if args.short else [every])]
+                    first, by = try_break(broken, whole, made, args.limit, runs)
                     verdict = "SURVIVED" if first == len(runs) else "LONG" if first else "noticed"
-                    print(f"{verdict:9}{time.perf_counter() - started:6.1f} s  {line}", flush=True)
+                    found[area][verdict] += 1
+                    line = f"{path} {made.function}, {made.what}"
+                    print(f"{verdict:9}{time.perf_counter() - started:6.1f} s  {line}  {by}", flush=True)
                     survivors += [line] if first == len(runs) else []
-    total, found = sum(noticed), sum(noticed[:-1])
-    print(f"\n{found} of {total} breaks noticed ({100 * found / max(total, 1):.1f} %)")
-    if args.short:
-        print(f"the short set notices {noticed[0]} of them ({100 * noticed[0] / max(found, 1):.1f} %)")
+    for area, of in found.items():
+        print(f"{area}: {of.total()} breaks, noticed {of['noticed'] + of['LONG']}, not by the first run {of['LONG']}")
     for line in survivors:
         print(f"survived: {line}")
 

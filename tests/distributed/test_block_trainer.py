@@ -450,13 +450,15 @@ def test_should_launcher_rank_0_writes_loss_norm_tokens_and_communication(tmp_pa
     def body(comm: dist.ThreadCommunicator):
         net = nets.Net(comm.rank)
         trainer = dist.BlockDistributedTrainer(net, comm, nets.CONFIG, log=tmp_path / "log.jsonl", log_every=2)
-        made = [trainer.train_batch(*nets.batch(step, nets.parts((7, 5), comm.rank))) for step in range(4)]
+        made = [trainer.train_batch(*nets.batch(step, nets.parts((7, 5), comm.rank))) for step in range(8)]
         trainer.close()
-        return made
+        return made, comm.stats
 
-    made, _ = dist.run_threads(2, body, timeout=20)
+    (made, first), (_, second) = dist.run_threads(2, body, timeout=20)
     lines = read_json_lines(tmp_path / "log.jsonl")
-    assert [line["step"] for line in lines] == [2, 4]
+    assert [line["step"] for line in lines] == [2, 4, 6, 8]
+    assert sum(line["waited_by_rank"][0] for line in lines) <= first.waited_s  # each since the line before
+    assert sum(line["communication_seconds"] for line in lines) <= first.busy_s + second.busy_s
     for line in lines:
         metrics = made[line["step"] - 1]
         assert (line["loss"], line["grad_norm"], line["lr"]) == (metrics.loss, metrics.grad_norm, metrics.lr)
