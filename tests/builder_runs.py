@@ -54,11 +54,5 @@ def arrays(state: TrainedState) -> dict[str, np.ndarray]:
     return {**state.params, **state.buffers}
 
 
-def assert_same_bits(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> None:
-    assert a.keys() == b.keys()
-    for name in a:
-        assert a[name].dtype == b[name].dtype and a[name].tobytes() == b[name].tobytes(), name
-
-
 def is_replica(rank: int) -> bool:
     return threading.current_thread().name == f"replica-{rank}"

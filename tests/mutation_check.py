@@ -1,10 +1,10 @@
 """Whether the tests notice a wrong line: breaks the sources in one place at a time and runs their tests.
 
-``python tests/mutation_check.py CALLS [AREA ...]`` rewrites the syntax tree: a gradient is negated or doubled, a
-factor, a term or a call is dropped, two arguments are exchanged, a condition is turned round. Each break is tried with
-the tests that run the broken function, the quickest first, as far as ``--budget`` seconds go. The folder CALLS says
-which these are: if it is empty, all tests run once, and it is filled (``record_calls.py``). For a compiled function,
-whose calls are not seen, they are those that run another function of the file.
+``python tests/mutation_check.py CALLS [AREA ...]`` rewrites the syntax tree: a result is negated, a factor, a term or a
+call is dropped, two arguments are exchanged, a condition is turned round. Each break is tried with the tests that run
+the broken function, the quickest first, as far as ``--budget`` seconds go. The folder CALLS says which these are: if it
+is empty, all tests run once, and it is filled (``record_calls.py``). For a compiled function, whose calls are not seen,
+they are those that run another function of the file.
 
 Breaks are made in a copy of the sources. One is noticed if a test fails that passes in another copy, or if the tests do
 not end in ``--limit`` seconds. ``--breaks`` are drawn for each file, with a seed; ``--only`` selects files by stem. It
@@ -62,34 +62,6 @@ def functions(tree: ast.Module) -> dict[str, ast.FunctionDef]:
     return {name + one.name: one for name, owner in owners for one in owner.body if isinstance(one, ast.FunctionDef)}
 
 
-def called(function: ast.FunctionDef) -> set[str]:
-    """Names of the functions, and of the methods of self, that a function calls."""
-    called = [ast.unparse(node.func) for node in ast.walk(function) if isinstance(node, ast.Call)]
-    return {name.removeprefix("self.") for name in called if "." not in name.removeprefix("self.")}
-
-
-def backward_functions(tree: ast.Module) -> list[str]:
-    """The backward methods of a file of operations, and what they call of it besides ``forward``."""
-    known = functions(tree)
-    # Of a function of one number the decorated derivative stands alone.
-    derivatives = [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.decorator_list]
-    chosen = [name for name in known if name.rpartition(".")[2] in ("backward", "backward_into")] + derivatives
-    for name in chosen:  # grows
-        needed = called(known[name])
-        chosen += [n for n in known if n.rpartition(".")[2] in needed and n not in chosen and "forward" not in n]
-    return chosen
-
-
-def kernel_functions(tree: ast.Module) -> list[str]:
-    """The functions of a kernel file that compute gradients."""
-    return [name for name in functions(tree) if "backward" in name]
-
-
-def every_function(tree: ast.Module) -> list[str]:
-    """All functions and methods but those that only describe."""
-    return [name for name in functions(tree) if not name.endswith(("__repr__", "__str__"))]
-
-
 # Which breaks ---------------------------------------------------------------------------------------------------------
 
 
@@ -123,6 +95,10 @@ def replacements(node: ast.AST) -> Iterator[tuple[str, ast.expr | ast.stmt]]:
         yield "minus dropped", node.operand
     elif isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add) and isinstance(node.target, ast.Subscript):
         yield "+= turned round", ast.AugAssign(node.target, ast.Sub(), node.value)
+    elif isinstance(node, ast.Return) and isinstance(node.value, ast.Tuple | ast.Call):
+        first, *others = node.value.elts if isinstance(node.value, ast.Tuple) else [node.value]
+        negated = ast.UnaryOp(ast.USub(), first)
+        yield "first result negated", ast.Return(ast.Tuple([negated, *others], ast.Load()) if others else negated)
 
 
 def logic_replacements(node: ast.AST) -> Iterator[tuple[str, ast.expr | ast.stmt]]:
@@ -164,65 +140,37 @@ def replaced(tree: ast.Module, name: str, path: Place, new: ast.AST) -> str:
     return ast.unparse(ast.fix_missing_locations(changed))
 
 
-def with_changed_result(tree: ast.Module, name: str, which: int, factor: int) -> str:
-    """The source with one of the gradients that a backward method returns multiplied."""
-    changed = copy.deepcopy(tree)
-    owner = next(n for n in changed.body if isinstance(n, ast.ClassDef) and n.name == name.partition(".")[0])
-    right = functions(changed)[name]
-    right.name = "right_" + right.name
-    if name.endswith("backward_into"):
-        text = f"def backward_into(self, dy, *dx):\n    self.{right.name}({factor} * dy, *dx)"
-    else:
-        text = (
-            f"def backward(self, dy):\n    result = self.{right.name}(dy)\n"
-            "    grads = list(result) if isinstance(result, tuple) else [result]\n"
-            f"    i = [i for i, g in enumerate(grads) if g is not None][{which}]\n"
-            f"    grads[i] = grads[i] * grads[i].dtype.type({factor})\n    return tuple(grads)"
-        )
-    owner.body.append(ast.parse(text).body[0])
-    return ast.unparse(ast.fix_missing_locations(changed))
-
-
-def breaks_of(path: Path, area: Area) -> list[Break]:
-    """All breaks of a file."""
+def breaks_of(path: Path, area: str) -> list[Break]:
+    """All breaks of a file; not in what only describes."""
     tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
     found = []
-    for name in area.choose(tree):
-        function = functions(tree)[name]
+    for name, function in functions(tree).items():
+        if name.endswith(("__repr__", "__str__")):
+            continue
         this = path, name, min(one.lineno for one in [function, *function.decorator_list])
         for at, node in sites(function):
-            for what, new in area.replacements(node) if at else ():
+            for what, new in AREAS[area][1](node) if at else ():
                 where = f"line {getattr(node, 'lineno', function.lineno)}: {what}"
                 found.append(Break(*this, where, functools.partial(replaced, tree, name, at, new)))
-        if area.choose is backward_functions and name.endswith((".backward", ".backward_into")):
-            for what, which, factor in (("first gradient negated", 0, -1), ("last gradient doubled", -1, 2)):
-                found.append(Break(*this, what, functools.partial(with_changed_result, tree, name, which, factor)))
     return found
 
 
 # The areas ------------------------------------------------------------------------------------------------------------
 
 
-class Area(NamedTuple):
-    """Sources that are broken in the same way."""
-
-    folder: str  # its files, and those of its sub-folders
-    choose: Callable[[ast.Module], list[str]] = every_function
-    replacements: Callable[[ast.AST], Iterator[tuple[str, ast.expr | ast.stmt]]] = logic_replacements
-
-
-AREAS = {
-    "operations": Area("minigrad/ops", backward_functions, replacements),
-    "plain": Area("minigrad/plain_kernels", every_function, replacements),
-    "cpu": Area("minigrad/cpu_kernels", kernel_functions, replacements),
-    "cuda": Area("cuda_kernels", kernel_functions, replacements),
-    "modules": Area("minigrad/nn"),
-    "optimizers": Area("minigrad/optim"),
-    "data": Area("minigrad/data"),
-    "files": Area("minigrad/files"),
-    "trainers": Area("distributed/train"),
-    "communicators": Area("distributed/comm"),
-    "jobs": Area("distributed/job"),
+Replacements = Callable[[ast.AST], Iterator[tuple[str, ast.expr | ast.stmt]]]
+AREAS: dict[str, tuple[str, Replacements]] = {  # a folder, with its sub-folders, and how its files are broken
+    "operations": ("minigrad/ops", replacements),
+    "plain": ("minigrad/plain_kernels", replacements),
+    "cpu": ("minigrad/cpu_kernels", replacements),
+    "cuda": ("cuda_kernels", replacements),
+    "modules": ("minigrad/nn", logic_replacements),
+    "optimizers": ("minigrad/optim", logic_replacements),
+    "data": ("minigrad/data", logic_replacements),
+    "files": ("minigrad/files", logic_replacements),
+    "trainers": ("distributed/train", logic_replacements),
+    "communicators": ("distributed/comm", logic_replacements),
+    "jobs": ("distributed/job", logic_replacements),
 }
 
 
@@ -248,7 +196,9 @@ class Tests:
         found = self.calls.get(f"{made.path}:{made.line}") or set().union(
             *(tests for function, tests in self.calls.items() if function.startswith(f"{made.path}:"))
         )
-        return sorted((test for test in found if self.seconds[test] < math.inf), key=self.seconds.__getitem__)
+        return sorted(
+            (test for test in found if self.seconds.get(test, math.inf) < math.inf), key=self.seconds.__getitem__
+        )
 
     def within(self, budget: float, tests: list[str]) -> list[str]:
         """As many of the tests as the seconds allow, at least one; file by file."""
@@ -263,7 +213,7 @@ class Tests:
 def record(folder: Path) -> None:
     """Fill ``folder`` by one run of all tests."""
     command = [sys.executable, "-m", "pytest", "-q", "--all", "-p", "record_calls"]
-    subprocess.run(command, cwd=ROOT, env=os.environ | {"RECORD_CALLS": str(folder), "PYTHONPATH": "tests"})
+    subprocess.run(command, cwd=ROOT, env=os.environ | {"RECORD_CALLS": str(folder)})
 
 
 # The runs -------------------------------------------------------------------------------------------------------------
@@ -343,7 +293,6 @@ def try_break(broken: Path, whole: Path, made: Break, limit: float, runs: list[l
     """
     inside = made.path.relative_to("minigrad") if made.path.parts[0] == "minigrad" else made.path
     file = broken / inside
-    old, stamp = file.read_text(encoding="utf-8"), file.stat()
     compiled = source_hash(broken) if "cpu_kernels" in made.path.parts else ""
     file.write_text(made.source(), encoding="utf-8")
     if compiled and Path(compiled).is_dir():
@@ -354,8 +303,7 @@ def try_break(broken: Path, whole: Path, made: Break, limit: float, runs: list[l
         first += 1
     if compiled:
         shutil.rmtree(source_hash(broken), ignore_errors=True)
-    file.write_text(old, encoding="utf-8")
-    os.utime(file, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    shutil.copy2(whole / inside, file)
     return first, test
 
 
@@ -380,9 +328,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         broken, whole = make_copy(Path(name, "broken")), make_copy(Path(name, "whole"))
         for area in args.areas or AREAS:
-            for path in sorted((ROOT / AREAS[area].folder).rglob("*.py")):
+            for path in sorted((ROOT / AREAS[area][0]).rglob("*.py")):
                 path = path.relative_to(ROOT)
-                breaks = breaks_of(path, AREAS[area]) if not args.only or path.stem in args.only else []
+                breaks = breaks_of(path, area) if not args.only or path.stem in args.only else []
                 count = min(args.breaks or len(breaks), len(breaks))
                 for made in random.Random(f"{args.seed} {path}").sample(breaks, count):
                     started, every = time.perf_counter(), tests.of(made)

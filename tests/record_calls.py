@@ -1,6 +1,6 @@
 """Which functions of the library each test runs, for ``mutation_check.py``: a plugin of pytest.
 
-``RECORD_CALLS=FOLDER pytest --all -p record_calls`` leaves a file of each process in the folder. The library is imported
+``RECORD_CALLS=FOLDER pytest --all -p record_calls`` leaves a file of each process in the folder. The library is read
 with one statement more in each function, which notes the call; compiled kernels are left as they are. A process that a
 test starts finds this file as its ``sitecustomize``, and what it runs counts for the test.
 """
@@ -49,14 +49,14 @@ def noting(loader: importlib.machinery.SourceFileLoader, name: str) -> CodeType 
 importlib.machinery.SourceFileLoader.get_code = noting
 
 
-def end(test: str) -> None:
+def pytest_runtest_logfinish(nodeid):
     at = seen.find(1)
     while at >= 0:
-        calls[names[at]].append(test)
+        calls[names[at]].append(nodeid)
         at = seen.find(1, at + 1)
 
 
-def write() -> None:
+def pytest_sessionfinish():
     if calls:
         known = {"calls": calls, "seconds": seconds, "short": short}
         (FOLDER / f"{uuid.uuid4()}.json").write_text(json.dumps(known), encoding="utf-8")
@@ -83,13 +83,5 @@ def pytest_runtest_logreport(report):
     seconds[report.nodeid] += report.duration if report.outcome == "passed" else float("inf")
 
 
-def pytest_runtest_logfinish(nodeid):
-    end(nodeid)
-
-
-def pytest_sessionfinish():
-    write()
-
-
 if __name__ == "sitecustomize" and (test := os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]):
-    atexit.register(lambda: (end(test), write()))
+    atexit.register(lambda: (pytest_runtest_logfinish(test), pytest_sessionfinish()))

@@ -5,7 +5,8 @@ import traceback
 
 import numpy as np
 import pytest
-from builder_runs import BATCH, N, Net, X, Y, adamw, arrays, assert_same_bits, builder, loss_of
+from builder_runs import BATCH, N, Net, X, Y, adamw, arrays, builder, loss_of
+from harness import assert_same_bits
 from refusals import raises
 
 import minigrad

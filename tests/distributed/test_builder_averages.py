@@ -5,7 +5,8 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from builder_runs import BATCH, N, Net, X, Y, adamw, arrays, assert_same_bits, builder, is_replica, loss_of
+from builder_runs import BATCH, N, Net, X, Y, adamw, arrays, builder, is_replica, loss_of
+from harness import assert_same_bits
 
 from minigrad import Tensor, data, distributed, optim
 from minigrad.distributed import AverageBackend, AveragingPolicy

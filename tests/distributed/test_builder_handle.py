@@ -5,7 +5,8 @@ import threading
 
 import numpy as np
 import pytest
-from builder_runs import BATCH, arrays, assert_same_bits, builder, is_replica, loss_of
+from builder_runs import BATCH, arrays, builder, is_replica, loss_of
+from harness import assert_same_bits
 from refusals import raises
 
 import minigrad

@@ -4,7 +4,8 @@ import logging
 
 import numpy as np
 import pytest
-from builder_runs import Net, arrays, assert_same_bits, builder, is_replica, loss_of
+from builder_runs import Net, arrays, builder, is_replica, loss_of
+from harness import assert_same_bits
 from refusals import raises
 
 import minigrad
