@@ -318,6 +318,7 @@ def test_clipping_without_waiting_needs_one_device() -> None:
     found = store(params, [np.ones(2, np.float32)] * 2)
     raises(ValueError, "are on cpu, cuda:0; clip_grad_norm adds", lambda: clip_grad_norm_async(found, 1.0))
     assert clip_grad_norm(found, 1.0) == pytest.approx(2.0)
+    np.testing.assert_allclose([host(found[p]) for p in params], 0.5, rtol=1e-5)
     assert clip_grad_norm_async(grad_store.GradStore(), 1.0).item() == 0.0
     raises(ValueError, "max_norm", lambda: clip_grad_norm_async(found, 0.0))
 
