@@ -70,7 +70,8 @@ class Call:
 
     ``send`` and ``recv`` are contiguous raw arrays of the device (the same one for ``all_reduce``; only ``recv`` for
     ``broadcast``, which on the root is also what is sent). ``peer`` is the root, destination or source, -1 where there
-    is none. ``of`` are the caller's own words for what it is that travels.
+    is none. ``of`` are the caller's own words for what it is that travels. Without ``own`` an all-gather may leave out
+    the rank's own part of ``recv``.
     """
 
     kind: CallKind
@@ -82,6 +83,7 @@ class Call:
     peer: int = -1
     tag: int = 0
     of: str = ""
+    own: bool = True
 
     @property
     def array(self) -> Any:

@@ -75,12 +75,14 @@ class Communicator(Closing, ABC):
         check_int("broadcast: root", root, 0, self.world_size - 1)
         return self._run(self._call(CallKind.BROADCAST, None, array, peer=root), async_op, tensor)
 
-    def all_gather(self, send: Tensor, recv: Tensor, *, async_op: bool = False, of: str = "") -> Work:
+    def all_gather(
+        self, send: Tensor, recv: Tensor, *, async_op: bool = False, of: str = "", own: bool = True
+    ) -> Work:
         """Write all ranks' ``send``, one after the other in order of rank, into ``recv`` (world_size times as many
         elements). ``send`` may be this rank's part of ``recv``: then it is done in place. ``of`` says what they are, in
-        a few words that all ranks must pass alike."""
+        a few words that all ranks must pass alike. ``own=False``: this rank's part may be left as it is."""
         a, b = self._pair("all_gather", send, recv, 1, self.world_size)
-        return self._run(self._call(CallKind.ALL_GATHER, a, b, of=of), async_op, recv)
+        return self._run(self._call(CallKind.ALL_GATHER, a, b, of=of, own=own), async_op, recv)
 
     def reduce_scatter(
         self, send: Tensor, recv: Tensor, op: ReduceOp = ReduceOp.SUM, *, async_op: bool = False, of: str = ""

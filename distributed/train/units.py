@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from minigrad import Tensor, full
+from minigrad import Tensor, TensorId, full
 from minigrad.autograd import Function, bump, is_grad_enabled
 from minigrad.engine import reachable
 from minigrad.nn import Module
@@ -35,18 +35,25 @@ class Unit:
         self.params = params
         self.shares: list[Share] = []
         self.hidden: Any = [full((), math.nan, dtype=p.dtype, device=p.device).expand(p.shape).data for p in params]
-        self.arriving: list[tuple[Share, Tensor, Work]] = []
+        self.arriving: list[tuple[Share, dict[TensorId, Any], Work]] = []
 
-    def gather(self, share: Share, flat: Tensor) -> None:
-        """Begin to gather one of its shares into ``flat`` (size,)."""
-        work = share.communicator.all_gather(share.weights, flat, async_op=True, of=share.of)
-        self.arriving.append((share, flat, work))
+    def gather(self, share: Share, flat: Tensor, whole: bool) -> None:
+        """Begin to gather one of its shares into ``flat`` (size,). Unless it must be ``whole``, parameters that are in
+        this rank's part are used there, and not copied."""
+        views, first = share.views_of(flat), share.communicator.rank * share.mine.numel()
+        for piece in [] if whole else share.pieces:
+            if piece.tensor.numel() == piece.p.numel():
+                views[piece.p.id] = piece.tensor.data.reshape(piece.p.shape)
+            else:
+                there = flat.data[first + piece.place.start : first + piece.place.stop]
+                flat.device.kernels.elementwise.assign(there, piece.tensor.data)
+        work = share.communicator.all_gather(share.weights, flat, async_op=True, of=share.of, own=whole)
+        self.arriving.append((share, views, work))
 
     def show(self) -> None:
         """Let the parameters be what is being gathered, when it has arrived."""
-        for share, flat, work in self.arriving:
+        for share, views, work in self.arriving:
             work.wait()
-            views = share.views_of(flat)
             for p in share.params:
                 p.data = views[p.id]
         self.arriving.clear()
@@ -197,7 +204,7 @@ class Units:
                 others = [other for at in self.all if at.slot == unit.slot for other in at.shares]
                 size = max(other.size for other in others if other.mine.dtype == share.mine.dtype)
                 self.buffers[key] = share.mine.new_empty((size,))
-            unit.gather(share, Tensor.wrap(self.buffers[key].data[: share.size], share.mine.device))
+            unit.gather(share, Tensor.wrap(self.buffers[key].data[: share.size], share.mine.device), whole=False)
 
     # ------------------------------------------------------------------ between steps
 
@@ -210,7 +217,7 @@ class Units:
             unit.hide()
             bump(unit.params)
             for share in unit.shares if self.whole else []:
-                unit.gather(share, share.mine.new_empty((share.size,)))
+                unit.gather(share, share.mine.new_empty((share.size,)), whole=True)
             unit.show()
 
     def gather(self) -> None:

@@ -95,7 +95,8 @@ def each_to_each(mail: Mail, call: Call) -> Steps:
     """Every rank sends each other rank its part; in an all-gather that is all it has."""
     x, y = call.send.reshape(-1), call.recv.reshape(mail.size, -1)
     x = [x] * mail.size if call.kind is CallKind.ALL_GATHER else x.reshape(mail.size, -1)
-    y[mail.rank] = x[mail.rank]
+    if call.own:
+        y[mail.rank] = x[mail.rank]
     for where in cut(x[0].size, max(1, -(-x[0].nbytes // MESSAGE_BYTES))):
         yield [m for p in mail.peers for m in mail.send(x[p][where], p) + mail.recv(y[p, where], p)]
 
