@@ -75,9 +75,7 @@ class Communicator(Closing, ABC):
         check_int("broadcast: root", root, 0, self.world_size - 1)
         return self._run(self._call(CallKind.BROADCAST, None, array, peer=root), async_op, tensor)
 
-    def all_gather(
-        self, send: Tensor, recv: Tensor, *, async_op: bool = False, of: str = "", own: bool = True
-    ) -> Work:
+    def all_gather(self, send: Tensor, recv: Tensor, *, async_op: bool = False, of: str = "", own: bool = True) -> Work:
         """Write all ranks' ``send``, one after the other in order of rank, into ``recv`` (world_size times as many
         elements). ``send`` may be this rank's part of ``recv``: then it is done in place. ``of`` says what they are, in
         a few words that all ranks must pass alike. ``own=False``: this rank's part may be left as it is."""

@@ -17,7 +17,7 @@ from minigrad.autograd import Version, bump
 from minigrad.optim import Optimizer
 from minigrad.optim.optimizer_state import ParamState, options_of
 
-from ..comm.calls import ReduceOp, Work
+from ..comm.calls import ReduceOp
 from ..comm.communicator import Communicator, all_gather_json
 from .buckets import Bucket, GradientBucketManager
 
@@ -30,9 +30,7 @@ class Piece:
     """What the optimizer updates: ``tensor``, or its copy in host memory."""
 
     def __init__(self, p: Tensor, where: slice, place: slice) -> None:
-        self.p = p
-        self.where = where
-        self.place = place
+        self.p, self.where, self.place = p, where, place
         self._copied = -1  # the version of ``tensor`` that the copy is of
 
     def move(self, weights: Tensor, version: Version | None = None) -> None:
@@ -67,8 +65,6 @@ class Share(Bucket):
     In stage 1 the gradients' buffer stays. Later a share has memory of its own, and the bucket has some only while it
     is filled and sent. Until stage 3 the parameters are views of one buffer, which is gathered in place.
     """
-
-    work: Work | None
 
     def __init__(self, params: Sequence[Tensor], communicator: Communicator, stage: int) -> None:
         super().__init__(params, communicator.world_size)
@@ -132,9 +128,8 @@ class Share(Bucket):
 
     def free(self) -> None:
         """Give the bucket's memory back, if it is not kept."""
-        if not self.keeps_whole:
-            for name in ("flat", "views"):
-                vars(self).pop(name, None)
+        for name in () if self.keeps_whole else ("flat", "views"):
+            vars(self).pop(name, None)
 
 
 class ShareManager(GradientBucketManager):

@@ -31,8 +31,7 @@ class Unit:
     """Parameters that are gathered together, in the buffers of a ``slot``."""
 
     def __init__(self, slot: int, params: Sequence[Tensor]) -> None:
-        self.slot = slot
-        self.params = params
+        self.slot, self.params = slot, params
         self.shares: list[Share] = []
         self.hidden: Any = [full((), math.nan, dtype=p.dtype, device=p.device).expand(p.shape).data for p in params]
         self.arriving: list[tuple[Share, dict[TensorId, Any], Work]] = []
@@ -45,8 +44,7 @@ class Unit:
             if piece.tensor.numel() == piece.p.numel():
                 views[piece.p.id] = piece.tensor.data.reshape(piece.p.shape)
             else:
-                there = flat.data[first + piece.place.start : first + piece.place.stop]
-                flat.device.kernels.elementwise.assign(there, piece.tensor.data)
+                flat.device.kernels.elementwise.assign(flat.data[first:][piece.place], piece.tensor.data)
         work = share.communicator.all_gather(share.weights, flat, async_op=True, of=share.of, own=whole)
         self.arriving.append((share, views, work))
 
@@ -192,8 +190,7 @@ class Units:
 
     def _start(self, unit: Unit) -> None:
         """Begin to gather a unit, if it is not there."""
-        holder = self.holders.get(unit.slot)
-        if holder is unit:
+        if (holder := self.holders.get(unit.slot)) is unit:
             return
         if holder is not None:
             holder.hide()
@@ -229,7 +226,7 @@ class Units:
     def release(self) -> None:
         """Take over what the whole weights have become, and keep only shares of them."""
         if self.whole:
-            for piece in (piece for unit in self.all for share in unit.shares for piece in share.pieces):
+            for piece in self._manager.pieces:
                 piece.take()
             self.whole = False
             self.changed()

@@ -11,7 +11,7 @@ import re
 import threading
 import tracemalloc
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -82,7 +82,7 @@ class MemoryReport:
 
 
 def memory_report(
-    module: Module, compute_loss: Callable[[], Tensor], optimizer: Optimizer | None = None
+    module: Module, compute_loss: Callable[[], Tensor], optimizer: Optimizer | None = None, more: Sequence[Tensor] = ()
 ) -> MemoryReport:
     """Count the memory of one forward and backward pass of ``module``, on the CPU or a GPU.
 
@@ -92,8 +92,9 @@ def memory_report(
 
     ``compute_loss`` is called once and its result's ``backward`` once; no weight changes. What is kept for backward is
     found by walking the graph. The memory under each saved array is counted once, for the operation that saved it first
-    and the innermost module in whose forward it did. Weights that operations save are not counted again. With
-    ``checkpoint`` it is the inputs that count. The optimizer's state counts as it is: nothing before the first step.
+    and the innermost module in whose forward it did. Weights that operations save are not counted again, nor are those
+    of ``more``, such as a rank's share. With ``checkpoint`` it is the inputs that count. The optimizer's state counts as
+    it is: nothing before the first step.
 
     A transformer block is counted, and its temporary part measured, without the plan ``sums in products``. So each sum
     is a node of its own. It keeps the same memory.
@@ -109,7 +110,7 @@ def memory_report(
     parameters = list(module.parameters())
     report = MemoryReport()
     owned = {}
-    for kind, tensors in (("weights", parameters), ("buffers", [b for _, b in module.named_buffers()])):
+    for kind, tensors in (("weights", [*parameters, *more]), ("buffers", [b for _, b in module.named_buffers()])):
         bases = {id(base): base for base in (_base(t.data) for t in tensors)}
         setattr(report, kind, sum(base.nbytes for base in bases.values()))
         owned.update(bases)
