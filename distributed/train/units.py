@@ -7,7 +7,8 @@
     buffers      block 0 and 2 in one, block 1 in the other
 
 Blocks take turns in two buffers, each always in the same one. So what the graph has saved of a block's weights, views
-of its buffer, is right again as soon as the block is gathered again. The rest stays until the weights change.
+of its buffer, is right again as soon as the block is gathered again. The rest stays until the weights change. What is
+whole in this rank's share is used there, and copied into no buffer.
 """
 
 import functools

@@ -93,7 +93,7 @@ def memory_report(
     ``compute_loss`` is called once and its result's ``backward`` once; no weight changes. What is kept for backward is
     found by walking the graph. The memory under each saved array is counted once, for the operation that saved it first
     and the innermost module in whose forward it did. Weights that operations save are not counted again, nor are those
-    of ``more``, such as a rank's share. With ``checkpoint`` it is the inputs that count. The optimizer's state counts as
+    of ``more``, such as a rank's share. With ``checkpoint`` the inputs count. The optimizer's state counts as
     it is: nothing before the first step.
 
     A transformer block is counted, and its temporary part measured, without the plan ``sums in products``. So each sum
