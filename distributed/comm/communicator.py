@@ -15,7 +15,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypeAlias
 
 import numpy as np
 
@@ -28,6 +28,8 @@ from minigrad.modes import Closing
 from .calls import DEFAULT_TIMEOUT, FINISHED, Call, CallKind, CommStats, ReduceOp, Work, check_seconds
 from .comm_errors import CommError, CommunicatorBrokenError
 from .place import address_of, device_of, on_device, on_host
+
+Held: TypeAlias = Callable[[], Sequence[tuple[str, Tensor]]]
 
 
 class Communicator(Closing, ABC):
@@ -60,6 +62,7 @@ class Communicator(Closing, ABC):
         self._sequence = 0
         self._error: BaseException | None = None
         self._closed = False
+        self._held: Held = tuple
 
     # ------------------------------------------------------------------ collectives
 
@@ -118,8 +121,10 @@ class Communicator(Closing, ABC):
 
     # ------------------------------------------------------------------ life
 
-    def expose(self, held: Callable[[], Sequence[Tensor]]) -> None:
-        """Told by trainers what all ranks must hold alike; faults on purpose may change it (``FaultPlan``)."""
+    def expose(self, held: Held) -> None:
+        """Told by the trainer that steps what all ranks must hold alike, by name. They compare it before they save
+        (``save_distributed_checkpoint``), and faults on purpose may change it (``FaultPlan``)."""
+        self._held = held
 
     def sync(self) -> None:
         """Wait until all operations that this rank has started are over."""
@@ -142,7 +147,7 @@ class Communicator(Closing, ABC):
         """Release what it holds, after a bounded wait for operations under way. May be called twice; never raises for
         a communicator that has already failed."""
         if not self._closed:
-            self._closed = True
+            self._closed, self._held = True, tuple
             try:
                 if self._error is None:
                     self._sync()

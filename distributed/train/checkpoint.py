@@ -42,6 +42,7 @@ from ..comm.communicator import Communicator, all_gather_json, part_of
 from ..comm.launchers import restarts
 from ..comm.place import bytes_of, copied, on_device, on_host
 from .distributed_trainer import DistributedTrainer
+from .grad_sync import assert_replicas_identical
 from .sharded_trainer import ShardedTrainer
 
 Tensors = Mapping[str, Mapping[str, Any]]  # by file, then by name
@@ -53,10 +54,14 @@ def save_distributed_checkpoint(
 ) -> Path:
     """``minigrad.serialization.save_checkpoint`` by rank 0, whose arguments alone count; a collective of all ranks.
 
+    What the trainer that steps with this ``communicator`` holds must have the same bits on all ranks: its parameters,
+    and what the optimizer keeps of them. Else all raise ReplicaMismatchError, which names rank and tensor, and nothing
+    is saved. Buffers may differ.
+
     Returns the checkpoint's folder when it is safely on rank 0's disk. Raises CheckpointError on every rank if that
     failed; earlier checkpoints are then intact.
     """
-
+    assert_replicas_identical(communicator, communicator._held())
     return Path(by_rank_0(communicator, lambda: str(save_checkpoint(folder, tensors, state, keep)), "save", folder))
 
 
@@ -150,6 +155,7 @@ class RankShare:
             text = "save what its state_dict gives with save_checkpoint, or save_distributed_checkpoint"
             raise TypeError(f"shares are those of a DistributedTrainer, not of a {type(trainer).__name__}; {text}")
         self.communicator: Communicator = trainer.communicator
+        trainer.assert_replicas_identical(model.named_parameters())
         self.keep: int | None = keep
         self.hurried: threading.Event = threading.Event()
         """Set when nobody waits for the checkpoint any more."""
@@ -282,8 +288,10 @@ class AsyncCheckpointer(Closing):
     def save_distributed(
         self, communicator: Communicator, folder: StrPath, tensors: Tensors, state: Meta, keep: int | None = 2
     ) -> None:
-        """``save`` by rank 0, whose arguments alone count. A collective: what rank 0 raises, all ranks learn."""
+        """``save`` by rank 0, whose arguments alone count. A collective: what rank 0 raises, all ranks learn.
 
+        They compare what they hold, as for ``save_distributed_checkpoint``."""
+        assert_replicas_identical(communicator, communicator._held())
         by_rank_0(communicator, lambda: self.save(folder, tensors, state, keep), "save", folder)
 
     def save_sharded(

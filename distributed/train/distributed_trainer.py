@@ -22,7 +22,7 @@ from minigrad.optim import AdamW, AdamWConfig, LrSchedule, NonFiniteGradientErro
 from ..comm.communicator import Communicator
 from .buckets import DEFAULT_BUCKET_BYTES, CommHook, GradientBucketManager, all_reduce_hook
 from .config import TrainingConfig, TrainingMetrics, check_kind
-from .grad_sync import Buckets, Overlapped, Window, assert_replicas_identical, broadcast_params, held, not_finite
+from .grad_sync import Buckets, Overlapped, Window, assert_replicas_identical, broadcast_params, not_finite
 from .reducers import Trees
 from .simple_trainer import SimpleTrainer
 from .step import Loss, Named, Params, State, Step, Updater, named_params
@@ -93,9 +93,10 @@ class DistributedTrainer(SimpleTrainer):
 
     def assert_replicas_identical(self, params: Params) -> None:
         """Raise ReplicaMismatchError, on every rank, unless all ranks' tensors, and what the optimizer keeps of them,
-        have the same bits. A collective."""
-        self.communicator.step = self.global_step
-        assert_replicas_identical(self.communicator, held(self._step, named_params(params)))
+        have the same bits; but for those of which a rank has a share. A collective."""
+        self.communicator.step, reducer = self.global_step, self._step.reducer
+        if isinstance(reducer, Buckets):
+            assert_replicas_identical(self.communicator, reducer.held(self._step, named_params(params)))
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:

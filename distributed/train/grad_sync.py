@@ -155,7 +155,7 @@ def assert_replicas_identical(communicator: Communicator, params: Params) -> Non
     every rank, naming the first tensor that differs and the ranks whose copy is in the minority, or all for a tie.
     """
     if communicator.world_size > 1:
-        agree_on_values(communicator, params)
+        agree_on_values(communicator, params, LATER if communicator.step else AT_FIRST)
 
 
 def agree_on_values(communicator: Communicator, params: Params, advice: str = AT_FIRST) -> Named:
@@ -322,7 +322,7 @@ class Buckets(Reducer):
                 self.unit = power_of_two(mean_over_ranks(comm, {"weight": weight})["weight"])
             self._agreed, self.manager = (key, agreed), None
         agreed = step.named(self._agreed[1])
-        comm.expose(lambda: [tensor for _, tensor in held(step, agreed)])
+        comm.expose(lambda: self.held(step, agreed))
         return agreed
 
     def settings(self, step: Step) -> dict[str, Any]:
@@ -414,6 +414,10 @@ class Buckets(Reducer):
         if self.manager is not None:
             self.manager.reset()
 
+    def held(self, step: Step, named: Named) -> Named:
+        """What all ranks must hold alike."""
+        return held(step, named)
+
     def compares(self, step: Step, failed: bool = False) -> bool:
         """After every ``compare_every`` steps, and one that has failed, but not while a graph is captured."""
         every = step.config.compare_every
@@ -433,7 +437,7 @@ class Buckets(Reducer):
                 if updates.count(updates[0]) < len(updates):  # the program gave one rank other memory or states
                     read = []
                 sums = [(f"what updates read of {name}", Tensor.wrap(array, CPU)) for name, array in read]
-                agree_on_values(self.communicator, [*held(step, named), *sums], LATER)
+                agree_on_values(self.communicator, [*self.held(step, named), *sums], LATER)
 
     def restart(self, unit: float) -> None:
         """Compare at the next step what the ranks have."""

@@ -138,9 +138,16 @@ class Shares(Overlapped):
                 self.shares().mark_grad_ready(p.id, grad)
         self.shares().end_micro_batch()
 
-    def compares(self, step: Step, failed: bool = False) -> bool:
-        """Not in stage 3, where nothing is there twice."""
-        return self.units is None and super().compares(step, failed)
+    def held(self, step: Step, named: Named) -> Named:
+        """Without what the ranks share."""
+        shared = self.pieces()
+        return super().held(step, [(name, p) for name, p in named if p.id not in shared])
+
+    def pieces(self) -> dict[TensorId, Tensor]:
+        """This rank's part of each parameter of which it keeps only a part now, perhaps empty."""
+        units = [] if self.units is None or self.units.whole else self.units.all
+        mine = {piece.p.id: piece.tensor for unit in units for share in unit.shares for piece in share.pieces}
+        return {p.id: mine[p.id] if p.id in mine else p.new_empty((0,)) for unit in units for p in unit.params}
 
     def restart(self, unit: float) -> None:
         """The trainer's optimizer has other states, and the window is another."""
@@ -313,11 +320,7 @@ class ShardedTrainer(AmpTrainer):
 
     def pieces(self) -> dict[TensorId, Tensor]:
         """This rank's part of each parameter of which it keeps only a part now (stage 3), perhaps empty."""
-        units = None if self._shares is None else self._shares.units
-        if units is None or units.whole:
-            return {}
-        mine = {piece.p.id: piece.tensor for unit in units.all for share in unit.shares for piece in share.pieces}
-        return {p.id: mine[p.id] if p.id in mine else p.new_empty((0,)) for unit in units.all for p in unit.params}
+        return {} if self._shares is None else self._shares.pieces()
 
     def memory_report(self, module: Module, compute_loss: Callable[[], Tensor]) -> MemoryReport:
         """``minigrad.memory_report`` of this rank: gradients and the optimizer's states are its share.

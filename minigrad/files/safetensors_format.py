@@ -106,38 +106,52 @@ def show(value: object) -> str:
 # ---- JSON ----------------------------------------------------------------------------------------------------------
 
 
+class _Fault(str):
+    """Why a number of the text is refused."""
+
+
+def _fault_in(value: Any) -> str | None:
+    """The first in a value; objects have told theirs."""
+    if isinstance(value, list):
+        return next(filter(None, map(_fault_in, value)), None)
+    return value if isinstance(value, _Fault) else None
+
+
 def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for key, value in pairs:
         if key in result:
             raise ValueError(f"the key {show(key)} appears twice")
+        if fault := _fault_in(value):
+            raise ValueError(f"{show(key)}: {fault}")
         result[key] = value
     return result
 
 
-def _integer(digits: str) -> int:
+def _integer(digits: str) -> int | _Fault:
     if digits == "-0":  # which other readers refuse as a size
-        raise ValueError("-0 is not an integer here")
-    if len(digits) > 1000:
-        raise ValueError(f"a number of {len(digits)} digits")
-    return int(digits)
+        return _Fault("-0 is not an integer here")
+    return int(digits) if len(digits) <= 1000 else _Fault(f"a number of {len(digits)} digits")
 
 
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
+def _no_constant(name: str) -> _Fault:
+    return _Fault(f"{name} is not JSON")
 
 
 def parse_json(raw: bytes, containers: int = MAX_CONTAINERS, commas: int = MAX_COMMAS) -> Any:
     """Strict JSON: UTF-8, no duplicate keys, no NaN, bounded size (lists and objects together, commas).
 
     Raises:
-        ValueError: and nothing else, whatever the bytes.
+        ValueError: and nothing else, whatever the bytes; it names the key of a number that is refused.
     """
     if raw.count(b"[") + raw.count(b"{") > containers or raw.count(b",") > commas:
         raise ValueError(f"more than {containers:,} lists and objects, or {commas:,} commas")
     try:
         text = raw.decode("utf-8")
-        return json.loads(text, object_pairs_hook=_unique_pairs, parse_int=_integer, parse_constant=_no_constant)
+        document = json.loads(text, object_pairs_hook=_unique_pairs, parse_int=_integer, parse_constant=_no_constant)
+        if fault := _fault_in(document):
+            raise ValueError(fault)
+        return document
     except UnicodeDecodeError as error:
         raise ValueError(f"not UTF-8 at byte {error.start:,}") from None
     except RecursionError:

@@ -19,7 +19,9 @@ from test_crash_safety import Killed, each_call
 
 import minigrad
 from minigrad import distributed as dist, nn, optim, serialization
+from minigrad.distributed.comm.threads.faults import with_flipped_bit
 from minigrad.distributed.train.checkpoint import RankShare, by_rank_0
+from minigrad.distributed.train.grad_sync import held
 from minigrad.files import durable, shares
 from minigrad.serialization import CheckpointError
 
@@ -97,6 +99,42 @@ def test_shares_are_the_whole_tensors_of_any_trainer_on_any_ranks(tmp_path, kind
             assert files == sorted(["manifest.json", "state.json", *names])
 
     dist.run_threads(world, body, timeout=60)
+
+
+FLIPS = {"distributed": "blocks.0.weight", "bucketed": "exp_avg of gain", "stage 1": "gain", "stage 3": "frozen"}
+
+
+@pytest.mark.parametrize("kind", FLIPS)
+def test_a_bit_that_flips_right_before_a_save_is_not_saved(tmp_path, kind):
+    """By any function: all ranks are told rank and tensor. Buffers and shares may differ."""
+
+    def body(comm):
+        net, trainer = trained(comm, kind)
+        net.count.data[0] = comm.rank
+        arrays, meta = trainer.state_dict(net.named_parameters())
+        whole = ({"model": net.state_dict(), "trainer": arrays}, {"step": 2, "trainer": meta})
+        tensor = dict(held(trainer._step, [*net.named_parameters()]))[FLIPS[kind]]
+
+        def flip():
+            if comm.rank == 1:
+                tensor.data[...] = with_flipped_bit(tensor.data, 3)
+
+        with dist.AsyncCheckpointer() as beside:
+            saves = [
+                lambda folder: dist.save_distributed_checkpoint(comm, folder, *whole),
+                lambda folder: beside.save_distributed(comm, folder, *whole),
+                lambda folder: dist.save_sharded_checkpoint(folder, net, trainer, whole[1]),
+                lambda folder: beside.save_sharded(folder, net, trainer, whole[1]),
+            ]
+            for number, save in enumerate(saves):
+                flip()
+                told = f"copies of '{FLIPS[kind]}' .* differ: rank 1 against the others"
+                raises(dist.ReplicaMismatchError, told, save, tmp_path / str(number))
+                assert not [*tmp_path.glob(str(number))]
+                flip()
+                save(tmp_path / str(number))
+
+    dist.run_threads(3, body, timeout=60)
 
 
 def test_a_run_goes_on_from_shares_in_any_stage_on_any_number_of_ranks(tmp_path):

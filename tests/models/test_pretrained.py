@@ -380,7 +380,9 @@ HOSTILE = [
     (b"[]", "it is not a JSON object"),
     (b"{}", "the field 'model_type' is missing"),
     (b'{"model_type": "gpt2", "model_type": "llama"}', "appears twice"),
-    (b"[" * 100_000, "config.json"),
+    (b"[" * 100_000, "config.json: nested too deeply"),
+    (b'{"n_layer": NaN}', "config.json: 'n_layer': NaN is not JSON"),
+    (b'{"a": {"sizes": [1, [2, ' + b"9" * 6000 + b"]]}}", "config.json: 'sizes': a number of 6000 digits"),
     (b'{"model_type": "gpt2", "x": "' + b"a" * (1 << 20) + b'"}', "the limit is 1,048,576"),
 ]
 

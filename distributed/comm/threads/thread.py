@@ -55,7 +55,6 @@ class ThreadCommunicator(Communicator):
         self._messages: Counter[tuple[int, int, int]] = Counter()  # by source, destination, tag
         self._started: deque[RankPart] = deque()
         self._children: list[ThreadCommunicator] = []
-        self._held: Callable[[], Sequence[Tensor]] = list
 
     @classmethod
     def group(
@@ -92,7 +91,7 @@ class ThreadCommunicator(Communicator):
                 raise killed
             if fault.kind == "damage" and (held := self._held()):
                 bit, number = divmod(fault.bit, len(held))
-                one = held[number]
+                _, one = held[number]
                 one.device.kernels.elementwise.assign(one.data, with_flipped_bit(one.data, bit))
             if fault.kind == "flip" and send is not None and call.kind is not CallKind.SPLIT:
                 send = with_flipped_bit(send, fault.bit)
@@ -128,10 +127,6 @@ class ThreadCommunicator(Communicator):
         for work in list(self._started):
             work.wait()
 
-    def expose(self, held: Callable[[], Sequence[Tensor]]) -> None:
-        """Remember it, until ``close``."""
-        self._held = held
-
     def _split(self, color: int | None, key: int) -> Communicator | None:
         members, _ = self._regroup(color, key)
         if color is None:
@@ -144,7 +139,6 @@ class ThreadCommunicator(Communicator):
 
     def _shut(self) -> None:
         self._abandon(self._error)
-        self._held = list
         if self is self._world:
             self._group.turns.leave(self.rank)
 
