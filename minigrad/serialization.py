@@ -185,7 +185,10 @@ def write_checkpoint(
             try:
                 os.mkdir(temporary)
                 records = {**write(temporary), STATE: durable.write_new_file(temporary / STATE, [state])}
-                durable.write_new_file(temporary / MANIFEST, [_encode_manifest(step, records)])
+                files = {name: {"size": size, "sha256": sha256} for name, (size, sha256) in sorted(records.items())}
+                manifest = {"format": FORMAT, "version": VERSION, "step": step, "files": files}
+                raw = json.dumps({**manifest, "sha256": _self_hash(manifest)}, indent=1).encode()
+                durable.write_new_file(temporary / MANIFEST, [raw])
                 durable.fsync_directory(temporary)
                 os.rename(temporary, target)
             except BaseException:
@@ -216,12 +219,6 @@ def _prune(folder: Path, step: int, newest: Path, keep: int | None) -> None:
     except OSError as error:
         message = f"an old checkpoint in {folder} could not be deleted: {safetensors_format.reason_of(error)}"
         warnings.warn(message, RuntimeWarning, stacklevel=4)
-
-
-def _encode_manifest(step: int, records: Mapping[str, tuple[int, str]]) -> bytes:
-    files = {name: {"size": size, "sha256": sha256} for name, (size, sha256) in sorted(records.items())}
-    manifest: dict[str, Any] = {"format": FORMAT, "version": VERSION, "step": step, "files": files}
-    return json.dumps({**manifest, "sha256": _self_hash(manifest)}, indent=1).encode()
 
 
 def _self_hash(manifest: Mapping[str, Any]) -> str:

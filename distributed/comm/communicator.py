@@ -15,7 +15,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Any, ClassVar, Final, TypeAlias
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
@@ -28,8 +28,6 @@ from minigrad.modes import Closing
 from .calls import DEFAULT_TIMEOUT, FINISHED, Call, CallKind, CommStats, ReduceOp, Work, check_seconds
 from .comm_errors import CommError, CommunicatorBrokenError
 from .place import address_of, device_of, on_device, on_host
-
-Held: TypeAlias = Callable[[], Sequence[tuple[str, Tensor]]]
 
 
 class Communicator(Closing, ABC):
@@ -62,7 +60,7 @@ class Communicator(Closing, ABC):
         self._sequence = 0
         self._error: BaseException | None = None
         self._closed = False
-        self._held: Held = tuple
+        self._held: Callable[[], Sequence[tuple[str, Tensor]]] = tuple
 
     # ------------------------------------------------------------------ collectives
 
@@ -121,7 +119,7 @@ class Communicator(Closing, ABC):
 
     # ------------------------------------------------------------------ life
 
-    def expose(self, held: Held) -> None:
+    def expose(self, held: Callable[[], Sequence[tuple[str, Tensor]]]) -> None:
         """Told by the trainer that steps what all ranks must hold alike, by name. They compare it before they save
         (``save_distributed_checkpoint``), and faults on purpose may change it (``FaultPlan``)."""
         self._held = held

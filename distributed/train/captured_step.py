@@ -58,14 +58,6 @@ def gathered(comm: Communicator, losses: Any, marks: Callable[[], Sequence[float
     return found
 
 
-def on_any(comm: Communicator, flag: Any) -> Any:
-    """Captured: int32 (1,), whether it is not 0 on any rank."""
-    found = comm.device.kernels.empty((1,), np.int32)
-    comm.device.kernels.elementwise.assign(found, flag)
-    comm.all_reduce(Tensor.wrap(found, comm.device), ReduceOp.MAX)
-    return found
-
-
 def losses_of(comm: Any, event: Any, found: np.ndarray) -> list[list[float]]:
     """Each rank's losses, of what ``gathered`` has made for the host when ``event`` has happened.
 
@@ -190,7 +182,9 @@ class GraphRecorder(Recorder):
             self._captures += 1
             number = self._captures
             losses = gathered(comm, losses, lambda: (step.global_step + 1, step.optimizer.lr, number))
-            outside = on_any(comm, outside)
+            mine, outside = outside, kernels.empty((1,), np.int32)  # whether it is not 0 on any rank
+            kernels.elementwise.assign(outside, mine)
+            comm.all_reduce(Tensor.wrap(outside, comm.device), ReduceOp.MAX)
             ranks, marks = comm.world_size, len(MARKS)
         results = kernels.empty((2 + losses.size,), np.float64)
         kernels.elementwise.assign(results[2:], losses)

@@ -43,7 +43,7 @@ from ..comm.launchers import restarts
 from ..comm.place import bytes_of, copied, on_device, on_host
 from .distributed_trainer import DistributedTrainer
 from .grad_sync import assert_replicas_identical
-from .sharded_trainer import ShardedTrainer
+from .sharded_trainer import Shares
 
 Tensors = Mapping[str, Mapping[str, Any]]  # by file, then by name
 Meta = Mapping[str, Any]  # what becomes JSON
@@ -160,9 +160,12 @@ class RankShare:
         self.hurried: threading.Event = threading.Event()
         """Set when nobody waits for the checkpoint any more."""
         params, whole, state = dict(model.named_parameters()), model.state_dict(), dict(state)
-        part = functools.partial(_even_part, trainer.communicator)
+
+        def part(array: Any) -> Any:
+            return array.reshape(-1)[slice(*part_of(array.size, trainer.communicator))]
+
         moments, state["trainer"] = trainer.state_dict(params.items(), part)
-        pieces = trainer.pieces() if isinstance(trainer, ShardedTrainer) else {}
+        pieces = trainer._step.reducer.pieces() if isinstance(trainer._step.reducer, Shares) else {}
         held = {name: pieces[p.id] for name, p in params.items() if p.id in pieces}
         raw = {name: held[name].data if name in held else part(x.data) for name, x in whole.items()}
         weights = {name: x.device.kernels.to_host(raw[name]) for name, x in whole.items()}
@@ -180,8 +183,7 @@ class RankShare:
             self.state: bytes = serialization.encode_state(state)
             return [step, str(serialization.temporary_folder(Path(folder).absolute(), step))]
 
-        step, temporary = by_rank_0(trainer.communicator, begin, "save", folder)
-        self.step: int = step
+        self.step, temporary = by_rank_0(trainer.communicator, begin, "save", folder)
         self.temporary: Path = Path(temporary)
 
     def write(self) -> Path:
@@ -248,12 +250,6 @@ def save_sharded_checkpoint(
     share = RankShare(folder, model, trainer, state, keep)
     with ThreadPoolExecutor(1, "checkpoint") as thread:
         return share.result(thread.submit(share.write))
-
-
-def _even_part(communicator: Communicator, array: Any) -> Any:
-    """This rank's part of a raw array's elements, as a view."""
-    begin, end = part_of(array.size, communicator)
-    return array.reshape(-1)[begin:end]
 
 
 class AsyncCheckpointer(Closing):

@@ -309,7 +309,9 @@ def run_by_hand(config: DistributedTrainConfig, settings: Mapping[str, Any], arg
     mpirun, secret = find_mpirun(), os.environ.get("MINIGRAD_RENDEZVOUS_SECRET")
     alike = {**settings, "backend": config.backend, "the folder": os.getcwd(), "the Python": sys.executable}
     alike |= {f"the variable {name}": value for name, value in carried().items()}
-    mine = [socket.gethostname(), _boot_id(), {key: _short(repr(value)) for key, value in alike.items()}]
+    boot = Path("/proc/sys/kernel/random/boot_id")  # by which machines of one name differ, where Linux tells
+    told_apart = boot.read_text() if boot.exists() else ""
+    mine = [socket.gethostname(), told_apart, {key: _short(repr(value)) for key, value in alike.items()}]
     with Store(config.rank, config.world_size, *parse_address(str(config.coordinator_addr)), secret=secret) as store:
         values = store.all_gather(json.dumps(mine).encode())
         # Ranks that were started for GPUs send no JSON.
@@ -330,12 +332,6 @@ def run_by_hand(config: DistributedTrainConfig, settings: Mapping[str, Any], arg
         while list(store.hear(0)):  # what is left unread would cut the connections before the code has arrived
             pass
         return code
-
-
-def _boot_id() -> str:
-    """By which machines of one name differ, where Linux tells."""
-    path = Path("/proc/sys/kernel/random/boot_id")
-    return path.read_text() if path.exists() else ""
 
 
 def _short(text: str) -> str:

@@ -188,11 +188,6 @@ def moments(optimizer: Optimizer, params: Params) -> Named:
     ]
 
 
-def held(step: Step, named: Named) -> Named:
-    """What all ranks must hold alike: parameters, and what the optimizer keeps of them."""
-    return [*named, *moments(step.optimizer, named)]
-
-
 def all_reduce_grads(
     communicator: Communicator,
     grads: GradStore,
@@ -415,8 +410,8 @@ class Buckets(Reducer):
             self.manager.reset()
 
     def held(self, step: Step, named: Named) -> Named:
-        """What all ranks must hold alike."""
-        return held(step, named)
+        """What all ranks must hold alike: parameters, and what the optimizer keeps of them."""
+        return [*named, *moments(step.optimizer, named)]
 
     def compares(self, step: Step, failed: bool = False) -> bool:
         """After every ``compare_every`` steps, and one that has failed, but not while a graph is captured."""

@@ -318,10 +318,6 @@ class ShardedTrainer(AmpTrainer):
                 meta["optimizer"]["steps"].update(steps)
         return arrays, meta
 
-    def pieces(self) -> dict[TensorId, Tensor]:
-        """This rank's part of each parameter of which it keeps only a part now (stage 3), perhaps empty."""
-        return {} if self._shares is None else self._shares.pieces()
-
     def memory_report(self, module: Module, compute_loss: Callable[[], Tensor]) -> MemoryReport:
         """``minigrad.memory_report`` of this rank: gradients and the optimizer's states are its share.
 

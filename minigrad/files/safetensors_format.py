@@ -110,11 +110,13 @@ class _Fault(str):
     """Why a number of the text is refused."""
 
 
-def _fault_in(value: Any) -> str | None:
-    """The first in a value; objects have told theirs."""
-    if isinstance(value, list):
-        return next(filter(None, map(_fault_in, value)), None)
-    return value if isinstance(value, _Fault) else None
+def _refuse(key: str, value: Any) -> None:
+    """Raise ValueError for a fault in a value; objects within have told theirs."""
+    for item in value if isinstance(value, list) else [value]:
+        if isinstance(item, list):
+            _refuse(key, item)
+        elif isinstance(item, _Fault):
+            raise ValueError(f"{show(key)}: {item}" if key else item)
 
 
 def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -122,20 +124,16 @@ def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     for key, value in pairs:
         if key in result:
             raise ValueError(f"the key {show(key)} appears twice")
-        if fault := _fault_in(value):
-            raise ValueError(f"{show(key)}: {fault}")
+        _refuse(key, value)
         result[key] = value
     return result
 
 
-def _integer(digits: str) -> int | _Fault:
-    if digits == "-0":  # which other readers refuse as a size
-        return _Fault("-0 is not an integer here")
-    return int(digits) if len(digits) <= 1000 else _Fault(f"a number of {len(digits)} digits")
-
-
-def _no_constant(name: str) -> _Fault:
-    return _Fault(f"{name} is not JSON")
+def _number(text: str) -> int | _Fault:
+    """An integer, of digits; a constant of JavaScript is refused, and what other readers refuse as a size."""
+    if text in ("-0", "NaN", "Infinity", "-Infinity"):
+        return _Fault(f"{text} is not {'an integer here' if text == '-0' else 'JSON'}")
+    return int(text) if len(text) <= 1000 else _Fault(f"a number of {len(text)} digits")
 
 
 def parse_json(raw: bytes, containers: int = MAX_CONTAINERS, commas: int = MAX_COMMAS) -> Any:
@@ -148,9 +146,8 @@ def parse_json(raw: bytes, containers: int = MAX_CONTAINERS, commas: int = MAX_C
         raise ValueError(f"more than {containers:,} lists and objects, or {commas:,} commas")
     try:
         text = raw.decode("utf-8")
-        document = json.loads(text, object_pairs_hook=_unique_pairs, parse_int=_integer, parse_constant=_no_constant)
-        if fault := _fault_in(document):
-            raise ValueError(fault)
+        document = json.loads(text, object_pairs_hook=_unique_pairs, parse_int=_number, parse_constant=_number)
+        _refuse("", document)
         return document
     except UnicodeDecodeError as error:
         raise ValueError(f"not UTF-8 at byte {error.start:,}") from None
@@ -213,9 +210,8 @@ def _entry(name: str, info: Any) -> Entry:
     # NumPy computes strides of empty arrays too, so a zero does not excuse the other sizes from fitting.
     if math.prod(max(size, 1) for size in shape) * dtype.itemsize > MAX_BYTES:
         raise ValueError(f"{where}: shape {show(shape)} is too large")
-    nbytes = math.prod(shape) * dtype.itemsize
-    if nbytes != offsets[1] - offsets[0]:
-        span = offsets[1] - offsets[0]
+    nbytes, span = math.prod(shape) * dtype.itemsize, offsets[1] - offsets[0]
+    if nbytes != span:
         raise ValueError(f"{where}: shape {show(shape)} of {code} takes {nbytes:,} bytes, its offsets span {span:,}")
     return Entry(dtype, tuple(shape), offsets[0], offsets[1])
 

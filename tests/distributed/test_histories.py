@@ -15,12 +15,12 @@ import minigrad as mg
 from minigrad import distributed as dist
 from minigrad.distributed import TrainingConfig
 from minigrad.distributed.comm.threads.faults import with_flipped_bit
-from minigrad.distributed.train.grad_sync import held
+from minigrad.distributed.train.grad_sync import moments
 from minigrad.files import durable
 from minigrad.optim import AdamW
 from minigrad.serialization import CheckpointError, list_checkpoints
 
-STEPS, LEAVES, CALLS = 4, 4, 30  # of a run; operations in its first save, step and comparison, and in all others
+STEPS, LEAVES, CALLS = 4, 4, 34  # of a run; operations in its first save, step and comparison, and in all others
 TIMEOUT = 10.0  # of virtual seconds
 BATCHES = np.random.default_rng(0).standard_normal((STEPS, LEAVES, 3, 4)).astype(np.float32)
 RIGHT: dict[int, str] = {}  # hash of weights and moments by step: the first run of all makes it, see ``alone``
@@ -45,7 +45,8 @@ class Rank:
         """To the end; at every step the hash must be right."""
         while True:
             step = self.trainer.global_step
-            content = b"".join(t.data.tobytes() for _, t in held(self.trainer._step, self.params))
+            held = [*self.params, *moments(self.trainer.optimizer, self.params)]
+            content = b"".join(tensor.data.tobytes() for _, tensor in held)
             found = hashlib.sha256(content).hexdigest()
             assert RIGHT.setdefault(step, found) == found, f"step {step} has other bits"
             if step in saves and step > self.begin:

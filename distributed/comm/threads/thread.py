@@ -14,7 +14,6 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, wait
 from typing import TypeVar
 
-from minigrad import Tensor
 from minigrad.device import CPU, Device
 from minigrad.errors import check_int
 from minigrad.modes import of_thread
@@ -211,8 +210,7 @@ def run_threads(
 
 def _first(errors: dict[int, BaseException], running: list[int]) -> BaseException:
     """The error to raise: a planned death, else the earliest, with the others attached."""
-    killed = [error for error in errors.values() if isinstance(error, RankKilledError)]
-    first = killed[0] if killed else next(iter(errors.values()))
+    first = next((e for e in errors.values() if isinstance(e, RankKilledError)), next(iter(errors.values())))
     first.rank_errors = dict(errors)  # type: ignore[attr-defined]
     notes = [f"rank {rank} raised {type(error).__name__}: {error}" for rank, error in sorted(errors.items())]
     notes += [f"rank {rank} is still running" for rank in running]
