@@ -268,7 +268,6 @@ class Training(TrainingRun):
 
     def write_checkpoint(self) -> None:
         """Rank 0 writes for all, if they hold the same, or each its share; they go on when the checkpoint is safe."""
-        self.trainer.assert_replicas_identical(self.model.named_parameters())
         folder, keep = self.run.folder, self.settings.keep
         if isinstance(self.trainer, ShardedTrainer):
             save_sharded_checkpoint(folder, self.model, self.trainer, run_state(self.run), keep)

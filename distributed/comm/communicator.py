@@ -120,8 +120,9 @@ class Communicator(Closing, ABC):
     # ------------------------------------------------------------------ life
 
     def expose(self, held: Callable[[], Sequence[tuple[str, Tensor]]]) -> None:
-        """Told by the trainer that steps what all ranks must hold alike, by name. They compare it before they save
-        (``save_distributed_checkpoint``), and faults on purpose may change it (``FaultPlan``)."""
+        """Told by the trainer that steps what all ranks must hold alike: ``held()`` are names and tensors. The ranks
+        compare them before they save (``save_distributed_checkpoint``). Faults on purpose change them (``FaultPlan``).
+        """
         self._held = held
 
     def sync(self) -> None:

@@ -53,7 +53,7 @@ class TrainingConfig:
     is the one that the generator has when the trainer is made.
 
     ``compare_every``: after so many steps several ranks compare the hashes of their weights and of what the optimizer
-    keeps of them; where they differ, all raise ReplicaMismatchError. 0: never.
+    keeps of them; where they differ, all raise ReplicaMismatchError. 0: only before a save.
 
     ``recheck``: keep what computes the losses of a step, and compute it again where the gradient's norm is ten times
     the usual one (recheck.py); a RuntimeWarning says whether the fault is transient or persistent.

@@ -81,6 +81,8 @@ def cache_directory() -> Path:
         if hasattr(os, "getuid") and root_mode & stat.S_IWOTH and not root_mode & stat.S_ISVTX:
             raise PermissionError(f"everybody may rename what is in {root}; chmod o-w or chmod +t mends it")
         tempfile.TemporaryFile(dir=folder).close()
+        if (locks := folder / "locks").is_dir():  # damage: it is a file
+            shutil.rmtree(locks)
         return folder
     except OSError as error:
         temporary = Path(tempfile.mkdtemp(prefix="minigrad-kernels-"))
