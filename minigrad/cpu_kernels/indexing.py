@@ -15,11 +15,7 @@ FEW = 4096  # elements that NumPy picks in the time of a launch
 ALONE = 16384  # elements of a task
 MOST_BEST = 128  # so many of a row are found by comparing each element with those found before
 FLOATS = (np.float32, np.float64)
-globals().update(
-    (name, getattr(plain, name))
-    for name in vars(plain)
-    if name not in ("add_at", "argsort", "gather", "index", "scatter_add") and name[0] != "_"
-)
+globals().update((name, getattr(plain, name)) for name in vars(plain) if name[0] != "_")
 
 
 @task_kernel
@@ -97,7 +93,7 @@ def _best(task, tasks, x, descending, places):
 
 def argsort(x: np.ndarray, axis: int, descending: bool, first: int | None = None) -> np.ndarray:
     """The ``first`` (default: all) indices (int64) of ``x`` sorted stably along ``axis``; NaN is the largest."""
-    most = min(MOST_BEST, x.shape[axis] // 8) if x.size >= FEW else 0
+    most = min(MOST_BEST, x.shape[axis] // 8)
     if first is None or not 0 < first <= most or x.dtype.char not in "fdilq" or numba.config.DISABLE_JIT:
         return plain.argsort(x, axis, descending, first)
     rows = operand(np.ascontiguousarray(np.moveaxis(x, axis, -1)))
@@ -111,6 +107,11 @@ def index(x: np.ndarray, where: Any) -> np.ndarray:
     """x[where], as the plain one; the elements under a mask by their places, which NumPy finds sooner."""
     if isinstance(where, np.ndarray) and where.dtype == bool and where.shape == x.shape:
         return x.reshape(-1).take(np.flatnonzero(where))
+    rows = where[0] if isinstance(where, tuple) and len(where) == 1 else where
+    if isinstance(rows, np.ndarray) and x.ndim and rows.size * x[:1].size >= FEW:
+        places = _places(rows, x, x)
+        if places is not None:
+            return embedding.forward(x.reshape(len(x), -1), places).reshape(*places.shape, *x.shape[1:])
     return plain.index(x, where)
 
 

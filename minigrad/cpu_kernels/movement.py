@@ -1,7 +1,5 @@
 """Rearranging memory: the plain family, whose large copies are made by all threads."""
 
-import math
-
 import numba
 import numpy as np
 
@@ -9,8 +7,7 @@ from ..plain_kernels import movement as plain
 from .elementwise import select
 from .toolbox.strided_copy import FEW, MANY, copied, copy_into
 
-MADE = ("cat", "tril", "triu")
-globals().update((name, getattr(plain, name)) for name in vars(plain) if name not in MADE and name[0] != "_")
+globals().update((name, getattr(plain, name)) for name in vars(plain) if name[0] != "_")
 
 
 def copy(x: np.ndarray) -> np.ndarray:
@@ -25,15 +22,37 @@ def contiguous(x: np.ndarray) -> np.ndarray:
 
 def cat(arrays: tuple[np.ndarray, ...], axis: int) -> np.ndarray:
     """The arrays one after the other along ``axis``."""
+    if sum([x.nbytes for x in arrays]) < MANY or len({x.dtype for x in arrays}) > 1 or numba.config.DISABLE_JIT:
+        return np.concatenate(arrays, axis)
     shape, dtype = list(arrays[0].shape), arrays[0].dtype
     shape[axis] = sum([x.shape[axis] for x in arrays])
-    if math.prod(shape) * dtype.itemsize < MANY or any(x.dtype != dtype for x in arrays) or numba.config.DISABLE_JIT:
-        return plain.cat(arrays, axis)
     y, before, end = np.empty(shape, dtype), (slice(None),) * (axis % len(shape)), 0
     for x in arrays:
         start, end = end, end + x.shape[axis]
         copy_into(y[(*before, slice(start, end))], x)
     return y
+
+
+def flip(x: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
+    """A copy with the order along ``axes`` reversed."""
+    return copied(np.flip(x, axes), FEW)
+
+
+def roll(x: np.ndarray, shifts: tuple[int, ...], axes: tuple[int, ...]) -> np.ndarray:
+    """A copy, elements moved on by the shifts along the axes; what leaves at the end enters at the start."""
+    for axis, shift in zip(axes, shifts) if x.size else ():
+        before = (slice(None),) * (axis % x.ndim)
+        at = -shift % x.shape[axis]
+        x = cat((x[(*before, slice(at, None))], x[(*before, slice(at))]), axis)
+    return x if shifts and x.size else x.copy()
+
+
+def tile(x: np.ndarray, repeats: tuple[int, ...]) -> np.ndarray:
+    """Copies of ``x`` side by side, ``repeats`` of them along each axis; there may be more repeats than axes."""
+    shape = (1,) * (len(repeats) - x.ndim) + x.shape
+    single, several = ([n for pair in zip(counts, shape) for n in pair] for counts in ((1,) * len(shape), repeats))
+    copies = copied(np.broadcast_to(x.reshape(single), several), FEW)
+    return copies.reshape([n * size for n, size in zip(repeats, shape)])
 
 
 def tril(x: np.ndarray, diagonal: int) -> np.ndarray:

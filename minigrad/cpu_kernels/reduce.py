@@ -8,30 +8,32 @@ import numpy as np
 
 from ..plain_kernels import reduce as plain
 from ..plain_kernels.elementwise import quiet
+from .elementwise import fused
 from .softmax import SUM_BLOCK
 from .toolbox.jit import kernel
 from .toolbox.product_epilogue import add_columns
 from .toolbox.register_tile import keep_alive, operand, pointer, whole_vectors
-from .toolbox.threads import get_num_threads, task_kernel
+from .toolbox.threads import get_num_threads, shares, task_kernel
 from .toolbox.vector_math import maxnum
 
 FEW = 4096  # elements that NumPy folds in the time of a launch
+LINE = 64  # columns, of which tasks get multiples
 BLOCK = 16384  # elements of a row that one task folds
 SUM, LARGEST, SMALLEST, PRODUCT = 0, 1, -1, 2  # what _fold_rows makes of a row
 
 
-@kernel
-def _column_sums(x: np.ndarray) -> np.ndarray:
+@task_kernel
+def _column_sums(task, tasks, x, total):
     """Column sums of a matrix: strips of rows first, then the strips (a fixed order, and shorter error chains)."""
     rows, columns = x.shape
-    strip = 256
-    total = np.zeros(columns, x.dtype)
-    part = np.empty(columns, x.dtype)
+    lines, strip = (columns + LINE - 1) // LINE, 256
+    first, end = task * lines // tasks * LINE, min(columns, (task + 1) * lines // tasks * LINE)
+    part = np.empty(end - first, x.dtype)
+    total[first:end] = 0
     for start in range(0, rows, strip):
-        strip_rows = min(strip, rows - start)
-        add_columns(pointer(x[start]), columns, strip_rows, columns, pointer(part), pointer(total), True)
+        source, strip_rows = pointer(x[start, first:]), min(strip, rows - start)
+        add_columns(source, columns, strip_rows, end - first, pointer(part), pointer(total[first:]), True)
     keep_alive((part,))
-    return total
 
 
 @kernel
@@ -129,6 +131,10 @@ def _folded(x: np.ndarray, axes: tuple[int, ...], keepdim: bool, kind: int, fold
     return y
 
 
+def _shifted(k: Any, x: Any, shift: Any) -> Any:
+    return k.exp(k.sub(x, shift))
+
+
 class reduce(plain):
     """Reductions over ``axes``, a tuple of non-negative ints, or along one axis."""
 
@@ -149,7 +155,10 @@ class reduce(plain):
         ):
             rows = math.prod(x.shape[: len(axes)])
             if rows > 1 and x.size:
-                y = _column_sums(x.reshape(rows, -1))
+                matrix = operand(x).reshape(rows, -1)
+                y = np.empty(matrix.shape[1], x.dtype)
+                tasks = min(shares(x.size, 2 * BLOCK), -(-y.size // LINE))
+                _column_sums.launch(x.dtype, tasks, matrix, y)
                 shape = (1,) * len(axes) + x.shape[len(axes) :] if keepdim else x.shape[len(axes) :]
                 return y if y.shape == shape else y.reshape(shape)  # a view would not own its memory
         return plain.sum(x, axes, keepdim, dtype)
@@ -190,6 +199,16 @@ class reduce(plain):
         """Products of the first 1, 2, ... values along ``axis``."""
         y = _scanned(x, axis, product=True)
         return plain.cumprod(x, axis) if y is None else y
+
+    @quiet
+    def logsumexp(x: np.ndarray, axes: tuple[int, ...], keepdim: bool) -> np.ndarray:
+        """log(sum(exp(x))) over ``axes``, shifted by the maximum so that it cannot overflow."""
+        if x.size < FEW:
+            return plain.logsumexp(x, axes, keepdim)
+        top = reduce.max(x, axes, True)
+        shift = np.where(np.isfinite(top), top, 0).astype(x.dtype)
+        y = np.log(reduce.sum(fused(_shifted, x, shift), axes, True)) + shift
+        return np.asarray(y if keepdim else np.squeeze(y, axis=axes))
 
     def cumprod_backward(dy: np.ndarray, x: np.ndarray, y: np.ndarray, axis: int) -> np.ndarray:
         """dx of y = ``cumprod(x)``, in time n, by PyTorch's formula; float32 or float64. Any strides."""

@@ -1,16 +1,11 @@
 """Logarithm of the sigmoid."""
 
-from typing import Any
+from operator import attrgetter
 
-from ..autograd import Function
+from .elementwise import OfFamily
 
 
-class LogSigmoid(Function):
+class LogSigmoid(OfFamily):
     """y = log(1 / (1 + e^-x));  dx = dy / (1 + e^x)."""
 
-    def forward(self, x: Any) -> Any:
-        self.saved = (x,)
-        return self.kernels.log_sigmoid.forward(x)
-
-    def backward(self, dy: Any) -> Any:
-        return self.kernels.log_sigmoid.backward(dy, self.saved[0])
+    value, derivative = attrgetter("log_sigmoid.forward"), attrgetter("log_sigmoid.backward")

@@ -1,6 +1,7 @@
 """Shapes and order: reshape, permute, expand are views where memory allows."""
 
-from typing import Any
+from operator import attrgetter
+from typing import Any, ClassVar
 
 from ..autograd import Function
 
@@ -74,42 +75,37 @@ class Cat(Function):
 
 
 class _OfGradient(Function):
-    """dx is of dy what y is of x: ``moved``, with the same options."""
+    """dx is of dy what y is of x: ``moved``, a function of the kernels, with the same options."""
 
     __slots__ = ("options",)
     widens = False
-    options: dict[str, Any]
+    options: tuple[Any, ...]
+    moved: ClassVar["attrgetter[Any]"]
 
     def forward(self, x: Any, **options: Any) -> Any:
-        self.options = options
-        return self.moved(x, **options)
+        self.options = tuple(options.values())
+        return self.moved(self.kernels)(x, *self.options)
 
     def backward(self, dy: Any) -> Any:
-        return self.moved(dy, **self.options)
-
-    def moved(self, x: Any, **options: Any) -> Any:
-        raise NotImplementedError
+        return self.moved(self.kernels)(dy, *self.options)
 
 
 class Flip(_OfGradient):
     """y = x with the order along the axes reversed;  dx = dy reversed."""
 
-    def moved(self, x: Any, *, axes: tuple[int, ...]) -> Any:  # type: ignore[override]  # the options of this one
-        return self.kernels.movement.flip(x, axes)
+    moved = attrgetter("movement.flip")
 
 
 class Tril(_OfGradient):
     """y = lower triangle of the last two axes, zeros above the diagonal;  dx = the same of dy."""
 
-    def moved(self, x: Any, *, diagonal: int) -> Any:  # type: ignore[override]
-        return self.kernels.movement.tril(x, diagonal)
+    moved = attrgetter("movement.tril")
 
 
 class Triu(_OfGradient):
     """y = upper triangle of the last two axes, zeros below the diagonal;  dx = the same of dy."""
 
-    def moved(self, x: Any, *, diagonal: int) -> Any:  # type: ignore[override]
-        return self.kernels.movement.triu(x, diagonal)
+    moved = attrgetter("movement.triu")
 
 
 class Roll(Function):

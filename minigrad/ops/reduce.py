@@ -261,8 +261,11 @@ class LogSumExp(Reduction):
 
     def backward(self, dy: Any) -> Any:
         x, y = self.saved
-        k = self.kernels.elementwise
-        return k.mul(k.exp(k.sub(x, self.spread(y))), self.spread(dy))
+        return self.kernels.elementwise.fused(_of_logsumexp, x, self.spread(y), self.spread(dy))
+
+
+def _of_logsumexp(k: Any, x: Any, y: Any, dy: Any) -> Any:
+    return k.mul(k.exp(k.sub(x, y)), dy)
 
 
 class CumSum(Function):

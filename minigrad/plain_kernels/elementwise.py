@@ -216,6 +216,22 @@ class activation:
         """dy where x > 0, else slope * dy."""
         return np.where(x > 0, dy, dy * slope)
 
+    @quiet
+    def hardswish(x: np.ndarray) -> np.ndarray:
+        """x min(max(x + 3, 0), 6) / 6."""
+        return x * np.minimum(np.maximum(x + 3, 0), 6) / 6
+
+    @quiet
+    def hardswish_backward(dy: np.ndarray, x: np.ndarray) -> np.ndarray:
+        """0 for x <= -3, (x / 3 + 1 / 2) dy below 3, then dy."""
+        return np.where(x > -3, dy * np.where(x < 3, x / 3 + 0.5, 1), 0)
+
+    @quiet
+    def binary_cross_entropy_backward(dy: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        """((1 - y) / (1 - x) - y / x) dy, without the quotients whose logarithm would be below -100."""
+        rest, least = 1 - x, math.exp(-100)
+        return dy * (np.where(rest > least, (1 - y) / rest, 0) - np.where(x > least, y / x, 0))
+
     def elu(x: np.ndarray, alpha: float) -> np.ndarray:
         """x where x > 0, else alpha * (exp(x) - 1)."""
         return np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0)))

@@ -47,6 +47,7 @@ def test_large_arrays(shape: tuple[int, ...], axis: int, n: int, dtype) -> None:
     for x, places in layouts:
         both("gather", x, axis, places)
         both("index", x, x > 3)
+        both("index", x, (rng.integers(-shape[0], shape[0], (90, 50)),))
         both("scatter_add", np.ascontiguousarray(x), axis, places, rng.normal(0, 5, places.shape).astype(dtype))
         if x.dtype.kind == "f":
             x[x == 7] = np.nan

@@ -49,6 +49,7 @@ def test_movement_is_the_plain_one(shape: tuple[int, int]) -> None:
     x = RNG.integers(0, 100, shape).astype(np.float32)
     calls = [("tril", (x, 2)), ("triu", (x, -2)), ("cat", ((x, x[:2], x), 0)), ("cat", ((x, x[:, ::2]), 1))]
     calls += [("cat", ((x, x[:, ::2]), -1)), ("cat", ((x, x), -2)), ("cat", ((x, x.astype(np.float64)), 1))]
+    calls += [("flip", (x, (0, 1))), ("roll", (x, (2, -3, 1), (0, 1, 0))), ("tile", (x, (2, 1, 3)))]
     for name, arguments in calls:
         found, expected = (getattr(kernels.movement, name)(*arguments) for kernels in (cpu_kernels, plain_kernels))
         assert found.dtype == expected.dtype

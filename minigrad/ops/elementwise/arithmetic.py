@@ -1,6 +1,5 @@
 """Arithmetic of two tensors, or of a tensor and a number."""
 
-import math
 from typing import Any
 
 from ...autograd import Function
@@ -102,13 +101,14 @@ class Remainder(Arithmetic):
         return self.kernels.elementwise.remainder(x, y)
 
     def backward(self, dz: Any) -> Any:
-        if not self.needs[1]:
-            return dz, None
         k = self.kernels.elementwise
-        return dz, k.neg(k.mul(dz, k.floor_div(*self.saved)))
+        return dz, k.neg(k.mul(dz, self.quotient(k, *self.saved))) if self.needs[1] else None
+
+    def quotient(self, k: Any, x: Any, y: Any) -> Any:
+        return k.floor_div(x, y)
 
 
-class FMod(Arithmetic):
+class FMod(Remainder):
     """z = x - y trunc(x / y), of the sign of x;  dx = dz, dy = -trunc(x / y) dz."""
 
     def forward(self, x: Any, y: Any) -> Any:
@@ -116,11 +116,8 @@ class FMod(Arithmetic):
         self.saved = (x, y) if self.needs[1] else ()
         return self.kernels.elementwise.fmod(x, y)
 
-    def backward(self, dz: Any) -> Any:
-        if not self.needs[1]:
-            return dz, None
-        k = self.kernels.elementwise
-        return dz, k.neg(k.mul(dz, k.trunc(k.div(*self.saved))))
+    def quotient(self, k: Any, x: Any, y: Any) -> Any:
+        return k.trunc(k.div(x, y))
 
 
 class Neg(Function):
@@ -143,8 +140,11 @@ class Abs(Function):
         return self.kernels.elementwise.abs(x)
 
     def backward(self, dy: Any) -> Any:
-        k = self.kernels.elementwise
-        return k.mul(dy, k.sign(self.saved[0]))
+        return self.kernels.elementwise.fused(_of_abs, dy, self.saved[0])
+
+
+def _of_abs(k: Any, dy: Any, x: Any) -> Any:
+    return k.mul(dy, k.sign(x))
 
 
 class Lerp(Arithmetic):
@@ -210,11 +210,10 @@ class BinaryCrossEntropy(Arithmetic):
         return self.kernels.elementwise.fused(_entropy, x, y)
 
     def backward(self, dz: Any) -> Any:
-        (x, y), k, gt = self.saved, self.kernels.elementwise, self.kernels.comparison.gt
-        pairs = (x, y), (k.sub(1, x), k.sub(1, y))
-        slope, slope_of_rest = (k.select(gt(p, math.exp(-100)), k.div(q, p)) for p, q in pairs)
-        log, log_of_rest = _logarithms(k, x) if self.needs[1] else (0, 0)
-        return k.mul(dz, k.sub(slope_of_rest, slope)), k.mul(dz, k.sub(log_of_rest, log)) if self.needs[1] else None
+        (x, y), k = self.saved, self.kernels
+        log, log_of_rest = _logarithms(k.elementwise, x) if self.needs[1] else (0, 0)
+        dy = k.elementwise.mul(dz, k.elementwise.sub(log_of_rest, log)) if self.needs[1] else None
+        return k.activation.binary_cross_entropy_backward(dz, x, y), dy
 
 
 def _logarithms(k: Any, x: Any) -> tuple[Any, Any]:

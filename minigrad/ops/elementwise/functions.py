@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
+from operator import attrgetter
+from typing import Any, ClassVar
 
 from ...autograd import Function
 from .arithmetic import refuse_bool, zeros_like
@@ -12,6 +13,20 @@ class FloatFunction(Function):
     """A function of real numbers: integer inputs are cast to the default floating dtype."""
 
     floats = True
+
+
+class OfFamily(FloatFunction):
+    """y = value(x, *options), dx = derivative(dy, x, *options): two functions of the kernels, and where they are."""
+
+    value: ClassVar["attrgetter[Any]"]
+    derivative: ClassVar["attrgetter[Any]"]
+
+    def forward(self, x: Any, **options: Any) -> Any:
+        self.saved = (x, *options.values())
+        return self.value(self.kernels)(*self.saved)
+
+    def backward(self, dy: Any) -> Any:
+        return self.derivative(self.kernels)(dy, *self.saved)
 
 
 Expression = Callable[..., Any]  # of kernels and arrays
@@ -145,15 +160,10 @@ def Sigmoid(k: Any, y: Any, dy: Any) -> Any:
     return k.mul(dy, k.mul(y, k.sub(1, y)))
 
 
-class Silu(FloatFunction):
+class Silu(OfFamily):
     """y = x s, s = sigmoid(x);  dx = s (1 + x (1 - s)) dy. Also called swish."""
 
-    def forward(self, x: Any) -> Any:
-        self.saved = (x,)
-        return self.kernels.activation.silu(x)
-
-    def backward(self, dy: Any) -> Any:
-        return self.kernels.activation.silu_backward(dy, self.saved[0])
+    value, derivative = attrgetter("activation.silu"), attrgetter("activation.silu_backward")
 
 
 class Relu(Function):
