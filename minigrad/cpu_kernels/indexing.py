@@ -109,8 +109,7 @@ def index(x: np.ndarray, where: Any) -> np.ndarray:
         return x.reshape(-1).take(np.flatnonzero(where))
     rows = where[0] if isinstance(where, tuple) and len(where) == 1 else where
     if isinstance(rows, np.ndarray) and x.ndim and rows.size * x[:1].size >= FEW:
-        places = _places(rows, x, x)
-        if places is not None:
+        if (places := _places(rows, x, x)) is not None:
             return embedding.forward(x.reshape(len(x), -1), places).reshape(*places.shape, *x.shape[1:])
     return plain.index(x, where)
 
