@@ -17,6 +17,7 @@ from refusals import raises
 
 import minigrad
 from minigrad import Tensor, distributed as dist
+from minigrad.distributed.comm.call_thread import CallThread
 from minigrad.distributed.comm.threads.faults import KINDS, with_flipped_bit
 from minigrad.nn import functional as F
 
@@ -430,3 +431,10 @@ def test_each_rank_has_random_numbers_of_its_own() -> None:
         assert again[0] != again[1]  # two calls are two events
     finally:
         minigrad.default_generator.load_state_dict(before)
+
+
+def test_a_call_thread_that_stops_has_done_what_was_submitted():
+    thread = CallThread("calls")
+    job = thread.submit(lambda: time.sleep(0.1))
+    thread.stop(30.0)
+    assert job.done()

@@ -30,6 +30,7 @@ def test_the_formula_its_gradients_and_the_start() -> None:
     x, ids = mg.randn(2, 5, dtype=mg.float64), [p.id for p in model.parameters()]
     start = model(x)
     layers = lora.wrap(model, ["0", "1"], rank=3, alpha=6.0)
+    assert [(layer.in_features, layer.out_features) for layer in layers.values()] == [(5, 4), (4, 3)]
     assert (model(x) == start).all() and [p.id for p in model.parameters() if not p.requires_grad] == ids
     for layer in layers.values():
         nn.init.normal_(layer.lora_B)
