@@ -326,11 +326,9 @@ class ShardedTrainer(AmpTrainer):
         if self._shares is None:
             return minigrad.memory_report(module, compute_loss, self.optimizer)
         shares = [] if self._shares.manager is None else self._shares.manager.buckets
-        weights = [share.weights for share in shares if self._shares.units is not None]
-        report = minigrad.memory_report(module, compute_loss, self._shares.own, weights)
+        report = minigrad.memory_report(module, compute_loss, self._shares.own, [share.weights for share in shares])
         report.gradients = sum((share.flat if share.keeps_whole else share.mine).data.nbytes for share in shares)
-        copies = [piece.own for share in shares for piece in share.pieces if piece.own is not piece.tensor]
-        report.offloaded += sum(copy.data.nbytes for copy in copies)
+        report.offloaded += sum(x.own.data.nbytes for share in shares for x in share.pieces if x.own is not x.tensor)
         return report
 
 

@@ -17,7 +17,7 @@ from minigrad.autograd import Version, bump
 from minigrad.optim import Optimizer
 from minigrad.optim.optimizer_state import ParamState, options_of
 
-from ..comm.calls import ReduceOp
+from ..comm.calls import ReduceOp, Work
 from ..comm.communicator import Communicator, all_gather_json
 from .buckets import Bucket, GradientBucketManager
 
@@ -30,7 +30,9 @@ class Piece:
     """What the optimizer updates: ``tensor``, or its copy in host memory."""
 
     def __init__(self, p: Tensor, where: slice, place: slice) -> None:
-        self.p, self.where, self.place = p, where, place
+        self.p = p
+        self.where = where
+        self.place = place
         self._copied = -1  # the version of ``tensor`` that the copy is of
 
     def move(self, weights: Tensor, version: Version | None = None) -> None:
@@ -65,6 +67,8 @@ class Share(Bucket):
     In stage 1 the gradients' buffer stays. Later a share has memory of its own, and the bucket has some only while it
     is filled and sent. Until stage 3 the parameters are views of one buffer, which is gathered in place.
     """
+
+    work: Work | None
 
     def __init__(self, params: Sequence[Tensor], communicator: Communicator, stage: int) -> None:
         super().__init__(params, communicator.world_size)
@@ -220,8 +224,7 @@ def join(own: Optimizer, whole: Optimizer, shares: ShareManager) -> None:
     """Give ``whole`` the states of all ranks' pieces; a collective of all ranks."""
     states = {whole.name_of(piece.p): own.state.get(piece.own.id) for piece in shares.pieces}
     mine = {name: [state.step, sorted(state.arrays)] for name, state in states.items() if state is not None}
-    everyone = all_gather_json(shares._communicator, mine)
-    known = {name: entry for one in everyone for name, entry in one.items()}
+    known = {name: entry for one in all_gather_json(shares._communicator, mine) for name, entry in one.items()}
     for share in shares.buckets:
         entries = [(p, *known.get(whole.name_of(p), (0, []))) for p in share.params]
         for kind in sorted({kind for _, _, kinds in entries for kind in kinds}):

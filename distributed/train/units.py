@@ -32,7 +32,8 @@ class Unit:
     """Parameters that are gathered together, in the buffers of a ``slot``."""
 
     def __init__(self, slot: int, params: Sequence[Tensor]) -> None:
-        self.slot, self.params = slot, params
+        self.slot = slot
+        self.params = params
         self.shares: list[Share] = []
         self.hidden: Any = [full((), math.nan, dtype=p.dtype, device=p.device).expand(p.shape).data for p in params]
         self.arriving: list[tuple[Share, dict[TensorId, Any], Work]] = []
@@ -113,8 +114,7 @@ class Units:
         """From now on a rank has only its shares of the weights."""
         self._manager = manager
         for i, unit in enumerate(self.all):
-            ids = {p.id for p in unit.params}
-            unit.shares = [share for share in manager.buckets if share.ids[0] in ids]
+            unit.shares = [share for share in manager.buckets if share.ids[0] in {p.id for p in unit.params}]
             for share in unit.shares:
                 share.weights = share.new_zeros(share.mine.numel())
                 share.of = f"block {i - 1}" if i else "the weights outside of blocks"
