@@ -47,14 +47,6 @@ def roll(x: np.ndarray, shifts: tuple[int, ...], axes: tuple[int, ...]) -> np.nd
     return x if shifts and x.size else x.copy()
 
 
-def tile(x: np.ndarray, repeats: tuple[int, ...]) -> np.ndarray:
-    """Copies of ``x`` side by side, ``repeats`` of them along each axis; there may be more repeats than axes."""
-    shape = (1,) * (len(repeats) - x.ndim) + x.shape
-    single, several = ([n for pair in zip(counts, shape) for n in pair] for counts in ((1,) * len(shape), repeats))
-    copies = copied(np.broadcast_to(x.reshape(single), several), FEW)
-    return copies.reshape([n * size for n, size in zip(repeats, shape)])
-
-
 def tril(x: np.ndarray, diagonal: int) -> np.ndarray:
     """The last two axes' lower triangle, zeros above ``diagonal``."""
     return select(np.tri(x.shape[-2], x.shape[-1], diagonal, bool), x)
