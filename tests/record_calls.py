@@ -40,8 +40,7 @@ def noting(loader: importlib.machinery.SourceFileLoader, name: str) -> CodeType 
             "_kernels/" in path and (node.decorator_list or "/toolbox/" in path or "/memory/" in path)
         ):
             note = ast.parse(f"__seen__[{len(names)}] = 1").body[0]
-            at = int(ast.get_docstring(node) is not None)
-            node.body.insert(at, ast.copy_location(note, node.body[-1]))
+            node.body.insert(int(ast.get_docstring(node) is not None), ast.copy_location(note, node.body[-1]))
             names.append(f"{os.path.relpath(path, ROOT)}:{min(x.lineno for x in [node, *node.decorator_list])}")
     return compile(ast.fix_missing_locations(tree), path, "exec")
 
@@ -58,13 +57,11 @@ def pytest_runtest_logfinish(nodeid):
 
 def pytest_sessionfinish():
     if calls:
-        known = {"calls": calls, "seconds": seconds, "short": short}
-        (FOLDER / f"{uuid.uuid4()}.json").write_text(json.dumps(known), encoding="utf-8")
+        (FOLDER / f"{uuid.uuid4()}.json").write_text(json.dumps({"calls": calls, "seconds": seconds, "short": short}))
 
 
 def pytest_configure(config):
-    found = FOLDER / "path"
-    found.mkdir(parents=True, exist_ok=True)
+    (found := FOLDER / "path").mkdir(parents=True, exist_ok=True)
     shutil.copy(__file__, found / "sitecustomize.py")
     os.environ["PYTHONPATH"] = f"{found}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
 

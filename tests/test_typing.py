@@ -36,9 +36,11 @@ def declared(cls: ast.ClassDef) -> set[str]:
 
 
 def setters(trees) -> set[str]:
-    """The names of properties that may be set, of any class: those of a base class have their type there."""
-    functions = [node for tree in trees for node in ast.walk(tree) if isinstance(node, Function)]
-    return {f.name for f in functions if f"{f.name}.setter" in map(ast.unparse, f.decorator_list)}
+    """The names of properties that may be set, and of class variables: those of a base class have their type there."""
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    stated = [n.target for n in nodes if isinstance(n, ast.AnnAssign) and "ClassVar" in ast.unparse(n.annotation)]
+    named = [n for n in nodes if isinstance(n, Function) and f"{n.name}.setter" in map(ast.unparse, n.decorator_list)]
+    return {*map(ast.unparse, stated), *(function.name for function in named)}
 
 
 def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.arg]:
@@ -52,14 +54,14 @@ def is_cuda_kernel(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     return any(getattr(maker, "attr", getattr(maker, "id", "")) == "kernel" for maker in made_by)
 
 
-def untyped_values(body: list[ast.stmt], owner: str):
+def untyped_values(body: list[ast.stmt], owner: str, known: set[str]):
     """Variables without an annotation. Constants in capitals, type aliases, literals and second names need none."""
     stated = {ast.unparse(statement.target) for statement in statements(body) if isinstance(statement, ast.AnnAssign)}
     for statement in statements(body):
         if isinstance(statement, ast.Assign) and not isinstance(statement.value, (ast.Constant, ast.Name)):
             for target in statement.targets:
                 for name in ast.walk(target):
-                    if not isinstance(name, ast.Name) or name.id in stated:
+                    if not isinstance(name, ast.Name) or name.id in stated or (owner and name.id in known):
                         continue
                     if isinstance(name.ctx, ast.Store) and not name.id.startswith("_") and name.id[0].islower():
                         yield f"{owner}{name.id}"
@@ -88,7 +90,7 @@ def untyped(tree: ast.Module, known: set[str]) -> list[str]:
     found = []
 
     def visit(body: list[ast.stmt], owner: str) -> None:
-        found.extend(untyped_values(body, owner))
+        found.extend(untyped_values(body, owner, known))
         for statement in statements(body):
             if isinstance(statement, ast.ClassDef) and public(statement.name):
                 visit(statement.body, f"{owner}{statement.name}.")
@@ -123,6 +125,7 @@ def test_an_injected_untyped_name_is_found():
         ("class A:\n    def f(self): ...", ["A.f ->"]),
         ("class A:\n    def __init__(self): ...", ["A.__init__ ->"]),
         ("class A:\n    names = ('x',)", ["A.names"]),
+        ("class A:\n    x: ClassVar[int]\nclass B(A):\n    x, y = f()", ["B.y"]),
         ("class A:\n    def f(self) -> None:\n        self.x = 1", ["A.x"]),
         ("class A:\n    def f(self, y: int) -> None:\n        self.x, self.y = y, 1", ["A.x", "A.y"]),
         ("class A:\n    x: int\nclass B(A):\n    def f(self) -> None:\n        self.x = 1", ["B.x"]),

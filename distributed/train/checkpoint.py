@@ -183,7 +183,8 @@ class RankShare:
             self.state: bytes = serialization.encode_state(state)
             return [step, str(serialization.temporary_folder(Path(folder).absolute(), step))]
 
-        self.step, temporary = by_rank_0(trainer.communicator, begin, "save", folder)
+        step, temporary = by_rank_0(trainer.communicator, begin, "save", folder)
+        self.step: int = step
         self.temporary: Path = Path(temporary)
 
     def write(self) -> Path:
