@@ -67,7 +67,7 @@ BUDGETS = {
     "circles of files": Budget(1, 1, "Tensor and its methods: the price of explicit methods"),
     "tests: lines of code": Budget(
         32_000,
-        33_040,
+        33_060,
         "tests are read, too; 600 came with what a newcomer, a run and ranks need, 400 with histories drawn from seeds "
         "and memory that stays flat, 110 with the array API and what runs its suite, 250 with sharded states, 800 with "
         "meshes, a planner, and jobs that start again, 70 with what readers of changes found, 60 with the "

@@ -122,6 +122,7 @@ class Communicator(Closing, ABC):
     def expose(self, held: Callable[[], Sequence[tuple[str, Tensor]]]) -> None:
         """Told by the trainer that steps what all ranks must hold alike: ``held()`` are names and tensors. The ranks
         compare them before they save (``save_distributed_checkpoint``). Faults on purpose change them (``FaultPlan``).
+        They are kept until another trainer steps, or ``close``.
         """
         self._held = held
 

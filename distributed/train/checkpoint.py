@@ -42,7 +42,7 @@ from ..comm.communicator import Communicator, all_gather_json, part_of
 from ..comm.launchers import restarts
 from ..comm.place import bytes_of, copied, on_device, on_host
 from .distributed_trainer import DistributedTrainer
-from .grad_sync import assert_replicas_identical
+from .grad_sync import LATER, agree_on_values
 from .sharded_trainer import Shares
 
 Tensors = Mapping[str, Mapping[str, Any]]  # by file, then by name
@@ -50,19 +50,26 @@ Meta = Mapping[str, Any]  # what becomes JSON
 
 
 def save_distributed_checkpoint(
-    communicator: Communicator, folder: StrPath, tensors: Tensors, state: Meta, keep: int | None = 2
-) -> Path:
+    communicator: Communicator, folder: StrPath, tensors: Tensors, state: Meta, keep: int | None = 2,
+    compare: bool = True,
+) -> Path:  # fmt: skip
     """``minigrad.serialization.save_checkpoint`` by rank 0, whose arguments alone count; a collective of all ranks.
 
-    What the trainer that steps with this ``communicator`` holds must have the same bits on all ranks: its parameters,
-    and what the optimizer keeps of them. Else all raise ReplicaMismatchError, which names rank and tensor, and nothing
-    is saved. Buffers may differ.
+    What the trainer that made the last step with this ``communicator`` holds now must have the same bits on all ranks:
+    its parameters, and what the optimizer keeps of them. Else all raise ReplicaMismatchError, which names rank and
+    tensor, and nothing is saved. Buffers may differ. A program whose rank 0 alone has changed its weights, to save an
+    average say, passes ``compare=False`` on all ranks.
 
     Returns the checkpoint's folder when it is safely on rank 0's disk. Raises CheckpointError on every rank if that
     failed; earlier checkpoints are then intact.
     """
-    assert_replicas_identical(communicator, communicator._held())
+    _compare(communicator, compare)
     return Path(by_rank_0(communicator, lambda: str(save_checkpoint(folder, tensors, state, keep)), "save", folder))
+
+
+def _compare(communicator: Communicator, wanted: bool) -> None:
+    if wanted and communicator.world_size > 1:
+        agree_on_values(communicator, communicator._held(), f"{LATER}; compare=False saves it all the same")
 
 
 def load_distributed_checkpoint(communicator: Communicator, folder: StrPath, step: int | None = None) -> Checkpoint:
@@ -283,12 +290,13 @@ class AsyncCheckpointer(Closing):
         self._writing = self._thread.submit(save_checkpoint, folder, copies, copy.deepcopy(dict(state)), keep)
 
     def save_distributed(
-        self, communicator: Communicator, folder: StrPath, tensors: Tensors, state: Meta, keep: int | None = 2
-    ) -> None:
+        self, communicator: Communicator, folder: StrPath, tensors: Tensors, state: Meta, keep: int | None = 2,
+        compare: bool = True,
+    ) -> None:  # fmt: skip
         """``save`` by rank 0, whose arguments alone count. A collective: what rank 0 raises, all ranks learn.
 
-        They compare what they hold, as for ``save_distributed_checkpoint``."""
-        assert_replicas_identical(communicator, communicator._held())
+        They ``compare`` what they hold, as for ``save_distributed_checkpoint``."""
+        _compare(communicator, compare)
         by_rank_0(communicator, lambda: self.save(folder, tensors, state, keep), "save", folder)
 
     def save_sharded(

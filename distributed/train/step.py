@@ -375,7 +375,7 @@ def wanted_grads(grads: GradStore, named: Named) -> GradStore:
     Raises TypeError for something that is no GradStore, and ValueError for gradients of other tensors only, and for one
     that does not fit its parameter.
     """
-    wanted = check_grads("step", grads).take([p._id for _, p in named])
+    wanted = check_grads("step", grads, "trainer.step(params, grads, loss)").take([p._id for _, p in named])
     if not wanted and not grads.is_empty():
         raise ValueError(
             f"none of the {len(grads)} gradients belongs to any of the {len(named)} parameters, so nothing would "

@@ -73,7 +73,7 @@ def chosen_grads(grads: GradStore, params: Chosen) -> dict[int, Tensor]:
     """The gradients in question by the numbers of their ids, in an order that does not depend on how the store was
     filled.
     """
-    check_grads("clipping", grads)
+    check_grads("clipping", grads, "grads = loss.backward(); clip_grad_norm(grads, max_norm)")
     if params is None:
         return grads.select(sorted(grads.numbers()))
     return grads.select([p if isinstance(p, TensorId) else p._id for p in params])

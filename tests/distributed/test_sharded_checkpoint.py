@@ -3,6 +3,7 @@
 import contextlib
 import json
 import shutil
+import tempfile
 import threading
 import time
 import tracemalloc
@@ -12,13 +13,14 @@ from functools import partial
 import data_parallel as dp
 import numpy as np
 import pytest
+from ranks import on_processes, requires_mpi
 from refusals import raises
 from test_crash_safety import Killed, each_call
 
 import minigrad
 from minigrad import distributed as dist, nn, optim, serialization
 from minigrad.distributed.comm.threads.faults import with_flipped_bit
-from minigrad.distributed.train.checkpoint import RankShare
+from minigrad.distributed.train.checkpoint import RankShare, by_rank_0
 from minigrad.files import durable, shares
 from minigrad.serialization import CheckpointError
 
@@ -98,6 +100,25 @@ def test_shares_are_the_whole_tensors_of_any_trainer_on_any_ranks(tmp_path, kind
     dist.run_threads(world, body, timeout=60)
 
 
+def of_processes(comm) -> str:
+    folder = by_rank_0(comm, lambda: tempfile.mkdtemp(), "make a folder", "")
+    net, trainer = trained(comm, "stage 3")
+    with dist.AsyncCheckpointer() as checkpoints:
+        for step in (1, 2):
+            checkpoints.save_sharded(folder, net, trainer, {"step": step})
+    found, want = dist.load_distributed_checkpoint(comm, folder), contents(net, trainer)
+    assert (bits(found.tensors), found.state["trainer"]) == want
+    comm.barrier()
+    shutil.rmtree(folder, ignore_errors=True)
+    return f"step {found.step}"
+
+
+@requires_mpi
+@pytest.mark.long
+def test_processes_write_one_checkpoint():
+    assert on_processes(2, of_processes).lines(1) == ["step 2"]
+
+
 FLIPS = {"distributed": "blocks.0.weight", "bucketed": "exp_avg of gain", "stage 1": "gain", "stage 3": "frozen"}
 
 
@@ -121,6 +142,8 @@ def test_a_bit_that_flips_right_before_a_save_is_not_saved(tmp_path, kind):
                     raises(dist.ReplicaMismatchError, told, save, *given) if told else save(*given)
                 comm.barrier()
                 assert any(tmp_path.iterdir()) == (not told)
+            tensor.data[...] = with_flipped_bit(tensor.data, comm.rank)
+            dist.save_distributed_checkpoint(*whole[:3], {"step": 3}, compare=False)
 
     dist.run_threads(3, body, timeout=60)
 

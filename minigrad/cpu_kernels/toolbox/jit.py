@@ -81,10 +81,8 @@ def cache_directory() -> Path:
         if hasattr(os, "getuid") and root_mode & stat.S_IWOTH and not root_mode & stat.S_ISVTX:
             raise PermissionError(f"everybody may rename what is in {root}; chmod o-w or chmod +t mends it")
         tempfile.TemporaryFile(dir=folder).close()
-        if (locks := folder / "locks").is_dir():  # damage, as what is no file
-            shutil.rmtree(locks)
-        elif locks.exists() and not locks.is_file():
-            locks.unlink()
+        if (locks := folder / "locks").exists() and not locks.is_file():  # damage
+            shutil.rmtree(locks) if locks.is_dir() and not locks.is_symlink() else locks.unlink()
         return folder
     except OSError as error:
         temporary = Path(tempfile.mkdtemp(prefix="minigrad-kernels-"))
