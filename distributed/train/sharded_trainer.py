@@ -277,8 +277,8 @@ class ShardedTrainer(AmpTrainer):
         has its weights; elsewhere a parameter is NaN, until ``gather_full_params``. Whoever changes weights in place
         does it after that: of a change within ``forward`` only what lies in a rank's own share may stay. Blocks return
         tensors, or tuples, lists and dicts of them. They may be called several times, and in any order, if it is that
-        of all ranks; where it is their own, the next one is gathered ahead. A collective of all ranks, which then must all make equally
-        many forward passes, a rank without samples one of weight 0.
+        of all ranks; where it is their own, the next one is gathered ahead. A collective of all ranks, which then must
+        all make equally many forward passes, a rank without samples one of weight 0.
 
         Raises ValueError for a model without blocks, or with several lists of them. The step raises TypeError for what
         else a block returns, RuntimeError if the loss uses a block's weights by another way than what it returned, and
