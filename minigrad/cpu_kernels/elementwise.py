@@ -9,19 +9,19 @@ import numpy as np
 
 from ..plain_kernels import elementwise as plain
 from ..plain_kernels.elementwise import quiet
-from .toolbox.array_program import FEW, Chunked, chunked, for_graphs, in_chunks, into_first
+from .toolbox.array_program import FEW, Formula, formula, for_graphs, formulas, into_first
 from .toolbox.jit import kernel
 from .toolbox.vector_math import erf_fast
 
 div: Any  # and all others of the plain family
 select: Callable[..., Any]
-globals().update(in_chunks(plain, without=("add_into", "assign", "cast", "erf", "fused", "pow")))
+globals().update(formulas(plain, without=("add_into", "assign", "cast", "erf", "fused", "pow")))
 assign: Callable[..., None] = plain.assign
 add_into: Callable[..., None] = into_first(np.add)
 
-_power = chunked(plain.pow)
-_even_power = chunked(quiet(lambda x, n: np.power(np.abs(x), n)))
-_odd_power = chunked(quiet(lambda x, n: np.copysign(np.power(np.abs(x), n), x)))
+_power = formula(plain.pow)
+_even_power = formula(quiet(lambda x, n: np.power(np.abs(x), n)))
+_odd_power = formula(quiet(lambda x, n: np.copysign(np.power(np.abs(x), n), x)))
 
 
 def pow(x: Any, y: Any) -> Any:
@@ -33,34 +33,31 @@ def pow(x: Any, y: Any) -> Any:
 
 def cast(x: np.ndarray, dtype: Any) -> np.ndarray:
     """A copy of ``x`` in another dtype."""
-    return plain.cast(x, dtype) if x.size < FEW or numba.config.DISABLE_JIT else _cast_to(np.dtype(dtype))(x)
+    return plain.cast(x, dtype) if x.size < FEW or numba.config.DISABLE_JIT else _cast_to(np.dtype(dtype)).of_many(x)
 
 
 @functools.cache
-def _cast_to(dtype: Any) -> Chunked:
-    return Chunked(lambda x: plain.cast(x, dtype))
+def _cast_to(dtype: Any) -> Formula:
+    return Formula(lambda x: plain.cast(x, dtype))
 
 
-for_graphs(cast, lambda x, dtype: _cast_to(dtype).program_for(x), lambda x, dtype: _cast_to(dtype)(x, worth=2))
+for_graphs(cast, lambda x, dtype: _cast_to(dtype).program_for(x), lambda x, dtype: _cast_to(dtype).of_any(x))
 
 
 def fused(expression: Callable[..., Any], *inputs: Any) -> Any:
-    """expression(elementwise, *inputs), a function of a module's top level; of large arrays in one pass."""
-    for x in inputs:
-        if getattr(x, "size", 0) >= FEW and not numba.config.DISABLE_JIT:
-            return _of_arrays(expression)(*inputs)
-    return expression(plain, *inputs)
+    """expression(elementwise, *inputs), a function of a module's top level, in one pass."""
+    return expression(plain, *inputs) if numba.config.DISABLE_JIT else _of_arrays(expression)(*inputs)
 
 
 @functools.cache
-def _of_arrays(expression: Callable[..., Any]) -> Chunked:
-    return Chunked(lambda *inputs: expression(plain, *inputs))
+def _of_arrays(expression: Callable[..., Any]) -> Formula:
+    return Formula(lambda *inputs: expression(plain, *inputs))
 
 
 for_graphs(
     fused,
     lambda expression, *inputs: _of_arrays(expression).program_for(*inputs),
-    lambda expression, *inputs: _of_arrays(expression)(*inputs, worth=2),
+    lambda expression, *inputs: _of_arrays(expression).of_any(*inputs),
 )
 
 

@@ -1,6 +1,6 @@
 """Inverse trigonometric and hyperbolic functions: the plain formulas, in chunks where arrays are large."""
 
 from ..plain_kernels import trigonometry as plain
-from .toolbox.array_program import in_chunks
+from .toolbox.array_program import formulas
 
-globals().update(in_chunks(plain))
+globals().update(formulas(plain))

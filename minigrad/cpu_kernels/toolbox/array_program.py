@@ -1,16 +1,17 @@
-"""Elementwise functions of NumPy arrays, run on parts that stay in cache, by all threads.
+"""Elementwise functions of NumPy arrays as one pass, in machine code: vectors, and all threads for large arrays.
 
 NumPy computes ``np.where(x > 0, x, slope * x)`` in three passes over memory, in one thread. Here the function is called
-once with stand-ins (``Traced``) that note each step, and the steps become a *program*. Its kernel goes through the
-arrays by CHUNK elements, and runs all steps on a chunk, before the next, by the loops of ``numpy_loops.py``:
+once with stand-ins (``Traced``) that note each step, and the steps become a *program*: one loop (``program_code.py``)
+whose intermediate results are in registers.
 
-    chunk of x ──> greater ──> mask ─┐
-       │                             ├─> where ──> chunk of the result
-       └─────> multiply ─> product ──┘
+    x ──> greater ──> mask ─┐
+    │                       ├─> where ──> the result
+    └─> multiply ─> product ┘
 
-So the plain kernel's formula is the only one, its results are NumPy's own bits, and nothing is compiled for it. A
-function that asks for a value (``if x.any()``), or takes what has no loop, has no program and runs as it is. NumPy's
-warnings (of overflow in a sum, say) come with small arrays only.
+So the plain kernel's formula is the only one. Sums, products, quotients, choices have NumPy's own bits; exponentials and
+logarithms of float32 are those of ``vector_math.py``. Small arrays go through the same loop, as a ufunc. A function that
+asks for a value (``if x.any()``), or takes what has no loop, has no program and runs as it is. There are no warnings: NaN
+and infinities are results.
 """
 
 from __future__ import annotations
@@ -24,21 +25,24 @@ from typing import Any
 
 import numba
 import numpy as np
+from llvmlite import ir
+from numba.core import types
 
+from ...plain_kernels.arrays import is_half
+from . import vector_math
+from .jit import emits
 from .multi_tensor import address_of, addresses_of
-from .numpy_loops import MODULO, Loop, call_loop, cast_loop, fill, numpy_loop, where_loop
+from .numpy_loops import numpy_loop
+from .program_code import Code, Loop, Step, Value, compiled, ufunc_of
 from .register_tile import keep_alive
-from .threads import constant, get_num_threads, task_kernel, tasks_of
+from .threads import INT64, constant, get_num_threads, task_kernel, tasks_of
 
-CHUNK = 1024  # elements: the operands of some steps fit into the first cache
-LONG_CHUNK = 8192  # of a program of one step, which uses none of them again
-FEW = 8192  # elements of an array that NumPy computes faster than a program starts
-NEVER = 1 << 62
-REPEATS = {np.maximum, np.minimum, *MODULO}  # have loops of vectors for arrays only
-WORTH = 65536  # elements times steps, from which on a program is faster
-TASK = 32768  # elements times steps of a task, about
-MOST_ARGS = 4
-BOOL = np.dtype(bool)
+PIECE = 8192  # elements of a call of a loop
+FEW = 8192  # elements of an array that one thread computes before others would begin
+WORTH = 1 << 20  # elements times work, from which on more threads are faster
+TASK = 1 << 19  # elements times work of a task, about
+MEMORY, CALL = 5, 100  # the work of a loop's memory, and of a step that is a call; that of an instruction is 1
+BOOL, FLOAT32 = np.dtype(bool), np.dtype(np.float32)
 
 
 class NoProgramError(Exception):
@@ -53,17 +57,17 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
         self.slot: int = slot
         self.dtype: Any = dtype
 
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Traced:
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         dtype = options.pop("dtype", None)
         if method != "__call__" or options or ufunc.nout != 1:
             raise NoProgramError
         signature: dict[str, Any] = {} if dtype is None else {"signature": (dtype,) * ufunc.nargs}
-        kinds = (*(x.dtype if isinstance(x, Traced) else _kind(x) for x in inputs), None)
+        kinds = (*(_kind(x) for x in inputs), None)
         try:
             dtypes = ufunc.resolve_dtypes(kinds, **signature)
         except TypeError as error:  # there is none for these, as NumPy will say
             raise NoProgramError from error
-        return self.program.step(numpy_loop(ufunc, dtypes), dtypes, inputs, repeats=ufunc in REPEATS)
+        return self.program.step(ufunc, dtypes, [self.program.converted(x, d) for x, d in zip(inputs, dtypes)])
 
     def __array_function__(self, function: Any, _: Any, args: Any, options: Any) -> Any:
         if function is np.result_type:
@@ -71,11 +75,16 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
         if function is not np.where or len(args) != 3 or options:
             raise NoProgramError
         dtype = np.result_type(*(_example(x) for x in args[1:]))
-        return self.program.step(where_loop(dtype), (BOOL, dtype, dtype, dtype), args, repeats=True)
+        taken = [self.program.converted(x, d) for x, d in zip(args, (BOOL, dtype, dtype))]
+        return self.program.noted("select {bits} {0}, {r} {1}, {r} {2}", taken, dtype)
 
-    def astype(self, dtype: np.dtype[Any]) -> Traced:
+    def astype(self, dtype: Any) -> Any:
         """A step that converts."""
-        return self.program.step(cast_loop(self.dtype, dtype), (self.dtype, dtype), (self,), repeats=False)
+        return self.program.cast(self, np.dtype(dtype))
+
+    def view(self, dtype: Any) -> Traced:
+        """The same bits as another dtype of the same width."""
+        return self.program.noted("bitcast {t} {0} to {r}", [self], np.dtype(dtype))
 
     def __bool__(self) -> bool:
         raise NoProgramError
@@ -90,194 +99,278 @@ def _kind(x: Any) -> Any:
 
 def _example(x: Any) -> Any:
     """What np.result_type takes for x: Python's numbers adapt to the dtypes of the others."""
-    kind = x.dtype if isinstance(x, Traced) else _kind(x)
+    kind = _kind(x)
     if isinstance(kind, type) and kind not in (int, float):
         raise NoProgramError
     return kind(0) if isinstance(kind, type) else kind
+
+
+
+_INSTRUCTIONS: dict[np.ufunc, tuple[str, str, str]] = {  # of floats, of signed and unsigned integers and bool
+    np.add: ("fadd {flags}", "add", "add"), np.subtract: ("fsub {flags}", "sub", "sub"),
+    np.multiply: ("fmul {flags}", "mul", "mul"), np.true_divide: ("fdiv", "", ""),
+    np.bitwise_and: ("", "and", "and"), np.bitwise_or: ("", "or", "or"), np.bitwise_xor: ("", "xor", "xor"),
+    np.equal: ("fcmp oeq", "icmp eq", "icmp eq"), np.not_equal: ("fcmp une", "icmp ne", "icmp ne"),
+    np.less: ("fcmp olt", "icmp slt", "icmp ult"), np.less_equal: ("fcmp ole", "icmp sle", "icmp ule"),
+    np.greater: ("fcmp ogt", "icmp sgt", "icmp ugt"), np.greater_equal: ("fcmp oge", "icmp sge", "icmp uge"),
+}  # fmt: skip
+_SHIFTS = {np.left_shift: ("shl", "shl"), np.right_shift: ("ashr", "lshr")}
+_OF_ONE = {np.absolute: "fabs", np.sqrt: "sqrt", np.floor: "floor", np.ceil: "ceil", np.trunc: "trunc", np.rint: "rint"}
+_OF_FLOATS = {u: f"call {{t}} @llvm.{name}.{{short}}({{t}} {{0}})" for u, name in _OF_ONE.items()} | {
+    np.copysign: "call {t} @llvm.copysign.{short}({t} {0}, {t} {1})", np.negative: "fneg {t} {0}",
+}  # fmt: skip
+
+
+def _instruction(ufunc: np.ufunc, dtypes: tuple[np.dtype[Any], ...], flags: str) -> str:
+    """LLVM's for operands of these dtypes, the result's last; "" if there is none."""
+    kind = dtypes[0].kind
+    if kind == "f" and ufunc in _OF_FLOATS:
+        return _OF_FLOATS[ufunc]
+    logic = kind == "b" and dtypes[-1] == BOOL and ufunc in (np.add, np.subtract, np.multiply)
+    word = "" if logic else _INSTRUCTIONS.get(ufunc, ("", "", ""))["fi".find(kind) if kind in "fi" else 2]
+    return f"{word.format(flags=flags)} {{t}} {{0}}, {{1}}" if word and len(set(dtypes[:-1])) == 1 else ""
+
+
+def _extreme(within: np.ufunc) -> Callable[[Any, Any], Any]:
+    """maximum, which is x if not x <= y, and NaN if one is; minimum of >=."""
+
+    def extreme(x: Any, y: Any) -> Any:
+        x, y = (x, y) if isinstance(x, Traced) else (y, x)
+        found = np.where(np.logical_not(within(x, y)), x, y)
+        return np.where(np.isnan(y), y, found) if isinstance(y, Traced) and y.dtype.kind == "f" else found
+
+    return extreme
+
+
+_COMPOSED: dict[np.ufunc, tuple[str, Callable[..., Any]]] = {  # for dtypes of these kinds
+    np.square: ("fiu", lambda x: x * x),
+    np.maximum: ("fiub", _extreme(np.less_equal)),
+    np.minimum: ("fiub", _extreme(np.greater_equal)),
+    np.negative: ("iu", lambda x: 0 - x),
+    np.absolute: ("i", lambda x: np.where(x < 0, -x, x)),
+    np.invert: ("iub", lambda x: x ^ x.dtype.type(1 if x.dtype.kind == "b" else -1)),
+    np.isnan: ("f", lambda x: x != x),
+    np.isinf: ("f", lambda x: abs(x) == np.inf),
+    np.isfinite: ("f", lambda x: abs(x) < np.inf),
+    np.logical_not: ("fiub", lambda x: x.astype(BOOL) ^ np.True_),
+    np.logical_and: ("fiub", lambda x, y: x.astype(BOOL) & y.astype(BOOL)),
+    np.logical_or: ("fiub", lambda x, y: x.astype(BOOL) | y.astype(BOOL)),
+    np.logical_xor: ("fiub", lambda x, y: x.astype(BOOL) ^ y.astype(BOOL)),
+}
 
 
 class Program:
     """The steps of a function for operands of certain dtypes."""
 
     def __init__(self, function: Callable[..., Any], kinds: tuple[Any, ...]) -> None:
-        self._dtypes: list[Any] = list(kinds)  # of each slot: first the inputs, constants and results after them
-        self._constants: dict[int, Any] = {}
-        self._steps: list[tuple[Loop, list[int]]] = []
-        self._repeated: set[int] = set()  # slots that must be vectors, should they be numbers
-        traced = [k if k is None else Traced(self, i, k) for i, k in enumerate(kinds)]
-        result = function(*traced)
-        if not isinstance(result, Traced) or not self._steps or result.slot != self._steps[-1][1][-1]:
+        self._kinds = [*kinds]  # a number's becomes the dtype of what it meets
+        self._steps: list[Step] = []
+        self._flags = ""
+        result = function(*(k if k is None else Traced(self, i, k) for i, k in enumerate(kinds)))
+        if not isinstance(result, Traced) or not self._steps or result.slot != self._steps[-1].result.slot:
             raise NoProgramError
         self.result: np.dtype[Any] = result.dtype
-        self.steps: int = len(self._steps)
-        self._inputs = [i for i, k in enumerate(kinds) if k is not None and any(i in slots for _, slots in self._steps)]
-        self._assign_places()
+        self.work: int = MEMORY + sum(CALL if isinstance(step.code, Loop) else 1 for step in self._steps)
+        used = {x.slot for step in self._steps for x in step.takes if isinstance(x, Value)}
+        self._inputs = [i for i in range(len(kinds)) if i in used]
 
-    def step(
-        self, loop: Loop | None, dtypes: tuple[np.dtype[Any], ...], inputs: tuple[Any, ...], repeats: bool
-    ) -> Traced:
-        """Note a step, and before it conversions of its inputs to what the loop takes.
+    @functools.cached_property
+    def code(self) -> Code:
+        """The machine code."""
+        return compiled(tuple(Value(i, self._kinds[i]) for i in self._inputs), tuple(self._steps))
 
-        ``repeats``: it has numbers repeated in a vector; others have them at stride 0, which is faster for them.
-        """
-        if loop is None:
-            raise NoProgramError
-        slots = [self._converted(x, dtype) for x, dtype in zip(inputs, dtypes, strict=False)]
-        if repeats:
-            self._repeated.update(slots)
-        return self._noted(loop, slots, dtypes[-1])
-
-    def _noted(self, loop: Loop, slots: list[int], dtype: np.dtype[Any]) -> Traced:
-        self._dtypes.append(dtype)
-        self._steps.append((loop, [*slots, len(self._dtypes) - 1]))
-        return Traced(self, len(self._dtypes) - 1, dtype)
-
-    def _converted(self, x: Any, dtype: np.dtype[Any]) -> int:
+    def converted(self, x: Any, dtype: np.dtype[Any]) -> Any:
+        """x as an operand of this dtype, a constant as NumPy's scalar."""
         if not isinstance(x, Traced):
-            self._dtypes.append(dtype)
-            self._constants[len(self._dtypes) - 1] = np.asarray(x, dtype)
-            return len(self._dtypes) - 1
-        if isinstance(x.dtype, type):  # a number: it takes the dtype of the first loop that it meets
-            known = self._dtypes[x.slot]
+            return np.asarray(x, dtype)[()]
+        if isinstance(x.dtype, type):  # a number: it takes the dtype of the first step that it meets
+            known = self._kinds[x.slot]
             if not isinstance(known, type) and known != dtype:
                 raise NoProgramError
-            self._dtypes[x.slot] = dtype
-        elif x.dtype != dtype:
-            loop = cast_loop(x.dtype, dtype)
-            if loop is None:
-                raise NoProgramError
-            return self._noted(loop, [x.slot], dtype).slot
-        return x.slot
+            self._kinds[x.slot] = dtype
+            return Traced(self, x.slot, dtype)
+        return self.cast(x, dtype)
 
-    def _assign_places(self) -> None:
-        """Operands keep a place each (inputs, constants, the result), temporaries share those that are free again."""
-        last = {slot: i for i, (_, slots) in enumerate(self._steps) for slot in slots}
-        result = self._steps[-1][1][-1]
-        operands = [*self._inputs, *self._constants, result]
-        place = {slot: i for i, slot in enumerate(operands)}
-        free: list[int] = []
-        self._places = len(operands)
-        table = np.full((len(self._steps), 2 + 2 * MOST_ARGS), -1, np.int64)
-        for i, (loop, slots) in enumerate(self._steps):
-            if slots[-1] not in place:
-                if not free:
-                    free.append(self._places)
-                    self._places += 1
-                place[slots[-1]] = free.pop()
-            table[i, :2] = loop
-            for j, slot in enumerate(slots):
-                table[i, 2 + 2 * j : 4 + 2 * j] = place[slot], self._dtypes[slot].itemsize
-            free += {place[slot] for slot in slots if last[slot] == i and slot not in operands}
-        self._table = table
-        self._repeats = [self._dtypes[slot].itemsize if slot in self._repeated else 0 for slot in operands]
-        values = self._constants.values()
-        self._constant_rows = [*zip(addresses_of(values), self._repeats[len(self._inputs) : -1])]
+    def step(self, ufunc: np.ufunc, dtypes: tuple[np.dtype[Any], ...], taken: list[Any]) -> Any:
+        """Note what a ufunc computes from operands of these dtypes, the result's last."""
+        if any(map(is_half, dtypes)):  # as NumPy and ml_dtypes do: in float32, and rounded
+            wide = tuple(FLOAT32 if is_half(dtype) else dtype for dtype in dtypes)
+            return self.step(ufunc, wide, [x.astype(dtype) for x, dtype in zip(taken, wide)]).astype(dtypes[-1])
+        if not any(isinstance(x, Traced) for x in taken):
+            return ufunc(*taken)
+        if ufunc in vector_math.FLOAT32 and {*dtypes} == {FLOAT32}:
+            before, self._flags = self._flags, "contract "
+            result = vector_math.FLOAT32[ufunc](*taken)
+            self._flags = before
+            return result
+        kinds, composed = _COMPOSED.get(ufunc, ("", None))
+        if composed and dtypes[0].kind in kinds:
+            return composed(*taken)
+        code: Any = _instruction(ufunc, dtypes, self._flags)
+        if ufunc in _SHIFTS and isinstance(taken[1], np.generic) and 0 <= taken[1] < 8 * dtypes[0].itemsize:
+            code = f"{_SHIFTS[ufunc][dtypes[0].kind == 'u']} {{t}} {{0}}, {{1}}"
+        if not code:
+            code = numpy_loop(ufunc, dtypes)
+            taken = [x if isinstance(x, Traced) else self.noted("bitcast {t} {0} to {r}", [x], x.dtype) for x in taken]
+        if code is None:
+            raise NoProgramError
+        return self.noted(code, taken, dtypes[-1])
+
+    def noted(self, code: Any, taken: list[Any], dtype: np.dtype[Any]) -> Traced:
+        """A step, and its result."""
+        takes = tuple(Value(x.slot, x.dtype) if isinstance(x, Traced) else x for x in taken)
+        self._steps.append(Step(code, takes, Value(len(self._kinds) + len(self._steps), dtype)))
+        return Traced(self, self._steps[-1].result.slot, dtype)
+
+    def cast(self, x: Traced, dtype: np.dtype[Any]) -> Traced:
+        """Steps that convert; none where one would have to know what NumPy makes of numbers out of range."""
+        source = x.dtype
+        if source == dtype:
+            return x
+        if is_half(source) or is_half(dtype):
+            if BOOL in (source, dtype):
+                return self.cast(self.cast(x, FLOAT32), dtype)
+            if FLOAT32 not in (source, dtype):
+                raise NoProgramError
+            if source.kind == "V":
+                return (x.view(np.uint16).astype(np.uint32) << 16).view(FLOAT32)
+            if dtype.kind == "V":
+                return self._rounded(x, dtype)
+        word = _conversion(source, dtype)
+        return self.noted(word if dtype == BOOL else f"{word} {{t}} {{0}} to {{r}}", [x], dtype)
+
+    def _rounded(self, x: Traced, bfloat16: np.dtype[Any]) -> Traced:
+        """To the nearest bfloat16, ties to even."""
+        bits: Any = x.view(np.uint32)
+        nearest = (bits + ((bits >> 16) & 1) + 0x7FFF) >> 16
+        nan = ((bits >> 16) & 0x8000) | 0x7FC0
+        return np.where(x == x, nearest, nan).astype(np.uint16).view(bfloat16)
+
+    @functools.cached_property
+    def ufunc(self) -> Callable[..., Any]:
+        """The program as a function of NumPy's, of its inputs."""
+        dtypes = [*(self._kinds[i] for i in self._inputs), self.result]
+        short = [np.dtype(np.uint16) if dtype.kind == "V" else dtype for dtype in dtypes]
+        ufunc: Any = ufunc_of(self.code, tuple(short))
+        if len(self._inputs) == len(self._kinds) and short == dtypes and len({*dtypes[:-1]}) == 1:
+            return ufunc
+
+        def of_used(*inputs: Any) -> Any:
+            """For NumPy numbers must have their dtypes; other packages' dtypes it does not know."""
+            arguments = [self._number(x, i) for x, i in zip([inputs[i] for i in self._inputs], self._inputs)]
+            result = ufunc(*[x.view(u) if u != d else x for x, u, d in zip(arguments, short, dtypes)])
+            return result.view(self.result)
+
+        return of_used
 
     def run(self, inputs: tuple[Any, ...], out: np.ndarray | None = None) -> np.ndarray:
-        """The result for inputs of the program's dtypes that broadcast, in ``out``, or in a new array."""
+        """The result for inputs of the program's dtypes that broadcast, in ``out``, or in a new array; by all threads."""
         operands = [inputs[i] for i in self._inputs]
         arrays = [x for x in operands if isinstance(x, np.ndarray) and x.ndim]
-        shape, longest = arrays[0].shape, 0
-        if not all([x.shape == shape for x in arrays]):
-            shape = max([x.shape for x in arrays], key=lambda shape: (math.prod(shape), len(shape)))
-            longest = max([x.size for x in arrays if x.shape != shape])  # of rows that repeat, if they are no columns
-        chunk = LONG_CHUNK if self.steps == 1 else CHUNK
-        flat = out is None and 2 * longest <= CHUNK and all([x.flags.c_contiguous for x in arrays])
-        if flat and (not longest or all([x.shape == shape[len(shape) - x.ndim :] for x in arrays])):
-            chunk -= longest and chunk % longest
-            out = np.empty(shape, self.result)
+        shape = arrays[0].shape
+        if all([x.shape == shape and x.flags.c_contiguous for x in arrays]) and (out is None or out.flags.c_contiguous):
+            out = np.empty(shape, self.result) if out is None else out
             views: Any = [*arrays, out]
-            layout: Any = [(0, x.itemsize) if x.shape == shape else (x.itemsize, x.size) for x in views]
+            layout: Any = [(x.itemsize,) for x in views]
             shape = (out.size,)
         else:
             flags: Any = [["readonly"]] * len(arrays) + [["writeonly", "allocate"]]
             walk = np.nditer([*arrays, out], ["external_loop"], flags, [*(x.dtype for x in arrays), self.result])
             out, views = walk.operands[-1], list(walk.itviews)
-            shape, layout = views[0].shape, [(0, *x.strides) for x in views]
-        size, rest = out.size, (0,) * len(shape)
+            shape, layout = views[0].shape, [x.strides for x in views]
+        rest = (0,) * len(shape)
         rows = zip(addresses_of(views), layout)
-        table = [2 + len(shape), chunk, *shape]
-        for i, x in enumerate(operands):
+        table = [1 + len(shape), *shape, 0]
+        for k, (i, x) in enumerate(zip(self._inputs, operands)):
             if isinstance(x, np.ndarray) and x.ndim:
-                address, place = next(rows)
-                table += (address, *place)
+                address, strides = next(rows)
+                table += (address, *strides)
             else:
-                operands[i] = self._number(x, i)
-                table += (address_of(operands[i]), self._repeats[i], *rest)
-        for row in self._constant_rows:
-            table += (*row, *rest)
-        ((address, place),) = rows
-        table += (address, *place)
-        threads = get_num_threads()
+                operands[k] = constant(self._number(x, i))  # which stays until the launch is over
+                table += (address_of(operands[k]), *rest)
+        ((address, strides),) = rows
+        table += (address, *strides)
         tasks = 1
-        if size > chunk:
-            parts = size // shape[-1] * -(-shape[-1] // chunk)
-            tasks = min(parts, threads * max(1, size * self.steps // (TASK * threads)))
-        _run.launch(None, tasks, self._table, constant(np.array(table, np.int64)), self._places)
+        if out.size > PIECE:
+            parts = out.size // shape[-1] * tasks_of(shape[-1], PIECE)
+            threads = get_num_threads()
+            tasks = min(parts, threads * max(1, out.size * self.work // (TASK * threads)))
+        _run.launch(None, tasks, *self.code, constant(np.array(table, np.int64)))
         return out
 
     def _number(self, x: Any, i: int) -> np.ndarray:
+        """An input as an array."""
         if isinstance(x, np.ndarray):
             return x
         with np.errstate(all="ignore"):  # a number that is infinite to the dtype
-            return constant(np.array(x, self._dtypes[self._inputs[i]]))
+            return np.array(x, self._kinds[i])
+
+
+def _conversion(source: np.dtype[Any], target: np.dtype[Any]) -> str:
+    """LLVM's word for it."""
+    old, new, grows = source.kind, target.kind, target.itemsize > source.itemsize
+    if old + new in ("fi", "fu") or not (source.isnative and target.isnative) or {old, new} - {*"fiub"}:
+        raise NoProgramError
+    if new == "b":
+        return ("fcmp une" if old == "f" else "icmp ne") + " {t} {0}, zeroinitializer"
+    if old == "f":
+        return "fpext" if grows else "fptrunc"
+    if new == "f":
+        return "sitofp" if old == "i" else "uitofp"
+    if old == "b":
+        return "zext"
+    if source.itemsize == target.itemsize:
+        return "bitcast"
+    return "trunc" if not grows else "sext" if old == "i" else "zext"
+
+
+_LOOP: Any = ir.FunctionType(ir.VoidType(), [INT64] * 4)
+
+
+@emits(lambda address, args, n, strides, data: types.void(*[types.int64] * 5))
+def _call(context: Any, builder: Any, signature: Any, address: Any, *arguments: Any) -> None:
+    """In a kernel: call a loop."""
+    builder.call(builder.inttoptr(address, _LOOP.as_pointer()), arguments)
 
 
 @task_kernel
-def _run(task, tasks, steps, table, places):
-    width, chunk = table[0], table[1]
-    dims, operands = width - 2, table.shape[0] // width - 1
-    shape, table = table[2:width], table[width:].reshape(operands, width)
-    inner = shape[dims - 1]
-    chunk = min(chunk, (inner + 63) // 64 * 64)
-    chunks = (inner + chunk - 1) // chunk  # of a row
-    rows = 1
+def _run(task, tasks, loop, data, table):
+    dims = table[0] - 1
+    width = dims + 1
+    shape, table = table[1:width], table[1 + width :]
+    operands = table.shape[0] // width
+    table = table.reshape(operands, width)
+    inner, rows = shape[dims - 1], 1
     for d in range(dims - 1):
         rows *= shape[d]
-    memory = np.empty(places * chunk * 8 + 64, np.uint8)
-    address, stride = np.empty(places, np.int64), np.empty(operands, np.int64)
-    args, strides, count = np.empty(MOST_ARGS, np.int64), np.empty(MOST_ARGS, np.int64), np.empty(1, np.int64)
-    for k in range(places):
-        address[k] = (memory.ctypes.data + 63) // 64 * 64 + k * chunk * 8
+    pieces = (inner + PIECE - 1) // PIECE  # of a row
+    words = np.empty((2, operands), np.int64)
+    address, stride, count = words[0], words[1], np.empty(1, np.int64)
     for k in range(operands):
-        size = table[k, 1]
-        stride[k] = size if size else table[k, dims + 1]
-        if size:  # a vector of one number or row, again and again: for stride 0 and short rows NumPy's loops are slow
-            fill(address[k], table[k, 0], size, max(1, table[k, dims + 1]), min(chunk, inner))
-    for part in range(task * rows * chunks // tasks, (task + 1) * rows * chunks // tasks):
-        row = part // chunks
-        first = (part - row * chunks) * chunk
-        count[0] = min(chunk, inner - first)
+        stride[k] = table[k, dims]
+    for part in range(task * rows * pieces // tasks, (task + 1) * rows * pieces // tasks):
+        row = part // pieces
+        first = (part - row * pieces) * PIECE
+        count[0] = min(PIECE, inner - first)
         for k in range(operands):
-            if table[k, 1] == 0:
-                address[k] = table[k, 0] + first * stride[k]
+            address[k] = table[k, 0] + first * stride[k]
         for d in range(dims - 2, -1, -1):
             above = row // shape[d]
             for k in range(operands):
-                if table[k, 1] == 0:
-                    address[k] += (row - above * shape[d]) * table[k, 2 + d]
+                address[k] += (row - above * shape[d]) * table[k, 1 + d]
             row = above
-        for s in range(steps.shape[0]):
-            for a in range(MOST_ARGS):
-                place = steps[s, 2 + 2 * a]
-                if place >= 0:
-                    args[a] = address[place]
-                    strides[a] = stride[place] if place < operands else steps[s, 3 + 2 * a]
-            call_loop(steps[s, 0], steps[s, 1], args.ctypes.data, count.ctypes.data, strides.ctypes.data)
-    keep_alive((memory, args, strides, count))
+        _call(loop, address.ctypes.data, count.ctypes.data, stride.ctypes.data, data)
+    keep_alive((words, count))
 
 
-def _plainly_laid_out(x: np.ndarray) -> bool:
-    """Whether loops run over it as NumPy's would: those of reversed or unaligned arrays work on copies."""
-    return x.flags.carray or (x.flags.aligned and min(x.strides, default=0) >= 0)
-
-
-class Chunked:
-    """A function of arrays and numbers, computed by its program where its arrays are large."""
+class Formula:
+    """A function of arrays and numbers, computed by its program."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
+        self.is_numpys: bool = isinstance(function, np.ufunc) and function not in vector_math.FLOAT32
         self._programs: dict[Any, Program | None] = {}
+        self._small: dict[Any, Callable[..., Any]] = {}
 
     def program_for(self, *inputs: Any) -> Program | None:
         """The program for inputs of these kinds, None where there can be none."""
@@ -286,18 +379,38 @@ class Chunked:
             self._programs[kinds] = self._program(kinds)
         return self._programs[kinds]
 
-    def __call__(self, *inputs: Any, out: np.ndarray | None = None, worth: int = WORTH) -> Any:
-        """The result, in ``out`` if it is given; by the program for ``worth`` elements of steps or more."""
+    def __call__(self, *inputs: Any) -> Any:
+        """The result, by as many threads as its size is worth."""
+        for x in inputs:
+            if getattr(x, "size", 0) >= FEW:
+                return self.of_many(*inputs)
+        return self.of_few(*inputs)
+
+    def of_many(self, *inputs: Any, out: np.ndarray | None = None, worth: int = WORTH) -> Any:
+        """The result, in ``out`` if it is given; by all threads for ``worth`` elements times work or more."""
         arrays = [x for x in inputs if isinstance(x, np.ndarray)]
         program = self.program_for(*inputs)
-        if program is not None and arrays and all([_plainly_laid_out(x) for x in arrays]):
+        if program is not None and arrays and all([x.flags.aligned for x in arrays]):
             with contextlib.suppress(ValueError, OverflowError, TypeError):  # NumPy will say what does not fit
                 size = arrays[0].size
                 if any([x.shape != arrays[0].shape for x in arrays]):
                     size = np.broadcast(*arrays).size
-                if size > 1 and size * program.steps >= (2 * worth if program.steps == 1 else worth):
+                if size > 1 and size * program.work >= worth:
                     return program.run(inputs, out)
-        return self.function(*inputs) if out is None else self.function(*inputs, out)
+        return self.of_few(*inputs) if out is None else self.function(*inputs, out)
+
+    def of_few(self, *inputs: Any) -> Any:
+        """The result, by the calling thread."""
+        kinds = tuple([_kind(x) for x in inputs])
+        call = self._small.get(kinds)
+        if call is None:
+            program = None if self.is_numpys else self.program_for(*inputs)
+            call = self._small[kinds] = self.function if program is None else program.ufunc
+        return call(*inputs)
+
+    def of_any(self, *inputs: Any) -> Any:
+        """The result, by a launch if there is more than one element: in a graph these are better than calls."""
+        return self.of_many(*inputs, worth=0)
 
     def _program(self, kinds: tuple[Any, ...]) -> Program | None:
         try:
@@ -306,31 +419,27 @@ class Chunked:
             return None
 
 
-def chunked(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, which looks no further than at the sizes of small arrays."""
+def formula(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, computed by its program, by way of the sizes of one or two inputs, quickly."""
     if numba.config.DISABLE_JIT:
         return function
-    large = Chunked(function)
+    made = Formula(function)
     plain = inspect.unwrap(function)
     inputs = plain.nin if isinstance(plain, np.ufunc) else plain.__code__.co_argcount
+    few, many = function if made.is_numpys else made.of_few, made.of_many
 
     def of_one(x: Any) -> Any:
-        return function(x) if getattr(x, "size", 0) < FEW else large(x)
+        return few(x) if getattr(x, "size", 0) < FEW else many(x)
 
     def of_two(x: Any, y: Any) -> Any:
         n, m = getattr(x, "size", 0), getattr(y, "size", 0)
         if n < FEW and m < FEW and (n * m < WORTH or x.shape[x.ndim - y.ndim :] == y.shape):
-            return function(x, y)
-        return large(x, y)
-
-    def of_several(*inputs: Any) -> Any:
-        if all(getattr(x, "size", 0) < FEW for x in inputs):
-            return function(*inputs)
-        return large(*inputs)
+            return few(x, y)
+        return many(x, y)
 
     by_inputs: dict[int, Callable[..., Any]] = {1: of_one, 2: of_two}
-    wrapped = functools.update_wrapper(by_inputs.get(inputs, of_several), function)
-    return for_graphs(wrapped, large.program_for, functools.partial(large, worth=2))
+    wrapped = functools.update_wrapper(by_inputs.get(inputs, lambda *inputs: made(*inputs)), function)
+    return for_graphs(wrapped, made.program_for, made.of_any)
 
 
 def for_graphs(function: Any, prepare: Callable[..., Any], at_any_size: Callable[..., Any]) -> Any:
@@ -341,18 +450,15 @@ def for_graphs(function: Any, prepare: Callable[..., Any], at_any_size: Callable
 
 def into_first(function: np.ufunc) -> Callable[[np.ndarray, Any], None]:
     """The function whose result goes into its first input."""
-    large = Chunked(function)
+    made = Formula(function)
 
-    def into(x: np.ndarray, y: Any) -> None:
-        if x.size < FEW or np.may_share_memory(x, y) or numba.config.DISABLE_JIT:
+    def into(x: np.ndarray, y: Any, worth: int = WORTH) -> None:
+        if (x.size < FEW and worth) or np.may_share_memory(x, y) or numba.config.DISABLE_JIT:
             function(x, y, x)  # the name ``out`` would cost a tenth of a microsecond
         else:
-            large(x, y, out=x)
+            made.of_many(x, y, out=x, worth=worth)
 
-    def at_any_size(x: np.ndarray, y: Any) -> None:
-        large(x, y, out=x, worth=NEVER if np.may_share_memory(x, y) else 1)
-
-    return for_graphs(into, large.program_for, at_any_size)
+    return for_graphs(into, made.program_for, functools.partial(into, worth=0))
 
 
 @task_kernel
@@ -366,7 +472,7 @@ def clear(y: np.ndarray) -> None:
     _clear.launch(None, tasks_of(bytes_.size, 4 * TASK), bytes_)
 
 
-def in_chunks(family: type, without: tuple[str, ...] = ()) -> dict[str, Callable[..., Any]]:
-    """The functions of a plain family by name, each as ``chunked``; not those named in ``without``."""
+def formulas(family: type, without: tuple[str, ...] = ()) -> dict[str, Callable[..., Any]]:
+    """The functions of a plain family by name, each as ``formula``; not those named in ``without``."""
     names = [name for name in vars(family) if not name.startswith("_") and name not in without]
-    return {name: chunked(getattr(family, name)) for name in names}
+    return {name: formula(getattr(family, name)) for name in names}

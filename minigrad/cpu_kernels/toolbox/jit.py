@@ -128,17 +128,9 @@ class KernelCache(NullCache):
         return TEAM.load(name_of(self._fn), sig, lambda: self._read(path, target_context), path.exists)
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        if data.library.has_dynamic_globals:  # addresses, which are of this process only
-            return
-        path, content = self._path(sig, data.target_context), dumps(data._reduce())
-        CACHE_DIRECTORY.mkdir(mode=0o700, parents=True, exist_ok=True)  # it may have been removed
-        with TEAM.saving, tempfile.TemporaryDirectory(dir=CACHE_DIRECTORY) as folder:
-            if path.is_dir() and not path.is_symlink():  # damage that a file cannot take the place of
-                shutil.rmtree(path)
-            whole = Path(folder, path.name)
-            whole.write_bytes(hashlib.sha256(content).digest() + content)
-            with contextlib.suppress(PermissionError):  # on Windows, while another process reads it
-                whole.replace(path)
+        if not data.library.has_dynamic_globals:  # addresses, which are of this process only
+            with TEAM.saving:
+                write_entry(self._path(sig, data.target_context), dumps(data._reduce()))
 
     def holds(self, sig: Any, target_context: Any) -> bool:
         """Whether there is an entry, be it damaged."""
@@ -155,14 +147,35 @@ class KernelCache(NullCache):
 
     @staticmethod
     def _read(path: Path, target_context: Any) -> Any:
-        """The digest comes first: unpickling damaged machine code raises anything, aborts the process, or runs it."""
-        with contextlib.suppress(FileNotFoundError, AttributeError, ImportError, TypeError):
-            content = path.read_bytes() if path.is_file() else b""  # reading a named pipe would wait for ever
-            digest, data = content[:DIGEST_BYTES], content[DIGEST_BYTES:]
-            if digest == hashlib.sha256(data).digest():
+        """The digest is of the content: unpickling damaged code raises anything, aborts the process, or runs it."""
+        with contextlib.suppress(AttributeError, ImportError, TypeError):
+            data = read_entry(path)
+            if data is not None:
                 target_context.refresh()
                 return CompileResult._rebuild(target_context, *pickle.loads(data))
         return None
+
+
+def write_entry(path: Path, content: bytes) -> None:
+    """A file of the cache, whole or not at all; it begins with the content's sha256."""
+    CACHE_DIRECTORY.mkdir(mode=0o700, parents=True, exist_ok=True)  # it may have been removed
+    with tempfile.TemporaryDirectory(dir=CACHE_DIRECTORY) as folder:
+        if path.is_dir() and not path.is_symlink():  # damage that a file cannot take the place of
+            shutil.rmtree(path)
+        whole = Path(folder, path.name)
+        whole.write_bytes(hashlib.sha256(content).digest() + content)
+        with contextlib.suppress(PermissionError):  # on Windows, while another process reads it
+            whole.replace(path)
+
+
+def read_entry(path: Path) -> bytes | None:
+    """The content of a file of the cache; None if there is none, or it is damaged."""
+    with contextlib.suppress(FileNotFoundError):
+        content = path.read_bytes() if path.is_file() else b""  # reading a named pipe would wait for ever
+        digest, data = content[:DIGEST_BYTES], content[DIGEST_BYTES:]
+        if digest == hashlib.sha256(data).digest():
+            return data
+    return None
 
 
 @functools.cache

@@ -60,12 +60,37 @@ ONE_FACTOR_MIN: Any = np.float32(-88.0)
 EXP2_MIN, EXP2_MAX = _float32(-127.0, 128.0)
 
 
-@emits(lambda value, rounded: types.float32(types.float32, types.float32))
-def _scale_by_power_of_two(context: Any, builder: Any, signature: Any, value: Any, rounded: Any) -> Any:
+def choose(condition: Any, x: Any, y: Any) -> Any:
+    """x where the condition holds, else y."""
+    return np.where(condition, x, y)
+
+
+overload(choose, jit_options=_OPTIONS)(lambda condition, x, y: lambda condition, x, y: x if condition else y)
+
+
+def _scale_by_power_of_two(value: Any, rounded: Any) -> Any:
     """value * 2^n, where ``rounded`` is n + ROUND_MAGIC and -150 <= n <= 129.
 
     Two factors, because 2^n itself may lie outside float32's normal range: subnormal results are rounded once.
     """
+    n = rounded.view(np.int32) - ROUND_MAGIC_BITS
+    first = n >> 1
+    return value * _exponent(first + 127) * _exponent(n - first + 127)
+
+
+def _power_of_two(rounded: Any) -> Any:
+    """2^n, where ``rounded`` is n + BIASED_MAGIC and -127 <= n <= 128: 0 and infinity at the ends."""
+    return _exponent(rounded.view(np.int32))
+
+
+def _exponent(bits: Any) -> Any:
+    """The float32 with these bits as exponent, what is above is cut off."""
+    return (bits << 23).view(np.float32)
+
+
+@emits(lambda value, rounded: types.float32(types.float32, types.float32))
+def _scaled(context: Any, builder: Any, signature: Any, value: Any, rounded: Any) -> Any:
+    """``_scale_by_power_of_two`` in kernels, where Numba would make its integers longer ones."""
     int32 = ir.IntType(32)
     n = builder.sub(builder.bitcast(rounded, int32), int32(ROUND_MAGIC_BITS))
     first = builder.ashr(n, int32(1))
@@ -76,10 +101,16 @@ def _scale_by_power_of_two(context: Any, builder: Any, signature: Any, value: An
 
 
 @emits(lambda rounded: types.float32(types.float32))
-def _power_of_two(context: Any, builder: Any, signature: Any, rounded: Any) -> Any:
-    """2^n, where ``rounded`` is n + BIASED_MAGIC and -127 <= n <= 128: 0 and infinity at the ends."""
+def _power(context: Any, builder: Any, signature: Any, rounded: Any) -> Any:
+    """``_power_of_two`` in kernels."""
     int32 = ir.IntType(32)
     return builder.bitcast(builder.shl(builder.bitcast(rounded, int32), int32(23)), ir.FloatType())
+
+
+overload(_scale_by_power_of_two, jit_options=_OPTIONS)(
+    lambda value, rounded: lambda value, rounded: _scaled(value, rounded)
+)
+overload(_power_of_two, jit_options=_OPTIONS)(lambda rounded: lambda rounded: _power(rounded))
 
 
 def _of_llvm(name: str, types_of: Callable[..., Any], *fastmath: str) -> Any:
@@ -114,13 +145,13 @@ def _in_kernels(fn: Callable[..., Any], float32: Callable[..., Any], float64: Ca
 
 def exp_fast(x: float) -> float:
     """e^x; float32 within 2 ulp (subnormal results too), 0 for -inf, inf for overflow, NaN for NaN."""
-    return math.exp(x) if x < 709.782712893384 or x != x else math.inf
+    return np.exp(x)
 
 
 def _exp_float32(x: float) -> Any:
     # Written as "limit if beyond it else x", so that NaN fails both comparisons and passes through.
-    x = EXP_MAX if x > EXP_MAX else x
-    x = EXP_MIN if x < EXP_MIN else x
+    x = choose(x > EXP_MAX, EXP_MAX, x)
+    x = choose(x < EXP_MIN, EXP_MIN, x)
     rounded = x * LOG2_E + ROUND_MAGIC
     n = rounded - ROUND_MAGIC
     r = (x - n * LN2_HIGH) - n * LN2_LOW
@@ -137,7 +168,7 @@ def exp_nonpositive(x: float) -> float:
 
 
 def _exp_nonpositive_float32(x: float) -> Any:
-    x = ONE_FACTOR_MIN if x < ONE_FACTOR_MIN else x
+    x = choose(x < ONE_FACTOR_MIN, ONE_FACTOR_MIN, x)
     rounded = x * LOG2_E + BIASED_MAGIC
     n = rounded - BIASED_MAGIC
     r = (x - n * LN2_HIGH) - n * LN2_LOW
@@ -154,8 +185,8 @@ def exp2_fast(x: float) -> float:
 
 
 def _exp2_float32(x: float) -> Any:
-    x = EXP2_MAX if x > EXP2_MAX else x
-    x = EXP2_MIN if x < EXP2_MIN else x
+    x = choose(x > EXP2_MAX, EXP2_MAX, x)
+    x = choose(x < EXP2_MIN, EXP2_MIN, x)
     rounded = x + BIASED_MAGIC
     f = x - (rounded - BIASED_MAGIC)
     p = (((((G6 * f + G5) * f + G4) * f + G3) * f + G2) * f + G1) * f + ONE
@@ -194,8 +225,7 @@ def _tanh_float32(x: float) -> Any:
     s = x * x
     near_zero = ((((T4 * s + T3) * s + T2) * s + T1) * s + T0) * s * x + x
     tail = ONE - TWO / (ONE + exp_fast(TWO * magnitude))
-    tail = -tail if x < ZERO else tail
-    return near_zero if magnitude < TANH_SMALL else tail
+    return choose(magnitude < TANH_SMALL, near_zero, choose(x < ZERO, -tail, tail))
 
 
 _in_kernels(tanh_fast, _tanh_float32)
@@ -274,3 +304,53 @@ def _fmod(limit: Any, infinity: Any) -> Callable[..., Any]:
 
 
 _in_kernels(fmod_fast, _fmod(np.float32(2**24), np.float32(np.inf)), _fmod(2.0**53, math.inf))
+
+
+# log(x) = n ln 2 + log(m), sqrt(1/2) <= m < sqrt 2; log(1 + f) = f - f^2 / 2 + f^3 P(f) after Cephes' logf (Moshier).
+SMALLEST_NORMAL, SUBNORMAL_SCALE, SUBNORMAL_SHIFT = _float32(2.0**-126, 2.0**25, 25.0)
+HALF_ROOT_BITS = 0x3F3504F3  # of sqrt(1/2)
+L8, L7, L6, L5, L4, L3, L2, L1, L0 = _float32(
+    7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1, -1.6668057665e-1,
+    2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1,
+)  # fmt: skip
+INFINITY, NAN = _float32(math.inf, math.nan)
+
+
+def _log_float32(x: Any) -> Any:
+    small = x < SMALLEST_NORMAL
+    bits = choose(small, x * SUBNORMAL_SCALE, x).view(np.int32)
+    exponent = (bits - HALF_ROOT_BITS) >> 23
+    f = (bits - (exponent << 23)).view(np.float32) - ONE
+    n = exponent.astype(np.float32) - choose(small, SUBNORMAL_SHIFT, ZERO)
+    s = f * f
+    tail = ((((((((L8 * f + L7) * f + L6) * f + L5) * f + L4) * f + L3) * f + L2) * f + L1) * f + L0) * f * s
+    y = f + (tail + n * LN2_LOW - HALF * s) + n * LN2_HIGH
+    y = choose(x < INFINITY, y, x)  # infinity and NaN
+    return choose(x > ZERO, y, choose(x == ZERO, -INFINITY, choose(x < ZERO, NAN, x)))
+
+
+def _log1p_float32(x: Any) -> Any:
+    u = ONE + x
+    lost = (x - (u - ONE)) / u  # by rounding
+    return _log_float32(u) + choose((u > ZERO) & (x < INFINITY), lost, ZERO)
+
+
+EXPM1_MIN = np.float32(-30.0)
+
+
+def _expm1_float32(x: Any) -> Any:
+    x = choose(x > EXP_MAX, EXP_MAX, x)
+    x = choose(x < EXPM1_MIN, EXPM1_MIN, x)
+    rounded = x * LOG2_E + BIASED_MAGIC
+    n = rounded - BIASED_MAGIC
+    r = (x - n * LN2_HIGH) - n * LN2_LOW
+    p = (((((E6 * r + E5) * r + E4) * r + E3) * r + E2) * r + E1) * r
+    half = _power_of_two(rounded - ONE)  # 2^n / 2: 2^128 is infinite
+    return (half * p + (half - HALF)) * TWO
+
+
+FLOAT32: dict[np.ufunc, Callable[..., Any]] = {
+    np.exp: _exp_float32, np.expm1: _expm1_float32, np.log: _log_float32, np.log1p: _log1p_float32, np.tanh: _tanh_float32,
+}  # fmt: skip
+"""What programs compute instead of NumPy's functions, whose loops are slow on machines without AVX-512. The functions
+above are of stand-ins, too: ``choose`` instead of a condition."""
