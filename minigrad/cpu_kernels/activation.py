@@ -1,4 +1,4 @@
-"""Activations in pieces: the plain formulas, in chunks where arrays are large."""
+"""Activations in pieces: the plain formulas, each in one pass."""
 
 from ..plain_kernels import activation as plain
 from .toolbox.array_program import formulas

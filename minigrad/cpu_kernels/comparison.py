@@ -1,4 +1,4 @@
-"""Comparisons and logic: the plain formulas, in chunks where arrays are large."""
+"""Comparisons and logic: the plain formulas, each in one pass."""
 
 from ..plain_kernels import comparison as plain
 from .toolbox.array_program import formulas

@@ -1,4 +1,4 @@
-"""Functions of each element: the plain ones, in chunks where arrays are large; and erf, which NumPy lacks."""
+"""Functions of each element: the plain formulas, each in one pass."""
 
 import functools
 from collections.abc import Callable
@@ -10,12 +10,10 @@ import numpy as np
 from ..plain_kernels import elementwise as plain
 from ..plain_kernels.elementwise import quiet
 from .toolbox.array_program import FEW, Formula, formula, for_graphs, formulas, into_first
-from .toolbox.jit import kernel
-from .toolbox.vector_math import erf_fast
 
 div: Any  # and all others of the plain family
 select: Callable[..., Any]
-globals().update(formulas(plain, without=("add_into", "assign", "cast", "erf", "fused", "pow")))
+globals().update(formulas(plain, without=("add_into", "assign", "cast", "fused", "pow")))
 assign: Callable[..., None] = plain.assign
 add_into: Callable[..., None] = into_first(np.add)
 
@@ -59,16 +57,3 @@ for_graphs(
     lambda expression, *inputs: _of_arrays(expression).program_for(*inputs),
     lambda expression, *inputs: _of_arrays(expression).of_any(*inputs),
 )
-
-
-@kernel
-def _erf(x, y):
-    for i in range(x.shape[0]):
-        y[i] = erf_fast(x[i])
-
-
-def erf(x: np.ndarray) -> np.ndarray:
-    """Error function, of the shape and dtype of x, float32 or float64. Any strides."""
-    y = np.empty(x.shape, x.dtype)
-    _erf(np.ascontiguousarray(x).reshape(-1), y.reshape(-1))
-    return y

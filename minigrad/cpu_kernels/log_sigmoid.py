@@ -1,4 +1,4 @@
-"""Logarithm of the sigmoid: the plain formulas, in chunks where arrays are large."""
+"""Logarithm of the sigmoid: the plain formulas, each in one pass."""
 
 from ..plain_kernels import log_sigmoid as plain
 from .toolbox.array_program import formulas

@@ -1,4 +1,4 @@
-"""Inverse trigonometric and hyperbolic functions: the plain formulas, in chunks where arrays are large."""
+"""Inverse trigonometric and hyperbolic functions: the plain formulas, each in one pass."""
 
 from ..plain_kernels import trigonometry as plain
 from .toolbox.array_program import formulas

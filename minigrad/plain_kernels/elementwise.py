@@ -9,13 +9,18 @@ import numpy as np
 # NaN and infinities are results, as in PyTorch, not warnings. (Sums and products cannot make them from ordinary numbers
 # except by overflow; they keep NumPy's warning, and the half microsecond that silencing costs.)
 quiet: np.errstate = np.errstate(all="ignore")
-_erf, _erfc = np.frompyfunc(math.erf, 1, 1), np.frompyfunc(math.erfc, 1, 1)  # NumPy has none
+of_each: dict[Callable[..., float], np.ufunc] = {f: np.frompyfunc(f, 1, 1) for f in (math.erf, math.erfc)}
+"""Ufuncs of C's functions that NumPy lacks; their results are Python's objects."""
 
 
 def _divisor(x: Any, y: Any) -> None:
     """Refuse what has no value: an integer divided by 0, which NumPy calls 0. (Floats give infinities and NaN.)"""
     if np.result_type(x, y).kind in "iu" and np.any(np.equal(y, 0)):
         raise ZeroDivisionError("integer division by 0; convert with .float() for infinities and NaN")
+
+
+def _as_numbers(x: Any, dtype: Any) -> Any:
+    return np.multiply(x, 1, dtype=dtype, casting="unsafe")
 
 
 class elementwise:
@@ -147,7 +152,7 @@ class elementwise:
 
     def erf(x: np.ndarray) -> np.ndarray:
         """Error function, of the shape and dtype of x, float32 or float64."""
-        return np.asarray(_erf(x)).astype(x.dtype)
+        return _as_numbers(of_each[math.erf](x), x.dtype)
 
 
 class comparison:
@@ -297,7 +302,7 @@ NORMAL_DENSITY = 1 / math.sqrt(2 * math.pi)  # phi(0)
 
 def _phi(x: np.ndarray, approximate: str) -> Any:
     if approximate == "none":
-        return np.asarray(_erfc(x / -math.sqrt(2))).astype(x.dtype) / 2
+        return _as_numbers(of_each[math.erfc](x / -math.sqrt(2)), x.dtype) / 2
     if approximate == "tanh":
         return elementwise.sigmoid(GELU_SLOPE * x * (1 + GELU_CUBIC * (x * x)))
     raise ValueError(f"approximate={approximate!r}: expected 'none' (erf) or 'tanh'")

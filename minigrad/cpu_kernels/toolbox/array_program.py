@@ -32,7 +32,7 @@ from ...plain_kernels.arrays import is_half
 from . import vector_math
 from .jit import emits
 from .multi_tensor import address_of, addresses_of
-from .numpy_loops import numpy_loop
+from .numpy_loops import ERRORS, numpy_loop
 from .program_code import Code, Loop, Step, Value, compiled, ufunc_of
 from .register_tile import keep_alive
 from .threads import INT64, constant, get_num_threads, task_kernel, tasks_of
@@ -58,7 +58,9 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
         self.dtype: Any = dtype
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
-        dtype = options.pop("dtype", None)
+        dtype, _ = options.pop("dtype", None), options.pop("casting", None)
+        if ufunc in ERRORS:
+            return self.program.step(ufunc, (self.dtype, self.dtype), [self])
         if method != "__call__" or options or ufunc.nout != 1:
             raise NoProgramError
         signature: dict[str, Any] = {} if dtype is None else {"signature": (dtype,) * ufunc.nargs}
@@ -94,7 +96,12 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
 
 
 def _kind(x: Any) -> Any:
-    return getattr(x, "dtype", None) or (BOOL if isinstance(x, bool) else type(x))
+    """A dtype, the class of a number, or what is no number itself: None, a word."""
+    return getattr(x, "dtype", None) or (x if _is_word(x) else BOOL if isinstance(x, bool) else type(x))
+
+
+def _is_word(x: Any) -> bool:
+    return x is None or isinstance(x, str)
 
 
 def _example(x: Any) -> Any:
@@ -166,7 +173,7 @@ class Program:
         self._kinds = [*kinds]  # a number's becomes the dtype of what it meets
         self._steps: list[Step] = []
         self._flags = ""
-        result = function(*(k if k is None else Traced(self, i, k) for i, k in enumerate(kinds)))
+        result = function(*(k if _is_word(k) else Traced(self, i, k) for i, k in enumerate(kinds)))
         if not isinstance(result, Traced) or not self._steps or result.slot != self._steps[-1].result.slot:
             raise NoProgramError
         self.result: np.dtype[Any] = result.dtype
@@ -181,6 +188,8 @@ class Program:
 
     def converted(self, x: Any, dtype: np.dtype[Any]) -> Any:
         """x as an operand of this dtype, a constant as NumPy's scalar."""
+        if not (is_half(dtype) or (dtype.kind in "fiub" and dtype.itemsize <= 8)) or not dtype.isnative:
+            raise NoProgramError
         if not isinstance(x, Traced):
             return np.asarray(x, dtype)[()]
         if isinstance(x.dtype, type):  # a number: it takes the dtype of the first step that it meets
@@ -197,7 +206,8 @@ class Program:
             wide = tuple(FLOAT32 if is_half(dtype) else dtype for dtype in dtypes)
             return self.step(ufunc, wide, [x.astype(dtype) for x, dtype in zip(taken, wide)]).astype(dtypes[-1])
         if not any(isinstance(x, Traced) for x in taken):
-            return ufunc(*taken)
+            with np.errstate(all="ignore"):
+                return ufunc(*taken)
         if ufunc in vector_math.FLOAT32 and {*dtypes} == {FLOAT32}:
             before, self._flags = self._flags, "contract "
             result = vector_math.FLOAT32[ufunc](*taken)
@@ -374,7 +384,7 @@ class Formula:
 
     def program_for(self, *inputs: Any) -> Program | None:
         """The program for inputs of these kinds, None where there can be none."""
-        kinds = tuple(None if x is None else _kind(x) for x in inputs)
+        kinds = tuple([_kind(x) for x in inputs])
         if kinds not in self._programs:
             self._programs[kinds] = self._program(kinds)
         return self._programs[kinds]

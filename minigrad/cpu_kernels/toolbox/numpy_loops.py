@@ -7,12 +7,14 @@ machine code can call on a part of its arrays. The structure of a ufunc is part 
 
 import ctypes
 import functools
+import math
 from typing import Any, NamedTuple
 
 import numba
 import numpy as np
 from numba.core import types
 
+from ...plain_kernels.elementwise import of_each
 from .jit import inline, kernel
 from .multi_tensor import pointer_at
 from .threads import compiled_address
@@ -49,6 +51,8 @@ def numpy_loop(ufunc: np.ufunc, dtypes: tuple[np.dtype[Any], ...]) -> Loop | Non
     """The loop of a ufunc for operands of exactly these dtypes, the result's last; None if it has none for them."""
     if not DTYPES.issuperset(dtypes):
         return None
+    if ufunc in ERRORS and dtypes[0].kind == "f":
+        return _compiled(_error_function, dtypes[0].type, _BITS[ERRORS[ufunc]])
     if ufunc in MODULO and dtypes[0].kind == "f":
         return _compiled(_modulo, dtypes[0].type, _BITS[MODULO[ufunc]])
     inner = _UFunc.from_address(id(ufunc))
@@ -99,6 +103,18 @@ def _modulo(args, n, strides, source, target):
             zs[i] = _finished(np.fmod(xs[i], ys[i]), xs[i], ys[i], kind, one)
 
 
+@kernel
+def _error_function(args, n, strides, source, target):
+    """erf, or erfc for a target of more than a byte. Contiguous."""
+    x, y = _array(args, 2, np.int64)
+    count = _array(n, 1, np.int64)[0]
+    xs, ys = _array(x, count, source), _array(y, count, source)
+    complement = _array(y, 1, target).itemsize > 1
+    for i in range(count):
+        ys[i] = math.erfc(xs[i]) if complement else math.erf(xs[i])
+
+
+ERRORS: dict[np.ufunc, int] = {of_each[math.erf]: 1, of_each[math.erfc]: 4}
 FMOD, REMAINDER, FLOOR = 1, 4, 8
 MODULO: dict[np.ufunc, int] = {np.fmod: FMOD, np.remainder: REMAINDER, np.floor_divide: FLOOR}
 

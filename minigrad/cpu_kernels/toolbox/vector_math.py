@@ -24,7 +24,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import overload
 
-from ...plain_kernels.elementwise import GELU_SLOPE
+from ...plain_kernels.elementwise import GELU_SLOPE, of_each
 from .jit import emits
 
 _OPTIONS: Any = {"fastmath": {"contract"}, "error_model": "numpy", "forceinline": True}
@@ -88,18 +88,6 @@ def _exponent(bits: Any) -> Any:
     return (bits << 23).view(np.float32)
 
 
-@emits(lambda value, rounded: types.float32(types.float32, types.float32))
-def _scaled(context: Any, builder: Any, signature: Any, value: Any, rounded: Any) -> Any:
-    """``_scale_by_power_of_two`` in kernels, where Numba would make its integers longer ones."""
-    int32 = ir.IntType(32)
-    n = builder.sub(builder.bitcast(rounded, int32), int32(ROUND_MAGIC_BITS))
-    first = builder.ashr(n, int32(1))
-    for part in (first, builder.sub(n, first)):
-        power = builder.bitcast(builder.shl(builder.add(part, int32(127)), int32(23)), ir.FloatType())
-        value = builder.fmul(value, power)
-    return value
-
-
 @emits(lambda rounded: types.float32(types.float32))
 def _power(context: Any, builder: Any, signature: Any, rounded: Any) -> Any:
     """``_power_of_two`` in kernels."""
@@ -107,9 +95,6 @@ def _power(context: Any, builder: Any, signature: Any, rounded: Any) -> Any:
     return builder.bitcast(builder.shl(builder.bitcast(rounded, int32), int32(23)), ir.FloatType())
 
 
-overload(_scale_by_power_of_two, jit_options=_OPTIONS)(
-    lambda value, rounded: lambda value, rounded: _scaled(value, rounded)
-)
 overload(_power_of_two, jit_options=_OPTIONS)(lambda rounded: lambda rounded: _power(rounded))
 
 
@@ -143,11 +128,6 @@ def _in_kernels(fn: Callable[..., Any], float32: Callable[..., Any], float64: Ca
     overload(fn, jit_options=_OPTIONS, strict=False)(choose)
 
 
-def exp_fast(x: float) -> float:
-    """e^x; float32 within 2 ulp (subnormal results too), 0 for -inf, inf for overflow, NaN for NaN."""
-    return np.exp(x)
-
-
 def _exp_float32(x: float) -> Any:
     # Written as "limit if beyond it else x", so that NaN fails both comparisons and passes through.
     x = choose(x > EXP_MAX, EXP_MAX, x)
@@ -159,12 +139,9 @@ def _exp_float32(x: float) -> Any:
     return _scale_by_power_of_two(p, rounded)
 
 
-_in_kernels(exp_fast, _exp_float32, lambda x: math.exp(x))
-
-
 def exp_nonpositive(x: float) -> float:
-    """e^x for x <= 0 or NaN, half of the work of ``exp_fast``; float32 within 2 ulp, but 0 instead of subnormals."""
-    return exp_fast(x)
+    """e^x for x <= 0 or NaN, half of the work of any e^x; float32 within 2 ulp, but 0 instead of subnormals."""
+    return math.exp(x)
 
 
 def _exp_nonpositive_float32(x: float) -> Any:
@@ -196,23 +173,6 @@ def _exp2_float32(x: float) -> Any:
 _in_kernels(exp2_fast, _exp2_float32, lambda x: np.exp2(x))
 
 
-def sigmoid_fast(x: float) -> float:
-    """1 / (1 + e^-x)."""
-    return 1.0 / (1.0 + exp_fast(-x))
-
-
-def _sigmoid_float32(x: float) -> Any:
-    return ONE / (ONE + exp2_fast(-LOG2_E * x))
-
-
-_in_kernels(sigmoid_fast, _sigmoid_float32)
-
-
-def tanh_fast(x: float) -> float:
-    """Hyperbolic tangent; odd, and exactly +-1 for large |x|."""
-    return math.tanh(x)
-
-
 # tanh(x) = x + x^3 P(x^2) for |x| < 0.625 (Cephes' tanhf): there 1 - 2 / (e^2x + 1) would cancel.
 TANH_SMALL = np.float32(0.625)
 T4, T3, T2, T1, T0 = _float32(
@@ -224,16 +184,8 @@ def _tanh_float32(x: float) -> Any:
     magnitude = abs(x)
     s = x * x
     near_zero = ((((T4 * s + T3) * s + T2) * s + T1) * s + T0) * s * x + x
-    tail = ONE - TWO / (ONE + exp_fast(TWO * magnitude))
+    tail = ONE - TWO / (ONE + _exp_float32(TWO * magnitude))
     return choose(magnitude < TANH_SMALL, near_zero, choose(x < ZERO, -tail, tail))
-
-
-_in_kernels(tanh_fast, _tanh_float32)
-
-
-def erf_fast(x: float) -> float:
-    """Error function; float32 within 2e-7, odd, and exactly +-1 for |x| >= 4."""
-    return math.erf(x)
 
 
 # Minimax fits (Lawson's iteration on Chebyshev nodes, this project's own):
@@ -249,18 +201,12 @@ Q6, Q5, Q4, Q3, Q2, Q1, Q0 = _float32(
 )  # fmt: skip
 
 
-def _erf_float32(x: float) -> Any:
-    magnitude = abs(x)
-    magnitude = ERF_MAX if magnitude > ERF_MAX else magnitude
-    s = magnitude * magnitude
+def _erf_float32(x: Any) -> Any:
+    t = np.minimum(abs(x), ERF_MAX)
+    s = t * t
     near_zero = ((((((P6 * s + P5) * s + P4) * s + P3) * s + P2) * s + P1) * s + P0) * x
-    t = magnitude
-    tail = ONE - exp_fast(-((((((Q6 * t + Q5) * t + Q4) * t + Q3) * t + Q2) * t + Q1) * t + Q0))
-    tail = -tail if x < ZERO else tail
-    return near_zero if magnitude < ONE else tail
-
-
-_in_kernels(erf_fast, _erf_float32)
+    tail = ONE - _exp_float32(-((((((Q6 * t + Q5) * t + Q4) * t + Q3) * t + Q2) * t + Q1) * t + Q0))
+    return choose(t < ONE, near_zero, choose(x < ZERO, -tail, tail))
 
 
 def normal_cdf(x: float, gaussian: float) -> float:
@@ -270,7 +216,7 @@ def normal_cdf(x: float, gaussian: float) -> float:
 
 # 1 - Phi(x) = exp(-x^2 / 2) k R(k), k = 1 / (1 + x / sqrt 8), for x >= 0: Abramowitz & Stegun's form 7.1.26 with a
 # polynomial of degree 6 fitted as above. One exp for Phi and Phi' instead of two, and no cancellation for x < 0.
-INVERSE_SQRT8 = np.float32(0.35355339059)
+INVERSE_SQRT8, ROOT_2 = _float32(0.35355339059, math.sqrt(2))
 R6, R5, R4, R3, R2, R1, R0 = _float32(
     4.527205434389e-02, -1.819574939472e-01, 1.988086862678e-01, 1.661398712146e-02,
     1.413736961972e-01, 1.387215548179e-01, 1.411676258187e-01,
@@ -280,10 +226,14 @@ R6, R5, R4, R3, R2, R1, R0 = _float32(
 def _normal_cdf_float32(x: float, gaussian: float) -> Any:
     k = ONE / (ONE + INVERSE_SQRT8 * abs(x))
     tail = gaussian * k * ((((((R6 * k + R5) * k + R4) * k + R3) * k + R2) * k + R1) * k + R0)
-    return tail if x < ZERO else ONE - tail
+    return choose(x < ZERO, tail, ONE - tail)
 
 
 _in_kernels(normal_cdf, _normal_cdf_float32)
+
+
+def _erfc_float32(x: Any) -> Any:
+    return TWO * _normal_cdf_float32(-ROOT_2 * x, _exp_nonpositive_float32(-x * x))
 
 
 def fmod_fast(x: float, y: float) -> float:
@@ -350,7 +300,8 @@ def _expm1_float32(x: Any) -> Any:
 
 
 FLOAT32: dict[np.ufunc, Callable[..., Any]] = {
-    np.exp: _exp_float32, np.expm1: _expm1_float32, np.log: _log_float32, np.log1p: _log1p_float32, np.tanh: _tanh_float32,
+    np.exp: _exp_float32, np.expm1: _expm1_float32, np.log: _log_float32, np.log1p: _log1p_float32,
+    np.tanh: _tanh_float32, of_each[math.erf]: _erf_float32, of_each[math.erfc]: _erfc_float32,
 }  # fmt: skip
 """What programs compute instead of NumPy's functions, whose loops are slow on machines without AVX-512. The functions
 above are of stand-ins, too: ``choose`` instead of a condition."""
