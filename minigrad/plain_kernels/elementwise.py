@@ -20,7 +20,7 @@ def _divisor(x: Any, y: Any) -> None:
 
 
 def _as_numbers(x: Any, dtype: Any) -> Any:
-    return np.multiply(x, 1, dtype=dtype, casting="unsafe")
+    return np.multiply(x, 1, dtype=np.promote_types(dtype, np.float32), casting="unsafe").astype(dtype)
 
 
 class elementwise:

@@ -48,7 +48,10 @@ def same(found: np.ndarray, expected: np.ndarray, tolerance: float = 0) -> None:
     assert (found.dtype, found.shape, found.strides) == (expected.dtype, expected.shape, expected.strides)
     if found.dtype.itemsize == 2:
         found, expected, tolerance = found.astype(np.float32), expected.astype(np.float32), 2**13 * tolerance
-    np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
+    if tolerance:
+        np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
+    else:
+        np.testing.assert_array_equal(found, expected)
 
 
 OTHERS = "int32", "float16", dtypes.bfloat16, ">f4"
