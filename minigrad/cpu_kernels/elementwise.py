@@ -9,7 +9,7 @@ import numpy as np
 
 from ..plain_kernels import elementwise as plain
 from ..plain_kernels.elementwise import quiet
-from .toolbox.array_program import FEW, Formula, formula, for_graphs, formulas, into_first
+from .toolbox.array_program import FEW, Formula, for_graphs, formula, formulas, into_first
 
 div: Any  # and all others of the plain family
 select: Callable[..., Any]

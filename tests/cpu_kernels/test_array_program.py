@@ -1,4 +1,4 @@
-"""Elementwise functions by programs: NumPy's bits, or its values, whatever the layout, the dtype, the number of threads."""
+"""Elementwise functions by programs: NumPy's bits or values, whatever the layout, the dtype, the number of threads."""
 
 import os
 
@@ -29,8 +29,8 @@ NUMBERS = {"slope": 0.1, "alpha": 0.7, "beta": 1.5, "threshold": 20.0, "nan": 0.
 NUMBERS |= {"posinf": None, "neginf": -2.0, "approximate": "tanh"}
 FAMILIES = ("elementwise", "comparison", "trigonometry", "activation", "log_sigmoid", "gelu")
 APART = ("add_into", "assign", "cast", "fused")
-APPROXIMATE = {"exp", "expm1", "log", "log1p", "tanh", "sigmoid", "silu", "elu", "softplus", "forward", "backward", "erf"}
-APPROXIMATE |= {"silu_backward", "elu_backward", "softplus_backward"}  # of float32: other last digits than NumPy's
+APPROXIMATE = {"exp", "expm1", "log", "log1p", "tanh", "sigmoid", "silu", "elu", "softplus", "forward", "erf"}
+APPROXIMATE |= {"backward", "silu_backward", "elu_backward", "softplus_backward"}  # of float32: other last digits than NumPy's
 FUNCTIONS = [(f, n) for f in FAMILIES for n in vars(getattr(plain_kernels, f)) if n[0] != "_" and n not in APART]
 
 

@@ -8,10 +8,10 @@ whose intermediate results are in registers.
     │                       ├─> where ──> the result
     └─> multiply ─> product ┘
 
-So the plain kernel's formula is the only one. Sums, products, quotients, choices have NumPy's own bits; exponentials and
-logarithms of float32 are those of ``vector_math.py``. Small arrays go through the same loop, as a ufunc. A function that
-asks for a value (``if x.any()``), or takes what has no loop, has no program and runs as it is. There are no warnings: NaN
-and infinities are results.
+So the plain kernel's formula is the only one. Sums, products, quotients, choices have NumPy's own bits; exponentials
+and logarithms of float32 are those of ``vector_math.py``. Small arrays go through the same loop, as a ufunc. A function
+that asks for a value (``if x.any()``), or takes what has no loop, has no program and runs as it is. There are no
+warnings: NaN and infinities are results.
 """
 
 from __future__ import annotations
@@ -19,23 +19,19 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import math
 from collections.abc import Callable
 from typing import Any
 
 import numba
 import numpy as np
-from llvmlite import ir
-from numba.core import types
 
 from ...plain_kernels.arrays import is_half
 from . import vector_math
-from .jit import emits
 from .multi_tensor import address_of, addresses_of
 from .numpy_loops import ERRORS, numpy_loop
-from .program_code import Code, Loop, Step, Value, compiled, ufunc_of
+from .program_code import Code, Loop, Step, Value, call_loop, compiled, ufunc_of
 from .register_tile import keep_alive
-from .threads import INT64, constant, get_num_threads, task_kernel, tasks_of
+from .threads import constant, get_num_threads, task_kernel, tasks_of
 
 PIECE = 8192  # elements of a call of a loop
 FEW = 8192  # elements of an array that one thread computes before others would begin
@@ -110,7 +106,6 @@ def _example(x: Any) -> Any:
     if isinstance(kind, type) and kind not in (int, float):
         raise NoProgramError
     return kind(0) if isinstance(kind, type) else kind
-
 
 
 _INSTRUCTIONS: dict[np.ufunc, tuple[str, str, str]] = {  # of floats, of signed and unsigned integers and bool
@@ -334,15 +329,6 @@ def _conversion(source: np.dtype[Any], target: np.dtype[Any]) -> str:
     return "trunc" if not grows else "sext" if old == "i" else "zext"
 
 
-_LOOP: Any = ir.FunctionType(ir.VoidType(), [INT64] * 4)
-
-
-@emits(lambda address, args, n, strides, data: types.void(*[types.int64] * 5))
-def _call(context: Any, builder: Any, signature: Any, address: Any, *arguments: Any) -> None:
-    """In a kernel: call a loop."""
-    builder.call(builder.inttoptr(address, _LOOP.as_pointer()), arguments)
-
-
 @task_kernel
 def _run(task, tasks, loop, data, table):
     dims = table[0] - 1
@@ -369,7 +355,7 @@ def _run(task, tasks, loop, data, table):
             for k in range(operands):
                 address[k] += (row - above * shape[d]) * table[k, 1 + d]
             row = above
-        _call(loop, address.ctypes.data, count.ctypes.data, stride.ctypes.data, data)
+        call_loop(loop, data, address.ctypes.data, count.ctypes.data, stride.ctypes.data)
     keep_alive((words, count))
 
 
@@ -400,7 +386,8 @@ class Formula:
         """The result, in ``out`` if it is given; by all threads for ``worth`` elements times work or more."""
         arrays = [x for x in inputs if isinstance(x, np.ndarray)]
         program = self.program_for(*inputs)
-        if program is not None and arrays and all([x.flags.aligned for x in arrays]):
+        fits = program is not None and (out is None or out.dtype == program.result)
+        if program is not None and fits and arrays and all([x.flags.aligned for x in arrays]):
             with contextlib.suppress(ValueError, OverflowError, TypeError):  # NumPy will say what does not fit
                 size = arrays[0].size
                 if any([x.shape != arrays[0].shape for x in arrays]):

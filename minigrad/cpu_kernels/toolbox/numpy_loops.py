@@ -90,7 +90,7 @@ def _finished(rest, x, y, kind, one):
 
 @kernel
 def _modulo(args, n, strides, source, target):
-    """NumPy calls C's fmod, which takes a step for each bit; ``target`` says what is wanted, by its size. Contiguous."""
+    """NumPy calls C's fmod, which takes a step for each bit. ``target``: what is wanted, by its size. Contiguous."""
     x, y, z = _array(args, 3, np.int64)
     count = _array(n, 1, np.int64)[0]
     xs, ys, zs = _array(x, count, source), _array(y, count, source), _array(z, count, source)

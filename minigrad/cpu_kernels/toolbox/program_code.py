@@ -1,15 +1,16 @@
-"""Machine code for a program's steps: one loop over its operands, in vectors, with the steps' results in registers.
+"""Machine code for a program's steps: loops over vectors, in which the steps' results stay in registers.
 
-The loop is written in LLVM's language, with the signature of NumPy's own (``PyUFuncGenericFunction``), so that it can be
-that of a ufunc. It goes through the operands by CHUNK elements:
+Neighbouring steps that are instructions become one function in LLVM's language, which goes through a chunk of elements
+by vectors of LANES. A step without instructions here (float64's logarithm) is a call of NumPy's own loop, on chunks.
+What leads through the operands, by chunks, is one kernel for all programs, ``_drive``:
 
     for each chunk:
-        operands that are not contiguous  ->  buffers on the stack (one value that repeats: once)
-        for each vector of LANES elements:  load, compute, store
+        operands that are not contiguous  ->  buffers (one value that repeats: once)
+        functions and loops, one after the other
         the result's buffer  ->  the result, if that is not contiguous
 
-What is left at the end, less than a vector, goes through the buffers, too. A step without instructions here (float64's
-logarithm) is a call of NumPy's loop for it, between two loops of vectors.
+What is left at the end, less than a vector, goes through the buffers, too. A program's entry has the signature of
+NumPy's loops (``PyUFuncGenericFunction``), so that it can be that of a ufunc.
 """
 
 import ctypes
@@ -21,20 +22,21 @@ from typing import Any, NamedTuple
 import llvmlite.binding as llvm
 import numba
 import numpy as np
+from llvmlite import ir
 from numba.core import types
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
 
-from .jit import CACHE_DIRECTORY, inline, kernel, read_entry, write_entry
+from .jit import CACHE_DIRECTORY, emits, inline, kernel, read_entry, write_entry
 from .multi_tensor import pointer_at
 from .numpy_loops import COMPILED, Loop
-from .threads import compiled_address
+from .threads import INT64, compiled_address, emit_call
 
 LANES = 16
 CHUNK = 512  # elements: the buffers of a few operands fit into the first cache
+OURS = -2  # where a loop has its ``data``: a function of a program
 ALL_EXCEPTIONS = 0x1F if platform.machine().lower() in ("arm64", "aarch64") else 0x3D  # FE_ALL_EXCEPT of <fenv.h>
-_FLOATS = {"f": "float", "d": "double", "e": "half"}
-_SHORT = {"f": "f32", "d": "f64", "e": "f16"}
+_FLOATS = {"f": ("float", "f32"), "d": ("double", "f64"), "e": ("half", "f16")}
 
 
 class Value(NamedTuple):
@@ -45,19 +47,19 @@ class Value(NamedTuple):
 
 
 class Step(NamedTuple):
-    """An instruction of LLVM's or a loop, what it takes (Values; of an instruction also NumPy's scalars), its result."""
+    """An instruction of LLVM's or a loop, what it takes (Values; the former also NumPy's scalars), and its result."""
 
     code: str | Loop
     takes: tuple[Any, ...]
     result: Value
 
 
-# The text ------------------------------------------------------------------------------------------------------------
+# Vectors, in LLVM's language -----------------------------------------------------------------------------------------
 
 
 def _element(dtype: np.dtype[Any]) -> str:
     """LLVM's type of an element in memory; bfloat16 is an integer to it."""
-    return _FLOATS.get(dtype.char) or f"i{8 * dtype.itemsize}"
+    return _FLOATS[dtype.char][0] if dtype.char in _FLOATS else f"i{8 * dtype.itemsize}"
 
 
 def _vector(dtype: np.dtype[Any]) -> str:
@@ -76,215 +78,193 @@ def _literal(x: Any) -> str:
     return f"<{', '.join([f'{kind} {text}'] * LANES)}>"
 
 
-def _segments(steps: tuple[Step, ...]) -> list[list[Step]]:
-    """Neighbouring instructions together, loops alone."""
-    segments: list[list[Step]] = []
-    for step in steps:
-        alone = isinstance(step.code, Loop)
-        if alone or not segments or isinstance(segments[-1][0].code, Loop):
-            segments.append([])
-        segments[-1].append(step)
-    return segments
+class _Segment:
+    """Neighbouring steps that are instructions, as the function ``segment<k>(places, elements)``."""
 
+    def __init__(self, k: int, steps: list[Step], places: dict[int, int], intrinsics: set[str]) -> None:
+        self._places = places
+        self._begin: list[str] = []
+        self._lines: list[str] = []
+        self._names: dict[int, str] = {}
+        for code, takes, result in steps:
+            given, target = takes[0].dtype, _vector(result.dtype)
+            short = f"v{LANES}{_FLOATS.get(given.char, ('', ''))[1]}"
+            read = [self._read(x) for x in takes]
+            text = str(code).format(*read, t=_vector(given), r=target, short=short, bits=f"<{LANES} x i1>")
+            if "@llvm." in text:
+                name = text[text.index("@") : text.index("(")]
+                intrinsics.add(f"declare {target} {name}({', '.join([target] * len(takes))})")
+            self._names[result.slot] = f"%v{result.slot}"
+            self._lines.append(f"%v{result.slot} = {text}")
+            if result.slot in places:
+                self._write(result)
+        begin, body = "\n  ".join(self._begin), "\n  ".join(self._lines)
+        self.text: str = f"""
+define void @segment{k}(ptr %places, i64 %elements) {{
+entry:
+  {begin}
+  br label %vector
+vector:
+  %i = phi i64 [0, %entry], [%next, %vector]
+  {body}
+  %next = add i64 %i, {LANES}
+  %more = icmp slt i64 %next, %elements
+  br i1 %more, label %vector, label %end
+end:
+  ret void
+}}"""
 
-def _operand(k: int, value: Value) -> str:
-    return f"""
-  %args{k} = getelementptr ptr, ptr %args, i64 {k}
-  %base{k} = load ptr, ptr %args{k}
-  %strides{k} = getelementptr i64, ptr %strides, i64 {k}
-  %stride{k} = load i64, ptr %strides{k}
-  %contiguous{k} = icmp eq i64 %stride{k}, {value.dtype.itemsize}"""
+    def _at(self, x: Value) -> str:
+        """A pointer to the vector of an operand, or of what another segment takes."""
+        self._begin += [f"%at{x.slot} = getelementptr ptr, ptr %places, i64 {self._places[x.slot]}",
+                        f"%place{x.slot} = load ptr, ptr %at{x.slot}"]  # fmt: skip
+        self._lines.append(f"%here{x.slot} = getelementptr {_element(x.dtype)}, ptr %place{x.slot}, i64 %i")
+        return f"ptr %here{x.slot}, align 1"
 
-
-def _place(k: int, value: Value) -> str:
-    """Where an operand's chunk begins, by itself or in its buffer."""
-    return f"""
-  %offset{k} = mul i64 %start, %stride{k}
-  %chunk{k} = getelementptr i8, ptr %base{k}, i64 %offset{k}
-  %direct{k} = and i1 %contiguous{k}, %full
-  %place{value.slot} = select i1 %direct{k}, ptr %chunk{k}, ptr %buffer{value.slot}"""
-
-
-def _moved(k: int, value: Value, out: bool) -> str:
-    """A call that copies a chunk from or to where it has any stride."""
-    size = value.dtype.itemsize
-    here, there = f"ptr %buffer{value.slot}, i64 {size}", f"ptr %chunk{k}, i64 %stride{k}"
-    target, source = (there, here) if out else (here, there)
-    return f"""
-  br i1 %direct{k}, label %moved{k}, label %move{k}
-move{k}:
-  call i32 %move(ptr %result, ptr %error, {target}, {source}, i64 %size, i64 {size}, i64 %start)
-  br label %moved{k}
-moved{k}:"""
-
-
-def _vectors(k: int, segment: list[Step], kept: set[int], intrinsics: set[str]) -> str:
-    """The loop over a chunk's vectors."""
-    lines: list[str] = []
-    names: dict[int, str] = {}
-
-    def read(x: Any) -> str:
+    def _read(self, x: Any) -> str:
         if not isinstance(x, Value):
             return _literal(x)
-        if x.slot not in names:
-            name = names[x.slot] = f"%in{k}.{x.slot}"
-            memory = f"<{LANES} x {_element(x.dtype)}>"
-            loaded = name if x.dtype.char != "?" else f"{name}.byte"
-            lines.extend((
-                f"{name}.at = getelementptr {_element(x.dtype)}, ptr %place{x.slot}, i64 %i{k}",
-                f"{loaded} = load {memory}, ptr {name}.at, align 1",
-            ))  # fmt: skip
+        if x.slot not in self._names:
+            at, memory = self._at(x), f"<{LANES} x {_element(x.dtype)}>"
+            self._lines.append(f"%v{x.slot} = load {memory}, {at}")
+            self._names[x.slot] = f"%v{x.slot}"
             if x.dtype.char == "?":
-                lines.append(f"{name} = icmp ne {memory} {loaded}, zeroinitializer")
-        return names[x.slot]
+                self._lines.append(f"%bits{x.slot} = icmp ne {memory} %v{x.slot}, zeroinitializer")
+                self._names[x.slot] = f"%bits{x.slot}"
+        return self._names[x.slot]
 
-    for code, takes, result in segment:
-        given, target = takes[0].dtype, _vector(result.dtype)
-        short = f"v{LANES}{_SHORT.get(given.char, '')}"
-        text = str(code).format(*map(read, takes), t=_vector(given), r=target, short=short, bits=f"<{LANES} x i1>")
-        if "@llvm." in text:
-            name = text[text.index("@") : text.index("(")]
-            intrinsics.add(f"declare {target} {name}({', '.join([target] * len(takes))})")
-        name = names[result.slot] = f"%v{result.slot}"
-        lines.append(f"{name} = {text}")
-        if result.slot in kept:
-            stored, memory = name, f"<{LANES} x {_element(result.dtype)}>"
-            if result.dtype.char == "?":
-                stored = f"{name}.byte"
-                lines.append(f"{stored} = zext {target} {name} to {memory}")
-            lines.append(f"{name}.at = getelementptr {_element(result.dtype)}, ptr %place{result.slot}, i64 %i{k}")
-            lines.append(f"store {memory} {stored}, ptr {name}.at, align 1")
-    body = "\n  ".join(lines)
-    return f"""
-  br label %before{k}
-before{k}:
-  br label %vector{k}
-vector{k}:
-  %i{k} = phi i64 [0, %before{k}], [%next{k}, %vector{k}]
-  {body}
-  %next{k} = add i64 %i{k}, {LANES}
-  %more{k} = icmp slt i64 %next{k}, %size
-  br i1 %more{k}, label %vector{k}, label %after{k}
-after{k}:"""
+    def _write(self, x: Value) -> None:
+        name, memory = self._names[x.slot], f"<{LANES} x {_element(x.dtype)}>"
+        if x.dtype.char == "?":
+            self._lines.append(f"%byte{x.slot} = zext {_vector(x.dtype)} {name} to {memory}")
+            name = f"%byte{x.slot}"
+        at = self._at(x)
+        self._lines.append(f"store {memory} {name}, {at}")
 
 
-def _called(k: int, step: Step, at: int) -> str:
-    """The call of a loop, which is in ``data`` from ``at`` on."""
-    lines = []
-    for j, x in enumerate((*step.takes, step.result)):
-        lines.append(f"""
-  %call{k}.args{j} = getelementptr ptr, ptr %call.args, i64 {j}
-  store ptr %place{x.slot}, ptr %call{k}.args{j}
-  %call{k}.strides{j} = getelementptr i64, ptr %call.strides, i64 {j}
-  store i64 {x.dtype.itemsize}, ptr %call{k}.strides{j}""")
-    numba_s = isinstance(step.code, Loop) and step.code.data == COMPILED
-    arguments = "ptr %call.args, ptr %call.n, ptr %call.strides"
-    call = (f"call i32 %call{k}(ptr %result, ptr %error, {arguments}, ptr null, ptr null)" if numba_s else
-            f"call void %call{k}({arguments}, ptr %call{k}.data)")  # fmt: skip
-    return "".join(lines) + f"""
-  store i64 %size, ptr %call.n
-  %call{k}.at = getelementptr ptr, ptr %data, i64 {at}
-  %call{k} = load ptr, ptr %call{k}.at
-  %call{k}.data.at = getelementptr ptr, ptr %data, i64 {at + 1}
-  %call{k}.data = load ptr, ptr %call{k}.data.at
-  {call}"""
+def text_of(inputs: tuple[Value, ...], steps: tuple[Step, ...]) -> tuple[str, list[int], list[list[Any]]]:
+    """The module, and what ``_drive`` has to know: the sizes of places, and of each call its code and places.
 
-
-def text_of(inputs: tuple[Value, ...], steps: tuple[Step, ...]) -> tuple[str, list[Loop]]:
-    """The module whose function ``loop`` runs the steps, and the loops that its ``data`` must have."""
-    segments = _segments(steps)
-    result = steps[-1].result
-    operands = [*inputs, result]
-    where = {step.result.slot: k for k, segment in enumerate(segments) for step in segment}
-    kept = {result.slot: result} | {
-        x.slot: x
-        for k, segment in enumerate(segments) for step in segment for x in step.takes
-        if isinstance(x, Value) and where.get(x.slot, k) != k
-    }  # fmt: skip
-    kept |= {step.result.slot: step.result for step in steps if isinstance(step.code, Loop)}
-    loops: list[Loop] = []
-    intrinsics, parts = {"declare i32 @feclearexcept(i32)"}, []
-    for k, segment in enumerate(segments):
-        code = segment[0].code
+    Places are the operands, and results that a loop gives or takes.
+    """
+    parts: list[list[Step]] = []
+    for step in steps:
+        if isinstance(step.code, Loop) or not parts or isinstance(parts[-1][0].code, Loop):
+            parts.append([])
+        parts[-1].append(step)
+    where = {step.result.slot: k for k, part in enumerate(parts) for step in part}
+    kept = {x.slot: x for x in (*inputs, steps[-1].result)}
+    for k, step in ((k, step) for k, part in enumerate(parts) for step in part):
+        crossing = [x for x in step.takes if isinstance(x, Value) and where.get(x.slot, k) != k]
+        kept |= {x.slot: x for x in (*crossing, *([step.result] if isinstance(step.code, Loop) else ()))}
+    places = {slot: i for i, slot in enumerate(kept)}
+    sizes = [x.dtype.itemsize for x in kept.values()]
+    intrinsics = {"declare i32 @feclearexcept(i32)"}
+    texts, calls = [], []
+    for k, part in enumerate(parts):
+        code, takes, result = part[0]
         if isinstance(code, Loop):
-            loops += [code] if code not in loops else []
-            parts.append(_called(k, segment[0], 1 + 2 * loops.index(code)))
+            calls.append([code, *(places[x.slot] for x in (*takes, result))])
         else:
-            parts.append(_vectors(k, segment, {*kept}, intrinsics))
-    buffers = {x.slot: x for x in operands} | kept
-    out = len(inputs)
-    alone = [slot for slot in kept if slot != result.slot]
-    lines = [
-        *sorted(intrinsics), "\ndefine void @loop(ptr %args, ptr %n, ptr %strides, ptr %data) {\nentry:",
-        *(f"  %buffer{x.slot} = alloca {_element(x.dtype)}, i64 {CHUNK}, align 64" for x in buffers.values()),
-        *(f"  %{name} = alloca i64, i64 4" for name in ("call.args", "call.strides", "call.n", "result", "error")),
-        *(_operand(k, x) for k, x in enumerate(operands)),
-        f"""
-  %count = load i64, ptr %n
-  %move = load ptr, ptr %data
-  br label %each
-each:
-  %start = phi i64 [0, %entry], [%end, %moved{out}]
-  %rest = sub i64 %count, %start
-  %few = icmp slt i64 %rest, {CHUNK}
-  %most = select i1 %few, i64 %rest, i64 {CHUNK}
-  %whole = and i64 %most, {-LANES}
-  %full = icmp ne i64 %whole, 0
-  %size = select i1 %full, i64 %whole, i64 %rest""",
-        *(_place(k, x) for k, x in enumerate(operands)),
-        *(f"  %place{slot} = getelementptr i8, ptr %buffer{slot}, i64 0" for slot in alone),
-        *(_moved(k, x, out=False) for k, x in enumerate(inputs)),
-        *parts,
-        _moved(out, result, out=True),
-        f"""
-  %end = add i64 %start, %size
-  %more = icmp slt i64 %end, %count
-  br i1 %more, label %each, label %exit
-exit:
+            texts.append(_Segment(k, part, places, intrinsics).text)
+            calls.append([f"segment{k}"])
+    entry = f"""
+define void @loop(ptr %args, ptr %n, ptr %strides, ptr %data) {{
+  %workspace = alloca [{len(places) * (CHUNK + 1) + 12} x i64], align 64
+  %result = alloca ptr
+  %error = alloca ptr
+  %drive = load ptr, ptr %data
+  call i32 %drive(ptr %result, ptr %error, ptr %args, ptr %n, ptr %strides, ptr %data, ptr %workspace)
   call i32 @feclearexcept(i32 {ALL_EXCEPTIONS})
   ret void
 }}
-""",
-    ]  # fmt: skip
-    return "\n".join(lines), loops
+"""
+    return "\n".join([*sorted(intrinsics), *texts, entry]), sizes, calls
 
 
-# Buffers -------------------------------------------------------------------------------------------------------------
+# Chunks --------------------------------------------------------------------------------------------------------------
+
+_LOOP: Any = ir.FunctionType(ir.VoidType(), [INT64] * 4)
+_SEGMENT: Any = ir.FunctionType(ir.VoidType(), [INT64] * 2)
+
+
+@emits(lambda address, data, args, n, strides: types.void(*[types.int64] * 5))
+def call_loop(context: Any, builder: Any, signature: Any, address: Any, data: Any, *arrays: Any) -> None:
+    """In a kernel: call a loop. ``args``, ``n`` and ``strides`` are the addresses of int64 arrays."""
+    compiled = builder.icmp_signed("==", data, ir.Constant(INT64, COMPILED))
+    with builder.if_else(compiled) as (of_numba, of_numpy):
+        with of_numba:
+            nothing = ir.Constant(INT64, 0)  # where a compiled loop has the classes of its numbers
+            emit_call(context, builder, address, (types.int64,) * 5, [*arrays, nothing, nothing])
+        with of_numpy:
+            builder.call(builder.inttoptr(address, _LOOP.as_pointer()), [*arrays, data])
+
+
+@emits(lambda address, places, elements: types.void(*[types.int64] * 3))
+def _call_segment(context: Any, builder: Any, signature: Any, address: Any, *arguments: Any) -> None:
+    builder.call(builder.inttoptr(address, _SEGMENT.as_pointer()), arguments)
 
 
 @inline
-def _strided(y, ys, x, xs, n, kind):
-    for i in range(n):
-        numba.carray(pointer_at(y + i * ys, kind), 1)[0] = numba.carray(pointer_at(x + i * xs, kind), 1)[0]
+def _array(address, n, kind):
+    return numba.carray(pointer_at(address, kind), n)
 
 
 @inline
-def _repeated(y, x, n, kind):
-    numba.carray(pointer_at(y, kind), n)[:] = numba.carray(pointer_at(x, kind), 1)[0]
+def _copied(y, ys, x, xs, n, kind):
+    if xs == 0:
+        _array(y, n, kind)[:] = _array(x, 1, kind)[0]
+    else:
+        for i in range(n):
+            _array(y + i * ys, 1, kind)[0] = _array(x + i * xs, 1, kind)[0]
+
+
+@inline
+def _copy(y, ys, x, xs, n, size):
+    """n elements of any strides."""
+    if size == 1:
+        _copied(y, ys, x, xs, n, np.uint8)
+    elif size == 2:
+        _copied(y, ys, x, xs, n, np.uint16)
+    elif size == 4:
+        _copied(y, ys, x, xs, n, np.uint32)
+    else:
+        _copied(y, ys, x, xs, n, np.uint64)
 
 
 @kernel
-def _move(y, ys, x, xs, n, size, start):
-    """Copy n elements of any strides; one that repeats is there already where the first chunk was."""
-    if xs == 0:
-        if start > 0:
-            return
-        if size == 1:
-            _repeated(y, x, n, np.uint8)
-        elif size == 2:
-            _repeated(y, x, n, np.uint16)
-        elif size == 4:
-            _repeated(y, x, n, np.uint32)
-        else:
-            _repeated(y, x, n, np.uint64)
-    elif size == 1:
-        _strided(y, ys, x, xs, n, np.uint8)
-    elif size == 2:
-        _strided(y, ys, x, xs, n, np.uint16)
-    elif size == 4:
-        _strided(y, ys, x, xs, n, np.uint32)
-    else:
-        _strided(y, ys, x, xs, n, np.uint64)
+def _drive(args, n, strides, data, workspace):
+    header = _array(data, 4, np.int64)
+    operands, count, calls = header[1], header[2], header[3]
+    sizes, table = _array(data + 32, count, np.int64), _array(data + 32 + 8 * count, (calls, 8), np.int64)
+    bases, steps = _array(args, operands, np.int64), _array(strides, operands, np.int64)
+    places, elements = _array(workspace, count, np.int64), _array(n, 1, np.int64)[0]
+    words = _array(workspace + 8 * count, (3, 4), np.int64)  # arguments, strides and size of a call
+    buffers, out, start = words.ctypes.data + 96, operands - 1, 0
+    for k in range(operands, count):
+        places[k] = buffers + 8 * CHUNK * k
+    while start < elements:
+        size = min(elements - start, CHUNK)
+        full = size >= LANES
+        size = size // LANES * LANES if full else size
+        for k in range(operands):
+            here = bases[k] + start * steps[k]
+            direct = full and steps[k] == sizes[k]
+            places[k] = here if direct else buffers + 8 * CHUNK * k
+            if not (direct or k == out or (steps[k] == 0 and start > 0)):
+                _copy(places[k], sizes[k], here, steps[k], size, sizes[k])
+        for c in range(calls):
+            if table[c, 1] == OURS:
+                _call_segment(table[c, 0], workspace, size)
+                continue
+            words[2, 0] = size
+            for a in range(table[c, 2]):
+                words[0, a], words[1, a] = places[table[c, 3 + a]], sizes[table[c, 3 + a]]
+            address = words.ctypes.data
+            call_loop(table[c, 0], table[c, 1], address, address + 64, address + 32)
+        if places[out] != bases[out] + start * steps[out]:
+            _copy(bases[out] + start * steps[out], steps[out], places[out], sizes[out], size, sizes[out])
+        start += size
 
 
 # The machine code ----------------------------------------------------------------------------------------------------
@@ -298,13 +278,12 @@ class Code(NamedTuple):
 
 
 @functools.cache
-def _target() -> Any:
-    """LLVM's description of this machine, as Numba's kernels are compiled for."""
-    codegen = cpu_target.target_context.codegen()
+def _target() -> tuple[Any, str]:
+    """LLVM's description of this machine, as Numba's kernels are compiled for it."""
     llvm.add_symbol("feclearexcept", ctypes.cast(ctypes.CDLL(None).feclearexcept, ctypes.c_void_p).value)
-    cpu, features = codegen.magic_tuple()[1:]
-    target = llvm.Target.from_triple(llvm.get_process_triple())
-    return target.create_target_machine(cpu=cpu, features=features, opt=2, jit=True), repr(codegen.magic_tuple())
+    triple, cpu, features = described = cpu_target.target_context.codegen().magic_tuple()
+    machine = llvm.Target.from_triple(triple).create_target_machine(cpu=cpu, features=features, opt=2, jit=True)
+    return machine, repr(described)
 
 
 _kept: list[Any] = []
@@ -313,10 +292,13 @@ _kept: list[Any] = []
 @global_compiler_lock
 def compiled(inputs: tuple[Value, ...], steps: tuple[Step, ...]) -> Code:
     """The loop for these inputs and steps."""
-    text, loops = text_of(inputs, steps)
+    text, sizes, calls = text_of(inputs, steps)
     engine = _engine_for(text)
-    move = compiled_address(_move, *[types.int64] * 7)
-    data = np.array([move, *(word for loop in loops for word in (loop.address, loop.data))], np.int64)
+    words = [compiled_address(_drive, *[types.int64] * 5), len(inputs) + 1, len(sizes), len(calls), *sizes]
+    for code, *places in calls:
+        start = (code.address, code.data) if isinstance(code, Loop) else (engine.get_function_address(code), OURS)
+        words += (*start, len(places), *places, *[0] * (5 - len(places)))
+    data = np.array(words, np.int64)
     _kept.append(data)
     return Code(engine.get_function_address("loop"), data.ctypes.data)
 
