@@ -13,15 +13,20 @@ Each task takes a share of the rows or columns of dx and then of dW, so two thre
 element's sum is divided in another way for more threads (``_depth_block``), so bits do not depend on their number.
 """
 
+import functools
+from typing import Any
+
 import numpy as np
 from numba.core import types
 
 from . import gelu
+from .elementwise import add
 from .matmul import FLOATS, NO_BIAS, matmul
 from .reduce import reduce
 from .toolbox import bfloat16_product
+from .toolbox.array_program import formula
 from .toolbox.jit import inline
-from .toolbox.product_epilogue import ADD, GELU_ERF, GELU_TANH, SLOPE_ERF, SLOPE_TANH, finish_rows
+from .toolbox.product_epilogue import EXTRA, OTHER, PRODUCT, epilogue_of, finish_rows
 from .toolbox.product_loops import (
     DEPTH_BLOCK,
     DEPTH_BLOCK_TRANSPOSED,
@@ -50,7 +55,7 @@ from .toolbox.register_tile import (
 from .toolbox.threads import StageKernel, call_at, shares, task_kernel
 
 FAR_WEIGHTS = 1 << 20  # elements; more are in no cache when the next block's sums are added to them
-GELU, SLOPE = {"tanh": GELU_TANH, "none": GELU_ERF}, {"tanh": SLOPE_TANH, "none": SLOPE_ERF}
+_copy = formula(lambda x: np.multiply(x, 1))
 
 
 @task_kernel
@@ -103,7 +108,7 @@ def _products(
                     height, width, depth, small,
                 )  # fmt: skip
                 if finish:
-                    finish_rows(finish, height, width, columns, y_cell, other_cell, extra_cell, small)
+                    finish_rows(finish, height, width, columns, y_cell, other_cell, extra_cell)
             else:
                 multiply_packed(
                     a_cell, a_row, a_column, b_cell, b_row, b_column, bias_cell, has_bias and product == 0, y_cell,
@@ -182,6 +187,29 @@ def _depth_block(outputs: int, inputs: int) -> int:
     return DEPTH_BLOCK if outputs * inputs > FAR_WEIGHTS else DEPTH_BLOCK_TRANSPOSED
 
 
+@functools.cache
+def _residual(dtype: np.dtype[Any]) -> np.ndarray:
+    """The epilogue y = h + other."""
+    like = np.empty(1, dtype)
+    return epilogue_of(dtype, (add.prepare(like, like), (PRODUCT, OTHER, PRODUCT)))
+
+
+@functools.cache
+def _gelu(dtype: np.dtype[Any], approximate: str) -> np.ndarray:
+    """The epilogue other = h, y = gelu(h)."""
+    like = np.empty(1, dtype)
+    activation = gelu.forward.prepare(like, approximate)
+    return epilogue_of(dtype, (_copy.prepare(like), (PRODUCT, OTHER)), (activation, (OTHER, PRODUCT)))
+
+
+@functools.cache
+def _gelu_slope(dtype: np.dtype[Any], approximate: str) -> np.ndarray:
+    """The epilogue extra = gelu(other), y = h gelu'(other)."""
+    like = np.empty(1, dtype)
+    activation, slope = gelu.forward.prepare(like, approximate), gelu.backward.prepare(like, like, approximate)
+    return epilogue_of(dtype, (activation, (OTHER, EXTRA)), (slope, (PRODUCT, OTHER, PRODUCT)))
+
+
 def _multiply(
     x: np.ndarray,
     weight: np.ndarray,
@@ -189,7 +217,7 @@ def _multiply(
     bias: np.ndarray | None,
     other: np.ndarray | None,
     extra: np.ndarray | None,
-    epilogue: int,
+    epilogue: np.ndarray | None,
 ) -> np.ndarray:
     """x @ weight, or its transpose, with an epilogue."""
     rows, depth = x.shape
@@ -199,7 +227,8 @@ def _multiply(
     none, char = EMPTY, y.dtype.char
     _products.launch(
         y.dtype, count, x, weight, transposed, NO_BIAS[char] if bias is None else bias, bias is not None, y,
-        y if other is None else other, y if extra is None else extra, epilogue, grid,
+        y if other is None else other, y if extra is None else extra,
+        0 if epilogue is None else epilogue.ctypes.data, grid,
         none[char], none[char], NO_BIAS[char], False, False, 1, NONE,
     )  # fmt: skip
     return y
@@ -211,7 +240,7 @@ def forward(
     """x (N, K), weight (M, K), bias (M,), residual (N, M), all of one dtype -> residual + x W^T + b (N, M), new."""
     others = [z for z in (bias, residual) if z is not None]
     if weight.shape[0] > THIN_ROWS and _plain(x, weight, *others):
-        return _multiply(x, weight, True, bias, residual, None, 0 if residual is None else ADD)
+        return _multiply(x, weight, True, bias, residual, None, None if residual is None else _residual(x.dtype))
     y = matmul(x, weight.T, bias)
     return y if residual is None else y + residual
 
@@ -222,7 +251,7 @@ def forward_gelu(
     """x (N, K), weight (M, K), bias (M,) -> gelu(h) and h = x W^T + b, both (N, M); ``approximate`` as in ``gelu``."""
     if weight.shape[0] > THIN_ROWS and _plain(x, weight, *([] if bias is None else [bias])):
         before = np.empty((x.shape[0], weight.shape[0]), x.dtype)
-        return _multiply(x, weight, True, bias, before, None, GELU[approximate]), before
+        return _multiply(x, weight, True, bias, before, None, _gelu(x.dtype, approximate)), before
     before = matmul(x, weight.T, bias)
     return gelu.forward(before, approximate), before
 
@@ -289,5 +318,5 @@ def backward_gelu(
     """
     if weight.shape[1] > THIN_ROWS and _plain(dy, weight, before):
         activation = np.empty(before.shape, before.dtype)
-        return _multiply(dy, weight, False, None, before, activation, SLOPE[approximate]), activation
+        return _multiply(dy, weight, False, None, before, activation, _gelu_slope(dy.dtype, approximate)), activation
     return gelu.backward(matmul(dy, weight), before, approximate), gelu.forward(before, approximate)

@@ -269,7 +269,7 @@ class Program:
         return of_used
 
     def run(self, inputs: tuple[Any, ...], out: np.ndarray | None = None) -> np.ndarray:
-        """The result for inputs of the program's dtypes that broadcast, in ``out``, or in a new array; by all threads."""
+        """The result for inputs that broadcast, in ``out``, or in a new array; by all threads."""
         operands = [inputs[i] for i in self._inputs]
         arrays = [x for x in operands if isinstance(x, np.ndarray) and x.ndim]
         shape = arrays[0].shape

@@ -1,96 +1,63 @@
 """What happens to rows of a product while they are in the L1 cache, and the column sums of an operand.
 
-For each element h of finished rows, in ``finish_rows``:
+An epilogue is a list of loops of programs (``array_program.py``). Each goes through finished rows of the product, of
+``other`` and of ``extra``, matrices of the same shape:
 
-    ADD                     y = h + other                                   a residual
-    GELU_TANH, GELU_ERF     other = h;  y = gelu(h)                         backward needs h
-    SLOPE_TANH, SLOPE_ERF   y = h gelu'(other);  extra = gelu(other)        one exponential for both
+    other = h;  y = gelu(h)                  for the product h;  backward needs h
+    extra = gelu(other);  y = h gelu'(other)
 
 A pass of its own over a matrix that has left the cache costs as much as a small product.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
-from ...plain_kernels.elementwise import GELU_CUBIC, GELU_SLOPE, NORMAL_DENSITY
-from .jit import kernel
-from .register_tile import advance, not_inlined, whole_vectors
-from .vector_math import GELU_EXPONENT, exp2_fast, exp_nonpositive, normal_cdf
+import numpy as np
+from llvmlite import ir
+from numba.core import cgutils, types
 
-ADD, GELU_TANH, GELU_ERF, SLOPE_TANH, SLOPE_ERF = 1, 2, 3, 4, 5
+from .array_program import Program
+from .jit import emits, kernel
+from .multi_tensor import elements_at
+from .program_code import call_loop
+from .register_tile import advance, not_inlined
+from .threads import INT64
+
+PRODUCT, OTHER, EXTRA = 0, 1, 2
+
+
+def epilogue_of(dtype: np.dtype[Any], *calls: tuple[Program, Sequence[int]]) -> np.ndarray:
+    """Programs, and which matrices they take and, last, give. Kernels take its address; the caller keeps it alive."""
+    rows = [(*program.code, *places, *[0] * (3 - len(places))) for program, places in calls]
+    return np.array([(len(rows), dtype.itemsize, 0, 0, 0), *rows], np.int64)
+
+
+@emits(lambda pointer: types.int64(pointer))
+def _number(context: Any, builder: Any, signature: Any, pointer: Any) -> Any:
+    return builder.ptrtoint(pointer, INT64)
+
+
+@emits(lambda: types.int64())
+def _words(context: Any, builder: Any, signature: Any) -> Any:
+    """The address of eight int64 on the stack."""
+    return builder.ptrtoint(cgutils.alloca_once(builder, ir.ArrayType(INT64, 8)), INT64)
 
 
 @kernel
-def finish_rows(epilogue: int, rows: int, columns: int, row: int, y: Any, other: Any, extra: Any, like: Any) -> None:
-    """The epilogue on y[:rows, :columns], rows ``row`` apart; ``like`` is any array of the dtype."""
+def finish_rows(epilogue: int, rows: int, columns: int, row: int, y: Any, other: Any, extra: Any) -> None:
+    """The epilogue at this address on y[:rows, :columns], rows ``row`` apart."""
     not_inlined()
+    count, itemsize = elements_at(epilogue, 2, np.int64)
+    table, words = elements_at(epilogue + 40, 5 * count, np.int64), elements_at(_words(), 8, np.int64)
+    matrices, address = (_number(y), _number(other), _number(extra)), words.ctypes.data
+    if row == columns:
+        rows, columns = 1, rows * columns
+    words[3:6], words[6] = itemsize, columns
     for r in range(rows):
-        y_row, other_row, extra_row = advance(y, r * row), advance(other, r * row), advance(extra, r * row)
-        if epilogue == ADD:
-            for j in range(columns):
-                y_row[j] += other_row[j]
-        elif epilogue == GELU_TANH:
-            _gelu_tanh(columns, y_row, other_row, like)
-        elif epilogue == GELU_ERF:
-            _gelu_erf(columns, y_row, other_row, like)
-        elif epilogue == SLOPE_TANH:
-            _slope_tanh(columns, y_row, other_row, extra_row, like)
-        elif epilogue == SLOPE_ERF:
-            _slope_erf(columns, y_row, other_row, extra_row, like)
-
-
-# Functions of their own: in one with the others the processor's registers would hold the constants of all of them.
-
-
-@kernel
-def _gelu_tanh(columns, y, other, like):
-    not_inlined()
-    whole_vectors()
-    real = like.dtype.type
-    one, linear, cubic = real(1), real(GELU_EXPONENT), real(GELU_EXPONENT * GELU_CUBIC)
-    for j in range(columns):
-        h = y[j]
-        other[j] = h
-        y[j] = h / (one + exp2_fast(h * (linear + cubic * (h * h))))
-
-
-@kernel
-def _gelu_erf(columns, y, other, like):
-    not_inlined()
-    whole_vectors()
-    half = like.dtype.type(0.5)
-    for j in range(columns):
-        h = y[j]
-        other[j] = h
-        y[j] = h * normal_cdf(h, exp_nonpositive(-half * h * h))
-
-
-@kernel
-def _slope_tanh(columns, y, other, extra, like):
-    not_inlined()
-    whole_vectors()
-    real = like.dtype.type
-    one, linear, cubic = real(1), real(GELU_EXPONENT), real(GELU_EXPONENT * GELU_CUBIC)
-    slope, slope3 = real(GELU_SLOPE), real(3 * GELU_SLOPE * GELU_CUBIC)
-    for j in range(columns):
-        h = other[j]
-        square = h * h
-        s = one / (one + exp2_fast(h * (linear + cubic * square)))
-        extra[j] = h * s
-        y[j] *= s + h * s * (one - s) * (slope + slope3 * square)
-
-
-@kernel
-def _slope_erf(columns, y, other, extra, like):
-    not_inlined()
-    whole_vectors()
-    real = like.dtype.type
-    half, density = real(0.5), real(NORMAL_DENSITY)
-    for j in range(columns):
-        h = other[j]
-        gaussian = exp_nonpositive(-half * h * h)
-        cdf = normal_cdf(h, gaussian)
-        extra[j] = h * cdf
-        y[j] *= cdf + h * density * gaussian
+        for c in range(0, 5 * count, 5):
+            for k in range(3):
+                words[k] = matrices[table[c + 2 + k]] + r * row * itemsize
+            call_loop(table[c], table[c + 1], address, address + 48, address + 24)
 
 
 @kernel

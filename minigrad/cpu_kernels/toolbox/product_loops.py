@@ -131,7 +131,7 @@ def multiply_packed(
                         corner = (i + tile_i) * y_row + j
                         finish_rows(
                             epilogue, min(TILE_ROWS, height - tile_i), width, y_row,
-                            advance(y, corner), advance(other, corner), advance(extra, corner), small,
+                            advance(y, corner), advance(other, corner), advance(extra, corner),
                         )  # fmt: skip
 
 
