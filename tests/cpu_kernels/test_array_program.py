@@ -30,7 +30,12 @@ NUMBERS |= {"posinf": None, "neginf": -2.0, "approximate": "tanh"}
 FAMILIES = ("elementwise", "comparison", "trigonometry", "activation", "log_sigmoid", "gelu")
 APART = ("add_into", "assign", "cast", "fused")
 APPROXIMATE = {"exp", "expm1", "log", "log1p", "tanh", "sigmoid", "silu", "elu", "softplus", "forward", "erf"}
-APPROXIMATE |= {"backward", "silu_backward", "elu_backward", "softplus_backward"}  # of float32: other last digits than NumPy's
+APPROXIMATE |= {
+    "backward",
+    "silu_backward",
+    "elu_backward",
+    "softplus_backward",
+}  # in float32
 FUNCTIONS = [(f, n) for f in FAMILIES for n in vars(getattr(plain_kernels, f)) if n[0] != "_" and n not in APART]
 
 

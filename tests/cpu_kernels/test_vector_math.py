@@ -1,4 +1,4 @@
-"""vector_math against float64 libm: error bounds over the whole range, special values, both precisions."""
+"""vector_math and program_math against float64 libm: error bounds, special values, both precisions."""
 
 import math
 
@@ -7,25 +7,24 @@ import pytest
 
 from minigrad.cpu_kernels import elementwise
 from minigrad.cpu_kernels.toolbox import jit, vector_math
+from minigrad.cpu_kernels.toolbox.array_program import formula
+from minigrad.plain_kernels.elementwise import _phi
 
 
 @jit.kernel
-def _functions_of_kernels(x, out):
-    """Rows of out, as named below (one kernel, so that the test compiles once per precision)."""
-    cdf_row, exp2_row, negative_row = out[0], out[1], out[2]
-    half = x.dtype.type(0.5)
+def _exp_of_negative(x, out):
     for i in range(x.shape[0]):
-        cdf_row[i] = vector_math.normal_cdf(x[i], vector_math.exp_nonpositive(-half * x[i] * x[i]))
-        exp2_row[i] = vector_math.exp2_fast(x[i])
-        negative_row[i] = vector_math.exp_nonpositive(-abs(x[i]))
+        out[i] = vector_math.exp_nonpositive(-abs(x[i]))
 
 
 def evaluate(x):
-    out = np.full((3, x.size), np.nan, x.dtype)
-    _functions_of_kernels(x, out)
-    of_programs = {name: getattr(elementwise, name)(x) for name in ("exp", "sigmoid", "tanh", "erf", "expm1")}
-    of_programs |= {name: getattr(elementwise, name)(x) for name in ("log", "log1p")}
-    return of_programs | dict(zip(("cdf", "exp2", "exp of -|x|"), out, strict=True))
+    out = np.full(x.size, np.nan, x.dtype)
+    _exp_of_negative(x, out)
+    y = {name: getattr(elementwise, name)(x) for name in ("exp", "sigmoid", "tanh", "erf", "expm1", "log", "log1p")}
+    return y | {"exp of -|x|": out, "cdf": _cdf(x)}
+
+
+_cdf = formula(lambda x: _phi(x, "none"))
 
 
 def reference(x):
@@ -40,7 +39,6 @@ def reference(x):
             "tanh": np.tanh(x),
             "erf": np.array([math.erf(v) for v in x]),
             "cdf": np.array([0.5 * math.erfc(-math.sqrt(0.5) * v) for v in x]),
-            "exp2": np.exp2(x),
             "exp of -|x|": np.exp(-np.abs(x)),
         }
 
@@ -72,12 +70,11 @@ def test_float32_error_bounds(sample):
     assert np.abs(y["sigmoid"] - exact["sigmoid"]).max() <= 1e-7
     assert np.abs(y["erf"] - exact["erf"]).max() <= 2e-7
     np.testing.assert_allclose(y["cdf"], exact["cdf"], rtol=0, atol=3e-7)
-    assert ulps(y["exp2"], exact["exp2"]) <= 2  # up to 2^95, down to 2^-110
     normal = np.abs(sample) < 87.3
     assert ulps(y["exp of -|x|"][normal], exact["exp of -|x|"][normal]) <= 2
     assert (y["exp of -|x|"][~normal] < 2**-125).all()
     tail = (sample < 0) & (sample > -12)  # exp(-72) is still a normal number
-    np.testing.assert_allclose(y["cdf"][tail], exact["cdf"][tail], rtol=1e-5, atol=0)
+    np.testing.assert_allclose(y["cdf"][tail], exact["cdf"][tail], rtol=3e-5, atol=0)
 
 
 def test_exp_underflows_gradually_and_exactly_to_zero():
@@ -88,10 +85,7 @@ def test_exp_underflows_gradually_and_exactly_to_zero():
     np.testing.assert_array_equal(evaluate(x)["exp"][4:], 0)
 
 
-def test_powers_of_one_factor_end_in_zero_and_infinity():
-    y = evaluate(np.array([-1e30, -127.0, -126.6, -126.0, 127.0, 127.4, 127.6, 128.0, 1e30], np.float32))["exp2"]
-    np.testing.assert_array_equal(y[[0, 1, 2, 3, 4, 6, 7, 8]], [0, 0, 0, 2**-126, 2**127, np.inf, np.inf, np.inf])
-    assert y[5] == pytest.approx(2**127.4, rel=1e-5)
+def test_powers_of_one_factor_end_in_zero():
     y = evaluate(np.array([0.0, 87.0, 88.1, 1e30, np.inf], np.float32))["exp of -|x|"]
     np.testing.assert_array_equal(y[[0, 2, 3, 4]], [1, 0, 0, 0])
     assert y[1] == pytest.approx(math.exp(-87.0), rel=2e-7)
@@ -108,7 +102,6 @@ def test_special_values(dtype):
     np.testing.assert_array_equal(y["log1p"][:4], np.array([np.nan, np.inf, np.nan, 0], dtype))
     np.testing.assert_array_equal(y["erf"], np.array([np.nan, 1, -1, 0, 1, -1], dtype))
     np.testing.assert_array_equal(y["cdf"][[0, 1, 2, 4, 5]], np.array([np.nan, 1, 0, 1, 0], dtype))
-    np.testing.assert_array_equal(y["exp2"], np.array([np.nan, np.inf, 0, 1, np.inf, 0], dtype))
     np.testing.assert_array_equal(y["exp of -|x|"], np.array([np.nan, 0, 0, 1, 0, 0], dtype))
     assert y["cdf"][3] == pytest.approx(0.5, abs=2e-7)
 
@@ -117,7 +110,7 @@ def test_float64_is_libm(sample):
     x = np.clip(sample[::50].astype(np.float64), -30, 30)
     y, exact = evaluate(x), reference(x)
     for name in y:
-        np.testing.assert_allclose(y[name], exact[name], rtol=1e-15, atol=0)
+        np.testing.assert_allclose(y[name], exact[name], rtol=1e-12 if name == "cdf" else 1e-15, atol=0)
 
 
 @jit.kernel
@@ -138,8 +131,3 @@ def test_maxnum_of_a_row_passes_over_nan(dtype):
     assert _largest(x) == np.inf
     assert _largest(np.full(100, -np.inf, dtype)) == -np.inf
     assert np.isnan(_largest(np.full(100, np.nan, dtype)))
-
-
-def test_plain_python_semantics():
-    assert vector_math.exp2_fast(2000.0) == math.inf and vector_math.exp2_fast(-3.0) == 0.125
-    assert vector_math.exp_nonpositive(-1.0) == math.exp(-1.0)

@@ -9,9 +9,9 @@ whose intermediate results are in registers.
     └─> multiply ─> product ┘
 
 So the plain kernel's formula is the only one. Sums, products, quotients, choices have NumPy's own bits; exponentials
-and logarithms of float32 are those of ``vector_math.py``. Small arrays go through the same loop, as a ufunc. A function
-that asks for a value (``if x.any()``), or takes what has no loop, has no program and runs as it is. There are no
-warnings: NaN and infinities are results.
+and logarithms of float32 are those of ``program_math.py``. Small arrays go through the same loop, as a ufunc. What asks
+for a value (``if x.any()``), or takes what has no loop, has no program and runs as it is. There are no warnings: NaN
+and infinities are results.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ import numba
 import numpy as np
 
 from ...plain_kernels.arrays import is_half
-from . import vector_math
 from .multi_tensor import address_of, addresses_of
 from .numpy_loops import ERRORS, numpy_loop
 from .program_code import Code, Loop, Step, Value, call_loop, compiled, ufunc_of
+from .program_math import FLOAT32 as FLOAT32_FUNCTIONS
 from .register_tile import keep_alive
 from .threads import constant, get_num_threads, task_kernel, tasks_of
 
@@ -203,9 +203,9 @@ class Program:
         if not any(isinstance(x, Traced) for x in taken):
             with np.errstate(all="ignore"):
                 return ufunc(*taken)
-        if ufunc in vector_math.FLOAT32 and {*dtypes} == {FLOAT32}:
+        if ufunc in FLOAT32_FUNCTIONS and {*dtypes} == {FLOAT32}:
             before, self._flags = self._flags, "contract "
-            result = vector_math.FLOAT32[ufunc](*taken)
+            result = FLOAT32_FUNCTIONS[ufunc](*taken)
             self._flags = before
             return result
         kinds, composed = _COMPOSED.get(ufunc, ("", None))
@@ -364,7 +364,7 @@ class Formula:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
-        self.is_numpys: bool = isinstance(function, np.ufunc) and function not in vector_math.FLOAT32
+        self.is_numpys: bool = isinstance(function, np.ufunc) and function not in FLOAT32_FUNCTIONS
         self._programs: dict[Any, Program | None] = {}
         self._small: dict[Any, Callable[..., Any]] = {}
 
