@@ -7,47 +7,20 @@
 Source: Hendrycks & Gimpel, "Gaussian error linear units" (2016).
 """
 
-from minigrad.plain_kernels.elementwise import NORMAL_DENSITY, gelu
+from minigrad.plain_kernels.elementwise import gelu
 
 from .platform.array import Array
-from .platform.language import math
 from .pointwise.formulas import of_formula
 from .pointwise.pointwise import Pointwise, floating
-from .pointwise.rules import rule
 
-
-@rule
-def _normal_cdf(real):
-    """Phi(x); its relative error where it is tiny is that of x^2."""
-    scale, half = real(-(0.5**0.5)), real(0.5)
-    return lambda x: half * math.erfc(scale * x)
-
-
-@rule
-def _forward_erf(real):
-    normal_cdf = _normal_cdf(real)
-
-    return lambda x: x * normal_cdf(x)
-
-
-@rule
-def _backward_erf(real):
-    half, density = real(-0.5), real(NORMAL_DENSITY)
-    normal_cdf = _normal_cdf(real)
-
-    return lambda dy, x: dy * (normal_cdf(x) + x * density * math.exp(half * x * x))
-
-
-_FORWARD_TANH = of_formula(lambda x: gelu.forward(x, "tanh"))
-_BACKWARD_TANH = of_formula(lambda dy, x: gelu.backward(dy, x, "tanh"))
 _LAZY = ("float64", "bfloat16", "float16")  # halves are computed in float32 and rounded once
 _FORWARD = {
-    "tanh": Pointwise("forward_tanh", _FORWARD_TANH, floating, 1, lazy=_LAZY),
-    "none": Pointwise("forward_erf", _forward_erf, floating, 1, lazy=_LAZY),
+    "tanh": Pointwise("forward_tanh", of_formula(lambda x: gelu.forward(x, "tanh")), floating, 1, lazy=_LAZY),
+    "none": Pointwise("forward_erf", of_formula(lambda x: gelu.forward(x, "none")), floating, 1, lazy=_LAZY),
 }
 _BACKWARD = {
-    "tanh": Pointwise("backward_tanh", _BACKWARD_TANH, floating, 2),
-    "none": Pointwise("backward_erf", _backward_erf, floating, 2, lazy=_LAZY),
+    "tanh": Pointwise("backward_tanh", of_formula(lambda dy, x: gelu.backward(dy, x, "tanh")), floating, 2),
+    "none": Pointwise("backward_erf", of_formula(lambda dy, x: gelu.backward(dy, x, "none")), floating, 2, lazy=_LAZY),
 }
 
 

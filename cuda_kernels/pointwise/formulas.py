@@ -40,7 +40,7 @@ class Noted(np.lib.mixins.NDArrayOperatorsMixin):
         self._lines = lines
         self._names = names
 
-    def __array_ufunc__(self, function: Any, _: str, *inputs: Any, dtype: Any = None) -> Noted:
+    def __array_ufunc__(self, function: Any, _: str, *inputs: Any, dtype: Any = None, casting: str = "") -> Noted:
         given = inputs if dtype is None else [self._line("real({})", x) for x in inputs]
         return self.__array_function__(function, (), given, {})
 
@@ -49,6 +49,10 @@ class Noted(np.lib.mixins.NDArrayOperatorsMixin):
         if text is None:
             text = f"{self._named(of_numpy(function)(self.dtype.type))}({', '.join('{}' for _ in inputs)})"
         return self._line(text, *inputs)
+
+    def astype(self, dtype: np.dtype[Any]) -> Noted:
+        """Itself: a formula's numbers have one dtype."""
+        return self
 
     def _line(self, text: str, *inputs: Any) -> Noted:
         given = [x.name if isinstance(x, Noted) else self._named(self.dtype.type(x)) for x in inputs]

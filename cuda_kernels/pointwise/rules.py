@@ -111,4 +111,8 @@ _OF_NUMPY: dict[Any, Any] = {
 
 def of_numpy(function: Any) -> Any:
     """The rule of one of NumPy's functions that is no operator; most are functions of a number in ``math``."""
-    return _OF_NUMPY[function] if function in _OF_NUMPY else of_math(function.__name__.replace("arc", "a"))
+    return (
+        _OF_NUMPY[function]
+        if function in _OF_NUMPY
+        else of_math(function.__name__.removesuffix(" (vectorized)").replace("arc", "a"))
+    )

@@ -11,7 +11,8 @@ from ..plain_kernels import elementwise as plain
 from ..plain_kernels.elementwise import quiet
 from .toolbox.array_program import FEW, Formula, for_graphs, formula, formulas, into_first
 
-div: Any  # and all others of the plain family
+add: Any  # and all others of the plain family
+div: Any
 select: Callable[..., Any]
 globals().update(formulas(plain, without=("add_into", "assign", "cast", "fused", "pow")))
 assign: Callable[..., None] = plain.assign

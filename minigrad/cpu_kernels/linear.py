@@ -55,7 +55,7 @@ from .toolbox.register_tile import (
 from .toolbox.threads import StageKernel, call_at, shares, task_kernel
 
 FAR_WEIGHTS = 1 << 20  # elements; more are in no cache when the next block's sums are added to them
-_copy = formula(lambda x: np.multiply(x, 1))
+_copy: Any = formula(lambda x: np.multiply(x, 1))
 
 
 @task_kernel

@@ -297,7 +297,6 @@ class gelu:
 
 
 GELU_SLOPE, GELU_CUBIC = 2 * math.sqrt(2 / math.pi), 0.044715  # "tanh": 2u = GELU_SLOPE (x + GELU_CUBIC x^3)
-NORMAL_DENSITY = 1 / math.sqrt(2 * math.pi)  # phi(0)
 
 
 def _phi(x: np.ndarray, approximate: str) -> Any:

@@ -26,9 +26,9 @@ import numba
 import numpy as np
 
 from ...plain_kernels.arrays import is_half
-from .multi_tensor import address_of, addresses_of
-from .numpy_loops import ERRORS, numpy_loop
-from .program_code import Code, Loop, Step, Value, call_loop, compiled, ufunc_of
+from .multi_tensor import addresses_of
+from .numpy_loops import ERRORS, Loop, numpy_loop
+from .program_code import Code, Step, Value, call_loop, compiled, ufunc_of
 from .program_math import FLOAT32 as FLOAT32_FUNCTIONS
 from .register_tile import keep_alive
 from .threads import constant, get_num_threads, task_kernel, tasks_of
@@ -175,11 +175,7 @@ class Program:
         self.work: int = MEMORY + sum(CALL if isinstance(step.code, Loop) else 1 for step in self._steps)
         used = {x.slot for step in self._steps for x in step.takes if isinstance(x, Value)}
         self._inputs = [i for i in range(len(kinds)) if i in used]
-
-    @functools.cached_property
-    def code(self) -> Code:
-        """The machine code."""
-        return compiled(tuple(Value(i, self._kinds[i]) for i in self._inputs), tuple(self._steps))
+        self.code: Code = compiled([Value(i, self._kinds[i]) for i in self._inputs], self._steps)
 
     def converted(self, x: Any, dtype: np.dtype[Any]) -> Any:
         """x as an operand of this dtype, a constant as NumPy's scalar."""
@@ -212,7 +208,7 @@ class Program:
         if composed and dtypes[0].kind in kinds:
             return composed(*taken)
         code: Any = _instruction(ufunc, dtypes, self._flags)
-        if ufunc in _SHIFTS and isinstance(taken[1], np.generic) and 0 <= taken[1] < 8 * dtypes[0].itemsize:
+        if ufunc in _SHIFTS and isinstance(taken[1], np.integer) and 0 <= taken[1] < 8 * dtypes[0].itemsize:
             code = f"{_SHIFTS[ufunc][dtypes[0].kind == 'u']} {{t}} {{0}}, {{1}}"
         if not code:
             code = numpy_loop(ufunc, dtypes)
@@ -227,7 +223,7 @@ class Program:
         self._steps.append(Step(code, takes, Value(len(self._kinds) + len(self._steps), dtype)))
         return Traced(self, self._steps[-1].result.slot, dtype)
 
-    def cast(self, x: Traced, dtype: np.dtype[Any]) -> Traced:
+    def cast(self, x: Any, dtype: np.dtype[Any]) -> Any:
         """Steps that convert; none where one would have to know what NumPy makes of numbers out of range."""
         source = x.dtype
         if source == dtype:
@@ -241,8 +237,13 @@ class Program:
                 return (x.view(np.uint16).astype(np.uint32) << 16).view(FLOAT32)
             if dtype.kind == "V":
                 return self._rounded(x, dtype)
-        word = _conversion(source, dtype)
-        return self.noted(word if dtype == BOOL else f"{word} {{t}} {{0}} to {{r}}", [x], dtype)
+        if dtype == BOOL:
+            return np.not_equal(x, 0)
+        words = _CONVERSIONS.get(source.kind + dtype.kind)
+        if words is None or not (source.isnative and dtype.isnative):
+            raise NoProgramError
+        word = words[1 + (dtype.itemsize > source.itemsize) - (dtype.itemsize < source.itemsize)]
+        return self.noted(f"{word} {{t}} {{0}} to {{r}}", [x], dtype)
 
     def _rounded(self, x: Traced, bfloat16: np.dtype[Any]) -> Traced:
         """To the nearest bfloat16, ties to even."""
@@ -256,13 +257,13 @@ class Program:
         """The program as a function of NumPy's, of its inputs."""
         dtypes = [*(self._kinds[i] for i in self._inputs), self.result]
         short = [np.dtype(np.uint16) if dtype.kind == "V" else dtype for dtype in dtypes]
-        ufunc: Any = ufunc_of(self.code, tuple(short))
+        ufunc = ufunc_of(self.code, short)
         if len(self._inputs) == len(self._kinds) and short == dtypes and len({*dtypes[:-1]}) == 1:
             return ufunc
 
         def of_used(*inputs: Any) -> Any:
             """For NumPy numbers must have their dtypes; other packages' dtypes it does not know."""
-            arguments = [self._number(x, i) for x, i in zip([inputs[i] for i in self._inputs], self._inputs)]
+            arguments = [self._array(inputs[i], i) for i in self._inputs]
             result = ufunc(*[x.view(u) if u != d else x for x, u, d in zip(arguments, short, dtypes)])
             return result.view(self.result)
 
@@ -270,31 +271,21 @@ class Program:
 
     def run(self, inputs: tuple[Any, ...], out: np.ndarray | None = None) -> np.ndarray:
         """The result for inputs that broadcast, in ``out``, or in a new array; by all threads."""
-        operands = [inputs[i] for i in self._inputs]
-        arrays = [x for x in operands if isinstance(x, np.ndarray) and x.ndim]
-        shape = arrays[0].shape
-        if all([x.shape == shape and x.flags.c_contiguous for x in arrays]) and (out is None or out.flags.c_contiguous):
+        arrays: Any = [self._array(inputs[i], i) for i in self._inputs]
+        shape = max([x.shape for x in arrays], key=len)
+        fits = out is None or (out.flags.c_contiguous and out.dtype == self.result)
+        if fits and all([x.flags.c_contiguous and x.shape in (shape, ()) for x in arrays]):
             out = np.empty(shape, self.result) if out is None else out
-            views: Any = [*arrays, out]
-            layout: Any = [(x.itemsize,) for x in views]
-            shape = (out.size,)
+            views, shape = [*arrays, out], (out.size,)
+            layout: Any = [(x.itemsize if x.ndim else 0,) for x in views]
         else:
             flags: Any = [["readonly"]] * len(arrays) + [["writeonly", "allocate"]]
             walk = np.nditer([*arrays, out], ["external_loop"], flags, [*(x.dtype for x in arrays), self.result])
             out, views = walk.operands[-1], list(walk.itviews)
             shape, layout = views[0].shape, [x.strides for x in views]
-        rest = (0,) * len(shape)
-        rows = zip(addresses_of(views), layout)
         table = [1 + len(shape), *shape, 0]
-        for k, (i, x) in enumerate(zip(self._inputs, operands)):
-            if isinstance(x, np.ndarray) and x.ndim:
-                address, strides = next(rows)
-                table += (address, *strides)
-            else:
-                operands[k] = constant(self._number(x, i))  # which stays until the launch is over
-                table += (address_of(operands[k]), *rest)
-        ((address, strides),) = rows
-        table += (address, *strides)
+        for address, strides in zip(addresses_of(views), layout):
+            table += (address, *strides)
         tasks = 1
         if out.size > PIECE:
             parts = out.size // shape[-1] * tasks_of(shape[-1], PIECE)
@@ -303,30 +294,19 @@ class Program:
         _run.launch(None, tasks, *self.code, constant(np.array(table, np.int64)))
         return out
 
-    def _number(self, x: Any, i: int) -> np.ndarray:
+    def _array(self, x: Any, i: int) -> np.ndarray:
         """An input as an array."""
         if isinstance(x, np.ndarray):
             return x
         with np.errstate(all="ignore"):  # a number that is infinite to the dtype
-            return np.array(x, self._kinds[i])
+            return constant(np.array(x, self._kinds[i]))
 
 
-def _conversion(source: np.dtype[Any], target: np.dtype[Any]) -> str:
-    """LLVM's word for it."""
-    old, new, grows = source.kind, target.kind, target.itemsize > source.itemsize
-    if old + new in ("fi", "fu") or not (source.isnative and target.isnative) or {old, new} - {*"fiub"}:
-        raise NoProgramError
-    if new == "b":
-        return ("fcmp une" if old == "f" else "icmp ne") + " {t} {0}, zeroinitializer"
-    if old == "f":
-        return "fpext" if grows else "fptrunc"
-    if new == "f":
-        return "sitofp" if old == "i" else "uitofp"
-    if old == "b":
-        return "zext"
-    if source.itemsize == target.itemsize:
-        return "bitcast"
-    return "trunc" if not grows else "sext" if old == "i" else "zext"
+_CONVERSIONS: dict[str, tuple[str, str, str]] = {  # by the kinds, into a shorter, an equal and a longer dtype
+    "ff": ("fptrunc", "", "fpext"), "if": ("sitofp",) * 3, "uf": ("uitofp",) * 3, "bf": ("uitofp",) * 3,
+    "ii": ("trunc", "bitcast", "sext"), "iu": ("trunc", "bitcast", "sext"), "bi": ("zext",) * 3,
+    "uu": ("trunc", "bitcast", "zext"), "ui": ("trunc", "bitcast", "zext"), "bu": ("zext",) * 3,
+}  # fmt: skip
 
 
 @task_kernel
@@ -366,13 +346,15 @@ class Formula:
         self.function = function
         self.is_numpys: bool = isinstance(function, np.ufunc) and function not in FLOAT32_FUNCTIONS
         self._programs: dict[Any, Program | None] = {}
-        self._small: dict[Any, Callable[..., Any]] = {}
 
     def program_for(self, *inputs: Any) -> Program | None:
         """The program for inputs of these kinds, None where there can be none."""
         kinds = tuple([_kind(x) for x in inputs])
         if kinds not in self._programs:
-            self._programs[kinds] = self._program(kinds)
+            program = None
+            with contextlib.suppress(NoProgramError):
+                program = Program(self.function, kinds)
+            self._programs[kinds] = program
         return self._programs[kinds]
 
     def __call__(self, *inputs: Any) -> Any:
@@ -386,8 +368,7 @@ class Formula:
         """The result, in ``out`` if it is given; by all threads for ``worth`` elements times work or more."""
         arrays = [x for x in inputs if isinstance(x, np.ndarray)]
         program = self.program_for(*inputs)
-        fits = program is not None and (out is None or out.dtype == program.result)
-        if program is not None and fits and arrays and all([x.flags.aligned for x in arrays]):
+        if program is not None and arrays and all([x.flags.aligned for x in arrays]):
             with contextlib.suppress(ValueError, OverflowError, TypeError):  # NumPy will say what does not fit
                 size = arrays[0].size
                 if any([x.shape != arrays[0].shape for x in arrays]):
@@ -398,22 +379,12 @@ class Formula:
 
     def of_few(self, *inputs: Any) -> Any:
         """The result, by the calling thread."""
-        kinds = tuple([_kind(x) for x in inputs])
-        call = self._small.get(kinds)
-        if call is None:
-            program = None if self.is_numpys else self.program_for(*inputs)
-            call = self._small[kinds] = self.function if program is None else program.ufunc
-        return call(*inputs)
+        program = None if self.is_numpys else self.program_for(*inputs)
+        return self.function(*inputs) if program is None else program.ufunc(*inputs)
 
     def of_any(self, *inputs: Any) -> Any:
         """The result, by a launch if there is more than one element: in a graph these are better than calls."""
         return self.of_many(*inputs, worth=0)
-
-    def _program(self, kinds: tuple[Any, ...]) -> Program | None:
-        try:
-            return Program(self.function, kinds)
-        except NoProgramError:
-            return None
 
 
 def formula(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -26,6 +26,7 @@ from llvmlite import ir
 from numba.core import types
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
+from numba.np.ufunc._internal import fromfunc
 
 from .jit import CACHE_DIRECTORY, emits, inline, kernel, read_entry, write_entry
 from .multi_tensor import pointer_at
@@ -142,7 +143,7 @@ end:
         self._lines.append(f"store {memory} {name}, {at}")
 
 
-def text_of(inputs: tuple[Value, ...], steps: tuple[Step, ...]) -> tuple[str, list[int], list[list[Any]]]:
+def text_of(inputs: list[Value], steps: list[Step]) -> tuple[str, list[int], list[list[Any]]]:
     """The module, and what ``_drive`` has to know: the sizes of places, and of each call its code and places.
 
     Places are the operands, and results that a loop gives or takes.
@@ -290,7 +291,7 @@ _kept: list[Any] = []
 
 
 @global_compiler_lock
-def compiled(inputs: tuple[Value, ...], steps: tuple[Step, ...]) -> Code:
+def compiled(inputs: list[Value], steps: list[Step]) -> Code:
     """The loop for these inputs and steps."""
     text, sizes, calls = text_of(inputs, steps)
     engine = _engine_for(text)
@@ -318,20 +319,7 @@ def _engine_for(text: str) -> Any:
     return engine
 
 
-@functools.cache
-def _make_ufunc() -> Any:
-    """``PyUFunc_FromFuncAndData`` of NumPy's C interface."""
-    pointer = ctypes.pythonapi.PyCapsule_GetPointer
-    pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
-    table = ctypes.cast(pointer(np._core._multiarray_umath._UFUNC_API, None), ctypes.POINTER(ctypes.c_void_p))
-    arguments = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_int] * 4, *[ctypes.c_char_p] * 2
-    return ctypes.PYFUNCTYPE(ctypes.py_object, *arguments, ctypes.c_int)(table[1])
-
-
-def ufunc_of(code: Code, dtypes: tuple[np.dtype[Any], ...]) -> np.ufunc:
+def ufunc_of(code: Code, dtypes: list[np.dtype[Any]]) -> Any:
     """A ufunc of one loop, whose operands have these dtypes, the result's last."""
-    loops, data = (ctypes.c_void_p * 1)(code.address), (ctypes.c_void_p * 1)(code.data)
-    numbers = (ctypes.c_char * len(dtypes))(*(dtype.num for dtype in dtypes))
-    _kept.extend((loops, data, numbers))
-    addresses = map(ctypes.addressof, (loops, data, numbers))
-    return _make_ufunc()(*addresses, 1, len(dtypes) - 1, 1, -1, b"program", b"", 0)
+    numbers = [dtype.num for dtype in dtypes]
+    return fromfunc("program", "", [code.address], [numbers], len(dtypes) - 1, 1, [code.data], [None], 0)
