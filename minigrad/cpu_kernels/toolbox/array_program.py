@@ -93,7 +93,10 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
 
 def _kind(x: Any) -> Any:
     """A dtype, the class of a number, or what is no number itself: None, a word."""
-    return getattr(x, "dtype", None) or (x if _is_word(x) else BOOL if isinstance(x, bool) else type(x))
+    try:
+        return x.dtype
+    except AttributeError:
+        return x if _is_word(x) else BOOL if isinstance(x, bool) else type(x)
 
 
 def _is_word(x: Any) -> bool:
@@ -350,12 +353,14 @@ class Formula:
     def program_for(self, *inputs: Any) -> Program | None:
         """The program for inputs of these kinds, None where there can be none."""
         kinds = tuple([_kind(x) for x in inputs])
-        if kinds not in self._programs:
+        try:
+            return self._programs[kinds]
+        except KeyError:
             program = None
             with contextlib.suppress(NoProgramError):
                 program = Program(self.function, kinds)
             self._programs[kinds] = program
-        return self._programs[kinds]
+            return program
 
     def __call__(self, *inputs: Any) -> Any:
         """The result, by as many threads as its size is worth."""

@@ -35,7 +35,6 @@ from .threads import INT64, compiled_address, emit_call
 
 LANES = 16
 CHUNK = 512  # elements: the buffers of a few operands fit into the first cache
-OURS = -2  # where a loop has its ``data``: a function of a program
 ALL_EXCEPTIONS = 0x1F if platform.machine().lower() in ("arm64", "aarch64") else 0x3D  # FE_ALL_EXCEPT of <fenv.h>
 _FLOATS = {"f": ("float", "f32"), "d": ("double", "f64"), "e": ("half", "f16")}
 
@@ -80,7 +79,7 @@ def _literal(x: Any) -> str:
 
 
 class _Segment:
-    """Neighbouring steps that are instructions, as the function ``segment<k>(places, elements)``."""
+    """Neighbouring steps that are instructions, as the loop ``segment<k>`` whose ``args`` are all places."""
 
     def __init__(self, k: int, steps: list[Step], places: dict[int, int], intrinsics: set[str]) -> None:
         self._places = places
@@ -101,8 +100,9 @@ class _Segment:
                 self._write(result)
         begin, body = "\n  ".join(self._begin), "\n  ".join(self._lines)
         self.text: str = f"""
-define void @segment{k}(ptr %places, i64 %elements) {{
+define void @segment{k}(ptr %places, ptr %n, ptr %strides, ptr %data) {{
 entry:
+  %elements = load i64, ptr %n
   {begin}
   br label %vector
 vector:
@@ -186,7 +186,6 @@ define void @loop(ptr %args, ptr %n, ptr %strides, ptr %data) {{
 # Chunks --------------------------------------------------------------------------------------------------------------
 
 _LOOP: Any = ir.FunctionType(ir.VoidType(), [INT64] * 4)
-_SEGMENT: Any = ir.FunctionType(ir.VoidType(), [INT64] * 2)
 
 
 @emits(lambda address, data, args, n, strides: types.void(*[types.int64] * 5))
@@ -199,11 +198,6 @@ def call_loop(context: Any, builder: Any, signature: Any, address: Any, data: An
             emit_call(context, builder, address, (types.int64,) * 5, [*arrays, nothing, nothing])
         with of_numpy:
             builder.call(builder.inttoptr(address, _LOOP.as_pointer()), [*arrays, data])
-
-
-@emits(lambda address, places, elements: types.void(*[types.int64] * 3))
-def _call_segment(context: Any, builder: Any, signature: Any, address: Any, *arguments: Any) -> None:
-    builder.call(builder.inttoptr(address, _SEGMENT.as_pointer()), arguments)
 
 
 @inline
@@ -254,15 +248,12 @@ def _drive(args, n, strides, data, workspace):
             places[k] = here if direct else buffers + 8 * CHUNK * k
             if not (direct or k == out or (steps[k] == 0 and start > 0)):
                 _copy(places[k], sizes[k], here, steps[k], size, sizes[k])
+        words[2, 0] = size
         for c in range(calls):
-            if table[c, 1] == OURS:
-                _call_segment(table[c, 0], workspace, size)
-                continue
-            words[2, 0] = size
             for a in range(table[c, 2]):
                 words[0, a], words[1, a] = places[table[c, 3 + a]], sizes[table[c, 3 + a]]
-            address = words.ctypes.data
-            call_loop(table[c, 0], table[c, 1], address, address + 64, address + 32)
+            arguments = words.ctypes.data if table[c, 2] else workspace
+            call_loop(table[c, 0], table[c, 1], arguments, words.ctypes.data + 64, words.ctypes.data + 32)
         if places[out] != bases[out] + start * steps[out]:
             _copy(bases[out] + start * steps[out], steps[out], places[out], sizes[out], size, sizes[out])
         start += size
@@ -297,7 +288,7 @@ def compiled(inputs: list[Value], steps: list[Step]) -> Code:
     engine = _engine_for(text)
     words = [compiled_address(_drive, *[types.int64] * 5), len(inputs) + 1, len(sizes), len(calls), *sizes]
     for code, *places in calls:
-        start = (code.address, code.data) if isinstance(code, Loop) else (engine.get_function_address(code), OURS)
+        start = (code.address, code.data) if isinstance(code, Loop) else (engine.get_function_address(code), 0)
         words += (*start, len(places), *places, *[0] * (5 - len(places)))
     data = np.array(words, np.int64)
     _kept.append(data)
