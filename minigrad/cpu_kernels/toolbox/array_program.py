@@ -406,7 +406,7 @@ def formula(function: Callable[..., Any]) -> Callable[..., Any]:
 
     def of_two(x: Any, y: Any) -> Any:
         n, m = getattr(x, "size", 0), getattr(y, "size", 0)
-        if n < FEW and m < FEW and (n * m < WORTH or x.shape[x.ndim - y.ndim :] == y.shape):
+        if n < FEW and m < FEW and (n * m < 8 * FEW or x.shape[x.ndim - y.ndim :] == y.shape):
             return few(x, y)
         return many(x, y)
 
