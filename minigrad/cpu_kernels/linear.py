@@ -188,14 +188,14 @@ def _depth_block(outputs: int, inputs: int) -> int:
 
 
 @functools.cache
-def _residual(dtype: np.dtype[Any]) -> np.ndarray:
+def _residual(dtype: np.dtype[Any]) -> int:
     """The epilogue y = h + other."""
     like = np.empty(1, dtype)
     return epilogue_of(dtype, (add.prepare(like, like), (PRODUCT, OTHER, PRODUCT)))
 
 
 @functools.cache
-def _gelu(dtype: np.dtype[Any], approximate: str) -> np.ndarray:
+def _gelu(dtype: np.dtype[Any], approximate: str) -> int:
     """The epilogue other = h, y = gelu(h)."""
     like = np.empty(1, dtype)
     activation = gelu.forward.prepare(like, approximate)
@@ -203,7 +203,7 @@ def _gelu(dtype: np.dtype[Any], approximate: str) -> np.ndarray:
 
 
 @functools.cache
-def _gelu_slope(dtype: np.dtype[Any], approximate: str) -> np.ndarray:
+def _gelu_slope(dtype: np.dtype[Any], approximate: str) -> int:
     """The epilogue extra = gelu(other), y = h gelu'(other)."""
     like = np.empty(1, dtype)
     activation, slope = gelu.forward.prepare(like, approximate), gelu.backward.prepare(like, like, approximate)
@@ -217,7 +217,7 @@ def _multiply(
     bias: np.ndarray | None,
     other: np.ndarray | None,
     extra: np.ndarray | None,
-    epilogue: np.ndarray | None,
+    epilogue: int,
 ) -> np.ndarray:
     """x @ weight, or its transpose, with an epilogue."""
     rows, depth = x.shape
@@ -228,7 +228,7 @@ def _multiply(
     _products.launch(
         y.dtype, count, x, weight, transposed, NO_BIAS[char] if bias is None else bias, bias is not None, y,
         y if other is None else other, y if extra is None else extra,
-        0 if epilogue is None else epilogue.ctypes.data, grid,
+        epilogue, grid,
         none[char], none[char], NO_BIAS[char], False, False, 1, NONE,
     )  # fmt: skip
     return y
@@ -240,7 +240,7 @@ def forward(
     """x (N, K), weight (M, K), bias (M,), residual (N, M), all of one dtype -> residual + x W^T + b (N, M), new."""
     others = [z for z in (bias, residual) if z is not None]
     if weight.shape[0] > THIN_ROWS and _plain(x, weight, *others):
-        return _multiply(x, weight, True, bias, residual, None, None if residual is None else _residual(x.dtype))
+        return _multiply(x, weight, True, bias, residual, None, 0 if residual is None else _residual(x.dtype))
     y = matmul(x, weight.T, bias)
     return y if residual is None else y + residual
 

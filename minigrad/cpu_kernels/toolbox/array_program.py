@@ -28,7 +28,7 @@ import numpy as np
 from ...plain_kernels.arrays import is_half
 from .multi_tensor import addresses_of
 from .numpy_loops import ERRORS, Loop, numpy_loop
-from .program_code import Code, Step, Value, call_loop, compiled, ufunc_of
+from .program_code import Code, ProgramStep, Value, call_loop, compiled, ufunc_of
 from .program_math import FLOAT32 as FLOAT32_FUNCTIONS
 from .register_tile import keep_alive
 from .threads import constant, get_num_threads, task_kernel, tasks_of
@@ -169,7 +169,7 @@ class Program:
 
     def __init__(self, function: Callable[..., Any], kinds: tuple[Any, ...]) -> None:
         self._kinds = [*kinds]  # a number's becomes the dtype of what it meets
-        self._steps: list[Step] = []
+        self._steps: list[ProgramStep] = []
         self._flags = ""
         result = function(*(k if _is_word(k) else Traced(self, i, k) for i, k in enumerate(kinds)))
         if not isinstance(result, Traced) or not self._steps or result.slot != self._steps[-1].result.slot:
@@ -223,7 +223,7 @@ class Program:
     def noted(self, code: Any, taken: list[Any], dtype: np.dtype[Any]) -> Traced:
         """A step, and its result."""
         takes = tuple(Value(x.slot, x.dtype) if isinstance(x, Traced) else x for x in taken)
-        self._steps.append(Step(code, takes, Value(len(self._kinds) + len(self._steps), dtype)))
+        self._steps.append(ProgramStep(code, takes, Value(len(self._kinds) + len(self._steps), dtype)))
         return Traced(self, self._steps[-1].result.slot, dtype)
 
     def cast(self, x: Any, dtype: np.dtype[Any]) -> Any:
@@ -425,13 +425,19 @@ def into_first(function: np.ufunc) -> Callable[[np.ndarray, Any], None]:
     """The function whose result goes into its first input."""
     made = Formula(function)
 
-    def into(x: np.ndarray, y: Any, worth: int = WORTH) -> None:
-        if (x.size < FEW and worth) or np.may_share_memory(x, y) or numba.config.DISABLE_JIT:
+    def into(x: np.ndarray, y: Any) -> None:
+        if x.size < FEW or numba.config.DISABLE_JIT:
             function(x, y, x)  # the name ``out`` would cost a tenth of a microsecond
+        else:
+            of_many(x, y, WORTH)
+
+    def of_many(x: np.ndarray, y: Any, worth: int = 0) -> None:
+        if np.may_share_memory(x, y):
+            function(x, y, x)
         else:
             made.of_many(x, y, out=x, worth=worth)
 
-    return for_graphs(into, made.program_for, functools.partial(into, worth=0))
+    return for_graphs(into, made.program_for, of_many)
 
 
 @task_kernel

@@ -9,6 +9,7 @@ An epilogue is a list of loops of programs (``array_program.py``). Each goes thr
 A pass of its own over a matrix that has left the cache costs as much as a small product.
 """
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,17 +20,17 @@ from numba.core import cgutils, types
 from .array_program import Program
 from .jit import emits, kernel
 from .multi_tensor import elements_at
-from .program_code import call_loop
+from .program_code import call_loop, lasting_words
 from .register_tile import advance, not_inlined
 from .threads import INT64
 
 PRODUCT, OTHER, EXTRA = 0, 1, 2
 
 
-def epilogue_of(dtype: np.dtype[Any], *calls: tuple[Program, Sequence[int]]) -> np.ndarray:
-    """Programs, and which matrices they take and, last, give. Kernels take its address; the caller keeps it alive."""
+def epilogue_of(dtype: np.dtype[Any], *calls: tuple[Program, Sequence[int]]) -> int:
+    """The address of an epilogue: of programs, and which matrices they take and, last, give."""
     rows = [(*program.code, *places, *[0] * (3 - len(places))) for program, places in calls]
-    return np.array([(len(rows), dtype.itemsize, 0, 0, 0), *rows], np.int64)
+    return lasting_words([len(rows), dtype.itemsize, *itertools.chain(*rows)])
 
 
 @emits(lambda pointer: types.int64(pointer))
@@ -48,7 +49,7 @@ def finish_rows(epilogue: int, rows: int, columns: int, row: int, y: Any, other:
     """The epilogue at this address on y[:rows, :columns], rows ``row`` apart."""
     not_inlined()
     count, itemsize = elements_at(epilogue, 2, np.int64)
-    table, words = elements_at(epilogue + 40, 5 * count, np.int64), elements_at(_words(), 8, np.int64)
+    table, words = elements_at(epilogue + 16, 5 * count, np.int64), elements_at(_words(), 8, np.int64)
     matrices, address = (_number(y), _number(other), _number(extra)), words.ctypes.data
     if row == columns:
         rows, columns = 1, rows * columns

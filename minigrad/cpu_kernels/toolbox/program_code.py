@@ -17,6 +17,7 @@ import ctypes
 import functools
 import hashlib
 import platform
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import llvmlite.binding as llvm
@@ -46,7 +47,7 @@ class Value(NamedTuple):
     dtype: np.dtype[Any]
 
 
-class Step(NamedTuple):
+class ProgramStep(NamedTuple):
     """An instruction of LLVM's or a loop, what it takes (Values; the former also NumPy's scalars), and its result."""
 
     code: str | Loop
@@ -81,7 +82,7 @@ def _literal(x: Any) -> str:
 class _Segment:
     """Neighbouring steps that are instructions, as the loop ``segment<k>`` whose ``args`` are all places."""
 
-    def __init__(self, k: int, steps: list[Step], places: dict[int, int], intrinsics: set[str]) -> None:
+    def __init__(self, k: int, steps: list[ProgramStep], places: dict[int, int], intrinsics: set[str]) -> None:
         self._places = places
         self._begin: list[str] = []
         self._lines: list[str] = []
@@ -143,12 +144,12 @@ end:
         self._lines.append(f"store {memory} {name}, {at}")
 
 
-def text_of(inputs: list[Value], steps: list[Step]) -> tuple[str, list[int], list[list[Any]]]:
+def text_of(inputs: list[Value], steps: list[ProgramStep]) -> tuple[str, list[int], list[list[Any]]]:
     """The module, and what ``_drive`` has to know: the sizes of places, and of each call its code and places.
 
     Places are the operands, and results that a loop gives or takes.
     """
-    parts: list[list[Step]] = []
+    parts: list[list[ProgramStep]] = []
     for step in steps:
         if isinstance(step.code, Loop) or not parts or isinstance(parts[-1][0].code, Loop):
             parts.append([])
@@ -278,11 +279,17 @@ def _target() -> tuple[Any, str]:
     return machine, repr(described)
 
 
-_kept: list[Any] = []
+_lasting: list[Any] = []
+
+
+def lasting_words(words: Sequence[int]) -> int:
+    """The address of int64 words that stay for the process's life; no array, whose memory goes too late at its end."""
+    _lasting.append((ctypes.c_int64 * len(words))(*words))
+    return ctypes.addressof(_lasting[-1])
 
 
 @global_compiler_lock
-def compiled(inputs: list[Value], steps: list[Step]) -> Code:
+def compiled(inputs: list[Value], steps: list[ProgramStep]) -> Code:
     """The loop for these inputs and steps."""
     text, sizes, calls = text_of(inputs, steps)
     engine = _engine_for(text)
@@ -290,9 +297,7 @@ def compiled(inputs: list[Value], steps: list[Step]) -> Code:
     for code, *places in calls:
         start = (code.address, code.data) if isinstance(code, Loop) else (engine.get_function_address(code), 0)
         words += (*start, len(places), *places, *[0] * (5 - len(places)))
-    data = np.array(words, np.int64)
-    _kept.append(data)
-    return Code(engine.get_function_address("loop"), data.ctypes.data)
+    return Code(engine.get_function_address("loop"), lasting_words(words))
 
 
 @functools.cache
