@@ -162,13 +162,13 @@ def _along(rows: TaskKernel, columns: TaskKernel, inputs: tuple[np.ndarray, ...]
     if not out.size:
         return out
     C, inner = shape[axis], math.prod(shape[axis + 1 :])
-    arrays = [np.ascontiguousarray(x).reshape(-1, C, inner) for x in (*inputs, out)]
-    key = tuple(x.dtype for x in arrays)
-    if inner > 1:
+    sizes = (-1, C) if inner == 1 else (-1, C, inner)
+    arrays = [np.ascontiguousarray(x).reshape(sizes) for x in (*inputs, out)]
+    key = tuple([x.dtype for x in arrays])
+    if inner == 1:
+        rows.launch(key, tasks_of_rows(out.size // C, C, TASK_ELEMENTS), *arrays, log)
+    else:
         columns.launch(key, get_num_threads() if out.size > TASK_ELEMENTS else 1, *arrays, log)
-        return out
-    N = out.size // C
-    rows.launch(key, tasks_of_rows(N, C, TASK_ELEMENTS), *[x.reshape(N, C) for x in arrays], log)
     return out
 
 

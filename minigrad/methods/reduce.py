@@ -229,7 +229,7 @@ class ReduceMethods:
 
     def _nonempty(self: Tensor, name: str, dim: Dim, axis: Dim) -> tuple[int, ...]:
         axes = shapes.normalize_dims(dim, axis, self.ndim)
-        if any(self.shape[i] == 0 for i in axes):
+        if 0 in self.data.shape and any(self.shape[i] == 0 for i in axes):
             raise bad_value(f"{name} over an empty dimension of shape {self.shape} has no value")
         return axes
 
@@ -303,7 +303,7 @@ _ROUNDED = {"lower": "floor", "higher": "ceil", "nearest": "round"}
 
 
 def _floating(name: str, x: Tensor) -> None:
-    if not x.is_floating_point():
+    if x.data.dtype.kind not in "fV":
         raise bad_type(f"{name} of {x.dtype} values is no integer; convert with .float() first")
 
 

@@ -46,9 +46,9 @@ class ShapeMethods:
         start, end = shapes.normalize_dim(start_dim, self.ndim), shapes.normalize_dim(end_dim, self.ndim)
         if start > end:
             raise bad_value(f"flatten: start_dim {start_dim} comes after end_dim {end_dim}")
-        if not self.ndim:
-            return self.reshape(1)
-        return self.reshape(*self.shape[:start], math.prod(self.shape[start : end + 1]), *self.shape[end + 1 :])
+        shape = self.data.shape
+        new = (*shape[:start], math.prod(shape[start : end + 1]), *shape[end + 1 :])
+        return movement.Reshape.apply(self, shape=new if shape else (1,))
 
     def ravel(self: Tensor) -> Tensor:
         """All dimensions as one."""
@@ -63,12 +63,14 @@ class ShapeMethods:
     def squeeze(self: Tensor, dim: Dim = None) -> Tensor:
         """Without the dimensions of size 1 (all, or those of ``dim``)."""
         axes = shapes.normalize_dims(dim, None, self.ndim)
-        return self.reshape(*(n for i, n in enumerate(self.shape) if n != 1 or i not in axes))
+        new = tuple([n for i, n in enumerate(self.data.shape) if n != 1 or i not in axes])
+        return movement.Reshape.apply(self, shape=new)
 
     def unsqueeze(self: Tensor, dim: int) -> Tensor:
         """With a new dimension of size 1 at ``dim``."""
-        at = shapes.normalize_dim(dim, self.ndim + 1)
-        return self.reshape(*self.shape[:at], 1, *self.shape[at:])
+        shape = self.data.shape
+        at = shapes.normalize_dim(dim, len(shape) + 1)
+        return movement.Reshape.apply(self, shape=(*shape[:at], 1, *shape[at:]))
 
     def transpose(self: Tensor, dim0: int, dim1: int) -> Tensor:
         """A view with two dimensions exchanged."""

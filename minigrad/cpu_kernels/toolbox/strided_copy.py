@@ -1,9 +1,13 @@
 """Copies between arrays of any strides, by all threads; a transposed array goes block by block, as caches like it."""
 
+from typing import Any
+
 import numba
 import numpy as np
+from llvmlite import ir
+from numba import types
 
-from .jit import inline
+from .jit import emits, inline
 from .multi_tensor import addresses_of, elements_at
 from .threads import constant, get_num_threads, task_kernel
 
@@ -21,6 +25,7 @@ def _copy(task, tasks, table, like):
     rows, columns = table[outer, 0], table[outer + 1, 0]
     x_row, y_row, x_step, y_step = table[outer, 1], table[outer, 2], table[outer + 1, 1], table[outer + 1, 2]
     turned = abs(x_row) < abs(x_step) and abs(x_step) > like.itemsize and rows > 1
+    adjacent = turned and x_row == like.itemsize and y_step == like.itemsize
     height, width, tile = (ROWS, COLUMNS, TILE) if turned else (1, RUN, RUN)
     across, down = (columns + width - 1) // width, (rows + height - 1) // height
     blocks = across * down
@@ -33,10 +38,40 @@ def _copy(task, tasks, table, like):
         for d in range(outer - 1, -1, -1):
             rest, at = rest // table[d, 0], rest % table[d, 0]
             x, y = x + at * table[d, 1], y + at * table[d, 2]
+        here = min(height, rows - i)
         for j in range(first, min(first + width, columns), tile):
             count = min(tile, columns - j)
-            for r in range(min(height, rows - i)):
-                _copy_row(x + r * x_row + j * x_step, x_step, y + r * y_row + j * y_step, y_step, count, like)
+            for r in range(0, here, TILE):
+                source, target = x + r * x_row + j * x_step, y + r * y_row + j * y_step
+                if adjacent and count == TILE and r + TILE <= here:
+                    _transpose(source, x_step, target, y_row, like)
+                    continue
+                for _ in range(min(TILE, here - r)):
+                    _copy_row(source, x_step, target, y_step, count, like)
+                    source, target = source + x_row, target + y_row
+
+
+@emits(lambda x, x_step, y, y_row, like: types.void(*[types.int64] * 4, like))
+def _transpose(context: Any, builder: Any, signature: Any, x: Any, x_step: Any, y: Any, y_row: Any, like: Any) -> None:
+    """TILE elements from each of the addresses x, x + x_step, ... become the columns of TILE rows at y, y + y_row, ..."""
+    element = signature.args[-1].dtype
+    vectors = ir.VectorType(context.get_data_type(element), TILE).as_pointer()
+
+    def places(address: Any, step: Any) -> list[Any]:
+        offsets = [builder.mul(step, ir.IntType(64)(i)) for i in range(TILE)]
+        return [builder.inttoptr(builder.add(address, offset), vectors) for offset in offsets]
+
+    lines, align, lanes = places(x, x_step), element.bitwidth // 8, range(TILE)
+    lines = [builder.load(place, align=align) for place in lines]
+    for d in (4, 2, 1):  # of blocks d x d the upper right one and the lower left one change places
+        chosen = [j if not j & d else (j ^ d) + TILE for j in lanes], [j | d if not j & d else j + TILE for j in lanes]
+        low, high = (ir.Constant(ir.VectorType(ir.IntType(32), TILE), mask) for mask in chosen)
+        for i in lanes:
+            if not i & d:
+                pair = lines[i], lines[i | d]
+                lines[i], lines[i | d] = builder.shuffle_vector(*pair, low), builder.shuffle_vector(*pair, high)
+    for line, place in zip(lines, places(y, y_row)):
+        builder.store(line, place, align=align)
 
 
 @inline
@@ -64,11 +99,14 @@ def copy_into(y: np.ndarray, x: np.ndarray) -> None:
         np.copyto(y, x)
         return
     dims: list[tuple[int, int, int]] = []
-    for n, a, b in sorted(zip(y.shape, x.strides, y.strides), key=lambda dim: -abs(dim[2])):
-        if dims and dims[-1][1:] == (n * a, n * b):
-            dims[-1] = (dims[-1][0] * n, a, b)
-        elif n > 1:
-            dims.append((n, a, b))
+    if x.flags.c_contiguous and y.flags.c_contiguous:
+        dims.append((y.size, size, size))
+    else:
+        for n, a, b in sorted(zip(y.shape, x.strides, y.strides), key=lambda dim: -abs(dim[2])):
+            if dims and dims[-1][1:] == (n * a, n * b):
+                dims[-1] = (dims[-1][0] * n, a, b)
+            elif n > 1:
+                dims.append((n, a, b))
     columns = dims.pop() if dims else (1, size, size)
     rows = min(dims, key=lambda dim: abs(dim[1]), default=(1, 0, 0))
     if dims:
