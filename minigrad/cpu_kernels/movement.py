@@ -4,9 +4,8 @@ import numba
 import numpy as np
 
 from ..plain_kernels import movement as plain
-from .toolbox.register_tile import operand
+from .elementwise import select
 from .toolbox.strided_copy import FEW, MANY, copied, copy_into
-from .toolbox.threads import shares, task_kernel
 
 globals().update((name, getattr(plain, name)) for name in vars(plain) if name[0] != "_")
 
@@ -36,8 +35,7 @@ def cat(arrays: tuple[np.ndarray, ...], axis: int) -> np.ndarray:
 
 def flip(x: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
     """A copy with the order along ``axes`` reversed."""
-    order = [slice(None, None, -1) if axis in axes else slice(None) for axis in range(x.ndim)]
-    return copied(x[tuple(order)], FEW)
+    return copied(x[tuple([slice(None, None, -1 if axis in axes else 1) for axis in range(x.ndim)])], FEW)
 
 
 def roll(x: np.ndarray, shifts: tuple[int, ...], axes: tuple[int, ...]) -> np.ndarray:
@@ -49,32 +47,18 @@ def roll(x: np.ndarray, shifts: tuple[int, ...], axes: tuple[int, ...]) -> np.nd
     return x if shifts and x.size else x.copy()
 
 
-@task_kernel
-def _triangle(task, tasks, x, y, diagonal, upper):
-    """y[b, i, j] = x[b, i, j] for j <= i + ``diagonal``, or j >= that, else 0."""
-    rows, columns = x.shape[1:]
-    for part in range(task * x.shape[0] * rows // tasks, (task + 1) * x.shape[0] * rows // tasks):
-        source, target = x[part // rows, part % rows], y[part // rows, part % rows]
-        end = min(max(part % rows + diagonal + (0 if upper else 1), 0), columns)
-        for j in range(0 if upper else end, end if upper else columns):
-            target[j] = 0
-        for j in range(end if upper else 0, columns if upper else end):
-            target[j] = source[j]
-
-
-def _triangle_of(x: np.ndarray, diagonal: int, upper: bool) -> np.ndarray:
-    y, word = np.empty(x.shape, x.dtype), f"u{x.itemsize}"
-    if x.size:
-        arrays = [a.view(word).reshape(-1, *x.shape[-2:]) for a in (operand(contiguous(x)), y)]
-        _triangle.launch(word, shares(x.size), *arrays, diagonal, upper)
-    return y
+def _below(x: np.ndarray, diagonal: int) -> np.ndarray:
+    """Whether the places of the last two axes are on or below ``diagonal``: all rows are parts of the longest one."""
+    rows, columns = x.shape[-2:]
+    row = np.arange(1 - rows, columns + 1) <= diagonal
+    return copied(np.ndarray((rows, columns), bool, row, max(rows - 1, 0), (-1, 1)), FEW)
 
 
 def tril(x: np.ndarray, diagonal: int) -> np.ndarray:
     """The last two axes' lower triangle, zeros above ``diagonal``."""
-    return _triangle_of(x, diagonal, False)
+    return select(_below(x, diagonal), x)
 
 
 def triu(x: np.ndarray, diagonal: int) -> np.ndarray:
     """The last two axes' upper triangle, zeros below ``diagonal``."""
-    return _triangle_of(x, diagonal, True)
+    return select(~_below(x, diagonal - 1), x)

@@ -40,10 +40,9 @@ def _cumprod_backward(dy, x, y, dx):
     for r in range(x.shape[0]):
         dy_row, x_row, y_row, dx_row = dy[r], x[r], y[r], dx[r]
         n = x.shape[1]
-        first = n  # of the zeros: before it dx_i is a sum of dy_j y_j, divided by x_i
-        for i in range(n - 1, -1, -1):
-            if x_row[i] == 0:
-                first = i
+        first = 0  # of the zeros: before it dx_i is a sum of dy_j y_j, divided by x_i
+        while first < n and x_row[first] != 0:
+            first += 1
         total = 0.0
         for i in range(first - 1, -1, -1):
             total += dy_row[i] * y_row[i]
@@ -62,7 +61,7 @@ def _cumprod_backward(dy, x, y, dx):
 
 @emits(lambda x, y: x(x, x))
 def _quotient(context: Any, builder: Any, signature: Any, x: Any, y: Any) -> Any:
-    """x / y. (LLVM may make what a kernel writes as a division a product with 1 / y, which it rounds first.)"""
+    """x / y; of a division in a kernel LLVM may make a product with 1 / y, which is rounded first."""
     return builder.fdiv(x, y)
 
 
@@ -126,47 +125,35 @@ def _scanned(x: np.ndarray, axis: int, product: bool = False, backward: bool = F
 
 @functools.lru_cache(4096)
 def _layout(shape: tuple[int, ...], axes: tuple[int, ...], keepdim: bool, fold: int) -> Any:
-    """Of a contiguous array that is folded: the result's shape, the matrix that it is, whether its rows are folded; for
-    an array that is not folded over its last axes, or summed over its first ones, None.
+    """Of a contiguous array: the result's shape, that of a matrix, and whether its rows are what is folded, or its
+    columns, of which there are sums alone; None for what no kernel folds.
     """
-    count, first, size = len(axes), len(shape) - len(axes), math.prod(shape)
-    ones = (1,) * count if keepdim else ()
-    if not (count and size) or numba.config.DISABLE_JIT:
+    count, first = len(axes), len(shape) - len(axes)
+    last = count > 0 and min(axes) == first
+    if 0 in (count, *shape) or not (last or (fold == SUM and max(axes) < count)) or numba.config.DISABLE_JIT:
         return None
-    if min(axes) == first:
-        return shape[:first] + ones, (math.prod(shape[:first]), math.prod(shape[first:])), True
-    if fold == SUM and max(axes) < count:
-        return ones + shape[count:], (math.prod(shape[:count]), math.prod(shape[count:])), False
-    return None
+    at, ones = first if last else count, (1,) * count if keepdim else ()
+    result = shape[:at] + ones if last else ones + shape[at:]
+    return result, (math.prod(shape[:at]), math.prod(shape[at:])), last
 
 
 def _folded(x: np.ndarray, axes: tuple[int, ...], keepdim: bool, fold: int, mean: bool = False) -> np.ndarray | None:
-    """``fold`` over axes of a contiguous array, in an order that depends on the shape only; None of what has no
-    ``_layout``. ``mean``: the sum over the number of elements.
-    """
+    """``fold`` over axes of a contiguous array, in an order that depends on the shape only, or the mean; else None."""
     flags, dtype = x.flags, x.dtype
-    if dtype.char not in "fd" or not (flags.c_contiguous and flags.aligned):
+    folds = dtype.char in "fd" and flags.c_contiguous and flags.aligned
+    if not folds or (layout := _layout(x.shape, axes, keepdim, fold)) is None:
         return None
-    if (layout := _layout(x.shape, axes, keepdim, fold)) is None:
-        return None
-    shape, matrix, of_rows = layout
-    y = np.empty(shape, dtype)
+    shape, matrix, last = layout
+    y, divisor = np.empty(shape, dtype), matrix[last] if mean else 1
     rows = (x if flags.writeable else operand(x)).reshape(matrix)
-    if of_rows:
-        _fold(rows, y.reshape(-1, 1), fold, matrix[1] if mean else 1)
-        return y
-    # NumPy adds the rows of a matrix one after the other, and passes over the sums for each.
-    _column_sums.launch(dtype, min(shares(x.size, 2 * BLOCK), -(-y.size // LINE)), rows, y.reshape(-1))
-    return np.true_divide(y, matrix[0], y) if mean else y
-
-
-def _fold(rows: np.ndarray, y: np.ndarray, fold: int, divisor: int) -> None:
-    blocks = -(-rows.shape[1] // BLOCK)
-    parts = y if blocks == 1 else np.empty((len(y), blocks), y.dtype)
-    tasks = min(shares(rows.size), parts.size)
-    _fold_rows.launch(y.dtype, tasks, rows, parts, fold, divisor if blocks == 1 else 1)
-    if blocks > 1:
-        _fold(parts, y, fold, divisor)
+    if not last:  # NumPy adds the rows of a matrix one after the other, and passes over the sums for each
+        _column_sums.launch(dtype, min(shares(x.size, 2 * BLOCK), -(-y.size // LINE)), rows, y.reshape(-1))
+        return np.true_divide(y, divisor, y) if mean else y
+    while (blocks := -(-rows.shape[1] // BLOCK)) > 1:
+        rows, parts = np.empty((len(rows), blocks), dtype), rows
+        _fold_rows.launch(dtype, min(shares(parts.size), rows.size), parts, rows, fold, 1)
+    _fold_rows.launch(dtype, min(shares(rows.size), y.size), rows, y.reshape(-1, 1), fold, divisor)
+    return y
 
 
 class reduce(plain):
@@ -220,9 +207,8 @@ class reduce(plain):
         """log(sum(exp(x))) over ``axes``, shifted by the maximum so that it cannot overflow."""
         y = _folded(x, axes, keepdim, EXPONENTIALS)
         if y is None:
-            others = [i for i in range(x.ndim) if i not in axes]
-            rows = copied(x.transpose(*others, *axes), FEW)
-            y = _folded(rows, tuple(range(len(others), x.ndim)), False, EXPONENTIALS)
+            last = tuple(range(x.ndim - len(axes), x.ndim))
+            y = _folded(copied(np.moveaxis(x, axes, last), FEW), last, False, EXPONENTIALS)
             y = np.expand_dims(y, axes) if keepdim and y is not None else y
         return plain.logsumexp(x, axes, keepdim) if y is None else y
 

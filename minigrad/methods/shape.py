@@ -63,14 +63,12 @@ class ShapeMethods:
     def squeeze(self: Tensor, dim: Dim = None) -> Tensor:
         """Without the dimensions of size 1 (all, or those of ``dim``)."""
         axes = shapes.normalize_dims(dim, None, self.ndim)
-        new = tuple([n for i, n in enumerate(self.data.shape) if n != 1 or i not in axes])
-        return movement.Reshape.apply(self, shape=new)
+        return self.reshape(*(n for i, n in enumerate(self.shape) if n != 1 or i not in axes))
 
     def unsqueeze(self: Tensor, dim: int) -> Tensor:
         """With a new dimension of size 1 at ``dim``."""
-        shape = self.data.shape
-        at = shapes.normalize_dim(dim, len(shape) + 1)
-        return movement.Reshape.apply(self, shape=(*shape[:at], 1, *shape[at:]))
+        at = shapes.normalize_dim(dim, self.ndim + 1)
+        return movement.Reshape.apply(self, shape=(*self.data.shape[:at], 1, *self.data.shape[at:]))
 
     def transpose(self: Tensor, dim0: int, dim1: int) -> Tensor:
         """A view with two dimensions exchanged."""
@@ -215,8 +213,7 @@ class ShapeMethods:
             if sum(sizes) != total or any(n < 0 for n in sizes):
                 raise bad_value(f"split: sizes {sizes} do not add up to {total}, the size of dim {dim}")
         starts = [sum(sizes[:i]) for i in range(len(sizes))]
-        before = (slice(None),) * dim
-        places = [(*before, slice(i, i + n)) for i, n in zip(starts, sizes, strict=True)]
+        places = [(slice(None),) * dim + (slice(i, i + n),) for i, n in zip(starts, sizes, strict=True)]
         return tuple([indexing.Index.apply(self, where=place, basic=True) for place in places])
 
     def chunk(self: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:

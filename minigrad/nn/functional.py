@@ -362,9 +362,8 @@ def _affine(name: str, x: Tensor, shape: tuple[int, ...], weight: Weight, bias: 
     """Weight and bias of the given shape, 1 and 0 where there is none."""
     if (weight is not None and weight.data.shape != shape) or (bias is not None and bias.data.shape != shape):
         _sizes(name, shape, weight=weight, bias=bias)
-    device, dtype, kernels = x.device, x.data.dtype, x.device.kernels
-    weight = x.wrap(kernels.ones(shape, dtype), device) if weight is None else weight
-    return weight, x.wrap(kernels.zeros(shape, dtype), device) if bias is None else bias
+    weight = x.wrap(x.device.kernels.ones(shape, x.dtype), x.device) if weight is None else weight
+    return weight, x.wrap(x.device.kernels.zeros(shape, x.dtype), x.device) if bias is None else bias
 
 
 def rope(

@@ -9,6 +9,7 @@ from numba import types
 
 from .jit import emits, inline
 from .multi_tensor import addresses_of, elements_at
+from .register_tile import INT32, INT64, Vectors
 from .threads import constant, get_num_threads, task_kernel
 
 FEW = 65536  # bytes that NumPy rearranges in the time of a launch
@@ -42,36 +43,31 @@ def _copy(task, tasks, table, like):
         for j in range(first, min(first + width, columns), tile):
             count = min(tile, columns - j)
             for r in range(0, here, TILE):
-                source, target = x + r * x_row + j * x_step, y + r * y_row + j * y_step
-                if adjacent and count == TILE and r + TILE <= here:
+                source, target, lines = x + r * x_row + j * x_step, y + r * y_row + j * y_step, min(TILE, here - r)
+                if adjacent and count == TILE and lines == TILE:
                     _transpose(source, x_step, target, y_row, like)
-                    continue
-                for _ in range(min(TILE, here - r)):
-                    _copy_row(source, x_step, target, y_step, count, like)
-                    source, target = source + x_row, target + y_row
+                else:
+                    for k in range(lines):
+                        _copy_row(source + k * x_row, x_step, target + k * y_row, y_step, count, like)
 
 
 @emits(lambda x, x_step, y, y_row, like: types.void(*[types.int64] * 4, like))
 def _transpose(context: Any, builder: Any, signature: Any, x: Any, x_step: Any, y: Any, y_row: Any, like: Any) -> None:
-    """TILE elements from each of the addresses x, x + x_step, ... become the columns of TILE rows at y, y + y_row, ..."""
-    element = signature.args[-1].dtype
-    vectors = ir.VectorType(context.get_data_type(element), TILE).as_pointer()
+    """TILE elements from each of the addresses x, x + x_step, ... as the columns of TILE rows at y, y + y_row, ..."""
+    vectors, masks = Vectors(builder, context, signature.args[-1].dtype, TILE), ir.VectorType(INT32, TILE)
 
-    def places(address: Any, step: Any) -> list[Any]:
-        offsets = [builder.mul(step, ir.IntType(64)(i)) for i in range(TILE)]
-        return [builder.inttoptr(builder.add(address, offset), vectors) for offset in offsets]
+    def place(address: Any, step: Any, i: int) -> Any:
+        return builder.inttoptr(builder.add(address, builder.mul(step, INT64(i))), vectors.scalar.as_pointer())
 
-    lines, align, lanes = places(x, x_step), element.bitwidth // 8, range(TILE)
-    lines = [builder.load(place, align=align) for place in lines]
+    lines = [vectors.load(place(x, x_step, i), INT64(0)) for i in range(TILE)]
     for d in (4, 2, 1):  # of blocks d x d the upper right one and the lower left one change places
-        chosen = [j if not j & d else (j ^ d) + TILE for j in lanes], [j | d if not j & d else j + TILE for j in lanes]
-        low, high = (ir.Constant(ir.VectorType(ir.IntType(32), TILE), mask) for mask in chosen)
-        for i in lanes:
-            if not i & d:
-                pair = lines[i], lines[i | d]
-                lines[i], lines[i | d] = builder.shuffle_vector(*pair, low), builder.shuffle_vector(*pair, high)
-    for line, place in zip(lines, places(y, y_row)):
-        builder.store(line, place, align=align)
+        for i in [i for i in range(TILE) if not i & d]:
+            upper, lower = lines[i], lines[i | d]
+            for chosen in (0, d):
+                mask = [(j & ~d | chosen) + (TILE if j & d else 0) for j in range(TILE)]
+                lines[i | chosen] = builder.shuffle_vector(upper, lower, ir.Constant(masks, mask))
+    for i in range(TILE):
+        vectors.store(lines[i], place(y, y_row, i), INT64(0))
 
 
 @inline
@@ -99,14 +95,13 @@ def copy_into(y: np.ndarray, x: np.ndarray) -> None:
         np.copyto(y, x)
         return
     dims: list[tuple[int, int, int]] = []
-    if x.flags.c_contiguous and y.flags.c_contiguous:
-        dims.append((y.size, size, size))
-    else:
-        for n, a, b in sorted(zip(y.shape, x.strides, y.strides), key=lambda dim: -abs(dim[2])):
-            if dims and dims[-1][1:] == (n * a, n * b):
-                dims[-1] = (dims[-1][0] * n, a, b)
-            elif n > 1:
-                dims.append((n, a, b))
+    flat = x.flags.c_contiguous and y.flags.c_contiguous
+    layout = [(y.size, size, size)] if flat else zip(y.shape, x.strides, y.strides)
+    for n, a, b in sorted(layout, key=lambda dim: -abs(dim[2])):
+        if dims and dims[-1][1:] == (n * a, n * b):
+            dims[-1] = (dims[-1][0] * n, a, b)
+        elif n > 1:
+            dims.append((n, a, b))
     columns = dims.pop() if dims else (1, size, size)
     rows = min(dims, key=lambda dim: abs(dim[1]), default=(1, 0, 0))
     if dims:

@@ -397,16 +397,13 @@ class TaskKernel:
         if recording.launches is not None:
             recording.launches.append(self.prepared(key, tasks, arguments))
         call, address = self._compiled.get(key) or self._compile(key, arguments)
-        if tasks == 1:
-            call(0, 1, *arguments)
-            return
-        if _forked:
+        if tasks == 1 or _forked:
             for task in range(tasks):
                 call(task, tasks, *arguments)
-            return
-        frame = np.empty(FRAME_BYTES, np.uint8)
-        if _run(_prepare(frame, address, arguments), frame, tasks):
-            raise MemoryError(f"{self.kernel.__name__}: no memory for the kernel's workspace")
+        else:
+            frame = np.empty(FRAME_BYTES, np.uint8)
+            if _run(_prepare(frame, address, arguments), frame, tasks):
+                raise MemoryError(f"{self.kernel.__name__}: no memory for the kernel's workspace")
 
     def prepared(self, key: Hashable, tasks: int, arguments: tuple[Any, ...]) -> Launch:
         """A launch with these arguments, which is not made yet."""
@@ -423,8 +420,7 @@ class TaskKernel:
             return self.kernel, 0
         given = (types.int64, types.int64, *map(_passed_as, map(numba.typeof, arguments)))
         address = compiled_address(self.kernel, *given)
-        self._compiled[key] = self.kernel.overloads[given].entry_point, address
-        return self._compiled[key]
+        return self._compiled.setdefault(key, (self.kernel.overloads[given].entry_point, address))
 
 
 def tasks_of(elements: int, chunk: int) -> int:
