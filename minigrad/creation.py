@@ -261,7 +261,7 @@ def cat(tensors: Sequence[Tensor], dim: int | None = None, *, axis: int | None =
     if not tensors[0].ndim:
         raise bad_value("cat: 0-d tensors cannot be joined; use stack")
     axis = shapes.one_dim(dim, axis, tensors[0].ndim) or 0
-    found = [t.data.shape for t in tensors]
+    found = {t.data.shape for t in tensors}
     if len({(*shape[:axis], *shape[axis + 1 :], len(shape)) for shape in found}) > 1:
         raise bad_value(f"cat: shapes {[t.shape for t in tensors]}; only the sizes of dim {axis} may differ")
     return movement.Cat.apply(*tensors, axis=axis)

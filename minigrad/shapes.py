@@ -32,6 +32,8 @@ class Size(tuple[int, ...]):
 
 def normalize_dim(dim: Any, ndim: int, what: str = "dim") -> int:
     """``dim`` as an index from the front; IndexError if there is no such dimension."""
+    if type(dim) is int and -ndim <= dim < ndim:  # the usual case, quickly
+        return dim % ndim
     limit = max(ndim, 1)
     if isinstance(dim, bool) or not hasattr(dim, "__index__"):
         raise bad_type(f"{operation()}{what} must be an integer, not {dim!r}")
@@ -46,6 +48,8 @@ def normalize_dim(dim: Any, ndim: int, what: str = "dim") -> int:
 def normalize_dims(dim: Dim, axis: Dim, ndim: int) -> tuple[int, ...]:
     """The dimensions to reduce, sorted; all for None. ``axis`` is NumPy's name of ``dim``."""
     dim = _either(dim, axis)
+    if type(dim) is int and ndim:
+        return (normalize_dim(dim, ndim),)
     if dim is None or (isinstance(dim, Iterable) and not tuple(dim)):
         return tuple(range(ndim))
     dims = [normalize_dim(d, ndim) for d in (dim if isinstance(dim, Iterable) else (dim,))]
@@ -180,7 +184,7 @@ def bool_mask(name: str, mask: Tensor) -> Tensor:
 
 def check_range(name: str, index: Tensor, size: int) -> None:
     """TypeError unless ``index`` is of integers, IndexError unless all are in [0, size)."""
-    if index.dtype.kind not in "iu":
+    if index.data.dtype.kind not in "iu":
         raise bad_type(f"{name}: indices must be integers, not {index.dtype}")
     bad = index.device.kernels.embedding.check_indices(index.long().data, size)
     if bad >= 0:

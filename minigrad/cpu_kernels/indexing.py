@@ -9,9 +9,10 @@ import numpy as np
 from ..plain_kernels import indexing as plain
 from . import embedding
 from .toolbox.register_tile import operand
+from .toolbox.strided_copy import LIKE
 from .toolbox.threads import task_kernel, tasks_of_rows
 
-FEW = 4096  # elements that NumPy picks in the time of a launch
+FEW = 16384  # elements that NumPy picks in the time of a launch
 ALONE = 16384  # elements of a task
 MOST_BEST = 128  # so many of a row are found by comparing each element with those found before
 FLOATS = (np.float32, np.float64)
@@ -52,11 +53,10 @@ def _in_rows(
 def gather(x: np.ndarray, axis: int, indices: np.ndarray) -> np.ndarray:
     """y[i][j][k] = x[i][indices[i][j][k]][k] (for axis 1), the shape of ``indices``, each from 0 on and in range."""
     others = (*indices.shape[:axis], x.shape[axis], *indices.shape[axis + 1 :])
-    if indices.size < FEW or others != x.shape or numba.config.DISABLE_JIT:
+    if not indices.size or others != x.shape or numba.config.DISABLE_JIT:
         return plain.gather(x, axis, indices)
-    y = np.empty(indices.shape, x.dtype)
-    word = f"u{x.itemsize}"
-    x, indices = (operand(np.ascontiguousarray(a)) for a in (x, indices))
+    y, word = np.empty(indices.shape, x.dtype), LIKE[x.itemsize].dtype
+    x, indices = operand(np.ascontiguousarray(x)), operand(np.ascontiguousarray(indices))
     arguments = _in_rows(x.view(word), axis, indices, y.view(word))
     _gather.launch(word, tasks_of_rows(len(arguments[1]), arguments[1].shape[1], ALONE), *arguments)
     return y
@@ -96,11 +96,11 @@ def argsort(x: np.ndarray, axis: int, descending: bool, first: int | None = None
     most = min(MOST_BEST, x.shape[axis] // 8)
     if first is None or not 0 < first <= most or x.dtype.char not in "fdilq" or numba.config.DISABLE_JIT:
         return plain.argsort(x, axis, descending, first)
-    rows = operand(np.ascontiguousarray(np.moveaxis(x, axis, -1)))
+    rows = operand(np.ascontiguousarray(x if axis == x.ndim - 1 else np.moveaxis(x, axis, -1)))
     places = np.empty((*rows.shape[:-1], first), np.int64)
     flat = rows.reshape(-1, rows.shape[-1])
     _best.launch(x.dtype, tasks_of_rows(len(flat), flat.shape[1], ALONE), flat, descending, places.reshape(-1, first))
-    return np.moveaxis(places, -1, axis)
+    return places if axis == x.ndim - 1 else np.moveaxis(places, -1, axis)
 
 
 def index(x: np.ndarray, where: Any) -> np.ndarray:
@@ -108,10 +108,12 @@ def index(x: np.ndarray, where: Any) -> np.ndarray:
     if isinstance(where, np.ndarray) and where.dtype == bool and where.shape == x.shape:
         return x.reshape(-1).take(np.flatnonzero(where))
     rows = where[0] if isinstance(where, tuple) and len(where) == 1 else where
-    if isinstance(rows, np.ndarray) and x.ndim and rows.size * x[:1].size >= FEW:
-        if (places := _places(rows, x, x)) is not None:
-            return embedding.forward(x.reshape(len(x), -1), places).reshape(*places.shape, *x.shape[1:])
-    return plain.index(x, where)
+    if not (isinstance(rows, np.ndarray) and rows.dtype == np.int64 and rows.ndim and x.ndim and x.flags.c_contiguous):
+        return plain.index(x, where)
+    places = _places(rows, x, x) if rows.size * x[:1].size >= FEW else None
+    if places is None:
+        return x.take(rows, 0)  # in half the time
+    return embedding.forward(x.reshape(len(x), -1), places).reshape(*places.shape, *x.shape[1:])
 
 
 def add_at(x: np.ndarray, where: Any, y: np.ndarray) -> None:
@@ -141,7 +143,7 @@ def _places(indices: np.ndarray, x: np.ndarray, y: Any, axis: int = 0) -> np.nda
         return None
     if indices.dtype != np.int64 or not indices.size or not x.size:
         return None
-    n, least, most = x.shape[axis], indices.min(), indices.max()
-    if least < -n or most >= n:
-        return None
-    return np.where(indices < 0, indices + n, indices) if least < 0 else indices
+    n = x.shape[axis]
+    if embedding.check_indices(indices, n) >= 0:
+        indices = np.where(indices < 0, indices + n, indices)
+    return indices if embedding.check_indices(indices, n) < 0 else None

@@ -50,12 +50,8 @@ def _forward(task, tasks, x, weight, bias, eps, y, mean, rstd):
 def _sum_chunks(task, tasks, partial, dweight, dbias):
     for c in range(partial.shape[1]):
         for part, total in ((partial[0, c], dweight), (partial[1, c], dbias)):
-            if c == 0:
-                for j in range(total.shape[0]):  # not a slice: Numba would compile its error's message as well
-                    total[j] = part[j]
-            else:
-                for j in range(total.shape[0]):
-                    total[j] += part[j]
+            for j in range(total.shape[0]):
+                total[j] = part[j] if c == 0 else total[j] + part[j]
 
 
 _add_chunks = _sum_chunks.kernel
@@ -108,8 +104,7 @@ def forward(
     weight = np.ones(C, dtype) if weight is None else contiguous(weight)
     bias = np.zeros(C, dtype) if bias is None else contiguous(bias)
     x = contiguous(x)
-    tasks = min(N, shares(x.size))
-    _forward.launch(dtype, tasks, x, weight, bias, float(eps), y, mean, rstd)
+    _forward.launch(dtype, min(N, shares(x.size)), x, weight, bias, float(eps), y, mean, rstd)
     return y, mean, rstd
 
 

@@ -35,7 +35,7 @@ def cat(arrays: tuple[np.ndarray, ...], axis: int) -> np.ndarray:
 
 def flip(x: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
     """A copy with the order along ``axes`` reversed."""
-    return copied(np.flip(x, axes), FEW)
+    return copied(x[tuple([slice(None, None, -1 if axis in axes else 1) for axis in range(x.ndim)])], FEW)
 
 
 def roll(x: np.ndarray, shifts: tuple[int, ...], axes: tuple[int, ...]) -> np.ndarray:
@@ -47,11 +47,18 @@ def roll(x: np.ndarray, shifts: tuple[int, ...], axes: tuple[int, ...]) -> np.nd
     return x if shifts and x.size else x.copy()
 
 
+def _below(x: np.ndarray, diagonal: int) -> np.ndarray:
+    """Whether the places of the last two axes are on or below ``diagonal``: all rows are parts of the longest one."""
+    rows, columns = x.shape[-2:]
+    row = np.arange(1 - rows, columns + 1) <= diagonal
+    return copied(np.ndarray((rows, columns), bool, row, max(rows - 1, 0), (-1, 1)), FEW)
+
+
 def tril(x: np.ndarray, diagonal: int) -> np.ndarray:
     """The last two axes' lower triangle, zeros above ``diagonal``."""
-    return select(np.tri(x.shape[-2], x.shape[-1], diagonal, bool), x)
+    return select(_below(x, diagonal), x)
 
 
 def triu(x: np.ndarray, diagonal: int) -> np.ndarray:
     """The last two axes' upper triangle, zeros below ``diagonal``."""
-    return select(~np.tri(x.shape[-2], x.shape[-1], diagonal - 1, bool), x)
+    return select(~_below(x, diagonal - 1), x)

@@ -1,5 +1,6 @@
 """Reductions: the plain family, with rows and columns folded by compiled kernels, and a gradient of products."""
 
+import functools
 import math
 from typing import Any
 
@@ -7,19 +8,17 @@ import numba
 import numpy as np
 
 from ..plain_kernels import reduce as plain
-from ..plain_kernels.elementwise import quiet
-from .elementwise import fused
 from .softmax import SUM_BLOCK
-from .toolbox.jit import kernel
+from .toolbox.jit import emits, kernel
 from .toolbox.product_epilogue import add_columns
 from .toolbox.register_tile import keep_alive, operand, pointer, whole_vectors
-from .toolbox.threads import get_num_threads, shares, task_kernel
-from .toolbox.vector_math import maxnum
+from .toolbox.strided_copy import FEW, copied
+from .toolbox.threads import shares, task_kernel
+from .toolbox.vector_math import exp_nonpositive, maxnum
 
-FEW = 4096  # elements that NumPy folds in the time of a launch
 LINE = 64  # columns, of which tasks get multiples
 BLOCK = 16384  # elements of a row that one task folds
-SUM, LARGEST, SMALLEST, PRODUCT = 0, 1, -1, 2  # what _fold_rows makes of a row
+SUM, LARGEST, SMALLEST, PRODUCT, EXPONENTIALS = 0, 1, -1, 2, 3  # what _fold_rows makes of a row
 
 
 @task_kernel
@@ -41,10 +40,9 @@ def _cumprod_backward(dy, x, y, dx):
     for r in range(x.shape[0]):
         dy_row, x_row, y_row, dx_row = dy[r], x[r], y[r], dx[r]
         n = x.shape[1]
-        first = n  # of the zeros: before it dx_i is a sum of dy_j y_j, divided by x_i
-        for i in range(n - 1, -1, -1):
-            if x_row[i] == 0:
-                first = i
+        first = 0  # of the zeros: before it dx_i is a sum of dy_j y_j, divided by x_i
+        while first < n and x_row[first] != 0:
+            first += 1
         total = 0.0
         for i in range(first - 1, -1, -1):
             total += dy_row[i] * y_row[i]
@@ -61,34 +59,45 @@ def _cumprod_backward(dy, x, y, dx):
             dx_row[first] = total * y_row[first - 1] if first else total
 
 
+@emits(lambda x, y: x(x, x))
+def _quotient(context: Any, builder: Any, signature: Any, x: Any, y: Any) -> Any:
+    """x / y; of a division in a kernel LLVM may make a product with 1 / y, which is rounded first."""
+    return builder.fdiv(x, y)
+
+
 @task_kernel
-def _fold_rows(task, tasks, x, y, fold):
-    """y[i, b] = the sum of block b of row i of x, or what else ``fold`` says."""
+def _fold_rows(task, tasks, x, y, fold, divisor):
+    """y[i, b] = the sum of block b of row i of x over ``divisor``, or what else ``fold`` says."""
     whole_vectors()
     rows, blocks = y.shape
     real, columns = x.dtype.type, x.shape[1]
     for part in range(task * rows * blocks // tasks, (task + 1) * rows * blocks // tasks):
         i, b = part // blocks, part % blocks
-        end = min(columns, (b + 1) * BLOCK)
-        total = real(0)
-        if fold == SUM:
-            for start in range(b * BLOCK, end, SUM_BLOCK):
-                block, strip = x[i, start : min(end, start + SUM_BLOCK)], real(0)
-                for j in range(block.shape[0]):
-                    strip += block[j]
-                total += strip
-        elif fold == PRODUCT:
-            block, total = x[i, b * BLOCK : end], real(1)
+        block = x[i, b * BLOCK : min(columns, (b + 1) * BLOCK)]
+        total, missing = real(0), real(0)
+        if fold == PRODUCT:
+            total = real(1)
             for j in range(block.shape[0]):
                 total *= block[j]
-        else:
-            block, missing = x[i, b * BLOCK : end], real(0)
-            total, factor = -real(np.inf), real(fold)
+        elif fold != SUM:
+            total, factor = -real(np.inf), real(-1 if fold == SMALLEST else 1)
             for j in range(block.shape[0]):
                 total = maxnum(total, factor * block[j])
             for j in range(block.shape[0]):
                 missing += real(0) if block[j] == block[j] else real(1)
             total = factor * total if missing == 0 else real(np.nan)
+        if fold == SUM or (fold == EXPONENTIALS and abs(total) < real(np.inf)):
+            top, total = total, real(0)
+            for start in range(0, block.shape[0], SUM_BLOCK):
+                strip, of_strip = block[start : start + SUM_BLOCK], real(0)
+                if fold == SUM:
+                    for j in range(strip.shape[0]):
+                        of_strip += strip[j]
+                else:
+                    for j in range(strip.shape[0]):
+                        of_strip += exp_nonpositive(strip[j] - top)
+                total += of_strip
+            total = _quotient(total, real(divisor)) if fold == SUM else top + real(math.log(total))
         y[i, b] = total
 
 
@@ -105,34 +114,46 @@ def _scan_rows(task, tasks, x, y, product, backward):
 
 
 def _scanned(x: np.ndarray, axis: int, product: bool = False, backward: bool = False) -> np.ndarray | None:
-    """The scan of a large floating array along its last axis, with totals in float64; None of others."""
-    if x.size < FEW or x.dtype.char not in "fd" or axis != x.ndim - 1 or numba.config.DISABLE_JIT:
+    """The scan of a floating array along its last axis, with totals in float64; None of others."""
+    if not x.size or x.dtype.char not in "fd" or axis != x.ndim - 1 or numba.config.DISABLE_JIT:
         return None
     y = np.empty(x.shape, x.dtype)
-    rows, results = (a.reshape(-1, x.shape[-1]) for a in (operand(np.ascontiguousarray(x)), y))
-    _scan_rows.launch(x.dtype, min(get_num_threads(), len(rows)), rows, results, product, backward)
+    rows, results = operand(np.ascontiguousarray(x)).reshape(-1, x.shape[-1]), y.reshape(-1, x.shape[-1])
+    _scan_rows.launch(x.dtype, min(shares(x.size), len(rows)), rows, results, product, backward)
     return y
 
 
-def _folded(x: np.ndarray, axes: tuple[int, ...], keepdim: bool, kind: int, fold: np.ufunc) -> np.ndarray | None:
-    """``fold`` over the last axes of a large contiguous array, whose order depends on the shape only; else None."""
-    first = x.ndim - len(axes)
-    simple = x.dtype.char in "fd" and x.flags.c_contiguous and x.flags.aligned and not numba.config.DISABLE_JIT
-    if x.size < FEW or not simple or axes != tuple(range(first, x.ndim)):
+@functools.lru_cache(4096)
+def _layout(shape: tuple[int, ...], axes: tuple[int, ...], keepdim: bool, fold: int) -> Any:
+    """Of a contiguous array: the result's shape, that of a matrix, and whether its rows are what is folded, or its
+    columns, of which there are sums alone; None for what no kernel folds.
+    """
+    count, first = len(axes), len(shape) - len(axes)
+    last = count > 0 and min(axes) == first
+    if 0 in (count, *shape) or not (last or (fold == SUM and max(axes) < count)) or numba.config.DISABLE_JIT:
         return None
-    y = np.empty(x.shape[:first] + (1,) * len(axes) if keepdim else x.shape[:first], x.dtype)
-    columns = x.size // y.size
-    blocks = -(-columns // BLOCK)
-    parts = np.empty((y.size, blocks), x.dtype) if blocks > 1 else y.reshape(-1, 1)
-    tasks = min(parts.size, get_num_threads(), -(-x.size // BLOCK))
-    _fold_rows.launch(x.dtype, tasks, operand(x).reshape(-1, columns), parts, kind)
-    if blocks > 1:
-        fold.reduce(parts, 1, None, y.reshape(-1))
+    at, ones = first if last else count, (1,) * count if keepdim else ()
+    result = shape[:at] + ones if last else ones + shape[at:]
+    return result, (math.prod(shape[:at]), math.prod(shape[at:])), last
+
+
+def _folded(x: np.ndarray, axes: tuple[int, ...], keepdim: bool, fold: int, mean: bool = False) -> np.ndarray | None:
+    """``fold`` over axes of a contiguous array, in an order that depends on the shape only, or the mean; else None."""
+    flags, dtype = x.flags, x.dtype
+    folds = dtype.char in "fd" and flags.c_contiguous and flags.aligned
+    if not folds or (layout := _layout(x.shape, axes, keepdim, fold)) is None:
+        return None
+    shape, matrix, last = layout
+    y, divisor = np.empty(shape, dtype), matrix[last] if mean else 1
+    rows = (x if flags.writeable else operand(x)).reshape(matrix)
+    if not last:  # NumPy adds the rows of a matrix one after the other, and passes over the sums for each
+        _column_sums.launch(dtype, min(shares(x.size, 2 * BLOCK), -(-y.size // LINE)), rows, y.reshape(-1))
+        return np.true_divide(y, divisor, y) if mean else y
+    while (blocks := -(-rows.shape[1] // BLOCK)) > 1:
+        rows, parts = np.empty((len(rows), blocks), dtype), rows
+        _fold_rows.launch(dtype, min(shares(parts.size), rows.size), parts, rows, fold, 1)
+    _fold_rows.launch(dtype, min(shares(rows.size), y.size), rows, y.reshape(-1, 1), fold, divisor)
     return y
-
-
-def _shifted(k: Any, x: Any, shift: Any) -> Any:
-    return k.exp(k.sub(x, shift))
 
 
 class reduce(plain):
@@ -140,49 +161,31 @@ class reduce(plain):
 
     def sum(x: np.ndarray, axes: tuple[int, ...], keepdim: bool, dtype: Any = None) -> np.ndarray:
         """Sum over ``axes`` in ``dtype`` (default: that of x)."""
-        dtype = dtype or x.dtype
-        if x.dtype.char == "?" and len(axes) == x.ndim and not keepdim and np.dtype(dtype).kind in "iu":
+        if dtype is None or dtype == x.dtype:
+            if (y := _folded(x, axes, keepdim, SUM)) is not None:
+                return y
+        elif x.dtype.char == "?" and len(axes) == x.ndim and not keepdim and np.dtype(dtype).kind in "iu":
             return np.asarray(np.count_nonzero(x), dtype)
-        if dtype == x.dtype and (y := _folded(x, axes, keepdim, SUM, np.add)) is not None:
-            return y
-        # NumPy adds the rows of a matrix one after the other, and passes over the sums for each.
-        if (
-            x.dtype.char in "fd"
-            and 0 < len(axes) < x.ndim
-            and axes == tuple(range(len(axes)))
-            and x.flags.c_contiguous
-            and dtype == x.dtype
-        ):
-            rows = math.prod(x.shape[: len(axes)])
-            if rows > 1 and x.size:
-                matrix = operand(x).reshape(rows, -1)
-                y = np.empty(matrix.shape[1], x.dtype)
-                tasks = min(shares(x.size, 2 * BLOCK), -(-y.size // LINE))
-                _column_sums.launch(x.dtype, tasks, matrix, y)
-                shape = (1,) * len(axes) + x.shape[len(axes) :] if keepdim else x.shape[len(axes) :]
-                return y if y.shape == shape else y.reshape(shape)  # a view would not own its memory
         return plain.sum(x, axes, keepdim, dtype)
 
-    @quiet
     def mean(x: np.ndarray, axes: tuple[int, ...], keepdim: bool) -> np.ndarray:
         """Mean over ``axes``; NaN for an empty one."""
-        count = math.prod(x.shape[axis] for axis in axes)
-        return np.asarray(np.true_divide(reduce.sum(x, axes, keepdim), x.dtype.type(count)), dtype=x.dtype)
+        y = _folded(x, axes, keepdim, SUM, mean=True)
+        return plain.mean(x, axes, keepdim) if y is None else y
 
     def max(x: np.ndarray, axes: tuple[int, ...], keepdim: bool) -> np.ndarray:
         """Largest value over ``axes``; NaN if there is one."""
-        y = _folded(x, axes, keepdim, LARGEST, np.maximum)
+        y = _folded(x, axes, keepdim, LARGEST)
         return plain.max(x, axes, keepdim) if y is None else y
 
     def min(x: np.ndarray, axes: tuple[int, ...], keepdim: bool) -> np.ndarray:
         """Smallest value over ``axes``; NaN if there is one."""
-        y = _folded(x, axes, keepdim, SMALLEST, np.minimum)
+        y = _folded(x, axes, keepdim, SMALLEST)
         return plain.min(x, axes, keepdim) if y is None else y
 
-    @quiet
     def prod(x: np.ndarray, axis: int, keepdim: bool, dtype: Any) -> np.ndarray:
         """Product along ``axis``, in ``dtype``."""
-        y = _folded(x, (axis,), keepdim, PRODUCT, np.multiply) if x.dtype == dtype else None
+        y = _folded(x, (axis,), keepdim, PRODUCT) if x.dtype == dtype else None
         return plain.prod(x, axis, keepdim, dtype) if y is None else y
 
     def cumsum(x: np.ndarray, axis: int) -> np.ndarray:
@@ -200,15 +203,14 @@ class reduce(plain):
         y = _scanned(x, axis, product=True)
         return plain.cumprod(x, axis) if y is None else y
 
-    @quiet
     def logsumexp(x: np.ndarray, axes: tuple[int, ...], keepdim: bool) -> np.ndarray:
         """log(sum(exp(x))) over ``axes``, shifted by the maximum so that it cannot overflow."""
-        if x.size < FEW:
-            return plain.logsumexp(x, axes, keepdim)
-        top = reduce.max(x, axes, True)
-        shift = np.where(np.isfinite(top), top, 0).astype(x.dtype)
-        y = np.log(reduce.sum(fused(_shifted, x, shift), axes, True)) + shift
-        return np.asarray(y if keepdim else np.squeeze(y, axis=axes))
+        y = _folded(x, axes, keepdim, EXPONENTIALS)
+        if y is None:
+            last = tuple(range(x.ndim - len(axes), x.ndim))
+            y = _folded(copied(np.moveaxis(x, axes, last), FEW), last, False, EXPONENTIALS)
+            y = np.expand_dims(y, axes) if keepdim and y is not None else y
+        return plain.logsumexp(x, axes, keepdim) if y is None else y
 
     def cumprod_backward(dy: np.ndarray, x: np.ndarray, y: np.ndarray, axis: int) -> np.ndarray:
         """dx of y = ``cumprod(x)``, in time n, by PyTorch's formula; float32 or float64. Any strides."""

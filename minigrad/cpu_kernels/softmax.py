@@ -50,25 +50,14 @@ def _forward_rows(task, tasks, x, y, log):
             xb, yb, part = xi[start : start + SUM_BLOCK], yi[start : start + SUM_BLOCK], real(0)
             # Loops that write do not add up: whether they run by vectors depends on where x and y lie, and on that the
             # order of a sum.
-            if log:
-                for j in range(xb.shape[0]):
-                    yb[j] = xb[j] - m
-                for j in range(yb.shape[0]):
-                    part += exp_nonpositive(yb[j])
-            else:
-                for j in range(xb.shape[0]):
-                    yb[j] = exp_nonpositive(xb[j] - m)
-                for j in range(yb.shape[0]):
-                    part += yb[j]
+            for j in range(xb.shape[0]):
+                yb[j] = xb[j] - m if log else exp_nonpositive(xb[j] - m)
+            for j in range(yb.shape[0]):
+                part += exp_nonpositive(yb[j]) if log else yb[j]
             s += part
-        if log:
-            log_s = real(math.log(s))
-            for j in range(C):  # by way of memory: in one expression fastmath would round m + log_s first
-                yi[j] -= log_s
-        else:
-            scale = real(1) / s
-            for j in range(C):
-                yi[j] *= scale
+        last = real(math.log(s)) if log else real(1) / s
+        for j in range(C):  # by way of memory: in one expression fastmath would round m + last first
+            yi[j] = yi[j] - last if log else yi[j] * last
 
 
 @task_kernel
@@ -78,16 +67,10 @@ def _backward_rows(task, tasks, dy, y, dx, log):
     for i in range(task * N // tasks, (task + 1) * N // tasks):
         dyi, yi, dxi = dy[i], y[i], dx[i]
         total = real(0)
-        if log:
-            for j in range(C):
-                total += dyi[j]
-            for j in range(C):
-                dxi[j] = dyi[j] - exp_nonpositive(yi[j]) * total
-        else:
-            for j in range(C):
-                total += dyi[j] * yi[j]
-            for j in range(C):
-                dxi[j] = yi[j] * (dyi[j] - total)
+        for j in range(C):
+            total += dyi[j] if log else dyi[j] * yi[j]
+        for j in range(C):
+            dxi[j] = dyi[j] - exp_nonpositive(yi[j]) * total if log else yi[j] * (dyi[j] - total)
 
 
 @task_kernel
@@ -99,9 +82,8 @@ def _forward_columns(task, tasks, x, y, log):
     for unit in range(task * outer * strips // tasks, (task + 1) * outer * strips // tasks):
         i, a = unit // strips, unit % strips * STRIP
         b = min(a + STRIP, inner)
-        for j in range(b - a):
-            m[j] = real(-np.inf)
-            s[j] = real(0)
+        m[:] = real(-np.inf)
+        s[:] = real(0)
         for c in range(C):
             xc = x[i, c, a:b]
             for j in range(b - a):
@@ -117,12 +99,8 @@ def _forward_columns(task, tasks, x, y, log):
             s[j] = real(math.log(s[j])) if log else real(1) / s[j]
         for c in range(C):
             yc = y[i, c, a:b]
-            if log:
-                for j in range(b - a):
-                    yc[j] -= s[j]
-            else:
-                for j in range(b - a):
-                    yc[j] *= s[j]
+            for j in range(b - a):
+                yc[j] = yc[j] - s[j] if log else yc[j] * s[j]
 
 
 @task_kernel
@@ -134,11 +112,10 @@ def _backward_columns(task, tasks, dy, y, dx, log):
     for unit in range(task * outer * strips // tasks, (task + 1) * outer * strips // tasks):
         i, a = unit // strips, unit % strips * STRIP
         b = min(a + STRIP, inner)
-        for j in range(b - a):
-            total[j] = real(0)
+        total[:] = real(0)
         for c in range(C):
             dyc, yc = dy[i, c, a:b], y[i, c, a:b]
-            if log:
+            if log:  # one loop for both would not become vectors
                 for j in range(b - a):
                     total[j] += dyc[j]
             else:
@@ -162,13 +139,12 @@ def _along(rows: TaskKernel, columns: TaskKernel, inputs: tuple[np.ndarray, ...]
     if not out.size:
         return out
     C, inner = shape[axis], math.prod(shape[axis + 1 :])
-    arrays = [np.ascontiguousarray(x).reshape(-1, C, inner) for x in (*inputs, out)]
-    key = tuple(x.dtype for x in arrays)
-    if inner > 1:
+    arrays = [np.ascontiguousarray(x).reshape((-1, C) if inner == 1 else (-1, C, inner)) for x in (*inputs, out)]
+    key = tuple([x.dtype for x in arrays])
+    if inner == 1:
+        rows.launch(key, tasks_of_rows(out.size // C, C, TASK_ELEMENTS), *arrays, log)
+    else:
         columns.launch(key, get_num_threads() if out.size > TASK_ELEMENTS else 1, *arrays, log)
-        return out
-    N = out.size // C
-    rows.launch(key, tasks_of_rows(N, C, TASK_ELEMENTS), *[x.reshape(N, C) for x in arrays], log)
     return out
 
 

@@ -49,11 +49,12 @@ class IndexingMethods:
 
     def gather(self: Tensor, dim: int, index: Tensor) -> Tensor:
         """y[i][j] = self[i][index[i][j]] for dim 1; ``index`` (int) has as many dimensions, none larger except dim."""
-        dim = shapes.normalize_dim(dim, self.ndim)
-        if not self.ndim and not index.ndim:
+        shape, wanted = self.data.shape, index.data.shape
+        dim = shapes.normalize_dim(dim, len(shape))
+        if not shape and not wanted:
             return self.reshape(1).gather(0, index.reshape(1)).reshape(())
-        sizes = zip(index.shape, self.shape, strict=False)
-        if index.ndim != self.ndim or any(n > m for i, (n, m) in enumerate(sizes) if i != dim):
+        limits = (*shape[:dim], math.inf, *shape[dim + 1 :])
+        if len(wanted) != len(shape) or any(n > m for n, m in zip(wanted, limits)):
             raise bad_value(f"gather along {dim}: index shape {index.shape} does not fit the tensor's {self.shape}")
         check_range("gather", index, self.shape[dim])
         return indexing.Gather.apply(self, index, axis=dim)

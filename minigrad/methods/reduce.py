@@ -151,25 +151,23 @@ class ReduceMethods:
 
         Along ``dim`` the first of equals gets the gradient.
         """
-        if isinstance(dim, TensorCore):
-            return self.maximum(dim)
-        found = shapes.one_dim(dim, axis, self.ndim)
-        if found is None:
-            return reduce.Max.apply(self, axes=self._nonempty("max", None, None), keepdim=False)
-        index = self.argmax(found, keepdim)
-        return ValuesAndIndices(self._at(found, index), index)
+        return self._extreme("max", dim, keepdim, axis)
 
     def min(self: Tensor, dim: Tensor | Axis = None, keepdim: bool = False, *, axis: Axis = None) -> Any:
         """The smallest value, along ``dim`` the pair (values, indices), or ``minimum`` with a tensor.
 
         Along ``dim`` the first of equals gets the gradient.
         """
+        return self._extreme("min", dim, keepdim, axis)
+
+    def _extreme(self: Tensor, name: str, dim: Tensor | Axis, keepdim: bool, axis: Axis) -> Any:
         if isinstance(dim, TensorCore):
-            return self.minimum(dim)
+            return self.maximum(dim) if name == "max" else self.minimum(dim)
         found = shapes.one_dim(dim, axis, self.ndim)
         if found is None:
-            return reduce.Min.apply(self, axes=self._nonempty("min", None, None), keepdim=False)
-        index = self.argmin(found, keepdim)
+            axes = self._nonempty(name, None, None)
+            return (reduce.Max if name == "max" else reduce.Min).apply(self, axes=axes, keepdim=False)
+        index = self.argmax(found, keepdim) if name == "max" else self.argmin(found, keepdim)
         return ValuesAndIndices(self._at(found, index), index)
 
     def median(self: Tensor, dim: Axis = None, keepdim: bool = False, *, axis: Axis = None) -> Any:
@@ -229,7 +227,7 @@ class ReduceMethods:
 
     def _nonempty(self: Tensor, name: str, dim: Dim, axis: Dim) -> tuple[int, ...]:
         axes = shapes.normalize_dims(dim, axis, self.ndim)
-        if any(self.shape[i] == 0 for i in axes):
+        if 0 in self.data.shape and any(self.shape[i] == 0 for i in axes):
             raise bad_value(f"{name} over an empty dimension of shape {self.shape} has no value")
         return axes
 
@@ -303,7 +301,7 @@ _ROUNDED = {"lower": "floor", "higher": "ceil", "nearest": "round"}
 
 
 def _floating(name: str, x: Tensor) -> None:
-    if not x.is_floating_point():
+    if x.data.dtype.kind not in "fV":
         raise bad_type(f"{name} of {x.dtype} values is no integer; convert with .float() first")
 
 

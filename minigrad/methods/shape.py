@@ -46,9 +46,9 @@ class ShapeMethods:
         start, end = shapes.normalize_dim(start_dim, self.ndim), shapes.normalize_dim(end_dim, self.ndim)
         if start > end:
             raise bad_value(f"flatten: start_dim {start_dim} comes after end_dim {end_dim}")
-        if not self.ndim:
-            return self.reshape(1)
-        return self.reshape(*self.shape[:start], math.prod(self.shape[start : end + 1]), *self.shape[end + 1 :])
+        shape = self.data.shape
+        new = (*shape[:start], math.prod(shape[start : end + 1]), *shape[end + 1 :])
+        return movement.Reshape.apply(self, shape=new if shape else (1,))
 
     def ravel(self: Tensor) -> Tensor:
         """All dimensions as one."""
@@ -68,7 +68,7 @@ class ShapeMethods:
     def unsqueeze(self: Tensor, dim: int) -> Tensor:
         """With a new dimension of size 1 at ``dim``."""
         at = shapes.normalize_dim(dim, self.ndim + 1)
-        return self.reshape(*self.shape[:at], 1, *self.shape[at:])
+        return movement.Reshape.apply(self, shape=(*self.data.shape[:at], 1, *self.data.shape[at:]))
 
     def transpose(self: Tensor, dim0: int, dim1: int) -> Tensor:
         """A view with two dimensions exchanged."""
@@ -213,8 +213,7 @@ class ShapeMethods:
             if sum(sizes) != total or any(n < 0 for n in sizes):
                 raise bad_value(f"split: sizes {sizes} do not add up to {total}, the size of dim {dim}")
         starts = [sum(sizes[:i]) for i in range(len(sizes))]
-        before = (slice(None),) * dim
-        places = [(*before, slice(i, i + n)) for i, n in zip(starts, sizes, strict=True)]
+        places = [(slice(None),) * dim + (slice(i, i + n),) for i, n in zip(starts, sizes, strict=True)]
         return tuple([indexing.Index.apply(self, where=place, basic=True) for place in places])
 
     def chunk(self: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .. import hints as _hints, shapes
-from ..creation import one_hot as one_hot, ones, where, zeros
+from ..creation import one_hot as one_hot, where
 from ..dtypes import bool_, finfo, float32, int64, is_floating, is_half
 from ..errors import bad_index, bad_state, bad_type, bad_value, check_choice, expect
 from ..functions import log_softmax as log_softmax, relu as relu, sigmoid as sigmoid, softmax as softmax, tanh as tanh
@@ -362,8 +362,8 @@ def _affine(name: str, x: Tensor, shape: tuple[int, ...], weight: Weight, bias: 
     """Weight and bias of the given shape, 1 and 0 where there is none."""
     if (weight is not None and weight.data.shape != shape) or (bias is not None and bias.data.shape != shape):
         _sizes(name, shape, weight=weight, bias=bias)
-    weight = ones(shape, dtype=x.dtype, device=x.device) if weight is None else weight
-    return weight, zeros(shape, dtype=x.dtype, device=x.device) if bias is None else bias
+    weight = x.wrap(x.device.kernels.ones(shape, x.dtype), x.device) if weight is None else weight
+    return weight, x.wrap(x.device.kernels.zeros(shape, x.dtype), x.device) if bias is None else bias
 
 
 def rope(

@@ -132,8 +132,7 @@ class Tile(Function):
     shape: Any
 
     def forward(self, x: Any, *, repeats: tuple[int, ...]) -> Any:
-        self.repeats = repeats
-        self.shape = x.shape
+        self.repeats, self.shape = repeats, x.shape
         return self.kernels.movement.tile(x, repeats)
 
     def backward(self, dy: Any) -> Any:

@@ -17,8 +17,7 @@ class Reduction(Function):
 
     def remember(self, axes: tuple[int, ...], x: Any) -> None:
         """Called by ``forward``, for ``spread``."""
-        self.axes = axes
-        self.shape = x.shape
+        self.axes, self.shape = axes, x.shape
 
     def spread(self, dy: Any) -> Any:
         """``dy`` with the reduced axes back as size 1, broadcast to the input's shape (a view)."""

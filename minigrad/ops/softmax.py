@@ -20,11 +20,8 @@ class Softmax(Function):
         return self.kernels.softmax.backward(dy, *self.saved)
 
 
-class LogSoftmax(Function):
+class LogSoftmax(Softmax):
     """y = x - log(sum(e^x));  dx = dy - e^y sum(dy)."""
-
-    autocast = "float32"
-    floats = True
 
     def forward(self, x: Any, *, axis: int) -> Any:
         y = self.kernels.softmax.log_forward(x, axis)

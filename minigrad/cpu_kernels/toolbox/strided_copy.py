@@ -1,10 +1,15 @@
 """Copies between arrays of any strides, by all threads; a transposed array goes block by block, as caches like it."""
 
+from typing import Any
+
 import numba
 import numpy as np
+from llvmlite import ir
+from numba import types
 
-from .jit import inline
+from .jit import emits, inline
 from .multi_tensor import addresses_of, elements_at
+from .register_tile import INT32, INT64, Vectors
 from .threads import constant, get_num_threads, task_kernel
 
 FEW = 65536  # bytes that NumPy rearranges in the time of a launch
@@ -21,6 +26,7 @@ def _copy(task, tasks, table, like):
     rows, columns = table[outer, 0], table[outer + 1, 0]
     x_row, y_row, x_step, y_step = table[outer, 1], table[outer, 2], table[outer + 1, 1], table[outer + 1, 2]
     turned = abs(x_row) < abs(x_step) and abs(x_step) > like.itemsize and rows > 1
+    adjacent = turned and x_row == like.itemsize and y_step == like.itemsize
     height, width, tile = (ROWS, COLUMNS, TILE) if turned else (1, RUN, RUN)
     across, down = (columns + width - 1) // width, (rows + height - 1) // height
     blocks = across * down
@@ -33,10 +39,35 @@ def _copy(task, tasks, table, like):
         for d in range(outer - 1, -1, -1):
             rest, at = rest // table[d, 0], rest % table[d, 0]
             x, y = x + at * table[d, 1], y + at * table[d, 2]
+        here = min(height, rows - i)
         for j in range(first, min(first + width, columns), tile):
             count = min(tile, columns - j)
-            for r in range(min(height, rows - i)):
-                _copy_row(x + r * x_row + j * x_step, x_step, y + r * y_row + j * y_step, y_step, count, like)
+            for r in range(0, here, TILE):
+                source, target, lines = x + r * x_row + j * x_step, y + r * y_row + j * y_step, min(TILE, here - r)
+                if adjacent and count == TILE and lines == TILE:
+                    _transpose(source, x_step, target, y_row, like)
+                else:
+                    for k in range(lines):
+                        _copy_row(source + k * x_row, x_step, target + k * y_row, y_step, count, like)
+
+
+@emits(lambda x, x_step, y, y_row, like: types.void(*[types.int64] * 4, like))
+def _transpose(context: Any, builder: Any, signature: Any, x: Any, x_step: Any, y: Any, y_row: Any, like: Any) -> None:
+    """TILE elements from each of the addresses x, x + x_step, ... as the columns of TILE rows at y, y + y_row, ..."""
+    vectors, masks = Vectors(builder, context, signature.args[-1].dtype, TILE), ir.VectorType(INT32, TILE)
+
+    def place(address: Any, step: Any, i: int) -> Any:
+        return builder.inttoptr(builder.add(address, builder.mul(step, INT64(i))), vectors.scalar.as_pointer())
+
+    lines = [vectors.load(place(x, x_step, i), INT64(0)) for i in range(TILE)]
+    for d in (4, 2, 1):  # of blocks d x d the upper right one and the lower left one change places
+        for i in [i for i in range(TILE) if not i & d]:
+            upper, lower = lines[i], lines[i | d]
+            for chosen in (0, d):
+                mask = [(j & ~d | chosen) + (TILE if j & d else 0) for j in range(TILE)]
+                lines[i | chosen] = builder.shuffle_vector(upper, lower, ir.Constant(masks, mask))
+    for i in range(TILE):
+        vectors.store(lines[i], place(y, y_row, i), INT64(0))
 
 
 @inline
@@ -64,7 +95,9 @@ def copy_into(y: np.ndarray, x: np.ndarray) -> None:
         np.copyto(y, x)
         return
     dims: list[tuple[int, int, int]] = []
-    for n, a, b in sorted(zip(y.shape, x.strides, y.strides), key=lambda dim: -abs(dim[2])):
+    flat = x.flags.c_contiguous and y.flags.c_contiguous
+    layout = [(y.size, size, size)] if flat else zip(y.shape, x.strides, y.strides)
+    for n, a, b in sorted(layout, key=lambda dim: -abs(dim[2])):
         if dims and dims[-1][1:] == (n * a, n * b):
             dims[-1] = (dims[-1][0] * n, a, b)
         elif n > 1:

@@ -385,37 +385,42 @@ class TaskKernel:
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         self.kernel: Any = kernel(fn)
-        self._addresses: dict[Hashable, int] = {}
+        self._compiled: dict[Hashable, tuple[Callable[..., None], int]] = {}
         self.__doc__ = fn.__doc__
 
     def launch(self, key: Hashable, tasks: int, *arguments: Any) -> None:
         """Run ``tasks`` tasks on the pool; a single one in the calling thread.
 
-        ``key`` stands for the types of the arguments (usually a dtype): calls with equal keys must have equal types.
+        ``key`` stands for the types of the arguments (usually a dtype): calls with equal keys must have equal types,
+        but that an array may be read-only.
         """
         if recording.launches is not None:
             recording.launches.append(self.prepared(key, tasks, arguments))
+        call, address = self._compiled.get(key) or self._compile(key, arguments)
         if tasks == 1 or _forked:
             for task in range(tasks):
-                self.kernel(task, tasks, *arguments)
-            return
-        frame = np.empty(FRAME_BYTES, np.uint8)
-        entry = _prepare(frame, self.address(key, arguments), arguments)
-        if _run(entry, frame, tasks):
-            raise MemoryError(f"{self.kernel.__name__}: no memory for the kernel's workspace")
+                call(task, tasks, *arguments)
+        else:
+            frame = np.empty(FRAME_BYTES, np.uint8)
+            if _run(_prepare(frame, address, arguments), frame, tasks):
+                raise MemoryError(f"{self.kernel.__name__}: no memory for the kernel's workspace")
 
     def prepared(self, key: Hashable, tasks: int, arguments: tuple[Any, ...]) -> Launch:
         """A launch with these arguments, which is not made yet."""
         frame = constant(np.empty(FRAME_BYTES, np.uint8))
-        return Launch(_prepare(frame, self.address(key, arguments), arguments), frame, tasks, arguments)
+        _, address = self._compiled.get(key) or self._compile(key, arguments)
+        return Launch(_prepare(frame, address, arguments), frame, tasks, arguments)
 
-    def address(self, key: Hashable, arguments: tuple[Any, ...]) -> int:
-        """Where the machine code for arguments of these types is."""
-        address = self._addresses.get(key)
-        if address is None:
-            address = compiled_address(self.kernel, types.int64, types.int64, *map(numba.typeof, arguments))
-            self._addresses[key] = address
-        return address
+    def _compile(self, key: Hashable, arguments: tuple[Any, ...]) -> tuple[Callable[..., None], int]:
+        """The kernel for arguments of these types, as Python calls it, and where its machine code is.
+
+        The kernel itself, a dispatcher, would look at the types of all arguments first, which takes as long again.
+        """
+        if numba.config.DISABLE_JIT:
+            return self.kernel, 0
+        given = (types.int64, types.int64, *map(_passed_as, map(numba.typeof, arguments)))
+        address = compiled_address(self.kernel, *given)
+        return self._compiled.setdefault(key, (self.kernel.overloads[given].entry_point, address))
 
 
 def tasks_of(elements: int, chunk: int) -> int:
