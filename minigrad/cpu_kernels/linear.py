@@ -188,25 +188,15 @@ def _depth_block(outputs: int, inputs: int) -> int:
 
 
 @functools.cache
-def _residual(dtype: np.dtype[Any]) -> int:
-    """The epilogue y = h + other."""
+def _epilogue(dtype: np.dtype[Any], approximate: str = "", backward: bool = False) -> int:
+    """y = h + other; of a GELU other = h, y = gelu(h), or in ``backward`` extra = gelu(other), y = h gelu'(other)."""
     like = np.empty(1, dtype)
-    return epilogue_of(dtype, (add.prepare(like, like), (PRODUCT, OTHER, PRODUCT)))
-
-
-@functools.cache
-def _gelu(dtype: np.dtype[Any], approximate: str) -> int:
-    """The epilogue other = h, y = gelu(h)."""
-    like = np.empty(1, dtype)
+    if not approximate:
+        return epilogue_of(dtype, (add.prepare(like, like), (PRODUCT, OTHER, PRODUCT)))
     activation = gelu.forward.prepare(like, approximate)
-    return epilogue_of(dtype, (_copy.prepare(like), (PRODUCT, OTHER)), (activation, (OTHER, PRODUCT)))
-
-
-@functools.cache
-def _gelu_slope(dtype: np.dtype[Any], approximate: str) -> int:
-    """The epilogue extra = gelu(other), y = h gelu'(other)."""
-    like = np.empty(1, dtype)
-    activation, slope = gelu.forward.prepare(like, approximate), gelu.backward.prepare(like, like, approximate)
+    if not backward:
+        return epilogue_of(dtype, (_copy.prepare(like), (PRODUCT, OTHER)), (activation, (OTHER, PRODUCT)))
+    slope = gelu.backward.prepare(like, like, approximate)
     return epilogue_of(dtype, (activation, (OTHER, EXTRA)), (slope, (PRODUCT, OTHER, PRODUCT)))
 
 
@@ -240,7 +230,7 @@ def forward(
     """x (N, K), weight (M, K), bias (M,), residual (N, M), all of one dtype -> residual + x W^T + b (N, M), new."""
     others = [z for z in (bias, residual) if z is not None]
     if weight.shape[0] > THIN_ROWS and _plain(x, weight, *others):
-        return _multiply(x, weight, True, bias, residual, None, 0 if residual is None else _residual(x.dtype))
+        return _multiply(x, weight, True, bias, residual, None, 0 if residual is None else _epilogue(x.dtype))
     y = matmul(x, weight.T, bias)
     return y if residual is None else y + residual
 
@@ -251,7 +241,7 @@ def forward_gelu(
     """x (N, K), weight (M, K), bias (M,) -> gelu(h) and h = x W^T + b, both (N, M); ``approximate`` as in ``gelu``."""
     if weight.shape[0] > THIN_ROWS and _plain(x, weight, *([] if bias is None else [bias])):
         before = np.empty((x.shape[0], weight.shape[0]), x.dtype)
-        return _multiply(x, weight, True, bias, before, None, _gelu(x.dtype, approximate)), before
+        return _multiply(x, weight, True, bias, before, None, _epilogue(x.dtype, approximate)), before
     before = matmul(x, weight.T, bias)
     return gelu.forward(before, approximate), before
 
@@ -318,5 +308,7 @@ def backward_gelu(
     """
     if weight.shape[1] > THIN_ROWS and _plain(dy, weight, before):
         activation = np.empty(before.shape, before.dtype)
-        return _multiply(dy, weight, False, None, before, activation, _gelu_slope(dy.dtype, approximate)), activation
+        return _multiply(
+            dy, weight, False, None, before, activation, _epilogue(dy.dtype, approximate, True)
+        ), activation
     return gelu.backward(matmul(dy, weight), before, approximate), gelu.forward(before, approximate)

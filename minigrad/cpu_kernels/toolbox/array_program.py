@@ -20,6 +20,7 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import numba
@@ -92,15 +93,13 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
 
 
 def _kind(x: Any) -> Any:
-    """A dtype, the class of a number, or what is no number itself: None, a word."""
+    """A dtype, the class of a number, or in a tuple what is no number: None, a word, a dtype, a function."""
     try:
         return x.dtype
     except AttributeError:
-        return x if _is_word(x) else BOOL if isinstance(x, bool) else type(x)
-
-
-def _is_word(x: Any) -> bool:
-    return x is None or isinstance(x, str)
+        if x is None or isinstance(x, str | type | np.dtype | FunctionType):
+            return (x,)
+        return BOOL if isinstance(x, bool) else type(x)
 
 
 def _example(x: Any) -> Any:
@@ -171,7 +170,7 @@ class Program:
         self._kinds = [*kinds]  # a number's becomes the dtype of what it meets
         self._steps: list[ProgramStep] = []
         self._flags = ""
-        result = function(*(k if _is_word(k) else Traced(self, i, k) for i, k in enumerate(kinds)))
+        result = function(*(k[0] if isinstance(k, tuple) else Traced(self, i, k) for i, k in enumerate(kinds)))
         if not isinstance(result, Traced) or not self._steps or result.slot != self._steps[-1].result.slot:
             raise NoProgramError
         self.result: np.dtype[Any] = result.dtype
@@ -411,7 +410,9 @@ def formula(function: Callable[..., Any]) -> Callable[..., Any]:
         return many(x, y)
 
     by_inputs: dict[int, Callable[..., Any]] = {1: of_one, 2: of_two}
-    wrapped = functools.update_wrapper(by_inputs.get(inputs, lambda *inputs: made(*inputs)), function)
+    several = isinstance(plain, FunctionType) and plain.__code__.co_flags & inspect.CO_VARARGS
+    call = by_inputs.get(0 if several else inputs, lambda *inputs: made(*inputs))
+    wrapped = functools.update_wrapper(call, function)
     return for_graphs(wrapped, made.program_for, made.of_any)
 
 
