@@ -386,10 +386,6 @@ class Formula:
         program = None if self.is_numpys else self.program_for(*inputs)
         return self.function(*inputs) if program is None else program.ufunc(*inputs)
 
-    def of_any(self, *inputs: Any) -> Any:
-        """The result, by a launch if there is more than one element: in a graph these are better than calls."""
-        return self.of_many(*inputs, worth=0)
-
 
 def formula(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function, computed by its program, by way of the sizes of one or two inputs, quickly."""
@@ -413,7 +409,7 @@ def formula(function: Callable[..., Any]) -> Callable[..., Any]:
     several = isinstance(plain, FunctionType) and plain.__code__.co_flags & inspect.CO_VARARGS
     call = by_inputs.get(0 if several else inputs, lambda *inputs: made(*inputs))
     wrapped = functools.update_wrapper(call, function)
-    return for_graphs(wrapped, made.program_for, made.of_any)
+    return for_graphs(wrapped, made.program_for, functools.partial(made.of_many, worth=0))
 
 
 def for_graphs(function: Any, prepare: Callable[..., Any], at_any_size: Callable[..., Any]) -> Any:
