@@ -12,28 +12,27 @@ if TYPE_CHECKING:
     from ...tensor import Tensor
 
 
-class Cast(Function):
-    """y = x in another dtype;  dx = dy in the dtype of x (autograd casts it)."""
+class _Copy(Function):
+    """dx = dy, in the dtype of x (autograd casts it)."""
 
     widens = False
+
+    def backward(self, dy: Any) -> Any:
+        return dy
+
+
+class Cast(_Copy):
+    """y = x in another dtype;  dx = dy in the dtype of x."""
 
     def forward(self, x: Any, *, dtype: Any) -> Any:
         return self.kernels.elementwise.cast(x, dtype)
 
-    def backward(self, dy: Any) -> Any:
-        return dy
 
-
-class Clone(Function):
+class Clone(_Copy):
     """y = x in new, contiguous memory;  dx = dy."""
-
-    widens = False
 
     def forward(self, x: Any) -> Any:
         return self.kernels.copy(x)
-
-    def backward(self, dy: Any) -> Any:
-        return dy
 
 
 class ToDevice(Function):
