@@ -133,9 +133,7 @@ def _lines(vertex: Any, named: dict[int, str]) -> list[str]:
 
 def _layers(boxes: list[_Box]) -> list[list[_Box]]:
     """The boxes by layer, with bends where an edge passes a layer, so that all edges join neighbours."""
-    layers: list[list[_Box]] = [[] for _ in range(1 + max(box.layer for box in boxes))]
-    for box in boxes:
-        layers[box.layer].append(box)
+    layers = [[box for box in boxes if box.layer == i] for i in range(1 + max(box.layer for box in boxes))]
     for box in boxes:
         for i, source in enumerate(box.inputs):
             above = source
@@ -158,8 +156,7 @@ def _order(layers: list[list[_Box]]) -> None:
     best, fewest = [list(layer) for layer in layers], _crossings(layers)
     for sweep in range(12):
         downwards = sweep % 2 == 0
-        pairs = list(itertools.pairwise(layers if downwards else layers[::-1]))
-        for fixed, layer in pairs:
+        for fixed, layer in itertools.pairwise(layers if downwards else layers[::-1]):
             places = {id(box): i for i, box in enumerate(fixed)}
             means = {}
             for i, box in enumerate(layer):
@@ -243,9 +240,7 @@ def _svg(layers: list[list[_Box]], boxes: list[_Box]) -> str:
         '<path d="M0 0L8 4L0 8z" fill="#555"/></marker></defs>',
         f'<rect width="{width:.1f}" height="{height:.1f}" fill="#ffffff"/>',  # also on a dark page
     ]
-    for box in boxes:
-        for i, source in enumerate(box.inputs):
-            parts.append(_edge(box, i, source))
+    parts += [_edge(box, i, source) for box in boxes for i, source in enumerate(box.inputs)]
     fills = {"leaf": "#e3eefb", "operation": "#ffffff", "result": "#fdeecb"}
     for box in boxes:
         parts.append(
