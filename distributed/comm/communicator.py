@@ -398,8 +398,7 @@ def all_gather_bytes(communicator: Communicator, data: bytes) -> list[bytes]:
     lengths = all_gather_rows(communicator, np.array([len(data)], np.int64))[:, 0].tolist()
     padded = np.zeros(max(lengths), np.uint8)
     padded[: len(data)] = np.frombuffer(data, np.uint8)
-    rows = all_gather_rows(communicator, padded)
-    return [row[:length].tobytes() for row, length in zip(rows, lengths)]
+    return [row[:length].tobytes() for row, length in zip(all_gather_rows(communicator, padded), lengths)]
 
 
 def all_gather_json(communicator: Communicator, value: Any) -> list[Any]:

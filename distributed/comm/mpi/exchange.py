@@ -73,8 +73,7 @@ def all_reduce(mail: Mail, call: Call) -> Steps:
         blocks = [part[where] for where in cut(part.size, mail.size)]
         mine = blocks[mail.rank]
         parts = [mine if p == mail.rank else scratch[p, : mine.size] for p in range(mail.size)]
-        messages = [m for p in mail.peers for m in mail.send(blocks[p], p) + mail.recv(parts[p], p)]
-        yield last + messages
+        yield last + [m for p in mail.peers for m in mail.send(blocks[p], p) + mail.recv(parts[p], p)]
         combine(call.op, parts, [mine])
         last = [m for p in mail.peers for m in mail.send(mine, p) + mail.recv(blocks[p], p)]
     yield last

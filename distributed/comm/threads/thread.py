@@ -131,8 +131,7 @@ class ThreadCommunicator(Communicator):
         if color is None:
             return None
         shared = self._group.child((self._collectives, color), members, self.rank)
-        place = members.index(self.rank)
-        child = ThreadCommunicator(shared, place, self.timeout, self._faults, self, self.device)
+        child = ThreadCommunicator(shared, members.index(self.rank), self.timeout, self._faults, self, self.device)
         self._children = [c for c in self._children if not c._closed] + [child]
         return child
 
