@@ -297,8 +297,7 @@ class RecordedGraph:
             self.launched.record()
 
     def __repr__(self) -> str:
-        state = "captured" if self._captured else "empty"
-        return f"Graph({state}, cuda:{self.device}, {self.pool.nbytes} bytes)"
+        return f"Graph({'captured' if self._captured else 'empty'}, cuda:{self.device}, {self.pool.nbytes} bytes)"
 
 
 @kernel("int32*, int64*, int64", threads=32, registers=16)
