@@ -19,8 +19,6 @@ In the simulator the nodes are Python calls with addresses and numbers, made aga
 since is an error there.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import sys
@@ -174,7 +172,7 @@ class RecordedGraph:
     # The capture ------------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def capture(self) -> Iterator[RecordedGraph]:
+    def capture(self) -> "Iterator[RecordedGraph]":
         """Record what the calling thread gives the device. After an error the graph is closed, the device as before.
 
         Raises CaptureError if the thread captures already, or the graph was captured before.

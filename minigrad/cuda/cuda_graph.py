@@ -5,8 +5,6 @@ step to step: counts of optimizers and random generators, and learning rates. Th
 launch, and the kernels read them from the device. So a launch does to the last bit what the program would have done.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib
@@ -75,7 +73,7 @@ class Graph:
     # ------------------------------------------------------------------ the capture
 
     @contextlib.contextmanager
-    def capture(self) -> Iterator[Graph]:
+    def capture(self) -> "Iterator[Graph]":
         """Capture what is within. Raises CaptureError where a replay could not do it again; the device is then as
         before, and the graph closed.
         """

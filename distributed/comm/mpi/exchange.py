@@ -6,8 +6,6 @@ result to all. So all ranks hold the same bits. These are the two halves of Rabe
 small.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -38,7 +36,7 @@ class Mail:
         self.size: int = len(self.members)
         self.peers: list[int] = [p for p in range(self.size) if p != self.rank]
 
-    def tagged(self, tag: int) -> Mail:
+    def tagged(self, tag: int) -> "Mail":
         """The same group with another tag."""
         return replace(self, tag=tag)
 

@@ -1,7 +1,5 @@
 """The same values in another dtype, in new memory, or on another device."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 from ...autograd import Function
@@ -42,7 +40,7 @@ class ToDevice(Function):
     source: Device
 
     @classmethod
-    def apply(cls, *inputs: Any, **params: Any) -> Tensor:
+    def apply(cls, *inputs: Any, **params: Any) -> "Tensor":
         """``x, target=device, wait=bool``: without ``wait`` the copy is part of the stream (see ``Tensor.to``)."""
         (x,), target = inputs, params["target"]
         node = cls()
