@@ -16,8 +16,6 @@ device. In the simulator the same call runs the Python source.
 of what the device was measured to reach (``limits.py``).
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import math
@@ -42,8 +40,8 @@ Grid = int | tuple[int, ...]
 
 AHEAD = 256  # launches; a stream's queue holds 1,024
 DEBUG: int = int(os.environ.get("MINIGRAD_DEBUG") or 0)
-KERNELS: dict[str, Kernel] = {}  # all kernels by name, for ``inspect/``
-LAZY_KERNELS: dict[str, Callable[[], Kernel]] = {}  # and what makes those that are made when first used
+KERNELS: "dict[str, Kernel]" = {}  # all kernels by name, for ``inspect/``
+LAZY_KERNELS: "dict[str, Callable[[], Kernel]]" = {}  # and what makes those that are made when first used
 
 
 class _Queues(threading.local):

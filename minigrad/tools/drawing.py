@@ -1,7 +1,5 @@
 """The graph of a tensor as SVG, in layers (Sugiyama, Tagawa, Toda 1981), without a drawing library."""
 
-from __future__ import annotations
-
 import contextlib
 import html
 import itertools
@@ -62,7 +60,7 @@ class _Box:
 
 def draw(
     tensor: Tensor | Callable[[], Tensor],
-    names: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]] | Module | None = None,
+    names: "Mapping[str, Tensor] | Iterable[tuple[str, Tensor]] | Module | None" = None,
     limit: int = 200,
     *,
     plain: bool = False,
