@@ -74,8 +74,7 @@ def backward_packed(dy: Array, qkv: Array, out: Array, lse: Array, options: Opti
     """``backward`` where one array qkv (B, T, 3, H, D) holds q, k and v: their gradients as one array like it."""
     q, k, v = (qkv[:, :, i].swapaxes(1, 2) for i in range(3))
     dqkv = empty(qkv.shape, qkv.dtype, qkv.device)
-    grads = backward(dy, q, k, v, out, lse, options)
-    for i, grad in enumerate(grads):
+    for i, grad in enumerate(backward(dy, q, k, v, out, lse, options)):
         copy_into(dqkv[:, :, i], grad.swapaxes(1, 2))
     return dqkv
 

@@ -3,8 +3,6 @@
 Division by an integer 0 raises ZeroDivisionError: a flag is copied back, for integer dtypes only.
 """
 
-from __future__ import annotations
-
 import functools
 import sys
 from collections.abc import Callable

@@ -237,9 +237,7 @@ def all_finite(arrays: Iterable[Array]) -> bool:
 def _scale(arrays: Iterable[Array], factor: float, writer: str, checks: bool) -> Any:
     """Multiply by ``factor`` if there is a ``writer``; with ``checks`` the flag of infinities and NaN, int32 (1,)."""
     groups, copies = _groups(arrays, writer)
-    found = None
-    if checks:
-        found = zeros(1, np.int32, groups[0][0].device)
+    found = zeros(1, np.int32, groups[0][0].device) if checks else None
     for group in groups:
         one = _Pass(group, factor)
         one.scale(one.factor, found, writes=bool(writer))

@@ -117,8 +117,8 @@ def nonzero(x: Array) -> Array:
 
 def gather(x: Array, axis: int, indices: Array) -> Array:
     """y[i][j][k] = x[i][indices[i][j][k]][k] (for axis 1), the shape of ``indices``."""
-    places = _flat_places(x.shape, axis, indices)
-    return at.take(contiguous(x).reshape(1, x.size, 1), places).reshape(indices.shape)
+    flat = contiguous(x).reshape(1, x.size, 1)
+    return at.take(flat, _flat_places(x.shape, axis, indices)).reshape(indices.shape)
 
 
 def scatter_add(x: Array, axis: int, indices: Array, y: Any) -> None:

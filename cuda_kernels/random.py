@@ -148,13 +148,11 @@ def integers(low: int, high: int, shape: int | tuple[int, ...], seed: int, offse
     """
     if not -(2**63) <= low < high < 2**63:
         raise ValueError(f"integers(low={low}, high={high}): expected -2**63 <= low < high < 2**63")
-    y = empty(shape, np.int64)
-    return draw(integers_int64, y, 2, seed, offset, low % 2**64, high - low)
+    return draw(integers_int64, empty(shape, np.int64), 2, seed, offset, low % 2**64, high - low)
 
 
 def permutation(n: int, seed: int, offset: int) -> Array:
     """A random permutation of 0..n-1, int64: the stable order of n random 64-bit keys."""
     from . import indexing
 
-    keys = draw(sort_keys, empty(n, np.int64), 2, seed, offset)
-    return indexing.argsort(keys, 0, False)
+    return indexing.argsort(draw(sort_keys, empty(n, np.int64), 2, seed, offset), 0, False)

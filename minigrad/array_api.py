@@ -218,9 +218,8 @@ def nextafter(x1: Any, x2: Any, /) -> Tensor:
     """The next value after ``x1`` towards ``x2``."""
     a, b = _both(x1, x2)
     bits = _bits(a)
-    moved = (
-        bits + ((b > a) == (a > 0)).to(bits.dtype) * 2 - 1
-    )  # away from zero the bits, but for the sign, count upwards
+    # Away from zero the bits, but for the sign, count upwards.
+    moved = bits + ((b > a) == (a > 0)).to(bits.dtype) * 2 - 1
     least = copysign(float(dtypes.finfo(a.dtype).smallest_subnormal), b)
     y = b.where(a == b, least.where(a == 0, _bits(moved, a.dtype)))
     return y.masked_fill(a.isnan() | b.isnan(), nan)

@@ -35,9 +35,8 @@ def export(x: Any, stream: Any, max_version: Any, dl_device: Any, copy: bool | N
         raise bad_value(f"DLPack export from the CPU: stream={stream!r}; there are no streams, expected None")
     if x.device is CPU:
         capturing.refuse("it hands out memory to be read", capturing.ELSEWHERE)
-    options = {"stream": stream, "max_version": max_version, "dl_device": dl_device, "copy": copy}
     data = x.device.kernels.reinterpret(x.data, np.uint16) if x.dtype == bfloat16 else x.data
-    capsule = data.__dlpack__(**options)
+    capsule = data.__dlpack__(stream=stream, max_version=max_version, dl_device=dl_device, copy=copy)
     if x.dtype == bfloat16:
         _code_of(capsule).value = BFLOAT
     copied = copy or (dl_device is not None and dl_device[0] != ON_CUDA)

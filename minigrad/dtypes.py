@@ -60,8 +60,7 @@ def as_dtype(dtype: Any) -> np.dtype[Any]:
     if dtype is None or found is None or found not in SUPPORTED:  # to NumPy, None equals float64
         name = repr(dtype) if found is None or dtype is None else str(found)
         device = "" if found is not None or not isinstance(dtype, str) else "; devices are 'cpu', 'cuda' and 'cuda:N'"
-        known = ", ".join(str(d) for d in SUPPORTED)
-        raise bad_type(f"unsupported dtype {name}: expected one of {known}{device}")
+        raise bad_type(f"unsupported dtype {name}: expected one of {', '.join(map(str, SUPPORTED))}{device}")
     return found
 
 

@@ -47,8 +47,7 @@ class GradArithmetic:
 
     def __mul__(self: "GradStore", factor: Any) -> "GradStore":
         """A new store, of all gradients times a number."""
-        grads = {number: grad.clone() for number, grad in self.numbered()}
-        return type(self)(grads).scale_(factor)
+        return type(self)({number: grad.clone() for number, grad in self.numbered()}).scale_(factor)
 
     def __truediv__(self: "GradStore", divisor: Any) -> "GradStore":
         """A new store, of all gradients times 1 / ``divisor``."""

@@ -79,8 +79,7 @@ class JsonLinesLog(Closing):
         end = 0
         with open(self.path, "rb") as file:
             for line in file:
-                record = parse_line(line)
-                found = record.get("step") if record is not None else None
+                found = (parse_line(line) or {}).get("step")
                 if isinstance(found, int | float) and found > step:
                     break
                 end += len(line)

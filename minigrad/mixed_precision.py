@@ -6,8 +6,6 @@ says which operation is which. The lists are those of ``torch.autocast("cuda")``
 et al., "Mixed precision training" (2018).
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import threading
@@ -118,12 +116,12 @@ class autocast:
         self._keep: Collection[int] = ()
         self._previous: list[tuple[Autocasting | None, bool]] = []
 
-    def keeping(self, ids: Collection[int]) -> autocast:
+    def keeping(self, ids: Collection[int]) -> "autocast":
         """The same; but an operation that uses one of the tensors with these ids computes in float32."""
         self._keep = ids
         return self
 
-    def __enter__(self) -> autocast:
+    def __enter__(self) -> "autocast":
         outer: Autocasting | None = of_thread.mode.autocast
         self._previous.append((outer, _thread.cache_enabled))
         dtypes = {} if outer is None else {t: dtype for t, dtype in outer.dtypes.items() if t not in self._dtypes}

@@ -4,8 +4,6 @@ Number i of draw n depends on (seed, n, i) and on nothing else: it is the same o
 threads, and the whole state is two integers.
 """
 
-from __future__ import annotations
-
 import contextlib
 import secrets
 import threading
@@ -31,7 +29,7 @@ class Generator:
         self._lock = threading.Lock()
         self.manual_seed(seed)
 
-    def manual_seed(self, seed: int) -> Generator:
+    def manual_seed(self, seed: int) -> "Generator":
         """Start again from ``seed``; returns the generator."""
         if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**64:
             raise bad_value(f"seed {seed!r}: expected an integer in [0, 2**64)")

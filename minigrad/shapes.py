@@ -194,8 +194,7 @@ def check_range(name: str, index: Tensor, size: int) -> None:
 def scatter_source(name: str, x: Tensor, axis: int, index: Tensor, source: Any) -> Any:
     """The part of ``source``, a number or a tensor, that goes to the places of ``index``; errors if it does not fit."""
     limits = [m if i != axis else n for i, (n, m) in enumerate(zip(index.shape, x.shape, strict=False))]
-    fits = index.ndim == x.ndim > 0 and all(n <= m for n, m in zip(index.shape, limits, strict=True))
-    if not fits:
+    if not index.ndim == x.ndim > 0 or any(n > m for n, m in zip(index.shape, limits, strict=True)):
         raise bad_value(f"{name} along {axis}: index shape {index.shape} does not fit the tensor's {x.shape}")
     check_range(name, index, x.shape[axis])
     if not isinstance(source, TensorCore):

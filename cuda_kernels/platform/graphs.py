@@ -19,8 +19,6 @@ In the simulator the nodes are Python calls with addresses and numbers, made aga
 since is an error there.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import sys
@@ -174,7 +172,7 @@ class RecordedGraph:
     # The capture ------------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def capture(self) -> Iterator[RecordedGraph]:
+    def capture(self) -> "Iterator[RecordedGraph]":
         """Record what the calling thread gives the device. After an error the graph is closed, the device as before.
 
         Raises CaptureError if the thread captures already, or the graph was captured before.
@@ -297,8 +295,7 @@ class RecordedGraph:
             self.launched.record()
 
     def __repr__(self) -> str:
-        state = "captured" if self._captured else "empty"
-        return f"Graph({state}, cuda:{self.device}, {self.pool.nbytes} bytes)"
+        return f"Graph({'captured' if self._captured else 'empty'}, cuda:{self.device}, {self.pool.nbytes} bytes)"
 
 
 @kernel("int32*, int64*, int64", threads=32, registers=16)

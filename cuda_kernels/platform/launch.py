@@ -16,8 +16,7 @@ device. In the simulator the same call runs the Python source.
 of what the device was measured to reach (``limits.py``).
 """
 
-from __future__ import annotations
-
+import contextlib
 import ctypes
 import math
 import os
@@ -41,8 +40,8 @@ Grid = int | tuple[int, ...]
 
 AHEAD = 256  # launches; a stream's queue holds 1,024
 DEBUG: int = int(os.environ.get("MINIGRAD_DEBUG") or 0)
-KERNELS: dict[str, Kernel] = {}  # all kernels by name, for ``inspect/``
-LAZY_KERNELS: dict[str, Callable[[], Kernel]] = {}  # and what makes those that are made when first used
+KERNELS: "dict[str, Kernel]" = {}  # all kernels by name, for ``inspect/``
+LAZY_KERNELS: "dict[str, Callable[[], Kernel]]" = {}  # and what makes those that are made when first used
 
 
 class _Queues(threading.local):
@@ -278,11 +277,9 @@ def _dotted(capability: tuple[int, int]) -> str:
 
 _cu_launch_kernel: Any = None
 if not SIMULATED:
-    try:
+    with contextlib.suppress(OSError):  # no driver: kernels can be compiled and inspected, and nothing can be launched
         _cu_launch_kernel = libcuda.library().cuLaunchKernel
         _cu_launch_kernel.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3]
-    except OSError:  # no driver: kernels can be compiled and inspected, and nothing can be launched
-        _cu_launch_kernel = None
 
 multiply_adds: Kernel = kernel("float32*, int32, float32", registers=40)(limits.multiply_adds)
 """What a float32 rate is measured by, for ``MINIGRAD_DEBUG=2``; of no stated work, so that its own line needs none."""

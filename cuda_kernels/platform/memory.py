@@ -213,10 +213,9 @@ def current_stream() -> int:
 def synchronize(device: int | None = None) -> None:
     """Wait until a device (default: the current one) has done everything that it was given."""
     recording.refuse(*recording.WAIT)
-    if SIMULATED:
-        return
-    with on_device(current_device() if device is None else device):
-        cupy.cuda.runtime.deviceSynchronize()
+    if not SIMULATED:
+        with on_device(current_device() if device is None else device):
+            cupy.cuda.runtime.deviceSynchronize()
 
 
 # Statistics -----------------------------------------------------------------------------------------------------------

@@ -46,8 +46,7 @@ def target(p: Problem, splits: int) -> Target:
     _, bias, _, epilogue = found = whole(p)
     if splits == 1:
         return found
-    dtype = np.float64 if p.y.dtype.itemsize == 8 else np.float32
-    parts = empty((splits, *p.sizes[:2]), dtype, p.y.device)
+    parts = empty((splits, *p.sizes[:2]), np.float64 if p.y.dtype.itemsize == 8 else np.float32, p.y.device)
     return parts, bias, parts, epilogue & VECTOR
 
 

@@ -11,8 +11,6 @@ epilogue's steps come in this order, with one array ``other`` for all but the fi
 A product has at most one of the last three steps.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np
@@ -41,7 +39,7 @@ class Problem(NamedTuple):
     batch: list[tuple[int, ...]]  # size, step of a, step of b
     words: tuple[int, ...]
 
-    def part(self, index: int | slice) -> Problem:
+    def part(self, index: int | slice) -> "Problem":
         """The product at an index of the first leading dimension; of rows, where there is none."""
         y, a, b, bias, other, epilogue, *_ = self
         b = b if y.ndim == 2 else b[index]

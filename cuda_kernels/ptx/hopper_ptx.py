@@ -29,8 +29,6 @@ A warpgroup is 4 warps that begin at a multiple of 4. All its threads execute th
   (row, column) of the warp's 16 rows lies at i0 + pitch row + column.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from ..platform.language import SIMULATED

@@ -35,8 +35,6 @@ For tensor cores, from compute capability 8.0 on; what a warp does all its 32 la
   ``mma_tf32``, to nearest, halves away from 0.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 import numpy as np

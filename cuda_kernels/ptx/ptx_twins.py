@@ -98,10 +98,7 @@ def _matrix_rows(reason: str, address: Any) -> tuple[list[tuple[SharedArray, int
 def ldmatrix(address: Any) -> Registers:
     """Four matrices; register m of lane l is word l % 4 of the row whose address lane 8 m + l // 4 brings."""
     rows, lane = _matrix_rows("ldmatrix", address)
-    words = []
-    for array, offset in rows[lane // 4 :: 8]:
-        words.append(array.read_word(offset + lane % 4 * 4))
-    return tuple(words)
+    return tuple([array.read_word(offset + lane % 4 * 4) for array, offset in rows[lane // 4 :: 8]])
 
 
 def ldmatrix_transposed(address: Any) -> Registers:

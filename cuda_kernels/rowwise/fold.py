@@ -120,9 +120,8 @@ def _folds() -> dict[tuple[str, str, str], Fold]:
         wide = np.dtype(word).type
         found["sum", word, word] = _fold("sum", word, word, wide, add, 0)
         found["prod", word, word] = _fold("prod", word, word, wide, multiply, 1)
-    found["sum", "int32", "int64"] = _fold("sum", "int32", "int64", np.int64, add, 0)
-    for target in ("int64", "float32", "float64"):
-        found["sum", "bits8", target] = _fold("sum", "bits8", target, np.dtype(target).type, add, 0)
+    for word, target in (("int32", "int64"), ("bits8", "int64"), ("bits8", "float32"), ("bits8", "float64")):
+        found["sum", word, target] = _fold("sum", word, target, np.dtype(target).type, add, 0)
     for word in ("float32", "float64", "int64", "int32", "bits8"):
         wide = np.int32 if word == "bits8" else np.dtype(word).type
         lowest, highest = limits_of(word)
@@ -177,7 +176,6 @@ def column_plan(outputs: int, n: int, inner: int) -> tuple[tuple[int, int], int,
         return (min(THREADS, power_of_two(outputs)), 1), 1, max(n, 1)
     width = power_of_two(min(inner, 32))
     height = min(THREADS // width, power_of_two(ceil_div(n, 4)))
-    blocks = ceil_div(outputs, width)
-    parts = max(1, min(n // (height * COLUMN_PART), 2 * FOLD_BLOCKS // max(blocks, 1)))
+    parts = max(1, min(n // (height * COLUMN_PART), 2 * FOLD_BLOCKS // max(ceil_div(outputs, width), 1)))
     part = ceil_div(n, parts)
     return (width, height), ceil_div(n, part), part

@@ -26,7 +26,7 @@ from ..ptx import ptx
 from ..ptx.fours import each
 from .rows import ceil_div, quotient
 from .sorting import sort_rows
-from .strided_copy import WIDTHS, words_from
+from .strided_copy import WIDTHS, widest_word, words_from
 
 MOST_WORDS = 2**31 - 1  # of a launch, whose places are 32-bit numbers
 SORTED_CHUNK = 32  # sorted places that a thread takes
@@ -89,9 +89,7 @@ def _move(kernels: dict[int, Kernel], x: Array, y: Array, places: Array) -> None
     P, N, Q = y.shape
     if not y.size:
         return
-    width = 16
-    while (Q * x.itemsize) % width or x.pointer % width or y.pointer % width:
-        width //= 2
+    width = widest_word(Q * x.itemsize, [x.pointer, y.pointer])
     words, K = Q * x.itemsize // width, x.shape[1]
     if P * N * words > MOST_WORDS and P * N > 1:
         for half in (slice(P // 2), slice(P // 2, None)) if P > 1 else (slice(N // 2), slice(N // 2, None)):

@@ -191,10 +191,9 @@ def forward(
     chosen, threads = row_kernel((*kernels[:2], None), 4, N, C, x.itemsize)
     pointers = (x, *(x if a is None else a for a in (residual, weight, bias)), y, h, mean, rstd)
     vectors = aligned(width, C, *pointers[:6])
-    affine = int(weight is not None)
     if x.size:
-        grid = ceil_div(N, threads[1])
-        chosen.launch(grid, *pointers, N, C, float(eps), vectors, affine, threads=threads)
+        numbers = N, C, float(eps), vectors, int(weight is not None)
+        chosen.launch(ceil_div(N, threads[1]), *pointers, *numbers, threads=threads)
     return y, h, mean, rstd
 
 

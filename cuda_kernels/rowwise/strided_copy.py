@@ -56,7 +56,7 @@ def copy_into(y: Array, x: Array) -> None:
     if not dimensions:
         memory.copy_across(y.pointer, x.pointer, run)
     elif run > y.itemsize or not _transpose(y, x, dimensions):
-        width = _word(run, [y.pointer, x.pointer, *(d.sy for d in dimensions), *(d.sx for d in dimensions)])
+        width = widest_word(run, [y.pointer, x.pointer, *(d.sy for d in dimensions), *(d.sx for d in dimensions)])
         step = 4 if width == 16 else width
         dimensions.append(Dimension(run // step, step, step))
         shape, sy, sx = zip(*dimensions, strict=True)
@@ -105,7 +105,7 @@ def words_from(x: Array, pointer: int, width: int) -> Array:
     return Array(x.memory, (x.nbytes // width,), WIDTHS[width], (width,), pointer)
 
 
-def _word(run: int, places: list[int]) -> int:
+def widest_word(run: int, places: list[int]) -> int:
     """The widest word, in bytes, of which the run and all distances between runs are multiples."""
     width = 16
     while run % width or any(place % width for place in places):

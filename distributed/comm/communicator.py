@@ -7,8 +7,6 @@ refuses work. An engine writes ``_start``, which begins one ``Call``, and ``_spl
 A communicator belongs to one thread of each rank. All ranks call the same collectives in the same order.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import zlib
@@ -131,7 +129,7 @@ class Communicator(Closing, ABC):
         self._check_usable("sync")
         self._sync()
 
-    def split(self, color: int | None, key: int = 0) -> Communicator | None:
+    def split(self, color: int | None, key: int = 0) -> "Communicator | None":
         """Part the ranks: those that pass the same ``color`` form a new communicator, in order of ``key``, then rank.
 
         All ranks must call it. ``color`` None takes part in no new group and returns None. The new communicator is
@@ -180,7 +178,7 @@ class Communicator(Closing, ABC):
         """Wait for all that was started."""
 
     @abstractmethod
-    def _split(self, color: int | None, key: int) -> Communicator | None:
+    def _split(self, color: int | None, key: int) -> "Communicator | None":
         """The new group's communicator."""
 
     @abstractmethod
@@ -398,8 +396,7 @@ def all_gather_bytes(communicator: Communicator, data: bytes) -> list[bytes]:
     lengths = all_gather_rows(communicator, np.array([len(data)], np.int64))[:, 0].tolist()
     padded = np.zeros(max(lengths), np.uint8)
     padded[: len(data)] = np.frombuffer(data, np.uint8)
-    rows = all_gather_rows(communicator, padded)
-    return [row[:length].tobytes() for row, length in zip(rows, lengths)]
+    return [row[:length].tobytes() for row, length in zip(all_gather_rows(communicator, padded), lengths)]
 
 
 def all_gather_json(communicator: Communicator, value: Any) -> list[Any]:

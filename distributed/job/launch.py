@@ -402,12 +402,10 @@ def reachable(host: str) -> bool:
 def sweep(parent: str) -> None:
     """Remove what launchers have left that were killed: their folders' locks are free."""
     for folder in Path(parent).glob(SCRATCH + "*"):
-        try:
+        with contextlib.suppress(OSError):  # it is another user's, or its launcher has just removed it
             if time.time() - folder.stat().st_mtime > 60 and (file := lock(str(folder))) is not None:
                 shutil.rmtree(folder, ignore_errors=True)
                 os.close(file)
-        except OSError:
-            continue  # it is another user's, or its launcher has just removed it
 
 
 GRACE = 30.0  # seconds in which ranks, which may be computing, can notice a failure or a signal, save, and end

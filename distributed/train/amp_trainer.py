@@ -7,8 +7,6 @@ After the reduction all ranks hold the same bits. So what one rank overflowed is
 equal without asking each other.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -49,12 +47,12 @@ class MixedPrecisionConfig:
             raise ValueError(f"loss_scale is {self.loss_scale!r}, expected a LossScaleStrategy, such as .fixed(1024.0)")
 
     @classmethod
-    def bf16(cls) -> MixedPrecisionConfig:
+    def bf16(cls) -> "MixedPrecisionConfig":
         """bfloat16, which has float32's range: no scaling."""
         return cls(bfloat16)
 
     @classmethod
-    def fp16(cls) -> MixedPrecisionConfig:
+    def fp16(cls) -> "MixedPrecisionConfig":
         """float16, with a scale that starts at 65536 and adapts."""
         return cls(float16, loss_scale=LossScaleStrategy.dynamic())
 

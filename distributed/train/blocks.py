@@ -7,8 +7,6 @@
 What is not finite is named by rank, block and parameter.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Iterable, Mapping
@@ -38,7 +36,7 @@ class BlockLayout:
     num_blocks: int
 
     @classmethod
-    def of(cls, model: Module, blocks: str | None = None) -> BlockLayout:
+    def of(cls, model: Module, blocks: str | None = None) -> "BlockLayout":
         """The layout of a model whose blocks are in the ModuleList of that name; None: in its only one.
 
         A shared parameter, such as a tied head's, belongs where the model names it first. Raises ValueError if there is

@@ -161,8 +161,7 @@ def assert_replicas_identical(communicator: Communicator, params: Params) -> Non
 def agree_on_values(communicator: Communicator, params: Params, advice: str = AT_FIRST) -> Named:
     """``agree_on_params``, whose values must have the same bits on all ranks, too; else there is ``advice``."""
     named = agree_on_params(communicator, params)
-    digest = b"".join(_digest(p) for _, p in named)
-    everyone = all_gather_bytes(communicator, digest)
+    everyone = all_gather_bytes(communicator, b"".join(_digest(p) for _, p in named))
     for i, (name, p) in enumerate(named):
         copies = [d[16 * i : 16 * i + 16] for d in everyone]
         if len(set(copies)) > 1:

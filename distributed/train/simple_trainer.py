@@ -1,7 +1,5 @@
 """SimpleTrainer: a Step in one process (boostr's ``SimpleTrainer``)."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -54,11 +52,11 @@ class SimpleTrainer:
         return f"{type(self).__name__}(step {self.global_step}, {self.config}, {self.optimizer})"
 
     @classmethod
-    def with_optimizer(cls, config: TrainingConfig, optimizer: Optimizer) -> SimpleTrainer:
+    def with_optimizer(cls, config: TrainingConfig, optimizer: Optimizer) -> "SimpleTrainer":
         """A trainer that uses this optimizer; the configuration's learning rate and weight decay are not used."""
         return cls(config, optimizer)
 
-    def with_lr_schedule(self, schedule: LrSchedule) -> SimpleTrainer:
+    def with_lr_schedule(self, schedule: LrSchedule) -> "SimpleTrainer":
         """Take the learning rate of each step from ``schedule.get_lr(global_step)``; returns the trainer."""
         self._step.schedule = schedule
         return self

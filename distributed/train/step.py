@@ -386,8 +386,7 @@ def wanted_grads(grads: GradStore, named: Named) -> GradStore:
         if grad is None:
             continue
         g, x = grad.data, p.data
-        fits = g.shape == x.shape and (g.dtype is x.dtype or g.dtype == x.dtype)
-        if not fits or grad.device is not p.device:
+        if g.shape != x.shape or g.dtype != x.dtype or grad.device is not p.device:
             raise misfit(f"the gradient of parameter {name}", grad, p)
     return GradStore(wanted)
 

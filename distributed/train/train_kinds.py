@@ -178,8 +178,7 @@ class KindTrainer:
         self.config: TrainerConfig = config
         self._named = list(model.named_parameters())
         optimizer = config.optimizer.build([(name, p) for name, p in self._named if p.requires_grad])
-        clipping = TrainingConfig(max_grad_norm=config.max_grad_norm)
-        self._trainer = SimpleTrainer(clipping, optimizer, schedule)
+        self._trainer = SimpleTrainer(TrainingConfig(max_grad_norm=config.max_grad_norm), optimizer, schedule)
         self._step: Step = self._trainer._step
         self._step.name = type(self).__name__
 

@@ -5,8 +5,6 @@ step to step: counts of optimizers and random generators, and learning rates. Th
 launch, and the kernels read them from the device. So a launch does to the last bit what the program would have done.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib
@@ -75,7 +73,7 @@ class Graph:
     # ------------------------------------------------------------------ the capture
 
     @contextlib.contextmanager
-    def capture(self) -> Iterator[Graph]:
+    def capture(self) -> "Iterator[Graph]":
         """Capture what is within. Raises CaptureError where a replay could not do it again; the device is then as
         before, and the graph closed.
         """
@@ -122,8 +120,7 @@ class Graph:
 
     def number(self, now: Callable[[], np.ndarray]) -> Tensor:
         """A tensor of numbers that ``now()`` gives anew before each replay."""
-        recording = self._graphs.recording
-        return Tensor.wrap(self.raw.number(recording.varying(now)), self.device)
+        return Tensor.wrap(self.raw.number(self.varying(now)), self.device)
 
     def varying(self, now: Callable[[], np.ndarray]) -> np.ndarray:
         """Scalars for a kernel that takes NumPy arrays of them, computed by ``now()`` before each replay."""
@@ -132,8 +129,7 @@ class Graph:
     def _draw(self, generator: random.Generator) -> tuple[int, int]:
         known = self._draws.get(generator)
         if known is None:
-            now = functools.partial(_state_of, generator)
-            known = self.raw.number(self._graphs.recording.varying(now)), 0
+            known = self.raw.number(self.varying(functools.partial(_state_of, generator))), 0
             self.count(functools.partial(self._advance, generator))
         words, number = known
         self._draws[generator] = words, number + 1
@@ -203,8 +199,7 @@ class Static:
     """One graph of a function, and the tensors that its inputs are copied into."""
 
     def __init__(self, function: Callable[..., Any], inputs: tuple[Tensor, ...], device: Device) -> None:
-        kernels = device.kernels
-        self.inputs: list[Tensor] = [Tensor.wrap(kernels.empty(x.shape, x.dtype), device) for x in inputs]
+        self.inputs: list[Tensor] = [Tensor.wrap(device.kernels.empty(x.shape, x.dtype), device) for x in inputs]
         for static, x in zip(self.inputs, inputs):
             _copy_into(static, x)
         self.graph: Graph = Graph(device)

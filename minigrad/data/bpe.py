@@ -183,8 +183,7 @@ class BytePairTokenizer(LibraryTokenizer):
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer, self._state = _made(json.loads(tokenizer.to_str()))
-        added = self._state["added_tokens"]
-        contents = {token["content"]: token["id"] for token in added}
+        contents = {token["content"]: token["id"] for token in self._state["added_tokens"]}
         model = self._state["model"]
         table = {index: _bytes(token) for token, index in model["vocab"].items() if token not in contents}
         if len(table) + len(contents.keys() & model["vocab"].keys()) < len(model["vocab"]):

@@ -93,8 +93,7 @@ def _pydoc() -> tuple[str, str, dict[str, str | int | list[str]]]:
             if words and (len(words) < _REPEATED_PARAGRAPH or words not in seen):
                 kept.append(paragraph.strip("\n"))
             seen.add(words)
-    text = "\n\n".join(kept) + "\n"
-    return text, f"pydoc (Python {version})", {"source": "pydoc", "python": version}
+    return "\n\n".join(kept) + "\n", f"pydoc (Python {version})", {"source": "pydoc", "python": version}
 
 
 # ---- files ---------------------------------------------------------------------------------------------------------

@@ -171,6 +171,5 @@ def collate(samples: Sequence[Any]) -> Any:
     if isinstance(first, Mapping):
         return {key: collate([sample[key] for sample in samples]) for key in first}
     if isinstance(first, tuple | list):
-        parts = [collate(part) for part in zip(*samples, strict=True)]
-        return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
+        return getattr(type(first), "_make", type(first))(collate(part) for part in zip(*samples, strict=True))
     return list(samples)

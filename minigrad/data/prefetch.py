@@ -145,8 +145,6 @@ def tensors(batch: Any) -> Any:
 
 def _each(batch: Any, change: Callable[[Any], Any]) -> Any:
     """``change`` of all that tuples, lists and dicts hold."""
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(_each(x, change) for x in batch))
     if isinstance(batch, tuple | list):
-        return type(batch)(_each(x, change) for x in batch)
+        return getattr(type(batch), "_make", type(batch))(_each(x, change) for x in batch)
     return {key: _each(x, change) for key, x in batch.items()} if isinstance(batch, Mapping) else change(batch)

@@ -110,8 +110,7 @@ def _add_norm(x: Tensor, branch: Tensor | None, norm: Any) -> tuple[Tensor, Tens
     eps = float(finfo(float32).eps) if norm.eps is None else norm.eps
     family, operation = ("layer_norm", LayerNorm) if kind is nn.LayerNorm else ("rms_norm", RMSNorm)
     made: list[Any] = []
-    arrays = tuple(p.data for p in affine)
-    h = AddForNorm.apply(x, branch, family=family, affine=arrays, eps=eps, made=made)
+    h = AddForNorm.apply(x, branch, family=family, affine=tuple(p.data for p in affine), eps=eps, made=made)
     return h, operation.apply(h, *affine, eps=eps, made=made)
 
 

@@ -26,8 +26,7 @@ class CastsMethods:
     __slots__ = ()
 
     def _cast(self: Tensor, dtype: np.dtype[Any]) -> Tensor:
-        same = self.data.dtype == dtype
-        return self if same else elementwise.Cast.apply(self, dtype=dtype)
+        return self if self.data.dtype == dtype else elementwise.Cast.apply(self, dtype=dtype)
 
     def to(
         self: Tensor, *args: Any, dtype: Any = None, device: Place | None = None, non_blocking: builtins.bool = False
@@ -68,8 +67,7 @@ class CastsMethods:
         """
         if self.is_pinned():
             return self
-        memory = Device("cuda").kernels_package().memory
-        pinned = memory.pinned_empty(self.shape, self.dtype)
+        pinned = Device("cuda").kernels_package().memory.pinned_empty(self.shape, self.dtype)
         pinned[...] = self.numpy()
         return self.wrap(pinned)
 

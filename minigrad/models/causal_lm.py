@@ -117,8 +117,7 @@ class CausalLM(HubModel):
         layer."""
         c = self.config
         room = c.block_size if max_tokens is None else min(max_tokens, c.block_size)
-        like = self.embedding.weight
-        return [nn.KVCache(batch, c.n_kv_head, room, c.head_size, like) for _ in range(c.n_layer)]
+        return [nn.KVCache(batch, c.n_kv_head, room, c.head_size, self.embedding.weight) for _ in range(c.n_layer)]
 
     @generation.listing
     @answering

@@ -4,8 +4,6 @@ A family takes the fields that it knows, states which are without effect and whi
 over is reported.
 """
 
-from __future__ import annotations
-
 import os
 import warnings
 from collections.abc import Callable
@@ -135,7 +133,7 @@ class Stored(NamedTuple):
     default: tuple[Any, ...] = ()  # what a missing field means; none: it is an error
 
     @staticmethod
-    def fields(kind: type) -> dict[str, Stored]:
+    def fields(kind: type) -> "dict[str, Stored]":
         """Of all fields that are so annotated."""
         kinds = get_type_hints(kind, include_extras=True)
         found = {name: getattr(hint, "__metadata__", (None,))[0] for name, hint in kinds.items()}

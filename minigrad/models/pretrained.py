@@ -276,8 +276,7 @@ def _bytes(size: int | str) -> int:
 def _tensors(model: HubModel) -> dict[str, Tensor]:
     """All tensors of a folder by their stored names, in the model's order."""
     own = {name: p.detach() for name, p in model.named_parameters()}
-    dtype = model.embedding.weight.dtype
-    own.update({name: zeros(shape, dtype=dtype) for name, shape in model.hub_zeros().items()})
+    own.update({name: zeros(shape, dtype=model.embedding.weight.dtype) for name, shape in model.hub_zeros().items()})
     turned = {name: tensor.T if model.hub_transposed.fullmatch(name) else tensor for name, tensor in own.items()}
     return {name if name == HEAD else model.hub_prefix + name: tensor for name, tensor in turned.items()}
 

@@ -64,13 +64,18 @@ class _OfOne(_OfFunction):
         return type(self)._function(x, *self._options())
 
 
+@dataclasses.dataclass(eq=False, repr=False)
+class _OfOneInPlace(_OfOne):
+    """One that PyTorch can compute in place, without other options."""
+
+    inplace: bool = False
+
+
 # Activations ----------------------------------------------------------------------------------------------------------
 
 
-class ReLU(_OfOne, function=F.relu):
+class ReLU(_OfOneInPlace, function=F.relu):
     """max(x, 0)."""
-
-    inplace: bool = False
 
 
 class Tanh(_OfOne, function=F.tanh):
@@ -84,10 +89,8 @@ class LeakyReLU(_OfOne, function=F.leaky_relu):
     inplace: bool = False
 
 
-class SiLU(_OfOne, function=F.silu):
+class SiLU(_OfOneInPlace, function=F.silu):
     """x sigmoid(x)."""
-
-    inplace: bool = False
 
 
 class Sigmoid(_OfOne, function=F.sigmoid):
@@ -120,32 +123,24 @@ class Softplus(_OfOne, function=F.softplus):
     threshold: float = 20.0
 
 
-class SELU(_OfOne, function=F.selu):
+class SELU(_OfOneInPlace, function=F.selu):
     """``ELU`` scaled so that mean 0 and variance 1 are kept (Klambauer et al. 2017)."""
 
-    inplace: bool = False
 
-
-class Mish(_OfOne, function=F.mish):
+class Mish(_OfOneInPlace, function=F.mish):
     """x tanh(softplus(x)) (Misra 2019)."""
-
-    inplace: bool = False
 
 
 class LogSigmoid(_OfOne, function=F.logsigmoid):
     """log(sigmoid(x)), computed without overflow."""
 
 
-class ReLU6(_OfOne, function=F.relu6):
+class ReLU6(_OfOneInPlace, function=F.relu6):
     """x limited to [0, 6]."""
 
-    inplace: bool = False
 
-
-class Hardswish(_OfOne, function=F.hardswish):
+class Hardswish(_OfOneInPlace, function=F.hardswish):
     """x relu6(x + 3) / 6."""
-
-    inplace: bool = False
 
 
 class Hardtanh(_OfOne, function=F.hardtanh):

@@ -24,8 +24,7 @@ class KVCache:
     """
 
     def __init__(self, batch: int, n_head: int, max_tokens: int, head_size: int, like: Tensor) -> None:
-        shape = (2, batch, n_head, max_tokens, head_size)
-        self._held: Tensor = empty(shape, dtype=like.dtype, device=like.device)
+        self._held: Tensor = empty(2, batch, n_head, max_tokens, head_size, dtype=like.dtype, device=like.device)
         self._graph: Any = None  # a weak reference to the graph that appends tokens, and how many in each launch
         self._tokens_of_launch = 0
         self.decoder: Any = None  # what ``minigrad.fast`` keeps here for the next token

@@ -134,8 +134,7 @@ def linear_cross_entropy(
         return cross_entropy(logits, target.reshape(-1), ignore_index=ignore_index, reduction=reduction)
     labels = _labels("linear_cross_entropy", target, weight.shape[0], ignore_index)
     divisor = 1.0 if reduction == "sum" else _count(labels, ignore_index, x.dtype)
-    loss = LinearCrossEntropy.apply(x, weight, labels, ignore_index=ignore_index, divisor=divisor)
-    return in_dtype_of(x, loss)
+    return in_dtype_of(x, LinearCrossEntropy.apply(x, weight, labels, ignore_index=ignore_index, divisor=divisor))
 
 
 def _check_class_weight(weight: Weight, classes: int) -> None:

@@ -3,9 +3,9 @@
 from operator import attrgetter
 from typing import Any
 
-from ..autograd import Function
 from .elementwise import OfFamily
 from .linear import rows_of
+from .matmul import OfProducts
 
 
 class Gelu(OfFamily):
@@ -17,16 +17,12 @@ class Gelu(OfFamily):
     value, derivative = attrgetter("gelu.forward"), attrgetter("gelu.backward")
 
 
-class FeedForward(Function):
+class FeedForward(OfProducts):
     """y = g V^T + c (+ r) with g = gelu(h), h = x W^T + b;  dg = dy V, dV = dy^T g, dc = sum of dy over the rows,
     dh = dg gelu'(h), and dx, dW, db from dh as in ``Linear``; dr = dy.
 
     Of the two matrices of the hidden size only h is kept: backward has g from the exponential that gelu' needs.
     """
-
-    autocast = "half"
-    half_kernels = "matmul"
-    promotes = True
 
     def forward(
         self, x: Any, weight: Any, bias: Any, weight2: Any, bias2: Any, residual: Any = None, *, approximate: str

@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from ..autograd import Function
+from .matmul import OfProducts
 
 
 def rows_of(kernels: Any, x: Any) -> Any:
@@ -13,24 +13,17 @@ def rows_of(kernels: Any, x: Any) -> Any:
     return kernels.movement.reshape(x, (math.prod(x.shape[:-1]), x.shape[-1]))  # no -1: a size may be 0
 
 
-class Linear(Function):
+class Linear(OfProducts):
     """y = x W^T + b (+ r), W of shape (out, in);  dx = dy W, dW = dy^T x, db = sum of dy over the rows, dr = dy.
 
     Inputs are x, W, then b or None, then r; the last ones may be left out.
     """
 
-    autocast = "half"
-    half_kernels = "matmul"
-    promotes = True
-
     def forward(self, x: Any, weight: Any, bias: Any = None, residual: Any = None) -> Any:
         rows, needs = rows_of(self.kernels, x), self.needs
         self.saved = (rows if needs[1] else None, weight if needs[0] else None, x.shape)
-        linear = self.kernels.linear
-        if residual is None:
-            y = linear.forward(rows, weight, bias)
-        else:
-            y = linear.forward(rows, weight, bias, rows_of(self.kernels, residual))
+        added = None if residual is None else rows_of(self.kernels, residual)
+        y = self.kernels.linear.forward(rows, weight, bias, added)
         return y if len(x.shape) == 2 else y.reshape(*x.shape[:-1], weight.shape[0])
 
     def backward(self, dy: Any) -> Any:

@@ -1,5 +1,6 @@
 """Inverse trigonometric and hyperbolic functions. (Sine, cosine, tangent and tanh are among the elementwise ones.)"""
 
+from operator import attrgetter
 from typing import Any
 
 from .elementwise import Arithmetic, FloatFunction, of_x
@@ -9,26 +10,20 @@ class Sinh(FloatFunction):
     """y = (e^x - e^-x) / 2;  dx = cosh(x) dy."""
 
     autocast = "float32"
+    value, slope = attrgetter("trigonometry.sinh"), attrgetter("trigonometry.cosh")  # of the kernels
 
     def forward(self, x: Any) -> Any:
         self.saved = (x,)
-        return self.kernels.trigonometry.sinh(x)
+        return self.value(self.kernels)(x)
 
     def backward(self, dy: Any) -> Any:
-        return self.kernels.elementwise.mul(dy, self.kernels.trigonometry.cosh(self.saved[0]))
+        return self.kernels.elementwise.mul(dy, self.slope(self.kernels)(self.saved[0]))
 
 
-class Cosh(FloatFunction):
+class Cosh(Sinh):
     """y = (e^x + e^-x) / 2;  dx = sinh(x) dy."""
 
-    autocast = "float32"
-
-    def forward(self, x: Any) -> Any:
-        self.saved = (x,)
-        return self.kernels.trigonometry.cosh(x)
-
-    def backward(self, dy: Any) -> Any:
-        return self.kernels.elementwise.mul(dy, self.kernels.trigonometry.sinh(self.saved[0]))
+    value, slope = Sinh.slope, Sinh.value
 
 
 @of_x(lambda kernels, x: kernels.trigonometry.asin(x), autocast="float32")

@@ -13,7 +13,7 @@ from ..errors import bad_state, bad_type, bad_value, check_float
 from ..grad_store import GradStore, check_grads
 from ..modes import current_graph
 from ..tensor import Tensor
-from .optimizer_state import OptimizerState
+from .optimizer_state import OptimizerState, options_of
 
 Named = Tensor | tuple[str, Tensor]
 
@@ -63,7 +63,7 @@ class Optimizer(OptimizerState, ABC):
         """Add parameters: ``{"params": [...], "lr": 1e-4}``. On an error nothing is added."""
         if not isinstance(group, Mapping) or "params" not in group:
             raise bad_type(f"a parameter group is a dict with the key 'params', not {group!r}")
-        options = self.checked({**self.defaults, **{k: v for k, v in group.items() if k != "params"}})
+        options = self.checked({**self.defaults, **options_of(group)})
         given = group["params"]
         members: list[Any] = [given] if isinstance(given, Tensor) else list(_ordered(given))
         params: list[Tensor] = []
@@ -156,8 +156,7 @@ class Optimizer(OptimizerState, ABC):
     def _check_options(self) -> None:
         """Raise ValueError for a group's option that is out of range; those that were last found in order are known."""
         for index, group in enumerate(self.param_groups):
-            options = group.copy()
-            del options["params"]
+            options = options_of(group)
             if options != self._valid.get(index):
                 self._valid[index] = self.checked(options)
 
@@ -193,7 +192,7 @@ class Optimizer(OptimizerState, ABC):
     def __repr__(self) -> str:
         lines = [f"{type(self).__name__}("]
         for i, group in enumerate(self.param_groups):
-            options = ", ".join(f"{k}={v}" for k, v in group.items() if k != "params")
+            options = ", ".join(f"{k}={v}" for k, v in options_of(group).items())
             lines.append(f"  group {i}: {len(group['params'])} parameters, {options}")
         return "\n".join([*lines, ")"])
 

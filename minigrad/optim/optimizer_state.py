@@ -203,9 +203,7 @@ class OptimizerState:
 
 def options_of(group: Mapping[str, Any]) -> dict[str, Any]:
     """A parameter group without its parameters."""
-    options = dict(group)
-    options.pop("params", None)
-    return options
+    return {key: value for key, value in group.items() if key != "params"}
 
 
 def _mismatches(optimizer: OptimizerState, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> list[str]:

@@ -1,7 +1,5 @@
 """The graph of a tensor as SVG, in layers (Sugiyama, Tagawa, Toda 1981), without a drawing library."""
 
-from __future__ import annotations
-
 import contextlib
 import html
 import itertools
@@ -62,7 +60,7 @@ class _Box:
 
 def draw(
     tensor: Tensor | Callable[[], Tensor],
-    names: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]] | Module | None = None,
+    names: "Mapping[str, Tensor] | Iterable[tuple[str, Tensor]] | Module | None" = None,
     limit: int = 200,
     *,
     plain: bool = False,
@@ -133,9 +131,7 @@ def _lines(vertex: Any, named: dict[int, str]) -> list[str]:
 
 def _layers(boxes: list[_Box]) -> list[list[_Box]]:
     """The boxes by layer, with bends where an edge passes a layer, so that all edges join neighbours."""
-    layers: list[list[_Box]] = [[] for _ in range(1 + max(box.layer for box in boxes))]
-    for box in boxes:
-        layers[box.layer].append(box)
+    layers = [[box for box in boxes if box.layer == i] for i in range(1 + max(box.layer for box in boxes))]
     for box in boxes:
         for i, source in enumerate(box.inputs):
             above = source
@@ -158,8 +154,7 @@ def _order(layers: list[list[_Box]]) -> None:
     best, fewest = [list(layer) for layer in layers], _crossings(layers)
     for sweep in range(12):
         downwards = sweep % 2 == 0
-        pairs = list(itertools.pairwise(layers if downwards else layers[::-1]))
-        for fixed, layer in pairs:
+        for fixed, layer in itertools.pairwise(layers if downwards else layers[::-1]):
             places = {id(box): i for i, box in enumerate(fixed)}
             means = {}
             for i, box in enumerate(layer):
@@ -243,9 +238,7 @@ def _svg(layers: list[list[_Box]], boxes: list[_Box]) -> str:
         '<path d="M0 0L8 4L0 8z" fill="#555"/></marker></defs>',
         f'<rect width="{width:.1f}" height="{height:.1f}" fill="#ffffff"/>',  # also on a dark page
     ]
-    for box in boxes:
-        for i, source in enumerate(box.inputs):
-            parts.append(_edge(box, i, source))
+    parts += [_edge(box, i, source) for box in boxes for i, source in enumerate(box.inputs)]
     fills = {"leaf": "#e3eefb", "operation": "#ffffff", "result": "#fdeecb"}
     for box in boxes:
         parts.append(

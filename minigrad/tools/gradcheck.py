@@ -48,8 +48,7 @@ def gradcheck(
         if not weights:
             generator = Generator(seed)
             k = outputs[0].device.kernels
-            for y in outputs:
-                weights.append(Tensor.wrap(k.random.normal(y.shape, float64, *generator.next()), y.device))
+            weights.extend(Tensor.wrap(k.random.normal(y.shape, float64, *generator.next()), y.device) for y in outputs)
         return functools.reduce(operator.add, [(y.double() * v).sum() for y, v in zip(outputs, weights, strict=True)])
 
     with enable_grad():

@@ -80,12 +80,8 @@ class Profile:
         place = self.calls.place
 
         def call(node: Any, *rest: Any) -> None:
-            outer, place.way = place.module, "backward"
-            place.module = self.calls.of(node)
-            try:
+            with holding(place, module=self.calls.of(node), way="backward"):
                 run(node, *rest)
-            finally:
-                place.module, place.way = outer, "forward"
 
         return call
 

@@ -194,8 +194,7 @@ def _count(
                 report.weight_copies += base.nbytes
                 continue
             report.activations[name] = report.activations.get(name, 0) + base.nbytes
-            where = names.get(id(getattr(saved, "fn", None))) if isinstance(saved, Deferred) else None
-            where = calls.of(node) if where is None else where
+            where = names.get(id(getattr(saved, "fn", None)), calls.of(node))  # a checkpoint's module, or the node's
             report.modules[where] = report.modules.get(where, 0) + base.nbytes
 
 

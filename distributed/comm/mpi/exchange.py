@@ -6,8 +6,6 @@ result to all. So all ranks hold the same bits. These are the two halves of Rabe
 small.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -38,7 +36,7 @@ class Mail:
         self.size: int = len(self.members)
         self.peers: list[int] = [p for p in range(self.size) if p != self.rank]
 
-    def tagged(self, tag: int) -> Mail:
+    def tagged(self, tag: int) -> "Mail":
         """The same group with another tag."""
         return replace(self, tag=tag)
 
@@ -73,8 +71,7 @@ def all_reduce(mail: Mail, call: Call) -> Steps:
         blocks = [part[where] for where in cut(part.size, mail.size)]
         mine = blocks[mail.rank]
         parts = [mine if p == mail.rank else scratch[p, : mine.size] for p in range(mail.size)]
-        messages = [m for p in mail.peers for m in mail.send(blocks[p], p) + mail.recv(parts[p], p)]
-        yield last + messages
+        yield last + [m for p in mail.peers for m in mail.send(blocks[p], p) + mail.recv(parts[p], p)]
         combine(call.op, parts, [mine])
         last = [m for p in mail.peers for m in mail.send(mine, p) + mail.recv(blocks[p], p)]
     yield last

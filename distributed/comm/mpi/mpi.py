@@ -79,8 +79,7 @@ class MpiCommunicator(Communicator):
         # Alarms: since which collective; the error.
         self._failed: dict[int, tuple[int, tuple[type[CommError], str, int]]] = {}
         self._kept: list[Any] = []  # what MPI may still write to after a failure
-        size = call_header.SIZE + INLINE_BYTES
-        self._inbox = {p: np.empty(size, np.uint8) for p in self._peers}
+        self._inbox = {p: np.empty(call_header.SIZE + INLINE_BYTES, np.uint8) for p in self._peers}
         self._headers = [wire.Recv_init(self._inbox[p], members[p], self._tag + HEADER_TAG) for p in self._peers]
         self._alarms = {p: np.empty(_ALARM.size, np.uint8) for p in self._peers}
         self._alarm_requests = {p: wire.Irecv(self._alarms[p], members[p], self._tag + ALARM_TAG) for p in self._peers}
@@ -119,8 +118,7 @@ class MpiCommunicator(Communicator):
             message = np.concatenate([message, sent.reshape(-1).view(np.uint8)])
         if self._headers:
             self._runtime.start_all(self._headers)
-        tag = self._tag + HEADER_TAG
-        outgoing = [(self._wire.Isend(message, self._members[p], tag), p) for p in self._peers]
+        outgoing = [(self._wire.Isend(message, self._members[p], self._tag + HEADER_TAG), p) for p in self._peers]
         yield [*zip(self._headers, self._peers), *outgoing]
         if not all(call_header.agree(self._inbox[p], header) for p in self._peers):
             raise self._mismatch(call, header)
@@ -202,8 +200,7 @@ class MpiCommunicator(Communicator):
 
     def _translated(self, call: Call, messages: Messages, error: BaseException) -> BaseException:
         """A CommError from one of MPI."""
-        mpi = self._runtime.mpi
-        if not isinstance(error, mpi.Exception):
+        if not isinstance(error, self._runtime.mpi.Exception):
             return error
         lost = self._failed_ranks() or self._failing(messages)
         who = f"the process of rank {', '.join(map(str, lost))} is gone" if lost else f"MPI reports: {error}"
@@ -222,12 +219,11 @@ class MpiCommunicator(Communicator):
         return sorted(failing)
 
     def _failed_ranks(self) -> list[int]:
-        mpi = self._runtime.mpi
         try:
             failed = self._wire.Get_failed()
             gone = failed.Translate_ranks(list(range(failed.Get_size())), self._wire.Get_group())
             return [rank for rank, member in enumerate(self._members) if member in gone]
-        except (mpi.Exception, NotImplementedError):
+        except (self._runtime.mpi.Exception, NotImplementedError):
             return []  # this MPI does not know which
 
     def give_up(self, error: BaseException, thread: int | None) -> None:
@@ -265,8 +261,7 @@ class MpiCommunicator(Communicator):
 
     def _split(self, color: int | None, key: int) -> Communicator | None:
         self._sync()
-        used = self._runtime.contexts[self._wire.py2f()]
-        chosen, rows = self._regroup(color, key, used)
+        chosen, rows = self._regroup(color, key, self._runtime.contexts[self._wire.py2f()])
         # Larger than that of any group in which two of these ranks are already together.
         context = self._runtime.contexts[self._wire.py2f()] = int(rows[:, 2].max()) + 1
         if (context + 1) * TAGS > self._runtime.largest_tag:

@@ -13,8 +13,6 @@ never passes for one here. ``NcclWork.wait_on_stream`` is PyTorch's way, for tho
 cupyx.distributed is not used: its barrier deadlocks and its waits are without deadline.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import time
@@ -131,7 +129,7 @@ class NcclCommunicator(Communicator):
         self._set_up(connect, rendezvous_timeout, check)
 
     @classmethod
-    def group(cls, devices: Sequence[Device], **options: Any) -> list[NcclCommunicator]:
+    def group(cls, devices: Sequence[Device], **options: Any) -> "list[NcclCommunicator]":
         """The communicators of GPUs of this process, in order of rank, each for a thread of its own. The ``options``
         are the constructor's: ``timeout``, ``rendezvous_timeout``, ``check``.
 

@@ -83,21 +83,19 @@ class NcclLaunch:
             stream.wait_event(ready)
         self.begin, end = cuda.Event(), cuda.Event()
         self.begin.record(stream)
-        all_to_all = self.calls[0].kind is CallKind.ALL_TO_ALL
-        if all_to_all or self.calls[0].between_two:
-            if check and all_to_all:
-                self._gather_headers(handles, comm)
+        messages = self.calls[0].between_two
+        if check and not messages:
+            self._gather_headers(handles, comm)
+        if messages or self.calls[0].kind is CallKind.ALL_TO_ALL:
             handles.nccl.groupStart()
             try:
                 for call in self.calls:
-                    if check and not all_to_all:
+                    if check and messages:
                         self._pass_header(handles, comm, call)
                     enqueue(handles, comm, call, stream.ptr)
             finally:
                 handles.nccl.groupEnd()
         else:
-            if check:
-                self._gather_headers(handles, comm)
             enqueue(handles, comm, self.calls[0], stream.ptr)
         end.record(stream)
         self.end = end

@@ -5,8 +5,6 @@ Their tensors are on the CPU or on GPUs; those of GPUs are combined there (``com
 Nothing waits without a deadline. What the ranks share is in ``thread_group``; here is what one rank sees.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 from collections import Counter, deque
@@ -44,7 +42,7 @@ class ThreadCommunicator(Communicator):
         rank: int,
         timeout: float,
         faults: Iterator[Fault | None],
-        parent: ThreadCommunicator | None = None,
+        parent: "ThreadCommunicator | None" = None,
         device: Device = CPU,
     ) -> None:
         super().__init__(group.size, rank, device, timeout)
@@ -62,7 +60,7 @@ class ThreadCommunicator(Communicator):
         timeout: float = DEFAULT_TIMEOUT,
         fault: FaultPlan | None = None,
         devices: Sequence[Device] | None = None,
-    ) -> list[ThreadCommunicator]:
+    ) -> "list[ThreadCommunicator]":
         """The communicators of a new group of ``n`` ranks, one for each thread; ``fault`` is what shall go wrong.
 
         ``devices``: where each rank's tensors are, all on the CPU (the default) or all on GPUs, which ranks may share.
@@ -131,8 +129,7 @@ class ThreadCommunicator(Communicator):
         if color is None:
             return None
         shared = self._group.child((self._collectives, color), members, self.rank)
-        place = members.index(self.rank)
-        child = ThreadCommunicator(shared, place, self.timeout, self._faults, self, self.device)
+        child = ThreadCommunicator(shared, members.index(self.rank), self.timeout, self._faults, self, self.device)
         self._children = [c for c in self._children if not c._closed] + [child]
         return child
 

@@ -9,8 +9,6 @@ The first failure is the group's: every operation that still waits for somebody 
 one.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import os
@@ -36,7 +34,7 @@ class RankPart(PendingWork):
     """One rank's part of an operation of a group. ``ready`` is an event of a GPU, before which the arrays must not be
     touched, or None."""
 
-    def __init__(self, owner: Any, group: Group, call: Call, ready: Any) -> None:
+    def __init__(self, owner: Any, group: "Group", call: Call, ready: Any) -> None:
         self.group: Group = group
         super().__init__(owner, call, owner.timeout)
         self.ready: Any = ready
@@ -221,7 +219,7 @@ class Group:
                 while self._helpers:
                     self._helpers.pop().stop()
 
-    def child(self, key: Hashable, members: list[int], rank: int) -> Group:
+    def child(self, key: Hashable, members: list[int], rank: int) -> "Group":
         """The group that the members of ``key`` share; each of them asks once."""
         with self._lock:
             group, waiting = self._children.setdefault(key, (Group(len(members), self.turns), list(members)))

@@ -208,8 +208,7 @@ class ElChe:
     def _ideal_counts(self) -> list[int]:
         if self.is_calibrated:
             ms = self.ms_per_batch
-            slow = max(ms)
-            return [max(1, round_half_up(self.anchor * slow / own)) for own in ms]
+            return [max(1, round_half_up(self.anchor * max(ms) / own)) for own in ms]
         return [max(1, round_half_up(self.anchor * speed)) for speed in self._hint]
 
 

@@ -109,8 +109,7 @@ class Replica:
 
     def set_scheduler(self, schedule: LrSchedule) -> None:
         """Take the learning rate from this schedule, at batches of all replicas / replicas."""
-        scale = 1.0 if self.schedule is None else self.schedule.scale
-        self.schedule = ReplicaSchedule(schedule, scale)
+        self.schedule = ReplicaSchedule(schedule, 1.0 if self.schedule is None else self.schedule.scale)
         self.trainer.with_lr_schedule(self.schedule)
 
     def state_dict(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:

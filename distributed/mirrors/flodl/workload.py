@@ -136,8 +136,7 @@ class Workload:
 
 def interleaved(batches: int, world: int) -> list[range]:
     """Every replica's batches where all step together: rank, rank + world, ...; what fills no round is left out."""
-    whole = batches - batches % world
-    return [range(rank, whole, world) for rank in range(world)]
+    return [range(rank, batches - batches % world, world) for rank in range(world)]
 
 
 def partition(batches: int, shares: Sequence[float]) -> list[range]:

@@ -56,8 +56,7 @@ class MaskedFill(Function):
 
     def backward(self, dy: Any) -> Any:
         (mask,) = self.saved
-        k = self.kernels.elementwise
-        return k.select(self.kernels.comparison.logical_not(mask), dy), None
+        return self.kernels.elementwise.select(self.kernels.comparison.logical_not(mask), dy), None
 
 
 class NanToNum(Function):

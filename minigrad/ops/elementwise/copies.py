@@ -1,7 +1,5 @@
 """The same values in another dtype, in new memory, or on another device."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 from ...autograd import Function
@@ -12,28 +10,27 @@ if TYPE_CHECKING:
     from ...tensor import Tensor
 
 
-class Cast(Function):
-    """y = x in another dtype;  dx = dy in the dtype of x (autograd casts it)."""
+class _Copy(Function):
+    """dx = dy, in the dtype of x (autograd casts it)."""
 
     widens = False
+
+    def backward(self, dy: Any) -> Any:
+        return dy
+
+
+class Cast(_Copy):
+    """y = x in another dtype;  dx = dy in the dtype of x."""
 
     def forward(self, x: Any, *, dtype: Any) -> Any:
         return self.kernels.elementwise.cast(x, dtype)
 
-    def backward(self, dy: Any) -> Any:
-        return dy
 
-
-class Clone(Function):
+class Clone(_Copy):
     """y = x in new, contiguous memory;  dx = dy."""
-
-    widens = False
 
     def forward(self, x: Any) -> Any:
         return self.kernels.copy(x)
-
-    def backward(self, dy: Any) -> Any:
-        return dy
 
 
 class ToDevice(Function):
@@ -43,7 +40,7 @@ class ToDevice(Function):
     source: Device
 
     @classmethod
-    def apply(cls, *inputs: Any, **params: Any) -> Tensor:
+    def apply(cls, *inputs: Any, **params: Any) -> "Tensor":
         """``x, target=device, wait=bool``: without ``wait`` the copy is part of the stream (see ``Tensor.to``)."""
         (x,), target = inputs, params["target"]
         node = cls()
