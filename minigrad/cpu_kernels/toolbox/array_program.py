@@ -27,8 +27,9 @@ import numba
 import numpy as np
 
 from ...plain_kernels.arrays import is_half
+from ...plain_kernels.elementwise import of_each
 from .multi_tensor import addresses_of
-from .numpy_loops import ERRORS, Loop, numpy_loop
+from .numpy_loops import Loop, numpy_loop
 from .program_code import Code, ProgramStep, Value, call_loop, compiled, ufunc_of
 from .program_math import FLOAT32 as FLOAT32_FUNCTIONS
 from .register_tile import keep_alive
@@ -56,7 +57,7 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         dtype, _ = options.pop("dtype", None), options.pop("casting", None)
-        if ufunc in ERRORS:
+        if ufunc in of_each.values():
             return self.program.step(ufunc, (self.dtype, self.dtype), [self])
         if method != "__call__" or options or ufunc.nout != 1:
             raise NoProgramError

@@ -51,10 +51,8 @@ def numpy_loop(ufunc: np.ufunc, dtypes: tuple[np.dtype[Any], ...]) -> Loop | Non
     """The loop of a ufunc for operands of exactly these dtypes, the result's last; None if it has none for them."""
     if not DTYPES.issuperset(dtypes):
         return None
-    if ufunc in ERRORS and dtypes[0].kind == "f":
-        return _compiled(_error_function, dtypes[0].type, _BITS[ERRORS[ufunc]])
-    if ufunc in MODULO and dtypes[0].kind == "f":
-        return _compiled(_modulo, dtypes[0].type, _BITS[MODULO[ufunc]])
+    if ufunc in _COMPILED and dtypes[0].kind == "f":
+        return _compiled(_COMPILED[ufunc][0], dtypes[0].type, _COMPILED[ufunc][1])
     inner = _UFunc.from_address(id(ufunc))
     counts = (inner.nin, inner.nout, inner.nargs) == (ufunc.nin, ufunc.nout, ufunc.nargs)
     if not counts or (inner.name or b"").decode() != ufunc.__name__:
@@ -68,7 +66,8 @@ def numpy_loop(ufunc: np.ufunc, dtypes: tuple[np.dtype[Any], ...]) -> Loop | Non
 
 
 @inline
-def _array(address, n, kind):
+def array_at(address: int, n: Any, kind: Any) -> Any:
+    """In a kernel: the elements of this class from ``address`` on, as an array of the shape n."""
     return numba.carray(pointer_at(address, kind), n)
 
 
@@ -91,10 +90,10 @@ def _finished(rest, x, y, kind, one):
 @kernel
 def _modulo(args, n, strides, source, target):
     """NumPy calls C's fmod, which takes a step for each bit. ``target``: what is wanted, by its size. Contiguous."""
-    x, y, z = _array(args, 3, np.int64)
-    count = _array(n, 1, np.int64)[0]
-    xs, ys, zs = _array(x, count, source), _array(y, count, source), _array(z, count, source)
-    kind, one, missing = _array(z, 1, target).itemsize, source(1), 0
+    x, y, z = array_at(args, 3, np.int64)
+    count = array_at(n, 1, np.int64)[0]
+    xs, ys, zs = array_at(x, count, source), array_at(y, count, source), array_at(z, count, source)
+    kind, one, missing = array_at(z, 1, target).itemsize, source(1), 0
     for i in range(count):
         zs[i] = _finished(fmod_fast(xs[i], ys[i]), xs[i], ys[i], kind, one)
         missing += zs[i] != zs[i]
@@ -106,21 +105,21 @@ def _modulo(args, n, strides, source, target):
 @kernel
 def _error_function(args, n, strides, source, target):
     """erf, or erfc for a target of more than a byte. Contiguous."""
-    x, y = _array(args, 2, np.int64)
-    count = _array(n, 1, np.int64)[0]
-    xs, ys = _array(x, count, source), _array(y, count, source)
-    complement = _array(y, 1, target).itemsize > 1
+    x, y = array_at(args, 2, np.int64)
+    count = array_at(n, 1, np.int64)[0]
+    xs, ys = array_at(x, count, source), array_at(y, count, source)
+    complement = array_at(y, 1, target).itemsize > 1
     for i in range(count):
         ys[i] = math.erfc(xs[i]) if complement else math.erf(xs[i])
 
 
-ERRORS: dict[np.ufunc, int] = {of_each[math.erf]: 1, of_each[math.erfc]: 4}
-FMOD, REMAINDER, FLOOR = 1, 4, 8
-MODULO: dict[np.ufunc, int] = {np.fmod: FMOD, np.remainder: REMAINDER, np.floor_divide: FLOOR}
-
+FMOD, REMAINDER = 1, 4
+_COMPILED: dict[np.ufunc, tuple[Any, Any]] = {  # loops, and the classes whose size says what is wanted of them
+    np.fmod: (_modulo, np.uint8), np.remainder: (_modulo, np.uint32), np.floor_divide: (_modulo, np.uint64),
+    of_each[math.erf]: (_error_function, np.uint8), of_each[math.erfc]: (_error_function, np.uint32),
+}  # fmt: skip
 DTYPES: frozenset[np.dtype[Any]] = frozenset(map(np.dtype, ("?", "u1", "i4", "i8", "f4", "f8")))
 """What loops are for: 1, 4 or 8 bytes in this machine's order. Loops of others may work on Python's objects."""
-_BITS = {1: np.uint8, 4: np.uint32, 8: np.uint64}
 
 
 def _compiled(loop: Any, source: Any, target: Any) -> Loop:

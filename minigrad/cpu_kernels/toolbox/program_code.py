@@ -21,7 +21,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import llvmlite.binding as llvm
-import numba
 import numpy as np
 from llvmlite import ir
 from numba.core import types
@@ -30,8 +29,7 @@ from numba.core.registry import cpu_target
 from numba.np.ufunc._internal import fromfunc
 
 from .jit import CACHE_DIRECTORY, emits, inline, kernel, read_entry, write_entry
-from .multi_tensor import pointer_at
-from .numpy_loops import COMPILED, Loop
+from .numpy_loops import COMPILED, Loop, array_at
 from .threads import INT64, compiled_address, emit_call
 
 LANES = 16
@@ -202,17 +200,12 @@ def call_loop(context: Any, builder: Any, signature: Any, address: Any, data: An
 
 
 @inline
-def _array(address, n, kind):
-    return numba.carray(pointer_at(address, kind), n)
-
-
-@inline
 def _copied(y, ys, x, xs, n, kind):
     if xs == 0:
-        _array(y, n, kind)[:] = _array(x, 1, kind)[0]
+        array_at(y, n, kind)[:] = array_at(x, 1, kind)[0]
     else:
         for i in range(n):
-            _array(y + i * ys, 1, kind)[0] = _array(x + i * xs, 1, kind)[0]
+            array_at(y + i * ys, 1, kind)[0] = array_at(x + i * xs, 1, kind)[0]
 
 
 @inline
@@ -230,12 +223,12 @@ def _copy(y, ys, x, xs, n, size):
 
 @kernel
 def _drive(args, n, strides, data, workspace):
-    header = _array(data, 4, np.int64)
+    header = array_at(data, 4, np.int64)
     operands, count, calls = header[1], header[2], header[3]
-    sizes, table = _array(data + 32, count, np.int64), _array(data + 32 + 8 * count, (calls, 8), np.int64)
-    bases, steps = _array(args, operands, np.int64), _array(strides, operands, np.int64)
-    places, elements = _array(workspace, count, np.int64), _array(n, 1, np.int64)[0]
-    words = _array(workspace + 8 * count, (3, 4), np.int64)  # arguments, strides and size of a call
+    sizes, table = array_at(data + 32, count, np.int64), array_at(data + 32 + 8 * count, (calls, 8), np.int64)
+    bases, steps = array_at(args, operands, np.int64), array_at(strides, operands, np.int64)
+    places, elements = array_at(workspace, count, np.int64), array_at(n, 1, np.int64)[0]
+    words = array_at(workspace + 8 * count, (3, 4), np.int64)  # arguments, strides and size of a call
     buffers, out, start = words.ctypes.data + 96, operands - 1, 0
     for k in range(operands, count):
         places[k] = buffers + 8 * CHUNK * k
