@@ -4,8 +4,7 @@ from operator import attrgetter
 from typing import Any
 
 from .elementwise import OfFamily
-from .linear import rows_of
-from .matmul import OfProducts
+from .linear import OfProducts, rows_of
 
 
 class Gelu(OfFamily):

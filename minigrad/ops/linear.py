@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from .matmul import OfProducts
+from ..autograd import Function
 
 
 def rows_of(kernels: Any, x: Any) -> Any:
@@ -11,6 +11,14 @@ def rows_of(kernels: Any, x: Any) -> Any:
     if len(x.shape) == 2:
         return x
     return kernels.movement.reshape(x, (math.prod(x.shape[:-1]), x.shape[-1]))  # no -1: a size may be 0
+
+
+class OfProducts(Function):
+    """What is computed by products of matrices: in half floats under autocast, where these kernels have them."""
+
+    autocast = "half"
+    half_kernels = "matmul"
+    promotes = True
 
 
 class Linear(OfProducts):

@@ -2,19 +2,11 @@
 
 from typing import Any
 
-from ..autograd import Function
+from .linear import OfProducts
 
 
 def _transposed(x: Any) -> Any:
     return x.swapaxes(-1, -2)
-
-
-class OfProducts(Function):
-    """What is computed by products of matrices: in half floats under autocast, where these kernels have them."""
-
-    autocast = "half"
-    half_kernels = "matmul"
-    promotes = True
 
 
 class MatMul(OfProducts):

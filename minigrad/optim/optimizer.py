@@ -156,7 +156,8 @@ class Optimizer(OptimizerState, ABC):
     def _check_options(self) -> None:
         """Raise ValueError for a group's option that is out of range; those that were last found in order are known."""
         for index, group in enumerate(self.param_groups):
-            options = options_of(group)
+            options = group.copy()
+            del options["params"]
             if options != self._valid.get(index):
                 self._valid[index] = self.checked(options)
 
