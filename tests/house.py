@@ -47,7 +47,7 @@ BUDGETS = {
         39_860,
         "a house is small if it has few lines; 1,000 are the plain kernels, 500 settings of the train command, groups "
         "of ranks, checkpoints beside training, flodl's checks and overlap, and what a GPU needs before its first day, "
-        "1,000 functions in chunks, kernels compiled ahead, starts by hand, replicas on ranks, and captured steps, 450 "
+        "1,000 formulas as loops, kernels compiled ahead, starts by hand, replicas on ranks, and captured steps, 450 "
         "loaders, schedulers, stores that add, save and load, 400 a simulator that counts, 350 the same bits for any "
         "number of ranks and ranks that compare hashes, 570 sharded states, 370 meshes, 330 jobs that start again and "
         "checkpoints of shares, 250 a planner, 240 LoRA and PyTorch's state dicts, 230 the profiler",

@@ -1,6 +1,5 @@
 """Functions of each element: the plain formulas, each in one pass."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,10 +10,10 @@ from .toolbox.array_program import formula, formulas, into_first
 
 add: Any  # and all others of the plain family
 div: Any
-select: Callable[..., Any]
+select: Any
 globals().update(formulas(plain, without=("add_into", "assign", "pow")))
-assign: Callable[..., None] = plain.assign
-add_into: Callable[..., None] = into_first(np.add)
+assign: Any = plain.assign
+add_into: Any = into_first(np.add)
 
 _power = formula(plain.pow)
 _even_power = formula(quiet(lambda x, n: np.power(np.abs(x), n)))

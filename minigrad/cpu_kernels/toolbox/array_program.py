@@ -364,10 +364,8 @@ class Formula:
 
     def __call__(self, *inputs: Any) -> Any:
         """The result, by as many threads as its size is worth."""
-        for x in inputs:
-            if getattr(x, "size", 0) >= FEW:
-                return self.of_many(*inputs)
-        return self.of_few(*inputs)
+        many = any([getattr(x, "size", 0) >= FEW for x in inputs])
+        return self.of_many(*inputs) if many else self.of_few(*inputs)
 
     def of_many(self, *inputs: Any, out: np.ndarray | None = None, worth: int = WORTH) -> Any:
         """The result, in ``out`` if it is given; by all threads for ``worth`` elements times work or more."""
