@@ -47,7 +47,8 @@ class GradArithmetic:
 
     def __mul__(self: "GradStore", factor: Any) -> "GradStore":
         """A new store, of all gradients times a number."""
-        return type(self)({number: grad.clone() for number, grad in self.numbered()}).scale_(factor)
+        grads = {number: grad.clone() for number, grad in self.numbered()}
+        return type(self)(grads).scale_(factor)
 
     def __truediv__(self: "GradStore", divisor: Any) -> "GradStore":
         """A new store, of all gradients times 1 / ``divisor``."""

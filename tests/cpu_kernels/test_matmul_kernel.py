@@ -271,7 +271,7 @@ COMPILED_FOR_AMX = """
 import numpy as np
 from minigrad.cpu_kernels.toolbox.bfloat16_product import multiply_cells
 one, places = np.zeros(1, np.float32), np.zeros(1, np.int64)
-multiply_cells.address(None, (one, one, one, False, one, places, places, (1,) * 6, (1,) * 3, (1, 1)))
+multiply_cells._compile(None, (one, one, one, False, one, places, places, (1,) * 6, (1,) * 3, (1, 1)))
 (code,) = multiply_cells.kernel.inspect_asm().values()
 print(*(name in code for name in ("ldtilecfg", "tdpbf16ps", "tilerelease", "vdpbf16ps")))
 """

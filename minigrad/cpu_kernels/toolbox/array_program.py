@@ -27,10 +27,10 @@ import numba
 import numpy as np
 
 from ...plain_kernels.arrays import is_half
-from ...plain_kernels.elementwise import of_each
+from ...plain_kernels.elementwise import of_each, quiet
 from .multi_tensor import addresses_of
 from .numpy_loops import Loop, numpy_loop
-from .program_code import Code, ProgramStep, Value, call_loop, compiled, ufunc_of
+from .program_code import Code, ProgramStep, Value, call_loop, compiled, converts_halves, ufunc_of
 from .program_math import FLOAT32 as FLOAT32_FUNCTIONS
 from .register_tile import keep_alive
 from .threads import constant, get_num_threads, task_kernel, tasks_of
@@ -95,10 +95,12 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
 
 def _kind(x: Any) -> Any:
     """A dtype, the class of a number, or in a tuple what is no number: None, a word, a dtype, a function."""
+    if isinstance(x, type):  # NumPy's have a ``dtype`` that is none
+        return (x,)
     try:
         return x.dtype
     except AttributeError:
-        if x is None or isinstance(x, str | type | np.dtype | FunctionType):
+        if x is None or isinstance(x, str | np.dtype | FunctionType):
             return (x,)
         return BOOL if isinstance(x, bool) else type(x)
 
@@ -106,9 +108,7 @@ def _kind(x: Any) -> Any:
 def _example(x: Any) -> Any:
     """What np.result_type takes for x: Python's numbers adapt to the dtypes of the others."""
     kind = _kind(x)
-    if isinstance(kind, type) and kind not in (int, float):
-        raise NoProgramError
-    return kind(0) if isinstance(kind, type) else kind
+    return kind(0) if kind in (int, float) else kind
 
 
 _INSTRUCTIONS: dict[np.ufunc, tuple[str, str, str]] = {  # of floats, of signed and unsigned integers and bool
@@ -153,7 +153,7 @@ _COMPOSED: dict[np.ufunc, tuple[str, Callable[..., Any]]] = {  # for dtypes of t
     np.minimum: ("fiub", _extreme(np.greater_equal)),
     np.negative: ("iu", lambda x: 0 - x),
     np.absolute: ("i", lambda x: np.where(x < 0, -x, x)),
-    np.invert: ("iub", lambda x: x ^ x.dtype.type(1 if x.dtype.kind == "b" else -1)),
+    np.invert: ("iub", lambda x: x ^ np.invert(x.dtype.type(0))),
     np.isnan: ("f", lambda x: x != x),
     np.isinf: ("f", lambda x: abs(x) == np.inf),
     np.isfinite: ("f", lambda x: abs(x) < np.inf),
@@ -169,6 +169,7 @@ class Program:
 
     def __init__(self, function: Callable[..., Any], kinds: tuple[Any, ...]) -> None:
         self._kinds = [*kinds]  # a number's becomes the dtype of what it meets
+        self._has_numbers = any(isinstance(kind, type) for kind in kinds)
         self._steps: list[ProgramStep] = []
         self._flags = ""
         result = function(*(k[0] if isinstance(k, tuple) else Traced(self, i, k) for i, k in enumerate(kinds)))
@@ -243,7 +244,8 @@ class Program:
         if dtype == BOOL:
             return np.not_equal(x, 0)
         words = _CONVERSIONS.get(source.kind + dtype.kind)
-        if words is None or not (source.isnative and dtype.isnative):
+        missing = "e" in (source.char, dtype.char) and not converts_halves()
+        if not words or missing or not all(d.isnative and d.itemsize <= 8 for d in (source, dtype)):
             raise NoProgramError
         word = words[1 + (dtype.itemsize > source.itemsize) - (dtype.itemsize < source.itemsize)]
         return self.noted(f"{word} {{t}} {{0}} to {{r}}", [x], dtype)
@@ -262,13 +264,13 @@ class Program:
         short = [np.dtype(np.uint16) if dtype.kind == "V" else dtype for dtype in dtypes]
         ufunc = ufunc_of(self.code, short)
         if len(self._inputs) == len(self._kinds) and short == dtypes and len({*dtypes[:-1]}) == 1:
-            return ufunc
+            return quiet(ufunc) if self._has_numbers else ufunc  # one that is infinite to the dtype
 
         def of_used(*inputs: Any) -> Any:
             """For NumPy numbers must have their dtypes; other packages' dtypes it does not know."""
             arguments = [self._array(inputs[i], i) for i in self._inputs]
-            result = ufunc(*[x.view(u) if u != d else x for x, u, d in zip(arguments, short, dtypes)])
-            return result.view(self.result)
+            result = np.asarray(ufunc(*[x.view(u) if u != d else x for x, u, d in zip(arguments, short, dtypes)]))
+            return result if short[-1] == self.result else result.view(self.result).copy("K")  # not a view
 
         return of_used
 
@@ -276,7 +278,7 @@ class Program:
         """The result for inputs that broadcast, in ``out``, or in a new array; by all threads."""
         arrays: Any = [self._array(inputs[i], i) for i in self._inputs]
         shape = max([x.shape for x in arrays], key=len)
-        fits = out is None or (out.flags.c_contiguous and out.dtype == self.result)
+        fits = out is None or (out.flags.c_contiguous and out.dtype == self.result and out.shape == shape)
         if fits and all([x.flags.c_contiguous and x.shape in (shape, ()) for x in arrays]):
             out = np.empty(shape, self.result) if out is None else out
             views, shape = [*arrays, out], (out.size,)
@@ -357,7 +359,7 @@ class Formula:
             return self._programs[kinds]
         except KeyError:
             program = None
-            with contextlib.suppress(NoProgramError):
+            with contextlib.suppress(NoProgramError, OverflowError):  # a number that its dtype has not
                 program = Program(self.function, kinds)
             self._programs[kinds] = program
             return program

@@ -34,7 +34,8 @@ from .threads import INT64, compiled_address, emit_call
 
 LANES = 16
 CHUNK = 512  # elements: the buffers of a few operands fit into the first cache
-ALL_EXCEPTIONS = 0x1F if platform.machine().lower() in ("arm64", "aarch64") else 0x3D  # FE_ALL_EXCEPT of <fenv.h>
+IS_ARM = platform.machine().lower() in ("arm64", "aarch64")
+ALL_EXCEPTIONS = 0x1F if IS_ARM else 0x3D  # FE_ALL_EXCEPT of <fenv.h>
 _FLOATS = {"f": ("float", "f32"), "d": ("double", "f64"), "e": ("half", "f16")}
 
 
@@ -270,6 +271,11 @@ def _target() -> tuple[Any, str]:
     triple, cpu, features = described = cpu_target.target_context.codegen().magic_tuple()
     machine = llvm.Target.from_triple(triple).create_target_machine(cpu=cpu, features=features, opt=2, jit=True)
     return machine, repr(described)
+
+
+def converts_halves() -> bool:
+    """Whether it has instructions between float16 and float32: LLVM would call functions that are not here."""
+    return IS_ARM or "+f16c" in cpu_target.target_context.codegen().magic_tuple()[2]
 
 
 _lasting: list[Any] = []

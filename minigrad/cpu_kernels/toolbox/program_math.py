@@ -22,14 +22,6 @@ ZERO, HALF, ONE, TWO, INFINITY, NAN = float32(0.0, 0.5, 1.0, 2.0, math.inf, math
 EXP_MIN, EXP_MAX, EXPM1_MIN = float32(-104.0, 89.0, -30.0)
 
 
-def _at_most(x: Any, limit: Any) -> Any:
-    return np.where(x > limit, limit, x)  # NaN passes through
-
-
-def _at_least(x: Any, limit: Any) -> Any:
-    return np.where(x < limit, limit, x)
-
-
 def _power_of_two(exponent: Any) -> Any:
     """2^n, of n + 127; what is above its eight bits is cut off."""
     return (exponent << 23).view(np.float32)
@@ -44,7 +36,7 @@ def _reduced(x: Any) -> tuple[Any, Any]:
 
 
 def _exp(x: Any) -> Any:
-    bits, p = _reduced(_at_least(_at_most(x, EXP_MAX), EXP_MIN))
+    bits, p = _reduced(np.maximum(np.minimum(x, EXP_MAX), EXP_MIN))
     first = (bits - BIASED_BITS) >> 1  # two factors, because 2^n itself may lie outside of normal numbers
     return (p + ONE) * _power_of_two(first + 127) * _power_of_two(bits - first)
 
@@ -53,9 +45,9 @@ BIASED_BITS = int(BIASED_MAGIC.view(np.int32))
 
 
 def _expm1(x: Any) -> Any:
-    bits, p = _reduced(_at_least(_at_most(x, EXP_MAX), EXPM1_MIN))
+    bits, p = _reduced(np.maximum(np.minimum(x, EXP_MAX), EXPM1_MIN))
     half = _power_of_two(bits - 1)  # 2^n / 2: 2^128 is infinite
-    return (half * p + (half - HALF)) * TWO
+    return np.where(abs(x) < SMALLEST_NORMAL, x, (half * p + (half - HALF)) * TWO)
 
 
 # tanh(x) = x + x^3 P(x^2) for |x| < 0.625 (Cephes' tanhf): there 1 - 2 / (e^2x + 1) would cancel.
@@ -69,7 +61,8 @@ def _tanh(x: Any) -> Any:
     magnitude = abs(x)
     s = x * x
     near_zero = ((((T4 * s + T3) * s + T2) * s + T1) * s + T0) * s * x + x
-    return np.where(magnitude < TANH_SMALL, near_zero, np.copysign(ONE - TWO / (ONE + _exp(TWO * magnitude)), x))
+    tail = ONE - TWO / (ONE + _exp(TWO * magnitude))
+    return np.copysign(np.where(magnitude < TANH_SMALL, near_zero, tail), x)
 
 
 # Minimax fits (Lawson's iteration on Chebyshev nodes, this project's own):
@@ -86,7 +79,7 @@ Q6, Q5, Q4, Q3, Q2, Q1, Q0 = float32(
 
 
 def _erf(x: Any) -> Any:
-    t = _at_most(abs(x), ERF_MAX)
+    t = np.minimum(abs(x), ERF_MAX)
     s = t * t
     near_zero = ((((((P6 * s + P5) * s + P4) * s + P3) * s + P2) * s + P1) * s + P0) * x
     tail = ONE - _exp(-((((((Q6 * t + Q5) * t + Q4) * t + Q3) * t + Q2) * t + Q1) * t + Q0))
@@ -132,7 +125,7 @@ def _log(x: Any) -> Any:
 def _log1p(x: Any) -> Any:
     u = ONE + x
     lost = (x - (u - ONE)) / u  # by rounding
-    return _log(u) + np.where((u > ZERO) & (x < INFINITY), lost, ZERO)
+    return np.copysign(_log(u) + np.where((u > ZERO) & (x < INFINITY), lost, ZERO), x)
 
 
 FLOAT32: dict[np.ufunc, Callable[..., Any]] = {

@@ -87,15 +87,6 @@ def exp_nonpositive(x: float) -> float:
     return math.exp(x)
 
 
-def _exp_nonpositivefloat32(x: float) -> Any:
-    x = ONE_FACTOR_MIN if x < ONE_FACTOR_MIN else x
-    rounded = x * LOG2_E + BIASED_MAGIC
-    n = rounded - BIASED_MAGIC
-    r = (x - n * LN2_HIGH) - n * LN2_LOW
-    p = (((((E6 * r + E5) * r + E4) * r + E3) * r + E2) * r + E1) * r + np.float32(1)
-    return p * _power_of_two(rounded)
-
-
 def _exp_nonpositive_float32(x: float) -> Any:
     x = ONE_FACTOR_MIN if x < ONE_FACTOR_MIN else x
     rounded = x * LOG2_E + BIASED_MAGIC
