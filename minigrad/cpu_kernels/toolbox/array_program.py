@@ -108,7 +108,7 @@ def _kind(x: Any) -> Any:
 def _example(x: Any) -> Any:
     """What np.result_type takes for x: Python's numbers adapt to the dtypes of the others."""
     kind = _kind(x)
-    return kind(0) if kind in (int, float) else kind
+    return kind(0) if isinstance(kind, type) else kind
 
 
 _INSTRUCTIONS: dict[np.ufunc, tuple[str, str, str]] = {  # of floats, of signed and unsigned integers and bool
