@@ -1,7 +1,7 @@
 """Inverse trigonometric and hyperbolic functions. (Sine, cosine, tangent and tanh are among the elementwise ones.)"""
 
 from operator import attrgetter
-from typing import Any
+from typing import Any, ClassVar
 
 from .elementwise import Arithmetic, FloatFunction, of_x
 
@@ -10,7 +10,8 @@ class Sinh(FloatFunction):
     """y = (e^x - e^-x) / 2;  dx = cosh(x) dy."""
 
     autocast = "float32"
-    value, slope = attrgetter("trigonometry.sinh"), attrgetter("trigonometry.cosh")  # of the kernels
+    value: ClassVar["attrgetter[Any]"] = attrgetter("trigonometry.sinh")  # of the kernels
+    slope: ClassVar["attrgetter[Any]"] = attrgetter("trigonometry.cosh")
 
     def forward(self, x: Any) -> Any:
         self.saved = (x,)
