@@ -111,6 +111,13 @@ def _example(x: Any) -> Any:
     return kind(0) if isinstance(kind, type) else kind
 
 
+def _is_known(dtype: np.dtype[Any]) -> bool:
+    """Whether programs compute with it; with float16 only where the machine does."""
+    if dtype.char == "e" and not converts_halves():
+        return False
+    return dtype.isnative and (is_half(dtype) or (dtype.kind in "fiub" and dtype.itemsize <= 8))
+
+
 _INSTRUCTIONS: dict[np.ufunc, tuple[str, str, str]] = {  # of floats, of signed and unsigned integers and bool
     np.add: ("fadd {flags}", "add", "add"), np.subtract: ("fsub {flags}", "sub", "sub"),
     np.multiply: ("fmul {flags}", "mul", "mul"), np.true_divide: ("fdiv", "", ""),
@@ -183,7 +190,7 @@ class Program:
 
     def converted(self, x: Any, dtype: np.dtype[Any]) -> Any:
         """x as an operand of this dtype, a constant as NumPy's scalar."""
-        if not (is_half(dtype) or (dtype.kind in "fiub" and dtype.itemsize <= 8)) or not dtype.isnative:
+        if not _is_known(dtype):
             raise NoProgramError
         if not isinstance(x, Traced):
             return np.asarray(x, dtype)[()]
@@ -244,8 +251,7 @@ class Program:
         if dtype == BOOL:
             return np.not_equal(x, 0)
         words = _CONVERSIONS.get(source.kind + dtype.kind)
-        missing = "e" in (source.char, dtype.char) and not converts_halves()
-        if not words or missing or not all(d.isnative and d.itemsize <= 8 for d in (source, dtype)):
+        if not words or not _is_known(source) or not _is_known(dtype):
             raise NoProgramError
         word = words[1 + (dtype.itemsize > source.itemsize) - (dtype.itemsize < source.itemsize)]
         return self.noted(f"{word} {{t}} {{0}} to {{r}}", [x], dtype)
