@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 from numba.core import types
 
+from ..plain_kernels.elementwise import gelu_slope, normal_cdf
 from . import gelu
-from .elementwise import add
+from .elementwise import add, mul
 from .matmul import FLOATS, NO_BIAS, matmul
 from .reduce import reduce
 from .toolbox import bfloat16_product
@@ -55,7 +56,8 @@ from .toolbox.register_tile import (
 from .toolbox.threads import StageKernel, call_at, shares, task_kernel
 
 FAR_WEIGHTS = 1 << 20  # elements; more are in no cache when the next block's sums are added to them
-_copy: Any = formula(lambda x: np.multiply(x, 1))
+_phi: Any = formula(normal_cdf)
+_slope: Any = formula(lambda dy, x, phi, approximate: dy * gelu_slope(x, phi, approximate))
 
 
 @task_kernel
@@ -189,15 +191,18 @@ def _depth_block(outputs: int, inputs: int) -> int:
 
 @functools.cache
 def _epilogue(dtype: np.dtype[Any], approximate: str = "", backward: bool = False) -> int:
-    """y = h + other; of a GELU other = h, y = gelu(h), or in ``backward`` extra = gelu(other), y = h gelu'(other)."""
+    """y = h + other; of a GELU other = gelu(h), or in ``backward`` extra = gelu(other), y = h gelu'(other)."""
     like = np.empty(1, dtype)
     if not approximate:
         return epilogue_of(dtype, (add.prepare(like, like), (PRODUCT, OTHER, PRODUCT)))
-    activation = gelu.forward.prepare(like, approximate)
     if not backward:
-        return epilogue_of(dtype, (_copy.prepare(like), (PRODUCT, OTHER)), (activation, (OTHER, PRODUCT)))
-    slope = gelu.backward.prepare(like, like, approximate)
-    return epilogue_of(dtype, (activation, (OTHER, EXTRA)), (slope, (PRODUCT, OTHER, PRODUCT)))
+        return epilogue_of(dtype, (gelu.forward.prepare(like, approximate), (PRODUCT, OTHER)))
+    phi, slope = _phi.prepare(like, approximate), _slope.prepare(like, like, like, approximate)
+    activation = mul.prepare(like, like)
+    return epilogue_of(
+        dtype,
+        (phi, (OTHER, EXTRA)), (slope, (PRODUCT, OTHER, EXTRA, PRODUCT)), (activation, (OTHER, EXTRA, EXTRA)),
+    )  # fmt: skip
 
 
 def _multiply(
@@ -240,8 +245,8 @@ def forward_gelu(
 ) -> tuple[np.ndarray, np.ndarray]:
     """x (N, K), weight (M, K), bias (M,) -> gelu(h) and h = x W^T + b, both (N, M); ``approximate`` as in ``gelu``."""
     if weight.shape[0] > THIN_ROWS and _plain(x, weight, *([] if bias is None else [bias])):
-        before = np.empty((x.shape[0], weight.shape[0]), x.dtype)
-        return _multiply(x, weight, True, bias, before, None, _epilogue(x.dtype, approximate)), before
+        y = np.empty((x.shape[0], weight.shape[0]), x.dtype)
+        return y, _multiply(x, weight, True, bias, y, None, _epilogue(x.dtype, approximate))
     before = matmul(x, weight.T, bias)
     return gelu.forward(before, approximate), before
 

@@ -30,6 +30,7 @@ NUMBERS |= {"posinf": None, "neginf": -2.0, "approximate": "tanh"}
 FAMILIES = ("elementwise", "comparison", "trigonometry", "activation", "log_sigmoid", "gelu")
 APART = ("add_into", "assign", "cast", "fused")
 APPROXIMATE = "exp expm1 log log1p tanh sigmoid silu elu softplus forward backward erf".split()  # in float32
+OF_HALVES = [*APPROXIMATE, *"sin cos tan atan2 pow exp2 log2 log10 sinh cosh asinh acosh atanh asin acos atan".split()]
 FUNCTIONS = [(f, n) for f in FAMILIES for n in vars(getattr(plain_kernels, f)) if n[0] != "_" and n not in APART]
 
 
@@ -69,12 +70,13 @@ def test_every_function_has_the_bits_of_the_plain_one(family: str, name: str, dt
         raises(type(error), "", lambda: getattr(getattr(cpu_kernels, family), name)(*inputs))
         return
     function = getattr(getattr(cpu_kernels, family), name)
+    approximate = OF_HALVES if np.dtype(dtype).itemsize == 2 else APPROXIMATE
     with np.errstate(all="ignore"):
         found = function(*inputs)
         same(
             found,
             expected,
-            2e-6 if name.removesuffix("_backward") in APPROXIMATE and np.dtype(dtype) != np.float64 else 0,
+            2e-6 if name.removesuffix("_backward") in approximate and np.dtype(dtype) != np.float64 else 0,
         )
         few = function(*(x[:5, :70] if isinstance(x, np.ndarray) else x for x in inputs))
     same(few, np.ascontiguousarray(found[:5, :70]))  # the same bits for any size
@@ -203,8 +205,9 @@ def test_small_arrays_and_large_ones_take_their_way_by_size(monkeypatch: pytest.
     first, second = (-(-array_program.WORTH // (array_program.MEMORY + steps)) for steps in (1, 2))
     for size in (array_program.FEW, second - 1, second, first - 1, first):
         x = np.ones(size, np.float32)
-        one(x, x)
-        two(x, x)
+        for y in (x, x[:1]):  # NumPy passes all of the first to one call of a loop, which divides it itself
+            one(x, y)
+            two(x, y)
     assert ran == [second, first - 1, first, first]
 
 

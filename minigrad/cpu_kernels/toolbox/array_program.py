@@ -33,7 +33,7 @@ from .numpy_loops import Loop, numpy_loop
 from .program_code import Code, ProgramStep, Value, call_loop, compiled, converts_halves, ufunc_of
 from .program_math import FLOAT32 as FLOAT32_FUNCTIONS
 from .register_tile import keep_alive
-from .threads import constant, get_num_threads, task_kernel, tasks_of
+from .threads import LAYER, constant, get_num_threads, recording, task_kernel, tasks_of
 
 PIECE = 8192  # elements of a call of a loop
 FEW = 8192  # elements of an array that one thread computes before others would begin
@@ -176,7 +176,8 @@ class Program:
 
     def __init__(self, function: Callable[..., Any], kinds: tuple[Any, ...]) -> None:
         self._kinds = [*kinds]  # a number's becomes the dtype of what it meets
-        self._has_numbers = any(isinstance(kind, type) for kind in kinds)
+        numbers = {i for i, kind in enumerate(kinds) if isinstance(kind, type)}
+        self._has_numbers = bool(numbers)
         self._steps: list[ProgramStep] = []
         self._flags = ""
         result = function(*(k[0] if isinstance(k, tuple) else Traced(self, i, k) for i, k in enumerate(kinds)))
@@ -186,7 +187,8 @@ class Program:
         self.work: int = MEMORY + sum(CALL if isinstance(step.code, Loop) else 1 for step in self._steps)
         used = {x.slot for step in self._steps for x in step.takes if isinstance(x, Value)}
         self._inputs = [i for i in range(len(kinds)) if i in used]
-        self.code: Code = compiled([Value(i, self._kinds[i]) for i in self._inputs], self._steps)
+        operands = [Value(i, self._kinds[i]) for i in self._inputs]
+        self.code: Code = compiled(operands, self._steps, numbers, WORTH // self.work)
 
     def converted(self, x: Any, dtype: np.dtype[Any]) -> Any:
         """x as an operand of this dtype, a constant as NumPy's scalar."""
@@ -274,7 +276,7 @@ class Program:
 
         def of_used(*inputs: Any) -> Any:
             """For NumPy numbers must have their dtypes; other packages' dtypes it does not know."""
-            arguments = [self._array(inputs[i], i) for i in self._inputs]
+            arguments = [self._array(inputs[i], i) for i in (*self._inputs, *range(len(self._kinds), len(inputs)))]
             result = np.asarray(ufunc(*[x.view(u) if u != d else x for x, u, d in zip(arguments, short, dtypes)]))
             return result if short[-1] == self.result else result.view(self.result).copy("K")  # not a view
 
@@ -283,17 +285,10 @@ class Program:
     def run(self, inputs: tuple[Any, ...], out: np.ndarray | None = None) -> np.ndarray:
         """The result for inputs that broadcast, in ``out``, or in a new array; by all threads."""
         arrays: Any = [self._array(inputs[i], i) for i in self._inputs]
-        shape = max([x.shape for x in arrays], key=len)
-        fits = out is None or (out.flags.c_contiguous and out.dtype == self.result and out.shape == shape)
-        if fits and all([x.flags.c_contiguous and x.shape in (shape, ()) for x in arrays]):
-            out = np.empty(shape, self.result) if out is None else out
-            views, shape = [*arrays, out], (out.size,)
-            layout: Any = [(x.itemsize if x.ndim else 0,) for x in views]
-        else:
-            flags: Any = [["readonly"]] * len(arrays) + [["writeonly", "allocate"]]
-            walk = np.nditer([*arrays, out], ["external_loop"], flags, [*(x.dtype for x in arrays), self.result])
-            out, views = walk.operands[-1], list(walk.itviews)
-            shape, layout = views[0].shape, [x.strides for x in views]
+        flags: Any = [["readonly"]] * len(arrays) + [["writeonly", "allocate"]]
+        walk = np.nditer([*arrays, out], ["external_loop"], flags, [*(x.dtype for x in arrays), self.result])
+        out, views = walk.operands[-1], list(walk.itviews)
+        shape, layout = views[0].shape, [x.strides for x in views]
         table = [1 + len(shape), *shape, 0]
         for address, strides in zip(addresses_of(views), layout):
             table += (address, *strides)
@@ -302,7 +297,7 @@ class Program:
             parts = out.size // shape[-1] * tasks_of(shape[-1], PIECE)
             threads = get_num_threads()
             tasks = min(parts, threads * max(1, out.size * self.work // (TASK * threads)))
-        _run.launch(None, tasks, *self.code, constant(np.array(table, np.int64)))
+        _run.launch(None, tasks, *self.code[:2], constant(np.array(table, np.int64)))
         return out
 
     def _array(self, x: Any, i: int) -> np.ndarray:
@@ -336,13 +331,13 @@ def _run(task, tasks, loop, data, table):
     for k in range(operands):
         stride[k] = table[k, dims]
     for part in range(task * rows * pieces // tasks, (task + 1) * rows * pieces // tasks):
-        row = part // pieces
+        row = part if pieces == 1 else part // pieces
         first = (part - row * pieces) * PIECE
         count[0] = min(PIECE, inner - first)
         for k in range(operands):
             address[k] = table[k, 0] + first * stride[k]
         for d in range(dims - 2, -1, -1):
-            above = row // shape[d]
+            above = row // shape[d] if d else 0
             for k in range(operands):
                 address[k] += (row - above * shape[d]) * table[k, 1 + d]
             row = above
@@ -377,13 +372,15 @@ class Formula:
 
     def of_many(self, *inputs: Any, out: np.ndarray | None = None, worth: int = WORTH) -> Any:
         """The result, in ``out`` if it is given; by all threads for ``worth`` elements times work or more."""
-        arrays = [x for x in inputs if isinstance(x, np.ndarray)]
         program = self.program_for(*inputs)
+        arrays = [x for x in inputs if isinstance(x, np.ndarray)]
         if program is not None and arrays and all([x.flags.aligned for x in arrays]):
+            shape = arrays[0].shape
             with contextlib.suppress(ValueError, OverflowError, TypeError):  # NumPy will say what does not fit
-                size = arrays[0].size
-                if any([x.shape != arrays[0].shape for x in arrays]):
-                    size = np.broadcast(*arrays).size
+                is_one_row = all([x.shape == shape and x.flags.c_contiguous for x in arrays])
+                if is_one_row and recording.launches is None and LAYER != "workqueue":
+                    return program.ufunc(*inputs) if out is None else program.ufunc(*inputs, out)
+                size = np.broadcast(*arrays).size
                 if size > 1 and size * program.work >= worth:
                     return program.run(inputs, out)
         return self.of_few(*inputs) if out is None else self.function(*inputs, out)

@@ -3,7 +3,7 @@
 An epilogue is a list of loops of programs (``array_program.py``). Each goes through finished rows of the product, of
 ``other`` and of ``extra``, matrices of the same shape:
 
-    other = h;  y = gelu(h)                  for the product h;  backward needs h
+    other = gelu(h)                          for the product h, which backward needs
     extra = gelu(other);  y = h gelu'(other)
 
 A pass of its own over a matrix that has left the cache costs as much as a small product.
@@ -20,16 +20,16 @@ from numba.core import cgutils, types
 from .array_program import Program
 from .jit import emits, kernel
 from .multi_tensor import elements_at
-from .program_code import call_loop, lasting_words
+from .program_code import call_loop
 from .register_tile import advance, not_inlined
-from .threads import INT64
+from .threads import INT64, lasting_words
 
 PRODUCT, OTHER, EXTRA = 0, 1, 2
 
 
 def epilogue_of(dtype: np.dtype[Any], *calls: tuple[Program, Sequence[int]]) -> int:
     """The address of an epilogue: of programs, and which matrices they take and, last, give."""
-    rows = [(*program.code, *places, *[0] * (3 - len(places))) for program, places in calls]
+    rows = [(*program.code[:2], *places, *[0] * (4 - len(places))) for program, places in calls]
     return lasting_words([len(rows), dtype.itemsize, *itertools.chain(*rows)])
 
 
@@ -40,8 +40,8 @@ def _number(context: Any, builder: Any, signature: Any, pointer: Any) -> Any:
 
 @emits(lambda: types.int64())
 def _words(context: Any, builder: Any, signature: Any) -> Any:
-    """The address of eight int64 on the stack."""
-    return builder.ptrtoint(cgutils.alloca_once(builder, ir.ArrayType(INT64, 8)), INT64)
+    """The address of nine int64 on the stack."""
+    return builder.ptrtoint(cgutils.alloca_once(builder, ir.ArrayType(INT64, 9)), INT64)
 
 
 @kernel
@@ -49,16 +49,16 @@ def finish_rows(epilogue: int, rows: int, columns: int, row: int, y: Any, other:
     """The epilogue at this address on y[:rows, :columns], rows ``row`` apart."""
     not_inlined()
     count, itemsize = elements_at(epilogue, 2, np.int64)
-    table, words = elements_at(epilogue + 16, 5 * count, np.int64), elements_at(_words(), 8, np.int64)
+    table, words = elements_at(epilogue + 16, 6 * count, np.int64), elements_at(_words(), 9, np.int64)
     matrices, address = (_number(y), _number(other), _number(extra)), words.ctypes.data
     if row == columns:
         rows, columns = 1, rows * columns
-    words[3:6], words[6] = itemsize, columns
+    words[4:8], words[8] = itemsize, columns
     for r in range(rows):
-        for c in range(0, 5 * count, 5):
-            for k in range(3):
+        for c in range(0, 6 * count, 6):
+            for k in range(4):
                 words[k] = matrices[table[c + 2 + k]] + r * row * itemsize
-            call_loop(table[c], table[c + 1], address, address + 48, address + 24)
+            call_loop(table[c], table[c + 1], address, address + 64, address + 32)
 
 
 @kernel

@@ -17,10 +17,10 @@ import ctypes
 import functools
 import hashlib
 import platform
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import llvmlite.binding as llvm
+import numba
 import numpy as np
 from llvmlite import ir
 from numba.core import types
@@ -30,9 +30,12 @@ from numba.np.ufunc._internal import fromfunc
 
 from .jit import CACHE_DIRECTORY, emits, inline, kernel, read_entry, write_entry
 from .numpy_loops import COMPILED, Loop, array_at
-from .threads import INT64, compiled_address, emit_call
+from .register_tile import VECTOR_BYTES, keep_alive
+from .threads import INT64, compiled_address, emit_call, lasting_words, launch_within, threads_within
 
-LANES = 16
+LANES = VECTOR_BYTES // 2  # two vectors of float32
+LINE = 64  # elements, of which threads get multiples
+HEADER = 9  # words of ``data``: _drive, operands, places, calls, `least`, threads_within, _start, _part, the loop
 CHUNK = 512  # elements: the buffers of a few operands fit into the first cache
 IS_ARM = platform.machine().lower() in ("arm64", "aarch64")
 ALL_EXCEPTIONS = 0x1F if IS_ARM else 0x3D  # FE_ALL_EXCEPT of <fenv.h>
@@ -81,8 +84,10 @@ def _literal(x: Any) -> str:
 class _Segment:
     """Neighbouring steps that are instructions, as the loop ``segment<k>`` whose ``args`` are all places."""
 
-    def __init__(self, k: int, steps: list[ProgramStep], places: dict[int, int], intrinsics: set[str]) -> None:
-        self._places = places
+    def __init__(
+        self, k: int, steps: list[ProgramStep], places: dict[int, int], numbers: set[int], intrinsics: set[str]
+    ) -> None:
+        self._places, self._numbers = places, numbers
         self._begin: list[str] = []
         self._lines: list[str] = []
         self._names: dict[int, str] = {}
@@ -119,6 +124,11 @@ end:
         """A pointer to the vector of an operand, or of what another segment takes."""
         self._begin += [f"%at{x.slot} = getelementptr ptr, ptr %places, i64 {self._places[x.slot]}",
                         f"%place{x.slot} = load ptr, ptr %at{x.slot}"]  # fmt: skip
+        if x.slot in self._numbers:
+            one = f"<1 x {_element(x.dtype)}>"
+            splat = f"shufflevector {one} %one{x.slot}, {one} poison, <{LANES} x i32> zeroinitializer"
+            self._begin += [f"%one{x.slot} = load {one}, ptr %place{x.slot}, align 1", f"%v{x.slot} = {splat}"]
+            return ""
         self._lines.append(f"%here{x.slot} = getelementptr {_element(x.dtype)}, ptr %place{x.slot}, i64 %i")
         return f"ptr %here{x.slot}, align 1"
 
@@ -127,7 +137,7 @@ end:
             return _literal(x)
         if x.slot not in self._names:
             at, memory = self._at(x), f"<{LANES} x {_element(x.dtype)}>"
-            self._lines.append(f"%v{x.slot} = load {memory}, {at}")
+            self._lines += [f"%v{x.slot} = load {memory}, {at}"] if at else []
             self._names[x.slot] = f"%v{x.slot}"
             if x.dtype.char == "?":
                 self._lines.append(f"%bits{x.slot} = icmp ne {memory} %v{x.slot}, zeroinitializer")
@@ -143,23 +153,24 @@ end:
         self._lines.append(f"store {memory} {name}, {at}")
 
 
-def text_of(inputs: list[Value], steps: list[ProgramStep]) -> tuple[str, list[int], list[list[Any]]]:
+def text_of(inputs: list[Value], steps: list[ProgramStep], numbers: set[int]) -> tuple[str, list[int], list[list[Any]]]:
     """The module, and what ``_drive`` has to know: the sizes of places, and of each call its code and places.
 
-    Places are the operands, and results that a loop gives or takes.
+    Places are the operands, and results that a loop gives or takes. The size of a number is 0: no loop takes it.
     """
     parts: list[list[ProgramStep]] = []
     for step in steps:
         if isinstance(step.code, Loop) or not parts or isinstance(parts[-1][0].code, Loop):
             parts.append([])
         parts[-1].append(step)
+    numbers = numbers - {x.slot for step in steps if isinstance(step.code, Loop) for x in step.takes}
     where = {step.result.slot: k for k, part in enumerate(parts) for step in part}
     kept = {x.slot: x for x in (*inputs, steps[-1].result)}
     for k, step in ((k, step) for k, part in enumerate(parts) for step in part):
         crossing = [x for x in step.takes if isinstance(x, Value) and where.get(x.slot, k) != k]
         kept |= {x.slot: x for x in (*crossing, *([step.result] if isinstance(step.code, Loop) else ()))}
     places = {slot: i for i, slot in enumerate(kept)}
-    sizes = [x.dtype.itemsize for x in kept.values()]
+    sizes = [0 if x.slot in numbers else x.dtype.itemsize for x in kept.values()]
     intrinsics = {"declare i32 @feclearexcept(i32)"}
     texts, calls = [], []
     for k, part in enumerate(parts):
@@ -167,7 +178,7 @@ def text_of(inputs: list[Value], steps: list[ProgramStep]) -> tuple[str, list[in
         if isinstance(code, Loop):
             calls.append([code, *(places[x.slot] for x in (*takes, result))])
         else:
-            texts.append(_Segment(k, part, places, intrinsics).text)
+            texts.append(_Segment(k, part, places, numbers, intrinsics).text)
             calls.append([f"segment{k}"])
     entry = f"""
 define void @loop(ptr %args, ptr %n, ptr %strides, ptr %data) {{
@@ -176,6 +187,15 @@ define void @loop(ptr %args, ptr %n, ptr %strides, ptr %data) {{
   %error = alloca ptr
   %drive = load ptr, ptr %data
   call i32 %drive(ptr %result, ptr %error, ptr %args, ptr %n, ptr %strides, ptr %data, ptr %workspace)
+  ret void
+}}
+
+define void @ufunc(ptr %args, ptr %n, ptr %strides, ptr %data) {{
+  %result = alloca ptr
+  %error = alloca ptr
+  %at_start = getelementptr i64, ptr %data, i64 6
+  %start = load ptr, ptr %at_start
+  call i32 %start(ptr %result, ptr %error, ptr %args, ptr %n, ptr %strides, ptr %data)
   call i32 @feclearexcept(i32 {ALL_EXCEPTIONS})
   ret void
 }}
@@ -224,22 +244,25 @@ def _copy(y, ys, x, xs, n, size):
 
 @kernel
 def _drive(args, n, strides, data, workspace):
-    header = array_at(data, 4, np.int64)
+    header, rest = array_at(data, HEADER, np.int64), data + 8 * HEADER
     operands, count, calls = header[1], header[2], header[3]
-    sizes, table = array_at(data + 32, count, np.int64), array_at(data + 32 + 8 * count, (calls, 8), np.int64)
+    sizes, table = array_at(rest, count, np.int64), array_at(rest + 8 * count, (calls, 8), np.int64)
     bases, steps = array_at(args, operands, np.int64), array_at(strides, operands, np.int64)
     places, elements = array_at(workspace, count, np.int64), array_at(n, 1, np.int64)[0]
     words = array_at(workspace + 8 * count, (3, 4), np.int64)  # arguments, strides and size of a call
     buffers, out, start = words.ctypes.data + 96, operands - 1, 0
     for k in range(operands, count):
         places[k] = buffers + 8 * CHUNK * k
+    chunk = elements if count == operands else CHUNK
+    for k in range(operands):
+        chunk = chunk if sizes[k] == 0 or steps[k] == sizes[k] else CHUNK
     while start < elements:
-        size = min(elements - start, CHUNK)
+        size = min(elements - start, chunk)
         full = size >= LANES
         size = size // LANES * LANES if full else size
         for k in range(operands):
             here = bases[k] + start * steps[k]
-            direct = full and steps[k] == sizes[k]
+            direct = sizes[k] == 0 or (full and steps[k] == sizes[k])
             places[k] = here if direct else buffers + 8 * CHUNK * k
             if not (direct or k == out or (steps[k] == 0 and start > 0)):
                 _copy(places[k], sizes[k], here, steps[k], size, sizes[k])
@@ -254,14 +277,42 @@ def _drive(args, n, strides, data, workspace):
         start += size
 
 
+@kernel
+def _part(task, tasks, args, n, strides, data):
+    header = array_at(data, HEADER, np.int64)
+    operands, elements = header[1], array_at(n, 1, np.int64)[0]
+    first, end = task * elements // tasks // LINE * LINE, (task + 1) * elements // tasks // LINE * LINE
+    words = np.empty(operands + 1, np.int64)
+    bases, steps = array_at(args, operands, np.int64), array_at(strides, operands, np.int64)
+    for k in range(operands):
+        words[k] = bases[k] + first * steps[k]
+    words[operands] = (elements if task == tasks - 1 else end) - first
+    call_loop(header[8], data, words.ctypes.data, words.ctypes.data + 8 * operands, strides)
+    keep_alive((words,))
+
+
+@kernel
+def _start(args, n, strides, data):
+    """The loop, on parts by all threads for much."""
+    header, elements = array_at(data, HEADER, np.int64), array_at(n, 1, np.int64)[0]
+    if elements < header[4] or array_at(header[5], 1, np.int64)[0] == 0:
+        call_loop(header[8], data, args, n, strides)
+    else:
+        threads = numba.get_num_threads()
+        launch_within(header[7], threads * max(1, 2 * elements // (header[4] * threads)), (args, n, strides, data))
+
+
 # The machine code ----------------------------------------------------------------------------------------------------
 
 
 class Code(NamedTuple):
-    """A loop, and the ``data`` that it is to get; both stay for the process's life."""
+    """A loop, and the ``data`` that it is to get; both stay for the process's life. And the loop as a ufunc has it:
+    by all threads for ``least`` elements or more, and without a trace in the processor's flags.
+    """
 
     address: int
     data: int
+    ufunc: int
 
 
 @functools.cache
@@ -278,25 +329,18 @@ def converts_halves() -> bool:
     return IS_ARM or "+f16c" in cpu_target.target_context.codegen().magic_tuple()[2]
 
 
-_lasting: list[Any] = []
-
-
-def lasting_words(words: Sequence[int]) -> int:
-    """The address of int64 words that stay for the process's life; no array, whose memory goes too late at its end."""
-    _lasting.append((ctypes.c_int64 * len(words))(*words))
-    return ctypes.addressof(_lasting[-1])
-
-
 @global_compiler_lock
-def compiled(inputs: list[Value], steps: list[ProgramStep]) -> Code:
-    """The loop for these inputs and steps."""
-    text, sizes, calls = text_of(inputs, steps)
+def compiled(inputs: list[Value], steps: list[ProgramStep], numbers: set[int], least: int) -> Code:
+    """The loop for these inputs and steps. The inputs at the slots ``numbers`` are one value each."""
+    text, sizes, calls = text_of(inputs, steps, numbers)
     engine = _engine_for(text)
-    words = [compiled_address(_drive, *[types.int64] * 5), len(inputs) + 1, len(sizes), len(calls), *sizes]
+    loop, within = engine.get_function_address("loop"), threads_within()
+    drive, start, part = (compiled_address(f, *[types.int64] * n) for f, n in ((_drive, 5), (_start, 4), (_part, 6)))
+    words = [drive, len(inputs) + 1, len(sizes), len(calls), least, within, start, part, loop, *sizes]
     for code, *places in calls:
-        start = (code.address, code.data) if isinstance(code, Loop) else (engine.get_function_address(code), 0)
-        words += (*start, len(places), *places, *[0] * (5 - len(places)))
-    return Code(engine.get_function_address("loop"), lasting_words(words))
+        called = (code.address, code.data) if isinstance(code, Loop) else (engine.get_function_address(code), 0)
+        words += (*called, len(places), *places, *[0] * (5 - len(places)))
+    return Code(loop, lasting_words(words), engine.get_function_address("ufunc"))
 
 
 @functools.cache
@@ -317,4 +361,4 @@ def _engine_for(text: str) -> Any:
 def ufunc_of(code: Code, dtypes: list[np.dtype[Any]]) -> Any:
     """A ufunc of one loop, whose operands have these dtypes, the result's last."""
     numbers = [dtype.num for dtype in dtypes]
-    return fromfunc("program", "", [code.address], [numbers], len(dtypes) - 1, 1, [code.data], [None], 0)
+    return fromfunc("program", "", [code.ufunc], [numbers], len(dtypes) - 1, 1, [code.data], [None], 0)

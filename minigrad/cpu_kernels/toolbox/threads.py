@@ -30,7 +30,7 @@ import importlib
 import os
 import sys
 import threading
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -96,12 +96,30 @@ def _threads_of_pool() -> Callable[[], int]:
 
 
 _forked = False
+_lasting: list[Any] = []
+
+
+def lasting_words(words: Sequence[int]) -> int:
+    """The address of int64 words that stay for the process's life; no array, whose memory goes too late at its end."""
+    _lasting.append((ctypes.c_int64 * len(words))(*words))
+    return ctypes.addressof(_lasting[-1])
+
+
+@functools.cache
+def threads_within() -> int:
+    """The address of a word, 0 where ``launch_within`` must not be called; the pool is started.
+
+    Numba's workqueue ends the process on concurrent launches, and only Python waits for others.
+    """
+    return lasting_words([LAYER != "workqueue" and _threads_of_pool()() > 0])
 
 
 def _after_fork() -> None:
     """GNU's OpenMP ends a process that uses the threads of its parent."""
     global _forked
     _forked = LAYER == "omp" and _threads_of_pool.cache_info().currsize > 0
+    if _forked:
+        ctypes.c_int64.from_address(threads_within()).value = 0
 
 
 if hasattr(os, "register_at_fork"):
@@ -273,6 +291,14 @@ def _run(entry, frame, tasks):
     for task in numba.prange(tasks):
         failures += _enter(entry, address, np.int64(task), tasks)
     return failures
+
+
+@kernel
+def launch_within(address, tasks, arguments):
+    """In a kernel: a launch of the one at this address."""
+    frame = np.empty(FRAME_BYTES, np.uint8)
+    entry = _fill_frame(frame, address, arguments)
+    return _run(entry, frame, tasks)
 
 
 @emits(lambda address, n: types.int64(types.int64, types.int64))
