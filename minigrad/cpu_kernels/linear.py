@@ -5,29 +5,24 @@
     backward        dx = dy W,  dW = dy^T x,  db = sum of dy's rows           one launch for all three
     backward_gelu   dh = (dy W) gelu'(h),  g = gelu(h)                        the layer that follows the GELU
 
-Contiguous float32 and float64 matrices run in one compiled function, with the loops of ``product_loops.py``. What
-follows a product happens to rows that are still in the cache (``product_epilogue.py``); db is summed from the blocks of
-dy that dW reads. Other operands take the functions of ``matmul``, ``gelu`` and ``reduce`` one after the other.
+Contiguous float32 and float64 matrices run in one compiled function, with the loops of ``product_loops.py``; db is
+summed from the blocks of dy that dW reads. Other operands take the functions of ``matmul`` and ``reduce`` one after the
+other.
 
 Each task takes a share of the rows or columns of dx and then of dW, so two threads wait for each other once. No
 element's sum is divided in another way for more threads (``_depth_block``), so bits do not depend on their number.
 """
 
-import functools
-from typing import Any
-
 import numpy as np
 from numba.core import types
 
-from ..plain_kernels.elementwise import gelu_slope, normal_cdf
 from . import gelu
-from .elementwise import add, mul
+from .elementwise import add_into
 from .matmul import FLOATS, NO_BIAS, matmul
 from .reduce import reduce
 from .toolbox import bfloat16_product
-from .toolbox.array_program import formula
+from .toolbox.array_program import as_launches
 from .toolbox.jit import inline
-from .toolbox.product_epilogue import EXTRA, OTHER, PRODUCT, epilogue_of, finish_rows
 from .toolbox.product_loops import (
     DEPTH_BLOCK,
     DEPTH_BLOCK_TRANSPOSED,
@@ -56,16 +51,13 @@ from .toolbox.register_tile import (
 from .toolbox.threads import StageKernel, call_at, shares, task_kernel
 
 FAR_WEIGHTS = 1 << 20  # elements; more are in no cache when the next block's sums are added to them
-_phi: Any = formula(normal_cdf)
-_slope: Any = formula(lambda dy, x, phi, approximate: dy * gelu_slope(x, phi, approximate))
 
 
 @task_kernel
 def _products(
-    task, tasks, a, b, transposed, bias, has_bias, y, other, extra, epilogue, grid, c, z, sums, has_sums, accumulate,
-    longest, sums_grid,
+    task, tasks, a, b, transposed, bias, has_bias, y, grid, c, z, sums, has_sums, accumulate, longest, sums_grid,
 ):  # fmt: skip
-    """y = a @ b or a @ b^T, with bias and epilogue; z = or += a^T @ c, and sums = the column sums of a.
+    """y = a @ b or a @ b^T, with bias; z = or += a^T @ c, and sums = the column sums of a.
 
     ``longest`` are the rows of a and c that are summed, at most, before they are added to z and sums.
     Each product is a grid of cells, of which a task takes its share; (0, 0) leaves a product out.
@@ -84,12 +76,12 @@ def _products(
             a_row, a_column, b_row, b_column = depth, 1, columns, 1
             if transposed:
                 b_row, b_column = 1, depth
-            left, right, target, finish, with_sums = pointer(a), pointer(b), pointer(y), epilogue, False
+            left, right, target, with_sums = pointer(a), pointer(b), pointer(y), False
         else:
             row_parts, column_parts = sums_grid
             rows, columns, depth = z.shape[0], z.shape[1], c.shape[0]
             a_row, a_column, b_row, b_column = 1, rows, columns, 1
-            left, right, target, finish, with_sums = pointer(a), pointer(c), pointer(z), 0, has_sums
+            left, right, target, with_sums = pointer(a), pointer(c), pointer(z), has_sums
         small[: TILE_PANELS * n] = 0  # the zeros that tiles begin with; a thin product has its sums there
         thin = product == 0 and rows <= THIN_ROWS
         cells = row_parts * column_parts
@@ -100,22 +92,17 @@ def _products(
             height = bound(row_part + 1, row_parts, rows, TILE_ROWS) - i
             width = bound(column_part + 1, column_parts, columns, n) - j
             a_cell, b_cell = advance(left, i * a_row), advance(right, j * b_column)
-            corner = i * columns + j
-            y_cell, bias_cell = advance(target, corner), advance(pointer(bias), j if has_bias else 0)
-            other_cell = advance(pointer(other), corner if finish else 0)
-            extra_cell = advance(pointer(extra), corner if finish else 0)
+            y_cell, bias_cell = advance(target, i * columns + j), advance(pointer(bias), j if has_bias else 0)
             if thin:
                 multiply_thin(
                     a_cell, a_row, b_cell, b_row, b_column, bias_cell, has_bias, y_cell, columns, 1,
                     height, width, depth, small,
                 )  # fmt: skip
-                if finish:
-                    finish_rows(finish, height, width, columns, y_cell, other_cell, extra_cell)
             else:
                 multiply_packed(
                     a_cell, a_row, a_column, b_cell, b_row, b_column, bias_cell, has_bias and product == 0, y_cell,
                     columns, height, width, depth, DEPTH_BLOCK if product == 0 else longest, packed_a, packed_b, small,
-                    accumulate and product == 1, finish, other_cell, extra_cell,
+                    accumulate and product == 1,
                     advance(pointer(sums), i if with_sums else 0), with_sums and column_part == 0,
                 )  # fmt: skip
     keep_alive((small, packed_a, packed_b))
@@ -129,23 +116,22 @@ _INTEGER, _FLAG, _PAIR = types.int64, types.boolean, types.UniTuple(types.int64,
 PRODUCTS = StageKernel(
     _multiply_both,
     lambda array: (
-        _INTEGER, _INTEGER, array(2), array(2), _FLAG, array(1), _FLAG, array(2), array(2), array(2), _INTEGER, _PAIR,
+        _INTEGER, _INTEGER, array(2), array(2), _FLAG, array(1), _FLAG, array(2), _PAIR,
         array(2), array(2), array(1), _FLAG, _FLAG, _INTEGER, _PAIR,
     ),
 )  # fmt: skip
 
 
 @inline
-def _product_rows(products, a, b, transposed, bias, has_bias, y, other, extra, epilogue):
-    """y = a @ b or a @ b^T with bias and epilogue, as one task.
+def _product_rows(products, a, b, transposed, bias, has_bias, y):
+    """y = a @ b or a @ b^T with bias, as one task.
 
     ``products``: the address of `_products`, an empty matrix and vector for what it is not given, and `_PAIRS`.
     """
     address, none, no_bias, pairs = products
     return call_at(
         address, _multiply_both,
-        (0, 1, a, b, transposed, bias, has_bias, y, other, extra, epilogue, pairs[1], none, none, no_bias, False, False,
-         1, pairs[0]),
+        (0, 1, a, b, transposed, bias, has_bias, y, pairs[1], none, none, no_bias, False, False, 1, pairs[0]),
     )  # fmt: skip
 
 
@@ -155,8 +141,8 @@ def _weight_gradient(products, task, tasks, dy, x, dweight, dbias, has_bias, lon
     address, none, no_bias, pairs = products
     return call_at(
         address, _multiply_both,
-        (task, tasks, dy, none, False, no_bias, False, none, none, none, 0, pairs[0], x, dweight, dbias, has_bias,
-         False, longest, grid),
+        (task, tasks, dy, none, False, no_bias, False, none, pairs[0], x, dweight, dbias, has_bias, False, longest,
+         grid),
     )  # fmt: skip
 
 
@@ -189,66 +175,32 @@ def _depth_block(outputs: int, inputs: int) -> int:
     return DEPTH_BLOCK if outputs * inputs > FAR_WEIGHTS else DEPTH_BLOCK_TRANSPOSED
 
 
-@functools.cache
-def _epilogue(dtype: np.dtype[Any], approximate: str = "", backward: bool = False) -> int:
-    """y = h + other; of a GELU other = gelu(h), or in ``backward`` extra = gelu(other), y = h gelu'(other)."""
-    like = np.empty(1, dtype)
-    if not approximate:
-        return epilogue_of(dtype, (add.prepare(like, like), (PRODUCT, OTHER, PRODUCT)))
-    if not backward:
-        return epilogue_of(dtype, (gelu.forward.prepare(like, approximate), (PRODUCT, OTHER)))
-    phi, slope = _phi.prepare(like, approximate), _slope.prepare(like, like, like, approximate)
-    activation = mul.prepare(like, like)
-    return epilogue_of(
-        dtype,
-        (phi, (OTHER, EXTRA)), (slope, (PRODUCT, OTHER, EXTRA, PRODUCT)), (activation, (OTHER, EXTRA, EXTRA)),
-    )  # fmt: skip
-
-
-def _multiply(
-    x: np.ndarray,
-    weight: np.ndarray,
-    transposed: bool,
-    bias: np.ndarray | None,
-    other: np.ndarray | None,
-    extra: np.ndarray | None,
-    epilogue: int,
-) -> np.ndarray:
-    """x @ weight, or its transpose, with an epilogue."""
-    rows, depth = x.shape
-    columns = weight.shape[0] if transposed else weight.shape[1]
-    y = np.empty((rows, columns), x.dtype)
-    grid, count = _division(rows, columns, depth, y.itemsize, rows * columns * depth)
-    none, char = EMPTY, y.dtype.char
-    _products.launch(
-        y.dtype, count, x, weight, transposed, NO_BIAS[char] if bias is None else bias, bias is not None, y,
-        y if other is None else other, y if extra is None else extra,
-        epilogue, grid,
-        none[char], none[char], NO_BIAS[char], False, False, 1, NONE,
-    )  # fmt: skip
-    return y
-
-
 def forward(
     x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None, residual: np.ndarray | None = None
 ) -> np.ndarray:
     """x (N, K), weight (M, K), bias (M,), residual (N, M), all of one dtype -> residual + x W^T + b (N, M), new."""
-    others = [z for z in (bias, residual) if z is not None]
-    if weight.shape[0] > THIN_ROWS and _plain(x, weight, *others):
-        return _multiply(x, weight, True, bias, residual, None, 0 if residual is None else _epilogue(x.dtype))
-    y = matmul(x, weight.T, bias)
-    return y if residual is None else y + residual
+    if weight.shape[0] > THIN_ROWS and _plain(x, weight, *([] if bias is None else [bias])):
+        (rows, depth), columns = x.shape, weight.shape[0]
+        y = np.empty((rows, columns), x.dtype)
+        grid, count = _division(rows, columns, depth, y.itemsize, rows * columns * depth)
+        none, no_bias = EMPTY[y.dtype.char], NO_BIAS[y.dtype.char]
+        _products.launch(
+            y.dtype, count, x, weight, True, no_bias if bias is None else bias, bias is not None, y, grid,
+            none, none, no_bias, False, False, 1, NONE,
+        )  # fmt: skip
+    else:
+        y = matmul(x, weight.T, bias)
+    if residual is not None:
+        as_launches(add_into)(y, residual)
+    return y
 
 
 def forward_gelu(
     x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, approximate: str
 ) -> tuple[np.ndarray, np.ndarray]:
     """x (N, K), weight (M, K), bias (M,) -> gelu(h) and h = x W^T + b, both (N, M); ``approximate`` as in ``gelu``."""
-    if weight.shape[0] > THIN_ROWS and _plain(x, weight, *([] if bias is None else [bias])):
-        y = np.empty((x.shape[0], weight.shape[0]), x.dtype)
-        return y, _multiply(x, weight, True, bias, y, None, _epilogue(x.dtype, approximate))
-    before = matmul(x, weight.T, bias)
-    return gelu.forward(before, approximate), before
+    before = forward(x, weight, bias)
+    return as_launches(gelu.forward)(before, approximate), before
 
 
 def backward(
@@ -276,7 +228,7 @@ def backward(
         grid = (1, 1) if count == 1 else grid_of(1, rows, inputs, TILE_BYTES // dtype.itemsize, count)
     target = none if dx is None else dx
     _products.launch(
-        dtype, count, dy, none if dx is None else weight, False, no_bias, False, target, target, target, 0, grid,
+        dtype, count, dy, none if dx is None else weight, False, no_bias, False, target, grid,
         x, dweight, no_bias if dbias is None else dbias, of_bias, False, _depth_block(outputs, inputs), sums_grid,
     )  # fmt: skip
     return dx, dweight, dbias
@@ -291,7 +243,7 @@ def add_weight_gradient(dweight: np.ndarray, dy: np.ndarray, x: np.ndarray) -> N
     grid, count = _division(outputs, inputs, rows, dy.itemsize, rows * outputs * inputs)
     none, no_bias = EMPTY[dy.dtype.char], NO_BIAS[dy.dtype.char]
     _products.launch(
-        dy.dtype, count, dy, none, False, no_bias, False, none, none, none, 0, NONE,
+        dy.dtype, count, dy, none, False, no_bias, False, none, NONE,
         x, dweight, no_bias, False, True, _depth_block(outputs, inputs), grid,
     )  # fmt: skip
 
@@ -309,11 +261,7 @@ def backward_gelu(
 ) -> tuple[np.ndarray, np.ndarray]:
     """For y = gelu(h) W^T: dy (N, M), weight (M, K), before = h (N, K) -> dh = (dy W) gelu'(h), and gelu(h).
 
-    gelu(h), which dW = dy^T gelu(h) needs, comes from the same exponential as its derivative, so it need not be kept.
+    gelu(h), which dW = dy^T gelu(h) needs, need not be kept.
     """
-    if weight.shape[1] > THIN_ROWS and _plain(dy, weight, before):
-        activation = np.empty(before.shape, before.dtype)
-        return _multiply(
-            dy, weight, False, None, before, activation, _epilogue(dy.dtype, approximate, True)
-        ), activation
-    return gelu.backward(matmul(dy, weight), before, approximate), gelu.forward(before, approximate)
+    backward, forward = as_launches(gelu.backward), as_launches(gelu.forward)
+    return backward(matmul(dy, weight), before, approximate), forward(before, approximate)

@@ -44,11 +44,11 @@ def _rows(
     products = product, none, no_bias, pairs
     r, t = task * x.shape[0] // tasks, (task + 1) * x.shape[0] // tasks
     z, rows = dlogits[r:t], dx[r:t]
-    failed = _product_rows(products, x[r:t], weight, True, no_bias, False, z, z, z, 0)
+    failed = _product_rows(products, x[r:t], weight, True, no_bias, False, z)
     failed += call_at(
         fused, _fused_rows, (dlosses[r:t], z, targets[r:t], ignore_index, 0.0, no_weights, losses[r:t], lse[r:t])
     )
-    failed += _product_rows(products, z, weight, False, no_bias, False, rows, rows, rows, 0)
+    failed += _product_rows(products, z, weight, False, no_bias, False, rows)
     if failed:
         raise MemoryError("no memory for the kernel's workspace")
 

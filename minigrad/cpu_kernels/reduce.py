@@ -10,7 +10,7 @@ import numpy as np
 from ..plain_kernels import reduce as plain
 from .softmax import SUM_BLOCK
 from .toolbox.jit import emits, kernel
-from .toolbox.product_epilogue import add_columns
+from .toolbox.product_loops import add_columns
 from .toolbox.register_tile import keep_alive, operand, pointer, whole_vectors
 from .toolbox.strided_copy import FEW, copied
 from .toolbox.threads import shares, task_kernel

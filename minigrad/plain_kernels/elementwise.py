@@ -285,28 +285,23 @@ class gelu:
     @quiet
     def forward(x: np.ndarray, approximate: str) -> np.ndarray:
         """y of the shape and dtype of x."""
-        return x * normal_cdf(x, approximate)
+        return x * _phi(x, approximate)
 
     @quiet
     def backward(dy: np.ndarray, x: np.ndarray, approximate: str) -> np.ndarray:
         """dx = dy * dy/dx(x)."""
-        return dy * gelu_slope(x, normal_cdf(x, approximate), approximate)
+        phi = _phi(x, approximate)
+        if approximate == "none":
+            return dy * (phi + x * np.exp(-x * x / 2) / math.sqrt(2 * math.pi))
+        return dy * (phi + x * phi * (1 - phi) * GELU_SLOPE * (1 + 3 * GELU_CUBIC * (x * x)))
 
 
 GELU_SLOPE, GELU_CUBIC = 2 * math.sqrt(2 / math.pi), 0.044715  # "tanh": 2u = GELU_SLOPE (x + GELU_CUBIC x^3)
 
 
-def normal_cdf(x: np.ndarray, approximate: str) -> Any:
-    """Phi(x), of GELU's class."""
+def _phi(x: np.ndarray, approximate: str) -> Any:
     if approximate == "none":
         return _as_numbers(of_each[math.erfc](x / -math.sqrt(2)), x.dtype) / 2
     if approximate == "tanh":
         return 1 / (1 + np.exp(x * (-GELU_SLOPE - GELU_SLOPE * GELU_CUBIC * (x * x))))
     raise ValueError(f"approximate={approximate!r}: expected 'none' (erf) or 'tanh'")
-
-
-def gelu_slope(x: np.ndarray, phi: np.ndarray, approximate: str) -> Any:
-    """dy/dx of GELU, of x and its Phi."""
-    if approximate == "none":
-        return phi + x * np.exp(-x * x / 2) / math.sqrt(2 * math.pi)
-    return phi + x * phi * (1 - phi) * (GELU_SLOPE + 3 * GELU_SLOPE * GELU_CUBIC * (x * x))

@@ -422,6 +422,11 @@ def for_graphs(function: Any, prepare: Callable[..., Any], at_any_size: Callable
     return function
 
 
+def as_launches(function: Any) -> Any:
+    """The function within a kernel: as launches, if these are being noted."""
+    return function if recording.launches is None else function.at_any_size
+
+
 def into_first(function: np.ufunc) -> Callable[[np.ndarray, Any], None]:
     """The function whose result goes into its first input."""
     made = Formula(function)

@@ -9,8 +9,7 @@ Three nested blocks keep each operand in the cache level from which the register
                     multiply_tile                        # y tile (+)= a tile @ panels
 
 A transposed a is packed once for each block of columns, so these are wider where those of k are shorter. Lines of a
-large y, and of what an epilogue reads and writes, are asked for before a tile is multiplied. They are there when it is
-done.
+large y are asked for before a tile is multiplied. They are there when it is done.
 
 Few rows (decoding one token) do not repay packing b: ``multiply_thin`` reads b once, in place.
 
@@ -21,14 +20,14 @@ that depends on the shapes only, and the result does not depend on the number of
 from functools import lru_cache
 from typing import Any
 
-from .jit import L2_BYTES, inline
-from .product_epilogue import add_columns, finish_rows
+from .jit import L2_BYTES, inline, kernel
 from .register_tile import (
     TILE_PANELS,
     TILE_ROWS,
     add_edge,
     advance,
     multiply_tile,
+    not_inlined,
     pack_panels,
     pack_row_tiles,
     pointer,
@@ -59,18 +58,43 @@ def panels_space(depth: int, columns: int, tile_width: int) -> int:
     )
 
 
+@kernel
+def add_columns(x: Any, x_row: int, rows: int, columns: int, part: Any, total: Any, accumulate: bool) -> None:
+    """total (columns,) = or += the sums of the columns of x, whose rows are contiguous and ``x_row`` apart.
+
+    ``part`` has room for ``columns`` elements. Rows are added in order, four in one pass over the sums.
+    """
+    not_inlined()
+    for c in range(columns):
+        part[c] = x[c]
+    i = 1
+    while i + 4 <= rows:
+        a = advance(x, i * x_row)
+        b = advance(a, x_row)
+        d, e = advance(b, x_row), advance(b, 2 * x_row)
+        for c in range(columns):
+            part[c] = part[c] + a[c] + b[c] + d[c] + e[c]
+        i += 4
+    while i < rows:
+        a = advance(x, i * x_row)
+        for c in range(columns):
+            part[c] += a[c]
+        i += 1
+    for c in range(columns):
+        total[c] = total[c] + part[c] if accumulate else part[c]
+
+
 @inline
 def multiply_packed(
     a: Any, a_row: int, a_column: int, b: Any, b_row: int, b_column: int, bias: Any, has_bias: bool, y: Any, y_row: int,
     rows: int, columns: int, depth: int, longest: int, packed_a: Any, packed_b: Any, small: Any,
-    accumulate: bool, epilogue: int, other: Any, extra: Any, row_sums: Any, has_row_sums: bool,
+    accumulate: bool, row_sums: Any, has_row_sums: bool,
 ) -> None:  # fmt: skip
     """y[:rows, :columns] = a[:rows, :depth] @ b[:depth, :columns] (+ bias): the loops of the module docstring.
 
     k is cut into equal blocks of at most ``longest``; their sums are added in order.
-    With ``accumulate`` it is added to y. Finished rows go through the ``epilogue`` (``product_epilogue.py``) while they
-    are in the L1 cache; ``other`` and ``extra`` are as y. With ``has_row_sums``, ``row_sums`` gets the sums of the rows
-    of a, whose columns are contiguous.
+    With ``accumulate`` it is added to y. With ``has_row_sums``, ``row_sums`` gets the sums of the rows of a, whose
+    columns are contiguous.
     """
     n = tile_columns(y)
     panels, row_tiles, zeros = pointer(packed_b), pointer(packed_a), pointer(small)
@@ -106,9 +130,6 @@ def multiply_packed(
                         panel = advance(panels, tile_j * block_depth)
                         corner = (i + tile_i) * y_row + j + tile_j
                         target = advance(y, corner)
-                        if far and epilogue and k + block_depth == depth:
-                            prefetch_tile(advance(other, corner), y_row, count)
-                            prefetch_tile(advance(extra, corner), y_row, count)
                         if k > 0 or accumulate:
                             start, start_row = target, y_row
                             if far:
@@ -127,12 +148,6 @@ def multiply_packed(
                         if not whole:
                             inside = min(TILE_ROWS, height - tile_i), min(count * n, width - tile_j)
                             add_edge(edge, count * n, start, start_row, target, y_row, inside)
-                    if epilogue and k + block_depth == depth:
-                        corner = (i + tile_i) * y_row + j
-                        finish_rows(
-                            epilogue, min(TILE_ROWS, height - tile_i), width, y_row,
-                            advance(y, corner), advance(other, corner), advance(extra, corner),
-                        )  # fmt: skip
 
 
 @inline
