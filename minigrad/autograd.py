@@ -293,8 +293,10 @@ def _prepare(cls: type[Any], inputs: tuple[Any, ...], arrays: list[Any], dtype: 
                 cast(kernels.full((), float(x), float64), dtype) if isinstance(x, int | float) else x for x in arrays
             ]
         return None
-    if cls.half_kernels is not None and is_half(dtype) and getattr(kernels, cls.half_kernels).supports_half(arrays[0]):
-        return None
+    if cls.half_kernels is not None and is_half(dtype):
+        supports = getattr(getattr(kernels, cls.half_kernels), "supports_half", None)
+        if supports is not None and supports(next(x for x in arrays if isinstance(x, kernels.Array))):
+            return None
     for i, x in enumerate(arrays):
         if isinstance(x, kernels.Array) and is_half(x.dtype):
             arrays[i] = kernels.elementwise.cast(x, float32)

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from .autograd import Deferred, Function, TensorCore, latest_change, owner, shape_and_dtype
 from .device import CPU
-from .dtypes import float32
+from .dtypes import float32, is_half
 from .errors import bad_state, bad_value, located
 from .grad_store import GradStore, TensorId, unread
 from .modes import of_thread
@@ -184,9 +184,9 @@ def _run_into(node: Function, dy: Any, pending: Pending) -> None:
     """``_run`` for an op that adds to the gradients of its inputs in place."""
     kernels = node.kernels
     targets = [target for target in node.edges if target is not None]
-    if node.half is not None:
+    if node.half is not None or is_half(dy.dtype):  # sums of such width would soon stop growing
         wide = [kernels.zeros(shape_and_dtype(target)[0], float32) for target in targets]
-        node.backward_into(dy, *wide)
+        node.backward_into(dy if dy.dtype == float32 else kernels.elementwise.cast(dy, float32), *wide)
         for target, total in zip(targets, wide, strict=True):
             grad = kernels.elementwise.cast(total, shape_and_dtype(target)[1])
             if target in pending:

@@ -6,7 +6,7 @@ import numpy as np
 
 from ..plain_kernels import elementwise as plain
 from ..plain_kernels.elementwise import quiet
-from .toolbox.array_program import formula, formulas, into_first
+from .toolbox.array_program import formula, formulas, into_first, supports_half as supports_half
 
 add: Any  # and all others of the plain family
 div: Any

@@ -36,6 +36,8 @@ class Mish(FloatFunction):
     Source: Misra, "Mish: A self regularized non-monotonic activation function" (2019).
     """
 
+    half_kernels = None
+
     def forward(self, x: Any) -> Any:
         k = self.kernels.elementwise
         t = k.tanh(self.kernels.activation.softplus(x, 1.0, 20.0))

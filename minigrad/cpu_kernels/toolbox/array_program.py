@@ -118,6 +118,11 @@ def _is_known(dtype: np.dtype[Any]) -> bool:
     return dtype.isnative and (is_half(dtype) or (dtype.kind in "fiub" and dtype.itemsize <= 8))
 
 
+def supports_half(x: Any) -> bool:
+    """Whether functions of arrays like this compute in float32, and round their results once."""
+    return not numba.config.DISABLE_JIT and _is_known(x.dtype)
+
+
 _INSTRUCTIONS: dict[np.ufunc, tuple[str, str, str]] = {  # of floats, of signed and unsigned integers and bool
     np.add: ("fadd {flags}", "add", "add"), np.subtract: ("fsub {flags}", "sub", "sub"),
     np.multiply: ("fmul {flags}", "mul", "mul"), np.true_divide: ("fdiv", "", ""),
@@ -172,7 +177,7 @@ _COMPOSED: dict[np.ufunc, tuple[str, Callable[..., Any]]] = {  # for dtypes of t
 
 
 class Program:
-    """The steps of a function for operands of certain dtypes."""
+    """The steps of a function for operands of certain dtypes. Half floats are steps in float32, rounded at the end."""
 
     def __init__(self, function: Callable[..., Any], kinds: tuple[Any, ...]) -> None:
         self._kinds = [*kinds]  # a number's becomes the dtype of what it meets
@@ -180,7 +185,13 @@ class Program:
         self._has_numbers = bool(numbers)
         self._steps: list[ProgramStep] = []
         self._flags = ""
-        result = function(*(k[0] if isinstance(k, tuple) else Traced(self, i, k) for i, k in enumerate(kinds)))
+        inputs = [k[0] if isinstance(k, tuple) else Traced(self, i, k) for i, k in enumerate(kinds)]
+        floats = {k for k in kinds if isinstance(k, np.dtype) and (is_half(k) or k.kind == "f")}
+        wide = {i: self.cast(x, FLOAT32) for i, x in enumerate(inputs) if kinds[i] in floats and is_half(kinds[i])}
+        result = function(*(wide.get(i, x) for i, x in enumerate(inputs)))
+        names_dtype = any(isinstance(k, tuple) and isinstance(k[0], np.dtype | type) for k in kinds)
+        if len(floats) == 1 and not names_dtype and isinstance(result, Traced) and result.dtype == FLOAT32:
+            result = self.cast(result, *floats)
         if not isinstance(result, Traced) or not self._steps or result.slot != self._steps[-1].result.slot:
             raise NoProgramError
         self.result: np.dtype[Any] = result.dtype
@@ -206,9 +217,6 @@ class Program:
 
     def step(self, ufunc: np.ufunc, dtypes: tuple[np.dtype[Any], ...], taken: list[Any]) -> Any:
         """Note what a ufunc computes from operands of these dtypes, the result's last."""
-        if any(map(is_half, dtypes)):  # as NumPy and ml_dtypes do: in float32, and rounded
-            wide = tuple(FLOAT32 if is_half(dtype) else dtype for dtype in dtypes)
-            return self.step(ufunc, wide, [x.astype(dtype) for x, dtype in zip(taken, wide)]).astype(dtypes[-1])
         if not any(isinstance(x, Traced) for x in taken):
             with np.errstate(all="ignore"):
                 return ufunc(*taken)
@@ -406,8 +414,14 @@ def formula(function: Callable[..., Any]) -> Callable[..., Any]:
     def of_two(x: Any, y: Any) -> Any:
         n, m = getattr(x, "size", 0), getattr(y, "size", 0)
         if n < FEW and m < FEW and (n * m < 8 * FEW or x.shape[x.ndim - y.ndim :] == y.shape):
-            return few(x, y)
+            return few(x, y) if n and m else of_number(x, y)
         return many(x, y)
+
+    def of_number(x: Any, y: Any) -> Any:
+        """NumPy would round the number to a half float."""
+        dtype = getattr(x, "dtype", None) or getattr(y, "dtype", None)
+        program = made.program_for(x, y) if dtype and is_half(dtype) else None
+        return few(x, y) if program is None else program.ufunc(x, y)
 
     by_inputs: dict[int, Callable[..., Any]] = {1: of_one, 2: of_two}
     several = isinstance(plain, FunctionType) and plain.__code__.co_flags & inspect.CO_VARARGS

@@ -20,6 +20,7 @@ class Arithmetic(Function):
     """Inputs are cast to their common dtype first."""
 
     promotes = True
+    half_kernels = "elementwise"
 
 
 class Add(Arithmetic):
@@ -95,6 +96,8 @@ class FloorDiv(Arithmetic):
 class Remainder(Arithmetic):
     """z = x - y floor(x / y), of the sign of y;  dx = dz, dy = -floor(x / y) dz."""
 
+    half_kernels = None
+
     def forward(self, x: Any, y: Any) -> Any:
         refuse_bool("%", x, y)
         self.saved = (x, y) if self.needs[1] else ()
@@ -123,6 +126,8 @@ class FMod(Remainder):
 class Neg(Function):
     """y = -x;  dx = -dy."""
 
+    half_kernels = "elementwise"
+
     def forward(self, x: Any) -> Any:
         refuse_bool("-", x)
         return self.kernels.elementwise.neg(x)
@@ -133,6 +138,8 @@ class Neg(Function):
 
 class Abs(Function):
     """y = |x|;  dx = sign(x) dy, 0 at 0."""
+
+    half_kernels = "elementwise"
 
     def forward(self, x: Any) -> Any:
         refuse_bool("abs", x)
@@ -152,6 +159,8 @@ class Lerp(Arithmetic):
 
     dx = (1 - w) dz, dy = w dz, dw = (y - x) dz.
     """
+
+    half_kernels = None
 
     def forward(self, x: Any, y: Any, w: Any) -> Any:
         k = self.kernels.elementwise
@@ -204,6 +213,7 @@ class BinaryCrossEntropy(Arithmetic):
     """
 
     floats = True
+    half_kernels = None
 
     def forward(self, x: Any, y: Any) -> Any:
         self.saved = (x, y)

@@ -62,6 +62,8 @@ class MaskedFill(Function):
 class NanToNum(Function):
     """y = x with NaN and the infinities replaced by numbers;  dx = dy where x is finite, else 0."""
 
+    half_kernels = "elementwise"
+
     def forward(self, x: Any, *, nan: float, posinf: float | None, neginf: float | None) -> Any:
         self.saved = (x,)
         return self.kernels.elementwise.nan_to_num(x, nan, posinf, neginf)
@@ -75,6 +77,8 @@ class Clamp(Function):
 
     dx = dz where low <= x <= high; dlow = dz where x < low < high; dhigh = dz where x > high or low > high.
     """
+
+    half_kernels = "elementwise"
 
     def forward(self, x: Any, low: Any, high: Any) -> Any:
         self.saved = (x, low, high)

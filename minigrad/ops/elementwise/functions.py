@@ -13,6 +13,7 @@ class FloatFunction(Function):
     """A function of real numbers: integer inputs are cast to the default floating dtype."""
 
     floats = True
+    half_kernels = "elementwise"
 
 
 class OfFamily(FloatFunction):
@@ -169,6 +170,8 @@ class Silu(OfFamily):
 class Relu(Function):
     """y = max(x, 0);  dx = dy where y > 0 or NaN (so 0 at 0, where ``maximum(x, 0)`` would give half)."""
 
+    half_kernels = "elementwise"
+
     def forward(self, x: Any) -> Any:
         refuse_bool("relu", x)
         y = self.kernels.elementwise.relu(x)
@@ -181,6 +184,8 @@ class Relu(Function):
 
 class StepFunction(Function):
     """A piecewise constant function: its gradient is zero wherever it has one."""
+
+    half_kernels = "elementwise"
 
     def backward(self, dy: Any) -> Any:
         return zeros_like(self.kernels, dy)

@@ -10,6 +10,7 @@ class Pow(Arithmetic):
     """z = x^y;  dx = y x^(y-1) dz (0 where y = 0), dy = z log(x) dz (0 where x = 0 and y >= 0)."""
 
     autocast = "float32"
+    half_kernels = None
 
     def forward(self, x: Any, y: Any) -> Any:
         refuse_bool("**", x, y)
@@ -33,6 +34,7 @@ class PowScalar(Function):
     """y = x^n for a number n;  dx = n x^(n-1) dy, 0 if n = 0. An integer x with a float n is cast first."""
 
     autocast = "float32"
+    half_kernels = "elementwise"
     promotes = True
 
     def forward(self, x: Any, n: float) -> Any:
@@ -67,6 +69,7 @@ class Square(Function):
     """y = x^2;  dx = 2 x dy."""
 
     autocast = "float32"
+    half_kernels = "elementwise"
 
     def forward(self, x: Any) -> Any:
         self.saved = (x,)
