@@ -285,8 +285,12 @@ class Program:
         def of_used(*inputs: Any) -> Any:
             """For NumPy numbers must have their dtypes; other packages' dtypes it does not know."""
             arguments = [self._array(inputs[i], i) for i in (*self._inputs, *range(len(self._kinds), len(inputs)))]
+            if short[-1] != self.result and len(inputs) == len(self._kinds):  # a result that is no view
+                shape = np.broadcast(*arguments).shape
+                like = next((x for x in arguments if x.shape == shape), np.empty(shape, bool))
+                arguments.append(np.empty_like(like, self.result))
             result = np.asarray(ufunc(*[x.view(u) if u != d else x for x, u, d in zip(arguments, short, dtypes)]))
-            return result if short[-1] == self.result else result.view(self.result).copy("K")  # not a view
+            return result if short[-1] == self.result else arguments[-1]
 
         return of_used
 
