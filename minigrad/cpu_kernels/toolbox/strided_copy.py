@@ -7,10 +7,11 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
+from .array_program import Formula
 from .jit import emits, inline
 from .multi_tensor import addresses_of, elements_at
 from .register_tile import INT32, INT64, Vectors
-from .threads import constant, get_num_threads, task_kernel
+from .threads import constant, get_num_threads, recording, task_kernel
 
 FEW = 65536  # bytes that NumPy rearranges in the time of a launch
 MANY = 1 << 20  # bytes of rows that it copies in that time
@@ -94,8 +95,11 @@ def copy_into(y: np.ndarray, x: np.ndarray) -> None:
     if size not in LIKE or y.dtype.hasobject or not (x.flags.aligned and y.flags.aligned) or not y.size:
         np.copyto(y, x)
         return
-    dims: list[tuple[int, int, int]] = []
     flat = x.flags.c_contiguous and y.flags.c_contiguous
+    if flat and recording.launches is None:
+        _same.of_many(x.view(LIKE[size].dtype), out=y.view(LIKE[size].dtype))
+        return
+    dims: list[tuple[int, int, int]] = []
     layout = [(y.size, size, size)] if flat else zip(y.shape, x.strides, y.strides)
     for n, a, b in sorted(layout, key=lambda dim: -abs(dim[2])):
         if dims and dims[-1][1:] == (n * a, n * b):
@@ -111,6 +115,7 @@ def copy_into(y: np.ndarray, x: np.ndarray) -> None:
     _copy.launch(size, threads * max(1, y.nbytes // (TASK * threads)), constant(table), LIKE[size])
 
 
+_same: Formula = Formula(lambda x: x.view(x.dtype))
 LIKE = {size: np.empty(0, f"u{size}") for size in (1, 2, 4, 8)}
 
 
