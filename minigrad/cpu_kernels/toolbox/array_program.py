@@ -198,8 +198,15 @@ class Program:
         self.work: int = MEMORY + sum(CALL if isinstance(step.code, Loop) else 1 for step in self._steps)
         used = {x.slot for step in self._steps for x in step.takes if isinstance(x, Value)}
         self._inputs = [i for i in range(len(kinds)) if i in used]
-        operands = [Value(i, self._kinds[i]) for i in self._inputs]
-        self.code: Code = compiled(operands, self._steps, numbers, WORTH // self.work)
+        self._codes: dict[frozenset[int], Code] = {}
+        self.code: Code = self._code_for(frozenset(numbers))
+
+    def _code_for(self, repeated: frozenset[int]) -> Code:
+        """The loop where these inputs are one value in each call."""
+        if repeated not in self._codes:
+            operands = [Value(i, self._kinds[i]) for i in self._inputs]
+            self._codes[repeated] = compiled(operands, self._steps, set(repeated), WORTH // self.work)
+        return self._codes[repeated]
 
     def converted(self, x: Any, dtype: np.dtype[Any]) -> Any:
         """x as an operand of this dtype, a constant as NumPy's scalar."""
@@ -309,7 +316,8 @@ class Program:
             parts = out.size // shape[-1] * tasks_of(shape[-1], PIECE)
             threads = get_num_threads()
             tasks = min(parts, threads * max(1, out.size * self.work // (TASK * threads)))
-        _run.launch(None, tasks, *self.code[:2], constant(np.array(table, np.int64)))
+        repeated = frozenset([i for i, strides in zip(self._inputs, layout) if not strides[-1]])
+        _run.launch(None, tasks, *self._code_for(repeated)[:2], constant(np.array(table, np.int64)))
         return out
 
     def _array(self, x: Any, i: int) -> np.ndarray:
