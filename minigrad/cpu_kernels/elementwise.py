@@ -9,6 +9,7 @@ from ..plain_kernels.elementwise import quiet
 from .toolbox.array_program import formula, formulas, into_first, supports_half as supports_half
 
 add: Any  # and all others of the plain family
+cast: Any
 div: Any
 select: Any
 globals().update(formulas(plain, without=("add_into", "assign", "pow")))

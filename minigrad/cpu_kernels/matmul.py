@@ -4,13 +4,14 @@ The loops are in ``product_loops.py``. Parallel work is a grid over batch, rows 
 """
 
 import math
-from collections.abc import Callable
 
+import numba
 import numpy as np
 
-from ..plain_kernels import matmul as plain
 from ..plain_kernels.transformer import check_shapes
+from .elementwise import cast
 from .toolbox import bfloat16_product
+from .toolbox.array_program import as_launches
 from .toolbox.product_loops import (
     DEPTH_BLOCK,
     DEPTH_BLOCK_TRANSPOSED,
@@ -89,12 +90,14 @@ NO_BIAS = {dtype.char: np.zeros(1, dtype) for dtype in FLOATS}
 SINGLE = np.zeros(1, np.int64)  # the offsets of a batch of one
 
 
-def matmul(a: np.ndarray, b: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
+def matmul(a: np.ndarray, b: np.ndarray, bias: np.ndarray | None = None, rounded: bool = False) -> np.ndarray:
     """``np.matmul(a, b)`` for operands of at least two dimensions, plus ``bias`` on each row.
 
     Args:
         a: (..., M, K), b: (..., K, N); leading dimensions broadcast; any strides, nothing is copied to be transposed.
         bias: (N,), of the operands' dtype.
+        rounded: whether float32 operands may be rounded to bfloat16, as ``set_float32_matmul_precision("medium")`` has
+            it.
 
     Returns: a new C-contiguous array (..., M, N). float32 and float64 run on the register tile; other dtypes, and
     operands of different dtypes, are NumPy's. With ``set_float32_matmul_precision("medium")``, float32 products of more
@@ -104,12 +107,15 @@ def matmul(a: np.ndarray, b: np.ndarray, bias: np.ndarray | None = None) -> np.n
     """
     check_shapes(a, b, bias)
     dtype = a.dtype
+    if b.dtype == dtype and supports_half(a):
+        wide = (None if x is None else as_launches(cast)(x, FLOATS[0]) for x in (a, b, bias))
+        return as_launches(cast)(matmul(*wide, rounded=True), dtype)
     if dtype not in FLOATS or b.dtype != dtype:
         y = np.matmul(a, b)
         return y if bias is None else y + bias
     if a.ndim > 2 and b.ndim == 2 and a.flags.c_contiguous:  # one matrix for all rows: no batch at all
         rows = math.prod(a.shape[:-1])
-        return matmul(a.reshape(rows, a.shape[-1]), b, bias).reshape(*a.shape[:-1], b.shape[-1])
+        return matmul(a.reshape(rows, a.shape[-1]), b, bias, rounded).reshape(*a.shape[:-1], b.shape[-1])
 
     if a.ndim == b.ndim == 2:
         shape: tuple[int, ...] = (a.shape[0], b.shape[1])
@@ -124,14 +130,16 @@ def matmul(a: np.ndarray, b: np.ndarray, bias: np.ndarray | None = None) -> np.n
         if bias is not None:
             y += bias
     else:
-        _multiply(a, b, bias, y)
+        _multiply(a, b, bias, y, rounded)
     return y
 
 
-supports_half: Callable[[np.ndarray], bool] = plain.supports_half
+def supports_half(x: np.ndarray) -> bool:
+    """Whether there are instructions for products of arrays like this; else they arrive as float32."""
+    return x.dtype.kind == "V" and bfloat16_product.AVAILABLE and not numba.config.DISABLE_JIT
 
 
-def _multiply(a: np.ndarray, b: np.ndarray, bias: np.ndarray | None, y: np.ndarray) -> None:
+def _multiply(a: np.ndarray, b: np.ndarray, bias: np.ndarray | None, y: np.ndarray, rounded: bool = False) -> None:
     """y = a @ b (+ bias), nothing empty. y is C-contiguous; in a thin product its transpose may be so instead."""
     if not (a.flags.aligned and b.flags.aligned):
         a, b = np.require(a, requirements="A"), np.require(b, requirements="A")
@@ -156,7 +164,8 @@ def _multiply(a: np.ndarray, b: np.ndarray, bias: np.ndarray | None, y: np.ndarr
         first_element(a), first_element(b), first_element(bias), has_bias, first_element(y),
         a_offsets, b_offsets, strides, (rows, columns, depth), grid,
     )  # fmt: skip
-    if bfloat16_product.precision == "medium" and item == 4 and rows > THIN_ROWS and columns > THIN_ROWS:
+    rounded = rounded or bfloat16_product.precision == "medium"
+    if rounded and item == 4 and rows > THIN_ROWS and columns > THIN_ROWS:
         bfloat16_product.multiply_cells.launch(y.dtype, tasks, *arguments)
     else:
         _multiply_cells.launch(y.dtype, tasks, *arguments, thin)
