@@ -294,8 +294,8 @@ def _prepare(cls: type[Any], inputs: tuple[Any, ...], arrays: list[Any], dtype: 
             ]
         return None
     if cls.half_kernels is not None and is_half(dtype):
-        supports = getattr(getattr(kernels, cls.half_kernels), "supports_half", None)
-        if supports is not None and supports(next(x for x in arrays if isinstance(x, kernels.Array))):
+        first = next(x for x in arrays if isinstance(x, kernels.Array))
+        if getattr(kernels, cls.half_kernels).supports_half(first):
             return None
     for i, x in enumerate(arrays):
         if isinstance(x, kernels.Array) and is_half(x.dtype):

@@ -12,7 +12,7 @@ add: Any  # and all others of the plain family
 cast: Any
 div: Any
 select: Any
-globals().update(formulas(plain, without=("add_into", "assign", "pow")))
+globals().update(formulas(plain, without=("add_into", "assign", "pow", "supports_half")))
 assign: Any = plain.assign
 add_into: Any = into_first(np.add)
 

@@ -90,14 +90,12 @@ NO_BIAS = {dtype.char: np.zeros(1, dtype) for dtype in FLOATS}
 SINGLE = np.zeros(1, np.int64)  # the offsets of a batch of one
 
 
-def matmul(a: np.ndarray, b: np.ndarray, bias: np.ndarray | None = None, rounded: bool = False) -> np.ndarray:
+def matmul(a: np.ndarray, b: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
     """``np.matmul(a, b)`` for operands of at least two dimensions, plus ``bias`` on each row.
 
     Args:
         a: (..., M, K), b: (..., K, N); leading dimensions broadcast; any strides, nothing is copied to be transposed.
         bias: (N,), of the operands' dtype.
-        rounded: whether float32 operands may be rounded to bfloat16, as ``set_float32_matmul_precision("medium")`` has
-            it.
 
     Returns: a new C-contiguous array (..., M, N). float32 and float64 run on the register tile; other dtypes, and
     operands of different dtypes, are NumPy's. With ``set_float32_matmul_precision("medium")``, float32 products of more
@@ -106,16 +104,22 @@ def matmul(a: np.ndarray, b: np.ndarray, bias: np.ndarray | None = None, rounded
     Raises ValueError if the shapes do not fit.
     """
     check_shapes(a, b, bias)
+    if supports_half(a) and b.dtype == a.dtype:
+        convert, narrow = as_launches(cast), a.dtype
+        a, b, bias = convert(a, FLOATS[0]), convert(b, FLOATS[0]), None if bias is None else convert(bias, FLOATS[0])
+        return convert(_product(a, b, bias, True), narrow)
+    return _product(a, b, bias, bfloat16_product.precision == "medium")
+
+
+def _product(a: np.ndarray, b: np.ndarray, bias: np.ndarray | None, rounded: bool) -> np.ndarray:
+    """``matmul``, of float32 operands that may be rounded to bfloat16."""
     dtype = a.dtype
-    if b.dtype == dtype and supports_half(a):
-        wide = (None if x is None else as_launches(cast)(x, FLOATS[0]) for x in (a, b, bias))
-        return as_launches(cast)(matmul(*wide, rounded=True), dtype)
     if dtype not in FLOATS or b.dtype != dtype:
         y = np.matmul(a, b)
         return y if bias is None else y + bias
     if a.ndim > 2 and b.ndim == 2 and a.flags.c_contiguous:  # one matrix for all rows: no batch at all
         rows = math.prod(a.shape[:-1])
-        return matmul(a.reshape(rows, a.shape[-1]), b, bias, rounded).reshape(*a.shape[:-1], b.shape[-1])
+        return _product(a.reshape(rows, a.shape[-1]), b, bias, rounded).reshape(*a.shape[:-1], b.shape[-1])
 
     if a.ndim == b.ndim == 2:
         shape: tuple[int, ...] = (a.shape[0], b.shape[1])
@@ -126,7 +130,7 @@ def matmul(a: np.ndarray, b: np.ndarray, bias: np.ndarray | None = None, rounded
         y[...] = 0 if bias is None else bias
     elif shape[-1] <= THIN_ROWS < shape[-2] and a.itemsize in a.strides[-2:]:
         # Few columns are few rows of the transposed product.
-        _multiply(b.swapaxes(-1, -2), a.swapaxes(-1, -2), None, y.swapaxes(-1, -2))
+        _multiply(b.swapaxes(-1, -2), a.swapaxes(-1, -2), None, y.swapaxes(-1, -2), rounded)
         if bias is not None:
             y += bias
     else:
@@ -139,7 +143,7 @@ def supports_half(x: np.ndarray) -> bool:
     return x.dtype.kind == "V" and bfloat16_product.AVAILABLE and not numba.config.DISABLE_JIT
 
 
-def _multiply(a: np.ndarray, b: np.ndarray, bias: np.ndarray | None, y: np.ndarray, rounded: bool = False) -> None:
+def _multiply(a: np.ndarray, b: np.ndarray, bias: np.ndarray | None, y: np.ndarray, rounded: bool) -> None:
     """y = a @ b (+ bias), nothing empty. y is C-contiguous; in a thin product its transpose may be so instead."""
     if not (a.flags.aligned and b.flags.aligned):
         a, b = np.require(a, requirements="A"), np.require(b, requirements="A")
@@ -164,7 +168,6 @@ def _multiply(a: np.ndarray, b: np.ndarray, bias: np.ndarray | None, y: np.ndarr
         first_element(a), first_element(b), first_element(bias), has_bias, first_element(y),
         a_offsets, b_offsets, strides, (rows, columns, depth), grid,
     )  # fmt: skip
-    rounded = rounded or bfloat16_product.precision == "medium"
     if rounded and item == 4 and rows > THIN_ROWS and columns > THIN_ROWS:
         bfloat16_product.multiply_cells.launch(y.dtype, tasks, *arguments)
     else:

@@ -51,6 +51,10 @@ class elementwise:
     maximum: np.ufunc = np.maximum
     minimum: np.ufunc = np.minimum
 
+    def supports_half(x: np.ndarray) -> bool:
+        """Whether functions of half floats compute in float32, and round their results once; else float32 arrives."""
+        return False
+
     def fused(expression: Callable[..., Any], *inputs: Any) -> Any:
         """expression(elementwise, *inputs), a function of a module's top level: other backends take it as one pass."""
         return expression(elementwise, *inputs)

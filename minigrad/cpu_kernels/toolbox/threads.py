@@ -294,7 +294,7 @@ def _run(entry, frame, tasks):
 
 
 @kernel
-def launch_within(address, tasks, arguments):
+def launch_within(address: int, tasks: int, arguments: Any) -> Any:
     """In a kernel: a launch of the one at this address."""
     frame = np.empty(FRAME_BYTES, np.uint8)
     entry = _fill_frame(frame, address, arguments)

@@ -1,6 +1,6 @@
 """Arithmetic of two tensors, or of a tensor and a number."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from ...autograd import Function
 from ...errors import bad_type
@@ -20,7 +20,7 @@ class Arithmetic(Function):
     """Inputs are cast to their common dtype first."""
 
     promotes = True
-    half_kernels = "elementwise"
+    half_kernels: ClassVar[str | None] = "elementwise"
 
 
 class Add(Arithmetic):

@@ -13,7 +13,7 @@ class FloatFunction(Function):
     """A function of real numbers: integer inputs are cast to the default floating dtype."""
 
     floats = True
-    half_kernels = "elementwise"
+    half_kernels: ClassVar[str | None] = "elementwise"
 
 
 class OfFamily(FloatFunction):
