@@ -123,26 +123,15 @@ PRODUCTS = StageKernel(
 
 
 @inline
-def _product_rows(products, a, b, transposed, bias, has_bias, y):
-    """y = a @ b or a @ b^T with bias, as one task.
+def _product_rows(products, a, b, transposed, y):
+    """y = a @ b or a @ b^T, as one task.
 
     ``products``: the address of `_products`, an empty matrix and vector for what it is not given, and `_PAIRS`.
     """
     address, none, no_bias, pairs = products
     return call_at(
         address, _multiply_both,
-        (0, 1, a, b, transposed, bias, has_bias, y, pairs[1], none, none, no_bias, False, False, 1, pairs[0]),
-    )  # fmt: skip
-
-
-@inline
-def _weight_gradient(products, task, tasks, dy, x, dweight, dbias, has_bias, longest, grid):
-    """The task's share of dW = dy^T x and of db, the sums of dy's columns."""
-    address, none, no_bias, pairs = products
-    return call_at(
-        address, _multiply_both,
-        (task, tasks, dy, none, False, no_bias, False, none, pairs[0], x, dweight, dbias, has_bias, False, longest,
-         grid),
+        (0, 1, a, b, transposed, no_bias, False, y, pairs[1], none, none, no_bias, False, False, 1, pairs[0]),
     )  # fmt: skip
 
 
