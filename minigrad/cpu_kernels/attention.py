@@ -530,13 +530,7 @@ def forward(q: np.ndarray, k: np.ndarray, v: np.ndarray, options: Options) -> tu
 
 
 def backward(
-    dy: np.ndarray,
-    q: np.ndarray,
-    k: np.ndarray,
-    v: np.ndarray,
-    out: np.ndarray,
-    lse: np.ndarray,
-    options: Options,
+    dy: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, out: np.ndarray, lse: np.ndarray, options: Options
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The gradients (dq, dk, dv) of sum(dy * y), shaped like q, k, v and laid out as (B, T, heads, D).
 
