@@ -584,15 +584,10 @@ def _parts(B: int, Hq: int, H: int, Tq: int) -> int:
 
 
 def _launch_backward(
-    sizes: tuple[int, ...],
-    dy: np.ndarray,
-    operands: tuple[tuple[np.ndarray, tuple[int, int, int]], ...],
-    out: np.ndarray,
-    lse: np.ndarray,
-    grads: tuple[np.ndarray, np.ndarray, np.ndarray],
-    row_steps: tuple[int, int],
+    sizes: tuple[int, ...], dy: np.ndarray, operands: tuple[tuple[np.ndarray, tuple[int, int, int]], ...],
+    out: np.ndarray, lse: np.ndarray, grads: tuple[np.ndarray, np.ndarray, np.ndarray], row_steps: tuple[int, int],
     options: tuple[bool, float, float, np.uint64, np.uint64],
-) -> None:
+) -> None:  # fmt: skip
     """Run ``_backward``; ``operands`` are q, k and v, ``grads`` and ``row_steps`` its dq, dk, dv and their steps."""
     parts, B, Tk, H, D, Tq, Hq = sizes
     (q, q_strides), (k, k_strides), (v, v_strides) = operands

@@ -113,8 +113,8 @@ def _in_one_launch(x: np.ndarray, weight: np.ndarray) -> bool:
 
 def _in_two_steps(
     x: np.ndarray, weight: np.ndarray, targets: np.ndarray, ignore_index: int, dlosses: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """x (N, C), weight (M, C), targets (N,) int64 (checked) -> losses (N,), dx (N, C), dweight (M, C), in one launch.
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """x (N, C), weight (M, C), targets (N,) int64 (checked) -> losses (N,), dx (N, C), dweight (M, C): two launches.
 
     ``dlosses`` (N,) are the gradients of the rows' losses.
     """
