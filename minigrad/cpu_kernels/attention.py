@@ -69,9 +69,12 @@ PARALLEL_CACHE = 250_000  # elements; for fewer another launch on the pool takes
 
 
 @kernel
-def _dropout_row(row, start, seed, offset, p):
+def _drop(row, keep, start, seed, offset, p):
+    """Multiply a row by its part of the dropout mask, which begins at ``start``; ``keep`` is that part from now on."""
     not_inlined()
-    fill_dropout(row, start, seed, offset, p)
+    fill_dropout(keep, start, seed, offset, p)
+    for j in range(len(keep)):
+        row[j] *= keep[j]
 
 
 @kernel
@@ -259,9 +262,7 @@ def _forward(
                         for e in range(i, i_last + 1):
                             row = advance(pointer(scores), (e - i) * block)
                             start = ((b * Hq + h) * Tq + e) * Tk + j_block
-                            _dropout_row(keep[:row_width], start, seed, offset, dropout_p)
-                            for j in range(row_width):
-                                row[j] *= keep[j]
+                            _drop(row, keep[:row_width], start, seed, offset, dropout_p)
                     _multiply_row_tile(
                         depth, pointer(scores), block, 1, advance(pointer(v_panels), j_block * n), n * Tk,
                         j_block > 0, pointer(zeros), advance(pointer(sums), (i - i_block) * width), width, width, ahead,
@@ -381,9 +382,7 @@ def _backward(
                         row_lse, delta = lse[b, h, e], deltas[e - i_block]
                         if dropout_p > 0:
                             start = ((b * Hq + h) * Tq + e) * Tk + j_block
-                            _dropout_row(keep[:row_width], start, seed, offset, dropout_p)
-                            for j in range(row_width):
-                                ds_row[j] *= keep[j]
+                            _drop(ds_row, keep[:row_width], start, seed, offset, dropout_p)
                         for j in range(row_width):
                             exponent = p_row[j] * real_scale - row_lse
                             # Rounding may leave it above 0.
