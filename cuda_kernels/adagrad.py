@@ -16,10 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from .optimizers.multi_tensor import PRODUCTS, REALS, Table, updater
+from .optimizers.multi_tensor import PRODUCTS, REALS, Table as Table, updater
 from .platform.toolbox import Array, Kernel, math
-
-__all__ = ["SCALARS", "Table", "step"]
 
 SCALARS = ("lr", "weight_decay", "eps")
 """The columns of ``scalars``, one row for each parameter."""

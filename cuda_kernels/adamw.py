@@ -19,10 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from .optimizers.multi_tensor import HALVES, PRODUCTS, Table, updater
+from .optimizers.multi_tensor import HALVES, PRODUCTS, Table as Table, updater
 from .platform.toolbox import Array, math
-
-__all__ = ["L2_SCALARS", "SCALARS", "Table", "step"]
 
 SCALARS = ("decay", "weight", "beta2", "one_minus_beta2", "step_size", "root", "eps")
 """The columns of ``scalars``, one row for each parameter."""

@@ -18,10 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from .optimizers.multi_tensor import PRODUCTS, REALS, Table, updater
+from .optimizers.multi_tensor import PRODUCTS, REALS, Table as Table, updater
 from .platform.toolbox import Array, Kernel
-
-__all__ = ["SCALARS", "Table", "step"]
 
 SCALARS = ("lr", "weight_decay", "keep", "take", "momentum", "nesterov")
 """The columns of ``scalars``, one row for each parameter; ``nesterov`` is 0 or 1."""

@@ -30,18 +30,17 @@ class Size(tuple[int, ...]):
         return math.prod(self)
 
 
-def normalize_dim(dim: Any, ndim: int, what: str = "dim") -> int:
+def normalize_dim(dim: Any, ndim: int) -> int:
     """``dim`` as an index from the front; IndexError if there is no such dimension."""
     if type(dim) is int and -ndim <= dim < ndim:  # the usual case, quickly
         return dim % ndim
     limit = max(ndim, 1)
     if isinstance(dim, bool) or not hasattr(dim, "__index__"):
-        raise bad_type(f"{operation()}{what} must be an integer, not {dim!r}")
+        raise bad_type(f"{operation()}dim must be an integer, not {dim!r}")
     index: int = dim.__index__()
     if not -limit <= index < limit:
-        raise bad_index(
-            f"{operation()}{what} {index} is out of range for a tensor of {ndim} dimensions ({-limit} to {limit - 1})"
-        )
+        dimensions = f"{ndim} dimensions ({-limit} to {limit - 1})"
+        raise bad_index(f"{operation()}dim {index} is out of range for a tensor of {dimensions}")
     return index % limit
 
 

@@ -159,9 +159,9 @@ class Cut:
         return block_of(ceil_div(self.longest, width))
 
 
-def block_of(threads: int, most: int = THREADS) -> int:
-    """The size of a block of at least so many threads, up to ``most``."""
-    return min(most, 32 * max(1, ceil_div(threads, 32)))
+def block_of(threads: int) -> int:
+    """The size of a block of at least so many threads, up to ``THREADS``."""
+    return min(THREADS, 32 * max(1, ceil_div(threads, 32)))
 
 
 class Table(ParamTable):

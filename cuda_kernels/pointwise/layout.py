@@ -83,8 +83,7 @@ def _kept_order(shape: tuple[int, ...], inputs: tuple[Layout | None, ...], items
             return None
         found[i] = expected // full[0][2] * itemsize
         expected *= shape[i]
-    strides = tuple(found)
-    return None if order == list(range(len(shape))) else strides
+    return None if order == list(range(len(shape))) else tuple(found)
 
 
 def _steps(shape: tuple[int, ...], x: Layout | None) -> list[int]:
@@ -112,8 +111,7 @@ def _divide(
         parts.append(_part(width, dimensions, groups, offsets))
         return
     middle = 1 if len(dimensions) > MIDDLE + 2 else n // 2 // width * width or n // 2
-    starts = range(n) if middle == 1 else (0, middle)
-    for start in starts:
+    for start in range(n) if middle == 1 else (0, middle):
         end = start + 1 if middle == 1 else (middle if start == 0 else n)
         inner = rest if end - start == 1 and rest else [(end - start, step), *rest]
         moved = [o + start * s * size for o, s, size in zip(offsets, step, itemsizes, strict=True)]

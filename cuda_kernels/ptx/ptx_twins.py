@@ -165,8 +165,7 @@ def mma(word: str) -> Callable[[Any, Any, Any], tuple[np.float32, ...]]:
         c = np.empty((16, 8), np.float32)
         c[places] = [lanes[lane][2] for lane in range(32)]
         rows = np.concatenate([np.concatenate([a[0], a[2]], 1), np.concatenate([a[1], a[3]], 1)])
-        columns = np.concatenate([b[0], b[1]], 1)
-        return add_products(c, rows, columns)[places]
+        return add_products(c, rows, np.concatenate([b[0], b[1]], 1))[places]
 
     def multiply(a: Any, b: Any, c: Any) -> tuple[np.float32, ...]:
         if (len(a), len(b), len(c)) != (4, 2, 4):

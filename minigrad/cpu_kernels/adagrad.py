@@ -14,19 +14,16 @@ Source: Duchi, Hazan & Singer, "Adaptive subgradient methods for online learning
 
 from collections.abc import Sequence
 
-import numba
 import numpy as np
 
-from .toolbox.multi_tensor import GRAD, PARAM, STATE, Table, run_of
+from .toolbox.multi_tensor import GRAD, PARAM, STATE, Table as Table, exact, run_of
 from .toolbox.threads import task_kernel
-
-__all__ = ["SCALARS", "Table", "step"]
 
 SCALARS = ("lr", "weight_decay", "eps")
 """The columns of ``scalars``, one row for each parameter."""
 
 
-@numba.njit(nogil=True, error_model="numpy", fastmath=False)
+@exact
 def _update(p: np.ndarray, g: np.ndarray, s: np.ndarray, scalars: np.ndarray) -> None:
     real = p.dtype.type
     lr, weight_decay, eps = real(scalars[0]), real(scalars[1]), real(scalars[2])

@@ -21,14 +21,11 @@ regularization" (2019).
 
 from collections.abc import Sequence
 
-import numba
 import numpy as np
 
 from . import elementwise
-from .toolbox.multi_tensor import GRAD, PARAM, STATE, Table, run_of, with_bits
+from .toolbox.multi_tensor import GRAD, PARAM, STATE, Table as Table, exact, run_of, with_bits
 from .toolbox.threads import task_kernel
-
-__all__ = ["L2_SCALARS", "SCALARS", "Table", "step"]
 
 SCALARS = ("decay", "weight", "beta2", "one_minus_beta2", "step_size", "root", "eps")
 """The columns of ``scalars``, one row for each parameter."""
@@ -37,8 +34,7 @@ L2_SCALARS = (*SCALARS, "l2")
 """The same with coupled decay."""
 
 
-# Not the kernels' fast-math flags, see the module docstring (False must be said, or the caller's flags are inherited).
-@numba.njit(nogil=True, error_model="numpy", fastmath=False)
+@exact
 def _update(p: np.ndarray, g: np.ndarray, m: np.ndarray, v: np.ndarray, scalars: np.ndarray, read: np.ndarray) -> None:
     """One run of elements: arrays (n,), a row of ``SCALARS`` or ``L2_SCALARS``, the run's row of ``Table.read``."""
     real, word = p.dtype.type, read.dtype.type

@@ -69,9 +69,12 @@ PARALLEL_CACHE = 250_000  # elements; for fewer another launch on the pool takes
 
 
 @kernel
-def _dropout_row(row, start, seed, offset, p):
+def _drop(row, keep, start, seed, offset, p):
+    """Multiply a row by its part of the dropout mask, which begins at ``start``; ``keep`` is that part from now on."""
     not_inlined()
-    fill_dropout(row, start, seed, offset, p)
+    fill_dropout(keep, start, seed, offset, p)
+    for j in range(len(keep)):
+        row[j] *= keep[j]
 
 
 @kernel
@@ -259,9 +262,7 @@ def _forward(
                         for e in range(i, i_last + 1):
                             row = advance(pointer(scores), (e - i) * block)
                             start = ((b * Hq + h) * Tq + e) * Tk + j_block
-                            _dropout_row(keep[:row_width], start, seed, offset, dropout_p)
-                            for j in range(row_width):
-                                row[j] *= keep[j]
+                            _drop(row, keep[:row_width], start, seed, offset, dropout_p)
                     _multiply_row_tile(
                         depth, pointer(scores), block, 1, advance(pointer(v_panels), j_block * n), n * Tk,
                         j_block > 0, pointer(zeros), advance(pointer(sums), (i - i_block) * width), width, width, ahead,
@@ -381,9 +382,7 @@ def _backward(
                         row_lse, delta = lse[b, h, e], deltas[e - i_block]
                         if dropout_p > 0:
                             start = ((b * Hq + h) * Tq + e) * Tk + j_block
-                            _dropout_row(keep[:row_width], start, seed, offset, dropout_p)
-                            for j in range(row_width):
-                                ds_row[j] *= keep[j]
+                            _drop(ds_row, keep[:row_width], start, seed, offset, dropout_p)
                         for j in range(row_width):
                             exponent = p_row[j] * real_scale - row_lse
                             # Rounding may leave it above 0.
@@ -530,13 +529,7 @@ def forward(q: np.ndarray, k: np.ndarray, v: np.ndarray, options: Options) -> tu
 
 
 def backward(
-    dy: np.ndarray,
-    q: np.ndarray,
-    k: np.ndarray,
-    v: np.ndarray,
-    out: np.ndarray,
-    lse: np.ndarray,
-    options: Options,
+    dy: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, out: np.ndarray, lse: np.ndarray, options: Options
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The gradients (dq, dk, dv) of sum(dy * y), shaped like q, k, v and laid out as (B, T, heads, D).
 
@@ -590,15 +583,10 @@ def _parts(B: int, Hq: int, H: int, Tq: int) -> int:
 
 
 def _launch_backward(
-    sizes: tuple[int, ...],
-    dy: np.ndarray,
-    operands: tuple[tuple[np.ndarray, tuple[int, int, int]], ...],
-    out: np.ndarray,
-    lse: np.ndarray,
-    grads: tuple[np.ndarray, np.ndarray, np.ndarray],
-    row_steps: tuple[int, int],
+    sizes: tuple[int, ...], dy: np.ndarray, operands: tuple[tuple[np.ndarray, tuple[int, int, int]], ...],
+    out: np.ndarray, lse: np.ndarray, grads: tuple[np.ndarray, np.ndarray, np.ndarray], row_steps: tuple[int, int],
     options: tuple[bool, float, float, np.uint64, np.uint64],
-) -> None:
+) -> None:  # fmt: skip
     """Run ``_backward``; ``operands`` are q, k and v, ``grads`` and ``row_steps`` its dq, dk, dv and their steps."""
     parts, B, Tk, H, D, Tq, Hq = sizes
     (q, q_strides), (k, k_strides), (v, v_strides) = operands

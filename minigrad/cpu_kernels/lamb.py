@@ -20,20 +20,17 @@ Source: You et al., "Large batch optimization for deep learning: training BERT i
 
 from collections.abc import Sequence
 
-import numba
 import numpy as np
 
 from .toolbox.jit import inline, kernel
-from .toolbox.multi_tensor import GRAD, PARAM, STATE, Table, run_of
+from .toolbox.multi_tensor import GRAD, PARAM, STATE, Table as Table, exact, run_of
 from .toolbox.threads import task_kernel
-
-__all__ = ["SCALARS", "Table", "step"]
 
 SCALARS = ("lr", "weight_decay", "beta1", "beta2", "correction", "root", "eps", "max_trust_ratio")
 """The columns of ``scalars``, one row for each parameter."""
 
 
-@numba.njit(nogil=True, error_model="numpy", fastmath=False)
+@exact
 def _moments(p: np.ndarray, g: np.ndarray, m: np.ndarray, v: np.ndarray, scalars: np.ndarray, lamb: bool) -> None:
     real = p.dtype.type
     weight_decay, beta1, beta2 = real(scalars[1]), real(scalars[2]), real(scalars[3])
@@ -71,7 +68,7 @@ def _squares(p, m, v, scalars, lamb, sums):
     sums[1] = of_u
 
 
-@numba.njit(nogil=True, error_model="numpy", fastmath=False)
+@exact
 def _descend(
     p: np.ndarray, m: np.ndarray, v: np.ndarray, scalars: np.ndarray, lamb: bool, step_size: np.float64
 ) -> None:

@@ -42,7 +42,7 @@ from .toolbox.register_tile import (
     TILE_ROWS,
     advance,
     aligned_empty,
-    bound,
+    cell_of,
     keep_alive,
     pointer,
     round_up,
@@ -71,26 +71,22 @@ def _products(
     packed_a = aligned_empty(min(depth_limit, DEPTH_BLOCK) * min(round_up(row_limit, TILE_ROWS), ROW_BLOCK), a)
     for product in range(2):
         if product == 0:
-            row_parts, column_parts = grid
+            parts = grid
             rows, columns, depth = y.shape[0], y.shape[1], a.shape[1]
             a_row, a_column, b_row, b_column = depth, 1, columns, 1
             if transposed:
                 b_row, b_column = 1, depth
             left, right, target, with_sums = pointer(a), pointer(b), pointer(y), False
         else:
-            row_parts, column_parts = sums_grid
+            parts = sums_grid
             rows, columns, depth = z.shape[0], z.shape[1], c.shape[0]
             a_row, a_column, b_row, b_column = 1, rows, columns, 1
             left, right, target, with_sums = pointer(a), pointer(c), pointer(z), has_sums
         small[: TILE_PANELS * n] = 0  # the zeros that tiles begin with; a thin product has its sums there
         thin = product == 0 and rows <= THIN_ROWS
-        cells = row_parts * column_parts
+        cells = parts[0] * parts[1]
         for cell in range(task * cells // tasks, (task + 1) * cells // tasks):
-            row_part, column_part = cell // column_parts, cell % column_parts
-            i = bound(row_part, row_parts, rows, TILE_ROWS)
-            j = bound(column_part, column_parts, columns, n)
-            height = bound(row_part + 1, row_parts, rows, TILE_ROWS) - i
-            width = bound(column_part + 1, column_parts, columns, n) - j
+            i, j, height, width = cell_of(cell, parts, rows, columns, TILE_ROWS, n)
             a_cell, b_cell = advance(left, i * a_row), advance(right, j * b_column)
             y_cell, bias_cell = advance(target, i * columns + j), advance(pointer(bias), j if has_bias else 0)
             if thin:
@@ -103,7 +99,7 @@ def _products(
                     a_cell, a_row, a_column, b_cell, b_row, b_column, bias_cell, has_bias and product == 0, y_cell,
                     columns, height, width, depth, DEPTH_BLOCK if product == 0 else longest, packed_a, packed_b, small,
                     accumulate and product == 1,
-                    advance(pointer(sums), i if with_sums else 0), with_sums and column_part == 0,
+                    advance(pointer(sums), i if with_sums else 0), with_sums and j == 0,
                 )  # fmt: skip
     keep_alive((small, packed_a, packed_b))
 
@@ -123,26 +119,15 @@ PRODUCTS = StageKernel(
 
 
 @inline
-def _product_rows(products, a, b, transposed, bias, has_bias, y):
-    """y = a @ b or a @ b^T with bias, as one task.
+def _product_rows(products, a, b, transposed, y):
+    """y = a @ b or a @ b^T, as one task.
 
     ``products``: the address of `_products`, an empty matrix and vector for what it is not given, and `_PAIRS`.
     """
     address, none, no_bias, pairs = products
     return call_at(
         address, _multiply_both,
-        (0, 1, a, b, transposed, bias, has_bias, y, pairs[1], none, none, no_bias, False, False, 1, pairs[0]),
-    )  # fmt: skip
-
-
-@inline
-def _weight_gradient(products, task, tasks, dy, x, dweight, dbias, has_bias, longest, grid):
-    """The task's share of dW = dy^T x and of db, the sums of dy's columns."""
-    address, none, no_bias, pairs = products
-    return call_at(
-        address, _multiply_both,
-        (task, tasks, dy, none, False, no_bias, False, none, pairs[0], x, dweight, dbias, has_bias, False, longest,
-         grid),
+        (0, 1, a, b, transposed, no_bias, False, y, pairs[1], none, none, no_bias, False, False, 1, pairs[0]),
     )  # fmt: skip
 
 

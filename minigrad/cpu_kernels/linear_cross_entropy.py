@@ -6,10 +6,10 @@ and is used at once for dx = dz W and dW += dz^T x.
 A single chunk of no more classes than rows is two launches, the first on rows that stay with one core:
 
     rows       z = x W^T, losses and dz in the place of z, dx = dz W
-    weights    dW = dz^T x
+    weights    dW = dz^T x, as ``linear`` does it
 
-The operations one by one are three to five launches, which cost more than small products do. Each stage calls the
-kernel that ``linear`` and ``cross_entropy`` launch, at its address, so all bits are those of the single operations.
+The operations one by one are three to five launches, which cost more than small products do. The first calls the
+kernels that ``linear`` and ``cross_entropy`` launch, at their addresses, so all bits are those of single operations.
 """
 
 from typing import Any
@@ -17,10 +17,9 @@ from typing import Any
 import numpy as np
 
 from . import cross_entropy, grad_norm, linear
-from .linear import _PAIRS, _product_rows, _weight_gradient
+from .linear import _PAIRS, _product_rows
 from .matmul import NO_BIAS
-from .toolbox.product_loops import PARALLEL_WORK, THIN_ROWS, grid_of
-from .toolbox.register_tile import TILE_BYTES
+from .toolbox.product_loops import PARALLEL_WORK, THIN_ROWS
 from .toolbox.threads import call_at, shares, task_kernel
 
 CHUNK_BYTES = 256 << 20  # of logits that exist at a time
@@ -44,19 +43,12 @@ def _rows(
     products = product, none, no_bias, pairs
     r, t = task * x.shape[0] // tasks, (task + 1) * x.shape[0] // tasks
     z, rows = dlogits[r:t], dx[r:t]
-    failed = _product_rows(products, x[r:t], weight, True, no_bias, False, z)
+    failed = _product_rows(products, x[r:t], weight, True, z)
     failed += call_at(
         fused, _fused_rows, (dlosses[r:t], z, targets[r:t], ignore_index, 0.0, no_weights, losses[r:t], lse[r:t])
     )
-    failed += _product_rows(products, z, weight, False, no_bias, False, rows)
+    failed += _product_rows(products, z, weight, False, rows)
     if failed:
-        raise MemoryError("no memory for the kernel's workspace")
-
-
-@task_kernel
-def _weights(task, tasks, product, dlogits, x, dweight, longest, grid, none, no_bias, pairs):
-    products = product, none, no_bias, pairs
-    if _weight_gradient(products, task, tasks, dlogits, x, dweight, no_bias, False, longest, grid):
         raise MemoryError("no memory for the kernel's workspace")
 
 
@@ -121,21 +113,17 @@ def _in_one_launch(x: np.ndarray, weight: np.ndarray) -> bool:
 
 def _in_two_steps(
     x: np.ndarray, weight: np.ndarray, targets: np.ndarray, ignore_index: int, dlosses: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """x (N, C), weight (M, C), targets (N,) int64 (checked) -> losses (N,), dx (N, C), dweight (M, C), in one launch.
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """x (N, C), weight (M, C), targets (N,) int64 (checked) -> losses (N,), dx (N, C), dweight (M, C): two launches.
 
     ``dlosses`` (N,) are the gradients of the rows' losses.
     """
     (N, C), M, dtype = x.shape, len(weight), x.dtype
     count = min(shares(N * M * C * 3, PARALLEL_WORK), N // (THIN_ROWS + 1)) or 1  # no thin product
-    grid = grid_of(1, M, C, TILE_BYTES // dtype.itemsize, count)
-    losses, lse = np.empty(N, dtype), np.empty(N, dtype)
-    dlogits, dx, dweight = np.empty((N, M), dtype), np.empty((N, C), dtype), np.empty((M, C), dtype)
-    no_bias, none = NO_BIAS[dtype.char], linear.EMPTY[dtype.char]
-    product, longest = linear.PRODUCTS.address(dtype), linear._depth_block(M, C)
+    losses, lse, dlogits, dx = np.empty(N, dtype), np.empty(N, dtype), np.empty((N, M), dtype), np.empty((N, C), dtype)
+    addresses = linear.PRODUCTS.address(dtype), cross_entropy.FUSED_ROWS.address(dtype)
     _rows.launch(
-        dtype, count, (product, cross_entropy.FUSED_ROWS.address(dtype)), int(ignore_index), x, weight,
-        np.ascontiguousarray(targets), dlosses, losses, lse, dlogits, dx, none, no_bias, np.empty(0, dtype), _PAIRS,
+        dtype, count, addresses, int(ignore_index), x, weight, np.ascontiguousarray(targets), dlosses, losses, lse,
+        dlogits, dx, linear.EMPTY[dtype.char], NO_BIAS[dtype.char], np.empty(0, dtype), _PAIRS,
     )  # fmt: skip
-    _weights.launch(dtype, count, product, dlogits, x, dweight, longest, grid, none, no_bias, _PAIRS)
-    return losses, dx, dweight
+    return losses, dx, linear.backward(dlogits, x, None, (False, True, False))[1]

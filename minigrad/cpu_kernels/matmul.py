@@ -31,7 +31,7 @@ from .toolbox.register_tile import (
     TILE_ROWS,
     advance,
     aligned_empty,
-    bound,
+    cell_of,
     first_element,
     keep_alive,
     pointer,
@@ -49,22 +49,17 @@ def _multiply_cells(task, tasks, a, b, bias, has_bias, y, a_offsets, b_offsets, 
     """
     a_row, a_column, b_row, b_column, y_row, y_column = strides
     rows, columns, depth = sizes
-    row_parts, column_parts = grid
     n = tile_columns(pointer(y))
     small = aligned_empty(max(TILE_PANELS * n * (1 + TILE_ROWS), THIN_COLUMN_BLOCK), y)
     small[: TILE_PANELS * n] = 0
     packed_b = aligned_empty(0 if thin else panels_space(depth, columns, n), y)
     packed_a = aligned_empty(0 if thin else min(depth, DEPTH_BLOCK) * min(round_up(rows, TILE_ROWS), ROW_BLOCK), y)
 
-    parts = row_parts * column_parts
+    parts = grid[0] * grid[1]
     cells = len(a_offsets) * parts
     for cell in range(task * cells // tasks, (task + 1) * cells // tasks):
-        batch, part = cell // parts, cell % parts
-        row_part, column_part = part // column_parts, part % column_parts
-        i = bound(row_part, row_parts, rows, TILE_ROWS)
-        j = bound(column_part, column_parts, columns, n)
-        height = bound(row_part + 1, row_parts, rows, TILE_ROWS) - i
-        width = bound(column_part + 1, column_parts, columns, n) - j
+        batch = cell // parts
+        i, j, height, width = cell_of(cell % parts, grid, rows, columns, TILE_ROWS, n)
         a_cell = advance(pointer(a), a_offsets[batch] + i * a_row)
         b_cell = advance(pointer(b), b_offsets[batch] + j * b_column)
         y_cell = advance(pointer(y), batch * rows * columns + i * y_row + j * y_column)

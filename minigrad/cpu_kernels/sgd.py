@@ -15,19 +15,16 @@ Source: Sutskever, Martens, Dahl & Hinton, "On the importance of initialization 
 
 from collections.abc import Sequence
 
-import numba
 import numpy as np
 
-from .toolbox.multi_tensor import GRAD, PARAM, STATE, Table, run_of
+from .toolbox.multi_tensor import GRAD, PARAM, STATE, Table as Table, exact, run_of
 from .toolbox.threads import task_kernel
-
-__all__ = ["SCALARS", "Table", "step"]
 
 SCALARS = ("lr", "weight_decay", "keep", "take", "momentum", "nesterov")
 """The columns of ``scalars``, one row for each parameter; ``nesterov`` is 0 or 1."""
 
 
-@numba.njit(nogil=True, error_model="numpy", fastmath=False)
+@exact
 def _descend(p: np.ndarray, g: np.ndarray, scalars: np.ndarray) -> None:
     real = p.dtype.type
     lr, weight_decay = real(scalars[0]), real(scalars[1])
@@ -37,7 +34,7 @@ def _descend(p: np.ndarray, g: np.ndarray, scalars: np.ndarray) -> None:
         p[i] = p[i] - lr * gi
 
 
-@numba.njit(nogil=True, error_model="numpy", fastmath=False)
+@exact
 def _descend_with_momentum(p: np.ndarray, g: np.ndarray, b: np.ndarray, scalars: np.ndarray) -> None:
     real = p.dtype.type
     lr, weight_decay, keep, take, momentum = (

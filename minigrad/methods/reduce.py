@@ -81,14 +81,9 @@ class ReduceMethods:
         return op.apply(self, axes=shapes.normalize_dims(dim, axis, self.ndim), keepdim=keepdim, correction=correction)
 
     def norm(
-        self: Tensor,
-        p: float | str = 2,
-        dim: Dim = None,
-        keepdim: bool = False,
-        *,
-        axis: Dim = None,
-        keepdims: bool = False,
-    ) -> Tensor:
+        self: Tensor, p: float | str = 2, dim: Dim = None, keepdim: bool = False, *,
+        axis: Dim = None, keepdims: bool = False,
+    ) -> Tensor:  # fmt: skip
         """(sum |x|^p)^(1/p) over ``dim`` (default all); for infinite p the largest (smallest) |x|, for p = 0 the number
         of x that are not 0. The gradient of the Euclidean norm is 0 where it is 0.
         """

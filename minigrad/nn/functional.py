@@ -442,13 +442,9 @@ def scaled_dot_product_attention(
 
 
 def packed_attention(
-    qkv: Tensor,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    generator: Source = None,
-    n_head: int | None = None,
-) -> Tensor:
+    qkv: Tensor, dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
+    generator: Source = None, n_head: int | None = None,
+) -> Tensor:  # fmt: skip
     """Self-attention of queries, keys and values that one projection made: qkv (B, T, 3, H, D) -> (B, T, H, D), or as
     the projection gives it, with ``n_head`` saying how many heads that is: (B, T, 3 H D) -> (B, T, H D).
 

@@ -75,7 +75,7 @@ class Cat(Function):
 
 
 class _OfGradient(Function):
-    """dx is of dy what y is of x: ``moved``, a function of the kernels, with the same options."""
+    """dx is of dy what y is of x: ``moved``, a function of the kernels, with the options that move ``back``."""
 
     __slots__ = ("options",)
     widens = False
@@ -87,7 +87,10 @@ class _OfGradient(Function):
         return self.moved(self.kernels)(x, *self.options)
 
     def backward(self, dy: Any) -> Any:
-        return self.moved(self.kernels)(dy, *self.options)
+        return self.moved(self.kernels)(dy, *self.back(*self.options))
+
+    def back(self, *options: Any) -> tuple[Any, ...]:
+        return options
 
 
 class Flip(_OfGradient):
@@ -108,20 +111,14 @@ class Triu(_OfGradient):
     moved = attrgetter("movement.triu")
 
 
-class Roll(Function):
+class Roll(_OfGradient):
     """y = x moved on by the shifts along the axes, around the end;  dx = dy moved back."""
 
-    __slots__ = ("axes", "shifts")
-    widens = False
-    axes: tuple[int, ...]
-    shifts: tuple[int, ...]
+    moved = attrgetter("movement.roll")
 
-    def forward(self, x: Any, *, shifts: tuple[int, ...], axes: tuple[int, ...]) -> Any:
-        self.shifts, self.axes = shifts, axes
-        return self.kernels.movement.roll(x, shifts, axes)
-
-    def backward(self, dy: Any) -> Any:
-        return self.kernels.movement.roll(dy, tuple(-s for s in self.shifts), self.axes)
+    def back(self, *options: Any) -> tuple[Any, ...]:
+        shifts, axes = options
+        return tuple(-s for s in shifts), axes
 
 
 class Tile(Function):
@@ -141,19 +138,14 @@ class Tile(Function):
         return self.kernels.reduce.sum(copies, tuple(range(0, copies.ndim, 2)), False).reshape(self.shape)
 
 
-class Pad(Function):
+class Pad(_OfGradient):
     """y = x with borders of a constant;  dx = dy without the borders (where a border is negative: with zeros)."""
 
-    __slots__ = ("widths",)
-    widens = False
-    widths: tuple[tuple[int, int], ...]
+    moved = attrgetter("movement.pad")
 
-    def forward(self, x: Any, *, widths: tuple[tuple[int, int], ...], value: float) -> Any:
-        self.widths = widths
-        return self.kernels.movement.pad(x, widths, value)
-
-    def backward(self, dy: Any) -> Any:
-        return self.kernels.movement.pad(dy, tuple((-before, -after) for before, after in self.widths), 0)
+    def back(self, *options: Any) -> tuple[Any, ...]:
+        widths, _ = options
+        return tuple((-before, -after) for before, after in widths), 0
 
 
 class Diagonal(Function):

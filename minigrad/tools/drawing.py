@@ -229,11 +229,10 @@ def _separate(layer: list[_Box], wanted: list[float]) -> None:
 def _svg(layers: list[list[_Box]], boxes: list[_Box]) -> str:
     width = max(box.x + box.width / 2 for layer in layers for box in layer) + MARGIN
     height = max(box.y + box.height for box in boxes) + MARGIN
-    title = f"graph of {len(boxes)} operations and leaves"
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
         f'viewBox="0 0 {width:.1f} {height:.1f}" font-family="monospace" font-size="12" text-anchor="middle">',
-        f"<title>{title}</title>",
+        f"<title>graph of {len(boxes)} operations and leaves</title>",
         '<defs><marker id="arrow" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
         '<path d="M0 0L8 4L0 8z" fill="#555"/></marker></defs>',
         f'<rect width="{width:.1f}" height="{height:.1f}" fill="#ffffff"/>',  # also on a dark page

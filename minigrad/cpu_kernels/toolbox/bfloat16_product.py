@@ -42,7 +42,7 @@ from .register_tile import (
     Vectors,
     advance,
     aligned_empty,
-    bound,
+    cell_of,
     cpu_has,
     emit_tile,
     keep_alive,
@@ -261,12 +261,9 @@ def _multiply_rounded(
                     for tile_j in range(0, width, PANEL):
                         panel = advance(packed_b, tile_j * pairs)
                         target = advance(y, (i + tile_i) * y_row + j + tile_j)
+                        start, start_row = advance(bias, j + tile_j) if has_bias else zeros, 0
                         if k > 0:
                             start, start_row = target, y_row
-                        elif has_bias:
-                            start, start_row = advance(bias, j + tile_j), 0
-                        else:
-                            start, start_row = zeros, 0
                         if tile_i + ROWS <= height and tile_j + PANEL <= width:
                             _multiply(pairs, a_tile, panel, start, start_row, target, y_row)
                         else:
@@ -284,7 +281,6 @@ def multiply_cells(
     """One task's share of the grid's cells; the arguments are those of the kernel of the same name in ``matmul.py``."""
     a_row, a_column, b_row, b_column, y_row, _ = strides
     rows, columns, depth = sizes
-    row_parts, column_parts = grid
     pairs = round_up((min(depth, DEPTH_BLOCK) + 1) // 2, STEP)
     small = aligned_empty(2 * LANES + PANEL + ROWS * PANEL, y)
     small[2 * LANES : 2 * LANES + PANEL] = 0
@@ -292,14 +288,11 @@ def multiply_cells(
     packed_a = aligned_empty(pairs * min(round_up(rows, PANEL), ROW_BLOCK), y)
     if AMX:
         _begin_tiles()
-    parts = row_parts * column_parts
+    parts = grid[0] * grid[1]
     cells = len(a_offsets) * parts
     for cell in range(task * cells // tasks, (task + 1) * cells // tasks):
-        batch, part = cell // parts, cell % parts
-        row_part, column_part = part // column_parts, part % column_parts
-        i, j = bound(row_part, row_parts, rows, ROWS), bound(column_part, column_parts, columns, PANEL)
-        height = bound(row_part + 1, row_parts, rows, ROWS) - i
-        width = bound(column_part + 1, column_parts, columns, PANEL) - j
+        batch = cell // parts
+        i, j, height, width = cell_of(cell % parts, grid, rows, columns, ROWS, PANEL)
         _multiply_rounded(
             advance(pointer(a), a_offsets[batch] + i * a_row), a_row, a_column,
             advance(pointer(b), b_offsets[batch] + j * b_column), b_row, b_column,

@@ -15,6 +15,7 @@ import ctypes
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numba
 import numpy as np
 from numba import types
 from numba.np.numpy_support import carray
@@ -44,6 +45,11 @@ def addresses_of(arrays: Iterable[np.ndarray]) -> list[int]:
 def address_of(array: np.ndarray) -> int:
     """The address of an array's memory. The caller keeps the array alive."""
     return addresses_of((array,))[0]
+
+
+def exact(fn: Callable[..., None]) -> Any:
+    """Compile an update in plain IEEE arithmetic, for the reason given in ``adamw.py``."""
+    return numba.njit(nogil=True, error_model="numpy", fastmath=False)(fn)  # unsaid, it would be the caller's fast one
 
 
 @emits(lambda address, like: types.CPointer(like.dtype)(address, like))

@@ -128,16 +128,12 @@ def multiply_packed(
                         count = TILE_PANELS if tile_j + (TILE_PANELS - 1) * n < width else 1
                         whole = tile_i + TILE_ROWS <= height and tile_j + count * n <= width
                         panel = advance(panels, tile_j * block_depth)
-                        corner = (i + tile_i) * y_row + j + tile_j
-                        target = advance(y, corner)
+                        target = advance(y, (i + tile_i) * y_row + j + tile_j)
+                        start, start_row = advance(bias, j + tile_j) if has_bias else zeros, 0
                         if k > 0 or accumulate:
                             start, start_row = target, y_row
                             if far:
                                 prefetch_tile(target, y_row, count)
-                        elif has_bias:
-                            start, start_row = advance(bias, j + tile_j), 0
-                        else:
-                            start, start_row = zeros, 0
                         first, first_row, result, result_row = start, start_row, target, y_row
                         if not whole:
                             first, first_row, result, result_row = zeros, 0, edge, count * n

@@ -125,6 +125,14 @@ def bound(index: int, parts: int, total: int, unit: int) -> int:
     return min(total, index * ((total + unit - 1) // unit) // parts * unit)
 
 
+@inline
+def cell_of(index: int, grid: tuple[int, int], rows: int, columns: int, height: int, width: int) -> Any:
+    """Of a cell of a grid over (rows, columns), cut between tiles (height, width): first row and column, and sizes."""
+    i, j = bound(index // grid[1], grid[0], rows, height), bound(index % grid[1], grid[1], columns, width)
+    below = bound(index // grid[1] + 1, grid[0], rows, height)
+    return i, j, below - i, bound(index % grid[1] + 1, grid[1], columns, width) - j
+
+
 @kernel
 def aligned_empty(count: int, like: np.ndarray) -> np.ndarray:
     """An uninitialised 1-d array of ``like``'s dtype that starts on a cache line: an unaligned vector straddles two."""
@@ -337,8 +345,7 @@ def address_of(context: Any, builder: Any, signature: Any, address: Any) -> Any:
 def _emit_prefetch(builder: Any, address: Any, to_write: int, caches: int) -> None:
     function_type = ir.FunctionType(ir.VoidType(), [address.type, INT32, INT32, INT32])
     function = cgutils.get_or_insert_function(builder.module, function_type, "llvm.prefetch.p0")
-    of_data = 1
-    builder.call(function, [address, INT32(to_write), INT32(caches), INT32(of_data)])
+    builder.call(function, [address, INT32(to_write), INT32(caches), INT32(1)])  # 1: of data
 
 
 @emits(lambda address: types.void(address))

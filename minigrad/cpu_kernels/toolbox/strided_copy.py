@@ -4,13 +4,12 @@ from typing import Any
 
 import numba
 import numpy as np
-from llvmlite import ir
 from numba import types
 
 from .array_program import Formula
 from .jit import emits, inline
 from .multi_tensor import addresses_of, elements_at
-from .register_tile import INT32, INT64, Vectors
+from .register_tile import INT64, Vectors, transpose_registers
 from .threads import constant, get_num_threads, recording, task_kernel
 
 FEW = 65536  # bytes that NumPy rearranges in the time of a launch
@@ -55,20 +54,15 @@ def _copy(task, tasks, table, like):
 @emits(lambda x, x_step, y, y_row, like: types.void(*[types.int64] * 4, like))
 def _transpose(context: Any, builder: Any, signature: Any, x: Any, x_step: Any, y: Any, y_row: Any, like: Any) -> None:
     """TILE elements from each of the addresses x, x + x_step, ... as the columns of TILE rows at y, y + y_row, ..."""
-    vectors, masks = Vectors(builder, context, signature.args[-1].dtype, TILE), ir.VectorType(INT32, TILE)
+    vectors = Vectors(builder, context, signature.args[-1].dtype, TILE)
 
     def place(address: Any, step: Any, i: int) -> Any:
         return builder.inttoptr(builder.add(address, builder.mul(step, INT64(i))), vectors.scalar.as_pointer())
 
     lines = [vectors.load(place(x, x_step, i), INT64(0)) for i in range(TILE)]
-    for d in (4, 2, 1):  # of blocks d x d the upper right one and the lower left one change places
-        for i in [i for i in range(TILE) if not i & d]:
-            upper, lower = lines[i], lines[i | d]
-            for chosen in (0, d):
-                mask = [(j & ~d | chosen) + (TILE if j & d else 0) for j in range(TILE)]
-                lines[i | chosen] = builder.shuffle_vector(upper, lower, ir.Constant(masks, mask))
-    for i in range(TILE):
-        vectors.store(lines[i], place(y, y_row, i), INT64(0))
+    transpose_registers(builder, lines)
+    for i, line in enumerate(lines):
+        vectors.store(line, place(y, y_row, i), INT64(0))
 
 
 @inline

@@ -297,8 +297,7 @@ def _run(entry, frame, tasks):
 def launch_within(address: int, tasks: int, arguments: Any) -> Any:
     """In a kernel: a launch of the one at this address."""
     frame = np.empty(FRAME_BYTES, np.uint8)
-    entry = _fill_frame(frame, address, arguments)
-    return _run(entry, frame, tasks)
+    return _run(_fill_frame(frame, address, arguments), frame, tasks)
 
 
 @emits(lambda address, n: types.int64(types.int64, types.int64))
