@@ -32,7 +32,7 @@ def _result(*kinds: Any) -> np.dtype[Any]:
 _EXAMPLES: dict[Any, Any] = {int: 0, float: 0.0}  # Python's numbers adapt to the dtype of the others
 _NUMBERS = ("float64", "int64", "int32", "uint8", "bool")
 _REALS = ("float64", "int64")
-supports_half = plain.supports_half
+supports_half: Callable[[Any], bool] = plain.supports_half
 _make = functools.partial(made_from, plain, globals())
 _ADD, _MAXIMUM, _MINIMUM = _make("add maximum minimum", lazy=_NUMBERS)
 _make("sub", lazy=_NUMBERS[:-1])
