@@ -150,6 +150,7 @@ class Function(metaclass=FunctionType):
     promotes: ClassVar[bool] = False  # cast the inputs to their common dtype, by PyTorch's rules, before forward
     compares: ClassVar[bool] = False  # and integers of several dtypes to int64, which holds them all
     floats: ClassVar[bool] = False  # and integer inputs to the default floating dtype
+    not_of_bool: ClassVar[str | None] = None  # refuse bool (NumPy's int8 is no dtype of ours), under this name
     widens: ClassVar[bool] = True  # compute with float16 and bfloat16 as float32, and round results and gradients once
     half_kernels: ClassVar[str | None] = None  # but not where this kernel family takes them: its supports_half(array)
     differentiable: ClassVar[bool] = True  # False: the output never requires grad
@@ -286,6 +287,8 @@ def _prepare(cls: type[Any], inputs: tuple[Any, ...], arrays: list[Any], dtype: 
     """Promote and widen the arrays, where the op asks for it; the half-width dtype to round the result to, or None."""
     if cls.promotes or cls.floats:
         dtype = _promote(cls, inputs, arrays)
+    if cls.not_of_bool is not None and dtype.kind == "b":
+        raise bad_type(f"{cls.not_of_bool} of bool tensors has no value; convert with .long() or .float()")
     if not cls.widens:
         if cls.promotes and is_half(dtype):  # numbers too: 0.1 equals what a float16 makes of it
             cast = kernels.elementwise.cast

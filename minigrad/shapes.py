@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 Dim = int | Sequence[int] | None
 Axis = int | None
 Sizes = int | tuple[int, ...]
+_ALL = [tuple(range(n)) for n in range(65)]  # dimensions, of which NumPy has 64 at most
 
 
 class Size(tuple[int, ...]):
@@ -47,6 +48,8 @@ def normalize_dim(dim: Any, ndim: int, what: str = "dim") -> int:
 
 def normalize_dims(dim: Dim, axis: Dim, ndim: int) -> tuple[int, ...]:
     """The dimensions to reduce, sorted; all for None. ``axis`` is NumPy's name of ``dim``."""
+    if dim is axis is None:
+        return _ALL[ndim]
     dim = _either(dim, axis)
     if type(dim) is int and ndim:
         return (normalize_dim(dim, ndim),)

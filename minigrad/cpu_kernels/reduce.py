@@ -124,13 +124,14 @@ def _scanned(x: np.ndarray, axis: int, product: bool = False, backward: bool = F
 
 
 @functools.lru_cache(4096)
-def _layout(shape: tuple[int, ...], axes: tuple[int, ...], keepdim: bool, fold: int) -> Any:
+def _layout(shape: tuple[int, ...], dtype: Any, axes: tuple[int, ...], keepdim: bool, fold: int) -> Any:
     """Of a contiguous array: the result's shape, that of a matrix, and whether its rows are what is folded, or its
     columns, of which there are sums alone; None for what no kernel folds.
     """
     count, first = len(axes), len(shape) - len(axes)
     last = count > 0 and min(axes) == first
-    if 0 in (count, *shape) or not (last or (fold == SUM and max(axes) < count)) or numba.config.DISABLE_JIT:
+    folds = last or (fold == SUM and count > 0 and max(axes) < count)
+    if 0 in shape or dtype.char not in "fd" or not folds or numba.config.DISABLE_JIT:
         return None
     at, ones = first if last else count, (1,) * count if keepdim else ()
     result = shape[:at] + ones if last else ones + shape[at:]
@@ -140,17 +141,17 @@ def _layout(shape: tuple[int, ...], axes: tuple[int, ...], keepdim: bool, fold: 
 def _folded(x: np.ndarray, axes: tuple[int, ...], keepdim: bool, fold: int, mean: bool = False) -> np.ndarray | None:
     """``fold`` over axes of a contiguous array, in an order that depends on the shape only, or the mean; else None."""
     flags, dtype = x.flags, x.dtype
-    folds = dtype.char in "fd" and flags.c_contiguous and flags.aligned
-    if not folds or (layout := _layout(x.shape, axes, keepdim, fold)) is None:
+    layout = _layout(x.shape, dtype, axes, keepdim, fold)
+    if layout is None or not (flags.carray or (flags.c_contiguous and flags.aligned)):
         return None
     shape, matrix, last = layout
     y, divisor = np.empty(shape, dtype), matrix[last] if mean else 1
-    rows = (x if flags.writeable else operand(x)).reshape(matrix)
+    rows = (x if flags.carray else operand(x)).reshape(matrix)
     if not last:  # NumPy adds the rows of a matrix one after the other, and passes over the sums for each
         _column_sums.launch(dtype, min(shares(x.size, 2 * BLOCK), -(-y.size // LINE)), rows, y.reshape(-1))
         return np.true_divide(y, divisor, y) if mean else y
-    while (blocks := -(-rows.shape[1] // BLOCK)) > 1:
-        rows, parts = np.empty((len(rows), blocks), dtype), rows
+    while rows.shape[1] > BLOCK:
+        rows, parts = np.empty((len(rows), -(-rows.shape[1] // BLOCK)), dtype), rows
         _fold_rows.launch(dtype, min(shares(parts.size), rows.size), parts, rows, fold, 1)
     _fold_rows.launch(dtype, min(shares(rows.size), y.size), rows, y.reshape(-1, 1), fold, divisor)
     return y

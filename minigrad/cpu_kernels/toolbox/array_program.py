@@ -37,10 +37,12 @@ from .threads import LAYER, constant, get_num_threads, recording, task_kernel, t
 
 PIECE = 8192  # elements of a call of a loop
 FEW = 8192  # elements of an array that one thread computes before others would begin
+PAIRS = 65536  # of elements that do not meet one by one, as long
 WORTH = 1 << 20  # elements times work, from which on more threads are faster
 TASK = 1 << 19  # elements times work of a task, about
 MEMORY, CALL = 5, 100  # the work of a loop's memory, and of a step that is a call; that of an instruction is 1
 BOOL, FLOAT32 = np.dtype(bool), np.dtype(np.float32)
+ARRAY, NUMBERS = np.ndarray, (float, int)
 
 
 class NoProgramError(Exception):
@@ -95,14 +97,13 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
 
 def _kind(x: Any) -> Any:
     """A dtype, the class of a number, or in a tuple what is no number: None, a word, a dtype, a function."""
-    if isinstance(x, type):  # NumPy's have a ``dtype`` that is none
-        return (x,)
-    try:
+    if isinstance(x, ARRAY):
         return x.dtype
-    except AttributeError:
-        if x is None or isinstance(x, str | np.dtype | FunctionType):
-            return (x,)
-        return BOOL if isinstance(x, bool) else type(x)
+    if type(x) in NUMBERS:
+        return type(x)
+    if x is None or isinstance(x, type | str | np.dtype | FunctionType):  # NumPy's types have a ``dtype`` that is none
+        return (x,)
+    return BOOL if isinstance(x, bool) else getattr(x, "dtype", type(x))
 
 
 def _example(x: Any) -> Any:
@@ -175,9 +176,8 @@ class Program:
     """The steps of a function for operands of certain dtypes."""
 
     def __init__(self, function: Callable[..., Any], kinds: tuple[Any, ...]) -> None:
-        self._kinds = [*kinds]  # a number's becomes the dtype of what it meets
+        self._given, self._kinds = kinds, [*kinds]  # a number's becomes the dtype of what it meets
         numbers = {i for i, kind in enumerate(kinds) if isinstance(kind, type)}
-        self._has_numbers = bool(numbers)
         self._steps: list[ProgramStep] = []
         self._flags = ""
         result = function(*(k[0] if isinstance(k, tuple) else Traced(self, i, k) for i, k in enumerate(kinds)))
@@ -271,11 +271,20 @@ class Program:
         dtypes = [*(self._kinds[i] for i in self._inputs), self.result]
         short = [np.dtype(np.uint16) if dtype.kind == "V" else dtype for dtype in dtypes]
         ufunc = ufunc_of(self.code, short)
-        if len(self._inputs) == len(self._kinds) and short == dtypes and len({*dtypes[:-1]}) == 1:
-            return quiet(ufunc) if self._has_numbers else ufunc  # one that is infinite to the dtype
+        numbers = [(i, self._kinds[i]) for i, kind in enumerate(self._given) if isinstance(kind, type)]
+
+        def with_numbers(*inputs: Any) -> Any:
+            given = [*inputs]
+            for i, dtype in numbers:
+                x = given[i]
+                given[i] = _number(x, dtype) if x else np.array(x, dtype)  # -0.0 equals 0
+            return ufunc(*given)
+
+        if len(self._inputs) == len(self._kinds) and short == dtypes:
+            return with_numbers if numbers else ufunc
 
         def of_used(*inputs: Any) -> Any:
-            """For NumPy numbers must have their dtypes; other packages' dtypes it does not know."""
+            """Other packages' dtypes NumPy does not know."""
             arguments = [self._array(inputs[i], i) for i in (*self._inputs, *range(len(self._kinds), len(inputs)))]
             result = np.asarray(ufunc(*[x.view(u) if u != d else x for x, u, d in zip(arguments, short, dtypes)]))
             return result if short[-1] == self.result else result.view(self.result).copy("K")  # not a view
@@ -302,10 +311,13 @@ class Program:
 
     def _array(self, x: Any, i: int) -> np.ndarray:
         """An input as an array."""
-        if isinstance(x, np.ndarray):
-            return x
-        with np.errstate(all="ignore"):  # a number that is infinite to the dtype
-            return constant(np.array(x, self._kinds[i]))
+        return x if isinstance(x, ARRAY) else constant(_number.__wrapped__(x, self._kinds[i]))
+
+
+@functools.lru_cache(1024)
+@quiet  # one that is infinite to the dtype
+def _number(x: Any, dtype: np.dtype[Any]) -> np.ndarray:
+    return np.array(x, dtype)
 
 
 _CONVERSIONS: dict[str, tuple[str, str, str]] = {  # by the kinds, into a shorter, an equal and a longer dtype
@@ -351,24 +363,30 @@ class Formula:
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
         self.is_numpys: bool = isinstance(function, np.ufunc) and function not in FLOAT32_FUNCTIONS
-        self._programs: dict[Any, Program | None] = {}
+        self.programs: dict[Any, tuple[Program | None, Callable[..., Any]]] = {}
 
-    def program_for(self, *inputs: Any) -> Program | None:
-        """The program for inputs of these kinds, None where there can be none."""
-        kinds = tuple([_kind(x) for x in inputs])
+    def found(self, *inputs: Any) -> tuple[Program | None, Callable[..., Any]]:
+        """The program for inputs of these kinds, None where there can be none, and what computes few elements."""
+        kinds = tuple(map(_kind, inputs))
         try:
-            return self._programs[kinds]
+            return self.programs[kinds]
         except KeyError:
             program = None
             with contextlib.suppress(NoProgramError, OverflowError):  # a number that its dtype has not
                 program = Program(self.function, kinds)
-            self._programs[kinds] = program
-            return program
+            few = self.function if program is None or self.is_numpys else program.ufunc
+            return self.programs.setdefault(kinds, (program, few))
+
+    def program_for(self, *inputs: Any) -> Program | None:
+        """The program for inputs of these kinds, None where there can be none."""
+        return self.found(*inputs)[0]
 
     def __call__(self, *inputs: Any) -> Any:
         """The result, by as many threads as its size is worth."""
-        many = any([getattr(x, "size", 0) >= FEW for x in inputs])
-        return self.of_many(*inputs) if many else self.of_few(*inputs)
+        for x in inputs:
+            if isinstance(x, ARRAY) and x.size >= FEW:
+                return self.of_many(*inputs)
+        return self.found(*inputs)[1](*inputs)
 
     def of_many(self, *inputs: Any, out: np.ndarray | None = None, worth: int = WORTH) -> Any:
         """The result, in ``out`` if it is given; by all threads for ``worth`` elements times work or more."""
@@ -383,12 +401,7 @@ class Formula:
                 size = np.broadcast(*arrays).size
                 if size > 1 and size * program.work >= worth:
                     return program.run(inputs, out)
-        return self.of_few(*inputs) if out is None else self.function(*inputs, out)
-
-    def of_few(self, *inputs: Any) -> Any:
-        """The result, by the calling thread."""
-        program = None if self.is_numpys else self.program_for(*inputs)
-        return self.function(*inputs) if program is None else program.ufunc(*inputs)
+        return self.found(*inputs)[1](*inputs) if out is None else self.function(*inputs, out)
 
 
 def formula(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -398,15 +411,19 @@ def formula(function: Callable[..., Any]) -> Callable[..., Any]:
     made = Formula(function)
     plain = inspect.unwrap(function)
     inputs = plain.nin if isinstance(plain, np.ufunc) else plain.__code__.co_argcount
-    few, many = function if made.is_numpys else made.of_few, made.of_many
+    few, found, many = made.programs.get, made.found, made.of_many
+    numpys = function if made.is_numpys else None
 
     def of_one(x: Any) -> Any:
-        return few(x) if getattr(x, "size", 0) < FEW else many(x)
+        return many(x) if x.size >= FEW else (numpys or (few((x.dtype,)) or found(x))[1])(x)
 
     def of_two(x: Any, y: Any) -> Any:
         n, m = getattr(x, "size", 0), getattr(y, "size", 0)
-        if n < FEW and m < FEW and (n * m < 8 * FEW or x.shape[x.ndim - y.ndim :] == y.shape):
-            return few(x, y)
+        if n < FEW and m < FEW and (n * m < PAIRS or x.shape == y.shape or x.shape[x.ndim - y.ndim :] == y.shape):
+            if numpys:
+                return numpys(x, y)
+            kinds = x.dtype if isinstance(x, ARRAY) else _kind(x), y.dtype if isinstance(y, ARRAY) else _kind(y)
+            return (few(kinds) or found(x, y))[1](x, y)
         return many(x, y)
 
     by_inputs: dict[int, Callable[..., Any]] = {1: of_one, 2: of_two}

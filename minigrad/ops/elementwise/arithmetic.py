@@ -3,13 +3,6 @@
 from typing import Any
 
 from ...autograd import Function
-from ...errors import bad_type
-
-
-def refuse_bool(name: str, *inputs: Any) -> None:
-    """Where NumPy would compute with bool as int8, which no tensor has."""
-    if any(hasattr(x, "dtype") and x.dtype.kind == "b" for x in inputs):
-        raise bad_type(f"{name} of bool tensors has no value; convert with .long() or .float()")
 
 
 def zeros_like(kernels: Any, x: Any) -> Any:
@@ -35,12 +28,10 @@ class Add(Arithmetic):
 class Sub(Arithmetic):
     """z = x - y;  dx = dz, dy = -dz."""
 
+    not_of_bool = "-"
+
     def forward(self, x: Any, y: Any) -> Any:
-        try:
-            return self.kernels.elementwise.sub(x, y)
-        except TypeError:  # NumPy has no difference of bool; asking first would cost every difference
-            refuse_bool("-", x, y)
-            raise
+        return self.kernels.elementwise.sub(x, y)
 
     def backward(self, dz: Any) -> Any:
         return dz, self.kernels.elementwise.neg(dz) if self.needs[1] else None
@@ -86,17 +77,18 @@ class FloorDiv(Arithmetic):
     """z = floor(x / y); no gradient."""
 
     differentiable = False
+    not_of_bool = "//"
 
     def forward(self, x: Any, y: Any) -> Any:
-        refuse_bool("//", x, y)
         return self.kernels.elementwise.floor_div(x, y)
 
 
 class Remainder(Arithmetic):
     """z = x - y floor(x / y), of the sign of y;  dx = dz, dy = -floor(x / y) dz."""
 
+    not_of_bool = "%"
+
     def forward(self, x: Any, y: Any) -> Any:
-        refuse_bool("%", x, y)
         self.saved = (x, y) if self.needs[1] else ()
         return self.kernels.elementwise.remainder(x, y)
 
@@ -111,8 +103,9 @@ class Remainder(Arithmetic):
 class FMod(Remainder):
     """z = x - y trunc(x / y), of the sign of x;  dx = dz, dy = -trunc(x / y) dz."""
 
+    not_of_bool = "fmod"
+
     def forward(self, x: Any, y: Any) -> Any:
-        refuse_bool("fmod", x, y)
         self.saved = (x, y) if self.needs[1] else ()
         return self.kernels.elementwise.fmod(x, y)
 
@@ -123,8 +116,9 @@ class FMod(Remainder):
 class Neg(Function):
     """y = -x;  dx = -dy."""
 
+    not_of_bool = "-"
+
     def forward(self, x: Any) -> Any:
-        refuse_bool("-", x)
         return self.kernels.elementwise.neg(x)
 
     def backward(self, dy: Any) -> Any:
@@ -134,8 +128,9 @@ class Neg(Function):
 class Abs(Function):
     """y = |x|;  dx = sign(x) dy, 0 at 0."""
 
+    not_of_bool = "abs"
+
     def forward(self, x: Any) -> Any:
-        refuse_bool("abs", x)
         self.saved = (x,)
         return self.kernels.elementwise.abs(x)
 

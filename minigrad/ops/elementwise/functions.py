@@ -6,7 +6,7 @@ from operator import attrgetter
 from typing import Any, ClassVar
 
 from ...autograd import Function
-from .arithmetic import refuse_bool, zeros_like
+from .arithmetic import zeros_like
 
 
 class FloatFunction(Function):
@@ -169,8 +169,9 @@ class Silu(OfFamily):
 class Relu(Function):
     """y = max(x, 0);  dx = dy where y > 0 or NaN (so 0 at 0, where ``maximum(x, 0)`` would give half)."""
 
+    not_of_bool = "relu"
+
     def forward(self, x: Any) -> Any:
-        refuse_bool("relu", x)
         y = self.kernels.elementwise.relu(x)
         self.saved = (y,)
         return y
@@ -190,11 +191,10 @@ def _step(name: str, formula: str, value: Expression) -> type[StepFunction]:
     """The class of y = value(k, x), of the elementwise kernels k."""
 
     def forward(self: StepFunction, x: Any) -> Any:
-        refuse_bool(name.lower(), x)
         return value(self.kernels.elementwise, x)
 
     members = {"__doc__": f"{formula}  dx = 0.", "__module__": __name__, "forward": forward}
-    return type(name, (StepFunction,), members)
+    return type(name, (StepFunction,), members | {"not_of_bool": name.lower()})
 
 
 Sign = _step("Sign", "y = -1, 0 or 1, the sign of x;", lambda k, x: k.sign(x))
