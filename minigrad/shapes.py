@@ -160,10 +160,10 @@ def pad_widths(pad: Sequence[int], shape: tuple[int, ...]) -> tuple[tuple[int, i
 
 def roll_arguments(shifts: Dim, dims: Dim, ndim: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Shifts and their dimensions as tuples of one length."""
-    shifts, dims = ((d,) if isinstance(d, int) else tuple(d or ()) for d in (shifts, dims))
+    shifts, dims = [(d,) if isinstance(d, int) else tuple(d or ()) for d in (shifts, dims)]
     if len(shifts) != len(dims) or not dims:
         raise bad_value(f"roll by {shifts} along {dims}: expected one dimension for each shift")
-    return shifts, tuple(normalize_dim(d, ndim) for d in dims)
+    return shifts, tuple([normalize_dim(d, ndim) for d in dims])
 
 
 def broadcast_except(axis: int, x: tuple[int, ...], y: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -179,7 +179,7 @@ def broadcast_except(axis: int, x: tuple[int, ...], y: tuple[int, ...]) -> tuple
 
 def bool_mask(name: str, mask: Tensor) -> Tensor:
     """The mask; TypeError, with the method's name, unless it is a bool tensor."""
-    if not isinstance(mask, TensorCore) or mask.dtype != dtypes.bool_:
+    if not isinstance(mask, TensorCore) or mask.data.dtype != dtypes.bool_:
         found = f"a {mask.dtype} tensor" if isinstance(mask, TensorCore) else type(mask).__name__
         raise bad_type(f"{name} expects a bool tensor, not {found}; compare first (x > 0), or convert with .bool()")
     return mask
@@ -187,9 +187,11 @@ def bool_mask(name: str, mask: Tensor) -> Tensor:
 
 def check_range(name: str, index: Tensor, size: int) -> None:
     """TypeError unless ``index`` is of integers, IndexError unless all are in [0, size)."""
-    if index.data.dtype.kind not in "iu":
+    places = index.data
+    if places.dtype.kind not in "iu":
         raise bad_type(f"{name}: indices must be integers, not {index.dtype}")
-    bad = index.device.kernels.embedding.check_indices(index.long().data, size)
+    places = places if places.dtype is dtypes.int64 else index.long().data
+    bad = index.device.kernels.embedding.check_indices(places, size)
     if bad >= 0:
         raise bad_index(f"{name}: index {int(index.reshape(-1)[bad])} is out of range for size {size}")
 

@@ -153,7 +153,8 @@ def _folded(x: np.ndarray, axes: tuple[int, ...], keepdim: bool, fold: int, mean
     while rows.shape[1] > BLOCK:
         rows, parts = np.empty((len(rows), -(-rows.shape[1] // BLOCK)), dtype), rows
         _fold_rows.launch(dtype, min(shares(parts.size), rows.size), parts, rows, fold, 1)
-    _fold_rows.launch(dtype, min(shares(rows.size), y.size), rows, y.reshape(-1, 1), fold, divisor)
+    tasks = min(shares(rows.size), y.size) if y.size > 1 else 1
+    _fold_rows.launch(dtype, tasks, rows, y.reshape(-1, 1), fold, divisor)
     return y
 
 

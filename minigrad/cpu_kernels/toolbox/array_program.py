@@ -42,7 +42,7 @@ WORTH = 1 << 20  # elements times work, from which on more threads are faster
 TASK = 1 << 19  # elements times work of a task, about
 MEMORY, CALL = 5, 100  # the work of a loop's memory, and of a step that is a call; that of an instruction is 1
 BOOL, FLOAT32 = np.dtype(bool), np.dtype(np.float32)
-ARRAY, NUMBERS = np.ndarray, (float, int)
+ARRAY, NUMBERS, CONSTANTS = np.ndarray, (float, int), (np.dtype, FunctionType, str, type, type(None))
 
 
 class NoProgramError(Exception):
@@ -101,7 +101,7 @@ def _kind(x: Any) -> Any:
         return x.dtype
     if type(x) in NUMBERS:
         return type(x)
-    if x is None or isinstance(x, type | str | np.dtype | FunctionType):  # NumPy's types have a ``dtype`` that is none
+    if isinstance(x, CONSTANTS):  # NumPy's types have a ``dtype`` that is none
         return (x,)
     return BOOL if isinstance(x, bool) else getattr(x, "dtype", type(x))
 
@@ -270,26 +270,28 @@ class Program:
         """The program as a function of NumPy's, of its inputs."""
         dtypes = [*(self._kinds[i] for i in self._inputs), self.result]
         short = [np.dtype(np.uint16) if dtype.kind == "V" else dtype for dtype in dtypes]
-        ufunc = ufunc_of(self.code, short)
+        ufunc, result = ufunc_of(self.code, short), self.result if short[-1] != self.result else None
         numbers = [(i, self._kinds[i]) for i, kind in enumerate(self._given) if isinstance(kind, type)]
+        halves = [i for i, given, taken in zip((*self._inputs, len(self._kinds)), dtypes, short) if given != taken]
+        unused = [i for i in range(len(self._kinds) - 1, -1, -1) if i not in self._inputs]
 
-        def with_numbers(*inputs: Any) -> Any:
-            given = [*inputs]
+        def of_used(*inputs: Any) -> Any:
+            """For NumPy numbers must have their dtypes; other packages' dtypes it does not know."""
+            given, out = [*inputs], None
             for i, dtype in numbers:
                 x = given[i]
                 given[i] = _number(x, dtype) if x else np.array(x, dtype)  # -0.0 equals 0
-            return ufunc(*given)
+            if result is not None and len(given) == len(self._kinds):
+                out = np.empty(np.broadcast(*[given[i] for i in self._inputs]).shape, result)
+                given.append(out)
+            for i in halves:
+                given[i] = given[i].view(np.uint16)
+            for i in unused:
+                del given[i]
+            found = ufunc(*given)
+            return np.asarray(found) if out is None else out
 
-        if len(self._inputs) == len(self._kinds) and short == dtypes:
-            return with_numbers if numbers else ufunc
-
-        def of_used(*inputs: Any) -> Any:
-            """Other packages' dtypes NumPy does not know."""
-            arguments = [self._array(inputs[i], i) for i in (*self._inputs, *range(len(self._kinds), len(inputs)))]
-            result = np.asarray(ufunc(*[x.view(u) if u != d else x for x, u, d in zip(arguments, short, dtypes)]))
-            return result if short[-1] == self.result else result.view(self.result).copy("K")  # not a view
-
-        return of_used
+        return of_used if numbers or halves or unused else ufunc
 
     def run(self, inputs: tuple[Any, ...], out: np.ndarray | None = None) -> np.ndarray:
         """The result for inputs that broadcast, in ``out``, or in a new array; by all threads."""
@@ -363,30 +365,23 @@ class Formula:
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
         self.is_numpys: bool = isinstance(function, np.ufunc) and function not in FLOAT32_FUNCTIONS
-        self.programs: dict[Any, tuple[Program | None, Callable[..., Any]]] = {}
-
-    def found(self, *inputs: Any) -> tuple[Program | None, Callable[..., Any]]:
-        """The program for inputs of these kinds, None where there can be none, and what computes few elements."""
-        kinds = tuple(map(_kind, inputs))
-        try:
-            return self.programs[kinds]
-        except KeyError:
-            program = None
-            with contextlib.suppress(NoProgramError, OverflowError):  # a number that its dtype has not
-                program = Program(self.function, kinds)
-            few = self.function if program is None or self.is_numpys else program.ufunc
-            return self.programs.setdefault(kinds, (program, few))
+        self.programs: dict[Any, Any] = _Programs(self)
 
     def program_for(self, *inputs: Any) -> Program | None:
         """The program for inputs of these kinds, None where there can be none."""
-        return self.found(*inputs)[0]
+        return self.programs[tuple(map(_kind, inputs))][0]
 
     def __call__(self, *inputs: Any) -> Any:
         """The result, by as many threads as its size is worth."""
+        kinds = []
         for x in inputs:
-            if isinstance(x, ARRAY) and x.size >= FEW:
+            if not isinstance(x, ARRAY):
+                kinds.append(_kind(x))
+            elif x.size < FEW:
+                kinds.append(x.dtype)
+            else:
                 return self.of_many(*inputs)
-        return self.found(*inputs)[1](*inputs)
+        return self.programs[tuple(kinds)][1](*inputs)
 
     def of_many(self, *inputs: Any, out: np.ndarray | None = None, worth: int = WORTH) -> Any:
         """The result, in ``out`` if it is given; by all threads for ``worth`` elements times work or more."""
@@ -401,7 +396,21 @@ class Formula:
                 size = np.broadcast(*arrays).size
                 if size > 1 and size * program.work >= worth:
                     return program.run(inputs, out)
-        return self.found(*inputs)[1](*inputs) if out is None else self.function(*inputs, out)
+        return self.programs[tuple(map(_kind, inputs))][1](*inputs) if out is None else self.function(*inputs, out)
+
+
+class _Programs(dict[Any, Any]):
+    """By the kinds of a formula's inputs the program, None where there can be none, and what computes few elements."""
+
+    def __init__(self, made: Formula) -> None:
+        self._made = made
+
+    def __missing__(self, kinds: tuple[Any, ...]) -> Any:
+        program, few = None, self._made.function
+        with contextlib.suppress(NoProgramError, OverflowError):  # a number that its dtype has not
+            program = Program(few, kinds)
+            few = few if self._made.is_numpys else program.ufunc
+        return self.setdefault(kinds, (program, few))
 
 
 def formula(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -411,24 +420,23 @@ def formula(function: Callable[..., Any]) -> Callable[..., Any]:
     made = Formula(function)
     plain = inspect.unwrap(function)
     inputs = plain.nin if isinstance(plain, np.ufunc) else plain.__code__.co_argcount
-    few, found, many = made.programs.get, made.found, made.of_many
-    numpys = function if made.is_numpys else None
+    programs, many, numpys = made.programs, made.of_many, function if made.is_numpys else None
 
     def of_one(x: Any) -> Any:
-        return many(x) if x.size >= FEW else (numpys or (few((x.dtype,)) or found(x))[1])(x)
+        return many(x) if x.size >= FEW else (numpys or programs[x.dtype,][1])(x)
 
     def of_two(x: Any, y: Any) -> Any:
         n, m = getattr(x, "size", 0), getattr(y, "size", 0)
-        if n < FEW and m < FEW and (n * m < PAIRS or x.shape == y.shape or x.shape[x.ndim - y.ndim :] == y.shape):
+        if n < FEW and m < FEW and (n * m <= PAIRS or x.shape == y.shape or x.shape[x.ndim - y.ndim :] == y.shape):
             if numpys:
                 return numpys(x, y)
             kinds = x.dtype if isinstance(x, ARRAY) else _kind(x), y.dtype if isinstance(y, ARRAY) else _kind(y)
-            return (few(kinds) or found(x, y))[1](x, y)
+            return programs[kinds][1](x, y)
         return many(x, y)
 
     by_inputs: dict[int, Callable[..., Any]] = {1: of_one, 2: of_two}
     several = isinstance(plain, FunctionType) and plain.__code__.co_flags & inspect.CO_VARARGS
-    call = by_inputs.get(0 if several else inputs, lambda *inputs: made(*inputs))
+    call = by_inputs.get(0 if several else inputs, made)
     wrapped = functools.update_wrapper(call, function)
     return for_graphs(wrapped, made.program_for, functools.partial(made.of_many, worth=0))
 

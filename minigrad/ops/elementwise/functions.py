@@ -32,25 +32,22 @@ class OfFamily(FloatFunction):
 Expression = Callable[..., Any]  # of kernels and arrays
 
 
-def of_x(value: Expression, autocast: str | None = None) -> Callable[[Expression], type[FloatFunction]]:
+def of_x(
+    value: Expression, autocast: str | None = None, keeps_x: bool = True
+) -> Callable[[Expression], type[FloatFunction]]:
     """Makes dx = derivative(k, x, dy), of the elementwise kernels k, the class of y = value(kernels, x); it keeps x."""
 
     def forward(self: FloatFunction, x: Any) -> Any:
-        self.saved = (x,)
-        return value(self.kernels, x)
+        y = value(self.kernels, x)
+        self.saved = (x if keeps_x else y,)
+        return y
 
     return lambda derivative: _function(derivative, forward, autocast)
 
 
 def of_y(value: Expression, autocast: str | None = None) -> Callable[[Expression], type[FloatFunction]]:
     """The same for dx = derivative(k, y, dy); it keeps y."""
-
-    def forward(self: FloatFunction, x: Any) -> Any:
-        y = value(self.kernels, x)
-        self.saved = (y,)
-        return y
-
-    return lambda derivative: _function(derivative, forward, autocast)
+    return of_x(value, autocast, keeps_x=False)
 
 
 def _function(derivative: Expression, forward: Expression, autocast: str | None) -> type[FloatFunction]:

@@ -49,9 +49,11 @@ class PowScalar(Function):
     def power(self, x: Any, n: float) -> Any:
         """x^n; as PyTorch by products and roots, in a tenth of the time. (At -0 and -inf the roots are not C's.)"""
         k = self.kernels.elementwise
-        if n in (2, 3):
+        if n == 3:
+            return k.cube(x)
+        if n == 2:
             with self.kernels.quiet():
-                return k.square(x) if n == 2 else k.cube(x)
+                return k.square(x)
         if x.dtype.kind in "fV" and n in (0.5, -0.5):
             return k.sqrt(x) if n > 0 else k.rsqrt(x)
         if x.dtype.kind in "fV" and n in (-1, -2):
