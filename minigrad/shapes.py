@@ -187,11 +187,9 @@ def bool_mask(name: str, mask: Tensor) -> Tensor:
 
 def check_range(name: str, index: Tensor, size: int) -> None:
     """TypeError unless ``index`` is of integers, IndexError unless all are in [0, size)."""
-    places = index.data
-    if places.dtype.kind not in "iu":
+    if index.data.dtype.kind not in "iu":
         raise bad_type(f"{name}: indices must be integers, not {index.dtype}")
-    places = places if places.dtype is dtypes.int64 else index.long().data
-    bad = index.device.kernels.embedding.check_indices(places, size)
+    bad = index.device.kernels.embedding.check_indices(index.long().data, size)
     if bad >= 0:
         raise bad_index(f"{name}: index {int(index.reshape(-1)[bad])} is out of range for size {size}")
 

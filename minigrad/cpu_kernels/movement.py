@@ -1,7 +1,5 @@
 """Rearranging memory: the plain family, whose large copies are made by all threads."""
 
-import operator
-
 import numba
 import numpy as np
 
@@ -10,9 +8,6 @@ from .elementwise import select
 from .toolbox.strided_copy import FEW, MANY, copied, copy_into
 
 globals().update((name, getattr(plain, name)) for name in vars(plain) if name[0] != "_")
-
-
-_bytes = operator.attrgetter("nbytes")
 
 
 def copy(x: np.ndarray) -> np.ndarray:
@@ -27,7 +22,7 @@ def contiguous(x: np.ndarray) -> np.ndarray:
 
 def cat(arrays: tuple[np.ndarray, ...], axis: int) -> np.ndarray:
     """The arrays one after the other along ``axis``."""
-    if sum(map(_bytes, arrays)) < MANY or len({x.dtype for x in arrays}) > 1 or numba.config.DISABLE_JIT:
+    if sum([x.nbytes for x in arrays]) < MANY or len({x.dtype for x in arrays}) > 1 or numba.config.DISABLE_JIT:
         return np.concatenate(arrays, axis)
     shape, dtype = list(arrays[0].shape), arrays[0].dtype
     shape[axis] = sum([x.shape[axis] for x in arrays])

@@ -214,8 +214,7 @@ class IndexingMethods:
         dim = shapes.normalize_dim(dim, self.ndim)
         if not self.ndim:
             return ValuesAndIndices(*(x.reshape(()) for x in self.reshape(1).topk(k)))
-        most = self.data.shape[dim]
-        expect(0 <= k <= most, "topk: k", k, f"0 to {most}, the size of dim {dim}")
+        expect(0 <= k <= self.data.shape[dim], "topk: k", k, f"0 to {self.data.shape[dim]}, the size of dim {dim}")
         order = indexing.ArgSort.apply(self, axis=dim, descending=largest, first=k)
         return ValuesAndIndices(self._at(dim, order), order)
 

@@ -46,12 +46,8 @@ def combine(op: type[Function], x: TensorCore, y: Any = None) -> Tensor:
     Nothing is called here that need not be: for small tensors that is what an operation costs.
     """
     a, dtype, device, mode, two = x.data, x.data.dtype, x.device, of_thread.mode, isinstance(y, TensorCore)
-    if (
-        (dtype is not float32 and dtype is not float64)
-        or mode.autocast is not None
-        or mode.kernels is not None
-        or ((y.data.dtype is not dtype or y.device is not device) if two else x.requires_grad)
-    ):
+    usual = (dtype is float32 or dtype is float64) and mode.autocast is None and mode.kernels is None
+    if not usual or ((y.data.dtype is not dtype or y.device is not device) if two else x.requires_grad):
         return op.apply(x) if y is None else op.apply(x, y)
     need_x, need_y = x.requires_grad, two and y.requires_grad
     needed = (need_x or need_y) and mode.enabled and op.differentiable
@@ -73,6 +69,8 @@ def combine(op: type[Function], x: TensorCore, y: Any = None) -> Tensor:
     z.device = device
     z._id = number = next_id()
     z._version = version = Version()
+    z.node = None
+    z.requires_grad = False
     if needed:
         source_x, source_y = x.node or x, y.node or y
         node.edges = (source_x if need_x else None, source_y if need_y else None)
@@ -88,9 +86,6 @@ def combine(op: type[Function], x: TensorCore, y: Any = None) -> Tensor:
             node.line = user_line()
         z.node = node
         z.requires_grad = True
-    else:
-        z.node = None
-        z.requires_grad = False
     return z
 
 
@@ -177,10 +172,7 @@ class MathMethods:
             return y
         return (self / other).trunc() if y.is_floating_point() else y + ((y < 0) & (self % other != 0))
 
-    def true_divide(self: Tensor, other: Operand) -> Tensor:
-        """self / other."""
-        return self / other
-
+    true_divide: Final = of_two(elementwise.Div, "true_divide", "self / other.")
     floor_divide: Final = of_two(elementwise.FloorDiv, "floor_divide", "self // other.")
     remainder: Final = of_two(elementwise.Remainder, "remainder", "self % other, of the sign of ``other``.")
     fmod: Final = of_two(elementwise.FMod, "fmod", "Remainder of division towards 0, of the sign of self.")

@@ -36,8 +36,7 @@ from .register_tile import keep_alive
 from .threads import LAYER, constant, get_num_threads, recording, task_kernel, tasks_of
 
 PIECE = 8192  # elements of a call of a loop
-FEW = 8192  # elements of an array that one thread computes before others would begin
-PAIRS = 65536  # of elements that do not meet one by one, as long
+FEW, PAIRS = 8192, 65536  # elements of one array, or pairs of two, that one thread computes before others would begin
 WORTH = 1 << 20  # elements times work, from which on more threads are faster
 TASK = 1 << 19  # elements times work of a task, about
 MEMORY, CALL = 5, 100  # the work of a loop's memory, and of a step that is a call; that of an instruction is 1
@@ -282,8 +281,7 @@ class Program:
                 x = given[i]
                 given[i] = _number(x, dtype) if x else np.array(x, dtype)  # -0.0 equals 0
             if result is not None and len(given) == len(self._kinds):
-                out = np.empty(np.broadcast(*[given[i] for i in self._inputs]).shape, result)
-                given.append(out)
+                given.append(out := np.empty(np.broadcast(*[given[i] for i in self._inputs]).shape, result))
             for i in halves:
                 given[i] = given[i].view(np.uint16)
             for i in unused:

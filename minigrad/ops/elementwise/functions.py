@@ -32,9 +32,7 @@ class OfFamily(FloatFunction):
 Expression = Callable[..., Any]  # of kernels and arrays
 
 
-def of_x(
-    value: Expression, autocast: str | None = None, keeps_x: bool = True
-) -> Callable[[Expression], type[FloatFunction]]:
+def of_x(value: Expression, autocast: str | None = None, keeps_x: bool = True) -> Callable[[Expression], Any]:
     """Makes dx = derivative(k, x, dy), of the elementwise kernels k, the class of y = value(kernels, x); it keeps x."""
 
     def forward(self: FloatFunction, x: Any) -> Any:
@@ -45,7 +43,7 @@ def of_x(
     return lambda derivative: _function(derivative, forward, autocast)
 
 
-def of_y(value: Expression, autocast: str | None = None) -> Callable[[Expression], type[FloatFunction]]:
+def of_y(value: Expression, autocast: str | None = None) -> Callable[[Expression], Any]:
     """The same for dx = derivative(k, y, dy); it keeps y."""
     return of_x(value, autocast, keeps_x=False)
 
