@@ -123,7 +123,7 @@ class MathMethods:
 
     def _operand(self: Tensor, other: Operand) -> Tensor | float:
         """A Tensor, a Python number, or an array-like made a Tensor on this tensor's device."""
-        if isinstance(other, TensorCore):
+        if isinstance(other, TensorCore) or type(other) is float or type(other) is int:  # as it is most often
             return other
         if isinstance(other, np.generic):  # np.float64 is a Python float too, and NumPy would widen the result to it
             return other.item()
