@@ -150,6 +150,7 @@ class Function(metaclass=FunctionType):
     promotes: ClassVar[bool] = False  # cast the inputs to their common dtype, by PyTorch's rules, before forward
     compares: ClassVar[bool] = False  # and integers of several dtypes to int64, which holds them all
     floats: ClassVar[bool] = False  # and integer inputs to the default floating dtype
+    not_of_bool: ClassVar[str | None] = None  # refuse bool (NumPy's int8 is no dtype of ours), under this name
     widens: ClassVar[bool] = True  # compute with float16 and bfloat16 as float32, and round results and gradients once
     half_kernels: ClassVar[str | None] = None  # but not where this kernel family takes them: its supports_half(array)
     differentiable: ClassVar[bool] = True  # False: the output never requires grad
@@ -237,7 +238,7 @@ class Function(metaclass=FunctionType):
             out = kernels.as_array(out)  # NumPy turns 0-d results into scalars
         if node.half is not None and out.dtype == float32:
             out = kernels.elementwise.cast(out, node.half)
-        shared = cls.is_view and (out.base is arrays[0] or kernels.may_share_memory(out, arrays[0]))
+        shared = cls.is_view and (out is arrays[0] or (out.base is not None and _shares(kernels, out, arrays[0])))
         return node._output(out, inputs[0] if shared else None, inputs, mode, needed)
 
     def _output(self, out: Any, shared: TensorCore | None, inputs: tuple[Any, ...], mode: Mode, needed: bool) -> Tensor:
@@ -282,10 +283,16 @@ class Function(metaclass=FunctionType):
         raise NotImplementedError(f"{type(self).__name__} has no backward_into")
 
 
+def _shares(kernels: Any, view: Any, x: Any) -> Any:
+    return view.base is x or view.base is x.base or kernels.may_share_memory(view, x)
+
+
 def _prepare(cls: type[Any], inputs: tuple[Any, ...], arrays: list[Any], dtype: Any, kernels: Any) -> Any:
     """Promote and widen the arrays, where the op asks for it; the half-width dtype to round the result to, or None."""
     if cls.promotes or cls.floats:
         dtype = _promote(cls, inputs, arrays)
+    if cls.not_of_bool is not None and dtype.kind == "b":
+        raise bad_type(f"{cls.not_of_bool} of bool tensors has no value; convert with .long() or .float()")
     if not cls.widens:
         if cls.promotes and is_half(dtype):  # numbers too: 0.1 equals what a float16 makes of it
             cast = kernels.elementwise.cast
@@ -305,7 +312,7 @@ def _prepare(cls: type[Any], inputs: tuple[Any, ...], arrays: list[Any], dtype: 
 
 def _promote(cls: type[Any], inputs: tuple[Any, ...], arrays: list[Any]) -> Any:
     """Cast the arrays to the op's dtype. Python numbers stay: they never widen an array of their own kind."""
-    dtype = result_dtype(arrays) if len(arrays) > 1 else arrays[0].dtype
+    dtype = result_dtype([x for x in arrays if x is not None])
     if cls.floats and not is_floating(dtype):
         dtype = default_dtype()
     if (

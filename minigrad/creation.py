@@ -249,7 +249,7 @@ def randperm(n: int, *, device: Place = CPU, generator: Source = None) -> Tensor
 def _listed(name: str, tensors: Any) -> list[Tensor]:
     """The tensors, if they are tensors in a list or the like."""
     found = [] if isinstance(tensors, TensorCore) or not isinstance(tensors, Iterable) else list(tensors)
-    if not found or not all(isinstance(t, TensorCore) for t in found):
+    if not found or False in [isinstance(t, TensorCore) for t in found]:
         given = ", ".join(dict.fromkeys(type(t).__name__ for t in (found or [tensors])))
         raise bad_type(f"{name} of {given}; expected a non-empty list of tensors, such as {name}([x, y])")
     return found
@@ -262,7 +262,7 @@ def cat(tensors: Sequence[Tensor], dim: int | None = None, *, axis: int | None =
         raise bad_value("cat: 0-d tensors cannot be joined; use stack")
     axis = shapes.one_dim(dim, axis, tensors[0].ndim) or 0
     found = {t.data.shape for t in tensors}
-    if len({(*shape[:axis], *shape[axis + 1 :], len(shape)) for shape in found}) > 1:
+    if len(found) > 1 and len({(*shape[:axis], *shape[axis + 1 :], len(shape)) for shape in found}) > 1:
         raise bad_value(f"cat: shapes {[t.shape for t in tensors]}; only the sizes of dim {axis} may differ")
     return movement.Cat.apply(*tensors, axis=axis)
 
@@ -273,7 +273,7 @@ concat = concatenate = cat
 def stack(tensors: Sequence[Tensor], dim: int | None = None, *, axis: int | None = None) -> Tensor:
     """The tensors, of equal shape, along a new dimension ``dim`` (or ``axis``; 0)."""
     tensors = _listed("stack", tensors)
-    if any(t.data.shape != tensors[0].data.shape for t in tensors):
+    if len({t.data.shape for t in tensors}) > 1:
         raise bad_value(f"stack: shapes {[t.shape for t in tensors]} differ; cat joins them along a dimension")
     axis = shapes.one_dim(dim, axis, tensors[0].ndim + 1) or 0
     return movement.Cat.apply(*tensors, axis=axis, new=True)

@@ -125,13 +125,13 @@ def result_dtype(values: Any) -> np.dtype[Any]:
     Arrays with dimensions decide; a 0-d array, and below it a Python number, count only if they are of a higher kind
     (bool < integer < float).
     """
-    first: np.dtype[Any] | None = getattr(values[0], "dtype", None)
-    if first is not None and first.kind in "fV" and values[0].ndim:  # the common case: nothing outranks the first
-        for x in values:
-            if (x.dtype != first) if hasattr(x, "dtype") else not isinstance(x, (float, int)):
-                break
-        else:
-            return first
+    first: Any = getattr(values[0], "dtype", None)
+    of_floats = first is not None and first.kind in "fV" and values[0].ndim > 0
+    for x in values:  # the common case: nothing outranks the first
+        if (x.dtype != first) if hasattr(x, "dtype") else not (of_floats and isinstance(x, (float, int))):
+            break
+    else:
+        return first
     best: np.dtype[Any] | None = None
     for rank in range(3):
         group: np.dtype[Any] | None = None

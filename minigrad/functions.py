@@ -32,7 +32,7 @@ def _function(method: F) -> F:
     def of_more(x: Any, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(x, TensorCore):
             raise bad_type(f"{name} of a {type(x).__name__}: expected a tensor; make one with minigrad.tensor(...)")
-        return called(x, *args, **kwargs)
+        return called(x, *args, **kwargs) if kwargs else called(x, *args)
 
     function = functools.wraps(method)(of_one if len(inspect.signature(method).parameters) == 1 else of_more)
     function.__module__, function.__qualname__ = __name__, name

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 Dim = int | Sequence[int] | None
 Axis = int | None
 Sizes = int | tuple[int, ...]
+_ALL = [tuple(range(n)) for n in range(65)]  # dimensions, of which NumPy has 64 at most
 
 
 class Size(tuple[int, ...]):
@@ -46,6 +47,8 @@ def normalize_dim(dim: Any, ndim: int) -> int:
 
 def normalize_dims(dim: Dim, axis: Dim, ndim: int) -> tuple[int, ...]:
     """The dimensions to reduce, sorted; all for None. ``axis`` is NumPy's name of ``dim``."""
+    if dim is axis is None:
+        return _ALL[ndim]
     dim = _either(dim, axis)
     if type(dim) is int and ndim:
         return (normalize_dim(dim, ndim),)
@@ -156,10 +159,10 @@ def pad_widths(pad: Sequence[int], shape: tuple[int, ...]) -> tuple[tuple[int, i
 
 def roll_arguments(shifts: Dim, dims: Dim, ndim: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Shifts and their dimensions as tuples of one length."""
-    shifts, dims = ((d,) if isinstance(d, int) else tuple(d or ()) for d in (shifts, dims))
+    shifts, dims = [(d,) if isinstance(d, int) else tuple(d or ()) for d in (shifts, dims)]
     if len(shifts) != len(dims) or not dims:
         raise bad_value(f"roll by {shifts} along {dims}: expected one dimension for each shift")
-    return shifts, tuple(normalize_dim(d, ndim) for d in dims)
+    return shifts, tuple([normalize_dim(d, ndim) for d in dims])
 
 
 def broadcast_except(axis: int, x: tuple[int, ...], y: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -175,7 +178,7 @@ def broadcast_except(axis: int, x: tuple[int, ...], y: tuple[int, ...]) -> tuple
 
 def bool_mask(name: str, mask: Tensor) -> Tensor:
     """The mask; TypeError, with the method's name, unless it is a bool tensor."""
-    if not isinstance(mask, TensorCore) or mask.dtype != dtypes.bool_:
+    if not isinstance(mask, TensorCore) or mask.data.dtype != dtypes.bool_:
         found = f"a {mask.dtype} tensor" if isinstance(mask, TensorCore) else type(mask).__name__
         raise bad_type(f"{name} expects a bool tensor, not {found}; compare first (x > 0), or convert with .bool()")
     return mask

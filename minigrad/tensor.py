@@ -104,7 +104,7 @@ class Tensor(
     @property
     def ndim(self) -> int:
         """Number of dimensions."""
-        return len(self.data.shape)
+        return self.data.ndim
 
     @property
     def is_leaf(self) -> bool:

@@ -106,7 +106,7 @@ def argsort(x: np.ndarray, axis: int, descending: bool, first: int | None = None
 def index(x: np.ndarray, where: Any) -> np.ndarray:
     """x[where], as the plain one; the elements under a mask by their places, which NumPy finds sooner."""
     if isinstance(where, np.ndarray) and where.dtype == bool and where.shape == x.shape:
-        return x.reshape(-1).take(np.flatnonzero(where))
+        return x.reshape(-1).take(where.reshape(-1).nonzero()[0])
     rows = where[0] if isinstance(where, tuple) and len(where) == 1 else where
     if not (isinstance(rows, np.ndarray) and rows.dtype == np.int64 and rows.ndim and x.ndim and x.flags.c_contiguous):
         return plain.index(x, where)

@@ -113,10 +113,10 @@ def _scan_rows(task, tasks, x, y, product, backward):
             y[i, j] = total
 
 
-def _scanned(x: np.ndarray, axis: int, product: bool = False, backward: bool = False) -> np.ndarray | None:
-    """The scan of a floating array along its last axis, with totals in float64; None of others."""
+def _scanned(x: np.ndarray, axis: int, other: Any, product: bool = False, backward: bool = False) -> np.ndarray:
+    """The scan of a floating array along its last axis, with totals in float64; of others the ``other`` function."""
     if not x.size or x.dtype.char not in "fd" or axis != x.ndim - 1 or numba.config.DISABLE_JIT:
-        return None
+        return other(x, axis)
     y = np.empty(x.shape, x.dtype)
     rows, results = operand(np.ascontiguousarray(x)).reshape(-1, x.shape[-1]), y.reshape(-1, x.shape[-1])
     _scan_rows.launch(x.dtype, min(shares(x.size), len(rows)), rows, results, product, backward)
@@ -124,35 +124,39 @@ def _scanned(x: np.ndarray, axis: int, product: bool = False, backward: bool = F
 
 
 @functools.lru_cache(4096)
-def _layout(shape: tuple[int, ...], axes: tuple[int, ...], keepdim: bool, fold: int) -> Any:
+def _layout(shape: tuple[int, ...], dtype: Any, axes: tuple[int, ...], keepdim: bool, fold: int) -> Any:
     """Of a contiguous array: the result's shape, that of a matrix, and whether its rows are what is folded, or its
     columns, of which there are sums alone; None for what no kernel folds.
     """
     count, first = len(axes), len(shape) - len(axes)
     last = count > 0 and min(axes) == first
-    if 0 in (count, *shape) or not (last or (fold == SUM and max(axes) < count)) or numba.config.DISABLE_JIT:
+    folds = last or (fold == SUM and count > 0 and max(axes) < count)
+    if 0 in shape or dtype.char not in "fd" or not folds or numba.config.DISABLE_JIT:
         return None
     at, ones = first if last else count, (1,) * count if keepdim else ()
     result = shape[:at] + ones if last else ones + shape[at:]
     return result, (math.prod(shape[:at]), math.prod(shape[at:])), last
 
 
-def _folded(x: np.ndarray, axes: tuple[int, ...], keepdim: bool, fold: int, mean: bool = False) -> np.ndarray | None:
-    """``fold`` over axes of a contiguous array, in an order that depends on the shape only, or the mean; else None."""
+def _folded(x: np.ndarray, axes: tuple[int, ...], keepdim: bool, fold: int, other: Any = None) -> Any:
+    """``fold`` over axes of a contiguous array, in an order that depends on the shape only, or the mean, as ``other``,
+    a plain function, which is called for what no kernel folds; or None.
+    """
     flags, dtype = x.flags, x.dtype
-    folds = dtype.char in "fd" and flags.c_contiguous and flags.aligned
-    if not folds or (layout := _layout(x.shape, axes, keepdim, fold)) is None:
-        return None
+    layout = _layout(x.shape, dtype, axes, keepdim, fold)
+    if layout is None or not (flags.carray or (flags.c_contiguous and flags.aligned)):
+        return other and other(x, axes, keepdim)
     shape, matrix, last = layout
-    y, divisor = np.empty(shape, dtype), matrix[last] if mean else 1
-    rows = (x if flags.writeable else operand(x)).reshape(matrix)
+    y, divisor = np.empty(shape, dtype), matrix[last] if other is plain.mean else 1
+    rows = (x if flags.carray else operand(x)).reshape(matrix)
     if not last:  # NumPy adds the rows of a matrix one after the other, and passes over the sums for each
         _column_sums.launch(dtype, min(shares(x.size, 2 * BLOCK), -(-y.size // LINE)), rows, y.reshape(-1))
-        return np.true_divide(y, divisor, y) if mean else y
-    while (blocks := -(-rows.shape[1] // BLOCK)) > 1:
-        rows, parts = np.empty((len(rows), blocks), dtype), rows
+        return np.true_divide(y, divisor, y) if divisor > 1 else y
+    while rows.shape[1] > BLOCK:
+        rows, parts = np.empty((len(rows), -(-rows.shape[1] // BLOCK)), dtype), rows
         _fold_rows.launch(dtype, min(shares(parts.size), rows.size), parts, rows, fold, 1)
-    _fold_rows.launch(dtype, min(shares(rows.size), y.size), rows, y.reshape(-1, 1), fold, divisor)
+    tasks = min(shares(rows.size), y.size) if y.size > 1 else 1
+    _fold_rows.launch(dtype, tasks, rows, y.reshape(-1, 1), fold, divisor)
     return y
 
 
@@ -170,18 +174,15 @@ class reduce(plain):
 
     def mean(x: np.ndarray, axes: tuple[int, ...], keepdim: bool) -> np.ndarray:
         """Mean over ``axes``; NaN for an empty one."""
-        y = _folded(x, axes, keepdim, SUM, mean=True)
-        return plain.mean(x, axes, keepdim) if y is None else y
+        return _folded(x, axes, keepdim, SUM, plain.mean)
 
     def max(x: np.ndarray, axes: tuple[int, ...], keepdim: bool) -> np.ndarray:
         """Largest value over ``axes``; NaN if there is one."""
-        y = _folded(x, axes, keepdim, LARGEST)
-        return plain.max(x, axes, keepdim) if y is None else y
+        return _folded(x, axes, keepdim, LARGEST, plain.max)
 
     def min(x: np.ndarray, axes: tuple[int, ...], keepdim: bool) -> np.ndarray:
         """Smallest value over ``axes``; NaN if there is one."""
-        y = _folded(x, axes, keepdim, SMALLEST)
-        return plain.min(x, axes, keepdim) if y is None else y
+        return _folded(x, axes, keepdim, SMALLEST, plain.min)
 
     def prod(x: np.ndarray, axis: int, keepdim: bool, dtype: Any) -> np.ndarray:
         """Product along ``axis``, in ``dtype``."""
@@ -190,18 +191,15 @@ class reduce(plain):
 
     def cumsum(x: np.ndarray, axis: int) -> np.ndarray:
         """Sums of the first 1, 2, ... values along ``axis``."""
-        y = _scanned(x, axis)
-        return plain.cumsum(x, axis) if y is None else y
+        return _scanned(x, axis, plain.cumsum)
 
     def reverse_cumsum(x: np.ndarray, axis: int) -> np.ndarray:
         """Sums of the last n, n-1, ... values along ``axis``."""
-        y = _scanned(x, axis, backward=True)
-        return plain.reverse_cumsum(x, axis) if y is None else y
+        return _scanned(x, axis, plain.reverse_cumsum, backward=True)
 
     def cumprod(x: np.ndarray, axis: int) -> np.ndarray:
         """Products of the first 1, 2, ... values along ``axis``."""
-        y = _scanned(x, axis, product=True)
-        return plain.cumprod(x, axis) if y is None else y
+        return _scanned(x, axis, plain.cumprod, product=True)
 
     def logsumexp(x: np.ndarray, axes: tuple[int, ...], keepdim: bool) -> np.ndarray:
         """log(sum(exp(x))) over ``axes``, shifted by the maximum so that it cannot overflow."""

@@ -11,7 +11,7 @@ from .. import dtypes
 from ..autograd import TensorCore
 from ..errors import bad_type
 from ..ops import comparison
-from .math import of_each, of_two
+from .math import combine, of_each, of_two
 
 if TYPE_CHECKING:
     from ..tensor import Operand, Tensor
@@ -23,10 +23,10 @@ class ComparisonMethods:
     __slots__ = ()
 
     def __eq__(self: Tensor, other: Any) -> Tensor:  # type: ignore[override]  # elementwise, as in NumPy and PyTorch
-        return NotImplemented if other is None else comparison.Eq.apply(self, self._operand(other))
+        return NotImplemented if other is None else combine(comparison.Eq, self, self._operand(other))
 
     def __ne__(self: Tensor, other: Any) -> Tensor:  # type: ignore[override]  # elementwise, as in NumPy and PyTorch
-        return NotImplemented if other is None else comparison.Ne.apply(self, self._operand(other))
+        return NotImplemented if other is None else combine(comparison.Ne, self, self._operand(other))
 
     def eq(self: Tensor, other: Operand) -> Tensor:
         """self == other, elementwise."""
@@ -79,7 +79,7 @@ class ComparisonMethods:
 
     def logical_not(self: Tensor) -> Tensor:
         """Where the value is 0."""
-        return comparison.LogicalNot.apply(self)
+        return combine(comparison.LogicalNot, self)
 
     logical_and: Final = of_two(comparison.LogicalAnd, "logical_and", "Where neither value is 0.")
     logical_or: Final = of_two(comparison.LogicalOr, "logical_or", "Where not both values are 0.")

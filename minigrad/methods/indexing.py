@@ -53,10 +53,10 @@ class IndexingMethods:
         dim = shapes.normalize_dim(dim, len(shape))
         if not shape and not wanted:
             return self.reshape(1).gather(0, index.reshape(1)).reshape(())
-        limits = (*shape[:dim], math.inf, *shape[dim + 1 :])
-        if len(wanted) != len(shape) or any(n > m for n, m in zip(wanted, limits)):
+        limits = shape if shape == wanted else (*shape[:dim], math.inf, *shape[dim + 1 :])
+        if len(wanted) != len(shape) or (limits is not shape and any(n > m for n, m in zip(wanted, limits))):
             raise bad_value(f"gather along {dim}: index shape {index.shape} does not fit the tensor's {self.shape}")
-        check_range("gather", index, self.shape[dim])
+        check_range("gather", index, shape[dim])
         return indexing.Gather.apply(self, index, axis=dim)
 
     def take_along_dim(self: Tensor, indices: Tensor, dim: Axis = None) -> Tensor:
@@ -75,7 +75,7 @@ class IndexingMethods:
         axis = shapes.normalize_dim(dim, self.ndim)
         if index.ndim > 1:
             raise bad_value(f"index_select: index of shape {index.shape}; expected one dimension")
-        check_range("index_select", index, self.shape[axis])
+        check_range("index_select", index, self.data.shape[axis])
         where = (slice(None),) * axis + (index.data.reshape(-1),)
         return indexing.Index.apply(self, where=where, basic=False)
 
@@ -214,7 +214,7 @@ class IndexingMethods:
         dim = shapes.normalize_dim(dim, self.ndim)
         if not self.ndim:
             return ValuesAndIndices(*(x.reshape(()) for x in self.reshape(1).topk(k)))
-        expect(0 <= k <= self.shape[dim], "topk: k", k, f"0 to {self.shape[dim]}, the size of dim {dim}")
+        expect(0 <= k <= self.data.shape[dim], "topk: k", k, f"0 to {self.data.shape[dim]}, the size of dim {dim}")
         order = indexing.ArgSort.apply(self, axis=dim, descending=largest, first=k)
         return ValuesAndIndices(self._at(dim, order), order)
 

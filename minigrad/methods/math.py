@@ -38,34 +38,30 @@ class _Unrecorded(Function):
 _unrecorded = _Unrecorded()
 
 
-def combine(op: type[Function], x: TensorCore, y: TensorCore) -> Tensor:
-    """``op.apply(x, y)`` of arithmetic, at half the cost where both are float32 or float64 on one device.
+def combine(op: type[Function], x: TensorCore, y: Any = None) -> Tensor:
+    """``op.apply(x, y)``, or ``op.apply(x)``, at half the cost where tensors are float32 or float64 on one device.
+
+    Where nothing is recorded on the CPU, ``forward`` gets an instance of another class, which has ``kernels`` alone.
 
     Nothing is called here that need not be: for small tensors that is what an operation costs.
     """
-    a, b = x.data, y.data
-    dtype, device, mode = a.dtype, x.device, of_thread.mode
-    if (
-        (dtype is not float32 and dtype is not float64)
-        or b.dtype is not dtype
-        or y.device is not device
-        or mode.autocast is not None
-        or mode.kernels is not None
-    ):
-        return op.apply(x, y)
-    need_x, need_y = x.requires_grad, y.requires_grad
+    a, dtype, device, mode, two = x.data, x.data.dtype, x.device, of_thread.mode, isinstance(y, TensorCore)
+    usual = (dtype is float32 or dtype is float64) and mode.autocast is None and mode.kernels is None
+    if not usual or ((y.data.dtype is not dtype or y.device is not device) if two else x.requires_grad):
+        return op.apply(x) if y is None else op.apply(x, y)
+    need_x, need_y = x.requires_grad, two and y.requires_grad
     needed = (need_x or need_y) and mode.enabled and op.differentiable
     if not needed and device is not CPU:
-        return op.apply(x, y)
+        return op.apply(x) if y is None else op.apply(x, y)
     node = op() if needed else _unrecorded
     node.kernels = kernels = device.native
     if needed:
         node.needs = (need_x, need_y)
         node.saved = ()
     try:
-        out = op.forward(node, a, b)
-    except ValueError:
-        return op.apply(x, y)  # which explains it
+        out = op.forward(node, a) if y is None else op.forward(node, a, y.data if two else y)
+    except (ValueError, OverflowError):
+        return op.apply(x) if y is None else op.apply(x, y)  # which explains it
     if not isinstance(out, kernels.Array):
         out = kernels.as_array(out)
     z: Tensor = _new(TensorCore.tensor_type)
@@ -73,6 +69,8 @@ def combine(op: type[Function], x: TensorCore, y: TensorCore) -> Tensor:
     z.device = device
     z._id = number = next_id()
     z._version = version = Version()
+    z.node = None
+    z.requires_grad = False
     if needed:
         source_x, source_y = x.node or x, y.node or y
         node.edges = (source_x if need_x else None, source_y if need_y else None)
@@ -88,9 +86,6 @@ def combine(op: type[Function], x: TensorCore, y: TensorCore) -> Tensor:
             node.line = user_line()
         z.node = node
         z.requires_grad = True
-    else:
-        z.node = None
-        z.requires_grad = False
     return z
 
 
@@ -98,7 +93,7 @@ def of_each(op: type[Function], doc: str) -> Callable[[Tensor], Tensor]:
     """The method that applies an operation of one tensor; it has the operation's name, in small letters."""
 
     def method(self: Tensor) -> Tensor:
-        return op.apply(self)
+        return combine(op, self)
 
     return _named(method, op.__name__.lower(), doc)
 
@@ -107,7 +102,7 @@ def of_two(op: type[Function], name: str, doc: str | None = None) -> Callable[[T
     """The method that applies an operation to a tensor and an operand; such as ``__radd__`` in the other order."""
 
     def method(self: Tensor, other: Operand) -> Tensor:
-        return op.apply(self, self._operand(other))
+        return combine(op, self, other if isinstance(other, TensorCore) else self._operand(other))
 
     def reflected(self: Tensor, other: Operand) -> Tensor:
         return op.apply(self._operand(other), self)
@@ -128,7 +123,7 @@ class MathMethods:
 
     def _operand(self: Tensor, other: Operand) -> Tensor | float:
         """A Tensor, a Python number, or an array-like made a Tensor on this tensor's device."""
-        if isinstance(other, TensorCore):
+        if isinstance(other, TensorCore) or type(other) is float or type(other) is int:  # as it is most often
             return other
         if isinstance(other, np.generic):  # np.float64 is a Python float too, and NumPy would widen the result to it
             return other.item()
@@ -138,25 +133,11 @@ class MathMethods:
             return self.tensor_type(other, device=self.device)
         raise bad_type(f"a tensor and {type(other).__name__} do not combine; expected a tensor, a number or an array")
 
-    def __add__(self: Tensor, other: Operand) -> Tensor:
-        if isinstance(other, TensorCore):
-            return combine(elementwise.Add, self, other)
-        return elementwise.Add.apply(self, self._operand(other))
-
+    __add__: Final = of_two(elementwise.Add, "__add__")
     __radd__: Final = of_two(elementwise.Add, "__radd__")
-
-    def __sub__(self: Tensor, other: Operand) -> Tensor:
-        if isinstance(other, TensorCore):
-            return combine(elementwise.Sub, self, other)
-        return elementwise.Sub.apply(self, self._operand(other))
-
+    __sub__: Final = of_two(elementwise.Sub, "__sub__")
     __rsub__: Final = of_two(elementwise.Sub, "__rsub__")
-
-    def __truediv__(self: Tensor, other: Operand) -> Tensor:
-        if isinstance(other, TensorCore):
-            return combine(elementwise.Div, self, other)
-        return elementwise.Div.apply(self, self._operand(other))
-
+    __truediv__: Final = of_two(elementwise.Div, "__truediv__")
     __rtruediv__: Final = of_two(elementwise.Div, "__rtruediv__")
     __rmul__: Final = of_two(elementwise.Mul, "__rmul__")
     __rfloordiv__: Final = of_two(elementwise.FloorDiv, "__rfloordiv__")
@@ -179,11 +160,7 @@ class MathMethods:
         """self - alpha * other."""
         return self - (other if alpha == 1 else self._operand(other) * alpha)
 
-    def mul(self: Tensor, other: Operand) -> Tensor:
-        """self * other."""
-        if isinstance(other, TensorCore):
-            return combine(elementwise.Mul, self, other)
-        return elementwise.Mul.apply(self, self._operand(other))
+    mul: Final = of_two(elementwise.Mul, "mul", "self * other.")
 
     def div(self: Tensor, other: Operand, *, rounding_mode: str | None = None) -> Tensor:
         """self / other; rounded down with ``rounding_mode="floor"``, towards 0 with "trunc"."""
@@ -195,10 +172,7 @@ class MathMethods:
             return y
         return (self / other).trunc() if y.is_floating_point() else y + ((y < 0) & (self % other != 0))
 
-    def true_divide(self: Tensor, other: Operand) -> Tensor:
-        """self / other."""
-        return self / other
-
+    true_divide: Final = of_two(elementwise.Div, "true_divide", "self / other.")
     floor_divide: Final = of_two(elementwise.FloorDiv, "floor_divide", "self // other.")
     remainder: Final = of_two(elementwise.Remainder, "remainder", "self % other, of the sign of ``other``.")
     fmod: Final = of_two(elementwise.FMod, "fmod", "Remainder of division towards 0, of the sign of self.")
@@ -236,7 +210,7 @@ class MathMethods:
 
     def square(self: Tensor) -> Tensor:
         """self * self; of bool in int64."""
-        return elementwise.Square.apply(self.long() if self.dtype == dtypes.bool_ else self)
+        return combine(elementwise.Square, self.long() if self.data.dtype == dtypes.bool_ else self)
 
     reciprocal: Final = of_each(elementwise.Reciprocal, "1 / self.")
     sin: Final = of_each(elementwise.Sin, "Sine.")
@@ -258,7 +232,7 @@ class MathMethods:
 
     def sign(self: Tensor) -> Tensor:
         """-1, 0 or 1."""
-        return self.clone() if self.dtype == dtypes.bool_ else elementwise.Sign.apply(self)
+        return self.clone() if self.data.dtype == dtypes.bool_ else combine(elementwise.Sign, self)
 
     floor: Final = of_each(elementwise.Floor, "Largest integer not above.")
     ceil: Final = of_each(elementwise.Ceil, "Smallest integer not below.")
@@ -266,7 +240,7 @@ class MathMethods:
     def round(self: Tensor, *, decimals: int = 0) -> Tensor:
         """Nearest integer (or number of so many ``decimals``), halves to even."""
         scale = 10.0**decimals
-        return (self * scale).round() / scale if decimals else elementwise.Round.apply(self)
+        return (self * scale).round() / scale if decimals else combine(elementwise.Round, self)
 
     def __round__(self: Tensor, decimals: int | None = None) -> Tensor:
         return self.round(decimals=decimals or 0)
@@ -277,10 +251,8 @@ class MathMethods:
         """Values limited to [min, max], numbers or tensors; None does not limit."""
         if min is None and max is None:
             raise bad_value("clamp: expected min, max or both")
-        low, high = (None if bound is None else self._operand(bound) for bound in (min, max))
-        dtype = dtypes.result_dtype([getattr(x, "data", x) for x in (self, low, high) if x is not None])
-        low, high = (x._cast(dtype) if isinstance(x, TensorCore) else x for x in (low, high))
-        return elementwise.Clamp.apply(self._cast(dtype), low, high)
+        low = None if min is None else self._operand(min)
+        return elementwise.Clamp.apply(self, low, None if max is None else self._operand(max))
 
     def clamp_min(self: Tensor, min: Operand) -> Tensor:
         """Values limited from below."""
@@ -312,8 +284,11 @@ class MathMethods:
         y = self._operand(other)
         if not isinstance(y, TensorCore):
             y = capturing.number(y, self.tensor_type, dtypes.result_dtype((self.data, y)), self.device)
-        dtype = dtypes.result_dtype((self.data, y.data))
-        return elementwise.Where.apply(self._cast(dtype), y._cast(dtype), bool_mask("where", condition))
+        x, mask = self, bool_mask("where", condition)
+        if x.data.dtype is not y.data.dtype:
+            dtype = dtypes.result_dtype((x.data, y.data))
+            x, y = x._cast(dtype), y._cast(dtype)
+        return elementwise.Where.apply(x, y, mask)
 
     def masked_fill(self: Tensor, mask: Tensor, value: float) -> Tensor:
         """``value`` where the bool ``mask`` holds, else self."""

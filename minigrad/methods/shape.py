@@ -127,7 +127,7 @@ class ShapeMethods:
 
     def flip(self: Tensor, *dims: Any) -> Tensor:
         """A copy with the order along ``dims`` reversed."""
-        axes = tuple(shapes.normalize_dim(d, self.ndim) for d in shapes.shape_argument(dims))
+        axes = tuple([shapes.normalize_dim(d, self.ndim) for d in shapes.shape_argument(dims)])
         if len(set(axes)) != len(axes):
             raise bad_value(f"flip{dims} names a dimension twice")
         return movement.Flip.apply(self, axes=axes if self.ndim else ())

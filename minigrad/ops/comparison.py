@@ -1,5 +1,6 @@
 """Comparisons and logic: bool results, no gradients. The bitwise operations give integers for integers."""
 
+import functools
 from operator import attrgetter
 from typing import Any
 
@@ -32,10 +33,7 @@ def _comparison(name: str, formula: str, kernel: str, kind: type[Function] = Com
     return type(name, (kind,), {"__module__": __name__, "__doc__": formula, "forward": forward})
 
 
-def _bitwise(name: str, formula: str, kernel: str) -> type[Function]:
-    """The same of an operation on bits."""
-    return _comparison(name, formula, kernel, Bitwise)
-
+_bitwise = functools.partial(_comparison, kind=Bitwise)
 
 Eq = _comparison("Eq", "x == y.", "eq")
 Ne = _comparison("Ne", "x != y.", "ne")

@@ -64,10 +64,11 @@ class Cat(Function):
     sizes: tuple[Any, ...]
 
     def forward(self, *inputs: Any, axis: int, new: bool = False) -> Any:
-        self.axis, self.new = axis, new
-        parts = [x.reshape((*x.shape[:axis], 1, *x.shape[axis:])) for x in inputs] if new else inputs
-        self.sizes = tuple([x.shape[axis] for x in parts])
-        return self.kernels.movement.cat(parts, axis)
+        self.axis, self.new, shape = axis, new, inputs[0].shape
+        last = new and axis == len(shape)  # else the new axis divides one along which they lie in the same order
+        y = self.kernels.movement.cat([x.reshape((*shape, 1)) for x in inputs] if last else inputs, axis)
+        self.sizes = (1,) * len(inputs) if new else tuple([x.shape[axis] for x in inputs])
+        return y.reshape((*shape[:axis], len(inputs), *shape[axis:])) if new and not last else y
 
     def backward(self, dy: Any) -> Any:
         parts, shape = self.kernels.movement.split(dy, self.sizes, self.axis), dy.shape

@@ -1,7 +1,6 @@
 """Inverse trigonometric and hyperbolic functions. (Sine, cosine, tangent and tanh are among the elementwise ones.)"""
 
-from operator import attrgetter
-from typing import Any, ClassVar
+from typing import Any
 
 from .elementwise import Arithmetic, FloatFunction, of_x
 
@@ -10,21 +9,26 @@ class Sinh(FloatFunction):
     """y = (e^x - e^-x) / 2;  dx = cosh(x) dy."""
 
     autocast = "float32"
-    value: ClassVar["attrgetter[Any]"] = attrgetter("trigonometry.sinh")  # of the kernels
-    slope: ClassVar["attrgetter[Any]"] = attrgetter("trigonometry.cosh")
 
     def forward(self, x: Any) -> Any:
         self.saved = (x,)
-        return self.value(self.kernels)(x)
+        return self.kernels.trigonometry.sinh(x)
 
     def backward(self, dy: Any) -> Any:
-        return self.kernels.elementwise.mul(dy, self.slope(self.kernels)(self.saved[0]))
+        return self.kernels.elementwise.mul(dy, self.kernels.trigonometry.cosh(self.saved[0]))
 
 
-class Cosh(Sinh):
+class Cosh(FloatFunction):
     """y = (e^x + e^-x) / 2;  dx = sinh(x) dy."""
 
-    value, slope = Sinh.slope, Sinh.value
+    autocast = "float32"
+
+    def forward(self, x: Any) -> Any:
+        self.saved = (x,)
+        return self.kernels.trigonometry.cosh(x)
+
+    def backward(self, dy: Any) -> Any:
+        return self.kernels.elementwise.mul(dy, self.kernels.trigonometry.sinh(self.saved[0]))
 
 
 @of_x(lambda kernels, x: kernels.trigonometry.asin(x), autocast="float32")

@@ -221,6 +221,8 @@ def test_an_expression_of_kernels_is_one_pass_with_the_same_values() -> None:
     with np.errstate(over="ignore", invalid="ignore"):
         expected = plain_kernels.elementwise.fused(slope, x, column, 0.25)
     same(Formula(lambda *inputs: slope(plain_kernels.elementwise, *inputs))(x, column, 0.25), expected, 2e-6)
+    signed = Formula(lambda x, y: np.copysign(x, y) * 2)
+    same(signed(x[:1], 0.0), -signed(x[:1], -0.0))  # numbers that are equal, and have other bits
 
 
 @pytest.mark.parametrize("name", ["fmod", "remainder", "floor_div"])

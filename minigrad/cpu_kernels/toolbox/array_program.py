@@ -36,11 +36,12 @@ from .register_tile import keep_alive
 from .threads import LAYER, constant, get_num_threads, recording, task_kernel, tasks_of
 
 PIECE = 8192  # elements of a call of a loop
-FEW = 8192  # elements of an array that one thread computes before others would begin
+FEW, PAIRS = 8192, 65536  # elements of one array, or pairs of two, that one thread computes before others would begin
 WORTH = 1 << 20  # elements times work, from which on more threads are faster
 TASK = 1 << 19  # elements times work of a task, about
 MEMORY, CALL = 5, 100  # the work of a loop's memory, and of a step that is a call; that of an instruction is 1
 BOOL, FLOAT32 = np.dtype(bool), np.dtype(np.float32)
+ARRAY, NUMBERS, CONSTANTS = np.ndarray, (float, int), (np.dtype, FunctionType, str, type, type(None))
 
 
 class NoProgramError(Exception):
@@ -95,14 +96,13 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
 
 def _kind(x: Any) -> Any:
     """A dtype, the class of a number, or in a tuple what is no number: None, a word, a dtype, a function."""
-    if isinstance(x, type):  # NumPy's have a ``dtype`` that is none
-        return (x,)
-    try:
+    if isinstance(x, ARRAY):
         return x.dtype
-    except AttributeError:
-        if x is None or isinstance(x, str | np.dtype | FunctionType):
-            return (x,)
-        return BOOL if isinstance(x, bool) else type(x)
+    if type(x) in NUMBERS:
+        return type(x)
+    if isinstance(x, CONSTANTS):  # NumPy's types have a ``dtype`` that is none
+        return (x,)
+    return BOOL if isinstance(x, bool) else getattr(x, "dtype", type(x))
 
 
 def _example(x: Any) -> Any:
@@ -180,9 +180,8 @@ class Program:
     """The steps of a function for operands of certain dtypes. Half floats are steps in float32, rounded at the end."""
 
     def __init__(self, function: Callable[..., Any], kinds: tuple[Any, ...]) -> None:
-        self._kinds = [*kinds]  # a number's becomes the dtype of what it meets
+        self._given, self._kinds = kinds, [*kinds]  # a number's becomes the dtype of what it meets
         numbers = {i for i, kind in enumerate(kinds) if isinstance(kind, type)}
-        self._has_numbers = bool(numbers)
         self._steps: list[ProgramStep] = []
         self._flags = ""
         inputs = [k[0] if isinstance(k, tuple) else Traced(self, i, k) for i, k in enumerate(kinds)]
@@ -285,21 +284,27 @@ class Program:
         """The program as a function of NumPy's, of its inputs."""
         dtypes = [*(self._kinds[i] for i in self._inputs), self.result]
         short = [np.dtype(np.uint16) if dtype.kind == "V" else dtype for dtype in dtypes]
-        ufunc = ufunc_of(self.code, short)
-        if len(self._inputs) == len(self._kinds) and short == dtypes and len({*dtypes[:-1]}) == 1:
-            return quiet(ufunc) if self._has_numbers else ufunc  # one that is infinite to the dtype
+        ufunc, result = ufunc_of(self.code, short), self.result if short[-1] != self.result else None
+        numbers = [(i, self._kinds[i]) for i, kind in enumerate(self._given) if isinstance(kind, type)]
+        halves = [i for i, given, taken in zip((*self._inputs, len(self._kinds)), dtypes, short) if given != taken]
+        unused = [i for i in range(len(self._kinds) - 1, -1, -1) if i not in self._inputs]
 
         def of_used(*inputs: Any) -> Any:
             """For NumPy numbers must have their dtypes; other packages' dtypes it does not know."""
-            arguments = [self._array(inputs[i], i) for i in (*self._inputs, *range(len(self._kinds), len(inputs)))]
-            if short[-1] != self.result and len(inputs) == len(self._kinds):  # a result that is no view
-                shape = np.broadcast(*arguments).shape
-                like = next((x for x in arguments if x.shape == shape), np.empty(shape, bool))
-                arguments.append(np.empty_like(like, self.result))
-            result = np.asarray(ufunc(*[x.view(u) if u != d else x for x, u, d in zip(arguments, short, dtypes)]))
-            return result if short[-1] == self.result else arguments[-1]
+            given, out = [*inputs], None
+            for i, dtype in numbers:
+                x = given[i]
+                given[i] = _number(x, dtype) if x else np.array(x, dtype)  # -0.0 equals 0
+            if result is not None and len(given) == len(self._kinds):
+                given.append(out := np.empty(np.broadcast(*[given[i] for i in self._inputs]).shape, result))
+            for i in halves:
+                given[i] = given[i].view(np.uint16)
+            for i in unused:
+                del given[i]
+            found = ufunc(*given)
+            return np.asarray(found) if out is None else out
 
-        return of_used
+        return of_used if numbers or halves or unused else ufunc
 
     def run(self, inputs: tuple[Any, ...], out: np.ndarray | None = None) -> np.ndarray:
         """The result for inputs that broadcast, in ``out``, or in a new array; by all threads."""
@@ -322,10 +327,13 @@ class Program:
 
     def _array(self, x: Any, i: int) -> np.ndarray:
         """An input as an array."""
-        if isinstance(x, np.ndarray):
-            return x
-        with np.errstate(all="ignore"):  # a number that is infinite to the dtype
-            return constant(np.array(x, self._kinds[i]))
+        return x if isinstance(x, ARRAY) else constant(_number.__wrapped__(x, self._kinds[i]))
+
+
+@functools.lru_cache(1024)
+@quiet  # one that is infinite to the dtype
+def _number(x: Any, dtype: np.dtype[Any]) -> np.ndarray:
+    return np.array(x, dtype)
 
 
 _CONVERSIONS: dict[str, tuple[str, str, str]] = {  # by the kinds, into a shorter, an equal and a longer dtype
@@ -371,24 +379,23 @@ class Formula:
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
         self.is_numpys: bool = isinstance(function, np.ufunc) and function not in FLOAT32_FUNCTIONS
-        self._programs: dict[Any, Program | None] = {}
+        self.programs: dict[Any, Any] = _Programs(self)
 
     def program_for(self, *inputs: Any) -> Program | None:
         """The program for inputs of these kinds, None where there can be none."""
-        kinds = tuple([_kind(x) for x in inputs])
-        try:
-            return self._programs[kinds]
-        except KeyError:
-            program = None
-            with contextlib.suppress(NoProgramError, OverflowError):  # a number that its dtype has not
-                program = Program(self.function, kinds)
-            self._programs[kinds] = program
-            return program
+        return self.programs[tuple(map(_kind, inputs))][0]
 
     def __call__(self, *inputs: Any) -> Any:
         """The result, by as many threads as its size is worth."""
-        many = any([getattr(x, "size", 0) >= FEW for x in inputs])
-        return self.of_many(*inputs) if many else self.of_few(*inputs)
+        kinds = []
+        for x in inputs:
+            if not isinstance(x, ARRAY):
+                kinds.append(_kind(x))
+            elif x.size < FEW:
+                kinds.append(x.dtype)
+            else:
+                return self.of_many(*inputs)
+        return self.programs[tuple(kinds)][1](*inputs)
 
     def of_many(self, *inputs: Any, out: np.ndarray | None = None, worth: int = WORTH) -> Any:
         """The result, in ``out`` if it is given; by all threads for ``worth`` elements times work or more."""
@@ -403,12 +410,21 @@ class Formula:
                 size = np.broadcast(*arrays).size
                 if size > 1 and size * program.work >= worth:
                     return program.run(inputs, out)
-        return self.of_few(*inputs) if out is None else self.function(*inputs, out)
+        return self.programs[tuple(map(_kind, inputs))][1](*inputs) if out is None else self.function(*inputs, out)
 
-    def of_few(self, *inputs: Any) -> Any:
-        """The result, by the calling thread."""
-        program = None if self.is_numpys else self.program_for(*inputs)
-        return self.function(*inputs) if program is None else program.ufunc(*inputs)
+
+class _Programs(dict[Any, Any]):
+    """By the kinds of a formula's inputs the program, None where there can be none, and what computes few elements."""
+
+    def __init__(self, made: Formula) -> None:
+        self._made = made
+
+    def __missing__(self, kinds: tuple[Any, ...]) -> Any:
+        program, few = None, self._made.function
+        with contextlib.suppress(NoProgramError, OverflowError):  # a number that its dtype has not
+            program = Program(few, kinds)
+            few = few if self._made.is_numpys else program.ufunc
+        return self.setdefault(kinds, (program, few))
 
 
 def formula(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -418,26 +434,29 @@ def formula(function: Callable[..., Any]) -> Callable[..., Any]:
     made = Formula(function)
     plain = inspect.unwrap(function)
     inputs = plain.nin if isinstance(plain, np.ufunc) else plain.__code__.co_argcount
-    few, many = function if made.is_numpys else made.of_few, made.of_many
+    programs, many, numpys = made.programs, made.of_many, function if made.is_numpys else None
 
     def of_one(x: Any) -> Any:
-        return few(x) if getattr(x, "size", 0) < FEW else many(x)
+        return many(x) if x.size >= FEW else (numpys or programs[x.dtype,][1])(x)
 
     def of_two(x: Any, y: Any) -> Any:
         n, m = getattr(x, "size", 0), getattr(y, "size", 0)
-        if n < FEW and m < FEW and (n * m < 8 * FEW or x.shape[x.ndim - y.ndim :] == y.shape):
-            return few(x, y) if n and m else of_number(x, y)
+        if n < FEW and m < FEW and (n * m <= PAIRS or x.shape == y.shape or x.shape[x.ndim - y.ndim :] == y.shape):
+            if numpys:
+                return numpys(x, y) if n and m else of_number(x, y)
+            kinds = x.dtype if isinstance(x, ARRAY) else _kind(x), y.dtype if isinstance(y, ARRAY) else _kind(y)
+            return programs[kinds][1](x, y)
         return many(x, y)
 
     def of_number(x: Any, y: Any) -> Any:
         """NumPy would round the number to a half float."""
         dtype = getattr(x, "dtype", None) or getattr(y, "dtype", None)
         program = made.program_for(x, y) if dtype and is_half(dtype) else None
-        return few(x, y) if program is None else program.ufunc(x, y)
+        return function(x, y) if program is None else program.ufunc(x, y)
 
     by_inputs: dict[int, Callable[..., Any]] = {1: of_one, 2: of_two}
     several = isinstance(plain, FunctionType) and plain.__code__.co_flags & inspect.CO_VARARGS
-    call = by_inputs.get(0 if several else inputs, lambda *inputs: made(*inputs))
+    call = by_inputs.get(0 if several else inputs, made)
     wrapped = functools.update_wrapper(call, function)
     return for_graphs(wrapped, made.program_for, functools.partial(made.of_many, worth=0))
 

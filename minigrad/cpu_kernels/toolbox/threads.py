@@ -422,7 +422,9 @@ class TaskKernel:
         if recording.launches is not None:
             recording.launches.append(self.prepared(key, tasks, arguments))
         call, address = self._compiled.get(key) or self._compile(key, arguments)
-        if tasks == 1 or _forked:
+        if tasks == 1:
+            call(0, 1, *arguments)
+        elif _forked:
             for task in range(tasks):
                 call(task, tasks, *arguments)
         else:

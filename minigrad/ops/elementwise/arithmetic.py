@@ -3,13 +3,6 @@
 from typing import Any, ClassVar
 
 from ...autograd import Function
-from ...errors import bad_type
-
-
-def refuse_bool(name: str, *inputs: Any) -> None:
-    """Where NumPy would compute with bool as int8, which no tensor has."""
-    if any(hasattr(x, "dtype") and x.dtype.kind == "b" for x in inputs):
-        raise bad_type(f"{name} of bool tensors has no value; convert with .long() or .float()")
 
 
 def zeros_like(kernels: Any, x: Any) -> Any:
@@ -36,12 +29,10 @@ class Add(Arithmetic):
 class Sub(Arithmetic):
     """z = x - y;  dx = dz, dy = -dz."""
 
+    not_of_bool = "-"
+
     def forward(self, x: Any, y: Any) -> Any:
-        try:
-            return self.kernels.elementwise.sub(x, y)
-        except TypeError:  # NumPy has no difference of bool; asking first would cost every difference
-            refuse_bool("-", x, y)
-            raise
+        return self.kernels.elementwise.sub(x, y)
 
     def backward(self, dz: Any) -> Any:
         return dz, self.kernels.elementwise.neg(dz) if self.needs[1] else None
@@ -87,9 +78,9 @@ class FloorDiv(Arithmetic):
     """z = floor(x / y); no gradient."""
 
     differentiable = False
+    not_of_bool = "//"
 
     def forward(self, x: Any, y: Any) -> Any:
-        refuse_bool("//", x, y)
         return self.kernels.elementwise.floor_div(x, y)
 
 
@@ -97,9 +88,9 @@ class Remainder(Arithmetic):
     """z = x - y floor(x / y), of the sign of y;  dx = dz, dy = -floor(x / y) dz."""
 
     half_kernels = None
+    not_of_bool = "%"
 
     def forward(self, x: Any, y: Any) -> Any:
-        refuse_bool("%", x, y)
         self.saved = (x, y) if self.needs[1] else ()
         return self.kernels.elementwise.remainder(x, y)
 
@@ -114,8 +105,9 @@ class Remainder(Arithmetic):
 class FMod(Remainder):
     """z = x - y trunc(x / y), of the sign of x;  dx = dz, dy = -trunc(x / y) dz."""
 
+    not_of_bool = "fmod"
+
     def forward(self, x: Any, y: Any) -> Any:
-        refuse_bool("fmod", x, y)
         self.saved = (x, y) if self.needs[1] else ()
         return self.kernels.elementwise.fmod(x, y)
 
@@ -127,9 +119,9 @@ class Neg(Function):
     """y = -x;  dx = -dy."""
 
     half_kernels = "elementwise"
+    not_of_bool = "-"
 
     def forward(self, x: Any) -> Any:
-        refuse_bool("-", x)
         return self.kernels.elementwise.neg(x)
 
     def backward(self, dy: Any) -> Any:
@@ -140,9 +132,9 @@ class Abs(Function):
     """y = |x|;  dx = sign(x) dy, 0 at 0."""
 
     half_kernels = "elementwise"
+    not_of_bool = "abs"
 
     def forward(self, x: Any) -> Any:
-        refuse_bool("abs", x)
         self.saved = (x,)
         return self.kernels.elementwise.abs(x)
 

@@ -13,8 +13,7 @@ class Maximum(Arithmetic):
 
     def forward(self, x: Any, y: Any) -> Any:
         self.saved = (x, y)
-        k = self.kernels.elementwise
-        return (k.maximum if self.largest else k.minimum)(x, y)
+        return self.kernels.elementwise.maximum(x, y)
 
     def backward(self, dz: Any) -> Any:
         x, y = self.saved
@@ -28,6 +27,10 @@ class Minimum(Maximum):
     """z = min(x, y); a tie gives half of dz to each. NaN in either gives NaN."""
 
     largest = False
+
+    def forward(self, x: Any, y: Any) -> Any:
+        self.saved = (x, y)
+        return self.kernels.elementwise.minimum(x, y)
 
 
 class Where(Function):
@@ -72,7 +75,7 @@ class NanToNum(Function):
         return self.kernels.elementwise.mul(dy, self.kernels.comparison.isfinite(self.saved[0]))
 
 
-class Clamp(Function):
+class Clamp(Arithmetic):
     """z = min(max(x, low), high), a NaN in any gives NaN; a bound may be a number, or None.
 
     dx = dz where low <= x <= high; dlow = dz where x < low < high; dhigh = dz where x > high or low > high.

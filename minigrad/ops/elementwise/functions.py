@@ -6,7 +6,7 @@ from operator import attrgetter
 from typing import Any, ClassVar
 
 from ...autograd import Function
-from .arithmetic import refuse_bool, zeros_like
+from .arithmetic import zeros_like
 
 
 class FloatFunction(Function):
@@ -33,25 +33,20 @@ class OfFamily(FloatFunction):
 Expression = Callable[..., Any]  # of kernels and arrays
 
 
-def of_x(value: Expression, autocast: str | None = None) -> Callable[[Expression], type[FloatFunction]]:
+def of_x(value: Expression, autocast: str | None = None, keeps_x: bool = True) -> Callable[[Expression], Any]:
     """Makes dx = derivative(k, x, dy), of the elementwise kernels k, the class of y = value(kernels, x); it keeps x."""
 
     def forward(self: FloatFunction, x: Any) -> Any:
-        self.saved = (x,)
-        return value(self.kernels, x)
-
-    return lambda derivative: _function(derivative, forward, autocast)
-
-
-def of_y(value: Expression, autocast: str | None = None) -> Callable[[Expression], type[FloatFunction]]:
-    """The same for dx = derivative(k, y, dy); it keeps y."""
-
-    def forward(self: FloatFunction, x: Any) -> Any:
         y = value(self.kernels, x)
-        self.saved = (y,)
+        self.saved = (x if keeps_x else y,)
         return y
 
     return lambda derivative: _function(derivative, forward, autocast)
+
+
+def of_y(value: Expression, autocast: str | None = None) -> Callable[[Expression], Any]:
+    """The same for dx = derivative(k, y, dy); it keeps y."""
+    return of_x(value, autocast, keeps_x=False)
 
 
 def _function(derivative: Expression, forward: Expression, autocast: str | None) -> type[FloatFunction]:
@@ -171,9 +166,9 @@ class Relu(Function):
     """y = max(x, 0);  dx = dy where y > 0 or NaN (so 0 at 0, where ``maximum(x, 0)`` would give half)."""
 
     half_kernels = "elementwise"
+    not_of_bool = "relu"
 
     def forward(self, x: Any) -> Any:
-        refuse_bool("relu", x)
         y = self.kernels.elementwise.relu(x)
         self.saved = (y,)
         return y
@@ -195,11 +190,10 @@ def _step(name: str, formula: str, value: Expression) -> type[StepFunction]:
     """The class of y = value(k, x), of the elementwise kernels k."""
 
     def forward(self: StepFunction, x: Any) -> Any:
-        refuse_bool(name.lower(), x)
         return value(self.kernels.elementwise, x)
 
     members = {"__doc__": f"{formula}  dx = 0.", "__module__": __name__, "forward": forward}
-    return type(name, (StepFunction,), members)
+    return type(name, (StepFunction,), members | {"not_of_bool": name.lower()})
 
 
 Sign = _step("Sign", "y = -1, 0 or 1, the sign of x;", lambda k, x: k.sign(x))

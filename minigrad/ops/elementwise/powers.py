@@ -3,7 +3,7 @@
 from typing import Any
 
 from ...autograd import Function
-from .arithmetic import Arithmetic, refuse_bool, zeros_like
+from .arithmetic import Arithmetic, zeros_like
 
 
 class Pow(Arithmetic):
@@ -11,9 +11,9 @@ class Pow(Arithmetic):
 
     autocast = "float32"
     half_kernels = None
+    not_of_bool = "**"
 
     def forward(self, x: Any, y: Any) -> Any:
-        refuse_bool("**", x, y)
         z = self.kernels.elementwise.pow(x, y)
         self.saved = (x, y, z if self.needs[1] else None)
         return z
@@ -36,9 +36,9 @@ class PowScalar(Function):
     autocast = "float32"
     half_kernels = "elementwise"
     promotes = True
+    not_of_bool = "**"
 
     def forward(self, x: Any, n: float) -> Any:
-        refuse_bool("**", x)
         self.saved = (x, n)
         return self.power(x, n)
 
@@ -51,9 +51,11 @@ class PowScalar(Function):
     def power(self, x: Any, n: float) -> Any:
         """x^n; as PyTorch by products and roots, in a tenth of the time. (At -0 and -inf the roots are not C's.)"""
         k = self.kernels.elementwise
-        if n in (2, 3):
+        if n == 3:
+            return k.cube(x)
+        if n == 2:
             with self.kernels.quiet():
-                return k.square(x) if n == 2 else k.cube(x)
+                return k.square(x)
         if x.dtype.kind in "fV" and n in (0.5, -0.5):
             return k.sqrt(x) if n > 0 else k.rsqrt(x)
         if x.dtype.kind in "fV" and n in (-1, -2):
