@@ -73,11 +73,8 @@ def test_every_function_has_the_bits_of_the_plain_one(family: str, name: str, dt
     approximate = OF_HALVES if np.dtype(dtype).itemsize == 2 else APPROXIMATE
     with np.errstate(all="ignore"):
         found = function(*inputs)
-        same(
-            found,
-            expected,
-            2e-6 if name.removesuffix("_backward") in approximate and np.dtype(dtype) != np.float64 else 0,
-        )
+        tolerance = 4e-15 if dtype == "float64" else 2e-6
+        same(found, expected, tolerance if name.removesuffix("_backward") in approximate else 0)
         few = function(*(x[:5, :70] if isinstance(x, np.ndarray) else x for x in inputs))
     same(few, np.ascontiguousarray(found[:5, :70]))  # the same bits for any size
     assert few.base is None and found.base is None  # no views: these must not be written in place

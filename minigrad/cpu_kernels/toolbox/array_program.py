@@ -31,7 +31,7 @@ from ...plain_kernels.elementwise import of_each, quiet
 from .multi_tensor import addresses_of
 from .numpy_loops import Loop, numpy_loop
 from .program_code import Code, ProgramStep, Value, call_loop, compiled, converts_halves, ufunc_of
-from .program_math import FLOAT32 as FLOAT32_FUNCTIONS
+from .program_math import FUNCTIONS
 from .register_tile import keep_alive
 from .threads import LAYER, constant, get_num_threads, recording, task_kernel, tasks_of
 
@@ -212,9 +212,9 @@ class Program:
         if not any(isinstance(x, Traced) for x in taken):
             with np.errstate(all="ignore"):
                 return ufunc(*taken)
-        if ufunc in FLOAT32_FUNCTIONS and {*dtypes} == {FLOAT32}:
+        if function := FUNCTIONS.get(dtypes[0].char, {}).get(ufunc):
             before, self._flags = self._flags, "contract "
-            result = FLOAT32_FUNCTIONS[ufunc](*taken)
+            result = function(*taken)
             self._flags = before
             return result
         kinds, composed = _COMPOSED.get(ufunc, ("", None))
@@ -350,7 +350,7 @@ class Formula:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
-        self.is_numpys: bool = isinstance(function, np.ufunc) and function not in FLOAT32_FUNCTIONS
+        self.is_numpys: bool = isinstance(function, np.ufunc) and function not in FUNCTIONS["f"]
         self._programs: dict[Any, Program | None] = {}
 
     def program_for(self, *inputs: Any) -> Program | None:

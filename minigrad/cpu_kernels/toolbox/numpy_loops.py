@@ -7,14 +7,12 @@ machine code can call on a part of its arrays. The structure of a ufunc is part 
 
 import ctypes
 import functools
-import math
 from typing import Any, NamedTuple
 
 import numba
 import numpy as np
 from numba.core import types
 
-from ...plain_kernels.elementwise import of_each
 from .jit import inline, kernel
 from .multi_tensor import pointer_at
 from .threads import compiled_address
@@ -102,21 +100,9 @@ def _modulo(args, n, strides, source, target):
             zs[i] = _finished(np.fmod(xs[i], ys[i]), xs[i], ys[i], kind, one)
 
 
-@kernel
-def _error_function(args, n, strides, source, target):
-    """erf, or erfc for a target of more than a byte. Contiguous."""
-    x, y = array_at(args, 2, np.int64)
-    count = array_at(n, 1, np.int64)[0]
-    xs, ys = array_at(x, count, source), array_at(y, count, source)
-    complement = array_at(y, 1, target).itemsize > 1
-    for i in range(count):
-        ys[i] = math.erfc(xs[i]) if complement else math.erf(xs[i])
-
-
 FMOD, REMAINDER = 1, 4
 _COMPILED: dict[np.ufunc, tuple[Any, Any]] = {  # loops, and the classes whose size says what is wanted of them
     np.fmod: (_modulo, np.uint8), np.remainder: (_modulo, np.uint32), np.floor_divide: (_modulo, np.uint64),
-    of_each[math.erf]: (_error_function, np.uint8), of_each[math.erfc]: (_error_function, np.uint32),
 }  # fmt: skip
 DTYPES: frozenset[np.dtype[Any]] = frozenset(map(np.dtype, ("?", "u1", "i4", "i8", "f4", "f8")))
 """What loops are for: 1, 4 or 8 bytes in this machine's order. Loops of others may work on Python's objects."""
