@@ -1,12 +1,14 @@
 """Functions of each element: the plain formulas, each in one pass."""
 
+import functools
 from typing import Any
 
 import numpy as np
 
 from ..plain_kernels import elementwise as plain
-from ..plain_kernels.elementwise import quiet
+from ..plain_kernels.elementwise import check_divisor, quiet
 from .toolbox.array_program import formula, formulas, into_first
+from .toolbox.threads import recording
 
 add: Any  # and all others of the plain family
 div: Any
@@ -15,6 +17,22 @@ globals().update(formulas(plain, without=("add_into", "assign", "pow")))
 assign: Any = plain.assign
 add_into: Any = into_first(np.add)
 
+
+def _dividing(name: str, ufunc: np.ufunc) -> Any:
+    """The plain function, for integers with a look for zeros before it, which is in no program; graphs call NumPy."""
+    of_any, of_integers = globals()[name], formula(quiet(ufunc))
+
+    def divide(x: Any, y: Any) -> Any:
+        if (x if isinstance(x, np.ndarray) else y).dtype.kind not in "iu" or recording.launches is not None:
+            return of_any(x, y)
+        check_divisor(x, y)
+        return of_integers(x, y)
+
+    return functools.update_wrapper(divide, of_any)
+
+
+_divisions = {"floor_div": np.floor_divide, "remainder": np.remainder, "fmod": np.fmod}
+globals().update((name, _dividing(name, ufunc)) for name, ufunc in _divisions.items())
 _power = formula(plain.pow)
 _even_power = formula(quiet(lambda x, n: np.power(np.abs(x), n)))
 _odd_power = formula(quiet(lambda x, n: np.copysign(np.power(np.abs(x), n), x)))

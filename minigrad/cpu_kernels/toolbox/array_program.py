@@ -154,12 +154,33 @@ def _extreme(within: np.ufunc) -> Callable[[Any, Any], Any]:
     return extreme
 
 
+def _quotient(x: Any, y: Any) -> Any:
+    """x / y of integers, rounded down, by way of float64: integers have no vector division."""
+
+    def about(z: Any) -> Any:
+        return np.floor(z.astype(np.float64) / y.astype(np.float64)).astype(x.dtype)
+
+    quotient = about(x)
+    quotient = quotient + about(x - quotient * y)  # of large numbers the first is near
+    rest = x - quotient * y
+    less, more = ((y > 0) & (rest < 0)) | ((y < 0) & (rest > 0)), ((y > 0) & (rest >= y)) | ((y < 0) & (rest <= y))
+    return quotient - less.astype(x.dtype) + more.astype(x.dtype)
+
+
+def _fmod(x: Any, y: Any) -> Any:
+    rest = np.remainder(x, y)
+    return np.where((rest != 0) & ((rest < 0) ^ (x < 0)), rest - y, rest)
+
+
 _COMPOSED: dict[np.ufunc, tuple[str, Callable[..., Any]]] = {  # for dtypes of these kinds
     np.square: ("fiu", lambda x: x * x),
     np.maximum: ("fiub", _extreme(np.less_equal)),
     np.minimum: ("fiub", _extreme(np.greater_equal)),
     np.negative: ("iu", lambda x: 0 - x),
     np.absolute: ("i", lambda x: np.where(x < 0, -x, x)),
+    np.floor_divide: ("iu", _quotient),
+    np.remainder: ("iu", lambda x, y: x - _quotient(x, y) * y),
+    np.fmod: ("iu", _fmod),
     np.invert: ("iub", lambda x: x ^ np.invert(x.dtype.type(0))),
     np.isnan: ("f", lambda x: x != x),
     np.isinf: ("f", lambda x: abs(x) == np.inf),
@@ -237,21 +258,23 @@ class Program:
         return Traced(self, self._steps[-1].result.slot, dtype)
 
     def cast(self, x: Any, dtype: np.dtype[Any]) -> Any:
-        """Steps that convert; none where one would have to know what NumPy makes of numbers out of range."""
+        """Steps that convert. What is out of an integer's range becomes what the machine makes of it, as by NumPy."""
         source = x.dtype
         if source == dtype:
             return x
         if is_half(source) or is_half(dtype):
-            if BOOL in (source, dtype):
-                return self.cast(self.cast(x, FLOAT32), dtype)
             if FLOAT32 not in (source, dtype):
-                raise NoProgramError
+                if (source.char, dtype.char) == ("d", "e"):  # rounded once
+                    raise NoProgramError
+                return self.cast(self.cast(x, FLOAT32), dtype)
             if source.kind == "V":
                 return (x.view(np.uint16).astype(np.uint32) << 16).view(FLOAT32)
             if dtype.kind == "V":
                 return self._rounded(x, dtype)
         if dtype == BOOL:
             return np.not_equal(x, 0)
+        if source.kind == "f" and dtype.kind in "iu" and dtype.itemsize < 4:
+            return self.cast(self.cast(x, np.dtype(np.int32)), dtype)
         words = _CONVERSIONS.get(source.kind + dtype.kind)
         if not words or not _is_known(source) or not _is_known(dtype):
             raise NoProgramError
@@ -310,8 +333,8 @@ class Program:
 
 _CONVERSIONS: dict[str, tuple[str, str, str]] = {  # by the kinds, into a shorter, an equal and a longer dtype
     "ff": ("fptrunc", "", "fpext"), "if": ("sitofp",) * 3, "uf": ("uitofp",) * 3, "bf": ("uitofp",) * 3,
-    "ii": ("trunc", "bitcast", "sext"), "iu": ("trunc", "bitcast", "sext"), "bi": ("zext",) * 3,
-    "uu": ("trunc", "bitcast", "zext"), "ui": ("trunc", "bitcast", "zext"), "bu": ("zext",) * 3,
+    "ii": ("trunc", "bitcast", "sext"), "iu": ("trunc", "bitcast", "sext"), "bi": ("zext",) * 3, "bu": ("zext",) * 3,
+    "uu": ("trunc", "bitcast", "zext"), "ui": ("trunc", "bitcast", "zext"), "fi": ("fptosi",) * 3,
 }  # fmt: skip
 
 
