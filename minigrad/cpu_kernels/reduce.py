@@ -217,12 +217,10 @@ class reduce(plain):
 
     def logsumexp(x: np.ndarray, axes: tuple[int, ...], keepdim: bool) -> np.ndarray:
         """log(sum(exp(x))) over ``axes``, shifted by the maximum so that it cannot overflow."""
-        y = _folded(x, axes, keepdim, EXPONENTIALS)
-        if y is None:
-            last = tuple(range(x.ndim - len(axes), x.ndim))
-            y = _folded(copied(np.moveaxis(x, axes, last), FEW), last, False, EXPONENTIALS)
-            y = np.expand_dims(y, axes) if keepdim and y is not None else y
-        return plain.logsumexp(x, axes, keepdim) if y is None else y
+        last = tuple(range(x.ndim - len(axes), x.ndim))
+        rows = x if axes == last and x.flags.c_contiguous else copied(np.moveaxis(x, axes, last), FEW)
+        y = _folded_or(plain.logsumexp, EXPONENTIALS, rows, last, False)
+        return np.expand_dims(y, axes) if keepdim else y
 
     def cumprod_backward(dy: np.ndarray, x: np.ndarray, y: np.ndarray, axis: int) -> np.ndarray:
         """dx of y = ``cumprod(x)``, in time n, by PyTorch's formula; float32 or float64. Any strides."""

@@ -167,11 +167,6 @@ def _quotient(x: Any, y: Any) -> Any:
     return quotient - less.astype(x.dtype) + more.astype(x.dtype)
 
 
-def _fmod(x: Any, y: Any) -> Any:
-    rest = np.remainder(x, y)
-    return np.where((rest != 0) & ((rest < 0) ^ (x < 0)), rest - y, rest)
-
-
 _COMPOSED: dict[np.ufunc, tuple[str, Callable[..., Any]]] = {  # for dtypes of these kinds
     np.square: ("fiu", lambda x: x * x),
     np.maximum: ("fiub", _extreme(np.less_equal)),
@@ -180,7 +175,6 @@ _COMPOSED: dict[np.ufunc, tuple[str, Callable[..., Any]]] = {  # for dtypes of t
     np.absolute: ("i", lambda x: np.where(x < 0, -x, x)),
     np.floor_divide: ("iu", _quotient),
     np.remainder: ("iu", lambda x, y: x - _quotient(x, y) * y),
-    np.fmod: ("iu", _fmod),
     np.invert: ("iub", lambda x: x ^ np.invert(x.dtype.type(0))),
     np.isnan: ("f", lambda x: x != x),
     np.isinf: ("f", lambda x: abs(x) == np.inf),
