@@ -31,8 +31,7 @@ def _dividing(name: str, ufunc: np.ufunc) -> Any:
     return functools.update_wrapper(divide, of_any)
 
 
-_divisions = {"floor_div": np.floor_divide, "remainder": np.remainder, "fmod": np.fmod}
-globals().update((name, _dividing(name, ufunc)) for name, ufunc in _divisions.items())
+floor_div, remainder = _dividing("floor_div", np.floor_divide), _dividing("remainder", np.remainder)
 _power = formula(plain.pow)
 _even_power = formula(quiet(lambda x, n: np.power(np.abs(x), n)))
 _odd_power = formula(quiet(lambda x, n: np.copysign(np.power(np.abs(x), n), x)))

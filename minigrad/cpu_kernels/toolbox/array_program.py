@@ -154,8 +154,22 @@ def _extreme(within: np.ufunc) -> Callable[[Any, Any], Any]:
     return extreme
 
 
-def _quotient(x: Any, y: Any) -> Any:
-    """x / y of integers, rounded down, by way of float64: integers have no vector division."""
+def _remainder(x: Any, y: Any) -> Any:
+    if x.dtype.kind != "f":
+        return x - _floor_divide(x, y) * y
+    rest = np.fmod(x, y)
+    return np.where(rest != 0, np.where((rest < 0) ^ (y < 0), rest + y, rest), np.copysign(rest, y))
+
+
+def _floor_divide(x: Any, y: Any) -> Any:
+    """As NumPy does; of integers by way of float64, since they have no vector division."""
+    if x.dtype.kind == "f":
+        rest = np.fmod(x, y)
+        quotient = (x - rest) / y
+        quotient = np.where((rest != 0) & ((rest < 0) ^ (y < 0)), quotient - 1, quotient)
+        below = np.floor(quotient)
+        below = np.where(quotient - below > 0.5, below + 1, below)
+        return np.where(y == 0, x / y, np.where(quotient != 0, below, np.copysign(quotient, x / y)))
 
     def about(z: Any) -> Any:
         return np.floor(z.astype(np.float64) / y.astype(np.float64)).astype(x.dtype)
@@ -173,8 +187,8 @@ _COMPOSED: dict[np.ufunc, tuple[str, Callable[..., Any]]] = {  # for dtypes of t
     np.minimum: ("fiub", _extreme(np.greater_equal)),
     np.negative: ("iu", lambda x: 0 - x),
     np.absolute: ("i", lambda x: np.where(x < 0, -x, x)),
-    np.floor_divide: ("iu", _quotient),
-    np.remainder: ("iu", lambda x, y: x - _quotient(x, y) * y),
+    np.floor_divide: ("fiu", _floor_divide),
+    np.remainder: ("fiu", _remainder),
     np.invert: ("iub", lambda x: x ^ np.invert(x.dtype.type(0))),
     np.isnan: ("f", lambda x: x != x),
     np.isinf: ("f", lambda x: abs(x) == np.inf),

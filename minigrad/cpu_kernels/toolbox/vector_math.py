@@ -68,7 +68,6 @@ def _of_llvm(name: str, types_of: Callable[..., Any], *fastmath: str) -> Any:
     return emits(types_of)(emit)
 
 
-floor: Any = _of_llvm("llvm.floor", lambda x: x(x))
 trunc: Any = _of_llvm("llvm.trunc", lambda x: x(x))
 copysign: Any = _of_llvm("llvm.copysign", lambda x, y: x(x, y))
 fma: Any = _of_llvm("llvm.fma", lambda x, y, z: x(x, y, z))
