@@ -151,31 +151,33 @@ def _layout(shape: tuple[int, ...], axes: tuple[int, ...], keepdim: bool, fold: 
     return result, (math.prod(shape[:at]), math.prod(shape[at:])), last
 
 
-def _folded(x: np.ndarray, axes: tuple[int, ...], keepdim: bool, fold: int, dtype: Any = None) -> np.ndarray | None:
-    """``fold`` over axes of a contiguous array, in an order that depends on the shape only; else None."""
-    flags, adds, dtype = x.flags, fold in (SUM, MEAN, PRODUCT), np.dtype(dtype or x.dtype)
-    whole = adds and dtype == np.int64 and x.dtype.kind in "iub"
-    folds = ((x.dtype.char in "fd" and dtype == x.dtype) or whole) and flags.c_contiguous and flags.aligned
+def _folded(function: Any, fold: int, x: np.ndarray, axes: tuple[int, ...], keepdim: bool, *dtypes: Any) -> Any:
+    """``fold`` over axes of a contiguous array, in an order that depends on the shape only; or as ``function`` does."""
+    flags, wanted, dtype = x.flags, dtypes[0] if dtypes else None, x.dtype
+    if whole := dtype.kind in "iub" and wanted is not None:
+        dtype = np.dtype(np.int64)
+    folds = (whole or dtype.char in "fd") and wanted in (None, dtype) and flags.c_contiguous and flags.aligned
     if not folds or (layout := _layout(x.shape, axes, keepdim, fold)) is None or (whole and not layout[2]):
-        return None
+        return function(x, axes, keepdim, *dtypes)
     shape, matrix, last = layout
     y, divisor = np.empty(shape, dtype), matrix[last] if fold == MEAN else 1
     rows = (x if flags.writeable else operand(x)).reshape(matrix)
     if not last:  # NumPy adds the rows of a matrix one after the other, and passes over the sums for each
         _column_sums.launch(dtype, min(shares(x.size, 2 * BLOCK), -(-y.size // LINE)), rows, y.reshape(-1))
         return np.true_divide(y, divisor, y) if fold == MEAN else y
-    kernel, fold = (_add_rows, fold == PRODUCT) if adds else (_fold_rows, fold)
+    kernel, fold = (_add_rows, fold == PRODUCT) if fold in (SUM, MEAN, PRODUCT) else (_fold_rows, fold)
     while (blocks := -(-rows.shape[1] // BLOCK)) > 1:
         rows, parts = np.empty((len(rows), blocks), dtype), rows
-        kernel.launch((parts.dtype, dtype), min(shares(parts.size), rows.size), parts, rows, fold, 1)
-    kernel.launch((rows.dtype, dtype), min(shares(rows.size), y.size), rows, y.reshape(-1, 1), fold, divisor)
+        kernel.launch(parts.dtype, min(shares(parts.size), rows.size), parts, rows, fold, 1)
+    kernel.launch(rows.dtype, min(shares(rows.size), y.size), rows, y.reshape(-1, 1), fold, divisor)
     return y
 
 
-def _folded_or(function: Any, fold: int, x: np.ndarray, axes: tuple[int, ...], keepdim: bool, *dtype: Any) -> Any:
-    """The same, or what ``function`` says."""
-    y = _folded(x, axes, keepdim, fold, *dtype)
-    return function(x, axes, keepdim, *dtype) if y is None else y
+def _of_moved(x: np.ndarray, axes: tuple[int, ...], keepdim: bool) -> np.ndarray:
+    """logsumexp, with the axes moved to the end."""
+    last = tuple(range(x.ndim - len(axes), x.ndim))
+    y = _folded(plain.logsumexp, EXPONENTIALS, copied(np.moveaxis(x, axes, last), FEW), last, False)
+    return np.expand_dims(y, axes) if keepdim else y
 
 
 class reduce(plain):
@@ -185,23 +187,23 @@ class reduce(plain):
         """Sum over ``axes`` in ``dtype`` (default: that of x)."""
         if x.dtype.char == "?" and len(axes) == x.ndim and not keepdim and dtype and np.dtype(dtype).kind in "iu":
             return np.asarray(np.count_nonzero(x), dtype)
-        return _folded_or(plain.sum, SUM, x, axes, keepdim, dtype)
+        return _folded(plain.sum, SUM, x, axes, keepdim, dtype)
 
     def mean(x: np.ndarray, axes: tuple[int, ...], keepdim: bool) -> np.ndarray:
         """Mean over ``axes``; NaN for an empty one."""
-        return _folded_or(plain.mean, MEAN, x, axes, keepdim)
+        return _folded(plain.mean, MEAN, x, axes, keepdim)
 
     def max(x: np.ndarray, axes: tuple[int, ...], keepdim: bool) -> np.ndarray:
         """Largest value over ``axes``; NaN if there is one."""
-        return _folded_or(plain.max, LARGEST, x, axes, keepdim)
+        return _folded(plain.max, LARGEST, x, axes, keepdim)
 
     def min(x: np.ndarray, axes: tuple[int, ...], keepdim: bool) -> np.ndarray:
         """Smallest value over ``axes``; NaN if there is one."""
-        return _folded_or(plain.min, SMALLEST, x, axes, keepdim)
+        return _folded(plain.min, SMALLEST, x, axes, keepdim)
 
     def prod(x: np.ndarray, axis: int, keepdim: bool, dtype: Any) -> np.ndarray:
         """Product along ``axis``, in ``dtype``."""
-        return _folded_or(plain.prod, PRODUCT, x, (axis,), keepdim, dtype)
+        return _folded(plain.prod, PRODUCT, x, (axis,), keepdim, dtype)
 
     def cumsum(x: np.ndarray, axis: int) -> np.ndarray:
         """Sums of the first 1, 2, ... values along ``axis``."""
@@ -217,10 +219,7 @@ class reduce(plain):
 
     def logsumexp(x: np.ndarray, axes: tuple[int, ...], keepdim: bool) -> np.ndarray:
         """log(sum(exp(x))) over ``axes``, shifted by the maximum so that it cannot overflow."""
-        last = tuple(range(x.ndim - len(axes), x.ndim))
-        rows = x if axes == last and x.flags.c_contiguous else copied(np.moveaxis(x, axes, last), FEW)
-        y = _folded_or(plain.logsumexp, EXPONENTIALS, rows, last, False)
-        return np.expand_dims(y, axes) if keepdim else y
+        return _folded(_of_moved, EXPONENTIALS, x, axes, keepdim)
 
     def cumprod_backward(dy: np.ndarray, x: np.ndarray, y: np.ndarray, axis: int) -> np.ndarray:
         """dx of y = ``cumprod(x)``, in time n, by PyTorch's formula; float32 or float64. Any strides."""

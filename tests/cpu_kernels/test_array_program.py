@@ -125,12 +125,10 @@ def test_sums_in_place_and_memory_that_is_shared() -> None:
             np.testing.assert_array_equal(total, x + other(x))
 
 
-@pytest.mark.parametrize("target", [np.float16, dtypes.bfloat16, np.float64, np.int64, bool])
+@pytest.mark.parametrize("target", [np.float16, dtypes.bfloat16, np.float64, np.int64, np.int32, np.uint8, bool])
 @pytest.mark.parametrize("source", [np.float32, np.float16, dtypes.bfloat16, np.float64, np.int64, bool])
 def test_conversions(source, target) -> None:
     x = values(np.float32)
-    if np.dtype(target).kind == "i":
-        x = np.nan_to_num(x, posinf=7, neginf=-7).clip(-1000, 1000)
     with np.errstate(all="ignore"):
         x = x.astype(source)
         found, expected = cpu_kernels.elementwise.cast(x, np.dtype(target)), x.astype(target)
@@ -217,6 +215,25 @@ def test_an_expression_of_kernels_is_one_pass_with_the_same_values() -> None:
     with np.errstate(over="ignore", invalid="ignore"):
         expected = plain_kernels.elementwise.fused(slope, x, column, 0.25)
     same(Formula(lambda *inputs: slope(plain_kernels.elementwise, *inputs))(x, column, 0.25), expected, 2e-6)
+
+
+@pytest.mark.parametrize("name", ["remainder", "floor_div"])
+@pytest.mark.parametrize("dtype", ["int64", "int32", "uint8"])
+def test_quotients_of_integers_have_numpys_bits(name: str, dtype) -> None:
+    limits, shape = np.iinfo(dtype), (ROWS, COLUMNS)
+    drawn = (RNG.integers(limits.min, limits.max, shape, dtype, True) for _ in range(2))
+    x, y = (numbers >> RNG.integers(0, limits.bits, shape, dtype) for numbers in drawn)
+    special = np.array([limits.min, limits.min + 1, limits.max, limits.max - 1, limits.max // 2, 1, 2, -1]).astype(
+        dtype
+    )
+    x[0, :64], y[0, :64] = np.repeat(special, 8), np.tile(special, 8)
+    y[y == 0] = 7
+    with np.errstate(all="ignore"):
+        x[9:99] -= x[9:99] % y[9:99]  # multiples, and one less
+        x[50:99] -= 1
+        same(getattr(cpu_kernels.elementwise, name)(x, y), getattr(plain_kernels.elementwise, name)(x, y))
+        same(getattr(cpu_kernels.elementwise, name)(7, y), getattr(plain_kernels.elementwise, name)(7, y))
+    raises(ZeroDivisionError, "", lambda: getattr(cpu_kernels.elementwise, name)(x, y * (y != 7)))
 
 
 @pytest.mark.parametrize("name", ["fmod", "remainder", "floor_div"])

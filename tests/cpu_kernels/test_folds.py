@@ -53,6 +53,19 @@ def test_products_and_scans(shape: tuple[int, ...]) -> None:
                 np.testing.assert_allclose(k.reverse_cumsum(order, last), backward, rtol)
 
 
+@pytest.mark.parametrize("dtype", ["int64", "int32", "uint8", "bool"])
+def test_integers(dtype: str) -> None:
+    for sizes, axes in SHAPES.values():
+        x = np.random.default_rng(0).integers(0, 200, sizes).astype(dtype)
+        ours, others = (
+            (k.sum(x, axes, True, "int64"), k.prod(x, 1, False, "int64"), k.cumsum(x, x.ndim - 1))
+            for k in (cpu_kernels.reduce, plain_kernels.reduce)
+        )
+        for y, other in zip(ours, others):
+            assert y.dtype == other.dtype
+            np.testing.assert_array_equal(y, other)
+
+
 def test_a_graph_folds_what_may_not_be_written() -> None:
     """As it does an array of the same kind that may be: a view that repeats nothing is read-only."""
     both = mg.cuda.graphed(lambda x: ((x * 1).sum(), (x * 1).expand(8192).sum()))

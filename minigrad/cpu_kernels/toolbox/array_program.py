@@ -170,13 +170,10 @@ def _floor_divide(x: Any, y: Any) -> Any:
         below = np.floor(quotient)
         below = np.where(quotient - below > 0.5, below + 1, below)
         return np.where(y == 0, x / y, np.where(quotient != 0, below, np.copysign(quotient, x / y)))
-
-    def about(z: Any) -> Any:
-        return np.floor(z.astype(np.float64) / y.astype(np.float64)).astype(x.dtype)
-
-    quotient = about(x)
-    quotient = quotient + about(x - quotient * y)  # of large numbers the first is near
-    rest = x - quotient * y
+    quotient, rest = 0, x
+    for _ in range(2):  # the first is near that of large numbers
+        quotient = quotient + np.floor(rest.astype(np.float64) / y.astype(np.float64)).astype(x.dtype)
+        rest = x - quotient * y
     less, more = ((y > 0) & (rest < 0)) | ((y < 0) & (rest > 0)), ((y > 0) & (rest >= y)) | ((y < 0) & (rest <= y))
     return quotient - less.astype(x.dtype) + more.astype(x.dtype)
 

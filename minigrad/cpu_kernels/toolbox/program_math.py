@@ -19,7 +19,6 @@ import numpy as np
 from ...plain_kernels.elementwise import of_each
 from .vector_math import EXPONENTIALS, LN2, float32
 
-HALF, ONE, TWO = float32(0.5, 1.0, 2.0)
 # Below the first the result rounds to 0, above the second to infinity; the clamp keeps n small enough for its field.
 EXP_RANGE = {"f": (-104, 89), "d": (-746, 710)}
 LN2_HIGH, LN2_LOW = EXPONENTIALS["f"][:2]
@@ -32,8 +31,7 @@ def _polynomial(factors: tuple[Any, ...], x: Any) -> Any:
 
 def _power_of_two(exponent: Any) -> Any:
     """2^n, of n and the exponent's bias; what is above the exponent's bits is cut off."""
-    kind = "f" if exponent.dtype.itemsize == 4 else "d"
-    return (exponent << EXPONENTIALS[kind][5]).view(np.dtype(kind))
+    return (exponent << (23 if exponent.dtype.itemsize == 4 else 52)).view(f"f{exponent.dtype.itemsize}")
 
 
 def _reduced(x: Any) -> tuple[Any, Any]:
@@ -55,7 +53,7 @@ def _exp(x: Any) -> Any:
 def _expm1(x: Any) -> Any:
     bits, p = _reduced(np.maximum(np.minimum(x, 89), -30))
     half = _power_of_two(bits - 1)  # 2^n / 2: 2^128 is infinite
-    return np.where(abs(x) < SMALLEST_NORMAL, x, (half * p + (half - HALF)) * TWO)
+    return np.where(abs(x) < 2.0**-126, x, (half * p + (half - 0.5)) * 2)
 
 
 # tanh(x) = x + x^3 P(x^2) for |x| < 0.625 (Cephes' tanhf): there 1 - 2 / (e^2x + 1) would cancel.
@@ -65,7 +63,7 @@ TANH = float32(-5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.3331442
 def _tanh(x: Any) -> Any:
     magnitude = abs(x)
     s = x * x
-    tail = ONE - TWO / (ONE + _exp(TWO * magnitude))
+    tail = 1 - 2 / (1 + _exp(2 * magnitude))
     return np.copysign(np.where(magnitude < 0.625, _polynomial(TANH, s) * s * x + x, tail), x)
 
 
@@ -103,27 +101,25 @@ def _erfc(x: Any) -> Any:
 
 
 # log(x) = n ln 2 + log(m), sqrt(1/2) <= m < sqrt 2; log(1 + f) = f - f^2 / 2 + f^3 P(f) after Cephes' logf (Moshier).
-SMALLEST_NORMAL, SUBNORMAL_SCALE = float32(2.0**-126, 2.0**25)
-HALF_ROOT_BITS = 0x3F3504F3  # of sqrt(1/2)
 LOG = float32(7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1, -1.6668057665e-1,
               2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1)  # fmt: skip
 
 
 def _log(x: Any) -> Any:
-    small = x < SMALLEST_NORMAL
-    bits = np.where(small, x * SUBNORMAL_SCALE, x).view(np.int32)
-    exponent = (bits - HALF_ROOT_BITS) >> 23
-    f = (bits - (exponent << 23)).view(np.float32) - ONE
+    small = x < 2.0**-126
+    bits = np.where(small, x * 2.0**25, x).view(np.int32)
+    exponent = (bits - 0x3F3504F3) >> 23  # the bits of sqrt(1/2)
+    f = (bits - (exponent << 23)).view(np.float32) - 1
     n = exponent.astype(np.float32) - np.where(small, np.float32(25), np.float32(0))
     s = f * f
-    y = f + (_polynomial(LOG, f) * f * s + n * LN2_LOW - HALF * s) + n * LN2_HIGH
+    y = f + (_polynomial(LOG, f) * f * s + n * LN2_LOW - 0.5 * s) + n * LN2_HIGH
     y = np.where(x < math.inf, y, x)  # infinity and NaN
     return np.where(x > 0, y, np.where(x == 0, np.float32(-math.inf), np.where(x < 0, np.float32(math.nan), x)))
 
 
 def _log1p(x: Any) -> Any:
-    u = ONE + x
-    lost = (x - (u - ONE)) / u  # by rounding
+    u = 1 + x
+    lost = (x - (u - 1)) / u  # by rounding
     return np.copysign(_log(u) + np.where((u > 0) & (x < math.inf), lost, 0), x)
 
 
