@@ -77,14 +77,9 @@ def _add_rows(task, tasks, x, y, product, divisor):
         total, end = number(product), min(columns, (b + 1) * BLOCK)
         for start in range(b * BLOCK, end, SUM_BLOCK):
             strip, of_strip = x[i, start : min(end, start + SUM_BLOCK)], number(product)
-            if product:
-                for j in range(strip.shape[0]):
-                    of_strip *= number(strip[j])
-                total *= of_strip
-            else:
-                for j in range(strip.shape[0]):
-                    of_strip += number(strip[j])
-                total += of_strip
+            for j in range(strip.shape[0]):
+                of_strip = of_strip * number(strip[j]) if product else of_strip + number(strip[j])
+            total = total * of_strip if product else total + of_strip
         y[i, b] = _quotient(total, number(divisor))
 
 
