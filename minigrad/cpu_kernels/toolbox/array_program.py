@@ -30,7 +30,7 @@ from ...plain_kernels.arrays import is_half
 from ...plain_kernels.elementwise import of_each, quiet
 from .multi_tensor import addresses_of
 from .numpy_loops import Loop, numpy_loop
-from .program_code import Code, ProgramStep, Value, call_loop, compiled, converts_halves, ufunc_of
+from .program_code import IS_ARM, Code, ProgramStep, Value, call_loop, compiled, converts_halves, ufunc_of
 from .program_math import FUNCTIONS
 from .register_tile import keep_alive
 from .threads import LAYER, constant, get_num_threads, recording, task_kernel, tasks_of
@@ -278,7 +278,7 @@ class Program:
                 return self._rounded(x, dtype)
         if dtype == BOOL:
             return np.not_equal(x, 0)
-        if source.kind == "f" and dtype.kind in "iu" and dtype.itemsize < 4:
+        if source.kind == "f" and dtype.kind in "iu" and dtype.itemsize < 4 and not IS_ARM:  # there they may saturate
             return self.cast(self.cast(x, np.dtype(np.int32)), dtype)
         words = _CONVERSIONS.get(source.kind + dtype.kind)
         if not words or not _is_known(source) or not _is_known(dtype):
