@@ -151,8 +151,9 @@ def _folded(function: Any, fold: int, x: np.ndarray, axes: tuple[int, ...], keep
     flags, wanted, dtype = x.flags, dtypes[0] if dtypes else None, x.dtype
     if whole := dtype.kind in "iub" and wanted is not None:
         dtype = np.dtype(np.int64)
-    folds = (whole or dtype.char in "fd") and wanted in (None, dtype) and flags.c_contiguous and flags.aligned
-    if not folds or (layout := _layout(x.shape, axes, keepdim, fold)) is None or (whole and not layout[2]):
+    folds = (whole or dtype.char in "fd") and (wanted is None or wanted == dtype) and flags.c_contiguous
+    layout = _layout(x.shape, axes, keepdim, fold) if folds and flags.aligned else None
+    if layout is None or (whole and not layout[2]):
         return function(x, axes, keepdim, *dtypes)
     shape, matrix, last = layout
     y, divisor = np.empty(shape, dtype), matrix[last] if fold == MEAN else 1

@@ -220,20 +220,15 @@ def test_an_expression_of_kernels_is_one_pass_with_the_same_values() -> None:
 @pytest.mark.parametrize("name", ["remainder", "floor_div"])
 @pytest.mark.parametrize("dtype", ["int64", "int32", "uint8"])
 def test_quotients_of_integers_have_numpys_bits(name: str, dtype) -> None:
-    limits, shape = np.iinfo(dtype), (ROWS, COLUMNS)
-    drawn = (RNG.integers(limits.min, limits.max, shape, dtype, True) for _ in range(2))
-    x, y = (numbers >> RNG.integers(0, limits.bits, shape, dtype) for numbers in drawn)
-    special = np.array([limits.min, limits.min + 1, limits.max, limits.max - 1, limits.max // 2, 1, 2, -1]).astype(
-        dtype
-    )
-    x[0, :64], y[0, :64] = np.repeat(special, 8), np.tile(special, 8)
-    y[y == 0] = 7
-    with np.errstate(all="ignore"):
-        x[9:99] -= x[9:99] % y[9:99]  # multiples, and one less
-        x[50:99] -= 1
-        same(getattr(cpu_kernels.elementwise, name)(x, y), getattr(plain_kernels.elementwise, name)(x, y))
-        same(getattr(cpu_kernels.elementwise, name)(7, y), getattr(plain_kernels.elementwise, name)(7, y))
-    raises(ZeroDivisionError, "", lambda: getattr(cpu_kernels.elementwise, name)(x, y * (y != 7)))
+    least, most, bits = np.iinfo(dtype).min, np.iinfo(dtype).max, np.iinfo(dtype).bits
+    x, y = (RNG.integers(least, most, (99, 999), dtype, True) >> RNG.integers(0, bits, 999, dtype) for _ in range(2))
+    special = np.array([least, least + 1, most, most - 1, most // 2, 1, 2, -1]).astype(dtype)
+    x[0, :64], y[0, :64], y[y == 0] = np.repeat(special, 8), np.tile(special, 8), 7
+    function, plain = getattr(cpu_kernels.elementwise, name), getattr(plain_kernels.elementwise, name)
+    for few in (0, 1):
+        x[9:] -= x[9:] % y[9:] + np.asarray(few, dtype)  # multiples, and one less
+        same(function(x, y), plain(x, y))
+    raises(ZeroDivisionError, "", lambda: function(x, y * (y != 7)))
 
 
 @pytest.mark.parametrize("name", ["fmod", "remainder", "floor_div"])

@@ -21,7 +21,6 @@ from .vector_math import EXPONENTIALS, LN2, float32
 
 # Below the first the result rounds to 0, above the second to infinity; the clamp keeps n small enough for its field.
 EXP_RANGE = {"f": (-104, 89), "d": (-746, 710)}
-LN2_HIGH, LN2_LOW = EXPONENTIALS["f"][:2]
 
 
 def _polynomial(factors: tuple[Any, ...], x: Any) -> Any:
@@ -112,7 +111,7 @@ def _log(x: Any) -> Any:
     f = (bits - (exponent << 23)).view(np.float32) - 1
     n = exponent.astype(np.float32) - np.where(small, np.float32(25), np.float32(0))
     s = f * f
-    y = f + (_polynomial(LOG, f) * f * s + n * LN2_LOW - 0.5 * s) + n * LN2_HIGH
+    y = f + (_polynomial(LOG, f) * f * s + n * EXPONENTIALS["f"][1] - 0.5 * s) + n * EXPONENTIALS["f"][0]
     y = np.where(x < math.inf, y, x)  # infinity and NaN
     return np.where(x > 0, y, np.where(x == 0, np.float32(-math.inf), np.where(x < 0, np.float32(math.nan), x)))
 
