@@ -1,11 +1,12 @@
 """Functions of each element: the plain formulas, each in one pass."""
 
+import functools
 from typing import Any
 
 import numpy as np
 
 from ..plain_kernels import elementwise as plain
-from ..plain_kernels.elementwise import quiet
+from ..plain_kernels.elementwise import check_divisor, quiet
 from .toolbox.array_program import formula, formulas, into_first, supports_half as supports_half
 
 add: Any  # and all others of the plain family
@@ -16,6 +17,21 @@ globals().update(formulas(plain, without=("add_into", "assign", "pow", "supports
 assign: Any = plain.assign
 add_into: Any = into_first(np.add)
 
+
+def _dividing(name: str, ufunc: np.ufunc) -> Any:
+    """The plain function, for integers with a look for zeros before it, which is in no program; graphs call NumPy."""
+    of_any, of_integers = globals()[name], formula(quiet(ufunc))
+
+    def divide(x: Any, y: Any) -> Any:
+        if (x if isinstance(x, np.ndarray) else y).dtype.kind not in "iu":
+            return of_any(x, y)
+        check_divisor(x, y)
+        return of_integers(x, y)
+
+    return functools.update_wrapper(divide, of_any)
+
+
+floor_div, remainder = _dividing("floor_div", np.floor_divide), _dividing("remainder", np.remainder)
 _power = formula(plain.pow)
 _even_power = formula(quiet(lambda x, n: np.power(np.abs(x), n)))
 _odd_power = formula(quiet(lambda x, n: np.copysign(np.power(np.abs(x), n), x)))

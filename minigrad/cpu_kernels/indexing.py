@@ -15,7 +15,7 @@ from .toolbox.threads import task_kernel, tasks_of_rows
 FEW = 16384  # elements that NumPy picks in the time of a launch
 ALONE = 16384  # elements of a task
 MOST_BEST = 128  # so many of a row are found by comparing each element with those found before
-FLOATS = (np.float32, np.float64)
+NUMBERS = (np.float32, np.float64, np.int64)
 globals().update((name, getattr(plain, name)) for name in vars(plain) if name[0] != "_")
 
 
@@ -139,7 +139,7 @@ def scatter_add(x: np.ndarray, axis: int, indices: np.ndarray, y: np.ndarray) ->
 
 def _places(indices: np.ndarray, x: np.ndarray, y: Any, axis: int = 0) -> np.ndarray | None:
     """The indices along ``axis``, counted from the front; None for what the plain kernels take, or refuse."""
-    if not (x.ndim and x.dtype == getattr(y, "dtype", None) and x.dtype.type in FLOATS and x.flags.c_contiguous):
+    if not (x.ndim and x.dtype == getattr(y, "dtype", None) and x.dtype.type in NUMBERS and x.flags.c_contiguous):
         return None
     if indices.dtype != np.int64 or not indices.size or not x.size:
         return None

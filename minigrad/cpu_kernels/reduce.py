@@ -6,6 +6,7 @@ from typing import Any
 
 import numba
 import numpy as np
+from numba import types
 
 from ..plain_kernels import reduce as plain
 from .softmax import SUM_BLOCK
@@ -18,7 +19,7 @@ from .toolbox.vector_math import exp_nonpositive, maxnum
 
 LINE = 64  # columns, of which tasks get multiples
 BLOCK = 16384  # elements of a row that one task folds
-SUM, LARGEST, SMALLEST, PRODUCT, EXPONENTIALS = 0, 1, -1, 2, 3  # what _fold_rows makes of a row
+SUM, LARGEST, SMALLEST, PRODUCT, EXPONENTIALS, MEAN = 0, 1, -1, 2, 3, 4  # what is made of a row
 
 
 @task_kernel
@@ -61,103 +62,120 @@ def _cumprod_backward(dy, x, y, dx):
 
 @emits(lambda x, y: x(x, x))
 def _quotient(context: Any, builder: Any, signature: Any, x: Any, y: Any) -> Any:
-    """x / y; of a division in a kernel LLVM may make a product with 1 / y, which is rounded first."""
-    return builder.fdiv(x, y)
+    """x / y; of a division in a kernel LLVM may make a product with 1 / y, which is rounded first. An integer: x."""
+    return x if signature.return_type == types.int64 else builder.fdiv(x, y)
 
 
 @task_kernel
-def _fold_rows(task, tasks, x, y, fold, divisor):
-    """y[i, b] = the sum of block b of row i of x over ``divisor``, or what else ``fold`` says."""
+def _add_rows(task, tasks, x, y, product, divisor):
+    """y[i, b] = the sum of block b of row i of x over ``divisor``, or the product; integers become those of y."""
+    whole_vectors()
+    rows, blocks = y.shape
+    number, columns = y.dtype.type, x.shape[1]
+    for part in range(task * rows * blocks // tasks, (task + 1) * rows * blocks // tasks):
+        i, b = part // blocks, part % blocks
+        total, end = number(product), min(columns, (b + 1) * BLOCK)
+        for start in range(b * BLOCK, end, SUM_BLOCK):
+            strip, of_strip = x[i, start : min(end, start + SUM_BLOCK)], number(product)
+            for j in range(strip.shape[0]):
+                of_strip = of_strip * number(strip[j]) if product else of_strip + number(strip[j])
+            total = total * of_strip if product else total + of_strip
+        y[i, b] = _quotient(total, number(divisor))
+
+
+@task_kernel
+def _fold_rows(task, tasks, x, y, fold, _):
+    """y[i, b] = the extreme value of block b of row i of x, or log(sum(exp(x)))."""
     whole_vectors()
     rows, blocks = y.shape
     real, columns = x.dtype.type, x.shape[1]
     for part in range(task * rows * blocks // tasks, (task + 1) * rows * blocks // tasks):
         i, b = part // blocks, part % blocks
-        block = x[i, b * BLOCK : min(columns, (b + 1) * BLOCK)]
-        total, missing = real(0), real(0)
-        if fold == PRODUCT:
-            total = real(1)
-            for j in range(block.shape[0]):
-                total *= block[j]
-        elif fold != SUM:
-            total, factor = -real(np.inf), real(-1 if fold == SMALLEST else 1)
-            for j in range(block.shape[0]):
-                total = maxnum(total, factor * block[j])
-            for j in range(block.shape[0]):
-                missing += real(0) if block[j] == block[j] else real(1)
-            total = factor * total if missing == 0 else real(np.nan)
-        if fold == SUM or (fold == EXPONENTIALS and abs(total) < real(np.inf)):
+        block, missing = x[i, b * BLOCK : min(columns, (b + 1) * BLOCK)], real(0)
+        total, factor = -real(np.inf), real(-1 if fold == SMALLEST else 1)
+        for j in range(block.shape[0]):
+            total = maxnum(total, factor * block[j])
+        for j in range(block.shape[0]):
+            missing += real(0) if block[j] == block[j] else real(1)
+        total = factor * total if missing == 0 else real(np.nan)
+        if fold == EXPONENTIALS and abs(total) < real(np.inf):
             top, total = total, real(0)
             for start in range(0, block.shape[0], SUM_BLOCK):
                 strip, of_strip = block[start : start + SUM_BLOCK], real(0)
-                if fold == SUM:
-                    for j in range(strip.shape[0]):
-                        of_strip += strip[j]
-                else:
-                    for j in range(strip.shape[0]):
-                        of_strip += exp_nonpositive(strip[j] - top)
+                for j in range(strip.shape[0]):
+                    of_strip += exp_nonpositive(strip[j] - top)
                 total += of_strip
-            total = _quotient(total, real(divisor)) if fold == SUM else top + real(math.log(total))
+            total = top + real(math.log(total))
         y[i, b] = total
 
 
 @task_kernel
-def _scan_rows(task, tasks, x, y, product, backward):
+def _scan_rows(task, tasks, x, y, start, product, backward):
     """y[i, j] = the sum (or the product) of x[i, 0] to x[i, j], or from the row's end on backward."""
     rows, n = x.shape
     for i in range(task * rows // tasks, (task + 1) * rows // tasks):
-        total = 1.0 if product else 0.0
+        total = start
         for k in range(n):
             j = n - 1 - k if backward else k
             total = total * x[i, j] if product else total + x[i, j]
             y[i, j] = total
 
 
-def _scanned(x: np.ndarray, axis: int, other: Any, product: bool = False, backward: bool = False) -> np.ndarray:
-    """The scan of a floating array along its last axis, with totals in float64; of others the ``other`` function."""
-    if not x.size or x.dtype.char not in "fd" or axis != x.ndim - 1 or numba.config.DISABLE_JIT:
-        return other(x, axis)
+def _scanned(function: Any, x: np.ndarray, axis: int, product: bool = False, backward: bool = False) -> np.ndarray:
+    """The scan of an array along its last axis, with totals in float64 or int64; what ``function`` says of others."""
+    if not x.size or x.dtype.char not in "fdlq" or axis != x.ndim - 1 or numba.config.DISABLE_JIT:
+        return function(x, axis)
     y = np.empty(x.shape, x.dtype)
     rows, results = operand(np.ascontiguousarray(x)).reshape(-1, x.shape[-1]), y.reshape(-1, x.shape[-1])
-    _scan_rows.launch(x.dtype, min(shares(x.size), len(rows)), rows, results, product, backward)
+    start = (np.float64 if x.dtype.kind == "f" else np.int64)(product)
+    _scan_rows.launch(x.dtype, min(shares(x.size), len(rows)), rows, results, start, product, backward)
     return y
 
 
 @functools.lru_cache(4096)
-def _layout(shape: tuple[int, ...], dtype: Any, axes: tuple[int, ...], keepdim: bool, fold: int) -> Any:
-    """Of a contiguous array: the result's shape, that of a matrix, and whether its rows are what is folded, or its
-    columns, of which there are sums alone; None for what no kernel folds.
+def _layout(shape: tuple[int, ...], given: Any, wanted: Any, axes: tuple[int, ...], keepdim: bool, fold: int) -> Any:
+    """Of a contiguous array: the result's shape and dtype, the shape of a matrix, and whether its rows are what is
+    folded, or its columns, of which there are sums of floats alone; None for what no kernel folds.
     """
     count, first = len(axes), len(shape) - len(axes)
+    whole = given.kind in "iub" and wanted is not None
+    dtype = np.dtype(np.int64) if whole else given
+    folds = (whole or given.char in "fd") and (wanted is None or wanted == dtype) and not numba.config.DISABLE_JIT
     last = count > 0 and min(axes) == first
-    folds = last or (fold == SUM and count > 0 and max(axes) < count)
-    if 0 in shape or dtype.char not in "fd" or not folds or numba.config.DISABLE_JIT:
+    columns = count > 0 and not whole and fold in (SUM, MEAN) and max(axes) < count
+    if 0 in shape or not folds or not (last or columns):
         return None
     at, ones = first if last else count, (1,) * count if keepdim else ()
     result = shape[:at] + ones if last else ones + shape[at:]
-    return result, (math.prod(shape[:at]), math.prod(shape[at:])), last
+    return result, dtype, (math.prod(shape[:at]), math.prod(shape[at:])), last
 
 
-def _folded(x: np.ndarray, axes: tuple[int, ...], keepdim: bool, fold: int, other: Any = None) -> Any:
-    """``fold`` over axes of a contiguous array, in an order that depends on the shape only, or the mean, as ``other``,
-    a plain function, which is called for what no kernel folds; or None.
-    """
-    flags, dtype = x.flags, x.dtype
-    layout = _layout(x.shape, dtype, axes, keepdim, fold)
+def _folded(function: Any, fold: int, x: np.ndarray, axes: tuple[int, ...], keepdim: bool, *dtypes: Any) -> Any:
+    """``fold`` over axes of a contiguous array, in an order that depends on the shape only; or as ``function`` does."""
+    flags = x.flags
+    layout = _layout(x.shape, x.dtype, dtypes[0] if dtypes else None, axes, keepdim, fold)
     if layout is None or not (flags.carray or (flags.c_contiguous and flags.aligned)):
-        return other and other(x, axes, keepdim)
-    shape, matrix, last = layout
-    y, divisor = np.empty(shape, dtype), matrix[last] if other is plain.mean else 1
+        return function(x, axes, keepdim, *dtypes)
+    shape, dtype, matrix, last = layout
+    y, divisor = np.empty(shape, dtype), matrix[last] if fold == MEAN else 1
     rows = (x if flags.carray else operand(x)).reshape(matrix)
     if not last:  # NumPy adds the rows of a matrix one after the other, and passes over the sums for each
         _column_sums.launch(dtype, min(shares(x.size, 2 * BLOCK), -(-y.size // LINE)), rows, y.reshape(-1))
-        return np.true_divide(y, divisor, y) if divisor > 1 else y
+        return np.true_divide(y, divisor, y) if fold == MEAN else y
+    kernel, fold = (_add_rows, fold == PRODUCT) if fold in (SUM, MEAN, PRODUCT) else (_fold_rows, fold)
     while rows.shape[1] > BLOCK:
         rows, parts = np.empty((len(rows), -(-rows.shape[1] // BLOCK)), dtype), rows
-        _fold_rows.launch(dtype, min(shares(parts.size), rows.size), parts, rows, fold, 1)
+        kernel.launch(parts.dtype, min(shares(parts.size), rows.size), parts, rows, fold, 1)
     tasks = min(shares(rows.size), y.size) if y.size > 1 else 1
-    _fold_rows.launch(dtype, tasks, rows, y.reshape(-1, 1), fold, divisor)
+    kernel.launch(rows.dtype, tasks, rows, y.reshape(-1, 1), fold, divisor)
     return y
+
+
+def _of_moved(x: np.ndarray, axes: tuple[int, ...], keepdim: bool) -> np.ndarray:
+    """logsumexp, with the axes moved to the end."""
+    last = tuple(range(x.ndim - len(axes), x.ndim))
+    y = _folded(plain.logsumexp, EXPONENTIALS, copied(np.moveaxis(x, axes, last), FEW), last, False)
+    return np.expand_dims(y, axes) if keepdim else y
 
 
 class reduce(plain):
@@ -165,50 +183,41 @@ class reduce(plain):
 
     def sum(x: np.ndarray, axes: tuple[int, ...], keepdim: bool, dtype: Any = None) -> np.ndarray:
         """Sum over ``axes`` in ``dtype`` (default: that of x)."""
-        if dtype is None or dtype == x.dtype:
-            if (y := _folded(x, axes, keepdim, SUM)) is not None:
-                return y
-        elif x.dtype.char == "?" and len(axes) == x.ndim and not keepdim and np.dtype(dtype).kind in "iu":
+        if x.dtype.char == "?" and len(axes) == x.ndim and not keepdim and dtype and np.dtype(dtype).kind in "iu":
             return np.asarray(np.count_nonzero(x), dtype)
-        return plain.sum(x, axes, keepdim, dtype)
+        return _folded(plain.sum, SUM, x, axes, keepdim, dtype)
 
     def mean(x: np.ndarray, axes: tuple[int, ...], keepdim: bool) -> np.ndarray:
         """Mean over ``axes``; NaN for an empty one."""
-        return _folded(x, axes, keepdim, SUM, plain.mean)
+        return _folded(plain.mean, MEAN, x, axes, keepdim)
 
     def max(x: np.ndarray, axes: tuple[int, ...], keepdim: bool) -> np.ndarray:
         """Largest value over ``axes``; NaN if there is one."""
-        return _folded(x, axes, keepdim, LARGEST, plain.max)
+        return _folded(plain.max, LARGEST, x, axes, keepdim)
 
     def min(x: np.ndarray, axes: tuple[int, ...], keepdim: bool) -> np.ndarray:
         """Smallest value over ``axes``; NaN if there is one."""
-        return _folded(x, axes, keepdim, SMALLEST, plain.min)
+        return _folded(plain.min, SMALLEST, x, axes, keepdim)
 
     def prod(x: np.ndarray, axis: int, keepdim: bool, dtype: Any) -> np.ndarray:
         """Product along ``axis``, in ``dtype``."""
-        y = _folded(x, (axis,), keepdim, PRODUCT) if x.dtype == dtype else None
-        return plain.prod(x, axis, keepdim, dtype) if y is None else y
+        return _folded(plain.prod, PRODUCT, x, (axis,), keepdim, dtype)
 
     def cumsum(x: np.ndarray, axis: int) -> np.ndarray:
         """Sums of the first 1, 2, ... values along ``axis``."""
-        return _scanned(x, axis, plain.cumsum)
+        return _scanned(plain.cumsum, x, axis)
 
     def reverse_cumsum(x: np.ndarray, axis: int) -> np.ndarray:
         """Sums of the last n, n-1, ... values along ``axis``."""
-        return _scanned(x, axis, plain.reverse_cumsum, backward=True)
+        return _scanned(plain.reverse_cumsum, x, axis, backward=True)
 
     def cumprod(x: np.ndarray, axis: int) -> np.ndarray:
         """Products of the first 1, 2, ... values along ``axis``."""
-        return _scanned(x, axis, plain.cumprod, product=True)
+        return _scanned(plain.cumprod, x, axis, product=True)
 
     def logsumexp(x: np.ndarray, axes: tuple[int, ...], keepdim: bool) -> np.ndarray:
         """log(sum(exp(x))) over ``axes``, shifted by the maximum so that it cannot overflow."""
-        y = _folded(x, axes, keepdim, EXPONENTIALS)
-        if y is None:
-            last = tuple(range(x.ndim - len(axes), x.ndim))
-            y = _folded(copied(np.moveaxis(x, axes, last), FEW), last, False, EXPONENTIALS)
-            y = np.expand_dims(y, axes) if keepdim and y is not None else y
-        return plain.logsumexp(x, axes, keepdim) if y is None else y
+        return _folded(_of_moved, EXPONENTIALS, x, axes, keepdim)
 
     def cumprod_backward(dy: np.ndarray, x: np.ndarray, y: np.ndarray, axis: int) -> np.ndarray:
         """dx of y = ``cumprod(x)``, in time n, by PyTorch's formula; float32 or float64. Any strides."""

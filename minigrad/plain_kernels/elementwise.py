@@ -13,7 +13,7 @@ of_each: dict[Callable[..., float], np.ufunc] = {f: np.frompyfunc(f, 1, 1) for f
 """Ufuncs of C's functions that NumPy lacks; their results are Python's objects."""
 
 
-def _divisor(x: Any, y: Any) -> None:
+def check_divisor(x: Any, y: Any) -> None:
     """Refuse what has no value: an integer divided by 0, which NumPy calls 0. (Floats give infinities and NaN.)"""
     if np.result_type(x, y).kind in "iu" and np.any(np.equal(y, 0)):
         raise ZeroDivisionError("integer division by 0; convert with .float() for infinities and NaN")
@@ -70,19 +70,19 @@ class elementwise:
     @quiet
     def floor_div(x: Any, y: Any) -> Any:
         """floor(x / y). ZeroDivisionError for an integer 0 in y."""
-        _divisor(x, y)
+        check_divisor(x, y)
         return np.floor_divide(x, y)
 
     @quiet
     def remainder(x: Any, y: Any) -> Any:
         """x - y floor(x / y), of the sign of y. ZeroDivisionError for an integer 0 in y."""
-        _divisor(x, y)
+        check_divisor(x, y)
         return np.remainder(x, y)
 
     @quiet
     def fmod(x: Any, y: Any) -> Any:
         """x - y trunc(x / y), of the sign of x. ZeroDivisionError for an integer 0 in y."""
-        _divisor(x, y)
+        check_divisor(x, y)
         return np.fmod(x, y)
 
     @quiet

@@ -53,6 +53,16 @@ def test_products_and_scans(shape: tuple[int, ...]) -> None:
                 np.testing.assert_allclose(k.reverse_cumsum(order, last), backward, rtol)
 
 
+@pytest.mark.parametrize("dtype", ["int64", "int32", "uint8", "bool"])
+def test_integers(dtype: str) -> None:
+    k, plain = cpu_kernels.reduce, plain_kernels.reduce
+    for sizes, axes in SHAPES.values():
+        x = np.random.default_rng(0).integers(0, 200, sizes).astype(dtype)
+        np.testing.assert_array_equal(k.sum(x, axes, True, "int64"), plain.sum(x, axes, True, "int64"), strict=True)
+        np.testing.assert_array_equal(k.prod(x, 1, False, "int64"), plain.prod(x, 1, False, "int64"), strict=True)
+        np.testing.assert_array_equal(k.cumsum(x, x.ndim - 1), plain.cumsum(x, x.ndim - 1), strict=True)
+
+
 def test_a_graph_folds_what_may_not_be_written() -> None:
     """As it does an array of the same kind that may be: a view that repeats nothing is read-only."""
     both = mg.cuda.graphed(lambda x: ((x * 1).sum(), (x * 1).expand(8192).sum()))

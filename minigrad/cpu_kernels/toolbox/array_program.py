@@ -30,8 +30,8 @@ from ...plain_kernels.arrays import is_half
 from ...plain_kernels.elementwise import of_each, quiet
 from .multi_tensor import addresses_of
 from .numpy_loops import Loop, numpy_loop
-from .program_code import Code, ProgramStep, Value, call_loop, compiled, converts_halves, ufunc_of
-from .program_math import FLOAT32 as FLOAT32_FUNCTIONS
+from .program_code import IS_ARM, Code, ProgramStep, Value, call_loop, compiled, converts_halves, ufunc_of
+from .program_math import FUNCTIONS
 from .register_tile import keep_alive
 from .threads import LAYER, constant, get_num_threads, recording, task_kernel, tasks_of
 
@@ -159,12 +159,38 @@ def _extreme(within: np.ufunc) -> Callable[[Any, Any], Any]:
     return extreme
 
 
+def _remainder(x: Any, y: Any) -> Any:
+    if x.dtype.kind != "f":
+        return x - _floor_divide(x, y) * y
+    rest = np.fmod(x, y)
+    return np.where(rest != 0, np.where((rest < 0) ^ (y < 0), rest + y, rest), np.copysign(rest, y))
+
+
+def _floor_divide(x: Any, y: Any) -> Any:
+    """As NumPy does; of integers by way of float64, since they have no vector division."""
+    if x.dtype.kind == "f":
+        rest = np.fmod(x, y)
+        quotient = (x - rest) / y
+        quotient = np.where((rest != 0) & ((rest < 0) ^ (y < 0)), quotient - 1, quotient)
+        below = np.floor(quotient)
+        below = np.where(quotient - below > 0.5, below + 1, below)
+        return np.where(y == 0, x / y, np.where(quotient != 0, below, np.copysign(quotient, x / y)))
+    quotient, rest = 0, x
+    for _ in range(2):  # the first is near that of large numbers
+        quotient = quotient + np.floor(rest.astype(np.float64) / y.astype(np.float64)).astype(x.dtype)
+        rest = x - quotient * y
+    less, more = ((y > 0) & (rest < 0)) | ((y < 0) & (rest > 0)), ((y > 0) & (rest >= y)) | ((y < 0) & (rest <= y))
+    return quotient - less.astype(x.dtype) + more.astype(x.dtype)
+
+
 _COMPOSED: dict[np.ufunc, tuple[str, Callable[..., Any]]] = {  # for dtypes of these kinds
     np.square: ("fiu", lambda x: x * x),
     np.maximum: ("fiub", _extreme(np.less_equal)),
     np.minimum: ("fiub", _extreme(np.greater_equal)),
     np.negative: ("iu", lambda x: 0 - x),
     np.absolute: ("i", lambda x: np.where(x < 0, -x, x)),
+    np.floor_divide: ("fiu", _floor_divide),
+    np.remainder: ("fiu", _remainder),
     np.invert: ("iub", lambda x: x ^ np.invert(x.dtype.type(0))),
     np.isnan: ("f", lambda x: x != x),
     np.isinf: ("f", lambda x: abs(x) == np.inf),
@@ -226,9 +252,9 @@ class Program:
         if not any(isinstance(x, Traced) for x in taken):
             with np.errstate(all="ignore"):
                 return ufunc(*taken)
-        if ufunc in FLOAT32_FUNCTIONS and {*dtypes} == {FLOAT32}:
+        if function := FUNCTIONS.get(dtypes[0].char, {}).get(ufunc):
             before, self._flags = self._flags, "contract "
-            result = FLOAT32_FUNCTIONS[ufunc](*taken)
+            result = function(*taken)
             self._flags = before
             return result
         kinds, composed = _COMPOSED.get(ufunc, ("", None))
@@ -251,21 +277,23 @@ class Program:
         return Traced(self, self._steps[-1].result.slot, dtype)
 
     def cast(self, x: Any, dtype: np.dtype[Any]) -> Any:
-        """Steps that convert; none where one would have to know what NumPy makes of numbers out of range."""
+        """Steps that convert. What is out of an integer's range becomes what the machine makes of it, as by NumPy."""
         source = x.dtype
         if source == dtype:
             return x
         if is_half(source) or is_half(dtype):
-            if BOOL in (source, dtype):
-                return self.cast(self.cast(x, FLOAT32), dtype)
             if FLOAT32 not in (source, dtype):
-                raise NoProgramError
+                if (source.char, dtype.char) == ("d", "e"):  # rounded once
+                    raise NoProgramError
+                return self.cast(self.cast(x, FLOAT32), dtype)
             if source.kind == "V":
                 return (x.view(np.uint16).astype(np.uint32) << 16).view(FLOAT32)
             if dtype.kind == "V":
                 return self._rounded(x, dtype)
         if dtype == BOOL:
             return np.not_equal(x, 0)
+        if source.kind == "f" and dtype.kind in "iu" and dtype.itemsize < 4 and not IS_ARM:  # there they may saturate
+            return self.cast(self.cast(x, np.dtype(np.int32)), dtype)
         words = _CONVERSIONS.get(source.kind + dtype.kind)
         if not words or not _is_known(source) or not _is_known(dtype):
             raise NoProgramError
@@ -338,8 +366,8 @@ def _number(x: Any, dtype: np.dtype[Any]) -> np.ndarray:
 
 _CONVERSIONS: dict[str, tuple[str, str, str]] = {  # by the kinds, into a shorter, an equal and a longer dtype
     "ff": ("fptrunc", "", "fpext"), "if": ("sitofp",) * 3, "uf": ("uitofp",) * 3, "bf": ("uitofp",) * 3,
-    "ii": ("trunc", "bitcast", "sext"), "iu": ("trunc", "bitcast", "sext"), "bi": ("zext",) * 3,
-    "uu": ("trunc", "bitcast", "zext"), "ui": ("trunc", "bitcast", "zext"), "bu": ("zext",) * 3,
+    "ii": ("trunc", "bitcast", "sext"), "iu": ("trunc", "bitcast", "sext"), "bi": ("zext",) * 3, "bu": ("zext",) * 3,
+    "uu": ("trunc", "bitcast", "zext"), "ui": ("trunc", "bitcast", "zext"), "fi": ("fptosi",) * 3,
 }  # fmt: skip
 
 
@@ -378,7 +406,7 @@ class Formula:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
-        self.is_numpys: bool = isinstance(function, np.ufunc) and function not in FLOAT32_FUNCTIONS
+        self.is_numpys: bool = isinstance(function, np.ufunc) and function not in FUNCTIONS["f"]
         self.programs: dict[Any, Any] = _Programs(self)
 
     def program_for(self, *inputs: Any) -> Program | None:

@@ -7,18 +7,16 @@ machine code can call on a part of its arrays. The structure of a ufunc is part 
 
 import ctypes
 import functools
-import math
 from typing import Any, NamedTuple
 
 import numba
 import numpy as np
 from numba.core import types
 
-from ...plain_kernels.elementwise import of_each
 from .jit import inline, kernel
 from .multi_tensor import pointer_at
 from .threads import compiled_address
-from .vector_math import copysign, floor, fmod_fast
+from .vector_math import fmod_fast
 
 COMPILED = -1
 
@@ -51,8 +49,9 @@ def numpy_loop(ufunc: np.ufunc, dtypes: tuple[np.dtype[Any], ...]) -> Loop | Non
     """The loop of a ufunc for operands of exactly these dtypes, the result's last; None if it has none for them."""
     if not DTYPES.issuperset(dtypes):
         return None
-    if ufunc in _COMPILED and dtypes[0].kind == "f":
-        return _compiled(_COMPILED[ufunc][0], dtypes[0].type, _COMPILED[ufunc][1])
+    if ufunc is np.fmod and dtypes[0].kind == "f":
+        kind = numba.typeof(dtypes[0].type)
+        return Loop(f"fmod {kind}", compiled_address(_fmod, *[types.int64] * 3, kind), COMPILED)
     inner = _UFunc.from_address(id(ufunc))
     counts = (inner.nin, inner.nout, inner.nargs) == (ufunc.nin, ufunc.nout, ufunc.nargs)
     if not counts or (inner.name or b"").decode() != ufunc.__name__:
@@ -71,57 +70,19 @@ def array_at(address: int, n: Any, kind: Any) -> Any:
     return numba.carray(pointer_at(address, kind), n)
 
 
-@inline
-def _finished(rest, x, y, kind, one):
-    """NumPy's result of this kind from fmod(x, y)."""
-    other = (rest < 0) != (y < 0)
-    if kind == FMOD:
-        return rest
-    if kind == REMAINDER:
-        signed = rest + y if other else rest
-        return signed if rest != 0 or y == 0 else copysign(rest, y)
-    quotient = (x - rest) / y
-    quotient = quotient - one if other and rest != 0 else quotient
-    below = floor(quotient)
-    below = below + one if quotient - below > 0.5 else below
-    return x / y if y == 0 else below if quotient != 0 else copysign(quotient, x / y)
-
-
 @kernel
-def _modulo(args, n, strides, source, target):
-    """NumPy calls C's fmod, which takes a step for each bit. ``target``: what is wanted, by its size. Contiguous."""
+def _fmod(args, n, strides, kind):
+    """NumPy calls C's fmod, which takes a step for each bit. Contiguous."""
     x, y, z = array_at(args, 3, np.int64)
-    count = array_at(n, 1, np.int64)[0]
-    xs, ys, zs = array_at(x, count, source), array_at(y, count, source), array_at(z, count, source)
-    kind, one, missing = array_at(z, 1, target).itemsize, source(1), 0
+    count, missing = array_at(n, 1, np.int64)[0], 0
+    xs, ys, zs = array_at(x, count, kind), array_at(y, count, kind), array_at(z, count, kind)
     for i in range(count):
-        zs[i] = _finished(fmod_fast(xs[i], ys[i]), xs[i], ys[i], kind, one)
+        zs[i] = fmod_fast(xs[i], ys[i])
         missing += zs[i] != zs[i]
     for i in range(count if missing else 0):
         if zs[i] != zs[i]:
-            zs[i] = _finished(np.fmod(xs[i], ys[i]), xs[i], ys[i], kind, one)
+            zs[i] = np.fmod(xs[i], ys[i])
 
 
-@kernel
-def _error_function(args, n, strides, source, target):
-    """erf, or erfc for a target of more than a byte. Contiguous."""
-    x, y = array_at(args, 2, np.int64)
-    count = array_at(n, 1, np.int64)[0]
-    xs, ys = array_at(x, count, source), array_at(y, count, source)
-    complement = array_at(y, 1, target).itemsize > 1
-    for i in range(count):
-        ys[i] = math.erfc(xs[i]) if complement else math.erf(xs[i])
-
-
-FMOD, REMAINDER = 1, 4
-_COMPILED: dict[np.ufunc, tuple[Any, Any]] = {  # loops, and the classes whose size says what is wanted of them
-    np.fmod: (_modulo, np.uint8), np.remainder: (_modulo, np.uint32), np.floor_divide: (_modulo, np.uint64),
-    of_each[math.erf]: (_error_function, np.uint8), of_each[math.erfc]: (_error_function, np.uint32),
-}  # fmt: skip
 DTYPES: frozenset[np.dtype[Any]] = frozenset(map(np.dtype, ("?", "u1", "i4", "i8", "f4", "f8")))
 """What loops are for: 1, 4 or 8 bytes in this machine's order. Loops of others may work on Python's objects."""
-
-
-def _compiled(loop: Any, source: Any, target: Any) -> Loop:
-    classes = (numba.typeof(source), numba.typeof(target))
-    return Loop(f"{loop.__name__} {classes}", compiled_address(loop, *[types.int64] * 3, *classes), COMPILED)

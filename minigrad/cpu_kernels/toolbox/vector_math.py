@@ -1,9 +1,8 @@
 """e^x for x <= 0, maxnum and fmod for use inside kernels, in a form that LLVM vectorises.
 
 Numba ships without a vector math library, so ``math.exp`` in a loop is one scalar libm call per element, five times as
-slow as the polynomial below. ``exp_nonpositive`` and ``fmod_fast`` have one name for both precisions: for float32 the
-first is a branch-free polynomial, for float64 the libm function, which keeps the full precision that gradient checks
-need. (Formulas have theirs in ``program_math.py``.)
+slow as the branch-free polynomials below. ``exp_nonpositive`` and ``fmod_fast`` have one name for both precisions.
+(Formulas have theirs in ``program_math.py``.)
 
 Both are ordinary Python functions too, which is what documents them; kernels get the overloads. The overloads may be
 contracted to FMA but not reassociated: reassociation would fold the error-compensating constant pairs and the
@@ -28,28 +27,34 @@ def float32(*values: float) -> tuple[Any, ...]:
     return tuple(np.float32(value) for value in values)
 
 
-# exp(x) = 2^n exp(r), n = round(x / ln 2), |r| <= ln(2) / 2; the split of ln 2 after Cephes' expf (Moshier).
-# 2^f = 1 + f (G1 + f (G2 + ...)) for |f| <= 1/2: minimax for the relative error (2e-9), fitted as below; exp(r) is the
-# same polynomial of r / ln 2.
+# exp(x) = 2^n exp(r), n = round(x / ln 2), |r| <= ln(2) / 2. Adding 1.5 * 2^23 rounds a float32 of magnitude below 2^22
+# to an integer, which is then the low bits of the sum; 2^52 does for float64. With the exponent's bias in the sum they
+# are the exponent field of 2^n: zeros, which is the number 0, for the least n, and ones, infinity, for the most.
 LN2 = math.log(2.0)
-LOG2_E, LN2_HIGH, LN2_LOW = float32(1 / LN2, 0.693359375, -2.12194440e-4)
-BASE2 = (
-    6.931472029852e-01, 2.402264789686e-01, 5.550332162428e-02,
-    9.618438602296e-03, 1.339900366699e-03, 1.535325808906e-04,
-)  # fmt: skip
-E1, E2, E3, E4, E5, E6 = float32(*(g / LN2**k for k, g in enumerate(BASE2, 1)))
-# Adding 1.5 * 2^23 rounds a float32 of magnitude below 2^22 to an integer, which is then the low bits of the sum. With
-# the exponent's bias in the sum they are the exponent field of 2^n: all zeros, which is the number 0, for n = -127, and
-# all ones, infinity, for n = 128.
-BIASED_MAGIC = np.float32(12582912.0 + 127.0)
-ONE_FACTOR_MIN: Any = np.float32(-88.0)
+# By NumPy's character of a dtype: ln 2 as a sum whose first part times n is exact (after Cephes and fdlibm), what
+# rounds, an x whose 2^n is 0, the exponent's bias and place, and the factors of a minimax polynomial for (e^r - 1) / r,
+# that of the highest power first (error 2e-9 and 1e-17).
+EXPONENTIALS: dict[str, tuple[Any, Any, Any, Any, int, int, tuple[Any, ...]]] = {
+    "f": (*float32(0.693359375, -2.12194440e-4, 12582912.0 + 127, -88.0), 127, 23, float32(
+        1.3843559901e-03, 8.3742360940e-03, 4.1668007428e-02, 1.6666430336e-01, 4.9999994174e-01, 1.0000000324e00,
+    )),
+    "d": (0.693147180369123816490, 1.90821492927058770002e-10, 6755399441055744.0 + 1023, -709.0, 1023, 52, (
+        2.5110025275773e-8, 2.76200767985373e-7, 2.75572424075491e-06, 2.480152132028392e-05, 1.9841269886522217e-04,
+        1.3888888917198152e-3, 8.3333333333222327e-3, 4.1666666666624157e-2, 0.16666666666666674, 0.5000000000000001, 1,
+    )),
+}  # fmt: skip
 
 
-@emits(lambda rounded: types.float32(types.float32))
-def _power_of_two(context: Any, builder: Any, signature: Any, rounded: Any) -> Any:
-    """2^n, where ``rounded`` is n + BIASED_MAGIC and -127 <= n <= 128: 0 and infinity at the ends."""
-    int32 = ir.IntType(32)
-    return builder.bitcast(builder.shl(builder.bitcast(rounded, int32), int32(23)), ir.FloatType())
+@emits(lambda r, rounded: r(r, r))
+def _exponential(context: Any, builder: Any, signature: Any, r: Any, rounded: Any) -> Any:
+    """2^n exp(r): 2^n is 0 and infinity at the ends."""
+    *_, place, factors = EXPONENTIALS["f" if signature.return_type == types.float32 else "d"]
+    y, *others = (r.type(float(x)) for x in (*factors, 1))
+    for x in others:
+        y = builder.fadd(builder.fmul(y, r, flags=("contract",)), x, flags=("contract",))
+    integer = ir.IntType(32 if place == 23 else 64)
+    power = builder.bitcast(builder.shl(builder.bitcast(rounded, integer), integer(place)), r.type)
+    return builder.fmul(y, power)
 
 
 def _of_llvm(name: str, types_of: Callable[..., Any], *fastmath: str) -> Any:
@@ -63,7 +68,6 @@ def _of_llvm(name: str, types_of: Callable[..., Any], *fastmath: str) -> Any:
     return emits(types_of)(emit)
 
 
-floor: Any = _of_llvm("llvm.floor", lambda x: x(x))
 trunc: Any = _of_llvm("llvm.trunc", lambda x: x(x))
 copysign: Any = _of_llvm("llvm.copysign", lambda x, y: x(x, y))
 fma: Any = _of_llvm("llvm.fma", lambda x, y, z: x(x, y, z))
@@ -73,30 +77,33 @@ fma: Any = _of_llvm("llvm.fma", lambda x, y, z: x(x, y, z))
 maxnum: Any = _of_llvm("llvm.maxnum", lambda a, b: a(a, b), "nsz", "reassoc")
 
 
-def _in_kernels(fn: Callable[..., Any], float32: Callable[..., Any], float64: Callable[..., Any] | None = None) -> None:
-    """Kernels that call ``fn`` get ``float32`` or ``float64`` by the type of the first argument; ``fn`` without one."""
+def _in_kernels(fn: Callable[..., Any], float32: Callable[..., Any], float64: Callable[..., Any]) -> None:
+    """Kernels that call ``fn`` get ``float32`` or ``float64`` by the type of the first argument."""
 
     def choose(x: float, *others: float) -> Callable[..., Any] | None:
-        return {types.float32: float32, types.float64: float64 or fn}.get(x)
+        return {types.float32: float32, types.float64: float64}.get(x)
 
     overload(fn, jit_options=_OPTIONS, strict=False)(choose)
 
 
 def exp_nonpositive(x: float) -> float:
-    """e^x for x <= 0 or NaN, half of the work of any e^x; float32 within 2 ulp, but 0 instead of subnormals."""
+    """e^x for x <= 0 or NaN, half of the work of any e^x; within 2 ulp, but 0 instead of subnormals."""
     return math.exp(x)
 
 
-def _exp_nonpositive_float32(x: float) -> Any:
-    x = ONE_FACTOR_MIN if x < ONE_FACTOR_MIN else x
-    rounded = x * LOG2_E + BIASED_MAGIC
-    n = rounded - BIASED_MAGIC
-    r = (x - n * LN2_HIGH) - n * LN2_LOW
-    p = (((((E6 * r + E5) * r + E4) * r + E3) * r + E2) * r + E1) * r + np.float32(1)
-    return p * _power_of_two(rounded)
+def _exp_nonpositive(ln2_high: Any, ln2_low: Any, magic: Any, least: Any, *_: Any) -> Callable[..., Any]:
+    log2_e = type(least)(1 / LN2)
+
+    def exp(x: float) -> Any:
+        x = least if x < least else x
+        rounded = x * log2_e + magic
+        n = rounded - magic
+        return _exponential((x - n * ln2_high) - n * ln2_low, rounded)
+
+    return exp
 
 
-_in_kernels(exp_nonpositive, _exp_nonpositive_float32)
+_in_kernels(exp_nonpositive, *(_exp_nonpositive(*constants) for constants in EXPONENTIALS.values()))
 
 
 def fmod_fast(x: float, y: float) -> float:
