@@ -109,23 +109,3 @@ def test_float64_error_bounds(sample):
     for name, found in y.items():
         rtol = 3e-13 if name == "cdf" else 1e-15 if name == "erf" else 5e-16
         np.testing.assert_allclose(found, exact[name], rtol=rtol, atol=1e-300)
-
-
-@jit.kernel
-def _largest(x):
-    result = x[0]
-    for i in range(x.shape[0]):
-        result = vector_math.maxnum(result, x[i])
-    return result
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_maxnum_of_a_row_passes_over_nan(dtype):
-    x = np.random.default_rng(0).normal(size=1000).astype(dtype)
-    assert _largest(x) == x.max()
-    x[::7] = np.nan
-    assert _largest(x) == np.nanmax(x)
-    x[500] = np.inf
-    assert _largest(x) == np.inf
-    assert _largest(np.full(100, -np.inf, dtype)) == -np.inf
-    assert np.isnan(_largest(np.full(100, np.nan, dtype)))
