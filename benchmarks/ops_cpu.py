@@ -99,7 +99,7 @@ def least(call: Call, seconds: float) -> float:
         before = time.perf_counter()
         call()
         best, count = min(best, time.perf_counter() - before), count + 1
-    return 1e6 * best
+    return round(1e6 * best, 2)
 
 
 def measure(name: str, function: Callable[..., Any], tensors: tuple[Any, ...], seconds: float) -> list[float | str]:
@@ -184,15 +184,19 @@ def main() -> None:
             continue
         for direction, mine, other in zip(ratios, ours, theirs):
             ratios[direction][name] = other / mine
+    means = {}
     for direction, found in ratios.items():
-        mean = math.exp(sum(map(math.log, found.values())) / max(1, len(found)))
+        mean = means[direction] = math.exp(sum(map(math.log, found.values())) / max(1, len(found)))
         print(f"\n{direction}: {len(found)} operations, PyTorch's time / ours {mean:.2f} (geometric mean); the worst:")
         for name, ratio in sorted(found.items(), key=lambda item: item[1])[:20]:
             ours, theirs = (by[list(ratios).index(direction)] for by in results[name].values())
             print(f"  {name:16} {ratio:6.2f}   {ours:10.1f} us, PyTorch {theirs:10.1f} us")
     if arguments.out is not None:
         about = {"shape": arguments.shape, "dtype": arguments.dtype, "threads": THREADS, "cpu": platform.processor()}
-        arguments.out.write_text(json.dumps({**about, "ratios": ratios, "microseconds": results}, indent=1) + "\n")
+        lines = [f'  "{name}": {json.dumps(by)}' for name, by in results.items()]
+        head = json.dumps({**about, "means": means}).removesuffix("}")
+        rows = ",\n".join(lines)
+        arguments.out.write_text(f'{head},\n "microseconds": {{\n{rows}\n }}}}\n')
 
 
 if __name__ == "__main__":
