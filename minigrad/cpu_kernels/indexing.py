@@ -8,6 +8,7 @@ import numpy as np
 
 from ..plain_kernels import indexing as plain
 from . import embedding
+from .toolbox.array_program import formula
 from .toolbox.register_tile import operand
 from .toolbox.strided_copy import LIKE
 from .toolbox.threads import task_kernel, tasks_of_rows
@@ -91,11 +92,29 @@ def _best(task, tasks, x, descending, places):
                 found = min(found + 1, most)
 
 
+def _keys(x: Any, places: Any) -> Any:
+    """int64 that are in order as x, float32 or int32, and where that is equal as their places."""
+    bits = x
+    if x.dtype.kind == "f":
+        bits = (x + np.float32(0)).view(np.int32)  # -0 is 0
+        bits = np.where(x == x, bits ^ ((bits >> 31) & 0x7FFFFFFF), 0x7FFFFFFF)
+    return (bits.astype(np.int64) << 32) | places
+
+
+_ascending = formula(_keys)
+_descending = formula(lambda x, places: np.invert(_keys(x, places)) ^ 0xFFFFFFFF)
+
+
 def argsort(x: np.ndarray, axis: int, descending: bool, first: int | None = None) -> np.ndarray:
     """The ``first`` (default: all) indices (int64) of ``x`` sorted stably along ``axis``; NaN is the largest."""
-    most = min(MOST_BEST, x.shape[axis] // 8)
-    if first is None or not 0 < first <= most or x.dtype.char not in "fdilq" or numba.config.DISABLE_JIT:
-        return plain.argsort(x, axis, descending, first)
+    most, dtype = min(MOST_BEST, x.shape[axis] // 8), x.dtype
+    if first is None or not 0 < first <= most or dtype.char not in "fdilq" or numba.config.DISABLE_JIT:
+        if dtype not in (np.float32, np.int32) or x.shape[axis] >> 32:
+            return plain.argsort(x, axis, descending, first)
+        places = np.arange(x.shape[axis]).reshape(-1, *(1,) * (x.ndim - 1 - axis))
+        order = (_descending if descending else _ascending)(x, places)  # no two are equal
+        order.sort(axis)
+        return np.bitwise_and(order, 0xFFFFFFFF, order)[(slice(None),) * axis + (slice(first),)]
     rows = operand(np.ascontiguousarray(x if axis == x.ndim - 1 else np.moveaxis(x, axis, -1)))
     places = np.empty((*rows.shape[:-1], first), np.int64)
     flat = rows.reshape(-1, rows.shape[-1])
