@@ -31,7 +31,8 @@ def _dividing(name: str, ufunc: np.ufunc) -> Any:
     return functools.update_wrapper(divide, of_any)
 
 
-floor_div, remainder = _dividing("floor_div", np.floor_divide), _dividing("remainder", np.remainder)
+floor_div: Any = _dividing("floor_div", np.floor_divide)
+remainder: Any = _dividing("remainder", np.remainder)
 _power = formula(plain.pow)
 _even_power = formula(quiet(lambda x, n: np.power(np.abs(x), n)))
 _odd_power = formula(quiet(lambda x, n: np.copysign(np.power(np.abs(x), n), x)))
