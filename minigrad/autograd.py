@@ -29,17 +29,13 @@ if TYPE_CHECKING:
 
 _new: Callable[..., Any] = object.__new__
 _lock = threading.Lock()
-_latest = 0
-
-
-def latest_change() -> int:
-    """The number of the last change of any memory, from the counter that numbers tensors and nodes."""
-    return _latest
 
 
 class Version:
     """Counts the in-place changes of one piece of memory; shared by a tensor and its views."""
 
+    latest: ClassVar[int] = 0
+    """The number of the last change of any memory, from the counter that numbers tensors and nodes."""
     # Attributes of the class: each result of an operation has a Version, and few are ever changed.
     count: int = 0
     changed_at: int = 0
@@ -50,13 +46,12 @@ class Version:
 
 def bump(tensors: Iterable[TensorCore]) -> None:
     """The memory of these tensors is changed in place."""
-    global _latest
     with _lock:
-        _latest = next_id()
+        Version.latest = next_id()
         for tensor in tensors:
             version = tensor._version
             version.count += 1
-            version.changed_at = _latest
+            version.changed_at = Version.latest
             base = tensor.data.base
             version.memory = id(tensor.data if base is None else base)  # of the owner, without a call of it
 
@@ -300,10 +295,9 @@ def _prepare(cls: type[Any], inputs: tuple[Any, ...], arrays: list[Any], dtype: 
                 cast(kernels.full((), float(x), float64), dtype) if isinstance(x, int | float) else x for x in arrays
             ]
         return None
-    if cls.half_kernels is not None and is_half(dtype):
-        first = next(x for x in arrays if isinstance(x, kernels.Array))
-        if getattr(kernels, cls.half_kernels).supports_half(first):
-            return None
+    takes = getattr(kernels, cls.half_kernels).supports_half if cls.half_kernels and is_half(dtype) else None
+    if takes is not None and takes(next(x for x in arrays if isinstance(x, kernels.Array))):
+        return None
     for i, x in enumerate(arrays):
         if isinstance(x, kernels.Array) and is_half(x.dtype):
             arrays[i] = kernels.elementwise.cast(x, float32)
@@ -315,11 +309,8 @@ def _promote(cls: type[Any], inputs: tuple[Any, ...], arrays: list[Any]) -> Any:
     dtype = result_dtype([x for x in arrays if x is not None])
     if cls.floats and not is_floating(dtype):
         dtype = default_dtype()
-    if (
-        cls.compares
-        and dtype.kind in "iu"
-        and any(getattr(x, "dtype", dtype).itemsize > dtype.itemsize for x in arrays)
-    ):
+    largest = max(getattr(x, "dtype", dtype).itemsize for x in arrays) if cls.compares else 0
+    if dtype.kind in "iu" and largest > dtype.itemsize:
         dtype = int64  # a 0-d int32 of -1 is below every uint8, though such a tensor does not widen others
     for i, x in enumerate(inputs):
         if isinstance(x, TensorCore) and x.data.dtype != dtype:

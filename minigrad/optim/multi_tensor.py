@@ -98,7 +98,7 @@ class MultiTensorOptimizer(Optimizer):
             family = getattr(kernels, self._family)
             scalars = self._scalars(batch) if graph is None else self._captured(graph, batch)
             if batch.table is None:
-                _step_in_float32(kernels, family, batch, arrays, scalars)
+                _step_in_float32(kernels, family, batch, arrays, scalars, graph)
             else:
                 family.step(batch.table, arrays, scalars)
             if graph is None:
@@ -232,12 +232,16 @@ def _count(batch: UpdateBatch, updates: int) -> None:
             state.version = p._version.count
 
 
-def _step_in_float32(kernels: Any, family: Any, batch: UpdateBatch, grads: list[Any], scalars: np.ndarray) -> None:
+def _step_in_float32(
+    kernels: Any, family: Any, batch: UpdateBatch, grads: list[Any], scalars: np.ndarray, graph: cuda_graph.Graph | None
+) -> None:
     """One step on float32 copies of parameters, gradients and states, which then go back, rounded."""
     columns = [batch.arrays, *([state.arrays[kind] for state in batch.states] for kind in batch.kinds)]
     cast, assign = kernels.elementwise.cast, kernels.elementwise.assign
     wide = [[cast(array, float32) for array in column] for column in columns]
-    family.step(family.Table(*wide), [cast(grad, float32) for grad in grads], scalars)
+    with contextlib.nullcontext() if graph is None else graph.paused():
+        table = family.Table(*wide)
+    family.step(table, [cast(grad, float32) for grad in grads], scalars)
     for column, copies in zip(columns, wide, strict=True):
         for array, copy in zip(column, copies, strict=True):
             assign(array, copy)

@@ -28,7 +28,9 @@ def is_half(dtype: np.dtype[Any]) -> bool:
 
 def full(shape: tuple[int, ...], value: Any, dtype: Any) -> np.ndarray:
     """A new array filled with ``value``."""
-    return np.full(shape, value, dtype) if shape else np.array(value, dtype)  # in a fifth of the time
+    if shape or not isinstance(value, int | float):
+        return np.full(shape, value, dtype)
+    return np.array(value, dtype)  # in a fifth of the time
 
 
 def copy(x: np.ndarray) -> np.ndarray:

@@ -451,7 +451,8 @@ class _Programs(dict[Any, Any]):
         program, few = None, self._made.function
         with contextlib.suppress(NoProgramError, OverflowError):  # a number that its dtype has not
             program = Program(few, kinds)
-            few = few if self._made.is_numpys else program.ufunc
+            halves = any(isinstance(kind, np.dtype) and is_half(kind) for kind in kinds)
+            few = few if self._made.is_numpys and not halves else program.ufunc
         return self.setdefault(kinds, (program, few))
 
 
@@ -465,22 +466,16 @@ def formula(function: Callable[..., Any]) -> Callable[..., Any]:
     programs, many, numpys = made.programs, made.of_many, function if made.is_numpys else None
 
     def of_one(x: Any) -> Any:
-        return many(x) if x.size >= FEW else (numpys or programs[x.dtype,][1])(x)
+        return many(x) if x.size >= FEW else (numpys if numpys and x.itemsize > 2 else programs[x.dtype,][1])(x)
 
     def of_two(x: Any, y: Any) -> Any:
         n, m = getattr(x, "size", 0), getattr(y, "size", 0)
         if n < FEW and m < FEW and (n * m <= PAIRS or x.shape == y.shape or x.shape[x.ndim - y.ndim :] == y.shape):
-            if numpys:
-                return numpys(x, y) if n and m else of_number(x, y)
+            if numpys and (x if isinstance(x, ARRAY) else y).itemsize > 2:  # no half floats: it would round numbers
+                return numpys(x, y)
             kinds = x.dtype if isinstance(x, ARRAY) else _kind(x), y.dtype if isinstance(y, ARRAY) else _kind(y)
             return programs[kinds][1](x, y)
         return many(x, y)
-
-    def of_number(x: Any, y: Any) -> Any:
-        """NumPy would round the number to a half float."""
-        dtype = getattr(x, "dtype", None) or getattr(y, "dtype", None)
-        program = made.program_for(x, y) if dtype and is_half(dtype) else None
-        return function(x, y) if program is None else program.ufunc(x, y)
 
     by_inputs: dict[int, Callable[..., Any]] = {1: of_one, 2: of_two}
     several = isinstance(plain, FunctionType) and plain.__code__.co_flags & inspect.CO_VARARGS

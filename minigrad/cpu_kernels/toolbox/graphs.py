@@ -54,7 +54,10 @@ VIEWS = "as_array", "contiguous", "indexing.index", "movement.", "reinterpret"
 """Functions that give views of their input where they can, and then do nothing."""
 SCALING = "grad_norm.clip_", "grad_norm.scale_", "grad_norm.unscale_"
 """Functions that change all arrays that they are given."""
-SAME = "attention.supports_half", "empty", "matmul.supports_half", "may_share_memory", "quiet"
+SAME = (
+    "attention.supports_half", "elementwise.supports_half", "matmul.supports_half",
+    "empty", "may_share_memory", "quiet",
+)  # fmt: skip
 """Functions that need not be called again."""
 UPDATES = "adagrad.step", "adamw.step", "lamb.step", "sgd.step"
 """Functions that are not called in the capture, which is no step."""

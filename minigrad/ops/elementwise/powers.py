@@ -59,8 +59,12 @@ class PowScalar(Function):
         if x.dtype.kind in "fV" and n in (0.5, -0.5):
             return k.sqrt(x) if n > 0 else k.rsqrt(x)
         if x.dtype.kind in "fV" and n in (-1, -2):
-            return k.reciprocal(x if n == -1 else k.square(x))
+            return k.reciprocal(x) if n == -1 else k.fused(_of_square, x)
         return k.pow(x, n)
+
+
+def _of_square(k: Any, x: Any) -> Any:
+    return k.reciprocal(k.square(x))
 
 
 def _scaled(k: Any, dy: Any, x: Any, n: float) -> Any:
