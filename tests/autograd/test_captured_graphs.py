@@ -69,10 +69,12 @@ def test_random_draws_go_on_with_each_replay_and_with_those_between() -> None:
     assert same_bits([host(a)], [eager[0].numpy()]) and GENERATOR.offset == 2
 
 
-@pytest.mark.parametrize("name", ["AdamW", "Adam", "SGD nesterov", "AdaGrad", "Lamb"])
+@pytest.mark.parametrize("name", ["AdamW", "Adam", "SGD nesterov", "AdaGrad", "Lamb", "AdamW of bfloat16"])
 def test_a_graph_of_a_step_is_the_step_bit_for_bit(name: str) -> None:
+    name, dtype = name.split(" of ")[0], mg.bfloat16 if " of " in name else mg.float32
+
     def run(graphed: bool) -> tuple[list[np.ndarray], list[float], Any]:
-        model = mlp()
+        model = mlp().to(dtype)
         opt = CASES[name].make(model.named_parameters(), lr=0.1)
 
         def step(x: mg.Tensor) -> mg.Tensor:
@@ -84,7 +86,7 @@ def test_a_graph_of_a_step_is_the_step_bit_for_bit(name: str) -> None:
         losses = []
         for i in range(4):
             opt.set_lr(0.1 / (i + 1))
-            losses.append(call(on_device(drawn(2, 4, seed=i))).detach().item())
+            losses.append(call(on_device(drawn(2, 4, seed=i)).to(dtype)).detach().item())
         return weights(model), losses, opt.state_dict()
 
     eager, launched = run(False), run(True)

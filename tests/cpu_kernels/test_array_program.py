@@ -114,6 +114,11 @@ def test_layouts(function, layout: str) -> None:
         expected = function(x, y)
     program = Program(function, tuple(a.dtype if isinstance(a, np.ndarray | np.generic) else type(a) for a in (x, y)))
     same(program.run((x, y)), expected)
+    x, y = LAYOUTS[layout](values(dtypes.bfloat16))
+    wide = function(*(a.astype(np.float32) if isinstance(a, np.ndarray) else a for a in (x, y)))
+    found = Formula(function)(x, y)
+    assert found.dtype == (dtypes.bfloat16 if wide.dtype == np.float32 and layout != "a scalar" else wide.dtype)
+    np.testing.assert_array_equal(found.astype(np.float32), wide.astype(found.dtype).astype(np.float32))
 
 
 def test_sums_in_place_and_memory_that_is_shared() -> None:

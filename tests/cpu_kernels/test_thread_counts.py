@@ -36,24 +36,12 @@ def numbers(*shape: int, seed: int = 0) -> np.ndarray:
     return np.where(rng.random(shape) < 0.1, x * np.float32(1e-40), x)
 
 
-@case((150, 190), (190, 161), (161,))
-def product(k, a, b, bias):
-    return k.matmul.matmul(a, b, bias), k.matmul.matmul(a, np.asfortranarray(b), bias)
-
-
-@case((9, 65, 70), (9, 70, 90))
-def batch_of_products(k, a, b):
-    return (k.matmul.matmul(a, b),)
-
-
-@case((1, 900), (900, 700))
-def thin_product(k, a, b):
-    return k.matmul.matmul(a, b), k.matmul.matmul(a, np.asfortranarray(b)), k.matmul.matmul(b.T, a.T)
-
-
-@case((300, 700), (700, 333))
-def product_of_several_blocks(k, a, b):
-    return k.matmul.matmul(a, b), k.matmul.matmul(a, np.asfortranarray(b))
+@case((150, 190), (190, 161), (161,), (9, 65, 70), (9, 70, 90), (1, 900), (900, 700), (300, 700), (700, 333))
+def products(k, a, b, bias, c, d, *thin_and_of_several_blocks):
+    multiply, turned, (e, f, g, h) = k.matmul.matmul, np.asfortranarray, thin_and_of_several_blocks
+    thin = multiply(e, f), multiply(e, turned(f)), multiply(f.T, e.T)
+    whole = multiply(a, b, bias), multiply(a, turned(b), bias), multiply(c, d)
+    return *whole, *thin, multiply(g, h), multiply(g, turned(h))
 
 
 @case((700, 70), (161, 70), (161,), (700, 161), (700, 161))
