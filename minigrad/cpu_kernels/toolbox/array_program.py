@@ -471,7 +471,8 @@ def formula(function: Callable[..., Any]) -> Callable[..., Any]:
     def of_two(x: Any, y: Any) -> Any:
         n, m = getattr(x, "size", 0), getattr(y, "size", 0)
         if n < FEW and m < FEW and (n * m <= PAIRS or x.shape == y.shape or x.shape[x.ndim - y.ndim :] == y.shape):
-            if numpys and (x if isinstance(x, ARRAY) else y).itemsize > 2:  # no half floats: it would round numbers
+            array = x if isinstance(x, ARRAY) else y if isinstance(y, ARRAY) else FLOAT32
+            if numpys and array.itemsize > 2:  # no half floats: it would round numbers
                 return numpys(x, y)
             kinds = x.dtype if isinstance(x, ARRAY) else _kind(x), y.dtype if isinstance(y, ARRAY) else _kind(y)
             return programs[kinds][1](x, y)
