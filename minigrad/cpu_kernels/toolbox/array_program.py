@@ -9,9 +9,10 @@ whose intermediate results are in registers.
     └─> multiply ─> product ┘
 
 So the plain kernel's formula is the only one. Sums, products, quotients, choices have NumPy's own bits; exponentials
-and logarithms of float32 are those of ``program_math.py``. Small arrays go through the same loop, as a ufunc. What asks
-for a value (``if x.any()``), or takes what has no loop, has no program and runs as it is. There are no warnings: NaN
-and infinities are results.
+and logarithms are those of ``program_math.py``. Half floats are computed in float32, and rounded at the end. Arrays go
+through the loop as a ufunc, which divides itself among threads; large ones that broadcast or have gaps as a launch.
+What asks for a value (``if x.any()``), or takes what has no loop, has no program and runs as it is. NaN and infinities
+are results, without warnings.
 """
 
 from __future__ import annotations

@@ -195,7 +195,13 @@ define void @ufunc(ptr %args, ptr %n, ptr %strides, ptr %data) {{
   %error = alloca ptr
   %at_start = getelementptr i64, ptr %data, i64 6
   %start = load ptr, ptr %at_start
-  call i32 %start(ptr %result, ptr %error, ptr %args, ptr %n, ptr %strides, ptr %data)
+  %status = call i32 %start(ptr %result, ptr %error, ptr %args, ptr %n, ptr %strides, ptr %data)
+  %started = icmp eq i32 %status, 0
+  br i1 %started, label %end, label %alone
+alone:
+  call void @loop(ptr %args, ptr %n, ptr %strides, ptr %data)
+  br label %end
+end:
   call i32 @feclearexcept(i32 {ALL_EXCEPTIONS})
   ret void
 }}
@@ -278,28 +284,30 @@ def _drive(args, n, strides, data, workspace):
 
 
 @kernel
-def _part(task, tasks, args, n, strides, data):
+def _part(task, tasks, args, n, strides, data, words):
     header = array_at(data, HEADER, np.int64)
     operands, elements = header[1], array_at(n, 1, np.int64)[0]
     first, end = task * elements // tasks // LINE * LINE, (task + 1) * elements // tasks // LINE * LINE
-    words = np.empty(operands + 1, np.int64)
+    here = array_at(words + 8 * task * (operands + 1), operands + 1, np.int64)
     bases, steps = array_at(args, operands, np.int64), array_at(strides, operands, np.int64)
     for k in range(operands):
-        words[k] = bases[k] + first * steps[k]
-    words[operands] = (elements if task == tasks - 1 else end) - first
-    call_loop(header[8], data, words.ctypes.data, words.ctypes.data + 8 * operands, strides)
-    keep_alive((words,))
+        here[k] = bases[k] + first * steps[k]
+    here[operands] = (elements if task == tasks - 1 else end) - first
+    call_loop(header[8], data, here.ctypes.data, here.ctypes.data + 8 * operands, strides)
 
 
 @kernel
 def _start(args, n, strides, data):
-    """The loop, on parts by all threads for much."""
+    """The loop, on parts by all threads for much. It fails before it begins, if there is no memory for the launch."""
     header, elements = array_at(data, HEADER, np.int64), array_at(n, 1, np.int64)[0]
     if elements < header[4] or array_at(header[5], 1, np.int64)[0] == 0:
         call_loop(header[8], data, args, n, strides)
     else:
         threads = numba.get_num_threads()
-        launch_within(header[7], threads * max(1, 2 * elements // (header[4] * threads)), (args, n, strides, data))
+        tasks = threads * max(1, 2 * elements // (header[4] * threads))
+        words = np.empty(tasks * (header[1] + 1), np.int64)
+        launch_within(header[7], tasks, (args, n, strides, data, words.ctypes.data))
+        keep_alive((words,))
 
 
 # The machine code ----------------------------------------------------------------------------------------------------
@@ -335,7 +343,7 @@ def compiled(inputs: list[Value], steps: list[ProgramStep], numbers: set[int], l
     text, sizes, calls = text_of(inputs, steps, numbers)
     engine = _engine_for(text)
     loop, within = engine.get_function_address("loop"), threads_within()
-    drive, start, part = (compiled_address(f, *[types.int64] * n) for f, n in ((_drive, 5), (_start, 4), (_part, 6)))
+    drive, start, part = (compiled_address(f, *[types.int64] * n) for f, n in ((_drive, 5), (_start, 4), (_part, 7)))
     words = [drive, len(inputs) + 1, len(sizes), len(calls), least, within, start, part, loop, *sizes]
     for code, *places in calls:
         called = (code.address, code.data) if isinstance(code, Loop) else (engine.get_function_address(code), 0)
