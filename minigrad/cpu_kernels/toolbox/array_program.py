@@ -314,30 +314,17 @@ class Program:
 
     @functools.cached_property
     def ufunc(self) -> Callable[..., Any]:
-        """The program as a function of NumPy's, of its inputs."""
-        ufunc = ufunc_of(self.code, [*(self._kinds[i] for i in self._inputs), self.result])
-        numbers = [(i, self._kinds[i]) for i, kind in enumerate(self._given) if isinstance(kind, type)]
-
-        def of_used(*inputs: Any) -> Any:
-            """For NumPy numbers must have their dtypes. What one is out of range for is NumPy's affair."""
-            given = [*inputs]
-            try:
-                for i, dtype in numbers:
-                    given[i] = _number(given[i], dtype) if given[i] else np.array(given[i], dtype)  # -0.0 equals 0
-            except OverflowError:
-                return self._function(*inputs)
-            return ufunc(*[given[i] for i in self._inputs], *given[len(self._kinds) :])
-
-        def of_array(x: Any, y: Any) -> Any:
-            """The same for the most frequent inputs."""
-            try:
-                return ufunc(x, _number(y, dtype) if y else np.array(y, dtype))
-            except OverflowError:
-                return self._function(x, y)
-
-        dtype = self._kinds[-1]
-        usual = [i for i, _ in numbers] == [1] and self._inputs == [0, 1] == [*range(len(self._kinds))]
-        return of_array if usual else of_used if numbers or len(self._inputs) < len(self._kinds) else ufunc
+        """The program as a function of NumPy's, of its inputs. For NumPy numbers must have their dtypes."""
+        names = [f"x{i}" for i in range(len(self._given))]
+        given = [f"(number({x}, {x}_dtype) if {x} else array({x}, {x}_dtype))" for x in names]  # -0.0 equals 0
+        given = [given[i] if isinstance(self._given[i], type) else names[i] for i in self._inputs]
+        known = {"number": _number, "array": np.array, "function": self._function} | {
+            f"x{i}_dtype": self._kinds[i] for i in self._inputs
+        }
+        known["ufunc"] = ufunc = ufunc_of(self.code, [*(self._kinds[i] for i in self._inputs), self.result])
+        if given != names:
+            exec(_CALL.format(names=", ".join(names), given=", ".join(given)), known)
+        return known.get("call", ufunc)
 
     def run(self, inputs: tuple[Any, ...], out: np.ndarray | None = None) -> np.ndarray:
         """The result for inputs that broadcast, in ``out``, or in a new array; by all threads."""
@@ -361,6 +348,14 @@ class Program:
     def _array(self, x: Any, i: int) -> np.ndarray:
         """An input as an array."""
         return x if isinstance(x, ARRAY) else constant(_number.__wrapped__(x, self._kinds[i]))
+
+
+_CALL = """def call({names}, *out):
+    try:
+        return ufunc({given}, *out)
+    except OverflowError:  # a number that its dtype has not: NumPy compares with it, or says so
+        return function({names}, *out)
+"""
 
 
 @functools.lru_cache(1024)
