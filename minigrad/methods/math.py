@@ -60,7 +60,7 @@ def combine(op: type[Function], x: TensorCore, y: Any = None) -> Tensor:
     a, dtype, device, mode, two = x.data, x.data.dtype, x.device, of_thread.mode, isinstance(y, TensorCore)
     usual = dtype is float32 or dtype is float64 or (device is CPU and _unchanged(op, x, y))
     if not usual or mode.autocast is not None or mode.kernels is not None or (
-        (y.data.dtype is not dtype or y.device is not device) if two else x.requires_grad
+        two and (y.data.dtype is not dtype or y.device is not device)
     ):  # fmt: skip
         return op.apply(x) if y is None else op.apply(x, y)
     need_x, need_y = x.requires_grad, two and y.requires_grad
@@ -70,11 +70,11 @@ def combine(op: type[Function], x: TensorCore, y: Any = None) -> Tensor:
     node = op() if needed else _unrecorded
     node.kernels = kernels = device.native
     if needed:
-        node.needs = (need_x, need_y)
+        node.needs = (need_x,) if y is None else (need_x, need_y)
         node.saved = ()
     try:
         out = op.forward(node, a) if y is None else op.forward(node, a, y.data if two else y)
-    except (ValueError, OverflowError):
+    except (ValueError, OverflowError, TypeError, AttributeError):
         return op.apply(x) if y is None else op.apply(x, y)  # which explains it
     if not isinstance(out, kernels.Array):
         out = kernels.as_array(out)
@@ -86,8 +86,8 @@ def combine(op: type[Function], x: TensorCore, y: Any = None) -> Tensor:
     z.node = None
     z.requires_grad = False
     if needed:
-        source_x, source_y = x.node or x, y.node or y
-        node.edges = (source_x if need_x else None, source_y if need_y else None)
+        edge = (x.node or x) if need_x else None
+        node.edges = (edge,) if y is None else (edge, (y.node or y) if need_y else None)
         node.device = device
         node.half = None
         node.order = number
@@ -95,7 +95,7 @@ def combine(op: type[Function], x: TensorCore, y: Any = None) -> Tensor:
         node.out_dtype = out.dtype
         if node.saved:
             node.saved_at = number
-            node.versions = (x._version, y._version, version)
+            node.versions = (x._version, y._version, version) if two else (x._version, version)
         if mode.anomaly:
             node.line = user_line()
         z.node = node
