@@ -14,6 +14,7 @@ from ..dtypes import float32, float64
 from ..errors import bad_type, bad_value, check_choice, user_line
 from ..grad_store import next_id
 from ..modes import of_thread
+from ..op_inputs import explained
 from ..ops import elementwise, trigonometry
 from ..random import Source, draw
 from ..shapes import bool_mask
@@ -25,17 +26,6 @@ if TYPE_CHECKING:
 _new: Callable[..., Any] = object.__new__
 
 
-class _Unrecorded(Function):
-    """Stands for the instance in a ``forward`` on the CPU that is not recorded: it keeps nothing."""
-
-    def __init__(self) -> None:
-        self.device, self.needs = CPU, (False, False)
-
-    if not TYPE_CHECKING:
-        saved = property(None, lambda self, arrays: None)
-
-
-_unrecorded = _Unrecorded()
 _as_they_are: dict[Any, bool] = {}
 
 
@@ -53,29 +43,30 @@ def _unchanged(op: type[Function], x: TensorCore, y: Any) -> bool:
 def combine(op: type[Function], x: TensorCore, y: Any = None) -> Tensor:
     """``op.apply(x, y)``, or ``op.apply(x)``, at half the cost where tensors of one dtype and device need no casts.
 
-    Where nothing is recorded on the CPU, ``forward`` gets an instance of another class, which has ``kernels`` alone.
-
     Nothing is called here that need not be: for small tensors that is what an operation costs.
     """
+    if not isinstance(x, TensorCore):
+        return op.apply(x) if y is None else op.apply(x, y)  # which refuses it, unless y is a tensor
     a, dtype, device, mode, two = x.data, x.data.dtype, x.device, of_thread.mode, isinstance(y, TensorCore)
     usual = dtype is float32 or dtype is float64 or (device is CPU and _unchanged(op, x, y))
     if not usual or mode.autocast is not None or mode.kernels is not None or (
         two and (y.data.dtype is not dtype or y.device is not device)
     ):  # fmt: skip
         return op.apply(x) if y is None else op.apply(x, y)
-    need_x, need_y = x.requires_grad, two and y.requires_grad
-    needed = (need_x or need_y) and mode.enabled and op.differentiable
-    if not needed and device is not CPU:
-        return op.apply(x) if y is None else op.apply(x, y)
-    node = op() if needed else _unrecorded
+    recording = mode.enabled and op.differentiable
+    need_x, need_y = recording and x.requires_grad, recording and two and y.requires_grad
+    node = op()
+    node.device = device
     node.kernels = kernels = device.native
-    if needed:
-        node.needs = (need_x,) if y is None else (need_x, need_y)
-        node.saved = ()
+    node.needs = (need_x,) if y is None else (need_x, need_y)
+    node.saved = ()
     try:
         out = op.forward(node, a) if y is None else op.forward(node, a, y.data if two else y)
-    except (ValueError, OverflowError, TypeError, AttributeError):
-        return op.apply(x) if y is None else op.apply(x, y)  # which explains it
+    except (ValueError, OverflowError, TypeError, AttributeError) as error:
+        told = explained(op, error, (x,) if y is None else (x, y))
+        if told is None:
+            raise
+        raise told from None
     if not isinstance(out, kernels.Array):
         out = kernels.as_array(out)
     z: Tensor = _new(TensorCore.tensor_type)
@@ -85,10 +76,9 @@ def combine(op: type[Function], x: TensorCore, y: Any = None) -> Tensor:
     z._version = version = Version()
     z.node = None
     z.requires_grad = False
-    if needed:
+    if need_x or need_y:
         edge = (x.node or x) if need_x else None
         node.edges = (edge,) if y is None else (edge, (y.node or y) if need_y else None)
-        node.device = device
         node.half = None
         node.order = number
         node.out_shape = out.shape

@@ -14,6 +14,7 @@ from ..creation import one_hot as one_hot, where
 from ..dtypes import bool_, finfo, float32, int64, is_floating, is_half
 from ..errors import bad_index, bad_state, bad_type, bad_value, check_choice, expect
 from ..functions import log_softmax as log_softmax, relu as relu, sigmoid as sigmoid, softmax as softmax, tanh as tanh
+from ..methods.math import combine
 from ..mixed_precision import autocast_to_float32, in_float32
 from ..modes import cast_inputs, is_autocast_enabled, no_grad
 from ..ops import (
@@ -46,7 +47,7 @@ def gelu(x: Tensor, approximate: str = "none") -> Tensor:
 
 def silu(x: Tensor) -> Tensor:
     """x sigmoid(x)."""
-    return elementwise.Silu.apply(x)
+    return combine(elementwise.Silu, x)
 
 
 def leaky_relu(x: Tensor, negative_slope: float = 0.01) -> Tensor:
@@ -67,7 +68,7 @@ def selu(x: Tensor) -> Tensor:
 
 def mish(x: Tensor) -> Tensor:
     """x tanh(softplus(x)) (Misra 2019)."""
-    return activation.Mish.apply(floating("mish", x))
+    return combine(activation.Mish, floating("mish", x))
 
 
 def hardtanh(x: Tensor, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
@@ -88,7 +89,7 @@ def hardsigmoid(x: Tensor) -> Tensor:
 
 def hardswish(x: Tensor) -> Tensor:
     """x hardsigmoid(x)."""
-    return activation.Hardswish.apply(floating("hardswish", x))
+    return combine(activation.Hardswish, floating("hardswish", x))
 
 
 @in_float32
@@ -120,7 +121,7 @@ def softplus(x: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
 
 def logsigmoid(x: Tensor) -> Tensor:
     """log(sigmoid(x)), computed without overflow."""
-    return log_sigmoid_ops.LogSigmoid.apply(floating("logsigmoid", x))
+    return combine(log_sigmoid_ops.LogSigmoid, floating("logsigmoid", x))
 
 
 def pad(x: Tensor, pad: Sequence[int], mode: str = "constant", value: float = 0.0) -> Tensor:
