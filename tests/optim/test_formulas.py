@@ -90,7 +90,7 @@ ROWS = [
     Row(SGD, sgd, {"lr": 0.02, "momentum": 0.9}),
     Row(SGD, sgd, {"lr": 0.02, "momentum": 0.9, "dampening": 0.3, "weight_decay": 0.1}),
     Row(SGD, sgd, {"lr": 0.02, "momentum": 0.8, "nesterov": True, "weight_decay": 0.1}),
-    Row(Adam, adam, {"lr": 0.01, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.1}),
+    Row(Adam, adam, {"lr": 0.01, "betas": (0.4, 0.95), "eps": 1e-6, "weight_decay": 0.1}),
     Row(Adam, adam, {"lr": 0.01}),
     Row(AdamW, adamw, {"lr": 0.01, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.1}),
     Row(AdamW, adamw, {"lr": 3e-3}),
