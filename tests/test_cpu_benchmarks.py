@@ -5,7 +5,7 @@ import importlib.util
 import json
 import runpy
 from pathlib import Path
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from processes import python
 from refusals import raises
 
 import minigrad
+from minigrad import method_help
 from minigrad.distributed import NoOpCommunicator
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
@@ -153,3 +154,17 @@ def test_speed_a_step_of_each_trainer_is_timed_beside_pytorchs_ddp(module):
     assert all(ms > 0 for ms in report["milliseconds"].values()) and report["hidden_share"].keys() == trainers
     if dist is not None:
         assert report["speed_against_torch_ddp"].keys() == {*trainers, "Trainer.setup"}
+
+
+def test_each_public_operation_is_measured_or_left_out_with_a_reason(module):
+    cases = module("ops_cases")
+    functions = [name for name in minigrad.__all__ if isinstance(getattr(minigrad, name), FunctionType)]
+    public = {getattr(minigrad, name).__name__ for name in functions} | set(method_help.read()[1])
+    measured = set()
+    for dtype in ("float32", "int64"):
+        for name, (function, *_) in cases.operations(minigrad, minigrad.nn.functional, (16, 64), dtype).items():
+            code = getattr(function, "__code__", None)
+            measured |= {name, *(code.co_names if code else []), function.__name__}
+    left_out = " ".join(cases.NOT_MEASURED.values()).split()
+    assert public - measured == set(left_out) - measured and public >= set(left_out)
+    assert len(left_out) == len(set(left_out))
