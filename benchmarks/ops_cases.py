@@ -6,14 +6,12 @@ A case's work is about that of a pass over an array of the given shape, except f
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import numpy as np
-
-import minigrad
-from minigrad import method_help
 
 Cases = dict[str, tuple[Any, ...]]
 
@@ -52,8 +50,9 @@ def operations(library: Any, F: Any, shape: tuple[int, int], dtype: str) -> Case
 
 def unaccounted() -> set[str]:
     """minigrad's public names that neither a case uses nor NOT_MEASURED has, and those there that are not public."""
+    minigrad, help_of = (importlib.import_module(name) for name in ("minigrad", "minigrad.method_help"))
     functions = [getattr(minigrad, name) for name in minigrad.__all__]
-    public = {f.__name__ for f in functions if isinstance(f, FunctionType)} | set(method_help.read()[1])
+    public = {f.__name__ for f in functions if isinstance(f, FunctionType)} | set(help_of.read()[1])
     left_out = set(" ".join(NOT_MEASURED.values()).split())
     measured = set()
     for dtype in ("float32", "int64"):
