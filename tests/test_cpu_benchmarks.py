@@ -94,8 +94,8 @@ def test_each_part_of_a_profile_is_a_kernel_module(module):
 
 @pytest.mark.long
 def test_a_profile_shows_all_parts(tmp_path):
-    report = tmp_path / "report.json"
-    python(BENCHMARKS / "profile_step_cpu.py", *"--preset X --threads 1 --steps 2 --json".split(), report, check=True)
+    report, options = tmp_path / "report.json", ("--preset", "X", "--threads", 1, "--steps", 2, "--json")
+    python(BENCHMARKS / "profile_step_cpu.py", *options, report, check=True)
     assert all(share > 0 for share in json.loads(report.read_text())["percent"].values())
 
 
