@@ -86,18 +86,16 @@ def test_generation_is_pytorchs(module):
 
 def test_each_part_of_a_profile_is_a_kernel_module(module):
     profile = module("profile_step_cpu")
-    rooms = "", "toolbox."
     for name in [name for names in profile.PARTS.values() for name in names]:
-        assert any(importlib.util.find_spec(f"minigrad.cpu_kernels.{room}{name}") for room in rooms), name
+        assert any(importlib.util.find_spec(f"minigrad.cpu_kernels.{room}{name}") for room in ("", "toolbox.")), name
         assert profile.part_of(name) != profile.OTHER
     assert profile.part_of("gelu") == profile.OTHER
 
 
 @pytest.mark.long
 def test_a_profile_shows_all_parts(tmp_path):
-    report = tmp_path / "report.json"
-    options = "--preset", "X", "--threads", 1, "--steps", 2, "--json", report
-    python(BENCHMARKS / "profile_step_cpu.py", *options, check=True)
+    report, options = tmp_path / "report.json", ("--preset", "X", "--threads", 1, "--steps", 2, "--json")
+    python(BENCHMARKS / "profile_step_cpu.py", *options, report, check=True)
     assert all(share > 0 for share in json.loads(report.read_text())["percent"].values())
 
 
@@ -153,3 +151,7 @@ def test_speed_a_step_of_each_trainer_is_timed_beside_pytorchs_ddp(module):
     assert all(ms > 0 for ms in report["milliseconds"].values()) and report["hidden_share"].keys() == trainers
     if dist is not None:
         assert report["speed_against_torch_ddp"].keys() == {*trainers, "Trainer.setup"}
+
+
+def test_each_public_operation_is_measured_or_left_out_with_a_reason(module):
+    assert module("ops_cases").unaccounted() == set()

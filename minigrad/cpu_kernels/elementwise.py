@@ -8,14 +8,20 @@ import numpy as np
 from ..plain_kernels import elementwise as plain
 from ..plain_kernels.elementwise import check_divisor, quiet
 from .toolbox.array_program import formula, formulas, into_first, supports_half as supports_half
+from .toolbox.strided_copy import MANY, copy_into
 
 add: Any  # and all others of the plain family
 cast: Any
 div: Any
 select: Any
 globals().update(formulas(plain, without=("add_into", "assign", "pow", "supports_half")))
-assign: Any = plain.assign
 add_into: Any = into_first(np.add)
+
+
+def assign(x: np.ndarray, y: Any) -> None:
+    """x[...] = y, broadcasting y; of large arrays by the threads in whose caches y may be."""
+    large = x.nbytes >= MANY and isinstance(y, np.ndarray) and (x.shape, x.dtype) == (y.shape, y.dtype)
+    (copy_into if large and not np.may_share_memory(x, y) else plain.assign)(x, y)
 
 
 def _dividing(name: str, ufunc: np.ufunc) -> Any:

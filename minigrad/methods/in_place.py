@@ -127,6 +127,7 @@ class InPlaceMethods:
     trunc_: Final = _in_place(MathMethods.trunc)
     clamp_: Final = _in_place(MathMethods.clamp)
     lerp_: Final = _in_place(MathMethods.lerp)
+    masked_fill_: Final = _in_place(MathMethods.masked_fill)
     masked_scatter_: Final = _in_place(IndexingMethods.masked_scatter)
 
     def copy_(self: Tensor, other: Any) -> Tensor:
@@ -174,14 +175,6 @@ class InPlaceMethods:
                 error = ValueError(f"a value of shape {value.data.shape} does not broadcast to the place's, {place}")
             raise explained(Index, error, (self, value)) or error from None
 
-    def masked_fill_(self: Tensor, mask: Tensor, value: float) -> Tensor:
-        """``value`` where the bool ``mask``, which broadcasts, holds, in place."""
-        dtypes.check_number("masked_fill_", value, self.dtype)
-        everywhere = shapes.bool_mask("masked_fill_", mask).expand(self.shape)
-        self._change("masked_fill_")
-        self.device.kernels.indexing.assign_at(self.data, everywhere.data, value)
-        return self
-
     def index_put_(self: Tensor, indices: Sequence[Tensor], values: Operand, accumulate: bool = False) -> Tensor:
         """self[indices] = values, in place; with ``accumulate`` they are added, also where a place occurs twice."""
         if not accumulate:
@@ -220,7 +213,6 @@ def _scattered(name: str, x: Tensor, dim: int, index: Tensor, src: Operand) -> T
     axis = shapes.normalize_dim(dim, x.ndim)
     source = shapes.scatter_source(name, x, axis, index, x._operand(src))
     x._change(name, source)
-    k = x.device.kernels.indexing
-    scatter = k.scatter if name == "scatter_" else k.scatter_add
+    scatter = getattr(x.device.kernels.indexing, name[:-1])
     scatter(x.data, axis, index.data, source.data if isinstance(source, TensorCore) else source)
     return x

@@ -172,27 +172,21 @@ class IndexingMethods:
         """A copy in which y[index[i]] = value along ``dim``; ``value`` is a number or a 0-d tensor."""
         if not self.ndim:
             return self.reshape(1).index_fill(dim, index, value).reshape(())
-        at = shapes.normalize_dim(dim, self.ndim)
+        at, index = shapes.normalize_dim(dim, self.ndim), index.reshape(-1)
         size = self.shape[at]
-        index = index.reshape(-1)
         chosen = self.new_zeros(size, dtype=dtypes.bool_).scatter(0, index.where(index >= 0, index + size), True)
-        mask = chosen.reshape(*(size if i == at else 1 for i in range(self.ndim)))
-        if not isinstance(value, TensorCore):
-            return self.masked_fill(mask, value)
-        if value.ndim:
+        hit = chosen.reshape(*(size if i == at else 1 for i in range(self.ndim)))
+        if isinstance(value, TensorCore) and value.ndim:
             raise bad_value(f"index_fill: a value of shape {value.shape}; expected a number or a 0-d tensor")
-        return value.to(self.dtype).where(mask, self)
+        return value.to(self.dtype).where(hit, self) if isinstance(value, TensorCore) else self.masked_fill(hit, value)
 
     def index_put(self: Tensor, indices: Sequence[Tensor], values: Operand, accumulate: bool = False) -> Tensor:
         """A copy in which y[indices] = values, which broadcast; with ``accumulate`` they are added.
 
         Of a place that occurs twice the last value stays and gets the gradient; ``accumulate`` adds them all.
         """
-
-        def every() -> Tensor:
-            return self.tensor_type(np.arange(self.numel()).reshape(self.shape), device=self.device)
-
-        places = constant(every)[tuple(indices)]
+        every = constant(lambda: self.tensor_type(np.arange(self.numel()).reshape(self.shape), device=self.device))
+        places = every[tuple(indices)]
         if isinstance(values, TensorCore):
             values = values.expand(*places.shape).reshape(-1)
         write = self.reshape(-1).scatter_add if accumulate else self.reshape(-1).scatter
@@ -262,10 +256,9 @@ class IndexingMethods:
         if minlength < 0 or (len(self) and int(self.amin()) < 0):
             raise bad_value(f"bincount: minlength={minlength} and the numbers must not be negative")
         size = max(minlength, int(self.amax()) + 1 if len(self) else 0)
-        if weights is None:
-            added = self.new_ones(len(self), dtype=dtypes.int64)
-        else:
-            added = weights.detach() if weights.dtype == dtypes.float32 else weights.detach().double()
+        added = self.new_ones(len(self), dtype=dtypes.int64) if weights is None else weights.detach()
+        if weights is not None and weights.dtype != dtypes.float32:
+            added = added.double()
         return added.new_zeros(size).scatter_add(0, self.long(), added)
 
     def multinomial(self: Tensor, num_samples: int, replacement: bool = False, *, generator: Source = None) -> Tensor:
@@ -284,8 +277,7 @@ class IndexingMethods:
         expect(num_samples >= 0, "multinomial: num_samples", num_samples, "0 or more")
         once = not replacement and num_samples > 1
         shape = w.shape if once else (*w.shape[:-1], num_samples)
-        if once and w.numel() and num_samples > (w > 0).sum(-1).amin():
-            positive = (w > 0).sum(-1).amin().item()
+        if once and w.numel() and num_samples > (positive := int((w > 0).sum(-1).amin())):
             raise bad_value(
                 f"multinomial: num_samples={num_samples} without replacement, but a row has {positive} weights "
                 "above 0; pass replacement=True"
@@ -295,9 +287,8 @@ class IndexingMethods:
             clocks = (-(-u).log1p()).log() - w.log()  # logarithms of exponential times: none overflows
             return clocks.topk(num_samples, largest=False).indices
         edges = (w / w.amax(-1, keepdim=True)).cumsum(-1)  # scaled, so that no sum overflows or is subnormal
-        points = u * edges[..., -1:]
         # The first edge above the point; a weight of 0 has an empty interval, so it is never drawn.
-        return (edges.unsqueeze(-2) <= points.unsqueeze(-1)).sum(-1)
+        return (edges.unsqueeze(-2) <= (u * edges[..., -1:]).unsqueeze(-1)).sum(-1)
 
 
 def _along(x: Tensor, dim: int, index: Tensor, source: Tensor) -> tuple[int, Tensor]:

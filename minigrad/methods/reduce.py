@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from .. import dtypes, shapes
 from ..autograd import TensorCore
 from ..errors import bad_type, bad_value, check_choice, expect
-from ..ops import movement, reduce, softmax
+from ..ops import elementwise, movement, reduce, softmax
 from ..shapes import Axis, Dim
 from .indexing import ValuesAndIndices
 
@@ -264,8 +264,7 @@ class ReduceMethods:
             raise bad_value(f"diff of shape {self.shape}, n={n}: expected at least one dimension, and n >= 0")
         y = self
         for _ in range(min(n, self.shape[at])):
-            size = y.shape[at]
-            later, earlier = y.narrow(at, 1, size - 1), y.narrow(at, 0, size - 1)
+            later, earlier = y.narrow(at, 1, y.shape[at] - 1), y.narrow(at, 0, y.shape[at] - 1)
             y = later ^ earlier if y.dtype == dtypes.bool_ else later - earlier
         return y
 
@@ -278,10 +277,8 @@ class ReduceMethods:
 
         The gradient is that of ``logsumexp``: NaN for an infinite argument.
         """
-        x, y = self.maximum(other), self.minimum(other)
-        _floating("logaddexp", x)
-        shape = (1, *x.shape)
-        return movement.Cat.apply(x.reshape(shape), y.reshape(shape), axis=0).logsumexp(0)
+        _floating("logaddexp", self)
+        return elementwise.LogAddExp.apply(self, other)
 
     def softmax(self: Tensor, dim: Axis = None, *, axis: Axis = None) -> Tensor:
         """exp(self) along ``dim`` (or ``axis``; one must be given), divided by its sum."""

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from .. import dtypes, shapes
 from ..errors import bad_value
-from ..modes import constant
 from ..ops import indexing, movement
 from ..shapes import Axis, Dim, repeated_positions
 
@@ -156,12 +155,11 @@ class ShapeMethods:
         """Each element (of ``dim``, else of the flattened tensor) ``repeats`` times in a row; a number or one each."""
         if dim is None:
             return self.flatten().repeat_interleave(repeats, 0)
-        size = self.shape[shapes.normalize_dim(dim, self.ndim)]
-
-        def positions() -> Tensor:
-            return self.tensor_type(repeated_positions(repeats, size), device=self.device)
-
-        return self.index_select(dim, constant(positions) if isinstance(repeats, int) else positions())
+        at = shapes.normalize_dim(dim, self.ndim)
+        if isinstance(repeats, int) and repeats > 0:
+            sizes = (*self.shape[: at + 1], repeats, *self.shape[at + 1 :])
+            return self.unsqueeze(at + 1).expand(sizes).flatten(at, at + 1)
+        return self.index_select(at, self.tensor_type(repeated_positions(repeats, self.shape[at]), device=self.device))
 
     def pad(self: Tensor, pad: Sequence[int], value: float = 0.0) -> Tensor:
         """With borders of ``value``: ``pad`` is (before, after) of the last dimension, then of the last but one, ...

@@ -1,5 +1,6 @@
 """Arithmetic of two tensors, or of a tensor and a number."""
 
+import math
 from typing import Any, ClassVar
 
 from ...autograd import Function
@@ -157,18 +158,40 @@ class Lerp(Arithmetic):
     def forward(self, x: Any, y: Any, w: Any) -> Any:
         k = self.kernels.elementwise
         with self.kernels.quiet():  # infinite ends
-            distance = k.sub(y, x)
             rest = 1 - w if isinstance(w, int | float) else k.sub(1, w)
-            self.saved = (w, rest, distance if self.needs[2] else None)
+            self.saved = (w, rest, k.sub(y, x) if self.needs[2] else None)
             if isinstance(w, int | float):
-                return k.add(x, k.mul(distance, w)) if abs(w) < 0.5 else k.sub(y, k.mul(distance, rest))
+                return k.fused(_part_of_way, x, y, w) if abs(w) < 0.5 else k.fused(_part_of_way, y, x, rest)
             near = self.kernels.comparison.lt(k.abs(w), 0.5)
-            return k.where(near, k.add(x, k.mul(distance, w)), k.sub(y, k.mul(distance, rest)))
+            return k.where(near, k.fused(_part_of_way, x, y, w), k.fused(_part_of_way, y, x, rest))
 
     def backward(self, dz: Any) -> Any:
         w, rest, distance = self.saved
         k = self.kernels.elementwise
         return k.mul(dz, rest), k.mul(dz, w), k.mul(dz, distance) if self.needs[2] else None
+
+
+def _part_of_way(k: Any, x: Any, y: Any, w: Any) -> Any:
+    return k.add(x, k.mul(k.sub(y, x), w))
+
+
+class LogAddExp(Arithmetic):
+    """z = log(exp(x) + exp(y)), without overflow;  dx = exp(x - z) dz, dy = exp(y - z) dz."""
+
+    half_kernels = None
+
+    def forward(self, x: Any, y: Any) -> Any:
+        self.saved = (x, y, self.kernels.elementwise.fused(_log_of_sum, x, y))
+        return self.saved[2]
+
+    def backward(self, dz: Any) -> Any:
+        (x, y, z), k = self.saved, self.kernels.elementwise
+        return k.mul(dz, k.exp(k.sub(x, z))), k.mul(dz, k.exp(k.sub(y, z)))
+
+
+def _log_of_sum(k: Any, x: Any, y: Any) -> Any:
+    distance = k.nan_to_num(k.abs(k.sub(x, y)), 0.0, math.inf, -math.inf)  # of equal infinities 0
+    return k.add(k.maximum(x, y), k.log1p(k.exp(k.neg(distance))))
 
 
 class Huber(Arithmetic):
