@@ -295,9 +295,9 @@ def try_break(broken: Path, whole: Path, made: Break, limit: float, runs: list[l
     file = broken / inside
     compiled = source_hash(broken) if "cpu_kernels" in made.path.parts else ""
     file.write_text(made.source(), encoding="utf-8")
-    if compiled and Path(compiled).is_dir():
+    if compiled and Path(compiled).is_dir() and (changed := source_hash(broken)):  # none of what cannot be imported
         # What other files compiled is still right; Numba compiles this one anew by its time and size.
-        shutil.copytree(compiled, source_hash(broken), dirs_exist_ok=True)
+        shutil.copytree(compiled, changed, dirs_exist_ok=True)
     first, test = 0, ""
     while first < len(runs) and not (test := notices(broken, whole, runs[first], limit)):
         first += 1
