@@ -8,6 +8,7 @@ import numpy as np
 
 from ..plain_kernels import indexing as plain
 from . import embedding
+from .comparison import ne
 from .toolbox.array_program import formula
 from .toolbox.register_tile import operand
 from .toolbox.strided_copy import LIKE
@@ -15,7 +16,8 @@ from .toolbox.threads import task_kernel, tasks_of_rows
 
 FEW = 16384  # elements that NumPy picks in the time of a launch
 ALONE = 16384  # elements of a task
-MOST_BEST = 128  # so many of a row are found by comparing each element with those found before
+BLOCK = 32  # elements of a row that are compared at once
+MOST_BEST = 48  # so many of a row are found by comparing each element with those found before
 NUMBERS = (np.float32, np.float64, np.int64)
 globals().update((name, getattr(plain, name)) for name in vars(plain) if name[0] != "_")
 
@@ -70,47 +72,71 @@ def _best(task, tasks, x, descending, places):
     values = np.empty(most, x.dtype)
     for i in range(task * rows // tasks, (task + 1) * rows // tasks):
         found = 0
-        for j in range(x.shape[1]):
-            value, at = x[i, j], found
-            if found == most and (value <= values[most - 1] if descending else value >= values[most - 1]):
-                continue  # as most of a long row are
-            while at > 0:
-                other = values[at - 1]
-                above, last = value > other, value != value
-                below, last_is_other = value < other, other != other
-                if descending:
-                    before = above or (last and not last_is_other)
-                else:
-                    before = below or (last_is_other and not last)
-                if not before:
-                    break
+        for start in range(0, x.shape[1], BLOCK):
+            block, hits = x[i, start : start + BLOCK], 0
+            worst = values[most - 1]
+            if descending:
+                for j in range(block.shape[0]):
+                    hits += not block[j] <= worst
+            else:
+                for j in range(block.shape[0]):
+                    hits += not block[j] >= worst
+            if found == most and not hits:
+                continue  # as most blocks of a long row are
+            for j in range(block.shape[0]):
+                value, at = block[j], found
+                if found == most and (value <= values[most - 1] if descending else value >= values[most - 1]):
+                    continue
+                while at > 0:
+                    other = values[at - 1]
+                    above, last = value > other, value != value
+                    below, last_is_other = value < other, other != other
+                    if descending:
+                        before = above or (last and not last_is_other)
+                    else:
+                        before = below or (last_is_other and not last)
+                    if not before:
+                        break
+                    if at < most:
+                        values[at], places[i, at] = other, places[i, at - 1]
+                    at -= 1
                 if at < most:
-                    values[at], places[i, at] = other, places[i, at - 1]
-                at -= 1
-            if at < most:
-                values[at], places[i, at] = value, j
-                found = min(found + 1, most)
+                    values[at], places[i, at] = value, start + j
+                    found = min(found + 1, most)
 
 
-def _keys(x: Any, places: Any) -> Any:
-    """int64 that are in order as x, float32 or int32, and where that is equal as their places."""
-    bits = x
+def _in_order(x: Any) -> Any:
+    """int64 that are in order as x, whose floats have NaN last and 0 equal to -0."""
     if x.dtype.kind == "f":
-        bits = (x + np.float32(0)).view(np.int32)  # -0 is 0
-        bits = np.where(x == x, bits ^ ((bits >> 31) & 0x7FFFFFFF), 0x7FFFFFFF)
-    return (bits.astype(np.int64) << 32) | places
+        bits, most = (x + x.dtype.type(0)).view(f"i{x.dtype.itemsize}"), 2 ** (8 * x.dtype.itemsize - 1) - 1
+        x = np.where(x == x, bits ^ ((bits >> (8 * x.dtype.itemsize - 1)) & most), most)
+    return x.astype(np.int64)
 
 
-_ascending = formula(_keys)
-_descending = formula(lambda x, places: np.invert(_keys(x, places)) ^ 0xFFFFFFFF)
+_upper = formula(lambda x: (_in_order(x) >> 32).astype(np.int32))
+_lower = formula(lambda x, least: ((_in_order(x) - least) ^ 0x80000000).astype(np.int32))  # signed as if it were not
+_ascending = formula(lambda x, places: (_in_order(x) << 32) | places)
+_descending = formula(lambda x, places: (np.invert(_in_order(x)) << 32) | places)
 
 
 def argsort(x: np.ndarray, axis: int, descending: bool, first: int | None = None) -> np.ndarray:
-    """The ``first`` (default: all) indices (int64) of ``x`` sorted stably along ``axis``; NaN is the largest."""
+    """The ``first`` (default: all) indices (int64) of ``x`` sorted stably along ``axis``; NaN is the largest.
+
+    By NumPy's sort, which is fast for int64: of 32 bits of the value with the place below them, twice for 64 bits.
+    """
     most, dtype = min(MOST_BEST, x.shape[axis] // 8), x.dtype
     if first is None or not 0 < first <= most or dtype.char not in "fdilq" or numba.config.DISABLE_JIT:
-        if dtype not in (np.float32, np.int32) or x.shape[axis] >> 32:
+        wide = dtype.char in "dlq"
+        if not (wide or dtype in (np.float32, np.int32)) or x.shape[axis] >> 32 or (wide and x.size < FEW):
             return plain.argsort(x, axis, descending, first)
+        if wide:
+            least, largest = (int(x.min()), int(x.max())) if dtype.kind == "i" else (0, 1 << 32)
+            lower = _lower(x, least)
+            if largest - least >> 32:
+                order = argsort(lower, axis, descending)
+                upper = gather(_upper(x), axis, order)
+                return gather(order, axis, argsort(upper, axis, descending, first))
+            x = lower
         places = np.arange(x.shape[axis]).reshape(-1, *(1,) * (x.ndim - 1 - axis))
         order = (_descending if descending else _ascending)(x, places)  # no two are equal
         order.sort(axis)
@@ -120,6 +146,11 @@ def argsort(x: np.ndarray, axis: int, descending: bool, first: int | None = None
     flat = rows.reshape(-1, rows.shape[-1])
     _best.launch(x.dtype, tasks_of_rows(len(flat), flat.shape[1], ALONE), flat, descending, places.reshape(-1, first))
     return places if axis == x.ndim - 1 else np.moveaxis(places, -1, axis)
+
+
+def nonzero(x: np.ndarray) -> np.ndarray:
+    """int64 (count, ndim): the places where x is not 0."""
+    return plain.nonzero(ne(x, 0))
 
 
 def index(x: np.ndarray, where: Any) -> np.ndarray:
