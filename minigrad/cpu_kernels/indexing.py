@@ -8,7 +8,6 @@ import numpy as np
 
 from ..plain_kernels import indexing as plain
 from . import embedding
-from .comparison import ne
 from .toolbox.array_program import formula
 from .toolbox.register_tile import operand
 from .toolbox.strided_copy import LIKE
@@ -73,30 +72,17 @@ def _best(task, tasks, x, descending, places):
     for i in range(task * rows // tasks, (task + 1) * rows // tasks):
         found = 0
         for start in range(0, x.shape[1], BLOCK):
-            block, hits = x[i, start : start + BLOCK], 0
-            worst = values[most - 1]
-            if descending:
-                for j in range(block.shape[0]):
-                    hits += not block[j] <= worst
-            else:
-                for j in range(block.shape[0]):
-                    hits += not block[j] >= worst
+            block, worst, hits = x[i, start : start + BLOCK], values[most - 1], 0
+            for j in range(block.shape[0]):
+                hits += not (block[j] <= worst if descending else block[j] >= worst)
             if found == most and not hits:
                 continue  # as most blocks of a long row are
             for j in range(block.shape[0]):
                 value, at = block[j], found
-                if found == most and (value <= values[most - 1] if descending else value >= values[most - 1]):
-                    continue
                 while at > 0:
                     other = values[at - 1]
-                    above, last = value > other, value != value
-                    below, last_is_other = value < other, other != other
-                    if descending:
-                        before = above or (last and not last_is_other)
-                    else:
-                        before = below or (last_is_other and not last)
-                    if not before:
-                        break
+                    if value <= other or other != other if descending else value >= other or value != value:
+                        break  # not before the other; NaN is the largest
                     if at < most:
                         values[at], places[i, at] = other, places[i, at - 1]
                     at -= 1
@@ -115,6 +101,7 @@ def _in_order(x: Any) -> Any:
 
 _upper = formula(lambda x: (_in_order(x) >> 32).astype(np.int32))
 _lower = formula(lambda x, least: ((_in_order(x) - least) ^ 0x80000000).astype(np.int32))  # signed as if it were not
+_not_equal = formula(np.not_equal)
 _ascending = formula(lambda x, places: (_in_order(x) << 32) | places)
 _descending = formula(lambda x, places: (np.invert(_in_order(x)) << 32) | places)
 
@@ -150,7 +137,7 @@ def argsort(x: np.ndarray, axis: int, descending: bool, first: int | None = None
 
 def nonzero(x: np.ndarray) -> np.ndarray:
     """int64 (count, ndim): the places where x is not 0."""
-    return plain.nonzero(ne(x, 0))
+    return plain.nonzero(_not_equal(x, 0))
 
 
 def index(x: np.ndarray, where: Any) -> np.ndarray:
