@@ -22,31 +22,28 @@ globals().update((name, getattr(plain, name)) for name in vars(plain) if name[0]
 
 
 @task_kernel
-def _gather(task, tasks, x, places, step, y):
-    """y[i, k] = x[o, places[i, k] * step + k], without k if step is 1; equally many rows i one by one for each o."""
-    rows, of_one = y.shape[0], y.shape[0] // x.shape[0]
-    along = 0 if step == 1 else 1
-    for i in range(task * rows // tasks, (task + 1) * rows // tasks):
-        row = x[i // of_one]
-        for k in range(y.shape[1]):
-            y[i, k] = row[places[i, k] * step + k * along]
+def _move(task, tasks, x, places, step, y, adding):
+    """y[i, k] = x[o, places[i, k] * step + k], without k if step is 1; equally many rows i one by one for each o.
 
-
-@task_kernel
-def _scatter_add(task, tasks, x, places, step, y):
-    """The same places of x += y[i, k]; the rows of an o are one task's, in order."""
-    outer, of_one = x.shape[0], y.shape[0] // x.shape[0]
-    along = 0 if step == 1 else 1
-    for i in range(task * outer // tasks * of_one, (task + 1) * outer // tasks * of_one):
+    Or, ``adding``, the same places of x += y[i, k]; then the rows of an o are one task's, in order.
+    """
+    of_one, along = y.shape[0] // x.shape[0], 0 if step == 1 else 1
+    together = of_one if adding else 1
+    parts = y.shape[0] // together
+    for i in range(task * parts // tasks * together, (task + 1) * parts // tasks * together):
         row = x[i // of_one]
-        for k in range(y.shape[1]):
-            row[places[i, k] * step + k * along] += y[i, k]
+        if adding:
+            for k in range(y.shape[1]):
+                row[places[i, k] * step + k * along] += y[i, k]
+        else:
+            for k in range(y.shape[1]):
+                y[i, k] = row[places[i, k] * step + k * along]
 
 
 def _in_rows(
     x: np.ndarray, axis: int, places: np.ndarray, y: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, int, np.ndarray]:
-    """Arguments of the two kernels above."""
+    """Arguments of the kernel above."""
     step = math.prod(x.shape[axis + 1 :])
     width = places.shape[axis] if step == 1 else step
     return x.reshape(-1, x.shape[axis] * step), places.reshape(-1, width), step, y.reshape(-1, width)
@@ -60,7 +57,7 @@ def gather(x: np.ndarray, axis: int, indices: np.ndarray) -> np.ndarray:
     y, word = np.empty(indices.shape, x.dtype), LIKE[x.itemsize].dtype
     x, indices = operand(np.ascontiguousarray(x)), operand(np.ascontiguousarray(indices))
     arguments = _in_rows(x.view(word), axis, indices, y.view(word))
-    _gather.launch(word, tasks_of_rows(len(arguments[1]), arguments[1].shape[1], ALONE), *arguments)
+    _move.launch(word, tasks_of_rows(len(arguments[1]), arguments[1].shape[1], ALONE), *arguments, False)
     return y
 
 
@@ -113,13 +110,14 @@ def argsort(x: np.ndarray, axis: int, descending: bool, first: int | None = None
     """
     most, dtype = min(MOST_BEST, x.shape[axis] // 8), x.dtype
     if first is None or not 0 < first <= most or dtype.char not in "fdilq" or numba.config.DISABLE_JIT:
-        wide = dtype.char in "dlq"
+        wide = dtype in (np.float64, np.int64)
         if not (wide or dtype in (np.float32, np.int32)) or x.shape[axis] >> 32 or (wide and x.size < FEW):
             return plain.argsort(x, axis, descending, first)
         if wide:
             least, largest = (int(x.min()), int(x.max())) if dtype.kind == "i" else (0, 1 << 32)
-            lower = _lower(x, least)
-            if largest - least >> 32:
+            twice = largest - least >> 32
+            lower = _lower(x, 0 if twice else least)
+            if twice:
                 order = argsort(lower, axis, descending)
                 upper = gather(_upper(x), axis, order)
                 return gather(order, axis, argsort(upper, axis, descending, first))
@@ -171,14 +169,13 @@ def scatter_add(x: np.ndarray, axis: int, indices: np.ndarray, y: np.ndarray) ->
         plain.scatter_add(x, axis, indices, y)
         return
     arguments = _in_rows(x, axis, *(operand(np.ascontiguousarray(a)) for a in (places, y)))
-    _scatter_add.launch(x.dtype, tasks_of_rows(len(arguments[0]), y.size // len(arguments[0]), ALONE), *arguments)
+    _move.launch(x.dtype, tasks_of_rows(len(arguments[0]), y.size // len(arguments[0]), ALONE), *arguments, True)
 
 
 def _places(indices: np.ndarray, x: np.ndarray, y: Any, axis: int = 0) -> np.ndarray | None:
     """The indices along ``axis``, counted from the front; None for what the plain kernels take, or refuse."""
-    if not (x.ndim and x.dtype == getattr(y, "dtype", None) and x.dtype.type in NUMBERS and x.flags.c_contiguous):
-        return None
-    if indices.dtype != np.int64 or not indices.size or not x.size:
+    known = x.dtype == getattr(y, "dtype", None) and x.dtype.type in NUMBERS and indices.dtype == np.int64
+    if not (known and x.ndim and x.flags.c_contiguous and indices.size and x.size):
         return None
     n = x.shape[axis]
     if embedding.check_indices(indices, n) >= 0:

@@ -173,8 +173,7 @@ class IndexingMethods:
         if not self.ndim:
             return self.reshape(1).index_fill(dim, index, value).reshape(())
         at = shapes.normalize_dim(dim, self.ndim)
-        size = self.shape[at]
-        index = index.reshape(-1)
+        size, index = self.shape[at], index.reshape(-1)
         chosen = self.new_zeros(size, dtype=dtypes.bool_).scatter(0, index.where(index >= 0, index + size), True)
         mask = chosen.reshape(*(size if i == at else 1 for i in range(self.ndim)))
         if not isinstance(value, TensorCore):
@@ -188,11 +187,8 @@ class IndexingMethods:
 
         Of a place that occurs twice the last value stays and gets the gradient; ``accumulate`` adds them all.
         """
-
-        def every() -> Tensor:
-            return self.tensor_type(np.arange(self.numel()).reshape(self.shape), device=self.device)
-
-        places = constant(every)[tuple(indices)]
+        all_places = np.arange(self.numel()).reshape(self.shape)
+        places = constant(lambda: self.tensor_type(all_places, device=self.device))[tuple(indices)]
         if isinstance(values, TensorCore):
             values = values.expand(*places.shape).reshape(-1)
         write = self.reshape(-1).scatter_add if accumulate else self.reshape(-1).scatter
@@ -214,9 +210,10 @@ class IndexingMethods:
         dim = shapes.normalize_dim(dim, self.ndim)
         if not self.ndim:
             return ValuesAndIndices(*(x.reshape(()) for x in self.reshape(1).topk(k)))
-        expect(0 <= k <= self.data.shape[dim], "topk: k", k, f"0 to {self.data.shape[dim]}, the size of dim {dim}")
+        if not 0 <= k <= (n := self.data.shape[dim]):  # the text of an error takes time to write
+            expect(False, "topk: k", k, f"0 to {n}, the size of dim {dim}")
         order = indexing.ArgSort.apply(self, axis=dim, descending=largest, first=k)
-        return ValuesAndIndices(self._at(dim, order), order)
+        return ValuesAndIndices(indexing.Gather.apply(self, order, axis=dim), order)
 
     def _at(self: Tensor, dim: int, index: Tensor) -> Tensor:
         """``gather`` of an index that was found in this tensor, and so is in range; it may lack the dimension."""
@@ -247,8 +244,7 @@ class IndexingMethods:
         if return_inverse:
             found.append(order.scatter(0, order, rank).reshape(self.shape))
         if return_counts:
-            ones = rank.new_ones(x.numel())
-            found.append(rank.new_zeros(values.numel()).scatter_add(0, rank, ones))
+            found.append(rank.new_zeros(values.numel()).scatter_add(0, rank, rank.new_ones(x.numel())))
         return tuple(found)
 
     def bincount(self: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
