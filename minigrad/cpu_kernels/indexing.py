@@ -56,8 +56,9 @@ def gather(x: np.ndarray, axis: int, indices: np.ndarray) -> np.ndarray:
         return plain.gather(x, axis, indices)
     y, word = np.empty(indices.shape, x.dtype), LIKE[x.itemsize].dtype
     x, indices = operand(np.ascontiguousarray(x)), operand(np.ascontiguousarray(indices))
-    arguments = _in_rows(x.view(word), axis, indices, y.view(word))
-    _move.launch(word, tasks_of_rows(len(arguments[1]), arguments[1].shape[1], ALONE), *arguments, False)
+    moved = (x, y) if x.dtype.type in NUMBERS else (x.view(word), y.view(word))
+    arguments = _in_rows(moved[0], axis, indices, moved[1])
+    _move.launch(moved[0].dtype, tasks_of_rows(len(arguments[1]), arguments[1].shape[1], ALONE), *arguments, False)
     return y
 
 
