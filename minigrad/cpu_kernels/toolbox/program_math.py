@@ -152,6 +152,6 @@ _sin = functools.partial(_sine, SINE, 0.0)
 _cos = functools.partial(_sine, COSINE, 0.5)
 FUNCTIONS: dict[str, dict[np.ufunc, Callable[..., Any]]] = {}
 """By the character of a dtype, and NumPy's function, the one in its place."""
-_TRIGONOMETRIC = {np.sin: _sin, np.cos: _cos, np.tan: lambda x: _sin(x) / _cos(x)}
-FUNCTIONS["d"] = {np.exp: _exp, of_each[math.erf]: _erf, of_each[math.erfc]: _erfc, **_TRIGONOMETRIC}
+FUNCTIONS["d"] = {np.exp: _exp, of_each[math.erf]: _erf, of_each[math.erfc]: _erfc, np.sin: _sin, np.cos: _cos}
+FUNCTIONS["d"][np.tan] = lambda x: _sin(x) / _cos(x)
 FUNCTIONS["f"] = {**FUNCTIONS["d"], np.expm1: _expm1, np.log: _log, np.log1p: _log1p, np.tanh: _tanh}
