@@ -281,8 +281,7 @@ class IndexingMethods:
         expect(num_samples >= 0, "multinomial: num_samples", num_samples, "0 or more")
         once = not replacement and num_samples > 1
         shape = w.shape if once else (*w.shape[:-1], num_samples)
-        if once and w.numel() and num_samples > (w > 0).sum(-1).amin():
-            positive = (w > 0).sum(-1).amin().item()
+        if once and w.numel() and num_samples > (positive := int((w > 0).sum(-1).amin())):
             raise bad_value(
                 f"multinomial: num_samples={num_samples} without replacement, but a row has {positive} weights "
                 "above 0; pass replacement=True"
