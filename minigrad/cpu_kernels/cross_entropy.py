@@ -22,7 +22,7 @@ from numba.core import types
 from ..plain_kernels.losses import Options, cross_entropy as plain
 from .embedding import _within
 from .softmax import SUM_BLOCK, row_max
-from .toolbox.jit import kernel
+from .toolbox.jit import inline, kernel
 from .toolbox.register_tile import whole_vectors
 from .toolbox.threads import StageKernel, call_at, shares, task_kernel, tasks_of_rows
 from .toolbox.vector_math import exp_nonpositive
@@ -31,6 +31,21 @@ TASK_ELEMENTS = 16384  # rows of about this many elements are one task
 # Rows of so many elements get their maxima in a loop of its own: short rows overlap in the processor instead of waiting
 # for their maximum, and are still in the L1 cache when their exponentials follow.
 MAXIMA_TOGETHER = 4096
+
+
+@inline
+def _spread(x, top, class_weight):
+    """The sums over all classes of w_c, and of w_c (top - x_c)."""
+    total, below = x.dtype.type(x.shape[0]), x.dtype.type(0)
+    if class_weight.shape[0] > 0:
+        total = x.dtype.type(0)
+        for j in range(x.shape[0]):
+            total += class_weight[j]
+            below += class_weight[j] * (top - x[j])
+    else:
+        for j in range(x.shape[0]):
+            below += top - x[j]
+    return total, below
 
 
 @task_kernel
@@ -62,13 +77,8 @@ def _forward(task, tasks, x, targets, ignore_index, smoothing, class_weight, los
         if weighted:
             loss *= class_weight[target]
         if smoothing > 0:
-            spread = real(0)
-            if weighted:
-                for j in range(C):
-                    spread += class_weight[j] * (m - xi[j] + log_s)
-            else:
-                for j in range(C):
-                    spread += m - xi[j] + log_s
+            total_weight, below = _spread(xi, m, class_weight)
+            spread = below + total_weight * log_s
             loss = (real(1) - real(smoothing)) * loss + real(smoothing) / real(C) * spread
         losses[i] = loss
 
@@ -79,11 +89,7 @@ def _backward(task, tasks, dlosses, x, targets, lse, ignore_index, smoothing, cl
     N, C = x.shape
     weighted = class_weight.shape[0] > 0
     share = real(smoothing) / real(C)
-    total_weight = real(C)
-    if weighted:
-        total_weight = real(0)
-        for j in range(C):
-            total_weight += class_weight[j]
+    total_weight = real(0)
     for i in range(task * N // tasks, (task + 1) * N // tasks):
         xi, dxi = x[i], dx[i]
         target = targets[i]
@@ -94,6 +100,8 @@ def _backward(task, tasks, dlosses, x, targets, lse, ignore_index, smoothing, cl
         if weighted:
             on_target *= class_weight[target]
         spread = dlosses[i] * share
+        if smoothing > 0:
+            total_weight, _ = _spread(xi, real(0), class_weight)
         scale = on_target + spread * total_weight
         log_sum = lse[i]
         if weighted and smoothing > 0:
@@ -116,11 +124,7 @@ def _fused_rows(dlosses, x, targets, ignore_index, smoothing, class_weight, loss
     N, C = x.shape
     weighted = class_weight.shape[0] > 0
     share = real(smoothing) / real(C)
-    total_weight = real(C)
-    if weighted:
-        total_weight = real(0)
-        for j in range(C):
-            total_weight += class_weight[j]
+    total_weight, spread_below = real(0), real(0)
     together = max(1, MAXIMA_TOGETHER // C)
     for i in range(N):
         if i % together == 0:
@@ -129,14 +133,8 @@ def _fused_rows(dlosses, x, targets, ignore_index, smoothing, class_weight, loss
         xi, m, target = x[i], lse[i], targets[i]
         kept = target != ignore_index
         below = m - xi[target] if kept else real(0)
-        spread_below = real(0)
         if smoothing > 0:
-            if weighted:
-                for j in range(C):
-                    spread_below += class_weight[j] * (m - xi[j])
-            else:
-                for j in range(C):
-                    spread_below += m - xi[j]
+            total_weight, spread_below = _spread(xi, m, class_weight)
         s = real(0)
         for start in range(0, C, SUM_BLOCK):
             block, part = xi[start : start + SUM_BLOCK], real(0)

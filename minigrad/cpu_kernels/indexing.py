@@ -15,37 +15,35 @@ from .toolbox.threads import task_kernel, tasks_of_rows
 
 FEW = 16384  # elements that NumPy picks in the time of a launch
 ALONE = 16384  # elements of a task
-MOST_BEST = 128  # so many of a row are found by comparing each element with those found before
+BLOCK = 32  # elements of a row that are compared at once
+MOST_BEST = 48  # so many of a row are found by comparing each element with those found before
 NUMBERS = (np.float32, np.float64, np.int64)
 globals().update((name, getattr(plain, name)) for name in vars(plain) if name[0] != "_")
 
 
 @task_kernel
-def _gather(task, tasks, x, places, step, y):
-    """y[i, k] = x[o, places[i, k] * step + k], without k if step is 1; equally many rows i one by one for each o."""
-    rows, of_one = y.shape[0], y.shape[0] // x.shape[0]
-    along = 0 if step == 1 else 1
-    for i in range(task * rows // tasks, (task + 1) * rows // tasks):
-        row = x[i // of_one]
-        for k in range(y.shape[1]):
-            y[i, k] = row[places[i, k] * step + k * along]
+def _move(task, tasks, x, places, step, y, adding):
+    """y[i, k] = x[o, places[i, k] * step + k], without k if step is 1; equally many rows i one by one for each o.
 
-
-@task_kernel
-def _scatter_add(task, tasks, x, places, step, y):
-    """The same places of x += y[i, k]; the rows of an o are one task's, in order."""
-    outer, of_one = x.shape[0], y.shape[0] // x.shape[0]
-    along = 0 if step == 1 else 1
-    for i in range(task * outer // tasks * of_one, (task + 1) * outer // tasks * of_one):
+    Or, ``adding``, the same places of x += y[i, k]; then the rows of an o are one task's, in order.
+    """
+    of_one, along = y.shape[0] // x.shape[0], 0 if step == 1 else 1
+    together = of_one if adding else 1
+    parts = y.shape[0] // together
+    for i in range(task * parts // tasks * together, (task + 1) * parts // tasks * together):
         row = x[i // of_one]
-        for k in range(y.shape[1]):
-            row[places[i, k] * step + k * along] += y[i, k]
+        if adding:
+            for k in range(y.shape[1]):
+                row[places[i, k] * step + k * along] += y[i, k]
+        else:
+            for k in range(y.shape[1]):
+                y[i, k] = row[places[i, k] * step + k * along]
 
 
 def _in_rows(
     x: np.ndarray, axis: int, places: np.ndarray, y: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, int, np.ndarray]:
-    """Arguments of the two kernels above."""
+    """Arguments of the kernel above."""
     step = math.prod(x.shape[axis + 1 :])
     width = places.shape[axis] if step == 1 else step
     return x.reshape(-1, x.shape[axis] * step), places.reshape(-1, width), step, y.reshape(-1, width)
@@ -58,8 +56,9 @@ def gather(x: np.ndarray, axis: int, indices: np.ndarray) -> np.ndarray:
         return plain.gather(x, axis, indices)
     y, word = np.empty(indices.shape, x.dtype), LIKE[x.itemsize].dtype
     x, indices = operand(np.ascontiguousarray(x)), operand(np.ascontiguousarray(indices))
-    arguments = _in_rows(x.view(word), axis, indices, y.view(word))
-    _gather.launch(word, tasks_of_rows(len(arguments[1]), arguments[1].shape[1], ALONE), *arguments)
+    moved = (x, y) if x.dtype.type in NUMBERS else (x.view(word), y.view(word))
+    arguments = _in_rows(moved[0], axis, indices, moved[1])
+    _move.launch(moved[0].dtype, tasks_of_rows(len(arguments[1]), arguments[1].shape[1], ALONE), *arguments, False)
     return y
 
 
@@ -70,47 +69,60 @@ def _best(task, tasks, x, descending, places):
     values = np.empty(most, x.dtype)
     for i in range(task * rows // tasks, (task + 1) * rows // tasks):
         found = 0
-        for j in range(x.shape[1]):
-            value, at = x[i, j], found
-            if found == most and (value <= values[most - 1] if descending else value >= values[most - 1]):
-                continue  # as most of a long row are
-            while at > 0:
-                other = values[at - 1]
-                above, last = value > other, value != value
-                below, last_is_other = value < other, other != other
-                if descending:
-                    before = above or (last and not last_is_other)
-                else:
-                    before = below or (last_is_other and not last)
-                if not before:
-                    break
+        for start in range(0, x.shape[1], BLOCK):
+            block, worst, hits = x[i, start : start + BLOCK], values[most - 1], 0
+            for j in range(block.shape[0]):
+                hits += not (block[j] <= worst if descending else block[j] >= worst)
+            if found == most and not hits:
+                continue  # as most blocks of a long row are
+            for j in range(block.shape[0]):
+                value, at = block[j], found
+                while at > 0:
+                    other = values[at - 1]
+                    if value <= other or other != other if descending else value >= other or value != value:
+                        break  # not before the other; NaN is the largest
+                    if at < most:
+                        values[at], places[i, at] = other, places[i, at - 1]
+                    at -= 1
                 if at < most:
-                    values[at], places[i, at] = other, places[i, at - 1]
-                at -= 1
-            if at < most:
-                values[at], places[i, at] = value, j
-                found = min(found + 1, most)
+                    values[at], places[i, at] = value, start + j
+                    found = min(found + 1, most)
 
 
-def _keys(x: Any, places: Any) -> Any:
-    """int64 that are in order as x, float32 or int32, and where that is equal as their places."""
-    bits = x
+def _in_order(x: Any) -> Any:
+    """int64 that are in order as x, whose floats have NaN last and 0 equal to -0."""
     if x.dtype.kind == "f":
-        bits = (x + np.float32(0)).view(np.int32)  # -0 is 0
-        bits = np.where(x == x, bits ^ ((bits >> 31) & 0x7FFFFFFF), 0x7FFFFFFF)
-    return (bits.astype(np.int64) << 32) | places
+        bits, most = (x + x.dtype.type(0)).view(f"i{x.dtype.itemsize}"), 2 ** (8 * x.dtype.itemsize - 1) - 1
+        x = np.where(x == x, bits ^ ((bits >> (8 * x.dtype.itemsize - 1)) & most), most)
+    return x.astype(np.int64)
 
 
-_ascending = formula(_keys)
-_descending = formula(lambda x, places: np.invert(_keys(x, places)) ^ 0xFFFFFFFF)
+_upper = formula(lambda x: (_in_order(x) >> 32).astype(np.int32))
+_lower = formula(lambda x, least: ((_in_order(x) - least) ^ 0x80000000).astype(np.int32))  # signed as if it were not
+_not_equal = formula(np.not_equal)
+_ascending = formula(lambda x, places: (_in_order(x) << 32) | places)
+_descending = formula(lambda x, places: (np.invert(_in_order(x)) << 32) | places)
 
 
 def argsort(x: np.ndarray, axis: int, descending: bool, first: int | None = None) -> np.ndarray:
-    """The ``first`` (default: all) indices (int64) of ``x`` sorted stably along ``axis``; NaN is the largest."""
+    """The ``first`` (default: all) indices (int64) of ``x`` sorted stably along ``axis``; NaN is the largest.
+
+    By NumPy's sort, which is fast for int64: of 32 bits of the value with the place below them, twice for 64 bits.
+    """
     most, dtype = min(MOST_BEST, x.shape[axis] // 8), x.dtype
     if first is None or not 0 < first <= most or dtype.char not in "fdilq" or numba.config.DISABLE_JIT:
-        if dtype not in (np.float32, np.int32) or x.shape[axis] >> 32:
+        wide = dtype in (np.float64, np.int64)
+        if not (wide or dtype in (np.float32, np.int32)) or x.shape[axis] >> 32 or (wide and x.size < FEW):
             return plain.argsort(x, axis, descending, first)
+        if wide:
+            least, largest = (int(x.min()), int(x.max())) if dtype.kind == "i" else (0, 1 << 32)
+            twice = largest - least >> 32
+            lower = _lower(x, 0 if twice else least)
+            if twice:
+                order = argsort(lower, axis, descending)
+                upper = gather(_upper(x), axis, order)
+                return gather(order, axis, argsort(upper, axis, descending, first))
+            x = lower
         places = np.arange(x.shape[axis]).reshape(-1, *(1,) * (x.ndim - 1 - axis))
         order = (_descending if descending else _ascending)(x, places)  # no two are equal
         order.sort(axis)
@@ -120,6 +132,11 @@ def argsort(x: np.ndarray, axis: int, descending: bool, first: int | None = None
     flat = rows.reshape(-1, rows.shape[-1])
     _best.launch(x.dtype, tasks_of_rows(len(flat), flat.shape[1], ALONE), flat, descending, places.reshape(-1, first))
     return places if axis == x.ndim - 1 else np.moveaxis(places, -1, axis)
+
+
+def nonzero(x: np.ndarray) -> np.ndarray:
+    """int64 (count, ndim): the places where x is not 0."""
+    return plain.nonzero(_not_equal(x, 0))
 
 
 def index(x: np.ndarray, where: Any) -> np.ndarray:
@@ -153,14 +170,13 @@ def scatter_add(x: np.ndarray, axis: int, indices: np.ndarray, y: np.ndarray) ->
         plain.scatter_add(x, axis, indices, y)
         return
     arguments = _in_rows(x, axis, *(operand(np.ascontiguousarray(a)) for a in (places, y)))
-    _scatter_add.launch(x.dtype, tasks_of_rows(len(arguments[0]), y.size // len(arguments[0]), ALONE), *arguments)
+    _move.launch(x.dtype, tasks_of_rows(len(arguments[0]), y.size // len(arguments[0]), ALONE), *arguments, True)
 
 
 def _places(indices: np.ndarray, x: np.ndarray, y: Any, axis: int = 0) -> np.ndarray | None:
     """The indices along ``axis``, counted from the front; None for what the plain kernels take, or refuse."""
-    if not (x.ndim and x.dtype == getattr(y, "dtype", None) and x.dtype.type in NUMBERS and x.flags.c_contiguous):
-        return None
-    if indices.dtype != np.int64 or not indices.size or not x.size:
+    known = x.dtype == getattr(y, "dtype", None) and x.dtype.type in NUMBERS and indices.dtype == np.int64
+    if not (known and x.ndim and x.flags.c_contiguous and indices.size and x.size):
         return None
     n = x.shape[axis]
     if embedding.check_indices(indices, n) >= 0:

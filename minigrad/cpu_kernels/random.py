@@ -42,35 +42,21 @@ def _device(fn: Callable[..., Any]) -> Any:
 
 
 @_device
-def philox4x32(
-    c0: np.uint32, c1: np.uint32, c2: np.uint32, c3: np.uint32, k0: np.uint32, k1: np.uint32
-) -> tuple[np.uint32, np.uint32, np.uint32, np.uint32]:
+def philox4x32(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> Any:
     """Ten rounds: counter (c0, c1, c2, c3) and key (k0, k1), all uint32, to four random uint32."""
     for _ in range(10):
-        left = np.uint64(c0) * MULTIPLIER_0
-        right = np.uint64(c2) * MULTIPLIER_1
-        c0 = np.uint32(np.uint32(right >> HALF_WORD) ^ c1 ^ k0)
-        c1 = np.uint32(right)
-        c2 = np.uint32(np.uint32(left >> HALF_WORD) ^ c3 ^ k1)
-        c3 = np.uint32(left)
-        k0 = np.uint32(k0 + WEYL_0)
-        k1 = np.uint32(k1 + WEYL_1)
+        left, right = np.uint64(c0) * MULTIPLIER_0, np.uint64(c2) * MULTIPLIER_1
+        c0, c1 = np.uint32(np.uint32(right >> HALF_WORD) ^ c1 ^ k0), np.uint32(right)
+        c2, c3 = np.uint32(np.uint32(left >> HALF_WORD) ^ c3 ^ k1), np.uint32(left)
+        k0, k1 = np.uint32(k0 + WEYL_0), np.uint32(k1 + WEYL_1)
     return c0, c1, c2, c3
 
 
 @_device
-def philox_block(
-    block: np.uint64, seed: np.uint64, offset: np.uint64
-) -> tuple[np.uint32, np.uint32, np.uint32, np.uint32]:
+def philox_block(block: Any, seed: Any, offset: Any) -> Any:
     """Four random uint32: the words 4 * block to 4 * block + 3 of the draw; all arguments uint64."""
-    return philox4x32(
-        np.uint32(block),
-        np.uint32(block >> HALF_WORD),
-        np.uint32(offset),
-        np.uint32(offset >> HALF_WORD),
-        np.uint32(seed),
-        np.uint32(seed >> HALF_WORD),
-    )
+    counter = np.uint32(block), np.uint32(block >> HALF_WORD), np.uint32(offset), np.uint32(offset >> HALF_WORD)
+    return philox4x32(*counter, np.uint32(seed), np.uint32(seed >> HALF_WORD))
 
 
 @_device
@@ -96,11 +82,8 @@ def fill_bits(words: np.ndarray, first_block: int | np.uint64, seed: int | np.ui
     seed, offset = _now(np.uint64(seed), np.uint64(offset))
     for b in range(n // 4):
         j = np.uint64(b) * FOUR
-        w0, w1, w2, w3 = philox_block(np.uint64(first_block) + np.uint64(b), seed, offset)
-        words[j] = w0
-        words[j + ONE] = w1
-        words[j + TWO] = w2
-        words[j + THREE] = w3
+        block = philox_block(np.uint64(first_block) + np.uint64(b), seed, offset)
+        words[j], words[j + ONE], words[j + TWO], words[j + THREE] = block
     if n % 4:
         last = philox_block(np.uint64(first_block) + np.uint64(n // 4), seed, offset)
         for lane in range(n % 4):
@@ -108,9 +91,7 @@ def fill_bits(words: np.ndarray, first_block: int | np.uint64, seed: int | np.ui
 
 
 @kernel
-def fill_dropout(
-    row: np.ndarray, start: int | np.uint64, seed: int | np.uint64, offset: int | np.uint64, p: float
-) -> None:
+def fill_dropout(row: np.ndarray, start: Any, seed: Any, offset: Any, p: float) -> None:
     """row[j] <- 0 with probability p, else 1 / (1 - p), for the elements ``start + j`` of the draw.
 
     row (n,) float32 or float64, contiguous; 0 <= p <= 1. An element is dropped if its word as a float32 in [0, 1)

@@ -208,9 +208,10 @@ class IndexingMethods:
         dim = shapes.normalize_dim(dim, self.ndim)
         if not self.ndim:
             return ValuesAndIndices(*(x.reshape(()) for x in self.reshape(1).topk(k)))
-        expect(0 <= k <= self.data.shape[dim], "topk: k", k, f"0 to {self.data.shape[dim]}, the size of dim {dim}")
+        if not 0 <= k <= (n := self.data.shape[dim]):  # the text of an error takes time to write
+            expect(False, "topk: k", k, f"0 to {n}, the size of dim {dim}")
         order = indexing.ArgSort.apply(self, axis=dim, descending=largest, first=k)
-        return ValuesAndIndices(self._at(dim, order), order)
+        return ValuesAndIndices(indexing.Gather.apply(self, order, axis=dim), order)
 
     def _at(self: Tensor, dim: int, index: Tensor) -> Tensor:
         """``gather`` of an index that was found in this tensor, and so is in range; it may lack the dimension."""
@@ -228,21 +229,21 @@ class IndexingMethods:
         """
         if dim is not None:
             raise bad_value(f"unique: dim={dim}; only the values of the whole tensor, dim=None, are supported")
-        x = self.detach().reshape(-1)
+        x, k = self.detach().reshape(-1), self.device.kernels
         order = x.argsort(0)
-        ordered = x.index_select(0, order)
-        first = ordered != ordered.roll(1)
-        if x.numel():
-            first[0] = True
-        values = ordered[first]
-        rank = first.cumsum(0) - 1  # of each ordered element among the values
+        ordered = k.indexing.gather(x.data, 0, order.data)
+        first = k.comparison.ne(ordered, k.movement.roll(ordered, (1,), (0,)))
+        k.indexing.assign_at(first, slice(1), True)
+        values = self.wrap(k.indexing.index(ordered, first), self.device)
+        if not (return_inverse or return_counts):
+            return values
+        rank = self.wrap(first, self.device).cumsum(0) - 1  # of each ordered element among the values
         found = [values]
         if return_inverse:
             found.append(order.scatter(0, order, rank).reshape(self.shape))
         if return_counts:
-            ones = rank.new_ones(x.numel())
-            found.append(rank.new_zeros(values.numel()).scatter_add(0, rank, ones))
-        return tuple(found) if len(found) > 1 else values
+            found.append(rank.new_zeros(values.numel()).scatter_add(0, rank, rank.new_ones(x.numel())))
+        return tuple(found)
 
     def bincount(self: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
         """How often each of 0, 1, ... occurs in a vector of integers, up to the largest and at least ``minlength``.

@@ -55,6 +55,19 @@ def test_large_arrays(shape: tuple[int, ...], axis: int, n: int, dtype) -> None:
             both("argsort", x, axis, descending, 3)
 
 
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize(("shape", "axis"), [((20000,), 0), ((40, 500), 1), ((500, 40), 0)])
+def test_sorts_of_any_values(shape: tuple[int, ...], axis: int, descending: bool) -> None:
+    """Of 64 bits, in one pass or two; the order of the plain ones, which is stable."""
+    rng = np.random.default_rng(0)
+    limits = [(-9, 9), (7, 2**32 + 6), (7, 2**32 + 7), (-(2**63), 2**63 - 1)]
+    for x in [rng.choice([low, low + 1, low + 2, high - 1, high], shape) for low, high in limits]:
+        both("argsort", x, axis, descending)
+    for dtype in (np.float32, np.float64):
+        x = rng.choice(np.array([np.nan, -np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-45, -1e-45, 3, -3]), shape)
+        both("argsort", np.where(rng.random(shape) < 0.5, x, rng.normal(size=shape)).astype(dtype), axis, descending)
+
+
 @pytest.mark.parametrize("place", [6, -7])
 def test_positions_out_of_range_change_nothing(place: int) -> None:
     x = np.zeros((6, 3), np.float32)

@@ -27,17 +27,10 @@ def evaluate(x):
 def reference(x):
     x = x.astype(np.float64)
     with np.errstate(all="ignore"):
-        return {
-            "exp": np.exp(x),
-            "expm1": np.expm1(x),
-            "log": np.log(x),
-            "log1p": np.log1p(x),
-            "sigmoid": 1 / (1 + np.exp(-x)),
-            "tanh": np.tanh(x),
-            "erf": np.array([math.erf(v) for v in x]),
-            "cdf": np.array([0.5 * math.erfc(-math.sqrt(0.5) * v) for v in x]),
-            "exp of -|x|": np.exp(-np.abs(x)),
-        }
+        y = {name: getattr(np, name)(x) for name in ("exp", "expm1", "log", "log1p", "tanh")}
+        y |= {"sigmoid": 1 / (1 + np.exp(-x)), "exp of -|x|": np.exp(-np.abs(x))}
+        cdf = [0.5 * math.erfc(-math.sqrt(0.5) * v) for v in x]
+        return y | {"erf": np.array([math.erf(v) for v in x]), "cdf": np.array(cdf)}
 
 
 def ulps(y, exact):
@@ -101,6 +94,21 @@ def test_special_values(dtype):
     np.testing.assert_array_equal(y["cdf"][[0, 1, 2, 4, 5]], np.array([np.nan, 1, 0, 1, 0], dtype))
     np.testing.assert_array_equal(y["exp of -|x|"], np.array([np.nan, 0, 0, 1, 0, 0], dtype))
     assert y["cdf"][3] == pytest.approx(0.5, abs=2e-7)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.filterwarnings("error")
+def test_sine_and_cosine_of_any_size(dtype):
+    rng = np.random.default_rng(0)
+    drawn = rng.normal(0, 2, 9999), rng.uniform(-(2.0**25), 2.0**25, 9999), 10 ** rng.uniform(-44, 37, 9999)
+    x = np.concatenate([*drawn, np.arange(-9999, 9999) * (np.pi / 2), [-0.0]]).astype(dtype)
+    wide = x.astype(np.longdouble if dtype == np.float64 else np.float64)
+    for name, most in (("sin", 2), ("cos", 2), ("tan", 4)):
+        y, exact = getattr(elementwise, name)(x), getattr(np, name)(wide)
+        assert (np.abs(y - exact) <= most * np.spacing(np.abs(exact.astype(dtype)))).all()
+        few = getattr(elementwise, name)(np.array([np.nan, np.inf, -np.inf, *x[-5:]], dtype))
+        np.testing.assert_array_equal(few, [np.nan] * 3 + y[-5:].tolist())
+        assert name == "cos" or (np.signbit(y[-1]) and y[-1] == 0)
 
 
 def test_float64_error_bounds(sample):

@@ -30,7 +30,7 @@ import numpy as np
 from ...plain_kernels.arrays import is_half
 from ...plain_kernels.elementwise import of_each, quiet
 from .multi_tensor import addresses_of
-from .numpy_loops import Loop, numpy_loop
+from .numpy_loops import FMOD, Loop, mended, numpy_loop
 from .program_code import IS_ARM, Code, ProgramStep, Value, call_loop, compiled, converts_halves, ufunc_of
 from .program_math import FUNCTIONS
 from .register_tile import keep_alive
@@ -160,6 +160,17 @@ def _extreme(within: np.ufunc) -> Callable[[Any, Any], Any]:
     return extreme
 
 
+def _fmod(x: Any, y: Any) -> Any:
+    """In one fused step, exact where the quotient has no more bits than x; else by C's, which needs one for each."""
+    quotient = np.trunc(x / y)
+    program, dtype = quotient.program, quotient.dtype
+    rest = program.fma(-quotient, y, x)
+    beyond = ((rest < 0) & (x > 0)) | ((rest > 0) & (x < 0))  # rounding has made the quotient one too large
+    rest = np.copysign(np.where(beyond, rest + np.copysign(y, x), rest), x)
+    exact = (abs(quotient) < 2.0 ** (np.finfo(dtype).nmant + 1)) & (abs(y) < np.inf)
+    return program.noted(mended(FMOD, dtype), [x, y, np.where(exact, rest, dtype.type(np.nan))], dtype)
+
+
 def _remainder(x: Any, y: Any) -> Any:
     if x.dtype.kind != "f":
         return x - _floor_divide(x, y) * y
@@ -192,6 +203,7 @@ _COMPOSED: dict[np.ufunc, tuple[str, Callable[..., Any]]] = {  # for dtypes of t
     np.absolute: ("i", lambda x: np.where(x < 0, -x, x)),
     np.floor_divide: ("fiu", _floor_divide),
     np.remainder: ("fiu", _remainder),
+    np.fmod: ("f", _fmod),
     np.invert: ("iub", lambda x: x ^ np.invert(x.dtype.type(0))),
     np.isnan: ("f", lambda x: x != x),
     np.isinf: ("f", lambda x: abs(x) == np.inf),
@@ -270,16 +282,22 @@ class Program:
             code = f"{_SHIFTS[ufunc][dtypes[0].kind == 'u']} {{t}} {{0}}, {{1}}"
         if not code:
             code = numpy_loop(ufunc, dtypes)
-            taken = [x if isinstance(x, Traced) else self.noted("bitcast {t} {0} to {r}", [x], x.dtype) for x in taken]
         if code is None:
             raise NoProgramError
         return self.noted(code, taken, dtypes[-1])
 
     def noted(self, code: Any, taken: list[Any], dtype: np.dtype[Any]) -> Traced:
         """A step, and its result."""
+        if isinstance(code, Loop):
+            taken = [x if isinstance(x, Traced) else self.noted("bitcast {t} {0} to {r}", [x], x.dtype) for x in taken]
         takes = tuple(Value(x.slot, x.dtype) if isinstance(x, Traced) else x for x in taken)
         self._steps.append(ProgramStep(code, takes, Value(len(self._kinds) + len(self._steps), dtype)))
         return Traced(self, self._steps[-1].result.slot, dtype)
+
+    def fma(self, x: Traced, y: Any, z: Any) -> Traced:
+        """x y + z, rounded once."""
+        taken = [x, *(self.converted(other, x.dtype) for other in (y, z))]
+        return self.noted("call {t} @llvm.fma.{short}({t} {0}, {t} {1}, {t} {2})", taken, x.dtype)
 
     def cast(self, x: Any, dtype: np.dtype[Any]) -> Any:
         """Steps that convert. What is out of an integer's range becomes what the machine makes of it, as by NumPy."""

@@ -2,11 +2,12 @@
 
 NumPy's own serve for its ufuncs: ``np.sin`` of float32 is one C function, in vector instructions of this machine, that
 machine code can call on a part of its arrays. The structure of a ufunc is part of NumPy's C interface
-(``PyUFuncObject`` in ``ufuncobject.h``). Remainders, for which NumPy calls C's slow fmod, are compiled here.
+(``PyUFuncObject`` in ``ufuncobject.h``). One is compiled here: it puts C's results where fast ones are missing.
 """
 
 import ctypes
 import functools
+import math
 from typing import Any, NamedTuple
 
 import numba
@@ -16,13 +17,12 @@ from numba.core import types
 from .jit import inline, kernel
 from .multi_tensor import pointer_at
 from .threads import compiled_address
-from .vector_math import fmod_fast
 
-COMPILED = -1
+FMOD, SINE, COSINE = -1, -2, -3
 
 
 class Loop(NamedTuple):
-    """Where a loop is, and the ``data`` that NumPy passes to it; COMPILED for one that Numba has compiled."""
+    """Where a loop is, and the ``data`` that NumPy passes to it; for ``_mended`` which function."""
 
     name: str
     address: int
@@ -49,9 +49,6 @@ def numpy_loop(ufunc: np.ufunc, dtypes: tuple[np.dtype[Any], ...]) -> Loop | Non
     """The loop of a ufunc for operands of exactly these dtypes, the result's last; None if it has none for them."""
     if not DTYPES.issuperset(dtypes):
         return None
-    if ufunc is np.fmod and dtypes[0].kind == "f":
-        kind = numba.typeof(dtypes[0].type)
-        return Loop(f"fmod {kind}", compiled_address(_fmod, *[types.int64] * 3, kind), COMPILED)
     inner = _UFunc.from_address(id(ufunc))
     counts = (inner.nin, inner.nout, inner.nargs) == (ufunc.nin, ufunc.nout, ufunc.nargs)
     if not counts or (inner.name or b"").decode() != ufunc.__name__:
@@ -71,17 +68,25 @@ def array_at(address: int, n: Any, kind: Any) -> Any:
 
 
 @kernel
-def _fmod(args, n, strides, kind):
-    """NumPy calls C's fmod, which takes a step for each bit. Contiguous."""
-    x, y, z = array_at(args, 3, np.int64)
+def _mended(args, n, strides, function, kind):
+    """z = ``fast``, and where that is NaN C's function of x, or x and y. Contiguous."""
+    x, y, fast, z = array_at(args, 4, np.int64)
     count, missing = array_at(n, 1, np.int64)[0], 0
     xs, ys, zs = array_at(x, count, kind), array_at(y, count, kind), array_at(z, count, kind)
+    zs[:] = array_at(fast, count, kind)
     for i in range(count):
-        zs[i] = fmod_fast(xs[i], ys[i])
         missing += zs[i] != zs[i]
     for i in range(count if missing else 0):
         if zs[i] != zs[i]:
-            zs[i] = np.fmod(xs[i], ys[i])
+            of_one = math.sin(xs[i]) if function == SINE else math.cos(xs[i])
+            zs[i] = np.fmod(xs[i], ys[i]) if function == FMOD else of_one
+
+
+@functools.cache
+def mended(function: int, dtype: np.dtype[Any]) -> Loop:
+    """The loop of x, y and what is FMOD, SINE or COSINE of them but where it is NaN; SINE and COSINE are those of x."""
+    kind = numba.typeof(dtype.type)
+    return Loop(f"mended {function} {kind}", compiled_address(_mended, *[types.int64] * 4, kind), function)
 
 
 DTYPES: frozenset[np.dtype[Any]] = frozenset(map(np.dtype, ("?", "u1", "i4", "i8", "f4", "f8")))

@@ -30,7 +30,7 @@ from numba.np.ufunc._internal import fromfunc
 
 from ..memory.numpy_allocator import numpys
 from .jit import CACHE_DIRECTORY, emits, inline, kernel, read_entry, write_entry
-from .numpy_loops import COMPILED, Loop, array_at
+from .numpy_loops import Loop, array_at
 from .register_tile import VECTOR_BYTES, keep_alive
 from .threads import INT64, compiled_address, emit_call, lasting_words, launch_within, threads_within
 
@@ -219,11 +219,11 @@ _LOOP: Any = ir.FunctionType(ir.VoidType(), [INT64] * 4)
 @emits(lambda address, data, args, n, strides: types.void(*[types.int64] * 5))
 def call_loop(context: Any, builder: Any, signature: Any, address: Any, data: Any, *arrays: Any) -> None:
     """In a kernel: call a loop. ``args``, ``n`` and ``strides`` are the addresses of int64 arrays."""
-    compiled = builder.icmp_signed("==", data, ir.Constant(INT64, COMPILED))
+    compiled = builder.icmp_signed("<", data, ir.Constant(INT64, 0))
     with builder.if_else(compiled) as (of_numba, of_numpy):
         with of_numba:
-            nothing = ir.Constant(INT64, 0)  # where a compiled loop has the classes of its numbers
-            emit_call(context, builder, address, (types.int64,) * 5, [*arrays, nothing, nothing])
+            nothing = ir.Constant(INT64, 0)  # where a compiled loop has the class of its numbers
+            emit_call(context, builder, address, (types.int64,) * 5, [*arrays, data, nothing])
         with of_numpy:
             builder.call(builder.inttoptr(address, _LOOP.as_pointer()), [*arrays, data])
 

@@ -1,12 +1,11 @@
-"""e^x for x <= 0, maxnum and fmod for use inside kernels, in a form that LLVM vectorises.
+"""e^x for x <= 0 and maxnum for use inside kernels, in a form that LLVM vectorises.
 
 Numba ships without a vector math library, so ``math.exp`` in a loop is one scalar libm call per element, five times as
-slow as the branch-free polynomials below. ``exp_nonpositive`` and ``fmod_fast`` have one name for both precisions.
-(Formulas have theirs in ``program_math.py``.)
+slow as the branch-free polynomial below. (Formulas have theirs in ``program_math.py``.)
 
-Both are ordinary Python functions too, which is what documents them; kernels get the overloads. The overloads may be
-contracted to FMA but not reassociated: reassociation would fold the error-compensating constant pairs and the
-round-to-integer addition into something cheaper and wrong.
+``exp_nonpositive`` is an ordinary Python function too, which is what documents it; kernels get the overload of their
+precision. That may be contracted to FMA but not reassociated: reassociation would fold the error-compensating constant
+pairs and the round-to-integer addition into something cheaper and wrong.
 """
 
 import math
@@ -57,33 +56,15 @@ def _exponential(context: Any, builder: Any, signature: Any, r: Any, rounded: An
     return builder.fmul(y, power)
 
 
-def _of_llvm(name: str, types_of: Callable[..., Any], *fastmath: str) -> Any:
-    """A function that LLVM has, of floats of one type."""
+@emits(lambda x, y: x(x, x))
+def maxnum(context: Any, builder: Any, signature: Any, x: Any, y: Any) -> Any:
+    """The larger of two floats; if one is NaN the other, as C's ``fmax``.
 
-    def emit(context: Any, builder: Any, signature: Any, *values: Any) -> Any:
-        kind = values[0].type
-        function = builder.module.declare_intrinsic(name, [kind], ir.FunctionType(kind, [kind] * len(values)))
-        return builder.call(function, values, fastmath=fastmath)
-
-    return emits(types_of)(emit)
-
-
-trunc: Any = _of_llvm("llvm.trunc", lambda x: x(x))
-copysign: Any = _of_llvm("llvm.copysign", lambda x, y: x(x, y))
-fma: Any = _of_llvm("llvm.fma", lambda x, y, z: x(x, y, z))
-# The larger of two floats; if one is NaN the other, as C's ``fmax``. For the maximum of a row that is subtracted before
-# exp: a NaN reaches the result through exp. A running ``max`` does not become vectors without the assumption that there
-# are no NaNs, this does (ten times faster).
-maxnum: Any = _of_llvm("llvm.maxnum", lambda a, b: a(a, b), "nsz", "reassoc")
-
-
-def _in_kernels(fn: Callable[..., Any], float32: Callable[..., Any], float64: Callable[..., Any]) -> None:
-    """Kernels that call ``fn`` get ``float32`` or ``float64`` by the type of the first argument."""
-
-    def choose(x: float, *others: float) -> Callable[..., Any] | None:
-        return {types.float32: float32, types.float64: float64}.get(x)
-
-    overload(fn, jit_options=_OPTIONS, strict=False)(choose)
+    For the maximum of a row that is subtracted before exp: a NaN reaches the result through exp. A running ``max`` does
+    not become vectors without the assumption that there are no NaNs, this does (ten times faster).
+    """
+    function = builder.module.declare_intrinsic("llvm.maxnum", [x.type], ir.FunctionType(x.type, [x.type] * 2))
+    return builder.call(function, [x, y], fastmath=("nsz", "reassoc"))
 
 
 def exp_nonpositive(x: float) -> float:
@@ -103,24 +84,5 @@ def _exp_nonpositive(ln2_high: Any, ln2_low: Any, magic: Any, least: Any, *_: An
     return exp
 
 
-_in_kernels(exp_nonpositive, *(_exp_nonpositive(*constants) for constants in EXPONENTIALS.values()))
-
-
-def fmod_fast(x: float, y: float) -> float:
-    """fmod(x, y), exactly; NaN also where |x / y| is too large for that, or y infinite."""
-    return math.fmod(x, y) if y and abs(x / y) < 2.0**53 and abs(y) < math.inf else math.nan
-
-
-def _fmod(limit: Any, infinity: Any) -> Callable[..., Any]:
-    nan = type(limit)(math.nan)
-
-    def fmod(x: float, y: float) -> Any:
-        quotient = trunc(x / y)
-        rest = fma(-quotient, y, x)  # exact, also where rounding has made the quotient one too large
-        rest = rest + copysign(y, x) if ((rest < 0) & (x > 0)) | ((rest > 0) & (x < 0)) else rest
-        return copysign(rest, x) if (abs(quotient) < limit) & (abs(y) < infinity) else nan
-
-    return fmod
-
-
-_in_kernels(fmod_fast, _fmod(np.float32(2**24), np.float32(np.inf)), _fmod(2.0**53, math.inf))
+_OF: Any = {types.float32: _exp_nonpositive(*EXPONENTIALS["f"]), types.float64: _exp_nonpositive(*EXPONENTIALS["d"])}
+overload(exp_nonpositive, jit_options=_OPTIONS, strict=False)(lambda x: _OF.get(x))
