@@ -1,4 +1,4 @@
-"""e^x for x <= 0, maxnum and fmod for use inside kernels, in a form that LLVM vectorises.
+"""e^x for x <= 0, fmod, and the steps of folds, for use inside kernels, in a form that LLVM vectorises.
 
 Numba ships without a vector math library, so ``math.exp`` in a loop is one scalar libm call per element, five times as
 slow as the branch-free polynomials below. ``exp_nonpositive`` and ``fmod_fast`` have one name for both precisions.
@@ -18,7 +18,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import overload
 
-from .jit import emits
+from .jit import emits, inline
 
 _OPTIONS: Any = {"fastmath": {"contract"}, "error_model": "numpy", "forceinline": True}
 
@@ -57,13 +57,14 @@ def _exponential(context: Any, builder: Any, signature: Any, r: Any, rounded: An
     return builder.fmul(y, power)
 
 
-def _of_llvm(name: str, types_of: Callable[..., Any], *fastmath: str) -> Any:
-    """A function that LLVM has, of floats of one type."""
+def _of_llvm(name: str, types_of: Callable[..., Any], *fastmath: str, of_integers: str = "") -> Any:
+    """A function that LLVM has, of floats of one type, or under another name of integers."""
 
     def emit(context: Any, builder: Any, signature: Any, *values: Any) -> Any:
         kind = values[0].type
-        function = builder.module.declare_intrinsic(name, [kind], ir.FunctionType(kind, [kind] * len(values)))
-        return builder.call(function, values, fastmath=fastmath)
+        word, flags = (of_integers, ()) if isinstance(kind, ir.IntType) else (name, fastmath)
+        function = builder.module.declare_intrinsic(word, [kind], ir.FunctionType(kind, [kind] * len(values)))
+        return builder.call(function, values, fastmath=flags)
 
     return emits(types_of)(emit)
 
@@ -75,6 +76,44 @@ fma: Any = _of_llvm("llvm.fma", lambda x, y, z: x(x, y, z))
 # exp: a NaN reaches the result through exp. A running ``max`` does not become vectors without the assumption that there
 # are no NaNs, this does (ten times faster).
 maxnum: Any = _of_llvm("llvm.maxnum", lambda a, b: a(a, b), "nsz", "reassoc")
+# And these give NaN.
+_larger: Any = _of_llvm("llvm.maximum", lambda a, b: a(a, b), "nsz", "reassoc", of_integers="llvm.smax")
+_smaller: Any = _of_llvm("llvm.minimum", lambda a, b: a(a, b), "nsz", "reassoc", of_integers="llvm.smin")
+SUM, SQUARES, LOGSUMEXP, PRODUCT, LARGEST, SMALLEST = range(6)  # what is made of numbers; the first three are sums
+
+
+@emits(lambda x, like: like.dtype(x, like))
+def widened(context: Any, builder: Any, signature: Any, x: Any, like: Any) -> Any:
+    """x in the dtype of an array or a pointer; uint16 are the bits of bfloat16, int16 those of float16."""
+    given, single = signature.args[0], ir.FloatType()
+    if given == types.uint16:
+        return builder.bitcast(builder.shl(builder.zext(x, ir.IntType(32)), ir.IntType(32)(16)), single)
+    if given == types.int16:
+        return builder.fpext(builder.bitcast(x, ir.HalfType()), single)
+    return context.cast(builder, x, given, signature.return_type)
+
+
+@inline
+def combined(fold: int, x: Any, y: Any) -> Any:
+    """Two numbers, or what was made of some before, as one."""
+    if fold == PRODUCT:
+        return x * y
+    if fold == LARGEST:
+        return _larger(x, y)
+    if fold == SMALLEST:
+        return _smaller(x, y)
+    return x + y
+
+
+@inline
+def term(fold: int, x: Any, like: Any, shift: Any) -> Any:
+    """What of an element goes into the fold."""
+    number = widened(x, like)
+    if fold == SQUARES:
+        return number * number
+    if fold == LOGSUMEXP:
+        return exp_nonpositive(number - shift)
+    return number
 
 
 def _in_kernels(fn: Callable[..., Any], float32: Callable[..., Any], float64: Callable[..., Any]) -> None:
