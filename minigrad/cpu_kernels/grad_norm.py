@@ -16,17 +16,9 @@ from ..plain_kernels.optimizers import grad_norm as plain, writable
 from .toolbox.jit import kernel
 from .toolbox.multi_tensor import addresses_of, elements_at
 from .toolbox.threads import TaskKernel, task_kernel
+from .toolbox.vector_math import SQUARES, folded
 
 CHUNK = 32768  # elements of one partial sum
-
-
-@kernel
-def _sum_of_squares(x):
-    total = 0.0
-    for i in range(x.shape[0]):
-        value = np.float64(x[i])
-        total += value * value
-    return total
 
 
 @kernel
@@ -46,7 +38,7 @@ def _is_finite(x):
 
 @task_kernel
 def _partial_sums(chunk, chunks, addresses, sizes, like, partial):
-    partial[chunk] = _sum_of_squares(elements_at(addresses[chunk], sizes[chunk], like))
+    partial[chunk] = folded(SQUARES, elements_at(addresses[chunk], sizes[chunk], like), partial)
 
 
 @task_kernel

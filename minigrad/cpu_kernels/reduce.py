@@ -14,14 +14,13 @@ import numpy as np
 from ..plain_kernels import reduce as plain
 from ..plain_kernels.arrays import is_half
 from . import elementwise
-from .softmax import SUM_BLOCK
 from .toolbox.array_program import FLOAT32, as_launches, supports_half
-from .toolbox.jit import inline, kernel
+from .toolbox.jit import kernel
 from .toolbox.product_loops import fold_columns
 from .toolbox.register_tile import keep_alive, operand, pointer, whole_vectors
 from .toolbox.strided_copy import FEW, copied
 from .toolbox.threads import TaskKernel, shares, task_kernel
-from .toolbox.vector_math import LARGEST, LOGSUMEXP, PRODUCT, SMALLEST, SQUARES, SUM, combined, term, widened
+from .toolbox.vector_math import LARGEST, LOGSUMEXP, PRODUCT, SMALLEST, SQUARES, SUM, combined, folded
 
 LINE = 64  # columns, of which tasks get multiples
 BLOCK, STRIP = 16384, 256  # elements of a row that one task folds, and of a column that are folded on their own
@@ -36,19 +35,6 @@ class Fold(NamedTuple):
     of_parts: Any
 
 
-@inline
-def _folded_strips(fold, x, shift, y):
-    """Of x (n,), in y's dtype: strips first, then these (a fixed order, and shorter error chains)."""
-    start = widened(x[0], y) if fold >= LARGEST else y.dtype.type(fold == PRODUCT)
-    total = start
-    for first in range(0, x.shape[0], SUM_BLOCK):
-        strip, of_strip = x[first : first + SUM_BLOCK], start
-        for j in range(strip.shape[0]):
-            of_strip = combined(fold, of_strip, term(fold, strip[j], y, shift))
-        total = combined(fold, total, of_strip)
-    return total
-
-
 def _kernels(name: str, plain: Any, fold: int, of_parts: Fold | None = None) -> Fold:
     """The kernels of a fold."""
     exponentials = fold == LOGSUMEXP
@@ -57,16 +43,16 @@ def _kernels(name: str, plain: Any, fold: int, of_parts: Fold | None = None) -> 
         """y[i, b] = the fold of block b of row i of x, of exponentials log(sum(exp(x)))."""
         whole_vectors()
         count, blocks = y.shape
-        columns, zero = x.shape[1], y.dtype.type(0)
+        columns = x.shape[1]
         for part in range(task * count * blocks // tasks, (task + 1) * count * blocks // tasks):
             i, b = part // blocks, part % blocks
             block = x[i, b * BLOCK : min(columns, (b + 1) * BLOCK)]
             if exponentials:
-                y[i, b] = top = _folded_strips(LARGEST, block, zero, y)
+                y[i, b] = top = folded(LARGEST, block, y)
                 if abs(top) < np.inf:
-                    y[i, b] = top + y.dtype.type(math.log(_folded_strips(fold, block, top, y)))
+                    y[i, b] = top + y.dtype.type(math.log(folded(fold, block, y, top)))
             else:
-                y[i, b] = _folded_strips(fold, block, zero, y)
+                y[i, b] = folded(fold, block, y)
 
     def columns(task, tasks, x, y):
         """y (outer, inner) = the fold of x (outer, n, inner) over n: strips of n first, then these."""
@@ -85,9 +71,8 @@ def _kernels(name: str, plain: Any, fold: int, of_parts: Fold | None = None) -> 
                     total[c] = combined(fold, total[c], part[c]) if strip else part[c]
             keep_alive((part,))
 
-    for walk in (rows, columns):
-        walk.__name__ = walk.__qualname__ = f"{name}_{walk.__name__}"
-    return Fold(plain, task_kernel(rows), None if exponentials else task_kernel(columns), of_parts)
+    of_columns = None if exponentials else task_kernel(columns, f"{name}_columns")
+    return Fold(plain, task_kernel(rows, f"{name}_rows"), of_columns, of_parts)
 
 
 @kernel

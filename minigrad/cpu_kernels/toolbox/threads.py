@@ -484,6 +484,10 @@ class StageKernel:
         return address
 
 
-def task_kernel(fn: Callable[..., Any]) -> TaskKernel:
-    """Compile ``fn(task, tasks, *arguments)`` so that ``fn.launch(key, tasks, *arguments)`` runs it in parallel."""
+def task_kernel(fn: Callable[..., Any], name: str = "") -> TaskKernel:
+    """Compile ``fn(task, tasks, *arguments)`` so that ``fn.launch(key, tasks, *arguments)`` runs it in parallel.
+
+    Kernels that a function makes from one source need a name each.
+    """
+    fn.__name__, fn.__qualname__ = name or fn.__name__, name or fn.__qualname__
     return TaskKernel(fn)

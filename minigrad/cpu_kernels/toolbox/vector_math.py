@@ -79,6 +79,7 @@ maxnum: Any = _of_llvm("llvm.maxnum", lambda a, b: a(a, b), "nsz", "reassoc")
 # And these give NaN.
 _larger: Any = _of_llvm("llvm.maximum", lambda a, b: a(a, b), "nsz", "reassoc", of_integers="llvm.smax")
 _smaller: Any = _of_llvm("llvm.minimum", lambda a, b: a(a, b), "nsz", "reassoc", of_integers="llvm.smin")
+SUM_BLOCK = 1024  # elements folded on their own: one long sum would lose the many small ones
 SUM, SQUARES, LOGSUMEXP, PRODUCT, LARGEST, SMALLEST = range(6)  # what is made of numbers; the first three are sums
 
 
@@ -96,24 +97,31 @@ def widened(context: Any, builder: Any, signature: Any, x: Any, like: Any) -> An
 @inline
 def combined(fold: int, x: Any, y: Any) -> Any:
     """Two numbers, or what was made of some before, as one."""
-    if fold == PRODUCT:
-        return x * y
-    if fold == LARGEST:
-        return _larger(x, y)
-    if fold == SMALLEST:
-        return _smaller(x, y)
-    return x + y
+    if fold >= LARGEST:
+        return _larger(x, y) if fold == LARGEST else _smaller(x, y)
+    return x * y if fold == PRODUCT else x + y
 
 
 @inline
 def term(fold: int, x: Any, like: Any, shift: Any) -> Any:
     """What of an element goes into the fold."""
     number = widened(x, like)
-    if fold == SQUARES:
-        return number * number
     if fold == LOGSUMEXP:
         return exp_nonpositive(number - shift)
-    return number
+    return number * number if fold == SQUARES else number
+
+
+@inline
+def folded(fold: int, x: Any, like: Any, shift: Any = 0) -> Any:
+    """Of x (n,), in the dtype of ``like``: strips first, then these (a fixed order, and shorter error chains)."""
+    start = widened(x[0], like) if fold >= LARGEST else like.dtype.type(fold == PRODUCT)
+    total = start
+    for first in range(0, x.shape[0], SUM_BLOCK):
+        strip, of_strip = x[first : first + SUM_BLOCK], start
+        for j in range(strip.shape[0]):
+            of_strip = combined(fold, of_strip, term(fold, strip[j], like, shift))
+        total = combined(fold, total, of_strip)
+    return total
 
 
 def _in_kernels(fn: Callable[..., Any], float32: Callable[..., Any], float64: Callable[..., Any]) -> None:
