@@ -26,6 +26,7 @@ import numpy as np
 
 from ..plain_kernels import attention as plain
 from .random import fill_dropout
+from .softmax import row_max
 from .toolbox.jit import inline, kernel
 from .toolbox.product_loops import PARALLEL_WORK, THIN_COLUMN_BLOCK, multiply_thin
 from .toolbox.register_tile import (
@@ -49,7 +50,7 @@ from .toolbox.register_tile import (
     whole_vectors,
 )
 from .toolbox.threads import get_num_threads, shares, task_kernel
-from .toolbox.vector_math import LARGEST, exp_nonpositive, folded
+from .toolbox.vector_math import exp_nonpositive
 
 # Multiples of TILE_ROWS; KEY_BLOCK of tile_columns too (TILE_ROWS is 8 or 6, tile_columns a power of 2 up to 32).
 QUERY_BLOCK = -(-64 // TILE_ROWS) * TILE_ROWS
@@ -446,7 +447,7 @@ def _extend(task, tasks, q, k, v, cache, length, y, q_strides, k_strides, v_stri
         target = advance(pointer(y), (b * H + h) * group * D)
         for i in range(group):
             row, total = scores[i * tokens : (i + 1) * tokens], real(0)
-            largest = folded(LARGEST, row, row)
+            largest = row_max(row)
             for j in range(tokens):
                 row[j] = exp_nonpositive((row[j] - largest) * real(scale))
             for j in range(tokens):

@@ -21,10 +21,11 @@ from numba.core import types
 
 from ..plain_kernels.losses import Options, cross_entropy as plain
 from .embedding import _within
+from .softmax import row_max
 from .toolbox.jit import kernel
 from .toolbox.register_tile import whole_vectors
 from .toolbox.threads import StageKernel, call_at, shares, task_kernel, tasks_of_rows
-from .toolbox.vector_math import LARGEST, LOGSUMEXP, SUM_BLOCK, exp_nonpositive, folded
+from .toolbox.vector_math import LOGSUMEXP, SUM_BLOCK, exp_nonpositive, folded
 
 TASK_ELEMENTS = 16384  # rows of about this many elements are one task
 # Rows of so many elements get their maxima in a loop of its own: short rows overlap in the processor instead of waiting
@@ -41,7 +42,7 @@ def _forward(task, tasks, x, targets, ignore_index, smoothing, class_weight, los
     N, C = x.shape
     weighted = class_weight.shape[0] > 0
     for i in range(N):  # a loop of its own: short rows overlap in the processor instead of waiting for their maximum
-        lse[i] = folded(LARGEST, x[i], x)
+        lse[i] = row_max(x[i])
     for i in range(N):
         xi = x[i]
         m = lse[i]
@@ -118,7 +119,7 @@ def _fused_rows(dlosses, x, targets, ignore_index, smoothing, class_weight, loss
     for i in range(N):
         if i % together == 0:
             for k in range(i, min(N, i + together)):
-                lse[k] = folded(LARGEST, x[k], x)
+                lse[k] = row_max(x[k])
         xi, m, target = x[i], lse[i], targets[i]
         kept = target != ignore_index
         below = m - xi[target] if kept else real(0)

@@ -180,9 +180,16 @@ _LOGSUMEXP: Fold = _kernels("logsumexp", _of_moved, LOGSUMEXP)
 
 
 class reduce(plain):
-    """Reductions over ``axes``, a tuple of non-negative ints, or along one axis."""
+    """Reductions over ``axes``, a tuple of non-negative ints, or along one axis; sums and products in a ``dtype``."""
 
     supports_half = staticmethod(supports_half)
+    sum_of_squares = functools.partial(_folded, _SQUARES)
+    max = functools.partial(_folded, _LARGEST)
+    min = functools.partial(_folded, _SMALLEST)
+    logsumexp = functools.partial(_folded, _LOGSUMEXP)
+    cumsum = functools.partial(_scanned, plain.cumsum)
+    reverse_cumsum = functools.partial(_scanned, plain.reverse_cumsum, backward=True)
+    cumprod = functools.partial(_scanned, plain.cumprod, product=True)
 
     def sum(x: np.ndarray, axes: tuple[int, ...], keepdim: bool, dtype: Any = None) -> np.ndarray:
         """Sum over ``axes`` in ``dtype`` (default: that of x, float32 of half floats)."""
@@ -190,42 +197,14 @@ class reduce(plain):
             return np.asarray(np.count_nonzero(x), dtype)
         return _folded(_SUM, x, axes, keepdim, dtype)
 
-    def sum_of_squares(x: np.ndarray, axes: tuple[int, ...], keepdim: bool) -> np.ndarray:
-        """Sum of the squares over ``axes``, in one pass."""
-        return _folded(_SQUARES, x, axes, keepdim)
-
     def mean(x: np.ndarray, axes: tuple[int, ...], keepdim: bool) -> np.ndarray:
         """Mean over ``axes``; NaN for an empty one."""
         count = math.prod([x.shape[axis] for axis in axes]) or math.nan
         return np.asarray(as_launches(elementwise.div)(_folded(_SUM, x, axes, keepdim), float(count)))
 
-    def max(x: np.ndarray, axes: tuple[int, ...], keepdim: bool) -> np.ndarray:
-        """Largest value over ``axes``; NaN if there is one."""
-        return _folded(_LARGEST, x, axes, keepdim)
-
-    def min(x: np.ndarray, axes: tuple[int, ...], keepdim: bool) -> np.ndarray:
-        """Smallest value over ``axes``; NaN if there is one."""
-        return _folded(_SMALLEST, x, axes, keepdim)
-
     def prod(x: np.ndarray, axis: int, keepdim: bool, dtype: Any = None) -> np.ndarray:
         """Product along ``axis``, in ``dtype`` (default: that of x, float32 of half floats)."""
         return _folded(_PRODUCT, x, (axis,), keepdim, dtype)
-
-    def cumsum(x: np.ndarray, axis: int) -> np.ndarray:
-        """Sums of the first 1, 2, ... values along ``axis``."""
-        return _scanned(plain.cumsum, x, axis)
-
-    def reverse_cumsum(x: np.ndarray, axis: int) -> np.ndarray:
-        """Sums of the last n, n-1, ... values along ``axis``."""
-        return _scanned(plain.reverse_cumsum, x, axis, backward=True)
-
-    def cumprod(x: np.ndarray, axis: int) -> np.ndarray:
-        """Products of the first 1, 2, ... values along ``axis``."""
-        return _scanned(plain.cumprod, x, axis, product=True)
-
-    def logsumexp(x: np.ndarray, axes: tuple[int, ...], keepdim: bool) -> np.ndarray:
-        """log(sum(exp(x))) over ``axes``, shifted by the maximum so that it cannot overflow."""
-        return _folded(_LOGSUMEXP, x, axes, keepdim)
 
     def cumprod_backward(dy: np.ndarray, x: np.ndarray, y: np.ndarray, axis: int) -> np.ndarray:
         """dx of y = ``cumprod(x)``, in time n, by PyTorch's formula; float32 or float64. Any strides."""

@@ -10,15 +10,30 @@ As in PyTorch a row that holds NaN or +inf, or only -inf, gives NaN (log_softmax
 """
 
 import math
+from typing import Any
 
 import numpy as np
 
-from .toolbox.register_tile import whole_vectors
+from .toolbox.jit import kernel
+from .toolbox.register_tile import pointer, row_maximum, tile_columns, whole_vectors
 from .toolbox.threads import TaskKernel, get_num_threads, task_kernel, tasks_of_rows
-from .toolbox.vector_math import LARGEST, SUM_BLOCK, exp_nonpositive, folded, maxnum
+from .toolbox.vector_math import SUM_BLOCK, exp_nonpositive, maxnum
 
 TASK_ELEMENTS = 16384  # rows of about this many elements are one task
 STRIP = 128  # columns; a strip of 1000 float32 rows stays in the L2 cache
+
+
+@kernel
+def row_max(x: np.ndarray) -> Any:
+    """The largest element of x (n,), contiguous, NaN aside; -inf if there is none."""
+    m = x.dtype.type(-np.inf)
+    n = tile_columns(pointer(x))
+    whole = x.shape[0] // n * n
+    if whole > 0:
+        m = row_maximum(pointer(x), whole, m)
+    for j in range(whole, x.shape[0]):
+        m = maxnum(m, x[j])
+    return m
 
 
 @task_kernel
@@ -28,7 +43,7 @@ def _forward_rows(task, tasks, x, y, log):
     N, C = x.shape
     for i in range(task * N // tasks, (task + 1) * N // tasks):
         xi, yi = x[i], y[i]
-        m = folded(LARGEST, xi, xi)
+        m = row_max(xi)
         s = real(0)
         for start in range(0, C, SUM_BLOCK):
             xb, yb, part = xi[start : start + SUM_BLOCK], yi[start : start + SUM_BLOCK], real(0)
