@@ -220,7 +220,7 @@ class Function(metaclass=FunctionType):
         node.edges, node.needs = edges, needs
         node.half = None
         if mixed or (dtype is not float32 and dtype is not float64):
-            node.half = _prepare(cls, inputs, arrays, dtype, kernels)
+            node.half = prepare(cls, inputs, arrays, dtype, kernels)
         try:
             out = node.forward(*arrays, **params) if params else node.forward(*arrays)
         except (ValueError, IndexError, OverflowError, TypeError, AttributeError) as error:
@@ -233,7 +233,7 @@ class Function(metaclass=FunctionType):
                 raise bad_type(f"{cls.__name__}.forward returned a {type(out).__name__}; expected one array")
             out = kernels.as_array(out)  # NumPy turns 0-d results into scalars
         if node.half is not None and out.dtype == float32:
-            out = kernels.elementwise.cast(out, node.half)
+            out = kernels.as_array(kernels.elementwise.cast(out, node.half))
         shared = cls.is_view and (out is arrays[0] or (out.base is not None and _shares(kernels, out, arrays[0])))
         return node._output(out, inputs[0] if shared else None, inputs, mode, needed)
 
@@ -283,7 +283,7 @@ def _shares(kernels: Any, view: Any, x: Any) -> Any:
     return view.base is x or view.base is x.base or kernels.may_share_memory(view, x)
 
 
-def _prepare(cls: type[Any], inputs: tuple[Any, ...], arrays: list[Any], dtype: Any, kernels: Any) -> Any:
+def prepare(cls: type[Any], inputs: tuple[Any, ...], arrays: list[Any], dtype: Any, kernels: Any) -> Any:
     """Promote and widen the arrays, where the op asks for it; the half-width dtype to round the result to, or None."""
     if cls.promotes or cls.floats:
         dtype = _promote(cls, inputs, arrays)

@@ -29,6 +29,7 @@ bool_: np.dtype[Any] = np.dtype(np.bool_)
 SUPPORTED = (float32, float64, float16, bfloat16, int64, int32, uint8, bool_)
 
 _default = float32
+_NUMBERS = {"b": bool, "u": int, "i": int, "f": (float, int), "V": (float, int)}  # which a dtype's tensors outrank
 _CATEGORY = {"b": 0, "u": 1, "i": 1, "f": 2, "V": 2}  # V: to NumPy, ml_dtypes' bfloat16 is of no kind of its own
 
 
@@ -126,9 +127,9 @@ def result_dtype(values: Any) -> np.dtype[Any]:
     (bool < integer < float).
     """
     first: Any = getattr(values[0], "dtype", None)
-    of_floats = first is not None and first.kind in "fV" and values[0].ndim > 0
+    numbers: Any = () if first is None or values[0].ndim == 0 else _NUMBERS[first.kind]
     for x in values:  # the common case: nothing outranks the first
-        if (x.dtype != first) if hasattr(x, "dtype") else not (of_floats and isinstance(x, (float, int))):
+        if (x.dtype != first) if hasattr(x, "dtype") else not isinstance(x, numbers):
             break
     else:
         return first

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from .. import capturing, dtypes
-from ..autograd import Function, TensorCore, Version
+from ..autograd import Function, TensorCore, Version, prepare
 from ..device import CPU
 from ..dtypes import float32, float64
 from ..errors import bad_type, bad_value, check_choice, user_line
@@ -36,18 +36,32 @@ class _Unrecorded(Function):
 
 
 _unrecorded = _Unrecorded()
+_as_they_are: dict[Any, bool] = {}
+
+
+def _unchanged(op: type[Function], x: TensorCore, y: Any) -> bool:
+    """Whether ``op.apply`` gives ``forward`` arrays like these, on the CPU, as they are, and leaves the result."""
+    key = op, x.data.dtype, type(y)
+    if key not in _as_they_are:
+        inputs = (x,) if y is None else (x, y)
+        given = [i.data if isinstance(i, TensorCore) else i for i in inputs]
+        rounded = prepare(op, inputs, arrays := [*given], x.data.dtype, x.device.native)
+        _as_they_are[key] = rounded is None and all(a is b for a, b in zip(arrays, given))
+    return _as_they_are[key]
 
 
 def combine(op: type[Function], x: TensorCore, y: Any = None) -> Tensor:
-    """``op.apply(x, y)``, or ``op.apply(x)``, at half the cost where tensors are float32 or float64 on one device.
+    """``op.apply(x, y)``, or ``op.apply(x)``, at half the cost where tensors of one dtype and device need no casts.
 
     Where nothing is recorded on the CPU, ``forward`` gets an instance of another class, which has ``kernels`` alone.
 
     Nothing is called here that need not be: for small tensors that is what an operation costs.
     """
     a, dtype, device, mode, two = x.data, x.data.dtype, x.device, of_thread.mode, isinstance(y, TensorCore)
-    usual = (dtype is float32 or dtype is float64) and mode.autocast is None and mode.kernels is None
-    if not usual or ((y.data.dtype is not dtype or y.device is not device) if two else x.requires_grad):
+    usual = dtype is float32 or dtype is float64 or (device is CPU and _unchanged(op, x, y))
+    if not usual or mode.autocast is not None or mode.kernels is not None or (
+        (y.data.dtype is not dtype or y.device is not device) if two else x.requires_grad
+    ):  # fmt: skip
         return op.apply(x) if y is None else op.apply(x, y)
     need_x, need_y = x.requires_grad, two and y.requires_grad
     needed = (need_x or need_y) and mode.enabled and op.differentiable

@@ -89,13 +89,18 @@ def python(name: str, result: Any, *arguments: Any) -> Any:
     return ctypes.PYFUNCTYPE(result, *arguments)((name, ctypes.pythonapi))
 
 
+def numpys(table: str, place: int, result: Any, *arguments: Any) -> Any:
+    """A function of NumPy's C interface, in this table and place."""
+    multiarray = importlib.import_module("numpy._core._multiarray_umath")
+    address_in = python("PyCapsule_GetPointer", ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
+    functions = ctypes.cast(address_in(getattr(multiarray, table), None), ctypes.POINTER(ctypes.c_void_p))
+    return ctypes.PYFUNCTYPE(result, *arguments)(functions[place])
+
+
 @functools.cache
 def _setter() -> Callable[[Any], Any]:
     """NumPy's ``PyDataMem_SetHandler``."""
-    multiarray = importlib.import_module("numpy._core._multiarray_umath")
-    address_in = python("PyCapsule_GetPointer", ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
-    table = ctypes.cast(address_in(multiarray._ARRAY_API, None), ctypes.POINTER(ctypes.c_void_p))
-    return ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object)(table[SET_HANDLER])
+    return numpys("_ARRAY_API", SET_HANDLER, ctypes.py_object, ctypes.py_object)
 
 
 def use(allocator: Any) -> Any:

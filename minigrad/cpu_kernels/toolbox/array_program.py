@@ -207,7 +207,11 @@ class Program:
     """The steps of a function for operands of certain dtypes. Half floats are steps in float32, rounded at the end."""
 
     def __init__(self, function: Callable[..., Any], kinds: tuple[Any, ...]) -> None:
-        self._given, self._kinds = kinds, [*kinds]  # a number's becomes the dtype of what it meets
+        self._function, self._given, self._kinds = (
+            function,
+            kinds,
+            [*kinds],
+        )  # a number's becomes the dtype of what it meets
         numbers = {i for i, kind in enumerate(kinds) if isinstance(kind, type)}
         self._steps: list[ProgramStep] = []
         self._flags = ""
@@ -310,30 +314,17 @@ class Program:
 
     @functools.cached_property
     def ufunc(self) -> Callable[..., Any]:
-        """The program as a function of NumPy's, of its inputs."""
-        dtypes = [*(self._kinds[i] for i in self._inputs), self.result]
-        short = [np.dtype(np.uint16) if dtype.kind == "V" else dtype for dtype in dtypes]
-        ufunc, result = ufunc_of(self.code, short), self.result if short[-1] != self.result else None
-        numbers = [(i, self._kinds[i]) for i, kind in enumerate(self._given) if isinstance(kind, type)]
-        halves = [i for i, given, taken in zip((*self._inputs, len(self._kinds)), dtypes, short) if given != taken]
-        unused = [i for i in range(len(self._kinds) - 1, -1, -1) if i not in self._inputs]
-
-        def of_used(*inputs: Any) -> Any:
-            """For NumPy numbers must have their dtypes; other packages' dtypes it does not know."""
-            given, out = [*inputs], None
-            for i, dtype in numbers:
-                x = given[i]
-                given[i] = _number(x, dtype) if x else np.array(x, dtype)  # -0.0 equals 0
-            if result is not None and len(given) == len(self._kinds):
-                given.append(out := np.empty(np.broadcast(*[given[i] for i in self._inputs]).shape, result))
-            for i in halves:
-                given[i] = given[i].view(np.uint16)
-            for i in unused:
-                del given[i]
-            found = ufunc(*given)
-            return np.asarray(found) if out is None else out
-
-        return of_used if numbers or halves or unused else ufunc
+        """The program as a function of NumPy's, of its inputs. For NumPy numbers must have their dtypes."""
+        names = [f"x{i}" for i in range(len(self._given))]
+        given = [f"(number({x}, {x}_dtype) if {x} else array({x}, {x}_dtype))" for x in names]  # -0.0 equals 0
+        given = [given[i] if isinstance(self._given[i], type) else names[i] for i in self._inputs]
+        known = {"number": _number, "array": np.array, "function": self._function} | {
+            f"x{i}_dtype": self._kinds[i] for i in self._inputs
+        }
+        known["ufunc"] = ufunc = ufunc_of(self.code, [*(self._kinds[i] for i in self._inputs), self.result])
+        if given != names:
+            exec(_CALL.format(names=", ".join(names), given=", ".join(given)), known)
+        return known.get("call", ufunc)
 
     def run(self, inputs: tuple[Any, ...], out: np.ndarray | None = None) -> np.ndarray:
         """The result for inputs that broadcast, in ``out``, or in a new array; by all threads."""
@@ -357,6 +348,14 @@ class Program:
     def _array(self, x: Any, i: int) -> np.ndarray:
         """An input as an array."""
         return x if isinstance(x, ARRAY) else constant(_number.__wrapped__(x, self._kinds[i]))
+
+
+_CALL = """def call({names}, *out):
+    try:
+        return ufunc({given}, *out)
+    except OverflowError:  # a number that its dtype has not: NumPy compares with it, or says so
+        return function({names}, *out)
+"""
 
 
 @functools.lru_cache(1024)
@@ -407,7 +406,6 @@ class Formula:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
-        self.is_numpys: bool = isinstance(function, np.ufunc) and function not in FUNCTIONS["f"]
         self.programs: dict[Any, Any] = _Programs(self)
 
     def program_for(self, *inputs: Any) -> Program | None:
@@ -452,8 +450,7 @@ class _Programs(dict[Any, Any]):
         program, few = None, self._made.function
         with contextlib.suppress(NoProgramError, OverflowError):  # a number that its dtype has not
             program = Program(few, kinds)
-            halves = any(isinstance(kind, np.dtype) and is_half(kind) for kind in kinds)
-            few = few if self._made.is_numpys and not halves else program.ufunc
+            few = program.ufunc
         return self.setdefault(kinds, (program, few))
 
 
@@ -464,17 +461,14 @@ def formula(function: Callable[..., Any]) -> Callable[..., Any]:
     made = Formula(function)
     plain = inspect.unwrap(function)
     inputs = plain.nin if isinstance(plain, np.ufunc) else plain.__code__.co_argcount
-    programs, many, numpys = made.programs, made.of_many, function if made.is_numpys else None
+    programs, many = made.programs, made.of_many
 
     def of_one(x: Any) -> Any:
-        return many(x) if x.size >= FEW else (numpys if numpys and x.itemsize > 2 else programs[x.dtype,][1])(x)
+        return many(x) if x.size >= FEW else programs[x.dtype,][1](x)
 
     def of_two(x: Any, y: Any) -> Any:
         n, m = getattr(x, "size", 0), getattr(y, "size", 0)
         if n < FEW and m < FEW and (n * m <= PAIRS or x.shape == y.shape or x.shape[x.ndim - y.ndim :] == y.shape):
-            array = x if isinstance(x, ARRAY) else y if isinstance(y, ARRAY) else FLOAT32
-            if numpys and array.itemsize > 2:  # no half floats: it would round numbers
-                return numpys(x, y)
             kinds = x.dtype if isinstance(x, ARRAY) else _kind(x), y.dtype if isinstance(y, ARRAY) else _kind(y)
             return programs[kinds][1](x, y)
         return many(x, y)
@@ -503,7 +497,7 @@ def into_first(function: np.ufunc) -> Callable[[np.ndarray, Any], None]:
 
     def into(x: np.ndarray, y: Any) -> None:
         if x.size < FEW or numba.config.DISABLE_JIT:
-            function(x, y, x)  # the name ``out`` would cost a tenth of a microsecond
+            made.programs[x.dtype, y.dtype][1](x, y, x)  # the name ``out`` would cost a tenth of a microsecond
         else:
             of_many(x, y, WORTH)
 

@@ -28,6 +28,7 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
 from numba.np.ufunc._internal import fromfunc
 
+from ..memory.numpy_allocator import numpys
 from .jit import CACHE_DIRECTORY, emits, inline, kernel, read_entry, write_entry
 from .numpy_loops import COMPILED, Loop, array_at
 from .register_tile import VECTOR_BYTES, keep_alive
@@ -39,6 +40,7 @@ HEADER = 9  # words of ``data``: _drive, operands, places, calls, `least`, threa
 CHUNK = 512  # elements: the buffers of a few operands fit into the first cache
 IS_ARM = platform.machine().lower() in ("arm64", "aarch64")
 ALL_EXCEPTIONS = 0x1F if IS_ARM else 0x3D  # FE_ALL_EXCEPT of <fenv.h>
+UINT16 = np.dtype(np.uint16)
 _FLOATS = {"f": ("float", "f32"), "d": ("double", "f64"), "e": ("half", "f16")}
 
 
@@ -368,5 +370,16 @@ def _engine_for(text: str) -> Any:
 
 def ufunc_of(code: Code, dtypes: list[np.dtype[Any]]) -> Any:
     """A ufunc of one loop, whose operands have these dtypes, the result's last."""
-    numbers = [dtype.num for dtype in dtypes]
-    return fromfunc("program", "", [code.ufunc], [numbers], len(dtypes) - 1, 1, [code.data], [None], 0)
+    numbers, bits = [dtype.num for dtype in dtypes], [UINT16.num if x.kind == "V" else x.num for x in dtypes]
+    ufunc = fromfunc("program", "", [code.ufunc], [bits], len(dtypes) - 1, 1, [code.data], [None], 0)
+    for number in {*numbers} - {*bits}:  # of another package's dtype
+        _register_loop()(ufunc, number, code.ufunc, (ctypes.c_int * len(numbers))(*numbers), code.data)
+    # NumPy does not look for the loop of a result's dtype
+    return ufunc if numbers[:-1] != bits[:-1] or numbers == bits else lambda *x: np.asarray(ufunc(*x)).view(dtypes[-1])
+
+
+@functools.cache
+def _register_loop() -> Any:
+    """NumPy's ``PyUFunc_RegisterLoopForType``."""
+    arguments = ctypes.py_object, ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int), ctypes.c_void_p
+    return numpys("_UFUNC_API", 2, ctypes.c_int, *arguments)
