@@ -57,19 +57,19 @@ def _kernels(name: str, plain: Any, fold: int, of_parts: Fold | None = None) -> 
     def columns(task, tasks, x, y):
         """y (outer, inner) = the fold of x (outer, n, inner) over n: strips of n first, then these."""
         outer, n, inner = x.shape
-        lines = (inner + LINE - 1) // LINE
+        lines, part = (inner + LINE - 1) // LINE, np.empty(inner, y.dtype)
         unit, units = task * outer * lines // tasks, (task + 1) * outer * lines // tasks
         while unit < units:
             i, line = unit // lines, unit % lines
             first, end = line * LINE, min(inner, (line + units - unit) * LINE)
             unit += lines - line
-            part, total = np.empty(end - first, y.dtype), y[i, first:end]
+            total = y[i, first:end]
             for strip in range(0, n, STRIP):
                 source, height = pointer(x[i, strip, first:]), min(STRIP, n - strip)
                 fold_columns(fold, source, inner, height, end - first, pointer(part))
                 for c in range(total.shape[0]):
                     total[c] = combined(fold, total[c], part[c]) if strip else part[c]
-            keep_alive((part,))
+        keep_alive((part,))
 
     of_columns = None if exponentials else task_kernel(columns, f"{name}_columns")
     return Fold(plain, task_kernel(rows, f"{name}_rows"), of_columns, of_parts)
@@ -124,7 +124,7 @@ def _scanned(function: Any, x: np.ndarray, axis: int, product: bool = False, bac
 
 @functools.lru_cache(4096)
 def _layout(shape: tuple[int, ...], given: Any, wanted: Any, axes: tuple[int, ...], keepdim: bool) -> Any:
-    """Of a contiguous array: the result's shape and dtype, and what the kernels read: a dtype, and (outer, n, inner).
+    """Of a contiguous array: the result's shape and dtype, the dtype that kernels read, and (outer, n, inner).
 
     None for what no kernel folds.
     """
@@ -139,13 +139,14 @@ def _layout(shape: tuple[int, ...], given: Any, wanted: Any, axes: tuple[int, ..
     return result, dtype, reads, (math.prod(shape[:first]), math.prod(shape[first:end]), math.prod(shape[end:]))
 
 
-def _folded(fold: Fold, x: np.ndarray, axes: tuple[int, ...], keepdim: bool, *dtypes: Any) -> Any:
+def _folded(fold: Fold, x: np.ndarray, axes: tuple[int, ...], keepdim: bool, dtype: Any = None) -> Any:
     """A fold over neighbouring axes of a contiguous array, in an order that depends on the shape only."""
     flags, given = x.flags, x.dtype
-    layout = _layout(x.shape, given, dtypes[0] if dtypes else None, axes, keepdim)
+    layout = _layout(x.shape, given, dtype, axes, keepdim)
     walks = layout is not None and (fold.columns is not None or layout[3][2] == 1)
     if not (walks and (flags.carray or (flags.c_contiguous and flags.aligned))):
-        return fold.plain(elementwise.cast(x, FLOAT32) if is_half(given) else x, axes, keepdim, *dtypes)
+        x = elementwise.cast(x, FLOAT32) if is_half(given) else x
+        return fold.plain(x, axes, keepdim, dtype) if dtype else fold.plain(x, axes, keepdim)
     shape, dtype, reads, (outer, n, inner) = layout
     y = np.empty(shape, dtype)
     x = x if flags.carray else operand(x)
@@ -155,11 +156,12 @@ def _folded(fold: Fold, x: np.ndarray, axes: tuple[int, ...], keepdim: bool, *dt
         fold.columns.launch((reads, dtype), tasks, x.reshape(outer, n, inner), y.reshape(outer, inner))
         return y
     rows = x.reshape(outer, n)
-    while rows.shape[1] > BLOCK:
-        parts = np.empty((outer, -(-rows.shape[1] // BLOCK)), dtype)
-        fold.rows.launch((rows.dtype, dtype), min(shares(rows.size), parts.size), rows, parts)
-        rows, fold = parts, fold.of_parts or fold
-    fold.rows.launch((rows.dtype, dtype), min(shares(rows.size), outer), rows, y.reshape(outer, 1))
+    while n > BLOCK:
+        n = -(-n // BLOCK)
+        rows, parts = np.empty((outer, n), dtype), rows
+        fold.rows.launch((parts.dtype, dtype), min(shares(parts.size), rows.size), parts, rows)
+        fold, reads = fold.of_parts or fold, dtype
+    fold.rows.launch((reads, dtype), min(shares(outer * n), outer), rows, y.reshape(outer, 1))
     return y
 
 
