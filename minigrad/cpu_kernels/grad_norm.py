@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..plain_kernels.optimizers import grad_norm as plain, writable
-from .toolbox.jit import kernel
 from .toolbox.multi_tensor import addresses_of, elements_at
 from .toolbox.threads import TaskKernel, task_kernel
 from .toolbox.vector_math import SQUARES, folded
