@@ -14,12 +14,12 @@ import numpy as np
 from ..plain_kernels import reduce as plain
 from ..plain_kernels.arrays import is_half
 from . import elementwise
-from .toolbox.array_program import FLOAT32, as_launches, supports_half
+from .toolbox.array_program import FLOAT32, supports_half
 from .toolbox.jit import kernel
 from .toolbox.product_loops import fold_columns
 from .toolbox.register_tile import keep_alive, operand, pointer, whole_vectors
 from .toolbox.strided_copy import FEW, copied
-from .toolbox.threads import TaskKernel, shares, task_kernel
+from .toolbox.threads import TaskKernel, recording, shares, task_kernel
 from .toolbox.vector_math import LARGEST, LOGSUMEXP, PRODUCT, SMALLEST, SQUARES, SUM, combined, folded
 
 LINE = 64  # columns, of which tasks get multiples
@@ -124,7 +124,7 @@ def _scanned(function: Any, x: np.ndarray, axis: int, product: bool = False, bac
 
 @functools.lru_cache(4096)
 def _layout(shape: tuple[int, ...], given: Any, wanted: Any, axes: tuple[int, ...], keepdim: bool) -> Any:
-    """Of a contiguous array: the result's shape and dtype, the dtype that kernels read, and (outer, n, inner).
+    """Of a contiguous array: the result's shape and dtype, the dtype that kernels read, their key, (outer, n, inner).
 
     None for what no kernel folds.
     """
@@ -136,32 +136,33 @@ def _layout(shape: tuple[int, ...], given: Any, wanted: Any, axes: tuple[int, ..
     first, end = min(axes), max(axes) + 1
     result = shape[:first] + (1,) * (len(axes) if keepdim else 0) + shape[end:]
     reads = given if not is_half(given) else np.dtype(np.int16 if given.kind == "f" else np.uint16)
-    return result, dtype, reads, (math.prod(shape[:first]), math.prod(shape[first:end]), math.prod(shape[end:]))
+    sizes = math.prod(shape[:first]), math.prod(shape[first:end]), math.prod(shape[end:])
+    return result, dtype, reads, reads.char + dtype.char, sizes
 
 
 def _folded(fold: Fold, x: np.ndarray, axes: tuple[int, ...], keepdim: bool, dtype: Any = None) -> Any:
     """A fold over neighbouring axes of a contiguous array, in an order that depends on the shape only."""
     flags, given = x.flags, x.dtype
     layout = _layout(x.shape, given, dtype, axes, keepdim)
-    walks = layout is not None and (fold.columns is not None or layout[3][2] == 1)
+    walks = layout is not None and (fold.columns is not None or layout[4][2] == 1)
     if not (walks and (flags.carray or (flags.c_contiguous and flags.aligned))):
         x = elementwise.cast(x, FLOAT32) if is_half(given) else x
         return fold.plain(x, axes, keepdim, dtype) if dtype else fold.plain(x, axes, keepdim)
-    shape, dtype, reads, (outer, n, inner) = layout
+    shape, dtype, reads, key, (outer, n, inner) = layout
     y = np.empty(shape, dtype)
     x = x if flags.carray else operand(x)
     x = x if reads is given else x.view(reads)
     if inner > 1:
         tasks = min(shares(x.size, 2 * BLOCK), outer * -(-inner // LINE))
-        fold.columns.launch((reads, dtype), tasks, x.reshape(outer, n, inner), y.reshape(outer, inner))
+        fold.columns.launch(key, tasks, x.reshape(outer, n, inner), y.reshape(outer, inner))
         return y
     rows = x.reshape(outer, n)
     while n > BLOCK:
         n = -(-n // BLOCK)
         rows, parts = np.empty((outer, n), dtype), rows
-        fold.rows.launch((parts.dtype, dtype), min(shares(parts.size), rows.size), parts, rows)
-        fold, reads = fold.of_parts or fold, dtype
-    fold.rows.launch((reads, dtype), min(shares(outer * n), outer), rows, y.reshape(outer, 1))
+        fold.rows.launch(key, min(shares(parts.size), rows.size), parts, rows)
+        fold, key = fold.of_parts or fold, 2 * dtype.char
+    fold.rows.launch(key, min(shares(outer * n), outer), rows, y.reshape(outer, 1))
     return y
 
 
@@ -202,7 +203,8 @@ class reduce(plain):
     def mean(x: np.ndarray, axes: tuple[int, ...], keepdim: bool) -> np.ndarray:
         """Mean over ``axes``; NaN for an empty one."""
         count = math.prod([x.shape[axis] for axis in axes]) or math.nan
-        return np.asarray(as_launches(elementwise.div)(_folded(_SUM, x, axes, keepdim), float(count)))
+        y = _folded(_SUM, x, axes, keepdim)
+        return np.true_divide(y, count, y) if recording.launches is None else elementwise.div.at_any_size(y, count)
 
     def prod(x: np.ndarray, axis: int, keepdim: bool, dtype: Any = None) -> np.ndarray:
         """Product along ``axis``, in ``dtype`` (default: that of x, float32 of half floats)."""

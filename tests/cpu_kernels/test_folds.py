@@ -1,4 +1,4 @@
-"""Sums, extrema, products and scans of large arrays over their last axes, against NumPy in float64."""
+"""Sums, extrema, products and scans of large arrays over neighbouring axes, against NumPy in float64."""
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ SHAPES = {
     "two axes": ((7, 3, 1000), (1, 2)),
     "rows of many blocks": ((3, 50_000), (1,)),
     "nothing to fold": ((5000, 1), (1,)),
+    "in the middle": ((7, 300, 70), (1,)),
 }
 
 
@@ -30,6 +31,9 @@ def test_folds(shape: str, name: str, set_threads) -> None:
             np.testing.assert_allclose(y, expected, rtol)
             set_threads(1)
             np.testing.assert_array_equal(kernel(x, axes, False), y.reshape(kernel(x, axes, False).shape))
+            for half in (x.astype(np.float16), x.astype(mg.bfloat16)):  # in float32
+                wide = kernel(half.astype(np.float32), axes, True)
+                np.testing.assert_allclose(kernel(half, axes, True), wide, 1e-6, strict=True)
         for special in (np.inf, -np.inf, np.nan):
             x.reshape(-1)[[0, -1]] = special
             np.testing.assert_allclose(kernel(x, axes, False), by_numpy(x.astype(np.float64), axes), rtol)

@@ -60,7 +60,7 @@ KERNELS = {
         [matrix, column],
     ),
     "rms_norm_backward": (
-        lambda dy, x, weight, rstd, *results: rms_norm._RMS[1].kernel(0, 1, dy, x, weight, rstd, rstd, *results, ROWS),
+        lambda dy, x, w, rstd, *results: rms_norm._RMS[1].kernel(0, 1, dy, x, w, rstd, rstd, *results, ROWS),
         [matrix, matrix, row, column],
         [matrix, lambda columns: (1, 1, columns)],
     ),

@@ -171,6 +171,28 @@ class Lerp(Arithmetic):
         return k.mul(dz, rest), k.mul(dz, w), k.mul(dz, distance) if self.needs[2] else None
 
 
+class SquaredDistance(Arithmetic):
+    """z = (x - y)^2;  dx = -dy = 2 (x - y) dz."""
+
+    not_of_bool = "-"
+
+    def forward(self, x: Any, y: Any) -> Any:
+        self.saved = (x, y)
+        return self.kernels.elementwise.fused(_squared_distance, x, y)
+
+    def backward(self, dz: Any) -> Any:
+        dx = self.kernels.elementwise.fused(_of_squared_distance, dz, *self.saved)
+        return dx, self.kernels.elementwise.neg(dx) if self.needs[1] else None
+
+
+def _squared_distance(k: Any, x: Any, y: Any) -> Any:
+    return k.square(k.sub(x, y))
+
+
+def _of_squared_distance(k: Any, dz: Any, x: Any, y: Any) -> Any:
+    return k.mul(k.mul(k.sub(x, y), 2), dz)
+
+
 class Huber(Arithmetic):
     """z = d^2 / 2 for |d| <= delta, else delta (|d| - delta / 2), of d = x - y;  dx = -dy = d dz, d cut at +-delta.
 
