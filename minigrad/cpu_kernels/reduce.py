@@ -31,13 +31,13 @@ class Fold(NamedTuple):
 
     plain: Any
     rows: TaskKernel
-    columns: TaskKernel | None
+    columns: TaskKernel
     of_parts: Any
 
 
 def _kernels(name: str, plain: Any, fold: int, of_parts: Fold | None = None) -> Fold:
     """The kernels of a fold."""
-    exponentials = fold == LOGSUMEXP
+    first = LARGEST if fold == LOGSUMEXP else fold
 
     def rows(task, tasks, x, y):
         """y[i, b] = the fold of block b of row i of x, of exponentials log(sum(exp(x)))."""
@@ -47,12 +47,9 @@ def _kernels(name: str, plain: Any, fold: int, of_parts: Fold | None = None) -> 
         for part in range(task * count * blocks // tasks, (task + 1) * count * blocks // tasks):
             i, b = part // blocks, part % blocks
             block = x[i, b * BLOCK : min(columns, (b + 1) * BLOCK)]
-            if exponentials:
-                y[i, b] = top = folded(LARGEST, block, y)
-                if abs(top) < np.inf:
-                    y[i, b] = top + y.dtype.type(math.log(folded(fold, block, y, top)))
-            else:
-                y[i, b] = folded(fold, block, y)
+            y[i, b] = top = folded(first, block, y)
+            if fold == LOGSUMEXP and abs(top) < np.inf:
+                y[i, b] = top + y.dtype.type(math.log(folded(fold, block, y, top)))
 
     def columns(task, tasks, x, y):
         """y (outer, inner) = the fold of x (outer, n, inner) over n: strips of n first, then these."""
@@ -61,18 +58,17 @@ def _kernels(name: str, plain: Any, fold: int, of_parts: Fold | None = None) -> 
         unit, units = task * outer * lines // tasks, (task + 1) * outer * lines // tasks
         while unit < units:
             i, line = unit // lines, unit % lines
-            first, end = line * LINE, min(inner, (line + units - unit) * LINE)
+            start, end = line * LINE, min(inner, (line + units - unit) * LINE)
             unit += lines - line
-            total = y[i, first:end]
+            total = y[i, start:end]
             for strip in range(0, n, STRIP):
-                source, height = pointer(x[i, strip, first:]), min(STRIP, n - strip)
-                fold_columns(fold, source, inner, height, end - first, pointer(part))
+                source, height = pointer(x[i, strip, start:]), min(STRIP, n - strip)
+                fold_columns(fold, source, inner, height, end - start, pointer(part))
                 for c in range(total.shape[0]):
                     total[c] = combined(fold, total[c], part[c]) if strip else part[c]
         keep_alive((part,))
 
-    of_columns = None if exponentials else task_kernel(columns, f"{name}_columns")
-    return Fold(plain, task_kernel(rows, f"{name}_rows"), of_columns, of_parts)
+    return Fold(plain, task_kernel(rows, f"{name}_rows"), task_kernel(columns, f"{name}_columns"), of_parts)
 
 
 @kernel
@@ -144,7 +140,7 @@ def _folded(fold: Fold, x: np.ndarray, axes: tuple[int, ...], keepdim: bool, dty
     """A fold over neighbouring axes of a contiguous array, in an order that depends on the shape only."""
     flags, given = x.flags, x.dtype
     layout = _layout(x.shape, given, dtype, axes, keepdim)
-    walks = layout is not None and (fold.columns is not None or layout[4][2] == 1)
+    walks = layout is not None and (fold.plain is not _of_moved or layout[4][2] == 1)
     if not (walks and (flags.carray or (flags.c_contiguous and flags.aligned))):
         x = elementwise.cast(x, FLOAT32) if is_half(given) else x
         return fold.plain(x, axes, keepdim, dtype) if dtype else fold.plain(x, axes, keepdim)
@@ -185,7 +181,7 @@ _LOGSUMEXP: Fold = _kernels("logsumexp", _of_moved, LOGSUMEXP)
 class reduce(plain):
     """Reductions over ``axes``, a tuple of non-negative ints, or along one axis; sums and products in a ``dtype``."""
 
-    supports_half = staticmethod(supports_half)
+    supports_half: Any = staticmethod(supports_half)
     sum_of_squares = functools.partial(_folded, _SQUARES)
     max = functools.partial(_folded, _LARGEST)
     min = functools.partial(_folded, _SMALLEST)

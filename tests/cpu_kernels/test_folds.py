@@ -32,8 +32,7 @@ def test_folds(shape: str, name: str, set_threads) -> None:
             set_threads(1)
             np.testing.assert_array_equal(kernel(x, axes, False), y.reshape(kernel(x, axes, False).shape))
             for half in (x.astype(np.float16), x.astype(mg.bfloat16)):  # in float32
-                wide = kernel(half.astype(np.float32), axes, True)
-                np.testing.assert_allclose(kernel(half, axes, True), wide, 1e-6, strict=True)
+                np.testing.assert_allclose(kernel(half, axes, True), kernel(half.astype("f"), axes, True), 1e-6)
         for special in (np.inf, -np.inf, np.nan):
             x.reshape(-1)[[0, -1]] = special
             np.testing.assert_allclose(kernel(x, axes, False), by_numpy(x.astype(np.float64), axes), rtol)
@@ -44,9 +43,8 @@ def test_products_and_scans(shape: tuple[int, ...]) -> None:
     k, plain, last = cpu_kernels.reduce, plain_kernels.reduce, len(shape) - 1
     for dtype, rtol in ((np.float32, 2e-5), (np.float64, 1e-12)):
         x = np.random.default_rng(0).uniform(0.99, 1.01, shape).astype(dtype)
-        for special in (None, np.inf, np.nan):
-            if special is not None:
-                x.reshape(-1)[5] = special
+        for special in (1, np.inf, np.nan):
+            x.reshape(-1)[5] = special
             wide = x.astype(np.float64)
             np.testing.assert_allclose(k.prod(x, last, False, x.dtype), wide.prod(-1), rtol)
             np.testing.assert_allclose(k.logsumexp(x, (last,), False), plain.logsumexp(wide, (last,), False), rtol)
