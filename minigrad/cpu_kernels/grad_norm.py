@@ -28,6 +28,7 @@ def _partial_sums(chunk, chunks, addresses, sizes, like, partial):
 def _passing(name: str, checks: bool, scales: bool) -> TaskKernel:
     """A kernel that looks whether a chunk is finite, scales it, or both."""
 
+    @task_kernel(name=name)
     def walk(chunk, chunks, addresses, sizes, like, factor, finite):
         x = elements_at(addresses[chunk], sizes[chunk], like)
         if checks:
@@ -39,7 +40,7 @@ def _passing(name: str, checks: bool, scales: bool) -> TaskKernel:
             for i in range(x.shape[0]):
                 x[i] *= x.dtype.type(factor)
 
-    return task_kernel(walk, name)
+    return walk
 
 
 _check_chunks = _passing("check_chunks", checks=True, scales=False)

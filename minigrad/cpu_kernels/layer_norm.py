@@ -14,6 +14,7 @@ Source: Ba, Kiros & Hinton, "Layer normalization" (2016).
 """
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -32,6 +33,7 @@ Norm = tuple[TaskKernel, TaskKernel, int]
 def kernels(name: str, centred: bool) -> Norm:
     """The kernels of rows from which the mean is subtracted, or not."""
 
+    @task_kernel(name=f"{name}_forward")
     def forward(task, tasks, x, weight, bias, eps, y, mean, rstd):
         whole_vectors()
         real = x.dtype.type
@@ -55,6 +57,7 @@ def kernels(name: str, centred: bool) -> Norm:
                 xhat = (xi[j] - m) * r
                 yi[j] = xhat * weight[j] + bias[j] if centred else xhat * weight[j]
 
+    @task_kernel(name=f"{name}_backward")
     def backward(task, tasks, dy, x, weight, mean, rstd, dx, partial, rows):
         whole_vectors()
         real = x.dtype.type
@@ -84,19 +87,22 @@ def kernels(name: str, centred: bool) -> Norm:
                 for j in range(C):
                     dxi[j] = r * (dyi[j] * weight[j] - mean_g - (xi[j] - m) * r * mean_g_xhat)
 
-    return task_kernel(forward, f"{name}_forward"), task_kernel(backward, f"{name}_backward"), 1 + centred
+    return forward, backward, 1 + centred
 
 
 _LAYER = kernels("layer_norm", centred=True)
 
 
-def forward(
-    x: np.ndarray, weight: np.ndarray | None, bias: np.ndarray | None, eps: float, norm: Norm = _LAYER
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def forward(x: np.ndarray, weight: np.ndarray | None, bias: np.ndarray | None, eps: float) -> tuple[np.ndarray, ...]:
     """x (N, C), weight and bias (C,), None for 1 and 0 -> y (N, C), mean (N,), rstd (N,); all of x's dtype.
 
     Inputs that are not contiguous are copied.
     """
+    return normalised(_LAYER, x, weight, bias, eps)
+
+
+def normalised(norm: Norm, x: Any, weight: Any, bias: Any, eps: float) -> tuple[np.ndarray, ...]:
+    """``forward`` of one of the norms."""
     (N, C), dtype, empty, contiguous = x.shape, x.dtype, np.empty, np.ascontiguousarray
     y, mean, rstd = empty((N, C), dtype), empty(N, dtype), empty(N, dtype)
     weight = np.ones(C, dtype) if weight is None else contiguous(weight)
@@ -107,9 +113,14 @@ def forward(
 
 
 def backward(
-    dy: np.ndarray, x: np.ndarray, weight: np.ndarray | None, mean: np.ndarray, rstd: np.ndarray, norm: Norm = _LAYER
+    dy: np.ndarray, x: np.ndarray, weight: np.ndarray | None, mean: np.ndarray, rstd: np.ndarray
 ) -> tuple[np.ndarray, ...]:
     """dy, x (N, C), mean and rstd (N,) of forward -> dx (N, C), dweight (C,), dbias (C,)."""
+    return gradients(_LAYER, dy, x, weight, mean, rstd)
+
+
+def gradients(norm: Norm, dy: Any, x: Any, weight: Any, mean: np.ndarray, rstd: np.ndarray) -> tuple[np.ndarray, ...]:
+    """``backward`` of one of the norms: dx, and what its parameters get."""
     (N, C), dtype, empty, contiguous = x.shape, x.dtype, np.empty, np.ascontiguousarray
     weight = np.ones(C, dtype) if weight is None else contiguous(weight)
     rows = max(BACKWARD_ROWS, -(-N // BACKWARD_CHUNKS))

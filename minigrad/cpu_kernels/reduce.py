@@ -26,7 +26,7 @@ LINE = 64  # columns, of which tasks get multiples
 BLOCK, STRIP = 16384, 256  # elements of a row that one task folds, and of a column that are folded on their own
 
 
-class Fold(NamedTuple):
+class FoldKernels(NamedTuple):
     """What computes a fold: for any array, of rows, of columns, and the fold of what was made of parts."""
 
     plain: Any
@@ -35,10 +35,11 @@ class Fold(NamedTuple):
     of_parts: Any
 
 
-def _kernels(name: str, plain: Any, fold: int, of_parts: Fold | None = None) -> Fold:
+def _kernels(name: str, plain: Any, fold: int, of_parts: FoldKernels | None = None) -> FoldKernels:
     """The kernels of a fold."""
     first = LARGEST if fold == LOGSUMEXP else fold
 
+    @task_kernel(name=f"{name}_rows")
     def rows(task, tasks, x, y):
         """y[i, b] = the fold of block b of row i of x, of exponentials log(sum(exp(x)))."""
         whole_vectors()
@@ -51,6 +52,7 @@ def _kernels(name: str, plain: Any, fold: int, of_parts: Fold | None = None) -> 
             if fold == LOGSUMEXP and abs(top) < np.inf:
                 y[i, b] = top + y.dtype.type(math.log(folded(fold, block, y, top)))
 
+    @task_kernel(name=f"{name}_columns")
     def columns(task, tasks, x, y):
         """y (outer, inner) = the fold of x (outer, n, inner) over n: strips of n first, then these."""
         outer, n, inner = x.shape
@@ -68,7 +70,7 @@ def _kernels(name: str, plain: Any, fold: int, of_parts: Fold | None = None) -> 
                     total[c] = combined(fold, total[c], part[c]) if strip else part[c]
         keep_alive((part,))
 
-    return Fold(plain, task_kernel(rows, f"{name}_rows"), task_kernel(columns, f"{name}_columns"), of_parts)
+    return FoldKernels(plain, rows, columns, of_parts)
 
 
 @kernel
@@ -136,7 +138,7 @@ def _layout(shape: tuple[int, ...], given: Any, wanted: Any, axes: tuple[int, ..
     return result, dtype, reads, reads.char + dtype.char, sizes
 
 
-def _folded(fold: Fold, x: np.ndarray, axes: tuple[int, ...], keepdim: bool, dtype: Any = None) -> Any:
+def _folded(fold: FoldKernels, x: np.ndarray, axes: tuple[int, ...], keepdim: bool, dtype: Any = None) -> Any:
     """A fold over neighbouring axes of a contiguous array, in an order that depends on the shape only."""
     flags, given = x.flags, x.dtype
     layout = _layout(x.shape, given, dtype, axes, keepdim)
@@ -170,25 +172,30 @@ def _of_moved(x: np.ndarray, axes: tuple[int, ...], keepdim: bool) -> np.ndarray
     return np.expand_dims(y, axes) if keepdim else y
 
 
-_SUM: Fold = _kernels("sum", plain.sum, SUM)
-_SQUARES: Fold = _kernels("sum_of_squares", plain.sum_of_squares, SQUARES, _SUM)
-_PRODUCT: Fold = _kernels("prod", plain.prod, PRODUCT)
-_LARGEST: Fold = _kernels("max", plain.max, LARGEST)
-_SMALLEST: Fold = _kernels("min", plain.min, SMALLEST)
-_LOGSUMEXP: Fold = _kernels("logsumexp", _of_moved, LOGSUMEXP)
+_SUM: FoldKernels = _kernels("sum", plain.sum, SUM)
+_SQUARES: FoldKernels = _kernels("sum_of_squares", plain.sum_of_squares, SQUARES, _SUM)
+_PRODUCT: FoldKernels = _kernels("prod", plain.prod, PRODUCT)
+_LARGEST: FoldKernels = _kernels("max", plain.max, LARGEST)
+_SMALLEST: FoldKernels = _kernels("min", plain.min, SMALLEST)
+_LOGSUMEXP: FoldKernels = _kernels("logsumexp", _of_moved, LOGSUMEXP)
+
+
+def _computed(function: Any, way: Any, *arguments: Any, **options: Any) -> Any:
+    """The plain function, computed in this way."""
+    return functools.update_wrapper(functools.partial(way, *arguments, **options), function)
 
 
 class reduce(plain):
     """Reductions over ``axes``, a tuple of non-negative ints, or along one axis; sums and products in a ``dtype``."""
 
     supports_half: Any = staticmethod(supports_half)
-    sum_of_squares = functools.partial(_folded, _SQUARES)
-    max = functools.partial(_folded, _LARGEST)
-    min = functools.partial(_folded, _SMALLEST)
-    logsumexp = functools.partial(_folded, _LOGSUMEXP)
-    cumsum = functools.partial(_scanned, plain.cumsum)
-    reverse_cumsum = functools.partial(_scanned, plain.reverse_cumsum, backward=True)
-    cumprod = functools.partial(_scanned, plain.cumprod, product=True)
+    sum_of_squares = _computed(plain.sum_of_squares, _folded, _SQUARES)
+    max = _computed(plain.max, _folded, _LARGEST)
+    min = _computed(plain.min, _folded, _SMALLEST)
+    logsumexp = _computed(plain.logsumexp, _folded, _LOGSUMEXP)
+    cumsum = _computed(plain.cumsum, _scanned, plain.cumsum)
+    reverse_cumsum = _computed(plain.reverse_cumsum, _scanned, plain.reverse_cumsum, backward=True)
+    cumprod = _computed(plain.cumprod, _scanned, plain.cumprod, product=True)
 
     def sum(x: np.ndarray, axes: tuple[int, ...], keepdim: bool, dtype: Any = None) -> np.ndarray:
         """Sum over ``axes`` in ``dtype`` (default: that of x, float32 of half floats)."""
