@@ -7,9 +7,13 @@ logsumexp, ``scan.py`` those of cumulative sums and products.
 
 import itertools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+
+from minigrad.plain_kernels import reduce as plain
+from minigrad.plain_kernels.arrays import is_half
 
 from . import comparison, elementwise
 from .platform.array import Array, contiguous, contiguous_strides, from_host
@@ -18,6 +22,8 @@ from .rowwise.argmax_fold import pair_fold
 from .rowwise.fold import FOLDS, fold, word_of
 from .rowwise.scan import scan
 from .rowwise.sorting import sort_rows
+
+supports_half: Callable[[Any], bool] = plain.supports_half
 
 
 def _dense(x: Array) -> tuple[Array, list[int]]:
@@ -65,8 +71,13 @@ def _fold(name: str, x: Array, axes: tuple[int, ...], keepdim: bool, dtype: Any)
 
 
 def sum(x: Array, axes: tuple[int, ...], keepdim: bool, dtype: Any = None) -> Array:
-    """Sum over ``axes`` in ``dtype`` (default: that of x)."""
-    return _fold("sum", x, axes, keepdim, dtype or x.dtype)
+    """Sum over ``axes`` in ``dtype`` (default: that of x, float32 of half floats)."""
+    return _fold("sum", x, axes, keepdim, dtype or (np.float32 if is_half(x.dtype) else x.dtype))
+
+
+def sum_of_squares(x: Array, axes: tuple[int, ...], keepdim: bool) -> Array:
+    """Sum of the squares over ``axes``."""
+    return sum(elementwise.square(x), axes, keepdim)
 
 
 def mean(x: Array, axes: tuple[int, ...], keepdim: bool) -> Array:
@@ -141,9 +152,9 @@ def median(x: Array) -> Array:
     return middle if x.dtype.kind != "f" else elementwise.where(comparison.ne(last, last), last, middle)
 
 
-def prod(x: Array, axis: int, keepdim: bool, dtype: Any) -> Array:
-    """Product along ``axis``, in ``dtype``."""
-    return _fold("prod", x, (axis % x.ndim,) if x.ndim else (), keepdim, dtype)
+def prod(x: Array, axis: int, keepdim: bool, dtype: Any = None) -> Array:
+    """Product along ``axis``, in ``dtype`` (default: that of x)."""
+    return _fold("prod", x, (axis % x.ndim,) if x.ndim else (), keepdim, dtype or x.dtype)
 
 
 # Along an axis --------------------------------------------------------------------------------------------------------

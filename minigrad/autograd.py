@@ -134,7 +134,7 @@ class Function(metaclass=FunctionType):
 
     float16 and bfloat16 inputs arrive as float32 copies, and the result and the gradients are rounded back. An op that
     only moves or chooses values sets ``widens = False`` and gets them as they are. So does an op that names its
-    ``half_kernels``, on devices whose kernels compute with them.
+    ``half_kernels``, on devices whose kernels compute with them; if it ``folds`` them, to a float32 that is rounded.
     """
 
     __slots__ = (
@@ -148,6 +148,7 @@ class Function(metaclass=FunctionType):
     not_of_bool: ClassVar[str | None] = None  # refuse bool (NumPy's int8 is no dtype of ours), under this name
     widens: ClassVar[bool] = True  # compute with float16 and bfloat16 as float32, and round results and gradients once
     half_kernels: ClassVar[str | None] = None  # but not where this kernel family takes them: its supports_half(array)
+    folds: ClassVar[bool] = False  # and make float32 of them
     differentiable: ClassVar[bool] = True  # False: the output never requires grad
     is_view: ClassVar[bool] = False  # the output may share the first input's memory
     adds_in_place: ClassVar[bool] = False  # the op defines backward_into instead of backward
@@ -297,7 +298,7 @@ def prepare(cls: type[Any], inputs: tuple[Any, ...], arrays: list[Any], dtype: A
         return None
     takes = getattr(kernels, cls.half_kernels).supports_half if cls.half_kernels and is_half(dtype) else None
     if takes is not None and takes(next(x for x in arrays if isinstance(x, kernels.Array))):
-        return None
+        return dtype if cls.folds else None
     for i, x in enumerate(arrays):
         if isinstance(x, kernels.Array) and is_half(x.dtype):
             arrays[i] = kernels.elementwise.cast(x, float32)

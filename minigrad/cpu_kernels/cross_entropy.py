@@ -21,11 +21,11 @@ from numba.core import types
 
 from ..plain_kernels.losses import Options, cross_entropy as plain
 from .embedding import _within
-from .softmax import SUM_BLOCK, row_max
+from .softmax import row_max
 from .toolbox.jit import inline, kernel
 from .toolbox.register_tile import whole_vectors
 from .toolbox.threads import StageKernel, call_at, shares, task_kernel, tasks_of_rows
-from .toolbox.vector_math import exp_nonpositive
+from .toolbox.vector_math import LOGSUMEXP, SUM_BLOCK, exp_nonpositive, folded
 
 TASK_ELEMENTS = 16384  # rows of about this many elements are one task
 # Rows of so many elements get their maxima in a loop of its own: short rows overlap in the processor instead of waiting
@@ -61,13 +61,7 @@ def _forward(task, tasks, x, targets, ignore_index, smoothing, class_weight, los
     for i in range(N):
         xi = x[i]
         m = lse[i]
-        s = real(0)
-        for start in range(0, C, SUM_BLOCK):
-            block, part = xi[start : start + SUM_BLOCK], real(0)
-            for j in range(block.shape[0]):
-                part += exp_nonpositive(block[j] - m)
-            s += part
-        log_s = real(math.log(s))
+        log_s = real(math.log(folded(LOGSUMEXP, xi, xi, m)))
         lse[i] = m + log_s
         target = targets[i]
         if target == ignore_index:

@@ -13,57 +13,39 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..plain_kernels.optimizers import grad_norm as plain, writable
-from .toolbox.jit import kernel
 from .toolbox.multi_tensor import addresses_of, elements_at
 from .toolbox.threads import TaskKernel, task_kernel
+from .toolbox.vector_math import SQUARES, folded
 
 CHUNK = 32768  # elements of one partial sum
 
 
-@kernel
-def _sum_of_squares(x):
-    total = 0.0
-    for i in range(x.shape[0]):
-        value = np.float64(x[i])
-        total += value * value
-    return total
-
-
-@kernel
-def _scale(x, factor):
-    factor = x.dtype.type(factor)
-    for i in range(x.shape[0]):
-        x[i] *= factor
-
-
-@kernel
-def _is_finite(x):
-    finite = True
-    for i in range(x.shape[0]):
-        finite &= np.isfinite(x[i])
-    return finite
-
-
 @task_kernel
 def _partial_sums(chunk, chunks, addresses, sizes, like, partial):
-    partial[chunk] = _sum_of_squares(elements_at(addresses[chunk], sizes[chunk], like))
+    partial[chunk] = folded(SQUARES, elements_at(addresses[chunk], sizes[chunk], like), partial)
 
 
-@task_kernel
-def _scale_chunks(chunk, chunks, addresses, sizes, like, factor):
-    _scale(elements_at(addresses[chunk], sizes[chunk], like), factor)
+def _passing(name: str, checks: bool, scales: bool) -> TaskKernel:
+    """A kernel that looks whether a chunk is finite, scales it, or both."""
+
+    @task_kernel(name=name)
+    def walk(chunk, chunks, addresses, sizes, like, factor, finite):
+        x = elements_at(addresses[chunk], sizes[chunk], like)
+        if checks:
+            all_finite = True
+            for i in range(x.shape[0]):
+                all_finite &= np.isfinite(x[i])
+            finite[chunk] = all_finite
+        if scales:
+            for i in range(x.shape[0]):
+                x[i] *= x.dtype.type(factor)
+
+    return walk
 
 
-@task_kernel
-def _check_chunks(chunk, chunks, addresses, sizes, like, finite):
-    finite[chunk] = _is_finite(elements_at(addresses[chunk], sizes[chunk], like))
-
-
-@task_kernel
-def _unscale_chunks(chunk, chunks, addresses, sizes, like, factor, finite):
-    x = elements_at(addresses[chunk], sizes[chunk], like)
-    finite[chunk] = _is_finite(x)
-    _scale(x, factor)
+_check_chunks = _passing("check_chunks", checks=True, scales=False)
+_scale_chunks = _passing("scale_chunks", checks=False, scales=True)
+_unscale_chunks = _passing("unscale_chunks", checks=True, scales=True)
 
 
 class _Chunks(NamedTuple):
@@ -138,7 +120,7 @@ def scale_(arrays: Iterable[np.ndarray], factor: float) -> None:
     groups, others = _writable(arrays, "scale_")
     plain.scale_(others, factor)
     for group in groups:
-        _table(group).launch(_scale_chunks, float(factor))
+        _table(group).launch(_scale_chunks, float(factor), np.empty(0, np.bool_))
 
 
 def clip_(arrays: Iterable[np.ndarray], max_norm: float, eps: float) -> np.ndarray:
@@ -177,7 +159,7 @@ def all_finite(arrays: Iterable[np.ndarray]) -> bool:
     for group in _readable(arrays):
         chunks = _table(group)
         finite = np.empty(chunks.sizes.size, np.bool_)
-        chunks.launch(_check_chunks, finite)
+        chunks.launch(_check_chunks, 1.0, finite)
         if not finite.all():
             return False
     return True

@@ -1,39 +1,76 @@
-"""Reductions: the plain family, with rows and columns folded by compiled kernels, and a gradient of products."""
+"""Reductions: folds of rows and of columns, scans of rows, a gradient of products; the plain ones for other layouts.
+
+One source is a kernel for each fold (``vector_math.py`` has their steps). Half floats are read as they are, and folded
+in float32.
+"""
 
 import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
-from numba import types
 
 from ..plain_kernels import reduce as plain
-from .softmax import SUM_BLOCK
-from .toolbox.jit import emits, kernel
-from .toolbox.product_loops import add_columns
+from ..plain_kernels.arrays import is_half
+from . import elementwise
+from .toolbox.array_program import FLOAT32, supports_half
+from .toolbox.jit import kernel
+from .toolbox.product_loops import fold_columns
 from .toolbox.register_tile import keep_alive, operand, pointer, whole_vectors
 from .toolbox.strided_copy import FEW, copied
-from .toolbox.threads import shares, task_kernel
-from .toolbox.vector_math import exp_nonpositive, maxnum
+from .toolbox.threads import TaskKernel, recording, shares, task_kernel
+from .toolbox.vector_math import LARGEST, LOGSUMEXP, PRODUCT, SMALLEST, SQUARES, SUM, combined, folded
 
 LINE = 64  # columns, of which tasks get multiples
-BLOCK = 16384  # elements of a row that one task folds
-SUM, LARGEST, SMALLEST, PRODUCT, EXPONENTIALS, MEAN = 0, 1, -1, 2, 3, 4  # what is made of a row
+BLOCK, STRIP = 16384, 256  # elements of a row that one task folds, and of a column that are folded on their own
 
 
-@task_kernel
-def _column_sums(task, tasks, x, total):
-    """Column sums of a matrix: strips of rows first, then the strips (a fixed order, and shorter error chains)."""
-    rows, columns = x.shape
-    lines, strip = (columns + LINE - 1) // LINE, 256
-    first, end = task * lines // tasks * LINE, min(columns, (task + 1) * lines // tasks * LINE)
-    part = np.empty(end - first, x.dtype)
-    total[first:end] = 0
-    for start in range(0, rows, strip):
-        source, strip_rows = pointer(x[start, first:]), min(strip, rows - start)
-        add_columns(source, columns, strip_rows, end - first, pointer(part), pointer(total[first:]), True)
-    keep_alive((part,))
+class FoldKernels(NamedTuple):
+    """What computes a fold: for any array, of rows, of columns, and the fold of what was made of parts."""
+
+    plain: Any
+    rows: TaskKernel
+    columns: TaskKernel
+    of_parts: Any
+
+
+def _kernels(name: str, plain: Any, fold: int, of_parts: FoldKernels | None = None) -> FoldKernels:
+    """The kernels of a fold."""
+    first = LARGEST if fold == LOGSUMEXP else fold
+
+    @task_kernel(name=f"{name}_rows")
+    def rows(task, tasks, x, y):
+        """y[i, b] = the fold of block b of row i of x, of exponentials log(sum(exp(x)))."""
+        whole_vectors()
+        count, blocks = y.shape
+        columns = x.shape[1]
+        for part in range(task * count * blocks // tasks, (task + 1) * count * blocks // tasks):
+            i, b = part // blocks, part % blocks
+            block = x[i, b * BLOCK : min(columns, (b + 1) * BLOCK)]
+            y[i, b] = top = folded(first, block, y)
+            if fold == LOGSUMEXP and abs(top) < np.inf:
+                y[i, b] = top + y.dtype.type(math.log(folded(fold, block, y, top)))
+
+    @task_kernel(name=f"{name}_columns")
+    def columns(task, tasks, x, y):
+        """y (outer, inner) = the fold of x (outer, n, inner) over n: strips of n first, then these."""
+        outer, n, inner = x.shape
+        lines, part = (inner + LINE - 1) // LINE, np.empty(inner, y.dtype)
+        unit, units = task * outer * lines // tasks, (task + 1) * outer * lines // tasks
+        while unit < units:
+            i, line = unit // lines, unit % lines
+            start, end = line * LINE, min(inner, (line + units - unit) * LINE)
+            unit += lines - line
+            total = y[i, start:end]
+            for strip in range(0, n, STRIP):
+                source, height = pointer(x[i, strip, start:]), min(STRIP, n - strip)
+                fold_columns(fold, source, inner, height, end - start, pointer(part))
+                for c in range(total.shape[0]):
+                    total[c] = combined(fold, total[c], part[c]) if strip else part[c]
+        keep_alive((part,))
+
+    return FoldKernels(plain, rows, columns, of_parts)
 
 
 @kernel
@@ -60,55 +97,6 @@ def _cumprod_backward(dy, x, y, dx):
             dx_row[first] = total * y_row[first - 1] if first else total
 
 
-@emits(lambda x, y: x(x, x))
-def _quotient(context: Any, builder: Any, signature: Any, x: Any, y: Any) -> Any:
-    """x / y; of a division in a kernel LLVM may make a product with 1 / y, which is rounded first. An integer: x."""
-    return x if signature.return_type == types.int64 else builder.fdiv(x, y)
-
-
-@task_kernel
-def _add_rows(task, tasks, x, y, product, divisor):
-    """y[i, b] = the sum of block b of row i of x over ``divisor``, or the product; integers become those of y."""
-    whole_vectors()
-    rows, blocks = y.shape
-    number, columns = y.dtype.type, x.shape[1]
-    for part in range(task * rows * blocks // tasks, (task + 1) * rows * blocks // tasks):
-        i, b = part // blocks, part % blocks
-        total, end = number(product), min(columns, (b + 1) * BLOCK)
-        for start in range(b * BLOCK, end, SUM_BLOCK):
-            strip, of_strip = x[i, start : min(end, start + SUM_BLOCK)], number(product)
-            for j in range(strip.shape[0]):
-                of_strip = of_strip * number(strip[j]) if product else of_strip + number(strip[j])
-            total = total * of_strip if product else total + of_strip
-        y[i, b] = _quotient(total, number(divisor))
-
-
-@task_kernel
-def _fold_rows(task, tasks, x, y, fold, _):
-    """y[i, b] = the extreme value of block b of row i of x, or log(sum(exp(x)))."""
-    whole_vectors()
-    rows, blocks = y.shape
-    real, columns = x.dtype.type, x.shape[1]
-    for part in range(task * rows * blocks // tasks, (task + 1) * rows * blocks // tasks):
-        i, b = part // blocks, part % blocks
-        block, missing = x[i, b * BLOCK : min(columns, (b + 1) * BLOCK)], real(0)
-        total, factor = -real(np.inf), real(-1 if fold == SMALLEST else 1)
-        for j in range(block.shape[0]):
-            total = maxnum(total, factor * block[j])
-        for j in range(block.shape[0]):
-            missing += real(0) if block[j] == block[j] else real(1)
-        total = factor * total if missing == 0 else real(np.nan)
-        if fold == EXPONENTIALS and abs(total) < real(np.inf):
-            top, total = total, real(0)
-            for start in range(0, block.shape[0], SUM_BLOCK):
-                strip, of_strip = block[start : start + SUM_BLOCK], real(0)
-                for j in range(strip.shape[0]):
-                    of_strip += exp_nonpositive(strip[j] - top)
-                total += of_strip
-            total = top + real(math.log(total))
-        y[i, b] = total
-
-
 @task_kernel
 def _scan_rows(task, tasks, x, y, start, product, backward):
     """y[i, j] = the sum (or the product) of x[i, 0] to x[i, j], or from the row's end on backward."""
@@ -133,91 +121,97 @@ def _scanned(function: Any, x: np.ndarray, axis: int, product: bool = False, bac
 
 
 @functools.lru_cache(4096)
-def _layout(shape: tuple[int, ...], given: Any, wanted: Any, axes: tuple[int, ...], keepdim: bool, fold: int) -> Any:
-    """Of a contiguous array: the result's shape and dtype, the shape of a matrix, and whether its rows are what is
-    folded, or its columns, of which there are sums of floats alone; None for what no kernel folds.
+def _layout(shape: tuple[int, ...], given: Any, wanted: Any, axes: tuple[int, ...], keepdim: bool) -> Any:
+    """Of a contiguous array: the result's shape and dtype, the dtype that kernels read, their key, (outer, n, inner).
+
+    None for what no kernel folds.
     """
-    count, first = len(axes), len(shape) - len(axes)
-    whole = given.kind in "iub" and wanted is not None
-    dtype = np.dtype(np.int64) if whole else given
-    folds = (whole or given.char in "fd") and (wanted is None or wanted == dtype) and not numba.config.DISABLE_JIT
-    last = count > 0 and min(axes) == first
-    columns = count > 0 and not whole and fold in (SUM, MEAN) and max(axes) < count
-    if 0 in shape or not folds or not (last or columns):
+    dtype = np.dtype(wanted) if wanted else FLOAT32 if is_half(given) else given
+    folds = dtype.char in "fdlq" and (is_half(given) or given.char in "fdlqiB?")
+    folds = folds and (dtype.kind == "f" or given.kind in "iub") and not numba.config.DISABLE_JIT
+    if 0 in shape or not axes or not folds or max(axes) - min(axes) >= len(axes):
         return None
-    at, ones = first if last else count, (1,) * count if keepdim else ()
-    result = shape[:at] + ones if last else ones + shape[at:]
-    return result, dtype, (math.prod(shape[:at]), math.prod(shape[at:])), last
+    first, end = min(axes), max(axes) + 1
+    result = shape[:first] + (1,) * (len(axes) if keepdim else 0) + shape[end:]
+    reads = given if not is_half(given) else np.dtype(np.int16 if given.kind == "f" else np.uint16)
+    sizes = math.prod(shape[:first]), math.prod(shape[first:end]), math.prod(shape[end:])
+    return result, dtype, reads, reads.char + dtype.char, sizes
 
 
-def _folded(function: Any, fold: int, x: np.ndarray, axes: tuple[int, ...], keepdim: bool, *dtypes: Any) -> Any:
-    """``fold`` over axes of a contiguous array, in an order that depends on the shape only; or as ``function`` does."""
-    flags = x.flags
-    layout = _layout(x.shape, x.dtype, dtypes[0] if dtypes else None, axes, keepdim, fold)
-    if layout is None or not (flags.carray or (flags.c_contiguous and flags.aligned)):
-        return function(x, axes, keepdim, *dtypes)
-    shape, dtype, matrix, last = layout
-    y, divisor = np.empty(shape, dtype), matrix[last] if fold == MEAN else 1
-    rows = (x if flags.carray else operand(x)).reshape(matrix)
-    if not last:  # NumPy adds the rows of a matrix one after the other, and passes over the sums for each
-        _column_sums.launch(dtype, min(shares(x.size, 2 * BLOCK), -(-y.size // LINE)), rows, y.reshape(-1))
-        return np.true_divide(y, divisor, y) if fold == MEAN else y
-    kernel, fold = (_add_rows, fold == PRODUCT) if fold in (SUM, MEAN, PRODUCT) else (_fold_rows, fold)
-    while rows.shape[1] > BLOCK:
-        rows, parts = np.empty((len(rows), -(-rows.shape[1] // BLOCK)), dtype), rows
-        kernel.launch(parts.dtype, min(shares(parts.size), rows.size), parts, rows, fold, 1)
-    tasks = min(shares(rows.size), y.size) if y.size > 1 else 1
-    kernel.launch(rows.dtype, tasks, rows, y.reshape(-1, 1), fold, divisor)
+def _folded(fold: FoldKernels, x: np.ndarray, axes: tuple[int, ...], keepdim: bool, dtype: Any = None) -> Any:
+    """A fold over neighbouring axes of a contiguous array, in an order that depends on the shape only."""
+    flags, given = x.flags, x.dtype
+    layout = _layout(x.shape, given, dtype, axes, keepdim)
+    walks = layout is not None and (fold.plain is not _of_moved or layout[4][2] == 1)
+    if not (walks and (flags.carray or (flags.c_contiguous and flags.aligned))):
+        x = elementwise.cast(x, FLOAT32) if is_half(given) else x
+        return fold.plain(x, axes, keepdim, dtype) if dtype else fold.plain(x, axes, keepdim)
+    shape, dtype, reads, key, (outer, n, inner) = layout
+    y = np.empty(shape, dtype)
+    x = x if flags.carray else operand(x)
+    x = x if reads is given else x.view(reads)
+    if inner > 1:
+        tasks = min(shares(x.size, 2 * BLOCK), outer * -(-inner // LINE))
+        fold.columns.launch(key, tasks, x.reshape(outer, n, inner), y.reshape(outer, inner))
+        return y
+    rows = x.reshape(outer, n)
+    while n > BLOCK:
+        n = -(-n // BLOCK)
+        rows, parts = np.empty((outer, n), dtype), rows
+        fold.rows.launch(key, min(shares(parts.size), rows.size), parts, rows)
+        fold, key = fold.of_parts or fold, 2 * dtype.char
+    fold.rows.launch(key, min(shares(outer * n), outer), rows, y.reshape(outer, 1))
     return y
 
 
 def _of_moved(x: np.ndarray, axes: tuple[int, ...], keepdim: bool) -> np.ndarray:
     """logsumexp, with the axes moved to the end."""
     last = tuple(range(x.ndim - len(axes), x.ndim))
-    y = _folded(plain.logsumexp, EXPONENTIALS, copied(np.moveaxis(x, axes, last), FEW), last, False)
+    rows = copied(np.moveaxis(x, axes, last), FEW)
+    y = _folded(_LOGSUMEXP._replace(plain=plain.logsumexp), rows, last, False)
     return np.expand_dims(y, axes) if keepdim else y
 
 
+_SUM: FoldKernels = _kernels("sum", plain.sum, SUM)
+_SQUARES: FoldKernels = _kernels("sum_of_squares", plain.sum_of_squares, SQUARES, _SUM)
+_PRODUCT: FoldKernels = _kernels("prod", plain.prod, PRODUCT)
+_LARGEST: FoldKernels = _kernels("max", plain.max, LARGEST)
+_SMALLEST: FoldKernels = _kernels("min", plain.min, SMALLEST)
+_LOGSUMEXP: FoldKernels = _kernels("logsumexp", _of_moved, LOGSUMEXP)
+
+
+def _computed(function: Any, way: Any, *arguments: Any, **options: Any) -> Any:
+    """The plain function, computed in this way."""
+    return functools.update_wrapper(functools.partial(way, *arguments, **options), function)
+
+
 class reduce(plain):
-    """Reductions over ``axes``, a tuple of non-negative ints, or along one axis."""
+    """Reductions over ``axes``, a tuple of non-negative ints, or along one axis; sums and products in a ``dtype``."""
+
+    supports_half: Any = staticmethod(supports_half)
+    sum_of_squares = _computed(plain.sum_of_squares, _folded, _SQUARES)
+    max = _computed(plain.max, _folded, _LARGEST)
+    min = _computed(plain.min, _folded, _SMALLEST)
+    logsumexp = _computed(plain.logsumexp, _folded, _LOGSUMEXP)
+    cumsum = _computed(plain.cumsum, _scanned, plain.cumsum)
+    reverse_cumsum = _computed(plain.reverse_cumsum, _scanned, plain.reverse_cumsum, backward=True)
+    cumprod = _computed(plain.cumprod, _scanned, plain.cumprod, product=True)
 
     def sum(x: np.ndarray, axes: tuple[int, ...], keepdim: bool, dtype: Any = None) -> np.ndarray:
-        """Sum over ``axes`` in ``dtype`` (default: that of x)."""
+        """Sum over ``axes`` in ``dtype`` (default: that of x, float32 of half floats)."""
         if x.dtype.char == "?" and len(axes) == x.ndim and not keepdim and dtype and np.dtype(dtype).kind in "iu":
             return np.asarray(np.count_nonzero(x), dtype)
-        return _folded(plain.sum, SUM, x, axes, keepdim, dtype)
+        return _folded(_SUM, x, axes, keepdim, dtype)
 
     def mean(x: np.ndarray, axes: tuple[int, ...], keepdim: bool) -> np.ndarray:
         """Mean over ``axes``; NaN for an empty one."""
-        return _folded(plain.mean, MEAN, x, axes, keepdim)
+        count = math.prod([x.shape[axis] for axis in axes]) or math.nan
+        y = _folded(_SUM, x, axes, keepdim)
+        return np.true_divide(y, count, y) if recording.launches is None else elementwise.div.at_any_size(y, count)
 
-    def max(x: np.ndarray, axes: tuple[int, ...], keepdim: bool) -> np.ndarray:
-        """Largest value over ``axes``; NaN if there is one."""
-        return _folded(plain.max, LARGEST, x, axes, keepdim)
-
-    def min(x: np.ndarray, axes: tuple[int, ...], keepdim: bool) -> np.ndarray:
-        """Smallest value over ``axes``; NaN if there is one."""
-        return _folded(plain.min, SMALLEST, x, axes, keepdim)
-
-    def prod(x: np.ndarray, axis: int, keepdim: bool, dtype: Any) -> np.ndarray:
-        """Product along ``axis``, in ``dtype``."""
-        return _folded(plain.prod, PRODUCT, x, (axis,), keepdim, dtype)
-
-    def cumsum(x: np.ndarray, axis: int) -> np.ndarray:
-        """Sums of the first 1, 2, ... values along ``axis``."""
-        return _scanned(plain.cumsum, x, axis)
-
-    def reverse_cumsum(x: np.ndarray, axis: int) -> np.ndarray:
-        """Sums of the last n, n-1, ... values along ``axis``."""
-        return _scanned(plain.reverse_cumsum, x, axis, backward=True)
-
-    def cumprod(x: np.ndarray, axis: int) -> np.ndarray:
-        """Products of the first 1, 2, ... values along ``axis``."""
-        return _scanned(plain.cumprod, x, axis, product=True)
-
-    def logsumexp(x: np.ndarray, axes: tuple[int, ...], keepdim: bool) -> np.ndarray:
-        """log(sum(exp(x))) over ``axes``, shifted by the maximum so that it cannot overflow."""
-        return _folded(_of_moved, EXPONENTIALS, x, axes, keepdim)
+    def prod(x: np.ndarray, axis: int, keepdim: bool, dtype: Any = None) -> np.ndarray:
+        """Product along ``axis``, in ``dtype`` (default: that of x, float32 of half floats)."""
+        return _folded(_PRODUCT, x, (axis,), keepdim, dtype)
 
     def cumprod_backward(dy: np.ndarray, x: np.ndarray, y: np.ndarray, axis: int) -> np.ndarray:
         """dx of y = ``cumprod(x)``, in time n, by PyTorch's formula; float32 or float64. Any strides."""

@@ -17,10 +17,9 @@ import numpy as np
 from .toolbox.jit import kernel
 from .toolbox.register_tile import pointer, row_maximum, tile_columns, whole_vectors
 from .toolbox.threads import TaskKernel, get_num_threads, task_kernel, tasks_of_rows
-from .toolbox.vector_math import exp_nonpositive, maxnum
+from .toolbox.vector_math import SUM_BLOCK, exp_nonpositive, maxnum
 
 TASK_ELEMENTS = 16384  # rows of about this many elements are one task
-SUM_BLOCK = 1024  # elements added on their own: one long sum would lose the many small ones
 STRIP = 128  # columns; a strip of 1000 float32 rows stays in the L2 cache
 
 

@@ -187,7 +187,7 @@ def nll_loss(
 def mse_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
     """(input - target)^2, of equal shapes."""
     _check_pair("mse_loss", input, target, reduction)
-    return _reduced((input - target).square(), reduction)
+    return _reduced(elementwise.SquaredDistance.apply(input, target), reduction)
 
 
 @autocast_to_float32

@@ -4,20 +4,18 @@ import math
 from typing import Any, ClassVar
 
 from ..autograd import Function
-from ..dtypes import float32, float64
+from ..dtypes import float32, float64, is_half
 
 
 class Reduction(Function):
     """Remembers the input's shape, so that the output's gradient can be spread over it again."""
 
     __slots__ = ("axes", "shape")
+    half_kernels: ClassVar[str | None] = "reduce"
+    folds = True
 
     axes: tuple[int, ...]
     shape: tuple[int, ...]
-
-    def remember(self, axes: tuple[int, ...], x: Any) -> None:
-        """Called by ``forward``, for ``spread``."""
-        self.axes, self.shape = axes, x.shape
 
     def spread(self, dy: Any) -> Any:
         """``dy`` with the reduced axes back as size 1, broadcast to the input's shape (a view)."""
@@ -31,7 +29,7 @@ class Sum(Reduction):
     autocast: ClassVar[str | None] = "float32"
 
     def forward(self, x: Any, *, axes: tuple[int, ...], keepdim: bool) -> Any:
-        self.remember(axes, x)
+        self.axes, self.shape = axes, x.shape
         return self.kernels.reduce.sum(x, axes, keepdim, None if x.dtype.kind in "fV" else "int64")
 
     def backward(self, dy: Any) -> Any:
@@ -56,7 +54,7 @@ class Mean(Reduction):
     """y = mean of x over the axes (n values each);  dx = dy / n, spread."""
 
     def forward(self, x: Any, *, axes: tuple[int, ...], keepdim: bool) -> Any:
-        self.remember(axes, x)
+        self.axes, self.shape = axes, x.shape
         return self.kernels.reduce.mean(x, axes, keepdim)
 
     def backward(self, dy: Any) -> Any:
@@ -70,7 +68,7 @@ class AMax(Reduction):
     largest: ClassVar[bool] = True
 
     def forward(self, x: Any, *, axes: tuple[int, ...], keepdim: bool) -> Any:
-        self.remember(axes, x)
+        self.axes, self.shape = axes, x.shape
         k = self.kernels.reduce
         y = (k.max if self.largest else k.min)(x, axes, keepdim)
         self.saved = (x, y)
@@ -80,7 +78,7 @@ class AMax(Reduction):
         x, y = self.saved
         k = self.kernels
         attained = k.comparison.eq(x, self.spread(y))
-        ties = k.reduce.sum(attained, self.axes, True, x.dtype)
+        ties = k.reduce.sum(attained, self.axes, True, y.dtype)
         return k.elementwise.mul(k.elementwise.div(self.spread(dy), ties), attained)  # y = NaN has no ties: dx is NaN
 
 
@@ -97,7 +95,7 @@ class Max(AMax):
         x, y = self.saved
         k, c = self.kernels, self.kernels.comparison
         attained = c.logical_or(c.eq(x, y), c.logical_and(c.isnan(x), c.isnan(y)))
-        ties = k.reduce.sum(attained, self.axes, True, x.dtype)
+        ties = k.reduce.sum(attained, self.axes, True, y.dtype)
         return k.elementwise.select(attained, k.elementwise.div(self.spread(dy), ties))
 
 
@@ -113,8 +111,10 @@ class Median(Max):
     NaN if there is one, and of no values.
     """
 
+    half_kernels = None
+
     def forward(self, x: Any) -> Any:  # type: ignore[override]  # always of all values
-        self.remember(tuple(range(x.ndim)), x)
+        self.axes, self.shape = tuple(range(x.ndim)), x.shape
         y = self.kernels.reduce.median(x)
         self.saved = (x, y)
         return y
@@ -159,14 +159,14 @@ class Var(Reduction):
     """y = sum((x - mean)^2) / (n - correction);  dx = 2 (x - mean) dy / (n - correction)."""
 
     def forward(self, x: Any, *, axes: tuple[int, ...], keepdim: bool, correction: float) -> Any:
-        self.remember(axes, x)
+        self.axes, self.shape = axes, x.shape
         divisor = max(math.prod(x.shape[axis] for axis in axes) - correction, 0)
         k = self.kernels
         centred = k.elementwise.sub(x, k.reduce.mean(x, axes, True))
         self.saved = (centred, divisor)
         # Without the rounding of the mean, so that equal values have the variance 0.
         exact = k.elementwise.sub(centred, k.reduce.mean(centred, axes, True))
-        total = k.reduce.sum(k.elementwise.square(exact), axes, keepdim)
+        total = k.reduce.sum_of_squares(exact, axes, keepdim)
         if divisor:
             return k.elementwise.div(total, divisor)
         return k.full(total.shape, float("nan"), x.dtype)
@@ -185,7 +185,7 @@ class Std(Var):
         y = k.sqrt(super().forward(x, axes=axes, keepdim=keepdim, correction=correction))
         c, everywhere = self.kernels.comparison, tuple(range(y.ndim))
         inside = c.logical_and(c.ne(y, 0), c.ne(y, math.inf))
-        if x.dtype == float32 and not self.kernels.reduce.all(inside, everywhere, False):
+        if x.dtype != float64 and not self.kernels.reduce.all(inside, everywhere, False):
             # The squares may have left float32, where the root would not.
             y = super().forward(k.cast(x, float64), axes=axes, keepdim=keepdim, correction=correction)
             y = k.cast(k.sqrt(y), float32)
@@ -209,12 +209,14 @@ class Norm(Reduction):
     autocast = "float32"
 
     def forward(self, x: Any, *, axes: tuple[int, ...], keepdim: bool, p: float = 2) -> Any:
-        self.remember(axes, x)
+        self.axes, self.shape = axes, x.shape
         k, reduce = self.kernels.elementwise, self.kernels.reduce
+        if is_half(x.dtype) and p not in (0, 1, 2, math.inf, -math.inf):  # whose powers would be rounded
+            x = k.cast(x, float32)
         if p == 2:
-            y = k.sqrt(reduce.sum(k.square(x), axes, keepdim))
+            y = k.sqrt(reduce.sum_of_squares(x, axes, keepdim))
         elif p == 0:
-            y = reduce.sum(self.kernels.comparison.ne(x, 0), axes, keepdim, x.dtype)
+            y = reduce.sum(self.kernels.comparison.ne(x, 0), axes, keepdim, float64 if x.dtype == float64 else float32)
         elif math.isinf(p):
             y = (reduce.max if p > 0 else reduce.min)(k.abs(x), axes, keepdim)
         elif p == 1:
@@ -237,7 +239,7 @@ class Norm(Reduction):
         size = k.abs(x)
         if math.isinf(p):
             attained = c.logical_or(c.eq(size, y), c.isnan(x))
-            ties = self.kernels.reduce.sum(attained, self.axes, True, x.dtype)
+            ties = self.kernels.reduce.sum(attained, self.axes, True, y.dtype)
             return k.mul(k.sign(x), k.mul(k.div(dy, ties), attained))
         if p < 1:
             slope = k.mul(k.sign(x), k.select(c.ne(x, 0), k.pow(size, p - 1)))
@@ -253,7 +255,7 @@ class LogSumExp(Reduction):
     floats = True
 
     def forward(self, x: Any, *, axes: tuple[int, ...], keepdim: bool) -> Any:
-        self.remember(axes, x)
+        self.axes, self.shape = axes, x.shape
         y = self.kernels.reduce.logsumexp(x, axes, keepdim)
         self.saved = (x, y)
         return y
@@ -292,8 +294,8 @@ class Prod(Reduction):
     autocast = "float32"
 
     def forward(self, x: Any, *, axis: int, keepdim: bool, whole: bool = False) -> Any:
-        self.remember((axis,), x)
-        y = self.kernels.reduce.prod(x, axis, keepdim, x.dtype if x.dtype.kind in "fV" else "int64")
+        self.axes, self.shape = (axis,), x.shape
+        y = self.kernels.reduce.prod(x, axis, keepdim, None if x.dtype.kind in "fV" else "int64")
         self.saved = (x, y, whole)
         return y
 
@@ -303,6 +305,7 @@ class Prod(Reduction):
         zeros = int(k.reduce.sum(k.comparison.eq(x, 0), tuple(range(x.ndim)), False, "int64"))
         if whole and zeros > 1:
             return k.full(x.shape, 0, x.dtype)
+        x = k.elementwise.cast(x, y.dtype)
         others = k.reduce.prod_of_others(x, self.axes[0]) if zeros else k.elementwise.div(self.spread(y), x)
         return k.elementwise.mul(self.spread(dy), others)
 

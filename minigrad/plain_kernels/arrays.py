@@ -231,13 +231,22 @@ class reduce:
     Over ``axes``, a tuple of non-negative ints, or along one axis.
     """
 
+    def supports_half(x: np.ndarray) -> bool:
+        """Whether folds of half floats are in float32, which is rounded once; else float32 arrives."""
+        return False
+
     @quiet()
     def sum(x: np.ndarray, axes: tuple[int, ...], keepdim: bool, dtype: Any = None) -> np.ndarray:
-        """Sum over ``axes`` in ``dtype`` (default: that of x)."""
-        dtype = dtype or x.dtype
+        """Sum over ``axes`` in ``dtype`` (default: that of x, float32 of half floats)."""
+        dtype = dtype or (np.float32 if is_half(x.dtype) else x.dtype)
         wide = np.float32 if is_half(np.dtype(dtype)) else dtype  # partial sums of such width would soon stop growing
         y = untyped.add.reduce(x, axes, wide, None, keepdim)  # np.sum, without a microsecond of Python
         return np.asarray(y, dtype=dtype)
+
+    @quiet()
+    def sum_of_squares(x: np.ndarray, axes: tuple[int, ...], keepdim: bool) -> np.ndarray:
+        """Sum of the squares over ``axes``."""
+        return reduce.sum(np.square(x), axes, keepdim)
 
     @quiet()
     def mean(x: np.ndarray, axes: tuple[int, ...], keepdim: bool) -> np.ndarray:
@@ -283,8 +292,8 @@ class reduce:
         return np.flip(np.cumsum(np.flip(x, axis), axis=axis, dtype=x.dtype), axis)
 
     @quiet()
-    def prod(x: np.ndarray, axis: int, keepdim: bool, dtype: Any) -> np.ndarray:
-        """Product along ``axis``, in ``dtype``."""
+    def prod(x: np.ndarray, axis: int, keepdim: bool, dtype: Any = None) -> np.ndarray:
+        """Product along ``axis``, in ``dtype`` (default: that of x)."""
         return np.asarray(untyped.multiply.reduce(x, axis, dtype, None, keepdim))
 
     @quiet()

@@ -45,26 +45,24 @@ KERNELS = {
     "softmax_backward": (lambda *x: softmax._backward_rows.kernel(0, 1, *x, False), [matrix] * 2, [matrix]),
     "log_softmax_backward": (lambda *x: softmax._backward_rows.kernel(0, 1, *x, True), [matrix] * 2, [matrix]),
     "layer_norm": (
-        lambda x, weight, bias, *results: layer_norm._forward.kernel(0, 1, x, weight, bias, 1e-5, *results),
+        lambda x, weight, bias, *results: layer_norm._LAYER[0].kernel(0, 1, x, weight, bias, 1e-5, *results),
         [matrix, row, row],
         [matrix, column, column],
     ),
     "layer_norm_backward": (
-        lambda *x: layer_norm._backward.kernel(0, 1, *x, ROWS),
+        lambda *x: layer_norm._LAYER[1].kernel(0, 1, *x, ROWS),
         [matrix, matrix, row, column, column],
-        [matrix, row, row, lambda columns: (2, 1, columns)],
+        [matrix, lambda columns: (2, 1, columns)],
     ),
     "rms_norm": (
-        lambda x, weight, *results: rms_norm._forward.kernel(0, 1, x, weight, 1e-5, *results),
+        lambda x, weight, y, rstd: rms_norm._RMS[0].kernel(0, 1, x, weight, weight, 1e-5, y, rstd, rstd),
         [matrix, row],
         [matrix, column],
     ),
     "rms_norm_backward": (
-        lambda dy, x, weight, rstd, dx, dweight: rms_norm._backward.kernel(
-            0, 1, dy, x, weight, rstd, dx, dweight[None], ROWS
-        ),
+        lambda dy, x, w, rstd, *results: rms_norm._RMS[1].kernel(0, 1, dy, x, w, rstd, rstd, *results, ROWS),
         [matrix, matrix, row, column],
-        [matrix, row],
+        [matrix, lambda columns: (1, 1, columns)],
     ),
     "cross_entropy": (forward_loss, [matrix, row], [column, column]),
     "cross_entropy_backward": (backward_loss, [column, matrix, column, row], [matrix]),

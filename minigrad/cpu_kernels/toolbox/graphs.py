@@ -56,7 +56,7 @@ SCALING = "grad_norm.clip_", "grad_norm.scale_", "grad_norm.unscale_"
 """Functions that change all arrays that they are given."""
 SAME = (
     "attention.supports_half", "elementwise.supports_half", "matmul.supports_half",
-    "empty", "may_share_memory", "quiet",
+    "reduce.supports_half", "empty", "may_share_memory", "quiet",
 )  # fmt: skip
 """Functions that need not be called again."""
 UPDATES = "adagrad.step", "adamw.step", "lamb.step", "sgd.step"

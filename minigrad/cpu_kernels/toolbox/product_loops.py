@@ -35,6 +35,7 @@ from .register_tile import (
     round_up,
     tile_columns,
 )
+from .vector_math import SUM, combined, term
 
 # Packed panels take a half of L2, at least 512 KiB. How many columns are packed at a time changes no sum.
 COLUMN_BLOCK, DEPTH_BLOCK = 512 if L2_BYTES >= 2 << 20 else 256, 512
@@ -58,28 +59,33 @@ def panels_space(depth: int, columns: int, tile_width: int) -> int:
     )
 
 
+@inline
+def fold_columns(fold: int, x: Any, x_row: int, rows: int, columns: int, part: Any) -> None:
+    """part (columns,) = the sums of the columns of x, or another fold; x has contiguous rows, ``x_row`` apart.
+
+    Rows are added in order, four in one pass over the sums.
+    """
+    for c in range(columns):
+        part[c] = term(fold, x[c], part, 0)
+    i = 1
+    while i < rows:
+        a, step = advance(x, i * x_row), 4 if i + 4 <= rows else 1
+        b, d, e = advance(a, x_row), advance(a, 2 * x_row), advance(a, 3 * x_row)
+        if step == 4:
+            for c in range(columns):
+                two = combined(fold, combined(fold, part[c], term(fold, a[c], part, 0)), term(fold, b[c], part, 0))
+                part[c] = combined(fold, combined(fold, two, term(fold, d[c], part, 0)), term(fold, e[c], part, 0))
+        else:
+            for c in range(columns):
+                part[c] = combined(fold, part[c], term(fold, a[c], part, 0))
+        i += step
+
+
 @kernel
 def add_columns(x: Any, x_row: int, rows: int, columns: int, part: Any, total: Any, accumulate: bool) -> None:
-    """total (columns,) = or += the sums of the columns of x, whose rows are contiguous and ``x_row`` apart.
-
-    ``part`` has room for ``columns`` elements. Rows are added in order, four in one pass over the sums.
-    """
+    """total (columns,) = or += the sums of the columns of x, by way of ``part`` (columns,)."""
     not_inlined()
-    for c in range(columns):
-        part[c] = x[c]
-    i = 1
-    while i + 4 <= rows:
-        a = advance(x, i * x_row)
-        b = advance(a, x_row)
-        d, e = advance(b, x_row), advance(b, 2 * x_row)
-        for c in range(columns):
-            part[c] = part[c] + a[c] + b[c] + d[c] + e[c]
-        i += 4
-    while i < rows:
-        a = advance(x, i * x_row)
-        for c in range(columns):
-            part[c] += a[c]
-        i += 1
+    fold_columns(SUM, x, x_row, rows, columns, part)
     for c in range(columns):
         total[c] = total[c] + part[c] if accumulate else part[c]
 

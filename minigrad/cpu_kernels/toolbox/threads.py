@@ -484,6 +484,12 @@ class StageKernel:
         return address
 
 
-def task_kernel(fn: Callable[..., Any]) -> TaskKernel:
-    """Compile ``fn(task, tasks, *arguments)`` so that ``fn.launch(key, tasks, *arguments)`` runs it in parallel."""
+def task_kernel(fn: Any = None, name: str = "") -> Any:
+    """Compile ``fn(task, tasks, *arguments)`` so that ``fn.launch(key, tasks, *arguments)`` runs it in parallel.
+
+    Kernels that a function makes from one source need a name each: ``@task_kernel(name=...)``.
+    """
+    if fn is None:
+        return functools.partial(task_kernel, name=name)
+    fn.__name__, fn.__qualname__ = name or fn.__name__, name or fn.__qualname__
     return TaskKernel(fn)

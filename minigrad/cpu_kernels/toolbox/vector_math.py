@@ -1,4 +1,4 @@
-"""e^x for x <= 0 and maxnum for use inside kernels, in a form that LLVM vectorises.
+"""e^x for x <= 0, and the steps of folds, for use inside kernels, in a form that LLVM vectorises.
 
 Numba ships without a vector math library, so ``math.exp`` in a loop is one scalar libm call per element, five times as
 slow as the branch-free polynomial below. (Formulas have theirs in ``program_math.py``.)
@@ -17,7 +17,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import overload
 
-from .jit import emits
+from .jit import emits, inline
 
 _OPTIONS: Any = {"fastmath": {"contract"}, "error_model": "numpy", "forceinline": True}
 
@@ -56,15 +56,68 @@ def _exponential(context: Any, builder: Any, signature: Any, r: Any, rounded: An
     return builder.fmul(y, power)
 
 
-@emits(lambda x, y: x(x, x))
-def maxnum(context: Any, builder: Any, signature: Any, x: Any, y: Any) -> Any:
-    """The larger of two floats; if one is NaN the other, as C's ``fmax``.
+def _of_llvm(name: str, types_of: Callable[..., Any], *fastmath: str, of_integers: str = "") -> Any:
+    """A function that LLVM has, of floats of one type, or under another name of integers."""
 
-    For the maximum of a row that is subtracted before exp: a NaN reaches the result through exp. A running ``max`` does
-    not become vectors without the assumption that there are no NaNs, this does (ten times faster).
-    """
-    function = builder.module.declare_intrinsic("llvm.maxnum", [x.type], ir.FunctionType(x.type, [x.type] * 2))
-    return builder.call(function, [x, y], fastmath=("nsz", "reassoc"))
+    def emit(context: Any, builder: Any, signature: Any, *values: Any) -> Any:
+        kind = values[0].type
+        word, flags = (of_integers, ()) if isinstance(kind, ir.IntType) else (name, fastmath)
+        function = builder.module.declare_intrinsic(word, [kind], ir.FunctionType(kind, [kind] * len(values)))
+        return builder.call(function, values, fastmath=flags)
+
+    return emits(types_of)(emit)
+
+
+# The larger of two floats; if one is NaN the other, as C's ``fmax``. For the maximum of a row that is subtracted before
+# exp: a NaN reaches the result through exp. A running ``max`` does not become vectors without the assumption that there
+# are no NaNs, this does (ten times faster).
+maxnum: Any = _of_llvm("llvm.maxnum", lambda a, b: a(a, b), "nsz", "reassoc")
+# And these give NaN.
+_larger: Any = _of_llvm("llvm.maximum", lambda a, b: a(a, b), "nsz", "reassoc", of_integers="llvm.smax")
+_smaller: Any = _of_llvm("llvm.minimum", lambda a, b: a(a, b), "nsz", "reassoc", of_integers="llvm.smin")
+SUM_BLOCK = 1024  # elements folded on their own: one long sum would lose the many small ones
+SUM, SQUARES, LOGSUMEXP, PRODUCT, LARGEST, SMALLEST = range(6)  # what is made of numbers; the first three are sums
+
+
+@emits(lambda x, like: like.dtype(x, like))
+def widened(context: Any, builder: Any, signature: Any, x: Any, like: Any) -> Any:
+    """x in the dtype of an array or a pointer; uint16 are the bits of bfloat16, int16 those of float16."""
+    given, single = signature.args[0], ir.FloatType()
+    if given == types.uint16:
+        return builder.bitcast(builder.shl(builder.zext(x, ir.IntType(32)), ir.IntType(32)(16)), single)
+    if given == types.int16:
+        return builder.fpext(builder.bitcast(x, ir.HalfType()), single)
+    return context.cast(builder, x, given, signature.return_type)
+
+
+@inline
+def combined(fold: int, x: Any, y: Any) -> Any:
+    """Two numbers, or what was made of some before, as one."""
+    if fold >= LARGEST:
+        return _larger(x, y) if fold == LARGEST else _smaller(x, y)
+    return x * y if fold == PRODUCT else x + y
+
+
+@inline
+def term(fold: int, x: Any, like: Any, shift: Any) -> Any:
+    """What of an element goes into the fold."""
+    number = widened(x, like)
+    if fold == LOGSUMEXP:
+        return exp_nonpositive(number - shift)
+    return number * number if fold == SQUARES else number
+
+
+@inline
+def folded(fold: int, x: Any, like: Any, shift: Any = 0) -> Any:
+    """Of x (n,), in the dtype of ``like``: strips first, then these (a fixed order, and shorter error chains)."""
+    start = widened(x[0], like) if fold >= LARGEST else like.dtype.type(fold == PRODUCT)
+    total = start
+    for first in range(0, x.shape[0], SUM_BLOCK):
+        strip, of_strip = x[first : first + SUM_BLOCK], start
+        for j in range(strip.shape[0]):
+            of_strip = combined(fold, of_strip, term(fold, strip[j], like, shift))
+        total = combined(fold, total, of_strip)
+    return total
 
 
 def exp_nonpositive(x: float) -> float:

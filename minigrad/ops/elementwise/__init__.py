@@ -3,5 +3,6 @@
 from .arithmetic import *
 from .choice import *
 from .copies import *
+from .formulas import *
 from .functions import *
 from .powers import *
