@@ -13,7 +13,7 @@ from .softmax import SUM_BLOCK
 from .toolbox.jit import emits, kernel
 from .toolbox.product_loops import add_columns
 from .toolbox.register_tile import keep_alive, operand, pointer, whole_vectors
-from .toolbox.strided_copy import FEW, copied
+from .toolbox.strided_copy import copied
 from .toolbox.threads import shares, task_kernel
 from .toolbox.vector_math import exp_nonpositive, maxnum
 
@@ -174,7 +174,7 @@ def _folded(function: Any, fold: int, x: np.ndarray, axes: tuple[int, ...], keep
 def _of_moved(x: np.ndarray, axes: tuple[int, ...], keepdim: bool) -> np.ndarray:
     """logsumexp, with the axes moved to the end."""
     last = tuple(range(x.ndim - len(axes), x.ndim))
-    y = _folded(plain.logsumexp, EXPONENTIALS, copied(np.moveaxis(x, axes, last), FEW), last, False)
+    y = _folded(plain.logsumexp, EXPONENTIALS, copied(np.moveaxis(x, axes, last)), last, False)
     return np.expand_dims(y, axes) if keepdim else y
 
 
