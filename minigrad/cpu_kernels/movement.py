@@ -5,7 +5,7 @@ import numpy as np
 
 from ..plain_kernels import movement as plain
 from .elementwise import select
-from .toolbox.strided_copy import FEW, MANY, copied, copy_each
+from .toolbox.strided_copy import FEW, MANY, copied, copy_into
 
 globals().update((name, getattr(plain, name)) for name in vars(plain) if name[0] != "_")
 
@@ -27,7 +27,8 @@ def cat(arrays: tuple[np.ndarray, ...], axis: int) -> np.ndarray:
     shape, dtype = list(arrays[0].shape), arrays[0].dtype
     shape[axis] = sum([x.shape[axis] for x in arrays])
     y = np.empty(shape, dtype)
-    copy_each([*zip(plain.split(y, tuple([x.shape[axis] for x in arrays]), axis % len(shape)), arrays)])
+    parts = plain.split(y, tuple([x.shape[axis] for x in arrays]), axis % len(shape))
+    copy_into(*[x for pair in zip(parts, arrays) for x in pair])
     return y
 
 

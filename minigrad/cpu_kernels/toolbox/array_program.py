@@ -27,14 +27,15 @@ from typing import Any
 
 import numba
 import numpy as np
+from numba.np.ufunc._internal import fromfunc
 
 from ...plain_kernels.arrays import is_half
 from ...plain_kernels.elementwise import of_each, quiet
 from .multi_tensor import addresses_of
 from .numpy_loops import Loop, numpy_loop
-from .program_code import IS_ARM, UPPER, Code, ProgramStep, Value, compiled, converts_halves, over_table, ufunc_of
+from .program_code import IS_ARM, UPPER, Code, ProgramStep, Value, compiled, converts_halves, over_tables
 from .program_math import FUNCTIONS
-from .threads import LAYER, constant, get_num_threads, recording, task_kernel, tasks_of
+from .threads import LAYER, constant, get_num_threads, recording, tasks_of
 
 PIECE = 8192  # elements of a call of a loop
 FEW, PAIRS = 8192, 65536  # elements of one array, or pairs of two, that one thread computes before others would begin
@@ -315,7 +316,9 @@ class Program:
         """The program as a function of NumPy's, of its inputs."""
         dtypes = [*(self._kinds[i] for i in self._inputs), self.result]
         short = [np.dtype(np.uint16) if dtype.kind == "V" else dtype for dtype in dtypes]
-        ufunc, result = ufunc_of(self.code, short), self.result if short[-1] != self.result else None
+        numbers_of_dtypes, code = [dtype.num for dtype in short], self.code
+        ufunc = fromfunc("program", "", [code.ufunc], [numbers_of_dtypes], len(short) - 1, 1, [code.data], [None], 0)
+        result = self.result if short[-1] != self.result else None
         numbers = [(i, self._kinds[i]) for i, kind in enumerate(self._given) if isinstance(kind, type)]
         halves = [i for i, given, taken in zip((*self._inputs, len(self._kinds)), dtypes, short) if given != taken]
         unused = [i for i in range(len(self._kinds) - 1, -1, -1) if i not in self._inputs]
@@ -339,7 +342,8 @@ class Program:
 
     def run(self, inputs: tuple[Any, ...], out: np.ndarray | None = None) -> np.ndarray:
         """The result for inputs that broadcast, in ``out``, or in a new array; by all threads."""
-        arrays: Any = [self._array(inputs[i], i) for i in self._inputs]
+        given, number = [(inputs[i], self._kinds[i]) for i in self._inputs], _number.__wrapped__
+        arrays: Any = [x if isinstance(x, ARRAY) else constant(number(x, dtype)) for x, dtype in given]
         if out is None:
             shape = np.broadcast(*arrays).shape
             like = [x for x in arrays if x.shape == shape and 0 not in x.strides]
@@ -353,12 +357,8 @@ class Program:
             most = rows * tasks_of(columns, PIECE)
             tasks = min(most, threads * max(1, out.size * self.work // (TASK * threads)))
         data = self._code_for(frozenset([self._inputs[k] for k in repeated])).data
-        over_table.launch(None, tasks, data, constant(np.array([PIECE, *layout, *addresses_of(arrays)], np.int64)))
+        over_tables.launch(None, tasks, data, constant(np.array([PIECE, *layout, *addresses_of(arrays)], np.int64)))
         return out
-
-    def _array(self, x: Any, i: int) -> np.ndarray:
-        """An input as an array."""
-        return x if isinstance(x, ARRAY) else constant(_number.__wrapped__(x, self._kinds[i]))
 
 
 @functools.lru_cache(1024)
@@ -511,17 +511,6 @@ def into_first(function: np.ufunc) -> Callable[[np.ndarray, Any], None]:
             made.of_many(x, y, out=x, worth=worth)
 
     return for_graphs(into, made.program_for, of_many)
-
-
-@task_kernel
-def _clear(task, tasks, y):
-    y[task * y.size // tasks : (task + 1) * y.size // tasks] = 0
-
-
-def clear(y: np.ndarray) -> None:
-    """Zeros in a contiguous array, as a launch."""
-    bytes_ = y.reshape(-1).view(np.uint8)
-    _clear.launch(None, tasks_of(bytes_.size, 4 * TASK), bytes_)
 
 
 def formulas(family: type, without: tuple[str, ...] = ()) -> dict[str, Callable[..., Any]]:

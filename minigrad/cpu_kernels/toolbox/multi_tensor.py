@@ -38,11 +38,6 @@ def addresses_of(arrays: Iterable[np.ndarray]) -> list[int]:
     return [_word_at(id(array) + object.__basicsize__).value for array in arrays]
 
 
-def address_of(array: np.ndarray) -> int:
-    """The address of an array's memory. The caller keeps the array alive."""
-    return addresses_of((array,))[0]
-
-
 def exact(fn: Callable[..., None]) -> Any:
     """Compile an update in plain IEEE arithmetic, for the reason given in ``adamw.py``."""
     return numba.njit(nogil=True, error_model="numpy", fastmath=False)(fn)  # unsaid, it would be the caller's fast one

@@ -26,7 +26,6 @@ from llvmlite import ir
 from numba.core import types
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
-from numba.np.ufunc._internal import fromfunc
 
 from .jit import CACHE_DIRECTORY, emits, inline, kernel, read_entry, write_entry
 from .numpy_loops import COMPILED, Loop, array_at
@@ -35,7 +34,7 @@ from .threads import INT64, compiled_address, emit_call, lasting_words, launch_w
 
 LANES = VECTOR_BYTES // 2  # two vectors of float32
 LINE = 64  # elements, of which threads get multiples
-HEADER = 8  # words of ``data``: drive, operands, places, calls, `least`, threads_within, _start, over_table
+HEADER = 8  # words of ``data``: drive, operands, places, calls, `least`, threads_within, _start, over_tables
 CHUNK = 512  # elements: the buffers of a few operands fit into the first cache
 IS_ARM = platform.machine().lower() in ("arm64", "aarch64")
 ALL_EXCEPTIONS = 0x1F if IS_ARM else 0x3D  # FE_ALL_EXCEPT of <fenv.h>
@@ -108,11 +107,9 @@ class _Segment:
                 self._write(result)
         begin, row, body = ("\n  ".join(lines) for lines in (self._begin, self._row, self._lines))
         self.text: str = f"""
-define void @segment{k}(ptr %places, ptr %n, ptr %strides, ptr %data) {{
+define void @segment{k}(ptr %places, ptr %n, ptr %strides, i64 %rows) {{
 entry:
   %elements = load i64, ptr %n
-  %at_rows = getelementptr i64, ptr %n, i64 1
-  %rows = load i64, ptr %at_rows
   {begin}
   br label %row
 row:
@@ -235,26 +232,46 @@ def call_loop(context: Any, builder: Any, signature: Any, address: Any, data: An
             builder.call(builder.inttoptr(address, _LOOP.as_pointer()), [*arrays, data])
 
 
+@emits(lambda data, args, n, rows, strides, workspace: types.void(*[types.int64] * 6))
+def _drive(context: Any, builder: Any, signature: Any, data: Any, *words: Any) -> None:
+    """In a kernel: call the one whose address ``data`` begins with, ``drive`` or another with its arguments."""
+    address = builder.load(builder.inttoptr(data, INT64.as_pointer()))
+    emit_call(context, builder, address, (types.int64,) * 6, [*words[:4], data, words[4]])
+
+
 @inline
-def _copied(y, ys, x, xs, n, kind):
-    if xs == 0:
-        array_at(y, n, kind)[:] = array_at(x, 1, kind)[0]
+def _copied(y, ys, x, xs, n, kind, wide):
+    source, target, size = array_at(x, n, kind), array_at(y, n, kind), array_at(x, 1, kind).itemsize
+    if ys == size and xs == size:
+        for i in range(n):
+            target[i] = source[i]
+    elif ys == size and xs == 0:
+        target[:] = source[0]
+    elif ys == size and xs == array_at(x, 1, wide).itemsize:  # its lower half is the element: vectors are shortened
+        pairs, last = array_at(x, n, wide), n - 1
+        for i in range(last):
+            target[i] = pairs[i]
+        target[last] = array_at(x + last * xs, 1, kind)[0]  # behind it there may be no memory
+    elif ys == size and xs == -size:
+        before = array_at(x + (n - 1) * xs, n, kind)
+        for i in range(n):
+            target[i] = before[np.uint64(n - 1 - i)]
     else:
         for i in range(n):
             array_at(y + i * ys, 1, kind)[0] = array_at(x + i * xs, 1, kind)[0]
 
 
-@inline
-def _copy(y, ys, x, xs, n, size):
+@kernel
+def copy_row(y, ys, x, xs, n, size):
     """n elements of any strides."""
     if size == 1:
-        _copied(y, ys, x, xs, n, np.uint8)
+        _copied(y, ys, x, xs, n, np.uint8, np.uint16)
     elif size == 2:
-        _copied(y, ys, x, xs, n, np.uint16)
+        _copied(y, ys, x, xs, n, np.uint16, np.uint32)
     elif size == 4:
-        _copied(y, ys, x, xs, n, np.uint32)
+        _copied(y, ys, x, xs, n, np.uint32, np.uint64)
     else:
-        _copied(y, ys, x, xs, n, np.uint64)
+        _copied(y, ys, x, xs, n, np.uint64, np.uint64)
 
 
 @kernel
@@ -273,11 +290,9 @@ def drive(args, n, rows, strides, data, workspace):
     for k in range(operands):
         whole = whole and (sizes[k] == 0 or steps[k] == sizes[k])
     chunk = elements if whole else CHUNK
-    words[2, 0], words[2, 1] = elements, rows
     if rows > 1 and whole and calls == 1 and table[0, 2] == 0 and elements % LANES == 0:
-        call_loop(table[0, 0], 0, args, words.ctypes.data + 64, across.ctypes.data)
+        call_loop(table[0, 0], rows, args, n, across.ctypes.data)
         return
-    words[2, 1] = 1
     for row in range(rows):
         for k in range(operands if row else 0):
             bases[k] += across[k]
@@ -291,7 +306,7 @@ def drive(args, n, rows, strides, data, workspace):
                 direct = sizes[k] == 0 or (full and steps[k] == sizes[k])
                 places[k] = here if direct else buffers + 8 * CHUNK * k
                 if not (direct or k == out or (steps[k] == 0 and start > 0)):
-                    _copy(places[k], sizes[k], here, steps[k], size, sizes[k])
+                    copy_row(places[k], sizes[k], here, steps[k], size, sizes[k])
             words[2, 0] = size
             for c in range(calls):
                 for a in range(table[c, 2]):
@@ -300,36 +315,41 @@ def drive(args, n, rows, strides, data, workspace):
                 steps_of_call = words.ctypes.data + 32 if table[c, 2] else buffers
                 call_loop(table[c, 0], table[c, 1], arguments, words.ctypes.data + 64, steps_of_call)
             if places[out] != bases[out] + start * steps[out]:
-                _copy(bases[out] + start * steps[out], steps[out], places[out], sizes[out], size, sizes[out])
+                copy_row(bases[out] + start * steps[out], steps[out], places[out], sizes[out], size, sizes[out])
             start += size
 
 
 @task_kernel
-def over_table(task, tasks, data, table):
-    """The elements of a table: that of ``layout_of``, before it the size of a piece of rows, addresses behind it."""
-    header, piece, dims = array_at(data, HEADER, np.int64), table[0], table[1]
+def over_tables(task, tasks, data, table):
+    """The task's share of each table's elements: a table is that of ``layout_of``, before it the size of a piece of
+    rows, behind it the addresses.
+    """
+    header, start = array_at(data, HEADER, np.int64), 0
     operands = header[1]
-    layout = table[2 : 2 + dims * (operands + 1)].reshape(dims, operands + 1)
-    columns, rows = layout[dims - 1, 0], layout[dims - 2, 0]
     words, count = np.empty((3, operands), np.int64), np.empty(1, np.int64)
     workspace = np.empty(header[2] * (CHUNK + 1) + 12, np.int64)
-    words[1], words[2] = layout[dims - 1, 1:], layout[dims - 2, 1:]
-    pieces, lines = (columns + piece - 1) // piece, rows
-    for d in range(dims - 2):
-        lines *= layout[d, 0]
-    part, end = task * lines * pieces // tasks, (task + 1) * lines * pieces // tasks
-    while part < end:
-        rest, first = part // pieces, part % pieces * piece
-        rest, row = rest // rows, rest % rows
-        count[0], some = min(piece, columns - first), min(rows - row, end - part) if pieces == 1 else 1
-        for k in range(operands):
-            words[0, k] = table[2 + layout.size + k] + first * words[1, k] + row * words[2, k]
-        for d in range(dims - 3, -1, -1):
-            rest, at = rest // layout[d, 0], rest % layout[d, 0]
+    while start < table.shape[0]:
+        piece, dims, start = table[start], table[start + 1], start + 2
+        layout = table[start : start + dims * (operands + 1)].reshape(dims, operands + 1)
+        start += layout.size + operands
+        columns, rows = layout[dims - 1, 0], layout[dims - 2, 0]
+        words[1], words[2] = layout[dims - 1, 1:], layout[dims - 2, 1:]
+        pieces, lines = (columns + piece - 1) // piece, rows
+        for d in range(dims - 2):
+            lines *= layout[d, 0]
+        part, end = task * lines * pieces // tasks, (task + 1) * lines * pieces // tasks
+        while part < end:
+            rest, first = part // pieces, part % pieces * piece
+            rest, row = rest // rows, rest % rows
+            count[0], some = min(piece, columns - first), min(rows - row, end - part) if pieces == 1 else 1
             for k in range(operands):
-                words[0, k] += at * layout[d, 1 + k]
-        drive(words.ctypes.data, count.ctypes.data, some, words[1].ctypes.data, data, workspace.ctypes.data)
-        part += some
+                words[0, k] = table[start - operands + k] + first * words[1, k] + row * words[2, k]
+            for d in range(dims - 3, -1, -1):
+                rest, at = rest // layout[d, 0], rest % layout[d, 0]
+                for k in range(operands):
+                    words[0, k] += at * layout[d, 1 + k]
+            _drive(data, words.ctypes.data, count.ctypes.data, some, words[1].ctypes.data, workspace.ctypes.data)
+            part += some
     keep_alive((words, count, workspace))
 
 
@@ -339,7 +359,7 @@ def _start(args, n, strides, data, workspace):
     header, elements = array_at(data, HEADER, np.int64), array_at(n, 1, np.int64)[0]
     operands = header[1]
     if elements < header[4] or array_at(header[5], 1, np.int64)[0] == 0:
-        drive(args, n, 1, strides, data, workspace)
+        _drive(data, args, n, 1, strides, workspace)
     else:
         threads = numba.get_num_threads()
         tasks = threads * max(1, 2 * elements // (header[4] * threads))
@@ -383,10 +403,10 @@ def compiled(inputs: list[Value], steps: list[ProgramStep], numbers: set[int], l
     text, sizes, calls = text_of(inputs, steps, numbers)
     engine, table = _engine_for(text), types.Array(types.int64, 1, "C")
     driver, start = (compiled_address(f, *[types.int64] * n) for f, n in ((drive, 6), (_start, 5)))
-    run = compiled_address(over_table.kernel, *[types.int64] * 3, table)
+    run = compiled_address(over_tables.kernel, *[types.int64] * 3, table)
     words = [driver, len(inputs) + 1, len(sizes), len(calls), least, threads_within(), start, run, *sizes]
     for code, *places in calls:
-        called = (code.address, code.data) if isinstance(code, Loop) else (engine.get_function_address(code), 0)
+        called = (code.address, code.data) if isinstance(code, Loop) else (engine.get_function_address(code), 1)
         words += (*called, len(places), *places, *[0] * (5 - len(places)))
     return Code(lasting_words(words), engine.get_function_address("ufunc"))
 
@@ -404,9 +424,3 @@ def _engine_for(text: str) -> Any:
     engine.add_object_file(llvm.ObjectFileRef.from_data(content))
     engine.finalize_object()
     return engine
-
-
-def ufunc_of(code: Code, dtypes: list[np.dtype[Any]]) -> Any:
-    """A ufunc of one loop, whose operands have these dtypes, the result's last."""
-    numbers = [dtype.num for dtype in dtypes]
-    return fromfunc("program", "", [code.ufunc], [numbers], len(dtypes) - 1, 1, [code.data], [None], 0)
