@@ -20,7 +20,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import math
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any
@@ -35,12 +34,12 @@ from .multi_tensor import addresses_of
 from .numpy_loops import Loop, numpy_loop
 from .program_code import IS_ARM, UPPER, Code, ProgramStep, Value, compiled, converts_halves, over_tables
 from .program_math import FUNCTIONS
-from .threads import LAYER, constant, get_num_threads, recording, tasks_of
+from .threads import LAYER, constant, recording, shares
 
 PIECE = 8192  # elements of a call of a loop
 FEW, PAIRS = 8192, 65536  # elements of one array, or pairs of two, that one thread computes before others would begin
 WORTH = 1 << 20  # elements times work, from which on more threads are faster
-TASK = 1 << 19  # elements times work of a task, about
+TASK = 1 << 17  # elements times work that is worth a launch
 MEMORY, CALL = 5, 100  # the work of a loop's memory, and of a step that is a call; that of an instruction is 1
 BOOL, FLOAT32 = np.dtype(bool), np.dtype(np.float32)
 ARRAY, NUMBERS, CONSTANTS = np.ndarray, (float, int), (np.dtype, FunctionType, str, type, type(None))
@@ -291,7 +290,12 @@ class Program:
             if source.kind == "V":
                 return (x.view(np.uint16).astype(np.uint32) << 16).view(FLOAT32)
             if dtype.kind == "V":
-                return self._rounded(x, dtype)
+                bits: Any = x.view(np.uint32)
+                nearest = bits + ((bits >> 16) & 1) + 0x7FFF  # of two equally near the even one
+                found: Any = np.where(x == x, nearest, (bits & 0x80000000) | 0x7FC00000)
+                for code in UPPER:
+                    found = self.noted(code, [found], np.dtype(np.uint16))
+                return found.view(dtype)
         if dtype == BOOL:
             return np.not_equal(x, 0)
         if source.kind == "f" and dtype.kind in "iu" and dtype.itemsize < 4 and not IS_ARM:  # there they may saturate
@@ -301,15 +305,6 @@ class Program:
             raise NoProgramError
         word = words[1 + (dtype.itemsize > source.itemsize) - (dtype.itemsize < source.itemsize)]
         return self.noted(f"{word} {{t}} {{0}} to {{r}}", [x], dtype)
-
-    def _rounded(self, x: Traced, bfloat16: np.dtype[Any]) -> Traced:
-        """To the nearest bfloat16, ties to even."""
-        bits: Any = x.view(np.uint32)
-        nearest = bits + ((bits >> 16) & 1) + 0x7FFF
-        found: Any = np.where(x == x, nearest, (bits & 0x80000000) | 0x7FC00000)
-        for code in UPPER:
-            found = self.noted(code, [found], np.dtype(np.uint16))
-        return found.view(bfloat16)
 
     @functools.cached_property
     def ufunc(self) -> Callable[..., Any]:
@@ -350,12 +345,8 @@ class Program:
             orders = {tuple([stride // x.itemsize for stride in x.strides]) for x in like}
             out = np.empty_like(like[0], self.result) if len(orders) == 1 else np.empty(shape, self.result)
         arrays.append(out)
-        layout, repeated, rows, columns = layout_of(out.shape, *[(x.shape, x.strides) for x in arrays])
-        tasks = 1
-        if out.size > PIECE:
-            threads = get_num_threads()
-            most = rows * tasks_of(columns, PIECE)
-            tasks = min(most, threads * max(1, out.size * self.work // (TASK * threads)))
+        layout, repeated = layout_of(*[(x.shape, x.strides) for x in arrays])
+        tasks = shares(out.size * self.work, TASK)
         data = self._code_for(frozenset([self._inputs[k] for k in repeated])).data
         over_tables.launch(None, tasks, data, constant(np.array([PIECE, *layout, *addresses_of(arrays)], np.int64)))
         return out
@@ -375,15 +366,14 @@ _CONVERSIONS: dict[str, tuple[str, str, str]] = {  # by the kinds, into a shorte
 
 
 @functools.lru_cache(4096)
-def layout_of(
-    shape: tuple[int, ...], *operands: tuple[tuple[int, ...], tuple[int, ...]]
-) -> tuple[list[int], list[int], int, int]:
-    """Of operands' shapes and strides how many dimensions there are, and of each the size and the strides; where the
-    last dimension's stride is 0; how many rows there are, and their size. The last operand, the result, has the order.
+def layout_of(*operands: tuple[tuple[int, ...], tuple[int, ...]]) -> tuple[list[int], list[int]]:
+    """Of operands' shapes and strides how many dimensions there are, and of each the size and the strides; and where
+    the last dimension's stride is 0. The last operand, the result, has the order.
 
     Neighbours that are as one are one. The last dimension is a row; before it comes that in which rows of the first
     operand are nearest.
     """
+    shape = operands[-1][0]
     steps = ([0] * (len(shape) - len(sizes)) + [s * (n > 1) for n, s in zip(sizes, at)] for sizes, at in operands)
     dims: list[tuple[int, ...]] = []
     for n, *strides in sorted(zip(shape, *steps), key=lambda dim: -abs(dim[-1])):
@@ -395,8 +385,7 @@ def layout_of(
     row = dims.pop() if dims else one
     above = min(dims, key=lambda dim: abs(dim[1]), default=one)
     dims = [*(dim for dim in dims if dim is not above), above, row]
-    repeated = [k for k, stride in enumerate(row[1:-1]) if not stride]
-    return [len(dims), *sum(dims, ())], repeated, math.prod([dim[0] for dim in dims[:-1]]), row[0]
+    return [len(dims), *sum(dims, ())], [k for k, stride in enumerate(row[1:-1]) if not stride]
 
 
 class Formula:

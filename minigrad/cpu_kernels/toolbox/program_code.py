@@ -361,8 +361,7 @@ def _start(args, n, strides, data, workspace):
     if elements < header[4] or array_at(header[5], 1, np.int64)[0] == 0:
         _drive(data, args, n, 1, strides, workspace)
     else:
-        threads = numba.get_num_threads()
-        tasks = threads * max(1, 2 * elements // (header[4] * threads))
+        tasks = numba.get_num_threads()
         table = np.ones(2 + 2 * (operands + 1) + operands, np.int64)
         table[0], table[1], table[3 + operands] = (elements // (tasks * LINE) + 1) * LINE, 2, elements
         table[4 + operands : 4 + 2 * operands] = array_at(strides, operands, np.int64)

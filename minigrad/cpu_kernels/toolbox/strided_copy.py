@@ -13,11 +13,10 @@ from .multi_tensor import addresses_of
 from .numpy_loops import array_at
 from .program_code import HEADER, copy_row, over_tables
 from .register_tile import INT64, Vectors, transpose_registers
-from .threads import compiled_address, constant, get_num_threads, lasting_words
+from .threads import compiled_address, constant, lasting_words, shares
 
 FEW = 65536  # bytes that NumPy rearranges in the time of a launch
 MANY = 1 << 19  # bytes in order that it copies in that time
-TASK = 131072  # bytes of a task, about
 RUN = 16384  # elements of a row that are a block
 ROWS, COLUMNS, TILE = 16, 512, 8  # of a block of a transposed array; a tile's lines find room in the first cache
 
@@ -72,19 +71,13 @@ def copy_into(*arrays: np.ndarray) -> None:
         if size not in LIKE or y.dtype.hasobject or not (x.flags.aligned and y.flags.aligned) or not y.size:
             np.copyto(y, x)
             continue
-        tables += (RUN, *layout_of(y.shape, (x.shape, x.strides), (y.shape, y.strides))[0], *addresses_of((x, y)))
+        tables += (RUN, *layout_of((x.shape, x.strides), (y.shape, y.strides))[0], *addresses_of((x, y)))
         total += y.nbytes
-    threads = get_num_threads() if total >= FEW else 1
     if tables:
-        tasks = threads * max(1, total // (TASK * threads))
-        over_tables.launch(None, tasks, _data(size), constant(np.array(tables, np.int64)))
+        over_tables.launch(None, shares(total, FEW), _data(size), constant(np.array(tables, np.int64)))
 
 
-@functools.cache
-def _data(size: int) -> int:
-    return lasting_words([compiled_address(_block, *[types.int64] * 6), 2, 0, size])
-
-
+_data = functools.cache(lambda size: lasting_words([compiled_address(_block, *[types.int64] * 6), 2, 0, size]))
 ZERO = np.zeros((), np.uint8)
 LIKE = {size: np.empty(0, f"u{size}") for size in (1, 2, 4, 8)}
 
