@@ -12,12 +12,12 @@ globals().update((name, getattr(plain, name)) for name in vars(plain) if name[0]
 
 def copy(x: np.ndarray) -> np.ndarray:
     """A new C-contiguous array of the same values."""
-    return copied(x, MANY)
+    return copied(x, MANY if x.flags.c_contiguous else FEW)
 
 
 def contiguous(x: np.ndarray) -> np.ndarray:
     """``x`` itself if it is C-contiguous, else a copy that is; keeps 0-d arrays 0-d."""
-    return x if x.flags.c_contiguous else copied(x, FEW)
+    return x if x.flags.c_contiguous else copied(x)
 
 
 def cat(arrays: tuple[np.ndarray, ...], axis: int) -> np.ndarray:
@@ -26,16 +26,15 @@ def cat(arrays: tuple[np.ndarray, ...], axis: int) -> np.ndarray:
         return np.concatenate(arrays, axis)
     shape, dtype = list(arrays[0].shape), arrays[0].dtype
     shape[axis] = sum([x.shape[axis] for x in arrays])
-    y, before, end = np.empty(shape, dtype), (slice(None),) * (axis % len(shape)), 0
-    for x in arrays:
-        start, end = end, end + x.shape[axis]
-        copy_into(y[(*before, slice(start, end))], x)
+    y = np.empty(shape, dtype)
+    parts = plain.split(y, tuple([x.shape[axis] for x in arrays]), axis % len(shape))
+    copy_into(*[x for pair in zip(parts, arrays) for x in pair])
     return y
 
 
 def flip(x: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
     """A copy with the order along ``axes`` reversed."""
-    return copied(x[tuple([slice(None, None, -1 if axis in axes else 1) for axis in range(x.ndim)])], FEW)
+    return copied(x[tuple([slice(None, None, -1 if axis in axes else 1) for axis in range(x.ndim)])])
 
 
 def roll(x: np.ndarray, shifts: tuple[int, ...], axes: tuple[int, ...]) -> np.ndarray:
@@ -47,11 +46,19 @@ def roll(x: np.ndarray, shifts: tuple[int, ...], axes: tuple[int, ...]) -> np.nd
     return x if shifts and x.size else x.copy()
 
 
+def tile(x: np.ndarray, repeats: tuple[int, ...]) -> np.ndarray:
+    """Copies of ``x`` side by side, ``repeats`` of them along each axis; there may be more repeats than axes."""
+    sizes = (1,) * (len(repeats) - x.ndim) + x.shape
+    pairs = [*zip((1,) * (len(sizes) - len(repeats)) + repeats, sizes)]
+    apart = np.broadcast_to(x.reshape([m for n in sizes for m in (1, n)]), [m for pair in pairs for m in pair])
+    return copied(apart).reshape([m * n for m, n in pairs])
+
+
 def _below(x: np.ndarray, diagonal: int) -> np.ndarray:
     """Whether the places of the last two axes are on or below ``diagonal``: all rows are parts of the longest one."""
     rows, columns = x.shape[-2:]
     row = np.arange(1 - rows, columns + 1) <= diagonal
-    return copied(np.ndarray((rows, columns), bool, row, max(rows - 1, 0), (-1, 1)), FEW)
+    return copied(np.ndarray((rows, columns), bool, row, max(rows - 1, 0), (-1, 1)))
 
 
 def tril(x: np.ndarray, diagonal: int) -> np.ndarray:

@@ -18,7 +18,7 @@ from .toolbox.array_program import FLOAT32, supports_half
 from .toolbox.jit import kernel
 from .toolbox.product_loops import fold_columns
 from .toolbox.register_tile import keep_alive, operand, pointer, whole_vectors
-from .toolbox.strided_copy import FEW, copied
+from .toolbox.strided_copy import copied
 from .toolbox.threads import TaskKernel, recording, shares, task_kernel
 from .toolbox.vector_math import LARGEST, LOGSUMEXP, PRODUCT, SMALLEST, SQUARES, SUM, combined, folded
 
@@ -167,7 +167,7 @@ def _folded(fold: FoldKernels, x: np.ndarray, axes: tuple[int, ...], keepdim: bo
 def _of_moved(x: np.ndarray, axes: tuple[int, ...], keepdim: bool) -> np.ndarray:
     """logsumexp, with the axes moved to the end."""
     last = tuple(range(x.ndim - len(axes), x.ndim))
-    rows = copied(np.moveaxis(x, axes, last), FEW)
+    rows = copied(np.moveaxis(x, axes, last))
     y = _folded(_LOGSUMEXP._replace(plain=plain.logsumexp), rows, last, False)
     return np.expand_dims(y, axes) if keepdim else y
 

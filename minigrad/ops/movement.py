@@ -4,6 +4,7 @@ from operator import attrgetter
 from typing import Any, ClassVar
 
 from ..autograd import Function
+from ..dtypes import float32, is_half
 
 
 class Reshape(Function):
@@ -126,6 +127,7 @@ class Tile(Function):
     """y = copies of x side by side along each axis;  dx = sum of dy over the copies."""
 
     __slots__ = ("repeats", "shape")
+    widens = False
     repeats: tuple[int, ...]
     shape: Any
 
@@ -135,7 +137,8 @@ class Tile(Function):
 
     def backward(self, dy: Any) -> Any:
         sizes = (1,) * (len(self.repeats) - len(self.shape)) + self.shape
-        copies = dy.reshape([m for pair in zip(self.repeats, sizes) for m in pair])
+        wide = self.kernels.elementwise.cast(dy, float32) if is_half(dy.dtype) else dy
+        copies = wide.reshape([m for pair in zip(self.repeats, sizes) for m in pair])
         return self.kernels.reduce.sum(copies, tuple(range(0, copies.ndim, 2)), False).reshape(self.shape)
 
 

@@ -31,15 +31,14 @@ from ...plain_kernels.arrays import is_half
 from ...plain_kernels.elementwise import of_each, quiet
 from .multi_tensor import addresses_of
 from .numpy_loops import FMOD, Loop, mended, numpy_loop
-from .program_code import IS_ARM, Code, ProgramStep, Value, call_loop, compiled, converts_halves, ufunc_of
+from .program_code import IS_ARM, UPPER, Code, ProgramStep, Value, compiled, converts_halves, over_tables, ufunc_of
 from .program_math import FUNCTIONS
-from .register_tile import keep_alive
-from .threads import LAYER, constant, get_num_threads, recording, task_kernel, tasks_of
+from .threads import LAYER, constant, recording, shares
 
 PIECE = 8192  # elements of a call of a loop
 FEW, PAIRS = 8192, 65536  # elements of one array, or pairs of two, that one thread computes before others would begin
 WORTH = 1 << 20  # elements times work, from which on more threads are faster
-TASK = 1 << 19  # elements times work of a task, about
+TASK = 1 << 17  # elements times work that is worth a launch
 MEMORY, CALL = 5, 100  # the work of a loop's memory, and of a step that is a call; that of an instruction is 1
 BOOL, FLOAT32 = np.dtype(bool), np.dtype(np.float32)
 ARRAY, NUMBERS, CONSTANTS = np.ndarray, (float, int), (np.dtype, FunctionType, str, type, type(None))
@@ -312,7 +311,12 @@ class Program:
             if source.kind == "V":
                 return (x.view(np.uint16).astype(np.uint32) << 16).view(FLOAT32)
             if dtype.kind == "V":
-                return self._rounded(x, dtype)
+                bits: Any = x.view(np.uint32)
+                nearest = bits + ((bits >> 16) & 1) + 0x7FFF  # of two equally near the even one
+                found: Any = np.where(x == x, nearest, (bits & 0x80000000) | 0x7FC00000)
+                for code in UPPER:
+                    found = self.noted(code, [found], np.dtype(np.uint16))
+                return found.view(dtype)
         if dtype == BOOL:
             return np.not_equal(x, 0)
         if source.kind == "f" and dtype.kind in "iu" and dtype.itemsize < 4 and not IS_ARM:  # there they may saturate
@@ -322,13 +326,6 @@ class Program:
             raise NoProgramError
         word = words[1 + (dtype.itemsize > source.itemsize) - (dtype.itemsize < source.itemsize)]
         return self.noted(f"{word} {{t}} {{0}} to {{r}}", [x], dtype)
-
-    def _rounded(self, x: Traced, bfloat16: np.dtype[Any]) -> Traced:
-        """To the nearest bfloat16, ties to even."""
-        bits: Any = x.view(np.uint32)
-        nearest = (bits + ((bits >> 16) & 1) + 0x7FFF) >> 16
-        nan = ((bits >> 16) & 0x8000) | 0x7FC0
-        return np.where(x == x, nearest, nan).astype(np.uint16).view(bfloat16)
 
     @functools.cached_property
     def ufunc(self) -> Callable[..., Any]:
@@ -346,26 +343,19 @@ class Program:
 
     def run(self, inputs: tuple[Any, ...], out: np.ndarray | None = None) -> np.ndarray:
         """The result for inputs that broadcast, in ``out``, or in a new array; by all threads."""
-        arrays: Any = [self._array(inputs[i], i) for i in self._inputs]
-        flags: Any = [["readonly"]] * len(arrays) + [["writeonly", "allocate"]]
-        walk = np.nditer([*arrays, out], ["external_loop"], flags, [*(x.dtype for x in arrays), self.result])
-        out, views = walk.operands[-1], list(walk.itviews)
-        shape, layout = views[0].shape, [x.strides for x in views]
-        table = [1 + len(shape), *shape, 0]
-        for address, strides in zip(addresses_of(views), layout):
-            table += (address, *strides)
-        tasks = 1
-        if out.size > PIECE:
-            parts = out.size // shape[-1] * tasks_of(shape[-1], PIECE)
-            threads = get_num_threads()
-            tasks = min(parts, threads * max(1, out.size * self.work // (TASK * threads)))
-        repeated = frozenset([i for i, strides in zip(self._inputs, layout) if not strides[-1]])
-        _run.launch(None, tasks, *self._code_for(repeated)[:2], constant(np.array(table, np.int64)))
+        given, number = [(inputs[i], self._kinds[i]) for i in self._inputs], _number.__wrapped__
+        arrays: Any = [x if isinstance(x, ARRAY) else constant(number(x, dtype)) for x, dtype in given]
+        if out is None:
+            shape = np.broadcast(*arrays).shape
+            like = [x for x in arrays if x.shape == shape and 0 not in x.strides]
+            orders = {tuple([stride // x.itemsize for stride in x.strides]) for x in like}
+            out = np.empty_like(like[0], self.result) if len(orders) == 1 else np.empty(shape, self.result)
+        arrays.append(out)
+        layout, repeated = layout_of(*[(x.shape, x.strides) for x in arrays])
+        tasks = shares(out.size * self.work, TASK)
+        data = self._code_for(frozenset([self._inputs[k] for k in repeated])).data
+        over_tables.launch(None, tasks, data, constant(np.array([PIECE, *layout, *addresses_of(arrays)], np.int64)))
         return out
-
-    def _array(self, x: Any, i: int) -> np.ndarray:
-        """An input as an array."""
-        return x if isinstance(x, ARRAY) else constant(_number.__wrapped__(x, self._kinds[i]))
 
 
 _CALL = """def call({names}, *out):
@@ -389,34 +379,27 @@ _CONVERSIONS: dict[str, tuple[str, str, str]] = {  # by the kinds, into a shorte
 }  # fmt: skip
 
 
-@task_kernel
-def _run(task, tasks, loop, data, table):
-    dims = table[0] - 1
-    width = dims + 1
-    shape, table = table[1:width], table[1 + width :]
-    operands = table.shape[0] // width
-    table = table.reshape(operands, width)
-    inner, rows = shape[dims - 1], 1
-    for d in range(dims - 1):
-        rows *= shape[d]
-    pieces = (inner + PIECE - 1) // PIECE  # of a row
-    words = np.empty((2, operands), np.int64)
-    address, stride, count = words[0], words[1], np.empty(1, np.int64)
-    for k in range(operands):
-        stride[k] = table[k, dims]
-    for part in range(task * rows * pieces // tasks, (task + 1) * rows * pieces // tasks):
-        row = part if pieces == 1 else part // pieces
-        first = (part - row * pieces) * PIECE
-        count[0] = min(PIECE, inner - first)
-        for k in range(operands):
-            address[k] = table[k, 0] + first * stride[k]
-        for d in range(dims - 2, -1, -1):
-            above = row // shape[d] if d else 0
-            for k in range(operands):
-                address[k] += (row - above * shape[d]) * table[k, 1 + d]
-            row = above
-        call_loop(loop, data, address.ctypes.data, count.ctypes.data, stride.ctypes.data)
-    keep_alive((words, count))
+@functools.lru_cache(4096)
+def layout_of(*operands: tuple[tuple[int, ...], tuple[int, ...]]) -> tuple[list[int], list[int]]:
+    """Of operands' shapes and strides how many dimensions there are, and of each the size and the strides; and where
+    the last dimension's stride is 0. The last operand, the result, has the order.
+
+    Neighbours that are as one are one. The last dimension is a row; before it comes that in which rows of the first
+    operand are nearest.
+    """
+    shape = operands[-1][0]
+    steps = ([0] * (len(shape) - len(sizes)) + [s * (n > 1) for n, s in zip(sizes, at)] for sizes, at in operands)
+    dims: list[tuple[int, ...]] = []
+    for n, *strides in sorted(zip(shape, *steps), key=lambda dim: -abs(dim[-1])):
+        if dims and dims[-1][1:] == tuple([n * stride for stride in strides]):
+            dims[-1] = (dims[-1][0] * n, *strides)
+        elif n > 1:
+            dims.append((n, *strides))
+    one = (1,) * (1 + len(operands))
+    row = dims.pop() if dims else one
+    above = min(dims, key=lambda dim: abs(dim[1]), default=one)
+    dims = [*(dim for dim in dims if dim is not above), above, row]
+    return [len(dims), *sum(dims, ())], [k for k, stride in enumerate(row[1:-1]) if not stride]
 
 
 class Formula:
@@ -526,17 +509,6 @@ def into_first(function: np.ufunc) -> Callable[[np.ndarray, Any], None]:
             made.of_many(x, y, out=x, worth=worth)
 
     return for_graphs(into, made.program_for, of_many)
-
-
-@task_kernel
-def _clear(task, tasks, y):
-    y[task * y.size // tasks : (task + 1) * y.size // tasks] = 0
-
-
-def clear(y: np.ndarray) -> None:
-    """Zeros in a contiguous array, as a launch."""
-    bytes_ = y.reshape(-1).view(np.uint8)
-    _clear.launch(None, tasks_of(bytes_.size, 4 * TASK), bytes_)
 
 
 def formulas(family: type, without: tuple[str, ...] = ()) -> dict[str, Callable[..., Any]]:

@@ -35,9 +35,8 @@ import numpy as np
 from ..memory import heap
 from ..memory.arena import Arena
 from . import threads
-from .array_program import clear
-from .multi_tensor import address_of
-from .strided_copy import copy_into
+from .multi_tensor import addresses_of
+from .strided_copy import ZERO, copy_into
 from .threads import Launch, Launches
 
 VALUES = "grad_norm.", "indexing.add_at", "indexing.index", "indexing.scatter", "linear_cross_entropy.backward"
@@ -63,7 +62,10 @@ UPDATES = "adagrad.step", "adamw.step", "lamb.step", "sgd.step"
 """Functions that are not called in the capture, which is no step."""
 OTHERS = "Array", "graphs", "heap", "memory", "threads"
 """What is in a backend and is no family."""
-INTO: dict[str, Callable[..., None]] = {"zeros": lambda y, shape: clear(y), "copy": copy_into, "contiguous": copy_into}
+INTO: dict[str, Callable[..., None]] = {
+    "zeros": lambda y, shape: copy_into(y.reshape(-1).view(np.uint8), np.broadcast_to(ZERO, y.nbytes)),
+    "copy": copy_into, "contiguous": copy_into,
+}  # fmt: skip
 """What fills the place of a result quicker than a copy of a new one."""
 READ = "it reads a value", "keep it as a tensor, and read it after the launch"
 WRITE = "it takes an array of the host's", "pass it as an input, or make the tensor before the capture"
@@ -112,8 +114,8 @@ class HostEvent:
 
 def state_address(words: np.ndarray) -> int:
     """Where kernels find a generator's seed and offset."""
-    threads.GENERATORS.add(address_of(words))
-    return address_of(words)
+    threads.GENERATORS.add(addresses_of((words,))[0])
+    return addresses_of((words,))[0]
 
 
 class HostGraph:

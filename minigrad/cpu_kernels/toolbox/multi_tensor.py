@@ -30,21 +30,12 @@ PARAM, GRAD, STATE = 0, 1, 2
 """Columns of ``Table.addresses``; the states' columns begin at STATE."""
 
 
-_first_byte: Callable[[Any], ctypes.c_char] = ctypes.c_char.from_buffer
+_word_at: Callable[[int], ctypes.c_int64] = ctypes.c_int64.from_address
 
 
 def addresses_of(arrays: Iterable[np.ndarray]) -> list[int]:
-    """The addresses of the arrays' memory. The caller keeps the arrays alive."""
-    arrays = list(arrays)
-    try:
-        return [*map(ctypes.addressof, map(_first_byte, arrays))]  # five times faster than the array interface
-    except (TypeError, ValueError):  # one is read-only, or without elements
-        return [int(array.__array_interface__["data"][0]) for array in arrays]
-
-
-def address_of(array: np.ndarray) -> int:
-    """The address of an array's memory. The caller keeps the array alive."""
-    return addresses_of((array,))[0]
+    """The addresses of the arrays' memory, the first word of NumPy's ``PyArrayObject``. The caller keeps them alive."""
+    return [_word_at(id(array) + object.__basicsize__).value for array in arrays]
 
 
 def exact(fn: Callable[..., None]) -> Any:

@@ -2,7 +2,7 @@
 
 Neighbouring steps that are instructions become one function in LLVM's language, which goes through a chunk of elements
 by vectors of LANES. A step without instructions here (float64's logarithm) is a call of NumPy's own loop, on chunks.
-What leads through the operands, by chunks, is one kernel for all programs, ``_drive``:
+What leads through the operands, by chunks, is one kernel for all programs, ``drive``:
 
     for each chunk:
         operands that are not contiguous  ->  buffers (one value that repeats: once)
@@ -32,15 +32,17 @@ from ..memory.numpy_allocator import numpys
 from .jit import CACHE_DIRECTORY, emits, inline, kernel, read_entry, write_entry
 from .numpy_loops import Loop, array_at
 from .register_tile import VECTOR_BYTES, keep_alive
-from .threads import INT64, compiled_address, emit_call, lasting_words, launch_within, threads_within
+from .threads import INT64, compiled_address, emit_call, lasting_words, launch_within, task_kernel, threads_within
 
 LANES = VECTOR_BYTES // 2  # two vectors of float32
 LINE = 64  # elements, of which threads get multiples
-HEADER = 9  # words of ``data``: _drive, operands, places, calls, `least`, threads_within, _start, _part, the loop
+HEADER = 8  # words of ``data``: drive, operands, places, calls, `least`, threads_within, _start, over_tables
 CHUNK = 512  # elements: the buffers of a few operands fit into the first cache
 IS_ARM = platform.machine().lower() in ("arm64", "aarch64")
 ALL_EXCEPTIONS = 0x1F if IS_ARM else 0x3D  # FE_ALL_EXCEPT of <fenv.h>
 UINT16 = np.dtype(np.uint16)
+_WORDS, _ODD = f"<{2 * LANES} x i16>", ", ".join(f"i32 {2 * i + 1}" for i in range(LANES))
+UPPER = f"bitcast {{t}} {{0}} to {_WORDS}", f"shufflevector {_WORDS} {{0}}, {_WORDS} poison, <{LANES} x i32> <{_ODD}>"
 _FLOATS = {"f": ("float", "f32"), "d": ("double", "f64"), "e": ("half", "f16")}
 
 
@@ -91,6 +93,7 @@ class _Segment:
     ) -> None:
         self._places, self._numbers = places, numbers
         self._begin: list[str] = []
+        self._row: list[str] = []
         self._lines: list[str] = []
         self._names: dict[int, str] = {}
         for code, takes, result in steps:
@@ -105,31 +108,42 @@ class _Segment:
             self._lines.append(f"%v{result.slot} = {text}")
             if result.slot in places:
                 self._write(result)
-        begin, body = "\n  ".join(self._begin), "\n  ".join(self._lines)
+        begin, row, body = ("\n  ".join(lines) for lines in (self._begin, self._row, self._lines))
         self.text: str = f"""
-define void @segment{k}(ptr %places, ptr %n, ptr %strides, ptr %data) {{
+define void @segment{k}(ptr %places, ptr %n, ptr %strides, i64 %rows) {{
 entry:
   %elements = load i64, ptr %n
   {begin}
+  br label %row
+row:
+  %r = phi i64 [0, %entry], [%next_row, %end_of_row]
+  {row}
   br label %vector
 vector:
-  %i = phi i64 [0, %entry], [%next, %vector]
+  %i = phi i64 [0, %row], [%next, %vector]
   {body}
   %next = add i64 %i, {LANES}
   %more = icmp slt i64 %next, %elements
-  br i1 %more, label %vector, label %end
+  br i1 %more, label %vector, label %end_of_row
+end_of_row:
+  %next_row = add i64 %r, 1
+  %more_rows = icmp slt i64 %next_row, %rows
+  br i1 %more_rows, label %row, label %end
 end:
   ret void
 }}"""
 
     def _at(self, x: Value) -> str:
         """A pointer to the vector of an operand, or of what another segment takes."""
-        self._begin += [f"%at{x.slot} = getelementptr ptr, ptr %places, i64 {self._places[x.slot]}",
-                        f"%place{x.slot} = load ptr, ptr %at{x.slot}"]  # fmt: skip
+        for kind, array, name in (("ptr", "places", "base"), ("i64", "strides", "step")):
+            self._begin += [f"%{name}_at{x.slot} = getelementptr {kind}, ptr %{array}, i64 {self._places[x.slot]}",
+                            f"%{name}{x.slot} = load {kind}, ptr %{name}_at{x.slot}"]  # fmt: skip
+        self._row += [f"%skip{x.slot} = mul i64 %r, %step{x.slot}",
+                      f"%place{x.slot} = getelementptr i8, ptr %base{x.slot}, i64 %skip{x.slot}"]  # fmt: skip
         if x.slot in self._numbers:
             one = f"<1 x {_element(x.dtype)}>"
             splat = f"shufflevector {one} %one{x.slot}, {one} poison, <{LANES} x i32> zeroinitializer"
-            self._begin += [f"%one{x.slot} = load {one}, ptr %place{x.slot}, align 1", f"%v{x.slot} = {splat}"]
+            self._row += [f"%one{x.slot} = load {one}, ptr %place{x.slot}, align 1", f"%v{x.slot} = {splat}"]
             return ""
         self._lines.append(f"%here{x.slot} = getelementptr {_element(x.dtype)}, ptr %place{x.slot}, i64 %i")
         return f"ptr %here{x.slot}, align 1"
@@ -156,7 +170,7 @@ end:
 
 
 def text_of(inputs: list[Value], steps: list[ProgramStep], numbers: set[int]) -> tuple[str, list[int], list[list[Any]]]:
-    """The module, and what ``_drive`` has to know: the sizes of places, and of each call its code and places.
+    """The module, and what ``drive`` has to know: the sizes of places, and of each call its code and places.
 
     Places are the operands, and results that a loop gives or takes. The size of a number is 0: no loop takes it.
     """
@@ -183,25 +197,18 @@ def text_of(inputs: list[Value], steps: list[ProgramStep], numbers: set[int]) ->
             texts.append(_Segment(k, part, places, numbers, intrinsics).text)
             calls.append([f"segment{k}"])
     entry = f"""
-define void @loop(ptr %args, ptr %n, ptr %strides, ptr %data) {{
-  %workspace = alloca [{len(places) * (CHUNK + 1) + 12} x i64], align 64
-  %result = alloca ptr
-  %error = alloca ptr
-  %drive = load ptr, ptr %data
-  call i32 %drive(ptr %result, ptr %error, ptr %args, ptr %n, ptr %strides, ptr %data, ptr %workspace)
-  ret void
-}}
-
 define void @ufunc(ptr %args, ptr %n, ptr %strides, ptr %data) {{
+  %workspace = alloca [{len(places) * (CHUNK + 1) + 12} x i64], align 64
   %result = alloca ptr
   %error = alloca ptr
   %at_start = getelementptr i64, ptr %data, i64 6
   %start = load ptr, ptr %at_start
-  %status = call i32 %start(ptr %result, ptr %error, ptr %args, ptr %n, ptr %strides, ptr %data)
+  %status = call i32 %start(ptr %result, ptr %error, ptr %args, ptr %n, ptr %strides, ptr %data, ptr %workspace)
   %started = icmp eq i32 %status, 0
   br i1 %started, label %end, label %alone
 alone:
-  call void @loop(ptr %args, ptr %n, ptr %strides, ptr %data)
+  %drive = load ptr, ptr %data
+  call i32 %drive(ptr %result, ptr %error, ptr %args, ptr %n, i64 1, ptr %strides, ptr %data, ptr %workspace)
   br label %end
 end:
   call i32 @feclearexcept(i32 {ALL_EXCEPTIONS})
@@ -228,99 +235,152 @@ def call_loop(context: Any, builder: Any, signature: Any, address: Any, data: An
             builder.call(builder.inttoptr(address, _LOOP.as_pointer()), [*arrays, data])
 
 
+@emits(lambda data, args, n, rows, strides, workspace: types.void(*[types.int64] * 6))
+def _drive(context: Any, builder: Any, signature: Any, data: Any, *words: Any) -> None:
+    """In a kernel: call the one whose address ``data`` begins with, ``drive`` or another with its arguments."""
+    address = builder.load(builder.inttoptr(data, INT64.as_pointer()))
+    emit_call(context, builder, address, (types.int64,) * 6, [*words[:4], data, words[4]])
+
+
 @inline
-def _copied(y, ys, x, xs, n, kind):
-    if xs == 0:
-        array_at(y, n, kind)[:] = array_at(x, 1, kind)[0]
+def _copied(y, ys, x, xs, n, kind, wide):
+    source, target, size = array_at(x, n, kind), array_at(y, n, kind), array_at(x, 1, kind).itemsize
+    if ys == size and xs == size:
+        for i in range(n):
+            target[i] = source[i]
+    elif ys == size and xs == 0:
+        target[:] = source[0]
+    elif ys == size and xs == array_at(x, 1, wide).itemsize:  # its lower half is the element: vectors are shortened
+        pairs, last = array_at(x, n, wide), n - 1
+        for i in range(last):
+            target[i] = pairs[i]
+        target[last] = array_at(x + last * xs, 1, kind)[0]  # behind it there may be no memory
+    elif ys == size and xs == -size:
+        before = array_at(x + (n - 1) * xs, n, kind)
+        for i in range(n):
+            target[i] = before[np.uint64(n - 1 - i)]
     else:
         for i in range(n):
             array_at(y + i * ys, 1, kind)[0] = array_at(x + i * xs, 1, kind)[0]
 
 
-@inline
-def _copy(y, ys, x, xs, n, size):
+@kernel
+def copy_row(y, ys, x, xs, n, size):
     """n elements of any strides."""
     if size == 1:
-        _copied(y, ys, x, xs, n, np.uint8)
+        _copied(y, ys, x, xs, n, np.uint8, np.uint16)
     elif size == 2:
-        _copied(y, ys, x, xs, n, np.uint16)
+        _copied(y, ys, x, xs, n, np.uint16, np.uint32)
     elif size == 4:
-        _copied(y, ys, x, xs, n, np.uint32)
+        _copied(y, ys, x, xs, n, np.uint32, np.uint64)
     else:
-        _copied(y, ys, x, xs, n, np.uint64)
+        _copied(y, ys, x, xs, n, np.uint64, np.uint64)
 
 
 @kernel
-def _drive(args, n, strides, data, workspace):
+def drive(args, n, rows, strides, data, workspace):
+    """The rows of n elements. Behind the strides are those of rows, where there are several; then args changes."""
     header, rest = array_at(data, HEADER, np.int64), data + 8 * HEADER
     operands, count, calls = header[1], header[2], header[3]
     sizes, table = array_at(rest, count, np.int64), array_at(rest + 8 * count, (calls, 8), np.int64)
     bases, steps = array_at(args, operands, np.int64), array_at(strides, operands, np.int64)
-    places, elements = array_at(workspace, count, np.int64), array_at(n, 1, np.int64)[0]
+    across, places = array_at(strides + 8 * operands, operands, np.int64), array_at(workspace, count, np.int64)
     words = array_at(workspace + 8 * count, (3, 4), np.int64)  # arguments, strides and size of a call
-    buffers, out, start = words.ctypes.data + 96, operands - 1, 0
+    buffers, out, elements = words.ctypes.data + 96, operands - 1, array_at(n, 1, np.int64)[0]
     for k in range(operands, count):
         places[k] = buffers + 8 * CHUNK * k
-    chunk = elements if count == operands else CHUNK
+    whole = count == operands  # no buffers
     for k in range(operands):
-        chunk = chunk if sizes[k] == 0 or steps[k] == sizes[k] else CHUNK
-    while start < elements:
-        size = min(elements - start, chunk)
-        full = size >= LANES
-        size = size // LANES * LANES if full else size
-        for k in range(operands):
-            here = bases[k] + start * steps[k]
-            direct = sizes[k] == 0 or (full and steps[k] == sizes[k])
-            places[k] = here if direct else buffers + 8 * CHUNK * k
-            if not (direct or k == out or (steps[k] == 0 and start > 0)):
-                _copy(places[k], sizes[k], here, steps[k], size, sizes[k])
-        words[2, 0] = size
-        for c in range(calls):
-            for a in range(table[c, 2]):
-                words[0, a], words[1, a] = places[table[c, 3 + a]], sizes[table[c, 3 + a]]
-            arguments = words.ctypes.data if table[c, 2] else workspace
-            call_loop(table[c, 0], table[c, 1], arguments, words.ctypes.data + 64, words.ctypes.data + 32)
-        if places[out] != bases[out] + start * steps[out]:
-            _copy(bases[out] + start * steps[out], steps[out], places[out], sizes[out], size, sizes[out])
-        start += size
+        whole = whole and (sizes[k] == 0 or steps[k] == sizes[k])
+    chunk = elements if whole else CHUNK
+    if rows > 1 and whole and calls == 1 and table[0, 2] == 0 and elements % LANES == 0:
+        call_loop(table[0, 0], rows, args, n, across.ctypes.data)
+        return
+    for row in range(rows):
+        for k in range(operands if row else 0):
+            bases[k] += across[k]
+        start = 0
+        while start < elements:
+            size = min(elements - start, chunk)
+            full = size >= LANES
+            size = size // LANES * LANES if full else size
+            for k in range(operands):
+                here = bases[k] + start * steps[k]
+                direct = sizes[k] == 0 or (full and steps[k] == sizes[k])
+                places[k] = here if direct else buffers + 8 * CHUNK * k
+                if not (direct or k == out or (steps[k] == 0 and start > 0)):
+                    copy_row(places[k], sizes[k], here, steps[k], size, sizes[k])
+            words[2, 0] = size
+            for c in range(calls):
+                for a in range(table[c, 2]):
+                    words[0, a], words[1, a] = places[table[c, 3 + a]], sizes[table[c, 3 + a]]
+                arguments = words.ctypes.data if table[c, 2] else workspace
+                steps_of_call = words.ctypes.data + 32 if table[c, 2] else buffers
+                call_loop(table[c, 0], table[c, 1], arguments, words.ctypes.data + 64, steps_of_call)
+            if places[out] != bases[out] + start * steps[out]:
+                copy_row(bases[out] + start * steps[out], steps[out], places[out], sizes[out], size, sizes[out])
+            start += size
+
+
+@task_kernel
+def over_tables(task, tasks, data, table):
+    """The task's share of each table's elements: a table is that of ``layout_of``, before it the size of a piece of
+    rows, behind it the addresses.
+    """
+    header, start = array_at(data, HEADER, np.int64), 0
+    operands = header[1]
+    words, count = np.empty((3, operands), np.int64), np.empty(1, np.int64)
+    workspace = np.empty(header[2] * (CHUNK + 1) + 12, np.int64)
+    while start < table.shape[0]:
+        piece, dims, start = table[start], table[start + 1], start + 2
+        layout = table[start : start + dims * (operands + 1)].reshape(dims, operands + 1)
+        start += layout.size + operands
+        columns, rows = layout[dims - 1, 0], layout[dims - 2, 0]
+        words[1], words[2] = layout[dims - 1, 1:], layout[dims - 2, 1:]
+        pieces, lines = (columns + piece - 1) // piece, rows
+        for d in range(dims - 2):
+            lines *= layout[d, 0]
+        part, end = task * lines * pieces // tasks, (task + 1) * lines * pieces // tasks
+        while part < end:
+            rest, first = part // pieces, part % pieces * piece
+            rest, row = rest // rows, rest % rows
+            count[0], some = min(piece, columns - first), min(rows - row, end - part) if pieces == 1 else 1
+            for k in range(operands):
+                words[0, k] = table[start - operands + k] + first * words[1, k] + row * words[2, k]
+            for d in range(dims - 3, -1, -1):
+                rest, at = rest // layout[d, 0], rest % layout[d, 0]
+                for k in range(operands):
+                    words[0, k] += at * layout[d, 1 + k]
+            _drive(data, words.ctypes.data, count.ctypes.data, some, words[1].ctypes.data, workspace.ctypes.data)
+            part += some
+    keep_alive((words, count, workspace))
 
 
 @kernel
-def _part(task, tasks, args, n, strides, data, words):
-    header = array_at(data, HEADER, np.int64)
-    operands, elements = header[1], array_at(n, 1, np.int64)[0]
-    first, end = task * elements // tasks // LINE * LINE, (task + 1) * elements // tasks // LINE * LINE
-    here = array_at(words + 8 * task * (operands + 1), operands + 1, np.int64)
-    bases, steps = array_at(args, operands, np.int64), array_at(strides, operands, np.int64)
-    for k in range(operands):
-        here[k] = bases[k] + first * steps[k]
-    here[operands] = (elements if task == tasks - 1 else end) - first
-    call_loop(header[8], data, here.ctypes.data, here.ctypes.data + 8 * operands, strides)
-
-
-@kernel
-def _start(args, n, strides, data):
+def _start(args, n, strides, data, workspace):
     """The loop, on parts by all threads for much. It fails before it begins, if there is no memory for the launch."""
     header, elements = array_at(data, HEADER, np.int64), array_at(n, 1, np.int64)[0]
+    operands = header[1]
     if elements < header[4] or array_at(header[5], 1, np.int64)[0] == 0:
-        call_loop(header[8], data, args, n, strides)
+        _drive(data, args, n, 1, strides, workspace)
     else:
-        threads = numba.get_num_threads()
-        tasks = threads * max(1, 2 * elements // (header[4] * threads))
-        words = np.empty(tasks * (header[1] + 1), np.int64)
-        launch_within(header[7], tasks, (args, n, strides, data, words.ctypes.data))
-        keep_alive((words,))
+        tasks = numba.get_num_threads()
+        table = np.ones(2 + 2 * (operands + 1) + operands, np.int64)
+        table[0], table[1], table[3 + operands] = (elements // (tasks * LINE) + 1) * LINE, 2, elements
+        table[4 + operands : 4 + 2 * operands] = array_at(strides, operands, np.int64)
+        table[4 + 2 * operands :] = array_at(args, operands, np.int64)
+        launch_within(header[7], tasks, (data, table))
+        keep_alive((table,))
 
 
 # The machine code ----------------------------------------------------------------------------------------------------
 
 
 class Code(NamedTuple):
-    """A loop, and the ``data`` that it is to get; both stay for the process's life. And the loop as a ufunc has it:
-    by all threads for ``least`` elements or more, and without a trace in the processor's flags.
+    """What loops get as ``data``, and the loop as a ufunc has it: by all threads for ``least`` elements or more, and
+    without a trace in the processor's flags. Both stay for the process's life.
     """
 
-    address: int
     data: int
     ufunc: int
 
@@ -343,14 +403,14 @@ def converts_halves() -> bool:
 def compiled(inputs: list[Value], steps: list[ProgramStep], numbers: set[int], least: int) -> Code:
     """The loop for these inputs and steps. The inputs at the slots ``numbers`` are one value each."""
     text, sizes, calls = text_of(inputs, steps, numbers)
-    engine = _engine_for(text)
-    loop, within = engine.get_function_address("loop"), threads_within()
-    drive, start, part = (compiled_address(f, *[types.int64] * n) for f, n in ((_drive, 5), (_start, 4), (_part, 7)))
-    words = [drive, len(inputs) + 1, len(sizes), len(calls), least, within, start, part, loop, *sizes]
+    engine, table = _engine_for(text), types.Array(types.int64, 1, "C")
+    driver, start = (compiled_address(f, *[types.int64] * n) for f, n in ((drive, 6), (_start, 5)))
+    run = compiled_address(over_tables.kernel, *[types.int64] * 3, table)
+    words = [driver, len(inputs) + 1, len(sizes), len(calls), least, threads_within(), start, run, *sizes]
     for code, *places in calls:
-        called = (code.address, code.data) if isinstance(code, Loop) else (engine.get_function_address(code), 0)
+        called = (code.address, code.data) if isinstance(code, Loop) else (engine.get_function_address(code), 1)
         words += (*called, len(places), *places, *[0] * (5 - len(places)))
-    return Code(loop, lasting_words(words), engine.get_function_address("ufunc"))
+    return Code(lasting_words(words), engine.get_function_address("ufunc"))
 
 
 @functools.cache

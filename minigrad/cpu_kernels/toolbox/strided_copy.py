@@ -1,119 +1,88 @@
 """Copies between arrays of any strides, by all threads; a transposed array goes block by block, as caches like it."""
 
+import functools
 from typing import Any
 
 import numba
 import numpy as np
 from numba import types
 
-from .array_program import Formula
-from .jit import emits, inline
-from .multi_tensor import addresses_of, elements_at
+from .array_program import layout_of
+from .jit import emits, kernel
+from .multi_tensor import addresses_of
+from .numpy_loops import array_at
+from .program_code import HEADER, copy_row, over_tables
 from .register_tile import INT64, Vectors, transpose_registers
-from .threads import constant, get_num_threads, recording, task_kernel
+from .threads import compiled_address, constant, lasting_words, shares
 
 FEW = 65536  # bytes that NumPy rearranges in the time of a launch
-MANY = 1 << 20  # bytes of rows that it copies in that time
-TASK = 131072  # bytes of a task, about
+MANY = 1 << 19  # bytes in order that it copies in that time
 RUN = 16384  # elements of a row that are a block
 ROWS, COLUMNS, TILE = 16, 512, 8  # of a block of a transposed array; a tile's lines find room in the first cache
 
 
-@task_kernel
-def _copy(task, tasks, table, like):
-    """A table row for each dimension, (size, stride of x, stride of y): those before, rows, columns; then addresses."""
-    outer = table.shape[0] - 3
-    rows, columns = table[outer, 0], table[outer + 1, 0]
-    x_row, y_row, x_step, y_step = table[outer, 1], table[outer, 2], table[outer + 1, 1], table[outer + 1, 2]
-    turned = abs(x_row) < abs(x_step) and abs(x_step) > like.itemsize and rows > 1
-    adjacent = turned and x_row == like.itemsize and y_step == like.itemsize
-    height, width, tile = (ROWS, COLUMNS, TILE) if turned else (1, RUN, RUN)
-    across, down = (columns + width - 1) // width, (rows + height - 1) // height
-    blocks = across * down
-    for d in range(outer):
-        blocks *= table[d, 0]
-    for block in range(task * blocks // tasks, (task + 1) * blocks // tasks):
-        rest, first = block // across, block % across * width
-        rest, i = rest // down, rest % down * height
-        x, y = table[outer + 2, 1] + i * x_row, table[outer + 2, 2] + i * y_row
-        for d in range(outer - 1, -1, -1):
-            rest, at = rest // table[d, 0], rest % table[d, 0]
-            x, y = x + at * table[d, 1], y + at * table[d, 2]
-        here = min(height, rows - i)
+@kernel
+def _block(args, n, rows, strides, data, workspace):
+    size, columns = array_at(data, HEADER, np.int64)[3], array_at(n, 1, np.int64)[0]
+    first_x, first_y = array_at(args, 2, np.int64)
+    x_step, y_step, x_row, y_row = array_at(strides, 4, np.int64)
+    turned = abs(x_row) < abs(x_step) and abs(x_step) > size and rows > 1
+    adjacent = turned and x_row == size and y_step == size
+    width, tile = (COLUMNS, TILE) if turned else (columns, columns)
+    across = (columns + width - 1) // width
+    for part in range((rows + ROWS - 1) // ROWS * across):
+        i, first = part // across * ROWS, part % across * width
         for j in range(first, min(first + width, columns), tile):
             count = min(tile, columns - j)
-            for r in range(0, here, TILE):
-                source, target, lines = x + r * x_row + j * x_step, y + r * y_row + j * y_step, min(TILE, here - r)
+            for r in range(i, min(i + ROWS, rows), TILE):
+                x, y, lines = first_x + r * x_row + j * x_step, first_y + r * y_row + j * y_step, min(TILE, rows - r)
                 if adjacent and count == TILE and lines == TILE:
-                    _transpose(source, x_step, target, y_row, like)
+                    _transpose(x, x_step, y, y_row, size)
                 else:
                     for k in range(lines):
-                        _copy_row(source + k * x_row, x_step, target + k * y_row, y_step, count, like)
+                        copy_row(y + k * y_row, y_step, x + k * x_row, x_step, count, size)
 
 
-@emits(lambda x, x_step, y, y_row, like: types.void(*[types.int64] * 4, like))
-def _transpose(context: Any, builder: Any, signature: Any, x: Any, x_step: Any, y: Any, y_row: Any, like: Any) -> None:
+@emits(lambda x, x_step, y, y_row, size: types.void(*[types.int64] * 5))
+def _transpose(context: Any, builder: Any, signature: Any, x: Any, x_step: Any, y: Any, y_row: Any, size: Any) -> None:
     """TILE elements from each of the addresses x, x + x_step, ... as the columns of TILE rows at y, y + y_row, ..."""
-    vectors = Vectors(builder, context, signature.args[-1].dtype, TILE)
 
     def place(address: Any, step: Any, i: int) -> Any:
         return builder.inttoptr(builder.add(address, builder.mul(step, INT64(i))), vectors.scalar.as_pointer())
 
-    lines = [vectors.load(place(x, x_step, i), INT64(0)) for i in range(TILE)]
-    transpose_registers(builder, lines)
-    for i, line in enumerate(lines):
-        vectors.store(line, place(y, y_row, i), INT64(0))
+    for kind in (types.uint8, types.uint16, types.uint32, types.uint64):
+        with builder.if_then(builder.icmp_signed("==", size, INT64(kind.bitwidth // 8))):
+            vectors = Vectors(builder, context, kind, TILE)
+            lines = [vectors.load(place(x, x_step, i), INT64(0)) for i in range(TILE)]
+            transpose_registers(builder, lines)
+            for i, line in enumerate(lines):
+                vectors.store(line, place(y, y_row, i), INT64(0))
 
 
-@inline
-def _copy_row(x, x_step, y, y_step, count, like):
-    source, target = elements_at(x, count, like), elements_at(y, count, like)
-    if y_step != like.itemsize:
-        for c in range(count):
-            elements_at(y + c * y_step, 1, like)[0] = elements_at(x + c * x_step, 1, like)[0]
-    elif x_step == like.itemsize:
-        for c in range(count):
-            target[c] = source[c]
-    elif x_step == 0:
-        target[:] = source[0]
-    else:
-        for c in range(count):
-            target[c] = elements_at(x + c * x_step, 1, like)[0]
+def copy_into(*arrays: np.ndarray) -> None:
+    """y[...] = x for each two arrays y, x, of the same shape and dtype, which share no memory; all of one dtype. As a
+    launch, but for objects and odd layouts.
+    """
+    tables: list[int] = []
+    size, total = arrays[0].itemsize, 0
+    for y, x in zip(arrays[::2], arrays[1::2]):
+        if x.shape != y.shape or x.dtype != y.dtype:
+            raise ValueError(f"an array {x.dtype} {x.shape} is no copy of one {y.dtype} {y.shape}")
+        if size not in LIKE or y.dtype.hasobject or not (x.flags.aligned and y.flags.aligned) or not y.size:
+            np.copyto(y, x)
+            continue
+        tables += (RUN, *layout_of((x.shape, x.strides), (y.shape, y.strides))[0], *addresses_of((x, y)))
+        total += y.nbytes
+    if tables:
+        over_tables.launch(None, shares(total, FEW), _data(size), constant(np.array(tables, np.int64)))
 
 
-def copy_into(y: np.ndarray, x: np.ndarray) -> None:
-    """y[...] = x, of the same shape and dtype, which share no memory; as a launch, but for objects and odd layouts."""
-    size = y.itemsize
-    if x.shape != y.shape or x.dtype != y.dtype:
-        raise ValueError(f"an array {x.dtype} {x.shape} is no copy of one {y.dtype} {y.shape}")
-    if size not in LIKE or y.dtype.hasobject or not (x.flags.aligned and y.flags.aligned) or not y.size:
-        np.copyto(y, x)
-        return
-    flat = x.flags.c_contiguous and y.flags.c_contiguous
-    if flat and recording.launches is None:
-        _same.of_many(x.view(LIKE[size].dtype), out=y.view(LIKE[size].dtype))
-        return
-    dims: list[tuple[int, int, int]] = []
-    layout = [(y.size, size, size)] if flat else zip(y.shape, x.strides, y.strides)
-    for n, a, b in sorted(layout, key=lambda dim: -abs(dim[2])):
-        if dims and dims[-1][1:] == (n * a, n * b):
-            dims[-1] = (dims[-1][0] * n, a, b)
-        elif n > 1:
-            dims.append((n, a, b))
-    columns = dims.pop() if dims else (1, size, size)
-    rows = min(dims, key=lambda dim: abs(dim[1]), default=(1, 0, 0))
-    if dims:
-        dims.remove(rows)
-    table = np.array([*dims, rows, columns, (0, *addresses_of((x, y)))], np.int64)
-    threads = get_num_threads() if y.nbytes >= FEW else 1
-    _copy.launch(size, threads * max(1, y.nbytes // (TASK * threads)), constant(table), LIKE[size])
-
-
-_same: Formula = Formula(lambda x: x.view(x.dtype))
+_data = functools.cache(lambda size: lasting_words([compiled_address(_block, *[types.int64] * 6), 2, 0, size]))
+ZERO = np.zeros((), np.uint8)
 LIKE = {size: np.empty(0, f"u{size}") for size in (1, 2, 4, 8)}
 
 
-def copied(x: np.ndarray, few: int) -> np.ndarray:
+def copied(x: np.ndarray, few: int = FEW) -> np.ndarray:
     """A new C-contiguous array of the same values; NumPy's copy of less than ``few`` bytes."""
     if x.nbytes < few or numba.config.DISABLE_JIT:
         return np.array(x, order="C", copy=True)
