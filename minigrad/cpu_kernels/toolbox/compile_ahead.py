@@ -122,7 +122,8 @@ class Team:
         used = [known[key][0] for key in (key_of(*needed) for needed in self._needed) if key in known]
         programs = frozenset.intersection(*used) if used else frozenset()
         wanted = {key: seconds for key, (needed_by, seconds) in known.items() if programs <= needed_by}
-        new = {key: wanted[key] for key in wanted if key not in self._ahead and not self._cached(key)}
+        there = [key for key in wanted if key.partition(" ")[0] in self.kernels]  # the list may be older than they
+        new = {key: wanted[key] for key in there if key not in self._ahead and not self._cached(key)}
         seconds = sum(new.values()) / max(1, self.most_helpers)
         if programs and seconds > SOON and not self._told:
             self._told = True
