@@ -311,29 +311,28 @@ class Program:
         """The program as a function of NumPy's, of its inputs."""
         dtypes = [*(self._kinds[i] for i in self._inputs), self.result]
         short = [np.dtype(np.uint16) if dtype.kind == "V" else dtype for dtype in dtypes]
-        numbers_of_dtypes, code = [dtype.num for dtype in short], self.code
-        ufunc = fromfunc("program", "", [code.ufunc], [numbers_of_dtypes], len(short) - 1, 1, [code.data], [None], 0)
-        result = self.result if short[-1] != self.result else None
+        code, result = self.code, self.result if short[-1] != self.result else None
+        ufunc = fromfunc(
+            "program", "", [code.ufunc], [[d.num for d in short]], len(short) - 1, 1, [code.data], [None], 0
+        )
         numbers = [(i, self._kinds[i]) for i, kind in enumerate(self._given) if isinstance(kind, type)]
-        halves = [i for i, given, taken in zip((*self._inputs, len(self._kinds)), dtypes, short) if given != taken]
+        halves = [i for i, given, taken in zip(self._inputs, dtypes, short) if given != taken]
         unused = [i for i in range(len(self._kinds) - 1, -1, -1) if i not in self._inputs]
 
         def of_used(*inputs: Any) -> Any:
             """For NumPy numbers must have their dtypes; other packages' dtypes it does not know."""
-            given, out = [*inputs], None
+            given = [*inputs]
             for i, dtype in numbers:
                 x = given[i]
                 given[i] = _number(x, dtype) if x else np.array(x, dtype)  # -0.0 equals 0
-            if result is not None and len(given) == len(self._kinds):
-                given.append(out := np.empty(np.broadcast(*[given[i] for i in self._inputs]).shape, result))
-            for i in halves:
+            for i in halves if len(given) == len(self._kinds) or result is None else (*halves, -1):
                 given[i] = given[i].view(np.uint16)
             for i in unused:
                 del given[i]
-            found = ufunc(*given)
-            return np.asarray(found) if out is None else out
+            found = np.asarray(ufunc(*given))
+            return found if result is None else found.view(result)
 
-        return of_used if numbers or halves or unused else ufunc
+        return of_used if numbers or halves or unused or result is not None else ufunc
 
     def run(self, inputs: tuple[Any, ...], out: np.ndarray | None = None) -> np.ndarray:
         """The result for inputs that broadcast, in ``out``, or in a new array; by all threads."""
