@@ -27,6 +27,7 @@ from typing import Any
 import numba
 import numpy as np
 from numba.np.ufunc._internal import fromfunc
+from numpy.lib.stride_tricks import as_strided
 
 from ...plain_kernels.arrays import is_half
 from ...plain_kernels.elementwise import of_each, quiet
@@ -42,6 +43,7 @@ WORTH = 1 << 20  # elements times work, from which on more threads are faster
 TASK = 1 << 17  # elements times work that is worth a launch
 MEMORY, CALL = 5, 100  # the work of a loop's memory, and of a step that is a call; that of an instruction is 1
 BOOL, FLOAT32 = np.dtype(bool), np.dtype(np.float32)
+ZERO = np.zeros((), np.uint8)
 ARRAY, NUMBERS, CONSTANTS = np.ndarray, (float, int), (np.dtype, FunctionType, str, type, type(None))
 
 
@@ -312,37 +314,35 @@ class Program:
         dtypes = [*(self._kinds[i] for i in self._inputs), self.result]
         short = [np.dtype(np.uint16) if dtype.kind == "V" else dtype for dtype in dtypes]
         code, result = self.code, self.result if short[-1] != self.result else None
-        ufunc = fromfunc(
-            "program", "", [code.ufunc], [[d.num for d in short]], len(short) - 1, 1, [code.data], [None], 0
-        )
+        of = [code.ufunc], [[dtype.num for dtype in short]], len(short) - 1, 1, [code.data], [None], 0
+        ufunc = fromfunc("program", "", *of)
         numbers = [(i, self._kinds[i]) for i, kind in enumerate(self._given) if isinstance(kind, type)]
-        halves = [i for i, given, taken in zip(self._inputs, dtypes, short) if given != taken]
+        halves = [i for i, given, taken in zip((*self._inputs, len(self._kinds)), dtypes, short) if given != taken]
         unused = [i for i in range(len(self._kinds) - 1, -1, -1) if i not in self._inputs]
 
         def of_used(*inputs: Any) -> Any:
             """For NumPy numbers must have their dtypes; other packages' dtypes it does not know."""
-            given = [*inputs]
+            given, out = [*inputs], None
             for i, dtype in numbers:
                 x = given[i]
                 given[i] = _number(x, dtype) if x else np.array(x, dtype)  # -0.0 equals 0
-            for i in halves if len(given) == len(self._kinds) or result is None else (*halves, -1):
+            if result is not None and len(given) == len(self._kinds):
+                given.append(out := np.empty(np.broadcast(*[given[i] for i in self._inputs]).shape, result))
+            for i in halves:
                 given[i] = given[i].view(np.uint16)
             for i in unused:
                 del given[i]
-            found = np.asarray(ufunc(*given))
-            return found if result is None else found.view(result)
+            found = ufunc(*given)
+            return np.asarray(found) if out is None else out
 
-        return of_used if numbers or halves or unused or result is not None else ufunc
+        return of_used if numbers or halves or unused else ufunc
 
     def run(self, inputs: tuple[Any, ...], out: np.ndarray | None = None) -> np.ndarray:
         """The result for inputs that broadcast, in ``out``, or in a new array; by all threads."""
         given, number = [(inputs[i], self._kinds[i]) for i in self._inputs], _number.__wrapped__
         arrays: Any = [x if isinstance(x, ARRAY) else constant(number(x, dtype)) for x, dtype in given]
         if out is None:
-            shape = np.broadcast(*arrays).shape
-            like = [x for x in arrays if x.shape == shape and 0 not in x.strides]
-            orders = {tuple([stride // x.itemsize for stride in x.strides]) for x in like}
-            out = np.empty_like(like[0], self.result) if len(orders) == 1 else np.empty(shape, self.result)
+            out = np.empty_like(_like(*[(x.shape, x.strides) for x in arrays]), self.result)
         arrays.append(out)
         layout, repeated = layout_of(*[(x.shape, x.strides) for x in arrays])
         tasks = shares(out.size * self.work, TASK)
@@ -362,6 +362,14 @@ _CONVERSIONS: dict[str, tuple[str, str, str]] = {  # by the kinds, into a shorte
     "ii": ("trunc", "bitcast", "sext"), "iu": ("trunc", "bitcast", "sext"), "bi": ("zext",) * 3, "bu": ("zext",) * 3,
     "uu": ("trunc", "bitcast", "zext"), "ui": ("trunc", "bitcast", "zext"), "fi": ("fptosi",) * 3,
 }  # fmt: skip
+
+
+@functools.lru_cache(4096)
+def _like(*operands: tuple[tuple[int, ...], tuple[int, ...]]) -> np.ndarray:
+    """An array, without its memory, in NumPy's order of a result for operands of these shapes and strides."""
+    arrays, flags = [as_strided(ZERO, *one) for one in operands], [["readonly"]] * len(operands)
+    made: Any = np.nditer([*arrays, None], [], [*flags, ["writeonly", "allocate"]]).operands[-1]
+    return as_strided(ZERO, made.shape, made.strides)
 
 
 @functools.lru_cache(4096)
