@@ -380,10 +380,9 @@ def layout_of(*operands: tuple[tuple[int, ...], tuple[int, ...]]) -> tuple[list[
     Neighbours that are as one are one. The last dimension is a row; before it comes that in which rows of the first
     operand are nearest.
     """
-    shape = operands[-1][0]
-    steps = ([0] * (len(shape) - len(sizes)) + [s * (n > 1) for n, s in zip(sizes, at)] for sizes, at in operands)
+    steps = ([0] * (len(operands[-1][0]) - len(ns)) + [s * (n > 1) for n, s in zip(ns, at)] for ns, at in operands)
     dims: list[tuple[int, ...]] = []
-    for n, *strides in sorted(zip(shape, *steps), key=lambda dim: -abs(dim[-1])):
+    for n, *strides in sorted(zip(operands[-1][0], *steps), key=lambda dim: -abs(dim[-1])):
         if dims and dims[-1][1:] == tuple([n * stride for stride in strides]):
             dims[-1] = (dims[-1][0] * n, *strides)
         elif n > 1:

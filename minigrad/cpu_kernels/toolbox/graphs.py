@@ -35,9 +35,8 @@ import numpy as np
 from ..memory import heap
 from ..memory.arena import Arena
 from . import threads
-from .array_program import ZERO
 from .multi_tensor import addresses_of
-from .strided_copy import copy_into
+from .strided_copy import ZERO, copy_into
 from .threads import Launch, Launches
 
 VALUES = "grad_norm.", "indexing.add_at", "indexing.index", "indexing.scatter", "linear_cross_entropy.backward"

@@ -7,7 +7,7 @@ import numba
 import numpy as np
 from numba import types
 
-from .array_program import layout_of
+from .array_program import ZERO as ZERO, layout_of
 from .jit import emits, kernel
 from .multi_tensor import addresses_of
 from .numpy_loops import array_at
