@@ -367,8 +367,9 @@ _CONVERSIONS: dict[str, tuple[str, str, str]] = {  # by the kinds, into a shorte
 @functools.lru_cache(4096)
 def _like(*operands: tuple[tuple[int, ...], tuple[int, ...]]) -> np.ndarray:
     """An array, without its memory, in NumPy's order of a result for operands of these shapes and strides."""
-    arrays, flags = [as_strided(ZERO, *one) for one in operands], [["readonly"]] * len(operands)
-    made: Any = np.nditer([*arrays, None], [], [*flags, ["writeonly", "allocate"]]).operands[-1]
+    arrays: Any = [*(as_strided(ZERO, *one) for one in operands), None]
+    flags: Any = [*[["readonly"]] * len(operands), ["writeonly", "allocate"]]
+    made: Any = np.nditer(arrays, [], flags).operands[-1]
     return as_strided(ZERO, made.shape, made.strides)
 
 
