@@ -42,8 +42,7 @@ FEW, PAIRS = 8192, 65536  # elements of one array, or pairs of two, that one thr
 WORTH = 1 << 20  # elements times work, from which on more threads are faster
 TASK = 1 << 17  # elements times work that is worth a launch
 MEMORY, CALL = 5, 100  # the work of a loop's memory, and of a step that is a call; that of an instruction is 1
-BOOL, FLOAT32 = np.dtype(bool), np.dtype(np.float32)
-ZERO = np.zeros((), np.uint8)
+BOOL, FLOAT32, ZERO = np.dtype(bool), np.dtype(np.float32), np.zeros((), np.uint8)
 ARRAY, NUMBERS, CONSTANTS = np.ndarray, (float, int), (np.dtype, FunctionType, str, type, type(None))
 
 
