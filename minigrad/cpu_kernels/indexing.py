@@ -7,7 +7,6 @@ import numba
 import numpy as np
 
 from ..plain_kernels import indexing as plain
-from ..plain_kernels.arrays import is_half
 from . import embedding
 from .toolbox.array_program import formula
 from .toolbox.register_tile import operand
@@ -176,11 +175,10 @@ def scatter_add(x: np.ndarray, axis: int, indices: np.ndarray, y: np.ndarray) ->
 
 def _places(indices: np.ndarray, x: np.ndarray, y: Any, axis: int = 0) -> np.ndarray | None:
     """The indices along ``axis``, counted from the front; None for what the plain kernels take, or refuse."""
-    known = x.dtype == getattr(y, "dtype", None) and (x.dtype.type in NUMBERS or (y is x and is_half(x.dtype)))
-    if not (known and indices.dtype == np.int64 and x.ndim and x.flags.c_contiguous and indices.size and x.size):
+    known = x.dtype == getattr(y, "dtype", None) and x.dtype.type in NUMBERS and indices.dtype == np.int64
+    if not (known and x.ndim and x.flags.c_contiguous and indices.size and x.size):
         return None
     n = x.shape[axis]
-    if embedding.check_indices(indices, n) < 0:
-        return indices
-    indices = np.where(indices < 0, indices + n, indices)
+    if embedding.check_indices(indices, n) >= 0:
+        indices = np.where(indices < 0, indices + n, indices)
     return indices if embedding.check_indices(indices, n) < 0 else None

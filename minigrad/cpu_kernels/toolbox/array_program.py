@@ -26,6 +26,7 @@ from typing import Any
 
 import numba
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
 from ...plain_kernels.arrays import is_half
 from ...plain_kernels.elementwise import of_each, quiet
@@ -40,7 +41,7 @@ FEW, PAIRS = 8192, 65536  # elements of one array, or pairs of two, that one thr
 WORTH = 1 << 20  # elements times work, from which on more threads are faster
 TASK = 1 << 17  # elements times work that is worth a launch
 MEMORY, CALL = 5, 100  # the work of a loop's memory, and of a step that is a call; that of an instruction is 1
-BOOL, FLOAT32 = np.dtype(bool), np.dtype(np.float32)
+BOOL, FLOAT32, ZERO = np.dtype(bool), np.dtype(np.float32), np.zeros((), np.uint8)
 ARRAY, NUMBERS, CONSTANTS = np.ndarray, (float, int), (np.dtype, FunctionType, str, type, type(None))
 
 
@@ -331,25 +332,28 @@ class Program:
     def ufunc(self) -> Callable[..., Any]:
         """The program as a function of NumPy's, of its inputs. For NumPy numbers must have their dtypes."""
         names = [f"x{i}" for i in range(len(self._given))]
-        given = [f"(number({x}, {x}_dtype) if {x} else array({x}, {x}_dtype))" for x in names]  # -0.0 equals 0
+        given = [f"(number({x}, {x}_dtype) if {x} else np.array({x}, {x}_dtype))" for x in names]  # -0.0 equals 0
         given = [given[i] if isinstance(self._given[i], type) else names[i] for i in self._inputs]
-        known = {"number": _number, "array": np.array, "function": self._function} | {
-            f"x{i}_dtype": self._kinds[i] for i in self._inputs
+        known: dict[str, Any] = {f"x{i}_dtype": self._kinds[i] for i in self._inputs}
+        ufunc = ufunc_of(self.code, [*known.values(), self.result])
+        known |= {
+            "number": _number,
+            "array": np.array,
+            "asarray": np.asarray,
+            "function": self._function,
+            "ufunc": ufunc,
+            "call": ufunc,
         }
-        known["ufunc"] = ufunc = ufunc_of(self.code, [*(self._kinds[i] for i in self._inputs), self.result])
         if given != names:
             exec(_CALL.format(names=", ".join(names), given=", ".join(given)), known)
-        return known.get("call", ufunc)
+        return known["call"]
 
     def run(self, inputs: tuple[Any, ...], out: np.ndarray | None = None) -> np.ndarray:
         """The result for inputs that broadcast, in ``out``, or in a new array; by all threads."""
         given, number = [(inputs[i], self._kinds[i]) for i in self._inputs], _number.__wrapped__
         arrays: Any = [x if isinstance(x, ARRAY) else constant(number(x, dtype)) for x, dtype in given]
         if out is None:
-            shape = np.broadcast(*arrays).shape
-            like = [x for x in arrays if x.shape == shape and 0 not in x.strides]
-            orders = {tuple([stride // x.itemsize for stride in x.strides]) for x in like}
-            out = np.empty_like(like[0], self.result) if len(orders) == 1 else np.empty(shape, self.result)
+            out = np.empty_like(_like(*[(x.shape, x.strides) for x in arrays]), self.result)
         arrays.append(out)
         layout, repeated = layout_of(*[(x.shape, x.strides) for x in arrays])
         tasks = shares(out.size * self.work, TASK)
@@ -360,7 +364,7 @@ class Program:
 
 _CALL = """def call({names}, *out):
     try:
-        return ufunc({given}, *out)
+        return np.asarray(ufunc({given}, *out))
     except OverflowError:  # a number that its dtype has not: NumPy compares with it, or says so
         return function({names}, *out)
 """
@@ -380,6 +384,15 @@ _CONVERSIONS: dict[str, tuple[str, str, str]] = {  # by the kinds, into a shorte
 
 
 @functools.lru_cache(4096)
+def _like(*operands: tuple[tuple[int, ...], tuple[int, ...]]) -> np.ndarray:
+    """An array, without its memory, in NumPy's order of a result for operands of these shapes and strides."""
+    arrays: Any = [*(as_strided(ZERO, *one) for one in operands), None]
+    flags: Any = [*[["readonly"]] * len(operands), ["writeonly", "allocate"]]
+    made: Any = np.nditer(arrays, [], flags).operands[-1]
+    return as_strided(ZERO, made.shape, made.strides)
+
+
+@functools.lru_cache(4096)
 def layout_of(*operands: tuple[tuple[int, ...], tuple[int, ...]]) -> tuple[list[int], list[int]]:
     """Of operands' shapes and strides how many dimensions there are, and of each the size and the strides; and where
     the last dimension's stride is 0. The last operand, the result, has the order.
@@ -387,10 +400,9 @@ def layout_of(*operands: tuple[tuple[int, ...], tuple[int, ...]]) -> tuple[list[
     Neighbours that are as one are one. The last dimension is a row; before it comes that in which rows of the first
     operand are nearest.
     """
-    shape = operands[-1][0]
-    steps = ([0] * (len(shape) - len(sizes)) + [s * (n > 1) for n, s in zip(sizes, at)] for sizes, at in operands)
+    steps = ([0] * (len(operands[-1][0]) - len(ns)) + [s * (n > 1) for n, s in zip(ns, at)] for ns, at in operands)
     dims: list[tuple[int, ...]] = []
-    for n, *strides in sorted(zip(shape, *steps), key=lambda dim: -abs(dim[-1])):
+    for n, *strides in sorted(zip(operands[-1][0], *steps), key=lambda dim: -abs(dim[-1])):
         if dims and dims[-1][1:] == tuple([n * stride for stride in strides]):
             dims[-1] = (dims[-1][0] * n, *strides)
         elif n > 1:

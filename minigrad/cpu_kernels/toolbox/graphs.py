@@ -62,8 +62,16 @@ UPDATES = "adagrad.step", "adamw.step", "lamb.step", "sgd.step"
 """Functions that are not called in the capture, which is no step."""
 OTHERS = "Array", "graphs", "heap", "memory", "threads"
 """What is in a backend and is no family."""
-INTO: dict[str, Callable[..., None]] = {"copy": copy_into, "contiguous": copy_into}
-INTO["zeros"] = lambda y, shape: copy_into(y.reshape(-1).view(np.uint8), np.broadcast_to(ZERO, y.nbytes))
+
+
+def clear(y: np.ndarray) -> None:
+    """Zeros in a contiguous array, as a launch."""
+    copy_into(y.reshape(-1).view(np.uint8), np.broadcast_to(ZERO, y.nbytes))
+
+
+INTO: dict[str, Callable[..., None]] = {
+    "zeros": lambda y, shape: clear(y), "copy": copy_into, "contiguous": copy_into,
+}  # fmt: skip
 """What fills the place of a result quicker than a copy of a new one."""
 READ = "it reads a value", "keep it as a tensor, and read it after the launch"
 WRITE = "it takes an array of the host's", "pass it as an input, or make the tensor before the capture"

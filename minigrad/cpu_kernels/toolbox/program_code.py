@@ -434,8 +434,12 @@ def ufunc_of(code: Code, dtypes: list[np.dtype[Any]]) -> Any:
     ufunc = fromfunc("program", "", [code.ufunc], [bits], len(dtypes) - 1, 1, [code.data], [None], 0)
     for number in {*numbers} - {*bits}:  # of another package's dtype
         _register_loop()(ufunc, number, code.ufunc, (ctypes.c_int * len(numbers))(*numbers), code.data)
-    # NumPy does not look for the loop of a result's dtype
-    return ufunc if numbers[:-1] != bits[:-1] or numbers == bits else lambda *x: np.asarray(ufunc(*x)).view(dtypes[-1])
+
+    def with_result(*x: Any) -> Any:
+        """NumPy does not look for the loop of a result's dtype, but for that of a given result."""
+        return ufunc(*x) if len(x) == len(dtypes) else ufunc(*x, np.empty(np.broadcast(*x).shape, dtypes[-1]))
+
+    return ufunc if numbers[:-1] != bits[:-1] or numbers == bits else with_result
 
 
 @functools.cache

@@ -7,7 +7,7 @@ import numba
 import numpy as np
 from numba import types
 
-from .array_program import layout_of
+from .array_program import ZERO as ZERO, layout_of
 from .jit import emits, kernel
 from .multi_tensor import addresses_of
 from .numpy_loops import array_at
@@ -78,7 +78,6 @@ def copy_into(*arrays: np.ndarray) -> None:
 
 
 _data = functools.cache(lambda size: lasting_words([compiled_address(_block, *[types.int64] * 6), 2, 0, size]))
-ZERO = np.zeros((), np.uint8)
 LIKE = {size: np.empty(0, f"u{size}") for size in (1, 2, 4, 8)}
 
 
