@@ -336,14 +336,7 @@ class Program:
         given = [given[i] if isinstance(self._given[i], type) else names[i] for i in self._inputs]
         known: dict[str, Any] = {f"x{i}_dtype": self._kinds[i] for i in self._inputs}
         ufunc = ufunc_of(self.code, [*known.values(), self.result])
-        known |= {
-            "number": _number,
-            "array": np.array,
-            "asarray": np.asarray,
-            "function": self._function,
-            "ufunc": ufunc,
-            "call": ufunc,
-        }
+        known |= {"number": _number, "np": np, "function": self._function, "ufunc": ufunc, "call": ufunc}
         if given != names:
             exec(_CALL.format(names=", ".join(names), given=", ".join(given)), known)
         return known["call"]
