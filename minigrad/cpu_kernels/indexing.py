@@ -10,7 +10,6 @@ from ..plain_kernels import indexing as plain
 from . import embedding
 from .toolbox.array_program import formula
 from .toolbox.register_tile import operand
-from .toolbox.strided_copy import LIKE
 from .toolbox.threads import task_kernel, tasks_of_rows
 
 FEW = 16384  # elements that NumPy picks in the time of a launch
@@ -54,7 +53,7 @@ def gather(x: np.ndarray, axis: int, indices: np.ndarray) -> np.ndarray:
     others = (*indices.shape[:axis], x.shape[axis], *indices.shape[axis + 1 :])
     if not indices.size or others != x.shape or numba.config.DISABLE_JIT:
         return plain.gather(x, axis, indices)
-    y, word = np.empty(indices.shape, x.dtype), LIKE[x.itemsize].dtype
+    y, word = np.empty(indices.shape, x.dtype), np.dtype(f"u{x.itemsize}")
     x, indices = operand(np.ascontiguousarray(x)), operand(np.ascontiguousarray(indices))
     moved = (x, y) if x.dtype.type in NUMBERS else (x.view(word), y.view(word))
     arguments = _in_rows(moved[0], axis, indices, moved[1])

@@ -455,8 +455,9 @@ class _Programs(dict[Any, Any]):
     def __missing__(self, kinds: tuple[Any, ...]) -> Any:
         program, few = None, self._made.function
         with contextlib.suppress(NoProgramError, OverflowError):  # a number that its dtype has not
-            program = Program(few, kinds)
-            few = program.ufunc
+            if not numba.config.DISABLE_JIT:
+                program = Program(few, kinds)
+                few = program.ufunc
         return self.setdefault(kinds, (program, few))
 
 

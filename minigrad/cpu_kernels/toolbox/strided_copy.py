@@ -68,7 +68,8 @@ def copy_into(*arrays: np.ndarray) -> None:
     for y, x in zip(arrays[::2], arrays[1::2]):
         if x.shape != y.shape or x.dtype != y.dtype:
             raise ValueError(f"an array {x.dtype} {x.shape} is no copy of one {y.dtype} {y.shape}")
-        if size not in LIKE or y.dtype.hasobject or not (x.flags.aligned and y.flags.aligned) or not y.size:
+        known = size in (1, 2, 4, 8) and not y.dtype.hasobject and not numba.config.DISABLE_JIT
+        if not (known and y.size and x.flags.aligned and y.flags.aligned):
             np.copyto(y, x)
             continue
         tables += (RUN, *layout_of((x.shape, x.strides), (y.shape, y.strides))[0], *addresses_of((x, y)))
@@ -78,7 +79,6 @@ def copy_into(*arrays: np.ndarray) -> None:
 
 
 _data = functools.cache(lambda size: lasting_words([compiled_address(_block, *[types.int64] * 6), 2, 0, size]))
-LIKE = {size: np.empty(0, f"u{size}") for size in (1, 2, 4, 8)}
 
 
 def copied(x: np.ndarray, few: int = FEW) -> np.ndarray:
