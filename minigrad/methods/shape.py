@@ -158,7 +158,7 @@ class ShapeMethods:
         at = shapes.normalize_dim(dim, self.ndim)
         if isinstance(repeats, int) and repeats > 0:
             sizes = (*self.shape[: at + 1], repeats, *self.shape[at + 1 :])
-            return self.unsqueeze(at + 1).expand(sizes).flatten(at, at + 1)
+            return self.unsqueeze(at + 1).expand(sizes).clone().flatten(at, at + 1)
         return self.index_select(at, self.tensor_type(repeated_positions(repeats, self.shape[at]), device=self.device))
 
     def pad(self: Tensor, pad: Sequence[int], value: float = 0.0) -> Tensor:
