@@ -7,7 +7,7 @@ from ..dtypes import float32, float64, int64
 from ..errors import bad_index, bad_type, bad_value, check_choice, expect
 from ..mixed_precision import autocast_to_float32
 from ..modes import cast_inputs, current_graph
-from ..ops import cross_entropy as cross_entropy_ops, elementwise, linear as linear_ops, log_sigmoid
+from ..ops import cross_entropy as cross_entropy_ops, elementwise, indexing, linear as linear_ops, log_sigmoid
 from ..ops.linear_cross_entropy import LinearCrossEntropy
 from ..tensor import Tensor, check_tensor, floating, in_dtype_of
 
@@ -168,7 +168,11 @@ def nll_loss(
     class_dim = 0 if input.ndim == 1 else 1
     if not input.ndim or target.shape != input.shape[:class_dim] + input.shape[class_dim + 1 :]:
         raise bad_value(f"nll_loss: input {input.shape}, target {target.shape}; expected (N, C) and (N,)")
-    _check_class_weight(weight, input.shape[class_dim])
+    classes, k = input.shape[class_dim], input.device.kernels
+    _check_class_weight(weight, classes)
+    if weight is None and target.data.dtype == int64 and not 0 <= ignore_index < classes and not _captured(target):
+        if k.cross_entropy.check_targets(k.movement.reshape(target.data, (target.numel(),)), classes, 0) < 0:
+            return _reduced(-indexing.Gather.apply(input, target, axis=class_dim), reduction)  # none is ignored
     kept = target != ignore_index
     index = target.where(kept, 0)
     picked = -input.gather(class_dim, index.unsqueeze(class_dim)).squeeze(class_dim).where(kept, 0.0)

@@ -63,6 +63,12 @@ class Hardtanh(Clamp):
         return self.kernels.elementwise.select(c.logical_and(c.gt(x, low), c.lt(x, high)), dy), None, None
 
 
+class Hardsigmoid(OfFamily):
+    """y = min(max(x + 3, 0), 6) / 6;  dx = dy / 6 where -3 < x < 3, else 0."""
+
+    value, derivative = attrgetter("activation.hardsigmoid"), attrgetter("activation.hardsigmoid_backward")
+
+
 class Hardswish(OfFamily):
     """y = x min(max(x + 3, 0), 6) / 6;  dx = 0 for x <= -3, (x / 3 + 1 / 2) dy below 3, then dy.
 

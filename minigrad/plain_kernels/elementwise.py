@@ -227,6 +227,15 @@ class activation:
         return np.where(x > 0, dy, dy * slope)
 
     @quiet
+    def hardsigmoid(x: np.ndarray) -> np.ndarray:
+        """min(max(x + 3, 0), 6) / 6."""
+        return np.minimum(np.maximum(x + 3, 0), 6) / 6
+
+    def hardsigmoid_backward(dy: np.ndarray, x: np.ndarray) -> np.ndarray:
+        """dy / 6 where -3 < x < 3, else 0."""
+        return np.where(np.abs(x) < 3, dy / 6, 0)
+
+    @quiet
     def hardswish(x: np.ndarray) -> np.ndarray:
         """x min(max(x + 3, 0), 6) / 6."""
         return x * np.minimum(np.maximum(x + 3, 0), 6) / 6
