@@ -53,42 +53,6 @@ class Mul(Arithmetic):
         return mul(dz, y) if self.needs[0] else None, mul(dz, x) if self.needs[1] else None
 
 
-class AddScaled(Arithmetic):
-    """z = x + w y for a number w;  dx = dz, dy = w dz."""
-
-    def forward(self, x: Any, y: Any, w: float) -> Any:
-        self.saved = (w,)
-        return self.kernels.elementwise.fused(_add_scaled, x, y, w)
-
-    def backward(self, dz: Any) -> Any:
-        return dz, self.kernels.elementwise.mul(dz, self.saved[0]), None
-
-
-def _add_scaled(k: Any, x: Any, y: Any, w: float) -> Any:
-    return k.add(x, k.mul(y, w))
-
-
-class Gate(Arithmetic):
-    """z = x sigmoid(y);  dx = sigmoid(y) dz, dy = (1 - sigmoid(y)) z dz."""
-
-    def forward(self, x: Any, y: Any) -> Any:
-        self.saved = (x, y)
-        return self.kernels.elementwise.fused(_gate, x, y)
-
-    def backward(self, dz: Any) -> Any:
-        (x, y), k = self.saved, self.kernels.elementwise
-        return k.fused(_gate, dz, y), k.fused(_of_gate, dz, x, y)
-
-
-def _gate(k: Any, x: Any, y: Any) -> Any:
-    return k.mul(x, k.sigmoid(y))
-
-
-def _of_gate(k: Any, dz: Any, x: Any, y: Any) -> Any:
-    s = k.sigmoid(y)
-    return k.mul(dz, k.mul(x, k.mul(s, k.sub(1, s))))
-
-
 class Div(Arithmetic):
     """z = x / y;  dx = dz / y, dy = -(z / y) dz. Integers are divided as floats."""
 
