@@ -92,11 +92,6 @@ def _captured(x: Tensor) -> bool:
     return graph is not None and x.device is graph.device
 
 
-def _divisor(total: Tensor, dtype: Any) -> Any:
-    """What 0-d ``total`` holds; in a graph, whose every launch has its own, a tensor."""
-    return total.to(float64 if dtype == float64 else float32) if _captured(total) else float(total.item())
-
-
 def _count(labels: Tensor, ignore_index: int, dtype: Any) -> Any:
     """How many labels count; in a graph, whose every launch has its own count, as an array."""
     k = labels.device.kernels
@@ -181,10 +176,7 @@ def nll_loss(
     else:
         scale = weight.detach().to(input.dtype)[index].where(kept, 0.0)
         picked, total = picked * scale, scale.sum()
-    if reduction == "mean":
-        mean: Tensor = picked.sum() / _divisor(total, input.dtype)
-        return mean.to(input.dtype)
-    return picked.sum() if reduction == "sum" else picked
+    return picked.sum() / total if reduction == "mean" else _reduced(picked, reduction)
 
 
 @autocast_to_float32

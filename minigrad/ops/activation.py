@@ -3,7 +3,7 @@
 from operator import attrgetter
 from typing import Any
 
-from .elementwise import Arithmetic, Clamp, FloatFunction, OfFamily
+from .elementwise import Arithmetic, Clamp, OfFamily
 
 
 class LeakyRelu(OfFamily):
@@ -30,28 +30,13 @@ class Softplus(OfFamily):
     value, derivative = attrgetter("activation.softplus"), attrgetter("activation.softplus_backward")
 
 
-class Mish(FloatFunction):
+class Mish(OfFamily):
     """y = x t, t = tanh(log(1 + e^x));  dx = (t + x (1 - t^2) / (1 + e^-x)) dy.
 
     Source: Misra, "Mish: A self regularized non-monotonic activation function" (2019).
     """
 
-    half_kernels = None
-
-    def forward(self, x: Any) -> Any:
-        k = self.kernels.elementwise
-        t = k.tanh(self.kernels.activation.softplus(x, 1.0, 20.0))
-        self.saved = (x, t)
-        with self.kernels.quiet():  # -inf gives NaN
-            return k.mul(x, t)
-
-    def backward(self, dy: Any) -> Any:
-        x, t = self.saved
-        return self.kernels.elementwise.fused(_mish, dy, x, t)
-
-
-def _mish(k: Any, dy: Any, x: Any, t: Any) -> Any:
-    return k.mul(dy, k.add(t, k.mul(k.mul(x, k.sigmoid(x)), k.sub(1, k.square(t)))))
+    value, derivative = attrgetter("activation.mish"), attrgetter("activation.mish_backward")
 
 
 class Hardtanh(Clamp):
