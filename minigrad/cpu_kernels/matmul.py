@@ -17,27 +17,13 @@ from .toolbox.product_loops import (
     DEPTH_BLOCK_TRANSPOSED,
     PARALLEL_WORK,
     PARALLEL_WORK_THIN,
-    ROW_BLOCK,
-    THIN_COLUMN_BLOCK,
     THIN_ROWS,
     grid_of,
     multiply_packed,
     multiply_thin,
-    panels_space,
+    workspace,
 )
-from .toolbox.register_tile import (
-    TILE_BYTES,
-    TILE_PANELS,
-    TILE_ROWS,
-    advance,
-    aligned_empty,
-    cell_of,
-    first_element,
-    keep_alive,
-    pointer,
-    round_up,
-    tile_columns,
-)
+from .toolbox.register_tile import TILE_BYTES, TILE_ROWS, advance, cell_of, first_element, keep_alive, pointer
 from .toolbox.threads import constant, shares, task_kernel
 
 
@@ -49,11 +35,7 @@ def _multiply_cells(task, tasks, a, b, bias, has_bias, y, a_offsets, b_offsets, 
     """
     a_row, a_column, b_row, b_column, y_row, y_column = strides
     rows, columns, depth = sizes
-    n = tile_columns(pointer(y))
-    small = aligned_empty(max(TILE_PANELS * n * (1 + TILE_ROWS), THIN_COLUMN_BLOCK), y)
-    small[: TILE_PANELS * n] = 0
-    packed_b = aligned_empty(0 if thin else panels_space(depth, columns, n), y)
-    packed_a = aligned_empty(0 if thin else min(depth, DEPTH_BLOCK) * min(round_up(rows, TILE_ROWS), ROW_BLOCK), y)
+    n, small, packed_a, packed_b = workspace(0 if thin else depth, columns, rows, y)
 
     parts = grid[0] * grid[1]
     cells = len(a_offsets) * parts
@@ -112,7 +94,7 @@ def matmul(a: np.ndarray, b: np.ndarray, bias: np.ndarray | None = None) -> np.n
 def _product(a: np.ndarray, b: np.ndarray, bias: np.ndarray | None, rounded: bool) -> np.ndarray:
     """``matmul``, of float32 operands that may be rounded to bfloat16."""
     dtype = a.dtype
-    if dtype.char not in NO_BIAS or b.dtype != dtype:
+    if dtype not in (*FLOATS, WHOLE) or b.dtype != dtype:
         y = np.matmul(a, b)
         return y if bias is None else y + bias
     if a.ndim > 2 and b.ndim == 2 and a.flags.c_contiguous:  # one matrix for all rows: no batch at all
