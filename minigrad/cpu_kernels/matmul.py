@@ -9,7 +9,7 @@ import numba
 import numpy as np
 
 from ..plain_kernels.transformer import check_shapes
-from .elementwise import cast
+from .elementwise import cast, mul
 from .toolbox import bfloat16_product
 from .toolbox.array_program import as_launches
 from .toolbox.product_loops import (
@@ -101,6 +101,8 @@ def _product(a: np.ndarray, b: np.ndarray, bias: np.ndarray | None, rounded: boo
         rows = math.prod(a.shape[:-1])
         return _product(a.reshape(rows, a.shape[-1]), b, bias, rounded).reshape(*a.shape[:-1], b.shape[-1])
 
+    if a.shape[-1] == 1 and bias is None and bfloat16_product.precision != "medium":
+        return np.ascontiguousarray(as_launches(mul)(a, b))
     if a.ndim == b.ndim == 2:
         shape: tuple[int, ...] = (a.shape[0], b.shape[1])
     else:

@@ -82,7 +82,7 @@ def relu6(x: Tensor) -> Tensor:
 
 def hardsigmoid(x: Tensor) -> Tensor:
     """relu6(x + 3) / 6, a sigmoid of straight lines."""
-    return activation.Hardsigmoid.apply(x)
+    return activation.Hardsigmoid.apply(floating("hardsigmoid", x))
 
 
 def hardswish(x: Tensor) -> Tensor:
