@@ -49,7 +49,7 @@ def einsum(equation: str, *operands: Tensor) -> Tensor:
         needed = set(output).union(*(found for _, found in terms[i + 1 :]))
         result, have = _product(result, have, *terms[i], needed)
     result, have = _sum_all_but(result, have, output)
-    return result.permute(tuple(have.index(label) for label in output)) if have != output else result
+    return _ordered(result, have, output)
 
 
 def _parse(equation: str, operands: tuple[Tensor, ...]) -> tuple[list[Labels], Labels]:
@@ -106,8 +106,8 @@ def _product(a: Tensor, a_labels: Labels, b: Tensor, b_labels: Labels, kept: set
     shared = [label for label in a_labels if label in b_labels]
     batch, inner = [x for x in shared if x in kept], [x for x in shared if x not in kept]
     rows, columns = [x for x in a_labels if x not in shared], [x for x in b_labels if x not in shared]
-    a = a.permute(tuple(a_labels.index(label) for label in [*batch, *rows, *inner]))
-    b = b.permute(tuple(b_labels.index(label) for label in [*batch, *inner, *columns]))
+    a = _ordered(a, a_labels, [*batch, *rows, *inner])
+    b = _ordered(b, b_labels, [*batch, *inner, *columns])
     outer = a.shape[: len(batch) + len(rows)]
     shape = (*outer, *b.shape[len(shared) :])
     if not inner:
@@ -115,9 +115,17 @@ def _product(a: Tensor, a_labels: Labels, b: Tensor, b_labels: Labels, kept: set
         return a.reshape(*outer, *(1,) * len(columns)) * b, [*batch, *rows, *columns]
     k = math.prod(b.shape[len(batch) : len(shared)])
     batches = (math.prod(outer[: len(batch)]),) if batch else ()
-    left = a.reshape(*batches, math.prod(outer[len(batch) :]), k)
-    right = b.reshape(*batches, k, math.prod(shape[len(outer) :]))
-    return (left @ right).reshape(shape), [*batch, *rows, *columns]
+    left = _shaped(a, (*batches, math.prod(outer[len(batch) :]), k))
+    right = _shaped(b, (*batches, k, math.prod(shape[len(outer) :])))
+    return _shaped(left @ right, shape), [*batch, *rows, *columns]
+
+
+def _ordered(x: Tensor, have: Labels, wanted: Labels) -> Tensor:
+    return x if have == wanted else x.permute(tuple(have.index(label) for label in wanted))
+
+
+def _shaped(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    return x if x.shape == shape else x.reshape(shape)
 
 
 def kron(input: Tensor, other: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import numpy as np
 
 from . import dtypes, hints
 from .autograd import TensorCore
-from .errors import bad_type, bad_value
+from .errors import bad_state, bad_type, bad_value
 from .modes import F
 from .random import Source
 from .shapes import Dim
@@ -283,18 +283,24 @@ def searchsorted(sorted_sequence: Tensor, values: Operand, *, right: bool = Fals
     v = values if isinstance(values, Tensor) else Tensor(values, device=x.device)
     if not x.ndim or (x.ndim > 1 and x.shape[:-1] != v.shape[:-1]):
         raise bad_value(f"searchsorted of shapes {x.shape} and {v.shape}: expected one vector, or equal leading sizes")
+    if v.device is not x.device:
+        raise bad_state(f"searchsorted: values on {v.device} for a sequence on {x.device}; move them with .to(device)")
     behind = right or side == "right"
-    shape, n = v.shape, x.shape[-1]
+    shape, last, k = v.shape, x.shape[-1] - 1, x.device.kernels
     if x.ndim == 1:
         v = v.reshape(-1)
-    low = v.new_zeros(v.shape, dtype=dtypes.int64)
-    high = low + n
-    for _ in range(n.bit_length()):  # bisection, of all values at once
-        middle = (low + high) // 2
-        found = x.detach().gather(-1, middle.clamp(max=n - 1))
-        above = (low < high) & (found > v if behind else found >= v).logical_not()
-        low, high = (middle + 1).where(above, low), high.where(above, middle)
-    return low.reshape(shape)
+    dtype = dtypes.result_dtype((x.data, v.data))
+    sequence, sought = (t.to(dtypes.float32 if dtypes.is_half(dtype) else dtype).data for t in (x, v))
+    low, reached = k.zeros(v.shape, dtypes.int64), k.comparison.gt if behind else k.comparison.ge
+    for bit in reversed(range((last + 1).bit_length())):  # bisection, of all values at once
+        probe = k.elementwise.fused(_probe, low, (1 << bit) - 1, last)
+        found = reached(k.indexing.gather(sequence, x.ndim - 1, probe), sought)
+        low = k.elementwise.where(found, low, k.elementwise.add(probe, 1))
+    return Tensor.wrap(low, x.device).reshape(shape)
+
+
+def _probe(k: Any, low: Any, ahead: int, last: int) -> Any:
+    return k.minimum(k.add(low, ahead), last)
 
 
 def bucketize(input: Operand, boundaries: Tensor, *, right: bool = False) -> Tensor:

@@ -28,26 +28,13 @@ from .toolbox.product_loops import (
     DEPTH_BLOCK_TRANSPOSED,
     PARALLEL_WORK,
     PARALLEL_WORK_THIN,
-    ROW_BLOCK,
-    THIN_COLUMN_BLOCK,
     THIN_ROWS,
     grid_of,
     multiply_packed,
     multiply_thin,
-    panels_space,
+    workspace,
 )
-from .toolbox.register_tile import (
-    TILE_BYTES,
-    TILE_PANELS,
-    TILE_ROWS,
-    advance,
-    aligned_empty,
-    cell_of,
-    keep_alive,
-    pointer,
-    round_up,
-    tile_columns,
-)
+from .toolbox.register_tile import TILE_BYTES, TILE_PANELS, TILE_ROWS, advance, cell_of, keep_alive, pointer
 from .toolbox.threads import StageKernel, call_at, shares, task_kernel
 
 FAR_WEIGHTS = 1 << 20  # elements; more are in no cache when the next block's sums are added to them
@@ -62,13 +49,10 @@ def _products(
     ``longest`` are the rows of a and c that are summed, at most, before they are added to z and sums.
     Each product is a grid of cells, of which a task takes its share; (0, 0) leaves a product out.
     """
-    n = tile_columns(pointer(a))
     depth_limit = max(a.shape[0] if sums_grid[0] else 0, a.shape[1] if grid[0] else 0)
     column_limit = max(c.shape[1] if sums_grid[0] else 0, y.shape[1] if grid[0] else 0)
     row_limit = max(a.shape[1] if sums_grid[0] else 0, a.shape[0] if grid[0] else 0)
-    small = aligned_empty(max(TILE_PANELS * n * (1 + TILE_ROWS), THIN_COLUMN_BLOCK), a)
-    packed_b = aligned_empty(panels_space(depth_limit, column_limit, n), a)
-    packed_a = aligned_empty(min(depth_limit, DEPTH_BLOCK) * min(round_up(row_limit, TILE_ROWS), ROW_BLOCK), a)
+    n, small, packed_a, packed_b = workspace(depth_limit, column_limit, row_limit, a)
     for product in range(2):
         if product == 0:
             parts = grid

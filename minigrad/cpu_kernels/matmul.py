@@ -1,4 +1,4 @@
-"""Matrix product ``y = a @ b (+ bias)`` for float32 and float64 operands of any strides, batched and broadcast.
+"""Matrix product ``y = a @ b (+ bias)`` for operands of any strides, batched and broadcast.
 
 The loops are in ``product_loops.py``. Parallel work is a grid over batch, rows and columns.
 """
@@ -9,7 +9,7 @@ import numba
 import numpy as np
 
 from ..plain_kernels.transformer import check_shapes
-from .elementwise import cast
+from .elementwise import cast, mul
 from .toolbox import bfloat16_product
 from .toolbox.array_program import as_launches
 from .toolbox.product_loops import (
@@ -17,27 +17,13 @@ from .toolbox.product_loops import (
     DEPTH_BLOCK_TRANSPOSED,
     PARALLEL_WORK,
     PARALLEL_WORK_THIN,
-    ROW_BLOCK,
-    THIN_COLUMN_BLOCK,
     THIN_ROWS,
     grid_of,
     multiply_packed,
     multiply_thin,
-    panels_space,
+    workspace,
 )
-from .toolbox.register_tile import (
-    TILE_BYTES,
-    TILE_PANELS,
-    TILE_ROWS,
-    advance,
-    aligned_empty,
-    cell_of,
-    first_element,
-    keep_alive,
-    pointer,
-    round_up,
-    tile_columns,
-)
+from .toolbox.register_tile import TILE_BYTES, TILE_ROWS, advance, cell_of, first_element, keep_alive, pointer
 from .toolbox.threads import constant, shares, task_kernel
 
 
@@ -49,11 +35,7 @@ def _multiply_cells(task, tasks, a, b, bias, has_bias, y, a_offsets, b_offsets, 
     """
     a_row, a_column, b_row, b_column, y_row, y_column = strides
     rows, columns, depth = sizes
-    n = tile_columns(pointer(y))
-    small = aligned_empty(max(TILE_PANELS * n * (1 + TILE_ROWS), THIN_COLUMN_BLOCK), y)
-    small[: TILE_PANELS * n] = 0
-    packed_b = aligned_empty(0 if thin else panels_space(depth, columns, n), y)
-    packed_a = aligned_empty(0 if thin else min(depth, DEPTH_BLOCK) * min(round_up(rows, TILE_ROWS), ROW_BLOCK), y)
+    n, small, packed_a, packed_b = workspace(0 if thin else depth, columns, rows, y)
 
     parts = grid[0] * grid[1]
     cells = len(a_offsets) * parts
@@ -81,7 +63,8 @@ def _multiply_cells(task, tasks, a, b, bias, has_bias, y, a_offsets, b_offsets, 
 # ---------------------------------------------------------------- launchers
 
 FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
-NO_BIAS = {dtype.char: np.zeros(1, dtype) for dtype in FLOATS}
+WHOLE = np.dtype(np.int64)
+NO_BIAS = {dtype.char: np.zeros(1, dtype) for dtype in (*FLOATS, WHOLE)}
 SINGLE = np.zeros(1, np.int64)  # the offsets of a batch of one
 
 
@@ -92,16 +75,18 @@ def matmul(a: np.ndarray, b: np.ndarray, bias: np.ndarray | None = None) -> np.n
         a: (..., M, K), b: (..., K, N); leading dimensions broadcast; any strides, nothing is copied to be transposed.
         bias: (N,), of the operands' dtype.
 
-    Returns: a new C-contiguous array (..., M, N). float32 and float64 run on the register tile; other dtypes, and
-    operands of different dtypes, are NumPy's. With ``set_float32_matmul_precision("medium")``, float32 products of more
-    than THIN_ROWS rows and columns round their operands to bfloat16; thinner ones wait for memory and stay float32.
+    Returns: a new C-contiguous array (..., M, N). float32, float64 and int64 run on the register tile, other
+    integers as int64; bool, and operands of different dtypes, are NumPy's. With
+    ``set_float32_matmul_precision("medium")``, float32 products of more than THIN_ROWS rows and columns round their
+    operands to bfloat16; thinner ones wait for memory and stay float32.
 
     Raises ValueError if the shapes do not fit.
     """
     check_shapes(a, b, bias)
-    if supports_half(a) and b.dtype == a.dtype:
-        convert, narrow = as_launches(cast), a.dtype
-        a, b, bias = convert(a, FLOATS[0]), convert(b, FLOATS[0]), None if bias is None else convert(bias, FLOATS[0])
+    whole, narrow = a.dtype.kind in "iu", a.dtype
+    if b.dtype == narrow != WHOLE and (whole or supports_half(a)):
+        convert, wide = as_launches(cast), WHOLE if whole else FLOATS[0]
+        a, b, bias = convert(a, wide), convert(b, wide), None if bias is None else convert(bias, wide)
         return convert(_product(a, b, bias, True), narrow)
     return _product(a, b, bias, bfloat16_product.precision == "medium")
 
@@ -109,13 +94,15 @@ def matmul(a: np.ndarray, b: np.ndarray, bias: np.ndarray | None = None) -> np.n
 def _product(a: np.ndarray, b: np.ndarray, bias: np.ndarray | None, rounded: bool) -> np.ndarray:
     """``matmul``, of float32 operands that may be rounded to bfloat16."""
     dtype = a.dtype
-    if dtype not in FLOATS or b.dtype != dtype:
+    if dtype not in (*FLOATS, WHOLE) or b.dtype != dtype:
         y = np.matmul(a, b)
         return y if bias is None else y + bias
     if a.ndim > 2 and b.ndim == 2 and a.flags.c_contiguous:  # one matrix for all rows: no batch at all
         rows = math.prod(a.shape[:-1])
         return _product(a.reshape(rows, a.shape[-1]), b, bias, rounded).reshape(*a.shape[:-1], b.shape[-1])
 
+    if a.shape[-1] == 1 and bias is None and bfloat16_product.precision != "medium":
+        return np.ascontiguousarray(as_launches(mul)(a, b))
     if a.ndim == b.ndim == 2:
         shape: tuple[int, ...] = (a.shape[0], b.shape[1])
     else:

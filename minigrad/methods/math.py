@@ -158,7 +158,9 @@ class MathMethods:
 
     def add(self: Tensor, other: Operand, *, alpha: float = 1) -> Tensor:
         """self + alpha * other."""
-        return self + (other if alpha == 1 else self._operand(other) * alpha)
+        if alpha == 1 or not isinstance(other, TensorCore):
+            return self + (other if alpha == 1 else self._operand(other) * alpha)
+        return elementwise.AddScaled.apply(self, other, alpha)
 
     def sub(self: Tensor, other: Operand, *, alpha: float = 1) -> Tensor:
         """self - alpha * other."""

@@ -81,10 +81,9 @@ def relu6(x: Tensor) -> Tensor:
     return hardtanh(x, 0.0, 6.0)
 
 
-@in_float32
 def hardsigmoid(x: Tensor) -> Tensor:
     """relu6(x + 3) / 6, a sigmoid of straight lines."""
-    return relu6(x + 3) / 6
+    return activation.Hardsigmoid.apply(floating("hardsigmoid", x))
 
 
 def hardswish(x: Tensor) -> Tensor:
@@ -92,14 +91,13 @@ def hardswish(x: Tensor) -> Tensor:
     return combine(activation.Hardswish, floating("hardswish", x))
 
 
-@in_float32
 def glu(x: Tensor, dim: int = -1) -> Tensor:
     """The first half of ``dim`` times the sigmoid of the second (Dauphin et al. 2017)."""
     at = shapes.normalize_dim(dim, floating("glu", x).ndim)
     if not x.ndim or x.shape[at] % 2:
         raise bad_value(f"glu of shape {x.shape}: expected an even size of dim {dim}, which is halved")
     half = x.shape[at] // 2
-    return x.narrow(at, 0, half) * x.narrow(at, half, half).sigmoid()
+    return activation.Gate.apply(x.narrow(at, 0, half), x.narrow(at, half, half))
 
 
 @in_float32

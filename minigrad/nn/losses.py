@@ -7,7 +7,7 @@ from ..dtypes import float32, float64, int64
 from ..errors import bad_index, bad_type, bad_value, check_choice, expect
 from ..mixed_precision import autocast_to_float32
 from ..modes import cast_inputs, current_graph
-from ..ops import cross_entropy as cross_entropy_ops, elementwise, linear as linear_ops, log_sigmoid
+from ..ops import cross_entropy as cross_entropy_ops, elementwise, indexing, linear as linear_ops, log_sigmoid
 from ..ops.linear_cross_entropy import LinearCrossEntropy
 from ..tensor import Tensor, check_tensor, floating, in_dtype_of
 
@@ -92,11 +92,6 @@ def _captured(x: Tensor) -> bool:
     return graph is not None and x.device is graph.device
 
 
-def _divisor(total: Tensor, dtype: Any) -> Any:
-    """What 0-d ``total`` holds; in a graph, whose every launch has its own, a tensor."""
-    return total.to(float64 if dtype == float64 else float32) if _captured(total) else float(total.item())
-
-
 def _count(labels: Tensor, ignore_index: int, dtype: Any) -> Any:
     """How many labels count; in a graph, whose every launch has its own count, as an array."""
     k = labels.device.kernels
@@ -168,7 +163,11 @@ def nll_loss(
     class_dim = 0 if input.ndim == 1 else 1
     if not input.ndim or target.shape != input.shape[:class_dim] + input.shape[class_dim + 1 :]:
         raise bad_value(f"nll_loss: input {input.shape}, target {target.shape}; expected (N, C) and (N,)")
-    _check_class_weight(weight, input.shape[class_dim])
+    classes, k = input.shape[class_dim], input.device.kernels
+    _check_class_weight(weight, classes)
+    plain = weight is None and target.data.dtype == int64 and not 0 <= ignore_index < classes and not _captured(target)
+    if plain and k.cross_entropy.check_targets(k.movement.reshape(target.data, (target.numel(),)), classes, 0) < 0:
+        return _reduced(-indexing.Gather.apply(input, target, axis=class_dim), reduction)  # none is ignored
     kept = target != ignore_index
     index = target.where(kept, 0)
     picked = -input.gather(class_dim, index.unsqueeze(class_dim)).squeeze(class_dim).where(kept, 0.0)
@@ -177,10 +176,7 @@ def nll_loss(
     else:
         scale = weight.detach().to(input.dtype)[index].where(kept, 0.0)
         picked, total = picked * scale, scale.sum()
-    if reduction == "mean":
-        mean: Tensor = picked.sum() / _divisor(total, input.dtype)
-        return mean.to(input.dtype)
-    return picked.sum() if reduction == "sum" else picked
+    return picked.sum() / total if reduction == "mean" else _reduced(picked, reduction)
 
 
 @autocast_to_float32

@@ -3,7 +3,7 @@
 from operator import attrgetter
 from typing import Any
 
-from .elementwise import Clamp, FloatFunction, OfFamily
+from .elementwise import Arithmetic, Clamp, OfFamily
 
 
 class LeakyRelu(OfFamily):
@@ -30,28 +30,13 @@ class Softplus(OfFamily):
     value, derivative = attrgetter("activation.softplus"), attrgetter("activation.softplus_backward")
 
 
-class Mish(FloatFunction):
+class Mish(OfFamily):
     """y = x t, t = tanh(log(1 + e^x));  dx = (t + x (1 - t^2) / (1 + e^-x)) dy.
 
     Source: Misra, "Mish: A self regularized non-monotonic activation function" (2019).
     """
 
-    half_kernels = None
-
-    def forward(self, x: Any) -> Any:
-        k = self.kernels.elementwise
-        t = k.tanh(self.kernels.activation.softplus(x, 1.0, 20.0))
-        self.saved = (x, t)
-        with self.kernels.quiet():  # -inf gives NaN
-            return k.mul(x, t)
-
-    def backward(self, dy: Any) -> Any:
-        x, t = self.saved
-        return self.kernels.elementwise.fused(_mish, dy, x, t)
-
-
-def _mish(k: Any, dy: Any, x: Any, t: Any) -> Any:
-    return k.mul(dy, k.add(t, k.mul(k.mul(x, k.sigmoid(x)), k.sub(1, k.square(t)))))
+    value, derivative = attrgetter("activation.mish"), attrgetter("activation.mish_backward")
 
 
 class Hardtanh(Clamp):
@@ -63,6 +48,12 @@ class Hardtanh(Clamp):
         return self.kernels.elementwise.select(c.logical_and(c.gt(x, low), c.lt(x, high)), dy), None, None
 
 
+class Hardsigmoid(OfFamily):
+    """y = min(max(x + 3, 0), 6) / 6;  dx = dy / 6 where -3 < x < 3, else 0."""
+
+    value, derivative = attrgetter("activation.hardsigmoid"), attrgetter("activation.hardsigmoid_backward")
+
+
 class Hardswish(OfFamily):
     """y = x min(max(x + 3, 0), 6) / 6;  dx = 0 for x <= -3, (x / 3 + 1 / 2) dy below 3, then dy.
 
@@ -70,3 +61,24 @@ class Hardswish(OfFamily):
     """
 
     value, derivative = attrgetter("activation.hardswish"), attrgetter("activation.hardswish_backward")
+
+
+class Gate(Arithmetic):
+    """z = x sigmoid(y);  dx = sigmoid(y) dz, dy = (1 - sigmoid(y)) z dz."""
+
+    def forward(self, x: Any, y: Any) -> Any:
+        self.saved = (x, y)
+        return self.kernels.elementwise.fused(_gate, x, y)
+
+    def backward(self, dz: Any) -> Any:
+        (x, y), k = self.saved, self.kernels.elementwise
+        return k.fused(_gate, dz, y), k.fused(_of_gate, dz, x, y)
+
+
+def _gate(k: Any, x: Any, y: Any) -> Any:
+    return k.mul(x, k.sigmoid(y))
+
+
+def _of_gate(k: Any, dz: Any, x: Any, y: Any) -> Any:
+    s = k.sigmoid(y)
+    return k.mul(dz, k.mul(x, k.mul(s, k.sub(1, s))))

@@ -227,6 +227,15 @@ class activation:
         return np.where(x > 0, dy, dy * slope)
 
     @quiet
+    def hardsigmoid(x: np.ndarray) -> np.ndarray:
+        """min(max(x + 3, 0), 6) / 6."""
+        return np.minimum(np.maximum(x + 3, 0), 6) / 6
+
+    def hardsigmoid_backward(dy: np.ndarray, x: np.ndarray) -> np.ndarray:
+        """dy / 6 where -3 < x < 3, else 0."""
+        return np.where(np.abs(x) < 3, dy / 6, 0)
+
+    @quiet
     def hardswish(x: np.ndarray) -> np.ndarray:
         """x min(max(x + 3, 0), 6) / 6."""
         return x * np.minimum(np.maximum(x + 3, 0), 6) / 6
@@ -263,6 +272,17 @@ class activation:
         z = x * beta
         decay = np.exp(-np.abs(z))
         return np.where(z > threshold, dy, dy * (np.where(z < 0, decay, 1) / (decay + 1)))
+
+    @quiet
+    def mish(x: np.ndarray) -> np.ndarray:
+        """x tanh(log(1 + exp(x)))."""
+        return x * np.tanh(activation.softplus(x, 1.0, 20.0))
+
+    @quiet
+    def mish_backward(dy: np.ndarray, x: np.ndarray) -> np.ndarray:
+        """dy (t + x sigmoid(x) (1 - t^2)), t = tanh(log(1 + exp(x)))."""
+        t = np.tanh(activation.softplus(x, 1.0, 20.0))
+        return dy * (t + x * elementwise.sigmoid(x) * (1 - t * t))
 
 
 class log_sigmoid:

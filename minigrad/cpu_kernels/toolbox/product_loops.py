@@ -26,6 +26,7 @@ from .register_tile import (
     TILE_ROWS,
     add_edge,
     advance,
+    aligned_empty,
     multiply_tile,
     not_inlined,
     pack_panels,
@@ -57,6 +58,16 @@ def panels_space(depth: int, columns: int, tile_width: int) -> int:
         min(depth, DEPTH_BLOCK) * min(width, COLUMN_BLOCK),
         min(depth, DEPTH_BLOCK_TRANSPOSED) * min(width, COLUMN_BLOCK_TRANSPOSED),
     )
+
+
+@inline
+def workspace(depth: int, columns: int, rows: int, like: Any) -> Any:
+    """A tile's columns; ``small``, its zeros first, ``packed_a`` and ``packed_b`` of the functions below."""
+    n = tile_columns(pointer(like))
+    small = aligned_empty(max(TILE_PANELS * n * (1 + TILE_ROWS), THIN_COLUMN_BLOCK), like)
+    small[: TILE_PANELS * n] = 0
+    packed_a = aligned_empty(min(depth, DEPTH_BLOCK) * min(round_up(rows, TILE_ROWS), ROW_BLOCK), like)
+    return n, small, packed_a, aligned_empty(panels_space(depth, columns, n), like)
 
 
 @inline

@@ -192,11 +192,16 @@ class Vectors:
     def zero(self) -> Any:
         return ir.Constant(self.type, None)
 
-    def multiply_add(self) -> Any:
-        """The function a * b + c on vectors; one instruction, rounded once, where the CPU has it."""
+    def add(self, a: Any, b: Any) -> Any:
+        return (self.builder.add if isinstance(self.scalar, ir.IntType) else self.builder.fadd)(a, b)
+
+    def multiply_add(self, c: Any, a: Any, b: Any) -> Any:
+        """a * b + c on vectors; of floats one instruction, rounded once, where the CPU has it."""
+        if isinstance(self.scalar, ir.IntType):
+            return self.add(self.builder.mul(a, b), c)
         name = f"llvm.fmuladd.v{self.lanes}f{self.element_bytes * 8}"
         function_type = ir.FunctionType(self.type, [self.type] * 3)
-        return cgutils.get_or_insert_function(self.builder.module, function_type, name)
+        return self.builder.call(cgutils.get_or_insert_function(self.builder.module, function_type, name), [a, b, c])
 
 
 def _opaque(builder: Any, value: Any) -> Any:
@@ -262,7 +267,7 @@ def emit_tile(vectors: Vectors, steps: Any, left: Any, right: Any, add: Callable
     for r in rows:
         for c, column in enumerate(columns):
             first = vectors.load(start[0], address(r, start[1], column))
-            vectors.store(builder.fadd(first, totals[r][c]), y[0], address(r, y[1], column))
+            vectors.store(vectors.add(first, totals[r][c]), y[0], address(r, y[1], column))
 
 
 @emits(
@@ -281,16 +286,12 @@ def multiply_tile(
     row (stride 0) of zeros or biases. Sums run over k in order, so an element's bits do not depend on its tile.
     """
     vectors = Vectors(builder, context, signature.args[2].dtype)
-    multiply_add = vectors.multiply_add()
     a_offsets = [INT64(0), *(_opaque(builder, builder.mul(a_row, INT64(r))) for r in range(1, TILE_ROWS))]
-
-    def add(total: Any, a_value: Any, b_vector: Any) -> Any:
-        return builder.call(multiply_add, [a_value, b_vector, total])
-
     for count in {1, TILE_PANELS}:
         with builder.if_then(builder.icmp_signed("==", panels, INT64(count))):
             right = b, [builder.mul(b_panel, INT64(p)) for p in range(count)]
-            emit_tile(vectors, depth, (a, a_offsets, a_column), right, add, (start, start_row), (y, y_row))
+            left = a, a_offsets, a_column
+            emit_tile(vectors, depth, left, right, vectors.multiply_add, (start, start_row), (y, y_row))
 
 
 @emits(lambda row, count, start: start(row, types.int64, start))

@@ -83,3 +83,18 @@ class Square(Function):
 
     def backward(self, dy: Any) -> Any:
         return self.kernels.elementwise.fused(_scaled, dy, self.saved[0], 2)
+
+
+class AddScaled(Arithmetic):
+    """z = x + w y for a number w;  dx = dz, dy = w dz."""
+
+    def forward(self, x: Any, y: Any, w: float) -> Any:
+        self.saved = (w,)
+        return self.kernels.elementwise.fused(_add_scaled, x, y, w)
+
+    def backward(self, dz: Any) -> Any:
+        return dz, self.kernels.elementwise.mul(dz, self.saved[0]), None
+
+
+def _add_scaled(k: Any, x: Any, y: Any, w: float) -> Any:
+    return k.add(x, k.mul(y, w))
