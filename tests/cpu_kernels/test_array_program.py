@@ -29,7 +29,7 @@ NUMBERS = {"slope": 0.1, "alpha": 0.7, "beta": 1.5, "threshold": 20.0, "nan": 0.
 NUMBERS |= {"posinf": None, "neginf": -2.0, "approximate": "tanh"}
 FAMILIES = ("elementwise", "comparison", "trigonometry", "activation", "log_sigmoid", "gelu")
 APART = ("add_into", "assign", "cast", "fused", "supports_half")
-APPROXIMATE = "exp expm1 log log1p sin cos tan tanh sigmoid silu elu softplus forward backward erf".split()
+APPROXIMATE = "exp expm1 log log1p sin cos tan tanh sigmoid silu elu softplus mish forward backward erf".split()
 HALVES = np.dtype(np.float16), np.dtype(dtypes.bfloat16)
 FUNCTIONS = [(f, n) for f in FAMILIES for n in vars(getattr(plain_kernels, f)) if n[0] != "_" and n not in APART]
 
