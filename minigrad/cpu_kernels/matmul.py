@@ -60,8 +60,7 @@ def _multiply_cells(task, tasks, a, b, bias, has_bias, y, a_offsets, b_offsets, 
 
 # ---------------------------------------------------------------- launchers
 
-FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
-WHOLE = np.dtype(np.int64)
+FLOATS, WHOLE = (np.dtype(np.float32), np.dtype(np.float64)), np.dtype(np.int64)
 NO_BIAS = {dtype.char: np.zeros(1, dtype) for dtype in (*FLOATS, WHOLE)}
 SINGLE = np.zeros(1, np.int64)  # the offsets of a batch of one
 
