@@ -13,6 +13,7 @@ from .toolbox.strided_copy import MANY, copy_into
 add: Any  # and all others of the plain family
 cast: Any
 div: Any
+mul: Any
 select: Any
 globals().update(formulas(plain, without=("add_into", "assign", "pow", "supports_half")))
 add_into: Any = into_first(np.add)

@@ -26,16 +26,15 @@ from .toolbox.jit import inline
 from .toolbox.product_loops import (
     DEPTH_BLOCK,
     DEPTH_BLOCK_TRANSPOSED,
-    PARALLEL_WORK,
-    PARALLEL_WORK_THIN,
     THIN_ROWS,
+    division,
     grid_of,
     multiply_packed,
     multiply_thin,
     workspace,
 )
 from .toolbox.register_tile import TILE_BYTES, TILE_PANELS, TILE_ROWS, advance, cell_of, keep_alive, pointer
-from .toolbox.threads import StageKernel, call_at, shares, task_kernel
+from .toolbox.threads import StageKernel, call_at, task_kernel
 
 FAR_WEIGHTS = 1 << 20  # elements; more are in no cache when the next block's sums are added to them
 
@@ -129,12 +128,6 @@ def _plain(*operands: np.ndarray) -> bool:
     return all([x.flags.carray and x.dtype == dtype and x.size > 0 for x in operands])
 
 
-def _division(rows: int, columns: int, depth: int, itemsize: int, work: int) -> tuple[tuple[int, int], int]:
-    """The grid of a product and the number of tasks, if ``work`` multiply-adds are to be done in one launch."""
-    count = shares(work, PARALLEL_WORK_THIN if rows <= THIN_ROWS else PARALLEL_WORK)
-    return grid_of(1, rows, columns, TILE_BYTES // itemsize, count), count
-
-
 def _depth_block(outputs: int, inputs: int) -> int:
     """How many rows of dy and x are summed, at most, before they are added to dW (outputs, inputs).
 
@@ -151,7 +144,7 @@ def forward(
     if weight.shape[0] > THIN_ROWS and _plain(x, weight, *([] if bias is None else [bias])):
         (rows, depth), columns = x.shape, weight.shape[0]
         y = np.empty((rows, columns), x.dtype)
-        grid, count = _division(rows, columns, depth, y.itemsize, rows * columns * depth)
+        grid, count = division(1, rows, columns, y.itemsize, rows * columns * depth, rows <= THIN_ROWS)
         none, no_bias = EMPTY[y.dtype.char], NO_BIAS[y.dtype.char]
         _products.launch(
             y.dtype, count, x, weight, True, no_bias if bias is None else bias, bias is not None, y, grid,
@@ -190,7 +183,7 @@ def backward(
     work = rows * outputs * inputs * (2 if of_x else 1)
     dweight = np.empty((outputs, inputs), dtype)
     dbias = np.empty(outputs, dtype) if of_bias else None
-    sums_grid, count = _division(outputs, inputs, rows, dtype.itemsize, max(work, rows * outputs * inputs))
+    sums_grid, count = division(1, outputs, inputs, dtype.itemsize, work, outputs <= THIN_ROWS)
     grid, dx = NONE, None
     if of_x:
         dx = np.empty((rows, inputs), dtype)
@@ -209,7 +202,7 @@ def add_weight_gradient(dweight: np.ndarray, dy: np.ndarray, x: np.ndarray) -> N
         dweight += matmul(dy.T, x)
         return
     (outputs, inputs), rows = dweight.shape, len(dy)
-    grid, count = _division(outputs, inputs, rows, dy.itemsize, rows * outputs * inputs)
+    grid, count = division(1, outputs, inputs, dy.itemsize, rows * outputs * inputs, outputs <= THIN_ROWS)
     none, no_bias = EMPTY[dy.dtype.char], NO_BIAS[dy.dtype.char]
     _products.launch(
         dy.dtype, count, dy, none, False, no_bias, False, none, NONE,

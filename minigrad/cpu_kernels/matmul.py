@@ -15,16 +15,14 @@ from .toolbox.array_program import as_launches
 from .toolbox.product_loops import (
     DEPTH_BLOCK,
     DEPTH_BLOCK_TRANSPOSED,
-    PARALLEL_WORK,
-    PARALLEL_WORK_THIN,
     THIN_ROWS,
-    grid_of,
+    division,
     multiply_packed,
     multiply_thin,
     workspace,
 )
-from .toolbox.register_tile import TILE_BYTES, TILE_ROWS, advance, cell_of, first_element, keep_alive, pointer
-from .toolbox.threads import constant, shares, task_kernel
+from .toolbox.register_tile import TILE_ROWS, advance, cell_of, first_element, keep_alive, pointer
+from .toolbox.threads import constant, task_kernel
 
 
 @task_kernel
@@ -62,8 +60,7 @@ def _multiply_cells(task, tasks, a, b, bias, has_bias, y, a_offsets, b_offsets, 
 
 # ---------------------------------------------------------------- launchers
 
-FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
-WHOLE = np.dtype(np.int64)
+FLOATS, WHOLE = (np.dtype(np.float32), np.dtype(np.float64)), np.dtype(np.int64)
 NO_BIAS = {dtype.char: np.zeros(1, dtype) for dtype in (*FLOATS, WHOLE)}
 SINGLE = np.zeros(1, np.int64)  # the offsets of a batch of one
 
@@ -103,9 +100,8 @@ def _product(a: np.ndarray, b: np.ndarray, bias: np.ndarray | None, rounded: boo
 
     if a.shape[-1] == 1 and bias is None and bfloat16_product.precision != "medium":
         return np.ascontiguousarray(as_launches(mul)(a, b))
-    if a.ndim == b.ndim == 2:
-        shape: tuple[int, ...] = (a.shape[0], b.shape[1])
-    else:
+    shape: tuple[int, ...] = (*a.shape[:-1], b.shape[-1])
+    if b.ndim > 2:
         shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
     y = np.empty(shape, dtype)
     if y.size == 0 or a.shape[-1] == 0:
@@ -143,8 +139,7 @@ def _multiply(a: np.ndarray, b: np.ndarray, bias: np.ndarray | None, y: np.ndarr
     batch = len(a_offsets)
     has_bias = bias is not None
     bias = np.ascontiguousarray(bias, y.dtype) if has_bias else NO_BIAS[y.dtype.char]
-    count = shares(batch * rows * columns * depth, PARALLEL_WORK_THIN if thin else PARALLEL_WORK)
-    grid = grid_of(batch, rows, columns, TILE_BYTES // item, count)
+    grid, count = division(batch, rows, columns, item, batch * rows * columns * depth, thin)
     tasks = min(count, batch * grid[0] * grid[1])
     arguments = (
         first_element(a), first_element(b), first_element(bias), has_bias, first_element(y),

@@ -78,9 +78,7 @@ def _added(name: str, x: Tensor, product: Tensor, beta: float, alpha: float) -> 
     if shapes.broadcast(x.shape, product.shape) != product.shape:
         raise bad_value(f"{name}: shape {x.shape} does not broadcast to the product's, {product.shape}")
     (x,) = cast_inputs("half", x)
-    if beta == 0:
-        return product if alpha == 1 else product * alpha
-    return (x if beta == 1 else x * beta).add(product, alpha=alpha)
+    return product * alpha if beta == 0 else (x if beta == 1 else x * beta).add(product, alpha=alpha)
 
 
 def _ranks(name: str, a: Tensor, m: int, b: Tensor, n: int) -> Tensor:

@@ -171,12 +171,9 @@ def nll_loss(
     kept = target != ignore_index
     index = target.where(kept, 0)
     picked = -input.gather(class_dim, index.unsqueeze(class_dim)).squeeze(class_dim).where(kept, 0.0)
-    if weight is None:
-        total = kept.sum()
-    else:
-        scale = weight.detach().to(input.dtype)[index].where(kept, 0.0)
-        picked, total = picked * scale, scale.sum()
-    return picked.sum() / total if reduction == "mean" else _reduced(picked, reduction)
+    scale = kept if weight is None else weight.detach().to(input.dtype)[index].where(kept, 0.0)
+    picked = picked * scale
+    return picked.sum() / scale.sum() if reduction == "mean" else _reduced(picked, reduction)
 
 
 @autocast_to_float32
@@ -238,10 +235,8 @@ def binary_cross_entropy_with_logits(
     _check_pair(name, input, target, reduction)
     if not (input.is_floating_point() and target.is_floating_point()):
         raise bad_type(f"{name} expects floating tensors, not {input.dtype} and {target.dtype}; convert with .float()")
-    positive = target * log_sigmoid.LogSigmoid.apply(input)
-    if pos_weight is not None:
-        positive = positive * pos_weight
-    losses = -(positive + (1 - target) * log_sigmoid.LogSigmoid.apply(-input))
+    positive = target if pos_weight is None else target * pos_weight
+    losses = -(positive * log_sigmoid.LogSigmoid.apply(input) + (1 - target) * log_sigmoid.LogSigmoid.apply(-input))
     return _reduced(losses if weight is None else losses * weight, reduction)
 
 

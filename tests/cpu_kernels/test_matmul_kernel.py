@@ -168,16 +168,9 @@ def test_nan_and_infinity_propagate(dtype, precision, layout):
     np.testing.assert_array_equal(matmul(layout(a)[3:6], layout(b)), expected[3:6])
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "int32", "int64", "uint64"])
-def test_integers_wrap_as_numpys(dtype):
-    for rows, depth, columns in ((65, 130, 70), (1, 300, 9), (3, 1, 5)):
-        a, b = (RNG.integers(0, np.iinfo(dtype).max, (n, depth), dtype) for n in (rows, columns))
-        np.testing.assert_array_equal(matmul(a, b.T), a @ b.T, strict=True)
-
-
-@pytest.mark.parametrize("dtype", ["bool", "complex64", "float16", ">f4"])
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "int32", "int64", "uint64", "bool", "complex64", "float16", ">f4"])
 def test_other_dtypes_are_numpys(dtype):
-    a, b = RNG.integers(0, 2, (3, 4)).astype(dtype), RNG.integers(0, 2, (4, 5)).astype(dtype)
+    a, b = RNG.integers(0, 90, (3, 4)).astype(dtype), RNG.integers(0, 90, (4, 5)).astype(dtype)  # uint8 wraps
     y = matmul(a, b)
     np.testing.assert_array_equal(y, a @ b)
     assert y.dtype == (a @ b).dtype

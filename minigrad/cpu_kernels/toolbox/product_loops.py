@@ -22,6 +22,7 @@ from typing import Any
 
 from .jit import L2_BYTES, inline, kernel
 from .register_tile import (
+    TILE_BYTES,
     TILE_PANELS,
     TILE_ROWS,
     add_edge,
@@ -36,6 +37,7 @@ from .register_tile import (
     round_up,
     tile_columns,
 )
+from .threads import shares
 from .vector_math import SUM, combined, term
 
 # Packed panels take a half of L2, at least 512 KiB. How many columns are packed at a time changes no sum.
@@ -218,3 +220,9 @@ def grid_of(batch: int, rows: int, columns: int, tile_width: int, thread_count: 
     divisors = [d for d in range(1, thread_count + 1) if thread_count % d == 0]
     choices = [(r, c) for r in divisors for c in divisors if r <= row_tiles and c <= panels and r * c <= thread_count]
     return min(choices, key=cost)
+
+
+def division(batch: int, rows: int, columns: int, itemsize: int, work: int, thin: bool) -> tuple[tuple[int, int], int]:
+    """The grid of a product and the number of tasks, if ``work`` multiply-adds are to be done in one launch."""
+    count = shares(work, PARALLEL_WORK_THIN if thin else PARALLEL_WORK)
+    return grid_of(batch, rows, columns, TILE_BYTES // itemsize, count), count

@@ -286,11 +286,10 @@ def multiply_tile(
     row (stride 0) of zeros or biases. Sums run over k in order, so an element's bits do not depend on its tile.
     """
     vectors = Vectors(builder, context, signature.args[2].dtype)
-    a_offsets = [INT64(0), *(_opaque(builder, builder.mul(a_row, INT64(r))) for r in range(1, TILE_ROWS))]
+    left = a, [INT64(0), *(_opaque(builder, builder.mul(a_row, INT64(r))) for r in range(1, TILE_ROWS))], a_column
     for count in {1, TILE_PANELS}:
         with builder.if_then(builder.icmp_signed("==", panels, INT64(count))):
             right = b, [builder.mul(b_panel, INT64(p)) for p in range(count)]
-            left = a, a_offsets, a_column
             emit_tile(vectors, depth, left, right, vectors.multiply_add, (start, start_row), (y, y_row))
 
 
