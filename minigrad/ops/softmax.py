@@ -9,6 +9,7 @@ class Softmax(Function):
     """y = e^x / sum(e^x);  dx = y (dy - sum(dy y))."""
 
     autocast = "float32"
+    half_kernels = "reduce"
     floats = True
 
     def forward(self, x: Any, *, axis: int) -> Any:
