@@ -19,7 +19,7 @@ from .toolbox.array_program import FLOAT32
 from .toolbox.jit import kernel
 from .toolbox.register_tile import pointer, row_maximum, tile_columns, whole_vectors
 from .toolbox.threads import TaskKernel, get_num_threads, task_kernel, tasks_of_rows
-from .toolbox.vector_math import SUM_BLOCK, bits_of, exp_nonpositive, maxnum, numbers, store
+from .toolbox.vector_math import SUM_BLOCK, bits_of, exp_nonpositive, maxnum, numbers, rounded
 
 TASK_ELEMENTS = 16384  # rows of about this many elements are one task
 STRIP = 128  # columns; a strip of 1000 float32 rows stays in the L2 cache
@@ -58,22 +58,20 @@ def _forward_rows(task, tasks, x, y, log):
             s += part
         last = real(math.log(s)) if log else real(1) / s
         for j in range(C):  # by way of memory: in one expression fastmath would round m + last first
-            yi[j] = yi[j] - last if log else yi[j] * last
-        store(y[i], buffers[1])
+            y[i, j] = rounded(yi[j] - last if log else yi[j] * last, y)
 
 
 @task_kernel
 def _backward_rows(task, tasks, dy, y, dx, log):
     N, C = y.shape
-    buffers = np.empty((3, C), np.float32)
+    buffers = np.empty((2, C), np.float32)
     for i in range(task * N // tasks, (task + 1) * N // tasks):
         dyi, yi = numbers(dy[i], buffers[0], True), numbers(y[i], buffers[1], True)
-        dxi, total = numbers(dx[i], buffers[2], False), yi.dtype.type(0)
+        dxi, total = dx[i], yi.dtype.type(0)
         for j in range(C):
             total += dyi[j] if log else dyi[j] * yi[j]
         for j in range(C):
-            dxi[j] = dyi[j] - exp_nonpositive(yi[j]) * total if log else yi[j] * (dyi[j] - total)
-        store(dx[i], buffers[2])
+            dxi[j] = rounded(dyi[j] - exp_nonpositive(yi[j]) * total if log else yi[j] * (dyi[j] - total), dx)
 
 
 @task_kernel

@@ -91,8 +91,10 @@ def widened(context: Any, builder: Any, signature: Any, x: Any, like: Any) -> An
 
 
 @emits(lambda x, like: like.dtype(x, like))
-def _narrowed(context: Any, builder: Any, signature: Any, x: Any, like: Any) -> Any:
-    """From float32 to the nearest of those bits, of two equally near the even one; NaN keeps its sign."""
+def rounded(context: Any, builder: Any, signature: Any, x: Any, like: Any) -> Any:
+    """``widened``'s inverse: the nearest of two half floats, or the even one; NaN keeps its sign. Other x stay."""
+    if x.type == context.get_value_type(signature.return_type):
+        return x
     if signature.return_type == types.int16:
         return builder.bitcast(builder.fptrunc(x, ir.HalfType()), ir.IntType(16))
     bits = builder.bitcast(x, ir.IntType(32))
@@ -112,19 +114,10 @@ def numbers(x: np.ndarray, buffer: np.ndarray, read: bool) -> np.ndarray:
     return x
 
 
-def store(x: np.ndarray, buffer: np.ndarray) -> None:
-    """Round the buffer to x if that is a row of half floats."""
-
-
 def _half_numbers(x: Any, buffer: Any, read: bool) -> Any:
     for j in range(x.shape[0] if read else 0):
         buffer[j] = widened(x[j], buffer)
     return buffer
-
-
-def _half_store(x: Any, buffer: Any) -> None:
-    for j in range(x.shape[0]):
-        x[j] = _narrowed(buffer[j], x)
 
 
 @inline
@@ -176,6 +169,4 @@ def _exp_nonpositive(ln2_high: Any, ln2_low: Any, magic: Any, least: Any, *_: An
 
 _OF: Any = {types.float32: _exp_nonpositive(*EXPONENTIALS["f"]), types.float64: _exp_nonpositive(*EXPONENTIALS["d"])}
 overload(exp_nonpositive, jit_options=_OPTIONS, strict=False)(lambda x: _OF.get(x))
-_HALVES = {types.uint16, types.int16}
-overload(numbers, strict=False)(lambda x, buffer, read: _half_numbers if x.dtype in _HALVES else numbers)
-overload(store, strict=False)(lambda x, buffer: _half_store if x.dtype in _HALVES else store)
+overload(numbers, strict=False)(lambda x, *_: _half_numbers if x.dtype in {types.uint16, types.int16} else numbers)
