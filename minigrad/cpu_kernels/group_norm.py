@@ -12,9 +12,7 @@ from . import layer_norm
 from .reduce import reduce
 
 
-def forward(
-    x: np.ndarray, weight: np.ndarray, bias: np.ndarray, groups: int, eps: float
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def forward(x: np.ndarray, weight: np.ndarray, bias: np.ndarray, groups: int, eps: float) -> tuple[np.ndarray, ...]:
     """x (N, C, S), weight and bias (C,) -> y (N, C, S), mean and rstd (N * groups,); all of x's dtype."""
     N, C, S = x.shape
     y, mean, rstd = layer_norm.forward(x.reshape(N * groups, C // groups * S), None, None, eps)

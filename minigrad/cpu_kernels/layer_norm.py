@@ -19,8 +19,10 @@ from typing import Any
 import numpy as np
 
 from .reduce import reduce
+from .toolbox.array_program import FLOAT32
 from .toolbox.register_tile import whole_vectors
 from .toolbox.threads import TaskKernel, shares, task_kernel
+from .toolbox.vector_math import bits_of, numbers, rounded
 
 BACKWARD_CHUNKS = 64  # at most; each has its own partial sums of dweight and dbias
 BACKWARD_ROWS = 16  # at least, in each chunk
@@ -36,11 +38,12 @@ def kernels(name: str, centred: bool) -> Norm:
     @task_kernel(name=f"{name}_forward")
     def forward(task, tasks, x, weight, bias, eps, y, mean, rstd):
         whole_vectors()
-        real = x.dtype.type
+        real = rstd.dtype.type
         N, C = x.shape
-        scale, m = real(1) / real(C), real(0)
+        buffers, scale, m = np.empty((3, C), np.float32), real(1) / real(C), real(0)
+        w, b = numbers(weight, buffers[1], True), numbers(bias, buffers[2], True)
         for i in range(task * N // tasks, (task + 1) * N // tasks):
-            xi, yi = x[i], y[i]
+            xi, yi = numbers(x[i], buffers[0], True), y[i]
             if centred:
                 total = real(0)
                 for j in range(C):
@@ -50,42 +53,40 @@ def kernels(name: str, centred: bool) -> Norm:
             for j in range(C):
                 distance = xi[j] - m
                 squares += distance * distance
-            rstd[i] = r = real(
-                1.0 / math.sqrt(np.float64(squares * scale) + eps)
-            )  # 1 / sqrt(inf) may be NaN in float32
+            # 1 / sqrt(inf) may be NaN in float32
+            rstd[i] = r = real(1.0 / math.sqrt(np.float64(squares * scale) + eps))
             for j in range(C):
                 xhat = (xi[j] - m) * r
-                yi[j] = xhat * weight[j] + bias[j] if centred else xhat * weight[j]
+                yi[j] = rounded(xhat * w[j] + b[j] if centred else xhat * w[j], y)
 
     @task_kernel(name=f"{name}_backward")
     def backward(task, tasks, dy, x, weight, mean, rstd, dx, partial, rows):
         whole_vectors()
-        real = x.dtype.type
+        real = rstd.dtype.type
         N, C = x.shape
-        scale, m = real(1) / real(C), real(0)
+        buffers, scale, m = np.empty((3, C), np.float32), real(1) / real(C), real(0)
+        w = numbers(weight, buffers[2], True)
         _, chunks, _ = partial.shape
         for chunk in range(task * chunks // tasks, (task + 1) * chunks // tasks):
             of_weight, of_bias = partial[0, chunk], partial[-1, chunk]
             partial[:, chunk] = real(0)
             for i in range(chunk * rows, min(N, (chunk + 1) * rows)):
-                xi, dyi, dxi = x[i], dy[i], dx[i]
-                r = rstd[i]
+                xi, dyi = numbers(x[i], buffers[0], True), numbers(dy[i], buffers[1], True)
+                dxi, r = dx[i], rstd[i]
                 if centred:
                     m = mean[i]
-                sum_g = real(0)
-                sum_g_xhat = real(0)
+                sum_g, sum_g_xhat = real(0), real(0)
                 for j in range(C):
                     xhat = (xi[j] - m) * r
-                    g = dyi[j] * weight[j]
+                    g = dyi[j] * w[j]
                     sum_g_xhat += g * xhat
                     of_weight[j] += dyi[j] * xhat
                     if centred:
                         sum_g += g
                         of_bias[j] += dyi[j]
-                mean_g = sum_g * scale
-                mean_g_xhat = sum_g_xhat * scale
+                mean_g, mean_g_xhat = sum_g * scale, sum_g_xhat * scale
                 for j in range(C):
-                    dxi[j] = r * (dyi[j] * weight[j] - mean_g - (xi[j] - m) * r * mean_g_xhat)
+                    dxi[j] = rounded(r * (dyi[j] * w[j] - mean_g - (xi[j] - m) * r * mean_g_xhat), dx)
 
     return forward, backward, 1 + centred
 
@@ -93,37 +94,28 @@ def kernels(name: str, centred: bool) -> Norm:
 _LAYER = kernels("layer_norm", centred=True)
 
 
-def forward(x: np.ndarray, weight: np.ndarray | None, bias: np.ndarray | None, eps: float) -> tuple[np.ndarray, ...]:
+def forward(x: Any, weight: Any, bias: Any, eps: float, norm: Norm = _LAYER) -> tuple[np.ndarray, ...]:
     """x (N, C), weight and bias (C,), None for 1 and 0 -> y (N, C), mean (N,), rstd (N,); all of x's dtype.
 
-    Inputs that are not contiguous are copied.
+    Of half floats mean and rstd are float32. Inputs that are not contiguous are copied.
     """
-    return normalised(_LAYER, x, weight, bias, eps)
-
-
-def normalised(norm: Norm, x: Any, weight: Any, bias: Any, eps: float) -> tuple[np.ndarray, ...]:
-    """``forward`` of one of the norms."""
-    (N, C), dtype, empty, contiguous = x.shape, x.dtype, np.empty, np.ascontiguousarray
-    y, mean, rstd = empty((N, C), dtype), empty(N, dtype), empty(N, dtype)
-    weight = np.ones(C, dtype) if weight is None else contiguous(weight)
-    bias = np.zeros(C, dtype) if bias is None else contiguous(bias)
-    x = contiguous(x)
-    norm[0].launch(dtype, min(N, shares(x.size)), x, weight, bias, float(eps), y, mean, rstd)
+    (N, C), dtype, empty = x.shape, x.dtype, np.empty
+    of_row, contiguous = (FLOAT32, bits_of) if dtype.itemsize == 2 else (dtype, np.ascontiguousarray)
+    y, mean, rstd = empty((N, C), dtype), empty(N, of_row), empty(N, of_row)
+    weight = contiguous(np.ones(C, dtype) if weight is None else weight)
+    bias = contiguous(np.zeros(C, dtype) if bias is None else bias)
+    tasks = min(N, shares(x.size))
+    norm[0].launch(dtype, tasks, contiguous(x), weight, bias, float(eps), contiguous(y), mean, rstd)
     return y, mean, rstd
 
 
-def backward(
-    dy: np.ndarray, x: np.ndarray, weight: np.ndarray | None, mean: np.ndarray, rstd: np.ndarray
-) -> tuple[np.ndarray, ...]:
-    """dy, x (N, C), mean and rstd (N,) of forward -> dx (N, C), dweight (C,), dbias (C,)."""
-    return gradients(_LAYER, dy, x, weight, mean, rstd)
-
-
-def gradients(norm: Norm, dy: Any, x: Any, weight: Any, mean: np.ndarray, rstd: np.ndarray) -> tuple[np.ndarray, ...]:
-    """``backward`` of one of the norms: dx, and what its parameters get."""
-    (N, C), dtype, empty, contiguous = x.shape, x.dtype, np.empty, np.ascontiguousarray
-    weight = np.ones(C, dtype) if weight is None else contiguous(weight)
+def backward(dy: Any, x: Any, weight: Any, mean: Any, rstd: Any, norm: Norm = _LAYER) -> tuple[np.ndarray, ...]:
+    """dy, x (N, C), mean and rstd (N,) of forward -> dx (N, C), and of the parameters, dweight (C,) and dbias (C,)."""
+    (N, C), dtype, empty = x.shape, x.dtype, np.empty
+    of_row, contiguous = (FLOAT32, bits_of) if dtype.itemsize == 2 else (dtype, np.ascontiguousarray)
+    weight = contiguous(np.ones(C, dtype) if weight is None else weight)
     rows = max(BACKWARD_ROWS, -(-N // BACKWARD_CHUNKS))
-    dx, partial = empty((N, C), dtype), empty((norm[2], -(-N // rows) or 1, C), dtype)
-    norm[1].launch(dtype, shares(x.size), contiguous(dy), contiguous(x), weight, mean, rstd, dx, partial, rows)
+    dx, partial = empty((N, C), dtype), empty((norm[2], -(-N // rows) or 1, C), of_row)
+    arrays = contiguous(dy), contiguous(x), weight, mean, rstd, contiguous(dx), partial
+    norm[1].launch(dtype, shares(x.size), *arrays, rows)
     return dx, *reduce.sum(partial, (1,), False)

@@ -18,11 +18,11 @@ _RMS = layer_norm.kernels("rms_norm", centred=False)
 
 def forward(x: np.ndarray, weight: np.ndarray, eps: float) -> tuple[np.ndarray, np.ndarray]:
     """x (N, C), weight (C,) -> y (N, C), rstd (N,); all of x's dtype. Inputs that are not contiguous are copied."""
-    y, _, rstd = layer_norm.normalised(_RMS, x, weight, weight, eps)
+    y, _, rstd = layer_norm.forward(x, weight, weight, eps, _RMS)
     return y, rstd
 
 
 def backward(dy: np.ndarray, x: np.ndarray, weight: np.ndarray, rstd: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """dy, x (N, C) and rstd (N,) of forward -> dx (N, C), dweight (C,)."""
-    dx, dweight = layer_norm.gradients(_RMS, dy, x, weight, rstd, rstd)
+    dx, dweight = layer_norm.backward(dy, x, weight, rstd, rstd, _RMS)
     return dx, dweight

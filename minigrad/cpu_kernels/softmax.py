@@ -14,10 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from . import elementwise
+from .toolbox.array_program import FLOAT32
 from .toolbox.jit import kernel
 from .toolbox.register_tile import pointer, row_maximum, tile_columns, whole_vectors
 from .toolbox.threads import TaskKernel, get_num_threads, task_kernel, tasks_of_rows
-from .toolbox.vector_math import SUM_BLOCK, exp_nonpositive, maxnum
+from .toolbox.vector_math import SUM_BLOCK, bits_of, exp_nonpositive, maxnum, numbers, rounded
 
 TASK_ELEMENTS = 16384  # rows of about this many elements are one task
 STRIP = 128  # columns; a strip of 1000 float32 rows stays in the L2 cache
@@ -39,11 +41,11 @@ def row_max(x: np.ndarray) -> Any:
 @task_kernel
 def _forward_rows(task, tasks, x, y, log):
     whole_vectors()
-    real = x.dtype.type
     N, C = x.shape
+    buffers = np.empty((2, C), np.float32)
     for i in range(task * N // tasks, (task + 1) * N // tasks):
-        xi, yi = x[i], y[i]
-        m = row_max(xi)
+        xi, yi = numbers(x[i], buffers[0], True), numbers(y[i], buffers[1], False)
+        m, real = row_max(xi), xi.dtype.type
         s = real(0)
         for start in range(0, C, SUM_BLOCK):
             xb, yb, part = xi[start : start + SUM_BLOCK], yi[start : start + SUM_BLOCK], real(0)
@@ -56,20 +58,20 @@ def _forward_rows(task, tasks, x, y, log):
             s += part
         last = real(math.log(s)) if log else real(1) / s
         for j in range(C):  # by way of memory: in one expression fastmath would round m + last first
-            yi[j] = yi[j] - last if log else yi[j] * last
+            y[i, j] = rounded(yi[j] - last if log else yi[j] * last, y)
 
 
 @task_kernel
 def _backward_rows(task, tasks, dy, y, dx, log):
-    real = y.dtype.type
     N, C = y.shape
+    buffers = np.empty((2, C), np.float32)
     for i in range(task * N // tasks, (task + 1) * N // tasks):
-        dyi, yi, dxi = dy[i], y[i], dx[i]
-        total = real(0)
+        dyi, yi = numbers(dy[i], buffers[0], True), numbers(y[i], buffers[1], True)
+        dxi, total = dx[i], yi.dtype.type(0)
         for j in range(C):
             total += dyi[j] if log else dyi[j] * yi[j]
         for j in range(C):
-            dxi[j] = dyi[j] - exp_nonpositive(yi[j]) * total if log else yi[j] * (dyi[j] - total)
+            dxi[j] = rounded(dyi[j] - exp_nonpositive(yi[j]) * total if log else yi[j] * (dyi[j] - total), dx)
 
 
 @task_kernel
@@ -138,7 +140,12 @@ def _along(rows: TaskKernel, columns: TaskKernel, inputs: tuple[np.ndarray, ...]
     if not out.size:
         return out
     C, inner = shape[axis], math.prod(shape[axis + 1 :])
-    arrays = [np.ascontiguousarray(x).reshape((-1, C) if inner == 1 else (-1, C, inner)) for x in (*inputs, out)]
+    half = out.dtype.itemsize == 2
+    if half and inner > 1:
+        wide = tuple([elementwise.cast(x, FLOAT32) for x in inputs])
+        return elementwise.cast(_along(rows, columns, wide, axis, log), out.dtype)
+    contiguous = bits_of if half else np.ascontiguousarray
+    arrays = [contiguous(x).reshape((-1, C) if inner == 1 else (-1, C, inner)) for x in (*inputs, out)]
     key = tuple([x.dtype for x in arrays])
     if inner == 1:
         rows.launch(key, tasks_of_rows(out.size // C, C, TASK_ELEMENTS), *arrays, log)
@@ -148,7 +155,7 @@ def _along(rows: TaskKernel, columns: TaskKernel, inputs: tuple[np.ndarray, ...]
 
 
 def forward(x: np.ndarray, axis: int) -> np.ndarray:
-    """softmax(x) along ``axis``; x float32 or float64, any shape and strides."""
+    """softmax(x) along ``axis``; x of floats, any shape and strides. Half floats are computed in float32."""
     return _along(_forward_rows, _forward_columns, (x,), axis, False)
 
 

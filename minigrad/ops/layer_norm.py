@@ -13,6 +13,7 @@ class LayerNorm(Function):
     """
 
     autocast = "float32"
+    half_kernels = "reduce"
     promotes = True
 
     def forward(self, x: Any, weight: Any, bias: Any, *, eps: float, made: Any = None) -> Any:

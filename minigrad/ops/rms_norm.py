@@ -13,6 +13,7 @@ class RMSNorm(Function):
     """
 
     autocast = "float32"
+    half_kernels = "reduce"
     promotes = True
 
     def forward(self, x: Any, weight: Any, *, eps: float, made: Any = None) -> Any:

@@ -232,7 +232,7 @@ class reduce:
     """
 
     def supports_half(x: np.ndarray) -> bool:
-        """Whether folds of half floats are in float32, which is rounded once; else float32 arrives."""
+        """Whether folds of half floats (softmax, norms of rows) are in float32, rounded once; else float32 arrives."""
         return False
 
     @quiet()

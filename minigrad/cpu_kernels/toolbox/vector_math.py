@@ -90,6 +90,36 @@ def widened(context: Any, builder: Any, signature: Any, x: Any, like: Any) -> An
     return context.cast(builder, x, given, signature.return_type)
 
 
+@emits(lambda x, like: like.dtype(x, like))
+def rounded(context: Any, builder: Any, signature: Any, x: Any, like: Any) -> Any:
+    """``widened``'s inverse: the nearest of two half floats, or the even one; NaN keeps its sign. Other x stay."""
+    if x.type == context.get_value_type(signature.return_type):
+        return x
+    if signature.return_type == types.int16:
+        return builder.bitcast(builder.fptrunc(x, ir.HalfType()), ir.IntType(16))
+    bits = builder.bitcast(x, ir.IntType(32))
+    odd, nan = (builder.and_(builder.lshr(bits, bits.type(n)), bits.type(mask)) for n, mask in ((16, 1), (16, 0x8000)))
+    nearest = builder.lshr(builder.add(bits, builder.add(odd, bits.type(0x7FFF))), bits.type(16))
+    found = builder.select(builder.fcmp_unordered("uno", x, x), builder.or_(nan, bits.type(0x7FC0)), nearest)
+    return builder.trunc(found, ir.IntType(16))
+
+
+def bits_of(x: np.ndarray) -> np.ndarray:
+    """An array of half floats as kernels take it, contiguous."""
+    return np.ascontiguousarray(x.view(np.int16 if x.dtype.kind == "f" else np.uint16))
+
+
+def numbers(x: np.ndarray, buffer: np.ndarray, read: bool) -> np.ndarray:
+    """A row (n,) to compute with: x, or of half floats the buffer, a row of float32, which it is ``read`` into."""
+    return x
+
+
+def _half_numbers(x: Any, buffer: Any, read: bool) -> Any:
+    for j in range(x.shape[0] if read else 0):
+        buffer[j] = widened(x[j], buffer)
+    return buffer
+
+
 @inline
 def combined(fold: int, x: Any, y: Any) -> Any:
     """Two numbers, or what was made of some before, as one."""
@@ -139,3 +169,4 @@ def _exp_nonpositive(ln2_high: Any, ln2_low: Any, magic: Any, least: Any, *_: An
 
 _OF: Any = {types.float32: _exp_nonpositive(*EXPONENTIALS["f"]), types.float64: _exp_nonpositive(*EXPONENTIALS["d"])}
 overload(exp_nonpositive, jit_options=_OPTIONS, strict=False)(lambda x: _OF.get(x))
+overload(numbers, strict=False)(lambda x, *_: _half_numbers if x.dtype in {types.uint16, types.int16} else numbers)
