@@ -185,12 +185,16 @@ class IndexingMethods:
 
         Of a place that occurs twice the last value stays and gets the gradient; ``accumulate`` adds them all.
         """
-        every = constant(lambda: self.tensor_type(np.arange(self.numel()).reshape(self.shape), device=self.device))
+        tensors = all(isinstance(i, TensorCore) for i in indices)
+        dims = sum(i.ndim if i.dtype == dtypes.bool_ else 1 for i in indices) if tensors else self.ndim
+        (count, size), rest = (math.prod(self.shape[:dims]), math.prod(self.shape[dims:])), self.shape[dims:]
+        every = constant(lambda: self.tensor_type(np.arange(count).reshape(self.shape[:dims]), device=self.device))
         places = every[tuple(indices)]
         if isinstance(values, TensorCore):
-            values = values.expand(*places.shape).reshape(-1)
-        write = self.reshape(-1).scatter_add if accumulate else self.reshape(-1).scatter
-        return write(0, places.reshape(-1), values).reshape(self.shape)
+            values = values.expand(*places.shape, *rest).reshape(places.numel(), size)
+        x = self.reshape(count, size)
+        write = x.scatter_add if accumulate else x.scatter
+        return write(0, places.reshape(-1, 1).expand(places.numel(), size), values).reshape(self.shape)
 
     def argsort(self: Tensor, dim: int = -1, descending: bool = False, stable: bool = True) -> Tensor:
         """Indices (int64) that sort along ``dim``; stable even if not asked, NaN last (first if descending)."""
