@@ -170,9 +170,8 @@ def nll_loss(
         return _reduced(-indexing.Gather.apply(input, target, axis=class_dim), reduction)  # none is ignored
     kept = target != ignore_index
     index = target.where(kept, 0)
-    picked = -input.gather(class_dim, index.unsqueeze(class_dim)).squeeze(class_dim).where(kept, 0.0)
     scale = kept if weight is None else weight.detach().to(input.dtype)[index].where(kept, 0.0)
-    picked = picked * scale
+    picked = -input.gather(class_dim, index.unsqueeze(class_dim)).squeeze(class_dim).where(kept, 0.0) * scale
     return picked.sum() / scale.sum() if reduction == "mean" else _reduced(picked, reduction)
 
 

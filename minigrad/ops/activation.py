@@ -3,7 +3,7 @@
 from operator import attrgetter
 from typing import Any
 
-from .elementwise import Arithmetic, Clamp, OfFamily
+from .elementwise import Arithmetic, Clamp, FloatFunction, OfFamily
 
 
 class LeakyRelu(OfFamily):
@@ -30,13 +30,26 @@ class Softplus(OfFamily):
     value, derivative = attrgetter("activation.softplus"), attrgetter("activation.softplus_backward")
 
 
-class Mish(OfFamily):
+class Mish(FloatFunction):
     """y = x t, t = tanh(log(1 + e^x));  dx = (t + x (1 - t^2) / (1 + e^-x)) dy.
 
     Source: Misra, "Mish: A self regularized non-monotonic activation function" (2019).
     """
 
-    value, derivative = attrgetter("activation.mish"), attrgetter("activation.mish_backward")
+    half_kernels = None
+
+    def forward(self, x: Any) -> Any:
+        t = self.kernels.elementwise.tanh(self.kernels.activation.softplus(x, 1.0, 20.0))
+        self.saved = (x, t)
+        with self.kernels.quiet():  # -inf gives NaN
+            return self.kernels.elementwise.mul(x, t)
+
+    def backward(self, dy: Any) -> Any:
+        return self.kernels.elementwise.fused(_mish, dy, *self.saved)
+
+
+def _mish(k: Any, dy: Any, x: Any, t: Any) -> Any:
+    return k.mul(dy, k.add(t, k.mul(k.mul(x, k.sigmoid(x)), k.sub(1, k.square(t)))))
 
 
 class Hardtanh(Clamp):
@@ -80,5 +93,4 @@ def _gate(k: Any, x: Any, y: Any) -> Any:
 
 
 def _of_gate(k: Any, dz: Any, x: Any, y: Any) -> Any:
-    s = k.sigmoid(y)
-    return k.mul(dz, k.mul(x, k.mul(s, k.sub(1, s))))
+    return k.mul(k.mul(dz, _gate(k, x, y)), k.sub(1, k.sigmoid(y)))

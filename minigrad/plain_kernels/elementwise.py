@@ -273,17 +273,6 @@ class activation:
         decay = np.exp(-np.abs(z))
         return np.where(z > threshold, dy, dy * (np.where(z < 0, decay, 1) / (decay + 1)))
 
-    @quiet
-    def mish(x: np.ndarray) -> np.ndarray:
-        """x tanh(log(1 + exp(x)))."""
-        return x * np.tanh(activation.softplus(x, 1.0, 20.0))
-
-    @quiet
-    def mish_backward(dy: np.ndarray, x: np.ndarray) -> np.ndarray:
-        """dy (t + x sigmoid(x) (1 - t^2)), t = tanh(log(1 + exp(x)))."""
-        t = np.tanh(activation.softplus(x, 1.0, 20.0))
-        return dy * (t + x * elementwise.sigmoid(x) * (1 - t * t))
-
 
 class log_sigmoid:
     """y = min(x, 0) - log(1 + e^-|x|), which neither overflows nor cancels;  dx = dy sigmoid(-x)."""
