@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 
 from .reduce import reduce
-from .toolbox.array_program import FLOAT32
 from .toolbox.register_tile import whole_vectors
 from .toolbox.threads import TaskKernel, shares, task_kernel
 from .toolbox.vector_math import bits_of, numbers, rounded
@@ -100,19 +99,19 @@ def forward(x: Any, weight: Any, bias: Any, eps: float, norm: Norm = _LAYER) -> 
     Of half floats mean and rstd are float32. Inputs that are not contiguous are copied.
     """
     (N, C), dtype, empty = x.shape, x.dtype, np.empty
-    of_row, contiguous = (FLOAT32, bits_of) if dtype.itemsize == 2 else (dtype, np.ascontiguousarray)
+    of_row, contiguous = (np.float32, bits_of) if dtype.itemsize == 2 else (dtype, np.ascontiguousarray)
     y, mean, rstd = empty((N, C), dtype), empty(N, of_row), empty(N, of_row)
     weight = contiguous(np.ones(C, dtype) if weight is None else weight)
     bias = contiguous(np.zeros(C, dtype) if bias is None else bias)
-    tasks = min(N, shares(x.size))
-    norm[0].launch(dtype, tasks, contiguous(x), weight, bias, float(eps), contiguous(y), mean, rstd)
+    arrays = contiguous(x), weight, bias, float(eps), contiguous(y), mean, rstd
+    norm[0].launch(dtype, min(N, shares(x.size)), *arrays)
     return y, mean, rstd
 
 
 def backward(dy: Any, x: Any, weight: Any, mean: Any, rstd: Any, norm: Norm = _LAYER) -> tuple[np.ndarray, ...]:
     """dy, x (N, C), mean and rstd (N,) of forward -> dx (N, C), and of the parameters, dweight (C,) and dbias (C,)."""
     (N, C), dtype, empty = x.shape, x.dtype, np.empty
-    of_row, contiguous = (FLOAT32, bits_of) if dtype.itemsize == 2 else (dtype, np.ascontiguousarray)
+    of_row, contiguous = (np.float32, bits_of) if dtype.itemsize == 2 else (dtype, np.ascontiguousarray)
     weight = contiguous(np.ones(C, dtype) if weight is None else weight)
     rows = max(BACKWARD_ROWS, -(-N // BACKWARD_CHUNKS))
     dx, partial = empty((N, C), dtype), empty((norm[2], -(-N // rows) or 1, C), of_row)

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from . import elementwise
-from .toolbox.array_program import FLOAT32
 from .toolbox.jit import kernel
 from .toolbox.register_tile import pointer, row_maximum, tile_columns, whole_vectors
 from .toolbox.threads import TaskKernel, get_num_threads, task_kernel, tasks_of_rows
@@ -124,12 +123,8 @@ def _backward_columns(task, tasks, dy, y, dx, log):
                     total[j] += dyc[j] * yc[j]
         for c in range(C):
             dyc, yc, dxc = dy[i, c, a:b], y[i, c, a:b], dx[i, c, a:b]
-            if log:
-                for j in range(b - a):
-                    dxc[j] = dyc[j] - exp_nonpositive(yc[j]) * total[j]
-            else:
-                for j in range(b - a):
-                    dxc[j] = yc[j] * (dyc[j] - total[j])
+            for j in range(b - a):
+                dxc[j] = dyc[j] - exp_nonpositive(yc[j]) * total[j] if log else yc[j] * (dyc[j] - total[j])
 
 
 def _along(rows: TaskKernel, columns: TaskKernel, inputs: tuple[np.ndarray, ...], axis: int, log: bool) -> np.ndarray:
@@ -140,11 +135,10 @@ def _along(rows: TaskKernel, columns: TaskKernel, inputs: tuple[np.ndarray, ...]
     if not out.size:
         return out
     C, inner = shape[axis], math.prod(shape[axis + 1 :])
-    half = out.dtype.itemsize == 2
-    if half and inner > 1:
-        wide = tuple([elementwise.cast(x, FLOAT32) for x in inputs])
+    contiguous = bits_of if out.dtype.itemsize == 2 else np.ascontiguousarray
+    if contiguous is bits_of and inner > 1:
+        wide = tuple([elementwise.cast(x, np.dtype(np.float32)) for x in inputs])
         return elementwise.cast(_along(rows, columns, wide, axis, log), out.dtype)
-    contiguous = bits_of if half else np.ascontiguousarray
     arrays = [contiguous(x).reshape((-1, C) if inner == 1 else (-1, C, inner)) for x in (*inputs, out)]
     key = tuple([x.dtype for x in arrays])
     if inner == 1:

@@ -5,6 +5,7 @@ import pytest
 
 import minigrad as mg
 from minigrad import cpu_kernels, plain_kernels
+from minigrad.cpu_kernels import elementwise, layer_norm, rms_norm, softmax
 
 SHAPES = {
     "rows": ((100, 65), (1,)),
@@ -73,3 +74,24 @@ def test_a_graph_folds_what_may_not_be_written() -> None:
         with mg.no_grad():
             own, view = (y.item() for y in both(x))
         assert own == view == x.sum().item()
+
+
+@pytest.mark.parametrize("half", [np.dtype(np.float16), mg.bfloat16])
+def test_rows_of_half_floats_are_those_of_float32_rounded_once(half: np.dtype) -> None:
+    def same(got, exact):
+        for y, wide in zip(got, exact, strict=True):
+            assert y.tobytes() == elementwise.cast(wide, y.dtype).tobytes()
+
+    wide = np.random.default_rng(0).standard_normal((2, 20, 1100)).astype("f")
+    wide[0, :5, 3] = np.nan, np.inf, -np.inf, 1e30, 1e-41
+    x, dy = elementwise.cast(wide, half)
+    x32, dy32 = (elementwise.cast(a, np.dtype("f")) for a in (x, dy))
+    for axis in (0, 1):
+        y = softmax.forward(x, axis), softmax.log_forward(x, axis)
+        same(y, (softmax.forward(x32, axis), softmax.log_forward(x32, axis)))
+        y32 = elementwise.cast(y[1], np.dtype("f"))
+        same((softmax.log_backward(dy, y[1], axis),), (softmax.log_backward(dy32, y32, axis),))
+    for norm, n in ((layer_norm, 2), (rms_norm, 1)):
+        y, *of_rows = norm.forward(x, *dy[:n], 1e-5)
+        same((y, *of_rows), norm.forward(x32, *dy32[:n], 1e-5))
+        same(norm.backward(dy, x, dy[0], *of_rows), norm.backward(dy32, x32, dy32[0], *of_rows))
