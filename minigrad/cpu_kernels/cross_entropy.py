@@ -20,7 +20,7 @@ import numpy as np
 from numba.core import types
 
 from ..plain_kernels.losses import Options, cross_entropy as plain
-from .embedding import _within
+from .embedding import within
 from .softmax import row_max
 from .toolbox.jit import inline, kernel
 from .toolbox.register_tile import whole_vectors
@@ -180,7 +180,7 @@ def check_targets(targets: np.ndarray, classes: int, ignore_index: int) -> int:
 
     ``forward`` and ``backward`` index with the targets unchecked: call this first.
     """
-    return -1 if _within(targets, classes) else plain.check_targets(targets, classes, ignore_index)
+    return -1 if within(targets, classes) else plain.check_targets(targets, classes, ignore_index)
 
 
 FUSED_ROWS = StageKernel(

@@ -1,78 +1,20 @@
 """Reading and adding at positions: the plain family, with the sums at positions that may repeat compiled."""
 
-import math
 from typing import Any
 
 import numba
 import numpy as np
 
 from ..plain_kernels import indexing as plain
-from . import embedding
+from .embedding import ADD, ALONE, ASSIGN, NUMBERS, READ, check_indices, move, without_repeats
 from .toolbox.array_program import formula
 from .toolbox.register_tile import operand
-from .toolbox.threads import get_num_threads, task_kernel, tasks_of_rows
+from .toolbox.threads import task_kernel, tasks_of_rows
 
 FEW = 16384  # elements that NumPy picks in the time of a launch
-ALONE = 16384  # elements of a task
 BLOCK = 32  # elements of a row that are compared at once
 MOST_BEST = 48  # so many of a row are found by comparing each element with those found before
-LINE = 16  # columns, of which tasks get multiples
-READ, ADD, ASSIGN = range(3)
-NUMBERS = (np.float32, np.float64, np.int64)
 globals().update((name, getattr(plain, name)) for name in vars(plain) if name[0] != "_")
-
-
-@task_kernel
-def _move(task, tasks, x, places, step, y, rows, way, columns):
-    """y[i, k] = x[o, places[i, k] * step + k], without k if step is 1; equally many of the ``rows`` i for each o.
-
-    Or, as ``way`` says, the same places of x += y[i, k], or = y[i, k]: then the rows of an o are in order, and if step
-    is not 1, a task has some of their ``columns``. Rows of places and of y repeat; a place alone is for all of a row.
-    """
-    of_one, along, width = rows // x.shape[0], 0 if step == 1 else 1, y.shape[1]
-    together, blocks = 1 if way == READ else of_one, (width + columns - 1) // columns
-    parts = rows // together * blocks
-    for part in range(task * parts // tasks, (task + 1) * parts // tasks):
-        first, start = part // blocks * together, part % blocks * columns
-        end = min(width, start + columns)
-        for i in range(first, first + together):
-            where, row, values = places[i % places.shape[0]], x[i // of_one], y[i % y.shape[0]]
-            if where.shape[0] < width:
-                there, values = row[where[0] * step :][start:end], values[start:end]
-                for k in range(values.shape[0]):
-                    if way == READ:
-                        values[k] = there[k]
-                    else:
-                        there[k] = values[k] if way == ASSIGN else there[k] + values[k]
-            elif way == READ:
-                for k in range(width):
-                    values[k] = row[where[k] * step + k * along]
-            elif way == ADD:
-                for k in range(start, end):
-                    row[where[k] * step + k * along] += values[k]
-            else:
-                for k in range(start, end):
-                    row[where[k] * step + k * along] = values[k]
-
-
-def _moved(way: int, x: np.ndarray, axis: int, indices: np.ndarray, y: Any) -> None:
-    """The kernel above; for ``ASSIGN`` y may be a number."""
-    step, n = math.prod(x.shape[axis + 1 :]), indices.shape[axis]
-    width = n if step == 1 else step
-    outer, rows = x.size // (x.shape[axis] * step), indices.size // width
-    places = embedding.without_repeats(indices, axis)
-    if math.prod(places.shape[:axis]) not in (1, outer) or math.prod(places.shape[axis + 1 :]) not in (1, step):
-        places = indices
-    y = y if np.ndim(y) else np.full(width, y, x.dtype)
-    x, places, y = (operand(np.ascontiguousarray(a)) for a in (x, places, y))
-    if x.dtype.type not in NUMBERS:
-        x, y = (a.view(f"u{a.itemsize}") for a in (x, y))
-    blocks = 1 if way == READ or step == 1 else -(-get_num_threads() // outer)
-    columns = -(-width // (blocks * LINE)) * LINE
-    parts = (rows if way == READ else outer) * -(-width // columns)
-    flat = x.reshape(outer, -1), places.reshape(-1, math.prod(places.shape[axis + (step > 1) :])), step
-    tasks = tasks_of_rows(parts, indices.size // parts, ALONE)
-    _move.launch(x.dtype, tasks, *flat, y.reshape(-1, width), rows, way, columns)
 
 
 def _fits(x: np.ndarray, axis: int, indices: np.ndarray) -> bool:
@@ -86,22 +28,22 @@ def gather(x: np.ndarray, axis: int, indices: np.ndarray) -> np.ndarray:
     if not _fits(x, axis, indices):
         return plain.gather(x, axis, indices)
     y = np.empty(indices.shape, x.dtype)
-    _moved(READ, x, axis, indices, y)
+    move(READ, x, axis, indices, y)
     return y
 
 
 def scatter(x: np.ndarray, axis: int, indices: np.ndarray, y: Any) -> None:
     """x[i][indices[i][j][k]][k] = y[i][j][k] (for axis 1), in place, each from 0 on and in range; the last one wins."""
     fits = np.ndim(y) == 0 or (y.dtype == x.dtype and y.shape == indices.shape)
-    if fits and x.flags.c_contiguous and _fits(x, axis, indices):
-        _moved(ASSIGN, x, axis, indices, y)
+    if fits and x.flags.carray and _fits(x, axis, indices):
+        move(ASSIGN, x, axis, indices, y)
     else:
         plain.scatter(x, axis, indices, y)
 
 
 def scatter_winners(shape: tuple[int, ...], axis: int, indices: np.ndarray) -> np.ndarray:
     """bool, of a shape that broadcasts to that of ``indices``: whose value ``scatter`` into ``shape`` leaves there."""
-    places = embedding.without_repeats(indices, axis)
+    places = without_repeats(indices, axis)
     order = np.arange(places.size).reshape(places.shape)
     last = np.empty((*places.shape[:axis], shape[axis], *places.shape[axis + 1 :]), np.int64)
     scatter(last, axis, places, order)
@@ -192,33 +134,33 @@ def index(x: np.ndarray, where: Any) -> np.ndarray:
     axis, rows = _slices(x, where)
     if rows is None:
         return plain.index(x, where)
-    places = (
-        _places(rows, x.shape[axis]) if rows.size * math.prod(x.shape[:axis] + x.shape[axis + 1 :]) >= FEW else None
-    )
+    few = rows.size * x.size < FEW * x.shape[axis] or not x.size
+    places = None if few else _places(rows, x.shape[axis])
     if places is None:
         return x.take(rows, axis)  # in half the time
-    return gather(x, axis, _of_slices(x, axis, places)).reshape(*x.shape[:axis], *rows.shape, *x.shape[axis + 1 :])
+    y = np.empty((*x.shape[:axis], *rows.shape, *x.shape[axis + 1 :]), x.dtype)
+    move(READ, x, axis, _of_slices(x, axis, places), y)
+    return y
 
 
 def add_at(x: np.ndarray, where: Any, y: np.ndarray) -> None:
     """x[where] += y; repeated positions add up."""
     axis, rows = _slices(x, where)
-    fits = rows is not None and y.shape == (*x.shape[:axis], *rows.shape, *x.shape[axis + 1 :])
-    if fits and x.dtype == y.dtype and x.dtype.type in NUMBERS:
-        indices = _of_slices(x, axis, rows)
-        scatter_add(x, axis, indices, y.reshape(indices.shape))
-    else:
+    if rows is None or y.shape != (*x.shape[:axis], *rows.shape, *x.shape[axis + 1 :]):
         plain.add_at(x, where, y)
+    else:
+        y = y.reshape(*x.shape[:axis], rows.size, *x.shape[axis + 1 :])
+        scatter_add(x, axis, np.broadcast_to(_of_slices(x, axis, rows), y.shape), y)
 
 
 def scatter_add(x: np.ndarray, axis: int, indices: np.ndarray, y: np.ndarray) -> None:
     """x[i][indices[i][j][k]][k] += y[i][j][k] (for axis 1), in place; repeated positions add up in order."""
-    known = x.dtype == y.dtype and x.dtype.type in NUMBERS and x.flags.c_contiguous and y.shape == indices.shape
-    places = _places(indices, x.shape[axis]) if known and _fits(x, axis, indices) else None
+    adds = x.dtype == y.dtype and x.dtype.type in NUMBERS and x.flags.carray and y.shape == indices.shape
+    places = _places(indices, x.shape[axis]) if adds and _fits(x, axis, indices) else None
     if places is None:
         plain.scatter_add(x, axis, indices, y)
     else:
-        _moved(ADD, x, axis, places, y)
+        move(ADD, x, axis, places, y)
 
 
 def _slices(x: np.ndarray, where: Any) -> tuple[int, Any]:
@@ -231,13 +173,13 @@ def _slices(x: np.ndarray, where: Any) -> tuple[int, Any]:
 
 
 def _of_slices(x: np.ndarray, axis: int, rows: np.ndarray) -> np.ndarray:
-    """The places of slices as indices of all their elements."""
-    shape = (*x.shape[:axis], rows.size, *x.shape[axis + 1 :])
-    return np.broadcast_to(rows.reshape(-1, *(1,) * (x.ndim - 1 - axis)), shape)
+    """The places of slices as indices that repeat."""
+    return rows.reshape(*(1 if i != axis else -1 for i in range(x.ndim)))
 
 
 def _places(indices: np.ndarray, n: int) -> np.ndarray | None:
     """The indices counted from the front; None for what the plain kernels refuse."""
-    if embedding.check_indices(indices, n) >= 0:
-        indices = np.where(indices < 0, indices + n, indices)
-    return indices if embedding.check_indices(indices, n) < 0 else None
+    if check_indices(indices, n) < 0:
+        return indices
+    indices = np.where(indices < 0, indices + n, indices)
+    return indices if check_indices(indices, n) < 0 else None

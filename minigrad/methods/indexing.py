@@ -187,11 +187,11 @@ class IndexingMethods:
         """
         tensors = all(isinstance(i, TensorCore) for i in indices)
         dims = sum(i.ndim if i.dtype == dtypes.bool_ else 1 for i in indices) if tensors else self.ndim
-        (count, size), rest = (math.prod(self.shape[:dims]), math.prod(self.shape[dims:])), self.shape[dims:]
+        count, size = math.prod(self.shape[:dims]), math.prod(self.shape[dims:])
         every = constant(lambda: self.tensor_type(np.arange(count).reshape(self.shape[:dims]), device=self.device))
         places = every[tuple(indices)]
         if isinstance(values, TensorCore):
-            values = values.expand(*places.shape, *rest).reshape(places.numel(), size)
+            values = values.expand(*places.shape, *self.shape[dims:]).reshape(places.numel(), size)
         x = self.reshape(count, size)
         write = x.scatter_add if accumulate else x.scatter
         return write(0, places.reshape(-1, 1).expand(places.numel(), size), values).reshape(self.shape)

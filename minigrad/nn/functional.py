@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .. import hints as _hints, shapes
-from ..creation import one_hot as one_hot, where
+from ..creation import cat, one_hot as one_hot, where
 from ..dtypes import bool_, finfo, float32, int64, is_floating, is_half
 from ..errors import bad_index, bad_state, bad_type, bad_value, check_choice, expect
 from ..functions import log_softmax as log_softmax, relu as relu, sigmoid as sigmoid, softmax as softmax, tanh as tanh
@@ -138,7 +138,9 @@ def pad(x: Tensor, pad: Sequence[int], mode: str = "constant", value: float = 0.
             raise bad_value(f"pad: {mode} by ({before}, {after}) of dim {dim} of shape {x.shape}")
         if before or after:
             places = np.pad(np.arange(n), (before, after), PAD_MODES[mode])
-            x = x.index_select(dim, Tensor(places, device=x.device))
+            ends = (Tensor(end, device=x.device) for end in (places[:before], places[before + n :]))
+            first, last = (x.index_select(dim, end) for end in ends)
+            x = cat([first, x, last], dim)
     return x
 
 
