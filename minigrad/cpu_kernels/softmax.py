@@ -123,8 +123,12 @@ def _backward_columns(task, tasks, dy, y, dx, log):
                     total[j] += dyc[j] * yc[j]
         for c in range(C):
             dyc, yc, dxc = dy[i, c, a:b], y[i, c, a:b], dx[i, c, a:b]
-            for j in range(b - a):
-                dxc[j] = dyc[j] - exp_nonpositive(yc[j]) * total[j] if log else yc[j] * (dyc[j] - total[j])
+            if log:
+                for j in range(b - a):
+                    dxc[j] = dyc[j] - exp_nonpositive(yc[j]) * total[j]
+            else:
+                for j in range(b - a):
+                    dxc[j] = yc[j] * (dyc[j] - total[j])
 
 
 def _along(rows: TaskKernel, columns: TaskKernel, inputs: tuple[np.ndarray, ...], axis: int, log: bool) -> np.ndarray:

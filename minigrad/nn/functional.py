@@ -97,7 +97,7 @@ def glu(x: Tensor, dim: int = -1) -> Tensor:
     if not x.ndim or x.shape[at] % 2:
         raise bad_value(f"glu of shape {x.shape}: expected an even size of dim {dim}, which is halved")
     half = x.shape[at] // 2
-    return activation.Gate.apply(x.narrow(at, 0, half), x.narrow(at, half, half))
+    return elementwise.Gate.apply(x.narrow(at, 0, half), x.narrow(at, half, half))
 
 
 @in_float32

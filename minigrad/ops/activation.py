@@ -3,7 +3,7 @@
 from operator import attrgetter
 from typing import Any
 
-from .elementwise import Arithmetic, Clamp, FloatFunction, OfFamily
+from .elementwise import Clamp, FloatFunction, OfFamily
 
 
 class LeakyRelu(OfFamily):
@@ -74,23 +74,3 @@ class Hardswish(OfFamily):
     """
 
     value, derivative = attrgetter("activation.hardswish"), attrgetter("activation.hardswish_backward")
-
-
-class Gate(Arithmetic):
-    """z = x sigmoid(y);  dx = sigmoid(y) dz, dy = (1 - sigmoid(y)) z dz."""
-
-    def forward(self, x: Any, y: Any) -> Any:
-        self.saved = (x, y)
-        return self.kernels.elementwise.fused(_gate, x, y)
-
-    def backward(self, dz: Any) -> Any:
-        (x, y), k = self.saved, self.kernels.elementwise
-        return k.fused(_gate, dz, y), k.fused(_of_gate, dz, x, y)
-
-
-def _gate(k: Any, x: Any, y: Any) -> Any:
-    return k.mul(x, k.sigmoid(y))
-
-
-def _of_gate(k: Any, dz: Any, x: Any, y: Any) -> Any:
-    return k.mul(k.mul(dz, _gate(k, x, y)), k.sub(1, k.sigmoid(y)))

@@ -1,7 +1,8 @@
 """Formulas of two tensors: what lies between them, and how far apart they are."""
 
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 from .arithmetic import Arithmetic
 
@@ -53,26 +54,40 @@ def _log_of_sum(k: Any, x: Any, y: Any) -> Any:
     return k.add(k.maximum(x, y), k.log1p(k.exp(k.neg(distance))))
 
 
-class SquaredDistance(Arithmetic):
-    """z = (x - y)^2;  dx = -dy = 2 (x - y) dz."""
+class OfTwo(Arithmetic):
+    """A formula of two tensors, and those of their gradients, from dz and the tensors; each is one pass."""
 
-    not_of_bool = "-"
+    value: ClassVar[Callable[..., Any]]
+    derivatives: ClassVar[tuple[Callable[..., Any], Callable[..., Any]]]
 
     def forward(self, x: Any, y: Any) -> Any:
         self.saved = (x, y)
-        return self.kernels.elementwise.fused(_squared_distance, x, y)
+        return self.kernels.elementwise.fused(type(self).value, x, y)
 
     def backward(self, dz: Any) -> Any:
-        dx = self.kernels.elementwise.fused(_of_squared_distance, dz, *self.saved)
-        return dx, self.kernels.elementwise.neg(dx) if self.needs[1] else None
+        fused, wanted = self.kernels.elementwise.fused, zip(self.derivatives, self.needs)
+        return tuple([fused(derivative, dz, *self.saved) if needed else None for derivative, needed in wanted])
 
 
-def _squared_distance(k: Any, x: Any, y: Any) -> Any:
-    return k.square(k.sub(x, y))
+class SquaredDistance(OfTwo):
+    """z = (x - y)^2;  dx = -dy = 2 (x - y) dz."""
+
+    not_of_bool = "-"
+    value = lambda k, x, y: k.square(k.sub(x, y))
+    derivatives = (
+        lambda k, dz, x, y: k.mul(k.mul(k.sub(x, y), 2), dz),
+        lambda k, dz, x, y: k.mul(k.mul(k.sub(y, x), 2), dz),
+    )
 
 
-def _of_squared_distance(k: Any, dz: Any, x: Any, y: Any) -> Any:
-    return k.mul(k.mul(k.sub(x, y), 2), dz)
+class Gate(OfTwo):
+    """z = x sigmoid(y);  dx = sigmoid(y) dz, dy = (1 - sigmoid(y)) z dz."""
+
+    value = lambda k, x, y: k.mul(x, k.sigmoid(y))
+    derivatives = (
+        lambda k, dz, x, y: k.mul(dz, k.sigmoid(y)),
+        lambda k, dz, x, y: k.mul(k.mul(dz, k.mul(x, k.sigmoid(y))), k.sub(1, k.sigmoid(y))),
+    )
 
 
 class Huber(Arithmetic):
