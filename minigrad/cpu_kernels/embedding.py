@@ -112,9 +112,7 @@ def backward_into(dy: np.ndarray, indices: np.ndarray, dweight: np.ndarray) -> N
     Raises ValueError if dweight is not C-contiguous.
     """
     if not dweight.flags.c_contiguous:
-        raise ValueError(
-            f"dweight has strides {dweight.strides}: expected a C-contiguous array, it is written in place"
-        )
+        raise ValueError(f"dweight has strides {dweight.strides}: expected a C-contiguous array, which is written to")
     if is_half(dweight.dtype):
         wide = np.zeros(dweight.shape, np.float32)
         backward_into(dy.astype(np.float32), indices, wide)

@@ -63,10 +63,7 @@ def combine(op: type[Function], x: TensorCore, y: Any = None) -> Tensor:
     try:
         out = op.forward(node, a) if y is None else op.forward(node, a, y.data if two else y)
     except (ValueError, OverflowError, TypeError, AttributeError) as error:
-        told = explained(op, error, (x,) if y is None else (x, y))
-        if told is None:
-            raise
-        raise told from None
+        raise explained(op, error, (x,) if y is None else (x, y)) or error from None
     if not isinstance(out, kernels.Array):
         out = kernels.as_array(out)
     z: Tensor = _new(TensorCore.tensor_type)

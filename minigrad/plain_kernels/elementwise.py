@@ -56,7 +56,7 @@ class elementwise:
         return False
 
     def fused(expression: Callable[..., Any], *inputs: Any) -> Any:
-        """expression(elementwise, *inputs), a function of a module's top level: other backends take it as one pass."""
+        """expression(elementwise, *inputs), a function that lasts: other backends take it as one pass."""
         return expression(elementwise, *inputs)
 
     def where(condition: Any, x: Any, y: Any) -> Any:

@@ -55,6 +55,24 @@ def test_large_arrays(shape: tuple[int, ...], axis: int, n: int, dtype) -> None:
             both("argsort", x, axis, descending, 3)
 
 
+@pytest.mark.parametrize("dtype", [*DTYPES, np.bool_])
+@pytest.mark.parametrize("repeats", [(), (0,), (2,), (3,), (2, 3), (0, 2, 3), (0, 1, 2, 3)])
+def test_places_that_repeat(repeats: tuple[int, ...], dtype) -> None:
+    """In some dimensions; of places that occur twice the last value stays, whatever the number of threads."""
+    rng = np.random.default_rng(0)
+    shape, n = (3, 40, 5, 9), 50
+    x = rng.integers(-50, 50, shape).astype(dtype)
+    for axis in range(4):
+        full = (*shape[:axis], n, *shape[axis + 1 :])
+        few = [1 if i in repeats else size for i, size in enumerate(full)]
+        places = np.broadcast_to(rng.integers(0, shape[axis], few), full)
+        y = rng.normal(0, 5, full).astype(dtype)
+        both("gather", x, axis, places)
+        both("scatter", x, axis, places, y)
+        both("scatter", x, axis, places, 1)
+        both("scatter_add", x, axis, places, y)
+
+
 @pytest.mark.parametrize("descending", [False, True])
 @pytest.mark.parametrize(("shape", "axis"), [((20000,), 0), ((40, 500), 1), ((500, 40), 0)])
 def test_sorts_of_any_values(shape: tuple[int, ...], axis: int, descending: bool) -> None:

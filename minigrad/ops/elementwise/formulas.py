@@ -55,26 +55,25 @@ def _log_of_sum(k: Any, x: Any, y: Any) -> Any:
 
 
 class OfTwo(Arithmetic):
-    """A formula of two tensors, and those of their gradients, from dz and the tensors; each is one pass."""
+    """A formula of two tensors, and those of dx and dy, from dz and the tensors; each is one pass."""
 
-    value: ClassVar[Callable[..., Any]]
-    derivatives: ClassVar[tuple[Callable[..., Any], Callable[..., Any]]]
+    formulas: ClassVar[tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]]
 
     def forward(self, x: Any, y: Any) -> Any:
         self.saved = (x, y)
-        return self.kernels.elementwise.fused(type(self).value, x, y)
+        return self.kernels.elementwise.fused(self.formulas[0], x, y)
 
     def backward(self, dz: Any) -> Any:
-        fused, wanted = self.kernels.elementwise.fused, zip(self.derivatives, self.needs)
-        return tuple([fused(derivative, dz, *self.saved) if needed else None for derivative, needed in wanted])
+        fused, wanted = self.kernels.elementwise.fused, zip(self.formulas[1:], self.needs)
+        return tuple([fused(formula, dz, *self.saved) if needed else None for formula, needed in wanted])
 
 
 class SquaredDistance(OfTwo):
     """z = (x - y)^2;  dx = -dy = 2 (x - y) dz."""
 
     not_of_bool = "-"
-    value = lambda k, x, y: k.square(k.sub(x, y))
-    derivatives = (
+    formulas = (
+        lambda k, x, y: k.square(k.sub(x, y)),
         lambda k, dz, x, y: k.mul(k.mul(k.sub(x, y), 2), dz),
         lambda k, dz, x, y: k.mul(k.mul(k.sub(y, x), 2), dz),
     )
@@ -83,8 +82,8 @@ class SquaredDistance(OfTwo):
 class Gate(OfTwo):
     """z = x sigmoid(y);  dx = sigmoid(y) dz, dy = (1 - sigmoid(y)) z dz."""
 
-    value = lambda k, x, y: k.mul(x, k.sigmoid(y))
-    derivatives = (
+    formulas = (
+        lambda k, x, y: k.mul(x, k.sigmoid(y)),
         lambda k, dz, x, y: k.mul(dz, k.sigmoid(y)),
         lambda k, dz, x, y: k.mul(k.mul(dz, k.mul(x, k.sigmoid(y))), k.sub(1, k.sigmoid(y))),
     )
