@@ -27,7 +27,7 @@ def _move(task, tasks, x, places, step, y, rows, way, columns):
     Or, as ``way`` says, the same places of x += y[i, k], or = y[i, k]: then the rows of an o are in order, and if step
     is not 1, a task has some of their ``columns``. Rows of places and of y repeat; a place alone is for all of a row.
     """
-    of_one, along, width = rows // x.shape[0], 0 if step == 1 else 1, y.shape[1]
+    of_one, width = rows // x.shape[0], y.shape[1]
     together, blocks = 1 if way == READ else of_one, (width + columns - 1) // columns
     parts = rows // together * blocks
     for part in range(task * parts // tasks, (task + 1) * parts // tasks):
@@ -49,9 +49,12 @@ def _move(task, tasks, x, places, step, y, rows, way, columns):
             elif way == ADD and step == 1:
                 for k in range(y.shape[1]):
                     row[places[p, k]] += y[r, k]
+            elif step == 1:
+                for k in range(y.shape[1]):
+                    row[places[p, k]] = y[r, k]
             else:
                 for k in range(start, end):
-                    at = places[p, k] * step + k * along
+                    at = places[p, k] * step + k
                     row[at] = row[at] + y[r, k] if way == ADD else y[r, k]
 
 
