@@ -27,26 +27,35 @@ def _move(task, tasks, x, places, step, y, rows, way, columns):
     Or, as ``way`` says, the same places of x += y[i, k], or = y[i, k]: then the rows of an o are in order, and if step
     is not 1, a task has some of their ``columns``. Rows of places and of y repeat; a place alone is for all of a row.
     """
-    of_one, along, width = rows // x.shape[0], 0 if step == 1 else 1, y.shape[1]
+    of_one, width = rows // x.shape[0], y.shape[1]
     together, blocks = 1 if way == READ else of_one, (width + columns - 1) // columns
     parts = rows // together * blocks
     for part in range(task * parts // tasks, (task + 1) * parts // tasks):
         first, start = part // blocks * together, part % blocks * columns
         end = min(width, start + columns)
         for i in range(first, first + together):
-            where, row, values = places[i % places.shape[0]], x[i // of_one], y[i % y.shape[0]]
-            if where.shape[0] < width:
-                there, values = row[where[0] * step :][start:end], values[start:end]
+            p, r, row = i % places.shape[0], i % y.shape[0], x[i // of_one]
+            if places.shape[1] < width:
+                there, values = row[places[p, 0] * step :][start:end], y[r][start:end]
                 source, target = (there, values) if way == READ else (values, there)
                 for k in range(source.shape[0]):
                     target[k] = target[k] + source[k] if way == ADD else source[k]
+            elif way == READ and step == 1:
+                for k in range(y.shape[1]):
+                    y[r, k] = row[places[p, k]]
             elif way == READ:
-                for k in range(width):
-                    values[k] = row[where[k] * step + k * along]
+                for k in range(y.shape[1]):
+                    y[r, k] = row[places[p, k] * step + k]
+            elif way == ADD and step == 1:
+                for k in range(y.shape[1]):
+                    row[places[p, k]] += y[r, k]
+            elif step == 1:
+                for k in range(y.shape[1]):
+                    row[places[p, k]] = y[r, k]
             else:
                 for k in range(start, end):
-                    at = where[k] * step + k * along
-                    row[at] = values[k] if way == ASSIGN else row[at] + values[k]
+                    at = places[p, k] * step + k
+                    row[at] = row[at] + y[r, k] if way == ADD else y[r, k]
 
 
 def move(way: int, x: np.ndarray, axis: int, indices: np.ndarray, y: Any) -> None:
