@@ -6,7 +6,10 @@ from ..autograd import Function
 
 
 class Softmax(Function):
-    """y = e^x / sum(e^x);  dx = y (dy - sum(dy y)). As in PyTorch backward has y as it was rounded to half floats."""
+    """y = e^x / sum(e^x);  dx = y (dy - sum(dy y)).
+
+    As in PyTorch backward has y as it was rounded to half floats.
+    """
 
     autocast = "float32"
     half_kernels = "reduce"
