@@ -93,11 +93,21 @@ def kernels(name: str, centred: bool) -> Norm:
 _LAYER = kernels("layer_norm", centred=True)
 
 
-def forward(x: Any, weight: Any, bias: Any, eps: float, norm: Norm = _LAYER) -> tuple[np.ndarray, ...]:
+def forward(x: Any, weight: Any, bias: Any, eps: float) -> tuple[np.ndarray, ...]:
     """x (N, C), weight and bias (C,), None for 1 and 0 -> y (N, C), mean (N,), rstd (N,); all of x's dtype.
 
     Of half floats mean and rstd are float32. Inputs that are not contiguous are copied.
     """
+    return normalised(_LAYER, x, weight, bias, eps)
+
+
+def backward(dy: Any, x: Any, weight: Any, mean: Any, rstd: Any) -> tuple[np.ndarray, ...]:
+    """dy, x (N, C), mean and rstd (N,) of forward -> dx (N, C), and of the parameters, dweight (C,) and dbias (C,)."""
+    return gradients(_LAYER, dy, x, weight, mean, rstd)
+
+
+def normalised(norm: Norm, x: Any, weight: Any, bias: Any, eps: float) -> tuple[np.ndarray, ...]:
+    """What ``forward`` gives, by these kernels."""
     (N, C), dtype, empty = x.shape, x.dtype, np.empty
     of_row, contiguous = (np.float32, bits_of) if dtype.itemsize == 2 else (dtype, np.ascontiguousarray)
     y, mean, rstd = empty((N, C), dtype), empty(N, of_row), empty(N, of_row)
@@ -108,8 +118,8 @@ def forward(x: Any, weight: Any, bias: Any, eps: float, norm: Norm = _LAYER) -> 
     return y, mean, rstd
 
 
-def backward(dy: Any, x: Any, weight: Any, mean: Any, rstd: Any, norm: Norm = _LAYER) -> tuple[np.ndarray, ...]:
-    """dy, x (N, C), mean and rstd (N,) of forward -> dx (N, C), and of the parameters, dweight (C,) and dbias (C,)."""
+def gradients(norm: Norm, dy: Any, x: Any, weight: Any, mean: Any, rstd: Any) -> tuple[np.ndarray, ...]:
+    """What ``backward`` gives, by these kernels."""
     (N, C), dtype, empty = x.shape, x.dtype, np.empty
     of_row, contiguous = (np.float32, bits_of) if dtype.itemsize == 2 else (dtype, np.ascontiguousarray)
     weight = contiguous(np.ones(C, dtype) if weight is None else weight)

@@ -18,9 +18,9 @@ _RMS = layer_norm.kernels("rms_norm", centred=False)
 
 def forward(x: np.ndarray, weight: np.ndarray, eps: float) -> tuple[np.ndarray, ...]:
     """x (N, C), weight (C,) -> y (N, C), rstd (N,); all of x's dtype. Inputs that are not contiguous are copied."""
-    return layer_norm.forward(x, weight, weight, eps, _RMS)[::2]
+    return layer_norm.normalised(_RMS, x, weight, weight, eps)[::2]
 
 
 def backward(dy: np.ndarray, x: np.ndarray, weight: np.ndarray, rstd: np.ndarray) -> tuple[np.ndarray, ...]:
     """dy, x (N, C) and rstd (N,) of forward -> dx (N, C), dweight (C,)."""
-    return layer_norm.backward(dy, x, weight, rstd, rstd, _RMS)
+    return layer_norm.gradients(_RMS, dy, x, weight, rstd, rstd)
