@@ -76,7 +76,7 @@ def nan_to_num(x: Array, nan: float, posinf: float | None, neginf: float | None)
 
 
 def fused(expression: Callable[..., Any], *inputs: Any) -> Any:
-    """expression(elementwise, *inputs), a function of a module's top level; here each step is a launch."""
+    """expression(elementwise, *inputs), a function that lasts; here each step is a launch."""
     return expression(sys.modules[__name__], *inputs)
 
 

@@ -44,7 +44,7 @@ BUDGETS = {
     "core: lines of code": Budget(2_500, 2_500, "the same"),
     "library: lines of code": Budget(
         36_500,
-        39_910,
+        39_930,
         "a house is small if it has few lines; 1,000 are the plain kernels, 500 settings of the train command, groups "
         "of ranks, checkpoints beside training, flodl's checks and overlap, and what a GPU needs before its first day, "
         "1,000 formulas as loops, kernels compiled ahead, starts by hand, replicas on ranks, and captured steps, 450 "
@@ -68,11 +68,11 @@ BUDGETS = {
     "circles of files": Budget(1, 1, "Tensor and its methods: the price of explicit methods"),
     "tests: lines of code": Budget(
         32_000,
-        33_096,
+        33_117,
         "tests are read, too; 600 came with what a newcomer, a run and ranks need, 400 with histories drawn from seeds "
         "and memory that stays flat, 110 with the array API and what runs its suite, 250 with sharded states, 800 with "
         "meshes, a planner, and jobs that start again, 70 with what readers of changes found, 60 with the "
-        "record of which test runs which function, from which breaks know their tests, 36 with half floats in rows "
+        "record of which test runs which function, from which breaks know their tests, 57 with half floats in rows "
         "and places that repeat",
     ),
     "longest function": Budget(60, 60, "a function is seen whole"),

@@ -34,7 +34,8 @@ def gather(x: np.ndarray, axis: int, indices: np.ndarray) -> np.ndarray:
 
 def scatter(x: np.ndarray, axis: int, indices: np.ndarray, y: Any) -> None:
     """x[i][indices[i][j][k]][k] = y[i][j][k] (for axis 1), in place, each from 0 on and in range; the last one wins."""
-    fits = np.ndim(y) == 0 or (y.dtype == x.dtype and y.shape == indices.shape)
+    fits = np.ndim(y) == 0 or (y.dtype == x.dtype and y.shape == indices.shape and not np.may_share_memory(x, y))
+    fits = fits and not np.may_share_memory(x, indices)
     if fits and x.flags.carray and _fits(x, axis, indices):
         move(ASSIGN, x, axis, indices, y)
     else:
@@ -156,6 +157,7 @@ def add_at(x: np.ndarray, where: Any, y: np.ndarray) -> None:
 def scatter_add(x: np.ndarray, axis: int, indices: np.ndarray, y: np.ndarray) -> None:
     """x[i][indices[i][j][k]][k] += y[i][j][k] (for axis 1), in place; repeated positions add up in order."""
     adds = x.dtype == y.dtype and x.dtype.type in NUMBERS and x.flags.carray and y.shape == indices.shape
+    adds = adds and not np.may_share_memory(x, y) and not np.may_share_memory(x, indices)
     places = _places(indices, x.shape[axis]) if adds and _fits(x, axis, indices) else None
     if places is None:
         plain.scatter_add(x, axis, indices, y)

@@ -138,7 +138,11 @@ def _multiply(a: np.ndarray, b: np.ndarray, bias: np.ndarray | None, y: np.ndarr
     a_offsets, b_offsets = _batch_offsets(a, y.shape[:-2]), _batch_offsets(b, y.shape[:-2])
     batch = len(a_offsets)
     has_bias = bias is not None
-    bias = np.ascontiguousarray(bias, y.dtype) if has_bias else NO_BIAS[y.dtype.char]
+    bias = (
+        np.ascontiguousarray(bias, y.dtype)
+        if has_bias
+        else NO_BIAS[y.dtype.char if y.dtype.kind == "f" else WHOLE.char]
+    )
     grid, count = division(batch, rows, columns, item, batch * rows * columns * depth, thin)
     tasks = min(count, batch * grid[0] * grid[1])
     arguments = (

@@ -6,6 +6,7 @@ import numpy as np
 from ..plain_kernels import movement as plain
 from .elementwise import select
 from .toolbox.strided_copy import FEW, MANY, copied, copy_into
+from .toolbox.threads import constant
 
 globals().update((name, getattr(plain, name)) for name in vars(plain) if name[0] != "_")
 
@@ -63,9 +64,9 @@ def _below(x: np.ndarray, diagonal: int) -> np.ndarray:
 
 def tril(x: np.ndarray, diagonal: int) -> np.ndarray:
     """The last two axes' lower triangle, zeros above ``diagonal``."""
-    return select(_below(x, diagonal), x)
+    return select(constant(_below(x, diagonal)), x)
 
 
 def triu(x: np.ndarray, diagonal: int) -> np.ndarray:
     """The last two axes' upper triangle, zeros below ``diagonal``."""
-    return select(~_below(x, diagonal - 1), x)
+    return select(constant(~_below(x, diagonal - 1)), x)

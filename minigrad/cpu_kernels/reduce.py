@@ -17,6 +17,7 @@ from . import elementwise
 from .toolbox.array_program import FLOAT32, supports_half
 from .toolbox.jit import kernel
 from .toolbox.product_loops import fold_columns
+from .toolbox.program_code import converts_halves
 from .toolbox.register_tile import keep_alive, operand, pointer, whole_vectors
 from .toolbox.strided_copy import copied
 from .toolbox.threads import TaskKernel, recording, shares, task_kernel
@@ -129,6 +130,7 @@ def _layout(shape: tuple[int, ...], given: Any, wanted: Any, axes: tuple[int, ..
     dtype = np.dtype(wanted) if wanted else FLOAT32 if is_half(given) else given
     folds = dtype.char in "fdlq" and (is_half(given) or given.char in "fdlqiB?")
     folds = folds and (dtype.kind == "f" or given.kind in "iub") and not numba.config.DISABLE_JIT
+    folds = folds and (given.char != "e" or converts_halves())
     if 0 in shape or not axes or not folds or max(axes) - min(axes) >= len(axes):
         return None
     first, end = min(axes), max(axes) + 1
@@ -189,13 +191,13 @@ class reduce(plain):
     """Reductions over ``axes``, a tuple of non-negative ints, or along one axis; sums and products in a ``dtype``."""
 
     supports_half: Any = staticmethod(supports_half)
-    sum_of_squares = _computed(plain.sum_of_squares, _folded, _SQUARES)
-    max = _computed(plain.max, _folded, _LARGEST)
-    min = _computed(plain.min, _folded, _SMALLEST)
-    logsumexp = _computed(plain.logsumexp, _folded, _LOGSUMEXP)
-    cumsum = _computed(plain.cumsum, _scanned, plain.cumsum)
-    reverse_cumsum = _computed(plain.reverse_cumsum, _scanned, plain.reverse_cumsum, backward=True)
-    cumprod = _computed(plain.cumprod, _scanned, plain.cumprod, product=True)
+    sum_of_squares: Any = _computed(plain.sum_of_squares, _folded, _SQUARES)
+    max: Any = _computed(plain.max, _folded, _LARGEST)
+    min: Any = _computed(plain.min, _folded, _SMALLEST)
+    logsumexp: Any = _computed(plain.logsumexp, _folded, _LOGSUMEXP)
+    cumsum: Any = _computed(plain.cumsum, _scanned, plain.cumsum)
+    reverse_cumsum: Any = _computed(plain.reverse_cumsum, _scanned, plain.reverse_cumsum, backward=True)
+    cumprod: Any = _computed(plain.cumprod, _scanned, plain.cumprod, product=True)
 
     def sum(x: np.ndarray, axes: tuple[int, ...], keepdim: bool, dtype: Any = None) -> np.ndarray:
         """Sum over ``axes`` in ``dtype`` (default: that of x, float32 of half floats)."""

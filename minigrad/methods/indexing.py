@@ -185,11 +185,12 @@ class IndexingMethods:
 
         Of a place that occurs twice the last value stays and gets the gradient; ``accumulate`` adds them all.
         """
+        indices = tuple(indices)
         tensors = all(isinstance(i, TensorCore) for i in indices)
         dims = sum(i.ndim if i.dtype == dtypes.bool_ else 1 for i in indices) if tensors else self.ndim
         count, size = math.prod(self.shape[:dims]), math.prod(self.shape[dims:])
         every = constant(lambda: self.tensor_type(np.arange(count).reshape(self.shape[:dims]), device=self.device))
-        places = every[tuple(indices)]
+        places = every[indices]
         if isinstance(values, TensorCore):
             values = values.expand(*places.shape, *self.shape[dims:]).reshape(places.numel(), size)
         x = self.reshape(count, size)
@@ -212,8 +213,8 @@ class IndexingMethods:
         dim = shapes.normalize_dim(dim, self.ndim)
         if not self.ndim:
             return ValuesAndIndices(*(x.reshape(()) for x in self.reshape(1).topk(k)))
-        if not 0 <= k <= (n := self.data.shape[dim]):  # the text of an error takes time to write
-            expect(False, "topk: k", k, f"0 to {n}, the size of dim {dim}")
+        if not 0 <= k <= self.data.shape[dim]:  # the text of an error takes time to write
+            expect(False, "topk: k", k, f"0 to {self.data.shape[dim]}, the size of dim {dim}")
         order = indexing.ArgSort.apply(self, axis=dim, descending=largest, first=k)
         return ValuesAndIndices(indexing.Gather.apply(self, order, axis=dim), order)
 

@@ -155,7 +155,7 @@ class MathMethods:
 
     def add(self: Tensor, other: Operand, *, alpha: float = 1) -> Tensor:
         """self + alpha * other."""
-        if alpha == 1 or not isinstance(other, TensorCore):
+        if alpha == 1 or not isinstance(other, TensorCore) or type(alpha) not in (int, float):
             return self + (other if alpha == 1 else self._operand(other) * alpha)
         return elementwise.AddScaled.apply(self, other, alpha)
 

@@ -275,10 +275,11 @@ class ReduceMethods:
     def logaddexp(self: Tensor, other: Tensor) -> Tensor:
         """log(exp(self) + exp(other)) without overflow; the two broadcast; floating tensors only.
 
-        The gradient is that of ``logsumexp``: NaN for an infinite argument.
+        The gradient of two equal infinities is NaN.
         """
-        _floating("logaddexp", self)
-        return elementwise.LogAddExp.apply(self, other)
+        y = self._operand(other)
+        _floating("logaddexp", self if self.is_floating_point() or not isinstance(y, TensorCore) else y)
+        return elementwise.LogAddExp.apply(self, y)
 
     def softmax(self: Tensor, dim: Axis = None, *, axis: Axis = None) -> Tensor:
         """exp(self) along ``dim`` (or ``axis``; one must be given), divided by its sum."""

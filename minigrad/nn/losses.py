@@ -165,7 +165,8 @@ def nll_loss(
         raise bad_value(f"nll_loss: input {input.shape}, target {target.shape}; expected (N, C) and (N,)")
     classes, k = input.shape[class_dim], input.device.kernels
     _check_class_weight(weight, classes)
-    plain = weight is None and target.data.dtype == int64 and not 0 <= ignore_index < classes and not _captured(target)
+    plain = classes > 0 and weight is None and target.data.dtype == int64 and not 0 <= ignore_index < classes
+    plain = plain and not _captured(target)
     if plain and k.cross_entropy.check_targets(k.movement.reshape(target.data, (target.numel(),)), classes, 0) < 0:
         return _reduced(-indexing.Gather.apply(input, target, axis=class_dim), reduction)  # none is ignored
     kept = target != ignore_index

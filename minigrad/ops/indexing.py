@@ -60,7 +60,7 @@ class Scatter(Function):
     widens = False
 
     def forward(self, x: Any, source: Any, indices: Any, *, axis: int) -> Any:
-        self.saved = (axis, indices)
+        self.saved = (axis, self.kernels.copy(indices))  # which the caller may change before backward
         y = self.kernels.copy(x)
         self.kernels.indexing.scatter(y, axis, indices, source)
         return y
@@ -81,7 +81,7 @@ class ScatterAdd(Function):
     """y = x, but y[i][indices[i][j]] += source[i][j] (along an axis);  dx = dy, dsource = dy at those places."""
 
     def forward(self, x: Any, source: Any, indices: Any, *, axis: int) -> Any:
-        self.saved = (axis, indices)
+        self.saved = (axis, self.kernels.copy(indices))  # which the caller may change before backward
         y = self.kernels.copy(x)
         self.kernels.indexing.scatter_add(y, axis, indices, source)
         return y

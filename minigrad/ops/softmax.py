@@ -8,7 +8,7 @@ from ..autograd import Function
 class Softmax(Function):
     """y = e^x / sum(e^x);  dx = y (dy - sum(dy y)).
 
-    As in PyTorch backward has y as it was rounded to half floats.
+    Backward has y as it was rounded, where kernels read half floats.
     """
 
     autocast = "float32"

@@ -605,3 +605,18 @@ def test_boostrs_forward_and_backward_passes() -> None:
         assert same_bits([host(grads[model.weight])], [host(expected.backward()[model.weight])])
     trainer.clear_graphs()
     assert not trainer.graphs_captured
+
+
+def test_arrays_that_launches_know_by_their_addresses_are_there_in_replays() -> None:
+    """A triangle's mask, a product of integers, a sort's keys: none is an argument of its launch."""
+    x, bits, zeros = mg.rand(64, 128, 128), mg.ones(128, 128).to(mg.uint8), mg.zeros(40, 20_000).int()
+    a, b = mg.ones(3, 400, 1).long(), mg.ones(3, 1, 500).long()
+    graph = mg.cuda.Graph("cpu")
+    with graph.capture():
+        found = x.tril(), bits + 1, bits + 2, a @ b, zeros.argsort(1)
+    a.fill_(7)
+    zeros.copy_(mg.randint(0, 1000, zeros.shape).int())
+    graph.replay()
+    np.testing.assert_array_equal(found[0].numpy(), np.tril(x.numpy()))
+    assert (found[3] == 7).all()
+    np.testing.assert_array_equal(found[4].numpy(), np.argsort(zeros.numpy(), 1, kind="stable"))

@@ -207,3 +207,9 @@ def test_an_integer_is_not_divided_by_zero(divide, device):
     found = host(divide(mg.tensor([1.0, 0.0], device=device), 0.0))
     with np.errstate(all="ignore"):
         np.testing.assert_array_equal(found, divide(np.float32([1, 0]), np.float32(0)))
+
+
+def test_logaddexp_of_large_values_divides_the_gradient() -> None:
+    x, y = (mg.tensor([1e4, 1e8, value], requires_grad=True) for value in (np.inf, 5.0))
+    grads = x.logaddexp(y).sum().backward()
+    assert [grads[x].tolist(), grads[y].tolist()] == [[0.5, 0.5, 1], [0.5, 0.5, 0]]

@@ -322,6 +322,14 @@ def test_scattering_in_place(device):
         x.scatter_(1, index, mg.ones(2, 2, device=device, requires_grad=True))
 
 
+def test_scattering_from_its_own_memory() -> None:
+    """On the CPU, as if from a copy."""
+    places, x = mg.tensor([1, 2, 3, 4, 5, 0]), mg.arange(6)
+    y, z, i = x.clone(), x.clone(), places.clone()
+    assert y.scatter_(0, places, y).tolist() == i.scatter_(0, i, x).tolist() == [5, 0, 1, 2, 3, 4]
+    assert z.scatter_add_(0, places, z).tolist() == [5, 1, 3, 5, 7, 9]
+
+
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16", "int64", "int32", "uint8", "bool"])
 def test_a_number_where_a_mask_holds(dtype, device):
     """In more elements than a block has threads."""

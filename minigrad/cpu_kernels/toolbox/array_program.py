@@ -34,7 +34,7 @@ from .multi_tensor import addresses_of
 from .numpy_loops import FMOD, Loop, mended, numpy_loop
 from .program_code import IS_ARM, UPPER, Code, ProgramStep, Value, compiled, converts_halves, over_tables, ufunc_of
 from .program_math import FUNCTIONS
-from .threads import LAYER, constant, recording, shares
+from .threads import LAYER, constant, known_by_address, recording, shares
 
 PIECE = 8192  # elements of a call of a loop
 FEW, PAIRS = 8192, 65536  # elements of one array, or pairs of two, that one thread computes before others would begin
@@ -347,11 +347,14 @@ class Program:
         arrays: Any = [x if isinstance(x, ARRAY) else constant(number(x, dtype)) for x, dtype in given]
         if out is None:
             out = np.empty_like(_like(*[(x.shape, x.strides) for x in arrays]), self.result)
+        elif out.dtype != self.result or np.broadcast(out, *arrays).shape != out.shape:
+            raise ValueError("the result does not fit")  # NumPy will say how
         arrays.append(out)
         layout, repeated = layout_of(*[(x.shape, x.strides) for x in arrays])
         tasks = shares(out.size * self.work, TASK)
         data = self._code_for(frozenset([self._inputs[k] for k in repeated])).data
         over_tables.launch(None, tasks, data, constant(np.array([PIECE, *layout, *addresses_of(arrays)], np.int64)))
+        known_by_address(arrays)
         return out
 
 

@@ -265,7 +265,7 @@ def _copied(y, ys, x, xs, n, kind, wide):
 
 
 @kernel
-def copy_row(y, ys, x, xs, n, size):
+def copy_row(y: int, ys: int, x: int, xs: int, n: int, size: int) -> None:
     """n elements of any strides."""
     if size == 1:
         _copied(y, ys, x, xs, n, np.uint8, np.uint16)
@@ -278,7 +278,7 @@ def copy_row(y, ys, x, xs, n, size):
 
 
 @kernel
-def drive(args, n, rows, strides, data, workspace):
+def drive(args: int, n: int, rows: int, strides: int, data: int, workspace: int) -> None:
     """The rows of n elements. Behind the strides are those of rows, where there are several; then args changes."""
     header, rest = array_at(data, HEADER, np.int64), data + 8 * HEADER
     operands, count, calls = header[1], header[2], header[3]
@@ -323,7 +323,7 @@ def drive(args, n, rows, strides, data, workspace):
 
 
 @task_kernel
-def over_tables(task, tasks, data, table):
+def over_tables(task: int, tasks: int, data: int, table: np.ndarray) -> None:
     """The task's share of each table's elements: a table is that of ``layout_of``, before it the size of a piece of
     rows, behind it the addresses.
     """

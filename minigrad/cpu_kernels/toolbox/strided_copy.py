@@ -13,7 +13,7 @@ from .multi_tensor import addresses_of
 from .numpy_loops import array_at
 from .program_code import HEADER, copy_row, over_tables
 from .register_tile import INT64, Vectors, transpose_registers
-from .threads import compiled_address, constant, lasting_words, shares
+from .threads import compiled_address, constant, known_by_address, lasting_words, shares
 
 FEW = 65536  # bytes that NumPy rearranges in the time of a launch
 MANY = 1 << 19  # bytes in order that it copies in that time
@@ -76,6 +76,7 @@ def copy_into(*arrays: np.ndarray) -> None:
         total += y.nbytes
     if tables:
         over_tables.launch(None, shares(total, FEW), _data(size), constant(np.array(tables, np.int64)))
+        known_by_address(arrays)
 
 
 _data = functools.cache(lambda size: lasting_words([compiled_address(_block, *[types.int64] * 6), 2, 0, size]))

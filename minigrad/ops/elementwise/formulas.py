@@ -35,25 +35,6 @@ def _part_of_way(k: Any, x: Any, y: Any, w: Any) -> Any:
     return k.add(x, k.mul(k.sub(y, x), w))
 
 
-class LogAddExp(Arithmetic):
-    """z = log(exp(x) + exp(y)), without overflow;  dx = exp(x - z) dz, dy = exp(y - z) dz."""
-
-    half_kernels = None
-
-    def forward(self, x: Any, y: Any) -> Any:
-        self.saved = (x, y, self.kernels.elementwise.fused(_log_of_sum, x, y))
-        return self.saved[2]
-
-    def backward(self, dz: Any) -> Any:
-        (x, y, z), k = self.saved, self.kernels.elementwise
-        return k.mul(dz, k.exp(k.sub(x, z))), k.mul(dz, k.exp(k.sub(y, z)))
-
-
-def _log_of_sum(k: Any, x: Any, y: Any) -> Any:
-    distance = k.nan_to_num(k.abs(k.sub(x, y)), 0.0, math.inf, -math.inf)  # of equal infinities 0
-    return k.add(k.maximum(x, y), k.log1p(k.exp(k.neg(distance))))
-
-
 class OfTwo(Arithmetic):
     """A formula of two tensors, and those of dx and dy, from dz and the tensors; each is one pass."""
 
@@ -66,6 +47,22 @@ class OfTwo(Arithmetic):
     def backward(self, dz: Any) -> Any:
         fused, wanted = self.kernels.elementwise.fused, zip(self.formulas[1:], self.needs)
         return tuple([fused(formula, dz, *self.saved) if needed else None for formula, needed in wanted])
+
+
+class LogAddExp(OfTwo):
+    """z = log(exp(x) + exp(y)), without overflow;  dx = sigmoid(x - y) dz, dy = sigmoid(y - x) dz."""
+
+    half_kernels = None
+    formulas = (
+        lambda k, x, y: _log_of_sum(k, x, y),
+        lambda k, dz, x, y: k.mul(dz, k.sigmoid(k.sub(x, y))),
+        lambda k, dz, x, y: k.mul(dz, k.sigmoid(k.sub(y, x))),
+    )
+
+
+def _log_of_sum(k: Any, x: Any, y: Any) -> Any:
+    distance = k.nan_to_num(k.abs(k.sub(x, y)), 0.0, math.inf, -math.inf)  # of equal infinities 0
+    return k.add(k.maximum(x, y), k.log1p(k.exp(k.neg(distance))))
 
 
 class SquaredDistance(OfTwo):
