@@ -17,6 +17,10 @@ class Reduction(Function):
     axes: tuple[int, ...]
     shape: tuple[int, ...]
 
+    def remember(self, axes: tuple[int, ...], x: Any) -> None:
+        """Called by ``forward``, for ``spread``."""
+        self.axes, self.shape = axes, x.shape
+
     def spread(self, dy: Any) -> Any:
         """``dy`` with the reduced axes back as size 1, broadcast to the input's shape (a view)."""
         kept = tuple(1 if i in self.axes else n for i, n in enumerate(self.shape))
@@ -29,7 +33,7 @@ class Sum(Reduction):
     autocast: ClassVar[str | None] = "float32"
 
     def forward(self, x: Any, *, axes: tuple[int, ...], keepdim: bool) -> Any:
-        self.axes, self.shape = axes, x.shape
+        self.remember(axes, x)
         return self.kernels.reduce.sum(x, axes, keepdim, None if x.dtype.kind in "fV" else "int64")
 
     def backward(self, dy: Any) -> Any:
@@ -54,7 +58,7 @@ class Mean(Reduction):
     """y = mean of x over the axes (n values each);  dx = dy / n, spread."""
 
     def forward(self, x: Any, *, axes: tuple[int, ...], keepdim: bool) -> Any:
-        self.axes, self.shape = axes, x.shape
+        self.remember(axes, x)
         return self.kernels.reduce.mean(x, axes, keepdim)
 
     def backward(self, dy: Any) -> Any:
@@ -68,7 +72,7 @@ class AMax(Reduction):
     largest: ClassVar[bool] = True
 
     def forward(self, x: Any, *, axes: tuple[int, ...], keepdim: bool) -> Any:
-        self.axes, self.shape = axes, x.shape
+        self.remember(axes, x)
         k = self.kernels.reduce
         y = (k.max if self.largest else k.min)(x, axes, keepdim)
         self.saved = (x, y)
@@ -114,7 +118,7 @@ class Median(Max):
     half_kernels = None
 
     def forward(self, x: Any) -> Any:  # type: ignore[override]  # always of all values
-        self.axes, self.shape = tuple(range(x.ndim)), x.shape
+        self.remember(tuple(range(x.ndim)), x)
         y = self.kernels.reduce.median(x)
         self.saved = (x, y)
         return y
@@ -159,7 +163,7 @@ class Var(Reduction):
     """y = sum((x - mean)^2) / (n - correction);  dx = 2 (x - mean) dy / (n - correction)."""
 
     def forward(self, x: Any, *, axes: tuple[int, ...], keepdim: bool, correction: float) -> Any:
-        self.axes, self.shape = axes, x.shape
+        self.remember(axes, x)
         divisor = max(math.prod(x.shape[axis] for axis in axes) - correction, 0)
         k = self.kernels
         centred = k.elementwise.sub(x, k.reduce.mean(x, axes, True))
@@ -209,7 +213,7 @@ class Norm(Reduction):
     autocast = "float32"
 
     def forward(self, x: Any, *, axes: tuple[int, ...], keepdim: bool, p: float = 2) -> Any:
-        self.axes, self.shape = axes, x.shape
+        self.remember(axes, x)
         k, reduce = self.kernels.elementwise, self.kernels.reduce
         if is_half(x.dtype) and p not in (0, 1, 2, math.inf, -math.inf):  # whose powers would be rounded
             x = k.cast(x, float32)
@@ -255,7 +259,7 @@ class LogSumExp(Reduction):
     floats = True
 
     def forward(self, x: Any, *, axes: tuple[int, ...], keepdim: bool) -> Any:
-        self.axes, self.shape = axes, x.shape
+        self.remember(axes, x)
         y = self.kernels.reduce.logsumexp(x, axes, keepdim)
         self.saved = (x, y)
         return y
@@ -294,7 +298,7 @@ class Prod(Reduction):
     autocast = "float32"
 
     def forward(self, x: Any, *, axis: int, keepdim: bool, whole: bool = False) -> Any:
-        self.axes, self.shape = (axis,), x.shape
+        self.remember((axis,), x)
         y = self.kernels.reduce.prod(x, axis, keepdim, None if x.dtype.kind in "fV" else "int64")
         self.saved = (x, y, whole)
         return y
