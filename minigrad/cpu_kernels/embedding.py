@@ -37,9 +37,13 @@ def _move(task, tasks, x, places, step, y, rows, way, columns):
             p, r, row = i % places.shape[0], i % y.shape[0], x[i // of_one]
             if places.shape[1] < width:
                 there, values = row[places[p, 0] * step :][start:end], y[r][start:end]
-                source, target = (there, values) if way == READ else (values, there)
-                for k in range(source.shape[0]):
-                    target[k] = target[k] + source[k] if way == ADD else source[k]
+                if way == ADD:
+                    for k in range(values.shape[0]):
+                        there[k] += values[k]
+                else:
+                    source, target = (there, values) if way == READ else (values, there)
+                    for k in range(source.shape[0]):
+                        target[k] = source[k]
             elif way == READ and step == 1:
                 for k in range(y.shape[1]):
                     y[r, k] = row[places[p, k]]
