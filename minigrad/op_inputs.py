@@ -2,10 +2,13 @@
 
 from typing import Any
 
+import numpy as np
+
 from . import autograd
 from .errors import bad_state, bad_type, located
 
-WRITTEN = {"MatMul": "a @ b", "Add": "a + b", "Sub": "a - b", "Mul": "a * b", "Div": "a / b", "Index": "x[...]"}
+WRITTEN = {"MatMul": "a @ b", "Add": "a + b", "Sub": "a - b", "Mul": "a * b", "Div": "a / b"}
+WRITTEN |= dict.fromkeys(("Index", "Slice"), "x[...]")
 """What a program says for an operation, where that is no name."""
 
 
@@ -52,5 +55,7 @@ def describe(inputs: tuple[Any, ...]) -> str:
     """Shapes, dtypes and devices of the inputs, for errors."""
     known = autograd.TensorCore
     return ", ".join(
-        f"{tuple(x.data.shape)} {x.data.dtype} on {x.device}" if isinstance(x, known) else repr(x) for x in inputs
+        f"{tuple(x.data.shape)} {x.data.dtype} on {x.device}" if isinstance(x, known) else repr(x)
+        for x in inputs
+        if not isinstance(x, tuple | np.ndarray)  # an index
     )

@@ -222,15 +222,15 @@ _PLAIN = frozenset((int, slice, type(None), type(Ellipsis)))  # the types of mos
 
 
 def parse_index(where: Any) -> tuple[Any, Any, bool]:
-    """The index with tensors and lists as arrays, and whether it is basic: no position occurs twice, as in a mask.
+    """The index with tensors and lists as arrays, and whether it is a view's: a tuple with an ellipsis, no arrays.
 
     Beside arrays NumPy takes an integer for one more array, which can move dimensions; PyTorch selects first. Then the
     integers are an index of their own, to be applied before the other; else the first result is None.
     """
     parts = where if isinstance(where, tuple) else (where,)
     if _PLAIN.issuperset(map(type, parts)):
-        return None, where, True
-    basic, converted = True, []
+        return None, parts if Ellipsis in parts else (*parts, ...), True
+    is_view, converted = True, []
     for given in parts:
         part = given
         if isinstance(part, TensorCore):
@@ -246,23 +246,27 @@ def parse_index(where: Any) -> tuple[Any, Any, bool]:
                     capturing.refuse("it reads an index", capturing.INDEXING)
                 part = int(part)  # NumPy would copy where a number gives a view
             else:
-                basic = basic and dtype.kind == "b"
+                is_view = False
+        elif isinstance(part, bool):
+            is_view = False
         elif not (part is None or part is Ellipsis or isinstance(part, slice) or hasattr(part, "__index__")):
             raise bad_type(f"a tensor is indexed by integers, slices, None, ..., masks or arrays, not {part!r}")
         converted.append(part)
+    if is_view:
+        return None, tuple(converted) if Ellipsis in converted else (*converted, ...), True
     if not isinstance(where, tuple):
-        return None, converted[0], basic
+        return None, converted[0], False
     arrays = [getattr(part, "ndim", 0) > 0 for part in converted]
     integers = [not array and _is_integer(part) for part, array in zip(converted, arrays, strict=True)]
     if not (any(arrays) and any(integers)):
-        return None, tuple(converted), basic
+        return None, tuple(converted), False
     first: list[Any] = []
     for part, array, integer in zip(converted, arrays, integers, strict=True):
         if integer or part is Ellipsis:
             first.append(part)
         elif array or isinstance(part, slice):
             first.extend([slice(None)] * (part.ndim if array and part.dtype.kind == "b" else 1))
-    return tuple(first), tuple(part for part, integer in zip(converted, integers, strict=True) if not integer), basic
+    return tuple(first), tuple(part for part, integer in zip(converted, integers, strict=True) if not integer), False
 
 
 def _is_integer(part: Any) -> bool:

@@ -15,6 +15,7 @@ from ..modes import cast_inputs, constant
 from ..ops import indexing
 from ..random import Source, draw
 from ..shapes import Axis, check_range, parse_index, scatter_source
+from .math import combine
 
 if TYPE_CHECKING:
     from ..tensor import Operand, Tensor
@@ -35,9 +36,9 @@ class IndexingMethods:
     __slots__ = ()
 
     def __getitem__(self: Tensor, where: Any) -> Tensor:
-        first, where, basic = parse_index(where)
-        x = self if first is None else indexing.Index.apply(self, where=first, basic=True)
-        return indexing.Index.apply(x, where=where, basic=basic)
+        first, where, is_view = parse_index(where)
+        x = self if first is None else combine(indexing.Slice, self, first)
+        return combine(indexing.Slice if is_view else indexing.Index, x, where)
 
     def __contains__(self: Tensor, value: Any) -> bool:
         return bool((self == value).any().item())
@@ -76,8 +77,7 @@ class IndexingMethods:
         if index.ndim > 1:
             raise bad_value(f"index_select: index of shape {index.shape}; expected one dimension")
         check_range("index_select", index, self.data.shape[axis])
-        where = (slice(None),) * axis + (index.data.reshape(-1),)
-        return indexing.Index.apply(self, where=where, basic=False)
+        return combine(indexing.Index, self, (slice(None),) * axis + (index.data.reshape(-1),))
 
     def masked_select(self: Tensor, mask: Tensor) -> Tensor:
         """The values where the bool ``mask`` holds, as a vector; the two broadcast."""

@@ -62,7 +62,7 @@ def combine(op: type[Function], x: TensorCore, y: Any = None) -> Tensor:
     node.saved = ()
     try:
         out = op.forward(node, a) if y is None else op.forward(node, a, y.data if two else y)
-    except (ValueError, OverflowError, TypeError, AttributeError) as error:
+    except (ValueError, IndexError, OverflowError, TypeError, AttributeError) as error:
         raise explained(op, error, (x,) if y is None else (x, y)) or error from None
     if not isinstance(out, kernels.Array):
         out = kernels.as_array(out)
@@ -70,7 +70,7 @@ def combine(op: type[Function], x: TensorCore, y: Any = None) -> Tensor:
     z.data = out
     z.device = device
     z._id = number = next_id()
-    z._version = version = Version()
+    z._version = version = x._version if op.is_view else Version()
     z.node = None
     z.requires_grad = False
     if need_x or need_y:

@@ -10,6 +10,7 @@ from .. import dtypes, shapes
 from ..errors import bad_value
 from ..ops import indexing, movement
 from ..shapes import Axis, Dim, repeated_positions
+from .math import combine
 
 if TYPE_CHECKING:
     from ..tensor import Tensor
@@ -211,8 +212,8 @@ class ShapeMethods:
             if sum(sizes) != total or any(n < 0 for n in sizes):
                 raise bad_value(f"split: sizes {sizes} do not add up to {total}, the size of dim {dim}")
         starts = [sum(sizes[:i]) for i in range(len(sizes))]
-        places = [(slice(None),) * dim + (slice(i, i + n),) for i, n in zip(starts, sizes, strict=True)]
-        return tuple([indexing.Index.apply(self, where=place, basic=True) for place in places])
+        places = [(slice(None),) * dim + (slice(i, i + n), ...) for i, n in zip(starts, sizes, strict=True)]
+        return tuple([combine(indexing.Slice, self, place) for place in places])
 
     def chunk(self: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
         """At most ``chunks`` consecutive views of equal size (the last may be smaller) along ``dim``."""
@@ -228,8 +229,7 @@ class ShapeMethods:
         """The slices along ``dim``, without it."""
         self._needs_dimension("unbind")
         before = (slice(None),) * shapes.normalize_dim(dim, self.ndim)
-        places = [(*before, i) for i in range(self.data.shape[len(before)])]
-        return tuple([indexing.Index.apply(self, where=place, basic=True) for place in places])
+        return tuple([combine(indexing.Slice, self, (*before, i, ...)) for i in range(self.data.shape[len(before)])])
 
     def _needs_dimension(self: Tensor, name: str) -> None:
         if not self.ndim:

@@ -5,33 +5,41 @@ from typing import Any
 from ..autograd import Function
 
 
-class Index(Function):
-    """y = x[where];  dx[where] += dy."""
+class Slice(Function):
+    """y = x[where], a view: ``where`` has integers, slices and the like, and an ellipsis;  dx[where] += dy."""
 
-    __slots__ = ("basic", "where")
+    __slots__ = ("where",)
     widens = False
     is_view = True
     adds_in_place = True
-    basic: bool
+    where: tuple[Any, ...]
+
+    def forward(self, x: Any, where: tuple[Any, ...]) -> Any:
+        self.where = where
+        return x[where]
+
+    def backward_into(self, dy: Any, dx: Any) -> None:
+        self.kernels.elementwise.add_into(dx[self.where], dy)
+
+
+class Index(Function):
+    """y = x[where], by arrays of integers or bool;  dx[where] += dy."""
+
+    __slots__ = ("where",)
+    widens = False
+    adds_in_place = True
     where: Any
 
-    def forward(self, x: Any, *, where: Any, basic: bool) -> Any:
+    def forward(self, x: Any, where: Any) -> Any:
         if self.needs[0]:
             kernels, parts = self.kernels, where if isinstance(where, tuple) else (where,)
             # Copies of arrays, which the caller may change before backward.
             kept = [kernels.copy(part) if isinstance(part, kernels.Array) else part for part in parts]
-            self.where, self.basic = tuple(kept) if isinstance(where, tuple) else kept[0], basic
+            self.where = tuple(kept) if isinstance(where, tuple) else kept[0]
         return self.kernels.indexing.index(x, where)
 
     def backward_into(self, dy: Any, dx: Any) -> None:
-        indexing, elementwise = self.kernels.indexing, self.kernels.elementwise
-        part = indexing.index(dx, self.where) if self.basic else None
-        if part is None:
-            indexing.add_at(dx, self.where, dy)
-        elif part.base is dx or self.kernels.may_share_memory(dx, part):
-            elementwise.add_into(part, dy)
-        else:  # of a mask
-            indexing.assign_at(dx, self.where, elementwise.add(part, dy))
+        self.kernels.indexing.add_at(dx, self.where, dy)
 
 
 class Gather(Function):

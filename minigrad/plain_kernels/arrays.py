@@ -133,7 +133,11 @@ class indexing:
 
     def add_at(x: np.ndarray, where: Any, y: np.ndarray) -> None:
         """x[where] += y; repeated positions add up."""
-        np.add.at(x, where, y)
+        parts = where if isinstance(where, tuple) else (where,)
+        if any(getattr(part, "dtype", np.dtype(bool)).kind in "iu" for part in parts):
+            np.add.at(x, where, y)
+        else:  # a mask's positions are distinct
+            x[where] += y
 
     def assign_at(x: np.ndarray, where: Any, y: Any) -> None:
         """x[where] = y."""
