@@ -10,9 +10,6 @@ Scores exist for TILE_ROWS queries (backward: QUERY_BLOCK) and KEY_BLOCK keys at
 more than one block of keys the softmax is the running one: when a row's maximum grows, what was summed before is scaled
 down. The backward pass recomputes the probabilities from lse. Tiles above the causal diagonal are skipped.
 
-Rows of a head lie far apart in memory, where the processor does not foresee them: those of the next block and head, and
-those to be written, are asked for while tiles are multiplied.
-
 k and v of a head are packed once into panels, padded with zeros. So there are no other edge cases than the last rows
 of q and dy. Query heads that share a key-value head (grouped-query attention) share its panels.
 
@@ -30,10 +27,8 @@ from .softmax import row_max
 from .toolbox.jit import inline, kernel
 from .toolbox.product_loops import PARALLEL_WORK, THIN_COLUMN_BLOCK, multiply_thin
 from .toolbox.register_tile import (
-    CACHE_LINE,
     TILE_PANELS,
     TILE_ROWS,
-    address_of,
     advance,
     aligned_empty,
     first_element,
@@ -43,7 +38,6 @@ from .toolbox.register_tile import (
     pack_panels,
     pack_row_tiles,
     pointer,
-    prefetch_for_later,
     round_up,
     row_maximum,
     tile_columns,
@@ -59,9 +53,6 @@ KEY_BLOCK = 64 * TILE_ROWS
 ROW_TILES = 2
 # With fewer cells than these (per thread in the forward pass, in total in the backward pass) heads are divided further.
 FORWARD_CELLS, BACKWARD_CELLS = 4, 32
-# So many cache lines are asked for before each tile's product: about as many as a core can wait for at once. For heads
-# of fewer bytes than FEW_BYTES it does not repay.
-LINES_AHEAD, FEW_BYTES = 16, 1 << 14
 PARALLEL_CACHE = 250_000  # elements; for fewer another launch on the pool takes as long as reading them
 
 
@@ -78,56 +69,11 @@ def _drop(row, keep, start, seed, offset, p):
 
 
 @kernel
-def _stack_ahead(rows, row_bytes):
-    """An empty stack for ``_ask_for``, for heads of so many rows; no kernel asks for more than 12 sets of them."""
-    ahead = np.zeros(2 + 3 * 12, np.int64)
-    ahead[1] = row_bytes if rows * row_bytes >= FEW_BYTES else 0
-    return ahead
-
-
-@kernel
-def _ask_for(ahead, x, x_row, rows):
-    """Put rows of x on the stack ``ahead``, from which ``_fetch_ahead`` takes them.
-
-    ahead[0] is how many numbers it holds: three for each x, its address, the bytes to the next row, and the rows.
-    ahead[1] is the bytes in a row, or 0 if nothing is to be fetched.
-    """
-    not_inlined()
-    if ahead[1] > 0:
-        top = ahead[0]
-        ahead[0] = top + 3
-        ahead[top + 2] = address_of(x)
-        ahead[top + 3] = address_of(advance(x, x_row)) - address_of(x)
-        ahead[top + 4] = rows
-
-
-@inline
-def _fetch_ahead(ahead):
-    """Begin to fetch about LINES_AHEAD lines of rows that were asked for, those asked for last first."""
-    top, row_bytes = ahead[0], ahead[1]
-    if top == 0:
-        return
-    address, step, rows = ahead[top - 1], ahead[top], ahead[top + 1]
-    count = min(rows, max(1, LINES_AHEAD * CACHE_LINE // row_bytes))
-    for _ in range(count):
-        for byte in range(row_bytes - 1, -1, -CACHE_LINE):
-            prefetch_for_later(address + byte)
-        address += step
-    ahead[top - 1], ahead[top + 1] = address, rows - count
-    if count == rows:
-        ahead[0] = top - 3
-
-
-@kernel
-def _multiply_row_tile(depth, a, a_row, a_column, panels, panel_size, accumulate, zeros, y, y_row, width, ahead):
-    """y[:TILE_ROWS, :width] (+)= a[:TILE_ROWS, :depth] @ b, one panel of b after the other; width is whole panels.
-
-    Before each of them some lines that come next are asked for.
-    """
+def _multiply_row_tile(depth, a, a_row, a_column, panels, panel_size, accumulate, zeros, y, y_row, width):
+    """y[:TILE_ROWS, :width] (+)= a[:TILE_ROWS, :depth] @ b, one panel of b after the other; width is whole panels."""
     not_inlined()
     n = tile_columns(y)
     for j in range(0, width, TILE_PANELS * n):
-        _fetch_ahead(ahead)
         target = advance(y, j)
         start, start_row = (target, y_row) if accumulate else (zeros, 0)
         panel, count = advance(panels, j // n * panel_size), min(TILE_PANELS, (width - j) // n)
@@ -191,7 +137,6 @@ def _forward(
     shifts, decays = np.empty(TILE_ROWS, q.dtype), np.empty(TILE_ROWS, q.dtype)
     last, zeros, keep = aligned_empty(TILE_ROWS * D, q), aligned_empty(TILE_PANELS * n, q), aligned_empty(block, q)
     columns = _column_numbers(block, q)
-    ahead = _stack_ahead(Tk, D * q.itemsize)
     zeros[:] = 0
     zero, lowest = q.dtype.type(0), -q.dtype.type(np.inf)
     real_scale = q.dtype.type(scale)
@@ -202,20 +147,10 @@ def _forward(
         b, kv_head, split = cell // (H * splits), cell // splits % H, cell % splits
         pack_panels(_head(k, k_strides, b, kv_head), 1, k_strides[2], D, Tk, pointer(k_panels))
         pack_panels(_head(v, v_strides, b, kv_head), v_strides[2], 1, Tk, D, pointer(v_panels))
-        next_cell, ahead[0] = min(cell + 1, cells - 1), 0
-        next_b, next_head = next_cell // (H * splits), next_cell // splits % H
-        _ask_for(ahead, _head(v, v_strides, next_b, next_head), v_strides[2], Tk)
-        _ask_for(ahead, _head(k, k_strides, next_b, next_head), k_strides[2], Tk)
-        _ask_for(ahead, _head(q, q_strides, next_b, next_head * group), q_strides[2], min(Tq, QUERY_BLOCK))
-        of_next_cell = ahead[0]
         for unit in range(split, group * query_blocks, splits):
             h, i_block = kv_head * group + unit // query_blocks, unit % query_blocks * QUERY_BLOCK
             queries, results = _head(q, q_strides, b, h), advance(pointer(out), (b * Tq * Hq + h) * D)
             i_end = min(Tq, i_block + QUERY_BLOCK)
-            ahead[0] = min(ahead[0], of_next_cell)
-            following = min(QUERY_BLOCK, Tq - i_end)
-            _ask_for(ahead, advance(queries, i_end * q_strides[2]), q_strides[2], following)
-            _ask_for(ahead, advance(results, i_block * Hq * D), Hq * D, i_end - i_block)
             if i_end == Tq:
                 rest = Tq % TILE_ROWS
                 pack_row_tiles(advance(queries, (Tq - rest) * q_strides[2]), q_strides[2], 1, rest, D, pointer(last))
@@ -229,7 +164,7 @@ def _forward(
                     a, a_row, a_column = _row_tile(queries, q_strides[2], i, Tq, pointer(last))
                     _multiply_row_tile(
                         D, a, a_row, a_column, advance(pointer(k_panels), j_block * D), n * D,
-                        False, pointer(zeros), pointer(scores), block, round_up(depth, n), ahead,
+                        False, pointer(zeros), pointer(scores), block, round_up(depth, n),
                     )  # fmt: skip
                     # One short loop per step for all rows: the steps of different rows overlap in the core.
                     row_width = round_up(depth, ROW_TILES * n)
@@ -265,7 +200,7 @@ def _forward(
                             _drop(row, keep[:row_width], start, seed, offset, dropout_p)
                     _multiply_row_tile(
                         depth, pointer(scores), block, 1, advance(pointer(v_panels), j_block * n), n * Tk,
-                        j_block > 0, pointer(zeros), advance(pointer(sums), (i - i_block) * width), width, width, ahead,
+                        j_block > 0, pointer(zeros), advance(pointer(sums), (i - i_block) * width), width, width,
                     )  # fmt: skip
                     # All that these queries see. Stores of few rows at a time wait for memory behind the next tiles.
                     if _visible(i_last, 0, Tk, Tk, causal) <= j_block + KEY_BLOCK:
@@ -306,7 +241,6 @@ def _backward(
     last_q, last_dy = aligned_empty(TILE_ROWS * D, q), aligned_empty(TILE_ROWS * D, q)
     zeros, keep, deltas = aligned_empty(TILE_PANELS * n, q), aligned_empty(block, q), aligned_empty(QUERY_BLOCK, q)
     columns = _column_numbers(block, q)
-    ahead = _stack_ahead(Tk, D * q.itemsize)
     zeros[:] = 0
     zero, one, real_scale = q.dtype.type(0), q.dtype.type(1), q.dtype.type(scale)
     query_blocks = (Tq + QUERY_BLOCK - 1) // QUERY_BLOCK
@@ -320,29 +254,13 @@ def _backward(
         pack_panels(keys, k_strides[2], 1, Tk, D, pointer(k_panels))
         dk_start = (part * B + b) * Tk * dk_row_step + kv_head * D
         dk_rows, dv_rows = advance(pointer(dk), dk_start), advance(pointer(dv), dk_start)
-        next_cell, ahead[0] = min(cell + 1, cells - 1), 0
-        next_b, next_head = next_cell // H % B, next_cell % H
-        _ask_for(ahead, _head(v, v_strides, next_b, next_head), v_strides[2], Tk)
-        _ask_for(ahead, _head(k, k_strides, next_b, next_head), k_strides[2], Tk)
-        first_rows = min(Tq, QUERY_BLOCK)
-        _ask_for(ahead, _head(q, q_strides, next_b, next_head * group), q_strides[2], first_rows)
-        _ask_for(ahead, _head(dy, dy_strides, next_b, next_head * group), dy_strides[2], first_rows)
-        _ask_for(ahead, _head(out, out_strides, next_b, next_head * group), out_strides[2], first_rows)
-        _ask_for(ahead, dk_rows, dk_row_step, Tk)
-        _ask_for(ahead, dv_rows, dk_row_step, Tk)
-        of_next_cell = ahead[0]
         summed = 0  # the keys before this one have sums
         for unit in range(part, group * query_blocks, parts):
             h, i_block = kv_head * group + unit // query_blocks, unit % query_blocks * QUERY_BLOCK
             i_end = min(Tq, i_block + QUERY_BLOCK)
             queries, dys, ys = _head(q, q_strides, b, h), _head(dy, dy_strides, b, h), _head(out, out_strides, b, h)
             dq_rows = advance(pointer(dq), (b * Tq + i_block) * dq_row_step + h * D)
-            rows, following = i_end - i_block, min(QUERY_BLOCK, Tq - i_end)
-            ahead[0] = min(ahead[0], of_next_cell)
-            _ask_for(ahead, advance(queries, i_end * q_strides[2]), q_strides[2], following)
-            _ask_for(ahead, advance(dys, i_end * dy_strides[2]), dy_strides[2], following)
-            _ask_for(ahead, advance(ys, i_end * out_strides[2]), out_strides[2], following)
-            _ask_for(ahead, dq_rows, dq_row_step, rows)
+            rows = i_end - i_block
             pack_panels(advance(queries, i_block * q_strides[2]), q_strides[2], 1, rows, D, pointer(q_panels))
             pack_panels(advance(dys, i_block * dy_strides[2]), dy_strides[2], 1, rows, D, pointer(dy_panels))
             if i_end == Tq:
@@ -366,12 +284,12 @@ def _backward(
                     a, a_row, a_column = _row_tile(queries, q_strides[2], i, Tq, pointer(last_q))
                     _multiply_row_tile(
                         D, a, a_row, a_column, advance(pointer(kt_panels), j_block * D), n * D,
-                        False, pointer(zeros), p_tile, block, round_up(depth, n), ahead,
+                        False, pointer(zeros), p_tile, block, round_up(depth, n),
                     )  # fmt: skip
                     a, a_row, a_column = _row_tile(dys, dy_strides[2], i, Tq, pointer(last_dy))
                     _multiply_row_tile(
                         D, a, a_row, a_column, advance(pointer(vt_panels), j_block * D), n * D,
-                        False, pointer(zeros), ds_tile, block, round_up(depth, n), ahead,
+                        False, pointer(zeros), ds_tile, block, round_up(depth, n),
                     )  # fmt: skip
                     # Rows end in zeros where the key tiles below read them; row_width may exceed what was computed.
                     row_width = round_up(depth, ROW_TILES * n)
@@ -396,7 +314,7 @@ def _backward(
                             p_row[j] = ds_row[j] = 0
                     _multiply_row_tile(
                         depth, ds_tile, block, 1, advance(pointer(k_panels), j_block * n), n * Tk,
-                        j_block > 0, pointer(zeros), dq_sum, width, width, ahead,
+                        j_block > 0, pointer(zeros), dq_sum, width, width,
                     )  # fmt: skip
                     if _visible(i_last, 0, Tk, Tk, causal) <= j_block + KEY_BLOCK:
                         target = advance(dq_rows, (i - i_block) * dq_row_step)
@@ -408,12 +326,12 @@ def _backward(
                     _multiply_row_tile(
                         rows - first, advance(pointer(p), corner), 1, block,
                         advance(pointer(dy_panels), first * n), n * rows,
-                        j_block + j < summed, pointer(zeros), advance(pointer(dv_sums), sums), width, width, ahead,
+                        j_block + j < summed, pointer(zeros), advance(pointer(dv_sums), sums), width, width,
                     )  # fmt: skip
                     _multiply_row_tile(
                         rows - first, advance(pointer(ds), corner), 1, block,
                         advance(pointer(q_panels), first * n), n * rows,
-                        j_block + j < summed, pointer(zeros), advance(pointer(dk_sums), sums), width, width, ahead,
+                        j_block + j < summed, pointer(zeros), advance(pointer(dk_sums), sums), width, width,
                     )  # fmt: skip
             summed = max(summed, round_up(_visible(i_end - 1, 0, Tk, Tk, causal), TILE_ROWS))
         dk_sums[summed * width :] = 0

@@ -242,7 +242,7 @@ def emit_tile(vectors: Vectors, steps: Any, left: Any, right: Any, add: Callable
     if len(b_offsets) > 1:
         for panel, column in itertools.product(b_offsets, in_panel):
             line = builder.gep(builder.gep(ahead, [panel]), [column])
-            _emit_prefetch(builder, builder.bitcast(line, ir.IntType(8).as_pointer()), to_write=0, caches=3)
+            _emit_prefetch(builder, builder.bitcast(line, ir.IntType(8).as_pointer()), to_write=0)
     next_sums = []
     for r in rows:
         a_value = vectors.broadcast(a_k, a_offsets[r])
@@ -336,28 +336,16 @@ def row_maximum(context: Any, builder: Any, signature: Any, row: Any, count: Any
     return builder.extract_element(maximum, INT32(0))
 
 
-@emits(lambda address: types.int64(address))
-def address_of(context: Any, builder: Any, signature: Any, address: Any) -> Any:
-    """A pointer as a number, which can be stored."""
-    return builder.ptrtoint(address, INT64)
-
-
-def _emit_prefetch(builder: Any, address: Any, to_write: int, caches: int) -> None:
+def _emit_prefetch(builder: Any, address: Any, to_write: int) -> None:
     function_type = ir.FunctionType(ir.VoidType(), [address.type, INT32, INT32, INT32])
     function = cgutils.get_or_insert_function(builder.module, function_type, "llvm.prefetch.p0")
-    builder.call(function, [address, INT32(to_write), INT32(caches), INT32(1)])  # 1: of data
+    builder.call(function, [address, INT32(to_write), INT32(3), INT32(1)])  # into all caches, of data
 
 
 @emits(lambda address: types.void(address))
 def _prefetch(context: Any, builder: Any, signature: Any, address: Any) -> None:
     """Begin to fetch the cache line of an address, to be written or read soon. The address need not be valid."""
-    _emit_prefetch(builder, builder.bitcast(address, ir.IntType(8).as_pointer()), to_write=1, caches=3)
-
-
-@emits(lambda address: types.void(types.int64))
-def prefetch_for_later(context: Any, builder: Any, signature: Any, address: Any) -> None:
-    """Begin to fetch the cache line of an address, a number, into the L2 cache. The address need not be valid."""
-    _emit_prefetch(builder, builder.inttoptr(address, ir.IntType(8).as_pointer()), to_write=0, caches=2)
+    _emit_prefetch(builder, builder.bitcast(address, ir.IntType(8).as_pointer()), to_write=1)
 
 
 @inline
