@@ -17,14 +17,13 @@ Sources: torch.nn.functional.cross_entropy; Szegedy et al., "Rethinking the Ince
 import math
 
 import numpy as np
-from numba.core import types
 
 from ..plain_kernels.losses import Options, cross_entropy as plain
 from .embedding import within
 from .softmax import row_max
-from .toolbox.jit import inline, kernel
+from .toolbox.jit import inline
 from .toolbox.register_tile import whole_vectors
-from .toolbox.threads import StageKernel, call_at, shares, task_kernel, tasks_of_rows
+from .toolbox.threads import shares, task_kernel, tasks_of_rows
 from .toolbox.vector_math import LOGSUMEXP, SUM_BLOCK, exp_nonpositive, folded
 
 TASK_ELEMENTS = 16384  # rows of about this many elements are one task
@@ -107,14 +106,21 @@ def _backward(task, tasks, dlosses, x, targets, lse, ignore_index, smoothing, cl
         dxi[target] -= on_target
 
 
-@kernel
-def _fused_rows(dlosses, x, targets, ignore_index, smoothing, class_weight, losses, lse):
-    """Forward and backward with one exponential for each logit; x receives its gradient.
+@task_kernel
+def _fused(task, tasks, dlosses, logits, x, targets, ignore_index, smoothing, class_weight, losses, lse):
+    """Forward and backward with one exponential for each logit; x, a copy of them if it is not they, their gradient.
 
-    One array, not two that may be the same: their loops would check for overlap when they run, and be scalar then.
+    Of two arrays that may be the same loops would check for overlap when they run, and be scalar then.
     """
     whole_vectors()
     real = x.dtype.type
+    a, b = task * x.shape[0] // tasks, (task + 1) * x.shape[0] // tasks
+    if logits.ctypes.data != x.ctypes.data:
+        for i in range(a, b):
+            source, copy = logits[i], x[i]
+            for j in range(source.shape[0]):
+                copy[j] = source[j]
+    dlosses, x, targets, losses, lse = dlosses[a:b], x[a:b], targets[a:b], losses[a:b], lse[a:b]
     N, C = x.shape
     weighted = class_weight.shape[0] > 0
     share = real(smoothing) / real(C)
@@ -161,34 +167,12 @@ def _fused_rows(dlosses, x, targets, ignore_index, smoothing, class_weight, loss
         xi[target] -= on_target
 
 
-@task_kernel
-def _fused(task, tasks, address, dlosses, logits, x, targets, ignore_index, smoothing, class_weight, losses, lse):
-    a, b = task * x.shape[0] // tasks, (task + 1) * x.shape[0] // tasks
-    if logits.ctypes.data != x.ctypes.data:
-        for i in range(a, b):
-            source, target = logits[i], x[i]
-            for j in range(source.shape[0]):
-                target[j] = source[j]
-    call_at(
-        address, _fused_rows,
-        (dlosses[a:b], x[a:b], targets[a:b], ignore_index, smoothing, class_weight, losses[a:b], lse[a:b]),
-    )  # fmt: skip
-
-
 def check_targets(targets: np.ndarray, classes: int, ignore_index: int) -> int:
     """The first position whose target is neither in 0..classes - 1 nor ``ignore_index``, else -1; targets (N,) int64.
 
     ``forward`` and ``backward`` index with the targets unchecked: call this first.
     """
     return -1 if within(targets, classes) else plain.check_targets(targets, classes, ignore_index)
-
-
-FUSED_ROWS = StageKernel(
-    _fused_rows,
-    lambda array: (
-        array(1), array(2), types.Array(types.int64, 1, "C"), types.int64, types.float64, array(1), array(1), array(1),
-    ),
-)  # fmt: skip
 
 
 def _arguments(targets: np.ndarray, options: Options, dtype: np.dtype) -> tuple[np.ndarray, int, float, np.ndarray]:
@@ -239,6 +223,5 @@ def forward_backward(
         )
     arguments = _arguments(targets, options, logits.dtype)
     tasks = min(N, shares(dx.size))
-    of_rows, logits = FUSED_ROWS.address(dx.dtype), np.ascontiguousarray(logits)
-    _fused.launch(dx.dtype, tasks, of_rows, dlosses, logits, dx, *arguments, losses, lse)
+    _fused.launch(dx.dtype, tasks, dlosses, np.ascontiguousarray(logits), dx, *arguments, losses, lse)
     return losses, lse, dx

@@ -14,7 +14,6 @@ element's sum is divided in another way for more threads (``_depth_block``), so 
 """
 
 import numpy as np
-from numba.core import types
 
 from . import gelu
 from .elementwise import add_into
@@ -22,7 +21,6 @@ from .matmul import FLOATS, NO_BIAS, matmul
 from .reduce import reduce
 from .toolbox import bfloat16_product
 from .toolbox.array_program import as_launches
-from .toolbox.jit import inline
 from .toolbox.product_loops import (
     DEPTH_BLOCK,
     DEPTH_BLOCK_TRANSPOSED,
@@ -34,7 +32,7 @@ from .toolbox.product_loops import (
     workspace,
 )
 from .toolbox.register_tile import TILE_BYTES, TILE_PANELS, TILE_ROWS, advance, cell_of, keep_alive, pointer
-from .toolbox.threads import StageKernel, call_at, task_kernel
+from .toolbox.threads import task_kernel
 
 FAR_WEIGHTS = 1 << 20  # elements; more are in no cache when the next block's sums are added to them
 
@@ -85,33 +83,6 @@ def _products(
                     advance(pointer(sums), i if with_sums else 0), with_sums and j == 0,
                 )  # fmt: skip
     keep_alive((small, packed_a, packed_b))
-
-
-# Within other kernels, at the ``address`` of this one.
-
-_PAIRS = (0, 0), (1, 1)  # the grids of no product and of an undivided one
-_multiply_both = _products.kernel
-_INTEGER, _FLAG, _PAIR = types.int64, types.boolean, types.UniTuple(types.int64, 2)
-PRODUCTS = StageKernel(
-    _multiply_both,
-    lambda array: (
-        _INTEGER, _INTEGER, array(2), array(2), _FLAG, array(1), _FLAG, array(2), _PAIR,
-        array(2), array(2), array(1), _FLAG, _FLAG, _INTEGER, _PAIR,
-    ),
-)  # fmt: skip
-
-
-@inline
-def _product_rows(products, a, b, transposed, y):
-    """y = a @ b or a @ b^T, as one task.
-
-    ``products``: the address of `_products`, an empty matrix and vector for what it is not given, and `_PAIRS`.
-    """
-    address, none, no_bias, pairs = products
-    return call_at(
-        address, _multiply_both,
-        (0, 1, a, b, transposed, no_bias, False, y, pairs[1], none, none, no_bias, False, False, 1, pairs[0]),
-    )  # fmt: skip
 
 
 # ---------------------------------------------------------------- launchers

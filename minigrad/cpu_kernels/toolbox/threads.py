@@ -38,7 +38,6 @@ import numba
 import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
-from numba.core.errors import TypingError
 
 from .jit import compiled, emits, kernel
 
@@ -252,27 +251,6 @@ def _passed_as(argument: Any) -> Any:
     return types.unliteral(argument)
 
 
-def _call_types(address: Any, callee: Any, arguments: Any) -> Any:
-    given = tuple(map(_passed_as, arguments.types))
-    element = next(argument.dtype for argument in given if isinstance(argument, types.Array))
-    if given != callee.dispatcher.signature_for(element):
-        raise TypingError(f"{callee.dispatcher.__name__} is not compiled for {given}")
-    return types.int64(types.int64, callee, arguments)
-
-
-@emits(_call_types)
-def call_at(context: Any, builder: Any, signature: Any, address: Any, callee: Any, arguments: Any) -> Any:
-    """In a kernel: call another one, ``callee``, at its ``compiled_address`` for these arguments' types. 1: it failed.
-
-    A plain call would link and optimise a copy of it anew: compile time, and perhaps other bits.
-    """
-    cast, given = [], [*map(_passed_as, signature.args[2].types)]
-    for value, before, after in zip(cgutils.unpack_tuple(builder, arguments), signature.args[2].types, given):
-        cast.append(value if isinstance(after, types.Array) else context.cast(builder, value, before, after))
-    status = emit_call(context, builder, address, given, cast)
-    return builder.zext(cgutils.is_not_null(builder, status), INT64)
-
-
 @kernel
 def _prepare(frame, address, arguments):
     return _fill_frame(frame, address, arguments)
@@ -467,28 +445,6 @@ def compiled_address(kernel: Any, *argument_types: Any) -> int:
     kernel.compile(argument_types)
     compiled = kernel.overloads[argument_types]
     return int(compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name))
-
-
-class StageKernel:
-    """A kernel that others call by ``call_at``: it knows its signature, so that they only ask for its address.
-
-    All call this one machine code: a copy that is linked into another kernel is optimised anew, and may round
-    otherwise. ``signature`` gives the Numba types of the arguments; its argument ``array(n)`` is the type of a
-    contiguous array of n dimensions.
-    """
-
-    def __init__(self, kernel: Any, signature: Callable[[Callable[[int], Any]], tuple[Any, ...]]) -> None:
-        self._kernel = kernel
-        self._addresses: dict[np.dtype[Any], int] = {}
-        kernel.signature_for = lambda element: signature(lambda n: types.Array(element, n, "C"))
-
-    def address(self, dtype: np.dtype[Any]) -> int:
-        """Where the machine code for arrays of this dtype is."""
-        address = self._addresses.get(dtype)
-        if address is None:
-            signature = self._kernel.signature_for(numba.from_dtype(dtype))
-            address = self._addresses[dtype] = compiled_address(self._kernel, *signature)
-        return address
 
 
 def task_kernel(fn: Any = None, name: str = "") -> Any:
