@@ -22,7 +22,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from types import FunctionType
-from typing import Any
+from typing import Any, ClassVar
 
 import numba
 import numpy as np
@@ -234,7 +234,9 @@ class Program:
         names_dtype = any(isinstance(k, tuple) and isinstance(k[0], np.dtype | type) for k in kinds)
         if len(floats) == 1 and not names_dtype and isinstance(result, Traced) and result.dtype == FLOAT32:
             result = self.cast(result, *floats)
-        if not isinstance(result, Traced) or not self._steps or result.slot != self._steps[-1].result.slot:
+        if isinstance(result, Traced) and not self._steps:
+            result = self.noted("bitcast {t} {0} to {r}", [result], result.dtype)
+        if not isinstance(result, Traced) or result.slot != self._steps[-1].result.slot:
             raise NoProgramError
         self.result: np.dtype[Any] = result.dtype
         self.work: int = MEMORY + sum(CALL if isinstance(step.code, Loop) else 1 for step in self._steps)
@@ -302,6 +304,8 @@ class Program:
     def cast(self, x: Any, dtype: np.dtype[Any]) -> Any:
         """Steps that convert. What is out of an integer's range becomes what the machine makes of it, as by NumPy."""
         source = x.dtype
+        if isinstance(source, type):
+            return self.converted(x, dtype)
         if source == dtype:
             return x
         if is_half(source) or is_half(dtype):
@@ -336,15 +340,15 @@ class Program:
         given = [given[i] if isinstance(self._given[i], type) else names[i] for i in self._inputs]
         known: dict[str, Any] = {f"x{i}_dtype": self._kinds[i] for i in self._inputs}
         ufunc = ufunc_of(self.code, [*known.values(), self.result])
-        known |= {"number": _number, "np": np, "function": self._function, "ufunc": ufunc, "call": ufunc}
+        known |= {"number": number, "np": np, "function": self._function, "ufunc": ufunc, "call": ufunc}
         if given != names:
             exec(_CALL.format(names=", ".join(names), given=", ".join(given)), known)
         return known["call"]
 
     def run(self, inputs: tuple[Any, ...], out: np.ndarray | None = None) -> np.ndarray:
         """The result for inputs that broadcast, in ``out``, or in a new array; by all threads."""
-        given, number = [(inputs[i], self._kinds[i]) for i in self._inputs], _number.__wrapped__
-        arrays: Any = [x if isinstance(x, ARRAY) else constant(number(x, dtype)) for x, dtype in given]
+        given, made = [(inputs[i], self._kinds[i]) for i in self._inputs], number.__wrapped__
+        arrays: Any = [x if isinstance(x, ARRAY) else constant(made(x, dtype)) for x, dtype in given]
         if out is None:
             out = np.empty_like(_like(*[(x.shape, x.strides) for x in arrays]), self.result)
         elif out.dtype != self.result or np.broadcast(out, *arrays).shape != out.shape:
@@ -368,7 +372,7 @@ _CALL = """def call({names}, *out):
 
 @functools.lru_cache(1024)
 @quiet  # one that is infinite to the dtype
-def _number(x: Any, dtype: np.dtype[Any]) -> np.ndarray:
+def number(x: Any, dtype: np.dtype[Any]) -> np.ndarray:
     return np.array(x, dtype)
 
 
@@ -435,18 +439,20 @@ class Formula:
 
     def of_many(self, *inputs: Any, out: np.ndarray | None = None, worth: int = WORTH) -> Any:
         """The result, in ``out`` if it is given; by all threads for ``worth`` elements times work or more."""
-        program = self.program_for(*inputs)
-        arrays = [x for x in inputs if isinstance(x, np.ndarray)]
-        if program is not None and arrays and all([x.flags.aligned for x in arrays]):
-            shape = arrays[0].shape
+        program, few = self.programs[tuple(map(_kind, inputs))]
+        arrays = [x for x in inputs if isinstance(x, ARRAY)]
+        known, to = (arrays, ()) if out is None else ([*arrays, out], (out,))
+        if program is not None and known and all([x.flags.aligned for x in known]):
+            shape = known[0].shape
             with contextlib.suppress(ValueError, OverflowError, TypeError):  # NumPy will say what does not fit
-                is_one_row = all([x.shape == shape and x.flags.c_contiguous for x in arrays])
+                is_one_row = all([x.shape == shape and x.flags.c_contiguous for x in known])
                 if is_one_row and recording.launches is None and LAYER != "workqueue":
-                    return program.ufunc(*inputs) if out is None else program.ufunc(*inputs, out)
-                size = np.broadcast(*arrays).size
-                if size > 1 and size * program.work >= worth:
+                    return program.ufunc(*inputs, *to)
+                size = np.broadcast(*known).size
+                apart = out is None or not any([x is not out and np.may_share_memory(x, out) for x in arrays])
+                if size > 1 and size * program.work >= worth and apart:
                     return program.run(inputs, out)
-        return self.programs[tuple(map(_kind, inputs))][1](*inputs) if out is None else self.function(*inputs, out)
+        return few(*inputs, *to)
 
 
 class _Programs(dict[Any, Any]):
@@ -486,7 +492,21 @@ def formula(function: Callable[..., Any]) -> Callable[..., Any]:
     by_inputs: dict[int, Callable[..., Any]] = {1: of_one, 2: of_two}
     several = isinstance(plain, FunctionType) and plain.__code__.co_flags & inspect.CO_VARARGS
     call = by_inputs.get(0 if several else inputs, made)
-    wrapped = functools.update_wrapper(call, function)
+    wrapped: Any = functools.update_wrapper(call, function)
+
+    def into(target: Into, *inputs: Any, worth: int = WORTH) -> Any:
+        out, kinds = target.out, []
+        for x in inputs:
+            kinds.append(x.dtype if isinstance(x, ARRAY) else _kind(x))
+        program, few = programs[tuple(kinds)]
+        if program is not None and program.result == out.dtype:
+            try:
+                return few(*inputs, out) if worth and out.size < FEW else many(*inputs, out=out, worth=worth)
+            except (ValueError, OverflowError, TypeError):
+                pass  # the function will say what is wrong
+        return target.otherwise(wrapped, inputs)
+
+    wrapped.into = into
     return for_graphs(wrapped, made.program_for, functools.partial(made.of_many, worth=0))
 
 
@@ -501,23 +521,57 @@ def as_launches(function: Any) -> Any:
     return function if recording.launches is None else function.at_any_size
 
 
-def into_first(function: np.ufunc) -> Callable[[np.ndarray, Any], None]:
-    """The function whose result goes into its first input."""
-    made = Formula(function)
+def chosen(formula_for: Callable[..., Any], like: Any = None) -> Callable[..., Any]:
+    """The function, ``like`` another to graphs, that the formula for its inputs computes."""
 
-    def into(x: np.ndarray, y: Any) -> None:
-        if x.size < FEW or numba.config.DISABLE_JIT:
-            made.programs[x.dtype, y.dtype][1](x, y, x)  # the name ``out`` would cost a tenth of a microsecond
-        else:
-            of_many(x, y, WORTH)
+    def call(*inputs: Any) -> Any:
+        return formula_for(*inputs)(*inputs)
 
-    def of_many(x: np.ndarray, y: Any, worth: int = 0) -> None:
-        if np.may_share_memory(x, y):
-            function(x, y, x)
-        else:
-            made.of_many(x, y, out=x, worth=worth)
+    wrapped: Any = functools.update_wrapper(call, like or formula_for)
+    wrapped.into = lambda target, *inputs: formula_for(*inputs).into(target, *inputs)
+    return wrapped
 
-    return for_graphs(into, made.program_for, of_many)
+
+def writer(plain: Callable[..., None], of: Any, inputs: Callable[..., tuple[Any, ...]]) -> Callable[..., None]:
+    """The plain function of x and y, which changes x, by a formula of ``inputs(x, y)``."""
+
+    def write(x: np.ndarray, y: Any, worth: int = WORTH) -> None:
+        if numba.config.DISABLE_JIT or of.into(_Only(x), *inputs(x, y), worth=worth) is None:
+            plain(x, y)
+
+    return for_graphs(write, lambda x, y: of.prepare(*inputs(x, y)), functools.partial(write, worth=0))
+
+
+class Into:
+    """The kernels of an operation whose result goes into ``out``, also where inputs share its memory; a new array, if
+    its shape or dtype is another, or if there is no program. All families are one.
+    """
+
+    __slots__ = ("out",)
+    families: ClassVar[tuple[Any, ...]] = ()
+    elementwise = comparison = activation = property(lambda self: self)
+    quiet = staticmethod(contextlib.nullcontext)
+
+    def __init__(self, out: np.ndarray) -> None:
+        self.out = out
+
+    def otherwise(self, function: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
+        """The result of a function that has found no way into ``out``."""
+        return function(*inputs)
+
+    def __getattr__(self, name: str) -> Any:  # for the first time; from then on it is a method
+        function: Any = next(getattr(family, name) for family in self.families if hasattr(family, name))
+        setattr(Into, name, getattr(function, "into", staticmethod(function)))
+        return getattr(self, name)
+
+
+class _Only(Into):
+    """The same, but nothing is done otherwise."""
+
+    __slots__ = ()
+
+    def otherwise(self, function: Callable[..., Any], inputs: tuple[Any, ...]) -> None:
+        pass
 
 
 def formulas(family: type, without: tuple[str, ...] = ()) -> dict[str, Callable[..., Any]]:
