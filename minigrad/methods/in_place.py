@@ -252,8 +252,10 @@ def _drawn(x: Tensor, kind: str, scale: float, shift: float, generator: Source) 
     """x, filled with random numbers of this kind, times ``scale``, plus ``shift``."""
     x._change(f"{kind}_")
     k = x.device.kernels
-    values = draw(kind, k, x.shape, x.dtype, generator)
-    k.elementwise.assign(x.data, k.elementwise.add(k.elementwise.mul(values, scale), shift))
+    values = draw(kind, k, x.data.shape, x.data.dtype, generator)
+    if (scale, shift) != (1, 0):
+        values = k.elementwise.add(k.elementwise.mul(values, scale), shift)
+    k.elementwise.assign(x.data, values)
     return x
 
 

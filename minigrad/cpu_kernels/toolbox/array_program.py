@@ -442,6 +442,9 @@ class Formula:
         program, few = self.programs[tuple(map(_kind, inputs))]
         arrays = [x for x in inputs if isinstance(x, ARRAY)]
         known, to = (arrays, ()) if out is None else ([*arrays, out], (out,))
+        if out is not None and any([x is not out and np.may_share_memory(x, out) for x in arrays]):
+            out[...] = self.of_many(*inputs, worth=worth)  # of one thread NumPy takes care, of several it cannot
+            return out
         if program is not None and known and all([x.flags.aligned for x in known]):
             shape = known[0].shape
             with contextlib.suppress(ValueError, OverflowError, TypeError):  # NumPy will say what does not fit
@@ -449,8 +452,7 @@ class Formula:
                 if is_one_row and recording.launches is None and LAYER != "workqueue":
                     return program.ufunc(*inputs, *to)
                 size = np.broadcast(*known).size
-                apart = out is None or not any([x is not out and np.may_share_memory(x, out) for x in arrays])
-                if size > 1 and size * program.work >= worth and apart:
+                if size > 1 and size * program.work >= worth:
                     return program.run(inputs, out)
         return few(*inputs, *to)
 
@@ -501,7 +503,8 @@ def formula(function: Callable[..., Any]) -> Callable[..., Any]:
         program, few = programs[tuple(kinds)]
         if program is not None and program.result == out.dtype:
             try:
-                return few(*inputs, out) if worth and out.size < FEW else many(*inputs, out=out, worth=worth)
+                is_few = out.size < worth // program.work
+                return few(*inputs, out) if is_few else many(*inputs, out=out, worth=worth)
             except (ValueError, OverflowError, TypeError):
                 pass  # the function will say what is wrong
         return target.otherwise(wrapped, inputs)
@@ -532,14 +535,20 @@ def chosen(formula_for: Callable[..., Any], like: Any = None) -> Callable[..., A
     return wrapped
 
 
+def written(out: np.ndarray, of: Any, *inputs: Any) -> bool:
+    """Whether the result of a formula, of the shape and dtype of ``out``, is there; else nothing is done."""
+    worth = WORTH if recording.launches is None else 0
+    return not numba.config.DISABLE_JIT and of.into(_Only(out), *inputs, worth=worth) is not None
+
+
 def writer(plain: Callable[..., None], of: Any, inputs: Callable[..., tuple[Any, ...]]) -> Callable[..., None]:
     """The plain function of x and y, which changes x, by a formula of ``inputs(x, y)``."""
 
-    def write(x: np.ndarray, y: Any, worth: int = WORTH) -> None:
-        if numba.config.DISABLE_JIT or of.into(_Only(x), *inputs(x, y), worth=worth) is None:
+    def write(x: np.ndarray, y: Any) -> None:
+        if not written(x, of, *inputs(x, y)):
             plain(x, y)
 
-    return for_graphs(write, lambda x, y: of.prepare(*inputs(x, y)), functools.partial(write, worth=0))
+    return for_graphs(write, lambda x, y: of.prepare(*inputs(x, y)), write)
 
 
 class Into:
