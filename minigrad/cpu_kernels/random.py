@@ -226,6 +226,22 @@ def integers(low: int, high: int, shape: int | Sequence[int], seed: int, offset:
     return out
 
 
+_placed = formula(lambda keys, upper, places: ((keys ^ -(2**63)) & upper) | places)  # signed, but of the same order
+_tied = formula(lambda x, y, upper: ((x ^ y) & upper) == 0)
+
+
 def permutation(n: int, seed: int, offset: int) -> np.ndarray:
-    """A random permutation of 0..n-1, int64: the stable order of n random 64-bit keys."""
-    return np.argsort(philox_bits(2 * n, seed, offset).view(np.uint64), kind="stable").astype(np.int64, copy=False)
+    """A random permutation of 0..n-1, int64: the stable order of n random 64-bit keys.
+
+    A key's place takes the lower bits, so that NumPy's sort, which is fast, is one of numbers. Then keys are put in
+    order that the upper bits do not tell apart.
+    """
+    keys, upper = philox_bits(2 * n, seed, offset).view(np.uint64), -1 << max(n - 1, 0).bit_length()
+    order = _placed(keys.view(np.int64), upper, np.arange(n))
+    order.sort()
+    tied = _tied(order[1:], order[:-1], upper)
+    np.bitwise_and(order, ~upper, order)
+    for i in np.flatnonzero(tied).tolist() if tied.any() else ():
+        while i >= 0 and keys[order[i]] > keys[order[i + 1]]:
+            order[i], order[i + 1], i = order[i + 1], order[i], i - 1
+    return order
