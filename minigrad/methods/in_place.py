@@ -119,7 +119,7 @@ class InPlaceMethods:
 
     def _change(self: Tensor, name: str, *others: Any) -> None:
         """Refuse an in-place change that autograd could not follow; count the others."""
-        if is_grad_enabled():
+        if of_thread.mode.enabled and (others or self.requires_grad):
             for x in (self, *others):
                 if isinstance(x, TensorCore) and x.requires_grad:
                     instead = HINTS["in place"].get(name, f"compute a new tensor (x = x.{name[:-1]}(...))")

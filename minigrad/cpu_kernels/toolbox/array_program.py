@@ -41,6 +41,7 @@ FEW, PAIRS = 8192, 65536  # elements of one array, or pairs of two, that one thr
 WORTH = 1 << 20  # elements times work, from which on more threads are faster
 TASK = 1 << 17  # elements times work that is worth a launch
 MEMORY, CALL = 5, 100  # the work of a loop's memory, and of a step that is a call; that of an instruction is 1
+ONE_ROW = 0x101  # of NumPy's flags: C-contiguous, and aligned
 BOOL, FLOAT32, ZERO = np.dtype(bool), np.dtype(np.float32), np.zeros((), np.uint8)
 ARRAY, NUMBERS, CONSTANTS = np.ndarray, (float, int), (np.dtype, FunctionType, str, type, type(None))
 
@@ -78,7 +79,7 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
             raise NoProgramError
         dtype = np.result_type(*(_example(x) for x in args[1:]))
         taken = [self.program.converted(x, d) for x, d in zip(args, (BOOL, dtype, dtype))]
-        return self.program.noted("select {bits} {0}, {r} {1}, {r} {2}", taken, dtype)
+        return self.program.noted(SELECT, taken, dtype)
 
     def astype(self, dtype: Any) -> Any:
         """A step that converts."""
@@ -137,6 +138,8 @@ _OF_ONE = {np.absolute: "fabs", np.sqrt: "sqrt", np.floor: "floor", np.ceil: "ce
 _OF_FLOATS = {u: f"call {{t}} @llvm.{name}.{{short}}({{t}} {{0}})" for u, name in _OF_ONE.items()} | {
     np.copysign: "call {t} @llvm.copysign.{short}({t} {0}, {t} {1})", np.negative: "fneg {t} {0}",
 }  # fmt: skip
+SELECT = "select {bits} {0}, {r} {1}, {r} {2}"
+_KEEPS_HALVES = {SELECT, *(_OF_FLOATS[u] for u in (np.negative, np.absolute, np.floor, np.ceil, np.trunc, np.rint))}
 
 
 def _instruction(ufunc: np.ufunc, dtypes: tuple[np.dtype[Any], ...], flags: str) -> str:
@@ -227,6 +230,7 @@ class Program:
         numbers = {i for i, kind in enumerate(kinds) if isinstance(kind, type)}
         self._steps: list[ProgramStep] = []
         self._flags = ""
+        self._halves: set[int] = set()  # slots of float32 that a bfloat16 holds, which need no rounding
         inputs = [k[0] if isinstance(k, tuple) else Traced(self, i, k) for i, k in enumerate(kinds)]
         floats = {k for k in kinds if isinstance(k, np.dtype) and (is_half(k) or k.kind == "f")}
         wide = {i: self.cast(x, FLOAT32) for i, x in enumerate(inputs) if kinds[i] in floats and is_half(kinds[i])}
@@ -294,7 +298,15 @@ class Program:
             taken = [x if isinstance(x, Traced) else self.noted("bitcast {t} {0} to {r}", [x], x.dtype) for x in taken]
         takes = tuple(Value(x.slot, x.dtype) if isinstance(x, Traced) else x for x in taken)
         self._steps.append(ProgramStep(code, takes, Value(len(self._kinds) + len(self._steps), dtype)))
+        if code in _KEEPS_HALVES and all(map(self._is_half, takes)):
+            self._halves.add(self._steps[-1].result.slot)
         return Traced(self, self._steps[-1].result.slot, dtype)
+
+    def _is_half(self, x: Any) -> bool:
+        """Whether a bfloat16 holds it; or it is a condition."""
+        if isinstance(x, Value):
+            return x.slot in self._halves or x.dtype == BOOL
+        return x.dtype == BOOL or (x.dtype == FLOAT32 and not x.view(np.uint32) & 0xFFFF)
 
     def fma(self, x: Traced, y: Any, z: Any) -> Traced:
         """x y + z, rounded once."""
@@ -314,11 +326,15 @@ class Program:
                     raise NoProgramError
                 return self.cast(self.cast(x, FLOAT32), dtype)
             if source.kind == "V":
-                return (x.view(np.uint16).astype(np.uint32) << 16).view(FLOAT32)
+                wide = (x.view(np.uint16).astype(np.uint32) << 16).view(FLOAT32)
+                self._halves.add(wide.slot)
+                return wide
             if dtype.kind == "V":
                 bits: Any = x.view(np.uint32)
-                nearest = bits + ((bits >> 16) & 1) + 0x7FFF  # of two equally near the even one
-                found: Any = np.where(x == x, nearest, (bits & 0x80000000) | 0x7FC00000)
+                found: Any = bits
+                if x.slot not in self._halves:
+                    nearest = bits + ((bits >> 16) & 1) + 0x7FFF  # of two equally near the even one
+                    found = np.where(x == x, nearest, (bits & 0x80000000) | 0x7FC00000)
                 for code in UPPER:
                     found = self.noted(code, [found], np.dtype(np.uint16))
                 return found.view(dtype)
@@ -441,20 +457,20 @@ class Formula:
         """The result, in ``out`` if it is given; by all threads for ``worth`` elements times work or more."""
         program, few = self.programs[tuple(map(_kind, inputs))]
         arrays = [x for x in inputs if isinstance(x, ARRAY)]
-        known, to = (arrays, ()) if out is None else ([*arrays, out], (out,))
-        if out is not None and any([x is not out and np.may_share_memory(x, out) for x in arrays]):
-            out[...] = self.of_many(*inputs, worth=worth)  # of one thread NumPy takes care, of several it cannot
-            return out
-        if program is not None and known and all([x.flags.aligned for x in known]):
-            shape = known[0].shape
-            with contextlib.suppress(ValueError, OverflowError, TypeError):  # NumPy will say what does not fit
-                is_one_row = all([x.shape == shape and x.flags.c_contiguous for x in known])
-                if is_one_row and recording.launches is None and LAYER != "workqueue":
-                    return program.ufunc(*inputs, *to)
-                size = np.broadcast(*known).size
-                if size > 1 and size * program.work >= worth:
-                    return program.run(inputs, out)
-        return few(*inputs, *to)
+        if out is not None:
+            if any([x is not out and np.may_share_memory(x, out) for x in arrays]):
+                out[...] = self.of_many(*inputs, worth=worth)  # NumPy takes care for one thread only
+                return out
+            arrays.append(out)
+        if program is not None and arrays:
+            shape = arrays[0].shape
+            is_one_row = all([x.shape == shape and x.flags.num & ONE_ROW == ONE_ROW for x in arrays])
+            if not is_one_row or recording.launches is not None or LAYER == "workqueue":
+                with contextlib.suppress(ValueError, OverflowError, TypeError):  # NumPy will say what does not fit
+                    size = np.broadcast(*arrays).size
+                    if size > 1 and size * program.work >= worth and all([x.flags.aligned for x in arrays]):
+                        return program.run(inputs, out)
+        return few(*inputs) if out is None else few(*inputs, out)
 
 
 class _Programs(dict[Any, Any]):
@@ -497,14 +513,19 @@ def formula(function: Callable[..., Any]) -> Callable[..., Any]:
     wrapped: Any = functools.update_wrapper(call, function)
 
     def into(target: Into, *inputs: Any, worth: int = WORTH) -> Any:
-        out, kinds = target.out, []
+        out, kinds, others = target.out, [], False
         for x in inputs:
-            kinds.append(x.dtype if isinstance(x, ARRAY) else _kind(x))
+            if isinstance(x, ARRAY):
+                kinds.append(x.dtype)
+                others = others or x is not out
+            else:
+                kinds.append(_kind(x))
         program, few = programs[tuple(kinds)]
         if program is not None and program.result == out.dtype:
             try:
-                is_few = out.size < worth // program.work
-                return few(*inputs, out) if is_few else many(*inputs, out=out, worth=worth)
+                if out.size < worth // program.work or (worth and not others and out.flags.c_contiguous):
+                    return few(*inputs, out)
+                return many(*inputs, out=out, worth=worth)
             except (ValueError, OverflowError, TypeError):
                 pass  # the function will say what is wrong
         return target.otherwise(wrapped, inputs)
