@@ -34,8 +34,6 @@ _lock = threading.Lock()
 class Version:
     """Counts the in-place changes of one piece of memory; shared by a tensor and its views."""
 
-    latest: ClassVar[int] = 0
-    """The number of the last change of any memory, from the counter that numbers tensors and nodes."""
     # Attributes of the class: each result of an operation has a Version, and few are ever changed.
     count: int = 0
     changed_at: int = 0
@@ -44,16 +42,20 @@ class Version:
     """The ``id`` of the array that owns what was changed then."""
 
 
+anywhere: Version = Version()
+"""Of all memory: ``changed_at`` is the number of the last change, from the counter that numbers tensors and nodes."""
+
+
 def bump(tensors: Iterable[TensorCore]) -> None:
     """The memory of these tensors is changed in place."""
     with _lock:
-        Version.latest = next_id()
+        anywhere.changed_at = number = next_id()
         for tensor in tensors:
-            version = tensor._version
+            version, data = tensor._version, tensor.data
             version.count += 1
-            version.changed_at = Version.latest
-            base = tensor.data.base
-            version.memory = id(tensor.data if base is None else base)  # of the owner, without a call of it
+            version.changed_at = number
+            base = data.base
+            version.memory = id(data if base is None else base)  # of the owner, without a call of it
 
 
 def owner(array: Any) -> Any:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from .autograd import Deferred, Function, TensorCore, Version, owner, shape_and_dtype
+from .autograd import Deferred, Function, TensorCore, anywhere, owner, shape_and_dtype
 from .device import CPU
 from .dtypes import float32, is_half
 from .errors import bad_state, bad_value, located
@@ -139,7 +139,7 @@ def _run(node: Function, dy: Any, pending: Pending, anomaly: bool) -> None:
     """Call the node's backward and add the results to its inputs' gradients."""
     if type(node.saved) is not tuple:
         _restore(node)
-    if node.saved and node.saved_at < Version.latest:
+    if node.saved and node.saved_at < anywhere.changed_at:
         _refuse_changes(node)
     if node.device is not CPU:
         node.device.activate()

@@ -1,6 +1,6 @@
 """The CPU backend: NumPy and Numba on raw arrays, one module per family, and the plain families of PLAIN_ONLY."""
 
-from ..plain_kernels import batch_norm
+from ..plain_kernels import arrays, batch_norm
 from ..plain_kernels.arrays import *
 from . import (
     activation,
@@ -35,9 +35,11 @@ from .memory import heap
 from .movement import contiguous, copy
 from .reduce import reduce
 from .toolbox import bfloat16_product, graphs, threads
+from .toolbox.array_program import Into
 
 PLAIN_ONLY: tuple[str, ...] = ("batch_norm",)
 """The families that are the plain ones."""
 
 fuses_add_norm = False  # no norm adds two arrays first
 in_host_memory = True  # arrays are NumPy's
+Into.families = (activation, comparison, elementwise, arrays)

@@ -12,7 +12,6 @@ Each draw uses an ``offset`` of its own. Draws of 64-bit values take the words 2
 Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011); the tests hold its known answers.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,9 +19,11 @@ import numba
 import numpy as np
 
 from ..plain_kernels import random as plain
+from ..plain_kernels.random import QUARTER, normals, real
+from .toolbox.array_program import formula, written
 from .toolbox.jit import OPTIONS, kernel
 from .toolbox.multi_tensor import pointer_at
-from .toolbox.threads import GENERATORS, TaskKernel, task_kernel, tasks_of
+from .toolbox.threads import GENERATORS, task_kernel, tasks_of
 
 CHUNK = 16384  # elements of one task; a multiple of 4, so that tasks start on blocks
 
@@ -156,22 +157,6 @@ def _uniform(task, tasks, out, seed, offset):
 
 
 @task_kernel
-def _normal(task, tasks, out, seed, offset):
-    """Box-Muller: words u, v -> r cos(t), r sin(t) with r = sqrt(-2 log((u + 1/2) / 2^32)), t = 2 pi v / 2^32."""
-    start, out = task * CHUNK, out[task * CHUNK : (task + 1) * CHUNK]
-    n = out.shape[0]
-    words = np.empty(n + n % 2, np.uint32)
-    fill_bits(words, np.uint64(start) // FOUR, seed, offset)
-    for pair in range((n + 1) // 2):
-        j = 2 * pair
-        radius = math.sqrt(-2.0 * math.log((np.float64(words[j]) + 0.5) * 2.0**-32))
-        angle = (2.0 * math.pi * 2.0**-32) * np.float64(words[j + 1])
-        out[j] = radius * math.cos(angle)
-        if j + 1 < n:
-            out[j + 1] = radius * math.sin(angle)
-
-
-@task_kernel
 def _integers(task, tasks, out, seed, offset, low, span):
     """low + floor(word64 * span / 2^64), by the schoolbook product of 32-bit halves."""
     start, out = task * CHUNK, out[task * CHUNK : (task + 1) * CHUNK]
@@ -204,19 +189,27 @@ def philox_bits(n: int, seed: int, offset: int) -> np.ndarray:
 
 def uniform(shape: int | Sequence[int], dtype: Any, seed: int, offset: int) -> np.ndarray:
     """Uniform in [0, 1), float32 (multiples of 2^-24) or float64 (multiples of 2^-53)."""
-    return _real_draw(_uniform, shape, dtype, seed, offset)
+    out = real(shape, dtype)
+    _uniform.launch(out.dtype, tasks_of(out.size, CHUNK), out.reshape(-1), *state(seed, offset))
+    return out
+
+
+_normals = formula(lambda pairs, turn, dtype: normals(pairs, turn).astype(dtype))
+_bits_of = lambda pairs, turn: normals(pairs, turn).astype(np.float32).view(np.uint32).astype(np.uint64)
+_two_normals = formula(lambda pairs: _bits_of(pairs, QUARTER) | _bits_of(pairs, 0) << 32)  # float32, as one number
 
 
 def normal(shape: int | Sequence[int], dtype: Any, seed: int, offset: int) -> np.ndarray:
     """Standard normal, float32 or float64: the same float64 numbers, rounded. One word for each element; |z| < 6.8."""
-    return _real_draw(_normal, shape, dtype, seed, offset)
-
-
-def _real_draw(draw: TaskKernel, shape: int | Sequence[int], dtype: Any, seed: int, offset: int) -> np.ndarray:
-    out = np.empty(shape, dtype)
-    if out.dtype not in (np.float32, np.float64):
-        raise TypeError(f"dtype {out.dtype}: random draws are float32 or float64; cast the result")
-    draw.launch(out.dtype, tasks_of(out.size, CHUNK), out.reshape(-1), *state(seed, offset))
+    if numba.config.DISABLE_JIT:
+        return plain.normal(shape, dtype, seed, offset)
+    out = real(shape, dtype)
+    flat, pairs = out.reshape(-1), philox_bits(out.size + out.size % 2, seed, offset).view(np.uint64)
+    whole = out.size // 2 if out.itemsize == 4 else 0
+    written(flat[: 2 * whole].view(np.uint64), _two_normals, pairs[:whole])
+    if 2 * whole < out.size:
+        written(flat[2 * whole :: 2], _normals, pairs[whole:], QUARTER, out.dtype)
+        written(flat[2 * whole + 1 :: 2], _normals, pairs[whole : out.size // 2], 0, out.dtype)
     return out
 
 
@@ -233,6 +226,22 @@ def integers(low: int, high: int, shape: int | Sequence[int], seed: int, offset:
     return out
 
 
+_placed = formula(lambda keys, upper, places: ((keys ^ -(2**63)) & upper) | places)  # signed, but of the same order
+_tied = formula(lambda x, y, upper: ((x ^ y) & upper) == 0)
+
+
 def permutation(n: int, seed: int, offset: int) -> np.ndarray:
-    """A random permutation of 0..n-1, int64: the stable order of n random 64-bit keys."""
-    return np.argsort(philox_bits(2 * n, seed, offset).view(np.uint64), kind="stable").astype(np.int64, copy=False)
+    """A random permutation of 0..n-1, int64: the stable order of n random 64-bit keys.
+
+    A key's place takes the lower bits, so that NumPy's sort, which is fast, is one of numbers. Then keys are put in
+    order that the upper bits do not tell apart.
+    """
+    keys, upper = philox_bits(2 * n, seed, offset).view(np.uint64), -1 << max(n - 1, 0).bit_length()
+    order = _placed(keys.view(np.int64), upper, np.arange(n))
+    order.sort()
+    tied = _tied(order[1:], order[:-1], upper)
+    np.bitwise_and(order, ~upper, order)
+    for i in np.flatnonzero(tied).tolist() if tied.any() else ():
+        while i >= 0 and keys[order[i]] > keys[order[i + 1]]:
+            order[i], order[i + 1], i = order[i + 1], order[i], i - 1
+    return order

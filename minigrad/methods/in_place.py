@@ -7,35 +7,80 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from .. import dtypes, shapes
-from ..autograd import Function, TensorCore
+from ..autograd import Function, TensorCore, bump
+from ..device import CPU
 from ..errors import bad_state, bad_type, bad_value
 from ..hints import HINTS
-from ..modes import F, is_grad_enabled
+from ..modes import F, is_grad_enabled, of_thread
 from ..op_inputs import explained
+from ..ops import comparison, elementwise
 from ..ops.indexing import Index
 from ..random import Source, draw
 from .comparison import ComparisonMethods
 from .indexing import IndexingMethods
-from .math import MathMethods
+from .math import MathMethods, takes_as_they_are
 
 if TYPE_CHECKING:
     from ..tensor import Operand, Tensor
 
 
-def _in_place(method: F) -> F:
-    """The method that writes what ``method`` gives over the values of its tensor."""
-    name = f"{method.__name__}_"
+def _in_place(method: F, op: type[Function] | None = None, of_number: type[Function] | None = None) -> F:
+    """The method that writes what ``method`` gives over the values of its tensor.
+
+    On the CPU that is the result of one kernel, called by an operation ``op``, or another if the last argument is a
+    number: then it is computed where it belongs. Whether ``forward`` may have arrays like these, the first call says.
+    """
+    name, op = f"{method.__name__}_", op or getattr(method, "op", None)
+    direct: dict[Any, bool] = {}
 
     def changed(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        kinds = self.data.dtype
+        for x in args:
+            kinds = kinds, x.data.dtype if isinstance(x, TensorCore) else type(x)
+        known = False if kwargs else direct.get(kinds)
+        applied: Any = of_number if of_number and type(args[-1]) in (float, int) else op
+        if known and _written(applied, self, args):
+            return self
         new = _held(name, self, method(self.detach(), *args, **kwargs))
         self._change(name, *args, *kwargs.values())
         self.device.kernels.elementwise.assign(self.data, new.data)
+        if known is None:
+            plain = all(isinstance(x, TensorCore | int | float | None) for x in args)
+            direct[kinds] = plain and applied is not None and takes_as_they_are(applied, self, *args)
         return self
 
     functools.update_wrapper(changed, method)
     changed.__name__, changed.__doc__ = name, f"``{method.__name__}`` in place."
     changed.__code__ = changed.__code__.replace(co_name=name)  # what tracebacks and captures call it
     return changed  # type: ignore[return-value]  # functools.wraps keeps the signature
+
+
+def _written(op: type[Function], x: Tensor, args: tuple[Any, ...]) -> bool:
+    """Whether the operation has put its result into x, as it does where nothing is cast, recorded or wrong."""
+    mode, out = of_thread.mode, x.data
+    if mode.kernels is not None or mode.autocast is not None or x.device is not CPU or not out.flags.writeable:
+        return False
+    arrays = [out]
+    for y in args:
+        if isinstance(y, TensorCore):
+            if y.device is not CPU or (y.requires_grad and mode.enabled):
+                return False
+            y = y.data
+        arrays.append(y)
+    if x.requires_grad and mode.enabled:
+        return False
+    node: Any = op()
+    node.kernels, node.needs = CPU.native.Into(out), (False,) * len(arrays)
+    try:
+        new = op.forward(node, *arrays)
+    except (ValueError, OverflowError, TypeError):
+        return False  # the method will say what is wrong
+    if new is not out:
+        if new.shape != out.shape or new.dtype != out.dtype:
+            return False
+        x.device.native.elementwise.assign(out, new)
+    bump((x,))
+    return True
 
 
 def _held(name: str, own: Tensor, new: Tensor) -> Tensor:
@@ -74,28 +119,30 @@ class InPlaceMethods:
 
     def _change(self: Tensor, name: str, *others: Any) -> None:
         """Refuse an in-place change that autograd could not follow; count the others."""
-        if is_grad_enabled() and any(isinstance(x, TensorCore) and x.requires_grad for x in (self, *others)):
-            instead = HINTS["in place"].get(name, f"compute a new tensor (x = x.{name[:-1]}(...))")
-            raise bad_state(
-                f"{name} changes a tensor in place where gradients are recorded, which would lose them; {instead}, or "
-                "work under no_grad() or on .detach()"
-            )
+        if of_thread.mode.enabled and (others or self.requires_grad):
+            for x in (self, *others):
+                if isinstance(x, TensorCore) and x.requires_grad:
+                    instead = HINTS["in place"].get(name, f"compute a new tensor (x = x.{name[:-1]}(...))")
+                    raise bad_state(
+                        f"{name} changes a tensor in place where gradients are recorded, which would lose them; "
+                        f"{instead}, or work under no_grad() or on .detach()"
+                    )
         if not self.data.flags.writeable:
             raise bad_state(f"{name}: this tensor's memory is read-only (expanded or borrowed); use .clone() first")
-        self.bump_version()
+        bump((self,))
 
-    add_: Final = _in_place(MathMethods.add)
-    sub_: Final = _in_place(MathMethods.sub)
+    add_: Final = _in_place(MathMethods.add, elementwise.Add)
+    sub_: Final = _in_place(MathMethods.sub, elementwise.Sub)
     mul_: Final = _in_place(MathMethods.mul)
-    div_: Final = _in_place(MathMethods.div)
+    div_: Final = _in_place(MathMethods.div, elementwise.Div)
     floor_divide_: Final = _in_place(MathMethods.floor_divide)
     remainder_: Final = _in_place(MathMethods.remainder)
-    pow_: Final = _in_place(MathMethods.pow)
-    bitwise_and_: Final = _in_place(ComparisonMethods.bitwise_and)
-    bitwise_or_: Final = _in_place(ComparisonMethods.bitwise_or)
-    bitwise_xor_: Final = _in_place(ComparisonMethods.bitwise_xor)
-    bitwise_left_shift_: Final = _in_place(ComparisonMethods.bitwise_left_shift)
-    bitwise_right_shift_: Final = _in_place(ComparisonMethods.bitwise_right_shift)
+    pow_: Final = _in_place(MathMethods.pow, elementwise.Pow, elementwise.PowScalar)
+    bitwise_and_: Final = _in_place(ComparisonMethods.bitwise_and, comparison.BitwiseAnd)
+    bitwise_or_: Final = _in_place(ComparisonMethods.bitwise_or, comparison.BitwiseOr)
+    bitwise_xor_: Final = _in_place(ComparisonMethods.bitwise_xor, comparison.BitwiseXor)
+    bitwise_left_shift_: Final = _in_place(ComparisonMethods.bitwise_left_shift, comparison.LeftShift)
+    bitwise_right_shift_: Final = _in_place(ComparisonMethods.bitwise_right_shift, comparison.RightShift)
 
     __iadd__: Final = _operator(MathMethods.add, add_)
     __isub__: Final = _operator(MathMethods.sub, sub_)
@@ -117,24 +164,24 @@ class InPlaceMethods:
     sqrt_: Final = _in_place(MathMethods.sqrt)
     rsqrt_: Final = _in_place(MathMethods.rsqrt)
     reciprocal_: Final = _in_place(MathMethods.reciprocal)
-    square_: Final = _in_place(MathMethods.square)
+    square_: Final = _in_place(MathMethods.square, elementwise.Square)
     sigmoid_: Final = _in_place(MathMethods.sigmoid)
     tanh_: Final = _in_place(MathMethods.tanh)
     relu_: Final = _in_place(MathMethods.relu)
-    round_: Final = _in_place(MathMethods.round)
+    round_: Final = _in_place(MathMethods.round, elementwise.Round)
     floor_: Final = _in_place(MathMethods.floor)
     ceil_: Final = _in_place(MathMethods.ceil)
     trunc_: Final = _in_place(MathMethods.trunc)
-    clamp_: Final = _in_place(MathMethods.clamp)
-    lerp_: Final = _in_place(MathMethods.lerp)
-    masked_fill_: Final = _in_place(MathMethods.masked_fill)
+    clamp_: Final = _in_place(MathMethods.clamp, elementwise.Clamp)
+    lerp_: Final = _in_place(MathMethods.lerp, None, elementwise.Lerp)
+    masked_fill_: Final = _in_place(MathMethods.masked_fill, elementwise.MaskedFill)
     masked_scatter_: Final = _in_place(IndexingMethods.masked_scatter)
 
     def copy_(self: Tensor, other: Any) -> Tensor:
         """The values of ``other``, of any device, broadcast and cast to this tensor's shape and dtype, in place."""
         other = other if isinstance(other, TensorCore) else self.tensor_type(other, device=self.device)
         try:
-            shapes.expanded_shape(self.shape, other.data.shape)
+            _ = self.data.shape == other.data.shape or shapes.expanded_shape(self.data.shape, other.data.shape)
         except ValueError:
             raise bad_value(f"copy_: shape {other.data.shape} does not broadcast to {self.shape}") from None
         self._change("copy_", other)
@@ -144,14 +191,16 @@ class InPlaceMethods:
 
     def fill_(self: Tensor, value: float) -> Tensor:
         """Every element ``value``, in place."""
-        dtypes.check_number("fill_", value, self.dtype)
+        dtypes.check_number("fill_", value, self.data.dtype)
         self._change("fill_")
         self.device.kernels.elementwise.assign(self.data, value)
         return self
 
     def zero_(self: Tensor) -> Tensor:
         """Every element 0, in place."""
-        return self.fill_(0)
+        self._change("zero_")
+        self.device.kernels.elementwise.assign(self.data, 0)
+        return self
 
     def uniform_(self: Tensor, low: float = 0.0, high: float = 1.0, generator: Source = None) -> Tensor:
         """Uniform random values in [low, high), in place."""
@@ -203,8 +252,10 @@ def _drawn(x: Tensor, kind: str, scale: float, shift: float, generator: Source) 
     """x, filled with random numbers of this kind, times ``scale``, plus ``shift``."""
     x._change(f"{kind}_")
     k = x.device.kernels
-    values = draw(kind, k, x.shape, x.dtype, generator)
-    k.elementwise.assign(x.data, k.elementwise.add(k.elementwise.mul(values, scale), shift))
+    values = draw(kind, k, x.data.shape, x.data.dtype, generator)
+    if (scale, shift) != (1, 0):
+        values = k.elementwise.add(k.elementwise.mul(values, scale), shift)
+    k.elementwise.assign(x.data, values)
     return x
 
 

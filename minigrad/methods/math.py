@@ -33,11 +33,16 @@ def _unchanged(op: type[Function], x: TensorCore, y: Any) -> bool:
     """Whether ``op.apply`` gives ``forward`` arrays like these, on the CPU, as they are, and leaves the result."""
     key = op, x.data.dtype, type(y)
     if key not in _as_they_are:
-        inputs = (x,) if y is None else (x, y)
-        given = [i.data if isinstance(i, TensorCore) else i for i in inputs]
-        rounded = prepare(op, inputs, arrays := [*given], x.data.dtype, x.device.native)
-        _as_they_are[key] = rounded is None and all(a is b for a, b in zip(arrays, given))
+        _as_they_are[key] = takes_as_they_are(op, x, *(() if y is None else (y,)))
     return _as_they_are[key]
+
+
+def takes_as_they_are(op: type[Function], *inputs: Any) -> bool:
+    """The same of tensors and numbers, for arrays and numbers."""
+    given = [x.data if isinstance(x, TensorCore) else x for x in inputs]
+    kernels, arrays = inputs[0].device.native, [*given]
+    rounded = prepare(op, inputs, arrays, given[0].dtype, kernels)
+    return rounded is None and all(a is b for a, b in zip(arrays, given))
 
 
 def combine(op: type[Function], x: TensorCore, y: Any = None) -> Tensor:
@@ -96,7 +101,7 @@ def of_each(op: type[Function], doc: str) -> Callable[[Tensor], Tensor]:
     def method(self: Tensor) -> Tensor:
         return combine(op, self)
 
-    return _named(method, op.__name__.lower(), doc)
+    return _named(method, op, op.__name__.lower(), doc)
 
 
 def of_two(op: type[Function], name: str, doc: str | None = None) -> Callable[[Tensor, Operand], Tensor]:
@@ -108,11 +113,11 @@ def of_two(op: type[Function], name: str, doc: str | None = None) -> Callable[[T
     def reflected(self: Tensor, other: Operand) -> Tensor:
         return op.apply(self._operand(other), self)
 
-    return _named(reflected if name.startswith("__r") else method, name, doc)
+    return _named(reflected if name.startswith("__r") else method, op, name, doc)
 
 
-def _named(method: Any, name: str, doc: str | None) -> Any:
-    method.__name__, method.__doc__ = name, doc
+def _named(method: Any, op: type[Function], name: str, doc: str | None) -> Any:
+    method.__name__, method.__doc__, method.op = name, doc, op
     method.__code__ = method.__code__.replace(co_name=name)  # what tracebacks and captures call it
     return method
 
@@ -296,7 +301,7 @@ class MathMethods:
     def masked_fill(self: Tensor, mask: Tensor, value: float) -> Tensor:
         """``value`` where the bool ``mask`` holds, else self."""
         dtypes.check_number("masked_fill", value, self.dtype)
-        return elementwise.MaskedFill.apply(self, bool_mask("masked_fill", mask), value=value)
+        return elementwise.MaskedFill.apply(self, bool_mask("masked_fill", mask), value)
 
     clone: Final = of_each(elementwise.Clone, "A copy in new memory; gradients flow through it.")
 

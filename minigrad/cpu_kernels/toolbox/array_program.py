@@ -22,7 +22,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from types import FunctionType
-from typing import Any
+from typing import Any, ClassVar
 
 import numba
 import numpy as np
@@ -41,6 +41,7 @@ FEW, PAIRS = 8192, 65536  # elements of one array, or pairs of two, that one thr
 WORTH = 1 << 20  # elements times work, from which on more threads are faster
 TASK = 1 << 17  # elements times work that is worth a launch
 MEMORY, CALL = 5, 100  # the work of a loop's memory, and of a step that is a call; that of an instruction is 1
+ONE_ROW = 0x101  # of NumPy's flags: C-contiguous, and aligned
 BOOL, FLOAT32, ZERO = np.dtype(bool), np.dtype(np.float32), np.zeros((), np.uint8)
 ARRAY, NUMBERS, CONSTANTS = np.ndarray, (float, int), (np.dtype, FunctionType, str, type, type(None))
 
@@ -78,7 +79,7 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
             raise NoProgramError
         dtype = np.result_type(*(_example(x) for x in args[1:]))
         taken = [self.program.converted(x, d) for x, d in zip(args, (BOOL, dtype, dtype))]
-        return self.program.noted("select {bits} {0}, {r} {1}, {r} {2}", taken, dtype)
+        return self.program.noted(SELECT, taken, dtype)
 
     def astype(self, dtype: Any) -> Any:
         """A step that converts."""
@@ -137,6 +138,8 @@ _OF_ONE = {np.absolute: "fabs", np.sqrt: "sqrt", np.floor: "floor", np.ceil: "ce
 _OF_FLOATS = {u: f"call {{t}} @llvm.{name}.{{short}}({{t}} {{0}})" for u, name in _OF_ONE.items()} | {
     np.copysign: "call {t} @llvm.copysign.{short}({t} {0}, {t} {1})", np.negative: "fneg {t} {0}",
 }  # fmt: skip
+SELECT = "select {bits} {0}, {r} {1}, {r} {2}"
+_KEEPS_HALVES = {SELECT, *(_OF_FLOATS[u] for u in (np.negative, np.absolute, np.floor, np.ceil, np.trunc, np.rint))}
 
 
 def _instruction(ufunc: np.ufunc, dtypes: tuple[np.dtype[Any], ...], flags: str) -> str:
@@ -227,6 +230,7 @@ class Program:
         numbers = {i for i, kind in enumerate(kinds) if isinstance(kind, type)}
         self._steps: list[ProgramStep] = []
         self._flags = ""
+        self._halves: set[int] = set()  # slots of float32 that a bfloat16 holds, which need no rounding
         inputs = [k[0] if isinstance(k, tuple) else Traced(self, i, k) for i, k in enumerate(kinds)]
         floats = {k for k in kinds if isinstance(k, np.dtype) and (is_half(k) or k.kind == "f")}
         wide = {i: self.cast(x, FLOAT32) for i, x in enumerate(inputs) if kinds[i] in floats and is_half(kinds[i])}
@@ -234,7 +238,9 @@ class Program:
         names_dtype = any(isinstance(k, tuple) and isinstance(k[0], np.dtype | type) for k in kinds)
         if len(floats) == 1 and not names_dtype and isinstance(result, Traced) and result.dtype == FLOAT32:
             result = self.cast(result, *floats)
-        if not isinstance(result, Traced) or not self._steps or result.slot != self._steps[-1].result.slot:
+        if isinstance(result, Traced) and not self._steps:
+            result = self.noted("bitcast {t} {0} to {r}", [result], result.dtype)
+        if not isinstance(result, Traced) or result.slot != self._steps[-1].result.slot:
             raise NoProgramError
         self.result: np.dtype[Any] = result.dtype
         self.work: int = MEMORY + sum(CALL if isinstance(step.code, Loop) else 1 for step in self._steps)
@@ -292,7 +298,15 @@ class Program:
             taken = [x if isinstance(x, Traced) else self.noted("bitcast {t} {0} to {r}", [x], x.dtype) for x in taken]
         takes = tuple(Value(x.slot, x.dtype) if isinstance(x, Traced) else x for x in taken)
         self._steps.append(ProgramStep(code, takes, Value(len(self._kinds) + len(self._steps), dtype)))
+        if code in _KEEPS_HALVES and all(map(self._is_half, takes)):
+            self._halves.add(self._steps[-1].result.slot)
         return Traced(self, self._steps[-1].result.slot, dtype)
+
+    def _is_half(self, x: Any) -> bool:
+        """Whether a bfloat16 holds it; or it is a condition."""
+        if isinstance(x, Value):
+            return x.slot in self._halves or x.dtype == BOOL
+        return x.dtype == BOOL or (x.dtype == FLOAT32 and not x.view(np.uint32) & 0xFFFF)
 
     def fma(self, x: Traced, y: Any, z: Any) -> Traced:
         """x y + z, rounded once."""
@@ -302,6 +316,8 @@ class Program:
     def cast(self, x: Any, dtype: np.dtype[Any]) -> Any:
         """Steps that convert. What is out of an integer's range becomes what the machine makes of it, as by NumPy."""
         source = x.dtype
+        if isinstance(source, type):
+            return self.converted(x, dtype)
         if source == dtype:
             return x
         if is_half(source) or is_half(dtype):
@@ -310,11 +326,15 @@ class Program:
                     raise NoProgramError
                 return self.cast(self.cast(x, FLOAT32), dtype)
             if source.kind == "V":
-                return (x.view(np.uint16).astype(np.uint32) << 16).view(FLOAT32)
+                wide = (x.view(np.uint16).astype(np.uint32) << 16).view(FLOAT32)
+                self._halves.add(wide.slot)
+                return wide
             if dtype.kind == "V":
                 bits: Any = x.view(np.uint32)
-                nearest = bits + ((bits >> 16) & 1) + 0x7FFF  # of two equally near the even one
-                found: Any = np.where(x == x, nearest, (bits & 0x80000000) | 0x7FC00000)
+                found: Any = bits
+                if x.slot not in self._halves:
+                    nearest = bits + ((bits >> 16) & 1) + 0x7FFF  # of two equally near the even one
+                    found = np.where(x == x, nearest, (bits & 0x80000000) | 0x7FC00000)
                 for code in UPPER:
                     found = self.noted(code, [found], np.dtype(np.uint16))
                 return found.view(dtype)
@@ -336,15 +356,15 @@ class Program:
         given = [given[i] if isinstance(self._given[i], type) else names[i] for i in self._inputs]
         known: dict[str, Any] = {f"x{i}_dtype": self._kinds[i] for i in self._inputs}
         ufunc = ufunc_of(self.code, [*known.values(), self.result])
-        known |= {"number": _number, "np": np, "function": self._function, "ufunc": ufunc, "call": ufunc}
+        known |= {"number": number, "np": np, "function": self._function, "ufunc": ufunc, "call": ufunc}
         if given != names:
             exec(_CALL.format(names=", ".join(names), given=", ".join(given)), known)
         return known["call"]
 
     def run(self, inputs: tuple[Any, ...], out: np.ndarray | None = None) -> np.ndarray:
         """The result for inputs that broadcast, in ``out``, or in a new array; by all threads."""
-        given, number = [(inputs[i], self._kinds[i]) for i in self._inputs], _number.__wrapped__
-        arrays: Any = [x if isinstance(x, ARRAY) else constant(number(x, dtype)) for x, dtype in given]
+        given, made = [(inputs[i], self._kinds[i]) for i in self._inputs], number.__wrapped__
+        arrays: Any = [x if isinstance(x, ARRAY) else constant(made(x, dtype)) for x, dtype in given]
         if out is None:
             out = np.empty_like(_like(*[(x.shape, x.strides) for x in arrays]), self.result)
         elif out.dtype != self.result or np.broadcast(out, *arrays).shape != out.shape:
@@ -368,7 +388,7 @@ _CALL = """def call({names}, *out):
 
 @functools.lru_cache(1024)
 @quiet  # one that is infinite to the dtype
-def _number(x: Any, dtype: np.dtype[Any]) -> np.ndarray:
+def number(x: Any, dtype: np.dtype[Any]) -> np.ndarray:
     return np.array(x, dtype)
 
 
@@ -435,18 +455,22 @@ class Formula:
 
     def of_many(self, *inputs: Any, out: np.ndarray | None = None, worth: int = WORTH) -> Any:
         """The result, in ``out`` if it is given; by all threads for ``worth`` elements times work or more."""
-        program = self.program_for(*inputs)
-        arrays = [x for x in inputs if isinstance(x, np.ndarray)]
-        if program is not None and arrays and all([x.flags.aligned for x in arrays]):
+        program, few = self.programs[tuple(map(_kind, inputs))]
+        arrays = [x for x in inputs if isinstance(x, ARRAY)]
+        if out is not None:
+            if any([x is not out and np.may_share_memory(x, out) for x in arrays]):
+                out[...] = self.of_many(*inputs, worth=worth)  # NumPy takes care for one thread only
+                return out
+            arrays.append(out)
+        if program is not None and arrays:
             shape = arrays[0].shape
-            with contextlib.suppress(ValueError, OverflowError, TypeError):  # NumPy will say what does not fit
-                is_one_row = all([x.shape == shape and x.flags.c_contiguous for x in arrays])
-                if is_one_row and recording.launches is None and LAYER != "workqueue":
-                    return program.ufunc(*inputs) if out is None else program.ufunc(*inputs, out)
-                size = np.broadcast(*arrays).size
-                if size > 1 and size * program.work >= worth:
-                    return program.run(inputs, out)
-        return self.programs[tuple(map(_kind, inputs))][1](*inputs) if out is None else self.function(*inputs, out)
+            is_one_row = all([x.shape == shape and x.flags.num & ONE_ROW == ONE_ROW for x in arrays])
+            if not is_one_row or recording.launches is not None or LAYER == "workqueue":
+                with contextlib.suppress(ValueError, OverflowError, TypeError):  # NumPy will say what does not fit
+                    size = np.broadcast(*arrays).size
+                    if size > 1 and size * program.work >= worth and all([x.flags.aligned for x in arrays]):
+                        return program.run(inputs, out)
+        return few(*inputs) if out is None else few(*inputs, out)
 
 
 class _Programs(dict[Any, Any]):
@@ -486,7 +510,27 @@ def formula(function: Callable[..., Any]) -> Callable[..., Any]:
     by_inputs: dict[int, Callable[..., Any]] = {1: of_one, 2: of_two}
     several = isinstance(plain, FunctionType) and plain.__code__.co_flags & inspect.CO_VARARGS
     call = by_inputs.get(0 if several else inputs, made)
-    wrapped = functools.update_wrapper(call, function)
+    wrapped: Any = functools.update_wrapper(call, function)
+
+    def into(target: Into, *inputs: Any, worth: int = WORTH) -> Any:
+        out, kinds, others = target.out, [], False
+        for x in inputs:
+            if isinstance(x, ARRAY):
+                kinds.append(x.dtype)
+                others = others or x is not out
+            else:
+                kinds.append(_kind(x))
+        program, few = programs[tuple(kinds)]
+        if program is not None and program.result == out.dtype:
+            try:
+                if out.size < worth // program.work or (worth and not others and out.flags.c_contiguous):
+                    return few(*inputs, out)
+                return many(*inputs, out=out, worth=worth)
+            except (ValueError, OverflowError, TypeError):
+                pass  # the function will say what is wrong
+        return target.otherwise(wrapped, inputs)
+
+    wrapped.into = into
     return for_graphs(wrapped, made.program_for, functools.partial(made.of_many, worth=0))
 
 
@@ -501,23 +545,63 @@ def as_launches(function: Any) -> Any:
     return function if recording.launches is None else function.at_any_size
 
 
-def into_first(function: np.ufunc) -> Callable[[np.ndarray, Any], None]:
-    """The function whose result goes into its first input."""
-    made = Formula(function)
+def chosen(formula_for: Callable[..., Any], like: Any = None) -> Callable[..., Any]:
+    """The function, ``like`` another to graphs, that the formula for its inputs computes."""
 
-    def into(x: np.ndarray, y: Any) -> None:
-        if x.size < FEW or numba.config.DISABLE_JIT:
-            made.programs[x.dtype, y.dtype][1](x, y, x)  # the name ``out`` would cost a tenth of a microsecond
-        else:
-            of_many(x, y, WORTH)
+    def call(*inputs: Any) -> Any:
+        return formula_for(*inputs)(*inputs)
 
-    def of_many(x: np.ndarray, y: Any, worth: int = 0) -> None:
-        if np.may_share_memory(x, y):
-            function(x, y, x)
-        else:
-            made.of_many(x, y, out=x, worth=worth)
+    wrapped: Any = functools.update_wrapper(call, like or formula_for)
+    wrapped.into = lambda target, *inputs: formula_for(*inputs).into(target, *inputs)
+    return wrapped
 
-    return for_graphs(into, made.program_for, of_many)
+
+def written(out: np.ndarray, of: Any, *inputs: Any) -> bool:
+    """Whether the result of a formula, of the shape and dtype of ``out``, is there; else nothing is done."""
+    worth = WORTH if recording.launches is None else 0
+    return not numba.config.DISABLE_JIT and of.into(_Only(out), *inputs, worth=worth) is not None
+
+
+def writer(plain: Callable[..., None], of: Any, inputs: Callable[..., tuple[Any, ...]]) -> Callable[..., None]:
+    """The plain function of x and y, which changes x, by a formula of ``inputs(x, y)``."""
+
+    def write(x: np.ndarray, y: Any) -> None:
+        if not written(x, of, *inputs(x, y)):
+            plain(x, y)
+
+    return for_graphs(write, lambda x, y: of.prepare(*inputs(x, y)), write)
+
+
+class Into:
+    """The kernels of an operation whose result goes into ``out``, also where inputs share its memory; a new array, if
+    its shape or dtype is another, or if there is no program. All families are one.
+    """
+
+    __slots__ = ("out",)
+    families: ClassVar[tuple[Any, ...]] = ()
+    elementwise = comparison = activation = property(lambda self: self)
+    quiet = staticmethod(contextlib.nullcontext)
+
+    def __init__(self, out: np.ndarray) -> None:
+        self.out = out
+
+    def otherwise(self, function: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
+        """The result of a function that has found no way into ``out``."""
+        return function(*inputs)
+
+    def __getattr__(self, name: str) -> Any:  # for the first time; from then on it is a method
+        function: Any = next(getattr(family, name) for family in self.families if hasattr(family, name))
+        setattr(Into, name, getattr(function, "into", staticmethod(function)))
+        return getattr(self, name)
+
+
+class _Only(Into):
+    """The same, but nothing is done otherwise."""
+
+    __slots__ = ()
+
+    def otherwise(self, function: Callable[..., Any], inputs: tuple[Any, ...]) -> None:
+        pass
 
 
 def formulas(family: type, without: tuple[str, ...] = ()) -> dict[str, Callable[..., Any]]:

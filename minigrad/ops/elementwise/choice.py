@@ -53,13 +53,13 @@ class MaskedFill(Function):
 
     widens = False
 
-    def forward(self, x: Any, mask: Any, *, value: float) -> Any:
+    def forward(self, x: Any, mask: Any, value: float) -> Any:
         self.saved = (mask,)
         return self.kernels.elementwise.where(mask, self.kernels.full((), value, x.dtype), x)
 
     def backward(self, dy: Any) -> Any:
         (mask,) = self.saved
-        return self.kernels.elementwise.select(self.kernels.comparison.logical_not(mask), dy), None
+        return self.kernels.elementwise.select(self.kernels.comparison.logical_not(mask), dy), None, None
 
 
 class NanToNum(Function):
@@ -83,7 +83,7 @@ class Clamp(Arithmetic):
 
     half_kernels = "elementwise"
 
-    def forward(self, x: Any, low: Any, high: Any) -> Any:
+    def forward(self, x: Any, low: Any, high: Any = None) -> Any:
         self.saved = (x, low, high)
         return self.kernels.elementwise.clamp(x, low, high)
 
