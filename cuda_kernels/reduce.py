@@ -15,12 +15,12 @@ import numpy as np
 from minigrad.plain_kernels import reduce as plain
 from minigrad.plain_kernels.arrays import is_half
 
-from . import comparison, elementwise
+from . import comparison, elementwise, indexing, movement
 from .platform.array import Array, contiguous, contiguous_strides, from_host
 from .rowwise import gather_scatter as at
 from .rowwise.argmax_fold import pair_fold
 from .rowwise.fold import FOLDS, fold, word_of
-from .rowwise.scan import scan
+from .rowwise.scan import iota, scan
 from .rowwise.sorting import sort_rows
 
 supports_half: Callable[[Any], bool] = plain.supports_half
@@ -125,6 +125,28 @@ def argmax(x: Array, axis: int | None, keepdim: bool) -> Array:
 def argmin(x: Array, axis: int | None, keepdim: bool) -> Array:
     """Index (int64) of the first smallest value along ``axis``, or in the flattened array."""
     return _index("argmin", x, axis, keepdim)
+
+
+def extremes(x: Array, axis: int, largest: bool, running: bool) -> tuple[Array, Array]:
+    """The largest (smallest) value along ``axis``, and the place (int64) of the first of equals.
+
+    ``running``: of the first 1, 2, ... values, and of the last of equals. NaN is the largest and the smallest.
+    """
+    wide = elementwise.cast(x, np.dtype(np.float32)) if is_half(x.dtype) else x
+    if not running:
+        places = _index("argmax" if largest else "argmin", wide, axis, True)
+        return indexing.gather(x, axis, places), places
+    n, step = x.shape[axis], 1
+    steps = iota(n, x.device).reshape(*(n if i == axis else 1 for i in range(x.ndim)))
+    places = contiguous(movement.expand(steps, x.shape))
+    while step < n:  # Hillis and Steele 1986: each index sees twice as far back as before
+        start, tail = movement.split(places, (step, n - step), axis)
+        earlier = movement.split(places, (n - step, step), axis)[0]
+        a, b = (indexing.gather(wide, axis, contiguous(at)) for at in (earlier, tail))
+        stays = comparison.logical_or((comparison.ge if largest else comparison.le)(b, a), comparison.ne(b, b))
+        places = movement.cat((start, elementwise.where(stays, tail, earlier)), axis)
+        step *= 2
+    return indexing.gather(x, axis, places), places
 
 
 def any(x: Array, axes: tuple[int, ...], keepdim: bool) -> Array:

@@ -19,11 +19,25 @@ from .toolbox.jit import kernel
 from .toolbox.product_loops import fold_columns
 from .toolbox.program_code import converts_halves
 from .toolbox.register_tile import keep_alive, operand, pointer, whole_vectors
+from .movement import contiguous
 from .toolbox.strided_copy import copied
 from .toolbox.threads import TaskKernel, recording, shares, task_kernel
-from .toolbox.vector_math import LARGEST, LOGSUMEXP, PRODUCT, SMALLEST, SQUARES, SUM, combined, folded
+from .toolbox.vector_math import (
+    LARGEST,
+    LOGSUMEXP,
+    PRODUCT,
+    SMALLEST,
+    SQUARES,
+    SUM,
+    combined,
+    folded,
+    moves,
+    rounded,
+    widened,
+)
 
 LINE = 64  # columns, of which tasks get multiples
+PART = 1024  # and how many they scan at once, at most
 BLOCK, STRIP = 16384, 256  # elements of a row that one task folds, and of a column that are folded on their own
 
 
@@ -98,27 +112,96 @@ def _cumprod_backward(dy, x, y, dx):
             dx_row[first] = total * y_row[first - 1] if first else total
 
 
-@task_kernel
-def _scan_rows(task, tasks, x, y, start, product, backward):
-    """y[i, j] = the sum (or the product) of x[i, 0] to x[i, j], or from the row's end on backward."""
-    rows, n = x.shape
-    for i in range(task * rows // tasks, (task + 1) * rows // tasks):
-        total = start
-        for k in range(n):
-            j = n - 1 - k if backward else k
-            total = total * x[i, j] if product else total + x[i, j]
-            y[i, j] = total
+def _scan(name: str, fold: int) -> TaskKernel:
+    """The kernel of folds of the first 1, 2, ... values; of extrema also their places, and those of all values."""
+    placed = fold >= LARGEST
+
+    @task_kernel(name=f"{name}_scan")
+    def scan(task, tasks, x, y, places, like, backward):
+        """y[i, k, c] = the fold of x[i, : k + 1, c], ``backward`` of x[i, k:, c], in the dtype of ``like``.
+
+        Of extrema the place, too, of equals the last one; of y (outer, 1, inner), of all values, the first one.
+        """
+        whole_vectors()
+        outer, n, inner = x.shape
+        running, lines = y.shape[1] > 1 or n == 1, (inner + LINE - 1) // LINE
+        total, place = np.empty(min(inner, PART), like.dtype), np.empty(min(inner, PART), np.int64)
+        unit, units = task * outer * lines // tasks, (task + 1) * outer * lines // tasks
+        while unit < units:
+            i, line = unit // lines, unit % lines
+            start, end = line * LINE, min(inner, (line + units - unit) * LINE, line * LINE + PART)
+            unit += (end - start + LINE - 1) // LINE
+            if inner == 1 and placed and not running:
+                row = x.reshape(outer, n)[i]
+                top, j = folded(fold, row, like), 0
+                while top == top and widened(row[j], like) != top:
+                    j += 1
+                while top != top and widened(row[j], like) == widened(row[j], like):
+                    j += 1
+                y[i, 0, 0], places[i, 0, 0] = rounded(top, y), j
+            elif inner == 1:
+                now, at = widened(x[i, n - 1 if backward else 0, 0], like), 0
+                for k in range(n):
+                    j = n - 1 - k if backward else k
+                    number = widened(x[i, j, 0], like)
+                    now = combined(fold, now, number) if k or placed else now
+                    y[i, j, 0] = rounded(now, y)
+                    if placed:
+                        places[i, j, 0] = at = j if moves(number, now, now, True) else at
+            else:
+                for k in range(n):
+                    j = n - 1 - k if backward else k
+                    row = x[i, j, start:end]
+                    for c in range(end - start):
+                        number = widened(row[c], like)
+                        before = total[c]
+                        total[c] = now = combined(fold, before, number) if k else number
+                        if placed:
+                            place[c] = j if k == 0 or moves(number, before, now, running) else place[c]
+                    if running or k == n - 1:
+                        to = j if running else 0
+                        for c in range(end - start):
+                            y[i, to, start + c] = rounded(total[c], y)
+                        if placed:
+                            places[i, to, start:end] = place[: end - start]
+        keep_alive((total, place))
+
+    return scan
 
 
-def _scanned(function: Any, x: np.ndarray, axis: int, product: bool = False, backward: bool = False) -> np.ndarray:
-    """The scan of an array along its last axis, with totals in float64 or int64; what ``function`` says of others."""
-    if not x.size or x.dtype.char not in "fdlq" or axis != x.ndim - 1 or numba.config.DISABLE_JIT:
+@functools.lru_cache(4096)
+def _walk(fold: int, shape: tuple[int, ...], given: Any, axis: int, running: bool) -> Any:
+    """Of a contiguous array: the dtype that kernels read, an array of that of totals, how many tasks there are at most,
+    (outer, n, inner), the shape of the result, seen as 3-d, too; None for what no kernel scans.
+    """
+    known = given.char in "fdlq" or (is_half(given) and (given.char != "e" or converts_halves()))
+    if 0 in shape or not shape or not known or numba.config.DISABLE_JIT:
+        return None
+    reads = given if not is_half(given) else np.dtype(np.int16 if given.kind == "f" else np.uint16)
+    wide = np.dtype(np.float64) if given.kind != "i" and fold < LARGEST else FLOAT32 if is_half(given) else given
+    outer, n, inner = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
+    kept = (*shape[:axis], n if running else 1, *shape[axis + 1 :])
+    most = outer * -(-inner // LINE)
+    return reads, np.empty(0, wide), most, (outer, n, inner), kept, (outer, kept[axis], inner)
+
+
+def _scanned(
+    fold: int, function: Any, x: np.ndarray, axis: int, *, backward: bool = False, running: bool = True
+) -> Any:
+    """The scan of an array along an axis, and the places of extrema; what ``function`` says of others."""
+    walk = _walk(fold, x.shape, x.dtype, axis, running)
+    if walk is None:
         return function(x, axis)
-    y = np.empty(x.shape, x.dtype)
-    rows, results = operand(np.ascontiguousarray(x)).reshape(-1, x.shape[-1]), y.reshape(-1, x.shape[-1])
-    start = (np.float64 if x.dtype.kind == "f" else np.int64)(product)
-    _scan_rows.launch(x.dtype, min(shares(x.size), len(rows)), rows, results, start, product, backward)
-    return y
+    reads, like, most, sizes, kept, size = walk
+    x = x if x.flags.carray else operand(contiguous(x))
+    bits = y = np.empty(kept, x.dtype)
+    if reads is not x.dtype:
+        x, bits = x.view(reads), y.view(reads)
+    places = np.empty(kept, np.int64) if fold >= LARGEST else _NOWHERE
+    of_places = places.reshape(size) if fold >= LARGEST else places
+    tasks = min(shares(x.size), most)
+    _SCANS[fold].launch(reads, tasks, x.reshape(sizes), bits.reshape(size), of_places, like, backward)
+    return (y, places) if fold >= LARGEST else y
 
 
 @functools.lru_cache(4096)
@@ -180,6 +263,18 @@ _PRODUCT: FoldKernels = _kernels("prod", plain.prod, PRODUCT)
 _LARGEST: FoldKernels = _kernels("max", plain.max, LARGEST)
 _SMALLEST: FoldKernels = _kernels("min", plain.min, SMALLEST)
 _LOGSUMEXP: FoldKernels = _kernels("logsumexp", _of_moved, LOGSUMEXP)
+_NOWHERE = np.empty((0, 0, 0), np.int64)
+_SCANS: dict[int, TaskKernel] = {
+    fold: _scan(name, fold) for name, fold in (("sum", SUM), ("prod", PRODUCT), ("max", LARGEST), ("min", SMALLEST))
+}
+
+
+def _place(x: np.ndarray, axis: int | None, keepdim: bool, largest: bool) -> np.ndarray:
+    if axis is None or not x.ndim:
+        x = elementwise.cast(x, FLOAT32) if is_half(x.dtype) else x
+        return (plain.argmax if largest else plain.argmin)(x, axis, keepdim)
+    places = reduce.extremes(x, axis, largest, False)[1]
+    return places if keepdim else places.reshape(x.shape[:axis] + x.shape[axis + 1 :])
 
 
 def _computed(function: Any, way: Any, *arguments: Any, **options: Any) -> Any:
@@ -195,9 +290,9 @@ class reduce(plain):
     max: Any = _computed(plain.max, _folded, _LARGEST)
     min: Any = _computed(plain.min, _folded, _SMALLEST)
     logsumexp: Any = _computed(plain.logsumexp, _folded, _LOGSUMEXP)
-    cumsum: Any = _computed(plain.cumsum, _scanned, plain.cumsum)
-    reverse_cumsum: Any = _computed(plain.reverse_cumsum, _scanned, plain.reverse_cumsum, backward=True)
-    cumprod: Any = _computed(plain.cumprod, _scanned, plain.cumprod, product=True)
+    cumsum: Any = _computed(plain.cumsum, _scanned, SUM, plain.cumsum)
+    reverse_cumsum: Any = _computed(plain.reverse_cumsum, _scanned, SUM, plain.reverse_cumsum, backward=True)
+    cumprod: Any = _computed(plain.cumprod, _scanned, PRODUCT, plain.cumprod)
 
     def sum(x: np.ndarray, axes: tuple[int, ...], keepdim: bool, dtype: Any = None) -> np.ndarray:
         """Sum over ``axes`` in ``dtype`` (default: that of x, float32 of half floats)."""
@@ -214,6 +309,19 @@ class reduce(plain):
     def prod(x: np.ndarray, axis: int, keepdim: bool, dtype: Any = None) -> np.ndarray:
         """Product along ``axis``, in ``dtype`` (default: that of x, float32 of half floats)."""
         return _folded(_PRODUCT, x, (axis,), keepdim, dtype)
+
+    def extremes(x: np.ndarray, axis: int, largest: bool, running: bool) -> tuple[np.ndarray, np.ndarray]:
+        """The plain one's values and places."""
+        function = functools.partial(plain.extremes, largest=largest, running=running)
+        return _scanned(LARGEST if largest else SMALLEST, function, x, axis, running=running)
+
+    def argmax(x: np.ndarray, axis: int | None, keepdim: bool) -> np.ndarray:
+        """Index (int64) of the first largest value along ``axis``, or in the flattened array."""
+        return _place(x, axis, keepdim, True)
+
+    def argmin(x: np.ndarray, axis: int | None, keepdim: bool) -> np.ndarray:
+        """Index (int64) of the first smallest value along ``axis``, or in the flattened array."""
+        return _place(x, axis, keepdim, False)
 
     def cumprod_backward(dy: np.ndarray, x: np.ndarray, y: np.ndarray, axis: int) -> np.ndarray:
         """dx of y = ``cumprod(x)``, in time n, by PyTorch's formula; float32 or float64. Any strides."""

@@ -128,6 +128,7 @@ class ArgMax(Function):
     """Index of the first largest value; no gradient."""
 
     differentiable = False
+    half_kernels = "reduce"
     largest: ClassVar[bool] = True
 
     def forward(self, x: Any, *, axis: int | None, keepdim: bool) -> Any:
@@ -278,6 +279,7 @@ class CumSum(Function):
 
     __slots__ = ("axis",)
     autocast = "float32"
+    half_kernels = "reduce"
     axis: int
 
     def forward(self, x: Any, *, axis: int) -> Any:

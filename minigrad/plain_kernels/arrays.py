@@ -274,6 +274,21 @@ class reduce:
         """Index (int64) of the first smallest value along ``axis``, or in the flattened array."""
         return np.asarray(untyped.ndarray.argmin(x, axis, keepdims=keepdim), dtype=np.int64)
 
+    @quiet()
+    def extremes(x: np.ndarray, axis: int, largest: bool, running: bool) -> tuple[np.ndarray, np.ndarray]:
+        """The largest (smallest) value along ``axis``, and the place (int64) of the first of equals.
+
+        ``running``: of the first 1, 2, ... values, and of the last of equals. NaN is the largest and the smallest.
+        """
+        wide = x.astype(np.float32) if is_half(x.dtype) else x
+        if running:
+            so_far = (untyped.maximum if largest else untyped.minimum).accumulate(wide, axis)
+            steps = np.arange(x.shape[axis]).reshape(-1, *[1] * (x.ndim - 1 - axis))
+            places = np.maximum.accumulate(np.where((wide == so_far) | (wide != wide), steps, 0), axis)
+        else:
+            places = (reduce.argmax if largest else reduce.argmin)(wide, axis, True)
+        return np.take_along_axis(x, places, axis), places
+
     def any(x: np.ndarray, axes: tuple[int, ...], keepdim: bool) -> np.ndarray:
         """Whether any value over ``axes`` is not zero."""
         return np.asarray(untyped.logical_or.reduce(x, axes, bool, None, keepdim))

@@ -84,17 +84,19 @@ def widened(context: Any, builder: Any, signature: Any, x: Any, like: Any) -> An
     """x in the dtype of an array or a pointer; uint16 are the bits of bfloat16, int16 those of float16."""
     given, single = signature.args[0], ir.FloatType()
     if given == types.uint16:
-        return builder.bitcast(builder.shl(builder.zext(x, ir.IntType(32)), ir.IntType(32)(16)), single)
+        x = builder.bitcast(builder.shl(builder.zext(x, ir.IntType(32)), ir.IntType(32)(16)), single)
     if given == types.int16:
-        return builder.fpext(builder.bitcast(x, ir.HalfType()), single)
+        x = builder.fpext(builder.bitcast(x, ir.HalfType()), single)
+    given = types.float32 if given in {types.uint16, types.int16} else given
     return context.cast(builder, x, given, signature.return_type)
 
 
 @emits(lambda x, like: like.dtype(x, like))
 def rounded(context: Any, builder: Any, signature: Any, x: Any, like: Any) -> Any:
-    """``widened``'s inverse: the nearest of two half floats, or the even one; NaN keeps its sign. Other x stay."""
-    if x.type == context.get_value_type(signature.return_type):
-        return x
+    """``widened``'s inverse: the nearest of two half floats, or the even one; NaN keeps its sign."""
+    if signature.return_type not in {types.uint16, types.int16}:
+        return context.cast(builder, x, signature.args[0], signature.return_type)
+    x = context.cast(builder, x, signature.args[0], types.float32)
     if signature.return_type == types.int16:
         return builder.bitcast(builder.fptrunc(x, ir.HalfType()), ir.IntType(16))
     bits = builder.bitcast(x, ir.IntType(32))
@@ -126,6 +128,12 @@ def combined(fold: int, x: Any, y: Any) -> Any:
     if fold >= LARGEST:
         return _larger(x, y) if fold == LARGEST else _smaller(x, y)
     return x * y if fold == PRODUCT else x + y
+
+
+@inline
+def moves(x: Any, before: Any, now: Any, last: bool) -> Any:
+    """Whether an extremum, which x has made of ``before`` what it is ``now``, is x: of equals the ``last`` or first."""
+    return (x == now) | (x != x) if last else (now != before) & (before == before)
 
 
 @inline
