@@ -1,12 +1,12 @@
 """The CPU backend: NumPy and Numba on raw arrays, one module per family, and the plain families of PLAIN_ONLY."""
 
-from ..plain_kernels import batch_norm
 from ..plain_kernels.arrays import *
 from . import (
     activation,
     adagrad,
     adamw,
     attention,
+    batch_norm,
     comparison,
     cross_entropy,
     dropout,
@@ -14,7 +14,6 @@ from . import (
     embedding,
     gelu,
     grad_norm,
-    group_norm,
     indexing,
     lamb,
     layer_norm,
@@ -36,7 +35,7 @@ from .movement import contiguous, copy
 from .reduce import reduce
 from .toolbox import bfloat16_product, graphs, threads
 
-PLAIN_ONLY: tuple[str, ...] = ("batch_norm",)
+PLAIN_ONLY: tuple[str, ...] = ()
 """The families that are the plain ones."""
 
 fuses_add_norm = False  # no norm adds two arrays first

@@ -14,12 +14,12 @@ import numpy as np
 from ..plain_kernels import reduce as plain
 from ..plain_kernels.arrays import is_half
 from . import elementwise
+from .movement import contiguous
 from .toolbox.array_program import FLOAT32, supports_half
 from .toolbox.jit import kernel
 from .toolbox.product_loops import fold_columns
 from .toolbox.program_code import converts_halves
 from .toolbox.register_tile import keep_alive, operand, pointer, whole_vectors
-from .movement import contiguous
 from .toolbox.strided_copy import copied
 from .toolbox.threads import TaskKernel, recording, shares, task_kernel
 from .toolbox.vector_math import (
@@ -169,69 +169,60 @@ def _scan(name: str, fold: int) -> TaskKernel:
     return scan
 
 
-@functools.lru_cache(4096)
-def _walk(fold: int, shape: tuple[int, ...], given: Any, axis: int, running: bool) -> Any:
-    """Of a contiguous array: the dtype that kernels read, an array of that of totals, how many tasks there are at most,
-    (outer, n, inner), the shape of the result, seen as 3-d, too; None for what no kernel scans.
-    """
-    known = given.char in "fdlq" or (is_half(given) and (given.char != "e" or converts_halves()))
-    if 0 in shape or not shape or not known or numba.config.DISABLE_JIT:
-        return None
-    reads = given if not is_half(given) else np.dtype(np.int16 if given.kind == "f" else np.uint16)
-    wide = np.dtype(np.float64) if given.kind != "i" and fold < LARGEST else FLOAT32 if is_half(given) else given
-    outer, n, inner = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
-    kept = (*shape[:axis], n if running else 1, *shape[axis + 1 :])
-    most = outer * -(-inner // LINE)
-    return reads, np.empty(0, wide), most, (outer, n, inner), kept, (outer, kept[axis], inner)
-
-
 def _scanned(
     fold: int, function: Any, x: np.ndarray, axis: int, *, backward: bool = False, running: bool = True
 ) -> Any:
     """The scan of an array along an axis, and the places of extrema; what ``function`` says of others."""
-    walk = _walk(fold, x.shape, x.dtype, axis, running)
-    if walk is None:
+    layout = _layout(x.shape, x.dtype, None, (axis,), True)
+    if layout is None or x.dtype.char in "iB?":
         return function(x, axis)
-    reads, like, most, sizes, kept, size = walk
+    shape, wide, reads, key, sizes, _ = layout
+    shape, size = (x.shape, sizes) if running else (shape, (sizes[0], 1, sizes[2]))
+    placed, total = fold >= LARGEST, "d" if fold < LARGEST and wide.kind == "f" else wide.char
     x = x if x.flags.carray else operand(contiguous(x))
-    bits = y = np.empty(kept, x.dtype)
+    bits = y = np.empty(shape, x.dtype)
     if reads is not x.dtype:
         x, bits = x.view(reads), y.view(reads)
-    places = np.empty(kept, np.int64) if fold >= LARGEST else _NOWHERE
-    of_places = places.reshape(size) if fold >= LARGEST else places
-    tasks = min(shares(x.size), most)
-    _SCANS[fold].launch(reads, tasks, x.reshape(sizes), bits.reshape(size), of_places, like, backward)
-    return (y, places) if fold >= LARGEST else y
+    places = np.empty(shape if placed else (0, 0, 0), np.int64)
+    arrays = x.reshape(sizes), bits.reshape(size), places.reshape(size) if placed else places, _TOTALS[total]
+    _SCANS[fold].launch(key, min(shares(x.size), sizes[0] * -(-sizes[2] // LINE)), *arrays, backward)
+    return (y, places) if placed else y
 
 
 @functools.lru_cache(4096)
 def _layout(shape: tuple[int, ...], given: Any, wanted: Any, axes: tuple[int, ...], keepdim: bool) -> Any:
-    """Of a contiguous array: the result's shape and dtype, the dtype that kernels read, their key, (outer, n, inner).
-
-    None for what no kernel folds.
+    """Of a contiguous array, and the last neighbours among its axes: the result's shape and dtype, the dtype that
+    kernels read, their key, (outer, n, inner), and these axes if there are others. None for what no kernel folds.
     """
     dtype = np.dtype(wanted) if wanted else FLOAT32 if is_half(given) else given
     folds = dtype.char in "fdlq" and (is_half(given) or given.char in "fdlqiB?")
     folds = folds and (dtype.kind == "f" or given.kind in "iub") and not numba.config.DISABLE_JIT
     folds = folds and (given.char != "e" or converts_halves())
-    if 0 in shape or not axes or not folds or max(axes) - min(axes) >= len(axes):
+    if 0 in shape or not axes or not folds:
         return None
-    first, end = min(axes), max(axes) + 1
-    result = shape[:first] + (1,) * (len(axes) if keepdim else 0) + shape[end:]
+    result = tuple([1 if axis in axes else n for axis, n in enumerate(shape) if keepdim or axis not in axes])
+    long = [axis for axis in axes if shape[axis] > 1]
+    shape, long = (shape, long) if long else ((1, *shape), [0])  # nothing to fold
+    first, end = max(long), max(long) + 1
+    while first and (first - 1 in axes or shape[first - 1] == 1):
+        first -= 1
     reads = given if not is_half(given) else np.dtype(np.int16 if given.kind == "f" else np.uint16)
     sizes = math.prod(shape[:first]), math.prod(shape[first:end]), math.prod(shape[end:])
-    return result, dtype, reads, reads.char + dtype.char, sizes
+    rest = tuple(range(first, end)) if min(long) < first else None
+    return result, dtype, reads, reads.char + dtype.char, sizes, rest
 
 
 def _folded(fold: FoldKernels, x: np.ndarray, axes: tuple[int, ...], keepdim: bool, dtype: Any = None) -> Any:
-    """A fold over neighbouring axes of a contiguous array, in an order that depends on the shape only."""
+    """A fold over axes of a contiguous array, in an order that depends on the shape only."""
     flags, given = x.flags, x.dtype
     layout = _layout(x.shape, given, dtype, axes, keepdim)
     walks = layout is not None and (fold.plain is not _of_moved or layout[4][2] == 1)
     if not (walks and (flags.carray or (flags.c_contiguous and flags.aligned))):
         x = elementwise.cast(x, FLOAT32) if is_half(given) else x
         return fold.plain(x, axes, keepdim, dtype) if dtype else fold.plain(x, axes, keepdim)
-    shape, dtype, reads, key, (outer, n, inner) = layout
+    shape, dtype, reads, key, (outer, n, inner), rest = layout
+    if rest:
+        return _folded(fold.of_parts or fold, _folded(fold, x, rest, True, dtype), axes, keepdim)
     y = np.empty(shape, dtype)
     x = x if flags.carray else operand(x)
     x = x if reads is given else x.view(reads)
@@ -263,7 +254,7 @@ _PRODUCT: FoldKernels = _kernels("prod", plain.prod, PRODUCT)
 _LARGEST: FoldKernels = _kernels("max", plain.max, LARGEST)
 _SMALLEST: FoldKernels = _kernels("min", plain.min, SMALLEST)
 _LOGSUMEXP: FoldKernels = _kernels("logsumexp", _of_moved, LOGSUMEXP)
-_NOWHERE = np.empty((0, 0, 0), np.int64)
+_TOTALS = {char: np.empty(0, char) for char in "fdlq"}
 _SCANS: dict[int, TaskKernel] = {
     fold: _scan(name, fold) for name, fold in (("sum", SUM), ("prod", PRODUCT), ("max", LARGEST), ("min", SMALLEST))
 }
