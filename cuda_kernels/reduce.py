@@ -80,6 +80,18 @@ def sum_of_squares(x: Array, axes: tuple[int, ...], keepdim: bool) -> Array:
     return sum(elementwise.square(x), axes, keepdim)
 
 
+def nansum(x: Array, axes: tuple[int, ...], keepdim: bool) -> Array:
+    """Sum over ``axes`` of what is not NaN."""
+    return sum(elementwise.select(comparison.eq(x, x), x), axes, keepdim)
+
+
+def moments(x: Array, axes: tuple[int, ...]) -> tuple[Array, Array]:
+    """Mean, and sum of the squared distances from it, over ``axes``, which stay; 0 where all values are equal."""
+    middle = mean(x, axes, True)
+    centred = elementwise.sub(x, middle)
+    return middle, sum_of_squares(elementwise.sub(centred, mean(centred, axes, True)), axes, True)
+
+
 def mean(x: Array, axes: tuple[int, ...], keepdim: bool) -> Array:
     """Mean over ``axes``; NaN for an empty one."""
     count = math.prod(x.shape[axis] for axis in axes)

@@ -6,27 +6,31 @@ in float32.
 
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import numba
 import numpy as np
 
 from ..plain_kernels import reduce as plain
 from ..plain_kernels.arrays import is_half
+from ..plain_kernels.elementwise import quiet
 from . import elementwise
 from .movement import contiguous
-from .toolbox.array_program import FLOAT32, supports_half
+from .toolbox.array_program import FLOAT32, as_launches, formula, supports_half
 from .toolbox.jit import kernel
 from .toolbox.product_loops import fold_columns
 from .toolbox.program_code import converts_halves
 from .toolbox.register_tile import keep_alive, operand, pointer, whole_vectors
-from .toolbox.strided_copy import copied
+from .toolbox.strided_copy import FEW, copied
 from .toolbox.threads import TaskKernel, recording, shares, task_kernel
 from .toolbox.vector_math import (
+    DISTANCES,
     LARGEST,
-    LOGSUMEXP,
+    NUMBERS,
+    POWERS,
     PRODUCT,
     SMALLEST,
+    SQUARED_DISTANCES,
     SQUARES,
     SUM,
     combined,
@@ -41,35 +45,24 @@ PART = 1024  # and how many they scan at once, at most
 BLOCK, STRIP = 16384, 256  # elements of a row that one task folds, and of a column that are folded on their own
 
 
-class FoldKernels(NamedTuple):
-    """What computes a fold: for any array, of rows, of columns, and the fold of what was made of parts."""
-
-    plain: Any
-    rows: TaskKernel
-    columns: TaskKernel
-    of_parts: Any
-
-
-def _kernels(name: str, plain: Any, fold: int, of_parts: FoldKernels | None = None) -> FoldKernels:
-    """The kernels of a fold."""
-    first = LARGEST if fold == LOGSUMEXP else fold
+def _fold(name: str, fold: int) -> tuple[TaskKernel, TaskKernel]:
+    """The kernels of a fold, of rows and of columns."""
+    shifted = DISTANCES <= fold <= POWERS
 
     @task_kernel(name=f"{name}_rows")
-    def rows(task, tasks, x, y):
-        """y[i, b] = the fold of block b of row i of x, of exponentials log(sum(exp(x)))."""
+    def rows(task, tasks, x, y, shift):
+        """y[i, b] = the fold of block b of row i of x, about shift[i, 0]."""
         whole_vectors()
         count, blocks = y.shape
         columns = x.shape[1]
         for part in range(task * count * blocks // tasks, (task + 1) * count * blocks // tasks):
             i, b = part // blocks, part % blocks
             block = x[i, b * BLOCK : min(columns, (b + 1) * BLOCK)]
-            y[i, b] = top = folded(first, block, y)
-            if fold == LOGSUMEXP and abs(top) < np.inf:
-                y[i, b] = top + y.dtype.type(math.log(folded(fold, block, y, top)))
+            y[i, b] = folded(fold, block, y, shift[i, 0] if shifted else y.dtype.type(0))
 
     @task_kernel(name=f"{name}_columns")
-    def columns(task, tasks, x, y):
-        """y (outer, inner) = the fold of x (outer, n, inner) over n: strips of n first, then these."""
+    def columns(task, tasks, x, y, shift):
+        """y (outer, inner) = the fold of x (outer, n, inner) over n, about shift: strips of n first, then these."""
         outer, n, inner = x.shape
         lines, part = (inner + LINE - 1) // LINE, np.empty(inner, y.dtype)
         unit, units = task * outer * lines // tasks, (task + 1) * outer * lines // tasks
@@ -77,15 +70,15 @@ def _kernels(name: str, plain: Any, fold: int, of_parts: FoldKernels | None = No
             i, line = unit // lines, unit % lines
             start, end = line * LINE, min(inner, (line + units - unit) * LINE)
             unit += lines - line
-            total = y[i, start:end]
+            total, about = y[i, start:end], pointer(shift[i, start:] if shifted else part)
             for strip in range(0, n, STRIP):
                 source, height = pointer(x[i, strip, start:]), min(STRIP, n - strip)
-                fold_columns(fold, source, inner, height, end - start, pointer(part))
+                fold_columns(fold, source, inner, height, end - start, pointer(part), about)
                 for c in range(total.shape[0]):
                     total[c] = combined(fold, total[c], part[c]) if strip else part[c]
         keep_alive((part,))
 
-    return FoldKernels(plain, rows, columns, of_parts)
+    return rows, columns
 
 
 @kernel
@@ -133,7 +126,7 @@ def _scan(name: str, fold: int) -> TaskKernel:
             unit += (end - start + LINE - 1) // LINE
             if inner == 1 and placed and not running:
                 row = x.reshape(outer, n)[i]
-                top, j = folded(fold, row, like), 0
+                top, j = folded(fold, row, like, 0), 0
                 while top == top and widened(row[j], like) != top:
                     j += 1
                 while top != top and widened(row[j], like) == widened(row[j], like):
@@ -212,52 +205,49 @@ def _layout(shape: tuple[int, ...], given: Any, wanted: Any, axes: tuple[int, ..
     return result, dtype, reads, reads.char + dtype.char, sizes, rest
 
 
-def _folded(fold: FoldKernels, x: np.ndarray, axes: tuple[int, ...], keepdim: bool, dtype: Any = None) -> Any:
-    """A fold over axes of a contiguous array, in an order that depends on the shape only."""
+def _folded(fold: int, x: np.ndarray, axes: Any, keepdim: bool, dtype: Any = None, shift: Any = None) -> Any:
+    """A fold over axes of a contiguous array, in an order that depends on the shape only; about ``shift``, which has
+    the axes as size 1.
+    """
     flags, given = x.flags, x.dtype
     layout = _layout(x.shape, given, dtype, axes, keepdim)
-    walks = layout is not None and (fold.plain is not _of_moved or layout[4][2] == 1)
-    if not (walks and (flags.carray or (flags.c_contiguous and flags.aligned))):
+    if layout is None or not (flags.carray or (flags.c_contiguous and flags.aligned)):
         x = elementwise.cast(x, FLOAT32) if is_half(given) else x
-        return fold.plain(x, axes, keepdim, dtype) if dtype else fold.plain(x, axes, keepdim)
+        return getattr(plain, NAMES[fold])(x, axes, keepdim, *((dtype,) if dtype else ()))
     shape, dtype, reads, key, (outer, n, inner), rest = layout
     if rest:
-        return _folded(fold.of_parts or fold, _folded(fold, x, rest, True, dtype), axes, keepdim)
-    y = np.empty(shape, dtype)
+        if shift is not None:
+            shift = _copy(np.broadcast_to(shift, [1 if i in rest else m for i, m in enumerate(x.shape)]))
+        return _folded(fold if fold >= PRODUCT else SUM, _folded(fold, x, rest, True, dtype, shift), axes, keepdim)
+    y, (of_rows, of_columns) = np.empty(shape, dtype), _FOLDS[fold]
     x = x if flags.carray else operand(x)
     x = x if reads is given else x.view(reads)
+    about = _NOTHING[dtype.char] if shift is None else shift.reshape(outer, inner)
     if inner > 1:
         tasks = min(shares(x.size, 2 * BLOCK), outer * -(-inner // LINE))
-        fold.columns.launch(key, tasks, x.reshape(outer, n, inner), y.reshape(outer, inner))
+        of_columns.launch(key, tasks, x.reshape(outer, n, inner), y.reshape(outer, inner), about)
         return y
     rows = x.reshape(outer, n)
     while n > BLOCK:
         n = -(-n // BLOCK)
         rows, parts = np.empty((outer, n), dtype), rows
-        fold.rows.launch(key, min(shares(parts.size), rows.size), parts, rows)
-        fold, key = fold.of_parts or fold, 2 * dtype.char
-    fold.rows.launch(key, min(shares(outer * n), outer), rows, y.reshape(outer, 1))
+        of_rows.launch(key, min(shares(parts.size), rows.size), parts, rows, about)
+        key, about, of_rows = 2 * dtype.char, _NOTHING[dtype.char], _FOLDS[fold if fold >= PRODUCT else SUM][0]
+    of_rows.launch(key, min(shares(outer * n), outer), rows, y.reshape(outer, 1), about)
     return y
 
 
-def _of_moved(x: np.ndarray, axes: tuple[int, ...], keepdim: bool) -> np.ndarray:
-    """logsumexp, with the axes moved to the end."""
-    last = tuple(range(x.ndim - len(axes), x.ndim))
-    rows = copied(np.moveaxis(x, axes, last))
-    y = _folded(_LOGSUMEXP._replace(plain=plain.logsumexp), rows, last, False)
-    return np.expand_dims(y, axes) if keepdim else y
+def _copy(x: np.ndarray) -> np.ndarray:
+    return copied(x, FEW if recording.launches is None else 0)
 
 
-_SUM: FoldKernels = _kernels("sum", plain.sum, SUM)
-_SQUARES: FoldKernels = _kernels("sum_of_squares", plain.sum_of_squares, SQUARES, _SUM)
-_PRODUCT: FoldKernels = _kernels("prod", plain.prod, PRODUCT)
-_LARGEST: FoldKernels = _kernels("max", plain.max, LARGEST)
-_SMALLEST: FoldKernels = _kernels("min", plain.min, SMALLEST)
-_LOGSUMEXP: FoldKernels = _kernels("logsumexp", _of_moved, LOGSUMEXP)
+NAMES = "sum sum_of_squares nansum distances squared_distances powers prod max min".split()
+_FOLDS = [_fold(name, fold) for fold, name in enumerate(NAMES)]
+_SCANS = {fold: _scan(NAMES[fold], fold) for fold in (SUM, PRODUCT, LARGEST, SMALLEST)}
+_NOTHING = {char: np.empty((0, 0), char) for char in "fdlq"}
 _TOTALS = {char: np.empty(0, char) for char in "fdlq"}
-_SCANS: dict[int, TaskKernel] = {
-    fold: _scan(name, fold) for name, fold in (("sum", SUM), ("prod", PRODUCT), ("max", LARGEST), ("min", SMALLEST))
-}
+_mean_about = formula(quiet(lambda total, count, first: first + total / count))
+_logarithm = formula(quiet(lambda total, top: np.where(abs(top) < math.inf, np.log(total) + top, top)))
 
 
 def _place(x: np.ndarray, axis: int | None, keepdim: bool, largest: bool) -> np.ndarray:
@@ -277,10 +267,12 @@ class reduce(plain):
     """Reductions over ``axes``, a tuple of non-negative ints, or along one axis; sums and products in a ``dtype``."""
 
     supports_half: Any = staticmethod(supports_half)
-    sum_of_squares: Any = _computed(plain.sum_of_squares, _folded, _SQUARES)
-    max: Any = _computed(plain.max, _folded, _LARGEST)
-    min: Any = _computed(plain.min, _folded, _SMALLEST)
-    logsumexp: Any = _computed(plain.logsumexp, _folded, _LOGSUMEXP)
+    sum_of_squares: Any = _computed(plain.sum_of_squares, _folded, SQUARES)
+    max: Any = _computed(plain.max, _folded, LARGEST)
+    min: Any = _computed(plain.min, _folded, SMALLEST)
+    nansum: Any = _computed(plain.nansum, _folded, NUMBERS)
+    argmax: Any = _computed(plain.argmax, _place, largest=True)
+    argmin: Any = _computed(plain.argmin, _place, largest=False)
     cumsum: Any = _computed(plain.cumsum, _scanned, SUM, plain.cumsum)
     reverse_cumsum: Any = _computed(plain.reverse_cumsum, _scanned, SUM, plain.reverse_cumsum, backward=True)
     cumprod: Any = _computed(plain.cumprod, _scanned, PRODUCT, plain.cumprod)
@@ -289,30 +281,42 @@ class reduce(plain):
         """Sum over ``axes`` in ``dtype`` (default: that of x, float32 of half floats)."""
         if x.dtype.char == "?" and len(axes) == x.ndim and not keepdim and dtype and np.dtype(dtype).kind in "iu":
             return np.asarray(np.count_nonzero(x), dtype)
-        return _folded(_SUM, x, axes, keepdim, dtype)
+        return _folded(SUM, x, axes, keepdim, dtype)
+
+    def logsumexp(x: np.ndarray, axes: tuple[int, ...], keepdim: bool) -> np.ndarray:
+        """log(sum(exp(x))) over ``axes``, shifted by the maximum so that it cannot overflow."""
+        x, layout = contiguous(x), _layout(x.shape, x.dtype, None, axes, keepdim)
+        if layout is None:
+            return plain.logsumexp(elementwise.cast(x, FLOAT32) if is_half(x.dtype) else x, axes, keepdim)
+        top = reduce.max(x, axes, True)
+        total = _folded(POWERS, x, axes, True, shift=top)
+        return as_launches(_logarithm)(total, top).reshape(layout[0])
+
+    def moments(x: np.ndarray, axes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+        """Mean, and sum of the squared distances from it, over ``axes``, which stay; 0 where all values are equal."""
+        x, layout = contiguous(x), _layout(x.shape, x.dtype, None, axes, True)
+        if layout is None:
+            return plain.moments(x, axes)
+        first = _copy(x[tuple([slice(1 if i in axes else None) for i in range(x.ndim)])])
+        first = as_launches(elementwise.cast)(first, FLOAT32) if is_half(x.dtype) else first
+        total = _folded(DISTANCES, x, axes, True, shift=first)
+        mean = as_launches(_mean_about)(total, float(x.size // first.size), first)
+        return mean, _folded(SQUARED_DISTANCES, x, axes, True, shift=mean)
 
     def mean(x: np.ndarray, axes: tuple[int, ...], keepdim: bool) -> np.ndarray:
         """Mean over ``axes``; NaN for an empty one."""
         count = math.prod([x.shape[axis] for axis in axes]) or math.nan
-        y = _folded(_SUM, x, axes, keepdim)
+        y = _folded(SUM, x, axes, keepdim)
         return np.true_divide(y, count, y) if recording.launches is None else elementwise.div.at_any_size(y, count)
 
     def prod(x: np.ndarray, axis: int, keepdim: bool, dtype: Any = None) -> np.ndarray:
         """Product along ``axis``, in ``dtype`` (default: that of x, float32 of half floats)."""
-        return _folded(_PRODUCT, x, (axis,), keepdim, dtype)
+        return _folded(PRODUCT, x, (axis,), keepdim, dtype)
 
     def extremes(x: np.ndarray, axis: int, largest: bool, running: bool) -> tuple[np.ndarray, np.ndarray]:
         """The plain one's values and places."""
         function = functools.partial(plain.extremes, largest=largest, running=running)
         return _scanned(LARGEST if largest else SMALLEST, function, x, axis, running=running)
-
-    def argmax(x: np.ndarray, axis: int | None, keepdim: bool) -> np.ndarray:
-        """Index (int64) of the first largest value along ``axis``, or in the flattened array."""
-        return _place(x, axis, keepdim, True)
-
-    def argmin(x: np.ndarray, axis: int | None, keepdim: bool) -> np.ndarray:
-        """Index (int64) of the first smallest value along ``axis``, or in the flattened array."""
-        return _place(x, axis, keepdim, False)
 
     def cumprod_backward(dy: np.ndarray, x: np.ndarray, y: np.ndarray, axis: int) -> np.ndarray:
         """dx of y = ``cumprod(x)``, in time n, by PyTorch's formula; float32 or float64. Any strides."""

@@ -8,8 +8,8 @@ from ..autograd import Function
 
 def statistics(kernels: Any, x: Any, axes: tuple[int, ...]) -> tuple[Any, Any]:
     """Mean and (biased) variance over the axes, which stay."""
-    mean = kernels.reduce.mean(x, axes, True)
-    return mean, kernels.reduce.mean(kernels.batch_norm.squares(x, mean), axes, True)
+    mean, squares = kernels.reduce.moments(x, axes)
+    return mean, kernels.elementwise.div(squares, x.size // max(mean.size, 1) or 1)
 
 
 class BatchNorm(Function):

@@ -248,6 +248,16 @@ class reduce:
         """Sum of the squares over ``axes``."""
         return reduce.sum(np.square(x), axes, keepdim)
 
+    def nansum(x: np.ndarray, axes: tuple[int, ...], keepdim: bool) -> np.ndarray:
+        """Sum over ``axes`` of what is not NaN."""
+        return reduce.sum(np.where(x == x, x, x.dtype.type(0)), axes, keepdim)
+
+    @quiet()
+    def moments(x: np.ndarray, axes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+        """Mean, and sum of the squared distances from it, over ``axes``, which stay; 0 where all values are equal."""
+        mean = reduce.mean(x, axes, True)
+        return mean, reduce.sum_of_squares(x - mean - reduce.mean(x - mean, axes, True), axes, True)
+
     @quiet()
     def mean(x: np.ndarray, axes: tuple[int, ...], keepdim: bool) -> np.ndarray:
         """Mean over ``axes``; NaN for an empty one."""

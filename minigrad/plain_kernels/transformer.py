@@ -91,11 +91,6 @@ class batch_norm:
     """The steps of what normalises channels (Ioffe & Szegedy 2015; Wu & He 2018), each of elements that broadcast."""
 
     @quiet
-    def squares(x: np.ndarray, mean: np.ndarray) -> np.ndarray:
-        """(x - mean)^2: the variance is the two-pass one, which does not cancel."""
-        return np.square(x - mean)
-
-    @quiet
     def scale(var: np.ndarray, eps: float) -> np.ndarray:
         """1 / sqrt(var + eps)."""
         return 1 / np.sqrt(var + eps)

@@ -76,7 +76,8 @@ maxnum: Any = _of_llvm("llvm.maxnum", lambda a, b: a(a, b), "nsz", "reassoc")
 _larger: Any = _of_llvm("llvm.maximum", lambda a, b: a(a, b), "nsz", "reassoc", of_integers="llvm.smax")
 _smaller: Any = _of_llvm("llvm.minimum", lambda a, b: a(a, b), "nsz", "reassoc", of_integers="llvm.smin")
 SUM_BLOCK = 1024  # elements folded on their own: one long sum would lose the many small ones
-SUM, SQUARES, LOGSUMEXP, PRODUCT, LARGEST, SMALLEST = range(6)  # what is made of numbers; the first three are sums
+SUM, SQUARES, NUMBERS, DISTANCES, SQUARED_DISTANCES, POWERS, PRODUCT, LARGEST, SMALLEST = range(9)
+"""What is made of numbers: sums of x, x^2, x unless NaN, x - a, (x - a)^2, e^(x - a) with a >= x; products, extrema."""
 
 
 @emits(lambda x, like: like.dtype(x, like))
@@ -140,8 +141,14 @@ def moves(x: Any, before: Any, now: Any, last: bool) -> Any:
 def term(fold: int, x: Any, like: Any, shift: Any) -> Any:
     """What of an element goes into the fold."""
     number = widened(x, like)
-    if fold == LOGSUMEXP:
+    if fold == POWERS:
         return exp_nonpositive(number - shift)
+    if fold == NUMBERS:
+        return number if number == number else like.dtype.type(0)
+    if fold == DISTANCES:
+        return number - shift
+    if fold == SQUARED_DISTANCES:
+        return (number - shift) * (number - shift)
     return number * number if fold == SQUARES else number
 
 
