@@ -15,7 +15,7 @@ import numpy as np
 from minigrad.plain_kernels import reduce as plain
 from minigrad.plain_kernels.arrays import is_half
 
-from . import comparison, elementwise, indexing, movement
+from . import comparison, elementwise
 from .platform.array import Array, contiguous, contiguous_strides, from_host
 from .rowwise import gather_scatter as at
 from .rowwise.argmax_fold import pair_fold
@@ -147,18 +147,11 @@ def extremes(x: Array, axis: int, largest: bool, running: bool) -> tuple[Array, 
     wide = elementwise.cast(x, np.dtype(np.float32)) if is_half(x.dtype) else x
     if not running:
         places = _index("argmax" if largest else "argmin", wide, axis, True)
-        return indexing.gather(x, axis, places), places
-    n, step = x.shape[axis], 1
-    steps = iota(n, x.device).reshape(*(n if i == axis else 1 for i in range(x.ndim)))
-    places = contiguous(movement.expand(steps, x.shape))
-    while step < n:  # Hillis and Steele 1986: each index sees twice as far back as before
-        start, tail = movement.split(places, (step, n - step), axis)
-        earlier = movement.split(places, (n - step, step), axis)[0]
-        a, b = (indexing.gather(wide, axis, contiguous(at)) for at in (earlier, tail))
-        stays = comparison.logical_or((comparison.ge if largest else comparison.le)(b, a), comparison.ne(b, b))
-        places = movement.cat((start, elementwise.where(stays, tail, earlier)), axis)
-        step *= 2
-    return indexing.gather(x, axis, places), places
+        return (max if largest else min)(x, (axis,), True), places
+    values = _scan("max" if largest else "min", wide, axis)
+    found = comparison.logical_or(comparison.eq(wide, values), comparison.ne(wide, wide))
+    steps = iota(x.shape[axis], x.device).reshape(*(-1 if i == axis else 1 for i in range(x.ndim)))
+    return elementwise.cast(values, x.dtype), _scan("max", elementwise.where(found, steps, 0), axis)
 
 
 def any(x: Array, axes: tuple[int, ...], keepdim: bool) -> Array:

@@ -21,7 +21,7 @@ from .toolbox.jit import kernel
 from .toolbox.product_loops import fold_columns
 from .toolbox.program_code import converts_halves
 from .toolbox.register_tile import keep_alive, operand, pointer, whole_vectors
-from .toolbox.strided_copy import FEW, copied
+from .toolbox.strided_copy import copied
 from .toolbox.threads import TaskKernel, recording, shares, task_kernel
 from .toolbox.vector_math import (
     DISTANCES,
@@ -217,7 +217,7 @@ def _folded(fold: int, x: np.ndarray, axes: Any, keepdim: bool, dtype: Any = Non
     shape, dtype, reads, key, (outer, n, inner), rest = layout
     if rest:
         if shift is not None:
-            shift = _copy(np.broadcast_to(shift, [1 if i in rest else m for i, m in enumerate(x.shape)]))
+            shift = _copy(shift, [1 if i in rest else m for i, m in enumerate(x.shape)])
         return _folded(fold if fold >= PRODUCT else SUM, _folded(fold, x, rest, True, dtype, shift), axes, keepdim)
     y, (of_rows, of_columns) = np.empty(shape, dtype), _FOLDS[fold]
     x = x if flags.carray else operand(x)
@@ -237,8 +237,13 @@ def _folded(fold: int, x: np.ndarray, axes: Any, keepdim: bool, dtype: Any = Non
     return y
 
 
-def _copy(x: np.ndarray) -> np.ndarray:
-    return copied(x, FEW if recording.launches is None else 0)
+def _copy(x: np.ndarray, shape: Any) -> np.ndarray:
+    """A copy, to which x broadcasts; as a launch where these are noted."""
+    if recording.launches is not None:
+        return copied(np.broadcast_to(x, shape), 0)
+    y = np.empty(shape, x.dtype)
+    y[...] = x
+    return y
 
 
 NAMES = "sum sum_of_squares nansum distances squared_distances powers prod max min".split()
@@ -297,7 +302,8 @@ class reduce(plain):
         x, layout = contiguous(x), _layout(x.shape, x.dtype, None, axes, True)
         if layout is None:
             return plain.moments(x, axes)
-        first = _copy(x[tuple([slice(1 if i in axes else None) for i in range(x.ndim)])])
+        first = x[tuple([slice(1 if i in axes else None) for i in range(x.ndim)])]
+        first = _copy(first, first.shape)
         first = as_launches(elementwise.cast)(first, FLOAT32) if is_half(x.dtype) else first
         total = _folded(DISTANCES, x, axes, True, shift=first)
         mean = as_launches(_mean_about)(total, float(x.size // first.size), first)

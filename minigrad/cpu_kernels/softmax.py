@@ -111,11 +111,13 @@ def _backward_columns(task, tasks, dy, y, dx, log, like):
         total[:] = like.dtype.type(0)
         for c in range(C):
             dyc, yc = dy[i, c, a:b], y[i, c, a:b]
-            for j in range(b - a):
-                total[j] += widened(dyc[j], like) * (like.dtype.type(1) if log else widened(yc[j], like))
+            for j in range(b - a if log else 0):  # one loop for both would not become vectors
+                total[j] += widened(dyc[j], like)
+            for j in range(0 if log else b - a):
+                total[j] += widened(dyc[j], like) * widened(yc[j], like)
         for c in range(C):
             dyc, yc, dxc = dy[i, c, a:b], y[i, c, a:b], dx[i, c, a:b]
-            for j in range(b - a if log else 0):  # one loop for both would not become vectors
+            for j in range(b - a if log else 0):
                 dxc[j] = rounded(widened(dyc[j], like) - exp_nonpositive(widened(yc[j], like)) * total[j], dx)
             for j in range(0 if log else b - a):
                 dxc[j] = rounded(widened(yc[j], like) * (widened(dyc[j], like) - total[j]), dx)

@@ -1,4 +1,4 @@
-"""Batch normalisation (Ioffe, Szegedy 2015)."""
+"""Batch and group normalisation (Ioffe, Szegedy 2015; Wu, He 2018)."""
 
 import math
 from typing import Any, ClassVar
@@ -6,17 +6,11 @@ from typing import Any, ClassVar
 from ..autograd import Function
 
 
-def statistics(kernels: Any, x: Any, axes: tuple[int, ...]) -> tuple[Any, Any]:
-    """Mean and (biased) variance over the axes, which stay."""
-    mean, squares = kernels.reduce.moments(x, axes)
-    return mean, kernels.elementwise.div(squares, x.size // max(mean.size, 1) or 1)
-
-
 class BatchNorm(Function):
     """y = n w + b with n = (x - mean) rstd, rstd = 1 / sqrt(var + eps), where x is (N, groups, channels, S).
 
-    dw = sum of dy n and db = sum of dy over N and S;  dx = rstd dy w, and where mean and var are those of x itself over
-    ``axes``, and not ``given``, dx = rstd (g - mean(g) - n mean(g n)) with g = dy w.
+    dw = sum of dy n and db = sum of dy over N and S;  dx = rstd dy w where mean and var are ``given``. Where they are
+    those of x over ``axes``, and go to ``found``, dx = rstd (g - mean(g) - n mean(g n)) with g = dy w.
     """
 
     promotes = True
@@ -24,12 +18,19 @@ class BatchNorm(Function):
     folds = True
     axes: ClassVar[tuple[int, ...]] = (0, 2, 3)
 
-    def forward(self, x: Any, weight: Any, bias: Any, *, groups: int, eps: float, given: Any, fixed: bool) -> Any:
-        """``given``: mean and variance; ``fixed``: they do not depend on x."""
+    def forward(
+        self, x: Any, weight: Any, bias: Any, *, groups: int, eps: float, given: Any = None, found: Any = None
+    ) -> Any:
         k, (N, C, *_), shape = self.kernels, x.shape, x.shape
         x = k.contiguous(x).reshape(N, groups, C // max(groups, 1), x.size // max(N * C, 1))
         weight, bias = (a.reshape(*x.shape[1:3], 1) for a in (weight, bias))
-        mean, var = given or statistics(k, x, self.axes)
+        fixed = given is not None
+        if not fixed:
+            mean, squares = k.reduce.moments(x, self.axes)
+            given = mean, k.elementwise.div(squares, max(x.size // max(mean.size, 1), 1))
+            if found is not None:
+                found += given
+        mean, var = given
         rstd = k.batch_norm.scale(var, eps)
         slope = k.elementwise.mul(rstd, weight)
         self.saved = (x, weight, mean, rstd, slope, fixed, shape)
@@ -46,3 +47,10 @@ class BatchNorm(Function):
         share = k.elementwise.div(rstd, math.prod(x.shape[axis] for axis in self.axes) or 1)
         shift, factor = (mul(total(mul(a, weight), (2,), True), share) for a in sums)
         return k.batch_norm.gradient(dy, x, mean, slope, mul(factor, rstd), shift).reshape(shape), dw, db
+
+
+class GroupNorm(BatchNorm):
+    """``BatchNorm`` with mean and variance of a group of channels of one sample."""
+
+    autocast = "float32"
+    axes = (2, 3)

@@ -177,8 +177,12 @@ class Var(Reduction):
 
     def backward(self, dy: Any) -> Any:
         x, mean, divisor, *_ = self.saved
-        k = self.kernels.elementwise
-        return k.mul(k.mul(k.sub(x, mean), 2 / divisor if divisor else float("nan")), self.spread(dy))
+        slope = 2 / divisor if divisor else float("nan")
+        return self.kernels.elementwise.fused(_of_var, x, mean, slope, self.spread(dy))
+
+
+def _of_var(k: Any, x: Any, mean: Any, slope: float, dy: Any) -> Any:
+    return k.mul(k.mul(k.sub(x, mean), slope), dy)
 
 
 class Std(Var):

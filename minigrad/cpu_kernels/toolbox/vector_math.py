@@ -131,6 +131,12 @@ def combined(fold: int, x: Any, y: Any) -> Any:
     return x * y if fold == PRODUCT else x + y
 
 
+@emits(lambda x: x(x))
+def _number_or_zero(context: Any, builder: Any, signature: Any, x: Any) -> Any:
+    """x, 0 for NaN, of an integer nothing else."""
+    return x if isinstance(x.type, ir.IntType) else builder.select(builder.fcmp_ordered("ord", x, x), x, x.type(0.0))
+
+
 @inline
 def moves(x: Any, before: Any, now: Any, last: bool) -> Any:
     """Whether an extremum, which x has made of ``before`` what it is ``now``, is x: of equals the ``last`` or first."""
@@ -144,7 +150,7 @@ def term(fold: int, x: Any, like: Any, shift: Any) -> Any:
     if fold == POWERS:
         return exp_nonpositive(number - shift)
     if fold == NUMBERS:
-        return number if number == number else like.dtype.type(0)
+        return _number_or_zero(number)
     if fold == DISTANCES:
         return number - shift
     if fold == SQUARED_DISTANCES:
