@@ -20,7 +20,7 @@ from .platform.array import Array, contiguous, contiguous_strides, from_host
 from .rowwise import gather_scatter as at
 from .rowwise.argmax_fold import pair_fold
 from .rowwise.fold import FOLDS, fold, word_of
-from .rowwise.scan import scan
+from .rowwise.scan import iota, scan
 from .rowwise.sorting import sort_rows
 
 supports_half: Callable[[Any], bool] = plain.supports_half
@@ -80,6 +80,18 @@ def sum_of_squares(x: Array, axes: tuple[int, ...], keepdim: bool) -> Array:
     return sum(elementwise.square(x), axes, keepdim)
 
 
+def nansum(x: Array, axes: tuple[int, ...], keepdim: bool) -> Array:
+    """Sum over ``axes`` of what is not NaN."""
+    return sum(elementwise.select(comparison.eq(x, x), x), axes, keepdim)
+
+
+def moments(x: Array, axes: tuple[int, ...]) -> tuple[Array, Array]:
+    """Mean, and sum of the squared distances from it, over ``axes``, which stay; 0 where all values are equal."""
+    middle = mean(x, axes, True)
+    centred = elementwise.sub(x, middle)
+    return middle, sum_of_squares(elementwise.sub(centred, mean(centred, axes, True)), axes, True)
+
+
 def mean(x: Array, axes: tuple[int, ...], keepdim: bool) -> Array:
     """Mean over ``axes``; NaN for an empty one."""
     count = math.prod(x.shape[axis] for axis in axes)
@@ -125,6 +137,21 @@ def argmax(x: Array, axis: int | None, keepdim: bool) -> Array:
 def argmin(x: Array, axis: int | None, keepdim: bool) -> Array:
     """Index (int64) of the first smallest value along ``axis``, or in the flattened array."""
     return _index("argmin", x, axis, keepdim)
+
+
+def extremes(x: Array, axis: int, largest: bool, running: bool) -> tuple[Array, Array]:
+    """The largest (smallest) value along ``axis``, and the place (int64) of the first of equals.
+
+    ``running``: of the first 1, 2, ... values, and of the last of equals. NaN is the largest and the smallest.
+    """
+    wide = elementwise.cast(x, np.dtype(np.float32)) if is_half(x.dtype) else x
+    if not running:
+        places = _index("argmax" if largest else "argmin", wide, axis, True)
+        return (max if largest else min)(x, (axis,), True), places
+    values = _scan("max" if largest else "min", wide, axis)
+    found = comparison.logical_or(comparison.eq(wide, values), comparison.ne(wide, wide))
+    steps = iota(x.shape[axis], x.device).reshape(*(-1 if i == axis else 1 for i in range(x.ndim)))
+    return elementwise.cast(values, x.dtype), _scan("max", elementwise.where(found, steps, 0), axis)
 
 
 def any(x: Array, axes: tuple[int, ...], keepdim: bool) -> Array:

@@ -1,4 +1,4 @@
-"""Sums or products of the first 1, 2, ... values of the rows of x (N, n).
+"""Sums, products or extrema of the first 1, 2, ... values of the rows of x (N, n).
 
 A block takes tiles of as many values as it has threads; each warp scans its 32 by shuffles, and adds what the warps and
 tiles before it have. Where few rows are long, n is taken in parts, whose totals are scanned first. Products of float32
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..platform.toolbox import FULL_WARP, THREADS, Array, Kernel, cuda, empty, kernel, ones
+from ..pointwise.rules import larger_of, smaller_of
 from .collective import add
 from .fold import multiply
 from .rows import ceil_div
@@ -19,7 +20,7 @@ PART = 4096  # values that are worth a block of their own
 Scan = tuple[Kernel, np.dtype[Any]]  # and what the parts' totals are
 
 
-def _scan(name: str, real: Any, wide: Any, combine: Any, identity: int) -> Scan:
+def _scan(name: str, real: Any, wide: Any, combine: Any, identity: Any) -> Scan:
     word = real.__name__
 
     def with_before(value, lane, distance):
@@ -66,16 +67,17 @@ def _scan(name: str, real: Any, wide: Any, combine: Any, identity: int) -> Scan:
     return scan_rows, np.dtype(wide)
 
 
-SCANS: dict[tuple[str, str], Scan] = {
-    **{("sum", real.__name__): _scan("sum", real, real, add, 0) for real in (np.float32, np.float64, np.int64)},
-    ("prod", "float32"): _scan("prod", np.float32, np.float64, multiply, 1),
-    ("prod", "float64"): _scan("prod", np.float64, np.float64, multiply, 1),
-    ("prod", "int64"): _scan("prod", np.int64, np.int64, multiply, 1),
-}
+SCANS: dict[tuple[str, str], Scan] = {}
+for real in (np.float32, np.float64, np.int64):
+    word, wide = real.__name__, np.float64 if real is np.float32 else real  # in which products may leave it
+    least, most = (np.iinfo(real).min, np.iinfo(real).max) if real is np.int64 else (-np.inf, np.inf)
+    SCANS["sum", word], SCANS["prod", word] = _scan("sum", real, real, add, 0), _scan("prod", real, wide, multiply, 1)
+    SCANS["max", word] = _scan("max", real, real, larger_of, least)
+    SCANS["min", word] = _scan("min", real, real, smaller_of, most)
 
 
 def scan(name: str, x: Array, reverse: bool = False, exclusive: bool = False) -> Array:
-    """``name`` (sum, prod) of the values so far of the rows of contiguous x (N, n) -> an array of x's shape and dtype.
+    """``name`` (sum, prod, max, min) of the values so far of the rows of contiguous x (N, n), of x's shape and dtype.
 
     ``reverse``: from the last value to the first. ``exclusive``: of those before only.
     """

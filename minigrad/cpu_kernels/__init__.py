@@ -1,12 +1,13 @@
 """The CPU backend: NumPy and Numba on raw arrays, one module per family, and the plain families of PLAIN_ONLY."""
 
-from ..plain_kernels import arrays, batch_norm
+from ..plain_kernels import arrays
 from ..plain_kernels.arrays import *
 from . import (
     activation,
     adagrad,
     adamw,
     attention,
+    batch_norm,
     comparison,
     cross_entropy,
     dropout,
@@ -14,7 +15,6 @@ from . import (
     embedding,
     gelu,
     grad_norm,
-    group_norm,
     indexing,
     lamb,
     layer_norm,
@@ -37,7 +37,7 @@ from .reduce import reduce
 from .toolbox import bfloat16_product, graphs, threads
 from .toolbox.array_program import Into
 
-PLAIN_ONLY: tuple[str, ...] = ("batch_norm",)
+PLAIN_ONLY: tuple[str, ...] = ()
 """The families that are the plain ones."""
 
 fuses_add_norm = False  # no norm adds two arrays first

@@ -24,7 +24,7 @@ from .softmax import row_max
 from .toolbox.jit import inline
 from .toolbox.register_tile import whole_vectors
 from .toolbox.threads import shares, task_kernel, tasks_of_rows
-from .toolbox.vector_math import LOGSUMEXP, SUM_BLOCK, exp_nonpositive, folded
+from .toolbox.vector_math import POWERS, SUM_BLOCK, exp_nonpositive, folded
 
 TASK_ELEMENTS = 16384  # rows of about this many elements are one task
 # Rows of so many elements get their maxima in a loop of its own: short rows overlap in the processor instead of waiting
@@ -60,7 +60,7 @@ def _forward(task, tasks, x, targets, ignore_index, smoothing, class_weight, los
     for i in range(N):
         xi = x[i]
         m = lse[i]
-        log_s = real(math.log(folded(LOGSUMEXP, xi, xi, m)))
+        log_s = real(math.log(folded(POWERS, xi, xi, m)))
         lse[i] = m + log_s
         target = targets[i]
         if target == ignore_index:

@@ -14,11 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from . import elementwise
 from .toolbox.jit import kernel
 from .toolbox.register_tile import pointer, row_maximum, tile_columns, whole_vectors
 from .toolbox.threads import TaskKernel, get_num_threads, task_kernel, tasks_of_rows
-from .toolbox.vector_math import SUM_BLOCK, bits_of, exp_nonpositive, maxnum, numbers, rounded
+from .toolbox.vector_math import SUM_BLOCK, bits_of, exp_nonpositive, maxnum, numbers, rounded, widened
 
 TASK_ELEMENTS = 16384  # rows of about this many elements are one task
 STRIP = 128  # columns; a strip of 1000 float32 rows stays in the L2 cache
@@ -74,11 +73,11 @@ def _backward_rows(task, tasks, dy, y, dx, log):
 
 
 @task_kernel
-def _forward_columns(task, tasks, x, y, log):
-    real = x.dtype.type
+def _forward_columns(task, tasks, x, y, log, like):
+    real = like.dtype.type
     outer, C, inner = x.shape
     strips = (inner + STRIP - 1) // STRIP
-    m, s = np.empty(STRIP, x.dtype), np.empty(STRIP, x.dtype)
+    m, s = np.empty(STRIP, like.dtype), np.empty(STRIP, like.dtype)
     for unit in range(task * outer * strips // tasks, (task + 1) * outer * strips // tasks):
         i, a = unit // strips, unit % strips * STRIP
         b = min(a + STRIP, inner)
@@ -87,48 +86,41 @@ def _forward_columns(task, tasks, x, y, log):
         for c in range(C):
             xc = x[i, c, a:b]
             for j in range(b - a):
-                m[j] = maxnum(m[j], xc[j])
+                m[j] = maxnum(m[j], widened(xc[j], like))
         for c in range(C):
-            xc, yc = x[i, c, a:b], y[i, c, a:b]
+            xc = x[i, c, a:b]
             for j in range(b - a):
-                centred = xc[j] - m[j]
-                e = exp_nonpositive(centred)
-                yc[j] = centred if log else e
-                s[j] += e
+                s[j] += exp_nonpositive(widened(xc[j], like) - m[j])
         for j in range(b - a):
             s[j] = real(math.log(s[j])) if log else real(1) / s[j]
         for c in range(C):
-            yc = y[i, c, a:b]
+            xc, yc = x[i, c, a:b], y[i, c, a:b]
             for j in range(b - a):
-                yc[j] = yc[j] - s[j] if log else yc[j] * s[j]
+                centred = widened(xc[j], like) - m[j]
+                yc[j] = rounded(centred - s[j] if log else exp_nonpositive(centred) * s[j], y)
 
 
 @task_kernel
-def _backward_columns(task, tasks, dy, y, dx, log):
-    real = y.dtype.type
+def _backward_columns(task, tasks, dy, y, dx, log, like):
     outer, C, inner = y.shape
     strips = (inner + STRIP - 1) // STRIP
-    total = np.empty(STRIP, y.dtype)
+    total = np.empty(STRIP, like.dtype)
     for unit in range(task * outer * strips // tasks, (task + 1) * outer * strips // tasks):
         i, a = unit // strips, unit % strips * STRIP
         b = min(a + STRIP, inner)
-        total[:] = real(0)
+        total[:] = like.dtype.type(0)
         for c in range(C):
             dyc, yc = dy[i, c, a:b], y[i, c, a:b]
-            if log:  # one loop for both would not become vectors
-                for j in range(b - a):
-                    total[j] += dyc[j]
-            else:
-                for j in range(b - a):
-                    total[j] += dyc[j] * yc[j]
+            for j in range(b - a if log else 0):  # one loop for both would not become vectors
+                total[j] += widened(dyc[j], like)
+            for j in range(0 if log else b - a):
+                total[j] += widened(dyc[j], like) * widened(yc[j], like)
         for c in range(C):
             dyc, yc, dxc = dy[i, c, a:b], y[i, c, a:b], dx[i, c, a:b]
-            if log:
-                for j in range(b - a):
-                    dxc[j] = dyc[j] - exp_nonpositive(yc[j]) * total[j]
-            else:
-                for j in range(b - a):
-                    dxc[j] = yc[j] * (dyc[j] - total[j])
+            for j in range(b - a if log else 0):
+                dxc[j] = rounded(widened(dyc[j], like) - exp_nonpositive(widened(yc[j], like)) * total[j], dx)
+            for j in range(0 if log else b - a):
+                dxc[j] = rounded(widened(yc[j], like) * (widened(dyc[j], like) - total[j]), dx)
 
 
 def _along(rows: TaskKernel, columns: TaskKernel, inputs: tuple[np.ndarray, ...], axis: int, log: bool) -> np.ndarray:
@@ -139,17 +131,17 @@ def _along(rows: TaskKernel, columns: TaskKernel, inputs: tuple[np.ndarray, ...]
     if not out.size:
         return out
     C, inner = shape[axis], math.prod(shape[axis + 1 :])
-    contiguous = bits_of if out.dtype.itemsize == 2 else np.ascontiguousarray
-    if contiguous is bits_of and inner > 1:
-        wide = tuple([elementwise.cast(x, np.dtype(np.float32)) for x in inputs])
-        return elementwise.cast(_along(rows, columns, wide, axis, log), out.dtype)
+    contiguous, like = (bits_of, _FLOAT32) if out.dtype.itemsize == 2 else (np.ascontiguousarray, out.reshape(-1)[:0])
     arrays = [contiguous(x).reshape((-1, C) if inner == 1 else (-1, C, inner)) for x in (*inputs, out)]
     key = tuple([x.dtype for x in arrays])
     if inner == 1:
         rows.launch(key, tasks_of_rows(out.size // C, C, TASK_ELEMENTS), *arrays, log)
     else:
-        columns.launch(key, get_num_threads() if out.size > TASK_ELEMENTS else 1, *arrays, log)
+        columns.launch(key, get_num_threads() if out.size > TASK_ELEMENTS else 1, *arrays, log, like)
     return out
+
+
+_FLOAT32 = np.empty(0, np.float32)
 
 
 def forward(x: np.ndarray, axis: int) -> np.ndarray:

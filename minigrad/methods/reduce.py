@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from .. import dtypes, shapes
 from ..autograd import TensorCore
 from ..errors import bad_type, bad_value, check_choice, expect
-from ..ops import elementwise, movement, reduce, softmax
+from ..ops import elementwise, indexing, reduce, softmax
 from ..shapes import Axis, Dim
 from .indexing import ValuesAndIndices
 
@@ -162,8 +162,8 @@ class ReduceMethods:
         if found is None:
             axes = self._nonempty(name, None, None)
             return (reduce.Max if name == "max" else reduce.Min).apply(self, axes=axes, keepdim=False)
-        index = self.argmax(found, keepdim) if name == "max" else self.argmin(found, keepdim)
-        return ValuesAndIndices(self._at(found, index), index)
+        self._nonempty(name, found, None)
+        return _placed(self, found, name == "max", running=False, keepdim=keepdim)
 
     def median(self: Tensor, dim: Axis = None, keepdim: bool = False, *, axis: Axis = None) -> Any:
         """The value in the middle (of an even number the lower one), or along ``dim`` the pair (values, indices).
@@ -248,14 +248,14 @@ class ReduceMethods:
 
         The gradient goes to that index.
         """
-        return _running(self, dim, largest=True)
+        return _placed(self, shapes.normalize_dim(dim, self.ndim), largest=True)
 
     def cummin(self: Tensor, dim: int) -> ValuesAndIndices:
         """The smallest of the first 1, 2, ... values along ``dim``, and its index: of equals the last; NaN is smallest.
 
         The gradient goes to that index.
         """
-        return _running(self, dim, largest=False)
+        return _placed(self, shapes.normalize_dim(dim, self.ndim), largest=False)
 
     def diff(self: Tensor, n: int = 1, dim: int = -1) -> Tensor:
         """Each value less the one before it along ``dim``, ``n`` times over; of bool whether they differ."""
@@ -305,19 +305,9 @@ def _cumulative(op: type[reduce.CumSum | reduce.CumProd], x: Tensor, dim: int, d
     return y if dtype is None else y.to(dtype)
 
 
-def _running(x: Tensor, dim: int, largest: bool) -> ValuesAndIndices:
-    at = shapes.normalize_dim(dim, x.ndim)
+def _placed(x: Tensor, at: int, largest: bool, running: bool = True, keepdim: bool = True) -> ValuesAndIndices:
     if not x.ndim:
         return ValuesAndIndices(x.clone(), x.new_zeros((), dtype=dtypes.int64))
-    n = x.shape[at]
-    steps = x.tensor_type(list(range(n)), dtype=dtypes.int64, device=x.device)
-    best = steps.reshape(*(-1 if i == at else 1 for i in range(x.ndim))).expand(*x.shape)
-    step = 1
-    while step < n:  # Hillis and Steele 1986: each index sees twice as far back as before
-        tail, earlier = best.narrow(at, step, n - step), best.narrow(at, 0, n - step)
-        a, b = x.detach().gather(at, earlier), x.detach().gather(at, tail)
-        stays = (b >= a if largest else b <= a) | (b != b)
-        behind = tail.where(stays, earlier)
-        best = movement.Cat.apply(best.narrow(at, 0, step), behind, axis=at)
-        step *= 2
-    return ValuesAndIndices(x.gather(at, best), best.clone())
+    made, places = x.device.kernels.reduce.extremes(x.data, at, largest, running)
+    index = x.wrap(places if keepdim else places.reshape(x.data.shape[:at] + x.data.shape[at + 1 :]), x.device)
+    return ValuesAndIndices(indexing.Gather.apply(x, index, axis=at, made=made), index)

@@ -25,7 +25,6 @@ from ..ops import (
     elementwise,
     embedding as embedding_ops,
     gelu as gelu_ops,
-    group_norm as group_norm_ops,
     layer_norm as layer_norm_ops,
     linear as linear_ops,
     log_sigmoid as log_sigmoid_ops,
@@ -303,7 +302,7 @@ def group_norm(x: Tensor, num_groups: int, weight: Weight = None, bias: Weight =
     if x.ndim < 2 or num_groups < 1 or x.shape[1] % num_groups:
         raise bad_value(f"group_norm: {num_groups} groups of x {x.shape}; expected (N, C, ...), C a multiple of them")
     weight, bias = _affine("group_norm", x, x.shape[1:2], weight, bias)
-    y = group_norm_ops.GroupNorm.apply(floating("group_norm", x), weight, bias, groups=num_groups, eps=eps)
+    y = batch_norm_ops.GroupNorm.apply(floating("group_norm", x), weight, bias, groups=num_groups, eps=eps)
     return in_dtype_of(x, y)
 
 
@@ -323,23 +322,21 @@ def batch_norm(
     weight, bias = _affine("batch_norm", x, channels, weight, bias)
     _sizes("batch_norm", channels, running_mean=running_mean, running_var=running_var)
     floating("batch_norm", x)
-    wide = float32 if is_half(x.dtype) else x.dtype
+    count = math.prod(x.shape) // max(x.shape[1], 1)
+    options: dict[str, Any] = {"groups": x.shape[1], "eps": eps, "found": []}
     if not training:
         if running_mean is None or running_var is None:
             raise bad_value("batch_norm: evaluation needs running_mean and running_var; or pass training=True")
-        mean, var = (t.to(wide).data for t in (running_mean, running_var))
-        y = batch_norm_ops.BatchNorm.apply(x, weight, bias, mean=mean, var=var, eps=eps, of_batch=False)
-        return y.to(x.dtype)
-    count = math.prod(x.shape) // max(x.shape[1], 1)
-    if count < 2 and x.shape[1]:
+        wide = float32 if is_half(x.dtype) else x.dtype
+        options["given"] = tuple(t.to(wide).data.reshape(1, -1, 1, 1) for t in (running_mean, running_var))
+    elif count < 2 and x.shape[1]:
         raise bad_value(f"batch_norm: x of shape {x.shape}; training needs more than one value of each channel")
-    rows = x.detach().to(wide).reshape(x.shape[0], x.shape[1], count // max(x.shape[0], 1))
-    mean, var = (Tensor.wrap(a, x.device) for a in x.device.kernels.batch_norm.statistics(rows.data))
-    with no_grad():
-        for running, batch in ((running_mean, mean), (running_var, var * (count / max(count - 1, 1)))):
-            if running is not None:
-                running.mul_(1 - momentum).add_((batch * momentum).to(running.dtype))
-    y = batch_norm_ops.BatchNorm.apply(x, weight, bias, mean=mean.data, var=var.data, eps=eps, of_batch=True)
+    y = batch_norm_ops.BatchNorm.apply(x, weight, bias, **options)
+    for running, batch, scale in zip((running_mean, running_var), options["found"], (1, count / max(count - 1, 1))):
+        if running is not None:
+            with no_grad():
+                new = Tensor.wrap(batch.reshape(-1), x.device) * (scale * momentum)
+                running.mul_(1 - momentum).add_(new.to(running.dtype))
     return y.to(x.dtype)
 
 

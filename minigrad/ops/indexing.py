@@ -48,10 +48,11 @@ class Gather(Function):
     widens = False
     adds_in_place = True
 
-    def forward(self, x: Any, indices: Any, *, axis: int) -> Any:
+    def forward(self, x: Any, indices: Any, *, axis: int, made: Any = None) -> Any:
+        """``made``: the result, where a reduction has found it together with the indices."""
         places = indices if indices.ndim == x.ndim else indices.reshape((*x.shape[:axis], 1, *x.shape[axis + 1 :]))
         self.saved = (axis, places)
-        y = self.kernels.indexing.gather(x, axis, places)
+        y = self.kernels.indexing.gather(x, axis, places) if made is None else made
         return y if places is indices else y.reshape(indices.shape)
 
     def backward_into(self, dy: Any, dx: Any) -> None:

@@ -46,12 +46,14 @@ class NanSum(Sum):
     autocast = None  # PyTorch's stays in its dtype
 
     def forward(self, x: Any, *, axes: tuple[int, ...], keepdim: bool) -> Any:
-        number = self.kernels.comparison.logical_not(self.kernels.comparison.isnan(x))
-        self.saved = (number,)
-        return super().forward(self.kernels.elementwise.select(number, x), axes=axes, keepdim=keepdim)
+        if x.dtype.kind not in "fV":
+            return super().forward(x, axes=axes, keepdim=keepdim)
+        self.remember(axes, x)
+        self.saved = (x,)
+        return self.kernels.reduce.nansum(x, axes, keepdim)
 
     def backward(self, dy: Any) -> Any:
-        return self.kernels.elementwise.mul(self.spread(dy), self.saved[0])
+        return self.kernels.elementwise.mul(self.spread(dy), self.kernels.comparison.eq(*self.saved, *self.saved))
 
 
 class Mean(Reduction):
@@ -128,6 +130,7 @@ class ArgMax(Function):
     """Index of the first largest value; no gradient."""
 
     differentiable = False
+    half_kernels = "reduce"
     largest: ClassVar[bool] = True
 
     def forward(self, x: Any, *, axis: int | None, keepdim: bool) -> Any:
@@ -166,19 +169,20 @@ class Var(Reduction):
         self.remember(axes, x)
         divisor = max(math.prod(x.shape[axis] for axis in axes) - correction, 0)
         k = self.kernels
-        centred = k.elementwise.sub(x, k.reduce.mean(x, axes, True))
-        self.saved = (centred, divisor)
-        # Without the rounding of the mean, so that equal values have the variance 0.
-        exact = k.elementwise.sub(centred, k.reduce.mean(centred, axes, True))
-        total = k.reduce.sum_of_squares(exact, axes, keepdim)
-        if divisor:
-            return k.elementwise.div(total, divisor)
-        return k.full(total.shape, float("nan"), x.dtype)
+        mean, total = k.reduce.moments(x, axes)
+        self.saved = (x, mean, divisor)
+        if not keepdim:
+            total = total.reshape([n for axis, n in enumerate(x.shape) if axis not in axes])
+        return k.elementwise.div(total, divisor) if divisor else k.full(total.shape, float("nan"), total.dtype)
 
     def backward(self, dy: Any) -> Any:
-        centred, divisor, *_ = self.saved
-        k = self.kernels.elementwise
-        return k.mul(k.mul(centred, 2 / divisor if divisor else float("nan")), self.spread(dy))
+        x, mean, divisor, *_ = self.saved
+        slope = 2 / divisor if divisor else float("nan")
+        return self.kernels.elementwise.fused(_of_var, x, mean, slope, self.spread(dy))
+
+
+def _of_var(k: Any, x: Any, mean: Any, slope: float, dy: Any) -> Any:
+    return k.mul(k.mul(k.sub(x, mean), slope), dy)
 
 
 class Std(Var):
@@ -193,7 +197,7 @@ class Std(Var):
             # The squares may have left float32, where the root would not.
             y = super().forward(k.cast(x, float64), axes=axes, keepdim=keepdim, correction=correction)
             y = k.cast(k.sqrt(y), float32)
-            self.saved = (k.cast(self.saved[0], float32), self.saved[1])
+            self.saved = (x, k.cast(self.saved[1], float32), self.saved[2])
         self.saved = (*self.saved, y)
         return y
 
@@ -278,6 +282,7 @@ class CumSum(Function):
 
     __slots__ = ("axis",)
     autocast = "float32"
+    half_kernels = "reduce"
     axis: int
 
     def forward(self, x: Any, *, axis: int) -> Any:

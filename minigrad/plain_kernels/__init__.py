@@ -11,7 +11,7 @@ from .elementwise import activation, comparison, elementwise, gelu, log_sigmoid,
 from .losses import cross_entropy, linear_cross_entropy
 from .optimizers import adagrad, adamw, grad_norm, lamb, sgd
 from .random import dropout, random
-from .transformer import attention, batch_norm, group_norm, layer_norm, linear, matmul, rms_norm, rope, softmax
+from .transformer import attention, batch_norm, layer_norm, linear, matmul, rms_norm, rope, softmax
 
 fuses_add_norm = False  # no norm adds two arrays first
 in_host_memory = True  # arrays are NumPy's
@@ -19,7 +19,7 @@ in_host_memory = True  # arrays are NumPy's
 __all__ = [
     "PLAIN_ONLY", "Array", "activation", "adagrad", "adamw", "as_array", "attention", "batch_norm", "comparison",
     "contiguous", "copy", "cross_entropy", "dropout", "elementwise", "embedding", "empty", "from_dlpack", "from_host",
-    "full", "gelu", "grad_norm", "group_norm", "indexing", "lamb", "layer_norm", "linear", "linear_cross_entropy",
+    "full", "gelu", "grad_norm", "indexing", "lamb", "layer_norm", "linear", "linear_cross_entropy",
     "log_sigmoid", "matmul", "may_share_memory", "movement", "ones", "quiet", "random", "reduce", "reinterpret",
     "rms_norm", "rope", "sgd", "softmax", "to_host", "trigonometry", "zeros",
 ]

@@ -252,6 +252,16 @@ class reduce:
         """Sum of the squares over ``axes``."""
         return reduce.sum(np.square(x), axes, keepdim)
 
+    def nansum(x: np.ndarray, axes: tuple[int, ...], keepdim: bool) -> np.ndarray:
+        """Sum over ``axes`` of what is not NaN."""
+        return reduce.sum(np.where(x == x, x, x.dtype.type(0)), axes, keepdim)
+
+    @quiet()
+    def moments(x: np.ndarray, axes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+        """Mean, and sum of the squared distances from it, over ``axes``, which stay; 0 where all values are equal."""
+        mean = reduce.mean(x, axes, True)
+        return mean, reduce.sum_of_squares(x - mean - reduce.mean(x - mean, axes, True), axes, True)
+
     @quiet()
     def mean(x: np.ndarray, axes: tuple[int, ...], keepdim: bool) -> np.ndarray:
         """Mean over ``axes``; NaN for an empty one."""
@@ -277,6 +287,21 @@ class reduce:
     def argmin(x: np.ndarray, axis: int | None, keepdim: bool) -> np.ndarray:
         """Index (int64) of the first smallest value along ``axis``, or in the flattened array."""
         return np.asarray(untyped.ndarray.argmin(x, axis, keepdims=keepdim), dtype=np.int64)
+
+    @quiet()
+    def extremes(x: np.ndarray, axis: int, largest: bool, running: bool) -> tuple[np.ndarray, np.ndarray]:
+        """The largest (smallest) value along ``axis``, and the place (int64) of the first of equals.
+
+        ``running``: of the first 1, 2, ... values, and of the last of equals. NaN is the largest and the smallest.
+        """
+        wide = x.astype(np.float32) if is_half(x.dtype) else x
+        if running:
+            so_far = (untyped.maximum if largest else untyped.minimum).accumulate(wide, axis)
+            steps = np.arange(x.shape[axis]).reshape(-1, *[1] * (x.ndim - 1 - axis))
+            places = np.maximum.accumulate(np.where((wide == so_far) | (wide != wide), steps, 0), axis)
+        else:
+            places = (reduce.argmax if largest else reduce.argmin)(wide, axis, True)
+        return np.take_along_axis(x, places, axis), places
 
     def any(x: np.ndarray, axes: tuple[int, ...], keepdim: bool) -> np.ndarray:
         """Whether any value over ``axes`` is not zero."""

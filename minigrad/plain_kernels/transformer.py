@@ -87,66 +87,30 @@ class rms_norm:
         return rstd[:, None] * (g - xhat * reduce.mean(g * xhat, (1,), True)), (dy * xhat).sum(0)
 
 
-class group_norm:
-    """x (N, C, S): the channels are G groups of neighbours. The C / G * S values of each group of each sample are a
-    row that ``layer_norm`` makes xhat (Wu & He 2018). Then y = xhat * weight + bias by channel.
-
-    dx: layer_norm's, for g = dy * weight      dweight = sum over N and S of dy * xhat      dbias = of dy
-    """
-
-    def forward(x: np.ndarray, weight: np.ndarray, bias: np.ndarray, groups: int, eps: float) -> Norm:
-        """x (N, C, S), weight and bias (C,) -> y (N, C, S), mean and rstd (N * groups,); all of x's dtype."""
-        N, C, S = x.shape
-        y, mean, rstd = layer_norm.forward(x.reshape(N * groups, C // groups * S), None, None, eps)
-        return y.reshape(x.shape) * weight[:, None] + bias[:, None], mean, rstd
-
-    def backward(dy: np.ndarray, x: np.ndarray, weight: np.ndarray, mean: np.ndarray, rstd: np.ndarray) -> Norm:
-        """dy, x (N, C, S) and mean, rstd of ``forward`` -> dx (N, C, S), dweight (C,), dbias (C,)."""
-        rows = x.reshape(mean.size, x.size // max(mean.size, 1))
-        dx, _, _ = layer_norm.backward((dy * weight[:, None]).reshape(rows.shape), rows, None, mean, rstd)
-        xhat = ((rows - mean[:, None]) * rstd[:, None]).reshape(x.shape)
-        return dx.reshape(x.shape), (dy * xhat).sum((0, 2)), dy.sum((0, 2))
-
-
 class batch_norm:
-    """x (N, C, S) by channel (Ioffe & Szegedy 2015). The variance is the two-pass one, which does not cancel.
+    """The steps of what normalises channels (Ioffe & Szegedy 2015; Wu & He 2018), each of elements that broadcast."""
 
-    rstd = 1 / sqrt(var + eps)      xhat = (x - mean) rstd      y = xhat * weight + bias
-    dweight = sum over N and S of dy * xhat      dbias = of dy
-    dx = weight rstd dy                                                  where mean and var are given
-    dx = weight rstd (dy - dbias / n - xhat dweight / n),  n = N S      where they are those of x
-    """
+    @quiet
+    def scale(var: np.ndarray, eps: float) -> np.ndarray:
+        """1 / sqrt(var + eps)."""
+        return 1 / np.sqrt(var + eps)
 
-    def statistics(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and (biased) variance (C,) of the channels of x (N, C, S)."""
-        mean = reduce.mean(x, (0, 2), False)
-        return mean, reduce.mean(np.square(x - mean[:, None]), (0, 2), False)
+    @quiet
+    def affine(x: np.ndarray, mean: np.ndarray, slope: np.ndarray, bias: np.ndarray) -> np.ndarray:
+        """(x - mean) slope + bias."""
+        return (x - mean) * slope + bias
 
-    def forward(
-        x: np.ndarray, weight: np.ndarray, bias: np.ndarray, mean: np.ndarray, var: np.ndarray, eps: float
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """x (N, C, S), the others (C,) -> y (N, C, S), rstd (C,); all of x's dtype."""
-        rstd = 1 / np.sqrt(var + x.dtype.type(eps))
-        y = x - mean[:, None]
-        y *= (rstd * weight)[:, None]
-        y += bias[:, None]
-        return y, rstd
+    @quiet
+    def products(dy: np.ndarray, x: np.ndarray, mean: np.ndarray) -> np.ndarray:
+        """dy (x - mean)."""
+        return dy * (x - mean)
 
-    def backward(
-        dy: np.ndarray, x: np.ndarray, weight: np.ndarray, mean: np.ndarray, rstd: np.ndarray, of_batch: bool
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """dy, x (N, C, S) -> dx (N, C, S), dweight (C,), dbias (C,); ``of_batch``: mean and rstd depend on x."""
-        xhat = x - mean[:, None]
-        xhat *= rstd[:, None]
-        dweight, dbias = reduce.sum(dy * xhat, (0, 2), False), reduce.sum(dy, (0, 2), False)
-        if not of_batch:
-            return dy * (rstd * weight)[:, None], dweight, dbias
-        n = x.dtype.type(max(x.shape[0] * x.shape[2], 1))
-        xhat *= (dweight / n)[:, None]
-        dx = dy - xhat
-        dx -= (dbias / n)[:, None]
-        dx *= (rstd * weight)[:, None]
-        return dx, dweight, dbias
+    @quiet
+    def gradient(
+        dy: np.ndarray, x: np.ndarray, mean: np.ndarray, slope: np.ndarray, factor: np.ndarray, shift: np.ndarray
+    ) -> np.ndarray:
+        """dy slope - (x - mean) factor - shift."""
+        return dy * slope - (x - mean) * factor - shift
 
 
 class matmul:

@@ -73,24 +73,25 @@ def workspace(depth: int, columns: int, rows: int, like: Any) -> Any:
 
 
 @inline
-def fold_columns(fold: int, x: Any, x_row: int, rows: int, columns: int, part: Any) -> None:
+def fold_columns(fold: int, x: Any, x_row: int, rows: int, columns: int, part: Any, shift: Any) -> None:
     """part (columns,) = the sums of the columns of x, or another fold; x has contiguous rows, ``x_row`` apart.
+    ``shift`` (columns,) is read where the fold has one.
 
     Rows are added in order, four in one pass over the sums.
     """
     for c in range(columns):
-        part[c] = term(fold, x[c], part, 0)
+        part[c] = term(fold, x[c], part, shift[c])
     i = 1
     while i < rows:
         a, step = advance(x, i * x_row), 4 if i + 4 <= rows else 1
         b, d, e = advance(a, x_row), advance(a, 2 * x_row), advance(a, 3 * x_row)
-        if step == 4:
-            for c in range(columns):
-                two = combined(fold, combined(fold, part[c], term(fold, a[c], part, 0)), term(fold, b[c], part, 0))
-                part[c] = combined(fold, combined(fold, two, term(fold, d[c], part, 0)), term(fold, e[c], part, 0))
-        else:
-            for c in range(columns):
-                part[c] = combined(fold, part[c], term(fold, a[c], part, 0))
+        for c in range(columns if step == 4 else 0):
+            two = combined(fold, part[c], term(fold, a[c], part, shift[c]))
+            two = combined(fold, two, term(fold, b[c], part, shift[c]))
+            two = combined(fold, two, term(fold, d[c], part, shift[c]))
+            part[c] = combined(fold, two, term(fold, e[c], part, shift[c]))
+        for c in range(columns if step == 1 else 0):
+            part[c] = combined(fold, part[c], term(fold, a[c], part, shift[c]))
         i += step
 
 
@@ -98,7 +99,7 @@ def fold_columns(fold: int, x: Any, x_row: int, rows: int, columns: int, part: A
 def add_columns(x: Any, x_row: int, rows: int, columns: int, part: Any, total: Any, accumulate: bool) -> None:
     """total (columns,) = or += the sums of the columns of x, by way of ``part`` (columns,)."""
     not_inlined()
-    fold_columns(SUM, x, x_row, rows, columns, part)
+    fold_columns(SUM, x, x_row, rows, columns, part, part)
     for c in range(columns):
         total[c] = total[c] + part[c] if accumulate else part[c]
 

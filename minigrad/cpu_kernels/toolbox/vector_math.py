@@ -76,7 +76,8 @@ maxnum: Any = _of_llvm("llvm.maxnum", lambda a, b: a(a, b), "nsz", "reassoc")
 _larger: Any = _of_llvm("llvm.maximum", lambda a, b: a(a, b), "nsz", "reassoc", of_integers="llvm.smax")
 _smaller: Any = _of_llvm("llvm.minimum", lambda a, b: a(a, b), "nsz", "reassoc", of_integers="llvm.smin")
 SUM_BLOCK = 1024  # elements folded on their own: one long sum would lose the many small ones
-SUM, SQUARES, LOGSUMEXP, PRODUCT, LARGEST, SMALLEST = range(6)  # what is made of numbers; the first three are sums
+SUM, SQUARES, NUMBERS, DISTANCES, SQUARED_DISTANCES, POWERS, PRODUCT, LARGEST, SMALLEST = range(9)
+"""What is made of numbers: sums of x, x^2, x unless NaN, x - a, (x - a)^2, e^(x - a) with a >= x; products, extrema."""
 
 
 @emits(lambda x, like: like.dtype(x, like))
@@ -84,17 +85,19 @@ def widened(context: Any, builder: Any, signature: Any, x: Any, like: Any) -> An
     """x in the dtype of an array or a pointer; uint16 are the bits of bfloat16, int16 those of float16."""
     given, single = signature.args[0], ir.FloatType()
     if given == types.uint16:
-        return builder.bitcast(builder.shl(builder.zext(x, ir.IntType(32)), ir.IntType(32)(16)), single)
+        x = builder.bitcast(builder.shl(builder.zext(x, ir.IntType(32)), ir.IntType(32)(16)), single)
     if given == types.int16:
-        return builder.fpext(builder.bitcast(x, ir.HalfType()), single)
+        x = builder.fpext(builder.bitcast(x, ir.HalfType()), single)
+    given = types.float32 if given in {types.uint16, types.int16} else given
     return context.cast(builder, x, given, signature.return_type)
 
 
 @emits(lambda x, like: like.dtype(x, like))
 def rounded(context: Any, builder: Any, signature: Any, x: Any, like: Any) -> Any:
-    """``widened``'s inverse: the nearest of two half floats, or the even one; NaN keeps its sign. Other x stay."""
-    if x.type == context.get_value_type(signature.return_type):
-        return x
+    """``widened``'s inverse: the nearest of two half floats, or the even one; NaN keeps its sign."""
+    if signature.return_type not in {types.uint16, types.int16}:
+        return context.cast(builder, x, signature.args[0], signature.return_type)
+    x = context.cast(builder, x, signature.args[0], types.float32)
     if signature.return_type == types.int16:
         return builder.bitcast(builder.fptrunc(x, ir.HalfType()), ir.IntType(16))
     bits = builder.bitcast(x, ir.IntType(32))
@@ -128,12 +131,30 @@ def combined(fold: int, x: Any, y: Any) -> Any:
     return x * y if fold == PRODUCT else x + y
 
 
+@emits(lambda x: x(x))
+def _number_or_zero(context: Any, builder: Any, signature: Any, x: Any) -> Any:
+    """x, 0 for NaN, of an integer nothing else."""
+    return x if isinstance(x.type, ir.IntType) else builder.select(builder.fcmp_ordered("ord", x, x), x, x.type(0.0))
+
+
+@inline
+def moves(x: Any, before: Any, now: Any, last: bool) -> Any:
+    """Whether an extremum, which x has made of ``before`` what it is ``now``, is x: of equals the ``last`` or first."""
+    return (x == now) | (x != x) if last else (now != before) & (before == before)
+
+
 @inline
 def term(fold: int, x: Any, like: Any, shift: Any) -> Any:
     """What of an element goes into the fold."""
     number = widened(x, like)
-    if fold == LOGSUMEXP:
+    if fold == POWERS:
         return exp_nonpositive(number - shift)
+    if fold == NUMBERS:
+        return _number_or_zero(number)
+    if fold == DISTANCES:
+        return number - shift
+    if fold == SQUARED_DISTANCES:
+        return (number - shift) * (number - shift)
     return number * number if fold == SQUARES else number
 
 
