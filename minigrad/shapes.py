@@ -10,7 +10,9 @@ import numpy as np
 
 from . import capturing, dtypes
 from .autograd import TensorCore
+from .device import CPU
 from .errors import bad_index, bad_type, bad_value, operation
+from .modes import of_thread
 
 if TYPE_CHECKING:
     from .tensor import Tensor
@@ -184,10 +186,15 @@ def bool_mask(name: str, mask: Tensor) -> Tensor:
     return mask
 
 
-def check_range(name: str, index: Tensor, size: int) -> None:
-    """TypeError unless ``index`` is of integers, IndexError unless all are in [0, size)."""
+def check_range(name: str, index: Tensor, size: int | None, moved: bool = False) -> None:
+    """TypeError unless ``index`` is of integers, IndexError unless all are in [0, size).
+
+    The CPU's kernels check what is ``moved`` along a dimension themselves.
+    """
     if index.data.dtype.kind not in "iu":
         raise bad_type(f"{name}: indices must be integers, not {index.dtype}")
+    if size is None or (moved and index.device is CPU and of_thread.mode.kernels is None):
+        return
     bad = index.device.kernels.embedding.check_indices(index.long().data, size)
     if bad >= 0:
         raise bad_index(f"{name}: index {int(index.reshape(-1)[bad])} is out of range for size {size}")
@@ -198,7 +205,7 @@ def scatter_source(name: str, x: Tensor, axis: int, index: Tensor, source: Any) 
     limits = [m if i != axis else n for i, (n, m) in enumerate(zip(index.shape, x.shape, strict=False))]
     if not index.ndim == x.ndim > 0 or any(n > m for n, m in zip(index.shape, limits, strict=True)):
         raise bad_value(f"{name} along {axis}: index shape {index.shape} does not fit the tensor's {x.shape}")
-    check_range(name, index, x.shape[axis])
+    check_range(name, index, x.shape[axis], moved=name[-1] != "_")
     if not isinstance(source, TensorCore):
         return source
     if source.data.ndim != x.ndim or any(n > m for n, m in zip(index.shape, source.data.shape, strict=True)):

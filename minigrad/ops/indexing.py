@@ -1,8 +1,10 @@
 """Indexing and sorting. Their gradients are mostly zeros, so they add into the input's gradient in place."""
 
-from typing import Any
+import math
+from typing import Any, ClassVar
 
 from ..autograd import Function
+from ..dtypes import bool_, int64
 
 
 class Index(Function):
@@ -17,10 +19,7 @@ class Index(Function):
 
     def forward(self, x: Any, *, where: Any, basic: bool) -> Any:
         if self.needs[0]:
-            kernels, parts = self.kernels, where if isinstance(where, tuple) else (where,)
-            # Copies of arrays, which the caller may change before backward.
-            kept = [kernels.copy(part) if isinstance(part, kernels.Array) else part for part in parts]
-            self.where, self.basic = tuple(kept) if isinstance(where, tuple) else kept[0], basic
+            self.where, self.basic = _kept(self.kernels, where), basic
         return self.kernels.indexing.index(x, where)
 
     def backward_into(self, dy: Any, dx: Any) -> None:
@@ -32,6 +31,74 @@ class Index(Function):
             elementwise.add_into(part, dy)
         else:  # of a mask
             indexing.assign_at(dx, self.where, elementwise.add(part, dy))
+
+
+def _kept(kernels: Any, where: Any) -> Any:
+    """The index with copies of its arrays, which the caller may change before backward."""
+    if isinstance(where, tuple):
+        return tuple([_kept(kernels, part) for part in where])
+    return kernels.copy(where) if isinstance(where, kernels.Array) else where
+
+
+def _indexed(where: Any, ndim: int) -> int:
+    """How many dimensions an index of arrays and slices takes; all of them for another."""
+    parts = where if isinstance(where, tuple) else (where,)
+    if any(part is None or part is Ellipsis or isinstance(part, bool) for part in parts):
+        return ndim
+    return sum(part.ndim if getattr(part, "dtype", int64) == bool_ else 1 for part in parts)
+
+
+class IndexPut(Function):
+    """y = x, but y[where] = values, after ``first`` a view;  dx = dy, 0 there, dvalues = dy there.
+
+    If a position is written twice, the last value stays, and only that one gets a gradient.
+    """
+
+    __slots__ = ("basic", "first", "shape", "where")
+    widens = False
+    adds: ClassVar[bool] = False
+
+    def forward(self, x: Any, values: Any, *, where: Any, basic: bool = False, first: Any = None) -> Any:
+        y, k = self.kernels.copy(x), self.kernels.indexing
+        self.basic, self.first, self.shape = basic, first, getattr(values, "shape", ())
+        if self.needs[0] or self.needs[1]:
+            self.where = _kept(self.kernels, where)
+        (k.add_at if self.adds else k.assign_at)(self._part(y), where, values)
+        return y
+
+    def _part(self, y: Any) -> Any:
+        return y if self.first is None else self.kernels.indexing.index(y, self.first)
+
+    def backward(self, dy: Any) -> Any:
+        k, dx, dvalues = self.kernels.indexing, dy, None
+        if self.needs[0] and not self.adds:
+            dx = self.kernels.copy(dy)
+            k.assign_at(self._part(dx), self.where, 0)
+        if self.needs[1]:
+            part = self._part(dy)
+            dvalues = k.index(part, self.where)
+            if not (self.basic or self.adds):
+                dims, where = _indexed(self.where, part.ndim), self.where
+                rest, shape = (1,) * (part.ndim - dims), dvalues.shape[: dvalues.ndim - part.ndim + dims]
+                write, read = (lambda x, y: k.assign_at(x, where, y)), (lambda x: k.index(x, where))
+                stays = _staying(self.kernels, shape, part.shape[:dims], write, read)
+                dvalues = self.kernels.elementwise.select(stays.reshape((*shape, *rest)), dvalues)
+        return dx, dvalues
+
+
+class IndexAdd(IndexPut):
+    """y = x, but y[where] += values;  dx = dy, dvalues = dy there."""
+
+    widens = True
+    adds = True
+
+
+def _staying(kernels: Any, shape: Any, target: Any, write: Any, read: Any) -> Any:
+    """bool, of ``shape``: which values stay where some that ``write`` puts into an array are put over others."""
+    order = kernels.reduce.cumsum(kernels.ones((math.prod(shape),), int64), 0).reshape(shape)
+    last = kernels.zeros(target, int64)
+    write(last, order)
+    return kernels.comparison.eq(read(last), order)
 
 
 class Gather(Function):
@@ -72,8 +139,10 @@ class Scatter(Function):
             dx = self.kernels.copy(dy)
             k.scatter(dx, *self.saved, 0)
         if self.needs[1]:
-            there = k.gather(dy, *self.saved)
-            dsource = self.kernels.elementwise.select(k.scatter_winners(dy.shape, *self.saved), there)
+            (axis, indices), there = self.saved, k.gather(dy, *self.saved)
+            write, read = (lambda x, y: k.scatter(x, axis, indices, y)), (lambda x: k.gather(x, axis, indices))
+            stays = _staying(self.kernels, there.shape, dy.shape, write, read)
+            dsource = self.kernels.elementwise.select(stays, there)
         return dx, dsource, None
 
 

@@ -133,7 +133,7 @@ class indexing:
 
     def add_at(x: np.ndarray, where: Any, y: np.ndarray) -> None:
         """x[where] += y; repeated positions add up."""
-        np.add.at(x, where, y)
+        _change_at(np.add, x, where, y)
 
     def assign_at(x: np.ndarray, where: Any, y: Any) -> None:
         """x[where] = y."""
@@ -141,30 +141,22 @@ class indexing:
 
     def gather(x: np.ndarray, axis: int, indices: np.ndarray) -> np.ndarray:
         """y[i][j][k] = x[i][indices[i][j][k]][k] (for axis 1), the shape of ``indices``."""
-        return x[_grid(indices, axis)]
+        return x[_grid(x, indices, axis)]
 
     def scatter_add(x: np.ndarray, axis: int, indices: np.ndarray, y: np.ndarray) -> None:
         """x[i][indices[i][j][k]][k] += y[i][j][k] (for axis 1), in place; repeated positions add up in order."""
-        np.add.at(x, _grid(indices, axis), y)
+        _change_at(np.add, x, _grid(x, indices, axis), y)
 
     def scatter(x: np.ndarray, axis: int, indices: np.ndarray, y: Any) -> None:
         """x[i][indices[i][j][k]][k] = y[i][j][k] (for axis 1), in place; of repeated positions the last one wins."""
-        x[_grid(indices, axis)] = y
+        x[_grid(x, indices, axis)] = y
 
     def scatter_reduce(x: np.ndarray, axis: int, indices: np.ndarray, y: np.ndarray, reduce: str) -> None:
         """x[i][indices[i][j][k]][k] = f(itself, y[i][j][k]) (for axis 1), in place, one after the other.
 
         f is the product, the larger or the smaller one for ``reduce`` "prod", "amax" or "amin"; NaN stays.
         """
-        with np.errstate(all="ignore"):
-            REDUCTIONS[reduce].at(x, _grid(indices, axis), y)
-
-    def scatter_winners(shape: tuple[int, ...], axis: int, indices: np.ndarray) -> np.ndarray:
-        """bool, of the shape of ``indices``: whose value ``scatter`` into an array of ``shape`` leaves there."""
-        order = np.arange(indices.size).reshape(indices.shape)
-        last = np.empty(shape, np.int64)
-        indexing.scatter(last, axis, indices, order)
-        return indexing.gather(last, axis, indices) == order
+        _change_at(REDUCTIONS[reduce], x, _grid(x, indices, axis), y)
 
     def argsort(x: np.ndarray, axis: int, descending: bool, first: int | None = None) -> np.ndarray:
         """The ``first`` (default: all) indices (int64) of ``x`` sorted stably along ``axis``; NaN is the largest."""
@@ -196,7 +188,18 @@ class indexing:
 REDUCTIONS: dict[str, np.ufunc] = {"prod": np.multiply, "amax": np.maximum, "amin": np.minimum}
 
 
-def _grid(indices: np.ndarray, axis: int) -> tuple[np.ndarray, ...]:
+@quiet()
+def _change_at(ufunc: np.ufunc, x: np.ndarray, where: Any, y: Any) -> None:
+    """x[where] = ufunc(itself, y), one after the other; half-width floats in float32, rounded once."""
+    wide = x.astype(np.float32) if is_half(x.dtype) else x
+    ufunc.at(wide, where, np.asarray(y).astype(wide.dtype, copy=False))
+    if wide is not x:
+        x[...] = wide
+
+
+def _grid(x: np.ndarray, indices: np.ndarray, axis: int) -> tuple[np.ndarray, ...]:
+    if (bad := embedding.check_indices(indices, x.shape[axis])) >= 0:
+        raise IndexError(f"index {indices.reshape(-1)[bad]} is out of range for size {x.shape[axis]}")
     ranges = [np.arange(n).reshape(-1, *(1,) * (indices.ndim - 1 - i)) for i, n in enumerate(indices.shape)]
     return (*ranges[:axis], indices, *ranges[axis + 1 :])
 
@@ -217,12 +220,7 @@ class embedding:
         """dweight[indices] += dy, in place, duplicates summed in order. Half floats are summed in float32 and rounded
         once.
         """
-        if not is_half(dweight.dtype):
-            np.add.at(dweight, indices, dy)
-            return
-        wide = np.zeros(dweight.shape, np.float32)
-        np.add.at(wide, indices, dy.astype(np.float32))
-        np.copyto(dweight, wide + dweight, casting="unsafe")
+        _change_at(np.add, dweight, indices, dy)
 
 
 class reduce:
