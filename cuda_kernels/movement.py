@@ -4,6 +4,8 @@ import itertools
 
 import numpy as np
 
+from minigrad.plain_kernels import movement as plain
+
 from . import comparison, elementwise
 from .platform.array import Array, copy, empty, expand as expand, full
 from .rowwise.scan import iota
@@ -74,17 +76,12 @@ def tile(x: Array, repeats: tuple[int, ...]) -> Array:
 
 def pad(x: Array, widths: tuple[tuple[int, int], ...], value: float) -> Array:
     """A copy with (before, after) elements of ``value`` added along each axis; negative numbers remove elements."""
-    shape = tuple(n + before + after for n, (before, after) in zip(x.shape, widths, strict=True))
-    y = empty(shape, x.dtype, x.device)
+    y = empty(plain.padded_shape(x, widths), x.dtype, x.device)
     border = full(1, value, x.dtype, x.device)
-    inner = y  # what is left when the borders of the axes before have been filled
-    for axis, (before, after) in enumerate(widths):
-        for part in (slice(max(before, 0)), slice(inner.shape[axis] - max(after, 0), None)):
-            edge = _part(inner, axis, part)
-            copy_into(edge, border.view(edge.shape, (0,) * edge.ndim))
-        inner = _part(inner, axis, slice(max(before, 0), inner.shape[axis] - max(after, 0)))
-    kept = (slice(max(-b, 0), n - max(-a, 0)) for n, (b, a) in zip(x.shape, widths, strict=True))
-    copy_into(inner, x[tuple(kept)])
+    edges, inner, kept = plain.pad_parts(y, x, widths)
+    for edge in edges:
+        copy_into(edge, border.view(edge.shape, (0,) * edge.ndim))
+    copy_into(inner, kept)
     return y
 
 

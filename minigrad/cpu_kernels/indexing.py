@@ -8,9 +8,11 @@ import numpy as np
 
 from ..plain_kernels import indexing as plain
 from ..plain_kernels.arrays import is_half
+from .elementwise import assign
 from .embedding import ADD, ALONE, ASSIGN, NUMBERS, READ, REDUCTIONS, check_indices, move
 from .toolbox.array_program import formula
 from .toolbox.register_tile import operand
+from .toolbox.strided_copy import MANY, copied
 from .toolbox.threads import task_kernel, tasks_of_rows
 
 FEW = 16384  # elements that NumPy picks in the time of a launch
@@ -101,6 +103,8 @@ def _in_order(x: Any) -> Any:
 _upper = formula(lambda x: (_in_order(x) >> 32).astype(np.int32))
 _lower = formula(lambda x, least: ((_in_order(x) - least) ^ 0x80000000).astype(np.int32))  # signed as if it were not
 _not_equal = formula(np.not_equal)
+_above = formula(np.floor_divide)
+_rest = formula(lambda x, above, n: x - above * n)
 _ascending = formula(lambda x, places: (_in_order(x) << 32) | places)
 _descending = formula(lambda x, places: (np.invert(_in_order(x)) << 32) | places)
 
@@ -137,7 +141,14 @@ def argsort(x: np.ndarray, axis: int, descending: bool, first: int | None = None
 
 def nonzero(x: np.ndarray) -> np.ndarray:
     """int64 (count, ndim): the places where x is not 0."""
-    return plain.nonzero(_not_equal(x, 0))
+    flat = _not_equal(x, 0).reshape(-1).nonzero()[0]
+    places = np.empty((x.ndim, flat.size), np.int64)
+    for dim in range(x.ndim - 1, 0, -1):
+        above = _above(flat, max(x.shape[dim], 1))
+        places[dim] = _rest(flat, above, x.shape[dim])
+        flat = above
+    places[:1] = flat
+    return copied(places.T)
 
 
 def index(x: np.ndarray, where: Any) -> np.ndarray:
@@ -155,7 +166,8 @@ def index(x: np.ndarray, where: Any) -> np.ndarray:
 
 def _at(x: np.ndarray, where: Any, y: Any, write: Any) -> bool:
     """Whether ``write``, of indices along an axis, has changed x at rows of ``where`` by y."""
-    found = None if x.size < FEW or not x.flags.carray else _rows(x, where)
+    few = x.size < FEW and (where if isinstance(where, np.ndarray) else np.asarray(y)).size < FEW
+    found = None if few or not x.flags.carray else _rows(x, where)
     if found is None or np.may_share_memory(x, y):
         return False
     cube, axis, rows = found
@@ -173,7 +185,12 @@ def add_at(x: np.ndarray, where: Any, y: np.ndarray) -> None:
 
 def assign_at(x: np.ndarray, where: Any, y: Any) -> None:
     """x[where] = y; of repeated positions the last one wins."""
-    if not _at(x, where, y, scatter):
+    if _at(x, where, y, scatter):
+        return
+    part = x[where] if x.nbytes >= MANY and isinstance(y, np.ndarray) else None
+    if part is not None and np.may_share_memory(part, x):
+        assign(part, y)
+    else:
         plain.assign_at(x, where, y)
 
 

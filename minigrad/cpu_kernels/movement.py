@@ -23,7 +23,8 @@ def contiguous(x: np.ndarray) -> np.ndarray:
 
 def cat(arrays: tuple[np.ndarray, ...], axis: int) -> np.ndarray:
     """The arrays one after the other along ``axis``."""
-    if sum([x.nbytes for x in arrays]) < MANY or len({x.dtype for x in arrays}) > 1 or numba.config.DISABLE_JIT:
+    total = sum([x.nbytes for x in arrays])
+    if total < max(MANY, FEW * len(arrays)) or len({x.dtype for x in arrays}) > 1 or numba.config.DISABLE_JIT:
         return np.concatenate(arrays, axis)
     shape, dtype = list(arrays[0].shape), arrays[0].dtype
     shape[axis] = sum([x.shape[axis] for x in arrays])
@@ -53,6 +54,16 @@ def tile(x: np.ndarray, repeats: tuple[int, ...]) -> np.ndarray:
     pairs = [*zip((1,) * (len(sizes) - len(repeats)) + repeats, sizes)]
     apart = np.broadcast_to(x.reshape([m for n in sizes for m in (1, n)]), [m for pair in pairs for m in pair])
     return copied(apart).reshape([m * n for m, n in pairs])
+
+
+def pad(x: np.ndarray, widths: tuple[tuple[int, int], ...], value: float) -> np.ndarray:
+    """A copy with (before, after) elements of ``value`` added along each axis; negative numbers remove elements."""
+    if x.nbytes < FEW:
+        return plain.pad(x, widths, value)
+    y, border = np.empty(plain.padded_shape(x, widths), x.dtype), np.full((), value, x.dtype)
+    edges, inner, kept = plain.pad_parts(y, x, widths)
+    copy_into(*[part for edge in edges for part in (edge, np.broadcast_to(border, edge.shape))], inner, kept)
+    return y
 
 
 def _below(x: np.ndarray, diagonal: int) -> np.ndarray:

@@ -53,10 +53,7 @@ class IndexingMethods:
         dim = shapes.normalize_dim(dim, len(shape))
         if not shape and not wanted:
             return self.reshape(1).gather(0, index.reshape(1)).reshape(())
-        limits = shape if shape == wanted else (*shape[:dim], math.inf, *shape[dim + 1 :])
-        if len(wanted) != len(shape) or (limits is not shape and any(n > m for n, m in zip(wanted, limits))):
-            raise bad_value(f"gather along {dim}: index shape {index.shape} does not fit the tensor's {self.shape}")
-        check_range("gather", index, shape[dim], moved=True)
+        shapes.check_places("gather", self, dim, index)
         return indexing.Gather.apply(self, index, axis=dim)
 
     def take_along_dim(self: Tensor, indices: Tensor, dim: Axis = None) -> Tensor:
@@ -251,13 +248,16 @@ class IndexingMethods:
             raise bad_value(f"bincount of {self.dtype}, shape {self.shape}: expected a vector of integers")
         if weights is not None and weights.shape != self.shape:
             raise bad_value(f"bincount: weights of shape {weights.shape} for indices of shape {self.shape}")
-        if minlength < 0 or (len(self) and int(self.amin()) < 0):
+        k, x = self.device.kernels, self.long().data
+        if minlength < 0 or (x.size and k.reduce.min(x, (0,), False) < 0):
             raise bad_value(f"bincount: minlength={minlength} and the numbers must not be negative")
-        size = max(minlength, int(self.amax()) + 1 if len(self) else 0)
-        added = self.new_ones(len(self), dtype=dtypes.int64) if weights is None else weights.detach()
-        if weights is not None and weights.dtype != dtypes.float32:
-            added = added.double()
-        return added.new_zeros(size).scatter_add(0, self.long(), added)
+        size = max(minlength, int(k.reduce.max(x, (0,), False)) + 1 if x.size else 0)
+        dtype = (
+            dtypes.int64 if weights is None else dtypes.float32 if weights.dtype == dtypes.float32 else dtypes.float64
+        )
+        y = k.zeros((size,), dtype)
+        k.indexing.scatter_add(y, 0, x, 1 if weights is None else weights.to(dtype).data)
+        return self.wrap(y, self.device)
 
     def multinomial(self: Tensor, num_samples: int, replacement: bool = False, *, generator: Source = None) -> Tensor:
         """Indices (int64, shape (..., num_samples)) drawn in proportion to the last dimension's weights.

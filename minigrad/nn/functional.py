@@ -130,22 +130,28 @@ def pad(x: Tensor, pad: Sequence[int], mode: str = "constant", value: float = 0.
     """
     if mode == "constant":
         return x.pad(pad, value)
-    check_choice("pad", "mode", mode, ("constant", *PAD_MODES))
+    check_choice("pad", "mode", mode, ("constant", "reflect", "replicate", "circular"))
     for dim, (before, after) in enumerate(shapes.pad_widths(pad, x.shape)):
         n = x.shape[dim]
         most = {"reflect": n - 1, "circular": n}.get(mode, max(before, after) if n else 0)
         if min(before, after) < 0 or max(before, after) > max(most, 0):
             raise bad_value(f"pad: {mode} by ({before}, {after}) of dim {dim} of shape {x.shape}")
         if before or after:
-            places = np.pad(np.arange(n), (before, after), PAD_MODES[mode])
-            ends = (Tensor(end, device=x.device) for end in (places[:before], places[before + n :]))
-            first, last = (x.index_select(dim, end) for end in ends)
-            x = cat([first, x, last], dim)
+            first = [_border(x, mode, dim, before, False)] if before else []
+            last = [_border(x, mode, dim, after, True)] if after else []
+            x = cat([*first, x, *last], dim)
     return x
 
 
-PAD_MODES: dict[str, Any] = {"reflect": "reflect", "replicate": "edge", "circular": "wrap"}
-"""PyTorch's names, and NumPy's."""
+def _border(x: Tensor, mode: str, dim: int, size: int, behind: bool) -> Tensor:
+    n = x.shape[dim]
+    places = {
+        "reflect": slice(n - 2, n - 2 - size if n - 2 - size >= 0 else None, -1) if behind else slice(size, 0, -1),
+        "replicate": slice(n - 1, n) if behind else slice(1),
+        "circular": slice(size) if behind else slice(n - size, n),
+    }[mode]
+    part = x[(slice(None),) * dim + (places,)]
+    return part.expand(*x.shape[:dim], size, *x.shape[dim + 1 :]) if mode == "replicate" else part
 
 
 def softmin(x: Tensor, dim: int) -> Tensor:

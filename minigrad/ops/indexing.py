@@ -37,7 +37,10 @@ def _kept(kernels: Any, where: Any) -> Any:
     """The index with copies of its arrays, which the caller may change before backward."""
     if isinstance(where, tuple):
         return tuple([_kept(kernels, part) for part in where])
-    return kernels.copy(where) if isinstance(where, kernels.Array) else where
+    if not isinstance(where, kernels.Array):
+        return where
+    once = tuple([slice(None if stride else 1) for stride in where.strides])  # the rest repeats it
+    return kernels.movement.expand(kernels.copy(where[once]), where.shape)
 
 
 def _indexed(where: Any, ndim: int) -> int:
@@ -61,7 +64,7 @@ class IndexPut(Function):
     def forward(self, x: Any, values: Any, *, where: Any, basic: bool = False, first: Any = None) -> Any:
         y, k = self.kernels.copy(x), self.kernels.indexing
         self.basic, self.first, self.shape = basic, first, getattr(values, "shape", ())
-        if self.needs[0] or self.needs[1]:
+        if True in self.needs:
             self.where = _kept(self.kernels, where)
         (k.add_at if self.adds else k.assign_at)(self._part(y), where, values)
         return y
@@ -83,6 +86,7 @@ class IndexPut(Function):
                 write, read = (lambda x, y: k.assign_at(x, where, y)), (lambda x: k.index(x, where))
                 stays = _staying(self.kernels, shape, part.shape[:dims], write, read)
                 dvalues = self.kernels.elementwise.select(stays.reshape((*shape, *rest)), dvalues)
+            dvalues = dvalues.reshape((1,) * (len(self.shape) - dvalues.ndim) + dvalues.shape)
         return dx, dvalues
 
 
@@ -127,7 +131,7 @@ class Scatter(Function):
     widens = False
 
     def forward(self, x: Any, source: Any, indices: Any, *, axis: int) -> Any:
-        self.saved = (axis, self.kernels.copy(indices))  # which the caller may change before backward
+        self.saved = (axis, _kept(self.kernels, indices) if True in self.needs else indices)
         y = self.kernels.copy(x)
         self.kernels.indexing.scatter(y, axis, indices, source)
         return y
@@ -150,7 +154,7 @@ class ScatterAdd(Function):
     """y = x, but y[i][indices[i][j]] += source[i][j] (along an axis);  dx = dy, dsource = dy at those places."""
 
     def forward(self, x: Any, source: Any, indices: Any, *, axis: int) -> Any:
-        self.saved = (axis, self.kernels.copy(indices))  # which the caller may change before backward
+        self.saved = (axis, _kept(self.kernels, indices) if True in self.needs else indices)
         y = self.kernels.copy(x)
         self.kernels.indexing.scatter_add(y, axis, indices, source)
         return y

@@ -68,7 +68,8 @@ class Cat(Function):
         self.axis, self.new, shape = axis, new, inputs[0].shape
         last = new and axis == len(shape)  # else the new axis divides one along which they lie in the same order
         y = self.kernels.movement.cat([x.reshape((*shape, 1)) for x in inputs] if last else inputs, axis)
-        self.sizes = (1,) * len(inputs) if new else tuple([x.shape[axis] for x in inputs])
+        if True in self.needs:
+            self.sizes = (1,) * len(inputs) if new else tuple([x.shape[axis] for x in inputs])
         return y.reshape((*shape[:axis], len(inputs), *shape[axis:])) if new and not last else y
 
     def backward(self, dy: Any) -> Any:
