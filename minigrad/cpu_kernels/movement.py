@@ -34,28 +34,6 @@ def cat(arrays: tuple[np.ndarray, ...], axis: int) -> np.ndarray:
     return y
 
 
-def flip(x: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
-    """A copy with the order along ``axes`` reversed."""
-    return copied(x[tuple([slice(None, None, -1 if axis in axes else 1) for axis in range(x.ndim)])])
-
-
-def roll(x: np.ndarray, shifts: tuple[int, ...], axes: tuple[int, ...]) -> np.ndarray:
-    """A copy, elements moved on by the shifts along the axes; what leaves at the end enters at the start."""
-    for axis, shift in zip(axes, shifts) if x.size else ():
-        before = (slice(None),) * (axis % x.ndim)
-        at = -shift % x.shape[axis]
-        x = cat((x[(*before, slice(at, None))], x[(*before, slice(at))]), axis)
-    return x if shifts and x.size else x.copy()
-
-
-def tile(x: np.ndarray, repeats: tuple[int, ...]) -> np.ndarray:
-    """Copies of ``x`` side by side, ``repeats`` of them along each axis; there may be more repeats than axes."""
-    sizes = (1,) * (len(repeats) - x.ndim) + x.shape
-    pairs = [*zip((1,) * (len(sizes) - len(repeats)) + repeats, sizes)]
-    apart = np.broadcast_to(x.reshape([m for n in sizes for m in (1, n)]), [m for pair in pairs for m in pair])
-    return copied(apart).reshape([m * n for m, n in pairs])
-
-
 def pad(x: np.ndarray, widths: tuple[tuple[int, int], ...], value: float) -> np.ndarray:
     """A copy with (before, after) elements of ``value`` added along each axis; negative numbers remove elements."""
     if x.nbytes < FEW:

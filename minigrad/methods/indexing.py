@@ -12,7 +12,7 @@ from .. import dtypes, shapes
 from ..autograd import TensorCore
 from ..errors import bad_type, bad_value, check_option, expect
 from ..modes import cast_inputs
-from ..ops import indexing
+from ..ops import indexing, movement
 from ..random import Source, draw
 from ..shapes import Axis, check_range, parse_index, scatter_source
 
@@ -105,10 +105,7 @@ class IndexingMethods:
             return self.diagonal(diagonal).clone()
         if self.ndim != 1:
             raise bad_value(f"diag of shape {self.shape}: expected a vector or a matrix; see .diagonal")
-        size = len(self) + abs(diagonal)
-        first = diagonal if diagonal >= 0 else -diagonal * size
-        places = slice(first, first + len(self) * (size + 1), size + 1)
-        return _put(indexing.IndexPut, self.new_zeros(1).expand(size * size), self, (places,), True).reshape(size, size)
+        return movement.DiagEmbed.apply(self, offset=diagonal)
 
     def scatter(self: Tensor, dim: int, index: Tensor, src: Operand) -> Tensor:
         """A copy in which y[i][index[i][j]] = src[i][j] (for dim 1); ``src`` is a tensor or a number, as in ``gather``.
@@ -158,7 +155,7 @@ class IndexingMethods:
             raise bad_value(f"masked_scatter: {count} places and {source.numel()} values in the source")
         if source.dtype != self.dtype:
             raise bad_type(f"masked_scatter: the source is {source.dtype}, the tensor {self.dtype}; use .to(dtype)")
-        return indexing.IndexPut.apply(x, source.flatten()[:count], where=chosen.data, basic=True)
+        return indexing.IndexPut.apply(x, source.flatten()[:count], where=chosen.data, basic=True, first=None)
 
     def index_add(self: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
         """A copy in which y[index[i]] += alpha * source[i] along ``dim``."""
@@ -226,8 +223,8 @@ class IndexingMethods:
         x, k = self.detach().reshape(-1), self.device.kernels
         order = x.argsort(0)
         ordered = k.indexing.gather(x.data, 0, order.data)
-        first = k.comparison.ne(ordered, k.movement.roll(ordered, (1,), (0,)))
-        k.indexing.assign_at(first, slice(1), True)
+        first = k.ones(ordered.shape, dtypes.bool_)
+        k.elementwise.assign(first[1:], k.comparison.ne(ordered[1:], ordered[:-1]))
         values = self.wrap(k.indexing.index(ordered, first), self.device)
         if not (return_inverse or return_counts):
             return values

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .. import hints as _hints, shapes
-from ..creation import cat, one_hot as one_hot, where
+from ..creation import one_hot as one_hot, where
 from ..dtypes import bool_, finfo, float32, int64, is_floating, is_half
 from ..errors import bad_index, bad_state, bad_type, bad_value, check_choice, expect
 from ..functions import log_softmax as log_softmax, relu as relu, sigmoid as sigmoid, softmax as softmax, tanh as tanh
@@ -29,6 +29,7 @@ from ..ops import (
     layer_norm as layer_norm_ops,
     linear as linear_ops,
     log_sigmoid as log_sigmoid_ops,
+    movement as movement_ops,
     rms_norm as rms_norm_ops,
     rope as rope_ops,
 )
@@ -137,21 +138,8 @@ def pad(x: Tensor, pad: Sequence[int], mode: str = "constant", value: float = 0.
         if min(before, after) < 0 or max(before, after) > max(most, 0):
             raise bad_value(f"pad: {mode} by ({before}, {after}) of dim {dim} of shape {x.shape}")
         if before or after:
-            first = [_border(x, mode, dim, before, False)] if before else []
-            last = [_border(x, mode, dim, after, True)] if after else []
-            x = cat([*first, x, *last], dim)
+            x = movement_ops.PadFromEnds.apply(x, axis=dim, sizes=(before, after), mode=mode)
     return x
-
-
-def _border(x: Tensor, mode: str, dim: int, size: int, behind: bool) -> Tensor:
-    n = x.shape[dim]
-    places = {
-        "reflect": slice(n - 2, n - 2 - size if n - 2 - size >= 0 else None, -1) if behind else slice(size, 0, -1),
-        "replicate": slice(n - 1, n) if behind else slice(1),
-        "circular": slice(size) if behind else slice(n - size, n),
-    }[mode]
-    part = x[(slice(None),) * dim + (places,)]
-    return part.expand(*x.shape[:dim], size, *x.shape[dim + 1 :]) if mode == "replicate" else part
 
 
 def softmin(x: Tensor, dim: int) -> Tensor:

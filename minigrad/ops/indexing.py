@@ -43,66 +43,100 @@ def _kept(kernels: Any, where: Any) -> Any:
     return kernels.movement.expand(kernels.copy(where[once]), where.shape)
 
 
-def _indexed(where: Any, ndim: int) -> int:
-    """How many dimensions an index of arrays and slices takes; all of them for another."""
-    parts = where if isinstance(where, tuple) else (where,)
-    if any(part is None or part is Ellipsis or isinstance(part, bool) for part in parts):
-        return ndim
-    return sum(part.ndim if getattr(part, "dtype", int64) == bool_ else 1 for part in parts)
+class _Written(Function):
+    """y = x, but values at places, or their sum with it where the operation ``adds``;  dx = dy, unless it adds 0 there,
+    dvalues = dy there.
 
-
-class IndexPut(Function):
-    """y = x, but y[where] = values, after ``first`` a view;  dx = dy, 0 there, dvalues = dy there.
-
-    If a position is written twice, the last value stays, and only that one gets a gradient.
+    If a place is written twice, the last value stays, and only that one gets a gradient. A subclass says how values are
+    ``put`` to the places ``where`` of an array, how those there are ``got``, and which places there are.
     """
 
-    __slots__ = ("basic", "first", "shape", "where")
+    __slots__ = ("shape", "where")
     widens = False
     adds: ClassVar[bool] = False
+    where: Any
 
-    def forward(self, x: Any, values: Any, *, where: Any, basic: bool = False, first: Any = None) -> Any:
-        y, k = self.kernels.copy(x), self.kernels.indexing
-        self.basic, self.first, self.shape = basic, first, getattr(values, "shape", ())
+    def forward(self, x: Any, values: Any, *indices: Any, **options: Any) -> Any:
+        y = self.kernels.copy(x)
+        self.where, self.shape = (*indices, *options.values()), getattr(values, "shape", ())
+        self.put(y, values, self.adds)
         if True in self.needs:
-            self.where = _kept(self.kernels, where)
-        (k.add_at if self.adds else k.assign_at)(self._part(y), where, values)
+            self.where = _kept(self.kernels, self.where)
         return y
 
-    def _part(self, y: Any) -> Any:
-        return y if self.first is None else self.kernels.indexing.index(y, self.first)
-
     def backward(self, dy: Any) -> Any:
-        k, dx, dvalues = self.kernels.indexing, dy, None
+        dx, dvalues = dy, None
         if self.needs[0] and not self.adds:
             dx = self.kernels.copy(dy)
-            k.assign_at(self._part(dx), self.where, 0)
+            self.put(dx, 0, False)
         if self.needs[1]:
-            part = self._part(dy)
-            dvalues = k.index(part, self.where)
-            if not (self.basic or self.adds):
-                dims, where = _indexed(self.where, part.ndim), self.where
-                rest, shape = (1,) * (part.ndim - dims), dvalues.shape[: dvalues.ndim - part.ndim + dims]
-                write, read = (lambda x, y: k.assign_at(x, where, y)), (lambda x: k.index(x, where))
-                stays = _staying(self.kernels, shape, part.shape[:dims], write, read)
-                dvalues = self.kernels.elementwise.select(stays.reshape((*shape, *rest)), dvalues)
+            dvalues = self.got(dy)
+            if not self.adds:
+                dvalues = self.chosen(dy, dvalues)
             dvalues = dvalues.reshape((1,) * (len(self.shape) - dvalues.ndim) + dvalues.shape)
-        return dx, dvalues
+        return (dx, dvalues, None)[: len(self.needs)]
+
+    def put(self, y: Any, values: Any, adds: bool) -> None:
+        raise NotImplementedError
+
+    def got(self, y: Any) -> Any:
+        raise NotImplementedError
+
+    def chosen(self, dy: Any, dvalues: Any, places: Any = None) -> Any:
+        """The gradients of values that stay, else 0. All of an index of the first ``places`` dimensions have one."""
+        k, rest = self.kernels, dy.ndim - (dy.ndim if places is None else places)
+        shape = dvalues.shape[: dvalues.ndim - rest]
+        order = k.reduce.cumsum(k.ones((math.prod(shape),), int64), 0).reshape(shape)
+        last = k.zeros(dy.shape[: dy.ndim - rest], int64)
+        self.put(last, order, False)
+        stays = k.comparison.eq(self.got(last), order).reshape((*shape, *(1,) * rest))
+        return k.elementwise.select(stays, dvalues)
+
+
+class IndexPut(_Written):
+    """``where`` is an index, after ``first``, which gives a view; ``basic``: no place occurs twice."""
+
+    def put(self, y: Any, values: Any, adds: bool) -> None:
+        k, (where, _, first) = self.kernels.indexing, self.where
+        (k.add_at if adds else k.assign_at)(y if first is None else k.index(y, first), where, values)
+
+    def got(self, y: Any) -> Any:
+        k, (where, _, first) = self.kernels.indexing, self.where
+        return k.index(y if first is None else k.index(y, first), where)
+
+    def chosen(self, dy: Any, dvalues: Any, places: Any = None) -> Any:
+        where, basic, first = self.where
+        if basic:
+            return dvalues
+        parts = where if isinstance(where, tuple) else (where,)
+        if first is None and all(isinstance(part, slice) or getattr(part, "dtype", bool_) != bool_ for part in parts):
+            places = len(parts)
+        return super().chosen(dy, dvalues, places)
 
 
 class IndexAdd(IndexPut):
-    """y = x, but y[where] += values;  dx = dy, dvalues = dy there."""
+    """``IndexPut`` that adds."""
 
     widens = True
     adds = True
 
 
-def _staying(kernels: Any, shape: Any, target: Any, write: Any, read: Any) -> Any:
-    """bool, of ``shape``: which values stay where some that ``write`` puts into an array are put over others."""
-    order = kernels.reduce.cumsum(kernels.ones((math.prod(shape),), int64), 0).reshape(shape)
-    last = kernels.zeros(target, int64)
-    write(last, order)
-    return kernels.comparison.eq(read(last), order)
+class Scatter(_Written):
+    """y[i][indices[i][j]] = values[i][j] (along an axis)."""
+
+    def put(self, y: Any, values: Any, adds: bool) -> None:
+        (indices, axis), k = self.where, self.kernels.indexing
+        (k.scatter_add if adds else k.scatter)(y, axis, indices, values)
+
+    def got(self, y: Any) -> Any:
+        return self.kernels.indexing.gather(y, self.where[1], self.where[0])
+
+
+class ScatterAdd(Scatter):
+    """y[i][indices[i][j]] += values[i][j] (along an axis)."""
+
+    widens = True
+    adds = True
 
 
 class Gather(Function):
@@ -120,48 +154,6 @@ class Gather(Function):
     def backward_into(self, dy: Any, dx: Any) -> None:
         axis, places = self.saved
         self.kernels.indexing.scatter_add(dx, axis, places, dy.reshape(places.shape))
-
-
-class Scatter(Function):
-    """y = x, but y[i][indices[i][j]] = source[i][j] (along an axis);  dx = dy, 0 where overwritten, dsource = dy there.
-
-    If a position is written twice, the last value stays, and only that one gets a gradient.
-    """
-
-    widens = False
-
-    def forward(self, x: Any, source: Any, indices: Any, *, axis: int) -> Any:
-        self.saved = (axis, _kept(self.kernels, indices) if True in self.needs else indices)
-        y = self.kernels.copy(x)
-        self.kernels.indexing.scatter(y, axis, indices, source)
-        return y
-
-    def backward(self, dy: Any) -> Any:
-        k = self.kernels.indexing
-        dx = dsource = None
-        if self.needs[0]:
-            dx = self.kernels.copy(dy)
-            k.scatter(dx, *self.saved, 0)
-        if self.needs[1]:
-            (axis, indices), there = self.saved, k.gather(dy, *self.saved)
-            write, read = (lambda x, y: k.scatter(x, axis, indices, y)), (lambda x: k.gather(x, axis, indices))
-            stays = _staying(self.kernels, there.shape, dy.shape, write, read)
-            dsource = self.kernels.elementwise.select(stays, there)
-        return dx, dsource, None
-
-
-class ScatterAdd(Function):
-    """y = x, but y[i][indices[i][j]] += source[i][j] (along an axis);  dx = dy, dsource = dy at those places."""
-
-    def forward(self, x: Any, source: Any, indices: Any, *, axis: int) -> Any:
-        self.saved = (axis, _kept(self.kernels, indices) if True in self.needs else indices)
-        y = self.kernels.copy(x)
-        self.kernels.indexing.scatter_add(y, axis, indices, source)
-        return y
-
-    def backward(self, dy: Any) -> Any:
-        dsource = self.kernels.indexing.gather(dy, *self.saved) if self.needs[1] else None
-        return dy, dsource, None
 
 
 class ScatterProd(Function):

@@ -1,7 +1,6 @@
 """Shapes and order: reshape, permute, expand are views where memory allows."""
 
-from operator import attrgetter
-from typing import Any, ClassVar
+from typing import Any
 
 from ..autograd import Function
 from ..dtypes import float32, is_half
@@ -78,19 +77,18 @@ class Cat(Function):
 
 
 class _OfGradient(Function):
-    """dx is of dy what y is of x: ``moved``, a function of the kernels, with the options that move ``back``."""
+    """dx is of dy what y is of x: ``moved``, with the options that move ``back``."""
 
     __slots__ = ("options",)
     widens = False
     options: tuple[Any, ...]
-    moved: ClassVar["attrgetter[Any]"]
 
     def forward(self, x: Any, **options: Any) -> Any:
         self.options = tuple(options.values())
-        return self.moved(self.kernels)(x, *self.options)
+        return self.moved(x, *self.options)
 
     def backward(self, dy: Any) -> Any:
-        return self.moved(self.kernels)(dy, *self.back(*self.options))
+        return self.moved(dy, *self.back(*self.options))
 
     def back(self, *options: Any) -> tuple[Any, ...]:
         return options
@@ -99,25 +97,36 @@ class _OfGradient(Function):
 class Flip(_OfGradient):
     """y = x with the order along the axes reversed;  dx = dy reversed."""
 
-    moved = attrgetter("movement.flip")
+    def moved(self, x: Any, axes: tuple[int, ...]) -> Any:
+        places = tuple([slice(None, None, -1 if i in axes else 1) for i in range(x.ndim)])
+        return self.kernels.copy(x[places] if axes else x)
 
 
 class Tril(_OfGradient):
     """y = lower triangle of the last two axes, zeros above the diagonal;  dx = the same of dy."""
 
-    moved = attrgetter("movement.tril")
+    def moved(self, x: Any, diagonal: int) -> Any:
+        return self.kernels.movement.tril(x, diagonal)
 
 
 class Triu(_OfGradient):
     """y = upper triangle of the last two axes, zeros below the diagonal;  dx = the same of dy."""
 
-    moved = attrgetter("movement.triu")
+    def moved(self, x: Any, diagonal: int) -> Any:
+        return self.kernels.movement.triu(x, diagonal)
 
 
 class Roll(_OfGradient):
-    """y = x moved on by the shifts along the axes, around the end;  dx = dy moved back."""
+    """y = x moved on by the shifts along the axes, around the end;  dx = dy moved back. No axes: it is flattened."""
 
-    moved = attrgetter("movement.roll")
+    def moved(self, x: Any, shifts: tuple[int, ...], axes: tuple[int, ...] | None) -> Any:
+        y = flat = x if axes is not None else self.kernels.movement.reshape(x, (-1,))
+        for axis, shift in zip((0,) if axes is None else axes, shifts, strict=True):
+            along, n = (slice(None),) * axis, y.shape[axis]
+            if n and shift % n:
+                parts = [y[(*along, slice(-shift % n, None))], y[(*along, slice(-shift % n))]]
+                y = self.kernels.movement.cat(parts, axis)
+        return self.kernels.copy(x) if y is flat else y.reshape(x.shape)
 
     def back(self, *options: Any) -> tuple[Any, ...]:
         shifts, axes = options
@@ -125,32 +134,79 @@ class Roll(_OfGradient):
 
 
 class Tile(Function):
-    """y = copies of x side by side along each axis;  dx = sum of dy over the copies."""
+    """y = ``repeats`` copies of x side by side along each axis, of elements that come ``each`` so often in a row;  dx =
+    sum of dy over the copies.
+    """
 
-    __slots__ = ("repeats", "shape")
+    __slots__ = ("shape", "wide")
     widens = False
-    repeats: tuple[int, ...]
+    wide: list[int]
     shape: Any
 
-    def forward(self, x: Any, *, repeats: tuple[int, ...]) -> Any:
-        self.repeats, self.shape = repeats, x.shape
-        return self.kernels.movement.tile(x, repeats)
+    def forward(self, x: Any, *, repeats: tuple[int, ...], each: tuple[int, ...] = ()) -> Any:
+        sizes, self.shape = (1,) * (len(repeats) - x.ndim) + x.shape, x.shape
+        three = [*zip(repeats, sizes, each or (1,) * len(sizes), strict=True)]
+        self.wide = [n for each_size in three for n in each_size]
+        apart = x.reshape([n for size in sizes for n in (1, size, 1)])
+        return self.kernels.copy(self.kernels.movement.expand(apart, self.wide)).reshape(
+            [a * n * b for a, n, b in three]
+        )
 
     def backward(self, dy: Any) -> Any:
-        sizes = (1,) * (len(self.repeats) - len(self.shape)) + self.shape
         wide = self.kernels.elementwise.cast(dy, float32) if is_half(dy.dtype) else dy
-        copies = wide.reshape([m for pair in zip(self.repeats, sizes) for m in pair])
-        return self.kernels.reduce.sum(copies, tuple(range(0, copies.ndim, 2)), False).reshape(self.shape)
+        copies = tuple([i for i, n in enumerate(self.wide) if i % 3 != 1 and n != 1])
+        return self.kernels.reduce.sum(wide.reshape(self.wide), copies, False).reshape(self.shape)
 
 
 class Pad(_OfGradient):
     """y = x with borders of a constant;  dx = dy without the borders (where a border is negative: with zeros)."""
 
-    moved = attrgetter("movement.pad")
+    def moved(self, x: Any, widths: tuple[tuple[int, int], ...], value: float) -> Any:
+        return self.kernels.movement.pad(x, widths, value)
 
     def back(self, *options: Any) -> tuple[Any, ...]:
         widths, _ = options
         return tuple((-before, -after) for before, after in widths), 0
+
+
+class PadFromEnds(Function):
+    """y = x with borders along an axis of values near its ends, as ``mode`` says;  dx = dy, borders' added there."""
+
+    __slots__ = ("axis", "ends", "sizes")
+    widens = False
+    axis: int
+    sizes: tuple[int, int, int]
+    ends: list[Any]
+
+    def forward(self, x: Any, *, axis: int, sizes: tuple[int, int], mode: str) -> Any:
+        (before, after), n, along = sizes, x.shape[axis], (slice(None),) * axis
+        below = n - 2 - after
+        ends = {
+            "reflect": (slice(before, 0, -1), slice(n - 2, below if below >= 0 else None, -1)),
+            "replicate": (slice(1), slice(n - 1, n)),
+            "circular": (slice(n - before, n), slice(after)),
+        }[mode]
+        self.axis, self.sizes, self.ends = axis, (before, n, after), [(*along, end) for end in ends]
+        shape, movement = x.shape, self.kernels.movement
+        shapes = [(*shape[:axis], m, *shape[axis + 1 :]) for m in sizes]
+        first, last = [
+            movement.expand(x[end], shape) if m else x[(*along, slice(0))]
+            for end, m, shape in zip(self.ends, sizes, shapes, strict=True)
+        ]
+        return movement.cat([first, x, last], axis)
+
+    def backward(self, dy: Any) -> Any:
+        k = self.kernels
+        wide = k.elementwise.cast(dy, float32) if is_half(dy.dtype) else dy
+        first, inner, last = k.movement.split(wide, self.sizes, self.axis)
+        dx = k.copy(inner)
+        for end, part in zip(self.ends, (first, last), strict=True):
+            if part.size:
+                there = dx[end]
+                k.elementwise.add_into(
+                    there, part if there.shape == part.shape else k.reduce.sum(part, (self.axis,), True)
+                )
+        return dx
 
 
 class Diagonal(Function):
@@ -168,3 +224,20 @@ class Diagonal(Function):
 
     def backward_into(self, dy: Any, dx: Any) -> None:
         self.kernels.elementwise.add_into(self.kernels.movement.diagonal(dx, *self.places), dy)
+
+
+class DiagEmbed(Function):
+    """y_(i, i + offset) = x_i of a vector, zeros elsewhere;  dx_i = dy_(i, i + offset)."""
+
+    __slots__ = ("places",)
+    widens = False
+    places: tuple[int, int, int]
+
+    def forward(self, x: Any, *, offset: int) -> Any:
+        self.places, n = (offset, 0, 1), x.size + abs(offset)
+        y = self.kernels.zeros((n, n), x.dtype)
+        self.kernels.elementwise.assign(self.kernels.movement.diagonal(y, *self.places), x)
+        return y
+
+    def backward(self, dy: Any) -> Any:
+        return self.kernels.movement.diagonal(dy, *self.places)
