@@ -122,17 +122,9 @@ def move(way: Any, x: np.ndarray, axis: int, indices: np.ndarray, y: Any) -> Non
         raise IndexError(f"index {bad} is out of range for size {n}")
 
 
-def without_repeats(indices: np.ndarray, axis: int | None = None) -> np.ndarray:
-    """The indices, 1 long in dimensions that only repeat them, other than ``axis``."""
-    if 0 not in indices.strides:
-        return indices
-    return indices[tuple(slice(None if stride or i == axis else 1) for i, stride in enumerate(indices.strides))]
-
-
 def within(indices: np.ndarray, rows: int) -> bool:
     """Whether all indices, int64 of any shape, are in 0..rows - 1."""
-    once = without_repeats(indices).view(np.uint64)  # a negative one is large: one reduction
-    return not indices.size or bool(np.maximum.reduce(once, None) < rows)
+    return not indices.size or bool(np.maximum.reduce(indices.view(np.uint64), None) < rows)  # a negative one is large
 
 
 def check_indices(indices: np.ndarray, rows: int) -> int:

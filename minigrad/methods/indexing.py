@@ -155,7 +155,7 @@ class IndexingMethods:
             raise bad_value(f"masked_scatter: {count} places and {source.numel()} values in the source")
         if source.dtype != self.dtype:
             raise bad_type(f"masked_scatter: the source is {source.dtype}, the tensor {self.dtype}; use .to(dtype)")
-        return indexing.IndexPut.apply(x, source.flatten()[:count], where=chosen.data, basic=True, first=None)
+        return indexing.IndexPut.apply(x, source.flatten()[:count], where=(chosen.data,), first=None)
 
     def index_add(self: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
         """A copy in which y[index[i]] += alpha * source[i] along ``dim``."""
@@ -180,8 +180,8 @@ class IndexingMethods:
 
         Of a place that occurs twice the last value stays and gets the gradient; ``accumulate`` adds them all.
         """
-        first, where, basic = parse_index(tuple(indices))
-        return _put(indexing.IndexAdd if accumulate else indexing.IndexPut, self, values, where, basic, first)
+        first, where, _ = parse_index(tuple(indices))
+        return _put(indexing.IndexAdd if accumulate else indexing.IndexPut, self, values, where, first)
 
     def argsort(self: Tensor, dim: int = -1, descending: bool = False, stable: bool = True) -> Tensor:
         """Indices (int64) that sort along ``dim``; stable even if not asked, NaN last (first if descending)."""
@@ -298,12 +298,12 @@ def _along(name: str, x: Tensor, dim: int, index: Tensor, source: Tensor | None 
     return (slice(None),) * at + (index.data.reshape(-1),)
 
 
-def _put(op: Any, x: Tensor, values: Operand, where: tuple[Any, ...], basic: bool = False, first: Any = None) -> Tensor:
+def _put(op: Any, x: Tensor, values: Operand, where: tuple[Any, ...], first: Any = None) -> Tensor:
     """``IndexPut`` or ``IndexAdd``; TypeError for values of another dtype."""
     x, values = cast_inputs("widest", x, x._operand(values))
     if isinstance(values, TensorCore) and values.dtype != x.dtype:
         raise bad_type(f"index_put: values are {values.dtype}, the tensor {x.dtype}; convert with .to(dtype)")
-    return op.apply(x, values, where=where, basic=basic, first=first)
+    return op.apply(x, values, where=where, first=first)
 
 
 def _neutral(reduce: str, dtype: np.dtype[Any]) -> float:

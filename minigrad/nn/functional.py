@@ -3,6 +3,7 @@
 Whatever the dtypes of a norm's parameters (float32 ones for a bfloat16 x are usual), the result is of x's.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from .. import hints as _hints, shapes
-from ..creation import one_hot as one_hot, where
+from ..creation import cat, one_hot as one_hot, where
 from ..dtypes import bool_, finfo, float32, int64, is_floating, is_half
 from ..errors import bad_index, bad_state, bad_type, bad_value, check_choice, expect
 from ..functions import log_softmax as log_softmax, relu as relu, sigmoid as sigmoid, softmax as softmax, tanh as tanh
@@ -26,10 +27,10 @@ from ..ops import (
     embedding as embedding_ops,
     gelu as gelu_ops,
     group_norm as group_norm_ops,
+    indexing as indexing_ops,
     layer_norm as layer_norm_ops,
     linear as linear_ops,
     log_sigmoid as log_sigmoid_ops,
-    movement as movement_ops,
     rms_norm as rms_norm_ops,
     rope as rope_ops,
 )
@@ -138,8 +139,22 @@ def pad(x: Tensor, pad: Sequence[int], mode: str = "constant", value: float = 0.
         if min(before, after) < 0 or max(before, after) > max(most, 0):
             raise bad_value(f"pad: {mode} by ({before}, {after}) of dim {dim} of shape {x.shape}")
         if before or after:
-            x = movement_ops.PadFromEnds.apply(x, axis=dim, sizes=(before, after), mode=mode)
+            if mode == "circular":
+                x = cat([x.narrow(dim, n - before, before), x, x.narrow(dim, 0, after)], dim)
+            else:
+                places = (slice(None),) * dim + (Tensor(_padded(n, before, after, mode), device=x.device).data,)
+                x = indexing_ops.Index.apply(x, where=places, basic=False)
     return x
+
+
+@functools.lru_cache(64)
+def _padded(n: int, before: int, after: int, mode: str) -> np.ndarray:
+    """Of each value of a padded dimension the place from which it is."""
+    return np.pad(np.arange(n), (before, after), PAD_MODES[mode])
+
+
+PAD_MODES: dict[str, Any] = {"reflect": "reflect", "replicate": "edge", "circular": "wrap"}
+"""PyTorch's names, and NumPy's."""
 
 
 def softmin(x: Tensor, dim: int) -> Tensor:

@@ -48,70 +48,54 @@ class _Written(Function):
     dvalues = dy there.
 
     If a place is written twice, the last value stays, and only that one gets a gradient. A subclass says how values are
-    ``put`` to the places ``where`` of an array, how those there are ``got``, and which places there are.
+    ``put`` to the places ``where`` of an array, and how those there are ``got``.
     """
 
     __slots__ = ("shape", "where")
     widens = False
     adds: ClassVar[bool] = False
     where: Any
+    put: ClassVar[Any]
+    got: ClassVar[Any]
 
     def forward(self, x: Any, values: Any, *indices: Any, **options: Any) -> Any:
         y = self.kernels.copy(x)
         self.where, self.shape = (*indices, *options.values()), getattr(values, "shape", ())
         self.put(y, values, self.adds)
-        if True in self.needs:
-            self.where = _kept(self.kernels, self.where)
+        self.where = _kept(self.kernels, self.where) if True in self.needs else None
         return y
 
     def backward(self, dy: Any) -> Any:
-        dx, dvalues = dy, None
+        k, dx, dvalues, parts = self.kernels, dy, None, self.where[0]
         if self.needs[0] and not self.adds:
-            dx = self.kernels.copy(dy)
+            dx = k.copy(dy)
             self.put(dx, 0, False)
         if self.needs[1]:
             dvalues = self.got(dy)
             if not self.adds:
-                dvalues = self.chosen(dy, dvalues)
+                arrays = isinstance(parts, tuple) and self.where[1] is None
+                arrays = arrays and all(isinstance(x, slice) or getattr(x, "dtype", bool_) != bool_ for x in parts)
+                rest = dy.ndim - len(parts) if arrays else 0  # dimensions that are written as a whole
+                shape = dvalues.shape[: dvalues.ndim - rest]
+                order = k.reduce.cumsum(k.ones((math.prod(shape),), int64), 0).reshape(shape)
+                last = k.zeros(dy.shape[: dy.ndim - rest], int64)
+                self.put(last, order, False)
+                stays = k.comparison.eq(self.got(last), order).reshape((*shape, *(1,) * rest))
+                dvalues = k.elementwise.select(stays, dvalues)
             dvalues = dvalues.reshape((1,) * (len(self.shape) - dvalues.ndim) + dvalues.shape)
         return (dx, dvalues, None)[: len(self.needs)]
 
-    def put(self, y: Any, values: Any, adds: bool) -> None:
-        raise NotImplementedError
-
-    def got(self, y: Any) -> Any:
-        raise NotImplementedError
-
-    def chosen(self, dy: Any, dvalues: Any, places: Any = None) -> Any:
-        """The gradients of values that stay, else 0. All of an index of the first ``places`` dimensions have one."""
-        k, rest = self.kernels, dy.ndim - (dy.ndim if places is None else places)
-        shape = dvalues.shape[: dvalues.ndim - rest]
-        order = k.reduce.cumsum(k.ones((math.prod(shape),), int64), 0).reshape(shape)
-        last = k.zeros(dy.shape[: dy.ndim - rest], int64)
-        self.put(last, order, False)
-        stays = k.comparison.eq(self.got(last), order).reshape((*shape, *(1,) * rest))
-        return k.elementwise.select(stays, dvalues)
-
 
 class IndexPut(_Written):
-    """``where`` is an index, after ``first``, which gives a view; ``basic``: no place occurs twice."""
+    """At an index, or at one of the view that ``first`` gives."""
 
     def put(self, y: Any, values: Any, adds: bool) -> None:
-        k, (where, _, first) = self.kernels.indexing, self.where
+        k, (where, first) = self.kernels.indexing, self.where
         (k.add_at if adds else k.assign_at)(y if first is None else k.index(y, first), where, values)
 
     def got(self, y: Any) -> Any:
-        k, (where, _, first) = self.kernels.indexing, self.where
+        k, (where, first) = self.kernels.indexing, self.where
         return k.index(y if first is None else k.index(y, first), where)
-
-    def chosen(self, dy: Any, dvalues: Any, places: Any = None) -> Any:
-        where, basic, first = self.where
-        if basic:
-            return dvalues
-        parts = where if isinstance(where, tuple) else (where,)
-        if first is None and all(isinstance(part, slice) or getattr(part, "dtype", bool_) != bool_ for part in parts):
-            places = len(parts)
-        return super().chosen(dy, dvalues, places)
 
 
 class IndexAdd(IndexPut):

@@ -1,6 +1,6 @@
 """Shapes and order: reshape, permute, expand are views where memory allows."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from ..autograd import Function
 from ..dtypes import float32, is_half
@@ -77,56 +77,60 @@ class Cat(Function):
 
 
 class _OfGradient(Function):
-    """dx is of dy what y is of x: ``moved``, with the options that move ``back``."""
+    """dx is of dy what y is of x: ``moved``, of the kernels, it and options, those that move ``back``."""
 
     __slots__ = ("options",)
     widens = False
     options: tuple[Any, ...]
+    moved: ClassVar[Any]
 
     def forward(self, x: Any, **options: Any) -> Any:
         self.options = tuple(options.values())
-        return self.moved(x, *self.options)
+        return self.moved(self.kernels, x, *self.options)
 
     def backward(self, dy: Any) -> Any:
-        return self.moved(dy, *self.back(*self.options))
+        return self.moved(self.kernels, dy, *self.back(*self.options))
 
     def back(self, *options: Any) -> tuple[Any, ...]:
         return options
 
 
+def _flipped(kernels: Any, x: Any, axes: tuple[int, ...]) -> Any:
+    places = tuple([slice(None, None, -1 if i in axes else 1) for i in range(x.ndim)])
+    return kernels.copy(x[places] if axes else x)
+
+
 class Flip(_OfGradient):
     """y = x with the order along the axes reversed;  dx = dy reversed."""
 
-    def moved(self, x: Any, axes: tuple[int, ...]) -> Any:
-        places = tuple([slice(None, None, -1 if i in axes else 1) for i in range(x.ndim)])
-        return self.kernels.copy(x[places] if axes else x)
+    moved = staticmethod(_flipped)
 
 
 class Tril(_OfGradient):
     """y = lower triangle of the last two axes, zeros above the diagonal;  dx = the same of dy."""
 
-    def moved(self, x: Any, diagonal: int) -> Any:
-        return self.kernels.movement.tril(x, diagonal)
+    moved = staticmethod(lambda kernels, x, diagonal: kernels.movement.tril(x, diagonal))
 
 
 class Triu(_OfGradient):
     """y = upper triangle of the last two axes, zeros below the diagonal;  dx = the same of dy."""
 
-    def moved(self, x: Any, diagonal: int) -> Any:
-        return self.kernels.movement.triu(x, diagonal)
+    moved = staticmethod(lambda kernels, x, diagonal: kernels.movement.triu(x, diagonal))
+
+
+def _rolled(kernels: Any, x: Any, shifts: tuple[int, ...], axes: tuple[int, ...] | None) -> Any:
+    y = flat = x if axes is not None else kernels.movement.reshape(x, (-1,))
+    for axis, shift in zip((0,) if axes is None else axes, shifts, strict=True):
+        along, at = (slice(None),) * axis, -shift % max(y.shape[axis], 1)
+        if at:
+            y = kernels.movement.cat([y[(*along, slice(at, None))], y[(*along, slice(at))]], axis)
+    return kernels.copy(x) if y is flat else y.reshape(x.shape)
 
 
 class Roll(_OfGradient):
     """y = x moved on by the shifts along the axes, around the end;  dx = dy moved back. No axes: it is flattened."""
 
-    def moved(self, x: Any, shifts: tuple[int, ...], axes: tuple[int, ...] | None) -> Any:
-        y = flat = x if axes is not None else self.kernels.movement.reshape(x, (-1,))
-        for axis, shift in zip((0,) if axes is None else axes, shifts, strict=True):
-            along, n = (slice(None),) * axis, y.shape[axis]
-            if n and shift % n:
-                parts = [y[(*along, slice(-shift % n, None))], y[(*along, slice(-shift % n))]]
-                y = self.kernels.movement.cat(parts, axis)
-        return self.kernels.copy(x) if y is flat else y.reshape(x.shape)
+    moved = staticmethod(_rolled)
 
     def back(self, *options: Any) -> tuple[Any, ...]:
         shifts, axes = options
@@ -140,13 +144,11 @@ class Tile(Function):
 
     __slots__ = ("shape", "wide")
     widens = False
-    wide: list[int]
-    shape: Any
 
     def forward(self, x: Any, *, repeats: tuple[int, ...], each: tuple[int, ...] = ()) -> Any:
         sizes, self.shape = (1,) * (len(repeats) - x.ndim) + x.shape, x.shape
         three = [*zip(repeats, sizes, each or (1,) * len(sizes), strict=True)]
-        self.wide = [n for each_size in three for n in each_size]
+        self.wide = [n for sizes_of_axis in three for n in sizes_of_axis]
         apart = x.reshape([n for size in sizes for n in (1, size, 1)])
         return self.kernels.copy(self.kernels.movement.expand(apart, self.wide)).reshape(
             [a * n * b for a, n, b in three]
@@ -161,52 +163,11 @@ class Tile(Function):
 class Pad(_OfGradient):
     """y = x with borders of a constant;  dx = dy without the borders (where a border is negative: with zeros)."""
 
-    def moved(self, x: Any, widths: tuple[tuple[int, int], ...], value: float) -> Any:
-        return self.kernels.movement.pad(x, widths, value)
+    moved = staticmethod(lambda kernels, x, widths, value: kernels.movement.pad(x, widths, value))
 
     def back(self, *options: Any) -> tuple[Any, ...]:
         widths, _ = options
         return tuple((-before, -after) for before, after in widths), 0
-
-
-class PadFromEnds(Function):
-    """y = x with borders along an axis of values near its ends, as ``mode`` says;  dx = dy, borders' added there."""
-
-    __slots__ = ("axis", "ends", "sizes")
-    widens = False
-    axis: int
-    sizes: tuple[int, int, int]
-    ends: list[Any]
-
-    def forward(self, x: Any, *, axis: int, sizes: tuple[int, int], mode: str) -> Any:
-        (before, after), n, along = sizes, x.shape[axis], (slice(None),) * axis
-        below = n - 2 - after
-        ends = {
-            "reflect": (slice(before, 0, -1), slice(n - 2, below if below >= 0 else None, -1)),
-            "replicate": (slice(1), slice(n - 1, n)),
-            "circular": (slice(n - before, n), slice(after)),
-        }[mode]
-        self.axis, self.sizes, self.ends = axis, (before, n, after), [(*along, end) for end in ends]
-        shape, movement = x.shape, self.kernels.movement
-        shapes = [(*shape[:axis], m, *shape[axis + 1 :]) for m in sizes]
-        first, last = [
-            movement.expand(x[end], shape) if m else x[(*along, slice(0))]
-            for end, m, shape in zip(self.ends, sizes, shapes, strict=True)
-        ]
-        return movement.cat([first, x, last], axis)
-
-    def backward(self, dy: Any) -> Any:
-        k = self.kernels
-        wide = k.elementwise.cast(dy, float32) if is_half(dy.dtype) else dy
-        first, inner, last = k.movement.split(wide, self.sizes, self.axis)
-        dx = k.copy(inner)
-        for end, part in zip(self.ends, (first, last), strict=True):
-            if part.size:
-                there = dx[end]
-                k.elementwise.add_into(
-                    there, part if there.shape == part.shape else k.reduce.sum(part, (self.axis,), True)
-                )
-        return dx
 
 
 class Diagonal(Function):
@@ -231,7 +192,6 @@ class DiagEmbed(Function):
 
     __slots__ = ("places",)
     widens = False
-    places: tuple[int, int, int]
 
     def forward(self, x: Any, *, offset: int) -> Any:
         self.places, n = (offset, 0, 1), x.size + abs(offset)
