@@ -146,11 +146,6 @@ def _scatter_reduce(x: Array, axis: int, indices: Array, y: Any, reduce: str) ->
     _change(x, 0, x.ndim, _flat_places(x.shape, axis, indices), y, indices.shape, _reducing(reduce))
 
 
-def scatter_winners(shape: tuple[int, ...], axis: int, indices: Array) -> Array:
-    """bool, of the shape of ``indices``: whose value ``scatter`` into an array of ``shape`` leaves there."""
-    return at.winners(_flat_places(shape, axis, indices), math.prod(shape)).reshape(indices.shape)
-
-
 def _flat_places(shape: tuple[int, ...], axis: int, indices: Array) -> Array:
     """The places, int64 (n,), of an index along ``axis`` in a contiguous array of ``shape`` that is flattened."""
     indices = harmless(as_indices(indices), 0, shape[axis])

@@ -4,8 +4,10 @@ import itertools
 
 import numpy as np
 
+from minigrad.plain_kernels import movement as plain
+
 from . import comparison, elementwise
-from .platform.array import Array, copy, empty, expand as expand, full
+from .platform.array import Array, empty, expand as expand, full
 from .rowwise.scan import iota
 from .rowwise.strided_copy import copy_into as copy_into
 
@@ -42,49 +44,14 @@ def _part(x: Array, axis: int, where: slice) -> Array:
     return x[tuple(where if i == axis % x.ndim else ALL for i in range(x.ndim))]
 
 
-def flip(x: Array, axes: tuple[int, ...]) -> Array:
-    """A copy with the order along ``axes`` reversed. Raises ValueError if an axis is named twice."""
-    chosen = [axis % x.ndim for axis in axes]
-    if len(set(chosen)) < len(chosen):
-        raise ValueError("repeated axis")
-    y = empty(x.shape, x.dtype, x.device)
-    copy_into(y, x[tuple(slice(None, None, -1) if i in chosen else ALL for i in range(x.ndim))])
-    return y
-
-
-def roll(x: Array, shifts: tuple[int, ...], axes: tuple[int, ...]) -> Array:
-    """A copy with the elements moved on by the shifts along the axes; what leaves at the end comes in at the start."""
-    y = x
-    for shift, axis in zip(shifts, axes, strict=True):
-        n = x.shape[axis]
-        if n and shift % n:
-            first, last = split(y, (n - shift % n, shift % n), axis)
-            y = cat((last, first), axis)
-    return copy(x) if y is x else y
-
-
-def tile(x: Array, repeats: tuple[int, ...]) -> Array:
-    """Copies of ``x`` side by side, ``repeats`` of them along each axis; there may be more repeats than axes."""
-    ndim = max(x.ndim, len(repeats))
-    sizes, repeats = (1,) * (ndim - x.ndim) + x.shape, (1,) * (ndim - len(repeats)) + tuple(repeats)
-    apart = x.reshape(tuple(n for size in sizes for n in (1, size)))
-    pairs = tuple(n for pair in zip(repeats, sizes, strict=True) for n in pair)
-    return copy(expand(apart, pairs)).reshape(tuple(m * n for m, n in zip(repeats, sizes, strict=True)))
-
-
 def pad(x: Array, widths: tuple[tuple[int, int], ...], value: float) -> Array:
     """A copy with (before, after) elements of ``value`` added along each axis; negative numbers remove elements."""
-    shape = tuple(n + before + after for n, (before, after) in zip(x.shape, widths, strict=True))
-    y = empty(shape, x.dtype, x.device)
+    y = empty(plain.padded_shape(x, widths), x.dtype, x.device)
     border = full(1, value, x.dtype, x.device)
-    inner = y  # what is left when the borders of the axes before have been filled
-    for axis, (before, after) in enumerate(widths):
-        for part in (slice(max(before, 0)), slice(inner.shape[axis] - max(after, 0), None)):
-            edge = _part(inner, axis, part)
-            copy_into(edge, border.view(edge.shape, (0,) * edge.ndim))
-        inner = _part(inner, axis, slice(max(before, 0), inner.shape[axis] - max(after, 0)))
-    kept = (slice(max(-b, 0), n - max(-a, 0)) for n, (b, a) in zip(x.shape, widths, strict=True))
-    copy_into(inner, x[tuple(kept)])
+    edges, inner, kept = plain.pad_parts(y, x, widths)
+    for edge in edges:
+        copy_into(edge, border.view(edge.shape, (0,) * edge.ndim))
+    copy_into(inner, kept)
     return y
 
 

@@ -10,7 +10,9 @@ import numpy as np
 
 from . import capturing, dtypes
 from .autograd import TensorCore
+from .device import CPU
 from .errors import bad_index, bad_type, bad_value, operation
+from .modes import of_thread
 
 if TYPE_CHECKING:
     from .tensor import Tensor
@@ -184,29 +186,42 @@ def bool_mask(name: str, mask: Tensor) -> Tensor:
     return mask
 
 
-def check_range(name: str, index: Tensor, size: int) -> None:
-    """TypeError unless ``index`` is of integers, IndexError unless all are in [0, size)."""
+def check_range(name: str, index: Tensor, size: int | None, moved: bool = False) -> None:
+    """TypeError unless ``index`` is of integers, IndexError unless all are in [0, size).
+
+    The CPU's kernels check what is ``moved`` along a dimension themselves.
+    """
     if index.data.dtype.kind not in "iu":
         raise bad_type(f"{name}: indices must be integers, not {index.dtype}")
+    if size is None or (moved and index.device is CPU and of_thread.mode.kernels is None):
+        return
     bad = index.device.kernels.embedding.check_indices(index.long().data, size)
     if bad >= 0:
         raise bad_index(f"{name}: index {int(index.reshape(-1)[bad])} is out of range for size {size}")
 
 
+def check_places(name: str, x: Tensor, axis: int, index: Tensor) -> None:
+    """Errors if the index does not name places of x along an axis, for each of some others."""
+    sizes, wanted = x.data.shape, index.data.shape
+    if sizes != wanted or not sizes:
+        limits = (*sizes[:axis], math.inf, *sizes[axis + 1 :])
+        if len(wanted) != len(sizes) or not sizes or any(n > m for n, m in zip(wanted, limits)):
+            raise bad_value(f"{name} along {axis}: index shape {wanted} does not fit the tensor's {sizes}")
+    check_range(name, index, sizes[axis], moved=name[-1] != "_")
+
+
 def scatter_source(name: str, x: Tensor, axis: int, index: Tensor, source: Any) -> Any:
     """The part of ``source``, a number or a tensor, that goes to the places of ``index``; errors if it does not fit."""
-    limits = [m if i != axis else n for i, (n, m) in enumerate(zip(index.shape, x.shape, strict=False))]
-    if not index.ndim == x.ndim > 0 or any(n > m for n, m in zip(index.shape, limits, strict=True)):
-        raise bad_value(f"{name} along {axis}: index shape {index.shape} does not fit the tensor's {x.shape}")
-    check_range(name, index, x.shape[axis])
+    check_places(name, x, axis, index)
     if not isinstance(source, TensorCore):
         return source
-    if source.data.ndim != x.ndim or any(n > m for n, m in zip(index.shape, source.data.shape, strict=True)):
-        raise bad_value(f"{name}: index shape {index.shape} is larger than the source's, {source.data.shape}")
-    if source.data.dtype != x.dtype:
+    shape, wanted = source.data.shape, index.data.shape
+    if shape != wanted and (len(shape) != len(wanted) or any(n > m for n, m in zip(wanted, shape))):
+        raise bad_value(f"{name}: index shape {wanted} is larger than the source's, {shape}")
+    if source.data.dtype != x.data.dtype:
         raise bad_type(f"{name}: the source is {source.data.dtype}, the tensor {x.dtype}; convert with .to(dtype)")
     whole: Any = source  # a Tensor, which can be indexed
-    return whole if whole.shape == index.shape else whole[tuple(slice(n) for n in index.shape)]
+    return whole if shape == wanted else whole[tuple([slice(n) for n in wanted])]
 
 
 def repeated_positions(repeats: Any, size: int) -> np.ndarray:

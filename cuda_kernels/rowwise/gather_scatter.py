@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from ..platform import families
 from ..platform.toolbox import THREADS, Array, Kernel, cuda, empty, kernel, zeros
 from ..pointwise.conversion import element_conversions
 from ..pointwise.rules import larger_of, smaller_of
@@ -127,11 +126,6 @@ def _keep_winners(places: Array, K: int) -> Array:
     claim.launch_each(n, places, last, n)
     keep_claimed.launch_each(n, kept, places, last, n)
     return kept
-
-
-def winners(places: Array, K: int) -> Array:
-    """bool (N,): whether no later place is the same."""
-    return families.comparison.ge(_keep_winners(places, K), 0)
 
 
 # Reducing -------------------------------------------------------------------------------------------------------------

@@ -5,99 +5,126 @@ order of the positions, without atomics, and the sums do not depend on the split
 in the L1 cache; of a large table only the rows in use are touched.
 """
 
+import functools
 import math
 from typing import Any
 
 import numpy as np
 
 from ..plain_kernels.arrays import is_half
+from .elementwise import cast
+from .toolbox.array_program import FLOAT32
+from .toolbox.jit import inline
 from .toolbox.register_tile import operand
-from .toolbox.threads import get_num_threads, task_kernel, tasks_of_rows
+from .toolbox.threads import constant, get_num_threads, task_kernel, tasks_of_rows
 
 ALONE = 16384  # elements of a task
 COLUMNS = 16  # rows are split at multiples of this, one cache line of float32
-READ, ADD, ASSIGN = range(3)
 NUMBERS = (np.float32, np.float64, np.int64)
 
 
-@task_kernel
-def _move(task, tasks, x, places, step, y, rows, way, columns):
-    """y[i, k] = x[o, places[i, k] * step + k], without k if step is 1; equally many of the ``rows`` i for each o.
+def _mover(name: str, change: Any = None) -> Any:
+    """The kernel that reads y from places of x, or makes ``change(x, y)`` of x there."""
+    reads, changed = change is None, inline(change or (lambda old, new: new))
 
-    Or, as ``way`` says, the same places of x += y[i, k], or = y[i, k]: then the rows of an o are in order, and if step
-    is not 1, a task has some of their ``columns``. Rows of places and of y repeat; a place alone is for all of a row.
-    """
-    of_one, width = rows // x.shape[0], y.shape[1]
-    together, blocks = 1 if way == READ else of_one, (width + columns - 1) // columns
-    parts = rows // together * blocks
-    for part in range(task * parts // tasks, (task + 1) * parts // tasks):
-        first, start = part // blocks * together, part % blocks * columns
-        end = min(width, start + columns)
-        for i in range(first, first + together):
-            p, r, row = i % places.shape[0], i % y.shape[0], x[i // of_one]
-            if places.shape[1] < width:
-                there, values = row[places[p, 0] * step :][start:end], y[r][start:end]
-                if way == ADD:
-                    for k in range(values.shape[0]):
-                        there[k] += values[k]
-                else:
-                    source, target = (there, values) if way == READ else (values, there)
+    @task_kernel(name=name)
+    def move(task, tasks, x, places, step, y, rows, columns, outside):
+        """y[i, k] = x[o, places[i, k] * step + k], without k if step is 1; equally many of the ``rows`` i for each o.
+
+        Changes of an o are in the order of its rows, of which a task has some ``columns``. Rows of places and of y
+        repeat; a place alone is for all of a row. What has a place outside of x is left out, and said.
+        """
+        of_one, width, wide = rows // x.shape[0], y.shape[1], np.uint64(step)
+        together, blocks = 1 if reads else of_one, (width + columns - 1) // columns
+        alone, parts = places.shape[1] < width, rows // together * blocks
+        for part in range(task * parts // tasks, (task + 1) * parts // tasks):
+            first, start = part // blocks * together, part % blocks * columns
+            for i in range(first, first + together):
+                values, row, worst = y[i % y.shape[0]][start : start + columns], x[i // of_one], np.uint64(0)
+                at = places[i % places.shape[0]][0 if alone else start :][: 1 if alone else values.shape[0]]
+                for k in range(at.shape[0]):
+                    worst = max(worst, at[k])
+                if worst >= np.uint64(x.shape[1] // step):
+                    outside[0] = 1
+                elif alone:
+                    there = row[np.int64(at[0]) * step + start :][: values.shape[0]]
+                    source, target = (there, values) if reads else (values, there)
                     for k in range(source.shape[0]):
-                        target[k] = source[k]
-            elif way == READ and step == 1:
-                for k in range(y.shape[1]):
-                    y[r, k] = row[places[p, k]]
-            elif way == READ:
-                for k in range(y.shape[1]):
-                    y[r, k] = row[places[p, k] * step + k]
-            elif way == ADD and step == 1:
-                for k in range(y.shape[1]):
-                    row[places[p, k]] += y[r, k]
-            elif step == 1:
-                for k in range(y.shape[1]):
-                    row[places[p, k]] = y[r, k]
-            else:
-                for k in range(start, end):
-                    at = places[p, k] * step + k
-                    row[at] = row[at] + y[r, k] if way == ADD else y[r, k]
+                        target[k] = changed(target[k], source[k])
+                elif step == 1:
+                    for k in range(at.shape[0]):
+                        if reads:
+                            values[k] = row[at[k]]
+                        else:
+                            row[at[k]] = changed(row[at[k]], values[k])
+                else:
+                    for k in range(at.shape[0]):
+                        place = at[k] * wide + np.uint64(start + k)
+                        if reads:
+                            values[k] = row[place]
+                        else:
+                            row[place] = changed(row[place], values[k])
+
+    return move
 
 
-def move(way: int, x: np.ndarray, axis: int, indices: np.ndarray, y: Any) -> None:
-    """``READ`` y from, ``ADD`` it to or ``ASSIGN`` it (or a number) to x at the indices along an axis.
+READ, ASSIGN, ADD = _mover("read"), _mover("assign", lambda old, new: new), _mover("add", lambda old, new: old + new)
+REDUCTIONS: dict[str, Any] = {
+    "prod": _mover("multiply", lambda old, new: old * new),
+    "amax": _mover("raise_to", lambda old, new: old if old >= new or old != old else new),
+    "amin": _mover("lower_to", lambda old, new: old if old <= new or old != old else new),
+}
 
-    The indices, checked, may be 1 long in all dimensions before the axis, or in all behind it.
-    """
-    if not x.size * indices.size:
-        return
-    step, n = math.prod(x.shape[axis + 1 :]), indices.shape[axis]
-    outer = x.size // (x.shape[axis] * step)
+
+@functools.lru_cache(1024)
+def _rows_of(shape: Any, axis: int, indices: Any, strides: Any, reads: bool, threads: int) -> Any:
+    """Where the indices repeat, shapes of x, places and y, and the launch: step, rows, columns, parts."""
+    step, n = math.prod(shape[axis + 1 :]), indices[axis]
+    outer = math.prod(shape[:axis])
     rows, width = (outer, n) if step == 1 else (outer * n, step)
-    places = without_repeats(indices, axis)
-    if math.prod(places.shape[:axis]) not in (1, outer) or math.prod(places.shape[axis + 1 :]) not in (1, step):
-        places = indices
-    y = y if np.ndim(y) else np.full(width, y, x.dtype)
+    few = [m if stride or i == axis else 1 for i, (m, stride) in enumerate(zip(indices, strides))]
+    if math.prod(few[:axis]) not in (1, outer) or math.prod(few[axis + 1 :]) not in (1, step):
+        few = [*indices]
+    once = few != [*indices] and tuple([slice(m) for m in few])
+    blocks = 1 if step == 1 and not reads else -(-threads // (rows if reads else outer))
+    columns = -(-width // (blocks * COLUMNS)) * COLUMNS
+    parts = (rows if reads else outer) * -(-width // columns)
+    of_places = -1, math.prod(few[axis + (step > 1) :])
+    return once, (outer, -1), of_places, (-1, width), step, rows, columns, parts
+
+
+def move(way: Any, x: np.ndarray, axis: int, indices: np.ndarray, y: Any) -> None:
+    """``READ`` y from x at the indices along an axis, ``ADD`` it, ``ASSIGN`` it (or a number), or another change.
+
+    The indices may be 1 long in all dimensions before the axis, or in all behind it. IndexError for those that are not
+    within 0..n - 1; what is moved with them is left out. Half-width floats are added in float32, and rounded once.
+    """
+    if way not in (READ, ASSIGN) and is_half(x.dtype):
+        wide = cast(x, FLOAT32)
+        move(way, wide, axis, indices, cast(y, FLOAT32))
+        x[...] = cast(wide, x.dtype)
+        return
+    once, of_x, of_places, of_y, step, rows, columns, parts = _rows_of(
+        x.shape, axis, indices.shape, indices.strides, way is READ, get_num_threads()
+    )
+    places = indices[once] if once else indices
+    y = y if np.ndim(y) else np.full(of_y[1], y, x.dtype)
     x, places, y = [a if a.flags.carray else operand(np.ascontiguousarray(a)) for a in (x, places, y)]
     if x.dtype.type not in NUMBERS:  # Numba knows no bfloat16; elements are only moved
         x, y = (a.view(f"u{a.itemsize}") for a in (x, y))
-    blocks = 1 if way == READ or step == 1 else -(-get_num_threads() // outer)
-    columns = -(-width // (blocks * COLUMNS)) * COLUMNS
-    parts = (rows if way == READ else outer) * -(-width // columns)
-    flat = x.reshape(outer, -1), places.reshape(-1, math.prod(places.shape[axis + (step > 1) :])), step
-    tasks = tasks_of_rows(parts, rows * width // parts, ALONE)
-    _move.launch(x.dtype, tasks, *flat, y.reshape(-1, width), rows, way, columns)
-
-
-def without_repeats(indices: np.ndarray, axis: int | None = None) -> np.ndarray:
-    """The indices, 1 long in dimensions that only repeat them, other than ``axis``."""
-    if 0 not in indices.strides:
-        return indices
-    return indices[tuple(slice(None if stride or i == axis else 1) for i, stride in enumerate(indices.strides))]
+    outside = constant(np.zeros(1, np.int64))
+    tasks = tasks_of_rows(parts, rows * of_y[1] // parts, ALONE)
+    given = x.reshape(of_x), places.view(np.uint64).reshape(of_places), step, y.reshape(of_y), rows, columns, outside
+    way.launch(x.dtype, tasks, *given)
+    if outside[0]:
+        n = x.size // (of_x[0] * step)
+        bad = int(indices.reshape(-1)[check_indices(indices, n)])
+        raise IndexError(f"index {bad} is out of range for size {n}")
 
 
 def within(indices: np.ndarray, rows: int) -> bool:
     """Whether all indices, int64 of any shape, are in 0..rows - 1."""
-    once = without_repeats(indices).view(np.uint64)  # a negative one is large: one reduction
-    return not indices.size or bool(np.maximum.reduce(once, None) < rows)
+    return not indices.size or bool(np.maximum.reduce(indices.view(np.uint64), None) < rows)  # a negative one is large
 
 
 def check_indices(indices: np.ndarray, rows: int) -> int:
@@ -126,9 +153,4 @@ def backward_into(dy: np.ndarray, indices: np.ndarray, dweight: np.ndarray) -> N
     """
     if not dweight.flags.c_contiguous:
         raise ValueError(f"dweight has strides {dweight.strides}: expected a C-contiguous array, which is written to")
-    if is_half(dweight.dtype):
-        wide = np.zeros(dweight.shape, np.float32)
-        backward_into(dy.astype(np.float32), indices, wide)
-        np.copyto(dweight, wide + dweight, casting="unsafe")
-        return
     move(ADD, dweight, 0, indices.reshape(-1, 1), dy.astype(dweight.dtype, copy=False))

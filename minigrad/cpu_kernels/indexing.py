@@ -1,14 +1,18 @@
 """Reading and adding at positions: the plain family, with the sums at positions that may repeat compiled."""
 
+import math
 from typing import Any
 
 import numba
 import numpy as np
 
 from ..plain_kernels import indexing as plain
-from .embedding import ADD, ALONE, ASSIGN, NUMBERS, READ, check_indices, move, without_repeats
+from ..plain_kernels.arrays import is_half
+from .elementwise import assign
+from .embedding import ADD, ALONE, ASSIGN, NUMBERS, READ, REDUCTIONS, check_indices, move
 from .toolbox.array_program import formula
 from .toolbox.register_tile import operand
+from .toolbox.strided_copy import MANY, copied
 from .toolbox.threads import task_kernel, tasks_of_rows
 
 FEW = 16384  # elements that NumPy picks in the time of a launch
@@ -18,9 +22,10 @@ globals().update((name, getattr(plain, name)) for name in vars(plain) if name[0]
 
 
 def _fits(x: np.ndarray, axis: int, indices: np.ndarray) -> bool:
-    """Whether the kernel moves this."""
+    """Whether the kernels move this."""
     others = (*indices.shape[:axis], x.shape[axis], *indices.shape[axis + 1 :])
-    return indices.size > 0 and others == x.shape and indices.dtype == np.int64 and not numba.config.DISABLE_JIT
+    sizes = indices.size > 0 and x.size > 0 and others == x.shape
+    return sizes and indices.dtype == np.int64 and not numba.config.DISABLE_JIT
 
 
 def gather(x: np.ndarray, axis: int, indices: np.ndarray) -> np.ndarray:
@@ -32,23 +37,32 @@ def gather(x: np.ndarray, axis: int, indices: np.ndarray) -> np.ndarray:
     return y
 
 
+def _changed(way: Any, x: np.ndarray, axis: int, indices: np.ndarray, y: Any) -> bool:
+    """Whether a kernel has made the change of x."""
+    adds = way is ASSIGN or x.dtype.type in NUMBERS or is_half(x.dtype)
+    fits = np.ndim(y) == 0 or (y.dtype == x.dtype and y.shape == indices.shape and not np.may_share_memory(x, y))
+    if not (adds and fits and x.flags.carray and _fits(x, axis, indices)) or np.may_share_memory(x, indices):
+        return False
+    move(way, x, axis, indices, y)
+    return True
+
+
 def scatter(x: np.ndarray, axis: int, indices: np.ndarray, y: Any) -> None:
     """x[i][indices[i][j][k]][k] = y[i][j][k] (for axis 1), in place, each from 0 on and in range; the last one wins."""
-    fits = np.ndim(y) == 0 or (y.dtype == x.dtype and y.shape == indices.shape and not np.may_share_memory(x, y))
-    fits = fits and not np.may_share_memory(x, indices)
-    if fits and x.flags.carray and _fits(x, axis, indices):
-        move(ASSIGN, x, axis, indices, y)
-    else:
+    if not _changed(ASSIGN, x, axis, indices, y):
         plain.scatter(x, axis, indices, y)
 
 
-def scatter_winners(shape: tuple[int, ...], axis: int, indices: np.ndarray) -> np.ndarray:
-    """bool, of a shape that broadcasts to that of ``indices``: whose value ``scatter`` into ``shape`` leaves there."""
-    places = without_repeats(indices, axis)
-    order = np.arange(places.size).reshape(places.shape)
-    last = np.empty((*places.shape[:axis], shape[axis], *places.shape[axis + 1 :]), np.int64)
-    scatter(last, axis, places, order)
-    return gather(last, axis, places) == order
+def scatter_add(x: np.ndarray, axis: int, indices: np.ndarray, y: np.ndarray) -> None:
+    """x[i][indices[i][j][k]][k] += y[i][j][k] (for axis 1), in place; repeated positions add up in order."""
+    if not _changed(ADD, x, axis, indices, y):
+        plain.scatter_add(x, axis, indices, y)
+
+
+def scatter_reduce(x: np.ndarray, axis: int, indices: np.ndarray, y: np.ndarray, reduce: str) -> None:
+    """x[i][indices[i][j][k]][k] = f(itself, y[i][j][k]) (for axis 1), in place; f as ``reduce`` says, NaN stays."""
+    if not _changed(REDUCTIONS[reduce], x, axis, indices, y):
+        plain.scatter_reduce(x, axis, indices, y, reduce)
 
 
 @task_kernel
@@ -89,6 +103,8 @@ def _in_order(x: Any) -> Any:
 _upper = formula(lambda x: (_in_order(x) >> 32).astype(np.int32))
 _lower = formula(lambda x, least: ((_in_order(x) - least) ^ 0x80000000).astype(np.int32))  # signed as if it were not
 _not_equal = formula(np.not_equal)
+_above = formula(np.floor_divide)
+_rest = formula(lambda x, above, n: x - above * n)
 _ascending = formula(lambda x, places: (_in_order(x) << 32) | places)
 _descending = formula(lambda x, places: (np.invert(_in_order(x)) << 32) | places)
 
@@ -125,53 +141,87 @@ def argsort(x: np.ndarray, axis: int, descending: bool, first: int | None = None
 
 def nonzero(x: np.ndarray) -> np.ndarray:
     """int64 (count, ndim): the places where x is not 0."""
-    return plain.nonzero(_not_equal(x, 0))
+    flat = _not_equal(x, 0).reshape(-1).nonzero()[0]
+    places = np.empty((x.ndim, flat.size), np.int64)
+    for dim in range(x.ndim - 1, 0, -1):
+        above = _above(flat, max(x.shape[dim], 1))
+        places[dim] = _rest(flat, above, x.shape[dim])
+        flat = above
+    places[:1] = flat
+    return copied(places.T)
 
 
 def index(x: np.ndarray, where: Any) -> np.ndarray:
-    """x[where], as the plain one; the elements under a mask by their places, which NumPy finds sooner."""
-    if isinstance(where, np.ndarray) and where.dtype == bool and where.shape == x.shape:
-        return x.reshape(-1).take(where.reshape(-1).nonzero()[0])
-    axis, rows = _slices(x, where)
-    if rows is None:
+    """x[where], as the plain one."""
+    found = None if x.size < FEW else _rows(x, where)
+    if found is None:
         return plain.index(x, where)
-    few = rows.size * x.size < FEW * x.shape[axis] or not x.size
-    places = None if few else _places(rows, x.shape[axis])
-    if places is None:
-        return x.take(rows, axis)  # in half the time
-    y = np.empty((*x.shape[:axis], *rows.shape, *x.shape[axis + 1 :]), x.dtype)
-    move(READ, x, axis, _of_slices(x, axis, places), y)
+    cube, axis, rows = found
+    y = np.empty((*x.shape[:axis], *rows.shape, *cube.shape[axis + 1 :]), x.dtype)
+    if y.size < FEW:
+        return cube.take(rows, axis, y)
+    move(READ, cube, axis, _of_slices(cube, axis, rows), y)
     return y
+
+
+def _at(x: np.ndarray, where: Any, y: Any, write: Any) -> bool:
+    """Whether ``write``, of indices along an axis, has changed x at rows of ``where`` by y."""
+    few = x.size < FEW and (where if isinstance(where, np.ndarray) else np.asarray(y)).size < FEW
+    found = None if few or not x.flags.carray else _rows(x, where)
+    if found is None or np.may_share_memory(x, y):
+        return False
+    cube, axis, rows = found
+    y = np.broadcast_to(np.asarray(y, x.dtype), (*x.shape[:axis], *rows.shape, *cube.shape[axis + 1 :]))
+    y = y.reshape(*x.shape[:axis], rows.size, *cube.shape[axis + 1 :])
+    write(cube, axis, np.broadcast_to(_of_slices(cube, axis, rows), y.shape), y)
+    return True
 
 
 def add_at(x: np.ndarray, where: Any, y: np.ndarray) -> None:
     """x[where] += y; repeated positions add up."""
-    axis, rows = _slices(x, where)
-    if rows is None or y.shape != (*x.shape[:axis], *rows.shape, *x.shape[axis + 1 :]):
+    if not _at(x, where, y, scatter_add):
         plain.add_at(x, where, y)
+
+
+def assign_at(x: np.ndarray, where: Any, y: Any) -> None:
+    """x[where] = y; of repeated positions the last one wins."""
+    if _at(x, where, y, scatter):
+        return
+    part = x[where] if x.nbytes >= MANY and isinstance(y, np.ndarray) else None
+    if part is not None and np.may_share_memory(part, x):
+        assign(part, y)
     else:
-        y = y.reshape(*x.shape[:axis], rows.size, *x.shape[axis + 1 :])
-        scatter_add(x, axis, np.broadcast_to(_of_slices(x, axis, rows), y.shape), y)
+        plain.assign_at(x, where, y)
 
 
-def scatter_add(x: np.ndarray, axis: int, indices: np.ndarray, y: np.ndarray) -> None:
-    """x[i][indices[i][j][k]][k] += y[i][j][k] (for axis 1), in place; repeated positions add up in order."""
-    adds = x.dtype == y.dtype and x.dtype.type in NUMBERS and x.flags.carray and y.shape == indices.shape
-    adds = adds and not np.may_share_memory(x, y) and not np.may_share_memory(x, indices)
-    places = _places(indices, x.shape[axis]) if adds and _fits(x, axis, indices) else None
-    if places is None:
-        plain.scatter_add(x, axis, indices, y)
-    else:
-        move(ADD, x, axis, places, y)
+_append = formula(lambda rows, n, places: rows * n + places)
 
 
-def _slices(x: np.ndarray, where: Any) -> tuple[int, Any]:
-    """The axis, and the int64 places of x[:, places]; None for any other index."""
+def _rows(x: np.ndarray, where: Any) -> tuple[np.ndarray, int, np.ndarray] | None:
+    """x with those dimensions as one that neighbouring arrays index, that dimension, and the places in it, int64.
+
+    None for any other index, and for what NumPy refuses.
+    """
     parts = where if isinstance(where, tuple) else (where,)
-    rows = parts[-1] if 0 < len(parts) <= x.ndim and x.flags.c_contiguous else None
-    if not (isinstance(rows, np.ndarray) and rows.dtype == np.int64 and rows.ndim):
-        return 0, None
-    return len(parts) - 1, rows if all(isinstance(part, slice) and part == slice(None) for part in parts[:-1]) else None
+    arrays = [part for part in parts if isinstance(part, np.ndarray) and part.ndim]
+    axis = len(parts) - len(arrays)
+    whole = all([isinstance(part, slice) and part == slice(None) for part in parts[:axis]])
+    if not arrays or not whole or not x.flags.c_contiguous or len(parts) > x.ndim:
+        return None
+    shape, mask = x.shape, arrays[0]
+    if mask.dtype == bool and len(arrays) == 1:
+        if mask.shape != shape[axis : axis + mask.ndim]:
+            return None
+        end, rows = axis + mask.ndim, mask.reshape(-1).nonzero()[0]
+    else:
+        end, rows = axis, None
+        for part in arrays:
+            places = _places(part, shape[end]) if part.dtype == np.int64 else None
+            if places is None:
+                return None
+            rows = places if rows is None else _append(rows, shape[end], places)
+            end += 1
+    return x.reshape(*shape[:axis], math.prod(shape[axis:end]), *shape[end:]), axis, rows
 
 
 def _of_slices(x: np.ndarray, axis: int, rows: np.ndarray) -> np.ndarray:

@@ -23,7 +23,8 @@ def contiguous(x: np.ndarray) -> np.ndarray:
 
 def cat(arrays: tuple[np.ndarray, ...], axis: int) -> np.ndarray:
     """The arrays one after the other along ``axis``."""
-    if sum([x.nbytes for x in arrays]) < MANY or len({x.dtype for x in arrays}) > 1 or numba.config.DISABLE_JIT:
+    total = sum([x.nbytes for x in arrays])
+    if total < max(MANY, FEW * len(arrays)) or len({x.dtype for x in arrays}) > 1 or numba.config.DISABLE_JIT:
         return np.concatenate(arrays, axis)
     shape, dtype = list(arrays[0].shape), arrays[0].dtype
     shape[axis] = sum([x.shape[axis] for x in arrays])
@@ -33,26 +34,14 @@ def cat(arrays: tuple[np.ndarray, ...], axis: int) -> np.ndarray:
     return y
 
 
-def flip(x: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
-    """A copy with the order along ``axes`` reversed."""
-    return copied(x[tuple([slice(None, None, -1 if axis in axes else 1) for axis in range(x.ndim)])])
-
-
-def roll(x: np.ndarray, shifts: tuple[int, ...], axes: tuple[int, ...]) -> np.ndarray:
-    """A copy, elements moved on by the shifts along the axes; what leaves at the end enters at the start."""
-    for axis, shift in zip(axes, shifts) if x.size else ():
-        before = (slice(None),) * (axis % x.ndim)
-        at = -shift % x.shape[axis]
-        x = cat((x[(*before, slice(at, None))], x[(*before, slice(at))]), axis)
-    return x if shifts and x.size else x.copy()
-
-
-def tile(x: np.ndarray, repeats: tuple[int, ...]) -> np.ndarray:
-    """Copies of ``x`` side by side, ``repeats`` of them along each axis; there may be more repeats than axes."""
-    sizes = (1,) * (len(repeats) - x.ndim) + x.shape
-    pairs = [*zip((1,) * (len(sizes) - len(repeats)) + repeats, sizes)]
-    apart = np.broadcast_to(x.reshape([m for n in sizes for m in (1, n)]), [m for pair in pairs for m in pair])
-    return copied(apart).reshape([m * n for m, n in pairs])
+def pad(x: np.ndarray, widths: tuple[tuple[int, int], ...], value: float) -> np.ndarray:
+    """A copy with (before, after) elements of ``value`` added along each axis; negative numbers remove elements."""
+    if x.nbytes < FEW:
+        return plain.pad(x, widths, value)
+    y, border = np.empty(plain.padded_shape(x, widths), x.dtype), np.full((), value, x.dtype)
+    edges, inner, kept = plain.pad_parts(y, x, widths)
+    copy_into(*[part for edge in edges for part in (edge, np.broadcast_to(border, edge.shape))], inner, kept)
+    return y
 
 
 def _below(x: np.ndarray, diagonal: int) -> np.ndarray:

@@ -11,8 +11,8 @@ import numpy as np
 from .. import dtypes, shapes
 from ..autograd import TensorCore
 from ..errors import bad_type, bad_value, check_option, expect
-from ..modes import cast_inputs, constant
-from ..ops import indexing
+from ..modes import cast_inputs
+from ..ops import indexing, movement
 from ..random import Source, draw
 from ..shapes import Axis, check_range, parse_index, scatter_source
 from .math import combine
@@ -54,10 +54,7 @@ class IndexingMethods:
         dim = shapes.normalize_dim(dim, len(shape))
         if not shape and not wanted:
             return self.reshape(1).gather(0, index.reshape(1)).reshape(())
-        limits = shape if shape == wanted else (*shape[:dim], math.inf, *shape[dim + 1 :])
-        if len(wanted) != len(shape) or (limits is not shape and any(n > m for n, m in zip(wanted, limits))):
-            raise bad_value(f"gather along {dim}: index shape {index.shape} does not fit the tensor's {self.shape}")
-        check_range("gather", index, shape[dim])
+        shapes.check_places("gather", self, dim, index)
         return indexing.Gather.apply(self, index, axis=dim)
 
     def take_along_dim(self: Tensor, indices: Tensor, dim: Axis = None) -> Tensor:
@@ -67,6 +64,8 @@ class IndexingMethods:
         axis = shapes.normalize_dim(dim, self.ndim)
         if indices.ndim != self.ndim:
             raise bad_value(f"take_along_dim: indices of shape {indices.shape} for a tensor of shape {self.shape}")
+        if self.data.shape == indices.data.shape:
+            return self.gather(axis, indices)
         x, found = shapes.broadcast_except(axis, self.shape, indices.shape)
         return self.expand(x).gather(axis, indices.expand(found))
 
@@ -81,8 +80,15 @@ class IndexingMethods:
 
     def masked_select(self: Tensor, mask: Tensor) -> Tensor:
         """The values where the bool ``mask`` holds, as a vector; the two broadcast."""
-        shape = shapes.broadcast(self.shape, mask.shape)
-        return self.expand(*shape)[mask.expand(*shape)]
+        x, chosen = self._together(mask)
+        return x[chosen]
+
+    def _together(self: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+        """Both as they broadcast."""
+        if self.data.shape == other.data.shape:
+            return self, other
+        shape = shapes.broadcast(self.shape, other.shape)
+        return self.expand(*shape), other.expand(*shape)
 
     def nonzero(self: Tensor, *, as_tuple: bool = False) -> Any:
         """Where self is not 0: indices (int64) of shape (count, ndim), or with ``as_tuple`` one vector per dimension,
@@ -99,10 +105,7 @@ class IndexingMethods:
             return self.diagonal(diagonal).clone()
         if self.ndim != 1:
             raise bad_value(f"diag of shape {self.shape}: expected a vector or a matrix; see .diagonal")
-        size = len(self) + abs(diagonal)
-        first = diagonal if diagonal >= 0 else -diagonal * size
-        places = self.tensor_type(first + np.arange(len(self)) * (size + 1), device=self.device)
-        return self.new_zeros(size * size).scatter(0, places, self).reshape(size, size)
+        return movement.DiagEmbed.apply(self, offset=diagonal)
 
     def scatter(self: Tensor, dim: int, index: Tensor, src: Operand) -> Tensor:
         """A copy in which y[i][index[i][j]] = src[i][j] (for dim 1); ``src`` is a tensor or a number, as in ``gather``.
@@ -146,56 +149,39 @@ class IndexingMethods:
 
     def masked_scatter(self: Tensor, mask: Tensor, source: Tensor) -> Tensor:
         """The values of ``source``, in order, where the bool ``mask`` holds, else self; self and mask broadcast."""
-        shape = shapes.broadcast(self.shape, mask.shape)
-        x, chosen = self.expand(*shape), mask.expand(*shape)
+        x, chosen = self._together(mask)
         count = int(chosen.sum())
         if count > source.numel():
             raise bad_value(f"masked_scatter: {count} places and {source.numel()} values in the source")
         if source.dtype != self.dtype:
             raise bad_type(f"masked_scatter: the source is {source.dtype}, the tensor {self.dtype}; use .to(dtype)")
-        if not count:
-            return x.clone()
-        place = (chosen.reshape(-1).cumsum(0) - 1).clamp(min=0)
-        return source.reshape(-1).index_select(0, place).reshape(shape).where(chosen, x)
+        return indexing.IndexPut.apply(x, source.flatten()[:count], where=(chosen.data,), first=None)
 
     def index_add(self: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
         """A copy in which y[index[i]] += alpha * source[i] along ``dim``."""
-        at, places = _along(self, dim, index, source)
-        return self.scatter_add(at, places, source if alpha == 1 else source * alpha)
+        where = _along("index_add", self, dim, index, source)
+        return _put(indexing.IndexAdd, self, source if alpha == 1 else source * alpha, where)
 
     def index_copy(self: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
         """A copy in which y[index[i]] = source[i] along ``dim``; of equal places the last one stays."""
-        at, places = _along(self, dim, index, source)
-        return self.scatter(at, places, source)
+        return _put(indexing.IndexPut, self, source, _along("index_copy", self, dim, index, source))
 
     def index_fill(self: Tensor, dim: int, index: Tensor, value: Tensor | float) -> Tensor:
         """A copy in which y[index[i]] = value along ``dim``; ``value`` is a number or a 0-d tensor."""
         if not self.ndim:
             return self.reshape(1).index_fill(dim, index, value).reshape(())
-        at, index = shapes.normalize_dim(dim, self.ndim), index.reshape(-1)
-        size = self.shape[at]
-        chosen = self.new_zeros(size, dtype=dtypes.bool_).scatter(0, index.where(index >= 0, index + size), True)
-        hit = chosen.reshape(*(size if i == at else 1 for i in range(self.ndim)))
         if isinstance(value, TensorCore) and value.ndim:
             raise bad_value(f"index_fill: a value of shape {value.shape}; expected a number or a 0-d tensor")
-        return value.to(self.dtype).where(hit, self) if isinstance(value, TensorCore) else self.masked_fill(hit, value)
+        value = value.to(self.dtype) if isinstance(value, TensorCore) else value
+        return _put(indexing.IndexPut, self, value, _along("index_fill", self, dim, index.reshape(-1)))
 
     def index_put(self: Tensor, indices: Sequence[Tensor], values: Operand, accumulate: bool = False) -> Tensor:
         """A copy in which y[indices] = values, which broadcast; with ``accumulate`` they are added.
 
         Of a place that occurs twice the last value stays and gets the gradient; ``accumulate`` adds them all.
         """
-        indices = tuple(indices)
-        tensors = all(isinstance(i, TensorCore) for i in indices)
-        dims = sum(i.ndim if i.dtype == dtypes.bool_ else 1 for i in indices) if tensors else self.ndim
-        count, size = math.prod(self.shape[:dims]), math.prod(self.shape[dims:])
-        every = constant(lambda: self.tensor_type(np.arange(count).reshape(self.shape[:dims]), device=self.device))
-        places = every[indices]
-        if isinstance(values, TensorCore):
-            values = values.expand(*places.shape, *self.shape[dims:]).reshape(places.numel(), size)
-        x = self.reshape(count, size)
-        write = x.scatter_add if accumulate else x.scatter
-        return write(0, places.reshape(-1, 1).expand(places.numel(), size), values).reshape(self.shape)
+        first, where, _ = parse_index(tuple(indices))
+        return _put(indexing.IndexAdd if accumulate else indexing.IndexPut, self, values, where, first)
 
     def argsort(self: Tensor, dim: int = -1, descending: bool = False, stable: bool = True) -> Tensor:
         """Indices (int64) that sort along ``dim``; stable even if not asked, NaN last (first if descending)."""
@@ -237,8 +223,8 @@ class IndexingMethods:
         x, k = self.detach().reshape(-1), self.device.kernels
         order = x.argsort(0)
         ordered = k.indexing.gather(x.data, 0, order.data)
-        first = k.comparison.ne(ordered, k.movement.roll(ordered, (1,), (0,)))
-        k.indexing.assign_at(first, slice(1), True)
+        first = k.ones(ordered.shape, dtypes.bool_)
+        k.elementwise.assign(first[1:], k.comparison.ne(ordered[1:], ordered[:-1]))
         values = self.wrap(k.indexing.index(ordered, first), self.device)
         if not (return_inverse or return_counts):
             return values
@@ -259,13 +245,16 @@ class IndexingMethods:
             raise bad_value(f"bincount of {self.dtype}, shape {self.shape}: expected a vector of integers")
         if weights is not None and weights.shape != self.shape:
             raise bad_value(f"bincount: weights of shape {weights.shape} for indices of shape {self.shape}")
-        if minlength < 0 or (len(self) and int(self.amin()) < 0):
+        k, x = self.device.kernels, self.long().data
+        if minlength < 0 or (x.size and k.reduce.min(x, (0,), False) < 0):
             raise bad_value(f"bincount: minlength={minlength} and the numbers must not be negative")
-        size = max(minlength, int(self.amax()) + 1 if len(self) else 0)
-        added = self.new_ones(len(self), dtype=dtypes.int64) if weights is None else weights.detach()
-        if weights is not None and weights.dtype != dtypes.float32:
-            added = added.double()
-        return added.new_zeros(size).scatter_add(0, self.long(), added)
+        size = max(minlength, int(k.reduce.max(x, (0,), False)) + 1 if x.size else 0)
+        dtype = (
+            dtypes.int64 if weights is None else dtypes.float32 if weights.dtype == dtypes.float32 else dtypes.float64
+        )
+        y = k.zeros((size,), dtype)
+        k.indexing.scatter_add(y, 0, x, 1 if weights is None else weights.to(dtype).data)
+        return self.wrap(y, self.device)
 
     def multinomial(self: Tensor, num_samples: int, replacement: bool = False, *, generator: Source = None) -> Tensor:
         """Indices (int64, shape (..., num_samples)) drawn in proportion to the last dimension's weights.
@@ -297,10 +286,24 @@ class IndexingMethods:
         return (edges.unsqueeze(-2) <= (u * edges[..., -1:]).unsqueeze(-1)).sum(-1)
 
 
-def _along(x: Tensor, dim: int, index: Tensor, source: Tensor) -> tuple[int, Tensor]:
-    """The dimension, and the places of the slices of ``source`` as an index of ``scatter``."""
+def _along(name: str, x: Tensor, dim: int, index: Tensor, source: Tensor | None = None) -> tuple[Any, ...]:
+    """The slices of x along a dimension, which those of ``source`` fit; without it places may be negative."""
+    x._needs_dimension(name)
     at = shapes.normalize_dim(dim, x.ndim)
-    return at, index.reshape(*(-1 if i == at else 1 for i in range(x.ndim))).expand(*source.shape)
+    check_range(name, index, x.shape[at] if source is not None else None)
+    sizes = (*x.shape[:at], index.numel(), *x.shape[at + 1 :])
+    if source is not None and (index.ndim > 1 or source.shape != sizes):
+        places = f"{index.shape} places of {x.shape}"
+        raise bad_value(f"{name} along {at}: a source of shape {source.shape} does not fit {places}")
+    return (slice(None),) * at + (index.data.reshape(-1),)
+
+
+def _put(op: Any, x: Tensor, values: Operand, where: tuple[Any, ...], first: Any = None) -> Tensor:
+    """``IndexPut`` or ``IndexAdd``; TypeError for values of another dtype."""
+    x, values = cast_inputs("widest", x, x._operand(values))
+    if isinstance(values, TensorCore) and values.dtype != x.dtype:
+        raise bad_type(f"index_put: values are {values.dtype}, the tensor {x.dtype}; convert with .to(dtype)")
+    return op.apply(x, values, where=where, first=first)
 
 
 def _neutral(reduce: str, dtype: np.dtype[Any]) -> float:

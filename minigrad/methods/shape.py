@@ -134,11 +134,10 @@ class ShapeMethods:
 
     def roll(self: Tensor, shifts: Dim, dims: Dim = None) -> Tensor:
         """Elements moved on by ``shifts`` along ``dims``, around the end; without ``dims`` in the flattened tensor."""
-        if dims is None:
-            return self.flatten().roll(shifts, 0).reshape(self.shape)
-        self._needs_dimension("roll with dims")
-        shifts, axes = shapes.roll_arguments(shifts, dims, self.ndim)
-        return movement.Roll.apply(self, shifts=shifts, axes=axes)
+        if dims is not None:
+            self._needs_dimension("roll with dims")
+        shifts, axes = shapes.roll_arguments(shifts, 0 if dims is None else dims, self.ndim or 1)
+        return movement.Roll.apply(self, shifts=shifts, axes=None if dims is None else axes)
 
     def repeat(self: Tensor, *sizes: Any) -> Tensor:
         """Copies side by side: ``sizes[i]`` of them along dimension i; more sizes than dimensions add leading ones."""
@@ -158,8 +157,8 @@ class ShapeMethods:
             return self.flatten().repeat_interleave(repeats, 0)
         at = shapes.normalize_dim(dim, self.ndim)
         if isinstance(repeats, int) and repeats > 0:
-            sizes = (*self.shape[: at + 1], repeats, *self.shape[at + 1 :])
-            return self.unsqueeze(at + 1).expand(sizes).clone().flatten(at, at + 1)
+            once = (1,) * self.ndim
+            return movement.Tile.apply(self, repeats=once, each=(*once[:at], repeats, *once[at + 1 :]))
         return self.index_select(at, self.tensor_type(repeated_positions(repeats, self.shape[at]), device=self.device))
 
     def pad(self: Tensor, pad: Sequence[int], value: float = 0.0) -> Tensor:

@@ -3,6 +3,7 @@
 Whatever the dtypes of a norm's parameters (float32 ones for a bfloat16 x are usual), the result is of x's.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -25,6 +26,11 @@ from ..ops import (
     elementwise,
     embedding as embedding_ops,
     gelu as gelu_ops,
+<<<<<<< HEAD
+=======
+    group_norm as group_norm_ops,
+    indexing as indexing_ops,
+>>>>>>> places
     layer_norm as layer_norm_ops,
     linear as linear_ops,
     log_sigmoid as log_sigmoid_ops,
@@ -129,18 +135,25 @@ def pad(x: Tensor, pad: Sequence[int], mode: str = "constant", value: float = 0.
     """
     if mode == "constant":
         return x.pad(pad, value)
-    check_choice("pad", "mode", mode, ("constant", *PAD_MODES))
+    check_choice("pad", "mode", mode, ("constant", "reflect", "replicate", "circular"))
     for dim, (before, after) in enumerate(shapes.pad_widths(pad, x.shape)):
         n = x.shape[dim]
         most = {"reflect": n - 1, "circular": n}.get(mode, max(before, after) if n else 0)
         if min(before, after) < 0 or max(before, after) > max(most, 0):
             raise bad_value(f"pad: {mode} by ({before}, {after}) of dim {dim} of shape {x.shape}")
         if before or after:
-            places = np.pad(np.arange(n), (before, after), PAD_MODES[mode])
-            ends = (Tensor(end, device=x.device) for end in (places[:before], places[before + n :]))
-            first, last = (x.index_select(dim, end) for end in ends)
-            x = cat([first, x, last], dim)
+            if mode == "circular":
+                x = cat([x.narrow(dim, n - before, before), x, x.narrow(dim, 0, after)], dim)
+            else:
+                places = (slice(None),) * dim + (Tensor(_padded(n, before, after, mode), device=x.device).data,)
+                x = indexing_ops.Index.apply(x, where=places, basic=False)
     return x
+
+
+@functools.lru_cache(64)
+def _padded(n: int, before: int, after: int, mode: str) -> np.ndarray:
+    """Of each value of a padded dimension the place from which it is."""
+    return np.pad(np.arange(n), (before, after), PAD_MODES[mode])
 
 
 PAD_MODES: dict[str, Any] = {"reflect": "reflect", "replicate": "edge", "circular": "wrap"}

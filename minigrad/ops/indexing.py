@@ -1,8 +1,10 @@
 """Indexing and sorting. Their gradients are mostly zeros, so they add into the input's gradient in place."""
 
-from typing import Any
+import math
+from typing import Any, ClassVar
 
 from ..autograd import Function
+from ..dtypes import bool_, int64
 
 
 class Slice(Function):
@@ -32,14 +34,101 @@ class Index(Function):
 
     def forward(self, x: Any, where: Any) -> Any:
         if self.needs[0]:
-            kernels, parts = self.kernels, where if isinstance(where, tuple) else (where,)
-            # Copies of arrays, which the caller may change before backward.
-            kept = [kernels.copy(part) if isinstance(part, kernels.Array) else part for part in parts]
-            self.where = tuple(kept) if isinstance(where, tuple) else kept[0]
+            self.where = _kept(self.kernels, where)
         return self.kernels.indexing.index(x, where)
 
     def backward_into(self, dy: Any, dx: Any) -> None:
         self.kernels.indexing.add_at(dx, self.where, dy)
+
+
+def _kept(kernels: Any, where: Any) -> Any:
+    """The index with copies of its arrays, which the caller may change before backward."""
+    if isinstance(where, tuple):
+        return tuple([_kept(kernels, part) for part in where])
+    if not isinstance(where, kernels.Array):
+        return where
+    once = tuple([slice(None if stride else 1) for stride in where.strides])  # the rest repeats it
+    return kernels.movement.expand(kernels.copy(where[once]), where.shape)
+
+
+class _Written(Function):
+    """y = x, but values at places, or their sum with it where the operation ``adds``;  dx = dy, unless it adds 0 there,
+    dvalues = dy there.
+
+    If a place is written twice, the last value stays, and only that one gets a gradient. A subclass says how values are
+    ``put`` to the places ``where`` of an array, and how those there are ``got``.
+    """
+
+    __slots__ = ("shape", "where")
+    widens = False
+    adds: ClassVar[bool] = False
+    where: Any
+    put: ClassVar[Any]
+    got: ClassVar[Any]
+
+    def forward(self, x: Any, values: Any, *indices: Any, **options: Any) -> Any:
+        y = self.kernels.copy(x)
+        self.where, self.shape = (*indices, *options.values()), getattr(values, "shape", ())
+        self.put(y, values, self.adds)
+        self.where = _kept(self.kernels, self.where) if True in self.needs else None
+        return y
+
+    def backward(self, dy: Any) -> Any:
+        k, dx, dvalues, parts = self.kernels, dy, None, self.where[0]
+        if self.needs[0] and not self.adds:
+            dx = k.copy(dy)
+            self.put(dx, 0, False)
+        if self.needs[1]:
+            dvalues = self.got(dy)
+            if not self.adds:
+                arrays = isinstance(parts, tuple) and self.where[1] is None
+                arrays = arrays and all(isinstance(x, slice) or getattr(x, "dtype", bool_) != bool_ for x in parts)
+                rest = dy.ndim - len(parts) if arrays else 0  # dimensions that are written as a whole
+                shape = dvalues.shape[: dvalues.ndim - rest]
+                order = k.reduce.cumsum(k.ones((math.prod(shape),), int64), 0).reshape(shape)
+                last = k.zeros(dy.shape[: dy.ndim - rest], int64)
+                self.put(last, order, False)
+                stays = k.comparison.eq(self.got(last), order).reshape((*shape, *(1,) * rest))
+                dvalues = k.elementwise.select(stays, dvalues)
+            dvalues = dvalues.reshape((1,) * (len(self.shape) - dvalues.ndim) + dvalues.shape)
+        return (dx, dvalues, None)[: len(self.needs)]
+
+
+class IndexPut(_Written):
+    """At an index, or at one of the view that ``first`` gives."""
+
+    def put(self, y: Any, values: Any, adds: bool) -> None:
+        k, (where, first) = self.kernels.indexing, self.where
+        (k.add_at if adds else k.assign_at)(y if first is None else k.index(y, first), where, values)
+
+    def got(self, y: Any) -> Any:
+        k, (where, first) = self.kernels.indexing, self.where
+        return k.index(y if first is None else k.index(y, first), where)
+
+
+class IndexAdd(IndexPut):
+    """``IndexPut`` that adds."""
+
+    widens = True
+    adds = True
+
+
+class Scatter(_Written):
+    """y[i][indices[i][j]] = values[i][j] (along an axis)."""
+
+    def put(self, y: Any, values: Any, adds: bool) -> None:
+        (indices, axis), k = self.where, self.kernels.indexing
+        (k.scatter_add if adds else k.scatter)(y, axis, indices, values)
+
+    def got(self, y: Any) -> Any:
+        return self.kernels.indexing.gather(y, self.where[1], self.where[0])
+
+
+class ScatterAdd(Scatter):
+    """y[i][indices[i][j]] += values[i][j] (along an axis)."""
+
+    widens = True
+    adds = True
 
 
 class Gather(Function):
@@ -58,46 +147,6 @@ class Gather(Function):
     def backward_into(self, dy: Any, dx: Any) -> None:
         axis, places = self.saved
         self.kernels.indexing.scatter_add(dx, axis, places, dy.reshape(places.shape))
-
-
-class Scatter(Function):
-    """y = x, but y[i][indices[i][j]] = source[i][j] (along an axis);  dx = dy, 0 where overwritten, dsource = dy there.
-
-    If a position is written twice, the last value stays, and only that one gets a gradient.
-    """
-
-    widens = False
-
-    def forward(self, x: Any, source: Any, indices: Any, *, axis: int) -> Any:
-        self.saved = (axis, self.kernels.copy(indices))  # which the caller may change before backward
-        y = self.kernels.copy(x)
-        self.kernels.indexing.scatter(y, axis, indices, source)
-        return y
-
-    def backward(self, dy: Any) -> Any:
-        k = self.kernels.indexing
-        dx = dsource = None
-        if self.needs[0]:
-            dx = self.kernels.copy(dy)
-            k.scatter(dx, *self.saved, 0)
-        if self.needs[1]:
-            there = k.gather(dy, *self.saved)
-            dsource = self.kernels.elementwise.select(k.scatter_winners(dy.shape, *self.saved), there)
-        return dx, dsource, None
-
-
-class ScatterAdd(Function):
-    """y = x, but y[i][indices[i][j]] += source[i][j] (along an axis);  dx = dy, dsource = dy at those places."""
-
-    def forward(self, x: Any, source: Any, indices: Any, *, axis: int) -> Any:
-        self.saved = (axis, self.kernels.copy(indices))  # which the caller may change before backward
-        y = self.kernels.copy(x)
-        self.kernels.indexing.scatter_add(y, axis, indices, source)
-        return y
-
-    def backward(self, dy: Any) -> Any:
-        dsource = self.kernels.indexing.gather(dy, *self.saved) if self.needs[1] else None
-        return dy, dsource, None
 
 
 class ScatterProd(Function):

@@ -1,6 +1,5 @@
 """Shapes and order: reshape, permute, expand are views where memory allows."""
 
-from operator import attrgetter
 from typing import Any, ClassVar
 
 from ..autograd import Function
@@ -68,7 +67,8 @@ class Cat(Function):
         self.axis, self.new, shape = axis, new, inputs[0].shape
         last = new and axis == len(shape)  # else the new axis divides one along which they lie in the same order
         y = self.kernels.movement.cat([x.reshape((*shape, 1)) for x in inputs] if last else inputs, axis)
-        self.sizes = (1,) * len(inputs) if new else tuple([x.shape[axis] for x in inputs])
+        if True in self.needs:
+            self.sizes = (1,) * len(inputs) if new else tuple([x.shape[axis] for x in inputs])
         return y.reshape((*shape[:axis], len(inputs), *shape[axis:])) if new and not last else y
 
     def backward(self, dy: Any) -> Any:
@@ -77,46 +77,60 @@ class Cat(Function):
 
 
 class _OfGradient(Function):
-    """dx is of dy what y is of x: ``moved``, a function of the kernels, with the options that move ``back``."""
+    """dx is of dy what y is of x: ``moved``, of the kernels, it and options, those that move ``back``."""
 
     __slots__ = ("options",)
     widens = False
     options: tuple[Any, ...]
-    moved: ClassVar["attrgetter[Any]"]
+    moved: ClassVar[Any]
 
     def forward(self, x: Any, **options: Any) -> Any:
         self.options = tuple(options.values())
-        return self.moved(self.kernels)(x, *self.options)
+        return self.moved(self.kernels, x, *self.options)
 
     def backward(self, dy: Any) -> Any:
-        return self.moved(self.kernels)(dy, *self.back(*self.options))
+        return self.moved(self.kernels, dy, *self.back(*self.options))
 
     def back(self, *options: Any) -> tuple[Any, ...]:
         return options
 
 
+def _flipped(kernels: Any, x: Any, axes: tuple[int, ...]) -> Any:
+    places = tuple([slice(None, None, -1 if i in axes else 1) for i in range(x.ndim)])
+    return kernels.copy(x[places] if axes else x)
+
+
 class Flip(_OfGradient):
     """y = x with the order along the axes reversed;  dx = dy reversed."""
 
-    moved = attrgetter("movement.flip")
+    moved = staticmethod(_flipped)
 
 
 class Tril(_OfGradient):
     """y = lower triangle of the last two axes, zeros above the diagonal;  dx = the same of dy."""
 
-    moved = attrgetter("movement.tril")
+    moved = staticmethod(lambda kernels, x, diagonal: kernels.movement.tril(x, diagonal))
 
 
 class Triu(_OfGradient):
     """y = upper triangle of the last two axes, zeros below the diagonal;  dx = the same of dy."""
 
-    moved = attrgetter("movement.triu")
+    moved = staticmethod(lambda kernels, x, diagonal: kernels.movement.triu(x, diagonal))
+
+
+def _rolled(kernels: Any, x: Any, shifts: tuple[int, ...], axes: tuple[int, ...] | None) -> Any:
+    y = flat = x if axes is not None else kernels.movement.reshape(x, (-1,))
+    for axis, shift in zip((0,) if axes is None else axes, shifts, strict=True):
+        along, at = (slice(None),) * axis, -shift % max(y.shape[axis], 1)
+        if at:
+            y = kernels.movement.cat([y[(*along, slice(at, None))], y[(*along, slice(at))]], axis)
+    return kernels.copy(x) if y is flat else y.reshape(x.shape)
 
 
 class Roll(_OfGradient):
-    """y = x moved on by the shifts along the axes, around the end;  dx = dy moved back."""
+    """y = x moved on by the shifts along the axes, around the end;  dx = dy moved back. No axes: it is flattened."""
 
-    moved = attrgetter("movement.roll")
+    moved = staticmethod(_rolled)
 
     def back(self, *options: Any) -> tuple[Any, ...]:
         shifts, axes = options
@@ -124,28 +138,32 @@ class Roll(_OfGradient):
 
 
 class Tile(Function):
-    """y = copies of x side by side along each axis;  dx = sum of dy over the copies."""
+    """y = ``repeats`` copies of x side by side along each axis, of elements that come ``each`` so often in a row;  dx =
+    sum of dy over the copies.
+    """
 
-    __slots__ = ("repeats", "shape")
+    __slots__ = ("shape", "wide")
     widens = False
-    repeats: tuple[int, ...]
-    shape: Any
 
-    def forward(self, x: Any, *, repeats: tuple[int, ...]) -> Any:
-        self.repeats, self.shape = repeats, x.shape
-        return self.kernels.movement.tile(x, repeats)
+    def forward(self, x: Any, *, repeats: tuple[int, ...], each: tuple[int, ...] = ()) -> Any:
+        sizes, self.shape = (1,) * (len(repeats) - x.ndim) + x.shape, x.shape
+        three = [*zip(repeats, sizes, each or (1,) * len(sizes), strict=True)]
+        self.wide = [n for sizes_of_axis in three for n in sizes_of_axis]
+        apart = x.reshape([n for size in sizes for n in (1, size, 1)])
+        return self.kernels.copy(self.kernels.movement.expand(apart, self.wide)).reshape(
+            [a * n * b for a, n, b in three]
+        )
 
     def backward(self, dy: Any) -> Any:
-        sizes = (1,) * (len(self.repeats) - len(self.shape)) + self.shape
         wide = self.kernels.elementwise.cast(dy, float32) if is_half(dy.dtype) else dy
-        copies = wide.reshape([m for pair in zip(self.repeats, sizes) for m in pair])
-        return self.kernels.reduce.sum(copies, tuple(range(0, copies.ndim, 2)), False).reshape(self.shape)
+        copies = tuple([i for i, n in enumerate(self.wide) if i % 3 != 1 and n != 1])
+        return self.kernels.reduce.sum(wide.reshape(self.wide), copies, False).reshape(self.shape)
 
 
 class Pad(_OfGradient):
     """y = x with borders of a constant;  dx = dy without the borders (where a border is negative: with zeros)."""
 
-    moved = attrgetter("movement.pad")
+    moved = staticmethod(lambda kernels, x, widths, value: kernels.movement.pad(x, widths, value))
 
     def back(self, *options: Any) -> tuple[Any, ...]:
         widths, _ = options
@@ -167,3 +185,19 @@ class Diagonal(Function):
 
     def backward_into(self, dy: Any, dx: Any) -> None:
         self.kernels.elementwise.add_into(self.kernels.movement.diagonal(dx, *self.places), dy)
+
+
+class DiagEmbed(Function):
+    """y_(i, i + offset) = x_i of a vector, zeros elsewhere;  dx_i = dy_(i, i + offset)."""
+
+    __slots__ = ("places",)
+    widens = False
+
+    def forward(self, x: Any, *, offset: int) -> Any:
+        self.places, n = (offset, 0, 1), x.size + abs(offset)
+        y = self.kernels.zeros((n, n), x.dtype)
+        self.kernels.elementwise.assign(self.kernels.movement.diagonal(y, *self.places), x)
+        return y
+
+    def backward(self, dy: Any) -> Any:
+        return self.kernels.movement.diagonal(dy, *self.places)

@@ -63,6 +63,9 @@ def quiet() -> np.errstate:
     return np.errstate(all="ignore")
 
 
+_EXPANDED, _READONLY = ("multi_index", "refs_ok", "zerosize_ok"), ("readonly",)
+
+
 class movement:
     """Rearranging memory: views where NumPy can give one, copies where it cannot."""
 
@@ -76,7 +79,8 @@ class movement:
 
     def expand(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
         """A read-only view with size-1 and new leading axes repeated (stride 0)."""
-        return np.broadcast_to(x, shape)
+        walk: Any = np.nditer((x,), _EXPANDED, _READONLY, itershape=shape, order="C")
+        return walk.itviews[0]  # np.broadcast_to, without a microsecond of Python
 
     def cat(arrays: tuple[np.ndarray, ...], axis: int) -> np.ndarray:
         """The arrays one after the other along ``axis``."""
@@ -87,10 +91,6 @@ class movement:
         before = (slice(None),) * axis
         return [x[(*before, slice(end - n, end))] for n, end in zip(sizes, itertools.accumulate(sizes), strict=True)]
 
-    def flip(x: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
-        """A copy with the order along ``axes`` reversed."""
-        return np.flip(x, axes).copy()
-
     def tril(x: np.ndarray, diagonal: int) -> np.ndarray:
         """The last two axes' lower triangle, zeros above ``diagonal``."""
         return np.tril(x, diagonal)
@@ -99,20 +99,27 @@ class movement:
         """The last two axes' upper triangle, zeros below ``diagonal``."""
         return np.triu(x, diagonal)
 
-    def roll(x: np.ndarray, shifts: tuple[int, ...], axes: tuple[int, ...]) -> np.ndarray:
-        """A copy, elements moved on by the shifts along the axes; what leaves at the end enters at the start."""
-        return np.roll(x, shifts, axes)
-
-    def tile(x: np.ndarray, repeats: tuple[int, ...]) -> np.ndarray:
-        """Copies of ``x`` side by side, ``repeats`` of them along each axis; there may be more repeats than axes."""
-        return np.tile(x, repeats)
-
     def pad(x: np.ndarray, widths: tuple[tuple[int, int], ...], value: float) -> np.ndarray:
         """A copy with (before, after) elements of ``value`` added along each axis; negative numbers remove elements."""
-        y = np.full([n + before + after for n, (before, after) in zip(x.shape, widths)], value, x.dtype)
-        inner = tuple(slice(max(b, 0), n - max(a, 0)) for n, (b, a) in zip(y.shape, widths))
-        y[inner] = x[tuple(slice(max(-b, 0), n - max(-a, 0)) for n, (b, a) in zip(x.shape, widths))]
+        y = np.full(movement.padded_shape(x, widths), value, x.dtype)
+        _, inner, kept = movement.pad_parts(y, x, widths)
+        inner[...] = kept
         return y
+
+    def padded_shape(x: Any, widths: tuple[tuple[int, int], ...]) -> tuple[int, ...]:
+        """What ``pad`` makes of the shape of x."""
+        return tuple([n + before + after for n, (before, after) in zip(x.shape, widths, strict=True)])
+
+    def pad_parts(y: Any, x: Any, widths: tuple[tuple[int, int], ...]) -> tuple[list[Any], Any, Any]:
+        """The borders of y, what is left of it, and the part of x that goes there; views."""
+        edges, inner, kept = [], y, x
+        for axis, (before, after) in enumerate(widths):
+            along = (slice(None),) * axis
+            low, high = max(before, 0), y.shape[axis] - max(after, 0)
+            edges += [inner[(*along, slice(low))], inner[(*along, slice(high, None))]]
+            inner = inner[(*along, slice(low, high))]
+            kept = kept[(*along, slice(max(-before, 0), x.shape[axis] - max(-after, 0)))]
+        return edges, inner, kept
 
     def diagonal(x: np.ndarray, offset: int, axis1: int, axis2: int) -> np.ndarray:
         """A view of the diagonal of two axes as a new last axis, writeable if ``x`` is."""
@@ -133,11 +140,7 @@ class indexing:
 
     def add_at(x: np.ndarray, where: Any, y: np.ndarray) -> None:
         """x[where] += y; repeated positions add up."""
-        parts = where if isinstance(where, tuple) else (where,)
-        if any(getattr(part, "dtype", np.dtype(bool)).kind in "iu" for part in parts):
-            np.add.at(x, where, y)
-        else:  # a mask's positions are distinct
-            x[where] += y
+        _change_at(np.add, x, where, y)
 
     def assign_at(x: np.ndarray, where: Any, y: Any) -> None:
         """x[where] = y."""
@@ -145,30 +148,22 @@ class indexing:
 
     def gather(x: np.ndarray, axis: int, indices: np.ndarray) -> np.ndarray:
         """y[i][j][k] = x[i][indices[i][j][k]][k] (for axis 1), the shape of ``indices``."""
-        return x[_grid(indices, axis)]
+        return x[_grid(x, indices, axis)]
 
     def scatter_add(x: np.ndarray, axis: int, indices: np.ndarray, y: np.ndarray) -> None:
         """x[i][indices[i][j][k]][k] += y[i][j][k] (for axis 1), in place; repeated positions add up in order."""
-        np.add.at(x, _grid(indices, axis), y)
+        _change_at(np.add, x, _grid(x, indices, axis), y)
 
     def scatter(x: np.ndarray, axis: int, indices: np.ndarray, y: Any) -> None:
         """x[i][indices[i][j][k]][k] = y[i][j][k] (for axis 1), in place; of repeated positions the last one wins."""
-        x[_grid(indices, axis)] = y
+        x[_grid(x, indices, axis)] = y
 
     def scatter_reduce(x: np.ndarray, axis: int, indices: np.ndarray, y: np.ndarray, reduce: str) -> None:
         """x[i][indices[i][j][k]][k] = f(itself, y[i][j][k]) (for axis 1), in place, one after the other.
 
         f is the product, the larger or the smaller one for ``reduce`` "prod", "amax" or "amin"; NaN stays.
         """
-        with np.errstate(all="ignore"):
-            REDUCTIONS[reduce].at(x, _grid(indices, axis), y)
-
-    def scatter_winners(shape: tuple[int, ...], axis: int, indices: np.ndarray) -> np.ndarray:
-        """bool, of the shape of ``indices``: whose value ``scatter`` into an array of ``shape`` leaves there."""
-        order = np.arange(indices.size).reshape(indices.shape)
-        last = np.empty(shape, np.int64)
-        indexing.scatter(last, axis, indices, order)
-        return indexing.gather(last, axis, indices) == order
+        _change_at(REDUCTIONS[reduce], x, _grid(x, indices, axis), y)
 
     def argsort(x: np.ndarray, axis: int, descending: bool, first: int | None = None) -> np.ndarray:
         """The ``first`` (default: all) indices (int64) of ``x`` sorted stably along ``axis``; NaN is the largest."""
@@ -200,7 +195,18 @@ class indexing:
 REDUCTIONS: dict[str, np.ufunc] = {"prod": np.multiply, "amax": np.maximum, "amin": np.minimum}
 
 
-def _grid(indices: np.ndarray, axis: int) -> tuple[np.ndarray, ...]:
+@quiet()
+def _change_at(ufunc: np.ufunc, x: np.ndarray, where: Any, y: Any) -> None:
+    """x[where] = ufunc(itself, y), one after the other; half-width floats in float32, rounded once."""
+    wide = x.astype(np.float32) if is_half(x.dtype) else x
+    ufunc.at(wide, where, np.asarray(y).astype(wide.dtype, copy=False))
+    if wide is not x:
+        x[...] = wide
+
+
+def _grid(x: np.ndarray, indices: np.ndarray, axis: int) -> tuple[np.ndarray, ...]:
+    if (bad := embedding.check_indices(indices, x.shape[axis])) >= 0:
+        raise IndexError(f"index {indices.reshape(-1)[bad]} is out of range for size {x.shape[axis]}")
     ranges = [np.arange(n).reshape(-1, *(1,) * (indices.ndim - 1 - i)) for i, n in enumerate(indices.shape)]
     return (*ranges[:axis], indices, *ranges[axis + 1 :])
 
@@ -221,12 +227,7 @@ class embedding:
         """dweight[indices] += dy, in place, duplicates summed in order. Half floats are summed in float32 and rounded
         once.
         """
-        if not is_half(dweight.dtype):
-            np.add.at(dweight, indices, dy)
-            return
-        wide = np.zeros(dweight.shape, np.float32)
-        np.add.at(wide, indices, dy.astype(np.float32))
-        np.copyto(dweight, wide + dweight, casting="unsafe")
+        _change_at(np.add, dweight, indices, dy)
 
 
 class reduce:

@@ -26,6 +26,8 @@ def _block(args, n, rows, strides, data, workspace):
     size, columns = array_at(data, HEADER, np.int64)[3], array_at(n, 1, np.int64)[0]
     first_x, first_y = array_at(args, 2, np.int64)
     x_step, y_step, x_row, y_row = array_at(strides, 4, np.int64)
+    if columns < min(TILE, rows):  # long rows of a few elements each are a few long rows
+        columns, rows, x_step, x_row, y_step, y_row = rows, columns, x_row, x_step, y_row, y_step
     turned = abs(x_row) < abs(x_step) and abs(x_step) > size and rows > 1
     adjacent = turned and x_row == size and y_step == size
     width, tile = (COLUMNS, TILE) if turned else (columns, columns)
