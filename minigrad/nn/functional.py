@@ -26,11 +26,7 @@ from ..ops import (
     elementwise,
     embedding as embedding_ops,
     gelu as gelu_ops,
-<<<<<<< HEAD
-=======
-    group_norm as group_norm_ops,
     indexing as indexing_ops,
->>>>>>> places
     layer_norm as layer_norm_ops,
     linear as linear_ops,
     log_sigmoid as log_sigmoid_ops,
