@@ -53,7 +53,7 @@ def _multiply_cells(task, tasks, a, b, bias, has_bias, y, a_offsets, b_offsets, 
             longest = DEPTH_BLOCK if a_column == 1 else DEPTH_BLOCK_TRANSPOSED
             multiply_packed(
                 a_cell, a_row, a_column, b_cell, b_row, b_column, bias_cell, has_bias, y_cell, y_row,
-                height, width, depth, longest, packed_a, packed_b, small, False, y_cell, False,
+                height, width, depth, longest, packed_a, packed_b, small, y_cell, False,
             )  # fmt: skip
     keep_alive((small, packed_a, packed_b))
 

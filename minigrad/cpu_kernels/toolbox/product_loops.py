@@ -108,12 +108,12 @@ def add_columns(x: Any, x_row: int, rows: int, columns: int, part: Any, total: A
 def multiply_packed(
     a: Any, a_row: int, a_column: int, b: Any, b_row: int, b_column: int, bias: Any, has_bias: bool, y: Any, y_row: int,
     rows: int, columns: int, depth: int, longest: int, packed_a: Any, packed_b: Any, small: Any,
-    accumulate: bool, row_sums: Any, has_row_sums: bool,
+    row_sums: Any, has_row_sums: bool,
 ) -> None:  # fmt: skip
     """y[:rows, :columns] = a[:rows, :depth] @ b[:depth, :columns] (+ bias): the loops of the module docstring.
 
     k is cut into equal blocks of at most ``longest``; their sums are added in order.
-    With ``accumulate`` it is added to y. With ``has_row_sums``, ``row_sums`` gets the sums of the rows of a, whose
+    With ``has_row_sums``, ``row_sums`` gets the sums of the rows of a, whose
     columns are contiguous.
     """
     n = tile_columns(y)
@@ -150,7 +150,7 @@ def multiply_packed(
                         panel = advance(panels, tile_j * block_depth)
                         target = advance(y, (i + tile_i) * y_row + j + tile_j)
                         start, start_row = advance(bias, j + tile_j) if has_bias else zeros, 0
-                        if k > 0 or accumulate:
+                        if k > 0:
                             start, start_row = target, y_row
                             if far:
                                 prefetch_tile(target, y_row, count)
