@@ -25,27 +25,19 @@ def _partial_sums(chunk, chunks, addresses, sizes, like, partial):
     partial[chunk] = folded(SQUARES, elements_at(addresses[chunk], sizes[chunk], like), partial)
 
 
-def _passing(name: str, checks: bool, scales: bool) -> TaskKernel:
-    """A kernel that looks whether a chunk is finite, scales it, or both."""
-
-    @task_kernel(name=name)
-    def walk(chunk, chunks, addresses, sizes, like, factor, finite):
-        x = elements_at(addresses[chunk], sizes[chunk], like)
-        if checks:
-            all_finite = True
-            for i in range(x.shape[0]):
-                all_finite &= np.isfinite(x[i])
-            finite[chunk] = all_finite
-        if scales:
-            for i in range(x.shape[0]):
-                x[i] *= x.dtype.type(factor)
-
-    return walk
+@task_kernel
+def _check_chunks(chunk, chunks, addresses, sizes, like, finite):
+    x, all_finite = elements_at(addresses[chunk], sizes[chunk], like), True
+    for i in range(x.shape[0]):
+        all_finite &= np.isfinite(x[i])
+    finite[chunk] = all_finite
 
 
-_check_chunks = _passing("check_chunks", checks=True, scales=False)
-_scale_chunks = _passing("scale_chunks", checks=False, scales=True)
-_unscale_chunks = _passing("unscale_chunks", checks=True, scales=True)
+@task_kernel
+def _scale_chunks(chunk, chunks, addresses, sizes, like, factor):
+    x = elements_at(addresses[chunk], sizes[chunk], like)
+    for i in range(x.shape[0]):
+        x[i] *= x.dtype.type(factor)
 
 
 class _Chunks(NamedTuple):
@@ -117,10 +109,14 @@ def scale_(arrays: Iterable[np.ndarray], factor: float) -> None:
 
     Raises ValueError, naming the position, for a read-only array, before anything is changed.
     """
-    groups, others = _writable(arrays, "scale_")
+    _scale(arrays, factor, "scale_")
+
+
+def _scale(arrays: Iterable[np.ndarray], factor: float, what: str) -> None:
+    groups, others = _writable(arrays, what)
     plain.scale_(others, factor)
     for group in groups:
-        _table(group).launch(_scale_chunks, float(factor), np.empty(0, np.bool_))
+        _table(group).launch(_scale_chunks, float(factor))
 
 
 def clip_(arrays: Iterable[np.ndarray], max_norm: float, eps: float) -> np.ndarray:
@@ -142,15 +138,9 @@ def unscale_(arrays: Iterable[np.ndarray], inverse_scale: float | np.ndarray) ->
 
     Raises ValueError, naming the position, for a read-only array, before anything is changed.
     """
-    groups, others = _writable(arrays, "unscale_")
-    inverse_scale = float(np.asarray(inverse_scale).item())  # in a graph an array, which varies
-    finite = all_finite(others)
-    plain.scale_(others, inverse_scale)
-    for group in groups:
-        chunks = _table(group)
-        each = np.empty(chunks.sizes.size, np.bool_)
-        chunks.launch(_unscale_chunks, inverse_scale, each)
-        finite = finite and bool(each.all())
+    arrays = list(arrays)
+    finite = all_finite(arrays)
+    _scale(arrays, float(np.asarray(inverse_scale).item()), "unscale_")  # in a graph an array, which varies
     return np.array(not finite, np.int32)
 
 
@@ -159,7 +149,7 @@ def all_finite(arrays: Iterable[np.ndarray]) -> bool:
     for group in _readable(arrays):
         chunks = _table(group)
         finite = np.empty(chunks.sizes.size, np.bool_)
-        chunks.launch(_check_chunks, 1.0, finite)
+        chunks.launch(_check_chunks, finite)
         if not finite.all():
             return False
     return True
