@@ -31,14 +31,14 @@ def _dividing(name: str, ufunc: np.ufunc) -> Any:
     """The plain function, for integers with a look for zeros before it, which is in no program; graphs call NumPy."""
     of_any, of_integers = globals()[name], formula(quiet(ufunc))
 
-    def divide(x: Any, y: Any) -> Any:
+    def formula_for(x: Any, y: Any) -> Any:
         if (x if isinstance(x, np.ndarray) else y).dtype.kind not in "iu":
-            return of_any(x, y)
+            return of_any
         check_divisor(x, y)
-        return of_integers(x, y)
+        return of_integers
 
-    functools.update_wrapper(divide, of_any)
-    vars(divide).pop("into", None)
+    divide: Any = functools.update_wrapper(lambda x, y: formula_for(x, y)(x, y), of_any)
+    divide.into = lambda target, x, y: formula_for(x, y).into(target, x, y)
     return divide
 
 

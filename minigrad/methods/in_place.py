@@ -71,8 +71,7 @@ def _written(op: type[Function], x: Tensor, args: tuple[Any, ...]) -> bool:
     node: Any = op()
     node.kernels, node.needs = CPU.native.Into(out), (False,) * len(arrays)
     try:
-        new = op.forward(node, *arrays)
-        if new is not out:
+        if (new := op.forward(node, *arrays)) is not out:
             np.copyto(out, new)
     except (ValueError, OverflowError, TypeError):
         return False  # the method will say what is wrong

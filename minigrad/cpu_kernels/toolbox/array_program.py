@@ -502,19 +502,12 @@ def formula(function: Callable[..., Any]) -> Callable[..., Any]:
     wrapped: Any = functools.update_wrapper(call, function)
 
     def into(target: Into, *inputs: Any, worth: int = WORTH) -> Any:
-        out, kinds, others = target.out, [], False
-        for x in inputs:
-            if isinstance(x, ARRAY):
-                kinds.append(x.dtype)
-                others = others or x is not out
-            else:
-                kinds.append(_kind(x))
-        program, few = made[tuple(kinds)]
+        out = target.out
+        program, few = made[tuple([x.dtype if isinstance(x, ARRAY) else _kind(x) for x in inputs])]
         if program is not None and program.result == out.dtype:
+            is_few = out.size < worth // program.work
             try:
-                if out.size < worth // program.work or (worth and not others and out.flags.c_contiguous):
-                    return few(*inputs, out)
-                return many(*inputs, out=out, worth=worth)
+                return few(*inputs, out) if is_few else many(*inputs, out=out, worth=worth)
             except (ValueError, OverflowError, TypeError):
                 pass  # the function will say what is wrong
         return wrapped(*inputs) if target.makes else None
