@@ -561,7 +561,7 @@ class Into:
         return getattr(self, name)
 
 
-def formulas(family: type, without: tuple[str, ...] = ()) -> dict[str, Callable[..., Any]]:
+def formulas(family: type, without: tuple[str, ...] = ()) -> dict[str, Any]:
     """The functions of a plain family by name, each as ``formula``; not those named in ``without``."""
     names = [name for name in vars(family) if not name.startswith("_") and name not in without]
     return {name: formula(getattr(family, name)) for name in names}
