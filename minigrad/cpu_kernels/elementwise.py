@@ -1,30 +1,27 @@
 """Functions of each element: the plain formulas, each in one pass."""
 
+import functools
 from typing import Any
 
 import numpy as np
 
 from ..plain_kernels import elementwise as plain
 from ..plain_kernels.elementwise import check_divisor, quiet
-from .toolbox.array_program import FEW, chosen, formula, formulas, number, supports_half as supports_half, writer
+from .toolbox.array_program import FEW, formula, formulas, number, supports_half as supports_half, writer
 from .toolbox.strided_copy import MANY, copy_into
 
-_formulas = formulas(plain, without=("add_into", "assign", "pow", "supports_half"))
-globals().update(_formulas)
-add, cast, div, mul, select = (_formulas[name] for name in ("add", "cast", "div", "mul", "select"))
+globals().update(all_of := formulas(plain, without=("add_into", "assign", "pow", "supports_half")))
+add, cast, div, mul, select = (all_of[name] for name in ("add", "cast", "div", "mul", "select"))
 add_into: Any = writer(plain.add_into, add, lambda x, y: (x, x, y))
 _assign = writer(plain.assign, cast, lambda x, y: (y, x.dtype))
 
 
 def assign(x: np.ndarray, y: Any) -> None:
-    """x[...] = y, broadcasting y; of large arrays by all threads, and the same number without a cast of each."""
-    of_array = isinstance(y, np.ndarray)
-    if of_array and y.dtype == x.dtype:
-        if x.nbytes >= MANY and x.shape == y.shape and not np.may_share_memory(x, y):
-            copy_into(x, y)
-        else:
-            x[...] = y
-    elif of_array or x.size >= FEW:
+    """x[...] = y, broadcasting y; of large arrays by all threads."""
+    if isinstance(y, np.ndarray) and y.dtype == x.dtype:
+        large = x.nbytes >= MANY and x.shape == y.shape and not np.may_share_memory(x, y)
+        copy_into(x, y) if large else x.__setitem__(..., y)
+    elif isinstance(y, np.ndarray) or x.size >= FEW:
         _assign(x, y)
     else:
         x.fill(number(y, x.dtype) if y else y)
@@ -40,7 +37,9 @@ def _dividing(name: str, ufunc: np.ufunc) -> Any:
         check_divisor(x, y)
         return of_integers
 
-    return chosen(formula_for, of_any)
+    divide: Any = functools.update_wrapper(lambda x, y: formula_for(x, y)(x, y), of_any)
+    divide.into = lambda target, x, y: formula_for(x, y).into(target, x, y)
+    return divide
 
 
 floor_div: Any = _dividing("floor_div", np.floor_divide)
@@ -50,9 +49,8 @@ _even_power = formula(quiet(lambda x, n: np.power(np.abs(x), n)))
 _odd_power = formula(quiet(lambda x, n: np.copysign(np.power(np.abs(x), n), x)))
 
 
-@chosen
 def pow(x: Any, y: Any) -> Any:
     """x ** y, as the plain one; with AVX-512 NumPy takes a hundred times as long for negative numbers."""
     if isinstance(y, int | float) and x.dtype.char in "fd" and y % 2 in (0, 1):
-        return _odd_power if y % 2 else _even_power
-    return _power
+        return _odd_power(x, y) if y % 2 else _even_power(x, y)
+    return _power(x, y)

@@ -19,7 +19,7 @@ import numba
 import numpy as np
 
 from ..plain_kernels import random as plain
-from ..plain_kernels.random import QUARTER, normals, real
+from ..plain_kernels.random import QUARTER, normals, real, scaled, units
 from .toolbox.array_program import formula, written
 from .toolbox.jit import OPTIONS, kernel
 from .toolbox.multi_tensor import pointer_at
@@ -98,37 +98,12 @@ def fill_dropout(row: np.ndarray, start: Any, seed: Any, offset: Any, p: float) 
     row (n,) float32 or float64, contiguous; 0 <= p <= 1. An element is dropped if its word as a float32 in [0, 1)
     is below float32(p), in both precisions, so p = 1 drops all.
     """
-    real = row.dtype.type
-    zero = real(0)
-    kept = real(1) / (real(1) - real(p))
-    threshold = np.float32(p)
-    seed, offset = _now(np.uint64(seed), np.uint64(offset))
-    n = np.uint64(row.shape[0])
-    first = np.uint64(start)
-    head = min((FOUR - first % FOUR) % FOUR, n)  # elements before the first whole block
-    blocks = (n - head) // FOUR
-    body = row[np.int64(head) :]
-    first_block = (first + head) // FOUR
-    for b in range(blocks):
-        j = np.uint64(b) * FOUR
-        w0, w1, w2, w3 = philox_block(first_block + np.uint64(b), seed, offset)
-        body[j] = kept if unit_float32(w0) >= threshold else zero
-        body[j + ONE] = kept if unit_float32(w1) >= threshold else zero
-        body[j + TWO] = kept if unit_float32(w2) >= threshold else zero
-        body[j + THREE] = kept if unit_float32(w3) >= threshold else zero
-    done = head + blocks * FOUR
-    for k in range(head + n - done):
-        j = np.uint64(k)
-        j = j if j < head else done + j - head  # the rest: up to 3 elements at either end
-        words = philox_block((first + j) // FOUR, seed, offset)
-        row[j] = kept if unit_float32(words[np.int64((first + j) % FOUR)]) >= threshold else zero
-
-
-@_device
-def _word64(words, i):
-    """The 64-bit value of element i."""
-    j = np.uint64(i) * TWO
-    return np.uint64(words[j + ONE]) << HALF_WORD | np.uint64(words[j])
+    real, first = row.dtype.type, np.uint64(start)
+    kept, threshold, skipped = real(1) / (real(1) - real(p)), np.float32(p), np.int64(first % FOUR)
+    words = np.empty(skipped + row.shape[0], np.uint32)
+    fill_bits(words, first // FOUR, seed, offset)
+    for j in range(row.shape[0]):
+        row[j] = kept if unit_float32(words[skipped + j]) >= threshold else real(0)
 
 
 # Work is cut by CHUNK, not by threads.
@@ -137,39 +112,6 @@ def _word64(words, i):
 @task_kernel
 def _bits(task, tasks, words, seed, offset):
     fill_bits(words[task * CHUNK : (task + 1) * CHUNK], task * CHUNK // 4, seed, offset)
-
-
-@task_kernel
-def _uniform(task, tasks, out, seed, offset):
-    """Uniform in [0, 1): 24 bits of one word for float32, 53 bits of two words for float64."""
-    start, out = task * CHUNK, out[task * CHUNK : (task + 1) * CHUNK]
-    n = out.shape[0]
-    if out.itemsize == 4:
-        words = np.empty(n, np.uint32)
-        fill_bits(words, np.uint64(start) // FOUR, seed, offset)
-        for i in range(n):
-            out[i] = unit_float32(words[i])
-    else:
-        words = np.empty(2 * n, np.uint32)
-        fill_bits(words, np.uint64(start) // TWO, seed, offset)
-        for i in range(n):
-            out[i] = np.float64(np.int64(_word64(words, i) >> np.uint64(11))) * 2.0**-53
-
-
-@task_kernel
-def _integers(task, tasks, out, seed, offset, low, span):
-    """low + floor(word64 * span / 2^64), by the schoolbook product of 32-bit halves."""
-    start, out = task * CHUNK, out[task * CHUNK : (task + 1) * CHUNK]
-    words = np.empty(2 * out.shape[0], np.uint32)
-    fill_bits(words, np.uint64(start) // TWO, seed, offset)
-    span_low, span_high = span & LOW_WORD, span >> HALF_WORD
-    for i in range(out.shape[0]):
-        word = _word64(words, i)
-        low_low = (word & LOW_WORD) * span_low
-        middle = (word >> HALF_WORD) * span_low + (low_low >> HALF_WORD)
-        other = (word & LOW_WORD) * span_high + (middle & LOW_WORD)
-        high = (word >> HALF_WORD) * span_high + (middle >> HALF_WORD) + (other >> HALF_WORD)
-        out[i] = np.int64(np.uint64(low) + high)
 
 
 def state(seed: int, offset: int) -> tuple[np.uint64, np.uint64]:
@@ -187,29 +129,40 @@ def philox_bits(n: int, seed: int, offset: int) -> np.ndarray:
     return words
 
 
+_units = formula(units)
+_scaled = formula(scaled)
+
+
 def uniform(shape: int | Sequence[int], dtype: Any, seed: int, offset: int) -> np.ndarray:
     """Uniform in [0, 1), float32 (multiples of 2^-24) or float64 (multiples of 2^-53)."""
     out = real(shape, dtype)
-    _uniform.launch(out.dtype, tasks_of(out.size, CHUNK), out.reshape(-1), *state(seed, offset))
+    return _made(out, _units, philox_bits(out.size * out.itemsize // 4, seed, offset).view(f"u{out.itemsize}"))
+
+
+def _made(out: np.ndarray, of: Any, *inputs: Any) -> np.ndarray:
+    """``out``, with what a formula makes of words."""
+    flat = out.reshape(-1)
+    if not written(flat, of, *inputs):
+        flat[:] = of(*inputs)
     return out
 
 
 _normals = formula(lambda pairs, turn, dtype: normals(pairs, turn).astype(dtype))
-_bits_of = lambda pairs, turn: normals(pairs, turn).astype(np.float32).view(np.uint32).astype(np.uint64)
 _two_normals = formula(lambda pairs: _bits_of(pairs, QUARTER) | _bits_of(pairs, 0) << 32)  # float32, as one number
+
+
+def _bits_of(pairs: Any, turn: int) -> Any:
+    return normals(pairs, turn).astype(np.float32).view(np.uint32).astype(np.uint64)
 
 
 def normal(shape: int | Sequence[int], dtype: Any, seed: int, offset: int) -> np.ndarray:
     """Standard normal, float32 or float64: the same float64 numbers, rounded. One word for each element; |z| < 6.8."""
-    if numba.config.DISABLE_JIT:
-        return plain.normal(shape, dtype, seed, offset)
     out = real(shape, dtype)
     flat, pairs = out.reshape(-1), philox_bits(out.size + out.size % 2, seed, offset).view(np.uint64)
     whole = out.size // 2 if out.itemsize == 4 else 0
-    written(flat[: 2 * whole].view(np.uint64), _two_normals, pairs[:whole])
-    if 2 * whole < out.size:
-        written(flat[2 * whole :: 2], _normals, pairs[whole:], QUARTER, out.dtype)
-        written(flat[2 * whole + 1 :: 2], _normals, pairs[whole : out.size // 2], 0, out.dtype)
+    _made(flat[: 2 * whole].view(np.uint64), _two_normals, pairs[:whole])
+    for lane, turn in enumerate((QUARTER, 0) if 2 * whole < out.size else ()):
+        _made(flat[2 * whole + lane :: 2], _normals, pairs[whole : (out.size + 1 - lane) // 2], turn, out.dtype)
     return out
 
 
@@ -220,10 +173,9 @@ def integers(low: int, high: int, shape: int | Sequence[int], seed: int, offset:
     """
     if not -(2**63) <= low < high < 2**63:
         raise ValueError(f"integers(low={low}, high={high}): expected -2**63 <= low < high < 2**63")
-    out = np.empty(shape, np.int64)
-    arguments = (*state(seed, offset), np.int64(low), np.uint64(high - low))
-    _integers.launch(None, tasks_of(out.size, CHUNK), out.reshape(-1), *arguments)
-    return out
+    out, span = np.empty(shape, np.int64), high - low
+    words = philox_bits(2 * out.size, seed, offset).view(np.uint64)
+    return _made(out, _scaled, words, span & 0xFFFFFFFF, span >> 32, low)
 
 
 _placed = formula(lambda keys, upper, places: ((keys ^ -(2**63)) & upper) | places)  # signed, but of the same order

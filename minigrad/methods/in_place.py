@@ -6,12 +6,14 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+
 from .. import dtypes, shapes
 from ..autograd import Function, TensorCore, bump
 from ..device import CPU
 from ..errors import bad_state, bad_type, bad_value
 from ..hints import HINTS
-from ..modes import F, is_grad_enabled, of_thread
+from ..modes import F, of_thread
 from ..op_inputs import explained
 from ..ops import comparison, elementwise
 from ..ops.indexing import Index
@@ -57,28 +59,22 @@ def _in_place(method: F, op: type[Function] | None = None, of_number: type[Funct
 
 def _written(op: type[Function], x: Tensor, args: tuple[Any, ...]) -> bool:
     """Whether the operation has put its result into x, as it does where nothing is cast, recorded or wrong."""
-    mode, out = of_thread.mode, x.data
-    if mode.kernels is not None or mode.autocast is not None or x.device is not CPU or not out.flags.writeable:
-        return False
-    arrays = [out]
-    for y in args:
+    mode, out, arrays = of_thread.mode, x.data, []
+    for y in (x, *args):
         if isinstance(y, TensorCore):
             if y.device is not CPU or (y.requires_grad and mode.enabled):
                 return False
             y = y.data
         arrays.append(y)
-    if x.requires_grad and mode.enabled:
+    if mode.kernels is not None or mode.autocast is not None or not out.flags.writeable:
         return False
     node: Any = op()
     node.kernels, node.needs = CPU.native.Into(out), (False,) * len(arrays)
     try:
-        new = op.forward(node, *arrays)
+        if (new := op.forward(node, *arrays)) is not out:
+            np.copyto(out, new)
     except (ValueError, OverflowError, TypeError):
         return False  # the method will say what is wrong
-    if new is not out:
-        if new.shape != out.shape or new.dtype != out.dtype:
-            return False
-        x.device.native.elementwise.assign(out, new)
     bump((x,))
     return True
 
@@ -100,7 +96,9 @@ def _operator(method: Callable[..., Tensor], in_place: F) -> F:
 
     @functools.wraps(in_place)
     def operator(self: Tensor, other: Operand) -> Tensor:
-        recorded = is_grad_enabled() and (self.requires_grad or (isinstance(other, TensorCore) and other.requires_grad))
+        recorded = of_thread.mode.enabled and (
+            self.requires_grad or (isinstance(other, TensorCore) and other.requires_grad)
+        )
         source: Any = self if self.node is None else self.node
         while isinstance(source, Function) and source.is_view and source.edges:
             source = source.edges[0]
@@ -119,14 +117,13 @@ class InPlaceMethods:
 
     def _change(self: Tensor, name: str, *others: Any) -> None:
         """Refuse an in-place change that autograd could not follow; count the others."""
-        if of_thread.mode.enabled and (others or self.requires_grad):
-            for x in (self, *others):
-                if isinstance(x, TensorCore) and x.requires_grad:
-                    instead = HINTS["in place"].get(name, f"compute a new tensor (x = x.{name[:-1]}(...))")
-                    raise bad_state(
-                        f"{name} changes a tensor in place where gradients are recorded, which would lose them; "
-                        f"{instead}, or work under no_grad() or on .detach()"
-                    )
+        for x in (self, *others) if of_thread.mode.enabled else ():
+            if isinstance(x, TensorCore) and x.requires_grad:
+                instead = HINTS["in place"].get(name, f"compute a new tensor (x = x.{name[:-1]}(...))")
+                raise bad_state(
+                    f"{name} changes a tensor in place where gradients are recorded, which would lose them; {instead}, "
+                    "or work under no_grad() or on .detach()"
+                )
         if not self.data.flags.writeable:
             raise bad_state(f"{name}: this tensor's memory is read-only (expanded or borrowed); use .clone() first")
         bump((self,))

@@ -52,11 +52,8 @@ class random:
     def uniform(shape: int | Sequence[int], dtype: Any, seed: int, offset: int) -> np.ndarray:
         """Uniform in [0, 1), float32 (multiples of 2^-24) or float64 (multiples of 2^-53)."""
         out = real(shape, dtype)
-        if out.itemsize == 4:
-            flat = (random.philox_bits(out.size, seed, offset) >> 8).astype(np.float32) * np.float32(2**-24)
-        else:
-            flat = (_words64(out.size, seed, offset) >> 11).astype(np.float64) * 2**-53
-        return flat.reshape(out.shape)
+        words = random.philox_bits(out.size * out.itemsize // 4, seed, offset)
+        return units(words.view(f"u{out.itemsize}")).reshape(out.shape)
 
     def normal(shape: int | Sequence[int], dtype: Any, seed: int, offset: int) -> np.ndarray:
         """Standard normal, float32 or float64: the same float64 numbers, rounded. One word for each element; |z| < 6.8.
@@ -76,9 +73,8 @@ class random:
         if not -(2**63) <= low < high < 2**63:
             raise ValueError(f"integers(low={low}, high={high}): expected -2**63 <= low < high < 2**63")
         out = np.empty(shape, np.int64)
-        words = _words64(out.size, seed, offset).tolist()  # Python's integers do not overflow
-        out.reshape(-1)[:] = [low + (word * (high - low) >> 64) for word in words]
-        return out
+        span = high - low
+        return scaled(_words64(out.size, seed, offset), span & LOW, span >> 32, low).reshape(out.shape)
 
     def permutation(n: int, seed: int, offset: int) -> np.ndarray:
         """A random permutation of 0..n-1, int64: the stable order of n random 64-bit keys."""
@@ -114,9 +110,22 @@ def _polynomial(factors: tuple[float, ...], x: Any) -> Any:
     return functools.reduce(lambda y, factor: y * x + factor, factors)
 
 
+def units(words: Any) -> Any:
+    """Words of 32 or 64 bits as float32 or float64 in [0, 1): the upper 24 or 53 bits."""
+    if words.dtype.itemsize == 4:
+        return (words >> 8).view(np.int32).astype(np.float32) * np.float32(2**-24)
+    return (words >> 11).view(np.int64).astype(np.float64) * 2**-53
+
+
+def scaled(words: Any, span_low: int, span_high: int, low: int) -> Any:
+    """low + floor(word64 * span / 2^64), int64, by the schoolbook product of 32-bit halves."""
+    middle = (words >> 32) * span_low + ((words & LOW) * span_low >> 32)
+    other = (words & LOW) * span_high + (middle & LOW)
+    return ((words >> 32) * span_high + (middle >> 32) + (other >> 32)).view(np.int64) + low
+
+
 def _words64(n: int, seed: int, offset: int) -> np.ndarray:
-    low, high = random.philox_bits(2 * n, seed, offset).astype(np.uint64).reshape(-1, 2).T
-    return low | high << np.uint64(32)
+    return random.philox_bits(2 * n, seed, offset).view(np.uint64)
 
 
 def real(shape: int | Sequence[int], dtype: Any) -> np.ndarray:

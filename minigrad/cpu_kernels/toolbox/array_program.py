@@ -222,11 +222,8 @@ class Program:
     """The steps of a function for operands of certain dtypes. Half floats are steps in float32, rounded at the end."""
 
     def __init__(self, function: Callable[..., Any], kinds: tuple[Any, ...]) -> None:
-        self._function, self._given, self._kinds = (
-            function,
-            kinds,
-            [*kinds],
-        )  # a number's becomes the dtype of what it meets
+        self._function, self._given = function, kinds
+        self._kinds = [*kinds]  # a number's becomes the dtype of what it meets
         numbers = {i for i, kind in enumerate(kinds) if isinstance(kind, type)}
         self._steps: list[ProgramStep] = []
         self._flags = ""
@@ -304,9 +301,8 @@ class Program:
 
     def _is_half(self, x: Any) -> bool:
         """Whether a bfloat16 holds it; or it is a condition."""
-        if isinstance(x, Value):
-            return x.slot in self._halves or x.dtype == BOOL
-        return x.dtype == BOOL or (x.dtype == FLOAT32 and not x.view(np.uint32) & 0xFFFF)
+        known = x.slot in self._halves if isinstance(x, Value) else x.dtype == FLOAT32 and not x.view("u4") & 0xFFFF
+        return known or x.dtype == BOOL
 
     def fma(self, x: Traced, y: Any, z: Any) -> Traced:
         """x y + z, rounded once."""
@@ -326,18 +322,17 @@ class Program:
                     raise NoProgramError
                 return self.cast(self.cast(x, FLOAT32), dtype)
             if source.kind == "V":
-                wide = (x.view(np.uint16).astype(np.uint32) << 16).view(FLOAT32)
-                self._halves.add(wide.slot)
-                return wide
+                x = (x.view(np.uint16).astype(np.uint32) << 16).view(FLOAT32)
+                self._halves.add(x.slot)
+                return x
             if dtype.kind == "V":
                 bits: Any = x.view(np.uint32)
-                found: Any = bits
                 if x.slot not in self._halves:
                     nearest = bits + ((bits >> 16) & 1) + 0x7FFF  # of two equally near the even one
-                    found = np.where(x == x, nearest, (bits & 0x80000000) | 0x7FC00000)
+                    bits = np.where(x == x, nearest, (bits & 0x80000000) | 0x7FC00000)
                 for code in UPPER:
-                    found = self.noted(code, [found], np.dtype(np.uint16))
-                return found.view(dtype)
+                    bits = self.noted(code, [bits], np.dtype(np.uint16))
+                return bits.view(dtype)
         if dtype == BOOL:
             return np.not_equal(x, 0)
         if source.kind == "f" and dtype.kind in "iu" and dtype.itemsize < 4 and not IS_ARM:  # there they may saturate
@@ -430,16 +425,25 @@ def layout_of(*operands: tuple[tuple[int, ...], tuple[int, ...]]) -> tuple[list[
     return [len(dims), *sum(dims, ())], [k for k, stride in enumerate(row[1:-1]) if not stride]
 
 
-class Formula:
-    """A function of arrays and numbers, computed by its program."""
+class Formula(dict[Any, Any]):
+    """A function of arrays and numbers, computed by its program: by the kinds of its inputs the program, None where
+    there can be none, and what computes few elements.
+    """
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        self.function = function
-        self.programs: dict[Any, Any] = _Programs(self)
+        self._function = function
+
+    def __missing__(self, kinds: tuple[Any, ...]) -> Any:
+        program, few = None, self._function
+        with contextlib.suppress(NoProgramError, OverflowError):  # a number that its dtype has not
+            if not numba.config.DISABLE_JIT:
+                program = Program(few, kinds)
+                few = program.ufunc
+        return self.setdefault(kinds, (program, few))
 
     def program_for(self, *inputs: Any) -> Program | None:
         """The program for inputs of these kinds, None where there can be none."""
-        return self.programs[tuple(map(_kind, inputs))][0]
+        return self[tuple(map(_kind, inputs))][0]
 
     def __call__(self, *inputs: Any) -> Any:
         """The result, by as many threads as its size is worth."""
@@ -451,11 +455,11 @@ class Formula:
                 kinds.append(x.dtype)
             else:
                 return self.of_many(*inputs)
-        return self.programs[tuple(kinds)][1](*inputs)
+        return self[tuple(kinds)][1](*inputs)
 
     def of_many(self, *inputs: Any, out: np.ndarray | None = None, worth: int = WORTH) -> Any:
         """The result, in ``out`` if it is given; by all threads for ``worth`` elements times work or more."""
-        program, few = self.programs[tuple(map(_kind, inputs))]
+        program, few = self[tuple(map(_kind, inputs))]
         arrays = [x for x in inputs if isinstance(x, ARRAY)]
         if out is not None:
             if any([x is not out and np.may_share_memory(x, out) for x in arrays]):
@@ -473,21 +477,6 @@ class Formula:
         return few(*inputs) if out is None else few(*inputs, out)
 
 
-class _Programs(dict[Any, Any]):
-    """By the kinds of a formula's inputs the program, None where there can be none, and what computes few elements."""
-
-    def __init__(self, made: Formula) -> None:
-        self._made = made
-
-    def __missing__(self, kinds: tuple[Any, ...]) -> Any:
-        program, few = None, self._made.function
-        with contextlib.suppress(NoProgramError, OverflowError):  # a number that its dtype has not
-            if not numba.config.DISABLE_JIT:
-                program = Program(few, kinds)
-                few = program.ufunc
-        return self.setdefault(kinds, (program, few))
-
-
 def formula(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function, computed by its program, by way of the sizes of one or two inputs, quickly."""
     if numba.config.DISABLE_JIT:
@@ -495,16 +484,16 @@ def formula(function: Callable[..., Any]) -> Callable[..., Any]:
     made = Formula(function)
     plain = inspect.unwrap(function)
     inputs = plain.nin if isinstance(plain, np.ufunc) else plain.__code__.co_argcount
-    programs, many = made.programs, made.of_many
+    many = made.of_many
 
     def of_one(x: Any) -> Any:
-        return many(x) if x.size >= FEW else programs[x.dtype,][1](x)
+        return many(x) if x.size >= FEW else made[x.dtype,][1](x)
 
     def of_two(x: Any, y: Any) -> Any:
         n, m = getattr(x, "size", 0), getattr(y, "size", 0)
         if n < FEW and m < FEW and (n * m <= PAIRS or x.shape == y.shape or x.shape[x.ndim - y.ndim :] == y.shape):
             kinds = x.dtype if isinstance(x, ARRAY) else _kind(x), y.dtype if isinstance(y, ARRAY) else _kind(y)
-            return programs[kinds][1](x, y)
+            return made[kinds][1](x, y)
         return many(x, y)
 
     by_inputs: dict[int, Callable[..., Any]] = {1: of_one, 2: of_two}
@@ -513,22 +502,15 @@ def formula(function: Callable[..., Any]) -> Callable[..., Any]:
     wrapped: Any = functools.update_wrapper(call, function)
 
     def into(target: Into, *inputs: Any, worth: int = WORTH) -> Any:
-        out, kinds, others = target.out, [], False
-        for x in inputs:
-            if isinstance(x, ARRAY):
-                kinds.append(x.dtype)
-                others = others or x is not out
-            else:
-                kinds.append(_kind(x))
-        program, few = programs[tuple(kinds)]
+        out = target.out
+        program, few = made[tuple([x.dtype if isinstance(x, ARRAY) else _kind(x) for x in inputs])]
         if program is not None and program.result == out.dtype:
+            is_few = out.size < worth // program.work
             try:
-                if out.size < worth // program.work or (worth and not others and out.flags.c_contiguous):
-                    return few(*inputs, out)
-                return many(*inputs, out=out, worth=worth)
+                return few(*inputs, out) if is_few else many(*inputs, out=out, worth=worth)
             except (ValueError, OverflowError, TypeError):
                 pass  # the function will say what is wrong
-        return target.otherwise(wrapped, inputs)
+        return wrapped(*inputs) if target.makes else None
 
     wrapped.into = into
     return for_graphs(wrapped, made.program_for, functools.partial(made.of_many, worth=0))
@@ -545,21 +527,10 @@ def as_launches(function: Any) -> Any:
     return function if recording.launches is None else function.at_any_size
 
 
-def chosen(formula_for: Callable[..., Any], like: Any = None) -> Callable[..., Any]:
-    """The function, ``like`` another to graphs, that the formula for its inputs computes."""
-
-    def call(*inputs: Any) -> Any:
-        return formula_for(*inputs)(*inputs)
-
-    wrapped: Any = functools.update_wrapper(call, like or formula_for)
-    wrapped.into = lambda target, *inputs: formula_for(*inputs).into(target, *inputs)
-    return wrapped
-
-
 def written(out: np.ndarray, of: Any, *inputs: Any) -> bool:
     """Whether the result of a formula, of the shape and dtype of ``out``, is there; else nothing is done."""
     worth = WORTH if recording.launches is None else 0
-    return not numba.config.DISABLE_JIT and of.into(_Only(out), *inputs, worth=worth) is not None
+    return not numba.config.DISABLE_JIT and of.into(Into(out, False), *inputs, worth=worth) is not None
 
 
 def writer(plain: Callable[..., None], of: Any, inputs: Callable[..., tuple[Any, ...]]) -> Callable[..., None]:
@@ -573,21 +544,16 @@ def writer(plain: Callable[..., None], of: Any, inputs: Callable[..., tuple[Any,
 
 
 class Into:
-    """The kernels of an operation whose result goes into ``out``, also where inputs share its memory; a new array, if
-    its shape or dtype is another, or if there is no program. All families are one.
+    """The kernels of an operation whose result goes into ``out``, also where inputs share its memory. What does not fit
+    there, or has no program, ``makes`` a new array, or is None. All families are one.
     """
 
-    __slots__ = ("out",)
     families: ClassVar[tuple[Any, ...]] = ()
     elementwise = comparison = activation = property(lambda self: self)
     quiet = staticmethod(contextlib.nullcontext)
 
-    def __init__(self, out: np.ndarray) -> None:
-        self.out = out
-
-    def otherwise(self, function: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
-        """The result of a function that has found no way into ``out``."""
-        return function(*inputs)
+    def __init__(self, out: np.ndarray, makes: bool = True) -> None:
+        self.out, self.makes = out, makes
 
     def __getattr__(self, name: str) -> Any:  # for the first time; from then on it is a method
         function: Any = next(getattr(family, name) for family in self.families if hasattr(family, name))
@@ -595,16 +561,7 @@ class Into:
         return getattr(self, name)
 
 
-class _Only(Into):
-    """The same, but nothing is done otherwise."""
-
-    __slots__ = ()
-
-    def otherwise(self, function: Callable[..., Any], inputs: tuple[Any, ...]) -> None:
-        pass
-
-
-def formulas(family: type, without: tuple[str, ...] = ()) -> dict[str, Callable[..., Any]]:
+def formulas(family: type, without: tuple[str, ...] = ()) -> dict[str, Any]:
     """The functions of a plain family by name, each as ``formula``; not those named in ``without``."""
     names = [name for name in vars(family) if not name.startswith("_") and name not in without]
     return {name: formula(getattr(family, name)) for name in names}

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from ...plain_kernels.elementwise import of_each
+from ...plain_kernels.random import SINE as SINE_FACTORS
 from .numpy_loops import COSINE, SINE, mended
 from .vector_math import EXPONENTIALS, LN2, float32
 
@@ -130,8 +131,7 @@ PI = (3.141592653589793, 1.224646799147353e-16, 2.165713347843828e-32)
 LARGE = 2.0**24
 SIN: dict[str, tuple[Any, ...]] = {
     "f": float32(2.6057801768743946e-6, -1.9809602677124376e-4, 8.3330662428888811e-3, -1.6666659550333558e-1),
-    "d": (2.7211748943622273e-15, -7.642991481173841e-13, 1.6058939705512328e-10, -2.5052106872793323e-08,
-          2.755731921113717e-06, -1.9841269841209219e-4, 8.333333333333194e-03, -0.16666666666666666),
+    "d": SINE_FACTORS,
 }  # fmt: skip
 
 
