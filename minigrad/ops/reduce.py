@@ -191,10 +191,9 @@ class Std(Var):
     def forward(self, x: Any, *, axes: tuple[int, ...], keepdim: bool, correction: float) -> Any:
         k = self.kernels.elementwise
         y = k.sqrt(super().forward(x, axes=axes, keepdim=keepdim, correction=correction))
-        c, everywhere = self.kernels.comparison, tuple(range(y.ndim))
-        inside = c.logical_and(c.ne(y, 0), c.ne(y, math.inf))
-        if x.dtype != float64 and not self.kernels.reduce.all(inside, everywhere, False):
-            # The squares may have left float32, where the root would not.
+        inside = self.kernels.comparison.eq(k.div(y, y), 1)
+        if x.dtype != float64 and not self.kernels.reduce.all(inside, tuple(range(y.ndim)), False):
+            # There is a 0, an infinity or NaN. The squares may have left float32, where the root would not.
             y = super().forward(k.cast(x, float64), axes=axes, keepdim=keepdim, correction=correction)
             y = k.cast(k.sqrt(y), float32)
             self.saved = (x, k.cast(self.saved[1], float32), self.saved[2])

@@ -91,14 +91,14 @@ class batch_norm:
     """The steps of what normalises channels (Ioffe & Szegedy 2015; Wu & He 2018), each of elements that broadcast."""
 
     @quiet
-    def scale(var: np.ndarray, eps: float) -> np.ndarray:
-        """1 / sqrt(var + eps)."""
-        return 1 / np.sqrt(var + eps)
+    def scale(squares: np.ndarray, n: float, eps: float) -> np.ndarray:
+        """1 / sqrt(squares / n + eps)."""
+        return 1 / np.sqrt(squares / n + eps)
 
     @quiet
-    def affine(x: np.ndarray, mean: np.ndarray, slope: np.ndarray, bias: np.ndarray) -> np.ndarray:
-        """(x - mean) slope + bias."""
-        return (x - mean) * slope + bias
+    def affine(x: np.ndarray, mean: np.ndarray, rstd: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
+        """(x - mean) rstd weight + bias."""
+        return (x - mean) * rstd * weight + bias
 
     @quiet
     def products(dy: np.ndarray, x: np.ndarray, mean: np.ndarray) -> np.ndarray:
