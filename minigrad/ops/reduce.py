@@ -329,4 +329,27 @@ class CumProd(Function):
         return y
 
     def backward(self, dy: Any) -> Any:
-        return self.kernels.reduce.cumprod_backward(dy, *self.saved)
+        """As PyTorch does, in time n: before the first 0 dx_i is a sum of dy_j y_j, divided by x_i; at it one of dy_j
+        times the product without it, up to the next 0; behind it 0.
+        """
+        x, y, axis = self.saved
+        if x.shape[axis] == 1:
+            return dy
+        k, c, fused = self.kernels.reduce, self.kernels.comparison, self.kernels.elementwise.fused
+        zero = c.eq(x, 0)
+        zeros = k.cumsum(self.kernels.elementwise.cast(zero, "int64"), axis)  # so far
+        none, one = c.eq(zeros, 0), c.eq(zeros, 1)
+        first = c.logical_and(zero, one)
+        total = k.reverse_cumsum(fused(_products, none, dy, y), axis)
+        others = k.cumprod(self.kernels.elementwise.where(first, 1, x), axis)
+        until = c.logical_or(one, c.logical_and(zero, c.eq(zeros, 2)))
+        at_first = k.sum(fused(_products, until, dy, others), (axis,), True)
+        return fused(_of_cumprod, first, at_first, none, total, x)
+
+
+def _products(k: Any, where: Any, dy: Any, y: Any) -> Any:
+    return k.select(where, k.mul(dy, y))
+
+
+def _of_cumprod(k: Any, first: Any, at_first: Any, none: Any, total: Any, x: Any) -> Any:
+    return k.where(first, at_first, k.select(none, k.div(total, x)))
