@@ -135,9 +135,7 @@ def _scan(name: str, fold: int) -> TaskKernel:
     return scan
 
 
-def _scanned(
-    fold: int, function: Any, x: np.ndarray, axis: int, *, backward: bool = False, running: bool = True
-) -> Any:
+def _scanned(fold: int, function: Any, x: Any, axis: int, *, backward: bool = False, running: bool = True) -> Any:
     """The scan of an array along an axis, and the places of extrema; what ``function`` says of others."""
     layout = _layout(x.shape, x.dtype, None, (axis,), True)
     if layout is None or x.dtype.char in "iB?":
@@ -150,7 +148,7 @@ def _scanned(
     if reads is not x.dtype:
         x, bits = x.view(reads), y.view(reads)
     places = np.empty(shape if placed else (0, 0, 0), np.int64)
-    arrays = x.reshape(sizes), bits.reshape(size), places.reshape(size) if placed else places, _TOTALS[total]
+    arrays = x.reshape(sizes), bits.reshape(size), places.reshape(size) if placed else places, _NOTHING[total]
     _SCANS[fold].launch(key, min(shares(x.size), sizes[0] * -(-sizes[2] // LINE)), *arrays, backward)
     return (y, places) if placed else y
 
@@ -223,7 +221,6 @@ NAMES = "sum sum_of_squares nansum distances squared_distances powers prod max m
 _FOLDS = [_fold(name, fold) for fold, name in enumerate(NAMES)]
 _SCANS = {fold: _scan(NAMES[fold], fold) for fold in (SUM, PRODUCT, LARGEST, SMALLEST)}
 _NOTHING = {char: np.empty((0, 0), char) for char in "fdlq"}
-_TOTALS = {char: np.empty(0, char) for char in "fdlq"}
 _mean_about = formula(quiet(lambda total, count, first: first + total / count))
 _logarithm = formula(quiet(lambda total, top: np.where(abs(top) < math.inf, np.log(total) + top, top)))
 

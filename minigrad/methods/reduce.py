@@ -33,7 +33,8 @@ class ReduceMethods:
 
     def nansum(self: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
         """Sum over ``dim`` of what is not NaN."""
-        return reduce.NanSum.apply(self, axes=shapes.normalize_dims(dim, None, self.ndim), keepdim=keepdim)
+        op = reduce.NanSum if self.is_floating_point() else reduce.Sum
+        return op.apply(self, axes=shapes.normalize_dims(dim, None, self.ndim), keepdim=keepdim)
 
     def mean(
         self: Tensor, dim: Dim = None, keepdim: bool = False, *,

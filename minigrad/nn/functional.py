@@ -335,8 +335,8 @@ def batch_norm(
     for running, batch, scale in zip((running_mean, running_var), options["found"], (1, 1 / max(count - 1, 1))):
         if running is not None:
             with no_grad():
-                new = Tensor.wrap(batch.reshape(-1), x.device) * (scale * momentum)
-                running.mul_(1 - momentum).add_(new.to(running.dtype))
+                batch = Tensor.wrap(batch.reshape(-1), x.device).to(running.dtype)
+                running.mul_(1 - momentum).add_(batch * (scale * momentum))
     return y.to(x.dtype)
 
 

@@ -17,19 +17,17 @@ class BatchNorm(Function):
     folds = True
     axes: ClassVar[tuple[int, ...]] = (0, 2, 3)
 
-    def forward(
-        self, x: Any, weight: Any, bias: Any, *, groups: int, eps: float, given: Any = None, found: Any = None
-    ) -> Any:
+    def forward(self, x: Any, w: Any, b: Any, *, groups: int, eps: float, given: Any = None, found: Any = None) -> Any:
         k, (N, C, *_), shape = self.kernels, x.shape, x.shape
         x = k.contiguous(x).reshape(N, groups, C // max(groups, 1), x.size // max(N * C, 1))
-        weight, bias = (a.reshape(*x.shape[1:3], 1) for a in (weight, bias))
+        w, b = (a.reshape(*x.shape[1:3], 1) for a in (w, b))
         mean, squares = given or k.reduce.moments(x, self.axes)
         n = 1 if given else max(x.size // max(mean.size, 1), 1)
         rstd = k.batch_norm.scale(squares, float(n), eps)
-        self.saved = (x, weight, mean, rstd, n, given, shape)
+        self.saved = (x, w, mean, rstd, n, given, shape)
         if found is not None:
             found += mean, squares
-        return k.batch_norm.affine(x, mean, rstd, weight, bias).reshape(shape)
+        return k.batch_norm.affine(x, mean, rstd, w, b).reshape(shape)
 
     def backward(self, dy: Any) -> Any:
         x, weight, mean, rstd, n, given, shape = self.saved

@@ -46,8 +46,6 @@ class NanSum(Sum):
     autocast = None  # PyTorch's stays in its dtype
 
     def forward(self, x: Any, *, axes: tuple[int, ...], keepdim: bool) -> Any:
-        if x.dtype.kind not in "fV":
-            return super().forward(x, axes=axes, keepdim=keepdim)
         self.remember(axes, x)
         self.saved = (x,)
         return self.kernels.reduce.nansum(x, axes, keepdim)
