@@ -56,6 +56,33 @@ def test_products_and_scans(shape: tuple[int, ...]) -> None:
                 np.testing.assert_allclose(k.reverse_cumsum(order, last), backward, rtol)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16", "int64", "uint8"])
+@pytest.mark.parametrize("shape", [(3, 5), (1, 70, 130), (2, 1100, 3), (4, 1, 2), (7,)])
+def test_extrema_and_their_places(shape: tuple[int, ...], dtype: str, set_threads) -> None:
+    k, plain, x = cpu_kernels.reduce, plain_kernels.reduce, np.random.default_rng(0).integers(0, 4, shape).astype("f")
+    x.reshape(-1)[:: max(1, x.size // 3)] = np.nan if "float" in dtype else 9
+    x = x.astype(getattr(mg, dtype))
+    for axis in range(len(shape)):
+        for options in ((True, True), (False, True), (True, False), (False, False)):
+            for order in (x, np.asfortranarray(x)):
+                for y, expected in zip(
+                    k.extremes(order, axis, *options), plain.extremes(x, axis, *options), strict=True
+                ):
+                    np.testing.assert_array_equal(y.astype("d"), expected.astype("d"))
+        if dtype == "float32":
+            np.testing.assert_allclose(k.cumsum(x, axis), x.cumsum(axis, "d"), 1e-6)
+
+
+@pytest.mark.parametrize("axes", [(0, 2), (1,), (0, 1, 2)])
+def test_moments_and_nansum(axes: tuple[int, ...]) -> None:
+    k, x = cpu_kernels.reduce, np.random.default_rng(0).normal(1e3, 1, (70, 3, 90)).astype("f")
+    mean, squares = k.moments(x, axes)
+    np.testing.assert_allclose(squares, x.size / mean.size * x.var(axes, "d", keepdims=True), 1e-4)
+    assert not k.moments(np.full_like(x, 0.1), axes)[1].any()
+    x[::7] = np.nan
+    np.testing.assert_allclose(k.nansum(x, axes, False), np.nansum(x, axes, "d"), 1e-6)
+
+
 @pytest.mark.parametrize("dtype", ["int64", "int32", "uint8", "bool"])
 def test_integers(dtype: str) -> None:
     k, plain = cpu_kernels.reduce, plain_kernels.reduce
