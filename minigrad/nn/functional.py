@@ -333,7 +333,7 @@ def batch_norm(
         raise bad_value(f"batch_norm: x of shape {x.shape}; training needs more than one value of each channel")
     y = batch_norm_ops.BatchNorm.apply(x, weight, bias, **options)
     for running, batch, scale in zip((running_mean, running_var), options["found"], (1, 1 / max(count - 1, 1))):
-        if running is not None:
+        if training and running is not None:
             with no_grad():
                 batch = Tensor.wrap(batch.reshape(-1), x.device).to(running.dtype)
                 running.mul_(1 - momentum).add_(batch * (scale * momentum))
