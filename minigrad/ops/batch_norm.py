@@ -35,10 +35,9 @@ class BatchNorm(Function):
         dy, over = k.contiguous(dy).reshape(x.shape), (0, 3) if 0 in self.axes else (3,)
         sums = total(dy, over, True), mul(total(k.batch_norm.products(dy, x, mean), over, True), rstd)
         db, dw = (total(a, (0,), False).reshape(shape[1]) for a in sums)
-        slope = mul(rstd, weight)
+        slope, share = mul(rstd, weight), k.elementwise.div(rstd, n)
         if given:
             return mul(dy, slope).reshape(shape), dw, db
-        share = k.elementwise.div(rstd, n)
         shift, factor = (mul(total(mul(a, weight), (2,), True), share) for a in sums)
         return k.batch_norm.gradient(dy, x, mean, slope, mul(factor, rstd), shift).reshape(shape), dw, db
 
