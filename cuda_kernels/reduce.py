@@ -224,24 +224,3 @@ def prod_of_others(x: Array, axis: int) -> Array:
     """For each place the product of all other values along ``axis``; no division, so zeros need no care."""
     before = _scan("prod", x, axis, exclusive=True)
     return elementwise.mul(before, _scan("prod", x, axis, reverse=True, exclusive=True))
-
-
-def cumprod_backward(dy: Array, x: Array, y: Array, axis: int) -> Array:
-    """dx of y = ``cumprod(x)`` in time n, by PyTorch's formula; float32 or float64. Any strides.
-
-    before the first zero of x:  dx_i = sum over j >= i of dy_j y_j, divided by x_i
-    at it:  dx_i = the sum, up to the next zero, of dy_j times the product of x_1 .. x_j without x_i
-    behind it:  dx_i = 0
-    """
-    if _around(x, axis)[1] == 1:
-        return dy
-    wide, where, equal = np.dtype(np.float64), elementwise.where, comparison.eq
-    zero = equal(x, 0)
-    zeros = cumsum(elementwise.cast(zero, np.dtype(np.int64)), axis)  # so far
-    first = comparison.logical_and(zero, equal(zeros, 1))
-    until = comparison.logical_or(equal(zeros, 1), comparison.logical_and(zero, equal(zeros, 2)))
-    terms = elementwise.mul(elementwise.cast(dy, wide), elementwise.cast(y, wide))
-    before = elementwise.div(reverse_cumsum(where(equal(zeros, 0), terms, 0), axis), x)
-    others = elementwise.mul(dy, cumprod(where(first, 1, x), axis))
-    at_first = sum(where(until, others, 0), (axis % x.ndim,), True, wide)
-    return elementwise.cast(where(first, at_first, where(equal(zeros, 0), before, 0)), x.dtype)

@@ -227,7 +227,8 @@ def _finish(
     for leaf in leaves:
         if leaf not in pending:
             continue
-        ours = sys.getrefcount(pending[leaf]) == 2 and pending[leaf].base is None  # _is_ours, without the call
+        base = pending[leaf].base  # an array that only its view and this name refer to is nobody else's
+        ours = sys.getrefcount(pending[leaf]) == 2 and (base is None or sys.getrefcount(base) == 3)
         array = pending.pop(leaf)
         grad = _new(TensorCore.tensor_type)
         if not (ours and array.flags.c_contiguous):

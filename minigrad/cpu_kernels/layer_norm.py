@@ -94,7 +94,7 @@ _LAYER = kernels("layer_norm", centred=True)
 
 
 def forward(x: Any, weight: Any, bias: Any, eps: float) -> tuple[np.ndarray, ...]:
-    """x (N, C), weight and bias (C,), None for 1 and 0 -> y (N, C), mean (N,), rstd (N,); all of x's dtype.
+    """x (N, C), weight and bias (C,) -> y (N, C), mean (N,), rstd (N,); all of x's dtype.
 
     Of half floats mean and rstd are float32. Inputs that are not contiguous are copied.
     """
@@ -111,9 +111,7 @@ def normalised(norm: Norm, x: Any, weight: Any, bias: Any, eps: float) -> tuple[
     (N, C), dtype, empty = x.shape, x.dtype, np.empty
     of_row, contiguous = (np.float32, bits_of) if dtype.itemsize == 2 else (dtype, np.ascontiguousarray)
     y, mean, rstd = empty((N, C), dtype), empty(N, of_row), empty(N, of_row)
-    weight = contiguous(np.ones(C, dtype) if weight is None else weight)
-    bias = contiguous(np.zeros(C, dtype) if bias is None else bias)
-    arrays = contiguous(x), weight, bias, float(eps), contiguous(y), mean, rstd
+    arrays = contiguous(x), contiguous(weight), contiguous(bias), float(eps), contiguous(y), mean, rstd
     norm[0].launch(dtype, min(N, shares(x.size)), *arrays)
     return y, mean, rstd
 
@@ -122,9 +120,8 @@ def gradients(norm: Norm, dy: Any, x: Any, weight: Any, mean: Any, rstd: Any) ->
     """What ``backward`` gives, by these kernels."""
     (N, C), dtype, empty = x.shape, x.dtype, np.empty
     of_row, contiguous = (np.float32, bits_of) if dtype.itemsize == 2 else (dtype, np.ascontiguousarray)
-    weight = contiguous(np.ones(C, dtype) if weight is None else weight)
     rows = max(BACKWARD_ROWS, -(-N // BACKWARD_CHUNKS))
     dx, partial = empty((N, C), dtype), empty((norm[2], -(-N // rows) or 1, C), of_row)
-    arrays = contiguous(dy), contiguous(x), weight, mean, rstd, contiguous(dx), partial
+    arrays = contiguous(dy), contiguous(x), contiguous(weight), mean, rstd, contiguous(dx), partial
     norm[1].launch(dtype, shares(x.size), *arrays, rows)
     return dx, *reduce.sum(partial, (1,), False)

@@ -1,4 +1,4 @@
-"""Reductions: folds of rows and of columns, scans of rows, a gradient of products; the plain ones for other layouts.
+"""Reductions: folds and scans along any axes; the plain ones for other layouts.
 
 One source is a kernel for each fold (``vector_math.py`` has their steps). Half floats are read as they are, and folded
 in float32.
@@ -17,7 +17,6 @@ from ..plain_kernels.elementwise import quiet
 from . import elementwise
 from .movement import contiguous
 from .toolbox.array_program import FLOAT32, as_launches, formula, supports_half
-from .toolbox.jit import kernel
 from .toolbox.product_loops import fold_columns
 from .toolbox.program_code import converts_halves
 from .toolbox.register_tile import keep_alive, operand, pointer, whole_vectors
@@ -81,30 +80,6 @@ def _fold(name: str, fold: int) -> tuple[TaskKernel, TaskKernel]:
     return rows, columns
 
 
-@kernel
-def _cumprod_backward(dy, x, y, dx):
-    for r in range(x.shape[0]):
-        dy_row, x_row, y_row, dx_row = dy[r], x[r], y[r], dx[r]
-        n = x.shape[1]
-        first = 0  # of the zeros: before it dx_i is a sum of dy_j y_j, divided by x_i
-        while first < n and x_row[first] != 0:
-            first += 1
-        total = 0.0
-        for i in range(first - 1, -1, -1):
-            total += dy_row[i] * y_row[i]
-            dx_row[i] = total / x_row[i]
-        if first < n:  # at the first zero the products without it count, up to the next zero; behind it nothing does
-            product, total = 1.0, float(dy_row[first])
-            dx_row[first:] = 0
-            for i in range(first + 1, n):
-                if x_row[i] == 0:
-                    total += 0 * product  # NaN if the product is infinite, as in PyTorch
-                    break
-                product *= x_row[i]
-                total += dy_row[i] * x.dtype.type(product)
-            dx_row[first] = total * y_row[first - 1] if first else total
-
-
 def _scan(name: str, fold: int) -> TaskKernel:
     """The kernel of folds of the first 1, 2, ... values; of extrema also their places, and those of all values."""
     placed = fold >= LARGEST
@@ -127,9 +102,7 @@ def _scan(name: str, fold: int) -> TaskKernel:
             if inner == 1 and placed and not running:
                 row = x.reshape(outer, n)[i]
                 top, j = folded(fold, row, like, 0), 0
-                while top == top and widened(row[j], like) != top:
-                    j += 1
-                while top != top and widened(row[j], like) == widened(row[j], like):
+                while widened(row[j], like) != top and (top == top or widened(row[j], like) == widened(row[j], like)):
                     j += 1
                 y[i, 0, 0], places[i, 0, 0] = rounded(top, y), j
             elif inner == 1:
@@ -162,9 +135,7 @@ def _scan(name: str, fold: int) -> TaskKernel:
     return scan
 
 
-def _scanned(
-    fold: int, function: Any, x: np.ndarray, axis: int, *, backward: bool = False, running: bool = True
-) -> Any:
+def _scanned(fold: int, function: Any, x: Any, axis: int, *, backward: bool = False, running: bool = True) -> Any:
     """The scan of an array along an axis, and the places of extrema; what ``function`` says of others."""
     layout = _layout(x.shape, x.dtype, None, (axis,), True)
     if layout is None or x.dtype.char in "iB?":
@@ -177,7 +148,7 @@ def _scanned(
     if reads is not x.dtype:
         x, bits = x.view(reads), y.view(reads)
     places = np.empty(shape if placed else (0, 0, 0), np.int64)
-    arrays = x.reshape(sizes), bits.reshape(size), places.reshape(size) if placed else places, _TOTALS[total]
+    arrays = x.reshape(sizes), bits.reshape(size), places.reshape(size) if placed else places, _NOTHING[total]
     _SCANS[fold].launch(key, min(shares(x.size), sizes[0] * -(-sizes[2] // LINE)), *arrays, backward)
     return (y, places) if placed else y
 
@@ -250,7 +221,6 @@ NAMES = "sum sum_of_squares nansum distances squared_distances powers prod max m
 _FOLDS = [_fold(name, fold) for fold, name in enumerate(NAMES)]
 _SCANS = {fold: _scan(NAMES[fold], fold) for fold in (SUM, PRODUCT, LARGEST, SMALLEST)}
 _NOTHING = {char: np.empty((0, 0), char) for char in "fdlq"}
-_TOTALS = {char: np.empty(0, char) for char in "fdlq"}
 _mean_about = formula(quiet(lambda total, count, first: first + total / count))
 _logarithm = formula(quiet(lambda total, top: np.where(abs(top) < math.inf, np.log(total) + top, top)))
 
@@ -323,14 +293,3 @@ class reduce(plain):
         """The plain one's values and places."""
         function = functools.partial(plain.extremes, largest=largest, running=running)
         return _scanned(LARGEST if largest else SMALLEST, function, x, axis, running=running)
-
-    def cumprod_backward(dy: np.ndarray, x: np.ndarray, y: np.ndarray, axis: int) -> np.ndarray:
-        """dx of y = ``cumprod(x)``, in time n, by PyTorch's formula; float32 or float64. Any strides."""
-        n = x.shape[axis]
-        if n == 1:
-            return dy
-        dy_rows, x_rows, y_rows = (np.ascontiguousarray(np.moveaxis(a, axis, -1), x.dtype) for a in (dy, x, y))
-        dx = np.empty(x_rows.shape, x.dtype)
-        if x.size:
-            _cumprod_backward(*(a.reshape(-1, n) for a in (dy_rows, x_rows, y_rows, dx)))
-        return np.moveaxis(dx, -1, axis)

@@ -131,17 +131,14 @@ def _along(rows: TaskKernel, columns: TaskKernel, inputs: tuple[np.ndarray, ...]
     if not out.size:
         return out
     C, inner = shape[axis], math.prod(shape[axis + 1 :])
-    contiguous, like = (bits_of, _FLOAT32) if out.dtype.itemsize == 2 else (np.ascontiguousarray, out.reshape(-1)[:0])
+    contiguous, like = (bits_of, np.float32) if out.dtype.itemsize == 2 else (np.ascontiguousarray, out.dtype)
     arrays = [contiguous(x).reshape((-1, C) if inner == 1 else (-1, C, inner)) for x in (*inputs, out)]
     key = tuple([x.dtype for x in arrays])
     if inner == 1:
         rows.launch(key, tasks_of_rows(out.size // C, C, TASK_ELEMENTS), *arrays, log)
     else:
-        columns.launch(key, get_num_threads() if out.size > TASK_ELEMENTS else 1, *arrays, log, like)
+        columns.launch(key, get_num_threads() if out.size > TASK_ELEMENTS else 1, *arrays, log, np.empty(0, like))
     return out
-
-
-_FLOAT32 = np.empty(0, np.float32)
 
 
 def forward(x: np.ndarray, axis: int) -> np.ndarray:

@@ -45,19 +45,20 @@ def takes_as_they_are(op: type[Function], *inputs: Any) -> bool:
     return rounded is None and all(a is b for a, b in zip(arrays, given))
 
 
-def combine(op: type[Function], x: TensorCore, y: Any = None) -> Tensor:
-    """``op.apply(x, y)``, or ``op.apply(x)``, at half the cost where tensors of one dtype and device need no casts.
+def combine(op: type[Function], x: TensorCore, y: Any = None, **options: Any) -> Tensor:
+    """``op.apply(x, y)``, or ``op.apply(x, **options)``, at half the cost where tensors of one dtype and device need no
+    casts.
 
     Nothing is called here that need not be: for small tensors that is what an operation costs.
     """
     if not isinstance(x, TensorCore):
-        return op.apply(x) if y is None else op.apply(x, y)  # which refuses it, unless y is a tensor
+        return op.apply(x, **options) if y is None else op.apply(x, y)  # which refuses it, unless y is a tensor
     a, dtype, device, mode, two = x.data, x.data.dtype, x.device, of_thread.mode, isinstance(y, TensorCore)
     usual = dtype is float32 or dtype is float64 or (device is CPU and _unchanged(op, x, y))
     if not usual or mode.autocast is not None or mode.kernels is not None or (
         two and (y.data.dtype is not dtype or y.device is not device)
     ):  # fmt: skip
-        return op.apply(x) if y is None else op.apply(x, y)
+        return op.apply(x, **options) if y is None else op.apply(x, y)
     recording = mode.enabled and op.differentiable
     need_x, need_y = recording and x.requires_grad, recording and two and y.requires_grad
     node = op()
@@ -66,7 +67,7 @@ def combine(op: type[Function], x: TensorCore, y: Any = None) -> Tensor:
     node.needs = (need_x,) if y is None else (need_x, need_y)
     node.saved = ()
     try:
-        out = op.forward(node, a) if y is None else op.forward(node, a, y.data if two else y)
+        out = op.forward(node, a, **options) if y is None else op.forward(node, a, y.data if two else y)
     except (ValueError, IndexError, OverflowError, TypeError, AttributeError) as error:
         raise explained(op, error, (x,) if y is None else (x, y)) or error from None
     if not isinstance(out, kernels.Array):

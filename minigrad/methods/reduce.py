@@ -11,6 +11,7 @@ from ..errors import bad_type, bad_value, check_choice, expect
 from ..ops import elementwise, indexing, reduce, softmax
 from ..shapes import Axis, Dim
 from .indexing import ValuesAndIndices
+from .math import combine
 
 if TYPE_CHECKING:
     from ..tensor import Tensor
@@ -28,12 +29,13 @@ class ReduceMethods:
         """Sum over ``dim`` (default all), cast to ``dtype`` first; integers and bool give int64."""
         axes = shapes.normalize_dims(dim, axis, self.ndim)
         x = self if dtype is None else self.to(dtype)
-        y = reduce.Sum.apply(x, axes=axes, keepdim=keepdim or keepdims)
+        y = combine(reduce.Sum, x, axes=axes, keepdim=keepdim or keepdims)
         return y if dtype is None else y.to(dtype)
 
     def nansum(self: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
         """Sum over ``dim`` of what is not NaN."""
-        return reduce.NanSum.apply(self, axes=shapes.normalize_dims(dim, None, self.ndim), keepdim=keepdim)
+        op = reduce.NanSum if self.is_floating_point() else reduce.Sum
+        return combine(op, self, axes=shapes.normalize_dims(dim, None, self.ndim), keepdim=keepdim)
 
     def mean(
         self: Tensor, dim: Dim = None, keepdim: bool = False, *,
@@ -44,7 +46,7 @@ class ReduceMethods:
             return self.to(dtype).mean(dim, keepdim, axis=axis, keepdims=keepdims)
         _floating("mean", self)
         axes = shapes.normalize_dims(dim, axis, self.ndim)
-        return reduce.Mean.apply(self, axes=axes, keepdim=keepdim or keepdims)
+        return combine(reduce.Mean, self, axes=axes, keepdim=keepdim or keepdims)
 
     def nanmean(self: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
         """Mean over ``dim`` of what is not NaN; NaN if there is nothing else."""
@@ -94,7 +96,7 @@ class ReduceMethods:
         p = 2.0 if p == "fro" else float(p)
         if math.isinf(p):
             self._nonempty("norm", dim, axis)
-        return reduce.Norm.apply(self, axes=axes, keepdim=keep, p=p)
+        return combine(reduce.Norm, self, axes=axes, keepdim=keep, p=p)
 
     def prod(self: Tensor, dim: Axis = None, keepdim: bool = False, *, dtype: Any = None, axis: Axis = None) -> Tensor:
         """Product along ``dim`` (default all), cast to ``dtype`` first; integers and bool give int64.
@@ -107,17 +109,17 @@ class ReduceMethods:
         if not self.ndim:
             return (self if self.is_floating_point() else self.long()).clone()
         if found is not None:
-            return reduce.Prod.apply(self, axis=found, keepdim=keepdim)
+            return combine(reduce.Prod, self, axis=found, keepdim=keepdim)
         y = reduce.Prod.apply(self.flatten(), axis=0, keepdim=False, whole=True)
         return y.reshape((1,) * self.ndim) if keepdim else y
 
     def any(self: Tensor, dim: Dim = None, keepdim: bool = False, *, axis: Dim = None) -> Tensor:
         """Whether any value over ``dim`` is not zero."""
-        return reduce.AnyOf.apply(self, axes=shapes.normalize_dims(dim, axis, self.ndim), keepdim=keepdim)
+        return combine(reduce.AnyOf, self, axes=shapes.normalize_dims(dim, axis, self.ndim), keepdim=keepdim)
 
     def all(self: Tensor, dim: Dim = None, keepdim: bool = False, *, axis: Dim = None) -> Tensor:
         """Whether all values over ``dim`` are not zero."""
-        return reduce.AllOf.apply(self, axes=shapes.normalize_dims(dim, axis, self.ndim), keepdim=keepdim)
+        return combine(reduce.AllOf, self, axes=shapes.normalize_dims(dim, axis, self.ndim), keepdim=keepdim)
 
     def count_nonzero(self: Tensor, dim: shapes.Dim = None) -> Tensor:
         """How many values over ``dim`` (default all) are not 0."""
@@ -133,13 +135,13 @@ class ReduceMethods:
         self: Tensor, dim: Dim = None, keepdim: bool = False, *, axis: Dim = None, keepdims: bool = False
     ) -> Tensor:
         """Largest value over ``dim``; ties share the gradient evenly."""
-        return reduce.AMax.apply(self, axes=self._nonempty("amax", dim, axis), keepdim=keepdim or keepdims)
+        return combine(reduce.AMax, self, axes=self._nonempty("amax", dim, axis), keepdim=keepdim or keepdims)
 
     def amin(
         self: Tensor, dim: Dim = None, keepdim: bool = False, *, axis: Dim = None, keepdims: bool = False
     ) -> Tensor:
         """Smallest value over ``dim``; ties share the gradient evenly."""
-        return reduce.AMin.apply(self, axes=self._nonempty("amin", dim, axis), keepdim=keepdim or keepdims)
+        return combine(reduce.AMin, self, axes=self._nonempty("amin", dim, axis), keepdim=keepdim or keepdims)
 
     def max(self: Tensor, dim: Tensor | Axis = None, keepdim: bool = False, *, axis: Axis = None) -> Any:
         """The largest value, along ``dim`` the pair (values, indices), or ``maximum`` with a tensor.
@@ -161,7 +163,7 @@ class ReduceMethods:
         found = shapes.one_dim(dim, axis, self.ndim)
         if found is None:
             axes = self._nonempty(name, None, None)
-            return (reduce.Max if name == "max" else reduce.Min).apply(self, axes=axes, keepdim=False)
+            return combine(reduce.Max if name == "max" else reduce.Min, self, axes=axes, keepdim=False)
         self._nonempty(name, found, None)
         return _placed(self, found, name == "max", running=False, keepdim=keepdim)
 
@@ -213,12 +215,12 @@ class ReduceMethods:
     def argmax(self: Tensor, dim: Axis = None, keepdim: bool = False, *, axis: Axis = None) -> Tensor:
         """Index (int64) of the first largest value, along ``dim`` or of the flattened tensor."""
         self._nonempty("argmax", dim, axis)
-        return reduce.ArgMax.apply(self, axis=shapes.one_dim(dim, axis, self.ndim), keepdim=keepdim)
+        return combine(reduce.ArgMax, self, axis=shapes.one_dim(dim, axis, self.ndim), keepdim=keepdim)
 
     def argmin(self: Tensor, dim: Axis = None, keepdim: bool = False, *, axis: Axis = None) -> Tensor:
         """Index (int64) of the first smallest value, along ``dim`` or of the flattened tensor."""
         self._nonempty("argmin", dim, axis)
-        return reduce.ArgMin.apply(self, axis=shapes.one_dim(dim, axis, self.ndim), keepdim=keepdim)
+        return combine(reduce.ArgMin, self, axis=shapes.one_dim(dim, axis, self.ndim), keepdim=keepdim)
 
     def _nonempty(self: Tensor, name: str, dim: Dim, axis: Dim) -> tuple[int, ...]:
         axes = shapes.normalize_dims(dim, axis, self.ndim)
@@ -270,7 +272,7 @@ class ReduceMethods:
 
     def logsumexp(self: Tensor, dim: Dim, keepdim: bool = False) -> Tensor:
         """log(sum(exp(self))) over ``dim``, without overflow."""
-        return reduce.LogSumExp.apply(self, axes=shapes.normalize_dims(dim, None, self.ndim), keepdim=keepdim)
+        return combine(reduce.LogSumExp, self, axes=shapes.normalize_dims(dim, None, self.ndim), keepdim=keepdim)
 
     def logaddexp(self: Tensor, other: Tensor) -> Tensor:
         """log(exp(self) + exp(other)) without overflow; the two broadcast; floating tensors only.

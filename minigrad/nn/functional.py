@@ -341,11 +341,11 @@ def batch_norm(
     elif count < 2 and x.shape[1]:
         raise bad_value(f"batch_norm: x of shape {x.shape}; training needs more than one value of each channel")
     y = batch_norm_ops.BatchNorm.apply(x, weight, bias, **options)
-    for running, batch, scale in zip((running_mean, running_var), options["found"], (1, count / max(count - 1, 1))):
-        if running is not None:
+    for running, batch, scale in zip((running_mean, running_var), options["found"], (1, 1 / max(count - 1, 1))):
+        if training and running is not None:
             with no_grad():
-                new = Tensor.wrap(batch.reshape(-1), x.device) * (scale * momentum)
-                running.mul_(1 - momentum).add_(new.to(running.dtype))
+                batch = Tensor.wrap(batch.reshape(-1), x.device).to(running.dtype)
+                running.mul_(1 - momentum).add_(batch * (scale * momentum))
     return y.to(x.dtype)
 
 

@@ -1,6 +1,5 @@
 """Batch and group normalisation (Ioffe, Szegedy 2015; Wu, He 2018)."""
 
-import math
 from typing import Any, ClassVar
 
 from ..autograd import Function
@@ -10,7 +9,7 @@ class BatchNorm(Function):
     """y = n w + b with n = (x - mean) rstd, rstd = 1 / sqrt(var + eps), where x is (N, groups, channels, S).
 
     dw = sum of dy n and db = sum of dy over N and S;  dx = rstd dy w where mean and var are ``given``. Where they are
-    those of x over ``axes``, and go to ``found``, dx = rstd (g - mean(g) - n mean(g n)) with g = dy w.
+    those of x over ``axes``, and mean and n var go to ``found``, dx = rstd (g - mean(g) - n mean(g n)) with g = dy w.
     """
 
     promotes = True
@@ -18,33 +17,27 @@ class BatchNorm(Function):
     folds = True
     axes: ClassVar[tuple[int, ...]] = (0, 2, 3)
 
-    def forward(
-        self, x: Any, weight: Any, bias: Any, *, groups: int, eps: float, given: Any = None, found: Any = None
-    ) -> Any:
+    def forward(self, x: Any, w: Any, b: Any, *, groups: int, eps: float, given: Any = None, found: Any = None) -> Any:
         k, (N, C, *_), shape = self.kernels, x.shape, x.shape
         x = k.contiguous(x).reshape(N, groups, C // max(groups, 1), x.size // max(N * C, 1))
-        weight, bias = (a.reshape(*x.shape[1:3], 1) for a in (weight, bias))
-        fixed = given is not None
-        if not fixed:
-            mean, squares = k.reduce.moments(x, self.axes)
-            given = mean, k.elementwise.div(squares, max(x.size // max(mean.size, 1), 1))
-            if found is not None:
-                found += given
-        mean, var = given
-        rstd = k.batch_norm.scale(var, eps)
-        slope = k.elementwise.mul(rstd, weight)
-        self.saved = (x, weight, mean, rstd, slope, fixed, shape)
-        return k.batch_norm.affine(x, mean, slope, bias).reshape(shape)
+        w, b = (a.reshape(*x.shape[1:3], 1) for a in (w, b))
+        mean, squares = given or k.reduce.moments(x, self.axes)
+        n = 1 if given else max(x.size // max(mean.size, 1), 1)
+        rstd = k.batch_norm.scale(squares, float(n), eps)
+        self.saved = (x, w, mean, rstd, n, given, shape)
+        if found is not None:
+            found += mean, squares
+        return k.batch_norm.affine(x, mean, rstd, w, b).reshape(shape)
 
     def backward(self, dy: Any) -> Any:
-        x, weight, mean, rstd, slope, fixed, shape = self.saved
+        x, weight, mean, rstd, n, given, shape = self.saved
         k, mul, total = self.kernels, self.kernels.elementwise.mul, self.kernels.reduce.sum
         dy, over = k.contiguous(dy).reshape(x.shape), (0, 3) if 0 in self.axes else (3,)
         sums = total(dy, over, True), mul(total(k.batch_norm.products(dy, x, mean), over, True), rstd)
         db, dw = (total(a, (0,), False).reshape(shape[1]) for a in sums)
-        if fixed:
+        slope, share = mul(rstd, weight), k.elementwise.div(rstd, n)
+        if given:
             return mul(dy, slope).reshape(shape), dw, db
-        share = k.elementwise.div(rstd, math.prod(x.shape[axis] for axis in self.axes) or 1)
         shift, factor = (mul(total(mul(a, weight), (2,), True), share) for a in sums)
         return k.batch_norm.gradient(dy, x, mean, slope, mul(factor, rstd), shift).reshape(shape), dw, db
 

@@ -46,8 +46,6 @@ class NanSum(Sum):
     autocast = None  # PyTorch's stays in its dtype
 
     def forward(self, x: Any, *, axes: tuple[int, ...], keepdim: bool) -> Any:
-        if x.dtype.kind not in "fV":
-            return super().forward(x, axes=axes, keepdim=keepdim)
         self.remember(axes, x)
         self.saved = (x,)
         return self.kernels.reduce.nansum(x, axes, keepdim)
@@ -191,10 +189,9 @@ class Std(Var):
     def forward(self, x: Any, *, axes: tuple[int, ...], keepdim: bool, correction: float) -> Any:
         k = self.kernels.elementwise
         y = k.sqrt(super().forward(x, axes=axes, keepdim=keepdim, correction=correction))
-        c, everywhere = self.kernels.comparison, tuple(range(y.ndim))
-        inside = c.logical_and(c.ne(y, 0), c.ne(y, math.inf))
-        if x.dtype != float64 and not self.kernels.reduce.all(inside, everywhere, False):
-            # The squares may have left float32, where the root would not.
+        inside = self.kernels.comparison.eq(k.div(y, y), 1)
+        if x.dtype != float64 and not self.kernels.reduce.all(inside, tuple(range(y.ndim)), False):
+            # There is a 0, an infinity or NaN. The squares may have left float32, where the root would not.
             y = super().forward(k.cast(x, float64), axes=axes, keepdim=keepdim, correction=correction)
             y = k.cast(k.sqrt(y), float32)
             self.saved = (x, k.cast(self.saved[1], float32), self.saved[2])
@@ -330,4 +327,27 @@ class CumProd(Function):
         return y
 
     def backward(self, dy: Any) -> Any:
-        return self.kernels.reduce.cumprod_backward(dy, *self.saved)
+        """As PyTorch does, in time n: before the first 0 dx_i is a sum of dy_j y_j, divided by x_i; at it one of dy_j
+        times the product without it, up to the next 0; behind it 0.
+        """
+        x, y, axis = self.saved
+        if x.shape[axis] == 1:
+            return dy
+        k, c, fused = self.kernels.reduce, self.kernels.comparison, self.kernels.elementwise.fused
+        zero = c.eq(x, 0)
+        zeros = k.cumsum(self.kernels.elementwise.cast(zero, "int64"), axis)  # so far
+        none, one = c.eq(zeros, 0), c.eq(zeros, 1)
+        first = c.logical_and(zero, one)
+        total = k.reverse_cumsum(fused(_products, none, dy, y), axis)
+        others = k.cumprod(self.kernels.elementwise.where(first, 1, x), axis)
+        until = c.logical_or(one, c.logical_and(zero, c.eq(zeros, 2)))
+        at_first = k.sum(fused(_products, until, dy, others), (axis,), True)
+        return fused(_of_cumprod, first, at_first, none, total, x)
+
+
+def _products(k: Any, where: Any, dy: Any, y: Any) -> Any:
+    return k.select(where, k.mul(dy, y))
+
+
+def _of_cumprod(k: Any, first: Any, at_first: Any, none: Any, total: Any, x: Any) -> Any:
+    return k.where(first, at_first, k.select(none, k.div(total, x)))

@@ -343,17 +343,6 @@ class reduce:
         return np.cumprod(x, axis=axis, dtype=wide).astype(x.dtype, copy=False)
 
     @quiet()
-    def cumprod_backward(dy: np.ndarray, x: np.ndarray, y: np.ndarray, axis: int) -> np.ndarray:
-        """dx of y = ``cumprod(x)``: of each x_i the sum over j >= i of dy_j times the product without x_i."""
-        dy, x = np.moveaxis(dy, axis, -1), np.moveaxis(x, axis, -1)
-        dx = np.empty(x.shape, x.dtype)
-        for i in range(x.shape[-1]):
-            others = x.copy()
-            others[..., i] = 1
-            dx[..., i] = (dy * np.cumprod(others, -1, np.float64))[..., i:].sum(-1)
-        return np.moveaxis(dx, -1, axis)
-
-    @quiet()
     def median(x: np.ndarray) -> np.ndarray:
         """The value in the middle (of an even number the lower one) of all; NaN if there is one, and of none."""
         if not x.size:

@@ -50,19 +50,16 @@ class layer_norm:
     """
 
     @quiet
-    def forward(x: np.ndarray, weight: np.ndarray | None, bias: np.ndarray | None, eps: float) -> Norm:
-        """x (N, C), weight and bias (C,), None for 1 and 0 -> y (N, C), mean (N,), rstd (N,); all of x's dtype."""
+    def forward(x: np.ndarray, weight: np.ndarray, bias: np.ndarray, eps: float) -> Norm:
+        """x (N, C), weight and bias (C,) -> y (N, C), mean (N,), rstd (N,); all of x's dtype."""
         mean = reduce.mean(x, (1,), False)
         rstd = 1 / np.sqrt(reduce.mean(np.square(x - mean[:, None]), (1,), False) + x.dtype.type(eps))
-        y = (x - mean[:, None]) * rstd[:, None]
-        y = y if weight is None else y * weight
-        return y if bias is None else y + bias, mean, rstd
+        return (x - mean[:, None]) * rstd[:, None] * weight + bias, mean, rstd
 
     @quiet
-    def backward(dy: np.ndarray, x: np.ndarray, weight: np.ndarray | None, mean: np.ndarray, rstd: np.ndarray) -> Norm:
+    def backward(dy: np.ndarray, x: np.ndarray, weight: np.ndarray, mean: np.ndarray, rstd: np.ndarray) -> Norm:
         """dy, x (N, C), mean and rstd (N,) of forward -> dx (N, C), dweight (C,), dbias (C,)."""
-        xhat = (x - mean[:, None]) * rstd[:, None]
-        g = dy if weight is None else dy * weight
+        xhat, g = (x - mean[:, None]) * rstd[:, None], dy * weight
         dx = rstd[:, None] * (g - reduce.mean(g, (1,), True) - xhat * reduce.mean(g * xhat, (1,), True))
         return dx, (dy * xhat).sum(0), dy.sum(0)
 
@@ -91,14 +88,14 @@ class batch_norm:
     """The steps of what normalises channels (Ioffe & Szegedy 2015; Wu & He 2018), each of elements that broadcast."""
 
     @quiet
-    def scale(var: np.ndarray, eps: float) -> np.ndarray:
-        """1 / sqrt(var + eps)."""
-        return 1 / np.sqrt(var + eps)
+    def scale(squares: np.ndarray, n: float, eps: float) -> np.ndarray:
+        """1 / sqrt(squares / n + eps)."""
+        return 1 / np.sqrt(squares / n + eps)
 
     @quiet
-    def affine(x: np.ndarray, mean: np.ndarray, slope: np.ndarray, bias: np.ndarray) -> np.ndarray:
-        """(x - mean) slope + bias."""
-        return (x - mean) * slope + bias
+    def affine(x: np.ndarray, mean: np.ndarray, rstd: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
+        """(x - mean) rstd weight + bias."""
+        return (x - mean) * rstd * weight + bias
 
     @quiet
     def products(dy: np.ndarray, x: np.ndarray, mean: np.ndarray) -> np.ndarray:
@@ -106,9 +103,7 @@ class batch_norm:
         return dy * (x - mean)
 
     @quiet
-    def gradient(
-        dy: np.ndarray, x: np.ndarray, mean: np.ndarray, slope: np.ndarray, factor: np.ndarray, shift: np.ndarray
-    ) -> np.ndarray:
+    def gradient(dy: np.ndarray, x: np.ndarray, mean: Any, slope: Any, factor: Any, shift: Any) -> np.ndarray:
         """dy slope - (x - mean) factor - shift."""
         return dy * slope - (x - mean) * factor - shift
 

@@ -1,5 +1,7 @@
 """Sums, extrema, products and scans of large arrays over neighbouring axes, against NumPy in float64."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -54,6 +56,27 @@ def test_products_and_scans(shape: tuple[int, ...]) -> None:
                 np.testing.assert_allclose(k.cumprod(order, last), wide.cumprod(-1), rtol)
                 backward = np.flip(np.flip(wide, -1).cumsum(-1), -1)
                 np.testing.assert_allclose(k.reverse_cumsum(order, last), backward, rtol)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16", "int64", "uint8"])
+@pytest.mark.parametrize("shape", [(3, 5), (1, 70, 130), (2, 1100, 3), (4, 1, 2), (7,)])
+def test_extrema_and_their_places(shape: tuple[int, ...], dtype: str) -> None:
+    k, plain, x = cpu_kernels.reduce, plain_kernels.reduce, np.random.default_rng(0).integers(0, 4, shape).astype("f")
+    x.reshape(-1)[:: max(1, x.size // 3)] = np.nan if "float" in dtype else 9
+    x = x.astype(getattr(mg, dtype))
+    for axis, largest, running in itertools.product(range(len(shape)), (True, False), (True, False)):
+        found = k.extremes(np.asfortranarray(x), axis, largest, running)
+        for y, expected in zip(found, plain.extremes(x, axis, largest, running), strict=True):
+            np.testing.assert_array_equal(y.astype("d"), expected.astype("d"))
+
+
+def test_moments_and_nansum() -> None:
+    k, x, axes = cpu_kernels.reduce, np.random.default_rng(0).normal(1e3, 1, (70, 3, 90)).astype("f"), (0, 2)
+    mean, squares = k.moments(x, axes)
+    np.testing.assert_allclose(squares, x.size / mean.size * x.var(axes, "d", keepdims=True), 1e-4)
+    assert not k.moments(np.full_like(x, 0.1), axes)[1].any()
+    x[::7] = np.nan
+    np.testing.assert_allclose(k.nansum(x, axes, False), np.nansum(x, axes, "d"), 1e-6)
 
 
 @pytest.mark.parametrize("dtype", ["int64", "int32", "uint8", "bool"])

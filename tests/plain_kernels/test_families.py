@@ -74,11 +74,7 @@ CASES = {
     "dropout": Case(
         lambda k, x: k.dropout.forward(x, 0.4, 1, 2), lambda k, dy, x: (k.dropout.backward(dy, 0.4, 1, 2),), ((30, 4),)
     ),
-    "cumprod": Case(
-        lambda k, x: k.reduce.cumprod(x, 1),
-        lambda k, dy, x: (k.reduce.cumprod_backward(dy, x, k.reduce.cumprod(x, 1), 1),),
-        ((3, 5),),
-    ),
+    "cumsum": Case(lambda k, x: k.reduce.cumsum(x, 1), lambda k, dy, x: (k.reduce.reverse_cumsum(dy, 1),), ((3, 5),)),
     "layer norm": Case(
         lambda k, *inputs: k.layer_norm.forward(*inputs, 1e-5)[0],
         lambda k, dy, x, w, b: k.layer_norm.backward(dy, x, w, *k.layer_norm.forward(x, w, b, 1e-5)[1:]),
@@ -89,22 +85,10 @@ CASES = {
         lambda k, dy, x, w: k.rms_norm.backward(dy, x, w, k.rms_norm.forward(x, w, 1e-5)[1]),
         ((4, 6), (6,)),
     ),
-    "group norm": Case(
-        lambda k, *inputs: k.group_norm.forward(*inputs, 2, 1e-5)[0],
-        lambda k, dy, x, w, b: k.group_norm.backward(dy, x, w, *k.group_norm.forward(x, w, b, 2, 1e-5)[1:]),
-        ((3, 4, 5), (4,), (4,)),
-    ),
     "batch norm": Case(
-        lambda k, x, w, b: k.batch_norm.forward(x, w, b, *k.batch_norm.statistics(x), 1e-5)[0],
-        lambda k, dy, x, w, b: k.batch_norm.backward(
-            dy,
-            x,
-            w,
-            k.batch_norm.statistics(x)[0],
-            k.batch_norm.forward(x, w, b, *k.batch_norm.statistics(x), 1e-5)[1],
-            True,
-        ),
-        ((3, 4, 5), (4,), (4,)),
+        lambda k, x: k.batch_norm.affine(x, 0.5, 2.0, 3.0, 0.25),
+        lambda k, dy, x: (k.batch_norm.gradient(dy, x, 0.5, 6.0, 0.0, 0.0),),
+        ((3, 4),),
     ),
     "linear": Case(
         lambda k, x, w, b: k.linear.forward(x, w, b),
