@@ -1,7 +1,5 @@
 """Rearranging memory, as ``minigrad.cpu_kernels.movement``: views are metadata, the rest is strided copies."""
 
-import itertools
-
 import numpy as np
 
 from minigrad.plain_kernels import movement as plain
@@ -11,7 +9,7 @@ from .platform.array import Array, empty, expand as expand, full
 from .rowwise.scan import iota
 from .rowwise.strided_copy import copy_into as copy_into
 
-ALL = slice(None)
+split = plain.split
 
 
 def reshape(x: Array, shape: tuple[int, ...]) -> Array:
@@ -26,22 +24,12 @@ def permute(x: Array, order: tuple[int, ...]) -> Array:
 
 def cat(arrays: tuple[Array, ...], axis: int) -> Array:
     """The arrays one after the other along ``axis``."""
-    shape = list(arrays[0].shape)
-    shape[axis] = sum(x.shape[axis] for x in arrays)
+    shape, sizes = list(arrays[0].shape), tuple(x.shape[axis] for x in arrays)
+    shape[axis] = sum(sizes)
     y = empty(tuple(shape), arrays[0].dtype, arrays[0].device)
-    for part, x in zip(split(y, tuple(x.shape[axis] for x in arrays), axis), arrays, strict=True):
+    for part, x in zip(split(y, sizes, axis % y.ndim), arrays, strict=True):
         copy_into(part, x)
     return y
-
-
-def split(x: Array, sizes: tuple[int, ...], axis: int) -> list[Array]:
-    """Consecutive views of the given sizes along ``axis``."""
-    ends = list(itertools.accumulate(sizes))
-    return [_part(x, axis, slice(end - n, end)) for n, end in zip(sizes, ends, strict=True)]
-
-
-def _part(x: Array, axis: int, where: slice) -> Array:
-    return x[tuple(where if i == axis % x.ndim else ALL for i in range(x.ndim))]
 
 
 def pad(x: Array, widths: tuple[tuple[int, int], ...], value: float) -> Array:

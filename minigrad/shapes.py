@@ -169,9 +169,8 @@ def roll_arguments(shifts: Dim, dims: Dim, ndim: int) -> tuple[tuple[int, ...], 
 
 def broadcast_except(axis: int, x: tuple[int, ...], y: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Two shapes of one length, broadcast against each other in all dimensions but ``axis``."""
-    if any(n != m and 1 not in (n, m) for i, (n, m) in enumerate(zip(x, y, strict=True)) if i != axis):
-        raise bad_value(f"shapes {x} and {y} do not broadcast in the dimensions other than {axis}")
-    both = [m if n == 1 else n for n, m in zip(x, y, strict=True)]
+    without = [(*shape[:axis], 1, *shape[axis + 1 :]) for shape in (x, y)]
+    both = broadcast(*without)
     return (*both[:axis], x[axis], *both[axis + 1 :]), (*both[:axis], y[axis], *both[axis + 1 :])
 
 

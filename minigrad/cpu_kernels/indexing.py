@@ -21,47 +21,40 @@ MOST_BEST = 48  # so many of a row are found by comparing each element with thos
 globals().update((name, getattr(plain, name)) for name in vars(plain) if name[0] != "_")
 
 
-def _fits(x: np.ndarray, axis: int, indices: np.ndarray) -> bool:
-    """Whether the kernels move this."""
+def _moved(way: Any, x: np.ndarray, axis: int, indices: np.ndarray, y: Any) -> bool:
+    """Whether a kernel has read y from x, or made a change of x by it."""
     others = (*indices.shape[:axis], x.shape[axis], *indices.shape[axis + 1 :])
-    sizes = indices.size > 0 and x.size > 0 and others == x.shape
-    return sizes and indices.dtype == np.int64 and not numba.config.DISABLE_JIT
+    fits = others == x.shape and indices.dtype == np.int64 and indices.size > 0 < x.size
+    if way is not READ:
+        fits = fits and x.flags.carray and (way is ASSIGN or x.dtype.type in NUMBERS or is_half(x.dtype))
+        fits = fits and (np.ndim(y) == 0 or (y.dtype == x.dtype and y.shape == indices.shape))
+        fits = fits and not np.may_share_memory(x, y) and not np.may_share_memory(x, indices)
+    if fits and not numba.config.DISABLE_JIT:
+        move(way, x, axis, indices, y)
+    return fits and not numba.config.DISABLE_JIT
 
 
 def gather(x: np.ndarray, axis: int, indices: np.ndarray) -> np.ndarray:
     """y[i][j][k] = x[i][indices[i][j][k]][k] (for axis 1), the shape of ``indices``, each from 0 on and in range."""
-    if not _fits(x, axis, indices):
-        return plain.gather(x, axis, indices)
     y = np.empty(indices.shape, x.dtype)
-    move(READ, x, axis, indices, y)
-    return y
-
-
-def _changed(way: Any, x: np.ndarray, axis: int, indices: np.ndarray, y: Any) -> bool:
-    """Whether a kernel has made the change of x."""
-    adds = way is ASSIGN or x.dtype.type in NUMBERS or is_half(x.dtype)
-    fits = np.ndim(y) == 0 or (y.dtype == x.dtype and y.shape == indices.shape and not np.may_share_memory(x, y))
-    if not (adds and fits and x.flags.carray and _fits(x, axis, indices)) or np.may_share_memory(x, indices):
-        return False
-    move(way, x, axis, indices, y)
-    return True
+    return y if _moved(READ, x, axis, indices, y) else plain.gather(x, axis, indices)
 
 
 def scatter(x: np.ndarray, axis: int, indices: np.ndarray, y: Any) -> None:
     """x[i][indices[i][j][k]][k] = y[i][j][k] (for axis 1), in place, each from 0 on and in range; the last one wins."""
-    if not _changed(ASSIGN, x, axis, indices, y):
+    if not _moved(ASSIGN, x, axis, indices, y):
         plain.scatter(x, axis, indices, y)
 
 
-def scatter_add(x: np.ndarray, axis: int, indices: np.ndarray, y: np.ndarray) -> None:
+def scatter_add(x: np.ndarray, axis: int, indices: np.ndarray, y: Any) -> None:
     """x[i][indices[i][j][k]][k] += y[i][j][k] (for axis 1), in place; repeated positions add up in order."""
-    if not _changed(ADD, x, axis, indices, y):
+    if not _moved(ADD, x, axis, indices, y):
         plain.scatter_add(x, axis, indices, y)
 
 
 def scatter_reduce(x: np.ndarray, axis: int, indices: np.ndarray, y: np.ndarray, reduce: str) -> None:
     """x[i][indices[i][j][k]][k] = f(itself, y[i][j][k]) (for axis 1), in place; f as ``reduce`` says, NaN stays."""
-    if not _changed(REDUCTIONS[reduce], x, axis, indices, y):
+    if not _moved(REDUCTIONS[reduce], x, axis, indices, y):
         plain.scatter_reduce(x, axis, indices, y, reduce)
 
 

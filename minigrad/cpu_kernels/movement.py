@@ -11,9 +11,7 @@ from .toolbox.threads import constant
 globals().update((name, getattr(plain, name)) for name in vars(plain) if name[0] != "_")
 
 
-def copy(x: np.ndarray) -> np.ndarray:
-    """A new C-contiguous array of the same values."""
-    return copied(x, MANY if x.flags.c_contiguous else FEW)
+copy = copied
 
 
 def contiguous(x: np.ndarray) -> np.ndarray:
@@ -26,10 +24,10 @@ def cat(arrays: tuple[np.ndarray, ...], axis: int) -> np.ndarray:
     total = sum([x.nbytes for x in arrays])
     if total < max(MANY, FEW * len(arrays)) or len({x.dtype for x in arrays}) > 1 or numba.config.DISABLE_JIT:
         return np.concatenate(arrays, axis)
-    shape, dtype = list(arrays[0].shape), arrays[0].dtype
-    shape[axis] = sum([x.shape[axis] for x in arrays])
-    y = np.empty(shape, dtype)
-    parts = plain.split(y, tuple([x.shape[axis] for x in arrays]), axis % len(shape))
+    shape, sizes = list(arrays[0].shape), tuple([x.shape[axis] for x in arrays])
+    shape[axis] = sum(sizes)
+    y = np.empty(shape, arrays[0].dtype)
+    parts = plain.split(y, sizes, axis % len(shape))
     copy_into(*[x for pair in zip(parts, arrays) for x in pair])
     return y
 

@@ -208,33 +208,29 @@ class InPlaceMethods:
         return _drawn(self, "normal", std, mean, generator)
 
     def __setitem__(self: Tensor, where: Any, value: Any) -> None:
+        self._write("item assignment", where, value)
+
+    def index_put_(self: Tensor, indices: Sequence[Tensor], values: Operand, accumulate: bool = False) -> Tensor:
+        """self[indices] = values, in place; with ``accumulate`` they are added, also where a place occurs twice."""
+        self._write("index_put_" if accumulate else "item assignment", tuple(indices), values, accumulate)
+        return self
+
+    def _write(self: Tensor, name: str, where: Any, value: Any, adds: bool = False) -> None:
         value = self._operand(value)
-        self._change("item assignment", value)
+        if adds and isinstance(value, TensorCore) and value.dtype != self.dtype:
+            raise bad_type(f"{name}: values are {value.dtype}, the tensor {self.dtype}; convert with .to(dtype)")
+        self._change(name, value)
         first, where, _ = shapes.parse_index(where)
         kernels, target = self.device.kernels.indexing, None
         try:
             target = self.data if first is None else kernels.index(self.data, first)
-            kernels.assign_at(target, where, value.data if isinstance(value, TensorCore) else value)
+            write = kernels.add_at if adds else kernels.assign_at
+            write(target, where, value.data if isinstance(value, TensorCore) else value)
         except (IndexError, ValueError) as error:
             if target is not None and isinstance(error, ValueError) and isinstance(value, TensorCore):
                 place = kernels.index(target, where).shape
                 error = ValueError(f"a value of shape {value.data.shape} does not broadcast to the place's, {place}")
             raise explained(Index, error, (self, value)) or error from None
-
-    def index_put_(self: Tensor, indices: Sequence[Tensor], values: Operand, accumulate: bool = False) -> Tensor:
-        """self[indices] = values, in place; with ``accumulate`` they are added, also where a place occurs twice."""
-        if not accumulate:
-            self[tuple(indices)] = values
-            return self
-        values = self._operand(values)
-        if isinstance(values, TensorCore) and values.dtype != self.dtype:
-            raise bad_type(f"index_put_: values are {values.dtype}, the tensor {self.dtype}; convert with .to(dtype)")
-        self._change("index_put_", values)
-        first, where, _ = shapes.parse_index(tuple(indices))
-        k = self.device.kernels.indexing
-        target = self.data if first is None else k.index(self.data, first)
-        k.add_at(target, where, values.data if isinstance(values, TensorCore) else values)
-        return self
 
     def scatter_(self: Tensor, dim: int, index: Tensor, src: Operand) -> Tensor:
         """``scatter`` in place."""

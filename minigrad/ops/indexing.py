@@ -149,20 +149,24 @@ class Gather(Function):
         self.kernels.indexing.scatter_add(dx, axis, places, dy.reshape(places.shape))
 
 
-class ScatterProd(Function):
-    """y = x, but y[i][indices[i][j]] *= source[i][j] (along an axis);  each gets dy times the product of the others.
+class _Reduced(Function):
+    """y = x, but y[i][indices[i][j]] = f(itself, source[i][j]) (along an axis), f as ``reduce`` says."""
+
+    def forward(self, x: Any, source: Any, indices: Any, *, axis: int, reduce: str) -> Any:
+        y = self.kernels.copy(x)
+        self.kernels.indexing.scatter_reduce(y, axis, indices, source, reduce)
+        self.saved = (x, source, indices, y, axis)
+        return y
+
+
+class ScatterProd(_Reduced):
+    """The product;  each gets dy times the product of the others.
 
     That is the product of all that are not 0, divided by itself, unless another one is 0.
     """
 
-    def forward(self, x: Any, source: Any, indices: Any, *, axis: int, reduce: str) -> Any:
-        self.saved = (x, source, indices, axis)
-        y = self.kernels.copy(x)
-        self.kernels.indexing.scatter_reduce(y, axis, indices, source, reduce)
-        return y
-
     def backward(self, dy: Any) -> Any:
-        x, source, indices, axis = self.saved
+        x, source, indices, _, axis = self.saved
         k, c, i = self.kernels.elementwise, self.kernels.comparison, self.kernels.indexing
         x_zero, source_zero = (k.cast(c.eq(v, 0), x.dtype) for v in (x, source))
         x_part, source_part = k.add(x, x_zero), k.add(source, source_zero)  # 1 for 0
@@ -178,17 +182,8 @@ class ScatterProd(Function):
         return dx, dsource, None
 
 
-class ScatterExtremum(Function):
-    """y = x, but y[i][indices[i][j]] = the larger (smaller) one of itself and source[i][j];  dy to those that it is.
-
-    Those that tie share it evenly, as in ``AMax``.
-    """
-
-    def forward(self, x: Any, source: Any, indices: Any, *, axis: int, reduce: str) -> Any:
-        y = self.kernels.copy(x)
-        self.kernels.indexing.scatter_reduce(y, axis, indices, source, reduce)
-        self.saved = (x, source, indices, y, axis)
-        return y
+class ScatterExtremum(_Reduced):
+    """The larger (smaller) one;  dy to those that it is. Those that tie share it evenly, as in ``AMax``."""
 
     def backward(self, dy: Any) -> Any:
         x, source, indices, y, axis = self.saved

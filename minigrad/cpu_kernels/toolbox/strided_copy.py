@@ -85,8 +85,8 @@ _data = functools.cache(lambda size: lasting_words([compiled_address(_block, *[t
 
 
 def copied(x: np.ndarray, few: int = FEW) -> np.ndarray:
-    """A new C-contiguous array of the same values; NumPy's copy of less than ``few`` bytes."""
-    if x.nbytes < few or numba.config.DISABLE_JIT:
+    """A new C-contiguous array of the same values; NumPy's copy of less than ``few`` bytes, or of more in order."""
+    if x.nbytes < (MANY if few == FEW and x.flags.c_contiguous else few) or numba.config.DISABLE_JIT:
         return np.array(x, order="C", copy=True)
     y = np.empty(x.shape, x.dtype)
     copy_into(y, x)
