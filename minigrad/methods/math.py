@@ -8,13 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from .. import capturing, dtypes
-from ..autograd import Function, TensorCore, Version, prepare
-from ..device import CPU
-from ..dtypes import float32, float64
-from ..errors import bad_type, bad_value, check_choice, user_line
-from ..grad_store import next_id
-from ..modes import of_thread
-from ..op_inputs import explained
+from ..autograd import Function, TensorCore
+from ..errors import bad_type, bad_value, check_choice
 from ..ops import elementwise, trigonometry
 from ..random import Source, draw
 from ..shapes import bool_mask
@@ -23,78 +18,11 @@ if TYPE_CHECKING:
     from ..tensor import Operand, Tensor
 
 
-_new: Callable[..., Any] = object.__new__
-
-
-_as_they_are: dict[Any, bool] = {}
-
-
-def _unchanged(op: type[Function], x: TensorCore, y: Any) -> bool:
-    """Whether ``op.apply`` gives ``forward`` arrays like these, on the CPU, as they are, and leaves the result."""
-    key = op, x.data.dtype, type(y)
-    if key not in _as_they_are:
-        inputs = (x,) if y is None else (x, y)
-        given = [i.data if isinstance(i, TensorCore) else i for i in inputs]
-        rounded = prepare(op, inputs, arrays := [*given], x.data.dtype, x.device.native)
-        _as_they_are[key] = rounded is None and all(a is b for a, b in zip(arrays, given))
-    return _as_they_are[key]
-
-
-def combine(op: type[Function], x: TensorCore, y: Any = None) -> Tensor:
-    """``op.apply(x, y)``, or ``op.apply(x)``, at half the cost where tensors of one dtype and device need no casts.
-
-    Nothing is called here that need not be: for small tensors that is what an operation costs.
-    """
-    if not isinstance(x, TensorCore):
-        return op.apply(x) if y is None else op.apply(x, y)  # which refuses it, unless y is a tensor
-    a, dtype, device, mode, two = x.data, x.data.dtype, x.device, of_thread.mode, isinstance(y, TensorCore)
-    usual = dtype is float32 or dtype is float64 or (device is CPU and _unchanged(op, x, y))
-    if not usual or mode.autocast is not None or mode.kernels is not None or (
-        two and (y.data.dtype is not dtype or y.device is not device)
-    ):  # fmt: skip
-        return op.apply(x) if y is None else op.apply(x, y)
-    recording = mode.enabled and op.differentiable
-    need_x, need_y = recording and x.requires_grad, recording and two and y.requires_grad
-    node = op()
-    node.device = device
-    node.kernels = kernels = device.native
-    node.needs = (need_x,) if y is None else (need_x, need_y)
-    node.saved = ()
-    try:
-        out = op.forward(node, a) if y is None else op.forward(node, a, y.data if two else y)
-    except (ValueError, OverflowError, TypeError, AttributeError) as error:
-        raise explained(op, error, (x,) if y is None else (x, y)) or error from None
-    if not isinstance(out, kernels.Array):
-        out = kernels.as_array(out)
-    z: Tensor = _new(TensorCore.tensor_type)
-    z.data = out
-    z.device = device
-    z._id = number = next_id()
-    z._version = version = Version()
-    z.node = None
-    z.requires_grad = False
-    if need_x or need_y:
-        edge = (x.node or x) if need_x else None
-        node.edges = (edge,) if y is None else (edge, (y.node or y) if need_y else None)
-        node.half = None
-        node.order = number
-        node.out_shape = out.shape
-        node.out_dtype = out.dtype
-        if node.saved:
-            node.saved_at = number
-            node.versions = (x._version, y._version, version) if two else (x._version, version)
-        if mode.anomaly:
-            node.line = user_line()
-        z.node = node
-        z.requires_grad = True
-    return z
-
-
 def of_each(op: type[Function], doc: str) -> Callable[[Tensor], Tensor]:
     """The method that applies an operation of one tensor; it has the operation's name, in small letters."""
 
     def method(self: Tensor) -> Tensor:
-        return combine(op, self)
+        return op.apply(self)
 
     return _named(method, op.__name__.lower(), doc)
 
@@ -103,7 +31,7 @@ def of_two(op: type[Function], name: str, doc: str | None = None) -> Callable[[T
     """The method that applies an operation to a tensor and an operand; such as ``__radd__`` in the other order."""
 
     def method(self: Tensor, other: Operand) -> Tensor:
-        return combine(op, self, other if isinstance(other, TensorCore) else self._operand(other))
+        return op.apply(self, other if isinstance(other, TensorCore) else self._operand(other))
 
     def reflected(self: Tensor, other: Operand) -> Tensor:
         return op.apply(self._operand(other), self)
@@ -213,7 +141,7 @@ class MathMethods:
 
     def square(self: Tensor) -> Tensor:
         """self * self; of bool in int64."""
-        return combine(elementwise.Square, self.long() if self.data.dtype == dtypes.bool_ else self)
+        return elementwise.Square.apply(self.long() if self.data.dtype == dtypes.bool_ else self)
 
     reciprocal: Final = of_each(elementwise.Reciprocal, "1 / self.")
     sin: Final = of_each(elementwise.Sin, "Sine.")
@@ -235,7 +163,7 @@ class MathMethods:
 
     def sign(self: Tensor) -> Tensor:
         """-1, 0 or 1."""
-        return self.clone() if self.data.dtype == dtypes.bool_ else combine(elementwise.Sign, self)
+        return self.clone() if self.data.dtype == dtypes.bool_ else elementwise.Sign.apply(self)
 
     floor: Final = of_each(elementwise.Floor, "Largest integer not above.")
     ceil: Final = of_each(elementwise.Ceil, "Smallest integer not below.")
@@ -243,7 +171,7 @@ class MathMethods:
     def round(self: Tensor, *, decimals: int = 0) -> Tensor:
         """Nearest integer (or number of so many ``decimals``), halves to even."""
         scale = 10.0**decimals
-        return (self * scale).round() / scale if decimals else combine(elementwise.Round, self)
+        return (self * scale).round() / scale if decimals else elementwise.Round.apply(self)
 
     def __round__(self: Tensor, decimals: int | None = None) -> Tensor:
         return self.round(decimals=decimals or 0)

@@ -162,6 +162,9 @@ def _extreme(within: np.ufunc) -> Callable[[Any, Any], Any]:
 
 def _fmod(x: Any, y: Any) -> Any:
     """In one fused step, exact where the quotient has no more bits than x; else by C's, which needs one for each."""
+    if x.dtype.kind != "f":
+        rest = np.remainder(x, y)
+        return np.where((rest != 0) & ((x < 0) ^ (y < 0)), rest - y, rest)
     quotient = np.trunc(x / y)
     program, dtype = quotient.program, quotient.dtype
     rest = program.fma(-quotient, y, x)
@@ -203,7 +206,7 @@ _COMPOSED: dict[np.ufunc, tuple[str, Callable[..., Any]]] = {  # for dtypes of t
     np.absolute: ("i", lambda x: np.where(x < 0, -x, x)),
     np.floor_divide: ("fiu", _floor_divide),
     np.remainder: ("fiu", _remainder),
-    np.fmod: ("f", _fmod),
+    np.fmod: ("fiu", _fmod),
     np.invert: ("iub", lambda x: x ^ np.invert(x.dtype.type(0))),
     np.isnan: ("f", lambda x: x != x),
     np.isinf: ("f", lambda x: abs(x) == np.inf),
@@ -215,15 +218,19 @@ _COMPOSED: dict[np.ufunc, tuple[str, Callable[..., Any]]] = {  # for dtypes of t
 }
 
 
+def _to_odd(x: Any, near: Any) -> Any:
+    """float32 ``near``, or if x is between two the one with an odd last bit: rounded to float16, it is so once."""
+    wide, bits = near.astype(np.float64), near.view(np.uint32)
+    toward_zero = bits - (abs(wide) > abs(x)).astype(np.uint32)
+    return np.where(wide == x, bits, toward_zero | 1).view(FLOAT32)
+
+
 class Program:
     """The steps of a function for operands of certain dtypes. Half floats are steps in float32, rounded at the end."""
 
     def __init__(self, function: Callable[..., Any], kinds: tuple[Any, ...]) -> None:
-        self._function, self._given, self._kinds = (
-            function,
-            kinds,
-            [*kinds],
-        )  # a number's becomes the dtype of what it meets
+        # The kind of a number becomes the dtype of what it meets.
+        self._function, self._given, self._kinds = function, kinds, [*kinds]
         numbers = {i for i, kind in enumerate(kinds) if isinstance(kind, type)}
         self._steps: list[ProgramStep] = []
         self._flags = ""
@@ -306,9 +313,8 @@ class Program:
             return x
         if is_half(source) or is_half(dtype):
             if FLOAT32 not in (source, dtype):
-                if (source.char, dtype.char) == ("d", "e"):  # rounded once
-                    raise NoProgramError
-                return self.cast(self.cast(x, FLOAT32), dtype)
+                near = self.cast(x, FLOAT32)
+                return self.cast(_to_odd(x, near) if (source.char, dtype.char) == ("d", "e") else near, dtype)
             if source.kind == "V":
                 return (x.view(np.uint16).astype(np.uint32) << 16).view(FLOAT32)
             if dtype.kind == "V":
@@ -524,3 +530,8 @@ def formulas(family: type, without: tuple[str, ...] = ()) -> dict[str, Callable[
     """The functions of a plain family by name, each as ``formula``; not those named in ``without``."""
     names = [name for name in vars(family) if not name.startswith("_") and name not in without]
     return {name: formula(getattr(family, name)) for name in names}
+
+
+def family_of(plain: type) -> type:
+    """A plain family whose functions are ``formulas``."""
+    return type(plain.__name__, (plain,), {name: staticmethod(f) for name, f in formulas(plain).items()})
