@@ -62,11 +62,11 @@ class ComparisonMethods:
 
     def isposinf(self: Tensor) -> Tensor:
         """Where the value is +inf."""
-        return _is(self, math.inf)
+        return self == math.inf if self.is_floating_point() else self.isnan()
 
     def isneginf(self: Tensor) -> Tensor:
         """Where the value is -inf."""
-        return _is(self, -math.inf)
+        return self == -math.inf if self.is_floating_point() else self.isnan()
 
     def logical_not(self: Tensor) -> Tensor:
         """Where the value is 0."""
@@ -97,7 +97,3 @@ class ComparisonMethods:
     __rxor__ = bitwise_xor
     __lshift__ = bitwise_left_shift
     __rshift__ = bitwise_right_shift
-
-
-def _is(x: Tensor, infinity: float) -> Tensor:
-    return x == infinity if x.is_floating_point() else x.new_zeros(x.shape, dtype=dtypes.bool_)

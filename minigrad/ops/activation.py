@@ -31,7 +31,9 @@ class Softplus(OfFamily):
 
 
 def _tanh_of_softplus(k: Any, x: Any) -> Any:
-    return k.tanh(k.add(k.maximum(x, 0), k.log1p(k.exp(k.neg(k.abs(x))))))
+    e = k.exp(k.minimum(x, 20))  # beyond, the result is 1
+    n = k.mul(e, k.add(e, 2))
+    return k.div(n, k.add(n, 2))
 
 
 @of_formula(lambda k, x: k.mul(x, _tanh_of_softplus(k, x)))

@@ -5,10 +5,6 @@ from typing import Any
 from .linear import OfProducts
 
 
-def _transposed(x: Any) -> Any:
-    return x.swapaxes(-1, -2)
-
-
 class MatMul(OfProducts):
     """C = A B for matrices, batched and broadcast over leading axes;  dA = dC B^T, dB = A^T dC.
 
@@ -29,8 +25,8 @@ class MatMul(OfProducts):
     def backward(self, dc: Any) -> Any:
         a, b, row, column, shape = self.saved
         matmul, dc = self.kernels.matmul.matmul, dc.reshape(shape) if row or column else dc
-        da = _without(matmul(dc, _transposed(b)), row, False) if self.needs[0] else None
-        return da, _without(matmul(_transposed(a), dc), False, column) if self.needs[1] else None
+        da = _without(matmul(dc, b.swapaxes(-1, -2)), row, False) if self.needs[0] else None
+        return da, _without(matmul(a.swapaxes(-1, -2), dc), False, column) if self.needs[1] else None
 
 
 def _without(x: Any, row: bool, column: bool) -> Any:

@@ -73,7 +73,11 @@ class NanToNum(Function):
         return self.kernels.elementwise.nan_to_num(x, nan, posinf, neginf)
 
     def backward(self, dy: Any) -> Any:
-        return self.kernels.elementwise.fused(lambda k, dy, x: k.mul(dy, k.isfinite(x)), dy, self.saved[0])
+        return self.kernels.elementwise.fused(_of_finite, dy, self.saved[0])
+
+
+def _of_finite(k: Any, dy: Any, x: Any) -> Any:
+    return k.mul(dy, k.isfinite(x))
 
 
 def _of_clamped(k: Any, dz: Any, x: Any, low: Any, high: Any) -> Any:

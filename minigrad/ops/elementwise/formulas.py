@@ -86,6 +86,7 @@ class SquaredDistance(OfTensors):
 class DivergenceOfLog(OfTensors):
     """z = y log(y) - y x;  dx = -y dz, dy = (log(y) + 1 - x) dz, with 0 for y log(y) and log(y) + 1 where y = 0."""
 
+    floats = True
     formulas = (
         lambda k, x, y: k.sub(k.mul(y, k.log(_but_zero(k, y, y, 1))), k.mul(y, x)),
         lambda k, dz, x, y: k.neg(k.mul(dz, y)),
