@@ -13,32 +13,22 @@ Each task takes a share of the rows or columns of dx and then of dW, so two thre
 element's sum is divided in another way for more threads (``_depth_block``), so bits do not depend on their number.
 """
 
-from typing import Any
-
-import numpy as np
+import numpy as np  # noqa: I001
 from numba.core import types
 
-from ..plain_kernels import gelu as plain_gelu
+from . import gelu
 from .elementwise import add_into
 from .matmul import FLOATS, NO_BIAS, matmul
 from .reduce import reduce
 from .toolbox import bfloat16_product
-from .toolbox.array_program import as_launches, family_of
+from .toolbox.array_program import as_launches
 from .toolbox.jit import inline
 from .toolbox.product_loops import (
-    DEPTH_BLOCK,
-    DEPTH_BLOCK_TRANSPOSED,
-    THIN_ROWS,
-    division,
-    grid_of,
-    multiply_packed,
-    multiply_thin,
-    workspace,
-)
+    DEPTH_BLOCK, DEPTH_BLOCK_TRANSPOSED, THIN_ROWS, division, grid_of, multiply_packed, multiply_thin, workspace,
+)  # fmt: skip
 from .toolbox.register_tile import TILE_BYTES, TILE_PANELS, TILE_ROWS, advance, cell_of, keep_alive, pointer
 from .toolbox.threads import StageKernel, call_at, task_kernel
 
-gelu: Any = family_of(plain_gelu)
 FAR_WEIGHTS = 1 << 20  # elements; more are in no cache when the next block's sums are added to them
 
 

@@ -3,7 +3,7 @@
 The loops are in ``product_loops.py``. Parallel work is a grid over batch, rows and columns.
 """
 
-import functools
+import functools  # noqa: I001
 import math
 from typing import Any
 
@@ -18,15 +18,9 @@ from .toolbox.jit import inline, kernel
 from .toolbox.multi_tensor import pointer_at
 from .toolbox.numpy_loops import array_at
 from .toolbox.product_loops import (
-    DEPTH_BLOCK,
-    DEPTH_BLOCK_TRANSPOSED,
-    PARALLEL_WORK_THIN,
-    THIN_ROWS,
-    division,
-    multiply_packed,
-    multiply_thin,
+    DEPTH_BLOCK, DEPTH_BLOCK_TRANSPOSED, PARALLEL_WORK_THIN, THIN_ROWS, division, multiply_packed, multiply_thin,
     workspace,
-)
+)  # fmt: skip
 from .toolbox.program_code import ufunc_of_kernel
 from .toolbox.register_tile import TILE_ROWS, advance, aligned_empty, cell_of, first_element, keep_alive, pointer
 from .toolbox.threads import constant, recording, task_kernel

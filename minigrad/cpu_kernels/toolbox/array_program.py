@@ -530,8 +530,3 @@ def formulas(family: type, without: tuple[str, ...] = ()) -> dict[str, Callable[
     """The functions of a plain family by name, each as ``formula``; not those named in ``without``."""
     names = [name for name in vars(family) if not name.startswith("_") and name not in without]
     return {name: formula(getattr(family, name)) for name in names}
-
-
-def family_of(plain: type) -> type:
-    """A plain family whose functions are ``formulas``."""
-    return type(plain.__name__, (plain,), {name: staticmethod(f) for name, f in formulas(plain).items()})

@@ -1,6 +1,6 @@
 """Operations whose result is one of their inputs, element by element; the gradient goes to the one that was taken."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from ...autograd import Function
 from .formulas import OfTensors
@@ -100,4 +100,4 @@ class Clamp(OfTensors):
     dx = dz where low <= x <= high; dlow = dz where x < low < high; dhigh = dz where x > high or low > high.
     """
 
-    formulas = (lambda k, x, low, high: k.clamp(x, low, high), _of_clamped, _of_low, _of_high)
+    formulas: ClassVar = (lambda k, x, low, high: k.clamp(x, low, high), _of_clamped, _of_low, _of_high)
