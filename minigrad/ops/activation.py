@@ -57,14 +57,15 @@ def Selu(k: Any, x: Any, dy: Any) -> Any:
 
 @of_formula(lambda k, x: k.div(x, k.add(k.abs(x), 1)))
 def Softsign(k: Any, x: Any, dy: Any) -> Any:
-    """y = x / (1 + |x|);  dx = dy / (1 + |x|)^2."""
-    return k.div(dy, k.square(k.add(k.abs(x), 1)))
+    """y = x / (1 + |x|);  dx = (1 - sign(x) y) / (1 + |x|) dy."""
+    below = k.add(k.abs(x), 1)
+    return k.sub(k.div(dy, below), k.mul(k.mul(dy, k.div(k.div(x, below), below)), k.sign(x)))
 
 
 @of_formula(lambda k, x: k.sub(x, k.tanh(x)))
 def Tanhshrink(k: Any, x: Any, dy: Any) -> Any:
-    """y = x - tanh(x);  dx = tanh(x)^2 dy."""
-    return k.mul(dy, k.square(k.tanh(x)))
+    """y = x - tanh(x);  dx = dy - (1 - tanh(x)^2) dy."""
+    return k.sub(dy, k.mul(dy, k.sub(1, k.square(k.tanh(x)))))
 
 
 class Glu(FloatFunction):
