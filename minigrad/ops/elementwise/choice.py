@@ -100,4 +100,9 @@ class Clamp(OfTensors):
     dx = dz where low <= x <= high; dlow = dz where x < low < high; dhigh = dz where x > high or low > high.
     """
 
-    formulas: ClassVar = (lambda k, x, low, high: k.clamp(x, low, high), _of_clamped, _of_low, _of_high)
+    formulas: ClassVar[tuple[Any, ...]] = (
+        lambda k, x, low, high: k.clamp(x, low, high),
+        _of_clamped,
+        _of_low,
+        _of_high,
+    )
