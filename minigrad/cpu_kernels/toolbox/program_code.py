@@ -442,6 +442,7 @@ def ufunc_of(code: Code, dtypes: list[np.dtype[Any]]) -> Any:
     return ufunc if numbers[:-1] != bits[:-1] or numbers == bits else with_result
 
 
+@global_compiler_lock  # or two threads make an engine each, and one of them ends
 def ufunc_of_kernel(kernel: Any, dtype: np.dtype[Any], signature: str) -> tuple[Any, np.ndarray]:
     """``kernel(args, n, strides, kind)`` as a generalized ufunc of two operands of this dtype, and words of which the
     second is not 0 after a call that got no memory. NumPy calls it with addresses, as ``PyUFuncGenericFunction``.
