@@ -4,14 +4,15 @@ Division by an integer 0 raises ZeroDivisionError: a flag is copied back, for in
 """
 
 import functools
-import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from minigrad.plain_kernels import elementwise as plain
 
+from . import comparison, trigonometry
 from .platform import memory
 from .platform.array import Array, copy, expand, from_host, may_share_memory
 from .pointwise import rules
@@ -76,8 +77,8 @@ def nan_to_num(x: Array, nan: float, posinf: float | None, neginf: float | None)
 
 
 def fused(expression: Callable[..., Any], *inputs: Any) -> Any:
-    """expression(elementwise, *inputs), a function that lasts; here each step is a launch."""
-    return expression(sys.modules[__name__], *inputs)
+    """expression(k, *inputs) of functions of elements; here each step is a launch."""
+    return expression(_EACH, *inputs)
 
 
 # Into existing arrays, and between dtypes -----------------------------------------------------------------------------
@@ -128,3 +129,7 @@ def _apart(x: Array, y: Any) -> Any:
         return y
     same = x.pointer == y.pointer and x.shape == y.shape and x.strides == y.strides
     return y if same else copy(y)
+
+
+_EACH = SimpleNamespace(**{**vars(trigonometry), **vars(comparison), **globals()})
+"""The functions that ``fused`` gives its expressions."""

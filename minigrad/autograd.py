@@ -186,7 +186,6 @@ class Function(metaclass=FunctionType):
             inputs = mode.autocast.cast(cls.autocast, inputs)
         recording = mode.enabled and cls.differentiable
         arrays: list[Any] = []
-        edges: list[Function | TensorCore | None] = []
         needs: list[bool] = []
         device: Device | None = None
         dtype: Any = None
@@ -202,13 +201,11 @@ class Function(metaclass=FunctionType):
                 elif array.dtype is not dtype:
                     mixed = True
                 if recording and x.requires_grad:
-                    edges.append(x if x.node is None else x.node)
                     needs.append(True)
                     needed = True
                     continue
             else:
                 arrays.append(x)
-            edges.append(None)
             needs.append(False)
         if device is None:
             raise bad_type(f"{cls.__name__}: expected at least one Tensor\n  inputs: {describe(inputs)}")
@@ -219,10 +216,9 @@ class Function(metaclass=FunctionType):
         node.device = device
         node.kernels = kernels = device.native if mode.kernels is None else device.kernels
         node.saved = ()
-        node.edges, node.needs = edges, needs
-        node.half = None
-        if mixed or (dtype is not float32 and dtype is not float64):
-            node.half = prepare(cls, inputs, arrays, dtype, kernels)
+        node.needs = needs
+        usual = not mixed and (dtype is float32 or dtype is float64)
+        node.half = None if usual else (prepare if mixed else _prepared)(cls, inputs, arrays, dtype, kernels)
         try:
             out = node.forward(*arrays, **params) if params else node.forward(*arrays)
         except (ValueError, IndexError, OverflowError, TypeError, AttributeError) as error:
@@ -252,6 +248,7 @@ class Function(metaclass=FunctionType):
         if needed and (out.dtype is float32 or out.dtype.kind in "fV"):  # V: bfloat16
             y.requires_grad = True
             y.node = self
+            self.edges = [(x.node or x) if need else None for x, need in zip(inputs, self.needs)]
             self.order = y._id
             self.out_shape = out.shape
             self.out_dtype = out.dtype
@@ -283,6 +280,22 @@ class Function(metaclass=FunctionType):
 
 def _shares(kernels: Any, view: Any, x: Any) -> Any:
     return view.base is x or view.base is x.base or kernels.may_share_memory(view, x)
+
+
+as_they_are: dict[Any, Any] = {}
+"""By an operation, kernels, the dtype of all arrays and the types of the inputs what ``prepare`` returns, where it
+leaves these as they are."""
+
+
+def _prepared(cls: type[Any], inputs: tuple[Any, ...], arrays: list[Any], dtype: Any, kernels: Any) -> Any:
+    """``prepare`` of arrays of one dtype."""
+    key = cls, kernels, dtype, *map(type, arrays)
+    if key in as_they_are:
+        return as_they_are[key]
+    before, half = [*arrays], prepare(cls, inputs, arrays, dtype, kernels)
+    if all(a is b for a, b in zip(arrays, before)):
+        as_they_are[key] = half
+    return half
 
 
 def prepare(cls: type[Any], inputs: tuple[Any, ...], arrays: list[Any], dtype: Any, kernels: Any) -> Any:

@@ -2,13 +2,16 @@
 
 ``tensordot`` and ``kron`` are written in it. Nothing new is computed here. Operands are taken one after the other; each
 pair becomes one product of (batches of) matrices by permute, reshape and matmul, or an elementwise product if no index
-is summed. So the gradients are those of these operations.
+is summed. So the gradients are those of these operations, and which ones these are is noted down once for an equation
+and shapes.
 """
 
+import functools
 import math
 import re
 from collections.abc import Collection, Sequence
 from string import ascii_letters
+from typing import Any, NamedTuple
 
 from . import dtypes
 from .errors import bad_type, bad_value, check_int
@@ -32,10 +35,37 @@ def einsum(equation: str, *operands: Tensor) -> Tensor:
     if not all(isinstance(x, Tensor) for x in operands):
         kinds = ", ".join(type(x).__name__ for x in operands)
         raise bad_type(f"einsum {equation!r}: operands {kinds}; expected tensors")
-    dtype = dtypes.result_dtype([x.data for x in operands]) if operands else None
-    if dtype is not None and dtypes.is_half(dtype):  # rounded once, whatever the number of products
+    steps = _plan(equation, tuple([x.shape for x in operands]))
+    dtype = dtypes.result_dtype([x.data for x in operands])
+    if (
+        dtypes.is_half(dtype) and len([x for x in steps if x[0] in ("sum", "__matmul__", "__mul__")]) > 1
+    ):  # rounded once
         return einsum(equation, *(x.float() for x in operands)).to(dtype)
-    labels, output = _parse(equation, operands)
+    values = [*operands]
+    for name, slot, args in steps:
+        values.append(getattr(values[slot], name)(*[values[x.slot] if isinstance(x, _Noted) else x for x in args]))
+    return values[-1]
+
+
+class _Noted(NamedTuple):
+    """Stands for a tensor while steps are noted."""
+
+    steps: list[Any]
+    slot: int
+    shape: tuple[int, ...]
+
+    def then(self, name: str, shape: Sequence[int], *args: Any) -> "_Noted":
+        """What a method gives, of this shape."""
+        self.steps.append((name, self.slot, args))
+        return _Noted(self.steps, self.steps[0] + len(self.steps) - 2, tuple(shape))
+
+
+@functools.lru_cache(1024)
+def _plan(equation: str, shapes: tuple[tuple[int, ...], ...]) -> list[tuple[str, int, tuple[Any, ...]]]:
+    """Names of methods, of which operand or result before, and their arguments."""
+    steps: list[Any] = [len(shapes)]
+    operands = [_Noted(steps, i, shape) for i, shape in enumerate(shapes)]
+    labels, output = _parse(equation, shapes)
     sizes: dict[str | int, int] = {}
     for x, found in zip(operands, labels, strict=True):
         for label, n in zip(found, x.shape, strict=True):
@@ -49,22 +79,23 @@ def einsum(equation: str, *operands: Tensor) -> Tensor:
         needed = set(output).union(*(found for _, found in terms[i + 1 :]))
         result, have = _product(result, have, *terms[i], needed)
     result, have = _sum_all_but(result, have, output)
-    return _ordered(result, have, output)
+    _ordered(result, have, output)
+    return steps[1:]
 
 
-def _parse(equation: str, operands: tuple[Tensor, ...]) -> tuple[list[Labels], Labels]:
+def _parse(equation: str, shapes: tuple[tuple[int, ...], ...]) -> tuple[list[Labels], Labels]:
     """The labels of each operand and of the output."""
     left, arrow, right = equation.replace(" ", "").partition("->")
     terms = [TERM.fullmatch(term) for term in left.split(",")]
-    if len(terms) != len(operands):
-        raise bad_value(f"einsum {equation!r}: {len(terms)} terms for {len(operands)} operands; expected tensors")
+    if len(terms) != len(shapes):
+        raise bad_value(f"einsum {equation!r}: {len(terms)} terms for {len(shapes)} operands; expected tensors")
     labels: list[Labels] = []
-    for text, term, x in zip(left.split(","), terms, operands, strict=True):
+    for text, term, shape in zip(left.split(","), terms, shapes, strict=True):
         if term is None:
             raise bad_value(f"einsum {equation!r}: {text!r} is not of letters and '...'; '->' stands before the output")
-        hidden = x.ndim - len(term[1]) - len(term[3])
+        hidden = len(shape) - len(term[1]) - len(term[3])
         if hidden < 0 or (hidden and not term[2]):
-            raise bad_value(f"einsum {equation!r}: operand {len(labels)} is {x.shape}; a dimension needs a letter")
+            raise bad_value(f"einsum {equation!r}: operand {len(labels)} is {shape}; a dimension needs a letter")
         labels.append([*term[1], *range(-hidden, 0), *term[3]])
     every = [label for found in labels for label in found]
     hidden = max((-label for label in every if isinstance(label, int)), default=0)
@@ -77,7 +108,7 @@ def _parse(equation: str, operands: tuple[Tensor, ...]) -> tuple[list[Labels], L
     return labels, [*term[1], *(range(-hidden, 0) if term[2] else ()), *term[3]]
 
 
-def _plain(x: Tensor, labels: Labels, sizes: dict[str | int, int]) -> tuple[Tensor, Labels]:
+def _plain(x: _Noted, labels: Labels, sizes: dict[str | int, int]) -> tuple[_Noted, Labels]:
     """The operand with diagonals instead of repeated labels, and without dimensions of size 1 that broadcast."""
     labels = list(labels)
     for label in dict.fromkeys(labels):
@@ -86,20 +117,22 @@ def _plain(x: Tensor, labels: Labels, sizes: dict[str | int, int]) -> tuple[Tens
             j = labels.index(label, i + 1)
             if x.shape[i] != x.shape[j]:
                 raise bad_value(f"einsum: {label!r} occurs twice in an operand, with sizes {x.shape[i]}, {x.shape[j]}")
-            x = x.diagonal(0, i, j)
+            shape = [n for k, n in enumerate(x.shape) if k not in (i, j)]
+            x = x.then("diagonal", [*shape, x.shape[i]], 0, i, j)
             labels = [*labels[:i], *labels[i + 1 : j], *labels[j + 1 :], label]
     kept = [i for i, label in enumerate(labels) if x.shape[i] == sizes[label]]
     if len(kept) < len(labels):
-        x = x.reshape([x.shape[i] for i in kept])
+        x = _shaped(x, [x.shape[i] for i in kept])
     return x, [labels[i] for i in kept]
 
 
-def _sum_all_but(x: Tensor, labels: Labels, kept: Collection[str | int]) -> tuple[Tensor, Labels]:
+def _sum_all_but(x: _Noted, labels: Labels, kept: Collection[str | int]) -> tuple[_Noted, Labels]:
     dims = tuple(i for i, label in enumerate(labels) if label not in kept)
-    return (x.sum(dims) if dims else x), [label for label in labels if label in kept]
+    shape = [n for i, n in enumerate(x.shape) if i not in dims]
+    return (x.then("sum", shape, dims) if dims else x), [label for label in labels if label in kept]
 
 
-def _product(a: Tensor, a_labels: Labels, b: Tensor, b_labels: Labels, kept: set[str | int]) -> tuple[Tensor, Labels]:
+def _product(a: _Noted, a_labels: Labels, b: _Noted, b_labels: Labels, kept: set[str | int]) -> tuple[_Noted, Labels]:
     """The product of two operands, summed over what is not kept; its labels are in an order of its own."""
     a, a_labels = _sum_all_but(a, a_labels, kept.union(b_labels))
     b, b_labels = _sum_all_but(b, b_labels, kept.union(a_labels))
@@ -111,21 +144,23 @@ def _product(a: Tensor, a_labels: Labels, b: Tensor, b_labels: Labels, kept: set
     outer = a.shape[: len(batch) + len(rows)]
     shape = (*outer, *b.shape[len(shared) :])
     if not inner:
-        b = b.reshape(*b.shape[: len(batch)], *(1,) * len(rows), *b.shape[len(batch) :])
-        return a.reshape(*outer, *(1,) * len(columns)) * b, [*batch, *rows, *columns]
+        b = _shaped(b, (*b.shape[: len(batch)], *(1,) * len(rows), *b.shape[len(batch) :]))
+        return _shaped(a, (*outer, *(1,) * len(columns))).then("__mul__", shape, b), [*batch, *rows, *columns]
     k = math.prod(b.shape[len(batch) : len(shared)])
     batches = (math.prod(outer[: len(batch)]),) if batch else ()
     left = _shaped(a, (*batches, math.prod(outer[len(batch) :]), k))
     right = _shaped(b, (*batches, k, math.prod(shape[len(outer) :])))
-    return _shaped(left @ right, shape), [*batch, *rows, *columns]
+    product = left.then("__matmul__", (*left.shape[:-1], right.shape[-1]), right)
+    return _shaped(product, shape), [*batch, *rows, *columns]
 
 
-def _ordered(x: Tensor, have: Labels, wanted: Labels) -> Tensor:
-    return x if have == wanted else x.permute(tuple(have.index(label) for label in wanted))
+def _ordered(x: _Noted, have: Labels, wanted: Labels) -> _Noted:
+    order = tuple(have.index(label) for label in wanted)
+    return x if have == wanted else x.then("permute", [x.shape[i] for i in order], order)
 
 
-def _shaped(x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    return x if x.shape == shape else x.reshape(shape)
+def _shaped(x: _Noted, shape: Sequence[int]) -> _Noted:
+    return x if x.shape == tuple(shape) else x.then("reshape", shape, tuple(shape))
 
 
 def kron(input: Tensor, other: Tensor) -> Tensor:

@@ -44,6 +44,7 @@ def _dividing(name: str, ufunc: np.ufunc) -> Any:
 
 floor_div: Any = _dividing("floor_div", np.floor_divide)
 remainder: Any = _dividing("remainder", np.remainder)
+fmod: Any = _dividing("fmod", np.fmod)
 _power = formula(plain.pow)
 _even_power = formula(quiet(lambda x, n: np.power(np.abs(x), n)))
 _odd_power = formula(quiet(lambda x, n: np.copysign(np.power(np.abs(x), n), x)))

@@ -3,7 +3,9 @@
 The loops are in ``product_loops.py``. Parallel work is a grid over batch, rows and columns.
 """
 
+import functools
 import math
+from typing import Any
 
 import numba
 import numpy as np
@@ -12,17 +14,38 @@ from ..plain_kernels.transformer import check_shapes
 from .elementwise import cast, mul
 from .toolbox import bfloat16_product
 from .toolbox.array_program import as_launches
+from .toolbox.jit import inline, kernel
+from .toolbox.multi_tensor import pointer_at
+from .toolbox.numpy_loops import array_at
 from .toolbox.product_loops import (
     DEPTH_BLOCK,
     DEPTH_BLOCK_TRANSPOSED,
+    PARALLEL_WORK_THIN,
     THIN_ROWS,
     division,
     multiply_packed,
     multiply_thin,
     workspace,
-)
-from .toolbox.register_tile import TILE_ROWS, advance, cell_of, first_element, keep_alive, pointer
-from .toolbox.threads import constant, task_kernel
+)  # fmt: skip
+from .toolbox.program_code import ufunc_of_kernel
+from .toolbox.register_tile import TILE_ROWS, advance, aligned_empty, cell_of, first_element, keep_alive, pointer
+from .toolbox.threads import constant, recording, task_kernel
+
+
+@inline
+def _multiply_one(
+    thin, a, a_row, a_column, b, b_row, b_column, bias, has_bias, y, y_row, y_column, rows, columns, depth,
+    small, packed_a, packed_b,
+):  # fmt: skip
+    if thin:
+        multiply_thin(
+            a, a_row, b, b_row, b_column, bias, has_bias, y, y_row, y_column, rows, columns, depth, small,
+        )  # fmt: skip
+    else:
+        multiply_packed(
+            a, a_row, a_column, b, b_row, b_column, bias, has_bias, y, y_row, rows, columns, depth,
+            DEPTH_BLOCK if a_column == 1 else DEPTH_BLOCK_TRANSPOSED, packed_a, packed_b, small, y, False,
+        )  # fmt: skip
 
 
 @task_kernel
@@ -44,24 +67,51 @@ def _multiply_cells(task, tasks, a, b, bias, has_bias, y, a_offsets, b_offsets, 
         b_cell = advance(pointer(b), b_offsets[batch] + j * b_column)
         y_cell = advance(pointer(y), batch * rows * columns + i * y_row + j * y_column)
         bias_cell = advance(pointer(bias), j)
-        if thin:
-            multiply_thin(
-                a_cell, a_row, b_cell, b_row, b_column, bias_cell, has_bias, y_cell, y_row, y_column,
-                height, width, depth, small,
-            )  # fmt: skip
-        else:
-            longest = DEPTH_BLOCK if a_column == 1 else DEPTH_BLOCK_TRANSPOSED
-            multiply_packed(
-                a_cell, a_row, a_column, b_cell, b_row, b_column, bias_cell, has_bias, y_cell, y_row,
-                height, width, depth, longest, packed_a, packed_b, small, y_cell, False,
-            )  # fmt: skip
+        _multiply_one(
+            thin, a_cell, a_row, a_column, b_cell, b_row, b_column, bias_cell, has_bias, y_cell, y_row, y_column,
+            height, width, depth, small, packed_a, packed_b,
+        )  # fmt: skip
     keep_alive((small, packed_a, packed_b))
+
+
+@kernel
+def _multiply_few(args, n, strides, kind):
+    """Products of small matrices, as NumPy calls the loop of a generalized ufunc: addresses, sizes, strides."""
+    at, steps, (batch, rows, depth, columns) = (
+        array_at(args, 3, np.int64),
+        array_at(strides, 9, np.int64),
+        array_at(n, 4, np.int64),
+    )
+    like = array_at(at[2], 1, kind)
+    first, second, a_step, b_step = at[0], at[1], steps[0], steps[1]
+    a_row, a_column, b_row, b_column, y_row, y_column = steps[3:] // like.itemsize
+    if columns <= THIN_ROWS < rows and 1 in (a_row, a_column):
+        first, second, a_step, b_step, rows, columns = second, first, b_step, a_step, columns, rows
+        a_row, a_column, b_row, b_column = b_column, b_row, a_column, a_row
+        y_row, y_column = y_column, y_row
+    thin = rows <= THIN_ROWS and 1 in (b_row, b_column)
+    _, small, packed_a, packed_b = workspace(0 if thin else depth, columns, rows, like)
+    few = aligned_empty(rows * depth if thin and a_column != 1 else 0, like)
+    for i in range(batch):
+        a, b, y = first + i * a_step, second + i * b_step, at[2] + i * steps[2]
+        a, b, y = pointer_at(a, like), pointer_at(b, like), pointer_at(y, like)
+        if len(few):
+            for row in range(rows):
+                for k in range(depth):
+                    few[row * depth + k] = a[row * a_row + k * a_column]
+            a = pointer(few)
+        _multiply_one(
+            thin, a, depth if len(few) else a_row, a_column, b, b_row, b_column, y, False, y, y_row, y_column,
+            rows, columns, depth, small, packed_a, packed_b,
+        )  # fmt: skip
+    keep_alive((small, packed_a, packed_b, few))
 
 
 # ---------------------------------------------------------------- launchers
 
 FLOATS, WHOLE = (np.dtype(np.float32), np.dtype(np.float64)), np.dtype(np.int64)
-NO_BIAS = {dtype.char: np.zeros(1, dtype) for dtype in (*FLOATS, WHOLE)}
+KNOWN = (*FLOATS, WHOLE)
+NO_BIAS = {dtype.char: np.zeros(1, dtype) for dtype in KNOWN}
 SINGLE = np.zeros(1, np.int64)  # the offsets of a batch of one
 
 
@@ -80,8 +130,8 @@ def matmul(a: np.ndarray, b: np.ndarray, bias: np.ndarray | None = None) -> np.n
     Raises ValueError if the shapes do not fit.
     """
     check_shapes(a, b, bias)
-    whole, narrow = a.dtype.kind in "iu", a.dtype
-    if b.dtype == narrow != WHOLE and (whole or supports_half(a)):
+    narrow, whole = a.dtype, a.dtype.kind in "iu"
+    if narrow not in KNOWN and b.dtype == narrow and (whole or supports_half(a)):
         convert, wide = as_launches(cast), WHOLE if whole else FLOATS[0]
         a, b, bias = convert(a, wide), convert(b, wide), None if bias is None else convert(bias, wide)
         return convert(_product(a, b, bias, True), narrow)
@@ -91,7 +141,7 @@ def matmul(a: np.ndarray, b: np.ndarray, bias: np.ndarray | None = None) -> np.n
 def _product(a: np.ndarray, b: np.ndarray, bias: np.ndarray | None, rounded: bool) -> np.ndarray:
     """``matmul``, of float32 operands that may be rounded to bfloat16."""
     dtype = a.dtype
-    if dtype not in (*FLOATS, WHOLE) or b.dtype != dtype:
+    if dtype not in KNOWN or b.dtype != dtype:
         y = np.matmul(a, b)
         return y if bias is None else y + bias
     if a.ndim > 2 and b.ndim == 2 and a.flags.c_contiguous:  # one matrix for all rows: no batch at all
@@ -102,9 +152,17 @@ def _product(a: np.ndarray, b: np.ndarray, bias: np.ndarray | None, rounded: boo
         return np.ascontiguousarray(as_launches(mul)(a, b))
     shape: tuple[int, ...] = (*a.shape[:-1], b.shape[-1])
     if b.ndim > 2:
-        shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
+        batch = a.shape[:-2] if a.shape[:-2] == b.shape[:-2] else np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        shape = (*batch, a.shape[-2], b.shape[-1])
     y = np.empty(shape, dtype)
-    if y.size == 0 or a.shape[-1] == 0:
+    few = 0 < y.size * a.shape[-1] < PARALLEL_WORK_THIN and bias is None and recording.launches is None
+    if few and not (rounded and min(shape[-2:]) > THIN_ROWS) and not numba.config.DISABLE_JIT:
+        multiply, failed = _of_few(dtype)
+        multiply(a, b, y)
+        if failed[1]:
+            failed[1] = 0
+            raise MemoryError("no memory for a product's workspace")
+    elif y.size == 0 or a.shape[-1] == 0:
         y[...] = 0 if bias is None else bias
     elif shape[-1] <= THIN_ROWS < shape[-2] and a.itemsize in a.strides[-2:]:
         # Few columns are few rows of the transposed product.
@@ -114,6 +172,11 @@ def _product(a: np.ndarray, b: np.ndarray, bias: np.ndarray | None, rounded: boo
     else:
         _multiply(a, b, bias, y, rounded)
     return y
+
+
+@functools.cache
+def _of_few(dtype: np.dtype) -> Any:
+    return ufunc_of_kernel(_multiply_few, dtype, "(m,k),(k,n)->(m,n)")
 
 
 def supports_half(x: np.ndarray) -> bool:
@@ -138,11 +201,7 @@ def _multiply(a: np.ndarray, b: np.ndarray, bias: np.ndarray | None, y: np.ndarr
     a_offsets, b_offsets = _batch_offsets(a, y.shape[:-2]), _batch_offsets(b, y.shape[:-2])
     batch = len(a_offsets)
     has_bias = bias is not None
-    bias = (
-        np.ascontiguousarray(bias, y.dtype)
-        if has_bias
-        else NO_BIAS[y.dtype.char if y.dtype.kind == "f" else WHOLE.char]
-    )
+    bias = NO_BIAS.get(y.dtype.char, NO_BIAS[WHOLE.char]) if bias is None else np.ascontiguousarray(bias, y.dtype)
     grid, count = division(batch, rows, columns, item, batch * rows * columns * depth, thin)
     tasks = min(count, batch * grid[0] * grid[1])
     arguments = (
@@ -159,9 +218,6 @@ def _batch_offsets(x: np.ndarray, batch: tuple[int, ...]) -> np.ndarray:
     """The offsets, in elements, of the matrices of ``x`` broadcast to the leading dimensions ``batch``."""
     if not batch:
         return SINGLE
-    leading = x.ndim - 2
-    offsets = SINGLE
-    for axis, size in zip(range(leading - len(batch), leading), batch, strict=True):
-        stride = x.strides[axis] // x.itemsize if axis >= 0 and x.shape[axis] > 1 else 0
-        offsets = np.add.outer(offsets, np.arange(size) * stride).reshape(-1)
-    return constant(offsets)
+    steps = np.broadcast_to(x, (*batch, *x.shape[-2:])).strides
+    rows = [np.arange(n) * (step // x.itemsize) for n, step in zip(batch, steps)]
+    return constant(functools.reduce(np.add.outer, rows).reshape(-1))

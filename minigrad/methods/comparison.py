@@ -5,11 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-
 from .. import dtypes
 from ..autograd import TensorCore
-from ..errors import bad_type
 from ..ops import comparison
 from .math import combine, of_each, of_two
 
@@ -28,14 +25,8 @@ class ComparisonMethods:
     def __ne__(self: Tensor, other: Any) -> Tensor:  # type: ignore[override]  # elementwise, as in NumPy and PyTorch
         return NotImplemented if other is None else combine(comparison.Ne, self, self._operand(other))
 
-    def eq(self: Tensor, other: Operand) -> Tensor:
-        """self == other, elementwise."""
-        return self == other
-
-    def ne(self: Tensor, other: Operand) -> Tensor:
-        """self != other, elementwise."""
-        return self != other
-
+    eq: Final = of_two(comparison.Eq, "eq", "self == other, elementwise.")
+    ne: Final = of_two(comparison.Ne, "ne", "self != other, elementwise.")
     lt: Final = of_two(comparison.Lt, "lt", "self < other, elementwise.")
     le: Final = of_two(comparison.Le, "le", "self <= other, elementwise.")
     gt: Final = of_two(comparison.Gt, "gt", "self > other, elementwise.")
@@ -71,11 +62,11 @@ class ComparisonMethods:
 
     def isposinf(self: Tensor) -> Tensor:
         """Where the value is +inf."""
-        return self == math.inf
+        return self == math.inf if self.is_floating_point() else self.isnan()
 
     def isneginf(self: Tensor) -> Tensor:
         """Where the value is -inf."""
-        return self == -math.inf
+        return self == -math.inf if self.is_floating_point() else self.isnan()
 
     def logical_not(self: Tensor) -> Tensor:
         """Where the value is 0."""
@@ -87,33 +78,15 @@ class ComparisonMethods:
 
     def bitwise_not(self: Tensor) -> Tensor:
         """~self, of integers or bool."""
-        return comparison.BitwiseNot.apply(_bits("~", self))
+        return comparison.BitwiseNot.apply(self)
 
-    def bitwise_and(self: Tensor, other: Operand) -> Tensor:
-        """self & other, of integers or bool."""
-        return comparison.BitwiseAnd.apply(_bits("&", self), _bits("&", self._operand(other)))
-
-    def bitwise_or(self: Tensor, other: Operand) -> Tensor:
-        """self | other, of integers or bool."""
-        return comparison.BitwiseOr.apply(_bits("|", self), _bits("|", self._operand(other)))
-
-    def bitwise_xor(self: Tensor, other: Operand) -> Tensor:
-        """self ^ other, of integers or bool."""
-        return comparison.BitwiseXor.apply(_bits("^", self), _bits("^", self._operand(other)))
-
-    def bitwise_left_shift(self: Tensor, other: Operand) -> Tensor:
-        """self << other, of integers."""
-        return comparison.LeftShift.apply(_bits("<<", self), _bits("<<", self._operand(other)))
-
-    def bitwise_right_shift(self: Tensor, other: Operand) -> Tensor:
-        """self >> other, of integers; keeps the sign."""
-        return comparison.RightShift.apply(_bits(">>", self), _bits(">>", self._operand(other)))
-
-    def __rlshift__(self: Tensor, other: Operand) -> Tensor:
-        return comparison.LeftShift.apply(_bits("<<", self._operand(other)), _bits("<<", self))
-
-    def __rrshift__(self: Tensor, other: Operand) -> Tensor:
-        return comparison.RightShift.apply(_bits(">>", self._operand(other)), _bits(">>", self))
+    bitwise_and: Final = of_two(comparison.BitwiseAnd, "bitwise_and", "self & other, of integers or bool.")
+    bitwise_or: Final = of_two(comparison.BitwiseOr, "bitwise_or", "self | other, of integers or bool.")
+    bitwise_xor: Final = of_two(comparison.BitwiseXor, "bitwise_xor", "self ^ other, of integers or bool.")
+    bitwise_left_shift: Final = of_two(comparison.LeftShift, "bitwise_left_shift", "self << other, of integers.")
+    bitwise_right_shift: Final = of_two(comparison.RightShift, "bitwise_right_shift", "self >> other, with its sign.")
+    __rlshift__: Final = of_two(comparison.LeftShift, "__rlshift__")
+    __rrshift__: Final = of_two(comparison.RightShift, "__rrshift__")
 
     __invert__ = bitwise_not
     __and__ = bitwise_and
@@ -124,10 +97,3 @@ class ComparisonMethods:
     __rxor__ = bitwise_xor
     __lshift__ = bitwise_left_shift
     __rshift__ = bitwise_right_shift
-
-
-def _bits(name: str, x: Tensor | float) -> Tensor | float:
-    dtype = x.dtype if isinstance(x, TensorCore) else np.asarray(x).dtype
-    if dtypes.is_floating(dtype):
-        raise bad_type(f"{name} is for integers and bool, not {dtype}; compare first (x > 0), or convert with .long()")
-    return x

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from .. import capturing, dtypes
-from ..autograd import Function, TensorCore, Version, prepare
-from ..device import CPU
+from ..autograd import Function, TensorCore, Version, as_they_are, prepare
 from ..dtypes import float32, float64
 from ..errors import bad_type, bad_value, check_choice, user_line
 from ..grad_store import next_id
@@ -26,23 +25,17 @@ if TYPE_CHECKING:
 _new: Callable[..., Any] = object.__new__
 
 
-_as_they_are: dict[Any, bool] = {}
-
-
-def _unchanged(op: type[Function], x: TensorCore, y: Any) -> bool:
-    """Whether ``op.apply`` gives ``forward`` arrays like these, on the CPU, as they are, and leaves the result."""
-    key = op, x.data.dtype, type(y)
-    if key not in _as_they_are:
-        _as_they_are[key] = takes_as_they_are(op, x, *(() if y is None else (y,)))
-    return _as_they_are[key]
-
-
 def takes_as_they_are(op: type[Function], *inputs: Any) -> bool:
-    """The same of tensors and numbers, for arrays and numbers."""
+    """Whether ``op.apply`` gives ``forward`` the arrays of these tensors, and numbers, as they are; and so the result."""
     given = [x.data if isinstance(x, TensorCore) else x for x in inputs]
     kernels, arrays = inputs[0].device.native, [*given]
     rounded = prepare(op, inputs, arrays, given[0].dtype, kernels)
     return rounded is None and all(a is b for a, b in zip(arrays, given))
+
+
+def _kinds(op: type[Function], x: TensorCore, y: Any) -> tuple[Any, ...]:
+    kinds = op, x.device.native, x.data.dtype, type(x.data)
+    return kinds if y is None else (*kinds, type(y.data if isinstance(y, TensorCore) else y))
 
 
 def combine(op: type[Function], x: TensorCore, y: Any = None, **options: Any) -> Tensor:
@@ -54,7 +47,7 @@ def combine(op: type[Function], x: TensorCore, y: Any = None, **options: Any) ->
     if not isinstance(x, TensorCore):
         return op.apply(x, **options) if y is None else op.apply(x, y)  # which refuses it, unless y is a tensor
     a, dtype, device, mode, two = x.data, x.data.dtype, x.device, of_thread.mode, isinstance(y, TensorCore)
-    usual = dtype is float32 or dtype is float64 or (device is CPU and _unchanged(op, x, y))
+    usual = dtype is float32 or dtype is float64 or as_they_are.get(_kinds(op, x, y), 0) is None
     if not usual or mode.autocast is not None or mode.kernels is not None or (
         two and (y.data.dtype is not dtype or y.device is not device)
     ):  # fmt: skip
@@ -100,7 +93,7 @@ def of_each(op: type[Function], doc: str) -> Callable[[Tensor], Tensor]:
     """The method that applies an operation of one tensor; it has the operation's name, in small letters."""
 
     def method(self: Tensor) -> Tensor:
-        return combine(op, self)
+        return op.apply(self)
 
     return _named(method, op, op.__name__.lower(), doc)
 
@@ -219,7 +212,7 @@ class MathMethods:
 
     def square(self: Tensor) -> Tensor:
         """self * self; of bool in int64."""
-        return combine(elementwise.Square, self.long() if self.data.dtype == dtypes.bool_ else self)
+        return elementwise.Square.apply(self.long() if self.data.dtype == dtypes.bool_ else self)
 
     reciprocal: Final = of_each(elementwise.Reciprocal, "1 / self.")
     sin: Final = of_each(elementwise.Sin, "Sine.")
@@ -241,7 +234,7 @@ class MathMethods:
 
     def sign(self: Tensor) -> Tensor:
         """-1, 0 or 1."""
-        return self.clone() if self.data.dtype == dtypes.bool_ else combine(elementwise.Sign, self)
+        return self.clone() if self.data.dtype == dtypes.bool_ else elementwise.Sign.apply(self)
 
     floor: Final = of_each(elementwise.Floor, "Largest integer not above.")
     ceil: Final = of_each(elementwise.Ceil, "Smallest integer not below.")
@@ -249,7 +242,7 @@ class MathMethods:
     def round(self: Tensor, *, decimals: int = 0) -> Tensor:
         """Nearest integer (or number of so many ``decimals``), halves to even."""
         scale = 10.0**decimals
-        return (self * scale).round() / scale if decimals else combine(elementwise.Round, self)
+        return (self * scale).round() / scale if decimals else elementwise.Round.apply(self)
 
     def __round__(self: Tensor, decimals: int | None = None) -> Tensor:
         return self.round(decimals=decimals or 0)

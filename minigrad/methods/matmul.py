@@ -68,14 +68,11 @@ def _matmul(a: Tensor | float, b: Tensor | float) -> Tensor:
         raise bad_type("@ of a tensor and a number; use * to scale a tensor")
     if not a.ndim or not b.ndim:
         raise bad_value(f"@ of shapes {a.shape} and {b.shape}: a 0-d tensor has no matrix product; use *")
-    y = matmul.MatMul.apply(a.unsqueeze(0) if a.ndim == 1 else a, b.unsqueeze(1) if b.ndim == 1 else b)
-    if a.ndim == 1:
-        y = y.squeeze(-2)
-    return y.squeeze(-1) if b.ndim == 1 else y
+    return matmul.MatMul.apply(a, b)
 
 
 def _added(name: str, x: Tensor, product: Tensor, beta: float, alpha: float) -> Tensor:
-    if shapes.broadcast(x.shape, product.shape) != product.shape:
+    if x.shape != product.shape and shapes.broadcast(x.shape, product.shape) != product.shape:
         raise bad_value(f"{name}: shape {x.shape} does not broadcast to the product's, {product.shape}")
     (x,) = cast_inputs("half", x)
     return product * alpha if beta == 0 else (x if beta == 1 else x * beta).add(product, alpha=alpha)

@@ -15,7 +15,6 @@ from ..creation import cat, one_hot as one_hot, where
 from ..dtypes import bool_, finfo, float32, int64, is_floating, is_half
 from ..errors import bad_index, bad_state, bad_type, bad_value, check_choice, expect
 from ..functions import log_softmax as log_softmax, relu as relu, sigmoid as sigmoid, softmax as softmax, tanh as tanh
-from ..methods.math import combine
 from ..mixed_precision import autocast_to_float32, in_float32
 from ..modes import cast_inputs, is_autocast_enabled, no_grad
 from ..ops import (
@@ -48,7 +47,7 @@ def gelu(x: Tensor, approximate: str = "none") -> Tensor:
 
 def silu(x: Tensor) -> Tensor:
     """x sigmoid(x)."""
-    return combine(elementwise.Silu, x)
+    return elementwise.Silu.apply(x)
 
 
 def leaky_relu(x: Tensor, negative_slope: float = 0.01) -> Tensor:
@@ -61,15 +60,14 @@ def elu(x: Tensor, alpha: float = 1.0) -> Tensor:
     return activation.Elu.apply(x, alpha=alpha)
 
 
-@in_float32
 def selu(x: Tensor) -> Tensor:
     """``elu`` with the alpha and the scale that keep mean 0 and variance 1 (Klambauer et al. 2017)."""
-    return elu(floating("selu", x), 1.6732632423543772) * 1.0507009873554805
+    return activation.Selu.apply(floating("selu", x))
 
 
 def mish(x: Tensor) -> Tensor:
     """x tanh(softplus(x)) (Misra 2019)."""
-    return combine(activation.Mish, floating("mish", x))
+    return activation.Mish.apply(floating("mish", x))
 
 
 def hardtanh(x: Tensor, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
@@ -89,7 +87,7 @@ def hardsigmoid(x: Tensor) -> Tensor:
 
 def hardswish(x: Tensor) -> Tensor:
     """x hardsigmoid(x)."""
-    return combine(activation.Hardswish, floating("hardswish", x))
+    return activation.Hardswish.apply(floating("hardswish", x))
 
 
 def glu(x: Tensor, dim: int = -1) -> Tensor:
@@ -97,20 +95,17 @@ def glu(x: Tensor, dim: int = -1) -> Tensor:
     at = shapes.normalize_dim(dim, floating("glu", x).ndim)
     if not x.ndim or x.shape[at] % 2:
         raise bad_value(f"glu of shape {x.shape}: expected an even size of dim {dim}, which is halved")
-    half = x.shape[at] // 2
-    return elementwise.Gate.apply(x.narrow(at, 0, half), x.narrow(at, half, half))
+    return activation.Glu.apply(x, axis=at)
 
 
-@in_float32
 def softsign(x: Tensor) -> Tensor:
     """x / (1 + |x|)."""
-    return x / (x.abs() + 1)
+    return activation.Softsign.apply(x)
 
 
-@in_float32
 def tanhshrink(x: Tensor) -> Tensor:
     """x - tanh(x)."""
-    return x - x.tanh()
+    return activation.Tanhshrink.apply(x)
 
 
 def softplus(x: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
@@ -120,7 +115,7 @@ def softplus(x: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
 
 def logsigmoid(x: Tensor) -> Tensor:
     """log(sigmoid(x)), computed without overflow."""
-    return combine(log_sigmoid_ops.LogSigmoid, floating("logsigmoid", x))
+    return log_sigmoid_ops.LogSigmoid.apply(floating("logsigmoid", x))
 
 
 def pad(x: Tensor, pad: Sequence[int], mode: str = "constant", value: float = 0.0) -> Tensor:

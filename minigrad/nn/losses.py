@@ -7,7 +7,7 @@ from ..dtypes import float32, float64, int64
 from ..errors import bad_index, bad_type, bad_value, check_choice, expect
 from ..mixed_precision import autocast_to_float32
 from ..modes import cast_inputs, current_graph
-from ..ops import cross_entropy as cross_entropy_ops, elementwise, indexing, linear as linear_ops, log_sigmoid
+from ..ops import cross_entropy as cross_entropy_ops, elementwise, indexing, linear as linear_ops
 from ..ops.linear_cross_entropy import LinearCrossEntropy
 from ..tensor import Tensor, check_tensor, floating, in_dtype_of
 
@@ -22,13 +22,9 @@ def _reduced(losses: Tensor, reduction: str) -> Tensor:
 
 @autocast_to_float32
 def cross_entropy(
-    input: Tensor,
-    target: Tensor,
-    weight: Weight = None,
-    ignore_index: int = -100,
-    reduction: str = "mean",
+    input: Tensor, target: Tensor, weight: Weight = None, ignore_index: int = -100, reduction: str = "mean",
     label_smoothing: float = 0.0,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """-log softmax(input)[target]: input (N, C) or (C,) or (N, C, d1, ...), target of class indices (N, d1, ...).
 
     A floating target of the input's shape holds a probability of each class: -sum(target * log softmax(input)).
@@ -195,7 +191,7 @@ def huber_loss(input: Tensor, target: Tensor, reduction: str = "mean", delta: fl
     """(input - target)^2 / 2 up to a distance of ``delta`` > 0, and from there on straight, of equal shapes."""
     _check_pair("huber_loss", input, target, reduction)
     expect(delta > 0, "huber_loss: delta", delta, "a number above 0")
-    return _reduced(elementwise.Huber.apply(input, target, delta=delta), reduction)
+    return _reduced(elementwise.Huber.apply(input, target, float(delta)), reduction)
 
 
 @autocast_to_float32
@@ -236,7 +232,7 @@ def binary_cross_entropy_with_logits(
     if not (input.is_floating_point() and target.is_floating_point()):
         raise bad_type(f"{name} expects floating tensors, not {input.dtype} and {target.dtype}; convert with .float()")
     positive = target if pos_weight is None else target * pos_weight
-    losses = -(positive * log_sigmoid.LogSigmoid.apply(input) + (1 - target) * log_sigmoid.LogSigmoid.apply(-input))
+    losses = elementwise.BinaryCrossEntropyOfLogits.apply(input, positive, target)
     return _reduced(losses if weight is None else losses * weight, reduction)
 
 
@@ -251,8 +247,7 @@ def kl_div(input: Tensor, target: Tensor, reduction: str = "mean", log_target: b
     if log_target:
         losses = target.exp() * (target - input)
     else:
-        log = target.masked_fill(target == 0, 1.0).log()  # 0 log 0 = 0
-        losses = target * log - target * input
+        losses = elementwise.DivergenceOfLog.apply(input, target)
     if reduction == "batchmean":
         return losses.sum() / (input.shape[0] if input.ndim else 1)
     return _reduced(losses, reduction)

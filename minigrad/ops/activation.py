@@ -3,7 +3,7 @@
 from operator import attrgetter
 from typing import Any
 
-from .elementwise import Clamp, FloatFunction, OfFamily
+from .elementwise import Clamp, FloatFunction, OfFamily, of_formula
 
 
 class LeakyRelu(OfFamily):
@@ -30,35 +30,74 @@ class Softplus(OfFamily):
     value, derivative = attrgetter("activation.softplus"), attrgetter("activation.softplus_backward")
 
 
-class Mish(FloatFunction):
+def _tanh_of_softplus(k: Any, x: Any) -> Any:
+    e = k.exp(k.minimum(x, 20))  # beyond, the result is 1
+    n = k.mul(e, k.add(e, 2))
+    return k.div(n, k.add(n, 2))
+
+
+@of_formula(lambda k, x: k.mul(x, _tanh_of_softplus(k, x)))
+def Mish(k: Any, x: Any, dy: Any) -> Any:
     """y = x t, t = tanh(log(1 + e^x));  dx = (t + x (1 - t^2) / (1 + e^-x)) dy.
 
     Source: Misra, "Mish: A self regularized non-monotonic activation function" (2019).
     """
+    t = _tanh_of_softplus(k, x)
+    return k.mul(dy, k.add(t, k.mul(k.mul(x, k.sigmoid(x)), k.sub(1, k.square(t)))))
 
-    half_kernels = None
 
-    def forward(self, x: Any) -> Any:
-        t = self.kernels.elementwise.tanh(self.kernels.activation.softplus(x, 1.0, 20.0))
-        self.saved = (x, t)
-        with self.kernels.quiet():  # -inf gives NaN
-            return self.kernels.elementwise.mul(x, t)
+ALPHA, SCALE = 1.6732632423543772, 1.0507009873554805
+
+
+@of_formula(lambda k, x: k.mul(k.where(k.gt(x, 0), x, k.mul(k.expm1(k.minimum(x, 0)), ALPHA)), SCALE))
+def Selu(k: Any, x: Any, dy: Any) -> Any:
+    """y = s x where x > 0, else s a (e^x - 1);  dx = s dy, or s a e^x dy (Klambauer et al. 2017)."""
+    return k.mul(dy, k.mul(k.where(k.gt(x, 0), 1, k.mul(k.exp(k.minimum(x, 0)), ALPHA)), SCALE))
+
+
+@of_formula(lambda k, x: k.div(x, k.add(k.abs(x), 1)))
+def Softsign(k: Any, x: Any, dy: Any) -> Any:
+    """y = x / (1 + |x|);  dx = (1 - sign(x) y) / (1 + |x|) dy."""
+    below = k.add(k.abs(x), 1)
+    return k.sub(k.div(dy, below), k.mul(k.mul(dy, k.div(k.div(x, below), below)), k.sign(x)))
+
+
+@of_formula(lambda k, x: k.sub(x, k.tanh(x)))
+def Tanhshrink(k: Any, x: Any, dy: Any) -> Any:
+    """y = x - tanh(x);  dx = dy - (1 - tanh(x)^2) dy."""
+    return k.sub(dy, k.mul(dy, k.sub(1, k.square(k.tanh(x)))))
+
+
+class Glu(FloatFunction):
+    """y = a sigmoid(b) of the halves a and b of x along an axis;  da = sigmoid(b) dy, db = (1 - sigmoid(b)) y dy."""
+
+    def forward(self, x: Any, *, axis: int) -> Any:
+        halves = self.kernels.movement.split(x, (x.shape[axis] // 2,) * 2, axis)
+        self.saved = (axis, *halves)
+        return self.kernels.elementwise.fused(_gated, *halves)
 
     def backward(self, dy: Any) -> Any:
-        return self.kernels.elementwise.fused(_mish, dy, *self.saved)
+        axis, a, b = self.saved
+        fused = self.kernels.elementwise.fused
+        return self.kernels.movement.cat((fused(_gated, dy, b), fused(_of_gate, dy, a, b)), axis)
 
 
-def _mish(k: Any, dy: Any, x: Any, t: Any) -> Any:
-    return k.mul(dy, k.add(t, k.mul(k.mul(x, k.sigmoid(x)), k.sub(1, k.square(t)))))
+def _gated(k: Any, a: Any, b: Any) -> Any:
+    return k.mul(a, k.sigmoid(b))
+
+
+def _of_gate(k: Any, dy: Any, a: Any, b: Any) -> Any:
+    return k.mul(k.mul(dy, _gated(k, a, b)), k.sub(1, k.sigmoid(b)))
+
+
+def _between(k: Any, dy: Any, x: Any, low: Any, high: Any) -> Any:
+    return k.select(k.logical_and(k.gt(x, low), k.lt(x, high)), dy)
 
 
 class Hardtanh(Clamp):
     """y = min(max(x, low), high);  dx = dy where low < x < high (``Clamp`` counts the bounds in)."""
 
-    def backward(self, dy: Any) -> Any:
-        x, low, high = self.saved
-        c = self.kernels.comparison
-        return self.kernels.elementwise.select(c.logical_and(c.gt(x, low), c.lt(x, high)), dy), None, None
+    formulas = (Clamp.formulas[0], _between, None, None)
 
 
 class Hardsigmoid(OfFamily):

@@ -5,6 +5,7 @@ from operator import attrgetter
 from typing import Any
 
 from ..autograd import Function
+from ..errors import bad_type
 
 
 class Comparison(Function):
@@ -28,6 +29,11 @@ def _comparison(name: str, formula: str, kernel: str, kind: type[Function] = Com
     function = attrgetter(f"comparison.{kernel}")
 
     def forward(self: Function, *inputs: Any) -> Any:
+        for x in inputs if kind is Bitwise else ():
+            if hasattr(x, "dtype") and x.dtype.kind == "f":
+                name = "~" if len(inputs) == 1 else formula.split()[1]
+                advice = "compare first (x > 0), or convert with .long()"
+                raise bad_type(f"{name} is for integers and bool, not {x.dtype}; {advice}")
         return function(self.kernels)(*inputs)
 
     return type(name, (kind,), {"__module__": __name__, "__doc__": formula, "forward": forward})

@@ -2,33 +2,19 @@
 
 from typing import Any
 
-from .elementwise import Arithmetic, FloatFunction, of_x
+from .elementwise import OfTensors, of_x
 
 
-class Sinh(FloatFunction):
+@of_x(lambda kernels, x: kernels.trigonometry.sinh(x), autocast="float32")
+def Sinh(k: Any, x: Any, dy: Any) -> Any:
     """y = (e^x - e^-x) / 2;  dx = cosh(x) dy."""
-
-    autocast = "float32"
-
-    def forward(self, x: Any) -> Any:
-        self.saved = (x,)
-        return self.kernels.trigonometry.sinh(x)
-
-    def backward(self, dy: Any) -> Any:
-        return self.kernels.elementwise.mul(dy, self.kernels.trigonometry.cosh(self.saved[0]))
+    return k.mul(dy, k.cosh(x))
 
 
-class Cosh(FloatFunction):
+@of_x(lambda kernels, x: kernels.trigonometry.cosh(x), autocast="float32")
+def Cosh(k: Any, x: Any, dy: Any) -> Any:
     """y = (e^x + e^-x) / 2;  dx = sinh(x) dy."""
-
-    autocast = "float32"
-
-    def forward(self, x: Any) -> Any:
-        self.saved = (x,)
-        return self.kernels.trigonometry.cosh(x)
-
-    def backward(self, dy: Any) -> Any:
-        return self.kernels.elementwise.mul(dy, self.kernels.trigonometry.sinh(self.saved[0]))
+    return k.mul(dy, k.sinh(x))
 
 
 @of_x(lambda kernels, x: kernels.trigonometry.asin(x), autocast="float32")
@@ -71,18 +57,17 @@ def Atanh(k: Any, x: Any, dy: Any) -> Any:
     return k.div(dy, k.mul(k.sub(1, x), k.add(x, 1)))
 
 
-class Atan2(Arithmetic):
+def _over_square(k: Any, dz: Any, x: Any, y: Any) -> Any:
+    square = k.add(k.square(x), k.square(y))
+    return k.mul(dz, k.select(k.ne(square, 0), k.reciprocal(square)))
+
+
+class Atan2(OfTensors):
     """z = the angle of the point (y, x);  dx = y dz / (x^2 + y^2), dy = -x dz / (x^2 + y^2), both 0 at the origin."""
 
     floats = True
-
-    def forward(self, x: Any, y: Any) -> Any:
-        self.saved = (x, y)
-        return self.kernels.trigonometry.atan2(x, y)
-
-    def backward(self, dz: Any) -> Any:
-        x, y = self.saved
-        k = self.kernels.elementwise
-        square = k.add(k.square(x), k.square(y))
-        inverse = k.select(self.kernels.comparison.ne(square, 0), k.reciprocal(square))
-        return k.mul(k.mul(dz, y), inverse), k.neg(k.mul(k.mul(dz, x), inverse))
+    formulas = (
+        lambda k, x, y: k.atan2(x, y),
+        lambda k, dz, x, y: _over_square(k, k.mul(dz, y), x, y),
+        lambda k, dz, x, y: k.neg(_over_square(k, k.mul(dz, x), x, y)),
+    )

@@ -56,8 +56,10 @@ class elementwise:
         return False
 
     def fused(expression: Callable[..., Any], *inputs: Any) -> Any:
-        """expression(elementwise, *inputs), a function that lasts: other backends take it as one pass."""
-        return expression(elementwise, *inputs)
+        """expression(k, *inputs), a function that lasts, with the names of ``elementwise``, ``comparison`` and
+        ``trigonometry`` in k: other backends take it as one pass.
+        """
+        return expression(_Each, *inputs)
 
     def where(condition: Any, x: Any, y: Any) -> Any:
         """x where the condition holds, else y."""
@@ -196,6 +198,10 @@ class trigonometry:
     asinh: np.ufunc = np.arcsinh
     acosh: Callable[..., Any] = quiet(np.arccosh)
     atanh: Callable[..., Any] = quiet(np.arctanh)
+
+
+class _Each(elementwise, comparison, trigonometry):
+    """What ``fused`` gives its expressions."""
 
 
 class activation:

@@ -165,6 +165,9 @@ def _extreme(within: np.ufunc) -> Callable[[Any, Any], Any]:
 
 def _fmod(x: Any, y: Any) -> Any:
     """In one fused step, exact where the quotient has no more bits than x; else by C's, which needs one for each."""
+    if x.dtype.kind != "f":
+        rest = np.remainder(x, y)
+        return np.where((rest != 0) & ((x < 0) ^ (y < 0)), rest - y, rest)
     quotient = np.trunc(x / y)
     program, dtype = quotient.program, quotient.dtype
     rest = program.fma(-quotient, y, x)
@@ -206,7 +209,7 @@ _COMPOSED: dict[np.ufunc, tuple[str, Callable[..., Any]]] = {  # for dtypes of t
     np.absolute: ("i", lambda x: np.where(x < 0, -x, x)),
     np.floor_divide: ("fiu", _floor_divide),
     np.remainder: ("fiu", _remainder),
-    np.fmod: ("f", _fmod),
+    np.fmod: ("fiu", _fmod),
     np.invert: ("iub", lambda x: x ^ np.invert(x.dtype.type(0))),
     np.isnan: ("f", lambda x: x != x),
     np.isinf: ("f", lambda x: abs(x) == np.inf),
@@ -216,6 +219,13 @@ _COMPOSED: dict[np.ufunc, tuple[str, Callable[..., Any]]] = {  # for dtypes of t
     np.logical_or: ("fiub", lambda x, y: x.astype(BOOL) | y.astype(BOOL)),
     np.logical_xor: ("fiub", lambda x, y: x.astype(BOOL) ^ y.astype(BOOL)),
 }
+
+
+def _to_odd(x: Any, near: Any) -> Any:
+    """float32 ``near``, or if x is between two the one with an odd last bit: rounded to float16, it is so once."""
+    wide, bits = near.astype(np.float64), near.view(np.uint32)
+    toward_zero = bits - (abs(wide) > abs(x)).astype(np.uint32)
+    return np.where(wide == x, bits, toward_zero | 1).view(FLOAT32)
 
 
 class Program:
@@ -318,9 +328,8 @@ class Program:
             return x
         if is_half(source) or is_half(dtype):
             if FLOAT32 not in (source, dtype):
-                if (source.char, dtype.char) == ("d", "e"):  # rounded once
-                    raise NoProgramError
-                return self.cast(self.cast(x, FLOAT32), dtype)
+                near = self.cast(x, FLOAT32)
+                return self.cast(_to_odd(x, near) if (source.char, dtype.char) == ("d", "e") else near, dtype)
             if source.kind == "V":
                 x = (x.view(np.uint16).astype(np.uint32) << 16).view(FLOAT32)
                 self._halves.add(x.slot)

@@ -31,17 +31,11 @@ class Loop(NamedTuple):
 
 class _UFunc(ctypes.Structure):
     _fields_ = (
-        ("head", ctypes.c_byte * object.__basicsize__),
-        ("nin", ctypes.c_int),
-        ("nout", ctypes.c_int),
-        ("nargs", ctypes.c_int),
-        ("identity", ctypes.c_int),
-        ("functions", ctypes.POINTER(ctypes.c_void_p)),
-        ("data", ctypes.POINTER(ctypes.c_void_p)),
-        ("ntypes", ctypes.c_int),
-        ("reserved", ctypes.c_int),
+        ("head", ctypes.c_byte * object.__basicsize__), ("nin", ctypes.c_int), ("nout", ctypes.c_int),
+        ("nargs", ctypes.c_int), ("identity", ctypes.c_int), ("functions", ctypes.POINTER(ctypes.c_void_p)),
+        ("data", ctypes.POINTER(ctypes.c_void_p)), ("ntypes", ctypes.c_int), ("reserved", ctypes.c_int),
         ("name", ctypes.c_char_p),
-    )
+    )  # fmt: skip
 
 
 @functools.cache

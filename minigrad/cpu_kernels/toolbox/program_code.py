@@ -442,6 +442,32 @@ def ufunc_of(code: Code, dtypes: list[np.dtype[Any]]) -> Any:
     return ufunc if numbers[:-1] != bits[:-1] or numbers == bits else with_result
 
 
+@global_compiler_lock  # or two threads make an engine each, and one of them ends
+def ufunc_of_kernel(kernel: Any, dtype: np.dtype[Any], signature: str) -> tuple[Any, np.ndarray]:
+    """``kernel(args, n, strides, kind)`` as a generalized ufunc of two operands of this dtype, and words of which the
+    second is not 0 after a call that got no memory. NumPy calls it with addresses, as ``PyUFuncGenericFunction``.
+    """
+    words = np.array([compiled_address(kernel, *[types.int64] * 3, numba.typeof(dtype.type)), 0])
+    entry = _engine_for(_OF_KERNEL).get_function_address("ufunc")
+    kinds, data = [[dtype.num] * 3], [words.ctypes.data]
+    return fromfunc("product", "", [entry], kinds, 2, 1, data, [None], 0, signature), words
+
+
+_OF_KERNEL = f"""
+declare i32 @feclearexcept(i32)
+define void @ufunc(ptr %args, ptr %n, ptr %strides, ptr %data) {{
+  %result = alloca ptr
+  %error = alloca ptr
+  %kernel = load ptr, ptr %data
+  %status = call i32 %kernel(ptr %result, ptr %error, ptr %args, ptr %n, ptr %strides, ptr null)
+  %second = getelementptr i64, ptr %data, i64 1
+  atomicrmw or ptr %second, i32 %status monotonic
+  call i32 @feclearexcept(i32 {ALL_EXCEPTIONS})
+  ret void
+}}
+"""
+
+
 @functools.cache
 def _register_loop() -> Any:
     """NumPy's ``PyUFunc_RegisterLoopForType``."""

@@ -84,35 +84,33 @@ class FloorDiv(Arithmetic):
         return self.kernels.elementwise.floor_div(x, y)
 
 
+def _of_quotient(k: Any, dz: Any, x: Any, y: Any) -> Any:
+    return k.neg(k.mul(dz, k.floor_div(x, y)))
+
+
+def _of_whole_quotient(k: Any, dz: Any, x: Any, y: Any) -> Any:
+    return k.neg(k.mul(dz, k.trunc(k.div(x, y))))
+
+
 class Remainder(Arithmetic):
     """z = x - y floor(x / y), of the sign of y;  dx = dz, dy = -floor(x / y) dz."""
 
-    half_kernels = None
     not_of_bool = "%"
+    kernel: ClassVar = "remainder", _of_quotient
 
     def forward(self, x: Any, y: Any) -> Any:
         self.saved = (x, y) if self.needs[1] else ()
-        return self.kernels.elementwise.remainder(x, y)
+        return getattr(self.kernels.elementwise, self.kernel[0])(x, y)
 
     def backward(self, dz: Any) -> Any:
-        k = self.kernels.elementwise
-        return dz, k.neg(k.mul(dz, self.quotient(k, *self.saved))) if self.needs[1] else None
-
-    def quotient(self, k: Any, x: Any, y: Any) -> Any:
-        return k.floor_div(x, y)
+        return dz, self.kernels.elementwise.fused(self.kernel[1], dz, *self.saved) if self.needs[1] else None
 
 
 class FMod(Remainder):
     """z = x - y trunc(x / y), of the sign of x;  dx = dz, dy = -trunc(x / y) dz."""
 
     not_of_bool = "fmod"
-
-    def forward(self, x: Any, y: Any) -> Any:
-        self.saved = (x, y) if self.needs[1] else ()
-        return self.kernels.elementwise.fmod(x, y)
-
-    def quotient(self, k: Any, x: Any, y: Any) -> Any:
-        return k.trunc(k.div(x, y))
+    kernel: ClassVar = "fmod", _of_whole_quotient
 
 
 class Neg(Function):

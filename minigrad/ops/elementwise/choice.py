@@ -3,34 +3,35 @@
 from typing import Any, ClassVar
 
 from ...autograd import Function
-from .arithmetic import Arithmetic
+from .formulas import OfTensors
 
 
-class Maximum(Arithmetic):
+def _share(k: Any, dz: Any, x: Any, y: Any) -> Any:
+    return k.where(k.eq(x, y), k.mul(dz, 0.5), dz)
+
+
+def _of_larger(k: Any, dz: Any, x: Any, y: Any) -> Any:
+    return k.select(k.logical_not(k.lt(x, y)), _share(k, dz, x, y))
+
+
+def _of_smaller(k: Any, dz: Any, x: Any, y: Any) -> Any:
+    return k.select(k.logical_not(k.gt(x, y)), _share(k, dz, x, y))
+
+
+class Maximum(OfTensors):
     """z = max(x, y); a tie gives half of dz to each. NaN in either gives NaN."""
 
-    largest: ClassVar[bool] = True
-
-    def forward(self, x: Any, y: Any) -> Any:
-        self.saved = (x, y)
-        return self.kernels.elementwise.maximum(x, y)
-
-    def backward(self, dz: Any) -> Any:
-        x, y = self.saved
-        k, c = self.kernels.elementwise, self.kernels.comparison
-        share = k.where(c.eq(x, y), k.mul(dz, 0.5), dz)
-        x_loses, y_loses = (c.lt, c.gt) if self.largest else (c.gt, c.lt)
-        return k.select(c.logical_not(x_loses(x, y)), share), k.select(c.logical_not(y_loses(x, y)), share)
+    formulas = (lambda k, x, y: k.maximum(x, y), _of_larger, _of_smaller)
 
 
-class Minimum(Maximum):
+class Minimum(OfTensors):
     """z = min(x, y); a tie gives half of dz to each. NaN in either gives NaN."""
 
-    largest = False
+    formulas = (lambda k, x, y: k.minimum(x, y), _of_smaller, _of_larger)
 
-    def forward(self, x: Any, y: Any) -> Any:
-        self.saved = (x, y)
-        return self.kernels.elementwise.minimum(x, y)
+
+def _rest(k: Any, dz: Any, condition: Any) -> Any:
+    return k.select(k.logical_not(condition), dz)
 
 
 class Where(Function):
@@ -45,7 +46,7 @@ class Where(Function):
     def backward(self, dz: Any) -> Any:
         (condition,) = self.saved
         k = self.kernels.elementwise
-        return k.select(condition, dz), k.select(self.kernels.comparison.logical_not(condition), dz), None
+        return k.select(condition, dz), k.fused(_rest, dz, condition), None
 
 
 class MaskedFill(Function):
@@ -59,7 +60,7 @@ class MaskedFill(Function):
 
     def backward(self, dy: Any) -> Any:
         (mask,) = self.saved
-        return self.kernels.elementwise.select(self.kernels.comparison.logical_not(mask), dy), None, None
+        return self.kernels.elementwise.fused(_rest, dy, mask), None, None
 
 
 class NanToNum(Function):
@@ -72,32 +73,36 @@ class NanToNum(Function):
         return self.kernels.elementwise.nan_to_num(x, nan, posinf, neginf)
 
     def backward(self, dy: Any) -> Any:
-        return self.kernels.elementwise.mul(dy, self.kernels.comparison.isfinite(self.saved[0]))
+        return self.kernels.elementwise.fused(_of_finite, dy, self.saved[0])
 
 
-class Clamp(Arithmetic):
+def _of_finite(k: Any, dy: Any, x: Any) -> Any:
+    return k.mul(dy, k.isfinite(x))
+
+
+def _of_clamped(k: Any, dz: Any, x: Any, low: Any, high: Any) -> Any:
+    dx = dz if low is None else k.select(k.ge(x, low), dz)
+    return dx if high is None else k.select(k.le(x, high), dx)
+
+
+def _of_low(k: Any, dz: Any, x: Any, low: Any, high: Any) -> Any:
+    dlow = k.select(k.lt(x, low), dz)
+    return dlow if high is None else k.select(k.lt(low, high), dlow)
+
+
+def _of_high(k: Any, dz: Any, x: Any, low: Any, high: Any) -> Any:
+    return k.select(k.gt(x, high) if low is None else k.logical_or(k.gt(x, high), k.gt(low, high)), dz)
+
+
+class Clamp(OfTensors):
     """z = min(max(x, low), high), a NaN in any gives NaN; a bound may be a number, or None.
 
     dx = dz where low <= x <= high; dlow = dz where x < low < high; dhigh = dz where x > high or low > high.
     """
 
-    half_kernels = "elementwise"
-
-    def forward(self, x: Any, low: Any, high: Any = None) -> Any:
-        self.saved = (x, low, high)
-        return self.kernels.elementwise.clamp(x, low, high)
-
-    def backward(self, dz: Any) -> Any:
-        x, low, high = self.saved
-        select, c = self.kernels.elementwise.select, self.kernels.comparison
-        dx, dlow, dhigh = dz, None, None
-        if low is not None:
-            dx = select(c.ge(x, low), dx)
-        if high is not None:
-            dx = select(c.le(x, high), dx)
-        if self.needs[1]:
-            dlow = select(c.lt(x, low), dz)
-            dlow = dlow if high is None else select(c.lt(low, high), dlow)
-        if self.needs[2]:
-            dhigh = select(c.gt(x, high) if low is None else c.logical_or(c.gt(x, high), c.gt(low, high)), dz)
-        return dx, dlow, dhigh
+    formulas: ClassVar[tuple[Any, ...]] = (
+        lambda k, x, low, high: k.clamp(x, low, high),
+        _of_clamped,
+        _of_low,
+        _of_high,
+    )

@@ -46,10 +46,10 @@ class ToDevice(Function):
         node = cls()
         node.source, node.device, node.kernels = x.device, target, x.device.kernels
         node.saved, node.half = (), None
-        node.needs, node.edges = (x.requires_grad,), (x if x.node is None else x.node,)
+        node.needs = (x.requires_grad,)
         mode = of_thread.mode
         out = _transferred(x.data, x.device, target, params["wait"])
-        return node._output(out, None, (), mode, x.requires_grad and mode.enabled)
+        return node._output(out, None, inputs, mode, x.requires_grad and mode.enabled)
 
     def backward(self, dy: Any) -> Any:
         return _transferred(dy, self.device, self.source, True)

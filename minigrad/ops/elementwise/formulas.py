@@ -7,52 +7,59 @@ from typing import Any, ClassVar
 from .arithmetic import Arithmetic
 
 
-class Lerp(Arithmetic):
-    """z = x + w (y - x), from the nearer end: y - (1 - w) (y - x) for |w| >= 1/2.
+class OfTensors(Arithmetic):
+    """A formula of tensors, and those of their gradients, from dz and the tensors; each is one pass."""
 
-    dx = (1 - w) dz, dy = w dz, dw = (y - x) dz.
-    """
+    formulas: ClassVar[tuple[Callable[..., Any] | None, ...]]
 
-    half_kernels = None
-
-    def forward(self, x: Any, y: Any, w: Any) -> Any:
-        k = self.kernels.elementwise
-        with self.kernels.quiet():  # infinite ends
-            rest = 1 - w if isinstance(w, int | float) else k.sub(1, w)
-            self.saved = (w, rest, k.sub(y, x) if self.needs[2] else None)
-            if isinstance(w, int | float):
-                return k.fused(_part_of_way, x, y, w) if abs(w) < 0.5 else k.fused(_part_of_way, y, x, rest)
-            near = self.kernels.comparison.lt(k.abs(w), 0.5)
-            return k.where(near, k.fused(_part_of_way, x, y, w), k.fused(_part_of_way, y, x, rest))
-
-    def backward(self, dz: Any) -> Any:
-        w, rest, distance = self.saved
-        k = self.kernels.elementwise
-        return k.mul(dz, rest), k.mul(dz, w), k.mul(dz, distance) if self.needs[2] else None
-
-
-def _part_of_way(k: Any, x: Any, y: Any, w: Any) -> Any:
-    return k.add(x, k.mul(k.sub(y, x), w))
-
-
-class OfTwo(Arithmetic):
-    """A formula of two tensors, and those of dx and dy, from dz and the tensors; each is one pass."""
-
-    formulas: ClassVar[tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]]
-
-    def forward(self, x: Any, y: Any) -> Any:
-        self.saved = (x, y)
-        return self.kernels.elementwise.fused(self.formulas[0], x, y)
+    def forward(self, *inputs: Any) -> Any:
+        self.saved = inputs
+        return self.kernels.elementwise.fused(self.formulas[0], *inputs)
 
     def backward(self, dz: Any) -> Any:
         fused, wanted = self.kernels.elementwise.fused, zip(self.formulas[1:], self.needs)
         return tuple([fused(formula, dz, *self.saved) if needed else None for formula, needed in wanted])
 
 
-class LogAddExp(OfTwo):
+def _part_of_way(k: Any, x: Any, y: Any, w: Any) -> Any:
+    return k.add(x, k.mul(k.sub(y, x), w))
+
+
+def _of_way(k: Any, x: Any, y: Any, w: Any) -> Any:
+    return k.where(k.lt(k.abs(w), 0.5), _part_of_way(k, x, y, w), _part_of_way(k, y, x, k.sub(1, w)))
+
+
+class Lerp(OfTensors):
+    """z = x + w (y - x), from the nearer end: y - (1 - w) (y - x) for |w| >= 1/2.
+
+    dx = (1 - w) dz, dy = w dz, dw = (y - x) dz.
+    """
+
+    formulas = (
+        _of_way,
+        lambda k, dz, x, y, w: k.mul(dz, k.sub(1, w)),
+        lambda k, dz, x, y, w: k.mul(dz, w),
+        lambda k, dz, x, y, w: k.mul(dz, k.sub(y, x)),
+    )
+
+    def forward(self, x: Any, y: Any, w: Any) -> Any:
+        with self.kernels.quiet():  # infinite ends
+            if not isinstance(w, int | float):
+                return super().forward(x, y, w)
+            self.saved = (w, 1 - w)
+            ends = (x, y, w) if abs(w) < 0.5 else (y, x, 1 - w)
+            return self.kernels.elementwise.fused(_part_of_way, *ends)
+
+    def backward(self, dz: Any) -> Any:
+        if not isinstance(self.saved[0], int | float):
+            return super().backward(dz)
+        mul = self.kernels.elementwise.mul
+        return mul(dz, self.saved[1]), mul(dz, self.saved[0]), None
+
+
+class LogAddExp(OfTensors):
     """z = log(exp(x) + exp(y)), without overflow;  dx = sigmoid(x - y) dz, dy = sigmoid(y - x) dz."""
 
-    half_kernels = None
     formulas = (
         lambda k, x, y: _log_of_sum(k, x, y),
         lambda k, dz, x, y: k.mul(dz, k.sigmoid(k.sub(x, y))),
@@ -65,7 +72,7 @@ def _log_of_sum(k: Any, x: Any, y: Any) -> Any:
     return k.add(k.maximum(x, y), k.log1p(k.exp(k.neg(distance))))
 
 
-class SquaredDistance(OfTwo):
+class SquaredDistance(OfTensors):
     """z = (x - y)^2;  dx = -dy = 2 (x - y) dz."""
 
     not_of_bool = "-"
@@ -76,41 +83,54 @@ class SquaredDistance(OfTwo):
     )
 
 
-class Gate(OfTwo):
-    """z = x sigmoid(y);  dx = sigmoid(y) dz, dy = (1 - sigmoid(y)) z dz."""
+class DivergenceOfLog(OfTensors):
+    """z = y log(y) - y x;  dx = -y dz, dy = (log(y) + 1 - x) dz, with 0 for y log(y) and log(y) + 1 where y = 0."""
 
+    floats = True
     formulas = (
-        lambda k, x, y: k.mul(x, k.sigmoid(y)),
-        lambda k, dz, x, y: k.mul(dz, k.sigmoid(y)),
-        lambda k, dz, x, y: k.mul(k.mul(dz, k.mul(x, k.sigmoid(y))), k.sub(1, k.sigmoid(y))),
+        lambda k, x, y: k.sub(k.mul(y, k.log(_but_zero(k, y, y, 1))), k.mul(y, x)),
+        lambda k, dz, x, y: k.neg(k.mul(dz, y)),
+        lambda k, dz, x, y: k.mul(dz, k.sub(_but_zero(k, y, k.add(k.log(y), 1), 0), x)),
     )
 
 
-class Huber(Arithmetic):
-    """z = d^2 / 2 for |d| <= delta, else delta (|d| - delta / 2), of d = x - y;  dx = -dy = d dz, d cut at +-delta.
+def _but_zero(k: Any, y: Any, x: Any, there: float) -> Any:
+    return k.where(k.eq(y, 0), there, x)
+
+
+class BinaryCrossEntropyOfLogits(OfTensors):
+    """z = -(p log s + (1 - y) log(1 - s)) with s = sigmoid(x), of x, p and y;  dx = ((1 - y) s - p (1 - s)) dz."""
+
+    formulas = (
+        lambda k, x, p, y: k.neg(k.add(k.mul(p, _log_sigmoid(k, x)), k.mul(k.sub(1, y), _log_sigmoid(k, k.neg(x))))),
+        lambda k, dz, x, p, y: k.mul(dz, k.sub(k.mul(k.sub(1, y), k.sigmoid(x)), k.mul(p, k.sigmoid(k.neg(x))))),
+        lambda k, dz, x, p, y: k.neg(k.mul(dz, _log_sigmoid(k, x))),
+        lambda k, dz, x, p, y: k.mul(dz, _log_sigmoid(k, k.neg(x))),
+    )
+
+
+def _log_sigmoid(k: Any, x: Any) -> Any:
+    return k.sub(k.minimum(x, 0), k.log1p(k.exp(k.neg(k.abs(x)))))
+
+
+class Huber(OfTensors):
+    """z = d^2 / 2 for |d| <= c, else c (|d| - c / 2), of d = x - y and a number c;  dx = -dy = d dz, d cut at +-c.
 
     Source: Huber, "Robust estimation of a location parameter" (1964).
     """
 
     floats = True
-
-    def forward(self, x: Any, y: Any, *, delta: float) -> Any:
-        self.saved = (x, y, -delta, delta)
-        return self.kernels.elementwise.fused(_huber, x, y, delta)
-
-    def backward(self, dz: Any) -> Any:
-        dx = self.kernels.elementwise.fused(_of_huber, dz, *self.saved)
-        return dx, self.kernels.elementwise.neg(dx) if self.needs[1] else None
+    formulas = (
+        lambda k, x, y, c: _huber(k, k.abs(k.sub(x, y)), c),
+        lambda k, dz, x, y, c: k.mul(dz, k.clamp(k.sub(x, y), k.neg(c), c)),
+        lambda k, dz, x, y, c: k.mul(dz, k.clamp(k.sub(y, x), k.neg(c), c)),
+        None,
+    )
 
 
-def _huber(k: Any, x: Any, y: Any, delta: float) -> Any:
-    distance = k.abs(k.sub(x, y))
-    size = k.minimum(distance, delta)
+def _huber(k: Any, distance: Any, c: float) -> Any:
+    size = k.minimum(distance, c)
     return k.mul(size, k.sub(distance, k.mul(size, 0.5)))
-
-
-def _of_huber(k: Any, dz: Any, x: Any, y: Any, low: float, high: float) -> Any:
-    return k.mul(dz, k.clamp(k.sub(x, y), low, high))
 
 
 class BinaryCrossEntropy(Arithmetic):

@@ -34,30 +34,32 @@ Expression = Callable[..., Any]  # of kernels and arrays
 
 
 def of_x(value: Expression, autocast: str | None = None, keeps_x: bool = True) -> Callable[[Expression], Any]:
-    """Makes dx = derivative(k, x, dy), of the elementwise kernels k, the class of y = value(kernels, x); it keeps x."""
+    """Makes dx = derivative(k, x, dy) the class, with its name, of y = value(kernels, x); it keeps x."""
 
     def forward(self: FloatFunction, x: Any) -> Any:
         y = value(self.kernels, x)
         self.saved = (x if keeps_x else y,)
         return y
 
-    return lambda derivative: _function(derivative, forward, autocast)
+    def made(derivative: Expression) -> type[FloatFunction]:
+        def backward(self: FloatFunction, dy: Any) -> Any:
+            return self.kernels.elementwise.fused(derivative, self.saved[0], dy)
+
+        members = {"forward": forward, "backward": backward, "autocast": autocast}
+        about = {"__doc__": derivative.__doc__, "__module__": derivative.__module__}
+        return type(derivative.__name__, (FloatFunction,), members | about)
+
+    return made
+
+
+def of_formula(formula: Expression) -> Callable[[Expression], Any]:
+    """``of_x`` for y = formula(k, x), a pass of its own."""
+    return of_x(lambda kernels, x: kernels.elementwise.fused(formula, x))
 
 
 def of_y(value: Expression, autocast: str | None = None) -> Callable[[Expression], Any]:
     """The same for dx = derivative(k, y, dy); it keeps y."""
     return of_x(value, autocast, keeps_x=False)
-
-
-def _function(derivative: Expression, forward: Expression, autocast: str | None) -> type[FloatFunction]:
-    """The class, of the derivative's name, docstring and module."""
-
-    def backward(self: FloatFunction, dy: Any) -> Any:
-        return self.kernels.elementwise.fused(derivative, self.saved[0], dy)
-
-    members = {"forward": forward, "backward": backward, "autocast": autocast}
-    about = {"__doc__": derivative.__doc__, "__module__": derivative.__module__}
-    return type(derivative.__name__, (FloatFunction,), members | about)
 
 
 @of_y(lambda kernels, x: kernels.elementwise.reciprocal(x), autocast="float32")

@@ -6,11 +6,19 @@ from ...autograd import Function
 from .arithmetic import Arithmetic, zeros_like
 
 
+def _of_base(k: Any, dz: Any, x: Any, y: Any) -> Any:
+    return k.select(k.ne(y, 0), k.mul(dz, k.mul(y, k.pow(x, k.sub(y, 1)))))
+
+
+def _of_exponent(k: Any, dz: Any, x: Any, y: Any, z: Any) -> Any:
+    at_zero = k.logical_and(k.eq(x, 0), k.ge(y, 0))
+    return k.mul(dz, k.select(k.logical_not(at_zero), k.mul(z, k.log(x))))
+
+
 class Pow(Arithmetic):
     """z = x^y;  dx = y x^(y-1) dz (0 where y = 0), dy = z log(x) dz (0 where x = 0 and y >= 0)."""
 
     autocast = "float32"
-    half_kernels = None
     not_of_bool = "**"
 
     def forward(self, x: Any, y: Any) -> Any:
@@ -19,15 +27,9 @@ class Pow(Arithmetic):
         return z
 
     def backward(self, dz: Any) -> Any:
-        x, y, z = self.saved
-        k, c = self.kernels.elementwise, self.kernels.comparison
-        dx = dy = None
-        if self.needs[0]:
-            dx = k.select(c.ne(y, 0), k.mul(dz, k.mul(y, k.pow(x, k.sub(y, 1)))))
-        if self.needs[1]:
-            at_zero = c.logical_and(c.eq(x, 0), c.ge(y, 0))
-            dy = k.mul(dz, k.select(c.logical_not(at_zero), k.mul(z, k.log(x))))
-        return dx, dy
+        (x, y, z), fused = self.saved, self.kernels.elementwise.fused
+        dx = fused(_of_base, dz, x, y) if self.needs[0] else None
+        return dx, fused(_of_exponent, dz, x, y, z) if self.needs[1] else None
 
 
 class PowScalar(Function):
