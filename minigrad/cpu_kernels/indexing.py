@@ -190,7 +190,7 @@ def assign_at(x: np.ndarray, where: Any, y: Any) -> None:
 _append = formula(lambda rows, n, places: rows * n + places)
 
 
-def _rows(x: np.ndarray, where: Any) -> tuple[np.ndarray, int, np.ndarray] | None:
+def _rows(x: np.ndarray, where: Any) -> tuple[np.ndarray, int, Any] | None:
     """x with those dimensions as one that neighbouring arrays index, that dimension, and the places in it, int64.
 
     None for any other index, and for what NumPy refuses.
@@ -202,12 +202,13 @@ def _rows(x: np.ndarray, where: Any) -> tuple[np.ndarray, int, np.ndarray] | Non
     if not arrays or not whole or not x.flags.c_contiguous or len(parts) > x.ndim:
         return None
     shape, mask = x.shape, arrays[0]
+    rows: Any = None
     if mask.dtype == bool and len(arrays) == 1:
         if mask.shape != shape[axis : axis + mask.ndim]:
             return None
         end, rows = axis + mask.ndim, mask.reshape(-1).nonzero()[0]
     else:
-        end, rows = axis, None
+        end = axis
         for part in arrays:
             places = _places(part, shape[end]) if part.dtype == np.int64 else None
             if places is None:

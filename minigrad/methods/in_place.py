@@ -217,8 +217,8 @@ class InPlaceMethods:
 
     def _write(self: Tensor, name: str, where: Any, value: Any, adds: bool = False) -> None:
         value = self._operand(value)
-        if adds and isinstance(value, TensorCore) and value.dtype != self.dtype:
-            raise bad_type(f"{name}: values are {value.dtype}, the tensor {self.dtype}; convert with .to(dtype)")
+        if adds and isinstance(value, TensorCore) and value.data.dtype != self.dtype:
+            raise bad_type(f"{name}: values are {value.data.dtype}, the tensor {self.dtype}; convert with .to(dtype)")
         self._change(name, value)
         first, where, _ = shapes.parse_index(where)
         kernels, target = self.device.kernels.indexing, None

@@ -26,7 +26,7 @@ _new: Callable[..., Any] = object.__new__
 
 
 def takes_as_they_are(op: type[Function], *inputs: Any) -> bool:
-    """Whether ``op.apply`` gives ``forward`` the arrays of these tensors, and numbers, as they are; and so the result."""
+    """Whether ``op.apply`` gives ``forward`` the arrays and numbers as they are, and leaves the result."""
     given = [x.data if isinstance(x, TensorCore) else x for x in inputs]
     kernels, arrays = inputs[0].device.native, [*given]
     rounded = prepare(op, inputs, arrays, given[0].dtype, kernels)

@@ -63,7 +63,7 @@ def quiet() -> np.errstate:
     return np.errstate(all="ignore")
 
 
-_EXPANDED, _READONLY = ("multi_index", "refs_ok", "zerosize_ok"), ("readonly",)
+_EXPANDED: Any = ("multi_index", "refs_ok", "zerosize_ok"), ("readonly",)
 
 
 class movement:
@@ -79,14 +79,14 @@ class movement:
 
     def expand(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
         """A read-only view with size-1 and new leading axes repeated (stride 0)."""
-        walk: Any = np.nditer((x,), _EXPANDED, _READONLY, itershape=shape, order="C")
+        walk: Any = np.nditer((x,), *_EXPANDED, itershape=shape, order="C")
         return walk.itviews[0]  # np.broadcast_to, without a microsecond of Python
 
     def cat(arrays: tuple[np.ndarray, ...], axis: int) -> np.ndarray:
         """The arrays one after the other along ``axis``."""
         return np.concatenate(arrays, axis)
 
-    def split(x: np.ndarray, sizes: tuple[int, ...], axis: int) -> list[np.ndarray]:
+    def split(x: Any, sizes: tuple[int, ...], axis: int) -> list[Any]:
         """Consecutive views of the given sizes along ``axis``."""
         before = (slice(None),) * axis
         return [x[(*before, slice(end - n, end))] for n, end in zip(sizes, itertools.accumulate(sizes), strict=True)]
