@@ -63,7 +63,8 @@ def quiet() -> np.errstate:
     return np.errstate(all="ignore")
 
 
-_EXPANDED: Any = ("multi_index", "refs_ok", "zerosize_ok"), ("readonly",)
+_nditer: Any = np.nditer
+_EXPANDED: tuple[Any, ...] = ("multi_index", "refs_ok", "zerosize_ok"), ("readonly",)
 
 
 class movement:
@@ -79,7 +80,7 @@ class movement:
 
     def expand(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
         """A read-only view with size-1 and new leading axes repeated (stride 0)."""
-        walk: Any = np.nditer((x,), *_EXPANDED, itershape=shape, order="C")
+        walk = _nditer((x,), *_EXPANDED, itershape=shape, order="C")
         return walk.itviews[0]  # np.broadcast_to, without a microsecond of Python
 
     def cat(arrays: tuple[np.ndarray, ...], axis: int) -> np.ndarray:
