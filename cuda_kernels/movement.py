@@ -1,15 +1,18 @@
 """Rearranging memory, as ``minigrad.cpu_kernels.movement``: views are metadata, the rest is strided copies."""
 
+from typing import Any
+
 import numpy as np
 
 from minigrad.plain_kernels import movement as plain
+from minigrad.plain_kernels.arrays import pad_parts, padded_shape
 
 from . import comparison, elementwise
 from .platform.array import Array, empty, expand as expand, full
 from .rowwise.scan import iota
 from .rowwise.strided_copy import copy_into as copy_into
 
-split = plain.split
+split: Any = plain.split
 
 
 def reshape(x: Array, shape: tuple[int, ...]) -> Array:
@@ -34,9 +37,9 @@ def cat(arrays: tuple[Array, ...], axis: int) -> Array:
 
 def pad(x: Array, widths: tuple[tuple[int, int], ...], value: float) -> Array:
     """A copy with (before, after) elements of ``value`` added along each axis; negative numbers remove elements."""
-    y = empty(plain.padded_shape(x, widths), x.dtype, x.device)
+    y = empty(padded_shape(x, widths), x.dtype, x.device)
     border = full(1, value, x.dtype, x.device)
-    edges, inner, kept = plain.pad_parts(y, x, widths)
+    edges, inner, kept = pad_parts(y, x, widths)
     for edge in edges:
         copy_into(edge, border.view(edge.shape, (0,) * edge.ndim))
     copy_into(inner, kept)

@@ -10,10 +10,14 @@ from ..plain_kernels.elementwise import check_divisor, quiet
 from .toolbox.array_program import FEW, formula, formulas, number, supports_half as supports_half, writer
 from .toolbox.strided_copy import MANY, copy_into
 
-globals().update(all_of := formulas(plain, without=("add_into", "assign", "pow", "supports_half")))
-add, cast, div, mul, select = (all_of[name] for name in ("add", "cast", "div", "mul", "select"))
-add_into: Any = writer(plain.add_into, add, lambda x, y: (x, x, y))
-_assign = writer(plain.assign, cast, lambda x, y: (y, x.dtype))
+add: Any  # and all others of the plain family
+cast: Any
+div: Any
+mul: Any
+select: Any
+globals().update(_all := formulas(plain, without=("add_into", "assign", "pow", "supports_half")))
+add_into: Any = writer(plain.add_into, _all["add"], lambda x, y: (x, x, y))
+_assign = writer(plain.assign, _all["cast"], lambda x, y: (y, x.dtype))
 
 
 def assign(x: np.ndarray, y: Any) -> None:

@@ -4,6 +4,7 @@ import numba
 import numpy as np
 
 from ..plain_kernels import movement as plain
+from ..plain_kernels.arrays import pad_parts, padded_shape
 from .elementwise import select
 from .toolbox.strided_copy import FEW, MANY, copied, copy_into
 from .toolbox.threads import constant
@@ -11,7 +12,9 @@ from .toolbox.threads import constant
 globals().update((name, getattr(plain, name)) for name in vars(plain) if name[0] != "_")
 
 
-copy = copied
+def copy(x: np.ndarray) -> np.ndarray:
+    """A new C-contiguous array of the same values."""
+    return copied(x)
 
 
 def contiguous(x: np.ndarray) -> np.ndarray:
@@ -36,8 +39,8 @@ def pad(x: np.ndarray, widths: tuple[tuple[int, int], ...], value: float) -> np.
     """A copy with (before, after) elements of ``value`` added along each axis; negative numbers remove elements."""
     if x.nbytes < FEW:
         return plain.pad(x, widths, value)
-    y, border = np.empty(plain.padded_shape(x, widths), x.dtype), np.full((), value, x.dtype)
-    edges, inner, kept = plain.pad_parts(y, x, widths)
+    y, border = np.empty(padded_shape(x, widths), x.dtype), np.full((), value, x.dtype)
+    edges, inner, kept = pad_parts(y, x, widths)
     copy_into(*[part for edge in edges for part in (edge, np.broadcast_to(border, edge.shape))], inner, kept)
     return y
 

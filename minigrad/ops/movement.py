@@ -144,6 +144,8 @@ class Tile(Function):
 
     __slots__ = ("shape", "wide")
     widens = False
+    shape: tuple[int, ...]
+    wide: list[int]
 
     def forward(self, x: Any, *, repeats: tuple[int, ...], each: tuple[int, ...] = ()) -> Any:
         sizes, self.shape = (1,) * (len(repeats) - x.ndim) + x.shape, x.shape
@@ -192,6 +194,7 @@ class DiagEmbed(Function):
 
     __slots__ = ("places",)
     widens = False
+    places: tuple[int, int, int]
 
     def forward(self, x: Any, *, offset: int) -> Any:
         self.places, n = (offset, 0, 1), x.size + abs(offset)

@@ -67,6 +67,23 @@ _nditer: Any = np.nditer
 _EXPANDED: tuple[Any, ...] = ("multi_index", "refs_ok", "zerosize_ok"), ("readonly",)
 
 
+def padded_shape(x: Any, widths: tuple[tuple[int, int], ...]) -> tuple[int, ...]:
+    """What ``pad`` makes of the shape of x."""
+    return tuple([n + before + after for n, (before, after) in zip(x.shape, widths, strict=True)])
+
+
+def pad_parts(y: Any, x: Any, widths: tuple[tuple[int, int], ...]) -> tuple[list[Any], Any, Any]:
+    """The borders of y, what is left of it, and the part of x that goes there; views."""
+    edges, inner, kept = [], y, x
+    for axis, (before, after) in enumerate(widths):
+        along = (slice(None),) * axis
+        low, high = max(before, 0), y.shape[axis] - max(after, 0)
+        edges += [inner[(*along, slice(low))], inner[(*along, slice(high, None))]]
+        inner = inner[(*along, slice(low, high))]
+        kept = kept[(*along, slice(max(-before, 0), x.shape[axis] - max(-after, 0)))]
+    return edges, inner, kept
+
+
 class movement:
     """Rearranging memory: views where NumPy can give one, copies where it cannot."""
 
@@ -102,25 +119,10 @@ class movement:
 
     def pad(x: np.ndarray, widths: tuple[tuple[int, int], ...], value: float) -> np.ndarray:
         """A copy with (before, after) elements of ``value`` added along each axis; negative numbers remove elements."""
-        y = np.full(movement.padded_shape(x, widths), value, x.dtype)
-        _, inner, kept = movement.pad_parts(y, x, widths)
+        y = np.full(padded_shape(x, widths), value, x.dtype)
+        _, inner, kept = pad_parts(y, x, widths)
         inner[...] = kept
         return y
-
-    def padded_shape(x: Any, widths: tuple[tuple[int, int], ...]) -> tuple[int, ...]:
-        """What ``pad`` makes of the shape of x."""
-        return tuple([n + before + after for n, (before, after) in zip(x.shape, widths, strict=True)])
-
-    def pad_parts(y: Any, x: Any, widths: tuple[tuple[int, int], ...]) -> tuple[list[Any], Any, Any]:
-        """The borders of y, what is left of it, and the part of x that goes there; views."""
-        edges, inner, kept = [], y, x
-        for axis, (before, after) in enumerate(widths):
-            along = (slice(None),) * axis
-            low, high = max(before, 0), y.shape[axis] - max(after, 0)
-            edges += [inner[(*along, slice(low))], inner[(*along, slice(high, None))]]
-            inner = inner[(*along, slice(low, high))]
-            kept = kept[(*along, slice(max(-before, 0), x.shape[axis] - max(-after, 0)))]
-        return edges, inner, kept
 
     def diagonal(x: np.ndarray, offset: int, axis1: int, axis2: int) -> np.ndarray:
         """A view of the diagonal of two axes as a new last axis, writeable if ``x`` is."""

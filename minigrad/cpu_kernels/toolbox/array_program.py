@@ -558,11 +558,14 @@ class Into:
     """
 
     families: ClassVar[tuple[Any, ...]] = ()
-    elementwise = comparison = activation = property(lambda self: self)
-    quiet = staticmethod(contextlib.nullcontext)
+    elementwise: Any = property(lambda self: self)
+    comparison: Any = elementwise
+    activation: Any = elementwise
+    quiet: Any = staticmethod(contextlib.nullcontext)
 
     def __init__(self, out: np.ndarray, makes: bool = True) -> None:
-        self.out, self.makes = out, makes
+        self.out: np.ndarray = out
+        self.makes: bool = makes
 
     def __getattr__(self, name: str) -> Any:  # for the first time; from then on it is a method
         function: Any = next(getattr(family, name) for family in self.families if hasattr(family, name))
