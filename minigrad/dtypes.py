@@ -76,9 +76,11 @@ def check_numbers(array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> None:
 
 
 def check_number(name: str, value: float, dtype: np.dtype[Any]) -> None:
-    """ValueError, with the method's name, for NaN or an infinity that goes into integers."""
-    if dtype.kind in "iu" and not math.isfinite(value):
-        raise bad_value(f"{name}: no {dtype} is {value}; convert the tensor with .float() first")
+    """ValueError, with the method's name, for NaN or an infinity that goes into integers; OverflowError for others."""
+    if dtype.kind in "iu":
+        if not math.isfinite(value):
+            raise bad_value(f"{name}: no {dtype} is {value}; convert the tensor with .float() first")
+        check_numbers(np.asarray(value), dtype)
 
 
 def is_floating(dtype: np.dtype[Any]) -> bool:

@@ -227,8 +227,9 @@ def _finish(
     for leaf in leaves:
         if leaf not in pending:
             continue
-        base = pending[leaf].base  # an array that only its view and this name refer to is nobody else's
-        ours = sys.getrefcount(pending[leaf]) == 2 and (base is None or sys.getrefcount(base) == 3)
+        base = pending[leaf].base  # an array with memory of its own that only its view and this name refer to is ours
+        alone = base is None or (getattr(base, "base", base) is None and sys.getrefcount(base) == 3)
+        ours = alone and sys.getrefcount(pending[leaf]) == 2
         array = pending.pop(leaf)
         grad = _new(TensorCore.tensor_type)
         if not (ours and array.flags.c_contiguous):

@@ -77,11 +77,8 @@ def _multiply_cells(task, tasks, a, b, bias, has_bias, y, a_offsets, b_offsets, 
 @kernel
 def _multiply_few(args, n, strides, kind):
     """Products of small matrices, as NumPy calls the loop of a generalized ufunc: addresses, sizes, strides."""
-    at, steps, (batch, rows, depth, columns) = (
-        array_at(args, 3, np.int64),
-        array_at(strides, 9, np.int64),
-        array_at(n, 4, np.int64),
-    )
+    at, steps = array_at(args, 3, np.int64), array_at(strides, 9, np.int64)
+    batch, rows, depth, columns = array_at(n, 4, np.int64)
     like = array_at(at[2], 1, kind)
     first, second, a_step, b_step = at[0], at[1], steps[0], steps[1]
     a_row, a_column, b_row, b_column, y_row, y_column = steps[3:] // like.itemsize

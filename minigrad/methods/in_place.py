@@ -40,14 +40,14 @@ def _in_place(method: F, op: type[Function] | None = None, of_number: type[Funct
         for x in args:
             kinds = kinds, x.data.dtype if isinstance(x, TensorCore) else type(x)
         known = False if kwargs else direct.get(kinds)
-        applied: Any = of_number if of_number and type(args[-1]) in (float, int) else op
+        applied: Any = of_number if of_number and args and type(args[-1]) in (float, int) else op
         if known and _written(applied, self, args):
             return self
         new = _held(name, self, method(self.detach(), *args, **kwargs))
         self._change(name, *args, *kwargs.values())
         self.device.kernels.elementwise.assign(self.data, new.data)
         if known is None:
-            plain = all(isinstance(x, TensorCore | int | float | None) for x in args)
+            plain = all(isinstance(x, TensorCore) or type(x) in (int, float, bool, type(None)) for x in args)
             direct[kinds] = plain and applied is not None and takes_as_they_are(applied, self, *args)
         return self
 
@@ -62,7 +62,7 @@ def _written(op: type[Function], x: Tensor, args: tuple[Any, ...]) -> bool:
     mode, out, arrays = of_thread.mode, x.data, []
     for y in (x, *args):
         if isinstance(y, TensorCore):
-            if y.device is not CPU or (y.requires_grad and mode.enabled):
+            if y.device is not CPU or y.data.ndim > out.ndim or (y.requires_grad and mode.enabled):
                 return False
             y = y.data
         arrays.append(y)

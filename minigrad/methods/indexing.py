@@ -247,13 +247,11 @@ class IndexingMethods:
             raise bad_value(f"bincount: weights of shape {weights.shape} for indices of shape {self.shape}")
         capturing.refuse("it counts up to a value", capturing.SHAPE)
         k, x = self.device.kernels, self.long().data
-        if minlength < 0 or (x.size and k.reduce.min(x, (0,), False) < 0):
+        if minlength < 0 or (x.size and int(self.amin()) < 0):
             raise bad_value(f"bincount: minlength={minlength} and the numbers must not be negative")
-        size = max(minlength, int(k.reduce.max(x, (0,), False)) + 1 if x.size else 0)
-        dtype = (
-            dtypes.int64 if weights is None else dtypes.float32 if weights.dtype == dtypes.float32 else dtypes.float64
-        )
-        y = k.zeros((size,), dtype)
+        size = max(minlength, int(self.amax()) + 1 if x.size else 0)
+        own = None if weights is None else weights.dtype
+        y = k.zeros((size,), dtype := {None: dtypes.int64, dtypes.float32: own}.get(own, dtypes.float64))
         k.indexing.scatter_add(y, 0, x, 1 if weights is None else weights.to(dtype).data)
         return self.wrap(y, self.device)
 

@@ -308,7 +308,7 @@ class Prod(Reduction):
     def backward(self, dy: Any) -> Any:
         x, y, whole = self.saved
         k = self.kernels
-        zeros = int(k.reduce.sum(k.comparison.eq(x, 0), tuple(range(x.ndim)), False, "int64"))
+        zeros = int(k.to_host(k.reduce.sum(k.comparison.eq(x, 0), tuple(range(x.ndim)), False, "int64")))
         if whole and zeros > 1:
             return k.full(x.shape, 0, x.dtype)
         x = k.elementwise.cast(x, y.dtype)

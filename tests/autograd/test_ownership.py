@@ -32,6 +32,13 @@ class KeptInTuple(Kept):
     GRAD: Any = (np.ones(3),)
 
 
+class KeptInBuffer(Kept):
+    """The same, by an array whose base is none."""
+
+    def backward(self, dy: Any) -> Any:
+        return np.frombuffer(memoryview(self.GRAD))
+
+
 class KeptOnNode(Kept):
     """A gradient computed in forward and saved."""
 
@@ -78,7 +85,7 @@ def test_no_gradient_shares_memory_with_anything(op: type[mg.Function], extra_us
         np.testing.assert_array_equal(array, kept)
 
 
-@pytest.mark.parametrize("op", [Kept, KeptInTuple, KeptOnNode])
+@pytest.mark.parametrize("op", [Kept, KeptInTuple, KeptInBuffer, KeptOnNode])
 def test_what_an_op_keeps_is_never_written_to(op: Any) -> None:
     x = leaf(3)
     y, z = op.apply(x), op.apply(x)

@@ -174,7 +174,11 @@ def test_the_tensor_does_not_grow(device):
     x = mg.ones(3, device=device)
     raises(ValueError, r"\(2,\).*\(3,\)", lambda: x.copy_(mg.ones(2, device=device)))
     assert x.version == 0
-    assert x.add_(mg.ones(1, device=device)).tolist() == [2, 2, 2]
+    for _ in range(2):  # the first call of a kind goes another way
+        assert x.fill_(1).add_(mg.ones(1, device=device)).tolist() == [2, 2, 2]
+        raises(ValueError, r"shape \(1, 3\), the tensor \(3,\)", x.add_, mg.ones(1, 3, device=device))
+        assert x.add_(np.float64(0.3)).tolist() == mg.full((3,), 2.0, device=device).add(0.3).tolist()
+        assert x.pow_(exponent=0).tolist() == [1, 1, 1]
 
 
 @pytest.mark.parametrize("n", [8, 700])
@@ -192,3 +196,4 @@ def test_copy_casts_and_broadcasts(device):
     assert x.copy_(mg.tensor([1.9, -1.9, 0.0], device=device)).tolist() == [[1, -1, 0]] * 2
     assert x.copy_([4, 5, 6]).tolist() == [[4, 5, 6]] * 2
     raises(ValueError, "fill_: no int64 is nan", lambda: x.fill_(float("nan")))
+    raises(OverflowError, "1e\\+30 does not fit int64", lambda: x.fill_(1e30))
