@@ -165,8 +165,9 @@ def _at(x: np.ndarray, where: Any, y: Any, write: Any) -> bool:
         return False
     cube, axis, rows = found
     y, before, after = np.asarray(y, x.dtype), x.shape[:axis], cube.shape[axis + 1 :]
-    if y.ndim:
-        y = np.broadcast_to(y, (*before, *rows.shape, *after)).reshape(*before, rows.size, *after)
+    if y.ndim:  # dimensions of 1 may come before
+        shape = *before, *rows.shape, *after
+        y = np.broadcast_to(y.reshape(y.shape[-len(shape) :]), shape).reshape(*before, rows.size, *after)
     write(cube, axis, np.broadcast_to(_of_slices(cube, axis, rows), (*before, rows.size, *after)), y)
     return True
 
