@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from . import autograd
-from .errors import bad_state, bad_type, located
+from .errors import bad_state, bad_type, located, operation
 
 WRITTEN = {"MatMul": "a @ b", "Add": "a + b", "Sub": "a - b", "Mul": "a * b", "Div": "a / b"}
 WRITTEN |= dict.fromkeys(("Index", "Slice"), "x[...]")
@@ -26,7 +26,8 @@ def explained(cls: type[Any], error: Exception, inputs: tuple[Any, ...]) -> Exce
     if kind not in (ValueError, IndexError, OverflowError) or not isinstance(next(iter(error.args), None), str):
         return None
     reason = _broadcast_problem(inputs) if "broadcast together" in str(error) else str(error)
-    return located(kind(f"{written(cls)}: {reason}\n  inputs: {describe(inputs)}"))
+    name = f"{written(cls)}: " if cls.__name__ in WRITTEN or kind is not IndexError else operation()
+    return located(kind(f"{name}{reason}\n  inputs: {describe(inputs)}"))
 
 
 def no_array(where: str, x: Any) -> TypeError:

@@ -164,9 +164,11 @@ def _at(x: np.ndarray, where: Any, y: Any, write: Any) -> bool:
     if found is None or np.may_share_memory(x, y):
         return False
     cube, axis, rows = found
-    y = np.broadcast_to(np.asarray(y, x.dtype), (*x.shape[:axis], *rows.shape, *cube.shape[axis + 1 :]))
-    y = y.reshape(*x.shape[:axis], rows.size, *cube.shape[axis + 1 :])
-    write(cube, axis, np.broadcast_to(_of_slices(cube, axis, rows), y.shape), y)
+    y, before, after = np.asarray(y, x.dtype), x.shape[:axis], cube.shape[axis + 1 :]
+    if y.ndim:  # dimensions of 1 may come before
+        shape = *before, *rows.shape, *after
+        y = np.broadcast_to(y.reshape(y.shape[-len(shape) :]), shape).reshape(*before, rows.size, *after)
+    write(cube, axis, np.broadcast_to(_of_slices(cube, axis, rows), (*before, rows.size, *after)), y)
     return True
 
 

@@ -39,7 +39,7 @@ def pad(x: np.ndarray, widths: tuple[tuple[int, int], ...], value: float) -> np.
     """A copy with (before, after) elements of ``value`` added along each axis; negative numbers remove elements."""
     if x.nbytes < FEW:
         return plain.pad(x, widths, value)
-    y, border = np.empty(padded_shape(x, widths), x.dtype), np.full((), value, x.dtype)
+    y, border = np.empty(padded_shape(x, widths), x.dtype), constant(np.full((), value, x.dtype))
     edges, inner, kept = pad_parts(y, x, widths)
     copy_into(*[part for edge in edges for part in (edge, np.broadcast_to(border, edge.shape))], inner, kept)
     return y

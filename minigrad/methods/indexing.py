@@ -80,7 +80,7 @@ class IndexingMethods:
 
     def masked_select(self: Tensor, mask: Tensor) -> Tensor:
         """The values where the bool ``mask`` holds, as a vector; the two broadcast."""
-        x, chosen = self._together(mask)
+        x, chosen = self._together(shapes.bool_mask("masked_select", mask))
         return x[chosen]
 
     def _together(self: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
@@ -149,7 +149,7 @@ class IndexingMethods:
 
     def masked_scatter(self: Tensor, mask: Tensor, source: Tensor) -> Tensor:
         """The values of ``source``, in order, where the bool ``mask`` holds, else self; self and mask broadcast."""
-        x, chosen = self._together(mask)
+        x, chosen = self._together(shapes.bool_mask("masked_scatter", mask))
         count = int(chosen.sum())
         if count > source.numel():
             raise bad_value(f"masked_scatter: {count} places and {source.numel()} values in the source")
@@ -160,11 +160,11 @@ class IndexingMethods:
     def index_add(self: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
         """A copy in which y[index[i]] += alpha * source[i] along ``dim``."""
         where = _along("index_add", self, dim, index, source)
-        return _put(indexing.IndexAdd, self, source if alpha == 1 else source * alpha, where)
+        return _put("index_add", indexing.IndexAdd, self, source if alpha == 1 else source * alpha, where)
 
     def index_copy(self: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
         """A copy in which y[index[i]] = source[i] along ``dim``; of equal places the last one stays."""
-        return _put(indexing.IndexPut, self, source, _along("index_copy", self, dim, index, source))
+        return _put("index_copy", indexing.IndexPut, self, source, _along("index_copy", self, dim, index, source))
 
     def index_fill(self: Tensor, dim: int, index: Tensor, value: Tensor | float) -> Tensor:
         """A copy in which y[index[i]] = value along ``dim``; ``value`` is a number or a 0-d tensor."""
@@ -173,7 +173,7 @@ class IndexingMethods:
         if isinstance(value, TensorCore) and value.ndim:
             raise bad_value(f"index_fill: a value of shape {value.shape}; expected a number or a 0-d tensor")
         value = value.to(self.dtype) if isinstance(value, TensorCore) else value
-        return _put(indexing.IndexPut, self, value, _along("index_fill", self, dim, index.reshape(-1)))
+        return _put("index_fill", indexing.IndexPut, self, value, _along("index_fill", self, dim, index.reshape(-1)))
 
     def index_put(self: Tensor, indices: Sequence[Tensor], values: Operand, accumulate: bool = False) -> Tensor:
         """A copy in which y[indices] = values, which broadcast; with ``accumulate`` they are added.
@@ -181,7 +181,7 @@ class IndexingMethods:
         Of a place that occurs twice the last value stays and gets the gradient; ``accumulate`` adds them all.
         """
         first, where, _ = parse_index(tuple(indices))
-        return _put(indexing.IndexAdd if accumulate else indexing.IndexPut, self, values, where, first)
+        return _put("index_put", indexing.IndexAdd if accumulate else indexing.IndexPut, self, values, where, first)
 
     def argsort(self: Tensor, dim: int = -1, descending: bool = False, stable: bool = True) -> Tensor:
         """Indices (int64) that sort along ``dim``; stable even if not asked, NaN last (first if descending)."""
@@ -297,11 +297,11 @@ def _along(name: str, x: Tensor, dim: int, index: Tensor, source: Tensor | None 
     return (slice(None),) * at + (index.data.reshape(-1),)
 
 
-def _put(op: Any, x: Tensor, values: Operand, where: tuple[Any, ...], first: Any = None) -> Tensor:
+def _put(name: str, op: Any, x: Tensor, values: Operand, where: tuple[Any, ...], first: Any = None) -> Tensor:
     """``IndexPut`` or ``IndexAdd``; TypeError for values of another dtype."""
     x, values = cast_inputs("widest", x, x._operand(values))
     if isinstance(values, TensorCore) and values.dtype != x.dtype:
-        raise bad_type(f"index_put: values are {values.dtype}, the tensor {x.dtype}; convert with .to(dtype)")
+        raise bad_type(f"{name}: values are {values.dtype}, the tensor {x.dtype}; convert with .to(dtype)")
     return op.apply(x, values, where=where, first=first)
 
 

@@ -3,7 +3,6 @@
 Whatever the dtypes of a norm's parameters (float32 ones for a bfloat16 x are usual), the result is of x's.
 """
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -136,19 +135,10 @@ def pad(x: Tensor, pad: Sequence[int], mode: str = "constant", value: float = 0.
             if mode == "circular":
                 x = cat([x.narrow(dim, n - before, before), x, x.narrow(dim, 0, after)], dim)
             else:
-                places = (slice(None),) * dim + (Tensor(_padded(n, before, after, mode), device=x.device).data,)
-                x = indexing_ops.Index.apply(x, where=places, basic=False)
+                at = np.arange(-before, n + after)
+                at = at.clip(0, n - 1) if mode == "replicate" else n - 1 - abs(n - 1 - abs(at))
+                x = indexing_ops.Index.apply(x, (slice(None),) * dim + (Tensor(at, device=x.device).data,))
     return x
-
-
-@functools.lru_cache(64)
-def _padded(n: int, before: int, after: int, mode: str) -> np.ndarray:
-    """Of each value of a padded dimension the place from which it is."""
-    return np.pad(np.arange(n), (before, after), PAD_MODES[mode])
-
-
-PAD_MODES: dict[str, Any] = {"reflect": "reflect", "replicate": "edge", "circular": "wrap"}
-"""PyTorch's names, and NumPy's."""
 
 
 def softmin(x: Tensor, dim: int) -> Tensor:

@@ -80,7 +80,8 @@ class _Written(Function):
             self.put(dx, 0, False)
         if self.needs[1]:
             dvalues = self.got(dy)
-            if not self.adds:
+            repeats = not isinstance(parts, tuple) or any(getattr(x, "dtype", bool_) != bool_ for x in parts)  # may
+            if repeats and not self.adds:
                 arrays = isinstance(parts, tuple) and self.where[1] is None
                 arrays = arrays and all(isinstance(x, slice) or getattr(x, "dtype", bool_) != bool_ for x in parts)
                 rest = dy.ndim - len(parts) if arrays else 0  # dimensions that are written as a whole

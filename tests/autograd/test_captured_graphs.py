@@ -357,6 +357,21 @@ def test_running_averages_move_once_a_replay() -> None:
     assert run(True) == run(False)
 
 
+def test_places_and_borders_are_those_of_each_replay() -> None:
+    def step(x: mg.Tensor, places: mg.Tensor, values: mg.Tensor) -> mg.Tensor:
+        y = x * 1
+        y[places] = values
+        p = y.detach().requires_grad_()
+        with mg.enable_grad():
+            loss = (p.pad((1, 2, -1, 1), 2.0) ** 2).sum()
+        return loss.backward()[p] + y
+
+    captured, rng = cuda.graphed(step), np.random.default_rng(0)
+    for places in ([0, 3], [4, 1], [-1, -2], [5, -3]):
+        arrays = rng.normal(size=(200, 100)), np.array(places), rng.normal(size=(2, 100))
+        assert same_bits(host(captured(*map(on_device, arrays))), host(step(*map(on_device, arrays))))
+
+
 def test_captures_are_neither_nested_nor_repeated() -> None:
     graph = cuda.Graph(DEVICE)
     with graph.capture(), pytest.raises(CaptureError, match="cannot be nested"), cuda.Graph(DEVICE).capture():

@@ -39,7 +39,7 @@ from .multi_tensor import addresses_of
 from .strided_copy import ZERO, copy_into
 from .threads import Launch, Launches
 
-VALUES = "grad_norm.", "indexing.add_at", "indexing.index", "indexing.scatter", "linear_cross_entropy.backward"
+VALUES = "grad_norm.", "indexing.add", "indexing.assign", "indexing.index", "indexing.scatter", "linear_cross_entropy.b"
 """Functions whose launches are others for other values, by the beginnings of their names."""
 IN_PLACE = {
     "attention.extend": 3, "elementwise.add_into": 0, "elementwise.assign": 0, "embedding.backward_into": 2,
