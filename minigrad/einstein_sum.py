@@ -37,9 +37,8 @@ def einsum(equation: str, *operands: Tensor) -> Tensor:
         raise bad_type(f"einsum {equation!r}: operands {kinds}; expected tensors")
     steps = _plan(equation, tuple([x.shape for x in operands]))
     dtype = dtypes.result_dtype([x.data for x in operands])
-    if (
-        dtypes.is_half(dtype) and len([x for x in steps if x[0] in ("sum", "__matmul__", "__mul__")]) > 1
-    ):  # rounded once
+    computed = [name for name, *_ in steps if name in ("sum", "__matmul__", "__mul__")]
+    if dtypes.is_half(dtype) and len(computed) > 1:  # rounded once
         return einsum(equation, *(x.float() for x in operands)).to(dtype)
     values = [*operands]
     for name, slot, args in steps:

@@ -18,8 +18,8 @@ def copy(x: np.ndarray) -> np.ndarray:
 
 
 def contiguous(x: np.ndarray) -> np.ndarray:
-    """``x`` itself if it is C-contiguous, else a copy that is; keeps 0-d arrays 0-d."""
-    return x if x.flags.c_contiguous else copied(x)
+    """``x`` itself if it is C-contiguous and aligned, else a copy that is; keeps 0-d arrays 0-d."""
+    return x if x.flags.carray or (x.flags.c_contiguous and x.flags.aligned) else copied(x)
 
 
 def cat(arrays: tuple[np.ndarray, ...], axis: int) -> np.ndarray:

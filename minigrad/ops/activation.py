@@ -91,11 +91,11 @@ def _of_gate(k: Any, dy: Any, a: Any, b: Any) -> Any:
 
 
 def _between(k: Any, dy: Any, x: Any, low: Any, high: Any) -> Any:
-    return k.select(k.logical_and(k.gt(x, low), k.lt(x, high)), dy)
+    return k.select(k.logical_not(k.logical_or(k.le(x, low), k.ge(x, high))), dy)
 
 
 class Hardtanh(Clamp):
-    """y = min(max(x, low), high);  dx = dy where low < x < high (``Clamp`` counts the bounds in)."""
+    """y = min(max(x, low), high);  dx = dy unless x <= low or x >= high (``Clamp`` counts the bounds in)."""
 
     formulas = (Clamp.formulas[0], _between, None, None)
 

@@ -118,3 +118,11 @@ def test_rows_of_half_floats_are_those_of_float32_rounded_once(half: np.dtype) -
         y, *of_rows = norm.forward(x, *dy[:n], 1e-5)
         same((y, *of_rows), norm.forward(x32, *dy32[:n], 1e-5))
         same(norm.backward(dy, x, dy[0], *of_rows), norm.backward(dy32, x32, dy32[0], *of_rows))
+
+
+@pytest.mark.parametrize("name", ["var", "logsumexp", "cummax"])
+def test_folds_of_numbers_at_odd_addresses(name):
+    x = np.zeros(97, np.uint8)[1:].view(np.float32).reshape(4, 6)
+    x[:] = np.random.default_rng(0).normal(size=(4, 6))
+    found, expected = (getattr(mg.from_numpy(a), name)(0) for a in (x, x.copy()))
+    assert found[0].tolist() == expected[0].tolist()

@@ -122,10 +122,14 @@ class Huber(OfTensors):
     floats = True
     formulas = (
         lambda k, x, y, c: _huber(k, k.abs(k.sub(x, y)), c),
-        lambda k, dz, x, y, c: k.mul(dz, k.clamp(k.sub(x, y), k.neg(c), c)),
-        lambda k, dz, x, y, c: k.mul(dz, k.clamp(k.sub(y, x), k.neg(c), c)),
+        lambda k, dz, x, y, c: k.mul(dz, _cut(k, k.sub(x, y), c)),
+        lambda k, dz, x, y, c: k.mul(dz, _cut(k, k.sub(y, x), c)),
         None,
     )
+
+
+def _cut(k: Any, x: Any, c: float) -> Any:
+    return k.mul(k.sign(x), k.minimum(k.abs(x), c))
 
 
 def _huber(k: Any, distance: Any, c: float) -> Any:
