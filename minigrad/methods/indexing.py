@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from .. import capturing, dtypes, shapes
+from .. import dtypes, shapes
 from ..autograd import TensorCore
 from ..errors import bad_type, bad_value, check_option, expect
 from ..modes import cast_inputs
@@ -245,7 +245,6 @@ class IndexingMethods:
             raise bad_value(f"bincount of {self.dtype}, shape {self.shape}: expected a vector of integers")
         if weights is not None and weights.shape != self.shape:
             raise bad_value(f"bincount: weights of shape {weights.shape} for indices of shape {self.shape}")
-        capturing.refuse("it counts up to a value", capturing.SHAPE)
         k, x = self.device.kernels, self.long().data
         if minlength < 0 or (x.size and int(self.amin()) < 0):
             raise bad_value(f"bincount: minlength={minlength} and the numbers must not be negative")
