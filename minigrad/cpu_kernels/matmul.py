@@ -141,7 +141,7 @@ def _product(a: np.ndarray, b: np.ndarray, bias: np.ndarray | None, rounded: boo
     if dtype not in KNOWN or b.dtype != dtype:
         y = np.matmul(a, b)
         return y if bias is None else y + bias
-    if a.ndim > 2 and b.ndim == 2 and a.flags.c_contiguous:  # one matrix for all rows: no batch at all
+    if a.flags.c_contiguous and a.ndim > 2 and b.ndim == 2:  # one matrix for all rows: no batch at all
         rows = math.prod(a.shape[:-1])
         return _product(a.reshape(rows, a.shape[-1]), b, bias, rounded).reshape(*a.shape[:-1], b.shape[-1])
 

@@ -119,6 +119,7 @@ FORBIDDEN: list[tuple[str, str, Callable[[mg.Tensor, mg.Tensor], Any]]] = [
     ("repeat_interleave", "the shape of its result depends on values", lambda x, i: x.repeat_interleave(i)),
     ("bincount", "the shape of its result depends on values", lambda x, i: i.bincount()),
     ("one_hot", "pass num_classes", lambda x, i: F.one_hot(i)),
+    ("backward", "call it before the capture", lambda x, i: leaf(x[None]).prod().backward()),
     ("multinomial", "call it before the capture, or after the launch", lambda x, i: x.softmax(0).multinomial(1)),
     ("manual_seed", "do it before a launch", lambda x, i: mg.manual_seed(3)),
     ("load_state_dict", "do it before a launch", lambda x, i: GENERATOR.load_state_dict({"seed": 1, "offset": 0})),
