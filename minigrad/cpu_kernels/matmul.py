@@ -153,7 +153,6 @@ def _product(a: np.ndarray, b: np.ndarray, bias: np.ndarray | None, rounded: boo
         shape = (*batch, a.shape[-2], b.shape[-1])
     y = np.empty(shape, dtype)
     few = 0 < y.size * a.shape[-1] < PARALLEL_WORK_THIN and bias is None and recording.launches is None
-    few = few and a.flags.aligned and b.flags.aligned
     if few and not (rounded and min(shape[-2:]) > THIN_ROWS) and not numba.config.DISABLE_JIT:
         multiply, failed = _of_few(dtype)
         multiply(a, b, y)
