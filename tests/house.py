@@ -44,14 +44,14 @@ BUDGETS = {
     "core: lines of code": Budget(2_500, 2_500, "the same"),
     "library: lines of code": Budget(
         36_500,
-        39_935,
+        39_985,
         "a house is small if it has few lines; 1,000 are the plain kernels, 500 settings of the train command, groups "
         "of ranks, checkpoints beside training, flodl's checks and overlap, and what a GPU needs before its first day, "
         "1,000 formulas as loops, kernels compiled ahead, starts by hand, replicas on ranks, and captured steps, 450 "
         "loaders, schedulers, stores that add, save and load, 400 a simulator that counts, 350 the same bits for any "
         "number of ranks and ranks that compare hashes, 570 sharded states, 370 meshes, 330 jobs that start again and "
         "checkpoints of shares, 250 a planner, 240 LoRA and PyTorch's state dicts, 230 the profiler, 50 rows "
-        "of half floats, and moves along any axis",
+        "of half floats, and moves along any axis, 50 methods that write in place",
     ),
     "wings: lines of code": Budget(3_000, 3_000, "the course and the dashboard, which nothing below imports"),
     "distributed: rooms": Budget(6, 6, "what is met at a folder's top is what a user can name"),
