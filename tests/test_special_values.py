@@ -219,7 +219,7 @@ BY_HAND: dict[str, tuple[Callable[..., Any], list[float], Any, list[float]]] = {
     "floor": (lambda x: (x.floor() * INF).sum(), [1.5], INF, [0.0]),
     "clamp": (lambda x: x.clamp(min=mg.tensor([0.0])), [NAN], NAN, [0.0]),
     "clamp to one number": (lambda x: mg.tensor([1.0]).clamp(x, mg.tensor([2.0])), [2.0], 2.0, [0.0]),
-    "hardtanh": (lambda x: F.hardtanh(x).sum(), [-1.0, 0.5, 1.0, NAN], NAN, [0.0, 1.0, 0.0, 0.0]),
+    "hardtanh": (lambda x: F.hardtanh(x).sum(), [-1.0, 0.5, 1.0, NAN], NAN, [0.0, 1.0, 0.0, 1.0]),
     "lerp": (lambda x: x.lerp(mg.tensor([INF]), 0.75), [1.0], NAN, [0.25]),
     "acosh": (lambda x: x.acosh(), [-1.0], NAN, [INF]),
     "softplus": (lambda x: F.softplus(x) * INF, [-100.0], INF, [INF]),

@@ -99,6 +99,8 @@ def move(way: Any, x: np.ndarray, axis: int, indices: np.ndarray, y: Any) -> Non
     The indices may be 1 long in all dimensions before the axis, or in all behind it. IndexError for those that are not
     within 0..n - 1; what is moved with them is left out. Half-width floats are added in float32, and rounded once.
     """
+    if not indices.size or 0 in x.shape[axis + 1 :]:
+        return
     if way not in (READ, ASSIGN) and is_half(x.dtype):
         wide = cast(x, FLOAT32)
         move(way, wide, axis, indices, cast(y, FLOAT32))

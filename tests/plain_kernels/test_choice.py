@@ -66,6 +66,6 @@ def test_the_environment_chooses_and_plain_kernels_need_no_compiler():
     assert "plain: plain kernels: activation, " in done.stderr
     done = python("-c", source, env={"MINIGRAD_KERNELS": "cpu", "MINIGRAD_DEBUG": "1"})
     assert done.stdout == "minigrad.cpu_kernels True\n", done.stderr
-    assert f"cpu: plain kernels: {', '.join(cpu_kernels.PLAIN_ONLY)}\n" in done.stderr
+    assert ("cpu: plain kernels: " in done.stderr) == bool(cpu_kernels.PLAIN_ONLY), done.stderr
     done = python("-c", "import minigrad", env={"MINIGRAD_KERNELS": "fast"})
     assert "there are no kernels 'fast'; expected 'plain'" in done.stderr
