@@ -25,7 +25,8 @@ def _scan(name: str, real: Any, wide: Any, combine: Any, identity: Any) -> Scan:
 
     def with_before(value, lane, distance):
         other = cuda.shfl_up_sync(FULL_WARP, value, distance)
-        return combine(other, value) if lane >= distance else value
+        both = combine(other, value)
+        return both if lane >= distance else value
 
     @kernel(f"{word}*, {wide.__name__}*, {word}*, int64 x2, int32 x3", registers=48, name=f"{name}_{word}")
     def scan_rows(x, totals, y, n, part, reverse, exclusive, stage):
