@@ -23,9 +23,25 @@ COLUMNS = 16  # rows are split at multiples of this, one cache line of float32
 NUMBERS = (np.float32, np.float64, np.int64)
 
 
-def _mover(name: str, change: Any = None) -> Any:
-    """The kernel that reads y from places of x, or makes ``change(x, y)`` of x there."""
-    reads, changed = change is None, inline(change or (lambda old, new: new))
+@inline
+def _changed(kind, old, new):
+    if kind == 2:
+        return old + new
+    if kind == 3:
+        return old * new
+    if kind == 4:
+        return old if old >= new or old != old else new
+    if kind == 5:
+        return old if old <= new or old != old else new
+    return new
+
+
+def _mover(name: str, kind: int) -> Any:
+    """The kernel that reads y from places of x, or makes ``_changed(kind, x, y)`` of x there.
+
+    Its closure has numbers only, by which the cache of kernels knows it.
+    """
+    reads = kind == 0
 
     @task_kernel(name=name)
     def move(task, tasks, x, places, step, y, rows, columns, outside):
@@ -50,29 +66,29 @@ def _mover(name: str, change: Any = None) -> Any:
                     there = row[np.int64(at[0]) * step + start :][: values.shape[0]]
                     source, target = (there, values) if reads else (values, there)
                     for k in range(source.shape[0]):
-                        target[k] = changed(target[k], source[k])
+                        target[k] = _changed(kind, target[k], source[k])
                 elif step == 1:
                     for k in range(at.shape[0]):
                         if reads:
                             values[k] = row[at[k]]
                         else:
-                            row[at[k]] = changed(row[at[k]], values[k])
+                            row[at[k]] = _changed(kind, row[at[k]], values[k])
                 else:
                     for k in range(at.shape[0]):
                         place = at[k] * wide + np.uint64(start + k)
                         if reads:
                             values[k] = row[place]
                         else:
-                            row[place] = changed(row[place], values[k])
+                            row[place] = _changed(kind, row[place], values[k])
 
     return move
 
 
-READ, ASSIGN, ADD = _mover("read"), _mover("assign", lambda old, new: new), _mover("add", lambda old, new: old + new)
+READ, ASSIGN, ADD = _mover("read", 0), _mover("assign", 1), _mover("add", 2)
 REDUCTIONS: dict[str, Any] = {
-    "prod": _mover("multiply", lambda old, new: old * new),
-    "amax": _mover("raise_to", lambda old, new: old if old >= new or old != old else new),
-    "amin": _mover("lower_to", lambda old, new: old if old <= new or old != old else new),
+    "prod": _mover("multiply", 3),
+    "amax": _mover("raise_to", 4),
+    "amin": _mover("lower_to", 5),
 }
 
 
