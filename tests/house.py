@@ -44,7 +44,7 @@ BUDGETS = {
     "core: lines of code": Budget(2_500, 2_500, "the same"),
     "library: lines of code": Budget(
         36_500,
-        39_990,
+        39_995,
         "a house is small if it has few lines; 1,000 are the plain kernels, 500 settings of the train command, groups "
         "of ranks, checkpoints beside training, flodl's checks and overlap, and what a GPU needs before its first day, "
         "1,000 formulas as loops, kernels compiled ahead, starts by hand, replicas on ranks, and captured steps, 450 "
