@@ -26,7 +26,7 @@ from .toolbox.product_loops import (
     multiply_packed,
     multiply_thin,
     workspace,
-)  # fmt: skip
+)
 from .toolbox.program_code import ufunc_of_kernel
 from .toolbox.register_tile import TILE_ROWS, advance, aligned_empty, cell_of, first_element, keep_alive, pointer
 from .toolbox.threads import constant, recording, task_kernel
