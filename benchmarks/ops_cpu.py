@@ -25,6 +25,7 @@ from typing import Any
 from ops_cases import operations
 
 THREADS = 2
+ASLEEP = 0.02  # seconds until threads that look for work do so no more
 Call = Callable[[], Any]
 
 
@@ -55,13 +56,14 @@ def measure(name: str, function: Callable[..., Any], tensors: tuple[Any, ...], s
 
 
 def work(library: str, shape: tuple[int, int], dtype: str, only: list[str], seconds: float) -> None:
-    """Measure each case that a line of standard input names."""
+    """Measure each case that a line of standard input names, when the other library's threads have gone to sleep."""
     module: Any = importlib.import_module(library)
     module.set_num_threads(THREADS)
     cases = operations(module, importlib.import_module(f"{library}.nn.functional"), shape, dtype)
     print(json.dumps([name for name in cases if not only or name in only]), flush=True)
     for line in sys.stdin:
         name = line.rstrip("\n")
+        time.sleep(ASLEEP)
         print(json.dumps(measure(name, cases[name][0], cases[name][1:], seconds)), flush=True)
 
 

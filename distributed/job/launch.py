@@ -163,11 +163,11 @@ class LaunchJob:
                 os.close(held)
 
     def _on_signal(self, number: int, frame: object) -> None:
+        # It must not set ``changed``, whose lock may be held by what it interrupts; ``_wait`` looks every 50 ms.
         if self.stop is None:
             self.stop, self.stopped_at = number, time.monotonic()
         elif number != signal.SIGPIPE and time.monotonic() > self.stopped_at + REPEATED:
             self.hurry = True  # while Ctrl-C on ``launch ... | tee log`` ends tee as well
-        self.changed.set()
 
     def _supervise(self, mpirun: subprocess.Popen[bytes]) -> int:
         assert mpirun.stdout is not None and mpirun.stderr is not None

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -224,6 +225,15 @@ def test_ranks_say_what_is_lost_at_a_second_signal(tmp_path):
     _, err = job.communicate(timeout=20)
     assert job.returncode == 143 and "not by the signal" not in err
     assert {*re.findall(r"\[(\d)\] KeyboardInterrupt: 3 steps are lost", err)} == {"0", "1"}, err
+
+
+def test_a_signal_waits_for_no_lock_of_what_it_interrupts():
+    job = launch.LaunchJob(Path("mpirun"), 2, [], None, [], None, 1.0)
+    handler = threading.Thread(target=job._on_signal, args=(signal.SIGINT, None), daemon=True)
+    with job.changed._cond, job.printing:  # type: ignore[attr-defined]
+        handler.start()
+        handler.join(5.0)
+        assert job.stop == signal.SIGINT and not handler.is_alive()
 
 
 def test_a_rank_that_fails_while_it_ends_is_named(tmp_path):
