@@ -4,20 +4,20 @@ Division by an integer 0 raises ZeroDivisionError: a flag is copied back, for in
 """
 
 import functools
+import re
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from minigrad.plain_kernels import elementwise as plain
+from minigrad.plain_kernels.elementwise import Each, elementwise as plain
 
-from . import comparison, trigonometry
 from .platform import memory
 from .platform.array import Array, copy, expand, from_host, may_share_memory
 from .pointwise import rules
 from .pointwise.conversion import loaded
 from .pointwise.division import floor_div as floor_div, fmod as fmod, pow as pow, remainder as remainder
+from .pointwise.formulas import of_formula
 from .pointwise.pointwise import Pointwise, floating, like, made_from
 from .rowwise.strided_copy import copy_into
 
@@ -77,8 +77,33 @@ def nan_to_num(x: Array, nan: float, posinf: float | None, neginf: float | None)
 
 
 def fused(expression: Callable[..., Any], *inputs: Any) -> Any:
-    """expression(k, *inputs) of functions of elements; here each step is a launch."""
-    return expression(_EACH, *inputs)
+    """expression(k, *inputs), numbers, of functions of elements: one launch of a kernel that is made of it."""
+    truths = tuple([None if x is None else getattr(x, "dtype", None) == bool for x in inputs])
+    return _of_expression(expression, truths)(*[x for x in inputs if x is not None])
+
+
+@functools.cache
+def _of_expression(expression: Callable[..., Any], truths: tuple[bool | None, ...]) -> Pointwise:
+    """Its kernels where these inputs are truth values, or None."""
+
+    def formula(*given: Any) -> Any:
+        left = iter(given)
+        return expression(_Each, *[None if truth is None else next(left) for truth in truths])
+
+    given = [truth for truth in truths if truth is not None]
+    inputs = "".join("o" if truth is None else "xm"[truth] for truth in truths)
+    words = re.findall(r"\w+", f"{expression.__module__.rpartition('.')[2]} {expression.__qualname__}")
+    name = "_".join([*words, str(expression.__code__.co_firstlineno), inputs])
+    return Pointwise(name, of_formula(formula, *given), _of_numbers, len(given), eager=(), lazy=(), registers=40)
+
+
+def _of_numbers(*kinds: Any) -> tuple[np.dtype[Any], ...]:
+    dtype = _result(*kinds)
+    return *[kind if kind == bool else dtype for kind in kinds], dtype
+
+
+class _Each(Each):
+    floor_div, remainder, fmod, pow = np.floor_divide, np.remainder, np.fmod, np.power
 
 
 # Into existing arrays, and between dtypes -----------------------------------------------------------------------------
@@ -129,7 +154,3 @@ def _apart(x: Array, y: Any) -> Any:
         return y
     same = x.pointer == y.pointer and x.shape == y.shape and x.strides == y.strides
     return y if same else copy(y)
-
-
-_EACH = SimpleNamespace(**{**vars(trigonometry), **vars(comparison), **globals()})
-"""The functions that ``fused`` gives its expressions."""

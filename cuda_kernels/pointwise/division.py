@@ -10,7 +10,7 @@ import numpy as np
 from ..platform import families
 from ..platform.toolbox import Array, math
 from .pointwise import Pointwise, kind, like
-from .rules import is_float, libdevice_function, rule
+from .rules import OF_NUMPY, is_float, libdevice_function, rule
 
 
 @rule
@@ -85,6 +85,9 @@ def _pow(real):
         return z
 
     return of_integers
+
+
+OF_NUMPY |= {np.floor_divide: _floor_div, np.remainder: _remainder, np.fmod: _fmod, np.power: _pow}
 
 
 class Division(Pointwise):

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from .rules import of_numpy, rule
+from .rules import TRUTHS, of_numpy, rule
 
 OPERATORS: dict[Any, str] = {
     np.add: "{} + {}", np.subtract: "{} - {}", np.multiply: "{} * {}", np.true_divide: "{} / {}",
@@ -32,23 +32,29 @@ OPERATORS: dict[Any, str] = {
 
 
 class Noted(np.lib.mixins.NDArrayOperatorsMixin):
-    """A number of a formula, by its name in the ``lines`` so far; ``names`` are those of functions and constants."""
+    """A number of a formula, or a truth value, by its name in the ``lines`` so far; ``names`` are those of functions
+    and constants.
+    """
 
-    def __init__(self, name: str, lines: list[str], names: dict[str, Any]) -> None:
+    def __init__(self, name: str, lines: list[str], names: dict[str, Any], is_truth: bool = False) -> None:
         self.name: str = name
         self.dtype: np.dtype[Any] = np.dtype(names["real"])
         self._lines = lines
         self._names = names
+        self._is_truth = is_truth
 
     def __array_ufunc__(self, function: Any, _: str, *inputs: Any, dtype: Any = None, casting: str = "") -> Noted:
-        given = inputs if dtype is None else [self._line("real({})", x) for x in inputs]
-        return self.__array_function__(function, (), given, {})
+        return self.__array_function__(function, (), inputs, {})
 
     def __array_function__(self, function: Any, _: Any, inputs: Sequence[Any], __: Any) -> Noted:
         text = OPERATORS.get(function)
         if text is None:
             text = f"{self._named(of_numpy(function)(self.dtype.type))}({', '.join('{}' for _ in inputs)})"
-        return self._line(text, *inputs)
+        if function not in TRUTHS and function is not np.where:
+            inputs = [self._line("real({})", x) if isinstance(x, Noted) and x._is_truth else x for x in inputs]
+        y = self._line(text, *inputs)
+        y._is_truth = function in TRUTHS
+        return y
 
     def astype(self, dtype: np.dtype[Any]) -> Noted:
         """Itself: a formula's numbers have one dtype."""
@@ -72,14 +78,17 @@ def inputs_of(formula: Callable[..., Any]) -> int:
     return int(plain.nin if isinstance(plain, np.ufunc) else plain.__code__.co_argcount)
 
 
-def of_formula(formula: Callable[..., Any]) -> Any:
-    """The rule of a plain formula. Making it raises TypeError for a formula that returns anything but one array."""
-    inputs = [f"x{i}" for i in range(inputs_of(formula))]
+def of_formula(formula: Callable[..., Any], *truths: bool) -> Any:
+    """The rule of a plain formula; which inputs are truth values, if any are.
+
+    Making it raises TypeError for a formula that returns anything but one array.
+    """
+    inputs = {f"x{i}": is_truth for i, is_truth in enumerate(truths or (False,) * inputs_of(formula))}
 
     def make(real: Any) -> Any:
         lines = [f"def formula({', '.join(inputs)}):"]
         names = {"__name__": __name__, "real": real}
-        result = formula(*(Noted(name, lines, names) for name in inputs))
+        result = formula(*(Noted(name, lines, names, is_truth) for name, is_truth in inputs.items()))
         if not isinstance(result, Noted):
             raise TypeError(f"{formula.__qualname__} returns a {type(result).__name__}; a kernel returns one array")
         return compiled("formula", [*lines, f"    return {result.name}"], __file__, names)

@@ -90,7 +90,7 @@ def _right_shift(real):
     return lambda x, y: x >> y if zero <= y and y < bits else (-real(1) if x < zero else zero)
 
 
-_OF_NUMPY: dict[Any, Any] = {
+OF_NUMPY: dict[Any, Any] = {
     np.abs: _abs,
     np.reciprocal: _reciprocal,
     np.maximum: lambda real: larger_of,
@@ -109,10 +109,17 @@ _OF_NUMPY: dict[Any, Any] = {
 }
 
 
+TRUTHS: set[Any] = {
+    np.equal, np.not_equal, np.less, np.less_equal, np.greater, np.greater_equal, np.isnan, np.isinf, np.isfinite,
+    np.logical_not, np.logical_and, np.logical_or, np.logical_xor,
+}  # fmt: skip
+"""NumPy's functions whose results are truth values."""
+
+
 def of_numpy(function: Any) -> Any:
     """The rule of one of NumPy's functions that is no operator; most are functions of a number in ``math``."""
     return (
-        _OF_NUMPY[function]
-        if function in _OF_NUMPY
+        OF_NUMPY[function]
+        if function in OF_NUMPY
         else of_math(function.__name__.removesuffix(" (vectorized)").replace("arc", "a"))
     )

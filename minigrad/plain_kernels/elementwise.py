@@ -59,7 +59,7 @@ class elementwise:
         """expression(k, *inputs), a function that lasts, with the names of ``elementwise``, ``comparison`` and
         ``trigonometry`` in k: other backends take it as one pass.
         """
-        return expression(_Each, *inputs)
+        return expression(Each, *inputs)
 
     def where(condition: Any, x: Any, y: Any) -> Any:
         """x where the condition holds, else y."""
@@ -200,7 +200,7 @@ class trigonometry:
     atanh: Callable[..., Any] = quiet(np.arctanh)
 
 
-class _Each(elementwise, comparison, trigonometry):
+class Each(elementwise, comparison, trigonometry):
     """What ``fused`` gives its expressions."""
 
 
@@ -250,12 +250,6 @@ class activation:
     def hardswish_backward(dy: np.ndarray, x: np.ndarray) -> np.ndarray:
         """0 for x <= -3, (x / 3 + 1 / 2) dy below 3, then dy."""
         return np.where(x > -3, dy * np.where(x < 3, x / 3 + 0.5, 1), 0)
-
-    @quiet
-    def binary_cross_entropy_backward(dy: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        """((1 - y) / (1 - x) - y / x) dy, without the quotients whose logarithm would be below -100."""
-        rest, least = 1 - x, math.exp(-100)
-        return dy * (np.where(rest > least, (1 - y) / rest, 0) - np.where(x > least, y / x, 0))
 
     def elu(x: np.ndarray, alpha: float) -> np.ndarray:
         """x where x > 0, else alpha * (exp(x) - 1)."""

@@ -137,7 +137,7 @@ def _huber(k: Any, distance: Any, c: float) -> Any:
     return k.mul(size, k.sub(distance, k.mul(size, 0.5)))
 
 
-class BinaryCrossEntropy(Arithmetic):
+class BinaryCrossEntropy(OfTensors):
     """z = -(y log x + (1 - y) log(1 - x));  dx = ((1 - y) / (1 - x) - y / x) dz, dy = (log(1 - x) - log x) dz.
 
     Logarithms are -100 at least, and have no slope there.
@@ -145,22 +145,20 @@ class BinaryCrossEntropy(Arithmetic):
 
     floats = True
     half_kernels = None
-
-    def forward(self, x: Any, y: Any) -> Any:
-        self.saved = (x, y)
-        return self.kernels.elementwise.fused(_entropy, x, y)
-
-    def backward(self, dz: Any) -> Any:
-        (x, y), k = self.saved, self.kernels
-        log, log_of_rest = _logarithms(k.elementwise, x) if self.needs[1] else (0, 0)
-        dy = k.elementwise.mul(dz, k.elementwise.sub(log_of_rest, log)) if self.needs[1] else None
-        return k.activation.binary_cross_entropy_backward(dz, x, y), dy
+    formulas = (
+        lambda k, x, y: k.neg(k.add(k.mul(y, _log(k, x)), k.mul(k.sub(1, y), _log_of_rest(k, x)))),
+        lambda k, dz, x, y: k.mul(dz, k.sub(_over(k, k.sub(1, y), k.sub(1, x)), _over(k, y, x))),
+        lambda k, dz, x, y: k.mul(dz, k.sub(_log_of_rest(k, x), _log(k, x))),
+    )
 
 
-def _logarithms(k: Any, x: Any) -> tuple[Any, Any]:
-    return k.maximum(k.log(x), -100), k.maximum(k.log1p(k.neg(x)), -100)
+def _log(k: Any, x: Any) -> Any:
+    return k.maximum(k.log(x), -100)
 
 
-def _entropy(k: Any, x: Any, y: Any) -> Any:
-    log, log_of_rest = _logarithms(k, x)
-    return k.neg(k.add(k.mul(y, log), k.mul(k.sub(1, y), log_of_rest)))
+def _log_of_rest(k: Any, x: Any) -> Any:
+    return k.maximum(k.log1p(k.neg(x)), -100)
+
+
+def _over(k: Any, x: Any, y: Any) -> Any:
+    return k.where(k.gt(y, math.exp(-100)), k.div(x, y), 0)
