@@ -18,7 +18,7 @@ from .pointwise import rules
 from .pointwise.conversion import loaded
 from .pointwise.division import floor_div as floor_div, fmod as fmod, pow as pow, remainder as remainder
 from .pointwise.formulas import of_formula
-from .pointwise.pointwise import Pointwise, floating, like, made_from
+from .pointwise.pointwise import Pointwise, adapted, floating, like, made_from
 from .rowwise.strided_copy import copy_into
 
 if TYPE_CHECKING:  # what ``made_from`` makes
@@ -27,13 +27,12 @@ if TYPE_CHECKING:  # what ``made_from`` makes
 
 
 def _result(*kinds: Any) -> np.dtype[Any]:
-    return np.result_type(*(_EXAMPLES.get(k, k) for k in kinds))
+    return np.result_type(*(_EXAMPLES.get(k, k) for k in adapted(kinds)))
 
 
 _EXAMPLES: dict[Any, Any] = {int: 0, float: 0.0}  # Python's numbers adapt to the dtype of the others
-_NUMBERS = ("float64", "int64", "int32", "uint8", "bool")
-_REALS = ("float64", "int64")
-supports_half: Callable[[Any], bool] = plain.supports_half
+_NUMBERS = ("float64", "bfloat16", "int64", "int32", "uint8", "bool")
+_REALS = ("float64", "bfloat16", "int64")
 _make = functools.partial(made_from, plain, globals())
 _ADD, _MAXIMUM, _MINIMUM = _make("add maximum minimum", lazy=_NUMBERS)
 _make("sub", lazy=_NUMBERS[:-1])
@@ -52,6 +51,11 @@ _make("erf", rule=rules.of_math("erf"))
     eager=("bool float32 float32",),
     lazy=("bool float64 float64", "bool int64 int64", "bool bfloat16 bfloat16", "int32 int64 int64"),
 )  # fmt: skip
+
+
+def supports_half(x: Array) -> bool:
+    """Whether functions of half floats compute in float32, and round their results once: all of them do."""
+    return True
 
 
 def select(condition: Array, x: Array) -> Array:
@@ -94,7 +98,7 @@ def _of_expression(expression: Callable[..., Any], truths: tuple[bool | None, ..
     inputs = "".join("o" if truth is None else "xm"[truth] for truth in truths)
     words = re.findall(r"\w+", f"{expression.__module__.rpartition('.')[2]} {expression.__qualname__}")
     name = "_".join([*words, str(expression.__code__.co_firstlineno), inputs])
-    return Pointwise(name, of_formula(formula, *given), _of_numbers, len(given), eager=(), lazy=(), registers=40)
+    return Pointwise(name, of_formula(formula, *given), _of_numbers, len(given), eager=(), lazy=(), registers=48)
 
 
 def _of_numbers(*kinds: Any) -> tuple[np.dtype[Any], ...]:

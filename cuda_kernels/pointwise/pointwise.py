@@ -69,7 +69,7 @@ class Pointwise:
     inputs: int
     _: KW_ONLY
     eager: Sequence[str] = ("float32",)
-    lazy: Sequence[str] = ("float64",)
+    lazy: Sequence[str] = ("float64", "bfloat16")
     registers: int = 36
     registers64: int = 64
     width: int = 4
@@ -242,9 +242,15 @@ def like(ufunc: np.ufunc) -> Resolve:
     """The dtypes of a NumPy ufunc: NumPy itself answers, and raises TypeError for what has no meaning."""
 
     def resolve(*kinds: Any) -> tuple[np.dtype[Any], ...]:
-        return ufunc.resolve_dtypes((*kinds, *[None] * ufunc.nout))
+        return ufunc.resolve_dtypes((*adapted(kinds), *[None] * ufunc.nout))
 
     return resolve
+
+
+def adapted(kinds: Sequence[Any]) -> Sequence[Any]:
+    """The kinds of inputs, with numbers beside bfloat16 as such: NumPy would make float32 of them."""
+    is_bfloat16 = any([kind == conversion.BFLOAT16 for kind in kinds])
+    return [conversion.BFLOAT16 if isinstance(kind, type) else kind for kind in kinds] if is_bfloat16 else kinds
 
 
 def floating(*kinds: Any) -> tuple[np.dtype[Any], ...]:
