@@ -20,7 +20,6 @@ from . import (
     layer_norm,
     linear,
     linear_cross_entropy,
-    log_sigmoid,
     matmul,
     memory,
     movement,

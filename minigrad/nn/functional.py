@@ -27,7 +27,6 @@ from ..ops import (
     indexing as indexing_ops,
     layer_norm as layer_norm_ops,
     linear as linear_ops,
-    log_sigmoid as log_sigmoid_ops,
     rms_norm as rms_norm_ops,
     rope as rope_ops,
 )
@@ -51,12 +50,12 @@ def silu(x: Tensor) -> Tensor:
 
 def leaky_relu(x: Tensor, negative_slope: float = 0.01) -> Tensor:
     """x where x > 0, else negative_slope * x."""
-    return activation.LeakyRelu.apply(x, slope=negative_slope)
+    return activation.LeakyRelu.apply(x, negative_slope)
 
 
 def elu(x: Tensor, alpha: float = 1.0) -> Tensor:
     """x where x > 0, else alpha (exp(x) - 1)."""
-    return activation.Elu.apply(x, alpha=alpha)
+    return activation.Elu.apply(x, alpha)
 
 
 def selu(x: Tensor) -> Tensor:
@@ -109,12 +108,12 @@ def tanhshrink(x: Tensor) -> Tensor:
 
 def softplus(x: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
     """log(1 + exp(beta x)) / beta, a smooth relu; x itself where beta x > threshold."""
-    return activation.Softplus.apply(x, beta=beta, threshold=threshold)
+    return activation.Softplus.apply(x, beta, threshold)
 
 
 def logsigmoid(x: Tensor) -> Tensor:
     """log(sigmoid(x)), computed without overflow."""
-    return log_sigmoid_ops.LogSigmoid.apply(floating("logsigmoid", x))
+    return activation.LogSigmoid.apply(floating("logsigmoid", x))
 
 
 def pad(x: Tensor, pad: Sequence[int], mode: str = "constant", value: float = 0.0) -> Tensor:

@@ -1,33 +1,57 @@
 """Activations with parameters or with a threshold; ReLU, SiLU, tanh and sigmoid are in ``elementwise``."""
 
-from operator import attrgetter
 from typing import Any
 
-from .elementwise import Clamp, FloatFunction, OfFamily, of_formula
+from .elementwise import Clamp, FloatFunction, OfTensors, log_sigmoid, of_formula
 
 
-class LeakyRelu(OfFamily):
+class LeakyRelu(OfTensors):
     """y = x where x > 0, else slope x;  dx = dy where x > 0, else slope dy."""
 
-    value, derivative = attrgetter("activation.leaky_relu"), attrgetter("activation.leaky_relu_backward")
+    floats = True
+    formulas = (
+        lambda k, x, slope: k.where(k.gt(x, 0), x, k.mul(x, slope)),
+        lambda k, dy, x, slope: k.where(k.gt(x, 0), dy, k.mul(dy, slope)),
+        None,
+    )
 
 
-class Elu(OfFamily):
+class Elu(OfTensors):
     """y = x where x > 0, else alpha (e^x - 1);  dx = dy where x > 0, else alpha e^x dy.
 
     Source: Clevert, Unterthiner & Hochreiter, "Fast and accurate deep network learning by exponential linear units"
     (2015).
     """
 
-    value, derivative = attrgetter("activation.elu"), attrgetter("activation.elu_backward")
+    floats = True
+    formulas = (
+        lambda k, x, alpha: k.where(k.gt(x, 0), x, k.mul(k.expm1(k.minimum(x, 0)), alpha)),
+        lambda k, dy, x, alpha: k.mul(dy, k.where(k.gt(x, 0), 1, k.mul(k.exp(k.minimum(x, 0)), alpha))),
+        None,
+    )
 
 
-class Softplus(OfFamily):
+class Softplus(OfTensors):
     """y = log(1 + e^(beta x)) / beta, or x where beta x > threshold;  dx = dy / (1 + e^(-beta x)), or dy."""
 
     autocast = "float32"
+    floats = True
+    formulas = (
+        lambda k, x, beta, most: k.where(k.gt(k.mul(x, beta), most), x, k.div(_softplus(k, k.mul(x, beta)), beta)),
+        lambda k, dy, x, beta, most: k.where(k.gt(k.mul(x, beta), most), dy, k.mul(dy, k.sigmoid(k.mul(x, beta)))),
+        None,
+        None,
+    )
 
-    value, derivative = attrgetter("activation.softplus"), attrgetter("activation.softplus_backward")
+
+def _softplus(k: Any, x: Any) -> Any:
+    return k.neg(log_sigmoid(k, k.neg(x)))
+
+
+@of_formula(lambda k, x: log_sigmoid(k, x))
+def LogSigmoid(k: Any, x: Any, dy: Any) -> Any:
+    """y = log(1 / (1 + e^-x));  dx = dy / (1 + e^x)."""
+    return k.mul(dy, k.sigmoid(k.neg(x)))
 
 
 def _tanh_of_softplus(k: Any, x: Any) -> Any:
@@ -100,16 +124,16 @@ class Hardtanh(Clamp):
     formulas = (Clamp.formulas[0], _between, None, None)
 
 
-class Hardsigmoid(OfFamily):
+@of_formula(lambda k, x: k.div(k.clamp(k.add(x, 3), 0, 6), 6))
+def Hardsigmoid(k: Any, x: Any, dy: Any) -> Any:
     """y = min(max(x + 3, 0), 6) / 6;  dx = dy / 6 where -3 < x < 3, else 0."""
+    return k.where(k.lt(k.abs(x), 3), k.div(dy, 6), 0)
 
-    value, derivative = attrgetter("activation.hardsigmoid"), attrgetter("activation.hardsigmoid_backward")
 
-
-class Hardswish(OfFamily):
+@of_formula(lambda k, x: k.div(k.mul(x, k.clamp(k.add(x, 3), 0, 6)), 6))
+def Hardswish(k: Any, x: Any, dy: Any) -> Any:
     """y = x min(max(x + 3, 0), 6) / 6;  dx = 0 for x <= -3, (x / 3 + 1 / 2) dy below 3, then dy.
 
     Source: Howard et al., "Searching for MobileNetV3" (2019).
     """
-
-    value, derivative = attrgetter("activation.hardswish"), attrgetter("activation.hardswish_backward")
+    return k.where(k.gt(x, -3), k.mul(dy, k.where(k.lt(x, 3), k.add(k.div(x, 3), 0.5), 1)), 0)

@@ -7,7 +7,7 @@ of the kernels' tests, what runs in ``minigrad.kernels("plain")``, and the famil
 
 from .arrays import *
 from .arrays import embedding, indexing, movement, reduce
-from .elementwise import activation, comparison, elementwise, gelu, log_sigmoid, trigonometry
+from .elementwise import activation, comparison, elementwise, gelu, trigonometry
 from .losses import cross_entropy, linear_cross_entropy
 from .optimizers import adagrad, adamw, grad_norm, lamb, sgd
 from .random import dropout, random
@@ -20,7 +20,7 @@ __all__ = [
     "PLAIN_ONLY", "Array", "activation", "adagrad", "adamw", "as_array", "attention", "batch_norm", "comparison",
     "contiguous", "copy", "cross_entropy", "dropout", "elementwise", "embedding", "empty", "from_dlpack", "from_host",
     "full", "gelu", "grad_norm", "indexing", "lamb", "layer_norm", "linear", "linear_cross_entropy",
-    "log_sigmoid", "matmul", "may_share_memory", "movement", "ones", "quiet", "random", "reduce", "reinterpret",
+    "matmul", "may_share_memory", "movement", "ones", "quiet", "random", "reduce", "reinterpret",
     "rms_norm", "rope", "sgd", "softmax", "to_host", "trigonometry", "zeros",
 ]
 # fmt: on

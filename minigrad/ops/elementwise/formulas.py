@@ -102,14 +102,15 @@ class BinaryCrossEntropyOfLogits(OfTensors):
     """z = -(p log s + (1 - y) log(1 - s)) with s = sigmoid(x), of x, p and y;  dx = ((1 - y) s - p (1 - s)) dz."""
 
     formulas = (
-        lambda k, x, p, y: k.neg(k.add(k.mul(p, _log_sigmoid(k, x)), k.mul(k.sub(1, y), _log_sigmoid(k, k.neg(x))))),
+        lambda k, x, p, y: k.neg(k.add(k.mul(p, log_sigmoid(k, x)), k.mul(k.sub(1, y), log_sigmoid(k, k.neg(x))))),
         lambda k, dz, x, p, y: k.mul(dz, k.sub(k.mul(k.sub(1, y), k.sigmoid(x)), k.mul(p, k.sigmoid(k.neg(x))))),
-        lambda k, dz, x, p, y: k.neg(k.mul(dz, _log_sigmoid(k, x))),
-        lambda k, dz, x, p, y: k.mul(dz, _log_sigmoid(k, k.neg(x))),
+        lambda k, dz, x, p, y: k.neg(k.mul(dz, log_sigmoid(k, x))),
+        lambda k, dz, x, p, y: k.mul(dz, log_sigmoid(k, k.neg(x))),
     )
 
 
-def _log_sigmoid(k: Any, x: Any) -> Any:
+def log_sigmoid(k: Any, x: Any) -> Any:
+    """log(1 / (1 + e^-x)), which neither overflows nor cancels."""
     return k.sub(k.minimum(x, 0), k.log1p(k.exp(k.neg(k.abs(x)))))
 
 
