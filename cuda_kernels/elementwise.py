@@ -31,6 +31,7 @@ def _result(*kinds: Any) -> np.dtype[Any]:
 
 
 _EXAMPLES: dict[Any, Any] = {int: 0, float: 0.0}  # Python's numbers adapt to the dtype of the others
+_BOOL = np.dtype(bool)
 _NUMBERS = ("float64", "bfloat16", "int64", "int32", "uint8", "bool")
 _REALS = ("float64", "bfloat16", "int64")
 _make = functools.partial(made_from, plain, globals())
@@ -82,7 +83,7 @@ def nan_to_num(x: Array, nan: float, posinf: float | None, neginf: float | None)
 
 def fused(expression: Callable[..., Any], *inputs: Any) -> Any:
     """expression(k, *inputs), numbers, of functions of elements: one launch of a kernel that is made of it."""
-    truths = tuple([None if x is None else getattr(x, "dtype", None) == bool for x in inputs])
+    truths = tuple([None if x is None else getattr(x, "dtype", None) == _BOOL for x in inputs])
     return _of_expression(expression, truths)(*[x for x in inputs if x is not None])
 
 
@@ -103,7 +104,7 @@ def _of_expression(expression: Callable[..., Any], truths: tuple[bool | None, ..
 
 def _of_numbers(*kinds: Any) -> tuple[np.dtype[Any], ...]:
     dtype = _result(*kinds)
-    return *[kind if kind == bool else dtype for kind in kinds], dtype
+    return *[kind if kind == _BOOL else dtype for kind in kinds], dtype
 
 
 class _Each(Each):
