@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 from types import FunctionType
 
+from . import plain_kernels
+
 FILE = Path(__file__).with_name("method_examples.txt")
 ON_CPU = {path.stem for path in FILE.parent.glob("cpu_kernels/*.py")}
 
@@ -34,13 +36,14 @@ def describe(function: FunctionType, owner: str = "") -> None:
 def made_of(parts: str) -> str:
     """The formula of an operation, or the names of several, and where their kernels are."""
     operations = [part.partition(".")[2] for part in parts.split() if "." in part]
-    families = [*dict.fromkeys(part.partition(".")[0] for part in parts.split())]
+    names = dict.fromkeys(part.partition(".")[0] for part in parts.split())
+    families = [name for name in names if hasattr(plain_kernels, name)]
     places = (f"cpu_kernels/{name}" if name in ON_CPU else f"plain_kernels ({name})" for name in families)
     kernels = f"Kernels: {', '.join(places)}; for CUDA {', '.join(families)} in cuda_kernels."
     if len(operations) != 1:
         return f"Made of {', '.join(operations)}. {kernels}" if operations else kernels * bool(families)
-    kind = getattr(sys.modules[f"{__package__}.ops.{families[0]}"], operations[0])
-    return f"{operations[0]}: {inspect.getdoc(kind)}\n\nThe operation is in ops/{families[0]}. {kernels}"
+    kind = getattr(sys.modules[f"{__package__}.ops.{[*names][0]}"], operations[0])
+    return f"{operations[0]}: {inspect.getdoc(kind)}\n\nThe operation is in ops/{[*names][0]}. {kernels}"
 
 
 @functools.cache

@@ -228,7 +228,6 @@ def _samples() -> Iterator[tuple[str, Callable[[], object]]]:
         ("embedding.forward indexing.index", (x, rows)),
         ("reduce.sum", (x, (1,), False)),
         ("gelu.forward", (x, "none")),
-        ("batch_norm.affine", (x, row, row, row, row)),
         ("dropout.forward", (x, 0.1, 0, 0)),
         ("random.uniform", ((24, 24), np.float32, 0, 0)),
         ("layer_norm.forward", (x, None, None, 1e-5)),

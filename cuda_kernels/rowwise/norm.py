@@ -3,7 +3,7 @@
 Forward keeps a row in the registers of a warp or a block: one read, one write. Backward does so with rows of x and dy,
 and a block takes a part of the rows: each thread sums dweight and dbias of its columns over them, and writes them once;
 ``fold`` adds the parts. How many parts there are depends on the shape only. Rows that are too long for registers are
-normalised in steps: elementwise kernels and folds, which ``batch_norm`` and ``group_norm`` are made of too.
+normalised in steps: elementwise kernels and folds, which batch and group norm are made of too.
 """
 
 from typing import Any, NamedTuple

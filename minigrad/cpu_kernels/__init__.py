@@ -7,7 +7,6 @@ from . import (
     adagrad,
     adamw,
     attention,
-    batch_norm,
     comparison,
     cross_entropy,
     dropout,

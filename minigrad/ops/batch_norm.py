@@ -5,6 +5,22 @@ from typing import Any, ClassVar
 from ..autograd import Function
 
 
+def _scale(k: Any, squares: Any, n: float, eps: float) -> Any:
+    return k.rsqrt(k.add(k.div(squares, n), eps))
+
+
+def _affine(k: Any, x: Any, mean: Any, rstd: Any, weight: Any, bias: Any) -> Any:
+    return k.add(k.mul(k.mul(k.sub(x, mean), rstd), weight), bias)
+
+
+def _products(k: Any, dy: Any, x: Any, mean: Any) -> Any:
+    return k.mul(dy, k.sub(x, mean))
+
+
+def _gradient(k: Any, dy: Any, x: Any, mean: Any, slope: Any, factor: Any, shift: Any) -> Any:
+    return k.sub(k.sub(k.mul(dy, slope), k.mul(k.sub(x, mean), factor)), shift)
+
+
 class BatchNorm(Function):
     """y = n w + b with n = (x - mean) rstd, rstd = 1 / sqrt(var + eps), where x is (N, groups, channels, S).
 
@@ -18,28 +34,29 @@ class BatchNorm(Function):
     axes: ClassVar[tuple[int, ...]] = (0, 2, 3)
 
     def forward(self, x: Any, w: Any, b: Any, *, groups: int, eps: float, given: Any = None, found: Any = None) -> Any:
-        k, (N, C, *_), shape = self.kernels, x.shape, x.shape
+        k, fused, (N, C, *_), shape = self.kernels, self.kernels.elementwise.fused, x.shape, x.shape
         x = k.contiguous(x).reshape(N, groups, C // max(groups, 1), x.size // max(N * C, 1))
         w, b = (a.reshape(*x.shape[1:3], 1) for a in (w, b))
         mean, squares = given or k.reduce.moments(x, self.axes)
         n = 1 if given else max(x.size // max(mean.size, 1), 1)
-        rstd = k.batch_norm.scale(squares, float(n), eps)
+        rstd = fused(_scale, squares, float(n), eps)
         self.saved = (x, w, mean, rstd, n, given, shape)
         if found is not None:
             found += mean, squares
-        return k.batch_norm.affine(x, mean, rstd, w, b).reshape(shape)
+        return fused(_affine, x, mean, rstd, w, b).reshape(shape)
 
     def backward(self, dy: Any) -> Any:
         x, weight, mean, rstd, n, given, shape = self.saved
         k, mul, total = self.kernels, self.kernels.elementwise.mul, self.kernels.reduce.sum
+        fused = k.elementwise.fused
         dy, over = k.contiguous(dy).reshape(x.shape), (0, 3) if 0 in self.axes else (3,)
-        sums = total(dy, over, True), mul(total(k.batch_norm.products(dy, x, mean), over, True), rstd)
+        sums = total(dy, over, True), mul(total(fused(_products, dy, x, mean), over, True), rstd)
         db, dw = (total(a, (0,), False).reshape(shape[1]) for a in sums)
         slope, share = mul(rstd, weight), k.elementwise.div(rstd, n)
         if given:
             return mul(dy, slope).reshape(shape), dw, db
         shift, factor = (mul(total(mul(a, weight), (2,), True), share) for a in sums)
-        return k.batch_norm.gradient(dy, x, mean, slope, mul(factor, rstd), shift).reshape(shape), dw, db
+        return fused(_gradient, dy, x, mean, slope, mul(factor, rstd), shift).reshape(shape), dw, db
 
 
 class GroupNorm(BatchNorm):

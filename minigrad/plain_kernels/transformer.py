@@ -84,30 +84,6 @@ class rms_norm:
         return rstd[:, None] * (g - xhat * reduce.mean(g * xhat, (1,), True)), (dy * xhat).sum(0)
 
 
-class batch_norm:
-    """The steps of what normalises channels (Ioffe & Szegedy 2015; Wu & He 2018), each of elements that broadcast."""
-
-    @quiet
-    def scale(squares: np.ndarray, n: float, eps: float) -> np.ndarray:
-        """1 / sqrt(squares / n + eps)."""
-        return 1 / np.sqrt(squares / n + eps)
-
-    @quiet
-    def affine(x: np.ndarray, mean: np.ndarray, rstd: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
-        """(x - mean) rstd weight + bias."""
-        return (x - mean) * rstd * weight + bias
-
-    @quiet
-    def products(dy: np.ndarray, x: np.ndarray, mean: np.ndarray) -> np.ndarray:
-        """dy (x - mean)."""
-        return dy * (x - mean)
-
-    @quiet
-    def gradient(dy: np.ndarray, x: np.ndarray, mean: Any, slope: Any, factor: Any, shift: Any) -> np.ndarray:
-        """dy slope - (x - mean) factor - shift."""
-        return dy * slope - (x - mean) * factor - shift
-
-
 class matmul:
     """y = a b (+ bias): the products of matrices whose leading dimensions broadcast."""
 
