@@ -344,7 +344,7 @@ def stems(folder: str) -> set[str]:
 # What has kernels beside the operations: the optimizers' steps and random numbers.
 WITHOUT_OPERATION = {"adagrad", "adamw", "grad_norm", "lamb", "random", "sgd"}
 OPERATIONS = stems("minigrad/ops") | {path.parent.name for path in (ROOT / "minigrad/ops").glob("*/__init__.py")}
-FAMILIES = (OPERATIONS - {"batch_norm"}) | WITHOUT_OPERATION  # which is made of others' kernels
+FAMILIES = (OPERATIONS - {"activation", "batch_norm"}) | WITHOUT_OPERATION  # which are made of others' kernels
 
 
 def backends() -> dict[str, set[str]]:

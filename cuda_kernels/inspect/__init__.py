@@ -222,7 +222,7 @@ def _samples() -> Iterator[tuple[str, Callable[[], object]]]:
         *(("ladders.ladder_matmul.multiply", (step, x, y)) for step in package.ladders.ladder_matmul.STEPS),
         *((f"ladders.ladder_transpose.{step}.launch", (1, y, x, *[24] * 4, 0, 0)) for step in ("naive", "tile")),
         *((f"{o}.step", (package.adamw.Table([x], *[[y]] * n), [y], np.ones((1, m)))) for o, n, m in optimizers),
-        ("activation.silu comparison.isnan trigonometry.asinh grad_norm.sum_of_squares", (x,)),
+        ("comparison.isnan trigonometry.asinh grad_norm.sum_of_squares", (x,)),
         ("elementwise.add linear.forward matmul.matmul", (x, y)),
         ("softmax.forward movement.tril", (x, -1)),
         ("embedding.forward indexing.index", (x, rows)),

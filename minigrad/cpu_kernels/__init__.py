@@ -3,7 +3,6 @@
 from ..plain_kernels import arrays
 from ..plain_kernels.arrays import *
 from . import (
-    activation,
     adagrad,
     adamw,
     attention,
@@ -40,4 +39,4 @@ PLAIN_ONLY: tuple[str, ...] = ()
 
 fuses_add_norm = False  # no norm adds two arrays first
 in_host_memory = True  # arrays are NumPy's
-Into.families = (activation, comparison, elementwise, arrays)
+Into.families = (comparison, elementwise, arrays)

@@ -1,19 +1,23 @@
 """The Gaussian error linear unit (Hendrycks and Gimpel 2016), alone and between two linear layers."""
 
-from operator import attrgetter
 from typing import Any
 
-from .elementwise import OfFamily
+from .elementwise import FloatFunction
 from .linear import OfProducts, rows_of
 
 
-class Gelu(OfFamily):
+class Gelu(FloatFunction):
     """y = x Phi(x), Phi the normal distribution function;  dx = (Phi(x) + x phi(x)) dy.
 
     ``approximate="tanh"`` uses Phi(x) = (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) / 2, as GPT-2 does.
     """
 
-    value, derivative = attrgetter("gelu.forward"), attrgetter("gelu.backward")
+    def forward(self, x: Any, approximate: str) -> Any:
+        self.saved = (x, approximate)
+        return self.kernels.gelu.forward(x, approximate)
+
+    def backward(self, dy: Any) -> Any:
+        return self.kernels.gelu.backward(dy, *self.saved)
 
 
 class FeedForward(OfProducts):

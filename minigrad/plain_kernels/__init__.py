@@ -7,7 +7,7 @@ of the kernels' tests, what runs in ``minigrad.kernels("plain")``, and the famil
 
 from .arrays import *
 from .arrays import embedding, indexing, movement, reduce
-from .elementwise import activation, comparison, elementwise, gelu, trigonometry
+from .elementwise import comparison, elementwise, gelu, trigonometry
 from .losses import cross_entropy, linear_cross_entropy
 from .optimizers import adagrad, adamw, grad_norm, lamb, sgd
 from .random import dropout, random
@@ -17,7 +17,7 @@ fuses_add_norm = False  # no norm adds two arrays first
 in_host_memory = True  # arrays are NumPy's
 # fmt: off
 __all__ = [
-    "PLAIN_ONLY", "Array", "activation", "adagrad", "adamw", "as_array", "attention", "comparison",
+    "PLAIN_ONLY", "Array", "adagrad", "adamw", "as_array", "attention", "comparison",
     "contiguous", "copy", "cross_entropy", "dropout", "elementwise", "embedding", "empty", "from_dlpack", "from_host",
     "full", "gelu", "grad_norm", "indexing", "lamb", "layer_norm", "linear", "linear_cross_entropy",
     "matmul", "may_share_memory", "movement", "ones", "quiet", "random", "reduce", "reinterpret",

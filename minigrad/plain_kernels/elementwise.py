@@ -1,4 +1,4 @@
-"""Operations on each element, mostly NumPy's functions: arithmetic, comparison, activations."""
+"""Operations on each element, mostly NumPy's functions: arithmetic, comparison, GELU."""
 
 import math
 from collections.abc import Callable
@@ -202,27 +202,6 @@ class trigonometry:
 
 class Each(elementwise, comparison, trigonometry):
     """What ``fused`` gives its expressions."""
-
-
-class activation:
-    """Activations in pieces. The exponentials see only arguments that cannot overflow, so no branch that is thrown away
-    raises a warning or costs digits.
-    """
-
-    def relu_backward(dy: np.ndarray, y: np.ndarray) -> np.ndarray:
-        """dy where y > 0 or NaN, else 0."""
-        return np.where(y <= 0, 0, dy)
-
-    @quiet
-    def silu(x: np.ndarray) -> np.ndarray:
-        """x sigmoid(x)."""
-        return x * elementwise.sigmoid(x)
-
-    @quiet
-    def silu_backward(dy: np.ndarray, x: np.ndarray) -> np.ndarray:
-        """dy s (1 + x (1 - s)), s = sigmoid(x)."""
-        s = elementwise.sigmoid(x)
-        return dy * (s * (x * (1 - s) + 1))
 
 
 class gelu:

@@ -66,7 +66,6 @@ CASES = {
     ),
     "gelu": one("gelu", "none"),
     "gelu, tanh": one("gelu", "tanh"),
-    "silu": one("activation", forward="silu", backward="silu_backward"),
     "dropout": Case(
         lambda k, x: k.dropout.forward(x, 0.4, 1, 2), lambda k, dy, x: (k.dropout.backward(dy, 0.4, 1, 2),), ((30, 4),)
     ),

@@ -560,7 +560,6 @@ class Into:
     families: ClassVar[tuple[Any, ...]] = ()
     elementwise: Any = property(lambda self: self)
     comparison: Any = elementwise
-    activation: Any = elementwise
     quiet: Any = staticmethod(contextlib.nullcontext)
 
     def __init__(self, out: np.ndarray, makes: bool = True) -> None:

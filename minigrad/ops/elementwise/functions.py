@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from operator import attrgetter
 from typing import Any, ClassVar
 
 from ...autograd import Function
@@ -14,20 +13,6 @@ class FloatFunction(Function):
 
     floats = True
     half_kernels: ClassVar[str | None] = "elementwise"
-
-
-class OfFamily(FloatFunction):
-    """y = value(x, *options), dx = derivative(dy, x, *options): two functions of the kernels, and where they are."""
-
-    value: ClassVar["attrgetter[Any]"]
-    derivative: ClassVar["attrgetter[Any]"]
-
-    def forward(self, x: Any, **options: Any) -> Any:
-        self.saved = (x, *options.values())
-        return self.value(self.kernels)(*self.saved)
-
-    def backward(self, dy: Any) -> Any:
-        return self.derivative(self.kernels)(dy, *self.saved)
 
 
 Expression = Callable[..., Any]  # of kernels and arrays
@@ -158,10 +143,11 @@ def Sigmoid(k: Any, y: Any, dy: Any) -> Any:
     return k.mul(dy, k.mul(y, k.sub(1, y)))
 
 
-class Silu(OfFamily):
+@of_formula(lambda k, x: k.mul(x, k.sigmoid(x)))
+def Silu(k: Any, x: Any, dy: Any) -> Any:
     """y = x s, s = sigmoid(x);  dx = s (1 + x (1 - s)) dy. Also called swish."""
-
-    value, derivative = attrgetter("activation.silu"), attrgetter("activation.silu_backward")
+    s = k.sigmoid(x)
+    return k.mul(dy, k.mul(s, k.add(k.mul(x, k.sub(1, s)), 1)))
 
 
 class Relu(Function):
@@ -176,7 +162,11 @@ class Relu(Function):
         return y
 
     def backward(self, dy: Any) -> Any:
-        return self.kernels.activation.relu_backward(dy, self.saved[0])
+        return self.kernels.elementwise.fused(_of_relu, dy, self.saved[0])
+
+
+def _of_relu(k: Any, dy: Any, y: Any) -> Any:
+    return k.where(k.le(y, 0), 0, dy)
 
 
 class StepFunction(Function):
