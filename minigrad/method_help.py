@@ -42,8 +42,8 @@ def made_of(parts: str) -> str:
     kernels = f"Kernels: {', '.join(places)}; for CUDA {', '.join(families)} in cuda_kernels."
     if len(operations) != 1:
         return f"Made of {', '.join(operations)}. {kernels}" if operations else kernels * bool(families)
-    kind = getattr(sys.modules[f"{__package__}.ops.{[*names][0]}"], operations[0])
-    return f"{operations[0]}: {inspect.getdoc(kind)}\n\nThe operation is in ops/{[*names][0]}. {kernels}"
+    kind = getattr(sys.modules[f"{__package__}.ops.{next(iter(names))}"], operations[0])
+    return f"{operations[0]}: {inspect.getdoc(kind)}\n\nThe operation is in ops/{next(iter(names))}. {kernels}"
 
 
 @functools.cache

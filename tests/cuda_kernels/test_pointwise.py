@@ -11,7 +11,7 @@ import pytest
 from refusals import raises
 
 import minigrad
-from minigrad import cuda_kernels, plain_kernels
+from minigrad import plain_kernels
 from minigrad.cuda_kernels import comparison, elementwise, gelu
 from minigrad.cuda_kernels.platform import launch
 from minigrad.cuda_kernels.platform.array import copy, from_host, to_host
