@@ -1,6 +1,6 @@
 """Einstein's sum convention: ``einsum("bik,bkj->bij", a, b)`` is a batched matrix product.
 
-``tensordot`` and ``kron`` are written in it. Nothing new is computed here. Operands are taken one after the other; each
+``tensordot`` is written in it. Nothing new is computed here. Operands are taken one after the other; each
 pair becomes one product of (batches of) matrices by permute, reshape and matmul, or an elementwise product if no index
 is summed. So the gradients are those of these operations, and which ones these are is noted down once for an equation
 and shapes.
@@ -20,6 +20,7 @@ from .tensor import Tensor, check_tensor
 
 Labels = list[str | int]  # of an operand's dimensions: letters, and for those of "..." -1, -2, ... from the right
 
+LONG = 16384  # elements of a result whose rows should be long
 TERM = re.compile(r"([A-Za-z]*)(\.\.\.)?([A-Za-z]*)")
 
 
@@ -166,9 +167,13 @@ def kron(input: Tensor, other: Tensor) -> Tensor:
     """Kronecker product: ``input`` with each of its elements replaced by that element times ``other``."""
     n = max(check_tensor("kron", t).ndim for t in (input, other))
     x, y = (t.reshape((1,) * (n - t.ndim) + t.shape) for t in (input, other))
-    of_x, of_y = ascii_letters[:n], ascii_letters[n : 2 * n]
-    blocks = einsum(f"{of_x},{of_y}->{''.join(map(''.join, zip(of_x, of_y)))}", x, y)
-    return blocks.reshape([a * b for a, b in zip(x.shape, y.shape)])
+    shape, of_x, of_y = [], [], []
+    for a, b in zip(x.shape, y.shape):
+        shape, of_x, of_y = [*shape, a * b], [*of_x, a, 1], [*of_y, 1, b]
+    if n and math.prod(shape) > LONG:  # rows of the product as copies
+        x, y = x.repeat_interleave(y.shape[-1], -1), y.tile(x.shape[-1])
+        of_x[-2:] = of_y[-2:] = shape[-1:]
+    return (x.reshape(of_x) * y.reshape(of_y)).reshape(shape)
 
 
 def tensordot(a: Tensor, b: Tensor, dims: int | tuple[Sequence[int], Sequence[int]] = 2) -> Tensor:

@@ -23,8 +23,11 @@ class Reduction(Function):
 
     def spread(self, dy: Any) -> Any:
         """``dy`` with the reduced axes back as size 1, broadcast to the input's shape (a view)."""
-        kept = tuple(1 if i in self.axes else n for i, n in enumerate(self.shape))
-        return self.kernels.movement.expand(dy.reshape(kept), self.shape)
+        return self.kernels.movement.expand(self.kept(dy), self.shape)
+
+    def kept(self, dy: Any) -> Any:
+        """``dy`` with the reduced axes back as size 1."""
+        return dy.reshape(tuple([1 if i in self.axes else n for i, n in enumerate(self.shape)]))
 
 
 class Sum(Reduction):
@@ -81,9 +84,9 @@ class AMax(Reduction):
     def backward(self, dy: Any) -> Any:
         x, y = self.saved
         k = self.kernels
-        attained = k.comparison.eq(x, self.spread(y))
+        attained = k.comparison.eq(x, self.kept(y))
         ties = k.reduce.sum(attained, self.axes, True, y.dtype)
-        return k.elementwise.mul(k.elementwise.div(self.spread(dy), ties), attained)  # y = NaN has no ties: dx is NaN
+        return k.elementwise.mul(k.elementwise.div(self.kept(dy), ties), attained)  # y = NaN has no ties: dx is NaN
 
 
 class AMin(AMax):
@@ -97,10 +100,14 @@ class Max(AMax):
 
     def backward(self, dy: Any) -> Any:
         x, y = self.saved
-        k, c = self.kernels, self.kernels.comparison
-        attained = c.logical_or(c.eq(x, y), c.logical_and(c.isnan(x), c.isnan(y)))
+        k = self.kernels
+        attained = k.elementwise.fused(_attained, x, self.kept(y))
         ties = k.reduce.sum(attained, self.axes, True, y.dtype)
-        return k.elementwise.select(attained, k.elementwise.div(self.spread(dy), ties))
+        return k.elementwise.select(attained, k.elementwise.div(self.kept(dy), ties))
+
+
+def _attained(k: Any, x: Any, y: Any) -> Any:
+    return k.logical_or(k.eq(x, y), k.logical_and(k.isnan(x), k.isnan(y)))
 
 
 class Min(Max):
@@ -234,7 +241,7 @@ class Norm(Reduction):
     def backward(self, dy: Any) -> Any:
         x, y, p = self.saved
         k, c = self.kernels.elementwise, self.kernels.comparison
-        y, dy = self.spread(y), self.spread(dy)
+        y, dy = self.kept(y), self.kept(dy)
         if p == 2:
             return k.mul(dy, k.select(c.ne(y, 0), k.div(x, y)))
         if p == 0:
@@ -288,6 +295,24 @@ class CumSum(Function):
 
     def backward(self, dy: Any) -> Any:
         return self.kernels.reduce.reverse_cumsum(dy, self.axis)
+
+
+class Diff(Function):
+    """y_i = x_(i+1) - x_i along an axis, of bool whether they differ;  dx_i = dy_(i-1) - dy_i."""
+
+    __slots__ = ("axis",)
+    half_kernels = "elementwise"
+    axis: int
+
+    def forward(self, x: Any, *, axis: int) -> Any:
+        self.axis, before, k = axis, (slice(None),) * axis, self.kernels
+        subtract = k.comparison.ne if x.dtype.kind == "b" else k.elementwise.sub
+        return subtract(x[(*before, slice(1, None))], x[(*before, slice(-1))])
+
+    def backward(self, dy: Any) -> Any:
+        pad, none = self.kernels.movement.pad, ((0, 0),)
+        first, last = (none * self.axis + (one,) + none * (dy.ndim - 1 - self.axis) for one in ((1, 0), (0, 1)))
+        return self.kernels.elementwise.sub(pad(dy, first, 0), pad(dy, last, 0))
 
 
 class Prod(Reduction):
