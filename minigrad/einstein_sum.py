@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 
 from . import dtypes
 from .errors import bad_type, bad_value, check_int
+from .ops.movement import Tile
 from .shapes import normalize_dim
 from .tensor import Tensor, check_tensor
 
 Labels = list[str | int]  # of an operand's dimensions: letters, and for those of "..." -1, -2, ... from the right
 
-LONG = 16384  # elements of a result whose rows should be long
 TERM = re.compile(r"([A-Za-z]*)(\.\.\.)?([A-Za-z]*)")
 
 
@@ -167,13 +167,7 @@ def kron(input: Tensor, other: Tensor) -> Tensor:
     """Kronecker product: ``input`` with each of its elements replaced by that element times ``other``."""
     n = max(check_tensor("kron", t).ndim for t in (input, other))
     x, y = (t.reshape((1,) * (n - t.ndim) + t.shape) for t in (input, other))
-    shape, of_x, of_y = [], [], []
-    for a, b in zip(x.shape, y.shape):
-        shape, of_x, of_y = [*shape, a * b], [*of_x, a, 1], [*of_y, 1, b]
-    if n and math.prod(shape) > LONG:  # rows of the product as copies
-        x, y = x.repeat_interleave(y.shape[-1], -1), y.tile(x.shape[-1])
-        of_x[-2:] = of_y[-2:] = shape[-1:]
-    return (x.reshape(of_x) * y.reshape(of_y)).reshape(shape)
+    return Tile.apply(x, repeats=(1,) * n, each=y.shape) * y.tile(x.shape)
 
 
 def tensordot(a: Tensor, b: Tensor, dims: int | tuple[Sequence[int], Sequence[int]] = 2) -> Tensor:

@@ -287,8 +287,7 @@ def searchsorted(sorted_sequence: Tensor, values: Operand, *, right: bool = Fals
         raise bad_state(f"searchsorted: values on {v.device} for a sequence on {x.device}; move them with .to(device)")
     behind = right or side == "right"
     shape, last, k = v.shape, x.shape[-1] - 1, x.device.kernels
-    if x.ndim == 1:
-        v = v.reshape(-1)
+    v = v.reshape(-1) if x.ndim == 1 else v
     dtype = dtypes.result_dtype((x.data, v.data))
     sequence, sought = (t.to(dtypes.float32 if dtypes.is_half(dtype) else dtype).data for t in (x, v))
     low, reached = k.zeros(v.shape, dtypes.int64), k.comparison.gt if behind else k.comparison.ge

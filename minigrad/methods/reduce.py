@@ -10,7 +10,7 @@ import numpy as np
 from .. import dtypes, shapes
 from ..autograd import TensorCore
 from ..errors import bad_type, bad_value, check_choice, expect
-from ..ops import elementwise, indexing, reduce, softmax
+from ..ops import elementwise, indexing, movement, reduce, softmax
 from ..shapes import Axis, Dim
 from .indexing import ValuesAndIndices
 from .math import combine
@@ -52,7 +52,7 @@ class ReduceMethods:
 
     def nanmean(self: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
         """Mean over ``dim`` of what is not NaN; NaN if there is nothing else."""
-        return self.nansum(dim, keepdim) / self.isnan().logical_not().sum(dim, keepdim)
+        return self.nansum(dim, keepdim) / (self == self).sum(dim, keepdim)
 
     def var(
         self: Tensor, dim: Dim = None, unbiased: bool = True, keepdim: bool = False, *,
@@ -125,7 +125,8 @@ class ReduceMethods:
 
     def count_nonzero(self: Tensor, dim: shapes.Dim = None) -> Tensor:
         """How many values over ``dim`` (default all) are not 0."""
-        return (self != 0).sum(dim)
+        k, axes = self.device.kernels, shapes.normalize_dims(dim, None, self.ndim)
+        return self.wrap(k.reduce.sum(k.comparison.ne(self.data, 0), axes, False, "int64"), self.device)
 
     def trace(self: Tensor) -> Tensor:
         """The sum of a matrix's diagonal."""
@@ -200,17 +201,16 @@ class ReduceMethods:
         _floating("quantile", self)
         whole = dim is None or not self.ndim
         x, at = (self.flatten(), 0) if whole else (self, self._nonempty("quantile", dim, None)[0])
-        share = np.asarray(q.tolist() if isinstance(q, TensorCore) else q, np.float64)
+        share = np.asarray(q.tolist() if isinstance(q, self.tensor_type) else q, np.float64)
         if share.ndim > 1 or not x.numel() or not ((share >= 0) & (share <= 1)).all():
             raise bad_value(f"quantile of shape {self.shape}, q={q}: expected values, and a share or a vector, 0 to 1")
         order, n = x.argsort(at), x.shape[at]
         place = getattr(np, _ROUNDED.get(interpolation, "positive"))(share.reshape(-1) * (n - 1))
-        weight = self.tensor_type((place % 1).reshape(-1, *(1,) * (x.ndim - 1 - at)), dtype=self.dtype, device=x.device)
+        weight = self.tensor_type((place % 1).reshape(-1, *(1,) * (x.ndim - 1)), dtype=self.dtype, device=x.device)
         ends = np.concatenate((np.floor(place), np.ceil(place), [n - 1])).astype(np.int64)
         places = order.index_select(at, x.tensor_type(ends, device=x.device))
-        low, high, last = x._at(at, places).split([place.size, place.size, 1], at)
-        y = low.lerp(high, 0.5 if interpolation == "midpoint" else weight)
-        y = y.masked_fill(last.isnan(), math.nan).movedim(at, 0)  # they are the last
+        low, high, last = x._at(at, places).movedim(at, 0).split([place.size, place.size, 1])
+        y = low.lerp(high, 0.5 if interpolation == "midpoint" else weight).masked_fill(last.isnan(), math.nan)
         if keepdim:
             y = y.reshape((-1,) + (1,) * self.ndim) if whole else y.unsqueeze(at + 1)
         return y if share.ndim else y[0]
@@ -263,7 +263,7 @@ class ReduceMethods:
             raise bad_value(f"diff of shape {self.shape}, n={n}: expected at least one dimension, and n >= 0")
         y = self
         for _ in range(min(n, self.shape[at])):
-            y = combine(reduce.Diff, y, axis=at)
+            y = combine(movement.Diff, y, axis=at, back=False)
         return y
 
     def logsumexp(self: Tensor, dim: Dim, keepdim: bool = False) -> Tensor:

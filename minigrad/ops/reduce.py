@@ -82,8 +82,7 @@ class AMax(Reduction):
         return y
 
     def backward(self, dy: Any) -> Any:
-        x, y = self.saved
-        k = self.kernels
+        (x, y), k = self.saved, self.kernels
         attained = k.comparison.eq(x, self.kept(y))
         ties = k.reduce.sum(attained, self.axes, True, y.dtype)
         return k.elementwise.mul(k.elementwise.div(self.kept(dy), ties), attained)  # y = NaN has no ties: dx is NaN
@@ -99,8 +98,7 @@ class Max(AMax):
     """y = the largest value;  dx = dy / (number of ties) where x = y or both are NaN (AMax has NaN everywhere)."""
 
     def backward(self, dy: Any) -> Any:
-        x, y = self.saved
-        k = self.kernels
+        (x, y), k = self.saved, self.kernels
         attained = k.elementwise.fused(_attained, x, self.kept(y))
         ties = k.reduce.sum(attained, self.axes, True, y.dtype)
         return k.elementwise.select(attained, k.elementwise.div(self.kept(dy), ties))
@@ -287,7 +285,6 @@ class CumSum(Function):
     __slots__ = ("axis",)
     autocast = "float32"
     half_kernels = "reduce"
-    axis: int
 
     def forward(self, x: Any, *, axis: int) -> Any:
         self.axis = axis
@@ -295,24 +292,6 @@ class CumSum(Function):
 
     def backward(self, dy: Any) -> Any:
         return self.kernels.reduce.reverse_cumsum(dy, self.axis)
-
-
-class Diff(Function):
-    """y_i = x_(i+1) - x_i along an axis, of bool whether they differ;  dx_i = dy_(i-1) - dy_i."""
-
-    __slots__ = ("axis",)
-    half_kernels = "elementwise"
-    axis: int
-
-    def forward(self, x: Any, *, axis: int) -> Any:
-        self.axis, before, k = axis, (slice(None),) * axis, self.kernels
-        subtract = k.comparison.ne if x.dtype.kind == "b" else k.elementwise.sub
-        return subtract(x[(*before, slice(1, None))], x[(*before, slice(-1))])
-
-    def backward(self, dy: Any) -> Any:
-        pad, none = self.kernels.movement.pad, ((0, 0),)
-        first, last = (none * self.axis + (one,) + none * (dy.ndim - 1 - self.axis) for one in ((1, 0), (0, 1)))
-        return self.kernels.elementwise.sub(pad(dy, first, 0), pad(dy, last, 0))
 
 
 class Prod(Reduction):
