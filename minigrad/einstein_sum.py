@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 from . import dtypes
 from .errors import bad_type, bad_value, check_int
-from .ops.movement import Tile
 from .shapes import normalize_dim
 from .tensor import Tensor, check_tensor
 
@@ -38,8 +37,8 @@ def einsum(equation: str, *operands: Tensor) -> Tensor:
         raise bad_type(f"einsum {equation!r}: operands {kinds}; expected tensors")
     steps = _plan(equation, tuple([x.shape for x in operands]))
     dtype = dtypes.result_dtype([x.data for x in operands])
-    computed = [name for name, *_ in steps if name in ("sum", "__matmul__", "__mul__")]
-    if dtypes.is_half(dtype) and len(computed) > 1:  # rounded once
+    computed = sum(name in ("sum", "__matmul__", "__mul__") for name, *_ in steps)
+    if dtypes.is_half(dtype) and computed > 1:  # rounded once
         return einsum(equation, *(x.float() for x in operands)).to(dtype)
     values = [*operands]
     for name, slot, args in steps:
@@ -166,8 +165,12 @@ def _shaped(x: _Noted, shape: Sequence[int]) -> _Noted:
 def kron(input: Tensor, other: Tensor) -> Tensor:
     """Kronecker product: ``input`` with each of its elements replaced by that element times ``other``."""
     n = max(check_tensor("kron", t).ndim for t in (input, other))
-    x, y = (t.reshape((1,) * (n - t.ndim) + t.shape) for t in (input, other))
-    return Tile.apply(x, repeats=(1,) * n, each=y.shape) * y.tile(x.shape)
+    x, y = (t.reshape((1,) * (max(n, 1) - t.ndim) + t.shape) for t in (input, other))
+    shape = [a * b for a, b in zip(x.shape, y.shape)]
+    x, y = x.repeat_interleave(y.shape[-1], -1), y.tile(x.shape[-1])  # as long as the result's rows
+    of_x = [k for a in x.shape[:-1] for k in (a, 1)] + shape[-1:]
+    of_y = [k for b in y.shape[:-1] for k in (1, b)] + shape[-1:]
+    return (x.reshape(of_x) * y.reshape(of_y)).reshape(shape[:n])
 
 
 def tensordot(a: Tensor, b: Tensor, dims: int | tuple[Sequence[int], Sequence[int]] = 2) -> Tensor:

@@ -25,9 +25,7 @@ def _function(method: F) -> F:
     called = hints.answering(method) if hints.OFTEN.fullmatch(name) else method
 
     def of_one(x: Any, *more: Any, **wrong: Any) -> Any:  # in half the time
-        if isinstance(x, TensorCore) and not more and not wrong:
-            return called(x)
-        return of_more(x, *more, **wrong)
+        return called(x) if isinstance(x, TensorCore) and not more and not wrong else of_more(x, *more, **wrong)
 
     def of_more(x: Any, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(x, TensorCore):

@@ -211,8 +211,7 @@ class ReduceMethods:
         places = order.index_select(at, x.tensor_type(ends, device=x.device))
         low, high, last = x._at(at, places).movedim(at, 0).split([place.size, place.size, 1])
         y = low.lerp(high, 0.5 if interpolation == "midpoint" else weight).masked_fill(last.isnan(), math.nan)
-        if keepdim:
-            y = y.reshape((-1,) + (1,) * self.ndim) if whole else y.unsqueeze(at + 1)
+        y = (y.reshape((-1,) + (1,) * self.ndim) if whole else y.unsqueeze(at + 1)) if keepdim else y
         return y if share.ndim else y[0]
 
     def argmax(self: Tensor, dim: Axis = None, keepdim: bool = False, *, axis: Axis = None) -> Tensor:
