@@ -264,9 +264,8 @@ class IndexingMethods:
         samples without replacement than a row has weights above 0.
         """
         w = self.detach().double()
-        none = not w.ndim or not w.shape[-1]
-        top = w if none else w.amax(-1, keepdim=True)
-        if none or not ((w.amin(-1, keepdim=True) >= 0) & (top > 0) & (top < math.inf)).all():
+        bad = not w.isfinite().all() or (w < 0).any() or (w.sum(-1) == 0).any()
+        if bad or not w.ndim or not w.shape[-1]:
             raise bad_value("multinomial: weights must be finite, non-negative, and not all zero in a row")
         expect(num_samples >= 0, "multinomial: num_samples", num_samples, "0 or more")
         once = not replacement and num_samples > 1
@@ -280,7 +279,7 @@ class IndexingMethods:
         if once:
             clocks = (-(-u).log1p()).log() - w.log()  # logarithms of exponential times: none overflows
             return clocks.topk(num_samples, largest=False).indices
-        edges = (w / top).cumsum(-1)  # scaled, so that no sum overflows or is subnormal
+        edges = (w / w.amax(-1, keepdim=True)).cumsum(-1)  # scaled, so that no sum overflows or is subnormal
         # The first edge above the point; a weight of 0 has an empty interval, so it is never drawn.
         return (edges.unsqueeze(-2) <= (u * edges[..., -1:]).unsqueeze(-1)).sum(-1)
 
