@@ -1,6 +1,6 @@
 """Einstein's sum convention: ``einsum("bik,bkj->bij", a, b)`` is a batched matrix product.
 
-``tensordot`` and ``kron`` are written in it. Nothing new is computed here. Operands are taken one after the other; each
+``tensordot`` is written in it. Nothing new is computed here. Operands are taken one after the other; each
 pair becomes one product of (batches of) matrices by permute, reshape and matmul, or an elementwise product if no index
 is summed. So the gradients are those of these operations, and which ones these are is noted down once for an equation
 and shapes.
@@ -37,8 +37,8 @@ def einsum(equation: str, *operands: Tensor) -> Tensor:
         raise bad_type(f"einsum {equation!r}: operands {kinds}; expected tensors")
     steps = _plan(equation, tuple([x.shape for x in operands]))
     dtype = dtypes.result_dtype([x.data for x in operands])
-    computed = [name for name, *_ in steps if name in ("sum", "__matmul__", "__mul__")]
-    if dtypes.is_half(dtype) and len(computed) > 1:  # rounded once
+    computed = sum(name in ("sum", "__matmul__", "__mul__") for name, *_ in steps)
+    if dtypes.is_half(dtype) and computed > 1:  # rounded once
         return einsum(equation, *(x.float() for x in operands)).to(dtype)
     values = [*operands]
     for name, slot, args in steps:
@@ -166,9 +166,12 @@ def kron(input: Tensor, other: Tensor) -> Tensor:
     """Kronecker product: ``input`` with each of its elements replaced by that element times ``other``."""
     n = max(check_tensor("kron", t).ndim for t in (input, other))
     x, y = (t.reshape((1,) * (n - t.ndim) + t.shape) for t in (input, other))
-    of_x, of_y = ascii_letters[:n], ascii_letters[n : 2 * n]
-    blocks = einsum(f"{of_x},{of_y}->{''.join(map(''.join, zip(of_x, of_y)))}", x, y)
-    return blocks.reshape([a * b for a, b in zip(x.shape, y.shape)])
+    shape = [a * b for a, b in zip(x.shape, y.shape)]
+    of_x, of_y = [k for a in x.shape for k in (a, 1)], [k for b in y.shape for k in (1, b)]
+    if n and math.prod(shape) >= 16384:  # elements, for which rows as long as the result's are worth two more copies
+        x, y = x.repeat_interleave(y.shape[-1], -1), y.tile(x.shape[-1])
+        of_x[-2:] = of_y[-2:] = shape[-1:]
+    return (x.reshape(of_x) * y.reshape(of_y)).reshape(shape)
 
 
 def tensordot(a: Tensor, b: Tensor, dims: int | tuple[Sequence[int], Sequence[int]] = 2) -> Tensor:

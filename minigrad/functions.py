@@ -25,9 +25,7 @@ def _function(method: F) -> F:
     called = hints.answering(method) if hints.OFTEN.fullmatch(name) else method
 
     def of_one(x: Any, *more: Any, **wrong: Any) -> Any:  # in half the time
-        if isinstance(x, TensorCore) and not more and not wrong:
-            return called(x)
-        return of_more(x, *more, **wrong)
+        return called(x) if isinstance(x, TensorCore) and not more and not wrong else of_more(x, *more, **wrong)
 
     def of_more(x: Any, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(x, TensorCore):
@@ -287,8 +285,7 @@ def searchsorted(sorted_sequence: Tensor, values: Operand, *, right: bool = Fals
         raise bad_state(f"searchsorted: values on {v.device} for a sequence on {x.device}; move them with .to(device)")
     behind = right or side == "right"
     shape, last, k = v.shape, x.shape[-1] - 1, x.device.kernels
-    if x.ndim == 1:
-        v = v.reshape(-1)
+    v = v.reshape(-1) if x.ndim == 1 else v
     dtype = dtypes.result_dtype((x.data, v.data))
     sequence, sought = (t.to(dtypes.float32 if dtypes.is_half(dtype) else dtype).data for t in (x, v))
     low, reached = k.zeros(v.shape, dtypes.int64), k.comparison.gt if behind else k.comparison.ge

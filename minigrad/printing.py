@@ -121,10 +121,8 @@ def _formatter(array: np.ndarray) -> Callable[[Any], str]:
         scientific = high > 1000 * low or high > 1e8 or low < 1e-4
     if scientific:
         text: Callable[[float], str] = f"{{:.{options.precision}e}}".format
-    elif (values == np.ceil(values)).all():
-        text = _whole
     else:
-        text = f"{{:.{options.precision}f}}".format
+        text = _whole if (values == np.ceil(values)).all() else f"{{:.{options.precision}f}}".format
     widest = max(len(text(value)) for value in values.tolist())
     return lambda value: text(value).rjust(widest)
 

@@ -41,6 +41,7 @@ from .toolbox.vector_math import (
 
 LINE = 64  # columns, of which tasks get multiples
 PART = 1024  # and how many they scan at once, at most
+NARROW = 4  # elements of rows that are folded as columns, if there are many
 BLOCK, STRIP = 16384, 256  # elements of a row that one task folds, and of a column that are folded on their own
 
 
@@ -193,6 +194,8 @@ def _folded(fold: int, x: np.ndarray, axes: Any, keepdim: bool, dtype: Any = Non
     y, (of_rows, of_columns) = np.empty(shape, dtype), _FOLDS[fold]
     x = x if flags.carray else operand(x)
     x = x if reads is given else x.view(reads)
+    if inner == 1 and n <= NARROW and outer >= BLOCK:
+        x, outer, inner = copied(x.reshape(outer, n).T), 1, outer
     about = _NOTHING[dtype.char] if shift is None else shift.reshape(outer, inner)
     if inner > 1:
         tasks = min(shares(x.size, 2 * BLOCK), outer * -(-inner // LINE))

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from .. import dtypes, shapes
 from ..autograd import TensorCore
 from ..errors import bad_type, bad_value, check_choice, expect
-from ..ops import elementwise, indexing, reduce, softmax
+from ..ops import elementwise, indexing, movement, reduce, softmax
 from ..shapes import Axis, Dim
 from .indexing import ValuesAndIndices
 from .math import combine
@@ -50,7 +52,7 @@ class ReduceMethods:
 
     def nanmean(self: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
         """Mean over ``dim`` of what is not NaN; NaN if there is nothing else."""
-        return self.nansum(dim, keepdim) / self.isnan().logical_not().sum(dim, keepdim)
+        return self.nansum(dim, keepdim) / (self == self).sum(dim, keepdim)
 
     def var(
         self: Tensor, dim: Dim = None, unbiased: bool = True, keepdim: bool = False, *,
@@ -123,7 +125,8 @@ class ReduceMethods:
 
     def count_nonzero(self: Tensor, dim: shapes.Dim = None) -> Tensor:
         """How many values over ``dim`` (default all) are not 0."""
-        return (self != 0).sum(dim)
+        k, axes = self.device.kernels, shapes.normalize_dims(dim, None, self.ndim)
+        return self.wrap(k.reduce.sum(k.comparison.ne(self.data, 0), axes, False, "int64"), self.device)
 
     def trace(self: Tensor) -> Tensor:
         """The sum of a matrix's diagonal."""
@@ -179,13 +182,12 @@ class ReduceMethods:
                 self._nonempty("median", None, None)
             return reduce.Median.apply(self)
         self._nonempty("median", found, None)
-        order = self.argsort(found)
         if not self.ndim:
-            return self._select(order, found, keepdim)
-        n = self.shape[found]
-        missing = self.isnan().sum(found, keepdim=True)  # NaNs are the last
-        place = (n - missing).where(missing > 0, (n - 1) // 2)
-        return self._select(order._at(found, place), found, keepdim)
+            return ValuesAndIndices(self.clone(), self.argsort())
+        x, k, n = self.data, self.device.kernels, self.data.shape[found]
+        missing = k.reduce.sum(k.comparison.ne(x, x), (found,), True, "int64")  # NaNs are the last
+        middle = k.elementwise.fused(_median_place, missing, n, (n - 1) // 2)
+        return _picked(self, found, k.indexing.gather(self.argsort(found).data, found, middle), keepdim)
 
     def quantile(
         self: Tensor, q: Any, dim: Dim = None, keepdim: bool = False, *, interpolation: str = "linear"
@@ -199,17 +201,17 @@ class ReduceMethods:
         _floating("quantile", self)
         whole = dim is None or not self.ndim
         x, at = (self.flatten(), 0) if whole else (self, self._nonempty("quantile", dim, None)[0])
-        share = self.tensor_type(q, dtype=dtypes.float64, device=self.device).detach()
+        share = np.asarray(q.tolist() if isinstance(q, self.tensor_type) else q, np.float64)
         if share.ndim > 1 or not x.numel() or not ((share >= 0) & (share <= 1)).all():
             raise bad_value(f"quantile of shape {self.shape}, q={q}: expected values, and a share or a vector, 0 to 1")
-        values = x.sort(at)[0].movedim(at, 0)
-        place = share.reshape((-1,) + (1,) * (values.ndim - 1)) * (values.shape[0] - 1)
-        place = getattr(place, _ROUNDED.get(interpolation, "clone"))()
-        low, high = (values[end.flatten().long()] for end in (place.floor(), place.ceil()))
-        y = low.lerp(high, 0.5 if interpolation == "midpoint" else (place - place.floor()).to(self.dtype))
-        y = y.masked_fill(values[-1].isnan(), math.nan)  # they are the last
-        if keepdim:
-            y = y.reshape((-1,) + (1,) * self.ndim) if whole else y.unsqueeze(at + 1)
+        order, n = x.argsort(at), x.shape[at]
+        place = getattr(np, _ROUNDED.get(interpolation, "positive"))(share.reshape(-1) * (n - 1))
+        weight = self.tensor_type((place % 1).reshape(-1, *(1,) * (x.ndim - 1)), dtype=self.dtype, device=x.device)
+        ends = np.concatenate((np.floor(place), np.ceil(place), [n - 1])).astype(np.int64)
+        places = order.index_select(at, x.tensor_type(ends, device=x.device))
+        low, high, last = x._at(at, places).movedim(at, 0).split([place.size, place.size, 1])
+        y = low.lerp(high, 0.5 if interpolation == "midpoint" else weight).masked_fill(last.isnan(), math.nan)
+        y = (y.reshape((-1,) + (1,) * self.ndim) if whole else y.unsqueeze(at + 1)) if keepdim else y
         return y if share.ndim else y[0]
 
     def argmax(self: Tensor, dim: Axis = None, keepdim: bool = False, *, axis: Axis = None) -> Tensor:
@@ -227,12 +229,6 @@ class ReduceMethods:
         if 0 in self.data.shape and any(self.shape[i] == 0 for i in axes):
             raise bad_value(f"{name} over an empty dimension of shape {self.shape} has no value")
         return axes
-
-    def _select(self: Tensor, indices: Tensor, dim: int, keepdim: bool) -> ValuesAndIndices:
-        values = self._at(dim, indices)
-        if keepdim or not self.ndim:
-            return ValuesAndIndices(values, indices)
-        return ValuesAndIndices(values.squeeze(dim), indices.squeeze(dim))
 
     def cumsum(self: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
         """Sums of the first 1, 2, ... values along ``dim``, cast to ``dtype`` first; integers and bool give int64."""
@@ -266,8 +262,7 @@ class ReduceMethods:
             raise bad_value(f"diff of shape {self.shape}, n={n}: expected at least one dimension, and n >= 0")
         y = self
         for _ in range(min(n, self.shape[at])):
-            later, earlier = y.narrow(at, 1, y.shape[at] - 1), y.narrow(at, 0, y.shape[at] - 1)
-            y = later ^ earlier if y.dtype == dtypes.bool_ else later - earlier
+            y = combine(movement.Diff, y, axis=at, back=False)
         return y
 
     def logsumexp(self: Tensor, dim: Dim, keepdim: bool = False) -> Tensor:
@@ -292,6 +287,10 @@ class ReduceMethods:
         return softmax.LogSoftmax.apply(self, axis=shapes.some_dim("log_softmax", dim, axis, self.ndim))
 
 
+def _median_place(k: Any, missing: Any, n: int, middle: int) -> Any:
+    return k.where(k.gt(missing, 0), k.sub(n, missing), middle)
+
+
 _ROUNDED = {"lower": "floor", "higher": "ceil", "nearest": "round"}
 
 
@@ -311,5 +310,10 @@ def _placed(x: Tensor, at: int, largest: bool, running: bool = True, keepdim: bo
     if not x.ndim:
         return ValuesAndIndices(x.clone(), x.new_zeros((), dtype=dtypes.int64))
     made, places = x.device.kernels.reduce.extremes(x.data, at, largest, running)
+    return _picked(x, at, places, keepdim, made)
+
+
+def _picked(x: Tensor, at: int, places: Any, keepdim: bool, made: Any = None) -> ValuesAndIndices:
+    """The values, perhaps ``made`` already, at the places found along a dimension of x."""
     index = x.wrap(places if keepdim else places.reshape(x.data.shape[:at] + x.data.shape[at + 1 :]), x.device)
     return ValuesAndIndices(indexing.Gather.apply(x, index, axis=at, made=made), index)

@@ -220,9 +220,7 @@ class ShapeMethods:
             raise bad_value(f"chunk: {chunks} chunks; expected at least 1")
         self._needs_dimension("chunk")
         total = self.shape[shapes.normalize_dim(dim, self.ndim)]
-        if not total:
-            return self.split([0] * chunks, dim)
-        return self.split(max(-(-total // chunks), 1), dim)
+        return self.split(max(-(-total // chunks), 1) if total else [0] * chunks, dim)
 
     def unbind(self: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
         """The slices along ``dim``, without it."""

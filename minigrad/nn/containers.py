@@ -155,9 +155,7 @@ class ModuleList(_ListOf[Module]):
     def __getitem__(self, index: slice) -> ModuleList: ...
     def __getitem__(self, index: int | slice) -> Module:
         """The module at ``index``; of a slice, a container of the same kind that shares the modules."""
-        if isinstance(index, slice):
-            return self._of(list(self._modules.items())[index])
-        return super().__getitem__(index)
+        return self._of(list(self._modules.items())[index]) if isinstance(index, slice) else super().__getitem__(index)
 
     def _of(self, entries: list[tuple[str, Module]]) -> ModuleList:
         return ModuleList(module for _, module in entries)

@@ -56,12 +56,10 @@ def cross_entropy(
     labels = _labels("cross_entropy", target, classes, ignore_index)
     class_weight = None if weight is None else k.copy(weight.to(input.dtype).data)  # which may change before backward
     options = (ignore_index, label_smoothing, class_weight)
-    divisor: Any = 1.0 if reduction == "sum" else None
-    if reduction == "mean" and weight is None:
-        divisor = _count(labels, ignore_index, input.dtype)
-    losses = cross_entropy_ops.CrossEntropy.apply(
-        floating("cross_entropy", logits), labels, options=options, divisor=divisor
-    )
+    by_count = reduction == "mean" and weight is None
+    divisor: Any = _count(labels, ignore_index, input.dtype) if by_count else {"sum": 1.0}.get(reduction)
+    logits = floating("cross_entropy", logits)
+    losses = cross_entropy_ops.CrossEntropy.apply(logits, labels, options=options, divisor=divisor)
     if reduction == "none":
         return losses.reshape(target.shape)
     if weight is None or reduction == "sum":
@@ -146,7 +144,6 @@ def _soft_cross_entropy(
     return _reduced(losses.sum(class_dim), reduction)
 
 
-@autocast_to_float32
 def nll_loss(
     input: Tensor, target: Tensor, weight: Weight = None, ignore_index: int = -100, reduction: str = "mean"
 ) -> Tensor:
@@ -159,17 +156,19 @@ def nll_loss(
     class_dim = 0 if input.ndim == 1 else 1
     if not input.ndim or target.shape != input.shape[:class_dim] + input.shape[class_dim + 1 :]:
         raise bad_value(f"nll_loss: input {input.shape}, target {target.shape}; expected (N, C) and (N,)")
-    classes, k = input.shape[class_dim], input.device.kernels
+    classes, k, wide = input.shape[class_dim], input.device.kernels, float64 if input.dtype == float64 else float32
     _check_class_weight(weight, classes)
     plain = classes > 0 and weight is None and target.data.dtype == int64 and not 0 <= ignore_index < classes
     plain = plain and not _captured(target)
     if plain and k.cross_entropy.check_targets(k.movement.reshape(target.data, (target.numel(),)), classes, 0) < 0:
-        return _reduced(-indexing.Gather.apply(input, target, axis=class_dim), reduction)  # none is ignored
+        losses = -indexing.Gather.apply(input, target, axis=class_dim).to(wide)  # none is ignored
+        return in_dtype_of(input, _reduced(losses, reduction))
     kept = target != ignore_index
     index = target.where(kept, 0)
-    scale = kept if weight is None else weight.detach().to(input.dtype)[index].where(kept, 0.0)
-    picked = -input.gather(class_dim, index.unsqueeze(class_dim)).squeeze(class_dim).where(kept, 0.0) * scale
-    return picked.sum() / scale.sum() if reduction == "mean" else _reduced(picked, reduction)
+    scale = kept if weight is None else weight.detach().to(wide)[index].where(kept, 0.0)
+    picked = input.gather(class_dim, index.unsqueeze(class_dim)).squeeze(class_dim).to(wide)
+    losses = -picked.where(kept, 0.0) * scale
+    return in_dtype_of(input, losses.sum() / scale.sum() if reduction == "mean" else _reduced(losses, reduction))
 
 
 @autocast_to_float32
@@ -244,10 +243,7 @@ def kl_div(input: Tensor, target: Tensor, reduction: str = "mean", log_target: b
     divided by the first size; "mean" divides by the number of elements, as in PyTorch.
     """
     _check_pair("kl_div", input, target, reduction, ("mean", "batchmean", "sum", "none"))
-    if log_target:
-        losses = target.exp() * (target - input)
-    else:
-        losses = elementwise.DivergenceOfLog.apply(input, target)
+    losses = target.exp() * (target - input) if log_target else elementwise.DivergenceOfLog.apply(input, target)
     if reduction == "batchmean":
         return losses.sum() / (input.shape[0] if input.ndim else 1)
     return _reduced(losses, reduction)

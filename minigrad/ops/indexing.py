@@ -14,7 +14,6 @@ class Slice(Function):
     widens = False
     is_view = True
     adds_in_place = True
-    where: tuple[Any, ...]
 
     def forward(self, x: Any, where: tuple[Any, ...]) -> Any:
         self.where = where
@@ -174,9 +173,8 @@ class ScatterProd(_Reduced):
         product, zeros = self.kernels.copy(x_part), self.kernels.copy(x_zero)
         i.scatter_reduce(product, axis, indices, source_part, "prod")
         i.scatter_add(zeros, axis, indices, source_zero)
-        dx = dsource = None
-        if self.needs[0]:
-            dx = k.mul(dy, k.select(c.eq(zeros, x_zero), k.div(product, x_part)))
+        dx = k.mul(dy, k.select(c.eq(zeros, x_zero), k.div(product, x_part))) if self.needs[0] else None
+        dsource = None
         if self.needs[1]:
             dy, product, zeros = (i.gather(v, axis, indices) for v in (dy, product, zeros))
             dsource = k.mul(dy, k.select(c.eq(zeros, source_zero), k.div(product, source_part)))

@@ -8,9 +8,8 @@ from ..autograd import Function
 
 def rows_of(kernels: Any, x: Any) -> Any:
     """(..., C) as a matrix. The kernels may have to copy, which a captured graph does again."""
-    if len(x.shape) == 2:
-        return x
-    return kernels.movement.reshape(x, (math.prod(x.shape[:-1]), x.shape[-1]))  # no -1: a size may be 0
+    shape = (math.prod(x.shape[:-1]), x.shape[-1])  # no -1: a size may be 0
+    return x if len(x.shape) == 2 else kernels.movement.reshape(x, shape)
 
 
 class OfProducts(Function):

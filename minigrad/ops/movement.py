@@ -162,6 +162,23 @@ class Tile(Function):
         return self.kernels.reduce.sum(wide.reshape(self.wide), copies, False).reshape(self.shape)
 
 
+def _differences(kernels: Any, x: Any, axis: int, back: bool) -> Any:
+    x = kernels.movement.pad(x, tuple([(int(i == axis),) * 2 for i in range(x.ndim)]), 0) if back else x
+    before, subtract = (slice(None),) * axis, kernels.comparison.ne if x.dtype.kind == "b" else kernels.elementwise.sub
+    later, earlier = x[(*before, slice(1, None))], x[(*before, slice(-1))]
+    return subtract(earlier, later) if back else subtract(later, earlier)
+
+
+class Diff(_OfGradient):
+    """y_i = x_(i+1) - x_i along an axis, of bool whether they differ;  dx_i = dy_(i-1) - dy_i."""
+
+    widens, half_kernels = True, "elementwise"
+    moved = staticmethod(_differences)
+
+    def back(self, *options: Any) -> tuple[Any, ...]:
+        return options[0], True
+
+
 class Pad(_OfGradient):
     """y = x with borders of a constant;  dx = dy without the borders (where a border is negative: with zeros)."""
 

@@ -23,8 +23,11 @@ class Reduction(Function):
 
     def spread(self, dy: Any) -> Any:
         """``dy`` with the reduced axes back as size 1, broadcast to the input's shape (a view)."""
-        kept = tuple(1 if i in self.axes else n for i, n in enumerate(self.shape))
-        return self.kernels.movement.expand(dy.reshape(kept), self.shape)
+        return self.kernels.movement.expand(self.kept(dy), self.shape)
+
+    def kept(self, dy: Any) -> Any:
+        """``dy`` with the reduced axes back as size 1."""
+        return dy.reshape(tuple([1 if i in self.axes else n for i, n in enumerate(self.shape)]))
 
 
 class Sum(Reduction):
@@ -79,11 +82,10 @@ class AMax(Reduction):
         return y
 
     def backward(self, dy: Any) -> Any:
-        x, y = self.saved
-        k = self.kernels
-        attained = k.comparison.eq(x, self.spread(y))
+        (x, y), k = self.saved, self.kernels
+        attained = k.comparison.eq(x, self.kept(y))
         ties = k.reduce.sum(attained, self.axes, True, y.dtype)
-        return k.elementwise.mul(k.elementwise.div(self.spread(dy), ties), attained)  # y = NaN has no ties: dx is NaN
+        return k.elementwise.mul(k.elementwise.div(self.kept(dy), ties), attained)  # y = NaN has no ties: dx is NaN
 
 
 class AMin(AMax):
@@ -96,11 +98,14 @@ class Max(AMax):
     """y = the largest value;  dx = dy / (number of ties) where x = y or both are NaN (AMax has NaN everywhere)."""
 
     def backward(self, dy: Any) -> Any:
-        x, y = self.saved
-        k, c = self.kernels, self.kernels.comparison
-        attained = c.logical_or(c.eq(x, y), c.logical_and(c.isnan(x), c.isnan(y)))
+        (x, y), k = self.saved, self.kernels
+        attained = k.elementwise.fused(_attained, x, self.kept(y))
         ties = k.reduce.sum(attained, self.axes, True, y.dtype)
-        return k.elementwise.select(attained, k.elementwise.div(self.spread(dy), ties))
+        return k.elementwise.select(attained, k.elementwise.div(self.kept(dy), ties))
+
+
+def _attained(k: Any, x: Any, y: Any) -> Any:
+    return k.logical_or(k.eq(x, y), k.logical_and(k.isnan(x), k.isnan(y)))
 
 
 class Min(Max):
@@ -234,7 +239,7 @@ class Norm(Reduction):
     def backward(self, dy: Any) -> Any:
         x, y, p = self.saved
         k, c = self.kernels.elementwise, self.kernels.comparison
-        y, dy = self.spread(y), self.spread(dy)
+        y, dy = self.kept(y), self.kept(dy)
         if p == 2:
             return k.mul(dy, k.select(c.ne(y, 0), k.div(x, y)))
         if p == 0:
@@ -280,7 +285,6 @@ class CumSum(Function):
     __slots__ = ("axis",)
     autocast = "float32"
     half_kernels = "reduce"
-    axis: int
 
     def forward(self, x: Any, *, axis: int) -> Any:
         self.axis = axis

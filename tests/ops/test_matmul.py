@@ -132,3 +132,8 @@ def test_einsum_takes_its_operands_in_one_list():
 
 def test_wrong_products_are_named(device):
     raises(ValueError, "expected equal batches", mg.ones(2, 3, 4, device=device).bmm, mg.ones(1, 4, 3, device=device))
+
+
+def test_kronecker_product_with_long_rows():
+    a, b = (np.arange(n * m, dtype=np.float32).reshape(n, m) for n, m in ((30, 40), (5, 7)))
+    assert np.array_equal(mg.kron(mg.tensor(a), mg.tensor(b)).numpy(), np.kron(a, b))

@@ -277,6 +277,14 @@ def test_norm_is_euclidean_unless_told_otherwise(device):
     assert x.norm(1).item() == 7 and x.norm(float("inf")).item() == 4 and x.norm(0).item() == 2
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "int64"])
+def test_many_short_rows(dtype):
+    for n in (2, 3, 4, 5):
+        x = np.random.default_rng(n).integers(-99, 99, (20000, n))
+        y = mg.tensor(x).to(getattr(mg, dtype))
+        assert y.sum(1).equal(mg.tensor(x.sum(1)).to(y.dtype)) and y.amax(1).equal(mg.tensor(x.max(1)).to(y.dtype))
+
+
 def test_float16_sums_go_on_growing(device):
     x = mg.tensor(np.full((4, 5000), 1, np.float16), device=device)
     assert x.sum().item() == 20_000
