@@ -17,7 +17,7 @@ from .platform.array import Array, copy, expand, from_host, may_share_memory
 from .pointwise import rules
 from .pointwise.conversion import loaded
 from .pointwise.division import floor_div as floor_div, fmod as fmod, pow as pow, remainder as remainder
-from .pointwise.formulas import of_formula
+from .pointwise.formulas import is_truth, of_formula
 from .pointwise.pointwise import Pointwise, adapted, floating, like, made_from
 from .rowwise.strided_copy import copy_into
 
@@ -82,7 +82,7 @@ def nan_to_num(x: Array, nan: float, posinf: float | None, neginf: float | None)
 
 
 def fused(expression: Callable[..., Any], *inputs: Any) -> Any:
-    """expression(k, *inputs), numbers, of functions of elements: one launch of a kernel that is made of it."""
+    """expression(k, *inputs) of functions of elements: one launch of a kernel that is made of it."""
     truths = tuple([None if x is None else getattr(x, "dtype", None) == _BOOL for x in inputs])
     return _of_expression(expression, truths)(*[x for x in inputs if x is not None])
 
@@ -99,12 +99,13 @@ def _of_expression(expression: Callable[..., Any], truths: tuple[bool | None, ..
     inputs = "".join("o" if truth is None else "xm"[truth] for truth in truths)
     words = re.findall(r"\w+", f"{expression.__module__.rpartition('.')[2]} {expression.__qualname__}")
     name = "_".join([*words, str(expression.__code__.co_firstlineno), inputs])
-    return Pointwise(name, of_formula(formula, *given), _of_numbers, len(given), eager=(), lazy=(), registers=48)
+    result = _BOOL if is_truth(formula, *given) else None
 
+    def resolve(*kinds: Any) -> tuple[np.dtype[Any], ...]:
+        dtype = _result(*kinds)
+        return *[kind if kind == _BOOL else dtype for kind in kinds], result or dtype
 
-def _of_numbers(*kinds: Any) -> tuple[np.dtype[Any], ...]:
-    dtype = _result(*kinds)
-    return *[kind if kind == _BOOL else dtype for kind in kinds], dtype
+    return Pointwise(name, of_formula(formula, *given), resolve, len(given), eager=(), lazy=(), registers=48)
 
 
 class _Each(Each):

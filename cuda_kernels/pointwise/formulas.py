@@ -78,17 +78,23 @@ def inputs_of(formula: Callable[..., Any]) -> int:
     return int(plain.nin if isinstance(plain, np.ufunc) else plain.__code__.co_argcount)
 
 
+def is_truth(formula: Callable[..., Any], *truths: bool) -> bool:
+    """Whether a formula, of inputs some of which are truth values, returns one."""
+    names = {"real": np.float32}
+    return bool(formula(*(Noted(f"x{i}", [], names, truth) for i, truth in enumerate(truths)))._is_truth)
+
+
 def of_formula(formula: Callable[..., Any], *truths: bool) -> Any:
     """The rule of a plain formula; which inputs are truth values, if any are.
 
     Making it raises TypeError for a formula that returns anything but one array.
     """
-    inputs = {f"x{i}": is_truth for i, is_truth in enumerate(truths or (False,) * inputs_of(formula))}
+    inputs = {f"x{i}": truth for i, truth in enumerate(truths or (False,) * inputs_of(formula))}
 
     def make(real: Any) -> Any:
         lines = [f"def formula({', '.join(inputs)}):"]
         names = {"__name__": __name__, "real": real}
-        result = formula(*(Noted(name, lines, names, is_truth) for name, is_truth in inputs.items()))
+        result = formula(*(Noted(name, lines, names, truth) for name, truth in inputs.items()))
         if not isinstance(result, Noted):
             raise TypeError(f"{formula.__qualname__} returns a {type(result).__name__}; a kernel returns one array")
         return compiled("formula", [*lines, f"    return {result.name}"], __file__, names)

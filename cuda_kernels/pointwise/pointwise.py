@@ -146,12 +146,13 @@ class Variant:
         self.stored = stored
         self.computed = computed
         self.result = result
+        real = next((dtype for dtype in reversed(computed) if dtype.kind != "b"), computed[-1])
         names = {
             "__name__": operation.family["__name__"],
             "cuda": cuda,
             "np": np,
-            "rule": operation.rule(conversion.loaded(computed[-1]).type),
-            "store": conversion.store_as(computed[-1], result),
+            "rule": operation.rule(conversion.loaded(real).type),
+            "store": conversion.store_as(real, result),
             "write": fours(result.itemsize).store,
         }
         for j, (dtype, c) in enumerate(zip(stored, computed, strict=True)):

@@ -155,8 +155,8 @@ def normalize(x: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Te
 def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
     """x1 . x2 / (|x1| |x2|) along ``dim``, in [-1, 1]; norms count as ``eps`` at least. The two broadcast."""
     x1, x2 = x1._together(x2)
-    size1, size2 = (x.norm(2.0, dim).clamp(min=eps) for x in (x1, x2))
-    return (x1 * x2).sum(dim) / (size1 * size2)
+    x1, x2 = (x / x.norm(2.0, dim, keepdim=True).clamp(min=eps) for x in (x1, x2))
+    return (x1 * x2).sum(dim)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Weight = None, *, residual: Tensor | None = None) -> Tensor:
