@@ -111,6 +111,7 @@ class IndexAdd(IndexPut):
     """``IndexPut`` that adds."""
 
     widens = True
+    half_kernels = "elementwise"
     adds = True
 
 
@@ -129,6 +130,7 @@ class ScatterAdd(Scatter):
     """y[i][indices[i][j]] += values[i][j] (along an axis)."""
 
     widens = True
+    half_kernels = "elementwise"
     adds = True
 
 
