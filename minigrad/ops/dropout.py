@@ -12,6 +12,7 @@ class Dropout(Function):
     """
 
     __slots__ = ("draw",)
+    half_kernels = "elementwise"
     draw: tuple[float, int, int]
 
     def forward(self, x: Any, *, p: float, seed: int, offset: int) -> Any:
