@@ -34,8 +34,3 @@ def forward(x: np.ndarray, p: float, seed: int, offset: int) -> np.ndarray:
         flat_x.dtype, tasks_of(x.size, CHUNK), flat_x.reshape(-1), flat_y.reshape(-1), *state(seed, offset), float(p)
     )
     return y
-
-
-def backward(dy: np.ndarray, p: float, seed: int, offset: int) -> np.ndarray:
-    """dx: the gradient passes through the mask of the forward draw."""
-    return forward(dy, p, seed, offset)

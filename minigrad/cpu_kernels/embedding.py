@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from ..plain_kernels.arrays import is_half
-from .elementwise import cast, supports_half
-from .toolbox.array_program import FLOAT32
+from ..plain_kernels.arrays import embedding as plain, is_half
+from .elementwise import supports_half
 from .toolbox.jit import inline
 from .toolbox.register_tile import keep_alive, operand
 from .toolbox.threads import constant, get_num_threads, task_kernel, tasks_of_rows
@@ -141,11 +140,6 @@ def move(way: Any, x: np.ndarray, axis: int, indices: np.ndarray, y: Any) -> Non
     if not indices.size or 0 in x.shape[axis + 1 :]:
         return
     half = way not in (READ, ASSIGN) and is_half(x.dtype)
-    if half and not supports_half(x):
-        wide = cast(x, FLOAT32)
-        move(way, wide, axis, indices, cast(y, FLOAT32))
-        x[...] = cast(wide, x.dtype)
-        return
     once, of_x, of_places, of_y, step, rows, columns, parts = _rows_of(
         x.shape, axis, indices.shape, indices.strides, way is READ, half, get_num_threads()
     )
@@ -197,4 +191,7 @@ def backward_into(dy: np.ndarray, indices: np.ndarray, dweight: np.ndarray) -> N
     """
     if not dweight.flags.c_contiguous:
         raise ValueError(f"dweight has strides {dweight.strides}: expected a C-contiguous array, which is written to")
-    move(ADD, dweight, 0, indices.reshape(-1, 1), dy.astype(dweight.dtype, copy=False))
+    if is_half(dweight.dtype) and not supports_half(dweight):
+        plain.backward_into(dy, indices, dweight)
+    else:
+        move(ADD, dweight, 0, indices.reshape(-1, 1), dy.astype(dweight.dtype, copy=False))

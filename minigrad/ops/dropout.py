@@ -13,11 +13,10 @@ class Dropout(Function):
 
     __slots__ = ("draw",)
     half_kernels = "elementwise"
-    draw: tuple[float, int, int]
 
     def forward(self, x: Any, *, p: float, seed: int, offset: int) -> Any:
         self.draw = (p, seed, offset)
         return self.kernels.dropout.forward(x, *self.draw)
 
     def backward(self, dy: Any) -> Any:
-        return self.kernels.dropout.backward(dy, *self.draw)
+        return self.kernels.dropout.forward(dy, *self.draw)
