@@ -11,16 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from ..plain_kernels.arrays import embedding as plain, is_half
-from .elementwise import supports_half
+from ..plain_kernels.arrays import is_half
+from .elementwise import assign, cast, supports_half
+from .toolbox.array_program import FLOAT32
 from .toolbox.jit import inline
-from .toolbox.register_tile import keep_alive, operand
+from .toolbox.register_tile import operand
 from .toolbox.threads import constant, get_num_threads, task_kernel, tasks_of_rows
-from .toolbox.vector_math import bits_of, numbers, rounded, widened
+from .toolbox.vector_math import bits_of, widened
 
 ALONE = 16384  # elements of a task
 COLUMNS = 16  # rows are split at multiples of this, one cache line of float32
-BUFFER = 1 << 18  # half floats of x that are widened at once, about: 1 MiB
 NUMBERS = (np.float32, np.float64, np.int64)
 
 
@@ -45,37 +45,26 @@ def _mover(name: str, kind: int) -> Any:
     reads, changes = kind == 0, kind >= 2
 
     @task_kernel(name=name)
-    def move(task, tasks, x, places, step, y, rows, columns, outside, half):
+    def move(task, tasks, x, places, step, y, rows, columns, outside):
         """y[i, k] = x[o, places[i, k] * step + k], without k if step is 1; equally many of the ``rows`` i for each o.
 
         Changes of an o are in the order of its rows, of which a task has some ``columns``. Rows of places and of y
-        repeat; a place alone is for all of a row. What has a place outside of x is left out, and said. Changes of half
-        floats are made in a buffer of float32.
+        repeat; a place alone is for all of a row. What has a place outside of x is left out, and said.
         """
-        of_one, width, n = rows // x.shape[0], y.shape[1], x.shape[1] // step
+        of_one, width, wide = rows // x.shape[0], y.shape[1], np.uint64(step)
         together, blocks = 1 if reads else of_one, (width + columns - 1) // columns
         alone, parts = places.shape[1] < width, rows // together * blocks
-        buffer = np.empty(n * min(columns, step) if changes and half else 0, np.float32)
         for part in range(task * parts // tasks, (task + 1) * parts // tasks):
             first, start = part // blocks * together, part % blocks * columns
-            whole, pitch, skip, wide = x[first // of_one], step, start, min(columns, step - start)
-            lines, run = (half, n * step) if wide == step else (half * n, wide)
-            if changes:
-                for r in range(lines):
-                    numbers(whole[r * step + start :][:run], buffer[r * run :][:run], True)
-                row = numbers(whole, buffer, False)
-                pitch, skip = (wide, 0) if half else (step, start)
-            else:
-                row = whole
             for i in range(first, first + together):
-                values, worst = y[i % y.shape[0]][start : start + columns], np.uint64(0)
+                values, row, worst = y[i % y.shape[0]][start : start + columns], x[i // of_one], np.uint64(0)
                 at = places[i % places.shape[0]][0 if alone else start :][: 1 if alone else values.shape[0]]
                 for k in range(at.shape[0]):
                     worst = max(worst, at[k])
-                if worst >= np.uint64(n):
+                if worst >= np.uint64(x.shape[1] // step):
                     outside[0] = 1
                 elif alone:
-                    there = row[np.int64(at[0]) * pitch + skip :][: values.shape[0]]
+                    there = row[np.int64(at[0]) * step + start :][: values.shape[0]]
                     source, target = (there, values) if reads else (values, there)
                     for k in range(source.shape[0]):
                         target[k] = _changed(kind, target[k], widened(source[k], row) if changes else source[k])
@@ -88,18 +77,12 @@ def _mover(name: str, kind: int) -> Any:
                             row[at[k]] = _changed(kind, row[at[k]], new)
                 else:
                     for k in range(at.shape[0]):
-                        place = at[k] * np.uint64(pitch) + np.uint64(skip + k)
+                        place = at[k] * wide + np.uint64(start + k)
                         if reads:
                             values[k] = row[place]
                         else:
                             new = widened(values[k], row) if changes else values[k]
                             row[place] = _changed(kind, row[place], new)
-            if changes:
-                for r in range(lines):
-                    there, made = whole[r * step + start :][:run], buffer[r * run :][:run]
-                    for k in range(there.shape[0]):
-                        there[k] = rounded(made[k], there)
-        keep_alive((buffer,))
 
     return move
 
@@ -113,7 +96,7 @@ REDUCTIONS: dict[str, Any] = {
 
 
 @functools.lru_cache(1024)
-def _rows_of(shape: Any, axis: int, indices: Any, strides: Any, reads: bool, half: bool, threads: int) -> Any:
+def _rows_of(shape: Any, axis: int, indices: Any, strides: Any, reads: bool, threads: int) -> Any:
     """Where the indices repeat, shapes of x, places and y, and the launch: step, rows, columns, parts."""
     step, n = math.prod(shape[axis + 1 :]), indices[axis]
     outer = math.prod(shape[:axis])
@@ -123,8 +106,6 @@ def _rows_of(shape: Any, axis: int, indices: Any, strides: Any, reads: bool, hal
         few = [*indices]
     once = few != [*indices] and tuple([slice(m) for m in few])
     blocks = 1 if step == 1 and not reads else -(-threads // (rows if reads else outer))
-    if half and step > 1:
-        blocks = max(blocks, shape[axis] * step // BUFFER)
     columns = -(-width // (blocks * COLUMNS)) * COLUMNS
     parts = (rows if reads else outer) * -(-width // columns)
     of_places = -1, math.prod(few[axis + (step > 1) :])
@@ -139,23 +120,27 @@ def move(way: Any, x: np.ndarray, axis: int, indices: np.ndarray, y: Any) -> Non
     """
     if not indices.size or 0 in x.shape[axis + 1 :]:
         return
-    half = way not in (READ, ASSIGN) and is_half(x.dtype)
+    if way not in (READ, ASSIGN) and is_half(x.dtype):
+        wide = cast(x, FLOAT32)
+        move(way, wide, axis, indices, y if supports_half(x) else cast(y, FLOAT32))
+        assign(x, wide)
+        return
     once, of_x, of_places, of_y, step, rows, columns, parts = _rows_of(
-        x.shape, axis, indices.shape, indices.strides, way is READ, half, get_num_threads()
+        x.shape, axis, indices.shape, indices.strides, way is READ, get_num_threads()
     )
     places = indices[once] if once else indices
     y = y if np.ndim(y) else np.full(of_y[1], y, x.dtype)
     x, places, y = [a if a.flags.carray else operand(np.ascontiguousarray(a)) for a in (x, places, y)]
-    if half:
-        x, y = bits_of(x), bits_of(y)
-    elif x.dtype.type not in NUMBERS:  # Numba knows no bfloat16; elements are only moved
+    if x.dtype.type not in NUMBERS:  # Numba knows no bfloat16; elements are only moved
         x, y = (a.view(f"u{a.itemsize}") for a in (x, y))
+    elif y.dtype != x.dtype:
+        y = bits_of(y)
     outside = constant(np.zeros(1, np.int64))
     tasks = tasks_of_rows(parts, rows * of_y[1] // parts, ALONE)
-    x, places, y = x.reshape(of_x), places.view(np.uint64).reshape(of_places), y.reshape(of_y)
-    way.launch(x.dtype, tasks, x, places, step, y, rows, columns, outside, int(half))
+    given = x.reshape(of_x), places.view(np.uint64).reshape(of_places), step, y.reshape(of_y), rows, columns, outside
+    way.launch(y.dtype, tasks, *given)
     if outside[0]:
-        n = x.shape[1] // step
+        n = x.size // (of_x[0] * step)
         bad = int(indices.reshape(-1)[check_indices(indices, n)])
         raise IndexError(f"index {bad} is out of range for size {n}")
 
@@ -191,7 +176,4 @@ def backward_into(dy: np.ndarray, indices: np.ndarray, dweight: np.ndarray) -> N
     """
     if not dweight.flags.c_contiguous:
         raise ValueError(f"dweight has strides {dweight.strides}: expected a C-contiguous array, which is written to")
-    if is_half(dweight.dtype) and not supports_half(dweight):
-        plain.backward_into(dy, indices, dweight)
-    else:
-        move(ADD, dweight, 0, indices.reshape(-1, 1), dy.astype(dweight.dtype, copy=False))
+    move(ADD, dweight, 0, indices.reshape(-1, 1), dy.astype(dweight.dtype, copy=False))

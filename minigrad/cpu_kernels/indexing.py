@@ -8,7 +8,7 @@ import numpy as np
 
 from ..plain_kernels import indexing as plain
 from ..plain_kernels.arrays import is_half
-from .elementwise import assign, supports_half
+from .elementwise import assign
 from .embedding import ADD, ALONE, ASSIGN, NUMBERS, READ, REDUCTIONS, check_indices, move
 from .toolbox.array_program import formula
 from .toolbox.register_tile import operand
@@ -26,8 +26,7 @@ def _moved(way: Any, x: np.ndarray, axis: int, indices: np.ndarray, y: Any) -> b
     others = (*indices.shape[:axis], x.shape[axis], *indices.shape[axis + 1 :])
     fits = others == x.shape and indices.dtype == np.int64 and indices.size > 0 < x.size
     if way is not READ:
-        known = way is ASSIGN or x.dtype.type in NUMBERS or (is_half(x.dtype) and supports_half(x))
-        fits = fits and known and x.flags.carray
+        fits = fits and x.flags.carray and (way is ASSIGN or x.dtype.type in NUMBERS or is_half(x.dtype))
         fits = fits and (np.ndim(y) == 0 or (y.dtype == x.dtype and y.shape == indices.shape))
         fits = fits and not np.may_share_memory(x, y) and not np.may_share_memory(x, indices)
     if fits and not numba.config.DISABLE_JIT:

@@ -15,7 +15,7 @@ class Dropout(Function):
     half_kernels = "elementwise"
 
     def forward(self, x: Any, *, p: float, seed: int, offset: int) -> Any:
-        self.draw = (p, seed, offset)
+        self.draw: tuple[float, int, int] = (p, seed, offset)
         return self.kernels.dropout.forward(x, *self.draw)
 
     def backward(self, dy: Any) -> Any:
