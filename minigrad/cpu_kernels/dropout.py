@@ -29,8 +29,6 @@ def forward(x: np.ndarray, p: float, seed: int, offset: int) -> np.ndarray:
     if not 0 <= p <= 1:
         raise ValueError(f"p={p}: expected a probability from 0 to 1")
     y = np.empty(x.shape, x.dtype)
-    flat_x, flat_y = (bits_of(a) if is_half(a.dtype) else np.ascontiguousarray(a) for a in (x, y))
-    _dropout.launch(
-        flat_x.dtype, tasks_of(x.size, CHUNK), flat_x.reshape(-1), flat_y.reshape(-1), *state(seed, offset), float(p)
-    )
+    flat = [(bits_of(a) if is_half(a.dtype) else np.ascontiguousarray(a)).reshape(-1) for a in (x, y)]
+    _dropout.launch(flat[0].dtype, tasks_of(x.size, CHUNK), *flat, *state(seed, offset), float(p))
     return y

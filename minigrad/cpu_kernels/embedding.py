@@ -17,7 +17,7 @@ from .toolbox.array_program import FLOAT32
 from .toolbox.jit import inline
 from .toolbox.register_tile import operand
 from .toolbox.threads import constant, get_num_threads, task_kernel, tasks_of_rows
-from .toolbox.vector_math import bits_of, widened
+from .toolbox.vector_math import widened
 
 ALONE = 16384  # elements of a task
 COLUMNS = 16  # rows are split at multiples of this, one cache line of float32
@@ -73,16 +73,14 @@ def _mover(name: str, kind: int) -> Any:
                         if reads:
                             values[k] = row[at[k]]
                         else:
-                            new = widened(values[k], row) if changes else values[k]
-                            row[at[k]] = _changed(kind, row[at[k]], new)
+                            row[at[k]] = _changed(kind, row[at[k]], widened(values[k], row) if changes else values[k])
                 else:
                     for k in range(at.shape[0]):
                         place = at[k] * wide + np.uint64(start + k)
                         if reads:
                             values[k] = row[place]
                         else:
-                            new = widened(values[k], row) if changes else values[k]
-                            row[place] = _changed(kind, row[place], new)
+                            row[place] = _changed(kind, row[place], widened(values[k], row) if changes else values[k])
 
     return move
 
@@ -131,10 +129,8 @@ def move(way: Any, x: np.ndarray, axis: int, indices: np.ndarray, y: Any) -> Non
     places = indices[once] if once else indices
     y = y if np.ndim(y) else np.full(of_y[1], y, x.dtype)
     x, places, y = [a if a.flags.carray else operand(np.ascontiguousarray(a)) for a in (x, places, y)]
-    if x.dtype.type not in NUMBERS:  # Numba knows no bfloat16; elements are only moved
-        x, y = (a.view(f"u{a.itemsize}") for a in (x, y))
-    elif y.dtype != x.dtype:
-        y = bits_of(y)
+    # Numba knows no half floats: they are moved as integers, of the types that ``widened`` takes.
+    x, y = (a if a.dtype.type in NUMBERS else a.view(f"{'ui'[a.dtype.kind == 'f']}{a.itemsize}") for a in (x, y))
     outside = constant(np.zeros(1, np.int64))
     tasks = tasks_of_rows(parts, rows * of_y[1] // parts, ALONE)
     given = x.reshape(of_x), places.view(np.uint64).reshape(of_places), step, y.reshape(of_y), rows, columns, outside
@@ -145,17 +141,12 @@ def move(way: Any, x: np.ndarray, axis: int, indices: np.ndarray, y: Any) -> Non
         raise IndexError(f"index {bad} is out of range for size {n}")
 
 
-def within(indices: np.ndarray, rows: int) -> bool:
-    """Whether all indices, int64 of any shape, are in 0..rows - 1."""
-    return not indices.size or bool(np.maximum.reduce(indices.view(np.uint64), None) < rows)  # a negative one is large
-
-
 def check_indices(indices: np.ndarray, rows: int) -> int:
     """The first flat position whose index is not in 0..rows - 1; -1 if all are. indices int64.
 
     ``forward`` and ``backward_into`` index unchecked: call this first.
     """
-    if within(indices, rows):
+    if not indices.size or np.maximum.reduce(indices.view(np.uint64), None) < rows:  # a negative one is large
         return -1
     return int(((indices < 0) | (indices >= rows)).argmax())
 

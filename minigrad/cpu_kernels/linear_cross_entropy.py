@@ -11,7 +11,7 @@ import numpy as np
 from . import cross_entropy, grad_norm, linear
 from .elementwise import cast
 from .matmul import product, supports_half
-from .toolbox.array_program import FLOAT32
+from .toolbox.array_program import FLOAT32, as_launches
 from .toolbox.threads import task_kernel
 
 CHUNK_BYTES = 256 << 20  # of logits that exist at a time
@@ -35,8 +35,7 @@ def forward(
     ``divisor``: dx (N, C) and dweight (M, C), None for what ``needs`` does not ask for. Half floats count as float32.
     """
     half = supports_half(x) and weight.dtype == x.dtype
-    if x.dtype.itemsize == 2:
-        x, weight = cast(x, FLOAT32), cast(weight, FLOAT32)
+    x, weight = (as_launches(cast)(a, FLOAT32) if a.itemsize == 2 else a for a in (x, weight))
     rows, dlosses = len(x), np.empty(len(x), x.dtype)
     _divide.launch(x.dtype, 1, dlosses, np.asarray(divisor, x.dtype).reshape(1))
     step = max(1, CHUNK_BYTES // max(1, len(weight) * x.itemsize))

@@ -133,8 +133,7 @@ def matmul(a: np.ndarray, b: np.ndarray, bias: np.ndarray | None = None) -> np.n
         convert, wide = as_launches(cast), WHOLE if whole else FLOATS[0]
         as_they_are = not whole and a.shape[-1] > 1 and min(a.shape[-2], b.shape[-1]) > THIN_ROWS
         a, b = (x.view(HALF) if as_they_are else convert(x, wide) for x in (a, b))
-        bias = None if bias is None else convert(bias, wide)
-        return convert(product(a, b, bias, True), narrow)
+        return convert(product(a, b, bias if bias is None else convert(bias, wide), True), narrow)
     return product(a, b, bias, bfloat16_product.precision == "medium")
 
 
