@@ -188,15 +188,13 @@ def _multiply(a: np.ndarray, b: np.ndarray, bias: np.ndarray | None, y: np.ndarr
     if not (a.flags.aligned and b.flags.aligned):
         a, b = np.require(a, requirements="A"), np.require(b, requirements="A")
     rows, columns = y.shape[-2:]
-    depth = a.shape[-1]
-    item = y.itemsize
+    depth, item = a.shape[-1], y.itemsize
     thin = rows <= THIN_ROWS and item in b.strides[-2:]
     if thin and a.strides[-1] != item:
         a = np.ascontiguousarray(a)
     strides = tuple([step // x.itemsize for x in (a, b, y) for step in x.strides[-2:]])
     a_offsets, b_offsets = _batch_offsets(a, y.shape[:-2]), _batch_offsets(b, y.shape[:-2])
-    batch = len(a_offsets)
-    has_bias = bias is not None
+    batch, has_bias = len(a_offsets), bias is not None
     bias = NO_BIAS.get(y.dtype.char, NO_BIAS[WHOLE.char]) if bias is None else np.ascontiguousarray(bias, y.dtype)
     grid, count = division(batch, rows, columns, item, batch * rows * columns * depth, thin)
     tasks = min(count, batch * grid[0] * grid[1])

@@ -77,8 +77,7 @@ def _round(builder: Any, context: Any, signature: Any, first: Any, second: Any) 
     vectors = Vectors(builder, context, signature.args[0].dtype, LANES)
     loaded = [vectors.load(address, INT64(0)) for address in (second, first)]
     if vectors.element_bytes == 2:
-        both = ir.Constant(ir.VectorType(INT32, 2 * LANES), list(range(2 * LANES)))
-        return builder.shuffle_vector(*reversed(loaded), both)
+        return builder.shuffle_vector(*loaded[::-1], ir.Constant(ir.VectorType(INT32, 2 * LANES), [*range(2 * LANES)]))
     function_type = ir.FunctionType(_HALVES, [vectors.type] * 2)
     name = "llvm.x86.avx512bf16.cvtne2ps2bf16.512"
     return builder.call(cgutils.get_or_insert_function(builder.module, function_type, name), loaded)
@@ -210,7 +209,6 @@ def _round_panels(b, b_row, b_column, depth, width, pairs, packed, corner):
     The panel of column j starts at j * pairs. ``corner`` is room for two vectors.
     """
     not_inlined()
-    following = advance(corner, LANES)
     for j in range(0, round_up(width, PANEL), LANES):
         source = advance(b, j * b_column)
         target = advance(packed, j // PANEL * PANEL * pairs + j % PANEL)
@@ -225,12 +223,11 @@ def _round_panels(b, b_row, b_column, depth, width, pairs, packed, corner):
             done = depth // (2 * LANES) * LANES
             for p in range(0, done, LANES):
                 _round_columns(advance(source, 2 * p), b_column, advance(target, p * PANEL))
-        for p in range(done, pairs):
-            for c in range(LANES):
-                corner[c] = widened(source[2 * p * b_row + c * b_column], corner) if c < used and 2 * p < depth else 0
-                inside = c < used and 2 * p + 1 < depth
-                following[c] = widened(source[(2 * p + 1) * b_row + c * b_column], corner) if inside else 0
-            _round_two_rows(corner, following, advance(target, p * PANEL))
+        for r in range(2 * done, 2 * pairs, 2):
+            for c in range(2 * LANES):
+                k, i = r + c // LANES, c % LANES
+                corner[c] = widened(source[k * b_row + i * b_column], corner) if i < used and k < depth else 0
+            _round_two_rows(corner, advance(corner, LANES), advance(target, r // 2 * PANEL))
 
 
 @inline
