@@ -14,7 +14,7 @@ from refusals import raises
 
 import minigrad as mg
 from minigrad.cpu_kernels import linear
-from minigrad.cpu_kernels.matmul import matmul
+from minigrad.cpu_kernels.matmul import matmul, product
 from minigrad.cpu_kernels.toolbox import bfloat16_product, product_loops, register_tile
 from minigrad.nn import functional as F
 
@@ -288,6 +288,17 @@ def test_a_cpu_with_amx_multiplies_tiles(tmp_path):
         environment |= {"NUMBA_NUM_THREADS": "1", "MINIGRAD_CACHE_DIR": str(tmp_path)}
         result = python("-c", COMPILED_FOR_AMX, env=environment, returncode=0)
         assert result.stdout.split() == expected.split()
+
+
+@needs_bfloat16
+@pytest.mark.parametrize("shape", [(17, 33, 40), (64, 300, 64), (2, 8, 9), (20, 1, 30)])
+def test_products_of_bfloat16_are_those_of_its_float32(shape):
+    rng, (rows, depth, columns) = np.random.default_rng(0), shape
+    a = rng.normal(size=(3, depth, rows)).astype(bfloat16).swapaxes(1, 2)
+    for x in (rng.normal(size=(3, depth, columns)), rng.normal(size=(3, columns, depth)).swapaxes(1, 2)):
+        b = x.astype(bfloat16)
+        wide = product(a.astype(np.float32), b.astype(np.float32), None, True)
+        np.testing.assert_array_equal(matmul(a, b), wide.astype(bfloat16))
 
 
 @MEDIUM
