@@ -291,14 +291,12 @@ def test_a_cpu_with_amx_multiplies_tiles(tmp_path):
 
 
 @needs_bfloat16
-@pytest.mark.parametrize("shape", [(17, 33, 40), (64, 300, 64), (2, 8, 9), (20, 1, 30)])
-def test_products_of_bfloat16_are_those_of_its_float32(shape):
-    rng, (rows, depth, columns) = np.random.default_rng(0), shape
-    a = rng.normal(size=(3, depth, rows)).astype(bfloat16).swapaxes(1, 2)
-    for x in (rng.normal(size=(3, depth, columns)), rng.normal(size=(3, columns, depth)).swapaxes(1, 2)):
-        b = x.astype(bfloat16)
-        wide = product(a.astype(np.float32), b.astype(np.float32), None, True)
-        np.testing.assert_array_equal(matmul(a, b), wide.astype(bfloat16))
+def test_products_of_bfloat16_are_those_of_its_float32():
+    rng = np.random.default_rng(0)
+    a = rng.normal(size=(3, 301, 17)).astype(bfloat16).swapaxes(1, 2)
+    for x in (rng.normal(size=(3, 301, 40)), rng.normal(size=(3, 40, 301)).swapaxes(1, 2)):
+        wide = product(a.astype(np.float32), x.astype(bfloat16).astype(np.float32), None, True)
+        np.testing.assert_array_equal(matmul(a, x.astype(bfloat16)), wide.astype(bfloat16))
 
 
 @MEDIUM

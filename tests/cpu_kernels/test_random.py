@@ -58,10 +58,9 @@ def test_fill_dropout_at_any_start(dtype, p):
 
 
 def test_dropout_of_half_floats_is_that_of_float32_rounded():
-    for dtype in (np.float16, bfloat16):
-        x = np.random.default_rng(0).normal(size=(300, 100)).astype(dtype).T
-        wide = dropout.forward(x.astype(np.float32), 0.4, SEED, OFFSET)
-        np.testing.assert_array_equal(dropout.forward(x, 0.4, SEED, OFFSET), wide.astype(dtype))
+    x = np.random.default_rng(0).normal(size=(300, 100)).astype(bfloat16).T
+    wide = dropout.forward(x.astype(np.float32), 0.4, SEED, OFFSET)
+    np.testing.assert_array_equal(dropout.forward(x, 0.4, SEED, OFFSET), wide.astype(bfloat16))
 
 
 def test_draws_are_formulas_of_the_words_of_a_seed_and_an_offset_above_32_bits():
