@@ -292,8 +292,7 @@ def test_a_cpu_with_amx_multiplies_tiles(tmp_path):
 
 @needs_bfloat16
 def test_products_of_bfloat16_are_those_of_its_float32():
-    rng = np.random.default_rng(0)
-    a = rng.normal(size=(3, 301, 17)).astype(bfloat16).swapaxes(1, 2)
+    rng, a = np.random.default_rng(0), np.random.default_rng(1).normal(size=(3, 17, 301)).astype(bfloat16)
     for x in (rng.normal(size=(3, 301, 40)), rng.normal(size=(3, 40, 301)).swapaxes(1, 2)):
         wide = product(a.astype(np.float32), x.astype(bfloat16).astype(np.float32), None, True)
         np.testing.assert_array_equal(matmul(a, x.astype(bfloat16)), wide.astype(bfloat16))
