@@ -50,8 +50,3 @@ def forward(x: Array, p: float, seed: int, offset: int) -> Array:
     with np.errstate(divide="ignore"):
         kept = real(1) / (real(1) - real(p))
     return draw(_KERNELS[x.dtype], y, 4, seed, offset, x, p, kept)
-
-
-def backward(dy: Array, p: float, seed: int, offset: int) -> Array:
-    """dx: the gradient passes through the mask of the forward draw."""
-    return forward(dy, p, seed, offset)

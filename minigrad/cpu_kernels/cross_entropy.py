@@ -19,7 +19,7 @@ import math
 import numpy as np
 
 from ..plain_kernels.losses import Options, cross_entropy as plain
-from .embedding import within
+from .embedding import check_indices
 from .softmax import row_max
 from .toolbox.jit import inline
 from .toolbox.register_tile import whole_vectors
@@ -172,7 +172,7 @@ def check_targets(targets: np.ndarray, classes: int, ignore_index: int) -> int:
 
     ``forward`` and ``backward`` index with the targets unchecked: call this first.
     """
-    return -1 if within(targets, classes) else plain.check_targets(targets, classes, ignore_index)
+    return -1 if check_indices(targets, classes) < 0 else plain.check_targets(targets, classes, ignore_index)
 
 
 def _arguments(targets: np.ndarray, options: Options, dtype: np.dtype) -> tuple[np.ndarray, int, float, np.ndarray]:

@@ -8,29 +8,27 @@ Source: Srivastava et al., "Dropout: a simple way to prevent neural networks fro
 
 import numpy as np
 
+from ..plain_kernels.arrays import is_half
 from .random import CHUNK, fill_dropout, state
 from .toolbox.threads import task_kernel, tasks_of
+from .toolbox.vector_math import bits_of, numbers, rounded, widened
 
 
 @task_kernel
 def _dropout(task, tasks, x, y, seed, offset, p):
     start = task * CHUNK
     x, y = x[start : start + CHUNK], y[start : start + CHUNK]
-    fill_dropout(y, start, seed, offset, p)  # the chunk stays in the L1 or L2 cache for the product
+    mask = numbers(y, np.empty(CHUNK if y.itemsize == 2 else 0, np.float32), False)[: y.shape[0]]
+    fill_dropout(mask, start, seed, offset, p)  # the chunk stays in the L1 or L2 cache for the product
     for i in range(x.shape[0]):
-        y[i] *= x[i]
+        y[i] = rounded(widened(x[i], mask) * mask[i], y)
 
 
 def forward(x: np.ndarray, p: float, seed: int, offset: int) -> np.ndarray:
-    """x float32 or float64, any shape (copied if not contiguous) -> y of the same shape; 0 <= p <= 1."""
+    """x of any float dtype and shape (copied if not contiguous) -> y of the same shape; 0 <= p <= 1."""
     if not 0 <= p <= 1:
         raise ValueError(f"p={p}: expected a probability from 0 to 1")
     y = np.empty(x.shape, x.dtype)
-    flat_x, flat_y = np.ascontiguousarray(x).reshape(-1), y.reshape(-1)
-    _dropout.launch(x.dtype, tasks_of(x.size, CHUNK), flat_x, flat_y, *state(seed, offset), float(p))
+    flat = [(bits_of(a) if is_half(a.dtype) else np.ascontiguousarray(a)).reshape(-1) for a in (x, y)]
+    _dropout.launch(flat[0].dtype, tasks_of(x.size, CHUNK), *flat, *state(seed, offset), float(p))
     return y
-
-
-def backward(dy: np.ndarray, p: float, seed: int, offset: int) -> np.ndarray:
-    """dx: the gradient passes through the mask of the forward draw."""
-    return forward(dy, p, seed, offset)

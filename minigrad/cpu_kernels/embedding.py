@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from ..plain_kernels.arrays import is_half
-from .elementwise import cast
+from .elementwise import assign, cast, supports_half
 from .toolbox.array_program import FLOAT32
 from .toolbox.jit import inline
 from .toolbox.register_tile import operand
 from .toolbox.threads import constant, get_num_threads, task_kernel, tasks_of_rows
+from .toolbox.vector_math import widened
 
 ALONE = 16384  # elements of a task
 COLUMNS = 16  # rows are split at multiples of this, one cache line of float32
@@ -41,7 +42,7 @@ def _mover(name: str, kind: int) -> Any:
 
     Its closure has numbers only, by which the cache of kernels knows it.
     """
-    reads = kind == 0
+    reads, changes = kind == 0, kind >= 2
 
     @task_kernel(name=name)
     def move(task, tasks, x, places, step, y, rows, columns, outside):
@@ -66,20 +67,20 @@ def _mover(name: str, kind: int) -> Any:
                     there = row[np.int64(at[0]) * step + start :][: values.shape[0]]
                     source, target = (there, values) if reads else (values, there)
                     for k in range(source.shape[0]):
-                        target[k] = _changed(kind, target[k], source[k])
+                        target[k] = _changed(kind, target[k], widened(source[k], row) if changes else source[k])
                 elif step == 1:
                     for k in range(at.shape[0]):
                         if reads:
                             values[k] = row[at[k]]
                         else:
-                            row[at[k]] = _changed(kind, row[at[k]], values[k])
+                            row[at[k]] = _changed(kind, row[at[k]], widened(values[k], row) if changes else values[k])
                 else:
                     for k in range(at.shape[0]):
                         place = at[k] * wide + np.uint64(start + k)
                         if reads:
                             values[k] = row[place]
                         else:
-                            row[place] = _changed(kind, row[place], values[k])
+                            row[place] = _changed(kind, row[place], widened(values[k], row) if changes else values[k])
 
     return move
 
@@ -119,8 +120,8 @@ def move(way: Any, x: np.ndarray, axis: int, indices: np.ndarray, y: Any) -> Non
         return
     if way not in (READ, ASSIGN) and is_half(x.dtype):
         wide = cast(x, FLOAT32)
-        move(way, wide, axis, indices, cast(y, FLOAT32))
-        x[...] = cast(wide, x.dtype)
+        move(way, wide, axis, indices, y if supports_half(x) else cast(y, FLOAT32))
+        assign(x, wide)
         return
     once, of_x, of_places, of_y, step, rows, columns, parts = _rows_of(
         x.shape, axis, indices.shape, indices.strides, way is READ, get_num_threads()
@@ -128,21 +129,16 @@ def move(way: Any, x: np.ndarray, axis: int, indices: np.ndarray, y: Any) -> Non
     places = indices[once] if once else indices
     y = y if np.ndim(y) else np.full(of_y[1], y, x.dtype)
     x, places, y = [a if a.flags.carray else operand(np.ascontiguousarray(a)) for a in (x, places, y)]
-    if x.dtype.type not in NUMBERS:  # Numba knows no bfloat16; elements are only moved
-        x, y = (a.view(f"u{a.itemsize}") for a in (x, y))
+    # Numba knows no half floats: they are moved as integers, of the types that ``widened`` takes.
+    x, y = (a if a.dtype.type in NUMBERS else a.view(f"{'ui'[a.dtype.kind == 'f']}{a.itemsize}") for a in (x, y))
     outside = constant(np.zeros(1, np.int64))
     tasks = tasks_of_rows(parts, rows * of_y[1] // parts, ALONE)
     given = x.reshape(of_x), places.view(np.uint64).reshape(of_places), step, y.reshape(of_y), rows, columns, outside
-    way.launch(x.dtype, tasks, *given)
+    way.launch(y.dtype, tasks, *given)
     if outside[0]:
         n = x.size // (of_x[0] * step)
         bad = int(indices.reshape(-1)[check_indices(indices, n)])
         raise IndexError(f"index {bad} is out of range for size {n}")
-
-
-def within(indices: np.ndarray, rows: int) -> bool:
-    """Whether all indices, int64 of any shape, are in 0..rows - 1."""
-    return not indices.size or bool(np.maximum.reduce(indices.view(np.uint64), None) < rows)  # a negative one is large
 
 
 def check_indices(indices: np.ndarray, rows: int) -> int:
@@ -150,7 +146,7 @@ def check_indices(indices: np.ndarray, rows: int) -> int:
 
     ``forward`` and ``backward_into`` index unchecked: call this first.
     """
-    if within(indices, rows):
+    if not indices.size or np.maximum.reduce(indices.view(np.uint64), None) < rows:  # a negative one is large
         return -1
     return int(((indices < 0) | (indices >= rows)).argmax())
 

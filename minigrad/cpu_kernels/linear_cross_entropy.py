@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 
 from . import cross_entropy, grad_norm, linear
+from .elementwise import cast
+from .matmul import product, supports_half
+from .toolbox.array_program import FLOAT32, as_launches
 from .toolbox.threads import task_kernel
 
 CHUNK_BYTES = 256 << 20  # of logits that exist at a time
@@ -31,8 +34,8 @@ def forward(
     """x (N, C), weight (M, C), targets (N,) int64 (checked), N > 0 -> the losses (N,), and the gradients of their sum /
     ``divisor``: dx (N, C) and dweight (M, C), None for what ``needs`` does not ask for. Half floats count as float32.
     """
-    if x.dtype.itemsize == 2:
-        x, weight = x.astype(np.float32), weight.astype(np.float32)
+    half = supports_half(x) and weight.dtype == x.dtype
+    x, weight = (as_launches(cast)(a, FLOAT32) if a.itemsize == 2 else a for a in (x, weight))
     rows, dlosses = len(x), np.empty(len(x), x.dtype)
     _divide.launch(x.dtype, 1, dlosses, np.asarray(divisor, x.dtype).reshape(1))
     step = max(1, CHUNK_BYTES // max(1, len(weight) * x.itemsize))
@@ -44,7 +47,7 @@ def forward(
     for start in range(0, rows, step):
         here = slice(start, start + step)
         part, labels = x[here], targets[here]
-        logits = linear.forward(part, weight)
+        logits = product(part, weight.T, None, True) if half else linear.forward(part, weight)
         if True not in needs:
             losses.append(cross_entropy.forward(logits, labels, options)[0])
             continue

@@ -107,6 +107,7 @@ def _multiply_few(args, n, strides, kind):
 # ---------------------------------------------------------------- launchers
 
 FLOATS, WHOLE = (np.dtype(np.float32), np.dtype(np.float64)), np.dtype(np.int64)
+HALF = np.dtype(np.uint16)  # the bits of bfloat16
 KNOWN = (*FLOATS, WHOLE)
 NO_BIAS = {dtype.char: np.zeros(1, dtype) for dtype in KNOWN}
 SINGLE = np.zeros(1, np.int64)  # the offsets of a batch of one
@@ -130,20 +131,21 @@ def matmul(a: np.ndarray, b: np.ndarray, bias: np.ndarray | None = None) -> np.n
     narrow, whole = a.dtype, a.dtype.kind in "iu"
     if narrow not in KNOWN and b.dtype == narrow and (whole or supports_half(a)):
         convert, wide = as_launches(cast), WHOLE if whole else FLOATS[0]
-        a, b, bias = convert(a, wide), convert(b, wide), None if bias is None else convert(bias, wide)
-        return convert(_product(a, b, bias, True), narrow)
-    return _product(a, b, bias, bfloat16_product.precision == "medium")
+        as_they_are = not whole and a.shape[-1] > 1 and min(a.shape[-2], b.shape[-1]) > THIN_ROWS
+        a, b = (x.view(HALF) if as_they_are else convert(x, wide) for x in (a, b))
+        return convert(product(a, b, bias if bias is None else convert(bias, wide), True), narrow)
+    return product(a, b, bias, bfloat16_product.precision == "medium")
 
 
-def _product(a: np.ndarray, b: np.ndarray, bias: np.ndarray | None, rounded: bool) -> np.ndarray:
-    """``matmul``, of float32 operands that may be rounded to bfloat16."""
-    dtype = a.dtype
-    if dtype not in KNOWN or b.dtype != dtype:
+def product(a: np.ndarray, b: np.ndarray, bias: np.ndarray | None, rounded: bool) -> np.ndarray:
+    """``matmul``, of float32 operands that may be rounded to bfloat16, or of the bits of bfloat16 to float32."""
+    dtype = FLOATS[0] if a.dtype == HALF else a.dtype
+    if dtype not in KNOWN or b.dtype != a.dtype:
         y = np.matmul(a, b)
         return y if bias is None else y + bias
     if a.flags.c_contiguous and a.ndim > 2 and b.ndim == 2:  # one matrix for all rows: no batch at all
         rows = math.prod(a.shape[:-1])
-        return _product(a.reshape(rows, a.shape[-1]), b, bias, rounded).reshape(*a.shape[:-1], b.shape[-1])
+        return product(a.reshape(rows, a.shape[-1]), b, bias, rounded).reshape(*a.shape[:-1], b.shape[-1])
 
     if a.shape[-1] == 1 and bias is None and bfloat16_product.precision != "medium":
         return np.ascontiguousarray(as_launches(mul)(a, b))
@@ -186,18 +188,13 @@ def _multiply(a: np.ndarray, b: np.ndarray, bias: np.ndarray | None, y: np.ndarr
     if not (a.flags.aligned and b.flags.aligned):
         a, b = np.require(a, requirements="A"), np.require(b, requirements="A")
     rows, columns = y.shape[-2:]
-    depth = a.shape[-1]
-    item = y.itemsize
+    depth, item = a.shape[-1], y.itemsize
     thin = rows <= THIN_ROWS and item in b.strides[-2:]
     if thin and a.strides[-1] != item:
         a = np.ascontiguousarray(a)
-    strides = (
-        a.strides[-2] // item, a.strides[-1] // item, b.strides[-2] // item, b.strides[-1] // item,
-        y.strides[-2] // item, y.strides[-1] // item,
-    )  # fmt: skip
+    strides = tuple([step // x.itemsize for x in (a, b, y) for step in x.strides[-2:]])
     a_offsets, b_offsets = _batch_offsets(a, y.shape[:-2]), _batch_offsets(b, y.shape[:-2])
-    batch = len(a_offsets)
-    has_bias = bias is not None
+    batch, has_bias = len(a_offsets), bias is not None
     bias = NO_BIAS.get(y.dtype.char, NO_BIAS[WHOLE.char]) if bias is None else np.ascontiguousarray(bias, y.dtype)
     grid, count = division(batch, rows, columns, item, batch * rows * columns * depth, thin)
     tasks = min(count, batch * grid[0] * grid[1])
@@ -206,7 +203,7 @@ def _multiply(a: np.ndarray, b: np.ndarray, bias: np.ndarray | None, y: np.ndarr
         a_offsets, b_offsets, strides, (rows, columns, depth), grid,
     )  # fmt: skip
     if rounded and item == 4 and rows > THIN_ROWS and columns > THIN_ROWS:
-        bfloat16_product.multiply_cells.launch(y.dtype, tasks, *arguments)
+        bfloat16_product.multiply_cells.launch(a.dtype, tasks, *arguments)
     else:
         _multiply_cells.launch(y.dtype, tasks, *arguments, thin)
 

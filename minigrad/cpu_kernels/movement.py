@@ -25,7 +25,7 @@ def contiguous(x: np.ndarray) -> np.ndarray:
 def cat(arrays: tuple[np.ndarray, ...], axis: int) -> np.ndarray:
     """The arrays one after the other along ``axis``."""
     total = sum([x.nbytes for x in arrays])
-    if total < max(MANY, FEW * len(arrays)) or len({x.dtype for x in arrays}) > 1 or numba.config.DISABLE_JIT:
+    if total < MANY // 2 * len(arrays) or len({x.dtype for x in arrays}) > 1 or numba.config.DISABLE_JIT:
         return np.concatenate(arrays, axis)
     shape, sizes = list(arrays[0].shape), tuple([x.shape[axis] for x in arrays])
     shape[axis] = sum(sizes)

@@ -12,11 +12,11 @@ class Dropout(Function):
     """
 
     __slots__ = ("draw",)
-    draw: tuple[float, int, int]
+    half_kernels = "elementwise"
 
     def forward(self, x: Any, *, p: float, seed: int, offset: int) -> Any:
-        self.draw = (p, seed, offset)
+        self.draw: tuple[float, int, int] = (p, seed, offset)
         return self.kernels.dropout.forward(x, *self.draw)
 
     def backward(self, dy: Any) -> Any:
-        return self.kernels.dropout.backward(dy, *self.draw)
+        return self.kernels.dropout.forward(dy, *self.draw)

@@ -110,6 +110,7 @@ class IndexAdd(IndexPut):
     """``IndexPut`` that adds."""
 
     widens = True
+    half_kernels = "elementwise"
     adds = True
 
 
@@ -128,6 +129,7 @@ class ScatterAdd(Scatter):
     """y[i][indices[i][j]] += values[i][j] (along an axis)."""
 
     widens = True
+    half_kernels = "elementwise"
     adds = True
 
 

@@ -148,10 +148,6 @@ class dropout:
         with np.errstate(invalid="ignore"):
             return np.asarray(x * mask(x.shape, x.dtype, p, seed, offset))
 
-    def backward(dy: np.ndarray, p: float, seed: int, offset: int) -> np.ndarray:
-        """dx: the gradient passes through the mask of the forward draw."""
-        return dropout.forward(dy, p, seed, offset)
-
 
 def mask(shape: Sequence[int], dtype: Any, p: float, seed: int, offset: int) -> np.ndarray:
     """0 with probability p, else 1 / (1 - p). An element is dropped if its draw in [0, 1) is below float32(p)."""

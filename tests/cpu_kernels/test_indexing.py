@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from refusals import raises
 
-from minigrad import cpu_kernels, plain_kernels
+from minigrad import bfloat16, cpu_kernels, plain_kernels
 
-DTYPES = [np.float32, np.float64, np.float16, np.int64]
+DTYPES = [np.float32, np.float64, np.float16, np.int64, bfloat16]
 
 
 def both(name: str, x: np.ndarray, *arguments) -> None:

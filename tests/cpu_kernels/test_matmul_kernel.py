@@ -14,7 +14,7 @@ from refusals import raises
 
 import minigrad as mg
 from minigrad.cpu_kernels import linear
-from minigrad.cpu_kernels.matmul import matmul
+from minigrad.cpu_kernels.matmul import matmul, product
 from minigrad.cpu_kernels.toolbox import bfloat16_product, product_loops, register_tile
 from minigrad.nn import functional as F
 
@@ -288,6 +288,14 @@ def test_a_cpu_with_amx_multiplies_tiles(tmp_path):
         environment |= {"NUMBA_NUM_THREADS": "1", "MINIGRAD_CACHE_DIR": str(tmp_path)}
         result = python("-c", COMPILED_FOR_AMX, env=environment, returncode=0)
         assert result.stdout.split() == expected.split()
+
+
+@needs_bfloat16
+def test_products_of_bfloat16_are_those_of_its_float32():
+    rng, a = np.random.default_rng(0), np.random.default_rng(1).normal(size=(3, 17, 301)).astype(bfloat16)
+    for x in (rng.normal(size=(3, 301, 40)), rng.normal(size=(3, 40, 301)).swapaxes(1, 2)):
+        wide = product(a.astype(np.float32), x.astype(bfloat16).astype(np.float32), None, True)
+        np.testing.assert_array_equal(matmul(a, x.astype(bfloat16)), wide.astype(bfloat16))
 
 
 @MEDIUM

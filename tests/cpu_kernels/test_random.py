@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from minigrad.cpu_kernels import random
+from minigrad import bfloat16
+from minigrad.cpu_kernels import dropout, random
 from minigrad.cpu_kernels.toolbox.jit import kernel
 from minigrad.plain_kernels.random import philox4x32
 
@@ -54,6 +55,12 @@ def test_fill_dropout_at_any_start(dtype, p):
         row = np.full(n, np.nan, dtype)
         random.fill_dropout(row, start, np.uint64(3), np.uint64(4), p)
         np.testing.assert_array_equal(row, expected[start : start + n])
+
+
+def test_dropout_of_half_floats_is_that_of_float32_rounded():
+    x = np.random.default_rng(0).normal(size=(300, 100)).astype(bfloat16).T
+    wide = dropout.forward(x.astype(np.float32), 0.4, SEED, OFFSET)
+    np.testing.assert_array_equal(dropout.forward(x, 0.4, SEED, OFFSET), wide.astype(bfloat16))
 
 
 def test_draws_are_formulas_of_the_words_of_a_seed_and_an_offset_above_32_bits():

@@ -131,7 +131,7 @@ def sums(k, x):
 
 @case((N, C), (N, C))
 def dropout(k, x, dy):
-    return k.dropout.forward(x, 0.25, 7, 0), k.dropout.backward(dy, 0.25, 7, 0)
+    return k.dropout.forward(x, 0.25, 7, 0), k.dropout.forward(dy, 0.25, 7, 0)
 
 
 @case()

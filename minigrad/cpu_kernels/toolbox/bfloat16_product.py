@@ -52,6 +52,7 @@ from .register_tile import (
     transpose_registers,
 )
 from .threads import task_kernel
+from .vector_math import widened
 
 AVAILABLE = VECTOR_BYTES == 64 and cpu_has("avx512bf16")
 AMX = AVAILABLE and cpu_has("amx-bf16")
@@ -71,33 +72,36 @@ _HALVES: Any = ir.VectorType(ir.IntType(16), 2 * LANES)
 # ---------------------------------------------------------------- instructions
 
 
-def _round(builder: Any, vectors: Any, first: Any, second: Any) -> Any:
-    """32 bfloat16: those of the vector ``first``, then those of ``second``."""
+def _round(builder: Any, context: Any, signature: Any, first: Any, second: Any) -> Any:
+    """32 bfloat16: those of 16 numbers at ``first``, then those at ``second``."""
+    vectors = Vectors(builder, context, signature.args[0].dtype, LANES)
+    loaded = [vectors.load(address, INT64(0)) for address in (second, first)]
+    if vectors.element_bytes == 2:
+        return builder.shuffle_vector(*loaded[::-1], ir.Constant(ir.VectorType(INT32, 2 * LANES), [*range(2 * LANES)]))
     function_type = ir.FunctionType(_HALVES, [vectors.type] * 2)
     name = "llvm.x86.avx512bf16.cvtne2ps2bf16.512"
-    return builder.call(cgutils.get_or_insert_function(builder.module, function_type, name), [second, first])
+    return builder.call(cgutils.get_or_insert_function(builder.module, function_type, name), loaded)
 
 
 @emits(lambda x, following, y: types.void(x, following, y))
 def _round_two_rows(context: Any, builder: Any, signature: Any, x: Any, following: Any, y: Any) -> None:
-    """Pair 16 floats at x with the 16 of the next row: y[j] = (x[j], following[j])."""
+    """Pair 16 numbers at x with the 16 of the next row: y[j] = (x[j], following[j])."""
     vectors = Vectors(builder, context, types.float32)
-    rows = (vectors.load(address, INT64(0)) for address in (x, following))
+    pairs = _round(builder, context, signature, x, following)
     alternate = [half * LANES + j for j in range(LANES) for half in (0, 1)]
-    mask = ir.Constant(ir.VectorType(INT32, 2 * LANES), alternate)
-    pairs = builder.shuffle_vector(_round(builder, vectors, *rows), ir.Constant(_HALVES, ir.Undefined), mask)
+    pairs = builder.shuffle_vector(pairs, pairs, ir.Constant(ir.VectorType(INT32, 2 * LANES), alternate))
     vectors.store(builder.bitcast(pairs, vectors.type), y, INT64(0))
 
 
 @emits(lambda x, x_column, y: types.void(x, types.int64, y))
 def _round_columns(context: Any, builder: Any, signature: Any, x: Any, x_column: Any, y: Any) -> None:
-    """Pair 16 columns of 32 contiguous floats: y[p, j] = (x[j, 2p], x[j, 2p + 1]), rows of y are a panel apart."""
+    """Pair 16 columns of 32 contiguous numbers: y[p, j] = (x[j, 2p], x[j, 2p + 1]), rows of y are a panel apart."""
     vectors = Vectors(builder, context, types.float32)
     rows = []
     for j in range(LANES):
         start = builder.mul(x_column, INT64(j))
-        halves = (vectors.load(x, builder.add(start, INT64(h * LANES))) for h in (0, 1))
-        rows.append(builder.bitcast(_round(builder, vectors, *halves), _PAIRS))
+        halves = (builder.gep(x, [builder.add(start, INT64(h * LANES))]) for h in (0, 1))
+        rows.append(builder.bitcast(_round(builder, context, signature, *halves), _PAIRS))
     transpose_registers(builder, rows)
     for p, row in enumerate(rows):
         vectors.store(builder.bitcast(row, vectors.type), y, INT64(p * PANEL))
@@ -205,7 +209,6 @@ def _round_panels(b, b_row, b_column, depth, width, pairs, packed, corner):
     The panel of column j starts at j * pairs. ``corner`` is room for two vectors.
     """
     not_inlined()
-    following = advance(corner, LANES)
     for j in range(0, round_up(width, PANEL), LANES):
         source = advance(b, j * b_column)
         target = advance(packed, j // PANEL * PANEL * pairs + j % PANEL)
@@ -220,12 +223,11 @@ def _round_panels(b, b_row, b_column, depth, width, pairs, packed, corner):
             done = depth // (2 * LANES) * LANES
             for p in range(0, done, LANES):
                 _round_columns(advance(source, 2 * p), b_column, advance(target, p * PANEL))
-        for p in range(done, pairs):
-            for c in range(LANES):
-                corner[c] = source[2 * p * b_row + c * b_column] if c < used and 2 * p < depth else 0
-                inside = c < used and 2 * p + 1 < depth
-                following[c] = source[(2 * p + 1) * b_row + c * b_column] if inside else 0
-            _round_two_rows(corner, following, advance(target, p * PANEL))
+        for r in range(2 * done, 2 * pairs, 2):
+            for c in range(2 * LANES):
+                k, i = r + c // LANES, c % LANES
+                corner[c] = widened(source[k * b_row + i * b_column], corner) if i < used and k < depth else 0
+            _round_two_rows(corner, advance(corner, LANES), advance(target, r // 2 * PANEL))
 
 
 @inline
