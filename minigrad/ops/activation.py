@@ -38,7 +38,7 @@ class Softplus(OfTensors):
     floats = True
     formulas = (
         lambda k, x, beta, most: k.where(k.gt(k.mul(x, beta), most), x, k.div(_softplus(k, k.mul(x, beta)), beta)),
-        lambda k, dy, x, beta, most: k.where(k.gt(k.mul(x, beta), most), dy, k.mul(dy, k.sigmoid(k.mul(x, beta)))),
+        lambda k, dy, x, beta, most: k.where(k.gt(k.mul(x, beta), most), dy, k.mul(dy, _slope(k, k.mul(x, beta)))),
         None,
         None,
     )
@@ -48,10 +48,15 @@ def _softplus(k: Any, x: Any) -> Any:
     return k.neg(log_sigmoid(k, k.neg(x)))
 
 
+def _slope(k: Any, x: Any) -> Any:  # a sigmoid that has digits where its reciprocal is infinite
+    decay = k.exp(k.neg(k.abs(x)))
+    return k.div(k.where(k.lt(x, 0), decay, 1), k.add(decay, 1))
+
+
 @of_formula(lambda k, x: log_sigmoid(k, x))
 def LogSigmoid(k: Any, x: Any, dy: Any) -> Any:
     """y = log(1 / (1 + e^-x));  dx = dy / (1 + e^x)."""
-    return k.mul(dy, k.sigmoid(k.neg(x)))
+    return k.mul(dy, _slope(k, k.neg(x)))
 
 
 def _tanh_of_softplus(k: Any, x: Any) -> Any:
