@@ -109,7 +109,10 @@ def _of_expression(expression: Callable[..., Any], truths: tuple[bool | None, ..
 
 
 class _Each(Each):
-    floor_div, remainder, fmod, pow = np.floor_divide, np.remainder, np.fmod, np.power
+    floor_div: Any = np.floor_divide
+    remainder: Any = np.remainder
+    fmod: Any = np.fmod
+    pow: Any = np.power
 
 
 # Into existing arrays, and between dtypes -----------------------------------------------------------------------------
