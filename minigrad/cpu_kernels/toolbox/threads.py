@@ -8,7 +8,8 @@ The layer is chosen here, before Numba starts it: TBB when it is installed (``pi
 Numba's workqueue (30 times the launch cost). ``NUMBA_THREADING_LAYER`` overrides. OpenMP's threads spin while they
 wait, by default for milliseconds, in which another program has no core. Here it is microseconds, as long as a step's
 kernels follow each other: GOMP_SPINCOUNT and OMP_WAIT_POLICY in the environment override (docs/lab/threads.md). In a
-list of launches threads do not sleep: who waits gives the core to others.
+list of launches threads do not sleep: who waits gives the core to others. A thread that wakes on the launching thread's
+core goes to another one.
 
 Numba compiles a ``prange`` loop through four nested wrappers, and links and optimises everything that the loop calls
 anew in each of them: most of the compile time of a large kernel. Here one ``prange`` loop, compiled once for the whole
@@ -43,6 +44,7 @@ from .jit import compiled, emits, kernel
 
 FRAME_BYTES = 4096
 WORDS = 8  # of int64, are a line of the cache
+CORES = 128  # bytes of the C library's sets of cores
 LOOKS = 200  # at what others do; then a thread that waits lets other programs have the core
 FACTOR = 4  # by which a launch of a graph is quicker than one by itself
 PIECES, PIECE = 4, 16  # tasks of a thread in a launch of a graph, at most, and how many times `least` each is, at least
@@ -262,11 +264,46 @@ def _enter(context: Any, builder: Any, signature: Any, entry: Any, frame: Any, t
     return builder.call(builder.inttoptr(entry, ENTRY_TYPE.as_pointer()), [frame, task, tasks])
 
 
+def _of_linux(name: str, types_of: Callable[..., Any]) -> Any:
+    """A function of Linux's C library, of integers; elsewhere -1."""
+
+    def emit(context: Any, builder: Any, signature: Any, *given: Any) -> Any:
+        if sys.platform != "linux":
+            return ir.Constant(INT64, -1)
+        kind = ir.FunctionType(ir.IntType(32), [INT64] * len(given))
+        return builder.sext(builder.call(cgutils.get_or_insert_function(builder.module, kind, name), given), INT64)
+
+    return emits(types_of)(emit)
+
+
+_core: Any = _of_linux("sched_getcpu", lambda: types.int64())
+_cores: Any = _of_linux("sched_getaffinity", lambda thread, size, cores: types.int64(*[types.int64] * 3))
+_set_cores: Any = _of_linux("sched_setaffinity", lambda thread, size, cores: types.int64(*[types.int64] * 3))
+
+
+@kernel
+def _leave(core):
+    """Move this thread to another core than this one, if it may run on others; and let it run on all as before.
+
+    Linux wakes a thread where it slept, and may keep two of a step on one core for seconds, while another is idle.
+    """
+    cores = np.zeros(CORES, np.uint8)
+    bit = np.uint8(1 << (core & 7))
+    if core < 8 * CORES and _cores(0, CORES, cores.ctypes.data) == 0:
+        cores[core >> 3] &= ~bit
+        if cores.any() and _set_cores(0, CORES, cores.ctypes.data) == 0:
+            cores[core >> 3] |= bit
+            _set_cores(0, CORES, cores.ctypes.data)
+
+
 @parallel_kernel
 def _run(entry, frame, tasks):
     failures = 0
     address = frame.ctypes.data
+    core = _core()
     for task in numba.prange(tasks):
+        if numba.get_thread_id() and core >= 0 and _core() == core:
+            _leave(core)
         failures += _enter(entry, address, np.int64(task), tasks)
     return failures
 
