@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from .elementwise import cast
 from .platform.toolbox import Array, Kernel, contiguous, copy, cuda, empty, kernel
 from .pointwise.philox import philox_block, unit_float32
 from .ptx.fours import fours, load_inside, storer_inside
@@ -41,7 +42,9 @@ _KERNELS = {np.dtype(real): _dropout(real) for real in (np.float32, np.float64)}
 
 
 def forward(x: Array, p: float, seed: int, offset: int) -> Array:
-    """x float32 or float64, any shape (copied if not contiguous) -> y of the same shape; 0 <= p <= 1."""
+    """x of any float dtype and shape (copied if not contiguous) -> y of the same shape; 0 <= p <= 1."""
+    if x.dtype.itemsize == 2:  # computed in float32, and rounded once
+        return cast(forward(cast(x, np.float32), p, seed, offset), x.dtype)
     x = contiguous(x)
     if x.pointer % 16:
         x = copy(x)

@@ -5,6 +5,8 @@ Division by an integer 0 raises ZeroDivisionError: a flag is copied back, for in
 
 import functools
 import re
+import threading
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +19,7 @@ from .platform.array import Array, copy, expand, from_host, may_share_memory
 from .pointwise import rules
 from .pointwise.conversion import loaded
 from .pointwise.division import floor_div as floor_div, fmod as fmod, pow as pow, remainder as remainder
-from .pointwise.formulas import is_truth, of_formula
+from .pointwise.formulas import of_formula
 from .pointwise.pointwise import Pointwise, adapted, floating, like, made_from
 from .rowwise.strided_copy import copy_into
 
@@ -32,6 +34,8 @@ def _result(*kinds: Any) -> np.dtype[Any]:
 
 _EXAMPLES: dict[Any, Any] = {int: 0, float: 0.0}  # Python's numbers adapt to the dtype of the others
 _BOOL = np.dtype(bool)
+_names: Counter[str] = Counter()  # of formulas' kernels
+_making = threading.Lock()
 _NUMBERS = ("float64", "bfloat16", "int64", "int32", "uint8", "bool")
 _REALS = ("float64", "bfloat16", "int64")
 _make = functools.partial(made_from, plain, globals())
@@ -84,7 +88,9 @@ def nan_to_num(x: Array, nan: float, posinf: float | None, neginf: float | None)
 def fused(expression: Callable[..., Any], *inputs: Any) -> Any:
     """expression(k, *inputs) of functions of elements: one launch of a kernel that is made of it."""
     truths = tuple([None if x is None else getattr(x, "dtype", None) == _BOOL for x in inputs])
-    return _of_expression(expression, truths)(*[x for x in inputs if x is not None])
+    with _making:
+        operation = _of_expression(expression, truths)
+    return operation(*[x for x in inputs if x is not None])
 
 
 @functools.cache
@@ -95,16 +101,18 @@ def _of_expression(expression: Callable[..., Any], truths: tuple[bool | None, ..
         left = iter(given)
         return expression(_Each, *[None if truth is None else next(left) for truth in truths])
 
-    given = [truth for truth in truths if truth is not None]
-    inputs = "".join("o" if truth is None else "xm"[truth] for truth in truths)
-    words = re.findall(r"\w+", f"{expression.__module__.rpartition('.')[2]} {expression.__qualname__}")
-    name = "_".join([*words, str(expression.__code__.co_firstlineno), inputs])
-    result = _BOOL if is_truth(formula, *given) else None
-
     def resolve(*kinds: Any) -> tuple[np.dtype[Any], ...]:
         dtype = _result(*kinds)
-        return *[kind if kind == _BOOL else dtype for kind in kinds], result or dtype
+        with np.errstate(all="ignore"):
+            ones = [k(1) if isinstance(k, type) else np.ones((), "f4" if k.itemsize == 2 else k) for k in kinds]
+            made = np.asarray(formula(*ones)).dtype  # of integers perhaps a float
+        dtype = made if made.kind == "f" and dtype.kind not in "fV" else dtype
+        return *[kind if kind == _BOOL else dtype for kind in kinds], _BOOL if made == _BOOL else dtype
 
+    given = [truth for truth in truths if truth is not None]
+    name = "_".join(re.findall(r"\w+", f"{expression.__module__.rpartition('.')[2]} {expression.__qualname__}"))
+    _names[name] += 1
+    name += f"_{_names[name]}" * (_names[name] > 1)
     return Pointwise(name, of_formula(formula, *given), resolve, len(given), eager=(), lazy=(), registers=48)
 
 

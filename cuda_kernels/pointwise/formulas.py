@@ -29,6 +29,10 @@ OPERATORS: dict[Any, str] = {
     np.invert: "~{}", np.bitwise_and: "{} & {}", np.bitwise_or: "{} | {}", np.bitwise_xor: "{} ^ {}",
 }  # fmt: skip
 """NumPy's functions that Python has operators for; all others are called, by their rules."""
+_OF_TRUTHS: dict[Any, Any] = {
+    np.invert: np.logical_not, np.bitwise_and: np.logical_and, np.bitwise_or: np.logical_or,
+    np.bitwise_xor: np.logical_xor,
+}  # fmt: skip
 
 
 class Noted(np.lib.mixins.NDArrayOperatorsMixin):
@@ -47,6 +51,8 @@ class Noted(np.lib.mixins.NDArrayOperatorsMixin):
         return self.__array_function__(function, (), inputs, {})
 
     def __array_function__(self, function: Any, _: Any, inputs: Sequence[Any], __: Any) -> Noted:
+        if all([isinstance(x, Noted) and x._is_truth for x in inputs]):
+            function = _OF_TRUTHS.get(function, function)
         text = OPERATORS.get(function)
         if text is None:
             text = f"{self._named(of_numpy(function)(self.dtype.type))}({', '.join('{}' for _ in inputs)})"
@@ -76,12 +82,6 @@ def inputs_of(formula: Callable[..., Any]) -> int:
     """How many numbers it is of."""
     plain: Any = inspect.unwrap(formula)
     return int(plain.nin if isinstance(plain, np.ufunc) else plain.__code__.co_argcount)
-
-
-def is_truth(formula: Callable[..., Any], *truths: bool) -> bool:
-    """Whether a formula, of inputs some of which are truth values, returns one."""
-    names = {"real": np.float32}
-    return bool(formula(*(Noted(f"x{i}", [], names, truth) for i, truth in enumerate(truths)))._is_truth)
 
 
 def of_formula(formula: Callable[..., Any], *truths: bool) -> Any:

@@ -50,12 +50,12 @@ def silu(x: Tensor) -> Tensor:
 
 def leaky_relu(x: Tensor, negative_slope: float = 0.01) -> Tensor:
     """x where x > 0, else negative_slope * x."""
-    return activation.LeakyRelu.apply(x, negative_slope)
+    return activation.LeakyRelu.apply(x, float(negative_slope))
 
 
 def elu(x: Tensor, alpha: float = 1.0) -> Tensor:
     """x where x > 0, else alpha (exp(x) - 1)."""
-    return activation.Elu.apply(x, alpha)
+    return activation.Elu.apply(x, float(alpha))
 
 
 def selu(x: Tensor) -> Tensor:
@@ -108,7 +108,7 @@ def tanhshrink(x: Tensor) -> Tensor:
 
 def softplus(x: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
     """log(1 + exp(beta x)) / beta, a smooth relu; x itself where beta x > threshold."""
-    return activation.Softplus.apply(x, beta, threshold)
+    return activation.Softplus.apply(x, float(beta), float(threshold))
 
 
 def logsigmoid(x: Tensor) -> Tensor:

@@ -153,7 +153,7 @@ def nll_loss(
     targets' weights; of no target at all it is NaN. Raises IndexError for a target out of range.
     """
     check_choice("nll_loss", "reduction", reduction, REDUCTIONS)
-    class_dim = 0 if input.ndim == 1 else 1
+    class_dim = 0 if floating("nll_loss", input).ndim == 1 else 1
     if not input.ndim or target.shape != input.shape[:class_dim] + input.shape[class_dim + 1 :]:
         raise bad_value(f"nll_loss: input {input.shape}, target {target.shape}; expected (N, C) and (N,)")
     classes, k, wide = input.shape[class_dim], input.device.kernels, float64 if input.dtype == float64 else float32
