@@ -39,7 +39,7 @@ _making = threading.Lock()
 _NUMBERS = ("float64", "bfloat16", "int64", "int32", "uint8", "bool")
 _REALS = ("float64", "bfloat16", "int64")
 _make = functools.partial(made_from, plain, globals())
-_ADD, _MAXIMUM, _MINIMUM = _make("add maximum minimum", lazy=_NUMBERS)
+_ADD, _, _ = _make("add maximum minimum", lazy=_NUMBERS)
 _make("sub", lazy=_NUMBERS[:-1])
 _make("mul", lazy=(*_NUMBERS, "float32 bool to float32"))
 _make("div neg abs square cube floor ceil trunc sign relu", lazy=_REALS)
@@ -49,7 +49,6 @@ _make("sin cos tan", width=1, slow_path=True)
 _make("rsqrt", resolve=like(np.sqrt))
 _make("sigmoid", resolve=like(np.exp))
 _make("erf", rule=rules.of_math("erf"))
-(_CLAMP,) = _make("clamp", resolve=lambda *kinds: (_result(*kinds),) * 4, lazy=_REALS)
 (_NAN_TO_NUM,) = _make("nan_to_num", registers=40)
 (_WHERE,) = _make(
     "where", resolve=lambda condition, *kinds: (np.dtype(bool), *[_result(*kinds)] * 3),
@@ -70,11 +69,11 @@ def select(condition: Array, x: Array) -> Array:
 
 def clamp(x: Array, low: Any, high: Any) -> Array:
     """min(max(x, low), high); a bound of None does not bound."""
-    if low is not None and high is not None:
-        return _CLAMP(x, low, high)
-    if low is not None:
-        return _MAXIMUM(x, low)
-    return _MINIMUM(x, high) if high is not None else x
+    return fused(_clamp, x, low, high)
+
+
+def _clamp(k: Any, x: Any, low: Any, high: Any) -> Any:
+    return k.clamp(x, low, high)
 
 
 def nan_to_num(x: Array, nan: float, posinf: float | None, neginf: float | None) -> Array:

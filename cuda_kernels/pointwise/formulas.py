@@ -29,10 +29,7 @@ OPERATORS: dict[Any, str] = {
     np.invert: "~{}", np.bitwise_and: "{} & {}", np.bitwise_or: "{} | {}", np.bitwise_xor: "{} ^ {}",
 }  # fmt: skip
 """NumPy's functions that Python has operators for; all others are called, by their rules."""
-_OF_TRUTHS: dict[Any, Any] = {
-    np.invert: np.logical_not, np.bitwise_and: np.logical_and, np.bitwise_or: np.logical_or,
-    np.bitwise_xor: np.logical_xor,
-}  # fmt: skip
+_OF_TRUTHS = {getattr(np, f"bitwise_{word}"): getattr(np, f"logical_{word}") for word in ("not", "and", "or", "xor")}
 
 
 class Noted(np.lib.mixins.NDArrayOperatorsMixin):

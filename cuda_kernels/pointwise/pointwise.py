@@ -241,11 +241,7 @@ def _name(operation: str, stored: tuple[np.dtype[Any], ...], result: np.dtype[An
 
 def like(ufunc: np.ufunc) -> Resolve:
     """The dtypes of a NumPy ufunc: NumPy itself answers, and raises TypeError for what has no meaning."""
-
-    def resolve(*kinds: Any) -> tuple[np.dtype[Any], ...]:
-        return ufunc.resolve_dtypes((*adapted(kinds), *[None] * ufunc.nout))
-
-    return resolve
+    return lambda *kinds: ufunc.resolve_dtypes((*adapted(kinds), *[None] * ufunc.nout))
 
 
 def adapted(kinds: Sequence[Any]) -> Sequence[Any]:

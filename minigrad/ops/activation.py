@@ -12,7 +12,6 @@ class LeakyRelu(OfTensors):
     formulas = (
         lambda k, x, slope: k.where(k.gt(x, 0), x, k.mul(x, slope)),
         lambda k, dy, x, slope: k.where(k.gt(x, 0), dy, k.mul(dy, slope)),
-        None,
     )
 
 
@@ -27,7 +26,6 @@ class Elu(OfTensors):
     formulas = (
         lambda k, x, alpha: k.where(k.gt(x, 0), x, k.mul(k.expm1(k.minimum(x, 0)), alpha)),
         lambda k, dy, x, alpha: k.mul(dy, k.where(k.gt(x, 0), 1, k.mul(k.exp(k.minimum(x, 0)), alpha))),
-        None,
     )
 
 
@@ -39,8 +37,6 @@ class Softplus(OfTensors):
     formulas = (
         lambda k, x, beta, most: k.where(k.gt(k.mul(x, beta), most), x, k.div(_softplus(k, k.mul(x, beta)), beta)),
         lambda k, dy, x, beta, most: k.where(k.gt(k.mul(x, beta), most), dy, k.mul(dy, _slope(k, k.mul(x, beta)))),
-        None,
-        None,
     )
 
 

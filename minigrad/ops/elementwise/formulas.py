@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from itertools import zip_longest
 from typing import Any, ClassVar
 
 from .arithmetic import Arithmetic
@@ -17,7 +18,7 @@ class OfTensors(Arithmetic):
         return self.kernels.elementwise.fused(self.formulas[0], *inputs)
 
     def backward(self, dz: Any) -> Any:
-        fused, wanted = self.kernels.elementwise.fused, zip(self.formulas[1:], self.needs)
+        fused, wanted = self.kernels.elementwise.fused, zip_longest(self.formulas[1:], self.needs)
         return tuple([fused(formula, dz, *self.saved) if needed else None for formula, needed in wanted])
 
 
@@ -125,7 +126,6 @@ class Huber(OfTensors):
         lambda k, x, y, c: _huber(k, k.abs(k.sub(x, y)), c),
         lambda k, dz, x, y, c: k.mul(dz, _cut(k, k.sub(x, y), c)),
         lambda k, dz, x, y, c: k.mul(dz, _cut(k, k.sub(y, x), c)),
-        None,
     )
 
 
