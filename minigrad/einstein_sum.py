@@ -168,9 +168,7 @@ def kron(input: Tensor, other: Tensor) -> Tensor:
     x, y = (t.reshape((1,) * (n - t.ndim) + t.shape) for t in (input, other))
     shape = [a * b for a, b in zip(x.shape, y.shape)]
     of_x, of_y = [k for a in x.shape for k in (a, 1)], [k for b in y.shape for k in (1, b)]
-    if (
-        n and y.shape[-1] > 1 and math.prod(shape) >= 16384
-    ):  # elements, for which rows as long as the result's are worth two more copies
+    if n and y.shape[-1] > 1 and math.prod(shape) >= 16384:  # rows as long as the result's are worth two more copies
         x, y = x.repeat_interleave(y.shape[-1], -1), y.tile(x.shape[-1])
         of_x[-2:] = of_y[-2:] = shape[-1:]
     return (x.reshape(of_x) * y.reshape(of_y)).reshape(shape)

@@ -55,6 +55,7 @@ class elementwise:
         """Whether functions of half floats compute in float32, and round their results once; else float32 arrives."""
         return False
 
+    @quiet
     def fused(expression: Callable[..., Any], *inputs: Any) -> Any:
         """expression(k, *inputs), a function that lasts, with the names of ``elementwise``, ``comparison`` and
         ``trigonometry`` in k: other backends take it as one pass.
