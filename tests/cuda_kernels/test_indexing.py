@@ -92,9 +92,10 @@ def test_places_of_masks(order):
             np.testing.assert_array_equal(array.to_host(index_arrays.nonzero(moved)), np.flatnonzero(chosen))
 
 
-def test_what_a_launch_cannot_address_goes_in_parts(monkeypatch):
+@pytest.mark.parametrize("dtype", ["float32", "uint8"])
+def test_what_a_launch_cannot_address_goes_in_parts(dtype, monkeypatch):
     monkeypatch.setattr(gather_scatter, "MOST_WORDS", 13)
-    x, where = np.arange(60, dtype=np.float32).reshape(3, 4, 5), np.array([3, 0, 3, 1])
+    x, where = np.arange(60, dtype=dtype).reshape(3, 4, 5), np.array([3, 0, 3, 1])
     moved = array.from_host(x)
     np.testing.assert_array_equal(array.to_host(cuda.index(moved, (slice(None), array.from_host(where)))), x[:, where])
     cuda.assign_at(moved, (slice(None), array.from_host(where[1:])), 7.0)

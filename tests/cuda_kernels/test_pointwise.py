@@ -12,7 +12,7 @@ from refusals import raises
 
 import minigrad
 from minigrad import plain_kernels
-from minigrad.cuda_kernels import comparison, elementwise, gelu
+from minigrad.cuda_kernels import comparison, elementwise, gelu, trigonometry
 from minigrad.cuda_kernels.platform import launch
 from minigrad.cuda_kernels.platform.array import copy, from_host, to_host
 from minigrad.cuda_kernels.pointwise import formulas, layout, pointwise, rules
@@ -138,7 +138,7 @@ def test_casts(source, target):
 
 KERNELS = [
     (operation, words)
-    for operation in {**vars(comparison), **vars(elementwise)}.values()
+    for operation in {**vars(comparison), **vars(elementwise), **vars(trigonometry)}.values()
     if isinstance(operation, pointwise.Pointwise) and operation.name not in ("cast", "fill", "clamp", "nan_to_num")
     for words in (*operation.eager, *operation.lazy)
     if operation.module != "division" and " to " not in words

@@ -44,7 +44,7 @@ def test_parts_of_long_rows_and_columns(monkeypatch, order):
     ("shape", "part"), [((2, 33), 4096), ((2, 70, 3), 64), ((1, 600), 300), ((1, 2100), 64)], ids=str
 )
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int64"])
-def test_products_of_long_rows_and_columns(dtype, shape, part, monkeypatch, order):
+def test_products_and_extrema_of_long_rows_and_columns(dtype, shape, part, monkeypatch, order):
     """By a block, in one part and in several. Exact: powers of two, that leave float32 and come back; modulo 2^64."""
     monkeypatch.setattr(scan, "PART", part)
     rng = np.random.default_rng(0)
@@ -56,6 +56,8 @@ def test_products_of_long_rows_and_columns(dtype, shape, part, monkeypatch, orde
     x = x.astype(dtype)
     with np.errstate(over="ignore"):
         same([reduce.cumprod(from_host(x), 1)], [np.cumprod(x, 1, wide).astype(dtype)], 0, 0)
+    for largest in (True, False):
+        same(reduce.extremes(from_host(x), 1, largest, True), plain.reduce.extremes(x, 1, largest, True), 0, 0)
 
 
 def test_nan_is_the_extremum_and_its_first_place_the_index():
