@@ -106,7 +106,7 @@ def _of_expression(expression: Callable[..., Any], truths: tuple[bool | None, ..
             ones = [k(1) if isinstance(k, type) else np.ones((), "f4" if k.itemsize == 2 else k) for k in kinds]
             made = np.asarray(formula(*ones)).dtype  # of integers perhaps a float
         dtype = made if made.kind == "f" and dtype.kind not in "fV" else dtype
-        return *[kind if kind == _BOOL else dtype for kind in kinds], _BOOL if made == _BOOL else dtype
+        return *[kind if kind == _BOOL else dtype for kind in kinds], made if made.kind in "biu" else dtype
 
     given = [truth for truth in truths if truth is not None]
     name = "_".join(re.findall(r"\w+", f"{expression.__module__.rpartition('.')[2]} {expression.__qualname__}"))

@@ -252,6 +252,8 @@ class Function(metaclass=FunctionType):
             self.order = y._id
             self.out_shape = out.shape
             self.out_dtype = out.dtype
+            if type(self.saved) is not tuple:
+                raise bad_type(f"{type(self).__name__}.forward saved {type(self.saved).__name__}; expected a tuple")
             if self.saved:
                 self.saved_at = y._id
                 self.versions = versions = [y._version]

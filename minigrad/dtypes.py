@@ -76,7 +76,10 @@ def check_numbers(array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> None:
 
 
 def check_number(name: str, value: float, dtype: np.dtype[Any]) -> None:
-    """ValueError, with the method's name, for NaN or an infinity that goes into integers; OverflowError for others."""
+    """TypeError, with the method's name, for no number; ValueError for NaN or an infinity that goes into integers;
+    OverflowError for others."""
+    if not hasattr(value, "__float__"):
+        raise bad_type(f"{name}: the value is {value!r}, expected a number")
     if dtype.kind in "iu":
         if not math.isfinite(value):
             raise bad_value(f"{name}: no {dtype} is {value}; convert the tensor with .float() first")

@@ -32,9 +32,9 @@ def einsum(equation: str, *operands: Tensor) -> Tensor:
     """
     if len(operands) == 1 and isinstance(operands[0], list | tuple):  # all in one, which PyTorch takes too
         operands = tuple(operands[0])
-    if not all(isinstance(x, Tensor) for x in operands):
+    if not isinstance(equation, str) or not all(isinstance(x, Tensor) for x in operands):
         kinds = ", ".join(type(x).__name__ for x in operands)
-        raise bad_type(f"einsum {equation!r}: operands {kinds}; expected tensors")
+        raise bad_type(f"einsum {equation!r}: operands {kinds}; expected a string, and tensors")
     steps = _plan(equation, tuple([x.shape for x in operands]))
     dtype = dtypes.result_dtype([x.data for x in operands])
     computed = sum(name in ("sum", "__matmul__", "__mul__") for name, *_ in steps)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, TypeAlias
 
-from minigrad.errors import NonNegative, NonNegativeInt, check_bool, check_fields
+from minigrad.errors import NonNegative, NonNegativeInt, PositiveInt, check_bool, check_fields
 from minigrad.optim import GradAccumulator
 
 from .tree import TreeAccumulator
@@ -65,14 +65,14 @@ class TrainingConfig:
     learning_rate: NonNegative = 1e-3
     weight_decay: NonNegative = 0.01
     max_grad_norm: GradLimit | None = 1.0
-    grad_accum_steps: int = 1
+    grad_accum_steps: PositiveInt = 1
     reproducible: Flag = False
     compare_every: NonNegativeInt = 100
     recheck: Flag = False
 
     def __post_init__(self) -> None:
-        self.accumulator()
         check_fields(self)
+        self.accumulator()
 
     def accumulator(self, rank: int = 0) -> GradAccumulator:
         """What adds up the micro-batches of a rank."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from .. import dtypes, shapes
 from ..autograd import TensorCore
-from ..errors import bad_type, bad_value, check_option, expect
+from ..errors import bad_type, bad_value, check_instance, check_option, expect
 from ..modes import cast_inputs
 from ..ops import indexing, movement
 from ..random import Source, draw
@@ -151,6 +151,7 @@ class IndexingMethods:
         """The values of ``source``, in order, where the bool ``mask`` holds, else self; self and mask broadcast."""
         x, chosen = self._together(shapes.bool_mask("masked_scatter", mask))
         count = int(chosen.sum())
+        check_instance("masked_scatter: source", source, self.tensor_type)
         if count > source.numel():
             raise bad_value(f"masked_scatter: {count} places and {source.numel()} values in the source")
         if source.dtype != self.dtype:
@@ -290,9 +291,11 @@ def _along(name: str, x: Tensor, dim: int, index: Tensor, source: Tensor | None 
     at = shapes.normalize_dim(dim, x.ndim)
     check_range(name, index, x.shape[at] if source is not None else None)
     sizes = (*x.shape[:at], index.numel(), *x.shape[at + 1 :])
-    if source is not None and (index.ndim > 1 or source.shape != sizes):
-        places = f"{index.shape} places of {x.shape}"
-        raise bad_value(f"{name} along {at}: a source of shape {source.shape} does not fit {places}")
+    if source is not None:
+        check_instance(f"{name}: source", source, x.tensor_type)
+        if index.ndim > 1 or source.shape != sizes:
+            places = f"{index.shape} places of {x.shape}"
+            raise bad_value(f"{name} along {at}: a source of shape {source.shape} does not fit {places}")
     return (slice(None),) * at + (index.data.reshape(-1),)
 
 

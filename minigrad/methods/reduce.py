@@ -201,8 +201,8 @@ class ReduceMethods:
         _floating("quantile", self)
         whole = dim is None or not self.ndim
         x, at = (self.flatten(), 0) if whole else (self, self._nonempty("quantile", dim, None)[0])
-        share = np.asarray(q.tolist() if isinstance(q, self.tensor_type) else q, np.float64)
-        if share.ndim > 1 or not x.numel() or not ((share >= 0) & (share <= 1)).all():
+        share = np.asarray(q.tolist() if isinstance(q, self.tensor_type) else q)
+        if share.ndim > 1 or share.dtype.kind not in "biuf" or not x.numel() or not ((share >= 0) & (share <= 1)).all():
             raise bad_value(f"quantile of shape {self.shape}, q={q}: expected values, and a share or a vector, 0 to 1")
         order, n = x.argsort(at), x.shape[at]
         place = getattr(np, _ROUNDED.get(interpolation, "positive"))(share.reshape(-1) * (n - 1))

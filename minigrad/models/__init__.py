@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from .. import hints as _hints
 from ..device import CPU, Place
 from ..files.durable import StrPath
 from .causal_lm import CausalLM
@@ -32,3 +33,6 @@ def from_pretrained(
     if not isinstance(family, str) or family not in FAMILIES:
         raise hub.error(f"model_type {family!r:.60} is not supported, only {', '.join(FAMILIES)}")
     return FAMILIES[family].from_pretrained(folder, dtype=dtype, device=device, dropout=dropout)
+
+
+_hints.answer_for(__name__)
