@@ -123,7 +123,7 @@ def at_most(flops: float, layers: int, asleep: float = 0.0) -> str:
     for the other operations, validation and samples. Large products are faster than those that are measured here, so
     it is often a quarter of that; beside other programs it is more."""
     seconds = 4 * (flops / cpu_flops() + layers * LAYER) + asleep
-    return "some seconds" if seconds < 5 else f"at most about {duration(seconds)} on a free CPU, often a quarter of that"
+    return "some seconds" if seconds < 5 else f"at most about {duration(seconds)} on a free CPU, often a quarter"
 
 
 def step_bytes(settings: Settings, vocab_size: int, batch_size: int, device: Device = CPU) -> int:

@@ -323,8 +323,8 @@ def test_memory_and_time_are_estimated_from_the_sizes(script, monkeypatch: pytes
     monkeypatch.setattr(estimate, "cpu_flops", lambda: 1e11)
     tokens, operations = 6000 * 12 * 64, 6 * (800_000 - 64 * 128) + 12 * 4 * 64 * 128
     assert 246 < tokens * operations / 1e11 + 6000 * 4 * 4e-4 < 247  # products, and the host's part
-    assert estimate.time_of(settings, 800_000) == "at most about 16 min on a free CPU, often a quarter of that"
+    assert estimate.time_of(settings, 800_000) == "at most about 16 min on a free CPU, often a quarter"
     settings.dtype = "bfloat16"  # converted beside the products of float32
-    assert estimate.time_of(settings, 800_000) == "at most about 32 min on a free CPU, often a quarter of that"
+    assert estimate.time_of(settings, 800_000) == "at most about 32 min on a free CPU, often a quarter"
     assert estimate.at_most(1e9, 2) == "some seconds" and "about 9 s on a free" in estimate.at_most(0, 0, 9.0)
     assert [estimate.duration(s) for s in (3, 600, 7200 * 2, 864_000)] == ["3 s", "10 min", "4 h", "10 days"]
