@@ -71,10 +71,8 @@ def explain(what: str, remedy: str) -> str:
     graph = current_graph()
     if graph is not None and remedy == graph._graphs.recording.READ[1] and operation not in READERS:
         remedy = ELSEWHERE
-    return (
-        f"{operation}() during capture: {what}, and a graph's launch could not do that again; "
-        f"{INSTEAD.get(operation, remedy)}\n  at {frame.f_code.co_filename}:{frame.f_lineno}"
-    )
+    told = f"{operation}() during capture: {what}, and a graph's launch could not do that again"
+    return f"{told}; {INSTEAD.get(operation, remedy)}\n  at {frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def _says_more(frame: FrameType, before: str) -> bool:

@@ -43,10 +43,8 @@ def checkpoint(fn: Callable[..., Any], /, *inputs: Any, **kwargs: Any) -> Any:
         result = fn(*inputs, **kwargs)
     outputs = list(_tensors(result))
     if not outputs:
-        raise bad_type(
-            f"checkpoint: {_name(fn)} returned {type(result).__name__}; "
-            "expected a tensor, or a tuple, list or dict of tensors"
-        )
+        found = f"{_name(fn)} returned {type(result).__name__}"
+        raise bad_type(f"checkpoint: {found}; expected a tensor, or a tuple, list or dict of tensors")
     recomputation: Any = _Recomputation((fn, inputs, kwargs), draws, outputs, start)
     for node in recomputation.region(outputs, start):
         if node.saved:
@@ -110,11 +108,9 @@ class _Recomputation(Deferred):
     def restore(self, node: Function) -> None:
         for version, count in self.versions:
             if version.count != count:
-                raise bad_state(
-                    f"checkpoint: an input or a parameter of {_name(self.fn)} was changed in place after the call "
-                    f"(version {version.count}, expected {count}), so it cannot be computed again; "
-                    "change a copy instead (.clone()), or after backward"
-                )
+                which = f"an input or a parameter of {_name(self.fn)} was changed in place after the call"
+                why = f"(version {version.count}, expected {count}), so it cannot be computed again"
+                raise bad_state(f"checkpoint: {which} {why}; change a copy instead (.clone()), or after backward")
         start = next_id()
         fn, inputs, kwargs = self.call
         # With anomaly detection as in the first run: within it no plan of ``fast`` runs.
@@ -134,10 +130,8 @@ class _Recomputation(Deferred):
             nested.move(pairs)
         standing = node.saved
         if standing is self:
-            raise bad_state(
-                f"checkpoint: backward came to {type(node).__name__} inside of {_name(self.fn)} by another way "
-                "than its outputs; return the tensor from the function"
-            )
+            came = f"backward came to {type(node).__name__} inside of {_name(self.fn)} by another way than its outputs"
+            raise bad_state(f"checkpoint: {came}; return the tensor from the function")
 
     def move(self, pairs: dict[Function, Function]) -> None:
         """Belong to other nodes from now on."""
@@ -191,7 +185,5 @@ class _Recomputation(Deferred):
 
 
 def _mismatch(name: str, what: str) -> RuntimeError:
-    return bad_state(
-        f"checkpoint: {name} was not the same when backward computed it again: {what}; it must depend on its "
-        "inputs, on parameters and on minigrad's random generators only"
-    )
+    remedy = "it must depend on its inputs, on parameters and on minigrad's random generators only"
+    return bad_state(f"checkpoint: {name} was not the same when backward computed it again: {what}; {remedy}")

@@ -43,10 +43,8 @@ def export(x: Any, stream: Any, max_version: Any, dl_device: Any, copy: bool | N
     if x.device is not CPU and not data.flags.writeable and not copied:  # CuPy, unlike NumPy, does not say it
         flags = _flags_of(capsule)
         if flags is None:
-            raise BufferError(
-                "DLPack export of a read-only tensor: a capsule without a version cannot say that it is; ask for "
-                "max_version=(1, 0), or use .clone()"
-            )
+            why = "a capsule without a version cannot say that it is; ask for max_version=(1, 0), or use .clone()"
+            raise BufferError(f"DLPack export of a read-only tensor: {why}")
         flags.value |= READ_ONLY
     return capsule
 

@@ -56,17 +56,11 @@ def backward(
     if a saved tensor was changed in place; NotImplementedError for ``create_graph=True``.
     """
     if create_graph:
-        raise located(
-            NotImplementedError(
-                "create_graph=True: backward works on raw arrays and is not itself recorded; "
-                "there are no higher-order gradients"
-            )
-        )
+        why = "backward works on raw arrays and is not itself recorded; there are no higher-order gradients"
+        raise located(NotImplementedError(f"create_graph=True: {why}"))
     if not root.requires_grad:
-        raise bad_state(
-            "backward of a tensor that does not require grad: no input of its computation had requires_grad=True, "
-            "or it was computed under no_grad or detached"
-        )
+        why = "no input of its computation had requires_grad=True, or it was computed under no_grad or detached"
+        raise bad_state(f"backward of a tensor that does not require grad: {why}")
     start = root if root.node is None else root.node
     nodes, finished_by = reachable(start)
     if of_thread.mode.graph is not None:
@@ -93,17 +87,14 @@ def _seed(root: Any, gradient: Any, kernels: Any) -> Any:
     """The array that the walk starts with. Nobody else may refer to it: see ``_add``."""
     if gradient is None:
         if root.data.size != 1:
-            raise bad_state(
-                f"backward of a tensor of shape {tuple(root.data.shape)}: only a scalar has a gradient by itself; "
-                "reduce it (for example .sum() or .mean()) or pass gradient="
-            )
+            why = "only a scalar has a gradient by itself; reduce it (for example .sum() or .mean()) or pass gradient="
+            raise bad_state(f"backward of a tensor of shape {tuple(root.data.shape)}: {why}")
         return kernels.ones(root.data.shape, root.data.dtype)
     seed = gradient.data if isinstance(gradient, TensorCore) else kernels.as_array(gradient)
     if seed.shape != root.data.shape or seed.dtype != root.data.dtype:
-        raise bad_value(
-            f"gradient is a {type(gradient).__name__} of shape {tuple(seed.shape)} and dtype {seed.dtype}, but the "
-            f"tensor has {tuple(root.data.shape)} and {root.data.dtype}; a loss needs none: loss.backward()"
-        )
+        given = f"a {type(gradient).__name__} of shape {tuple(seed.shape)} and dtype {seed.dtype}"
+        wanted = f"the tensor has {tuple(root.data.shape)} and {root.data.dtype}"
+        raise bad_value(f"gradient is {given}, but {wanted}; a loss needs none: loss.backward()")
     return seed
 
 
@@ -245,19 +236,17 @@ def _refuse_changes(node: Function) -> None:
     saved = {id(owner(array)) for array in node.saved if isinstance(array, node.kernels.Array)}
     for version in node.versions:
         if version.changed_at > node.saved_at and version.memory in saved:
-            raise bad_state(
-                f"a tensor that {type(node).__name__} needs for its gradient was changed in place after it was "
-                f"computed (it is at version {version.count}); change a copy instead (.clone()){_called_at(node)}"
-            )
+            tensor = f"a tensor that {type(node).__name__} needs for its gradient"
+            changed = f"was changed in place after it was computed (it is at version {version.count})"
+            raise bad_state(f"{tensor} {changed}; change a copy instead (.clone()){_called_at(node)}")
 
 
 def _restore(node: Function) -> None:
     """Compute saved arrays that were put off; refuse to go on without those that an earlier backward has freed."""
     if node.saved is _RELEASED:
-        raise bad_state(
-            f"backward through {type(node).__name__} a second time: its saved arrays were freed by the first; "
-            f"pass retain_graph=True to the first call, or compute the loss again{_called_at(node)}"
-        )
+        again = f"backward through {type(node).__name__} a second time: its saved arrays were freed by the first"
+        remedy = "pass retain_graph=True to the first call, or compute the loss again"
+        raise bad_state(f"{again}; {remedy}{_called_at(node)}")
     while isinstance(node.saved, Deferred):
         node.saved.restore(node)
 
@@ -270,10 +259,8 @@ def _called_at(node: Function) -> str:
 def _refuse_nan(node: Function, i: int, grad: Any) -> None:
     kernels = node.kernels
     if kernels.reduce.any(kernels.comparison.isnan(grad), tuple(range(grad.ndim)), False):
-        raise bad_state(
-            f"{type(node).__name__}.backward returned NaN in the gradient of input {i} of shape {tuple(grad.shape)}"
-            f"{_called_at(node)}"
-        )
+        found = f"returned NaN in the gradient of input {i} of shape {tuple(grad.shape)}"
+        raise bad_state(f"{type(node).__name__}.backward {found}{_called_at(node)}")
 
 
 def _sum_to(name: str, i: int, grad: Any, shape: tuple[int, ...], kernels: Any) -> Any:

@@ -66,21 +66,15 @@ class GradStore(GradArithmetic):
         except AttributeError:
             if isinstance(key, TensorId):
                 return key
-            raise bad_type(
-                f"a GradStore is indexed by a Tensor or a TensorId, not by {type(key).__name__}; "
-                "for example grads[model.weight]"
-            ) from None
+            found = f"not by {type(key).__name__}; for example grads[model.weight]"
+            raise bad_type(f"a GradStore is indexed by a Tensor or a TensorId, {found}") from None
 
     def __getitem__(self, key: Tensor | TensorId) -> Tensor:
         """The gradient of a tensor; NoGradientError, a KeyError, with the likely reason, if there is none."""
         grad = self._grads.get(self._key(key))
         if grad is None:
-            raise located(
-                NoGradientError(
-                    f"no gradient for tensor {int(self._key(key))}: it does not require grad, is not a leaf, or the "
-                    "loss does not depend on it (use .get to test)"
-                )
-            )
+            why = "it does not require grad, is not a leaf, or the loss does not depend on it (use .get to test)"
+            raise located(NoGradientError(f"no gradient for tensor {int(self._key(key))}: {why}"))
         return grad
 
     def get(self, key: Tensor | TensorId) -> Tensor | None:
@@ -202,8 +196,7 @@ def unread(grads: GradStore) -> GradStore:
 def check_grads(name: str, grads: Any, usage: str = "grads = loss.backward(); optimizer.step(grads)") -> GradStore:
     """``grads``, if it is a GradStore; else TypeError, naming the function that was called with it, and ``usage``."""
     if not isinstance(grads, GradStore):
-        raise bad_type(
-            f"{name} takes the GradStore that loss.backward() returned, not "
-            f"{'None' if grads is None else type(grads).__name__}; gradients are not stored on the parameters: {usage}"
-        )
+        found = "None" if grads is None else type(grads).__name__
+        remedy = f"gradients are not stored on the parameters: {usage}"
+        raise bad_type(f"{name} takes the GradStore that loss.backward() returned, not {found}; {remedy}")
     return grads

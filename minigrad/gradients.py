@@ -28,8 +28,7 @@ def grad(
     found = tuple(grads.get(x) for x in ([inputs] if isinstance(inputs, Tensor) else inputs))
     lacking = [i for i, gradient in enumerate(found) if gradient is None]
     if lacking and not allow_unused:
-        raise bad_state(
-            f"grad: no gradient for input {lacking[0]}: the outputs do not depend on it (then allow_unused=True gives "
-            "None), it does not require grad, or an operation computed it: cut there with .detach().requires_grad_()"
-        )
+        unused = "the outputs do not depend on it (then allow_unused=True gives None), it does not require grad"
+        cut = "or an operation computed it: cut there with .detach().requires_grad_()"
+        raise bad_state(f"grad: no gradient for input {lacking[0]}: {unused}, {cut}")
     return found

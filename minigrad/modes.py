@@ -124,10 +124,8 @@ def cast_inputs(policy: str, *inputs: Any) -> tuple[Any, ...]:
 def refuse_generators(name: str, fn: Callable[..., Any]) -> None:
     """TypeError for a function whose body does not run within its call, so that ``@name`` would do nothing."""
     if inspect.isgeneratorfunction(fn) or inspect.iscoroutinefunction(fn) or inspect.isasyncgenfunction(fn):
-        raise bad_type(
-            f"{name}: {fn.__qualname__} is a generator or coroutine function, whose body runs "
-            "after the call has returned; use a with block inside it that contains no yield or await"
-        )
+        why = "is a generator or coroutine function, whose body runs after the call has returned"
+        raise bad_type(f"{name}: {fn.__qualname__} {why}; use a with block inside it that contains no yield or await")
 
 
 class _SetGrad:

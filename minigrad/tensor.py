@@ -168,10 +168,9 @@ class Tensor(
         try:
             return format(str(self), spec)
         except ValueError as error:
-            raise bad_value(
-                f"format {spec!r} is for one number, not for a tensor of shape {self.shape}; format its elements "
-                "(.tolist()), or see minigrad.set_printoptions(precision=...)"
-            ) from error
+            remedy = "format its elements (.tolist()), or see minigrad.set_printoptions(precision=...)"
+            found = f"a tensor of shape {self.shape}"
+            raise bad_value(f"format {spec!r} is for one number, not for {found}; {remedy}") from error
 
     def __dir__(self) -> list[str]:
         return [name for name in object.__dir__(self) if name not in hints.HINTS["Tensor"]]

@@ -91,10 +91,9 @@ class BlockDistributedTrainer(Scaled):
         place = (communicator.rank, communicator.world_size)
         config = config or DistributedTrainConfig(place[1], place[0], backend=communicator.device.type)
         if (config.rank, config.world_size, config.backend) != (*place, communicator.device.type):
-            raise ValueError(
-                f"the configuration is that of rank {config.rank} of {config.world_size} with backend "
-                f"{config.backend!r}, the communicator's that of rank {place[0]} of {place[1]} on {communicator.device}"
-            )
+            given = f"rank {config.rank} of {config.world_size} with backend {config.backend!r}"
+            wanted = f"rank {place[0]} of {place[1]} on {communicator.device}"
+            raise ValueError(f"the configuration is that of {given}, the communicator's that of {wanted}")
         self.model = model
         self.layout: BlockLayout = BlockLayout.of(model, blocks)
         self.max_steps: int | None = None if max_steps is None else check_int("max_steps", max_steps, 1)

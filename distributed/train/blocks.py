@@ -167,10 +167,9 @@ def refuse(layout: BlockLayout, step: Step, found: Mapping[int | None, set[str]]
     if not where:
         return
     number = step.global_step + 1
+    places = {rank: "the ranks' sum" if rank is None else f"rank {rank}" for rank in where}
     words = [
-        ("the ranks' sum" if rank is None else f"rank {rank}")
-        + ", "
-        + ", ".join(f"{group} ({_some(keys)})" for group, keys in groups.items())
+        ", ".join([places[rank], *(f"{group} ({_some(keys)})" for group, keys in groups.items())])
         for rank, groups in where.items()
     ]
     text = f"step {number}: gradients are infinite or NaN on {'; '.join(words)}; no weight was changed"

@@ -153,10 +153,8 @@ class GradientBucketManager:
         if groups is None:
             groups = [params]
         elif sorted(p.id for group in groups for p in group) != sorted(p.id for p in params):
-            raise ValueError(
-                f"the {len(groups)} groups hold {sum(map(len, groups))} parameters; each of the {len(params)} must be "
-                "in exactly one group"
-            )
+            held = f"the {len(groups)} groups hold {sum(map(len, groups))} parameters"
+            raise ValueError(f"{held}; each of the {len(params)} must be in exactly one group")
         self._communicator, self._hook, self._inspect = communicator, hook, inspect
         self.buckets: list[Bucket] = [bucket(part) for group in groups for part in filled(group, bucket_size_bytes)]
         self._bucket_of = {id: each for each in self.buckets for id in each.ids}

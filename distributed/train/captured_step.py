@@ -71,11 +71,9 @@ def losses_of(comm: Any, event: Any, found: np.ndarray) -> list[list[float]]:
         odd = [rank for rank in range(comm.world_size) if marks[rank] != own]
         if odd:
             here = f"{dict(zip(MARKS, own))} on this rank, {comm.rank}"
-            text = (
-                "the ranks did not launch the same step of the same graph, and no weight was changed: "
-                f"{here}, {dict(zip(MARKS, marks[odd[0]]))} on rank {odd[0]}"
-            )
-            raise mismatch(comm, text, "the launch of a graph", odd)
+            there = f"{dict(zip(MARKS, marks[odd[0]]))} on rank {odd[0]}"
+            text = "the ranks did not launch the same step of the same graph, and no weight was changed"
+            raise mismatch(comm, f"{text}: {here}, {there}", "the launch of a graph", odd)
 
     comm.wait_for(event, check_marks)
     return rows[:, :-count].tolist()

@@ -143,10 +143,8 @@ class Run:
         self.trainer.with_lr_schedule(t.schedule(self.steps))
         done = self.trainer.global_step
         steps = f"steps {done + 1} to {self.steps}" if done < self.steps else f"{done} steps done"
-        self.say(
-            f"{model.num_parameters():,} parameters in {self.trainer.layout.num_blocks} blocks on "
-            f"{comm.world_size} ranks, {steps}, in {self.folder}"
-        )
+        sizes = f"{model.num_parameters():,} parameters in {self.trainer.layout.num_blocks} blocks"
+        self.say(f"{sizes} on {comm.world_size} ranks, {steps}, in {self.folder}")
 
     def _check_folder(self, may_exist: bool) -> None:
         """Rank 0 looks, and all learn: a new run replaces nothing."""

@@ -168,11 +168,9 @@ class BoundedBuckets(Buckets):
         dtypes = {p.dtype for group in step.optimizer.param_groups for p in group["params"]}
         largest = min((float(finfo(dtype).max) / 2 for dtype in dtypes), default=math.inf)  # half: room for rounding
         if not sum(norms) < largest:
-            raise NonFiniteGradientError(
-                f"step {step.global_step + 1}: the gradient norm is "
-                f"{not_finite(norms) or f'{sum(norms)} over all ranks'}; no weight was changed",
-                sum(norms),
-            )
+            norm = not_finite(norms) or f"{sum(norms)} over all ranks"
+            text = f"step {step.global_step + 1}: the gradient norm is {norm}; no weight was changed"
+            raise NonFiniteGradientError(text, sum(norms))
 
 
 class BucketUpdater(Updater):

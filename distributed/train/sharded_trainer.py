@@ -79,10 +79,9 @@ class Shares(Overlapped):
         """Buckets with a part for each rank."""
         there = sum(p.device is CPU for p in trained)
         if self.offload and there:
-            raise ValueError(
-                f"offload=True takes optimizer states from GPUs to host memory; {there} of {len(trained)} trained "
-                'parameters are on the CPU: leave offload out, or call model.to(device="cuda") first'
-            )
+            found = f"{there} of {len(trained)} trained parameters are on the CPU"
+            remedy = 'leave offload out, or call model.to(device="cuda") first'
+            raise ValueError(f"offload=True takes optimizer states from GPUs to host memory; {found}: {remedy}")
         share = functools.partial(Share, communicator=self.communicator, stage=self.stage)
         if self.stage < 3:
             return ShareManager(trained, self.communicator, self.bucket_size_bytes, bucket=share)

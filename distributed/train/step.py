@@ -317,9 +317,8 @@ class Recorder:
 
 def no_weight(step: Step) -> ValueError:
     """The error for a window that has micro-batches, and no weight."""
-    return ValueError(
-        f"step {step.global_step + 1}: the micro-batches of all ranks have weight 0, so there is no mean gradient"
-    )
+    why = "the micro-batches of all ranks have weight 0, so there is no mean gradient"
+    return ValueError(f"step {step.global_step + 1}: {why}")
 
 
 def merged(parts: Iterable[GradStore]) -> GradStore:
@@ -359,12 +358,12 @@ def add_missing(optimizer: Optimizer, named: Named, allowed: bool) -> None:
     known = {p._id for group in optimizer.param_groups for p in group["params"]}
     missing = [(name, p) for name, p in named if p.requires_grad and p._id not in known]
     if missing and not allowed:
-        raise ValueError(
-            f"parameters {', '.join(name for name, _ in missing[:5])}"
-            + (f" ... ({len(missing)} in all)" if len(missing) > 5 else "")
-            + " require grad but are not in the optimizer, "
-            "so they would never change; add them with optimizer.add_param_group, or freeze them"
+        more = f" ... ({len(missing)} in all)" if len(missing) > 5 else ""
+        text = (
+            f"parameters {', '.join(name for name, _ in missing[:5])}{more} require grad but are not in the optimizer"
         )
+        remedy = "add them with optimizer.add_param_group, or freeze them"
+        raise ValueError(f"{text}, so they would never change; {remedy}")
     if missing:
         optimizer.add_param_group({"params": missing})
 
@@ -377,10 +376,9 @@ def wanted_grads(grads: GradStore, named: Named) -> GradStore:
     """
     wanted = check_grads("step", grads, "trainer.step(params, grads, loss)").take([p._id for _, p in named])
     if not wanted and not grads.is_empty():
-        raise ValueError(
-            f"none of the {len(grads)} gradients belongs to any of the {len(named)} parameters, so nothing would "
-            "be trained; pass model.parameters() anew to each step (a generator gives its parameters only once)"
-        )
+        found = f"none of the {len(grads)} gradients belongs to any of the {len(named)} parameters"
+        remedy = "pass model.parameters() anew to each step (a generator gives its parameters only once)"
+        raise ValueError(f"{found}, so nothing would be trained; {remedy}")
     for name, p in named:
         grad = wanted.get(p._id)
         if grad is None:
@@ -393,10 +391,8 @@ def wanted_grads(grads: GradStore, named: Named) -> GradStore:
 
 def misfit(what: str, grad: Tensor, p: Tensor) -> ValueError:
     """The error for a gradient that does not fit its parameter."""
-    return ValueError(
-        f"{what} has shape {grad.shape}, {grad.dtype}, on {grad.device}; the parameter has {p.shape}, {p.dtype}, on "
-        f"{p.device}"
-    )
+    found, wanted = (f"{x.shape}, {x.dtype}, on {x.device}" for x in (grad, p))
+    return ValueError(f"{what} has shape {found}; the parameter has {wanted}")
 
 
 def has_float16(named: Named) -> bool:

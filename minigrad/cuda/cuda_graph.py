@@ -113,10 +113,8 @@ class Graph:
         """Raise CaptureError for an operation that may compute by other means than kernels that note it."""
         ours = function.__module__.partition(".")[0] == capturing.OURS
         if self._kernels is not None and not ours and not getattr(function, "captured", False):
-            self._graphs.recording.refuse(
-                f"{function.__name__} is the program's own, and may compute without self.kernels",
-                "if it computes by them alone, captured = True in the class says so",
-            )
+            what = f"{function.__name__} is the program's own, and may compute without self.kernels"
+            self._graphs.recording.refuse(what, "if it computes by them alone, captured = True in the class says so")
 
     def number(self, now: Callable[[], np.ndarray]) -> Tensor:
         """A tensor of numbers that ``now()`` gives anew before each replay."""

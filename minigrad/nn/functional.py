@@ -174,17 +174,11 @@ def linear(x: Tensor, weight: Tensor, bias: Weight = None, *, residual: Tensor |
 
 def _check_linear(name: str, x: Tensor, weight: Tensor, bias: Weight) -> None:
     sizes, of_weight = check_tensor(name, x).data.shape, weight.data.shape
-    if (
-        len(of_weight) != 2
-        or not sizes
-        or sizes[-1] != of_weight[1]
-        or (bias is not None and bias.data.shape != of_weight[:1])
-    ):
-        raise bad_value(
-            f"{name}: x {x.shape}, weight {weight.shape}, bias {None if bias is None else bias.shape}; "
-            "expected x (..., in), weight (out, in), bias (out,)"
-            + (f", but x ends with {sizes[-1]}, and in is {of_weight[1]}" if sizes and len(of_weight) == 2 else "")
-        )
+    fits = len(of_weight) == 2 and sizes[-1:] == of_weight[1:]
+    if not fits or (bias is not None and bias.data.shape != of_weight[:1]):
+        given = f"x {x.shape}, weight {weight.shape}, bias {None if bias is None else bias.shape}"
+        ends = f", but x ends with {sizes[-1]}, and in is {of_weight[1]}" if sizes and len(of_weight) == 2 else ""
+        raise bad_value(f"{name}: {given}; expected x (..., in), weight (out, in), bias (out,){ends}")
 
 
 def _added(residual: Tensor, x: Tensor, weight: Tensor) -> bool:
@@ -212,16 +206,12 @@ def feed_forward(
     _check_linear("feed_forward", floating("feed_forward", x), weight, bias)
     hidden = weight.data.shape[0]
     if weight2.ndim != 2 or weight2.shape[1] != hidden or (bias2 is not None and bias2.shape != weight2.shape[:1]):
-        raise bad_value(
-            f"feed_forward: weight2 {weight2.shape}, bias2 {None if bias2 is None else bias2.shape}; expected "
-            f"weight2 (out, {hidden}), as weight {weight.shape} gives {hidden} channels, and bias2 (out,)"
-        )
-    apply = gelu_ops.FeedForward.apply
-    if residual is None:
-        return apply(x, weight, bias, weight2, bias2, approximate=approximate)
-    if not _added(residual, x, weight2):
-        return residual + apply(x, weight, bias, weight2, bias2, approximate=approximate)
-    return apply(x, weight, bias, weight2, bias2, residual, approximate=approximate)
+        given = f"weight2 {weight2.shape}, bias2 {None if bias2 is None else bias2.shape}"
+        wanted = f"weight2 (out, {hidden}), as weight {weight.shape} gives {hidden} channels, and bias2 (out,)"
+        raise bad_value(f"feed_forward: {given}; expected {wanted}")
+    inside = [residual] if residual is not None and _added(residual, x, weight2) else []
+    y = gelu_ops.FeedForward.apply(x, weight, bias, weight2, bias2, *inside, approximate=approximate)
+    return y if residual is None or inside else residual + y
 
 
 def check_indices(indices: Any, weight: Tensor) -> Tensor:

@@ -68,10 +68,8 @@ class KVCache:
             if window is not None and window < self.max_tokens:
                 capturing.refuse("the attention slides over fewer tokens than it keeps", "call it before the capture")
             if T > 1 or dropout or q.dtype != self._held.dtype or q.dtype not in (float32, float64):
-                capturing.refuse(
-                    f"a launch appends one token, in float32 or float64 and without dropout, not {T} of {q.dtype}",
-                    "call it before the capture",
-                )
+                what = f"a launch appends one token, in float32 or float64 and without dropout, not {T} of {q.dtype}"
+                capturing.refuse(what, "call it before the capture")
             self._check(k, v)
             places = self.positions(1)
             self._tokens_of_launch += 1

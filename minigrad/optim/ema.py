@@ -140,10 +140,8 @@ class EMA:
         for name, average in self._averages.items():
             given = arrays.get(name, average)
             if given.shape != average.shape or given.dtype != average.dtype:
-                problems.append(
-                    f"average {name!r} has shape {tuple(given.shape)} and dtype {given.dtype}, this one has "
-                    f"{average.shape} and {average.dtype}"
-                )
+                has, here = f"{tuple(given.shape)} and dtype {given.dtype}", f"{average.shape} and {average.dtype}"
+                problems.append(f"average {name!r} has shape {has}, this one has {here}")
         for check in (
             lambda: check_int("updates", meta.get("updates"), 0),
             lambda: check_bool("warmup", meta.get("warmup")),

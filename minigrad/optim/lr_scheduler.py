@@ -61,11 +61,8 @@ class LRScheduler:
                 low, high = (float(self.formula(base, self.last_epoch, i)) for base in (0.0, 1.0))
                 old = [*self.base_lrs, rate][i]
                 base = (rate - low) / (high - low) if high != low else old
-                if (
-                    high - low < 1e-3
-                    and abs(base) > 10 * abs(old)
-                    and isinstance(self, CosineAnnealingLR | SequentialLR)
-                ):
+                lost = high - low < 1e-3 and abs(base) > 10 * abs(old)
+                if lost and isinstance(self, CosineAnnealingLR | SequentialLR):
                     base = old
                 self._last[i : i + 1], self.base_lrs[i : i + 1] = [rate], [base]
         return rates

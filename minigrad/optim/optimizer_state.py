@@ -266,10 +266,8 @@ def _array_mismatches(
             elif name in params:
                 dtype = optimizer.dtype_of(params[name], kind)
                 if array.shape != params[name].shape or array.dtype != dtype:
-                    problems.append(
-                        f"array {key!r} has shape {array.shape} and dtype {array.dtype}, "
-                        f"the parameter has {params[name].shape} and {dtype}"
-                    )
+                    has = f"has shape {array.shape} and dtype {array.dtype}"
+                    problems.append(f"array {key!r} {has}, the parameter has {params[name].shape} and {dtype}")
     return problems + [f"array {key!r} belongs to no parameter" for key in arrays if key not in expected]
 
 
