@@ -123,7 +123,7 @@ def gather(x: Array, axis: int, indices: Array) -> Array:
 
 def scatter_add(x: Array, axis: int, indices: Array, y: Any) -> None:
     """x[i][indices[i][j][k]][k] += y[i][j][k] (for axis 1), in place; repeated positions add up in order."""
-    _scatter_reduce(x, axis, indices, y, "sum")
+    _change(x, 0, x.ndim, _flat_places(x.shape, axis, indices), y, indices.shape, _reducing("sum"))
 
 
 def scatter(x: Array, axis: int, indices: Array, y: Any) -> None:
@@ -139,10 +139,6 @@ def scatter_reduce(x: Array, axis: int, indices: Array, y: Any, reduce: str) -> 
     """
     if reduce not in REDUCTIONS:
         raise KeyError(reduce)
-    _scatter_reduce(x, axis, indices, y, reduce)
-
-
-def _scatter_reduce(x: Array, axis: int, indices: Array, y: Any, reduce: str) -> None:
     _change(x, 0, x.ndim, _flat_places(x.shape, axis, indices), y, indices.shape, _reducing(reduce))
 
 

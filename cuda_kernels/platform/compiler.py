@@ -205,10 +205,9 @@ def _remedy(words: str, installed: dict[str, str], linker: tuple[int, int]) -> s
     nvvm = installed.get("nvidia-nvvm") if linker[0] >= 13 else installed.get(f"nvidia-cuda-nvcc{suffix}")
     least = ".".join((nvvm or f"{linker[0]}.{linker[1] + 1}").split(".")[:2])
     wheels = ", ".join(f"{name} {version}" for name, version in installed.items()) or "none of their wheels"
-    return (
-        f"\nnvJitLink {linker[0]}.{linker[1]} is older than NVVM, which wrote PTX {found.group(1)} "
-        f'(installed: {wheels}): pip install --upgrade "nvidia-nvjitlink{suffix}>={least},<{linker[0] + 1}"'
-    )
+    older = f"nvJitLink {linker[0]}.{linker[1]} is older than NVVM, which wrote PTX {found.group(1)}"
+    remedy = f'pip install --upgrade "nvidia-nvjitlink{suffix}>={least},<{linker[0] + 1}"'
+    return f"\n{older} (installed: {wheels}): {remedy}"
 
 
 def cache_folder() -> Path:

@@ -172,10 +172,9 @@ def _questions() -> tuple[Callable[[], int], Callable[[], Any]]:
     try:
         return cupy.cuda.runtime.getDevice, cupy.cuda.get_current_stream
     except ModuleNotFoundError as error:
-        raise libcuda.CudaError(
-            f'{error}: pip install "minigrad-cuda[cuda12]" or [cuda13] where there is a GPU; without one, '
-            "NUMBA_ENABLE_CUDASIM=1 in the environment, before the first import, runs kernels in the simulator"
-        ) from None
+        install = 'pip install "minigrad-cuda[cuda12]" or [cuda13] where there is a GPU'
+        simulate = "NUMBA_ENABLE_CUDASIM=1 in the environment, before the first import, runs kernels in the simulator"
+        raise libcuda.CudaError(f"{error}: {install}; without one, {simulate}") from None
 
 
 def current_device() -> int:

@@ -155,10 +155,6 @@ def _table(device: int) -> Table:
     try:
         return read().get(card(device), {})
     except ValueError as error:
-        warnings.warn(
-            f"{error}: products are the numba engine's. Delete it, or measure again by "
-            "python benchmarks/gpu_report.py --tune",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+        remedy = "Delete it, or measure again by python benchmarks/gpu_report.py --tune"
+        warnings.warn(f"{error}: products are the numba engine's. {remedy}", RuntimeWarning, stacklevel=2)
         return {}

@@ -64,10 +64,8 @@ class Barrier:
     def missing(self) -> str:
         """What the phase waits for."""
         arriving = sum(data.nbytes for _, _, data in self.copies)
-        return (
-            f"mbarrier {self.address:#x} in phase {self.phase}, which lacks {self.pending} of {self.count} arrivals "
-            f"and {self.nbytes - arriving} of {self.nbytes} bytes"
-        )
+        lacks = f"{self.pending} of {self.count} arrivals and {self.nbytes - arriving} of {self.nbytes} bytes"
+        return f"mbarrier {self.address:#x} in phase {self.phase}, which lacks {lacks}"
 
 
 def _barriers() -> dict[int, Barrier]:

@@ -240,10 +240,8 @@ def waiter(groups: int) -> Any:
 def mma(dtype: str) -> Any:
     """c + a b for operands of this dtype."""
     kind, depth = KINDS[dtype], 8 if dtype == "tf32" else 16
-    text = (
-        f"mma.sync.aligned.m16n8k{depth}.row.col.f32.{kind}.{kind}.f32 "
-        "{$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};"
-    )
+    operands = "{$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13}"
+    text = f"mma.sync.aligned.m16n8k{depth}.row.col.f32.{kind}.{kind}.f32 {operands};"
     return instruction("a b c", types.UniTuple(types.float32, 4), assembly(text, "ffff", "rrrrrrffff", memory=False))
 
 

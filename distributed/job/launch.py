@@ -294,10 +294,8 @@ class LaunchJob:
 
     def _warn_of_copies(self) -> None:
         if self.ranks > 1 and not self.told[rank_parent.JOINED]:
-            self._say(
-                f"warning: no rank asked for a communicator (init_process_group), so these were {self.ranks} copies of "
-                "the same program that knew nothing of each other"
-            )
+            copies = f"{self.ranks} copies of the same program that knew nothing of each other"
+            self._say(f"warning: no rank asked for a communicator (init_process_group), so these were {copies}")
 
     # ------------------------------------------------------------------ output
 

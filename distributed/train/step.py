@@ -359,11 +359,9 @@ def add_missing(optimizer: Optimizer, named: Named, allowed: bool) -> None:
     missing = [(name, p) for name, p in named if p.requires_grad and p._id not in known]
     if missing and not allowed:
         more = f" ... ({len(missing)} in all)" if len(missing) > 5 else ""
-        text = (
-            f"parameters {', '.join(name for name, _ in missing[:5])}{more} require grad but are not in the optimizer"
-        )
+        found = f"parameters {', '.join(name for name, _ in missing[:5])}{more} require grad"
         remedy = "add them with optimizer.add_param_group, or freeze them"
-        raise ValueError(f"{text}, so they would never change; {remedy}")
+        raise ValueError(f"{found} but are not in the optimizer, so they would never change; {remedy}")
     if missing:
         optimizer.add_param_group({"params": missing})
 

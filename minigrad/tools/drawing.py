@@ -264,7 +264,5 @@ def _edge(box: _Box, i: int, above: _Box) -> str:
     for (x, y), (x2, y2) in itertools.pairwise(points):
         middle = (y + y2) / 2
         path += f"C{x:.1f} {middle:.1f} {x2:.1f} {middle:.1f} {x2:.1f} {y2:.1f}"
-    return (
-        f'<path class="edge" data-from="{above.name}" data-to="{box.name}" d="{path}" fill="none" stroke="#555" '
-        'marker-end="url(#arrow)"/>'
-    )
+    drawn = f'd="{path}" fill="none" stroke="#555" marker-end="url(#arrow)"'
+    return f'<path class="edge" data-from="{above.name}" data-to="{box.name}" {drawn}/>'

@@ -7,11 +7,11 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
+from in_threads import outcomes
 from refusals import raises
 
 import minigrad as mg
@@ -232,12 +232,7 @@ def test_threads_launch_beside_each_other():
             if step % 50 == 0 and not (array.to_host(y) == number + step).all():
                 wrong.append((number, step))
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    assert outcomes(range(4), work) == dict.fromkeys(range(4)) and not wrong
 
 
 # Memory ---------------------------------------------------------------------------------------------------------------

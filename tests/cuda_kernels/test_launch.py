@@ -3,11 +3,11 @@
 import ctypes
 import struct
 import sys
-import threading
 import time
 
 import numpy as np
 import pytest
+from in_threads import outcomes
 from refusals import raises
 
 from minigrad import cuda_kernels
@@ -115,13 +115,9 @@ def test_threads_do_not_mix_their_arguments(recorded, monkeypatch: pytest.Monkey
         for _ in range(300):
             scale.launch(number, x, x, number, 0.0)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(1, 5)]
     sys.setswitchinterval(1e-6)
     try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        assert outcomes(range(1, 5), work) == dict.fromkeys(range(1, 5))
     finally:
         sys.setswitchinterval(interval)
     assert len(recorded) == 1200

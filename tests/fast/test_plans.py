@@ -1,10 +1,9 @@
 """The door: what turns plans off, what is told of them, and that with all off the results are what the plans say."""
 
-import threading
-
 import numpy as np
 import pytest
 from graph_cases import operations
+from in_threads import outcomes
 from processes import python
 from refusals import raises
 
@@ -32,14 +31,11 @@ PLAIN = {"Add", "Embedding", "Gelu", "LayerNorm", "Linear", "LinearCrossEntropy"
 
 def test_unfused_is_for_all_plans_or_some_and_for_one_thread() -> None:
     model, tokens = drawn_model()
-    seen: list[set[str]] = []
     with mg.unfused():
         assert set(operations(model.loss(tokens, tokens))) == PLAIN
         with mg.unfused("feed forward"):
             assert set(operations(model.loss(tokens, tokens))) == PLAIN  # more than none are off
-        thread = threading.Thread(target=lambda: seen.append(set(operations(model.loss(tokens, tokens)))))
-        thread.start()
-        thread.join()
+        seen = outcomes([0], lambda _: set(operations(model.loss(tokens, tokens))))
     assert set(operations(model.loss(tokens, tokens))) > FUSED
     with mg.unfused("feed forward"), mg.unfused("sums in products"):
         assert not set(operations(model.loss(tokens, tokens))) & FUSED

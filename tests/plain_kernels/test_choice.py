@@ -1,10 +1,11 @@
 """Which kernels run: ``minigrad.kernels``, MINIGRAD_KERNELS, and the families that are declared plain."""
 
 import os
-import threading
 
 import pytest
+from in_threads import outcomes
 from processes import python
+from refusals import raises
 
 import minigrad as mg
 from minigrad import cpu_kernels, plain_kernels
@@ -16,25 +17,19 @@ def model():
 
 
 def test_kernels_are_chosen_for_a_block_of_one_thread():
-    cpu, seen = mg.Device("cpu"), []
+    cpu = mg.Device("cpu")
     with mg.kernels("cpu"):
         assert cpu.kernels is cpu_kernels
         with mg.kernels("plain"):
             assert cpu.kernels is plain_kernels
             with mg.kernels("cpu"):
                 assert cpu.kernels is cpu_kernels
-            thread = threading.Thread(target=lambda: seen.append(cpu.kernels))
-            thread.start()
-            thread.join()
+            seen = outcomes([0], lambda _: cpu.kernels)
         with pytest.raises(RuntimeError), mg.kernels("plain"):
             raise RuntimeError
         assert cpu.kernels is cpu_kernels
-    assert seen == [plain_kernels if os.environ.get("MINIGRAD_KERNELS") == "plain" else cpu_kernels]
-    with (
-        pytest.raises(ValueError, match="kernels: there are no kernels 'numpy'; expected 'plain'"),
-        mg.kernels("numpy"),
-    ):
-        pass
+    assert seen[0] is (plain_kernels if os.environ.get("MINIGRAD_KERNELS") == "plain" else cpu_kernels)
+    raises(ValueError, "kernels: there are no kernels 'numpy'; expected 'plain'", mg.kernels("numpy").__enter__)
 
 
 def test_backward_computes_with_the_kernels_of_forward():

@@ -112,10 +112,9 @@ class WarpReport:
         for kind in sorted({r.kind for r in self.requests}):
             requests, lanes, nbytes, cost, ideal = self.traffic(kind)
             unit = "sectors" if kind.startswith("global") else "passes"
-            lines.append(
-                f"  {kind + 's':<14} {requests:>6} requests {lanes:>7} lanes {nbytes:>8} bytes {cost:>6} {unit:<7} "
-                f"{cost / requests:5.2f} a request, least {ideal / requests:.2f}"
-            )
+            counts = f"{requests:>6} requests {lanes:>7} lanes {nbytes:>8} bytes {cost:>6} {unit:<7}"
+            each = f"{cost / requests:5.2f} a request, least {ideal / requests:.2f}"
+            lines.append(f"  {kind + 's':<14} {counts} {each}")
         lines.append(f"  bank conflicts {self.bank_conflicts}, barriers {self.barriers}")
         others = sorted({r.kind.split()[1] for r in self.trace.of("warp")} - {"block"})
         lines += [f"  {name} {self.instructions(name)}" for name in others]
@@ -123,10 +122,8 @@ class WarpReport:
         lines.append(f"  divergence: {partial} of {len(self.steps)} steps of warps with a part of their lanes")
         lines += [f"    {count:>6} at {shown(line)}" for line, count in self.divergent.items()]
         lines += [f"  {race}" for race in self.races] or ["  no races"]
-        lines.append(
-            f"  occupancy {self.occupancy} of {WARPS} warps: limited by {self.limit} "
-            f"({self.registers} registers a thread, {self.stated}; {self.shared_bytes} bytes of shared memory a block)"
-        )
+        used = f"{self.registers} registers a thread, {self.stated}; {self.shared_bytes} bytes of shared memory a block"
+        lines.append(f"  occupancy {self.occupancy} of {WARPS} warps: limited by {self.limit} ({used})")
         return "\n".join(lines)
 
     def html(self, block: tuple[int, int, int] = (0, 0, 0), warp: int = 0) -> str:

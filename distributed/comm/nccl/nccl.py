@@ -156,11 +156,9 @@ class NcclCommunicator(Communicator):
         self._ender = CallThread("end of NCCL")  # made now, because a process that is ending starts no more threads
         job = self._thread.submit(lambda: self._connect(connect))
         if not job.wait(seconds):
-            self._error = RendezvousError(
-                f"not all of the {self.world_size} ranks built their NCCL communicator within {seconds:g} s; NCCL "
-                "cannot tell which (NCCL_DEBUG=INFO shows how far it came)",
-                rank=self.rank,
-            )
+            late = f"not all of the {self.world_size} ranks built their NCCL communicator within {seconds:g} s"
+            which = "NCCL cannot tell which (NCCL_DEBUG=INFO shows how far it came)"
+            self._error = RendezvousError(f"{late}; {which}", rank=self.rank)
         elif job.error is not None:
             self._error = RendezvousError(f"NCCL did not start on {self.device}: {_words(job.error)}", rank=self.rank)
         if self._error is not None:

@@ -203,12 +203,8 @@ class DdpHandle(Closing):
                 first = next(iter(c.failures.values()))
                 raise ReplicaFailedError(f"no trained replica is left: {words}", dict(c.failures)) from first
             left = ", ".join(str(replica.rank) for replica in alive)
-            warnings.warn(
-                f"training ended in epoch {c.epochs_done} because a replica was lost ({words}); the state is the "
-                f"average of replica {left}",
-                RuntimeWarning,
-                stacklevel=3,
-            )
+            told = f"training ended in epoch {c.epochs_done} because a replica was lost ({words})"
+            warnings.warn(f"{told}; the state is the average of replica {left}", RuntimeWarning, stacklevel=3)
         if c.failures or c.stopping:
             weights = [max(c.steps[replica.rank], 1) for replica in alive]
             tensors = weighted_mean([replica.tensors for replica in alive], weights)
