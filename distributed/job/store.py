@@ -149,9 +149,9 @@ class Store(Closing):
     def _host(self, address: str, found: Sequence[Any]) -> None:
         here = str(found[0][4][0])
         if address not in ("localhost", here) and ipaddress.ip_address(here).is_loopback:
-            found = f"{address} is this machine's loopback here ({here}), which no other machine reaches"
+            local = f"{address} is this machine's loopback here ({here}), which no other machine reaches"
             remedy = "name an address that they reach, and set MINIGRAD_RENDEZVOUS_SECRET on all"
-            warnings.warn(f"{found}: if there are ranks elsewhere, {remedy}", RuntimeWarning, stacklevel=3)
+            warnings.warn(f"{local}: if there are ranks elsewhere, {remedy}", RuntimeWarning, stacklevel=3)
         self._listener = self._listen(found)
         self._welcomer = threading.Thread(target=self._welcome, args=[self._listener], name="rendezvous", daemon=True)
         self._welcomer.start()
