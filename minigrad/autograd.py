@@ -252,7 +252,7 @@ class Function(metaclass=FunctionType):
             self.order = y._id
             self.out_shape = out.shape
             self.out_dtype = out.dtype
-            if type(self.saved) is not tuple:
+            if not isinstance(self.saved, tuple):
                 raise bad_type(f"{type(self).__name__}.forward saved {type(self.saved).__name__}; expected a tuple")
             if self.saved:
                 self.saved_at = y._id

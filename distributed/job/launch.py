@@ -191,8 +191,12 @@ class LaunchJob:
         while mpirun.poll() is None and time.monotonic() < min(self.deadline, until):
             self._look_around()
             if self.stop and self.passed_on <= self.hurry:
-                if self.stop == signal.SIGPIPE or len(self.told[rank_parent.STARTED]) < self.ranks:
+                started = len(self.told[rank_parent.STARTED]) == self.ranks
+                if self.stop == signal.SIGPIPE or (not started and time.monotonic() > self.stopped_at + REPEATED):
                     return False
+                if not started:  # a rank that has may be about to say so
+                    time.sleep(0.02)
+                    continue
                 self._pass_on(mpirun, self.stop)
             if self.failures or self.stop or self._in_vain():
                 soon = self.hurry or self._left() <= self._in_vain()  # in a hurry they just say what is lost

@@ -127,7 +127,7 @@ def test_einsum_takes_its_operands_in_one_list():
     a, b = mg.tensor([[1.0, 2.0]]), mg.tensor([[3.0], [4.0]])
     assert mg.einsum("ij,jk", [a, b]).tolist() == [[11.0]]
     for operands, names in (([a.numpy()], "ndarray"), ([a, 2], "Tensor, int"), ([[a, 2]], "Tensor, int")):
-        raises(TypeError, rf"operands {names}; expected tensors", mg.einsum, "ij,jk", *operands)
+        raises(TypeError, rf"operands {names}; expected a string, and tensors", mg.einsum, "ij,jk", *operands)
 
 
 def test_wrong_products_are_named(device):
