@@ -16,7 +16,7 @@ from in_threads import wait_until
 from ranks import alive, requires_mpi, run_ranks
 from refusals import raises
 
-from minigrad.distributed.job import launch, rank_parent
+from minigrad.distributed.job import launch
 
 pytestmark = [requires_mpi, pytest.mark.long]
 
@@ -239,7 +239,7 @@ def test_a_signal_waits_for_no_lock_of_what_it_interrupts():
 def test_ranks_that_say_late_that_they_started_get_the_signal():
     job = launch.LaunchJob(Path("mpirun"), 2, [], None, [], None, 1.0)
     job._on_signal(signal.SIGINT, None)
-    threading.Timer(0.1, job.told[rank_parent.STARTED].update, [(0, 1)]).start()
+    threading.Timer(0.1, job.told[launch.rank_parent.STARTED].update, [(0, 1)]).start()
     with subprocess.Popen(["sleep", "9"]) as mpirun:
         job._wait(mpirun)
     assert job.passed_on == 1
