@@ -205,7 +205,7 @@ class ReduceMethods:
         if share.ndim > 1 or share.dtype.kind not in "biuf" or not x.numel() or not ((share >= 0) & (share <= 1)).all():
             raise bad_value(f"quantile of shape {self.shape}, q={q}: expected values, and a share or a vector, 0 to 1")
         order, n = x.argsort(at), x.shape[at]
-        place = getattr(np, _ROUNDED.get(interpolation, "positive"))(share.reshape(-1) * (n - 1))
+        place = getattr(np, _ROUNDED.get(interpolation, "positive"))(share.reshape(-1).astype(np.float64) * (n - 1))
         weight = self.tensor_type((place % 1).reshape(-1, *(1,) * (x.ndim - 1)), dtype=self.dtype, device=x.device)
         ends = np.concatenate((np.floor(place), np.ceil(place), [n - 1])).astype(np.int64)
         places = order.index_select(at, x.tensor_type(ends, device=x.device))

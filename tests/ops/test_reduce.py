@@ -312,6 +312,7 @@ def test_quantiles_of_one_share_with_nan_and_errors(device):
     assert str(x.quantile(0.25, 1, keepdim=True).tolist()) == "[[nan], [3.5]]"
     assert x[1].quantile(0.5).item() == 4 and np.isnan(x.quantile(0.5).item())
     assert x[1].quantile([0.5], keepdim=True).shape == (1, 1)
+    assert mg.arange(301, device=device).float().quantile(np.uint8(1)).item() == 300
     assert mg.arange(5001, device=device).bfloat16().quantile(0.5).item() == 2496  # places are no bfloat16 numbers
     for q in (-0.1, [0.5, 1.5], np.nan, [[0.5]]):
         raises(ValueError, "expected values, and a share or a vector, 0 to 1", lambda q=q: x.quantile(q))
