@@ -264,6 +264,11 @@ def test_a_formula_returns_one_array():
     raises(TypeError, "<lambda> returns a tuple; .* one array", formulas.of_formula(lambda x: (x, -x)), np.float32)
 
 
+def test_numbers_that_a_formula_chooses_keep_their_dtype():
+    found = to_host(elementwise.fused(lambda k, x: k.where(k.gt(x, 1), 1, 0), from_host(np.arange(4, dtype="f4"))))
+    assert found.dtype == np.int64 and found.tolist() == [0, 0, 1, 1]
+
+
 def test_gradients_are_one_launch(launched):
     x, dy = from_host(draw(4, 6)), from_host(draw(4, 6))
     for approximate in ("tanh", "none"):
