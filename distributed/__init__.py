@@ -24,7 +24,7 @@ __all__ = list(_HOMES)
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise hints.missing(__name__, name, __all__, f"module {__name__!r}")
-    value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+    value = globals()[name] = hints.with_hints(getattr(import_module(_HOMES[name]), name), __name__)
     return value
 
 

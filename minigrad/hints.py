@@ -93,8 +93,7 @@ def answer_for(module: str, *, searched: bool = False) -> None:
     if searched:
         _searched.append(module)
     for kind in vars(sys.modules[module]).values() if module != "minigrad" else ():
-        if isinstance(kind, type) and "__init__" in vars(kind) and kind.__module__.startswith(module):
-            kind.__init__ = answering(kind.__init__)  # type: ignore[misc]  # to type checkers it is the same
+        with_hints(kind, module)
 
     def named(name: str) -> Any:
         if name.startswith("__"):
@@ -112,6 +111,13 @@ def answer_for(module: str, *, searched: bool = False) -> None:
         raise error
 
     vars(sys.modules[module])["__getattr__"] = named
+
+
+def with_hints(value: Any, module: str) -> Any:
+    """The value; if it is a class of the module's, it answers for the arguments of its constructor."""
+    if isinstance(value, type) and "__init__" in vars(value) and value.__module__.startswith(module):
+        value.__init__ = answering(value.__init__)  # type: ignore[misc]  # to type checkers it is the same
+    return value
 
 
 def make_modules() -> None:
