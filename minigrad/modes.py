@@ -19,10 +19,10 @@ C = TypeVar("C", bound="Closing")
 
 
 def check_kernels(who: str, name: Any) -> str | None:
-    """``"plain"``, or None for ``"cpu"``, the default. Raises ValueError for another name of kernels."""
+    """``"plain"``, or None for ``"cpu"``, the default, if Numba compiles. ValueError for another name of kernels."""
     if name not in ("plain", "cpu"):
         raise located(ValueError(f"{who}: there are no kernels {name!r}; expected 'plain' (NumPy alone) or 'cpu'"))
-    return None if name == "cpu" else "plain"
+    return None if name == "cpu" and os.environ.get("NUMBA_DISABLE_JIT", "0") in ("", "0") else "plain"
 
 
 def check_fast(value: str) -> bool:

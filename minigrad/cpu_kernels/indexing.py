@@ -3,7 +3,6 @@
 import math
 from typing import Any
 
-import numba
 import numpy as np
 
 from ..plain_kernels import indexing as plain
@@ -29,9 +28,9 @@ def _moved(way: Any, x: np.ndarray, axis: int, indices: np.ndarray, y: Any) -> b
         fits = fits and x.flags.carray and (way is ASSIGN or x.dtype.type in NUMBERS or is_half(x.dtype))
         fits = fits and (np.ndim(y) == 0 or (y.dtype == x.dtype and y.shape == indices.shape))
         fits = fits and not np.may_share_memory(x, y) and not np.may_share_memory(x, indices)
-    if fits and not numba.config.DISABLE_JIT:
+    if fits:
         move(way, x, axis, indices, y)
-    return fits and not numba.config.DISABLE_JIT
+    return fits
 
 
 def gather(x: np.ndarray, axis: int, indices: np.ndarray) -> np.ndarray:
@@ -108,7 +107,7 @@ def argsort(x: np.ndarray, axis: int, descending: bool, first: int | None = None
     By NumPy's sort, which is fast for int64: of 32 bits of the value with the place below them, twice for 64 bits.
     """
     most, dtype = min(MOST_BEST, x.shape[axis] // 8), x.dtype
-    if first is None or not 0 < first <= most or dtype.char not in "fdilq" or numba.config.DISABLE_JIT:
+    if first is None or not 0 < first <= most or dtype.char not in "fdilq":
         wide = dtype in (np.float64, np.int64)
         if not (wide or dtype in (np.float32, np.int32)) or x.shape[axis] >> 32 or (wide and x.size < FEW):
             return plain.argsort(x, axis, descending, first)

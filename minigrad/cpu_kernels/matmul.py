@@ -7,7 +7,6 @@ import functools
 import math
 from typing import Any
 
-import numba
 import numpy as np
 
 from ..plain_kernels.transformer import check_shapes
@@ -155,7 +154,7 @@ def product(a: np.ndarray, b: np.ndarray, bias: np.ndarray | None, rounded: bool
         shape = (*batch, a.shape[-2], b.shape[-1])
     y = np.empty(shape, dtype)
     few = 0 < y.size * a.shape[-1] < PARALLEL_WORK_THIN and bias is None and recording.launches is None
-    if few and not (rounded and min(shape[-2:]) > THIN_ROWS) and not numba.config.DISABLE_JIT:
+    if few and not (rounded and min(shape[-2:]) > THIN_ROWS):
         multiply, failed = _of_few(dtype)
         multiply(a, b, y)
         if failed[1]:
@@ -180,7 +179,7 @@ def _of_few(dtype: np.dtype) -> Any:
 
 def supports_half(x: np.ndarray) -> bool:
     """Whether there are instructions for products of arrays like this; else they arrive as float32."""
-    return x.dtype.kind == "V" and bfloat16_product.AVAILABLE and not numba.config.DISABLE_JIT
+    return x.dtype.kind == "V" and bfloat16_product.AVAILABLE
 
 
 def _multiply(a: np.ndarray, b: np.ndarray, bias: np.ndarray | None, y: np.ndarray, rounded: bool) -> None:

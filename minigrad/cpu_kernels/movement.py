@@ -1,6 +1,5 @@
 """Rearranging memory: the plain family, whose large copies are made by all threads."""
 
-import numba
 import numpy as np
 
 from ..plain_kernels import movement as plain
@@ -25,7 +24,7 @@ def contiguous(x: np.ndarray) -> np.ndarray:
 def cat(arrays: tuple[np.ndarray, ...], axis: int) -> np.ndarray:
     """The arrays one after the other along ``axis``."""
     total = sum([x.nbytes for x in arrays])
-    if total < MANY // 2 * len(arrays) or len({x.dtype for x in arrays}) > 1 or numba.config.DISABLE_JIT:
+    if total < MANY // 2 * len(arrays) or len({x.dtype for x in arrays}) > 1:
         return np.concatenate(arrays, axis)
     shape, sizes = list(arrays[0].shape), tuple([x.shape[axis] for x in arrays])
     shape[axis] = sum(sizes)

@@ -8,7 +8,6 @@ import functools
 import math
 from typing import Any
 
-import numba
 import numpy as np
 
 from ..plain_kernels import reduce as plain
@@ -161,7 +160,7 @@ def _layout(shape: tuple[int, ...], given: Any, wanted: Any, axes: tuple[int, ..
     """
     dtype = np.dtype(wanted) if wanted else FLOAT32 if is_half(given) else given
     folds = dtype.char in "fdlq" and (is_half(given) or given.char in "fdlqiB?")
-    folds = folds and (dtype.kind == "f" or given.kind in "iub") and not numba.config.DISABLE_JIT
+    folds = folds and (dtype.kind == "f" or given.kind in "iub")
     folds = folds and (given.char != "e" or converts_halves())
     if 0 in shape or not axes or not folds:
         return None

@@ -24,7 +24,6 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any, ClassVar
 
-import numba
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
@@ -122,7 +121,7 @@ def _is_known(dtype: np.dtype[Any]) -> bool:
 
 def supports_half(x: Any) -> bool:
     """Whether functions of arrays like this compute in float32, and round their results once."""
-    return not numba.config.DISABLE_JIT and _is_known(x.dtype)
+    return _is_known(x.dtype)
 
 
 _INSTRUCTIONS: dict[np.ufunc, tuple[str, str, str]] = {  # of floats, of signed and unsigned integers and bool
@@ -445,9 +444,8 @@ class Formula(dict[Any, Any]):
     def __missing__(self, kinds: tuple[Any, ...]) -> Any:
         program, few = None, self._function
         with contextlib.suppress(NoProgramError, OverflowError):  # a number that its dtype has not
-            if not numba.config.DISABLE_JIT:
-                program = Program(few, kinds)
-                few = program.ufunc
+            program = Program(few, kinds)
+            few = program.ufunc
         return self.setdefault(kinds, (program, few))
 
     def program_for(self, *inputs: Any) -> Program | None:
@@ -488,8 +486,6 @@ class Formula(dict[Any, Any]):
 
 def formula(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function, computed by its program, by way of the sizes of one or two inputs, quickly."""
-    if numba.config.DISABLE_JIT:
-        return function
     made = Formula(function)
     plain = inspect.unwrap(function)
     inputs = plain.nin if isinstance(plain, np.ufunc) else plain.__code__.co_argcount
@@ -539,7 +535,7 @@ def as_launches(function: Any) -> Any:
 def written(out: np.ndarray, of: Any, *inputs: Any) -> bool:
     """Whether the result of a formula, of the shape and dtype of ``out``, is there; else nothing is done."""
     worth = WORTH if recording.launches is None else 0
-    return not numba.config.DISABLE_JIT and of.into(Into(out, False), *inputs, worth=worth) is not None
+    return of.into(Into(out, False), *inputs, worth=worth) is not None
 
 
 def writer(plain: Callable[..., None], of: Any, inputs: Callable[..., tuple[Any, ...]]) -> Callable[..., None]:

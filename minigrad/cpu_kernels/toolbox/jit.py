@@ -225,8 +225,6 @@ TEAM = Team(CACHE_DIRECTORY)
 
 def compiled(fn: Callable[..., Any], **options: Any) -> Any:
     dispatcher = numba.njit(**OPTIONS, **options, pipeline_class=KernelCompiler)(fn)
-    if numba.config.DISABLE_JIT:
-        return dispatcher
     dispatcher._cache = KernelCache(fn)
     dispatcher.compile = functools.partial(TEAM.compile, dispatcher)
     TEAM.kernels[name_of(fn)] = dispatcher

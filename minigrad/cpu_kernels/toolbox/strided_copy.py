@@ -3,7 +3,6 @@
 import functools
 from typing import Any
 
-import numba
 import numpy as np
 from numba import types
 
@@ -70,7 +69,7 @@ def copy_into(*arrays: np.ndarray) -> None:
     for y, x in zip(arrays[::2], arrays[1::2]):
         if x.shape != y.shape or x.dtype != y.dtype:
             raise ValueError(f"an array {x.dtype} {x.shape} is no copy of one {y.dtype} {y.shape}")
-        known = size in (1, 2, 4, 8) and not y.dtype.hasobject and not numba.config.DISABLE_JIT
+        known = size in (1, 2, 4, 8) and not y.dtype.hasobject
         if not (known and y.size and x.flags.aligned and y.flags.aligned):
             np.copyto(y, x)
             continue
@@ -86,7 +85,7 @@ _data = functools.cache(lambda size: lasting_words([compiled_address(_block, *[t
 
 def copied(x: np.ndarray, few: int = FEW) -> np.ndarray:
     """A new C-contiguous array of the same values; NumPy's copy of less than ``few`` bytes, or of more in order."""
-    if x.nbytes < (MANY if few == FEW and x.flags.c_contiguous else few) or numba.config.DISABLE_JIT:
+    if x.nbytes < (MANY if few == FEW and x.flags.c_contiguous else few):
         return np.array(x, order="C", copy=True)
     y = np.empty(x.shape, x.dtype)
     copy_into(y, x)

@@ -465,8 +465,6 @@ class TaskKernel:
 
         The kernel itself, a dispatcher, would look at the types of all arguments first, which takes as long again.
         """
-        if numba.config.DISABLE_JIT:
-            return self.kernel, 0
         given = (types.int64, types.int64, *map(_passed_as, map(numba.typeof, arguments)))
         address = compiled_address(self.kernel, *given)
         return self._compiled.setdefault(key, (self.kernel.overloads[given].entry_point, address))
