@@ -225,6 +225,8 @@ TEAM = Team(CACHE_DIRECTORY)
 
 def compiled(fn: Callable[..., Any], **options: Any) -> Any:
     dispatcher = numba.njit(**OPTIONS, **options, pipeline_class=KernelCompiler)(fn)
+    if numba.config.DISABLE_JIT:
+        return dispatcher  # which is fn
     dispatcher._cache = KernelCache(fn)
     dispatcher.compile = functools.partial(TEAM.compile, dispatcher)
     TEAM.kernels[name_of(fn)] = dispatcher
