@@ -210,8 +210,8 @@ class ShapeMethods:
             sizes = list(split_size)
             if sum(sizes) != total or any(n < 0 for n in sizes):
                 raise bad_value(f"split: sizes {sizes} do not add up to {total}, the size of dim {dim}")
-        starts = [sum(sizes[:i]) for i in range(len(sizes))]
-        places = [(slice(None),) * dim + (slice(i, i + n), ...) for i, n in zip(starts, sizes, strict=True)]
+        before, end = (slice(None),) * dim, 0
+        places = [(*before, slice(end, end := end + n), ...) for n in sizes]
         return tuple([combine(indexing.Slice, self, place) for place in places])
 
     def chunk(self: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
