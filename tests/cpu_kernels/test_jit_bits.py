@@ -4,6 +4,7 @@ import pytest
 from numba.core.codegen import JITCodeLibrary
 from processes import python
 
+import minigrad
 from minigrad.cpu_kernels.toolbox import jit
 
 SCRIPT = """
@@ -33,6 +34,13 @@ def test_bits_depend_neither_on_the_cache_nor_on_what_was_loaded_first(tmp_path)
     compiled = bits(tmp_path, "layer_norm", "softmax")
     assert bits(tmp_path, "softmax", "layer_norm") == compiled  # from the cache, in the other order
     assert bits(tmp_path / "other", "softmax", "layer_norm") == compiled  # compiled in the other order
+
+
+def test_the_cache_keeps_every_kernel():
+    """None has an address of its process: such a one would be compiled anew in each."""
+    ((minigrad.ones(300, 300) + 1).sum() + 1).item()
+    kept = {name: [x.library.has_dynamic_globals for x in k.overloads.values()] for name, k in jit.TEAM.kernels.items()}
+    assert len(kept) > 50 and [name for name, addresses in kept.items() if any(addresses)] == []
 
 
 def test_what_is_overridden_exists_in_numba() -> None:
