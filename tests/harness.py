@@ -628,10 +628,12 @@ def _capture(op: Op, device: str, arrays: list[np.ndarray], turned: bool) -> Non
 CHECKS = tuple(check for name, check in list(globals().items()) if name.startswith("check_"))
 
 
-def every_check(ops: Sequence[Op]) -> Callable[..., None]:
-    """The test of a file: each check on each operation, on each device."""
+def every_check(ops: Sequence[Op], long: str = "") -> Callable[..., None]:
+    """The test of a file: each check on each operation, on each device; ``long`` is the check that the short set leaves out."""
+    names = [check.__name__.removeprefix("check_") for check in CHECKS]
+    marked = [pytest.param(x, id=name, marks=[pytest.mark.long] * (name == long)) for x, name in zip(CHECKS, names)]
 
-    @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
+    @pytest.mark.parametrize("check", marked)
     @pytest.mark.parametrize("op", ops, ids=str)
     def test_op(op: Op, check: Callable[[Op, str], None], device: str) -> None:
         check(op, device)

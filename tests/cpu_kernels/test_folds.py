@@ -58,7 +58,10 @@ def test_products_and_scans(shape: tuple[int, ...]) -> None:
                 np.testing.assert_allclose(k.reverse_cumsum(order, last), backward, rtol)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16", "int64", "uint8"])
+OTHERS = [pytest.param(dtype, marks=pytest.mark.long) for dtype in ("float16", "bfloat16", "uint8")]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int64", *OTHERS])
 @pytest.mark.parametrize("shape", [(3, 5), (1, 70, 130), (2, 1100, 3), (4, 1, 2), (7,)])
 def test_extrema_and_their_places(shape: tuple[int, ...], dtype: str) -> None:
     k, plain, x = cpu_kernels.reduce, plain_kernels.reduce, np.random.default_rng(0).integers(0, 4, shape).astype("f")
@@ -79,6 +82,7 @@ def test_moments_and_nansum() -> None:
     np.testing.assert_allclose(k.nansum(x, axes, False), np.nansum(x, axes, "d"), 1e-6)
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("dtype", ["int64", "int32", "uint8", "bool"])
 def test_integers(dtype: str) -> None:
     k, plain = cpu_kernels.reduce, plain_kernels.reduce
@@ -99,7 +103,8 @@ def test_a_graph_folds_what_may_not_be_written() -> None:
         assert own == view == x.sum().item()
 
 
-@pytest.mark.parametrize("half", [np.dtype(np.float16), mg.bfloat16])
+@pytest.mark.long(but=1)
+@pytest.mark.parametrize("half", [mg.bfloat16, np.dtype(np.float16)])
 def test_rows_of_half_floats_are_those_of_float32_rounded_once(half: np.dtype) -> None:
     def same(got, exact):
         for y, wide in zip(got, exact, strict=True):

@@ -69,12 +69,18 @@ losses = [step() for _ in range(3)]
 digest = hashlib.sha256(b"".join(value.numpy().tobytes() for value in model.state_dict().values()))
 print(np.isnan(np.empty(3)).all(), np.isnan(mg.empty(500, 500).numpy()).all(), mg.zeros(9).sum().item())
 print(losses, digest.hexdigest())
+for _ in range(6):
+    before = mg.memory_stats()["page_faults"]
+    step()
+    print(mg.memory_stats()["page_faults"] - before)
 """
 
 
 def test_no_result_depends_on_what_memory_held_before():
     """Steps of a transformer have the same bits if all memory is NaN before it is written."""
     plain, poisoned = (python(GPT + DIGEST, MINIGRAD_POISON=poison).stdout.splitlines() for poison in ("0", "1"))
+    if memory.enabled:  # a warm step takes no memory from the system, but for Python's own objects now and then
+        assert min(map(int, plain[2:])) <= 2
     assert poisoned[0] == "True True 0.0"
     assert plain[1] == poisoned[1]
     assert "nan" not in plain[1]
@@ -96,13 +102,6 @@ print(np.empty(100_000, np.float32).max(), np.empty((2, 3), np.float16)[1, 2], f
 
 def test_poison_is_seen_where_something_forgets_to_write():
     assert python(UNWRITTEN, MINIGRAD_POISON="1").stdout.split() == ["nan", "nan", "False"]
-
-
-@needs_glibc
-def test_a_warm_training_step_takes_no_memory_from_the_system():
-    source = GPT + "\nfor _ in range(6):\n    before = mg.memory_stats()['page_faults']\n    step()\n"
-    source += "    print(mg.memory_stats()['page_faults'] - before)"
-    assert min(map(int, python(source).stdout.split()[2:])) <= 2  # Python's own objects now and then
 
 
 @needs_glibc

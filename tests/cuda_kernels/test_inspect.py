@@ -39,6 +39,7 @@ def inspect(*arguments: str) -> subprocess.CompletedProcess[str]:
     return python("-m", "minigrad.cuda_kernels.inspect", *arguments)
 
 
+@pytest.mark.long  # whole minutes; this file by its name runs it
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 def test_every_kernel_keeps_its_budget(arch: str) -> None:
     done = inspect("--arch", arch, "--sass")
@@ -200,6 +201,7 @@ def test_arguments() -> None:
     assert done.returncode == 2 and "the simulator compiles nothing" in done.stderr
 
 
+@pytest.mark.long
 def test_the_cache_is_filled_ahead(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINIGRAD_CACHE_DIR", str(tmp_path))
     made = []

@@ -155,7 +155,7 @@ def passes(ranks: int, *programs: str, timeout: float) -> None:
     assert all(result.lines(rank) == ["passed"] * len(programs) for rank in range(ranks)), result.text
 
 
-@pytest.mark.long(but=1)
+@pytest.mark.long
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_it_is_a_communicator(ranks):
     passes(ranks, SUITE, BITS, BESIDE, timeout=200)
