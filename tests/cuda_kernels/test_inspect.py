@@ -201,7 +201,6 @@ def test_arguments() -> None:
     assert done.returncode == 2 and "the simulator compiles nothing" in done.stderr
 
 
-@pytest.mark.long
 def test_the_cache_is_filled_ahead(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINIGRAD_CACHE_DIR", str(tmp_path))
     made = []

@@ -1,6 +1,5 @@
 """Reductions, softmax, norms and cross-entropy on raw arrays: long rows, parts, shuffled threads, the same bits."""
 
-import itertools
 from types import SimpleNamespace
 
 import numpy as np
@@ -41,13 +40,10 @@ def test_parts_of_long_rows_and_columns(monkeypatch, order):
         same([reduce.reverse_cumsum(y, axis)], [plain.reduce.reverse_cumsum(x, axis)], atol=1e-4)
 
 
-LONG = [
-    *itertools.product(("float32", "float64", "int64"), [((2, 33), 4096), ((2, 70, 3), 64), ((1, 600), 300)]),
-    ("float32", ((1, 2100), 64)),
-]
-
-
-@pytest.mark.parametrize(("dtype", "shape", "part"), [(dtype, *sizes) for dtype, sizes in LONG], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "part"), [((2, 33), 4096), ((2, 70, 3), 64), ((1, 600), 300), ((1, 530), 16)], ids=str
+)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int64"])
 def test_products_and_extrema_of_long_rows_and_columns(dtype, shape, part, monkeypatch, order):
     """By a block, in one part and in several. Exact: powers of two, that leave float32 and come back; modulo 2^64."""
     monkeypatch.setattr(scan, "PART", part)
