@@ -630,8 +630,7 @@ CHECKS = tuple(check for name, check in list(globals().items()) if name.startswi
 
 def every_check(ops: Sequence[Op], long: str = "") -> Callable[..., None]:
     """The test of a file: each check on each operation, on each device; the short set leaves out the one ``long``."""
-    names = [check.__name__.removeprefix("check_") for check in CHECKS]
-    marked = [pytest.param(x, id=name, marks=[pytest.mark.long] * (name == long)) for x, name in zip(CHECKS, names)]
+    marked = [pytest.param(x, id=x.__name__[6:], marks=[pytest.mark.long] * (x.__name__[6:] == long)) for x in CHECKS]
 
     @pytest.mark.parametrize("check", marked)
     @pytest.mark.parametrize("op", ops, ids=str)

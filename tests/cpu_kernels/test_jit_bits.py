@@ -36,6 +36,7 @@ def test_bits_depend_neither_on_the_cache_nor_on_what_was_loaded_first(tmp_path)
     assert bits(tmp_path / "other", "softmax", "layer_norm") == compiled  # compiled in the other order
 
 
+@pytest.mark.compiled
 def test_the_cache_keeps_every_kernel():
     """None has an address of its process: such a one would be compiled anew in each."""
     ((minigrad.ones(300, 300) + 1).sum() + 1).item()

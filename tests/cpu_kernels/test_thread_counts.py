@@ -165,9 +165,8 @@ def error(y: np.ndarray, expected: np.ndarray) -> float:
 def main() -> None:
     """Run all cases on each number of threads, some twice; print the errors and whether all bits are the same."""
     from minigrad import cpu_kernels, plain_kernels
-    from minigrad.cpu_kernels.toolbox.jit import TEAM
 
-    TEAM.most_helpers = 0  # they would be as many as threads
+    cpu_kernels.toolbox.jit.TEAM.most_helpers = 0  # they would be as many as threads
     results = {}
     for name, (run, inputs) in CASES.items():
         expected = run(plain_kernels, *(x.astype(np.float64) if x.dtype.kind == "f" else x for x in inputs))
