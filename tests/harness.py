@@ -628,10 +628,11 @@ def _capture(op: Op, device: str, arrays: list[np.ndarray], turned: bool) -> Non
 CHECKS = tuple(check for name, check in list(globals().items()) if name.startswith("check_"))
 
 
-def every_check(ops: Sequence[Op]) -> Callable[..., None]:
-    """The test of a file: each check on each operation, on each device."""
+def every_check(ops: Sequence[Op], long: str = "") -> Callable[..., None]:
+    """The test of a file: each check on each operation, on each device; the short set leaves out the one ``long``."""
+    marked = [pytest.param(x, id=x.__name__[6:], marks=[pytest.mark.long] * (x.__name__[6:] == long)) for x in CHECKS]
 
-    @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
+    @pytest.mark.parametrize("check", marked)
     @pytest.mark.parametrize("op", ops, ids=str)
     def test_op(op: Op, check: Callable[[Op, str], None], device: str) -> None:
         check(op, device)

@@ -13,14 +13,11 @@ import minigrad as mg
 from minigrad import Device, DeviceError
 
 
-def test_devices_are_unique() -> None:
+def test_devices_are_unique_and_shown_by_name() -> None:
     assert Device("cpu") is Device("cpu:0") is Device() is Device(Device("cpu"))
     assert Device("cuda") is Device("cuda:0") and Device("cuda:1") is not Device("cuda")
     assert Device("cuda:3").index == 3 and Device("cuda:3").type == "cuda"
     assert copy.deepcopy(Device("cuda:2")) is Device("cuda:2") is pickle.loads(pickle.dumps(Device("cuda:2")))
-
-
-def test_devices_are_shown_by_name() -> None:
     assert (str(Device("cpu")), str(Device("cuda"))) == ("cpu", "cuda:0")
     assert repr(Device("cuda:1")) == "Device('cuda:1')"
 

@@ -24,6 +24,7 @@ def complete(monkeypatch: pytest.MonkeyPatch, driver=lambda: cuda_kernels.Driver
     monkeypatch.setattr(availability.np, "__version__", "2.4.6")
 
 
+@pytest.mark.long
 def test_report_names_what_is_there():
     report = python("-m", "minigrad.env")
     assert (report.returncode, report.stderr) == (0, "")

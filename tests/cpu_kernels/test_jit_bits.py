@@ -4,6 +4,7 @@ import pytest
 from numba.core.codegen import JITCodeLibrary
 from processes import python
 
+import minigrad
 from minigrad.cpu_kernels.toolbox import jit
 
 SCRIPT = """
@@ -33,6 +34,14 @@ def test_bits_depend_neither_on_the_cache_nor_on_what_was_loaded_first(tmp_path)
     compiled = bits(tmp_path, "layer_norm", "softmax")
     assert bits(tmp_path, "softmax", "layer_norm") == compiled  # from the cache, in the other order
     assert bits(tmp_path / "other", "softmax", "layer_norm") == compiled  # compiled in the other order
+
+
+@pytest.mark.compiled
+def test_the_cache_keeps_every_kernel():
+    """None has an address of its process: such a one would be compiled anew in each."""
+    ((minigrad.ones(300, 300) + 1).sum() + 1).item()
+    made = [(name, made) for name, kernel in jit.TEAM.kernels.items() for made in kernel.overloads.values()]
+    assert made and not [name for name, made in made if made.library.has_dynamic_globals]
 
 
 def test_what_is_overridden_exists_in_numba() -> None:

@@ -39,6 +39,7 @@ def inspect(*arguments: str) -> subprocess.CompletedProcess[str]:
     return python("-m", "minigrad.cuda_kernels.inspect", *arguments)
 
 
+@pytest.mark.long  # whole minutes; this file by its name runs it
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 def test_every_kernel_keeps_its_budget(arch: str) -> None:
     done = inspect("--arch", arch, "--sass")

@@ -155,15 +155,10 @@ def passes(ranks: int, *programs: str, timeout: float) -> None:
     assert all(result.lines(rank) == ["passed"] * len(programs) for rank in range(ranks)), result.text
 
 
-@pytest.mark.long(but=1)
+@pytest.mark.long
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_it_is_a_communicator(ranks):
-    passes(ranks, SUITE, BITS, BESIDE, timeout=200)
-
-
-@pytest.mark.long
-def test_a_thread_that_waits_holds_up_no_other():
-    passes(2, THREADS, timeout=40)
+    passes(ranks, SUITE, BITS, BESIDE, *[THREADS] * (ranks == 2), timeout=240)
 
 
 def test_an_mpirun_of_another_mpi_is_refused():

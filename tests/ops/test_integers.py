@@ -14,7 +14,8 @@ def numbers(dtype, *shape):
     return rng.integers(0, 2 if dtype == "bool" else 6, shape).astype(dtype)
 
 
-@pytest.mark.parametrize("dtype", [*SMALL, "bool"])
+@pytest.mark.long(but=1)
+@pytest.mark.parametrize("dtype", ["bool", *SMALL][::-1])
 @pytest.mark.parametrize("dim", [0, 1])
 def test_reductions(dtype, dim, device):
     x = numbers(dtype, 5, 40)

@@ -156,7 +156,7 @@ OPS = [
 ]
 
 
-test_op = every_check(OPS)
+test_op = every_check(OPS, long="half")  # for which 60 kernels are compiled
 
 
 # Semantics ------------------------------------------------------------------------------------------------------------

@@ -356,6 +356,9 @@ def over_tables(task: int, tasks: int, data: int, table: np.ndarray) -> None:
     keep_alive((words, count, workspace))
 
 
+_threads = types.ExternalFunction("get_num_threads", types.int32())  # Numba's, but its address would not be kept
+
+
 @kernel
 def _start(args, n, strides, data, workspace):
     """The loop, on parts by all threads for much. It fails before it begins, if there is no memory for the launch."""
@@ -364,11 +367,11 @@ def _start(args, n, strides, data, workspace):
     if elements < header[4] or array_at(header[5], 1, np.int64)[0] == 0:
         _drive(data, args, n, 1, strides, workspace)
     else:
-        tasks = numba.get_num_threads()
+        tasks, places = np.int64(_threads()), array_at(args, operands, np.int64)
         table = np.ones(2 + 2 * (operands + 1) + operands, np.int64)
         table[0], table[1], table[3 + operands] = (elements // (tasks * LINE) + 1) * LINE, 2, elements
-        table[4 + operands : 4 + 2 * operands] = array_at(strides, operands, np.int64)
-        table[4 + 2 * operands :] = array_at(args, operands, np.int64)
+        for k in range(operands):  # a slice would be checked, by code that takes longer to compile than all else here
+            table[4 + operands + k], table[4 + 2 * operands + k] = array_at(strides, operands, np.int64)[k], places[k]
         launch_within(header[7], tasks, (data, table))
         keep_alive((table,))
 
@@ -403,10 +406,11 @@ def converts_halves() -> bool:
 def compiled(inputs: list[Value], steps: list[ProgramStep], numbers: set[int], least: int) -> Code:
     """The loop for these inputs and steps. The inputs at the slots ``numbers`` are one value each."""
     text, sizes, calls = text_of(inputs, steps, numbers)
-    engine, table = _engine_for(text), types.Array(types.int64, 1, "C")
+    # The pool is started first: the code of ``_start`` names its functions.
+    engine, table, within = _engine_for(text), types.Array(types.int64, 1, "C"), threads_within()
     driver, start = (compiled_address(f, *[types.int64] * n) for f, n in ((drive, 6), (_start, 5)))
     run = compiled_address(over_tables.kernel, *[types.int64] * 3, table)
-    words = [driver, len(inputs) + 1, len(sizes), len(calls), least, threads_within(), start, run, *sizes]
+    words = [driver, len(inputs) + 1, len(sizes), len(calls), least, within, start, run, *sizes]
     for code, *places in calls:
         called = (code.address, code.data) if isinstance(code, Loop) else (engine.get_function_address(code), 1)
         words += (*called, len(places), *places, *[0] * (5 - len(places)))
@@ -418,8 +422,7 @@ def _engine_for(text: str) -> Any:
     """Of machine code from the cache of kernels, or compiled."""
     machine, described = _target()
     path = CACHE_DIRECTORY / f"program-{hashlib.sha256((described + text).encode()).hexdigest()}.nbc"
-    content = read_entry(path)
-    if content is None:
+    if (content := read_entry(path)) is None:
         content = machine.emit_object(llvm.parse_assembly(text))
         write_entry(path, content)
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
