@@ -10,7 +10,7 @@ import copy
 import functools
 import threading
 from collections.abc import Collection, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -178,12 +178,15 @@ def in_float32(function: F) -> F:
     return _widened(function, rounded=True)
 
 
-def autocast_to_float32(function: F) -> F:
-    """``in_float32``; but within autocast the result stays float32."""
-    return _widened(function, rounded=False)
+def autocast_to_float32(function: F, taken: int = 0) -> F:
+    """``in_float32``; but within autocast the result stays float32. The first ``taken`` tensors are not cast."""
+    return _widened(function, False, taken)
 
 
-def _widened(function: F, rounded: bool) -> F:
+of_halves = functools.partial(autocast_to_float32, taken=2)
+
+
+def _widened(function: F, rounded: bool, taken: int = 0) -> F:
     def half(x: Any) -> bool:
         return isinstance(x, TensorCore) and is_half(x.data.dtype)
 
@@ -191,11 +194,11 @@ def _widened(function: F, rounded: bool) -> F:
     def wrapped(x: Any, *args: Any, **kwargs: Any) -> Any:
         if not half(x):
             return function(x, *args, **kwargs)
-        wide = [a.float() if half(a) else a for a in args]
+        wide = [a.float() if half(a) and i >= taken else a for i, a in enumerate((x, *args))]
         named = {k: a.float() if half(a) else a for k, a in kwargs.items()}
         chosen = not rounded and is_autocast_enabled(x.device.type)
-        with autocasting(None):
-            y = function(x.float(), *wide, **named)
+        with autocasting(None) if of_thread.mode.autocast else nullcontext():
+            y = function(*wide, **named)
         return y if chosen else y.to(x.dtype)
 
     return wrapped  # type: ignore[return-value]  # functools.wraps keeps the signature

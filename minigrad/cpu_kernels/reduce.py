@@ -276,8 +276,8 @@ class reduce(plain):
         if layout is None:
             return plain.moments(x, axes)
         first = x[tuple([slice(1 if i in axes else None) for i in range(x.ndim)])]
-        first = _copy(first, first.shape)
-        first = as_launches(elementwise.cast)(first, FLOAT32) if is_half(x.dtype) else first
+        half = is_half(x.dtype)
+        first = as_launches(elementwise.cast)(first, FLOAT32) if half else _copy(first, first.shape)
         total = _folded(DISTANCES, x, axes, True, shift=first)
         mean = as_launches(_mean_about)(total, float(x.size // first.size), first)
         return mean, _folded(SQUARED_DISTANCES, x, axes, True, shift=mean)

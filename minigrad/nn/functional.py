@@ -14,7 +14,7 @@ from ..creation import cat, one_hot as one_hot, where
 from ..dtypes import bool_, finfo, float32, int64, is_floating, is_half
 from ..errors import bad_index, bad_state, bad_type, bad_value, check_choice, expect
 from ..functions import log_softmax as log_softmax, relu as relu, sigmoid as sigmoid, softmax as softmax, tanh as tanh
-from ..mixed_precision import autocast_to_float32, in_float32
+from ..mixed_precision import in_float32, of_halves
 from ..modes import cast_inputs, is_autocast_enabled, no_grad
 from ..ops import (
     activation,
@@ -145,18 +145,21 @@ def softmin(x: Tensor, dim: int) -> Tensor:
     return (-x).softmax(dim)
 
 
-@autocast_to_float32
+@of_halves
 def normalize(x: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Tensor:
     """x divided by its p-norms along ``dim``, which count as ``eps`` at least."""
-    return x / x.norm(p, dim, keepdim=True).clamp(min=eps)
+    return _normalized(x, p, dim, eps)
 
 
-@autocast_to_float32
+def _normalized(x: Tensor, p: float, dim: int, eps: float) -> Tensor:
+    return x / x.norm(p, dim, keepdim=True, dtype=float32 if is_half(x.dtype) else None).clamp(min=eps)
+
+
+@of_halves
 def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
     """x1 . x2 / (|x1| |x2|) along ``dim``, in [-1, 1]; norms count as ``eps`` at least. The two broadcast."""
     x1, x2 = x1._together(x2)
-    x1, x2 = (x / x.norm(2.0, dim, keepdim=True).clamp(min=eps) for x in (x1, x2))
-    return (x1 * x2).sum(dim)
+    return (_normalized(x1, 2.0, dim, eps) * _normalized(x2, 2.0, dim, eps)).sum(dim)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Weight = None, *, residual: Tensor | None = None) -> Tensor:

@@ -17,8 +17,9 @@ def _products(k: Any, dy: Any, x: Any, mean: Any) -> Any:
     return k.mul(dy, k.sub(x, mean))
 
 
-def _gradient(k: Any, dy: Any, x: Any, mean: Any, slope: Any, factor: Any, shift: Any) -> Any:
-    return k.sub(k.sub(k.mul(dy, slope), k.mul(k.sub(x, mean), factor)), shift)
+def _gradient(k: Any, dy: Any, x: Any, mean: Any, rstd: Any, weight: Any, g: Any, gn: Any, share: float) -> Any:
+    found = k.add(g, k.mul(k.mul(k.sub(x, mean), rstd), gn))
+    return k.mul(k.sub(k.mul(dy, weight), k.mul(found, share)), rstd)
 
 
 class BatchNorm(Function):
@@ -52,11 +53,10 @@ class BatchNorm(Function):
         dy, over = k.contiguous(dy).reshape(x.shape), (0, 3) if 0 in self.axes else (3,)
         sums = total(dy, over, True), mul(total(fused(_products, dy, x, mean), over, True), rstd)
         db, dw = (total(a, (0,), False).reshape(shape[1]) for a in sums)
-        slope, share = mul(rstd, weight), k.elementwise.div(rstd, n)
         if given:
-            return mul(dy, slope).reshape(shape), dw, db
-        shift, factor = (mul(total(mul(a, weight), (2,), True), share) for a in sums)
-        return fused(_gradient, dy, x, mean, slope, mul(factor, rstd), shift).reshape(shape), dw, db
+            return mul(dy, mul(rstd, weight)).reshape(shape), dw, db
+        g, gn = (total(mul(a, weight), (2,), True) for a in sums)
+        return fused(_gradient, dy, x, mean, rstd, weight, g, gn, 1 / n).reshape(shape), dw, db
 
 
 class GroupNorm(BatchNorm):
