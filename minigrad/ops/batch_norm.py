@@ -3,6 +3,7 @@
 from typing import Any, ClassVar
 
 from ..autograd import Function
+from ..dtypes import is_half
 
 
 def _scale(k: Any, squares: Any, n: float, eps: float) -> Any:
@@ -20,6 +21,10 @@ def _products(k: Any, dy: Any, x: Any, mean: Any) -> Any:
 def _gradient(k: Any, dy: Any, x: Any, mean: Any, rstd: Any, weight: Any, g: Any, gn: Any, share: float) -> Any:
     found = k.add(g, k.mul(k.mul(k.sub(x, mean), rstd), gn))
     return k.mul(k.sub(k.mul(dy, weight), k.mul(found, share)), rstd)
+
+
+def _cast(k: Any, expression: Any, dtype: Any, *inputs: Any) -> Any:
+    return k.cast(expression(k, *inputs), dtype)
 
 
 class BatchNorm(Function):
@@ -44,7 +49,7 @@ class BatchNorm(Function):
         self.saved = (x, w, mean, rstd, n, given, shape)
         if found is not None:
             found += mean, squares
-        return fused(_affine, x, mean, rstd, w, b).reshape(shape)
+        return self._in_dtype_of(x, _affine, x, mean, rstd, w, b).reshape(shape)
 
     def backward(self, dy: Any) -> Any:
         x, weight, mean, rstd, n, given, shape = self.saved
@@ -56,7 +61,13 @@ class BatchNorm(Function):
         if given:
             return mul(dy, mul(rstd, weight)).reshape(shape), dw, db
         g, gn = (total(mul(a, weight), (2,), True) for a in sums)
-        return fused(_gradient, dy, x, mean, rstd, weight, g, gn, 1 / n).reshape(shape), dw, db
+        return self._in_dtype_of(x, _gradient, dy, x, mean, rstd, weight, g, gn, 1 / n).reshape(shape), dw, db
+
+    def _in_dtype_of(self, x: Any, expression: Any, *inputs: Any) -> Any:
+        if not is_half(x.dtype):
+            return self.kernels.elementwise.fused(expression, *inputs)
+        self.half = None  # gradients come as they are, too
+        return self.kernels.elementwise.fused(_cast, expression, x.dtype, *inputs)
 
 
 class GroupNorm(BatchNorm):
