@@ -171,22 +171,12 @@ def autocasting(state: Autocasting | None) -> Iterator[None]:
         yield
 
 
-def in_float32(function: F) -> F:
+def autocast_to_float32(function: F, rounded: bool = False, taken: int = 0) -> F:
     """A function of several operations, which float16 and bfloat16 tensors pass in float32, so the result is rounded
-    once, to the dtype of the first.
+    once, to the dtype of the first; within autocast it stays float32, if it is not to be ``rounded``. The first
+    ``taken`` tensors are not cast: for operations whose kernels read them and give float32.
     """
-    return _widened(function, rounded=True)
 
-
-def autocast_to_float32(function: F, taken: int = 0) -> F:
-    """``in_float32``; but within autocast the result stays float32. The first ``taken`` tensors are not cast."""
-    return _widened(function, False, taken)
-
-
-of_halves = functools.partial(autocast_to_float32, taken=2)
-
-
-def _widened(function: F, rounded: bool, taken: int = 0) -> F:
     def half(x: Any) -> bool:
         return isinstance(x, TensorCore) and is_half(x.data.dtype)
 
@@ -196,9 +186,12 @@ def _widened(function: F, rounded: bool, taken: int = 0) -> F:
             return function(x, *args, **kwargs)
         wide = [a.float() if half(a) and i >= taken else a for i, a in enumerate((x, *args))]
         named = {k: a.float() if half(a) else a for k, a in kwargs.items()}
-        chosen = not rounded and is_autocast_enabled(x.device.type)
         with autocasting(None) if of_thread.mode.autocast else nullcontext():
             y = function(*wide, **named)
-        return y if chosen else y.to(x.dtype)
+        return y if not rounded and is_autocast_enabled(x.device.type) else y.to(x.dtype)
 
     return wrapped  # type: ignore[return-value]  # functools.wraps keeps the signature
+
+
+in_float32 = functools.partial(autocast_to_float32, rounded=True)
+of_halves = functools.partial(autocast_to_float32, taken=2)

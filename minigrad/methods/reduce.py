@@ -92,16 +92,14 @@ class ReduceMethods:
         |x|, for p = 0 the number of x that are not 0. The gradient of the Euclidean norm is 0 where it is 0.
         """
         wide = dtype is not None and dtypes.is_half(self.dtype) and dtypes.as_dtype(dtype) == dtypes.float32
-        if dtype is not None and not wide:
-            return self.to(dtype).norm(p, dim, keepdim or keepdims, axis=axis)
-        _floating("norm", self)
+        x = self if dtype is None or wide else self.to(dtype)
+        _floating("norm", x)
         axes = shapes.normalize_dims(dim, axis, self.ndim)
-        keep = keepdim or keepdims
         expect(not isinstance(p, str) or p == "fro", "norm: p", p, "a number or 'fro' (dim is the second argument)")
         p = 2.0 if p == "fro" else float(p)
         if math.isinf(p):
             self._nonempty("norm", dim, axis)
-        return combine(reduce.Norm, self, axes=axes, keepdim=keep, p=p, wide=wide)
+        return combine(reduce.Norm, x, axes=axes, keepdim=keepdim or keepdims, p=p, wide=wide)
 
     def prod(self: Tensor, dim: Axis = None, keepdim: bool = False, *, dtype: Any = None, axis: Axis = None) -> Tensor:
         """Product along ``dim`` (default all), cast to ``dtype`` first; integers and bool give int64.

@@ -39,7 +39,7 @@ class BatchNorm(Function):
     folds = True
     axes: ClassVar[tuple[int, ...]] = (0, 2, 3)
 
-    def forward(self, x: Any, w: Any, b: Any, *, groups: int, eps: float, given: Any = None, found: Any = None) -> Any:
+    def forward(self, x: Any, w: Any, b: Any, *, groups: int, eps: float, given: Any = None, found: Any = ()) -> Any:
         k, fused, (N, C, *_), shape = self.kernels, self.kernels.elementwise.fused, x.shape, x.shape
         x = k.contiguous(x).reshape(N, groups, C // max(groups, 1), x.size // max(N * C, 1))
         w, b = (a.reshape(*x.shape[1:3], 1) for a in (w, b))
@@ -47,16 +47,14 @@ class BatchNorm(Function):
         n = 1 if given else max(x.size // max(mean.size, 1), 1)
         rstd = fused(_scale, squares, float(n), eps)
         self.saved = (x, w, mean, rstd, n, given, shape)
-        if found is not None:
-            found += mean, squares
+        found += mean, squares
         return self._in_dtype_of(x, _affine, x, mean, rstd, w, b).reshape(shape)
 
     def backward(self, dy: Any) -> Any:
         x, weight, mean, rstd, n, given, shape = self.saved
         k, mul, total = self.kernels, self.kernels.elementwise.mul, self.kernels.reduce.sum
-        fused = k.elementwise.fused
         dy, over = k.contiguous(dy).reshape(x.shape), (0, 3) if 0 in self.axes else (3,)
-        sums = total(dy, over, True), mul(total(fused(_products, dy, x, mean), over, True), rstd)
+        sums = total(dy, over, True), mul(total(k.elementwise.fused(_products, dy, x, mean), over, True), rstd)
         db, dw = (total(a, (0,), False).reshape(shape[1]) for a in sums)
         if given:
             return mul(dy, mul(rstd, weight)).reshape(shape), dw, db

@@ -81,8 +81,7 @@ class Loss(OfTensors):
 
     def forward(self, *inputs: Any) -> Any:
         self.saved, self.half = inputs, None
-        like = (np.float32(1),) if is_half(inputs[0].dtype) else ()
-        return self.kernels.elementwise.fused(self.formulas[0], *inputs, *like)
+        return self.kernels.elementwise.fused(self.formulas[0], *inputs, *[np.float32(1)] * is_half(inputs[0].dtype))
 
 
 def _of_distance(value: Callable[..., Any], slope: Callable[..., Any]) -> tuple[Callable[..., Any], ...]:
