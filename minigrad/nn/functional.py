@@ -151,6 +151,7 @@ def normalize(x: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Te
 
 
 def _normalized(x: Tensor, p: float, dim: int, eps: float) -> Tensor:
+    x = x.float() if is_half(x.dtype) and x.requires_grad else x  # whose gradient is a sum
     return x / x.norm(p, dim, keepdim=True, dtype=float32 if is_half(x.dtype) else None).clamp(min=eps)
 
 
