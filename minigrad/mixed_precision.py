@@ -193,5 +193,11 @@ def autocast_to_float32(function: F, rounded: bool = False, taken: int = 0) -> F
     return wrapped  # type: ignore[return-value]  # functools.wraps keeps the signature
 
 
-in_float32 = functools.partial(autocast_to_float32, rounded=True)
-of_halves = functools.partial(autocast_to_float32, taken=2)
+def in_float32(function: F) -> F:
+    """``autocast_to_float32``, but the result is always rounded."""
+    return autocast_to_float32(function, rounded=True)
+
+
+def of_halves(function: F) -> F:
+    """``autocast_to_float32`` of what follows the first two tensors."""
+    return autocast_to_float32(function, taken=2)

@@ -18,9 +18,9 @@ def _products(k: Any, dy: Any, x: Any, mean: Any) -> Any:
     return k.mul(dy, k.sub(x, mean))
 
 
-def _gradient(k: Any, dy: Any, x: Any, mean: Any, rstd: Any, weight: Any, g: Any, gn: Any, share: float) -> Any:
-    found = k.add(g, k.mul(k.mul(k.sub(x, mean), rstd), gn))
-    return k.mul(k.sub(k.mul(dy, weight), k.mul(found, share)), rstd)
+def _gradient(k: Any, dy: Any, x: Any, mean: Any, rstd: Any, weight: Any, *sums: Any) -> Any:
+    found = k.add(sums[0], k.mul(k.mul(k.sub(x, mean), rstd), sums[1]))
+    return k.mul(k.sub(k.mul(dy, weight), k.mul(found, sums[2])), rstd)
 
 
 def _cast(k: Any, expression: Any, dtype: Any, *inputs: Any) -> Any:
@@ -35,6 +35,7 @@ class BatchNorm(Function):
     """
 
     promotes = True
+    half: Any
     half_kernels: ClassVar[str | None] = "reduce"
     folds = True
     axes: ClassVar[tuple[int, ...]] = (0, 2, 3)

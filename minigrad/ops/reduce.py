@@ -216,6 +216,7 @@ class Norm(Reduction):
     x that are not 0;  dx = 0. Which factors are formed first is PyTorch's choice: it decides where the result is NaN.
     """
 
+    half: Any
     autocast = "float32"
 
     def forward(self, x: Any, *, axes: tuple[int, ...], keepdim: bool, p: float = 2, wide: bool = False) -> Any:

@@ -79,6 +79,8 @@ def _log_of_sum(k: Any, x: Any, y: Any) -> Any:
 class Loss(OfTensors):
     """A formula whose values are float32 of half floats, too: rounded values would be summed."""
 
+    half: Any
+
     def forward(self, *inputs: Any) -> Any:
         self.saved, self.half = inputs, None
         return self.kernels.elementwise.fused(self.formulas[0], *inputs, *[np.float32(1)] * is_half(inputs[0].dtype))
