@@ -149,7 +149,8 @@ class Function(metaclass=FunctionType):
     floats: ClassVar[bool] = False  # and integer inputs to the default floating dtype
     not_of_bool: ClassVar[str | None] = None  # refuse bool (NumPy's int8 is no dtype of ours), under this name
     widens: ClassVar[bool] = True  # compute with float16 and bfloat16 as float32, and round results and gradients once
-    half_kernels: ClassVar[str | None] = None  # but not where this kernel family takes them: its supports_half(array)
+    half_kernels: ClassVar[str | None] = None  # but not where this kernel family takes them: its supports_half(array);
+    # "elementwise" ones take half floats and float32 together
     folds: ClassVar[bool] = False  # and make float32 of them
     differentiable: ClassVar[bool] = True  # False: the output never requires grad
     is_view: ClassVar[bool] = False  # the output may share the first input's memory
@@ -307,18 +308,16 @@ def prepare(cls: type[Any], inputs: tuple[Any, ...], arrays: list[Any], dtype: A
     if cls.not_of_bool is not None and dtype.kind == "b":
         raise bad_type(f"{cls.not_of_bool} of bool tensors has no value; convert with .long() or .float()")
     if not cls.widens:
-        if cls.promotes and is_half(dtype):  # numbers too: 0.1 equals what a float16 makes of it
-            cast = kernels.elementwise.cast
-            arrays[:] = [
-                cast(kernels.full((), float(x), float64), dtype) if isinstance(x, int | float) else x for x in arrays
-            ]
+        for i, x in enumerate(arrays if cls.promotes and is_half(dtype) else ()):
+            if isinstance(x, int | float):  # 0.1 equals what a float16 makes of it
+                arrays[i] = kernels.elementwise.cast(kernels.full((), float(x), float64), dtype)
         return None
-    takes = getattr(kernels, cls.half_kernels).supports_half if cls.half_kernels and is_half(dtype) else None
-    if takes is not None and takes(next(x for x in arrays if isinstance(x, kernels.Array))):
+    halves = [i for i, x in enumerate(arrays) if isinstance(x, kernels.Array) and is_half(x.dtype)]
+    family = cls.half_kernels if is_half(dtype) or (cls.promotes and cls.half_kernels == "elementwise") else None
+    if halves and family and getattr(kernels, family).supports_half(arrays[halves[0]]):
         return dtype if cls.folds else None
-    for i, x in enumerate(arrays):
-        if isinstance(x, kernels.Array) and is_half(x.dtype):
-            arrays[i] = kernels.elementwise.cast(x, float32)
+    for i in halves:
+        arrays[i] = kernels.elementwise.cast(arrays[i], float32)
     return dtype if is_half(dtype) else None
 
 
@@ -331,7 +330,8 @@ def _promote(cls: type[Any], inputs: tuple[Any, ...], arrays: list[Any]) -> Any:
     if dtype.kind in "iu" and largest > dtype.itemsize:
         dtype = int64  # a 0-d int32 of -1 is below every uint8, though such a tensor does not widen others
     for i, x in enumerate(inputs):
-        if isinstance(x, TensorCore) and x.data.dtype != dtype:
+        left = cls.widens and dtype == float32 and isinstance(x, TensorCore) and is_half(x.data.dtype)
+        if isinstance(x, TensorCore) and x.data.dtype != dtype and not left:  # to ``prepare``: kernels may read them
             arrays[i] = x.device.kernels.elementwise.cast(x.data, dtype)
     return dtype
 

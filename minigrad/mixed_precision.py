@@ -10,7 +10,7 @@ import copy
 import functools
 import threading
 from collections.abc import Collection, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -171,19 +171,12 @@ def autocasting(state: Autocasting | None) -> Iterator[None]:
         yield
 
 
-def in_float32(function: F) -> F:
+def autocast_to_float32(function: F, rounded: bool = False, taken: int = 0) -> F:
     """A function of several operations, which float16 and bfloat16 tensors pass in float32, so the result is rounded
-    once, to the dtype of the first.
+    once, to the dtype of the first; within autocast it stays float32, if it is not to be ``rounded``. The first
+    ``taken`` tensors are not cast: for operations whose kernels read them and give float32.
     """
-    return _widened(function, rounded=True)
 
-
-def autocast_to_float32(function: F) -> F:
-    """``in_float32``; but within autocast the result stays float32."""
-    return _widened(function, rounded=False)
-
-
-def _widened(function: F, rounded: bool) -> F:
     def half(x: Any) -> bool:
         return isinstance(x, TensorCore) and is_half(x.data.dtype)
 
@@ -191,11 +184,20 @@ def _widened(function: F, rounded: bool) -> F:
     def wrapped(x: Any, *args: Any, **kwargs: Any) -> Any:
         if not half(x):
             return function(x, *args, **kwargs)
-        wide = [a.float() if half(a) else a for a in args]
+        wide = [a.float() if half(a) and i >= taken else a for i, a in enumerate((x, *args))]
         named = {k: a.float() if half(a) else a for k, a in kwargs.items()}
-        chosen = not rounded and is_autocast_enabled(x.device.type)
-        with autocasting(None):
-            y = function(x.float(), *wide, **named)
-        return y if chosen else y.to(x.dtype)
+        with autocasting(None) if of_thread.mode.autocast else nullcontext():
+            y = function(*wide, **named)
+        return y if not rounded and is_autocast_enabled(x.device.type) else y.to(x.dtype)
 
     return wrapped  # type: ignore[return-value]  # functools.wraps keeps the signature
+
+
+def in_float32(function: F) -> F:
+    """``autocast_to_float32``, but the result is always rounded."""
+    return autocast_to_float32(function, rounded=True)
+
+
+def of_halves(function: F) -> F:
+    """``autocast_to_float32`` of what follows the first two tensors."""
+    return autocast_to_float32(function, taken=2)

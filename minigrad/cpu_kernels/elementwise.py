@@ -16,7 +16,7 @@ div: Any
 mul: Any
 select: Any
 globals().update(_all := formulas(plain, without=("add_into", "assign", "pow", "supports_half")))
-add_into: Any = writer(plain.add_into, _all["add"], lambda x, y: (x, x, y))
+add_into: Any = writer(plain.add_into, _all["add"], lambda x, y: (x, y))
 _assign = writer(plain.assign, _all["cast"], lambda x, y: (y, x.dtype))
 
 

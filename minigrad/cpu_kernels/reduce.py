@@ -19,7 +19,7 @@ from .toolbox.array_program import FLOAT32, as_launches, formula, supports_half
 from .toolbox.product_loops import fold_columns
 from .toolbox.program_code import converts_halves
 from .toolbox.register_tile import keep_alive, operand, pointer, whole_vectors
-from .toolbox.strided_copy import copied
+from .toolbox.strided_copy import copied, copy_into
 from .toolbox.threads import TaskKernel, recording, shares, task_kernel
 from .toolbox.vector_math import (
     DISTANCES,
@@ -144,9 +144,8 @@ def _scanned(fold: int, function: Any, x: Any, axis: int, *, backward: bool = Fa
     shape, size = (x.shape, sizes) if running else (shape, (sizes[0], 1, sizes[2]))
     placed, total = fold >= LARGEST, "d" if fold < LARGEST and wide.kind == "f" else wide.char
     x = x if x.flags.carray else operand(contiguous(x))
-    bits = y = np.empty(shape, x.dtype)
-    if reads is not x.dtype:
-        x, bits = x.view(reads), y.view(reads)
+    y = np.empty(shape, x.dtype)
+    x, bits = x.view(reads), y.view(reads)
     places = np.empty(shape if placed else (0, 0, 0), np.int64)
     arrays = x.reshape(sizes), bits.reshape(size), places.reshape(size) if placed else places, _NOTHING[total]
     _SCANS[fold].launch(key, min(shares(x.size), sizes[0] * -(-sizes[2] // LINE)), *arrays, backward)
@@ -212,10 +211,8 @@ def _folded(fold: int, x: np.ndarray, axes: Any, keepdim: bool, dtype: Any = Non
 
 def _copy(x: np.ndarray, shape: Any) -> np.ndarray:
     """A copy, to which x broadcasts; as a launch where these are noted."""
-    if recording.launches is not None:
-        return copied(np.broadcast_to(x, shape), 0)
     y = np.empty(shape, x.dtype)
-    y[...] = x
+    y.__setitem__(..., x) if recording.launches is None else copy_into(y, np.broadcast_to(x, shape))
     return y
 
 
@@ -275,8 +272,7 @@ class reduce(plain):
         if layout is None:
             return plain.moments(x, axes)
         first = x[tuple([slice(1 if i in axes else None) for i in range(x.ndim)])]
-        first = _copy(first, first.shape)
-        first = as_launches(elementwise.cast)(first, FLOAT32) if is_half(x.dtype) else first
+        first = as_launches(elementwise.cast)(first, FLOAT32) if is_half(x.dtype) else _copy(first, first.shape)
         total = _folded(DISTANCES, x, axes, True, shift=first)
         mean = as_launches(_mean_about)(total, float(x.size // first.size), first)
         return mean, _folded(SQUARED_DISTANCES, x, axes, True, shift=mean)

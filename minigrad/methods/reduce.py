@@ -85,20 +85,21 @@ class ReduceMethods:
         return op.apply(self, axes=shapes.normalize_dims(dim, axis, self.ndim), keepdim=keepdim, correction=correction)
 
     def norm(
-        self: Tensor, p: float | str = 2, dim: Dim = None, keepdim: bool = False, *,
+        self: Tensor, p: float | str = 2, dim: Dim = None, keepdim: bool = False, *, dtype: Any = None,
         axis: Dim = None, keepdims: bool = False,
     ) -> Tensor:  # fmt: skip
-        """(sum |x|^p)^(1/p) over ``dim`` (default all); for infinite p the largest (smallest) |x|, for p = 0 the number
-        of x that are not 0. The gradient of the Euclidean norm is 0 where it is 0.
+        """(sum |x|^p)^(1/p) over ``dim`` (default all), cast to ``dtype`` first; for infinite p the largest (smallest)
+        |x|, for p = 0 the number of x that are not 0. The gradient of the Euclidean norm is 0 where it is 0.
         """
-        _floating("norm", self)
+        wide = dtype is not None and dtypes.is_half(self.dtype) and dtypes.as_dtype(dtype) == dtypes.float32
+        x = self if dtype is None or wide else self.to(dtype)
+        _floating("norm", x)
         axes = shapes.normalize_dims(dim, axis, self.ndim)
-        keep = keepdim or keepdims
         expect(not isinstance(p, str) or p == "fro", "norm: p", p, "a number or 'fro' (dim is the second argument)")
         p = 2.0 if p == "fro" else float(p)
         if math.isinf(p):
             self._nonempty("norm", dim, axis)
-        return combine(reduce.Norm, self, axes=axes, keepdim=keep, p=p)
+        return combine(reduce.Norm, x, axes=axes, keepdim=keepdim or keepdims, p=p, wide=wide)
 
     def prod(self: Tensor, dim: Axis = None, keepdim: bool = False, *, dtype: Any = None, axis: Axis = None) -> Tensor:
         """Product along ``dim`` (default all), cast to ``dtype`` first; integers and bool give int64.

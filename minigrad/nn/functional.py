@@ -14,7 +14,7 @@ from ..creation import cat, one_hot as one_hot, where
 from ..dtypes import bool_, finfo, float32, int64, is_floating, is_half
 from ..errors import bad_index, bad_state, bad_type, bad_value, check_choice, expect
 from ..functions import log_softmax as log_softmax, relu as relu, sigmoid as sigmoid, softmax as softmax, tanh as tanh
-from ..mixed_precision import autocast_to_float32, in_float32
+from ..mixed_precision import in_float32, of_halves
 from ..modes import cast_inputs, is_autocast_enabled, no_grad
 from ..ops import (
     activation,
@@ -38,8 +38,7 @@ from .losses import Weight
 
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:
     """x Phi(x); ``approximate="tanh"`` is GPT-2's form. Floating, any shape."""
-    if approximate not in ("none", "tanh"):
-        raise bad_value(f"gelu: approximate={approximate!r}; expected 'none' or 'tanh'")
+    check_choice("gelu", "approximate", approximate, ("none", "tanh"))
     return gelu_ops.Gelu.apply(floating("gelu", x), approximate=approximate)
 
 
@@ -145,18 +144,22 @@ def softmin(x: Tensor, dim: int) -> Tensor:
     return (-x).softmax(dim)
 
 
-@autocast_to_float32
+@of_halves
 def normalize(x: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Tensor:
     """x divided by its p-norms along ``dim``, which count as ``eps`` at least."""
-    return x / x.norm(p, dim, keepdim=True).clamp(min=eps)
+    return _normalized(x, p, dim, eps)
 
 
-@autocast_to_float32
+def _normalized(x: Tensor, p: float, dim: int, eps: float) -> Tensor:
+    x = x.float() if is_half(x.dtype) and x.requires_grad else x  # whose gradient is a sum
+    return x / x.norm(p, dim, keepdim=True, dtype=float32 if is_half(x.dtype) else None).clamp(min=eps)
+
+
+@of_halves
 def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
     """x1 . x2 / (|x1| |x2|) along ``dim``, in [-1, 1]; norms count as ``eps`` at least. The two broadcast."""
     x1, x2 = x1._together(x2)
-    x1, x2 = (x / x.norm(2.0, dim, keepdim=True).clamp(min=eps) for x in (x1, x2))
-    return (x1 * x2).sum(dim)
+    return (_normalized(x1, 2.0, dim, eps) * _normalized(x2, 2.0, dim, eps)).sum(dim)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Weight = None, *, residual: Tensor | None = None) -> Tensor:
@@ -201,8 +204,7 @@ def feed_forward(
 
     Kept for ``backward`` is the hidden layer before the GELU, not what comes after it.
     """
-    if approximate not in ("none", "tanh"):
-        raise bad_value(f"feed_forward: approximate={approximate!r}; expected 'none' or 'tanh'")
+    check_choice("feed_forward", "approximate", approximate, ("none", "tanh"))
     _check_linear("feed_forward", floating("feed_forward", x), weight, bias)
     hidden = weight.data.shape[0]
     if weight2.ndim != 2 or weight2.shape[1] != hidden or (bias2 is not None and bias2.shape != weight2.shape[:1]):
@@ -377,8 +379,7 @@ def rope(
 
 def dropout(x: Tensor, p: float = 0.5, training: bool = True, generator: Source = None) -> Tensor:
     """Zero each element with probability p and scale the rest by 1 / (1 - p); the identity if not training."""
-    if not 0 <= p <= 1:
-        raise bad_value(f"dropout: p={p}; expected a probability, 0 to 1")
+    expect(0 <= p <= 1, "dropout: p", p, "a probability, 0 to 1")
     if not training or p == 0:
         return x
     seed, offset = (generator or default_generator).next()
@@ -437,8 +438,7 @@ def packed_attention(
     elif len(heads) != 5 or heads[2] != 3 or n_head is not None:
         expected = "(B, T, 3, H, D)" if n_head is None else f"(B, T, 3 n_head D) with n_head = {n_head}"
         raise bad_value(f"packed_attention: qkv of shape {qkv.shape}; expected {expected}")
-    if not 0 <= dropout_p < 1:
-        raise bad_value(f"packed_attention: dropout_p={dropout_p}; expected [0, 1)")
+    expect(0 <= dropout_p < 1, "packed_attention: dropout_p", dropout_p, "[0, 1)")
     scale = 1 / math.sqrt(heads[4]) if scale is None else scale
     seed, offset = (generator or default_generator).next() if dropout_p else (0, 0)
     options = attention.Options(is_causal, scale, dropout_p, seed, offset)

@@ -5,7 +5,7 @@ from typing import Any, TypeAlias
 from .. import hints
 from ..dtypes import float32, float64, int64
 from ..errors import bad_index, bad_type, bad_value, check_choice, expect
-from ..mixed_precision import autocast_to_float32
+from ..mixed_precision import autocast_to_float32, of_halves
 from ..modes import cast_inputs, current_graph
 from ..ops import cross_entropy as cross_entropy_ops, elementwise, indexing, linear as linear_ops
 from ..ops.linear_cross_entropy import LinearCrossEntropy
@@ -108,8 +108,7 @@ def linear_cross_entropy(
 
     Raises TypeError and IndexError as ``cross_entropy``, ValueError for other shapes and for reduction="none".
     """
-    if reduction not in ("mean", "sum"):
-        raise bad_value(f"linear_cross_entropy: reduction={reduction!r}; expected 'mean' or 'sum'")
+    check_choice("linear_cross_entropy", "reduction", reduction, ("mean", "sum"))
     x, weight = floating("linear_cross_entropy", input), check_tensor("linear_cross_entropy", linear_weight)
     if check_tensor("linear_cross_entropy", target).dtype.kind not in "iu":
         remedy = "convert with .long(), or use cross_entropy, which takes probabilities"
@@ -171,38 +170,35 @@ def nll_loss(
     return in_dtype_of(input, losses.sum() / scale.sum() if reduction == "mean" else _reduced(losses, reduction))
 
 
-@autocast_to_float32
+@of_halves
 def mse_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
     """(input - target)^2, of equal shapes."""
-    _check_pair("mse_loss", input, target, reduction)
-    return _reduced(elementwise.SquaredDistance.apply(input, target), reduction)
+    return _of_pair("mse_loss", elementwise.SquaredDistance, input, target, reduction)
 
 
-@autocast_to_float32
+@of_halves
 def l1_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
     """|input - target|, of equal shapes."""
-    _check_pair("l1_loss", input, target, reduction)
-    return _reduced((input - target).abs(), reduction)
+    return _of_pair("l1_loss", elementwise.Distance, input, target, reduction)
 
 
-@autocast_to_float32
+@of_halves
 def huber_loss(input: Tensor, target: Tensor, reduction: str = "mean", delta: float = 1.0) -> Tensor:
     """(input - target)^2 / 2 up to a distance of ``delta`` > 0, and from there on straight, of equal shapes."""
-    _check_pair("huber_loss", input, target, reduction)
     expect(delta > 0, "huber_loss: delta", delta, "a number above 0")
-    return _reduced(elementwise.Huber.apply(input, target, float(delta)), reduction)
+    return _of_pair("huber_loss", elementwise.Huber, input, target, reduction, float(delta))
 
 
-@autocast_to_float32
+@of_halves
 def smooth_l1_loss(input: Tensor, target: Tensor, reduction: str = "mean", beta: float = 1.0) -> Tensor:
     """``huber_loss`` of ``delta=beta``, divided by beta: |input - target| - beta / 2 beyond beta; 0 is ``l1_loss``."""
-    _check_pair("smooth_l1_loss", input, target, reduction)
     expect(beta >= 0, "smooth_l1_loss: beta", beta, "a number not below 0")
-    loss = huber_loss(input, target, reduction, beta) if beta else l1_loss(input, target, reduction)
+    op, numbers = (elementwise.Huber, [float(beta)]) if beta else (elementwise.Distance, [])
+    loss = _of_pair("smooth_l1_loss", op, input, target, reduction, *numbers)
     return loss if beta in (0, 1) else loss / beta
 
 
-@autocast_to_float32
+@of_halves
 def binary_cross_entropy(input: Tensor, target: Tensor, weight: Weight = None, reduction: str = "mean") -> Tensor:
     """-weight (target log p + (1 - target) log(1 - p)) of probabilities p = input, of equal shapes.
 
@@ -218,7 +214,7 @@ def binary_cross_entropy(input: Tensor, target: Tensor, weight: Weight = None, r
     return _reduced(losses if weight is None else losses * weight, reduction)
 
 
-@autocast_to_float32
+@of_halves
 def binary_cross_entropy_with_logits(
     input: Tensor, target: Tensor, weight: Weight = None, reduction: str = "mean", pos_weight: Weight = None
 ) -> Tensor:
@@ -247,6 +243,11 @@ def kl_div(input: Tensor, target: Tensor, reduction: str = "mean", log_target: b
     if reduction == "batchmean":
         return losses.sum() / (input.shape[0] if input.ndim else 1)
     return _reduced(losses, reduction)
+
+
+def _of_pair(name: str, op: type[elementwise.Loss], x: Tensor, y: Tensor, reduction: str, *numbers: float) -> Tensor:
+    _check_pair(name, x, y, reduction)
+    return _reduced(op.apply(x, y, *numbers), reduction)
 
 
 def _check_pair(name: str, input: Tensor, target: Tensor, reduction: str, known: tuple[str, ...] = REDUCTIONS) -> None:

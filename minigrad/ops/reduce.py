@@ -216,10 +216,13 @@ class Norm(Reduction):
     x that are not 0;  dx = 0. Which factors are formed first is PyTorch's choice: it decides where the result is NaN.
     """
 
+    half: Any
     autocast = "float32"
 
-    def forward(self, x: Any, *, axes: tuple[int, ...], keepdim: bool, p: float = 2) -> Any:
+    def forward(self, x: Any, *, axes: tuple[int, ...], keepdim: bool, p: float = 2, wide: bool = False) -> Any:
         self.remember(axes, x)
+        if wide:
+            self.half = None  # what is in float32 stays so
         k, reduce = self.kernels.elementwise, self.kernels.reduce
         if is_half(x.dtype) and p not in (0, 1, 2, math.inf, -math.inf):  # whose powers would be rounded
             x = k.cast(x, float32)

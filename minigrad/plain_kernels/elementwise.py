@@ -222,7 +222,7 @@ class gelu:
         """dx = dy * dy/dx(x)."""
         phi = _phi(x, approximate)
         if approximate == "none":
-            return dy * (phi + x * np.exp(-x * x / 2) / math.sqrt(2 * math.pi))
+            return dy * (phi + x * np.exp(-x * x / 2) * (1 / math.sqrt(2 * math.pi)))
         return dy * (phi + x * phi * (1 - phi) * GELU_SLOPE * (1 + 3 * GELU_CUBIC * (x * x)))
 
 
@@ -231,7 +231,7 @@ GELU_SLOPE, GELU_CUBIC = 2 * math.sqrt(2 / math.pi), 0.044715  # "tanh": 2u = GE
 
 def _phi(x: np.ndarray, approximate: str) -> Any:
     if approximate == "none":
-        return _as_numbers(of_each[math.erfc](x / -math.sqrt(2)), x.dtype) / 2
+        return _as_numbers(of_each[math.erfc](x * -math.sqrt(0.5)), x.dtype) / 2
     if approximate == "tanh":
         return 1 / (1 + np.exp(x * (-GELU_SLOPE - GELU_SLOPE * GELU_CUBIC * (x * x))))
     raise ValueError(f"approximate={approximate!r}: expected 'none' (erf) or 'tanh'")

@@ -128,6 +128,7 @@ def test_sums_in_place_and_memory_that_is_shared() -> None:
             total = x.copy()
             cpu_kernels.elementwise.add_into(total, other(total))
             np.testing.assert_array_equal(total, x + other(x))
+            assert cpu_kernels.elementwise.add_into.prepare(total, other(total)) is not None
 
 
 @pytest.mark.parametrize("target", [np.float16, dtypes.bfloat16, np.float64, np.int64, np.int32, np.uint8, bool])

@@ -150,11 +150,13 @@ def test_probabilities_of_exactly_0_and_1(device):
 
 
 @pytest.mark.filterwarnings("ignore:Mean of empty slice")
-def test_an_empty_batch(device):
+def test_an_empty_batch_and_sums_of_half_floats(device):
     x = mg.zeros(0, 5, device=device)
     for loss in (F.l1_loss, F.binary_cross_entropy_with_logits, F.kl_div, F.cross_entropy):
         assert np.isnan(loss(x, x).item())
         assert loss(x, x, reduction="sum").item() == 0
+    x = mg.full((100,), 256.0, dtype=mg.bfloat16, device=device)
+    assert F.l1_loss(x, -x / 256, reduction="sum").item() == 25728  # of 257 each, which bfloat16 does not have
 
 
 def test_errors(device):

@@ -97,7 +97,8 @@ def _erf(x: Any) -> Any:
 
 def _erfc(x: Any) -> Any:
     k = 1 / (1 + abs(x) * (1 / 3))
-    tail = _exp(-x * x) * (k * _polynomial(ERFC[x.dtype.char], 2 * k - 1))
+    bits, p = _reduced(np.maximum(-x * x, EXPONENTIALS[x.dtype.char][3]))
+    tail = (p + 1) * _power_of_two(bits) * (k * _polynomial(ERFC[x.dtype.char], 2 * k - 1))
     return np.where(x < 0, 2 - tail, tail)
 
 

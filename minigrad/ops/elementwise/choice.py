@@ -80,7 +80,7 @@ def _of_finite(k: Any, dy: Any, x: Any) -> Any:
     return k.mul(dy, k.isfinite(x))
 
 
-def _of_clamped(k: Any, dz: Any, x: Any, low: Any, high: Any) -> Any:
+def _of_inner(k: Any, dz: Any, x: Any, low: Any, high: Any) -> Any:
     dx = dz if low is None else k.select(k.ge(x, low), dz)
     return dx if high is None else k.select(k.le(x, high), dx)
 
@@ -100,9 +100,4 @@ class Clamp(OfTensors):
     dx = dz where low <= x <= high; dlow = dz where x < low < high; dhigh = dz where x > high or low > high.
     """
 
-    formulas: ClassVar[tuple[Any, ...]] = (
-        lambda k, x, low, high: k.clamp(x, low, high),
-        _of_clamped,
-        _of_low,
-        _of_high,
-    )
+    formulas: ClassVar[tuple[Any, ...]] = (lambda k, x, low, high: k.clamp(x, low, high), _of_inner, _of_low, _of_high)

@@ -5,6 +5,9 @@ from collections.abc import Callable
 from itertools import zip_longest
 from typing import Any, ClassVar
 
+import numpy as np
+
+from ...dtypes import is_half
 from .arithmetic import Arithmetic
 
 
@@ -73,37 +76,68 @@ def _log_of_sum(k: Any, x: Any, y: Any) -> Any:
     return k.add(k.maximum(x, y), k.log1p(k.exp(k.neg(distance))))
 
 
-class SquaredDistance(OfTensors):
-    """z = (x - y)^2;  dx = -dy = 2 (x - y) dz."""
+class Loss(OfTensors):
+    """A formula whose values are float32 of half floats, too: rounded values would be summed."""
 
-    not_of_bool = "-"
-    formulas = (
-        lambda k, x, y: k.square(k.sub(x, y)),
-        lambda k, dz, x, y: k.mul(k.mul(k.sub(x, y), 2), dz),
-        lambda k, dz, x, y: k.mul(k.mul(k.sub(y, x), 2), dz),
+    half: Any
+
+    def forward(self, *inputs: Any) -> Any:
+        self.saved, self.half = inputs, None
+        return self.kernels.elementwise.fused(self.formulas[0], *inputs, *[np.float32(1)] * is_half(inputs[0].dtype))
+
+
+def _of_distance(value: Callable[..., Any], slope: Callable[..., Any]) -> tuple[Callable[..., Any], ...]:
+    """The formulas of a function of d = x - y, and perhaps numbers, and its slope, which is odd."""
+    return (
+        lambda k, x, y, *rest: value(k, k.sub(x, y), *rest),
+        lambda k, dz, x, y, *rest: k.mul(dz, slope(k, k.sub(x, y), *rest)),
+        lambda k, dz, x, y, *rest: k.mul(dz, slope(k, k.sub(y, x), *rest)),
     )
 
 
-class DivergenceOfLog(OfTensors):
+class Distance(Loss):
+    """z = |x - y|;  dx = -dy = sign(x - y) dz."""
+
+    not_of_bool = "-"
+    formulas = _of_distance(lambda k, d, *_: k.abs(d), lambda k, d: k.sign(d))
+
+
+class SquaredDistance(Loss):
+    """z = (x - y)^2;  dx = -dy = 2 (x - y) dz."""
+
+    not_of_bool = "-"
+    formulas = _of_distance(lambda k, d, *_: k.square(d), lambda k, d: k.mul(d, 2))
+
+
+class Huber(Loss):
+    """z = d^2 / 2 for |d| <= c, else c (|d| - c / 2), of d = x - y and a number c;  dx = -dy = d dz, d cut at +-c.
+
+    Source: Huber, "Robust estimation of a location parameter" (1964).
+    """
+
+    floats = True
+    formulas = _of_distance(
+        lambda k, d, c, *_: k.mul(k.minimum(k.abs(d), c), k.sub(k.abs(d), k.mul(k.minimum(k.abs(d), c), 0.5))),
+        lambda k, d, c: k.mul(k.sign(d), k.minimum(k.abs(d), c)),
+    )
+
+
+class DivergenceOfLog(Loss):
     """z = y log(y) - y x;  dx = -y dz, dy = (log(y) + 1 - x) dz, with 0 for y log(y) and log(y) + 1 where y = 0."""
 
     floats = True
     formulas = (
-        lambda k, x, y: k.sub(k.mul(y, k.log(_but_zero(k, y, y, 1))), k.mul(y, x)),
+        lambda k, x, y, *_: k.sub(k.mul(y, k.log(k.where(k.eq(y, 0), 1, y))), k.mul(y, x)),
         lambda k, dz, x, y: k.neg(k.mul(dz, y)),
-        lambda k, dz, x, y: k.mul(dz, k.sub(_but_zero(k, y, k.add(k.log(y), 1), 0), x)),
+        lambda k, dz, x, y: k.mul(dz, k.sub(k.where(k.eq(y, 0), 0, k.add(k.log(y), 1)), x)),
     )
 
 
-def _but_zero(k: Any, y: Any, x: Any, there: float) -> Any:
-    return k.where(k.eq(y, 0), there, x)
-
-
-class BinaryCrossEntropyOfLogits(OfTensors):
+class BinaryCrossEntropyOfLogits(Loss):
     """z = -(p log s + (1 - y) log(1 - s)) with s = sigmoid(x), of x, p and y;  dx = ((1 - y) s - p (1 - s)) dz."""
 
     formulas = (
-        lambda k, x, p, y: k.neg(k.add(k.mul(p, log_sigmoid(k, x)), k.mul(k.sub(1, y), log_sigmoid(k, k.neg(x))))),
+        lambda k, x, p, y, *_: k.neg(k.add(k.mul(p, log_sigmoid(k, x)), k.mul(k.sub(1, y), log_sigmoid(k, k.neg(x))))),
         lambda k, dz, x, p, y: k.mul(dz, k.sub(k.mul(k.sub(1, y), k.sigmoid(x)), k.mul(p, k.sigmoid(k.neg(x))))),
         lambda k, dz, x, p, y: k.neg(k.mul(dz, log_sigmoid(k, x))),
         lambda k, dz, x, p, y: k.mul(dz, log_sigmoid(k, k.neg(x))),
@@ -115,39 +149,15 @@ def log_sigmoid(k: Any, x: Any) -> Any:
     return k.sub(k.minimum(x, 0), k.log1p(k.exp(k.neg(k.abs(x)))))
 
 
-class Huber(OfTensors):
-    """z = d^2 / 2 for |d| <= c, else c (|d| - c / 2), of d = x - y and a number c;  dx = -dy = d dz, d cut at +-c.
-
-    Source: Huber, "Robust estimation of a location parameter" (1964).
-    """
-
-    floats = True
-    formulas = (
-        lambda k, x, y, c: _huber(k, k.abs(k.sub(x, y)), c),
-        lambda k, dz, x, y, c: k.mul(dz, _cut(k, k.sub(x, y), c)),
-        lambda k, dz, x, y, c: k.mul(dz, _cut(k, k.sub(y, x), c)),
-    )
-
-
-def _cut(k: Any, x: Any, c: float) -> Any:
-    return k.mul(k.sign(x), k.minimum(k.abs(x), c))
-
-
-def _huber(k: Any, distance: Any, c: float) -> Any:
-    size = k.minimum(distance, c)
-    return k.mul(size, k.sub(distance, k.mul(size, 0.5)))
-
-
-class BinaryCrossEntropy(OfTensors):
+class BinaryCrossEntropy(Loss):
     """z = -(y log x + (1 - y) log(1 - x));  dx = ((1 - y) / (1 - x) - y / x) dz, dy = (log(1 - x) - log x) dz.
 
     Logarithms are -100 at least, and have no slope there.
     """
 
     floats = True
-    half_kernels = None
     formulas = (
-        lambda k, x, y: k.neg(k.add(k.mul(y, _log(k, x)), k.mul(k.sub(1, y), _log_of_rest(k, x)))),
+        lambda k, x, y, *_: k.neg(k.add(k.mul(y, _log(k, x)), k.mul(k.sub(1, y), _log_of_rest(k, x)))),
         lambda k, dz, x, y: k.mul(dz, k.sub(_over(k, k.sub(1, y), k.sub(1, x)), _over(k, y, x))),
         lambda k, dz, x, y: k.mul(dz, k.sub(_log_of_rest(k, x), _log(k, x))),
     )
