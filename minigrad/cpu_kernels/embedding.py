@@ -15,8 +15,9 @@ from ..plain_kernels.arrays import is_half
 from .elementwise import assign, cast, supports_half
 from .toolbox.array_program import FLOAT32
 from .toolbox.jit import inline
-from .toolbox.register_tile import operand
-from .toolbox.threads import constant, get_num_threads, task_kernel, tasks_of_rows
+from .toolbox.multi_tensor import addresses_of
+from .toolbox.numpy_loops import array_at
+from .toolbox.threads import constant, get_num_threads, known_by_address, task_kernel, tasks_of_rows
 from .toolbox.vector_math import widened
 
 ALONE = 16384  # elements of a task
@@ -45,23 +46,27 @@ def _mover(name: str, kind: int) -> Any:
     reads, changes = kind == 0, kind >= 2
 
     @task_kernel(name=name)
-    def move(task, tasks, x, places, step, y, rows, columns, outside):
-        """y[i, k] = x[o, places[i, k] * step + k], without k if step is 1; equally many of the ``rows`` i for each o.
+    def move(task, tasks, of_x, of_places, of_y, outside, alike, x_like, y_like, outer, n, step, of_one, apart, across,
+             width, columns):  # fmt: skip
+        """y[i, k] = x[o, places[i, k] * step + k], without k if step is 1, for ``of_one`` rows i of each o.
 
-        Changes of an o are in the order of its rows, of which a task has some ``columns``. Rows of places and of y
-        repeat; a place alone is for all of a row. What has a place outside of x is left out, and said.
+        All three are given by their addresses. The places of an o are ``apart`` rows from the next one's, and y's are
+        1 row from the next, or 0; a place alone is for all of a row. Changes of an o are in the order of its rows, of
+        which a task has some ``columns``. What has a place outside of x is left out, and said.
         """
-        of_one, width, wide = rows // x.shape[0], y.shape[1], np.uint64(step)
-        together, blocks = 1 if reads else of_one, (width + columns - 1) // columns
-        alone, parts = places.shape[1] < width, rows // together * blocks
+        rows, blocks, wide = outer * of_one, (width + columns - 1) // columns, np.uint64(step)
+        x, y = array_at(of_x, (outer, n * step), x_like), array_at(of_y, (rows, width), y_like)
+        places, together = array_at(of_places, (rows, across), np.uint64), 1 if reads else of_one
+        alone, parts = across < width, rows // together * blocks
         for part in range(task * parts // tasks, (task + 1) * parts // tasks):
             first, start = part // blocks * together, part % blocks * columns
+            o = first // of_one
             for i in range(first, first + together):
-                values, row, worst = y[i % y.shape[0]][start : start + columns], x[i // of_one], np.uint64(0)
-                at = places[i % places.shape[0]][0 if alone else start :][: 1 if alone else values.shape[0]]
+                values, row, worst = y[i * alike][start : start + columns], x[o], np.uint64(0)
+                at = places[i - o * (of_one - apart)][0 if alone else start :][: 1 if alone else values.shape[0]]
                 for k in range(at.shape[0]):
                     worst = max(worst, at[k])
-                if worst >= np.uint64(x.shape[1] // step):
+                if worst >= np.uint64(n):
                     outside[0] = 1
                 elif alone:
                     there = row[np.int64(at[0]) * step + start :][: values.shape[0]]
@@ -91,23 +96,33 @@ REDUCTIONS: dict[str, Any] = {
     "amax": _mover("raise_to", 4),
     "amin": _mover("lower_to", 5),
 }
+MOVES = READ, ASSIGN
 
 
 @functools.lru_cache(1024)
-def _rows_of(shape: Any, axis: int, indices: Any, strides: Any, reads: bool, threads: int) -> Any:
-    """Where the indices repeat, shapes of x, places and y, and the launch: step, rows, columns, parts."""
-    step, n = math.prod(shape[axis + 1 :]), indices[axis]
-    outer = math.prod(shape[:axis])
-    rows, width = (outer, n) if step == 1 else (outer * n, step)
+def _layout(way: Any, shape: Any, axis: int, indices: Any, strides: Any, threads: int, *dtypes: Any) -> Any:
+    """Where the indices repeat, whether they are in order but for that, the launch's parts, the elements of each, and
+    what the kernel gets; None if there is nothing to do.
+    """
+    step, n, outer, reads = math.prod(shape[axis + 1 :]), indices[axis], math.prod(shape[:axis]), way is READ
+    of_one, width = (1, n) if step == 1 else (n, step)
+    if 0 in indices or not step:
+        return None
     few = [m if stride or i == axis else 1 for i, (m, stride) in enumerate(zip(indices, strides))]
     if math.prod(few[:axis]) not in (1, outer) or math.prod(few[axis + 1 :]) not in (1, step):
         few = [*indices]
-    once = few != [*indices] and tuple([slice(m) for m in few])
-    blocks = 1 if step == 1 and not reads else -(-threads // (rows if reads else outer))
+    ordered = [8 * math.prod(few[i + 1 :]) for i in range(len(few))]
+    dense = all(m == 1 or stride == wanted for m, stride, wanted in zip(few, strides, ordered))
+    groups = outer * of_one if reads else outer
+    blocks = 1 if step == 1 and not reads else -(-threads // groups)
     columns = -(-width // (blocks * COLUMNS)) * COLUMNS
-    parts = (rows if reads else outer) * -(-width // columns)
-    of_places = -1, math.prod(few[axis + (step > 1) :])
-    return once, (outer, -1), of_places, (-1, width), step, rows, columns, parts
+    parts, across = groups * -(-width // columns), math.prod(few[axis + (step > 1) :])
+    apart, each = of_one if math.prod(few) > of_one * across else 0, outer * of_one * width // parts
+    # The kernel takes elements as integers if it moves them, and half floats as ``widened`` does.
+    kinds = ["u" if way in MOVES else "ui"[d.kind == "f"] if is_half(d) else d.kind for d in dtypes]
+    likes = tuple([np.dtype(f"{kind}{d.itemsize}").type for kind, d in zip(kinds, dtypes)])
+    given = *likes, outer, shape[axis], step, of_one, apart, across, width, columns
+    return tuple([slice(m) for m in few]), dense, parts, each, likes, given
 
 
 def move(way: Any, x: np.ndarray, axis: int, indices: np.ndarray, y: Any) -> None:
@@ -116,27 +131,29 @@ def move(way: Any, x: np.ndarray, axis: int, indices: np.ndarray, y: Any) -> Non
     The indices may be 1 long in all dimensions before the axis, or in all behind it. IndexError for those that are not
     within 0..n - 1; what is moved with them is left out. Half-width floats are added in float32, and rounded once.
     """
-    if not indices.size or 0 in x.shape[axis + 1 :]:
-        return
-    if way not in (READ, ASSIGN) and is_half(x.dtype):
+    if way not in MOVES and is_half(x.dtype):
         wide = cast(x, FLOAT32)
         move(way, wide, axis, indices, y if supports_half(x) else cast(y, FLOAT32))
         assign(x, wide)
         return
-    once, of_x, of_places, of_y, step, rows, columns, parts = _rows_of(
-        x.shape, axis, indices.shape, indices.strides, way is READ, get_num_threads()
-    )
-    places = indices[once] if once else indices
-    y = y if np.ndim(y) else np.full(of_y[1], y, x.dtype)
-    x, places, y = [a if a.flags.carray else operand(np.ascontiguousarray(a)) for a in (x, places, y)]
-    # Numba knows no half floats: they are moved as integers, of the types that ``widened`` takes.
-    x, y = (a if a.dtype.type in NUMBERS else a.view(f"{'ui'[a.dtype.kind == 'f']}{a.itemsize}") for a in (x, y))
+    alike = isinstance(y, np.ndarray) and y.ndim > 0
+    dtypes, threads = (x.dtype, y.dtype if alike else x.dtype), get_num_threads()
+    layout = _layout(way, x.shape, axis, indices.shape, indices.strides, threads, *dtypes)
+    if layout is None:
+        return
+    once, dense, parts, each, key, given = layout
+    y = y if alike else np.full(given[-2], y, x.dtype)
+    places = indices if dense and indices.flags.aligned else np.array(indices[once], order="C")
+    x = x if x.flags.carray else np.ascontiguousarray(x)
+    y = y if y.flags.carray else np.ascontiguousarray(y)
+    if way is not READ:
+        places, y = [a.copy() if np.may_share_memory(x, a) else a for a in (places, y)]
     outside = constant(np.zeros(1, np.int64))
-    tasks = tasks_of_rows(parts, rows * of_y[1] // parts, ALONE)
-    given = x.reshape(of_x), places.view(np.uint64).reshape(of_places), step, y.reshape(of_y), rows, columns, outside
-    way.launch(y.dtype, tasks, *given)
+    of_x, of_places, of_y = addresses_of((x, places, y))
+    way.launch(key, tasks_of_rows(parts, each, ALONE), of_x, of_places, of_y, outside, int(alike), *given)
+    known_by_address((x, places, y))
     if outside[0]:
-        n = x.size // (of_x[0] * step)
+        n = x.shape[axis]
         bad = int(indices.reshape(-1)[check_indices(indices, n)])
         raise IndexError(f"index {bad} is out of range for size {n}")
 

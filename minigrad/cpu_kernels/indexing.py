@@ -15,6 +15,7 @@ from .toolbox.register_tile import operand
 from .toolbox.strided_copy import MANY, copied
 from .toolbox.threads import task_kernel, tasks_of_rows
 
+INT64 = np.dtype(np.int64)
 FEW = 16384  # elements that NumPy picks in the time of a launch
 BLOCK = 32  # elements of a row that are compared at once
 MOST_BEST = 48  # so many of a row are found by comparing each element with those found before
@@ -23,15 +24,15 @@ globals().update((name, getattr(plain, name)) for name in vars(plain) if name[0]
 
 def _moved(way: Any, x: np.ndarray, axis: int, indices: np.ndarray, y: Any) -> bool:
     """Whether a kernel has read y from x, or made a change of x by it."""
-    others = (*indices.shape[:axis], x.shape[axis], *indices.shape[axis + 1 :])
-    fits = others == x.shape and indices.dtype == np.int64 and indices.size > 0 < x.size
+    shape = indices.shape
+    fits = shape == x.shape or (*shape[:axis], x.shape[axis], *shape[axis + 1 :]) == x.shape
+    fits = fits and indices.dtype is INT64 and indices.size > 0 < x.size and not numba.config.DISABLE_JIT
     if way is not READ:
         fits = fits and x.flags.carray and (way is ASSIGN or x.dtype.type in NUMBERS or is_half(x.dtype))
-        fits = fits and (np.ndim(y) == 0 or (y.dtype == x.dtype and y.shape == indices.shape))
-        fits = fits and not np.may_share_memory(x, y) and not np.may_share_memory(x, indices)
-    if fits and not numba.config.DISABLE_JIT:
+        fits = fits and (np.ndim(y) == 0 or (y.dtype == x.dtype and y.shape == shape))
+    if fits:
         move(way, x, axis, indices, y)
-    return fits and not numba.config.DISABLE_JIT
+    return fits
 
 
 def gather(x: np.ndarray, axis: int, indices: np.ndarray) -> np.ndarray:
