@@ -13,7 +13,7 @@ from .embedding import ADD, ALONE, ASSIGN, NUMBERS, READ, REDUCTIONS, check_indi
 from .toolbox.array_program import formula
 from .toolbox.register_tile import operand
 from .toolbox.strided_copy import MANY, copied
-from .toolbox.threads import task_kernel, tasks_of_rows
+from .toolbox.threads import shares, task_kernel, tasks_of_rows
 
 INT64 = np.dtype(np.int64)
 FEW = 16384  # elements that NumPy picks in the time of a launch
@@ -84,6 +84,34 @@ def _best(task, tasks, x, descending, places):
                 if at < most:
                     values[at], places[i, at] = value, start + j
                     found = min(found + 1, most)
+
+
+@task_kernel
+def _search(task, tasks, x, values, left, y):
+    """y[i, k]: how many of row i of x are before values[i, k]. Bisection, of the values of a block at once."""
+    blocks = (values.shape[1] + BLOCK - 1) // BLOCK
+    for part in range(task * len(x) * blocks // tasks, (task + 1) * len(x) * blocks // tasks):
+        row, start, n = x[part // blocks], part % blocks * BLOCK, x.shape[1]
+        sought, low = values[part // blocks][start : start + BLOCK], y[part // blocks][start : start + BLOCK]
+        low[:] = 0
+        while n > 0:
+            half = (n + 1) // 2
+            probes = row[half - 1 :]
+            for k in range(low.shape[0]):
+                probe = probes[np.uint64(low[k])]
+                low[k] += 0 if (probe > sought[k]) | (left & (probe == sought[k])) else half
+            n -= half
+
+
+def searchsorted(x: np.ndarray, values: np.ndarray, right: bool) -> np.ndarray:
+    """int64: how many of the ascending last axis of ``x`` are before each value, or with ``right`` not behind it."""
+    y = np.empty(values.shape, np.int64)
+    if values.size:
+        rows, n = math.prod(x.shape[:-1]), x.shape[-1]
+        sequences, sought = (operand(np.ascontiguousarray(a)) for a in (x, values))
+        given = sequences.reshape(rows, n), sought.reshape(rows, -1), not right, y.reshape(rows, -1)
+        _search.launch(x.dtype, shares(values.size * n.bit_length()), *given)
+    return y
 
 
 def _in_order(x: Any) -> Any:
