@@ -47,19 +47,19 @@ def _mover(name: str, kind: int) -> Any:
 
     @task_kernel(name=name)
     def move(task, tasks, of_x, of_places, of_y, outside, alike, x_like, y_like, outer, n, step, of_one, apart, across,
-             width, columns):  # fmt: skip
+             width, columns, blocks):  # fmt: skip
         """y[i, k] = x[o, places[i, k] * step + k], without k if step is 1, for ``of_one`` rows i of each o.
 
         All three are given by their addresses. The places of an o are ``apart`` rows from the next one's, and y's are
         1 row from the next, or 0; a place alone is for all of a row. Changes of an o are in the order of its rows, of
         which a task has some ``columns``. What has a place outside of x is left out, and said.
         """
-        rows, blocks, wide = outer * of_one, (width + columns - 1) // columns, np.uint64(step)
+        rows, wide, turns = outer * of_one, np.uint64(step), np.uint64(blocks)
         x, y = array_at(of_x, (outer, n * step), x_like), array_at(of_y, (rows, width), y_like)
         places, together = array_at(of_places, (rows, across), np.uint64), 1 if reads else of_one
         alone, parts = across < width, rows // together * blocks
         for part in range(task * parts // tasks, (task + 1) * parts // tasks):
-            first, start = part // blocks * together, part % blocks * columns
+            first, turn, start = part // blocks * together, np.uint64(part % blocks), part % blocks * columns % width
             o = first // of_one
             for i in range(first, first + together):
                 values, row, worst = y[i * alike][start : start + columns], x[o], np.uint64(0)
@@ -68,18 +68,18 @@ def _mover(name: str, kind: int) -> Any:
                     worst = max(worst, at[k])
                 if worst >= np.uint64(n):
                     outside[0] = 1
-                elif alone:
+                elif alone and (reads or (at[0] >> np.uint64(3)) % turns == turn):
                     there = row[np.int64(at[0]) * step + start :][: values.shape[0]]
                     source, target = (there, values) if reads else (values, there)
                     for k in range(source.shape[0]):
                         target[k] = _changed(kind, target[k], widened(source[k], row) if changes else source[k])
-                elif step == 1:
+                elif not alone and step == 1:
                     for k in range(at.shape[0]):
                         if reads:
                             values[k] = row[at[k]]
                         else:
                             row[at[k]] = _changed(kind, row[at[k]], widened(values[k], row) if changes else values[k])
-                else:
+                elif not alone:
                     for k in range(at.shape[0]):
                         place = at[k] * wide + np.uint64(start + k)
                         if reads:
@@ -113,16 +113,20 @@ def _layout(way: Any, shape: Any, axis: int, indices: Any, strides: Any, threads
         few = [*indices]
     ordered = [8 * math.prod(few[i + 1 :]) for i in range(len(few))]
     dense = all(m == 1 or stride == wanted for m, stride, wanted in zip(few, strides, ordered))
+    across = math.prod(few[axis + (step > 1) :])
     groups = outer * of_one if reads else outer
-    blocks = 1 if step == 1 and not reads else -(-threads // groups)
-    columns = -(-width // (blocks * COLUMNS)) * COLUMNS
-    parts, across = groups * -(-width // columns), math.prod(few[axis + (step > 1) :])
+    blocks = 1 if step == 1 and not reads else min(-(-threads // groups), -(-width // COLUMNS))
+    columns = width
+    if reads or across == width:
+        columns = -(-width // (blocks * COLUMNS)) * COLUMNS
+        blocks = -(-width // columns)
+    parts = groups * blocks
     apart, each = of_one if math.prod(few) > of_one * across else 0, outer * of_one * width // parts
     # The kernel takes elements as integers if it moves them, and half floats as ``widened`` does.
     kinds = ["u" if way in MOVES else "ui"[d.kind == "f"] if is_half(d) else d.kind for d in dtypes]
-    likes = tuple([np.dtype(f"{kind}{d.itemsize}").type for kind, d in zip(kinds, dtypes)])
-    given = *likes, outer, shape[axis], step, of_one, apart, across, width, columns
-    return tuple([slice(m) for m in few]), dense, parts, each, likes, given
+    likes = [np.zeros((), f"{kind}{d.itemsize}")[()] for kind, d in zip(kinds, dtypes)]
+    given = *likes, outer, shape[axis], step, of_one, apart, across, width, columns, blocks
+    return tuple([slice(m) for m in few]), dense, parts, each, tuple([x.dtype.char for x in likes]), given
 
 
 def move(way: Any, x: np.ndarray, axis: int, indices: np.ndarray, y: Any) -> None:
@@ -142,7 +146,7 @@ def move(way: Any, x: np.ndarray, axis: int, indices: np.ndarray, y: Any) -> Non
     if layout is None:
         return
     once, dense, parts, each, key, given = layout
-    y = y if alike else np.full(given[-2], y, x.dtype)
+    y = y if alike else np.full(given[-3], y, x.dtype)
     places = indices if dense and indices.flags.aligned else np.array(indices[once], order="C")
     x = x if x.flags.carray else np.ascontiguousarray(x)
     y = y if y.flags.carray else np.ascontiguousarray(y)

@@ -268,7 +268,7 @@ class IndexingMethods:
         w, k = self.detach().double(), self.device.kernels
         top = k.reduce.max(w.data, (w.ndim - 1,), True) if w.ndim and w.shape[-1] else None
         (least, most), (low, _) = _limits(k, w.data), (0, 0) if top is None else _limits(k, top)
-        if top is None or not (0 <= least and most < math.inf and (low > 0 or not w.numel())):
+        if top is None or not (least >= 0 and most < math.inf and (low > 0 or not w.numel())):
             raise bad_value("multinomial: weights must be finite, non-negative, and not all zero in a row")
         expect(num_samples >= 0, "multinomial: num_samples", num_samples, "0 or more")
         once = not replacement and num_samples > 1

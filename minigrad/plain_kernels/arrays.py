@@ -194,11 +194,9 @@ class indexing:
 
         ``x`` is a vector for all values, or has their axes but the last; NaN is behind all.
         """
-        rows, side = x.reshape(math.prod(x.shape[:-1]), x.shape[-1]), "right" if right else "left"
-        parts = values.reshape(len(rows), values.size // max(len(rows), 1))
-        return np.array([row.searchsorted(part, side) for row, part in zip(rows, parts)], np.int64).reshape(
-            values.shape
-        )
+        rows, side = math.prod(x.shape[:-1]), "right" if right else "left"
+        pairs = zip(x.reshape(rows, x.shape[-1]), values.reshape(rows, -1) if values.size else ())
+        return np.array([row.searchsorted(sought, side) for row, sought in pairs], np.int64).reshape(values.shape)
 
     def one_hot(indices: np.ndarray, classes: int) -> np.ndarray:
         """int64, a new last axis with 1 at the index."""
