@@ -26,13 +26,18 @@ def _moved(way: Any, x: np.ndarray, axis: int, indices: np.ndarray, y: Any) -> b
     """Whether a kernel has read y from x, or made a change of x by it."""
     shape = indices.shape
     fits = shape == x.shape or (*shape[:axis], x.shape[axis], *shape[axis + 1 :]) == x.shape
-    fits = fits and indices.dtype is INT64 and indices.size > 0 < x.size and not numba.config.DISABLE_JIT
+    fits = fits and indices.dtype == INT64 and indices.size > 0 < x.size and not numba.config.DISABLE_JIT
     if way is not READ:
-        fits = fits and x.flags.carray and (way is ASSIGN or x.dtype.type in NUMBERS or is_half(x.dtype))
-        fits = fits and (np.ndim(y) == 0 or (y.dtype == x.dtype and y.shape == shape))
+        fits = fits and _changes(way, x) and (np.ndim(y) == 0 or (y.dtype == x.dtype and y.shape == shape))
     if fits:
         move(way, x, axis, indices, y)
     return fits
+
+
+def _changes(way: Any, x: np.ndarray) -> bool:
+    """Whether the kernel can change x."""
+    takes = way is ASSIGN or x.dtype.type in NUMBERS or is_half(x.dtype)
+    return takes and x.flags.carray and not numba.config.DISABLE_JIT
 
 
 def gather(x: np.ndarray, axis: int, indices: np.ndarray) -> np.ndarray:
@@ -186,30 +191,31 @@ def index(x: np.ndarray, where: Any) -> np.ndarray:
     return y
 
 
-def _at(x: np.ndarray, where: Any, y: Any, write: Any) -> bool:
-    """Whether ``write``, of indices along an axis, has changed x at rows of ``where`` by y."""
-    few = x.size < FEW and (where if isinstance(where, np.ndarray) else np.asarray(y)).size < FEW
-    found = None if few or not x.flags.carray else _rows(x, where)
-    if found is None or np.may_share_memory(x, y):
+def _at(way: Any, x: np.ndarray, where: Any, y: Any) -> bool:
+    """Whether a kernel has changed x at rows of ``where`` by y. NumPy is quick where a few elements are assigned."""
+    few = way is ASSIGN and x.size < FEW and (where if isinstance(where, np.ndarray) else np.asarray(y)).size < FEW
+    found = None if few or not _changes(way, x) else _rows(x, where)
+    if found is None or not found[2].size or not x.size:
         return False
     cube, axis, rows = found
     y, before, after = np.asarray(y, x.dtype), x.shape[:axis], cube.shape[axis + 1 :]
     if y.ndim:  # dimensions of 1 may come before
         shape = *before, *rows.shape, *after
-        y = np.broadcast_to(y.reshape(y.shape[-len(shape) :]), shape).reshape(*before, rows.size, *after)
-    write(cube, axis, np.broadcast_to(_of_slices(cube, axis, rows), (*before, rows.size, *after)), y)
+        y = y if y.shape == shape else np.broadcast_to(y.reshape(y.shape[-len(shape) :]), shape)
+        y = y.reshape(*before, rows.size, *after)
+    move(way, cube, axis, _of_slices(cube, axis, rows), y)
     return True
 
 
 def add_at(x: np.ndarray, where: Any, y: np.ndarray) -> None:
     """x[where] += y; repeated positions add up."""
-    if not _at(x, where, y, scatter_add):
+    if not _at(ADD, x, where, y):
         plain.add_at(x, where, y)
 
 
 def assign_at(x: np.ndarray, where: Any, y: Any) -> None:
     """x[where] = y; of repeated positions the last one wins."""
-    if _at(x, where, y, scatter):
+    if _at(ASSIGN, x, where, y):
         return
     part = x[where] if x.nbytes >= MANY and isinstance(y, np.ndarray) else None
     if part is not None and np.may_share_memory(part, x):
