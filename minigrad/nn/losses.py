@@ -9,6 +9,7 @@ from ..mixed_precision import autocast_to_float32
 from ..modes import cast_inputs, current_graph
 from ..ops import cross_entropy as cross_entropy_ops, elementwise, indexing, linear as linear_ops
 from ..ops.linear_cross_entropy import LinearCrossEntropy
+from ..shapes import check_range
 from ..tensor import Tensor, check_tensor, floating, in_dtype_of
 
 Weight: TypeAlias = Tensor | None  # None: 1 everywhere, or for a bias 0
@@ -53,11 +54,12 @@ def cross_entropy(
     if logits.ndim != 2:
         logits = logits.reshape(-1, classes) if input.numel() else logits.reshape(target.numel(), classes)
     k = input.device.kernels
-    labels = _labels("cross_entropy", target, classes, ignore_index)
+    labels, count = _labels("cross_entropy", target, classes, ignore_index)
     class_weight = None if weight is None else k.copy(weight.to(input.dtype).data)  # which may change before backward
     options = (ignore_index, label_smoothing, class_weight)
-    by_count = reduction == "mean" and weight is None
-    divisor: Any = _count(labels, ignore_index, input.dtype) if by_count else {"sum": 1.0}.get(reduction)
+    divisor: Any = 1.0 if reduction == "sum" else None
+    if reduction == "mean" and weight is None:
+        divisor = count or _count(labels, ignore_index, input.dtype)
     logits = floating("cross_entropy", logits)
     losses = cross_entropy_ops.CrossEntropy.apply(logits, labels, options=options, divisor=divisor)
     if reduction == "none":
@@ -68,16 +70,19 @@ def cross_entropy(
     return losses.sum() / weight.detach().to(input.dtype)[labels.where(counted, 0)].where(counted, 0.0).sum()
 
 
-def _labels(name: str, target: Tensor, classes: int, ignore_index: int) -> Tensor:
-    """The target as int64 (N,); IndexError naming one that is out of range."""
+def _labels(name: str, target: Tensor, classes: int, ignore_index: int) -> tuple[Tensor, float | None]:
+    """The target as int64 (N,), and if all count how many; IndexError naming one that is out of range."""
     labels, k = target if target.data.dtype == int64 else target.long(), target.device.kernels
     if labels.ndim != 1:
         labels = Tensor.wrap(k.movement.reshape(labels.data, (labels.numel(),)), labels.device)
+    may_all_count = not 0 <= ignore_index < classes and classes > 0 and not _captured(labels)
+    if may_all_count and k.cross_entropy.check_targets(labels.data, classes, 0) < 0:
+        return labels, float(labels.data.size)
     bad = k.cross_entropy.check_targets(labels.data, classes, ignore_index)
     if bad >= 0:
         known = f"{classes} classes (ignore_index is {ignore_index})"
         raise bad_index(f"{name}: target {int(labels[bad])} at position {bad} is out of range for {known}")
-    return labels
+    return labels, None
 
 
 def _captured(x: Tensor) -> bool:
@@ -121,8 +126,8 @@ def linear_cross_entropy(
     if weight.dtype != x.dtype or not target.numel():
         logits = linear_ops.Linear.apply(x.reshape(target.numel(), x.shape[-1]), weight)
         return cross_entropy(logits, target.reshape(-1), ignore_index=ignore_index, reduction=reduction)
-    labels = _labels("linear_cross_entropy", target, weight.shape[0], ignore_index)
-    divisor = 1.0 if reduction == "sum" else _count(labels, ignore_index, x.dtype)
+    labels, count = _labels("linear_cross_entropy", target, weight.shape[0], ignore_index)
+    divisor = 1.0 if reduction == "sum" else count or _count(labels, ignore_index, x.dtype)
     return in_dtype_of(x, LinearCrossEntropy.apply(x, weight, labels, ignore_index=ignore_index, divisor=divisor))
 
 
@@ -156,12 +161,12 @@ def nll_loss(
     class_dim = 0 if floating("nll_loss", input).ndim == 1 else 1
     if not input.ndim or target.shape != input.shape[:class_dim] + input.shape[class_dim + 1 :]:
         raise bad_value(f"nll_loss: input {input.shape}, target {target.shape}; expected (N, C) and (N,)")
-    classes, k, wide = input.shape[class_dim], input.device.kernels, float64 if input.dtype == float64 else float32
+    classes, wide = input.shape[class_dim], float64 if input.dtype == float64 else float32
     _check_class_weight(weight, classes)
-    plain = classes > 0 and weight is None and target.data.dtype == int64 and not 0 <= ignore_index < classes
-    plain = plain and not _captured(target)
-    if plain and k.cross_entropy.check_targets(k.movement.reshape(target.data, (target.numel(),)), classes, 0) < 0:
-        losses = -indexing.Gather.apply(input, target, axis=class_dim).to(wide)  # none is ignored
+    check_range("nll_loss", target, None)
+    _, count = _labels("nll_loss", target, classes, ignore_index)
+    if count is not None and weight is None and target.data.dtype == int64:
+        losses = -indexing.Gather.apply(input, target, axis=class_dim).to(wide)
         return in_dtype_of(input, _reduced(losses, reduction))
     kept = target != ignore_index
     index = target.where(kept, 0)
