@@ -176,14 +176,10 @@ def searchsorted(x: Array, values: Array, right: bool) -> Array:
     )
     low = full(v.shape, 0, np.dtype(np.int64), v.device)
     for bit in reversed(range(x.shape[-1].bit_length())):
-        probe = elementwise.fused(_probe, low, (1 << bit) - 1, last)
+        probe = elementwise.minimum(elementwise.add(low, (1 << bit) - 1), last)
         found = reached(gather(x, x.ndim - 1, probe), v)
         low = elementwise.where(found, low, elementwise.add(probe, 1))
     return low.reshape(values.shape)
-
-
-def _probe(k: Any, low: Any, ahead: int, last: int) -> Any:
-    return k.minimum(k.add(low, ahead), last)
 
 
 def one_hot(indices: Array, classes: int) -> Array:

@@ -9,8 +9,10 @@ import functools
 import math
 from typing import Any
 
+import numba
 import numpy as np
 
+from ..plain_kernels import embedding as plain
 from ..plain_kernels.arrays import is_half
 from .elementwise import assign, cast, supports_half
 from .toolbox.array_program import FLOAT32
@@ -54,7 +56,7 @@ def _mover(name: str, kind: int) -> Any:
         1 row from the next, or 0; a place alone is for all of a row. Changes of an o are in the order of its rows, of
         which a task has some ``columns``. What has a place outside of x is left out, and said.
         """
-        rows, wide, turns = outer * of_one, np.uint64(step), np.uint64(blocks)
+        rows, wide, lane, turns = outer * of_one, np.uint64(step), np.uint64(step > 1), np.uint64(blocks)
         x, y = array_at(of_x, (outer, n * step), x_like), array_at(of_y, (rows, width), y_like)
         places, together = array_at(of_places, (rows, across), np.uint64), 1 if reads else of_one
         alone, parts = across < width, rows // together * blocks
@@ -73,15 +75,9 @@ def _mover(name: str, kind: int) -> Any:
                     source, target = (there, values) if reads else (values, there)
                     for k in range(source.shape[0]):
                         target[k] = _changed(kind, target[k], widened(source[k], row) if changes else source[k])
-                elif not alone and step == 1:
-                    for k in range(at.shape[0]):
-                        if reads:
-                            values[k] = row[at[k]]
-                        else:
-                            row[at[k]] = _changed(kind, row[at[k]], widened(values[k], row) if changes else values[k])
                 elif not alone:
                     for k in range(at.shape[0]):
-                        place = at[k] * wide + np.uint64(start + k)
+                        place = at[k] * wide + lane * np.uint64(start + k)
                         if reads:
                             values[k] = row[place]
                         else:
@@ -100,66 +96,69 @@ MOVES = READ, ASSIGN
 
 
 @functools.lru_cache(1024)
-def _layout(way: Any, shape: Any, axis: int, indices: Any, strides: Any, threads: int, *dtypes: Any) -> Any:
-    """Where the indices repeat, whether they are in order but for that, the launch's parts, the elements of each, and
-    what the kernel gets; None if there is nothing to do.
+def _layout(way: Any, axis: int, threads: int, of_x: Any, of_indices: Any, of_y: Any) -> Any:
+    """Where the indices repeat, the launch's parts, the elements of each, what stands for the kernel's types, and what
+    it gets; None if it does not take these arrays, or if there is nothing to do.
     """
-    step, n, outer, reads = math.prod(shape[axis + 1 :]), indices[axis], math.prod(shape[:axis]), way is READ
-    of_one, width = (1, n) if step == 1 else (n, step)
-    if 0 in indices or not step:
+    (shape, dtype), (indices, strides, of_places), (elements, kind) = of_x, of_indices, of_y
+    reads, moves, whole, ones = way is READ, way in MOVES, [*shape], [1] * len(shape)
+    whole[axis] = ones[axis] = n = indices[axis]
+    takes = is_half(kind) if kind != dtype else moves or kind.type in NUMBERS or is_half(kind)
+    fits = [*indices] in (whole, ones) and elements in (None, math.prod(whole)) and 0 not in (*whole, *shape)
+    if not (takes and fits and axis >= 0) or of_places != np.int64 or (moves and kind != dtype):
         return None
+    step, outer = math.prod(shape[axis + 1 :]), math.prod(shape[:axis])
+    of_one, width = (1, n) if step == 1 else (n, step)
     few = [m if stride or i == axis else 1 for i, (m, stride) in enumerate(zip(indices, strides))]
     if math.prod(few[:axis]) not in (1, outer) or math.prod(few[axis + 1 :]) not in (1, step):
         few = [*indices]
-    ordered = [8 * math.prod(few[i + 1 :]) for i in range(len(few))]
-    dense = all(m == 1 or stride == wanted for m, stride, wanted in zip(few, strides, ordered))
+    once = few != [*indices] and tuple([slice(m) for m in few])
     across = math.prod(few[axis + (step > 1) :])
     groups = outer * of_one if reads else outer
     blocks = 1 if step == 1 and not reads else min(-(-threads // groups), -(-width // COLUMNS))
-    columns = width
-    if reads or across == width:
-        columns = -(-width // (blocks * COLUMNS)) * COLUMNS
-        blocks = -(-width // columns)
+    columns = -(-width // (blocks * COLUMNS)) * COLUMNS if reads or across == width else width
+    blocks = blocks if columns == width else -(-width // columns)
     parts = groups * blocks
     apart, each = of_one if math.prod(few) > of_one * across else 0, outer * of_one * width // parts
     # The kernel takes elements as integers if it moves them, and half floats as ``widened`` does.
-    kinds = ["u" if way in MOVES else "ui"[d.kind == "f"] if is_half(d) else d.kind for d in dtypes]
-    likes = [np.zeros((), f"{kind}{d.itemsize}")[()] for kind, d in zip(kinds, dtypes)]
+    kinds = ["u" if moves else "ui"[d.kind == "f"] if is_half(d) else d.kind for d in (dtype, kind)]
+    likes = [np.zeros((), f"{letter}{d.itemsize}")[()] for letter, d in zip(kinds, (dtype, kind))]
     given = *likes, outer, shape[axis], step, of_one, apart, across, width, columns, blocks
-    return tuple([slice(m) for m in few]), dense, parts, each, tuple([x.dtype.char for x in likes]), given
+    return once, parts, each, tuple([x.dtype.char for x in likes]), given
 
 
-def move(way: Any, x: np.ndarray, axis: int, indices: np.ndarray, y: Any) -> None:
+def move(way: Any, x: np.ndarray, axis: int, indices: np.ndarray, y: Any) -> bool:
     """``READ`` y from x at the indices along an axis, ``ADD`` it, ``ASSIGN`` it (or a number), or another change.
 
-    The indices may be 1 long in all dimensions before the axis, or in all behind it. IndexError for those that are not
-    within 0..n - 1; what is moved with them is left out. Half-width floats are added in float32, and rounded once.
+    Whether that is done: dtypes and shapes must fit, and what is changed be contiguous. The indices may be 1 long in
+    all other dimensions. IndexError for those that are not within 0..n - 1; what is moved with them is left out.
+    Half-width floats are added in float32, and rounded once.
     """
+    of_x, of_places = (x.shape, x.dtype), (indices.shape, indices.strides, indices.dtype)
+    of_y = (y.size, y.dtype) if isinstance(y, np.ndarray) and y.ndim else (None, x.dtype)
+    layout = _layout(way, axis, get_num_threads(), of_x, of_places, of_y)
+    if layout is None or not (way is READ or x.flags.carray) or numba.config.DISABLE_JIT:
+        return False
     if way not in MOVES and is_half(x.dtype):
         wide = cast(x, FLOAT32)
         move(way, wide, axis, indices, y if supports_half(x) else cast(y, FLOAT32))
         assign(x, wide)
-        return
-    alike = isinstance(y, np.ndarray) and y.ndim > 0
-    dtypes, threads = (x.dtype, y.dtype if alike else x.dtype), get_num_threads()
-    layout = _layout(way, x.shape, axis, indices.shape, indices.strides, threads, *dtypes)
-    if layout is None:
-        return
-    once, dense, parts, each, key, given = layout
+        return True
+    once, parts, each, key, given = layout
+    alike, places = of_y[0] is not None, indices[once] if once else indices
     y = y if alike else np.full(given[-3], y, x.dtype)
-    places = indices if dense and indices.flags.aligned else np.array(indices[once], order="C")
-    x = x if x.flags.carray else np.ascontiguousarray(x)
-    y = y if y.flags.carray else np.ascontiguousarray(y)
+    x, places, y = [a if a.flags.c_contiguous else np.ascontiguousarray(a) for a in (x, places, y)]
     if way is not READ:
         places, y = [a.copy() if np.may_share_memory(x, a) else a for a in (places, y)]
     outside = constant(np.zeros(1, np.int64))
-    of_x, of_places, of_y = addresses_of((x, places, y))
-    way.launch(key, tasks_of_rows(parts, each, ALONE), of_x, of_places, of_y, outside, int(alike), *given)
+    addresses = addresses_of((x, places, y))
+    way.launch(key, tasks_of_rows(parts, each, ALONE), *addresses, outside, int(alike), *given)
     known_by_address((x, places, y))
     if outside[0]:
         n = x.shape[axis]
         bad = int(indices.reshape(-1)[check_indices(indices, n)])
         raise IndexError(f"index {bad} is out of range for size {n}")
+    return True
 
 
 def check_indices(indices: np.ndarray, rows: int) -> int:
@@ -175,8 +174,7 @@ def check_indices(indices: np.ndarray, rows: int) -> int:
 def forward(weight: np.ndarray, indices: np.ndarray) -> np.ndarray:
     """weight (V, C) of any real dtype, indices int64 of any shape (checked) -> (\\*indices.shape, C)."""
     y = np.empty((*indices.shape, weight.shape[1]), weight.dtype)
-    move(READ, weight, 0, indices.reshape(-1, 1), y)
-    return y
+    return y if move(READ, weight, 0, indices.reshape(-1, 1), y) else plain.forward(weight, indices)
 
 
 def backward_into(dy: np.ndarray, indices: np.ndarray, dweight: np.ndarray) -> None:
@@ -188,4 +186,5 @@ def backward_into(dy: np.ndarray, indices: np.ndarray, dweight: np.ndarray) -> N
     """
     if not dweight.flags.c_contiguous:
         raise ValueError(f"dweight has strides {dweight.strides}: expected a C-contiguous array, which is written to")
-    move(ADD, dweight, 0, indices.reshape(-1, 1), dy.astype(dweight.dtype, copy=False))
+    if not move(ADD, dweight, 0, indices.reshape(-1, 1), dy.astype(dweight.dtype, copy=False)):
+        plain.backward_into(dy, indices, dweight)

@@ -7,60 +7,40 @@ import numba
 import numpy as np
 
 from ..plain_kernels import indexing as plain
-from ..plain_kernels.arrays import is_half
 from .elementwise import assign
-from .embedding import ADD, ALONE, ASSIGN, NUMBERS, READ, REDUCTIONS, check_indices, move
+from .embedding import ADD, ALONE, ASSIGN, READ, REDUCTIONS, check_indices, move
 from .toolbox.array_program import formula
 from .toolbox.register_tile import operand
-from .toolbox.strided_copy import MANY, copied
+from .toolbox.strided_copy import MANY
 from .toolbox.threads import shares, task_kernel, tasks_of_rows
 
-INT64 = np.dtype(np.int64)
 FEW = 16384  # elements that NumPy picks in the time of a launch
 BLOCK = 32  # elements of a row that are compared at once
 MOST_BEST = 48  # so many of a row are found by comparing each element with those found before
 globals().update((name, getattr(plain, name)) for name in vars(plain) if name[0] != "_")
 
 
-def _moved(way: Any, x: np.ndarray, axis: int, indices: np.ndarray, y: Any) -> bool:
-    """Whether a kernel has read y from x, or made a change of x by it."""
-    shape = indices.shape
-    fits = shape == x.shape or (*shape[:axis], x.shape[axis], *shape[axis + 1 :]) == x.shape
-    fits = fits and indices.dtype == INT64 and indices.size > 0 < x.size and not numba.config.DISABLE_JIT
-    if way is not READ:
-        fits = fits and _changes(way, x) and (np.ndim(y) == 0 or (y.dtype == x.dtype and y.shape == shape))
-    if fits:
-        move(way, x, axis, indices, y)
-    return fits
-
-
-def _changes(way: Any, x: np.ndarray) -> bool:
-    """Whether the kernel can change x."""
-    takes = way is ASSIGN or x.dtype.type in NUMBERS or is_half(x.dtype)
-    return takes and x.flags.carray and not numba.config.DISABLE_JIT
-
-
 def gather(x: np.ndarray, axis: int, indices: np.ndarray) -> np.ndarray:
     """y[i][j][k] = x[i][indices[i][j][k]][k] (for axis 1), the shape of ``indices``, each from 0 on and in range."""
     y = np.empty(indices.shape, x.dtype)
-    return y if _moved(READ, x, axis, indices, y) else plain.gather(x, axis, indices)
+    return y if move(READ, x, axis, indices, y) else plain.gather(x, axis, indices)
 
 
 def scatter(x: np.ndarray, axis: int, indices: np.ndarray, y: Any) -> None:
     """x[i][indices[i][j][k]][k] = y[i][j][k] (for axis 1), in place, each from 0 on and in range; the last one wins."""
-    if not _moved(ASSIGN, x, axis, indices, y):
+    if not move(ASSIGN, x, axis, indices, y):
         plain.scatter(x, axis, indices, y)
 
 
 def scatter_add(x: np.ndarray, axis: int, indices: np.ndarray, y: Any) -> None:
     """x[i][indices[i][j][k]][k] += y[i][j][k] (for axis 1), in place; repeated positions add up in order."""
-    if not _moved(ADD, x, axis, indices, y):
+    if not move(ADD, x, axis, indices, y):
         plain.scatter_add(x, axis, indices, y)
 
 
 def scatter_reduce(x: np.ndarray, axis: int, indices: np.ndarray, y: np.ndarray, reduce: str) -> None:
     """x[i][indices[i][j][k]][k] = f(itself, y[i][j][k]) (for axis 1), in place; f as ``reduce`` says, NaN stays."""
-    if not _moved(REDUCTIONS[reduce], x, axis, indices, y):
+    if not move(REDUCTIONS[reduce], x, axis, indices, y):
         plain.scatter_reduce(x, axis, indices, y, reduce)
 
 
@@ -129,9 +109,6 @@ def _in_order(x: Any) -> Any:
 
 _upper = formula(lambda x: (_in_order(x) >> 32).astype(np.int32))
 _lower = formula(lambda x, least: ((_in_order(x) - least) ^ 0x80000000).astype(np.int32))  # signed as if it were not
-_not_equal = formula(np.not_equal)
-_above = formula(np.floor_divide)
-_rest = formula(lambda x, above, n: x - above * n)
 _ascending = formula(lambda x, places: (_in_order(x) << 32) | places)
 _descending = formula(lambda x, places: (np.invert(_in_order(x)) << 32) | places)
 
@@ -166,18 +143,6 @@ def argsort(x: np.ndarray, axis: int, descending: bool, first: int | None = None
     return places if axis == x.ndim - 1 else np.moveaxis(places, -1, axis)
 
 
-def nonzero(x: np.ndarray) -> np.ndarray:
-    """int64 (count, ndim): the places where x is not 0."""
-    flat = _not_equal(x, 0).reshape(-1).nonzero()[0]
-    places = np.empty((x.ndim, flat.size), np.int64)
-    for dim in range(x.ndim - 1, 0, -1):
-        above = _above(flat, max(x.shape[dim], 1))
-        places[dim] = _rest(flat, above, x.shape[dim])
-        flat = above
-    places[:1] = flat
-    return copied(places.T)
-
-
 def index(x: np.ndarray, where: Any) -> np.ndarray:
     """x[where], as the plain one."""
     found = None if x.size < FEW else _rows(x, where)
@@ -185,17 +150,14 @@ def index(x: np.ndarray, where: Any) -> np.ndarray:
         return plain.index(x, where)
     cube, axis, rows = found
     y = np.empty((*x.shape[:axis], *rows.shape, *cube.shape[axis + 1 :]), x.dtype)
-    if y.size < FEW:
-        return cube.take(rows, axis, y)
-    move(READ, cube, axis, _of_slices(cube, axis, rows), y)
-    return y
+    return y if move(READ, cube, axis, _of_slices(cube, axis, rows), y) else plain.index(x, where)
 
 
 def _at(way: Any, x: np.ndarray, where: Any, y: Any) -> bool:
     """Whether a kernel has changed x at rows of ``where`` by y. NumPy is quick where a few elements are assigned."""
     few = way is ASSIGN and x.size < FEW and (where if isinstance(where, np.ndarray) else np.asarray(y)).size < FEW
-    found = None if few or not _changes(way, x) else _rows(x, where)
-    if found is None or not found[2].size or not x.size:
+    found = None if few else _rows(x, where)
+    if found is None:
         return False
     cube, axis, rows = found
     y, before, after = np.asarray(y, x.dtype), x.shape[:axis], cube.shape[axis + 1 :]
@@ -203,8 +165,7 @@ def _at(way: Any, x: np.ndarray, where: Any, y: Any) -> bool:
         shape = *before, *rows.shape, *after
         y = y if y.shape == shape else np.broadcast_to(y.reshape(y.shape[-len(shape) :]), shape)
         y = y.reshape(*before, rows.size, *after)
-    move(way, cube, axis, _of_slices(cube, axis, rows), y)
-    return True
+    return move(way, cube, axis, _of_slices(cube, axis, rows), y)
 
 
 def add_at(x: np.ndarray, where: Any, y: np.ndarray) -> None:

@@ -247,7 +247,8 @@ class IndexingMethods:
         if weights is not None and weights.shape != self.shape:
             raise bad_value(f"bincount: weights of shape {weights.shape} for indices of shape {self.shape}")
         k, x = self.device.kernels, self.long().data
-        least, most = _limits(k, x)
+        limits = [fold(x, (0,), False) for fold in (k.reduce.min, k.reduce.max)] if x.size else ()
+        least, most = [int(k.to_host(limit)) for limit in limits] or (0, -1)
         if minlength < 0 or least < 0:
             raise bad_value(f"bincount: minlength={minlength} and the numbers must not be negative")
         size = max(minlength, most + 1)
@@ -265,10 +266,12 @@ class IndexingMethods:
         Raises ValueError for weights that are negative, not finite, or all zero in a row. Raises it also for more
         samples without replacement than a row has weights above 0.
         """
-        w, k = self.detach().double(), self.device.kernels
-        top = k.reduce.max(w.data, (w.ndim - 1,), True) if w.ndim and w.shape[-1] else None
-        (least, most), (low, _) = _limits(k, w.data), (0, 0) if top is None else _limits(k, top)
-        if top is None or not (least >= 0 and most < math.inf and (low > 0 or not w.numel())):
+        w, k, last = self.detach().double(), self.device.kernels, self.ndim - 1
+        if good := last >= 0 and w.shape[-1] > 0:  # divided by the largest, so that no sum overflows or is subnormal
+            edges = k.reduce.cumsum(k.elementwise.div(w.data, k.reduce.max(w.data, (last,), True)), last)
+            limits = [(w.data, 0), (edges[..., -1:], 1)] if w.numel() else []
+            good = all(k.to_host(k.reduce.min(x, tuple(range(w.ndim)), False)).item() >= n for x, n in limits)
+        if not good:
             raise bad_value("multinomial: weights must be finite, non-negative, and not all zero in a row")
         expect(num_samples >= 0, "multinomial: num_samples", num_samples, "0 or more")
         once = not replacement and num_samples > 1
@@ -282,17 +285,9 @@ class IndexingMethods:
         if once:
             clocks = (-(-self.wrap(u, w.device)).log1p()).log() - w.log()  # logarithms of times: none overflows
             return clocks.topk(num_samples, largest=False).indices
-        edges = k.reduce.cumsum(k.elementwise.div(w.data, top), w.ndim - 1)  # so no sum overflows or is subnormal
         # The first edge above the point; a weight of 0 has an empty interval, so it is never drawn.
         found = k.indexing.searchsorted(edges, k.elementwise.mul(u, edges[..., -1:]), True)
         return self.wrap(found, w.device)
-
-
-def _limits(k: Any, x: Any) -> tuple[Any, Any]:
-    """The smallest and the largest element, as numbers; 0 and -1 if there is none."""
-    found = [fold(x, tuple(range(x.ndim)), False) for fold in (k.reduce.min, k.reduce.max)] if x.size else ()
-    least, most = [k.to_host(limit).item() for limit in found] or (0, -1)
-    return least, most
 
 
 def _along(name: str, x: Tensor, dim: int, index: Tensor, source: Tensor | None = None) -> tuple[Any, ...]:

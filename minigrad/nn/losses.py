@@ -54,12 +54,10 @@ def cross_entropy(
     if logits.ndim != 2:
         logits = logits.reshape(-1, classes) if input.numel() else logits.reshape(target.numel(), classes)
     k = input.device.kernels
-    labels, count = _labels("cross_entropy", target, classes, ignore_index)
+    labels, count = _labels("cross_entropy", target, classes, ignore_index, input.dtype)
     class_weight = None if weight is None else k.copy(weight.to(input.dtype).data)  # which may change before backward
     options = (ignore_index, label_smoothing, class_weight)
-    divisor: Any = 1.0 if reduction == "sum" else None
-    if reduction == "mean" and weight is None:
-        divisor = count or _count(labels, ignore_index, input.dtype)
+    divisor: Any = {"mean": count if weight is None else None, "sum": 1.0}.get(reduction)
     logits = floating("cross_entropy", logits)
     losses = cross_entropy_ops.CrossEntropy.apply(logits, labels, options=options, divisor=divisor)
     if reduction == "none":
@@ -70,34 +68,20 @@ def cross_entropy(
     return losses.sum() / weight.detach().to(input.dtype)[labels.where(counted, 0)].where(counted, 0.0).sum()
 
 
-def _labels(name: str, target: Tensor, classes: int, ignore_index: int) -> tuple[Tensor, float | None]:
-    """The target as int64 (N,), and if all count how many; IndexError naming one that is out of range."""
-    labels, k = target if target.data.dtype == int64 else target.long(), target.device.kernels
+def _labels(name: str, target: Tensor, classes: int, ignore_index: int, dtype: Any) -> tuple[Tensor, Any]:
+    """The target as int64 (N,), and how many of it count, a number if all do; IndexError naming one out of range."""
+    labels, k, graph = target if target.data.dtype == int64 else target.long(), target.device.kernels, current_graph()
     if labels.ndim != 1:
         labels = Tensor.wrap(k.movement.reshape(labels.data, (labels.numel(),)), labels.device)
-    may_all_count = not 0 <= ignore_index < classes and classes > 0 and not _captured(labels)
-    if may_all_count and k.cross_entropy.check_targets(labels.data, classes, 0) < 0:
+    values = graph is None or labels.device is not graph.device  # in a graph they are others in each launch
+    if values and not 0 <= ignore_index < classes > 0 and k.cross_entropy.check_targets(labels.data, classes, 0) < 0:
         return labels, float(labels.data.size)
     bad = k.cross_entropy.check_targets(labels.data, classes, ignore_index)
     if bad >= 0:
         known = f"{classes} classes (ignore_index is {ignore_index})"
         raise bad_index(f"{name}: target {int(labels[bad])} at position {bad} is out of range for {known}")
-    return labels, None
-
-
-def _captured(x: Tensor) -> bool:
-    """Whether operations on x become part of a graph, where the host sees no values."""
-    graph = current_graph()
-    return graph is not None and x.device is graph.device
-
-
-def _count(labels: Tensor, ignore_index: int, dtype: Any) -> Any:
-    """How many labels count; in a graph, whose every launch has its own count, as an array."""
-    k = labels.device.kernels
     count = k.reduce.sum(k.comparison.ne(labels.data, ignore_index), (0,), False, "int64")
-    if _captured(labels):
-        return k.elementwise.cast(count, float64 if dtype == float64 else float32)
-    return float(k.to_host(count))
+    return labels, k.elementwise.cast(count, float64 if dtype == float64 else float32)
 
 
 def linear_cross_entropy(
@@ -126,8 +110,8 @@ def linear_cross_entropy(
     if weight.dtype != x.dtype or not target.numel():
         logits = linear_ops.Linear.apply(x.reshape(target.numel(), x.shape[-1]), weight)
         return cross_entropy(logits, target.reshape(-1), ignore_index=ignore_index, reduction=reduction)
-    labels, count = _labels("linear_cross_entropy", target, weight.shape[0], ignore_index)
-    divisor = 1.0 if reduction == "sum" else count or _count(labels, ignore_index, x.dtype)
+    labels, count = _labels("linear_cross_entropy", target, weight.shape[0], ignore_index, x.dtype)
+    divisor = 1.0 if reduction == "sum" else count
     return in_dtype_of(x, LinearCrossEntropy.apply(x, weight, labels, ignore_index=ignore_index, divisor=divisor))
 
 
@@ -164,8 +148,8 @@ def nll_loss(
     classes, wide = input.shape[class_dim], float64 if input.dtype == float64 else float32
     _check_class_weight(weight, classes)
     check_range("nll_loss", target, None)
-    _, count = _labels("nll_loss", target, classes, ignore_index)
-    if count is not None and weight is None and target.data.dtype == int64:
+    _, count = _labels("nll_loss", target, classes, ignore_index, wide)
+    if isinstance(count, float) and weight is None and target.data.dtype == int64:
         losses = -indexing.Gather.apply(input, target, axis=class_dim).to(wide)
         return in_dtype_of(input, _reduced(losses, reduction))
     kept = target != ignore_index
