@@ -169,14 +169,10 @@ def searchsorted(x: Array, values: Array, right: bool) -> Array:
 
     ``x`` is a vector for all values, or has their axes but the last. By bisection of all at once.
     """
-    v, last, reached = (
-        values.reshape(-1) if x.ndim == 1 else values,
-        x.shape[-1] - 1,
-        comparison.gt if right else comparison.ge,
-    )
+    v, reached = values.reshape(-1) if x.ndim == 1 else values, comparison.gt if right else comparison.ge
     low = full(v.shape, 0, np.dtype(np.int64), v.device)
     for bit in reversed(range(x.shape[-1].bit_length())):
-        probe = elementwise.minimum(elementwise.add(low, (1 << bit) - 1), last)
+        probe = elementwise.minimum(elementwise.add(low, (1 << bit) - 1), x.shape[-1] - 1)
         found = reached(gather(x, x.ndim - 1, probe), v)
         low = elementwise.where(found, low, elementwise.add(probe, 1))
     return low.reshape(values.shape)

@@ -283,10 +283,9 @@ def searchsorted(sorted_sequence: Tensor, values: Operand, *, right: bool = Fals
         raise bad_value(f"searchsorted of shapes {x.shape} and {v.shape}: expected one vector, or equal leading sizes")
     if v.device is not x.device:
         raise bad_state(f"searchsorted: values on {v.device} for a sequence on {x.device}; move them with .to(device)")
-    behind = right or side == "right"
     dtype = dtypes.result_dtype((x.data, v.data))
     sequence, sought = (t.to(dtypes.float32 if dtypes.is_half(dtype) else dtype).data for t in (x, v))
-    return Tensor.wrap(x.device.kernels.indexing.searchsorted(sequence, sought, behind), x.device)
+    return Tensor.wrap(x.device.kernels.indexing.searchsorted(sequence, sought, right or side == "right"), x.device)
 
 
 def bucketize(input: Operand, boundaries: Tensor, *, right: bool = False) -> Tensor:

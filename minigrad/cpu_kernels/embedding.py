@@ -87,11 +87,7 @@ def _mover(name: str, kind: int) -> Any:
 
 
 READ, ASSIGN, ADD = _mover("read", 0), _mover("assign", 1), _mover("add", 2)
-REDUCTIONS: dict[str, Any] = {
-    "prod": _mover("multiply", 3),
-    "amax": _mover("raise_to", 4),
-    "amin": _mover("lower_to", 5),
-}
+REDUCTIONS = {"prod": _mover("multiply", 3), "amax": _mover("raise_to", 4), "amin": _mover("lower_to", 5)}
 MOVES = READ, ASSIGN
 
 
@@ -150,8 +146,7 @@ def move(way: Any, x: np.ndarray, axis: int, indices: np.ndarray, y: Any) -> boo
     x, places, y = [a if a.flags.c_contiguous else np.ascontiguousarray(a) for a in (x, places, y)]
     if way is not READ:
         places, y = [a.copy() if np.may_share_memory(x, a) else a for a in (places, y)]
-    outside = constant(np.zeros(1, np.int64))
-    addresses = addresses_of((x, places, y))
+    outside, addresses = constant(np.zeros(1, np.int64)), addresses_of((x, places, y))
     way.launch(key, tasks_of_rows(parts, each, ALONE), *addresses, outside, int(alike), *given)
     known_by_address((x, places, y))
     if outside[0]:

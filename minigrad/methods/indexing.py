@@ -247,11 +247,9 @@ class IndexingMethods:
         if weights is not None and weights.shape != self.shape:
             raise bad_value(f"bincount: weights of shape {weights.shape} for indices of shape {self.shape}")
         k, x = self.device.kernels, self.long().data
-        limits = [fold(x, (0,), False) for fold in (k.reduce.min, k.reduce.max)] if x.size else ()
-        least, most = [int(k.to_host(limit)) for limit in limits] or (0, -1)
-        if minlength < 0 or least < 0:
+        if minlength < 0 or not k.to_host(k.reduce.all(k.comparison.ge(x, 0), (0,), False)):
             raise bad_value(f"bincount: minlength={minlength} and the numbers must not be negative")
-        size = max(minlength, most + 1)
+        size = max(minlength, int(k.to_host(k.reduce.max(x, (0,), False))) + 1 if x.size else 0)
         own = None if weights is None else weights.dtype
         y = k.zeros((size,), dtype := {None: dtypes.int64, dtypes.float32: own}.get(own, dtypes.float64))
         k.indexing.scatter_add(y, 0, x, 1 if weights is None else weights.to(dtype).data)
@@ -269,8 +267,8 @@ class IndexingMethods:
         w, k, last = self.detach().double(), self.device.kernels, self.ndim - 1
         if good := last >= 0 and w.shape[-1] > 0:  # divided by the largest, so that no sum overflows or is subnormal
             edges = k.reduce.cumsum(k.elementwise.div(w.data, k.reduce.max(w.data, (last,), True)), last)
-            limits = [(w.data, 0), (edges[..., -1:], 1)] if w.numel() else []
-            good = all(k.to_host(k.reduce.min(x, tuple(range(w.ndim)), False)).item() >= n for x, n in limits)
+            reached = [k.comparison.ge(x, n) for x, n in ((w.data, 0), (edges[..., -1:], 1))]
+            good = all(k.to_host(k.reduce.all(x, tuple(range(w.ndim)), False)) for x in reached)
         if not good:
             raise bad_value("multinomial: weights must be finite, non-negative, and not all zero in a row")
         expect(num_samples >= 0, "multinomial: num_samples", num_samples, "0 or more")

@@ -73,8 +73,9 @@ def _labels(name: str, target: Tensor, classes: int, ignore_index: int, dtype: A
     labels, k, graph = target if target.data.dtype == int64 else target.long(), target.device.kernels, current_graph()
     if labels.ndim != 1:
         labels = Tensor.wrap(k.movement.reshape(labels.data, (labels.numel(),)), labels.device)
-    values = graph is None or labels.device is not graph.device  # in a graph they are others in each launch
-    if values and not 0 <= ignore_index < classes > 0 and k.cross_entropy.check_targets(labels.data, classes, 0) < 0:
+    # In a graph they are others in each launch.
+    may_all = classes and (graph is None or labels.device is not graph.device) and not 0 <= ignore_index < classes
+    if may_all and k.cross_entropy.check_targets(labels.data, classes, 0) < 0:
         return labels, float(labels.data.size)
     bad = k.cross_entropy.check_targets(labels.data, classes, ignore_index)
     if bad >= 0:
