@@ -29,15 +29,12 @@ NUMBERS = (np.float32, np.float64, np.int64)
 
 @inline
 def _changed(kind, old, new):
-    if kind == 2:
-        return old + new
-    if kind == 3:
-        return old * new
-    if kind == 4:
-        return old if old >= new or old != old else new
-    if kind == 5:
-        return old if old <= new or old != old else new
-    return new
+    if kind < 2:
+        return new
+    if kind < 4:
+        return old + new if kind == 2 else old * new
+    stays = old >= new if kind == 4 else old <= new
+    return old if stays or old != old else new
 
 
 def _mover(name: str, kind: int) -> Any:

@@ -90,12 +90,11 @@ def _search(task, tasks, x, values, left, y):
 
 def searchsorted(x: np.ndarray, values: np.ndarray, right: bool) -> np.ndarray:
     """int64: how many of the ascending last axis of ``x`` are before each value, or with ``right`` not behind it."""
-    y = np.empty(values.shape, np.int64)
-    if values.size:
-        rows, n = math.prod(x.shape[:-1]), x.shape[-1]
-        sequences, sought = (operand(np.ascontiguousarray(a)) for a in (x, values))
-        given = sequences.reshape(rows, n), sought.reshape(rows, -1), not right, y.reshape(rows, -1)
-        _search.launch(x.dtype, shares(values.size * n.bit_length()), *given)
+    rows, n = math.prod(x.shape[:-1]), x.shape[-1]
+    y, each = np.empty(values.shape, np.int64), values.size // max(rows, 1)
+    sequences, sought = (operand(np.ascontiguousarray(a)) for a in (x, values))
+    given = sequences.reshape(rows, n), sought.reshape(rows, each), not right, y.reshape(rows, each)
+    _search.launch(x.dtype, shares(values.size * n.bit_length()), *given)
     return y
 
 
