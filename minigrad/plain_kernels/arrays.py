@@ -196,7 +196,8 @@ class indexing:
         """
         rows, side = math.prod(x.shape[:-1]), "right" if right else "left"
         pairs = zip(x.reshape(rows, x.shape[-1]), values.reshape(rows, -1) if values.size else ())
-        return np.array([row.searchsorted(sought, side) for row, sought in pairs], np.int64).reshape(values.shape)
+        found = [untyped.searchsorted(row, sought, side) for row, sought in pairs]
+        return np.array(found, np.int64).reshape(values.shape)
 
     def one_hot(indices: np.ndarray, classes: int) -> np.ndarray:
         """int64, a new last axis with 1 at the index."""
