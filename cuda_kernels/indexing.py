@@ -164,6 +164,20 @@ def argsort(x: Array, axis: int, descending: bool, first: int | None = None) -> 
     return contiguous(order.reshape(last.shape)[..., :first].swapaxes(axis, -1))
 
 
+def searchsorted(x: Array, values: Array, right: bool) -> Array:
+    """int64: how many of the ascending last axis of ``x`` are before each value, or with ``right`` not behind it.
+
+    ``x`` is a vector for all values, or has their axes but the last. By bisection of all at once.
+    """
+    v, reached = values.reshape(-1) if x.ndim == 1 else values, comparison.gt if right else comparison.ge
+    low = full(v.shape, 0, np.dtype(np.int64), v.device)
+    for bit in reversed(range(x.shape[-1].bit_length())):
+        probe = elementwise.minimum(elementwise.add(low, (1 << bit) - 1), x.shape[-1] - 1)
+        found = reached(gather(x, x.ndim - 1, probe), v)
+        low = elementwise.where(found, low, elementwise.add(probe, 1))
+    return low.reshape(values.shape)
+
+
 def one_hot(indices: Array, classes: int) -> Array:
     """int64, a new last axis with 1 at the index."""
     places = as_indices(indices).reshape(*indices.shape, 1)

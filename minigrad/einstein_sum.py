@@ -165,13 +165,11 @@ def _shaped(x: _Noted, shape: Sequence[int]) -> _Noted:
 def kron(input: Tensor, other: Tensor) -> Tensor:
     """Kronecker product: ``input`` with each of its elements replaced by that element times ``other``."""
     n = max(check_tensor("kron", t).ndim for t in (input, other))
-    x, y = (t.reshape((1,) * (n - t.ndim) + t.shape) for t in (input, other))
-    shape = [a * b for a, b in zip(x.shape, y.shape)]
-    of_x, of_y = [k for a in x.shape for k in (a, 1)], [k for b in y.shape for k in (1, b)]
+    x, y = (t if t.ndim == n else t[(None,) * (n - t.ndim)] for t in (input, other))
+    shape, apart = [a * b for a, b in zip(x.shape, y.shape)], n
     if n and y.shape[-1] > 1 and math.prod(shape) >= 16384:  # rows as long as the result's are worth two more copies
-        x, y = x.repeat_interleave(y.shape[-1], -1), y.tile(x.shape[-1])
-        of_x[-2:] = of_y[-2:] = shape[-1:]
-    return (x.reshape(of_x) * y.reshape(of_y)).reshape(shape)
+        x, y, apart = x.repeat_interleave(y.shape[-1], -1), y.tile(x.shape[-1]), n - 1
+    return (x[(slice(None), None) * apart] * y[(None, slice(None)) * apart]).reshape(shape)
 
 
 def tensordot(a: Tensor, b: Tensor, dims: int | tuple[Sequence[int], Sequence[int]] = 2) -> Tensor:

@@ -283,21 +283,9 @@ def searchsorted(sorted_sequence: Tensor, values: Operand, *, right: bool = Fals
         raise bad_value(f"searchsorted of shapes {x.shape} and {v.shape}: expected one vector, or equal leading sizes")
     if v.device is not x.device:
         raise bad_state(f"searchsorted: values on {v.device} for a sequence on {x.device}; move them with .to(device)")
-    behind = right or side == "right"
-    shape, last, k = v.shape, x.shape[-1] - 1, x.device.kernels
-    v = v.reshape(-1) if x.ndim == 1 else v
     dtype = dtypes.result_dtype((x.data, v.data))
     sequence, sought = (t.to(dtypes.float32 if dtypes.is_half(dtype) else dtype).data for t in (x, v))
-    low, reached = k.zeros(v.shape, dtypes.int64), k.comparison.gt if behind else k.comparison.ge
-    for bit in reversed(range((last + 1).bit_length())):  # bisection, of all values at once
-        probe = k.elementwise.fused(_probe, low, (1 << bit) - 1, last)
-        found = reached(k.indexing.gather(sequence, x.ndim - 1, probe), sought)
-        low = k.elementwise.where(found, low, k.elementwise.add(probe, 1))
-    return Tensor.wrap(low, x.device).reshape(shape)
-
-
-def _probe(k: Any, low: Any, ahead: int, last: int) -> Any:
-    return k.minimum(k.add(low, ahead), last)
+    return Tensor.wrap(x.device.kernels.indexing.searchsorted(sequence, sought, right or side == "right"), x.device)
 
 
 def bucketize(input: Operand, boundaries: Tensor, *, right: bool = False) -> Tensor:

@@ -206,7 +206,7 @@ def check_places(name: str, x: Tensor, axis: int, index: Tensor) -> None:
         limits = (*sizes[:axis], math.inf, *sizes[axis + 1 :])
         if len(wanted) != len(sizes) or not sizes or any(n > m for n, m in zip(wanted, limits)):
             raise bad_value(f"{name} along {axis}: index shape {wanted} does not fit the tensor's {sizes}")
-    check_range(name, index, sizes[axis], moved=name[-1] != "_")
+    check_range(name, index, sizes[axis], moved=True)
 
 
 def scatter_source(name: str, x: Tensor, axis: int, index: Tensor, source: Any) -> Any:

@@ -9,14 +9,17 @@ import functools
 import math
 from typing import Any
 
+import numba
 import numpy as np
 
+from ..plain_kernels import embedding as plain
 from ..plain_kernels.arrays import is_half
 from .elementwise import assign, cast, supports_half
 from .toolbox.array_program import FLOAT32
 from .toolbox.jit import inline
-from .toolbox.register_tile import operand
-from .toolbox.threads import constant, get_num_threads, task_kernel, tasks_of_rows
+from .toolbox.multi_tensor import addresses_of
+from .toolbox.numpy_loops import array_at
+from .toolbox.threads import constant, get_num_threads, known_by_address, task_kernel, tasks_of_rows
 from .toolbox.vector_math import widened
 
 ALONE = 16384  # elements of a task
@@ -26,15 +29,12 @@ NUMBERS = (np.float32, np.float64, np.int64)
 
 @inline
 def _changed(kind, old, new):
-    if kind == 2:
-        return old + new
-    if kind == 3:
-        return old * new
-    if kind == 4:
-        return old if old >= new or old != old else new
-    if kind == 5:
-        return old if old <= new or old != old else new
-    return new
+    if kind < 2:
+        return new
+    if kind < 4:
+        return old + new if kind == 2 else old * new
+    stays = old >= new if kind == 4 else old <= new
+    return old if stays or old != old else new
 
 
 def _mover(name: str, kind: int) -> Any:
@@ -45,38 +45,36 @@ def _mover(name: str, kind: int) -> Any:
     reads, changes = kind == 0, kind >= 2
 
     @task_kernel(name=name)
-    def move(task, tasks, x, places, step, y, rows, columns, outside):
-        """y[i, k] = x[o, places[i, k] * step + k], without k if step is 1; equally many of the ``rows`` i for each o.
+    def move(task, tasks, of_x, of_places, of_y, outside, alike, x_like, y_like, outer, n, step, of_one, apart, across,
+             width, columns, blocks):  # fmt: skip
+        """y[i, k] = x[o, places[i, k] * step + k], without k if step is 1, for ``of_one`` rows i of each o.
 
-        Changes of an o are in the order of its rows, of which a task has some ``columns``. Rows of places and of y
-        repeat; a place alone is for all of a row. What has a place outside of x is left out, and said.
+        All three are given by their addresses. The places of an o are ``apart`` rows from the next one's, and y's are
+        1 row from the next, or 0; a place alone is for all of a row. Changes of an o are in the order of its rows, of
+        which a task has some ``columns``. What has a place outside of x is left out, and said.
         """
-        of_one, width, wide = rows // x.shape[0], y.shape[1], np.uint64(step)
-        together, blocks = 1 if reads else of_one, (width + columns - 1) // columns
-        alone, parts = places.shape[1] < width, rows // together * blocks
+        rows, wide, lane, turns = outer * of_one, np.uint64(step), np.uint64(step > 1), np.uint64(blocks)
+        x, y = array_at(of_x, (outer, n * step), x_like), array_at(of_y, (rows, width), y_like)
+        places, together = array_at(of_places, (rows, across), np.uint64), 1 if reads else of_one
+        alone, parts = across < width, rows // together * blocks
         for part in range(task * parts // tasks, (task + 1) * parts // tasks):
-            first, start = part // blocks * together, part % blocks * columns
+            first, turn, start = part // blocks * together, np.uint64(part % blocks), part % blocks * columns % width
+            o = first // of_one
             for i in range(first, first + together):
-                values, row, worst = y[i % y.shape[0]][start : start + columns], x[i // of_one], np.uint64(0)
-                at = places[i % places.shape[0]][0 if alone else start :][: 1 if alone else values.shape[0]]
+                values, row, worst = y[i * alike][start : start + columns], x[o], np.uint64(0)
+                at = places[i - o * (of_one - apart)][0 if alone else start :][: 1 if alone else values.shape[0]]
                 for k in range(at.shape[0]):
                     worst = max(worst, at[k])
-                if worst >= np.uint64(x.shape[1] // step):
+                if worst >= np.uint64(n):
                     outside[0] = 1
-                elif alone:
+                elif alone and (reads or (at[0] >> np.uint64(3)) % turns == turn):
                     there = row[np.int64(at[0]) * step + start :][: values.shape[0]]
                     source, target = (there, values) if reads else (values, there)
                     for k in range(source.shape[0]):
                         target[k] = _changed(kind, target[k], widened(source[k], row) if changes else source[k])
-                elif step == 1:
+                elif not alone:
                     for k in range(at.shape[0]):
-                        if reads:
-                            values[k] = row[at[k]]
-                        else:
-                            row[at[k]] = _changed(kind, row[at[k]], widened(values[k], row) if changes else values[k])
-                else:
-                    for k in range(at.shape[0]):
-                        place = at[k] * wide + np.uint64(start + k)
+                        place = at[k] * wide + lane * np.uint64(start + k)
                         if reads:
                             values[k] = row[place]
                         else:
@@ -86,59 +84,73 @@ def _mover(name: str, kind: int) -> Any:
 
 
 READ, ASSIGN, ADD = _mover("read", 0), _mover("assign", 1), _mover("add", 2)
-REDUCTIONS: dict[str, Any] = {
-    "prod": _mover("multiply", 3),
-    "amax": _mover("raise_to", 4),
-    "amin": _mover("lower_to", 5),
-}
+REDUCTIONS = {"prod": _mover("multiply", 3), "amax": _mover("raise_to", 4), "amin": _mover("lower_to", 5)}
+MOVES = READ, ASSIGN
 
 
 @functools.lru_cache(1024)
-def _rows_of(shape: Any, axis: int, indices: Any, strides: Any, reads: bool, threads: int) -> Any:
-    """Where the indices repeat, shapes of x, places and y, and the launch: step, rows, columns, parts."""
-    step, n = math.prod(shape[axis + 1 :]), indices[axis]
-    outer = math.prod(shape[:axis])
-    rows, width = (outer, n) if step == 1 else (outer * n, step)
+def _layout(way: Any, axis: int, threads: int, of_x: Any, of_indices: Any, of_y: Any) -> Any:
+    """Where the indices repeat, the launch's parts, the elements of each, what stands for the kernel's types, and what
+    it gets; None if it does not take these arrays, or if there is nothing to do.
+    """
+    (shape, dtype), (indices, strides, of_places), (elements, kind) = of_x, of_indices, of_y
+    reads, moves, whole, ones = way is READ, way in MOVES, [*shape], [1] * len(shape)
+    whole[axis] = ones[axis] = n = indices[axis]
+    takes = is_half(kind) if kind != dtype else moves or kind.type in NUMBERS or is_half(kind)
+    fits = [*indices] in (whole, ones) and elements in (None, math.prod(whole)) and 0 not in (*whole, *shape)
+    if not (takes and fits and axis >= 0) or of_places != np.int64 or (moves and kind != dtype):
+        return None
+    step, outer = math.prod(shape[axis + 1 :]), math.prod(shape[:axis])
+    of_one, width = (1, n) if step == 1 else (n, step)
     few = [m if stride or i == axis else 1 for i, (m, stride) in enumerate(zip(indices, strides))]
     if math.prod(few[:axis]) not in (1, outer) or math.prod(few[axis + 1 :]) not in (1, step):
         few = [*indices]
     once = few != [*indices] and tuple([slice(m) for m in few])
-    blocks = 1 if step == 1 and not reads else -(-threads // (rows if reads else outer))
-    columns = -(-width // (blocks * COLUMNS)) * COLUMNS
-    parts = (rows if reads else outer) * -(-width // columns)
-    of_places = -1, math.prod(few[axis + (step > 1) :])
-    return once, (outer, -1), of_places, (-1, width), step, rows, columns, parts
+    across = math.prod(few[axis + (step > 1) :])
+    groups = outer * of_one if reads else outer
+    blocks = 1 if step == 1 and not reads else min(-(-threads // groups), -(-width // COLUMNS))
+    columns = -(-width // (blocks * COLUMNS)) * COLUMNS if reads or across == width else width
+    blocks = blocks if columns == width else -(-width // columns)
+    parts = groups * blocks
+    apart, each = of_one if math.prod(few) > of_one * across else 0, outer * of_one * width // parts
+    # The kernel takes elements as integers if it moves them, and half floats as ``widened`` does.
+    kinds = ["u" if moves else "ui"[d.kind == "f"] if is_half(d) else d.kind for d in (dtype, kind)]
+    likes = [np.zeros((), f"{letter}{d.itemsize}")[()] for letter, d in zip(kinds, (dtype, kind))]
+    given = *likes, outer, shape[axis], step, of_one, apart, across, width, columns, blocks
+    return once, parts, each, tuple([x.dtype.char for x in likes]), given
 
 
-def move(way: Any, x: np.ndarray, axis: int, indices: np.ndarray, y: Any) -> None:
+def move(way: Any, x: np.ndarray, axis: int, indices: np.ndarray, y: Any) -> bool:
     """``READ`` y from x at the indices along an axis, ``ADD`` it, ``ASSIGN`` it (or a number), or another change.
 
-    The indices may be 1 long in all dimensions before the axis, or in all behind it. IndexError for those that are not
-    within 0..n - 1; what is moved with them is left out. Half-width floats are added in float32, and rounded once.
+    Whether that is done: dtypes and shapes must fit, and what is changed be contiguous. The indices may be 1 long in
+    all other dimensions. IndexError for those that are not within 0..n - 1; what is moved with them is left out.
+    Half-width floats are added in float32, and rounded once.
     """
-    if not indices.size or 0 in x.shape[axis + 1 :]:
-        return
-    if way not in (READ, ASSIGN) and is_half(x.dtype):
+    of_x, of_places = (x.shape, x.dtype), (indices.shape, indices.strides, indices.dtype)
+    of_y = (y.size, y.dtype) if isinstance(y, np.ndarray) and y.ndim else (None, x.dtype)
+    layout = _layout(way, axis, get_num_threads(), of_x, of_places, of_y)
+    if layout is None or not (way is READ or x.flags.carray):
+        return False
+    if way not in MOVES and is_half(x.dtype):
         wide = cast(x, FLOAT32)
         move(way, wide, axis, indices, y if supports_half(x) else cast(y, FLOAT32))
         assign(x, wide)
-        return
-    once, of_x, of_places, of_y, step, rows, columns, parts = _rows_of(
-        x.shape, axis, indices.shape, indices.strides, way is READ, get_num_threads()
-    )
-    places = indices[once] if once else indices
-    y = y if np.ndim(y) else np.full(of_y[1], y, x.dtype)
-    x, places, y = [a if a.flags.carray else operand(np.ascontiguousarray(a)) for a in (x, places, y)]
-    # Numba knows no half floats: they are moved as integers, of the types that ``widened`` takes.
-    x, y = (a if a.dtype.type in NUMBERS else a.view(f"{'ui'[a.dtype.kind == 'f']}{a.itemsize}") for a in (x, y))
-    outside = constant(np.zeros(1, np.int64))
-    tasks = tasks_of_rows(parts, rows * of_y[1] // parts, ALONE)
-    given = x.reshape(of_x), places.view(np.uint64).reshape(of_places), step, y.reshape(of_y), rows, columns, outside
-    way.launch(y.dtype, tasks, *given)
+        return True
+    once, parts, each, key, given = layout
+    alike, places = of_y[0] is not None, indices[once] if once else indices
+    y = y if alike else np.full(given[-3], y, x.dtype)
+    x, places, y = [a if a.flags.c_contiguous else np.ascontiguousarray(a) for a in (x, places, y)]
+    if way is not READ:
+        places, y = [a.copy() if np.may_share_memory(x, a) else a for a in (places, y)]
+    outside, addresses = constant(np.zeros(1, np.int64)), addresses_of((x, places, y))
+    way.launch(key, tasks_of_rows(parts, each, ALONE), *addresses, outside, int(alike), *given)
+    known_by_address((x, places, y))
     if outside[0]:
-        n = x.size // (of_x[0] * step)
+        n = x.shape[axis]
         bad = int(indices.reshape(-1)[check_indices(indices, n)])
         raise IndexError(f"index {bad} is out of range for size {n}")
+    return True
 
 
 def check_indices(indices: np.ndarray, rows: int) -> int:
@@ -154,8 +166,7 @@ def check_indices(indices: np.ndarray, rows: int) -> int:
 def forward(weight: np.ndarray, indices: np.ndarray) -> np.ndarray:
     """weight (V, C) of any real dtype, indices int64 of any shape (checked) -> (\\*indices.shape, C)."""
     y = np.empty((*indices.shape, weight.shape[1]), weight.dtype)
-    move(READ, weight, 0, indices.reshape(-1, 1), y)
-    return y
+    return y if move(READ, weight, 0, indices.reshape(-1, 1), y) else plain.forward(weight, indices)
 
 
 def backward_into(dy: np.ndarray, indices: np.ndarray, dweight: np.ndarray) -> None:
@@ -167,4 +178,5 @@ def backward_into(dy: np.ndarray, indices: np.ndarray, dweight: np.ndarray) -> N
     """
     if not dweight.flags.c_contiguous:
         raise ValueError(f"dweight has strides {dweight.strides}: expected a C-contiguous array, which is written to")
-    move(ADD, dweight, 0, indices.reshape(-1, 1), dy.astype(dweight.dtype, copy=False))
+    if not move(ADD, dweight, 0, indices.reshape(-1, 1), dy.astype(dweight.dtype, copy=False)):
+        plain.backward_into(dy, indices, dweight)

@@ -6,13 +6,12 @@ from typing import Any
 import numpy as np
 
 from ..plain_kernels import indexing as plain
-from ..plain_kernels.arrays import is_half
 from .elementwise import assign
-from .embedding import ADD, ALONE, ASSIGN, NUMBERS, READ, REDUCTIONS, check_indices, move
+from .embedding import ADD, ALONE, ASSIGN, READ, REDUCTIONS, check_indices, move
 from .toolbox.array_program import formula
 from .toolbox.register_tile import operand
-from .toolbox.strided_copy import MANY, copied
-from .toolbox.threads import task_kernel, tasks_of_rows
+from .toolbox.strided_copy import MANY
+from .toolbox.threads import shares, task_kernel, tasks_of_rows
 
 FEW = 16384  # elements that NumPy picks in the time of a launch
 BLOCK = 32  # elements of a row that are compared at once
@@ -20,40 +19,27 @@ MOST_BEST = 48  # so many of a row are found by comparing each element with thos
 globals().update((name, getattr(plain, name)) for name in vars(plain) if name[0] != "_")
 
 
-def _moved(way: Any, x: np.ndarray, axis: int, indices: np.ndarray, y: Any) -> bool:
-    """Whether a kernel has read y from x, or made a change of x by it."""
-    others = (*indices.shape[:axis], x.shape[axis], *indices.shape[axis + 1 :])
-    fits = others == x.shape and indices.dtype == np.int64 and indices.size > 0 < x.size
-    if way is not READ:
-        fits = fits and x.flags.carray and (way is ASSIGN or x.dtype.type in NUMBERS or is_half(x.dtype))
-        fits = fits and (np.ndim(y) == 0 or (y.dtype == x.dtype and y.shape == indices.shape))
-        fits = fits and not np.may_share_memory(x, y) and not np.may_share_memory(x, indices)
-    if fits:
-        move(way, x, axis, indices, y)
-    return fits
-
-
 def gather(x: np.ndarray, axis: int, indices: np.ndarray) -> np.ndarray:
     """y[i][j][k] = x[i][indices[i][j][k]][k] (for axis 1), the shape of ``indices``, each from 0 on and in range."""
     y = np.empty(indices.shape, x.dtype)
-    return y if _moved(READ, x, axis, indices, y) else plain.gather(x, axis, indices)
+    return y if move(READ, x, axis, indices, y) else plain.gather(x, axis, indices)
 
 
 def scatter(x: np.ndarray, axis: int, indices: np.ndarray, y: Any) -> None:
     """x[i][indices[i][j][k]][k] = y[i][j][k] (for axis 1), in place, each from 0 on and in range; the last one wins."""
-    if not _moved(ASSIGN, x, axis, indices, y):
+    if not move(ASSIGN, x, axis, indices, y):
         plain.scatter(x, axis, indices, y)
 
 
 def scatter_add(x: np.ndarray, axis: int, indices: np.ndarray, y: Any) -> None:
     """x[i][indices[i][j][k]][k] += y[i][j][k] (for axis 1), in place; repeated positions add up in order."""
-    if not _moved(ADD, x, axis, indices, y):
+    if not move(ADD, x, axis, indices, y):
         plain.scatter_add(x, axis, indices, y)
 
 
 def scatter_reduce(x: np.ndarray, axis: int, indices: np.ndarray, y: np.ndarray, reduce: str) -> None:
     """x[i][indices[i][j][k]][k] = f(itself, y[i][j][k]) (for axis 1), in place; f as ``reduce`` says, NaN stays."""
-    if not _moved(REDUCTIONS[reduce], x, axis, indices, y):
+    if not move(REDUCTIONS[reduce], x, axis, indices, y):
         plain.scatter_reduce(x, axis, indices, y, reduce)
 
 
@@ -84,6 +70,33 @@ def _best(task, tasks, x, descending, places):
                     found = min(found + 1, most)
 
 
+@task_kernel
+def _search(task, tasks, x, values, left, y):
+    """y[i, k]: how many of row i of x are before values[i, k]. Bisection, of the values of a block at once."""
+    blocks = (values.shape[1] + BLOCK - 1) // BLOCK
+    for part in range(task * len(x) * blocks // tasks, (task + 1) * len(x) * blocks // tasks):
+        row, start, n = x[part // blocks], part % blocks * BLOCK, x.shape[1]
+        sought, low = values[part // blocks][start : start + BLOCK], y[part // blocks][start : start + BLOCK]
+        low[:] = 0
+        while n > 0:
+            half = (n + 1) // 2
+            probes = row[half - 1 :]
+            for k in range(low.shape[0]):
+                probe = probes[np.uint64(low[k])]
+                low[k] += 0 if (probe > sought[k]) | (left & (probe == sought[k])) else half
+            n -= half
+
+
+def searchsorted(x: np.ndarray, values: np.ndarray, right: bool) -> np.ndarray:
+    """int64: how many of the ascending last axis of ``x`` are before each value, or with ``right`` not behind it."""
+    rows, n = math.prod(x.shape[:-1]), x.shape[-1]
+    y, each = np.empty(values.shape, np.int64), values.size // max(rows, 1)
+    sequences, sought = (operand(np.ascontiguousarray(a)) for a in (x, values))
+    given = sequences.reshape(rows, n), sought.reshape(rows, each), not right, y.reshape(rows, each)
+    _search.launch(x.dtype, shares(values.size * n.bit_length()), *given)
+    return y
+
+
 def _in_order(x: Any) -> Any:
     """int64 that are in order as x, whose floats have NaN last and 0 equal to -0."""
     if x.dtype.kind == "f":
@@ -94,9 +107,6 @@ def _in_order(x: Any) -> Any:
 
 _upper = formula(lambda x: (_in_order(x) >> 32).astype(np.int32))
 _lower = formula(lambda x, least: ((_in_order(x) - least) ^ 0x80000000).astype(np.int32))  # signed as if it were not
-_not_equal = formula(np.not_equal)
-_above = formula(np.floor_divide)
-_rest = formula(lambda x, above, n: x - above * n)
 _ascending = formula(lambda x, places: (_in_order(x) << 32) | places)
 _descending = formula(lambda x, places: (np.invert(_in_order(x)) << 32) | places)
 
@@ -131,18 +141,6 @@ def argsort(x: np.ndarray, axis: int, descending: bool, first: int | None = None
     return places if axis == x.ndim - 1 else np.moveaxis(places, -1, axis)
 
 
-def nonzero(x: np.ndarray) -> np.ndarray:
-    """int64 (count, ndim): the places where x is not 0."""
-    flat = _not_equal(x, 0).reshape(-1).nonzero()[0]
-    places = np.empty((x.ndim, flat.size), np.int64)
-    for dim in range(x.ndim - 1, 0, -1):
-        above = _above(flat, max(x.shape[dim], 1))
-        places[dim] = _rest(flat, above, x.shape[dim])
-        flat = above
-    places[:1] = flat
-    return copied(places.T)
-
-
 def index(x: np.ndarray, where: Any) -> np.ndarray:
     """x[where], as the plain one."""
     found = None if x.size < FEW else _rows(x, where)
@@ -150,36 +148,33 @@ def index(x: np.ndarray, where: Any) -> np.ndarray:
         return plain.index(x, where)
     cube, axis, rows = found
     y = np.empty((*x.shape[:axis], *rows.shape, *cube.shape[axis + 1 :]), x.dtype)
-    if y.size < FEW:
-        return cube.take(rows, axis, y)
-    move(READ, cube, axis, _of_slices(cube, axis, rows), y)
-    return y
+    return y if move(READ, cube, axis, _of_slices(cube, axis, rows), y) else plain.index(x, where)
 
 
-def _at(x: np.ndarray, where: Any, y: Any, write: Any) -> bool:
-    """Whether ``write``, of indices along an axis, has changed x at rows of ``where`` by y."""
-    few = x.size < FEW and (where if isinstance(where, np.ndarray) else np.asarray(y)).size < FEW
-    found = None if few or not x.flags.carray else _rows(x, where)
-    if found is None or np.may_share_memory(x, y):
+def _at(way: Any, x: np.ndarray, where: Any, y: Any) -> bool:
+    """Whether a kernel has changed x at rows of ``where`` by y. NumPy is quick where a few elements are assigned."""
+    few = way is ASSIGN and x.size < FEW and (where if isinstance(where, np.ndarray) else np.asarray(y)).size < FEW
+    found = None if few else _rows(x, where)
+    if found is None:
         return False
     cube, axis, rows = found
     y, before, after = np.asarray(y, x.dtype), x.shape[:axis], cube.shape[axis + 1 :]
     if y.ndim:  # dimensions of 1 may come before
         shape = *before, *rows.shape, *after
-        y = np.broadcast_to(y.reshape(y.shape[-len(shape) :]), shape).reshape(*before, rows.size, *after)
-    write(cube, axis, np.broadcast_to(_of_slices(cube, axis, rows), (*before, rows.size, *after)), y)
-    return True
+        y = y if y.shape == shape else np.broadcast_to(y.reshape(y.shape[-len(shape) :]), shape)
+        y = y.reshape(*before, rows.size, *after)
+    return move(way, cube, axis, _of_slices(cube, axis, rows), y)
 
 
 def add_at(x: np.ndarray, where: Any, y: np.ndarray) -> None:
     """x[where] += y; repeated positions add up."""
-    if not _at(x, where, y, scatter_add):
+    if not _at(ADD, x, where, y):
         plain.add_at(x, where, y)
 
 
 def assign_at(x: np.ndarray, where: Any, y: Any) -> None:
     """x[where] = y; of repeated positions the last one wins."""
-    if _at(x, where, y, scatter):
+    if _at(ASSIGN, x, where, y):
         return
     part = x[where] if x.nbytes >= MANY and isinstance(y, np.ndarray) else None
     if part is not None and np.may_share_memory(part, x):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from .. import dtypes, shapes
 from ..autograd import Function, TensorCore, bump
 from ..device import CPU
-from ..errors import bad_state, bad_type, bad_value
+from ..errors import bad_index, bad_state, bad_type, bad_value
 from ..hints import HINTS
 from ..modes import F, of_thread
 from ..op_inputs import explained
@@ -256,5 +256,8 @@ def _scattered(name: str, x: Tensor, dim: int, index: Tensor, src: Operand) -> T
     source = shapes.scatter_source(name, x, axis, index, x._operand(src))
     x._change(name, source)
     scatter = getattr(x.device.kernels.indexing, name[:-1])
-    scatter(x.data, axis, index.data, source.data if isinstance(source, TensorCore) else source)
+    try:
+        scatter(x.data, axis, index.data, source.data if isinstance(source, TensorCore) else source)
+    except IndexError as error:
+        raise bad_index(f"{name}: {error}") from None
     return x

@@ -247,9 +247,9 @@ class IndexingMethods:
         if weights is not None and weights.shape != self.shape:
             raise bad_value(f"bincount: weights of shape {weights.shape} for indices of shape {self.shape}")
         k, x = self.device.kernels, self.long().data
-        if minlength < 0 or (x.size and int(self.amin()) < 0):
+        if minlength < 0 or not k.to_host(k.reduce.all(k.comparison.ge(x, 0), (0,), False)):
             raise bad_value(f"bincount: minlength={minlength} and the numbers must not be negative")
-        size = max(minlength, int(self.amax()) + 1 if x.size else 0)
+        size = max(minlength, int(k.to_host(k.reduce.max(x, (0,), False))) + 1 if x.size else 0)
         own = None if weights is None else weights.dtype
         y = k.zeros((size,), dtype := {None: dtypes.int64, dtypes.float32: own}.get(own, dtypes.float64))
         k.indexing.scatter_add(y, 0, x, 1 if weights is None else weights.to(dtype).data)
@@ -264,9 +264,12 @@ class IndexingMethods:
         Raises ValueError for weights that are negative, not finite, or all zero in a row. Raises it also for more
         samples without replacement than a row has weights above 0.
         """
-        w = self.detach().double()
-        bad = not w.isfinite().all() or (w < 0).any() or (w.sum(-1) == 0).any()
-        if bad or not w.ndim or not w.shape[-1]:
+        w, k, last = self.detach().double(), self.device.kernels, self.ndim - 1
+        if good := last >= 0 and w.shape[-1] > 0:  # divided by the largest, so that no sum overflows or is subnormal
+            edges = k.reduce.cumsum(k.elementwise.div(w.data, k.reduce.max(w.data, (last,), True)), last)
+            reached = [k.comparison.ge(x, n) for x, n in ((w.data, 0), (edges[..., -1:], 1))]
+            good = all(k.to_host(k.reduce.all(x, tuple(range(w.ndim)), False)) for x in reached)
+        if not good:
             raise bad_value("multinomial: weights must be finite, non-negative, and not all zero in a row")
         expect(num_samples >= 0, "multinomial: num_samples", num_samples, "0 or more")
         once = not replacement and num_samples > 1
@@ -276,13 +279,13 @@ class IndexingMethods:
                 f"multinomial: num_samples={num_samples} without replacement, but a row has {positive} weights "
                 "above 0; pass replacement=True"
             )
-        u = self.wrap(draw("uniform", w.device.kernels, shape, dtypes.float64, generator), w.device)
+        u = draw("uniform", k, shape, dtypes.float64, generator)
         if once:
-            clocks = (-(-u).log1p()).log() - w.log()  # logarithms of exponential times: none overflows
+            clocks = (-(-self.wrap(u, w.device)).log1p()).log() - w.log()  # logarithms of times: none overflows
             return clocks.topk(num_samples, largest=False).indices
-        edges = (w / w.amax(-1, keepdim=True)).cumsum(-1)  # scaled, so that no sum overflows or is subnormal
         # The first edge above the point; a weight of 0 has an empty interval, so it is never drawn.
-        return (edges.unsqueeze(-2) <= (u * edges[..., -1:]).unsqueeze(-1)).sum(-1)
+        found = k.indexing.searchsorted(edges, k.elementwise.mul(u, edges[..., -1:]), True)
+        return self.wrap(found, w.device)
 
 
 def _along(name: str, x: Tensor, dim: int, index: Tensor, source: Tensor | None = None) -> tuple[Any, ...]:

@@ -3,6 +3,7 @@
 Whatever the dtypes of a norm's parameters (float32 ones for a bfloat16 x are usual), the result is of x's.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -14,8 +15,9 @@ from ..creation import cat, one_hot as one_hot, where
 from ..dtypes import bool_, finfo, float32, int64, is_floating, is_half
 from ..errors import bad_index, bad_state, bad_type, bad_value, check_choice, expect
 from ..functions import log_softmax as log_softmax, relu as relu, sigmoid as sigmoid, softmax as softmax, tanh as tanh
+from ..methods.math import combine
 from ..mixed_precision import in_float32, of_halves
-from ..modes import cast_inputs, is_autocast_enabled, no_grad
+from ..modes import cast_inputs, constant, is_autocast_enabled, no_grad
 from ..ops import (
     activation,
     attention,
@@ -133,10 +135,16 @@ def pad(x: Tensor, pad: Sequence[int], mode: str = "constant", value: float = 0.
             if mode == "circular":
                 x = cat([x.narrow(dim, n - before, before), x, x.narrow(dim, 0, after)], dim)
             else:
-                at = np.arange(-before, n + after)
-                at = at.clip(0, n - 1) if mode == "replicate" else n - 1 - abs(n - 1 - abs(at))
-                x = indexing_ops.Index.apply(x, (slice(None),) * dim + (Tensor(at, device=x.device).data,))
+                places = constant(functools.partial(_bordered, mode, before, n, after, x.device)).data
+                x = combine(indexing_ops.Index, x, (slice(None),) * dim + (places,))
     return x
+
+
+@functools.lru_cache(16)
+def _bordered(mode: str, before: int, n: int, after: int, device: Any) -> Tensor:
+    """The places along a dimension of n that one with a border has."""
+    at = np.arange(-before, n + after)
+    return Tensor(at.clip(0, n - 1) if mode == "replicate" else n - 1 - abs(n - 1 - abs(at)), device=device)
 
 
 def softmin(x: Tensor, dim: int) -> Tensor:

@@ -9,6 +9,7 @@ from ..mixed_precision import autocast_to_float32, of_halves
 from ..modes import cast_inputs, current_graph
 from ..ops import cross_entropy as cross_entropy_ops, elementwise, indexing, linear as linear_ops
 from ..ops.linear_cross_entropy import LinearCrossEntropy
+from ..shapes import check_range
 from ..tensor import Tensor, check_tensor, floating, in_dtype_of
 
 Weight: TypeAlias = Tensor | None  # None: 1 everywhere, or for a bias 0
@@ -53,11 +54,10 @@ def cross_entropy(
     if logits.ndim != 2:
         logits = logits.reshape(-1, classes) if input.numel() else logits.reshape(target.numel(), classes)
     k = input.device.kernels
-    labels = _labels("cross_entropy", target, classes, ignore_index)
+    labels, count = _labels("cross_entropy", target, classes, ignore_index, input.dtype)
     class_weight = None if weight is None else k.copy(weight.to(input.dtype).data)  # which may change before backward
     options = (ignore_index, label_smoothing, class_weight)
-    by_count = reduction == "mean" and weight is None
-    divisor: Any = _count(labels, ignore_index, input.dtype) if by_count else {"sum": 1.0}.get(reduction)
+    divisor: Any = {"mean": count if weight is None else None, "sum": 1.0}.get(reduction)
     logits = floating("cross_entropy", logits)
     losses = cross_entropy_ops.CrossEntropy.apply(logits, labels, options=options, divisor=divisor)
     if reduction == "none":
@@ -68,31 +68,21 @@ def cross_entropy(
     return losses.sum() / weight.detach().to(input.dtype)[labels.where(counted, 0)].where(counted, 0.0).sum()
 
 
-def _labels(name: str, target: Tensor, classes: int, ignore_index: int) -> Tensor:
-    """The target as int64 (N,); IndexError naming one that is out of range."""
-    labels, k = target if target.data.dtype == int64 else target.long(), target.device.kernels
+def _labels(name: str, target: Tensor, classes: int, ignore_index: int, dtype: Any) -> tuple[Tensor, Any]:
+    """The target as int64 (N,), and how many of it count, a number if all do; IndexError naming one out of range."""
+    labels, k, graph = target if target.data.dtype == int64 else target.long(), target.device.kernels, current_graph()
     if labels.ndim != 1:
         labels = Tensor.wrap(k.movement.reshape(labels.data, (labels.numel(),)), labels.device)
+    # In a graph they are others in each launch.
+    may_all = classes and (graph is None or labels.device is not graph.device) and not 0 <= ignore_index < classes
+    if may_all and k.cross_entropy.check_targets(labels.data, classes, 0) < 0:
+        return labels, float(labels.data.size)
     bad = k.cross_entropy.check_targets(labels.data, classes, ignore_index)
     if bad >= 0:
         known = f"{classes} classes (ignore_index is {ignore_index})"
         raise bad_index(f"{name}: target {int(labels[bad])} at position {bad} is out of range for {known}")
-    return labels
-
-
-def _captured(x: Tensor) -> bool:
-    """Whether operations on x become part of a graph, where the host sees no values."""
-    graph = current_graph()
-    return graph is not None and x.device is graph.device
-
-
-def _count(labels: Tensor, ignore_index: int, dtype: Any) -> Any:
-    """How many labels count; in a graph, whose every launch has its own count, as an array."""
-    k = labels.device.kernels
     count = k.reduce.sum(k.comparison.ne(labels.data, ignore_index), (0,), False, "int64")
-    if _captured(labels):
-        return k.elementwise.cast(count, float64 if dtype == float64 else float32)
-    return float(k.to_host(count))
+    return labels, k.elementwise.cast(count, float64 if dtype == float64 else float32)
 
 
 def linear_cross_entropy(
@@ -120,8 +110,8 @@ def linear_cross_entropy(
     if weight.dtype != x.dtype or not target.numel():
         logits = linear_ops.Linear.apply(x.reshape(target.numel(), x.shape[-1]), weight)
         return cross_entropy(logits, target.reshape(-1), ignore_index=ignore_index, reduction=reduction)
-    labels = _labels("linear_cross_entropy", target, weight.shape[0], ignore_index)
-    divisor = 1.0 if reduction == "sum" else _count(labels, ignore_index, x.dtype)
+    labels, count = _labels("linear_cross_entropy", target, weight.shape[0], ignore_index, x.dtype)
+    divisor = 1.0 if reduction == "sum" else count
     return in_dtype_of(x, LinearCrossEntropy.apply(x, weight, labels, ignore_index=ignore_index, divisor=divisor))
 
 
@@ -155,12 +145,12 @@ def nll_loss(
     class_dim = 0 if floating("nll_loss", input).ndim == 1 else 1
     if not input.ndim or target.shape != input.shape[:class_dim] + input.shape[class_dim + 1 :]:
         raise bad_value(f"nll_loss: input {input.shape}, target {target.shape}; expected (N, C) and (N,)")
-    classes, k, wide = input.shape[class_dim], input.device.kernels, float64 if input.dtype == float64 else float32
+    classes, wide = input.shape[class_dim], float64 if input.dtype == float64 else float32
     _check_class_weight(weight, classes)
-    plain = classes > 0 and weight is None and target.data.dtype == int64 and not 0 <= ignore_index < classes
-    plain = plain and not _captured(target)
-    if plain and k.cross_entropy.check_targets(k.movement.reshape(target.data, (target.numel(),)), classes, 0) < 0:
-        losses = -indexing.Gather.apply(input, target, axis=class_dim).to(wide)  # none is ignored
+    check_range("nll_loss", target, None)
+    _, count = _labels("nll_loss", target, classes, ignore_index, wide)
+    if isinstance(count, float) and weight is None and target.data.dtype == int64:
+        losses = -indexing.Gather.apply(input, target, axis=class_dim).to(wide)
         return in_dtype_of(input, _reduced(losses, reduction))
     kept = target != ignore_index
     index = target.where(kept, 0)

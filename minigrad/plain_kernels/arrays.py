@@ -1,6 +1,7 @@
 """Arrays: making and copying them, other shapes and orders, positions and tables, sums and other reductions."""
 
 import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -187,6 +188,16 @@ class indexing:
             rest = above
         places[:, :1] = rest[:, None]
         return places
+
+    def searchsorted(x: np.ndarray, values: np.ndarray, right: bool) -> np.ndarray:
+        """int64: how many of the ascending last axis of ``x`` are before each value, or with ``right`` not behind it.
+
+        ``x`` is a vector for all values, or has their axes but the last; NaN is behind all.
+        """
+        rows, side = math.prod(x.shape[:-1]), "right" if right else "left"
+        pairs = zip(x.reshape(rows, x.shape[-1]), values.reshape(rows, -1) if values.size else ())
+        found = [untyped.searchsorted(row, sought, side) for row, sought in pairs]
+        return np.array(found, np.int64).reshape(values.shape)
 
     def one_hot(indices: np.ndarray, classes: int) -> np.ndarray:
         """int64, a new last axis with 1 at the index."""

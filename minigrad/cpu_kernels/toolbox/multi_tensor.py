@@ -43,9 +43,9 @@ def exact(fn: Callable[..., None]) -> Any:
     return numba.njit(nogil=True, error_model="numpy", fastmath=False)(fn)  # unsaid, it would be the caller's fast one
 
 
-@emits(lambda address, like: types.CPointer(like.dtype)(address, like))
+@emits(lambda address, like: types.CPointer(getattr(like, "dtype", like))(address, like))
 def pointer_at(context: Any, builder: Any, signature: Any, address: Any, like: Any) -> Any:
-    """In a kernel: ``address`` as a pointer to elements of the dtype of ``like``, an array or a class."""
+    """In a kernel: ``address`` as a pointer to elements of the dtype of ``like``, an array, a number or a class."""
     return builder.inttoptr(address, context.get_value_type(signature.return_type))
 
 
