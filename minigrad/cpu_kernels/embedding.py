@@ -9,7 +9,6 @@ import functools
 import math
 from typing import Any
 
-import numba
 import numpy as np
 
 from ..plain_kernels import embedding as plain
