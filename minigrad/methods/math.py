@@ -38,21 +38,55 @@ def _kinds(op: type[Function], x: TensorCore, y: Any) -> tuple[Any, ...]:
     return kinds if y is None else (*kinds, type(y.data if isinstance(y, TensorCore) else y))
 
 
+class _Noted:
+    """Kernels that note which function ``forward`` calls, and with what."""
+
+    def __init__(self, kernels: Any, calls: list[Any]) -> None:
+        self._kernels, self._calls = kernels, calls
+
+    def __getattr__(self, name: str) -> _Noted:
+        return _Noted(getattr(self._kernels, name), self._calls)
+
+    def __call__(self, *given: Any) -> _Noted:
+        self._calls.append((self._kernels, given))
+        return self
+
+
+known: dict[Any, Any] = {}
+"""By an operation on the CPU, the dtypes of its inputs and the names of its options the kernel that ``forward`` is: a
+function, and what it gets after inputs and options; () if ``forward`` does more, or casts. Nothing but this may decide
+what it does."""
+
+
+def _kernel_of(op: type[Function], inputs: list[Any], options: dict[str, Any]) -> tuple[Any, ...]:
+    """What ``known`` says of the operation, which takes arrays as they are."""
+    node, calls, given = op(), [], [*inputs, *options.values()]
+    node.kernels, node.needs = _Noted(CPU.native, calls), [False] * len(inputs)
+    try:
+        made = op.forward(node, *inputs, **options)
+    except (AttributeError, TypeError, ValueError):  # it works with what a kernel gives
+        return ()
+    if len(calls) != 1 or type(made) is not _Noted:
+        return ()
+    function, arguments = calls[0]
+    if isinstance(arguments[0], FunctionType):  # ``fused`` of a formula
+        function, arguments = function.of(arguments[0]), arguments[1:]
+    same = len(arguments) >= len(given) and all(x is y for x, y in zip(arguments, given))
+    rest = arguments[len(given) :]
+    return (function, rest) if same and all(x is None or isinstance(x, str) for x in rest) else ()
+
+
 def combine(op: type[Function], x: TensorCore, y: Any = None, **options: Any) -> Tensor:
     """``op.apply(x, y)``, or ``op.apply(x, **options)``, at half the cost where tensors of one dtype and device need no
-    casts.
+    casts; where nothing is recorded, and ``forward`` is one kernel of the CPU, by a call of that.
 
     Nothing is called here that need not be: for small tensors that is what an operation costs.
     """
     if not isinstance(x, TensorCore):
         return op.apply(x, **options) if y is None else op.apply(x, y)  # which refuses it, unless y is a tensor
     a, dtype, device, mode, two = x.data, x.data.dtype, x.device, of_thread.mode, isinstance(y, TensorCore)
-    usual = dtype is float32 or dtype is float64 or as_they_are.get(_kinds(op, x, y), 0) is None
-    if not usual or mode.autocast is not None or mode.kernels is not None or (
-        two and (y.data.dtype is not dtype or y.device is not device)
-    ):  # fmt: skip
-        return op.apply(x, **options) if y is None else op.apply(x, y)
-    recording = mode.enabled and op.differentiable
+    b = y.data if two else y
+XX    recording = mode.enabled and op.differentiable
     need_x, need_y = recording and x.requires_grad, recording and two and y.requires_grad
     node = op()
     node.device = device
@@ -60,7 +94,10 @@ def combine(op: type[Function], x: TensorCore, y: Any = None, **options: Any) ->
     node.needs = (need_x,) if y is None else (need_x, need_y)
     node.saved = ()
     try:
-        out = op.forward(node, a, **options) if y is None else op.forward(node, a, y.data if two else y)
+        if y is None:
+            out = op.forward(node, a, **options) if options else op.forward(node, a)
+        else:
+            out = op.forward(node, a, y.data if two else y)
     except (ValueError, IndexError, OverflowError, TypeError, AttributeError) as error:
         raise explained(op, error, (x,) if y is None else (x, y)) or error from None
     if not isinstance(out, kernels.Array):
@@ -93,7 +130,7 @@ def of_each(op: type[Function], doc: str) -> Callable[[Tensor], Tensor]:
     """The method that applies an operation of one tensor; it has the operation's name, in small letters."""
 
     def method(self: Tensor) -> Tensor:
-        return op.apply(self)
+        return combine(op, self)
 
     return _named(method, op, op.__name__.lower(), doc)
 
