@@ -232,7 +232,7 @@ class Function(metaclass=FunctionType):
             out = kernels.as_array(out)  # NumPy turns 0-d results into scalars
         if node.half is not None and out.dtype == float32:
             out = kernels.as_array(kernels.elementwise.cast(out, node.half))
-        shared = cls.is_view and (out is arrays[0] or (out.base is not None and _shares(kernels, out, arrays[0])))
+        shared = cls.is_view and (out is arrays[0] or (out.base is not None and shares(kernels, out, arrays[0])))
         return node._output(out, inputs[0] if shared else None, inputs, mode, needed)
 
     def _output(self, out: Any, shared: TensorCore | None, inputs: tuple[Any, ...], mode: Mode, needed: bool) -> Tensor:
@@ -280,7 +280,7 @@ class Function(metaclass=FunctionType):
         raise NotImplementedError(f"{type(self).__name__} has no backward_into")
 
 
-def _shares(kernels: Any, view: Any, x: Any) -> Any:
+def shares(kernels: Any, view: Any, x: Any) -> Any:
     return view.base is x or view.base is x.base or kernels.may_share_memory(view, x)
 
 

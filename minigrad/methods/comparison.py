@@ -78,7 +78,7 @@ class ComparisonMethods:
 
     def bitwise_not(self: Tensor) -> Tensor:
         """~self, of integers or bool."""
-        return comparison.BitwiseNot.apply(self)
+        return combine(comparison.BitwiseNot, self)
 
     bitwise_and: Final = of_two(comparison.BitwiseAnd, "bitwise_and", "self & other, of integers or bool.")
     bitwise_or: Final = of_two(comparison.BitwiseOr, "bitwise_or", "self | other, of integers or bool.")

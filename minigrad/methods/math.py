@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import FunctionType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from .. import capturing, dtypes
-from ..autograd import Function, TensorCore, Version, as_they_are, prepare
+from ..autograd import Function, TensorCore, Version, as_they_are, prepare, shares
+from ..device import CPU
 from ..dtypes import float32, float64
 from ..errors import bad_type, bad_value, check_choice, user_line
 from ..grad_store import next_id
@@ -58,8 +60,9 @@ function, and what it gets after inputs and options; () if ``forward`` does more
 what it does."""
 
 
-def _kernel_of(op: type[Function], inputs: list[Any], options: dict[str, Any]) -> tuple[Any, ...]:
-    """What ``known`` says of the operation, which takes arrays as they are."""
+def kernel_of(op: type[Function], inputs: list[Any], options: dict[str, Any]) -> tuple[Any, ...]:
+    """What ``known`` says of the operation, which takes arrays as they are; ``forward`` sees their dtypes alone."""
+    inputs = [SimpleNamespace(dtype=x.dtype, shape=object()) if isinstance(x, np.ndarray) else x for x in inputs]
     node, calls, given = op(), [], [*inputs, *options.values()]
     node.kernels, node.needs = _Noted(CPU.native, calls), [False] * len(inputs)
     try:
@@ -69,11 +72,13 @@ def _kernel_of(op: type[Function], inputs: list[Any], options: dict[str, Any]) -
     if len(calls) != 1 or type(made) is not _Noted:
         return ()
     function, arguments = calls[0]
-    if isinstance(arguments[0], FunctionType):  # ``fused`` of a formula
+    if isinstance(arguments[0], FunctionType) and hasattr(function, "of"):  # ``fused`` of a formula
         function, arguments = function.of(arguments[0]), arguments[1:]
     same = len(arguments) >= len(given) and all(x is y for x, y in zip(arguments, given))
     rest = arguments[len(given) :]
-    return (function, rest) if same and all(x is None or isinstance(x, str) for x in rest) else ()
+    if not same or (rest and not options) or any(x is not None and not isinstance(x, str) for x in rest):
+        return ()
+    return function, rest, *(function.of_few(*inputs) if not options and hasattr(function, "of_few") else (None, 0))
 
 
 def combine(op: type[Function], x: TensorCore, y: Any = None, **options: Any) -> Tensor:
@@ -84,29 +89,53 @@ def combine(op: type[Function], x: TensorCore, y: Any = None, **options: Any) ->
     """
     if not isinstance(x, TensorCore):
         return op.apply(x, **options) if y is None else op.apply(x, y)  # which refuses it, unless y is a tensor
-    a, dtype, device, mode, two = x.data, x.data.dtype, x.device, of_thread.mode, isinstance(y, TensorCore)
-    b = y.data if two else y
-XX    recording = mode.enabled and op.differentiable
-    need_x, need_y = recording and x.requires_grad, recording and two and y.requires_grad
-    node = op()
-    node.device = device
-    node.kernels = kernels = device.native
-    node.needs = (need_x,) if y is None else (need_x, need_y)
-    node.saved = ()
-    try:
+    a, device, mode, direct, two = x.data, x.device, of_thread.mode, (), y is not None and isinstance(y, TensorCore)
+    dtype, b, need_x, need_y = a.dtype, y.data if two else y, False, False
+    if mode.autocast is not None or mode.kernels is not None or (two and y.device is not device):
+        return op.apply(x, **options) if y is None else op.apply(x, y)
+    if mode.enabled and (x.requires_grad or (two and y.requires_grad)) and op.differentiable:
+        need_x, need_y = x.requires_grad, two and y.requires_grad
+    elif device is CPU:
         if y is None:
+            key = (op, dtype, *options) if options else (op, dtype)
+        else:
+            key = (op, dtype, b.dtype if two else type(b))
+        direct = known.get(key)
+    if not direct:
+        usual = dtype is float32 or dtype is float64 or as_they_are.get(_kinds(op, x, y), 0) is None
+        if not usual or (two and b.dtype is not dtype):
+            return op.apply(x, **options) if y is None else op.apply(x, y)
+        node = op()
+        node.device = device
+        node.kernels = device.native
+        node.needs = (need_x,) if y is None else (need_x, need_y)
+        node.saved = ()
+    try:
+        if direct:
+            function, rest, of_few, few = direct
+            if options:
+                out = function(a, *options.values(), *rest)
+            elif y is None:
+                out = of_few(a) if a.size < few else function(a)
+            else:
+                out = of_few(a, b) if a.size < few and (not two or a.shape == b.shape) else function(a, b)
+        elif y is None:
             out = op.forward(node, a, **options) if options else op.forward(node, a)
         else:
-            out = op.forward(node, a, y.data if two else y)
+            out = op.forward(node, a, b)
     except (ValueError, IndexError, OverflowError, TypeError, AttributeError) as error:
         raise explained(op, error, (x,) if y is None else (x, y)) or error from None
+    if direct is None:
+        known[key] = kernel_of(op, [a] if y is None else [a, b], options)
+    kernels = device.native
     if not isinstance(out, kernels.Array):
         out = kernels.as_array(out)
     z: Tensor = _new(TensorCore.tensor_type)
     z.data = out
     z.device = device
     z._id = number = next_id()
-    z._version = version = x._version if op.is_view else Version()
+    view = op.is_view and (out is a or (out.base is not None and shares(kernels, out, a)))
+    z._version = version = x._version if view else Version()
     z.node = None
     z.requires_grad = False
     if need_x or need_y:
@@ -249,7 +278,7 @@ class MathMethods:
 
     def square(self: Tensor) -> Tensor:
         """self * self; of bool in int64."""
-        return elementwise.Square.apply(self.long() if self.data.dtype == dtypes.bool_ else self)
+        return combine(elementwise.Square, self.long() if self.data.dtype == dtypes.bool_ else self)
 
     reciprocal: Final = of_each(elementwise.Reciprocal, "1 / self.")
     sin: Final = of_each(elementwise.Sin, "Sine.")
@@ -271,7 +300,7 @@ class MathMethods:
 
     def sign(self: Tensor) -> Tensor:
         """-1, 0 or 1."""
-        return self.clone() if self.data.dtype == dtypes.bool_ else elementwise.Sign.apply(self)
+        return self.clone() if self.data.dtype == dtypes.bool_ else combine(elementwise.Sign, self)
 
     floor: Final = of_each(elementwise.Floor, "Largest integer not above.")
     ceil: Final = of_each(elementwise.Ceil, "Smallest integer not below.")
@@ -279,7 +308,7 @@ class MathMethods:
     def round(self: Tensor, *, decimals: int = 0) -> Tensor:
         """Nearest integer (or number of so many ``decimals``), halves to even."""
         scale = 10.0**decimals
-        return (self * scale).round() / scale if decimals else elementwise.Round.apply(self)
+        return (self * scale).round() / scale if decimals else combine(elementwise.Round, self)
 
     def __round__(self: Tensor, decimals: int | None = None) -> Tensor:
         return self.round(decimals=decimals or 0)
@@ -309,7 +338,7 @@ class MathMethods:
             limits = dtypes.finfo(self.dtype)
             posinf = float(limits.max) if posinf is None else posinf
             neginf = float(limits.min) if neginf is None else neginf
-        return elementwise.NanToNum.apply(self, nan=nan, posinf=posinf, neginf=neginf)
+        return combine(elementwise.NanToNum, self, nan=nan, posinf=posinf, neginf=neginf)
 
     maximum: Final = of_two(elementwise.Maximum, "maximum", "Elementwise larger one; ties share the gradient.")
     minimum: Final = of_two(elementwise.Minimum, "minimum", "Elementwise smaller one; ties share the gradient.")
