@@ -47,11 +47,12 @@ def _in_place(method: F, op: type[Function] | None = None, of_number: type[Funct
         self.device.kernels.elementwise.assign(self.data, new.data)
         if write is None:
             applied: Any = of_number if of_number and args and type(args[-1]) in (float, int) else op
-            given = [x.data if isinstance(x, TensorCore) else x for x in (self, *args)]
-            plain = all(isinstance(x, np.ndarray | int | float | None) for x in given)
+            plain = all(isinstance(x, TensorCore | int | float | None) for x in args)
             if plain and applied is not None and takes_as_they_are(applied, self, *args):
-                direct = kernel_of(applied, given, {}) if applied is op and new.data.dtype is given[0].dtype else ()
-                writers[kinds] = (direct[0].into, *direct[2:]) if direct else (_by_forward(applied), None, 0)
+                same = applied is op and new.data.dtype is self.data.dtype
+                direct = kernel_of(applied, (self, *args), {}) if same else ()
+                into = getattr(direct[0], "into", None) if direct else None
+                writers[kinds] = (into, *direct[2:]) if into else (_by_forward(applied), None, 0)
         return self
 
     functools.update_wrapper(changed, method)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
-from types import FunctionType, SimpleNamespace
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from .. import capturing, dtypes
-from ..autograd import Function, TensorCore, Version, as_they_are, prepare, shares
+from ..autograd import Function, TensorCore, Version, prepare, shares
 from ..device import CPU
-from ..dtypes import float32, float64
-from ..errors import bad_type, bad_value, check_choice, user_line
+from ..errors import bad_type, bad_value, check_choice
 from ..grad_store import next_id
 from ..modes import of_thread
 from ..op_inputs import explained
@@ -35,19 +35,19 @@ def takes_as_they_are(op: type[Function], *inputs: Any) -> bool:
     return rounded is None and all(a is b for a, b in zip(arrays, given))
 
 
-def _kinds(op: type[Function], x: TensorCore, y: Any) -> tuple[Any, ...]:
-    kinds = op, x.device.native, x.data.dtype, type(x.data)
-    return kinds if y is None else (*kinds, type(y.data if isinstance(y, TensorCore) else y))
-
-
 class _Noted:
-    """Kernels that note which function ``forward`` calls, and with what."""
+    """Kernels that note which function ``forward`` calls, and with what; or an array of a dtype."""
 
-    def __init__(self, kernels: Any, calls: list[Any]) -> None:
-        self._kernels, self._calls = kernels, calls
+    shape: Any = object()
+
+    def __init__(self, kernels: Any, calls: list[Any], dtype: Any = None) -> None:
+        self._kernels, self._calls, self.dtype = kernels, calls, dtype
 
     def __getattr__(self, name: str) -> _Noted:
         return _Noted(getattr(self._kernels, name), self._calls)
+
+    def __getitem__(self, where: Any) -> _Noted:
+        return _Noted(operator.getitem, self._calls)(self, where)
 
     def __call__(self, *given: Any) -> _Noted:
         self._calls.append((self._kernels, given))
@@ -60,10 +60,11 @@ function, and what it gets after inputs and options; () if ``forward`` does more
 what it does."""
 
 
-def kernel_of(op: type[Function], inputs: list[Any], options: dict[str, Any]) -> tuple[Any, ...]:
+def kernel_of(op: type[Function], given: Any, options: dict[str, Any]) -> tuple[Any, ...]:
     """What ``known`` says of the operation, which takes arrays as they are; ``forward`` sees their dtypes alone."""
-    inputs = [SimpleNamespace(dtype=x.dtype, shape=object()) if isinstance(x, np.ndarray) else x for x in inputs]
-    node, calls, given = op(), [], [*inputs, *options.values()]
+    node, calls = op(), []
+    inputs = [_Noted(None, calls, x.data.dtype) if isinstance(x, TensorCore) else x for x in given]
+    given = [*inputs, *options.values()]
     node.kernels, node.needs = _Noted(CPU.native, calls), [False] * len(inputs)
     try:
         made = op.forward(node, *inputs, **options)
@@ -89,69 +90,40 @@ def combine(op: type[Function], x: TensorCore, y: Any = None, **options: Any) ->
     """
     if not isinstance(x, TensorCore):
         return op.apply(x, **options) if y is None else op.apply(x, y)  # which refuses it, unless y is a tensor
-    a, device, mode, direct, two = x.data, x.device, of_thread.mode, (), y is not None and isinstance(y, TensorCore)
-    dtype, b, need_x, need_y = a.dtype, y.data if two else y, False, False
-    if mode.autocast is not None or mode.kernels is not None or (two and y.device is not device):
-        return op.apply(x, **options) if y is None else op.apply(x, y)
-    if mode.enabled and (x.requires_grad or (two and y.requires_grad)) and op.differentiable:
-        need_x, need_y = x.requires_grad, two and y.requires_grad
-    elif device is CPU:
-        if y is None:
-            key = (op, dtype, *options) if options else (op, dtype)
+    a, mode, two = x.data, of_thread.mode, y is not None and isinstance(y, TensorCore)
+    b, direct = y.data if two else y, ()
+    recorded = mode.enabled and (x.requires_grad or (two and y.requires_grad)) and op.differentiable
+    if not recorded and x.device is CPU and mode.autocast is mode.kernels is None and (not two or y.device is CPU):
+        if y is not None:
+            key = (op, a.dtype, b.dtype if two else type(b))
         else:
-            key = (op, dtype, b.dtype if two else type(b))
+            key = (op, a.dtype, *options) if options else (op, a.dtype)
         direct = known.get(key)
     if not direct:
-        usual = dtype is float32 or dtype is float64 or as_they_are.get(_kinds(op, x, y), 0) is None
-        if not usual or (two and b.dtype is not dtype):
-            return op.apply(x, **options) if y is None else op.apply(x, y)
-        node = op()
-        node.device = device
-        node.kernels = device.native
-        node.needs = (need_x,) if y is None else (need_x, need_y)
-        node.saved = ()
+        z = op.apply(x, **options) if y is None else op.apply(x, y)
+        if direct is None:
+            inputs = (x,) if y is None else (x, y)
+            known[key] = kernel_of(op, inputs, options) if takes_as_they_are(op, *inputs) else ()
+        return z
+    function, rest, of_few, few = direct
     try:
-        if direct:
-            function, rest, of_few, few = direct
-            if options:
-                out = function(a, *options.values(), *rest)
-            elif y is None:
-                out = of_few(a) if a.size < few else function(a)
-            else:
-                out = of_few(a, b) if a.size < few and (not two or a.shape == b.shape) else function(a, b)
+        if options:
+            out = function(a, *options.values(), *rest)
         elif y is None:
-            out = op.forward(node, a, **options) if options else op.forward(node, a)
+            out = of_few(a) if a.size < few else function(a)
         else:
-            out = op.forward(node, a, b)
+            out = of_few(a, b) if a.size < few and (not two or a.shape == b.shape) else function(a, b)
     except (ValueError, IndexError, OverflowError, TypeError, AttributeError) as error:
         raise explained(op, error, (x,) if y is None else (x, y)) or error from None
-    if direct is None:
-        known[key] = kernel_of(op, [a] if y is None else [a, b], options)
-    kernels = device.native
-    if not isinstance(out, kernels.Array):
-        out = kernels.as_array(out)
-    z: Tensor = _new(TensorCore.tensor_type)
-    z.data = out
-    z.device = device
-    z._id = number = next_id()
-    view = op.is_view and (out is a or (out.base is not None and shares(kernels, out, a)))
-    z._version = version = x._version if view else Version()
+    z = _new(TensorCore.tensor_type)
+    z.data = out if isinstance(out, np.ndarray) else np.asarray(out)  # NumPy turns 0-d results into scalars
+    z.device = CPU
+    z._id = next_id()
+    z._version = Version()
+    if op.is_view and (out is a or (out.base is not None and shares(np, out, a))):
+        z._version = x._version
     z.node = None
     z.requires_grad = False
-    if need_x or need_y:
-        edge = (x.node or x) if need_x else None
-        node.edges = (edge,) if y is None else (edge, (y.node or y) if need_y else None)
-        node.half = None
-        node.order = number
-        node.out_shape = out.shape
-        node.out_dtype = out.dtype
-        if node.saved:
-            node.saved_at = number
-            node.versions = (x._version, y._version, version) if two else (x._version, version)
-        if mode.anomaly:
-            node.line = user_line()
-        z.node = node
-        z.requires_grad = True
     return z
 
 
