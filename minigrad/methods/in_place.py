@@ -20,7 +20,7 @@ from ..ops.indexing import Index
 from ..random import Source, draw
 from .comparison import ComparisonMethods
 from .indexing import IndexingMethods
-from .math import MathMethods, kernel_of, takes_as_they_are
+from .math import MathMethods, Noted, kernel_of, noted, takes_as_they_are
 
 if TYPE_CHECKING:
     from ..tensor import Operand, Tensor
@@ -65,9 +65,9 @@ def _by_forward(op: Any) -> Callable[..., Any]:
     """What writes the result of ``forward``, which numbers decide about, into an array."""
 
     def into(out: Any, *inputs: Any) -> Any:
-        node = op()
-        node.kernels, node.needs = CPU.native.Into(out), (False,) * len(inputs)
-        return op.forward(node, *inputs)
+        call = noted(op, inputs, {})
+        given = [x.function(*x.given) if isinstance(x, Noted) else x for x in call.given]
+        return call.function.into(out, *given) if hasattr(call.function, "into") else call.function(*given)
 
     return into
 

@@ -35,23 +35,30 @@ def takes_as_they_are(op: type[Function], *inputs: Any) -> bool:
     return rounded is None and all(a is b for a, b in zip(arrays, given))
 
 
-class _Noted:
-    """Kernels that note which function ``forward`` calls, and with what; or an array of a dtype."""
+class Noted:
+    """Kernels, or one of their functions, and what ``forward`` has called it with; or an array of a dtype."""
 
     shape: Any = object()
 
-    def __init__(self, kernels: Any, calls: list[Any], dtype: Any = None) -> None:
-        self._kernels, self._calls, self.dtype = kernels, calls, dtype
+    def __init__(self, function: Any = None, given: Any = None, dtype: Any = None) -> None:
+        self.function, self.given, self.dtype = function, given, dtype
 
-    def __getattr__(self, name: str) -> _Noted:
-        return _Noted(getattr(self._kernels, name), self._calls)
+    def __getattr__(self, name: str) -> Noted:
+        return Noted(getattr(self.function, name))
 
-    def __getitem__(self, where: Any) -> _Noted:
-        return _Noted(operator.getitem, self._calls)(self, where)
+    def __getitem__(self, where: Any) -> Noted:
+        return Noted(operator.getitem, (self, where))
 
-    def __call__(self, *given: Any) -> _Noted:
-        self._calls.append((self._kernels, given))
-        return self
+    def __call__(self, *given: Any) -> Noted:
+        fused = hasattr(self.function, "of") and isinstance(given[0], FunctionType)
+        return Noted(self.function.of(given[0]), given[1:]) if fused else Noted(self.function, given)
+
+
+def noted(op: type[Function], inputs: Any, options: dict[str, Any]) -> Any:
+    """The call of a kernel that ``forward`` ends with."""
+    node: Any = op()
+    node.kernels, node.needs = Noted(CPU.native), (False,) * len(inputs)
+    return op.forward(node, *inputs, **options)
 
 
 known: dict[Any, Any] = {}
@@ -60,26 +67,20 @@ function, and what it gets after inputs and options; () if ``forward`` does more
 what it does."""
 
 
-def kernel_of(op: type[Function], given: Any, options: dict[str, Any]) -> tuple[Any, ...]:
+def kernel_of(op: type[Function], inputs: Any, options: dict[str, Any]) -> tuple[Any, ...]:
     """What ``known`` says of the operation, which takes arrays as they are; ``forward`` sees their dtypes alone."""
-    node, calls = op(), []
-    inputs = [_Noted(None, calls, x.data.dtype) if isinstance(x, TensorCore) else x for x in given]
-    given = [*inputs, *options.values()]
-    node.kernels, node.needs = _Noted(CPU.native, calls), [False] * len(inputs)
+    given = [Noted(dtype=x.data.dtype) if isinstance(x, TensorCore) else x for x in inputs]
     try:
-        made = op.forward(node, *inputs, **options)
+        call = noted(op, given, options)
     except (AttributeError, TypeError, ValueError):  # it works with what a kernel gives
         return ()
-    if len(calls) != 1 or type(made) is not _Noted:
-        return ()
-    function, arguments = calls[0]
-    if isinstance(arguments[0], FunctionType) and hasattr(function, "of"):  # ``fused`` of a formula
-        function, arguments = function.of(arguments[0]), arguments[1:]
-    same = len(arguments) >= len(given) and all(x is y for x, y in zip(arguments, given))
-    rest = arguments[len(given) :]
+    wanted, found = [*given, *options.values()], call.given or ()
+    same = len(found) >= len(wanted) and all(x is y for x, y in zip(found, wanted))
+    rest = found[len(wanted) :]
     if not same or (rest and not options) or any(x is not None and not isinstance(x, str) for x in rest):
         return ()
-    return function, rest, *(function.of_few(*inputs) if not options and hasattr(function, "of_few") else (None, 0))
+    few = call.function.of_few(*given) if not options and hasattr(call.function, "of_few") else (None, 0)
+    return call.function, rest, *few
 
 
 def combine(op: type[Function], x: TensorCore, y: Any = None, **options: Any) -> Tensor:

@@ -22,7 +22,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from types import FunctionType
-from typing import Any, ClassVar
+from typing import Any
 
 import numba
 import numpy as np
@@ -547,29 +547,6 @@ def writer(plain: Callable[..., None], of: Any, inputs: Callable[..., tuple[Any,
             plain(x, y)
 
     return for_graphs(write, lambda x, y: of.prepare(*inputs(x, y)), write)
-
-
-class Into:
-    """The kernels of an operation whose result goes into ``out``, also where inputs share its memory. What does not fit
-    there, or has no program, is a new array. All families are one.
-    """
-
-    families: ClassVar[tuple[Any, ...]] = ()
-    elementwise: Any = property(lambda self: self)
-    comparison: Any = elementwise
-    quiet: Any = staticmethod(contextlib.nullcontext)
-
-    def __init__(self, out: np.ndarray) -> None:
-        self.out: np.ndarray = out
-
-    def __getattr__(self, name: str) -> Any:  # for the first time; from then on it is a method
-        function: Any = next(getattr(family, name) for family in self.families if hasattr(family, name))
-
-        def made(self: Into, *inputs: Any) -> Any:
-            return function(*inputs) if function.into(self.out, *inputs) is None else self.out
-
-        setattr(Into, name, made if hasattr(function, "into") else staticmethod(function))
-        return getattr(self, name)
 
 
 def formulas(family: type, without: tuple[str, ...] = ()) -> dict[str, Any]:
