@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable
 from types import FunctionType
@@ -44,20 +45,24 @@ class Noted:
         self.function, self.given, self.dtype = function, given, dtype
 
     def __getattr__(self, name: str) -> Noted:
-        return Noted(getattr(self.function, name))
+        setattr(self, name, Noted(getattr(self.function, name)))  # for the next time
+        return self.__dict__[name]
 
     def __getitem__(self, where: Any) -> Noted:
         return Noted(operator.getitem, (self, where))
 
     def __call__(self, *given: Any) -> Noted:
-        fused = hasattr(self.function, "of") and isinstance(given[0], FunctionType)
+        fused = isinstance(given[0], FunctionType) and hasattr(self.function, "of")
         return Noted(self.function.of(given[0]), given[1:]) if fused else Noted(self.function, given)
+
+
+_kernels: Any = functools.cache(lambda: Noted(CPU.native))
 
 
 def noted(op: type[Function], inputs: Any, options: dict[str, Any]) -> Any:
     """The call of a kernel that ``forward`` ends with."""
     node: Any = op()
-    node.kernels, node.needs = Noted(CPU.native), (False,) * len(inputs)
+    node.kernels, node.needs = _kernels(), (False,) * len(inputs)
     return op.forward(node, *inputs, **options)
 
 
@@ -128,13 +133,13 @@ def combine(op: type[Function], x: TensorCore, y: Any = None, **options: Any) ->
     return z
 
 
-def of_each(op: type[Function], doc: str) -> Callable[[Tensor], Tensor]:
-    """The method that applies an operation of one tensor; it has the operation's name, in small letters."""
+def of_each(op: type[Function], doc: str, name: str = "") -> Callable[[Tensor], Tensor]:
+    """The method that applies an operation of one tensor; it has a name, or the operation's, in small letters."""
 
     def method(self: Tensor) -> Tensor:
         return combine(op, self)
 
-    return _named(method, op, op.__name__.lower(), doc)
+    return _named(method, op, name or op.__name__.lower(), doc)
 
 
 def of_two(op: type[Function], name: str, doc: str | None = None) -> Callable[[Tensor, Operand], Tensor]:

@@ -124,21 +124,3 @@ class Neg(Function):
 
     def backward(self, dy: Any) -> Any:
         return self.kernels.elementwise.neg(dy)
-
-
-class Abs(Function):
-    """y = |x|;  dx = sign(x) dy, 0 at 0."""
-
-    half_kernels = "elementwise"
-    not_of_bool = "abs"
-
-    def forward(self, x: Any) -> Any:
-        self.saved = (x,)
-        return self.kernels.elementwise.abs(x)
-
-    def backward(self, dy: Any) -> Any:
-        return self.kernels.elementwise.fused(_of_abs, dy, self.saved[0])
-
-
-def _of_abs(k: Any, dy: Any, x: Any) -> Any:
-    return k.mul(dy, k.sign(x))

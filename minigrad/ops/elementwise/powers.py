@@ -76,20 +76,6 @@ def _scaled(k: Any, dy: Any, x: Any, n: float) -> Any:
     return k.mul(dy, k.mul(x, n))
 
 
-class Square(Function):
-    """y = x^2;  dx = 2 x dy."""
-
-    autocast = "float32"
-    half_kernels = "elementwise"
-
-    def forward(self, x: Any) -> Any:
-        self.saved = (x,)
-        return self.kernels.elementwise.square(x)
-
-    def backward(self, dy: Any) -> Any:
-        return self.kernels.elementwise.fused(_scaled, dy, self.saved[0], 2)
-
-
 class AddScaled(Arithmetic):
     """z = x + w y for a number w;  dx = dz, dy = w dz."""
 
