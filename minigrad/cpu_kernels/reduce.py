@@ -20,7 +20,7 @@ from .toolbox.array_program import FLOAT32, as_launches, formula, supports_half
 from .toolbox.product_loops import fold_columns
 from .toolbox.program_code import converts_halves
 from .toolbox.register_tile import keep_alive, operand, pointer, whole_vectors
-from .toolbox.strided_copy import copied
+from .toolbox.strided_copy import FEW, copied
 from .toolbox.threads import TaskKernel, recording, shares, task_kernel
 from .toolbox.vector_math import (
     DISTANCES,
@@ -182,6 +182,7 @@ def _folded(fold: int, x: np.ndarray, axes: Any, keepdim: bool, dtype: Any = Non
     """A fold over axes of a contiguous array, in an order that depends on the shape only; about ``shift``, which has
     the axes as size 1.
     """
+    x = copied(x) if x.nbytes < FEW and not x.flags.c_contiguous else x
     flags, given = x.flags, x.dtype
     layout = _layout(x.shape, given, dtype, axes, keepdim)
     if layout is None or not (flags.c_contiguous and flags.aligned):

@@ -54,7 +54,7 @@ class ComparisonMethods:
 
     def equal(self: Tensor, other: Tensor) -> bool:
         """Whether shape and all values are equal."""
-        return self.shape == other.shape and bool((self == other).all())
+        return self.data.shape == other.data.shape and bool((self == other).all().item())
 
     isnan: Final = of_each(comparison.IsNan, "Where the value is NaN.")
     isinf: Final = of_each(comparison.IsInf, "Where the value is infinite.")

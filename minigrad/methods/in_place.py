@@ -47,12 +47,11 @@ def _in_place(method: F, op: type[Function] | None = None, of_number: type[Funct
         self.device.kernels.elementwise.assign(self.data, new.data)
         if write is None:
             applied: Any = of_number if of_number and args and type(args[-1]) in (float, int) else op
-            plain = all(isinstance(x, TensorCore | int | float | None) for x in args)
+            plain = all(isinstance(x, TensorCore) or type(x) in (int, float, bool, type(None)) for x in args)
             if plain and applied is not None and takes_as_they_are(applied, self, *args):
-                same = applied is op and new.data.dtype is self.data.dtype
-                direct = kernel_of(applied, (self, *args), {}) if same else ()
-                into = getattr(direct[0], "into", None) if direct else None
-                writers[kinds] = (into, *direct[2:]) if into else (_by_forward(applied), None, 0)
+                direct = kernel_of(applied, (self, *args), {}) if applied is op and new.dtype == self.dtype else ()
+                fits = direct and hasattr(direct[0], "into")
+                writers[kinds] = (direct[0].into, *direct[2:]) if fits else (_by_forward(applied), None, 0)
         return self
 
     functools.update_wrapper(changed, method)
@@ -86,11 +85,9 @@ def _written(write: tuple[Any, Any, int], x: Tensor, args: tuple[Any, ...]) -> b
         arrays.append(y)
     try:
         new = of_few(*arrays, out) if out.size < few else into(out, *arrays)
-        if new is None:
-            return False
         if new is not out:
             np.copyto(out, new)
-    except (ValueError, OverflowError, TypeError):
+    except (ValueError, OverflowError, TypeError):  # of None, too: the result would not fit
         return False  # the method will say what is wrong
     bump((x,))
     return True

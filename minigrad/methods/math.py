@@ -79,10 +79,9 @@ def kernel_of(op: type[Function], inputs: Any, options: dict[str, Any]) -> tuple
         call = noted(op, given, options)
     except (AttributeError, TypeError, ValueError):  # it works with what a kernel gives
         return ()
-    wanted, found = [*given, *options.values()], call.given or ()
-    same = len(found) >= len(wanted) and all(x is y for x, y in zip(found, wanted))
+    wanted, found = [*given, *options.values()], [*(call.given or ())]
     rest = found[len(wanted) :]
-    if not same or (rest and not options) or any(x is not None and not isinstance(x, str) for x in rest):
+    if [*map(id, found)] != [*map(id, wanted + rest)] or not all(options and isinstance(x, str | None) for x in rest):
         return ()
     few = call.function.of_few(*given) if not options and hasattr(call.function, "of_few") else (None, 0)
     return call.function, rest, *few
@@ -94,17 +93,15 @@ def combine(op: type[Function], x: TensorCore, y: Any = None, **options: Any) ->
 
     Nothing is called here that need not be: for small tensors that is what an operation costs.
     """
-    if not isinstance(x, TensorCore):
-        return op.apply(x, **options) if y is None else op.apply(x, y)  # which refuses it, unless y is a tensor
-    a, mode, two = x.data, of_thread.mode, y is not None and isinstance(y, TensorCore)
-    b, direct = y.data if two else y, ()
-    recorded = mode.enabled and (x.requires_grad or (two and y.requires_grad)) and op.differentiable
-    if not recorded and x.device is CPU and mode.autocast is mode.kernels is None and (not two or y.device is CPU):
-        if y is not None:
-            key = (op, a.dtype, b.dtype if two else type(b))
+    mode, direct, two = of_thread.mode, (), y is not None and isinstance(y, TensorCore)
+    if isinstance(x, TensorCore) and x.device is CPU and mode.autocast is mode.kernels is None:
+        a, b, recorded = x.data, y.data if two else y, x.requires_grad or (two and y.requires_grad)
+        if (two and y.device is not CPU) or (recorded and mode.enabled and op.differentiable):
+            pass
+        elif y is not None:
+            direct = known.get(key := (op, a.dtype, b.dtype if two else type(b)))
         else:
-            key = (op, a.dtype, *options) if options else (op, a.dtype)
-        direct = known.get(key)
+            direct = known.get(key := ((op, a.dtype, *options) if options else (op, a.dtype)))
     if not direct:
         z = op.apply(x, **options) if y is None else op.apply(x, y)
         if direct is None:

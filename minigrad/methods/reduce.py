@@ -113,7 +113,8 @@ class ReduceMethods:
             return (self if self.is_floating_point() else self.long()).clone()
         if found is not None:
             return combine(reduce.Prod, self, axis=found, keepdim=keepdim)
-        y = combine(reduce.Prod, self.flatten(), axis=0, keepdim=False, whole=True)
+        flat = combine(movement.Reshape, self, shape=(self.data.size,))
+        y = reduce.Prod.apply(flat, axis=0, keepdim=False, whole=True)
         return y.reshape((1,) * self.ndim) if keepdim else y
 
     def any(self: Tensor, dim: Dim = None, keepdim: bool = False, *, axis: Dim = None) -> Tensor:

@@ -31,5 +31,5 @@ class MatMul(OfProducts):
 
 def _without(x: Any, row: bool, column: bool) -> Any:
     """Matrices without the dimension of rows, if they are of one row, or of columns."""
-    *batch, m, n = x.shape
-    return x.reshape((*batch, *(() if row else (m,)), *(() if column else (n,)))) if row or column else x
+    batch, last = x.shape[:-2], x.shape[-1:]
+    return x.reshape(batch + (() if row else x.shape[-2:-1]) + (() if column else last)) if row or column else x

@@ -456,15 +456,9 @@ class Formula(dict[Any, Any]):
 
     def __call__(self, *inputs: Any) -> Any:
         """The result, by as many threads as its size is worth."""
-        kinds = []
-        for x in inputs:
-            if not isinstance(x, ARRAY):
-                kinds.append(_kind(x))
-            elif x.size < FEW:
-                kinds.append(x.dtype)
-            else:
-                return self.of_many(*inputs)
-        return self[tuple(kinds)][1](*inputs)
+        if any([isinstance(x, ARRAY) and x.size >= FEW for x in inputs]):
+            return self.of_many(*inputs)
+        return self[tuple([x.dtype if isinstance(x, ARRAY) else _kind(x) for x in inputs])][1](*inputs)
 
     def of_many(self, *inputs: Any, out: np.ndarray | None = None, worth: int = WORTH) -> Any:
         """The result, in ``out`` if it is given; by all threads for ``worth`` elements times work or more."""

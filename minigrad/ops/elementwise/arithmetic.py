@@ -74,16 +74,6 @@ def _of_divisor(k: Any, y: Any, z: Any, dz: Any) -> Any:
     return k.neg(k.mul(dz, k.div(z, y)))
 
 
-class FloorDiv(Arithmetic):
-    """z = floor(x / y); no gradient."""
-
-    differentiable = False
-    not_of_bool = "//"
-
-    def forward(self, x: Any, y: Any) -> Any:
-        return self.kernels.elementwise.floor_div(x, y)
-
-
 def _of_quotient(k: Any, dz: Any, x: Any, y: Any) -> Any:
     return k.neg(k.mul(dz, k.floor_div(x, y)))
 
@@ -111,6 +101,14 @@ class FMod(Remainder):
 
     not_of_bool = "fmod"
     kernel: ClassVar = "fmod", _of_whole_quotient
+
+
+class FloorDiv(Remainder):
+    """z = floor(x / y); no gradient."""
+
+    differentiable = False
+    not_of_bool = "//"
+    kernel: ClassVar = "floor_div", None
 
 
 class Neg(Function):

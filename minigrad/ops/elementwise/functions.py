@@ -1,5 +1,6 @@
 """Functions of one number: smooth ones (and relu), then those that are piecewise constant."""
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -30,8 +31,8 @@ def of_x(value: Expression, keeps_x: bool = True, **members: Any) -> Callable[[E
         def backward(self: FloatFunction, dy: Any) -> Any:
             return self.kernels.elementwise.fused(derivative, self.saved[0], dy)
 
-        about = {"__doc__": derivative.__doc__, "__module__": derivative.__module__}
-        return type(derivative.__name__, (FloatFunction,), members | about | {"forward": forward, "backward": backward})
+        made = {"__module__": derivative.__module__, "forward": forward, "backward": backward}
+        return type(derivative.__name__, (FloatFunction,), {"__doc__": derivative.__doc__} | made | members)
 
     return made
 
@@ -41,9 +42,8 @@ def of_formula(formula: Expression) -> Callable[[Expression], Any]:
     return of_x(lambda kernels, x: kernels.elementwise.fused(formula, x))
 
 
-def of_y(value: Expression, **members: Any) -> Callable[[Expression], Any]:
-    """The same for dx = derivative(k, y, dy); it keeps y."""
-    return of_x(value, False, **members)
+of_y: Any = functools.partial(of_x, keeps_x=False)
+"""The same for dx = derivative(k, y, dy); it keeps y."""
 
 
 @of_y(lambda kernels, x: kernels.elementwise.reciprocal(x), autocast="float32")

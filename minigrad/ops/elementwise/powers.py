@@ -56,16 +56,12 @@ class PowScalar(Function):
         if n == 3:
             return k.cube(x)
         if n == 2:
-            return k.fused(_square, x)
+            return k.square(x)
         if x.dtype.kind in "fV" and n in (0.5, -0.5):
             return k.sqrt(x) if n > 0 else k.rsqrt(x)
         if x.dtype.kind in "fV" and n in (-1, -2):
             return k.reciprocal(x) if n == -1 else k.fused(_of_square, x)
         return k.pow(x, n)
-
-
-def _square(k: Any, x: Any) -> Any:
-    return k.square(x)
 
 
 def _of_square(k: Any, x: Any) -> Any:
