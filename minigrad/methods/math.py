@@ -72,7 +72,7 @@ function, and what it gets after inputs and options; () if ``forward`` does more
 what it does."""
 
 
-def kernel_of(op: type[Function], inputs: Any, options: dict[str, Any]) -> tuple[Any, ...]:
+def kernel_of(op: Any, inputs: Any, options: dict[str, Any]) -> tuple[Any, ...]:
     """What ``known`` says of the operation, which takes arrays as they are; ``forward`` sees their dtypes alone."""
     given = [Noted(dtype=x.data.dtype) if isinstance(x, TensorCore) else x for x in inputs]
     try:
@@ -93,7 +93,8 @@ def combine(op: type[Function], x: TensorCore, y: Any = None, **options: Any) ->
 
     Nothing is called here that need not be: for small tensors that is what an operation costs.
     """
-    mode, direct, two = of_thread.mode, (), y is not None and isinstance(y, TensorCore)
+    direct: Any = ()
+    mode, two = of_thread.mode, y is not None and isinstance(y, TensorCore)
     if isinstance(x, TensorCore) and x.device is CPU and mode.autocast is mode.kernels is None:
         a, b, recorded = x.data, y.data if two else y, x.requires_grad or (two and y.requires_grad)
         if (two and y.device is not CPU) or (recorded and mode.enabled and op.differentiable):

@@ -86,7 +86,7 @@ class Remainder(Arithmetic):
     """z = x - y floor(x / y), of the sign of y;  dx = dz, dy = -floor(x / y) dz."""
 
     not_of_bool = "%"
-    kernel: ClassVar = "remainder", _of_quotient
+    kernel: ClassVar[tuple[str, Any]] = "remainder", _of_quotient
 
     def forward(self, x: Any, y: Any) -> Any:
         self.saved = (x, y) if self.needs[1] else ()
@@ -100,7 +100,7 @@ class FMod(Remainder):
     """z = x - y trunc(x / y), of the sign of x;  dx = dz, dy = -trunc(x / y) dz."""
 
     not_of_bool = "fmod"
-    kernel: ClassVar = "fmod", _of_whole_quotient
+    kernel = "fmod", _of_whole_quotient
 
 
 class FloorDiv(Remainder):
@@ -108,7 +108,7 @@ class FloorDiv(Remainder):
 
     differentiable = False
     not_of_bool = "//"
-    kernel: ClassVar = "floor_div", None
+    kernel = "floor_div", None
 
 
 class Neg(Function):

@@ -42,7 +42,7 @@ def of_formula(formula: Expression) -> Callable[[Expression], Any]:
     return of_x(lambda kernels, x: kernels.elementwise.fused(formula, x))
 
 
-of_y: Any = functools.partial(of_x, keeps_x=False)
+of_y: Callable[..., Callable[[Expression], Any]] = functools.partial(of_x, keeps_x=False)
 """The same for dx = derivative(k, y, dy); it keeps y."""
 
 
