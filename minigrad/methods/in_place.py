@@ -20,7 +20,7 @@ from ..ops.indexing import Index
 from ..random import Source, draw
 from .comparison import ComparisonMethods
 from .indexing import IndexingMethods
-from .math import MathMethods, Noted, kernel_of, noted, takes_as_they_are
+from .math import CalledKernel, MathMethods, kernel_of, noted, takes_as_they_are
 
 if TYPE_CHECKING:
     from ..tensor import Operand, Tensor
@@ -65,7 +65,7 @@ def _by_forward(op: Any) -> Callable[..., Any]:
 
     def into(out: Any, *inputs: Any) -> Any:
         call = noted(op, inputs, {})
-        given = [x.function(*x.given) if isinstance(x, Noted) else x for x in call.given]
+        given = [x.function(*x.given) if isinstance(x, CalledKernel) else x for x in call.given]
         return call.function.into(out, *given) if hasattr(call.function, "into") else call.function(*given)
 
     return into

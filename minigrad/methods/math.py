@@ -36,7 +36,7 @@ def takes_as_they_are(op: type[Function], *inputs: Any) -> bool:
     return rounded is None and all(a is b for a, b in zip(arrays, given))
 
 
-class Noted:
+class CalledKernel:
     """Kernels, or one of their functions, and what ``forward`` has called it with; or an array of a dtype."""
 
     shape: Any = object()
@@ -44,19 +44,19 @@ class Noted:
     def __init__(self, function: Any = None, given: Any = None, dtype: Any = None) -> None:
         self.function, self.given, self.dtype = function, given, dtype
 
-    def __getattr__(self, name: str) -> Noted:
-        setattr(self, name, Noted(getattr(self.function, name)))  # for the next time
+    def __getattr__(self, name: str) -> CalledKernel:
+        setattr(self, name, CalledKernel(getattr(self.function, name)))  # for the next time
         return self.__dict__[name]
 
-    def __getitem__(self, where: Any) -> Noted:
-        return Noted(operator.getitem, (self, where))
+    def __getitem__(self, where: Any) -> CalledKernel:
+        return CalledKernel(operator.getitem, (self, where))
 
-    def __call__(self, *given: Any) -> Noted:
+    def __call__(self, *given: Any) -> CalledKernel:
         fused = isinstance(given[0], FunctionType) and hasattr(self.function, "of")
-        return Noted(self.function.of(given[0]), given[1:]) if fused else Noted(self.function, given)
+        return CalledKernel(self.function.of(given[0]), given[1:]) if fused else CalledKernel(self.function, given)
 
 
-_kernels: Any = functools.cache(lambda: Noted(CPU.native))
+_kernels: Any = functools.cache(lambda: CalledKernel(CPU.native))
 
 
 def noted(op: type[Function], inputs: Any, options: dict[str, Any]) -> Any:
@@ -74,7 +74,7 @@ what it does."""
 
 def kernel_of(op: Any, inputs: Any, options: dict[str, Any]) -> tuple[Any, ...]:
     """What ``known`` says of the operation, which takes arrays as they are; ``forward`` sees their dtypes alone."""
-    given = [Noted(dtype=x.data.dtype) if isinstance(x, TensorCore) else x for x in inputs]
+    given = [CalledKernel(dtype=x.data.dtype) if isinstance(x, TensorCore) else x for x in inputs]
     try:
         call = noted(op, given, options)
     except (AttributeError, TypeError, ValueError):  # it works with what a kernel gives
