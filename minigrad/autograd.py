@@ -188,9 +188,10 @@ class Function(metaclass=FunctionType):
         recording = mode.enabled and cls.differentiable
         arrays: list[Any] = []
         needs: list[bool] = []
+        edges: list[Any] = []
         device: Device | None = None
         dtype: Any = None
-        mixed = needed = False
+        mixed = False
         for x in inputs:
             if isinstance(x, TensorCore):
                 array = x.data
@@ -203,11 +204,12 @@ class Function(metaclass=FunctionType):
                     mixed = True
                 if recording and x.requires_grad:
                     needs.append(True)
-                    needed = True
+                    edges.append(x.node or x)
                     continue
             else:
                 arrays.append(x)
             needs.append(False)
+            edges.append(None)
         if device is None:
             raise bad_type(f"{cls.__name__}: expected at least one Tensor\n  inputs: {describe(inputs)}")
 
@@ -233,10 +235,10 @@ class Function(metaclass=FunctionType):
             out = kernels.as_array(out)  # NumPy turns 0-d results into scalars
         if node.half is not None and out.dtype == float32:
             out = kernels.as_array(kernels.elementwise.cast(out, node.half))
-        shared = cls.is_view and (out is arrays[0] or (out.base is not None and _shares(kernels, out, arrays[0])))
-        return node._output(out, inputs[0] if shared else None, inputs, mode, needed)
+        shared = cls.is_view and (out is arrays[0] or (out.base is not None and shares(kernels, out, arrays[0])))
+        return node._output(out, inputs[0] if shared else None, inputs, mode, edges if True in needs else None)
 
-    def _output(self, out: Any, shared: TensorCore | None, inputs: tuple[Any, ...], mode: Mode, needed: bool) -> Tensor:
+    def _output(self, out: Any, shared: TensorCore | None, inputs: tuple[Any, ...], mode: Mode, edges: Any) -> Tensor:
         """The tensor of the array that ``forward`` returned, with this instance as its node if a gradient is needed.
 
         ``shared``: the input whose memory it may share.
@@ -246,10 +248,10 @@ class Function(metaclass=FunctionType):
         y.device = self.device
         y._id = next_id()
         y._version = Version() if shared is None else shared._version
-        if needed and (out.dtype is float32 or out.dtype.kind in "fV"):  # V: bfloat16
+        if edges and (out.dtype is float32 or out.dtype.kind in "fV"):  # V: bfloat16
             y.requires_grad = True
             y.node = self
-            self.edges = [(x.node or x) if need else None for x, need in zip(inputs, self.needs)]
+            self.edges = edges
             self.order = y._id
             self.out_shape = out.shape
             self.out_dtype = out.dtype
@@ -281,7 +283,7 @@ class Function(metaclass=FunctionType):
         raise NotImplementedError(f"{type(self).__name__} has no backward_into")
 
 
-def _shares(kernels: Any, view: Any, x: Any) -> Any:
+def shares(kernels: Any, view: Any, x: Any) -> Any:
     return view.base is x or view.base is x.base or kernels.may_share_memory(view, x)
 
 

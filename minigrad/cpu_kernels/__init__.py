@@ -1,6 +1,5 @@
 """The CPU backend: NumPy and Numba on raw arrays, one module per family, and the plain families of PLAIN_ONLY."""
 
-from ..plain_kernels import arrays
 from ..plain_kernels.arrays import *
 from . import (
     adagrad,
@@ -32,11 +31,9 @@ from .memory import heap
 from .movement import contiguous, copy
 from .reduce import reduce
 from .toolbox import bfloat16_product, graphs, threads
-from .toolbox.array_program import Into
 
 PLAIN_ONLY: tuple[str, ...] = ()
 """The families that are the plain ones."""
 
 fuses_add_norm = False  # no norm adds two arrays first
 in_host_memory = True  # arrays are NumPy's
-Into.families = (comparison, elementwise, arrays)

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from ..plain_kernels import elementwise as plain
-from ..plain_kernels.elementwise import check_divisor, quiet
-from .toolbox.array_program import FEW, formula, formulas, number, supports_half as supports_half, writer
+from ..plain_kernels.elementwise import Each, check_divisor, quiet
+from .toolbox.array_program import FEW, for_graphs, formula, formulas, number, supports_half as supports_half, writer
 from .toolbox.strided_copy import MANY, copy_into
 
 add: Any  # and all others of the plain family
@@ -15,9 +15,23 @@ cast: Any
 div: Any
 mul: Any
 select: Any
-globals().update(_all := formulas(plain, without=("add_into", "assign", "pow", "supports_half")))
+globals().update(_all := formulas(plain, without=("add_into", "assign", "fused", "pow", "supports_half")))
 add_into: Any = writer(plain.add_into, _all["add"], lambda x, y: (x, y))
 _assign = writer(plain.assign, _all["cast"], lambda x, y: (y, x.dtype))
+
+
+@functools.cache
+def _of(expression: Any) -> Any:
+    return formula(quiet(functools.partial(expression, Each)), expression.__code__.co_argcount - 1)
+
+
+def fused(expression: Any, *inputs: Any) -> Any:
+    """expression(k, *inputs), as the plain one, in one pass."""
+    return _of(expression)(*inputs)
+
+
+for_graphs(fused, lambda of, *inputs: _of(of).prepare(*inputs), lambda of, *inputs: _of(of).at_any_size(*inputs))
+fused.of, fused.into = _of, lambda out, of, *inputs: _of(of).into(out, *inputs)  # type: ignore[attr-defined]
 
 
 def assign(x: np.ndarray, y: Any) -> None:
@@ -42,7 +56,7 @@ def _dividing(name: str, ufunc: np.ufunc) -> Any:
         return of_integers
 
     divide: Any = functools.update_wrapper(lambda x, y: formula_for(x, y)(x, y), of_any)
-    divide.into = lambda target, x, y: formula_for(x, y).into(target, x, y)
+    divide.into, divide.of_few = lambda out, x, y: formula_for(x, y).into(out, x, y), lambda x, y: (None, 0)
     return divide
 
 

@@ -19,7 +19,7 @@ from .toolbox.array_program import FLOAT32, as_launches, formula, supports_half
 from .toolbox.product_loops import fold_columns
 from .toolbox.program_code import converts_halves
 from .toolbox.register_tile import keep_alive, operand, pointer, whole_vectors
-from .toolbox.strided_copy import copied, copy_into
+from .toolbox.strided_copy import FEW, copied, copy_into
 from .toolbox.threads import TaskKernel, recording, shares, task_kernel
 from .toolbox.vector_math import (
     DISTANCES,
@@ -140,7 +140,7 @@ def _scanned(fold: int, function: Any, x: Any, axis: int, *, backward: bool = Fa
     layout = _layout(x.shape, x.dtype, None, (axis,), True)
     if layout is None or x.dtype.char in "iB?":
         return function(x, axis)
-    shape, wide, reads, key, sizes, _ = layout
+    shape, wide, reads, key, sizes, *_ = layout
     shape, size = (x.shape, sizes) if running else (shape, (sizes[0], 1, sizes[2]))
     placed, total = fold >= LARGEST, "d" if fold < LARGEST and wide.kind == "f" else wide.char
     x = x if x.flags.carray else operand(contiguous(x))
@@ -155,7 +155,8 @@ def _scanned(fold: int, function: Any, x: Any, axis: int, *, backward: bool = Fa
 @functools.lru_cache(4096)
 def _layout(shape: tuple[int, ...], given: Any, wanted: Any, axes: tuple[int, ...], keepdim: bool) -> Any:
     """Of a contiguous array, and the last neighbours among its axes: the result's shape and dtype, the dtype that
-    kernels read, their key, (outer, n, inner), and these axes if there are others. None for what no kernel folds.
+    kernels read, their key, (outer, n, inner), these axes if there are others, and what stands for no shift. None for
+    what no kernel folds.
     """
     dtype = np.dtype(wanted) if wanted else FLOAT32 if is_half(given) else given
     folds = dtype.char in "fdlq" and (is_half(given) or given.char in "fdlqiB?")
@@ -172,29 +173,30 @@ def _layout(shape: tuple[int, ...], given: Any, wanted: Any, axes: tuple[int, ..
     reads = given if not is_half(given) else np.dtype(np.int16 if given.kind == "f" else np.uint16)
     sizes = math.prod(shape[:first]), math.prod(shape[first:end]), math.prod(shape[end:])
     rest = tuple(range(first, end)) if min(long) < first else None
-    return result, dtype, reads, reads.char + dtype.char, sizes, rest
+    return result, dtype, reads, reads.char + dtype.char, sizes, rest, _NOTHING[dtype.char]
 
 
 def _folded(fold: int, x: np.ndarray, axes: Any, keepdim: bool, dtype: Any = None, shift: Any = None) -> Any:
     """A fold over axes of a contiguous array, in an order that depends on the shape only; about ``shift``, which has
     the axes as size 1.
     """
+    x = copied(x) if x.nbytes < FEW and not x.flags.c_contiguous else x
     flags, given = x.flags, x.dtype
     layout = _layout(x.shape, given, dtype, axes, keepdim)
-    if layout is None or not (flags.carray or (flags.c_contiguous and flags.aligned)):
+    if layout is None or not (flags.c_contiguous and flags.aligned):
         x = elementwise.cast(x, FLOAT32) if is_half(given) else x
         return getattr(plain, NAMES[fold])(x, axes, keepdim, *((dtype,) if dtype else ()))
-    shape, dtype, reads, key, (outer, n, inner), rest = layout
+    shape, dtype, reads, key, (outer, n, inner), rest, about = layout
     if rest:
         if shift is not None:
             shift = _copy(shift, [1 if i in rest else m for i, m in enumerate(x.shape)])
         return _folded(fold if fold >= PRODUCT else SUM, _folded(fold, x, rest, True, dtype, shift), axes, keepdim)
     y, (of_rows, of_columns) = np.empty(shape, dtype), _FOLDS[fold]
-    x = x if flags.carray else operand(x)
+    x = x if flags.writeable else operand(x)
     x = x if reads is given else x.view(reads)
     if inner == 1 and n <= NARROW and outer >= BLOCK:
         x, outer, inner = copied(x.reshape(outer, n).T), 1, outer
-    about = _NOTHING[dtype.char] if shift is None else shift.reshape(outer, inner)
+    about = about if shift is None else shift.reshape(outer, inner)
     if inner > 1:
         tasks = min(shares(x.size, 2 * BLOCK), outer * -(-inner // LINE))
         of_columns.launch(key, tasks, x.reshape(outer, n, inner), y.reshape(outer, inner), about)
@@ -205,7 +207,7 @@ def _folded(fold: int, x: np.ndarray, axes: Any, keepdim: bool, dtype: Any = Non
         rows, parts = np.empty((outer, n), dtype), rows
         of_rows.launch(key, min(shares(parts.size), rows.size), parts, rows, about)
         key, about, of_rows = 2 * dtype.char, _NOTHING[dtype.char], _FOLDS[fold if fold >= PRODUCT else SUM][0]
-    of_rows.launch(key, min(shares(outer * n), outer), rows, y.reshape(outer, 1), about)
+    of_rows.launch(key, min(shares(outer * n), outer) if outer > 1 else 1, rows, y.reshape(outer, 1), about)
     return y
 
 

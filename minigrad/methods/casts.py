@@ -15,6 +15,7 @@ from .. import dtypes, shapes
 from ..autograd import TensorCore
 from ..device import CPU, Device, Place
 from ..ops import elementwise
+from .math import combine
 
 if TYPE_CHECKING:
     from ..tensor import Tensor
@@ -26,7 +27,7 @@ class CastsMethods:
     __slots__ = ()
 
     def _cast(self: Tensor, dtype: np.dtype[Any]) -> Tensor:
-        return self if self.data.dtype == dtype else elementwise.Cast.apply(self, dtype=dtype)
+        return self if self.data.dtype == dtype else combine(elementwise.Cast, self, dtype=dtype)
 
     def to(
         self: Tensor, *args: Any, dtype: Any = None, device: Place | None = None, non_blocking: builtins.bool = False

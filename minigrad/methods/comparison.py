@@ -54,7 +54,7 @@ class ComparisonMethods:
 
     def equal(self: Tensor, other: Tensor) -> bool:
         """Whether shape and all values are equal."""
-        return self.shape == other.shape and bool((self == other).all())
+        return self.data.shape == other.data.shape and bool((self == other).all().item())
 
     isnan: Final = of_each(comparison.IsNan, "Where the value is NaN.")
     isinf: Final = of_each(comparison.IsInf, "Where the value is infinite.")
@@ -68,18 +68,12 @@ class ComparisonMethods:
         """Where the value is -inf."""
         return self == -math.inf if self.is_floating_point() else self.isnan()
 
-    def logical_not(self: Tensor) -> Tensor:
-        """Where the value is 0."""
-        return combine(comparison.LogicalNot, self)
-
+    logical_not: Final = of_each(comparison.LogicalNot, "Where the value is 0.", "logical_not")
     logical_and: Final = of_two(comparison.LogicalAnd, "logical_and", "Where neither value is 0.")
     logical_or: Final = of_two(comparison.LogicalOr, "logical_or", "Where not both values are 0.")
     logical_xor: Final = of_two(comparison.LogicalXor, "logical_xor", "Where exactly one of the two values is 0.")
 
-    def bitwise_not(self: Tensor) -> Tensor:
-        """~self, of integers or bool."""
-        return comparison.BitwiseNot.apply(self)
-
+    bitwise_not: Final = of_each(comparison.BitwiseNot, "~self, of integers or bool.", "bitwise_not")
     bitwise_and: Final = of_two(comparison.BitwiseAnd, "bitwise_and", "self & other, of integers or bool.")
     bitwise_or: Final = of_two(comparison.BitwiseOr, "bitwise_or", "self | other, of integers or bool.")
     bitwise_xor: Final = of_two(comparison.BitwiseXor, "bitwise_xor", "self ^ other, of integers or bool.")

@@ -18,7 +18,7 @@ from ..ops.indexing import Index
 from ..random import Source, draw
 from .comparison import ComparisonMethods
 from .indexing import IndexingMethods
-from .math import MathMethods, takes_as_they_are
+from .math import CalledKernel, MathMethods, kernel_of, noted, takes_as_they_are
 
 if TYPE_CHECKING:
     from ..tensor import Operand, Tensor
@@ -31,22 +31,25 @@ def _in_place(method: F, op: type[Function] | None = None, of_number: type[Funct
     number: then it is computed where it belongs. Whether ``forward`` may have arrays like these, the first call says.
     """
     name, op = f"{method.__name__}_", op or getattr(method, "op", None)
-    direct: dict[Any, bool] = {}
+    writers: dict[Any, Any] = {}
 
     def changed(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         kinds = self.data.dtype
         for x in args:
             kinds = kinds, x.data.dtype if isinstance(x, TensorCore) else type(x)
-        known = False if kwargs else direct.get(kinds)
-        applied: Any = of_number if of_number and args and type(args[-1]) in (float, int) else op
-        if known and _written(applied, self, args):
+        write = () if kwargs else writers.get(kinds)
+        if write and _written(write, self, args):
             return self
         new = _held(name, self, method(self.detach(), *args, **kwargs))
         self._change(name, *args, *kwargs.values())
         self.device.kernels.elementwise.assign(self.data, new.data)
-        if known is None:
+        if write is None:
+            applied: Any = of_number if of_number and args and type(args[-1]) in (float, int) else op
             plain = all(isinstance(x, TensorCore) or type(x) in (int, float, bool, type(None)) for x in args)
-            direct[kinds] = plain and applied is not None and takes_as_they_are(applied, self, *args)
+            if plain and applied is not None and takes_as_they_are(applied, self, *args):
+                direct = kernel_of(applied, (self, *args), {}) if applied is op and new.dtype == self.dtype else ()
+                fits = direct and hasattr(direct[0], "into")
+                writers[kinds] = (direct[0].into, *direct[2:]) if fits else (_by_forward(applied), None, 0)
         return self
 
     functools.update_wrapper(changed, method)
@@ -55,23 +58,34 @@ def _in_place(method: F, op: type[Function] | None = None, of_number: type[Funct
     return changed  # type: ignore[return-value]  # functools.wraps keeps the signature
 
 
-def _written(op: type[Function], x: Tensor, args: tuple[Any, ...]) -> bool:
+def _by_forward(op: Any) -> Callable[..., Any]:
+    """What writes the result of ``forward``, which numbers decide about, into an array."""
+
+    def into(out: Any, *inputs: Any) -> Any:
+        call = noted(op, inputs, {})
+        given = [x.function(*x.given) if isinstance(x, CalledKernel) else x for x in call.given]
+        return call.function.into(out, *given) if hasattr(call.function, "into") else call.function(*given)
+
+    return into
+
+
+def _written(write: tuple[Any, Any, int], x: Tensor, args: tuple[Any, ...]) -> bool:
     """Whether the operation has put its result into x, as it does where nothing is cast, recorded or wrong."""
-    mode, out, arrays = of_thread.mode, x.data, []
+    mode, out, (into, of_few, few) = of_thread.mode, x.data, write
+    if mode.kernels is not None or mode.autocast is not None or not out.flags.writeable:
+        return False
+    arrays: list[Any] = []
     for y in (x, *args):
         if isinstance(y, TensorCore):
             if y.device is not CPU or y.data.ndim > out.ndim or (y.requires_grad and mode.enabled):
                 return False
             y = y.data
         arrays.append(y)
-    if mode.kernels is not None or mode.autocast is not None or not out.flags.writeable:
-        return False
-    node: Any = op()
-    node.kernels, node.needs = CPU.native.Into(out), (False,) * len(arrays)
     try:
-        if (new := op.forward(node, *arrays)) is not out:
+        new = of_few(*arrays, out) if out.size < few else into(out, *arrays)
+        if new is not out:
             CPU.native.elementwise.assign(out, new)
-    except (ValueError, OverflowError, TypeError):
+    except (ValueError, OverflowError, TypeError):  # of None, too: the result would not fit
         return False  # the method will say what is wrong
     bump((x,))
     return True

@@ -105,7 +105,7 @@ class IndexingMethods:
             return self.diagonal(diagonal).clone()
         if self.ndim != 1:
             raise bad_value(f"diag of shape {self.shape}: expected a vector or a matrix; see .diagonal")
-        return movement.DiagEmbed.apply(self, offset=diagonal)
+        return combine(movement.DiagEmbed, self, offset=diagonal)
 
     def scatter(self: Tensor, dim: int, index: Tensor, src: Operand) -> Tensor:
         """A copy in which y[i][index[i][j]] = src[i][j] (for dim 1); ``src`` is a tensor or a number, as in ``gather``.
@@ -188,7 +188,7 @@ class IndexingMethods:
         """Indices (int64) that sort along ``dim``; stable even if not asked, NaN last (first if descending)."""
         if not self.ndim:
             return self.reshape(1).argsort(dim).reshape(())
-        return indexing.ArgSort.apply(self, axis=shapes.normalize_dim(dim, self.ndim), descending=descending)
+        return combine(indexing.ArgSort, self, axis=shapes.normalize_dim(dim, self.ndim), descending=descending)
 
     def sort(self: Tensor, dim: int = -1, descending: bool = False, stable: bool = True) -> ValuesAndIndices:
         """(values, indices) sorted along ``dim``; stable even if not asked."""
@@ -202,7 +202,7 @@ class IndexingMethods:
             return ValuesAndIndices(*(x.reshape(()) for x in self.reshape(1).topk(k)))
         if not 0 <= k <= self.data.shape[dim]:  # the text of an error takes time to write
             expect(False, "topk: k", k, f"0 to {self.data.shape[dim]}, the size of dim {dim}")
-        order = indexing.ArgSort.apply(self, axis=dim, descending=largest, first=k)
+        order = combine(indexing.ArgSort, self, axis=dim, descending=largest, first=k)
         return ValuesAndIndices(indexing.Gather.apply(self, order, axis=dim), order)
 
     def _at(self: Tensor, dim: int, index: Tensor) -> Tensor:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from .. import capturing, dtypes
-from ..autograd import Function, TensorCore, Version, as_they_are, prepare
-from ..dtypes import float32, float64
-from ..errors import bad_type, bad_value, check_choice, user_line
+from ..autograd import Function, TensorCore, Version, prepare, shares
+from ..device import CPU
+from ..errors import bad_type, bad_value, check_choice
 from ..grad_store import next_id
 from ..modes import of_thread
 from ..op_inputs import explained
@@ -33,69 +36,108 @@ def takes_as_they_are(op: type[Function], *inputs: Any) -> bool:
     return rounded is None and all(a is b for a, b in zip(arrays, given))
 
 
-def _kinds(op: type[Function], x: TensorCore, y: Any) -> tuple[Any, ...]:
-    kinds = op, x.device.native, x.data.dtype, type(x.data)
-    return kinds if y is None else (*kinds, type(y.data if isinstance(y, TensorCore) else y))
+class CalledKernel:
+    """Kernels, or one of their functions, and what ``forward`` has called it with; or an array of a dtype."""
+
+    shape: Any = object()
+
+    def __init__(self, function: Any = None, given: Any = None, dtype: Any = None) -> None:
+        self.function, self.given, self.dtype = function, given, dtype
+
+    def __getattr__(self, name: str) -> CalledKernel:
+        setattr(self, name, CalledKernel(getattr(self.function, name)))  # for the next time
+        return self.__dict__[name]
+
+    def __getitem__(self, where: Any) -> CalledKernel:
+        return CalledKernel(operator.getitem, (self, where))
+
+    def __call__(self, *given: Any) -> CalledKernel:
+        fused = isinstance(given[0], FunctionType) and hasattr(self.function, "of")
+        return CalledKernel(self.function.of(given[0]), given[1:]) if fused else CalledKernel(self.function, given)
+
+
+_kernels: Any = functools.cache(lambda: CalledKernel(CPU.native))
+
+
+def noted(op: type[Function], inputs: Any, options: dict[str, Any]) -> Any:
+    """The call of a kernel that ``forward`` ends with."""
+    node: Any = op()
+    node.kernels, node.needs = _kernels(), (False,) * len(inputs)
+    return op.forward(node, *inputs, **options)
+
+
+known: dict[Any, Any] = {}
+"""By an operation on the CPU, the dtypes of its inputs and the names of its options the kernel that ``forward`` is: a
+function, and what it gets after inputs and options; () if ``forward`` does more, or casts. Nothing but this may decide
+what it does."""
+
+
+def kernel_of(op: Any, inputs: Any, options: dict[str, Any]) -> tuple[Any, ...]:
+    """What ``known`` says of the operation, which takes arrays as they are; ``forward`` sees their dtypes alone."""
+    given = [CalledKernel(dtype=x.data.dtype) if isinstance(x, TensorCore) else x for x in inputs]
+    try:
+        call = noted(op, given, options)
+    except (AttributeError, TypeError, ValueError):  # it works with what a kernel gives
+        return ()
+    wanted, found = [*given, *options.values()], [*(call.given or ())]
+    rest = found[len(wanted) :]
+    if [*map(id, found)] != [*map(id, wanted + rest)] or not all(options and isinstance(x, str | None) for x in rest):
+        return ()
+    few = call.function.of_few(*given) if not options and hasattr(call.function, "of_few") else (None, 0)
+    return call.function, rest, *few
 
 
 def combine(op: type[Function], x: TensorCore, y: Any = None, **options: Any) -> Tensor:
     """``op.apply(x, y)``, or ``op.apply(x, **options)``, at half the cost where tensors of one dtype and device need no
-    casts.
+    casts; where nothing is recorded, and ``forward`` is one kernel of the CPU, by a call of that.
 
     Nothing is called here that need not be: for small tensors that is what an operation costs.
     """
-    if not isinstance(x, TensorCore):
-        return op.apply(x, **options) if y is None else op.apply(x, y)  # which refuses it, unless y is a tensor
-    a, dtype, device, mode, two = x.data, x.data.dtype, x.device, of_thread.mode, isinstance(y, TensorCore)
-    usual = dtype is float32 or dtype is float64 or as_they_are.get(_kinds(op, x, y), 0) is None
-    if not usual or mode.autocast is not None or mode.kernels is not None or (
-        two and (y.data.dtype is not dtype or y.device is not device)
-    ):  # fmt: skip
-        return op.apply(x, **options) if y is None else op.apply(x, y)
-    recording = mode.enabled and op.differentiable
-    need_x, need_y = recording and x.requires_grad, recording and two and y.requires_grad
-    node = op()
-    node.device = device
-    node.kernels = kernels = device.native
-    node.needs = (need_x,) if y is None else (need_x, need_y)
-    node.saved = ()
+    direct: Any = ()
+    mode, two = of_thread.mode, y is not None and isinstance(y, TensorCore)
+    if isinstance(x, TensorCore) and x.device is CPU and mode.autocast is mode.kernels is None:
+        a, b, recorded = x.data, y.data if two else y, x.requires_grad or (two and y.requires_grad)
+        if (two and y.device is not CPU) or (recorded and mode.enabled and op.differentiable):
+            pass
+        elif y is not None:
+            direct = known.get(key := (op, a.dtype, b.dtype if two else type(b)))
+        else:
+            direct = known.get(key := ((op, a.dtype, *options) if options else (op, a.dtype)))
+    if not direct:
+        z = op.apply(x, **options) if y is None else op.apply(x, y)
+        if direct is None:
+            inputs = (x,) if y is None else (x, y)
+            known[key] = kernel_of(op, inputs, options) if takes_as_they_are(op, *inputs) else ()
+        return z
+    function, rest, of_few, few = direct
     try:
-        out = op.forward(node, a, **options) if y is None else op.forward(node, a, y.data if two else y)
+        if options:
+            out = function(a, *options.values(), *rest)
+        elif y is None:
+            out = of_few(a) if a.size < few else function(a)
+        else:
+            out = of_few(a, b) if a.size < few and (not two or a.shape == b.shape) else function(a, b)
     except (ValueError, IndexError, OverflowError, TypeError, AttributeError) as error:
         raise explained(op, error, (x,) if y is None else (x, y)) or error from None
-    if not isinstance(out, kernels.Array):
-        out = kernels.as_array(out)
-    z: Tensor = _new(TensorCore.tensor_type)
-    z.data = out
-    z.device = device
-    z._id = number = next_id()
-    z._version = version = x._version if op.is_view else Version()
+    z = _new(TensorCore.tensor_type)
+    z.data = out if isinstance(out, np.ndarray) else np.asarray(out)  # NumPy turns 0-d results into scalars
+    z.device = CPU
+    z._id = next_id()
+    z._version = Version()
+    if op.is_view and (out is a or (out.base is not None and shares(np, out, a))):
+        z._version = x._version
     z.node = None
     z.requires_grad = False
-    if need_x or need_y:
-        edge = (x.node or x) if need_x else None
-        node.edges = (edge,) if y is None else (edge, (y.node or y) if need_y else None)
-        node.half = None
-        node.order = number
-        node.out_shape = out.shape
-        node.out_dtype = out.dtype
-        if node.saved:
-            node.saved_at = number
-            node.versions = (x._version, y._version, version) if two else (x._version, version)
-        if mode.anomaly:
-            node.line = user_line()
-        z.node = node
-        z.requires_grad = True
     return z
 
 
-def of_each(op: type[Function], doc: str) -> Callable[[Tensor], Tensor]:
-    """The method that applies an operation of one tensor; it has the operation's name, in small letters."""
+def of_each(op: type[Function], doc: str, name: str = "") -> Callable[[Tensor], Tensor]:
+    """The method that applies an operation of one tensor; it has a name, or the operation's, in small letters."""
 
     def method(self: Tensor) -> Tensor:
-        return op.apply(self)
+        return combine(op, self)
 
-    return _named(method, op, op.__name__.lower(), doc)
+    return _named(method, op, name or op.__name__.lower(), doc)
 
 
 def of_two(op: type[Function], name: str, doc: str | None = None) -> Callable[[Tensor, Operand], Tensor]:
@@ -212,7 +254,7 @@ class MathMethods:
 
     def square(self: Tensor) -> Tensor:
         """self * self; of bool in int64."""
-        return elementwise.Square.apply(self.long() if self.data.dtype == dtypes.bool_ else self)
+        return combine(elementwise.Square, self.long() if self.data.dtype == dtypes.bool_ else self)
 
     reciprocal: Final = of_each(elementwise.Reciprocal, "1 / self.")
     sin: Final = of_each(elementwise.Sin, "Sine.")
@@ -234,7 +276,7 @@ class MathMethods:
 
     def sign(self: Tensor) -> Tensor:
         """-1, 0 or 1."""
-        return self.clone() if self.data.dtype == dtypes.bool_ else elementwise.Sign.apply(self)
+        return self.clone() if self.data.dtype == dtypes.bool_ else combine(elementwise.Sign, self)
 
     floor: Final = of_each(elementwise.Floor, "Largest integer not above.")
     ceil: Final = of_each(elementwise.Ceil, "Smallest integer not below.")
@@ -242,7 +284,7 @@ class MathMethods:
     def round(self: Tensor, *, decimals: int = 0) -> Tensor:
         """Nearest integer (or number of so many ``decimals``), halves to even."""
         scale = 10.0**decimals
-        return (self * scale).round() / scale if decimals else elementwise.Round.apply(self)
+        return (self * scale).round() / scale if decimals else combine(elementwise.Round, self)
 
     def __round__(self: Tensor, decimals: int | None = None) -> Tensor:
         return self.round(decimals=decimals or 0)
@@ -272,7 +314,7 @@ class MathMethods:
             limits = dtypes.finfo(self.dtype)
             posinf = float(limits.max) if posinf is None else posinf
             neginf = float(limits.min) if neginf is None else neginf
-        return elementwise.NanToNum.apply(self, nan=nan, posinf=posinf, neginf=neginf)
+        return combine(elementwise.NanToNum, self, nan=nan, posinf=posinf, neginf=neginf)
 
     maximum: Final = of_two(elementwise.Maximum, "maximum", "Elementwise larger one; ties share the gradient.")
     minimum: Final = of_two(elementwise.Minimum, "minimum", "Elementwise smaller one; ties share the gradient.")

@@ -30,21 +30,21 @@ class MatmulMethods:
 
     def mm(self: Tensor, other: Tensor) -> Tensor:
         """self @ other of two matrices."""
-        return _ranks("mm", self, 2, other, 2) @ other
+        return matmul.MatMul.apply(_ranks("mm", self, 2, other, 2), other)
 
     def bmm(self: Tensor, other: Tensor) -> Tensor:
         """self @ other of two batches of matrices: (B, m, k) and (B, k, n)."""
         if _ranks("bmm", self, 3, other, 3).shape[0] != other.shape[0]:
             raise bad_value(f"bmm of shapes {self.shape} and {other.shape}: expected equal batches; @ broadcasts them")
-        return self @ other
+        return matmul.MatMul.apply(self, other)
 
     def mv(self: Tensor, vec: Tensor) -> Tensor:
         """self @ vec of a matrix and a vector."""
-        return _ranks("mv", self, 2, vec, 1) @ vec
+        return matmul.MatMul.apply(_ranks("mv", self, 2, vec, 1), vec)
 
     def dot(self: Tensor, other: Tensor) -> Tensor:
         """Sum of the products of two vectors."""
-        return _ranks("dot", self, 1, other, 1) @ other
+        return matmul.MatMul.apply(_ranks("dot", self, 1, other, 1), other)
 
     def outer(self: Tensor, vec2: Tensor) -> Tensor:
         """The matrix of all products self[i] * vec2[j] of two vectors."""
@@ -80,7 +80,7 @@ def _added(name: str, x: Tensor, product: Tensor, beta: float, alpha: float) -> 
 
 def _ranks(name: str, a: Tensor, m: int, b: Tensor, n: int) -> Tensor:
     """``a``, if it is of ``m`` dimensions and ``b`` is a tensor of ``n``."""
-    if not isinstance(b, TensorCore) or (a.ndim, b.ndim) != (m, n):
+    if not isinstance(b, TensorCore) or a.data.ndim != m or b.data.ndim != n:
         found = f"shapes {a.shape} and {b.shape}" if isinstance(b, TensorCore) else f"a tensor and {type(b).__name__}"
         raise bad_value(f"{name} of {found}: expected {m} and {n} dimensions; @ takes any")
     return a

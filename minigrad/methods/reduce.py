@@ -82,7 +82,8 @@ class ReduceMethods:
             correction = 1 if unbiased else 0
         elif not unbiased:
             raise bad_type(f"{name}: pass correction={correction} or unbiased=False, not both")
-        return op.apply(self, axes=shapes.normalize_dims(dim, axis, self.ndim), keepdim=keepdim, correction=correction)
+        axes = shapes.normalize_dims(dim, axis, self.ndim)
+        return combine(op, self, axes=axes, keepdim=keepdim, correction=correction)
 
     def norm(
         self: Tensor, p: float | str = 2, dim: Dim = None, keepdim: bool = False, *, dtype: Any = None,
@@ -113,7 +114,8 @@ class ReduceMethods:
             return (self if self.is_floating_point() else self.long()).clone()
         if found is not None:
             return combine(reduce.Prod, self, axis=found, keepdim=keepdim)
-        y = reduce.Prod.apply(self.flatten(), axis=0, keepdim=False, whole=True)
+        flat = combine(movement.Reshape, self, shape=(self.data.size,))
+        y = reduce.Prod.apply(flat, axis=0, keepdim=False, whole=True)
         return y.reshape((1,) * self.ndim) if keepdim else y
 
     def any(self: Tensor, dim: Dim = None, keepdim: bool = False, *, axis: Dim = None) -> Tensor:
@@ -181,7 +183,7 @@ class ReduceMethods:
         if found is None:
             if not self.is_floating_point():
                 self._nonempty("median", None, None)
-            return reduce.Median.apply(self)
+            return combine(reduce.Median, self)
         self._nonempty("median", found, None)
         if not self.ndim:
             return ValuesAndIndices(self.clone(), self.argsort())
@@ -277,15 +279,15 @@ class ReduceMethods:
         """
         y = self._operand(other)
         _floating("logaddexp", self if self.is_floating_point() or not isinstance(y, TensorCore) else y)
-        return elementwise.LogAddExp.apply(self, y)
+        return combine(elementwise.LogAddExp, self, y)
 
     def softmax(self: Tensor, dim: Axis = None, *, axis: Axis = None) -> Tensor:
         """exp(self) along ``dim`` (or ``axis``; one must be given), divided by its sum."""
-        return softmax.Softmax.apply(self, axis=shapes.some_dim("softmax", dim, axis, self.ndim))
+        return combine(softmax.Softmax, self, axis=shapes.some_dim("softmax", dim, axis, self.ndim))
 
     def log_softmax(self: Tensor, dim: Axis = None, *, axis: Axis = None) -> Tensor:
         """log(softmax(self)) along ``dim`` (or ``axis``; one must be given), computed without overflow."""
-        return softmax.LogSoftmax.apply(self, axis=shapes.some_dim("log_softmax", dim, axis, self.ndim))
+        return combine(softmax.LogSoftmax, self, axis=shapes.some_dim("log_softmax", dim, axis, self.ndim))
 
 
 def _median_place(k: Any, missing: Any, n: int, middle: int) -> Any:
@@ -303,7 +305,7 @@ def _floating(name: str, x: Tensor) -> None:
 def _cumulative(op: type[reduce.CumSum | reduce.CumProd], x: Tensor, dim: int, dtype: Any) -> Tensor:
     axis = shapes.normalize_dim(dim, x.ndim)
     wide = x.to(dtype) if dtype is not None else x if x.is_floating_point() else x.long()
-    y = op.apply(wide, axis=axis) if x.ndim else wide.clone()
+    y = combine(op, wide, axis=axis) if x.ndim else wide.clone()
     return y if dtype is None else y.to(dtype)
 
 

@@ -24,7 +24,7 @@ class ShapeMethods:
     def reshape(self: Tensor, *shape: Any) -> Tensor:
         """The same elements in another shape (one size may be -1); a view where memory allows, else a copy."""
         new = shapes.infer_shape(shapes.shape_argument(shape), self.numel(), self.shape)
-        return movement.Reshape.apply(self, shape=new)
+        return combine(movement.Reshape, self, shape=new)
 
     def reshape_as(self: Tensor, other: Tensor) -> Tensor:
         """``reshape`` to the shape of ``other``."""
@@ -48,7 +48,7 @@ class ShapeMethods:
             raise bad_value(f"flatten: start_dim {start_dim} comes after end_dim {end_dim}")
         shape = self.data.shape
         new = (*shape[:start], math.prod(shape[start : end + 1]), *shape[end + 1 :])
-        return movement.Reshape.apply(self, shape=new if shape else (1,))
+        return combine(movement.Reshape, self, shape=new if shape else (1,))
 
     def ravel(self: Tensor) -> Tensor:
         """All dimensions as one."""
@@ -68,7 +68,7 @@ class ShapeMethods:
     def unsqueeze(self: Tensor, dim: int) -> Tensor:
         """With a new dimension of size 1 at ``dim``."""
         at = shapes.normalize_dim(dim, self.ndim + 1)
-        return movement.Reshape.apply(self, shape=(*self.data.shape[:at], 1, *self.data.shape[at:]))
+        return combine(movement.Reshape, self, shape=(*self.data.shape[:at], 1, *self.data.shape[at:]))
 
     def transpose(self: Tensor, dim0: int, dim1: int) -> Tensor:
         """A view with two dimensions exchanged."""
@@ -76,18 +76,18 @@ class ShapeMethods:
         i, j = shapes.normalize_dim(dim0, self.ndim), shapes.normalize_dim(dim1, self.ndim)
         if order:
             order[i], order[j] = j, i
-        return movement.Permute.apply(self, order=tuple(order))
+        return combine(movement.Permute, self, order=tuple(order))
 
     def movedim(self: Tensor, source: Dim, destination: Dim) -> Tensor:
         """A view with the dimensions ``source`` at the places ``destination``; the others keep their order."""
-        return movement.Permute.apply(self, order=shapes.moved_order(source, destination, self.ndim))
+        return combine(movement.Permute, self, order=shapes.moved_order(source, destination, self.ndim))
 
     def permute(self: Tensor, *dims: Any) -> Tensor:
         """A view with the dimensions in the given order."""
         order = tuple(shapes.normalize_dim(d, self.ndim) for d in shapes.shape_argument(dims))
         if sorted(order) != list(range(self.ndim)):
             raise bad_value(f"permute{dims}: expected each of the {self.ndim} dimensions once")
-        return movement.Permute.apply(self, order=order)
+        return combine(movement.Permute, self, order=order)
 
     swapaxes = transpose
     swapdims = transpose
@@ -113,7 +113,7 @@ class ShapeMethods:
 
     def expand(self: Tensor, *shape: Any) -> Tensor:
         """A read-only view with size-1 and new leading dimensions repeated; -1 keeps a size."""
-        return movement.Expand.apply(self, shape=shapes.expanded_shape(shapes.shape_argument(shape), self.shape))
+        return combine(movement.Expand, self, shape=shapes.expanded_shape(shapes.shape_argument(shape), self.shape))
 
     def expand_as(self: Tensor, other: Tensor) -> Tensor:
         """``expand`` to the shape of ``other``."""
@@ -130,21 +130,21 @@ class ShapeMethods:
         axes = tuple([shapes.normalize_dim(d, self.ndim) for d in shapes.shape_argument(dims)])
         if len(set(axes)) != len(axes):
             raise bad_value(f"flip{dims} names a dimension twice")
-        return movement.Flip.apply(self, axes=axes if self.ndim else ())
+        return combine(movement.Flip, self, axes=axes if self.ndim else ())
 
     def roll(self: Tensor, shifts: Dim, dims: Dim = None) -> Tensor:
         """Elements moved on by ``shifts`` along ``dims``, around the end; without ``dims`` in the flattened tensor."""
         if dims is not None:
             self._needs_dimension("roll with dims")
         shifts, axes = shapes.roll_arguments(shifts, 0 if dims is None else dims, self.ndim or 1)
-        return movement.Roll.apply(self, shifts=shifts, axes=None if dims is None else axes)
+        return combine(movement.Roll, self, shifts=shifts, axes=None if dims is None else axes)
 
     def repeat(self: Tensor, *sizes: Any) -> Tensor:
         """Copies side by side: ``sizes[i]`` of them along dimension i; more sizes than dimensions add leading ones."""
         repeats = shapes.shape_argument(sizes)
         if len(repeats) < self.ndim or any(n < 0 for n in repeats):
             raise bad_value(f"repeat{repeats} of shape {self.shape}: expected a count for each dimension, or more")
-        return movement.Tile.apply(self, repeats=repeats)
+        return combine(movement.Tile, self, repeats=repeats)
 
     def tile(self: Tensor, *dims: Any) -> Tensor:
         """``repeat`` that takes fewer counts, too: they are for the last dimensions."""
@@ -158,7 +158,7 @@ class ShapeMethods:
         at = shapes.normalize_dim(dim, self.ndim)
         if isinstance(repeats, int) and repeats > 0:
             once = (1,) * self.ndim
-            return movement.Tile.apply(self, repeats=once, each=(*once[:at], repeats, *once[at + 1 :]))
+            return combine(movement.Tile, self, repeats=once, each=(*once[:at], repeats, *once[at + 1 :]))
         return self.index_select(at, self.tensor_type(repeated_positions(repeats, self.shape[at]), device=self.device))
 
     def pad(self: Tensor, pad: Sequence[int], value: float = 0.0) -> Tensor:
@@ -167,22 +167,22 @@ class ShapeMethods:
         Negative numbers remove elements.
         """
         dtypes.check_number("pad", value, self.dtype)
-        return movement.Pad.apply(self, widths=shapes.pad_widths(pad, self.shape), value=value)
+        return combine(movement.Pad, self, widths=shapes.pad_widths(pad, self.shape), value=value)
 
     def diagonal(self: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
         """A view of the diagonal of two dimensions, ``offset`` above the main one, as the last dimension."""
         axis1, axis2 = shapes.normalize_dim(dim1, self.ndim), shapes.normalize_dim(dim2, self.ndim)
         if axis1 == axis2:
             raise bad_value(f"diagonal of dimensions {dim1} and {dim2} of shape {self.shape}: they are the same")
-        return movement.Diagonal.apply(self, offset=offset, axis1=axis1, axis2=axis2)
+        return combine(movement.Diagonal, self, offset=offset, axis1=axis1, axis2=axis2)
 
     def tril(self: Tensor, diagonal: int = 0) -> Tensor:
         """Lower triangle of the last two dimensions, zeros above ``diagonal``."""
-        return movement.Tril.apply(_matrices("tril", self), diagonal=diagonal)
+        return combine(movement.Tril, _matrices("tril", self), diagonal=diagonal)
 
     def triu(self: Tensor, diagonal: int = 0) -> Tensor:
         """Upper triangle of the last two dimensions, zeros below ``diagonal``."""
-        return movement.Triu.apply(_matrices("triu", self), diagonal=diagonal)
+        return combine(movement.Triu, _matrices("triu", self), diagonal=diagonal)
 
     def narrow(self: Tensor, dim: int, start: int, length: int) -> Tensor:
         """A view of ``length`` places of a dimension from ``start`` on."""

@@ -41,32 +41,32 @@ from .losses import Weight
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:
     """x Phi(x); ``approximate="tanh"`` is GPT-2's form. Floating, any shape."""
     check_choice("gelu", "approximate", approximate, ("none", "tanh"))
-    return gelu_ops.Gelu.apply(floating("gelu", x), approximate=approximate)
+    return combine(gelu_ops.Gelu, floating("gelu", x), approximate=approximate)
 
 
 def silu(x: Tensor) -> Tensor:
     """x sigmoid(x)."""
-    return elementwise.Silu.apply(x)
+    return combine(elementwise.Silu, x)
 
 
 def leaky_relu(x: Tensor, negative_slope: float = 0.01) -> Tensor:
     """x where x > 0, else negative_slope * x."""
-    return activation.LeakyRelu.apply(x, float(negative_slope))
+    return combine(activation.LeakyRelu, x, float(negative_slope))
 
 
 def elu(x: Tensor, alpha: float = 1.0) -> Tensor:
     """x where x > 0, else alpha (exp(x) - 1)."""
-    return activation.Elu.apply(x, float(alpha))
+    return combine(activation.Elu, x, float(alpha))
 
 
 def selu(x: Tensor) -> Tensor:
     """``elu`` with the alpha and the scale that keep mean 0 and variance 1 (Klambauer et al. 2017)."""
-    return activation.Selu.apply(floating("selu", x))
+    return combine(activation.Selu, floating("selu", x))
 
 
 def mish(x: Tensor) -> Tensor:
     """x tanh(softplus(x)) (Misra 2019)."""
-    return activation.Mish.apply(floating("mish", x))
+    return combine(activation.Mish, floating("mish", x))
 
 
 def hardtanh(x: Tensor, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
@@ -81,12 +81,12 @@ def relu6(x: Tensor) -> Tensor:
 
 def hardsigmoid(x: Tensor) -> Tensor:
     """relu6(x + 3) / 6, a sigmoid of straight lines."""
-    return activation.Hardsigmoid.apply(floating("hardsigmoid", x))
+    return combine(activation.Hardsigmoid, floating("hardsigmoid", x))
 
 
 def hardswish(x: Tensor) -> Tensor:
     """x hardsigmoid(x)."""
-    return activation.Hardswish.apply(floating("hardswish", x))
+    return combine(activation.Hardswish, floating("hardswish", x))
 
 
 def glu(x: Tensor, dim: int = -1) -> Tensor:
@@ -94,17 +94,17 @@ def glu(x: Tensor, dim: int = -1) -> Tensor:
     at = shapes.normalize_dim(dim, floating("glu", x).ndim)
     if not x.ndim or x.shape[at] % 2:
         raise bad_value(f"glu of shape {x.shape}: expected an even size of dim {dim}, which is halved")
-    return activation.Glu.apply(x, axis=at)
+    return combine(activation.Glu, x, axis=at)
 
 
 def softsign(x: Tensor) -> Tensor:
     """x / (1 + |x|)."""
-    return activation.Softsign.apply(x)
+    return combine(activation.Softsign, x)
 
 
 def tanhshrink(x: Tensor) -> Tensor:
     """x - tanh(x)."""
-    return activation.Tanhshrink.apply(x)
+    return combine(activation.Tanhshrink, x)
 
 
 def softplus(x: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
@@ -114,7 +114,7 @@ def softplus(x: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
 
 def logsigmoid(x: Tensor) -> Tensor:
     """log(sigmoid(x)), computed without overflow."""
-    return activation.LogSigmoid.apply(floating("logsigmoid", x))
+    return combine(activation.LogSigmoid, floating("logsigmoid", x))
 
 
 def pad(x: Tensor, pad: Sequence[int], mode: str = "constant", value: float = 0.0) -> Tensor:

@@ -16,7 +16,7 @@ class MatMul(OfProducts):
         a, b = a.reshape((1, *a.shape)) if row else a, b.reshape((*b.shape, 1)) if column else b
         if a.shape[-1] != b.shape[-2]:
             raise ValueError(f"inner dimensions differ: {a.shape[-1]} and {b.shape[-2]}; (m, k) @ (k, n) would work")
-        if any(n != m and 1 not in (n, m) for n, m in zip(a.shape[-3::-1], b.shape[-3::-1])):
+        if len(a.shape) > 2 and any(n != m and 1 not in (n, m) for n, m in zip(a.shape[-3::-1], b.shape[-3::-1])):
             raise ValueError(f"batches of shapes {a.shape[:-2]} and {b.shape[:-2]} do not broadcast")
         c = self.kernels.matmul.matmul(a, b)
         self.saved = (a if self.needs[1] else None, b if self.needs[0] else None, row, column, c.shape)
@@ -31,5 +31,5 @@ class MatMul(OfProducts):
 
 def _without(x: Any, row: bool, column: bool) -> Any:
     """Matrices without the dimension of rows, if they are of one row, or of columns."""
-    *batch, m, n = x.shape
-    return x.reshape((*batch, *(() if row else (m,)), *(() if column else (n,)))) if row or column else x
+    batch, last = x.shape[:-2], x.shape[-1:]
+    return x.reshape(batch + (() if row else x.shape[-2:-1]) + (() if column else last)) if row or column else x

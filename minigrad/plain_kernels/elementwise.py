@@ -32,7 +32,7 @@ class elementwise:
     div: Callable[..., Any] = quiet(np.true_divide)
     neg: np.ufunc = np.negative
     abs: np.ufunc = np.abs
-    square: np.ufunc = np.square
+    square: Callable[..., Any] = quiet(np.square)
     exp: Callable[..., Any] = quiet(np.exp)
     exp2: Callable[..., Any] = quiet(np.exp2)
     log: Callable[..., Any] = quiet(np.log)

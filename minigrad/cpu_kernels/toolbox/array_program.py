@@ -22,7 +22,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from types import FunctionType
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
@@ -454,15 +454,9 @@ class Formula(dict[Any, Any]):
 
     def __call__(self, *inputs: Any) -> Any:
         """The result, by as many threads as its size is worth."""
-        kinds = []
-        for x in inputs:
-            if not isinstance(x, ARRAY):
-                kinds.append(_kind(x))
-            elif x.size < FEW:
-                kinds.append(x.dtype)
-            else:
-                return self.of_many(*inputs)
-        return self[tuple(kinds)][1](*inputs)
+        if any([isinstance(x, ARRAY) and x.size >= FEW for x in inputs]):
+            return self.of_many(*inputs)
+        return self[tuple([x.dtype if isinstance(x, ARRAY) else _kind(x) for x in inputs])][1](*inputs)
 
     def of_many(self, *inputs: Any, out: np.ndarray | None = None, worth: int = WORTH) -> Any:
         """The result, in ``out`` if it is given; by all threads for ``worth`` elements times work or more."""
@@ -484,11 +478,11 @@ class Formula(dict[Any, Any]):
         return few(*inputs) if out is None else few(*inputs, out)
 
 
-def formula(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, computed by its program, by way of the sizes of one or two inputs, quickly."""
+def formula(function: Callable[..., Any], inputs: int = 0) -> Callable[..., Any]:
+    """The function, computed by its program, by way of the sizes of one or two ``inputs``, quickly."""
     made = Formula(function)
     plain = inspect.unwrap(function)
-    inputs = plain.nin if isinstance(plain, np.ufunc) else plain.__code__.co_argcount
+    inputs = inputs or (plain.nin if isinstance(plain, np.ufunc) else plain.__code__.co_argcount)
     many = made.of_many
 
     def of_one(x: Any) -> Any:
@@ -502,12 +496,9 @@ def formula(function: Callable[..., Any]) -> Callable[..., Any]:
         return many(x, y)
 
     by_inputs: dict[int, Callable[..., Any]] = {1: of_one, 2: of_two}
-    several = isinstance(plain, FunctionType) and plain.__code__.co_flags & inspect.CO_VARARGS
-    call = by_inputs.get(0 if several else inputs, made)
-    wrapped: Any = functools.update_wrapper(call, function)
+    wrapped: Any = functools.update_wrapper(by_inputs.get(inputs, made), function)
 
-    def into(target: Into, *inputs: Any, worth: int = WORTH) -> Any:
-        out = target.out
+    def into(out: np.ndarray, *inputs: Any, worth: int = WORTH) -> Any:
         program, few = made[tuple([x.dtype if isinstance(x, ARRAY) else _kind(x) for x in inputs])]
         if program is not None and program.result == out.dtype:
             is_few = out.size < worth // program.work
@@ -515,9 +506,9 @@ def formula(function: Callable[..., Any]) -> Callable[..., Any]:
                 return few(*inputs, out) if is_few else many(*inputs, out=out, worth=worth)
             except (ValueError, OverflowError, TypeError):
                 pass  # the function will say what is wrong
-        return wrapped(*inputs) if target.makes else None
+        return None
 
-    wrapped.into = into
+    wrapped.into, wrapped.of_few = into, lambda *inputs: (made[tuple(map(_kind, inputs))][1], FEW)
     return for_graphs(wrapped, made.program_for, functools.partial(made.of_many, worth=0))
 
 
@@ -535,7 +526,7 @@ def as_launches(function: Any) -> Any:
 def written(out: np.ndarray, of: Any, *inputs: Any) -> bool:
     """Whether the result of a formula, of the shape and dtype of ``out``, is there; else nothing is done."""
     worth = WORTH if recording.launches is None else 0
-    return of.into(Into(out, False), *inputs, worth=worth) is not None
+    return of.into(out, *inputs, worth=worth) is not None
 
 
 def writer(plain: Callable[..., None], of: Any, inputs: Callable[..., tuple[Any, ...]]) -> Callable[..., None]:
@@ -546,26 +537,6 @@ def writer(plain: Callable[..., None], of: Any, inputs: Callable[..., tuple[Any,
             plain(x, y)
 
     return for_graphs(write, lambda x, y: of.prepare(*inputs(x, y)), write)
-
-
-class Into:
-    """The kernels of an operation whose result goes into ``out``, also where inputs share its memory. What does not fit
-    there, or has no program, ``makes`` a new array, or is None. All families are one.
-    """
-
-    families: ClassVar[tuple[Any, ...]] = ()
-    elementwise: Any = property(lambda self: self)
-    comparison: Any = elementwise
-    quiet: Any = staticmethod(contextlib.nullcontext)
-
-    def __init__(self, out: np.ndarray, makes: bool = True) -> None:
-        self.out: np.ndarray = out
-        self.makes: bool = makes
-
-    def __getattr__(self, name: str) -> Any:  # for the first time; from then on it is a method
-        function: Any = next(getattr(family, name) for family in self.families if hasattr(family, name))
-        setattr(Into, name, getattr(function, "into", staticmethod(function)))
-        return getattr(self, name)
 
 
 def formulas(family: type, without: tuple[str, ...] = ()) -> dict[str, Any]:

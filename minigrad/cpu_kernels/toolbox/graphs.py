@@ -60,7 +60,7 @@ SAME = (
 """Functions that need not be called again."""
 UPDATES = "adagrad.step", "adamw.step", "lamb.step", "sgd.step"
 """Functions that are not called in the capture, which is no step."""
-OTHERS = "Array", "Into", "arrays", "graphs", "heap", "memory", "threads"
+OTHERS = "Array", "graphs", "heap", "memory", "threads"
 """What is in a backend and is no family."""
 
 

@@ -74,16 +74,6 @@ def _of_divisor(k: Any, y: Any, z: Any, dz: Any) -> Any:
     return k.neg(k.mul(dz, k.div(z, y)))
 
 
-class FloorDiv(Arithmetic):
-    """z = floor(x / y); no gradient."""
-
-    differentiable = False
-    not_of_bool = "//"
-
-    def forward(self, x: Any, y: Any) -> Any:
-        return self.kernels.elementwise.floor_div(x, y)
-
-
 def _of_quotient(k: Any, dz: Any, x: Any, y: Any) -> Any:
     return k.neg(k.mul(dz, k.floor_div(x, y)))
 
@@ -96,7 +86,7 @@ class Remainder(Arithmetic):
     """z = x - y floor(x / y), of the sign of y;  dx = dz, dy = -floor(x / y) dz."""
 
     not_of_bool = "%"
-    kernel: ClassVar = "remainder", _of_quotient
+    kernel: ClassVar[tuple[str, Any]] = "remainder", _of_quotient
 
     def forward(self, x: Any, y: Any) -> Any:
         self.saved = (x, y) if self.needs[1] else ()
@@ -110,7 +100,15 @@ class FMod(Remainder):
     """z = x - y trunc(x / y), of the sign of x;  dx = dz, dy = -trunc(x / y) dz."""
 
     not_of_bool = "fmod"
-    kernel: ClassVar = "fmod", _of_whole_quotient
+    kernel = "fmod", _of_whole_quotient
+
+
+class FloorDiv(Remainder):
+    """z = floor(x / y); no gradient."""
+
+    differentiable = False
+    not_of_bool = "//"
+    kernel = "floor_div", None
 
 
 class Neg(Function):
@@ -124,21 +122,3 @@ class Neg(Function):
 
     def backward(self, dy: Any) -> Any:
         return self.kernels.elementwise.neg(dy)
-
-
-class Abs(Function):
-    """y = |x|;  dx = sign(x) dy, 0 at 0."""
-
-    half_kernels = "elementwise"
-    not_of_bool = "abs"
-
-    def forward(self, x: Any) -> Any:
-        self.saved = (x,)
-        return self.kernels.elementwise.abs(x)
-
-    def backward(self, dy: Any) -> Any:
-        return self.kernels.elementwise.fused(_of_abs, dy, self.saved[0])
-
-
-def _of_abs(k: Any, dy: Any, x: Any) -> Any:
-    return k.mul(dy, k.sign(x))

@@ -49,7 +49,7 @@ class ToDevice(Function):
         node.needs = (x.requires_grad,)
         mode = of_thread.mode
         out = _transferred(x.data, x.device, target, params["wait"])
-        return node._output(out, None, inputs, mode, x.requires_grad and mode.enabled)
+        return node._output(out, None, inputs, mode, [x.node or x] if x.requires_grad and mode.enabled else None)
 
     def backward(self, dy: Any) -> Any:
         return _transferred(dy, self.device, self.source, True)

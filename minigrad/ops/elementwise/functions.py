@@ -1,5 +1,6 @@
 """Functions of one number: smooth ones (and relu), then those that are piecewise constant."""
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -18,8 +19,8 @@ class FloatFunction(Function):
 Expression = Callable[..., Any]  # of kernels and arrays
 
 
-def of_x(value: Expression, autocast: str | None = None, keeps_x: bool = True) -> Callable[[Expression], Any]:
-    """Makes dx = derivative(k, x, dy) the class, with its name, of y = value(kernels, x); it keeps x."""
+def of_x(value: Expression, keeps_x: bool = True, **members: Any) -> Callable[[Expression], Any]:
+    """Makes dx = derivative(k, x, dy) the class, with its name and members, of y = value(kernels, x); it keeps x."""
 
     def forward(self: FloatFunction, x: Any) -> Any:
         y = value(self.kernels, x)
@@ -30,9 +31,8 @@ def of_x(value: Expression, autocast: str | None = None, keeps_x: bool = True) -
         def backward(self: FloatFunction, dy: Any) -> Any:
             return self.kernels.elementwise.fused(derivative, self.saved[0], dy)
 
-        members = {"forward": forward, "backward": backward, "autocast": autocast}
-        about = {"__doc__": derivative.__doc__, "__module__": derivative.__module__}
-        return type(derivative.__name__, (FloatFunction,), members | about)
+        made = {"__module__": derivative.__module__, "forward": forward, "backward": backward}
+        return type(derivative.__name__, (FloatFunction,), {"__doc__": derivative.__doc__} | made | members)
 
     return made
 
@@ -42,9 +42,8 @@ def of_formula(formula: Expression) -> Callable[[Expression], Any]:
     return of_x(lambda kernels, x: kernels.elementwise.fused(formula, x))
 
 
-def of_y(value: Expression, autocast: str | None = None) -> Callable[[Expression], Any]:
-    """The same for dx = derivative(k, y, dy); it keeps y."""
-    return of_x(value, autocast, keeps_x=False)
+of_y: Callable[..., Callable[[Expression], Any]] = functools.partial(of_x, keeps_x=False)
+"""The same for dx = derivative(k, y, dy); it keeps y."""
 
 
 @of_y(lambda kernels, x: kernels.elementwise.reciprocal(x), autocast="float32")
@@ -150,23 +149,22 @@ def Silu(k: Any, x: Any, dy: Any) -> Any:
     return k.mul(dy, k.mul(s, k.add(k.mul(x, k.sub(1, s)), 1)))
 
 
-class Relu(Function):
+@of_y(lambda kernels, x: kernels.elementwise.relu(x), floats=False, not_of_bool="relu")
+def Relu(k: Any, y: Any, dy: Any) -> Any:
     """y = max(x, 0);  dx = dy where y > 0 or NaN (so 0 at 0, where ``maximum(x, 0)`` would give half)."""
-
-    half_kernels = "elementwise"
-    not_of_bool = "relu"
-
-    def forward(self, x: Any) -> Any:
-        y = self.kernels.elementwise.relu(x)
-        self.saved = (y,)
-        return y
-
-    def backward(self, dy: Any) -> Any:
-        return self.kernels.elementwise.fused(_of_relu, dy, self.saved[0])
-
-
-def _of_relu(k: Any, dy: Any, y: Any) -> Any:
     return k.where(k.le(y, 0), 0, dy)
+
+
+@of_x(lambda kernels, x: kernels.elementwise.abs(x), floats=False, not_of_bool="abs")
+def Abs(k: Any, x: Any, dy: Any) -> Any:
+    """y = |x|;  dx = sign(x) dy, 0 at 0."""
+    return k.mul(dy, k.sign(x))
+
+
+@of_x(lambda kernels, x: kernels.elementwise.square(x), autocast="float32", floats=False)
+def Square(k: Any, x: Any, dy: Any) -> Any:
+    """y = x^2;  dx = 2 x dy."""
+    return k.mul(dy, k.mul(x, 2))
 
 
 class StepFunction(Function):

@@ -56,8 +56,7 @@ class PowScalar(Function):
         if n == 3:
             return k.cube(x)
         if n == 2:
-            with self.kernels.quiet():
-                return k.square(x)
+            return k.square(x)
         if x.dtype.kind in "fV" and n in (0.5, -0.5):
             return k.sqrt(x) if n > 0 else k.rsqrt(x)
         if x.dtype.kind in "fV" and n in (-1, -2):
@@ -71,20 +70,6 @@ def _of_square(k: Any, x: Any) -> Any:
 
 def _scaled(k: Any, dy: Any, x: Any, n: float) -> Any:
     return k.mul(dy, k.mul(x, n))
-
-
-class Square(Function):
-    """y = x^2;  dx = 2 x dy."""
-
-    autocast = "float32"
-    half_kernels = "elementwise"
-
-    def forward(self, x: Any) -> Any:
-        self.saved = (x,)
-        return self.kernels.elementwise.square(x)
-
-    def backward(self, dy: Any) -> Any:
-        return self.kernels.elementwise.fused(_scaled, dy, self.saved[0], 2)
 
 
 class AddScaled(Arithmetic):
