@@ -40,7 +40,8 @@ from .losses import Weight
 
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:
     """x Phi(x); ``approximate="tanh"`` is GPT-2's form. Floating, any shape."""
-    check_choice("gelu", "approximate", approximate, ("none", "tanh"))
+    if approximate not in ("none", "tanh"):
+        raise bad_value(f"gelu: approximate={approximate!r}; expected 'none' or 'tanh'")
     return combine(gelu_ops.Gelu, floating("gelu", x), approximate=approximate)
 
 
@@ -212,7 +213,8 @@ def feed_forward(
 
     Kept for ``backward`` is the hidden layer before the GELU, not what comes after it.
     """
-    check_choice("feed_forward", "approximate", approximate, ("none", "tanh"))
+    if approximate not in ("none", "tanh"):
+        raise bad_value(f"feed_forward: approximate={approximate!r}; expected 'none' or 'tanh'")
     _check_linear("feed_forward", floating("feed_forward", x), weight, bias)
     hidden = weight.data.shape[0]
     if weight2.ndim != 2 or weight2.shape[1] != hidden or (bias2 is not None and bias2.shape != weight2.shape[:1]):
@@ -387,7 +389,8 @@ def rope(
 
 def dropout(x: Tensor, p: float = 0.5, training: bool = True, generator: Source = None) -> Tensor:
     """Zero each element with probability p and scale the rest by 1 / (1 - p); the identity if not training."""
-    expect(0 <= p <= 1, "dropout: p", p, "a probability, 0 to 1")
+    if not 0 <= p <= 1:
+        raise bad_value(f"dropout: p={p}; expected a probability, 0 to 1")
     if not training or p == 0:
         return x
     seed, offset = (generator or default_generator).next()
@@ -446,7 +449,8 @@ def packed_attention(
     elif len(heads) != 5 or heads[2] != 3 or n_head is not None:
         expected = "(B, T, 3, H, D)" if n_head is None else f"(B, T, 3 n_head D) with n_head = {n_head}"
         raise bad_value(f"packed_attention: qkv of shape {qkv.shape}; expected {expected}")
-    expect(0 <= dropout_p < 1, "packed_attention: dropout_p", dropout_p, "[0, 1)")
+    if not 0 <= dropout_p < 1:
+        raise bad_value(f"packed_attention: dropout_p={dropout_p}; expected [0, 1)")
     scale = 1 / math.sqrt(heads[4]) if scale is None else scale
     seed, offset = (generator or default_generator).next() if dropout_p else (0, 0)
     options = attention.Options(is_causal, scale, dropout_p, seed, offset)

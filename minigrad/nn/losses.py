@@ -98,7 +98,8 @@ def linear_cross_entropy(
 
     Raises TypeError and IndexError as ``cross_entropy``, ValueError for other shapes and for reduction="none".
     """
-    check_choice("linear_cross_entropy", "reduction", reduction, ("mean", "sum"))
+    if reduction not in ("mean", "sum"):
+        raise bad_value(f"linear_cross_entropy: reduction={reduction!r}; expected 'mean' or 'sum'")
     x, weight = floating("linear_cross_entropy", input), check_tensor("linear_cross_entropy", linear_weight)
     if check_tensor("linear_cross_entropy", target).dtype.kind not in "iu":
         remedy = "convert with .long(), or use cross_entropy, which takes probabilities"
