@@ -77,8 +77,7 @@ class Device:
             return other == str(self) or (other, self.index) == (self.type, 0) or other == f"{self.type}:{self.index}"
         return self is other
 
-    def __hash__(self) -> int:  # by identity: each device is one object
-        return object.__hash__(self)
+    __hash__ = object.__hash__  # by identity: each device is one object
 
     def __repr__(self) -> str:
         return f"Device('{self}')"

@@ -13,7 +13,8 @@ import numpy as np
 from .. import capturing, dtypes
 from ..autograd import Function, TensorCore, Version, prepare, shares
 from ..device import CPU
-from ..errors import bad_type, bad_value, check_choice
+from ..dtypes import float32
+from ..errors import bad_type, bad_value, check_choice, user_line
 from ..grad_store import next_id
 from ..modes import of_thread
 from ..op_inputs import explained
@@ -37,9 +38,13 @@ def takes_as_they_are(op: type[Function], *inputs: Any) -> bool:
 
 
 class CalledKernel:
-    """Kernels, or one of their functions, and what ``forward`` has called it with; or an array of a dtype."""
+    """Kernels, or one of their functions, and what ``forward`` has called it with; or an input, of which nothing is
+    known but its dtype: what asks for a value or a shape raises TypeError.
+    """
 
     shape: Any = object()
+    __iter__ = None
+    __hash__ = object.__hash__
 
     def __init__(self, function: Any = None, given: Any = None, dtype: Any = None) -> None:
         self.function, self.given, self.dtype = function, given, dtype
@@ -55,6 +60,12 @@ class CalledKernel:
         fused = isinstance(given[0], FunctionType) and hasattr(self.function, "of")
         return CalledKernel(self.function.of(given[0]), given[1:]) if fused else CalledKernel(self.function, given)
 
+    def __bool__(self) -> bool:
+        raise TypeError("of an input that is no number yet")
+
+    def __eq__(self, other: object) -> bool:
+        raise TypeError("of an input that is no number yet")
+
 
 _kernels: Any = functools.cache(lambda: CalledKernel(CPU.native))
 
@@ -67,51 +78,60 @@ def noted(op: type[Function], inputs: Any, options: dict[str, Any]) -> Any:
 
 
 known: dict[Any, Any] = {}
-"""By an operation on the CPU, the dtypes of its inputs and the names of its options the kernel that ``forward`` is: a
-function, and what it gets after inputs and options; () if ``forward`` does more, or casts. Nothing but this may decide
-what it does."""
+"""By an operation, the device and dtypes of its inputs and the names of its options what ``kernel_of`` says."""
 
 
 def kernel_of(op: Any, inputs: Any, options: dict[str, Any]) -> tuple[Any, ...]:
-    """What ``known`` says of the operation, which takes arrays as they are; ``forward`` sees their dtypes alone."""
-    given = [CalledKernel(dtype=x.data.dtype) if isinstance(x, TensorCore) else x for x in inputs]
-    try:
-        call = noted(op, given, options)
-    except (AttributeError, TypeError, ValueError):  # it works with what a kernel gives
+    """The kernel of the CPU that ``forward`` is, of inputs and options of which it sees the dtypes alone: a function,
+    what it gets after them, and another for so few elements; None if ``forward`` does more; () if ``apply`` casts.
+    """
+    if not takes_as_they_are(op, *inputs):
         return ()
-    wanted, found = [*given, *options.values()], [*(call.given or ())]
+    given = [CalledKernel(dtype=x.data.dtype if isinstance(x, TensorCore) else None) for x in inputs]
+    values = {name: CalledKernel() for name in options}
+    does_more = None, (), None, 0
+    try:
+        call = noted(op, given, values)
+    except (AttributeError, TypeError, ValueError):  # it works with values, or with what a kernel gives
+        return does_more
+    wanted, found = [*given, *values.values()], [*(call.given or ())]
     rest = found[len(wanted) :]
     if [*map(id, found)] != [*map(id, wanted + rest)] or not all(options and isinstance(x, str | None) for x in rest):
-        return ()
-    few = call.function.of_few(*given) if not options and hasattr(call.function, "of_few") else (None, 0)
-    return call.function, rest, *few
+        return does_more
+    if options or not hasattr(call.function, "of_few"):
+        return call.function, rest, None, 0
+    return call.function, rest, *call.function.of_few(*[x.data if isinstance(x, TensorCore) else x for x in inputs])
 
 
 def combine(op: type[Function], x: TensorCore, y: Any = None, **options: Any) -> Tensor:
-    """``op.apply(x, y)``, or ``op.apply(x, **options)``, at half the cost where tensors of one dtype and device need no
-    casts; where nothing is recorded, and ``forward`` is one kernel of the CPU, by a call of that.
+    """``op.apply(x, y)``, or ``op.apply(x, **options)``, at half the cost where tensors of one device need no casts;
+    where nothing is recorded, and ``forward`` is one kernel of the CPU, by a call of that.
 
     Nothing is called here that need not be: for small tensors that is what an operation costs.
     """
     direct: Any = ()
     mode, two = of_thread.mode, y is not None and isinstance(y, TensorCore)
-    if isinstance(x, TensorCore) and x.device is CPU and mode.autocast is mode.kernels is None:
-        a, b, recorded = x.data, y.data if two else y, x.requires_grad or (two and y.requires_grad)
-        if (two and y.device is not CPU) or (recorded and mode.enabled and op.differentiable):
-            pass
-        elif y is not None:
-            direct = known.get(key := (op, a.dtype, b.dtype if two else type(b)))
+    if isinstance(x, TensorCore) and mode.autocast is mode.kernels is None and (not two or y.device is x.device):
+        a, b, device = x.data, y.data if two else y, x.device
+        if y is not None:
+            direct = known.get(key := (op, device, a.dtype, b.dtype if two else type(b)))
         else:
-            direct = known.get(key := ((op, a.dtype, *options) if options else (op, a.dtype)))
+            direct = known.get(key := ((op, device, a.dtype, *options) if options else (op, device, a.dtype)))
     if not direct:
         z = op.apply(x, **options) if y is None else op.apply(x, y)
         if direct is None:
-            inputs = (x,) if y is None else (x, y)
-            known[key] = kernel_of(op, inputs, options) if takes_as_they_are(op, *inputs) else ()
+            known[key] = kernel_of(op, (x,) if y is None else (x, y), options)
         return z
     function, rest, of_few, few = direct
+    recording = mode.enabled and op.differentiable
+    need_x, need_y = recording and x.requires_grad, recording and two and y.requires_grad
     try:
-        if options:
+        if need_x or need_y or function is None:
+            node: Any = op()
+            node.device, node.kernels, node.saved = device, device.native, ()
+            node.needs = (need_x,) if y is None else (need_x, need_y)
+            out = op.forward(node, a, **options) if y is None else op.forward(node, a, b)
+        elif options:
             out = function(a, *options.values(), *rest)
         elif y is None:
             out = of_few(a) if a.size < few else function(a)
@@ -120,14 +140,28 @@ def combine(op: type[Function], x: TensorCore, y: Any = None, **options: Any) ->
     except (ValueError, IndexError, OverflowError, TypeError, AttributeError) as error:
         raise explained(op, error, (x,) if y is None else (x, y)) or error from None
     z = _new(TensorCore.tensor_type)
-    z.data = out if isinstance(out, np.ndarray) else np.asarray(out)  # NumPy turns 0-d results into scalars
-    z.device = CPU
-    z._id = next_id()
-    z._version = Version()
-    if op.is_view and (out is a or (out.base is not None and shares(np, out, a))):
-        z._version = x._version
+    z.data = out if isinstance(out, device.native.Array) else device.native.as_array(out)  # NumPy has scalars for 0-d
+    z.device = device
+    z._id = number = next_id()
+    z._version = version = Version()
+    if op.is_view and (out is a or (out.base is not None and shares(device.native, out, a))):
+        z._version = version = x._version
     z.node = None
     z.requires_grad = False
+    if (need_x or need_y) and (out.dtype is float32 or out.dtype.kind in "fV"):
+        edge = (x.node or x) if need_x else None
+        node.edges = (edge,) if y is None else (edge, (y.node or y) if need_y else None)
+        node.half = None
+        node.order = number
+        node.out_shape = out.shape
+        node.out_dtype = out.dtype
+        if node.saved:
+            node.saved_at = number
+            node.versions = (x._version, y._version, version) if two else (x._version, version)
+        if mode.anomaly:
+            node.line = user_line()
+        z.node = node
+        z.requires_grad = True
     return z
 
 
