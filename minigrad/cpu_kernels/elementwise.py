@@ -1,6 +1,7 @@
 """Functions of each element: the plain formulas, each in one pass."""
 
 import functools
+import inspect
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,9 @@ _assign = writer(plain.assign, _all["cast"], lambda x, y: (y, x.dtype))
 
 @functools.cache
 def _of(expression: Any) -> Any:
-    return formula(quiet(functools.partial(expression, Each)), expression.__code__.co_argcount - 1)
+    code = expression.__code__
+    inputs = 0 if code.co_flags & inspect.CO_VARARGS else code.co_argcount - 1
+    return formula(quiet(functools.partial(expression, Each)), inputs)
 
 
 def fused(expression: Any, *inputs: Any) -> Any:

@@ -43,7 +43,7 @@ def _in_place(method: F, op: type[Function] | None = None, of_number: type[Funct
         new = _held(name, self, method(self.detach(), *args, **kwargs))
         self._change(name, *args, *kwargs.values())
         self.device.kernels.elementwise.assign(self.data, new.data)
-        if write is None:
+        if write is None and of_thread.mode.kernels is None:
             applied: Any = of_number if of_number and args and type(args[-1]) in (float, int) else op
             plain = all(isinstance(x, TensorCore) or type(x) in (int, float, bool, type(None)) for x in args)
             if plain and applied is not None and takes_as_they_are(applied, self, *args):

@@ -43,11 +43,13 @@ class CalledKernel:
     """
 
     shape: Any = object()
-    __iter__ = None
-    __hash__ = object.__hash__
+    __iter__: Any = None
+    __hash__: Any = object.__hash__
 
     def __init__(self, function: Any = None, given: Any = None, dtype: Any = None) -> None:
-        self.function, self.given, self.dtype = function, given, dtype
+        self.function: Any = function
+        self.given: Any = given
+        self.dtype: Any = dtype
 
     def __getattr__(self, name: str) -> CalledKernel:
         setattr(self, name, CalledKernel(getattr(self.function, name)))  # for the next time
@@ -78,7 +80,7 @@ def noted(op: type[Function], inputs: Any, options: dict[str, Any]) -> Any:
 
 
 known: dict[Any, Any] = {}
-"""By an operation, the device and dtypes of its inputs and the names of its options what ``kernel_of`` says."""
+"""By an operation, the device and dtype of its inputs and the names of its options what ``kernel_of`` says."""
 
 
 def kernel_of(op: Any, inputs: Any, options: dict[str, Any]) -> tuple[Any, ...]:
@@ -111,12 +113,11 @@ def combine(op: type[Function], x: TensorCore, y: Any = None, **options: Any) ->
     """
     direct: Any = ()
     mode, two = of_thread.mode, y is not None and isinstance(y, TensorCore)
-    if isinstance(x, TensorCore) and mode.autocast is mode.kernels is None and (not two or y.device is x.device):
+    if isinstance(x, TensorCore) and mode.autocast is mode.kernels is None:
         a, b, device = x.data, y.data if two else y, x.device
-        if y is not None:
-            direct = known.get(key := (op, device, a.dtype, b.dtype if two else type(b)))
-        else:
-            direct = known.get(key := ((op, device, a.dtype, *options) if options else (op, device, a.dtype)))
+        if not two or (y.device is device and b.dtype is a.dtype):
+            key = (op, device, a.dtype, *options) if options else (op, device, a.dtype, type(b))
+            direct = known.get(key)
     if not direct:
         z = op.apply(x, **options) if y is None else op.apply(x, y)
         if direct is None:

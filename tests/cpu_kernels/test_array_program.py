@@ -195,10 +195,9 @@ def test_a_forked_process_adds_large_arrays_without_the_pool() -> None:
 
 def test_where_numba_compiles_nothing_the_kernels_are_plain() -> None:
     program = (
-        "import minigrad as mg; x = mg.ones(600, 600); mg.nn.functional.dropout(x, 0.5); x += x; x[:1, 1]\n"
-        "with mg.kernels('cpu'): print(x.sum().item(), len(mg.plain_families()) > 9)"
+        "import minigrad as mg; x = mg.ones(9, 9); x += x; print(x.sum().item(), 'dropout' in mg.plain_families())"
     )
-    assert python("-c", program, env={"NUMBA_DISABLE_JIT": "1"}).stdout.split() == ["720000.0", "True"]
+    assert python("-c", program, env={"NUMBA_DISABLE_JIT": "1"}).stdout.split() == ["162.0", "True"]
 
 
 def test_small_arrays_and_large_ones_take_their_way_by_size(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -478,11 +478,12 @@ class Formula(dict[Any, Any]):
         return few(*inputs) if out is None else few(*inputs, out)
 
 
-def formula(function: Callable[..., Any], inputs: int = 0) -> Callable[..., Any]:
-    """The function, computed by its program, by way of the sizes of one or two ``inputs``, quickly."""
+def formula(function: Callable[..., Any], inputs: int | None = None) -> Callable[..., Any]:
+    """The function, computed by its program, by the sizes of one or two ``inputs``, quickly; 0: of any number."""
     made = Formula(function)
     plain = inspect.unwrap(function)
-    inputs = inputs or (plain.nin if isinstance(plain, np.ufunc) else plain.__code__.co_argcount)
+    if inputs is None:
+        inputs = plain.nin if isinstance(plain, np.ufunc) else plain.__code__.co_argcount
     many = made.of_many
 
     def of_one(x: Any) -> Any:
