@@ -18,13 +18,14 @@ from minigrad.profiler import Profile, profile
 def test_kernels_are_seen_by_operation_and_module_and_all_is_as_without(tmp_path):
     model, x = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 4)), minigrad.randn(16, 8)
     before = CPU.native, engine._run
-    expected = model(x).square().mean().backward()
+    expected = model(x.exp().add_(1)).square().mean().backward()
     with profile(model) as seen:
-        grads = model(x).square().mean().backward()
+        grads = model(x.exp().add_(1)).square().mean().backward()
         raises(RuntimeError, "one is on already", profile().__enter__)
     assert (CPU.native, engine._run) == before
     assert all(np.array_equal(grads[p].numpy(), expected[p].numpy()) for p in model.parameters())
-    rows = seen.rows("name")
+    rows = seen.rows("name")  # those that were called before, too
+    assert {("elementwise.exp", "forward"), ("elementwise.add", "forward")} <= rows.keys()
     assert rows["linear.forward", "forward"][3] == 2 * 16 * (8 * 32 + 32 * 4)
     assert rows["linear.backward", "backward"][3] == 2 * 16 * (8 * 32 + 2 * 32 * 4)  # x itself needs no gradient
     assert {("*", "forward"), ("*", "backward"), ("", "forward")} <= seen.rows("module").keys()

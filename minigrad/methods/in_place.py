@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 from .. import dtypes, shapes
@@ -43,7 +44,7 @@ def _in_place(method: F, op: type[Function] | None = None, of_number: type[Funct
         new = _held(name, self, method(self.detach(), *args, **kwargs))
         self._change(name, *args, *kwargs.values())
         self.device.kernels.elementwise.assign(self.data, new.data)
-        if write is None and of_thread.mode.kernels is None:
+        if write is None and of_thread.mode.kernels is None and type(CPU.native) is ModuleType:
             applied: Any = of_number if of_number and args and type(args[-1]) in (float, int) else op
             plain = all(isinstance(x, TensorCore) or type(x) in (int, float, bool, type(None)) for x in args)
             if plain and applied is not None and takes_as_they_are(applied, self, *args):
@@ -73,6 +74,8 @@ def _written(write: tuple[Any, Any, int], x: Tensor, args: tuple[Any, ...]) -> b
     """Whether the operation has put its result into x, as it does where nothing is cast, recorded or wrong."""
     mode, out, (into, of_few, few) = of_thread.mode, x.data, write
     if mode.kernels is not None or mode.autocast is not None or not out.flags.writeable:
+        return False
+    if type(CPU.native) is not ModuleType:  # a profile's kernels, which are seen
         return False
     arrays: list[Any] = []
     for y in (x, *args):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -80,18 +80,21 @@ def noted(op: type[Function], inputs: Any, options: dict[str, Any]) -> Any:
 
 
 known: dict[Any, Any] = {}
-"""By an operation, the device and dtype of its inputs and the names of its options what ``kernel_of`` says."""
+"""By an operation, the backend and dtype of its inputs and the names of its options what ``kernel_of`` says."""
 
 
 def kernel_of(op: Any, inputs: Any, options: dict[str, Any]) -> tuple[Any, ...]:
     """The kernel of the CPU that ``forward`` is, of inputs and options of which it sees the dtypes alone: a function,
-    what it gets after them, and another for so few elements; None if ``forward`` does more; () if ``apply`` casts.
+    what it gets after them, and another for so few elements; None if ``forward`` does more, or on a GPU; () if
+    ``apply`` casts. What is found serves other values: ``forward`` may not ask whether an option is None, or its type.
     """
     if not takes_as_they_are(op, *inputs):
         return ()
     given = [CalledKernel(dtype=x.data.dtype if isinstance(x, TensorCore) else None) for x in inputs]
     values = {name: CalledKernel() for name in options}
     does_more = None, (), None, 0
+    if inputs[0].device is not CPU:
+        return does_more
     try:
         call = noted(op, given, values)
     except (AttributeError, TypeError, ValueError):  # it works with values, or with what a kernel gives
@@ -114,13 +117,13 @@ def combine(op: type[Function], x: TensorCore, y: Any = None, **options: Any) ->
     direct: Any = ()
     mode, two = of_thread.mode, y is not None and isinstance(y, TensorCore)
     if isinstance(x, TensorCore) and mode.autocast is mode.kernels is None:
-        a, b, device = x.data, y.data if two else y, x.device
+        a, b, device, kernels = x.data, y.data if two else y, x.device, x.device.native
         if not two or (y.device is device and b.dtype is a.dtype):
-            key = (op, device, a.dtype, *options) if options else (op, device, a.dtype, type(b))
+            key = (op, kernels, a.dtype, *options) if options else (op, kernels, a.dtype, type(b))
             direct = known.get(key)
     if not direct:
         z = op.apply(x, **options) if y is None else op.apply(x, y)
-        if direct is None:
+        if direct is None and type(kernels) is ModuleType:  # a profile's are other ones
             known[key] = kernel_of(op, (x,) if y is None else (x, y), options)
         return z
     function, rest, of_few, few = direct
@@ -129,7 +132,7 @@ def combine(op: type[Function], x: TensorCore, y: Any = None, **options: Any) ->
     try:
         if need_x or need_y or function is None:
             node: Any = op()
-            node.device, node.kernels, node.saved = device, device.native, ()
+            node.device, node.kernels, node.saved = device, kernels, ()
             node.needs = (need_x,) if y is None else (need_x, need_y)
             out = op.forward(node, a, **options) if y is None else op.forward(node, a, b)
         elif options:
@@ -141,11 +144,11 @@ def combine(op: type[Function], x: TensorCore, y: Any = None, **options: Any) ->
     except (ValueError, IndexError, OverflowError, TypeError, AttributeError) as error:
         raise explained(op, error, (x,) if y is None else (x, y)) or error from None
     z = _new(TensorCore.tensor_type)
-    z.data = out if isinstance(out, device.native.Array) else device.native.as_array(out)  # NumPy has scalars for 0-d
+    z.data = out if isinstance(out, kernels.Array) else kernels.as_array(out)  # NumPy has scalars for 0-d
     z.device = device
     z._id = number = next_id()
     z._version = version = Version()
-    if op.is_view and (out is a or (out.base is not None and shares(device.native, out, a))):
+    if op.is_view and (out is a or (out.base is not None and shares(kernels, out, a))):
         z._version = version = x._version
     z.node = None
     z.requires_grad = False
