@@ -15,7 +15,7 @@ from .. import dtypes, shapes
 from ..autograd import TensorCore
 from ..device import CPU, Device, Place
 from ..ops import elementwise
-from .math import combine
+from .combine import combine
 
 if TYPE_CHECKING:
     from ..tensor import Tensor

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from .. import dtypes
 from ..autograd import TensorCore
 from ..ops import comparison
-from .math import combine, of_each, of_two
+from .combine import combine, of_each, of_two
 
 if TYPE_CHECKING:
     from ..tensor import Operand, Tensor

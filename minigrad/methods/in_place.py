@@ -19,7 +19,8 @@ from ..ops.indexing import Index
 from ..random import Source, draw
 from .comparison import ComparisonMethods
 from .indexing import IndexingMethods
-from .math import CalledKernel, MathMethods, kernel_of, noted, takes_as_they_are
+from .kernel_of import CalledKernel, kernel_of, noted, takes_as_they_are
+from .math import MathMethods
 
 if TYPE_CHECKING:
     from ..tensor import Operand, Tensor

@@ -15,7 +15,7 @@ from ..modes import cast_inputs
 from ..ops import indexing, movement
 from ..random import Source, draw
 from ..shapes import Axis, check_range, parse_index, scatter_source
-from .math import combine
+from .combine import combine
 
 if TYPE_CHECKING:
     from ..tensor import Operand, Tensor

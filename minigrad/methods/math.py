@@ -2,198 +2,20 @@
 
 from __future__ import annotations
 
-import functools
-import operator
-from collections.abc import Callable
-from types import FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from .. import capturing, dtypes
-from ..autograd import Function, TensorCore, Version, prepare, shares
-from ..device import CPU
-from ..dtypes import float32
-from ..errors import bad_type, bad_value, check_choice, user_line
-from ..grad_store import next_id
-from ..modes import of_thread
-from ..op_inputs import explained
+from ..autograd import TensorCore
+from ..errors import bad_type, bad_value, check_choice
 from ..ops import elementwise, trigonometry
 from ..random import Source, draw
 from ..shapes import bool_mask
+from .combine import combine, of_each, of_two
 
 if TYPE_CHECKING:
     from ..tensor import Operand, Tensor
-
-
-_new: Callable[..., Any] = object.__new__
-
-
-def takes_as_they_are(op: type[Function], *inputs: Any) -> bool:
-    """Whether ``op.apply`` gives ``forward`` the arrays and numbers as they are, and leaves the result."""
-    given = [x.data if isinstance(x, TensorCore) else x for x in inputs]
-    kernels, arrays = inputs[0].device.native, [*given]
-    rounded = prepare(op, inputs, arrays, given[0].dtype, kernels)
-    return rounded is None and all(a is b for a, b in zip(arrays, given))
-
-
-class CalledKernel:
-    """Kernels, or one of their functions, and what ``forward`` has called it with; or an input, of which nothing is
-    known but its dtype: what asks for a value or a shape raises TypeError.
-    """
-
-    shape: Any = object()
-    __iter__: Any = None
-    __hash__: Any = object.__hash__
-
-    def __init__(self, function: Any = None, given: Any = None, dtype: Any = None) -> None:
-        self.function: Any = function
-        self.given: Any = given
-        self.dtype: Any = dtype
-
-    def __getattr__(self, name: str) -> CalledKernel:
-        setattr(self, name, CalledKernel(getattr(self.function, name)))  # for the next time
-        return self.__dict__[name]
-
-    def __getitem__(self, where: Any) -> CalledKernel:
-        return CalledKernel(operator.getitem, (self, where))
-
-    def __call__(self, *given: Any) -> CalledKernel:
-        fused = isinstance(given[0], FunctionType) and hasattr(self.function, "of")
-        return CalledKernel(self.function.of(given[0]), given[1:]) if fused else CalledKernel(self.function, given)
-
-    def __bool__(self) -> bool:
-        raise TypeError("of an input that is no number yet")
-
-    def __eq__(self, other: object) -> bool:
-        raise TypeError("of an input that is no number yet")
-
-
-_kernels: Any = functools.cache(lambda: CalledKernel(CPU.native))
-
-
-def noted(op: type[Function], inputs: Any, options: dict[str, Any]) -> Any:
-    """The call of a kernel that ``forward`` ends with."""
-    node: Any = op()
-    node.kernels, node.needs = _kernels(), (False,) * len(inputs)
-    return op.forward(node, *inputs, **options)
-
-
-known: dict[Any, Any] = {}
-"""By an operation, the backend and dtype of its inputs and the names of its options what ``kernel_of`` says."""
-
-
-def kernel_of(op: Any, inputs: Any, options: dict[str, Any]) -> tuple[Any, ...]:
-    """The kernel of the CPU that ``forward`` is, of inputs and options of which it sees the dtypes alone: a function,
-    what it gets after them, and another for so few elements; None if ``forward`` does more, or on a GPU; () if
-    ``apply`` casts. What is found serves other values: ``forward`` may not ask whether an option is None, or its type.
-    """
-    if not takes_as_they_are(op, *inputs):
-        return ()
-    given = [CalledKernel(dtype=x.data.dtype if isinstance(x, TensorCore) else None) for x in inputs]
-    values = {name: CalledKernel() for name in options}
-    does_more = None, (), None, 0
-    if inputs[0].device is not CPU:
-        return does_more
-    try:
-        call = noted(op, given, values)
-    except Exception:  # it works with values, or with what a kernel gives
-        return does_more
-    wanted, found = [*given, *values.values()], [*(call.given or ())]
-    rest = found[len(wanted) :]
-    if [*map(id, found)] != [*map(id, wanted + rest)] or not all(options and isinstance(x, str | None) for x in rest):
-        return does_more
-    if options or not hasattr(call.function, "of_few"):
-        return call.function, rest, None, 0
-    return call.function, rest, *call.function.of_few(*[x.data if isinstance(x, TensorCore) else x for x in inputs])
-
-
-def combine(op: type[Function], x: TensorCore, y: Any = None, **options: Any) -> Tensor:
-    """``op.apply(x, y)``, or ``op.apply(x, **options)``, at half the cost where tensors of one device need no casts;
-    where nothing is recorded, and ``forward`` is one kernel of the CPU, by a call of that.
-
-    Nothing is called here that need not be: for small tensors that is what an operation costs.
-    """
-    direct: Any = ()
-    mode, two = of_thread.mode, y is not None and isinstance(y, TensorCore)
-    if isinstance(x, TensorCore) and mode.autocast is mode.kernels is None:
-        a, b, device, kernels = x.data, y.data if two else y, x.device, x.device.native
-        if not two or (y.device is device and b.dtype is a.dtype):
-            key = (op, kernels, a.dtype, *options) if options else (op, kernels, a.dtype, type(b))
-            direct = known.get(key)
-    if not direct:
-        z = op.apply(x, **options) if y is None else op.apply(x, y)
-        if direct is None and type(kernels) is ModuleType:  # a profile's are other ones
-            known[key] = kernel_of(op, (x,) if y is None else (x, y), options)
-        return z
-    function, rest, of_few, few = direct
-    recording = mode.enabled and op.differentiable
-    need_x, need_y = recording and x.requires_grad, recording and two and y.requires_grad
-    try:
-        if need_x or need_y or function is None:
-            node: Any = op()
-            node.device, node.kernels, node.saved = device, kernels, ()
-            node.needs = (need_x,) if y is None else (need_x, need_y)
-            out = op.forward(node, a, **options) if y is None else op.forward(node, a, b)
-        elif options:
-            out = function(a, *options.values(), *rest)
-        elif y is None:
-            out = of_few(a) if a.size < few else function(a)
-        else:
-            out = of_few(a, b) if a.size < few and (not two or a.shape == b.shape) else function(a, b)
-    except (ValueError, IndexError, OverflowError, TypeError, AttributeError) as error:
-        raise explained(op, error, (x,) if y is None else (x, y)) or error from None
-    z = _new(TensorCore.tensor_type)
-    z.data = out if isinstance(out, kernels.Array) else kernels.as_array(out)  # NumPy has scalars for 0-d
-    z.device = device
-    z._id = number = next_id()
-    z._version = version = Version()
-    if op.is_view and (out is a or (out.base is not None and shares(kernels, out, a))):
-        z._version = version = x._version
-    z.node = None
-    z.requires_grad = False
-    if (need_x or need_y) and (out.dtype is float32 or out.dtype.kind in "fV"):
-        edge = (x.node or x) if need_x else None
-        node.edges = (edge,) if y is None else (edge, (y.node or y) if need_y else None)
-        node.half = None
-        node.order = number
-        node.out_shape = out.shape
-        node.out_dtype = out.dtype
-        if node.saved:
-            node.saved_at = number
-            node.versions = (x._version, y._version, version) if two else (x._version, version)
-        if mode.anomaly:
-            node.line = user_line()
-        z.node = node
-        z.requires_grad = True
-    return z
-
-
-def of_each(op: type[Function], doc: str, name: str = "") -> Callable[[Tensor], Tensor]:
-    """The method that applies an operation of one tensor; it has a name, or the operation's, in small letters."""
-
-    def method(self: Tensor) -> Tensor:
-        return combine(op, self)
-
-    return _named(method, op, name or op.__name__.lower(), doc)
-
-
-def of_two(op: type[Function], name: str, doc: str | None = None) -> Callable[[Tensor, Operand], Tensor]:
-    """The method that applies an operation to a tensor and an operand; such as ``__radd__`` in the other order."""
-
-    def method(self: Tensor, other: Operand) -> Tensor:
-        return combine(op, self, other if isinstance(other, TensorCore) else self._operand(other))
-
-    def reflected(self: Tensor, other: Operand) -> Tensor:
-        return op.apply(self._operand(other), self)
-
-    return _named(reflected if name.startswith("__r") else method, op, name, doc)
-
-
-def _named(method: Any, op: type[Function], name: str, doc: str | None) -> Any:
-    method.__name__, method.__doc__, method.op = name, doc, op
-    method.__code__ = method.__code__.replace(co_name=name)  # what tracebacks and captures call it
-    return method
 
 
 class MathMethods:

@@ -12,8 +12,8 @@ from ..autograd import TensorCore
 from ..errors import bad_type, bad_value, check_choice, expect
 from ..ops import elementwise, indexing, movement, reduce, softmax
 from ..shapes import Axis, Dim
+from .combine import combine
 from .indexing import ValuesAndIndices
-from .math import combine
 
 if TYPE_CHECKING:
     from ..tensor import Tensor

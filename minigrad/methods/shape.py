@@ -10,7 +10,7 @@ from .. import dtypes, shapes
 from ..errors import bad_value
 from ..ops import indexing, movement
 from ..shapes import Axis, Dim, repeated_positions
-from .math import combine
+from .combine import combine
 
 if TYPE_CHECKING:
     from ..tensor import Tensor

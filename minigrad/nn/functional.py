@@ -15,7 +15,7 @@ from ..creation import cat, one_hot as one_hot, where
 from ..dtypes import bool_, finfo, float32, int64, is_floating, is_half
 from ..errors import bad_index, bad_state, bad_type, bad_value, check_choice, expect
 from ..functions import log_softmax as log_softmax, relu as relu, sigmoid as sigmoid, softmax as softmax, tanh as tanh
-from ..methods.math import combine
+from ..methods.combine import combine
 from ..mixed_precision import in_float32, of_halves
 from ..modes import cast_inputs, constant, is_autocast_enabled, no_grad
 from ..ops import (

@@ -1,0 +1,86 @@
+"""Which kernel of the CPU an operation is, found out by running its ``forward`` once without values."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from types import FunctionType
+from typing import Any
+
+from ..autograd import Function, TensorCore, prepare
+from ..device import CPU
+
+
+def takes_as_they_are(op: type[Function], *inputs: Any) -> bool:
+    """Whether ``op.apply`` gives ``forward`` the arrays and numbers as they are, and leaves the result."""
+    given = [x.data if isinstance(x, TensorCore) else x for x in inputs]
+    kernels, arrays = inputs[0].device.native, [*given]
+    rounded = prepare(op, inputs, arrays, given[0].dtype, kernels)
+    return rounded is None and all(a is b for a, b in zip(arrays, given))
+
+
+class CalledKernel:
+    """Kernels, or one of their functions, and what ``forward`` has called it with; or an input, of which nothing is
+    known but its dtype: what asks for a value or a shape raises TypeError.
+    """
+
+    shape: Any = object()
+    __iter__: Any = None
+    __hash__: Any = object.__hash__
+
+    def __init__(self, function: Any = None, given: Any = None, dtype: Any = None) -> None:
+        self.function: Any = function
+        self.given: Any = given
+        self.dtype: Any = dtype
+
+    def __getattr__(self, name: str) -> CalledKernel:
+        setattr(self, name, CalledKernel(getattr(self.function, name)))  # for the next time
+        return self.__dict__[name]
+
+    def __getitem__(self, where: Any) -> CalledKernel:
+        return CalledKernel(operator.getitem, (self, where))
+
+    def __call__(self, *given: Any) -> CalledKernel:
+        fused = isinstance(given[0], FunctionType) and hasattr(self.function, "of")
+        return CalledKernel(self.function.of(given[0]), given[1:]) if fused else CalledKernel(self.function, given)
+
+    def __bool__(self) -> bool:
+        raise TypeError("of an input that is no number yet")
+
+    def __eq__(self, other: object) -> bool:
+        raise TypeError("of an input that is no number yet")
+
+
+_kernels: Any = functools.cache(lambda: CalledKernel(CPU.native))
+
+
+def noted(op: type[Function], inputs: Any, options: dict[str, Any]) -> Any:
+    """The call of a kernel that ``forward`` ends with."""
+    node: Any = op()
+    node.kernels, node.needs = _kernels(), (False,) * len(inputs)
+    return op.forward(node, *inputs, **options)
+
+
+def kernel_of(op: Any, inputs: Any, options: dict[str, Any]) -> tuple[Any, ...]:
+    """The kernel of the CPU that ``forward`` is, of inputs and options of which it sees the dtypes alone: a function,
+    what it gets after them, and another for so few elements; None if ``forward`` does more, or on a GPU; () if
+    ``apply`` casts. What is found serves other values: ``forward`` may not ask whether an option is None, or its type.
+    """
+    if not takes_as_they_are(op, *inputs):
+        return ()
+    given = [CalledKernel(dtype=x.data.dtype if isinstance(x, TensorCore) else None) for x in inputs]
+    values = {name: CalledKernel() for name in options}
+    does_more = None, (), None, 0
+    if inputs[0].device is not CPU:
+        return does_more
+    try:
+        call = noted(op, given, values)
+    except Exception:  # it works with values, or with what a kernel gives
+        return does_more
+    wanted, found = [*given, *values.values()], [*(call.given or ())]
+    rest = found[len(wanted) :]
+    if [*map(id, found)] != [*map(id, wanted + rest)] or not all(options and isinstance(x, str | None) for x in rest):
+        return does_more
+    if options or not hasattr(call.function, "of_few"):
+        return call.function, rest, None, 0
+    return call.function, rest, *call.function.of_few(*[x.data if isinstance(x, TensorCore) else x for x in inputs])
