@@ -8,8 +8,10 @@ import numpy as np
 
 from ..plain_kernels import elementwise as plain
 from ..plain_kernels.elementwise import Each, check_divisor, quiet
-from .toolbox.array_program import FEW, for_graphs, formula, formulas, number, supports_half as supports_half, writer
+from .toolbox.array_program import number
+from .toolbox.formula import FEW, for_graphs, formula, formulas, writer
 from .toolbox.strided_copy import MANY, copy_into
+from .toolbox.tracing import supports_half as supports_half
 
 add: Any  # and all others of the plain family
 cast: Any

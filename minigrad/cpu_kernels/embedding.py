@@ -14,11 +14,11 @@ import numpy as np
 from ..plain_kernels import embedding as plain
 from ..plain_kernels.arrays import is_half
 from .elementwise import assign, cast, supports_half
-from .toolbox.array_program import FLOAT32
 from .toolbox.jit import inline
 from .toolbox.multi_tensor import addresses_of
 from .toolbox.numpy_loops import array_at
 from .toolbox.threads import constant, get_num_threads, known_by_address, task_kernel, tasks_of_rows
+from .toolbox.tracing import FLOAT32
 from .toolbox.vector_math import widened
 
 ALONE = 16384  # elements of a task

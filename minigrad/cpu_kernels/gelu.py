@@ -3,7 +3,7 @@
 from typing import Any
 
 from ..plain_kernels import gelu as plain
-from .toolbox.array_program import formulas
+from .toolbox.formula import formulas
 
 forward: Any
 backward: Any

@@ -8,7 +8,7 @@ import numpy as np
 from ..plain_kernels import indexing as plain
 from .elementwise import assign
 from .embedding import ADD, ALONE, ASSIGN, READ, REDUCTIONS, check_indices, move
-from .toolbox.array_program import formula
+from .toolbox.formula import formula
 from .toolbox.register_tile import operand
 from .toolbox.strided_copy import MANY
 from .toolbox.threads import shares, task_kernel, tasks_of_rows

@@ -20,7 +20,7 @@ from .elementwise import add_into
 from .matmul import FLOATS, NO_BIAS, matmul
 from .reduce import reduce
 from .toolbox import bfloat16_product
-from .toolbox.array_program import as_launches
+from .toolbox.formula import as_launches
 from .toolbox.product_loops import (
     DEPTH_BLOCK,
     DEPTH_BLOCK_TRANSPOSED,

@@ -11,8 +11,9 @@ import numpy as np
 from . import cross_entropy, grad_norm, linear
 from .elementwise import cast
 from .matmul import product, supports_half
-from .toolbox.array_program import FLOAT32, as_launches
+from .toolbox.formula import as_launches
 from .toolbox.threads import task_kernel
+from .toolbox.tracing import FLOAT32
 
 CHUNK_BYTES = 256 << 20  # of logits that exist at a time
 

@@ -12,7 +12,7 @@ import numpy as np
 from ..plain_kernels.transformer import check_shapes
 from .elementwise import cast, mul
 from .toolbox import bfloat16_product
-from .toolbox.array_program import as_launches
+from .toolbox.formula import as_launches
 from .toolbox.jit import inline, kernel
 from .toolbox.multi_tensor import pointer_at
 from .toolbox.numpy_loops import array_at

@@ -20,7 +20,7 @@ import numpy as np
 
 from ..plain_kernels import random as plain
 from ..plain_kernels.random import QUARTER, normals, real, scaled, units
-from .toolbox.array_program import formula, written
+from .toolbox.formula import formula, written
 from .toolbox.jit import OPTIONS, kernel
 from .toolbox.multi_tensor import pointer_at
 from .toolbox.threads import GENERATORS, task_kernel, tasks_of

@@ -15,12 +15,13 @@ from ..plain_kernels.arrays import is_half
 from ..plain_kernels.elementwise import quiet
 from . import elementwise
 from .movement import contiguous
-from .toolbox.array_program import FLOAT32, as_launches, formula, supports_half
+from .toolbox.formula import as_launches, formula
 from .toolbox.product_loops import fold_columns
 from .toolbox.program_code import converts_halves
 from .toolbox.register_tile import keep_alive, operand, pointer, whole_vectors
 from .toolbox.strided_copy import FEW, copied, copy_into
 from .toolbox.threads import TaskKernel, recording, shares, task_kernel
+from .toolbox.tracing import FLOAT32, supports_half
 from .toolbox.vector_math import (
     DISTANCES,
     LARGEST,

@@ -9,7 +9,9 @@ from refusals import raises
 
 from minigrad import cpu_kernels, dtypes, plain_kernels
 from minigrad.cpu_kernels.toolbox import array_program
-from minigrad.cpu_kernels.toolbox.array_program import Formula, NoProgramError, Program
+from minigrad.cpu_kernels.toolbox.array_program import Program
+from minigrad.cpu_kernels.toolbox.formula import FEW, Formula
+from minigrad.cpu_kernels.toolbox.tracing import NoProgramError, kind_of
 
 RNG = np.random.default_rng(0)
 ROWS, COLUMNS = 517, 771  # no multiple of a chunk
@@ -85,7 +87,7 @@ def test_floats_have_a_program(family: str, name: str) -> None:
     if "bit" in name or "shift" in name:
         kinds = [np.dtype(np.int64)] * (1 if name == "bitwise_not" else 2)
     else:
-        kinds = [array_program._kind(x) for x in inputs_of(family, name, "float32")]
+        kinds = [kind_of(x) for x in inputs_of(family, name, "float32")]
     assert Program(getattr(getattr(plain_kernels, family), name), tuple(kinds)).work > array_program.MEMORY
 
 
@@ -203,7 +205,7 @@ def test_small_arrays_and_large_ones_take_their_way_by_size(monkeypatch: pytest.
     monkeypatch.setattr(Program, "run", lambda self, inputs, out=None: ran.append(inputs[0].size) or inputs[0])
     one, two = Formula(np.add), Formula(lambda x, y: np.add(x, y) * 2)
     first, second = (-(-array_program.WORTH // (array_program.MEMORY + steps)) for steps in (1, 2))
-    for size in (array_program.FEW, second - 1, second, first - 1, first):
+    for size in (FEW, second - 1, second, first - 1, first):
         x = np.ones(size, np.float32)
         one(x, x[:1])  # x alone would be one call of the loop, which divides itself
         two(x, x[:1])

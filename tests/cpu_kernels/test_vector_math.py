@@ -7,7 +7,7 @@ import pytest
 
 from minigrad.cpu_kernels import elementwise
 from minigrad.cpu_kernels.toolbox import jit, vector_math
-from minigrad.cpu_kernels.toolbox.array_program import formula
+from minigrad.cpu_kernels.toolbox.formula import formula
 from minigrad.plain_kernels.elementwise import _phi
 
 

@@ -1,7 +1,7 @@
 """Exponentials, logarithms, sine, tanh, the error function of float32, some of float64, in steps that are instructions.
 
 Programs compute these instead of NumPy's functions, whose loops are slow on machines without AVX-512. They are written
-in NumPy's operators, for stand-ins (``array_program.py``). Their sums of products are contracted to FMA, and nothing is
+in NumPy's operators, for stand-ins (``tracing.py``). Their sums of products are contracted to FMA, and nothing is
 reassociated: that would fold the pairs of constants that compensate errors, and the addition that rounds.
 
 NaN gives NaN, infinities give the exact limit. Errors (measured in the tests): exp 2 ulp, also where it is subnormal;
@@ -141,12 +141,12 @@ def _sine(function: int, shift: float, x: Any) -> Any:
     wide, word, magic = x.astype(np.float64), f"i{x.dtype.itemsize}", EXPONENTIALS["d"][2] - 1023
     rounded = (wide * (1 / math.pi) + shift) + magic
     n = (rounded - magic) - shift
-    r = functools.reduce(lambda rest, part: x.program.fma(-n, part, rest), PI, wide).astype(x.dtype)
+    r = functools.reduce(lambda rest, part: x.trace.fma(-n, part, rest), PI, wide).astype(x.dtype)
     s = r * r
     y = np.copysign(_polynomial(SIN[x.dtype.char], s) * s * r + r, r)  # of -0, too
     sign = rounded.view(np.int64).astype(word) << (8 * x.dtype.itemsize - 1)
     y = np.where(abs(x) < LARGE, (y.view(word) ^ sign).view(x.dtype), x.dtype.type(math.nan))
-    return x.program.noted(mended(function, x.dtype), [x, x, y], x.dtype)
+    return x.trace.noted(mended(function, x.dtype), [x, x, y], x.dtype)
 
 
 _sin = functools.partial(_sine, SINE, 0.0)
