@@ -85,11 +85,14 @@ def nansum(x: Array, axes: tuple[int, ...], keepdim: bool) -> Array:
     return sum(elementwise.select(comparison.eq(x, x), x), axes, keepdim)
 
 
-def moments(x: Array, axes: tuple[int, ...]) -> tuple[Array, Array]:
-    """Mean, and sum of the squared distances from it, over ``axes``, which stay; 0 where all values are equal."""
+def moments(x: Array, axes: tuple[int, ...], sums: Any = None) -> tuple[Array, Array]:
+    """Mean, and sum of the squared distances from it (in the dtype ``sums``, or that of x), over ``axes``, which stay;
+    0 where all values are equal.
+    """
     middle = mean(x, axes, True)
     centred = elementwise.sub(x, middle)
-    return middle, sum_of_squares(elementwise.sub(centred, mean(centred, axes, True)), axes, True)
+    distances = elementwise.sub(centred, mean(centred, axes, True))
+    return middle, sum_of_squares(elementwise.cast(distances, sums) if sums else distances, axes, True)
 
 
 def mean(x: Array, axes: tuple[int, ...], keepdim: bool) -> Array:

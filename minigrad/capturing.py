@@ -38,7 +38,6 @@ INSTEAD = {
     "clip_grad_norm": "use clip_grad_norm_async, or SimpleTrainer.capture, which checks the norm on the GPU",
     "unscale_grads": "capture the whole step, by AmpTrainer.capture, which unscales on the GPU",
     **dict.fromkeys(("nonzero", "argwhere", "unique", "bincount", "repeat_interleave"), SHAPE),
-    "std": "use var and sqrt, where the squares stay within float32",
     "one_hot": "pass num_classes",
 }
 """What to do instead of an operation, by its name."""

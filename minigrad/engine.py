@@ -258,7 +258,7 @@ def _called_at(node: Function) -> str:
 
 def _refuse_nan(node: Function, i: int, grad: Any) -> None:
     kernels = node.kernels
-    if kernels.reduce.any(kernels.comparison.isnan(grad), tuple(range(grad.ndim)), False):
+    if kernels.to_host(kernels.reduce.any(kernels.comparison.isnan(grad), tuple(range(grad.ndim)), False)):
         found = f"returned NaN in the gradient of input {i} of shape {tuple(grad.shape)}"
         raise bad_state(f"{type(node).__name__}.backward {found}{_called_at(node)}")
 

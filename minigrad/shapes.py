@@ -213,6 +213,7 @@ def scatter_source(name: str, x: Tensor, axis: int, index: Tensor, source: Any) 
     """The part of ``source``, a number or a tensor, that goes to the places of ``index``; errors if it does not fit."""
     check_places(name, x, axis, index)
     if not isinstance(source, TensorCore):
+        dtypes.check_number(name, source, x.data.dtype)
         return source
     shape, wanted = source.data.shape, index.data.shape
     if shape != wanted and (len(shape) != len(wanted) or any(n > m for n, m in zip(wanted, shape))):

@@ -1,8 +1,8 @@
 """Embedding: y[i] = weight[indices[i]]; dweight[v] = sum of dy[i] over the positions i with indices[i] = v.
 
-Backward is split by columns: each thread walks all positions in order for its own columns. Duplicates are summed in the
-order of the positions, without atomics, and the sums do not depend on the split. A column block of a small table stays
-in the L1 cache; of a large table only the rows in use are touched.
+Each thread owns some rows of a table (of few long rows, some columns of them) and walks all positions in order for
+these. So duplicates are summed in the order of the positions, without atomics, whatever the number of threads. Other
+reads and changes at places of an array (``gather``, ``scatter``, ``index_add``) are the same kernel.
 """
 
 import functools

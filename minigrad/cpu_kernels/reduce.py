@@ -269,16 +269,17 @@ class reduce(plain):
         total = _folded(POWERS, x, axes, True, shift=top)
         return as_launches(_logarithm)(total, top).reshape(layout[0])
 
-    def moments(x: np.ndarray, axes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-        """Mean, and sum of the squared distances from it, over ``axes``, which stay; 0 where all values are equal."""
+    def moments(x: np.ndarray, axes: tuple[int, ...], sums: Any = None) -> tuple[np.ndarray, np.ndarray]:
+        """The plain one's mean and sum of squared distances."""
         x, layout = contiguous(x), _layout(x.shape, x.dtype, None, axes, True)
         if layout is None:
-            return plain.moments(x, axes)
+            return plain.moments(x, axes, sums)
         first = x[tuple([slice(1 if i in axes else None) for i in range(x.ndim)])]
         first = as_launches(elementwise.cast)(first, FLOAT32) if is_half(x.dtype) else _copy(first, first.shape)
         total = _folded(DISTANCES, x, axes, True, shift=first)
         mean = as_launches(_mean_about)(total, float(x.size // first.size), first)
-        return mean, _folded(SQUARED_DISTANCES, x, axes, True, shift=mean)
+        about = as_launches(elementwise.cast)(mean, sums) if sums else mean
+        return mean, _folded(SQUARED_DISTANCES, x, axes, True, sums, shift=about)
 
     def mean(x: np.ndarray, axes: tuple[int, ...], keepdim: bool) -> np.ndarray:
         """Mean over ``axes``; NaN for an empty one."""

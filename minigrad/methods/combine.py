@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _new: Callable[..., Any] = object.__new__
 
 known: dict[Any, Any] = {}
-"""By an operation, the backend and dtype of its inputs and the names of its options what ``kernel_of`` says."""
+"""By an operation, the backend, dtype and kind of its inputs and the names of its options what ``kernel_of`` says."""
 
 
 def combine(op: type[Function], x: TensorCore, y: Any = None, **options: Any) -> Tensor:

@@ -45,13 +45,14 @@ def _in_place(method: F, op: type[Function] | None = None, of_number: type[Funct
         new = _held(name, self, method(self.detach(), *args, **kwargs))
         self._change(name, *args, *kwargs.values())
         self.device.kernels.elementwise.assign(self.data, new.data)
-        if write is None and of_thread.mode.kernels is None and type(CPU.native) is ModuleType:
+        fits = write is None and new.dtype == self.dtype
+        if fits and of_thread.mode.kernels is None and type(CPU.native) is ModuleType:
             applied: Any = of_number if of_number and args and type(args[-1]) in (float, int) else op
             plain = all(isinstance(x, TensorCore) or type(x) in (int, float, bool, type(None)) for x in args)
             if plain and applied is not None and takes_as_they_are(applied, self, *args):
-                direct = kernel_of(applied, (self, *args), {}) if applied is op and new.dtype == self.dtype else ()
-                fits = direct and hasattr(direct[0], "into")
-                writers[kinds] = (direct[0].into, *direct[2:]) if fits else (_by_forward(applied), None, 0)
+                direct = kernel_of(applied, (self, *args), {}) if applied is op else ()
+                known = direct and hasattr(direct[0], "into")
+                writers[kinds] = (direct[0].into, *direct[2:]) if known else (_by_forward(applied), None, 0)
         return self
 
     functools.update_wrapper(changed, method)
@@ -87,9 +88,11 @@ def _written(write: tuple[Any, Any, int], x: Tensor, args: tuple[Any, ...]) -> b
         arrays.append(y)
     try:
         new = of_few(*arrays, out) if out.size < few else into(out, *arrays)
+        if new is None:  # the result would not fit
+            return False
         if new is not out:
             CPU.native.elementwise.assign(out, new)
-    except (ValueError, OverflowError, TypeError):  # of None, too: the result would not fit
+    except (ValueError, OverflowError, TypeError):
         return False  # the method will say what is wrong
     bump((x,))
     return True
@@ -192,7 +195,8 @@ class InPlaceMethods:
 
     def copy_(self: Tensor, other: Any) -> Tensor:
         """The values of ``other``, of any device, broadcast and cast to this tensor's shape and dtype, in place."""
-        other = other if isinstance(other, TensorCore) else self.tensor_type(other, device=self.device)
+        if not isinstance(other, TensorCore):
+            other = self.tensor_type(other, dtype=self.dtype if self.is_floating_point() else None, device=self.device)
         try:
             _ = self.data.shape == other.data.shape or shapes.expanded_shape(self.data.shape, other.data.shape)
         except ValueError:

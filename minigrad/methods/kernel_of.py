@@ -25,6 +25,7 @@ class CalledKernel:
     """
 
     shape: Any = object()
+    used: bool = False
     __iter__: Any = None
     __hash__: Any = object.__hash__
 
@@ -41,14 +42,16 @@ class CalledKernel:
         return CalledKernel(operator.getitem, (self, where))
 
     def __call__(self, *given: Any) -> CalledKernel:
+        for x in given:
+            if isinstance(x, CalledKernel) and x.given is not None:
+                x.used = True
         fused = isinstance(given[0], FunctionType) and hasattr(self.function, "of")
         return CalledKernel(self.function.of(given[0]), given[1:]) if fused else CalledKernel(self.function, given)
 
-    def __bool__(self) -> bool:
+    def _refuse(self, *_: Any) -> Any:
         raise TypeError("of an input that is no number yet")
 
-    def __eq__(self, other: object) -> bool:
-        raise TypeError("of an input that is no number yet")
+    __bool__ = __eq__ = _refuse
 
 
 _kernels: Any = functools.cache(lambda: CalledKernel(CPU.native))
@@ -58,7 +61,10 @@ def noted(op: type[Function], inputs: Any, options: dict[str, Any]) -> Any:
     """The call of a kernel that ``forward`` ends with."""
     node: Any = op()
     node.kernels, node.needs = _kernels(), (False,) * len(inputs)
-    return op.forward(node, *inputs, **options)
+    call = op.forward(node, *inputs, **options)
+    if call.used:
+        raise TypeError("what the kernel gave is changed by another")
+    return call
 
 
 def kernel_of(op: Any, inputs: Any, options: dict[str, Any]) -> tuple[Any, ...]:
@@ -75,12 +81,13 @@ def kernel_of(op: Any, inputs: Any, options: dict[str, Any]) -> tuple[Any, ...]:
         return does_more
     try:
         call = noted(op, given, values)
-    except Exception:  # it works with values, or with what a kernel gives
+        wanted, found = [*given, *values.values()], [*(call.given or ())]
+        rest = found[len(wanted) :]
+        plain = all(options and isinstance(x, str | None) for x in rest)
+        if not plain or [*map(id, found)] != [*map(id, wanted + rest)]:
+            return does_more
+        if options or not hasattr(call.function, "of_few"):
+            return call.function, rest, None, 0
+        return call.function, rest, *call.function.of_few(*[x.data if isinstance(x, TensorCore) else x for x in inputs])
+    except Exception:  # it works with values, or with what a kernel gives, or takes more inputs
         return does_more
-    wanted, found = [*given, *values.values()], [*(call.given or ())]
-    rest = found[len(wanted) :]
-    if [*map(id, found)] != [*map(id, wanted + rest)] or not all(options and isinstance(x, str | None) for x in rest):
-        return does_more
-    if options or not hasattr(call.function, "of_few"):
-        return call.function, rest, None, 0
-    return call.function, rest, *call.function.of_few(*[x.data if isinstance(x, TensorCore) else x for x in inputs])

@@ -29,8 +29,8 @@ class MathMethods:
             return other
         if isinstance(other, np.generic):  # np.float64 is a Python float too, and NumPy would widen the result to it
             return other.item()
-        if isinstance(other, int | float):
-            return other
+        if isinstance(other, int | float):  # or of a class of these
+            return other if isinstance(other, bool) else float(other) if isinstance(other, float) else int(other)
         if isinstance(other, np.ndarray | list | tuple):
             return self.tensor_type(other, device=self.device)
         raise bad_type(f"a tensor and {type(other).__name__} do not combine; expected a tensor, a number or an array")
@@ -172,9 +172,9 @@ class MathMethods:
         """NaN and the infinities replaced by numbers; None means the largest (smallest) finite one of the dtype."""
         if self.is_floating_point():
             limits = dtypes.finfo(self.dtype)
-            posinf = float(limits.max) if posinf is None else posinf
-            neginf = float(limits.min) if neginf is None else neginf
-        return combine(elementwise.NanToNum, self, nan=nan, posinf=posinf, neginf=neginf)
+            posinf = float(limits.max if posinf is None else posinf)
+            neginf = float(limits.min if neginf is None else neginf)
+        return combine(elementwise.NanToNum, self, nan=float(nan), posinf=posinf, neginf=neginf)
 
     maximum: Final = of_two(elementwise.Maximum, "maximum", "Elementwise larger one; ties share the gradient.")
     minimum: Final = of_two(elementwise.Minimum, "minimum", "Elementwise smaller one; ties share the gradient.")

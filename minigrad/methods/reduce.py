@@ -83,7 +83,7 @@ class ReduceMethods:
         elif not unbiased:
             raise bad_type(f"{name}: pass correction={correction} or unbiased=False, not both")
         axes = shapes.normalize_dims(dim, axis, self.ndim)
-        return combine(op, self, axes=axes, keepdim=keepdim, correction=correction)
+        return combine(op, self, axes=axes, keepdim=keepdim, correction=float(correction))
 
     def norm(
         self: Tensor, p: float | str = 2, dim: Dim = None, keepdim: bool = False, *, dtype: Any = None,

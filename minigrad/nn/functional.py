@@ -72,7 +72,7 @@ def mish(x: Tensor) -> Tensor:
 
 def hardtanh(x: Tensor, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
     """x limited to [min_val, max_val], with gradient 0 at the limits too."""
-    return activation.Hardtanh.apply(floating("hardtanh", x), min_val, max_val)
+    return activation.Hardtanh.apply(floating("hardtanh", x), float(min_val), float(max_val))
 
 
 def relu6(x: Tensor) -> Tensor:

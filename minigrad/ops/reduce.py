@@ -168,11 +168,13 @@ class AllOf(AnyOf):
 class Var(Reduction):
     """y = sum((x - mean)^2) / (n - correction);  dx = 2 (x - mean) dy / (n - correction)."""
 
+    sums: Any = None  # their dtype; x's
+
     def forward(self, x: Any, *, axes: tuple[int, ...], keepdim: bool, correction: float) -> Any:
         self.remember(axes, x)
         divisor = max(math.prod(x.shape[axis] for axis in axes) - correction, 0)
         k = self.kernels
-        mean, total = k.reduce.moments(x, axes)
+        mean, total = k.reduce.moments(x, axes, self.sums)
         self.saved = (x, mean, divisor)
         if not keepdim:
             total = total.reshape([n for axis, n in enumerate(x.shape) if axis not in axes])
@@ -191,15 +193,11 @@ def _of_var(k: Any, x: Any, mean: Any, slope: float, dy: Any) -> Any:
 class Std(Var):
     """y = sqrt(var);  dx = (x - mean) dy / ((n - correction) y), 0 where y = 0."""
 
+    sums = float64  # float32 may not hold the squares of what it holds
+
     def forward(self, x: Any, *, axes: tuple[int, ...], keepdim: bool, correction: float) -> Any:
-        k = self.kernels.elementwise
-        y = k.sqrt(super().forward(x, axes=axes, keepdim=keepdim, correction=correction))
-        inside = self.kernels.comparison.eq(k.div(y, y), 1)
-        if x.dtype != float64 and not self.kernels.reduce.all(inside, tuple(range(y.ndim)), False):
-            # There is a 0, an infinity or NaN. The squares may have left float32, where the root would not.
-            y = super().forward(k.cast(x, float64), axes=axes, keepdim=keepdim, correction=correction)
-            y = k.cast(k.sqrt(y), float32)
-            self.saved = (x, k.cast(self.saved[1], float32), self.saved[2])
+        k, var = self.kernels.elementwise, super().forward(x, axes=axes, keepdim=keepdim, correction=correction)
+        y = k.cast(k.sqrt(var), self.saved[1].dtype)
         self.saved = (*self.saved, y)
         return y
 

@@ -272,10 +272,13 @@ class reduce:
         return reduce.sum(np.where(x == x, x, x.dtype.type(0)), axes, keepdim)
 
     @quiet()
-    def moments(x: np.ndarray, axes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-        """Mean, and sum of the squared distances from it, over ``axes``, which stay; 0 where all values are equal."""
+    def moments(x: np.ndarray, axes: tuple[int, ...], sums: Any = None) -> tuple[np.ndarray, np.ndarray]:
+        """Mean, and sum of the squared distances from it (in the dtype ``sums``, or that of x), over ``axes``, which
+        stay; 0 where all values are equal.
+        """
         mean = reduce.mean(x, axes, True)
-        return mean, reduce.sum_of_squares(x - mean - reduce.mean(x - mean, axes, True), axes, True)
+        distances = x - mean - reduce.mean(x - mean, axes, True)
+        return mean, reduce.sum_of_squares(distances.astype(sums or x.dtype, copy=False), axes, True)
 
     @quiet()
     def mean(x: np.ndarray, axes: tuple[int, ...], keepdim: bool) -> np.ndarray:

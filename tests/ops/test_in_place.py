@@ -181,6 +181,22 @@ def test_the_tensor_does_not_grow(device):
         assert x.pow_(exponent=0).tolist() == [1, 1, 1]
 
 
+@pytest.mark.parametrize("call", [
+    lambda x, y: x.floor_divide_(y), lambda x, y: x.add_(y), lambda x, y: x.clamp_(y), lambda x, y: x.lerp_(y, 0.25),
+    lambda x, y: x.masked_fill_(y > 0, 3.0),
+])  # fmt: skip
+def test_what_does_not_fit_changes_nothing_and_what_is_cast_fits_at_each_call(call, device):
+    for n in (3, 64 if simulated("cuda") else 9000):
+        x, y, half = (mg.ones(k, n, device=device) for k in (1, 2, 1))
+        half = half.half()
+        call(x, x.clone())
+        for _ in range(2):  # the first call of a kind goes another way
+            before = host(x).copy()
+            raises(ValueError, r"\(2, |broadcast", call, x, y)
+            assert (host(x) == before).all() and (host(half.add_(x)) == host(half.sub(x) + x)).all()
+        assert half.tolist() == mg.ones(1, n).add(2 * x.cpu()).half().tolist()
+
+
 @pytest.mark.parametrize("n", [8, 40 if simulated("cuda") else 700])
 def test_an_operand_may_share_the_memory_that_changes(n, device):
     """As if it were a copy, also where several threads write. The first call of a kind goes another way."""
@@ -195,5 +211,6 @@ def test_copy_casts_and_broadcasts(device):
     x = mg.zeros(2, 3, dtype="int64", device=device)
     assert x.copy_(mg.tensor([1.9, -1.9, 0.0], device=device)).tolist() == [[1, -1, 0]] * 2
     assert x.copy_([4, 5, 6]).tolist() == [[4, 5, 6]] * 2
+    assert mg.zeros((), dtype="float64", device=device).copy_(-0.3).item() == -0.3
     raises(ValueError, "fill_: no int64 is nan", lambda: x.fill_(float("nan")))
     raises(OverflowError, "1e\\+30 does not fit int64", lambda: x.fill_(1e30))
