@@ -148,8 +148,8 @@ def arange(
     start: float, end: float | None = None, step: float = 1, *, dtype: Any = None, device: Place = CPU
 ) -> Tensor:
     """start, start + step, ... below end; ``arange(n)`` counts from 0. int64 for integers, else the default dtype."""
-    if end is None:
-        start, end = 0, start
+    given: Any = (0, start, step) if end is None else (start, end, step)
+    start, end, step = (v.item() if hasattr(v, "item") else v for v in given)
     if step == 0:
         raise bad_value("arange: step must not be 0")
     if dtype is None and any(isinstance(v, float) for v in (start, end, step)):

@@ -193,7 +193,7 @@ def answering(function: F) -> F:
         __tracebackhide__ = True  # IPython and pytest look for it
         try:  # without an empty dict, which costs a tenth of a call
             return function(*args, **kwargs) if kwargs else function(*args)
-        except TypeError as error:
+        except (TypeError, AttributeError) as error:
             answer(error, function)
             raise
 
@@ -219,10 +219,14 @@ def signature(function: Any) -> str:
 
 def explained(error: BaseException | None, ours: Any = False) -> str | None:
     """What to say of an error of Python's own: about an argument under PyTorch's name, of a function that is ``ours``
-    or of which no other has the name, or an attribute that an array or an object of ours has not."""
-    if isinstance(error, AttributeError) and error.obj is not None:
+    or of which no other has the name, or an attribute that an array or an object of ours has not, or no tensor."""
+    if isinstance(error, AttributeError) and (error.obj is not None or str(error).startswith("'NoneType'")):
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        of_tensors = hasattr(sys.modules["minigrad.tensor"].Tensor, str(error.name))
+        if of_tensors and frame.f_globals["__name__"].startswith("minigrad."):
+            return f"expected a tensor, not {type(error.obj).__name__}; make one with minigrad.tensor(...)"
         kinds = [kind.__name__ for kind in (error.obj if isinstance(error.obj, type) else type(error.obj)).__mro__]
-        if kinds[0] == "ndarray" and hasattr(sys.modules["minigrad.tensor"].Tensor, str(error.name)):
+        if kinds[0] == "ndarray" and of_tensors:
             return f"p.data is the NumPy array; use with minigrad.no_grad(): p.{error.name}(...)"
         kinds += ["Tensor"] * (kinds[0] == "ndarray")
         return next((HINTS[kind][error.name] for kind in kinds if error.name in HINTS.get(kind, {})), None)
