@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import dtypes, shapes
+from .. import capturing, dtypes, shapes
 from ..autograd import TensorCore
 from ..errors import bad_type, bad_value, check_choice, expect
 from ..ops import elementwise, indexing, movement, reduce, softmax
@@ -209,9 +209,10 @@ class ReduceMethods:
             raise bad_value(f"quantile of shape {self.shape}, q={q}: expected values, and a share or a vector, 0 to 1")
         order, n = x.argsort(at), x.shape[at]
         place = getattr(np, _ROUNDED.get(interpolation, "positive"))(share.reshape(-1).astype(np.float64) * (n - 1))
-        weight = self.tensor_type((place % 1).reshape(-1, *(1,) * (x.ndim - 1)), dtype=self.dtype, device=x.device)
+        part = (place % 1).reshape(-1, *(1,) * (x.ndim - 1))
+        weight = capturing.constant(lambda: self.tensor_type(part, dtype=self.dtype, device=x.device))
         ends = np.concatenate((np.floor(place), np.ceil(place), [n - 1])).astype(np.int64)
-        places = order.index_select(at, x.tensor_type(ends, device=x.device))
+        places = order.index_select(at, capturing.constant(lambda: self.tensor_type(ends, device=x.device)))
         low, high, last = x._at(at, places).movedim(at, 0).split([place.size, place.size, 1])
         y = low.lerp(high, 0.5 if interpolation == "midpoint" else weight).masked_fill(last.isnan(), math.nan)
         y = (y.reshape((-1,) + (1,) * self.ndim) if whole else y.unsqueeze(at + 1)) if keepdim else y
