@@ -1,6 +1,9 @@
 """A kernel gives the same bits in every process, whatever that process compiled or took from the cache before."""
 
+import inspect
+
 import pytest
+from numba.core import untyped_passes
 from numba.core.codegen import JITCodeLibrary
 from processes import python
 
@@ -47,3 +50,4 @@ def test_what_is_overridden_exists_in_numba() -> None:
     """They are Numba's own business: a release that renames one would go on as if it had not been overridden."""
     hooks = [name for name in vars(jit.KernelLibrary) if name.startswith("_") and not name.startswith("__")]
     assert [name for name in hooks if not hasattr(JITCodeLibrary, name)] == []
+    assert "inline_worker.inline_function(" in inspect.getsource(untyped_passes)
