@@ -6,7 +6,10 @@ takes a second of a core or more (processes, long trainings, other compilers), w
 code, at least roughly. ``tests/test_short_set.py`` holds what must not be left out.
 """
 
+import itertools
 from collections import Counter
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -14,6 +17,13 @@ WHOLE = pytest.StashKey[list[pytest.Item]]()  # all tests that were found, for t
 LAST_WORDS = """
 This was the short set: every operation, trainer and example, without the tests that are marked `long`.
 `pytest --all` runs all tests. So does the name of a file or folder, -k or -m, for what they choose."""
+
+
+def pairs(first: Sequence[Any], second: Sequence[Any]) -> list[Any]:
+    """All pairs, for ``parametrize``; the short set has as few as bring each of both."""
+    some = {(i % len(first), i % len(second)) for i in range(max(len(first), len(second)))}
+    places = itertools.product(range(len(first)), range(len(second)))
+    return [pytest.param(first[i], second[j], marks=[pytest.mark.long] * ((i, j) not in some)) for i, j in places]
 
 
 def by_name(config: pytest.Config) -> bool:
