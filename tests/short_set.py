@@ -8,8 +8,6 @@ code, at least roughly. ``tests/test_short_set.py`` holds what must not be left 
 
 import itertools
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
 
 import pytest
 
@@ -19,11 +17,10 @@ This was the short set: every operation, trainer and example, without the tests 
 `pytest --all` runs all tests. So does the name of a file or folder, -k or -m, for what they choose."""
 
 
-def pairs(first: Sequence[Any], second: Sequence[Any]) -> list[Any]:
+def pairs(first, second):
     """All pairs, for ``parametrize``; the short set has as few as bring each of both."""
-    some = {(i % len(first), i % len(second)) for i in range(max(len(first), len(second)))}
-    places = itertools.product(range(len(first)), range(len(second)))
-    return [pytest.param(first[i], second[j], marks=[pytest.mark.long] * ((i, j) not in some)) for i, j in places]
+    few, places = min(len(first), len(second)), itertools.product(enumerate(first), enumerate(second))
+    return [pytest.param(x, y, marks=[pytest.mark.long] * ((i - j) % few > 0)) for (i, x), (j, y) in places]
 
 
 def by_name(config: pytest.Config) -> bool:

@@ -196,8 +196,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
 # ---- damage --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.long(but=1)
-@pytest.mark.parametrize("step", [7, 1])
+@pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.long)])
 def test_every_flipped_bit_and_every_truncation_is_refused(tmp_path, step):
     save(tmp_path, 1)
     newest = save(tmp_path, 2)

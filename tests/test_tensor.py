@@ -91,11 +91,6 @@ def test_item_and_conversions() -> None:
     raises(TypeError, "float32 tensor is not an index", lambda: [1, 2][mg.tensor(1.0)])
 
 
-def test_tolist() -> None:
-    assert mg.tensor([[1, 2], [3, 4]]).T.tolist() == [[1, 3], [2, 4]]
-    assert mg.tensor(1.5).tolist() == 1.5 and mg.zeros(0, 2).tolist() == []
-
-
 def test_iteration() -> None:
     x = mg.tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
     rows = list(x)

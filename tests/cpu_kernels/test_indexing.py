@@ -20,9 +20,10 @@ def both(name: str, x: np.ndarray, *arguments) -> None:
     np.testing.assert_array_equal(*results)
 
 
-@pytest.mark.parametrize(
-    ("place", "dtype"), short_set.pairs([((5, 7, 3), 1), ((40,), 0), ((6, 4), 0), ((6, 4), 1)], DTYPES)
-)
+PLACES = ((5, 7, 3), 1), ((40,), 0), ((6, 4), 0), ((6, 4), 1)
+
+
+@pytest.mark.parametrize(("place", "dtype"), short_set.pairs(PLACES, DTYPES))
 def test_repeated_and_negative_positions(place: tuple[tuple[int, ...], int], dtype) -> None:
     (shape, axis), rng = place, np.random.default_rng(0)
     x = rng.integers(-9, 9, shape).astype(dtype)

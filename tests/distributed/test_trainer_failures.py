@@ -12,8 +12,8 @@ from refusals import raises
 
 from minigrad import Tensor, distributed as dist, dtypes, optim
 
-KINDS_AND_STAGE_3 = (*KINDS, "stage 3")
-ALL_KINDS = pytest.mark.parametrize("kind", KINDS_AND_STAGE_3)
+EACH = (*KINDS, "stage 3")
+ALL_KINDS = pytest.mark.parametrize("kind", EACH)
 SCENARIO = Scenario(shares(3, steps=9, accum=2))
 
 
@@ -45,7 +45,6 @@ SPOILS = [
     (inf_grad, optim.NonFiniteGradientError, "step {}.*: the gradient norm is inf", None, 0),
 ]
 SPOILS[2:] = [pytest.param(*spoiled, marks=pytest.mark.long) for spoiled in SPOILS[2:]]
-WANTED: dict[tuple[str, float | None], object] = {}  # what runs without any end with
 
 
 @ALL_KINDS
@@ -76,10 +75,9 @@ def test_what_is_not_finite_on_one_rank_stops_all_and_training_goes_on(kind, cli
                 assert metrics is not None and metrics.step == step + 1
         return state_bits(trainer, net)
 
-    if (kind, clip) not in WANTED:
-        WANTED[kind, clip] = dist.run_threads(3, partial(body, spoiled=None), timeout=30)
+    want = dist.run_threads(3, partial(body, spoiled=None), timeout=30)
     for spoiled in (0, 2):
-        assert dist.run_threads(3, partial(body, spoiled=spoiled), timeout=30) == WANTED[kind, clip]
+        assert dist.run_threads(3, partial(body, spoiled=spoiled), timeout=30) == want
 
 
 # ---------------------------------------------------------------------- sums that overflow
@@ -200,9 +198,7 @@ def test_learning_rates_that_differ_later_are_named_and_change_nothing(comm: dis
 # ---------------------------------------------------------------------- mistakes of one rank's program
 
 
-@pytest.mark.parametrize(
-    ("kind", "weight"), short_set.pairs(KINDS_AND_STAGE_3, [-1, math.nan, math.inf, "3", True, None])
-)
+@pytest.mark.parametrize(("kind", "weight"), short_set.pairs(EACH, [-1, math.nan, math.inf, "3", True, None]))
 def test_a_wrong_weight_is_refused_before_anything_is_sent(kind, weight):
     def body(comm: dist.ThreadCommunicator, odd: int | None):
         net = SCENARIO.net()
