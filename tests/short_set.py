@@ -6,6 +6,7 @@ takes a second of a core or more (processes, long trainings, other compilers), w
 code, at least roughly. ``tests/test_short_set.py`` holds what must not be left out.
 """
 
+import itertools
 from collections import Counter
 
 import pytest
@@ -14,6 +15,12 @@ WHOLE = pytest.StashKey[list[pytest.Item]]()  # all tests that were found, for t
 LAST_WORDS = """
 This was the short set: every operation, trainer and example, without the tests that are marked `long`.
 `pytest --all` runs all tests. So does the name of a file or folder, -k or -m, for what they choose."""
+
+
+def pairs(first, second):
+    """All pairs, for ``parametrize``; the short set has as few as bring each of both."""
+    few, places = min(len(first), len(second)), itertools.product(enumerate(first), enumerate(second))
+    return [pytest.param(x, y, marks=[pytest.mark.long] * ((i - j) % few > 0)) for (i, x), (j, y) in places]
 
 
 def by_name(config: pytest.Config) -> bool:

@@ -225,7 +225,7 @@ SAVES = [(kind, story, ONE) for story in reversed(STORIES) for kind in KINDS]
 SAVES += [(kind, "the third", write) for write in (by_ranks, beside_the_training) for kind in KINDS]
 
 
-@pytest.mark.long(but=2)
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize(("kind", "story", "write"), SAVES)
 def test_any_call_of_a_save_may_fail_and_then_the_power(tmp_path, kind, story, write):
     *before, new = STORIES[story]

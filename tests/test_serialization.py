@@ -196,13 +196,14 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
 # ---- damage --------------------------------------------------------------------------------------------------------
 
 
-def test_every_flipped_bit_and_every_truncation_is_refused(tmp_path):
+@pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.long)])
+def test_every_flipped_bit_and_every_truncation_is_refused(tmp_path, step):
     save(tmp_path, 1)
     newest = save(tmp_path, 2)
     count = 0
     for file in sorted(newest.iterdir()):
         original = file.read_bytes()
-        for position in range(len(original)):
+        for position in range(0, len(original), step):
             flips = [original[position] ^ 1 << bit for bit in range(8)]
             flipped = [original[:position] + bytes([flip]) + original[position + 1 :] for flip in flips]
             for damaged in [*flipped, original[:position]]:
@@ -213,7 +214,7 @@ def test_every_flipped_bit_and_every_truncation_is_refused(tmp_path):
             file.write_bytes(damaged)
             raises(CheckpointError, file.name, load_checkpoint, newest)
         file.write_bytes(original)
-    assert count > 5000
+    assert count > 5000 // step
     assert_is_step(load_checkpoint(newest), 2)
 
 

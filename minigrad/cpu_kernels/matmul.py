@@ -5,7 +5,6 @@ The loops are in ``product_loops.py``. Parallel work is a grid over batch, rows 
 
 import functools
 import math
-from typing import Any
 
 import numpy as np
 
@@ -172,9 +171,7 @@ def product(a: np.ndarray, b: np.ndarray, bias: np.ndarray | None, rounded: bool
     return y
 
 
-@functools.cache
-def _of_few(dtype: np.dtype) -> Any:
-    return ufunc_of_kernel(_multiply_few, dtype, "(m,k),(k,n)->(m,n)")
+_of_few = functools.cache(lambda dtype: ufunc_of_kernel(_multiply_few, dtype, "(m,k),(k,n)->(m,n)"))
 
 
 def supports_half(x: np.ndarray) -> bool:

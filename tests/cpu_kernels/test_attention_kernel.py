@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import short_set
 from hypothesis import given, settings, strategies as st
 
 from minigrad.cpu_kernels import attention
@@ -65,8 +66,7 @@ SEVERAL_BLOCKS = [
 ]
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("causal", "dtype"), short_set.pairs([False, True], [np.float32, np.float64]))
 @pytest.mark.parametrize(("H", "Hkv", "Tq", "Tk", "p"), SEVERAL_BLOCKS)
 def test_several_blocks(H, Hkv, Tq, Tk, p, causal, dtype):
     assert_attention(*operands(1, H, Hkv, Tq, Tk, 32, dtype), causal, 0.2, p)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import short_set
 from refusals import raises
 
 from minigrad import bfloat16, cpu_kernels, plain_kernels
@@ -19,10 +20,12 @@ def both(name: str, x: np.ndarray, *arguments) -> None:
     np.testing.assert_array_equal(*results)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("shape", "axis"), [((5, 7, 3), 1), ((40,), 0), ((6, 4), 0), ((6, 4), 1)])
-def test_repeated_and_negative_positions(shape: tuple[int, ...], axis: int, dtype) -> None:
-    rng = np.random.default_rng(0)
+PLACES = ((5, 7, 3), 1), ((40,), 0), ((6, 4), 0), ((6, 4), 1)
+
+
+@pytest.mark.parametrize(("place", "dtype"), short_set.pairs(PLACES, DTYPES))
+def test_repeated_and_negative_positions(place: tuple[tuple[int, ...], int], dtype) -> None:
+    (shape, axis), rng = place, np.random.default_rng(0)
     x = rng.integers(-9, 9, shape).astype(dtype)
     many = (*shape[:axis], 11, *shape[axis + 1 :])
     y = rng.normal(0, 5, many).astype(dtype)
@@ -35,12 +38,12 @@ def test_repeated_and_negative_positions(shape: tuple[int, ...], axis: int, dtyp
     both("add_at", x, (rows,), y[:1, :1, ...])  # y broadcasts
 
 
-@pytest.mark.parametrize("dtype", [*DTYPES, np.bool_])
-@pytest.mark.parametrize(
-    ("shape", "axis", "n"), [((90, 70), 1, 80), ((90, 70), 0, 99), ((9, 60, 40), 1, 70), ((9000,), 0, 9000)]
-)
-def test_large_arrays(shape: tuple[int, ...], axis: int, n: int, dtype) -> None:
-    rng = np.random.default_rng(0)
+LARGE = ((90, 70), 1, 80), ((90, 70), 0, 99), ((9, 60, 40), 1, 70), ((9000,), 0, 9000)
+
+
+@pytest.mark.parametrize(("sizes", "dtype"), short_set.pairs(LARGE, [*DTYPES, np.bool_]))
+def test_large_arrays(sizes: tuple[tuple[int, ...], int, int], dtype) -> None:
+    (shape, axis, n), rng = sizes, np.random.default_rng(0)
     x = rng.integers(-50, 50, shape).astype(dtype)
     places = rng.integers(0, shape[axis], (*shape[:axis], n, *shape[axis + 1 :]))
     layouts = (x, places), (np.asfortranarray(x), np.asfortranarray(places))
@@ -55,8 +58,10 @@ def test_large_arrays(shape: tuple[int, ...], axis: int, n: int, dtype) -> None:
             both("argsort", x, axis, descending, 3)
 
 
-@pytest.mark.parametrize("dtype", [*DTYPES, np.bool_])
-@pytest.mark.parametrize("repeats", [(), (0,), (2,), (3,), (2, 3), (0, 2, 3), (0, 1, 2, 3)])
+REPEATS = (), (0,), (2,), (3,), (2, 3), (0, 2, 3), (0, 1, 2, 3)
+
+
+@pytest.mark.parametrize(("repeats", "dtype"), short_set.pairs(REPEATS, [*DTYPES, np.bool_]))
 def test_places_that_repeat(repeats: tuple[int, ...], dtype) -> None:
     """In some dimensions; of places that occur twice the last value stays, whatever the number of threads."""
     rng = np.random.default_rng(0)

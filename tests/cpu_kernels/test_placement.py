@@ -86,7 +86,7 @@ def run(kernel, inputs, shapes, memory, near=None):
     return [array.copy() for array in placed]
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", [np.float32, pytest.param(np.float64, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", KERNELS)
 def test_neighbours_in_memory_change_no_bit(name, dtype):
     kernel, reads, writes = KERNELS[name]

@@ -76,6 +76,7 @@ def test_no_memory_is_an_error(tasks):
     raises(MemoryError, "", Launches([_allocate.prepared(x.dtype, tasks, (x, 1 << 59))] * 3).run)
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize(
     ("given", "expected"), [({}, "2000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")]
 )

@@ -210,9 +210,9 @@ def test_other_trainers_are_refused_with_what_saves_them(tmp_path):
 
 
 def test_what_manifests_and_shares_may_not_say(tmp_path):
-    for names in (["m-rank-1-of-2"], ["m-rank-0-of-2", "m-rank-1-of-3"], ["m", "m-rank-0-of-1"]):
+    for last, *names in ((1, "m-rank-1-of-2"), (2, "m-rank-0-of-2", "m-rank-1-of-3"), (0, "m", "m-rank-0-of-1")):
         files = [f"{n}.safetensors" for n in names]
-        raises(ValueError, "the shares of 'm' are not those of ranks 0 to", shares.by_stem, files)
+        raises(ValueError, f"the shares of 'm' are not those of ranks 0 to {last}:", shares.by_stem, files)
     shapes = {"[3]": "do not make", "[-2]": "is not the shape", "x": "not JSON", '["2"]': "not the shape"}
     for shape, words in shapes.items():
         path = tmp_path / shares.name_of("m", 0, 1)

@@ -9,6 +9,7 @@ from pathlib import Path
 import data_parallel as dp
 import numpy as np
 import pytest
+import short_set
 from ranks import requires_mpi, run_ranks
 from refusals import raises
 
@@ -72,7 +73,7 @@ def peak_of(comm, act) -> int:
     return tracemalloc.get_traced_memory()[1] - before
 
 
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.long)])
 @pytest.mark.parametrize("dtype", [np.float32, minigrad.bfloat16], ids=str)
 @ALL_STAGES
 def test_a_rank_keeps_what_the_paper_says(stage, dtype, world):
@@ -322,8 +323,7 @@ def assert_blocks_train_as_in_one_process(comm, stage: int, kind: str) -> None:
         dp.assert_close(got[name], array, 2**-8 if kind == "bf16" else 1e-12, name)
 
 
-@ALL_STAGES
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize(("stage", "kind"), short_set.pairs(STAGES, MODELS))
 def test_blocks_train_as_in_one_process(kind, stage):
     """In bfloat16, with buffers, whatever blocks return, and in whatever order they are called."""
     dist.run_threads(2, lambda comm: assert_blocks_train_as_in_one_process(comm, stage, kind), timeout=30)

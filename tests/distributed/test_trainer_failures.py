@@ -5,13 +5,15 @@ from functools import partial
 
 import numpy as np
 import pytest
+import short_set
 from data_parallel import KINDS, LR, Net, Scenario, feed, make_trainer, parameters, shares, state_bits, store, train
 from in_threads import in_threads
 from refusals import raises
 
 from minigrad import Tensor, distributed as dist, dtypes, optim
 
-ALL_KINDS = pytest.mark.parametrize("kind", [*KINDS, "stage 3"])
+EACH = (*KINDS, "stage 3")
+ALL_KINDS = pytest.mark.parametrize("kind", EACH)
 SCENARIO = Scenario(shares(3, steps=9, accum=2))
 
 
@@ -38,10 +40,11 @@ def inf_grad(net: Net, loss: Tensor) -> Tensor:
 
 SPOILS = [
     (nan_loss, dist.NonFiniteLossError, "the loss of step {} is nan on rank 1; no weight was changed", None, 0),
-    (inf_loss, dist.NonFiniteLossError, "the loss of step {} is inf on rank 1; no weight was changed", 0.3, 1),
     (nan_grad, optim.NonFiniteGradientError, "step {}.*: the gradient norm is nan", 0.3, 1),
+    (inf_loss, dist.NonFiniteLossError, "the loss of step {} is inf on rank 1; no weight was changed", 0.3, 1),
     (inf_grad, optim.NonFiniteGradientError, "step {}.*: the gradient norm is inf", None, 0),
 ]
+SPOILS[2:] = [pytest.param(*spoiled, marks=pytest.mark.long) for spoiled in SPOILS[2:]]
 
 
 @ALL_KINDS
@@ -195,8 +198,7 @@ def test_learning_rates_that_differ_later_are_named_and_change_nothing(comm: dis
 # ---------------------------------------------------------------------- mistakes of one rank's program
 
 
-@ALL_KINDS
-@pytest.mark.parametrize("weight", [-1, math.nan, math.inf, "3", True, None])
+@pytest.mark.parametrize(("kind", "weight"), short_set.pairs(EACH, [-1, math.nan, math.inf, "3", True, None]))
 def test_a_wrong_weight_is_refused_before_anything_is_sent(kind, weight):
     def body(comm: dist.ThreadCommunicator, odd: int | None):
         net = SCENARIO.net()
@@ -284,6 +286,7 @@ def test_a_schedule_that_fails_leaves_a_trainer_that_works(kind):
 # ---------------------------------------------------------------------- ranks that die
 
 
+@pytest.mark.long(but=3)
 @ALL_KINDS
 def test_a_rank_that_dies_at_any_operation_is_noticed_by_all_others(kind):
     scenario = Scenario(shares(3, steps=2), blocks=3 * (kind == "stage 3"))

@@ -25,7 +25,7 @@ def test_ranks_are_one_process(kind, world, accum, clip, bucket):
 
 
 @RUN_KINDS
-@pytest.mark.parametrize("accum", [1, 3])
+@pytest.mark.parametrize("accum", [pytest.param(1, marks=pytest.mark.long), 3])
 @pytest.mark.parametrize("sizes", dp.SIZES, ids=str)
 def test_unequal_shards_count_by_their_samples(kind, sizes, accum):
     scenario = dp.Scenario(dp.shares(len(sizes), accum=accum, sizes=sizes), clip=0.3, accum=accum)
@@ -60,7 +60,7 @@ def test_half_width_parameters_stay_equal_on_all_ranks(kind, dtype):
 
 
 @RUN_KINDS
-@pytest.mark.parametrize("clip", [None, 0.3])
+@pytest.mark.parametrize("clip", [pytest.param(None, marks=pytest.mark.long), 0.3])
 @pytest.mark.parametrize("pattern", dp.PRESENCE)
 def test_parameters_that_are_not_always_used(kind, pattern, clip):
     # assert_same_run compares moments and counts too: a parameter that no rank used is not even decayed.
@@ -75,7 +75,7 @@ def test_parameters_that_are_not_always_used(kind, pattern, clip):
 
 
 @RUN_KINDS
-@pytest.mark.parametrize("bucket", [16, 10**6])
+@pytest.mark.parametrize("bucket", [16, pytest.param(10**6, marks=pytest.mark.long)])
 @pytest.mark.parametrize("change", [{"tied": True}, {"frozen": ("side", "bias")}, {"dtype": np.float32, "mixed": True}])
 def test_tied_frozen_and_mixed_parameters(kind, bucket, change):
     scenario = replace(dp.Scenario(dp.shares(3, accum=2, sizes=(5, 4, 3)), accum=2, clip=0.3), **change)

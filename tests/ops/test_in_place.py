@@ -205,6 +205,8 @@ def test_an_operand_may_share_the_memory_that_changes(n, device):
         for _ in range(2):
             expected = np.subtract(*map(host, parts(x)))
             assert (host(parts(x)[0].sub_(parts(x)[1])) == expected).all()
+        expected = host(parts(x)[1]).copy()
+        assert (host(parts(x)[0].copy_(parts(x)[1])) == expected).all()
 
 
 def test_copy_casts_and_broadcasts(device):

@@ -97,10 +97,8 @@ def numpys(table: str, place: int, result: Any, *arguments: Any) -> Any:
     return ctypes.PYFUNCTYPE(result, *arguments)(functions[place])
 
 
-@functools.cache
-def _setter() -> Callable[[Any], Any]:
-    """NumPy's ``PyDataMem_SetHandler``."""
-    return numpys("_ARRAY_API", SET_HANDLER, ctypes.py_object, ctypes.py_object)
+# NumPy's ``PyDataMem_SetHandler``.
+_setter = functools.cache(lambda: numpys("_ARRAY_API", SET_HANDLER, ctypes.py_object, ctypes.py_object))
 
 
 def use(allocator: Any) -> Any:

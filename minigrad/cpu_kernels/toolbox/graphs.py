@@ -87,10 +87,6 @@ class _Capturing(threading.local):
 _thread = _Capturing()
 
 
-def _current() -> HostGraph | None:
-    return _thread.graph
-
-
 def _refuse(what: str, remedy: str) -> None:
     if (graph := _thread.graph) is not None:
         raise graph.error(graph.explain(what, remedy))
@@ -100,7 +96,7 @@ def _varying(now: Callable[[], np.ndarray]) -> np.ndarray:
     return now() if _thread.graph is None else _thread.graph.varying(now)
 
 
-recording: SimpleNamespace = SimpleNamespace(READ=READ, current=_current, refuse=_refuse, varying=_varying)
+recording: SimpleNamespace = SimpleNamespace(READ=READ, current=lambda: _thread.graph, refuse=_refuse, varying=_varying)
 """What ``minigrad.capturing`` asks, with the names of ``cuda_kernels/platform/recording.py``."""
 
 

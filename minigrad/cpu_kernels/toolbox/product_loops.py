@@ -53,23 +53,15 @@ PARALLEL_WORK, PARALLEL_WORK_THIN = 2_000_000, 125_000
 
 
 @inline
-def panels_space(depth: int, columns: int, tile_width: int) -> int:
-    """Elements of ``packed_b`` in ``multiply_packed`` that are enough for b[:depth, :columns]."""
-    width = round_up(columns, tile_width)
-    return max(
-        min(depth, DEPTH_BLOCK) * min(width, COLUMN_BLOCK),
-        min(depth, DEPTH_BLOCK_TRANSPOSED) * min(width, COLUMN_BLOCK_TRANSPOSED),
-    )
-
-
-@inline
 def workspace(depth: int, columns: int, rows: int, like: Any) -> Any:
     """A tile's columns; ``small``, its zeros first, ``packed_a`` and ``packed_b`` of the functions below."""
     n = tile_columns(pointer(like))
     small = aligned_empty(max(TILE_PANELS * n * (1 + TILE_ROWS), THIN_COLUMN_BLOCK), like)
     small[: TILE_PANELS * n] = 0
     packed_a = aligned_empty(min(depth, DEPTH_BLOCK) * min(round_up(rows, TILE_ROWS), ROW_BLOCK), like)
-    return n, small, packed_a, aligned_empty(panels_space(depth, columns, n), like)
+    width = round_up(columns, n)
+    wide, tall = min(depth, DEPTH_BLOCK_TRANSPOSED) * min(width, COLUMN_BLOCK_TRANSPOSED), min(depth, DEPTH_BLOCK)
+    return n, small, packed_a, aligned_empty(max(wide, tall * min(width, COLUMN_BLOCK)), like)
 
 
 @inline
