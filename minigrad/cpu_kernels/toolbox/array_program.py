@@ -29,7 +29,7 @@ from .multi_tensor import addresses_of
 from .numpy_loops import Loop
 from .program_code import Code, Value, compiled, over_tables, ufunc_of
 from .threads import constant, known_by_address, shares
-from .tracing import ARRAY, Trace
+from .tracing import ARRAY, Tracing
 
 PIECE = 8192  # elements of a call of a loop
 WORTH = 1 << 20  # elements times work, from which on more threads are faster
@@ -43,7 +43,7 @@ class Program:
 
     def __init__(self, function: Callable[..., Any], kinds: tuple[Any, ...]) -> None:
         self._function, self._given = function, kinds
-        trace = Trace(function, kinds)
+        trace = Tracing(function, kinds)
         self._kinds, self._steps = trace.kinds, trace.steps
         self.result: np.dtype[Any] = trace.result
         self.work: int = MEMORY + sum(CALL if isinstance(step.code, Loop) else 1 for step in self._steps)

@@ -25,8 +25,8 @@ class NoProgramError(Exception):
 class Traced(np.lib.mixins.NDArrayOperatorsMixin):
     """Stands for an array, or a number (a ``kind`` of int or float), while a program is made; knows its dtype only."""
 
-    def __init__(self, trace: Trace, slot: int, dtype: Any) -> None:
-        self.trace: Trace = trace
+    def __init__(self, trace: Tracing, slot: int, dtype: Any) -> None:
+        self.trace: Tracing = trace
         self.slot: int = slot
         self.dtype: Any = dtype
 
@@ -200,7 +200,7 @@ def _to_odd(x: Any, near: Any) -> Any:
     return np.where(wide == x, bits, toward_zero | 1).view(FLOAT32)
 
 
-class Trace:
+class Tracing:
     """The steps of a function for operands of certain dtypes. Half floats are steps in float32, rounded at the end."""
 
     def __init__(self, function: Callable[..., Any], kinds: tuple[Any, ...]) -> None:
