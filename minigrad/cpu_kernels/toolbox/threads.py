@@ -51,6 +51,7 @@ PIECES, PIECE = 4, 16  # tasks of a thread in a launch of a graph, at most, and 
 INT64: Any = ir.IntType(64)
 # int64 entry(frame, task, tasks): 1 if the kernel failed
 ENTRY_TYPE: Any = ir.FunctionType(INT64, [INT64] * 3)
+FRAME, NO_FRAME = types.Array(types.uint8, 1, "C"), np.empty(0, np.uint8)
 
 
 # ---------------------------------------------------------------- the pool
@@ -107,12 +108,12 @@ def lasting_words(words: Sequence[int]) -> int:
 
 
 @functools.cache
-def threads_within() -> int:
-    """The address of a word, 0 where ``launch_within`` must not be called; the pool is started.
+def run_within() -> int:
+    """The address of a word: that of ``_run``, or 0 where kernels must not call it; the pool is started.
 
     Numba's workqueue ends the process on concurrent launches, and only Python waits for others.
     """
-    return lasting_words([LAYER != "workqueue" and _threads_of_pool()() > 0])
+    return lasting_words([_address_of_run() if LAYER != "workqueue" and _threads_of_pool()() else 0])
 
 
 def _after_fork() -> None:
@@ -120,7 +121,7 @@ def _after_fork() -> None:
     global _forked
     _forked = LAYER == "omp" and _threads_of_pool.cache_info().currsize > 0
     if _forked:
-        ctypes.c_int64.from_address(threads_within()).value = 0
+        ctypes.c_int64.from_address(run_within()).value = 0
 
 
 if hasattr(os, "register_at_fork"):
@@ -167,21 +168,19 @@ def set_num_threads(n: int) -> None:
     numba.set_num_threads(n)
 
 
-def parallel_kernel(fn: Callable[..., Any]) -> Any:
-    """Compile a kernel whose ``numba.prange`` loops run on the one thread pool.
+parallel: Any = functools.partial(compiled, parallel=True)
+"""Compile a kernel whose ``numba.prange`` loops run on the one thread pool. Compile time is mostly that of the parallel
+transformation: for a kernel of the library ``task_kernel`` is the way."""
 
-    Compile time is mostly that of the parallel transformation: for a kernel of the library ``task_kernel`` is
-    the way. Call it from Python only.
-    """
-    dispatcher = compiled(fn, parallel=True)
-    if LAYER != "workqueue":
-        return dispatcher
 
-    def locked(*args: Any) -> Any:
-        with _workqueue_lock:  # numba's workqueue layer aborts the process on concurrent launches
+def _locked(dispatcher: Any) -> Any:
+    """A kernel that runs others on the pool. Numba's workqueue layer aborts the process on concurrent launches."""
+
+    def alone(*args: Any) -> Any:
+        with _workqueue_lock:
             return dispatcher(*args)
 
-    return locked
+    return alone if LAYER == "workqueue" else dispatcher
 
 
 _workqueue_lock = threading.Lock()
@@ -253,11 +252,6 @@ def _passed_as(argument: Any) -> Any:
     return types.unliteral(argument)
 
 
-@kernel
-def _prepare(frame, address, arguments):
-    return _fill_frame(frame, address, arguments)
-
-
 @emits(lambda entry, frame, task, tasks: types.int64(*[types.int64] * 4))
 def _enter(context: Any, builder: Any, signature: Any, entry: Any, frame: Any, task: Any, tasks: Any) -> Any:
     """Call an entry function."""
@@ -296,7 +290,7 @@ def _leave(core):
             _set_cores(0, CORES, cores.ctypes.data)
 
 
-@parallel_kernel
+@parallel
 def _run(entry, frame, tasks):
     failures = 0
     address = frame.ctypes.data
@@ -305,14 +299,27 @@ def _run(entry, frame, tasks):
         if numba.get_thread_id() and core >= 0 and _core() == core:
             _leave(core)
         failures += _enter(entry, address, np.int64(task), tasks)
-    return failures
+    if failures:
+        raise MemoryError("no memory for a kernel's workspace")
+
+
+@emits(lambda run, entry, frame, tasks: types.int64(run, entry, frame, tasks))
+def _run_by(context: Any, builder: Any, signature: Any, run: Any, *given: Any) -> Any:
+    """``_run`` by its address, 1 if it failed: linked with it, each kernel would take longer to compile."""
+    status = emit_call(context, builder, run, signature.args[1:], given)
+    return builder.zext(cgutils.is_not_null(builder, status), INT64)
 
 
 @kernel
-def launch_within(address: int, tasks: int, arguments: Any) -> Any:
-    """In a kernel: a launch of the one at this address."""
-    frame = np.empty(FRAME_BYTES, np.uint8)
-    return _run(_fill_frame(frame, address, arguments), frame, tasks)
+def start(frame: np.ndarray, address: int, arguments: Any, run: int, tasks: int) -> int:
+    """Fill the frame of a launch: the entry function's address. Or run tasks, with an own frame; if they failed."""
+    frame = np.empty(FRAME_BYTES, np.uint8) if tasks else frame
+    entry = _fill_frame(frame, address, arguments)
+    return _run_by(run, entry, frame, tasks) if tasks else entry
+
+
+def _address_of_run() -> int:
+    return compiled_address(_run, types.int64, FRAME, types.int64)
 
 
 @emits(lambda address, n: types.int64(types.int64, types.int64))
@@ -366,7 +373,8 @@ def _share(table, progress, member, members):
     return failures
 
 
-@parallel_kernel
+@_locked
+@parallel
 def _walk(table, progress, members):
     failures = 0
     for member in numba.prange(members):
@@ -432,7 +440,8 @@ class TaskKernel:
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         self.kernel: Any = kernel(fn)
-        self._compiled: dict[Hashable, tuple[Callable[..., None], int]] = {}
+        self._calls: dict[Hashable, Callable[..., None]] = {}
+        self._launches: dict[Hashable, tuple[Callable[..., int], int, int]] = {}
         self.__doc__ = fn.__doc__
 
     def launch(self, key: Hashable, tasks: int, *arguments: Any) -> None:
@@ -443,31 +452,36 @@ class TaskKernel:
         """
         if recording.launches is not None:
             recording.launches.append(self.prepared(key, tasks, arguments))
-        call, address = self._compiled.get(key) or self._compile(key, arguments)
-        if tasks == 1:
-            call(0, 1, *arguments)
-        elif _forked:
-            for task in range(tasks):
+        if tasks == 1 or _forked:
+            call = self._calls.get(key) or self._call(key, arguments)
+            call(0, tasks, *arguments)
+            for task in range(1, tasks) if tasks > 1 else ():
                 call(task, tasks, *arguments)
         else:
-            frame = np.empty(FRAME_BYTES, np.uint8)
-            if _run(_prepare(frame, address, arguments), frame, tasks):
+            launch, address, run = self._launches.get(key) or self._launch(key, arguments)
+            if launch(NO_FRAME, address, arguments, run, tasks):
                 raise MemoryError(f"{self.kernel.__name__}: no memory for the kernel's workspace")
 
     def prepared(self, key: Hashable, tasks: int, arguments: tuple[Any, ...]) -> Launch:
         """A launch with these arguments, which is not made yet."""
         frame = constant(np.empty(FRAME_BYTES, np.uint8))
-        _, address = self._compiled.get(key) or self._compile(key, arguments)
-        return Launch(_prepare(frame, address, arguments), frame, tasks, arguments)
+        fill, address, _ = self._launches.get(key) or self._launch(key, arguments)
+        return Launch(fill(frame, address, arguments, 0, 0), frame, tasks, arguments)
 
-    def _compile(self, key: Hashable, arguments: tuple[Any, ...]) -> tuple[Callable[..., None], int]:
-        """The kernel for arguments of these types, as Python calls it, and where its machine code is.
+    def _call(self, key: Hashable, arguments: tuple[Any, ...]) -> Callable[..., None]:
+        """The kernel for arguments of these types, as Python calls it.
 
         The kernel itself, a dispatcher, would look at the types of all arguments first, which takes as long again.
         """
-        given = (types.int64, types.int64, *map(_passed_as, map(numba.typeof, arguments)))
-        address = compiled_address(self.kernel, *given)
-        return self._compiled.setdefault(key, (self.kernel.overloads[given].entry_point, address))
+        given = (types.int64, types.int64, *_passed_as(numba.typeof(arguments)))
+        return self._calls.setdefault(key, _entry(self.kernel, *given))
+
+    def _launch(self, key: Hashable, arguments: tuple[Any, ...]) -> tuple[Callable[..., int], int, int]:
+        """``start`` for arguments of these types, and the addresses of the kernel's machine code and of ``_run``."""
+        given = _passed_as(numba.typeof(arguments))
+        address = compiled_address(self.kernel, types.int64, types.int64, *given)
+        entry = _entry(start, FRAME, types.int64, given, types.int64, types.int64)
+        return self._launches.setdefault(key, (_locked(entry), address, _address_of_run()))
 
 
 def tasks_of(elements: int, chunk: int) -> int:
@@ -480,6 +494,12 @@ def compiled_address(kernel: Any, *argument_types: Any) -> int:
     kernel.compile(argument_types)
     compiled = kernel.overloads[argument_types]
     return int(compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name))
+
+
+def _entry(kernel: Any, *argument_types: Any) -> Any:
+    """What a call of the kernel with arguments of these types ends in, which looks at no types."""
+    kernel.compile(argument_types)
+    return kernel.overloads[argument_types].entry_point
 
 
 def task_kernel(fn: Any = None, name: str = "") -> Any:
