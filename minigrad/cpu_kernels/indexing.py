@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from ..plain_kernels import indexing as plain
+from .comparison import ne
 from .elementwise import assign
 from .embedding import ADD, ALONE, ASSIGN, READ, REDUCTIONS, check_indices, move
 from .toolbox.formula import formula
@@ -41,6 +42,11 @@ def scatter_reduce(x: np.ndarray, axis: int, indices: np.ndarray, y: np.ndarray,
     """x[i][indices[i][j][k]][k] = f(itself, y[i][j][k]) (for axis 1), in place; f as ``reduce`` says, NaN stays."""
     if not move(REDUCTIONS[reduce], x, axis, indices, y):
         plain.scatter_reduce(x, axis, indices, y, reduce)
+
+
+def nonzero(x: np.ndarray) -> np.ndarray:
+    """The plain one's places."""
+    return plain.nonzero(ne(x, 0))
 
 
 @task_kernel
@@ -81,9 +87,9 @@ def _search(task, tasks, x, values, left, y):
         while n > 0:
             half = (n + 1) // 2
             probes = row[half - 1 :]
-            for k in range(low.shape[0]):
+            for k in range(low.shape[0]):  # without a choice, which is a jump that nobody foresees
                 probe = probes[np.uint64(low[k])]
-                low[k] += 0 if (probe > sought[k]) | (left & (probe == sought[k])) else half
+                low[k] += half & (np.int64(probe > sought[k]) + np.int64(left & (probe == sought[k])) - 1)
             n -= half
 
 
