@@ -19,7 +19,7 @@ from .toolbox.multi_tensor import addresses_of
 from .toolbox.numpy_loops import array_at
 from .toolbox.threads import constant, get_num_threads, known_by_address, task_kernel, tasks_of_rows
 from .toolbox.tracing import FLOAT32
-from .toolbox.vector_math import rounded, widened
+from .toolbox.vector_math import widened
 
 ALONE = 16384  # elements of a task
 COLUMNS = 16  # rows are split at multiples of this, one cache line of float32
@@ -27,14 +27,13 @@ NUMBERS = (np.float32, np.float64, np.int64)
 
 
 @inline
-def _changed(kind, old, new, x, like):
+def _changed(kind, old, new):
     if kind < 2:
         return new
-    a, b = widened(old, like), widened(new, like)
     if kind < 4:
-        return rounded(a + b if kind == 2 else a * b, x)
-    stays = a >= b if kind == 4 else a <= b
-    return rounded(a if stays or a != a else b, x)
+        return old + new if kind == 2 else old * new
+    stays = old >= new if kind == 4 else old <= new
+    return old if stays or old != old else new
 
 
 def _mover(name: str, kind: int) -> Any:
@@ -42,11 +41,11 @@ def _mover(name: str, kind: int) -> Any:
 
     Its closure has numbers only, by which the cache of kernels knows it.
     """
-    reads = kind == 0
+    reads, changes = kind == 0, kind >= 2
 
     @task_kernel(name=name)
-    def move(task, tasks, of_x, of_places, of_y, outside, alike, x_like, y_like, like, outer, n, step, of_one, apart,
-             across, width, columns, blocks):  # fmt: skip
+    def move(task, tasks, of_x, of_places, of_y, outside, alike, x_like, y_like, outer, n, step, of_one, apart, across,
+             width, columns, blocks):  # fmt: skip
         """y[i, k] = x[o, places[i, k] * step + k], without k if step is 1, for ``of_one`` rows i of each o.
 
         All three are given by their addresses. The places of an o are ``apart`` rows from the next one's, and y's are
@@ -55,8 +54,7 @@ def _mover(name: str, kind: int) -> Any:
         """
         rows, wide, lane, turns = outer * of_one, np.uint64(step), np.uint64(step > 1), np.uint64(blocks)
         x, y = array_at(of_x, (outer, n * step), x_like), array_at(of_y, (rows, width), y_like)
-        places, of_sums = array_at(of_places, (rows, across), np.uint64), array_at(of_x, 0, like)
-        together = 1 if reads else of_one
+        places, together = array_at(of_places, (rows, across), np.uint64), 1 if reads else of_one
         alone, parts = across < width, rows // together * blocks
         for part in range(task * parts // tasks, (task + 1) * parts // tasks):
             first, turn, start = part // blocks * together, np.uint64(part % blocks), part % blocks * columns % width
@@ -72,14 +70,14 @@ def _mover(name: str, kind: int) -> Any:
                     there = row[np.int64(at[0]) * step + start :][: values.shape[0]]
                     source, target = (there, values) if reads else (values, there)
                     for k in range(source.shape[0]):
-                        target[k] = _changed(kind, target[k], source[k], x, of_sums)
+                        target[k] = _changed(kind, target[k], widened(source[k], row) if changes else source[k])
                 elif not alone:
                     for k in range(at.shape[0]):
                         place = at[k] * wide + lane * np.uint64(start + k)
                         if reads:
                             values[k] = row[place]
                         else:
-                            row[place] = _changed(kind, row[place], values[k], x, of_sums)
+                            row[place] = _changed(kind, row[place], widened(values[k], row) if changes else values[k])
 
     return move
 
@@ -117,7 +115,6 @@ def _layout(way: Any, axis: int, threads: int, of_x: Any, of_indices: Any, of_y:
     # The kernel takes elements as integers if it moves them, and half floats as ``widened`` does.
     kinds = ["u" if moves else "ui"[d.kind == "f"] if is_half(d) else d.kind for d in (dtype, kind)]
     likes = [np.zeros((), f"{letter}{d.itemsize}")[()] for letter, d in zip(kinds, (dtype, kind))]
-    likes.append(likes[0] if moves or not is_half(dtype) else np.float32(0))
     given = *likes, outer, shape[axis], step, of_one, apart, across, width, columns, blocks
     return once, parts, each, tuple([x.dtype.char for x in likes]), given
 
@@ -134,7 +131,7 @@ def move(way: Any, x: np.ndarray, axis: int, indices: np.ndarray, y: Any) -> boo
     layout = _layout(way, axis, get_num_threads(), of_x, of_places, of_y)
     if layout is None or not (way is READ or x.flags.carray):
         return False
-    if way not in MOVES and is_half(x.dtype) and (indices.shape[axis] > 1 or not supports_half(x)):  # places may repeat
+    if way not in MOVES and is_half(x.dtype):
         wide = cast(x, FLOAT32)
         move(way, wide, axis, indices, y if supports_half(x) else cast(y, FLOAT32))
         assign(x, wide)

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..plain_kernels.transformer import check_shapes
-from .elementwise import add, cast, mul
-from .reduce import reduce
+from .elementwise import cast, mul
 from .toolbox import bfloat16_product
 from .toolbox.formula import as_launches
 from .toolbox.jit import inline, kernel
@@ -111,7 +110,6 @@ HALF = np.dtype(np.uint16)  # the bits of bfloat16
 KNOWN = (*FLOATS, WHOLE)
 NO_BIAS = {dtype.char: np.zeros(1, dtype) for dtype in KNOWN}
 SINGLE = np.zeros(1, np.int64)  # the offsets of a batch of one
-PART = 32768  # terms of a long sum, of one row and one column, that are a sum of their own
 
 
 def matmul(a: np.ndarray, b: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
@@ -154,12 +152,6 @@ def product(a: np.ndarray, b: np.ndarray, bias: np.ndarray | None, rounded: bool
     if b.ndim > 2:
         batch = a.shape[:-2] if a.shape[:-2] == b.shape[:-2] else np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
         shape = (*batch, a.shape[-2], b.shape[-1])
-    if a.ndim == b.ndim == 2 and shape == (1, 1) and a.shape[-1] >= 4 * PART and bias is None:
-        whole = a.shape[-1] // PART * PART
-        parts = product(a[:, :whole].reshape(-1, 1, PART), b[:whole].reshape(-1, PART, 1), None, rounded)
-        total = reduce.sum(parts, (0,), False)
-        rest = a[:, whole:], b[whole:]
-        return as_launches(add)(total, product(*rest, None, rounded)) if rest[1].size else total
     y = np.empty(shape, dtype)
     few = 0 < y.size * a.shape[-1] < PARALLEL_WORK_THIN and bias is None and recording.launches is None
     if few and not (rounded and min(shape[-2:]) > THIN_ROWS):
