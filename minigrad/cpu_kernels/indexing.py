@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 
 from ..plain_kernels import indexing as plain
-from .comparison import ne
 from .elementwise import assign
 from .embedding import ADD, ALONE, ASSIGN, READ, REDUCTIONS, check_indices, move
 from .toolbox.formula import formula
@@ -42,11 +41,6 @@ def scatter_reduce(x: np.ndarray, axis: int, indices: np.ndarray, y: np.ndarray,
     """x[i][indices[i][j][k]][k] = f(itself, y[i][j][k]) (for axis 1), in place; f as ``reduce`` says, NaN stays."""
     if not move(REDUCTIONS[reduce], x, axis, indices, y):
         plain.scatter_reduce(x, axis, indices, y, reduce)
-
-
-def nonzero(x: np.ndarray) -> np.ndarray:
-    """The plain one's places."""
-    return plain.nonzero(ne(x, 0))
 
 
 @task_kernel

@@ -96,7 +96,7 @@ class IndexingMethods:
         """
         if as_tuple and not self.ndim:
             return self.reshape(1).nonzero(as_tuple=True)
-        places = self.wrap(self.device.kernels.indexing.nonzero(self.data), self.device)
+        places = self.wrap(self.device.kernels.indexing.nonzero((self != 0).data), self.device)
         return places.unbind(1) if as_tuple else places
 
     def diag(self: Tensor, diagonal: int = 0) -> Tensor:
@@ -266,8 +266,7 @@ class IndexingMethods:
         """
         w, k, last = self.detach() if self.is_floating_point() else self.double(), self.device.kernels, self.ndim - 1
         if good := last >= 0 and w.shape[-1] > 0:  # divided by the largest, so that no sum overflows or is subnormal
-            parts = k.elementwise.fused(_parts_of, dtypes.float64, w.data, w.amax(-1, keepdim=True).data)
-            edges = k.reduce.cumsum(parts, last)
+            edges = k.reduce.cumsum(k.elementwise.fused(_parts, dtypes.float64, w.data, w.amax(-1, True).data), last)
             good = not w.numel() or bool((w.amin() >= 0) & (self.wrap(edges[..., -1:], w.device) >= 1).all())
         if not good:
             raise bad_value("multinomial: weights must be finite, non-negative, and not all zero in a row")
@@ -288,7 +287,7 @@ class IndexingMethods:
         return self.wrap(found, w.device)
 
 
-def _parts_of(k: Any, dtype: Any, x: Any, whole: Any) -> Any:
+def _parts(k: Any, dtype: Any, x: Any, whole: Any) -> Any:
     return k.div(k.cast(x, dtype), k.cast(whole, dtype))
 
 

@@ -32,7 +32,7 @@ from ..memory.numpy_allocator import numpys
 from .jit import CACHE_DIRECTORY, emits, inline, kernel, read_entry, write_entry
 from .numpy_loops import Loop, array_at
 from .register_tile import VECTOR_BYTES, keep_alive
-from .threads import INT64, compiled_address, emit_call, lasting_words, run_within, start, task_kernel
+from .threads import INT64, call_at, compiled_address, emit_call, lasting_words, run_within, start, task_kernel
 
 LANES = VECTOR_BYTES // 2  # two vectors of float32
 LINE = 64  # elements, of which threads get multiples
@@ -235,13 +235,6 @@ def call_loop(context: Any, builder: Any, signature: Any, address: Any, data: An
             builder.call(builder.inttoptr(address, _LOOP.as_pointer()), [*arrays, data])
 
 
-@emits(lambda data, args, n, rows, strides, workspace: types.void(*[types.int64] * 6))
-def _drive(context: Any, builder: Any, signature: Any, data: Any, *words: Any) -> None:
-    """In a kernel: call the one whose address ``data`` begins with, ``drive`` or another with its arguments."""
-    address = builder.load(builder.inttoptr(data, INT64.as_pointer()))
-    emit_call(context, builder, address, (types.int64,) * 6, [*words[:4], data, words[4]])
-
-
 @inline
 def _copied(y, ys, x, xs, n, kind, wide):
     source, target, size = array_at(x, n, kind), array_at(y, n, kind), array_at(x, 1, kind).itemsize
@@ -351,7 +344,8 @@ def over_tables(task: int, tasks: int, data: int, table: np.ndarray) -> None:
                 rest, at = rest // layout[d, 0], rest % layout[d, 0]
                 for k in range(operands):
                     words[0, k] += at * layout[d, 1 + k]
-            _drive(data, words.ctypes.data, count.ctypes.data, some, words[1].ctypes.data, workspace.ctypes.data)
+            given = words.ctypes.data, count.ctypes.data, some, words[1].ctypes.data, data, workspace.ctypes.data
+            call_at(header[0], given)
             part += some
     keep_alive((words, count, workspace))
 
@@ -365,7 +359,7 @@ def _start(args, n, strides, data, workspace):
     header, elements = array_at(data, HEADER, np.int64), array_at(n, 1, np.int64)[0]
     operands, run = header[1], array_at(header[5], 1, np.int64)[0]
     if elements < header[4] or run == 0:
-        _drive(data, args, n, 1, strides, workspace)
+        call_at(header[0], (args, n, np.int64(1), strides, data, workspace))
     else:
         tasks, places = np.int64(_threads()), array_at(args, operands, np.int64)
         table = np.ones(2 + 2 * (operands + 1) + operands, np.int64)

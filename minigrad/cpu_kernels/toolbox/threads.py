@@ -51,7 +51,7 @@ PIECES, PIECE = 4, 16  # tasks of a thread in a launch of a graph, at most, and 
 INT64: Any = ir.IntType(64)
 # int64 entry(frame, task, tasks): 1 if the kernel failed
 ENTRY_TYPE: Any = ir.FunctionType(INT64, [INT64] * 3)
-FRAME, NO_FRAME = types.Array(types.uint8, 1, "C"), np.empty(0, np.uint8)
+NO_FRAME = np.empty(0, np.uint8)
 
 
 # ---------------------------------------------------------------- the pool
@@ -303,10 +303,10 @@ def _run(entry, frame, tasks):
         raise MemoryError("no memory for a kernel's workspace")
 
 
-@emits(lambda run, entry, frame, tasks: types.int64(run, entry, frame, tasks))
-def _run_by(context: Any, builder: Any, signature: Any, run: Any, *given: Any) -> Any:
-    """``_run`` by its address, 1 if it failed: linked with it, each kernel would take longer to compile."""
-    status = emit_call(context, builder, run, signature.args[1:], given)
+@emits(lambda address, arguments: types.int64(address, arguments))
+def call_at(context: Any, builder: Any, signature: Any, address: Any, packed: Any) -> Any:
+    """In a kernel: call another by its address, 1 if it failed. Linked with it, this one would compile for longer."""
+    status = emit_call(context, builder, address, signature.args[1].types, cgutils.unpack_tuple(builder, packed))
     return builder.zext(cgutils.is_not_null(builder, status), INT64)
 
 
@@ -315,11 +315,15 @@ def start(frame: np.ndarray, address: int, arguments: Any, run: int, tasks: int)
     """Fill the frame of a launch: the entry function's address. Or run tasks, with an own frame; if they failed."""
     frame = np.empty(FRAME_BYTES, np.uint8) if tasks else frame
     entry = _fill_frame(frame, address, arguments)
-    return _run_by(run, entry, frame, tasks) if tasks else entry
+    return call_at(run, (entry, frame, tasks)) if tasks else entry
 
 
+_start: Any = _locked(start)
+
+
+@functools.cache
 def _address_of_run() -> int:
-    return compiled_address(_run, types.int64, FRAME, types.int64)
+    return compiled_address(_run, types.int64, numba.typeof(NO_FRAME), types.int64)
 
 
 @emits(lambda address, n: types.int64(types.int64, types.int64))
@@ -440,8 +444,7 @@ class TaskKernel:
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         self.kernel: Any = kernel(fn)
-        self._calls: dict[Hashable, Callable[..., None]] = {}
-        self._launches: dict[Hashable, tuple[Callable[..., int], int, int]] = {}
+        self._compiled: dict[Hashable, tuple[Callable[..., None], int]] = {}
         self.__doc__ = fn.__doc__
 
     def launch(self, key: Hashable, tasks: int, *arguments: Any) -> None:
@@ -452,36 +455,29 @@ class TaskKernel:
         """
         if recording.launches is not None:
             recording.launches.append(self.prepared(key, tasks, arguments))
-        if tasks == 1 or _forked:
-            call = self._calls.get(key) or self._call(key, arguments)
-            call(0, tasks, *arguments)
-            for task in range(1, tasks) if tasks > 1 else ():
+        call, address = self._compiled.get(key) or self._compile(key, arguments)
+        if tasks == 1:
+            call(0, 1, *arguments)
+        elif _forked:
+            for task in range(tasks):
                 call(task, tasks, *arguments)
-        else:
-            launch, address, run = self._launches.get(key) or self._launch(key, arguments)
-            if launch(NO_FRAME, address, arguments, run, tasks):
-                raise MemoryError(f"{self.kernel.__name__}: no memory for the kernel's workspace")
+        elif _start(NO_FRAME, address, arguments, _address_of_run(), tasks):
+            raise MemoryError(f"{self.kernel.__name__}: no memory for the kernel's workspace")
 
     def prepared(self, key: Hashable, tasks: int, arguments: tuple[Any, ...]) -> Launch:
         """A launch with these arguments, which is not made yet."""
         frame = constant(np.empty(FRAME_BYTES, np.uint8))
-        fill, address, _ = self._launches.get(key) or self._launch(key, arguments)
-        return Launch(fill(frame, address, arguments, 0, 0), frame, tasks, arguments)
+        _, address = self._compiled.get(key) or self._compile(key, arguments)
+        return Launch(_start(frame, address, arguments, 0, 0), frame, tasks, arguments)
 
-    def _call(self, key: Hashable, arguments: tuple[Any, ...]) -> Callable[..., None]:
-        """The kernel for arguments of these types, as Python calls it.
+    def _compile(self, key: Hashable, arguments: tuple[Any, ...]) -> tuple[Callable[..., None], int]:
+        """The kernel for arguments of these types, as Python calls it, and where its machine code is.
 
         The kernel itself, a dispatcher, would look at the types of all arguments first, which takes as long again.
         """
-        given = (types.int64, types.int64, *_passed_as(numba.typeof(arguments)))
-        return self._calls.setdefault(key, _entry(self.kernel, *given))
-
-    def _launch(self, key: Hashable, arguments: tuple[Any, ...]) -> tuple[Callable[..., int], int, int]:
-        """``start`` for arguments of these types, and the addresses of the kernel's machine code and of ``_run``."""
-        given = _passed_as(numba.typeof(arguments))
-        address = compiled_address(self.kernel, types.int64, types.int64, *given)
-        entry = _entry(start, FRAME, types.int64, given, types.int64, types.int64)
-        return self._launches.setdefault(key, (_locked(entry), address, _address_of_run()))
+        given = (types.int64, types.int64, *map(_passed_as, map(numba.typeof, arguments)))
+        address = compiled_address(self.kernel, *given)
+        return self._compiled.setdefault(key, (self.kernel.overloads[given].entry_point, address))
 
 
 def tasks_of(elements: int, chunk: int) -> int:
@@ -494,12 +490,6 @@ def compiled_address(kernel: Any, *argument_types: Any) -> int:
     kernel.compile(argument_types)
     compiled = kernel.overloads[argument_types]
     return int(compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name))
-
-
-def _entry(kernel: Any, *argument_types: Any) -> Any:
-    """What a call of the kernel with arguments of these types ends in, which looks at no types."""
-    kernel.compile(argument_types)
-    return kernel.overloads[argument_types].entry_point
 
 
 def task_kernel(fn: Any = None, name: str = "") -> Any:
