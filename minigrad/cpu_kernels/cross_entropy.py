@@ -185,9 +185,8 @@ def forward(logits: np.ndarray, targets: np.ndarray, options: Options) -> tuple[
     """logits (N, C) float32 or float64, targets (N,) int64 (checked) -> losses (N,), lse (N,)."""
     N, C = logits.shape
     losses, lse = np.empty(N, logits.dtype), np.empty(N, logits.dtype)
-    logits = np.ascontiguousarray(logits)
-    arguments = _arguments(targets, options, logits.dtype)
-    _forward.launch(logits.dtype, tasks_of_rows(N, C, TASK_ELEMENTS), logits, *arguments, losses, lse)
+    given = np.ascontiguousarray(logits), *_arguments(targets, options, logits.dtype), losses, lse
+    _forward.launch(logits.dtype, tasks_of_rows(N, C, TASK_ELEMENTS), *given)
     return losses, lse
 
 
@@ -197,8 +196,7 @@ def backward(
     """dlosses (N,), the gradient of each row's loss, and the inputs and lse of ``forward`` -> dlogits (N, C)."""
     N, C = logits.shape
     dlogits = np.empty((N, C), logits.dtype)
-    logits = np.ascontiguousarray(logits)
-    dlosses, lse = (np.ascontiguousarray(x, logits.dtype) for x in (dlosses, lse))
+    dlosses, logits, lse = (np.ascontiguousarray(x, logits.dtype) for x in (dlosses, logits, lse))
     targets, *rest = _arguments(targets, options, logits.dtype)
     tasks = tasks_of_rows(N, C, TASK_ELEMENTS)
     _backward.launch(logits.dtype, tasks, dlosses, logits, targets, lse, *rest, dlogits)
@@ -215,13 +213,12 @@ def forward_backward(
     """
     N, C = logits.shape
     losses, lse = np.empty(N, logits.dtype), np.empty(N, logits.dtype)
-    dlosses = np.ascontiguousarray(dlosses)
     dx = np.empty((N, C), logits.dtype) if dlogits is None else dlogits
     if dx.shape != logits.shape or dx.dtype != logits.dtype or not dx.flags.c_contiguous:
         raise ValueError(
             f"dlogits must be a contiguous {logits.dtype} array of shape {logits.shape}, got {dx.dtype} {dx.shape}"
         )
-    arguments = _arguments(targets, options, logits.dtype)
-    tasks = min(N, shares(dx.size))
-    _fused.launch(dx.dtype, tasks, dlosses, np.ascontiguousarray(logits), dx, *arguments, losses, lse)
+    dlosses, logits = np.ascontiguousarray(dlosses), np.ascontiguousarray(logits)
+    given = dlosses, logits, dx, *_arguments(targets, options, logits.dtype), losses, lse
+    _fused.launch(dx.dtype, min(N, shares(dx.size)), *given)
     return losses, lse, dx

@@ -168,7 +168,7 @@ def set_num_threads(n: int) -> None:
     numba.set_num_threads(n)
 
 
-parallel: Any = functools.partial(compiled, parallel=True)
+parallel_kernel: Any = functools.partial(compiled, parallel=True)
 """Compile a kernel whose ``numba.prange`` loops run on the one thread pool. Compile time is mostly that of the parallel
 transformation: for a kernel of the library ``task_kernel`` is the way."""
 
@@ -290,7 +290,7 @@ def _leave(core):
             _set_cores(0, CORES, cores.ctypes.data)
 
 
-@parallel
+@parallel_kernel
 def _run(entry, frame, tasks):
     failures = 0
     address = frame.ctypes.data
@@ -378,7 +378,7 @@ def _share(table, progress, member, members):
 
 
 @_locked
-@parallel
+@parallel_kernel
 def _walk(table, progress, members):
     failures = 0
     for member in numba.prange(members):
