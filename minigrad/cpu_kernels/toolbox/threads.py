@@ -113,14 +113,14 @@ def run_within() -> int:
 
     Numba's workqueue ends the process on concurrent launches, and only Python waits for others.
     """
-    return lasting_words([_address_of_run() if LAYER != "workqueue" and _threads_of_pool()() else 0])
+    return lasting_words([_address_of_run() if LAYER != "workqueue" and not _forked and _threads_of_pool()() else 0])
 
 
 def _after_fork() -> None:
     """GNU's OpenMP ends a process that uses the threads of its parent."""
     global _forked
     _forked = LAYER == "omp" and _threads_of_pool.cache_info().currsize > 0
-    if _forked:
+    if _forked and run_within.cache_info().currsize:
         ctypes.c_int64.from_address(run_within()).value = 0
 
 
