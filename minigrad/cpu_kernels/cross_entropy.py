@@ -77,7 +77,7 @@ def _forward(task, tasks, x, targets, ignore_index, smoothing, class_weight, los
 
 
 @task_kernel
-def _backward(task, tasks, dlosses, x, targets, lse, ignore_index, smoothing, class_weight, dx):
+def _backward(task, tasks, dlosses, x, lse, targets, ignore_index, smoothing, class_weight, dx):
     real = x.dtype.type
     N, C = x.shape
     weighted = class_weight.shape[0] > 0
@@ -196,10 +196,9 @@ def backward(
     """dlosses (N,), the gradient of each row's loss, and the inputs and lse of ``forward`` -> dlogits (N, C)."""
     N, C = logits.shape
     dlogits = np.empty((N, C), logits.dtype)
-    dlosses, logits, lse = (np.ascontiguousarray(x, logits.dtype) for x in (dlosses, logits, lse))
-    targets, *rest = _arguments(targets, options, logits.dtype)
-    tasks = tasks_of_rows(N, C, TASK_ELEMENTS)
-    _backward.launch(logits.dtype, tasks, dlosses, logits, targets, lse, *rest, dlogits)
+    rows = (np.ascontiguousarray(x, logits.dtype) for x in (dlosses, logits, lse))
+    given = *rows, *_arguments(targets, options, logits.dtype), dlogits
+    _backward.launch(logits.dtype, tasks_of_rows(N, C, TASK_ELEMENTS), *given)
     return dlogits
 
 

@@ -143,7 +143,8 @@ class Gather(Function):
     def forward(self, x: Any, indices: Any, *, axis: int, made: Any = None) -> Any:
         """``made``: the result, where a reduction has found it together with the indices."""
         places = indices if indices.ndim == x.ndim else indices.reshape((*x.shape[:axis], 1, *x.shape[axis + 1 :]))
-        self.saved, self.adds_once = (axis, places), places.shape[axis] == 1
+        self.saved = (axis, places)
+        self.adds_once: bool = places.shape[axis] == 1
         y = self.kernels.indexing.gather(x, axis, places) if made is None else made
         return y if places is indices else y.reshape(indices.shape)
 
