@@ -102,8 +102,8 @@ def _values(y: Any, shape: tuple[int, ...], x: Array) -> Array:
 
 
 def nonzero(x: Array) -> Array:
-    """int64 (count, ndim): the places where x is not 0."""
-    rest = places_of(comparison.ne(x, 0))
+    """int64 (count, ndim): the places where x, of bool, is True."""
+    rest = places_of(x)
     places = empty((rest.size, x.ndim), rest.dtype, x.device)
     for dim in range(x.ndim - 1, -1, -1):
         above = elementwise.floor_div(rest, max(x.shape[dim], 1))

@@ -175,7 +175,7 @@ def _run_into(node: Function, dy: Any, pending: Pending) -> None:
     """``_run`` for an op that adds to the gradients of its inputs in place."""
     kernels = node.kernels
     targets = [target for target in node.edges if target is not None]
-    if node.half is not None or (is_half(dy.dtype) and not node.is_view):  # which adds but once to a place
+    if node.half is not None or (is_half(dy.dtype) and not getattr(node, "adds_once", node.is_view)):
         wide = [kernels.zeros(shape_and_dtype(target)[0], float32) for target in targets]
         node.backward_into(dy if dy.dtype == float32 else kernels.elementwise.cast(dy, float32), *wide)
         for target, total in zip(targets, wide, strict=True):

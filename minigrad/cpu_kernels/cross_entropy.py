@@ -77,7 +77,7 @@ def _forward(task, tasks, x, targets, ignore_index, smoothing, class_weight, los
 
 
 @task_kernel
-def _backward(task, tasks, dlosses, x, targets, lse, ignore_index, smoothing, class_weight, dx):
+def _backward(task, tasks, dlosses, x, lse, targets, ignore_index, smoothing, class_weight, dx):
     real = x.dtype.type
     N, C = x.shape
     weighted = class_weight.shape[0] > 0
@@ -185,9 +185,8 @@ def forward(logits: np.ndarray, targets: np.ndarray, options: Options) -> tuple[
     """logits (N, C) float32 or float64, targets (N,) int64 (checked) -> losses (N,), lse (N,)."""
     N, C = logits.shape
     losses, lse = np.empty(N, logits.dtype), np.empty(N, logits.dtype)
-    logits = np.ascontiguousarray(logits)
-    arguments = _arguments(targets, options, logits.dtype)
-    _forward.launch(logits.dtype, tasks_of_rows(N, C, TASK_ELEMENTS), logits, *arguments, losses, lse)
+    given = np.ascontiguousarray(logits), *_arguments(targets, options, logits.dtype), losses, lse
+    _forward.launch(logits.dtype, tasks_of_rows(N, C, TASK_ELEMENTS), *given)
     return losses, lse
 
 
@@ -197,11 +196,9 @@ def backward(
     """dlosses (N,), the gradient of each row's loss, and the inputs and lse of ``forward`` -> dlogits (N, C)."""
     N, C = logits.shape
     dlogits = np.empty((N, C), logits.dtype)
-    logits = np.ascontiguousarray(logits)
-    dlosses, lse = (np.ascontiguousarray(x, logits.dtype) for x in (dlosses, lse))
-    targets, *rest = _arguments(targets, options, logits.dtype)
-    tasks = tasks_of_rows(N, C, TASK_ELEMENTS)
-    _backward.launch(logits.dtype, tasks, dlosses, logits, targets, lse, *rest, dlogits)
+    rows = (np.ascontiguousarray(x, logits.dtype) for x in (dlosses, logits, lse))
+    given = *rows, *_arguments(targets, options, logits.dtype), dlogits
+    _backward.launch(logits.dtype, tasks_of_rows(N, C, TASK_ELEMENTS), *given)
     return dlogits
 
 
@@ -215,13 +212,12 @@ def forward_backward(
     """
     N, C = logits.shape
     losses, lse = np.empty(N, logits.dtype), np.empty(N, logits.dtype)
-    dlosses = np.ascontiguousarray(dlosses)
     dx = np.empty((N, C), logits.dtype) if dlogits is None else dlogits
     if dx.shape != logits.shape or dx.dtype != logits.dtype or not dx.flags.c_contiguous:
         raise ValueError(
             f"dlogits must be a contiguous {logits.dtype} array of shape {logits.shape}, got {dx.dtype} {dx.shape}"
         )
-    arguments = _arguments(targets, options, logits.dtype)
-    tasks = min(N, shares(dx.size))
-    _fused.launch(dx.dtype, tasks, dlosses, np.ascontiguousarray(logits), dx, *arguments, losses, lse)
+    dlosses, logits = np.ascontiguousarray(dlosses), np.ascontiguousarray(logits)
+    given = dlosses, logits, dx, *_arguments(targets, options, logits.dtype), losses, lse
+    _fused.launch(dx.dtype, min(N, shares(dx.size)), *given)
     return losses, lse, dx

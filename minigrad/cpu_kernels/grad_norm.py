@@ -69,12 +69,8 @@ def _readable(arrays: Iterable[np.ndarray]) -> list[list[np.ndarray]]:
     """The arrays by dtype, each contiguous, and float64 where it is neither float32 nor float64."""
     groups: dict[str, list[np.ndarray]] = {}
     for array in arrays:
-        kind = array.dtype.char
-        if kind not in "fd":
-            array, kind = array.astype(np.float64, order="C"), "d"
-        elif not array.flags.c_contiguous:
-            array = np.ascontiguousarray(array)
-        groups.setdefault(kind, []).append(array)
+        kind = array.dtype.char if array.dtype.char in "fd" else "d"
+        groups.setdefault(kind, []).append(np.ascontiguousarray(array, kind))
     return list(groups.values())
 
 

@@ -81,9 +81,9 @@ def _search(task, tasks, x, values, left, y):
         while n > 0:
             half = (n + 1) // 2
             probes = row[half - 1 :]
-            for k in range(low.shape[0]):
+            for k in range(low.shape[0]):  # without a choice, which is a jump that nobody foresees
                 probe = probes[np.uint64(low[k])]
-                low[k] += 0 if (probe > sought[k]) | (left & (probe == sought[k])) else half
+                low[k] += half & (np.int64(probe > sought[k]) + np.int64(left & (probe == sought[k])) - 1)
             n -= half
 
 

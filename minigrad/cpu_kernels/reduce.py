@@ -19,7 +19,7 @@ from .toolbox.formula import as_launches, formula
 from .toolbox.product_loops import fold_columns
 from .toolbox.program_code import converts_halves
 from .toolbox.register_tile import keep_alive, operand, pointer, whole_vectors
-from .toolbox.strided_copy import FEW, copied, copy_into
+from .toolbox.strided_copy import FEW, copied
 from .toolbox.threads import TaskKernel, recording, shares, task_kernel
 from .toolbox.tracing import FLOAT32, supports_half
 from .toolbox.vector_math import (
@@ -214,9 +214,7 @@ def _folded(fold: int, x: np.ndarray, axes: Any, keepdim: bool, dtype: Any = Non
 
 def _copy(x: np.ndarray, shape: Any) -> np.ndarray:
     """A copy, to which x broadcasts; as a launch where these are noted."""
-    y = np.empty(shape, x.dtype)
-    y.__setitem__(..., x) if recording.launches is None else copy_into(y, np.broadcast_to(x, shape))
-    return y
+    return copied(np.broadcast_to(x, shape), FEW if recording.launches is None else 0)
 
 
 NAMES = "sum sum_of_squares nansum distances squared_distances powers prod max min".split()

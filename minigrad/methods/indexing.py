@@ -96,7 +96,7 @@ class IndexingMethods:
         """
         if as_tuple and not self.ndim:
             return self.reshape(1).nonzero(as_tuple=True)
-        places = self.wrap(self.device.kernels.indexing.nonzero(self.data), self.device)
+        places = self.wrap(self.device.kernels.indexing.nonzero((self != 0).data), self.device)
         return places.unbind(1) if as_tuple else places
 
     def diag(self: Tensor, diagonal: int = 0) -> Tensor:
@@ -247,7 +247,7 @@ class IndexingMethods:
         if weights is not None and weights.shape != self.shape:
             raise bad_value(f"bincount: weights of shape {weights.shape} for indices of shape {self.shape}")
         k, x = self.device.kernels, self.long().data
-        if minlength < 0 or not k.to_host(k.reduce.all(k.comparison.ge(x, 0), (0,), False)):
+        if minlength < 0 or (x.size and k.to_host(k.reduce.min(x, (0,), False)) < 0):
             raise bad_value(f"bincount: minlength={minlength} and the numbers must not be negative")
         size = max(minlength, int(k.to_host(k.reduce.max(x, (0,), False))) + 1 if x.size else 0)
         own = None if weights is None else weights.dtype
@@ -264,11 +264,10 @@ class IndexingMethods:
         Raises ValueError for weights that are negative, not finite, or all zero in a row. Raises it also for more
         samples without replacement than a row has weights above 0.
         """
-        w, k, last = self.detach().double(), self.device.kernels, self.ndim - 1
+        w, k, last = self.detach() if self.is_floating_point() else self.double(), self.device.kernels, self.ndim - 1
         if good := last >= 0 and w.shape[-1] > 0:  # divided by the largest, so that no sum overflows or is subnormal
-            edges = k.reduce.cumsum(k.elementwise.div(w.data, k.reduce.max(w.data, (last,), True)), last)
-            reached = [k.comparison.ge(x, n) for x, n in ((w.data, 0), (edges[..., -1:], 1))]
-            good = all(k.to_host(k.reduce.all(x, tuple(range(w.ndim)), False)) for x in reached)
+            edges = k.reduce.cumsum(k.elementwise.fused(_parts, dtypes.float64, w.data, w.amax(-1, True).data), last)
+            good = not w.numel() or bool((w.amin() >= 0) & (self.wrap(edges[..., -1:], w.device) >= 1).all())
         if not good:
             raise bad_value("multinomial: weights must be finite, non-negative, and not all zero in a row")
         expect(num_samples >= 0, "multinomial: num_samples", num_samples, "0 or more")
@@ -281,11 +280,15 @@ class IndexingMethods:
             )
         u = draw("uniform", k, shape, dtypes.float64, generator)
         if once:
-            clocks = (-(-self.wrap(u, w.device)).log1p()).log() - w.log()  # logarithms of times: none overflows
+            clocks = (-(-self.wrap(u, w.device)).log1p()).log() - w.double().log()  # logarithms: none overflows
             return clocks.topk(num_samples, largest=False).indices
         # The first edge above the point; a weight of 0 has an empty interval, so it is never drawn.
         found = k.indexing.searchsorted(edges, k.elementwise.mul(u, edges[..., -1:]), True)
         return self.wrap(found, w.device)
+
+
+def _parts(k: Any, dtype: Any, x: Any, whole: Any) -> Any:
+    return k.div(k.cast(x, dtype), k.cast(whole, dtype))
 
 
 def _along(name: str, x: Tensor, dim: int, index: Tensor, source: Tensor | None = None) -> tuple[Any, ...]:

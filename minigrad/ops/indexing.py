@@ -4,7 +4,7 @@ import math
 from typing import Any, ClassVar
 
 from ..autograd import Function
-from ..dtypes import bool_, int64
+from ..dtypes import bool_, int64, is_half
 
 
 class Slice(Function):
@@ -136,6 +136,7 @@ class ScatterAdd(Scatter):
 class Gather(Function):
     """y[i][j] = x[i][indices[i][j]] (along an axis, which the indices may lack);  dx at those places += dy."""
 
+    __slots__ = ("adds_once",)
     widens = False
     adds_in_place = True
 
@@ -143,12 +144,17 @@ class Gather(Function):
         """``made``: the result, where a reduction has found it together with the indices."""
         places = indices if indices.ndim == x.ndim else indices.reshape((*x.shape[:axis], 1, *x.shape[axis + 1 :]))
         self.saved = (axis, places)
+        self.adds_once: bool = places.shape[axis] == 1
         y = self.kernels.indexing.gather(x, axis, places) if made is None else made
         return y if places is indices else y.reshape(indices.shape)
 
     def backward_into(self, dy: Any, dx: Any) -> None:
-        axis, places = self.saved
-        self.kernels.indexing.scatter_add(dx, axis, places, dy.reshape(places.shape))
+        (axis, places), k = self.saved, self.kernels
+        dy = dy.reshape(places.shape)
+        if is_half(dx.dtype):  # once to a place, or it would be float32
+            k.indexing.scatter(dx, axis, places, k.elementwise.add(k.indexing.gather(dx, axis, places), dy))
+        else:
+            k.indexing.scatter_add(dx, axis, places, dy)
 
 
 class _Reduced(Function):

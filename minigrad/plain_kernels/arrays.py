@@ -179,8 +179,8 @@ class indexing:
         return order[(slice(None),) * axis + (slice(first),)]
 
     def nonzero(x: np.ndarray) -> np.ndarray:
-        """int64 (count, ndim): the places where x is not 0."""
-        rest = (x != 0).reshape(-1).nonzero()[0]
+        """int64 (count, ndim): the places where x, of bool, is True."""
+        rest = x.reshape(-1).nonzero()[0]
         places = np.empty((rest.size, x.ndim), np.int64)
         for dim in range(x.ndim - 1, 0, -1):
             above = rest // max(x.shape[dim], 1)

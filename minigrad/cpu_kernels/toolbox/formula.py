@@ -86,13 +86,12 @@ def formula(function: Callable[..., Any], inputs: int | None = None) -> Callable
 
     def into(out: np.ndarray, *inputs: Any, worth: int = WORTH) -> Any:
         program, few = made[tuple([x.dtype if isinstance(x, ARRAY) else kind_of(x) for x in inputs])]
-        if program is not None and program.result == out.dtype:
-            is_few = out.size < worth // program.work
-            try:
-                return few(*inputs, out) if is_few else many(*inputs, out=out, worth=worth)
-            except (ValueError, OverflowError, TypeError):
-                pass  # the function will say what is wrong
-        return None
+        if program is None or program.result != out.dtype:
+            return None
+        try:
+            return few(*inputs, out) if out.size < worth // program.work else many(*inputs, out=out, worth=worth)
+        except (ValueError, OverflowError, TypeError):
+            return None  # the function will say what is wrong
 
     wrapped.into, wrapped.of_few = into, lambda *inputs: (made[tuple(map(kind_of, inputs))][1], FEW)
     return for_graphs(wrapped, made.program_for, functools.partial(made.of_many, worth=0))

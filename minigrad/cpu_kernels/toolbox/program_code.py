@@ -32,11 +32,11 @@ from ..memory.numpy_allocator import numpys
 from .jit import CACHE_DIRECTORY, emits, inline, kernel, read_entry, write_entry
 from .numpy_loops import Loop, array_at
 from .register_tile import VECTOR_BYTES, keep_alive
-from .threads import INT64, compiled_address, emit_call, lasting_words, launch_within, task_kernel, threads_within
+from .threads import INT64, call_at, compiled_address, emit_call, lasting_words, run_within, start, task_kernel
 
 LANES = VECTOR_BYTES // 2  # two vectors of float32
 LINE = 64  # elements, of which threads get multiples
-HEADER = 8  # words of ``data``: drive, operands, places, calls, `least`, threads_within, _start, over_tables
+HEADER = 8  # words of ``data``: drive, operands, places, calls, `least`, run_within, _start, over_tables
 CHUNK = 512  # elements: the buffers of a few operands fit into the first cache
 IS_ARM = platform.machine().lower() in ("arm64", "aarch64")
 ALL_EXCEPTIONS = 0x1F if IS_ARM else 0x3D  # FE_ALL_EXCEPT of <fenv.h>
@@ -235,13 +235,6 @@ def call_loop(context: Any, builder: Any, signature: Any, address: Any, data: An
             builder.call(builder.inttoptr(address, _LOOP.as_pointer()), [*arrays, data])
 
 
-@emits(lambda data, args, n, rows, strides, workspace: types.void(*[types.int64] * 6))
-def _drive(context: Any, builder: Any, signature: Any, data: Any, *words: Any) -> None:
-    """In a kernel: call the one whose address ``data`` begins with, ``drive`` or another with its arguments."""
-    address = builder.load(builder.inttoptr(data, INT64.as_pointer()))
-    emit_call(context, builder, address, (types.int64,) * 6, [*words[:4], data, words[4]])
-
-
 @inline
 def _copied(y, ys, x, xs, n, kind, wide):
     source, target, size = array_at(x, n, kind), array_at(y, n, kind), array_at(x, 1, kind).itemsize
@@ -351,7 +344,8 @@ def over_tables(task: int, tasks: int, data: int, table: np.ndarray) -> None:
                 rest, at = rest // layout[d, 0], rest % layout[d, 0]
                 for k in range(operands):
                     words[0, k] += at * layout[d, 1 + k]
-            _drive(data, words.ctypes.data, count.ctypes.data, some, words[1].ctypes.data, workspace.ctypes.data)
+            given = words.ctypes.data, count.ctypes.data, some, words[1].ctypes.data, data, workspace.ctypes.data
+            call_at(header[0], given)
             part += some
     keep_alive((words, count, workspace))
 
@@ -363,16 +357,16 @@ _threads = types.ExternalFunction("get_num_threads", types.int32())  # Numba's, 
 def _start(args, n, strides, data, workspace):
     """The loop, on parts by all threads for much. It fails before it begins, if there is no memory for the launch."""
     header, elements = array_at(data, HEADER, np.int64), array_at(n, 1, np.int64)[0]
-    operands = header[1]
-    if elements < header[4] or array_at(header[5], 1, np.int64)[0] == 0:
-        _drive(data, args, n, 1, strides, workspace)
+    operands, run = header[1], array_at(header[5], 1, np.int64)[0]
+    if elements < header[4] or run == 0:
+        call_at(header[0], (args, n, np.int64(1), strides, data, workspace))
     else:
         tasks, places = np.int64(_threads()), array_at(args, operands, np.int64)
         table = np.ones(2 + 2 * (operands + 1) + operands, np.int64)
         table[0], table[1], table[3 + operands] = (elements // (tasks * LINE) + 1) * LINE, 2, elements
         for k in range(operands):  # a slice would be checked, by code that takes longer to compile than all else here
             table[4 + operands + k], table[4 + 2 * operands + k] = array_at(strides, operands, np.int64)[k], places[k]
-        launch_within(header[7], tasks, (data, table))
+        start(np.empty(0, np.uint8), header[7], (data, table), run, tasks)
         keep_alive((table,))
 
 
@@ -407,10 +401,10 @@ def compiled(inputs: list[Value], steps: list[ProgramStep], numbers: set[int], l
     """The loop for these inputs and steps. The inputs at the slots ``numbers`` are one value each."""
     text, sizes, calls = text_of(inputs, steps, numbers)
     # The pool is started first: the code of ``_start`` names its functions.
-    engine, table, within = _engine_for(text), types.Array(types.int64, 1, "C"), threads_within()
-    driver, start = (compiled_address(f, *[types.int64] * n) for f, n in ((drive, 6), (_start, 5)))
+    engine, table, within = _engine_for(text), types.Array(types.int64, 1, "C"), run_within()
+    driver, started = (compiled_address(f, *[types.int64] * n) for f, n in ((drive, 6), (_start, 5)))
     run = compiled_address(over_tables.kernel, *[types.int64] * 3, table)
-    words = [driver, len(inputs) + 1, len(sizes), len(calls), least, within, start, run, *sizes]
+    words = [driver, len(inputs) + 1, len(sizes), len(calls), least, within, started, run, *sizes]
     for code, *places in calls:
         called = (code.address, code.data) if isinstance(code, Loop) else (engine.get_function_address(code), 1)
         words += (*called, len(places), *places, *[0] * (5 - len(places)))

@@ -51,6 +51,7 @@ PIECES, PIECE = 4, 16  # tasks of a thread in a launch of a graph, at most, and 
 INT64: Any = ir.IntType(64)
 # int64 entry(frame, task, tasks): 1 if the kernel failed
 ENTRY_TYPE: Any = ir.FunctionType(INT64, [INT64] * 3)
+NO_FRAME = np.empty(0, np.uint8)
 
 
 # ---------------------------------------------------------------- the pool
@@ -107,20 +108,20 @@ def lasting_words(words: Sequence[int]) -> int:
 
 
 @functools.cache
-def threads_within() -> int:
-    """The address of a word, 0 where ``launch_within`` must not be called; the pool is started.
+def run_within() -> int:
+    """The address of a word: that of ``_run``, or 0 where kernels must not call it; the pool is started.
 
     Numba's workqueue ends the process on concurrent launches, and only Python waits for others.
     """
-    return lasting_words([LAYER != "workqueue" and _threads_of_pool()() > 0])
+    return lasting_words([_address_of_run() if LAYER != "workqueue" and not _forked and _threads_of_pool()() else 0])
 
 
 def _after_fork() -> None:
     """GNU's OpenMP ends a process that uses the threads of its parent."""
     global _forked
     _forked = LAYER == "omp" and _threads_of_pool.cache_info().currsize > 0
-    if _forked:
-        ctypes.c_int64.from_address(threads_within()).value = 0
+    if _forked and run_within.cache_info().currsize:
+        ctypes.c_int64.from_address(run_within()).value = 0
 
 
 if hasattr(os, "register_at_fork"):
@@ -167,21 +168,19 @@ def set_num_threads(n: int) -> None:
     numba.set_num_threads(n)
 
 
-def parallel_kernel(fn: Callable[..., Any]) -> Any:
-    """Compile a kernel whose ``numba.prange`` loops run on the one thread pool.
+parallel_kernel: Any = functools.partial(compiled, parallel=True)
+"""Compile a kernel whose ``numba.prange`` loops run on the one thread pool. Compile time is mostly that of the parallel
+transformation: for a kernel of the library ``task_kernel`` is the way."""
 
-    Compile time is mostly that of the parallel transformation: for a kernel of the library ``task_kernel`` is
-    the way. Call it from Python only.
-    """
-    dispatcher = compiled(fn, parallel=True)
-    if LAYER != "workqueue":
-        return dispatcher
 
-    def locked(*args: Any) -> Any:
-        with _workqueue_lock:  # numba's workqueue layer aborts the process on concurrent launches
+def _locked(dispatcher: Any) -> Any:
+    """A kernel that runs others on the pool. Numba's workqueue layer aborts the process on concurrent launches."""
+
+    def alone(*args: Any) -> Any:
+        with _workqueue_lock:
             return dispatcher(*args)
 
-    return locked
+    return alone if LAYER == "workqueue" else dispatcher
 
 
 _workqueue_lock = threading.Lock()
@@ -253,11 +252,6 @@ def _passed_as(argument: Any) -> Any:
     return types.unliteral(argument)
 
 
-@kernel
-def _prepare(frame, address, arguments):
-    return _fill_frame(frame, address, arguments)
-
-
 @emits(lambda entry, frame, task, tasks: types.int64(*[types.int64] * 4))
 def _enter(context: Any, builder: Any, signature: Any, entry: Any, frame: Any, task: Any, tasks: Any) -> Any:
     """Call an entry function."""
@@ -305,14 +299,31 @@ def _run(entry, frame, tasks):
         if numba.get_thread_id() and core >= 0 and _core() == core:
             _leave(core)
         failures += _enter(entry, address, np.int64(task), tasks)
-    return failures
+    if failures:
+        raise MemoryError("no memory for a kernel's workspace")
+
+
+@emits(lambda address, arguments: types.int64(address, arguments))
+def call_at(context: Any, builder: Any, signature: Any, address: Any, packed: Any) -> Any:
+    """In a kernel: call another by its address, 1 if it failed. Linked with it, this one would compile for longer."""
+    status = emit_call(context, builder, address, signature.args[1].types, cgutils.unpack_tuple(builder, packed))
+    return builder.zext(cgutils.is_not_null(builder, status), INT64)
 
 
 @kernel
-def launch_within(address: int, tasks: int, arguments: Any) -> Any:
-    """In a kernel: a launch of the one at this address."""
-    frame = np.empty(FRAME_BYTES, np.uint8)
-    return _run(_fill_frame(frame, address, arguments), frame, tasks)
+def start(frame: np.ndarray, address: int, arguments: Any, run: int, tasks: int) -> int:
+    """Fill the frame of a launch: the entry function's address. Or run tasks, with an own frame; if they failed."""
+    frame = np.empty(FRAME_BYTES, np.uint8) if tasks else frame
+    entry = _fill_frame(frame, address, arguments)
+    return call_at(run, (entry, frame, tasks)) if tasks else entry
+
+
+_start: Any = _locked(start)
+
+
+@functools.cache
+def _address_of_run() -> int:
+    return compiled_address(_run, types.int64, numba.typeof(NO_FRAME), types.int64)
 
 
 @emits(lambda address, n: types.int64(types.int64, types.int64))
@@ -366,6 +377,7 @@ def _share(table, progress, member, members):
     return failures
 
 
+@_locked
 @parallel_kernel
 def _walk(table, progress, members):
     failures = 0
@@ -449,16 +461,14 @@ class TaskKernel:
         elif _forked:
             for task in range(tasks):
                 call(task, tasks, *arguments)
-        else:
-            frame = np.empty(FRAME_BYTES, np.uint8)
-            if _run(_prepare(frame, address, arguments), frame, tasks):
-                raise MemoryError(f"{self.kernel.__name__}: no memory for the kernel's workspace")
+        elif _start(NO_FRAME, address, arguments, _address_of_run(), tasks):
+            raise MemoryError(f"{self.kernel.__name__}: no memory for the kernel's workspace")
 
     def prepared(self, key: Hashable, tasks: int, arguments: tuple[Any, ...]) -> Launch:
         """A launch with these arguments, which is not made yet."""
         frame = constant(np.empty(FRAME_BYTES, np.uint8))
         _, address = self._compiled.get(key) or self._compile(key, arguments)
-        return Launch(_prepare(frame, address, arguments), frame, tasks, arguments)
+        return Launch(_start(frame, address, arguments, 0, 0), frame, tasks, arguments)
 
     def _compile(self, key: Hashable, arguments: tuple[Any, ...]) -> tuple[Callable[..., None], int]:
         """The kernel for arguments of these types, as Python calls it, and where its machine code is.
