@@ -248,7 +248,10 @@ def randperm(n: int, *, device: Place = CPU, generator: Source = None) -> Tensor
 
 def _listed(name: str, tensors: Any) -> list[Tensor]:
     """The tensors, if they are tensors in a list or the like."""
-    found = [] if isinstance(tensors, TensorCore) or not isinstance(tensors, Iterable) else list(tensors)
+    listed = isinstance(tensors, list | tuple) or (
+        isinstance(tensors, Iterable) and not isinstance(tensors, TensorCore)
+    )
+    found = list(tensors) if listed else []
     if not found or False in [isinstance(t, TensorCore) for t in found]:
         given = ", ".join(dict.fromkeys(type(t).__name__ for t in (found or [tensors])))
         raise bad_type(f"{name} of {given}; expected a non-empty list of tensors, such as {name}([x, y])")

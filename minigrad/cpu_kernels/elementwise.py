@@ -13,12 +13,16 @@ from .toolbox.formula import FEW, for_graphs, formula, formulas, writer
 from .toolbox.strided_copy import MANY, copy_into
 from .toolbox.tracing import supports_half as supports_half
 
+TINY = 64  # elements that NumPy converts in the time of a call
+
 add: Any  # and all others of the plain family
 cast: Any
 div: Any
 mul: Any
 select: Any
 globals().update(_all := formulas(plain, without=("add_into", "assign", "fused", "pow", "supports_half")))
+_cast = _all["cast"]
+cast = functools.update_wrapper(lambda x, dtype: (_cast if x.size > TINY else plain.cast)(x, dtype), _cast)
 add_into: Any = writer(plain.add_into, _all["add"], lambda x, y: (x, y))
 _assign = writer(plain.assign, _all["cast"], lambda x, y: (y, x.dtype))
 

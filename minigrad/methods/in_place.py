@@ -48,10 +48,10 @@ def _in_place(method: F, op: type[Function] | None = None, of_number: type[Funct
         if write is None and of_thread.mode.kernels is None and type(CPU.native) is ModuleType:
             applied: Any = of_number if of_number and args and type(args[-1]) in (float, int) else op
             plain = all(isinstance(x, TensorCore) or type(x) in (int, float, bool, type(None)) for x in args)
-            if plain and applied is not None and takes_as_they_are(applied, self, *args):
+            if plain and applied is not None and takes_as_they_are(applied, self, *args)[0]:
                 direct = kernel_of(applied, (self, *args), {}) if applied is op and new.dtype == self.dtype else ()
                 fits = direct and hasattr(direct[0], "into")
-                writers[kinds] = (direct[0].into, *direct[2:]) if fits else (_by_forward(applied), None, 0)
+                writers[kinds] = (direct[0].into, *direct[2:4]) if fits else (_by_forward(applied), None, 0)
         return self
 
     functools.update_wrapper(changed, method)
@@ -89,7 +89,7 @@ def _written(write: tuple[Any, Any, int], x: Tensor, args: tuple[Any, ...]) -> b
         new = of_few(*arrays, out) if out.size < few else into(out, *arrays)
         if new is not out:
             CPU.native.elementwise.assign(out, new)
-    except (ValueError, OverflowError, TypeError):  # of None, too: the result would not fit
+    except (ValueError, OverflowError, TypeError, AttributeError):  # of None, too: the result would not fit
         return False  # the method will say what is wrong
     bump((x,))
     return True

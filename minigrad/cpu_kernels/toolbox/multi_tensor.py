@@ -31,11 +31,12 @@ PARAM, GRAD, STATE = 0, 1, 2
 
 
 _word_at: Callable[[int], ctypes.c_int64] = ctypes.c_int64.from_address
+_HEAD = object.__basicsize__
 
 
 def addresses_of(arrays: Iterable[np.ndarray]) -> list[int]:
     """The addresses of the arrays' memory, the first word of NumPy's ``PyArrayObject``. The caller keeps them alive."""
-    return [_word_at(id(array) + object.__basicsize__).value for array in arrays]
+    return [_word_at(id(array) + _HEAD).value for array in arrays]
 
 
 def exact(fn: Callable[..., None]) -> Any:
