@@ -21,8 +21,7 @@ div: Any
 mul: Any
 select: Any
 globals().update(_all := formulas(plain, without=("add_into", "assign", "fused", "pow", "supports_half")))
-_cast = _all["cast"]
-cast = functools.update_wrapper(lambda x, dtype: (_cast if x.size > TINY else plain.cast)(x, dtype), _cast)
+cast = functools.update_wrapper(lambda x, kind: (_all if x.size > TINY else vars(plain))["cast"](x, kind), _all["cast"])
 add_into: Any = writer(plain.add_into, _all["add"], lambda x, y: (x, y))
 _assign = writer(plain.assign, _all["cast"], lambda x, y: (y, x.dtype))
 

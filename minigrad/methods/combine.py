@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 _new: Callable[..., Any] = object.__new__
 
-NO_NEEDS = (False,) * 3
 known: dict[Any, Any] = {}
 """By an operation, the backend and kinds of its inputs and the names of its options what ``kernel_of`` says."""
 
@@ -32,15 +31,15 @@ def combine(op: type[Function], x: TensorCore, y: Any = None, z: Any = None, **o
     direct: Any = ()
     mode, two, three = of_thread.mode, isinstance(y, TensorCore), isinstance(z, TensorCore)
     if isinstance(x, TensorCore) and mode.autocast is mode.kernels is None:
-        a, b, c, device = x.data, y.data if two else y, z.data if three else z, x.device
-        fits = not two or (y.device is device and (b.dtype is a.dtype or not op.promotes))
-        fits = fits and (not three or (z.device is device and (c.dtype is a.dtype or not op.promotes)))
         grad = x.requires_grad or (two and y.requires_grad) or (three and z.requires_grad)
-        if fits and not (grad and mode.enabled):
-            kernels, kind = device.native, b.dtype if two else type(b)
+        if not (grad and mode.enabled):
+            a, b, c, device, kernels = x.data, y.data if two else y, z.data if three else z, x.device, x.device.native
+            fits = not two or (y.device is device and (b.dtype is a.dtype or not op.promotes))
+            fits = fits and (not three or (z.device is device and (c.dtype is a.dtype or not op.promotes)))
+            kind = b.dtype if two else type(b)
             key: Any = (op, kernels, a.dtype, kind, *options) if options else (op, kernels, a.dtype, kind)
             key = key if z is None else (*key, c.dtype if three else type(c))
-            direct = known.get(key)
+            direct = known.get(key) if fits else ()
     if not direct:
         inputs = (x,) if y is None else (x, y) if z is None else (x, y, z)
         made = op.apply(*inputs, **options)
@@ -51,7 +50,7 @@ def combine(op: type[Function], x: TensorCore, y: Any = None, z: Any = None, **o
     try:
         if function is None:
             node: Any = op()
-            node.device, node.kernels, node.saved, node.needs, node.half = device, kernels, (), NO_NEEDS, half
+            node.device, node.kernels, node.saved, node.needs, node.half = device, kernels, (), (False,) * 3, half
             out = op.forward(node, *((a,) if y is None else (a, b) if z is None else (a, b, c)), **options)
             half = node.half
         elif options:

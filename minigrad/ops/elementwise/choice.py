@@ -1,5 +1,6 @@
 """Operations whose result is one of their inputs, element by element; the gradient goes to the one that was taken."""
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from ...autograd import Function
@@ -84,24 +85,20 @@ def _of_finite(k: Any, dy: Any, x: Any) -> Any:
     return k.mul(dy, k.isfinite(x))
 
 
+def _where(compared: str) -> Callable[..., Any]:
+    return lambda k, dz, x, y: k.select(getattr(k, compared)(x, y), dz)
+
+
 class AtLeast(OfTensors):
     """z = max(x, low), a NaN in either gives NaN;  dx = dz where x >= low, else dlow = dz."""
 
-    formulas = (
-        Maximum.formulas[0],
-        lambda k, dz, x, y: k.select(k.ge(x, y), dz),
-        lambda k, dz, x, y: k.select(k.lt(x, y), dz),
-    )
+    formulas = (Maximum.formulas[0], _where("ge"), _where("lt"))
 
 
 class AtMost(OfTensors):
     """z = min(x, high), a NaN in either gives NaN;  dx = dz where x <= high, else dhigh = dz."""
 
-    formulas = (
-        Minimum.formulas[0],
-        lambda k, dz, x, y: k.select(k.le(x, y), dz),
-        lambda k, dz, x, y: k.select(k.gt(x, y), dz),
-    )
+    formulas = (Minimum.formulas[0], _where("le"), _where("gt"))
 
 
 class Clamp(OfTensors):
