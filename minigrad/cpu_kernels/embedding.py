@@ -88,11 +88,11 @@ MOVES = READ, ASSIGN
 
 
 @functools.lru_cache(1024)
-def _layout(way: Any, axis: int, threads: int, *kinds: Any) -> Any:
+def _layout(way: Any, axis: int, threads: int, *of_arrays: Any) -> Any:
     """Where the indices repeat, the launch's parts, the elements of each, what stands for the kernel's types, and what
     it gets; None if it does not take these arrays, or if there is nothing to do.
     """
-    shape, dtype, indices, strides, of_places, elements, kind = kinds  # of x, of indices, of y
+    shape, dtype, indices, strides, of_places, elements, kind = of_arrays  # of x, of indices, of y
     reads, moves, whole, ones = way is READ, way in MOVES, [*shape], [1] * len(shape)
     whole[axis] = ones[axis] = n = indices[axis]
     takes = is_half(kind) if kind != dtype else moves or kind.type in NUMBERS or is_half(kind)

@@ -153,11 +153,12 @@ class MathMethods:
 
     def clamp(self: Tensor, min: Operand | None = None, max: Operand | None = None) -> Tensor:
         """Values limited to [min, max], numbers or tensors; None does not limit."""
-        if min is None and max is None:
-            raise bad_value("clamp: expected min, max or both")
-        if min is None or max is None:
-            return self.clamp_max(max) if min is None else self.clamp_min(min)
-        return combine(elementwise.Clamp, self, self._operand(min), self._operand(max))
+        if max is None:
+            if min is None:
+                raise bad_value("clamp: expected min, max or both")
+            return self.clamp_min(min)
+        high = self._operand(max)
+        return self.clamp_max(high) if min is None else combine(elementwise.Clamp, self, self._operand(min), high)
 
     clamp_min: Final = of_two(elementwise.AtLeast, "clamp_min", "Values limited from below.")
     clamp_max: Final = of_two(elementwise.AtMost, "clamp_max", "Values limited from above.")
@@ -185,7 +186,7 @@ class MathMethods:
         given = y.data if isinstance(y, TensorCore) else y
         if getattr(given, "dtype", None) is not x.data.dtype:
             dtype = dtypes.result_dtype((x.data, given))
-            x, y = x._cast(dtype), y if given is y else y._cast(dtype)
+            x, y = x._cast(dtype), y._cast(dtype) if isinstance(y, TensorCore) else y
         return combine(elementwise.Where, mask, x, y)
 
     def masked_fill(self: Tensor, mask: Tensor, value: float) -> Tensor:

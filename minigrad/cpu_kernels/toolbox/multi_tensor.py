@@ -30,8 +30,7 @@ PARAM, GRAD, STATE = 0, 1, 2
 """Columns of ``Table.addresses``; the states' columns begin at STATE."""
 
 
-_word_at: Callable[[int], ctypes.c_int64] = ctypes.c_int64.from_address
-_HEAD = object.__basicsize__
+_word_at, _HEAD = ctypes.c_int64.from_address, object.__basicsize__
 
 
 def addresses_of(arrays: Iterable[np.ndarray]) -> list[int]:

@@ -50,18 +50,15 @@ class Where(Function):
         return None, k.select(condition, dz), k.fused(_rest, dz, condition)
 
 
-def _filled(k: Any, x: Any, mask: Any, value: float) -> Any:
-    return k.where(mask, value, x)
-
-
 class MaskedFill(Function):
     """y = value where the mask holds, else x;  dx = dy where the mask does not hold."""
 
     widens = False
+    formula = staticmethod(lambda k, x, mask, value: k.where(mask, value, x))
 
     def forward(self, x: Any, mask: Any, value: float) -> Any:
         self.saved = (mask,)
-        return self.kernels.elementwise.fused(_filled, x, mask, value)
+        return self.kernels.elementwise.fused(self.formula, x, mask, value)
 
     def backward(self, dy: Any) -> Any:
         (mask,) = self.saved
