@@ -50,9 +50,15 @@ def combine(op: type[Function], x: TensorCore, y: Any = None, z: Any = None, **o
     try:
         if function is None:
             node: Any = op()
-            node.device, node.kernels, node.saved, node.needs, node.half = device, kernels, (), (False,) * 3, half
-            out = op.forward(node, *((a,) if y is None else (a, b) if z is None else (a, b, c)), **options)
-            half = node.half
+            given = (a,) if y is None else (a, b) if z is None else (a, b, c)
+            node.device, node.kernels, node.saved, node.half, node.needs = (
+                device,
+                kernels,
+                (),
+                half,
+                (False,) * len(given),
+            )
+            out, half = op.forward(node, *given, **options), node.half
         elif options:
             out = function(a, *options.values(), *rest)
         elif y is None:
