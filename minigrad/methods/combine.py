@@ -36,9 +36,8 @@ def combine(op: type[Function], x: TensorCore, y: Any = None, z: Any = None, **o
             a, b, c, device, kernels = x.data, y.data if two else y, z.data if three else z, x.device, x.device.native
             fits = not two or (y.device is device and (b.dtype is a.dtype or not op.promotes))
             fits = fits and (not three or (z.device is device and (c.dtype is a.dtype or not op.promotes)))
-            kind = b.dtype if two else type(b)
-            key: Any = (op, kernels, a.dtype, kind, *options) if options else (op, kernels, a.dtype, kind)
-            key = key if z is None else (*key, c.dtype if three else type(c))
+            key: Any = (op, kernels, a.dtype, b.dtype if two else type(b))
+            key = key if z is None and not options else (*key, c.dtype if three else type(c), *options)
             direct = known.get(key) if fits else ()
     if not direct:
         inputs = (x,) if y is None else (x, y) if z is None else (x, y, z)
@@ -51,13 +50,8 @@ def combine(op: type[Function], x: TensorCore, y: Any = None, z: Any = None, **o
         if function is None:
             node: Any = op()
             given = (a,) if y is None else (a, b) if z is None else (a, b, c)
-            node.device, node.kernels, node.saved, node.half, node.needs = (
-                device,
-                kernels,
-                (),
-                half,
-                (False,) * len(given),
-            )
+            node.device, node.kernels, node.saved, node.half = device, kernels, (), half
+            node.needs = (False,) * len(given)
             out, half = op.forward(node, *given, **options), node.half
         elif options:
             out = function(a, *options.values(), *rest)
