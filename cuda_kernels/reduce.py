@@ -182,9 +182,9 @@ def median(x: Array) -> Array:
     return middle if x.dtype.kind != "f" else elementwise.where(comparison.ne(last, last), last, middle)
 
 
-def prod(x: Array, axis: int, keepdim: bool, dtype: Any = None) -> Array:
-    """Product along ``axis``, in ``dtype`` (default: that of x)."""
-    return _fold("prod", x, (axis % x.ndim,) if x.ndim else (), keepdim, dtype or x.dtype)
+def prod(x: Array, axes: tuple[int, ...], keepdim: bool, dtype: Any = None) -> Array:
+    """Product over ``axes``, in ``dtype`` (default: that of x)."""
+    return _fold("prod", x, axes, keepdim, dtype or x.dtype)
 
 
 # Along an axis --------------------------------------------------------------------------------------------------------

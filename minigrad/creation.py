@@ -1,6 +1,6 @@
 """Functions that make tensors, with PyTorch's names and arguments, and those that join several."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -248,7 +248,7 @@ def randperm(n: int, *, device: Place = CPU, generator: Source = None) -> Tensor
 
 def _listed(name: str, tensors: Any) -> list[Tensor]:
     """The tensors, if they are tensors in a list or the like."""
-    found = [] if isinstance(tensors, TensorCore) or not isinstance(tensors, Iterable) else list(tensors)
+    found = [] if isinstance(tensors, TensorCore) or not hasattr(tensors, "__iter__") else list(tensors)
     if not found or False in [isinstance(t, TensorCore) for t in found]:
         given = ", ".join(dict.fromkeys(type(t).__name__ for t in (found or [tensors])))
         raise bad_type(f"{name} of {given}; expected a non-empty list of tensors, such as {name}([x, y])")

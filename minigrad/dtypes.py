@@ -75,15 +75,16 @@ def check_numbers(array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> None:
             raise located(OverflowError(f"{value} does not fit {dtype}, which holds {limits.min} to {limits.max}"))
 
 
-def check_number(name: str, value: float, dtype: np.dtype[Any]) -> None:
-    """TypeError, with the method's name, for no number; ValueError for NaN or an infinity that goes into integers;
-    OverflowError for others."""
+def check_number(name: str, value: float, dtype: np.dtype[Any]) -> float:
+    """The number as the dtype's kind. TypeError, with the method's name, for no number; ValueError for NaN or an
+    infinity that goes into integers; OverflowError for others."""
     if not hasattr(value, "__float__"):
         raise bad_type(f"{name}: the value is {value!r}, expected a number")
     if dtype.kind in "iu":
         if not math.isfinite(value):
             raise bad_value(f"{name}: no {dtype} is {value}; convert the tensor with .float() first")
         check_numbers(np.asarray(value), dtype)
+    return {"b": bool, "i": int, "u": int}.get(dtype.kind, float)(value)
 
 
 def is_floating(dtype: np.dtype[Any]) -> bool:

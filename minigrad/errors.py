@@ -65,7 +65,7 @@ def operation() -> str:
     module = frame.f_globals["__name__"]  # of the check itself
     while _is_ours(frame) and frame.f_back is not None:
         name = frame.f_code.co_name
-        if frame.f_globals["__name__"] != module and not name.startswith(("_", "<", "forward", "apply")):
+        if frame.f_globals["__name__"] != module and not name.startswith(("_", "<", "forward", "apply", "combine")):
             return f"{name}: "
         frame = frame.f_back
     return ""

@@ -72,8 +72,8 @@ def some_dim(name: str, dim: Axis, axis: Axis, ndim: int) -> int:
 
 def one_dim(dim: Axis, axis: Axis, ndim: int) -> Axis:
     """One dimension from ``dim`` or ``axis``, or None if neither is given."""
-    dim = _either(dim, axis)
-    return None if dim is None else normalize_dim(dim, ndim)
+    found = dim if axis is None else _either(dim, axis)
+    return None if found is None else normalize_dim(found, ndim)
 
 
 def _either(dim: Any, axis: Any) -> Any:

@@ -13,12 +13,15 @@ from .toolbox.formula import FEW, for_graphs, formula, formulas, writer
 from .toolbox.strided_copy import MANY, copy_into
 from .toolbox.tracing import supports_half as supports_half
 
+TINY = 64  # elements that NumPy converts in the time of a call
+
 add: Any  # and all others of the plain family
 cast: Any
 div: Any
 mul: Any
 select: Any
 globals().update(_all := formulas(plain, without=("add_into", "assign", "fused", "pow", "supports_half")))
+cast = functools.update_wrapper(lambda x, kind: (_all if x.size > TINY else vars(plain))["cast"](x, kind), _all["cast"])
 add_into: Any = writer(plain.add_into, _all["add"], lambda x, y: (x, y))
 _assign = writer(plain.assign, _all["cast"], lambda x, y: (y, x.dtype))
 

@@ -88,11 +88,11 @@ MOVES = READ, ASSIGN
 
 
 @functools.lru_cache(1024)
-def _layout(way: Any, axis: int, threads: int, of_x: Any, of_indices: Any, of_y: Any) -> Any:
+def _layout(way: Any, axis: int, threads: int, *of_arrays: Any) -> Any:
     """Where the indices repeat, the launch's parts, the elements of each, what stands for the kernel's types, and what
     it gets; None if it does not take these arrays, or if there is nothing to do.
     """
-    (shape, dtype), (indices, strides, of_places), (elements, kind) = of_x, of_indices, of_y
+    shape, dtype, indices, strides, of_places, elements, kind = of_arrays  # of x, of indices, of y
     reads, moves, whole, ones = way is READ, way in MOVES, [*shape], [1] * len(shape)
     whole[axis] = ones[axis] = n = indices[axis]
     takes = is_half(kind) if kind != dtype else moves or kind.type in NUMBERS or is_half(kind)
@@ -126,9 +126,9 @@ def move(way: Any, x: np.ndarray, axis: int, indices: np.ndarray, y: Any) -> boo
     all other dimensions. IndexError for those that are not within 0..n - 1; what is moved with them is left out.
     Half-width floats are added in float32, and rounded once.
     """
-    of_x, of_places = (x.shape, x.dtype), (indices.shape, indices.strides, indices.dtype)
-    of_y = (y.size, y.dtype) if isinstance(y, np.ndarray) and y.ndim else (None, x.dtype)
-    layout = _layout(way, axis, get_num_threads(), of_x, of_places, of_y)
+    alike, threads = isinstance(y, np.ndarray) and y.ndim > 0, get_num_threads()
+    of_y, of_places = (y.size, y.dtype) if alike else (None, x.dtype), (indices.shape, indices.strides, indices.dtype)
+    layout = _layout(way, axis, threads, x.shape, x.dtype, *of_places, *of_y)
     if layout is None or not (way is READ or x.flags.carray):
         return False
     if way not in MOVES and is_half(x.dtype):
@@ -137,9 +137,8 @@ def move(way: Any, x: np.ndarray, axis: int, indices: np.ndarray, y: Any) -> boo
         assign(x, wide)
         return True
     once, parts, each, key, given = layout
-    alike, places = of_y[0] is not None, indices[once] if once else indices
     y = y if alike else np.full(given[-3], y, x.dtype)
-    x, places, y = [a if a.flags.c_contiguous else np.ascontiguousarray(a) for a in (x, places, y)]
+    x, places, y = map(np.ascontiguousarray, (x, indices[once] if once else indices, y))
     if way is not READ:
         places, y = [a.copy() if np.may_share_memory(x, a) else a for a in (places, y)]
     outside, addresses = constant(np.zeros(1, np.int64)), addresses_of((x, places, y))

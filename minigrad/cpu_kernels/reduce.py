@@ -243,6 +243,7 @@ class reduce(plain):
 
     supports_half: Any = staticmethod(supports_half)
     sum_of_squares: Any = _computed(plain.sum_of_squares, _folded, SQUARES)
+    prod: Any = _computed(plain.prod, _folded, PRODUCT)
     max: Any = _computed(plain.max, _folded, LARGEST)
     min: Any = _computed(plain.min, _folded, SMALLEST)
     nansum: Any = _computed(plain.nansum, _folded, NUMBERS)
@@ -284,10 +285,6 @@ class reduce(plain):
         count = math.prod([x.shape[axis] for axis in axes]) or math.nan
         y = _folded(SUM, x, axes, keepdim)
         return np.true_divide(y, count, y) if recording.launches is None else elementwise.div.at_any_size(y, count)
-
-    def prod(x: np.ndarray, axis: int, keepdim: bool, dtype: Any = None) -> np.ndarray:
-        """Product along ``axis``, in ``dtype`` (default: that of x, float32 of half floats)."""
-        return _folded(PRODUCT, x, (axis,), keepdim, dtype)
 
     def extremes(x: np.ndarray, axis: int, largest: bool, running: bool) -> tuple[np.ndarray, np.ndarray]:
         """The plain one's values and places."""

@@ -49,10 +49,10 @@ def _in_place(method: F, op: type[Function] | None = None, of_number: type[Funct
         if fits and of_thread.mode.kernels is None and type(CPU.native) is ModuleType:
             applied: Any = of_number if of_number and args and type(args[-1]) in (float, int) else op
             plain = all(isinstance(x, TensorCore) or type(x) in (int, float, bool, type(None)) for x in args)
-            if plain and applied is not None and takes_as_they_are(applied, self, *args):
+            if plain and applied is not None and takes_as_they_are(applied, self, *args)[0]:
                 direct = kernel_of(applied, (self, *args), {}) if applied is op else ()
                 known = direct and hasattr(direct[0], "into")
-                writers[kinds] = (direct[0].into, *direct[2:]) if known else (_by_forward(applied), None, 0)
+                writers[kinds] = (direct[0].into, *direct[2:4]) if known else (_by_forward(applied), None, 0)
         return self
 
     functools.update_wrapper(changed, method)
@@ -92,7 +92,7 @@ def _written(write: tuple[Any, Any, int], x: Tensor, args: tuple[Any, ...]) -> b
             return False
         if new is not out:
             CPU.native.elementwise.assign(out, new)
-    except (ValueError, OverflowError, TypeError):
+    except (ValueError, OverflowError, TypeError, AttributeError):
         return False  # the method will say what is wrong
     bump((x,))
     return True

@@ -11,12 +11,12 @@ from ..autograd import Function, TensorCore, prepare
 from ..device import CPU
 
 
-def takes_as_they_are(op: type[Function], *inputs: Any) -> bool:
-    """Whether ``op.apply`` gives ``forward`` the arrays and numbers as they are, and leaves the result."""
+def takes_as_they_are(op: type[Function], *inputs: Any) -> tuple[bool, Any]:
+    """Whether ``op.apply`` gives ``forward`` the arrays and numbers as they are; and what it rounds the result to."""
     given = [x.data if isinstance(x, TensorCore) else x for x in inputs]
     kernels, arrays = inputs[0].device.native, [*given]
-    rounded = prepare(op, inputs, arrays, given[0].dtype, kernels)
-    return rounded is None and all(a is b for a, b in zip(arrays, given))
+    half = prepare(op, inputs, arrays, given[0].dtype, kernels)
+    return all(a is b for a, b in zip(arrays, given)), half
 
 
 class CalledKernel:
@@ -69,15 +69,17 @@ def noted(op: type[Function], inputs: Any, options: dict[str, Any]) -> Any:
 
 def kernel_of(op: Any, inputs: Any, options: dict[str, Any]) -> tuple[Any, ...]:
     """The kernel of the CPU that ``forward`` is, of inputs and options of which it sees the dtypes alone: a function,
-    what it gets after them, and another for so few elements; None if ``forward`` does more, or on a GPU; () if
-    ``apply`` casts. What is found serves other values: ``forward`` may not ask whether an option is None, or its type.
+    what it gets after them, another for so few elements, and what the result is rounded to; None if ``forward`` does
+    more, or on a GPU; () if ``apply`` casts. What is found serves other values: ``forward`` may not ask whether an
+    option is None, or its type.
     """
-    if not takes_as_they_are(op, *inputs):
+    as_they_are, half = takes_as_they_are(op, *inputs)
+    if not as_they_are:
         return ()
     given = [CalledKernel(dtype=x.data.dtype if isinstance(x, TensorCore) else None) for x in inputs]
     values = {name: CalledKernel() for name in options}
-    does_more = None, (), None, 0
-    if inputs[0].device is not CPU:
+    does_more = None, (), None, 0, half
+    if inputs[0].device is not CPU or (options and len(inputs) > 1):
         return does_more
     try:
         call = noted(op, given, values)
@@ -87,7 +89,8 @@ def kernel_of(op: Any, inputs: Any, options: dict[str, Any]) -> tuple[Any, ...]:
         if not plain or [*map(id, found)] != [*map(id, wanted + rest)]:
             return does_more
         if options or not hasattr(call.function, "of_few"):
-            return call.function, rest, None, 0
-        return call.function, rest, *call.function.of_few(*[x.data if isinstance(x, TensorCore) else x for x in inputs])
+            return call.function, rest, None, 0, half
+        few = call.function.of_few(*[x.data if isinstance(x, TensorCore) else x for x in inputs])
+        return call.function, rest, *few, half
     except Exception:  # it works with values, or with what a kernel gives, or takes more inputs
         return does_more

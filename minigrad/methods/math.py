@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from .. import capturing, dtypes
+from .. import dtypes
 from ..autograd import TensorCore
 from ..errors import bad_type, bad_value, check_choice
 from ..ops import elementwise, trigonometry
@@ -49,7 +49,7 @@ class MathMethods:
         # A 0-d tensor of this dtype, so that a number base promotes like a number.
         other = self._operand(other)
         dtype = dtypes.result_dtype((self.data, other)) if isinstance(other, int | float) else None
-        return elementwise.Pow.apply(self.tensor_type(other, dtype=dtype, device=self.device), self)
+        return combine(elementwise.Pow, self.tensor_type(other, dtype=dtype, device=self.device), self)
 
     def __pos__(self: Tensor) -> Tensor:
         return self
@@ -58,7 +58,7 @@ class MathMethods:
         """self + alpha * other."""
         if alpha == 1 or not isinstance(other, TensorCore) or type(alpha) not in (int, float):
             return self + (other if alpha == 1 else self._operand(other) * alpha)
-        return elementwise.AddScaled.apply(self, other, alpha)
+        return combine(elementwise.AddScaled, self, other, alpha)
 
     def sub(self: Tensor, other: Operand, *, alpha: float = 1) -> Tensor:
         """self - alpha * other."""
@@ -85,7 +85,7 @@ class MathMethods:
         """self ** exponent."""
         exponent = self._operand(exponent)
         op = elementwise.PowScalar if isinstance(exponent, int | float) else elementwise.Pow
-        return op.apply(self, exponent)
+        return combine(op, self, exponent)
 
     neg: Final = of_each(elementwise.Neg, "-self.")
     abs: Final = of_each(elementwise.Abs, "Absolute value.")
@@ -153,18 +153,15 @@ class MathMethods:
 
     def clamp(self: Tensor, min: Operand | None = None, max: Operand | None = None) -> Tensor:
         """Values limited to [min, max], numbers or tensors; None does not limit."""
-        if min is None and max is None:
-            raise bad_value("clamp: expected min, max or both")
-        low = None if min is None else self._operand(min)
-        return elementwise.Clamp.apply(self, low, None if max is None else self._operand(max))
+        if max is None:
+            if min is None:
+                raise bad_value("clamp: expected min, max or both")
+            return self.clamp_min(min)
+        high = self._operand(max)
+        return self.clamp_max(high) if min is None else combine(elementwise.Clamp, self, self._operand(min), high)
 
-    def clamp_min(self: Tensor, min: Operand) -> Tensor:
-        """Values limited from below."""
-        return self.clamp(min=min)
-
-    def clamp_max(self: Tensor, max: Operand) -> Tensor:
-        """Values limited from above."""
-        return self.clamp(max=max)
+    clamp_min: Final = of_two(elementwise.AtLeast, "clamp_min", "Values limited from below.")
+    clamp_max: Final = of_two(elementwise.AtMost, "clamp_max", "Values limited from above.")
 
     clip = clamp
 
@@ -181,23 +178,21 @@ class MathMethods:
 
     def lerp(self: Tensor, end: Tensor, weight: Operand) -> Tensor:
         """self + weight * (end - self), from the nearer end, as in PyTorch."""
-        return elementwise.Lerp.apply(self, self._operand(end), self._operand(weight))
+        return combine(elementwise.Lerp, self, self._operand(end), self._operand(weight))
 
     def where(self: Tensor, condition: Tensor, other: Operand) -> Tensor:
         """self where the bool ``condition`` holds, else ``other``."""
-        y = self._operand(other)
-        if not isinstance(y, TensorCore):
-            y = capturing.number(y, self.tensor_type, dtypes.result_dtype((self.data, y)), self.device)
-        x, mask = self, bool_mask("where", condition)
-        if x.data.dtype is not y.data.dtype:
-            dtype = dtypes.result_dtype((x.data, y.data))
-            x, y = x._cast(dtype), y._cast(dtype)
-        return elementwise.Where.apply(x, y, mask)
+        x, y, mask = self, self._operand(other), bool_mask("where", condition)
+        given = y.data if isinstance(y, TensorCore) else y
+        if getattr(given, "dtype", None) is not x.data.dtype:
+            dtype = dtypes.result_dtype((x.data, given))
+            x, y = x._cast(dtype), y._cast(dtype) if isinstance(y, TensorCore) else y
+        return combine(elementwise.Where, mask, x, y)
 
     def masked_fill(self: Tensor, mask: Tensor, value: float) -> Tensor:
         """``value`` where the bool ``mask`` holds, else self."""
-        dtypes.check_number("masked_fill", value, self.dtype)
-        return elementwise.MaskedFill.apply(self, bool_mask("masked_fill", mask), value)
+        value = dtypes.check_number("masked_fill", value, self.data.dtype)
+        return combine(elementwise.MaskedFill, self, bool_mask("masked_fill", mask), value)
 
     clone: Final = of_each(elementwise.Clone, "A copy in new memory; gradients flow through it.")
 

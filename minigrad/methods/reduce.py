@@ -112,11 +112,8 @@ class ReduceMethods:
         found = shapes.one_dim(dim, axis, self.ndim)
         if not self.ndim:
             return (self if self.is_floating_point() else self.long()).clone()
-        if found is not None:
-            return combine(reduce.Prod, self, axis=found, keepdim=keepdim)
-        flat = combine(movement.Reshape, self, shape=(self.data.size,))
-        y = reduce.Prod.apply(flat, axis=0, keepdim=False, whole=True)
-        return y.reshape((1,) * self.ndim) if keepdim else y
+        axes = shapes.normalize_dims(found, None, self.ndim)
+        return combine(reduce.Prod if found is not None else reduce.ProdOfAll, self, axes=axes, keepdim=keepdim)
 
     def any(self: Tensor, dim: Dim = None, keepdim: bool = False, *, axis: Dim = None) -> Tensor:
         """Whether any value over ``dim`` is not zero."""
@@ -320,4 +317,4 @@ def _placed(x: Tensor, at: int, largest: bool, running: bool = True, keepdim: bo
 def _picked(x: Tensor, at: int, places: Any, keepdim: bool, made: Any = None) -> ValuesAndIndices:
     """The values, perhaps ``made`` already, at the places found along a dimension of x."""
     index = x.wrap(places if keepdim else places.reshape(x.data.shape[:at] + x.data.shape[at + 1 :]), x.device)
-    return ValuesAndIndices(indexing.Gather.apply(x, index, axis=at, made=made), index)
+    return ValuesAndIndices(combine(indexing.Gather, x, index, axis=at, made=made), index)

@@ -5,6 +5,7 @@ from typing import Any, TypeAlias
 from .. import hints
 from ..dtypes import float32, float64, int64
 from ..errors import bad_index, bad_type, bad_value, check_choice, expect
+from ..methods.combine import combine
 from ..mixed_precision import autocast_to_float32, of_halves
 from ..modes import cast_inputs, current_graph
 from ..ops import cross_entropy as cross_entropy_ops, elementwise, indexing, linear as linear_ops
@@ -59,7 +60,7 @@ def cross_entropy(
     options = (ignore_index, label_smoothing, class_weight)
     divisor: Any = {"mean": count if weight is None else None, "sum": 1.0}.get(reduction)
     logits = floating("cross_entropy", logits)
-    losses = cross_entropy_ops.CrossEntropy.apply(logits, labels, options=options, divisor=divisor)
+    losses = combine(cross_entropy_ops.CrossEntropy, logits, labels, options=options, divisor=divisor)
     if reduction == "none":
         return losses.reshape(target.shape)
     if weight is None or reduction == "sum":
@@ -109,11 +110,11 @@ def linear_cross_entropy(
         raise bad_value(f"linear_cross_entropy: {shapes}; expected (..., in), (classes, in), (...)")
     x, weight = cast_inputs("half", x, weight)
     if weight.dtype != x.dtype or not target.numel():
-        logits = linear_ops.Linear.apply(x.reshape(target.numel(), x.shape[-1]), weight)
+        logits = combine(linear_ops.Linear, x.reshape(target.numel(), x.shape[-1]), weight)
         return cross_entropy(logits, target.reshape(-1), ignore_index=ignore_index, reduction=reduction)
     labels, count = _labels("linear_cross_entropy", target, weight.shape[0], ignore_index, x.dtype)
     divisor = 1.0 if reduction == "sum" else count
-    return in_dtype_of(x, LinearCrossEntropy.apply(x, weight, labels, ignore_index=ignore_index, divisor=divisor))
+    return in_dtype_of(x, combine(LinearCrossEntropy, x, weight, labels, ignore_index=ignore_index, divisor=divisor))
 
 
 def _check_class_weight(weight: Weight, classes: int) -> None:
@@ -151,7 +152,7 @@ def nll_loss(
     check_range("nll_loss", target, None)
     _, count = _labels("nll_loss", target, classes, ignore_index, wide)
     if isinstance(count, float) and weight is None and target.data.dtype == int64:
-        losses = -indexing.Gather.apply(input, target, axis=class_dim).to(wide)
+        losses = -combine(indexing.Gather, input, target, axis=class_dim).to(wide)
         return in_dtype_of(input, _reduced(losses, reduction))
     kept = target != ignore_index
     index = target.where(kept, 0)
@@ -201,7 +202,7 @@ def binary_cross_entropy(input: Tensor, target: Tensor, weight: Weight = None, r
     p = floating(name, input).detach()
     if ((p < 0) | (p > 1)).any():
         raise bad_value(f"{name}: expected probabilities in [0, 1], not {p.amin().item()} to {p.amax().item()}")
-    losses = elementwise.BinaryCrossEntropy.apply(input, target)
+    losses = combine(elementwise.BinaryCrossEntropy, input, target)
     return _reduced(losses if weight is None else losses * weight, reduction)
 
 
@@ -218,7 +219,7 @@ def binary_cross_entropy_with_logits(
     if not (input.is_floating_point() and target.is_floating_point()):
         raise bad_type(f"{name} expects floating tensors, not {input.dtype} and {target.dtype}; convert with .float()")
     positive = target if pos_weight is None else target * pos_weight
-    losses = elementwise.BinaryCrossEntropyOfLogits.apply(input, positive, target)
+    losses = combine(elementwise.BinaryCrossEntropyOfLogits, input, positive, target)
     return _reduced(losses if weight is None else losses * weight, reduction)
 
 
@@ -230,7 +231,7 @@ def kl_div(input: Tensor, target: Tensor, reduction: str = "mean", log_target: b
     divided by the first size; "mean" divides by the number of elements, as in PyTorch.
     """
     _check_pair("kl_div", input, target, reduction, ("mean", "batchmean", "sum", "none"))
-    losses = target.exp() * (target - input) if log_target else elementwise.DivergenceOfLog.apply(input, target)
+    losses = target.exp() * (target - input) if log_target else combine(elementwise.DivergenceOfLog, input, target)
     if reduction == "batchmean":
         return losses.sum() / (input.shape[0] if input.ndim else 1)
     return _reduced(losses, reduction)
@@ -238,7 +239,7 @@ def kl_div(input: Tensor, target: Tensor, reduction: str = "mean", log_target: b
 
 def _of_pair(name: str, op: type[elementwise.Loss], x: Tensor, y: Tensor, reduction: str, *numbers: float) -> Tensor:
     _check_pair(name, x, y, reduction)
-    return _reduced(op.apply(x, y, *numbers), reduction)
+    return _reduced(combine(op, x, y, *numbers), reduction)
 
 
 def _check_pair(name: str, input: Tensor, target: Tensor, reduction: str, known: tuple[str, ...] = REDUCTIONS) -> None:

@@ -298,27 +298,33 @@ class CumSum(Function):
 class Prod(Reduction):
     """y = x_1 x_2 ... x_n along an axis;  dx_i = dy times the product of the other x. Integers and bool: in int64.
 
-    As in PyTorch that product is y / x_i if no x is 0, which differs where values are infinite or NaN. ``whole`` is
-    PyTorch's product of all elements: two zeros make its gradient 0 everywhere.
+    As in PyTorch that product is y / x_i if no x is 0, which differs where values are infinite or NaN.
     """
 
     autocast = "float32"
+    whole: ClassVar[bool] = False
 
-    def forward(self, x: Any, *, axis: int, keepdim: bool, whole: bool = False) -> Any:
-        self.remember((axis,), x)
-        y = self.kernels.reduce.prod(x, axis, keepdim, None if x.dtype.kind in "fV" else "int64")
-        self.saved = (x, y, whole)
+    def forward(self, x: Any, *, axes: tuple[int, ...], keepdim: bool) -> Any:
+        self.remember(axes, x)
+        y = self.kernels.reduce.prod(x, axes, keepdim, None if x.dtype.kind in "fV" else "int64")
+        self.saved = (x, y)
         return y
 
     def backward(self, dy: Any) -> Any:
-        x, y, whole = self.saved
-        k = self.kernels
+        (x, y), k = self.saved, self.kernels
         zeros = int(k.to_host(k.reduce.sum(k.comparison.eq(x, 0), tuple(range(x.ndim)), False, "int64")))
-        if whole and zeros > 1:
+        if self.whole and zeros > 1:
             return k.full(x.shape, 0, x.dtype)
         x = k.elementwise.cast(x, y.dtype)
-        others = k.reduce.prod_of_others(x, self.axes[0]) if zeros else k.elementwise.div(self.spread(y), x)
-        return k.elementwise.mul(self.spread(dy), others)
+        rows = k.movement.reshape(x, (x.size,)) if self.whole else x
+        others = k.reduce.prod_of_others(rows, self.axes[0]).reshape(x.shape) if zeros else None
+        return k.elementwise.mul(self.spread(dy), k.elementwise.div(self.spread(y), x) if others is None else others)
+
+
+class ProdOfAll(Prod):
+    """y = x_1 x_2 ... x_n;  dx_i = dy times the product of the other x, and 0 everywhere for two that are 0."""
+
+    whole = True
 
 
 class CumProd(Function):

@@ -339,9 +339,9 @@ class reduce:
         return np.flip(np.cumsum(np.flip(x, axis), axis=axis, dtype=x.dtype), axis)
 
     @quiet()
-    def prod(x: np.ndarray, axis: int, keepdim: bool, dtype: Any = None) -> np.ndarray:
-        """Product along ``axis``, in ``dtype`` (default: that of x)."""
-        return np.asarray(untyped.multiply.reduce(x, axis, dtype, None, keepdim))
+    def prod(x: np.ndarray, axes: tuple[int, ...], keepdim: bool, dtype: Any = None) -> np.ndarray:
+        """Product over ``axes``, in ``dtype`` (default: that of x)."""
+        return np.asarray(untyped.multiply.reduce(x, axes, dtype, None, keepdim))
 
     @quiet()
     def prod_of_others(x: np.ndarray, axis: int) -> np.ndarray:

@@ -63,8 +63,9 @@ class elementwise:
         return expression(Each, *inputs)
 
     def where(condition: Any, x: Any, y: Any) -> Any:
-        """x where the condition holds, else y."""
-        return np.where(condition, x, y)
+        """x where the condition holds, else y; of an array and a number in the array's dtype."""
+        kinds = [z.dtype for z in (x, y) if isinstance(z, np.ndarray)]
+        return np.where(condition, x, y).astype(kinds[0], copy=False) if len(kinds) == 1 else np.where(condition, x, y)
 
     def round(x: np.ndarray) -> np.ndarray:
         """The nearest whole numbers, of two equally near the even one."""

@@ -49,7 +49,7 @@ def test_products_and_scans(shape: tuple[int, ...]) -> None:
         for special in (1, np.inf, np.nan):
             x.reshape(-1)[5] = special
             wide = x.astype(np.float64)
-            np.testing.assert_allclose(k.prod(x, last, False, x.dtype), wide.prod(-1), rtol)
+            np.testing.assert_allclose(k.prod(x, (last,), False, x.dtype), wide.prod(-1), rtol)
             np.testing.assert_allclose(k.logsumexp(x, (last,), False), plain.logsumexp(wide, (last,), False), rtol)
             for order in (x, np.asfortranarray(x)):
                 np.testing.assert_allclose(k.cumsum(order, last), wide.cumsum(-1), rtol)
@@ -88,7 +88,7 @@ def test_integers(dtype: str) -> None:
     for sizes, axes in SHAPES.values():
         x = np.random.default_rng(0).integers(0, 200, sizes).astype(dtype)
         np.testing.assert_array_equal(k.sum(x, axes, True, "int64"), plain.sum(x, axes, True, "int64"), strict=True)
-        np.testing.assert_array_equal(k.prod(x, 1, False, "int64"), plain.prod(x, 1, False, "int64"), strict=True)
+        np.testing.assert_array_equal(k.prod(x, (1,), False, "int64"), plain.prod(x, (1,), False, "int64"), strict=True)
         np.testing.assert_array_equal(k.cumsum(x, x.ndim - 1), plain.cumsum(x, x.ndim - 1), strict=True)
 
 

@@ -30,12 +30,12 @@ PARAM, GRAD, STATE = 0, 1, 2
 """Columns of ``Table.addresses``; the states' columns begin at STATE."""
 
 
-_word_at: Callable[[int], ctypes.c_int64] = ctypes.c_int64.from_address
+_word_at, _HEAD = ctypes.c_int64.from_address, object.__basicsize__
 
 
 def addresses_of(arrays: Iterable[np.ndarray]) -> list[int]:
     """The addresses of the arrays' memory, the first word of NumPy's ``PyArrayObject``. The caller keeps them alive."""
-    return [_word_at(id(array) + object.__basicsize__).value for array in arrays]
+    return [_word_at(id(array) + _HEAD).value for array in arrays]
 
 
 def exact(fn: Callable[..., None]) -> Any:

@@ -1,5 +1,6 @@
 """Operations whose result is one of their inputs, element by element; the gradient goes to the one that was taken."""
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from ...autograd import Function
@@ -39,24 +40,25 @@ class Where(Function):
 
     widens = False
 
-    def forward(self, x: Any, y: Any, condition: Any) -> Any:
+    def forward(self, condition: Any, x: Any, y: Any) -> Any:
         self.saved = (condition,)
         return self.kernels.elementwise.where(condition, x, y)
 
     def backward(self, dz: Any) -> Any:
         (condition,) = self.saved
         k = self.kernels.elementwise
-        return k.select(condition, dz), k.fused(_rest, dz, condition), None
+        return None, k.select(condition, dz), k.fused(_rest, dz, condition)
 
 
 class MaskedFill(Function):
     """y = value where the mask holds, else x;  dx = dy where the mask does not hold."""
 
     widens = False
+    formula = staticmethod(lambda k, x, mask, value: k.where(mask, value, x))
 
     def forward(self, x: Any, mask: Any, value: float) -> Any:
         self.saved = (mask,)
-        return self.kernels.elementwise.where(mask, self.kernels.full((), value, x.dtype), x)
+        return self.kernels.elementwise.fused(self.formula, x, mask, value)
 
     def backward(self, dy: Any) -> Any:
         (mask,) = self.saved
@@ -80,24 +82,31 @@ def _of_finite(k: Any, dy: Any, x: Any) -> Any:
     return k.mul(dy, k.isfinite(x))
 
 
-def _of_inner(k: Any, dz: Any, x: Any, low: Any, high: Any) -> Any:
-    dx = dz if low is None else k.select(k.ge(x, low), dz)
-    return dx if high is None else k.select(k.le(x, high), dx)
+def _where(compared: str) -> Callable[..., Any]:
+    return lambda k, dz, x, y: k.select(getattr(k, compared)(x, y), dz)
 
 
-def _of_low(k: Any, dz: Any, x: Any, low: Any, high: Any) -> Any:
-    dlow = k.select(k.lt(x, low), dz)
-    return dlow if high is None else k.select(k.lt(low, high), dlow)
+class AtLeast(OfTensors):
+    """z = max(x, low), a NaN in either gives NaN;  dx = dz where x >= low, else dlow = dz."""
+
+    formulas = (Maximum.formulas[0], _where("ge"), _where("lt"))
 
 
-def _of_high(k: Any, dz: Any, x: Any, low: Any, high: Any) -> Any:
-    return k.select(k.gt(x, high) if low is None else k.logical_or(k.gt(x, high), k.gt(low, high)), dz)
+class AtMost(OfTensors):
+    """z = min(x, high), a NaN in either gives NaN;  dx = dz where x <= high, else dhigh = dz."""
+
+    formulas = (Minimum.formulas[0], _where("le"), _where("gt"))
 
 
 class Clamp(OfTensors):
-    """z = min(max(x, low), high), a NaN in any gives NaN; a bound may be a number, or None.
+    """z = min(max(x, low), high), a NaN in any gives NaN.
 
     dx = dz where low <= x <= high; dlow = dz where x < low < high; dhigh = dz where x > high or low > high.
     """
 
-    formulas: ClassVar[tuple[Any, ...]] = (lambda k, x, low, high: k.clamp(x, low, high), _of_inner, _of_low, _of_high)
+    formulas: ClassVar[tuple[Any, ...]] = (
+        lambda k, x, low, high: k.clamp(x, low, high),
+        lambda k, dz, x, low, high: k.select(k.logical_and(k.ge(x, low), k.le(x, high)), dz),
+        lambda k, dz, x, low, high: k.select(k.logical_and(k.lt(x, low), k.lt(low, high)), dz),
+        lambda k, dz, x, low, high: k.select(k.logical_or(k.gt(x, high), k.gt(low, high)), dz),
+    )

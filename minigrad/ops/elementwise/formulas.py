@@ -47,7 +47,7 @@ class Lerp(OfTensors):
     )
 
     def forward(self, x: Any, y: Any, w: Any) -> Any:
-        if not isinstance(w, int | float):
+        if getattr(w, "dtype", None) is not None:
             return super().forward(x, y, w)
         self.saved = (w, 1 - w)
         ends = (x, y, w) if abs(w) < 0.5 else (y, x, 1 - w)
