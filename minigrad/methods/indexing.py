@@ -55,7 +55,7 @@ class IndexingMethods:
         if not shape and not wanted:
             return self.reshape(1).gather(0, index.reshape(1)).reshape(())
         shapes.check_places("gather", self, dim, index)
-        return combine(indexing.Gather, self, index, axis=dim)
+        return indexing.Gather.apply(self, index, axis=dim)
 
     def take_along_dim(self: Tensor, indices: Tensor, dim: Axis = None) -> Tensor:
         """``gather`` that broadcasts the other dimensions; without ``dim`` from the flattened tensor."""
@@ -114,13 +114,13 @@ class IndexingMethods:
         """
         axis = shapes.normalize_dim(dim, self.ndim)
         x, src = cast_inputs("widest", self, self._operand(src))
-        return combine(indexing.Scatter, x, scatter_source("scatter", x, axis, index, src), index, axis=axis)
+        return indexing.Scatter.apply(x, scatter_source("scatter", x, axis, index, src), index, axis=axis)
 
     def scatter_add(self: Tensor, dim: int, index: Tensor, src: Operand) -> Tensor:
         """A copy in which y[i][index[i][j]] += src[i][j] (for dim 1); a place may occur more than once."""
         axis = shapes.normalize_dim(dim, self.ndim)
         x, src = cast_inputs("widest", self, self._operand(src))
-        return combine(indexing.ScatterAdd, x, scatter_source("scatter_add", x, axis, index, src), index, axis=axis)
+        return indexing.ScatterAdd.apply(x, scatter_source("scatter_add", x, axis, index, src), index, axis=axis)
 
     def scatter_reduce(
         self: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
@@ -139,7 +139,7 @@ class IndexingMethods:
         x = self if include_self else self.scatter(axis, index, _neutral(reduce, self.dtype))
         if reduce in ("prod", "amax", "amin"):
             op = indexing.ScatterProd if reduce == "prod" else indexing.ScatterExtremum
-            return combine(op, x, source, index, axis=axis, reduce=reduce)
+            return op.apply(x, source, index, axis=axis, reduce=reduce)
         total = x.scatter_add(axis, index, source)
         if reduce == "sum":
             return total
@@ -156,7 +156,7 @@ class IndexingMethods:
             raise bad_value(f"masked_scatter: {count} places and {source.numel()} values in the source")
         if source.dtype != self.dtype:
             raise bad_type(f"masked_scatter: the source is {source.dtype}, the tensor {self.dtype}; use .to(dtype)")
-        return combine(indexing.IndexPut, x, source.flatten()[:count], where=(chosen.data,), first=None)
+        return indexing.IndexPut.apply(x, source.flatten()[:count], where=(chosen.data,), first=None)
 
     def index_add(self: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
         """A copy in which y[index[i]] += alpha * source[i] along ``dim``."""
@@ -203,13 +203,13 @@ class IndexingMethods:
         if not 0 <= k <= self.data.shape[dim]:  # the text of an error takes time to write
             expect(False, "topk: k", k, f"0 to {self.data.shape[dim]}, the size of dim {dim}")
         order = combine(indexing.ArgSort, self, axis=dim, descending=largest, first=k)
-        return ValuesAndIndices(combine(indexing.Gather, self, order, axis=dim), order)
+        return ValuesAndIndices(indexing.Gather.apply(self, order, axis=dim), order)
 
     def _at(self: Tensor, dim: int, index: Tensor) -> Tensor:
         """``gather`` of an index that was found in this tensor, and so is in range; it may lack the dimension."""
         if not self.ndim:
             return self.clone()
-        return combine(indexing.Gather, self, index, axis=shapes.normalize_dim(dim, self.ndim))
+        return indexing.Gather.apply(self, index, axis=shapes.normalize_dim(dim, self.ndim))
 
     def unique(
         self: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False, dim: Axis = None
@@ -310,7 +310,7 @@ def _put(name: str, op: Any, x: Tensor, values: Operand, where: tuple[Any, ...],
     x, values = cast_inputs("widest", x, x._operand(values))
     if isinstance(values, TensorCore) and values.dtype != x.dtype:
         raise bad_type(f"{name}: values are {values.dtype}, the tensor {x.dtype}; convert with .to(dtype)")
-    return combine(op, x, values, where=where, first=first)
+    return op.apply(x, values, where=where, first=first)
 
 
 def _neutral(reduce: str, dtype: np.dtype[Any]) -> float:

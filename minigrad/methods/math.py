@@ -12,7 +12,7 @@ from ..errors import bad_type, bad_value, check_choice
 from ..ops import elementwise, trigonometry
 from ..random import Source, draw
 from ..shapes import bool_mask
-from .combine import combine, of_each, of_two
+from .combine import combine, combine_three, of_each, of_two
 
 if TYPE_CHECKING:
     from ..tensor import Operand, Tensor
@@ -58,7 +58,7 @@ class MathMethods:
         """self + alpha * other."""
         if alpha == 1 or not isinstance(other, TensorCore) or type(alpha) not in (int, float):
             return self + (other if alpha == 1 else self._operand(other) * alpha)
-        return combine(elementwise.AddScaled, self, other, alpha)
+        return combine_three(elementwise.AddScaled, self, other, alpha)
 
     def sub(self: Tensor, other: Operand, *, alpha: float = 1) -> Tensor:
         """self - alpha * other."""
@@ -158,7 +158,7 @@ class MathMethods:
                 raise bad_value("clamp: expected min, max or both")
             return self.clamp_min(min)
         high = self._operand(max)
-        return self.clamp_max(high) if min is None else combine(elementwise.Clamp, self, self._operand(min), high)
+        return self.clamp_max(high) if min is None else combine_three(elementwise.Clamp, self, self._operand(min), high)
 
     clamp_min: Final = of_two(elementwise.AtLeast, "clamp_min", "Values limited from below.")
     clamp_max: Final = of_two(elementwise.AtMost, "clamp_max", "Values limited from above.")
@@ -178,7 +178,7 @@ class MathMethods:
 
     def lerp(self: Tensor, end: Tensor, weight: Operand) -> Tensor:
         """self + weight * (end - self), from the nearer end, as in PyTorch."""
-        return combine(elementwise.Lerp, self, self._operand(end), self._operand(weight))
+        return combine_three(elementwise.Lerp, self, self._operand(end), self._operand(weight))
 
     def where(self: Tensor, condition: Tensor, other: Operand) -> Tensor:
         """self where the bool ``condition`` holds, else ``other``."""
@@ -187,12 +187,12 @@ class MathMethods:
         if getattr(given, "dtype", None) is not x.data.dtype:
             dtype = dtypes.result_dtype((x.data, given))
             x, y = x._cast(dtype), y._cast(dtype) if isinstance(y, TensorCore) else y
-        return combine(elementwise.Where, mask, x, y)
+        return combine_three(elementwise.Where, mask, x, y)
 
     def masked_fill(self: Tensor, mask: Tensor, value: float) -> Tensor:
         """``value`` where the bool ``mask`` holds, else self."""
         value = dtypes.check_number("masked_fill", value, self.data.dtype)
-        return combine(elementwise.MaskedFill, self, bool_mask("masked_fill", mask), value)
+        return combine_three(elementwise.MaskedFill, self, bool_mask("masked_fill", mask), value)
 
     clone: Final = of_each(elementwise.Clone, "A copy in new memory; gradients flow through it.")
 

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import capturing, dtypes, shapes
+from .. import dtypes, shapes
 from ..autograd import TensorCore
 from ..errors import bad_type, bad_value, check_choice, expect
+from ..modes import constant
 from ..ops import elementwise, indexing, movement, reduce, softmax
 from ..shapes import Axis, Dim
 from .combine import combine
@@ -207,9 +208,9 @@ class ReduceMethods:
         order, n = x.argsort(at), x.shape[at]
         place = getattr(np, _ROUNDED.get(interpolation, "positive"))(share.reshape(-1).astype(np.float64) * (n - 1))
         part = (place % 1).reshape(-1, *(1,) * (x.ndim - 1))
-        weight = capturing.constant(lambda: self.tensor_type(part, dtype=self.dtype, device=x.device))
+        weight = constant(lambda: self.tensor_type(part, dtype=self.dtype, device=x.device))
         ends = np.concatenate((np.floor(place), np.ceil(place), [n - 1])).astype(np.int64)
-        places = order.index_select(at, capturing.constant(lambda: self.tensor_type(ends, device=x.device)))
+        places = order.index_select(at, constant(lambda: self.tensor_type(ends, device=x.device)))
         low, high, last = x._at(at, places).movedim(at, 0).split([place.size, place.size, 1])
         y = low.lerp(high, 0.5 if interpolation == "midpoint" else weight).masked_fill(last.isnan(), math.nan)
         y = (y.reshape((-1,) + (1,) * self.ndim) if whole else y.unsqueeze(at + 1)) if keepdim else y
@@ -317,4 +318,4 @@ def _placed(x: Tensor, at: int, largest: bool, running: bool = True, keepdim: bo
 def _picked(x: Tensor, at: int, places: Any, keepdim: bool, made: Any = None) -> ValuesAndIndices:
     """The values, perhaps ``made`` already, at the places found along a dimension of x."""
     index = x.wrap(places if keepdim else places.reshape(x.data.shape[:at] + x.data.shape[at + 1 :]), x.device)
-    return ValuesAndIndices(combine(indexing.Gather, x, index, axis=at, made=made), index)
+    return ValuesAndIndices(indexing.Gather.apply(x, index, axis=at, made=made), index)

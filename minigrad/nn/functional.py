@@ -15,7 +15,7 @@ from ..creation import cat, one_hot as one_hot, where
 from ..dtypes import bool_, finfo, float32, int64, is_floating, is_half
 from ..errors import bad_index, bad_state, bad_type, bad_value, check_choice, expect
 from ..functions import log_softmax as log_softmax, relu as relu, sigmoid as sigmoid, softmax as softmax, tanh as tanh
-from ..methods.combine import combine
+from ..methods.combine import combine, combine_three
 from ..mixed_precision import in_float32, of_halves
 from ..modes import cast_inputs, constant, is_autocast_enabled, no_grad
 from ..ops import (
@@ -72,7 +72,7 @@ def mish(x: Tensor) -> Tensor:
 
 def hardtanh(x: Tensor, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
     """x limited to [min_val, max_val], with gradient 0 at the limits too."""
-    return combine(activation.Hardtanh, floating("hardtanh", x), float(min_val), float(max_val))
+    return combine_three(activation.Hardtanh, floating("hardtanh", x), float(min_val), float(max_val))
 
 
 def relu6(x: Tensor) -> Tensor:
@@ -110,7 +110,7 @@ def tanhshrink(x: Tensor) -> Tensor:
 
 def softplus(x: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
     """log(1 + exp(beta x)) / beta, a smooth relu; x itself where beta x > threshold."""
-    return combine(activation.Softplus, x, float(beta), float(threshold))
+    return combine_three(activation.Softplus, x, float(beta), float(threshold))
 
 
 def logsigmoid(x: Tensor) -> Tensor:
@@ -178,7 +178,7 @@ def linear(x: Tensor, weight: Tensor, bias: Weight = None, *, residual: Tensor |
     """
     _check_linear("linear", x, weight, bias)
     if residual is None:
-        return combine(linear_ops.Linear, x, weight, bias)
+        return combine_three(linear_ops.Linear, x, weight, bias)
     if not _added(residual, x, weight):
         return residual + linear(x, weight, bias)
     return linear_ops.Linear.apply(x, weight, bias, residual)
@@ -275,7 +275,7 @@ def layer_norm(
     shape = _last_sizes("layer_norm", x, normalized_shape)
     if weight is None or bias is None or weight.data.shape != shape or bias.data.shape != shape:
         weight, bias = _affine("layer_norm", x, shape, weight, bias)
-    return in_dtype_of(x, combine(layer_norm_ops.LayerNorm, floating("layer_norm", x), weight, bias, eps=eps))
+    return in_dtype_of(x, layer_norm_ops.LayerNorm.apply(floating("layer_norm", x), weight, bias, eps=eps))
 
 
 def rms_norm(x: Tensor, normalized_shape: shapes.Sizes, weight: Weight = None, eps: float | None = None) -> Tensor:
@@ -286,7 +286,7 @@ def rms_norm(x: Tensor, normalized_shape: shapes.Sizes, weight: Weight = None, e
     shape = _last_sizes("rms_norm", x, normalized_shape)
     weight, _ = _affine("rms_norm", floating("rms_norm", x), shape, weight, None)
     eps = float(finfo(float32 if is_half(x.dtype) else x.dtype).eps) if eps is None else eps
-    return in_dtype_of(x, combine(rms_norm_ops.RMSNorm, x, weight, eps=eps))
+    return in_dtype_of(x, rms_norm_ops.RMSNorm.apply(x, weight, eps=eps))
 
 
 def group_norm(x: Tensor, num_groups: int, weight: Weight = None, bias: Weight = None, eps: float = 1e-5) -> Tensor:
@@ -297,7 +297,7 @@ def group_norm(x: Tensor, num_groups: int, weight: Weight = None, bias: Weight =
     if x.ndim < 2 or num_groups < 1 or x.shape[1] % num_groups:
         raise bad_value(f"group_norm: {num_groups} groups of x {x.shape}; expected (N, C, ...), C a multiple of them")
     weight, bias = _affine("group_norm", x, x.shape[1:2], weight, bias)
-    y = combine(batch_norm_ops.GroupNorm, floating("group_norm", x), weight, bias, groups=num_groups, eps=eps)
+    y = batch_norm_ops.GroupNorm.apply(floating("group_norm", x), weight, bias, groups=num_groups, eps=eps)
     return in_dtype_of(x, y)
 
 
@@ -326,7 +326,7 @@ def batch_norm(
         options["given"] = tuple(t.to(wide).data.reshape(1, -1, 1, 1) for t in (running_mean, running_var))
     elif count < 2 and x.shape[1]:
         raise bad_value(f"batch_norm: x of shape {x.shape}; training needs more than one value of each channel")
-    y = combine(batch_norm_ops.BatchNorm, x, weight, bias, **options)
+    y = batch_norm_ops.BatchNorm.apply(x, weight, bias, **options)
     for running, batch, scale in zip((running_mean, running_var), options["found"], (1, 1 / max(count - 1, 1))):
         if training and running is not None:
             with no_grad():
@@ -384,7 +384,7 @@ def rope(
         if options["frequencies"].shape != (x.shape[-1] // 2,):
             shape = options["frequencies"].shape
             raise bad_value(f"rope: frequencies of shape {shape} for x of shape {x.shape}; expected D / 2 of them")
-    return combine(rope_ops.Rope, floating("rope", x), positions.detach(), **options)
+    return rope_ops.Rope.apply(floating("rope", x), positions.detach(), **options)
 
 
 def dropout(x: Tensor, p: float = 0.5, training: bool = True, generator: Source = None) -> Tensor:
@@ -431,7 +431,7 @@ def scaled_dot_product_attention(
         return _masked_attention(query, key, value, attn_mask, dropout_p, scale, generator)
     seed, offset = (generator or default_generator).next() if dropout_p else (0, 0)
     options = attention.Options(is_causal, scale, dropout_p, seed, offset)
-    return combine(attention.ScaledDotProductAttention, floating("attention", query), key, value, options=options)
+    return attention.ScaledDotProductAttention.apply(floating("attention", query), key, value, options=options)
 
 
 def packed_attention(

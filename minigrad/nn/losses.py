@@ -5,7 +5,7 @@ from typing import Any, TypeAlias
 from .. import hints
 from ..dtypes import float32, float64, int64
 from ..errors import bad_index, bad_type, bad_value, check_choice, expect
-from ..methods.combine import combine
+from ..methods.combine import combine, combine_three
 from ..mixed_precision import autocast_to_float32, of_halves
 from ..modes import cast_inputs, current_graph
 from ..ops import cross_entropy as cross_entropy_ops, elementwise, indexing, linear as linear_ops
@@ -60,7 +60,7 @@ def cross_entropy(
     options = (ignore_index, label_smoothing, class_weight)
     divisor: Any = {"mean": count if weight is None else None, "sum": 1.0}.get(reduction)
     logits = floating("cross_entropy", logits)
-    losses = combine(cross_entropy_ops.CrossEntropy, logits, labels, options=options, divisor=divisor)
+    losses = cross_entropy_ops.CrossEntropy.apply(logits, labels, options=options, divisor=divisor)
     if reduction == "none":
         return losses.reshape(target.shape)
     if weight is None or reduction == "sum":
@@ -114,7 +114,7 @@ def linear_cross_entropy(
         return cross_entropy(logits, target.reshape(-1), ignore_index=ignore_index, reduction=reduction)
     labels, count = _labels("linear_cross_entropy", target, weight.shape[0], ignore_index, x.dtype)
     divisor = 1.0 if reduction == "sum" else count
-    return in_dtype_of(x, combine(LinearCrossEntropy, x, weight, labels, ignore_index=ignore_index, divisor=divisor))
+    return in_dtype_of(x, LinearCrossEntropy.apply(x, weight, labels, ignore_index=ignore_index, divisor=divisor))
 
 
 def _check_class_weight(weight: Weight, classes: int) -> None:
@@ -152,7 +152,7 @@ def nll_loss(
     check_range("nll_loss", target, None)
     _, count = _labels("nll_loss", target, classes, ignore_index, wide)
     if isinstance(count, float) and weight is None and target.data.dtype == int64:
-        losses = -combine(indexing.Gather, input, target, axis=class_dim).to(wide)
+        losses = -indexing.Gather.apply(input, target, axis=class_dim).to(wide)
         return in_dtype_of(input, _reduced(losses, reduction))
     kept = target != ignore_index
     index = target.where(kept, 0)
@@ -219,7 +219,7 @@ def binary_cross_entropy_with_logits(
     if not (input.is_floating_point() and target.is_floating_point()):
         raise bad_type(f"{name} expects floating tensors, not {input.dtype} and {target.dtype}; convert with .float()")
     positive = target if pos_weight is None else target * pos_weight
-    losses = combine(elementwise.BinaryCrossEntropyOfLogits, input, positive, target)
+    losses = combine_three(elementwise.BinaryCrossEntropyOfLogits, input, positive, target)
     return _reduced(losses if weight is None else losses * weight, reduction)
 
 
@@ -239,7 +239,7 @@ def kl_div(input: Tensor, target: Tensor, reduction: str = "mean", log_target: b
 
 def _of_pair(name: str, op: type[elementwise.Loss], x: Tensor, y: Tensor, reduction: str, *numbers: float) -> Tensor:
     _check_pair(name, x, y, reduction)
-    return _reduced(combine(op, x, y, *numbers), reduction)
+    return _reduced((combine_three if numbers else combine)(op, x, y, *numbers), reduction)
 
 
 def _check_pair(name: str, input: Tensor, target: Tensor, reduction: str, known: tuple[str, ...] = REDUCTIONS) -> None:
