@@ -47,15 +47,9 @@ class DeviceArray:
     __slots__ = "__weakref__", "base", "dtype", "memory", "pointer", "shape", "strides", "words", "writeable"
 
     def __init__(
-        self,
-        memory: Memory,
-        shape: tuple[int, ...],
-        dtype: np.dtype[Any],
-        strides: tuple[int, ...] | None = None,
-        pointer: int | None = None,
-        base: DeviceArray | None = None,
-        writeable: bool = True,
-    ) -> None:
+        self, memory: Memory, shape: tuple[int, ...], dtype: np.dtype[Any], strides: tuple[int, ...] | None = None,
+        pointer: int | None = None, base: DeviceArray | None = None, writeable: bool = True,
+    ) -> None:  # fmt: skip
         self.memory = memory
         self.shape = shape
         self.dtype = dtype

@@ -16,15 +16,9 @@ class CommError(RuntimeError):
     """
 
     def __init__(
-        self,
-        reason: str,
-        *,
-        op: str | None = None,
-        sequence: int | None = None,
-        rank: int | None = None,
-        step: int | None = None,
-        ranks: Sequence[int] = (),
-    ) -> None:
+        self, reason: str, *, op: str | None = None, sequence: int | None = None, rank: int | None = None,
+        step: int | None = None, ranks: Sequence[int] = (),
+    ) -> None:  # fmt: skip
         self.op = op
         self.sequence = sequence
         self.rank = rank

@@ -58,14 +58,9 @@ _SLURM = _Launcher("Slurm", "SLURM_PROCID", ("SLURM_STEP_NUM_TASKS", "SLURM_NTAS
 
 
 def discover_place(
-    rank: int | None = None,
-    world_size: int | None = None,
-    local_rank: int | None = None,
-    master_addr: str | None = None,
-    master_port: int | None = None,
-    *,
-    environ: Mapping[str, str] = os.environ,
-) -> Place:
+    rank: int | None = None, world_size: int | None = None, local_rank: int | None = None,
+    master_addr: str | None = None, master_port: int | None = None, *, environ: Mapping[str, str] = os.environ,
+) -> Place:  # fmt: skip
     """Who this process is: from the arguments, else from the first launcher that speaks, else a job of its own.
 
     The order is torchrun, Open MPI, PMI, PMIx, Slurm: a launcher that another one started is the nearer one (``srun

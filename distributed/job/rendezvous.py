@@ -26,18 +26,11 @@ Exchange = Callable[[bytes], list[bytes]]
 
 @joining()
 def init_process_group(
-    backend: str | None = None,
-    *,
-    rank: int | None = None,
-    world_size: int | None = None,
-    local_rank: int | None = None,
-    master_addr: str | None = None,
-    master_port: int | None = None,
-    secret: str | bytes | None = None,
-    device: str | Device | None = None,
-    rendezvous_timeout: float = RENDEZVOUS_TIMEOUT,
-    timeout: float = DEFAULT_TIMEOUT,
-) -> Communicator:
+    backend: str | None = None, *, rank: int | None = None, world_size: int | None = None,
+    local_rank: int | None = None, master_addr: str | None = None, master_port: int | None = None,
+    secret: str | bytes | None = None, device: str | Device | None = None,
+    rendezvous_timeout: float = RENDEZVOUS_TIMEOUT, timeout: float = DEFAULT_TIMEOUT,
+) -> Communicator:  # fmt: skip
     """The communicator of this job; every rank calls it once.
 
     ``backend`` None chooses: a job of one rank gets NoOpCommunicator, ``device="cuda"`` NCCL, anything else MPI.

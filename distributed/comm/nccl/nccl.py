@@ -103,16 +103,9 @@ class NcclCommunicator(Communicator):
     captures = True
 
     def __init__(
-        self,
-        world_size: int,
-        rank: int,
-        device: Device,
-        unique_id: bytes | None = None,
-        *,
-        timeout: float = DEFAULT_TIMEOUT,
-        rendezvous_timeout: float = RENDEZVOUS_TIMEOUT,
-        check: bool = True,
-    ) -> None:
+        self, world_size: int, rank: int, device: Device, unique_id: bytes | None = None, *,
+        timeout: float = DEFAULT_TIMEOUT, rendezvous_timeout: float = RENDEZVOUS_TIMEOUT, check: bool = True,
+    ) -> None:  # fmt: skip
         super().__init__(world_size, rank, device, timeout)
         check_seconds("rendezvous_timeout", rendezvous_timeout)
         if device.type != "cuda":

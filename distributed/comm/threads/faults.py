@@ -65,14 +65,9 @@ class FaultPlan:
 
     @classmethod
     def random(
-        cls,
-        seed: int,
-        world_size: int,
-        calls: int,
-        count: int = 1,
-        kinds: Sequence[str] = KINDS,
+        cls, seed: int, world_size: int, calls: int, count: int = 1, kinds: Sequence[str] = KINDS,
         max_delay: float = 0.01,
-    ) -> "FaultPlan":
+    ) -> "FaultPlan":  # fmt: skip
         """``count`` faults of these kinds at different places among the first ``calls`` calls of ``world_size`` ranks,
         in the order of the seed. Delays are up to ``max_delay`` seconds; the same arguments give the same plan."""
         rng = np.random.default_rng(seed)

@@ -37,14 +37,9 @@ class ThreadCommunicator(Communicator):
     """
 
     def __init__(
-        self,
-        group: Group,
-        rank: int,
-        timeout: float,
-        faults: Iterator[Fault | None],
-        parent: "ThreadCommunicator | None" = None,
-        device: Device = CPU,
-    ) -> None:
+        self, group: Group, rank: int, timeout: float, faults: Iterator[Fault | None],
+        parent: "ThreadCommunicator | None" = None, device: Device = CPU,
+    ) -> None:  # fmt: skip
         super().__init__(group.size, rank, device, timeout)
         self._world: ThreadCommunicator = self if parent is None else parent._world
         self._group, self._faults = group, faults
