@@ -31,7 +31,7 @@ def forward_loss(x, weights, losses, lse):
 
 
 def backward_loss(dlosses, x, lse, weights, dx):
-    cross_entropy._backward.kernel(0, 1, dlosses, x, TARGETS, lse, -100, 0.1, weights, dx)
+    cross_entropy._backward.kernel(0, 1, dlosses, x, lse, TARGETS, -100, 0.1, weights, dx)
 
 
 def fused_loss(dlosses, weights, x, losses, lse):

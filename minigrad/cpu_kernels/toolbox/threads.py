@@ -456,9 +456,7 @@ class TaskKernel:
         if recording.launches is not None:
             recording.launches.append(self.prepared(key, tasks, arguments))
         call, address = self._compiled.get(key) or self._compile(key, arguments)
-        if tasks == 1:
-            call(0, 1, *arguments)
-        elif _forked:
+        if tasks < 2 or _forked:
             for task in range(tasks):
                 call(task, tasks, *arguments)
         elif _start(NO_FRAME, address, arguments, _address_of_run(), tasks):
