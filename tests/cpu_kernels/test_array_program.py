@@ -92,20 +92,15 @@ def test_floats_have_a_program(family: str, name: str) -> None:
 
 
 LAYOUTS = {
-    "a row": lambda x: (x, x[0]),
-    "short rows": lambda x: (x[:, :768].reshape(-1, 48), x[0, :48]),
+    "a row": lambda x: (x, x[0]), "short rows": lambda x: (x[:, :768].reshape(-1, 48), x[0, :48]),
     "rows before": lambda x: (x[0, :48].reshape(8, 6), x[:, :768].reshape(-1, 8, 6)),
-    "a column": lambda x: (x, x[:, :1]),
-    "a number": lambda x: (x, 0.3),
-    "a scalar": lambda x: (np.float32(0.3), x),
-    "transposed": lambda x: (x.T, x.T.copy()),
-    "both transposed": lambda x: (x.T, (x + 1).T),
-    "every other": lambda x: (x[:, :-1:2], x[:, 1::2]),
-    "reversed": lambda x: (x[::-1, ::-1], x),
+    "a column": lambda x: (x, x[:, :1]), "a number": lambda x: (x, 0.3), "a scalar": lambda x: (np.float32(0.3), x),
+    "transposed": lambda x: (x.T, x.T.copy()), "both transposed": lambda x: (x.T, (x + 1).T),
+    "every other": lambda x: (x[:, :-1:2], x[:, 1::2]), "reversed": lambda x: (x[::-1, ::-1], x),
     "outer": lambda x: (x.reshape(-1, 1, 1)[:9000], x[:5, :3]),
     "cube": lambda x: (x[:512, :768].reshape(8, 64, 768).transpose(1, 0, 2), x[0, :768]),
     "one dimension": lambda x: (x.reshape(-1), x.reshape(-1)),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -45,16 +45,10 @@ def assert_attention(dy, q, k, v, causal, scale, p=0.0):
 
 @settings(max_examples=100)
 @given(
-    B=st.integers(1, 3),
-    Hkv=st.integers(1, 3),
-    group=st.integers(1, 3),
-    Tq=st.integers(1, 90),
-    Tk=st.integers(1, 90),
-    D=st.integers(1, 70),
-    causal=st.booleans(),
-    dtype=st.sampled_from([np.float32, np.float64]),
+    B=st.integers(1, 3), Hkv=st.integers(1, 3), group=st.integers(1, 3), Tq=st.integers(1, 90), Tk=st.integers(1, 90),
+    D=st.integers(1, 70), causal=st.booleans(), dtype=st.sampled_from([np.float32, np.float64]),
     p=st.sampled_from([0.0, 0.3]),
-)
+)  # fmt: skip
 def test_any_shape(B, Hkv, group, Tq, Tk, D, causal, dtype, p):
     assert_attention(*operands(B, Hkv * group, Hkv, Tq, Tk, D, dtype), causal, D**-0.5, p)
 

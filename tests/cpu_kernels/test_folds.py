@@ -10,14 +10,10 @@ from minigrad import cpu_kernels, plain_kernels
 from minigrad.cpu_kernels import elementwise, layer_norm, rms_norm, softmax
 
 SHAPES = {
-    "rows": ((100, 65), (1,)),
-    "rows of a few": ((2000, 3), (1,)),
-    "all": ((70, 71, 2), (0, 1, 2)),
-    "two axes": ((7, 3, 1000), (1, 2)),
-    "rows of many blocks": ((3, 50_000), (1,)),
-    "nothing to fold": ((5000, 1), (1,)),
-    "in the middle": ((7, 300, 70), (1,)),
-}
+    "rows": ((100, 65), (1,)), "rows of a few": ((2000, 3), (1,)), "all": ((70, 71, 2), (0, 1, 2)),
+    "two axes": ((7, 3, 1000), (1, 2)), "rows of many blocks": ((3, 50_000), (1,)),
+    "nothing to fold": ((5000, 1), (1,)), "in the middle": ((7, 300, 70), (1,)),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["sum", "mean", "max", "min"])

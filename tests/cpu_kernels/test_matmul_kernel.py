@@ -219,11 +219,9 @@ def test_other_vector_widths(cpu, features, vector_bytes):
 
 
 ROWS = [
-    *((rows, 33, 20) for rows in (127, 128, 129, 254, 1023, 1024, 1025)),
-    (1023, 600, 513),
-    (1024, 65, 600),
+    *((rows, 33, 20) for rows in (127, 128, 129, 254, 1023, 1024, 1025)), (1023, 600, 513), (1024, 65, 600),
     (600, 2100, 513),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("rows", "outputs", "inputs"), ROWS)

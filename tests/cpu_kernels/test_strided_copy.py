@@ -12,13 +12,11 @@ from minigrad.cpu_kernels.toolbox.strided_copy import copied, copy_into
 
 RNG = np.random.default_rng(0)
 LAYOUTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "transposed": lambda x: x.T,
-    "rows left out": lambda x: x[1:, ::2],
-    "reversed": lambda x: x[::-1, ::-1],
+    "transposed": lambda x: x.T, "rows left out": lambda x: x[1:, ::2], "reversed": lambda x: x[::-1, ::-1],
     "a column": lambda x: np.broadcast_to(x[:, :1], x.shape),
     "a row, repeated": lambda x: np.broadcast_to(x[:, None], (len(x), 3, x.shape[1])),
     "heads": lambda x: x[:512, :768].reshape(8, 64, 16, 48).transpose(0, 2, 1, 3),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -137,14 +137,13 @@ def test_leading_dimensions_in_any_order():
 
 
 STRAIGHT_DOWN = [
-    ("f4", "numba", ["simt", "epilogue"]),
-    ("f4 thin", "numba", ["simt", "tiles", "epilogue"]),
+    ("f4", "numba", ["simt", "epilogue"]), ("f4 thin", "numba", ["simt", "tiles", "epilogue"]),
     ("f4 divided", "numba", ["simt", "tiles", "epilogue"]),
     ("bfloat16", "numba", ["tensor_core", "tiles", "epilogue"]),
     ("bfloat16 divided", "numba", ["tensor_core", "tiles", "epilogue"]),
     ("bfloat16", "hopper", ["hopper", "tiles", "epilogue"]),
     ("bfloat16 elsewhere", "hopper", ["hopper", "tensor_core", "tiles", "epilogue"]),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("dtype", "engine", "files"), STRAIGHT_DOWN)

@@ -46,14 +46,11 @@ def test_wide_words_where_runs_are_kept(launched):
 
 
 SHAPES = [
-    ((70, 65), (1, 0), "uint8", "padded_8_bits"),
-    ((70, 65), (1, 0), "float16", "padded_16_bits"),
-    ((72, 64), (1, 0), "float16", "wide_16_bits"),
-    ((70, 65), (1, 0), "float32", "padded_32_bits"),
-    ((3, 40, 36), (0, 2, 1), "float32", "wide_32_bits"),
-    ((17, 3, 90), (2, 1, 0), "float64", "padded_64_bits"),
+    ((70, 65), (1, 0), "uint8", "padded_8_bits"), ((70, 65), (1, 0), "float16", "padded_16_bits"),
+    ((72, 64), (1, 0), "float16", "wide_16_bits"), ((70, 65), (1, 0), "float32", "padded_32_bits"),
+    ((3, 40, 36), (0, 2, 1), "float32", "wide_32_bits"), ((17, 3, 90), (2, 1, 0), "float64", "padded_64_bits"),
     ((2, 33, 2, 32), (2, 3, 0, 1), "int32", "padded_32_bits"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("shape", "order", "dtype", "name"), SHAPES)

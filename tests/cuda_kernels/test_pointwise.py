@@ -28,16 +28,10 @@ def draw(*shape, dtype="f4"):
 
 
 LAYOUTS = {
-    "contiguous": lambda x: x,
-    "transposed": lambda x: x.transpose(),
-    "permuted": lambda x: x.transpose(2, 0, 1),
-    "reversed": lambda x: x[::-1, :, ::-1],
-    "steps": lambda x: x[:, ::2, 1::2],
-    "odd place": lambda x: x[..., 1:],
-    "row": lambda x: x[:1, :1],
-    "column": lambda x: x[..., :1],
-    "one": lambda x: x[:1, :1, :1],
-}
+    "contiguous": lambda x: x, "transposed": lambda x: x.transpose(), "permuted": lambda x: x.transpose(2, 0, 1),
+    "reversed": lambda x: x[::-1, :, ::-1], "steps": lambda x: x[:, ::2, 1::2], "odd place": lambda x: x[..., 1:],
+    "row": lambda x: x[:1, :1], "column": lambda x: x[..., :1], "one": lambda x: x[:1, :1, :1],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("second", LAYOUTS)

@@ -56,12 +56,10 @@ def failing():
 FAILED_WRITES = [
     (np.array([1, 65536]), DataError, "token 65536 at position 1 does not fit"),
     ([TOKENS, np.array([3, -1])], DataError, r"token -1 at position 1,001"),
-    (np.array([1.0]), DataError, r"shape \(1,\) of float64"),
-    (np.ones((2, 2), int), DataError, r"shape \(2, 2\)"),
-    (np.array([True]), DataError, "bool"),
-    ([], DataError, "no tokens"),
+    (np.array([1.0]), DataError, r"shape \(1,\) of float64"), (np.ones((2, 2), int), DataError, r"shape \(2, 2\)"),
+    (np.array([True]), DataError, "bool"), ([], DataError, "no tokens"),
     (failing(), RuntimeError, "the source failed"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("tokens", "error", "message"), FAILED_WRITES)

@@ -143,11 +143,10 @@ def running(hand: Hand, path: Path):
 
 
 ENDS = [
-    (1, signal.SIGINT, (130, 130), "got SIGINT"),
-    (1, signal.SIGKILL, (143, -9), "is gone, so the job ends"),
+    (1, signal.SIGINT, (130, 130), "got SIGINT"), (1, signal.SIGKILL, (143, -9), "is gone, so the job ends"),
     (0, signal.SIGTERM, (143, 143), "got SIGTERM"),
     (0, signal.SIGKILL, (-9, 1), "the process of rank 0 is gone, and with it the job"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.long

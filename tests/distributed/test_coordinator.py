@@ -93,18 +93,11 @@ def plan(policy, world=2, batches=48, epochs=3, **options) -> coordinator.Cadenc
 
 @settings(max_examples=150, deadline=None)
 @given(
-    policy=st.sampled_from(list(policies.AveragingPolicy)),
-    backend=st.sampled_from(list(policies.AverageBackend)),
-    world=st.integers(1, 4),
-    batches=st.integers(1, 40),
-    epochs=st.integers(0, 4),
-    progressive=st.booleans(),
-    diff=st.sampled_from([None, 1, 2, 5]),
-    overshoot=st.sampled_from([None, 0, 1]),
-    every=st.sampled_from([None, 1, 2, 3]),
-    anchor=st.integers(1, 12),
-    seed=st.integers(0, 999),
-)
+    policy=st.sampled_from(list(policies.AveragingPolicy)), backend=st.sampled_from(list(policies.AverageBackend)),
+    world=st.integers(1, 4), batches=st.integers(1, 40), epochs=st.integers(0, 4), progressive=st.booleans(),
+    diff=st.sampled_from([None, 1, 2, 5]), overshoot=st.sampled_from([None, 0, 1]),
+    every=st.sampled_from([None, 1, 2, 3]), anchor=st.integers(1, 12), seed=st.integers(0, 999),
+)  # fmt: skip
 def test_data_partition_every_batch_once_and_no_deadlock(
     policy, backend, world, batches, epochs, progressive, diff, overshoot, every, anchor, seed
 ):

@@ -124,10 +124,9 @@ def test_gradients_of_an_earlier_call_stay_as_they_are() -> None:
 
 BAD_COUNTS = [
     ([1], r"weighted_all_reduce: batch_counts len \(1\) != device count \(2\)"),
-    ([0, 0], "weighted_all_reduce: total batch count is 0"),
-    ([2, -1], "expected a finite number >= 0"),
+    ([0, 0], "weighted_all_reduce: total batch count is 0"), ([2, -1], "expected a finite number >= 0"),
     ([2, math.nan], "expected a finite number >= 0"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("counts", "words"), BAD_COUNTS)

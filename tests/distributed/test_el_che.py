@@ -145,12 +145,9 @@ def test_a_refused_report_changes_nothing() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(
-    n=st.integers(2, 6),
-    anchor=st.integers(1, 30),
-    limit=st.none() | st.integers(0, 5),
-    cap=st.integers(1, 60),
+    n=st.integers(2, 6), anchor=st.integers(1, 30), limit=st.none() | st.integers(0, 5), cap=st.integers(1, 60),
     data=st.data(),
-)
+)  # fmt: skip
 def test_counts_stay_in_bounds_whatever_is_measured(n: int, anchor: int, limit: int | None, cap: int, data) -> None:
     cadence = ElChe(n, anchor).with_max_batch_diff(limit).with_max_anchor(cap)
     times = st.lists(TIMES, min_size=n, max_size=n)

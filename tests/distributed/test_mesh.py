@@ -134,12 +134,10 @@ def test_a_gpt2_on_4_and_8_ranks_is_one_process(sizes, shard):
 
 
 MODELS = {
-    "mine": (Mine, (2, 2, 1), ()),
-    "frozen": (partial(gpt2, tied=False, bias=False), (2, 2, 2), ("w", "h.0", "h.1")),
-    "llama": (llama, (2, 2, 2), ("layers.1.mlp.up",)),
-    "layers": (layers, (2, 2, 2), ()),
+    "mine": (Mine, (2, 2, 1), ()), "frozen": (partial(gpt2, tied=False, bias=False), (2, 2, 2), ("w", "h.0", "h.1")),
+    "llama": (llama, (2, 2, 2), ("layers.1.mlp.up",)), "layers": (layers, (2, 2, 2), ()),
     "tied by hand": (tied_by_hand, (2, 1, 2), ()),
-}
+}  # fmt: skip
 
 
 @pytest.mark.long

@@ -21,13 +21,12 @@ def config(size: int = 2, clip: float | None = None, loss: dist.LossKind | None 
 
 
 CASES = [
-    PipelineCase(1, size=3),
-    PipelineCase(2, size=100, clip=0.3),
+    PipelineCase(1, size=3), PipelineCase(2, size=100, clip=0.3),
     PipelineCase(2, size=3, samples=7, loss="weighted_cross_entropy", clip=0.3),
     PipelineCase(3, size=2, samples=7, frozen=("0.weight", "0.bias", "2.bias")),
     PipelineCase(4, size=1, samples=6, loss="cross_entropy", tied=True),
     PipelineCase(4, size=4, samples=5, frozen=("0.weight", "0.bias"), running=True),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -263,14 +263,11 @@ def expected(rank: int, plan: dist.FaultPlan) -> list[np.ndarray]:
         return with_flipped_bit(array, fault.bit) if fault is not None and fault.kind == "flip" else array
 
     return [
-        sum(sent(r, 1) for r in ranks),
-        sent(1, 2) if rank != 1 else contribution(1, 2, 6),
-        np.concatenate([sent(r, 3) for r in ranks]),
-        sum(sent(r, 4) for r in ranks)[2 * rank : 2 * rank + 2],
-        np.concatenate([sent(r, 5)[2 * rank : 2 * rank + 2] for r in ranks]),
-        sent((rank - 1) % n, 7),
+        sum(sent(r, 1) for r in ranks), sent(1, 2) if rank != 1 else contribution(1, 2, 6),
+        np.concatenate([sent(r, 3) for r in ranks]), sum(sent(r, 4) for r in ranks)[2 * rank : 2 * rank + 2],
+        np.concatenate([sent(r, 5)[2 * rank : 2 * rank + 2] for r in ranks]), sent((rank - 1) % n, 7),
         sum(sent(r, 10) for r in range(2)) if rank < 2 else sent(2, 10),
-    ]
+    ]  # fmt: skip
 
 
 def check_schedule(plan: dist.FaultPlan) -> dict[int, str]:

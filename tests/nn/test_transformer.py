@@ -30,11 +30,9 @@ def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray | None)
 CAUSAL = np.tri(T, dtype=bool)
 RNG = np.random.default_rng(0)
 MASKS = {
-    "none": None,
-    "padding": (np.arange(T) < np.array([[T], [3]]))[:, None, None, :],
-    "bool": (RNG.random((B, 1, T, T)) < 0.6) | np.eye(T, dtype=bool),
-    "added": RNG.standard_normal((NH, T, T)),
-}
+    "none": None, "padding": (np.arange(T) < np.array([[T], [3]]))[:, None, None, :],
+    "bool": (RNG.random((B, 1, T, T)) < 0.6) | np.eye(T, dtype=bool), "added": RNG.standard_normal((NH, T, T)),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("is_causal", [True, False])

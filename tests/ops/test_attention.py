@@ -72,18 +72,12 @@ def packed(name, **options):
 
 
 OPS = [
-    packed("packed", is_causal=False),
-    packed("packed_causal", is_causal=True),
-    case("attention", [*SIZES, *NONE]),
-    case("causal", [*SIZES, *NONE], is_causal=True),
-    case("scale", SIZES[1:3], scale=0.3),
-    case("other_values", OTHER_VALUES, is_causal=True),
-    case("grouped", GROUPED, enable_gqa=True),
-    case("grouped_causal", GROUPED, enable_gqa=True, is_causal=True),
-    case("bool_mask", MASKED, MASK),
-    case("added_mask", MASKED, ADDED),
-    case("grouped_bool_mask", GROUPED_MASKED, MASK, enable_gqa=True),
-]
+    packed("packed", is_causal=False), packed("packed_causal", is_causal=True), case("attention", [*SIZES, *NONE]),
+    case("causal", [*SIZES, *NONE], is_causal=True), case("scale", SIZES[1:3], scale=0.3),
+    case("other_values", OTHER_VALUES, is_causal=True), case("grouped", GROUPED, enable_gqa=True),
+    case("grouped_causal", GROUPED, enable_gqa=True, is_causal=True), case("bool_mask", MASKED, MASK),
+    case("added_mask", MASKED, ADDED), case("grouped_bool_mask", GROUPED_MASKED, MASK, enable_gqa=True),
+]  # fmt: skip
 
 
 test_op = every_check(OPS)

@@ -41,9 +41,8 @@ def case(name, shapes, groups, affine):
 OPS = [
     case("plain", [(3, 4), (2, 4, 3), (2, 4, 3, 2), (5, 6, 700)], 2, False),
     case("affine", [(3, 4), (2, 4, 3), (2, 4, 3, 2), (5, 6, 700)], 2, True),
-    case("one_group", [(3, 4), (2, 3, 5)], 1, True),
-    case("instances", [(2, 3, 5), (40, 3, 5)], 3, True),
-]
+    case("one_group", [(3, 4), (2, 3, 5)], 1, True), case("instances", [(2, 3, 5), (40, 3, 5)], 3, True),
+]  # fmt: skip
 
 
 test_op = every_check(OPS)

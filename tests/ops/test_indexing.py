@@ -117,13 +117,10 @@ SHAPES = {
     **{name: [((5,),), ((3, 4),), ((),)] for name in ("sort", "sort_descending", "topk", "argsort")},
 }
 DOMAINS = {
-    "take_along_dim_flat": (distinct(-2, 2), integers(0, 6)),
-    "index_put": (NORMAL, permuted, NORMAL),
-    "index_put_accumulate": (NORMAL, integers(0, 4), NORMAL),
-    "index_copy": (NORMAL, permuted, NORMAL),
-    "index_fill": (NORMAL, integers(-4, 4)),
-    "index_fill_tensor": (NORMAL, permuted, NORMAL),
-}
+    "take_along_dim_flat": (distinct(-2, 2), integers(0, 6)), "index_put": (NORMAL, permuted, NORMAL),
+    "index_put_accumulate": (NORMAL, integers(0, 4), NORMAL), "index_copy": (NORMAL, permuted, NORMAL),
+    "index_fill": (NORMAL, integers(-4, 4)), "index_fill_tensor": (NORMAL, permuted, NORMAL),
+}  # fmt: skip
 OPS = [
     *(same(name, *calls, s := SHAPES[name], DOMAINS.get(name, PLACES[: len(s[0])])) for name, calls in CALLS.items()),
     scattering("scatter", lambda x, i, y: x.scatter(1, i, y), scatter, places),
@@ -170,12 +167,10 @@ def as_index(where, make):
 
 # Integers select before arrays are applied, as in PyTorch; NumPy would move the dimension of the arrays to the front.
 SELECT_FIRST = {
-    "int, slice, array": lambda a: a[0][:, [1, 0, 3]],
-    "array, slice, int": lambda a: a[..., -1][[1, 0, 1], 1:3],
-    "int, None, array": lambda a: a[2][None, [1, 1]],
-    "0-d array, slice, array": lambda a: a[1][:, [0, 0]],
+    "int, slice, array": lambda a: a[0][:, [1, 0, 3]], "array, slice, int": lambda a: a[..., -1][[1, 0, 1], 1:3],
+    "int, None, array": lambda a: a[2][None, [1, 1]], "0-d array, slice, array": lambda a: a[1][:, [0, 0]],
     "int, slice, mask": lambda a: a[1][:, MASK[0, 0]],
-}
+}  # fmt: skip
 
 
 def distinct_positions(name):
