@@ -256,8 +256,12 @@ def _listed(name: str, tensors: Any) -> list[Tensor]:
 
 
 def cat(tensors: Sequence[Tensor], dim: int | None = None, *, axis: int | None = None) -> Tensor:
-    """The tensors one after the other along ``dim`` (or ``axis``; 0); all other sizes must agree."""
+    """The tensors one after the other along ``dim`` (or ``axis``; 0); all other sizes must agree. As in PyTorch, an
+    empty vector fits everything.
+    """
     tensors = _listed("cat", tensors)
+    if (0,) in [t.data.shape for t in tensors] and max(t.ndim for t in tensors) > 1:
+        tensors = [t for t in tensors if t.data.shape != (0,)]
     if not tensors[0].ndim:
         raise bad_value("cat: 0-d tensors cannot be joined; use stack")
     axis = shapes.one_dim(dim, axis, tensors[0].ndim) or 0

@@ -4,7 +4,9 @@ A dtype is NumPy's: ``minigrad.float32`` is ``numpy.dtype("float32")``. NumPy ha
 the one that the package ml_dtypes adds to it, so ``.numpy()`` of such a tensor is an array of that dtype.
 """
 
+import functools
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -92,9 +94,12 @@ def is_floating(dtype: np.dtype[Any]) -> bool:
     return dtype.kind in "fV"
 
 
-def finfo(dtype: np.dtype[Any]) -> Any:
-    """``numpy.finfo`` that knows bfloat16: ``eps``, ``max``, ``min``, ..."""
-    return ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]  # ml_dtypes' has no types
+@functools.cache
+def finfo(dtype: np.dtype[Any]) -> SimpleNamespace:
+    """``numpy.finfo`` that knows bfloat16, with Python's numbers: ``eps``, ``max``, ``min``, ..."""
+    found = ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]  # ml_dtypes' has no types
+    names = ["eps", "max", "min", "tiny", "smallest_normal", "smallest_subnormal", "resolution"]
+    return SimpleNamespace(bits=found.bits, dtype=found.dtype, **{name: float(getattr(found, name)) for name in names})
 
 
 def iinfo(dtype: Any) -> np.iinfo[Any]:

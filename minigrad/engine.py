@@ -223,7 +223,7 @@ def _finish(
         ours = alone and sys.getrefcount(pending[leaf]) == 2
         array = pending.pop(leaf)
         grad = _new(TensorCore.tensor_type)
-        if not (ours and array.flags.c_contiguous):
+        if not (ours and array.flags.c_contiguous and array.flags.writeable):
             array = (kernels if leaf.device is device else leaf.device.kernels).copy(array)
         grad._init(array, leaf.device)
         grads.insert(leaf, grad)

@@ -173,7 +173,8 @@ def autocasting(state: Autocasting | None) -> Iterator[None]:
 
 def autocast_to_float32(function: F, rounded: bool = False, taken: int = 0) -> F:
     """A function of several operations, which float16 and bfloat16 tensors pass in float32, so the result is rounded
-    once, to the dtype of the first; within autocast it stays float32, if it is not to be ``rounded``. The first
+    once, to the dtype of the first. Beside a wider second one, and within autocast, it stays, if it is not to be
+    ``rounded``. The first
     ``taken`` tensors are not cast: for operations whose kernels read them and give float32.
     """
 
@@ -188,7 +189,9 @@ def autocast_to_float32(function: F, rounded: bool = False, taken: int = 0) -> F
         named = {k: a.float() if half(a) else a for k, a in kwargs.items()}
         with autocasting(None) if of_thread.mode.autocast else nullcontext():
             y = function(*wide, **named)
-        return y if not rounded and is_autocast_enabled(x.device.type) else y.to(x.dtype)
+        second = args[0] if args else next(iter(kwargs.values()), None)
+        mixed = isinstance(second, TensorCore) and second.data.dtype.kind == "f" and not half(second)
+        return y if not rounded and (mixed or is_autocast_enabled(x.device.type)) else y.to(x.dtype)
 
     return wrapped  # type: ignore[return-value]  # functools.wraps keeps the signature
 

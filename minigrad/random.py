@@ -31,7 +31,7 @@ class Generator:
 
     def manual_seed(self, seed: int) -> "Generator":
         """Start again from ``seed``; returns the generator."""
-        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**64:
+        if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= int(seed) < 2**64:
             raise bad_value(f"seed {seed!r}: expected an integer in [0, 2**64)")
         if _source.refuse is not None:
             _source.refuse("it sets a random generator's state", "do it before a launch, which reads the state then")

@@ -68,7 +68,7 @@ METHODS = {f for base in mg.Tensor.__mro__[:-2] for f in vars(base).values() if 
 
 def test_help_of_every_method_has_an_example_and_says_what_its_arguments_mean():
     formula = "Softmax: y = e^x / sum(e^x);  dx = y (dy - sum(dy y))."
-    assert f"along ``dim`` (or ``axis``; one must be given), divided by its sum.\n\n{formula}\n\n" in mg.softmax.__doc__
+    assert f"divided by its sum; cast to ``dtype`` first.\n\n{formula}\n\n" in mg.softmax.__doc__
     for f in (*METHODS, *(vars(F)[name] for name in EXAMPLES if name in vars(F) and name != "where")):
         if f.__name__[0] != "_" and f.__name__ not in ("cuda", "pin_memory"):  # which need a GPU
             text, parameters = str(f.__doc__), [*inspect.signature(f).parameters.values()][1:]

@@ -65,15 +65,9 @@ class Store(Closing):
     """
 
     def __init__(
-        self,
-        rank: int,
-        world_size: int,
-        address: str,
-        port: int,
-        *,
-        secret: str | bytes | None = None,
+        self, rank: int, world_size: int, address: str, port: int, *, secret: str | bytes | None = None,
         timeout: float = RENDEZVOUS_TIMEOUT,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._deadline = time.monotonic() + check_seconds("timeout", timeout)
         self._rank, self._world_size, self._timeout = rank, world_size, timeout
         check_int("world_size", world_size, 1, MAX_WORLD)

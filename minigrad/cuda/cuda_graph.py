@@ -292,6 +292,7 @@ def graphed(function: Callable[..., Any], *, max_graphs: int = 8) -> Graphed:
 
     The first call with inputs of some shapes and dtypes runs the function as it is, and so do all calls of plain
     kernels. The second captures it; from then on the inputs are copied into the graph's own tensors and the graph is
-    launched. The ``max_graphs`` graphs used last are kept. Raises TypeError for inputs that are not tensors.
+    launched. What it returns is the graph's own, too, and written over by the next launch: keep ``y.clone()`` or
+    ``y.item()``. The ``max_graphs`` graphs used last are kept. Raises TypeError for inputs that are not tensors.
     """
     return Graphed(function, None, max_graphs)

@@ -280,13 +280,15 @@ class ReduceMethods:
         _floating("logaddexp", self if self.is_floating_point() or not isinstance(y, TensorCore) else y)
         return combine(elementwise.LogAddExp, self, y)
 
-    def softmax(self: Tensor, dim: Axis = None, *, axis: Axis = None) -> Tensor:
-        """exp(self) along ``dim`` (or ``axis``; one must be given), divided by its sum."""
-        return combine(softmax.Softmax, self, axis=shapes.some_dim("softmax", dim, axis, self.ndim))
+    def softmax(self: Tensor, dim: Axis = None, dtype: Any = None, *, axis: Axis = None) -> Tensor:
+        """exp(self) along ``dim`` (or ``axis``; one must be given), divided by its sum; cast to ``dtype`` first."""
+        x = self if dtype is None else self.to(dtype)
+        return combine(softmax.Softmax, x, axis=shapes.some_dim("softmax", dim, axis, self.ndim))
 
-    def log_softmax(self: Tensor, dim: Axis = None, *, axis: Axis = None) -> Tensor:
-        """log(softmax(self)) along ``dim`` (or ``axis``; one must be given), computed without overflow."""
-        return combine(softmax.LogSoftmax, self, axis=shapes.some_dim("log_softmax", dim, axis, self.ndim))
+    def log_softmax(self: Tensor, dim: Axis = None, dtype: Any = None, *, axis: Axis = None) -> Tensor:
+        """log(softmax(self)) along ``dim`` (or ``axis``; one must be given); cast to ``dtype`` first."""
+        x = self if dtype is None else self.to(dtype)
+        return combine(softmax.LogSoftmax, x, axis=shapes.some_dim("log_softmax", dim, axis, self.ndim))
 
 
 def _median_place(k: Any, missing: Any, n: int, middle: int) -> Any:

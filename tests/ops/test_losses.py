@@ -157,6 +157,8 @@ def test_an_empty_batch_and_sums_of_half_floats(device):
         assert loss(x, x, reduction="sum").item() == 0
     x = mg.full((100,), 256.0, dtype=mg.bfloat16, device=device)
     assert F.l1_loss(x, -x / 256, reduction="sum").item() == 25728  # of 257 each, which bfloat16 does not have
+    wide = F.mse_loss(x, x.float() + 1.0625), F.l1_loss(x, target=x.float() + 1), F.kl_div(x, x.float())
+    assert [loss.dtype for loss in (*wide, F.mse_loss(x, x))] == [mg.float32] * 3 + [mg.bfloat16]
 
 
 def test_errors(device):

@@ -79,6 +79,8 @@ def test_params_choose() -> None:
     assert grads[params[0]].data[0] == pytest.approx(0.6, rel=1e-6)
     assert optim.clip_grad_norm(grads, 1.0, [Tensor([1.0]), TensorId(10**15)]) == 0.0
     assert optim.clip_grad_norm(GradStore(), 1.0) == 0.0
+    none = Tensor(np.zeros((0, 4)), requires_grad=True)
+    assert optim.clip_grad_norm((none.sum() + params[0].sum()).backward(), 0.5) == pytest.approx(1)
 
 
 def test_an_array_that_two_gradients_share_is_scaled_once() -> None:

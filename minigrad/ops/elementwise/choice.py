@@ -54,7 +54,7 @@ class MaskedFill(Function):
     """y = value where the mask holds, else x;  dx = dy where the mask does not hold."""
 
     widens = False
-    formula = staticmethod(lambda k, x, mask, value: k.where(mask, value, x))
+    formula: ClassVar[Any] = staticmethod(lambda k, x, mask, value: k.where(mask, value, x))
 
     def forward(self, x: Any, mask: Any, value: float) -> Any:
         self.saved = (mask,)
