@@ -94,9 +94,13 @@ def is_floating(dtype: np.dtype[Any]) -> bool:
     return dtype.kind in "fV"
 
 
-@functools.cache
 def finfo(dtype: np.dtype[Any]) -> SimpleNamespace:
     """``numpy.finfo`` that knows bfloat16, with Python's numbers: ``eps``, ``max``, ``min``, ..."""
+    return _limits(dtype)
+
+
+@functools.cache
+def _limits(dtype: np.dtype[Any]) -> SimpleNamespace:
     found = ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]  # ml_dtypes' has no types
     names = ["eps", "max", "min", "tiny", "smallest_normal", "smallest_subnormal", "resolution"]
     return SimpleNamespace(bits=found.bits, dtype=found.dtype, **{name: float(getattr(found, name)) for name in names})
