@@ -214,7 +214,11 @@ def _folded(fold: int, x: np.ndarray, axes: Any, keepdim: bool, dtype: Any = Non
 
 def _copy(x: np.ndarray, shape: Any) -> np.ndarray:
     """A copy, to which x broadcasts; as a launch where these are noted."""
-    return copied(np.broadcast_to(x, shape), FEW if recording.launches is None else 0)
+    if recording.launches is not None:
+        return copied(np.broadcast_to(x, shape), 0)
+    y = np.empty(shape, x.dtype)
+    y[...] = x
+    return y
 
 
 NAMES = "sum sum_of_squares nansum distances squared_distances powers prod max min".split()

@@ -266,8 +266,10 @@ class IndexingMethods:
         """
         w, k, last = self.detach() if self.is_floating_point() else self.double(), self.device.kernels, self.ndim - 1
         if good := last >= 0 and w.shape[-1] > 0:  # divided by the largest, so that no sum overflows or is subnormal
-            edges = k.reduce.cumsum(k.elementwise.fused(_parts, dtypes.float64, w.data, w.amax(-1, True).data), last)
-            good = not w.numel() or bool((w.amin() >= 0) & (self.wrap(edges[..., -1:], w.device) >= 1).all())
+            top = k.reduce.max(w.data, (last,), True)
+            edges = k.reduce.cumsum(k.elementwise.fused(_parts, dtypes.float64, w.data, top), last)
+            least = [k.reduce.min(x, tuple(range(w.ndim)), False) for x in (w.data, edges[..., -1:]) if w.numel()]
+            good = all(k.to_host(x) >= n for x, n in zip(least, (0, 1)))
         if not good:
             raise bad_value("multinomial: weights must be finite, non-negative, and not all zero in a row")
         expect(num_samples >= 0, "multinomial: num_samples", num_samples, "0 or more")

@@ -55,15 +55,9 @@ class DataParallelTrainer(KindTrainer):
     """
 
     def __init__(
-        self,
-        config: TrainerConfig,
-        replicas: Iterable[ReplicaProtocol] = (),
-        *,
-        model: Module,
-        schedule: LrSchedule | None = None,
-        timeout: float = REPLY_TIMEOUT,
-        seed: int = 0,
-    ) -> None:
+        self, config: TrainerConfig, replicas: Iterable[ReplicaProtocol] = (), *, model: Module,
+        schedule: LrSchedule | None = None, timeout: float = REPLY_TIMEOUT, seed: int = 0,
+    ) -> None:  # fmt: skip
         super().__init__(config, model, schedule)
         self.model: Module = model
         self.timeout: float = check_seconds("timeout", timeout)
