@@ -260,8 +260,10 @@ def cat(tensors: Sequence[Tensor], dim: int | None = None, *, axis: int | None =
     empty vector fits everything.
     """
     tensors = _listed("cat", tensors)
-    if (0,) in [t.data.shape for t in tensors] and max(t.ndim for t in tensors) > 1:
-        tensors = [t for t in tensors if t.data.shape != (0,)]
+    if (0,) in [t.data.shape for t in tensors]:
+        like = max([t.data.shape for t in tensors], key=len)
+        at = shapes.one_dim(dim, axis, len(like)) or 0
+        tensors = [t.reshape(*like[:at], 0, *like[at + 1 :]) if t.data.shape == (0,) else t for t in tensors]
     if not tensors[0].ndim:
         raise bad_value("cat: 0-d tensors cannot be joined; use stack")
     axis = shapes.one_dim(dim, axis, tensors[0].ndim) or 0

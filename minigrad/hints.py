@@ -221,9 +221,9 @@ def explained(error: BaseException | None, ours: Any = False) -> str | None:
     """What to say of an error of Python's own: about an argument under PyTorch's name, of a function that is ``ours``
     or of which no other has the name, or an attribute that an array or an object of ours has not, or no tensor."""
     if isinstance(error, AttributeError) and (error.obj is not None or str(error).startswith("'NoneType'")):
-        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        raised_in = [f.f_globals.get("__name__", "") for f, _ in traceback.walk_tb(error.__traceback__)][-1:]
         of_tensors = hasattr(sys.modules["minigrad.tensor"].Tensor, str(error.name))
-        if of_tensors and frame.f_globals["__name__"].startswith("minigrad."):
+        if of_tensors and "".join(raised_in).startswith("minigrad."):
             return f"expected a tensor, not {type(error.obj).__name__}; make one with minigrad.tensor(...)"
         kinds = [kind.__name__ for kind in (error.obj if isinstance(error.obj, type) else type(error.obj)).__mro__]
         if kinds[0] == "ndarray" and of_tensors:

@@ -178,7 +178,7 @@ def linear(x: Tensor, weight: Tensor, bias: Weight = None, *, residual: Tensor |
     """
     _check_linear("linear", x, weight, bias)
     if residual is None:
-        return combine_three(linear_ops.Linear, x, weight, bias)
+        return linear_ops.Linear.apply(x, weight) if bias is None else linear_ops.Linear.apply(x, weight, bias)
     if not _added(residual, x, weight):
         return residual + linear(x, weight, bias)
     return linear_ops.Linear.apply(x, weight, bias, residual)

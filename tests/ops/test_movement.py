@@ -149,7 +149,9 @@ def test_cat_and_stack_promote(device):
 def test_the_same_tensor_twice(device):
     x = mg.tensor([1.0, 2.0], device=device, requires_grad=True)
     w = mg.tensor([1.0, 2.0, 3.0, 4.0], device=device)
-    assert mg.cat([mg.tensor([], device=device), w.reshape(2, 2)]).shape == (2, 2)  # what is collected begins so
+    none = mg.tensor([], device=device, requires_grad=True)  # what is collected begins so
+    y = mg.cat([none, w.reshape(2, 2).long()], 1)
+    assert (y.shape, y.dtype, y.sum().backward()[none].shape) == ((2, 2), mg.float32, (0,))
     assert (mg.cat([x, x]) * w).sum().backward()[x].tolist() == [4, 6]
 
 

@@ -41,6 +41,8 @@ test_op = every_check(OPS)
 
 def test_integers_count_as_floats(device):
     assert mg.tensor([1, 1], device=device).softmax(0).tolist() == [0.5, 0.5]
+    half = mg.tensor([1.0, 2.0], dtype="float16", device=device)
+    assert half.softmax(0, mg.float32).equal(half.float().softmax(0)) and half.log_softmax(0, "float64").dtype == "d"
 
 
 def test_a_dimension_that_is_not_there(device):
